@@ -1,0 +1,3 @@
+//! From a user's files to tokens.
+
+pub mod tokenizer;

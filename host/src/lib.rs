@@ -1,0 +1,3 @@
+//! Everything of capful that touches a file, a thread or a GPU.
+
+pub mod data;

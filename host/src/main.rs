@@ -1,0 +1,3 @@
+//! The command `host`.
+
+fn main() {}

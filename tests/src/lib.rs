@@ -1,0 +1,1 @@
+//! Oracles and helpers shared by the tests of capful.
