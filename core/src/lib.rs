@@ -1,8 +1,23 @@
 //! The mathematics and the memory accounting of capful.
 //!
 //! No standard library, no allocator, no unsafe code: every function works on storage that its caller owns.
+//!
+//! From the bottom up:
+//! - [`memory`]: regions of one arena, and the ledger that lays them;
+//! - [`device`]: what an operation is, and the two devices that run every one of them, `Reference` and `Meter`;
+//! - [`ops`]: the operations, a file each, with their definition in plain loops;
+//! - [`model`]: a family's regions and its step, written once for all devices;
+//! - [`train`]: the numbers that change from step to step;
+//! - [`generate`]: choosing the next token;
+//! - [`random`]: numbers that are a function of (seed, stream, index).
 #![no_std]
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod device;
+pub mod generate;
+pub mod memory;
+pub mod model;
+pub mod ops;
 pub mod random;
+pub mod train;

@@ -1,0 +1,72 @@
+//! Runs a step without arithmetic: checks it and counts what it costs.
+
+use super::{Access, Operation, OperationError, Run, Scratch};
+use crate::memory::Region;
+
+/// The speeds that a roofline is drawn from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// Floating-point operations a second that matrix products reach.
+    pub flops_per_s: f64,
+    /// Bytes a second that a copy reads and writes.
+    pub bytes_per_s: f64,
+}
+
+/// Counts floating-point operations, bytes and scratch of the operations it is given.
+#[derive(Debug)]
+pub struct Meter<'p, P> {
+    profile: &'p P,
+    rates: Rates,
+    /// Operations run.
+    pub operations: u64,
+    /// Floating-point operations of the products.
+    pub flops: u64,
+    /// Operand bytes, each read or written once: the least traffic.
+    pub bytes: u64,
+    /// The most scratch that one operation wants, in bytes.
+    pub scratch: u64,
+    /// Seconds on the roofline: for each operation the longer of its arithmetic and its traffic.
+    pub seconds: f64,
+}
+
+impl<'p, P> Meter<'p, P> {
+    /// A meter that starts at zero.
+    pub fn new(profile: &'p P, rates: Rates) -> Self {
+        Self { profile, rates, operations: 0, flops: 0, bytes: 0, scratch: 0, seconds: 0.0 }
+    }
+}
+
+/// The most operands that an operation may have.
+const OPERANDS: usize = 24;
+
+/// Bytes of traffic that `operation` cannot avoid; checks on the way that nothing written is also used elsewhere.
+fn traffic<O: Operation>(operation: &O) -> Result<u64, OperationError> {
+    let mut seen = heapless::Vec::<(Region, Access), OPERANDS>::new();
+    let mut room = true;
+    operation.operands(&mut |region, access| room &= seen.push((region, access)).is_ok());
+    operation.expect(room, "(too many operands)")?;
+    let mut bytes = 0;
+    for (i, (region, access)) in seen.iter().enumerate() {
+        for (other, theirs) in &seen[..i] {
+            let both_read = *access == Access::Read && *theirs == Access::Read;
+            if !both_read && region.overlaps(other) {
+                return Err(OperationError::Overlap { operation: O::NAME });
+            }
+        }
+        bytes += region.bytes() * if *access == Access::Update { 2 } else { 1 };
+    }
+    Ok(bytes)
+}
+
+impl<O: Operation, P: Scratch<O>> Run<O> for Meter<'_, P> {
+    fn run(&mut self, operation: O) -> Result<(), OperationError> {
+        operation.validate()?;
+        let (flops, bytes) = (operation.flops(), traffic(&operation)?);
+        self.operations += 1;
+        self.flops += flops;
+        self.bytes += bytes;
+        self.scratch = self.scratch.max(self.profile.scratch(&operation));
+        self.seconds += (flops as f64 / self.rates.flops_per_s).max(bytes as f64 / self.rates.bytes_per_s);
+        Ok(())
+    }
+}

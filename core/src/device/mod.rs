@@ -1,0 +1,142 @@
+//! The contract between a step and what runs it.
+//!
+//! A step is ordinary code over [`Run`]: it names operations one after the other. [`Reference`] computes them in
+//! plain f32 loops, [`Meter`] only counts them, and a host's devices run them fast.
+
+mod meter;
+mod reference;
+
+pub use meter::{Meter, Rates};
+pub use reference::Reference;
+
+use crate::memory::{ArenaError, Dtype, Region, Role};
+
+/// What a device and a precision imply for memory. Plain data: a plan needs no device and no driver.
+pub trait Profile {
+    /// The element type of regions of this role.
+    fn dtype(&self, role: Role) -> Dtype;
+
+    /// Whether the optimizer keeps f32 masters beside the weights.
+    fn masters(&self) -> bool {
+        self.dtype(Role::Weight) != Dtype::F32
+    }
+}
+
+/// How many bytes of scratch a device wants while it runs `operation`. One region serves the largest.
+pub trait Scratch<O: Operation> {
+    /// Bytes.
+    fn scratch(&self, operation: &O) -> u64;
+}
+
+/// Single precision everywhere, no scratch: the profile of [`Reference`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Single;
+
+impl Profile for Single {
+    fn dtype(&self, role: Role) -> Dtype {
+        match role {
+            Role::Batch => Dtype::U32,
+            _ => Dtype::F32,
+        }
+    }
+}
+
+impl<O: Operation> Scratch<O> for Single {
+    fn scratch(&self, _: &O) -> u64 {
+        0
+    }
+}
+
+/// How an operation uses an operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Only read.
+    Read,
+    /// Written whole, whatever was there before.
+    Write,
+    /// Read and written.
+    Update,
+}
+
+/// Why an operation could not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OperationError {
+    /// An operand could not be carved.
+    Arena(ArenaError),
+    /// Operands' shapes do not belong together.
+    Shape {
+        /// The operation.
+        operation: &'static str,
+        /// The operand.
+        operand: &'static str,
+    },
+    /// Two operands share bytes and one of them is written.
+    Overlap {
+        /// The operation.
+        operation: &'static str,
+    },
+    /// The device failed; it keeps the details.
+    Device,
+}
+
+impl core::fmt::Display for OperationError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            OperationError::Arena(e) => e.fmt(f),
+            OperationError::Shape { operation, operand } => {
+                write!(f, "{operation}: the shape of {operand} does not fit the other operands")
+            }
+            OperationError::Overlap { operation } => write!(f, "{operation}: two operands share bytes"),
+            OperationError::Device => f.write_str("the device failed"),
+        }
+    }
+}
+
+impl core::error::Error for OperationError {}
+
+impl From<ArenaError> for OperationError {
+    fn from(error: ArenaError) -> Self {
+        OperationError::Arena(error)
+    }
+}
+
+/// A piece of a step: operands and shapes, never values that change from step to step.
+pub trait Operation: Copy {
+    /// The name, as in the file of `ops` that defines it.
+    const NAME: &'static str;
+
+    /// Shows every operand and how it is used. Operands are disjoint, or both only read.
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access));
+
+    /// Whether the operands' shapes belong together; asked once, when the step is planned.
+    ///
+    /// # Errors
+    /// [`OperationError::Shape`] with the operand that does not fit.
+    fn validate(&self) -> Result<(), OperationError>;
+
+    /// Floating-point operations, a multiply-add counted as two; products only, element-wise work is left out.
+    fn flops(&self) -> u64;
+
+    /// The definition, in f32 and in a fixed order of summation.
+    ///
+    /// # Errors
+    /// An operand that cannot be carved.
+    fn reference(&self, arena: &mut crate::memory::Arena<'_>) -> Result<(), OperationError>;
+
+    /// `Ok` if `fits`, else the error that names `operand`.
+    ///
+    /// # Errors
+    /// [`OperationError::Shape`].
+    fn expect(&self, fits: bool, operand: &'static str) -> Result<(), OperationError> {
+        if fits { Ok(()) } else { Err(OperationError::Shape { operation: Self::NAME, operand }) }
+    }
+}
+
+/// Something that runs operations of one kind.
+pub trait Run<O: Operation> {
+    /// Runs `operation`, or queues it behind those before it.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    fn run(&mut self, operation: O) -> Result<(), OperationError>;
+}

@@ -1,0 +1,5 @@
+//! Choosing the next token from its logits.
+
+mod sampler;
+
+pub use sampler::Sampler;

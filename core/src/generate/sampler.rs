@@ -1,0 +1,135 @@
+//! Temperature, top-k, top-p and repetition penalty, in storage that the caller owns.
+
+use crate::random::Random;
+
+/// How the next token is chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampler {
+    /// Logits are divided by this; 0 takes the most likely token.
+    pub temperature: f32,
+    /// Only this many of the most likely tokens; 0 for all.
+    pub top_k: u32,
+    /// Only the most likely tokens that together reach this probability; 1 for all.
+    pub top_p: f32,
+    /// Tokens of the history have their logit divided by this where positive, multiplied where negative
+    /// (Keskar et al. 2019); 1 for none.
+    pub repetition_penalty: f32,
+}
+
+impl Sampler {
+    /// Chooses a token. `logits` [vocabulary] are changed; `order` [vocabulary] is scratch; `history` are the ids
+    /// to penalise; number `index` of `random` decides. Ties go to the lower id. No finite logit gives id 0.
+    pub fn sample(&self, logits: &mut [f32], order: &mut [u32], history: &[u32], random: &Random, index: u64) -> u32 {
+        self.penalise(logits, history);
+        for (i, o) in order.iter_mut().enumerate() {
+            *o = i as u32;
+        }
+        let order = &mut order[..logits.len()];
+        let more_likely = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then_with(|| a.cmp(b));
+        if self.temperature <= 0.0 {
+            return order.iter().copied().min_by(more_likely).unwrap_or(0);
+        }
+        let mut kept = if self.top_k == 0 { order.len() } else { order.len().min(self.top_k as usize) };
+        if kept < order.len() {
+            order.select_nth_unstable_by(kept, more_likely);
+        }
+        let order = &mut order[..kept];
+        order.sort_unstable_by(more_likely);
+        let Some(&best) = order.first() else { return 0 };
+        let largest = logits[best as usize];
+        let weight = |id: u32| f64::from(libm::expf((logits[id as usize] - largest) / self.temperature));
+        let mut total: f64 = order.iter().map(|&id| weight(id)).sum();
+        if self.top_p < 1.0 {
+            let limit = total * f64::from(self.top_p);
+            let mut reached = 0.0;
+            kept = 0;
+            while kept < order.len() && reached < limit {
+                reached += weight(order[kept]);
+                kept += 1;
+            }
+            (kept, total) = if kept == 0 { (1, weight(best)) } else { (kept, reached) };
+        }
+        let mut left = random.uniform(index) * total;
+        for &id in &order[..kept] {
+            left -= weight(id);
+            if left < 0.0 {
+                return id;
+            }
+        }
+        // Rounding can leave a crumb: it belongs to the last token kept.
+        order[kept - 1]
+    }
+
+    fn penalise(&self, logits: &mut [f32], history: &[u32]) {
+        if self.repetition_penalty == 1.0 {
+            return;
+        }
+        for (i, &id) in history.iter().enumerate() {
+            // Once an id, however often it occurred.
+            if history[..i].contains(&id) {
+                continue;
+            }
+            if let Some(z) = logits.get_mut(id as usize) {
+                *z = if *z > 0.0 { *z / self.repetition_penalty } else { *z * self.repetition_penalty };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Sampler = Sampler { temperature: 1.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0 };
+    const LOGITS: [f32; 5] = [0.5, 2.0, -1.0, 1.0, 0.0];
+
+    fn shares(sampler: Sampler, history: &[u32]) -> [f64; 5] {
+        let mut counts = [0.0; 5];
+        let random = Random::new(5, 0);
+        for i in 0..40_000 {
+            counts[sampler.sample(&mut LOGITS.clone(), &mut [0; 5], history, &random, i) as usize] += 1.0 / 40_000.0;
+        }
+        counts
+    }
+
+    fn softmax(logits: [f64; 5]) -> [f64; 5] {
+        let total: f64 = logits.iter().map(|z| libm::exp(*z)).sum();
+        logits.map(|z| libm::exp(z) / total)
+    }
+
+    fn assert_close(found: [f64; 5], expected: [f64; 5]) {
+        for (f, e) in found.iter().zip(expected) {
+            // Four standard errors of a share.
+            assert!((f - e).abs() <= 4.0 * libm::sqrt(0.25 / 40_000.0), "{found:?} against {expected:?}");
+        }
+    }
+
+    #[test]
+    fn shares_follow_the_softmax_at_its_temperature() {
+        assert_close(shares(PLAIN, &[]), softmax(LOGITS.map(f64::from)));
+        assert_close(shares(Sampler { temperature: 0.5, ..PLAIN }, &[]), softmax(LOGITS.map(|z| f64::from(z) / 0.5)));
+    }
+
+    #[test]
+    fn top_k_and_top_p_keep_the_most_likely() {
+        const NONE: f64 = f64::NEG_INFINITY;
+        assert_close(shares(Sampler { top_k: 2, ..PLAIN }, &[]), softmax([NONE, 2.0, NONE, 1.0, NONE]));
+        // The first has .53, the first two .73, the first three .85.
+        assert_close(shares(Sampler { top_p: 0.8, ..PLAIN }, &[]), softmax([0.5, 2.0, NONE, 1.0, NONE]));
+        assert_close(shares(Sampler { top_p: 0.0, ..PLAIN }, &[]), [0.0, 1.0, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn the_penalty_falls_once_on_each_id_of_the_history() {
+        let expected = softmax([0.5, 2.0 / 1.5, -1.5, 1.0, 0.0]);
+        assert_close(shares(Sampler { repetition_penalty: 1.5, ..PLAIN }, &[1, 2, 1]), expected);
+    }
+
+    #[test]
+    fn a_temperature_of_zero_takes_the_most_likely_and_the_lower_of_two() {
+        let greedy = Sampler { temperature: 0.0, ..PLAIN };
+        let random = Random::new(0, 0);
+        assert_eq!(greedy.sample(&mut LOGITS.clone(), &mut [0; 5], &[], &random, 0), 1);
+        assert_eq!(greedy.sample(&mut [1.0, 3.0, 3.0], &mut [0; 3], &[], &random, 0), 1);
+    }
+}

@@ -1,0 +1,224 @@
+//! The ledger: the one description of a run's memory that planner, allocator, initialiser, checkpoint and step share.
+
+use super::region::{Dtype, Region, Space, Stacked};
+
+/// What a region is for. Decides its type, whether it is saved, and how it is initialised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// A parameter as the products read it.
+    Weight,
+    /// The f32 copy of a parameter that is kept in fewer bits.
+    Master,
+    /// The gradient of a parameter.
+    Gradient,
+    /// An optimizer moment.
+    Moment,
+    /// A table made once at start-up and only read afterwards.
+    Constant,
+    /// Values written before a step or read after it.
+    Control,
+    /// Tokens and targets of a batch.
+    Batch,
+    /// Activations kept from the forward pass for the backward pass.
+    Saved,
+    /// Scratch that no later operation relies on.
+    Work,
+}
+
+impl Role {
+    /// The name used in ledgers.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Role::Weight => "weight",
+            Role::Master => "master",
+            Role::Gradient => "gradient",
+            Role::Moment => "moment",
+            Role::Constant => "constant",
+            Role::Control => "control",
+            Role::Batch => "batch",
+            Role::Saved => "saved",
+            Role::Work => "work",
+        }
+    }
+}
+
+/// How a region's first values are made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Init {
+    /// All zero: what fresh storage holds.
+    Zero,
+    /// All one.
+    One,
+    /// Independent normal numbers of mean 0 and this standard deviation.
+    Normal(f32),
+    /// Cosine and sine of position / base^(2 j / dims), pairs (cos, sin): shape [positions, dims / 2, 2].
+    Rotary {
+        /// The base of the geometric sequence of wavelengths.
+        base: f32,
+    },
+}
+
+/// What is asked of the ledger: a name and a shape, before it has a place.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Slot {
+    /// Put before the name in files: empty for weights, `first_moment.` and the like for what belongs to them.
+    pub prefix: &'static str,
+    /// The name; a `*` in it stands for the layer's number.
+    pub name: &'static str,
+    /// What the region is for.
+    pub role: Role,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Row-major shape of one layer's region.
+    pub shape: [u32; 4],
+    /// How many such regions are laid one after the other.
+    pub layers: u32,
+    /// How the first values are made.
+    pub init: Init,
+}
+
+impl Slot {
+    /// A slot without prefix, of one layer, that begins as zeros.
+    pub const fn new(name: &'static str, role: Role, dtype: Dtype, shape: [u32; 4]) -> Slot {
+        Slot { prefix: "", name, role, dtype, shape, layers: 1, init: Init::Zero }
+    }
+
+    /// The same slot, once a layer.
+    pub const fn layers(self, layers: u32) -> Slot {
+        Slot { layers, ..self }
+    }
+}
+
+/// A slot that has its place.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// What was asked for.
+    pub slot: Slot,
+    /// Where it lies.
+    pub place: Stacked,
+    /// Bytes of the elements, over all layers.
+    pub bytes: u64,
+    /// Bytes that alignment adds, over all layers.
+    pub padding: u64,
+}
+
+/// Lays regions one after the other. A family describes its memory to this and to nothing else.
+pub trait Ledger {
+    /// Gives `slot` its place.
+    fn region(&mut self, slot: Slot) -> Stacked;
+
+    /// The offset at which the next region will lie.
+    fn mark(&self) -> u64;
+
+    /// Goes back to `mark`: what is laid from here on shares bytes with what was laid since.
+    fn rewind(&mut self, mark: u64);
+}
+
+/// The ledger's arithmetic: places slots, keeps the high water, shows each entry to a visitor.
+pub struct Layout<'v> {
+    visit: &'v mut dyn FnMut(&Entry),
+    offset: u64,
+    high: u64,
+}
+
+impl<'v> Layout<'v> {
+    /// Every region begins on a line of this many bytes.
+    pub const ALIGNMENT: u64 = 256;
+    /// Every region is padded to a multiple of this many elements, so that a parameter's weight, gradient and
+    /// moments lie at the same element offsets whatever their types, and one optimizer call covers a range.
+    pub const GRAIN: u64 = 128;
+
+    /// A layout that begins at offset 0 and shows each entry to `visit`.
+    pub fn new(visit: &'v mut dyn FnMut(&Entry)) -> Self {
+        Self { visit, offset: 0, high: 0 }
+    }
+
+    /// The most bytes that were in use at once: the size of the arena.
+    pub fn high_water(&self) -> u64 {
+        self.high
+    }
+}
+
+impl Ledger for Layout<'_> {
+    fn region(&mut self, slot: Slot) -> Stacked {
+        let first = Region { space: Space::Arena, dtype: slot.dtype, offset: self.offset, shape: slot.shape };
+        let padded = first.elements().next_multiple_of(Self::GRAIN) * slot.dtype.size();
+        let padded = padded.next_multiple_of(Self::ALIGNMENT);
+        let layers = u64::from(slot.layers);
+        self.offset += padded * layers;
+        self.high = self.high.max(self.offset);
+        let place = Stacked { first, stride: if layers > 1 { padded } else { 0 } };
+        let bytes = first.bytes() * layers;
+        (self.visit)(&Entry { slot, place, bytes, padding: padded * layers - bytes });
+        place
+    }
+
+    fn mark(&self) -> u64 {
+        self.offset
+    }
+
+    fn rewind(&mut self, mark: u64) {
+        self.offset = mark;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    #[test]
+    fn regions_are_aligned_disjoint_and_sum_to_the_high_water() {
+        let random = Random::new(3, 0);
+        let mut seen = heapless::Vec::<Entry, 64>::new();
+        let mut visit = |e: &Entry| seen.push(*e).expect("room for 64");
+        let mut layout = Layout::new(&mut visit);
+        for i in 0..60 {
+            let dtype = [Dtype::F32, Dtype::Bf16, Dtype::U32][random.below(4 * i, 3) as usize];
+            let shape = [1, 1, 1 + random.below(4 * i + 1, 9) as u32, 1 + random.below(4 * i + 2, 99) as u32];
+            let layers = 1 + random.below(4 * i + 3, 4) as u32;
+            layout.region(Slot::new("r", Role::Work, dtype, shape).layers(layers));
+        }
+        let total = layout.high_water();
+        assert_eq!(seen.iter().map(|e| e.bytes + e.padding).sum::<u64>(), total);
+        let mut end = 0;
+        for e in &seen {
+            for layer in 0..e.slot.layers {
+                let region = e.place.at(layer);
+                assert_eq!(region.offset % Layout::ALIGNMENT, 0);
+                assert!(region.offset >= end, "{region:?} begins before {end}");
+                end = region.end();
+            }
+        }
+        assert!(end <= total);
+    }
+
+    #[test]
+    fn overlays_share_bytes_and_the_high_water_is_the_larger() {
+        let mut visit = |_: &Entry| {};
+        let mut layout = Layout::new(&mut visit);
+        layout.region(Slot::new("kept", Role::Weight, Dtype::F32, [1, 1, 1, 128]));
+        let mark = layout.mark();
+        let a = layout.region(Slot::new("a", Role::Work, Dtype::F32, [1, 1, 4, 128]));
+        layout.rewind(mark);
+        let b = layout.region(Slot::new("b", Role::Work, Dtype::F32, [1, 1, 2, 128]));
+        assert_eq!(a.first.offset, b.first.offset);
+        assert_eq!(layout.high_water(), 5 * 512);
+    }
+
+    #[test]
+    fn types_of_different_size_keep_the_same_element_offsets() {
+        let mut visit = |_: &Entry| {};
+        let mut layout = Layout::new(&mut visit);
+        let mut lay = |dtype| {
+            let start = layout.mark();
+            let mut offsets = [0; 3];
+            for (i, columns) in [5, 130, 999].into_iter().enumerate() {
+                let r = layout.region(Slot::new("w", Role::Weight, dtype, [1, 1, 1, columns]));
+                offsets[i] = (r.first.offset - start) / dtype.size();
+            }
+            offsets
+        };
+        assert_eq!(lay(Dtype::F32), lay(Dtype::Bf16));
+    }
+}

@@ -1,0 +1,11 @@
+//! Where every byte of a run lives: regions, the ledger that lays them, the arena that carves them, the budget.
+
+mod arena;
+mod budget;
+mod ledger;
+mod region;
+
+pub use arena::{Arena, ArenaError, View};
+pub use budget::{Budget, Excess};
+pub use ledger::{Entry, Init, Layout, Ledger, Role, Slot};
+pub use region::{Dtype, Region, Space, Stacked};

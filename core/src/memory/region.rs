@@ -1,0 +1,150 @@
+//! A region: a typed, shaped piece of the one arena, known by its offset.
+
+/// The element type of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// IEEE 754 single precision, 4 bytes.
+    F32,
+    /// The upper half of an f32, 2 bytes.
+    Bf16,
+    /// Unsigned 32-bit integer, 4 bytes: token ids and counters.
+    U32,
+}
+
+impl Dtype {
+    /// Bytes an element.
+    pub const fn size(self) -> u64 {
+        match self {
+            Dtype::F32 | Dtype::U32 => 4,
+            Dtype::Bf16 => 2,
+        }
+    }
+
+    /// The name used in ledgers and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::F32 => "f32",
+            Dtype::Bf16 => "bf16",
+            Dtype::U32 => "u32",
+        }
+    }
+}
+
+/// Which storage a region's offset counts in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Space {
+    /// The arena: read and written.
+    Arena,
+    /// A read-only image: weights in flash or in a mapped file.
+    Image,
+}
+
+/// A typed, shaped piece of storage. Plain data: it names memory, it does not hold it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Region {
+    /// The storage that `offset` counts in.
+    pub space: Space,
+    /// Element type.
+    pub dtype: Dtype,
+    /// First byte, from the start of the storage.
+    pub offset: u64,
+    /// Row-major shape; unused leading dimensions are 1.
+    pub shape: [u32; 4],
+}
+
+impl Region {
+    /// Elements in the region.
+    pub const fn elements(&self) -> u64 {
+        self.shape[0] as u64 * self.shape[1] as u64 * self.shape[2] as u64 * self.shape[3] as u64
+    }
+
+    /// Bytes that the elements take, padding not counted.
+    pub const fn bytes(&self) -> u64 {
+        self.elements() * self.dtype.size()
+    }
+
+    /// One past the last byte.
+    pub const fn end(&self) -> u64 {
+        self.offset + self.bytes()
+    }
+
+    /// Columns: the last dimension.
+    pub const fn columns(&self) -> u32 {
+        self.shape[3]
+    }
+
+    /// Rows: the product of all dimensions but the last.
+    pub const fn rows(&self) -> u32 {
+        self.shape[0] * self.shape[1] * self.shape[2]
+    }
+
+    /// `count` rows from row `first` on, as a region of its own. Out of range is found when the view is used.
+    pub const fn slice_rows(&self, first: u32, count: u32) -> Region {
+        Region {
+            offset: self.offset + first as u64 * self.columns() as u64 * self.dtype.size(),
+            shape: [1, 1, count, self.columns()],
+            ..*self
+        }
+    }
+
+    /// The first elements of the region seen in another shape: scratch that serves two purposes in turn.
+    pub const fn reshaped(&self, shape: [u32; 4]) -> Region {
+        Region { shape, ..*self }
+    }
+
+    /// Whether two regions share a byte.
+    pub fn overlaps(&self, other: &Region) -> bool {
+        self.space == other.space && self.offset < other.end() && other.offset < self.end()
+    }
+}
+
+/// One region a layer: a first one and a stride. A stride of 0 is one slot that every layer rebuilds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stacked {
+    /// The region of layer 0.
+    pub first: Region,
+    /// Bytes from a layer's region to the next one's.
+    pub stride: u64,
+}
+
+impl Stacked {
+    /// The region of `layer`.
+    pub const fn at(&self, layer: u32) -> Region {
+        Region { offset: self.first.offset + self.stride * layer as u64, ..self.first }
+    }
+
+    /// Whether every layer uses the same bytes.
+    pub const fn is_shared(&self) -> bool {
+        self.stride == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn region(offset: u64, rows: u32, columns: u32) -> Region {
+        Region { space: Space::Arena, dtype: Dtype::F32, offset, shape: [1, 1, rows, columns] }
+    }
+
+    #[test]
+    fn rows_are_sliced_where_they_lie() {
+        let r = region(256, 6, 5).slice_rows(2, 3);
+        assert_eq!((r.offset, r.bytes(), r.end()), (256 + 2 * 5 * 4, 60, 256 + 5 * 5 * 4));
+    }
+
+    #[test]
+    fn touching_regions_do_not_overlap_and_shared_bytes_do() {
+        assert!(!region(0, 1, 64).overlaps(&region(256, 1, 64)));
+        assert!(region(0, 1, 65).overlaps(&region(256, 1, 64)));
+        let image = Region { space: Space::Image, ..region(0, 1, 64) };
+        assert!(!image.overlaps(&region(0, 1, 64)));
+    }
+
+    #[test]
+    fn a_stride_of_zero_is_one_slot_for_all_layers() {
+        let stacked = Stacked { first: region(512, 2, 2), stride: 0 };
+        assert_eq!(stacked.at(0), stacked.at(7));
+        assert_eq!(Stacked { stride: 1024, ..stacked }.at(3).offset, 512 + 3 * 1024);
+    }
+}

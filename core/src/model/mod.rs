@@ -1,0 +1,7 @@
+//! Model families: a configuration, its regions, and its step, written once for every device.
+
+mod pythia;
+mod stage;
+
+pub use pythia::{Decoding, Evaluation, Parameters, Pythia, PythiaDevice, State, Training};
+pub use stage::{Batch, Control, Family, ModelError, Optimizer, Recompute, Stage, Steps};

@@ -1,0 +1,252 @@
+//! What every family has in common: the shape of a step, and how a host drives it.
+
+use crate::device::{OperationError, Profile};
+use crate::memory::{Dtype, Ledger, Region, Role, Slot};
+use crate::ops::Pattern;
+use crate::train::{results, settings};
+
+/// How much of the forward pass is kept for the backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recompute {
+    /// Everything is kept.
+    None,
+    /// Norm outputs and GELU outputs are computed again: element-wise work only.
+    Cheap,
+    /// Only each layer's input is kept.
+    Full,
+}
+
+/// The shape of a micro-batch and what decides its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stage {
+    /// Sequences of a micro-batch.
+    pub batch: u32,
+    /// Tokens of a sequence.
+    pub seq_len: u32,
+    /// Rows of logits that exist at once.
+    pub chunk: u32,
+    /// What the backward pass computes again.
+    pub recompute: Recompute,
+    /// What a query sees.
+    pub pattern: Pattern,
+}
+
+impl Stage {
+    /// Tokens of a micro-batch.
+    pub const fn tokens(&self) -> u32 {
+        self.batch * self.seq_len
+    }
+}
+
+/// Why a configuration describes no model, or a stage no step of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelError {
+    /// A size that must not be 0.
+    Zero(&'static str),
+    /// The width does not divide by the heads.
+    Heads {
+        /// The width.
+        d_model: u32,
+        /// The heads.
+        heads: u32,
+    },
+    /// The rotated dims of a head are odd or more than the head has.
+    Rotary {
+        /// Dims to rotate.
+        dims: u32,
+        /// Dims of a head.
+        size: u32,
+    },
+    /// The sequences are longer than the context.
+    Context {
+        /// Tokens of a sequence.
+        seq_len: u32,
+        /// The model's context.
+        context: u32,
+    },
+    /// A tensor of more than 2³² − 1 rows or elements of a row.
+    TooLarge(&'static str),
+}
+
+impl core::fmt::Display for ModelError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            ModelError::Zero(name) => write!(f, "{name} is 0; it must be at least 1"),
+            ModelError::Heads { d_model, heads } => {
+                write!(f, "{heads} heads do not divide a width (d_model) of {d_model}; choose a divisor")
+            }
+            ModelError::Rotary { dims, size } => {
+                write!(f, "{dims} rotary dims in heads of {size}: they must be even and no more than the head has")
+            }
+            ModelError::Context { seq_len, context } => write!(
+                f,
+                "sequences of {seq_len} tokens are longer than the context of {context}; lower --seq-len or raise --set context=N"
+            ),
+            ModelError::TooLarge(name) => write!(f, "{name} is too large: a dimension passes 32 bits"),
+        }
+    }
+}
+
+impl core::error::Error for ModelError {}
+
+/// The constants of AdamW.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Optimizer {
+    /// β₁.
+    pub beta1: f32,
+    /// β₂.
+    pub beta2: f32,
+    /// Added to the denominator.
+    pub eps: f32,
+    /// Decay of the matrices; nothing else decays.
+    pub decay: f32,
+}
+
+/// The regions a host writes before a step and reads after it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Control {
+    /// See [`settings`].
+    pub settings: Region,
+    /// See [`results`].
+    pub results: Region,
+}
+
+impl Control {
+    /// Lays both.
+    pub fn lay(ledger: &mut dyn Ledger) -> Control {
+        let mut region =
+            |name, len| ledger.region(Slot::new(name, Role::Control, Dtype::F32, [1, 1, 1, len as u32])).first;
+        Control { settings: region("settings", settings::LEN), results: region("results", results::LEN) }
+    }
+}
+
+/// The regions of a batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Batch {
+    /// [rows] u32: token ids.
+    pub ids: Region,
+    /// [rows] u32: the id that follows each.
+    pub targets: Region,
+}
+
+impl Batch {
+    /// Lays both, of `rows` tokens.
+    pub fn lay(rows: u32, ledger: &mut dyn Ledger) -> Batch {
+        let mut region = |name| ledger.region(Slot::new(name, Role::Batch, Dtype::U32, [1, 1, 1, rows])).first;
+        Batch { ids: region("batch.ids"), targets: region("batch.targets") }
+    }
+}
+
+/// A family's memory. The same calls serve planner, allocator, initialiser, checkpoint and step.
+pub trait Family {
+    /// What lasts: weights, optimizer, tables, control.
+    type State: Copy;
+    /// What a training step of one stage needs besides.
+    type Training: Copy;
+    /// What an evaluation needs besides.
+    type Evaluation: Copy;
+    /// What token-by-token decoding needs besides.
+    type Decoding: Copy;
+
+    /// Whether this is a model.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration.
+    fn validate(&self) -> Result<(), ModelError>;
+
+    /// Whether sequences of `seq_len` fit the model.
+    ///
+    /// # Errors
+    /// [`ModelError::Context`] or [`ModelError::Zero`].
+    fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError>;
+
+    /// Floating-point operations of training on one token by the field's convention: 6 a weight of a product,
+    /// and attention's scores and mixing counted dense: 12 · layers · width · seq_len.
+    fn flops_per_token(&self, seq_len: u32) -> u64;
+
+    /// Lays what lasts. Without `training` only the weights and tables.
+    fn lay_state(&self, profile: &dyn Profile, training: bool, ledger: &mut dyn Ledger) -> Self::State;
+
+    /// Lays a training stage.
+    fn lay_training(&self, stage: &Stage, ledger: &mut dyn Ledger) -> Self::Training;
+
+    /// Lays an evaluation of this shape.
+    fn lay_evaluation(&self, stage: &Stage, ledger: &mut dyn Ledger) -> Self::Evaluation;
+
+    /// Lays decoding over `context` positions.
+    fn lay_decoding(&self, context: u32, ledger: &mut dyn Ledger) -> Self::Decoding;
+
+    /// Settings and results.
+    fn control(state: &Self::State) -> Control;
+
+    /// Where a training batch goes.
+    fn training_batch(training: &Self::Training) -> Batch;
+
+    /// Where an evaluation batch goes.
+    fn evaluation_batch(evaluation: &Self::Evaluation) -> Batch;
+
+    /// Where an evaluation's logits lie, [chunk, vocabulary].
+    fn evaluation_logits(evaluation: &Self::Evaluation) -> Region;
+
+    /// Where decoding's token id, its position and the next token's logits lie.
+    fn decoding_io(decoding: &Self::Decoding) -> (Region, Region, Region);
+}
+
+/// A family's steps on a device that runs its operations.
+pub trait Steps<D>: Family {
+    /// Forward and backward of one micro-batch. The first of a step overwrites gradients and loss, others add.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    fn micro_batch(
+        &self,
+        device: &mut D,
+        state: &Self::State,
+        training: &Self::Training,
+        stage: &Stage,
+        first: bool,
+    ) -> Result<(), OperationError>;
+
+    /// Clips by the global norm and moves the parameters.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    fn update(&self, device: &mut D, state: &Self::State, optimizer: &Optimizer) -> Result<(), OperationError>;
+
+    /// The loss of one batch, without gradients.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    fn evaluate(
+        &self,
+        device: &mut D,
+        state: &Self::State,
+        evaluation: &Self::Evaluation,
+        stage: &Stage,
+    ) -> Result<(), OperationError>;
+
+    /// The logits of rows `first` … `first + count` of the batch last evaluated; `count` is at most the chunk.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    fn logits(
+        &self,
+        device: &mut D,
+        state: &Self::State,
+        evaluation: &Self::Evaluation,
+        first: u32,
+        count: u32,
+    ) -> Result<(), OperationError>;
+
+    /// The logits after one more token.
+    ///
+    /// # Errors
+    /// What the device could not do; a position beyond the context.
+    fn decode(
+        &self,
+        device: &mut D,
+        state: &Self::State,
+        decoding: &Self::Decoding,
+        pattern: Pattern,
+    ) -> Result<(), OperationError>;
+}

@@ -1,0 +1,177 @@
+//! AdamW (Loshchilov and Hutter 2019) over a range of parameters, with the global clip folded in.
+
+use crate::device::{Access, Operation, OperationError};
+use crate::memory::{Arena, Region};
+use crate::train::{results, settings};
+
+/// With g the clipped gradient: `m = β₁ m + (1 − β₁) g`, `v = β₂ v + (1 − β₂) g²`,
+/// `w = w (1 − lr · decay) − lr · m / (1 − β₁ᵗ) / (√(v / (1 − β₂ᵗ)) + eps)`.
+/// A gradient norm that is not finite changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW {
+    /// [n]: the parameters.
+    pub weight: Region,
+    /// [n].
+    pub gradient: Region,
+    /// [n]: m.
+    pub first: Region,
+    /// [n]: v.
+    pub second: Region,
+    /// The settings: learning rate, corrections, clip.
+    pub settings: Region,
+    /// The results: the squared norm is read.
+    pub results: Region,
+    /// β₁.
+    pub beta1: f32,
+    /// β₂.
+    pub beta2: f32,
+    /// Added to the denominator.
+    pub eps: f32,
+    /// Weight decay; 0 for biases and norms.
+    pub decay: f32,
+}
+
+/// What an AdamW update multiplies by, worked out once for all elements.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Factors {
+    /// The gradient's factor: min(1, clip / norm).
+    pub gradient: f32,
+    /// `lr / (1 − β₁ᵗ)`.
+    pub step: f32,
+    /// `1 / √(1 − β₂ᵗ)`.
+    pub root: f32,
+    /// `1 − lr · decay`.
+    pub keep: f32,
+}
+
+impl AdamW {
+    /// The factors of this update, or `None` where the norm is not finite and the update is skipped.
+    pub fn factors(&self, settings: &[f32], results: &[f32]) -> Option<Factors> {
+        let norm = libm::sqrtf(results[results::SQUARED_NORM]);
+        if !norm.is_finite() {
+            return None;
+        }
+        let (lr, clip) = (settings[settings::LEARNING_RATE], settings[settings::CLIP]);
+        let gradient = clip / (norm + 1e-6);
+        Some(Factors {
+            gradient: if gradient < 1.0 { gradient } else { 1.0 },
+            step: lr / settings[settings::CORRECTION1],
+            root: 1.0 / libm::sqrtf(settings[settings::CORRECTION2]),
+            keep: 1.0 - lr * self.decay,
+        })
+    }
+
+    /// The update of one element: the new (weight, m, v).
+    #[inline(always)]
+    pub fn element(&self, f: &Factors, weight: f32, gradient: f32, first: f32, second: f32) -> (f32, f32, f32) {
+        let g = gradient * f.gradient;
+        let m = self.beta1 * first + (1.0 - self.beta1) * g;
+        let v = self.beta2 * second + (1.0 - self.beta2) * (g * g);
+        (weight * f.keep - f.step * m / (sqrt(v) * f.root + self.eps), m, v)
+    }
+}
+
+/// The square root, correctly rounded; a call that the compiler knows as an instruction.
+#[inline(always)]
+fn sqrt(x: f32) -> f32 {
+    libm::sqrtf(x)
+}
+
+impl Operation for AdamW {
+    const NAME: &'static str = "adamw";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        visit(self.weight, Access::Update);
+        visit(self.gradient, Access::Read);
+        visit(self.first, Access::Update);
+        visit(self.second, Access::Update);
+        visit(self.settings, Access::Read);
+        visit(self.results, Access::Read);
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        let n = self.weight.elements();
+        self.expect(self.gradient.elements() == n, "gradient")?;
+        self.expect(self.first.elements() == n, "first")?;
+        self.expect(self.second.elements() == n, "second")?;
+        self.expect(self.settings.elements() == settings::LEN, "settings")?;
+        self.expect(self.results.elements() == results::LEN, "results")
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [mut weight, gradient, mut first, mut second, settings, results] = arena.views([
+            Some(self.weight),
+            Some(self.gradient),
+            Some(self.first),
+            Some(self.second),
+            Some(self.settings),
+            Some(self.results),
+        ])?;
+        let Some(factors) = self.factors(settings.f32(), results.f32()) else { return Ok(()) };
+        let moments = first.f32_mut().iter_mut().zip(second.f32_mut());
+        for ((w, g), (m, v)) in weight.f32_mut().iter_mut().zip(gradient.f32()).zip(moments) {
+            (*w, *m, *v) = self.element(&factors, *w, *g, *m, *v);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::Bench;
+
+    fn case(b: &mut Bench<256>, squared_norm: f32) -> AdamW {
+        let lr = 0.01;
+        AdamW {
+            weight: b.normal([1, 1, 1, 13], 1, 1.0),
+            gradient: b.normal([1, 1, 1, 13], 2, 1.0),
+            first: b.values([1, 1, 1, 13], &[0.0; 13]),
+            second: b.values([1, 1, 1, 13], &[0.0; 13]),
+            settings: b.values([1, 1, 1, settings::LEN as u32], &[lr, 0.0, 0.0, 2.0, 1.0]),
+            results: b.values([1, 1, 1, results::LEN as u32], &[0.0, squared_norm]),
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            decay: 0.1,
+        }
+    }
+
+    #[test]
+    fn three_updates_agree_with_f64() {
+        let mut b = Bench::<256>::new();
+        let op = case(&mut b, 16.0);
+        let mut w: [f64; 13] = core::array::from_fn(|i| f64::from(b.get(op.weight)[i]));
+        let (mut m, mut v) = ([0.0; 13], [0.0; 13]);
+        for t in 1..=3 {
+            let corrections = [1.0 - libm::pow(0.9, f64::from(t)), 1.0 - libm::pow(0.95, f64::from(t))];
+            b.set(op.settings, &[0.01, corrections[0] as f32, corrections[1] as f32, 2.0, 1.0]);
+            b.run(op);
+            for i in 0..13 {
+                // A norm of 4 against a clip of 2: half the gradient.
+                let g = f64::from(b.get(op.gradient)[i]) * 2.0 / (4.0 + 1e-6);
+                m[i] = 0.9 * m[i] + 0.1 * g;
+                v[i] = 0.95 * v[i] + 0.05 * g * g;
+                w[i] -= 0.01 * 0.1 * w[i];
+                w[i] -= 0.01 * (m[i] / corrections[0]) / (libm::sqrt(v[i] / corrections[1]) + 1e-8);
+                approx::assert_relative_eq!(f64::from(b.get(op.weight)[i]), w[i], max_relative = 2e-6, epsilon = 1e-7);
+            }
+        }
+    }
+
+    #[test]
+    fn a_norm_that_is_not_finite_changes_nothing() {
+        for norm in [f32::NAN, f32::INFINITY] {
+            let mut b = Bench::<256>::new();
+            let op = case(&mut b, norm);
+            let before: [f32; 13] = b.get(op.weight).try_into().unwrap();
+            b.run(op);
+            assert_eq!(b.get(op.weight), before);
+            assert_eq!(b.get(op.first), [0.0; 13]);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Attention of one new token over the keys and values of those before it.
+
+use super::math::{axpy, dot};
+use super::pattern::Pattern;
+use super::rotary::Rotary;
+use crate::device::{Access, Operation, OperationError};
+use crate::memory::{Arena, Region};
+
+/// Turns the row's queries and keys by the cursor's position, stores key and value there, and attends over
+/// positions 0 … cursor that the pattern sees.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CachedAttention {
+    /// [1, width]; queries and keys are turned in place.
+    pub qkv: Region,
+    /// [2, context, keys · size]: keys, then values.
+    pub cache: Region,
+    /// [1] u32: the token's position, below the cache's context.
+    pub cursor: Region,
+    /// [1, queries · size].
+    pub out: Region,
+    /// Where the heads lie, and the angles.
+    pub rotary: Rotary,
+    /// What a query sees.
+    pub pattern: Pattern,
+}
+
+impl Operation for CachedAttention {
+    const NAME: &'static str = "cached_attention";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        visit(self.qkv, Access::Update);
+        visit(self.cache, Access::Update);
+        visit(self.cursor, Access::Read);
+        visit(self.rotary.table, Access::Read);
+        visit(self.out, Access::Write);
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        let heads = &self.rotary.heads;
+        self.expect(self.qkv.rows() == 1 && self.qkv.columns() == heads.width(), "qkv")?;
+        self.expect(self.cache.shape[1] == 2 && self.cache.columns() == heads.keys * heads.size, "cache")?;
+        self.expect(self.rotary.fits() && self.rotary.period >= self.cache.shape[2], "rotary")?;
+        self.expect(self.out.elements() == u64::from(heads.out_width()), "out")
+    }
+
+    fn flops(&self) -> u64 {
+        4 * u64::from(self.rotary.heads.out_width()) * u64::from(self.cache.shape[2])
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [mut qkv, mut cache, cursor, table, mut out] = arena.views([
+            Some(self.qkv),
+            Some(self.cache),
+            Some(self.cursor),
+            Some(self.rotary.table),
+            Some(self.out),
+        ])?;
+        let (heads, size) = (&self.rotary.heads, self.rotary.heads.size as usize);
+        let (context, columns) = (self.cache.shape[2] as usize, self.cache.columns() as usize);
+        let now = cursor.u32()[0] as usize;
+        self.expect(now < context, "cursor")?;
+        let row = qkv.f32_mut();
+        Rotary::rotate(heads, table.f32(), self.rotary.dims() as usize, now, row, false);
+        let (keys, values) = cache.f32_mut().split_at_mut(context * columns);
+        for h in 0..heads.keys {
+            let at = now * columns + h as usize * size;
+            keys[at..at + size].copy_from_slice(&row[heads.key(h)..][..size]);
+            values[at..at + size].copy_from_slice(&row[heads.value(h)..][..size]);
+        }
+        for (h, out) in (0..heads.queries).zip(out.f32_mut().chunks_exact_mut(size)) {
+            let query = &row[heads.query(h)..][..size];
+            let at = |j: usize| j * columns + heads.key_of(h) as usize * size;
+            let seen = (0..=now).filter(|&j| self.pattern.sees(now as u32, j as u32));
+            let score = |j: usize| dot(query, &keys[at(j)..][..size]) * heads.scale();
+            let largest = seen.clone().map(score).fold(f32::NEG_INFINITY, |a, s| if s > a { s } else { a });
+            out.fill(0.0);
+            let mut total = 0.0;
+            for j in seen {
+                let weight = libm::expf(score(j) - largest);
+                total += weight;
+                axpy(weight, &values[at(j)..][..size], out);
+            }
+            out.iter_mut().for_each(|o| *o /= total);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::Bench;
+    use crate::ops::{Attention, Heads, Kind, Linear};
+
+    #[test]
+    fn token_by_token_equals_the_whole_sequence() {
+        for kind in [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed] {
+            let mut b = Bench::<4096>::new();
+            let heads = Heads::grouped(4, 2, 4);
+            let (t, width) = (10u32, heads.width());
+            let mut angles = [0.0; 40];
+            for (i, pair) in angles.chunks_exact_mut(2).enumerate() {
+                pair.copy_from_slice(&Rotary::angle(100.0, 4, i as u32 / 2, i as u32 % 2));
+            }
+            let table = b.values([1, t, 2, 2], &angles);
+            let rotary = Rotary { table, heads, period: t };
+            let pattern = Pattern { kind, block: 3, window: 1, stride: 2 };
+            let (x, weight) = (b.normal([1, 1, t, 3], 1, 1.0), b.normal([1, 1, width, 3], 2, 1.0));
+            let qkv = b.poison([1, 1, t, width]);
+            let (out, log_sum) = (b.poison([1, 1, t, 16]), b.poison([1, 1, 4, t]));
+            b.run(Linear { rotary: Some(rotary), ..Linear::new(x, weight, None, qkv) });
+            b.run(Attention { qkv, out, log_sum, heads, pattern });
+
+            let (row, cache) = (b.poison([1, 1, 1, width]), b.poison([1, 2, t, 8]));
+            let step = b.poison([1, 1, 1, 16]);
+            for position in 0..t {
+                let cursor = b.ids(&[position]);
+                b.run(Linear::new(x.slice_rows(position, 1), weight, None, row));
+                b.run(CachedAttention { qkv: row, cache, cursor, out: step, rotary, pattern });
+                let whole: [f32; 16] = b.get(out.slice_rows(position, 1)).try_into().unwrap();
+                assert_eq!(b.get(step), whole, "{kind:?} at {position}");
+            }
+        }
+    }
+}

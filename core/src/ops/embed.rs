@@ -1,0 +1,112 @@
+//! Looking up the rows of a table, and adding gradients back to them.
+
+use crate::device::{Access, Operation, OperationError};
+use crate::memory::{Arena, Region};
+
+use super::math::axpy;
+
+/// `out[r] = table[ids[r]]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Embed {
+    /// [rows] u32, each below the table's rows.
+    pub ids: Region,
+    /// [vocabulary, d].
+    pub table: Region,
+    /// [rows, d].
+    pub out: Region,
+}
+
+impl Operation for Embed {
+    const NAME: &'static str = "embed";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        visit(self.ids, Access::Read);
+        visit(self.table, Access::Read);
+        visit(self.out, Access::Write);
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        self.expect(self.out.rows() == self.ids.columns(), "out")?;
+        self.expect(self.out.columns() == self.table.columns(), "table")
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [ids, table, mut out] = arena.views([Some(self.ids), Some(self.table), Some(self.out)])?;
+        let d = self.table.columns() as usize;
+        for (row, &id) in out.f32_mut().chunks_exact_mut(d).zip(ids.u32()) {
+            row.copy_from_slice(&table.f32()[id as usize * d..][..d]);
+        }
+        Ok(())
+    }
+}
+
+/// `table_grad[v] (+)= Σ over r with ids[r] = v of out_grad[r]`, in the order of the rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EmbedGrad {
+    /// [rows] u32.
+    pub ids: Region,
+    /// [rows, d].
+    pub out_grad: Region,
+    /// [vocabulary, d].
+    pub table_grad: Region,
+    /// Whether to add to what is there instead of writing over it.
+    pub accumulate: bool,
+}
+
+impl Operation for EmbedGrad {
+    const NAME: &'static str = "embed_grad";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        visit(self.ids, Access::Read);
+        visit(self.out_grad, Access::Read);
+        visit(self.table_grad, if self.accumulate { Access::Update } else { Access::Write });
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        self.expect(self.out_grad.rows() == self.ids.columns(), "out_grad")?;
+        self.expect(self.out_grad.columns() == self.table_grad.columns(), "table_grad")
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [ids, out_grad, mut table_grad] =
+            arena.views([Some(self.ids), Some(self.out_grad), Some(self.table_grad)])?;
+        let d = self.table_grad.columns() as usize;
+        let table_grad = table_grad.f32_mut();
+        if !self.accumulate {
+            table_grad.fill(0.0);
+        }
+        for (row, &id) in out_grad.f32().chunks_exact(d).zip(ids.u32()) {
+            axpy(1.0, row, &mut table_grad[id as usize * d..][..d]);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::Bench;
+
+    #[test]
+    fn rows_are_looked_up_and_their_gradients_added_back() {
+        let mut bench = Bench::<256>::new();
+        let ids = bench.ids(&[2, 0, 2]);
+        let table = bench.values([1, 1, 3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let out = bench.poison([1, 1, 3, 2]);
+        bench.run(Embed { ids, table, out });
+        assert_eq!(bench.get(out), [5.0, 6.0, 1.0, 2.0, 5.0, 6.0]);
+        let table_grad = bench.poison([1, 1, 3, 2]);
+        bench.run(EmbedGrad { ids, out_grad: out, table_grad, accumulate: false });
+        assert_eq!(bench.get(table_grad), [1.0, 2.0, 0.0, 0.0, 10.0, 12.0]);
+        bench.run(EmbedGrad { ids, out_grad: out, table_grad, accumulate: true });
+        assert_eq!(bench.get(table_grad), [2.0, 4.0, 0.0, 0.0, 20.0, 24.0]);
+    }
+}

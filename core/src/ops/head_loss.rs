@@ -1,0 +1,187 @@
+//! The output head, the cross-entropy and their gradients, a chunk of rows at a time: whole logits never exist.
+
+use super::math::{axpy, dot, max, sum};
+use crate::device::{Access, Operation, OperationError};
+use crate::memory::{Arena, Region};
+use crate::train::{results, settings};
+
+/// The target of a row that has none: no loss, no gradient.
+pub const IGNORE: u32 = u32::MAX;
+
+/// What [`HeadLoss`] writes for the backward pass.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadGrad {
+    /// [rows, d].
+    pub x_grad: Region,
+    /// [vocabulary, d].
+    pub weight_grad: Region,
+    /// Whether to add to `weight_grad` instead of writing over it.
+    pub accumulate: bool,
+}
+
+/// `losses[r] = ln Σ_v exp(x_r · weight_v) − x_r · weight_target`, their sum times the loss scale into the results,
+/// and the gradients of that sum.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadLoss {
+    /// [rows, d].
+    pub x: Region,
+    /// [vocabulary, d].
+    pub weight: Region,
+    /// [rows] u32: the id that follows, or [`IGNORE`].
+    pub targets: Region,
+    /// [chunk, vocabulary]: as many rows at a time as it has.
+    pub logits: Region,
+    /// [rows]: nats.
+    pub losses: Region,
+    /// The settings; the loss scale is read.
+    pub settings: Region,
+    /// The results; the loss is written, or added to.
+    pub results: Region,
+    /// Whether to add to the loss of an earlier micro-batch.
+    pub add_loss: bool,
+    /// Gradients, in training.
+    pub gradient: Option<HeadGrad>,
+}
+
+impl Operation for HeadLoss {
+    const NAME: &'static str = "head_loss";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        visit(self.x, Access::Read);
+        visit(self.weight, Access::Read);
+        visit(self.targets, Access::Read);
+        visit(self.settings, Access::Read);
+        visit(self.logits, Access::Write);
+        visit(self.losses, Access::Write);
+        visit(self.results, Access::Update);
+        if let Some(g) = self.gradient {
+            visit(g.x_grad, Access::Write);
+            visit(g.weight_grad, if g.accumulate { Access::Update } else { Access::Write });
+        }
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        let (rows, d, vocabulary) = (self.x.rows(), self.x.columns(), self.weight.rows());
+        self.expect(self.weight.columns() == d, "weight")?;
+        self.expect(self.targets.elements() == u64::from(rows), "targets")?;
+        self.expect(self.logits.columns() == vocabulary && self.logits.rows() > 0, "logits")?;
+        self.expect(self.losses.elements() == u64::from(rows), "losses")?;
+        self.expect(self.settings.elements() == settings::LEN, "settings")?;
+        self.expect(self.results.elements() == results::LEN, "results")?;
+        if let Some(g) = &self.gradient {
+            self.expect(g.x_grad.rows() == rows && g.x_grad.columns() == d, "x_grad")?;
+            self.expect(g.weight_grad.rows() == vocabulary && g.weight_grad.columns() == d, "weight_grad")?;
+        }
+        Ok(())
+    }
+
+    fn flops(&self) -> u64 {
+        let products = if self.gradient.is_some() { 3 } else { 1 };
+        2 * products * u64::from(self.x.rows()) * self.weight.elements()
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [x, weight, targets, mut logits, mut losses, settings, mut results, mut x_grad, mut weight_grad] = arena
+            .views([
+                Some(self.x),
+                Some(self.weight),
+                Some(self.targets),
+                Some(self.logits),
+                Some(self.losses),
+                Some(self.settings),
+                Some(self.results),
+                self.gradient.map(|g| g.x_grad),
+                self.gradient.map(|g| g.weight_grad),
+            ])?;
+        let (d, vocabulary) = (self.x.columns() as usize, self.weight.rows() as usize);
+        let scale = settings.f32()[settings::LOSS_SCALE];
+        if self.gradient.is_some_and(|g| !g.accumulate) {
+            weight_grad.f32_mut().fill(0.0);
+        }
+        for (r, (x, &target)) in x.f32().chunks_exact(d).zip(targets.u32()).enumerate() {
+            if target == IGNORE {
+                losses.f32_mut()[r] = 0.0;
+                x_grad.f32_mut().iter_mut().skip(r * d).take(d).for_each(|g| *g = 0.0);
+                continue;
+            }
+            let logits = &mut logits.f32_mut()[..vocabulary];
+            for (z, w) in logits.iter_mut().zip(weight.f32().chunks_exact(d)) {
+                *z = dot(x, w);
+            }
+            let (largest, at_target) = (max(logits), logits[target as usize]);
+            logits.iter_mut().for_each(|z| *z = libm::expf(*z - largest));
+            let total = sum(logits);
+            losses.f32_mut()[r] = largest + libm::logf(total) - at_target;
+            if self.gradient.is_none() {
+                continue;
+            }
+            // d loss / d logit = probability − [v = target].
+            logits.iter_mut().for_each(|z| *z *= scale / total);
+            logits[target as usize] -= scale;
+            let dx = &mut x_grad.f32_mut()[r * d..][..d];
+            dx.fill(0.0);
+            for (v, (&dz, w)) in logits.iter().zip(weight.f32().chunks_exact(d)).enumerate() {
+                axpy(dz, w, dx);
+                axpy(dz, x, &mut weight_grad.f32_mut()[v * d..][..d]);
+            }
+        }
+        let before = if self.add_loss { results.f32()[results::LOSS] } else { 0.0 };
+        results.f32_mut()[results::LOSS] = before + scale * sum(losses.f32());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::Bench;
+
+    fn case(b: &mut Bench<4096>, targets: &[u32]) -> HeadLoss {
+        let rows = targets.len() as u32;
+        HeadLoss {
+            x: b.normal([1, 1, rows, 6], 1, 1.0),
+            weight: b.normal([1, 1, 9, 6], 2, 1.0),
+            targets: b.ids(targets),
+            logits: b.poison([1, 1, 2, 9]),
+            losses: b.poison([1, 1, 1, rows]),
+            settings: b.values([1, 1, 1, settings::LEN as u32], &[0.0, 0.0, 0.0, 0.0, 0.25]),
+            results: b.values([1, 1, 1, results::LEN as u32], &[7.0, 0.0]),
+            add_loss: false,
+            gradient: None,
+        }
+    }
+
+    #[test]
+    fn losses_agree_with_f64_and_ignored_rows_have_none() {
+        let mut b = Bench::<4096>::new();
+        let op = case(&mut b, &[3, IGNORE, 8, 0, 3]);
+        b.run(op);
+        let mut total = 0.0;
+        for (r, target) in [3, IGNORE, 8, 0, 3].into_iter().enumerate() {
+            let mut expected = 0.0;
+            if target != IGNORE {
+                let z = |b: &mut Bench<4096>, v: usize| -> f64 {
+                    (0..6).map(|i| f64::from(b.get(op.x)[r * 6 + i]) * f64::from(b.get(op.weight)[v * 6 + i])).sum()
+                };
+                let sum: f64 = (0..9).map(|v| libm::exp(z(&mut b, v))).sum();
+                expected = libm::log(sum) - z(&mut b, target as usize);
+            }
+            approx::assert_relative_eq!(f64::from(b.get(op.losses)[r]), expected, epsilon = 1e-5);
+            total += expected;
+        }
+        approx::assert_relative_eq!(f64::from(b.get(op.results)[results::LOSS]), 0.25 * total, epsilon = 1e-5);
+        b.run(HeadLoss { add_loss: true, ..op });
+        approx::assert_relative_eq!(f64::from(b.get(op.results)[results::LOSS]), 0.5 * total, epsilon = 1e-5);
+    }
+
+    #[test]
+    fn gradients_agree_with_finite_differences() {
+        let mut b = Bench::<4096>::new();
+        let forward = case(&mut b, &[3, IGNORE, 8, 0, 3]);
+        let (x_grad, weight_grad) = (b.poison([1, 1, 5, 6]), b.poison([1, 1, 9, 6]));
+        b.run(HeadLoss { gradient: Some(HeadGrad { x_grad, weight_grad, accumulate: false }), ..forward });
+        let scale = b.values([1, 1, 1, 5], &[0.25; 5]);
+        b.check_gradient(forward, forward.x, x_grad, forward.losses, scale);
+        b.check_gradient(forward, forward.weight, weight_grad, forward.losses, scale);
+    }
+}

@@ -1,0 +1,145 @@
+//! The gradients of a linear layer.
+
+use super::math::{axpy, gelu_derivative};
+use crate::device::{Access, Operation, OperationError};
+use crate::memory::{Arena, Region};
+
+/// `x_grad = out_grad · weight (∘ gelu'(before_gelu))`, `weight_grad (+)= out_gradᵀ · x`,
+/// `bias_grad (+)= Σ rows out_grad`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinearGrad {
+    /// [rows, in]: the input of the forward pass.
+    pub x: Region,
+    /// [out, in].
+    pub weight: Region,
+    /// [rows, out].
+    pub out_grad: Region,
+    /// [rows, in].
+    pub x_grad: Region,
+    /// [rows, in]: where x = gelu(this), the gradient goes through the GELU as it is written.
+    pub before_gelu: Option<Region>,
+    /// [out, in].
+    pub weight_grad: Region,
+    /// [out].
+    pub bias_grad: Option<Region>,
+    /// Whether to add to the parameters' gradients instead of writing over them.
+    pub accumulate: bool,
+}
+
+impl Operation for LinearGrad {
+    const NAME: &'static str = "linear_grad";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        let parameter = if self.accumulate { Access::Update } else { Access::Write };
+        visit(self.x, Access::Read);
+        visit(self.weight, Access::Read);
+        visit(self.out_grad, Access::Read);
+        self.before_gelu.into_iter().for_each(|r| visit(r, Access::Read));
+        visit(self.x_grad, Access::Write);
+        visit(self.weight_grad, parameter);
+        self.bias_grad.into_iter().for_each(|r| visit(r, parameter));
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        let (rows, inputs, outputs) = (self.x.rows(), self.x.columns(), self.weight.rows());
+        let like_x = |r: &Region| r.rows() == rows && r.columns() == inputs;
+        self.expect(self.weight.columns() == inputs, "weight")?;
+        self.expect(self.out_grad.rows() == rows && self.out_grad.columns() == outputs, "out_grad")?;
+        self.expect(like_x(&self.x_grad), "x_grad")?;
+        self.expect(self.before_gelu.is_none_or(|r| like_x(&r)), "before_gelu")?;
+        self.expect(self.weight_grad.rows() == outputs && self.weight_grad.columns() == inputs, "weight_grad")?;
+        self.expect(self.bias_grad.is_none_or(|b| b.elements() == u64::from(outputs)), "bias_grad")
+    }
+
+    fn flops(&self) -> u64 {
+        4 * u64::from(self.x.rows()) * self.weight.elements()
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [x, weight, out_grad, before_gelu, mut x_grad, mut weight_grad, mut bias_grad] = arena.views([
+            Some(self.x),
+            Some(self.weight),
+            Some(self.out_grad),
+            self.before_gelu,
+            Some(self.x_grad),
+            Some(self.weight_grad),
+            self.bias_grad,
+        ])?;
+        let (inputs, outputs) = (self.x.columns() as usize, self.weight.rows() as usize);
+        if !self.accumulate {
+            weight_grad.f32_mut().fill(0.0);
+            bias_grad.f32_mut().fill(0.0);
+        }
+        for (r, (x, dy)) in x.f32().chunks_exact(inputs).zip(out_grad.f32().chunks_exact(outputs)).enumerate() {
+            let dx = &mut x_grad.f32_mut()[r * inputs..][..inputs];
+            dx.fill(0.0);
+            for (o, (&dy, w)) in dy.iter().zip(weight.f32().chunks_exact(inputs)).enumerate() {
+                axpy(dy, w, dx);
+                axpy(dy, x, &mut weight_grad.f32_mut()[o * inputs..][..inputs]);
+                if let Some(db) = bias_grad.f32_mut().get_mut(o) {
+                    *db += dy;
+                }
+            }
+            for (dx, h) in dx.iter_mut().zip(before_gelu.f32().iter().skip(r * inputs)) {
+                *dx *= gelu_derivative(*h);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::Bench;
+    use crate::ops::{Gelu, Linear};
+
+    #[test]
+    fn gradients_agree_with_finite_differences() {
+        let mut b = Bench::<2048>::new();
+        let (x, weight) = (b.normal([1, 1, 5, 9], 1, 1.0), b.normal([1, 1, 6, 9], 2, 0.5));
+        let bias = b.normal([1, 1, 1, 6], 3, 1.0);
+        let (out, out_grad) = (b.poison([1, 1, 5, 6]), b.normal([1, 1, 5, 6], 4, 1.0));
+        let forward = Linear::new(x, weight, Some(bias), out);
+        let (x_grad, weight_grad, bias_grad) = (b.poison([1, 1, 5, 9]), b.poison([1, 1, 6, 9]), b.poison([1, 1, 1, 6]));
+        let backward = LinearGrad {
+            x,
+            weight,
+            out_grad,
+            x_grad,
+            before_gelu: None,
+            weight_grad,
+            bias_grad: Some(bias_grad),
+            accumulate: false,
+        };
+        b.run(backward);
+        b.check_gradient(forward, x, x_grad, out, out_grad);
+        b.check_gradient(forward, weight, weight_grad, out, out_grad);
+        b.check_gradient(forward, bias, bias_grad, out, out_grad);
+        let once = b.get(weight_grad)[7];
+        b.run(LinearGrad { accumulate: true, ..backward });
+        approx::assert_relative_eq!(b.get(weight_grad)[7], 2.0 * once, max_relative = 1e-6);
+    }
+
+    #[test]
+    fn the_gradient_goes_through_the_gelu() {
+        let mut b = Bench::<2048>::new();
+        let (h, x) = (b.normal([1, 1, 5, 9], 1, 1.5), b.poison([1, 1, 5, 9]));
+        let weight = b.values([1, 1, 9, 9], &core::array::from_fn::<f32, 81, _>(|i| f32::from(i % 10 == 0)));
+        b.run(Gelu { x: h, out: x });
+        let out_grad = b.normal([1, 1, 5, 9], 4, 1.0);
+        let (x_grad, weight_grad) = (b.poison([1, 1, 5, 9]), b.poison([1, 1, 9, 9]));
+        b.run(LinearGrad {
+            x,
+            weight,
+            out_grad,
+            x_grad,
+            before_gelu: Some(h),
+            weight_grad,
+            bias_grad: None,
+            accumulate: false,
+        });
+        // With the identity for a weight, x_grad is the gradient of gelu alone.
+        b.check_gradient(Gelu { x: h, out: x }, h, x_grad, x, out_grad);
+    }
+}

@@ -1,0 +1,65 @@
+//! Scalar functions and sums that the reference loops share. Fixed order, libm on every machine.
+
+/// Sum of products in eight lanes and a fixed tree: vectorises, and gives the same bits everywhere.
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 8];
+    let (a8, a_rest) = a.as_chunks::<8>();
+    let (b8, b_rest) = b.as_chunks::<8>();
+    for (x, y) in a8.iter().zip(b8) {
+        for i in 0..8 {
+            lanes[i] += x[i] * y[i];
+        }
+    }
+    for (i, (x, y)) in a_rest.iter().zip(b_rest).enumerate() {
+        lanes[i] += x * y;
+    }
+    tree(lanes)
+}
+
+/// Sum in eight lanes and a fixed tree.
+pub fn sum(a: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 8];
+    let (a8, rest) = a.as_chunks::<8>();
+    for x in a8 {
+        for i in 0..8 {
+            lanes[i] += x[i];
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane += x;
+    }
+    tree(lanes)
+}
+
+fn tree(l: [f32; 8]) -> f32 {
+    ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))
+}
+
+/// `y += a x`.
+pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y += a * x;
+    }
+}
+
+/// The largest element; −∞ for none. Comparisons only, so ±0 and NaN behave alike on every machine.
+pub fn max(a: &[f32]) -> f32 {
+    let mut largest = f32::NEG_INFINITY;
+    for &x in a {
+        if x > largest {
+            largest = x;
+        }
+    }
+    largest
+}
+
+/// x Φ(x), the exact GELU (Hendrycks and Gimpel 2016), with the error function.
+pub fn gelu(x: f32) -> f32 {
+    0.5 * x * (1.0 + libm::erff(x * core::f32::consts::FRAC_1_SQRT_2))
+}
+
+/// Φ(x) + x φ(x), the derivative of [`gelu`].
+pub fn gelu_derivative(x: f32) -> f32 {
+    const INV_SQRT_TAU: f32 = 0.398_942_3;
+    0.5 * (1.0 + libm::erff(x * core::f32::consts::FRAC_1_SQRT_2)) + x * INV_SQRT_TAU * libm::expf(-0.5 * x * x)
+}

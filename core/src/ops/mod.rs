@@ -1,0 +1,39 @@
+//! The operations: a file each, with shapes, definition in f32 loops, and where the formula comes from.
+//!
+//! Regions are row-major. `rows` are tokens; weights of products are `[out, in]`, as in PyTorch.
+
+mod adamw;
+mod attention;
+mod attention_grad;
+mod cached_attention;
+mod embed;
+mod gelu;
+mod head_loss;
+mod heads;
+mod linear;
+mod linear_grad;
+pub mod math;
+mod norm;
+mod norm_grad;
+mod pattern;
+mod rotary;
+mod squared_norm;
+
+pub use adamw::AdamW;
+pub use attention::Attention;
+pub use attention_grad::AttentionGrad;
+pub use cached_attention::CachedAttention;
+pub use embed::{Embed, EmbedGrad};
+pub use gelu::Gelu;
+pub use head_loss::{HeadGrad, HeadLoss, IGNORE};
+pub use heads::Heads;
+pub use linear::Linear;
+pub use linear_grad::LinearGrad;
+pub use norm::{Affine, Norm};
+pub use norm_grad::{AffineGrad, NormGrad};
+pub use pattern::{Kind, Pattern};
+pub use rotary::Rotary;
+pub use squared_norm::SquaredNorm;
+
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,196 @@
+//! The gradient of LayerNorm, of one or two affine outputs at once.
+
+use super::math::sum;
+use crate::device::{Access, Operation, OperationError};
+use crate::memory::{Arena, Region};
+
+/// The gradients that belong to one affine output of a [`super::Norm`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AffineGrad {
+    /// [d].
+    pub gain: Region,
+    /// [rows, d].
+    pub out_grad: Region,
+    /// [d].
+    pub gain_grad: Region,
+    /// [d].
+    pub bias_grad: Region,
+}
+
+/// With x̂ the normalised row and g = Σ over outputs of `out_grad ∘ gain`:
+/// `x_grad (+)= (g − mean(g) − x̂ mean(g ∘ x̂)) / √(variance + eps)`,
+/// `gain_grad (+)= Σ rows out_grad ∘ x̂`, `bias_grad (+)= Σ rows out_grad`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NormGrad {
+    /// [rows, d]: the input of the forward pass.
+    pub x: Region,
+    /// [rows, 2]: its mean and reciprocal deviation.
+    pub stats: Region,
+    /// [rows, d].
+    pub x_grad: Region,
+    /// The first output.
+    pub first: AffineGrad,
+    /// The second, where there is one.
+    pub second: Option<AffineGrad>,
+    /// Whether to add to `x_grad`, where the gradient of a residual stream passes by.
+    pub add: bool,
+    /// Whether to add to the gains' and biases' gradients instead of writing over them.
+    pub accumulate: bool,
+}
+
+impl Operation for NormGrad {
+    const NAME: &'static str = "norm_grad";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        let parameter = if self.accumulate { Access::Update } else { Access::Write };
+        visit(self.x, Access::Read);
+        visit(self.stats, Access::Read);
+        visit(self.x_grad, if self.add { Access::Update } else { Access::Write });
+        for affine in [Some(self.first), self.second].into_iter().flatten() {
+            visit(affine.gain, Access::Read);
+            visit(affine.out_grad, Access::Read);
+            visit(affine.gain_grad, parameter);
+            visit(affine.bias_grad, parameter);
+        }
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        let (rows, d) = (self.x.rows(), self.x.columns());
+        self.expect(self.stats.rows() == rows && self.stats.columns() == 2, "stats")?;
+        self.expect(self.x_grad.rows() == rows && self.x_grad.columns() == d, "x_grad")?;
+        for affine in [Some(self.first), self.second].into_iter().flatten() {
+            self.expect(affine.out_grad.rows() == rows && affine.out_grad.columns() == d, "out_grad")?;
+            self.expect(affine.gain.elements() == u64::from(d), "gain")?;
+            self.expect(affine.gain_grad.elements() == u64::from(d), "gain_grad")?;
+            self.expect(affine.bias_grad.elements() == u64::from(d), "bias_grad")?;
+        }
+        Ok(())
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let second = self.second;
+        let [
+            x,
+            stats,
+            mut x_grad,
+            gain,
+            out_grad,
+            mut gain_grad,
+            mut bias_grad,
+            gain2,
+            out_grad2,
+            mut gain_grad2,
+            mut bias_grad2,
+        ] = arena.views([
+            Some(self.x),
+            Some(self.stats),
+            Some(self.x_grad),
+            Some(self.first.gain),
+            Some(self.first.out_grad),
+            Some(self.first.gain_grad),
+            Some(self.first.bias_grad),
+            second.map(|s| s.gain),
+            second.map(|s| s.out_grad),
+            second.map(|s| s.gain_grad),
+            second.map(|s| s.bias_grad),
+        ])?;
+        let d = self.x.columns() as usize;
+        let (stats, _) = stats.f32().as_chunks::<2>();
+        if !self.accumulate {
+            for view in [&mut gain_grad, &mut bias_grad, &mut gain_grad2, &mut bias_grad2] {
+                view.f32_mut().fill(0.0);
+            }
+        }
+        let two = second.is_some();
+        for (r, (row, &[mean, scale])) in x.f32().chunks_exact(d).zip(stats).enumerate() {
+            let at = r * d..(r + 1) * d;
+            // g of one element, from one output or both.
+            let g = |i: usize| {
+                let one = out_grad.f32()[at.start + i] * gain.f32()[i];
+                if two { one + out_grad2.f32()[at.start + i] * gain2.f32()[i] } else { one }
+            };
+            let mut lanes = [[0.0f32; 8]; 2];
+            for (i, x) in row.iter().enumerate() {
+                lanes[0][i % 8] += g(i);
+                lanes[1][i % 8] += g(i) * (x - mean) * scale;
+            }
+            let [mean_g, mean_gx] = lanes.map(|l| sum(&l) / d as f32);
+            for (i, dx) in x_grad.f32_mut()[at.clone()].iter_mut().enumerate() {
+                let through = scale * (g(i) - mean_g - (row[i] - mean) * scale * mean_gx);
+                *dx = if self.add { *dx + through } else { through };
+            }
+            for (out_grad, gain_grad, bias_grad) in
+                [(&out_grad, &mut gain_grad, &mut bias_grad), (&out_grad2, &mut gain_grad2, &mut bias_grad2)]
+            {
+                for (i, (dg, db)) in gain_grad.f32_mut().iter_mut().zip(bias_grad.f32_mut()).enumerate() {
+                    let dy = out_grad.f32()[at.start + i];
+                    *dg += dy * (row[i] - mean) * scale;
+                    *db += dy;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::Bench;
+    use crate::ops::{Affine, Norm};
+
+    #[test]
+    fn gradients_agree_with_finite_differences() {
+        let mut b = Bench::<2048>::new();
+        let (rows, d) = (4, 11);
+        let x = b.normal([1, 1, rows, d], 1, 2.0);
+        let (gain, bias) = (b.normal([1, 1, 1, d], 2, 1.0), b.normal([1, 1, 1, d], 3, 1.0));
+        let stats = b.poison([1, 1, rows, 2]);
+        let out = b.poison([1, 1, rows, d]);
+        let forward = Norm { x, eps: 1e-5, stats, first: Affine { gain, bias, out }, second: None };
+        b.run(forward);
+        let out_grad = b.normal([1, 1, rows, d], 6, 1.0);
+        let x_grad = b.poison([1, 1, rows, d]);
+        let (gain_grad, bias_grad) = (b.poison([1, 1, 1, d]), b.poison([1, 1, 1, d]));
+        let first = AffineGrad { gain, out_grad, gain_grad, bias_grad };
+        b.run(NormGrad { x, stats, x_grad, first, second: None, add: false, accumulate: false });
+        b.check_gradient(forward, x, x_grad, out, out_grad);
+        b.check_gradient(forward, gain, gain_grad, out, out_grad);
+        b.check_gradient(forward, bias, bias_grad, out, out_grad);
+    }
+
+    #[test]
+    fn two_outputs_add_up_as_two_separate_norms() {
+        let mut b = Bench::<2048>::new();
+        let (rows, d) = (3, 9);
+        let x = b.normal([1, 1, rows, d], 1, 2.0);
+        let stats = b.poison([1, 1, rows, 2]);
+        let out = b.poison([1, 1, rows, d]);
+        let gains = [b.normal([1, 1, 1, d], 2, 1.0), b.normal([1, 1, 1, d], 3, 1.0)];
+        let grads = [b.normal([1, 1, rows, d], 4, 1.0), b.normal([1, 1, rows, d], 5, 1.0)];
+        let bias = b.values([1, 1, 1, d], &[0.0; 9]);
+        b.run(Norm { x, eps: 1e-5, stats, first: Affine { gain: gains[0], bias, out }, second: None });
+        let mut affine = |i: usize| AffineGrad {
+            gain: gains[i],
+            out_grad: grads[i],
+            gain_grad: b.poison([1, 1, 1, d]),
+            bias_grad: b.poison([1, 1, 1, d]),
+        };
+        let (one, two, together, with) = (affine(0), affine(1), affine(0), affine(1));
+        let separate = b.values([1, 1, rows, d], &[0.0; 27]);
+        let joint = b.values([1, 1, rows, d], &[0.0; 27]);
+        b.run(NormGrad { x, stats, x_grad: separate, first: one, second: None, add: true, accumulate: false });
+        b.run(NormGrad { x, stats, x_grad: separate, first: two, second: None, add: true, accumulate: false });
+        b.run(NormGrad { x, stats, x_grad: joint, first: together, second: Some(with), add: true, accumulate: false });
+        for (a, c) in [(separate, joint), (one.gain_grad, together.gain_grad), (two.bias_grad, with.bias_grad)] {
+            for i in 0..a.elements() as usize {
+                let expected = b.get(a)[i];
+                approx::assert_relative_eq!(b.get(c)[i], expected, epsilon = 1e-5, max_relative = 1e-5);
+            }
+        }
+    }
+}

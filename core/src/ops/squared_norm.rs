@@ -1,0 +1,62 @@
+//! The squared norm of all gradients: what a global clip needs before any parameter moves.
+
+use super::math::dot;
+use crate::device::{Access, Operation, OperationError};
+use crate::memory::{Arena, Region};
+use crate::train::results;
+
+/// `results[SQUARED_NORM] = Σ gradient²`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SquaredNorm {
+    /// The range of all gradients, padding included (it holds zeros).
+    pub gradient: Region,
+    /// The results; the squared norm is written.
+    pub results: Region,
+}
+
+impl SquaredNorm {
+    /// Elements summed in one go; the sums of such pieces are then added in order. The same on every device that
+    /// promises the same bits whatever its number of threads.
+    pub const PIECE: usize = 16_384;
+}
+
+impl Operation for SquaredNorm {
+    const NAME: &'static str = "squared_norm";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        visit(self.gradient, Access::Read);
+        visit(self.results, Access::Update);
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        self.expect(self.results.elements() == results::LEN, "results")
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [gradient, mut results] = arena.views([Some(self.gradient), Some(self.results)])?;
+        let total = gradient.f32().chunks(Self::PIECE).fold(0.0f64, |sum, piece| sum + f64::from(dot(piece, piece)));
+        results.f32_mut()[results::SQUARED_NORM] = total as f32;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::Bench;
+
+    #[test]
+    fn the_sum_agrees_with_f64() {
+        let mut b = Bench::<30_000>::new();
+        let gradient = b.normal([1, 1, 1, 50_001], 1, 0.1);
+        let results = b.values([1, 1, 1, results::LEN as u32], &[5.0, 5.0]);
+        b.run(SquaredNorm { gradient, results });
+        let expected: f64 = b.get(gradient).iter().map(|g| f64::from(*g) * f64::from(*g)).sum();
+        approx::assert_relative_eq!(f64::from(b.get(results)[results::SQUARED_NORM]), expected, max_relative = 1e-6);
+        assert_eq!(b.get(results)[results::LOSS], 5.0);
+    }
+}
