@@ -22,7 +22,7 @@ impl Budget {
     /// # Errors
     /// [`Excess`] with both figures when they do not; a sum beyond 64 bits does not fit either.
     pub fn check(&self, arena: u64, outside: u64) -> Result<(), Excess> {
-        let needed = arena.checked_add(outside).unwrap_or(u64::MAX);
+        let needed = arena.saturating_add(outside);
         if needed <= self.bytes && needed != u64::MAX { Ok(()) } else { Err(Excess { needed, allowed: self.bytes }) }
     }
 }
