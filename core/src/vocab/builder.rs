@@ -10,7 +10,7 @@
 //! A word costs constant time: words of equal count stand in one list, and the lists stand in the order of their counts.
 
 use super::capped::VocabularyError;
-use super::{EMPTY, hash_word, index_len, special};
+use super::{EMPTY, SPECIALS, hash_word, index_len, special};
 
 /// Bytes of text a slot usually gets. Longer words are counted together and come out as `<unk>`.
 pub const WORD_BYTES: usize = 64;
@@ -71,8 +71,8 @@ pub struct Storage<'a> {
 pub struct Tally {
     /// All words of the stream.
     pub total: u64,
-    /// Words with the text of a special token.
-    pub specials: u64,
+    /// Words with the text of a special token, by its id.
+    pub specials: [u64; SPECIALS.len()],
     /// Words longer than a slot's text.
     pub overlong: u64,
     /// Words that took a slot which another had to give up. 0: every count is exact.
@@ -82,7 +82,7 @@ pub struct Tally {
 impl Tally {
     /// The words counted in slots: the N of the error bound N/m.
     pub fn counted(&self) -> u64 {
-        self.total - self.specials - self.overlong
+        self.total - self.specials.iter().sum::<u64>() - self.overlong
     }
 }
 
@@ -90,7 +90,7 @@ impl Tally {
 ///
 /// ```
 /// use capful_core::vocab::{builder::*, index_len};
-/// let (mut slots, mut text, mut index) = ([Slot::EMPTY; 3], [0; 3 * WORD_BYTES], [0; index_len(3)]);
+/// let (mut slots, mut text, mut index) = ([Slot::EMPTY; 5], [0; 5 * WORD_BYTES], [0; index_len(5)]);
 /// let mut builder = Builder::new(Storage { slots: &mut slots, text: &mut text, index: &mut index })?;
 /// builder.add_text("the cat sat on the mat");
 /// let counts = builder.finish();
@@ -145,8 +145,8 @@ impl<'a> Builder<'a> {
     /// Counts one word. It holds no white space: a vocabulary would refuse it later.
     pub fn add(&mut self, word: &str) {
         self.tally.total += 1;
-        if special(word).is_some() {
-            self.tally.specials += 1;
+        if let Some(id) = special(word) {
+            self.tally.specials[id as usize] += 1;
             return;
         }
         if word.len() > self.width {
@@ -437,7 +437,7 @@ mod tests {
         builder.add_text("<unk> short longer <eos> short λλλ λλ");
         let counts = builder.finish();
         assert!(counts.words().eq(["short", "λλ"]));
-        assert_eq!(counts.tally(), Tally { total: 7, specials: 2, overlong: 2, replaced: 0 });
+        assert_eq!(counts.tally(), Tally { total: 7, specials: [0, 1, 0, 1], overlong: 2, replaced: 0 });
         assert_eq!(counts.tally().counted(), 3);
     }
 
