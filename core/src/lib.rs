@@ -9,6 +9,7 @@
 //! - [`model`]: a family's regions and its step, written once for all devices;
 //! - [`train`]: the numbers that change from step to step;
 //! - [`generate`]: choosing the next token;
+//! - [`vocab`]: the capped vocabulary, its bounded builder, a BPE encoder;
 //! - [`random`]: numbers that are a function of (seed, stream, index).
 #![no_std]
 #![forbid(unsafe_code)]
@@ -21,3 +22,4 @@ pub mod model;
 pub mod ops;
 pub mod random;
 pub mod train;
+pub mod vocab;
