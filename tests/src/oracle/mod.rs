@@ -6,6 +6,7 @@
 
 pub mod attention;
 pub mod differences;
+pub mod fixture;
 pub mod ops;
 pub mod pythia;
 pub mod tensor;

@@ -24,7 +24,7 @@ fn add_scaled(y: &mut [f64], a: f64, x: &[f64]) {
     y.iter_mut().zip(x).for_each(|(y, x)| *y += a * x);
 }
 
-/// y = x wᵀ + b: x [rows, inputs], w [outputs, inputs], b [outputs] → y [rows, outputs].
+/// y = x wᵀ + b: x `[rows, inputs]`, w `[outputs, inputs]`, b `[outputs]` → y `[rows, outputs]`.
 pub fn linear(x: &[f64], w: &[f64], b: Option<&[f64]>, rows: usize, inputs: usize, outputs: usize) -> Vec<f64> {
     assert_eq!((x.len(), w.len()), (rows * inputs, outputs * inputs));
     let mut y = vec![0.0; rows * outputs];
@@ -164,7 +164,7 @@ fn turn(
     y
 }
 
-/// Row ids[r] of `table` [vocabulary, d], for every r.
+/// Row `ids[r]` of `table` [vocabulary, d], for every r.
 pub fn embedding(table: &[f64], ids: &[u32], d: usize) -> Vec<f64> {
     ids.iter().flat_map(|&id| table[id as usize * d..][..d].iter().copied()).collect()
 }
