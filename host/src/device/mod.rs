@@ -1,0 +1,3 @@
+//! The devices: each runs the operations of the core on one kind of machine, one file an operation.
+
+pub mod cpu;
