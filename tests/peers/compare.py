@@ -39,7 +39,7 @@ def sides(a, name):
 def measure(command):
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if run.returncode != 0:
-        print("failed:", " ".join(command), file=sys.stderr)
+        print(f"failed with {run.returncode}:", " ".join(command), file=sys.stderr, flush=True)
         return None
     return json.loads(run.stdout.strip().splitlines()[-1])
 

@@ -73,8 +73,9 @@ class NeoX:
     def logits(self, ids):
         x = F.embedding(ids, self.w["gpt_neox.embed_in.weight"])
         length, head_dim = ids.shape[1], self.c["hidden_size"] // self.c["num_attention_heads"]
-        turned = int(head_dim * self.c.get("rotary_pct", 0.25))
-        base = self.c.get("rotary_emb_base", 10000)
+        rope = self.c.get("rope_parameters") or {}            # where transformers 5 keeps the two values
+        turned = int(head_dim * rope.get("partial_rotary_factor", self.c.get("rotary_pct", 0.25)))
+        base = rope.get("rope_theta", self.c.get("rotary_emb_base", 10000))
         speed = base ** (-torch.arange(0, turned, 2, dtype=torch.float64) / turned)
         angle = torch.arange(length, dtype=torch.float64)[:, None] * speed
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
