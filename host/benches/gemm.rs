@@ -3,7 +3,7 @@
 //! `cargo bench -p capful-host --bench gemm [-- --threads N] [--filter TEXT] [--seconds X]`
 //!
 //! Both run in turn within one process, since other work on the machine disturbs them alike; the medians are of wall
-//! time, the last columns of the CPU time of all threads (Linux only), which others disturb less.
+//! time, the last columns of the CPU time of all threads (Unix only), which others disturb less.
 
 use std::time::Instant;
 
@@ -56,12 +56,15 @@ fn cases() -> Vec<Case> {
 
 /// Seconds of CPU that this process's threads have used.
 fn cpu_time() -> f64 {
-    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return f64::NAN };
-    let nanoseconds = |entry: std::fs::DirEntry| {
-        let text = std::fs::read_to_string(entry.path().join("schedstat")).ok()?;
-        text.split_whitespace().next()?.parse::<f64>().ok()
-    };
-    tasks.flatten().filter_map(nanoseconds).sum::<f64>() * 1e-9
+    #[cfg(unix)]
+    {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the call writes the struct it is given.
+        unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+        time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+    }
+    #[cfg(not(unix))]
+    f64::NAN
 }
 
 fn numbers(len: usize, stream: u64) -> Vec<f32> {
