@@ -145,8 +145,7 @@ impl WordTokenizer {
 
     pub(super) fn parse(content: &str) -> Result<Self, Refusal> {
         let loaded: Loaded = serde_json::from_str(content).map_err(Refusal::damaged)?;
-        let mut text = loaded.words.join("\n");
-        text.push('\n');
+        let text: String = loaded.words.iter().flat_map(|word| [word, "\n"]).collect();
         // A line end inside a word would shift the ids behind it.
         if CappedVocabulary::words_in(&text) != loaded.words.len() {
             return Err(Refusal::damaged("a word holds a line end"));
