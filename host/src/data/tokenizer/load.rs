@@ -29,7 +29,7 @@ pub fn load(dir: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
 /// Loads a tokenizer from a file: one of ours, or a Hugging Face `tokenizer.json`.
 ///
 /// # Errors
-/// As [`load`].
+/// As [`load()`].
 pub fn load_file(path: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
     let content = fs::read_to_string(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
     parse(content).map_err(|refusal| refusal.at(path.to_owned()))
