@@ -54,7 +54,7 @@ impl fmt::Display for VocabularyError {
 
 impl core::error::Error for VocabularyError {}
 
-/// Bytes that [`write`] needs for `words` under a cap of `cap` ids.
+/// Bytes that [`write()`] needs for `words` under a cap of `cap` ids.
 pub fn written_len<'w>(words: impl IntoIterator<Item = &'w str>, cap: u32) -> usize {
     capped(words, cap).map(|word| word.len() + 1).sum()
 }

@@ -65,3 +65,55 @@ fn from_path(path: &Path, kind: &str) -> Result<Box<dyn Tokenizer>, TokenizerErr
         Err(TokenizerError::UnknownKind(kind.to_owned()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build_from(kind: &str, vocab_size: Option<u32>) -> Result<Built, TokenizerError> {
+        build(kind, vocab_size, false, &mut ["a b a", "c"].into_iter().map(|text| Ok(text.to_owned())))
+    }
+
+    #[test]
+    fn every_kind_is_built_under_its_cap() {
+        for (kind, cap, size) in [
+            ("word", None, 7),
+            ("word", Some(6), 6),
+            ("byte", None, 260),
+            ("byte", Some(10_000), 260),
+            ("bpe", None, 260),
+            ("bpe", Some(260), 260),
+        ] {
+            let built = build_from(kind, cap).unwrap();
+            assert_eq!(built.tokenizer.vocab_size(), size, "{kind}");
+            assert_eq!(built.coverage.is_some(), kind == "word");
+        }
+    }
+
+    #[test]
+    fn a_saved_tokenizer_is_found_by_its_file_or_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let built = build_from("word", None).unwrap().tokenizer;
+        built.save(dir.path()).unwrap();
+        for path in [dir.path().to_owned(), dir.path().join(super::super::FILE_NAME)] {
+            let found = build_from(path.to_str().unwrap(), Some(7)).unwrap().tokenizer;
+            assert_eq!(found.fingerprint(), built.fingerprint());
+            let error = build_from(path.to_str().unwrap(), Some(6)).err().unwrap();
+            assert!(matches!(error, TokenizerError::CapTooSmall { asked: 6, least: 7, .. }));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_in_one_line() {
+        let message = |kind, cap| build_from(kind, cap).err().unwrap().to_string();
+        assert_eq!(
+            message("words", None),
+            "there is no tokenizer `words`: give word, byte, bpe or the path of a tokenizer.json"
+        );
+        assert!(message("none/tokenizer.json", None).starts_with("cannot read the tokenizer none/tokenizer.json: "));
+        assert_eq!(
+            message("byte", Some(100)),
+            "a vocabulary of 100 is too small for the tokenizer `byte`: it needs at least 260"
+        );
+    }
+}

@@ -5,7 +5,7 @@
 //! - [`bpe`]: byte-level BPE trained under a cap ([`train`]), on pieces of text ([`pieces`])
 //! - [`hugging_face`]: any `tokenizer.json` of the `tokenizers` library
 //!
-//! [`build`] makes one from documents, [`load`] reads one that was saved with a checkpoint.
+//! [`build()`] makes one from documents, [`load()`] reads one that was saved with a checkpoint.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -50,7 +50,7 @@ pub trait Tokenizer: Send + Sync {
         (id < self.vocab_size()).then(|| self.decode(&[id]))
     }
 
-    /// Writes all that [`load`] needs to make the same tokenizer again. Allocates nothing that grows with it.
+    /// Writes all that [`load()`] needs to make the same tokenizer again. Allocates nothing that grows with it.
     ///
     /// # Errors
     /// Those of `out`; [`io::ErrorKind::Unsupported`] for a tokenizer that is never saved.
