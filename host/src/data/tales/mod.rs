@@ -31,7 +31,8 @@ pub const MAX_WORDS: usize = 120;
 /// begins a sentence.
 const MAX_CHOICES: u64 = 256;
 
-/// The tales of one seed. Tale `index` is a function of the seed, the stream and `index` alone.
+/// The tales of one seed. Tale `index` is a function of the seed, the stream and `index` alone; after 2^56 tales
+/// they begin again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tales {
     random: Random,

@@ -1,3 +1,5 @@
+//! The teller against the parser, the tables and paper and pencil.
+
 use std::collections::{HashMap, HashSet};
 
 use super::grammar::{Slot, words as words_at};
