@@ -92,14 +92,14 @@ impl Counts {
 /// What follows a history: the sum of the counts, and how many tokens have a count of 1, of 2 and above.
 #[derive(Debug, Clone, Copy, Default)]
 struct Followers {
-    total: u64,
+    total: u32,
     tokens: [u32; 3],
 }
 
 impl Followers {
     fn add(&mut self, count: u32) {
         if count > 0 {
-            self.total += u64::from(count);
+            self.total += count;
             self.tokens[count.min(3) as usize - 1] += 1;
         }
     }
@@ -151,9 +151,8 @@ const START: u32 = u32::MAX;
 impl Ngram {
     /// No counts yet, for tokens below `vocab_size`, and n-grams of up to `order` tokens.
     ///
-    /// At most `max_tokens` tokens (and never more than 2^31) are counted, which bounds the memory: each adds at most
-    /// one n-gram of each order, of at most 80 bytes, tables half full included; natural text takes some 100 to 150
-    /// bytes a token at order 3, tales far less.
+    /// At most `max_tokens` tokens are counted (and never more than 2^31), which bounds the memory: each adds at most
+    /// one n-gram of each length, and an n-gram takes at most 96 bytes, tables on their way to twice the size included.
     ///
     /// # Errors
     /// [`NgramError::Order`] if `order` is not in `1..=MAX_ORDER`.
@@ -223,8 +222,9 @@ impl Ngram {
         for n in 1..self.levels.len() {
             let (shorter, level) = self.levels.split_at_mut(n);
             let (histories, level) = (&mut shorter[n - 1], &mut level[0]);
-            histories.followers.clear();
-            histories.followers.resize(histories.counts.len(), Default::default());
+            // Not resized: the old list goes first, and the new one is as long as it must be.
+            histories.followers = Vec::new();
+            histories.followers = vec![Default::default(); histories.counts.len()];
             let mut counts_of_counts = [[0u64; 4]; 2];
             for (&key, &number) in &level.index {
                 let counts = level.counts[number as usize];
@@ -292,7 +292,7 @@ impl Ngram {
                 c => f64::from(c) - discounts[c.min(3) as usize - 1],
             };
             let freed: f64 = followers.tokens.iter().zip(discounts).map(|(&tokens, d)| f64::from(tokens) * d).sum();
-            p = (kept + freed * p) / followers.total as f64;
+            p = (kept + freed * p) / f64::from(followers.total);
         }
         p
     }
