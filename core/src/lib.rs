@@ -5,4 +5,5 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod data;
 pub mod random;
