@@ -7,6 +7,7 @@
 //! - [`device`]: what an operation is, and the two devices that run every one of them, `Reference` and `Meter`;
 //! - [`ops`]: the operations, a file each, with their definition in plain loops;
 //! - [`model`]: a family's regions and its step, written once for all devices;
+//! - [`data`]: batches out of a token stream, rows out of documents;
 //! - [`train`]: the numbers that change from step to step;
 //! - [`generate`]: choosing the next token;
 //! - [`vocab`]: the capped vocabulary, its bounded builder, a BPE encoder;
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod data;
 pub mod device;
 pub mod generate;
 pub mod memory;
