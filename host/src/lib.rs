@@ -3,8 +3,11 @@
 //! - [`config`]: what the user wrote → what will run; [`plan`]: every region, cost and fit of it
 //! - [`device`]: the devices that run a step
 //! - [`data`]: sources, tokenizers, batches
+//! - [`cli`]: the commands
 //! - [`run`]: the training loop, checkpoints, metrics; [`format`](mod@format): files that others read too
 
+pub mod allocations;
+pub mod cli;
 pub mod config;
 pub mod data;
 pub mod device;

@@ -71,6 +71,10 @@ pub enum SourceError {
     Changed { name: String, file: u32, document: u64 },
     #[error("a validation fraction of {fraction} was asked for; it must be at least 0 and below 1")]
     Fraction { fraction: f64 },
+    #[error("{name}: has no end, so passes over it cannot be counted; give --steps instead of --epochs")]
+    Endless { name: String },
+    #[error("the n-gram baselines cannot be counted: {reason}")]
+    Ngram { reason: String },
     #[error("a batch of {rows} rows of {length} tokens was scheduled; the loader's slots hold 1 to {capacity} tokens")]
     Shape { rows: usize, length: usize, capacity: usize },
     #[error("the reader thread could not be started ({reason})")]

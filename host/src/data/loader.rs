@@ -11,6 +11,7 @@ use capful_core::data::{BatchMut, Batcher};
 
 use super::error::SourceError;
 use super::stream::{Position, TokenStream};
+use crate::allocations::{self, Activity};
 
 /// Stack of the reader thread, in bytes.
 pub const STACK_BYTES: usize = 2 << 20;
@@ -188,7 +189,7 @@ impl Loader {
         let filler = Filler { stream, batcher: Batcher::new(), schedule, number: first };
         let thread = thread::Builder::new().name("reader".to_owned()).stack_size(STACK_BYTES).spawn({
             let shared = Arc::clone(&shared);
-            move || read(&shared, filler)
+            move || allocations::during(Activity::Read, || read(&shared, filler))
         });
         let thread = Some(thread.map_err(|reason| SourceError::Thread { reason })?);
         Ok(Self { shared, thread })

@@ -5,6 +5,7 @@
 //! on a thread of its own; [`validation`] keeps a bounded set of whole documents for scoring;
 //! [`tales`] is the built-in corpus; [`ngram`] scores what plain counting reaches.
 
+pub mod corpus;
 pub mod error;
 pub mod files;
 pub mod loader;

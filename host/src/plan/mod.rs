@@ -7,10 +7,12 @@ mod advice;
 mod card;
 mod layout;
 mod machine;
+mod sweep;
 
 pub use card::Card;
 pub use layout::{Laid, Line, Sections};
-pub use machine::Machine;
+pub use machine::{LOADER_SLOTS, Machine, field_kib};
+pub use sweep::Row;
 
 use capful_core::device::Meter;
 use capful_core::memory::{Budget, Role};

@@ -7,13 +7,20 @@ use capful_core::ops::{Pattern, Rotary};
 use capful_core::random::{Random, stream};
 use capful_core::train::{results, settings};
 
+use super::bench::Profiler;
 use crate::device::{AnyDevice, AnyProfile, DeviceError, Storage};
 use crate::plan::Laid;
 
 /// A family that can be planned and run here.
-pub trait HostFamily: Family + Steps<AnyDevice> + for<'p> Steps<Meter<'p, AnyProfile>> {}
+pub trait HostFamily:
+    Family + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
+{
+}
 
-impl<F: Family + Steps<AnyDevice> + for<'p> Steps<Meter<'p, AnyProfile>>> HostFamily for F {}
+impl<F> HostFamily for F where
+    F: Family + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
+{
+}
 
 impl From<OperationError> for DeviceError {
     fn from(error: OperationError) -> Self {
@@ -37,7 +44,8 @@ pub struct Session<F: HostFamily> {
 const PIECE: usize = 64 << 10;
 
 impl<F: HostFamily> Session<F> {
-    /// Allocates the arena, fills its tables, and sets the weights as `seed` says.
+    /// Allocates the arena, fills its tables, and sets the weights as `seed` says; without a seed they stay
+    /// zero, to be loaded.
     ///
     /// # Errors
     /// The system refuses memory or threads.
@@ -45,7 +53,7 @@ impl<F: HostFamily> Session<F> {
         family: F,
         laid: Laid<F>,
         profile: &AnyProfile,
-        seed: u64,
+        seed: Option<u64>,
         vocab_size: u32,
     ) -> Result<Self, DeviceError> {
         let device = AnyDevice::start(profile, laid.bytes, laid.scratch)?;
@@ -54,17 +62,18 @@ impl<F: HostFamily> Session<F> {
         Ok(session)
     }
 
-    fn initialise(&mut self, seed: u64) -> Result<(), DeviceError> {
+    fn initialise(&mut self, seed: Option<u64>) -> Result<(), DeviceError> {
         let mut piece = vec![0.0f32; PIECE / 4];
         for entry in &self.laid.lasting {
             let slot = &entry.slot;
             // Fresh storage is zero; gradients and moments begin there.
-            if slot.init == Init::Zero || !matches!(slot.role, Role::Weight | Role::Constant) {
+            let wanted = slot.role == Role::Constant || slot.role == Role::Weight && seed.is_some();
+            if slot.init == Init::Zero || !wanted {
                 continue;
             }
             for layer in 0..slot.layers {
                 let region = entry.place.at(layer);
-                let random = Random::new(seed, stream(slot.name).wrapping_add(u64::from(layer)));
+                let random = Random::new(seed.unwrap_or(0), stream(slot.name).wrapping_add(u64::from(layer)));
                 let mut done = 0;
                 while done < region.elements() {
                     let count = (region.elements() - done).min(piece.len() as u64) as usize;

@@ -12,6 +12,7 @@
 mod grammar;
 mod score;
 mod sentences;
+mod source;
 mod words;
 
 use std::collections::BTreeSet;
@@ -23,6 +24,7 @@ use grammar::{Element, GRAMMAR, Memory, total_weight};
 use sentences::State;
 
 pub use score::log_probability;
+pub use source::TaleDocuments;
 
 /// No tale has more words than this, punctuation counted.
 pub const MAX_WORDS: usize = 120;

@@ -38,6 +38,11 @@ pub trait Tokenizer: Send + Sync {
     /// The id that ends a document, where the tokenizer has one.
     fn eos(&self) -> Option<u32>;
 
+    /// The id that stands for what the vocabulary does not hold, where the tokenizer has one.
+    fn unk(&self) -> Option<u32> {
+        None
+    }
+
     /// Appends the ids of `text` to `ids`, without adding document marks.
     fn encode(&self, text: &str, ids: &mut Vec<u32>);
 

@@ -183,6 +183,10 @@ impl Tokenizer for WordTokenizer {
         self.vocabulary().len()
     }
 
+    fn unk(&self) -> Option<u32> {
+        Some(capful_core::vocab::UNK)
+    }
+
     fn bos(&self) -> Option<u32> {
         Some(BOS)
     }
