@@ -24,7 +24,8 @@ const SPINS_A_GLANCE: u32 = 32;
 const INSIDE: u64 = (1 << 16) - 1;
 const OPEN: u64 = 1 << 16;
 const RUN: u64 = 1 << 17;
-const LEAVE: u64 = 0; // the run that tells the workers to end
+// The run that tells the workers to end: the gate is then OPEN and nothing else.
+const LEAVE: u64 = 0;
 
 /// What the workers do in this run: a closure of (worker, task), its lifetime erased.
 type Job = dyn Fn(usize, usize) + Sync;
@@ -174,7 +175,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts a pool of `threads` workers, the caller among them; 0 counts as 1.
+    /// Starts a pool of `threads` workers, the caller among them; 0 counts as 1. Returns when all are up.
     ///
     /// # Panics
     /// If the system refuses to start a thread, or for more than 65,535 threads.
@@ -202,7 +203,16 @@ impl Pool {
                     .expect("the system starts a thread")
             })
             .collect();
-        Self { shared, workers, run: LEAVE }
+        let mut pool = Self { shared, workers, run: LEAVE };
+        // A thread that starts allocates; so wait until all have come to work once.
+        let here = AtomicUsize::new(0);
+        pool.tasks(threads, |_, _| {
+            here.fetch_add(1, Ordering::SeqCst);
+            while here.load(Ordering::SeqCst) < threads {
+                thread::yield_now();
+            }
+        });
+        pool
     }
 
     /// The number of workers, the owner included.
@@ -231,7 +241,7 @@ impl Pool {
         unsafe { *shared.job.get() = Some(job) };
         shared.next.store(0, Ordering::Relaxed);
         shared.count.store(count, Ordering::Relaxed);
-        shared.gate.store(self.run * RUN | OPEN, Ordering::SeqCst);
+        shared.gate.store((self.run * RUN) | OPEN, Ordering::SeqCst);
         self.wake(count - 1);
         shared.work(0, &task);
         self.close();
@@ -314,7 +324,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.gate.store(LEAVE * RUN | OPEN, Ordering::SeqCst);
+        self.shared.gate.store(OPEN, Ordering::SeqCst);
         self.wake(self.workers.len());
         for worker in self.workers.drain(..) {
             // A worker catches the panics of its tasks, so there is nothing to learn from the result.

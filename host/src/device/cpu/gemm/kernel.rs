@@ -5,22 +5,26 @@ use pulp::{Simd, WithSimd};
 /// The widest tile any instruction set uses; packed buffers are sized for it.
 pub(super) const MAX_TILE_ROWS: usize = 12;
 /// As [`MAX_TILE_ROWS`], columns.
-pub(super) const MAX_TILE_COLS: usize = 32;
+pub(super) const MAX_TILE_COLS: usize = 64;
 
-/// Rows of a tile: 12 rows of two vectors fill 24 of 32 registers, 6 rows 12 of 16.
+/// Rows of a panel of A. A tile takes all or some of them: 6 rows by four vectors or 12 rows by two fill 24 of 32
+/// registers, 6 rows by two 12 of 16.
 pub(super) const fn tile_rows<S: Simd>() -> usize {
     if S::REGISTER_COUNT >= 32 { 12 } else { 6 }
 }
 
-/// Columns of a tile: two vectors.
+/// Columns of a panel of B, and of the widest tile: four vectors, or two where registers are few.
 pub(super) const fn tile_cols<S: Simd>() -> usize {
-    2 * S::F32_LANES
+    if S::REGISTER_COUNT >= 32 { 4 * S::F32_LANES } else { 2 * S::F32_LANES }
 }
 
 /// The depth summed in registers before the sum is added to C; part of the definition of the result.
 pub(super) const fn chunk_depth<S: Simd>() -> usize {
     if S::F32_LANES >= 16 { 512 } else { 256 }
 }
+
+/// Steps of depth between two looks at the loop's counter.
+const UNROLL: usize = 4;
 
 /// Where A's elements lie: element (i, p) at `start + i / tile_rows * panel + i % tile_rows * row + p * col`.
 #[derive(Clone, Copy)]
@@ -79,24 +83,13 @@ impl<const ROWS: usize, const VECS: usize, const UNIT_COL: bool> WithSimd for Ti
                     *pointer = pointer.wrapping_add(i * 3 * a.row);
                 }
             }
-            for _ in 0..depth {
-                let mut columns = [simd.splat_f32s(0.0); VECS];
-                for (v, column) in columns.iter_mut().enumerate() {
-                    *column = right.add(v * S::F32_LANES).cast::<S::f32s>().read_unaligned();
+            for _ in 0..depth / UNROLL {
+                for _ in 0..UNROLL {
+                    Self::step(simd, &mut sums, &mut left, &mut right, (a, b));
                 }
-                for (i, row) in sums.iter_mut().enumerate() {
-                    let element = if UNIT_COL { left[i / 3].add(i % 3 * a.row) } else { left[0].add(i) };
-                    let element = simd.splat_f32s(*element);
-                    for (sum, &column) in row.iter_mut().zip(&columns) {
-                        *sum = simd.mul_add_e_f32s(element, column, *sum);
-                    }
-                }
-                right = right.wrapping_add(b.row);
-                if UNIT_COL {
-                    left = left.map(|pointer| pointer.wrapping_add(1));
-                } else {
-                    left[0] = left[0].wrapping_add(a.col);
-                }
+            }
+            for _ in 0..depth % UNROLL {
+                Self::step(simd, &mut sums, &mut left, &mut right, (a, b));
             }
             for (i, row) in sums.iter().enumerate() {
                 for (v, &sum) in row.iter().enumerate() {
@@ -105,6 +98,42 @@ impl<const ROWS: usize, const VECS: usize, const UNIT_COL: bool> WithSimd for Ti
                     target.write_unaligned(sum);
                 }
             }
+        }
+    }
+}
+
+impl<const ROWS: usize, const VECS: usize, const UNIT_COL: bool> Tile<'_, ROWS, VECS, UNIT_COL> {
+    /// One step of depth: adds the products of a column of A's tile and a row of B's, and moves on.
+    ///
+    /// # Safety
+    /// Both must be readable at the pointers.
+    #[inline(always)]
+    unsafe fn step<S: Simd>(
+        simd: S,
+        sums: &mut [[S::f32s; VECS]; ROWS],
+        left: &mut [*const f32; 4],
+        right: &mut *const f32,
+        (a, b): (Left, Right),
+    ) {
+        // SAFETY: the contract.
+        unsafe {
+            let mut columns = [simd.splat_f32s(0.0); VECS];
+            for (v, column) in columns.iter_mut().enumerate() {
+                *column = right.add(v * S::F32_LANES).cast::<S::f32s>().read_unaligned();
+            }
+            for (i, row) in sums.iter_mut().enumerate() {
+                let element = if UNIT_COL { left[i / 3].add(i % 3 * a.row) } else { left[0].add(i) };
+                let element = simd.splat_f32s(*element);
+                for (sum, &column) in row.iter_mut().zip(&columns) {
+                    *sum = simd.mul_add_e_f32s(element, column, *sum);
+                }
+            }
+        }
+        *right = right.wrapping_add(b.row);
+        if UNIT_COL {
+            *left = left.map(|pointer| pointer.wrapping_add(1));
+        } else {
+            left[0] = left[0].wrapping_add(a.col);
         }
     }
 }
@@ -122,15 +151,15 @@ fn tile<S: Simd, const ROWS: usize, const VECS: usize>(simd: S, operands: &Opera
 /// Runs the largest tile of at most `rows` rows; returns its number of rows.
 fn largest_tile<S: Simd, const VECS: usize>(simd: S, rows: usize, operands: &Operands) -> usize {
     match rows {
-        12.. if tile_rows::<S>() == 12 => {
+        12.. if VECS <= 2 && S::REGISTER_COUNT >= 32 => {
             tile::<S, 12, VECS>(simd, operands);
             12
         }
-        8.. if tile_rows::<S>() == 12 => {
+        8.. if VECS <= 2 && S::REGISTER_COUNT >= 32 => {
             tile::<S, 8, VECS>(simd, operands);
             8
         }
-        6.. if tile_rows::<S>() == 6 => {
+        6.. => {
             tile::<S, 6, VECS>(simd, operands);
             6
         }
@@ -182,10 +211,11 @@ pub(super) unsafe fn product<S: Simd>(
                     operands.c = Target { start: spill.as_mut_ptr(), row: tile_cols };
                     operands.accumulate = false;
                 }
-                let done = if width > S::F32_LANES {
-                    largest_tile::<S, 2>(simd, height - row, &operands)
-                } else {
-                    largest_tile::<S, 1>(simd, height - row, &operands)
+                let done = match width.div_ceil(S::F32_LANES) {
+                    4.. if S::REGISTER_COUNT >= 32 => largest_tile::<S, 4>(simd, height - row, &operands),
+                    3 if S::REGISTER_COUNT >= 32 => largest_tile::<S, 3>(simd, height - row, &operands),
+                    2.. => largest_tile::<S, 2>(simd, height - row, &operands),
+                    _ => largest_tile::<S, 1>(simd, height - row, &operands),
                 };
                 if !whole {
                     for r in 0..done {

@@ -69,7 +69,7 @@ const BLOCK_COLS: usize = 256;
 /// With fewer blocks than this, blocks of half the size: else many threads would find nothing to do.
 const FEW_BLOCKS: usize = 16;
 /// A packing task: this many lines by this many steps of depth.
-const PACK_LINES: usize = 96;
+const PACK_LINES: usize = 192;
 const PACK_DEPTH: usize = 128;
 /// A task of a product of few rows: this many columns.
 const FEW_COLS: usize = 64;
@@ -77,7 +77,16 @@ const FEW_COLS: usize = 64;
 /// The scratch that [`product`] needs for C `[m, n]` and depth `k`, in f32: the same for all strides and threads.
 pub fn scratch_len(m: usize, n: usize, k: usize, _threads: usize) -> usize {
     let lines = m.min(PHASE_ROWS).next_multiple_of(MAX_TILE_ROWS) + n.min(PHASE_COLS).next_multiple_of(MAX_TILE_COLS);
-    lines * k.min(PHASE_DEPTH)
+    2 * LINE + lines * k.min(PHASE_DEPTH)
+}
+
+/// The f32s of a cache line, at whose beginning each packed operand begins.
+const LINE: usize = 16;
+
+/// The scratch from its first whole cache line on, cut in two, the second beginning with a line too.
+fn split_scratch(scratch: &mut [f32], first: usize) -> (&mut [f32], &mut [f32]) {
+    let skip = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
+    scratch[skip..].split_at_mut(first.next_multiple_of(LINE))
 }
 
 /// C = A · B or C += A · B by all threads of the pool.
@@ -185,12 +194,13 @@ impl<E: Fn(usize, Block<'_>) + Sync> Product<'_, E> {
         let Self { pool, a, b, c, update, scratch, epilogue } = self;
         let (tile_rows, tile_cols) = (kernel::tile_rows::<S>(), kernel::tile_cols::<S>());
         let target = Shared(c.data.as_mut_ptr());
-        // The kernel reads A where it lies if it is contiguous along the depth.
-        let packs_a = a.col_stride != 1;
+        // The kernel reads A where it lies if it is contiguous along the depth; along the rows too if so few columns
+        // use it that a copy would not pay.
+        let packs_a = a.col_stride != 1 && (a.row_stride != 1 || c.cols > 2 * tile_cols);
         let phase_rows = if packs_a { PHASE_ROWS } else { usize::MAX };
         let (scratch_a, scratch_b) = {
             let a_len = c.rows.min(PHASE_ROWS).next_multiple_of(MAX_TILE_ROWS) * a.cols.min(PHASE_DEPTH);
-            let (a, b) = scratch.split_at_mut(a_len);
+            let (a, b) = split_scratch(scratch, a_len);
             (Shared(a.as_mut_ptr()), Shared(b.as_mut_ptr()))
         };
         for cols in steps(0..c.cols, PHASE_COLS) {
@@ -204,17 +214,17 @@ impl<E: Fn(usize, Block<'_>) + Sync> Product<'_, E> {
                     let pack_a = Grid::new(if packs_a { rows.len() } else { 0 }, depth, PACK_LINES, PACK_DEPTH);
                     pool.tasks(pack_b.count() + pack_a.count(), |_, task| {
                         // Of B the lines are columns, of A rows.
-                        let ((lines, steps), from, width, to) = if task < pack_b.count() {
+                        let ((lines, steps), from, width, pad, to) = if task < pack_b.count() {
                             let start = b.data.as_ptr().wrapping_add(cols.start * b.col_stride);
                             let from = Source { start, line: b.col_stride, depth: b.row_stride };
-                            (pack_b.part(task), from, tile_cols, scratch_b)
+                            (pack_b.part(task), from, tile_cols, S::F32_LANES, scratch_b)
                         } else {
                             let start = a.data.as_ptr().wrapping_add(rows.start * a.row_stride);
                             let from = Source { start, line: a.row_stride, depth: a.col_stride };
-                            (pack_a.part(task - pack_b.count()), from, tile_rows, scratch_a)
+                            (pack_a.part(task - pack_b.count()), from, tile_rows, 1, scratch_a)
                         };
                         let from = Source { start: from.start.wrapping_add(depths.start * from.depth), ..from };
-                        let to = Panels { start: to.get(), width, panel: width * depth };
+                        let to = Panels { start: to.get(), width, panel: width * depth, pad };
                         // SAFETY: the part lies inside the operand, whose extent its `Matrix` has checked; its panels
                         // inside the scratch, by its length; parts begin at whole panels and are disjoint.
                         unsafe { pack::pack(simd, from, lines, steps, to) };
@@ -231,9 +241,10 @@ impl<E: Fn(usize, Block<'_>) + Sync> Product<'_, E> {
                                 let start = scratch_a.get().cast_const().wrapping_add(first);
                                 Left { start, panel: tile_rows * depth, row: 1, col: tile_rows }
                             } else {
-                                let first = (rows.start + own_rows.start) * a.row_stride + depths.start + chunk.start;
+                                let first = (rows.start + own_rows.start) * a.row_stride
+                                    + (depths.start + chunk.start) * a.col_stride;
                                 let start = a.data.as_ptr().wrapping_add(first);
-                                Left { start, panel: tile_rows * a.row_stride, row: a.row_stride, col: 1 }
+                                Left { start, panel: tile_rows * a.row_stride, row: a.row_stride, col: a.col_stride }
                             };
                             let b_first = own_cols.start * depth + chunk.start * tile_cols;
                             let b = Right {

@@ -20,10 +20,11 @@ pub(super) struct Panels {
     pub start: *mut f32,
     pub width: usize,
     pub panel: usize,
+    /// Zeros fill the last panel up to a multiple of this many lines, all that a kernel reads.
+    pub pad: usize,
 }
 
-/// Packs `lines` (beginning at a panel's first line) × `depths` of the source; lines missing from the last panel
-/// become zeros.
+/// Packs `lines` (beginning at a panel's first line) × `depths` of the source.
 ///
 /// # Safety
 /// The source must be readable there, the panels writable and nobody else's.
@@ -31,6 +32,7 @@ pub(super) unsafe fn pack<S: Simd>(simd: S, source: Source, lines: Range<usize>,
     let (line, depth) = (source.line, source.depth);
     if line == 1 {
         match to.width {
+            64 => simd.vectorize(Copy::<64> { source, lines, depths, to }),
             32 => simd.vectorize(Copy::<32> { source, lines, depths, to }),
             16 => simd.vectorize(Copy::<16> { source, lines, depths, to }),
             12 => simd.vectorize(Copy::<12> { source, lines, depths, to }),
@@ -46,7 +48,7 @@ pub(super) unsafe fn pack<S: Simd>(simd: S, source: Source, lines: Range<usize>,
 }
 
 fn one_by_one(source: Source, lines: Range<usize>, depths: Range<usize>, to: Panels) {
-    let end = lines.end.next_multiple_of(to.width);
+    let end = lines.end.next_multiple_of(to.pad);
     for j in lines.start..end {
         for p in depths.clone() {
             // SAFETY: the contract of `pack`.
@@ -72,22 +74,23 @@ impl<const WIDTH: usize> WithSimd for Copy<WIDTH> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         let Self { source, lines, depths, to } = self;
-        let whole = (lines.end - lines.start) / WIDTH;
-        let rest = (lines.end - lines.start) % WIDTH;
-        for p in depths {
-            // SAFETY: the contract of `pack`.
-            unsafe {
-                let mut from = source.start.add(p * source.depth + lines.start);
-                let mut piece = to.start.add(lines.start / WIDTH * to.panel + p * WIDTH);
-                for _ in 0..whole {
-                    piece.cast::<[f32; WIDTH]>().write_unaligned(from.cast::<[f32; WIDTH]>().read_unaligned());
-                    from = from.add(WIDTH);
-                    piece = piece.wrapping_add(to.panel);
-                }
-                if rest > 0 {
-                    let mut last = [0.0; WIDTH];
-                    std::ptr::copy_nonoverlapping(from, last.as_mut_ptr(), rest);
-                    piece.cast::<[f32; WIDTH]>().write_unaligned(last);
+        // A few rows at a time: their lines stay in the first-level cache even where all rows begin in the same set.
+        const ROWS: usize = 8;
+        for first in depths.clone().step_by(ROWS) {
+            for j in lines.clone().step_by(WIDTH) {
+                let width = WIDTH.min(lines.end - j);
+                for p in first..depths.end.min(first + ROWS) {
+                    // SAFETY: the contract of `pack`.
+                    unsafe {
+                        let from = source.start.add(p * source.depth + j);
+                        let piece = to.start.add(j / WIDTH * to.panel + p * WIDTH);
+                        if width == WIDTH {
+                            std::ptr::copy_nonoverlapping(from, piece, WIDTH);
+                        } else {
+                            std::ptr::copy_nonoverlapping(from, piece, width);
+                            std::ptr::write_bytes(piece.add(width), 0, width.next_multiple_of(to.pad) - width);
+                        }
+                    }
                 }
             }
         }

@@ -4,12 +4,12 @@ use pulp::{Arch, Simd, WithSimd};
 
 use super::kernel::{self, Left, MAX_TILE_COLS, MAX_TILE_ROWS, Right, Target};
 use super::pack::{self, Panels, Source};
-use super::{Matrix, MatrixMut, Update};
+use super::{LINE, Matrix, MatrixMut, Update, split_scratch};
 use crate::device::cpu::simd;
 
 /// The scratch that [`small`] needs for C `[m, n]` and depth `k`, in f32: the same for all strides.
 pub fn small_scratch_len(m: usize, n: usize, k: usize) -> usize {
-    (m.next_multiple_of(MAX_TILE_ROWS) + n.next_multiple_of(MAX_TILE_COLS)) * k
+    2 * LINE + (m.next_multiple_of(MAX_TILE_ROWS) + n.next_multiple_of(MAX_TILE_COLS)) * k
 }
 
 /// C = A · B or C += A · B by the calling thread: for products of some 16 to 128 a side inside a task, as attention's.
@@ -51,13 +51,13 @@ impl WithSimd for Small<'_> {
         let Self { a, b, c, update, scratch } = self;
         let (tile_rows, tile_cols) = (kernel::tile_rows::<S>(), kernel::tile_cols::<S>());
         let depth = a.cols;
-        let (scratch_a, scratch_b) = scratch.split_at_mut(c.rows.next_multiple_of(MAX_TILE_ROWS) * depth);
+        let (scratch_a, scratch_b) = split_scratch(scratch, c.rows.next_multiple_of(MAX_TILE_ROWS) * depth);
         // A is read where it lies if it is contiguous either way.
         let left = if a.col_stride == 1 || a.row_stride == 1 {
             Left { start: a.data.as_ptr(), panel: tile_rows * a.row_stride, row: a.row_stride, col: a.col_stride }
         } else {
             let source = Source { start: a.data.as_ptr(), line: a.row_stride, depth: a.col_stride };
-            let to = Panels { start: scratch_a.as_mut_ptr(), width: tile_rows, panel: tile_rows * depth };
+            let to = Panels { start: scratch_a.as_mut_ptr(), width: tile_rows, panel: tile_rows * depth, pad: 1 };
             // SAFETY: the matrix has checked its extent; the scratch is long enough, as asserted, and ours.
             unsafe { pack::pack(simd, source, 0..a.rows, 0..depth, to) };
             Left { start: scratch_a.as_ptr(), panel: tile_rows * depth, row: 1, col: tile_rows }
@@ -74,7 +74,8 @@ impl WithSimd for Small<'_> {
         if in_place < c.cols {
             let start = b.data.as_ptr().wrapping_add(in_place * b.col_stride);
             let source = Source { start, line: b.col_stride, depth: b.row_stride };
-            let to = Panels { start: scratch_b.as_mut_ptr(), width: tile_cols, panel: tile_cols * depth };
+            let to =
+                Panels { start: scratch_b.as_mut_ptr(), width: tile_cols, panel: tile_cols * depth, pad: S::F32_LANES };
             let right = Right { start: scratch_b.as_ptr(), panel: tile_cols * depth, row: tile_cols };
             let target = Target { start: target.start.wrapping_add(in_place), ..target };
             let cols = c.cols - in_place;
