@@ -1,6 +1,6 @@
 //! Our matrix products beside those of the crate `gemm`, at the shapes of the models' layers.
 //!
-//! `cargo bench -p capful-host --bench gemm [-- --threads N] [--filter TEXT] [--seconds X]`
+//! `cargo run --release --manifest-path tests/peers/gemm/Cargo.toml [-- --threads N] [--filter TEXT] [--seconds X]`
 //!
 //! Both run in turn within one process, since other work on the machine disturbs them alike; the medians are of wall
 //! time, the last columns of the CPU time of all threads (Unix only), which others disturb less.
