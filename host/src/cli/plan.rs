@@ -43,6 +43,9 @@ impl Plan {
             println!("{}", serde_json::to_string_pretty(&plan).map_err(work)?);
         } else {
             print!("{}", plan.table());
+            if let Err(e) = plan.require_fit(&config, &machine) {
+                println!("  {e}");
+            }
         }
         Ok(())
     }
