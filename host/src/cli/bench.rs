@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
-use super::{Failure, RunFlags, request, work};
+use super::{Failure, RunFlags, work};
 use crate::allocations;
-use crate::config::human_bytes;
+use crate::config::{Config, human_bytes};
 use crate::device::AnyProfile;
 use crate::plan::{Machine, Plan, field_kib};
 use crate::run::Session;
@@ -18,9 +18,6 @@ pub struct Bench {
     /// Steps before the timed ones
     #[arg(long, value_name = "N", default_value_t = 2)]
     warm: u64,
-    /// Timed steps; the median counts
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    timed: u64,
     /// One more step, operation by operation, with the roofline beside each
     #[arg(long)]
     profile: bool,
@@ -31,7 +28,10 @@ pub struct Bench {
 
 impl Bench {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let config = self.flags.resolve()?;
+        let written = self.flags.written()?;
+        // --steps is how many are timed: the median of them counts.
+        let timed = written.steps.unwrap_or(10);
+        let config = Config::resolve(written)?;
         let machine = Machine::here(config.threads);
         let family = config.pythia();
         let (plan, laid) = Plan::new(&family, &config, &machine)?;
@@ -40,16 +40,13 @@ impl Bench {
         let mut session =
             Session::start(family, laid, &profile, Some(config.seed), config.vocab_size()).map_err(work)?;
         let allocated = session.device.arena_bytes();
-        if self.timed == 0 {
-            return Err(request("--timed is 0; it must be at least 1"));
-        }
         let mut steps = Steps::new(&mut session, &config).map_err(work)?;
-        let timing = steps.time(self.warm.max(1), self.timed).map_err(work)?;
+        let timing = steps.time(self.warm.max(1), timed).map_err(work)?;
         let shares = if self.profile { steps.profile().map_err(work)? } else { Vec::new() };
         let seconds = timing.median();
         let tokens_per_s = plan.tokens_per_step as f64 / seconds;
         let peak = field_kib("/proc/self/status", "VmHWM:").map(|k| k << 10);
-        let allocations = allocations::installed().then(|| timing.allocations as f64 / self.timed as f64);
+        let allocations = allocations::installed().then(|| timing.allocations as f64 / timed as f64);
         if self.json {
             let line = json!({
                 "tokens_per_s": tokens_per_s,
@@ -65,7 +62,7 @@ impl Bench {
             println!("{line}");
             return Ok(());
         }
-        println!("{tokens_per_s:.0} tokens/s, {:.2} ms a step (median of {})", seconds * 1e3, self.timed);
+        println!("{tokens_per_s:.0} tokens/s, {:.2} ms a step (median of {})", seconds * 1e3, timed);
         println!(
             "{:.3} TFLOP/s, {:.0} % of the roofline, arena {}, peak resident {}, {} heap allocations a step",
             plan.flops_per_token as f64 * tokens_per_s / 1e12,
