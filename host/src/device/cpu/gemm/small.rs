@@ -76,7 +76,7 @@ impl WithSimd for Small<'_> {
             let source = Source { start, line: b.col_stride, depth: b.row_stride };
             let to =
                 Panels { start: scratch_b.as_mut_ptr(), width: tile_cols, panel: tile_cols * depth, pad: S::F32_LANES };
-            let right = Right { start: scratch_b.as_ptr(), panel: tile_cols * depth, row: tile_cols };
+            let right = Right { start: to.start.cast_const(), panel: tile_cols * depth, row: tile_cols };
             let target = Target { start: target.start.wrapping_add(in_place), ..target };
             let cols = c.cols - in_place;
             // SAFETY: the rest of B is packed into the scratch, long enough as asserted, panel after whole panel.
