@@ -5,12 +5,27 @@
 //! - results do not depend on the number of threads, nor on which thread does what;
 //! - one generic source for every instruction set, chosen at run time through [`simd::arch`].
 
+mod adamw;
+mod attention;
+mod attention_grad;
+mod cached_attention;
+mod embed;
+mod gelu;
 pub mod gemm;
+mod head_loss;
+mod linear;
+mod linear_grad;
+mod norm;
+mod norm_grad;
 pub mod pool;
 pub mod simd;
+mod squared_norm;
+#[cfg(test)]
+mod tests;
+mod tiles;
 
-use capful_core::device::{Operation, OperationError, Profile, Reference, Run, Scratch, Single};
-use capful_core::memory::{Arena, Dtype, Region, Role};
+use capful_core::device::{Profile, Single};
+use capful_core::memory::{Dtype, Region, Role};
 
 use self::pool::Pool;
 use super::{DeviceError, Memory};
@@ -20,6 +35,13 @@ use super::{DeviceError, Memory};
 pub struct CpuProfile {
     /// Threads of its pool.
     pub threads: u32,
+}
+
+impl CpuProfile {
+    /// Threads that the pool really has.
+    fn workers(&self) -> usize {
+        self.threads.max(1) as usize
+    }
 }
 
 impl Profile for CpuProfile {
@@ -52,15 +74,7 @@ impl Cpu {
     }
 }
 
-impl<O: Operation> Scratch<O> for CpuProfile {
-    fn scratch(&self, _: &O) -> u64 {
-        0
-    }
-}
-
-impl<O: Operation> Run<O> for Cpu {
-    fn run(&mut self, operation: O) -> Result<(), OperationError> {
-        let _ = self.scratch;
-        Reference { arena: Arena::new(self.memory.words(), &[]) }.run(operation)
-    }
+/// Bytes of `len` f32.
+const fn bytes(len: usize) -> u64 {
+    4 * len as u64
 }

@@ -276,6 +276,28 @@ impl Pool {
         });
     }
 
+    /// Cuts each of `slices` into parts of its own length (the last may be shorter) and calls
+    /// `task(worker, number, parts)` for each number; a slice that has ended, or is empty, gives empty parts.
+    ///
+    /// # Panics
+    /// If a length is 0, and as [`tasks`](Self::tasks).
+    pub fn bands<T: Send, const N: usize>(
+        &mut self,
+        slices: [(&mut [T], usize); N],
+        task: impl Fn(usize, usize, [&mut [T]; N]) + Sync,
+    ) {
+        let count = slices.iter().map(|(slice, len)| slice.len().div_ceil(*len)).max().unwrap_or(0);
+        let slices = slices.map(|(slice, len)| (slice.len(), len, Parts::new(slice)));
+        self.tasks(count, |worker, number| {
+            let parts = slices.each_ref().map(|(total, len, parts)| {
+                let begin = number * len;
+                // SAFETY: the parts of a slice are disjoint, and each number is claimed once.
+                unsafe { parts.range(begin.min(*total)..(begin + len).min(*total)) }
+            });
+            task(worker, number, parts);
+        });
+    }
+
     /// As [`tasks`](Self::tasks), and lends each worker its own equal share of `scratch` for the call.
     ///
     /// # Panics
@@ -446,6 +468,12 @@ mod tests {
             part.iter_mut().enumerate().for_each(|(i, x)| *x = chunk * 4 + i);
         });
         assert!(numbers.iter().enumerate().all(|(i, &x)| i == x));
+        let (mut wide, mut narrow) = ([0usize; 10], [0usize; 3]);
+        pool.bands([(&mut wide[..], 4), (&mut narrow[..], 2), (&mut [], 1)], |_, number, [wide, narrow, none]| {
+            assert_eq!((wide.len(), narrow.len(), none.len()), [(4, 2, 0), (4, 1, 0), (2, 0, 0)][number]);
+            wide.iter_mut().chain(narrow).for_each(|x| *x += number + 1);
+        });
+        assert_eq!((wide, narrow), ([1, 1, 1, 1, 2, 2, 2, 2, 3, 3], [1, 1, 2]));
         let mut scratch = [0u8; 8];
         pool.tasks_with(&mut scratch, 50, |worker, _, mine| {
             assert_eq!(mine.len(), 2);

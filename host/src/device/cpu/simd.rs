@@ -178,6 +178,44 @@ fn fold_lanes(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32
     lanes[0]
 }
 
+/// Folds pairs of elements by `step(sum so far, a, b)` in the order of [`sum`]; the lanes are added at the end. Vector
+/// code only inside `arch().dispatch(|| …)`. What one slice has more than the other is left out.
+#[inline(always)]
+pub fn fold_pairs(a: &[f32], b: &[f32], step: impl Fn(f32, f32, f32) -> f32) -> f32 {
+    let n = a.len().min(b.len());
+    let mut lanes = [0.0; LANES];
+    let ((a, a_tail), (b, b_tail)) = (a[..n].as_chunks::<LANES>(), b[..n].as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        for (lane, (&a, &b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
+            *lane = step(*lane, a, b);
+        }
+    }
+    for (lane, (&a, &b)) in lanes.iter_mut().zip(a_tail.iter().zip(b_tail)) {
+        *lane = step(*lane, a, b);
+    }
+    fold_lanes(lanes, |a, b| a + b)
+}
+
+/// `Σ a[i] · b[i]`, as [`fold_pairs`].
+#[inline(always)]
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    fold_pairs(a, b, |sum, a, b| a.mul_add(b, sum))
+}
+
+/// `y[i] += a · x[i]`. Vector code only inside `arch().dispatch(|| …)`.
+#[inline(always)]
+pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
+    y.iter_mut().zip(x).for_each(|(y, &x)| *y = a.mul_add(x, *y));
+}
+
+/// `y[i] += x[i]`.
+pub fn add(x: &[f32], y: &mut [f32]) {
+    arch().dispatch(
+        #[inline(always)]
+        || y.iter_mut().zip(x).for_each(|(y, &x)| *y += x),
+    );
+}
+
 /// The sum of a row, in a fixed order (32 interleaved partial sums, then pairwise). 0 for an empty row.
 pub fn sum(row: &[f32]) -> f32 {
     arch().dispatch(
@@ -349,6 +387,13 @@ mod tests {
             let exact: f64 = row.iter().map(|&x| (f64::from(x) - f64::from(largest)).exp()).sum();
             assert!((f64::from(total) - exact).abs() <= 3e-7 * exact);
             assert_eq!(total, sum(&e));
+            let exact: f64 = row.iter().zip(&e).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+            let found = arch().dispatch(|| dot(&row, &e));
+            assert!((f64::from(found) - exact).abs() <= 1e-5 * f64::from(total));
+            let mut y = e.clone();
+            axpy(2.0, &row, &mut y);
+            add(&row, &mut y);
+            assert!(y.iter().zip(e.iter().zip(&row)).all(|(y, (e, x))| (y - (e + 3.0 * x)).abs() < 1e-5));
             scale(&mut e, 0.5);
             assert_eq!(sum(&e), total * 0.5);
         }

@@ -1,0 +1,53 @@
+//! AdamW: pieces of all four ranges, one after the other through the caches. Bound by memory.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::memory::Arena;
+use capful_core::ops::AdamW;
+
+use super::simd;
+use super::{Cpu, CpuProfile};
+
+/// Elements of a task.
+const PIECE: usize = 16_384;
+
+impl Scratch<AdamW> for CpuProfile {
+    fn scratch(&self, _: &AdamW) -> u64 {
+        0
+    }
+}
+
+impl Run<AdamW> for Cpu {
+    fn run(&mut self, op: AdamW) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words(), &[]);
+        let [mut weight, gradient, mut first, mut second, settings, results] = arena.views([
+            Some(op.weight),
+            Some(op.gradient),
+            Some(op.first),
+            Some(op.second),
+            Some(op.settings),
+            Some(op.results),
+        ])?;
+        let Some(f) = op.factors(settings.f32(), results.f32()) else { return Ok(()) };
+        let gradient = gradient.f32();
+        let bands = [(weight.f32_mut(), PIECE), (first.f32_mut(), PIECE), (second.f32_mut(), PIECE)];
+        self.pool.bands(bands, |_, piece, [weight, first, second]| {
+            let n = weight.len();
+            let (gradient, first, second) = (&gradient[piece * PIECE..][..n], &mut first[..n], &mut second[..n]);
+            simd::arch().dispatch(
+                #[inline(always)]
+                || {
+                    for i in 0..n {
+                        // The steps of `AdamW::element`, with a square root that becomes a vector instruction. It is
+                        // correctly rounded as that one is, so the bits are the same.
+                        let g = gradient[i] * f.gradient;
+                        let m = op.beta1 * first[i] + (1.0 - op.beta1) * g;
+                        let v = op.beta2 * second[i] + (1.0 - op.beta2) * (g * g);
+                        weight[i] = weight[i] * f.keep - f.step * m / (v.sqrt() * f.root + op.eps);
+                        (first[i], second[i]) = (m, v);
+                    }
+                },
+            );
+        });
+        Ok(())
+    }
+}

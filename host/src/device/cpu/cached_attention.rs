@@ -1,0 +1,77 @@
+//! Attention of one new token: a task is a head, which reads its keys and values once, a few dozen at a time, with a
+//! running softmax.
+
+use capful_core::device::{Operation, OperationError, Run, Scratch};
+use capful_core::memory::Arena;
+use capful_core::ops::{CachedAttention, Rotary};
+
+use super::simd;
+use super::tiles::Tiles;
+use super::{Cpu, CpuProfile};
+
+/// Keys between two looks at the largest score.
+const KEYS: usize = 64;
+
+impl Scratch<CachedAttention> for CpuProfile {
+    fn scratch(&self, _: &CachedAttention) -> u64 {
+        0
+    }
+}
+
+impl Run<CachedAttention> for Cpu {
+    fn run(&mut self, op: CachedAttention) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words(), &[]);
+        let [mut qkv, mut cache, cursor, table, mut out] =
+            arena.views([Some(op.qkv), Some(op.cache), Some(op.cursor), Some(op.rotary.table), Some(op.out)])?;
+        let (heads, size, scale) = (op.rotary.heads, op.rotary.heads.size as usize, op.rotary.heads.scale());
+        let (context, columns) = (op.cache.shape[2] as usize, op.cache.columns() as usize);
+        let now = cursor.u32()[0] as usize;
+        op.expect(now < context, "cursor")?;
+        let row = qkv.f32_mut();
+        Rotary::rotate(&heads, table.f32(), op.rotary.dims() as usize, now, row, false);
+        let (keys, values) = cache.f32_mut().split_at_mut(context * columns);
+        for h in 0..heads.keys {
+            let at = now * columns + h as usize * size;
+            keys[at..at + size].copy_from_slice(&row[heads.key(h)..][..size]);
+            values[at..at + size].copy_from_slice(&row[heads.value(h)..][..size]);
+        }
+        let (row, keys, values) = (&*row, &*keys, &*values);
+        let tiles = Tiles::new(op.pattern, now + 1);
+        self.pool.chunks(out.f32_mut(), size, |_, h, out| {
+            let query = &row[heads.query(h as u32)..][..size];
+            let column = heads.key_of(h as u32) as usize * size;
+            let (mut largest, mut total) = (f32::NEG_INFINITY, 0.0);
+            out.fill(0.0);
+            tiles.steps(&(now..now + 1), |run| {
+                for start in run.clone().step_by(KEYS) {
+                    let at = |j: usize| (start + j) * columns + column;
+                    let mut scores = [0.0; KEYS];
+                    let scores = &mut scores[..KEYS.min(run.end - start)];
+                    simd::arch().dispatch(
+                        #[inline(always)]
+                        || {
+                            for (j, score) in scores.iter_mut().enumerate() {
+                                *score = simd::dot(query, &keys[at(j)..][..size]) * scale;
+                            }
+                            let before = largest;
+                            largest = scores.iter().fold(before, |a, &s| if s > a { s } else { a });
+                            if largest > before && before > f32::NEG_INFINITY {
+                                let shrink = simd::exp(before - largest);
+                                total *= shrink;
+                                out.iter_mut().for_each(|x| *x *= shrink);
+                            }
+                            for (j, score) in scores.iter().enumerate() {
+                                let weight = simd::exp(score - largest);
+                                total += weight;
+                                simd::axpy(weight, &values[at(j)..][..size], out);
+                            }
+                        },
+                    );
+                }
+            });
+            let inverse = 1.0 / total;
+            out.iter_mut().for_each(|x| *x *= inverse);
+        });
+        Ok(())
+    }
+}

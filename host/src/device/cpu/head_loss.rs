@@ -1,0 +1,104 @@
+//! The output head and its loss, a chunk of rows at a time: logits, softmax in place, and both gradients' products.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::memory::Arena;
+use capful_core::ops::{HeadLoss, IGNORE};
+use capful_core::train::{results, settings};
+
+use super::gemm::{self, Matrix, MatrixMut, Update};
+use super::simd;
+use super::{Cpu, CpuProfile, bytes};
+
+/// A softmax task takes rows of about this many logits together.
+const LOGITS: usize = 8192;
+
+impl Scratch<HeadLoss> for CpuProfile {
+    fn scratch(&self, op: &HeadLoss) -> u64 {
+        let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
+        let chunk = rows.min(op.logits.rows() as usize);
+        let len = |m, n, k| gemm::scratch_len(m, n, k, self.workers());
+        let forward = len(chunk, vocabulary, d);
+        bytes(match op.gradient {
+            Some(_) => forward.max(len(chunk, d, vocabulary)).max(len(vocabulary, d, chunk)),
+            None => forward,
+        })
+    }
+}
+
+impl Run<HeadLoss> for Cpu {
+    fn run(&mut self, op: HeadLoss) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words(), &[]);
+        let [
+            x,
+            weight,
+            targets,
+            mut logits,
+            mut losses,
+            settings,
+            mut results,
+            mut x_grad,
+            mut weight_grad,
+            mut scratch,
+        ] = arena.views([
+            Some(op.x),
+            Some(op.weight),
+            Some(op.targets),
+            Some(op.logits),
+            Some(op.losses),
+            Some(op.settings),
+            Some(op.results),
+            op.gradient.map(|g| g.x_grad),
+            op.gradient.map(|g| g.weight_grad),
+            Some(self.scratch),
+        ])?;
+        let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
+        let (x, targets, scratch) = (x.f32(), targets.u32(), scratch.f32_mut());
+        let weight = Matrix::new(weight.f32(), vocabulary, d);
+        let scale = settings.f32()[settings::LOSS_SCALE];
+        let gradient_scale = op.gradient.map(|_| scale);
+        let (chunk, together) = (op.logits.rows() as usize, (LOGITS / vocabulary.max(1)).max(1));
+        for first in (0..rows).step_by(chunk) {
+            let count = chunk.min(rows - first);
+            let (own, narrow) = (first..first + count, first * d..(first + count) * d);
+            let x = Matrix::new(&x[narrow.clone()], count, d);
+            let logits = &mut logits.f32_mut()[..count * vocabulary];
+            let to = MatrixMut::new(logits, count, vocabulary);
+            gemm::product(&mut self.pool, x, weight.transposed(), to, Update::Overwrite, scratch, |_, _| {});
+            let bands = [(&mut *logits, together * vocabulary), (&mut losses.f32_mut()[own], together)];
+            self.pool.bands(bands, |_, band, [logits, losses]| {
+                let targets = &targets[first + band * together..];
+                for ((row, loss), &target) in logits.chunks_exact_mut(vocabulary).zip(losses).zip(targets) {
+                    *loss = cross_entropy(row, target, gradient_scale);
+                }
+            });
+            let Some(gradient) = op.gradient else { continue };
+            let logits = Matrix::new(logits, count, vocabulary);
+            let dx = MatrixMut::new(&mut x_grad.f32_mut()[narrow], count, d);
+            gemm::product(&mut self.pool, logits, weight, dx, Update::Overwrite, scratch, |_, _| {});
+            let update = if gradient.accumulate || first > 0 { Update::Accumulate } else { Update::Overwrite };
+            let dw = MatrixMut::new(weight_grad.f32_mut(), vocabulary, d);
+            gemm::product(&mut self.pool, logits.transposed(), x, dw, update, scratch, |_, _| {});
+        }
+        let results = results.f32_mut();
+        let before = if op.add_loss { results[results::LOSS] } else { 0.0 };
+        results[results::LOSS] = before + scale * simd::sum(losses.f32());
+        Ok(())
+    }
+}
+
+/// The loss of a row of logits. With `gradient_scale` the row becomes the loss's gradient times it, otherwise it is
+/// spent.
+fn cross_entropy(row: &mut [f32], target: u32, gradient_scale: Option<f32>) -> f32 {
+    if target == IGNORE {
+        row.fill(0.0);
+        return 0.0;
+    }
+    let (largest, at_target) = (simd::max(row), row[target as usize]);
+    let total = simd::exp_and_sum(row, largest);
+    if let Some(scale) = gradient_scale {
+        // d loss / d logit = probability − [v = target].
+        simd::scale(row, scale / total);
+        row[target as usize] -= scale;
+    }
+    largest + libm::logf(total) - at_target
+}

@@ -1,0 +1,77 @@
+//! The linear layer: one product, and what belongs to it on each block while it is in cache.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::memory::Arena;
+use capful_core::ops::{Linear, Rotary};
+
+use super::gemm::{self, Matrix, MatrixMut, Update};
+use super::pool::Parts;
+use super::simd;
+use super::{Cpu, CpuProfile, bytes};
+
+/// Rows that a task turns.
+const ROWS: usize = 16;
+
+impl Scratch<Linear> for CpuProfile {
+    fn scratch(&self, op: &Linear) -> u64 {
+        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
+        bytes(gemm::scratch_len(rows, outputs, inputs, self.workers()))
+    }
+}
+
+impl Run<Linear> for Cpu {
+    fn run(&mut self, op: Linear) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words(), &[]);
+        let [x, weight, bias, mut out, residual, table, mut activated, mut scratch] = arena.views([
+            Some(op.x),
+            Some(op.weight),
+            op.bias,
+            Some(op.out),
+            op.residual,
+            op.rotary.map(|r| r.table),
+            op.activated,
+            Some(self.scratch),
+        ])?;
+        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
+        let (bias, residual, out) = (bias.f32(), residual.f32(), out.f32_mut());
+        let (activated, activates) = (Parts::new(activated.f32_mut()), op.activated.is_some());
+        gemm::product(
+            &mut self.pool,
+            Matrix::new(x.f32(), rows, inputs),
+            Matrix::new(weight.f32(), outputs, inputs).transposed(),
+            MatrixMut::new(out, rows, outputs),
+            if op.accumulate { Update::Accumulate } else { Update::Overwrite },
+            scratch.f32_mut(),
+            |_, mut block| {
+                let cols = block.cols();
+                for row in block.rows() {
+                    let at = row * outputs + cols.start..row * outputs + cols.end;
+                    let out = block.row(row);
+                    if let Some(bias) = bias.get(cols.clone()) {
+                        simd::add(bias, out);
+                    }
+                    if let Some(residual) = residual.get(at.clone()) {
+                        simd::add(residual, out);
+                    }
+                    if activates && op.rotary.is_none() {
+                        // SAFETY: blocks of `out` are disjoint, and this is the same block of a matrix as large.
+                        simd::gelu_forward(out, unsafe { activated.range(at) });
+                    }
+                }
+            },
+        );
+        let Some(rotary) = op.rotary else { return Ok(()) };
+        // Heads may lie across the borders of blocks, so whole rows are turned once they are there.
+        let (table, dims, period) = (table.f32(), rotary.dims() as usize, rotary.period as usize);
+        self.pool.chunks(out, ROWS * outputs, |_, chunk, part| {
+            for (row, values) in (chunk * ROWS..).zip(part.chunks_exact_mut(outputs)) {
+                Rotary::rotate(&rotary.heads, table, dims, row % period, values, false);
+                if activates {
+                    // SAFETY: each row belongs to one chunk.
+                    simd::gelu_forward(values, unsafe { activated.range(row * outputs..(row + 1) * outputs) });
+                }
+            }
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! The gradients of a linear layer: two products and the sums of columns.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::memory::Arena;
+use capful_core::ops::LinearGrad;
+
+use super::gemm::{self, Matrix, MatrixMut, Update};
+use super::pool::Pool;
+use super::simd;
+use super::{Cpu, CpuProfile, bytes};
+
+/// Columns that a task sums, in registers.
+const COLUMNS: usize = 64;
+/// Rows summed in one go; the sums of such runs are then added.
+const RUN: usize = 256;
+
+impl Scratch<LinearGrad> for CpuProfile {
+    fn scratch(&self, op: &LinearGrad) -> u64 {
+        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
+        let threads = self.workers();
+        bytes(gemm::scratch_len(rows, inputs, outputs, threads).max(gemm::scratch_len(outputs, inputs, rows, threads)))
+    }
+}
+
+impl Run<LinearGrad> for Cpu {
+    fn run(&mut self, op: LinearGrad) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words(), &[]);
+        let [x, weight, out_grad, before_gelu, mut x_grad, mut weight_grad, mut bias_grad, mut scratch] =
+            arena.views([
+                Some(op.x),
+                Some(op.weight),
+                Some(op.out_grad),
+                op.before_gelu,
+                Some(op.x_grad),
+                Some(op.weight_grad),
+                op.bias_grad,
+                Some(self.scratch),
+            ])?;
+        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
+        let (before_gelu, scratch) = (before_gelu.f32(), scratch.f32_mut());
+        let dy = Matrix::new(out_grad.f32(), rows, outputs);
+        gemm::product(
+            &mut self.pool,
+            dy,
+            Matrix::new(weight.f32(), outputs, inputs),
+            MatrixMut::new(x_grad.f32_mut(), rows, inputs),
+            Update::Overwrite,
+            scratch,
+            |_, mut block| {
+                let cols = block.cols();
+                for row in block.rows() {
+                    if let Some(hidden) = before_gelu.get(row * inputs + cols.start..row * inputs + cols.end) {
+                        simd::gelu_backward(hidden, block.row(row));
+                    }
+                }
+            },
+        );
+        let update = if op.accumulate { Update::Accumulate } else { Update::Overwrite };
+        let dw = MatrixMut::new(weight_grad.f32_mut(), outputs, inputs);
+        gemm::product(
+            &mut self.pool,
+            dy.transposed(),
+            Matrix::new(x.f32(), rows, inputs),
+            dw,
+            update,
+            scratch,
+            |_, _| {},
+        );
+        sum_columns(&mut self.pool, out_grad.f32(), outputs, bias_grad.f32_mut(), op.accumulate);
+        Ok(())
+    }
+}
+
+/// `sums[c] (+)= Σ over rows of matrix[r, c]`, a range of columns a task; nothing where `sums` is empty.
+fn sum_columns(pool: &mut Pool, matrix: &[f32], columns: usize, sums: &mut [f32], accumulate: bool) {
+    pool.chunks(sums, COLUMNS, |_, chunk, sums| {
+        simd::arch().dispatch(
+            #[inline(always)]
+            || {
+                if !accumulate {
+                    sums.fill(0.0);
+                }
+                let first = chunk * COLUMNS;
+                for run in matrix.chunks(RUN * columns) {
+                    let mut own = [0.0f32; COLUMNS];
+                    for row in run.chunks_exact(columns) {
+                        if let Some(whole) = row[first..].first_chunk::<COLUMNS>() {
+                            own.iter_mut().zip(whole).for_each(|(sum, x)| *sum += x);
+                        } else {
+                            own.iter_mut().zip(&row[first..]).for_each(|(sum, x)| *sum += x);
+                        }
+                    }
+                    sums.iter_mut().zip(&own).for_each(|(sum, own)| *sum += own);
+                }
+            },
+        );
+    });
+}

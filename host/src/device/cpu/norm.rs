@@ -1,0 +1,70 @@
+//! LayerNorm: a task takes some rows, and of each row makes both outputs while it is in the nearest cache.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::memory::Arena;
+use capful_core::ops::Norm;
+
+use super::simd;
+use super::{Cpu, CpuProfile};
+
+/// Rows of a task.
+const ROWS: usize = 16;
+
+impl Scratch<Norm> for CpuProfile {
+    fn scratch(&self, _: &Norm) -> u64 {
+        0
+    }
+}
+
+impl Run<Norm> for Cpu {
+    fn run(&mut self, op: Norm) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words(), &[]);
+        let [x, mut stats, gain, bias, mut out, gain2, bias2, mut out2] = arena.views([
+            Some(op.x),
+            Some(op.stats),
+            Some(op.first.gain),
+            Some(op.first.bias),
+            Some(op.first.out),
+            op.second.map(|s| s.gain),
+            op.second.map(|s| s.bias),
+            op.second.map(|s| s.out),
+        ])?;
+        let (x, d) = (x.f32(), op.x.columns() as usize);
+        let [gain, bias, gain2, bias2] = [gain.f32(), bias.f32(), gain2.f32(), bias2.f32()];
+        let bands = [(stats.f32_mut(), ROWS * 2), (out.f32_mut(), ROWS * d), (out2.f32_mut(), ROWS * d)];
+        self.pool.bands(bands, |_, band, [stats, out, out2]| {
+            let rows = x[band * ROWS * d..].chunks_exact(d).zip(stats.as_chunks_mut::<2>().0);
+            simd::arch().dispatch(
+                #[inline(always)]
+                || {
+                    for (r, (row, stat)) in rows.enumerate() {
+                        let (mean, scale) = normal(row, op.eps);
+                        *stat = [mean, scale];
+                        let at = r * d..(r + 1) * d;
+                        affine(row, mean, scale, gain, bias, &mut out[at.clone()]);
+                        if let Some(out2) = out2.get_mut(at) {
+                            affine(row, mean, scale, gain2, bias2, out2);
+                        }
+                    }
+                },
+            );
+        });
+        Ok(())
+    }
+}
+
+/// Mean and 1 / √(variance + eps). Two passes: the variance of centred values keeps its digits where the mean is large.
+#[inline(always)]
+fn normal(row: &[f32], eps: f32) -> (f32, f32) {
+    let d = row.len() as f32;
+    let mean = simd::fold_pairs(row, row, |sum, x, _| sum + x) / d;
+    let squares = simd::fold_pairs(row, row, |sum, x, _| (x - mean).mul_add(x - mean, sum));
+    (mean, 1.0 / (squares / d + eps).sqrt())
+}
+
+#[inline(always)]
+fn affine(row: &[f32], mean: f32, scale: f32, gain: &[f32], bias: &[f32], out: &mut [f32]) {
+    for ((o, x), (g, b)) in out.iter_mut().zip(row).zip(gain.iter().zip(bias)) {
+        *o = ((x - mean) * scale).mul_add(*g, *b);
+    }
+}

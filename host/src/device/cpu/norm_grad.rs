@@ -1,0 +1,120 @@
+//! The gradient of LayerNorm: a task takes a block of rows, writes their gradients, and sums the rows' part of the gains'
+//! and biases' gradients in scratch; the blocks' sums are then added in their order.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::memory::Arena;
+use capful_core::ops::NormGrad;
+
+use super::simd;
+use super::{Cpu, CpuProfile, bytes};
+
+/// The least rows of a block, and the most blocks.
+const ROWS: usize = 32;
+const BLOCKS: usize = 64;
+/// Rows of scratch a block: the sums of two gains and two biases, the normalised row, the gradient behind it.
+const SCRATCH_ROWS: usize = 6;
+
+/// Rows of a block.
+fn block_rows(op: &NormGrad) -> usize {
+    (op.x.rows() as usize).div_ceil(BLOCKS).max(ROWS)
+}
+
+fn scratch_len(op: &NormGrad) -> usize {
+    (op.x.rows() as usize).div_ceil(block_rows(op)) * SCRATCH_ROWS * op.x.columns() as usize
+}
+
+impl Scratch<NormGrad> for CpuProfile {
+    fn scratch(&self, op: &NormGrad) -> u64 {
+        bytes(scratch_len(op))
+    }
+}
+
+impl Run<NormGrad> for Cpu {
+    fn run(&mut self, op: NormGrad) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words(), &[]);
+        let second = op.second;
+        let [
+            x,
+            stats,
+            mut x_grad,
+            gain,
+            out_grad,
+            mut gain_grad,
+            mut bias_grad,
+            gain2,
+            out_grad2,
+            mut gain_grad2,
+            mut bias_grad2,
+            mut scratch,
+        ] = arena.views([
+            Some(op.x),
+            Some(op.stats),
+            Some(op.x_grad),
+            Some(op.first.gain),
+            Some(op.first.out_grad),
+            Some(op.first.gain_grad),
+            Some(op.first.bias_grad),
+            second.map(|s| s.gain),
+            second.map(|s| s.out_grad),
+            second.map(|s| s.gain_grad),
+            second.map(|s| s.bias_grad),
+            Some(self.scratch),
+        ])?;
+        let (d, rows) = (op.x.columns() as usize, block_rows(&op));
+        let (x, stats, gain, gain2) = (x.f32(), stats.f32().as_chunks::<2>().0, gain.f32(), gain2.f32());
+        let (out_grad, out_grad2) = (out_grad.f32(), out_grad2.f32());
+        let scratch = &mut scratch.f32_mut()[..scratch_len(&op)];
+        let bands = [(x_grad.f32_mut(), rows * d), (&mut *scratch, SCRATCH_ROWS * d)];
+        self.pool.bands(bands, |_, block, [x_grad, scratch]| {
+            let (sums, buffers) = scratch.split_at_mut(4 * d);
+            sums.fill(0.0);
+            let (sums, sums2) = sums.split_at_mut(2 * d);
+            let (normal, g) = buffers.split_at_mut(d);
+            simd::arch().dispatch(
+                #[inline(always)]
+                || {
+                    for (r, x_grad) in (block * rows..).zip(x_grad.chunks_exact_mut(d)) {
+                        let (at, [mean, scale]) = (r * d..(r + 1) * d, stats[r]);
+                        for (n, x) in normal.iter_mut().zip(&x[at.clone()]) {
+                            *n = (x - mean) * scale;
+                        }
+                        output(normal, &out_grad[at.clone()], gain, sums, |i, through| g[i] = through);
+                        if second.is_some() {
+                            output(normal, &out_grad2[at.clone()], gain2, sums2, |i, through| g[i] += through);
+                        }
+                        let mean_g = simd::fold_pairs(g, g, |sum, g, _| sum + g) / d as f32;
+                        let mean_gn = simd::dot(g, normal) / d as f32;
+                        for ((dx, g), n) in x_grad.iter_mut().zip(&*g).zip(&*normal) {
+                            let through = scale * n.mul_add(-mean_gn, g - mean_g);
+                            *dx = if op.add { *dx + through } else { through };
+                        }
+                    }
+                },
+            );
+        });
+        let parameters = [&mut gain_grad, &mut bias_grad, &mut gain_grad2, &mut bias_grad2];
+        for (which, parameter) in parameters.into_iter().enumerate() {
+            let parameter = parameter.f32_mut();
+            if !op.accumulate {
+                parameter.fill(0.0);
+            }
+            for block in scratch.chunks_exact(SCRATCH_ROWS * d) {
+                simd::add(&block[which * d..][..d], parameter);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One output's part: adds a row to the sums of its gain and bias, and hands on `out_grad ∘ gain`.
+#[inline(always)]
+fn output(normal: &[f32], out_grad: &[f32], gain: &[f32], sums: &mut [f32], mut each: impl FnMut(usize, f32)) {
+    let d = normal.len();
+    let (gain_sum, bias_sum) = sums.split_at_mut(d);
+    let (out_grad, gain, bias_sum) = (&out_grad[..d], &gain[..d], &mut bias_sum[..d]);
+    for i in 0..d {
+        gain_sum[i] = out_grad[i].mul_add(normal[i], gain_sum[i]);
+        bias_sum[i] += out_grad[i];
+        each(i, out_grad[i] * gain[i]);
+    }
+}

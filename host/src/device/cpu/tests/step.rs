@@ -1,0 +1,95 @@
+//! Whole steps of a small model on this device and on the reference.
+
+use capful_core::device::{Rates, Single};
+use capful_core::model::{Optimizer, Pythia, Recompute, Stage};
+use capful_core::ops::{IGNORE, Kind, Pattern};
+use capful_core::random::Random;
+
+use crate::device::cpu::CpuProfile;
+use crate::device::{AnyProfile, Storage};
+use crate::plan::{Laid, Sections};
+use crate::run::Session;
+
+const RATES: Rates = Rates { flops_per_s: 1.0, bytes_per_s: 1.0 };
+
+fn model() -> Pythia {
+    Pythia {
+        layers: 2,
+        d_model: 42,
+        heads: 3,
+        d_ff: 101,
+        vocab_size: 131,
+        context: 80,
+        rotary_dims: 6,
+        rotary_base: 10_000.0,
+        norm_eps: 1e-5,
+    }
+}
+
+/// What two micro-batches and an update of `stage` leave, region by region, then losses of an evaluation and the logits
+/// of a few decoded tokens.
+fn outcome(profile: &AnyProfile, stage: Stage) -> Vec<(String, Vec<f32>)> {
+    let model = model();
+    let sections = Sections { training: Some(stage), evaluation: Some(stage), decoding: Some(20) };
+    let laid = Laid::new(&model, profile, RATES, &sections).unwrap();
+    let mut session = Session::start(model, laid, profile, 3, model.vocab_size).unwrap();
+    let random = Random::new(9, 0);
+    let tokens = stage.tokens() as usize;
+    let id = |i: usize| random.below(i as u64, u64::from(model.vocab_size)) as u32;
+    let batch = |from: usize| -> Vec<u32> { (from..from + tokens).map(id).collect() };
+    let targets = |from: usize| -> Vec<u32> {
+        (from..from + tokens).map(|i| if i % 11 == 3 { IGNORE } else { id(i + 1) }).collect()
+    };
+    session.set([0.01, 0.1, 0.05, 1.0, 0.5 / tokens as f32]).unwrap();
+    for (from, first) in [(0, true), (tokens, false)] {
+        session.micro_batch(&batch(from), &targets(from), first).unwrap();
+    }
+    // An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of zeros.
+    session.update(&Optimizer { beta1: 0.9, beta2: 0.95, eps: 0.1, decay: 0.1 }).unwrap();
+    let mut found = vec![("results".to_owned(), session.results().unwrap().to_vec())];
+    for entry in session.laid.lasting.clone() {
+        for layer in 0..entry.slot.layers {
+            let region = entry.place.at(layer);
+            let mut values = vec![0.0f32; region.elements() as usize];
+            session.device.read(region, bytemuck::cast_slice_mut(&mut values)).unwrap();
+            found.push((format!("{}{} {layer}", entry.slot.prefix, entry.slot.name), values));
+        }
+    }
+    let loss = session.evaluate(&batch(7), &targets(7)).unwrap();
+    found.push(("evaluation".to_owned(), vec![loss as f32]));
+    let mut rows = Vec::new();
+    session.logits(5, &mut |row| rows.extend_from_slice(row)).unwrap();
+    found.push(("logits".to_owned(), rows));
+    for position in 0..20 {
+        let logits = session.decode(id(position as usize), position, stage.pattern).unwrap().to_vec();
+        found.push((format!("decoded {position}"), logits));
+    }
+    found
+}
+
+fn apart(a: &[f32], b: &[f32]) -> f64 {
+    let difference: f64 = a.iter().zip(b).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum();
+    let norm: f64 = a.iter().map(|a| f64::from(*a).powi(2)).sum();
+    difference.sqrt() / norm.sqrt().max(1e-20)
+}
+
+#[test]
+fn whole_steps_agree_with_the_reference_and_threads_with_each_other() {
+    let patterns = [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed];
+    let recomputes = [Recompute::None, Recompute::Cheap, Recompute::Full];
+    for (case, kind) in patterns.into_iter().enumerate() {
+        for recompute in recomputes {
+            let pattern = Pattern { kind, block: 8, window: 1, stride: 3 };
+            let stage = Stage { batch: 3, seq_len: 37, chunk: [29, 200][case % 2], recompute, pattern };
+            let expected = outcome(&AnyProfile::Reference(Single), stage);
+            let found = outcome(&AnyProfile::Cpu(CpuProfile { threads: 1 }), stage);
+            for ((name, expected), (_, found)) in expected.iter().zip(&found) {
+                let apart = apart(expected, found);
+                assert!(apart <= 1e-5, "{name} is {apart:.1e} of its norm off, {stage:?}");
+            }
+            for threads in [2, 3] {
+                assert!(found == outcome(&AnyProfile::Cpu(CpuProfile { threads }), stage), "{threads} threads");
+            }
+        }
+    }
+}
