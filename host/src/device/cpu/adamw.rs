@@ -4,7 +4,7 @@ use capful_core::device::{OperationError, Run, Scratch};
 use capful_core::memory::Arena;
 use capful_core::ops::AdamW;
 
-use super::simd;
+use super::simd::vectorise;
 use super::{Cpu, CpuProfile};
 
 /// Elements of a task.
@@ -33,20 +33,17 @@ impl Run<AdamW> for Cpu {
         self.pool.bands(bands, |_, piece, [weight, first, second]| {
             let n = weight.len();
             let (gradient, first, second) = (&gradient[piece * PIECE..][..n], &mut first[..n], &mut second[..n]);
-            simd::arch().dispatch(
-                #[inline(always)]
-                || {
-                    for i in 0..n {
-                        // The steps of `AdamW::element`, with a square root that becomes a vector instruction. It is
-                        // correctly rounded as that one is, so the bits are the same.
-                        let g = gradient[i] * f.gradient;
-                        let m = op.beta1 * first[i] + (1.0 - op.beta1) * g;
-                        let v = op.beta2 * second[i] + (1.0 - op.beta2) * (g * g);
-                        weight[i] = weight[i] * f.keep - f.step * m / (v.sqrt() * f.root + op.eps);
-                        (first[i], second[i]) = (m, v);
-                    }
-                },
-            );
+            vectorise!({
+                for i in 0..n {
+                    // The steps of `AdamW::element`, with a square root that becomes a vector instruction. It is
+                    // correctly rounded as that one is, so the bits are the same.
+                    let g = gradient[i] * f.gradient;
+                    let m = op.beta1 * first[i] + (1.0 - op.beta1) * g;
+                    let v = op.beta2 * second[i] + (1.0 - op.beta2) * (g * g);
+                    weight[i] = weight[i] * f.keep - f.step * m / (v.sqrt() * f.root + op.eps);
+                    (first[i], second[i]) = (m, v);
+                }
+            },);
         });
         Ok(())
     }

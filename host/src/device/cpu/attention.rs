@@ -7,7 +7,7 @@ use capful_core::ops::Attention;
 
 use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::pool::Parts;
-use super::simd;
+use super::simd::{self, vectorise};
 use super::tiles::{STEP, TILE, Tiles};
 use super::{Cpu, CpuProfile, bytes};
 
@@ -79,7 +79,9 @@ impl Run<Attention> for Cpu {
                 // SAFETY: these elements of a row belong to its tile and head, so to this task alone.
                 let to = unsafe { out.range(at..at + size) };
                 let inverse = 1.0 / softmax.total[r];
-                to.iter_mut().zip(mixed).for_each(|(to, x)| *to = x * inverse);
+                for (to, x) in to.iter_mut().zip(mixed) {
+                    *to = x * inverse;
+                }
             }
             let at = pair * seq_len + tile.start;
             // SAFETY: as above.
@@ -104,31 +106,32 @@ impl Softmax {
     fn step(&mut self, scores: &mut [f32], n: usize, seen: isize, scale: f32, mixed: &mut [f32]) {
         let size = mixed.len() / (scores.len() / n);
         let state = self.largest.iter_mut().zip(&mut self.total);
-        simd::arch().dispatch(
-            #[inline(always)]
-            || {
-                let rows = scores.chunks_exact_mut(n).zip(mixed.chunks_exact_mut(size));
-                for (r, ((row, mixed), (largest, total))) in rows.zip(state).enumerate() {
-                    let (row, later) = row.split_at_mut(seen.saturating_add_unsigned(r).clamp(0, n as isize) as usize);
-                    later.fill(0.0);
-                    let now = simd::max(row) * scale;
-                    let now = if now > *largest { now } else { *largest };
-                    if now > *largest && *largest > f32::NEG_INFINITY {
-                        let shrink = simd::exp(*largest - now);
-                        *total *= shrink;
-                        mixed.iter_mut().for_each(|x| *x *= shrink);
+        vectorise!({
+            let rows = scores.chunks_exact_mut(n).zip(mixed.chunks_exact_mut(size));
+            for (r, ((row, mixed), (largest, total))) in rows.zip(state).enumerate() {
+                let (row, later) = row.split_at_mut(seen.saturating_add_unsigned(r).clamp(0, n as isize) as usize);
+                later.fill(0.0);
+                let now = simd::max(row) * scale;
+                let now = if now > *largest { now } else { *largest };
+                if now > *largest && *largest > f32::NEG_INFINITY {
+                    let shrink = simd::exp(*largest - now);
+                    *total *= shrink;
+                    for x in mixed.iter_mut() {
+                        *x *= shrink;
                     }
-                    *largest = now;
-                    *total += exponentials(row, scale, now);
                 }
-            },
-        );
+                *largest = now;
+                *total += exponentials(row, scale, now);
+            }
+        },);
     }
 }
 
 /// `row[i] = e^(row[i] · scale − shift)`; the sum of the new row.
 #[inline(always)]
 fn exponentials(row: &mut [f32], scale: f32, shift: f32) -> f32 {
-    row.iter_mut().for_each(|x| *x = simd::exp(x.mul_add(scale, -shift)));
+    for x in row.iter_mut() {
+        *x = simd::exp(x.mul_add(scale, -shift));
+    }
     simd::fold_pairs(row, row, |sum, x, _| sum + x)
 }

@@ -8,7 +8,7 @@ use capful_core::ops::{AttentionGrad, Heads, Rotary};
 
 use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::pool::Parts;
-use super::simd;
+use super::simd::{self, vectorise};
 use super::tiles::{STEP, TILE, Tiles};
 use super::{Cpu, CpuProfile, bytes};
 
@@ -142,15 +142,12 @@ impl Head<'_> {
         let log_sum = (b * heads.queries as usize + h as usize) * seq_len + tile.start;
         let log_sum = &self.log_sum[log_sum..log_sum + rows];
         let mut means = [0.0; TILE];
-        simd::arch().dispatch(
-            #[inline(always)]
-            || {
-                for (r, mean) in means[..rows].iter_mut().enumerate() {
-                    let at = out_at + r * out_width..out_at + r * out_width + size;
-                    *mean = simd::dot(&self.out_grad[at.clone()], &self.out[at]);
-                }
-            },
-        );
+        vectorise!({
+            for (r, mean) in means[..rows].iter_mut().enumerate() {
+                let at = out_at + r * out_width..out_at + r * out_width + size;
+                *mean = simd::dot(&self.out_grad[at.clone()], &self.out[at]);
+            }
+        },);
         let mut update = Update::Overwrite;
         self.tiles.steps(&tile, |keys| {
             let n = keys.len();
@@ -158,21 +155,18 @@ impl Head<'_> {
             let (scores, slopes) = (&mut scores[..rows * n], &mut slopes[..rows * n]);
             gemm::small(q, k.transposed(), MatrixMut::new(scores, rows, n), Update::Overwrite, scratch);
             gemm::small(dout, v.transposed(), MatrixMut::new(slopes, rows, n), Update::Overwrite, scratch);
-            simd::arch().dispatch(
-                #[inline(always)]
-                || {
-                    let lines = scores.chunks_exact_mut(n).zip(slopes.chunks_exact_mut(n));
-                    for (r, ((p, ds), (log_sum, mean))) in lines.zip(log_sum.iter().zip(&means)).enumerate() {
-                        let seen = (tile.start + r + 1).saturating_sub(keys.start).min(n);
-                        for (p, ds) in p[..seen].iter_mut().zip(&mut ds[..seen]) {
-                            *p = simd::exp(p.mul_add(scale, -log_sum));
-                            *ds = *p * (*ds - mean) * scale;
-                        }
-                        p[seen..].fill(0.0);
-                        ds[seen..].fill(0.0);
+            vectorise!({
+                let lines = scores.chunks_exact_mut(n).zip(slopes.chunks_exact_mut(n));
+                for (r, ((p, ds), (log_sum, mean))) in lines.zip(log_sum.iter().zip(&means)).enumerate() {
+                    let seen = (tile.start + r + 1).saturating_sub(keys.start).min(n);
+                    for (p, ds) in p[..seen].iter_mut().zip(&mut ds[..seen]) {
+                        *p = simd::exp(p.mul_add(scale, -log_sum));
+                        *ds = *p * (*ds - mean) * scale;
                     }
-                },
-            );
+                    p[seen..].fill(0.0);
+                    ds[seen..].fill(0.0);
+                }
+            },);
             let (p, ds) = (Matrix::new(scores, rows, n), Matrix::new(slopes, rows, n));
             let own = keys.start * size..keys.end * size;
             let dv = MatrixMut::new(&mut value_grad[own.clone()], n, size);

@@ -5,7 +5,7 @@ use capful_core::device::{Operation, OperationError, Run, Scratch};
 use capful_core::memory::Arena;
 use capful_core::ops::{CachedAttention, Rotary};
 
-use super::simd;
+use super::simd::{self, vectorise};
 use super::tiles::Tiles;
 use super::{Cpu, CpuProfile};
 
@@ -47,30 +47,31 @@ impl Run<CachedAttention> for Cpu {
                     let at = |j: usize| (start + j) * columns + column;
                     let mut scores = [0.0; KEYS];
                     let scores = &mut scores[..KEYS.min(run.end - start)];
-                    simd::arch().dispatch(
-                        #[inline(always)]
-                        || {
-                            for (j, score) in scores.iter_mut().enumerate() {
-                                *score = simd::dot(query, &keys[at(j)..][..size]) * scale;
+                    vectorise!({
+                        for (j, score) in scores.iter_mut().enumerate() {
+                            *score = simd::dot(query, &keys[at(j)..][..size]) * scale;
+                        }
+                        let before = largest;
+                        largest = scores.iter().fold(before, |a, &s| if s > a { s } else { a });
+                        if largest > before && before > f32::NEG_INFINITY {
+                            let shrink = simd::exp(before - largest);
+                            total *= shrink;
+                            for x in out.iter_mut() {
+                                *x *= shrink;
                             }
-                            let before = largest;
-                            largest = scores.iter().fold(before, |a, &s| if s > a { s } else { a });
-                            if largest > before && before > f32::NEG_INFINITY {
-                                let shrink = simd::exp(before - largest);
-                                total *= shrink;
-                                out.iter_mut().for_each(|x| *x *= shrink);
-                            }
-                            for (j, score) in scores.iter().enumerate() {
-                                let weight = simd::exp(score - largest);
-                                total += weight;
-                                simd::axpy(weight, &values[at(j)..][..size], out);
-                            }
-                        },
-                    );
+                        }
+                        for (j, score) in scores.iter().enumerate() {
+                            let weight = simd::exp(score - largest);
+                            total += weight;
+                            simd::axpy(weight, &values[at(j)..][..size], out);
+                        }
+                    },);
                 }
             });
             let inverse = 1.0 / total;
-            out.iter_mut().for_each(|x| *x *= inverse);
+            for x in out.iter_mut() {
+                *x *= inverse;
+            }
         });
         Ok(())
     }

@@ -6,7 +6,7 @@ use capful_core::ops::LinearGrad;
 
 use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::pool::Pool;
-use super::simd;
+use super::simd::{self, vectorise};
 use super::{Cpu, CpuProfile, bytes};
 
 /// Columns that a task sums, in registers.
@@ -74,25 +74,28 @@ impl Run<LinearGrad> for Cpu {
 /// `sums[c] (+)= Σ over rows of matrix[r, c]`, a range of columns a task; nothing where `sums` is empty.
 fn sum_columns(pool: &mut Pool, matrix: &[f32], columns: usize, sums: &mut [f32], accumulate: bool) {
     pool.chunks(sums, COLUMNS, |_, chunk, sums| {
-        simd::arch().dispatch(
-            #[inline(always)]
-            || {
-                if !accumulate {
-                    sums.fill(0.0);
-                }
-                let first = chunk * COLUMNS;
-                for run in matrix.chunks(RUN * columns) {
-                    let mut own = [0.0f32; COLUMNS];
-                    for row in run.chunks_exact(columns) {
-                        if let Some(whole) = row[first..].first_chunk::<COLUMNS>() {
-                            own.iter_mut().zip(whole).for_each(|(sum, x)| *sum += x);
-                        } else {
-                            own.iter_mut().zip(&row[first..]).for_each(|(sum, x)| *sum += x);
+        vectorise!({
+            if !accumulate {
+                sums.fill(0.0);
+            }
+            let first = chunk * COLUMNS;
+            for run in matrix.chunks(RUN * columns) {
+                let mut own = [0.0f32; COLUMNS];
+                for row in run.chunks_exact(columns) {
+                    if let Some(whole) = row[first..].first_chunk::<COLUMNS>() {
+                        for (sum, x) in own.iter_mut().zip(whole) {
+                            *sum += x;
+                        }
+                    } else {
+                        for (sum, x) in own.iter_mut().zip(&row[first..]) {
+                            *sum += x;
                         }
                     }
-                    sums.iter_mut().zip(&own).for_each(|(sum, own)| *sum += own);
                 }
-            },
-        );
+                for (sum, own) in sums.iter_mut().zip(&own) {
+                    *sum += own;
+                }
+            }
+        },);
     });
 }

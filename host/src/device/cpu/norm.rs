@@ -4,7 +4,7 @@ use capful_core::device::{OperationError, Run, Scratch};
 use capful_core::memory::Arena;
 use capful_core::ops::Norm;
 
-use super::simd;
+use super::simd::{self, vectorise};
 use super::{Cpu, CpuProfile};
 
 /// Rows of a task.
@@ -34,20 +34,17 @@ impl Run<Norm> for Cpu {
         let bands = [(stats.f32_mut(), ROWS * 2), (out.f32_mut(), ROWS * d), (out2.f32_mut(), ROWS * d)];
         self.pool.bands(bands, |_, band, [stats, out, out2]| {
             let rows = x[band * ROWS * d..].chunks_exact(d).zip(stats.as_chunks_mut::<2>().0);
-            simd::arch().dispatch(
-                #[inline(always)]
-                || {
-                    for (r, (row, stat)) in rows.enumerate() {
-                        let (mean, scale) = normal(row, op.eps);
-                        *stat = [mean, scale];
-                        let at = r * d..(r + 1) * d;
-                        affine(row, mean, scale, gain, bias, &mut out[at.clone()]);
-                        if let Some(out2) = out2.get_mut(at) {
-                            affine(row, mean, scale, gain2, bias2, out2);
-                        }
+            vectorise!({
+                for (r, (row, stat)) in rows.enumerate() {
+                    let (mean, scale) = normal(row, op.eps);
+                    *stat = [mean, scale];
+                    let at = r * d..(r + 1) * d;
+                    affine(row, mean, scale, gain, bias, &mut out[at.clone()]);
+                    if let Some(out2) = out2.get_mut(at) {
+                        affine(row, mean, scale, gain2, bias2, out2);
                     }
-                },
-            );
+                }
+            },);
         });
         Ok(())
     }

@@ -5,7 +5,7 @@ use capful_core::device::{OperationError, Run, Scratch};
 use capful_core::memory::Arena;
 use capful_core::ops::NormGrad;
 
-use super::simd;
+use super::simd::{self, vectorise};
 use super::{Cpu, CpuProfile, bytes};
 
 /// The least rows of a block, and the most blocks.
@@ -70,27 +70,24 @@ impl Run<NormGrad> for Cpu {
             sums.fill(0.0);
             let (sums, sums2) = sums.split_at_mut(2 * d);
             let (normal, g) = buffers.split_at_mut(d);
-            simd::arch().dispatch(
-                #[inline(always)]
-                || {
-                    for (r, x_grad) in (block * rows..).zip(x_grad.chunks_exact_mut(d)) {
-                        let (at, [mean, scale]) = (r * d..(r + 1) * d, stats[r]);
-                        for (n, x) in normal.iter_mut().zip(&x[at.clone()]) {
-                            *n = (x - mean) * scale;
-                        }
-                        output(normal, &out_grad[at.clone()], gain, sums, |i, through| g[i] = through);
-                        if second.is_some() {
-                            output(normal, &out_grad2[at.clone()], gain2, sums2, |i, through| g[i] += through);
-                        }
-                        let mean_g = simd::fold_pairs(g, g, |sum, g, _| sum + g) / d as f32;
-                        let mean_gn = simd::dot(g, normal) / d as f32;
-                        for ((dx, g), n) in x_grad.iter_mut().zip(&*g).zip(&*normal) {
-                            let through = scale * n.mul_add(-mean_gn, g - mean_g);
-                            *dx = if op.add { *dx + through } else { through };
-                        }
+            vectorise!({
+                for (r, x_grad) in (block * rows..).zip(x_grad.chunks_exact_mut(d)) {
+                    let (at, [mean, scale]) = (r * d..(r + 1) * d, stats[r]);
+                    for (n, x) in normal.iter_mut().zip(&x[at.clone()]) {
+                        *n = (x - mean) * scale;
                     }
-                },
-            );
+                    output(normal, &out_grad[at.clone()], gain, sums, |i, through| g[i] = through);
+                    if second.is_some() {
+                        output(normal, &out_grad2[at.clone()], gain2, sums2, |i, through| g[i] += through);
+                    }
+                    let mean_g = simd::fold_pairs(g, g, |sum, g, _| sum + g) / d as f32;
+                    let mean_gn = simd::dot(g, normal) / d as f32;
+                    for ((dx, g), n) in x_grad.iter_mut().zip(&*g).zip(&*normal) {
+                        let through = scale * n.mul_add(-mean_gn, g - mean_g);
+                        *dx = if op.add { *dx + through } else { through };
+                    }
+                }
+            },);
         });
         let parameters = [&mut gain_grad, &mut bias_grad, &mut gain_grad2, &mut bias_grad2];
         for (which, parameter) in parameters.into_iter().enumerate() {

@@ -17,6 +17,28 @@ pub fn arch() -> Arch {
     Arch::new()
 }
 
+/// Not `Copy`: a closure that takes it along by value can be called only once. See [`vectorise`].
+pub(super) struct Once;
+
+/// Compiles a body for the instruction set at hand and runs it: loops in it become vector code.
+///
+/// A closure that could be called several times reaches the dispatcher through a compiler-made shim, which may not be
+/// inlined; then the body is compiled without the vector instructions, and a fused multiply-add becomes a call. A
+/// closure that gives [`Once`] away has no shim.
+macro_rules! vectorise {
+    ($body:expr $(,)?) => {{
+        let once = $crate::device::cpu::simd::Once;
+        $crate::device::cpu::simd::arch().dispatch(
+            #[inline(always)]
+            || {
+                let _given = once;
+                $body
+            },
+        )
+    }};
+}
+pub(super) use vectorise;
+
 /// Horner's rule with fused steps; coefficients from the highest power down.
 #[inline(always)]
 fn horner<const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
@@ -129,10 +151,9 @@ pub fn gelu_derivative(x: f32) -> f32 {
 /// If the lengths differ.
 pub fn gelu_forward(x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len());
-    arch().dispatch(
-        #[inline(always)]
-        || y.iter_mut().zip(x).for_each(|(y, &x)| *y = gelu(x)),
-    );
+    vectorise!(for (y, &x) in y.iter_mut().zip(x) {
+        *y = gelu(x);
+    });
 }
 
 /// `dx[i] = dy[i] · gelu′(x[i])`, written over `dy`.
@@ -141,10 +162,9 @@ pub fn gelu_forward(x: &[f32], y: &mut [f32]) {
 /// If the lengths differ.
 pub fn gelu_backward(x: &[f32], dy_to_dx: &mut [f32]) {
     assert_eq!(x.len(), dy_to_dx.len());
-    arch().dispatch(
-        #[inline(always)]
-        || dy_to_dx.iter_mut().zip(x).for_each(|(d, &x)| *d *= gelu_derivative(x)),
-    );
+    vectorise!(for (d, &x) in dy_to_dx.iter_mut().zip(x) {
+        *d *= gelu_derivative(x);
+    });
 }
 
 /// Partial results a row is folded into: element i goes to lane i mod 32, then the lanes are folded pairwise. The order
@@ -205,61 +225,52 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 /// `y[i] += a · x[i]`. Vector code only inside `arch().dispatch(|| …)`.
 #[inline(always)]
 pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
-    y.iter_mut().zip(x).for_each(|(y, &x)| *y = a.mul_add(x, *y));
+    for (y, &x) in y.iter_mut().zip(x) {
+        *y = a.mul_add(x, *y);
+    }
 }
 
 /// `y[i] += x[i]`.
 pub fn add(x: &[f32], y: &mut [f32]) {
-    arch().dispatch(
-        #[inline(always)]
-        || y.iter_mut().zip(x).for_each(|(y, &x)| *y += x),
-    );
+    vectorise!(for (y, &x) in y.iter_mut().zip(x) {
+        *y += x;
+    });
 }
 
 /// The sum of a row, in a fixed order (32 interleaved partial sums, then pairwise). 0 for an empty row.
 pub fn sum(row: &[f32]) -> f32 {
-    arch().dispatch(
-        #[inline(always)]
-        || fold(row, 0.0, |a, b| a + b),
-    )
+    vectorise!(fold(row, 0.0, |a, b| a + b),)
 }
 
 /// The largest element of a row; NaN elements are passed over. −∞ for an empty row.
 pub fn max(row: &[f32]) -> f32 {
-    arch().dispatch(
-        #[inline(always)]
-        || fold(row, f32::NEG_INFINITY, |a, b| if b > a { b } else { a }),
-    )
+    vectorise!(fold(row, f32::NEG_INFINITY, |a, b| if b > a { b } else { a }),)
 }
 
 /// `row[i] = e^(row[i] − shift)`; returns the sum of the new row, in the order of [`sum`]. The body of a softmax.
 pub fn exp_and_sum(row: &mut [f32], shift: f32) -> f32 {
-    arch().dispatch(
-        #[inline(always)]
-        || {
-            let mut lanes = [0.0; LANES];
-            let (body, tail) = row.as_chunks_mut::<LANES>();
-            for chunk in body {
-                for (lane, x) in lanes.iter_mut().zip(chunk) {
-                    *x = exp(*x - shift);
-                    *lane += *x;
-                }
-            }
-            for (lane, x) in lanes.iter_mut().zip(tail) {
+    vectorise!({
+        let mut lanes = [0.0; LANES];
+        let (body, tail) = row.as_chunks_mut::<LANES>();
+        for chunk in body {
+            for (lane, x) in lanes.iter_mut().zip(chunk) {
                 *x = exp(*x - shift);
                 *lane += *x;
             }
-            fold_lanes(lanes, |a, b| a + b)
-        },
-    )
+        }
+        for (lane, x) in lanes.iter_mut().zip(tail) {
+            *x = exp(*x - shift);
+            *lane += *x;
+        }
+        fold_lanes(lanes, |a, b| a + b)
+    },)
 }
 
 /// `row[i] *= factor`.
 pub fn scale(row: &mut [f32], factor: f32) {
-    arch().dispatch(
-        #[inline(always)]
-        || row.iter_mut().for_each(|x| *x *= factor),
-    );
+    vectorise!(for x in row {
+        *x *= factor;
+    });
 }
 
 #[cfg(test)]
@@ -280,10 +291,7 @@ mod tests {
         const N: usize = 1_000_003;
         let x: Vec<f32> = (0..N).map(|i| (low + (high - low) * i as f64 / (N - 1) as f64) as f32).collect();
         let mut y = vec![f32::NAN; N];
-        arch().dispatch(
-            #[inline(always)]
-            || y.iter_mut().zip(&x).for_each(|(y, &x)| *y = ours(x)),
-        );
+        vectorise!(y.iter_mut().zip(&x).for_each(|(y, &x)| *y = ours(x)),);
         let (mut max, mut at) = (0.0, 0.0);
         for (&x, &y) in x.iter().zip(&y) {
             let error = ulps(y, exact(f64::from(x)));

@@ -5,7 +5,7 @@ use capful_core::memory::Arena;
 use capful_core::ops::SquaredNorm;
 use capful_core::train::results;
 
-use super::simd;
+use super::simd::{self, vectorise};
 use super::{Cpu, CpuProfile, bytes};
 
 /// Pieces of a task.
@@ -29,10 +29,9 @@ impl Run<SquaredNorm> for Cpu {
         let (gradient, sums) = (gradient.f32(), &mut scratch.f32_mut()[..pieces(&op)]);
         self.pool.chunks(sums, PIECES, |_, chunk, sums| {
             let pieces = gradient[chunk * PIECES * SquaredNorm::PIECE..].chunks(SquaredNorm::PIECE);
-            simd::arch().dispatch(
-                #[inline(always)]
-                || sums.iter_mut().zip(pieces).for_each(|(sum, piece)| *sum = simd::dot(piece, piece)),
-            );
+            vectorise!(for (sum, piece) in sums.iter_mut().zip(pieces) {
+                *sum = simd::dot(piece, piece);
+            });
         });
         let total = sums.iter().fold(0.0f64, |total, &sum| total + f64::from(sum));
         results.f32_mut()[results::SQUARED_NORM] = total as f32;
