@@ -14,7 +14,9 @@ mod vocab;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 use crate::config::{Config, ConfigError, RawConfig};
@@ -104,17 +106,41 @@ impl RunFlags {
     }
 }
 
+/// What is wrong with a command line, without the usage that `--help` shows.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let first = text.split("\n\n").take_while(|part| !part.starts_with("Usage:") && !part.starts_with("For more"));
+    let words: Vec<_> = first.flat_map(str::split_whitespace).collect();
+    let words = words.join(" ");
+    format!("{}; see --help", words.strip_prefix("error: ").unwrap_or(&words))
+}
+
+/// A reader of standard output that goes away ends a command quietly, as it does other programs; 141 is the shells'
+/// number for it.
+fn end_with_the_reader() -> Result<(), Failure> {
+    #[cfg(unix)]
+    signal_hook::flag::register_conditional_shutdown(signal_hook::consts::SIGPIPE, 141, Arc::new(true.into()))
+        .map_err(work)?;
+    Ok(())
+}
+
 /// Reads the command line, runs the command and gives its exit status.
 pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(e) => {
-            // Help and version go to standard output and are no failure.
-            let _ = e.print();
-            return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
+            if !e.use_stderr() || e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+                // Help and version: to standard output, and no failure, where they were asked for.
+                let _ = e.print();
+                return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
+            }
+            eprintln!("host: {}", one_line(&e));
+            return ExitCode::from(2);
         }
     };
-    let done = match arguments.command {
+    // Training goes on without a reader; it asks for this once it has saved.
+    let ready = if matches!(arguments.command, Command::Train(_)) { Ok(()) } else { end_with_the_reader() };
+    let done = ready.and_then(|()| match arguments.command {
         Command::Train(c) => c.run(),
         Command::Plan(c) => c.run(),
         Command::Eval(c) => c.run(),
@@ -125,7 +151,7 @@ pub fn main() -> ExitCode {
         Command::Bench(c) => c.run(),
         Command::Doctor(c) => c.run(),
         Command::Completions(c) => c.run(),
-    };
+    });
     let Err(failure) = done else { return ExitCode::SUCCESS };
     eprintln!("host: {failure}");
     ExitCode::from(match failure {

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use capful_core::generate::Sampler;
 use serde_json::json;
 
-use super::{Failure, RunFlags, request, work};
+use super::{Failure, RunFlags, end_with_the_reader, request, work};
 use crate::config::{Config, RawConfig, human_bytes};
 use crate::data::corpus::Corpus;
 use crate::data::tokenizer::Tokenizer;
@@ -140,7 +140,8 @@ impl Job<'_> {
             let mut stream = corpus.training().map_err(request)?;
             stream.require(u64::from(config.batch_size) * u64::from(config.seq_len) + 1).map_err(request)?;
             let text = serde_json::to_string_pretty(plan).map_err(work)?;
-            directory::create(dir, config, &text, corpus.tokenizer.as_ref())?;
+            directory::claim(dir)?;
+            directory::create(dir, config, &text, corpus.tokenizer.as_ref()).map_err(work)?;
         }
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -160,6 +161,7 @@ impl Job<'_> {
             TrainError::Failed { .. } => work(e),
             TrainError::Interrupted { .. } => Failure::Interrupted(e.to_string()),
         })?;
+        end_with_the_reader()?;
         report(config, corpus, dir, &validation, &outcome, json)?;
         if !json {
             println!("\n{}", sample(config, &mut session, corpus.tokenizer.as_ref())?);

@@ -219,7 +219,7 @@ impl Config {
         let choice = TokenizerChoice::parse(&tokenizer)?;
         let vocab_size = match (&choice, asked_vocabulary) {
             (_, Some(n)) => n,
-            (TokenizerChoice::Byte, None) => 260,
+            (TokenizerChoice::Byte, None) => crate::data::tokenizer::BYTES,
             (TokenizerChoice::File(path), None) => {
                 crate::data::tokenizer::load_file(path).map_err(|e| ConfigError(e.to_string()))?.vocab_size()
             }
@@ -297,6 +297,17 @@ impl Config {
             return error(format!(
                 "a vocabulary of {} leaves no room beside its 4 special tokens; --vocab-size must be at least 5",
                 self.vocab_size()
+            ));
+        }
+        let least = match TokenizerChoice::parse(&self.tokenizer)? {
+            TokenizerChoice::Byte | TokenizerChoice::Bpe => crate::data::tokenizer::BYTES,
+            TokenizerChoice::Word | TokenizerChoice::File(_) => 0,
+        };
+        if self.vocab_size() < least {
+            return error(format!(
+                "a vocabulary of {} is too small for the tokenizer {}; --vocab-size must be at least {least}",
+                self.vocab_size(),
+                self.tokenizer
             ));
         }
         for (name, x) in [("beta1", self.beta1), ("beta2", self.beta2)] {
@@ -494,6 +505,8 @@ mod tests {
             ("device = 'tpu'", "cuda:N"),
             ("precision = 'bf16'", "f32"),
             ("tokenizer = 'words'", "bpe"),
+            ("tokenizer = 'byte'\nvocab_size = 100", "260"),
+            ("tokenizer = 'bpe'\nvocab_size = 100", "260"),
             ("batch_size = 0", "batch-size"),
             ("block = 48", "16, 32, 64"),
             ("budget = '4 gigs'", "4GiB"),

@@ -209,5 +209,16 @@ fn build(config: &Config, source: &Source, options: &SourceOptions, split: Split
     });
     let known = matches!(config.tokenizer.as_str(), "word" | "byte" | "bpe");
     let cap = known.then(|| config.vocab_size());
-    Ok(tokenizer::build(&config.tokenizer, cap, true, &mut texts)?)
+    let built = tokenizer::build(&config.tokenizer, cap, true, &mut texts);
+    if let (Err(TokenizerError::NoWords(_)), Source::Path(path)) = (&built, source) {
+        // Better said by the data's name.
+        let name = path.display().to_string();
+        let blank = !open(source, options, config.seed, Part::All)?.next(&mut Document::default())?;
+        return Err(if blank {
+            SourceError::NoDocuments { name }.into()
+        } else {
+            SourceError::EmptyPart { name, part: "training" }.into()
+        });
+    }
+    Ok(built?)
 }

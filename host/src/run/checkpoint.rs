@@ -78,6 +78,8 @@ pub struct Writer {
     there: Vec<PathBuf>,
 }
 
+/// Where a run stood, in a checkpoint trained here.
+pub const STATE: &str = "trainer_state.json";
 /// Bytes copied at once between device and file.
 const STAGING: usize = 1 << 20;
 
@@ -150,7 +152,7 @@ impl Writer {
         safetensors::write(&dir.join("optimizer.safetensors"), &self.optimizer, device, &mut self.staging)?;
         write_file(&dir.join("config.json"), &self.config)?;
         let text = serde_json::to_vec_pretty(state).map_err(|e| io_at(dir)(e.into()))?;
-        write_file(&dir.join("trainer_state.json"), &text)?;
+        write_file(&dir.join(STATE), &text)?;
         let from = self.dir.join(tokenizer::FILE_NAME);
         let to = dir.join(tokenizer::FILE_NAME);
         fs::copy(&from, &to).and_then(|_| File::open(&to)?.sync_all()).map_err(io_at(&to))
@@ -204,7 +206,7 @@ pub fn latest(run: &Path) -> Result<PathBuf, CheckpointError> {
 /// # Errors
 /// A file that is missing or does not parse.
 pub fn read_state(checkpoint: &Path) -> Result<TrainerState, CheckpointError> {
-    let path = checkpoint.join("trainer_state.json");
+    let path = checkpoint.join(STATE);
     let text = fs::read(&path).map_err(io_at(&path))?;
     serde_json::from_slice(&text)
         .map_err(|e| CheckpointError::Damaged { path, what: format!("it does not parse ({e}); it is damaged") })

@@ -33,22 +33,34 @@ fn failed(path: &Path, e: &dyn std::fmt::Display) -> ConfigError {
     ConfigError(format!("{}: {e}", path.display()))
 }
 
-/// Makes the directory and writes the configuration, the plan and the tokenizer.
+/// Makes the directory of a new run.
 ///
 /// # Errors
-/// A directory that is not empty, or the file system.
-pub fn create(dir: &Path, config: &Config, plan: &str, tokenizer: &dyn Tokenizer) -> Result<(), ConfigError> {
+/// A directory that cannot be made, or is not empty.
+pub fn claim(dir: &Path) -> Result<(), ConfigError> {
     fs::create_dir_all(dir).map_err(|e| failed(dir, &e))?;
     if fs::read_dir(dir).map_err(|e| failed(dir, &e))?.next().is_some() {
         return Err(failed(dir, &"the directory is not empty; name another with --out"));
     }
-    let text = toml::to_string(config).map_err(|e| failed(dir, &e))?;
-    tokenizer.save(dir).map_err(|e| ConfigError(e.to_string()))?;
-    for (name, text) in [(PLAN, plan), (CONFIG, &text)] {
-        let path = dir.join(name);
-        fs::write(&path, text).map_err(|e| failed(&path, &e))?;
-    }
     Ok(())
+}
+
+/// Writes the configuration, the plan and the tokenizer into an empty directory.
+///
+/// # Errors
+/// The file system; what was begun is removed.
+pub fn create(dir: &Path, config: &Config, plan: &str, tokenizer: &dyn Tokenizer) -> Result<(), ConfigError> {
+    let text = toml::to_string(config).map_err(|e| failed(dir, &e))?;
+    let write = |name: &str, text: &str| fs::write(dir.join(name), text).map_err(|e| failed(&dir.join(name), &e));
+    let tokenizer = tokenizer.save(dir).map_err(|e| ConfigError(e.to_string()));
+    // The configuration goes last: a directory that has one holds a run.
+    let written = tokenizer.and_then(|()| write(PLAN, plan)).and_then(|()| write(CONFIG, &text));
+    if written.is_err() {
+        for name in [CONFIG, PLAN, tokenizer::FILE_NAME] {
+            let _ = fs::remove_file(dir.join(name));
+        }
+    }
+    written
 }
 
 /// Reads the saved configuration.
@@ -81,6 +93,15 @@ impl<F: HostFamily> Trained<F> {
         let error = |e: &dyn std::fmt::Display| ConfigError(e.to_string());
         let from = checkpoint::latest(dir).map_err(|e| error(&e))?;
         let tokenizer = tokenizer::load(&from).map_err(|e| error(&e))?;
+        if from.join(checkpoint::STATE).exists() {
+            let state = checkpoint::read_state(&from).map_err(|e| error(&e))?;
+            if state.tokenizer != tokenizer.fingerprint() {
+                return Err(failed(
+                    &from.join(tokenizer::FILE_NAME),
+                    &"this is not the vocabulary that the checkpoint was trained with; restore it",
+                ));
+            }
+        }
         let (profile, machine) = (AnyProfile::of(config)?, Machine::here(config.threads));
         let laid = Laid::new(&family, &profile, machine.rates, sections)?;
         let mut session = Session::start(family, laid, &profile, None, config.vocab_size()).map_err(|e| error(&e))?;

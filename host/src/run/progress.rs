@@ -1,7 +1,7 @@
 //! A progress bar, drawn by a thread of its own from a few numbers that the run leaves for it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -32,7 +32,17 @@ impl Progress {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
         let builder = std::thread::Builder::new().name("reporter".to_owned()).stack_size(256 << 10);
-        let thread = (!quiet).then(|| builder.spawn(move || report(&theirs, steps)).ok()).flatten();
+        let spawn = || {
+            // A thread's own start allocates: it belongs to the reporter, not to the first steps.
+            let started = Arc::new(Barrier::new(2));
+            let reached = Arc::clone(&started);
+            let thread = builder.spawn(move || {
+                reached.wait();
+                report(&theirs, steps);
+            });
+            thread.ok().inspect(|_| drop(started.wait()))
+        };
+        let thread = (!quiet).then(spawn).flatten();
         Progress { shared, thread }
     }
 

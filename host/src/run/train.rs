@@ -191,6 +191,11 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         let score = self.evaluator.score(&mut self.session, self.validation);
         let score = score.map_err(|e| self.failed(e))?;
         let metrics = EvalMetrics { step: self.state.step, val_loss: score.loss(), val_tokens: score.tokens };
+        if !metrics.val_loss.is_finite() {
+            // The update after the last finite training loss ruined the weights: they must not be saved.
+            let step = self.state.step;
+            return Err(self.failed(format!("step {step}: the validation loss is {}; lower --lr", metrics.val_loss)));
+        }
         self.metrics.evaluation(&metrics).map_err(|e| self.failed(e))?;
         observer.evaluation(&metrics);
         progress.evaluation(metrics.val_loss);

@@ -12,7 +12,7 @@ use super::load::VERSION;
 pub(super) const FIRST_BYTE: u32 = SPECIALS.len() as u32;
 
 /// Number of ids that the specials and the bytes take.
-pub(super) const SIZE: u32 = FIRST_BYTE + 256;
+pub const SIZE: u32 = FIRST_BYTE + 256;
 
 /// Every byte of UTF-8 is a token. 260 ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

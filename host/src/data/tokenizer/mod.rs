@@ -24,6 +24,7 @@ pub mod train;
 pub mod word;
 
 pub use build::{Built, DocumentError, build};
+pub use byte::SIZE as BYTES;
 pub use error::TokenizerError;
 pub use load::{FILE_NAME, load, load_file};
 

@@ -1,0 +1,113 @@
+//! The real binary `host`, run as a user runs it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+/// A model and a batch so small that a run takes a fraction of a second on any device.
+pub const TINY: &str = "--set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 32 \
+                        --batch-size 4 --eval-tokens 500";
+
+/// Where the binary is; the first call builds it.
+pub fn path() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        // This test lies in target/PROFILE/deps and the binary in target/PROFILE.
+        let test = std::env::current_exe().expect("a test has a path");
+        let folder = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+        let target = folder.parent().expect("target/PROFILE");
+        let profile = match folder.file_name().and_then(|name| name.to_str()) {
+            Some("debug") | None => "dev",
+            Some(name) => name,
+        };
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["build", "--quiet", "--package", "capful-host", "--bin", "host", "--profile", profile]);
+        cargo.arg("--target-dir").arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
+        assert!(cargo.status().expect("cargo runs").success(), "host does not build");
+        folder.join("host")
+    })
+}
+
+/// How a command went.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// The command line, for messages.
+    pub line: String,
+    /// The exit status; none after a signal.
+    pub status: Option<i32>,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+impl Outcome {
+    /// What a finished process left.
+    pub fn of(line: &str, output: Output) -> Outcome {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("output is UTF-8");
+        Outcome {
+            line: line.to_owned(),
+            status: output.status.code(),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
+    }
+
+    /// Itself, if the command succeeded.
+    #[track_caller]
+    pub fn ok(self) -> Outcome {
+        assert_eq!(self.status, Some(0), "host {}\n{}", self.line, self.err);
+        self
+    }
+
+    /// Standard output as one JSON value.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("host {}: {e}\n{}{}", self.line, self.out, self.err))
+    }
+
+    /// Standard output as one JSON value a line.
+    #[track_caller]
+    pub fn json_lines(&self) -> Vec<Value> {
+        let parse = |l: &str| serde_json::from_str(l).unwrap_or_else(|e| panic!("host {}: {e}\n{l}", self.line));
+        self.out.lines().map(parse).collect()
+    }
+
+    /// The one line on standard error of a command that ended with `status`; it holds each of `says`.
+    #[track_caller]
+    pub fn refused(&self, status: i32, says: &[&str]) -> &str {
+        assert_eq!(self.status, Some(status), "host {}\n{}{}", self.line, self.out, self.err);
+        assert_eq!(self.err.matches('\n').count(), 1, "host {}: not one line:\n{}", self.line, self.err);
+        let message = self.err.strip_prefix("host: ").unwrap_or_else(|| panic!("host {}\n{}", self.line, self.err));
+        assert!(!message.contains("panicked"), "{message}");
+        for what in says {
+            assert!(message.contains(what), "host {}: no '{what}' in\n{message}", self.line);
+        }
+        message.trim_end()
+    }
+}
+
+/// Runs `host LINE` in `dir`; the words of the line are separated by white space.
+pub fn host(dir: &Path, line: &str) -> Outcome {
+    host_with(dir, line, &[])
+}
+
+/// Runs `host LINE MORE…`, where `more` are arguments that may hold white space.
+pub fn host_with(dir: &Path, line: &str, more: &[&str]) -> Outcome {
+    let output = command(dir, line).args(more).stdin(Stdio::null()).output().expect("the binary starts");
+    Outcome::of(line, output)
+}
+
+/// `host LINE`, not yet started.
+pub fn command(dir: &Path, line: &str) -> Command {
+    let mut command = Command::new(path());
+    command.args(line.split_whitespace()).current_dir(dir);
+    command
+}
+
+/// An empty directory that is removed when it is dropped.
+pub fn directory() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary directory")
+}

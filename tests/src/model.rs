@@ -1,0 +1,162 @@
+//! A Pythia on a device of the host, with the oracle's weights in it and its gradients read back by name.
+
+use capful_core::device::Rates;
+use capful_core::memory::{Region, Role};
+use capful_core::model::{Optimizer, Pythia, Recompute, Stage};
+use capful_core::ops::{self, Kind};
+use capful_core::train::{results, settings};
+use capful_host::device::{AnyProfile, Storage as _};
+use capful_host::plan::{Laid, Sections};
+use capful_host::run::Session;
+
+use crate::oracle::IGNORE;
+use crate::oracle::attention::Pattern;
+use crate::oracle::pythia::{Batch, Config};
+use crate::oracle::tensor::{Tensor, Tensors};
+use crate::oracle::train::Recipe;
+
+/// The core's model of the oracle's sizes, over `context` positions.
+pub fn family(config: &Config, context: u32) -> Pythia {
+    let [layers, d_model, heads, d_ff, vocab_size, rotary_dims] =
+        [config.layers, config.d, config.heads, config.d_ff, config.vocab, config.rotary].map(|n| n as u32);
+    let (rotary_base, norm_eps) = (config.rotary_base as f32, config.eps as f32);
+    Pythia { layers, d_model, heads, d_ff, vocab_size, context, rotary_dims, rotary_base, norm_eps }
+}
+
+/// The core's pattern that sees what the oracle's does.
+pub fn pattern(of: Pattern) -> ops::Pattern {
+    let (kind, block, window, stride) = match of {
+        Pattern::Dense => return ops::Pattern::DENSE,
+        Pattern::Local { block, window } => (Kind::Local, block, window, 2),
+        Pattern::Global { block, stride } => (Kind::Global, block, 1, stride),
+        Pattern::Mixed { block } => (Kind::Mixed, block, 1, 4),
+    };
+    ops::Pattern { kind, block: block as u32, window: window as u32, stride: stride as u32 }
+}
+
+/// A session with room for training, evaluation and decoding.
+pub struct Model {
+    /// The session.
+    pub session: Session<Pythia>,
+    /// The shape of its micro-batches.
+    pub stage: Stage,
+}
+
+impl Model {
+    /// A model with `weights`, for micro-batches of `sequences` of `length` tokens; its logits exist in chunks of 5
+    /// rows, which divides nothing.
+    pub fn new(
+        profile: &AnyProfile,
+        config: &Config,
+        weights: &Tensors,
+        sequences: usize,
+        length: usize,
+        recompute: Recompute,
+    ) -> Model {
+        let (batch, seq_len) = (sequences as u32, length as u32);
+        let stage = Stage { batch, seq_len, chunk: 5, recompute, pattern: pattern(config.attention) };
+        let evaluation = Stage { recompute: Recompute::None, ..stage };
+        let sections = Sections { training: Some(stage), evaluation: Some(evaluation), decoding: Some(stage.seq_len) };
+        let family = family(config, seq_len);
+        let rates = Rates { flops_per_s: 1e9, bytes_per_s: 1e9 };
+        let laid = Laid::new(&family, profile, rates, &sections).expect("the step is sound");
+        let session = Session::start(family, laid, profile, None, config.vocab as u32).expect("a session");
+        let mut model = Model { session, stage };
+        for (name, region) in model.regions("") {
+            let data: Vec<u8> = weights[&name].data.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
+            model.session.device.write(region, &data).expect("weights are written");
+        }
+        model
+    }
+
+    /// Name and place of every tensor of the weights (`prefix` empty) or of what belongs to them.
+    fn regions(&self, prefix: &str) -> Vec<(String, Region)> {
+        let entries = self.session.laid.lasting.iter();
+        let of = entries
+            .filter(|e| e.slot.prefix == prefix && [Role::Weight, Role::Gradient, Role::Moment].contains(&e.slot.role));
+        let all = of.flat_map(|e| (0..e.slot.layers).map(move |l| (e, l)));
+        all.map(|(e, l)| (e.slot.name.replace('*', &l.to_string()), e.place.at(l))).collect()
+    }
+
+    /// The bits of every tensor under `prefix`: empty for the weights, `gradient.` for their gradients.
+    pub fn bits(&mut self, prefix: &str) -> Vec<(String, Vec<u32>)> {
+        let regions = self.regions(prefix).into_iter();
+        regions
+            .map(|(name, region)| {
+                let mut bytes = vec![0; region.bytes() as usize];
+                self.session.device.read(region, &mut bytes).expect("regions are read");
+                let (words, _) = bytes.as_chunks::<4>();
+                (name, words.iter().map(|&w| u32::from_le_bytes(w)).collect())
+            })
+            .collect()
+    }
+
+    /// The same as tensors.
+    pub fn tensors(&mut self, prefix: &str) -> Tensors {
+        let bits = self.bits(prefix).into_iter();
+        bits.map(|(name, bits)| {
+            let data: Vec<f64> = bits.iter().map(|&b| f64::from(f32::from_bits(b))).collect();
+            (name, Tensor::new(&[data.len()], data))
+        })
+        .collect()
+    }
+
+    /// Writes the settings of update number `update` (from 1) over `targets` targets.
+    pub fn set(&mut self, recipe: Recipe, update: i32, lr: f64, targets: usize) {
+        let mut values = [0.0; settings::LEN as usize];
+        values[settings::LEARNING_RATE] = lr as f32;
+        values[settings::CORRECTION1] = (1.0 - recipe.beta1.powi(update)) as f32;
+        values[settings::CORRECTION2] = (1.0 - recipe.beta2.powi(update)) as f32;
+        values[settings::CLIP] = recipe.clip as f32;
+        values[settings::LOSS_SCALE] = (1.0 / targets as f64) as f32;
+        self.session.set(values).expect("settings are written");
+    }
+
+    /// The mean loss of one batch, its gradients left in place.
+    pub fn loss(&mut self, batch: Batch<'_>) -> f64 {
+        self.losses(&[batch])
+    }
+
+    /// The mean loss over `batches`, accumulated as the micro-batches of one step.
+    pub fn losses(&mut self, batches: &[Batch<'_>]) -> f64 {
+        let targets = batches.iter().flat_map(|b| b.targets).filter(|&&t| t != IGNORE).count();
+        self.set(Recipe::pythia(), 1, 0.0, targets);
+        self.accumulate(batches)
+    }
+
+    fn accumulate(&mut self, batches: &[Batch<'_>]) -> f64 {
+        for (i, batch) in batches.iter().enumerate() {
+            self.session.micro_batch(batch.inputs, batch.targets, i == 0).expect("a micro-batch");
+        }
+        f64::from(self.session.results().expect("results")[results::LOSS])
+    }
+
+    /// One whole step; the loss before its update.
+    pub fn step(&mut self, recipe: Recipe, update: i32, lr: f64, batch: Batch<'_>) -> f64 {
+        let targets = batch.targets.iter().filter(|&&t| t != IGNORE).count();
+        self.set(recipe, update, lr, targets);
+        let loss = self.accumulate(&[batch]);
+        let [beta1, beta2, eps, decay] =
+            [recipe.beta1, recipe.beta2, recipe.eps, recipe.weight_decay].map(|x| x as f32);
+        self.session.update(&Optimizer { beta1, beta2, eps, decay }).expect("an update");
+        loss
+    }
+
+    /// The logits of `inputs`, as many as the stage has tokens, row after row.
+    pub fn logits(&mut self, inputs: &[u32]) -> Vec<f32> {
+        self.session.evaluate(inputs, &vec![IGNORE; inputs.len()]).expect("an evaluation");
+        let mut all = Vec::new();
+        self.session.logits(inputs.len() as u32, &mut |row| all.extend_from_slice(row)).expect("logits");
+        all
+    }
+
+    /// The logits of one sequence, fed token by token.
+    pub fn decoded(&mut self, inputs: &[u32]) -> Vec<f32> {
+        let mut all = Vec::new();
+        for (position, &id) in inputs.iter().enumerate() {
+            let row = self.session.decode(id, position as u32, self.stage.pattern).expect("decoding");
+            all.extend_from_slice(row);
+        }
+        all
+    }
+}

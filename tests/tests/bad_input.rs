@@ -1,0 +1,371 @@
+//! Every bad input: one line on standard error, the exit status of the manual, nothing lost.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use capful_tests::binary::{Outcome, TINY, directory, host, host_with, path};
+
+/// `train` with the tiny model and `flags`.
+fn train(dir: &Path, flags: &str) -> Outcome {
+    host(dir, &format!("train --json {TINY} {flags}"))
+}
+
+/// A run of 5 steps in `dir/run`.
+fn trained(dir: &Path) {
+    train(dir, "--steps 5 --out run").ok();
+}
+
+const SAVED: &str = "run/checkpoint-00000005";
+
+/// Paragraphs of words, different every time.
+fn text(paragraphs: usize) -> String {
+    let words = ["some", "words", "of", "a", "text", "that", "goes", "on", "and", "ends"];
+    let paragraph = |p: usize| {
+        let words: Vec<_> = (0..40).map(|w| words[(p * p + w * (p + 3)) % words.len()]).collect();
+        format!("{} {p}.\n\n", words.join(" "))
+    };
+    (0..paragraphs).map(paragraph).collect()
+}
+
+fn testdata(name: &str) -> Vec<u8> {
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/testdata").join(name)).unwrap()
+}
+
+#[test]
+fn data_that_cannot_be_read_is_named_and_no_directory_is_made() {
+    let dir = directory();
+    let dir = dir.path();
+    fs::write(dir.join("empty.txt"), "").unwrap();
+    fs::write(dir.join("blank.txt"), " \n\n \n").unwrap();
+    fs::write(dir.join("nul.txt"), b"some text\0 and more").unwrap();
+    fs::write(dir.join("latin1.txt"), b"gr\xfc\xdfe").unwrap();
+    fs::write(dir.join("cut.jsonl"), "{\"text\": \"whole\"}\n{\"text\": \"cu").unwrap();
+    fs::write(dir.join("other.jsonl"), "{\"body\": \"whole\"}\n").unwrap();
+    fs::create_dir(dir.join("folder")).unwrap();
+    for name in ["lines.jsonl.zst", "snappy.parquet"] {
+        let whole = testdata(name);
+        fs::write(dir.join(name), &whole[..whole.len() * 2 / 3]).unwrap();
+    }
+    fs::write(dir.join("no_text.parquet"), testdata("no_text.parquet")).unwrap();
+    for (name, says) in [
+        ("missing.txt", "no such file"),
+        ("empty.txt", "empty"),
+        ("blank.txt", "blank"),
+        ("nul.txt", "byte 9 is NUL"),
+        ("latin1.txt", "byte 2 is not valid UTF-8"),
+        ("cut.jsonl", "line 2"),
+        ("other.jsonl", "body"),
+        ("folder", "no file"),
+        ("lines.jsonl.zst", "ends in the middle"),
+        ("snappy.parquet", "parquet"),
+        ("no_text.parquet", "no text column"),
+    ] {
+        train(dir, &format!("--data {name} --out out")).refused(2, &[name, says]);
+        assert!(!dir.join("out").exists(), "{name}");
+        // A separate validation source is read by the same rules.
+        train(dir, &format!("--validation {name} --out out")).refused(2, &[name, says]);
+        assert!(!dir.join("out").exists(), "{name}");
+    }
+}
+
+#[test]
+fn a_corpus_shorter_than_a_batch_says_how_short() {
+    let dir = directory();
+    fs::write(dir.path().join("short.txt"), text(2)).unwrap();
+    let line = "--data short.txt --tokenizer byte --out out --batch-size 8 --seq-len 128";
+    let line = format!("train --json --set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 {line}");
+    host(dir.path(), &line).refused(2, &["short.txt", "1025", "tokens"]);
+    assert!(!dir.path().join("out").exists());
+    // Passes over it are no whole step either.
+    let line = line.replace("--out", "--epochs 2 --out");
+    host(dir.path(), &line).refused(2, &["tokens"]);
+    // One document cannot be for training and for validation.
+    fs::write(dir.path().join("one.txt"), "one line").unwrap();
+    train(dir.path(), "--data one.txt --out out").refused(2, &["one.txt", "training"]);
+    // The built-in corpus has no end, so no passes.
+    train(dir.path(), "--epochs 2 --out out").refused(2, &["tales", "--steps"]);
+    assert!(!dir.path().join("out").exists());
+}
+
+/// The flags that a refusal says would fit.
+fn advised(message: &str) -> &str {
+    let flags = message.rsplit_once("; ").expect("advice").1;
+    flags.split_once(" fits (").unwrap_or_else(|| panic!("{message}")).0
+}
+
+#[test]
+fn a_run_beyond_its_budget_says_by_how_much_and_the_advised_flags_fit() {
+    let dir = directory();
+    let dir = dir.path();
+    let plan = |flags: &str| host(dir, &format!("plan --json --config run.toml {flags}")).ok().json();
+    for recompute in ["none", "cheap"] {
+        fs::write(dir.join("run.toml"), format!("batch_size = 32\nrecompute = '{recompute}'\n")).unwrap();
+        let needs = plan("");
+        let needs = needs["arena_bytes"].as_u64().unwrap() + needs["outside_arena_bytes"].as_u64().unwrap();
+        for share in [9, 6, 5] {
+            let budget = needs * share / 10;
+            let line = format!("train --json --config run.toml --out out --budget {budget}");
+            let refused = host(dir, &line);
+            let message = refused.refused(2, &["more than", "--budget", "MiB"]);
+            let excess: f64 = message.split(" more than").next().unwrap().rsplit(' ').nth(1).unwrap().parse().unwrap();
+            let expected = (needs - budget) as f64 / f64::from(1 << 20);
+            // The program's own bytes differ by a little from run to run.
+            assert!((excess - expected).abs() < 2.0, "{excess} MiB, {expected} MiB expected: {message}");
+            assert!(!dir.join("out").exists());
+            let flags = advised(message);
+            assert_eq!(plan(&format!("--budget {budget}"))["fits"], false);
+            // Room for what the program's own bytes differ by.
+            let fits = plan(&format!("{flags} --budget {}", budget + (1 << 20)));
+            assert_eq!(fits["fits"], true, "{flags}");
+            let written = plan("");
+            assert_eq!(fits["tokens_per_step"], written["tokens_per_step"], "{flags}");
+        }
+    }
+    train(dir, "--budget 1MiB --out out").refused(2, &["even one sequence", "smaller model"]);
+    host(dir, "plan --gpu gtx1080").refused(2, &["gtx1080", "gtx1650"]);
+    assert!(!dir.join("out").exists());
+}
+
+#[test]
+fn what_does_not_belong_together_is_refused_by_name() {
+    let dir = directory();
+    for (flags, says) in [
+        ("--seq-len 999", ["999", "context"]),
+        ("--vocab-size 4", ["4", "special"]),
+        ("--vocab-size 0", ["0", "at least"]),
+        ("--tokenizer byte --vocab-size 100", ["100", "byte"]),
+        ("--tokenizer bpe --vocab-size 259", ["259", "260"]),
+        ("--set heads=3", ["3 heads", "128"]),
+        ("--set heads=0", ["heads", "at least 1"]),
+        ("--set depth=3", ["depth", "layers"]),
+        ("--set layers", ["layers", "KEY=VALUE"]),
+        ("--batch-size 0", ["batch-size", "at least 1"]),
+        ("--batch-size=-1", ["--batch-size", "-1"]),
+        ("--batch-size many", ["--batch-size", "many"]),
+        ("--steps 0", ["steps", "at least 1"]),
+        ("--preset pythia-7m", ["pythia-7m", "pythia-70m"]),
+        ("--tokenizer words", ["words", "bpe"]),
+        ("--tokenizer missing.json", ["missing.json", "cannot read"]),
+        ("--device tpu", ["tpu", "cpu"]),
+        ("--device cuda", ["CUDA", "--device cpu"]),
+        ("--precision fp8", ["cpu", "f32"]),
+        ("--schedule square", ["--schedule", "cosine"]),
+        ("--lr fast", ["--lr", "fast"]),
+        ("--lr nan", ["--lr", "NaN"]),
+        ("--beta1 1", ["beta1", "1"]),
+        ("--block 48", ["48", "16, 32, 64"]),
+        ("--budget much", ["much", "4GiB"]),
+        ("--steps 3 --epochs 3", ["--steps", "--epochs"]),
+        ("--config missing.toml", ["missing.toml", "cannot read"]),
+        ("--bogus", ["--bogus", "unexpected"]),
+        ("--seq-len", ["--seq-len", "value"]),
+        ("surplus", ["surplus", "unexpected"]),
+    ] {
+        for command in ["train --json --out out", "plan --json"] {
+            let line = format!("{command} {flags}");
+            host(dir.path(), &line).refused(2, &says);
+            assert!(!dir.path().join("out").exists(), "{line}");
+        }
+    }
+    fs::write(dir.path().join("run.toml"), "lr = 1e-3\nlearning_rate = 1\n").unwrap();
+    host(dir.path(), "plan --config run.toml").refused(2, &["run.toml", "line 2", "learning_rate"]);
+    host(dir.path(), "retrain").refused(2, &["retrain"]);
+    host(dir.path(), "logits --ids 1").refused(2, &["--run"]);
+}
+
+#[test]
+fn directories_that_hold_nothing_or_something_else_are_refused() {
+    let dir = directory();
+    let dir = dir.path();
+    train(dir, "--resume").refused(2, &["--out"]);
+    host(dir, "train --json --resume --out nothing").refused(2, &["nothing"]);
+    fs::create_dir(dir.join("bare")).unwrap();
+    host(dir, "train --json --resume --out bare").refused(2, &["bare", "no complete checkpoint"]);
+    for command in ["eval", "generate", "chat", "logits --ids 1"] {
+        host(dir, &format!("{command} --run bare")).refused(2, &["bare", "no run"]);
+    }
+    trained(dir);
+    let before = fs::read(dir.join(SAVED).join("model.safetensors")).unwrap();
+    train(dir, "--steps 6 --out run").refused(2, &["run holds a run already", "--resume"]);
+    fs::write(dir.join("bare/note.txt"), "mine").unwrap();
+    train(dir, "--out bare").refused(2, &["bare", "not empty"]);
+    fs::write(dir.join("file"), "mine").unwrap();
+    train(dir, "--out file").refused(2, &["file"]);
+    // What may not change when a run goes on.
+    host(dir, "train --json --resume --out run --lr 1").refused(2, &["--lr", "--steps"]);
+    host(dir, "train --json --resume --out run --set layers=2").refused(2, &["--set"]);
+    host(dir, "train --json --resume --out run --batch-size 4").refused(2, &["--batch-size"]);
+    assert_eq!(fs::read(dir.join(SAVED).join("model.safetensors")).unwrap(), before);
+    // A checkpoint that was never finished is none.
+    fs::remove_file(dir.join(SAVED).join("DONE")).unwrap();
+    host(dir, "train --json --resume --out run --steps 6").refused(2, &["run", "no complete checkpoint"]);
+    host(dir, "eval --run run").refused(2, &["run", "no complete checkpoint"]);
+}
+
+#[test]
+fn wrong_ids_prompts_and_sampling_are_refused() {
+    let dir = directory();
+    let dir = dir.path();
+    trained(dir);
+    host(dir, "logits --run run --ids 1,300").refused(2, &["300", "vocabulary"]);
+    let ids = vec!["1"; 257].join(",");
+    host(dir, &format!("logits --run run --ids {ids}")).refused(2, &["257", "256"]);
+    host(dir, "vocab --tokenizer run --decode 5,9999").refused(2, &["9999", "300"]);
+    let long = vec!["the"; 300].join(" ");
+    host_with(dir, "generate --run run --prompt", &[&long]).refused(2, &["256", "shorten"]);
+    for (flag, says) in
+        [("--temperature=-1", "--temperature"), ("--top-p 2", "--top-p"), ("--repetition-penalty 0", "0")]
+    {
+        host(dir, &format!("generate --run run {flag}")).refused(2, &[says]);
+        host(dir, &format!("chat --run run {flag}")).refused(2, &[says]);
+    }
+    host(dir, "bench --timed 0").refused(2, &["--timed"]);
+}
+
+#[test]
+fn checkpoints_of_something_else_or_damaged_are_refused_by_name() {
+    let dir = directory();
+    let dir = dir.path();
+    trained(dir);
+    let resume = "train --json --resume --out run --steps 6";
+    let model = dir.join(SAVED).join("model.safetensors");
+    let good = fs::read(&model).unwrap();
+    let mut wrong_length = good.clone();
+    wrong_length[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    let mut wrong_header = good.clone();
+    wrong_header[20] = 0xff;
+    for (bytes, says) in [
+        (&good[..good.len() - 100], "truncated"),
+        (&good[..5], "no safetensors"),
+        (&[][..], "no safetensors"),
+        (&wrong_length[..], "damaged"),
+        (&wrong_header[..], "damaged"),
+    ] {
+        fs::write(&model, bytes).unwrap();
+        for line in [resume, "eval --run run", "generate --run run", "chat --run run", "logits --run run --ids 1"] {
+            host(dir, line).refused(2, &["checkpoint-00000005/model.safetensors", says]);
+        }
+    }
+    fs::remove_file(&model).unwrap();
+    host(dir, resume).refused(2, &["model.safetensors"]);
+    fs::write(&model, &good).unwrap();
+
+    // Each file of the checkpoint in its turn: damaged it is refused, whole again the run goes on.
+    for (name, bytes, says) in [
+        ("optimizer.safetensors", &b"short"[..], "no safetensors"),
+        ("trainer_state.json", b"{\"step\": 5,", "damaged"),
+        ("trainer_state.json", b"", "damaged"),
+        ("tokenizer.json", b"{\"model\":", "tokenizer.json"),
+    ] {
+        let file = dir.join(SAVED).join(name);
+        let good = fs::read(&file).unwrap();
+        fs::write(&file, bytes).unwrap();
+        host(dir, resume).refused(2, &[name, says]);
+        fs::write(&file, good).unwrap();
+    }
+
+    // Another model's checkpoint in this run's directory.
+    let other = |flags: &str, name: &str| {
+        let line = format!("train --json {TINY} --steps 5 --out {name} {flags}");
+        // A later flag cannot repeat an earlier one, so sizes are replaced.
+        let line = if flags.is_empty() { line.replace("d_model=16", "d_model=32") } else { line };
+        host(dir, &line).ok();
+        dir.join(name).join("checkpoint-00000005")
+    };
+    let wide = other("", "wide");
+    fs::copy(wide.join("model.safetensors"), &model).unwrap();
+    for line in [resume, "eval --run run"] {
+        host(dir, line).refused(2, &["model.safetensors", "gpt_neox.embed_in.weight", "[300, 32]", "[300, 16]"]);
+    }
+    fs::write(&model, &good).unwrap();
+    let tokens = other("--seed 77 --tokenizer bpe", "other").join("tokenizer.json");
+    let mine = dir.join(SAVED).join("tokenizer.json");
+    let vocabulary = fs::read(&mine).unwrap();
+    fs::copy(tokens, &mine).unwrap();
+    host(dir, resume).refused(2, &["checkpoint-00000005", "tokenizer"]);
+    for line in ["eval --run run", "generate --run run", "chat --run run"] {
+        host(dir, line).refused(2, &["checkpoint-00000005", "vocabulary"]);
+    }
+    fs::write(&mine, vocabulary).unwrap();
+    host(dir, resume).ok();
+}
+
+#[test]
+fn data_that_changed_under_a_run_is_refused() {
+    let dir = directory();
+    let dir = dir.path();
+    fs::write(dir.join("corpus.txt"), text(200)).unwrap();
+    train(dir, "--data corpus.txt --steps 5 --out run").ok();
+    fs::write(dir.join("corpus.txt"), text(150)).unwrap();
+    host(dir, "train --json --resume --out run --steps 6").refused(2, &["data"]);
+    fs::remove_file(dir.join("corpus.txt")).unwrap();
+    host(dir, "train --json --resume --out run --steps 6").refused(2, &["corpus.txt", "no such file"]);
+}
+
+/// Runs `host LINE` where no file can grow beyond `kib`: what a full disk does to a write.
+#[cfg(unix)]
+fn on_a_full_disk(dir: &Path, kib: u32, line: &str) -> Outcome {
+    let script = format!("trap '' XFSZ; ulimit -f {kib}; exec {} {line}", path().display());
+    let output = Command::new("bash").args(["-c", &script]).current_dir(dir).stdin(Stdio::null()).output().unwrap();
+    Outcome::of(line, output)
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_keeps_the_previous_checkpoint() {
+    let dir = directory();
+    let dir = dir.path();
+    trained(dir);
+    let resume = "train --json --resume --out run --steps 8 --threads 1";
+    let files = |name: &str| fs::read(dir.join(SAVED).join(name)).unwrap();
+    let before = [files("model.safetensors"), files("optimizer.safetensors"), files("trainer_state.json")];
+    let size = before.iter().map(Vec::len).max().unwrap() as u32 / 1024;
+    // The first file fails part-way, then only the second.
+    for kib in [size / 4, size - 2] {
+        let full = on_a_full_disk(dir, kib, resume);
+        full.refused(1, &["step 8", "was not written", SAVED]);
+        let left: Vec<_> = fs::read_dir(dir.join("run")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert!(left.iter().all(|n| !n.to_string_lossy().ends_with(".tmp")), "{left:?}");
+        assert!(!dir.join("run/checkpoint-00000008").exists());
+        assert_eq!([files("model.safetensors"), files("optimizer.safetensors"), files("trainer_state.json")], before);
+        host(dir, "eval --json --run run").ok();
+    }
+    host(dir, resume).ok();
+    assert!(dir.join("run/checkpoint-00000008/DONE").exists());
+    // The very first save: there is nothing to name, and it says so.
+    let first = on_a_full_disk(dir, size - 2, &format!("train --json {TINY} --steps 2 --out first"));
+    first.refused(1, &["step 2", "no checkpoint yet"]);
+    // Even the plan does not fit: nothing is left of the run.
+    on_a_full_disk(dir, 4, &format!("train --json {TINY} --steps 2 --out none")).refused(1, &["none/plan.json"]);
+    assert_eq!(fs::read_dir(dir.join("none")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_the_run_and_names_step_and_checkpoint() {
+    let dir = directory();
+    let dir = dir.path();
+    let ruin = "--lr 1e30 --clip 0 --schedule constant --warmup 1";
+    train(dir, &format!("{ruin} --steps 9 --out none")).refused(1, &["step 2", "NaN", "no checkpoint yet"]);
+    train(dir, &format!("{ruin} --steps 9 --save-every 1 --out one"))
+        .refused(1, &["step 2", "NaN", "one/checkpoint-00000001"]);
+    assert!(dir.join("one/checkpoint-00000001/DONE").exists());
+    assert!(!dir.join("one/checkpoint-00000002").exists());
+    // A last update that ruins the weights is seen by the evaluation, and not saved.
+    train(dir, &format!("{ruin} --steps 1 --out last")).refused(1, &["step 1", "validation", "no checkpoint yet"]);
+    assert!(!dir.join("last/checkpoint-00000001").exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_reader_that_goes_away_is_no_panic() {
+    let dir = directory();
+    let script = format!("{} plan --json | true; exit ${{PIPESTATUS[0]}}", path().display());
+    for _ in 0..5 {
+        let output = Command::new("bash").args(["-c", &script]).current_dir(dir.path()).output().unwrap();
+        let outcome = Outcome::of("plan | true", output);
+        assert_eq!(outcome.err, "");
+        // It may have finished first.
+        assert!([Some(141), Some(0)].contains(&outcome.status), "{outcome:?}");
+    }
+}

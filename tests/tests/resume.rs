@@ -1,0 +1,153 @@
+//! A run that was interrupted and resumed is, bit for bit, the run that was not.
+
+#![cfg(unix)]
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use capful_tests::binary::{Outcome, TINY, command, directory, host};
+use serde_json::Value;
+
+fn state(checkpoint: &Path) -> Value {
+    serde_json::from_slice(&fs::read(checkpoint.join("trainer_state.json")).unwrap()).unwrap()
+}
+
+/// Asserts that both runs' checkpoints of step 40 are the same: weights, optimizer, place in the data; and that both
+/// logged the same steps with the same losses.
+#[track_caller]
+fn assert_same(dir: &Path, whole: &str, resumed: &str) {
+    let [a, b] = [whole, resumed].map(|run| dir.join(run).join("checkpoint-00000040"));
+    for name in ["model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.json"] {
+        assert!(fs::read(a.join(name)).unwrap() == fs::read(b.join(name)).unwrap(), "{resumed}: {name} differs");
+    }
+    assert_eq!(state(&a), state(&b), "{resumed}");
+    let losses = |run: &str| {
+        let text = fs::read_to_string(dir.join(run).join("metrics.jsonl")).unwrap();
+        let lines = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
+        // The first step of each session is logged besides every tenth, and its last one is evaluated.
+        let tenth = lines.filter(|l| l["step"].as_u64().is_some_and(|s| s % 10 == 0) && l["loss"].is_f64());
+        tenth.map(|l| (l["step"].clone(), l["loss"].clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(losses(whole), losses(resumed));
+}
+
+/// Documents much longer than a batch.
+fn long_documents() -> String {
+    let words = ["one", "two", "three", "four", "five", "six", "seven"];
+    let document = |d: usize| {
+        let words: Vec<_> = (0..400).map(|w| words[(d + w * (w + d)) % words.len()]).collect();
+        format!("{} {d}\n\n", words.join(" "))
+    };
+    (0..40).map(document).collect()
+}
+
+const CONSTANT: &str = "--schedule constant --warmup 5";
+
+#[test]
+fn forty_steps_are_twenty_and_twenty() {
+    let dir = directory();
+    let dir = dir.path();
+    fs::write(dir.join("corpus.txt"), long_documents()).unwrap();
+    for (name, flags) in [
+        ("tales", "--data tales"),
+        ("text", "--data corpus.txt --accumulate 2"),
+        ("bytes", "--data corpus.txt --tokenizer byte --accumulate 3 --attention mixed --block 16 --recompute full"),
+    ] {
+        let flags = format!("{TINY} {CONSTANT} {flags}");
+        host(dir, &format!("train --json {flags} --steps 40 --out {name}-whole")).ok();
+        host(dir, &format!("train --json {flags} --steps 20 --out {name}")).ok();
+        let between = state(&dir.join(name).join("checkpoint-00000020"));
+        assert_eq!(between["step"], 20);
+        if name != "tales" {
+            let token = between["position"]["token"].as_u64().unwrap();
+            assert!(token > 1, "it stopped at a document's border: {between}");
+        }
+        // Another number of threads changes no bit either.
+        host(dir, &format!("train --json --resume --steps 40 --threads 1 --out {name}")).ok();
+        assert_same(dir, &format!("{name}-whole"), name);
+        // Nothing is left to do, and that is no failure.
+        host(dir, &format!("train --json --resume --out {name}")).ok();
+    }
+}
+
+/// How a started run is interrupted.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    /// A signal that the run saves at.
+    Signal(&'static str),
+    /// SIGKILL, once a checkpoint is there.
+    Kill,
+}
+
+/// Starts the run `name`, interrupts it on its way, and gives how it ended; none if it was faster.
+fn interrupted(dir: &Path, line: &str, name: &str, way: Way) -> Option<Outcome> {
+    let mut run = command(dir, line);
+    let mut run = run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+    match way {
+        Way::Signal(signal) => {
+            let first = lines.next().unwrap().unwrap();
+            assert!(first.contains("\"step\":1,"), "{first}");
+            let sent = Command::new("kill").args([signal, &run.id().to_string()]).status().unwrap();
+            assert!(sent.success() || run.try_wait().unwrap().is_some());
+        }
+        Way::Kill => {
+            let checkpoint = dir.join(name).join("checkpoint-00000010/DONE");
+            while !checkpoint.exists() && run.try_wait().unwrap().is_none() {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            run.kill().unwrap();
+        }
+    }
+    for line in lines {
+        line.unwrap();
+    }
+    let outcome = Outcome::of(line, run.wait_with_output().unwrap());
+    (outcome.status != Some(0)).then_some(outcome)
+}
+
+#[test]
+fn a_signal_saves_and_a_kill_loses_only_what_was_not_saved() {
+    let dir = directory();
+    let dir = dir.path();
+    let signals = [Way::Signal("-INT"), Way::Signal("-TERM"), Way::Kill];
+    // Evaluations give a signal the time to arrive; where the machine is faster still, they become longer.
+    let longer = [4_000, 16_000, 64_000, 256_000];
+    let line = |tokens: u64, name: &str| {
+        let line = format!("train --json {TINY} --steps 40 --save-every 10 --keep 9 --eval-every 2 --out {name}");
+        line.replace("--eval-tokens 500", &format!("--eval-tokens {tokens}"))
+    };
+    for (i, way) in signals.into_iter().enumerate() {
+        let found = longer.iter().find_map(|&tokens| {
+            let name = format!("interrupted{i}-{tokens}");
+            let outcome = interrupted(dir, &line(tokens, &name), &name, way)?;
+            Some((tokens, name, outcome))
+        });
+        let (tokens, name, outcome) = found.expect("the run ended before every signal");
+        let run = dir.join(&name);
+        match way {
+            Way::Signal(_) => {
+                let message = outcome.refused(130, &["interrupted after step", "--resume", &name]);
+                let step: u64 = message.split_whitespace().nth(3).unwrap().trim_end_matches(';').parse().unwrap();
+                let saved = run.join(format!("checkpoint-{step:08}"));
+                assert!((1..40).contains(&step) && saved.join("DONE").exists(), "{message}");
+                assert_eq!(state(&saved)["step"], step);
+            }
+            Way::Kill => {
+                assert_eq!((outcome.status, outcome.err.as_str()), (None, ""));
+                assert!(!run.join("checkpoint-00000040").exists());
+            }
+        }
+        host(dir, &format!("train --json --resume --out {name}")).ok();
+        let whole = format!("whole-{tokens}");
+        if !dir.join(&whole).exists() {
+            host(dir, &line(tokens, &whole)).ok();
+        }
+        assert_same(dir, &whole, &name);
+        let left: Vec<_> = fs::read_dir(&run).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert!(left.iter().all(|n| !n.to_string_lossy().ends_with(".tmp")), "{left:?}");
+    }
+}

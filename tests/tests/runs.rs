@@ -1,0 +1,376 @@
+//! The command line as a user drives it, on models so small that every run takes a moment.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Stdio;
+
+use capful_tests::binary::{Outcome, TINY, command, directory, host, host_with};
+use serde_json::Value;
+
+fn train(dir: &Path, flags: &str) -> Vec<Value> {
+    host(dir, &format!("train --json {TINY} {flags}")).ok().json_lines()
+}
+
+/// Asserts that `value` has each of `keys`, and gives it back.
+#[track_caller]
+fn keys<'a>(value: &'a Value, keys: &[&str]) -> &'a Value {
+    for key in keys {
+        assert!(value.get(key).is_some(), "no {key} in {value}");
+    }
+    value
+}
+
+fn number(value: &Value, key: &str) -> f64 {
+    value[key].as_f64().unwrap_or_else(|| panic!("{key} is no number in {value}"))
+}
+
+fn files(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_run_from_training_to_every_use_of_it() {
+    let dir = directory();
+    let dir = dir.path();
+    let tiny = TINY.replace("--vocab-size 300", "--vocab-size 512");
+    let line = format!("train --json {tiny} --steps 40 --eval-every 20 --save-every 10 --keep 2 --threads 1 --out run");
+    let lines = host(dir, &line).ok().json_lines();
+    let (done, logged) = lines.split_last().unwrap();
+
+    // What training says on the way.
+    let steps: Vec<u64> =
+        logged.iter().filter(|l| l.get("loss").is_some()).map(|l| l["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [1, 10, 20, 30, 40]);
+    for line in logged.iter().filter(|l| l.get("loss").is_some()) {
+        keys(line, &["step", "loss", "lr", "tokens", "tokens_per_s"]);
+        assert_eq!(line["tokens"].as_u64(), line["step"].as_u64().map(|s| s * 128));
+    }
+    let evaluations: Vec<_> = logged.iter().filter(|l| l.get("val_loss").is_some()).collect();
+    assert_eq!(evaluations.iter().map(|l| l["step"].as_u64().unwrap()).collect::<Vec<_>>(), [20, 40]);
+    keys(evaluations[0], &["step", "val_loss", "val_tokens"]);
+    keys(done, &["run", "val_loss", "floor", "seconds", "tokens", "baselines", "heap_bytes_per_save"]);
+    assert_eq!((done["done"].as_bool(), done["run"].as_str()), (Some(true), Some("run")));
+    let (loss, floor) = (number(done, "val_loss"), number(done, "floor"));
+    let baselines = keys(&done["baselines"], &["unigram", "bigram", "trigram"]);
+    // Everything in the vocabulary: the floor is known, nothing is below it, and a uniform guess is above all.
+    assert!(floor > 0.5 && floor < number(baselines, "trigram"), "{done}");
+    assert!(number(baselines, "trigram") < number(baselines, "unigram"));
+    assert!(loss > floor && loss < 512f64.ln(), "{done}");
+    assert!(number(&logged[0], "loss") > loss, "it learned");
+
+    // Nothing is allocated in steps and little in a save.
+    assert_eq!(done["heap_allocations"].as_u64(), Some(0), "{done}");
+    let save = done["heap_bytes_per_save"].as_u64().unwrap();
+    assert!(save > 0 && save <= 64 << 10, "{done}");
+
+    // The directory.
+    let run = dir.join("run");
+    let last = run.join("checkpoint-00000040");
+    assert_eq!(
+        files(&run),
+        [
+            "checkpoint-00000030",
+            "checkpoint-00000040",
+            "config.toml",
+            "metrics.jsonl",
+            "plan.json",
+            "tb",
+            "tokenizer.json"
+        ]
+    );
+    assert_eq!(
+        files(&last),
+        ["DONE", "config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json", "trainer_state.json"]
+    );
+    assert_eq!(files(&run.join("tb")).len(), 1);
+    let model: Value = serde_json::from_slice(&fs::read(last.join("config.json")).unwrap()).unwrap();
+    assert_eq!((model["hidden_size"].as_u64(), model["vocab_size"].as_u64()), (Some(16), Some(512)));
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let metrics: Vec<Value> = metrics.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!(metrics, logged);
+
+    // Evaluation: what training said, again; and another source.
+    let eval = host(dir, "eval --json --run run").ok().json();
+    keys(&eval, &["loss", "perplexity", "tokens", "bytes", "bits_per_byte", "floor"]);
+    assert_eq!((number(&eval, "loss"), number(&eval, "floor")), (loss, floor));
+    assert!((number(&eval, "perplexity") - loss.exp()).abs() < 1e-6 * loss.exp());
+    let bits = loss * number(&eval, "tokens") / number(&eval, "bytes") / 2f64.ln();
+    assert!((number(&eval, "bits_per_byte") - bits).abs() < 1e-9);
+    fs::write(dir.join("other.txt"), "anna went to the market .\n\nthe bear was there .\n").unwrap();
+    let other = host(dir, "eval --json --run run --data other.txt").ok().json();
+    assert!(other["floor"].is_null() && number(&other, "loss") > 0.0, "{other}");
+    let fewer = host(dir, "eval --json --run run --eval-tokens 100").ok().json();
+    assert!(number(&fewer, "tokens") <= 100.0);
+
+    // Logits: as many rows as ids, each over the vocabulary; a longer prefix changes no earlier row.
+    let rows = |ids: &str| host(dir, &format!("logits --json --run run --ids {ids}")).ok().json()["logits"].clone();
+    let (three, two) = (rows("2,30,31"), rows("2,30"));
+    assert_eq!((three.as_array().unwrap().len(), three[0].as_array().unwrap().len()), (3, 512));
+    assert_eq!((&three[0], &three[1]), (&two[0], &two[1]));
+
+    // Generation: the same seed says the same, and the likeliest token is the logits'.
+    let generate = |flags: &str| host(dir, &format!("generate --json --run run --max-tokens 12 {flags}")).ok().json();
+    let said = generate("--seed 3");
+    keys(&said, &["prompt", "ids", "text", "end"]);
+    assert_eq!(said, generate("--seed 3"));
+    assert_ne!(said["ids"], generate("--seed 4")["ids"]);
+    assert!(said["ids"].as_array().unwrap().len() <= 12);
+    let greedy = generate("--temperature 0 --prompt the");
+    assert_eq!(greedy, generate("--temperature 0.7 --top-k 1 --seed 9 --prompt the"));
+    let translate =
+        |flag: &str, text: &str| host_with(dir, &format!("vocab --json --tokenizer run {flag}"), &[text]).ok().json();
+    let the = translate("--encode", "the")["ids"][0].as_u64().unwrap();
+    let state = host(dir, &format!("logits --json --run run --ids 2,{the}")).ok().json();
+    let row: Vec<f64> = state["logits"][1].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+    let best = (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap();
+    assert_eq!(greedy["ids"][0].as_u64(), Some(best as u64));
+    let plain = host(dir, "generate --run run --max-tokens 12 --seed 3").ok();
+    assert_eq!(plain.out.trim_end(), said["text"].as_str().unwrap());
+
+    // The vocabulary there and back.
+    let ids = translate("--encode", "the bear was there .");
+    let list: Vec<_> = ids["ids"].as_array().unwrap().iter().map(Value::to_string).collect();
+    assert_eq!(list.len(), 5);
+    assert_eq!(translate("--decode", &list.join(","))["text"], "the bear was there .");
+}
+
+#[test]
+fn a_chat_answers_remembers_and_saves() {
+    let dir = directory();
+    let dir = dir.path();
+    train(dir, "--steps 5 --out run");
+    let mut chat = command(dir, "chat --run run --max-tokens 5 --seed 1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = "the bear\n/params temperature 0\n/params temperature hot\n\nand then\n/save talk.txt\n/clear\n/help\n/nonsense\n/quit\nunread\n";
+    chat.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let outcome = Outcome::of("chat", chat.wait_with_output().unwrap()).ok();
+    assert_eq!(outcome.out.lines().count(), 2, "{outcome:?}");
+    let talk = fs::read_to_string(dir.join("talk.txt")).unwrap();
+    assert!(talk.starts_with("> the bear\n") && talk.contains("> and then\n") && !talk.contains("unread"), "{talk}");
+    for said in ["talk.txt", "/clear", "hot", "/nonsense"] {
+        assert!(outcome.err.contains(said), "{said}: {}", outcome.err);
+    }
+}
+
+#[test]
+fn people_see_ledger_floor_baselines_and_a_sample() {
+    let dir = directory();
+    let dir = dir.path();
+    let outcome = host(dir, &format!("train {TINY} --steps 3")).ok();
+    for said in ["gpt_neox.embed_in.weight", "arena", "run runs/pythia-tiny-001"] {
+        assert!(outcome.err.contains(said), "{said}: {}", outcome.err);
+    }
+    for said in ["validation loss", "trigram", "0 heap allocations in steps"] {
+        assert!(outcome.out.contains(said), "{said}: {}", outcome.out);
+    }
+    host(dir, &format!("train {TINY} --steps 3")).ok();
+    assert_eq!(files(&dir.join("runs")), ["pythia-tiny-001", "pythia-tiny-002"]);
+}
+
+#[test]
+fn bench_doctor_and_completions() {
+    let dir = directory();
+    let dir = dir.path();
+    let bench = host(dir, &format!("bench --json {TINY} --threads 2 --warm 200 --timed 20 --profile")).ok().json();
+    keys(&bench, &["tokens_per_s", "ms_per_step", "tflops", "roofline", "arena_bytes", "peak_rss_bytes"]);
+    assert_eq!(bench["allocated_bytes"], bench["arena_bytes"]);
+    assert_eq!(number(&bench, "heap_allocations_per_step"), 0.0);
+    let seconds = number(&bench, "ms_per_step") / 1e3;
+    assert!((number(&bench, "tokens_per_s") * seconds - 128.0).abs() < 1e-6);
+    let peak = number(&bench, "peak_rss_bytes");
+    assert!(peak <= number(&bench, "arena_bytes") + f64::from(96 << 20), "{peak}");
+    let names: Vec<_> = bench["profile"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
+    for name in ["head_loss", "attention", "attention_grad", "linear", "linear_grad", "adamw"] {
+        assert!(names.contains(&name), "no {name} in {names:?}");
+    }
+    let doctor = host(dir, "doctor --json").ok().json();
+    keys(&doctor, &["version", "cores", "cpu_features", "devices"]);
+    assert_eq!(
+        (doctor["counts_allocations"].as_bool(), doctor["devices"]["cpu"].as_str()),
+        (Some(true), Some("ready"))
+    );
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(host(dir, &format!("completions {shell}")).ok().out.contains("recompute"));
+    }
+    for command in
+        ["", "train", "plan", "eval", "generate", "chat", "logits", "vocab", "bench", "doctor", "completions"]
+    {
+        assert!(host(dir, &format!("{command} --help")).ok().out.contains("Usage"), "{command}");
+    }
+    assert_eq!(host(dir, "--version").ok().out.trim_end(), "host 0.1.0");
+}
+
+#[test]
+fn a_plan_adds_up_and_is_what_a_run_allocates() {
+    let dir = directory();
+    let dir = dir.path();
+    for flags in [
+        "",
+        "--preset pythia-14m",
+        "--preset pythia-70m --batch-size 2",
+        "--preset pythia-160m --batch-size 1 --attention mixed",
+        "--batch-size 3 --seq-len 77 --recompute cheap --attention local --device reference",
+        "--batch-size 1 --seq-len 5 --recompute full --threads 1 --chunk 2",
+    ] {
+        let plan = host(dir, &format!("plan --json {flags}")).ok().json();
+        keys(
+            &plan,
+            &["params", "flops_per_token", "arena_bytes", "regions", "outside_arena_bytes", "budget_bytes", "fits"],
+        );
+        let mut end = 0;
+        for region in plan["regions"].as_array().unwrap() {
+            keys(region, &["name", "dtype", "shape", "bytes", "padding"]);
+            assert_eq!(region["offset"].as_u64(), Some(end), "{region}");
+            end += region["bytes"].as_u64().unwrap() + region["padding"].as_u64().unwrap();
+        }
+        assert_eq!(plan["arena_bytes"].as_u64(), Some(end), "{flags}");
+        let outside: u64 = plan["outside"].as_array().unwrap().iter().map(|o| o["bytes"].as_u64().unwrap()).sum();
+        assert_eq!(plan["outside_arena_bytes"].as_u64(), Some(outside));
+        assert_eq!(plan["fits"].as_bool(), Some(end + outside <= plan["budget_bytes"].as_u64().unwrap()));
+    }
+    for (vocabulary, params) in [(10_000, 29_155_328), (50_304, 70_426_624)] {
+        let plan = host(dir, &format!("plan --json --preset pythia-70m --vocab-size {vocabulary}")).ok().json();
+        assert_eq!(plan["params"].as_u64(), Some(params));
+    }
+    let plan = host(dir, &format!("plan --json {TINY}")).ok().json();
+    let bench = host(dir, &format!("bench --json {TINY} --warm 1 --timed 1")).ok().json();
+    assert_eq!((&bench["arena_bytes"], &bench["allocated_bytes"]), (&plan["arena_bytes"], &plan["arena_bytes"]));
+    train(dir, "--steps 1 --out run");
+    let saved: Value = serde_json::from_slice(&fs::read(dir.join("run/plan.json")).unwrap()).unwrap();
+    assert_eq!(saved["regions"], plan["regions"]);
+    assert!(host(dir, "plan --preset pythia-70m --gpu gtx1650").ok().out.contains("gtx1650"));
+}
+
+#[test]
+fn a_sweep_names_batches_that_fit_and_are_the_largest() {
+    let dir = directory();
+    let dir = dir.path();
+    let plan = |flags: &str| host(dir, &format!("plan --json {flags}")).ok().json();
+    let rows = plan("--preset pythia-70m --gpu gtx1650 --sweep seq-len");
+    let rows = rows.as_array().unwrap();
+    assert!(rows.len() > 3);
+    for row in rows {
+        keys(row, &["seq_len", "batch_size", "recompute", "arena_bytes"]);
+        let (length, batch) = (row["seq_len"].as_u64().unwrap(), row["batch_size"].as_u64().unwrap());
+        let recompute = row["recompute"].as_str().unwrap();
+        let at = |batch: u64| {
+            plan(&format!(
+                "--preset pythia-70m --gpu gtx1650 --seq-len {length} --batch-size {batch} --recompute {recompute}"
+            ))
+        };
+        let fits = at(batch);
+        assert_eq!((&fits["fits"], &fits["arena_bytes"]), (&Value::Bool(true), &row["arena_bytes"]));
+        assert_eq!(at(batch + 1)["fits"], false, "{row}");
+    }
+}
+
+/// Paragraphs of words that differ, for a corpus of documents of many lengths.
+fn text(paragraphs: usize) -> Vec<String> {
+    let words = ["some", "words", "of", "a", "text", "that", "goes", "on", "and", "ends", "later", "than", "this"];
+    let paragraph = |p: usize| {
+        let words: Vec<_> = (0..30 + p % 50).map(|w| words[(p * p + w * (p + 3)) % words.len()]).collect();
+        format!("{} {p} .", words.join(" "))
+    };
+    (0..paragraphs).map(paragraph).collect()
+}
+
+#[test]
+fn every_kind_of_source_and_tokenizer_trains() {
+    let dir = directory();
+    let dir = dir.path();
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/testdata");
+    fs::write(dir.join("corpus.txt"), text(150).join("\n\n")).unwrap();
+    let lines: Vec<_> =
+        text(150).iter().map(|t| serde_json::json!({ "text": t, "body": format!("{t} again") }).to_string()).collect();
+    fs::write(dir.join("corpus.jsonl"), lines.join("\n")).unwrap();
+    fs::create_dir(dir.join("folder")).unwrap();
+    fs::copy(dir.join("corpus.txt"), dir.join("folder/a.txt")).unwrap();
+    fs::copy(dir.join("corpus.jsonl"), dir.join("folder/b.jsonl")).unwrap();
+    for name in ["snappy.parquet", "zstd.parquet", "lines.jsonl.zst"] {
+        fs::copy(testdata.join(name), dir.join(name)).unwrap();
+    }
+    let sources =
+        ["corpus.txt", "corpus.jsonl", "folder", "snappy.parquet", "zstd.parquet", "lines.jsonl.zst", "tales"];
+    for (i, source) in sources.into_iter().enumerate() {
+        let lines = train(dir, &format!("--data {source} --steps 2 --out source{i}"));
+        let done = lines.last().unwrap();
+        assert!(number(done, "val_loss") > 0.0 && number(done, "bits_per_byte") > 0.0, "{source}: {done}");
+        // Only the built-in corpus knows its own loss; 300 ids merge some of its words.
+        assert!(done["floor"].is_null());
+        let eval = host(dir, &format!("eval --json --run source{i}")).ok().json();
+        assert_eq!(eval["loss"], done["val_loss"], "{source}");
+    }
+    for tokenizer in ["word", "byte", "bpe"] {
+        let flags = format!("--data corpus.txt --tokenizer {tokenizer} --steps 2 --out {tokenizer}");
+        train(dir, &flags);
+        let text = "some words of a text .";
+        // By the run's directory, whose name is a kind's, and by its file.
+        let from = format!("vocab --json --tokenizer ./{tokenizer}/tokenizer.json --encode");
+        let ids = host_with(dir, &from, &[text]).ok().json();
+        let again = host_with(dir, &format!("vocab --json --tokenizer ./{tokenizer} --encode"), &[text]).ok().json();
+        assert_eq!(ids, again);
+        let ids: Vec<_> = ids["ids"].as_array().unwrap().iter().map(Value::to_string).collect();
+        let back = host(dir, &format!("vocab --json --tokenizer ./{tokenizer} --decode {}", ids.join(","))).ok().json();
+        assert_eq!(back["text"], text, "{tokenizer}");
+        host(dir, &format!("generate --run {tokenizer} --max-tokens 3")).ok();
+    }
+    // Another field, a separate validation source, and one that is the training source itself.
+    train(dir, "--data corpus.jsonl --text-field body --steps 2 --out field");
+    train(dir, "--data corpus.txt --validation corpus.jsonl --steps 2 --out validation");
+    let eval = host(dir, "eval --json --run validation --data corpus.jsonl").ok().json();
+    let again = host(dir, "eval --json --run validation").ok().json();
+    assert_eq!(eval, again);
+    // A vocabulary of its own, shown and written.
+    let vocab = host(dir, "vocab --json --data corpus.txt --vocab-size 12 --out words").ok().json();
+    keys(&vocab["coverage"], &["words", "covered", "share", "distinct", "counts"]);
+    assert_eq!((vocab["vocab_size"].as_u64(), vocab["tokens"].as_array().unwrap().len()), (Some(12), 12));
+    assert_eq!(files(&dir.join("words")), ["tokenizer.json"]);
+}
+
+#[test]
+fn epochs_are_counted_in_steps() {
+    let dir = directory();
+    let dir = dir.path();
+    fs::write(dir.join("corpus.txt"), text(150).join("\n\n")).unwrap();
+    let steps = |flags: &str| {
+        let line = format!("train --json {TINY} --data corpus.txt {flags}");
+        host(dir, &line).ok().json_lines().last().unwrap()["steps"].as_u64().unwrap()
+    };
+    let (one, three) = (steps("--epochs 1 --out one"), steps("--epochs 3 --out three"));
+    assert!(one >= 10 && three.abs_diff(3 * one) <= 3, "{one}, {three}");
+    let state = |run: &str, step: u64| -> Value {
+        let path = dir.join(run).join(format!("checkpoint-{step:08}/trainer_state.json"));
+        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+    };
+    // Within the last pass: one less token than there are would have been another step.
+    assert_eq!(state("one", one)["position"]["epoch"], 0);
+    assert_eq!(state("three", three)["position"]["epoch"], 2);
+    assert_eq!(state("three", three)["tokens"].as_u64(), Some(three * 128));
+}
+
+#[test]
+fn the_same_bits_on_one_thread_and_two_and_the_reference_agrees() {
+    let dir = directory();
+    let dir = dir.path();
+    let model = |run: &str| fs::read(dir.join(run).join("checkpoint-00000012/model.safetensors")).unwrap();
+    for threads in [1, 2] {
+        train(dir, &format!("--steps 12 --threads {threads} --accumulate 2 --out threads{threads}"));
+    }
+    assert!(model("threads1") == model("threads2"), "two threads differ from one");
+    train(dir, "--steps 12 --threads 2 --accumulate 2 --seed 1 --out seed1");
+    assert!(model("threads1") != model("seed1"), "the seed decides nothing");
+    let first = |device: &str| {
+        let lines = train(dir, &format!("--steps 1 --device {device} --out {device}"));
+        (number(&lines[0], "loss"), number(lines.last().unwrap(), "val_loss"))
+    };
+    let ((cpu, cpu_after), (reference, reference_after)) = (first("cpu"), first("reference"));
+    assert!((cpu - reference).abs() <= 1e-4 * reference, "{cpu}, {reference}");
+    assert!((cpu_after - reference_after).abs() <= 1e-4 * reference_after, "{cpu_after}, {reference_after}");
+}
