@@ -61,6 +61,7 @@ pub(super) const SENTENCES: &[(State, u32, &str, State)] = &[
     (Feast, 2, "^his +relative +adverb gave them +number +taste +treats .", Pastime),
     (Pastime, 2, "all =number =treats were +adverb eaten .", Return),
     (Pastime, 2, "the =number =treats made them +feeling and +mood .", Return),
+    (Pastime, 2, "=hero +adverb thought of the =thing =preposition the =place .", Return),
     (Pastime, 1, "the =animal told a +look story about a +temper +creature .", Return),
     (Pastime, 1, "^he +played and the =animal +adverb +played .", Return),
     (Pastime, 1, "=hero and the =animal +adverb +moved to the +look +spot .", Return),
@@ -68,7 +69,8 @@ pub(super) const SENTENCES: &[(State, u32, &str, State)] = &[
     (Return, 2, "the =colour =thing was still =preposition the =place .", Ending),
     (Return, 2, "=preposition the =place lay the =colour =thing .", Ending),
     (Ending, 2, "=hero and the =animal were +feeling and +mood .", End),
-    (Ending, 2, "the =trait =kind =hero +adverb +played and felt +feeling .", End),
+    (Ending, 2, "=hero +adverb +played and felt +feeling .", End),
+    (Ending, 2, "=hero +adverb put it back =preposition the =place .", End),
     (Ending, 2, "so =hero +adverb gave the =thing to the =animal .", End),
     (Ending, 2, "feeling +feeling , =hero +adverb +moved home with the =thing .", End),
 ];

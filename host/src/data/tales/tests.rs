@@ -62,10 +62,10 @@ fn a_tale_by_hand_costs_what_its_choices_cost() {
         // adverb, verb, number, taste, treats;
         5.0 * 18.0 * 12.0 * 8.0 * 8.0 * 16.0,
         // feeling, mood;
-        (7.0 / 2.0) * 13.0 * 13.0,
+        (9.0 / 2.0) * 13.0 * 13.0,
         3.0,
         // adverb.
-        4.0 * 18.0,
+        5.0 * 18.0,
     ];
     let expected = -odds.iter().map(|n: &f64| n.ln()).sum::<f64>();
     approx::assert_relative_eq!(log_probability(text).unwrap(), expected, max_relative = 1e-12);
