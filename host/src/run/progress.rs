@@ -40,7 +40,9 @@ impl Progress {
                 reached.wait();
                 report(&theirs, steps);
             });
-            thread.ok().inspect(|_| drop(started.wait()))
+            thread.ok().inspect(|_| {
+                started.wait();
+            })
         };
         let thread = (!quiet).then(spawn).flatten();
         Progress { shared, thread }

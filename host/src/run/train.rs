@@ -237,7 +237,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
                     self.failed(format!("step {step}: the loss is {loss} and the gradient's norm {norm}; lower --lr"))
                 );
             }
-            if step % LOG_EVERY == 0 || step == self.config.steps || step == first + 1 {
+            if step.is_multiple_of(LOG_EVERY) || step == self.config.steps || step == first + 1 {
                 let now = Instant::now();
                 let tokens_per_s = (self.state.tokens - logged_tokens) as f64 / (now - logged).as_secs_f64();
                 (logged, logged_tokens) = (now, self.state.tokens);
@@ -257,10 +257,10 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
                 let checkpoint = self.writer.last().map(PathBuf::from).unwrap_or_default();
                 return Err(TrainError::Interrupted { step, checkpoint });
             }
-            if self.config.eval_every > 0 && step % self.config.eval_every == 0 && !last {
+            if self.config.eval_every > 0 && step.is_multiple_of(self.config.eval_every) && !last {
                 self.evaluate(observer, progress)?;
             }
-            if self.config.save_every > 0 && step % self.config.save_every == 0 && !last {
+            if self.config.save_every > 0 && step.is_multiple_of(self.config.save_every) && !last {
                 keep_largest(self.save()?);
             }
         }

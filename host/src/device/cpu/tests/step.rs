@@ -32,7 +32,7 @@ fn outcome(profile: &AnyProfile, stage: Stage) -> Vec<(String, Vec<f32>)> {
     let model = model();
     let sections = Sections { training: Some(stage), evaluation: Some(stage), decoding: Some(20) };
     let laid = Laid::new(&model, profile, RATES, &sections).unwrap();
-    let mut session = Session::start(model, laid, profile, 3, model.vocab_size).unwrap();
+    let mut session = Session::start(model, laid, profile, Some(3), model.vocab_size).unwrap();
     let random = Random::new(9, 0);
     let tokens = stage.tokens() as usize;
     let id = |i: usize| random.below(i as u64, u64::from(model.vocab_size)) as u32;
