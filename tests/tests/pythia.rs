@@ -165,6 +165,16 @@ fn twenty_steps_follow_pytorch() {
     }
 }
 
+/// Without the biases of keys: where they are not rotated they shift all scores of a query alike, so their gradient is
+/// zero but for rounding, and AdamW makes whole steps of the rounding's sign.
+fn defined(tensor: &str, values: &[f64]) -> Vec<f64> {
+    if !tensor.ends_with("query_key_value.bias") {
+        return values.to_vec();
+    }
+    let size = fixture::cases()[0].config.d / fixture::cases()[0].config.heads;
+    values.chunks(size).enumerate().filter(|(part, _)| part % 3 != 1).flat_map(|(_, v)| v.to_vec()).collect()
+}
+
 #[test]
 fn an_update_moves_every_weight_as_the_oracle_does() {
     let case = &fixture::cases()[0];
@@ -181,8 +191,9 @@ fn an_update_moves_every_weight_as_the_oracle_does() {
         {
             let got = model.tensors(prefix);
             for (tensor, expected) in expected {
-                let error = relative_error(&got[tensor].data, &expected.data);
-                assert!(error <= 2e-3, "{name}: {prefix}{tensor}: {error:e}");
+                let (got, expected) = (defined(tensor, &got[tensor].data), defined(tensor, &expected.data));
+                let error = relative_error(&got, &expected);
+                assert!(error <= 1e-3, "{name}: {prefix}{tensor}: {error:e}");
             }
         }
     }

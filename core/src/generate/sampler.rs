@@ -17,7 +17,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Chooses a token. `logits` [vocabulary] are changed; `order` [vocabulary] is scratch; `history` are the ids
+    /// Chooses a token. `logits` `[vocabulary]` are changed; `order` `[vocabulary]` is scratch; `history` are the ids
     /// to penalise; number `index` of `random` decides. Ties go to the lower id. No finite logit gives id 0.
     pub fn sample(&self, logits: &mut [f32], order: &mut [u32], history: &[u32], random: &Random, index: u64) -> u32 {
         self.penalise(logits, history);

@@ -48,19 +48,19 @@ pub struct Parameters {
     pub down: Stacked,
     /// [vocab_size, d_model].
     pub embed_out: Region,
-    /// [d_model]: gain and bias of LN₁, before attention.
+    /// `[d_model]`: gain and bias of LN₁, before attention.
     pub norm1: [Stacked; 2],
-    /// [d_model]: gain and bias of LN₂, before the feed-forward.
+    /// `[d_model]`: gain and bias of LN₂, before the feed-forward.
     pub norm2: [Stacked; 2],
     /// [3 d_model].
     pub qkv_bias: Stacked,
-    /// [d_model].
+    /// `[d_model]`.
     pub dense_bias: Stacked,
-    /// [d_ff].
+    /// `[d_ff]`.
     pub up_bias: Stacked,
-    /// [d_model].
+    /// `[d_model]`.
     pub down_bias: Stacked,
-    /// [d_model]: gain and bias of the final LayerNorm.
+    /// `[d_model]`: gain and bias of the final LayerNorm.
     pub final_norm: [Region; 2],
     /// All matrices, padding included: what decays.
     pub decayed: Region,
@@ -139,9 +139,9 @@ pub struct Evaluation {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Decoding {
     forward: Forward,
-    /// [1] u32.
+    /// `[1]` u32.
     id: Region,
-    /// [1] u32.
+    /// `[1]` u32.
     cursor: Region,
     /// [2, context, d_model] a layer.
     cache: Stacked,

@@ -123,9 +123,9 @@ impl Control {
 /// The regions of a batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Batch {
-    /// [rows] u32: token ids.
+    /// `[rows]` u32: token ids.
     pub ids: Region,
-    /// [rows] u32: the id that follows each.
+    /// `[rows]` u32: the id that follows each.
     pub targets: Region,
 }
 

@@ -9,13 +9,13 @@ use crate::train::{results, settings};
 /// A gradient norm that is not finite changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
-    /// [n]: the parameters.
+    /// `[n]`: the parameters.
     pub weight: Region,
-    /// [n].
+    /// `[n]`.
     pub gradient: Region,
-    /// [n]: m.
+    /// `[n]`: m.
     pub first: Region,
-    /// [n]: v.
+    /// `[n]`: v.
     pub second: Region,
     /// The settings: learning rate, corrections, clip.
     pub settings: Region,

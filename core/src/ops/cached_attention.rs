@@ -14,7 +14,7 @@ pub struct CachedAttention {
     pub qkv: Region,
     /// [2, context, keys · size]: keys, then values.
     pub cache: Region,
-    /// [1] u32: the token's position, below the cache's context.
+    /// `[1]` u32: the token's position, below the cache's context.
     pub cursor: Region,
     /// [1, queries · size].
     pub out: Region,

@@ -8,7 +8,7 @@ use super::math::axpy;
 /// `out[r] = table[ids[r]]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Embed {
-    /// [rows] u32, each below the table's rows.
+    /// `[rows]` u32, each below the table's rows.
     pub ids: Region,
     /// [vocabulary, d].
     pub table: Region,
@@ -47,7 +47,7 @@ impl Operation for Embed {
 /// `table_grad[v] (+)= Σ over r with ids[r] = v of out_grad[r]`, in the order of the rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmbedGrad {
-    /// [rows] u32.
+    /// `[rows]` u32.
     pub ids: Region,
     /// [rows, d].
     pub out_grad: Region,

@@ -25,11 +25,11 @@ pub struct HeadLoss {
     pub x: Region,
     /// [vocabulary, d].
     pub weight: Region,
-    /// [rows] u32: the id that follows, or [`IGNORE`].
+    /// `[rows]` u32: the id that follows, or [`IGNORE`].
     pub targets: Region,
     /// [chunk, vocabulary]: as many rows at a time as it has.
     pub logits: Region,
-    /// [rows]: nats.
+    /// `[rows]`: nats.
     pub losses: Region,
     /// The settings; the loss scale is read.
     pub settings: Region,

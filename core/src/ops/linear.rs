@@ -12,7 +12,7 @@ pub struct Linear {
     pub x: Region,
     /// [out, in].
     pub weight: Region,
-    /// [out].
+    /// `[out]`.
     pub bias: Option<Region>,
     /// [rows, out].
     pub out: Region,

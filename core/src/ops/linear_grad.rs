@@ -20,7 +20,7 @@ pub struct LinearGrad {
     pub before_gelu: Option<Region>,
     /// [out, in].
     pub weight_grad: Region,
-    /// [out].
+    /// `[out]`.
     pub bias_grad: Option<Region>,
     /// Whether to add to the parameters' gradients instead of writing over them.
     pub accumulate: bool,

@@ -7,9 +7,9 @@ use crate::memory::{Arena, Region};
 /// One affine output of a [`Norm`]: `out = x̂ ∘ gain + bias`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Affine {
-    /// [d].
+    /// `[d]`.
     pub gain: Region,
-    /// [d].
+    /// `[d]`.
     pub bias: Region,
     /// [rows, d].
     pub out: Region,

@@ -7,13 +7,13 @@ use crate::memory::{Arena, Region};
 /// The gradients that belong to one affine output of a [`super::Norm`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AffineGrad {
-    /// [d].
+    /// `[d]`.
     pub gain: Region,
     /// [rows, d].
     pub out_grad: Region,
-    /// [d].
+    /// `[d]`.
     pub gain_grad: Region,
-    /// [d].
+    /// `[d]`.
     pub bias_grad: Region,
 }
 

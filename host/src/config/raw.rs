@@ -150,7 +150,7 @@ pub struct RawConfig {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     #[serde(skip)]
     pub set: Vec<String>,
-    /// The same in a file: the table [model].
+    /// The same in a file: the table `[model]`.
     #[arg(skip)]
     #[serde(skip_serializing_if = "toml::Table::is_empty")]
     pub model: toml::Table,

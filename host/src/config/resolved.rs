@@ -434,7 +434,7 @@ impl TokenizerChoice {
     }
 }
 
-/// The model of the table [model], with `--set` over it.
+/// The model of the table `[model]`, with `--set` over it.
 fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
     let mut table = raw.model.clone();
     for default in [("rotary_pct", 0.25), ("rotary_base", 10_000.0), ("norm_eps", 1e-5)] {

@@ -36,7 +36,7 @@ pub struct Session<F: HostFamily> {
     pub laid: Laid<F>,
     /// What runs it.
     pub device: AnyDevice,
-    /// Logits on their way out of the device, [vocabulary].
+    /// Logits on their way out of the device, `[vocabulary]`.
     logits: Vec<f32>,
 }
 
@@ -170,7 +170,7 @@ impl<F: HostFamily> Session<F> {
         Ok(())
     }
 
-    /// Feeds one token at `position` and gives the next one's logits, [vocabulary], to change at will.
+    /// Feeds one token at `position` and gives the next one's logits, `[vocabulary]`, to change at will.
     ///
     /// # Errors
     /// A session without a decoding section, a position beyond its context, a lost device.
