@@ -31,6 +31,7 @@ __device__ void attention(const AttentionArgs& a) {
         queries[r][c] = there ? load(rows[(u64)(i0 + r) * width + a.heads.query(head) + c]) * a.scale : 0.0f;
     }
     float largest[OWN], total[OWN], sums[OWN][COLUMNS] = {};
+#pragma unroll
     for (int r = 0; r < OWN; r++) largest[r] = -INFINITY, total[r] = 0;
 
     for (u32 j0 = 0; j0 < i_end; j0 += KEYS) {
@@ -48,12 +49,17 @@ __device__ void attention(const AttentionArgs& a) {
         float scores[OWN][SCORES] = {};
         for (int c = 0; c < SIZE; c++) {
             float keys[SCORES];
+#pragma unroll
             for (int s = 0; s < SCORES; s++) keys[s] = others[x + 16 * s][c];
+#pragma unroll
             for (int r = 0; r < OWN; r++)
+#pragma unroll
                 for (int s = 0; s < SCORES; s++) scores[r][s] += queries[y + 8 * r][c] * keys[s];
         }
+#pragma unroll
         for (int r = 0; r < OWN; r++) {
             float now = largest[r];
+#pragma unroll
             for (int s = 0; s < SCORES; s++) {
                 u32 i = i0 + y + 8 * r, j = j0 + x + 16 * s;
                 if (i >= a.seq_len || !a.pattern.sees(i, j)) scores[r][s] = -INFINITY;
@@ -63,6 +69,7 @@ __device__ void attention(const AttentionArgs& a) {
             // Nothing seen yet: keep exp's arguments numbers.
             float base = now == -INFINITY ? 0.0f : now;
             float sum = 0;
+#pragma unroll
             for (int s = 0; s < SCORES; s++) {
                 float weight = expf(scores[r][s] - base);
                 weights[y + 8 * r][x + 16 * s] = weight;
@@ -71,6 +78,7 @@ __device__ void attention(const AttentionArgs& a) {
             for (int lane = 8; lane > 0; lane /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, lane);
             float before = expf(largest[r] - base);
             total[r] = total[r] * before + sum;
+#pragma unroll
             for (int c = 0; c < COLUMNS; c++) sums[r][c] *= before;
             largest[r] = now;
         }
@@ -78,17 +86,21 @@ __device__ void attention(const AttentionArgs& a) {
         fetch(a.heads.value(key_head));
         __syncthreads();
         for (int j = 0; j < KEYS; j++)
+#pragma unroll
             for (int r = 0; r < OWN; r++) {
                 float weight = weights[y + 8 * r][j];
+#pragma unroll
                 for (int c = 0; c < COLUMNS; c++) sums[r][c] += weight * others[j][x + 16 * c];
             }
     }
 
     u32 out_width = a.heads.queries * size;
+#pragma unroll
     for (int r = 0; r < OWN; r++) {
         u32 i = i0 + y + 8 * r;
         if (i >= a.seq_len) continue;
         T* out = (T*)a.out + ((u64)blockIdx.z * a.seq_len + i) * out_width + head * size;
+#pragma unroll
         for (int c = 0; c < COLUMNS; c++)
             if (x + 16 * c < size) out[x + 16 * c] = store<T>(sums[r][c] / total[r]);
         if (x == 0)

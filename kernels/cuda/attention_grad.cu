@@ -87,15 +87,19 @@ __device__ void attention_grad(const AttentionGradArgs& a) {
             __syncthreads();
             float scores[OWN][SCORES] = {}, products[OWN][SCORES] = {};
             for (int c = 0; c < SIZE; c++)
+#pragma unroll
                 for (int s = 0; s < SCORES; s++) {
                     u32 o = (x + 16 * s) % SIDE;
                     float first = other1[o][c], second = other2[o][c];
+#pragma unroll
                     for (int r = 0; r < OWN; r++) {
                         scores[r][s] += own1[y + 8 * r][c] * first;
                         products[r][s] += own2[y + 8 * r][c] * second;
                     }
                 }
+#pragma unroll
             for (int r = 0; r < OWN; r++)
+#pragma unroll
                 for (int s = 0; s < SCORES; s++) {
                     if (x + 16 * s >= SIDE) continue;
                     u32 own = own0 + y + 8 * r, other = other0 + x + 16 * s;
@@ -107,8 +111,10 @@ __device__ void attention_grad(const AttentionGradArgs& a) {
                 }
             __syncthreads();
             for (int o = 0; o < SIDE; o++)
+#pragma unroll
                 for (int r = 0; r < OWN; r++) {
                     float d = ds[y + 8 * r][o], weight = p[y + 8 * r][o];
+#pragma unroll
                     for (int c = 0; c < COLUMNS; c++) {
                         sums1[r][c] += d * other1[o][x + 16 * c];
                         if (KEYS) sums2[r][c] += weight * other2[o][x + 16 * c];
@@ -117,10 +123,12 @@ __device__ void attention_grad(const AttentionGradArgs& a) {
         }
     }
 
+#pragma unroll
     for (int r = 0; r < OWN; r++) {
         u32 row = own0 + y + 8 * r;
         if (row >= a.seq_len) continue;
         T* grad = (T*)a.qkv_grad + ((u64)blockIdx.z * a.seq_len + row) * width;
+#pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
             u32 column = x + 16 * c;
             if (column >= size) continue;

@@ -12,6 +12,11 @@
     extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Args a) { \
         __VA_ARGS__(a);                                                                          \
     }
+// The same with registers limited so that two blocks fit a multiprocessor.
+#define EXPORT_PAIR(name, Args, threads, ...)                                                      \
+    extern "C" __global__ void __launch_bounds__(threads, 2) name(const __grid_constant__ Args a) { \
+        __VA_ARGS__(a);                                                                             \
+    }
 #endif
 
 // The same kernel for both storage types.

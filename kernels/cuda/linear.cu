@@ -1,16 +1,14 @@
 // What belongs to a linear layer beside its product: the rotation of queries and keys, and, where the product was
-// a library's, bias and GELU.
+// a library's, the GELU.
 #include "heads.cuh"
 
 EXPORT_BOTH(linear_rotate, RotateArgs, 128, rotate)
 
 struct EpilogueArgs {
-    const void* bias;         // [columns] or null
     const void* before_gelu;  // [rows, columns] or null: out is multiplied by gelu'(this)
     void* out;                // [rows, columns]: updated
     void* activated;          // [rows, columns] or null: takes gelu(out)
     u64 count;
-    u32 columns;
 };
 
 template <class T>
@@ -19,9 +17,8 @@ __device__ void linear_epilogue(const EpilogueArgs& a) {
     if (i >= a.count) return;
     T* out = (T*)a.out + i;
     float value = load(*out);
-    if (a.bias) value += load(((const T*)a.bias)[i % a.columns]);
     if (a.before_gelu) value *= gelu_derivative(load(((const T*)a.before_gelu)[i]));
-    if (a.bias || a.before_gelu) *out = store<T>(value);
+    if (a.before_gelu) *out = store<T>(value);
     if (a.activated) ((T*)a.activated)[i] = store<T>(gelu(load(store<T>(value))));
 }
 

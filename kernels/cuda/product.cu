@@ -111,13 +111,13 @@ __device__ void product(const ProductArgs& a) {
     }
 }
 
-#define EXPORT_CASE(name, CASE)                                                              \
-    EXPORT(product_##name##_64_f32_f32, ProductArgs, 256, product<float, float, CASE, 1>)    \
-    EXPORT(product_##name##_128_f32_f32, ProductArgs, 256, product<float, float, CASE, 2>)   \
-    EXPORT(product_##name##_64_bf16_f32, ProductArgs, 256, product<bf16, float, CASE, 1>)    \
-    EXPORT(product_##name##_128_bf16_f32, ProductArgs, 256, product<bf16, float, CASE, 2>)   \
-    EXPORT(product_##name##_64_bf16_bf16, ProductArgs, 256, product<bf16, bf16, CASE, 1>)    \
-    EXPORT(product_##name##_128_bf16_bf16, ProductArgs, 256, product<bf16, bf16, CASE, 2>)
+#define EXPORT_CASE(name, CASE) \
+    EXPORT(product_##name##_64_f32_f32, ProductArgs, 256, product<float, float, CASE, 1>) \
+    EXPORT_PAIR(product_##name##_128_f32_f32, ProductArgs, 256, product<float, float, CASE, 2>) \
+    EXPORT(product_##name##_64_bf16_f32, ProductArgs, 256, product<bf16, float, CASE, 1>) \
+    EXPORT_PAIR(product_##name##_128_bf16_f32, ProductArgs, 256, product<bf16, float, CASE, 2>) \
+    EXPORT(product_##name##_64_bf16_bf16, ProductArgs, 256, product<bf16, bf16, CASE, 1>) \
+    EXPORT_PAIR(product_##name##_128_bf16_bf16, ProductArgs, 256, product<bf16, bf16, CASE, 2>)
 
 EXPORT_CASE(nt, NT)
 EXPORT_CASE(nn, NN)

@@ -88,3 +88,4 @@ inline unsigned atomicMin(unsigned* at, unsigned value) {
     static void name##_run(const void* arguments) { __VA_ARGS__(*(const Args*)arguments); }                  \
     static stand_in::Kernel name##_kernel = {#name, sizeof(Args), threads, name##_run, nullptr};             \
     static stand_in::Registration name##_registration(&name##_kernel);
+#define EXPORT_PAIR EXPORT

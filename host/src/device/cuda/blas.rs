@@ -31,6 +31,8 @@ const DESC_EPILOGUE: i32 = 7;
 const DESC_BIAS_POINTER: i32 = 8;
 const EPILOGUE_BIAS: i32 = 4;
 const PREFERENCE_WORKSPACE: i32 = 1;
+/// The least alignment of the first matrix; the other three's follow.
+const PREFERENCE_ALIGNMENT: i32 = 5;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -85,7 +87,7 @@ type MatmulFn = unsafe extern "C" fn(
 ) -> Status;
 
 /// What decides an algorithm.
-type Shape = (Case, [u32; 3], Dtype, Dtype, bool);
+type Shape = (Case, [u32; 3], Dtype, Dtype, bool, u32);
 
 /// The library, a handle, and the algorithms chosen so far.
 pub struct Blas {
@@ -219,13 +221,18 @@ impl Blas {
             let b = if first { layout(p.input, k, n)? } else { layout(p.input, n, k)? };
             let a = if second { layout(p.input, m, k)? } else { layout(p.input, k, m)? };
             let c = layout(p.output, n, m)?;
-            let key = (p.case, p.sizes, p.input, p.output, p.bias != 0);
+            // Rows of a chunk begin where they begin: an algorithm must not count on more.
+            let alignment = 1u32 << (p.a | p.b | p.c | p.added).trailing_zeros().min(8);
+            let key = (p.case, p.sizes, p.input, p.output, p.bias != 0, alignment);
             if !self.chosen.contains_key(&key) {
                 let mut preference = ptr::null_mut();
                 check((self.preference_create)(&mut preference))?;
                 owned.made.push((preference, self.preference_destroy));
                 let bytes = WORKSPACE;
                 check((self.preference_set)(preference, PREFERENCE_WORKSPACE, (&raw const bytes).cast(), 8))?;
+                for attribute in PREFERENCE_ALIGNMENT..PREFERENCE_ALIGNMENT + 4 {
+                    check((self.preference_set)(preference, attribute, (&raw const alignment).cast(), 4))?;
+                }
                 let nothing = Algorithm { data: [0; 8] };
                 let mut best = Heuristic { algorithm: nothing, workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
                 let mut count = 0;

@@ -105,6 +105,15 @@ impl Cuda {
         })
     }
 
+    /// Bytes of the card that are in use, by whomever.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn used(&self) -> Result<u64, CudaError> {
+        let (free, total) = cust::memory::mem_get_info().map_err(CudaError::of("cuMemGetInfo"))?;
+        Ok((total - free) as u64)
+    }
+
     /// Makes this card the current one of the calling thread.
     ///
     /// # Errors

@@ -35,7 +35,10 @@ impl Cuda {
             let graph = self.record(record)?;
             self.graphs.insert(key, graph);
         }
-        let Some(graph) = self.graphs.get(&key) else { return Ok(()) };
+        self.graphs.get(&key).map_or(Ok(()), |graph| self.launch_graph(graph))
+    }
+
+    pub(super) fn launch_graph(&self, graph: &Graph) -> Result<(), CudaError> {
         // SAFETY: an instantiated graph whose addresses lie in the arena, on the stream it was recorded on.
         let code = unsafe { sys::cuGraphLaunch(graph.executable, self.stream.as_inner()) };
         CudaError::check("cuGraphLaunch", code)
@@ -51,7 +54,10 @@ impl Cuda {
         Ok(())
     }
 
-    fn record(&mut self, record: impl FnOnce(&mut Cuda) -> Result<(), OperationError>) -> Result<Graph, CudaError> {
+    pub(super) fn record(
+        &mut self,
+        record: impl FnOnce(&mut Cuda) -> Result<(), OperationError>,
+    ) -> Result<Graph, CudaError> {
         let stream = self.stream.as_inner();
         let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());
         // Relaxed: libraries may load a kernel's code while it is recorded, and nobody else uses this stream.

@@ -3,6 +3,7 @@
 //! - `device`: the card, its one allocation, copies in and out, launches;
 //! - `staging`: inputs and results through pinned memory;
 //! - `graph`: a step recorded once and replayed;
+//! - `timing`: how long operations take;
 //! - `profile`: what the precision implies for memory;
 //! - `product`: the matrix product, by cublasLt (`blas`) or by our own tiled kernel;
 //! - `describe`: what is there and what is missing, before anything is opened;
@@ -33,6 +34,7 @@ mod product;
 mod profile;
 mod squared_norm;
 mod staging;
+mod timing;
 
 pub use describe::{Card, Description, describe};
 pub use device::{Cuda, Products, Room};

@@ -68,12 +68,10 @@ struct ProductArgs {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct EpilogueArgs {
-    bias: u64,
     before_gelu: u64,
     out: u64,
     activated: u64,
     count: u64,
-    columns: u32,
 }
 
 impl Cuda {
@@ -91,7 +89,7 @@ impl Cuda {
         self.product_by_tiles(&p, input, output)
     }
 
-    fn product_by_tiles(&mut self, p: &Product, input: Dtype, output: Dtype) -> Result<(), OperationError> {
+    pub(super) fn product_by_tiles(&mut self, p: &Product, input: Dtype, output: Dtype) -> Result<(), OperationError> {
         let [m, n, k] = p.sizes();
         let arguments = ProductArgs {
             a: self.address(p.a)?,
@@ -119,17 +117,15 @@ impl Cuda {
     }
 
     /// What the library's product leaves to do.
-    fn epilogue(&mut self, p: &Product) -> Result<(), OperationError> {
+    pub(super) fn epilogue(&mut self, p: &Product) -> Result<(), OperationError> {
         if p.before_gelu.is_none() && p.activated.is_none() {
             return Ok(());
         }
         let arguments = EpilogueArgs {
-            bias: 0,
             before_gelu: self.address_or_null(p.before_gelu)?,
             out: self.address(p.c)?,
             activated: self.address_or_null(p.activated)?,
             count: p.c.elements(),
-            columns: p.c.columns(),
         };
         let kernel = format!("linear_epilogue_{}", p.c.dtype.name());
         self.launch("linear", &kernel, [blocks(arguments.count, 256), 1, 1], 256, &arguments)

@@ -213,6 +213,8 @@ impl Lay {
             let expected = decode(operand.region.dtype, &expected[at(operand.region)]);
             let distance = distance(&found, &expected);
             let region = own.region;
+            // Shown by `--nocapture`: the parity on this card.
+            println!("parity {name} {} operand {i} {distance:.1e}", self.kept.name());
             assert!(
                 distance <= tolerance,
                 "{name}: operand {i}, {region:?}, is off by {distance:e}\nfound {:?}\nexpected {:?}",
