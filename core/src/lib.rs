@@ -7,13 +7,16 @@
 //! - [`device`]: what an operation is, and the two devices that run every one of them, `Reference` and `Meter`;
 //! - [`ops`]: the operations, a file each, with their definition in plain loops;
 //! - [`model`]: a family's regions and its step, written once for all devices;
+//! - [`data`]: batches out of a token stream, rows out of documents;
 //! - [`train`]: the numbers that change from step to step;
 //! - [`generate`]: choosing the next token;
+//! - [`vocab`]: the capped vocabulary, its bounded builder, a BPE encoder;
 //! - [`random`]: numbers that are a function of (seed, stream, index).
 #![no_std]
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod data;
 pub mod device;
 pub mod generate;
 pub mod memory;
@@ -21,3 +24,4 @@ pub mod model;
 pub mod ops;
 pub mod random;
 pub mod train;
+pub mod vocab;

@@ -1,4 +1,16 @@
 //! Everything of capful that touches a file, a thread or a GPU.
+//!
+//! - [`config`]: what the user wrote → what will run; [`plan`]: every region, cost and fit of it
+//! - [`device`]: the devices that run a step
+//! - [`data`]: sources, tokenizers, batches
+//! - [`cli`]: the commands
+//! - [`run`]: the training loop, checkpoints, metrics; [`format`](mod@format): files that others read too
 
+pub mod allocations;
+pub mod cli;
+pub mod config;
 pub mod data;
 pub mod device;
+pub mod format;
+pub mod plan;
+pub mod run;

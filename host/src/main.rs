@@ -1,3 +1,10 @@
 //! The command `host`.
 
-fn main() {}
+use capful_host::allocations::Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn main() -> std::process::ExitCode {
+    capful_host::cli::main()
+}

@@ -1,1 +1,3 @@
 //! Oracles and helpers shared by the tests of capful.
+
+pub mod oracle;

@@ -1,12 +1,10 @@
 //! The output head, the cross-entropy and their gradients, a chunk of rows at a time: whole logits never exist.
 
 use super::math::{axpy, dot, max, sum};
+use crate::data::IGNORE;
 use crate::device::{Access, Operation, OperationError};
 use crate::memory::{Arena, Region};
 use crate::train::{results, settings};
-
-/// The target of a row that has none: no loss, no gradient.
-pub const IGNORE: u32 = u32::MAX;
 
 /// What [`HeadLoss`] writes for the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -19,13 +19,14 @@ mod pattern;
 mod rotary;
 mod squared_norm;
 
+pub use crate::data::IGNORE;
 pub use adamw::AdamW;
 pub use attention::Attention;
 pub use attention_grad::AttentionGrad;
 pub use cached_attention::CachedAttention;
 pub use embed::{Embed, EmbedGrad};
 pub use gelu::Gelu;
-pub use head_loss::{HeadGrad, HeadLoss, IGNORE};
+pub use head_loss::{HeadGrad, HeadLoss};
 pub use heads::Heads;
 pub use linear::Linear;
 pub use linear_grad::LinearGrad;

@@ -1,3 +1,28 @@
 //! From a user's files to tokens.
+//!
+//! [`files`] opens what the user named and gives its documents one by one; [`split`] says which of them are for
+//! training; [`stream`] turns them into one stream of tokens with one cursor; [`loader`] cuts the stream into batches
+//! on a thread of its own; [`validation`] keeps a bounded set of whole documents for scoring;
+//! [`tales`] is the built-in corpus; [`ngram`] scores what plain counting reaches.
 
+pub mod corpus;
+pub mod error;
+pub mod files;
+pub mod loader;
+pub mod ngram;
+pub mod source;
+pub mod split;
+pub mod stream;
+pub mod tales;
+pub mod token_file;
 pub mod tokenizer;
+pub mod validation;
+
+mod contain;
+mod encode;
+mod jsonl;
+mod parquet;
+mod text;
+
+#[cfg(test)]
+mod fixtures;

@@ -1,4 +1,33 @@
-//! The devices: each runs the operations of the core on one kind of machine, one file an operation.
+//! The devices a step can run on, behind one type.
 
+mod any;
+pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod memory;
+mod reference;
+
+pub use any::{AnyDevice, AnyProfile};
+pub use memory::Memory;
+
+use capful_core::memory::Region;
+
+/// A device failed while working.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct DeviceError(pub String);
+
+/// Storage of regions, wherever it is.
+pub trait Storage {
+    /// Writes the region's bytes.
+    ///
+    /// # Errors
+    /// A region beyond the arena, a lost device.
+    fn write(&mut self, region: Region, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// Reads the region's bytes, after all queued work.
+    ///
+    /// # Errors
+    /// A region beyond the arena, a lost device.
+    fn read(&mut self, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError>;
+}

@@ -1,0 +1,102 @@
+//! Counts heap allocations by what the allocating thread is doing, so that "a step allocates nothing" is measured.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a thread is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// Anything that is not named below: steps, evaluations, samples.
+    Step,
+    /// Writing a checkpoint.
+    Save,
+    /// Reading and tokenizing data.
+    Read,
+    /// Showing progress.
+    Report,
+}
+
+const ACTIVITIES: usize = 4;
+
+/// The system's allocator with counters. The binary installs it; without it all counts stay 0.
+#[derive(Debug)]
+pub struct Counting;
+
+thread_local! {
+    // Constant and without a destructor: using it never allocates.
+    static ACTIVITY: Cell<usize> = const { Cell::new(Activity::Step as usize) };
+}
+
+static COUNTS: [AtomicU64; ACTIVITIES] = [const { AtomicU64::new(0) }; ACTIVITIES];
+static BYTES: [AtomicU64; ACTIVITIES] = [const { AtomicU64::new(0) }; ACTIVITIES];
+
+fn record(bytes: usize) {
+    // A thread that is ending has lost its cell; it is no longer in a step.
+    let activity = ACTIVITY.try_with(Cell::get).unwrap_or(Activity::Report as usize);
+    COUNTS[activity].fetch_add(1, Ordering::Relaxed);
+    BYTES[activity].fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+// SAFETY: every call goes to the system's allocator with the caller's own arguments; counting touches only atomics
+// and a thread-local cell that needs no initialisation.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        record(layout.size());
+        // SAFETY: the caller's contract, passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        record(layout.size());
+        // SAFETY: the caller's contract, passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        record(size);
+        // SAFETY: the caller's contract, passed on.
+        unsafe { System.realloc(block, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract, passed on.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+/// Allocations and bytes so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Calls of the allocator.
+    pub allocations: u64,
+    /// Bytes asked for.
+    pub bytes: u64,
+}
+
+/// What threads allocated while they were at `activity`.
+pub fn count(activity: Activity) -> Count {
+    let at = activity as usize;
+    Count { allocations: COUNTS[at].load(Ordering::Relaxed), bytes: BYTES[at].load(Ordering::Relaxed) }
+}
+
+/// What was allocated since `before`.
+pub fn since(activity: Activity, before: Count) -> Count {
+    let now = count(activity);
+    Count { allocations: now.allocations - before.allocations, bytes: now.bytes - before.bytes }
+}
+
+/// Runs `work` with this thread at `activity`.
+pub fn during<T>(activity: Activity, work: impl FnOnce() -> T) -> T {
+    let before = ACTIVITY.replace(activity as usize);
+    let result = work();
+    ACTIVITY.set(before);
+    result
+}
+
+/// Whether the counting allocator is installed: one allocation is made, and must be seen.
+pub fn installed() -> bool {
+    let before = count(Activity::Step);
+    std::hint::black_box(Box::new(std::hint::black_box(1u64)));
+    since(Activity::Step, before).allocations >= 1
+}

@@ -1,0 +1,96 @@
+//! `host bench`.
+
+use serde_json::json;
+
+use super::{Failure, RunFlags, work};
+use crate::allocations;
+use crate::config::{Config, human_bytes};
+use crate::device::AnyProfile;
+use crate::plan::{Machine, Plan, field_kib};
+use crate::run::Session;
+use crate::run::bench::{Bench as Steps, Share};
+
+/// Flags of `host bench`.
+#[derive(Debug, clap::Args)]
+pub struct Bench {
+    #[command(flatten)]
+    flags: RunFlags,
+    /// Steps before the timed ones
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    warm: u64,
+    /// One more step, operation by operation, with the roofline beside each
+    #[arg(long)]
+    profile: bool,
+    /// JSON on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+impl Bench {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let written = self.flags.written()?;
+        // --steps is how many are timed: the median of them counts.
+        let timed = written.steps.unwrap_or(10);
+        let config = Config::resolve(written)?;
+        let machine = Machine::here(config.threads);
+        let family = config.pythia();
+        let (plan, laid) = Plan::new(&family, &config, &machine)?;
+        plan.require_fit(&config, &machine)?;
+        let profile = AnyProfile::of(&config)?;
+        let mut session =
+            Session::start(family, laid, &profile, Some(config.seed), config.vocab_size()).map_err(work)?;
+        let allocated = session.device.arena_bytes();
+        let mut steps = Steps::new(&mut session, &config).map_err(work)?;
+        let timing = steps.time(self.warm.max(1), timed).map_err(work)?;
+        let shares = if self.profile { steps.profile().map_err(work)? } else { Vec::new() };
+        let seconds = timing.median();
+        let tokens_per_s = plan.tokens_per_step as f64 / seconds;
+        let peak = field_kib("/proc/self/status", "VmHWM:").map(|k| k << 10);
+        let allocations = allocations::installed().then(|| timing.allocations as f64 / timed as f64);
+        if self.json {
+            let line = json!({
+                "tokens_per_s": tokens_per_s,
+                "ms_per_step": seconds * 1e3,
+                "tflops": plan.flops_per_token as f64 * tokens_per_s / 1e12,
+                "roofline": plan.roofline_seconds / seconds,
+                "arena_bytes": plan.arena_bytes,
+                "allocated_bytes": allocated,
+                "peak_rss_bytes": peak,
+                "heap_allocations_per_step": allocations,
+                "profile": shares,
+            });
+            println!("{line}");
+            return Ok(());
+        }
+        println!("{tokens_per_s:.0} tokens/s, {:.2} ms a step (median of {})", seconds * 1e3, timed);
+        println!(
+            "{:.3} TFLOP/s, {:.0} % of the roofline, arena {}, peak resident {}, {} heap allocations a step",
+            plan.flops_per_token as f64 * tokens_per_s / 1e12,
+            100.0 * plan.roofline_seconds / seconds,
+            human_bytes(plan.arena_bytes),
+            peak.map_or("unknown".to_owned(), human_bytes),
+            allocations.map_or("unknown".to_owned(), |n| n.to_string()),
+        );
+        table(&shares, &machine);
+        Ok(())
+    }
+}
+
+fn table(shares: &[Share], machine: &Machine) {
+    if shares.is_empty() {
+        return;
+    }
+    println!("  {:<18} {:>6} {:>10} {:>10} {:>9} {:>9}", "operation", "count", "ms", "roofline", "GFLOP/s", "GB/s");
+    for s in shares {
+        let bound = (s.flops as f64 / machine.rates.flops_per_s).max(s.bytes as f64 / machine.rates.bytes_per_s);
+        println!(
+            "  {:<18} {:>6} {:>10.3} {:>10.3} {:>9.1} {:>9.2}",
+            s.name,
+            s.count,
+            s.seconds * 1e3,
+            bound * 1e3,
+            s.flops as f64 / s.seconds / 1e9,
+            s.bytes as f64 / s.seconds / 1e9
+        );
+    }
+}

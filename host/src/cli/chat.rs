@@ -1,0 +1,118 @@
+//! `host chat`.
+
+use std::io::{BufRead as _, Write as _};
+use std::path::PathBuf;
+
+use super::sampling::Sampling;
+use super::{Failure, work};
+use crate::plan::Sections;
+use crate::run::directory::{self, Trained};
+use crate::run::generate::{End, Generator};
+
+/// Flags of `host chat`.
+#[derive(Debug, clap::Args)]
+pub struct Chat {
+    /// The run's directory
+    #[arg(long, value_name = "DIR")]
+    run: PathBuf,
+    #[command(flatten)]
+    sampling: Sampling,
+}
+
+const HELP: &str = "\
+type a beginning and the model goes on; the conversation is remembered up to the context
+/params          shows the sampling flags; /params NAME VALUE sets one (temperature, top-k, top-p, ...)
+/clear           forgets the conversation
+/save FILE       writes the conversation to a file
+/quit            ends";
+
+impl Chat {
+    pub(super) fn run(mut self) -> Result<(), Failure> {
+        self.sampling.sampler()?;
+        let config = directory::read_config(&self.run)?;
+        let family = config.pythia();
+        let context = family.context;
+        let sections = Sections { training: None, evaluation: None, decoding: Some(context) };
+        let Trained { mut session, tokenizer } = Trained::load(family, &self.run, &config, &sections)?;
+        let mut generator = Generator::new(context, config.vocab_size(), self.sampling.seed);
+        let (limit, pattern) = (tokenizer.vocab_size() as usize, config.pattern());
+        let mut transcript = String::new();
+        let mut fresh = true;
+        eprintln!("{} with {} positions; /help for help", self.run.display(), context);
+        for line in std::io::stdin().lock().lines() {
+            let line = line.map_err(work)?;
+            let mut words = line.split_whitespace();
+            match words.next() {
+                None => continue,
+                Some("/quit") => break,
+                Some("/help") => eprintln!("{HELP}"),
+                Some("/clear") => {
+                    generator.clear();
+                    transcript.clear();
+                    fresh = true;
+                }
+                Some("/params") => match (words.next(), words.next()) {
+                    (Some(name), Some(value)) => self.set(name, value),
+                    _ => eprintln!("{:?}", self.sampling),
+                },
+                Some("/save") => match words.next() {
+                    Some(path) => match std::fs::write(path, &transcript) {
+                        Ok(()) => eprintln!("saved in {path}"),
+                        Err(e) => eprintln!("{path}: {e}"),
+                    },
+                    None => eprintln!("/save FILE"),
+                },
+                Some(other) if other.starts_with('/') => eprintln!("no command {other}; /help for help"),
+                Some(_) => {
+                    let begin = fresh.then(|| tokenizer.bos().or(tokenizer.eos())).flatten();
+                    let mut prompt: Vec<u32> = begin.into_iter().collect();
+                    tokenizer.encode(&line, &mut prompt);
+                    if prompt.is_empty() || prompt.len() >= generator.room() {
+                        eprintln!(
+                            "{} tokens and {} positions left; /clear begins anew",
+                            prompt.len(),
+                            generator.room()
+                        );
+                        continue;
+                    }
+                    let mut ids = Vec::new();
+                    let (sampler, most) = (self.sampling.sampler()?, self.sampling.max_tokens as usize);
+                    let eos = tokenizer.eos();
+                    let end = generator.run(&mut session, pattern, &sampler, &prompt, most, limit, eos, &mut |id| {
+                        ids.push(id);
+                    });
+                    let end = end.map_err(work)?;
+                    let text = tokenizer.decode(&ids);
+                    println!("{text}");
+                    let _ = std::io::stdout().flush();
+                    transcript.push_str(&format!("> {line}\n{text}\n"));
+                    fresh = end != End::MaxTokens;
+                    if fresh {
+                        // The document ended or the context is full: the next line begins another.
+                        generator.clear();
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, name: &str, value: &str) {
+        let before = self.sampling;
+        let sampling = &mut self.sampling;
+        let known = match name {
+            "max-tokens" => value.parse().map(|v| sampling.max_tokens = v).is_ok(),
+            "temperature" => value.parse().map(|v| sampling.temperature = v).is_ok(),
+            "top-k" => value.parse().map(|v| sampling.top_k = v).is_ok(),
+            "top-p" => value.parse().map(|v| sampling.top_p = v).is_ok(),
+            "repetition-penalty" => value.parse().map(|v| sampling.repetition_penalty = v).is_ok(),
+            _ => false,
+        };
+        if !known {
+            eprintln!("{name} {value}: no such parameter, or no number");
+        } else if let Err(e) = self.sampling.sampler() {
+            eprintln!("{e}");
+            self.sampling = before;
+        }
+    }
+}

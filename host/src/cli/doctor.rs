@@ -1,0 +1,71 @@
+//! `host doctor`.
+
+use serde_json::json;
+
+use super::Failure;
+use crate::allocations;
+use crate::config::human_bytes;
+use crate::plan::Machine;
+
+/// Flags of `host doctor`.
+#[derive(Debug, clap::Args)]
+pub struct Doctor {
+    /// JSON on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// The instruction sets that the cpu device can use, and whether this machine has them.
+fn features() -> Vec<(&'static str, bool)> {
+    #[cfg(target_arch = "x86_64")]
+    return vec![
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("fma", is_x86_feature_detected!("fma")),
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+    ];
+    #[cfg(target_arch = "aarch64")]
+    return vec![("neon", std::arch::is_aarch64_feature_detected!("neon"))];
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    return Vec::new();
+}
+
+impl Doctor {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let machine = Machine::here(cores as u32);
+        let features = features();
+        let cuda = "not in this build";
+        if self.json {
+            let have: serde_json::Map<_, _> = features.iter().map(|(f, has)| ((*f).to_owned(), json!(has))).collect();
+            println!(
+                "{}",
+                json!({
+                    "version": env!("CARGO_PKG_VERSION"), "os": std::env::consts::OS, "arch": std::env::consts::ARCH,
+                    "cores": cores, "free_bytes": machine.free, "cpu_features": have,
+                    "counts_allocations": allocations::installed(),
+                    "devices": { "cpu": "ready", "reference": "ready", "cuda": cuda },
+                })
+            );
+            return Ok(());
+        }
+        println!("capful {} on {} {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
+        println!("cores      {cores}");
+        println!("memory     {} free", machine.free.map_or("unknown".to_owned(), human_bytes));
+        for (feature, has) in &features {
+            println!("{feature:<10} {}", if *has { "yes" } else { "no" });
+        }
+        println!(
+            "cpu        ready, {}",
+            if features.iter().any(|(f, has)| *f == "avx512f" && *has) {
+                "512-bit vectors"
+            } else if features.iter().any(|(_, has)| *has) {
+                "256-bit or 128-bit vectors"
+            } else {
+                "no vectors found: slow but right"
+            }
+        );
+        println!("reference  ready (plain loops, one thread)");
+        println!("cuda       {cuda}");
+        Ok(())
+    }
+}

@@ -1,0 +1,69 @@
+//! `host eval`.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::{Failure, request, work};
+use crate::data::corpus::Corpus;
+use crate::plan::Sections;
+use crate::run::checkpoint;
+use crate::run::directory::{self, Trained};
+use crate::run::evaluate::Evaluator;
+
+/// Flags of `host eval`.
+#[derive(Debug, clap::Args)]
+pub struct Eval {
+    /// The run's directory
+    #[arg(long, value_name = "DIR")]
+    run: PathBuf,
+    /// Another source to score, whole; without it what the run held out
+    #[arg(long, value_name = "SOURCE")]
+    data: Option<String>,
+    /// The most tokens to score
+    #[arg(long, value_name = "N")]
+    eval_tokens: Option<u64>,
+    /// JSON on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+impl Eval {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let mut config = directory::read_config(&self.run)?;
+        config.validation = self.data.or(config.validation);
+        let from = checkpoint::latest(&self.run).map_err(request)?;
+        let corpus = Corpus::reopen(&config, &from).map_err(request)?;
+        let set = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
+        let sections = Sections { training: None, decoding: None, ..Sections::training(&config) };
+        let Trained { mut session, .. } = Trained::load(config.pythia(), &self.run, &config, &sections)?;
+        let stage = session.evaluation_stage().map_err(work)?;
+        let score = Evaluator::new(stage.batch, stage.seq_len).score(&mut session, &set).map_err(work)?;
+        let floor = corpus.floor(&set);
+        if self.json {
+            let line = json!({
+                "loss": score.loss(),
+                "perplexity": score.loss().exp(),
+                "tokens": score.tokens,
+                "bytes": score.bytes,
+                "bits_per_byte": score.bits_per_byte(),
+                "floor": floor,
+            });
+            println!("{line}");
+            return Ok(());
+        }
+        println!(
+            "loss {:.4} nats a token, perplexity {:.2}, {} tokens",
+            score.loss(),
+            score.loss().exp(),
+            score.tokens
+        );
+        if let Some(bits) = score.bits_per_byte() {
+            println!("{bits:.4} bits a byte over {} bytes", score.bytes);
+        }
+        if let Some(floor) = floor {
+            println!("floor {floor:.4}");
+        }
+        Ok(())
+    }
+}

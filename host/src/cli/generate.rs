@@ -1,0 +1,70 @@
+//! `host generate`.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::sampling::Sampling;
+use super::{Failure, request, work};
+use crate::plan::Sections;
+use crate::run::directory::{self, Trained};
+use crate::run::generate::{End, Generator};
+
+/// Flags of `host generate`.
+#[derive(Debug, clap::Args)]
+pub struct Generate {
+    /// The run's directory
+    #[arg(long, value_name = "DIR")]
+    run: PathBuf,
+    /// The text to continue; without it the beginning of a document
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    prompt: String,
+    #[command(flatten)]
+    sampling: Sampling,
+    /// JSON on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+impl Generate {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let sampler = self.sampling.sampler()?;
+        let config = directory::read_config(&self.run)?;
+        let family = config.pythia();
+        let context = family.context;
+        let sections = Sections { training: None, evaluation: None, decoding: Some(context) };
+        let Trained { mut session, tokenizer } = Trained::load(family, &self.run, &config, &sections)?;
+        let mut prompt: Vec<u32> = tokenizer.bos().or(tokenizer.eos()).into_iter().collect();
+        tokenizer.encode(&self.prompt, &mut prompt);
+        if prompt.is_empty() {
+            return Err(request("this tokenizer has no mark of a document's beginning; give a --prompt"));
+        }
+        if prompt.len() > context as usize {
+            return Err(request(format!(
+                "the prompt has {} tokens and the context {context}; shorten it",
+                prompt.len()
+            )));
+        }
+        let mut generator = Generator::new(context, config.vocab_size(), self.sampling.seed);
+        let mut ids = Vec::with_capacity(self.sampling.max_tokens.min(context) as usize);
+        let (most, limit) = (self.sampling.max_tokens as usize, tokenizer.vocab_size() as usize);
+        let pattern = config.pattern();
+        let end = generator.run(&mut session, pattern, &sampler, &prompt, most, limit, tokenizer.eos(), &mut |id| {
+            ids.push(id);
+        });
+        let end = end.map_err(work)?;
+        let text = tokenizer.decode(&ids);
+        if self.json {
+            let end = match end {
+                End::Eos => "eos",
+                End::MaxTokens => "max-tokens",
+                End::Context => "context",
+            };
+            println!("{}", json!({ "prompt": self.prompt, "ids": ids, "text": text, "end": end }));
+        } else {
+            let _ = writeln!(std::io::stdout(), "{text}");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,56 @@
+//! `host logits`.
+
+use std::path::PathBuf;
+
+use capful_core::data::IGNORE;
+use serde_json::json;
+
+use super::{Failure, request, work};
+use crate::plan::Sections;
+use crate::run::directory::{self, Trained};
+use capful_core::model::Stage;
+
+/// Flags of `host logits`.
+#[derive(Debug, clap::Args)]
+pub struct Logits {
+    /// The run's directory
+    #[arg(long, value_name = "DIR")]
+    run: PathBuf,
+    /// The token ids, separated by commas
+    #[arg(long, value_name = "1,2,3", value_delimiter = ',', required = true)]
+    ids: Vec<u32>,
+    /// JSON on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+impl Logits {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let config = directory::read_config(&self.run)?;
+        let family = config.pythia();
+        if let Some(id) = self.ids.iter().find(|&&id| id >= family.vocab_size) {
+            return Err(request(format!("id {id} is outside the vocabulary of {}", family.vocab_size)));
+        }
+        let count = self.ids.len() as u32;
+        if count > family.context {
+            return Err(request(format!("{count} ids are more than the context of {}", family.context)));
+        }
+        let evaluation = Stage { batch: 1, seq_len: count, ..config.stage() };
+        let sections = Sections { training: None, evaluation: Some(evaluation), decoding: None };
+        let Trained { mut session, .. } = Trained::load(family, &self.run, &config, &sections)?;
+        session.evaluate(&self.ids, &vec![IGNORE; self.ids.len()]).map_err(work)?;
+        let mut rows: Vec<Vec<f32>> = Vec::with_capacity(self.ids.len());
+        session.logits(count, &mut |row| rows.push(row.to_vec())).map_err(work)?;
+        if self.json {
+            println!("{}", json!({ "ids": self.ids, "logits": rows }));
+            return Ok(());
+        }
+        for (id, row) in self.ids.iter().zip(&rows) {
+            let mut order: Vec<usize> = (0..row.len()).collect();
+            order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+            let best: Vec<_> = order.iter().take(5).map(|&i| format!("{i}: {:.4}", row[i])).collect();
+            println!("after {id:>6}: {}", best.join("  "));
+        }
+        Ok(())
+    }
+}

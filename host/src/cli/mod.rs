@@ -1,0 +1,136 @@
+//! The commands, a file each.
+
+mod bench;
+mod chat;
+mod completions;
+mod doctor;
+mod eval;
+mod generate;
+mod logits;
+mod plan;
+mod sampling;
+mod train;
+mod vocab;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::{Config, ConfigError, RawConfig};
+
+/// Why a command failed, by its exit status.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A failure while working: 1.
+    #[error("{0}")]
+    Work(String),
+    /// A wrong request: 2.
+    #[error("{0}")]
+    Request(String),
+    /// Interrupted after saving: 130.
+    #[error("{0}")]
+    Interrupted(String),
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Failure::Request(error.0)
+    }
+}
+
+/// A wrong request of any kind.
+fn request(error: impl std::fmt::Display) -> Failure {
+    Failure::Request(error.to_string())
+}
+
+/// A failure while working of any kind.
+fn work(error: impl std::fmt::Display) -> Failure {
+    Failure::Work(error.to_string())
+}
+
+/// Trains small language models inside a memory budget that is known to the byte before the first step
+#[derive(Debug, Parser)]
+#[command(name = "host", version, max_term_width = 110)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Trains a model; without flags: pythia-tiny on the built-in tales, about a minute on two cores
+    Train(train::Train),
+    /// Prints every region of memory, the costs and the fit of the run that `train` would start
+    Plan(plan::Plan),
+    /// The loss of a trained model on held-out documents
+    Eval(eval::Eval),
+    /// Continues a prompt
+    Generate(generate::Generate),
+    /// Talks to a trained model
+    Chat(chat::Chat),
+    /// The logits at every position of a sequence
+    Logits(logits::Logits),
+    /// Builds and shows a capped vocabulary, or encodes and decodes with a tokenizer
+    Vocab(vocab::Vocab),
+    /// Times steps of a plan on synthetic tokens
+    Bench(bench::Bench),
+    /// What this machine offers, and what is missing for each device
+    Doctor(doctor::Doctor),
+    /// Prints a shell's completion script
+    Completions(completions::Completions),
+}
+
+/// The flags that describe a run, shared by train, plan and bench.
+#[derive(Debug, clap::Args)]
+struct RunFlags {
+    /// A configuration file in TOML; flags win over it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    raw: RawConfig,
+}
+
+impl RunFlags {
+    fn written(self) -> Result<RawConfig, ConfigError> {
+        match self.config {
+            Some(path) => Ok(RawConfig::read(&path)?.overlaid(self.raw)),
+            None => Ok(self.raw),
+        }
+    }
+
+    fn resolve(self) -> Result<Config, ConfigError> {
+        Config::resolve(self.written()?)
+    }
+}
+
+/// Reads the command line, runs the command and gives its exit status.
+pub fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(e) => {
+            // Help and version go to standard output and are no failure.
+            let _ = e.print();
+            return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
+        }
+    };
+    let done = match arguments.command {
+        Command::Train(c) => c.run(),
+        Command::Plan(c) => c.run(),
+        Command::Eval(c) => c.run(),
+        Command::Generate(c) => c.run(),
+        Command::Chat(c) => c.run(),
+        Command::Logits(c) => c.run(),
+        Command::Vocab(c) => c.run(),
+        Command::Bench(c) => c.run(),
+        Command::Doctor(c) => c.run(),
+        Command::Completions(c) => c.run(),
+    };
+    let Err(failure) = done else { return ExitCode::SUCCESS };
+    eprintln!("host: {failure}");
+    ExitCode::from(match failure {
+        Failure::Work(_) => 1,
+        Failure::Request(_) => 2,
+        Failure::Interrupted(_) => 130,
+    })
+}

@@ -1,0 +1,52 @@
+//! `host plan`.
+
+use super::{Failure, RunFlags, work};
+use crate::plan::{Machine, Plan as Planned};
+
+/// Flags of `host plan`.
+#[derive(Debug, clap::Args)]
+pub struct Plan {
+    #[command(flatten)]
+    flags: RunFlags,
+    /// The largest batch for each length that fits
+    #[arg(long, value_name = "seq-len")]
+    sweep: Option<Sweep>,
+    /// JSON on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a sweep goes over.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Sweep {
+    SeqLen,
+}
+
+impl Plan {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let config = self.flags.resolve()?;
+        let machine = Machine::here(config.threads);
+        if self.sweep.is_some() {
+            let rows = Planned::sweep(&config, &machine)?;
+            if self.json {
+                println!("{}", serde_json::to_string_pretty(&rows).map_err(work)?);
+                return Ok(());
+            }
+            println!("  seq-len  largest batch  recompute  arena bytes");
+            for row in rows {
+                println!("  {:>7}  {:>13}  {:>9}  {:>11}", row.seq_len, row.batch_size, row.recompute, row.arena_bytes);
+            }
+            return Ok(());
+        }
+        let plan = Planned::of(&config, &machine)?;
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&plan).map_err(work)?);
+        } else {
+            print!("{}", plan.table());
+            if let Err(e) = plan.require_fit(&config, &machine) {
+                println!("  {e}");
+            }
+        }
+        Ok(())
+    }
+}

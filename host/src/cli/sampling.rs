@@ -1,0 +1,44 @@
+//! The flags that choose the next token, shared by generate and chat.
+
+use capful_core::generate::Sampler;
+
+use super::{Failure, request};
+
+/// How tokens are chosen.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct Sampling {
+    /// The most tokens to generate
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub max_tokens: u32,
+    /// Divides the logits; 0 takes the most likely token
+    #[arg(long, value_name = "X", default_value_t = 0.8)]
+    pub temperature: f32,
+    /// Only this many of the most likely tokens; 0 for all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub top_k: u32,
+    /// Only the most likely tokens that together reach this probability
+    #[arg(long, value_name = "X", default_value_t = 0.95)]
+    pub top_p: f32,
+    /// Divides the logits of tokens that occurred
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub repetition_penalty: f32,
+    /// Decides the choices
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+}
+
+impl Sampling {
+    pub(super) fn sampler(&self) -> Result<Sampler, Failure> {
+        let Sampling { temperature, top_k, top_p, repetition_penalty, .. } = *self;
+        if !(temperature.is_finite() && temperature >= 0.0) {
+            return Err(request(format!("--temperature {temperature} is no number of at least 0")));
+        }
+        if !(0.0..=1.0).contains(&top_p) {
+            return Err(request(format!("--top-p {top_p} is outside 0 to 1")));
+        }
+        if !(repetition_penalty.is_finite() && repetition_penalty > 0.0) {
+            return Err(request(format!("--repetition-penalty {repetition_penalty} is no number above 0")));
+        }
+        Ok(Sampler { temperature, top_k, top_p, repetition_penalty })
+    }
+}

@@ -1,0 +1,261 @@
+//! `host train`.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use capful_core::generate::Sampler;
+use serde_json::json;
+
+use super::{Failure, RunFlags, request, work};
+use crate::config::{Config, RawConfig, human_bytes};
+use crate::data::corpus::Corpus;
+use crate::data::tokenizer::Tokenizer;
+use crate::data::validation::ValidationSet;
+use crate::device::AnyProfile;
+use crate::format::hugging_face;
+use crate::plan::{Laid, Machine, Plan};
+use crate::run::generate::Generator;
+use crate::run::metrics::{EvalMetrics, StepMetrics};
+use crate::run::progress::Progress;
+use crate::run::train::{Observer, Outcome, TrainError, Trainer};
+use crate::run::{HostFamily, Session, checkpoint, directory};
+
+/// Flags of `host train`.
+#[derive(Debug, clap::Args)]
+pub struct Train {
+    #[command(flatten)]
+    flags: RunFlags,
+    /// The run's directory; without it a new one, runs/PRESET-NNN
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Continues the run in --out with its saved configuration
+    #[arg(long, requires = "out")]
+    resume: bool,
+    /// JSON on standard output: a line a logged step and evaluation, and a last one
+    #[arg(long)]
+    json: bool,
+}
+
+/// The flags that may differ when a run is resumed.
+const MAY_DIFFER: [&str; 4] = ["steps", "epochs", "device", "threads"];
+
+impl Train {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let Train { flags, out, resume, json } = self;
+        if resume {
+            let dir = out.ok_or_else(|| request("--resume needs --out DIR, the run to continue"))?;
+            let from = checkpoint::latest(&dir).map_err(request)?;
+            let config = resumed(directory::read_config(&dir)?, flags)?;
+            let corpus = Corpus::reopen(&config, &from).map_err(request)?;
+            return start(config, &corpus, &dir, Some(&from), json);
+        }
+        let mut config = flags.resolve()?;
+        if let Some(dir) = out.as_deref().filter(|dir| directory::holds_run(dir)) {
+            return Err(request(format!(
+                "{} holds a run already; continue it with --resume or name another with --out",
+                dir.display()
+            )));
+        }
+        // Refused before the data is read, where that can be known.
+        let machine = Machine::here(config.threads);
+        Plan::of(&config, &machine)?.require_fit(&config, &machine)?;
+        let corpus = Corpus::open(&config).map_err(request)?;
+        count_epochs(&mut config, &corpus)?;
+        let dir = out.unwrap_or_else(|| directory::next(&config.preset));
+        start(config, &corpus, &dir, None, json)
+    }
+}
+
+/// Turns passes over the data into steps.
+fn count_epochs(config: &mut Config, corpus: &Corpus) -> Result<(), Failure> {
+    let Some(epochs) = config.epochs else { return Ok(()) };
+    let tokens = corpus.training_tokens().map_err(request)? * u64::from(epochs);
+    config.steps = tokens.saturating_sub(1) / config.tokens_per_step();
+    if config.steps == 0 {
+        return Err(request(format!(
+            "{tokens} tokens are less than one step of {}; lower --batch-size or --accumulate",
+            config.tokens_per_step()
+        )));
+    }
+    config.warmup = config.warmup.max(config.steps / 100);
+    Ok(())
+}
+
+/// The saved configuration with what may differ; anything else that was written is refused.
+fn resumed(mut config: Config, flags: RunFlags) -> Result<Config, Failure> {
+    if flags.config.is_some() {
+        return Err(request("--resume continues with the saved configuration; leave --config away"));
+    }
+    let RawConfig { steps, epochs, device, threads, .. } = flags.raw.clone();
+    let written = toml::Table::try_from(&flags.raw).map_err(request)?;
+    let set = flags.raw.set.first().map(|_| "set".to_owned());
+    if let Some(key) = written.keys().find(|k| !MAY_DIFFER.contains(&k.as_str())).cloned().or(set) {
+        return Err(request(format!(
+            "--{} cannot change when a run is resumed; only --steps, --epochs, --device and --threads can",
+            key.replace('_', "-")
+        )));
+    }
+    config.steps = steps.unwrap_or(config.steps);
+    config.epochs = epochs.or(config.epochs.filter(|_| steps.is_none()));
+    config.device = device.unwrap_or(config.device);
+    config.threads = threads.unwrap_or(config.threads);
+    config.validate()?;
+    Ok(config)
+}
+
+fn start(config: Config, corpus: &Corpus, dir: &Path, resume: Option<&Path>, json: bool) -> Result<(), Failure> {
+    let machine = Machine::here(config.threads);
+    let family = config.pythia();
+    let (plan, laid) = Plan::new(&family, &config, &machine)?;
+    plan.require_fit(&config, &machine)?;
+    let tokenizer = corpus.tokenizer.as_ref();
+    let model_config = hugging_face::pythia_config(&family, tokenizer.bos(), tokenizer.eos(), "float32");
+    let model_config = serde_json::to_vec_pretty(&model_config).map_err(work)?;
+    if !json {
+        eprint!("{}", plan.table());
+    }
+    let job = Job { config: &config, corpus, dir, resume, json };
+    job.run(family, laid, &plan, model_config)
+}
+
+/// One training job.
+struct Job<'a> {
+    config: &'a Config,
+    corpus: &'a Corpus,
+    dir: &'a Path,
+    resume: Option<&'a Path>,
+    json: bool,
+}
+
+impl Job<'_> {
+    fn run<F: HostFamily>(self, family: F, laid: Laid<F>, plan: &Plan, model_config: Vec<u8>) -> Result<(), Failure> {
+        let Job { config, corpus, dir, resume, json } = self;
+        let validation = corpus.validation(config.eval_tokens).map_err(request)?;
+        let profile = AnyProfile::of(config)?;
+        let session = Session::start(family, laid, &profile, Some(config.seed), config.vocab_size()).map_err(work)?;
+        if resume.is_none() {
+            // The stream must hold a batch before a directory is made.
+            let mut stream = corpus.training().map_err(request)?;
+            stream.require(u64::from(config.batch_size) * u64::from(config.seq_len) + 1).map_err(request)?;
+            let text = serde_json::to_string_pretty(plan).map_err(work)?;
+            directory::create(dir, config, &text, corpus.tokenizer.as_ref())?;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            // The second signal ends the program at once.
+            signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop)).map_err(work)?;
+            signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(work)?;
+        }
+        let trainer = Trainer::new(config, session, corpus, &validation, dir, resume, model_config, stop);
+        let trainer = trainer.map_err(request)?;
+        if !json {
+            eprintln!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
+        }
+        let progress = Progress::start(config.steps, json);
+        let ran = if json { trainer.run(&mut Lines, &progress) } else { trainer.run(&mut Silent, &progress) };
+        drop(progress);
+        let (outcome, mut session) = ran.map_err(|e| match e {
+            TrainError::Failed { .. } => work(e),
+            TrainError::Interrupted { .. } => Failure::Interrupted(e.to_string()),
+        })?;
+        report(config, corpus, dir, &validation, &outcome, json)?;
+        if !json {
+            println!("\n{}", sample(config, &mut session, corpus.tokenizer.as_ref())?);
+        }
+        Ok(())
+    }
+}
+
+/// Lines of JSON on standard output.
+struct Lines;
+
+impl Observer for Lines {
+    fn step(&mut self, metrics: &StepMetrics) {
+        // A reader that went away is no reason to stop training.
+        let _ = std::io::stdout().lock().write_all(metrics.json().as_bytes());
+    }
+
+    fn evaluation(&mut self, metrics: &EvalMetrics) {
+        let _ = std::io::stdout().lock().write_all(metrics.json().as_bytes());
+    }
+}
+
+/// Nothing: the bar shows it.
+struct Silent;
+
+impl Observer for Silent {
+    fn step(&mut self, _: &StepMetrics) {}
+    fn evaluation(&mut self, _: &EvalMetrics) {}
+}
+
+fn report(
+    config: &Config,
+    corpus: &Corpus,
+    dir: &Path,
+    validation: &ValidationSet,
+    outcome: &Outcome,
+    json: bool,
+) -> Result<(), Failure> {
+    let baselines = corpus.baselines(validation).map_err(work)?;
+    let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
+    if json {
+        let line = json!({
+            "done": true,
+            "run": dir.display().to_string(),
+            "val_loss": loss,
+            "val_tokens": outcome.score.tokens,
+            "floor": floor,
+            "bits_per_byte": outcome.score.bits_per_byte(),
+            "baselines": { "unigram": baselines.unigram, "bigram": baselines.bigram, "trigram": baselines.trigram },
+            "seconds": outcome.seconds,
+            "tokens": outcome.tokens,
+            "steps": config.steps,
+            "heap_allocations": outcome.allocations,
+            "loader_allocations": outcome.loader_allocations,
+            "heap_allocations_per_save": outcome.save.allocations,
+            "heap_bytes_per_save": outcome.save.bytes,
+        });
+        println!("{line}");
+        return Ok(());
+    }
+    println!("validation loss {loss:.4} nats a token over {} tokens", outcome.score.tokens);
+    if let Some(floor) = floor {
+        println!("  the corpus's own floor is {floor:.4}: {:.3} times that", loss / floor);
+    }
+    println!(
+        "  n-grams on the same tokens: unigram {:.3}, bigram {:.3}, trigram {:.3}",
+        baselines.unigram, baselines.bigram, baselines.trigram
+    );
+    println!(
+        "  {:.1} s, {:.0} tokens/s, {} heap allocations in steps, {} in the largest save ({})",
+        outcome.seconds,
+        outcome.tokens as f64 / outcome.seconds,
+        outcome.allocations,
+        outcome.save.allocations,
+        human_bytes(outcome.save.bytes)
+    );
+    println!("  run {}", dir.display());
+    Ok(())
+}
+
+/// A sample from the document's beginning.
+fn sample<F: HostFamily>(
+    config: &Config,
+    session: &mut Session<F>,
+    tokenizer: &dyn Tokenizer,
+) -> Result<String, Failure> {
+    let context = session.laid.sections.decoding.unwrap_or(1);
+    let mut generator = Generator::new(context, config.vocab_size(), config.seed);
+    let sampler = Sampler { temperature: 0.8, top_k: 0, top_p: 0.95, repetition_penalty: 1.0 };
+    let begin = tokenizer.bos().or(tokenizer.eos()).unwrap_or(0);
+    let mut ids = Vec::with_capacity(context as usize);
+    let limit = tokenizer.vocab_size() as usize;
+    let most = (context as usize).saturating_sub(1).min(120);
+    let ended = generator.run(session, config.pattern(), &sampler, &[begin], most, limit, tokenizer.eos(), &mut |id| {
+        ids.push(id);
+    });
+    ended.map_err(work)?;
+    Ok(tokenizer.decode(&ids))
+}

@@ -1,0 +1,130 @@
+//! `host vocab`.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::{Failure, request};
+use crate::config::{Config, RawConfig};
+use crate::data::corpus;
+use crate::data::tokenizer::{self, Built, Tokenizer};
+use crate::run::checkpoint;
+
+/// Flags of `host vocab`.
+#[derive(Debug, clap::Args)]
+pub struct Vocab {
+    /// What to build the vocabulary from
+    #[arg(long, value_name = "SOURCE", default_value = "tales")]
+    data: String,
+    /// The field or column that holds a document's text
+    #[arg(long, value_name = "NAME")]
+    text_field: Option<String>,
+    /// Token ids, special ones included: the cap
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<u32>,
+    /// word, byte, bpe, a tokenizer.json, or a run's directory
+    #[arg(long, value_name = "KIND|FILE|RUN", default_value = "word")]
+    tokenizer: String,
+    /// Shows the ids of a text
+    #[arg(long, value_name = "TEXT", conflicts_with = "decode")]
+    encode: Option<String>,
+    /// Shows the text of ids, separated by commas
+    #[arg(long, value_name = "1,2,3", value_delimiter = ',')]
+    decode: Option<Vec<u32>>,
+    /// Writes the tokenizer into this directory
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// JSON on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+impl Vocab {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let Built { tokenizer, coverage } = self.tokenizer()?;
+        if let Some(dir) = &self.out {
+            std::fs::create_dir_all(dir).map_err(|e| request(format!("{}: {e}", dir.display())))?;
+            tokenizer.save(dir).map_err(request)?;
+        }
+        if self.encode.is_some() || self.decode.is_some() {
+            return self.translate(tokenizer.as_ref());
+        }
+        let shown: Vec<_> = (0..tokenizer.vocab_size()).filter_map(|id| tokenizer.token(id)).collect();
+        if self.json {
+            let coverage = coverage.map(|c| {
+                json!({
+                    "words": c.words, "covered": c.covered, "share": c.share(), "distinct": c.distinct,
+                    "error_bound": c.error_bound, "counts": c.counts,
+                })
+            });
+            println!("{}", json!({ "vocab_size": tokenizer.vocab_size(), "tokens": shown, "coverage": coverage }));
+            return Ok(());
+        }
+        println!("{} ids", tokenizer.vocab_size());
+        if let Some(c) = &coverage {
+            let exact = if c.error_bound == 0 { String::new() } else { format!(", counts ± {}", c.error_bound) };
+            println!("{:.2} % of {} words are covered{exact}", 100.0 * c.share(), c.words);
+        }
+        for (id, token) in shown.iter().enumerate().take(40) {
+            let count = coverage.as_ref().and_then(|c| id.checked_sub(4).and_then(|i| c.counts.get(i)));
+            println!("{id:>7}  {token:?}{}", count.map_or(String::new(), |n| format!("  {n}")));
+        }
+        if shown.len() > 40 {
+            println!("    ...  {} more; --json shows all", shown.len() - 40);
+        }
+        Ok(())
+    }
+
+    fn tokenizer(&self) -> Result<Built, Failure> {
+        let path = Path::new(&self.tokenizer);
+        if path.is_dir() {
+            // A run keeps its tokenizer beside its checkpoints; a checkpoint holds a copy.
+            let dir = if path.join(tokenizer::FILE_NAME).exists() {
+                path.to_owned()
+            } else {
+                checkpoint::latest(path).map_err(request)?
+            };
+            let tokenizer = tokenizer::load(&dir).map_err(request)?;
+            return Ok(Built { tokenizer, coverage: None });
+        }
+        if self.tokenizer.ends_with(".json") {
+            let tokenizer = tokenizer::load_file(path).map_err(request)?;
+            return Ok(Built { tokenizer, coverage: None });
+        }
+        let config = Config::resolve(RawConfig {
+            data: Some(self.data.clone()),
+            text_field: self.text_field.clone(),
+            tokenizer: Some(self.tokenizer.clone()),
+            vocab_size: self.vocab_size.or(if self.tokenizer == "byte" { None } else { Some(10_000) }),
+            ..RawConfig::default()
+        })?;
+        corpus::build_tokenizer(&config).map_err(request)
+    }
+
+    fn translate(&self, tokenizer: &dyn Tokenizer) -> Result<(), Failure> {
+        let (ids, text) = match (&self.encode, &self.decode) {
+            (Some(text), _) => {
+                let mut ids = Vec::new();
+                tokenizer.encode(text, &mut ids);
+                (ids, text.clone())
+            }
+            (None, ids) => {
+                let ids = ids.clone().unwrap_or_default();
+                if let Some(id) = ids.iter().find(|&&id| id >= tokenizer.vocab_size()) {
+                    return Err(request(format!("id {id} is outside the vocabulary of {}", tokenizer.vocab_size())));
+                }
+                let text = tokenizer.decode(&ids);
+                (ids, text)
+            }
+        };
+        if self.json {
+            println!("{}", json!({ "ids": ids, "text": text }));
+        } else if self.encode.is_some() {
+            let ids: Vec<_> = ids.iter().map(u32::to_string).collect();
+            println!("{}", ids.join(","));
+        } else {
+            println!("{text}");
+        }
+        Ok(())
+    }
+}

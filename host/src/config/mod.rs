@@ -1,0 +1,14 @@
+//! What the user wrote → what will run. [`RawConfig`] is flags and files as written; [`Config`] is everything
+//! resolved, validated and saved with the run.
+
+mod preset;
+mod raw;
+mod resolved;
+mod size;
+
+pub use preset::{Preset, presets};
+pub use raw::RawConfig;
+pub use resolved::{
+    Attention, Config, ConfigError, Device, ModelConfig, Precision, Recompute, Schedule, TokenizerChoice,
+};
+pub use size::{ByteSize, human_bytes};

@@ -1,0 +1,70 @@
+//! The named starting points.
+
+use super::RawConfig;
+
+/// A named configuration.
+#[derive(Debug, Clone, Copy)]
+pub struct Preset {
+    /// The name.
+    pub name: &'static str,
+    /// One line for lists.
+    pub about: &'static str,
+    /// A configuration file's text.
+    text: &'static str,
+}
+
+/// Every preset, the default first.
+pub const PRESETS: [Preset; 4] = [
+    Preset {
+        name: "pythia-tiny",
+        about: "learns the built-in tales in about a minute on two cores",
+        text: include_str!("presets/pythia-tiny.toml"),
+    },
+    Preset {
+        name: "pythia-14m",
+        about: "6 layers of width 128, under a cap of 10,000 words",
+        text: include_str!("presets/pythia-14m.toml"),
+    },
+    Preset {
+        name: "pythia-70m",
+        about: "6 layers of width 512, under a cap of 10,000 words",
+        text: include_str!("presets/pythia-70m.toml"),
+    },
+    Preset {
+        name: "pythia-160m",
+        about: "12 layers of width 768, under a cap of 10,000 words",
+        text: include_str!("presets/pythia-160m.toml"),
+    },
+];
+
+/// Every preset, the default first.
+pub fn presets() -> &'static [Preset] {
+    &PRESETS
+}
+
+impl Preset {
+    /// The preset called `name`.
+    pub fn find(name: &str) -> Option<&'static Preset> {
+        PRESETS.iter().find(|p| p.name == name)
+    }
+
+    /// What it says.
+    pub fn raw(&self) -> RawConfig {
+        // The text is ours and parsed by a test for every preset.
+        toml::from_str(self.text).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_parses_and_says_something() {
+        for preset in PRESETS {
+            let raw: RawConfig = toml::from_str(preset.text).unwrap_or_else(|e| panic!("{}: {e}", preset.name));
+            assert_eq!(raw, preset.raw());
+            assert!(raw.model.contains_key("layers") && raw.vocab_size.is_some(), "{}", preset.name);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Flags and configuration files as they were written: everything optional, nothing decided.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::ConfigError;
+
+/// What a user may write, on the command line or as keys of a configuration file (`-` becomes `_`).
+#[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawConfig {
+    /// A named starting point: pythia-tiny, pythia-14m, pythia-70m, pythia-160m
+    #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preset: Option<String>,
+    /// What to learn from: tales (built in), a file (.txt .jsonl .jsonl.zst .parquet) or a directory of such
+    #[arg(long, value_name = "SOURCE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
+    /// A separate source for validation; without it a share of the documents is held out
+    #[arg(long, value_name = "SOURCE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation: Option<String>,
+    /// The field or column that holds a document's text
+    #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text_field: Option<String>,
+    /// word (capped vocabulary), byte, bpe (trained under the cap), or a Hugging Face tokenizer.json
+    #[arg(long, value_name = "KIND|FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    /// Token ids of the model, special ones included: the cap
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocab_size: Option<u32>,
+    /// Sequences of a micro-batch
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_size: Option<u32>,
+    /// Tokens of a sequence
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seq_len: Option<u32>,
+    /// Micro-batches of a step
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accumulate: Option<u32>,
+    /// Steps of the run
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+    /// Passes over the training split, instead of --steps
+    #[arg(long, value_name = "N", conflicts_with = "steps")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<u32>,
+    /// The highest learning rate
+    #[arg(long, value_name = "X")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lr: Option<f64>,
+    /// How the rate falls after the warm-up: cosine, linear (both to a tenth) or constant
+    #[arg(long, value_name = "SHAPE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<super::Schedule>,
+    /// Steps of warm-up; 1 % of the run if not given
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup: Option<u64>,
+    /// AdamW's decay of matrices
+    #[arg(long, value_name = "X")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f32>,
+    /// The largest global norm of the gradient; 0 for no clip
+    #[arg(long, value_name = "X")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip: Option<f32>,
+    /// AdamW's β₁
+    #[arg(long, value_name = "X")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beta1: Option<f32>,
+    /// AdamW's β₂
+    #[arg(long, value_name = "X")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beta2: Option<f32>,
+    /// Decides initial weights, the built-in corpus, the held-out documents and samples
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// cpu, reference (plain loops) or cuda, cuda:N
+    #[arg(long, value_name = "DEVICE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Threads of the cpu device; all cores if not given
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u32>,
+    /// f32, bf16 or fp8, as far as the device has them
+    #[arg(long, value_name = "TYPE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub precision: Option<super::Precision>,
+    /// What a query sees: dense, local, global or mixed blocks of earlier tokens
+    #[arg(long, value_name = "PATTERN")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention: Option<super::Attention>,
+    /// Tokens of a block of the attention pattern: 16, 32 or 64
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block: Option<u32>,
+    /// Blocks back that local attention sees
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<u32>,
+    /// Distance of the blocks that global attention sees
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stride: Option<u32>,
+    /// What the backward pass computes again to save memory: none, cheap or full
+    #[arg(long, value_name = "LEVEL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<super::Recompute>,
+    /// Rows of logits that exist at once
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<u32>,
+    /// Refuse a run that needs more memory than this, for example 4GiB
+    #[arg(long, value_name = "SIZE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<String>,
+    /// Plan for a known card's memory: gtx1650, rtx4090, a100-80, h100, h200
+    #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
+    /// Steps between evaluations; 0 for the end only
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_every: Option<u64>,
+    /// The most validation tokens of an evaluation
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_tokens: Option<u64>,
+    /// Steps between checkpoints; 0 for the end only
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub save_every: Option<u64>,
+    /// Checkpoints to keep
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep: Option<u32>,
+    /// A model's size by name, several times: layers, d_model, heads, d_ff, vocab_size, context
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    #[serde(skip)]
+    pub set: Vec<String>,
+    /// The same in a file: the table [model].
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "toml::Table::is_empty")]
+    pub model: toml::Table,
+}
+
+impl RawConfig {
+    /// Reads a configuration file.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or a key that does not exist; the message names file, line and key.
+    pub fn read(path: &Path) -> Result<RawConfig, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| ConfigError(format!("cannot read the configuration {}: {e}", path.display())))?;
+        toml::from_str(&text).map_err(|e: toml::de::Error| {
+            let line = e.span().map_or(0, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
+            ConfigError(format!("{}: line {line}: {}", path.display(), e.message().replace('\n', " ")))
+        })
+    }
+
+    /// What `over` says, and where it says nothing, what `self` says.
+    pub fn overlaid(self, over: RawConfig) -> RawConfig {
+        let mut model = self.model;
+        model.extend(over.model);
+        macro_rules! pick {
+            ($($field:ident),*) => { RawConfig { $($field: over.$field.or(self.$field),)* set: [self.set, over.set].concat(), model } };
+        }
+        pick!(
+            preset,
+            data,
+            validation,
+            text_field,
+            tokenizer,
+            vocab_size,
+            batch_size,
+            seq_len,
+            accumulate,
+            steps,
+            epochs,
+            lr,
+            schedule,
+            warmup,
+            weight_decay,
+            clip,
+            beta1,
+            beta2,
+            seed,
+            device,
+            threads,
+            precision,
+            attention,
+            block,
+            window,
+            stride,
+            recompute,
+            chunk,
+            budget,
+            gpu,
+            eval_every,
+            eval_tokens,
+            save_every,
+            keep
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_win_over_files() {
+        let file: RawConfig = toml::from_str("lr = 0.1\nsteps = 5\n[model]\nlayers = 3").unwrap();
+        let flags = RawConfig { lr: Some(0.2), ..RawConfig::default() };
+        let merged = file.overlaid(flags);
+        assert_eq!((merged.lr, merged.steps), (Some(0.2), Some(5)));
+        assert_eq!(merged.model["layers"].as_integer(), Some(3));
+    }
+
+    #[test]
+    fn a_key_that_does_not_exist_is_named_with_its_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.toml");
+        std::fs::write(&path, "lr = 0.1\nlearning_rate = 2\n").unwrap();
+        let message = RawConfig::read(&path).unwrap_err().to_string();
+        assert!(message.contains("line 2") && message.contains("learning_rate"), "{message}");
+        assert!(!message.contains('\n'));
+    }
+}

@@ -1,0 +1,519 @@
+//! Everything decided: the configuration that runs and that is saved with the run.
+
+use serde::{Deserialize, Serialize};
+
+use capful_core::model::{self, ModelError, Optimizer, Pythia, Stage};
+use capful_core::ops::{Kind, Pattern};
+use capful_core::train;
+
+use super::{ByteSize, Preset, RawConfig};
+
+/// A wrong request: one line that says what was asked, what is there and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub String);
+
+impl From<ModelError> for ConfigError {
+    fn from(error: ModelError) -> Self {
+        ConfigError(error.to_string())
+    }
+}
+
+/// How the learning rate falls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// Half a cosine to a tenth.
+    Cosine,
+    /// A straight line to a tenth.
+    Linear,
+    /// Not at all.
+    Constant,
+}
+
+/// The type of weights and products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Single precision.
+    F32,
+    /// bfloat16 with f32 masters.
+    Bf16,
+    /// 8-bit floats in the products.
+    Fp8,
+}
+
+/// What a query sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Attention {
+    /// Every earlier token.
+    Dense,
+    /// The nearest blocks.
+    Local,
+    /// Every stride-th block.
+    Global,
+    /// Both.
+    Mixed,
+}
+
+/// What the backward pass computes again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Nothing.
+    None,
+    /// Norm and GELU outputs.
+    Cheap,
+    /// Everything but the layers' inputs.
+    Full,
+}
+
+/// Where a step runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// SIMD and threads.
+    Cpu,
+    /// Plain loops, one thread.
+    Reference,
+    /// The GPU of this number.
+    Cuda(u32),
+}
+
+/// Which tokenizer to build or load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenizerChoice {
+    /// Words under the cap.
+    Word,
+    /// Bytes.
+    Byte,
+    /// Byte-level BPE trained under the cap.
+    Bpe,
+    /// A Hugging Face tokenizer.json.
+    File(std::path::PathBuf),
+}
+
+/// A model's sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "family", rename_all = "lowercase", deny_unknown_fields)]
+pub enum ModelConfig {
+    /// GPT-NeoX.
+    Pythia {
+        /// Layers.
+        layers: u32,
+        /// Width.
+        d_model: u32,
+        /// Attention heads.
+        heads: u32,
+        /// Width of the feed-forward.
+        d_ff: u32,
+        /// The most positions.
+        context: u32,
+        /// Token ids.
+        vocab_size: u32,
+        /// Rotated share of each head.
+        rotary_pct: f32,
+        /// Base of the rotary wavelengths.
+        rotary_base: f32,
+        /// Added to the variance in LayerNorm.
+        norm_eps: f32,
+    },
+}
+
+/// A configuration with nothing left to decide.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The preset it began from.
+    pub preset: String,
+    /// The training source.
+    pub data: String,
+    /// The validation source; none: a share of the documents is held out.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub validation: Option<String>,
+    /// The field or column of a document's text.
+    pub text_field: String,
+    /// word, byte, bpe or a file.
+    pub tokenizer: String,
+    /// Sequences of a micro-batch.
+    pub batch_size: u32,
+    /// Tokens of a sequence.
+    pub seq_len: u32,
+    /// Micro-batches of a step.
+    pub accumulate: u32,
+    /// Steps of the run; where passes were asked for, they are counted before it starts.
+    pub steps: u64,
+    /// Passes over the training split that `steps` came from.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub epochs: Option<u32>,
+    /// The highest learning rate.
+    pub lr: f64,
+    /// How it falls.
+    pub schedule: Schedule,
+    /// Steps of warm-up.
+    pub warmup: u64,
+    /// Decay of matrices.
+    pub weight_decay: f32,
+    /// The largest global norm; 0 for none.
+    pub clip: f32,
+    /// β₁.
+    pub beta1: f32,
+    /// β₂.
+    pub beta2: f32,
+    /// Decides everything random.
+    pub seed: u64,
+    /// cpu, reference, cuda, cuda:N.
+    pub device: String,
+    /// Threads of the cpu device.
+    pub threads: u32,
+    /// The type of weights and products.
+    pub precision: Precision,
+    /// What a query sees.
+    pub attention: Attention,
+    /// Tokens of a block.
+    pub block: u32,
+    /// Blocks back, local.
+    pub window: u32,
+    /// Distance of blocks, global.
+    pub stride: u32,
+    /// What the backward pass computes again.
+    pub recompute: Recompute,
+    /// Rows of logits at once.
+    pub chunk: u32,
+    /// The most memory, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub budget: Option<u64>,
+    /// A known card to plan for.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub gpu: Option<String>,
+    /// Steps between evaluations.
+    pub eval_every: u64,
+    /// The most validation tokens.
+    pub eval_tokens: u64,
+    /// Steps between checkpoints.
+    pub save_every: u64,
+    /// Checkpoints to keep.
+    pub keep: u32,
+    /// The model.
+    pub model: ModelConfig,
+}
+
+fn error<T>(message: String) -> Result<T, ConfigError> {
+    Err(ConfigError(message))
+}
+
+impl Config {
+    /// Decides everything: the preset's word, then `raw`'s over it, then defaults.
+    ///
+    /// # Errors
+    /// Names that do not exist, sizes that do not belong together: see [`ConfigError`].
+    pub fn resolve(raw: RawConfig) -> Result<Config, ConfigError> {
+        let name = raw.preset.clone().unwrap_or_else(|| super::presets()[0].name.to_owned());
+        let Some(preset) = Preset::find(&name) else {
+            let known: Vec<_> = super::presets().iter().map(|p| p.name).collect();
+            return error(format!("no preset is called '{name}'; there are {}", known.join(", ")));
+        };
+        let asked_vocabulary = raw.vocab_size;
+        let raw = preset.raw().overlaid(raw);
+        let tokenizer = raw.tokenizer.clone().unwrap_or_else(|| "word".to_owned());
+        let choice = TokenizerChoice::parse(&tokenizer)?;
+        let vocab_size = match (&choice, asked_vocabulary) {
+            (_, Some(n)) => n,
+            (TokenizerChoice::Byte, None) => 260,
+            (TokenizerChoice::File(path), None) => {
+                crate::data::tokenizer::load_file(path).map_err(|e| ConfigError(e.to_string()))?.vocab_size()
+            }
+            _ => raw.vocab_size.unwrap_or(10_000),
+        };
+        let model = model(&raw, vocab_size)?;
+        let steps = if raw.epochs.is_some() { 0 } else { raw.steps.unwrap_or(1000) };
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        let mixed = raw.attention == Some(Attention::Mixed);
+        let budget = raw.budget.as_deref().map(str::parse::<ByteSize>).transpose().map_err(ConfigError)?;
+        let config = Config {
+            preset: name,
+            data: raw.data.unwrap_or_else(|| "tales".to_owned()),
+            validation: raw.validation,
+            text_field: raw.text_field.unwrap_or_else(|| "text".to_owned()),
+            tokenizer,
+            batch_size: raw.batch_size.unwrap_or(8),
+            seq_len: raw.seq_len.unwrap_or(128),
+            accumulate: raw.accumulate.unwrap_or(1),
+            steps,
+            epochs: raw.epochs,
+            lr: raw.lr.unwrap_or(1e-3),
+            schedule: raw.schedule.unwrap_or(Schedule::Cosine),
+            warmup: raw.warmup.unwrap_or((steps / 100).max(1)),
+            weight_decay: raw.weight_decay.unwrap_or(0.1),
+            clip: raw.clip.unwrap_or(1.0),
+            beta1: raw.beta1.unwrap_or(0.9),
+            beta2: raw.beta2.unwrap_or(0.95),
+            seed: raw.seed.unwrap_or(0),
+            device: raw.device.unwrap_or_else(|| "cpu".to_owned()),
+            threads: raw.threads.unwrap_or(cores),
+            precision: raw.precision.unwrap_or(Precision::F32),
+            attention: raw.attention.unwrap_or(Attention::Dense),
+            block: raw.block.unwrap_or(64),
+            window: raw.window.unwrap_or(1),
+            stride: raw.stride.unwrap_or(if mixed { 4 } else { 2 }),
+            recompute: raw.recompute.unwrap_or(Recompute::None),
+            chunk: raw.chunk.unwrap_or(512),
+            budget: budget.map(|b| b.0),
+            gpu: raw.gpu,
+            eval_every: raw.eval_every.unwrap_or(0),
+            eval_tokens: raw.eval_tokens.unwrap_or(65_536),
+            save_every: raw.save_every.unwrap_or(0),
+            keep: raw.keep.unwrap_or(2),
+            model,
+        };
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Whether everything belongs together.
+    ///
+    /// # Errors
+    /// The first thing that does not.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.device()?;
+        self.pythia().validate_all(&self.stage())?;
+        let positive = [
+            ("accumulate", u64::from(self.accumulate)),
+            ("threads", u64::from(self.threads)),
+            ("keep", u64::from(self.keep)),
+            ("eval-tokens", self.eval_tokens),
+            ("steps", self.steps + u64::from(self.epochs.unwrap_or(0))),
+        ];
+        if let Some((name, _)) = positive.into_iter().find(|(_, n)| *n == 0) {
+            return error(format!("--{name} is 0; it must be at least 1"));
+        }
+        if self.threads > 1024 {
+            return error(format!("--threads {} is more than 1024; give the number of cores", self.threads));
+        }
+        if !matches!(self.block, 16 | 32 | 64) {
+            return error(format!("--block {} is none of 16, 32, 64", self.block));
+        }
+        if self.vocab_size() < 5 {
+            return error(format!(
+                "a vocabulary of {} leaves no room beside its 4 special tokens; --vocab-size must be at least 5",
+                self.vocab_size()
+            ));
+        }
+        for (name, x) in [("beta1", self.beta1), ("beta2", self.beta2)] {
+            if !(0.0..1.0).contains(&x) {
+                return error(format!("--{name} {x} is outside 0 ≤ {name} < 1"));
+            }
+        }
+        for (name, x) in
+            [("lr", self.lr), ("weight-decay", f64::from(self.weight_decay)), ("clip", f64::from(self.clip))]
+        {
+            if !(x.is_finite() && x >= 0.0) {
+                return error(format!("--{name} {x} is no number of at least 0"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where it runs.
+    ///
+    /// # Errors
+    /// A device that does not exist, or a precision that it does not have.
+    pub fn device(&self) -> Result<Device, ConfigError> {
+        let device = match self.device.as_str() {
+            "cpu" => Device::Cpu,
+            "reference" => Device::Reference,
+            "cuda" => Device::Cuda(0),
+            other => match other.strip_prefix("cuda:").and_then(|n| n.parse().ok()) {
+                Some(n) => Device::Cuda(n),
+                None => return error(format!("no device is called '{other}'; there are cpu, reference, cuda, cuda:N")),
+            },
+        };
+        match (device, self.precision) {
+            (Device::Cpu | Device::Reference, Precision::Bf16 | Precision::Fp8) => {
+                error(format!("the {} device computes in f32 only; use --precision f32", self.device))
+            }
+            (Device::Cuda(_), _) => error("this build has no CUDA device; use --device cpu".to_owned()),
+            _ => Ok(device),
+        }
+    }
+
+    /// Token ids of the model.
+    pub fn vocab_size(&self) -> u32 {
+        self.pythia().vocab_size
+    }
+
+    /// The model.
+    pub fn pythia(&self) -> Pythia {
+        let ModelConfig::Pythia {
+            layers,
+            d_model,
+            heads,
+            d_ff,
+            context,
+            vocab_size,
+            rotary_pct,
+            rotary_base,
+            norm_eps,
+        } = self.model;
+        // As GPT-NeoX: the share of a head, rounded down; an odd number is refused later.
+        let rotary_dims = (f64::from(d_model) / f64::from(heads.max(1)) * f64::from(rotary_pct)) as u32;
+        Pythia { layers, d_model, heads, d_ff, vocab_size, context, rotary_dims, rotary_base, norm_eps }
+    }
+
+    /// The shape of a micro-batch.
+    pub fn stage(&self) -> Stage {
+        Stage {
+            batch: self.batch_size,
+            seq_len: self.seq_len,
+            chunk: self.chunk,
+            recompute: match self.recompute {
+                Recompute::None => model::Recompute::None,
+                Recompute::Cheap => model::Recompute::Cheap,
+                Recompute::Full => model::Recompute::Full,
+            },
+            pattern: self.pattern(),
+        }
+    }
+
+    /// What a query sees.
+    pub fn pattern(&self) -> Pattern {
+        let kind = match self.attention {
+            Attention::Dense => Kind::Dense,
+            Attention::Local => Kind::Local,
+            Attention::Global => Kind::Global,
+            Attention::Mixed => Kind::Mixed,
+        };
+        Pattern { kind, block: self.block, window: self.window, stride: self.stride }
+    }
+
+    /// Tokens of a step.
+    pub fn tokens_per_step(&self) -> u64 {
+        u64::from(self.batch_size) * u64::from(self.seq_len) * u64::from(self.accumulate)
+    }
+
+    /// AdamW's constants.
+    pub fn optimizer(&self) -> Optimizer {
+        Optimizer { beta1: self.beta1, beta2: self.beta2, eps: 1e-8, decay: self.weight_decay }
+    }
+
+    /// The learning rate's course.
+    pub fn lr_schedule(&self) -> train::Schedule {
+        let shape = match self.schedule {
+            Schedule::Cosine => train::Shape::Cosine,
+            Schedule::Linear => train::Shape::Linear,
+            Schedule::Constant => train::Shape::Constant,
+        };
+        train::Schedule { shape, peak: self.lr, end: 0.1, warmup: self.warmup, steps: self.steps }
+    }
+}
+
+impl TokenizerChoice {
+    /// Reads `word`, `byte`, `bpe` or the path of a .json file.
+    ///
+    /// # Errors
+    /// Another word.
+    pub fn parse(text: &str) -> Result<TokenizerChoice, ConfigError> {
+        match text {
+            "word" => Ok(TokenizerChoice::Word),
+            "byte" => Ok(TokenizerChoice::Byte),
+            "bpe" => Ok(TokenizerChoice::Bpe),
+            file if file.ends_with(".json") => Ok(TokenizerChoice::File(file.into())),
+            other => error(format!("no tokenizer is called '{other}'; there are word, byte, bpe, or a tokenizer.json")),
+        }
+    }
+}
+
+/// The model of the table [model], with `--set` over it.
+fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
+    let mut table = raw.model.clone();
+    for default in [("rotary_pct", 0.25), ("rotary_base", 10_000.0), ("norm_eps", 1e-5)] {
+        table.entry(default.0).or_insert(default.1.into());
+    }
+    table.insert("vocab_size".to_owned(), i64::from(vocab_size).into());
+    for pair in &raw.set {
+        let Some((key, value)) = pair.split_once('=') else {
+            return error(format!("--set {pair} is no KEY=VALUE"));
+        };
+        if !table.contains_key(key) || key == "family" {
+            let known: Vec<_> = table.keys().map(String::as_str).filter(|k| *k != "family").collect();
+            return error(format!("--set {key}: this family has no such size; it has {}", known.join(", ")));
+        }
+        let number: Result<toml::Value, _> =
+            value.parse::<i64>().map(Into::into).or_else(|_| value.parse::<f64>().map(toml::Value::from));
+        let Ok(number) = number else { return error(format!("--set {key}: '{value}' is no number")) };
+        table.insert(key.to_owned(), number);
+    }
+    toml::Value::Table(table)
+        .try_into()
+        .map_err(|e: toml::de::Error| ConfigError(format!("[model]: {}", e.message().replace('\n', " "))))
+}
+
+/// Both checks of a family in one.
+trait ValidateAll {
+    fn validate_all(&self, stage: &Stage) -> Result<(), ModelError>;
+}
+
+impl<F: model::Family> ValidateAll for F {
+    fn validate_all(&self, stage: &Stage) -> Result<(), ModelError> {
+        self.validate()?;
+        self.validate_stage(stage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(text: &str) -> RawConfig {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn the_published_sizes_resolve() {
+        let config = Config::resolve(raw("preset = 'pythia-70m'\nvocab_size = 50304")).unwrap();
+        let model = config.pythia();
+        assert_eq!((model.layers, model.d_model, model.heads, model.d_ff), (6, 512, 8, 2048));
+        assert_eq!((model.rotary_dims, model.vocab_size), (16, 50_304));
+        assert_eq!(config.warmup, 100);
+    }
+
+    #[test]
+    fn a_saved_configuration_is_read_back_whole() {
+        let config = Config::resolve(raw("data = 'x.txt'\nbudget = '1GiB'\nattention = 'mixed'")).unwrap();
+        assert_eq!(config.stride, 4);
+        let text = toml::to_string(&config).unwrap();
+        assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn wrong_requests_are_refused_in_one_line() {
+        let cases = [
+            ("preset = 'pythia-7m'", "pythia-70m"),
+            ("vocab_size = 4", "special"),
+            ("seq_len = 999", "context"),
+            ("device = 'tpu'", "cuda:N"),
+            ("precision = 'bf16'", "f32"),
+            ("tokenizer = 'words'", "bpe"),
+            ("batch_size = 0", "batch-size"),
+            ("block = 48", "16, 32, 64"),
+            ("budget = '4 gigs'", "4GiB"),
+            ("[model]\nheads = 3", "divide"),
+            ("[model]\nlayer = 3", "layer"),
+            ("beta2 = 1.0", "beta2"),
+            ("lr = nan", "lr"),
+            ("accumulate = 0", "accumulate"),
+        ];
+        for (text, expected) in cases {
+            let message = Config::resolve(raw(text)).unwrap_err().to_string();
+            assert!(message.contains(expected) && !message.contains('\n'), "{text}: {message}");
+        }
+        let set = |pair: &str| Config::resolve(RawConfig { set: vec![pair.to_owned()], ..raw("") });
+        assert_eq!(set("layers=2").unwrap().pythia().layers, 2);
+        for (pair, expected) in
+            [("layers", "KEY=VALUE"), ("deep=2", "d_model"), ("layers=two", "number"), ("layers=-2", "model")]
+        {
+            let message = set(pair).unwrap_err().to_string();
+            assert!(message.contains(expected), "{pair}: {message}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What can be wrong with a user's data, one line each.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// Why no document, or no token, came out of a source.
+#[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum SourceError {
+    #[error("{}: no such file or directory; check the path given as data", path.display())]
+    Missing { path: PathBuf },
+    #[error("{}: cannot be read ({reason})", path.display())]
+    Unreadable { path: PathBuf, reason: io::Error },
+    #[error("{}: the file is empty; name one that holds text", path.display())]
+    Empty { path: PathBuf },
+    #[error("{}: no file in this directory is data ({known}); name a file, or another directory", path.display())]
+    NoFiles { path: PathBuf, known: &'static str },
+    #[error("{name}: holds no document, only blank text; name a source that holds text")]
+    NoDocuments { name: String },
+    #[error(
+        "{name}: none of its documents falls to {part} under this seed; give more data, or a separate validation source"
+    )]
+    EmptyPart { name: String, part: &'static str },
+    #[error(
+        "{name}: an epoch has {has} tokens and one batch needs {needed}; give more data, or lower the batch size or the sequence length"
+    )]
+    TooShort { name: String, has: u64, needed: u64 },
+    #[error("{}: byte {at} is NUL, so this is a binary file; data is text, .jsonl, .jsonl.zst, .parquet or a token file", path.display())]
+    Nul { path: PathBuf, at: u64 },
+    #[error("{}: byte {at} is not valid UTF-8; convert the file to UTF-8, or name another", path.display())]
+    Utf8 { path: PathBuf, at: u64 },
+    #[error("{}: the compressed data ends in the middle, after {after} bytes of text; fetch the file again", path.display())]
+    TruncatedZstd { path: PathBuf, after: u64 },
+    #[error("{}: not valid zstd after {after} bytes of text ({reason}); fetch the file again", path.display())]
+    Zstd { path: PathBuf, after: u64, reason: String },
+    #[error("{}, line {line}: over {limit} bytes long; split it into several documents", path.display())]
+    LongLine { path: PathBuf, line: u64, limit: u64 },
+    #[error("{}, line {line}: not a JSON object ({reason})", path.display())]
+    Json { path: PathBuf, line: u64, reason: String },
+    #[error("{}, line {line}: no field {field:?}; its fields are {found}; name one of them as the text field", path.display())]
+    NoField { path: PathBuf, line: u64, field: String, found: String },
+    #[error("{}, line {line}: the field {field:?} is not a string", path.display())]
+    NotAString { path: PathBuf, line: u64, field: String },
+    #[error("{}: cannot be read as parquet ({reason}); fetch the file again, or write it with snappy or zstd", path.display())]
+    Parquet { path: PathBuf, reason: String },
+    #[error("{}: no text column {column:?}; its columns are {found}; name one of them as the text field", path.display())]
+    NoColumn { path: PathBuf, column: String, found: String },
+    #[error("{}, row {row}: the text has {bytes} bytes, over the {limit} a document may have", path.display())]
+    LongRow { path: PathBuf, row: u64, bytes: u64, limit: u64 },
+    #[error("{}, row {row}: byte {at} of the text is not valid UTF-8", path.display())]
+    RowUtf8 { path: PathBuf, row: u64, at: u64 },
+    #[error("{}: token file of version {version}; this program reads version {known}", path.display())]
+    TokenVersion { path: PathBuf, version: u32, known: u32 },
+    #[error("{}: damaged token file header ({reason}); write the file again", path.display())]
+    TokenHeader { path: PathBuf, reason: &'static str },
+    #[error("{}: token file of {declared} tokens that holds {held}; it was cut short, fetch or write it again", path.display())]
+    TokenCount { path: PathBuf, declared: u64, held: u64 },
+    #[error("{}: token {at} is id {id}, outside its vocabulary of {vocab}; write the file again", path.display())]
+    TokenRange { path: PathBuf, at: u64, id: u32, vocab: u32 },
+    #[error("{}: this token file's {what} differs from {}'s; token files used together come from one tokenizer", path.display(), other.display())]
+    TokenMix { path: PathBuf, other: PathBuf, what: &'static str },
+    #[error(
+        "{name}: token files made with another tokenizer ({what} {file} there, {run} here); use the tokenizer they were made with"
+    )]
+    TokenOther { name: String, what: &'static str, file: String, run: String },
+    #[error("{name}: holds text, and no tokenizer was given to read it with")]
+    NoTokenizer { name: String },
+    #[error("{name}: cannot go on from document {document} of file {file}; the data is not what the run began with")]
+    Changed { name: String, file: u32, document: u64 },
+    #[error("a validation fraction of {fraction} was asked for; it must be at least 0 and below 1")]
+    Fraction { fraction: f64 },
+    #[error("{name}: has no end, so passes over it cannot be counted; give --steps instead of --epochs")]
+    Endless { name: String },
+    #[error("the n-gram baselines cannot be counted: {reason}")]
+    Ngram { reason: String },
+    #[error("a batch of {rows} rows of {length} tokens was scheduled; the loader's slots hold 1 to {capacity} tokens")]
+    Shape { rows: usize, length: usize, capacity: usize },
+    #[error("the reader thread could not be started ({reason})")]
+    Thread { reason: io::Error },
+    #[error("the reader thread ended unexpectedly; the data could not be read further")]
+    ReaderLost,
+}
+
+impl SourceError {
+    /// An error of the operating system about `path`.
+    pub(super) fn io(path: &Path, reason: io::Error) -> Self {
+        let path = path.to_path_buf();
+        match reason.kind() {
+            io::ErrorKind::NotFound => Self::Missing { path },
+            _ => Self::Unreadable { path, reason },
+        }
+    }
+}

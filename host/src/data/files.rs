@@ -1,0 +1,244 @@
+//! The files that a user named, as one sequence of documents.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use capful_core::random::stream;
+
+use super::error::SourceError;
+use super::jsonl::JsonLines;
+use super::parquet::ParquetReader;
+use super::source::{Document, Documents, Place, SourceOptions, TokenKind};
+use super::text::TextReader;
+use super::token_file::{MAGIC, TokenReader};
+
+const KNOWN: &str = ".txt, .text, .md, .raw, .tokens, .jsonl, .ndjson, .jsonl.zst, .parquet";
+
+/// Reads the documents of one file, from the place at which it was opened.
+pub(super) trait Reader: Send {
+    /// Appends the next document to an empty `document`, or gives `false` at the end.
+    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError>;
+
+    /// Offset and number of the next document.
+    fn place(&self) -> (u64, u64);
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Text,
+    JsonLines { compressed: bool },
+    Parquet,
+    Tokens,
+}
+
+impl Format {
+    /// By name, and by the first bytes where the name says text: token files may have any name.
+    fn of(path: &Path) -> Result<Self, SourceError> {
+        let name = path.file_name().map(|n| n.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
+        let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
+        if ends(&[".jsonl", ".ndjson"]) {
+            return Ok(Self::JsonLines { compressed: false });
+        }
+        if ends(&[".jsonl.zst", ".ndjson.zst"]) {
+            return Ok(Self::JsonLines { compressed: true });
+        }
+        if ends(&[".parquet"]) {
+            return Ok(Self::Parquet);
+        }
+        let mut magic = Vec::with_capacity(MAGIC.len());
+        let read = File::open(path).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut magic));
+        read.map_err(|e| SourceError::io(path, e))?;
+        Ok(if magic == MAGIC { Self::Tokens } else { Self::Text })
+    }
+
+    /// Whether a file of a directory is data.
+    fn known(path: &Path) -> bool {
+        let name = path.file_name().map(|n| n.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
+        !name.starts_with('.') && KNOWN.split(", ").any(|end| name.ends_with(end))
+    }
+
+    fn open(
+        self,
+        path: &Path,
+        options: &SourceOptions,
+        offset: u64,
+        document: u64,
+    ) -> Result<Box<dyn Reader>, SourceError> {
+        Ok(match self {
+            Self::Text => Box::new(TextReader::open(path, offset, document)?),
+            Self::JsonLines { compressed } => Box::new(JsonLines::open(path, compressed, options, offset, document)?),
+            Self::Parquet => Box::new(ParquetReader::open(path, options, offset)?),
+            Self::Tokens => Box::new(TokenReader::open(path, offset, document)?),
+        })
+    }
+}
+
+/// The documents of a file, or of the files of a directory in order of name.
+pub struct Files {
+    name: String,
+    files: Vec<(PathBuf, Format)>,
+    options: SourceOptions,
+    fingerprint: u64,
+    tokens: Option<TokenKind>,
+    reader: Option<Box<dyn Reader>>,
+    file: usize,
+    /// Where the next document begins when no reader is open.
+    entry: (u64, u64),
+}
+
+impl Files {
+    /// Opens a file, or a directory: its own files (not those of directories inside it) whose names end in .txt,
+    /// .text, .md, .raw, .tokens, .jsonl, .ndjson, .jsonl.zst or .parquet, sorted by name; others are ignored.
+    ///
+    /// A file named itself may have any name; what is not known is read as text. Every file is checked as far as that
+    /// needs no reading through: it is there, not empty, and the headers and ends of token and parquet files are whole.
+    pub fn open(path: &Path, options: &SourceOptions) -> Result<Self, SourceError> {
+        let io = |e| SourceError::io(path, e);
+        let mut paths = vec![path.to_path_buf()];
+        if fs::metadata(path).map_err(io)?.is_dir() {
+            paths.clear();
+            for entry in fs::read_dir(path).map_err(io)? {
+                let path = entry.map_err(io)?.path();
+                if Format::known(&path) && path.is_file() {
+                    paths.push(path);
+                }
+            }
+            paths.sort();
+            if paths.is_empty() {
+                return Err(SourceError::NoFiles { path: path.to_path_buf(), known: KNOWN });
+            }
+        }
+        let mut files = Self {
+            name: path.display().to_string(),
+            files: Vec::with_capacity(paths.len()),
+            options: options.clone(),
+            fingerprint: 0,
+            tokens: None,
+            reader: None,
+            file: 0,
+            entry: (0, 0),
+        };
+        for path in paths {
+            files.add(path)?;
+        }
+        // The first file's header, whole: a missing column is noticed before any work.
+        files.open_reader()?;
+        Ok(files)
+    }
+
+    fn add(&mut self, path: PathBuf) -> Result<(), SourceError> {
+        let length = fs::metadata(&path).map_err(|e| SourceError::io(&path, e))?.len();
+        if length == 0 {
+            return Err(SourceError::Empty { path });
+        }
+        let format = Format::of(&path)?;
+        match format {
+            Format::Parquet => check_parquet_end(&path)?,
+            Format::Tokens => self.check_tokens(&path)?,
+            Format::Text | Format::JsonLines { .. } => {}
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        self.fingerprint = stream(&format!("{:x}/{name}/{length}", self.fingerprint));
+        self.files.push((path, format));
+        Ok(())
+    }
+
+    /// Token files used together agree in everything.
+    fn check_tokens(&mut self, path: &Path) -> Result<(), SourceError> {
+        let kind = TokenReader::open(path, 0, 0)?.kind();
+        let first = *self.tokens.get_or_insert(kind);
+        let what = match () {
+            () if kind.vocab != first.vocab => "vocabulary size",
+            () if (kind.bos, kind.eos) != (first.bos, first.eos) => "document marks",
+            () if kind.fingerprint != first.fingerprint => "tokenizer",
+            () => return Ok(()),
+        };
+        let other = self.files.iter().find(|(_, format)| *format == Format::Tokens).map(|(path, _)| path.clone());
+        Err(SourceError::TokenMix { path: path.to_path_buf(), other: other.unwrap_or_default(), what })
+    }
+
+    fn open_reader(&mut self) -> Result<&mut dyn Reader, SourceError> {
+        let reader = match self.reader.take() {
+            Some(reader) => reader,
+            None => {
+                let (path, format) = &self.files[self.file];
+                format.open(path, &self.options, self.entry.0, self.entry.1)?
+            }
+        };
+        Ok(self.reader.insert(reader).as_mut())
+    }
+}
+
+impl Documents for Files {
+    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        document.clear();
+        loop {
+            let reader = self.open_reader()?;
+            if reader.next(document)? {
+                return Ok(true);
+            }
+            if self.file + 1 == self.files.len() {
+                return Ok(false);
+            }
+            self.reader = None;
+            self.file += 1;
+            self.entry = (0, 0);
+        }
+    }
+
+    fn place(&self) -> Place {
+        let (offset, document) = self.reader.as_ref().map_or(self.entry, |reader| reader.place());
+        Place { file: self.file as u32, offset, document }
+    }
+
+    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+        if place == self.place() {
+            return Ok(());
+        }
+        if place.file as usize >= self.files.len() {
+            let name = self.name.clone();
+            return Err(SourceError::Changed { name, file: place.file, document: place.document });
+        }
+        self.reader = None;
+        self.file = place.file as usize;
+        self.entry = (place.offset, place.document);
+        self.open_reader().map(|_| ())
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    fn tokens(&self) -> Option<TokenKind> {
+        self.tokens
+    }
+
+    fn has_text(&self) -> bool {
+        self.files.iter().any(|(_, format)| *format != Format::Tokens)
+    }
+}
+
+/// A parquet file cut short lacks its last bytes, which are always the same.
+fn check_parquet_end(path: &Path) -> Result<(), SourceError> {
+    let mut end = [0; 4];
+    let read = File::open(path).and_then(|mut file| {
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(4)))?;
+        file.take(4).read(&mut end)
+    });
+    read.map_err(|e| SourceError::io(path, e))?;
+    if &end != b"PAR1" && &end != b"PARE" {
+        let reason = "its end is missing".to_owned();
+        return Err(SourceError::Parquet { path: path.to_path_buf(), reason });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "files_tests.rs"]
+mod tests;

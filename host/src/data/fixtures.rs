@@ -1,0 +1,92 @@
+//! Small sources and tokenizers for tests.
+
+use std::sync::Arc;
+
+use super::error::SourceError;
+use super::source::{Document, Documents, Place};
+use super::split::{Part, Split};
+use super::stream::Feed;
+use super::tokenizer::Tokenizer;
+
+/// Bytes 0..=255, then a beginning mark 256 and an end mark 257, each where wanted.
+pub struct Bytes {
+    pub bos: bool,
+    pub eos: bool,
+}
+
+impl Tokenizer for Bytes {
+    fn vocab_size(&self) -> u32 {
+        258
+    }
+    fn bos(&self) -> Option<u32> {
+        self.bos.then_some(256)
+    }
+    fn eos(&self) -> Option<u32> {
+        self.eos.then_some(257)
+    }
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        ids.extend(text.bytes().map(u32::from));
+    }
+    fn decode(&self, ids: &[u32]) -> String {
+        let bytes: Vec<u8> = ids.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+pub fn bytes() -> Option<Arc<dyn Tokenizer>> {
+    Some(Arc::new(Bytes { bos: true, eos: true }))
+}
+
+/// A generator: document i is its number in words of varying length, with log-probability −i.
+pub struct Numbered {
+    next: u64,
+    count: Option<u64>,
+}
+
+impl Numbered {
+    pub fn endless() -> Self {
+        Self { next: 0, count: None }
+    }
+    pub fn finite(count: u64) -> Self {
+        Self { next: 0, count: Some(count) }
+    }
+    pub fn text(i: u64) -> String {
+        format!("{i}{}", " and so on".repeat((i * 7 % 5) as usize))
+    }
+}
+
+impl Documents for Numbered {
+    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        document.clear();
+        if self.count.is_some_and(|count| self.next >= count) {
+            return Ok(false);
+        }
+        document.text.push_str(&Self::text(self.next));
+        document.log_probability = Some(-(self.next as f64));
+        self.next += 1;
+        Ok(true)
+    }
+    fn place(&self) -> Place {
+        Place { file: 0, offset: self.next, document: self.next }
+    }
+    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+        self.next = place.offset;
+        Ok(())
+    }
+    fn name(&self) -> &str {
+        "numbered"
+    }
+    fn fingerprint(&self) -> u64 {
+        self.count.unwrap_or(0)
+    }
+}
+
+pub fn text_document(text: &str) -> Document {
+    Document { text: text.to_owned(), ..Document::default() }
+}
+
+/// All documents of `documents`, read with the byte tokenizer.
+pub fn feed(documents: impl Documents + 'static) -> Feed {
+    let split = Split::new(0, 0.0).expect("a fraction of nothing");
+    Feed { documents: Box::new(documents), tokenizer: bytes(), split, part: Part::All }
+}

@@ -1,0 +1,290 @@
+//! Batches, made ahead by a thread of their own in a fixed number of slots.
+//!
+//! Every slot is allocated at the start and used again and again: [`Loader::take`] hands one out and dropping the
+//! [`Batch`] hands it back, by moving it, so that the thread that trains allocates nothing. What the reader thread
+//! holds beside the slots is bounded by the longest document ([`super::source::SourceOptions::max_document`]).
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use capful_core::data::{BatchMut, Batcher};
+
+use super::error::SourceError;
+use super::stream::{Position, TokenStream};
+use crate::allocations::{self, Activity};
+
+/// Stack of the reader thread, in bytes.
+pub const STACK_BYTES: usize = 2 << 20;
+
+/// Rows and positions a row of one batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Rows, B.
+    pub rows: usize,
+    /// Positions a row, T.
+    pub length: usize,
+}
+
+/// The shape of each batch, counted from 0 at the beginning of the run.
+pub type Schedule = Box<dyn Fn(u64) -> Shape + Send>;
+
+/// How much is made ahead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slots {
+    /// Number of slots, at least 1. A slot is in use while it is filled, waits, or is with the consumer.
+    pub count: usize,
+    /// Positions a slot holds: the largest B·T of the schedule.
+    pub capacity: usize,
+}
+
+impl Slots {
+    /// Bytes of the slots' tokens, targets and offsets: all that is allocated for them but a few words a slot.
+    pub fn bytes(&self) -> u64 {
+        self.count as u64 * self.capacity as u64 * 12
+    }
+}
+
+/// One slot's storage and what is in it.
+struct Slot {
+    tokens: Box<[u32]>,
+    targets: Box<[u32]>,
+    offsets: Box<[u32]>,
+    shape: Shape,
+    number: u64,
+    position: Position,
+}
+
+impl Slot {
+    fn new(capacity: usize) -> Self {
+        let zeros = || vec![0; capacity].into_boxed_slice();
+        let shape = Shape { rows: 0, length: 0 };
+        let position = Position::default();
+        Self { tokens: zeros(), targets: zeros(), offsets: zeros(), shape, number: 0, position }
+    }
+
+    fn size(&self) -> usize {
+        self.shape.rows * self.shape.length
+    }
+}
+
+/// Cuts a stream into batches, on the thread that calls it.
+struct Filler {
+    stream: TokenStream,
+    batcher: Batcher,
+    schedule: Schedule,
+    number: u64,
+}
+
+impl Filler {
+    /// Fills a slot with the next batch; `false` after the last whole one.
+    fn fill(&mut self, slot: &mut Slot) -> Result<bool, SourceError> {
+        let Shape { rows, length } = (self.schedule)(self.number);
+        let capacity = slot.tokens.len();
+        let size = rows.checked_mul(length).filter(|&size| (1..=capacity).contains(&size));
+        let Some(size) = size else { return Err(SourceError::Shape { rows, length, capacity }) };
+        let (tokens, targets, offsets) =
+            (&mut slot.tokens[..size], &mut slot.targets[..size], &mut slot.offsets[..size]);
+        let Ok(mut batch) = BatchMut::new(rows, length, tokens, targets, offsets) else {
+            return Err(SourceError::Shape { rows, length, capacity });
+        };
+        // The last token read begins the next batch too: who goes on later reads it again.
+        let mut before_last = self.stream.position();
+        let stream = &mut self.stream;
+        let filled = self.batcher.fill(&mut batch, || {
+            before_last = stream.position();
+            stream.next_token()
+        })?;
+        (slot.shape, slot.number, slot.position) = (Shape { rows, length }, self.number, before_last);
+        self.number += 1;
+        Ok(filled)
+    }
+}
+
+/// What the two threads share. Slots move between the lists, which never grow beyond the number of slots.
+struct State {
+    free: Vec<Slot>,
+    /// Filled slots, the next one last.
+    ready: Vec<Slot>,
+    error: Option<SourceError>,
+    /// The reader has ended: with an error, or in good order after the last batch.
+    ended: bool,
+    complete: bool,
+    /// The consumer has gone.
+    stop: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    /// A panic elsewhere leaves the lists in order: every change is one move.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells the consumer that the reader has ended, however it ended.
+struct EndOfReader<'a>(&'a Shared);
+
+impl Drop for EndOfReader<'_> {
+    fn drop(&mut self) {
+        self.0.lock().ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+fn read(shared: &Shared, mut filler: Filler) {
+    let _end = EndOfReader(shared);
+    loop {
+        let mut state = shared.lock();
+        let mut slot = loop {
+            if state.stop {
+                return;
+            }
+            match state.free.pop() {
+                Some(slot) => break slot,
+                None => state = shared.wait(state),
+            }
+        };
+        drop(state);
+        let filled = filler.fill(&mut slot);
+        let mut state = shared.lock();
+        match filled {
+            Ok(true) => state.ready.insert(0, slot),
+            Ok(false) => {
+                state.complete = true;
+                return;
+            }
+            Err(error) => {
+                state.error = Some(error);
+                return;
+            }
+        }
+        shared.changed.notify_all();
+    }
+}
+
+/// Batches of a token stream, in order, made ahead by a thread.
+pub struct Loader {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Loader {
+    /// Starts reading `stream` from where it is. `first` is the number of the first batch, for the schedule: 0 at the
+    /// beginning of a run, and on resume the number of batches already taken.
+    pub fn start(stream: TokenStream, schedule: Schedule, first: u64, slots: Slots) -> Result<Self, SourceError> {
+        let count = slots.count.max(1);
+        let mut free = Vec::with_capacity(count);
+        free.extend((0..count).map(|_| Slot::new(slots.capacity)));
+        let ready = Vec::with_capacity(count);
+        let state = State { free, ready, error: None, ended: false, complete: false, stop: false };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let filler = Filler { stream, batcher: Batcher::new(), schedule, number: first };
+        let thread = thread::Builder::new().name("reader".to_owned()).stack_size(STACK_BYTES).spawn({
+            let shared = Arc::clone(&shared);
+            move || allocations::during(Activity::Read, || read(&shared, filler))
+        });
+        let thread = Some(thread.map_err(|reason| SourceError::Thread { reason })?);
+        Ok(Self { shared, thread })
+    }
+
+    /// The next batch, after waiting for it if need be; `None` after the last whole batch of a stream that ends (what
+    /// is left over is less than a batch and is not given).
+    ///
+    /// Batches already made come before an error; the error itself comes once, and [`SourceError::ReaderLost`] after
+    /// it. Holding as many batches as there are slots and taking one more would wait for ever: give one back first.
+    pub fn take(&self) -> Result<Option<Batch<'_>>, SourceError> {
+        let mut state = self.shared.lock();
+        loop {
+            if let Some(slot) = state.ready.pop() {
+                return Ok(Some(Batch { slot: Some(slot), shared: &self.shared }));
+            }
+            if state.ended {
+                return match state.error.take() {
+                    Some(error) => Err(error),
+                    None if state.complete => Ok(None),
+                    None => Err(SourceError::ReaderLost),
+                };
+            }
+            state = self.shared.wait(state);
+        }
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the reader has been told as ReaderLost.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A batch on loan from its loader. Dropping it gives its slot back.
+pub struct Batch<'a> {
+    slot: Option<Slot>,
+    shared: &'a Shared,
+}
+
+impl Batch<'_> {
+    fn slot(&self) -> &Slot {
+        match &self.slot {
+            Some(slot) => slot,
+            // Only `drop` takes it out.
+            None => unreachable!("a batch on loan has its slot"),
+        }
+    }
+
+    /// Rows and positions a row.
+    pub fn shape(&self) -> Shape {
+        self.slot().shape
+    }
+
+    /// The batch's number, as the schedule was asked for it.
+    pub fn number(&self) -> u64 {
+        self.slot().number
+    }
+
+    /// The inputs, B·T, row after row. Consecutive rows are consecutive pieces of the stream.
+    pub fn tokens(&self) -> &[u32] {
+        &self.slot().tokens[..self.slot().size()]
+    }
+
+    /// The token after each input, B·T.
+    pub fn targets(&self) -> &[u32] {
+        &self.slot().targets[..self.slot().size()]
+    }
+
+    /// How many tokens of its document precede each input, B·T: 0 marks a document's start.
+    pub fn offsets(&self) -> &[u32] {
+        &self.slot().offsets[..self.slot().size()]
+    }
+
+    /// Where a stream must be for the next batch to follow this one: its `tokens` are the inputs of all batches so
+    /// far.
+    pub fn position(&self) -> Position {
+        self.slot().position
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.shared.lock().free.push(slot);
+            self.shared.changed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "loader_tests.rs"]
+mod tests;

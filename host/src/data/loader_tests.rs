@@ -1,0 +1,182 @@
+use super::super::error::SourceError;
+use super::super::fixtures::{Numbered, feed};
+use super::super::source::{Document, Documents, Place};
+use super::*;
+
+fn stream(documents: impl Documents + 'static) -> TokenStream {
+    TokenStream::new(feed(documents)).expect("a stream")
+}
+
+fn shape(number: u64) -> Shape {
+    // Grows every third batch.
+    Shape { rows: 1 + (number as usize / 3) % 3, length: 4 + number as usize / 3 }
+}
+
+type Seen = (u64, Shape, Vec<u32>, Vec<u32>, Vec<u32>, Position);
+
+fn seen(batch: &Batch<'_>) -> Seen {
+    let [tokens, targets, offsets] = [batch.tokens(), batch.targets(), batch.offsets()].map(<[u32]>::to_vec);
+    (batch.number(), batch.shape(), tokens, targets, offsets, batch.position())
+}
+
+fn take(loader: &Loader, n: usize) -> Vec<Seen> {
+    (0..n).map(|_| seen(&loader.take().unwrap().unwrap())).collect()
+}
+
+const SLOTS: Slots = Slots { count: 3, capacity: 64 };
+
+#[test]
+fn the_batches_are_those_of_the_stream_read_directly() {
+    let mut direct = stream(Numbered::finite(9));
+    let mut token = direct.next_token().unwrap().unwrap();
+    let loader = Loader::start(stream(Numbered::finite(9)), Box::new(shape), 0, SLOTS).unwrap();
+    let mut positions = Vec::new();
+    for (number, seen) in take(&loader, 20).into_iter().enumerate() {
+        let (n, s, x, y, o, position) = seen;
+        assert_eq!((n, s), (number as u64, shape(number as u64)));
+        assert_eq!(x.len(), s.rows * s.length);
+        for i in 0..x.len() {
+            positions.push(direct.position());
+            let following = direct.next_token().unwrap().unwrap();
+            assert_eq!((x[i], y[i], o[i]), (token.id, following.id, token.offset));
+            token = following;
+        }
+        // The cursor stands before the last target: all inputs so far are behind it.
+        assert_eq!(position, positions[positions.len() - 1]);
+        assert_eq!(position.tokens, positions.len() as u64);
+    }
+}
+
+#[test]
+fn a_loader_that_starts_at_a_batch_s_position_goes_on_the_same() {
+    let loader = Loader::start(stream(Numbered::finite(9)), Box::new(shape), 0, SLOTS).unwrap();
+    let whole = take(&loader, 20);
+    for stop in 1..12 {
+        let mut resumed = stream(Numbered::finite(9));
+        resumed.seek(whole[stop - 1].5).unwrap();
+        let loader = Loader::start(resumed, Box::new(shape), stop as u64, SLOTS).unwrap();
+        assert_eq!(take(&loader, 8), whole[stop..stop + 8]);
+    }
+}
+
+#[test]
+fn the_number_of_slots_changes_nothing_and_slots_come_round() {
+    let batches = |count| {
+        let slots = Slots { count, capacity: 64 };
+        let loader = Loader::start(stream(Numbered::endless()), Box::new(shape), 0, slots).unwrap();
+        let mut storage = Vec::new();
+        let mut all = Vec::new();
+        for _ in 0..20 {
+            let batch = loader.take().unwrap().unwrap();
+            storage.push(batch.tokens().as_ptr());
+            all.push(seen(&batch));
+        }
+        storage.sort();
+        storage.dedup();
+        assert!(storage.len() <= count, "{} slots in use", storage.len());
+        all
+    };
+    let one = batches(1);
+    assert_eq!(one, batches(2));
+    assert_eq!(one, batches(5));
+    assert_eq!(SLOTS.bytes(), 3 * 64 * (4 + 4 + 4));
+}
+
+#[test]
+fn several_batches_can_be_held_at_once() {
+    let loader = Loader::start(stream(Numbered::endless()), Box::new(shape), 0, SLOTS).unwrap();
+    let held: Vec<Batch<'_>> = (0..3).map(|_| loader.take().unwrap().unwrap()).collect();
+    assert_eq!(held.iter().map(Batch::number).collect::<Vec<_>>(), [0, 1, 2]);
+    drop(held);
+    assert_eq!(loader.take().unwrap().unwrap().number(), 3);
+}
+
+#[test]
+fn a_stream_that_ends_gives_its_whole_batches_and_then_none() {
+    let mut limited = stream(Numbered::finite(9));
+    limited.limit_epochs(2);
+    let total = {
+        let mut counted = stream(Numbered::finite(9));
+        counted.limit_epochs(2);
+        std::iter::from_fn(|| counted.next_token().unwrap()).count()
+    };
+    let loader = Loader::start(limited, Box::new(|_| Shape { rows: 2, length: 5 }), 0, SLOTS).unwrap();
+    let mut batches = 0;
+    while let Some(batch) = loader.take().unwrap() {
+        batches += 1;
+        drop(batch);
+    }
+    assert_eq!(batches, (total - 1) / 10);
+    assert!(loader.take().unwrap().is_none());
+}
+
+/// Gives some documents and then fails, or panics.
+struct Failing {
+    left: u32,
+    panics: bool,
+}
+
+impl Documents for Failing {
+    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        document.clear();
+        document.text.push_str("ten bytes.");
+        if self.left == 0 {
+            assert!(!self.panics, "a fault in a reader, on purpose");
+            return Err(SourceError::Empty { path: "lost.txt".into() });
+        }
+        self.left -= 1;
+        Ok(true)
+    }
+    fn place(&self) -> Place {
+        Place::default()
+    }
+    fn seek(&mut self, _: Place) -> Result<(), SourceError> {
+        Ok(())
+    }
+    fn name(&self) -> &str {
+        "failing"
+    }
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn an_error_comes_after_the_batches_before_it_and_a_lost_reader_is_an_error_too() {
+    for panics in [false, true] {
+        // 4 documents of 12 tokens: 4 batches of 11 inputs.
+        let schedule = Box::new(|_| Shape { rows: 1, length: 11 });
+        let loader = Loader::start(stream(Failing { left: 4, panics }), schedule, 0, SLOTS).unwrap();
+        take(&loader, 4);
+        let message = loader.take().err().unwrap().to_string();
+        match panics {
+            false => assert_eq!(message, "lost.txt: the file is empty; name one that holds text"),
+            true => assert!(message.starts_with("the reader thread ended unexpectedly"), "{message}"),
+        }
+        let again = loader.take().err().unwrap();
+        assert!(matches!(again, SourceError::ReaderLost));
+    }
+}
+
+#[test]
+fn a_batch_that_no_slot_holds_is_refused() {
+    for (rows, length) in [(5, 13), (0, 4), (usize::MAX, 2)] {
+        let schedule = Box::new(move |_| Shape { rows, length });
+        let loader = Loader::start(stream(Numbered::endless()), schedule, 0, SLOTS).unwrap();
+        let message = loader.take().err().unwrap().to_string();
+        assert!(message.contains("the loader's slots hold 1 to 64 tokens"), "{message}");
+    }
+}
+
+#[test]
+fn dropping_ends_the_thread_whatever_it_waits_for() {
+    // Its slots full, with a batch out, and before the first batch is made.
+    for wait in [0, 20] {
+        let loader = Loader::start(stream(Numbered::endless()), Box::new(shape), 0, SLOTS).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(wait));
+        let shared = Arc::clone(&loader.shared);
+        drop(loader);
+        // The thread's share is gone: it has been joined.
+        assert_eq!(Arc::strong_count(&shared), 1);
+    }
+}

@@ -1,0 +1,176 @@
+//! One text column of a parquet file, read page by page.
+//!
+//! A document is a row; null and empty rows are passed over. A file is entered at a row: whole row groups and pages
+//! before it are skipped without being decompressed.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use parquet::basic::Type;
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+
+use super::contain::contain;
+use super::error::SourceError;
+use super::files::Reader;
+use super::source::{Document, SourceOptions};
+
+/// Reads one parquet file.
+pub(super) struct ParquetReader {
+    path: PathBuf,
+    file: SerializedFileReader<File>,
+    column: usize,
+    limit: u64,
+    /// The row group being read, and the next one's number.
+    group: Option<ColumnReaderImpl<ByteArrayType>>,
+    next_group: usize,
+    /// Rows that the row group being read must still have.
+    left: u64,
+    row: u64,
+    values: Vec<ByteArray>,
+    levels: Vec<i16>,
+}
+
+impl ParquetReader {
+    /// Opens `path` at row `row`.
+    pub(super) fn open(path: &Path, options: &SourceOptions, row: u64) -> Result<Self, SourceError> {
+        contained(path, || Self::open_at(path, options, row))
+    }
+
+    fn open_at(path: &Path, options: &SourceOptions, row: u64) -> Result<Self, SourceError> {
+        let file = File::open(path).map_err(|e| SourceError::io(path, e))?;
+        let damaged = |e| damaged(path, e);
+        let file = SerializedFileReader::new(file).map_err(damaged)?;
+        let columns = file.metadata().file_metadata().schema_descr().columns();
+        // A list of strings is no text: a row must have at most one value, at the top level.
+        let is_text = |c: &parquet::schema::types::ColumnDescriptor| {
+            c.physical_type() == Type::BYTE_ARRAY && c.max_rep_level() == 0 && c.path().parts().len() == 1
+        };
+        let column = columns.iter().position(|c| c.name() == options.text_field && is_text(c));
+        let Some(column) = column else {
+            let names: Vec<String> = columns.iter().map(|c| c.path().string()).collect();
+            let (path, column) = (path.to_path_buf(), options.text_field.clone());
+            return Err(SourceError::NoColumn { path, column, found: names.join(", ") });
+        };
+        let mut reader = Self {
+            path: path.to_path_buf(),
+            file,
+            column,
+            limit: options.max_document,
+            group: None,
+            next_group: 0,
+            left: 0,
+            row,
+            values: Vec::new(),
+            levels: Vec::new(),
+        };
+        reader.enter(row)?;
+        Ok(reader)
+    }
+
+    /// Goes to a row of the file.
+    fn enter(&mut self, row: u64) -> Result<(), SourceError> {
+        let mut left = row;
+        while left > 0 && self.next_group < self.file.num_row_groups() {
+            let rows = self.rows(self.next_group);
+            if rows <= left {
+                self.next_group += 1;
+                left -= rows;
+                continue;
+            }
+            let path = self.path.clone();
+            let group = self.open_group()?;
+            group.skip_records(left as usize).map_err(|e| damaged(&path, e))?;
+            self.left -= left;
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    fn open_group(&mut self) -> Result<&mut ColumnReaderImpl<ByteArrayType>, SourceError> {
+        let damaged = |e| damaged(&self.path, e);
+        let reader = self.file.get_row_group(self.next_group).map_err(damaged)?;
+        let reader = reader.get_column_reader(self.column).map_err(damaged)?;
+        let ColumnReader::ByteArrayColumnReader(reader) = reader else {
+            return Err(damaged(ParquetError::General("the text column is not of bytes".to_owned())));
+        };
+        self.left = self.rows(self.next_group);
+        self.next_group += 1;
+        Ok(self.group.insert(reader))
+    }
+
+    fn rows(&self, group: usize) -> u64 {
+        self.file.metadata().row_group(group).num_rows().max(0) as u64
+    }
+
+    /// Reads one row's value, where it has one, into `self.values`; `false` at the end of the file.
+    fn read_row(&mut self) -> Result<bool, SourceError> {
+        // Not `contained`: that would clone the path at every row.
+        contain(|| self.read_any_row()).unwrap_or_else(|reason| Err(damaged(&self.path, ParquetError::General(reason))))
+    }
+
+    fn read_any_row(&mut self) -> Result<bool, SourceError> {
+        loop {
+            if self.left > 0
+                && let Some(group) = &mut self.group
+            {
+                self.values.clear();
+                self.levels.clear();
+                let read = group.read_records(1, Some(&mut self.levels), None, &mut self.values);
+                if read.map_err(|e| damaged(&self.path, e))?.0 != 1 {
+                    let reason = format!("row group {} ends {} rows early", self.next_group - 1, self.left);
+                    return Err(damaged(&self.path, ParquetError::General(reason)));
+                }
+                self.left -= 1;
+                return Ok(true);
+            }
+            if self.next_group >= self.file.num_row_groups() {
+                return Ok(false);
+            }
+            self.open_group()?;
+        }
+    }
+}
+
+impl Reader for ParquetReader {
+    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        while self.read_row()? {
+            let row = self.row;
+            self.row += 1;
+            let Some(value) = self.values.first() else { continue };
+            let (path, bytes) = (&self.path, value.data());
+            if bytes.len() as u64 > self.limit {
+                let (path, bytes) = (path.clone(), bytes.len() as u64);
+                return Err(SourceError::LongRow { path, row, bytes, limit: self.limit });
+            }
+            let text = std::str::from_utf8(bytes).map_err(|e| {
+                let at = e.valid_up_to() as u64;
+                SourceError::RowUtf8 { path: path.clone(), row, at }
+            })?;
+            if !text.is_empty() {
+                document.text.push_str(text);
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn place(&self) -> (u64, u64) {
+        (self.row, self.row)
+    }
+}
+
+/// The library panics on some damaged files.
+fn contained<T>(path: &Path, f: impl FnOnce() -> Result<T, SourceError>) -> Result<T, SourceError> {
+    contain(f).unwrap_or_else(|reason| Err(damaged(path, ParquetError::General(reason))))
+}
+
+fn damaged(path: &Path, reason: ParquetError) -> SourceError {
+    let reason = match reason {
+        ParquetError::General(reason) | ParquetError::EOF(reason) | ParquetError::NYI(reason) => reason,
+        other => other.to_string(),
+    };
+    SourceError::Parquet { path: path.to_path_buf(), reason: reason.replace(['\n', '\r'], " ") }
+}

@@ -1,0 +1,120 @@
+//! What a source of documents is.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::SourceError;
+
+/// What a user can name as data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// The built-in corpus, named `tales`.
+    Tales,
+    /// A file, or a directory of files.
+    Path(PathBuf),
+}
+
+impl FromStr for Source {
+    type Err = Infallible;
+
+    /// `tales` is the built-in corpus (a file of that name is `./tales`); anything else is a path.
+    fn from_str(name: &str) -> Result<Self, Infallible> {
+        Ok(if name == "tales" { Self::Tales } else { Self::Path(name.into()) })
+    }
+}
+
+/// How files are read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceOptions {
+    /// The field of a JSON line, or the column of a parquet file, that holds the text. Default: `text`.
+    pub text_field: String,
+    /// The longest JSON line and the longest parquet value, in bytes; a longer one is an error. It bounds what the
+    /// reader holds: at most about three times this beside its fixed buffers. Default: 16 MiB.
+    pub max_document: u64,
+}
+
+impl Default for SourceOptions {
+    fn default() -> Self {
+        Self { text_field: "text".to_owned(), max_document: 16 << 20 }
+    }
+}
+
+/// One document, in storage that is used again for the next one.
+#[derive(Debug, Clone, Default)]
+pub struct Document {
+    /// The text; empty where the source holds ids.
+    pub text: String,
+    /// The ids, without document marks, where the source is already tokenized; otherwise empty.
+    pub ids: Vec<u32>,
+    /// The natural logarithm of the document's probability, end mark included, where the source knows it.
+    pub log_probability: Option<f64>,
+}
+
+impl Document {
+    /// Empties the document for the next one.
+    pub fn clear(&mut self) {
+        self.text.clear();
+        self.ids.clear();
+        self.log_probability = None;
+    }
+}
+
+/// A place between two documents of a source. `Place::default()` is its beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+pub struct Place {
+    /// Number of the file, in order of name.
+    pub file: u32,
+    /// Where the next document begins in that file: a byte of the (decompressed) text, a row, a token, or an index.
+    pub offset: u64,
+    /// Number of the next document in that file; lines are counted for JSON lines.
+    pub document: u64,
+}
+
+/// A sequence of documents that can be entered at any place it has been at.
+///
+/// An endless generator implements it with `offset` as the index of the next document.
+pub trait Documents: Send {
+    /// Puts the next document into `document` (text or ids, never both), or gives `false` at the end.
+    ///
+    /// `document` is overwritten whatever it held. Documents without content are not given.
+    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError>;
+
+    /// Where the document that `next` would give begins.
+    fn place(&self) -> Place;
+
+    /// Goes on from `place`, which `place()` has given for the same data.
+    fn seek(&mut self, place: Place) -> Result<(), SourceError>;
+
+    /// The source's name, for messages.
+    fn name(&self) -> &str;
+
+    /// Changes with the data (names and sizes of files, the seed of a generator): a run can see that it resumes on
+    /// the data it began with.
+    fn fingerprint(&self) -> u64;
+
+    /// What the source's token files were made with, where it has any.
+    fn tokens(&self) -> Option<TokenKind> {
+        None
+    }
+
+    /// Whether any document holds text, so that a tokenizer is needed.
+    fn has_text(&self) -> bool {
+        true
+    }
+}
+
+/// What the ids of a token file mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenKind {
+    /// Number of ids; every id is below it.
+    pub vocab: u32,
+    /// The id that begins a document, where the tokenizer has one.
+    pub bos: Option<u32>,
+    /// The id that ends a document, where the tokenizer has one.
+    pub eos: Option<u32>,
+    /// The tokenizer's fingerprint, as whoever wrote the file computed it; 0 where unknown.
+    pub fingerprint: u64,
+}

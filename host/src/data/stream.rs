@@ -1,0 +1,150 @@
+//! One stream of tokens out of documents, with one cursor.
+
+use capful_core::data::Token;
+use serde::{Deserialize, Serialize};
+
+use super::encode::Encoder;
+pub use super::encode::Feed;
+use super::error::SourceError;
+use super::source::Place;
+
+/// The cursor of a [`TokenStream`]: what has been read, independent of how it was cut into batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Position {
+    /// How many times the source has been read through.
+    pub epoch: u32,
+    /// Where the current document begins.
+    pub place: Place,
+    /// Tokens read of that document, marks included.
+    pub token: u32,
+    /// Tokens read in this epoch.
+    pub epoch_tokens: u64,
+    /// Tokens read in all.
+    pub tokens: u64,
+}
+
+/// The tokens of documents, one after another: the beginning mark where the tokenizer has one, the text's ids, the end
+/// mark where it has one. A finite source begins again at its end.
+pub struct TokenStream {
+    encoder: Encoder,
+    /// The next id of the encoder's piece.
+    at: usize,
+    position: Position,
+    epochs: Option<u32>,
+    epoch_length: Option<u64>,
+}
+
+impl TokenStream {
+    /// The stream from the beginning of its source.
+    pub fn new(feed: Feed) -> Result<Self, SourceError> {
+        let mut encoder = Encoder::new(feed)?;
+        encoder.seek(Place::default())?;
+        Ok(Self { encoder, at: 0, position: Position::default(), epochs: None, epoch_length: None })
+    }
+
+    /// Ends the stream after `epochs` readings of its source, counted from the very beginning, not from where the
+    /// stream is. Without it, or with an endless source, there is always a next token.
+    pub fn limit_epochs(&mut self, epochs: u32) {
+        self.epochs = Some(epochs);
+    }
+
+    /// The next token, or `None` after the last epoch.
+    pub fn next_token(&mut self) -> Result<Option<Token>, SourceError> {
+        loop {
+            if let Some(&id) = self.encoder.ids().get(self.at) {
+                let token = Token { id, offset: self.position.token };
+                self.at += 1;
+                self.position.token += 1;
+                self.position.epoch_tokens += 1;
+                self.position.tokens += 1;
+                return Ok(Some(token));
+            }
+            self.at = 0;
+            if self.encoder.piece() {
+                continue;
+            }
+            // The limit stands before the first document of an epoch, so that a stream of no epochs is empty.
+            if self.epochs.is_some_and(|epochs| self.position.epoch >= epochs) {
+                return Ok(None);
+            }
+            if self.encoder.advance()? {
+                self.position.place = self.encoder.place();
+                self.position.token = 0;
+            } else {
+                self.end_epoch()?;
+            }
+        }
+    }
+
+    fn end_epoch(&mut self) -> Result<(), SourceError> {
+        if self.position.epoch_tokens == 0 {
+            return Err(self.encoder.nothing());
+        }
+        self.epoch_length = Some(self.position.epoch_tokens);
+        self.encoder.seek(Place::default())?;
+        let Position { epoch, tokens, .. } = self.position;
+        self.position = Position { epoch: epoch + 1, tokens, ..Position::default() };
+        Ok(())
+    }
+
+    /// What has been read. [`TokenStream::seek`] with it goes on with the very next token.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// Goes to a position that a stream of the same data, split and tokenizer had.
+    pub fn seek(&mut self, position: Position) -> Result<(), SourceError> {
+        self.encoder.seek(position.place)?;
+        self.at = 0;
+        self.position = position;
+        if position.token == 0 {
+            return Ok(());
+        }
+        // A place at which no document of this part begins is not one that this data gave.
+        if self.encoder.advance()? && self.encoder.place() == position.place {
+            let mut left = position.token as usize;
+            while self.encoder.piece() {
+                let n = self.encoder.ids().len();
+                if left <= n {
+                    self.at = left;
+                    return Ok(());
+                }
+                left -= n;
+            }
+        }
+        let Place { file, document, .. } = position.place;
+        Err(SourceError::Changed { name: self.encoder.name(), file, document })
+    }
+
+    /// How many tokens one reading of the source has, once the stream has come to its end.
+    pub fn epoch_length(&self) -> Option<u64> {
+        self.epoch_length
+    }
+
+    /// Checks that an epoch has at least `tokens` tokens, by reading so many from the beginning; the stream is left
+    /// where it was. For a batch of B rows of T, that is B·T + 1.
+    pub fn require(&mut self, tokens: u64) -> Result<(), SourceError> {
+        let (position, epochs) = (self.position, self.epochs);
+        self.seek(Position::default())?;
+        self.epochs = Some(1);
+        let mut has = 0;
+        while has < tokens && self.next_token()?.is_some() {
+            has += 1;
+        }
+        self.epochs = epochs;
+        self.seek(position)?;
+        if has < tokens {
+            return Err(SourceError::TooShort { name: self.encoder.name(), has, needed: tokens });
+        }
+        Ok(())
+    }
+
+    /// Changes with the data; see [`super::source::Documents::fingerprint`].
+    pub fn fingerprint(&self) -> u64 {
+        self.encoder.fingerprint()
+    }
+}
+
+#[cfg(test)]
+#[path = "stream_tests.rs"]
+mod tests;

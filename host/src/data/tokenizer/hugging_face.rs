@@ -1,0 +1,389 @@
+//! Any `tokenizer.json` of Hugging Face's `tokenizers` library, run by that library.
+
+use std::io::{self, Write};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokenizers::{
+    DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer as Library,
+};
+
+use super::Tokenizer;
+use super::error::Refusal;
+
+/// What files call the token that begins a document, the likeliest first.
+const BOS_NAMES: [&str; 8] =
+    ["<bos>", "<s>", "<|begin_of_text|>", "<|startoftext|>", "<|bos|>", "<|begin▁of▁sentence|>", "[BOS]", "[CLS]"];
+
+/// What files call the token that ends a document, the likeliest first.
+const EOS_NAMES: [&str; 9] = [
+    "<eos>",
+    "</s>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eos|>",
+    "<|im_end|>",
+    "<|end▁of▁sentence|>",
+    "[EOS]",
+    "[SEP]",
+];
+
+/// A foreign tokenizer. Its content is kept as it was read, so that it is saved unchanged.
+#[derive(Debug, Clone)]
+pub struct HuggingFaceTokenizer {
+    library: Library,
+    content: String,
+    vocab_size: u32,
+    bos: Option<u32>,
+    eos: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct AddedTokens {
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+}
+
+#[derive(Deserialize)]
+struct AddedToken {
+    id: u32,
+    content: String,
+}
+
+impl HuggingFaceTokenizer {
+    pub(super) fn parse(content: String) -> Result<Self, Refusal> {
+        let mut library: Library = match serde_json::from_str(&content) {
+            Ok(library) => library,
+            Err(error) => return Err(blame(&content, &error)),
+        };
+        if let ModelWrapper::BPE(model) = library.get_model()
+            && model.dropout.is_some_and(|dropout| dropout > 0.0)
+        {
+            return Err(Refusal::Unsupported(
+                "its model has dropout: the same text would get different ids".to_owned(),
+            ));
+        }
+        // Documents are never cut or filled up here.
+        library.with_padding(None);
+        library.with_truncation(None).map_err(Refusal::damaged)?;
+        // An unknown character shows whether the model can do without an unknown token that it lacks.
+        if let Err(error) = library.encode_fast("a \u{10ffff}\0é", false) {
+            return Err(Refusal::Unsupported(format!("it cannot encode every text: {error}")));
+        }
+        for token in serde_json::from_str::<AddedTokens>(&content).map_err(Refusal::damaged)?.added_tokens {
+            // The library counts added tokens on from the model's, whatever the file says; a model would get wrong ids.
+            let given = library.token_to_id(&token.content);
+            if given != Some(token.id) {
+                let given = given.map_or("none".to_owned(), |id| id.to_string());
+                let AddedToken { id, content } = token;
+                return Err(Refusal::Unsupported(format!(
+                    "its added token `{content}` has id {id} in the file and would get {given}: ids must leave no gap"
+                )));
+            }
+        }
+        let ids = library.get_vocab(true);
+        let Some(&last) = ids.values().max() else {
+            return Err(Refusal::damaged("its vocabulary is empty"));
+        };
+        let vocab_size = last.checked_add(1).ok_or_else(|| Refusal::damaged("an id is out of range"))?;
+        let added = library.get_added_tokens_decoder();
+        let named = |names: &[&str]| {
+            let id = |name: &&str| added.iter().find(|(_, token)| token.content == **name).map(|(&id, _)| id);
+            names.iter().find_map(id)
+        };
+        let (bos, eos) = (named(&BOS_NAMES), named(&EOS_NAMES));
+        Ok(Self { library, content, vocab_size, bos, eos })
+    }
+}
+
+/// Says which part of a file the library does not take.
+fn blame(content: &str, error: &serde_json::Error) -> Refusal {
+    let Ok(file) = serde_json::from_str::<Value>(content) else { return Refusal::damaged(error) };
+    if file.get("model").is_none() {
+        return Refusal::Damaged("it has no `model`, so it is no tokenizer.json".to_owned());
+    }
+    let parts = [
+        part::<NormalizerWrapper>(&file, "normalizer", "normalizers"),
+        part::<PreTokenizerWrapper>(&file, "pre_tokenizer", "pretokenizers"),
+        part::<ModelWrapper>(&file, "model", ""),
+        part::<PostProcessorWrapper>(&file, "post_processor", "processors"),
+        part::<DecoderWrapper>(&file, "decoder", "decoders"),
+    ];
+    match parts.into_iter().flatten().next() {
+        Some(what) => Refusal::Unsupported(what),
+        None => Refusal::damaged(error),
+    }
+}
+
+/// The member of part `name`, or of the sequence in it, that is refused.
+fn part<T: DeserializeOwned>(file: &Value, name: &str, members: &str) -> Option<String> {
+    let value = file.get(name).filter(|value| !value.is_null())?;
+    if let Some(Value::Array(sequence)) = value.get(members) {
+        return sequence.iter().find_map(|member| refused::<T>(name, member));
+    }
+    refused::<T>(name, value)
+}
+
+fn refused<T: DeserializeOwned>(name: &str, value: &Value) -> Option<String> {
+    let error = serde_json::from_value::<T>(value.clone()).err()?;
+    let kind = value.get("type").and_then(Value::as_str).unwrap_or("of no type");
+    // The library's message may run over several lines.
+    let reason = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    Some(format!("its {name} `{kind}` is not supported ({reason})"))
+}
+
+impl Tokenizer for HuggingFaceTokenizer {
+    fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        // What makes a text fail was looked for when the file was read; such a text has no ids.
+        if let Ok(encoding) = self.library.encode_fast(text, false) {
+            ids.extend(encoding.get_ids());
+        }
+    }
+
+    fn decode(&self, ids: &[u32]) -> String {
+        self.library.decode(ids, true).unwrap_or_default()
+    }
+
+    fn token(&self, id: u32) -> Option<String> {
+        self.library.id_to_token(id)
+    }
+
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        out.write_all(self.content.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::path::Path;
+    use std::sync::LazyLock;
+
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::super::bpe::tests::{TRAINED, encode};
+    use super::super::{TokenizerError, load, load_file};
+    use super::*;
+
+    /// GPT-2's characters for bytes: printable ones stand for themselves, the others follow from 256 on.
+    fn character(byte: u8) -> char {
+        let printable = |b: u8| matches!(b, 33..=126 | 161..=172 | 174..=255);
+        if printable(byte) {
+            char::from(byte)
+        } else {
+            let before = (0..byte).filter(|&b| !printable(b)).count();
+            char::from_u32(256 + before as u32).unwrap()
+        }
+    }
+
+    fn characters(bytes: &[u8]) -> String {
+        bytes.iter().map(|&b| character(b)).collect()
+    }
+
+    /// A byte-level BPE file with SuperBPE's pre-tokenizer: digits apart and in threes, merges across white space.
+    fn superbpe(vocabulary: &HashMap<String, u32>, merges: &[[String; 2]], added: &[(u32, &str)]) -> Value {
+        let isolated = |regex: &str| {
+            json!({
+                "type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false
+            })
+        };
+        let byte_level = |use_regex: bool| {
+            json!({
+                "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex
+            })
+        };
+        let added: Vec<Value> = added.iter().map(|(id, content)| json!({
+            "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true
+        })).collect();
+        json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+                isolated("\\p{N}+"), isolated("(?=(\\d{3})+(?!\\d))"), byte_level(false)
+            ]},
+            "post_processor": null,
+            "decoder": byte_level(true),
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocabulary, "merges": merges}
+        })
+    }
+
+    /// Bytes as ids 0 to 255, then the merges.
+    fn small(merges: &[[&str; 2]]) -> Value {
+        let mut vocabulary: HashMap<String, u32> =
+            (0..=255).map(|b| (character(b).to_string(), u32::from(b))).collect();
+        let merges: Vec<[String; 2]> = merges.iter().map(|pair| pair.map(|part| characters(part.as_bytes()))).collect();
+        for (rank, pair) in merges.iter().enumerate() {
+            vocabulary.insert(pair.concat(), 256 + rank as u32);
+        }
+        let end = 256 + merges.len() as u32;
+        superbpe(&vocabulary, &merges, &[(end, "<|endoftext|>")])
+    }
+
+    fn parsed(file: &Value) -> Result<HuggingFaceTokenizer, String> {
+        HuggingFaceTokenizer::parse(file.to_string()).map_err(|refusal| refusal.at("t.json".into()).to_string())
+    }
+
+    #[test]
+    fn superwords_cross_white_space_and_digits_stand_in_threes() {
+        let merges =
+            [["b", "y"], [" ", "t"], ["h", "e"], [" t", "he"], ["by", " the"], ["1", "2"], ["2", "3"], ["23", "4"]];
+        let tokenizer = parsed(&small(&merges)).unwrap();
+        // "by the" is one token (260); 1,234,567 in threes: were it one piece, 12 (261) would be joined first.
+        let byte = |b: u8| u32::from(b);
+        let expected = [260, byte(b' '), byte(b'1'), 263, byte(b'5'), byte(b'6'), byte(b'7'), byte(b'!')];
+        assert_eq!(encode(&tokenizer, "by the 1234567!"), expected);
+        assert_eq!(tokenizer.decode(&expected), "by the 1234567!");
+        assert_eq!((tokenizer.vocab_size(), tokenizer.bos(), tokenizer.eos()), (265, None, Some(264)));
+        assert_eq!(tokenizer.decode(&[264, 260, 264, 700]), "by the");
+        assert_eq!(tokenizer.token(264).as_deref(), Some("<|endoftext|>"));
+    }
+
+    /// The published tokenizer, where its files are at hand: the environment variable names their folder.
+    #[test]
+    fn superbpe_gives_the_published_ids() {
+        let Ok(folder) = std::env::var("CAPFUL_SUPERBPE") else {
+            println!("CAPFUL_SUPERBPE is not set: nothing to test");
+            return;
+        };
+        let read = |name: &str| std::fs::read_to_string(Path::new(&folder).join(name)).unwrap();
+        let vocabulary: HashMap<String, u32> = serde_json::from_str(&read("vocab.json")).unwrap();
+        let merges: Vec<[String; 2]> = read("merges.txt")
+            .lines()
+            .filter(|line| !line.starts_with("#version"))
+            .map(|line| line.split_once(' ').map(|(left, right)| [left.to_owned(), right.to_owned()]).unwrap())
+            .collect();
+        let added = [
+            (200_000, "<|ip|>"),
+            (200_001, "<|padding|>"),
+            (200_002, "<|email|>"),
+            (200_003, "<|phone|>"),
+            (200_004, "<|endoftext|>"),
+        ];
+        let tokenizer = parsed(&superbpe(&vocabulary, &merges, &added)).unwrap();
+        assert_eq!((tokenizer.vocab_size(), tokenizer.eos()), (200_005, Some(200_004)));
+        let text = "By the way, I am a fan of the Milky Way.";
+        assert_eq!(encode(&tokenizer, text), [89353, 115616, 104249, 100117, 13]);
+        assert_eq!(tokenizer.decode(&[89353, 115616, 104249, 100117, 13]), text);
+    }
+
+    static OURS: LazyLock<HuggingFaceTokenizer> = LazyLock::new(|| {
+        let name = |id: u32| characters(TRAINED.bytes(id).unwrap());
+        let vocabulary = (4..TRAINED.vocab_size()).map(|id| (name(id), id)).collect();
+        let merges: Vec<_> = TRAINED.merges().iter().map(|m| [name(m.left), name(m.right)]).collect();
+        parsed(&superbpe(&vocabulary, &merges, &[])).unwrap()
+    });
+
+    proptest! {
+        #[test]
+        fn any_text_comes_back(text in "([a-z 0-9]{0,9}|\\PC|[\n\t\0])*") {
+            prop_assert_eq!(OURS.decode(&encode(&*OURS, &text)), text);
+        }
+    }
+
+    #[test]
+    fn what_is_saved_is_the_file_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let content = serde_json::to_string_pretty(&small(&[["a", "b"]])).unwrap();
+        let path = dir.path().join("other.json");
+        std::fs::write(&path, &content).unwrap();
+        let tokenizer = load_file(&path).unwrap();
+        tokenizer.save(dir.path()).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.path().join("tokenizer.json")).unwrap(), content);
+        let loaded = load(dir.path()).unwrap();
+        assert_eq!(loaded.fingerprint(), tokenizer.fingerprint());
+        assert_ne!(loaded.fingerprint(), OURS.fingerprint());
+        assert_eq!(encode(&*loaded, "ab a"), [256, 32, 97]);
+    }
+
+    #[test]
+    fn marks_are_found_by_name_and_never_added() {
+        let mut file = small(&[]);
+        let mark = |id: u32, content: &str| {
+            json!({
+                "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true
+            })
+        };
+        file["added_tokens"] = json!([mark(256, "</s>"), mark(257, "<s>"), mark(258, "<pad>")]);
+        file["post_processor"] = json!({
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [257], "tokens": ["<s>"]}}
+        });
+        file["truncation"] = json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+        file["padding"] = json!({
+            "strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 258, "pad_type_id": 0, "pad_token": "<pad>"
+        });
+        let tokenizer = parsed(&file).unwrap();
+        assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(257), Some(256)));
+        assert_eq!(encode(&tokenizer, "abc"), [97, 98, 99]);
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named_in_one_line() {
+        let change = |pointer: &str, value: Value| {
+            let mut file = small(&[["a", "b"]]);
+            *file.pointer_mut(pointer).unwrap() = value;
+            parsed(&file).unwrap_err()
+        };
+        for (message, expected) in [
+            (
+                change("/pre_tokenizer", json!({"type": "Moonspace"})),
+                "cannot be used: its pre_tokenizer `Moonspace` is not supported",
+            ),
+            (
+                change("/pre_tokenizer/pretokenizers/1", json!({"type": "Moonspace"})),
+                "cannot be used: its pre_tokenizer `Moonspace` is not supported",
+            ),
+            (
+                change("/pre_tokenizer/pretokenizers/0/pattern/Regex", json!("(unclosed")),
+                "cannot be used: its pre_tokenizer `Split` is not supported",
+            ),
+            (
+                change("/normalizer", json!({"type": "Upside"})),
+                "cannot be used: its normalizer `Upside` is not supported",
+            ),
+            (change("/decoder", json!({"type": "Odd"})), "cannot be used: its decoder `Odd` is not supported"),
+            (change("/model/type", json!("Markov")), "cannot be used: its model `Markov` is not supported"),
+            (change("/model/merges", json!([["q", "zzz"]])), "cannot be used: its model `BPE` is not supported"),
+            (change("/model/dropout", json!(0.1)), "cannot be used: its model has dropout"),
+            (change("/added_tokens", json!(7)), "damaged: "),
+            (
+                change("/added_tokens/0/id", json!(300)),
+                "its added token `<|endoftext|>` has id 300 in the file and would get 257: ids must leave no gap",
+            ),
+            (
+                change("/model", json!({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"})),
+                "cannot be used: it cannot encode every text: ",
+            ),
+        ] {
+            assert!(message.starts_with("the tokenizer t.json ") && message.contains(expected), "{message}");
+            assert!(!message.contains('\n'), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_file_cut_off_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokenizer.json");
+        let content = small(&[["a", "b"]]).to_string();
+        for end in (0..content.len()).step_by(97).filter(|&end| content.is_char_boundary(end)) {
+            std::fs::write(&path, &content[..end]).unwrap();
+            assert!(matches!(load_file(&path), Err(TokenizerError::Damaged { .. })));
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! From text to token ids and back.
+//!
+//! - [`word`]: the capped vocabulary, split at white space
+//! - [`byte`]: the 256 bytes
+//! - [`bpe`]: byte-level BPE trained under a cap ([`train`]), on pieces of text ([`pieces`])
+//! - [`hugging_face`]: any `tokenizer.json` of the `tokenizers` library
+//!
+//! [`build()`] makes one from documents, [`load()`] reads one that was saved with a checkpoint.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use capful_core::vocab::{FINGERPRINT, fingerprint};
+
+pub mod bpe;
+pub mod build;
+pub mod byte;
+pub mod error;
+pub mod hugging_face;
+pub mod load;
+pub mod pieces;
+pub mod train;
+pub mod word;
+
+pub use build::{Built, DocumentError, build};
+pub use error::TokenizerError;
+pub use load::{FILE_NAME, load, load_file};
+
+/// Text to token ids and back. Shared by the reader thread and the commands.
+pub trait Tokenizer: Send + Sync {
+    /// Number of ids, special ones included; every id is below it.
+    fn vocab_size(&self) -> u32;
+
+    /// The id that begins a document, where the tokenizer has one.
+    fn bos(&self) -> Option<u32>;
+
+    /// The id that ends a document, where the tokenizer has one.
+    fn eos(&self) -> Option<u32>;
+
+    /// The id that stands for what the vocabulary does not hold, where the tokenizer has one.
+    fn unk(&self) -> Option<u32> {
+        None
+    }
+
+    /// Appends the ids of `text` to `ids`, without adding document marks.
+    fn encode(&self, text: &str, ids: &mut Vec<u32>);
+
+    /// The text of `ids`; special ids give nothing, invalid UTF-8 is replaced. (`<unk>` of a word tokenizer gives its
+    /// text: a word stood there.)
+    fn decode(&self, ids: &[u32]) -> String;
+
+    /// What one id is called, special ids included, for people to look at. Nothing for ids outside.
+    fn token(&self, id: u32) -> Option<String> {
+        (id < self.vocab_size()).then(|| self.decode(&[id]))
+    }
+
+    /// Writes all that [`load()`] needs to make the same tokenizer again. Allocates nothing that grows with it.
+    ///
+    /// # Errors
+    /// Those of `out`; [`io::ErrorKind::Unsupported`] for a tokenizer that is never saved.
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let _ = out;
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this tokenizer cannot be saved"))
+    }
+
+    /// Saves the tokenizer as [`FILE_NAME`] in the directory `dir`, which exists, and syncs the file.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Write`].
+    fn save(&self, dir: &Path) -> Result<(), TokenizerError> {
+        let path = dir.join(FILE_NAME);
+        let written = File::create(&path).and_then(|file| {
+            let mut out = BufWriter::new(file);
+            self.write(&mut out)?;
+            out.into_inner()?.sync_all()
+        });
+        written.map_err(|source| TokenizerError::Write { path, source })
+    }
+
+    /// 64 bits of what [`Tokenizer::write`] writes: differs for another vocabulary, equal for the same one loaded again.
+    fn fingerprint(&self) -> u64 {
+        let mut hash = Fingerprint(FINGERPRINT);
+        // Hashing cannot fail, and a tokenizer that is never saved is never compared.
+        let _ = self.write(&mut hash);
+        hash.0
+    }
+}
+
+struct Fingerprint(u64);
+
+impl Write for Fingerprint {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 = fingerprint(self.0, bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

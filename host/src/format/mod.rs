@@ -1,0 +1,4 @@
+//! Files that others read and write too.
+
+pub mod hugging_face;
+pub mod safetensors;

@@ -1,0 +1,252 @@
+//! The safetensors format: a length, a header in JSON, the tensors' bytes.
+//!
+//! Written in pieces from the device, with storage that does not grow with the model; read by the header first, so
+//! that nothing is trusted before it was checked.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use capful_core::memory::{Dtype, Entry, Region};
+use safetensors::tensor::{Dtype as FileDtype, Metadata};
+
+use crate::device::{DeviceError, Storage};
+
+/// Why a file could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum TensorFileError {
+    /// The file system refused.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("{path}: {what}", path = path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// One tensor a layer of an entry, under its name in files.
+fn tensors(entry: &Entry) -> impl Iterator<Item = (Name, Region)> {
+    let entry = *entry;
+    (0..entry.slot.layers).map(move |layer| (Name { entry, layer }, entry.place.at(layer)))
+}
+
+/// An entry's name with the layer's number in the place of `*`; shown without being built.
+struct Name {
+    entry: Entry,
+    layer: u32,
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let slot = &self.entry.slot;
+        f.write_str(slot.prefix)?;
+        match slot.name.split_once('*') {
+            Some((before, after)) => write!(f, "{before}{}{after}", self.layer),
+            None => f.write_str(slot.name),
+        }
+    }
+}
+
+/// A region's shape as others write it: a vector has one dimension, a matrix two.
+fn file_shape(region: &Region) -> &[u32] {
+    let first = region.shape.iter().position(|&n| n != 1).unwrap_or(3);
+    &region.shape[first..]
+}
+
+const fn file_dtype(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "F32",
+        Dtype::Bf16 => "BF16",
+        Dtype::U32 => "U32",
+    }
+}
+
+/// Counts what is written to it.
+struct Counter(u64);
+
+impl Write for Counter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn write_header(entries: &[Entry], out: &mut dyn Write) -> io::Result<()> {
+    out.write_all(b"{\"__metadata__\":{\"format\":\"pt\"}")?;
+    let mut offset = 0;
+    for (name, region) in entries.iter().flat_map(tensors) {
+        write!(out, ",\"{name}\":{{\"dtype\":\"{}\",\"shape\":[", file_dtype(region.dtype))?;
+        for (i, n) in file_shape(&region).iter().enumerate() {
+            write!(out, "{}{n}", if i > 0 { "," } else { "" })?;
+        }
+        write!(out, "],\"data_offsets\":[{offset},{}]}}", offset + region.bytes())?;
+        offset += region.bytes();
+    }
+    out.write_all(b"}")
+}
+
+/// Writes every region of `entries` as a tensor, through `staging`, and syncs the file.
+///
+/// # Errors
+/// The file system (a full disk, say) or the device.
+pub fn write(
+    path: &Path,
+    entries: &[Entry],
+    device: &mut dyn Storage,
+    staging: &mut [u8],
+) -> Result<(), TensorFileError> {
+    let io = |source| TensorFileError::Io { path: path.to_owned(), source };
+    let mut header = Counter(0);
+    write_header(entries, &mut header).map_err(io)?;
+    let padding = header.0.next_multiple_of(8) - header.0;
+    let mut out = BufWriter::with_capacity(8 << 10, File::create(path).map_err(io)?);
+    out.write_all(&(header.0 + padding).to_le_bytes()).map_err(io)?;
+    write_header(entries, &mut out).map_err(io)?;
+    out.write_all(&b"       "[..padding as usize]).map_err(io)?;
+    for (_, region) in entries.iter().flat_map(tensors) {
+        in_pieces(region, staging.len(), |_, piece| {
+            let staging = &mut staging[..piece.bytes() as usize];
+            device.read(piece, staging)?;
+            out.write_all(staging).map_err(io)
+        })?;
+    }
+    let file = out.into_inner().map_err(|e| io(e.into_error()))?;
+    file.sync_all().map_err(io)
+}
+
+/// Cuts a region into pieces of at most `bytes`; each is shown with its first byte's place in the region.
+fn in_pieces(
+    region: Region,
+    bytes: usize,
+    mut visit: impl FnMut(u64, Region) -> Result<(), TensorFileError>,
+) -> Result<(), TensorFileError> {
+    let size = region.dtype.size();
+    let (mut done, most) = (0, bytes as u64 / size);
+    while done < region.elements() {
+        let count = (region.elements() - done).min(most);
+        visit(done * size, Region { offset: region.offset + done * size, shape: [1, 1, 1, count as u32], ..region })?;
+        done += count;
+    }
+    Ok(())
+}
+
+/// A file whose header was read and checked.
+pub struct TensorFile {
+    path: PathBuf,
+    file: File,
+    header: Metadata,
+    /// First byte of the tensors.
+    data: u64,
+}
+
+/// The longest header that is believed: names of a hundred thousand tensors.
+const LONGEST_HEADER: u64 = 32 << 20;
+
+impl TensorFile {
+    /// Opens a file and checks its header against its length.
+    ///
+    /// # Errors
+    /// A file that is missing, truncated or no safetensors file.
+    pub fn open(path: &Path) -> Result<TensorFile, TensorFileError> {
+        let io = |source| TensorFileError::Io { path: path.to_owned(), source };
+        let damaged = |what: String| TensorFileError::Damaged { path: path.to_owned(), what };
+        let mut file = File::open(path).map_err(io)?;
+        let size = file.metadata().map_err(io)?.len();
+        let mut length = [0; 8];
+        file.read_exact(&mut length).map_err(|_| damaged("shorter than a header; it is no safetensors file".into()))?;
+        let length = u64::from_le_bytes(length);
+        if length > LONGEST_HEADER || length + 8 > size {
+            return Err(damaged(format!("a header of {length} bytes in a file of {size}; it is damaged or truncated")));
+        }
+        let mut text = vec![0; length as usize];
+        file.read_exact(&mut text).map_err(io)?;
+        let header: Metadata = serde_json::from_slice(&text)
+            .map_err(|e| damaged(format!("its header does not parse ({e}); it is damaged")))?;
+        let end = header.tensors().values().map(|t| t.data_offsets.1 as u64).max().unwrap_or(0);
+        if length + 8 + end != size {
+            return Err(damaged(format!(
+                "its header describes {} bytes and it has {size}; it is truncated or damaged",
+                length + 8 + end
+            )));
+        }
+        Ok(TensorFile { path: path.to_owned(), file, header, data: length + 8 })
+    }
+
+    /// Reads every region of `entries` from the tensor of its name.
+    ///
+    /// # Errors
+    /// A tensor that is missing, of another shape (both are named) or another type.
+    pub fn read_into(
+        &mut self,
+        entries: &[Entry],
+        device: &mut dyn Storage,
+        staging: &mut [u8],
+    ) -> Result<(), TensorFileError> {
+        // All is checked before anything is written: a refused file changes nothing.
+        for write in [false, true] {
+            for (name, region) in entries.iter().flat_map(tensors) {
+                let start = self.find(&name.to_string(), &region)?;
+                if write {
+                    self.copy(start, region, device, staging)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn find(&self, name: &str, region: &Region) -> Result<u64, TensorFileError> {
+        let damaged = |what: String| TensorFileError::Damaged { path: self.path.clone(), what };
+        let Some(info) = self.header.info(name) else {
+            return Err(damaged(format!("it has no tensor {name}; it is of another model")));
+        };
+        let shape: Vec<_> = file_shape(region).iter().map(|&n| n as usize).collect();
+        if info.shape != shape {
+            return Err(damaged(format!(
+                "{name} is {:?} there and {shape:?} in this run; it is of another shape",
+                info.shape
+            )));
+        }
+        let expected = match region.dtype {
+            Dtype::F32 => FileDtype::F32,
+            Dtype::Bf16 => FileDtype::BF16,
+            Dtype::U32 => FileDtype::U32,
+        };
+        if info.dtype != expected {
+            return Err(damaged(format!("{name} is {:?} there and {expected:?} in this run", info.dtype)));
+        }
+        Ok(self.data + info.data_offsets.0 as u64)
+    }
+
+    fn copy(
+        &mut self,
+        start: u64,
+        region: Region,
+        device: &mut dyn Storage,
+        staging: &mut [u8],
+    ) -> Result<(), TensorFileError> {
+        let (path, file) = (&self.path, &mut self.file);
+        let io = |source| TensorFileError::Io { path: path.clone(), source };
+        in_pieces(region, staging.len(), |from, piece| {
+            let staging = &mut staging[..piece.bytes() as usize];
+            file.seek(SeekFrom::Start(start + from)).map_err(io)?;
+            file.read_exact(staging).map_err(io)?;
+            Ok(device.write(piece, staging)?)
+        })
+    }
+}

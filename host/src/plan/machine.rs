@@ -1,0 +1,83 @@
+//! What this machine offers and takes: speeds for the roofline, free memory, bytes outside the arena.
+
+use capful_core::device::Rates;
+
+use super::{Card, Outside, card};
+use crate::config::{Config, ConfigError};
+
+/// A machine as the planner sees it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Machine {
+    /// Speeds.
+    pub rates: Rates,
+    /// Bytes free, where the system says so.
+    pub free: Option<u64>,
+    /// Bytes that this program holds before its arena.
+    pub program: u64,
+}
+
+/// What a core with wide vectors reaches in products, FLOP a second; two such cores share the copy rate below.
+/// Round figures of current server cores: a roofline needs a scale, `host bench` measures the real ones.
+const CORE_FLOPS: f64 = 175e9;
+const COPY_BYTES: f64 = 20e9;
+
+/// Batches that the reader makes ahead.
+pub const LOADER_SLOTS: u64 = 3;
+/// Stack that a worker, the reader or the reporter touches.
+const STACK: u64 = 256 << 10;
+/// Heap of the command itself once it runs: tokenizer, tables of names, output buffers.
+const HEAP: u64 = 16 << 20;
+
+impl Machine {
+    /// This machine.
+    pub fn here(threads: u32) -> Machine {
+        Machine {
+            rates: Rates { flops_per_s: CORE_FLOPS * f64::from(threads), bytes_per_s: COPY_BYTES },
+            free: field_kib("/proc/meminfo", "MemAvailable:").map(|k| k << 10),
+            program: field_kib("/proc/self/status", "VmRSS:").map_or(8 << 20, |k| k << 10),
+        }
+    }
+
+    /// What lies outside the arena of this run, each with its name.
+    pub fn outside(&self, config: &Config) -> Vec<Outside> {
+        let line = |name: &str, bytes| Outside { name: name.to_owned(), bytes };
+        if let Some(card) = config.gpu.as_deref().and_then(Card::find) {
+            return vec![line("CUDA context and kernels", card.context)];
+        }
+        let batch = 8 * u64::from(config.batch_size) * u64::from(config.seq_len);
+        vec![
+            line("the program itself", self.program + HEAP),
+            line("the reader's batches", LOADER_SLOTS * batch + (1 << 20)),
+            line("thread stacks", STACK * (u64::from(config.threads) + 3)),
+        ]
+    }
+
+    /// The budget and where it comes from.
+    ///
+    /// # Errors
+    /// A card that is not in the table.
+    pub fn budget(&self, config: &Config) -> Result<(u64, String), ConfigError> {
+        if let Some(bytes) = config.budget {
+            return Ok((bytes, "--budget".to_owned()));
+        }
+        if let Some(name) = &config.gpu {
+            let Some(card) = Card::find(name) else {
+                let known: Vec<_> = card::CARDS.iter().map(|c| c.name).collect();
+                return Err(ConfigError(format!("no card is called '{name}'; there are {}", known.join(", "))));
+            };
+            let source = if card.measured { "measured" } else { "not measured" };
+            return Ok((card.usable, format!("--gpu {name}, {source}")));
+        }
+        match self.free {
+            Some(free) => Ok((free + self.program, "memory free here".to_owned())),
+            None => Ok((u64::MAX, "no limit known".to_owned())),
+        }
+    }
+}
+
+/// A field such as `MemAvailable:   123 kB` of a file of the kernel's.
+pub fn field_kib(file: &str, field: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix(field))?;
+    line.split_whitespace().next()?.parse().ok()
+}

@@ -1,0 +1,168 @@
+//! From a configuration to a plan: every region of memory, what a step costs, and whether it fits.
+//!
+//! The regions come from the family's own description and the costs from running its step on the meter, so the plan
+//! cannot say something else than what the run does.
+
+mod advice;
+mod card;
+mod layout;
+mod machine;
+mod sweep;
+
+pub use card::Card;
+pub use layout::{Laid, Line, Sections};
+pub use machine::{LOADER_SLOTS, Machine, field_kib};
+pub use sweep::Row;
+
+use capful_core::device::Meter;
+use capful_core::memory::{Budget, Role};
+use capful_core::model::{Family, Steps};
+use serde::Serialize;
+
+use crate::config::{Config, ConfigError, human_bytes};
+use crate::device::AnyProfile;
+
+/// A named number of bytes outside the arena.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Outside {
+    /// What it is.
+    pub name: String,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// What will run, in numbers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Plan {
+    /// Parameters of the model, exactly.
+    pub params: u64,
+    /// Training on one token by the field's convention (see [`Family::flops_per_token`]).
+    pub flops_per_token: u64,
+    /// Floating-point operations of a whole step as it is written, recomputation included.
+    pub flops_per_step: u64,
+    /// Operand bytes of a whole step, each once an operation.
+    pub bytes_per_step: u64,
+    /// Operations of a whole step.
+    pub operations_per_step: u64,
+    /// Seconds of a step on the machine's roofline.
+    pub roofline_seconds: f64,
+    /// Tokens of a step.
+    pub tokens_per_step: u64,
+    /// The one allocation.
+    pub arena_bytes: u64,
+    /// Physical regions: bytes and paddings add up to `arena_bytes`.
+    pub regions: Vec<Line>,
+    /// Regions that share bytes with those.
+    pub overlays: Vec<Line>,
+    /// What lies outside the arena.
+    pub outside: Vec<Outside>,
+    /// Its sum.
+    pub outside_arena_bytes: u64,
+    /// What may be used.
+    pub budget_bytes: u64,
+    /// Where that limit comes from.
+    pub budget_from: String,
+    /// Whether arena and outside are within the budget.
+    pub fits: bool,
+}
+
+impl Plan {
+    /// Plans the run that `config` describes.
+    ///
+    /// # Errors
+    /// An unknown card, or a step that its own operations refuse, which is a defect and says which.
+    pub fn new<F>(family: &F, config: &Config, machine: &Machine) -> Result<(Plan, Laid<F>), ConfigError>
+    where
+        F: Family,
+        for<'p> F: Steps<Meter<'p, AnyProfile>>,
+    {
+        let profile = AnyProfile::of(config)?;
+        let laid = Laid::new(family, &profile, machine.rates, &Sections::training(config))?;
+        let meter = laid.measure(family, &profile, machine.rates, config)?;
+        let outside = machine.outside(config);
+        let outside_bytes = outside.iter().map(|o| o.bytes).sum();
+        let (budget_bytes, budget_from) = machine.budget(config)?;
+        let fits = Budget { bytes: budget_bytes }.check(laid.bytes, outside_bytes).is_ok();
+        let plan = Plan {
+            params: laid.lines.iter().filter(|l| l.role == Role::Weight.name()).map(Line::elements).sum(),
+            flops_per_token: family.flops_per_token(config.seq_len),
+            flops_per_step: meter.flops,
+            bytes_per_step: meter.bytes,
+            operations_per_step: meter.operations,
+            roofline_seconds: meter.seconds,
+            tokens_per_step: config.tokens_per_step(),
+            arena_bytes: laid.bytes,
+            regions: laid.lines.clone(),
+            overlays: laid.overlays.clone(),
+            outside,
+            outside_arena_bytes: outside_bytes,
+            budget_bytes,
+            budget_from,
+            fits,
+        };
+        Ok((plan, laid))
+    }
+
+    /// Plans the run of whatever family `config` names.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn of(config: &Config, machine: &Machine) -> Result<Plan, ConfigError> {
+        Ok(Plan::new(&config.pythia(), config, machine)?.0)
+    }
+
+    /// Refuses what does not fit, with what would make it fit.
+    ///
+    /// # Errors
+    /// By how much it does not fit, and which flags help.
+    pub fn require_fit(&self, config: &Config, machine: &Machine) -> Result<(), ConfigError> {
+        if self.fits {
+            return Ok(());
+        }
+        let needed = self.arena_bytes + self.outside_arena_bytes;
+        Err(ConfigError(format!(
+            "this run needs {} ({} in the arena, {} outside it), {} more than the {} of {}; {}",
+            human_bytes(needed),
+            human_bytes(self.arena_bytes),
+            human_bytes(self.outside_arena_bytes),
+            human_bytes(needed - self.budget_bytes),
+            human_bytes(self.budget_bytes),
+            self.budget_from,
+            advice::that_fits(config, machine, self)
+        )))
+    }
+
+    /// The ledger as a table for people.
+    pub fn table(&self) -> String {
+        let mut out = String::new();
+        let mut row = |name: &str, what: &str, bytes: u64, padding: u64| {
+            out.push_str(&format!("  {name:<58} {what:<26} {bytes:>14} {padding:>8}\n"));
+        };
+        row("region", "type and shape", 0, 0);
+        for line in &self.regions {
+            row(&line.name, &line.describe(), line.bytes, line.padding);
+        }
+        for line in &self.overlays {
+            row(&format!("({})", line.name), &line.describe(), 0, 0);
+        }
+        let out = out.replacen(&format!("{:>14} {:>8}", 0, 0), &format!("{:>14} {:>8}", "bytes", "padding"), 1);
+        let mut out = out.replace(&format!(" {:>14} {:>8}\n", 0, 0), "                overlay\n");
+        let mut total = |name: &str, bytes: u64| {
+            out.push_str(&format!("  {name:<85} {bytes:>14}   {}\n", human_bytes(bytes)));
+        };
+        total("arena", self.arena_bytes);
+        for o in &self.outside {
+            total(&o.name, o.bytes);
+        }
+        total(&format!("budget ({})", self.budget_from), self.budget_bytes);
+        out.push_str(&format!(
+            "  {} parameters, {:.1} MFLOP a token, {} tokens a step, at best {:.1} ms a step here, {}\n",
+            self.params,
+            self.flops_per_token as f64 / 1e6,
+            self.tokens_per_step,
+            self.roofline_seconds * 1e3,
+            if self.fits { "fits" } else { "does not fit" }
+        ));
+        out
+    }
+}

@@ -1,0 +1,233 @@
+//! Checkpoints: written under a temporary name, synced, renamed, and marked DONE last.
+//!
+//! A checkpoint is complete or it is not there. It holds the model as `transformers` reads it, the optimizer, the
+//! tokenizer and where the run stood, so that a resumed run goes on with the same bits.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use capful_core::memory::{Entry, Role};
+use serde::{Deserialize, Serialize};
+
+use crate::allocations::{self, Activity};
+use crate::data::stream::Position;
+use crate::data::tokenizer;
+use crate::device::Storage;
+use crate::format::safetensors::{self, TensorFile, TensorFileError};
+
+/// Where a run stood.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainerState {
+    /// Steps done.
+    pub step: u64,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// The next token of the stream.
+    pub position: Position,
+    /// The tokenizer's fingerprint.
+    pub tokenizer: u64,
+    /// The data's fingerprint.
+    pub data: u64,
+    /// The device and precision that took the steps.
+    pub device: String,
+    /// The program's version.
+    pub version: String,
+}
+
+/// Why a checkpoint could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The file system refused.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A tensor file.
+    #[error(transparent)]
+    Tensors(#[from] TensorFileError),
+    /// There is none.
+    #[error("{path} holds no complete checkpoint; nothing can be resumed or run from it", path = .0.display())]
+    None(PathBuf),
+    /// The state does not parse.
+    #[error("{path}: {what}", path = path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+fn io_at(path: &Path) -> impl Fn(io::Error) -> CheckpointError + '_ {
+    move |source| CheckpointError::Io { path: path.to_owned(), source }
+}
+
+/// Writes checkpoints of one run, with storage made beforehand.
+pub struct Writer {
+    dir: PathBuf,
+    keep: usize,
+    weights: Vec<Entry>,
+    optimizer: Vec<Entry>,
+    config: Vec<u8>,
+    staging: Vec<u8>,
+    /// Complete checkpoints, oldest first.
+    there: Vec<PathBuf>,
+}
+
+/// Bytes copied at once between device and file.
+const STAGING: usize = 1 << 20;
+
+fn saved(entries: &[Entry], roles: &[Role]) -> Vec<Entry> {
+    entries.iter().filter(|e| roles.contains(&e.slot.role)).copied().collect()
+}
+
+impl Writer {
+    /// A writer into the run's directory `dir`, which holds the tokenizer; `config` is the model's config.json.
+    ///
+    /// # Errors
+    /// A directory that cannot be read.
+    pub fn new(dir: &Path, keep: u32, lasting: &[Entry], config: Vec<u8>) -> Result<Writer, CheckpointError> {
+        Ok(Writer {
+            dir: dir.to_owned(),
+            keep: keep.max(1) as usize,
+            weights: saved(lasting, &[Role::Weight]),
+            optimizer: saved(lasting, &[Role::Master, Role::Moment]),
+            config,
+            staging: vec![0; STAGING],
+            there: complete(dir)?,
+        })
+    }
+
+    /// The last complete checkpoint.
+    pub fn last(&self) -> Option<&Path> {
+        self.there.last().map(PathBuf::as_path)
+    }
+
+    /// Writes the checkpoint of `state`, then removes the oldest beyond those to keep.
+    ///
+    /// # Errors
+    /// The file system or the device; what was begun is removed, what was there stays.
+    pub fn save(&mut self, device: &mut dyn Storage, state: &TrainerState) -> Result<(), CheckpointError> {
+        allocations::during(Activity::Save, || {
+            let name = format!("checkpoint-{:08}", state.step);
+            let (temporary, last) = (self.dir.join(format!("{name}.tmp")), self.dir.join(name));
+            if self.there.contains(&last) {
+                return Ok(());
+            }
+            let written = self.write(&temporary, device, state).and_then(|()| {
+                if last.exists() {
+                    fs::remove_dir_all(&last).map_err(io_at(&last))?;
+                }
+                fs::rename(&temporary, &last).map_err(io_at(&last))?;
+                let done = last.join("DONE");
+                File::create(&done).and_then(|f| f.sync_all()).map_err(io_at(&done))?;
+                sync_dir(&last)?;
+                sync_dir(&self.dir)
+            });
+            if written.is_err() {
+                let _ = fs::remove_dir_all(&temporary);
+                return written;
+            }
+            self.there.push(last);
+            while self.there.len() > self.keep {
+                let oldest = self.there.remove(0);
+                // DONE goes first: a removal that is cut short leaves no checkpoint that looks complete.
+                let _ = fs::remove_file(oldest.join("DONE"));
+                fs::remove_dir_all(&oldest).map_err(io_at(&oldest))?;
+            }
+            Ok(())
+        })
+    }
+
+    fn write(&mut self, dir: &Path, device: &mut dyn Storage, state: &TrainerState) -> Result<(), CheckpointError> {
+        let _ = fs::remove_dir_all(dir);
+        fs::create_dir(dir).map_err(io_at(dir))?;
+        safetensors::write(&dir.join("model.safetensors"), &self.weights, device, &mut self.staging)?;
+        safetensors::write(&dir.join("optimizer.safetensors"), &self.optimizer, device, &mut self.staging)?;
+        write_file(&dir.join("config.json"), &self.config)?;
+        let text = serde_json::to_vec_pretty(state).map_err(|e| io_at(dir)(e.into()))?;
+        write_file(&dir.join("trainer_state.json"), &text)?;
+        let from = self.dir.join(tokenizer::FILE_NAME);
+        let to = dir.join(tokenizer::FILE_NAME);
+        fs::copy(&from, &to).and_then(|_| File::open(&to)?.sync_all()).map_err(io_at(&to))
+    }
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    let write = || {
+        let mut file = File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(io_at(path))
+}
+
+fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
+    File::open(dir).and_then(|d| d.sync_all()).map_err(io_at(dir))
+}
+
+/// The complete checkpoints of a run, oldest first.
+///
+/// # Errors
+/// A directory that cannot be read.
+pub fn complete(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(run).map_err(io_at(run))? {
+        let path = entry.map_err(io_at(run))?.path();
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let number = name.strip_prefix("checkpoint-").and_then(|n| n.parse::<u64>().ok());
+        if let Some(number) = number.filter(|_| path.join("DONE").is_file()) {
+            found.push((number, path));
+        }
+    }
+    found.sort();
+    Ok(found.into_iter().map(|(_, path)| path).collect())
+}
+
+/// The last complete checkpoint of a run, or `run` itself where it is one.
+///
+/// # Errors
+/// [`CheckpointError::None`], or a directory that cannot be read.
+pub fn latest(run: &Path) -> Result<PathBuf, CheckpointError> {
+    if run.join("DONE").is_file() {
+        return Ok(run.to_owned());
+    }
+    complete(run)?.pop().ok_or_else(|| CheckpointError::None(run.to_owned()))
+}
+
+/// Reads where a run stood.
+///
+/// # Errors
+/// A file that is missing or does not parse.
+pub fn read_state(checkpoint: &Path) -> Result<TrainerState, CheckpointError> {
+    let path = checkpoint.join("trainer_state.json");
+    let text = fs::read(&path).map_err(io_at(&path))?;
+    serde_json::from_slice(&text)
+        .map_err(|e| CheckpointError::Damaged { path, what: format!("it does not parse ({e}); it is damaged") })
+}
+
+/// Reads the weights, and where `optimizer` says so what the optimizer remembers.
+///
+/// # Errors
+/// A file that is missing, damaged or of another model; then nothing was changed by it.
+pub fn restore(
+    checkpoint: &Path,
+    lasting: &[Entry],
+    optimizer: bool,
+    device: &mut dyn Storage,
+) -> Result<(), CheckpointError> {
+    let mut staging = vec![0; STAGING];
+    let mut read = |name: &str, roles: &[Role]| -> Result<(), CheckpointError> {
+        let mut file = TensorFile::open(&checkpoint.join(name))?;
+        Ok(file.read_into(&saved(lasting, roles), device, &mut staging)?)
+    };
+    read("model.safetensors", &[Role::Weight])?;
+    if optimizer {
+        read("optimizer.safetensors", &[Role::Master, Role::Moment])?;
+    }
+    Ok(())
+}

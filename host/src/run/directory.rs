@@ -1,0 +1,91 @@
+//! A run's directory: its configuration, plan, tokenizer, metrics and checkpoints.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::config::{Config, ConfigError};
+use crate::data::tokenizer::{self, Tokenizer};
+use crate::device::AnyProfile;
+use crate::plan::{Laid, Machine, Sections};
+use crate::run::{HostFamily, Session, checkpoint};
+
+const CONFIG: &str = "config.toml";
+const PLAN: &str = "plan.json";
+
+/// Names the next free directory runs/PRESET-NNN.
+pub fn next(preset: &str) -> PathBuf {
+    let mut number = 1;
+    loop {
+        let dir = Path::new("runs").join(format!("{preset}-{number:03}"));
+        if !dir.exists() {
+            return dir;
+        }
+        number += 1;
+    }
+}
+
+/// Whether `dir` holds a run.
+pub fn holds_run(dir: &Path) -> bool {
+    dir.join(CONFIG).exists()
+}
+
+fn failed(path: &Path, e: &dyn std::fmt::Display) -> ConfigError {
+    ConfigError(format!("{}: {e}", path.display()))
+}
+
+/// Makes the directory and writes the configuration, the plan and the tokenizer.
+///
+/// # Errors
+/// A directory that is not empty, or the file system.
+pub fn create(dir: &Path, config: &Config, plan: &str, tokenizer: &dyn Tokenizer) -> Result<(), ConfigError> {
+    fs::create_dir_all(dir).map_err(|e| failed(dir, &e))?;
+    if fs::read_dir(dir).map_err(|e| failed(dir, &e))?.next().is_some() {
+        return Err(failed(dir, &"the directory is not empty; name another with --out"));
+    }
+    let text = toml::to_string(config).map_err(|e| failed(dir, &e))?;
+    tokenizer.save(dir).map_err(|e| ConfigError(e.to_string()))?;
+    for (name, text) in [(PLAN, plan), (CONFIG, &text)] {
+        let path = dir.join(name);
+        fs::write(&path, text).map_err(|e| failed(&path, &e))?;
+    }
+    Ok(())
+}
+
+/// Reads the saved configuration.
+///
+/// # Errors
+/// No run there, or a configuration that does not parse.
+pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
+    let path = dir.join(CONFIG);
+    let text = fs::read_to_string(&path)
+        .map_err(|e| ConfigError(format!("{} holds no run ({CONFIG}: {e})", dir.display())))?;
+    let config: Config = toml::from_str(&text).map_err(|e| failed(&path, &e.message().replace('\n', " ")))?;
+    config.validate()?;
+    Ok(config)
+}
+
+/// A trained model, ready to be asked.
+pub struct Trained<F: HostFamily> {
+    /// The model with its weights.
+    pub session: Session<F>,
+    /// Its tokenizer.
+    pub tokenizer: Box<dyn Tokenizer>,
+}
+
+impl<F: HostFamily> Trained<F> {
+    /// Loads the last checkpoint of the run in `dir`, with room for `sections` only.
+    ///
+    /// # Errors
+    /// No complete checkpoint, a damaged one, or a device that cannot be started.
+    pub fn load(family: F, dir: &Path, config: &Config, sections: &Sections) -> Result<Trained<F>, ConfigError> {
+        let error = |e: &dyn std::fmt::Display| ConfigError(e.to_string());
+        let from = checkpoint::latest(dir).map_err(|e| error(&e))?;
+        let tokenizer = tokenizer::load(&from).map_err(|e| error(&e))?;
+        let (profile, machine) = (AnyProfile::of(config)?, Machine::here(config.threads));
+        let laid = Laid::new(&family, &profile, machine.rates, sections)?;
+        let mut session = Session::start(family, laid, &profile, None, config.vocab_size()).map_err(|e| error(&e))?;
+        let lasting = session.laid.lasting.clone();
+        checkpoint::restore(&from, &lasting, false, &mut session.device).map_err(|e| error(&e))?;
+        Ok(Trained { session, tokenizer })
+    }
+}

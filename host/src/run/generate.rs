@@ -1,0 +1,111 @@
+//! Token by token from a trained model.
+
+use capful_core::generate::Sampler;
+use capful_core::ops::Pattern;
+use capful_core::random::{Random, stream};
+
+use super::{HostFamily, Session};
+use crate::device::DeviceError;
+
+/// Continues a sequence, in storage made beforehand.
+#[derive(Debug)]
+pub struct Generator {
+    /// Everything fed so far; its length is the next position.
+    history: Vec<u32>,
+    context: usize,
+    order: Vec<u32>,
+    random: Random,
+    /// Numbers drawn so far.
+    drawn: u64,
+}
+
+/// Why generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The end token came.
+    Eos,
+    /// As many tokens as asked for.
+    MaxTokens,
+    /// The context is full.
+    Context,
+}
+
+impl Generator {
+    /// A generator over `context` positions, with the choices that `seed` makes.
+    pub fn new(context: u32, vocab_size: u32, seed: u64) -> Generator {
+        Generator {
+            history: Vec::with_capacity(context as usize),
+            context: context as usize,
+            order: vec![0; vocab_size as usize],
+            random: Random::new(seed, stream("sample")),
+            drawn: 0,
+        }
+    }
+
+    /// Forgets everything fed.
+    pub fn clear(&mut self) {
+        self.history.clear();
+    }
+
+    /// Positions left.
+    pub fn room(&self) -> usize {
+        self.context - self.history.len()
+    }
+
+    /// Feeds `prompt`, then chooses up to `max_tokens` tokens, each shown to `visit`, until `eos`, which is not shown.
+    /// `limit` is how many ids the tokenizer knows: rows of the model beyond it are never chosen. Allocates nothing.
+    ///
+    /// # Errors
+    /// A prompt longer than the room left, or empty at the beginning; a lost device.
+    #[allow(clippy::too_many_arguments, reason = "each is one of the command's flags")]
+    pub fn run<F: HostFamily>(
+        &mut self,
+        session: &mut Session<F>,
+        pattern: Pattern,
+        sampler: &Sampler,
+        prompt: &[u32],
+        max_tokens: usize,
+        limit: usize,
+        eos: Option<u32>,
+        visit: &mut dyn FnMut(u32),
+    ) -> Result<End, DeviceError> {
+        if prompt.is_empty() || prompt.len() > self.room() {
+            return Err(DeviceError(format!(
+                "a prompt of {} tokens; it must have 1 to {} (the context is {})",
+                prompt.len(),
+                self.room(),
+                self.context
+            )));
+        }
+        for &id in &prompt[..prompt.len() - 1] {
+            self.feed(session, pattern, id)?;
+        }
+        let mut next = prompt[prompt.len() - 1];
+        for _ in 0..max_tokens {
+            if self.room() == 0 {
+                return Ok(End::Context);
+            }
+            let position = self.history.len() as u32;
+            self.history.push(next);
+            let logits = &mut session.decode(next, position, pattern)?[..limit];
+            next = sampler.sample(logits, &mut self.order, &self.history, &self.random, self.drawn);
+            self.drawn += 1;
+            if Some(next) == eos {
+                return Ok(End::Eos);
+            }
+            visit(next);
+        }
+        // The last token shown belongs to what a next call continues.
+        if self.room() > 0 && max_tokens > 0 {
+            self.feed(session, pattern, next)?;
+        }
+        Ok(End::MaxTokens)
+    }
+
+    fn feed<F: HostFamily>(&mut self, session: &mut Session<F>, pattern: Pattern, id: u32) -> Result<(), DeviceError> {
+        let position = self.history.len() as u32;
+        self.history.push(id);
+        session.decode(id, position, pattern)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! What a run writes down on the way: lines of JSON in metrics.jsonl and events for TensorBoard.
+//!
+//! The thread that trains writes them itself, from buffers on its stack: nothing is allocated.
+
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::tensorboard;
+
+/// One logged step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepMetrics {
+    /// Steps done.
+    pub step: u64,
+    /// Training loss, nats a token.
+    pub loss: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Global norm of the gradient before the clip.
+    pub norm: f64,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// Since the last logged step.
+    pub tokens_per_s: f64,
+}
+
+/// One evaluation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EvalMetrics {
+    /// Steps done.
+    pub step: u64,
+    /// Nats a token.
+    pub val_loss: f64,
+    /// Targets scored.
+    pub val_tokens: u64,
+}
+
+/// A line that fits its buffer whatever the numbers.
+type Line = heapless::String<256>;
+
+impl StepMetrics {
+    /// The line of JSON, with its end.
+    pub fn json(&self) -> Line {
+        let mut line = Line::new();
+        let Self { step, loss, lr, norm, tokens, tokens_per_s } = self;
+        // A number that is not finite is no JSON; such a run stops anyway.
+        let _ = writeln!(
+            line,
+            "{{\"step\":{step},\"loss\":{loss:.6},\"lr\":{lr:.6e},\"norm\":{norm:.5},\"tokens\":{tokens},\"tokens_per_s\":{tokens_per_s:.1}}}"
+        );
+        line
+    }
+}
+
+impl EvalMetrics {
+    /// The line of JSON, with its end.
+    pub fn json(&self) -> Line {
+        let mut line = Line::new();
+        let Self { step, val_loss, val_tokens } = self;
+        let _ = writeln!(line, "{{\"step\":{step},\"val_loss\":{val_loss:.6},\"val_tokens\":{val_tokens}}}");
+        line
+    }
+}
+
+/// The files of a run's metrics, open for appending.
+#[derive(Debug)]
+pub struct Metrics {
+    lines: File,
+    events: File,
+}
+
+impl Metrics {
+    /// Opens metrics.jsonl, cut back to the steps up to `step`, and a new event file in tb/.
+    ///
+    /// # Errors
+    /// The file system.
+    pub fn open(run: &Path, step: u64) -> io::Result<Metrics> {
+        let path = run.join("metrics.jsonl");
+        if path.exists() {
+            keep_until(&path, step)?;
+        }
+        let lines = OpenOptions::new().create(true).append(true).open(path)?;
+        let dir = run.join("tb");
+        fs::create_dir_all(&dir)?;
+        let name = format!("events.out.tfevents.{}.{step}.capful", now() as u64);
+        let mut events = OpenOptions::new().create(true).append(true).open(dir.join(name))?;
+        events.write_all(&tensorboard::version(now()))?;
+        Ok(Metrics { lines, events })
+    }
+
+    /// Writes a logged step.
+    ///
+    /// # Errors
+    /// The file system.
+    pub fn step(&mut self, m: &StepMetrics) -> io::Result<()> {
+        self.lines.write_all(m.json().as_bytes())?;
+        self.scalars(
+            m.step,
+            &[
+                ("train/loss", m.loss),
+                ("train/lr", m.lr),
+                ("train/norm", m.norm),
+                ("speed/tokens_per_s", m.tokens_per_s),
+            ],
+        )
+    }
+
+    /// Writes an evaluation.
+    ///
+    /// # Errors
+    /// The file system.
+    pub fn evaluation(&mut self, m: &EvalMetrics) -> io::Result<()> {
+        self.lines.write_all(m.json().as_bytes())?;
+        self.scalars(m.step, &[("validation/loss", m.val_loss)])
+    }
+
+    fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> io::Result<()> {
+        values
+            .iter()
+            .try_for_each(|(tag, value)| self.events.write_all(&tensorboard::scalar(now(), step, tag, *value as f32)))
+    }
+}
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}
+
+/// Drops lines of steps that a resumed run will take again.
+fn keep_until(path: &Path, step: u64) -> io::Result<()> {
+    let text = fs::read_to_string(path)?;
+    let kept = |line: &&str| {
+        let value = serde_json::from_str::<serde_json::Value>(line).ok();
+        value.and_then(|v| v["step"].as_u64()).is_some_and(|s| s <= step)
+    };
+    let mut out = String::new();
+    for line in text.lines().filter(kept) {
+        out.push_str(line);
+        out.push('\n');
+    }
+    let temporary = path.with_extension("jsonl.tmp");
+    fs::write(&temporary, out)?;
+    fs::rename(temporary, path)
+}

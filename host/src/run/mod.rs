@@ -1,0 +1,14 @@
+//! Running a model: the session that holds it, the loop that trains it, what is written on the way.
+
+pub mod bench;
+pub mod checkpoint;
+pub mod directory;
+pub mod evaluate;
+pub mod generate;
+pub mod metrics;
+pub mod progress;
+mod session;
+mod tensorboard;
+pub mod train;
+
+pub use session::{HostFamily, Session};

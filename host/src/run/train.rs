@@ -1,0 +1,274 @@
+//! The training loop.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use capful_core::train::{results, settings};
+
+use super::checkpoint::{self, TrainerState};
+use super::evaluate::{Evaluator, Score};
+use super::metrics::{EvalMetrics, Metrics, StepMetrics};
+use super::progress::Progress;
+use super::{HostFamily, Session};
+use crate::allocations::{self, Activity};
+use crate::config::Config;
+use crate::data::corpus::Corpus;
+use crate::data::loader::{Loader, Shape, Slots};
+use crate::data::stream::Position;
+use crate::data::validation::ValidationSet;
+use crate::plan::LOADER_SLOTS;
+
+/// Steps between logged ones.
+const LOG_EVERY: u64 = 10;
+
+/// What goes wrong while working, and how a run can end early.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The device, the data or the file system failed; the last good checkpoint is named.
+    #[error("{what}; {kept}")]
+    Failed {
+        /// What failed.
+        what: String,
+        /// What is still there.
+        kept: String,
+    },
+    /// A signal came; the run is saved.
+    #[error("interrupted after step {step}; saved in {path}, continue with --resume", path = .checkpoint.display())]
+    Interrupted {
+        /// Steps done.
+        step: u64,
+        /// Where it is saved.
+        checkpoint: PathBuf,
+    },
+}
+
+/// Shown every logged step and every evaluation.
+pub trait Observer {
+    /// A logged step.
+    fn step(&mut self, metrics: &StepMetrics);
+    /// An evaluation.
+    fn evaluation(&mut self, metrics: &EvalMetrics);
+}
+
+/// How a run went.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outcome {
+    /// The last evaluation.
+    pub score: Score,
+    /// Seconds of training, evaluations and saves included.
+    pub seconds: f64,
+    /// Tokens trained on, over all sessions.
+    pub tokens: u64,
+    /// Heap allocations from the first step after warm-up to the last, of the threads that run steps.
+    pub allocations: u64,
+    /// The reader's.
+    pub loader_allocations: u64,
+    /// The most that one save made, and its bytes.
+    pub save: allocations::Count,
+}
+
+/// A run, prepared: everything is allocated.
+pub struct Trainer<'a, F: HostFamily> {
+    config: &'a Config,
+    session: Session<F>,
+    loader: Loader,
+    validation: &'a ValidationSet,
+    evaluator: Evaluator,
+    writer: checkpoint::Writer,
+    metrics: Metrics,
+    state: TrainerState,
+    stop: Arc<AtomicBool>,
+}
+
+impl<'a, F: HostFamily> Trainer<'a, F> {
+    /// Prepares a run in `dir` from its beginning, or from `resume`, a complete checkpoint. `model_config` is the
+    /// model's config.json. SIGINT and SIGTERM raise `stop`.
+    ///
+    /// # Errors
+    /// Data shorter than a batch; a checkpoint of another tokenizer, other data or another shape; the file system.
+    #[allow(clippy::too_many_arguments, reason = "the parts of a run, each made by its own room")]
+    pub fn new(
+        config: &'a Config,
+        mut session: Session<F>,
+        corpus: &Corpus,
+        validation: &'a ValidationSet,
+        dir: &std::path::Path,
+        resume: Option<&std::path::Path>,
+        model_config: Vec<u8>,
+        stop: Arc<AtomicBool>,
+    ) -> Result<Trainer<'a, F>, String> {
+        let text = |e: &dyn std::fmt::Display| e.to_string();
+        let mut stream = corpus.training().map_err(|e| text(&e))?;
+        let micro = u64::from(config.batch_size) * u64::from(config.seq_len);
+        stream.require(micro + 1).map_err(|e| text(&e))?;
+        let mut state = TrainerState {
+            step: 0,
+            tokens: 0,
+            position: Position::default(),
+            tokenizer: corpus.tokenizer.fingerprint(),
+            data: stream.fingerprint(),
+            device: config.device.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        };
+        if let Some(from) = resume {
+            let saved = checkpoint::read_state(from).map_err(|e| text(&e))?;
+            for (what, then, now) in [("tokenizer", saved.tokenizer, state.tokenizer), ("data", saved.data, state.data)]
+            {
+                if then != now {
+                    return Err(format!(
+                        "{} was made with another {what} than is there now; restore the {what} or start a new run",
+                        from.display()
+                    ));
+                }
+            }
+            let lasting = session.laid.lasting.clone();
+            checkpoint::restore(from, &lasting, true, &mut session.device).map_err(|e| text(&e))?;
+            stream.seek(saved.position).map_err(|e| text(&e))?;
+            state = TrainerState { device: state.device, version: state.version, ..saved };
+        }
+        let shape = Shape { rows: config.batch_size as usize, length: config.seq_len as usize };
+        let slots = Slots { count: LOADER_SLOTS as usize, capacity: micro as usize };
+        let first = state.step * u64::from(config.accumulate);
+        let loader = Loader::start(stream, Box::new(move |_| shape), first, slots).map_err(|e| text(&e))?;
+        let stage = session.evaluation_stage().map_err(|e| text(&e))?;
+        let writer = checkpoint::Writer::new(dir, config.keep, &session.laid.lasting, model_config);
+        Ok(Trainer {
+            config,
+            loader,
+            validation,
+            evaluator: Evaluator::new(stage.batch, stage.seq_len),
+            writer: writer.map_err(|e| text(&e))?,
+            metrics: Metrics::open(dir, state.step).map_err(|e| format!("{}: {e}", dir.display()))?,
+            session,
+            state,
+            stop,
+        })
+    }
+
+    /// Steps done so far.
+    pub fn step(&self) -> u64 {
+        self.state.step
+    }
+
+    fn failed(&self, what: impl std::fmt::Display) -> TrainError {
+        let kept = match self.writer.last() {
+            Some(path) => format!("the last good checkpoint is {}", path.display()),
+            None => "there is no checkpoint yet".to_owned(),
+        };
+        TrainError::Failed { what: what.to_string(), kept }
+    }
+
+    /// The settings of the step to come, the first being 0.
+    fn settings(&self) -> [f32; settings::LEN as usize] {
+        let (config, update) = (self.config, self.state.step as i32 + 1);
+        let mut values = [0.0; settings::LEN as usize];
+        values[settings::LEARNING_RATE] = config.lr_schedule().rate(self.state.step) as f32;
+        values[settings::CORRECTION1] = (1.0 - f64::from(config.beta1).powi(update)) as f32;
+        values[settings::CORRECTION2] = (1.0 - f64::from(config.beta2).powi(update)) as f32;
+        values[settings::CLIP] = if config.clip > 0.0 { config.clip } else { f32::INFINITY };
+        values[settings::LOSS_SCALE] = (1.0 / config.tokens_per_step() as f64) as f32;
+        values
+    }
+
+    /// One step: its micro-batches and the update. Gives loss and gradient norm, or nothing where the data ended.
+    fn one(&mut self) -> Result<Option<(f64, f64)>, String> {
+        self.session.set(self.settings()).map_err(|e| e.0)?;
+        for micro in 0..self.config.accumulate {
+            let Some(batch) = self.loader.take().map_err(|e| e.to_string())? else { return Ok(None) };
+            self.session.micro_batch(batch.tokens(), batch.targets(), micro == 0).map_err(|e| e.0)?;
+            self.state.position = batch.position();
+        }
+        self.session.update(&self.config.optimizer()).map_err(|e| e.0)?;
+        let values = self.session.results().map_err(|e| e.0)?;
+        self.state.step += 1;
+        self.state.tokens += self.config.tokens_per_step();
+        Ok(Some((f64::from(values[results::LOSS]), f64::from(values[results::SQUARED_NORM]).sqrt())))
+    }
+
+    fn evaluate(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<Score, TrainError> {
+        let score = self.evaluator.score(&mut self.session, self.validation);
+        let score = score.map_err(|e| self.failed(e))?;
+        let metrics = EvalMetrics { step: self.state.step, val_loss: score.loss(), val_tokens: score.tokens };
+        self.metrics.evaluation(&metrics).map_err(|e| self.failed(e))?;
+        observer.evaluation(&metrics);
+        progress.evaluation(metrics.val_loss);
+        Ok(score)
+    }
+
+    fn save(&mut self) -> Result<allocations::Count, TrainError> {
+        let before = allocations::count(Activity::Save);
+        let saved = self.writer.save(&mut self.session.device, &self.state);
+        saved.map_err(|e| self.failed(format!("the checkpoint of step {} was not written: {e}", self.state.step)))?;
+        Ok(allocations::since(Activity::Save, before))
+    }
+
+    /// Runs to the last step, evaluates, saves, and gives the session back.
+    ///
+    /// # Errors
+    /// [`TrainError`].
+    pub fn run(
+        mut self,
+        observer: &mut dyn Observer,
+        progress: &Progress,
+    ) -> Result<(Outcome, Session<F>), TrainError> {
+        let start = Instant::now();
+        let (mut logged, mut logged_tokens) = (start, self.state.tokens);
+        let (mut warm, mut warm_read) = (None, Default::default());
+        let mut save = allocations::Count::default();
+        let mut keep_largest = |count: allocations::Count| {
+            if count.bytes > save.bytes {
+                save = count;
+            }
+        };
+        let first = self.state.step;
+        while self.state.step < self.config.steps {
+            let outcome = self.one();
+            let Some((loss, norm)) = outcome.map_err(|e| self.failed(e))? else { break };
+            let step = self.state.step;
+            if !(loss.is_finite() && norm.is_finite()) {
+                return Err(
+                    self.failed(format!("step {step}: the loss is {loss} and the gradient's norm {norm}; lower --lr"))
+                );
+            }
+            if step % LOG_EVERY == 0 || step == self.config.steps || step == first + 1 {
+                let now = Instant::now();
+                let tokens_per_s = (self.state.tokens - logged_tokens) as f64 / (now - logged).as_secs_f64();
+                (logged, logged_tokens) = (now, self.state.tokens);
+                let lr = self.config.lr_schedule().rate(step - 1);
+                let metrics = StepMetrics { step, loss, lr, norm, tokens: self.state.tokens, tokens_per_s };
+                self.metrics.step(&metrics).map_err(|e| self.failed(e))?;
+                observer.step(&metrics);
+                progress.step(step, loss, tokens_per_s);
+            }
+            if step == first + 1 {
+                warm = Some(allocations::count(Activity::Step));
+                warm_read = allocations::count(Activity::Read);
+            }
+            let last = step == self.config.steps;
+            if self.stop.load(Ordering::Relaxed) && !last {
+                keep_largest(self.save()?);
+                let checkpoint = self.writer.last().map(PathBuf::from).unwrap_or_default();
+                return Err(TrainError::Interrupted { step, checkpoint });
+            }
+            if self.config.eval_every > 0 && step % self.config.eval_every == 0 && !last {
+                self.evaluate(observer, progress)?;
+            }
+            if self.config.save_every > 0 && step % self.config.save_every == 0 && !last {
+                keep_largest(self.save()?);
+            }
+        }
+        let score = self.evaluate(observer, progress)?;
+        keep_largest(self.save()?);
+        let outcome = Outcome {
+            score,
+            seconds: start.elapsed().as_secs_f64(),
+            tokens: self.state.tokens,
+            allocations: warm.map_or(0, |w| allocations::since(Activity::Step, w).allocations),
+            loader_allocations: allocations::since(Activity::Read, warm_read).allocations,
+            save,
+        };
+        Ok((outcome, self.session))
+    }
+}

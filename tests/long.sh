@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# What takes longer than the tests: by part, or all parts without an argument. Results are kept in docs/long-tests.md.
+#   seeds    the default run over three seeds: validation loss at most 1.05 times the floor, in 90 s of training
+#   natural  a natural text (the prose of the Rust documentation beside the toolchain): under the trigram
+#   peers    speed beside PyTorch (needs torch: tests/peers/README.md)
+#   parity   20 steps beside PyTorch at full size (needs torch)
+#   targets  the core for thumb and aarch64, as far as they are installed
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cargo build --release -q
+host=${CARGO_TARGET_DIR:-target}/release/host
+
+seeds() {
+  for seed in 0 1 2; do
+    "$host" train --seed $seed --threads 2 --out "$work/seed-$seed" --json | tail -n 1 | "$python" -c '
+import json, sys
+r = json.load(sys.stdin)
+ratio = r["val_loss"] / r["floor"]
+print("seed", sys.argv[1], {k: r[k] for k in ("val_loss", "floor", "baselines", "seconds", "heap_allocations", "heap_bytes_per_save")}, "ratio %.4f" % ratio)
+assert ratio <= 1.05 and r["seconds"] <= 90 and r["heap_allocations"] == 0 and r["heap_bytes_per_save"] <= 65536' $seed
+  done
+}
+
+natural() {
+  docs=$(rustc --print sysroot)/share/doc/rust/html
+  "$python" - "$docs" "$work/prose.txt" <<'PY'
+import html, pathlib, re, sys
+out = open(sys.argv[2], "w")
+total = 0
+for path in sorted(p for book in ("book", "reference", "rust-by-example", "nomicon") for p in pathlib.Path(sys.argv[1], book).glob("*.html")):
+    if path.name in ("print.html", "toc.html"):
+        continue
+    text = path.read_text(errors="replace")
+    for paragraph in re.findall(r"<p>(.*?)</p>", text, re.S):
+        words = html.unescape(re.sub(r"<[^>]+>", "", paragraph)).split()
+        if len(words) > 5:
+            total += out.write(re.sub(r"([.,;:!?()])", r" \1 ", " ".join(words)) + "\n\n")
+print(total, "bytes of prose")
+PY
+  "$host" train --preset pythia-tiny --data "$work/prose.txt" --vocab-size 4096 --steps ${STEPS:-3000} --lr 2e-3 \
+    --set d_model=192 --set heads=6 --set d_ff=768 --eval-every 500 --out "$work/natural" --json | tail -n 1 | "$python" -c '
+import json, sys
+r = json.load(sys.stdin)
+print({k: r[k] for k in ("val_loss", "val_tokens", "baselines", "seconds", "tokens")})
+assert r["val_loss"] < r["baselines"]["trigram"]'
+}
+
+peers() { "$python" tests/peers/compare.py --host "$host"; }
+
+parity() { cargo test --release -q -p capful-tests --test pythia -- --nocapture; "$python" tests/peers/fixture.py --check; }
+
+targets() {
+  for target in thumbv7em-none-eabihf aarch64-unknown-none; do
+    if rustc --print target-libdir --target $target | xargs test -d; then
+      cargo build -q -p capful-core --target $target && echo "$target builds"
+    else
+      echo "$target is not installed: not checked"
+    fi
+  done
+}
+
+for part in "${@:-seeds natural peers parity targets}"; do for p in $part; do echo "== $p"; $p; done; done
