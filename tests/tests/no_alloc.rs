@@ -60,7 +60,7 @@ fn train() -> Option<()> {
     };
     let mut layout = Layout::new(&mut note);
     let state = model.lay_state(&Single, true, &mut layout);
-    let training = model.lay_training(&stage, &mut layout);
+    let training = model.lay_training(&stage, &Single, &mut layout);
     let bytes = layout.high_water();
     let mut storage = [0u64; 24 << 10];
     let storage = storage.get_mut(..bytes as usize / 8)?;

@@ -75,6 +75,8 @@ pub struct Parameters {
 pub struct State {
     /// The weights.
     pub weights: Parameters,
+    /// Their f32 masters, in training with weights of fewer bits.
+    pub masters: Option<Parameters>,
     /// Gradient and both moments, in training.
     pub training: Option<[Parameters; 3]>,
     /// [context, rotary_dims / 2, 2].
@@ -249,24 +251,33 @@ impl Pythia {
     }
 
     /// Lays the activations; `kept` and `element_wise` say whether each layer has slots of its own.
-    fn lay_forward(&self, batch: u32, seq_len: u32, keep: Keep, ledger: &mut dyn Ledger) -> Forward {
+    /// What a sum over many values gives (statistics, losses) is f32 whatever the profile.
+    fn lay_forward(
+        &self,
+        [batch, seq_len]: [u32; 2],
+        keep: Keep,
+        profile: &dyn Profile,
+        ledger: &mut dyn Ledger,
+    ) -> Forward {
         let (d, ff) = (self.d_model, self.d_ff);
-        let mut lay = |name, keep: bool, layers, columns| {
+        let mut lay_as = |name, keep: bool, layers, columns, dtype: Option<Dtype>| {
             let role = if keep { Role::Saved } else { Role::Work };
-            let slot = Slot::new(name, role, Dtype::F32, [1, batch, seq_len, columns]);
+            let dtype = dtype.unwrap_or(profile.dtype(role));
+            let slot = Slot::new(name, role, dtype, [1, batch, seq_len, columns]);
             ledger.region(slot.layers(if keep { layers } else { 1 }))
         };
         let layers = self.layers;
-        let x = lay("layers.x", keep.inputs, layers + 1, d);
-        let stats = lay("layers.stats", keep.inputs, layers, 2);
+        let x = lay_as("layers.x", keep.inputs, layers + 1, d, None);
+        let stats = lay_as("layers.stats", keep.inputs, layers, 2, Some(Dtype::F32));
+        let mut lay = |name, keep, layers, columns| lay_as(name, keep, layers, columns, None);
         let norm1 = lay("layers.norm1", keep.element_wise, layers, d);
         let norm2 = lay("layers.norm2", keep.element_wise, layers, d);
         let qkv = lay("layers.qkv", keep.products, layers, 3 * d);
         let mixed = lay("layers.mixed", keep.products, layers, d);
         let hidden = lay("layers.hidden", keep.products, layers, ff);
         let activated = lay("layers.activated", keep.element_wise, layers, ff);
-        let final_stats = lay("final.stats", false, 1, 2).first;
-        let final_out = lay("final.out", false, 1, d).first;
+        let final_stats = lay_as("final.stats", false, 1, 2, Some(Dtype::F32)).first;
+        let final_out = lay_as("final.out", false, 1, d, None).first;
         let losses = ledger.region(Slot::new("losses", Role::Work, Dtype::F32, [1, 1, 1, batch * seq_len])).first;
         let slot = Slot::new("layers.log_sum", Role::Saved, Dtype::F32, [1, batch, self.heads, seq_len]);
         let log_sum = ledger.region(slot.layers(if keep.products { layers } else { 1 }));
@@ -570,6 +581,7 @@ impl Family for Pythia {
     fn lay_state(&self, profile: &dyn Profile, training: bool, ledger: &mut dyn Ledger) -> State {
         let mut lay = |prefix, role| self.lay_parameters(prefix, role, profile.dtype(role), ledger);
         let weights = lay("", Role::Weight);
+        let masters = (training && profile.masters()).then(|| lay("master.", Role::Master));
         let training = training.then(|| {
             [lay("gradient.", Role::Gradient), lay("first_moment.", Role::Moment), lay("second_moment.", Role::Moment)]
         });
@@ -577,14 +589,15 @@ impl Family for Pythia {
         let init = Init::Rotary { base: self.rotary_base };
         let table = Slot { init, ..Slot::new("rotary_table", Role::Constant, Dtype::F32, shape) };
         let table = ledger.region(table).first;
-        State { weights, training, table, control: Control::lay(ledger) }
+        State { weights, masters, training, table, control: Control::lay(ledger) }
     }
 
-    fn lay_training(&self, stage: &Stage, ledger: &mut dyn Ledger) -> Training {
+    fn lay_training(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
         let Stage { batch, seq_len, chunk, recompute, .. } = *stage;
         let regions = Batch::lay(stage.tokens(), ledger);
-        let forward = self.lay_forward(batch, seq_len, Keep::of(recompute), ledger);
-        let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, Dtype::F32, shape)).first;
+        let forward = self.lay_forward([batch, seq_len], Keep::of(recompute), profile, ledger);
+        let dtype = profile.dtype(Role::Work);
+        let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, dtype, shape)).first;
         let narrow = [1, batch, seq_len, self.d_model];
         let (x_grad, norm2_grad) = (lay("grad.x", narrow), lay("grad.norm2", narrow));
         let narrow_grad = lay("grad.mixed_or_norm1", narrow);
@@ -594,21 +607,22 @@ impl Family for Pythia {
         Training { batch: regions, forward, x_grad, norm2_grad, narrow_grad, wide }
     }
 
-    fn lay_evaluation(&self, stage: &Stage, ledger: &mut dyn Ledger) -> Evaluation {
+    fn lay_evaluation(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
         let batch = Batch::lay(stage.tokens(), ledger);
-        let forward = self.lay_forward(stage.batch, stage.seq_len, Keep::NOTHING, ledger);
+        let forward = self.lay_forward([stage.batch, stage.seq_len], Keep::NOTHING, profile, ledger);
         let shape = [1, 1, stage.chunk.min(stage.tokens()), self.vocab_size];
         let logits = ledger.region(Slot::new("logits", Role::Work, Dtype::F32, shape)).first;
         Evaluation { batch, forward, logits }
     }
 
-    fn lay_decoding(&self, context: u32, ledger: &mut dyn Ledger) -> Decoding {
-        let forward = self.lay_forward(1, 1, Keep::NOTHING, ledger);
+    fn lay_decoding(&self, context: u32, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Decoding {
+        let forward = self.lay_forward([1, 1], Keep::NOTHING, profile, ledger);
         let mut lay =
             |name, role, dtype, shape, layers| ledger.region(Slot::new(name, role, dtype, shape).layers(layers));
         let id = lay("decode.id", Role::Batch, Dtype::U32, [1, 1, 1, 1], 1).first;
         let cursor = lay("decode.cursor", Role::Batch, Dtype::U32, [1, 1, 1, 1], 1).first;
-        let cache = lay("decode.cache", Role::Work, Dtype::F32, [1, 2, context, self.d_model], self.layers);
+        let cache =
+            lay("decode.cache", Role::Work, profile.dtype(Role::Work), [1, 2, context, self.d_model], self.layers);
         let logits = lay("decode.logits", Role::Work, Dtype::F32, [1, 1, 1, self.vocab_size], 1).first;
         Decoding { forward, id, cursor, cache, logits }
     }
@@ -685,6 +699,7 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
         device.run(SquaredNorm { gradient: grads.all, results })?;
         let group = |part: fn(&Parameters) -> Region, decay| AdamW {
             weight: part(&state.weights),
+            master: state.masters.as_ref().map(part),
             gradient: part(grads),
             first: part(first),
             second: part(second),

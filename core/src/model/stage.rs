@@ -168,13 +168,13 @@ pub trait Family {
     fn lay_state(&self, profile: &dyn Profile, training: bool, ledger: &mut dyn Ledger) -> Self::State;
 
     /// Lays a training stage.
-    fn lay_training(&self, stage: &Stage, ledger: &mut dyn Ledger) -> Self::Training;
+    fn lay_training(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Training;
 
-    /// Lays an evaluation of this shape.
-    fn lay_evaluation(&self, stage: &Stage, ledger: &mut dyn Ledger) -> Self::Evaluation;
+    /// Lays an evaluation of this shape. Its logits are f32 whatever the profile.
+    fn lay_evaluation(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Evaluation;
 
-    /// Lays decoding over `context` positions.
-    fn lay_decoding(&self, context: u32, ledger: &mut dyn Ledger) -> Self::Decoding;
+    /// Lays decoding over `context` positions. Its logits are f32 whatever the profile.
+    fn lay_decoding(&self, context: u32, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Decoding;
 
     /// Settings and results.
     fn control(state: &Self::State) -> Control;

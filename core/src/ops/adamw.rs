@@ -11,6 +11,8 @@ use crate::train::{results, settings};
 pub struct AdamW {
     /// `[n]`: the parameters.
     pub weight: Region,
+    /// `[n]`: their f32 copy, where the weights are kept in fewer bits; it moves, and the weight is its rounding.
+    pub master: Option<Region>,
     /// `[n]`.
     pub gradient: Region,
     /// `[n]`: m.
@@ -81,7 +83,8 @@ impl Operation for AdamW {
     const NAME: &'static str = "adamw";
 
     fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.weight, Access::Update);
+        visit(self.weight, if self.master.is_some() { Access::Write } else { Access::Update });
+        self.master.into_iter().for_each(|r| visit(r, Access::Update));
         visit(self.gradient, Access::Read);
         visit(self.first, Access::Update);
         visit(self.second, Access::Update);
@@ -91,6 +94,7 @@ impl Operation for AdamW {
 
     fn validate(&self) -> Result<(), OperationError> {
         let n = self.weight.elements();
+        self.expect(self.master.is_none_or(|m| m.elements() == n), "master")?;
         self.expect(self.gradient.elements() == n, "gradient")?;
         self.expect(self.first.elements() == n, "first")?;
         self.expect(self.second.elements() == n, "second")?;
@@ -103,8 +107,9 @@ impl Operation for AdamW {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [mut weight, gradient, mut first, mut second, settings, results] = arena.views([
+        let [mut weight, mut master, gradient, mut first, mut second, settings, results] = arena.views([
             Some(self.weight),
+            self.master,
             Some(self.gradient),
             Some(self.first),
             Some(self.second),
@@ -113,8 +118,12 @@ impl Operation for AdamW {
         ])?;
         let Some(factors) = self.factors(settings.f32(), results.f32()) else { return Ok(()) };
         let moments = first.f32_mut().iter_mut().zip(second.f32_mut());
-        for ((w, g), (m, v)) in weight.f32_mut().iter_mut().zip(gradient.f32()).zip(moments) {
+        let moved = if self.master.is_some() { &mut master } else { &mut weight };
+        for ((w, g), (m, v)) in moved.f32_mut().iter_mut().zip(gradient.f32()).zip(moments) {
             (*w, *m, *v) = self.element(&factors, *w, *g, *m, *v);
+        }
+        if self.master.is_some() {
+            weight.f32_mut().copy_from_slice(master.f32());
         }
         Ok(())
     }
@@ -129,6 +138,7 @@ mod tests {
         let lr = 0.01;
         AdamW {
             weight: b.normal([1, 1, 1, 13], 1, 1.0),
+            master: None,
             gradient: b.normal([1, 1, 1, 13], 2, 1.0),
             first: b.values([1, 1, 1, 13], &[0.0; 13]),
             second: b.values([1, 1, 1, 13], &[0.0; 13]),
@@ -173,5 +183,22 @@ mod tests {
             assert_eq!(b.get(op.weight), before);
             assert_eq!(b.get(op.first), [0.0; 13]);
         }
+    }
+
+    #[test]
+    fn a_master_moves_in_the_weights_stead() {
+        let mut b = Bench::<256>::new();
+        let alone = case(&mut b, 16.0);
+        let settings = [0.01, 0.1, 0.05, 2.0, 1.0];
+        b.set(alone.settings, &settings);
+        let with = case(&mut b, 16.0);
+        b.set(with.settings, &settings);
+        let with = AdamW { weight: b.poison([1, 1, 1, 13]), master: Some(with.weight), ..with };
+        b.run(alone);
+        b.run(with);
+        let moved: [f32; 13] = b.get(alone.weight).try_into().unwrap();
+        assert!(moved[0].is_finite());
+        assert_eq!(b.get(with.weight), moved);
+        assert_eq!(b.get(with.master.unwrap()), moved);
     }
 }

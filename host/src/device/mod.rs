@@ -2,6 +2,8 @@
 
 mod any;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod memory;
 mod reference;
 

@@ -134,9 +134,9 @@ impl<F: Family> Laid<F> {
             let mut ignore = |_: &Entry| {};
             let mut layout = Layout::new(&mut ignore);
             match section {
-                Section::Training(stage) => drop(family.lay_training(stage, &mut layout)),
-                Section::Evaluation(stage) => drop(family.lay_evaluation(stage, &mut layout)),
-                Section::Decoding(context) => drop(family.lay_decoding(*context, &mut layout)),
+                Section::Training(stage) => drop(family.lay_training(stage, profile, &mut layout)),
+                Section::Evaluation(stage) => drop(family.lay_evaluation(stage, profile, &mut layout)),
+                Section::Decoding(context) => drop(family.lay_decoding(*context, profile, &mut layout)),
             }
             layout.high_water()
         };
@@ -151,9 +151,9 @@ impl<F: Family> Laid<F> {
         for section in &wanted {
             layout.rewind(mark);
             match section {
-                Section::Training(stage) => train = Some(family.lay_training(stage, &mut layout)),
-                Section::Evaluation(stage) => evaluate = Some(family.lay_evaluation(stage, &mut layout)),
-                Section::Decoding(context) => decode = Some(family.lay_decoding(*context, &mut layout)),
+                Section::Training(stage) => train = Some(family.lay_training(stage, profile, &mut layout)),
+                Section::Evaluation(stage) => evaluate = Some(family.lay_evaluation(stage, profile, &mut layout)),
+                Section::Decoding(context) => decode = Some(family.lay_decoding(*context, profile, &mut layout)),
             }
         }
         // The scratch lies behind everything: its size is known once every section's step was measured.

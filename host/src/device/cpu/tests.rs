@@ -366,6 +366,7 @@ fn adamw_moves_as_defined_to_the_bit_and_not_at_all_without_a_norm() {
         b.set(second, &squares);
         let op = AdamW {
             weight: b.normal(matrix(1, elements), 1.0),
+            master: None,
             gradient: b.normal(matrix(1, elements), 1.0),
             first: b.normal(matrix(1, elements), 1.0),
             second,

@@ -1,0 +1,52 @@
+//! AdamW over a range of parameters.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::ops::AdamW;
+
+use super::device::{Cuda, blocks};
+use super::profile::CudaProfile;
+
+/// Mirrors AdamWArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AdamWArgs {
+    weight: u64,
+    master: u64,
+    gradient: u64,
+    first: u64,
+    second: u64,
+    settings: u64,
+    results: u64,
+    count: u64,
+    beta1: f32,
+    beta2: f32,
+    eps: f32,
+    decay: f32,
+}
+
+impl Run<AdamW> for Cuda {
+    fn run(&mut self, o: AdamW) -> Result<(), OperationError> {
+        let arguments = AdamWArgs {
+            weight: self.address(o.weight)?,
+            master: self.address_or_null(o.master)?,
+            gradient: self.address(o.gradient)?,
+            first: self.address(o.first)?,
+            second: self.address(o.second)?,
+            settings: self.address(o.settings)?,
+            results: self.address(o.results)?,
+            count: o.weight.elements(),
+            beta1: o.beta1,
+            beta2: o.beta2,
+            eps: o.eps,
+            decay: o.decay,
+        };
+        let grid = [blocks(arguments.count, 256), 1, 1];
+        self.launch("adamw", &format!("adamw_{}", o.weight.dtype.name()), grid, 256, &arguments)
+    }
+}
+
+impl Scratch<AdamW> for CudaProfile {
+    fn scratch(&self, _: &AdamW) -> u64 {
+        0
+    }
+}

@@ -1,0 +1,46 @@
+//! Causal attention with online softmax.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::ops::Attention;
+
+use super::device::{Cuda, blocks};
+use super::heads::{HeadsArgs, PatternArgs};
+use super::profile::CudaProfile;
+
+/// Mirrors AttentionArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AttentionArgs {
+    qkv: u64,
+    out: u64,
+    log_sum: u64,
+    seq_len: u32,
+    scale: f32,
+    heads: HeadsArgs,
+    pattern: PatternArgs,
+}
+
+impl Run<Attention> for Cuda {
+    fn run(&mut self, o: Attention) -> Result<(), OperationError> {
+        let dtype = self.dtype("attention", [o.qkv, o.out])?;
+        let (padded, tile, _) = self.padded("attention", o.heads.size)?;
+        let [_, batch, seq_len, _] = o.qkv.shape;
+        let arguments = AttentionArgs {
+            qkv: self.address(o.qkv)?,
+            out: self.address(o.out)?,
+            log_sum: self.address(o.log_sum)?,
+            seq_len,
+            scale: o.heads.scale(),
+            heads: HeadsArgs::new(&o.heads),
+            pattern: PatternArgs::new(&o.pattern),
+        };
+        let grid = [blocks(u64::from(seq_len), tile), o.heads.queries, batch];
+        self.launch("attention", &format!("attention_{padded}_{}", dtype.name()), grid, 128, &arguments)
+    }
+}
+
+impl Scratch<Attention> for CudaProfile {
+    fn scratch(&self, _: &Attention) -> u64 {
+        0
+    }
+}

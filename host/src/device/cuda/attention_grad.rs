@@ -1,0 +1,59 @@
+//! The gradient of causal attention: the queries' in one pass, the keys' and values' in another, then turned back.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::ops::AttentionGrad;
+
+use super::device::{Cuda, blocks};
+use super::heads::{HeadsArgs, PatternArgs};
+use super::profile::CudaProfile;
+
+/// Mirrors AttentionGradArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AttentionGradArgs {
+    qkv: u64,
+    out: u64,
+    out_grad: u64,
+    log_sum: u64,
+    mean: u64,
+    qkv_grad: u64,
+    seq_len: u32,
+    scale: f32,
+    heads: HeadsArgs,
+    pattern: PatternArgs,
+}
+
+impl Run<AttentionGrad> for Cuda {
+    fn run(&mut self, o: AttentionGrad) -> Result<(), OperationError> {
+        const NAME: &str = "attention_grad";
+        let dtype = self.dtype(NAME, [o.qkv, o.out, o.out_grad, o.qkv_grad])?.name();
+        let (padded, _, tile) = self.padded(NAME, o.heads.size)?;
+        let [_, batch, seq_len, _] = o.qkv.shape;
+        let arguments = AttentionGradArgs {
+            qkv: self.address(o.qkv)?,
+            out: self.address(o.out)?,
+            out_grad: self.address(o.out_grad)?,
+            log_sum: self.address(o.log_sum)?,
+            mean: self.scratch_at(0, o.log_sum.bytes())?,
+            qkv_grad: self.address(o.qkv_grad)?,
+            seq_len,
+            scale: o.heads.scale(),
+            heads: HeadsArgs::new(&o.heads),
+            pattern: PatternArgs::new(&o.pattern),
+        };
+        let grid = [seq_len, batch, 1];
+        self.launch(NAME, &format!("attention_grad_mean_{dtype}"), grid, 128, &arguments)?;
+        let tiles = blocks(u64::from(seq_len), tile);
+        for (side, heads) in [("queries", o.heads.queries), ("keys", o.heads.keys)] {
+            let kernel = format!("attention_grad_{side}_{padded}_{dtype}");
+            self.launch(NAME, &kernel, [tiles, heads, batch], 128, &arguments)?;
+        }
+        self.rotate(NAME, o.qkv_grad, &o.rotary, true)
+    }
+}
+
+impl Scratch<AttentionGrad> for CudaProfile {
+    fn scratch(&self, o: &AttentionGrad) -> u64 {
+        o.log_sum.bytes()
+    }
+}

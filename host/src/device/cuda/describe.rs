@@ -1,0 +1,102 @@
+//! What is there and what is missing, before anything is opened.
+
+use cust::device::{Device, DeviceAttribute};
+
+use super::blas;
+use super::error::CudaError;
+
+/// The version of CUDA that the embedded code needs of the driver, as cuDriverGetVersion counts.
+const NEEDED: i32 = 13_000;
+
+/// A card.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Card {
+    /// As the driver names it.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (i32, i32),
+    /// Bytes of memory.
+    pub bytes: u64,
+    /// Multiprocessors.
+    pub multiprocessors: i32,
+    /// Whether it multiplies bf16 matrices; where not, bf16 is storage only and arithmetic is f32.
+    pub bf16: bool,
+}
+
+/// The machine as the CUDA device sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// The CUDA version of the driver, as in `13.0`, and the library it was loaded from.
+    pub driver: Result<(String, String), CudaError>,
+    /// The cards.
+    pub cards: Vec<Card>,
+    /// Compute capabilities with embedded code.
+    pub targets: &'static str,
+    /// Each library that is missing, and what to do about it.
+    pub missing: Vec<String>,
+}
+
+fn version(number: i32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+/// Loads the driver and asks for its version.
+fn driver() -> Result<(String, String), CudaError> {
+    let library = capful_driver::load().map_err(|why| CudaError::NoDriver(why.to_owned()))?;
+    cust::init(cust::CudaFlags::empty()).map_err(|e| match e {
+        cust::error::CudaError::NoDevice => CudaError::NoCard,
+        other => CudaError::of("cuInit")(other),
+    })?;
+    let mut number = 0;
+    // SAFETY: a place for one integer.
+    CudaError::check("cuDriverGetVersion", unsafe { cust::sys::cuDriverGetVersion(&mut number) })?;
+    if number < NEEDED {
+        return Err(CudaError::OldDriver { found: version(number), needed: "13.0" });
+    }
+    Ok((version(number), library.to_owned()))
+}
+
+fn card(device: Device) -> Result<Card, CudaError> {
+    let attribute = |a| device.get_attribute(a).map_err(CudaError::of("cuDeviceGetAttribute"));
+    let major = attribute(DeviceAttribute::ComputeCapabilityMajor)?;
+    Ok(Card {
+        name: device.name().map_err(CudaError::of("cuDeviceGetName"))?,
+        capability: (major, attribute(DeviceAttribute::ComputeCapabilityMinor)?),
+        bytes: device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64,
+        multiprocessors: attribute(DeviceAttribute::MultiprocessorCount)?,
+        bf16: major >= 8,
+    })
+}
+
+/// The card of this number.
+///
+/// # Errors
+/// No driver, an old one, no such card, or one that the embedded code does not run on.
+pub(super) fn find(ordinal: u32) -> Result<Device, CudaError> {
+    driver()?;
+    let cards = Device::num_devices().map_err(CudaError::of("cuDeviceGetCount"))?;
+    if cards == 0 {
+        return Err(CudaError::NoCard);
+    }
+    if ordinal >= cards {
+        return Err(CudaError::NoSuchCard { asked: ordinal, cards });
+    }
+    let device = Device::get_device(ordinal).map_err(CudaError::of("cuDeviceGet"))?;
+    let Card { name, capability: (major, minor), .. } = card(device)?;
+    if (major, minor) < (7, 5) {
+        return Err(CudaError::OldCard { name, major, minor });
+    }
+    Ok(device)
+}
+
+/// The machine as the CUDA device sees it. Opens no card.
+pub fn describe() -> Description {
+    let driver = driver();
+    let mut cards = Vec::new();
+    if driver.is_ok() {
+        let devices = Device::devices().into_iter().flatten().flatten();
+        cards.extend(devices.filter_map(|device| card(device).ok()));
+    }
+    let missing = blas::open().err().map(|why| blas::warning(&why)).into_iter().collect();
+    Description { driver, cards, targets: capful_kernels::TARGETS, missing }
+}

@@ -1,0 +1,264 @@
+//! The card, its one allocation, copies in and out, and launches.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+
+use capful_core::device::OperationError;
+use capful_core::memory::{Dtype, Region, Space};
+use cust::context::{Context, CurrentContext};
+use cust::memory::DeviceBuffer;
+use cust::module::Module;
+use cust::stream::{Stream, StreamFlags};
+
+use super::blas::Blas;
+use super::error::CudaError;
+use super::graph::Graph;
+use super::staging::Staging;
+use super::{columns, describe};
+
+/// The memory that a run asks of the card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes of the one allocation.
+    pub arena: u64,
+    /// The region of it that operations may use while they run: as large as the Meter says for this profile.
+    pub scratch: Region,
+    /// Pinned bytes of the host for one step's inputs and results.
+    pub staging: u64,
+}
+
+/// Which kernels multiply matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Products {
+    /// cublasLt where its library is found, else our own.
+    Library,
+    /// Our own tiled kernel.
+    Own,
+}
+
+/// A CUDA card that runs the operations of a step on one allocation.
+pub struct Cuda {
+    // Dropped in this order: what uses the context before the context.
+    pub(super) graphs: HashMap<u64, Graph>,
+    pub(super) blas: Option<Blas>,
+    pub(super) staging: Staging,
+    arena: DeviceBuffer<u8>,
+    modules: Vec<(&'static str, Module)>,
+    pub(super) stream: Stream,
+    scratch: Region,
+    failure: Option<CudaError>,
+    /// Said once, at start-up: what is missing and what it costs.
+    pub warnings: Vec<String>,
+    context: Context,
+}
+
+impl Cuda {
+    /// Opens card `ordinal`, allocates exactly the arena's bytes there, zeros them, and loads every kernel.
+    ///
+    /// # Errors
+    /// No driver, no such card, or too little memory on it: found out before anything is allocated.
+    pub fn open(ordinal: u32, room: Room, products: Products) -> Result<Cuda, CudaError> {
+        let Room { arena: arena_bytes, scratch, staging } = room;
+        let device = describe::find(ordinal)?;
+        let name = device.name().map_err(CudaError::of("cuDeviceGetName"))?;
+        let total = device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64;
+        let too_small = |free| CudaError::TooSmall { name: name.clone(), needed: arena_bytes, free, total };
+        if arena_bytes > total {
+            return Err(too_small(total));
+        }
+        let context = Context::new(device).map_err(CudaError::of("cuDevicePrimaryCtxRetain"))?;
+        let (free, _) = cust::memory::mem_get_info().map_err(CudaError::of("cuMemGetInfo"))?;
+        if arena_bytes > free as u64 {
+            return Err(too_small(free as u64));
+        }
+        let mut modules = Vec::new();
+        for (name, image) in capful_kernels::MODULES {
+            let module = Module::from_fatbin(image, &[]).map_err(CudaError::of("cuModuleLoadData"))?;
+            modules.push((*name, module));
+        }
+        let stream = Stream::new(StreamFlags::NON_BLOCKING, None).map_err(CudaError::of("cuStreamCreate"))?;
+        // SAFETY: bytes; zeroed below before anyone reads them.
+        let arena = unsafe { DeviceBuffer::<u8>::uninitialized(arena_bytes as usize) };
+        let mut arena = arena.map_err(|e| match e {
+            cust::error::CudaError::OutOfMemory => too_small(free as u64),
+            other => CudaError::of("cuMemAlloc")(other),
+        })?;
+        arena.set_8(0).map_err(CudaError::of("cuMemsetD8"))?;
+        let staging = Staging::new(staging as usize)?;
+        CurrentContext::synchronize().map_err(CudaError::of("cuCtxSynchronize"))?;
+        let mut warnings = Vec::new();
+        let blas = match products {
+            Products::Own => None,
+            Products::Library => Blas::load().map_err(|why| warnings.push(super::blas::warning(&why))).ok(),
+        };
+        Ok(Cuda {
+            graphs: HashMap::new(),
+            blas,
+            staging,
+            arena,
+            modules,
+            stream,
+            scratch,
+            failure: None,
+            warnings,
+            context,
+        })
+    }
+
+    /// Bytes of the card that are in use, by whomever.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn used(&self) -> Result<u64, CudaError> {
+        let (free, total) = cust::memory::mem_get_info().map_err(CudaError::of("cuMemGetInfo"))?;
+        Ok((total - free) as u64)
+    }
+
+    /// Makes this card the current one of the calling thread.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn make_current(&self) -> Result<(), CudaError> {
+        CurrentContext::set_current(&self.context).map_err(CudaError::of("cuCtxSetCurrent"))
+    }
+
+    /// What made an operation fail, once.
+    pub fn take_failure(&mut self) -> Option<CudaError> {
+        self.failure.take()
+    }
+
+    /// Keeps the details of a failure.
+    pub(super) fn fail(&mut self, error: CudaError) -> OperationError {
+        self.failure.get_or_insert(error);
+        OperationError::Device
+    }
+
+    /// The details of an operation's error.
+    pub(super) fn explain(&mut self, error: OperationError) -> CudaError {
+        self.failure.take().unwrap_or(CudaError::Driver { what: "an operation", code: error.to_string() })
+    }
+
+    /// Where a region lies on the card.
+    pub(super) fn address(&mut self, region: Region) -> Result<u64, OperationError> {
+        let bytes = self.arena.len() as u64;
+        if region.space != Space::Arena || region.end() > bytes {
+            return Err(self.fail(CudaError::OutOfBounds { end: region.end(), bytes }));
+        }
+        Ok(self.arena.as_device_ptr().as_raw() + region.offset)
+    }
+
+    /// As [`Cuda::address`], 0 for none.
+    pub(super) fn address_or_null(&mut self, region: Option<Region>) -> Result<u64, OperationError> {
+        region.map_or(Ok(0), |r| self.address(r))
+    }
+
+    /// `bytes` of scratch at `offset` of it.
+    pub(super) fn scratch_at(&mut self, offset: u64, bytes: u64) -> Result<u64, OperationError> {
+        let start = self.scratch.offset + offset;
+        if start + bytes > self.scratch.end() {
+            return Err(self.fail(CudaError::OutOfBounds { end: start + bytes, bytes: self.scratch.end() }));
+        }
+        self.address(Region { dtype: Dtype::F32, offset: start, shape: [1, 1, 1, (bytes / 4) as u32], ..self.scratch })
+    }
+
+    /// The scratch region.
+    pub(super) fn scratch(&self) -> Region {
+        self.scratch
+    }
+
+    /// The type that all of `regions` share.
+    pub(super) fn dtype(
+        &mut self,
+        operation: &'static str,
+        regions: impl IntoIterator<Item = Region>,
+    ) -> Result<Dtype, OperationError> {
+        let mut found = None;
+        for region in regions {
+            if *found.get_or_insert(region.dtype) != region.dtype {
+                let why = "its operands are of different types";
+                return Err(self.fail(CudaError::Unsupported { operation, why }));
+            }
+        }
+        Ok(found.unwrap_or(Dtype::F32))
+    }
+
+    /// Queues a kernel. `arguments` mirrors the kernel's struct of the same name.
+    pub(super) fn launch<A: Copy>(
+        &mut self,
+        module: &'static str,
+        kernel: &str,
+        grid: [u32; 3],
+        threads: u32,
+        arguments: &A,
+    ) -> Result<(), OperationError> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let Some((_, found)) = self.modules.iter().find(|(name, _)| *name == module) else {
+            return Err(self.fail(CudaError::Unsupported { operation: module, why: "its kernels are not embedded" }));
+        };
+        let result = found.get_function(kernel).and_then(|function| {
+            let arguments = [std::ptr::from_ref(arguments) as *mut c_void];
+            // SAFETY: one argument, a struct that mirrors the kernel's; addresses in it were checked by `address`.
+            unsafe { self.stream.launch(&function, (grid[0], grid[1], grid[2]), threads, 0, &arguments) }
+        });
+        result.map_err(|e| self.fail(CudaError::of(module)(e)))
+    }
+
+    /// Queues filling `count` 32-bit words with `value`.
+    pub(super) fn fill(&mut self, address: u64, value: u32, count: u64) -> Result<(), OperationError> {
+        // SAFETY: an address that `address` or `scratch_at` gave, with as many words behind it.
+        let code = unsafe { cust::sys::cuMemsetD32Async(address, value, count as usize, self.stream.as_inner()) };
+        CudaError::check("cuMemsetD32Async", code).map_err(|e| self.fail(e))
+    }
+
+    /// Writes a region's bytes, in its own type. Waits.
+    ///
+    /// # Errors
+    /// A region beyond the arena; what the driver says.
+    pub fn write(&mut self, region: Region, bytes: &[u8]) -> Result<(), CudaError> {
+        self.synchronise()?;
+        let to = self.checked(region, bytes.len())?;
+        // SAFETY: a checked address with this many bytes behind it.
+        let code = unsafe { cust::sys::cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()) };
+        CudaError::check("cuMemcpyHtoD", code)
+    }
+
+    /// Reads a region's bytes, in its own type. Waits.
+    ///
+    /// # Errors
+    /// As [`Cuda::write`].
+    pub fn read(&mut self, region: Region, bytes: &mut [u8]) -> Result<(), CudaError> {
+        self.synchronise()?;
+        let from = self.checked(region, bytes.len())?;
+        // SAFETY: as in `write`.
+        let code = unsafe { cust::sys::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), from, bytes.len()) };
+        CudaError::check("cuMemcpyDtoH", code)
+    }
+
+    /// The address of a region's first `len` bytes.
+    pub(super) fn checked(&mut self, region: Region, len: usize) -> Result<u64, CudaError> {
+        if len as u64 > region.bytes() {
+            return Err(CudaError::OutOfBounds { end: region.offset + len as u64, bytes: region.end() });
+        }
+        self.address(region).map_err(|e| self.explain(e))
+    }
+
+    /// Waits until everything queued is done.
+    ///
+    /// # Errors
+    /// What went wrong since the last time.
+    pub fn synchronise(&self) -> Result<(), CudaError> {
+        self.stream.synchronize().map_err(CudaError::of("cuStreamSynchronize"))
+    }
+}
+
+/// Blocks of `size` that cover `count`.
+pub(super) fn blocks(count: u64, size: u32) -> u32 {
+    count.div_ceil(u64::from(size)) as u32
+}
+
+/// Bytes of scratch for the pieces of sums over `rows`.
+pub(super) fn piece_bytes(rows: u32, sums: u32, columns: u32) -> u64 {
+    4 * u64::from(columns::pieces(rows).1) * u64::from(sums) * u64::from(columns)
+}

@@ -1,0 +1,112 @@
+//! Why the CUDA device could not be opened or failed.
+
+use cust::sys::cudaError_enum;
+
+/// Each message is one line: what was asked, what is there, what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CudaError {
+    /// No driver library.
+    #[error("--device cuda: no NVIDIA driver found ({0}); install the driver, or use --device cpu")]
+    NoDriver(String),
+    /// A driver that cannot run the embedded code.
+    #[error(
+        "--device cuda: the driver knows CUDA {found}, the embedded kernels need {needed}; update the NVIDIA driver to 580 or later, or use --device cpu"
+    )]
+    OldDriver {
+        /// What the driver says of itself, as in `12.4`.
+        found: String,
+        /// What is needed.
+        needed: &'static str,
+    },
+    /// A driver without a card.
+    #[error("--device cuda: the driver finds no card; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu")]
+    NoCard,
+    /// A card that is not there.
+    #[error("--device cuda:{asked}: there are {cards} cards, numbered from 0; choose one of them")]
+    NoSuchCard {
+        /// The number asked for.
+        asked: u32,
+        /// Cards that are there.
+        cards: u32,
+    },
+    /// A card that the embedded code does not run on.
+    #[error("--device cuda: {name} has compute capability {major}.{minor}; 7.5 is the least, use --device cpu")]
+    OldCard {
+        /// The card.
+        name: String,
+        /// Of its compute capability.
+        major: i32,
+        /// Of its compute capability.
+        minor: i32,
+    },
+    /// The arena does not fit.
+    #[error(
+        "--device cuda: the run needs {needed} bytes on {name}, which has {total} bytes, {free} of them free; lower --batch-size or --seq-len, or end what else uses the card"
+    )]
+    TooSmall {
+        /// The card.
+        name: String,
+        /// Bytes of the arena.
+        needed: u64,
+        /// Bytes that nobody uses.
+        free: u64,
+        /// Bytes of the card.
+        total: u64,
+    },
+    /// A call of the driver failed.
+    #[error("the CUDA device failed: {what}: {code}; the last checkpoint is intact, see dmesg and nvidia-smi")]
+    Driver {
+        /// What was being done.
+        what: &'static str,
+        /// The CUresult's name.
+        code: String,
+    },
+    /// An operation that the kernels have no form for.
+    #[error("the CUDA device cannot run {operation}: {why}")]
+    Unsupported {
+        /// The operation.
+        operation: &'static str,
+        /// What it cannot do.
+        why: &'static str,
+    },
+    /// An operand that ends beyond the arena.
+    #[error("the CUDA device was given a region that ends at byte {end} of {bytes}")]
+    OutOfBounds {
+        /// Its end.
+        end: u64,
+        /// Bytes of the arena.
+        bytes: u64,
+    },
+}
+
+/// The name of a CUresult; its number where the driver does not know it.
+fn name(code: u32) -> String {
+    unsafe extern "C" {
+        /// As cust declares it, but with a plain number: codes that its enum lacks are no error to ask about.
+        #[allow(clashing_extern_declarations)]
+        fn cuGetErrorName(code: u32, name: *mut *const std::ffi::c_char) -> u32;
+    }
+    let mut text = std::ptr::null();
+    // SAFETY: a place for one pointer; the driver's names live for ever.
+    unsafe {
+        if cuGetErrorName(code, &mut text) == 0 && !text.is_null() {
+            return std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned();
+        }
+    }
+    format!("CUresult {code}")
+}
+
+impl CudaError {
+    /// For a result of cust.
+    pub(super) fn of(what: &'static str) -> impl Fn(cust::error::CudaError) -> CudaError {
+        move |error| CudaError::Driver { what, code: name(error as u32) }
+    }
+
+    /// For a result of the driver itself.
+    pub(super) fn check(what: &'static str, code: cudaError_enum) -> Result<(), CudaError> {
+        match code {
+            cudaError_enum::CUDA_SUCCESS => Ok(()),
+            code => Err(CudaError::Driver { what, code: name(code as u32) }),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The output head, the cross-entropy and their gradients, a chunk of rows at a time.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::ops::HeadLoss;
+
+use super::blas;
+use super::device::Cuda;
+use super::product::{Case, Product};
+use super::profile::CudaProfile;
+
+/// Mirrors HeadLossArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HeadLossArgs {
+    logits: u64,
+    targets: u64,
+    losses: u64,
+    settings: u64,
+    vocabulary: u32,
+    gradient: u32,
+}
+
+/// Mirrors LossSumArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LossSumArgs {
+    losses: u64,
+    settings: u64,
+    results: u64,
+    rows: u32,
+    add: u32,
+}
+
+impl Run<HeadLoss> for Cuda {
+    fn run(&mut self, o: HeadLoss) -> Result<(), OperationError> {
+        let (rows, chunk) = (o.x.rows(), o.logits.rows());
+        let flat = |r: capful_core::memory::Region| r.reshaped([1, 1, r.elements() as u32, 1]);
+        let kernel = format!("head_loss_{}", o.logits.dtype.name());
+        for first in (0..rows).step_by(chunk as usize) {
+            let count = chunk.min(rows - first);
+            let (x, logits) = (o.x.slice_rows(first, count), o.logits.slice_rows(0, count));
+            self.product(Product::new("head_loss", Case::Nt, x, o.weight, logits))?;
+            let arguments = HeadLossArgs {
+                logits: self.address(logits)?,
+                targets: self.address(flat(o.targets).slice_rows(first, count))?,
+                losses: self.address(flat(o.losses).slice_rows(first, count))?,
+                settings: self.address(o.settings)?,
+                vocabulary: o.weight.rows(),
+                gradient: o.gradient.is_some().into(),
+            };
+            self.launch("head_loss", &kernel, [count, 1, 1], 256, &arguments)?;
+            let Some(g) = o.gradient else { continue };
+            let x_grad = g.x_grad.slice_rows(first, count);
+            self.product(Product::new("head_loss", Case::Nn, logits, o.weight, x_grad))?;
+            let accumulate = g.accumulate || first > 0;
+            self.product(Product { accumulate, ..Product::new("head_loss", Case::Tn, logits, x, g.weight_grad) })?;
+        }
+        let arguments = LossSumArgs {
+            losses: self.address(o.losses)?,
+            settings: self.address(o.settings)?,
+            results: self.address(o.results)?,
+            rows,
+            add: o.add_loss.into(),
+        };
+        self.launch("head_loss", "head_loss_sum", [1, 1, 1], 1024, &arguments)
+    }
+}
+
+impl Scratch<HeadLoss> for CudaProfile {
+    fn scratch(&self, _: &HeadLoss) -> u64 {
+        blas::WORKSPACE
+    }
+}

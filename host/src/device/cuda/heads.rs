@@ -1,0 +1,108 @@
+//! Heads, pattern and rotation as the kernels take them.
+
+use capful_core::device::OperationError;
+use capful_core::memory::Region;
+use capful_core::ops::{Heads, Kind, Pattern, Rotary};
+
+use super::device::Cuda;
+use super::error::CudaError;
+
+/// Mirrors Heads of heads.cuh.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct HeadsArgs {
+    queries: u32,
+    keys: u32,
+    size: u32,
+    query: [u32; 2],
+    key: [u32; 2],
+    value: [u32; 2],
+}
+
+impl HeadsArgs {
+    pub fn new(heads: &Heads) -> HeadsArgs {
+        let places = |at: fn(&Heads, u32) -> usize| [at(heads, 0) as u32, (at(heads, 1) - at(heads, 0)) as u32];
+        HeadsArgs {
+            queries: heads.queries,
+            keys: heads.keys,
+            size: heads.size,
+            query: places(Heads::query),
+            key: places(Heads::key),
+            value: places(Heads::value),
+        }
+    }
+}
+
+/// Mirrors Pattern of heads.cuh.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct PatternArgs {
+    kind: u32,
+    block: u32,
+    window: u32,
+    stride: u32,
+}
+
+impl PatternArgs {
+    pub fn new(pattern: &Pattern) -> PatternArgs {
+        let kind = match pattern.kind {
+            Kind::Dense => 0,
+            Kind::Local => 1,
+            Kind::Global => 2,
+            Kind::Mixed => 3,
+        };
+        PatternArgs { kind, block: pattern.block, window: pattern.window, stride: pattern.stride }
+    }
+}
+
+/// Mirrors RotateArgs of heads.cuh.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RotateArgs {
+    rows: u64,
+    table: u64,
+    count: u32,
+    dims: u32,
+    period: u32,
+    inverse: u32,
+    heads: HeadsArgs,
+}
+
+/// The size that the attention kernels pad a head to, with the tile sides of forward and backward.
+pub fn padded(size: u32) -> Option<(u32, u32, u32)> {
+    match size {
+        ..=64 => Some((64, 64, 32)),
+        65..=128 => Some((128, 32, 16)),
+        129..=256 => Some((256, 16, 8)),
+        _ => None,
+    }
+}
+
+impl Cuda {
+    /// As [`padded`], or the error that says what is possible.
+    pub(super) fn padded(&mut self, operation: &'static str, size: u32) -> Result<(u32, u32, u32), OperationError> {
+        let why = "its heads have more than 256 elements; choose more heads";
+        padded(size).ok_or_else(|| self.fail(CudaError::Unsupported { operation, why }))
+    }
+
+    /// Turns the queries and keys of all rows in place.
+    pub(super) fn rotate(
+        &mut self,
+        module: &'static str,
+        rows: Region,
+        rotary: &Rotary,
+        inverse: bool,
+    ) -> Result<(), OperationError> {
+        let arguments = RotateArgs {
+            rows: self.address(rows)?,
+            table: self.address(rotary.table)?,
+            count: rows.rows(),
+            dims: rotary.dims(),
+            period: rotary.period,
+            inverse: inverse.into(),
+            heads: HeadsArgs::new(&rotary.heads),
+        };
+        let kernel = format!("{module}_rotate_{}", rows.dtype.name());
+        self.launch(module, &kernel, [rows.rows(), 1, 1], 128, &arguments)
+    }
+}

@@ -1,0 +1,34 @@
+//! The linear layer with bias, residual, GELU and rotation.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::ops::Linear;
+
+use super::blas;
+use super::device::Cuda;
+use super::product::{Case, Product};
+use super::profile::CudaProfile;
+
+impl Run<Linear> for Cuda {
+    fn run(&mut self, o: Linear) -> Result<(), OperationError> {
+        self.product(Product {
+            bias: o.bias,
+            residual: o.residual,
+            accumulate: o.accumulate,
+            // A rotation comes between the product and its GELU; no family has both.
+            activated: o.activated.filter(|_| o.rotary.is_none()),
+            ..Product::new("linear", Case::Nt, o.x, o.weight, o.out)
+        })?;
+        let Some(rotary) = &o.rotary else { return Ok(()) };
+        self.rotate("linear", o.out, rotary, false)?;
+        match o.activated {
+            Some(out) => self.run(capful_core::ops::Gelu { x: o.out, out }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Scratch<Linear> for CudaProfile {
+    fn scratch(&self, _: &Linear) -> u64 {
+        blas::WORKSPACE
+    }
+}

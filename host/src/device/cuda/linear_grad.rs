@@ -1,0 +1,48 @@
+//! The gradients of a linear layer.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::ops::LinearGrad;
+
+use super::blas;
+use super::columns::{FinishArgs, pieces};
+use super::device::{Cuda, blocks, piece_bytes};
+use super::product::{Case, Product};
+use super::profile::CudaProfile;
+
+/// Mirrors BiasGradArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct BiasGradArgs {
+    out_grad: u64,
+    partial: u64,
+    rows: u32,
+    columns: u32,
+    piece: u32,
+}
+
+impl Run<LinearGrad> for Cuda {
+    fn run(&mut self, o: LinearGrad) -> Result<(), OperationError> {
+        const NAME: &str = "linear_grad";
+        let x_grad = Product::new(NAME, Case::Nn, o.out_grad, o.weight, o.x_grad);
+        self.product(Product { before_gelu: o.before_gelu, ..x_grad })?;
+        let weight_grad = Product::new(NAME, Case::Tn, o.out_grad, o.x, o.weight_grad);
+        self.product(Product { accumulate: o.accumulate, ..weight_grad })?;
+        let Some(bias_grad) = o.bias_grad else { return Ok(()) };
+        let (rows, columns) = (o.out_grad.rows(), o.out_grad.columns());
+        let (piece, count) = pieces(rows);
+        let partial = self.scratch_at(0, piece_bytes(rows, 1, columns))?;
+        let arguments = BiasGradArgs { out_grad: self.address(o.out_grad)?, partial, rows, columns, piece };
+        let kernel = format!("linear_grad_piece_{}", o.out_grad.dtype.name());
+        self.launch(NAME, &kernel, [blocks(u64::from(columns), 32), count, 1], 256, &arguments)?;
+        let out = [self.address(bias_grad)?, 0, 0, 0];
+        let accumulate = o.accumulate.into();
+        let finish = FinishArgs { partial, out, pieces: count, sums: 1, columns, accumulate };
+        self.finish_columns(NAME, "linear_grad_finish", &finish)
+    }
+}
+
+impl Scratch<LinearGrad> for CudaProfile {
+    fn scratch(&self, o: &LinearGrad) -> u64 {
+        blas::WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns()))
+    }
+}

@@ -1,0 +1,46 @@
+//! The CUDA device: every operation of the core on an NVIDIA card, all state in one allocation.
+//!
+//! - `device`: the card, its one allocation, copies in and out, launches;
+//! - `staging`: inputs and results through pinned memory;
+//! - `graph`: a step recorded once and replayed;
+//! - `timing`: how long operations take;
+//! - `profile`: what the precision implies for memory;
+//! - `product`: the matrix product, by cublasLt (`blas`) or by our own tiled kernel;
+//! - `describe`: what is there and what is missing, before anything is opened;
+//! - the rest: one file an operation, named as in the core's `ops` and in `kernels/cuda`.
+//!
+//! Every operation is queued on one stream and none waits. Sums have a fixed order and no float is added
+//! atomically, so the same inputs give the same bits.
+
+mod adamw;
+mod attention;
+mod attention_grad;
+mod blas;
+mod cached_attention;
+mod columns;
+mod describe;
+mod device;
+mod embed;
+mod error;
+mod gelu;
+mod graph;
+mod head_loss;
+mod heads;
+mod linear;
+mod linear_grad;
+mod norm;
+mod norm_grad;
+mod product;
+mod profile;
+mod squared_norm;
+mod staging;
+mod timing;
+
+pub use describe::{Card, Description, describe};
+pub use device::{Cuda, Products, Room};
+pub use error::CudaError;
+pub use profile::{CudaProfile, Precision};
+pub use staging::Pending;
+
+#[cfg(test)]
+mod tests;

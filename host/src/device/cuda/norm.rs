@@ -1,0 +1,50 @@
+//! LayerNorm.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::ops::Norm;
+
+use super::device::Cuda;
+use super::profile::CudaProfile;
+
+/// Mirrors NormArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NormArgs {
+    x: u64,
+    stats: u64,
+    gain: [u64; 2],
+    bias: [u64; 2],
+    out: [u64; 2],
+    columns: u32,
+    outputs: u32,
+    eps: f32,
+}
+
+impl Run<Norm> for Cuda {
+    fn run(&mut self, o: Norm) -> Result<(), OperationError> {
+        let affines = || [Some(o.first), o.second].into_iter().flatten();
+        let dtype = self.dtype("norm", affines().flat_map(|a| [a.gain, a.bias, a.out]).chain([o.x]))?;
+        let mut arguments = NormArgs {
+            x: self.address(o.x)?,
+            stats: self.address(o.stats)?,
+            gain: [0; 2],
+            bias: [0; 2],
+            out: [0; 2],
+            columns: o.x.columns(),
+            outputs: affines().count() as u32,
+            eps: o.eps,
+        };
+        for (i, affine) in affines().enumerate() {
+            arguments.gain[i] = self.address(affine.gain)?;
+            arguments.bias[i] = self.address(affine.bias)?;
+            arguments.out[i] = self.address(affine.out)?;
+        }
+        self.launch("norm", &format!("norm_{}", dtype.name()), [o.x.rows(), 1, 1], 128, &arguments)
+    }
+}
+
+impl Scratch<Norm> for CudaProfile {
+    fn scratch(&self, _: &Norm) -> u64 {
+        0
+    }
+}

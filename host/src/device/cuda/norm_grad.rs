@@ -1,0 +1,74 @@
+//! The gradient of LayerNorm.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::ops::NormGrad;
+
+use super::columns::{FinishArgs, pieces};
+use super::device::{Cuda, blocks, piece_bytes};
+use super::profile::CudaProfile;
+
+/// Mirrors NormGradArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NormGradArgs {
+    x: u64,
+    stats: u64,
+    x_grad: u64,
+    gain: [u64; 2],
+    out_grad: [u64; 2],
+    partial: u64,
+    rows: u32,
+    columns: u32,
+    outputs: u32,
+    add: u32,
+    piece: u32,
+}
+
+impl Run<NormGrad> for Cuda {
+    fn run(&mut self, o: NormGrad) -> Result<(), OperationError> {
+        let affines = || [Some(o.first), o.second].into_iter().flatten();
+        let types = affines().flat_map(|a| [a.gain, a.out_grad]).chain([o.x, o.x_grad]);
+        let dtype = self.dtype("norm_grad", types)?;
+        let (rows, columns, outputs) = (o.x.rows(), o.x.columns(), affines().count() as u32);
+        let (piece, count) = pieces(rows);
+        let mut arguments = NormGradArgs {
+            x: self.address(o.x)?,
+            stats: self.address(o.stats)?,
+            x_grad: self.address(o.x_grad)?,
+            gain: [0; 2],
+            out_grad: [0; 2],
+            partial: self.scratch_at(0, piece_bytes(rows, 2 * outputs, columns))?,
+            rows,
+            columns,
+            outputs,
+            add: o.add.into(),
+            piece,
+        };
+        let mut finish = FinishArgs {
+            partial: arguments.partial,
+            out: [0; 4],
+            pieces: count,
+            sums: 2 * outputs,
+            columns,
+            accumulate: o.accumulate.into(),
+        };
+        for (i, affine) in affines().enumerate() {
+            arguments.gain[i] = self.address(affine.gain)?;
+            arguments.out_grad[i] = self.address(affine.out_grad)?;
+            finish.out[2 * i] = self.address(affine.gain_grad)?;
+            finish.out[2 * i + 1] = self.address(affine.bias_grad)?;
+        }
+        let dtype = dtype.name();
+        let grid = [blocks(u64::from(columns), 32), count, 1];
+        self.launch("norm_grad", &format!("norm_grad_piece{outputs}_{dtype}"), grid, 256, &arguments)?;
+        self.finish_columns("norm_grad", "norm_grad_finish", &finish)?;
+        self.launch("norm_grad", &format!("norm_grad_{dtype}"), [rows, 1, 1], 128, &arguments)
+    }
+}
+
+impl Scratch<NormGrad> for CudaProfile {
+    fn scratch(&self, o: &NormGrad) -> u64 {
+        let outputs = 1 + u32::from(o.second.is_some());
+        piece_bytes(o.x.rows(), 2 * outputs, o.x.columns())
+    }
+}

@@ -1,0 +1,133 @@
+//! The matrix product: by cublasLt where it is there, else by our own tiled kernel.
+
+use capful_core::device::OperationError;
+use capful_core::memory::{Dtype, Region};
+
+use super::device::{Cuda, blocks};
+use super::error::CudaError;
+
+/// How A and B lie in memory; C is always [m, n].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Case {
+    /// A [m, k], B [n, k].
+    Nt,
+    /// A [m, k], B [k, n].
+    Nn,
+    /// A [k, m], B [k, n].
+    Tn,
+}
+
+/// `C = A · B (+ bias) (+ residual) (+ C) (∘ gelu'(before_gelu))`, then `activated = gelu(C)`.
+#[derive(Debug, Clone, Copy)]
+pub struct Product {
+    pub operation: &'static str,
+    pub case: Case,
+    pub a: Region,
+    pub b: Region,
+    pub c: Region,
+    pub bias: Option<Region>,
+    pub residual: Option<Region>,
+    pub before_gelu: Option<Region>,
+    pub activated: Option<Region>,
+    pub accumulate: bool,
+}
+
+impl Product {
+    /// Only the product.
+    pub fn new(operation: &'static str, case: Case, a: Region, b: Region, c: Region) -> Product {
+        let none = None;
+        let (bias, residual, before_gelu, activated) = (none, none, none, none);
+        Product { operation, case, a, b, c, bias, residual, before_gelu, activated, accumulate: false }
+    }
+
+    /// [m, n, k].
+    pub fn sizes(&self) -> [u32; 3] {
+        let k = if self.case == Case::Tn { self.a.rows() } else { self.a.columns() };
+        [self.c.rows(), self.c.columns(), k]
+    }
+}
+
+/// Mirrors ProductArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ProductArgs {
+    a: u64,
+    b: u64,
+    c: u64,
+    bias: u64,
+    residual: u64,
+    before_gelu: u64,
+    activated: u64,
+    m: u32,
+    n: u32,
+    k: u32,
+    accumulate: u32,
+}
+
+/// Mirrors EpilogueArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct EpilogueArgs {
+    before_gelu: u64,
+    out: u64,
+    activated: u64,
+    count: u64,
+}
+
+impl Cuda {
+    pub(super) fn product(&mut self, p: Product) -> Result<(), OperationError> {
+        let input = self.dtype(p.operation, [p.a, p.b].into_iter().chain(p.bias))?;
+        let output =
+            self.dtype(p.operation, [Some(p.c), p.residual, p.before_gelu, p.activated].into_iter().flatten())?;
+        if (input, output) == (Dtype::F32, Dtype::Bf16) {
+            let why = "its operands are f32 and its result bf16";
+            return Err(self.fail(CudaError::Unsupported { operation: p.operation, why }));
+        }
+        if self.blas.is_some() && self.product_by_library(&p)? {
+            return self.epilogue(&p);
+        }
+        self.product_by_tiles(&p, input, output)
+    }
+
+    pub(super) fn product_by_tiles(&mut self, p: &Product, input: Dtype, output: Dtype) -> Result<(), OperationError> {
+        let [m, n, k] = p.sizes();
+        let arguments = ProductArgs {
+            a: self.address(p.a)?,
+            b: self.address(p.b)?,
+            c: self.address(p.c)?,
+            bias: self.address_or_null(p.bias)?,
+            residual: self.address_or_null(p.residual)?,
+            before_gelu: self.address_or_null(p.before_gelu)?,
+            activated: self.address_or_null(p.activated)?,
+            m,
+            n,
+            k,
+            accumulate: p.accumulate.into(),
+        };
+        let tiles = |side| blocks(u64::from(m), side) * blocks(u64::from(n), side);
+        // Large tiles where they still give every multiprocessor two.
+        let side = if tiles(128) >= 264 { 128 } else { 64 };
+        let case = match p.case {
+            Case::Nt => "nt",
+            Case::Nn => "nn",
+            Case::Tn => "tn",
+        };
+        let kernel = format!("product_{case}_{side}_{}_{}", input.name(), output.name());
+        self.launch("product", &kernel, [tiles(side), 1, 1], 256, &arguments)
+    }
+
+    /// What the library's product leaves to do.
+    pub(super) fn epilogue(&mut self, p: &Product) -> Result<(), OperationError> {
+        if p.before_gelu.is_none() && p.activated.is_none() {
+            return Ok(());
+        }
+        let arguments = EpilogueArgs {
+            before_gelu: self.address_or_null(p.before_gelu)?,
+            out: self.address(p.c)?,
+            activated: self.address_or_null(p.activated)?,
+            count: p.c.elements(),
+        };
+        let kernel = format!("linear_epilogue_{}", p.c.dtype.name());
+        self.launch("linear", &kernel, [blocks(arguments.count, 256), 1, 1], 256, &arguments)
+    }
+}

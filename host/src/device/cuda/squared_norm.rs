@@ -1,0 +1,46 @@
+//! The squared norm of all gradients.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::ops::SquaredNorm;
+use capful_core::train::results;
+
+use super::device::{Cuda, blocks};
+use super::profile::CudaProfile;
+
+/// Mirrors SquaredNormArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SquaredNormArgs {
+    gradient: u64,
+    partial: u64,
+    result: u64,
+    count: u64,
+    pieces: u32,
+    piece: u32,
+}
+
+fn pieces(o: &SquaredNorm) -> u32 {
+    blocks(o.gradient.elements(), SquaredNorm::PIECE as u32)
+}
+
+impl Run<SquaredNorm> for Cuda {
+    fn run(&mut self, o: SquaredNorm) -> Result<(), OperationError> {
+        let pieces = pieces(&o);
+        let arguments = SquaredNormArgs {
+            gradient: self.address(o.gradient)?,
+            partial: self.scratch_at(0, 4 * u64::from(pieces))?,
+            result: self.address(o.results)? + 4 * results::SQUARED_NORM as u64,
+            count: o.gradient.elements(),
+            pieces,
+            piece: SquaredNorm::PIECE as u32,
+        };
+        self.launch("squared_norm", "squared_norm_piece", [pieces, 1, 1], 256, &arguments)?;
+        self.launch("squared_norm", "squared_norm_finish", [1, 1, 1], 256, &arguments)
+    }
+}
+
+impl Scratch<SquaredNorm> for CudaProfile {
+    fn scratch(&self, o: &SquaredNorm) -> u64 {
+        4 * u64::from(pieces(o))
+    }
+}

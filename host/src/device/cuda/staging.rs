@@ -1,0 +1,113 @@
+//! Inputs and results through pinned memory, so that the host never waits for the step that runs.
+//!
+//! Steps take turns on two halves. A step's inputs are queued before its kernels and its results after them; they
+//! are read while the next step runs.
+
+use capful_core::memory::Region;
+use cust::event::{Event, EventFlags};
+use cust::memory::LockedBuffer;
+use cust::sys;
+
+use super::device::Cuda;
+use super::error::CudaError;
+
+/// Two halves of pinned memory, and when each was last used.
+pub struct Staging {
+    memory: LockedBuffer<u8>,
+    half: usize,
+    /// Steps begun.
+    steps: u64,
+    /// Bytes of the current half in use.
+    used: usize,
+    /// Recorded when the step that used this half was queued.
+    done: [Event; 2],
+}
+
+/// Results on their way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pending {
+    step: u64,
+    start: usize,
+    len: usize,
+}
+
+impl Staging {
+    /// Twice `bytes`.
+    pub fn new(bytes: usize) -> Result<Staging, CudaError> {
+        let half = bytes.next_multiple_of(64).max(64);
+        let event = || Event::new(EventFlags::DISABLE_TIMING).map_err(CudaError::of("cuEventCreate"));
+        let memory = LockedBuffer::new(&0, 2 * half).map_err(CudaError::of("cuMemAllocHost"))?;
+        Ok(Staging { memory, half, steps: 0, used: 0, done: [event()?, event()?] })
+    }
+
+    fn take(&mut self, len: usize) -> Result<std::ops::Range<usize>, CudaError> {
+        let start = (self.steps % 2) as usize * self.half + self.used;
+        if self.used + len > self.half {
+            return Err(CudaError::OutOfBounds { end: (self.used + len) as u64, bytes: self.half as u64 });
+        }
+        self.used += len.next_multiple_of(16);
+        Ok(start..start + len)
+    }
+}
+
+impl Cuda {
+    /// Begins the next step's copies. Waits for the step before the last, whose half it takes.
+    ///
+    /// # Errors
+    /// What went wrong in that step.
+    pub fn next_step(&mut self) -> Result<(), CudaError> {
+        let Cuda { staging: s, stream, .. } = self;
+        let event = CudaError::of("cuEventSynchronize");
+        if s.steps > 0 {
+            s.done[((s.steps - 1) % 2) as usize].record(stream).map_err(CudaError::of("cuEventRecord"))?;
+        }
+        s.steps += 1;
+        s.used = 0;
+        // Indexed by the step that used the half: two steps before this one.
+        if s.steps > 2 { s.done[((s.steps - 1) % 2) as usize].synchronize().map_err(event) } else { Ok(()) }
+    }
+
+    /// Queues `bytes` into a region, in its own type.
+    ///
+    /// # Errors
+    /// More than the staging memory holds; a region beyond the arena; what the driver says.
+    pub fn queue_write(&mut self, region: Region, bytes: &[u8]) -> Result<(), CudaError> {
+        let range = self.staging.take(bytes.len())?;
+        self.staging.memory[range.clone()].copy_from_slice(bytes);
+        let to = self.checked(region, bytes.len())?;
+        let from = self.staging.memory[range].as_ptr();
+        // SAFETY: pinned bytes that stay as they are until the step after the next begins, and a checked address.
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes.len(), self.stream.as_inner()) };
+        CudaError::check("cuMemcpyHtoDAsync", code)
+    }
+
+    /// Queues a copy of a region's bytes to the host, behind what was queued so far.
+    ///
+    /// # Errors
+    /// As [`Cuda::queue_write`].
+    pub fn queue_read(&mut self, region: Region) -> Result<Pending, CudaError> {
+        let len = region.bytes() as usize;
+        let range = self.staging.take(len)?;
+        let from = self.checked(region, len)?;
+        let to = self.staging.memory[range.clone()].as_mut_ptr();
+        // SAFETY: as above; nobody reads these bytes before `results` has waited.
+        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, len, self.stream.as_inner()) };
+        CudaError::check("cuMemcpyDtoHAsync", code)?;
+        Ok(Pending { step: self.staging.steps, start: range.start, len })
+    }
+
+    /// The bytes that a step's [`Cuda::queue_read`] asked for. Waits for that step: none at all where the next one
+    /// was long since queued. Asked for before the step after the next begins, after which the bytes are others.
+    ///
+    /// # Errors
+    /// What went wrong in that step.
+    pub fn results(&mut self, pending: Pending) -> Result<&[u8], CudaError> {
+        if pending.step == self.staging.steps {
+            self.synchronise()?;
+        } else {
+            let done = &self.staging.done[(pending.step.wrapping_sub(1) % 2) as usize];
+            done.synchronize().map_err(CudaError::of("cuEventSynchronize"))?;
+        }
+        Ok(&self.staging.memory[pending.start..pending.start + pending.len])
+    }
+}

@@ -1,0 +1,248 @@
+//! The same operation on the card and on the Reference, over the same numbers.
+
+use capful_core::device::{Meter, Operation, Rates, Reference, Run, Scratch};
+use capful_core::memory::{Arena, Dtype, Region, Space};
+use capful_core::random::Random;
+
+use crate::device::cuda::{Cuda, CudaProfile, Precision, Products, Room};
+
+/// Bytes of the arena for operands, and of the scratch behind them.
+const OPERANDS: u64 = 8 << 20;
+const SCRATCH: u64 = 33 << 20;
+
+/// Opens the first card, or the stand-in where there is no driver. Products are our own.
+pub fn open(arena: u64, scratch: Region, staging: u64) -> Cuda {
+    open_with(arena, scratch, staging, Products::Own)
+}
+
+/// As [`open`].
+pub fn open_with(arena: u64, scratch: Region, staging: u64, products: Products) -> Cuda {
+    capful_driver::load_or(Some(capful_kernels::STAND_IN)).expect("a driver or the stand-in");
+    Cuda::open(0, Room { arena, scratch, staging }, products).expect("a card")
+}
+
+/// Values in a region's own type.
+pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
+    match dtype {
+        Dtype::Bf16 => values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect(),
+        Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        Dtype::U32 => values.iter().flat_map(|v| (*v as u32).to_le_bytes()).collect(),
+    }
+}
+
+/// The values of a region's bytes.
+pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        Dtype::Bf16 => bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
+        Dtype::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        Dtype::U32 => bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b) as f32).collect(),
+    }
+}
+
+/// ‖found − expected‖ / ‖expected‖; infinite where one is a number and the other is not.
+pub fn distance(found: &[f32], expected: &[f32]) -> f64 {
+    let (mut difference, mut norm) = (0.0, 0.0);
+    for (a, b) in found.iter().zip(expected) {
+        if a.is_nan() != b.is_nan() {
+            return f64::INFINITY;
+        }
+        // Infinities are their own difference.
+        if !a.is_nan() && a != b {
+            difference += (f64::from(*a) - f64::from(*b)).powi(2);
+        }
+        norm += if b.is_finite() { f64::from(*b).powi(2) } else { 0.0 };
+    }
+    if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() }
+}
+
+struct Operand {
+    region: Region,
+    /// What is there before; in the Reference's bytes where it is ids.
+    values: Vec<f32>,
+    ids: Vec<u32>,
+    /// Whether the operation says what is there afterwards.
+    compared: bool,
+}
+
+/// Lays operands for one operation.
+pub struct Lay {
+    kept: Dtype,
+    offset: u64,
+    stream: u64,
+    operands: Vec<Operand>,
+}
+
+impl Lay {
+    fn new(kept: Dtype) -> Lay {
+        Lay { kept, offset: 0, stream: 0, operands: Vec::new() }
+    }
+
+    fn region(&mut self, dtype: Dtype, shape: [u32; 4], values: Vec<f32>, ids: Vec<u32>, compared: bool) -> Region {
+        let region = Region { space: Space::Arena, dtype, offset: self.offset, shape };
+        // A gap behind each, which nobody may touch.
+        self.offset = (region.end() + 64).next_multiple_of(256);
+        self.stream += 1;
+        self.operands.push(Operand { region, values, ids, compared });
+        region
+    }
+
+    fn drawn(&self, shape: [u32; 4], scale: f32) -> Vec<f32> {
+        let random = Random::new(23, self.stream);
+        (0..shape.iter().map(|n| u64::from(*n)).product()).map(|i| random.normal(i) * scale).collect()
+    }
+
+    /// Normal numbers in the precision's type.
+    pub fn normal(&mut self, shape: [u32; 4], scale: f32) -> Region {
+        let values = self.drawn(shape, scale);
+        self.region(self.kept, shape, values, Vec::new(), true)
+    }
+
+    /// Normal numbers in f32.
+    pub fn exact(&mut self, shape: [u32; 4], scale: f32) -> Region {
+        let values = self.drawn(shape, scale);
+        self.region(Dtype::F32, shape, values, Vec::new(), true)
+    }
+
+    /// These numbers in f32.
+    pub fn values(&mut self, shape: [u32; 4], values: Vec<f32>) -> Region {
+        self.region(Dtype::F32, shape, values, Vec::new(), true)
+    }
+
+    fn nothing(shape: [u32; 4]) -> Vec<f32> {
+        vec![f32::NAN; shape.iter().product::<u32>() as usize]
+    }
+
+    /// To be written, in the precision's type.
+    pub fn poison(&mut self, shape: [u32; 4]) -> Region {
+        self.region(self.kept, shape, Self::nothing(shape), Vec::new(), true)
+    }
+
+    /// To be written, in f32.
+    pub fn poison_exact(&mut self, shape: [u32; 4]) -> Region {
+        self.region(Dtype::F32, shape, Self::nothing(shape), Vec::new(), true)
+    }
+
+    /// What the operation may leave anything in, of this type or the precision's.
+    pub fn left(&mut self, shape: [u32; 4], dtype: Option<Dtype>) -> Region {
+        self.region(dtype.unwrap_or(self.kept), shape, Self::nothing(shape), Vec::new(), false)
+    }
+
+    /// Token ids.
+    pub fn ids(&mut self, ids: Vec<u32>) -> Region {
+        self.region(Dtype::U32, [1, 1, 1, ids.len() as u32], Vec::new(), ids, true)
+    }
+}
+
+/// A card for the operations of one test, opened once or twice.
+pub struct Bench {
+    cards: Vec<Cuda>,
+}
+
+impl Bench {
+    pub fn new() -> Bench {
+        Bench { cards: vec![Bench::card(Products::Own)] }
+    }
+
+    /// Twice: products by our own kernels, and by the library where there is one.
+    pub fn of_products() -> Bench {
+        let mut cards = vec![Bench::card(Products::Own), Bench::card(Products::Library)];
+        cards.retain(|card| card.warnings.is_empty());
+        Bench { cards }
+    }
+
+    fn card(products: Products) -> Cuda {
+        let words = (SCRATCH / 4) as u32;
+        let scratch = Region { space: Space::Arena, dtype: Dtype::F32, offset: OPERANDS, shape: [1, 1, 1, words] };
+        open_with(OPERANDS + SCRATCH, scratch, 0, products)
+    }
+
+    /// Runs the operation that `build` lays, in both precisions, on the card twice and on the Reference.
+    pub fn agree<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O)
+    where
+        Cuda: Run<O>,
+        CudaProfile: Scratch<O>,
+    {
+        self.agree_in(Precision::F32, 1e-5, &build);
+        self.agree_in(Precision::Bf16, 1e-2, &build);
+    }
+
+    /// As [`Bench::agree`], in one precision.
+    pub fn agree_in<O: Operation>(&mut self, precision: Precision, tolerance: f64, build: &impl Fn(&mut Lay) -> O)
+    where
+        Cuda: Run<O>,
+        CudaProfile: Scratch<O>,
+    {
+        let kept = if precision == Precision::F32 { Dtype::F32 } else { Dtype::Bf16 };
+        let (mut ours, mut theirs) = (Lay::new(kept), Lay::new(Dtype::F32));
+        let (operation, reference) = (build(&mut ours), build(&mut theirs));
+        let profile = CudaProfile { precision };
+        let mut meter = Meter::new(&profile, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
+        meter.run(operation).expect("shapes that belong together");
+        assert!(meter.scratch <= SCRATCH && ours.offset <= OPERANDS);
+
+        let mut storage = vec![u64::MAX; (theirs.offset / 8) as usize];
+        for (own, operand) in ours.operands.iter().zip(&theirs.operands) {
+            let mut arena = Arena::new(&mut storage, &[]);
+            let [mut view] = arena.views([Some(operand.region)]).expect("room");
+            if operand.ids.is_empty() {
+                let rounded = decode(own.region.dtype, &encode(own.region.dtype, &operand.values));
+                view.f32_mut().copy_from_slice(&rounded);
+            } else {
+                view.u32_mut().copy_from_slice(&operand.ids);
+            }
+        }
+        Reference { arena: Arena::new(&mut storage, &[]) }.run(reference).expect("the reference runs");
+        for cuda in &mut self.cards {
+            let found = run(cuda, operation, &ours);
+            assert!(found == run(cuda, operation, &ours), "{}: other bits the second time", O::NAME);
+            ours.check(O::NAME, &found, &theirs, bytemuck::cast_slice(&storage), tolerance);
+        }
+    }
+}
+
+impl Lay {
+    /// Holds what the card left against what the Reference left, operand by operand.
+    fn check(&self, name: &str, found: &[u8], theirs: &Lay, expected: &[u8], tolerance: f64) {
+        let at = |region: Region| region.offset as usize..region.end() as usize;
+        let mut gaps = found.to_vec();
+        self.operands.iter().for_each(|o| gaps[at(o.region)].fill(0xff));
+        assert!(gaps.iter().all(|b| *b == 0xff), "{name}: something beside the operands was written");
+        for (i, (own, operand)) in self.operands.iter().zip(&theirs.operands).enumerate().filter(|(_, o)| o.0.compared)
+        {
+            let found = decode(own.region.dtype, &found[at(own.region)]);
+            let expected = decode(operand.region.dtype, &expected[at(operand.region)]);
+            let distance = distance(&found, &expected);
+            let region = own.region;
+            // Shown by `--nocapture`: the parity on this card.
+            println!("parity {name} {} operand {i} {distance:.1e}", self.kept.name());
+            assert!(
+                distance <= tolerance,
+                "{name}: operand {i}, {region:?}, is off by {distance:e}\nfound {:?}\nexpected {:?}",
+                &found[..found.len().min(8)],
+                &expected[..expected.len().min(8)],
+            );
+        }
+    }
+}
+
+/// Everything there after `operation`.
+fn run<O: Operation>(cuda: &mut Cuda, operation: O, lay: &Lay) -> Vec<u8>
+where
+    Cuda: Run<O>,
+{
+    let all = Region { space: Space::Arena, dtype: Dtype::U32, offset: 0, shape: [1, 1, 1, (lay.offset / 4) as u32] };
+    let mut bytes = vec![0xff; lay.offset as usize];
+    for operand in &lay.operands {
+        let filled = match operand.ids.is_empty() {
+            true => encode(operand.region.dtype, &operand.values),
+            false => operand.ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
+        };
+        bytes[operand.region.offset as usize..operand.region.end() as usize].copy_from_slice(&filled);
+    }
+    cuda.write(all, &bytes).expect("the card takes it");
+    if cuda.run(operation).is_err() {
+        panic!("{}: {:?}", O::NAME, cuda.take_failure());
+    }
+    cuda.read(all, &mut bytes).expect("the card gives it back");
+    bytes
+}

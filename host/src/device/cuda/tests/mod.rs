@@ -1,0 +1,8 @@
+//! Every operation against the core's Reference, and a whole step: on a card where there is one, else on the
+//! stand-in for its driver.
+
+mod bench;
+mod errors;
+mod operations;
+mod products;
+mod step;

@@ -1,0 +1,239 @@
+//! Operations with kernels of their own, over random and odd shapes.
+
+use capful_core::memory::{Dtype, Region};
+use capful_core::ops::{
+    AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
+    Heads, IGNORE, Kind, Norm, NormGrad, Pattern, Rotary, SquaredNorm,
+};
+use capful_core::random::Random;
+
+use super::bench::{Bench, Lay};
+
+/// Numbers from 1 to `most`, the same in every run.
+fn shapes<const N: usize>(seed: u64, count: u64, most: [u32; N]) -> Vec<[u32; N]> {
+    let random = Random::new(seed, 7);
+    (0..count)
+        .map(|i| std::array::from_fn(|j| 1 + random.below(i * N as u64 + j as u64, u64::from(most[j])) as u32))
+        .collect()
+}
+
+fn ids(rows: u32, vocabulary: u32) -> Vec<u32> {
+    let random = Random::new(5, 1);
+    (0..u64::from(rows)).map(|i| random.below(i, u64::from(vocabulary)) as u32).collect()
+}
+
+#[test]
+fn embed_and_its_gradient() {
+    let mut bench = Bench::new();
+    for [rows, d, vocabulary] in
+        [[1, 1, 1], [700, 33, 5], [300, 300, 90]].into_iter().chain(shapes(1, 4, [400, 99, 200]))
+    {
+        bench.agree(|l| Embed {
+            ids: l.ids(ids(rows, vocabulary)),
+            table: l.normal([1, 1, vocabulary, d], 1.0),
+            out: l.poison([1, 1, rows, d]),
+        });
+        for accumulate in [false, true] {
+            bench.agree(|l| EmbedGrad {
+                ids: l.ids(ids(rows, vocabulary)),
+                out_grad: l.normal([1, 1, rows, d], 1.0),
+                table_grad: if accumulate {
+                    l.exact([1, 1, vocabulary, d], 1.0)
+                } else {
+                    l.poison_exact([1, 1, vocabulary, d])
+                },
+                accumulate,
+            });
+        }
+    }
+}
+
+#[test]
+fn gelu() {
+    let mut bench = Bench::new();
+    for [rows, d] in shapes(2, 5, [40, 300]) {
+        bench.agree(|l| Gelu { x: l.normal([1, 1, rows, d], 2.0), out: l.poison([1, 1, rows, d]) });
+    }
+}
+
+fn affine(l: &mut Lay, rows: u32, d: u32) -> Affine {
+    Affine { gain: l.normal([1, 1, 1, d], 1.0), bias: l.normal([1, 1, 1, d], 1.0), out: l.poison([1, 1, rows, d]) }
+}
+
+fn affine_grad(l: &mut Lay, rows: u32, d: u32, accumulate: bool) -> AffineGrad {
+    let sum = |l: &mut Lay| match accumulate {
+        true => l.exact([1, 1, 1, d], 1.0),
+        false => l.poison_exact([1, 1, 1, d]),
+    };
+    AffineGrad {
+        gain: l.normal([1, 1, 1, d], 1.0),
+        out_grad: l.normal([1, 1, rows, d], 1.0),
+        gain_grad: sum(l),
+        bias_grad: sum(l),
+    }
+}
+
+#[test]
+fn norm_and_its_gradient() {
+    let mut bench = Bench::new();
+    for [rows, d] in [[1, 2], [257, 31], [65, 512]].into_iter().chain(shapes(3, 4, [300, 300])) {
+        for two in [false, true] {
+            bench.agree(|l| Norm {
+                x: l.normal([1, 1, rows, d], 3.0),
+                eps: 1e-5,
+                stats: l.poison_exact([1, 1, rows, 2]),
+                first: affine(l, rows, d),
+                second: two.then(|| affine(l, rows, d)),
+            });
+            let stats = |rows: u32| (0..2 * rows).map(|i| if i % 2 == 0 { 0.1 } else { 0.4 }).collect();
+            bench.agree(|l| NormGrad {
+                x: l.normal([1, 1, rows, d], 3.0),
+                stats: l.values([1, 1, rows, 2], stats(rows)),
+                x_grad: if two { l.normal([1, 1, rows, d], 1.0) } else { l.poison([1, 1, rows, d]) },
+                first: affine_grad(l, rows, d, two),
+                second: two.then(|| affine_grad(l, rows, d, two)),
+                add: two,
+                accumulate: two,
+            });
+        }
+    }
+}
+
+/// Heads, batch, length and pattern of a few kinds.
+fn attentions() -> Vec<(Heads, u32, u32, Pattern)> {
+    let pattern = |kind, block| Pattern { kind, block, window: 1, stride: 3 };
+    vec![
+        (Heads::interleaved(1, 1), 1, 1, Pattern::DENSE),
+        (Heads::interleaved(2, 64), 2, 70, Pattern::DENSE),
+        (Heads::grouped(4, 2, 6), 2, 65, pattern(Kind::Local, 16)),
+        (Heads::grouped(6, 2, 10), 1, 150, pattern(Kind::Global, 8)),
+        (Heads::interleaved(3, 32), 1, 129, pattern(Kind::Mixed, 7)),
+        (Heads::interleaved(1, 128), 2, 33, Pattern::DENSE),
+        (Heads::grouped(2, 1, 100), 1, 40, pattern(Kind::Local, 5)),
+        (Heads::interleaved(2, 256), 1, 21, Pattern::DENSE),
+        (Heads::grouped(2, 1, 200), 1, 35, pattern(Kind::Global, 4)),
+    ]
+}
+
+fn rotary(l: &mut Lay, heads: Heads, positions: u32) -> Rotary {
+    // At least one pair where the head has two elements; else angles of zero dims.
+    let pairs = heads.size / 4;
+    let mut angles = Vec::new();
+    for (position, pair) in (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j))) {
+        angles.extend(Rotary::angle(100.0, 2 * pairs, position, pair));
+    }
+    Rotary { table: l.values([1, positions, pairs, 2], angles), heads, period: positions }
+}
+
+#[test]
+fn attention_and_its_gradient() {
+    let mut bench = Bench::new();
+    for (heads, batch, t, pattern) in attentions() {
+        let (width, out_width) = (heads.width(), heads.out_width());
+        bench.agree(|l| Attention {
+            qkv: l.normal([1, batch, t, width], 1.0),
+            out: l.poison([1, batch, t, out_width]),
+            log_sum: l.poison_exact([1, batch, heads.queries, t]),
+            heads,
+            pattern,
+        });
+        bench.agree(|l| AttentionGrad {
+            qkv: l.normal([1, batch, t, width], 0.3),
+            out: l.normal([1, batch, t, out_width], 0.5),
+            // A sum near the real one, so that the probabilities are below 1.
+            log_sum: l.values([1, batch, heads.queries, t], vec![3.0; (batch * heads.queries * t) as usize]),
+            out_grad: l.normal([1, batch, t, out_width], 1.0),
+            qkv_grad: l.poison([1, batch, t, width]),
+            heads,
+            pattern,
+            rotary: rotary(l, heads, t),
+        });
+    }
+}
+
+#[test]
+fn cached_attention() {
+    let mut bench = Bench::new();
+    for (heads, _, t, pattern) in attentions() {
+        for cursor in [0, t / 2, t - 1] {
+            bench.agree(|l| CachedAttention {
+                qkv: l.normal([1, 1, 1, heads.width()], 1.0),
+                cache: l.normal([1, 2, t, heads.keys * heads.size], 1.0),
+                cursor: l.ids(vec![cursor]),
+                out: l.poison([1, 1, 1, heads.out_width()]),
+                rotary: rotary(l, heads, t),
+                pattern,
+            });
+        }
+    }
+}
+
+fn control(l: &mut Lay) -> [Region; 2] {
+    [l.values([1, 1, 1, 5], vec![0.01, 0.2, 0.1, 1.5, 0.125]), l.values([1, 1, 1, 2], vec![0.5, 9.0])]
+}
+
+#[test]
+fn head_loss_and_its_gradients() {
+    let mut bench = Bench::new();
+    for [rows, d, vocabulary, chunk] in
+        [[9, 16, 300, 4], [1, 1, 2, 1]].into_iter().chain(shapes(4, 4, [60, 40, 700, 70]))
+    {
+        let mut targets = ids(rows, vocabulary);
+        targets[rows as usize / 2] = IGNORE;
+        for (gradient, again) in [(false, false), (true, false), (true, true)] {
+            bench.agree(|l| {
+                let [settings, results] = control(l);
+                let weight_grad = |l: &mut Lay| match again {
+                    true => l.exact([1, 1, vocabulary, d], 1.0),
+                    false => l.poison_exact([1, 1, vocabulary, d]),
+                };
+                HeadLoss {
+                    x: l.normal([1, 1, rows, d], 1.0),
+                    weight: l.normal([1, 1, vocabulary, d], 0.3),
+                    targets: l.ids(targets.clone()),
+                    // An evaluation's logits are f32 in every precision.
+                    logits: l.left([1, 1, chunk, vocabulary], (!gradient).then_some(Dtype::F32)),
+                    losses: l.poison_exact([1, 1, 1, rows]),
+                    settings,
+                    results,
+                    add_loss: again,
+                    gradient: gradient.then(|| HeadGrad {
+                        x_grad: l.poison([1, 1, rows, d]),
+                        weight_grad: weight_grad(l),
+                        accumulate: again,
+                    }),
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn squared_norm() {
+    let mut bench = Bench::new();
+    for count in [1, 255, 16_383, 16_384, 16_385, 200_001] {
+        bench.agree(|l| SquaredNorm { gradient: l.exact([1, 1, 1, count], 0.01), results: control(l)[1] });
+    }
+}
+
+#[test]
+fn adamw_with_and_without_masters() {
+    let mut bench = Bench::new();
+    for (count, squared_norm) in [(1, 0.25), (1000, 9.0), (70_001, 9.0), (300, f32::NAN), (300, f32::INFINITY)] {
+        for master in [false, true] {
+            bench.agree(|l| AdamW {
+                weight: l.normal([1, 1, 1, count], 1.0),
+                master: master.then(|| l.exact([1, 1, 1, count], 1.0)),
+                gradient: l.exact([1, 1, 1, count], 1.0),
+                first: l.exact([1, 1, 1, count], 0.1),
+                second: l.values([1, 1, 1, count], (0..count).map(|i| (i % 17) as f32 * 0.01).collect()),
+                settings: control(l)[0],
+                results: l.values([1, 1, 1, 2], vec![0.0, squared_norm]),
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                decay: 0.1,
+            });
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Linear layers and their gradients: the product in all three cases, with everything folded into it.
+
+use capful_core::device::{Access, Operation, OperationError, Run, Scratch};
+use capful_core::memory::{Arena, Region};
+use capful_core::ops::{Heads, Linear, LinearGrad, Rotary};
+use capful_core::random::Random;
+
+use super::bench::{Bench, Lay};
+use crate::device::cuda::product::{Case, Product};
+use crate::device::cuda::{Cuda, CudaProfile, Precision};
+
+fn sizes() -> Vec<[u32; 3]> {
+    let random = Random::new(9, 3);
+    let drawn = (0..5).map(|i| std::array::from_fn(|j| 1 + random.below(3 * i + j as u64, 150) as u32));
+    [[1, 1, 1], [64, 64, 16], [65, 130, 17], [3, 200, 33]].into_iter().chain(drawn).collect()
+}
+
+#[test]
+fn linear_with_everything_that_belongs_to_it() {
+    let mut bench = Bench::of_products();
+    for [rows, inputs, outputs] in sizes() {
+        for form in 0..4 {
+            bench.agree(|l| {
+                let x = l.normal([1, 1, rows, inputs], 1.0);
+                let weight = l.normal([1, 1, outputs, inputs], 0.3);
+                let bias = (form != 0).then(|| l.normal([1, 1, 1, outputs], 1.0));
+                let like_out = [1, 1, rows, outputs];
+                let out = if form == 2 { l.normal(like_out, 1.0) } else { l.poison(like_out) };
+                let plain = Linear::new(x, weight, bias, out);
+                match form {
+                    1 => Linear { activated: Some(l.poison(like_out)), ..plain },
+                    2 => Linear { accumulate: true, ..plain },
+                    3 => Linear { residual: Some(l.normal(like_out, 1.0)), ..plain },
+                    _ => plain,
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn linear_turns_queries_and_keys() {
+    let mut bench = Bench::of_products();
+    for (heads, dims, rows, period) in [
+        (Heads::interleaved(2, 8), 2, 13, 13),
+        (Heads::grouped(4, 2, 6), 6, 20, 5),
+        (Heads::interleaved(3, 64), 16, 9, 9),
+    ] {
+        bench.agree(|l| {
+            let mut angles = Vec::new();
+            for (position, pair) in (0..period).flat_map(|p| (0..dims / 2).map(move |j| (p, j))) {
+                angles.extend(Rotary::angle(50.0, dims, position, pair));
+            }
+            let table = l.values([1, period, dims / 2, 2], angles);
+            let x = l.normal([1, 1, rows, 7], 1.0);
+            let weight = l.normal([1, 1, heads.width(), 7], 1.0);
+            let bias = Some(l.normal([1, 1, 1, heads.width()], 1.0));
+            let out = l.poison([1, 1, rows, heads.width()]);
+            Linear { rotary: Some(Rotary { table, heads, period }), ..Linear::new(x, weight, bias, out) }
+        });
+    }
+}
+
+#[test]
+fn logits_are_f32_in_every_precision() {
+    Bench::of_products().agree(|l| {
+        let (x, weight) = (l.normal([1, 1, 3, 40], 1.0), l.normal([1, 1, 90, 40], 1.0));
+        Linear::new(x, weight, None, l.poison_exact([1, 1, 3, 90]))
+    });
+}
+
+#[test]
+fn linear_grad_overwrites_and_accumulates() {
+    let mut bench = Bench::of_products();
+    for [rows, inputs, outputs] in sizes() {
+        for accumulate in [false, true] {
+            bench.agree(|l| {
+                let sum = |l: &mut Lay, shape| if accumulate { l.exact(shape, 1.0) } else { l.poison_exact(shape) };
+                LinearGrad {
+                    x: l.normal([1, 1, rows, inputs], 1.0),
+                    weight: l.normal([1, 1, outputs, inputs], 1.0),
+                    out_grad: l.normal([1, 1, rows, outputs], 1.0),
+                    x_grad: l.poison([1, 1, rows, inputs]),
+                    before_gelu: accumulate.then(|| l.normal([1, 1, rows, inputs], 1.0)),
+                    weight_grad: sum(l, [1, 1, outputs, inputs]),
+                    bias_grad: Some(sum(l, [1, 1, 1, outputs])),
+                    accumulate,
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn the_large_tile_gives_the_same() {
+    // 9 × 30 tiles of 128: just enough to take it.
+    let mut bench = Bench::of_products();
+    bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| {
+        let (x, weight) = (l.normal([1, 1, 1050, 20], 1.0), l.normal([1, 1, 3750, 20], 1.0));
+        Linear::new(x, weight, None, l.poison([1, 1, 1050, 3750]))
+    });
+}
+
+/// A layer and its gradient whose GELU is a pass of its own, as after a library's product.
+#[derive(Debug, Clone, Copy)]
+struct Apart<O>(O);
+
+impl<O: Operation> Operation for Apart<O> {
+    const NAME: &'static str = O::NAME;
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        self.0.operands(visit);
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        self.0.validate()
+    }
+
+    fn flops(&self) -> u64 {
+        self.0.flops()
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        self.0.reference(arena)
+    }
+}
+
+impl Run<Apart<Linear>> for Cuda {
+    fn run(&mut self, Apart(o): Apart<Linear>) -> Result<(), OperationError> {
+        self.run(Linear { activated: None, ..o })?;
+        self.epilogue(&Product { activated: o.activated, ..Product::new("linear", Case::Nt, o.x, o.weight, o.out) })
+    }
+}
+
+impl Run<Apart<LinearGrad>> for Cuda {
+    fn run(&mut self, Apart(o): Apart<LinearGrad>) -> Result<(), OperationError> {
+        self.run(LinearGrad { before_gelu: None, ..o })?;
+        let product = Product::new("linear_grad", Case::Nn, o.out_grad, o.weight, o.x_grad);
+        self.epilogue(&Product { before_gelu: o.before_gelu, ..product })
+    }
+}
+
+impl<O: Operation> Scratch<Apart<O>> for CudaProfile
+where
+    CudaProfile: Scratch<O>,
+{
+    fn scratch(&self, operation: &Apart<O>) -> u64 {
+        self.scratch(&operation.0)
+    }
+}
+
+#[test]
+fn a_gelu_apart_from_its_product_gives_the_same() {
+    let mut bench = Bench::new();
+    bench.agree(|l| {
+        let (x, weight) = (l.normal([1, 1, 21, 9], 1.0), l.normal([1, 1, 33, 9], 1.0));
+        let out = l.poison([1, 1, 21, 33]);
+        Apart(Linear { activated: Some(l.poison([1, 1, 21, 33])), ..Linear::new(x, weight, None, out) })
+    });
+    bench.agree(|l| {
+        Apart(LinearGrad {
+            x: l.normal([1, 1, 21, 9], 1.0),
+            weight: l.normal([1, 1, 33, 9], 1.0),
+            out_grad: l.normal([1, 1, 21, 33], 1.0),
+            x_grad: l.poison([1, 1, 21, 9]),
+            before_gelu: Some(l.normal([1, 1, 21, 9], 1.0)),
+            weight_grad: l.poison_exact([1, 1, 33, 9]),
+            bias_grad: None,
+            accumulate: false,
+        })
+    });
+}

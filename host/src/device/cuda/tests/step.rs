@@ -1,0 +1,182 @@
+//! Whole training steps of a small Pythia, through recorded graphs, against the Reference.
+
+use capful_core::device::{Meter, Profile, Rates, Reference, Single};
+use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
+use capful_core::model::{Family, Optimizer, Pythia, Recompute, Stage, State, Steps, Training};
+use capful_core::ops::{Pattern, Rotary};
+use capful_core::random::Random;
+use capful_core::train::results;
+
+use super::bench::{decode, distance, encode, open};
+use crate::device::cuda::{Cuda, CudaProfile, Precision};
+
+const MODEL: Pythia = Pythia {
+    layers: 2,
+    d_model: 32,
+    heads: 2,
+    d_ff: 72,
+    vocab_size: 61,
+    context: 24,
+    rotary_dims: 4,
+    rotary_base: 10_000.0,
+    norm_eps: 1e-5,
+};
+
+const STAGE: Stage = Stage { batch: 2, seq_len: 19, chunk: 16, recompute: Recompute::None, pattern: Pattern::DENSE };
+
+// A large eps: where a gradient is rounding noise, its sign decides nothing.
+const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay: 0.1 };
+
+struct Plan {
+    entries: Vec<Entry>,
+    state: State,
+    training: Training,
+    scratch: Region,
+    bytes: u64,
+}
+
+fn plan(profile: &dyn Profile, scratch: u64, stage: &Stage) -> Plan {
+    let mut entries = Vec::new();
+    let mut visit = |entry: &Entry| entries.push(*entry);
+    let mut layout = Layout::new(&mut visit);
+    let state = MODEL.lay_state(profile, true, &mut layout);
+    let training = MODEL.lay_training(stage, profile, &mut layout);
+    let words = scratch.div_ceil(4).max(1) as u32;
+    let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
+    let bytes = layout.high_water();
+    Plan { entries, state, training, scratch, bytes }
+}
+
+/// The first values of one layer of a slot; the same for a weight and its master.
+fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
+    let count = slot.shape.iter().product::<u32>();
+    let name: u64 = slot.name.bytes().fold(7, |hash, b| hash.wrapping_mul(31).wrapping_add(b.into()));
+    let random = Random::new(name, layer.into());
+    match slot.init {
+        Init::Zero => vec![0.0; count as usize],
+        Init::One => vec![1.0; count as usize],
+        Init::Normal(deviation) => (0..count).map(|i| random.normal(i.into()) * deviation).collect(),
+        Init::Rotary { base } => {
+            let [_, positions, pairs, _] = slot.shape;
+            let each = (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j)));
+            each.flat_map(|(p, j)| Rotary::angle(base, 2 * pairs, p, j)).collect()
+        }
+    }
+}
+
+fn batch(step: u64, part: u64) -> [Vec<u32>; 2] {
+    let random = Random::new(100 + step, part);
+    let tokens: Vec<u32> = (0..39).map(|i| random.below(i, 61) as u32).collect();
+    [tokens[..38].to_vec(), tokens[1..].to_vec()]
+}
+
+fn settings(step: u64) -> [f32; 5] {
+    let t = step as i32 + 1;
+    [0.01, 1.0 - 0.9f32.powi(t), 1.0 - 0.95f32.powi(t), 1.0, 1.0 / 76.0]
+}
+
+fn bytes_of(ids: &[u32]) -> Vec<u8> {
+    ids.iter().flat_map(|id| id.to_le_bytes()).collect()
+}
+
+/// Losses of each step, and the parameters after the last, by the Reference.
+fn reference(steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
+    let plan = plan(&Single, 0, stage);
+    let mut storage = vec![0u64; (plan.bytes / 8) as usize];
+    let mut device = Reference { arena: Arena::new(&mut storage, &[]) };
+    for entry in plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Constant)) {
+        for layer in 0..entry.slot.layers {
+            let [mut view] = device.arena.views([Some(entry.place.at(layer))]).expect("in the arena");
+            view.f32_mut().copy_from_slice(&first_values(&entry.slot, layer));
+        }
+    }
+    let regions = Pythia::training_batch(&plan.training);
+    let mut losses = Vec::new();
+    for step in 0..steps {
+        let [mut view] = device.arena.views([Some(plan.state.control.settings)]).expect("in the arena");
+        view.f32_mut().copy_from_slice(&settings(step));
+        for part in 0..2 {
+            for (region, ids) in [regions.ids, regions.targets].into_iter().zip(batch(step, part)) {
+                let [mut view] = device.arena.views([Some(region)]).expect("in the arena");
+                view.u32_mut().copy_from_slice(&ids);
+            }
+            MODEL.micro_batch(&mut device, &plan.state, &plan.training, stage, part == 0).expect("a micro-batch");
+        }
+        MODEL.update(&mut device, &plan.state, &OPTIMIZER).expect("an update");
+        losses.push(device.arena.f32(plan.state.control.results).expect("in the arena")[results::LOSS]);
+    }
+    (losses, device.arena.f32(plan.state.weights.all).expect("in the arena").to_vec())
+}
+
+/// The same on the card, each step replayed and its loss read a step late.
+fn on_card(precision: Precision, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
+    let profile = CudaProfile { precision };
+    let draft = plan(&profile, 0, stage);
+    let mut meter = Meter::new(&profile, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
+    MODEL.micro_batch(&mut meter, &draft.state, &draft.training, stage, true).expect("a plan");
+    MODEL.micro_batch(&mut meter, &draft.state, &draft.training, stage, false).expect("a plan");
+    MODEL.update(&mut meter, &draft.state, &OPTIMIZER).expect("a plan");
+    let plan = plan(&profile, meter.scratch, stage);
+
+    let mut cuda = open(plan.bytes, plan.scratch, 4096);
+    let first = plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Master | Role::Constant));
+    for entry in first {
+        for layer in 0..entry.slot.layers {
+            let bytes = encode(entry.slot.dtype, &first_values(&entry.slot, layer));
+            cuda.write(entry.place.at(layer), &bytes).expect("in the arena");
+        }
+    }
+    let regions = Pythia::training_batch(&plan.training);
+    let (mut losses, mut pending) = (Vec::new(), None);
+    let loss = |cuda: &mut Cuda, p| decode(Dtype::F32, cuda.results(p).expect("a good step"))[results::LOSS];
+    for step in 0..steps {
+        cuda.next_step().expect("a good step");
+        cuda.queue_write(plan.state.control.settings, &encode(Dtype::F32, &settings(step))).expect("room");
+        for part in 0..2 {
+            for (region, ids) in [regions.ids, regions.targets].into_iter().zip(batch(step, part)) {
+                cuda.queue_write(region, &bytes_of(&ids)).expect("room");
+            }
+            let record = |c: &mut Cuda| MODEL.micro_batch(c, &plan.state, &plan.training, stage, part == 0);
+            cuda.replay(part, record).expect("a micro-batch");
+        }
+        cuda.replay(2, |c| MODEL.update(c, &plan.state, &OPTIMIZER)).expect("an update");
+        let next = cuda.queue_read(plan.state.control.results).expect("room");
+        if let Some(last) = pending.replace(next) {
+            losses.push(loss(&mut cuda, last));
+        }
+    }
+    losses.extend(pending.map(|last| loss(&mut cuda, last)));
+    let all = plan.state.masters.unwrap_or(plan.state.weights).all;
+    let mut bytes = vec![0; all.bytes() as usize];
+    cuda.read(all, &mut bytes).expect("in the arena");
+    (losses, decode(all.dtype, &bytes))
+}
+
+#[test]
+fn steps_agree_with_the_reference_in_both_precisions() {
+    let (expected, weights) = reference(5, &STAGE);
+    for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 1e-2)] {
+        let (losses, found) = on_card(precision, 5, &STAGE);
+        assert!(distance(&losses, &expected) < tolerance, "{precision:?}: {losses:?} against {expected:?}");
+        assert!(distance(&found, &weights) < tolerance, "{precision:?}: weights off by {}", distance(&found, &weights));
+    }
+    assert!(expected[0] > 3.5 && expected.iter().all(|l| l.is_finite()));
+}
+
+#[test]
+fn the_same_steps_give_the_same_bits() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let (first, second) = (on_card(precision, 3, &STAGE), on_card(precision, 3, &STAGE));
+        assert_eq!(first, second);
+    }
+}
+
+#[test]
+fn recomputing_changes_no_bit() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let kept = on_card(precision, 2, &STAGE);
+        for recompute in [Recompute::Cheap, Recompute::Full] {
+            assert_eq!(on_card(precision, 2, &Stage { recompute, ..STAGE }), kept, "{recompute:?}");
+        }
+    }
+}

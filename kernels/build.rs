@@ -1,0 +1,130 @@
+//! Compiles every `cuda/*.cu` through nvcc into one fat binary each, and the stand-in driver through g++.
+
+use std::env;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+/// The one-line way to an nvcc without a CUDA toolkit.
+const PIP: &str = "python3 -m pip install --no-deps --target .cuda-toolchain nvidia-cuda-nvcc==13.0.88 \
+                   nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96 \
+                   nvidia-cuda-cccl==13.0.85";
+
+/// Machine code for these; PTX of the lowest for cards between and after them, of 90 for the newest.
+const TARGETS: &str = "75 80 86 89 90a ptx75 ptx90";
+
+fn main() {
+    println!("cargo:rerun-if-changed=cuda");
+    println!("cargo:rerun-if-changed=stand_in");
+    for name in ["NVCC", "CUDA_PATH", "CUDA_HOME", "CXX", "CAPFUL_CUDA_TARGETS"] {
+        println!("cargo:rerun-if-env-changed={name}");
+    }
+    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
+        return;
+    }
+    if let Err(message) = build() {
+        println!("cargo:error={}", message.replace('\n', " "));
+        std::process::exit(1);
+    }
+}
+
+fn build() -> Result<(), String> {
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+    let nvcc = find_nvcc()?;
+    let sources = sources()?;
+    let targets = env::var("CAPFUL_CUDA_TARGETS").unwrap_or_else(|_| TARGETS.into());
+    let mut arguments = Vec::new();
+    for target in targets.split_whitespace() {
+        arguments.push("-gencode".to_owned());
+        arguments.push(match target.strip_prefix("ptx") {
+            Some(number) => format!("arch=compute_{number},code=compute_{number}"),
+            None => format!("arch=compute_{target},code=sm_{target}"),
+        });
+    }
+    let mut jobs: Vec<Command> = Vec::new();
+    for source in &sources {
+        let mut job = Command::new(&nvcc);
+        job.args(["-fatbin", "-O3", "-std=c++17", "-Werror", "all-warnings"]).args(&arguments);
+        job.arg("-o").arg(out.join(stem(source)).with_extension("fatbin")).arg(source);
+        jobs.push(job);
+    }
+    let mut stand_in = String::new();
+    if env::var_os("CARGO_FEATURE_STAND_IN").is_some() {
+        let library = out.join("libcuda_cpu.so");
+        let mut job = Command::new(env::var_os("CXX").unwrap_or_else(|| "g++".into()));
+        job.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"]);
+        job.args(["-Wall", "-Wno-unknown-pragmas", "-DCAPFUL_STAND_IN", "-o"]).arg(&library);
+        job.args(["stand_in/fibers.cpp", "stand_in/driver.cpp", "-x", "c++"]).args(&sources);
+        jobs.insert(0, job);
+        stand_in = format!(
+            "/// A stand-in for the driver's library that runs the same kernels on the CPU.\n\
+             pub const STAND_IN: &str = {:?};\n",
+            library.display().to_string()
+        );
+    }
+    run_all(jobs)?;
+
+    let mut code =
+        String::from("/// Each module's name and its fat binary.\npub static MODULES: &[(&str, &[u8])] = &[\n");
+    for source in &sources {
+        let name = stem(source);
+        writeln!(code, "    ({name:?}, include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.fatbin\"))),")
+            .map_err(|e| e.to_string())?;
+    }
+    write!(code, "];\n/// What the modules were compiled for.\npub const TARGETS: &str = {targets:?};\n{stand_in}")
+        .map_err(|e| e.to_string())?;
+    std::fs::write(out.join("modules.rs"), code).map_err(|e| e.to_string())
+}
+
+fn stem(source: &Path) -> String {
+    source.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn sources() -> Result<Vec<PathBuf>, String> {
+    let folder = std::fs::read_dir("cuda").map_err(|e| format!("cannot read kernels/cuda: {e}"))?;
+    let mut sources: Vec<_> = folder.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    sources.retain(|path| path.extension().is_some_and(|e| e == "cu"));
+    sources.sort();
+    Ok(sources)
+}
+
+fn find_nvcc() -> Result<PathBuf, String> {
+    if let Some(nvcc) = env::var_os("NVCC") {
+        return Ok(nvcc.into());
+    }
+    let mut folders: Vec<PathBuf> =
+        ["CUDA_PATH", "CUDA_HOME"].iter().filter_map(|name| Some(Path::new(&env::var_os(name)?).join("bin"))).collect();
+    folders.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cuda-toolchain/nvidia/cu13/bin"));
+    folders.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
+    folders.extend(["/usr/local/cuda/bin".into(), "/opt/cuda/bin".into()]);
+    let found = folders.into_iter().map(|folder| folder.join("nvcc")).find(|path| path.is_file());
+    found.ok_or_else(|| format!("the feature `cuda` needs nvcc and none was found; in the repository's root: {PIP}"))
+}
+
+/// Runs the commands, as many at a time as cargo allows.
+fn run_all(jobs: Vec<Command>) -> Result<(), String> {
+    let threads = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+    let (queue, failed) = (Mutex::new(jobs.into_iter()), Mutex::new(None));
+    let lock = |m: &Mutex<Option<String>>, message| m.lock().map(|mut m| m.get_or_insert(message).clone()).ok();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(mut job) = queue.lock().ok().and_then(|mut q| q.next()) {
+                    match job.output() {
+                        Err(e) => drop(lock(&failed, format!("cannot run {:?}: {e}", job.get_program()))),
+                        Ok(output) if !output.status.success() => {
+                            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+                            drop(lock(&failed, format!("{job:?}: {text}")));
+                        }
+                        Ok(_) => {}
+                    }
+                }
+            });
+        }
+    });
+    match failed.into_inner() {
+        Ok(Some(message)) => Err(message),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,74 @@
+// Where heads lie in a row of a fused projection, which keys a query sees, and the rotation of a row's heads.
+#pragma once
+#include "common.cuh"
+
+// Offsets and strides count elements, as in core's Heads.
+struct Heads {
+    u32 queries, keys, size;
+    u32 query_first, query_stride, key_first, key_stride, value_first, value_stride;
+
+    __device__ u32 query(u32 head) const { return query_first + query_stride * head; }
+    __device__ u32 key(u32 head) const { return key_first + key_stride * head; }
+    __device__ u32 value(u32 head) const { return value_first + value_stride * head; }
+    __device__ u32 group() const { return queries / keys; }
+    __device__ u32 width() const { return (queries + 2 * keys) * size; }
+};
+
+// As core's Pattern; kind 0 dense, 1 local, 2 global, 3 mixed.
+struct Pattern {
+    u32 kind, block, window, stride;
+
+    __device__ bool sees_block(u32 i, u32 j) const {
+        bool local = i - min(i, j) <= window;
+        bool global = j % stride == 0 || j == i;
+        bool seen = kind == 0 || (kind == 1 && local) || (kind == 2 && global) || (kind == 3 && (local || global));
+        return j <= i && seen;
+    }
+
+    __device__ bool sees(u32 i, u32 j) const { return j <= i && (kind == 0 || sees_block(i / block, j / block)); }
+
+    // Whether any query of [i, i_end) sees any key of [j, j_end).
+    __device__ bool any(u32 i, u32 i_end, u32 j, u32 j_end) const {
+        if (j >= i_end) return false;
+        if (kind == 0) return true;
+        for (u32 bi = i / block; bi <= (i_end - 1) / block; bi++)
+            for (u32 bj = j / block; bj <= (j_end - 1) / block; bj++)
+                if (sees_block(bi, bj)) return true;
+        return false;
+    }
+};
+
+struct RotateArgs {
+    void* rows;          // [count, width]: turned in place
+    const float* table;  // [positions, dims / 2, 2]: cosine and sine
+    u32 count, dims, period;
+    u32 inverse;
+    Heads heads;
+};
+
+// Turns pair `pair` (elements pair and pair + dims / 2 of a head).
+template <class T>
+__device__ inline void turn(T* head, const float* angles, u32 dims, u32 pair, bool inverse) {
+    float cosine = angles[2 * pair], sine = inverse ? -angles[2 * pair + 1] : angles[2 * pair + 1];
+    float low = load(head[pair]), high = load(head[pair + dims / 2]);
+    head[pair] = store<T>(low * cosine - high * sine);
+    head[pair + dims / 2] = store<T>(high * cosine + low * sine);
+}
+
+// A block a row: its threads turn the pairs of all query and key heads.
+template <class T>
+__device__ inline void rotate_row(T* row, const float* angles, const Heads& heads, u32 dims, bool inverse) {
+    u32 pairs = dims / 2;
+    for (u32 i = threadIdx.x; i < (heads.queries + heads.keys) * pairs; i += blockDim.x) {
+        u32 head = i / pairs;
+        u32 at = head < heads.queries ? heads.query(head) : heads.key(head - heads.queries);
+        turn(row + at, angles, dims, i % pairs, inverse);
+    }
+}
+
+template <class T>
+__device__ void rotate(const RotateArgs& a) {
+    u32 row = blockIdx.x;
+    rotate_row((T*)a.rows + (u64)row * a.heads.width(), a.table + (u64)(row % a.period) * a.dims, a.heads, a.dims,
+               a.inverse);
+}

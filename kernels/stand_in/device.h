@@ -1,0 +1,91 @@
+// CUDA C++ for g++: a kernel's threads are fibers of one CPU thread, blocks run one after the other.
+//
+// What it catches: accesses beyond the allocation (a guard page), outputs never written (storage starts as NaN),
+// unknown kernels and wrong block sizes, barriers that not all threads reach. Blocks run their threads forwards and
+// backwards in turn, so that many a missing barrier shows.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace stand_in {
+
+struct Index {
+    unsigned x, y, z;
+};
+
+// One lane of a warp, of the block that is running.
+struct Fiber;
+
+struct Running {
+    Index thread, block, block_size, grid;
+};
+
+// The fiber that runs now.
+extern Running* now;
+
+// Waits until every thread of the block is here.
+void block_barrier(const char* file, int line);
+// Waits until every lane of the warp is here; gives what each of them brought.
+const uint64_t* warp_exchange(uint64_t brought, const char* file, int line);
+
+// Makes a kernel known by its name.
+struct Kernel {
+    const char* name;
+    size_t argument_bytes;
+    unsigned threads;  // the most a block may have
+    void (*run)(const void* arguments);
+    Kernel* next;
+};
+struct Registration {
+    explicit Registration(Kernel* kernel);
+};
+
+template <class To, class From>
+inline To bits(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+}  // namespace stand_in
+
+#define __device__
+#define __global__
+#define __shared__ static
+#define threadIdx (stand_in::now->thread)
+#define blockIdx (stand_in::now->block)
+#define blockDim (stand_in::now->block_size)
+#define gridDim (stand_in::now->grid)
+#define __syncthreads() stand_in::block_barrier(__FILE__, __LINE__)
+#define __syncwarp() stand_in::warp_exchange(0, __FILE__, __LINE__)
+#define __shfl_xor_sync(mask, value, lanes) \
+    stand_in::bits<float>((uint32_t)stand_in::warp_exchange( \
+        stand_in::bits<uint32_t>((float)(value)), __FILE__, __LINE__)[(threadIdx.x % 32) ^ (lanes)])
+#define __ballot_sync(mask, predicate) stand_in_ballot(stand_in::warp_exchange((predicate) ? 1 : 0, __FILE__, __LINE__))
+
+inline unsigned stand_in_ballot(const uint64_t* votes) {
+    unsigned all = 0;
+    for (int lane = 0; lane < 32; lane++) all |= (unsigned)votes[lane] << lane;
+    return all;
+}
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline float __uint_as_float(unsigned x) { return stand_in::bits<float>(x); }
+inline unsigned __float_as_uint(float x) { return stand_in::bits<unsigned>(x); }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+// Threads never run at the same time here.
+inline unsigned atomicMin(unsigned* at, unsigned value) {
+    unsigned before = *at;
+    if (value < before) *at = value;
+    return before;
+}
+
+#define EXPORT(name, Args, threads, ...)                                                                     \
+    static void name##_run(const void* arguments) { __VA_ARGS__(*(const Args*)arguments); }                  \
+    static stand_in::Kernel name##_kernel = {#name, sizeof(Args), threads, name##_run, nullptr};             \
+    static stand_in::Registration name##_registration(&name##_kernel);
+#define EXPORT_PAIR EXPORT

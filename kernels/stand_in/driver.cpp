@@ -1,0 +1,236 @@
+// The part of the CUDA driver's interface that capful uses, on the CPU. Everything runs at once, in the order of
+// the calls; a captured graph is a list of what to run.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <sys/mman.h>
+#include <vector>
+
+#include "fibers.h"
+
+using stand_in::Index;
+
+#define API extern "C" __attribute__((visibility("default"))) int
+
+namespace {
+
+enum Code { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500, FAILED = 719 };
+
+using Work = std::function<int()>;
+
+struct Graph {
+    std::vector<Work> work;
+};
+
+struct Stream {
+    Graph* capturing = nullptr;
+};
+
+struct Event {
+    std::chrono::steady_clock::time_point at;
+};
+
+struct Allocation {
+    void* mapped;
+    size_t mapped_bytes, bytes;
+};
+
+std::recursive_mutex lock;
+std::map<uint64_t, Allocation> allocations;
+size_t used = 0;
+int broken = SUCCESS;  // a failed kernel fails everything after it, as on a card
+int context, module;
+thread_local void* current = nullptr;
+
+constexpr size_t PAGE = 4096, ALIGNMENT = 256;
+
+size_t memory() {
+    const char* bytes = getenv("CAPFUL_STAND_IN_MEMORY");
+    return bytes ? strtoull(bytes, nullptr, 10) : (size_t)8 << 30;
+}
+
+// The end of an allocation touches a page that nobody may touch; its bytes are NaN.
+uint64_t allocate(size_t bytes) {
+    size_t size = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT, pages = (size + PAGE - 1) / PAGE * PAGE;
+    char* mapped = (char*)mmap(nullptr, pages + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) return 0;
+    mprotect(mapped + pages, PAGE, PROT_NONE);
+    memset(mapped, 0xff, pages);
+    uint64_t start = (uint64_t)(mapped + pages - size);
+    allocations[start] = {mapped, pages + PAGE, bytes};
+    used += bytes;
+    return start;
+}
+
+// Whether the bytes lie in one allocation.
+bool inside(uint64_t start, size_t bytes) {
+    auto after = allocations.upper_bound(start);
+    if (after == allocations.begin()) return false;
+    auto& [base, allocation] = *--after;
+    return start + bytes <= base + allocation.bytes;
+}
+
+int queue(void* stream, Work work) {
+    std::lock_guard guard(lock);
+    Stream* s = (Stream*)stream;
+    if (s && s->capturing) {
+        s->capturing->work.push_back(std::move(work));
+        return SUCCESS;
+    }
+    if (broken) return broken;
+    return work();
+}
+
+int copy(void* stream, void* to, const void* from, size_t bytes, uint64_t device1, uint64_t device2) {
+    return queue(stream, [=] {
+        if ((device1 && !inside(device1, bytes)) || (device2 && !inside(device2, bytes))) return INVALID_VALUE;
+        memcpy(to, from, bytes);
+        return SUCCESS;
+    });
+}
+
+template <class T>
+int fill(void* stream, uint64_t to, T value, size_t count) {
+    return queue(stream, [=] {
+        if (!inside(to, count * sizeof(T))) return INVALID_VALUE;
+        for (size_t i = 0; i < count; i++) ((T*)to)[i] = value;
+        return SUCCESS;
+    });
+}
+
+}  // namespace
+
+API cuInit(unsigned) { return SUCCESS; }
+API cuDriverGetVersion(int* version) { return *version = 13000, SUCCESS; }
+API cuGetErrorName(int code, const char** name) {
+    switch (code) {
+        case SUCCESS: *name = "CUDA_SUCCESS"; break;
+        case INVALID_VALUE: *name = "CUDA_ERROR_INVALID_VALUE"; break;
+        case OUT_OF_MEMORY: *name = "CUDA_ERROR_OUT_OF_MEMORY"; break;
+        case INVALID_DEVICE: *name = "CUDA_ERROR_INVALID_DEVICE"; break;
+        case NOT_FOUND: *name = "CUDA_ERROR_NOT_FOUND"; break;
+        case FAILED: *name = "CUDA_ERROR_LAUNCH_FAILED"; break;
+        default: return INVALID_VALUE;
+    }
+    return SUCCESS;
+}
+API cuGetErrorString(int code, const char** text) { return cuGetErrorName(code, text); }
+
+API cuDeviceGetCount(int* count) { return *count = 1, SUCCESS; }
+API cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal == 0 ? SUCCESS : INVALID_DEVICE; }
+API cuDeviceGetName(char* name, int length, int) { return snprintf(name, length, "CPU stand-in"), SUCCESS; }
+API cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = memory(), SUCCESS; }
+API cuDeviceGetAttribute(int* value, int attribute, int) {
+    // 75 and 76: compute capability 9.0; 16: multiprocessors.
+    *value = attribute == 75 ? 9 : attribute == 16 ? 4 : 0;
+    return SUCCESS;
+}
+API cuDevicePrimaryCtxRetain(void** made, int) { return *made = &context, SUCCESS; }
+API cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
+API cuDevicePrimaryCtxSetFlags_v2(int, unsigned) { return SUCCESS; }
+API cuDevicePrimaryCtxReset_v2(int) { return broken = SUCCESS; }
+API cuCtxSetCurrent(void* made) { return current = made, SUCCESS; }
+API cuCtxGetCurrent(void** made) { return *made = current, SUCCESS; }
+API cuCtxPushCurrent_v2(void* made) { return current = made, SUCCESS; }
+API cuCtxPopCurrent_v2(void** made) { return *made = current, current = nullptr, SUCCESS; }
+API cuCtxGetDevice(int* device) { return *device = 0, SUCCESS; }
+API cuCtxSynchronize() { return broken; }
+
+API cuMemAlloc_v2(uint64_t* made, size_t bytes) {
+    std::lock_guard guard(lock);
+    if (bytes == 0) return INVALID_VALUE;
+    if (bytes > memory() - used) return OUT_OF_MEMORY;
+    *made = allocate(bytes);
+    return *made ? SUCCESS : OUT_OF_MEMORY;
+}
+API cuMemFree_v2(uint64_t start) {
+    std::lock_guard guard(lock);
+    auto found = allocations.find(start);
+    if (found == allocations.end()) return INVALID_VALUE;
+    munmap(found->second.mapped, found->second.mapped_bytes);
+    used -= found->second.bytes;
+    allocations.erase(found);
+    return SUCCESS;
+}
+API cuMemGetInfo_v2(size_t* free, size_t* total) {
+    std::lock_guard guard(lock);
+    *total = memory();
+    *free = *total - used;
+    return SUCCESS;
+}
+API cuMemAllocHost_v2(void** made, size_t bytes) { return *made = calloc(1, bytes), *made ? SUCCESS : OUT_OF_MEMORY; }
+API cuMemFreeHost(void* start) { return free(start), SUCCESS; }
+API cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t n) { return copy(nullptr, (void*)to, from, n, to, 0); }
+API cuMemcpyDtoH_v2(void* to, uint64_t from, size_t n) { return copy(nullptr, to, (void*)from, n, from, 0); }
+API cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t n) { return copy(nullptr, (void*)to, (void*)from, n, to, from); }
+API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t n, void* s) { return copy(s, (void*)to, from, n, to, 0); }
+API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t n, void* s) { return copy(s, to, (void*)from, n, from, 0); }
+API cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, void* s) {
+    return copy(s, (void*)to, (void*)from, n, to, from);
+}
+API cuMemsetD8_v2(uint64_t to, unsigned char value, size_t n) { return fill(nullptr, to, value, n); }
+API cuMemsetD8Async(uint64_t to, unsigned char value, size_t n, void* s) { return fill(s, to, value, n); }
+API cuMemsetD32_v2(uint64_t to, unsigned value, size_t n) { return fill(nullptr, to, value, n); }
+API cuMemsetD32Async(uint64_t to, unsigned value, size_t n, void* s) { return fill(s, to, value, n); }
+
+API cuStreamCreate(void** made, unsigned) { return *made = new Stream, SUCCESS; }
+API cuStreamCreateWithPriority(void** made, unsigned, int) { return *made = new Stream, SUCCESS; }
+API cuStreamDestroy_v2(void* stream) { return delete (Stream*)stream, SUCCESS; }
+API cuStreamSynchronize(void*) { return broken; }
+API cuStreamWaitEvent(void*, void*, unsigned) { return SUCCESS; }
+API cuEventCreate(void** made, unsigned) { return *made = new Event, SUCCESS; }
+API cuEventDestroy_v2(void* event) { return delete (Event*)event, SUCCESS; }
+API cuEventRecord(void* event, void* stream) {
+    return queue(stream, [=] { return ((Event*)event)->at = std::chrono::steady_clock::now(), SUCCESS; });
+}
+API cuEventQuery(void*) { return broken; }
+API cuEventSynchronize(void*) { return broken; }
+API cuEventElapsedTime(float* ms, void* from, void* to) {
+    *ms = std::chrono::duration<float, std::milli>(((Event*)to)->at - ((Event*)from)->at).count();
+    return SUCCESS;
+}
+
+// The image is for a card; the kernels here are those that were linked in.
+API cuModuleLoadData(void** made, const void*) { return *made = &module, SUCCESS; }
+API cuModuleLoadDataEx(void** made, const void*, unsigned, void*, void*) { return *made = &module, SUCCESS; }
+API cuModuleUnload(void*) { return SUCCESS; }
+API cuModuleGetFunction(const void** made, void*, const char* name) {
+    *made = stand_in::find(name);
+    if (!*made) fprintf(stderr, "stand-in: no kernel %s\n", name);
+    return *made ? SUCCESS : NOT_FOUND;
+}
+API cuLaunchKernel(const void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void* stream, void** arguments, void**) {
+    if (shared != 0 || !arguments) return INVALID_VALUE;
+    const auto& kernel = *(const stand_in::Kernel*)function;
+    const char* first = (const char*)arguments[0];
+    auto kept = std::make_shared<std::vector<uint64_t>>((kernel.argument_bytes + 7) / 8);
+    memcpy(kept->data(), first, kernel.argument_bytes);
+    return queue(stream, [=, &kernel] {
+        std::string wrong = stand_in::run_grid(kernel, kept->data(), Index{gx, gy, gz}, Index{bx, by, bz});
+        if (wrong.empty()) return (int)SUCCESS;
+        fprintf(stderr, "stand-in: %s\n", wrong.c_str());
+        return broken = FAILED;
+    });
+}
+
+API cuStreamBeginCapture_v2(void* stream, int) { return ((Stream*)stream)->capturing = new Graph, SUCCESS; }
+API cuStreamEndCapture(void* stream, void** graph) {
+    *graph = ((Stream*)stream)->capturing;
+    ((Stream*)stream)->capturing = nullptr;
+    return SUCCESS;
+}
+API cuGraphInstantiateWithFlags(void** made, void* graph, unsigned long long) {
+    return *made = new Graph(*(Graph*)graph), SUCCESS;
+}
+API cuGraphLaunch(void* graph, void* stream) {
+    for (auto& work : ((Graph*)graph)->work)
+        if (int code = queue(stream, work)) return code;
+    return SUCCESS;
+}
+API cuGraphExecDestroy(void* graph) { return delete (Graph*)graph, SUCCESS; }
+API cuGraphDestroy(void* graph) { return delete (Graph*)graph, SUCCESS; }

@@ -1,0 +1,178 @@
+#include "fibers.h"
+
+#include <csetjmp>
+#include <cstdlib>
+#include <memory>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <vector>
+
+namespace stand_in {
+
+Running* now = nullptr;
+
+namespace {
+
+enum State { READY, AT_BLOCK, AT_WARP, DONE };
+
+constexpr size_t STACK = 128 << 10;
+constexpr unsigned MOST_THREADS = 1024;
+
+}  // namespace
+
+struct Fiber {
+    Running running;  // first: `now` points at it
+    State state = DONE;
+    const char* file = nullptr;
+    int line = 0;
+    uint64_t brought = 0;
+    jmp_buf at;
+    ucontext_t entry;
+    bool started = false;
+};
+
+namespace {
+
+struct Warp {
+    uint64_t brought[32];
+};
+
+Kernel* kernels = nullptr;
+std::vector<std::unique_ptr<Fiber>> fibers;
+Warp warps[MOST_THREADS / 32];
+jmp_buf scheduler;
+void (*body)(const void*);
+const void* body_arguments;
+
+Fiber* self() { return reinterpret_cast<Fiber*>(now); }
+
+// A fiber lives on after its kernel, for the next block.
+void live() {
+    for (;;) {
+        body(body_arguments);
+        self()->state = DONE;
+        if (!_setjmp(self()->at)) _longjmp(scheduler, 1);
+    }
+}
+
+Fiber& fiber(unsigned i) {
+    while (fibers.size() <= i) {
+        auto made = std::make_unique<Fiber>();
+        void* stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+        if (stack == MAP_FAILED) abort();
+        getcontext(&made->entry);
+        made->entry.uc_stack.ss_sp = stack;
+        made->entry.uc_stack.ss_size = STACK;
+        made->entry.uc_link = nullptr;
+        makecontext(&made->entry, live, 0);
+        fibers.push_back(std::move(made));
+    }
+    return *fibers[i];
+}
+
+// Runs `f` until it waits or ends.
+__attribute__((noinline)) void resume(Fiber& f) {
+    now = &f.running;
+    if (_setjmp(scheduler)) return;
+    if (!f.started) {
+        f.started = true;
+        setcontext(&f.entry);
+    }
+    _longjmp(f.at, 1);
+}
+
+__attribute__((noinline)) void wait(State state, const char* file, int line) {
+    Fiber* me = self();
+    me->state = state;
+    me->file = file;
+    me->line = line;
+    if (!_setjmp(me->at)) _longjmp(scheduler, 1);
+}
+
+bool all_at(unsigned first, unsigned count, State state) {
+    const Fiber& one = *fibers[first];
+    for (unsigned i = first; i < first + count; i++) {
+        const Fiber& f = *fibers[i];
+        if (f.state != state || f.line != one.line || f.file != one.file) return false;
+    }
+    return true;
+}
+
+std::string run_block(unsigned threads, bool backwards) {
+    for (;; backwards = !backwards) {
+        bool moved = false;
+        for (unsigned i = 0; i < threads; i++) {
+            Fiber& f = *fibers[backwards ? threads - 1 - i : i];
+            if (f.state != READY) continue;
+            moved = true;
+            resume(f);
+        }
+        for (unsigned first = 0; first < threads; first += 32) {
+            if (!all_at(first, 32, AT_WARP)) continue;
+            moved = true;
+            for (unsigned lane = 0; lane < 32; lane++) {
+                warps[first / 32].brought[lane] = fibers[first + lane]->brought;
+                fibers[first + lane]->state = READY;
+            }
+        }
+        if (moved) continue;
+        if (all_at(0, threads, AT_BLOCK)) {
+            for (unsigned i = 0; i < threads; i++) fibers[i]->state = READY;
+            continue;
+        }
+        for (unsigned i = 0; i < threads; i++) {
+            const Fiber& f = *fibers[i];
+            if (f.state == DONE) continue;
+            // The fibers are stuck where they are: new ones take their place.
+            std::string where = std::string(f.file) + ":" + std::to_string(f.line);
+            fibers.clear();
+            return "not all threads reach the barrier at " + where;
+        }
+        return {};
+    }
+}
+
+}  // namespace
+
+Registration::Registration(Kernel* kernel) {
+    kernel->next = kernels;
+    kernels = kernel;
+}
+
+const Kernel* find(const char* name) {
+    for (const Kernel* k = kernels; k; k = k->next)
+        if (!strcmp(k->name, name)) return k;
+    return nullptr;
+}
+
+void block_barrier(const char* file, int line) { wait(AT_BLOCK, file, line); }
+
+const uint64_t* warp_exchange(uint64_t brought, const char* file, int line) {
+    self()->brought = brought;
+    wait(AT_WARP, file, line);
+    return warps[now->thread.x / 32].brought;
+}
+
+std::string run_grid(const Kernel& kernel, const void* arguments, Index grid, Index block) {
+    unsigned threads = block.x;
+    if (block.y != 1 || block.z != 1 || threads % 32 != 0 || threads == 0 || threads > kernel.threads)
+        return std::string(kernel.name) + ": blocks of " + std::to_string(threads) + " threads";
+    if (!grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535) return std::string(kernel.name) + ": the grid";
+    body = kernel.run;
+    body_arguments = arguments;
+    bool backwards = false;
+    for (unsigned z = 0; z < grid.z; z++)
+        for (unsigned y = 0; y < grid.y; y++)
+            for (unsigned x = 0; x < grid.x; x++, backwards = !backwards) {
+                for (unsigned i = 0; i < threads; i++) {
+                    Fiber& f = fiber(i);
+                    f.running = {{i, 0, 0}, {x, y, z}, block, grid};
+                    f.state = READY;
+                }
+                std::string wrong = run_block(threads, backwards);
+                if (!wrong.empty()) return std::string(kernel.name) + ": " + wrong;
+            }
+    return {};
+}
+
+}  // namespace stand_in
