@@ -178,7 +178,7 @@ fn people_see_ledger_floor_baselines_and_a_sample() {
 fn bench_doctor_and_completions() {
     let dir = directory();
     let dir = dir.path();
-    let bench = host(dir, &format!("bench --json {TINY} --threads 2 --warm 200 --timed 20 --profile")).ok().json();
+    let bench = host(dir, &format!("bench --json {TINY} --threads 2 --warm 2 --steps 20 --profile")).ok().json();
     keys(&bench, &["tokens_per_s", "ms_per_step", "tflops", "roofline", "arena_bytes", "peak_rss_bytes"]);
     assert_eq!(bench["allocated_bytes"], bench["arena_bytes"]);
     assert_eq!(number(&bench, "heap_allocations_per_step"), 0.0);
