@@ -163,7 +163,7 @@ fn a_chat_answers_remembers_and_saves() {
 fn people_see_ledger_floor_baselines_and_a_sample() {
     let dir = directory();
     let dir = dir.path();
-    let outcome = host(dir, &format!("train {TINY} --steps 3")).ok();
+    let outcome = host(dir, &format!("train {TINY} --threads 1 --steps 3")).ok();
     for said in ["gpt_neox.embed_in.weight", "arena", "run runs/pythia-tiny-001"] {
         assert!(outcome.err.contains(said), "{said}: {}", outcome.err);
     }
