@@ -222,7 +222,7 @@ fn wrong_ids_prompts_and_sampling_are_refused() {
         host(dir, &format!("generate --run run {flag}")).refused(2, &[says]);
         host(dir, &format!("chat --run run {flag}")).refused(2, &[says]);
     }
-    host(dir, "bench --timed 0").refused(2, &["--timed"]);
+    host(dir, "bench --steps 0").refused(2, &["--steps"]);
 }
 
 #[test]

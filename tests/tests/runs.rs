@@ -240,7 +240,7 @@ fn a_plan_adds_up_and_is_what_a_run_allocates() {
         assert_eq!(plan["params"].as_u64(), Some(params));
     }
     let plan = host(dir, &format!("plan --json {TINY}")).ok().json();
-    let bench = host(dir, &format!("bench --json {TINY} --warm 1 --timed 1")).ok().json();
+    let bench = host(dir, &format!("bench --json {TINY} --warm 1 --steps 1")).ok().json();
     assert_eq!((&bench["arena_bytes"], &bench["allocated_bytes"]), (&plan["arena_bytes"], &plan["arena_bytes"]));
     train(dir, "--steps 1 --out run");
     let saved: Value = serde_json::from_slice(&fs::read(dir.join("run/plan.json")).unwrap()).unwrap();
