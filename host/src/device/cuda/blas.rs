@@ -13,9 +13,7 @@ use libloading::Library;
 use super::device::Cuda;
 use super::error::CudaError;
 use super::product::{Case, Product};
-
-/// Bytes of the scratch that a product may use: what NVIDIA recommends for its largest cards.
-pub const WORKSPACE: u64 = 32 << 20;
+use super::profile::WORKSPACE;
 
 const LIBRARIES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
 

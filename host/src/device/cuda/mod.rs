@@ -6,7 +6,8 @@
 //! - `timing`: how long operations take;
 //! - `profile`: what the precision implies for memory;
 //! - `product`: the matrix product, by cublasLt (`blas`) or by our own tiled kernel;
-//! - `describe`: what is there and what is missing, before anything is opened;
+//! - `describe`: what is there and what is missing (`description`), before anything is opened;
+//! - `absent`: what stands here in a build without the feature `cuda`;
 //! - the rest: one file an operation, named as in the core's `ops` and in `kernels/cuda`.
 //!
 //! Every operation is queued on one stream and none waits. Sums have a fixed order and no float is added
@@ -19,6 +20,7 @@ mod blas;
 mod cached_attention;
 mod columns;
 mod describe;
+mod description;
 mod device;
 mod embed;
 mod error;
@@ -36,7 +38,8 @@ mod squared_norm;
 mod staging;
 mod timing;
 
-pub use describe::{Card, Description, describe};
+pub use describe::{describe, require};
+pub use description::{Card, Description};
 pub use device::{Cuda, Products, Room};
 pub use error::CudaError;
 pub use profile::{CudaProfile, Precision};
