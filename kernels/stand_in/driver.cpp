@@ -3,6 +3,7 @@
 //
 // What its machine is like is read from the environment at every call:
 //   CAPFUL_STAND_IN_VERSION=12040        the driver's CUDA version
+//   CAPFUL_STAND_IN_NAME=text            the cards' name
 //   CAPFUL_STAND_IN_CARDS=2              cards, which share one memory
 //   CAPFUL_STAND_IN_CAPABILITY=75        their compute capability
 //   CAPFUL_STAND_IN_TOTAL=bytes          their memory
@@ -14,7 +15,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,9 +23,12 @@
 #include <sys/mman.h>
 #include <vector>
 
+#include "driver.h"
 #include "fibers.h"
 
 using stand_in::Index;
+using stand_in::setting;
+using stand_in::Work;
 
 #define API extern "C" __attribute__((visibility("default"))) int
 
@@ -57,8 +60,6 @@ const std::map<int, const char*> NAMES = {
     {913, "CUDA_ERROR_FUNCTION_NOT_LOADED"},
     {999, "CUDA_ERROR_UNKNOWN"},
 };
-
-using Work = std::function<int()>;
 
 struct Graph {
     std::vector<Work> work;
@@ -94,11 +95,6 @@ pthread_key_t current_key() {
 }
 
 constexpr size_t PAGE = 4096, ALIGNMENT = 256;
-
-size_t setting(const char* name, size_t otherwise) {
-    const char* value = getenv(name);
-    return value ? strtoull(value, nullptr, 10) : otherwise;
-}
 
 size_t total() { return setting("CAPFUL_STAND_IN_TOTAL", (size_t)8 << 30); }
 
@@ -136,8 +132,17 @@ uint64_t allocate(size_t bytes) {
     return start;
 }
 
-// Whether the bytes lie in one allocation.
+}  // namespace
+
+namespace stand_in {
+
+size_t setting(const char* name, size_t otherwise) {
+    const char* value = getenv(name);
+    return value ? strtoull(value, nullptr, 10) : otherwise;
+}
+
 bool inside(uint64_t start, size_t bytes) {
+    std::lock_guard guard(lock);
     auto after = allocations.upper_bound(start);
     if (after == allocations.begin()) return false;
     auto& [base, allocation] = *--after;
@@ -154,6 +159,13 @@ int queue(void* stream, Work work) {
     if (broken) return broken;
     return work();
 }
+
+}  // namespace stand_in
+
+using stand_in::inside;
+using stand_in::queue;
+
+namespace {
 
 int copy(void* stream, void* to, const void* from, size_t bytes, uint64_t device1, uint64_t device2) {
     return queue(stream, [=] {
@@ -198,7 +210,10 @@ API cuDeviceGetCount(int* count) { return *count = cards(), SUCCESS; }
 API cuDeviceGet(int* device, int ordinal) {
     return *device = ordinal, ordinal >= 0 && ordinal < cards() ? SUCCESS : INVALID_DEVICE;
 }
-API cuDeviceGetName(char* name, int length, int) { return snprintf(name, length, "CPU stand-in"), SUCCESS; }
+API cuDeviceGetName(char* name, int length, int) {
+    const char* text = getenv("CAPFUL_STAND_IN_NAME");
+    return snprintf(name, length, "%s", text ? text : "CPU stand-in"), SUCCESS;
+}
 API cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = total(), SUCCESS; }
 API cuDeviceGetAttribute(int* value, int attribute, int) {
     int capability = (int)setting("CAPFUL_STAND_IN_CAPABILITY", 90);
