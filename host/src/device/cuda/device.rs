@@ -47,6 +47,12 @@ pub struct Cuda {
     pub(super) stream: Stream,
     scratch: Region,
     failure: Option<CudaError>,
+    /// The card's name.
+    pub(super) card: String,
+    /// A graph is being recorded.
+    pub(super) recording: bool,
+    /// Algorithms are timed for products that have none.
+    pub(super) tuning: bool,
     /// Said once, at start-up: what is missing and what it costs.
     pub warnings: Vec<String>,
     context: Context,
@@ -72,9 +78,9 @@ impl Cuda {
             return Err(too_small(free as u64));
         }
         let mut modules = Vec::new();
-        for (name, image) in capful_kernels::MODULES {
+        for (file, image) in capful_kernels::MODULES {
             let module = Module::from_fatbin(image, &[]).map_err(CudaError::of("cuModuleLoadData"))?;
-            modules.push((*name, module));
+            modules.push((*file, module));
         }
         let stream = Stream::new(StreamFlags::NON_BLOCKING, None).map_err(CudaError::of("cuStreamCreate"))?;
         // SAFETY: bytes; zeroed below before anyone reads them.
@@ -100,9 +106,19 @@ impl Cuda {
             stream,
             scratch,
             failure: None,
+            card: name,
+            recording: false,
+            tuning: false,
             warnings,
             context,
         })
+    }
+
+    /// Zeros the whole arena. Waits.
+    pub(super) fn zero(&mut self) -> Result<(), CudaError> {
+        self.synchronise()?;
+        self.arena.set_8(0).map_err(CudaError::of("cuMemsetD8"))?;
+        CurrentContext::synchronize().map_err(CudaError::of("cuCtxSynchronize"))
     }
 
     /// Bytes of the card that are in use, by whomever.

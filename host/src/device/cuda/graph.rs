@@ -64,7 +64,9 @@ impl Cuda {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: our own stream, and places for the handles made.
         CudaError::check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream, mode) })?;
+        self.recording = true;
         let recorded = record(self);
+        self.recording = false;
         // SAFETY: ends what was begun above, whether or not the recording went well.
         let ended = unsafe { sys::cuStreamEndCapture(stream, &mut graph) };
         let result = recorded.map_err(|e| self.explain(e)).and_then(|()| {

@@ -5,7 +5,7 @@
 //! - `graph`: a step recorded once and replayed;
 //! - `timing`: how long operations take;
 //! - `profile`: what the precision implies for memory;
-//! - `product`: the matrix product, by cublasLt (`blas`) or by our own tiled kernel;
+//! - `product`: the matrix product, by cublasLt (`blas`, its algorithms chosen in `tuning`) or by our own tiled kernel;
 //! - `describe`: what is there and what is missing, before anything is opened;
 //! - the rest: one file an operation, named as in the core's `ops` and in `kernels/cuda`.
 //!
@@ -35,12 +35,14 @@ mod profile;
 mod squared_norm;
 mod staging;
 mod timing;
+mod tuning;
 
 pub use describe::{Card, Description, describe};
 pub use device::{Cuda, Products, Room};
 pub use error::CudaError;
 pub use profile::{CudaProfile, Precision};
 pub use staging::Pending;
+pub use tuning::Choice;
 
 #[cfg(test)]
 mod tests;
