@@ -55,7 +55,7 @@ fn build() -> Result<(), String> {
         let mut job = Command::new(env::var_os("CXX").unwrap_or_else(|| "g++".into()));
         job.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"]);
         job.args(["-Wall", "-Wno-unknown-pragmas", "-DCAPFUL_STAND_IN", "-o"]).arg(&library);
-        job.args(["stand_in/fibers.cpp", "stand_in/driver.cpp", "-x", "c++"]).args(&sources);
+        job.args(["stand_in/fibers.cpp", "stand_in/driver.cpp", "stand_in/blas.cpp", "-x", "c++"]).args(&sources);
         jobs.insert(0, job);
         stand_in = format!(
             "/// A stand-in for the driver's library that runs the same kernels on the CPU.\n\

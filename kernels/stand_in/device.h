@@ -1,7 +1,7 @@
 // CUDA C++ for g++: a kernel's threads are fibers of one CPU thread, blocks run one after the other.
 //
-// What it catches: accesses beyond the allocation (a guard page), outputs never written (storage starts as NaN),
-// unknown kernels and wrong block sizes, barriers that not all threads reach. Blocks run their threads forwards and
+// What it catches: accesses beyond the allocation (a guard page), outputs never written (storage starts as NaN, and so
+// does every block's shared memory), unknown kernels and wrong block sizes, barriers that not all threads reach. Blocks run their threads forwards and
 // backwards in turn, so that many a missing barrier shows.
 #pragma once
 
@@ -54,7 +54,8 @@ inline To bits(From from) {
 
 #define __device__
 #define __global__
-#define __shared__ static
+// So that all of it lies in one place, which is poisoned before a block starts. Nothing else here is thread_local.
+#define __shared__ static thread_local
 #define threadIdx (stand_in::now->thread)
 #define blockIdx (stand_in::now->block)
 #define blockDim (stand_in::now->block_size)

@@ -1,26 +1,65 @@
 // The part of the CUDA driver's interface that capful uses, on the CPU. Everything runs at once, in the order of
 // the calls; a captured graph is a list of what to run.
+//
+// What its machine is like is read from the environment at every call:
+//   CAPFUL_STAND_IN_VERSION=12040        the driver's CUDA version
+//   CAPFUL_STAND_IN_NAME=text            the cards' name
+//   CAPFUL_STAND_IN_CARDS=2              cards, which share one memory
+//   CAPFUL_STAND_IN_CAPABILITY=75        their compute capability
+//   CAPFUL_STAND_IN_TOTAL=bytes          their memory
+//   CAPFUL_STAND_IN_FREE=bytes           what others leave of it
+//   CAPFUL_STAND_IN_FAIL_AT=graph:5:214  the 5th call of a kind (init, context, launch, graph) fails with this
+//                                        CUresult, 719 if none is given; launches and graphs fail as on a card: the
+//                                        call itself returns success, and everything after it the error
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <pthread.h>
+#include <string>
 #include <sys/mman.h>
 #include <vector>
 
+#include "driver.h"
 #include "fibers.h"
 
 using stand_in::Index;
+using stand_in::setting;
+using stand_in::Work;
 
 #define API extern "C" __attribute__((visibility("default"))) int
 
 namespace {
 
-enum Code { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500, FAILED = 719 };
+enum Code {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    NOT_FOUND = 500,
+    FAILED = 719
+};
 
-using Work = std::function<int()>;
+const std::map<int, const char*> NAMES = {
+    {SUCCESS, "CUDA_SUCCESS"},
+    {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},
+    {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
+    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE"},
+    {NO_DEVICE, "CUDA_ERROR_NO_DEVICE"},
+    {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"},
+    {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},
+    {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+    {702, "CUDA_ERROR_LAUNCH_TIMEOUT"},
+    {FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
+    {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
+    {913, "CUDA_ERROR_FUNCTION_NOT_LOADED"},
+    {999, "CUDA_ERROR_UNKNOWN"},
+};
 
 struct Graph {
     std::vector<Work> work;
@@ -41,16 +80,42 @@ struct Allocation {
 
 std::recursive_mutex lock;
 std::map<uint64_t, Allocation> allocations;
-size_t used = 0;
+size_t used = 0, made_allocations = 0;
 int broken = SUCCESS;  // a failed kernel fails everything after it, as on a card
 int context, module;
-thread_local void* current = nullptr;
+
+// The calling thread's context. Not thread_local: that is the kernels' shared memory here.
+pthread_key_t current_key() {
+    static pthread_key_t key = [] {
+        pthread_key_t made;
+        pthread_key_create(&made, nullptr);
+        return made;
+    }();
+    return key;
+}
 
 constexpr size_t PAGE = 4096, ALIGNMENT = 256;
 
-size_t memory() {
-    const char* bytes = getenv("CAPFUL_STAND_IN_MEMORY");
-    return bytes ? strtoull(bytes, nullptr, 10) : (size_t)8 << 30;
+size_t total() { return setting("CAPFUL_STAND_IN_TOTAL", (size_t)8 << 30); }
+
+size_t free_bytes() {
+    size_t left = std::min(setting("CAPFUL_STAND_IN_FREE", total()), total());
+    return left > used ? left - used : 0;
+}
+
+int cards() { return (int)setting("CAPFUL_STAND_IN_CARDS", 1); }
+
+// The code that this call of a kind is to fail with.
+int injected(const char* kind) {
+    static std::map<std::string, size_t> calls;
+    const char* plan = getenv("CAPFUL_STAND_IN_FAIL_AT");
+    if (!plan) return SUCCESS;
+    std::lock_guard guard(lock);
+    size_t number = 0, length = strlen(kind);
+    int code = FAILED;
+    if (strncmp(plan, kind, length) || plan[length] != ':') return SUCCESS;
+    sscanf(plan + length, ":%zu:%d", &number, &code);
+    return ++calls[kind] == number ? code : (int)SUCCESS;
 }
 
 // The end of an allocation touches a page that nobody may touch; its bytes are NaN.
@@ -63,11 +128,21 @@ uint64_t allocate(size_t bytes) {
     uint64_t start = (uint64_t)(mapped + pages - size);
     allocations[start] = {mapped, pages + PAGE, bytes};
     used += bytes;
+    made_allocations++;
     return start;
 }
 
-// Whether the bytes lie in one allocation.
+}  // namespace
+
+namespace stand_in {
+
+size_t setting(const char* name, size_t otherwise) {
+    const char* value = getenv(name);
+    return value ? strtoull(value, nullptr, 10) : otherwise;
+}
+
 bool inside(uint64_t start, size_t bytes) {
+    std::lock_guard guard(lock);
     auto after = allocations.upper_bound(start);
     if (after == allocations.begin()) return false;
     auto& [base, allocation] = *--after;
@@ -84,6 +159,13 @@ int queue(void* stream, Work work) {
     if (broken) return broken;
     return work();
 }
+
+}  // namespace stand_in
+
+using stand_in::inside;
+using stand_in::queue;
+
+namespace {
 
 int copy(void* stream, void* to, const void* from, size_t bytes, uint64_t device1, uint64_t device2) {
     return queue(stream, [=] {
@@ -104,46 +186,60 @@ int fill(void* stream, uint64_t to, T value, size_t count) {
 
 }  // namespace
 
-API cuInit(unsigned) { return SUCCESS; }
-API cuDriverGetVersion(int* version) { return *version = 13000, SUCCESS; }
+// Allocations of memory, the card's and the host's pinned one, that were ever made.
+extern "C" __attribute__((visibility("default"))) uint64_t capful_stand_in_allocations() {
+    std::lock_guard guard(lock);
+    return made_allocations;
+}
+
+API cuInit(unsigned) {
+    if (int code = injected("init")) return code;
+    return cards() ? SUCCESS : NO_DEVICE;
+}
+API cuDriverGetVersion(int* version) {
+    return *version = (int)setting("CAPFUL_STAND_IN_VERSION", 13000), SUCCESS;
+}
 API cuGetErrorName(int code, const char** name) {
-    switch (code) {
-        case SUCCESS: *name = "CUDA_SUCCESS"; break;
-        case INVALID_VALUE: *name = "CUDA_ERROR_INVALID_VALUE"; break;
-        case OUT_OF_MEMORY: *name = "CUDA_ERROR_OUT_OF_MEMORY"; break;
-        case INVALID_DEVICE: *name = "CUDA_ERROR_INVALID_DEVICE"; break;
-        case NOT_FOUND: *name = "CUDA_ERROR_NOT_FOUND"; break;
-        case FAILED: *name = "CUDA_ERROR_LAUNCH_FAILED"; break;
-        default: return INVALID_VALUE;
-    }
-    return SUCCESS;
+    auto found = NAMES.find(code);
+    if (found == NAMES.end()) return INVALID_VALUE;
+    return *name = found->second, SUCCESS;
 }
 API cuGetErrorString(int code, const char** text) { return cuGetErrorName(code, text); }
 
-API cuDeviceGetCount(int* count) { return *count = 1, SUCCESS; }
-API cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal == 0 ? SUCCESS : INVALID_DEVICE; }
-API cuDeviceGetName(char* name, int length, int) { return snprintf(name, length, "CPU stand-in"), SUCCESS; }
-API cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = memory(), SUCCESS; }
+API cuDeviceGetCount(int* count) { return *count = cards(), SUCCESS; }
+API cuDeviceGet(int* device, int ordinal) {
+    return *device = ordinal, ordinal >= 0 && ordinal < cards() ? SUCCESS : INVALID_DEVICE;
+}
+API cuDeviceGetName(char* name, int length, int) {
+    const char* text = getenv("CAPFUL_STAND_IN_NAME");
+    return snprintf(name, length, "%s", text ? text : "CPU stand-in"), SUCCESS;
+}
+API cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = total(), SUCCESS; }
 API cuDeviceGetAttribute(int* value, int attribute, int) {
-    // 75 and 76: compute capability 9.0; 16: multiprocessors.
-    *value = attribute == 75 ? 9 : attribute == 16 ? 4 : 0;
+    int capability = (int)setting("CAPFUL_STAND_IN_CAPABILITY", 90);
+    // 75 and 76: compute capability; 16: multiprocessors.
+    *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 4 : 0;
     return SUCCESS;
 }
-API cuDevicePrimaryCtxRetain(void** made, int) { return *made = &context, SUCCESS; }
+API cuDevicePrimaryCtxRetain(void** made, int) {
+    if (int code = injected("context")) return code;
+    return *made = &context, broken;
+}
 API cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 API cuDevicePrimaryCtxSetFlags_v2(int, unsigned) { return SUCCESS; }
 API cuDevicePrimaryCtxReset_v2(int) { return broken = SUCCESS; }
-API cuCtxSetCurrent(void* made) { return current = made, SUCCESS; }
-API cuCtxGetCurrent(void** made) { return *made = current, SUCCESS; }
-API cuCtxPushCurrent_v2(void* made) { return current = made, SUCCESS; }
-API cuCtxPopCurrent_v2(void** made) { return *made = current, current = nullptr, SUCCESS; }
+API cuCtxSetCurrent(void* made) { return pthread_setspecific(current_key(), made), SUCCESS; }
+API cuCtxGetCurrent(void** made) { return *made = pthread_getspecific(current_key()), SUCCESS; }
+API cuCtxPushCurrent_v2(void* made) { return cuCtxSetCurrent(made); }
+API cuCtxPopCurrent_v2(void** made) { return cuCtxGetCurrent(made), cuCtxSetCurrent(nullptr); }
 API cuCtxGetDevice(int* device) { return *device = 0, SUCCESS; }
 API cuCtxSynchronize() { return broken; }
 
 API cuMemAlloc_v2(uint64_t* made, size_t bytes) {
     std::lock_guard guard(lock);
+    if (broken) return broken;
     if (bytes == 0) return INVALID_VALUE;
-    if (bytes > memory() - used) return OUT_OF_MEMORY;
+    if (bytes > free_bytes()) return OUT_OF_MEMORY;
     *made = allocate(bytes);
     return *made ? SUCCESS : OUT_OF_MEMORY;
 }
@@ -156,13 +252,18 @@ API cuMemFree_v2(uint64_t start) {
     allocations.erase(found);
     return SUCCESS;
 }
-API cuMemGetInfo_v2(size_t* free, size_t* total) {
+API cuMemGetInfo_v2(size_t* free, size_t* all) {
     std::lock_guard guard(lock);
-    *total = memory();
-    *free = *total - used;
-    return SUCCESS;
+    *all = total();
+    *free = free_bytes();
+    return broken;
 }
-API cuMemAllocHost_v2(void** made, size_t bytes) { return *made = calloc(1, bytes), *made ? SUCCESS : OUT_OF_MEMORY; }
+API cuMemAllocHost_v2(void** made, size_t bytes) {
+    std::lock_guard guard(lock);
+    if (broken) return broken;
+    made_allocations++;
+    return *made = calloc(1, bytes), *made ? SUCCESS : OUT_OF_MEMORY;
+}
 API cuMemFreeHost(void* start) { return free(start), SUCCESS; }
 API cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t n) { return copy(nullptr, (void*)to, from, n, to, 0); }
 API cuMemcpyDtoH_v2(void* to, uint64_t from, size_t n) { return copy(nullptr, to, (void*)from, n, from, 0); }
@@ -210,9 +311,10 @@ API cuLaunchKernel(const void* function, unsigned gx, unsigned gy, unsigned gz, 
     const char* first = (const char*)arguments[0];
     auto kept = std::make_shared<std::vector<uint64_t>>((kernel.argument_bytes + 7) / 8);
     memcpy(kept->data(), first, kernel.argument_bytes);
-    return queue(stream, [=, &kernel] {
+    return queue(stream, [=, &kernel]() -> int {
+        if (int code = injected("launch")) return broken = code, SUCCESS;
         std::string wrong = stand_in::run_grid(kernel, kept->data(), Index{gx, gy, gz}, Index{bx, by, bz});
-        if (wrong.empty()) return (int)SUCCESS;
+        if (wrong.empty()) return SUCCESS;
         fprintf(stderr, "stand-in: %s\n", wrong.c_str());
         return broken = FAILED;
     });
@@ -228,8 +330,11 @@ API cuGraphInstantiateWithFlags(void** made, void* graph, unsigned long long) {
     return *made = new Graph(*(Graph*)graph), SUCCESS;
 }
 API cuGraphLaunch(void* graph, void* stream) {
+    std::lock_guard guard(lock);
+    if (broken) return broken;
+    if (int code = injected("graph")) return broken = code, SUCCESS;
     for (auto& work : ((Graph*)graph)->work)
-        if (int code = queue(stream, work)) return code;
+        if (int code = queue(stream, work)) return broken ? (int)SUCCESS : code;
     return SUCCESS;
 }
 API cuGraphExecDestroy(void* graph) { return delete (Graph*)graph, SUCCESS; }

@@ -1,12 +1,16 @@
 //! The CUDA driver's functions by their own names, found at run time.
 //!
-//! cust expects `cuInit` and its like from the linker. Here each of them is a jump through a table, which
+//! cust expects `cuInit` and its like from the linker. Here each of them is a call through a table, which
 //! [`load`] fills from the driver's library. So the binary needs no CUDA to be built or to start, and can say in
 //! words what is missing. Before `load`, and where a library lacks a function, calls return
 //! `CUDA_ERROR_NOT_INITIALIZED`.
+//!
+//! cust knows the results of CUDA 11 as an enum, and another value in it would be undefined behaviour. Later ones
+//! become `CUDA_ERROR_UNKNOWN` on their way; [`last_code`] has what the driver said.
 
 mod names;
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -25,6 +29,28 @@ const LIBRARIES: [&str; 1] = ["nvcuda.dll"];
 extern "C" fn missing() -> u32 {
     const NOT_INITIALIZED: u32 = 3;
     NOT_INITIALIZED
+}
+
+/// What is made of a result that cust's enum lacks.
+pub const UNKNOWN: u32 = 999;
+
+thread_local! {
+    static LAST: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The last result of this thread's calls that was not success, as the driver gave it.
+pub fn last_code() -> u32 {
+    LAST.get()
+}
+
+/// Keeps a call's result, and gives one that cust_raw 0.11.3 has.
+extern "C" fn settle(code: u32) -> u32 {
+    LAST.set(code);
+    match code {
+        0..=8 | 34 | 100..=102 | 200..=202 | 205..=224 | 300..=304 | 400..=401 | 500 | 600 | 700..=705 => code,
+        708..=720 | 800..=809 | 900..=911 => code,
+        _ => UNKNOWN,
+    }
 }
 
 /// Where the calls go.
@@ -94,15 +120,52 @@ mod tests {
 
     unsafe extern "C" {
         fn cuDriverGetVersion(version: *mut i32) -> u32;
+        fn cuLaunchKernel(
+            a: u64,
+            b: u64,
+            c: u64,
+            d: u64,
+            e: u64,
+            f: u64,
+            g: u64,
+            h: u64,
+            i: u64,
+            j: u64,
+            k: u64,
+        ) -> u32;
+    }
+
+    #[rustfmt::skip]
+    #[allow(clippy::too_many_arguments)]
+    extern "C" fn digits(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64, g: u64, h: u64, i: u64, j: u64, k: u64) -> u32 {
+        let right = [a, b, c, d, e, f, g, h, i, j, k] == std::array::from_fn(|at| 1 << at);
+        if right { 912 } else { 1 }
     }
 
     #[test]
-    fn a_call_without_a_library_returns_an_error() {
+    fn a_call_goes_where_the_table_says() {
+        // Every argument arrives, and a result that cust's enum lacks does not come back.
+        let launch = names::NAMES.iter().position(|n| *n == "cuLaunchKernel\0").expect("a function of the table");
+        TABLE[launch].store(digits as *mut c_void, Ordering::Release);
+        // SAFETY: `digits` above.
+        assert_eq!(unsafe { cuLaunchKernel(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) }, UNKNOWN);
+        assert_eq!(last_code(), 912);
+        TABLE[launch].store(missing as extern "C" fn() -> u32 as *mut c_void, Ordering::Release);
+
         let mut version = 0;
         // SAFETY: a place for one integer.
         assert_eq!(unsafe { cuDriverGetVersion(&mut version) }, 3);
         assert!(!has("cuDriverGetVersion"));
+        assert_eq!(last_code(), 3);
         // An answer or a reason, and the same one again.
         assert_eq!(load(), load());
+    }
+
+    #[test]
+    fn results_that_cust_lacks_become_unknown() {
+        for (code, settled) in [(46, UNKNOWN), (719, 719), (912, UNKNOWN), (911, 911), (u32::MAX, UNKNOWN)] {
+            assert_eq!(settle(code), settled);
+            assert_eq!(last_code(), code);
+        }
     }
 }

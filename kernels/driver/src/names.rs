@@ -1,6 +1,6 @@
 //! The functions that cust 0.3.2 refers to, and those that capful-host calls through `cust::sys`.
 
-use super::TABLE;
+use super::{TABLE, settle};
 
 macro_rules! functions {
     ($($name:ident)*) => {
@@ -16,7 +16,7 @@ macro_rules! functions {
         pub const NAMES: [&str; COUNT] = [$(concat!(stringify!($name), "\0"),)*];
 
         $(
-            /// A jump: arguments and result stay where the caller and the driver put them.
+            /// A jump: arguments stay where the caller put them.
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             extern "C" fn $name() {
@@ -30,9 +30,11 @@ macro_rules! functions {
 macro_rules! jump {
     ($index:expr) => {
         core::arch::naked_asm!(
-            "jmp qword ptr [rip + {table} + 8 * {index}]",
+            "lea r11, [rip + {table} + 8 * {index}]",
+            "jmp {call}",
             table = sym TABLE,
             index = const $index as usize,
+            call = sym call,
         )
     };
 }
@@ -43,12 +45,82 @@ macro_rules! jump {
         core::arch::naked_asm!(
             "adrp x16, {table}",
             "add x16, x16, :lo12:{table}",
-            "ldr x16, [x16, #(8 * {index})]",
-            "br x16",
+            "add x16, x16, #(8 * {index})",
+            "b {call}",
             table = sym TABLE,
             index = const $index as usize,
+            call = sym call,
         )
     };
+}
+
+/// Where the first argument of [`settle`] goes.
+#[cfg(not(windows))]
+macro_rules! first_argument {
+    () => {
+        "mov edi, eax"
+    };
+}
+#[cfg(windows)]
+macro_rules! first_argument {
+    () => {
+        "mov ecx, eax"
+    };
+}
+
+/// Calls the function whose entry is in r11, with the arguments in registers and a copy of twelve words of the
+/// caller's stack: what the eleven arguments of cuLaunchKernel, the most of any, take at most. What it returns goes
+/// through [`settle`] unless it is 0.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+extern "C" fn call() {
+    core::arch::naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "sub rsp, 96",
+        "movups xmm4, [rbp + 16]",
+        "movups [rsp], xmm4",
+        "movups xmm4, [rbp + 32]",
+        "movups [rsp + 16], xmm4",
+        "movups xmm4, [rbp + 48]",
+        "movups [rsp + 32], xmm4",
+        "movups xmm4, [rbp + 64]",
+        "movups [rsp + 48], xmm4",
+        "movups xmm4, [rbp + 80]",
+        "movups [rsp + 64], xmm4",
+        "movups xmm4, [rbp + 96]",
+        "movups [rsp + 80], xmm4",
+        "call qword ptr [r11]",
+        "leave",
+        first_argument!(),
+        "test eax, eax",
+        "jne {settle}",
+        "ret",
+        settle = sym settle,
+    )
+}
+
+/// As above, with the entry in x16.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+extern "C" fn call() {
+    core::arch::naked_asm!(
+        "stp x29, x30, [sp, #-16]!",
+        "mov x29, sp",
+        "sub sp, sp, #32",
+        "ldp x9, x10, [x29, #16]",
+        "stp x9, x10, [sp]",
+        "ldp x9, x10, [x29, #32]",
+        "stp x9, x10, [sp, #16]",
+        "ldr x16, [x16]",
+        "blr x16",
+        "mov sp, x29",
+        "ldp x29, x30, [sp], #16",
+        "cbz w0, 2f",
+        "b {settle}",
+        "2: ret",
+        settle = sym settle,
+    )
 }
 
 functions! {

@@ -30,6 +30,9 @@ pub enum Products {
     Own,
 }
 
+/// An algorithm chosen for one product: passed on as it is.
+pub type Choice = serde_json::Value;
+
 /// Why there is no device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this build has no CUDA device; build it with --features cuda, or use --device cpu")]
@@ -89,6 +92,7 @@ never! {
     arena_bytes() -> u64;
     begin_recording() -> Result<(), CudaError>;
     busy_seconds() -> f64;
+    choices() -> Vec<Choice>;
     clear() -> Result<(), CudaError>;
     end_recording(u64, Result<(), OperationError>) -> Result<(), CudaError>;
     name_outside(&'static str) -> Result<(), CudaError>;
@@ -100,9 +104,13 @@ never! {
     recorded(u64) -> bool;
     replay_recorded(u64) -> Result<(), CudaError>;
     results(Pending) -> Result<&[u8], CudaError>;
+    reuse(&[Choice]) -> Result<(), String>;
+    set_tuning(bool) -> ();
     synchronise() -> Result<(), CudaError>;
     take_failure() -> Option<CudaError>;
+    tuning() -> bool;
     used() -> Result<u64, CudaError>;
+    warn(String) -> ();
     warnings() -> &[String];
     write(Region, &[u8]) -> Result<(), CudaError>;
 }

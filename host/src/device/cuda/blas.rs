@@ -1,7 +1,6 @@
 //! cublasLt, loaded when the device is opened. The functions and constants are those of cublasLt.h, versions 12
-//! and 13.
+//! and 13. Which of its algorithms computes a product is decided in `tuning`.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -14,12 +13,17 @@ use super::device::Cuda;
 use super::error::CudaError;
 use super::product::{Case, Product};
 use super::profile::WORKSPACE;
+use super::tuning::Chosen;
+
+/// Algorithms asked for and timed.
+const CANDIDATES: usize = 16;
 
 const LIBRARIES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
 
 type Handle = *mut c_void;
 type Status = i32;
 
+/// True f32: TF32 is another number.
 const COMPUTE_F32: i32 = 68;
 const TYPE_F32: i32 = 0;
 const TYPE_BF16: i32 = 14;
@@ -29,13 +33,19 @@ const DESC_EPILOGUE: i32 = 7;
 const DESC_BIAS_POINTER: i32 = 8;
 const EPILOGUE_BIAS: i32 = 4;
 const PREFERENCE_WORKSPACE: i32 = 1;
+const PREFERENCE_REDUCTIONS: i32 = 3;
 /// The least alignment of the first matrix; the other three's follow.
 const PREFERENCE_ALIGNMENT: i32 = 5;
+const CONFIG_REDUCTION: i32 = 3;
+/// Partial sums over k are kept in the workspace as f32 and added up in a pass of their own, in one order. The other
+/// schemes add up in the result, or round to its type in between.
+const REDUCTION_F32: u32 = 2;
 
+/// An algorithm with its settings, opaque.
 #[repr(C)]
-#[derive(Clone, Copy)]
-struct Algorithm {
-    data: [u64; 8],
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Algorithm {
+    pub data: [u64; 8],
 }
 
 #[repr(C)]
@@ -48,6 +58,7 @@ struct Heuristic {
     reserved: [i32; 4],
 }
 
+type VersionFn = unsafe extern "C" fn() -> usize;
 type CreateFn = unsafe extern "C" fn(*mut Handle) -> Status;
 type DestroyFn = unsafe extern "C" fn(Handle) -> Status;
 type DescCreateFn = unsafe extern "C" fn(*mut Handle, i32, i32) -> Status;
@@ -65,6 +76,9 @@ type HeuristicFn = unsafe extern "C" fn(
     *mut Heuristic,
     *mut i32,
 ) -> Status;
+type CheckFn =
+    unsafe extern "C" fn(Handle, Handle, Handle, Handle, Handle, Handle, *const Algorithm, *mut Heuristic) -> Status;
+type ConfigFn = unsafe extern "C" fn(*const Algorithm, i32, *mut c_void, usize, *mut usize) -> Status;
 type MatmulFn = unsafe extern "C" fn(
     Handle,
     Handle,
@@ -85,7 +99,17 @@ type MatmulFn = unsafe extern "C" fn(
 ) -> Status;
 
 /// What decides an algorithm.
-type Shape = (Case, [u32; 3], Dtype, Dtype, bool, u32);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    pub case: Case,
+    /// [m, n, k].
+    pub sizes: [u32; 3],
+    pub input: Dtype,
+    pub output: Dtype,
+    pub bias: bool,
+    /// What all addresses are multiples of, 256 at most: rows of a chunk begin where they begin.
+    pub alignment: u32,
+}
 
 /// The library, a handle, and the algorithms chosen so far.
 pub struct Blas {
@@ -100,8 +124,12 @@ pub struct Blas {
     preference_set: SetFn,
     preference_destroy: DestroyFn,
     heuristic: HeuristicFn,
+    check: CheckFn,
+    config: ConfigFn,
     matmul: MatmulFn,
-    chosen: HashMap<Shape, Option<Algorithm>>,
+    /// As cublasLtGetVersion counts.
+    pub version: u64,
+    pub chosen: Vec<Chosen>,
     _library: Library,
 }
 
@@ -135,6 +163,15 @@ fn folders() -> Vec<PathBuf> {
 /// # Errors
 /// The loader's words.
 pub fn open() -> Result<Library, String> {
+    // A stand-in for the driver brings its own; NVIDIA's needs NVIDIA's.
+    if let Ok(driver) = capful_driver::load() {
+        // SAFETY: loaded already; only whether it has the function is asked.
+        let library = unsafe { Library::new(driver) }.map_err(|e| e.to_string())?;
+        // SAFETY: as above.
+        if unsafe { library.get::<CreateFn>(b"cublasLtCreate\0") }.is_ok() {
+            return Ok(library);
+        }
+    }
     let mut names: Vec<PathBuf> = LIBRARIES.iter().map(PathBuf::from).collect();
     let folders = folders();
     names.extend(LIBRARIES.iter().flat_map(|name| folders.iter().map(move |f| f.join(name)).filter(|p| p.is_file())));
@@ -163,6 +200,7 @@ impl Blas {
             };
         }
         let create: CreateFn = function!(b"cublasLtCreate\0");
+        let version: VersionFn = function!(b"cublasLtGetVersion\0");
         let mut handle = ptr::null_mut();
         // SAFETY: a place for one handle.
         let status = unsafe { create(&mut handle) };
@@ -181,33 +219,36 @@ impl Blas {
             preference_set: function!(b"cublasLtMatmulPreferenceSetAttribute\0"),
             preference_destroy: function!(b"cublasLtMatmulPreferenceDestroy\0"),
             heuristic: function!(b"cublasLtMatmulAlgoGetHeuristic\0"),
+            check: function!(b"cublasLtMatmulAlgoCheck\0"),
+            config: function!(b"cublasLtMatmulAlgoConfigGetAttribute\0"),
             matmul: function!(b"cublasLtMatmul\0"),
-            chosen: HashMap::new(),
+            // SAFETY: takes nothing.
+            version: unsafe { version() } as u64,
+            chosen: Vec::new(),
             _library: library,
         })
     }
 
-    /// Queues a product. False where the library has no algorithm for it.
-    fn run(&mut self, p: &Call, stream: *mut c_void) -> Result<bool, Status> {
-        let check = |status| if status == 0 { Ok(()) } else { Err(status) };
+    /// A product as the library wants it described.
+    fn describe(&self, shape: &Shape, bias: u64) -> Result<Described, Status> {
         let mut owned = Owned { made: Vec::with_capacity(5) };
-        let [m, n, k] = p.sizes.map(u64::from);
-        // SAFETY: handles are made, used and destroyed here; attributes point at values of the type that the
-        // attribute has; addresses are those of regions of the sizes given.
+        let [m, n, k] = shape.sizes.map(u64::from);
+        // SAFETY: handles are made here and destroyed by their owner; attributes point at values of the type that the
+        // attribute has.
         unsafe {
             let mut desc = ptr::null_mut();
             check((self.desc_create)(&mut desc, COMPUTE_F32, TYPE_F32))?;
             owned.made.push((desc, self.desc_destroy));
             // The library's matrices are column-major: it computes Cᵀ = Bᵀ Aᵀ from the same bytes.
-            let (first, second) = (p.case == Case::Nt, p.case == Case::Tn);
+            let (first, second) = (shape.case == Case::Nt, shape.case == Case::Tn);
             for (attribute, transposed) in [(DESC_TRANSPOSE_A, first), (DESC_TRANSPOSE_B, second)] {
                 let value = i32::from(transposed);
                 check((self.desc_set)(desc, attribute, (&raw const value).cast(), 4))?;
             }
-            if p.bias != 0 {
+            if shape.bias {
                 let epilogue = EPILOGUE_BIAS;
                 check((self.desc_set)(desc, DESC_EPILOGUE, (&raw const epilogue).cast(), 4))?;
-                check((self.desc_set)(desc, DESC_BIAS_POINTER, (&raw const p.bias).cast(), 8))?;
+                check((self.desc_set)(desc, DESC_BIAS_POINTER, (&raw const bias).cast(), 8))?;
             }
             let kind = |dtype| if dtype == Dtype::Bf16 { TYPE_BF16 } else { TYPE_F32 };
             let mut layout = |dtype, rows: u64, columns: u64| {
@@ -216,32 +257,69 @@ impl Blas {
                 owned.made.push((made, self.layout_destroy));
                 Ok::<Handle, Status>(made)
             };
-            let b = if first { layout(p.input, k, n)? } else { layout(p.input, n, k)? };
-            let a = if second { layout(p.input, m, k)? } else { layout(p.input, k, m)? };
-            let c = layout(p.output, n, m)?;
-            // Rows of a chunk begin where they begin: an algorithm must not count on more.
-            let alignment = 1u32 << (p.a | p.b | p.c | p.added).trailing_zeros().min(8);
-            let key = (p.case, p.sizes, p.input, p.output, p.bias != 0, alignment);
-            if !self.chosen.contains_key(&key) {
-                let mut preference = ptr::null_mut();
-                check((self.preference_create)(&mut preference))?;
-                owned.made.push((preference, self.preference_destroy));
-                let bytes = WORKSPACE;
-                check((self.preference_set)(preference, PREFERENCE_WORKSPACE, (&raw const bytes).cast(), 8))?;
-                for attribute in PREFERENCE_ALIGNMENT..PREFERENCE_ALIGNMENT + 4 {
-                    check((self.preference_set)(preference, attribute, (&raw const alignment).cast(), 4))?;
-                }
-                let nothing = Algorithm { data: [0; 8] };
-                let mut best = Heuristic { algorithm: nothing, workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
-                let mut count = 0;
-                let status = (self.heuristic)(self.handle, desc, b, a, c, c, preference, 1, &mut best, &mut count);
-                let found = status == 0 && count > 0 && best.state == 0;
-                self.chosen.insert(key, found.then_some(best.algorithm));
+            let b = if first { layout(shape.input, k, n)? } else { layout(shape.input, n, k)? };
+            let a = if second { layout(shape.input, m, k)? } else { layout(shape.input, k, m)? };
+            let c = layout(shape.output, n, m)?;
+            Ok(Described { desc, a, b, c, _owned: owned })
+        }
+    }
+
+    /// Algorithms for a product, the most promising first; none where the library has none.
+    pub fn candidates(&self, p: &Call) -> Result<Vec<Algorithm>, Status> {
+        let Call { shape, bias, .. } = p;
+        let Described { desc, a, b, c, _owned } = self.describe(shape, *bias)?;
+        let nothing =
+            Heuristic { algorithm: Algorithm { data: [0; 8] }, workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
+        let (mut found, mut count) = ([nothing; CANDIDATES], 0);
+        // SAFETY: as in `describe`; room for as many results as are asked for.
+        unsafe {
+            let mut preference = ptr::null_mut();
+            check((self.preference_create)(&mut preference))?;
+            let _owned = Owned { made: vec![(preference, self.preference_destroy)] };
+            let (bytes, reductions) = (WORKSPACE, REDUCTION_F32);
+            check((self.preference_set)(preference, PREFERENCE_WORKSPACE, (&raw const bytes).cast(), 8))?;
+            check((self.preference_set)(preference, PREFERENCE_REDUCTIONS, (&raw const reductions).cast(), 4))?;
+            for attribute in PREFERENCE_ALIGNMENT..PREFERENCE_ALIGNMENT + 4 {
+                let alignment = (&raw const shape.alignment).cast();
+                check((self.preference_set)(preference, attribute, alignment, 4))?;
             }
-            let Some(Some(algorithm)) = self.chosen.get(&key) else { return Ok(false) };
-            let (one, beta) = (1.0f32, if p.added == 0 { 0.0f32 } else { 1.0 });
-            let added = if p.added == 0 { p.c } else { p.added };
-            check((self.matmul)(
+            let (room, results) = (CANDIDATES as i32, found.as_mut_ptr());
+            let status = (self.heuristic)(self.handle, desc, b, a, c, c, preference, room, results, &mut count);
+            if status != 0 {
+                return Ok(Vec::new());
+            }
+        }
+        let found = found.iter().take(count.max(0) as usize).filter(|h| h.state == 0).map(|h| h.algorithm);
+        Ok(found.filter(|algorithm| self.repeats(algorithm)).collect())
+    }
+
+    /// Whether an algorithm gives the same bits every time, and sums in f32.
+    fn repeats(&self, algorithm: &Algorithm) -> bool {
+        let (mut scheme, mut written) = (0u32, 0);
+        // SAFETY: an algorithm, and a place for the one integer that this attribute is.
+        let status = unsafe { (self.config)(algorithm, CONFIG_REDUCTION, (&raw mut scheme).cast(), 4, &mut written) };
+        status == 0 && (scheme == 0 || scheme == REDUCTION_F32)
+    }
+
+    /// Whether this library can compute a product so.
+    pub fn accepts(&self, shape: &Shape, algorithm: &Algorithm) -> bool {
+        // The library wants to see an address, and does not use it.
+        let Ok(Described { desc, a, b, c, _owned }) = self.describe(shape, 256) else { return false };
+        let nothing = Algorithm { data: [0; 8] };
+        let mut result = Heuristic { algorithm: nothing, workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
+        // SAFETY: as in `describe`, and a place for one result.
+        let status = unsafe { (self.check)(self.handle, desc, b, a, c, c, algorithm, &mut result) };
+        status == 0 && result.state == 0 && result.workspace as u64 <= WORKSPACE && self.repeats(algorithm)
+    }
+
+    /// Queues a product.
+    pub fn queue(&self, p: &Call, algorithm: &Algorithm, stream: *mut c_void) -> Result<(), Status> {
+        let Described { desc, a, b, c, _owned } = self.describe(&p.shape, p.bias)?;
+        let (one, beta) = (1.0f32, if p.added == 0 { 0.0f32 } else { 1.0 });
+        let added = if p.added == 0 { p.c } else { p.added };
+        // SAFETY: handles made for this call; addresses are those of regions of the sizes given.
+        check(unsafe {
+            (self.matmul)(
                 self.handle,
                 desc,
                 &one,
@@ -258,10 +336,22 @@ impl Blas {
                 p.workspace as *mut c_void,
                 WORKSPACE as usize,
                 stream,
-            ))?;
-        }
-        Ok(true)
+            )
+        })
     }
+}
+
+fn check(status: Status) -> Result<(), Status> {
+    if status == 0 { Ok(()) } else { Err(status) }
+}
+
+/// A product's description and layouts.
+struct Described {
+    desc: Handle,
+    a: Handle,
+    b: Handle,
+    c: Handle,
+    _owned: Owned,
 }
 
 impl Drop for Blas {
@@ -286,11 +376,9 @@ impl Drop for Owned {
 }
 
 /// One product: addresses, 0 for none.
-struct Call {
-    case: Case,
-    sizes: [u32; 3],
-    input: Dtype,
-    output: Dtype,
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    pub shape: Shape,
     a: u64,
     b: u64,
     c: u64,
@@ -298,6 +386,11 @@ struct Call {
     /// The residual, or C itself.
     added: u64,
     workspace: u64,
+}
+
+/// For a status of the library.
+pub(super) fn failed(what: &'static str, status: Status) -> CudaError {
+    CudaError::Driver { what, code: format!("status {status}") }
 }
 
 impl Cuda {
@@ -308,23 +401,23 @@ impl Cuda {
         if both || p.bias.is_some_and(|b| b.dtype != p.c.dtype) || self.scratch().bytes() < WORKSPACE {
             return Ok(false);
         }
-        let c = self.address(p.c)?;
-        let call = Call {
+        let (a, b, c) = (self.address(p.a)?, self.address(p.b)?, self.address(p.c)?);
+        let bias = self.address_or_null(p.bias)?;
+        let added = if p.accumulate { c } else { self.address_or_null(p.residual)? };
+        let workspace = self.scratch_at(0, WORKSPACE)?;
+        let shape = Shape {
             case: p.case,
             sizes: p.sizes(),
             input: p.a.dtype,
             output: p.c.dtype,
-            a: self.address(p.a)?,
-            b: self.address(p.b)?,
-            c,
-            bias: self.address_or_null(p.bias)?,
-            added: if p.accumulate { c } else { self.address_or_null(p.residual)? },
-            workspace: self.scratch_at(0, WORKSPACE)?,
+            bias: bias != 0,
+            alignment: 1 << (a | b | c | bias | added).trailing_zeros().min(8),
         };
+        let call = Call { shape, a, b, c, bias, added, workspace };
+        let Some(algorithm) = self.algorithm(&call)? else { return Ok(false) };
         let stream = self.stream.as_inner().cast();
-        let Some(blas) = &mut self.blas else { return Ok(false) };
-        let result = blas.run(&call, stream);
-        result
-            .map_err(|status| self.fail(CudaError::Driver { what: "cublasLtMatmul", code: format!("status {status}") }))
+        let queued = self.blas.as_ref().map_or(Ok(()), |blas| blas.queue(&call, &algorithm, stream));
+        queued.map_err(|status| self.fail(failed("cublasLtMatmul", status)))?;
+        Ok(true)
     }
 }

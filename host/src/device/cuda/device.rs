@@ -47,6 +47,12 @@ pub struct Cuda {
     pub(super) stream: Stream,
     scratch: Region,
     failure: Option<CudaError>,
+    /// The card's name.
+    pub(super) card: String,
+    /// A graph is being recorded.
+    pub(super) recording: bool,
+    /// Algorithms are timed for products that have none.
+    pub(super) tuning: bool,
     /// Said once, at start-up: what is missing and what it costs.
     pub warnings: Vec<String>,
     /// Bytes of the card outside the arena, each with its name, as measured.
@@ -75,9 +81,9 @@ impl Cuda {
         }
         let mut outside = vec![("CUDA context and other programs", used()?)];
         let mut modules = Vec::new();
-        for (name, image) in capful_kernels::MODULES {
+        for (file, image) in capful_kernels::MODULES {
             let module = Module::from_fatbin(image, &[]).map_err(CudaError::of("cuModuleLoadData"))?;
-            modules.push((*name, module));
+            modules.push((*file, module));
         }
         note(&mut outside, "kernels", used()?);
         let stream = Stream::new(StreamFlags::NON_BLOCKING, None).map_err(CudaError::of("cuStreamCreate"))?;
@@ -106,10 +112,18 @@ impl Cuda {
             stream,
             scratch,
             failure: None,
+            card: name,
+            recording: false,
+            tuning: false,
             warnings,
             outside,
             context,
         })
+    }
+
+    /// Adds to what is said once.
+    pub fn warn(&mut self, warning: String) {
+        self.warnings.push(warning);
     }
 
     /// What is missing and what it costs, to be said once.

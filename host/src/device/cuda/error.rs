@@ -79,8 +79,10 @@ pub enum CudaError {
     },
 }
 
-/// The name of a CUresult; its number where the driver does not know it.
+/// The name of a CUresult, of the driver's own where cust has none for it; its number where the driver does not
+/// know it either.
 fn name(code: u32) -> String {
+    let code = if code == capful_driver::UNKNOWN { capful_driver::last_code() } else { code };
     unsafe extern "C" {
         /// As cust declares it, but with a plain number: codes that its enum lacks are no error to ask about.
         #[allow(clashing_extern_declarations)]

@@ -101,11 +101,14 @@ impl Cuda {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: our own stream.
         let code = unsafe { sys::cuStreamBeginCapture_v2(self.stream.as_inner(), mode) };
-        CudaError::check("cuStreamBeginCapture", code)
+        CudaError::check("cuStreamBeginCapture", code)?;
+        self.recording = true;
+        Ok(())
     }
 
     /// Ends what [`Cuda::begin`] began, whether or not the recording went well.
     fn end(&mut self, recorded: Result<(), OperationError>) -> Result<Graph, CudaError> {
+        self.recording = false;
         let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());
         let stream = self.stream.as_inner();
         // SAFETY: our own stream, and a place for the handle made.

@@ -26,6 +26,7 @@ impl Run<LinearGrad> for Cuda {
         self.product(Product { before_gelu: o.before_gelu, ..x_grad })?;
         let weight_grad = Product::new(NAME, Case::Tn, o.out_grad, o.x, o.weight_grad);
         self.product(Product { accumulate: o.accumulate, ..weight_grad })?;
+        // Not the library's epilogue, which overwrites where accumulated gradients are added to.
         let Some(bias_grad) = o.bias_grad else { return Ok(()) };
         let (rows, columns) = (o.out_grad.rows(), o.out_grad.columns());
         let (piece, count) = pieces(rows);

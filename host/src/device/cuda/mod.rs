@@ -5,7 +5,7 @@
 //! - `graph`: a step recorded once and replayed;
 //! - `timing`: how long operations take;
 //! - `profile`: what the precision implies for memory;
-//! - `product`: the matrix product, by cublasLt (`blas`) or by our own tiled kernel;
+//! - `product`: the matrix product, by cublasLt (`blas`, its algorithms chosen in `tuning`) or by our own tiled kernel;
 //! - `describe`: what is there and what is missing (`description`), before anything is opened;
 //! - `absent`: what stands here in a build without the feature `cuda`;
 //! - the rest: one file an operation, named as in the core's `ops` and in `kernels/cuda`.
@@ -37,6 +37,7 @@ mod profile;
 mod squared_norm;
 mod staging;
 mod timing;
+mod tuning;
 
 pub use describe::{describe, require};
 pub use description::{Card, Description};
@@ -44,6 +45,7 @@ pub use device::{Cuda, Products, Room};
 pub use error::CudaError;
 pub use profile::{CudaProfile, Precision};
 pub use staging::Pending;
+pub use tuning::Choice;
 
 #[cfg(test)]
 mod tests;

@@ -116,7 +116,7 @@ impl Cuda {
         self.launch("product", &kernel, [tiles(side), 1, 1], 256, &arguments)
     }
 
-    /// What the library's product leaves to do.
+    /// What the library's product leaves to do: its own GELU is the one with tanh.
     pub(super) fn epilogue(&mut self, p: &Product) -> Result<(), OperationError> {
         if p.before_gelu.is_none() && p.activated.is_none() {
             return Ok(());

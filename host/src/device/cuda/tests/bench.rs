@@ -21,6 +21,38 @@ pub fn open_with(arena: u64, scratch: Region, staging: u64, products: Products) 
     Cuda::open(0, Room { arena, scratch, staging }, products).expect("a card")
 }
 
+/// Runs a test's body on the stand-in, once for every environment, in a process of its own; `name` is the test's,
+/// below `tests`.
+pub fn apart(name: &str, environments: &[&[(&str, &str)]], body: impl FnOnce()) {
+    const APART: &str = "CAPFUL_TEST_APART";
+    if std::env::var_os(APART).is_some() {
+        return body();
+    }
+    let name = format!("device::cuda::tests::{name}");
+    for settings in environments {
+        let output = std::process::Command::new(std::env::current_exe().expect("this test's binary"))
+            .args(["--exact", "--nocapture", &name])
+            .envs(settings.iter().copied())
+            .env(capful_driver::VARIABLE, capful_kernels::STAND_IN)
+            .env(APART, "1")
+            .output()
+            .expect("a second process");
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("1 passed"), "{name} with {settings:?}: {text}");
+    }
+}
+
+/// Allocations that the stand-in ever made, the card's and pinned ones.
+pub fn allocations() -> u64 {
+    // SAFETY: the library that is loaded already; the function takes nothing.
+    unsafe {
+        let library = libloading::Library::new(capful_kernels::STAND_IN).expect("the stand-in");
+        let count: libloading::Symbol<unsafe extern "C" fn() -> u64> =
+            library.get(b"capful_stand_in_allocations\0").expect("its counter");
+        count()
+    }
+}
+
 /// Values in a region's own type.
 pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     match dtype {

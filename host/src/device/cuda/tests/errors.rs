@@ -4,7 +4,7 @@ use capful_core::device::Run;
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::Gelu;
 
-use super::bench::open;
+use super::bench::{allocations, apart, open};
 use crate::device::cuda::{Cuda, CudaError, Products, Room, describe};
 
 fn region(offset: u64, columns: u32) -> Region {
@@ -52,4 +52,173 @@ fn the_description_names_driver_and_cards() {
     let (version, library) = description.driver.expect("a driver or the stand-in");
     assert!(version.split('.').count() == 2 && !library.is_empty());
     assert!(description.cards.iter().all(|c| c.bytes > 0 && c.capability >= (7, 5)) && !description.cards.is_empty());
+}
+
+/// Room on the stand-in, opened as a run would.
+fn opened(arena: u64) -> Result<Cuda, CudaError> {
+    Cuda::open(0, Room { arena, scratch: region(0, 64), staging: 64 }, Products::Own)
+}
+
+#[test]
+fn an_old_driver_is_named_with_its_version() {
+    apart("errors::an_old_driver_is_named_with_its_version", &[&[("CAPFUL_STAND_IN_VERSION", "12040")]], || {
+        let error = opened(512).err().expect("an old driver");
+        assert_eq!(error, CudaError::OldDriver { found: "12.4".into(), needed: "13.0" });
+        assert!(error.to_string().contains("580"), "{error}");
+        let description = describe();
+        assert_eq!(description.driver, Err(error.to_string()));
+        assert!(description.cards.is_empty());
+    });
+}
+
+#[test]
+fn a_machine_without_a_card() {
+    apart("errors::a_machine_without_a_card", &[&[("CAPFUL_STAND_IN_CARDS", "0")]], || {
+        assert_eq!(opened(512).err(), Some(CudaError::NoCard));
+        assert_eq!(describe().driver, Err(CudaError::NoCard.to_string()));
+    });
+}
+
+#[test]
+fn several_cards_are_counted() {
+    apart("errors::several_cards_are_counted", &[&[("CAPFUL_STAND_IN_CARDS", "2")]], || {
+        opened(512).expect("card 0");
+        let room = Room { arena: 512, scratch: region(0, 64), staging: 0 };
+        Cuda::open(1, room, Products::Own).expect("card 1");
+        let error = Cuda::open(2, room, Products::Own).err();
+        assert_eq!(error, Some(CudaError::NoSuchCard { asked: 2, cards: 2 }));
+        assert_eq!(describe().cards.len(), 2);
+    });
+}
+
+#[test]
+fn an_old_card_is_named() {
+    apart("errors::an_old_card_is_named", &[&[("CAPFUL_STAND_IN_CAPABILITY", "70")]], || {
+        let error = opened(512).err();
+        assert_eq!(error, Some(CudaError::OldCard { name: "CPU stand-in".into(), major: 7, minor: 0 }));
+    });
+}
+
+#[test]
+fn the_oldest_card_that_is_supported() {
+    apart("errors::the_oldest_card_that_is_supported", &[&[("CAPFUL_STAND_IN_CAPABILITY", "75")]], || {
+        opened(512).expect("old enough");
+        assert!(!describe().cards[0].bf16);
+    });
+}
+
+#[test]
+fn a_small_card_is_refused_before_anything_is_allocated() {
+    apart(
+        "errors::a_small_card_is_refused_before_anything_is_allocated",
+        &[&[("CAPFUL_STAND_IN_TOTAL", "1000000")]],
+        || {
+            let small = CudaError::TooSmall {
+                name: "CPU stand-in".into(),
+                needed: 1_000_001,
+                free: 1_000_000,
+                total: 1_000_000,
+            };
+            assert_eq!(opened(1_000_001).err(), Some(small));
+            assert_eq!(allocations(), 0);
+            // To the byte; and what is in use is free no longer.
+            let cuda = opened(1_000_000).expect("exactly as much");
+            assert_eq!(cuda.used().expect("a working card"), 1_000_000);
+            assert!(matches!(opened(1).err(), Some(CudaError::TooSmall { free: 0, .. })));
+            drop(cuda);
+            opened(1_000_000).expect("freed");
+        },
+    );
+}
+
+#[test]
+fn memory_that_others_hold_is_not_counted_upon() {
+    apart("errors::memory_that_others_hold_is_not_counted_upon", &[&[("CAPFUL_STAND_IN_FREE", "5000")]], || {
+        let error = opened(5001).err();
+        assert!(matches!(error, Some(CudaError::TooSmall { needed: 5001, free: 5000, total, .. }) if total == 8 << 30));
+        assert_eq!(allocations(), 0);
+        opened(5000).expect("what is left");
+    });
+}
+
+/// An environment in which `plan` fails, and what is to be said of it.
+fn failing<'a>((plan, said): (&'a str, &'a str)) -> [(&'a str, &'a str); 2] {
+    [("CAPFUL_STAND_IN_FAIL_AT", plan), ("CAPFUL_TEST_CODE", said)]
+}
+
+#[test]
+fn a_driver_that_does_not_start_says_its_own_code() {
+    // One that cust knows, one that it does not, and one that nobody does.
+    let environments = [
+        ("init:1:803", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
+        ("context:1:46", "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+        ("context:1:4242", "CUresult 4242"),
+    ]
+    .map(failing);
+    let environments = environments.each_ref().map(|e| e.as_slice());
+    apart("errors::a_driver_that_does_not_start_says_its_own_code", &environments, || {
+        let error = opened(512).err().expect("a failure");
+        let code = std::env::var("CAPFUL_TEST_CODE").expect("set above");
+        assert!(matches!(&error, CudaError::Driver { code: found, .. } if *found == code), "{error}");
+    });
+}
+
+/// Steps of one kernel by a graph, until something goes wrong.
+fn steps(cuda: &mut Cuda) -> (u32, CudaError) {
+    for step in 0..100 {
+        let run = |cuda: &mut Cuda| {
+            cuda.next_step()?;
+            cuda.queue_write(region(0, 1), &1.0f32.to_le_bytes())?;
+            cuda.replay(0, |c| c.run(Gelu { x: region(0, 1), out: region(256, 1) }))?;
+            let pending = cuda.queue_read(region(256, 1))?;
+            cuda.results(pending).map(drop)
+        };
+        if let Err(error) = run(cuda) {
+            return (step, error);
+        }
+    }
+    panic!("nothing went wrong");
+}
+
+#[test]
+fn a_card_that_fails_in_a_step_fails_for_good() {
+    let environments = [
+        ("graph:5", "CUDA_ERROR_LAUNCH_FAILED"),
+        ("launch:5:214", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+        ("launch:5:913", "CUDA_ERROR_FUNCTION_NOT_LOADED"),
+    ]
+    .map(failing);
+    let environments = environments.each_ref().map(|e| e.as_slice());
+    apart("errors::a_card_that_fails_in_a_step_fails_for_good", &environments, || {
+        let mut cuda = opened(512).expect("a card that works so far");
+        let (step, error) = steps(&mut cuda);
+        assert_eq!(step, 4);
+        let code = std::env::var("CAPFUL_TEST_CODE").expect("set above");
+        assert!(matches!(&error, CudaError::Driver { code: found, .. } if *found == code), "{error}");
+        assert!(error.to_string().contains("checkpoint"));
+        assert_eq!(steps(&mut cuda).0, 0, "after a failure nothing works");
+        assert!(cuda.read(region(0, 1), &mut [0; 4]).is_err());
+        assert!(cuda.run(Gelu { x: region(0, 1), out: region(256, 1) }).is_err());
+        drop(cuda);
+    });
+}
+
+#[test]
+fn steps_allocate_nothing_on_the_card() {
+    apart("errors::steps_allocate_nothing_on_the_card", &[&[]], || {
+        let mut cuda = opened(512).expect("a card");
+        let step = |cuda: &mut Cuda| {
+            cuda.next_step()?;
+            cuda.queue_write(region(0, 1), &1.0f32.to_le_bytes())?;
+            cuda.replay(0, |c| c.run(Gelu { x: region(0, 1), out: region(256, 1) }))?;
+            cuda.queue_read(region(256, 1))
+        };
+        let before = allocations();
+        assert_eq!(before, 2, "the arena and the staging memory");
+        for _ in 0..10 {
+            step(&mut cuda).expect("a good step");
+        }
+        cuda.synchronise().expect("good steps");
+        assert_eq!(allocations(), before);
+    });
 }

@@ -6,3 +6,4 @@ mod errors;
 mod operations;
 mod products;
 mod step;
+mod tuning;

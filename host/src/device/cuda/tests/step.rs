@@ -7,8 +7,8 @@ use capful_core::ops::{Pattern, Rotary};
 use capful_core::random::Random;
 use capful_core::train::results;
 
-use super::bench::{decode, distance, encode, open};
-use crate::device::cuda::{Cuda, CudaProfile, Precision};
+use super::bench::{decode, distance, encode, open_with};
+use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
 
 const MODEL: Pythia = Pythia {
     layers: 2,
@@ -109,7 +109,7 @@ fn reference(steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
 }
 
 /// The same on the card, each step replayed and its loss read a step late.
-fn on_card(precision: Precision, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
+fn on_card(precision: Precision, products: Products, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
     let profile = CudaProfile { precision };
     let draft = plan(&profile, 0, stage);
     let mut meter = Meter::new(&profile, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
@@ -118,7 +118,12 @@ fn on_card(precision: Precision, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f3
     MODEL.update(&mut meter, &draft.state, &OPTIMIZER).expect("a plan");
     let plan = plan(&profile, meter.scratch, stage);
 
-    let mut cuda = open(plan.bytes, plan.scratch, 4096);
+    let mut cuda = open_with(plan.bytes, plan.scratch, 4096, products);
+    let tuned = |c: &mut Cuda| {
+        MODEL.micro_batch(c, &plan.state, &plan.training, stage, true)?;
+        MODEL.update(c, &plan.state, &OPTIMIZER)
+    };
+    cuda.tune(tuned).expect("a step");
     let first = plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Master | Role::Constant));
     for entry in first {
         for layer in 0..entry.slot.layers {
@@ -156,9 +161,12 @@ fn on_card(precision: Precision, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f3
 fn steps_agree_with_the_reference_in_both_precisions() {
     let (expected, weights) = reference(5, &STAGE);
     for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 1e-2)] {
-        let (losses, found) = on_card(precision, 5, &STAGE);
-        assert!(distance(&losses, &expected) < tolerance, "{precision:?}: {losses:?} against {expected:?}");
-        assert!(distance(&found, &weights) < tolerance, "{precision:?}: weights off by {}", distance(&found, &weights));
+        for products in [Products::Own, Products::Library] {
+            let (losses, found) = on_card(precision, products, 5, &STAGE);
+            let off = distance(&found, &weights);
+            assert!(distance(&losses, &expected) < tolerance, "{precision:?}: {losses:?} against {expected:?}");
+            assert!(off < tolerance, "{precision:?} {products:?}: weights off by {off}");
+        }
     }
     assert!(expected[0] > 3.5 && expected.iter().all(|l| l.is_finite()));
 }
@@ -166,7 +174,8 @@ fn steps_agree_with_the_reference_in_both_precisions() {
 #[test]
 fn the_same_steps_give_the_same_bits() {
     for precision in [Precision::F32, Precision::Bf16] {
-        let (first, second) = (on_card(precision, 3, &STAGE), on_card(precision, 3, &STAGE));
+        let (first, second) =
+            (on_card(precision, Products::Own, 3, &STAGE), on_card(precision, Products::Own, 3, &STAGE));
         assert_eq!(first, second);
     }
 }
@@ -174,9 +183,9 @@ fn the_same_steps_give_the_same_bits() {
 #[test]
 fn recomputing_changes_no_bit() {
     for precision in [Precision::F32, Precision::Bf16] {
-        let kept = on_card(precision, 2, &STAGE);
+        let kept = on_card(precision, Products::Own, 2, &STAGE);
         for recompute in [Recompute::Cheap, Recompute::Full] {
-            assert_eq!(on_card(precision, 2, &Stage { recompute, ..STAGE }), kept, "{recompute:?}");
+            assert_eq!(on_card(precision, Products::Own, 2, &Stage { recompute, ..STAGE }), kept, "{recompute:?}");
         }
     }
 }

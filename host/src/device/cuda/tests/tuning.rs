@@ -1,0 +1,147 @@
+//! The library's algorithms: chosen by the clock, saved, used again.
+
+use capful_core::device::{OperationError, Run};
+use capful_core::memory::{Dtype, Region, Space};
+use capful_core::ops::Linear;
+
+use super::bench::{apart, decode, encode, open_with};
+use crate::device::cuda::{Choice, Cuda, Products};
+
+const ROWS: u32 = 5;
+const INPUTS: u32 = 301;
+const OUTPUTS: u32 = 7;
+
+fn region(offset: u64, rows: u32, columns: u32) -> Region {
+    Region { space: Space::Arena, dtype: Dtype::F32, offset, shape: [1, 1, rows, columns] }
+}
+
+fn linear() -> Linear {
+    let (x, weight) = (region(0, ROWS, INPUTS), region(8192, OUTPUTS, INPUTS));
+    Linear::new(x, weight, Some(region(20480, 1, OUTPUTS)), region(24576, ROWS, OUTPUTS))
+}
+
+fn card() -> Cuda {
+    let scratch = Region { offset: 32768, shape: [1, 1, 1, 8 << 20], ..region(0, 1, 1) };
+    open_with(scratch.end(), scratch, 64, Products::Library)
+}
+
+fn queue(cuda: &mut Cuda) -> Result<(), OperationError> {
+    cuda.run(linear())
+}
+
+/// What the product gives, replayed.
+fn product(cuda: &mut Cuda) -> Vec<f32> {
+    let o = linear();
+    for region in [o.x, o.weight, o.bias.expect("one")] {
+        let values: Vec<f32> = (0..region.elements()).map(|i| ((i * 37 % 101) as f32 - 50.0) / 7.0).collect();
+        cuda.write(region, &encode(Dtype::F32, &values)).expect("in the arena");
+    }
+    cuda.replay(0, queue).expect("a product");
+    let mut bytes = vec![0; o.out.bytes() as usize];
+    cuda.read(o.out, &mut bytes).expect("in the arena");
+    decode(Dtype::F32, &bytes)
+}
+
+/// The number of the stand-in's algorithm.
+fn number(choice: &Choice) -> &str {
+    &choice.algorithm.as_ref().expect("an algorithm")[..2]
+}
+
+#[test]
+fn the_fastest_is_taken() {
+    let environments = ["1", "2", "3"].map(|n| [("CAPFUL_STAND_IN_BLAS_FASTEST", n)]);
+    let environments = environments.each_ref().map(|e| e.as_slice());
+    apart("tuning::the_fastest_is_taken", &environments, || {
+        let mut cuda = card();
+        cuda.tune(queue).expect("a product");
+        let choices = cuda.choices();
+        assert_eq!(choices.len(), 1);
+        assert_eq!(choices[0].product, "nt 5 7 301 f32 f32 bias 256");
+        assert_eq!((choices[0].card.as_str(), choices[0].library), ("CPU stand-in", 130_000));
+        assert!(choices[0].milliseconds.is_some_and(|ms| ms < 3.0), "{choices:?}");
+        let fastest = std::env::var("CAPFUL_STAND_IN_BLAS_FASTEST").expect("set above");
+        assert_eq!(number(&choices[0]), format!("0{fastest}"));
+        // What was tuned is not tuned again, and the arena is as it was.
+        cuda.tune(queue).expect("a product");
+        assert_eq!(cuda.choices(), choices);
+        let mut bytes = vec![1; linear().out.bytes() as usize];
+        cuda.read(linear().out, &mut bytes).expect("in the arena");
+        assert!(bytes.iter().all(|b| *b == 0));
+    });
+}
+
+#[test]
+fn a_choice_is_saved_and_gives_the_same_bits() {
+    apart("tuning::a_choice_is_saved_and_gives_the_same_bits", &[&[("CAPFUL_STAND_IN_BLAS_FASTEST", "3")]], || {
+        let mut cuda = card();
+        cuda.tune(queue).expect("a product");
+        let (bits, text) = (product(&mut cuda), serde_json::to_string(&cuda.choices()).expect("plain data"));
+        let choices: Vec<Choice> = serde_json::from_str(&text).expect("what was written");
+        assert_eq!(choices, cuda.choices());
+        let mut again = card();
+        again.reuse(&choices).expect("the same card and library");
+        assert_eq!(again.choices(), choices);
+        assert_eq!(product(&mut again), bits);
+        assert_ne!(product(&mut card()), bits, "the library's first proposal sums in another order");
+    });
+}
+
+#[test]
+fn a_product_first_met_in_a_recording_takes_the_first_proposal() {
+    apart("tuning::a_product_first_met_in_a_recording_takes_the_first_proposal", &[&[]], || {
+        let mut cuda = card();
+        product(&mut cuda);
+        let choices = cuda.choices();
+        assert_eq!((choices.len(), number(&choices[0]), choices[0].milliseconds), (1, "01", None));
+        // It stays.
+        cuda.tune(queue).expect("a product");
+        assert_eq!(cuda.choices(), choices);
+    });
+}
+
+#[test]
+fn what_does_not_fit_is_refused_as_a_whole() {
+    apart("tuning::what_does_not_fit_is_refused_as_a_whole", &[&[]], || {
+        let mut cuda = card();
+        cuda.tune(queue).expect("a product");
+        let good = cuda.choices().remove(0);
+        let other = |change: &dyn Fn(&mut Choice)| {
+            let mut changed = good.clone();
+            change(&mut changed);
+            [good.clone(), changed]
+        };
+        let forged = |digits: &str| Some(digits.repeat(64 / (digits.len() / 2)));
+        for (choices, word) in [
+            (other(&|c| c.card = "NVIDIA H100".into()), "NVIDIA H100"),
+            (other(&|c| c.library = 120_900), "120900"),
+            (other(&|c| c.product = "nt 5 7".into()), "nt 5 7"),
+            (other(&|c| c.algorithm = Some("02".into())), "nt 5 7 301"),
+            (other(&|c| c.algorithm = forged("zz")), "nt 5 7 301"),
+            (other(&|c| c.algorithm = forged("é")), "nt 5 7 301"),
+            // The library does not know it; it knows it, and its sums are in no fixed order.
+            (other(&|c| c.algorithm = forged("7f")), "nt 5 7 301"),
+            (other(&|c| c.algorithm = Some(format!("04{}01{}", "00".repeat(7), "00".repeat(55)))), "nt 5 7 301"),
+        ] {
+            let mut fresh = card();
+            let warning = fresh.reuse(&choices).expect_err("a reason");
+            assert!(warning.contains(word) && warning.lines().count() == 1, "{warning}");
+            assert!(fresh.choices().is_empty());
+            product(&mut fresh);
+        }
+        let mut own = super::bench::open(512, Region { offset: 0, ..region(0, 1, 64) }, 0);
+        assert!(own.reuse(&[]).is_ok());
+        assert!(own.reuse(&[good]).expect_err("no library").contains("cublasLt"));
+    });
+}
+
+#[test]
+fn without_the_library_there_is_one_warning_and_our_own_kernels_run() {
+    let name = "tuning::without_the_library_there_is_one_warning_and_our_own_kernels_run";
+    apart(name, &[&[("CAPFUL_STAND_IN_BLAS", "0")]], || {
+        let mut cuda = card();
+        assert!(cuda.warnings.len() == 1 && cuda.warnings[0].contains("libcublas"), "{:?}", cuda.warnings);
+        cuda.tune(queue).expect("nothing to tune");
+        assert!(product(&mut cuda).iter().all(|x| x.is_finite()));
+        assert!(cuda.choices().is_empty());
+    });
+}

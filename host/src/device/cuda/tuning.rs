@@ -1,0 +1,228 @@
+//! Which of the library's algorithms computes a product: the fastest by the card's clock, kept for the next time.
+//!
+//! An algorithm decides the order of sums. So what was chosen is saved with a run and used again when it goes on.
+
+use std::fmt::{self, Display};
+use std::str::FromStr;
+
+use capful_core::device::OperationError;
+use capful_core::memory::Dtype;
+use serde::{Deserialize, Serialize};
+
+use super::blas::{Algorithm, Blas, Call, Shape, failed};
+use super::device::Cuda;
+use super::error::CudaError;
+use super::product::Case;
+
+/// An algorithm for a shape. None where the library has none, so that our own kernel runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Chosen {
+    pub shape: Shape,
+    pub algorithm: Option<Algorithm>,
+    /// What a product took; none where nothing was timed.
+    pub milliseconds: Option<f32>,
+}
+
+/// An algorithm chosen for one product, as it is saved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Case, [m, n, k], types of the operands and the result, what is added, alignment: `nt 64 128 32 bf16 f32 bias 256`.
+    pub product: String,
+    /// The algorithm's 64 bytes in hexadecimal digits; none where capful's own kernel runs.
+    pub algorithm: Option<String>,
+    /// What a product took; none where nothing was timed.
+    pub milliseconds: Option<f32>,
+    /// cublasLt's version, as it counts.
+    pub library: u64,
+    /// The card's name.
+    pub card: String,
+}
+
+impl Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let case = match self.case {
+            Case::Nt => "nt",
+            Case::Nn => "nn",
+            Case::Tn => "tn",
+        };
+        let ([m, n, k], bias) = (self.sizes, if self.bias { "bias" } else { "plain" });
+        let (input, output) = (self.input.name(), self.output.name());
+        write!(f, "{case} {m} {n} {k} {input} {output} {bias} {}", self.alignment)
+    }
+}
+
+impl FromStr for Shape {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Shape, ()> {
+        let words: Vec<&str> = text.split(' ').collect();
+        let [case, m, n, k, input, output, bias, alignment] = words[..] else { return Err(()) };
+        let case = [("nt", Case::Nt), ("nn", Case::Nn), ("tn", Case::Tn)].into_iter().find(|(name, _)| *name == case);
+        let size = |word: &str| word.parse::<u32>().map_err(drop);
+        let dtype = |word| [Dtype::F32, Dtype::Bf16].into_iter().find(|d| d.name() == word).ok_or(());
+        Ok(Shape {
+            case: case.ok_or(())?.1,
+            sizes: [size(m)?, size(n)?, size(k)?],
+            input: dtype(input)?,
+            output: dtype(output)?,
+            bias: match bias {
+                "bias" => true,
+                "plain" => false,
+                _ => return Err(()),
+            },
+            alignment: size(alignment)?,
+        })
+    }
+}
+
+fn to_hex(algorithm: &Algorithm) -> String {
+    algorithm.data.iter().flat_map(|word| word.to_le_bytes()).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Option<Algorithm> {
+    if text.len() != 128 || !text.is_ascii() {
+        return None;
+    }
+    let mut data = [0; 8];
+    for (at, word) in data.iter_mut().enumerate() {
+        // The digits of a little-endian word.
+        *word = u64::from_str_radix(&text[16 * at..16 * at + 16], 16).ok()?.swap_bytes();
+    }
+    Some(Algorithm { data })
+}
+
+impl Cuda {
+    /// Runs what `step` queues once, and times the library's algorithms for every product in it that none is chosen
+    /// for yet. Products that are first met elsewhere take the library's first proposal. Zeros the arena afterwards:
+    /// to be called before anything is in it.
+    ///
+    /// # Errors
+    /// What an operation or the driver could not do.
+    pub fn tune(&mut self, step: impl FnOnce(&mut Cuda) -> Result<(), OperationError>) -> Result<(), CudaError> {
+        if self.blas.is_none() {
+            return Ok(());
+        }
+        self.set_tuning(true);
+        let ran = step(self);
+        self.set_tuning(false);
+        ran.map_err(|e| self.explain(e))?;
+        self.clear()
+    }
+
+    /// Whether algorithms are timed for products that have none.
+    pub fn tuning(&self) -> bool {
+        self.tuning
+    }
+
+    /// From here on algorithms are timed, or no longer. While they are, the arena's contents are lost and nothing can
+    /// be recorded.
+    pub fn set_tuning(&mut self, tuning: bool) {
+        self.tuning = tuning && self.blas.is_some();
+    }
+
+    /// The algorithms in use, in the order of their products.
+    pub fn choices(&self) -> Vec<Choice> {
+        let Some(blas) = &self.blas else { return Vec::new() };
+        let mut choices: Vec<Choice> = blas.chosen.iter().map(|c| self.saved(blas, c)).collect();
+        choices.sort_by(|a, b| a.product.cmp(&b.product));
+        choices
+    }
+
+    fn saved(&self, blas: &Blas, chosen: &Chosen) -> Choice {
+        Choice {
+            product: chosen.shape.to_string(),
+            algorithm: chosen.algorithm.as_ref().map(to_hex),
+            milliseconds: chosen.milliseconds,
+            library: blas.version,
+            card: self.card.clone(),
+        }
+    }
+
+    /// Takes the algorithms that were chosen before, so that the same bits come out: all of them or, with the reason,
+    /// none.
+    ///
+    /// # Errors
+    /// One line for the user: another card, another library, or something that this library does not accept.
+    pub fn reuse(&mut self, choices: &[Choice]) -> Result<(), String> {
+        const AGAIN: &str = "algorithms are chosen anew, and results differ in their last bits";
+        if choices.is_empty() {
+            return Ok(());
+        }
+        let card = &self.card;
+        let Some(blas) = &mut self.blas else {
+            return Err(format!("the run's products were computed by cublasLt, which is not there now; {AGAIN}"));
+        };
+        if let Some(other) = choices.iter().find(|c| c.card != *card || c.library != blas.version) {
+            let (now, version) = (card, blas.version);
+            let Choice { card, library, .. } = other;
+            return Err(format!(
+                "the run's products were tuned for {card} with cublasLt {library}, this is {now} with {version}; {AGAIN}"
+            ));
+        }
+        let mut chosen = Vec::new();
+        for choice in choices {
+            let read = || {
+                let shape = choice.product.parse().ok()?;
+                let algorithm = match &choice.algorithm {
+                    Some(text) => Some(from_hex(text).filter(|a| blas.accepts(&shape, a))?),
+                    None => None,
+                };
+                Some(Chosen { shape, algorithm, milliseconds: choice.milliseconds })
+            };
+            let product = &choice.product;
+            let read = read().ok_or_else(|| format!("cublasLt does not accept its algorithm for {product}; {AGAIN}"));
+            chosen.push(read?);
+        }
+        blas.chosen = chosen;
+        Ok(())
+    }
+
+    /// The algorithm for a product; none where our own kernel has to do it.
+    pub(super) fn algorithm(&mut self, call: &Call) -> Result<Option<Algorithm>, OperationError> {
+        let Some(blas) = self.blas.take() else { return Ok(None) };
+        let known = blas.chosen.iter().find(|c| c.shape == call.shape).copied();
+        let chosen = known.map_or_else(|| self.choose(&blas, call), Ok);
+        let blas = self.blas.insert(blas);
+        let chosen = chosen?;
+        if known.is_none() {
+            blas.chosen.push(chosen);
+        }
+        Ok(chosen.algorithm)
+    }
+
+    fn choose(&mut self, blas: &Blas, call: &Call) -> Result<Chosen, OperationError> {
+        let candidates = blas.candidates(call);
+        let candidates = candidates.map_err(|status| self.fail(failed("cublasLtMatmulDescCreate", status)))?;
+        let first = Chosen { shape: call.shape, algorithm: candidates.first().copied(), milliseconds: None };
+        // Nothing can be timed while a graph is recorded.
+        if !self.tuning || self.recording {
+            return Ok(first);
+        }
+        let mut best = Chosen { algorithm: None, ..first };
+        for algorithm in candidates {
+            // One that the library proposes and then refuses is left out.
+            let Ok(seconds) = self.time_algorithm(blas, call, &algorithm) else { continue };
+            let milliseconds = (seconds * 1e3) as f32;
+            // An earlier one keeps its place unless it is clearly slower: so the choice is mostly the same next time.
+            if best.milliseconds.is_none_or(|least| milliseconds < 0.97 * least) {
+                best = Chosen { algorithm: Some(algorithm), milliseconds: Some(milliseconds), ..first };
+            }
+        }
+        // A card that failed meanwhile says so here.
+        self.synchronise().map_err(|e| self.fail(e))?;
+        Ok(best)
+    }
+
+    /// Seconds that a product takes.
+    fn time_algorithm(&mut self, blas: &Blas, call: &Call, algorithm: &Algorithm) -> Result<f64, CudaError> {
+        let stream = self.stream.as_inner().cast();
+        let mut queue = |cuda: &mut Cuda| {
+            blas.queue(call, algorithm, stream).map_err(|status| cuda.fail(failed("cublasLtMatmul", status)))
+        };
+        let once = self.time(1, &mut queue)?;
+        // Short ones often enough for the clock.
+        let repeats = (1e-3 / once).clamp(1.0, 20.0) as u32;
+        let again = [self.time(repeats, &mut queue)?, self.time(repeats, &mut queue)?];
+        Ok(again[0].min(again[1]))
+    }
+}
