@@ -24,6 +24,10 @@ pub fn path() -> &'static Path {
         };
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.args(["build", "--quiet", "--package", "capful-host", "--bin", "host", "--profile", profile]);
+        if cfg!(feature = "cuda") {
+            // Together with these tests, so that the kernels are compiled once.
+            cargo.args(["--features", "cuda", "--package", "capful-tests"]);
+        }
         cargo.arg("--target-dir").arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
         assert!(cargo.status().expect("cargo runs").success(), "host does not build");
         folder.join("host")

@@ -109,7 +109,7 @@ impl Model {
         values[settings::CORRECTION2] = (1.0 - recipe.beta2.powi(update)) as f32;
         values[settings::CLIP] = recipe.clip as f32;
         values[settings::LOSS_SCALE] = (1.0 / targets as f64) as f32;
-        self.session.set(values).expect("settings are written");
+        self.session.begin(values).expect("settings are written");
     }
 
     /// The mean loss of one batch, its gradients left in place.
@@ -128,7 +128,8 @@ impl Model {
         for (i, batch) in batches.iter().enumerate() {
             self.session.micro_batch(batch.inputs, batch.targets, i == 0).expect("a micro-batch");
         }
-        f64::from(self.session.results().expect("results")[results::LOSS])
+        let ticket = self.session.finish().expect("results are asked for");
+        f64::from(self.session.results(ticket).expect("results")[results::LOSS])
     }
 
     /// One whole step; the loss before its update.

@@ -150,7 +150,6 @@ fn what_does_not_belong_together_is_refused_by_name() {
         ("--tokenizer words", ["words", "bpe"]),
         ("--tokenizer missing.json", ["missing.json", "cannot read"]),
         ("--device tpu", ["tpu", "cpu"]),
-        ("--device cuda", ["CUDA", "--device cpu"]),
         ("--precision fp8", ["cpu", "f32"]),
         ("--schedule square", ["--schedule", "cosine"]),
         ("--lr fast", ["--lr", "fast"]),
@@ -173,6 +172,12 @@ fn what_does_not_belong_together_is_refused_by_name() {
     fs::write(dir.path().join("run.toml"), "lr = 1e-3\nlearning_rate = 1\n").unwrap();
     host(dir.path(), "plan --config run.toml").refused(2, &["run.toml", "line 2", "learning_rate"]);
     host(dir.path(), "retrain").refused(2, &["retrain"]);
+    // A build without CUDA plans for cards and runs on none; one with it is tested with its cards.
+    #[cfg(not(feature = "cuda"))]
+    {
+        host(dir.path(), "train --out out --device cuda").refused(2, &["no CUDA device", "--device cpu"]);
+        host(dir.path(), "plan --json --device cuda --precision bf16 --gpu gtx1650").ok();
+    }
     host(dir.path(), "logits --ids 1").refused(2, &["--run"]);
 }
 

@@ -2,13 +2,14 @@
 
 use serde_json::json;
 
-use super::{Failure, RunFlags, work};
+use super::train::within_budget;
+use super::{Failure, RunFlags, request, work};
 use crate::allocations;
 use crate::config::{Config, human_bytes};
-use crate::device::AnyProfile;
+use crate::device::{AnyProfile, DeviceError};
 use crate::plan::{Machine, Plan, field_kib};
-use crate::run::Session;
 use crate::run::bench::{Bench as Steps, Share};
+use crate::run::{HostFamily, Session};
 
 /// Flags of `host bench`.
 #[derive(Debug, clap::Args)]
@@ -32,16 +33,19 @@ impl Bench {
         // --steps is how many are timed: the median of them counts.
         let timed = written.steps.unwrap_or(10);
         let config = Config::resolve(written)?;
-        let machine = Machine::here(config.threads);
+        let profile = AnyProfile::of(&config)?;
+        profile.require().map_err(request)?;
+        let machine = Machine::of(&config)?;
         let family = config.pythia();
         let (plan, laid) = Plan::new(&family, &config, &machine)?;
         plan.require_fit(&config, &machine)?;
-        let profile = AnyProfile::of(&config)?;
-        let mut session =
-            Session::start(family, laid, &profile, Some(config.seed), config.vocab_size()).map_err(work)?;
+        let mut session = Session::start_training(family, laid, &profile, &config).map_err(request)?;
+        within_budget(&config, &mut session)?;
         let allocated = session.device.arena_bytes();
         let mut steps = Steps::new(&mut session, &config).map_err(work)?;
         let timing = steps.time(self.warm.max(1), timed).map_err(work)?;
+        let card = card_memory(&mut session).map_err(work)?;
+        let mut steps = Steps::new(&mut session, &config).map_err(work)?;
         let shares = if self.profile { steps.profile().map_err(work)? } else { Vec::new() };
         let seconds = timing.median();
         let tokens_per_s = plan.tokens_per_step as f64 / seconds;
@@ -57,6 +61,8 @@ impl Bench {
                 "allocated_bytes": allocated,
                 "peak_rss_bytes": peak,
                 "heap_allocations_per_step": allocations,
+                "device_bytes_allocated_in_steps": timing.device_bytes,
+                "card": card,
                 "profile": shares,
             });
             println!("{line}");
@@ -71,9 +77,43 @@ impl Bench {
             peak.map_or("unknown".to_owned(), human_bytes),
             allocations.map_or("unknown".to_owned(), |n| n.to_string()),
         );
+        if let Some(card) = &card {
+            println!("card: {}", card.line());
+        }
         table(&shares, &machine);
         Ok(())
     }
+}
+
+/// What the driver reports in use on the card, and whose it is.
+#[derive(Debug, Clone, serde::Serialize)]
+struct CardMemory {
+    /// In use, by whomever.
+    used_bytes: u64,
+    /// Outside the arena, by name, as measured when all was loaded.
+    outside: Vec<(&'static str, u64)>,
+    /// In use, less the arena and the lines above.
+    unexplained_bytes: i64,
+}
+
+impl CardMemory {
+    fn line(&self) -> String {
+        let lines = self.outside.iter().map(|(name, bytes)| format!("{name} {}", human_bytes(*bytes)));
+        let lines: Vec<_> = lines.collect();
+        format!(
+            "{} in use; outside the arena {}; unexplained {} bytes",
+            human_bytes(self.used_bytes),
+            lines.join(", "),
+            self.unexplained_bytes
+        )
+    }
+}
+
+fn card_memory<F: HostFamily>(session: &mut Session<F>) -> Result<Option<CardMemory>, DeviceError> {
+    let Some(card) = session.device.card() else { return Ok(None) };
+    let (used_bytes, outside) = (card.used()?, card.outside().to_vec());
+    let named: u64 = card.arena_bytes() + outside.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    Ok(Some(CardMemory { used_bytes, outside, unexplained_bytes: used_bytes as i64 - named as i64 }))
 }
 
 fn table(shares: &[Share], machine: &Machine) {

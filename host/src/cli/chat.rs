@@ -1,20 +1,19 @@
 //! `host chat`.
 
 use std::io::{BufRead as _, Write as _};
-use std::path::PathBuf;
 
 use super::sampling::Sampling;
+use super::trained::TrainedFlags;
 use super::{Failure, work};
 use crate::plan::Sections;
-use crate::run::directory::{self, Trained};
+use crate::run::directory::Trained;
 use crate::run::generate::{End, Generator};
 
 /// Flags of `host chat`.
 #[derive(Debug, clap::Args)]
 pub struct Chat {
-    /// The run's directory
-    #[arg(long, value_name = "DIR")]
-    run: PathBuf,
+    #[command(flatten)]
+    trained: TrainedFlags,
     #[command(flatten)]
     sampling: Sampling,
 }
@@ -29,16 +28,16 @@ type a beginning and the model goes on; the conversation is remembered up to the
 impl Chat {
     pub(super) fn run(mut self) -> Result<(), Failure> {
         self.sampling.sampler()?;
-        let config = directory::read_config(&self.run)?;
+        let config = self.trained.config()?;
         let family = config.pythia();
         let context = family.context;
         let sections = Sections { training: None, evaluation: None, decoding: Some(context) };
-        let Trained { mut session, tokenizer } = Trained::load(family, &self.run, &config, &sections)?;
+        let Trained { mut session, tokenizer } = Trained::load(family, &self.trained.dir, &config, &sections)?;
         let mut generator = Generator::new(context, config.vocab_size(), self.sampling.seed);
         let (limit, pattern) = (tokenizer.vocab_size() as usize, config.pattern());
         let mut transcript = String::new();
         let mut fresh = true;
-        eprintln!("{} with {} positions; /help for help", self.run.display(), context);
+        eprintln!("{} with {} positions; /help for help", self.trained.dir.display(), context);
         for line in std::io::stdin().lock().lines() {
             let line = line.map_err(work)?;
             let mut words = line.split_whitespace();

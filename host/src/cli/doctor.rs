@@ -5,6 +5,7 @@ use serde_json::json;
 use super::Failure;
 use crate::allocations;
 use crate::config::human_bytes;
+use crate::device::cuda::{Card, Description, describe};
 use crate::plan::Machine;
 
 /// Flags of `host doctor`.
@@ -34,7 +35,7 @@ impl Doctor {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let machine = Machine::here(cores as u32);
         let features = features();
-        let cuda = "not in this build";
+        let cuda = describe();
         if self.json {
             let have: serde_json::Map<_, _> = features.iter().map(|(f, has)| ((*f).to_owned(), json!(has))).collect();
             println!(
@@ -43,7 +44,7 @@ impl Doctor {
                     "version": env!("CARGO_PKG_VERSION"), "os": std::env::consts::OS, "arch": std::env::consts::ARCH,
                     "cores": cores, "free_bytes": machine.free, "cpu_features": have,
                     "counts_allocations": allocations::installed(),
-                    "devices": { "cpu": "ready", "reference": "ready", "cuda": cuda },
+                    "devices": { "cpu": "ready", "reference": "ready", "cuda": cuda_json(&cuda) },
                 })
             );
             return Ok(());
@@ -65,7 +66,40 @@ impl Doctor {
             }
         );
         println!("reference  ready (plain loops, one thread)");
-        println!("cuda       {cuda}");
+        match &cuda.driver {
+            Ok((version, library)) => println!("cuda       driver for CUDA {version} ({library})"),
+            Err(why) => println!("cuda       {why}"),
+        }
+        for (number, card) in cuda.cards.iter().enumerate() {
+            println!("  cuda:{number}   {}", card_line(card));
+        }
+        println!("  kernels  for {}", cuda.targets);
+        for missing in cuda.missing.iter().filter(|_| cuda.driver.is_ok()) {
+            println!("  {missing}");
+        }
         Ok(())
+    }
+}
+
+fn card_line(card: &Card) -> String {
+    let (major, minor) = card.capability;
+    let bf16 = if card.bf16 { "multiplies bf16" } else { "keeps bf16 as storage only and computes in f32" };
+    let memory = human_bytes(card.bytes);
+    format!("{}, compute {major}.{minor}, {memory}, {} multiprocessors, {bf16}", card.name, card.multiprocessors)
+}
+
+fn cuda_json(cuda: &Description) -> serde_json::Value {
+    let cards = cuda.cards.iter().map(|card| {
+        json!({
+            "name": card.name, "compute": format!("{}.{}", card.capability.0, card.capability.1),
+            "bytes": card.bytes, "multiprocessors": card.multiprocessors, "bf16_products": card.bf16,
+        })
+    });
+    match &cuda.driver {
+        Ok((version, library)) => json!({
+            "driver": version, "library": library, "cards": cards.collect::<Vec<_>>(), "kernels": cuda.targets,
+            "missing": cuda.missing,
+        }),
+        Err(why) => json!(why),
     }
 }

@@ -1,22 +1,20 @@
 //! `host eval`.
 
-use std::path::PathBuf;
-
 use serde_json::json;
 
+use super::trained::TrainedFlags;
 use super::{Failure, request, work};
 use crate::data::corpus::Corpus;
 use crate::plan::Sections;
 use crate::run::checkpoint;
-use crate::run::directory::{self, Trained};
+use crate::run::directory::Trained;
 use crate::run::evaluate::Evaluator;
 
 /// Flags of `host eval`.
 #[derive(Debug, clap::Args)]
 pub struct Eval {
-    /// The run's directory
-    #[arg(long, value_name = "DIR")]
-    run: PathBuf,
+    #[command(flatten)]
+    trained: TrainedFlags,
     /// Another source to score, whole; without it what the run held out
     #[arg(long, value_name = "SOURCE")]
     data: Option<String>,
@@ -30,13 +28,13 @@ pub struct Eval {
 
 impl Eval {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let mut config = directory::read_config(&self.run)?;
+        let mut config = self.trained.config()?;
         config.validation = self.data.or(config.validation);
-        let from = checkpoint::latest(&self.run).map_err(request)?;
+        let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
         let corpus = Corpus::reopen(&config, &from).map_err(request)?;
         let set = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
         let sections = Sections { training: None, decoding: None, ..Sections::training(&config) };
-        let Trained { mut session, .. } = Trained::load(config.pythia(), &self.run, &config, &sections)?;
+        let Trained { mut session, .. } = Trained::load(config.pythia(), &self.trained.dir, &config, &sections)?;
         let stage = session.evaluation_stage().map_err(work)?;
         let score = Evaluator::new(stage.batch, stage.seq_len).score(&mut session, &set).map_err(work)?;
         let floor = corpus.floor(&set);

@@ -1,22 +1,21 @@
 //! `host generate`.
 
 use std::io::Write as _;
-use std::path::PathBuf;
 
 use serde_json::json;
 
 use super::sampling::Sampling;
+use super::trained::TrainedFlags;
 use super::{Failure, request, work};
 use crate::plan::Sections;
-use crate::run::directory::{self, Trained};
+use crate::run::directory::Trained;
 use crate::run::generate::{End, Generator};
 
 /// Flags of `host generate`.
 #[derive(Debug, clap::Args)]
 pub struct Generate {
-    /// The run's directory
-    #[arg(long, value_name = "DIR")]
-    run: PathBuf,
+    #[command(flatten)]
+    trained: TrainedFlags,
     /// The text to continue; without it the beginning of a document
     #[arg(long, value_name = "TEXT", default_value = "")]
     prompt: String,
@@ -30,11 +29,11 @@ pub struct Generate {
 impl Generate {
     pub(super) fn run(self) -> Result<(), Failure> {
         let sampler = self.sampling.sampler()?;
-        let config = directory::read_config(&self.run)?;
+        let config = self.trained.config()?;
         let family = config.pythia();
         let context = family.context;
         let sections = Sections { training: None, evaluation: None, decoding: Some(context) };
-        let Trained { mut session, tokenizer } = Trained::load(family, &self.run, &config, &sections)?;
+        let Trained { mut session, tokenizer } = Trained::load(family, &self.trained.dir, &config, &sections)?;
         let mut prompt: Vec<u32> = tokenizer.bos().or(tokenizer.eos()).into_iter().collect();
         tokenizer.encode(&self.prompt, &mut prompt);
         if prompt.is_empty() {

@@ -1,21 +1,19 @@
 //! `host logits`.
 
-use std::path::PathBuf;
-
 use capful_core::data::IGNORE;
 use serde_json::json;
 
+use super::trained::TrainedFlags;
 use super::{Failure, request, work};
 use crate::plan::Sections;
-use crate::run::directory::{self, Trained};
+use crate::run::directory::Trained;
 use capful_core::model::Stage;
 
 /// Flags of `host logits`.
 #[derive(Debug, clap::Args)]
 pub struct Logits {
-    /// The run's directory
-    #[arg(long, value_name = "DIR")]
-    run: PathBuf,
+    #[command(flatten)]
+    trained: TrainedFlags,
     /// The token ids, separated by commas
     #[arg(long, value_name = "1,2,3", value_delimiter = ',', required = true)]
     ids: Vec<u32>,
@@ -26,7 +24,7 @@ pub struct Logits {
 
 impl Logits {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let config = directory::read_config(&self.run)?;
+        let config = self.trained.config()?;
         let family = config.pythia();
         if let Some(id) = self.ids.iter().find(|&&id| id >= family.vocab_size) {
             return Err(request(format!("id {id} is outside the vocabulary of {}", family.vocab_size)));
@@ -37,7 +35,7 @@ impl Logits {
         }
         let evaluation = Stage { batch: 1, seq_len: count, ..config.stage() };
         let sections = Sections { training: None, evaluation: Some(evaluation), decoding: None };
-        let Trained { mut session, .. } = Trained::load(family, &self.run, &config, &sections)?;
+        let Trained { mut session, .. } = Trained::load(family, &self.trained.dir, &config, &sections)?;
         session.evaluate(&self.ids, &vec![IGNORE; self.ids.len()]).map_err(work)?;
         let mut rows: Vec<Vec<f32>> = Vec::with_capacity(self.ids.len());
         session.logits(count, &mut |row| rows.push(row.to_vec())).map_err(work)?;

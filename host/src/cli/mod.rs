@@ -10,6 +10,7 @@ mod logits;
 mod plan;
 mod sampling;
 mod train;
+mod trained;
 mod vocab;
 
 use std::path::PathBuf;

@@ -25,7 +25,7 @@ enum Sweep {
 impl Plan {
     pub(super) fn run(self) -> Result<(), Failure> {
         let config = self.flags.resolve()?;
-        let machine = Machine::here(config.threads);
+        let machine = Machine::of(&config)?;
         if self.sweep.is_some() {
             let rows = Planned::sweep(&config, &machine)?;
             if self.json {

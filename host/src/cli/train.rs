@@ -39,7 +39,7 @@ pub struct Train {
 }
 
 /// The flags that may differ when a run is resumed.
-const MAY_DIFFER: [&str; 4] = ["steps", "epochs", "device", "threads"];
+const MAY_DIFFER: [&str; 5] = ["steps", "epochs", "device", "threads", "precision"];
 
 impl Train {
     pub(super) fn run(self) -> Result<(), Failure> {
@@ -48,6 +48,7 @@ impl Train {
             let dir = out.ok_or_else(|| request("--resume needs --out DIR, the run to continue"))?;
             let from = checkpoint::latest(&dir).map_err(request)?;
             let config = resumed(directory::read_config(&dir)?, flags)?;
+            AnyProfile::of(&config)?.require().map_err(request)?;
             let corpus = Corpus::reopen(&config, &from).map_err(request)?;
             return start(config, &corpus, &dir, Some(&from), json);
         }
@@ -59,7 +60,8 @@ impl Train {
             )));
         }
         // Refused before the data is read, where that can be known.
-        let machine = Machine::here(config.threads);
+        AnyProfile::of(&config)?.require().map_err(request)?;
+        let machine = Machine::of(&config)?;
         Plan::of(&config, &machine)?.require_fit(&config, &machine)?;
         let corpus = Corpus::open(&config).map_err(request)?;
         count_epochs(&mut config, &corpus)?;
@@ -88,30 +90,34 @@ fn resumed(mut config: Config, flags: RunFlags) -> Result<Config, Failure> {
     if flags.config.is_some() {
         return Err(request("--resume continues with the saved configuration; leave --config away"));
     }
-    let RawConfig { steps, epochs, device, threads, .. } = flags.raw.clone();
+    let RawConfig { steps, epochs, device, threads, precision, .. } = flags.raw.clone();
     let written = toml::Table::try_from(&flags.raw).map_err(request)?;
     let set = flags.raw.set.first().map(|_| "set".to_owned());
     if let Some(key) = written.keys().find(|k| !MAY_DIFFER.contains(&k.as_str())).cloned().or(set) {
         return Err(request(format!(
-            "--{} cannot change when a run is resumed; only --steps, --epochs, --device and --threads can",
+            "--{} cannot change when a run is resumed; only --steps, --epochs, --device, --precision and --threads can",
             key.replace('_', "-")
         )));
     }
     config.steps = steps.unwrap_or(config.steps);
     config.epochs = epochs.or(config.epochs.filter(|_| steps.is_none()));
-    config.device = device.unwrap_or(config.device);
+    let here = precision.is_none();
+    config =
+        if here { config.on(device)? } else { Config { device: device.unwrap_or(config.device.clone()), ..config } };
+    config.precision = precision.unwrap_or(config.precision);
     config.threads = threads.unwrap_or(config.threads);
     config.validate()?;
     Ok(config)
 }
 
 fn start(config: Config, corpus: &Corpus, dir: &Path, resume: Option<&Path>, json: bool) -> Result<(), Failure> {
-    let machine = Machine::here(config.threads);
+    let machine = Machine::of(&config)?;
     let family = config.pythia();
     let (plan, laid) = Plan::new(&family, &config, &machine)?;
     plan.require_fit(&config, &machine)?;
     let tokenizer = corpus.tokenizer.as_ref();
-    let model_config = hugging_face::pythia_config(&family, tokenizer.bos(), tokenizer.eos(), "float32");
+    let model_config =
+        hugging_face::pythia_config(&family, tokenizer.bos(), tokenizer.eos(), config.precision.of_weights());
     let model_config = serde_json::to_vec_pretty(&model_config).map_err(work)?;
     if !json {
         eprint!("{}", plan.table());
@@ -134,7 +140,8 @@ impl Job<'_> {
         let Job { config, corpus, dir, resume, json } = self;
         let validation = corpus.validation(config.eval_tokens).map_err(request)?;
         let profile = AnyProfile::of(config)?;
-        let session = Session::start(family, laid, &profile, Some(config.seed), config.vocab_size()).map_err(work)?;
+        let mut session = Session::start_training(family, laid, &profile, config).map_err(request)?;
+        within_budget(config, &mut session)?;
         if resume.is_none() {
             // The stream must hold a batch before a directory is made.
             let mut stream = corpus.training().map_err(request)?;
@@ -167,6 +174,27 @@ impl Job<'_> {
             println!("\n{}", sample(config, &mut session, corpus.tokenizer.as_ref())?);
         }
         Ok(())
+    }
+}
+
+/// Says what the card lacks, and refuses a run that with what lies outside the arena passes the budget asked for.
+pub(super) fn within_budget<F: HostFamily>(config: &Config, session: &mut Session<F>) -> Result<(), Failure> {
+    let Some(card) = session.device.card() else { return Ok(()) };
+    for warning in card.warnings() {
+        eprintln!("host: {warning}");
+    }
+    let outside: u64 = card.outside().iter().map(|(_, bytes)| bytes).sum();
+    let needed = card.arena_bytes() + outside;
+    match config.budget {
+        Some(budget) if needed > budget && config.gpu.is_none() => Err(request(format!(
+            "this run takes {} on this card ({} in the arena, {} outside it as measured), more than the --budget of {}; \
+             lower --batch-size, or raise it",
+            human_bytes(needed),
+            human_bytes(card.arena_bytes()),
+            human_bytes(outside),
+            human_bytes(budget)
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -43,6 +43,16 @@ pub enum Precision {
     Fp8,
 }
 
+impl Precision {
+    /// The type of the weights in files, as torch names it.
+    pub fn of_weights(self) -> &'static str {
+        match self {
+            Precision::F32 => "float32",
+            Precision::Bf16 | Precision::Fp8 => "bfloat16",
+        }
+    }
+}
+
 /// What a query sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -249,7 +259,8 @@ impl Config {
             beta1: raw.beta1.unwrap_or(0.9),
             beta2: raw.beta2.unwrap_or(0.95),
             seed: raw.seed.unwrap_or(0),
-            device: raw.device.unwrap_or_else(|| "cpu".to_owned()),
+            // Who plans for a card means a card.
+            device: raw.device.unwrap_or_else(|| if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned()),
             threads: raw.threads.unwrap_or(cores),
             precision: raw.precision.unwrap_or(Precision::F32),
             attention: raw.attention.unwrap_or(Attention::Dense),
@@ -343,9 +354,27 @@ impl Config {
             (Device::Cpu | Device::Reference, Precision::Bf16 | Precision::Fp8) => {
                 error(format!("the {} device computes in f32 only; use --precision f32", self.device))
             }
-            (Device::Cuda(_), _) => error("this build has no CUDA device; use --device cpu".to_owned()),
+            (Device::Cuda(_), Precision::Fp8) => {
+                error(format!("the {} device computes in f32 and bf16; use --precision bf16", self.device))
+            }
             _ => Ok(device),
         }
+    }
+
+    /// The same run on another device, in f32 where that device has nothing else.
+    ///
+    /// # Errors
+    /// As [`Config::device`].
+    pub fn on(mut self, device: Option<String>) -> Result<Config, ConfigError> {
+        if let Some(device) = device {
+            let here = self.device.starts_with("cuda");
+            if here && !device.starts_with("cuda") {
+                self.precision = Precision::F32;
+            }
+            self.device = device;
+        }
+        self.device()?;
+        Ok(self)
     }
 
     /// Token ids of the model.

@@ -1,12 +1,15 @@
 //! One type for every device, so that a run is compiled once.
 
+use std::time::Instant;
+
 use capful_core::device::{Operation, OperationError, Profile, Run, Scratch, Single};
 use capful_core::memory::{Dtype, Region, Role};
 
 use super::cpu::{Cpu, CpuProfile};
+use super::cuda::{self, Cuda, CudaError, CudaProfile, Products};
 use super::reference::Reference;
 use super::{DeviceError, Memory, Storage};
-use crate::config::{Config, ConfigError, Device};
+use crate::config::{Config, ConfigError, Device, Precision};
 
 /// What the configured device implies for memory.
 #[derive(Debug, Clone)]
@@ -15,17 +18,42 @@ pub enum AnyProfile {
     Cpu(CpuProfile),
     /// Plain loops.
     Reference(Single),
+    /// A CUDA card.
+    Cuda {
+        /// Its number.
+        card: u32,
+        /// Its memory.
+        profile: CudaProfile,
+    },
 }
 
 impl AnyProfile {
     /// The profile of the device that `config` names.
     ///
     /// # Errors
-    /// A device that does not exist.
+    /// A device that does not exist, or a precision that it does not have.
     pub fn of(config: &Config) -> Result<AnyProfile, ConfigError> {
-        match config.device()? {
-            Device::Reference => Ok(AnyProfile::Reference(Single)),
-            Device::Cpu | Device::Cuda(_) => Ok(AnyProfile::Cpu(CpuProfile { threads: config.threads })),
+        let precision = match config.precision {
+            Precision::F32 => cuda::Precision::F32,
+            Precision::Bf16 | Precision::Fp8 => cuda::Precision::Bf16,
+        };
+        Ok(match config.device()? {
+            Device::Reference => AnyProfile::Reference(Single),
+            Device::Cpu => AnyProfile::Cpu(CpuProfile { threads: config.threads }),
+            Device::Cuda(card) => AnyProfile::Cuda { card, profile: CudaProfile { precision } },
+        })
+    }
+}
+
+impl AnyProfile {
+    /// Whether the device is there, before anything is read or allocated for it.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn require(&self) -> Result<(), DeviceError> {
+        match self {
+            AnyProfile::Cuda { card, .. } => Ok(cuda::require(*card)?),
+            _ => Ok(()),
         }
     }
 }
@@ -35,6 +63,7 @@ impl Profile for AnyProfile {
         match self {
             AnyProfile::Cpu(profile) => profile.dtype(role),
             AnyProfile::Reference(profile) => profile.dtype(role),
+            AnyProfile::Cuda { profile, .. } => profile.dtype(role),
         }
     }
 }
@@ -42,68 +71,216 @@ impl Profile for AnyProfile {
 impl<O: Operation> Scratch<O> for AnyProfile
 where
     CpuProfile: Scratch<O>,
+    CudaProfile: Scratch<O>,
 {
     fn scratch(&self, operation: &O) -> u64 {
         match self {
             AnyProfile::Cpu(profile) => profile.scratch(operation),
             AnyProfile::Reference(profile) => profile.scratch(operation),
+            AnyProfile::Cuda { profile, .. } => profile.scratch(operation),
         }
     }
 }
 
 /// The configured device.
-#[derive(Debug)]
 pub enum AnyDevice {
     /// SIMD and threads.
     Cpu(Cpu),
     /// Plain loops.
     Reference(Reference),
+    /// A CUDA card.
+    Cuda(Box<Cuda>),
+}
+
+/// A step whose operations depend on plan and stage only, so that a card records it once and replays it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sequence {
+    /// The first micro-batch of a step.
+    First,
+    /// A further one.
+    Further,
+    /// The optimizer.
+    Update,
+    /// An evaluation of one batch.
+    Evaluate,
+    /// One more token.
+    Decode,
+}
+
+/// Results on their way out of a device: of the region they were asked from, where the device is main memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Ticket {
+    region: Region,
+    pending: Option<cuda::Pending>,
+}
+
+impl From<CudaError> for DeviceError {
+    fn from(error: CudaError) -> Self {
+        DeviceError(error.to_string())
+    }
 }
 
 impl AnyDevice {
-    /// Starts the device with an arena of `bytes`, zeroed, and `scratch` inside it.
+    /// Starts the device with an arena of `bytes`, zeroed, `scratch` inside it, and `staging` bytes for the inputs and
+    /// results of a step where they go through pinned memory.
     ///
     /// # Errors
-    /// The system refuses the memory or the threads.
-    pub fn start(profile: &AnyProfile, bytes: u64, scratch: Region) -> Result<AnyDevice, DeviceError> {
-        let memory = Memory::new(bytes)?;
+    /// The system refuses the memory or the threads; there is no such card, or too little memory on it.
+    pub fn start(profile: &AnyProfile, bytes: u64, scratch: Region, staging: u64) -> Result<AnyDevice, DeviceError> {
         match profile {
-            AnyProfile::Cpu(profile) => Ok(AnyDevice::Cpu(Cpu::start(profile, memory, scratch)?)),
-            AnyProfile::Reference(_) => Ok(AnyDevice::Reference(Reference { memory })),
-        }
-    }
-
-    fn memory(&mut self) -> &mut Memory {
-        match self {
-            AnyDevice::Cpu(device) => &mut device.memory,
-            AnyDevice::Reference(device) => &mut device.memory,
+            AnyProfile::Cpu(profile) => Ok(AnyDevice::Cpu(Cpu::start(profile, Memory::new(bytes)?, scratch)?)),
+            AnyProfile::Reference(_) => Ok(AnyDevice::Reference(Reference { memory: Memory::new(bytes)? })),
+            AnyProfile::Cuda { card, .. } => {
+                let room = cuda::Room { arena: bytes, scratch, staging };
+                Ok(AnyDevice::Cuda(Box::new(Cuda::open(*card, room, Products::Library)?)))
+            }
         }
     }
 
     /// Bytes of its arena, as allocated.
     pub fn arena_bytes(&mut self) -> u64 {
-        self.memory().bytes()
+        match self {
+            AnyDevice::Cpu(device) => device.memory.bytes(),
+            AnyDevice::Reference(device) => device.memory.bytes(),
+            AnyDevice::Cuda(device) => device.arena_bytes(),
+        }
+    }
+
+    /// The card, where there is one: it runs what was queued while the host goes on.
+    pub fn card(&mut self) -> Option<&mut Cuda> {
+        match self {
+            AnyDevice::Cuda(device) => Some(device),
+            _ => None,
+        }
+    }
+
+    /// Begins a step: its inputs are queued next.
+    ///
+    /// # Errors
+    /// What went wrong in a step before.
+    pub fn next_step(&mut self) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cuda(device) => Ok(device.next_step()?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes a step's input, in the region's own type, behind what was queued.
+    ///
+    /// # Errors
+    /// A region beyond the arena, a lost device.
+    pub fn queue_write(&mut self, region: Region, bytes: &[u8]) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cuda(device) => Ok(device.queue_write(region, bytes)?),
+            _ => self.write(region, bytes),
+        }
+    }
+
+    /// Ends a step by asking for a region's bytes.
+    ///
+    /// # Errors
+    /// A region beyond the arena, a lost device.
+    pub fn queue_read(&mut self, region: Region) -> Result<Ticket, DeviceError> {
+        let pending = match self {
+            AnyDevice::Cuda(device) => Some(device.queue_read(region)?),
+            _ => None,
+        };
+        Ok(Ticket { region, pending })
+    }
+
+    /// What was asked for; waits for that step. At most one more step may have been begun since, and in main memory
+    /// none.
+    ///
+    /// # Errors
+    /// What went wrong in that step.
+    pub fn results(&mut self, ticket: Ticket, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        match (ticket.pending, &mut *self) {
+            (Some(pending), AnyDevice::Cuda(device)) => {
+                bytes.copy_from_slice(device.results(pending)?);
+                Ok(())
+            }
+            _ => self.read(ticket.region, bytes),
+        }
+    }
+
+    /// Runs a sequence: on a card recorded at the first call and replayed at every call.
+    ///
+    /// # Errors
+    /// What an operation could not do.
+    pub fn replay(
+        &mut self,
+        sequence: Sequence,
+        run: impl FnOnce(&mut AnyDevice) -> Result<(), OperationError>,
+    ) -> Result<(), DeviceError> {
+        let key = sequence as u64;
+        let Some(card) = self.card() else { return run(self).map_err(|e| self.explain(e)) };
+        if !card.recorded(key) {
+            card.begin_recording()?;
+            let queued = run(self);
+            if let Some(card) = self.card() {
+                card.end_recording(key, queued)?;
+            }
+        }
+        match self.card() {
+            Some(card) => Ok(card.replay_recorded(key)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Why an operation failed, in one line.
+    pub fn explain(&mut self, error: OperationError) -> DeviceError {
+        match self.card().and_then(|card| card.take_failure()) {
+            Some(failure) => failure.into(),
+            None => error.into(),
+        }
+    }
+
+    /// Runs an operation and says how many seconds it took, waiting included.
+    ///
+    /// # Errors
+    /// What it could not do.
+    pub fn time<O: Operation>(&mut self, operation: O) -> Result<f64, OperationError>
+    where
+        AnyDevice: Run<O>,
+        Cuda: Run<O>,
+    {
+        if let Some(card) = self.card() {
+            return card.time(5, |card| card.run(operation)).map_err(|_| OperationError::Device);
+        }
+        let start = Instant::now();
+        self.run(operation)?;
+        Ok(start.elapsed().as_secs_f64())
     }
 }
 
 impl Storage for AnyDevice {
     fn write(&mut self, region: Region, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.memory().write(region, bytes)
+        match self {
+            AnyDevice::Cpu(device) => device.memory.write(region, bytes),
+            AnyDevice::Reference(device) => device.memory.write(region, bytes),
+            AnyDevice::Cuda(device) => Ok(device.write(region, bytes)?),
+        }
     }
 
     fn read(&mut self, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.memory().read(region, bytes)
+        match self {
+            AnyDevice::Cpu(device) => device.memory.read(region, bytes),
+            AnyDevice::Reference(device) => device.memory.read(region, bytes),
+            AnyDevice::Cuda(device) => Ok(device.read(region, bytes)?),
+        }
     }
 }
 
 impl<O: Operation> Run<O> for AnyDevice
 where
     Cpu: Run<O>,
+    Cuda: Run<O>,
 {
     fn run(&mut self, operation: O) -> Result<(), OperationError> {
         match self {
             AnyDevice::Cpu(device) => device.run(operation),
             AnyDevice::Reference(device) => device.run(operation),
+            AnyDevice::Cuda(device) => device.run(operation),
         }
     }
 }

@@ -4,10 +4,13 @@ mod any;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(not(feature = "cuda"))]
+#[path = "cuda/absent.rs"]
+pub mod cuda;
 mod memory;
 mod reference;
 
-pub use any::{AnyDevice, AnyProfile};
+pub use any::{AnyDevice, AnyProfile, Sequence, Ticket};
 pub use memory::Memory;
 
 use capful_core::memory::Region;

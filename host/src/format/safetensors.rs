@@ -188,7 +188,13 @@ impl TensorFile {
         Ok(TensorFile { path: path.to_owned(), file, header, data: length + 8 })
     }
 
-    /// Reads every region of `entries` from the tensor of its name.
+    /// Whether a tensor's name begins with `prefix`.
+    pub fn has(&self, prefix: &str) -> bool {
+        self.header.tensors().keys().any(|name| name.starts_with(prefix))
+    }
+
+    /// Reads every region of `entries` from the tensor of its name. f32 and bf16 are turned into each other, to the
+    /// nearest, where file and region differ.
     ///
     /// # Errors
     /// A tensor that is missing, of another shape (both are named) or another type.
@@ -201,16 +207,19 @@ impl TensorFile {
         // All is checked before anything is written: a refused file changes nothing.
         for write in [false, true] {
             for (name, region) in entries.iter().flat_map(tensors) {
-                let start = self.find(&name.to_string(), &region)?;
-                if write {
+                let (start, dtype) = self.find(&name.to_string(), &region)?;
+                if write && dtype == region.dtype {
                     self.copy(start, region, device, staging)?;
+                } else if write {
+                    self.convert(start, dtype, region, device, staging)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn find(&self, name: &str, region: &Region) -> Result<u64, TensorFileError> {
+    /// First byte and type of the tensor `name`, which a region can take.
+    fn find(&self, name: &str, region: &Region) -> Result<(u64, Dtype), TensorFileError> {
         let damaged = |what: String| TensorFileError::Damaged { path: self.path.clone(), what };
         let Some(info) = self.header.info(name) else {
             return Err(damaged(format!("it has no tensor {name}; it is of another model")));
@@ -222,15 +231,47 @@ impl TensorFile {
                 info.shape
             )));
         }
-        let expected = match region.dtype {
-            Dtype::F32 => FileDtype::F32,
-            Dtype::Bf16 => FileDtype::BF16,
-            Dtype::U32 => FileDtype::U32,
+        let dtype = match info.dtype {
+            FileDtype::F32 => Some(Dtype::F32),
+            FileDtype::BF16 => Some(Dtype::Bf16),
+            FileDtype::U32 => Some(Dtype::U32),
+            _ => None,
         };
-        if info.dtype != expected {
-            return Err(damaged(format!("{name} is {:?} there and {expected:?} in this run", info.dtype)));
+        // Ids are no numbers: they turn into nothing else.
+        match dtype.filter(|d| (*d == Dtype::U32) == (region.dtype == Dtype::U32)) {
+            Some(dtype) => Ok((self.data + info.data_offsets.0 as u64, dtype)),
+            None => Err(damaged(format!("{name} is {:?} there and {} in this run", info.dtype, region.dtype.name()))),
         }
-        Ok(self.data + info.data_offsets.0 as u64)
+    }
+
+    fn convert(
+        &mut self,
+        start: u64,
+        from: Dtype,
+        region: Region,
+        device: &mut dyn Storage,
+        staging: &mut [u8],
+    ) -> Result<(), TensorFileError> {
+        let (path, file) = (&self.path, &mut self.file);
+        let io = |source| TensorFileError::Io { path: path.clone(), source };
+        // Both forms of a piece lie in the staging: six bytes an element.
+        in_pieces(region, staging.len() / 6 * region.dtype.size() as usize, |at, piece| {
+            let count = piece.elements() as usize;
+            let (read, written) = staging.split_at_mut(count * from.size() as usize);
+            let written = &mut written[..count * region.dtype.size() as usize];
+            file.seek(SeekFrom::Start(start + at / region.dtype.size() * from.size())).map_err(io)?;
+            file.read_exact(read).map_err(io)?;
+            if from == Dtype::F32 {
+                for (x, y) in read.as_chunks::<4>().0.iter().zip(written.as_chunks_mut::<2>().0) {
+                    *y = half::bf16::from_f32(f32::from_le_bytes(*x)).to_le_bytes();
+                }
+            } else {
+                for (x, y) in read.as_chunks::<2>().0.iter().zip(written.as_chunks_mut::<4>().0) {
+                    *y = half::bf16::from_le_bytes(*x).to_f32().to_le_bytes();
+                }
+            }
+            Ok(device.write(piece, written)?)
+        })
     }
 
     fn copy(

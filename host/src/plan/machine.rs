@@ -3,7 +3,8 @@
 use capful_core::device::Rates;
 
 use super::{Card, Outside, card};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Device};
+use crate::device::cuda::describe;
 
 /// A machine as the planner sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -14,6 +15,10 @@ pub struct Machine {
     pub free: Option<u64>,
     /// Bytes that this program holds before its arena.
     pub program: u64,
+    /// The card that the run is for, where it is known.
+    pub card: Option<&'static Card>,
+    /// Bytes of the card in this machine that the run is for.
+    pub card_bytes: Option<u64>,
 }
 
 /// What a core with wide vectors reaches in products, FLOP a second; two such cores share the copy rate below.
@@ -23,26 +28,54 @@ const COPY_BYTES: f64 = 20e9;
 
 /// Batches that the reader makes ahead.
 pub const LOADER_SLOTS: u64 = 3;
+/// Bytes outside the arena of a card that is not in the table.
+const UNKNOWN_CONTEXT: u64 = 600 << 20;
+const CONTEXT: &str = "CUDA context, kernels and libraries";
 /// Stack that a worker, the reader or the reporter touches.
 const STACK: u64 = 256 << 10;
 /// Heap of the command itself once it runs: tokenizer, tables of names, output buffers.
 const HEAP: u64 = 16 << 20;
 
 impl Machine {
-    /// This machine.
+    /// The machine that `config` runs on or, with `gpu`, is planned for.
+    ///
+    /// # Errors
+    /// A device that does not exist.
+    pub fn of(config: &Config) -> Result<Machine, ConfigError> {
+        let mut machine = Machine::here(config.threads);
+        if let Device::Cuda(number) = config.device()? {
+            let there = describe().cards.into_iter().nth(number as usize);
+            machine.card_bytes = there.as_ref().map(|card| card.bytes);
+            machine.card = match &config.gpu {
+                Some(name) => Card::find(name),
+                None => there.and_then(|card| Card::named(&card.name)),
+            };
+            // A roofline needs a scale: that of the card that was measured where this one is not known.
+            let known = machine.card.or(Card::find("h200"));
+            machine.rates = known.map_or(machine.rates, |card| card.rates(config.precision));
+        }
+        Ok(machine)
+    }
+
+    /// This machine's processors and memory.
     pub fn here(threads: u32) -> Machine {
         Machine {
             rates: Rates { flops_per_s: CORE_FLOPS * f64::from(threads), bytes_per_s: COPY_BYTES },
             free: field_kib("/proc/meminfo", "MemAvailable:").map(|k| k << 10),
             program: field_kib("/proc/self/status", "VmRSS:").map_or(8 << 20, |k| k << 10),
+            card: None,
+            card_bytes: None,
         }
     }
 
     /// What lies outside the arena of this run, each with its name.
     pub fn outside(&self, config: &Config) -> Vec<Outside> {
         let line = |name: &str, bytes| Outside { name: name.to_owned(), bytes };
-        if let Some(card) = config.gpu.as_deref().and_then(Card::find) {
-            return vec![line("CUDA context and kernels", card.context)];
+        if let Some(card) = self.card.or_else(|| config.gpu.as_deref().and_then(Card::find)) {
+            return vec![line(CONTEXT, card.context)];
+        }
+        if self.card_bytes.is_some() || config.device.starts_with("cuda") {
+            return vec![line(CONTEXT, UNKNOWN_CONTEXT)];
         }
         let batch = 8 * u64::from(config.batch_size) * u64::from(config.seq_len);
         vec![
@@ -67,6 +100,12 @@ impl Machine {
             };
             let source = if card.measured { "measured" } else { "not measured" };
             return Ok((card.usable, format!("--gpu {name}, {source}")));
+        }
+        if config.device.starts_with("cuda") {
+            return Ok(match self.card_bytes {
+                Some(bytes) => (bytes, format!("all of {}", config.device)),
+                None => (u64::MAX, "no card here; name one with --gpu".to_owned()),
+            });
         }
         match self.free {
             Some(free) => Ok((free + self.program, "memory free here".to_owned())),

@@ -154,7 +154,9 @@ impl Plan {
         for o in &self.outside {
             total(&o.name, o.bytes);
         }
-        total(&format!("budget ({})", self.budget_from), self.budget_bytes);
+        if self.budget_bytes < u64::MAX {
+            total(&format!("budget ({})", self.budget_from), self.budget_bytes);
+        }
         out.push_str(&format!(
             "  {} parameters, {:.1} MFLOP a token, {} tokens a step, at best {:.1} ms a step here, {}\n",
             self.params,

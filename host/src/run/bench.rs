@@ -9,7 +9,8 @@ use capful_core::train::settings;
 use super::{HostFamily, Session};
 use crate::allocations::{self, Activity};
 use crate::config::Config;
-use crate::device::{AnyDevice, DeviceError};
+use crate::device::cuda::Cuda;
+use crate::device::{AnyDevice, DeviceError, Ticket};
 
 /// What the steps took.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,6 +19,8 @@ pub struct Timing {
     pub steps: Vec<f64>,
     /// Heap allocations of the measured steps, in the threads that run them.
     pub allocations: u64,
+    /// Bytes that the card's memory in use grew by during them.
+    pub device_bytes: u64,
 }
 
 impl Timing {
@@ -53,11 +56,10 @@ pub struct Profiler<'a> {
 impl<O: Operation> Run<O> for Profiler<'_>
 where
     AnyDevice: Run<O>,
+    Cuda: Run<O>,
 {
     fn run(&mut self, operation: O) -> Result<(), OperationError> {
-        let start = Instant::now();
-        self.device.run(operation)?;
-        let seconds = start.elapsed().as_secs_f64();
+        let seconds = self.device.time(operation)?;
         let mut bytes = 0;
         operation.operands(&mut |region, access| {
             bytes += region.bytes() * if access == capful_core::device::Access::Update { 2 } else { 1 };
@@ -81,6 +83,7 @@ pub struct Bench<'a, F: HostFamily> {
     config: &'a Config,
     ids: Vec<u32>,
     targets: Vec<u32>,
+    settings: [f32; settings::LEN as usize],
 }
 
 impl<'a, F: HostFamily> Bench<'a, F> {
@@ -99,16 +102,16 @@ impl<'a, F: HostFamily> Bench<'a, F> {
         values[settings::CORRECTION2] = 1.0;
         values[settings::CLIP] = 1.0;
         values[settings::LOSS_SCALE] = 1.0 / config.tokens_per_step() as f32;
-        session.set(values)?;
-        Ok(Bench { session, config, targets: ids[1..].to_vec(), ids: ids[..tokens].to_vec() })
+        Ok(Bench { session, config, targets: ids[1..].to_vec(), ids: ids[..tokens].to_vec(), settings: values })
     }
 
-    fn step(&mut self) -> Result<(), DeviceError> {
+    fn step(&mut self) -> Result<Ticket, DeviceError> {
+        self.session.begin(self.settings)?;
         for micro in 0..self.config.accumulate {
             self.session.micro_batch(&self.ids, &self.targets, micro == 0)?;
         }
         self.session.update(&self.config.optimizer())?;
-        self.session.results().map(drop)
+        self.session.finish()
     }
 
     /// Times `steps` steps after `warmup` others.
@@ -117,17 +120,38 @@ impl<'a, F: HostFamily> Bench<'a, F> {
     /// A lost device.
     pub fn time(&mut self, warmup: u64, steps: u64) -> Result<Timing, DeviceError> {
         for _ in 0..warmup {
-            self.step()?;
+            let ticket = self.step()?;
+            self.session.results(ticket)?;
         }
-        let mut timing = Timing { steps: Vec::with_capacity(steps as usize), allocations: 0 };
+        let used = self.used()?;
+        let mut timing = Timing { steps: Vec::with_capacity(steps as usize), allocations: 0, device_bytes: 0 };
+        // A card's results are read while the next step runs, as in training.
+        let ahead = self.session.device.card().is_some();
+        let mut pending = None;
         let before = allocations::count(Activity::Step);
         for _ in 0..steps {
             let start = Instant::now();
-            self.step()?;
+            let ticket = self.step()?;
+            let due = if ahead { pending.replace(ticket) } else { Some(ticket) };
+            if let Some(ticket) = due {
+                self.session.results(ticket)?;
+            }
             timing.steps.push(start.elapsed().as_secs_f64());
         }
+        if let Some(ticket) = pending {
+            self.session.results(ticket)?;
+        }
         timing.allocations = allocations::since(Activity::Step, before).allocations;
+        timing.device_bytes = self.used()?.saturating_sub(used);
         Ok(timing)
+    }
+
+    /// Bytes of the card in use, by whomever; 0 without one.
+    fn used(&mut self) -> Result<u64, DeviceError> {
+        Ok(match self.session.device.card() {
+            Some(card) => card.used()?,
+            None => 0,
+        })
     }
 
     /// One step, operation by operation, the longest first.

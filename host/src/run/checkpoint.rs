@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use capful_core::memory::{Entry, Role};
+use capful_core::memory::{Dtype, Entry, Role, Slot};
 use serde::{Deserialize, Serialize};
 
 use crate::allocations::{self, Activity};
@@ -80,6 +80,8 @@ pub struct Writer {
 
 /// Where a run stood, in a checkpoint trained here.
 pub const STATE: &str = "trainer_state.json";
+/// What the names of f32 masters begin with.
+const MASTER: &str = "master.";
 /// Bytes copied at once between device and file.
 const STAGING: usize = 1 << 20;
 
@@ -223,13 +225,23 @@ pub fn restore(
     device: &mut dyn Storage,
 ) -> Result<(), CheckpointError> {
     let mut staging = vec![0; STAGING];
-    let mut read = |name: &str, roles: &[Role]| -> Result<(), CheckpointError> {
-        let mut file = TensorFile::open(&checkpoint.join(name))?;
-        Ok(file.read_into(&saved(lasting, roles), device, &mut staging)?)
-    };
-    read("model.safetensors", &[Role::Weight])?;
-    if optimizer {
-        read("optimizer.safetensors", &[Role::Master, Role::Moment])?;
+    let mut model = TensorFile::open(&checkpoint.join("model.safetensors"))?;
+    let weights = saved(lasting, &[Role::Weight]);
+    if !optimizer {
+        return Ok(model.read_into(&weights, device, &mut staging)?);
     }
-    Ok(())
+    let mut rest = TensorFile::open(&checkpoint.join("optimizer.safetensors"))?;
+    // The f32 parameters: masters where the run that saved them kept the weights in fewer bits, else the weights.
+    let called = |entries: &[Entry], prefix| -> Vec<Entry> {
+        entries.iter().map(|e| Entry { slot: Slot { prefix, ..e.slot }, ..*e }).collect()
+    };
+    let (precise, narrow): (Vec<Entry>, Vec<Entry>) =
+        saved(lasting, &[Role::Weight, Role::Master]).into_iter().partition(|e| e.slot.dtype == Dtype::F32);
+    model.read_into(&narrow, device, &mut staging)?;
+    if rest.has(MASTER) {
+        rest.read_into(&called(&precise, MASTER), device, &mut staging)?;
+    } else {
+        model.read_into(&called(&precise, ""), device, &mut staging)?;
+    }
+    Ok(rest.read_into(&saved(lasting, &[Role::Moment]), device, &mut staging)?)
 }

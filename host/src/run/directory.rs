@@ -102,7 +102,7 @@ impl<F: HostFamily> Trained<F> {
                 ));
             }
         }
-        let (profile, machine) = (AnyProfile::of(config)?, Machine::here(config.threads));
+        let (profile, machine) = (AnyProfile::of(config)?, Machine::of(config)?);
         let laid = Laid::new(&family, &profile, machine.rates, sections)?;
         let mut session = Session::start(family, laid, &profile, None, config.vocab_size()).map_err(|e| error(&e))?;
         let lasting = session.laid.lasting.clone();

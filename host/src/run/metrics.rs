@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::speed::Speed;
 use super::tensorboard;
 
 /// One logged step.
@@ -24,7 +25,7 @@ pub struct StepMetrics {
     /// Tokens trained on.
     pub tokens: u64,
     /// Since the last logged step.
-    pub tokens_per_s: f64,
+    pub speed: Speed,
 }
 
 /// One evaluation.
@@ -39,18 +40,24 @@ pub struct EvalMetrics {
 }
 
 /// A line that fits its buffer whatever the numbers.
-type Line = heapless::String<256>;
+type Line = heapless::String<320>;
 
 impl StepMetrics {
     /// The line of JSON, with its end.
     pub fn json(&self) -> Line {
         let mut line = Line::new();
-        let Self { step, loss, lr, norm, tokens, tokens_per_s } = self;
+        let Self { step, loss, lr, norm, tokens, speed: Speed { tokens_per_s, cpu, gpu } } = self;
         // A number that is not finite is no JSON; such a run stops anyway.
-        let _ = writeln!(
+        let _ = write!(
             line,
-            "{{\"step\":{step},\"loss\":{loss:.6},\"lr\":{lr:.6e},\"norm\":{norm:.5},\"tokens\":{tokens},\"tokens_per_s\":{tokens_per_s:.1}}}"
+            "{{\"step\":{step},\"loss\":{loss:.6},\"lr\":{lr:.6e},\"norm\":{norm:.5},\"tokens\":{tokens},\"tokens_per_s\":{tokens_per_s:.1}"
         );
+        for (name, share) in [("cpu", cpu), ("gpu", gpu)] {
+            if let Some(share) = share {
+                let _ = write!(line, ",\"{name}\":{share:.3}");
+            }
+        }
+        let _ = line.push_str("}\n");
         line
     }
 }
@@ -103,9 +110,14 @@ impl Metrics {
                 ("train/loss", m.loss),
                 ("train/lr", m.lr),
                 ("train/norm", m.norm),
-                ("speed/tokens_per_s", m.tokens_per_s),
+                ("speed/tokens_per_s", m.speed.tokens_per_s),
             ],
-        )
+        )?;
+        let shares = [("speed/cpu", m.speed.cpu), ("speed/gpu", m.speed.gpu)];
+        shares
+            .iter()
+            .filter_map(|(tag, share)| Some((*tag, (*share)?)))
+            .try_for_each(|one| self.scalars(m.step, &[one]))
     }
 
     /// Writes an evaluation.

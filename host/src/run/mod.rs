@@ -8,7 +8,9 @@ pub mod generate;
 pub mod metrics;
 pub mod progress;
 mod session;
+mod speed;
 mod tensorboard;
 pub mod train;
 
 pub use session::{HostFamily, Session};
+pub use speed::Speed;

@@ -1,14 +1,16 @@
 //! A model on a device: its arena, and the few ways a command talks to it.
 
 use capful_core::device::{Meter, OperationError};
-use capful_core::memory::{Init, Region, Role};
+use capful_core::memory::{Dtype, Init, Region, Role};
 use capful_core::model::{Batch, Family, Optimizer, Stage, Steps};
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::random::{Random, stream};
 use capful_core::train::{results, settings};
+use half::slice::HalfFloatSliceExt as _;
 
 use super::bench::Profiler;
-use crate::device::{AnyDevice, AnyProfile, DeviceError, Storage};
+use crate::config::Config;
+use crate::device::{AnyDevice, AnyProfile, DeviceError, Sequence, Storage, Ticket};
 use crate::plan::Laid;
 
 /// A family that can be planned and run here.
@@ -48,7 +50,7 @@ impl<F: HostFamily> Session<F> {
     /// zero, to be loaded.
     ///
     /// # Errors
-    /// The system refuses memory or threads.
+    /// The system refuses memory or threads; there is no such card or too little memory on it.
     pub fn start(
         family: F,
         laid: Laid<F>,
@@ -56,18 +58,70 @@ impl<F: HostFamily> Session<F> {
         seed: Option<u64>,
         vocab_size: u32,
     ) -> Result<Self, DeviceError> {
-        let device = AnyDevice::start(profile, laid.bytes, laid.scratch)?;
-        let mut session = Session { family, laid, device, logits: vec![0.0; vocab_size as usize] };
+        let mut session = Session::open(family, laid, profile, vocab_size, 2)?;
         session.initialise(seed)?;
         Ok(session)
     }
 
+    /// As [`Session::start`], for the training that `config` describes: everything that it does has run once when
+    /// this returns, so that nothing is chosen, recorded, loaded or allocated later.
+    ///
+    /// # Errors
+    /// As [`Session::start`].
+    pub fn start_training(
+        family: F,
+        laid: Laid<F>,
+        profile: &AnyProfile,
+        config: &Config,
+    ) -> Result<Self, DeviceError> {
+        let mut session = Session::open(family, laid, profile, config.vocab_size(), config.accumulate)?;
+        session.rehearse(config)?;
+        session.initialise(Some(config.seed))?;
+        Ok(session)
+    }
+
+    fn open(
+        family: F,
+        laid: Laid<F>,
+        profile: &AnyProfile,
+        vocab_size: u32,
+        accumulate: u32,
+    ) -> Result<Self, DeviceError> {
+        let staging = staging(&laid, vocab_size, accumulate);
+        let device = AnyDevice::start(profile, laid.bytes, laid.scratch, staging)?;
+        Ok(Session { family, laid, device, logits: vec![0.0; vocab_size as usize] })
+    }
+
+    /// On a card, runs every sequence once in the empty arena and clears it.
+    fn rehearse(&mut self, config: &Config) -> Result<(), DeviceError> {
+        if self.device.card().is_none() {
+            return Ok(());
+        }
+        let mut values = [1.0; settings::LEN as usize];
+        values[settings::LEARNING_RATE] = 0.0;
+        let zeros = vec![0; config.stage().tokens() as usize];
+        self.begin(values)?;
+        for micro in 0..config.accumulate.min(2) {
+            self.micro_batch(&zeros, &zeros, micro == 0)?;
+        }
+        self.update(&config.optimizer())?;
+        let ticket = self.finish()?;
+        self.results(ticket)?;
+        self.evaluate(&zeros, &zeros)?;
+        self.decode(0, 0, config.pattern())?;
+        let Some(card) = self.device.card() else { return Ok(()) };
+        card.name_outside("graphs and the libraries' kernels")?;
+        Ok(card.clear()?)
+    }
+
     fn initialise(&mut self, seed: Option<u64>) -> Result<(), DeviceError> {
         let mut piece = vec![0.0f32; PIECE / 4];
+        let mut narrow = vec![half::bf16::ZERO; PIECE / 4];
         for entry in &self.laid.lasting {
             let slot = &entry.slot;
             // Fresh storage is zero; gradients and moments begin there.
-            let wanted = slot.role == Role::Constant || slot.role == Role::Weight && seed.is_some();
+            let parameter = matches!(slot.role, Role::Weight | Role::Master);
+            let wanted = slot.role == Role::Constant || parameter && seed.is_some();
             if slot.init == Init::Zero || !wanted {
                 continue;
             }
@@ -80,8 +134,14 @@ impl<F: HostFamily> Session<F> {
                     for (i, x) in (done..).zip(&mut piece[..count]) {
                         *x = first_value(slot.init, &random, slot.shape, i);
                     }
-                    let place = Region { offset: region.offset + 4 * done, shape: [1, 1, 1, count as u32], ..region };
-                    self.device.write(place, bytemuck::cast_slice(&piece[..count]))?;
+                    let offset = region.offset + done * region.dtype.size();
+                    let place = Region { offset, shape: [1, 1, 1, count as u32], ..region };
+                    if region.dtype == Dtype::Bf16 {
+                        narrow[..count].convert_from_f32_slice(&piece[..count]);
+                        self.device.write(place, bytemuck::cast_slice(&narrow[..count]))?;
+                    } else {
+                        self.device.write(place, bytemuck::cast_slice(&piece[..count]))?;
+                    }
                     done += count as u64;
                 }
             }
@@ -89,29 +149,36 @@ impl<F: HostFamily> Session<F> {
         Ok(())
     }
 
-    /// Writes what changes from step to step: see [`settings`].
+    /// Begins a step with what changes from step to step: see [`settings`].
     ///
     /// # Errors
     /// A lost device.
-    pub fn set(&mut self, values: [f32; settings::LEN as usize]) -> Result<(), DeviceError> {
-        let place = F::control(&self.laid.state).settings;
-        self.device.write(place, bytemuck::cast_slice(&values))
+    pub fn begin(&mut self, values: [f32; settings::LEN as usize]) -> Result<(), DeviceError> {
+        self.device.next_step()?;
+        self.device.queue_write(F::control(&self.laid.state).settings, bytemuck::cast_slice(&values))
     }
 
-    /// Waits for the device and reads its results: see [`results`].
+    /// Ends a step by asking for its results.
     ///
     /// # Errors
     /// A lost device.
-    pub fn results(&mut self) -> Result<[f32; results::LEN as usize], DeviceError> {
+    pub fn finish(&mut self) -> Result<Ticket, DeviceError> {
+        self.device.queue_read(F::control(&self.laid.state).results)
+    }
+
+    /// Waits for a step and reads its results: see [`results`]. On a card the next step may be under way.
+    ///
+    /// # Errors
+    /// What went wrong in that step.
+    pub fn results(&mut self, ticket: Ticket) -> Result<[f32; results::LEN as usize], DeviceError> {
         let mut values = [0.0; results::LEN as usize];
-        let place = F::control(&self.laid.state).results;
-        self.device.read(place, bytemuck::cast_slice_mut(&mut values))?;
+        self.device.results(ticket, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }
 
     fn write_batch(&mut self, place: Batch, ids: &[u32], targets: &[u32]) -> Result<(), DeviceError> {
-        self.device.write(place.ids, bytemuck::cast_slice(ids))?;
-        self.device.write(place.targets, bytemuck::cast_slice(targets))
+        self.device.queue_write(place.ids, bytemuck::cast_slice(ids))?;
+        self.device.queue_write(place.targets, bytemuck::cast_slice(targets))
     }
 
     /// Forward and backward of one micro-batch: ids and targets [batch · seq_len].
@@ -123,7 +190,9 @@ impl<F: HostFamily> Session<F> {
             return Err(missing("training"));
         };
         self.write_batch(F::training_batch(&training), ids, targets)?;
-        Ok(self.family.micro_batch(&mut self.device, &self.laid.state, &training, &stage, first)?)
+        let (family, state) = (&self.family, &self.laid.state);
+        let sequence = if first { Sequence::First } else { Sequence::Further };
+        self.device.replay(sequence, |device| family.micro_batch(device, state, &training, &stage, first))
     }
 
     /// Moves the parameters.
@@ -131,7 +200,8 @@ impl<F: HostFamily> Session<F> {
     /// # Errors
     /// A lost device.
     pub fn update(&mut self, optimizer: &Optimizer) -> Result<(), DeviceError> {
-        Ok(self.family.update(&mut self.device, &self.laid.state, optimizer)?)
+        let (family, state) = (&self.family, &self.laid.state);
+        self.device.replay(Sequence::Update, |device| family.update(device, state, optimizer))
     }
 
     /// The sum of the losses of one batch, in nats; padded rows have the target `IGNORE`.
@@ -144,10 +214,12 @@ impl<F: HostFamily> Session<F> {
         };
         let mut values = [0.0; settings::LEN as usize];
         values[settings::LOSS_SCALE] = 1.0;
-        self.set(values)?;
+        self.begin(values)?;
         self.write_batch(F::evaluation_batch(&evaluation), ids, targets)?;
-        self.family.evaluate(&mut self.device, &self.laid.state, &evaluation, &stage)?;
-        Ok(f64::from(self.results()?[results::LOSS]))
+        let (family, state) = (&self.family, &self.laid.state);
+        self.device.replay(Sequence::Evaluate, |device| family.evaluate(device, state, &evaluation, &stage))?;
+        let ticket = self.finish()?;
+        Ok(f64::from(self.results(ticket)?[results::LOSS]))
     }
 
     /// The logits of rows `first` … of the batch last evaluated, handed to `visit` row by row.
@@ -161,7 +233,8 @@ impl<F: HostFamily> Session<F> {
         let (place, chunk) = (F::evaluation_logits(&evaluation), stage.chunk.min(stage.tokens()));
         for first in (0..rows).step_by(chunk as usize) {
             let count = chunk.min(rows - first);
-            self.family.logits(&mut self.device, &self.laid.state, &evaluation, first, count)?;
+            let queued = self.family.logits(&mut self.device, &self.laid.state, &evaluation, first, count);
+            queued.map_err(|e| self.device.explain(e))?;
             for row in 0..count {
                 self.device.read(place.slice_rows(row, 1), bytemuck::cast_slice_mut(&mut self.logits))?;
                 visit(&self.logits);
@@ -177,10 +250,13 @@ impl<F: HostFamily> Session<F> {
     pub fn decode(&mut self, id: u32, position: u32, pattern: Pattern) -> Result<&mut [f32], DeviceError> {
         let Some(decoding) = self.laid.decoding else { return Err(missing("decoding")) };
         let (place, cursor, logits) = F::decoding_io(&decoding);
-        self.device.write(place, &id.to_le_bytes())?;
-        self.device.write(cursor, &position.to_le_bytes())?;
-        self.family.decode(&mut self.device, &self.laid.state, &decoding, pattern)?;
-        self.device.read(logits, bytemuck::cast_slice_mut(&mut self.logits))?;
+        self.device.next_step()?;
+        self.device.queue_write(place, &id.to_le_bytes())?;
+        self.device.queue_write(cursor, &position.to_le_bytes())?;
+        let (family, state) = (&self.family, &self.laid.state);
+        self.device.replay(Sequence::Decode, |device| family.decode(device, state, &decoding, pattern))?;
+        let ticket = self.device.queue_read(logits)?;
+        self.device.results(ticket, bytemuck::cast_slice_mut(&mut self.logits))?;
         Ok(&mut self.logits)
     }
 
@@ -191,6 +267,14 @@ impl<F: HostFamily> Session<F> {
     pub fn evaluation_stage(&self) -> Result<Stage, DeviceError> {
         self.laid.sections.evaluation.ok_or_else(|| missing("evaluation"))
     }
+}
+
+/// Bytes that the inputs and results of the largest step take on their way, each rounded up to 16.
+fn staging<F: Family>(laid: &Laid<F>, vocab_size: u32, accumulate: u32) -> u64 {
+    let tokens = |stage: Option<Stage>| 2 * (4 * u64::from(stage.map_or(0, |s| s.tokens()))).next_multiple_of(16);
+    let training = tokens(laid.sections.training) * u64::from(accumulate);
+    let decoding = if laid.sections.decoding.is_some() { 4 * u64::from(vocab_size) + 64 } else { 0 };
+    training.max(tokens(laid.sections.evaluation)).max(decoding) + 128
 }
 
 fn missing(section: &str) -> DeviceError {

@@ -11,6 +11,7 @@ use super::checkpoint::{self, TrainerState};
 use super::evaluate::{Evaluator, Score};
 use super::metrics::{EvalMetrics, Metrics, StepMetrics};
 use super::progress::Progress;
+use super::speed::Speedometer;
 use super::{HostFamily, Session};
 use crate::allocations::{self, Activity};
 use crate::config::Config;
@@ -18,6 +19,7 @@ use crate::data::corpus::Corpus;
 use crate::data::loader::{Loader, Shape, Slots};
 use crate::data::stream::Position;
 use crate::data::validation::ValidationSet;
+use crate::device::{DeviceError, Ticket};
 use crate::plan::LOADER_SLOTS;
 
 /// Steps between logged ones.
@@ -79,7 +81,16 @@ pub struct Trainer<'a, F: HostFamily> {
     writer: checkpoint::Writer,
     metrics: Metrics,
     state: TrainerState,
+    /// Steps done before this session.
+    first: u64,
     stop: Arc<AtomicBool>,
+}
+
+/// A step that was queued.
+struct Submitted {
+    step: u64,
+    tokens: u64,
+    ticket: Ticket,
 }
 
 impl<'a, F: HostFamily> Trainer<'a, F> {
@@ -142,6 +153,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             writer: writer.map_err(|e| text(&e))?,
             metrics: Metrics::open(dir, state.step).map_err(|e| format!("{}: {e}", dir.display()))?,
             session,
+            first: state.step,
             state,
             stop,
         })
@@ -172,19 +184,47 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         values
     }
 
-    /// One step: its micro-batches and the update. Gives loss and gradient norm, or nothing where the data ended.
-    fn one(&mut self) -> Result<Option<(f64, f64)>, String> {
-        self.session.set(self.settings()).map_err(|e| e.0)?;
+    /// Queues a step: its micro-batches and the update. Nothing where the data ended.
+    fn submit(&mut self) -> Result<Option<Submitted>, DeviceError> {
+        self.session.begin(self.settings())?;
         for micro in 0..self.config.accumulate {
-            let Some(batch) = self.loader.take().map_err(|e| e.to_string())? else { return Ok(None) };
-            self.session.micro_batch(batch.tokens(), batch.targets(), micro == 0).map_err(|e| e.0)?;
+            let batch = self.loader.take().map_err(|e| DeviceError(e.to_string()))?;
+            let Some(batch) = batch else { return Ok(None) };
+            self.session.micro_batch(batch.tokens(), batch.targets(), micro == 0)?;
             self.state.position = batch.position();
         }
-        self.session.update(&self.config.optimizer()).map_err(|e| e.0)?;
-        let values = self.session.results().map_err(|e| e.0)?;
+        self.session.update(&self.config.optimizer())?;
+        let ticket = self.session.finish()?;
         self.state.step += 1;
         self.state.tokens += self.config.tokens_per_step();
-        Ok(Some((f64::from(values[results::LOSS]), f64::from(values[results::SQUARED_NORM]).sqrt())))
+        Ok(Some(Submitted { step: self.state.step, tokens: self.state.tokens, ticket }))
+    }
+
+    /// Waits for a step, checks its loss and logs it where it is its turn.
+    fn conclude(
+        &mut self,
+        submitted: Submitted,
+        meter: &mut Speedometer,
+        observer: &mut dyn Observer,
+        progress: &Progress,
+    ) -> Result<(), TrainError> {
+        let Submitted { step, tokens, ticket } = submitted;
+        let values = self.session.results(ticket).map_err(|e| self.failed(e))?;
+        let (loss, norm) = (f64::from(values[results::LOSS]), f64::from(values[results::SQUARED_NORM]).sqrt());
+        if !(loss.is_finite() && norm.is_finite()) {
+            return Err(
+                self.failed(format!("step {step}: the loss is {loss} and the gradient's norm {norm}; lower --lr"))
+            );
+        }
+        if step.is_multiple_of(LOG_EVERY) || step == self.config.steps || step == self.first + 1 {
+            let speed = meter.read(tokens, self.session.device.card().map(|card| card.busy_seconds()));
+            let lr = self.config.lr_schedule().rate(step - 1);
+            let metrics = StepMetrics { step, loss, lr, norm, tokens, speed };
+            self.metrics.step(&metrics).map_err(|e| self.failed(e))?;
+            observer.step(&metrics);
+            progress.step(step, loss, speed.tokens_per_s);
+        }
+        Ok(())
     }
 
     fn evaluate(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<Score, TrainError> {
@@ -219,7 +259,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         progress: &Progress,
     ) -> Result<(Outcome, Session<F>), TrainError> {
         let start = Instant::now();
-        let (mut logged, mut logged_tokens) = (start, self.state.tokens);
+        let mut meter = Speedometer::start(self.state.tokens);
         let (mut warm, mut warm_read) = (None, Default::default());
         let mut save = allocations::Count::default();
         let mut keep_largest = |count: allocations::Count| {
@@ -227,42 +267,48 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
                 save = count;
             }
         };
-        let first = self.state.step;
+        // A card's results are read while the next step runs.
+        let ahead = self.session.device.card().is_some();
+        let mut pending = None;
         while self.state.step < self.config.steps {
-            let outcome = self.one();
-            let Some((loss, norm)) = outcome.map_err(|e| self.failed(e))? else { break };
+            let submitted = self.submit();
+            let Some(submitted) = submitted.map_err(|e| self.failed(e))? else { break };
+            let due = if ahead { pending.replace(submitted) } else { Some(submitted) };
+            if let Some(due) = due {
+                self.conclude(due, &mut meter, observer, progress)?;
+            }
             let step = self.state.step;
-            if !(loss.is_finite() && norm.is_finite()) {
-                return Err(
-                    self.failed(format!("step {step}: the loss is {loss} and the gradient's norm {norm}; lower --lr"))
-                );
-            }
-            if step.is_multiple_of(LOG_EVERY) || step == self.config.steps || step == first + 1 {
-                let now = Instant::now();
-                let tokens_per_s = (self.state.tokens - logged_tokens) as f64 / (now - logged).as_secs_f64();
-                (logged, logged_tokens) = (now, self.state.tokens);
-                let lr = self.config.lr_schedule().rate(step - 1);
-                let metrics = StepMetrics { step, loss, lr, norm, tokens: self.state.tokens, tokens_per_s };
-                self.metrics.step(&metrics).map_err(|e| self.failed(e))?;
-                observer.step(&metrics);
-                progress.step(step, loss, tokens_per_s);
-            }
-            if step == first + 1 {
+            // Every first time is over once a step's results were read.
+            if step == self.first + 1 + u64::from(ahead) {
                 warm = Some(allocations::count(Activity::Step));
                 warm_read = allocations::count(Activity::Read);
             }
-            let last = step == self.config.steps;
-            if self.stop.load(Ordering::Relaxed) && !last {
+            if step == self.config.steps {
+                break;
+            }
+            let turn = |every: u64| every > 0 && step.is_multiple_of(every);
+            let (stop, evaluate) = (self.stop.load(Ordering::Relaxed), turn(self.config.eval_every));
+            let save = turn(self.config.save_every);
+            if stop || evaluate || save {
+                // What is evaluated or saved waits for its own loss.
+                if let Some(due) = pending.take() {
+                    self.conclude(due, &mut meter, observer, progress)?;
+                }
+            }
+            if stop {
                 keep_largest(self.save()?);
                 let checkpoint = self.writer.last().map(PathBuf::from).unwrap_or_default();
                 return Err(TrainError::Interrupted { step, checkpoint });
             }
-            if self.config.eval_every > 0 && step.is_multiple_of(self.config.eval_every) && !last {
+            if evaluate {
                 self.evaluate(observer, progress)?;
             }
-            if self.config.save_every > 0 && step.is_multiple_of(self.config.save_every) && !last {
+            if save {
                 keep_largest(self.save()?);
             }
+        }
+        if let Some(due) = pending.take() {
+            self.conclude(due, &mut meter, observer, progress)?;
         }
         let score = self.evaluate(observer, progress)?;
         keep_largest(self.save()?);

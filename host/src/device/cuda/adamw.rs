@@ -1,10 +1,9 @@
 //! AdamW over a range of parameters.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{OperationError, Run};
 use capful_core::ops::AdamW;
 
 use super::device::{Cuda, blocks};
-use super::profile::CudaProfile;
 
 /// Mirrors AdamWArgs.
 #[repr(C)]
@@ -42,11 +41,5 @@ impl Run<AdamW> for Cuda {
         };
         let grid = [blocks(arguments.count, 256), 1, 1];
         self.launch("adamw", &format!("adamw_{}", o.weight.dtype.name()), grid, 256, &arguments)
-    }
-}
-
-impl Scratch<AdamW> for CudaProfile {
-    fn scratch(&self, _: &AdamW) -> u64 {
-        0
     }
 }

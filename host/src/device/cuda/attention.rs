@@ -1,11 +1,10 @@
 //! Causal attention with online softmax.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{OperationError, Run};
 use capful_core::ops::Attention;
 
 use super::device::{Cuda, blocks};
 use super::heads::{HeadsArgs, PatternArgs};
-use super::profile::CudaProfile;
 
 /// Mirrors AttentionArgs.
 #[repr(C)]
@@ -36,11 +35,5 @@ impl Run<Attention> for Cuda {
         };
         let grid = [blocks(u64::from(seq_len), tile), o.heads.queries, batch];
         self.launch("attention", &format!("attention_{padded}_{}", dtype.name()), grid, 128, &arguments)
-    }
-}
-
-impl Scratch<Attention> for CudaProfile {
-    fn scratch(&self, _: &Attention) -> u64 {
-        0
     }
 }

@@ -1,11 +1,10 @@
 //! The gradient of causal attention: the queries' in one pass, the keys' and values' in another, then turned back.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{OperationError, Run};
 use capful_core::ops::AttentionGrad;
 
 use super::device::{Cuda, blocks};
 use super::heads::{HeadsArgs, PatternArgs};
-use super::profile::CudaProfile;
 
 /// Mirrors AttentionGradArgs.
 #[repr(C)]
@@ -49,11 +48,5 @@ impl Run<AttentionGrad> for Cuda {
             self.launch(NAME, &kernel, [tiles, heads, batch], 128, &arguments)?;
         }
         self.rotate(NAME, o.qkv_grad, &o.rotary, true)
-    }
-}
-
-impl Scratch<AttentionGrad> for CudaProfile {
-    fn scratch(&self, o: &AttentionGrad) -> u64 {
-        o.log_sum.bytes()
     }
 }

@@ -12,10 +12,8 @@ use libloading::Library;
 use super::device::Cuda;
 use super::error::CudaError;
 use super::product::{Case, Product};
+use super::profile::WORKSPACE;
 use super::tuning::Chosen;
-
-/// Bytes of the scratch that a product may use: what NVIDIA recommends for its largest cards.
-pub const WORKSPACE: u64 = 32 << 20;
 
 /// Algorithms asked for and timed.
 const CANDIDATES: usize = 16;

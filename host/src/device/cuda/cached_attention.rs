@@ -1,11 +1,10 @@
 //! Attention of one new token over the cache.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{OperationError, Run};
 use capful_core::ops::CachedAttention;
 
 use super::device::Cuda;
 use super::heads::{HeadsArgs, PatternArgs};
-use super::profile::CudaProfile;
 
 /// Mirrors CachedAttentionArgs.
 #[repr(C)]
@@ -43,11 +42,5 @@ impl Run<CachedAttention> for Cuda {
         };
         self.launch(NAME, &format!("cached_attention_store_{dtype}"), [1, 1, 1], 256, &arguments)?;
         self.launch(NAME, &format!("cached_attention_{dtype}"), [heads.queries, 1, 1], 256, &arguments)
-    }
-}
-
-impl Scratch<CachedAttention> for CudaProfile {
-    fn scratch(&self, _: &CachedAttention) -> u64 {
-        0
     }
 }

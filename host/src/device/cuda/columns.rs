@@ -1,14 +1,8 @@
-//! Sums over rows in two passes: how rows are cut into pieces, and the second pass.
+//! Sums over rows in two passes: the second pass.
 
 use capful_core::device::OperationError;
 
 use super::device::{Cuda, blocks};
-
-/// Rows of a piece and the number of pieces: a function of the rows only, so that sums have one order.
-pub fn pieces(rows: u32) -> (u32, u32) {
-    let piece = rows.div_ceil(256).max(64);
-    (piece, rows.div_ceil(piece))
-}
 
 /// Mirrors FinishArgs of columns.cuh.
 #[repr(C)]

@@ -3,38 +3,11 @@
 use cust::device::{Device, DeviceAttribute};
 
 use super::blas;
+use super::description::{Card, Description};
 use super::error::CudaError;
 
 /// The version of CUDA that the embedded code needs of the driver, as cuDriverGetVersion counts.
 const NEEDED: i32 = 13_000;
-
-/// A card.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Card {
-    /// As the driver names it.
-    pub name: String,
-    /// Compute capability, major and minor.
-    pub capability: (i32, i32),
-    /// Bytes of memory.
-    pub bytes: u64,
-    /// Multiprocessors.
-    pub multiprocessors: i32,
-    /// Whether it multiplies bf16 matrices; where not, bf16 is storage only and arithmetic is f32.
-    pub bf16: bool,
-}
-
-/// The machine as the CUDA device sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Description {
-    /// The CUDA version of the driver, as in `13.0`, and the library it was loaded from.
-    pub driver: Result<(String, String), CudaError>,
-    /// The cards.
-    pub cards: Vec<Card>,
-    /// Compute capabilities with embedded code.
-    pub targets: &'static str,
-    /// Each library that is missing, and what to do about it.
-    pub missing: Vec<String>,
-}
 
 fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
@@ -89,9 +62,17 @@ pub(super) fn find(ordinal: u32) -> Result<Device, CudaError> {
     Ok(device)
 }
 
+/// Whether card `ordinal` can be opened.
+///
+/// # Errors
+/// No driver, an old one, no such card, or one that the embedded code does not run on.
+pub fn require(ordinal: u32) -> Result<(), CudaError> {
+    find(ordinal).map(drop)
+}
+
 /// The machine as the CUDA device sees it. Opens no card.
 pub fn describe() -> Description {
-    let driver = driver();
+    let driver = driver().map_err(|e| e.to_string());
     let mut cards = Vec::new();
     if driver.is_ok() {
         let devices = Device::devices().into_iter().flatten().flatten();

@@ -11,10 +11,10 @@ use cust::module::Module;
 use cust::stream::{Stream, StreamFlags};
 
 use super::blas::Blas;
+use super::describe;
 use super::error::CudaError;
 use super::graph::Graph;
 use super::staging::Staging;
-use super::{columns, describe};
 
 /// The memory that a run asks of the card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +55,8 @@ pub struct Cuda {
     pub(super) tuning: bool,
     /// Said once, at start-up: what is missing and what it costs.
     pub warnings: Vec<String>,
+    /// Bytes of the card outside the arena, each with its name, as measured.
+    outside: Vec<(&'static str, u64)>,
     context: Context,
 }
 
@@ -73,30 +75,34 @@ impl Cuda {
             return Err(too_small(total));
         }
         let context = Context::new(device).map_err(CudaError::of("cuDevicePrimaryCtxRetain"))?;
-        let (free, _) = cust::memory::mem_get_info().map_err(CudaError::of("cuMemGetInfo"))?;
-        if arena_bytes > free as u64 {
-            return Err(too_small(free as u64));
+        let free = total.saturating_sub(used()?);
+        if arena_bytes > free {
+            return Err(too_small(free));
         }
+        let mut outside = vec![("CUDA context and other programs", used()?)];
         let mut modules = Vec::new();
         for (file, image) in capful_kernels::MODULES {
             let module = Module::from_fatbin(image, &[]).map_err(CudaError::of("cuModuleLoadData"))?;
             modules.push((*file, module));
         }
+        note(&mut outside, "kernels", used()?);
         let stream = Stream::new(StreamFlags::NON_BLOCKING, None).map_err(CudaError::of("cuStreamCreate"))?;
         // SAFETY: bytes; zeroed below before anyone reads them.
         let arena = unsafe { DeviceBuffer::<u8>::uninitialized(arena_bytes as usize) };
         let mut arena = arena.map_err(|e| match e {
-            cust::error::CudaError::OutOfMemory => too_small(free as u64),
+            cust::error::CudaError::OutOfMemory => too_small(free),
             other => CudaError::of("cuMemAlloc")(other),
         })?;
         arena.set_8(0).map_err(CudaError::of("cuMemsetD8"))?;
         let staging = Staging::new(staging as usize)?;
         CurrentContext::synchronize().map_err(CudaError::of("cuCtxSynchronize"))?;
+        note(&mut outside, "streams and pinned memory", used()?.saturating_sub(arena_bytes));
         let mut warnings = Vec::new();
         let blas = match products {
             Products::Own => None,
             Products::Library => Blas::load().map_err(|why| warnings.push(super::blas::warning(&why))).ok(),
         };
+        note(&mut outside, "cublasLt", used()?.saturating_sub(arena_bytes));
         Ok(Cuda {
             graphs: HashMap::new(),
             blas,
@@ -110,15 +116,19 @@ impl Cuda {
             recording: false,
             tuning: false,
             warnings,
+            outside,
             context,
         })
     }
 
-    /// Zeros the whole arena. Waits.
-    pub(super) fn zero(&mut self) -> Result<(), CudaError> {
-        self.synchronise()?;
-        self.arena.set_8(0).map_err(CudaError::of("cuMemsetD8"))?;
-        CurrentContext::synchronize().map_err(CudaError::of("cuCtxSynchronize"))
+    /// What is missing and what it costs, to be said once.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Bytes of the arena.
+    pub fn arena_bytes(&self) -> u64 {
+        self.arena.len() as u64
     }
 
     /// Bytes of the card that are in use, by whomever.
@@ -126,8 +136,33 @@ impl Cuda {
     /// # Errors
     /// What the driver says.
     pub fn used(&self) -> Result<u64, CudaError> {
-        let (free, total) = cust::memory::mem_get_info().map_err(CudaError::of("cuMemGetInfo"))?;
-        Ok((total - free) as u64)
+        used()
+    }
+
+    /// Bytes of the card outside the arena, each with its name, as measured.
+    pub fn outside(&self) -> &[(&'static str, u64)] {
+        &self.outside
+    }
+
+    /// Names what is in use beyond the arena and the lines so far.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn name_outside(&mut self, name: &'static str) -> Result<(), CudaError> {
+        self.synchronise()?;
+        let outside = used()?.saturating_sub(self.arena_bytes());
+        note(&mut self.outside, name, outside);
+        Ok(())
+    }
+
+    /// Zeros the arena, behind what was queued.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn clear(&mut self) -> Result<(), CudaError> {
+        self.synchronise()?;
+        self.arena.set_8(0).map_err(CudaError::of("cuMemsetD8"))?;
+        CurrentContext::synchronize().map_err(CudaError::of("cuCtxSynchronize"))
     }
 
     /// Makes this card the current one of the calling thread.
@@ -269,12 +304,19 @@ impl Cuda {
     }
 }
 
+/// Bytes of the current card that are in use, by whomever.
+fn used() -> Result<u64, CudaError> {
+    let (free, total) = cust::memory::mem_get_info().map_err(CudaError::of("cuMemGetInfo"))?;
+    Ok((total - free) as u64)
+}
+
+/// Adds a line for what `outside`, all bytes beyond the arena, has grown by.
+fn note(lines: &mut Vec<(&'static str, u64)>, name: &'static str, outside: u64) {
+    let named: u64 = lines.iter().map(|(_, bytes)| bytes).sum();
+    lines.push((name, outside.saturating_sub(named)));
+}
+
 /// Blocks of `size` that cover `count`.
 pub(super) fn blocks(count: u64, size: u32) -> u32 {
     count.div_ceil(u64::from(size)) as u32
-}
-
-/// Bytes of scratch for the pieces of sums over `rows`.
-pub(super) fn piece_bytes(rows: u32, sums: u32, columns: u32) -> u64 {
-    4 * u64::from(columns::pieces(rows).1) * u64::from(sums) * u64::from(columns)
 }

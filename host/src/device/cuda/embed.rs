@@ -1,10 +1,9 @@
 //! Looking up rows of a table, and adding gradients back to them.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{OperationError, Run};
 use capful_core::ops::{Embed, EmbedGrad};
 
 use super::device::{Cuda, blocks};
-use super::profile::CudaProfile;
 
 /// Mirrors EmbedArgs.
 #[repr(C)]
@@ -28,12 +27,6 @@ impl Run<Embed> for Cuda {
             vocabulary: o.table.rows(),
         };
         self.launch("embed", &format!("embed_{}", dtype.name()), [o.out.rows(), 1, 1], 128, &arguments)
-    }
-}
-
-impl Scratch<Embed> for CudaProfile {
-    fn scratch(&self, _: &Embed) -> u64 {
-        0
     }
 }
 
@@ -69,11 +62,5 @@ impl Run<EmbedGrad> for Cuda {
         self.launch("embed", "embed_first", [blocks(u64::from(rows), 256), 1, 1], 256, &arguments)?;
         let kernel = format!("embed_grad_{}", o.out_grad.dtype.name());
         self.launch("embed", &kernel, [rows, 1, 1], 256, &arguments)
-    }
-}
-
-impl Scratch<EmbedGrad> for CudaProfile {
-    fn scratch(&self, o: &EmbedGrad) -> u64 {
-        4 * u64::from(o.table_grad.rows())
     }
 }

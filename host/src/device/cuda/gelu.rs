@@ -1,10 +1,9 @@
 //! The exact GELU by itself.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{OperationError, Run};
 use capful_core::ops::Gelu;
 
 use super::device::{Cuda, blocks};
-use super::profile::CudaProfile;
 
 /// Mirrors GeluArgs.
 #[repr(C)]
@@ -21,11 +20,5 @@ impl Run<Gelu> for Cuda {
         let arguments = GeluArgs { x: self.address(o.x)?, out: self.address(o.out)?, count: o.x.elements() };
         let grid = [blocks(arguments.count, 256), 1, 1];
         self.launch("gelu", &format!("gelu_{}", dtype.name()), grid, 256, &arguments)
-    }
-}
-
-impl Scratch<Gelu> for CudaProfile {
-    fn scratch(&self, _: &Gelu) -> u64 {
-        0
     }
 }

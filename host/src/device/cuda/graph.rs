@@ -21,8 +21,39 @@ impl Drop for Graph {
 }
 
 impl Cuda {
-    /// Runs what `record` queues: recorded as a graph at the first call with `key`, replayed at every call. What
-    /// `record` queues must depend on the key only; values that change belong in the control region.
+    /// Whether a graph of this key is recorded.
+    pub fn recorded(&self, key: u64) -> bool {
+        self.graphs.contains_key(&key)
+    }
+
+    /// Records what is queued from here on, until [`Cuda::end_recording`].
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn begin_recording(&mut self) -> Result<(), CudaError> {
+        self.begin()
+    }
+
+    /// Keeps what was queued since [`Cuda::begin_recording`] as the graph of `key`. It must depend on the key only;
+    /// values that change belong in the control region.
+    ///
+    /// # Errors
+    /// What an operation or the driver could not do.
+    pub fn end_recording(&mut self, key: u64, queued: Result<(), OperationError>) -> Result<(), CudaError> {
+        let graph = self.end(queued)?;
+        self.graphs.insert(key, graph);
+        Ok(())
+    }
+
+    /// Runs the graph of `key`, where it is recorded.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn replay_recorded(&mut self, key: u64) -> Result<(), CudaError> {
+        self.graphs.get(&key).map_or(Ok(()), |graph| self.launch_graph(graph))
+    }
+
+    /// Runs what `record` queues: recorded at the first call with `key`, replayed at every call.
     ///
     /// # Errors
     /// What an operation or the driver could not do.
@@ -31,11 +62,12 @@ impl Cuda {
         key: u64,
         record: impl FnOnce(&mut Cuda) -> Result<(), OperationError>,
     ) -> Result<(), CudaError> {
-        if !self.graphs.contains_key(&key) {
-            let graph = self.record(record)?;
-            self.graphs.insert(key, graph);
+        if !self.recorded(key) {
+            self.begin_recording()?;
+            let queued = record(self);
+            self.end_recording(key, queued)?;
         }
-        self.graphs.get(&key).map_or(Ok(()), |graph| self.launch_graph(graph))
+        self.replay_recorded(key)
     }
 
     pub(super) fn launch_graph(&self, graph: &Graph) -> Result<(), CudaError> {
@@ -58,16 +90,28 @@ impl Cuda {
         &mut self,
         record: impl FnOnce(&mut Cuda) -> Result<(), OperationError>,
     ) -> Result<Graph, CudaError> {
-        let stream = self.stream.as_inner();
-        let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());
+        self.begin()?;
+        let recorded = record(self);
+        self.end(recorded)
+    }
+
+    /// From here on what is queued is recorded instead.
+    fn begin(&mut self) -> Result<(), CudaError> {
         // Relaxed: libraries may load a kernel's code while it is recorded, and nobody else uses this stream.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: our own stream, and places for the handles made.
-        CudaError::check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream, mode) })?;
+        // SAFETY: our own stream.
+        let code = unsafe { sys::cuStreamBeginCapture_v2(self.stream.as_inner(), mode) };
+        CudaError::check("cuStreamBeginCapture", code)?;
         self.recording = true;
-        let recorded = record(self);
+        Ok(())
+    }
+
+    /// Ends what [`Cuda::begin`] began, whether or not the recording went well.
+    fn end(&mut self, recorded: Result<(), OperationError>) -> Result<Graph, CudaError> {
         self.recording = false;
-        // SAFETY: ends what was begun above, whether or not the recording went well.
+        let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());
+        let stream = self.stream.as_inner();
+        // SAFETY: our own stream, and a place for the handle made.
         let ended = unsafe { sys::cuStreamEndCapture(stream, &mut graph) };
         let result = recorded.map_err(|e| self.explain(e)).and_then(|()| {
             CudaError::check("cuStreamEndCapture", ended)?;

@@ -1,12 +1,10 @@
 //! The output head, the cross-entropy and their gradients, a chunk of rows at a time.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{OperationError, Run};
 use capful_core::ops::HeadLoss;
 
-use super::blas;
 use super::device::Cuda;
 use super::product::{Case, Product};
-use super::profile::CudaProfile;
 
 /// Mirrors HeadLossArgs.
 #[repr(C)]
@@ -63,11 +61,5 @@ impl Run<HeadLoss> for Cuda {
             add: o.add_loss.into(),
         };
         self.launch("head_loss", "head_loss_sum", [1, 1, 1], 1024, &arguments)
-    }
-}
-
-impl Scratch<HeadLoss> for CudaProfile {
-    fn scratch(&self, _: &HeadLoss) -> u64 {
-        blas::WORKSPACE
     }
 }

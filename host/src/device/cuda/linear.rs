@@ -1,12 +1,10 @@
 //! The linear layer with bias, residual, GELU and rotation.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{OperationError, Run};
 use capful_core::ops::Linear;
 
-use super::blas;
 use super::device::Cuda;
 use super::product::{Case, Product};
-use super::profile::CudaProfile;
 
 impl Run<Linear> for Cuda {
     fn run(&mut self, o: Linear) -> Result<(), OperationError> {
@@ -24,11 +22,5 @@ impl Run<Linear> for Cuda {
             Some(out) => self.run(capful_core::ops::Gelu { x: o.out, out }),
             None => Ok(()),
         }
-    }
-}
-
-impl Scratch<Linear> for CudaProfile {
-    fn scratch(&self, _: &Linear) -> u64 {
-        blas::WORKSPACE
     }
 }

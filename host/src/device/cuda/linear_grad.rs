@@ -1,13 +1,12 @@
 //! The gradients of a linear layer.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{OperationError, Run};
 use capful_core::ops::LinearGrad;
 
-use super::blas;
-use super::columns::{FinishArgs, pieces};
-use super::device::{Cuda, blocks, piece_bytes};
+use super::columns::FinishArgs;
+use super::device::{Cuda, blocks};
 use super::product::{Case, Product};
-use super::profile::CudaProfile;
+use super::profile::{piece_bytes, pieces};
 
 /// Mirrors BiasGradArgs.
 #[repr(C)]
@@ -39,11 +38,5 @@ impl Run<LinearGrad> for Cuda {
         let accumulate = o.accumulate.into();
         let finish = FinishArgs { partial, out, pieces: count, sums: 1, columns, accumulate };
         self.finish_columns(NAME, "linear_grad_finish", &finish)
-    }
-}
-
-impl Scratch<LinearGrad> for CudaProfile {
-    fn scratch(&self, o: &LinearGrad) -> u64 {
-        blas::WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns()))
     }
 }

@@ -1,10 +1,9 @@
 //! LayerNorm.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{OperationError, Run};
 use capful_core::ops::Norm;
 
 use super::device::Cuda;
-use super::profile::CudaProfile;
 
 /// Mirrors NormArgs.
 #[repr(C)]
@@ -40,11 +39,5 @@ impl Run<Norm> for Cuda {
             arguments.out[i] = self.address(affine.out)?;
         }
         self.launch("norm", &format!("norm_{}", dtype.name()), [o.x.rows(), 1, 1], 128, &arguments)
-    }
-}
-
-impl Scratch<Norm> for CudaProfile {
-    fn scratch(&self, _: &Norm) -> u64 {
-        0
     }
 }

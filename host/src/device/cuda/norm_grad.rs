@@ -1,11 +1,11 @@
 //! The gradient of LayerNorm.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{OperationError, Run};
 use capful_core::ops::NormGrad;
 
-use super::columns::{FinishArgs, pieces};
-use super::device::{Cuda, blocks, piece_bytes};
-use super::profile::CudaProfile;
+use super::columns::FinishArgs;
+use super::device::{Cuda, blocks};
+use super::profile::{piece_bytes, pieces};
 
 /// Mirrors NormGradArgs.
 #[repr(C)]
@@ -63,12 +63,5 @@ impl Run<NormGrad> for Cuda {
         self.launch("norm_grad", &format!("norm_grad_piece{outputs}_{dtype}"), grid, 256, &arguments)?;
         self.finish_columns("norm_grad", "norm_grad_finish", &finish)?;
         self.launch("norm_grad", &format!("norm_grad_{dtype}"), [rows, 1, 1], 128, &arguments)
-    }
-}
-
-impl Scratch<NormGrad> for CudaProfile {
-    fn scratch(&self, o: &NormGrad) -> u64 {
-        let outputs = 1 + u32::from(o.second.is_some());
-        piece_bytes(o.x.rows(), 2 * outputs, o.x.columns())
     }
 }

@@ -1,7 +1,11 @@
-//! What a precision implies for memory.
+//! What the CUDA device takes of memory: plain data, so that a run is planned where there is no card.
 
-use capful_core::device::Profile;
+use capful_core::device::{Profile, Scratch};
 use capful_core::memory::{Dtype, Role};
+use capful_core::ops::{
+    AdamW, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadLoss, Linear, LinearGrad, Norm,
+    NormGrad, SquaredNorm,
+};
 
 /// How numbers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,4 +32,46 @@ impl Profile for CudaProfile {
             _ => Dtype::F32,
         }
     }
+}
+
+/// Bytes of the scratch that a product may use: what NVIDIA recommends for its largest cards.
+pub const WORKSPACE: u64 = 32 << 20;
+
+/// Rows of a piece of a sum over rows and the number of pieces: a function of the rows only, so that sums have one
+/// order.
+pub fn pieces(rows: u32) -> (u32, u32) {
+    let piece = rows.div_ceil(256).max(64);
+    (piece, rows.div_ceil(piece))
+}
+
+/// Bytes of scratch for the pieces of `sums` sums over `rows` of `columns`.
+pub fn piece_bytes(rows: u32, sums: u32, columns: u32) -> u64 {
+    4 * u64::from(pieces(rows).1) * u64::from(sums) * u64::from(columns)
+}
+
+/// What each operation uses of the scratch while it runs.
+macro_rules! scratch {
+    ($($operation:ident: |$o:pat_param| $bytes:expr;)*) => {$(
+        impl Scratch<$operation> for CudaProfile {
+            fn scratch(&self, $o: &$operation) -> u64 {
+                $bytes
+            }
+        }
+    )*};
+}
+
+scratch! {
+    AdamW: |_| 0;
+    Attention: |_| 0;
+    AttentionGrad: |o| o.log_sum.bytes();
+    CachedAttention: |_| 0;
+    Embed: |_| 0;
+    EmbedGrad: |o| 4 * u64::from(o.table_grad.rows());
+    Gelu: |_| 0;
+    HeadLoss: |_| WORKSPACE;
+    Linear: |_| WORKSPACE;
+    LinearGrad: |o| WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns()));
+    Norm: |_| 0;
+    NormGrad: |o| piece_bytes(o.x.rows(), 2 * (1 + u32::from(o.second.is_some())), o.x.columns());
+    SquaredNorm: |o| 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64);
 }

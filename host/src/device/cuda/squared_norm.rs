@@ -1,11 +1,10 @@
 //! The squared norm of all gradients.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{OperationError, Run};
 use capful_core::ops::SquaredNorm;
 use capful_core::train::results;
 
 use super::device::{Cuda, blocks};
-use super::profile::CudaProfile;
 
 /// Mirrors SquaredNormArgs.
 #[repr(C)]
@@ -36,11 +35,5 @@ impl Run<SquaredNorm> for Cuda {
         };
         self.launch("squared_norm", "squared_norm_piece", [pieces, 1, 1], 256, &arguments)?;
         self.launch("squared_norm", "squared_norm_finish", [1, 1, 1], 256, &arguments)
-    }
-}
-
-impl Scratch<SquaredNorm> for CudaProfile {
-    fn scratch(&self, o: &SquaredNorm) -> u64 {
-        4 * u64::from(pieces(o))
     }
 }

@@ -19,8 +19,13 @@ pub struct Staging {
     steps: u64,
     /// Bytes of the current half in use.
     used: usize,
-    /// Recorded when the step that used this half was queued.
+    /// Recorded before and after the step that used this half.
+    begun: [Event; 2],
     done: [Event; 2],
+    /// Whether the end of the current step is recorded.
+    ended: bool,
+    /// Seconds that the steps so far took on the card.
+    busy: f64,
 }
 
 /// Results on their way.
@@ -35,9 +40,11 @@ impl Staging {
     /// Twice `bytes`.
     pub fn new(bytes: usize) -> Result<Staging, CudaError> {
         let half = bytes.next_multiple_of(64).max(64);
-        let event = || Event::new(EventFlags::DISABLE_TIMING).map_err(CudaError::of("cuEventCreate"));
+        // Who waits sleeps: the processor is the reader's.
+        let event = || Event::new(EventFlags::BLOCKING_SYNC).map_err(CudaError::of("cuEventCreate"));
         let memory = LockedBuffer::new(&0, 2 * half).map_err(CudaError::of("cuMemAllocHost"))?;
-        Ok(Staging { memory, half, steps: 0, used: 0, done: [event()?, event()?] })
+        let (begun, done) = ([event()?, event()?], [event()?, event()?]);
+        Ok(Staging { memory, half, steps: 0, used: 0, begun, done, ended: false, busy: 0.0 })
     }
 
     fn take(&mut self, len: usize) -> Result<std::ops::Range<usize>, CudaError> {
@@ -58,13 +65,23 @@ impl Cuda {
     pub fn next_step(&mut self) -> Result<(), CudaError> {
         let Cuda { staging: s, stream, .. } = self;
         let event = CudaError::of("cuEventSynchronize");
-        if s.steps > 0 {
+        if s.steps > 0 && !s.ended {
             s.done[((s.steps - 1) % 2) as usize].record(stream).map_err(CudaError::of("cuEventRecord"))?;
         }
         s.steps += 1;
+        s.ended = false;
         s.used = 0;
         // Indexed by the step that used the half: two steps before this one.
-        if s.steps > 2 { s.done[((s.steps - 1) % 2) as usize].synchronize().map_err(event) } else { Ok(()) }
+        let half = ((s.steps - 1) % 2) as usize;
+        if s.steps > 2 {
+            s.done[half].synchronize().map_err(event)?;
+        }
+        s.begun[half].record(stream).map_err(CudaError::of("cuEventRecord"))
+    }
+
+    /// Seconds that the steps whose results were read took on the card.
+    pub fn busy_seconds(&self) -> f64 {
+        self.staging.busy
     }
 
     /// Queues `bytes` into a region, in its own type.
@@ -93,6 +110,9 @@ impl Cuda {
         // SAFETY: as above; nobody reads these bytes before `results` has waited.
         let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, len, self.stream.as_inner()) };
         CudaError::check("cuMemcpyDtoHAsync", code)?;
+        let done = &self.staging.done[((self.staging.steps.max(1) - 1) % 2) as usize];
+        done.record(&self.stream).map_err(CudaError::of("cuEventRecord"))?;
+        self.staging.ended = true;
         Ok(Pending { step: self.staging.steps, start: range.start, len })
     }
 
@@ -102,12 +122,11 @@ impl Cuda {
     /// # Errors
     /// What went wrong in that step.
     pub fn results(&mut self, pending: Pending) -> Result<&[u8], CudaError> {
-        if pending.step == self.staging.steps {
-            self.synchronise()?;
-        } else {
-            let done = &self.staging.done[(pending.step.wrapping_sub(1) % 2) as usize];
-            done.synchronize().map_err(CudaError::of("cuEventSynchronize"))?;
-        }
+        let half = (pending.step.max(1) - 1) % 2;
+        let (begun, done) = (&self.staging.begun[half as usize], &self.staging.done[half as usize]);
+        done.synchronize().map_err(CudaError::of("cuEventSynchronize"))?;
+        let ms = done.elapsed_time_f32(begun).map_err(CudaError::of("cuEventElapsedTime"))?;
+        self.staging.busy += f64::from(ms) / 1e3;
         Ok(&self.staging.memory[pending.start..pending.start + pending.len])
     }
 }

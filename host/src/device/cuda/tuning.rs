@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
-use serde::{Deserialize, Serialize};
 
 use super::blas::{Algorithm, Blas, Call, Shape, failed};
+use super::choice::Choice;
 use super::device::Cuda;
 use super::error::CudaError;
 use super::product::Case;
@@ -21,21 +21,6 @@ pub struct Chosen {
     pub algorithm: Option<Algorithm>,
     /// What a product took; none where nothing was timed.
     pub milliseconds: Option<f32>,
-}
-
-/// An algorithm chosen for one product, as it is saved.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Choice {
-    /// Case, [m, n, k], types of the operands and the result, what is added, alignment: `nt 64 128 32 bf16 f32 bias 256`.
-    pub product: String,
-    /// The algorithm's 64 bytes in hexadecimal digits; none where capful's own kernel runs.
-    pub algorithm: Option<String>,
-    /// What a product took; none where nothing was timed.
-    pub milliseconds: Option<f32>,
-    /// cublasLt's version, as it counts.
-    pub library: u64,
-    /// The card's name.
-    pub card: String,
 }
 
 impl Display for Shape {
@@ -92,21 +77,28 @@ fn from_hex(text: &str) -> Option<Algorithm> {
 }
 
 impl Cuda {
-    /// Runs what `step` queues once, and times the library's algorithms for every product in it that none is chosen
-    /// for yet. Products that are first met elsewhere take the library's first proposal. Zeros the arena afterwards:
-    /// to be called before anything is in it.
+    /// While this is on, the library's algorithms are timed for every product that is queued and has none yet, on
+    /// what lies in the arena: to be used before anything is there, because results are added to again and again.
+    /// Products that are first met while it is off, or while a graph is recorded, take the library's first proposal.
+    pub fn tuning(&mut self, on: bool) {
+        self.tuning = on;
+    }
+
+    /// Whether [`Cuda::tuning`] is on.
+    pub fn is_tuning(&self) -> bool {
+        self.tuning
+    }
+
+    /// Runs what `step` queues once with [`Cuda::tuning`], and zeros the arena.
     ///
     /// # Errors
     /// What an operation or the driver could not do.
     pub fn tune(&mut self, step: impl FnOnce(&mut Cuda) -> Result<(), OperationError>) -> Result<(), CudaError> {
-        if self.blas.is_none() {
-            return Ok(());
-        }
-        self.tuning = true;
+        self.tuning(true);
         let ran = step(self);
-        self.tuning = false;
+        self.tuning(false);
         ran.map_err(|e| self.explain(e))?;
-        self.zero()
+        self.clear()
     }
 
     /// The algorithms in use, in the order of their products.

@@ -40,13 +40,15 @@ fn outcome(profile: &AnyProfile, stage: Stage) -> Vec<(String, Vec<f32>)> {
     let targets = |from: usize| -> Vec<u32> {
         (from..from + tokens).map(|i| if i % 11 == 3 { IGNORE } else { id(i + 1) }).collect()
     };
-    session.set([0.01, 0.1, 0.05, 1.0, 0.5 / tokens as f32]).unwrap();
+    session.begin([0.01, 0.1, 0.05, 1.0, 0.5 / tokens as f32]).unwrap();
     for (from, first) in [(0, true), (tokens, false)] {
         session.micro_batch(&batch(from), &targets(from), first).unwrap();
     }
     // An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of zeros.
     session.update(&Optimizer { beta1: 0.9, beta2: 0.95, eps: 0.1, decay: 0.1 }).unwrap();
-    let mut found = vec![("results".to_owned(), session.results().unwrap().to_vec())];
+    let ticket = session.finish().unwrap();
+    let results = session.results(ticket).unwrap().to_vec();
+    let mut found = vec![("results".to_owned(), results)];
     for entry in session.laid.lasting.clone() {
         for layer in 0..entry.slot.layers {
             let region = entry.place.at(layer);

@@ -1,0 +1,120 @@
+//! What stands in the place of the CUDA device in a build without the feature `cuda`: runs can be planned, none can
+//! start.
+
+mod choice;
+mod description;
+mod profile;
+
+pub use choice::Choice;
+pub use description::{Card, Description};
+pub use profile::{CudaProfile, Precision};
+
+use capful_core::device::{Operation, OperationError, Run};
+use capful_core::memory::Region;
+
+/// The memory that a run asks of the card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes of the one allocation.
+    pub arena: u64,
+    /// The region of it that operations may use while they run.
+    pub scratch: Region,
+    /// Pinned bytes of the host for one step's inputs and results.
+    pub staging: u64,
+}
+
+/// Which kernels multiply matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Products {
+    /// cublasLt where its library is found, else our own.
+    Library,
+    /// Our own tiled kernel.
+    Own,
+}
+
+/// Why there is no device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("this build has no CUDA device; build it with --features cuda, or use --device cpu")]
+pub struct CudaError;
+
+/// The machine as this build sees it: without cards.
+pub fn describe() -> Description {
+    Description { driver: Err(CudaError.to_string()), cards: Vec::new(), targets: "none", missing: Vec::new() }
+}
+
+/// Refuses.
+///
+/// # Errors
+/// Always.
+pub fn require(_: u32) -> Result<(), CudaError> {
+    Err(CudaError)
+}
+
+/// A device that cannot be.
+pub enum Cuda {}
+
+/// Results that cannot be.
+#[derive(Debug, Clone, Copy)]
+pub enum Pending {}
+
+impl Cuda {
+    /// Refuses.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn open(_: u32, _: Room, _: Products) -> Result<Cuda, CudaError> {
+        Err(CudaError)
+    }
+
+    /// Cannot be called.
+    ///
+    /// # Errors
+    /// None.
+    pub fn time(&mut self, _: u32, _: impl FnMut(&mut Cuda) -> Result<(), OperationError>) -> Result<f64, CudaError> {
+        match *self {}
+    }
+}
+
+/// The device's methods, none of which can be called.
+macro_rules! never {
+    ($($name:ident($($argument:ty),*) -> $out:ty;)*) => {
+        #[allow(missing_docs, reason = "as the device's own")]
+        impl Cuda {
+            $(pub fn $name(&mut self, $(_: $argument),*) -> $out {
+                match *self {}
+            })*
+        }
+    };
+}
+
+never! {
+    arena_bytes() -> u64;
+    begin_recording() -> Result<(), CudaError>;
+    busy_seconds() -> f64;
+    choices() -> Vec<Choice>;
+    clear() -> Result<(), CudaError>;
+    end_recording(u64, Result<(), OperationError>) -> Result<(), CudaError>;
+    is_tuning() -> bool;
+    name_outside(&'static str) -> Result<(), CudaError>;
+    next_step() -> Result<(), CudaError>;
+    outside() -> &[(&'static str, u64)];
+    queue_read(Region) -> Result<Pending, CudaError>;
+    queue_write(Region, &[u8]) -> Result<(), CudaError>;
+    read(Region, &mut [u8]) -> Result<(), CudaError>;
+    recorded(u64) -> bool;
+    replay_recorded(u64) -> Result<(), CudaError>;
+    results(Pending) -> Result<&[u8], CudaError>;
+    reuse(&[Choice]) -> Result<(), String>;
+    synchronise() -> Result<(), CudaError>;
+    take_failure() -> Option<CudaError>;
+    tuning(bool) -> ();
+    used() -> Result<u64, CudaError>;
+    warnings() -> &[String];
+    write(Region, &[u8]) -> Result<(), CudaError>;
+}
+
+impl<O: Operation> Run<O> for Cuda {
+    fn run(&mut self, _: O) -> Result<(), OperationError> {
+        match *self {}
+    }
+}

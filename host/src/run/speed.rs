@@ -1,0 +1,87 @@
+//! How fast a run is, and what share of the machine it takes.
+
+use std::fs::File;
+use std::time::Instant;
+
+/// Between two readings.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Speed {
+    /// Tokens a second.
+    pub tokens_per_s: f64,
+    /// Seconds that all threads together spent on processors, a second; where the system says so.
+    pub cpu: Option<f64>,
+    /// Seconds that the card had a step under way, a second; where there is a card.
+    pub gpu: Option<f64>,
+}
+
+/// Remembers the last reading. Reading allocates nothing.
+#[derive(Debug)]
+pub struct Speedometer {
+    stat: Option<File>,
+    at: Instant,
+    tokens: u64,
+    cpu: Option<f64>,
+    gpu: f64,
+}
+
+impl Speedometer {
+    /// Starts the clock at a run that has seen `tokens`.
+    pub fn start(tokens: u64) -> Speedometer {
+        let stat = File::open("/proc/self/stat").ok();
+        Speedometer { cpu: processor_seconds(stat.as_ref()), stat, at: Instant::now(), tokens, gpu: 0.0 }
+    }
+
+    /// Reads the clock at a run that has seen `tokens` and whose card was busy for `gpu` seconds, all in all.
+    pub fn read(&mut self, tokens: u64, gpu: Option<f64>) -> Speed {
+        let now = Instant::now();
+        let seconds = (now - self.at).as_secs_f64().max(1e-9);
+        let cpu = processor_seconds(self.stat.as_ref());
+        let speed = Speed {
+            tokens_per_s: (tokens - self.tokens) as f64 / seconds,
+            cpu: cpu.zip(self.cpu).map(|(now, before)| (now - before) / seconds),
+            gpu: gpu.map(|now| (now - self.gpu) / seconds),
+        };
+        (self.at, self.tokens, self.cpu, self.gpu) = (now, tokens, cpu, gpu.unwrap_or(0.0));
+        speed
+    }
+}
+
+/// Ticks a second in /proc: a constant of the kernel's interface to programs.
+const TICKS: f64 = 100.0;
+
+/// User and system time of this program.
+#[cfg(unix)]
+fn processor_seconds(stat: Option<&File>) -> Option<f64> {
+    use std::os::unix::fs::FileExt;
+    let mut buffer = [0; 512];
+    let len = stat?.read_at(&mut buffer, 0).ok()?;
+    let text = std::str::from_utf8(&buffer[..len]).ok()?;
+    // The name in parentheses may hold anything; fields 14 and 15 count from before it.
+    let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<f64>().ok();
+    Some((ticks()? + ticks()?) / TICKS)
+}
+
+#[cfg(not(unix))]
+fn processor_seconds(_: Option<&File>) -> Option<f64> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_thread_is_one_processor() {
+        let mut meter = Speedometer::start(100);
+        let start = Instant::now();
+        while start.elapsed().as_millis() < 300 {
+            std::hint::black_box(start);
+        }
+        let speed = meter.read(400, Some(0.15));
+        assert!((500.0..=1000.1).contains(&speed.tokens_per_s), "{speed:?}");
+        assert!(speed.gpu.is_some_and(|g| (0.25..=0.51).contains(&g)), "{speed:?}");
+        #[cfg(target_os = "linux")]
+        assert!(speed.cpu.is_some_and(|c| c > 0.1), "{speed:?}");
+    }
+}
