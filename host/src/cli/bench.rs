@@ -39,7 +39,7 @@ impl Bench {
         let family = config.pythia();
         let (plan, laid) = Plan::new(&family, &config, &machine)?;
         plan.require_fit(&config, &machine)?;
-        let mut session = Session::start_training(family, laid, &profile, &config).map_err(request)?;
+        let mut session = Session::start_training(family, laid, &profile, &config, &[]).map_err(request)?;
         within_budget(&config, &mut session)?;
         let allocated = session.device.arena_bytes();
         let mut steps = Steps::new(&mut session, &config).map_err(work)?;
@@ -63,6 +63,7 @@ impl Bench {
                 "heap_allocations_per_step": allocations,
                 "device_bytes_allocated_in_steps": timing.device_bytes,
                 "card": card,
+                "algorithms": session.algorithms(),
                 "profile": shares,
             });
             println!("{line}");

@@ -140,13 +140,18 @@ impl Job<'_> {
         let Job { config, corpus, dir, resume, json } = self;
         let validation = corpus.validation(config.eval_tokens).map_err(request)?;
         let profile = AnyProfile::of(config)?;
-        let mut session = Session::start_training(family, laid, &profile, config).map_err(request)?;
+        let saved = resume.map(checkpoint::read_state).transpose().map_err(request)?;
+        let algorithms = saved.map_or(Vec::new(), |state| state.algorithms);
+        let session = Session::start_training(family, laid, &profile, config, &algorithms);
+        let mut session = session.map_err(request)?;
         within_budget(config, &mut session)?;
         if resume.is_none() {
             // The stream must hold a batch before a directory is made.
             let mut stream = corpus.training().map_err(request)?;
             stream.require(u64::from(config.batch_size) * u64::from(config.seq_len) + 1).map_err(request)?;
-            let text = serde_json::to_string_pretty(plan).map_err(work)?;
+            let mut written = serde_json::to_value(plan).map_err(work)?;
+            written["algorithms"] = json!(session.algorithms());
+            let text = serde_json::to_string_pretty(&written).map_err(work)?;
             directory::claim(dir)?;
             directory::create(dir, config, &text, corpus.tokenizer.as_ref()).map_err(work)?;
         }

@@ -203,7 +203,7 @@ impl AnyDevice {
         }
     }
 
-    /// Runs a sequence: on a card recorded at the first call and replayed at every call.
+    /// Runs a sequence: on a card recorded at the first call and replayed at every call, unless it is being tuned.
     ///
     /// # Errors
     /// What an operation could not do.
@@ -214,6 +214,9 @@ impl AnyDevice {
     ) -> Result<(), DeviceError> {
         let key = sequence as u64;
         let Some(card) = self.card() else { return run(self).map_err(|e| self.explain(e)) };
+        if card.tuning() {
+            return run(self).map_err(|e| self.explain(e));
+        }
         if !card.recorded(key) {
             card.begin_recording()?;
             let queued = run(self);

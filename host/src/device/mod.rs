@@ -13,6 +13,8 @@ mod reference;
 pub use any::{AnyDevice, AnyProfile, Sequence, Ticket};
 pub use memory::Memory;
 
+pub use cuda::Choice;
+
 use capful_core::memory::Region;
 
 /// A device failed while working.

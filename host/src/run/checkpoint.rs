@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::allocations::{self, Activity};
 use crate::data::stream::Position;
 use crate::data::tokenizer;
-use crate::device::Storage;
+use crate::device::{Choice, Storage};
 use crate::format::safetensors::{self, TensorFile, TensorFileError};
 
 /// Where a run stood.
@@ -33,6 +33,9 @@ pub struct TrainerState {
     pub device: String,
     /// The program's version.
     pub version: String,
+    /// The algorithms of a card's products: with others the last bits differ.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub algorithms: Vec<Choice>,
 }
 
 /// Why a checkpoint could not be written or read.

@@ -10,7 +10,7 @@ use half::slice::HalfFloatSliceExt as _;
 
 use super::bench::Profiler;
 use crate::config::Config;
-use crate::device::{AnyDevice, AnyProfile, DeviceError, Sequence, Storage, Ticket};
+use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Sequence, Storage, Ticket};
 use crate::plan::Laid;
 
 /// A family that can be planned and run here.
@@ -64,7 +64,8 @@ impl<F: HostFamily> Session<F> {
     }
 
     /// As [`Session::start`], for the training that `config` describes: everything that it does has run once when
-    /// this returns, so that nothing is chosen, recorded, loaded or allocated later.
+    /// this returns, so that nothing is chosen, recorded, loaded or allocated later. Products use `algorithms` again,
+    /// those that a run before chose; the card warns where it cannot.
     ///
     /// # Errors
     /// As [`Session::start`].
@@ -73,9 +74,10 @@ impl<F: HostFamily> Session<F> {
         laid: Laid<F>,
         profile: &AnyProfile,
         config: &Config,
+        algorithms: &[Choice],
     ) -> Result<Self, DeviceError> {
         let mut session = Session::open(family, laid, profile, config.vocab_size(), config.accumulate)?;
-        session.rehearse(config)?;
+        session.rehearse(config, algorithms)?;
         session.initialise(Some(config.seed))?;
         Ok(session)
     }
@@ -92,11 +94,24 @@ impl<F: HostFamily> Session<F> {
         Ok(Session { family, laid, device, logits: vec![0.0; vocab_size as usize] })
     }
 
-    /// On a card, runs every sequence once in the empty arena and clears it.
-    fn rehearse(&mut self, config: &Config) -> Result<(), DeviceError> {
-        if self.device.card().is_none() {
-            return Ok(());
+    /// On a card, runs every sequence in the empty arena and clears it: once to choose algorithms, once to record.
+    fn rehearse(&mut self, config: &Config, algorithms: &[Choice]) -> Result<(), DeviceError> {
+        let Some(card) = self.device.card() else { return Ok(()) };
+        if let Err(warning) = card.reuse(algorithms) {
+            card.warn(warning);
         }
+        card.set_tuning(true);
+        self.everything(config)?;
+        let Some(card) = self.device.card() else { return Ok(()) };
+        card.set_tuning(false);
+        self.everything(config)?;
+        let Some(card) = self.device.card() else { return Ok(()) };
+        card.name_outside("graphs and the libraries' kernels")?;
+        Ok(card.clear()?)
+    }
+
+    /// Whatever a training run does, once.
+    fn everything(&mut self, config: &Config) -> Result<(), DeviceError> {
         let mut values = [1.0; settings::LEN as usize];
         values[settings::LEARNING_RATE] = 0.0;
         let zeros = vec![0; config.stage().tokens() as usize];
@@ -108,10 +123,12 @@ impl<F: HostFamily> Session<F> {
         let ticket = self.finish()?;
         self.results(ticket)?;
         self.evaluate(&zeros, &zeros)?;
-        self.decode(0, 0, config.pattern())?;
-        let Some(card) = self.device.card() else { return Ok(()) };
-        card.name_outside("graphs and the libraries' kernels")?;
-        Ok(card.clear()?)
+        self.decode(0, 0, config.pattern()).map(drop)
+    }
+
+    /// The algorithms that the card's products use.
+    pub fn algorithms(&mut self) -> Option<Vec<Choice>> {
+        self.device.card().map(|card| card.choices())
     }
 
     fn initialise(&mut self, seed: Option<u64>) -> Result<(), DeviceError> {

@@ -122,6 +122,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             data: stream.fingerprint(),
             device: config.device.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            algorithms: Vec::new(),
         };
         if let Some(from) = resume {
             let saved = checkpoint::read_state(from).map_err(|e| text(&e))?;
@@ -139,6 +140,8 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             stream.seek(saved.position).map_err(|e| text(&e))?;
             state = TrainerState { device: state.device, version: state.version, ..saved };
         }
+        // On a processor those of the card stay as they are, for when the run comes back to it.
+        state.algorithms = session.algorithms().unwrap_or(state.algorithms);
         let shape = Shape { rows: config.batch_size as usize, length: config.seq_len as usize };
         let slots = Slots { count: LOADER_SLOTS as usize, capacity: micro as usize };
         let first = state.step * u64::from(config.accumulate);

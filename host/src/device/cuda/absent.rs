@@ -1,11 +1,9 @@
 //! What stands in the place of the CUDA device in a build without the feature `cuda`: runs can be planned, none can
 //! start.
 
-mod choice;
 mod description;
 mod profile;
 
-pub use choice::Choice;
 pub use description::{Card, Description};
 pub use profile::{CudaProfile, Precision};
 
@@ -31,6 +29,9 @@ pub enum Products {
     /// Our own tiled kernel.
     Own,
 }
+
+/// An algorithm chosen for one product: passed on as it is.
+pub type Choice = serde_json::Value;
 
 /// Why there is no device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -94,7 +95,6 @@ never! {
     choices() -> Vec<Choice>;
     clear() -> Result<(), CudaError>;
     end_recording(u64, Result<(), OperationError>) -> Result<(), CudaError>;
-    is_tuning() -> bool;
     name_outside(&'static str) -> Result<(), CudaError>;
     next_step() -> Result<(), CudaError>;
     outside() -> &[(&'static str, u64)];
@@ -105,10 +105,12 @@ never! {
     replay_recorded(u64) -> Result<(), CudaError>;
     results(Pending) -> Result<&[u8], CudaError>;
     reuse(&[Choice]) -> Result<(), String>;
+    set_tuning(bool) -> ();
     synchronise() -> Result<(), CudaError>;
     take_failure() -> Option<CudaError>;
-    tuning(bool) -> ();
+    tuning() -> bool;
     used() -> Result<u64, CudaError>;
+    warn(String) -> ();
     warnings() -> &[String];
     write(Region, &[u8]) -> Result<(), CudaError>;
 }

@@ -121,6 +121,11 @@ impl Cuda {
         })
     }
 
+    /// Adds to what is said once.
+    pub fn warn(&mut self, warning: String) {
+        self.warnings.push(warning);
+    }
+
     /// What is missing and what it costs, to be said once.
     pub fn warnings(&self) -> &[String] {
         &self.warnings

@@ -5,8 +5,7 @@
 //! - `graph`: a step recorded once and replayed;
 //! - `timing`: how long operations take;
 //! - `profile`: what the precision implies for memory;
-//! - `product`: the matrix product, by cublasLt (`blas`) or by our own tiled kernel;
-//! - `tuning`: which of cublasLt's algorithms computes a product (`choice`);
+//! - `product`: the matrix product, by cublasLt (`blas`, its algorithms chosen in `tuning`) or by our own tiled kernel;
 //! - `describe`: what is there and what is missing (`description`), before anything is opened;
 //! - `absent`: what stands here in a build without the feature `cuda`;
 //! - the rest: one file an operation, named as in the core's `ops` and in `kernels/cuda`.
@@ -19,7 +18,6 @@ mod attention;
 mod attention_grad;
 mod blas;
 mod cached_attention;
-mod choice;
 mod columns;
 mod describe;
 mod description;
@@ -41,13 +39,13 @@ mod staging;
 mod timing;
 mod tuning;
 
-pub use choice::Choice;
 pub use describe::{describe, require};
 pub use description::{Card, Description};
 pub use device::{Cuda, Products, Room};
 pub use error::CudaError;
 pub use profile::{CudaProfile, Precision};
 pub use staging::Pending;
+pub use tuning::Choice;
 
 #[cfg(test)]
 mod tests;

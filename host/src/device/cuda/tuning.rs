@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
+use serde::{Deserialize, Serialize};
 
 use super::blas::{Algorithm, Blas, Call, Shape, failed};
-use super::choice::Choice;
 use super::device::Cuda;
 use super::error::CudaError;
 use super::product::Case;
@@ -21,6 +21,21 @@ pub struct Chosen {
     pub algorithm: Option<Algorithm>,
     /// What a product took; none where nothing was timed.
     pub milliseconds: Option<f32>,
+}
+
+/// An algorithm chosen for one product, as it is saved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Case, [m, n, k], types of the operands and the result, what is added, alignment: `nt 64 128 32 bf16 f32 bias 256`.
+    pub product: String,
+    /// The algorithm's 64 bytes in hexadecimal digits; none where capful's own kernel runs.
+    pub algorithm: Option<String>,
+    /// What a product took; none where nothing was timed.
+    pub milliseconds: Option<f32>,
+    /// cublasLt's version, as it counts.
+    pub library: u64,
+    /// The card's name.
+    pub card: String,
 }
 
 impl Display for Shape {
@@ -77,28 +92,32 @@ fn from_hex(text: &str) -> Option<Algorithm> {
 }
 
 impl Cuda {
-    /// While this is on, the library's algorithms are timed for every product that is queued and has none yet, on
-    /// what lies in the arena: to be used before anything is there, because results are added to again and again.
-    /// Products that are first met while it is off, or while a graph is recorded, take the library's first proposal.
-    pub fn tuning(&mut self, on: bool) {
-        self.tuning = on;
-    }
-
-    /// Whether [`Cuda::tuning`] is on.
-    pub fn is_tuning(&self) -> bool {
-        self.tuning
-    }
-
-    /// Runs what `step` queues once with [`Cuda::tuning`], and zeros the arena.
+    /// Runs what `step` queues once, and times the library's algorithms for every product in it that none is chosen
+    /// for yet. Products that are first met elsewhere take the library's first proposal. Zeros the arena afterwards:
+    /// to be called before anything is in it.
     ///
     /// # Errors
     /// What an operation or the driver could not do.
     pub fn tune(&mut self, step: impl FnOnce(&mut Cuda) -> Result<(), OperationError>) -> Result<(), CudaError> {
-        self.tuning(true);
+        if self.blas.is_none() {
+            return Ok(());
+        }
+        self.set_tuning(true);
         let ran = step(self);
-        self.tuning(false);
+        self.set_tuning(false);
         ran.map_err(|e| self.explain(e))?;
         self.clear()
+    }
+
+    /// Whether algorithms are timed for products that have none.
+    pub fn tuning(&self) -> bool {
+        self.tuning
+    }
+
+    /// From here on algorithms are timed, or no longer. While they are, the arena's contents are lost and nothing can
+    /// be recorded.
+    pub fn set_tuning(&mut self, tuning: bool) {
+        self.tuning = tuning && self.blas.is_some();
     }
 
     /// The algorithms in use, in the order of their products.
