@@ -95,6 +95,17 @@ impl Run70 {
         let plan = plan(&model, &stage, &profile, meter.scratch);
         let staging = u64::from(stage.tokens()) * 8 + 4096;
         let mut cuda = Cuda::open(0, Room { arena: plan.bytes, scratch: plan.scratch, staging }, products)?;
+        let since = Instant::now();
+        cuda.tune(|c| {
+            model.micro_batch(c, &plan.state, &plan.training, &stage, true)?;
+            model.update(c, &plan.state, &OPTIMIZER)
+        })?;
+        let choices = cuda.choices();
+        println!("\n{} products tuned in {:.2} s", choices.len(), since.elapsed().as_secs_f64());
+        for choice in choices {
+            let milliseconds = choice.milliseconds.unwrap_or(f32::NAN);
+            println!("  {:<50} {milliseconds:>9.4} ms  {}", choice.product, choice.algorithm.unwrap_or_default());
+        }
         for entry in &plan.entries {
             if matches!(entry.slot.role, Role::Weight | Role::Master | Role::Constant) {
                 for layer in 0..entry.slot.layers {
@@ -216,14 +227,41 @@ where
     }
 }
 
-/// TFLOP/s of one square product.
-fn square(n: u32, dtype: Dtype, products: Products) -> Result<f64, Box<dyn Error>> {
+/// TFLOP/s of one square product; by the naive kernel where no other is named.
+fn square(n: u32, dtype: Dtype, products: Option<Products>) -> Result<f64, Box<dyn Error>> {
     let bytes = u64::from(n) * u64::from(n) * dtype.size();
     let at = |i: u64| Region { space: Space::Arena, dtype, offset: i * bytes, shape: [1, 1, n, n] };
     let scratch = Region { dtype: Dtype::F32, shape: [1, 1, 1, 8 << 20], ..at(3) };
-    let mut cuda = Cuda::open(0, Room { arena: scratch.end(), scratch, staging: 0 }, products)?;
-    let seconds = cuda.time(5, |c| c.run(Linear::new(at(0), at(1), None, at(2))))?;
+    let room = Room { arena: scratch.end(), scratch, staging: 0 };
+    let mut cuda = Cuda::open(0, room, products.unwrap_or(Products::Own))?;
+    cuda.tune(|c| c.run(Linear::new(at(0), at(1), None, at(2))))?;
+    let values: Vec<f32> = (0..n * n).map(|i| (i % 251) as f32 / 125.0 - 1.0).collect();
+    for operand in [at(0), at(1)] {
+        cuda.write(operand, &encode(dtype, &values))?;
+    }
+    let seconds = match products {
+        None => cuda.time(5, |c| c.naive_product(at(0), at(1), at(2)))?,
+        Some(_) => cuda.time(5, |c| c.run(Linear::new(at(0), at(1), None, at(2))))?,
+    };
     Ok(2.0 * f64::from(n).powi(3) / seconds / 1e12)
+}
+
+/// The naive kernel, our own and the library's beside each other.
+fn squares(n: u32) -> Result<(), Box<dyn Error>> {
+    println!("products {n}^3, TFLOP/s");
+    println!("  {:<6} {:>9} {:>9} {:>9} {:>11} {:>13}", "", "naive", "own", "cublasLt", "own/naive", "own/cublasLt");
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let [naive, own, library] =
+            [None, Some(Products::Own), Some(Products::Library)].map(|products| square(n, dtype, products));
+        let (naive, own, library) = (naive?, own?, library?);
+        println!(
+            "  {:<6} {naive:>9.2} {own:>9.2} {library:>9.2} {:>11.1} {:>12.0}%",
+            dtype.name(),
+            own / naive,
+            own / library * 100.0
+        );
+    }
+    Ok(())
 }
 
 fn main() -> std::process::ExitCode {
@@ -242,12 +280,7 @@ fn report() -> Result<(), Box<dyn Error>> {
     println!("{description:#?}");
     description.driver?;
 
-    for (dtype, products) in
-        [Dtype::F32, Dtype::Bf16].into_iter().flat_map(|d| [Products::Own, Products::Library].map(|p| (d, p)))
-    {
-        let n = if quick { 64 } else { 4096 };
-        println!("product {n}^3 {} {products:?}: {:.1} TFLOP/s", dtype.name(), square(n, dtype, products)?);
-    }
+    squares(if quick { 64 } else { 4096 })?;
 
     // Vocabulary, tokens of a sequence, sequences, rows of logits.
     let shapes: &[[u32; 4]] =

@@ -82,6 +82,7 @@ std::recursive_mutex lock;
 std::map<uint64_t, Allocation> allocations;
 size_t used = 0, made_allocations = 0;
 int broken = SUCCESS;  // a failed kernel fails everything after it, as on a card
+std::chrono::steady_clock::duration ahead{};  // of the clock of events
 int context, module;
 
 // The calling thread's context. Not thread_local: that is the kernels' shared memory here.
@@ -139,6 +140,11 @@ namespace stand_in {
 size_t setting(const char* name, size_t otherwise) {
     const char* value = getenv(name);
     return value ? strtoull(value, nullptr, 10) : otherwise;
+}
+
+void seem_slow(double seconds) {
+    std::lock_guard guard(lock);
+    ahead += std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
 }
 
 bool inside(uint64_t start, size_t bytes) {
@@ -286,7 +292,7 @@ API cuStreamWaitEvent(void*, void*, unsigned) { return SUCCESS; }
 API cuEventCreate(void** made, unsigned) { return *made = new Event, SUCCESS; }
 API cuEventDestroy_v2(void* event) { return delete (Event*)event, SUCCESS; }
 API cuEventRecord(void* event, void* stream) {
-    return queue(stream, [=] { return ((Event*)event)->at = std::chrono::steady_clock::now(), SUCCESS; });
+    return queue(stream, [=] { return ((Event*)event)->at = std::chrono::steady_clock::now() + ahead, SUCCESS; });
 }
 API cuEventQuery(void*) { return broken; }
 API cuEventSynchronize(void*) { return broken; }

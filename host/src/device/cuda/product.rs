@@ -64,6 +64,18 @@ struct ProductArgs {
     accumulate: u32,
 }
 
+/// Mirrors NaiveArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NaiveArgs {
+    a: u64,
+    b: u64,
+    c: u64,
+    m: u32,
+    n: u32,
+    k: u32,
+}
+
 /// Mirrors EpilogueArgs.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -114,6 +126,18 @@ impl Cuda {
         };
         let kernel = format!("product_{case}_{side}_{}_{}", input.name(), output.name());
         self.launch("product", &kernel, [tiles(side), 1, 1], 256, &arguments)
+    }
+
+    /// Queues `C = A · B`, A [m, k], B [k, n], by the plainest kernel: for comparison with the others.
+    ///
+    /// # Errors
+    /// Operands of different types; a region beyond the arena; what the driver says.
+    pub fn naive_product(&mut self, a: Region, b: Region, c: Region) -> Result<(), OperationError> {
+        let dtype = self.dtype("naive", [a, b, c])?;
+        let (m, n, k) = (a.rows(), b.columns(), a.columns());
+        let arguments = NaiveArgs { a: self.address(a)?, b: self.address(b)?, c: self.address(c)?, m, n, k };
+        let grid = [blocks(u64::from(m) * u64::from(n), 256), 1, 1];
+        self.launch("naive", &format!("naive_{}", dtype.name()), grid, 256, &arguments)
     }
 
     /// What the library's product leaves to do: its own GELU is the one with tanh.

