@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::train::within_budget;
-use super::{Failure, RunFlags, request, work};
+use super::{Failure, RunFlags, work};
 use crate::allocations;
 use crate::config::{Config, human_bytes};
 use crate::device::{AnyProfile, DeviceError};

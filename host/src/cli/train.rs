@@ -195,9 +195,6 @@ impl Job<'_> {
 /// Says what the card lacks, and refuses a run that with what lies outside the arena passes the budget asked for.
 pub(super) fn within_budget<F: HostFamily>(config: &Config, session: &mut Session<F>) -> Result<(), Failure> {
     let Some(card) = session.device.card() else { return Ok(()) };
-    for warning in card.warnings() {
-        eprintln!("host: {warning}");
-    }
     let outside: u64 = card.outside().iter().map(|(_, bytes)| bytes).sum();
     let needed = card.arena_bytes() + outside;
     match config.budget {
@@ -209,7 +206,12 @@ pub(super) fn within_budget<F: HostFamily>(config: &Config, session: &mut Sessio
             human_bytes(outside),
             human_bytes(budget)
         ))),
-        _ => Ok(()),
+        _ => {
+            for warning in card.warnings() {
+                eprintln!("host: {warning}");
+            }
+            Ok(())
+        }
     }
 }
 
