@@ -25,6 +25,7 @@
     EXPORT(name##_bf16, Args, threads, body<bf16>)
 
 #define FULL_WARP 0xffffffffu
+#define LOG2_E 1.44269504f
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -47,6 +47,8 @@ pub struct Cuda {
     pub(super) stream: Stream,
     scratch: Region,
     failure: Option<CudaError>,
+    /// Whether attention in bf16 runs on tensor cores.
+    pub(super) tensor_cores: bool,
     /// Said once, at start-up: what is missing and what it costs.
     pub warnings: Vec<String>,
     context: Context,
@@ -60,7 +62,7 @@ impl Cuda {
     pub fn open(ordinal: u32, room: Room, products: Products) -> Result<Cuda, CudaError> {
         let Room { arena: arena_bytes, scratch, staging } = room;
         let device = describe::find(ordinal)?;
-        let name = device.name().map_err(CudaError::of("cuDeviceGetName"))?;
+        let describe::Card { name, bf16: tensor_cores, .. } = describe::card(device)?;
         let total = device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64;
         let too_small = |free| CudaError::TooSmall { name: name.clone(), needed: arena_bytes, free, total };
         if arena_bytes > total {
@@ -100,6 +102,7 @@ impl Cuda {
             stream,
             scratch,
             failure: None,
+            tensor_cores,
             warnings,
             context,
         })
