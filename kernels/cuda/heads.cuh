@@ -38,12 +38,12 @@ struct Pattern {
         return (kind != 2 && local) || (kind != 1 && global);
     }
 
-    // Whether every query of [i, i_end) sees every key of [j, j_end); may say no where mixed blocks together do.
-    __device__ bool all(u32 i, u32 i_end, u32 j, u32 j_end) const {
-        if (j_end > i + 1) return false;
+    // Whether every block with a query of [i, i_end) sees every block with a key of [j, j_end) that is not later; may
+    // say no where local and global blocks together do.
+    __device__ bool whole(u32 i, u32 i_end, u32 j, u32 j_end) const {
         if (kind == 0) return true;
         u32 last_i = (i_end - 1) / block, first_j = j / block, last_j = (j_end - 1) / block;
-        bool local = last_i - first_j <= window;
+        bool local = last_i - min(first_j, last_i) <= window;
         bool global = stride == 1 || (first_j == last_j && (first_j % stride == 0 || first_j == last_i));
         return (kind != 2 && local) || (kind != 1 && global);
     }

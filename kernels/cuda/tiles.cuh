@@ -44,31 +44,50 @@ __device__ inline void fetch(Row<SIZE>* tile, const Part& part, u32 row, u32 end
     }
 }
 
-// The 16 rows at `rows` as a left factor.
+// Elements [column, column + 16) of the 16 rows at `rows` as a left factor.
 template <int SIZE>
-__device__ inline void load_left(u32 (&left)[SIZE / 16][4], const Row<SIZE>* rows) {
+__device__ inline void load_left(u32 (&left)[4], const Row<SIZE>* rows, u32 column) {
     u32 lane = threadIdx.x % 32;
-#pragma unroll
-    for (int k = 0; k < SIZE / 16; k++) load_matrices(left[k], &rows[lane % 16][16 * k + lane / 16 * 8]);
+    load_matrices(left, &rows[lane % 16][column + lane / 16 * 8]);
 }
 
+// A left factor of 16 rows of shared memory; HELD: in registers from the beginning, else read when it is used.
+template <int SIZE, bool HELD>
+struct Left {
+    const Row<SIZE>* rows;
+    u32 pairs[HELD ? SIZE / 16 : 1][4];
+
+    __device__ explicit Left(const Row<SIZE>* rows) : rows(rows) {
+        if constexpr (HELD)
+#pragma unroll
+            for (int k = 0; k < SIZE / 16; k++) load_left<SIZE>(pairs[k], rows, 16 * k);
+    }
+
+    __device__ const u32 (&at(int k))[4] {
+        if constexpr (!HELD) load_left<SIZE>(pairs[0], rows, 16 * k);
+        return pairs[HELD ? k : 0];
+    }
+};
+
 // sums [16, 8 N] = left [16, SIZE] times the transposed 8 N rows at `right`.
-template <int SIZE, int N>
-__device__ inline void multiply_turned(float (&sums)[N][4], const u32 (&left)[SIZE / 16][4], const Row<SIZE>* right) {
+template <int SIZE, bool HELD, int N>
+__device__ inline void multiply_turned(float (&sums)[N][4], Left<SIZE, HELD>& left, const Row<SIZE>* right) {
     u32 lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) sums[n][e] = 0;
 #pragma unroll
-    for (int k = 0; k < SIZE / 16; k++)
+    for (int k = 0; k < SIZE / 16; k++) {
+        const u32(&a)[4] = left.at(k);
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             u32 b[4];
             load_matrices(b, &right[8 * n + lane / 16 * 8 + lane % 8][16 * k + lane / 8 % 2 * 8]);
-            multiply(sums[n], left[k], b[0], b[1]);
-            multiply(sums[n + 1], left[k], b[2], b[3]);
+            multiply(sums[n], a, b[0], b[1]);
+            multiply(sums[n + 1], a, b[2], b[3]);
         }
+    }
 }
 
 // sums [16, SIZE] += left [16, 8 N], rounded to bf16, times the 8 N rows at `right`.
@@ -76,17 +95,30 @@ template <int SIZE, int N>
 __device__ inline void multiply_add(float (&sums)[SIZE / 8][4], const float (&left)[N][4], const Row<SIZE>* right) {
     u32 lane = threadIdx.x % 32;
 #pragma unroll
-    for (int k = 0; k < N / 2; k++) {
-        const float(&a)[4] = left[2 * k], (&b)[4] = left[2 * k + 1];
-        u32 pairs[4] = {pack(a[0], a[1]), pack(a[2], a[3]), pack(b[0], b[1]), pack(b[2], b[3])};
+    for (int k = 0; k < N; k += 2) {
+        const float(&low)[4] = left[k], (&high)[4] = left[k + 1];
+        u32 a[4] = {pack(low[0], low[1]), pack(low[2], low[3]), pack(high[0], high[1]), pack(high[2], high[3])};
 #pragma unroll
         for (int c = 0; c < SIZE / 8; c += 2) {
             u32 b[4];
-            load_turned(b, &right[16 * k + lane % 16][8 * c + lane / 16 * 8]);
-            multiply(sums[c], pairs, b[0], b[1]);
-            multiply(sums[c + 1], pairs, b[2], b[3]);
+            load_turned(b, &right[8 * k + lane % 16][8 * c + lane / 16 * 8]);
+            multiply(sums[c], a, b[0], b[1]);
+            multiply(sums[c + 1], a, b[2], b[3]);
         }
     }
+}
+
+// The first tile of SIDE rows from `from` on, up to `end`, for which `seen(tile, tile's end)`; `end` if there is none.
+// The warp's lanes look at 32 tiles at a time.
+template <u32 SIDE, class Seen>
+__device__ inline u32 next_tile(u32 from, u32 end, Seen seen) {
+    u32 lane = threadIdx.x % 32;
+    for (; from < end; from += 32 * SIDE) {
+        u32 tile = from + SIDE * lane;
+        u32 found = __ballot_sync(FULL_WARP, tile < end && seen(tile, min(tile + SIDE, end)));
+        if (found) return from + SIDE * (__ffs(found) - 1);
+    }
+    return end;
 }
 
 // Scores of the 16 queries from `row` with the 8 N keys from `column` (of keys with queries where TURNED): those that
@@ -95,24 +127,25 @@ template <bool TURNED, int N>
 __device__ inline void hide(float (&scores)[N][4], const Pattern& pattern, u32 row, u32 column) {
     u32 i0 = TURNED ? column : row, i_end = i0 + (TURNED ? 8 * N : 16);
     u32 j0 = TURNED ? row : column, j_end = j0 + (TURNED ? 16 : 8 * N);
-    if (pattern.all(i0, i_end, j0, j_end)) return;
+    bool whole = pattern.whole(i0, i_end, j0, j_end);
+    if (whole && j_end <= i0 + 1) return;
     u32 lane = threadIdx.x % 32;
-    // Blocks of whole eights are looked at once an eight.
-    bool eights = pattern.kind == 0 || pattern.block % 16 == 0;
+    // Where blocks are whole sixteens, one look at the pattern does for 16 rows and 8 columns.
+    bool sixteens = whole || pattern.block % 16 == 0;
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        u32 i8 = TURNED ? column + 8 * n : row, j8 = TURNED ? row : column + 8 * n;
-        bool seen = !eights || pattern.kind == 0 || (i8 + 15 >= j8 && pattern.sees_block(i8 / pattern.block, j8 / pattern.block));
+        u32 c0 = column + 8 * n, i0 = TURNED ? c0 : row, j0 = TURNED ? row : c0;
+        bool seen = whole || !sixteens || pattern.sees_block(i0 / pattern.block, j0 / pattern.block);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            u32 r = row + lane / 4 + e / 2 * 8, c = column + 8 * n + lane % 4 * 2 + e % 2;
+            u32 r = row + lane / 4 + e / 2 * 8, c = c0 + lane % 4 * 2 + e % 2;
             u32 i = TURNED ? c : r, j = TURNED ? r : c;
-            if (!seen || j > i || !(eights || pattern.sees(i, j))) scores[n][e] = -INFINITY;
+            if (!seen || j > i || !(sixteens || pattern.sees(i, j))) scores[n][e] = -INFINITY;
         }
     }
 }
 
-// Rounds a warp's sums times `scale` into its 16 rows of shared memory.
+// Rounds 16 rows of a warp's sums, times a scale for each half of them, into shared memory.
 template <int SIZE>
 __device__ inline void put(Row<SIZE>* rows, const float (&sums)[SIZE / 8][4], float scale1, float scale2) {
     u32 lane = threadIdx.x % 32;
@@ -128,7 +161,7 @@ struct alignas(16) Piece {
     u32 words[4];
 };
 
-// Writes a warp's 16 rows from shared memory to the rows from `row` on, up to `end`.
+// Writes 16 rows from shared memory to the rows from `row` on, up to `end`.
 template <int SIZE>
 __device__ inline void write(const Part& part, const Row<SIZE>* rows, u32 row, u32 end) {
     u32 lane = threadIdx.x % 32, step = part.whole ? 8 : 1, pieces = part.size / step;

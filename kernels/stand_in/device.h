@@ -85,6 +85,7 @@ inline unsigned stand_in_ballot(const stand_in::Words* votes) {
 }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 inline float __uint_as_float(unsigned x) { return stand_in::bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return stand_in::bits<unsigned>(x); }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
@@ -101,3 +102,4 @@ inline unsigned atomicMin(unsigned* at, unsigned value) {
     static stand_in::Kernel name##_kernel = {#name, sizeof(Args), threads, name##_run, nullptr};             \
     static stand_in::Registration name##_registration(&name##_kernel);
 #define EXPORT_PAIR EXPORT
+#define EXPORT_MANY(name, Args, threads, blocks, ...) EXPORT(name, Args, threads, __VA_ARGS__)
