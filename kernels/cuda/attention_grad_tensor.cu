@@ -197,9 +197,9 @@ __device__ void attention_grad_keys(const AttentionGradArgs& a) {
 #endif
 }
 
-EXPORT_MANY(attention_grad_queries_tensor_32, AttentionGradArgs, 128, 4, attention_grad_queries<32, 4, 64>)
+EXPORT_MANY(attention_grad_queries_tensor_32, AttentionGradArgs, 128, 5, attention_grad_queries<32, 4, 64>)
 EXPORT_MANY(attention_grad_queries_tensor_64, AttentionGradArgs, 128, 4, attention_grad_queries<64, 4, 64>)
 EXPORT_MANY(attention_grad_queries_tensor_128, AttentionGradArgs, 128, 2, attention_grad_queries<128, 4, 32>)
-EXPORT_MANY(attention_grad_keys_tensor_32, AttentionGradArgs, 128, 4, attention_grad_keys<32, 4, 32, false>)
+EXPORT_MANY(attention_grad_keys_tensor_32, AttentionGradArgs, 128, 5, attention_grad_keys<32, 4, 32, false>)
 EXPORT_MANY(attention_grad_keys_tensor_64, AttentionGradArgs, 128, 4, attention_grad_keys<64, 4, 32, false>)
 EXPORT_MANY(attention_grad_keys_tensor_128, AttentionGradArgs, 128, 2, attention_grad_keys<128, 4, 16, true>)

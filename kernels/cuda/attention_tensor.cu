@@ -88,6 +88,6 @@ __device__ void attention(const AttentionArgs& a) {
 #endif
 }
 
-EXPORT_MANY(attention_tensor_32, AttentionArgs, 128, 4, attention<32, 4, 64>)
+EXPORT_MANY(attention_tensor_32, AttentionArgs, 128, 5, attention<32, 4, 64>)
 EXPORT_MANY(attention_tensor_64, AttentionArgs, 128, 4, attention<64, 4, 64>)
 EXPORT_MANY(attention_tensor_128, AttentionArgs, 128, 3, attention<128, 4, 32>)

@@ -28,15 +28,18 @@ struct Part {
 // Starts copying rows [row, row + COUNT) to a tile; zeros for rows from `end` on and beyond the head's size.
 template <int SIZE, int COUNT, int THREADS>
 __device__ inline void fetch(Row<SIZE>* tile, const Part& part, u32 row, u32 end) {
-    constexpr u32 PIECES = SIZE / 8;
+    constexpr u32 PIECES = SIZE / 8, STEP = THREADS / PIECES;
+    static_assert(COUNT % STEP == 0, "every thread copies as many pieces");
     if (part.whole) {
-        u32 c = threadIdx.x % PIECES * 8;
+        u32 r = threadIdx.x / PIECES, c = threadIdx.x % PIECES * 8, rows = row < end && c < part.size ? end - row : 0;
+        const bf16* from = part.at(row + r, c);
 #pragma unroll
-        for (u32 r = threadIdx.x / PIECES; r < COUNT; r += THREADS / PIECES) {
-            bool there = row + r < end && c < part.size;
-            copy_piece(&tile[r][c], there ? part.at(row + r, c) : part.first, there);
+        for (u32 i = 0; i < COUNT; i += STEP) {
+            copy_piece(&tile[r + i][c], from, r + i < rows);
+            from += (u64)STEP * part.stride;
         }
     } else {
+#pragma unroll 1
         for (u32 e = threadIdx.x; e < COUNT * SIZE; e += THREADS) {
             u32 r = e / SIZE, c = e % SIZE;
             tile[r][c] = row + r < end && c < part.size ? *part.at(row + r, c) : bf16{0};
@@ -122,27 +125,26 @@ __device__ inline u32 next_tile(u32 from, u32 end, Seen seen) {
 }
 
 // Scores of the 16 queries from `row` with the 8 N keys from `column` (of keys with queries where TURNED): those that
-// the pattern hides become -infinity.
+// the pattern hides become -infinity. The pattern is dense, or its blocks are whole sixteens.
 template <bool TURNED, int N>
 __device__ inline void hide(float (&scores)[N][4], const Pattern& pattern, u32 row, u32 column) {
     u32 i0 = TURNED ? column : row, i_end = i0 + (TURNED ? 8 * N : 16);
     u32 j0 = TURNED ? row : column, j_end = j0 + (TURNED ? 16 : 8 * N);
     bool whole = pattern.whole(i0, i_end, j0, j_end);
     if (whole && j_end <= i0 + 1) return;
-    u32 lane = threadIdx.x % 32;
-    // Where blocks are whole sixteens, one look at the pattern does for 16 rows and 8 columns.
-    bool sixteens = whole || pattern.block % 16 == 0;
+    u32 lane = threadIdx.x % 32, eights = FULL_WARP;
+    if (!whole) {
+        // 16 rows lie in one block, and so do eight columns: a lane an eight looks whether the pattern has the pair.
+        u32 c0 = column + lane % N * 8;
+        eights = __ballot_sync(FULL_WARP, pattern.sees(TURNED ? c0 + 7 : row + 15, TURNED ? row : c0));
+    }
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-        u32 c0 = column + 8 * n, i0 = TURNED ? c0 : row, j0 = TURNED ? row : c0;
-        bool seen = whole || !sixteens || pattern.sees_block(i0 / pattern.block, j0 / pattern.block);
+    for (int n = 0; n < N; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            u32 r = row + lane / 4 + e / 2 * 8, c = c0 + lane % 4 * 2 + e % 2;
-            u32 i = TURNED ? c : r, j = TURNED ? r : c;
-            if (!seen || j > i || !(sixteens || pattern.sees(i, j))) scores[n][e] = -INFINITY;
+            u32 r = row + lane / 4 + e / 2 * 8, c = column + 8 * n + lane % 4 * 2 + e % 2;
+            if (!(eights >> n & 1) || (TURNED ? r > c : c > r)) scores[n][e] = -INFINITY;
         }
-    }
 }
 
 // Rounds 16 rows of a warp's sums, times a scale for each half of them, into shared memory.

@@ -76,7 +76,8 @@ inline To bits(From from) {
 #define __shfl_xor_sync(mask, value, lanes) \
     stand_in::bits<float>((uint32_t)stand_in::warp_exchange( \
         (uint64_t)stand_in::bits<uint32_t>((float)(value)), __FILE__, __LINE__)[(threadIdx.x % 32) ^ (lanes)].word[0])
-#define __ballot_sync(mask, predicate) stand_in_ballot(stand_in::warp_exchange((uint64_t)((predicate) ? 1 : 0), __FILE__, __LINE__))
+#define __ballot_sync(mask, predicate) \
+    stand_in_ballot(stand_in::warp_exchange((uint64_t)((predicate) ? 1 : 0), __FILE__, __LINE__))
 
 inline unsigned stand_in_ballot(const stand_in::Words* votes) {
     unsigned all = 0;

@@ -33,7 +33,7 @@ impl Run<Attention> for Cuda {
             heads: HeadsArgs::new(&o.heads),
             pattern: PatternArgs::new(&o.pattern),
         };
-        if let Some(padded) = self.tensors(dtype, o.heads.size) {
+        if let Some(padded) = self.tensors(dtype, o.heads.size, &o.pattern) {
             let grid = [blocks(u64::from(seq_len), TENSOR_TILE), o.heads.queries, batch];
             let kernel = format!("attention_tensor_{padded}");
             return self.launch("attention_tensor", &kernel, grid, 128, &arguments);

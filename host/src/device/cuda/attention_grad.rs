@@ -47,7 +47,7 @@ impl Run<AttentionGrad> for Cuda {
             pattern: PatternArgs::new(&o.pattern),
         };
         let sides = [("queries", o.heads.queries), ("keys", o.heads.keys)];
-        if let Some(padded) = self.tensors(dtype, o.heads.size) {
+        if let Some(padded) = self.tensors(dtype, o.heads.size, &o.pattern) {
             let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
             for (side, heads) in sides {
                 let kernel = format!("attention_grad_{side}_tensor_{padded}");

@@ -78,18 +78,16 @@ pub fn padded(size: u32) -> Option<(u32, u32, u32)> {
     }
 }
 
-/// The size that the tensor-core kernels pad a head to; their tiles have [`TENSOR_TILE`] rows.
-pub fn padded_for_tensors(size: u32) -> Option<u32> {
-    [32, 64, 128].into_iter().find(|padded| size <= *padded)
-}
-
 /// Queries, or keys, of a block of the tensor-core kernels.
 pub const TENSOR_TILE: u32 = 64;
 
 impl Cuda {
-    /// As [`padded_for_tensors`], where the card and the type allow them.
-    pub(super) fn tensors(&self, dtype: Dtype, size: u32) -> Option<u32> {
-        padded_for_tensors(size).filter(|_| self.tensor_cores && dtype == Dtype::Bf16)
+    /// The size that the tensor-core kernels pad a head to, where they do this attention: in bf16, dense or with blocks
+    /// of whole sixteens.
+    pub(super) fn tensors(&self, dtype: Dtype, size: u32, pattern: &Pattern) -> Option<u32> {
+        let blocks = pattern.kind == Kind::Dense || pattern.block.is_multiple_of(16);
+        let tensors = self.tensor_cores && dtype == Dtype::Bf16 && blocks;
+        [32, 64, 128].into_iter().find(|padded| tensors && size <= *padded)
     }
 
     /// As [`padded`], or the error that says what is possible.
