@@ -110,6 +110,8 @@ __device__ void attention_grad_queries(const AttentionGradArgs& a) {
     put<SIZE>(rows, sums, a.scale, a.scale);
     turn_back<SIZE>(rows, a, first + row);
     write<SIZE>(Part(a.qkv_grad, first, width, a.heads.query(head), size), rows, row, end);
+#else
+    __trap();
 #endif
 }
 
@@ -194,6 +196,8 @@ __device__ void attention_grad_keys(const AttentionGradArgs& a) {
     write<SIZE>(Part(a.qkv_grad, first, width, key, size), rows, row, end);
     put<SIZE>(rows, value_sums, 1, 1);
     write<SIZE>(Part(a.qkv_grad, first, width, value, size), rows, row, end);
+#else
+    __trap();
 #endif
 }
 

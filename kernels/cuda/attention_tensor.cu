@@ -85,6 +85,8 @@ __device__ void attention(const AttentionArgs& a) {
     Row<SIZE>* rows = tiles[0][0] + own;
     put<SIZE>(rows, sums, 1 / total[0], 1 / total[1]);
     write<SIZE>(Part(a.out, first, out_width, head * size, size), rows, row, end);
+#else
+    __trap();
 #endif
 }
 

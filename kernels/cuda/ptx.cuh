@@ -1,5 +1,5 @@
 // The instructions that CUDA C++ has no word for, each with what it means on the stand-in driver. Tensor cores take
-// bf16 from compute capability 8.0 on; a kernel that needs them is empty below.
+// bf16 from compute capability 8.0 on; below, a kernel that needs them only traps, and the host asks for none.
 #pragma once
 #include "common.cuh"
 
