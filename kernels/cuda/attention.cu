@@ -1,15 +1,5 @@
 // Causal attention over a fused projection with online softmax (Dao et al. 2022), dense or block-sparse.
-#include "heads.cuh"
-
-struct AttentionArgs {
-    const void* qkv;  // [batch, seq_len, width], queries and keys already turned
-    void* out;        // [batch, seq_len, queries * size]
-    float* log_sum;   // [batch, queries, seq_len]
-    u32 seq_len;
-    float scale;
-    Heads heads;
-    Pattern pattern;
-};
+#include "attention.cuh"
 
 // Grid (query tiles, queries, batch), 128 threads as 8 x 16. Thread (y, x) has rows y, y + 8, ... of the tile of
 // ROWS queries: their scores against keys x, x + 16, ... and the outputs' columns x, x + 16, ... Heads are padded

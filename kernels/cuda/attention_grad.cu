@@ -1,19 +1,6 @@
 // The gradient of causal attention, with probabilities recomputed from the scores' logarithmic sum. One pass gives
 // the queries' gradients, one the keys' and values': each block owns what it writes, nothing is added atomically.
-#include "heads.cuh"
-
-struct AttentionGradArgs {
-    const void* qkv;       // [batch, seq_len, width]
-    const void* out;       // [batch, seq_len, queries * size]
-    const void* out_grad;  // [batch, seq_len, queries * size]
-    const float* log_sum;  // [batch, queries, seq_len]
-    float* mean;           // [batch, queries, seq_len]: out_grad . out
-    void* qkv_grad;        // [batch, seq_len, width]
-    u32 seq_len;
-    float scale;
-    Heads heads;
-    Pattern pattern;
-};
+#include "attention.cuh"
 
 // A warp a row and head. Grid (seq_len, batch), looping over the heads.
 template <class T>

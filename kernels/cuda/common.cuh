@@ -17,6 +17,11 @@
     extern "C" __global__ void __launch_bounds__(threads, 2) name(const __grid_constant__ Args a) { \
         __VA_ARGS__(a);                                                                             \
     }
+// The same with registers limited so that `blocks` of them fit.
+#define EXPORT_MANY(name, Args, threads, blocks, ...)                                                   \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a) { \
+        __VA_ARGS__(a);                                                                                  \
+    }
 #endif
 
 // The same kernel for both storage types.
@@ -25,6 +30,7 @@
     EXPORT(name##_bf16, Args, threads, body<bf16>)
 
 #define FULL_WARP 0xffffffffu
+#define LOG2_E 1.44269504f
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -31,10 +31,21 @@ struct Pattern {
     __device__ bool any(u32 i, u32 i_end, u32 j, u32 j_end) const {
         if (j >= i_end) return false;
         if (kind == 0) return true;
-        for (u32 bi = i / block; bi <= (i_end - 1) / block; bi++)
-            for (u32 bj = j / block; bj <= (j_end - 1) / block; bj++)
-                if (sees_block(bi, bj)) return true;
-        return false;
+        u32 first_i = i / block, last_i = (i_end - 1) / block, first_j = j / block;
+        u32 last_j = min((j_end - 1) / block, last_i);
+        bool local = first_i <= last_j + window;
+        bool global = (first_j + stride - 1) / stride * stride <= last_j || first_i <= last_j;
+        return (kind != 2 && local) || (kind != 1 && global);
+    }
+
+    // Whether every block with a query of [i, i_end) sees every block with a key of [j, j_end) that is not later; may
+    // say no where local and global blocks together do.
+    __device__ bool whole(u32 i, u32 i_end, u32 j, u32 j_end) const {
+        if (kind == 0) return true;
+        u32 last_i = (i_end - 1) / block, first_j = j / block, last_j = (j_end - 1) / block;
+        bool local = last_i - min(first_j, last_i) <= window;
+        bool global = stride == 1 || (first_j == last_j && (first_j % stride == 0 || first_j == last_i));
+        return (kind != 2 && local) || (kind != 1 && global);
     }
 };
 

@@ -27,8 +27,20 @@ extern Running* now;
 
 // Waits until every thread of the block is here.
 void block_barrier(const char* file, int line);
+// What a lane brings to an exchange.
+struct Words {
+    uint64_t word[3];
+};
+
 // Waits until every lane of the warp is here; gives what each of them brought.
-const uint64_t* warp_exchange(uint64_t brought, const char* file, int line);
+const Words* warp_exchange(Words brought, const char* file, int line);
+inline const Words* warp_exchange(uint64_t brought, const char* file, int line) {
+    return warp_exchange(Words{{brought, 0, 0}}, file, line);
+}
+
+// A copy that happens when its thread waits for it, so that a missing wait shows. From nowhere: zeros.
+void copy_later(void* to, const void* from, size_t bytes);
+void copy_now();
 
 // Makes a kernel known by its name.
 struct Kernel {
@@ -61,19 +73,21 @@ inline To bits(From from) {
 #define blockDim (stand_in::now->block_size)
 #define gridDim (stand_in::now->grid)
 #define __syncthreads() stand_in::block_barrier(__FILE__, __LINE__)
-#define __syncwarp() stand_in::warp_exchange(0, __FILE__, __LINE__)
+#define __syncwarp() stand_in::warp_exchange((uint64_t)0, __FILE__, __LINE__)
 #define __shfl_xor_sync(mask, value, lanes) \
     stand_in::bits<float>((uint32_t)stand_in::warp_exchange( \
-        stand_in::bits<uint32_t>((float)(value)), __FILE__, __LINE__)[(threadIdx.x % 32) ^ (lanes)])
-#define __ballot_sync(mask, predicate) stand_in_ballot(stand_in::warp_exchange((predicate) ? 1 : 0, __FILE__, __LINE__))
+        (uint64_t)stand_in::bits<uint32_t>((float)(value)), __FILE__, __LINE__)[(threadIdx.x % 32) ^ (lanes)].word[0])
+#define __ballot_sync(mask, predicate) \
+    stand_in_ballot(stand_in::warp_exchange((uint64_t)((predicate) ? 1 : 0), __FILE__, __LINE__))
 
-inline unsigned stand_in_ballot(const uint64_t* votes) {
+inline unsigned stand_in_ballot(const stand_in::Words* votes) {
     unsigned all = 0;
-    for (int lane = 0; lane < 32; lane++) all |= (unsigned)votes[lane] << lane;
+    for (int lane = 0; lane < 32; lane++) all |= (unsigned)votes[lane].word[0] << lane;
     return all;
 }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 inline float __uint_as_float(unsigned x) { return stand_in::bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return stand_in::bits<unsigned>(x); }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
@@ -90,3 +104,4 @@ inline unsigned atomicMin(unsigned* at, unsigned value) {
     static stand_in::Kernel name##_kernel = {#name, sizeof(Args), threads, name##_run, nullptr};             \
     static stand_in::Registration name##_registration(&name##_kernel);
 #define EXPORT_PAIR EXPORT
+#define EXPORT_MANY(name, Args, threads, blocks, ...) EXPORT(name, Args, threads, __VA_ARGS__)

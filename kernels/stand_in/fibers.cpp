@@ -19,6 +19,12 @@ enum State { READY, AT_BLOCK, AT_WARP, DONE };
 constexpr size_t STACK = 128 << 10;
 constexpr unsigned MOST_THREADS = 1024;
 
+struct Copy {
+    void* to;
+    const void* from;
+    size_t bytes;
+};
+
 }  // namespace
 
 struct Fiber {
@@ -26,7 +32,8 @@ struct Fiber {
     State state = DONE;
     const char* file = nullptr;
     int line = 0;
-    uint64_t brought = 0;
+    Words brought = {};
+    std::vector<Copy> copies;  // started, not waited for
     jmp_buf at;
     ucontext_t entry;
     bool started = false;
@@ -35,7 +42,7 @@ struct Fiber {
 namespace {
 
 struct Warp {
-    uint64_t brought[32];
+    Words brought[32];
 };
 
 Kernel* kernels = nullptr;
@@ -173,10 +180,20 @@ const Kernel* find(const char* name) {
 
 void block_barrier(const char* file, int line) { wait(AT_BLOCK, file, line); }
 
-const uint64_t* warp_exchange(uint64_t brought, const char* file, int line) {
+const Words* warp_exchange(Words brought, const char* file, int line) {
     self()->brought = brought;
     wait(AT_WARP, file, line);
     return warps[now->thread.x / 32].brought;
+}
+
+void copy_later(void* to, const void* from, size_t bytes) { self()->copies.push_back({to, from, bytes}); }
+
+void copy_now() {
+    for (const Copy& copy : self()->copies) {
+        if (copy.from) memcpy(copy.to, copy.from, copy.bytes);
+        else memset(copy.to, 0, copy.bytes);
+    }
+    self()->copies.clear();
 }
 
 std::string run_grid(const Kernel& kernel, const void* arguments, Index grid, Index block) {
@@ -195,6 +212,7 @@ std::string run_grid(const Kernel& kernel, const void* arguments, Index grid, In
                     Fiber& f = fiber(i);
                     f.running = {{i, 0, 0}, {x, y, z}, block, grid};
                     f.state = READY;
+                    f.copies.clear();
                 }
                 memset(poisoned.start, 0xff, poisoned.bytes);
                 std::string wrong = run_block(threads, backwards);

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::train::within_budget;
-use super::{Failure, RunFlags, request, work};
+use super::{Failure, RunFlags, work};
 use crate::allocations;
 use crate::config::{Config, human_bytes};
 use crate::device::{AnyProfile, DeviceError};
@@ -34,12 +34,12 @@ impl Bench {
         let timed = written.steps.unwrap_or(10);
         let config = Config::resolve(written)?;
         let profile = AnyProfile::of(&config)?;
-        profile.require().map_err(request)?;
+        profile.require()?;
         let machine = Machine::of(&config)?;
         let family = config.pythia();
         let (plan, laid) = Plan::new(&family, &config, &machine)?;
         plan.require_fit(&config, &machine)?;
-        let mut session = Session::start_training(family, laid, &profile, &config, &[]).map_err(request)?;
+        let mut session = Session::start_training(family, laid, &profile, &config, &[])?;
         within_budget(&config, &mut session)?;
         let allocated = session.device.arena_bytes();
         let mut steps = Steps::new(&mut session, &config).map_err(work)?;

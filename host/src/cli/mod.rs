@@ -21,6 +21,7 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 use crate::config::{Config, ConfigError, RawConfig};
+use crate::device::DeviceError;
 
 /// Why a command failed, by its exit status.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +40,15 @@ pub enum Failure {
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
         Failure::Request(error.0)
+    }
+}
+
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::Refused(text) => Failure::Request(text),
+            DeviceError::Failed(text) => Failure::Work(text),
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::config::{Config, RawConfig, human_bytes};
 use crate::data::corpus::Corpus;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::validation::ValidationSet;
-use crate::device::AnyProfile;
+use crate::device::{AnyProfile, Choice};
 use crate::format::hugging_face;
 use crate::plan::{Laid, Machine, Plan};
 use crate::run::generate::Generator;
@@ -33,6 +33,9 @@ pub struct Train {
     /// Continues the run in --out with its saved configuration
     #[arg(long, requires = "out")]
     resume: bool,
+    /// Uses the card's algorithms of another run, its plan.json: then the same run gives the same bits
+    #[arg(long, value_name = "FILE", conflicts_with = "resume")]
+    algorithms: Option<PathBuf>,
     /// JSON on standard output: a line a logged step and evaluation, and a last one
     #[arg(long)]
     json: bool,
@@ -43,14 +46,15 @@ const MAY_DIFFER: [&str; 5] = ["steps", "epochs", "device", "threads", "precisio
 
 impl Train {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let Train { flags, out, resume, json } = self;
+        let Train { flags, out, resume, algorithms, json } = self;
         if resume {
             let dir = out.ok_or_else(|| request("--resume needs --out DIR, the run to continue"))?;
             let from = checkpoint::latest(&dir).map_err(request)?;
             let config = resumed(directory::read_config(&dir)?, flags)?;
-            AnyProfile::of(&config)?.require().map_err(request)?;
+            AnyProfile::of(&config)?.require()?;
             let corpus = Corpus::reopen(&config, &from).map_err(request)?;
-            return start(config, &corpus, &dir, Some(&from), json);
+            let algorithms = checkpoint::read_state(&from).map_err(request)?.algorithms;
+            return start(config, &corpus, &dir, Some(&from), &algorithms, json);
         }
         let mut config = flags.resolve()?;
         if let Some(dir) = out.as_deref().filter(|dir| directory::holds_run(dir)) {
@@ -60,13 +64,14 @@ impl Train {
             )));
         }
         // Refused before the data is read, where that can be known.
-        AnyProfile::of(&config)?.require().map_err(request)?;
+        AnyProfile::of(&config)?.require()?;
         let machine = Machine::of(&config)?;
         Plan::of(&config, &machine)?.require_fit(&config, &machine)?;
         let corpus = Corpus::open(&config).map_err(request)?;
         count_epochs(&mut config, &corpus)?;
         let dir = out.unwrap_or_else(|| directory::next(&config.preset));
-        start(config, &corpus, &dir, None, json)
+        let algorithms = algorithms.as_deref().map_or(Ok(Vec::new()), directory::read_algorithms)?;
+        start(config, &corpus, &dir, None, &algorithms, json)
     }
 }
 
@@ -110,7 +115,14 @@ fn resumed(mut config: Config, flags: RunFlags) -> Result<Config, Failure> {
     Ok(config)
 }
 
-fn start(config: Config, corpus: &Corpus, dir: &Path, resume: Option<&Path>, json: bool) -> Result<(), Failure> {
+fn start(
+    config: Config,
+    corpus: &Corpus,
+    dir: &Path,
+    resume: Option<&Path>,
+    algorithms: &[Choice],
+    json: bool,
+) -> Result<(), Failure> {
     let machine = Machine::of(&config)?;
     let family = config.pythia();
     let (plan, laid) = Plan::new(&family, &config, &machine)?;
@@ -119,10 +131,7 @@ fn start(config: Config, corpus: &Corpus, dir: &Path, resume: Option<&Path>, jso
     let model_config =
         hugging_face::pythia_config(&family, tokenizer.bos(), tokenizer.eos(), config.precision.of_weights());
     let model_config = serde_json::to_vec_pretty(&model_config).map_err(work)?;
-    if !json {
-        eprint!("{}", plan.table());
-    }
-    let job = Job { config: &config, corpus, dir, resume, json };
+    let job = Job { config: &config, corpus, dir, resume, algorithms, json };
     job.run(family, laid, &plan, model_config)
 }
 
@@ -132,18 +141,19 @@ struct Job<'a> {
     corpus: &'a Corpus,
     dir: &'a Path,
     resume: Option<&'a Path>,
+    algorithms: &'a [Choice],
     json: bool,
 }
 
 impl Job<'_> {
     fn run<F: HostFamily>(self, family: F, laid: Laid<F>, plan: &Plan, model_config: Vec<u8>) -> Result<(), Failure> {
-        let Job { config, corpus, dir, resume, json } = self;
+        let Job { config, corpus, dir, resume, algorithms, json } = self;
         let validation = corpus.validation(config.eval_tokens).map_err(request)?;
         let profile = AnyProfile::of(config)?;
-        let saved = resume.map(checkpoint::read_state).transpose().map_err(request)?;
-        let algorithms = saved.map_or(Vec::new(), |state| state.algorithms);
-        let session = Session::start_training(family, laid, &profile, config, &algorithms);
-        let mut session = session.map_err(request)?;
+        let mut session = Session::start_training(family, laid, &profile, config, algorithms)?;
+        if !json {
+            eprint!("{}", plan.table());
+        }
         within_budget(config, &mut session)?;
         if resume.is_none() {
             // The stream must hold a batch before a directory is made.
@@ -185,9 +195,6 @@ impl Job<'_> {
 /// Says what the card lacks, and refuses a run that with what lies outside the arena passes the budget asked for.
 pub(super) fn within_budget<F: HostFamily>(config: &Config, session: &mut Session<F>) -> Result<(), Failure> {
     let Some(card) = session.device.card() else { return Ok(()) };
-    for warning in card.warnings() {
-        eprintln!("host: {warning}");
-    }
     let outside: u64 = card.outside().iter().map(|(_, bytes)| bytes).sum();
     let needed = card.arena_bytes() + outside;
     match config.budget {
@@ -199,7 +206,12 @@ pub(super) fn within_budget<F: HostFamily>(config: &Config, session: &mut Sessio
             human_bytes(outside),
             human_bytes(budget)
         ))),
-        _ => Ok(()),
+        _ => {
+            for warning in card.warnings() {
+                eprintln!("host: {warning}");
+            }
+            Ok(())
+        }
     }
 }
 

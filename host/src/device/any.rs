@@ -116,7 +116,8 @@ pub struct Ticket {
 
 impl From<CudaError> for DeviceError {
     fn from(error: CudaError) -> Self {
-        DeviceError(error.to_string())
+        let text = error.to_string();
+        if error.refuses() { DeviceError::Refused(text) } else { DeviceError::Failed(text) }
     }
 }
 

@@ -18,7 +18,7 @@ impl Memory {
     /// The system refuses.
     pub fn new(bytes: u64) -> Result<Memory, DeviceError> {
         let refused = |e: &dyn std::fmt::Display| {
-            DeviceError(format!("the system refuses an arena of {bytes} bytes ({e}); lower it or free memory"))
+            DeviceError::Refused(format!("the system refuses an arena of {bytes} bytes ({e}); lower it or free memory"))
         };
         let len = usize::try_from(bytes).map_err(|e| refused(&e))?;
         let map = MmapMut::map_anon(len.max(8)).map_err(|e| refused(&e))?;
@@ -47,16 +47,16 @@ impl Memory {
 impl Storage for Memory {
     fn write(&mut self, region: Region, bytes: &[u8]) -> Result<(), DeviceError> {
         let place = self.map.get_mut(region.offset as usize..region.offset as usize + bytes.len());
-        let place =
-            place.ok_or_else(|| DeviceError(format!("a region ends at byte {} beyond the arena", region.end())))?;
+        let place = place
+            .ok_or_else(|| DeviceError::Failed(format!("a region ends at byte {} beyond the arena", region.end())))?;
         place.copy_from_slice(bytes);
         Ok(())
     }
 
     fn read(&mut self, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError> {
         let place = self.map.get(region.offset as usize..region.offset as usize + bytes.len());
-        let place =
-            place.ok_or_else(|| DeviceError(format!("a region ends at byte {} beyond the arena", region.end())))?;
+        let place = place
+            .ok_or_else(|| DeviceError::Failed(format!("a region ends at byte {} beyond the arena", region.end())))?;
         bytes.copy_from_slice(place);
         Ok(())
     }

@@ -17,10 +17,16 @@ pub use cuda::Choice;
 
 use capful_core::memory::Region;
 
-/// A device failed while working.
+/// Why a device does not do what was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct DeviceError(pub String);
+pub enum DeviceError {
+    /// It is not there, or has less than was asked for; nothing was begun.
+    #[error("{0}")]
+    Refused(String),
+    /// It failed while working.
+    #[error("{0}")]
+    Failed(String),
+}
 
 /// Storage of regions, wherever it is.
 pub trait Storage {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{Config, ConfigError};
 use crate::data::tokenizer::{self, Tokenizer};
-use crate::device::AnyProfile;
+use crate::device::{AnyProfile, Choice};
 use crate::plan::{Laid, Machine, Sections};
 use crate::run::{HostFamily, Session, checkpoint};
 
@@ -74,6 +74,17 @@ pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
     let config: Config = toml::from_str(&text).map_err(|e| failed(&path, &e.message().replace('\n', " ")))?;
     config.validate()?;
     Ok(config)
+}
+
+/// Reads the algorithms that a run's plan.json names.
+///
+/// # Errors
+/// A file that cannot be read or names none.
+pub fn read_algorithms(path: &Path) -> Result<Vec<Choice>, ConfigError> {
+    let text = fs::read_to_string(path).map_err(|e| failed(path, &e))?;
+    let plan: serde_json::Value = serde_json::from_str(&text).map_err(|e| failed(path, &e))?;
+    let none = |_| failed(path, &"it names no algorithms; give the plan.json of a run on a card");
+    serde_json::from_value(plan["algorithms"].clone()).map_err(none)
 }
 
 /// A trained model, ready to be asked.

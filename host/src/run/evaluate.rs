@@ -58,7 +58,7 @@ impl Evaluator {
     ) -> Result<Score, DeviceError> {
         let mut score = Score { nats: 0.0, tokens: 0, bytes: set.bytes() };
         let mut batches = set.batches();
-        let shape = |e: ShapeError| DeviceError(e.to_string());
+        let shape = |e: ShapeError| DeviceError::Failed(e.to_string());
         loop {
             let Evaluator { rows, length, tokens, targets, offsets } = self;
             let mut batch = BatchMut::new(*rows, *length, tokens, targets, offsets).map_err(shape)?;

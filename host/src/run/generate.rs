@@ -70,7 +70,7 @@ impl Generator {
         visit: &mut dyn FnMut(u32),
     ) -> Result<End, DeviceError> {
         if prompt.is_empty() || prompt.len() > self.room() {
-            return Err(DeviceError(format!(
+            return Err(DeviceError::Failed(format!(
                 "a prompt of {} tokens; it must have 1 to {} (the context is {})",
                 prompt.len(),
                 self.room(),

@@ -26,7 +26,7 @@ impl<F> HostFamily for F where
 
 impl From<OperationError> for DeviceError {
     fn from(error: OperationError) -> Self {
-        DeviceError(error.to_string())
+        DeviceError::Failed(error.to_string())
     }
 }
 
@@ -295,7 +295,7 @@ fn staging<F: Family>(laid: &Laid<F>, vocab_size: u32, accumulate: u32) -> u64 {
 }
 
 fn missing(section: &str) -> DeviceError {
-    DeviceError(format!("this session has no {section} section"))
+    DeviceError::Failed(format!("this session has no {section} section"))
 }
 
 /// Element `i` of a region that begins as `init` says.

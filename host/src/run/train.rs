@@ -191,7 +191,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
     fn submit(&mut self) -> Result<Option<Submitted>, DeviceError> {
         self.session.begin(self.settings())?;
         for micro in 0..self.config.accumulate {
-            let batch = self.loader.take().map_err(|e| DeviceError(e.to_string()))?;
+            let batch = self.loader.take().map_err(|e| DeviceError::Failed(e.to_string()))?;
             let Some(batch) = batch else { return Ok(None) };
             self.session.micro_batch(batch.tokens(), batch.targets(), micro == 0)?;
             self.state.position = batch.position();

@@ -38,6 +38,13 @@ pub type Choice = serde_json::Value;
 #[error("this build has no CUDA device; build it with --features cuda, or use --device cpu")]
 pub struct CudaError;
 
+impl CudaError {
+    /// Whether nothing was begun.
+    pub fn refuses(&self) -> bool {
+        true
+    }
+}
+
 /// The machine as this build sees it: without cards.
 pub fn describe() -> Description {
     Description { driver: Err(CudaError.to_string()), cards: Vec::new(), targets: "none", missing: Vec::new() }

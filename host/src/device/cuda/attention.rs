@@ -4,7 +4,7 @@ use capful_core::device::{OperationError, Run};
 use capful_core::ops::Attention;
 
 use super::device::{Cuda, blocks};
-use super::heads::{HeadsArgs, PatternArgs};
+use super::heads::{HeadsArgs, PatternArgs, TENSOR_TILE};
 
 /// Mirrors AttentionArgs.
 #[repr(C)]
@@ -22,7 +22,6 @@ struct AttentionArgs {
 impl Run<Attention> for Cuda {
     fn run(&mut self, o: Attention) -> Result<(), OperationError> {
         let dtype = self.dtype("attention", [o.qkv, o.out])?;
-        let (padded, tile, _) = self.padded("attention", o.heads.size)?;
         let [_, batch, seq_len, _] = o.qkv.shape;
         let arguments = AttentionArgs {
             qkv: self.address(o.qkv)?,
@@ -33,6 +32,12 @@ impl Run<Attention> for Cuda {
             heads: HeadsArgs::new(&o.heads),
             pattern: PatternArgs::new(&o.pattern),
         };
+        if let Some(padded) = self.tensors(dtype, o.heads.size, &o.pattern) {
+            let grid = [blocks(u64::from(seq_len), TENSOR_TILE), o.heads.queries, batch];
+            let kernel = format!("attention_tensor_{padded}");
+            return self.launch("attention_tensor", &kernel, grid, 128, &arguments);
+        }
+        let (padded, tile, _) = self.padded("attention", o.heads.size)?;
         let grid = [blocks(u64::from(seq_len), tile), o.heads.queries, batch];
         self.launch("attention", &format!("attention_{padded}_{}", dtype.name()), grid, 128, &arguments)
     }

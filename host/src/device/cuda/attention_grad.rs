@@ -4,7 +4,7 @@ use capful_core::device::{OperationError, Run};
 use capful_core::ops::AttentionGrad;
 
 use super::device::{Cuda, blocks};
-use super::heads::{HeadsArgs, PatternArgs};
+use super::heads::{HeadsArgs, PatternArgs, TENSOR_TILE};
 
 /// Mirrors AttentionGradArgs.
 #[repr(C)]
@@ -16,7 +16,10 @@ struct AttentionGradArgs {
     log_sum: u64,
     mean: u64,
     qkv_grad: u64,
+    table: u64,
     seq_len: u32,
+    dims: u32,
+    period: u32,
     scale: f32,
     heads: HeadsArgs,
     pattern: PatternArgs,
@@ -25,8 +28,7 @@ struct AttentionGradArgs {
 impl Run<AttentionGrad> for Cuda {
     fn run(&mut self, o: AttentionGrad) -> Result<(), OperationError> {
         const NAME: &str = "attention_grad";
-        let dtype = self.dtype(NAME, [o.qkv, o.out, o.out_grad, o.qkv_grad])?.name();
-        let (padded, _, tile) = self.padded(NAME, o.heads.size)?;
+        let dtype = self.dtype(NAME, [o.qkv, o.out, o.out_grad, o.qkv_grad])?;
         let [_, batch, seq_len, _] = o.qkv.shape;
         let arguments = AttentionGradArgs {
             qkv: self.address(o.qkv)?,
@@ -35,15 +37,28 @@ impl Run<AttentionGrad> for Cuda {
             log_sum: self.address(o.log_sum)?,
             mean: self.scratch_at(0, o.log_sum.bytes())?,
             qkv_grad: self.address(o.qkv_grad)?,
+            table: self.address(o.rotary.table)?,
             seq_len,
+            dims: o.rotary.dims(),
+            period: o.rotary.period,
             scale: o.heads.scale(),
             heads: HeadsArgs::new(&o.heads),
             pattern: PatternArgs::new(&o.pattern),
         };
+        let sides = [("queries", o.heads.queries), ("keys", o.heads.keys)];
+        if let Some(padded) = self.tensors(dtype, o.heads.size, &o.pattern) {
+            let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
+            for (side, heads) in sides {
+                let kernel = format!("attention_grad_{side}_tensor_{padded}");
+                self.launch("attention_grad_tensor", &kernel, [tiles, heads, batch], 128, &arguments)?;
+            }
+            return Ok(());
+        }
+        let (dtype, (padded, _, tile)) = (dtype.name(), self.padded(NAME, o.heads.size)?);
         let grid = [seq_len, batch, 1];
         self.launch(NAME, &format!("attention_grad_mean_{dtype}"), grid, 128, &arguments)?;
         let tiles = blocks(u64::from(seq_len), tile);
-        for (side, heads) in [("queries", o.heads.queries), ("keys", o.heads.keys)] {
+        for (side, heads) in sides {
             let kernel = format!("attention_grad_{side}_{padded}_{dtype}");
             self.launch(NAME, &kernel, [tiles, heads, batch], 128, &arguments)?;
         }

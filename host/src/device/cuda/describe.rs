@@ -29,7 +29,8 @@ fn driver() -> Result<(String, String), CudaError> {
     Ok((version(number), library.to_owned()))
 }
 
-fn card(device: Device) -> Result<Card, CudaError> {
+/// What the driver says of a card.
+pub(super) fn card(device: Device) -> Result<Card, CudaError> {
     let attribute = |a| device.get_attribute(a).map_err(CudaError::of("cuDeviceGetAttribute"));
     let major = attribute(DeviceAttribute::ComputeCapabilityMajor)?;
     Ok(Card {

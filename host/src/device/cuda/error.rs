@@ -54,7 +54,7 @@ pub enum CudaError {
         total: u64,
     },
     /// A call of the driver failed.
-    #[error("the CUDA device failed: {what}: {code}; the last checkpoint is intact, see dmesg and nvidia-smi")]
+    #[error("the CUDA device failed: {what}: {code}; see dmesg and nvidia-smi")]
     Driver {
         /// What was being done.
         what: &'static str,
@@ -99,6 +99,11 @@ fn name(code: u32) -> String {
 }
 
 impl CudaError {
+    /// Whether nothing was begun: the card is not there, or has less than was asked for.
+    pub fn refuses(&self) -> bool {
+        !matches!(self, CudaError::Driver { .. } | CudaError::Unsupported { .. } | CudaError::OutOfBounds { .. })
+    }
+
     /// For a result of cust.
     pub(super) fn of(what: &'static str) -> impl Fn(cust::error::CudaError) -> CudaError {
         move |error| CudaError::Driver { what, code: name(error as u32) }

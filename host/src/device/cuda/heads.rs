@@ -1,7 +1,7 @@
 //! Heads, pattern and rotation as the kernels take them.
 
 use capful_core::device::OperationError;
-use capful_core::memory::Region;
+use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Heads, Kind, Pattern, Rotary};
 
 use super::device::Cuda;
@@ -78,7 +78,18 @@ pub fn padded(size: u32) -> Option<(u32, u32, u32)> {
     }
 }
 
+/// Queries, or keys, of a block of the tensor-core kernels.
+pub const TENSOR_TILE: u32 = 64;
+
 impl Cuda {
+    /// The size that the tensor-core kernels pad a head to, where they do this attention: in bf16, dense or with blocks
+    /// of whole sixteens.
+    pub(super) fn tensors(&self, dtype: Dtype, size: u32, pattern: &Pattern) -> Option<u32> {
+        let blocks = pattern.kind == Kind::Dense || pattern.block.is_multiple_of(16);
+        let tensors = self.tensor_cores && dtype == Dtype::Bf16 && blocks;
+        [32, 64, 128].into_iter().find(|padded| tensors && size <= *padded)
+    }
+
     /// As [`padded`], or the error that says what is possible.
     pub(super) fn padded(&mut self, operation: &'static str, size: u32) -> Result<(u32, u32, u32), OperationError> {
         let why = "its heads have more than 256 elements; choose more heads";

@@ -182,6 +182,14 @@ impl Bench {
         Bench { cards }
     }
 
+    /// Twice: bf16 attention by the kernels for every card, and on tensor cores where the card has them.
+    pub fn of_attention() -> Bench {
+        let (tensors, mut plain) = (Bench::card(Products::Own), Bench::card(Products::Own));
+        plain.tensor_cores = false;
+        let cards = if tensors.tensor_cores { vec![plain, tensors] } else { vec![plain] };
+        Bench { cards }
+    }
+
     fn card(products: Products) -> Cuda {
         let words = (SCRATCH / 4) as u32;
         let scratch = Region { space: Space::Arena, dtype: Dtype::F32, offset: OPERANDS, shape: [1, 1, 1, words] };

@@ -8,6 +8,7 @@ use capful_core::ops::{
 use capful_core::random::Random;
 
 use super::bench::{Bench, Lay};
+use crate::device::cuda::Precision;
 
 /// Numbers from 1 to `most`, the same in every run.
 fn shapes<const N: usize>(seed: u64, count: u64, most: [u32; N]) -> Vec<[u32; N]> {
@@ -115,6 +116,27 @@ fn attentions() -> Vec<(Heads, u32, u32, Pattern)> {
     ]
 }
 
+/// Lengths around the tiles' sides and sizes around the padded ones, each pair with one of the patterns.
+fn tiled_attentions() -> Vec<(Heads, u32, u32, Pattern)> {
+    let mut patterns = vec![Pattern::DENSE];
+    for kind in [Kind::Local, Kind::Global, Kind::Mixed] {
+        patterns.extend([16, 32, 64].map(|block| Pattern { kind, block, window: 1, stride: 3 }));
+    }
+    let mut cases = Vec::new();
+    for t in [1, 17, 64, 65, 128, 200] {
+        for size in [16, 32, 48, 64, 80, 128] {
+            let pattern = patterns[cases.len() % patterns.len()];
+            let heads = match cases.len() % 3 {
+                0 => Heads::interleaved(2, size),
+                1 => Heads::grouped(4, 2, size),
+                _ => Heads::grouped(3, 1, size),
+            };
+            cases.push((heads, 1 + t % 2, t, pattern));
+        }
+    }
+    cases
+}
+
 fn rotary(l: &mut Lay, heads: Heads, positions: u32) -> Rotary {
     // At least one pair where the head has two elements; else angles of zero dims.
     let pairs = heads.size / 4;
@@ -125,29 +147,46 @@ fn rotary(l: &mut Lay, heads: Heads, positions: u32) -> Rotary {
     Rotary { table: l.values([1, positions, pairs, 2], angles), heads, period: positions }
 }
 
+fn attention(l: &mut Lay, (heads, batch, t, pattern): (Heads, u32, u32, Pattern)) -> Attention {
+    Attention {
+        qkv: l.normal([1, batch, t, heads.width()], 1.0),
+        out: l.poison([1, batch, t, heads.out_width()]),
+        log_sum: l.poison_exact([1, batch, heads.queries, t]),
+        heads,
+        pattern,
+    }
+}
+
+fn attention_grad(l: &mut Lay, (heads, batch, t, pattern): (Heads, u32, u32, Pattern)) -> AttentionGrad {
+    let (width, out_width) = (heads.width(), heads.out_width());
+    AttentionGrad {
+        qkv: l.normal([1, batch, t, width], 0.3),
+        out: l.normal([1, batch, t, out_width], 0.5),
+        // A sum near the real one, so that the probabilities are below 1.
+        log_sum: l.values([1, batch, heads.queries, t], vec![3.0; (batch * heads.queries * t) as usize]),
+        out_grad: l.normal([1, batch, t, out_width], 1.0),
+        qkv_grad: l.poison([1, batch, t, width]),
+        heads,
+        pattern,
+        rotary: rotary(l, heads, t),
+    }
+}
+
 #[test]
 fn attention_and_its_gradient() {
-    let mut bench = Bench::new();
-    for (heads, batch, t, pattern) in attentions() {
-        let (width, out_width) = (heads.width(), heads.out_width());
-        bench.agree(|l| Attention {
-            qkv: l.normal([1, batch, t, width], 1.0),
-            out: l.poison([1, batch, t, out_width]),
-            log_sum: l.poison_exact([1, batch, heads.queries, t]),
-            heads,
-            pattern,
-        });
-        bench.agree(|l| AttentionGrad {
-            qkv: l.normal([1, batch, t, width], 0.3),
-            out: l.normal([1, batch, t, out_width], 0.5),
-            // A sum near the real one, so that the probabilities are below 1.
-            log_sum: l.values([1, batch, heads.queries, t], vec![3.0; (batch * heads.queries * t) as usize]),
-            out_grad: l.normal([1, batch, t, out_width], 1.0),
-            qkv_grad: l.poison([1, batch, t, width]),
-            heads,
-            pattern,
-            rotary: rotary(l, heads, t),
-        });
+    let mut bench = Bench::of_attention();
+    for case in attentions() {
+        bench.agree(|l| attention(l, case));
+        bench.agree(|l| attention_grad(l, case));
+    }
+}
+
+#[test]
+fn attention_and_its_gradient_in_tiles_of_bf16() {
+    let mut bench = Bench::of_attention();
+    for case in tiled_attentions() {
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
     }
 }
 

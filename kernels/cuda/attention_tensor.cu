@@ -1,0 +1,95 @@
+// Attention in bf16 on tensor cores, otherwise as attention.cu: scores stay in registers (Dao 2023), keys and values
+// of the next tile are copied while one is worked on.
+#include "tiles.cuh"
+
+// Online softmax: of half `h` of a warp's 16 rows, turns scores into weights and brings the sums so far to the largest
+// score now. `c` times the scores are powers of two.
+template <int SIZE, int N>
+__device__ inline void soften(float (&scores)[N][4], float (&sums)[SIZE / 8][4], float& largest, float& total, int h,
+                              float c) {
+    float now = largest;
+#pragma unroll
+    for (int n = 0; n < N; n++) now = fmaxf(now, fmaxf(scores[n][2 * h], scores[n][2 * h + 1]));
+    now = fmaxf(now, __shfl_xor_sync(FULL_WARP, now, 1));
+    now = fmaxf(now, __shfl_xor_sync(FULL_WARP, now, 2));
+    // Nothing seen yet: keep the powers' arguments numbers.
+    float base = now == -INFINITY ? 0.0f : now * c, before = power_of_two(largest * c - base), sum = 0;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; e++) {
+            scores[n][e] = power_of_two(scores[n][e] * c - base);
+            sum += scores[n][e];
+        }
+    total = total * before + sum;
+#pragma unroll
+    for (int n = 0; n < SIZE / 8; n++) sums[n][2 * h] *= before, sums[n][2 * h + 1] *= before;
+    largest = now;
+}
+
+// Grid (query tiles, queries, batch). A warp has 16 queries; the tile's warps share tiles of KEYS keys and values.
+template <int SIZE, int WARPS, int KEYS>
+__device__ void attention(const AttentionArgs& a) {
+#ifdef TENSOR_CORES
+    constexpr u32 QUERIES = 16 * WARPS, THREADS = 32 * WARPS;
+    static_assert(QUERIES <= 2 * KEYS, "the queries pass through the second pair of tiles");
+    alignas(16) __shared__ Row<SIZE> tiles[2][2][KEYS];
+    u32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16, head = blockIdx.y, key_head = head / a.heads.group();
+    u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, end = a.seq_len;
+    u64 first = (u64)blockIdx.z * end;
+    // The longest rows first.
+    u32 i0 = (gridDim.x - 1 - blockIdx.x) * QUERIES, i_end = min(i0 + QUERIES, end), row = i0 + own;
+    Part queries(a.qkv, first, width, a.heads.query(head), size);
+    Part keys(a.qkv, first, width, a.heads.key(key_head), size);
+    Part values(a.qkv, first, width, a.heads.value(key_head), size);
+    auto fetch_tile = [&](u32 stage, u32 j) {
+        fetch<SIZE, KEYS, THREADS>(tiles[stage][0], keys, j, end);
+        fetch<SIZE, KEYS, THREADS>(tiles[stage][1], values, j, end);
+    };
+    auto seen = [&](u32 j, u32 j_end) { return a.pattern.any(i0, i_end, j, j_end); };
+
+    u32 j = next_tile<KEYS>(0, i_end, seen), stage = 0;
+    fetch<SIZE, QUERIES, THREADS>(tiles[1][0], queries, i0, end);
+    fetch_tile(0, j);
+    wait_for_copies();
+    __syncthreads();
+    Left<SIZE, true> query(tiles[1][0] + own);
+    __syncthreads();
+
+    float c = a.scale * LOG2_E, largest[2] = {-INFINITY, -INFINITY}, total[2] = {}, sums[SIZE / 8][4] = {};
+    while (j < i_end) {
+        u32 next = next_tile<KEYS>(j + KEYS, i_end, seen);
+        if (next < i_end) fetch_tile(stage ^ 1, next);
+        if (a.pattern.any(row, row + 16, j, j + KEYS)) {
+            float scores[KEYS / 8][4];
+            multiply_turned(scores, query, tiles[stage][0]);
+            hide<false>(scores, a.pattern, row, j);
+            soften<SIZE>(scores, sums, largest[0], total[0], 0, c);
+            soften<SIZE>(scores, sums, largest[1], total[1], 1, c);
+            multiply_add<SIZE>(sums, scores, tiles[stage][1]);
+        }
+        wait_for_copies();
+        __syncthreads();
+        stage ^= 1;
+        j = next;
+    }
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 1);
+        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 2);
+        u32 i = row + lane / 4 + 8 * h;
+        if (lane % 4 == 0 && i < end)
+            a.log_sum[((u64)blockIdx.z * a.heads.queries + head) * end + i] = largest[h] * a.scale + logf(total[h]);
+    }
+    Row<SIZE>* rows = tiles[0][0] + own;
+    put<SIZE>(rows, sums, 1 / total[0], 1 / total[1]);
+    write<SIZE>(Part(a.out, first, out_width, head * size, size), rows, row, end);
+#else
+    __trap();
+#endif
+}
+
+EXPORT_MANY(attention_tensor_32, AttentionArgs, 128, 5, attention<32, 4, 64>)
+EXPORT_MANY(attention_tensor_64, AttentionArgs, 128, 4, attention<64, 4, 64>)
+EXPORT_MANY(attention_tensor_128, AttentionArgs, 128, 3, attention<128, 4, 32>)

@@ -1,0 +1,115 @@
+// The instructions that CUDA C++ has no word for, each with what it means on the stand-in driver. Tensor cores take
+// bf16 from compute capability 8.0 on; below, a kernel that needs them only traps, and the host asks for none.
+#pragma once
+#include "common.cuh"
+
+#if defined(CAPFUL_STAND_IN) || __CUDA_ARCH__ >= 800
+#define TENSOR_CORES 1
+#endif
+
+#ifdef CAPFUL_STAND_IN
+#define PTX(meaning, ...) meaning
+#else
+#define PTX(meaning, ...) __VA_ARGS__
+#endif
+
+#ifdef CAPFUL_STAND_IN
+
+namespace stand_in {
+
+inline float half_of(u32 pair, int upper) { return load(bf16{(unsigned short)(pair >> 16 * upper)}); }
+
+// Lane `lane`'s rows are those whose addresses the eight lanes of a matrix brought.
+inline void load_matrices(u32 (&to)[4], const bf16* row, bool turned) {
+    const Words* rows = warp_exchange((uint64_t)row, __FILE__, __LINE__);
+    u32 lane = threadIdx.x % 32;
+    for (int m = 0; m < 4; m++) {
+        auto at = [&](u32 r, u32 c) { return (u32)((const bf16*)rows[8 * m + r].word[0])[c].bits; };
+        u32 own = lane / 4, pair = lane % 4 * 2;
+        to[m] = turned ? at(pair, own) | at(pair + 1, own) << 16 : at(own, pair) | at(own, pair + 1) << 16;
+    }
+}
+
+inline void multiply(float (&sums)[4], const u32 (&left)[4], u32 right1, u32 right2) {
+    auto join = [](u32 low, u32 high) { return (uint64_t)high << 32 | low; };
+    const Words* words =
+        warp_exchange({join(left[0], left[1]), join(left[2], left[3]), join(right1, right2)}, __FILE__, __LINE__);
+    u32 lane = threadIdx.x % 32;
+    for (int e = 0; e < 4; e++)
+        for (u32 k = 0; k < 16; k++) {
+            u32 column = lane % 4 * 2 + e % 2;
+            uint64_t a = words[lane / 4 * 4 + k % 8 / 2].word[k / 8] >> 32 * (e / 2);
+            uint64_t b = words[column * 4 + k % 8 / 2].word[2] >> 32 * (k / 8);
+            sums[e] += half_of((u32)a, k % 2) * half_of((u32)b, k % 2);
+        }
+}
+
+}  // namespace stand_in
+
+#endif
+
+// Four matrices of 8 x 8 from shared memory; lane l gives the address of row l % 8 of matrix l / 8, and gets of each
+// matrix the elements 2 (l % 4) and the next of row l / 4.
+__device__ inline void load_matrices(u32 (&to)[4], const bf16* row) {
+    PTX(stand_in::load_matrices(to, row, false),
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                     : "r"((u32)__cvta_generic_to_shared(row))
+                     : "memory"));
+}
+
+// The same, each matrix transposed.
+__device__ inline void load_turned(u32 (&to)[4], const bf16* row) {
+    PTX(stand_in::load_matrices(to, row, true),
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                     : "r"((u32)__cvta_generic_to_shared(row))
+                     : "memory"));
+}
+
+// sums [16, 8] += left [16, 16] right [16, 8]. Lane l has of the sums the elements 2 (l % 4) and the next of rows
+// l / 4 and l / 4 + 8; of each 8 x 8 of the left (rows 0-7 and 8-15, then the same of columns 8-15) and of the
+// transposed right as load_matrices gives.
+__device__ inline void multiply(float (&sums)[4], const u32 (&left)[4], u32 right1, u32 right2) {
+    PTX(stand_in::multiply(sums, left, right1, right2),
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+            : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right1), "r"(right2)));
+}
+
+// Two values rounded to bf16, `low` in the lower half.
+__device__ inline u32 pack(float low, float high) {
+    u32 pair;
+    PTX(pair = (u32)store<bf16>(high).bits << 16 | store<bf16>(low).bits,
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low)));
+    return pair;
+}
+
+// 2^x to about 2 ulp; 0 for results below the normal numbers.
+__device__ inline float power_of_two(float x) {
+    float power;
+    PTX(power = exp2f(x), asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x)));
+    return power;
+}
+
+// Starts copying 16 bytes (both addresses multiples of 16) to shared memory; zeros unless `there`.
+__device__ inline void copy_piece(void* to, const void* from, bool there) {
+    PTX(stand_in::copy_later(to, there ? from : nullptr, 16),
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)),
+                     "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0)
+                     : "memory"));
+}
+
+// The same with 4 bytes.
+__device__ inline void copy_word(void* to, const void* from, bool there) {
+    PTX(stand_in::copy_later(to, there ? from : nullptr, 4),
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((u32)__cvta_generic_to_shared(to)),
+                     "l"(__cvta_generic_to_global(from)), "r"(there ? 4 : 0)
+                     : "memory"));
+}
+
+// Waits for the copies that this thread started.
+__device__ inline void wait_for_copies() {
+    PTX(stand_in::copy_now(), asm volatile("cp.async.wait_all;" ::: "memory"));
+}

@@ -1,0 +1,177 @@
+// Tiles of bf16 rows in shared memory, and their products by a warp on tensor cores. A warp has 16 rows of the left
+// factor and of the product; lane l has of the product the columns 2 (l % 4) and the next of every eight, of rows
+// l / 4 (the first two of a float[4]) and l / 4 + 8 (the others).
+#pragma once
+#include "attention.cuh"
+#include "ptx.cuh"
+
+// A head padded to SIZE. The 16 bytes behind it put the same column of eight rows into different banks.
+template <int SIZE>
+using Row = bf16[SIZE + 8];
+
+// One head of consecutive rows in global memory.
+struct Part {
+    bf16* first;
+    u32 stride, size;
+    // Whether each row is whole pieces of 16 bytes, at multiples of 16.
+    bool whole;
+
+    __device__ Part(const void* rows, u64 row, u32 stride, u32 column, u32 size)
+        : first((bf16*)rows + row * stride + column),
+          stride(stride),
+          size(size),
+          whole(((u64)rows / 2 + column) % 8 == 0 && stride % 8 == 0 && size % 8 == 0) {}
+
+    __device__ bf16* at(u32 row, u32 column) const { return first + (u64)row * stride + column; }
+};
+
+// Starts copying rows [row, row + COUNT) to a tile; zeros for rows from `end` on and beyond the head's size.
+template <int SIZE, int COUNT, int THREADS>
+__device__ inline void fetch(Row<SIZE>* tile, const Part& part, u32 row, u32 end) {
+    constexpr u32 PIECES = SIZE / 8, STEP = THREADS / PIECES;
+    static_assert(COUNT % STEP == 0, "every thread copies as many pieces");
+    if (part.whole) {
+        u32 r = threadIdx.x / PIECES, c = threadIdx.x % PIECES * 8, rows = row < end && c < part.size ? end - row : 0;
+        const bf16* from = part.at(row + r, c);
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i += STEP) {
+            copy_piece(&tile[r + i][c], from, r + i < rows);
+            from += (u64)STEP * part.stride;
+        }
+    } else {
+#pragma unroll 1
+        for (u32 e = threadIdx.x; e < COUNT * SIZE; e += THREADS) {
+            u32 r = e / SIZE, c = e % SIZE;
+            tile[r][c] = row + r < end && c < part.size ? *part.at(row + r, c) : bf16{0};
+        }
+    }
+}
+
+// Elements [column, column + 16) of the 16 rows at `rows` as a left factor.
+template <int SIZE>
+__device__ inline void load_left(u32 (&left)[4], const Row<SIZE>* rows, u32 column) {
+    u32 lane = threadIdx.x % 32;
+    load_matrices(left, &rows[lane % 16][column + lane / 16 * 8]);
+}
+
+// A left factor of 16 rows of shared memory; HELD: in registers from the beginning, else read when it is used.
+template <int SIZE, bool HELD>
+struct Left {
+    const Row<SIZE>* rows;
+    u32 pairs[HELD ? SIZE / 16 : 1][4];
+
+    __device__ explicit Left(const Row<SIZE>* rows) : rows(rows) {
+        if constexpr (HELD)
+#pragma unroll
+            for (int k = 0; k < SIZE / 16; k++) load_left<SIZE>(pairs[k], rows, 16 * k);
+    }
+
+    __device__ const u32 (&at(int k))[4] {
+        if constexpr (!HELD) load_left<SIZE>(pairs[0], rows, 16 * k);
+        return pairs[HELD ? k : 0];
+    }
+};
+
+// sums [16, 8 N] = left [16, SIZE] times the transposed 8 N rows at `right`.
+template <int SIZE, bool HELD, int N>
+__device__ inline void multiply_turned(float (&sums)[N][4], Left<SIZE, HELD>& left, const Row<SIZE>* right) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums[n][e] = 0;
+#pragma unroll
+    for (int k = 0; k < SIZE / 16; k++) {
+        const u32(&a)[4] = left.at(k);
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            u32 b[4];
+            load_matrices(b, &right[8 * n + lane / 16 * 8 + lane % 8][16 * k + lane / 8 % 2 * 8]);
+            multiply(sums[n], a, b[0], b[1]);
+            multiply(sums[n + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// sums [16, SIZE] += left [16, 8 N], rounded to bf16, times the 8 N rows at `right`.
+template <int SIZE, int N>
+__device__ inline void multiply_add(float (&sums)[SIZE / 8][4], const float (&left)[N][4], const Row<SIZE>* right) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < N; k += 2) {
+        const float(&low)[4] = left[k], (&high)[4] = left[k + 1];
+        u32 a[4] = {pack(low[0], low[1]), pack(low[2], low[3]), pack(high[0], high[1]), pack(high[2], high[3])};
+#pragma unroll
+        for (int c = 0; c < SIZE / 8; c += 2) {
+            u32 b[4];
+            load_turned(b, &right[8 * k + lane % 16][8 * c + lane / 16 * 8]);
+            multiply(sums[c], a, b[0], b[1]);
+            multiply(sums[c + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// The first tile of SIDE rows from `from` on, up to `end`, for which `seen(tile, tile's end)`; `end` if there is none.
+// The warp's lanes look at 32 tiles at a time.
+template <u32 SIDE, class Seen>
+__device__ inline u32 next_tile(u32 from, u32 end, Seen seen) {
+    u32 lane = threadIdx.x % 32;
+    for (; from < end; from += 32 * SIDE) {
+        u32 tile = from + SIDE * lane;
+        u32 found = __ballot_sync(FULL_WARP, tile < end && seen(tile, min(tile + SIDE, end)));
+        if (found) return from + SIDE * (__ffs(found) - 1);
+    }
+    return end;
+}
+
+// Scores of the 16 queries from `row` with the 8 N keys from `column` (of keys with queries where TURNED): those that
+// the pattern hides become -infinity. The pattern is dense, or its blocks are whole sixteens.
+template <bool TURNED, int N>
+__device__ inline void hide(float (&scores)[N][4], const Pattern& pattern, u32 row, u32 column) {
+    u32 i0 = TURNED ? column : row, i_end = i0 + (TURNED ? 8 * N : 16);
+    u32 j0 = TURNED ? row : column, j_end = j0 + (TURNED ? 16 : 8 * N);
+    bool whole = pattern.whole(i0, i_end, j0, j_end);
+    if (whole && j_end <= i0 + 1) return;
+    u32 lane = threadIdx.x % 32, eights = FULL_WARP;
+    if (!whole) {
+        // 16 rows lie in one block, and so do eight columns: a lane an eight looks whether the pattern has the pair.
+        u32 c0 = column + lane % N * 8;
+        eights = __ballot_sync(FULL_WARP, pattern.sees(TURNED ? c0 + 7 : row + 15, TURNED ? row : c0));
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            u32 r = row + lane / 4 + e / 2 * 8, c = column + 8 * n + lane % 4 * 2 + e % 2;
+            if (!(eights >> n & 1) || (TURNED ? r > c : c > r)) scores[n][e] = -INFINITY;
+        }
+}
+
+// Rounds 16 rows of a warp's sums, times a scale for each half of them, into shared memory.
+template <int SIZE>
+__device__ inline void put(Row<SIZE>* rows, const float (&sums)[SIZE / 8][4], float scale1, float scale2) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int c = 0; c < SIZE / 8; c++) {
+        *(u32*)&rows[lane / 4][8 * c + lane % 4 * 2] = pack(sums[c][0] * scale1, sums[c][1] * scale1);
+        *(u32*)&rows[lane / 4 + 8][8 * c + lane % 4 * 2] = pack(sums[c][2] * scale2, sums[c][3] * scale2);
+    }
+    __syncwarp();
+}
+
+struct alignas(16) Piece {
+    u32 words[4];
+};
+
+// Writes 16 rows from shared memory to the rows from `row` on, up to `end`.
+template <int SIZE>
+__device__ inline void write(const Part& part, const Row<SIZE>* rows, u32 row, u32 end) {
+    u32 lane = threadIdx.x % 32, step = part.whole ? 8 : 1, pieces = part.size / step;
+    for (u32 e = lane; e < 16 * pieces; e += 32) {
+        u32 r = e / pieces, c = e % pieces * step;
+        if (row + r >= end) continue;
+        if (part.whole) *(Piece*)part.at(row + r, c) = *(const Piece*)&rows[r][c];
+        else *part.at(row + r, c) = rows[r][c];
+    }
+    __syncwarp();
+}

@@ -1,0 +1,216 @@
+//! The CUDA device as a user meets it: on the machine's card, else on the stand-in for its driver.
+
+#![cfg(feature = "cuda")]
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+use capful_tests::binary::{Outcome, command, directory};
+use serde_json::Value;
+
+/// Few tokens: on the stand-in every thread of a kernel is played out.
+const SMALL: &str = "--set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 16 \
+                     --batch-size 2 --chunk 32 --eval-tokens 100";
+
+const DRIVER: &str = "CAPFUL_CUDA_DRIVER";
+
+/// Whether the machine has a driver of its own.
+fn card() -> bool {
+    ["/usr/lib/x86_64-linux-gnu/libcuda.so.1", "/usr/lib64/libcuda.so.1"].iter().any(|f| Path::new(f).exists())
+}
+
+/// `host LINE` with these variables, on the stand-in.
+fn stand_in(dir: &Path, line: &str, variables: &[(&str, &str)]) -> Outcome {
+    let mut command = command(dir, line);
+    command.env(DRIVER, capful_kernels::STAND_IN).envs(variables.iter().copied());
+    Outcome::of(line, command.stdin(Stdio::null()).output().expect("the binary starts"))
+}
+
+/// `host LINE` on the machine's card, or on the stand-in where it has none.
+fn host(dir: &Path, line: &str) -> Outcome {
+    if card() {
+        return capful_tests::binary::host(dir, line);
+    }
+    stand_in(dir, line, &[])
+}
+
+fn bytes(dir: &Path, run: &str, step: u32, file: &str) -> Vec<u8> {
+    fs::read(dir.join(run).join(format!("checkpoint-{step:08}")).join(file)).expect("a checkpoint")
+}
+
+#[track_caller]
+fn assert_same(dir: &Path, a: &str, b: &str, step: u32) {
+    for file in ["model.safetensors", "optimizer.safetensors", "config.json"] {
+        assert!(bytes(dir, a, step, file) == bytes(dir, b, step, file), "{a} and {b}: {file} differs");
+    }
+}
+
+fn loss(outcome: &Outcome) -> f64 {
+    let lines = outcome.json_lines();
+    lines.last().expect("a last line")["val_loss"].as_f64().expect("a loss")
+}
+
+const RUN: &str = "--schedule constant --warmup 5 --accumulate 2";
+
+#[test]
+fn the_same_run_gives_the_same_bits_and_a_resumed_one_too() {
+    let dir = directory();
+    let dir = dir.path();
+    for precision in ["f32", "bf16"] {
+        let line = |name: &str, more: &str| {
+            format!("train --json --device cuda --precision {precision} {SMALL} {RUN} {more} --out {precision}-{name}")
+        };
+        host(dir, &line("whole", "--steps 30")).ok();
+        let algorithms = format!("--algorithms {precision}-whole/plan.json");
+        host(dir, &line("again", &format!("--steps 30 {algorithms}"))).ok();
+        assert_same(dir, &format!("{precision}-whole"), &format!("{precision}-again"), 30);
+        host(dir, &line("halves", &format!("--steps 15 {algorithms}"))).ok();
+        host(dir, &format!("train --json --resume --steps 30 --out {precision}-halves")).ok();
+        assert_same(dir, &format!("{precision}-whole"), &format!("{precision}-halves"), 30);
+    }
+}
+
+#[test]
+fn a_run_goes_from_card_to_processor_and_back_and_between_precisions() {
+    let dir = directory();
+    let dir = dir.path();
+    let line = |on: &str, steps: u32, name: &str| {
+        format!("train --json --device {on} {SMALL} {RUN} --steps {steps} --out {name}")
+    };
+    let expected = loss(&host(dir, &line("cpu", 30, "whole")).ok());
+    for (from, to, tolerance) in [
+        ("cpu", "cuda", 1e-5),
+        ("cuda", "cpu", 1e-5),
+        ("cuda --precision bf16", "cpu", 2e-3),
+        ("cpu", "cuda --precision bf16", 2e-3),
+    ] {
+        let name = format!("{from}-{to}").replace(' ', "");
+        host(dir, &line(from, 15, &name)).ok();
+        let resumed = host(dir, &format!("train --json --resume --steps 30 --device {to} --out {name}")).ok();
+        let found = loss(&resumed);
+        assert!((found / expected - 1.0).abs() <= tolerance, "{from}, then {to}: {found} and {expected}");
+    }
+}
+
+#[test]
+fn bf16_follows_f32_and_both_answer_as_the_processor_does() {
+    let dir = directory();
+    let dir = dir.path();
+    let curve = |precision: &str| -> Vec<f64> {
+        let line = format!("train --json --device cuda --precision {precision} {SMALL} --steps 60 --out {precision}");
+        let steps = host(dir, &line).ok().json_lines();
+        steps.iter().filter_map(|l| l["loss"].as_f64()).collect()
+    };
+    let (exact, rounded) = (curve("f32"), curve("bf16"));
+    assert!(exact.len() >= 7 && exact.last() < exact.first(), "{exact:?}");
+    for (a, b) in exact.iter().zip(&rounded) {
+        assert!((a / b - 1.0).abs() <= 5e-3, "{exact:?} and {rounded:?}");
+    }
+    for (precision, tolerance) in [("f32", 1e-5), ("bf16", 5e-3)] {
+        let found = |device: &str| host(dir, &format!("eval --json --run {precision} --device {device}")).ok().json();
+        let [card, processor] = ["cuda", "cpu"].map(|d| found(d)["loss"].as_f64().expect("a loss"));
+        assert!((card / processor - 1.0).abs() <= tolerance, "{precision}: {card} and {processor}");
+    }
+    let words = |device: &str| {
+        let line = format!("generate --json --run f32 --temperature 0 --max-tokens 12 --device {device}");
+        host(dir, &line).ok().json()["ids"].clone()
+    };
+    assert_eq!(words("cuda"), words("cpu"));
+}
+
+#[test]
+fn the_card_holds_what_the_plan_says_and_steps_allocate_nothing() {
+    let dir = directory();
+    for flags in ["--precision f32", "--precision bf16 --accumulate 3 --recompute full"] {
+        let line = format!("{SMALL} --device cuda {flags}");
+        let plan = host(dir.path(), &format!("plan --json {line}")).ok().json();
+        let bench = host(dir.path(), &format!("bench --json --steps 5 {line}")).ok().json();
+        assert_eq!(bench["allocated_bytes"], plan["arena_bytes"], "{flags}");
+        assert_eq!(bench["heap_allocations_per_step"], 0.0, "{flags}");
+        assert_eq!(bench["device_bytes_allocated_in_steps"], 0, "{flags}");
+        let card = &bench["card"];
+        let outside: u64 = card["outside"].as_array().expect("lines").iter().filter_map(|l| l[1].as_u64()).sum();
+        let (used, arena) = (card["used_bytes"].as_u64().expect("bytes"), plan["arena_bytes"].as_u64().expect("bytes"));
+        let unexplained = used as i64 - arena as i64 - outside as i64;
+        assert_eq!(card["unexplained_bytes"].as_i64(), Some(unexplained));
+        assert!(unexplained.abs() <= 16 << 20, "{flags}: {unexplained} bytes that no line names");
+    }
+}
+
+#[test]
+fn the_metrics_say_what_the_machine_did() {
+    let dir = directory();
+    host(dir.path(), &format!("train --json --device cuda {SMALL} --steps 20 --out run")).ok();
+    let text = fs::read_to_string(dir.path().join("run/metrics.jsonl")).expect("metrics");
+    let last: Value = serde_json::from_str(text.lines().rfind(|l| l.contains("norm")).expect("a step")).expect("JSON");
+    assert!(last["gpu"].as_f64().is_some_and(|share| share > 0.0), "{last}");
+    assert!(last["cpu"].as_f64().is_some_and(|share| share >= 0.0), "{last}");
+}
+
+#[test]
+fn a_card_that_cannot_be_used_is_refused_in_one_line() {
+    let dir = directory();
+    let dir = dir.path();
+    let train = format!("train --device cuda {SMALL} --steps 3 --out out");
+    let missing = [(DRIVER, "/nowhere/libcuda.so.1")];
+    let absent = |line: &str| {
+        let mut command = command(dir, line);
+        command.envs(missing).stdin(Stdio::null());
+        Outcome::of(line, command.output().expect("the binary starts"))
+    };
+    absent(&train).refused(2, &["no NVIDIA driver", "--device cpu"]);
+    // Without a driver it plans, says what is missing, and trains on the processor.
+    absent("plan --json --device cuda --gpu gtx1650 --precision bf16").ok();
+    assert!(absent("doctor").ok().out.contains("no NVIDIA driver"));
+    absent(&format!("train --json {SMALL} --steps 3 --out processor")).ok();
+
+    let refused = |line: &str, variables: &[(&str, &str)], says: &[&str]| {
+        stand_in(dir, line, variables).refused(2, says);
+        assert!(!dir.join("out").exists(), "{line}");
+    };
+    refused(&train, &[("CAPFUL_STAND_IN_VERSION", "12040")], &["12.4", "13.0", "580"]);
+    refused(&train.replace("cuda", "cuda:7"), &[], &["cuda:7", "1 cards"]);
+    refused(&train, &[("CAPFUL_STAND_IN_CAPABILITY", "61")], &["6.1", "7.5"]);
+    let small = ("CAPFUL_STAND_IN_TOTAL", "40000000");
+    refused(&train, &[small], &["needs", "more than"]);
+    // Enough by the plan, but another program holds it.
+    let held = [("CAPFUL_STAND_IN_TOTAL", "2000000000"), ("CAPFUL_STAND_IN_FREE", "1000000")];
+    refused(&train, &held, &["free", "end what else uses the card"]);
+    refused(&train.replace("train", "train --precision fp8"), &[], &["bf16"]);
+    refused(&train.replace("train", "train --budget 100MiB"), &[], &["--budget"]);
+    refused(&train.replace("train", "train --algorithms none.json"), &[], &["none.json"]);
+    // The budget of a small card holds on a large one.
+    let large = "train --device cuda --gpu gtx1650 --preset pythia-70m --batch-size 512 --out out";
+    refused(large, &[], &["gtx1650", "--batch-size"]);
+    let doctor = stand_in(dir, "doctor", &[("CAPFUL_STAND_IN_CAPABILITY", "75")]).ok();
+    assert!(doctor.out.contains("storage only"), "{}", doctor.out);
+}
+
+#[test]
+fn a_card_that_fails_in_a_step_leaves_the_last_checkpoint() {
+    let dir = directory();
+    let dir = dir.path();
+    let line = |name: &str| format!("train --json --device cuda {SMALL} --steps 40 --save-every 10 --out {name}");
+    let own = [("CAPFUL_STAND_IN_BLAS", "0")];
+    stand_in(dir, &line("whole"), &own).ok();
+    // Two graphs a step and the evaluations of the end: the failure comes after step 20 was saved.
+    let failed = [("CAPFUL_STAND_IN_BLAS", "0"), ("CAPFUL_STAND_IN_FAIL_AT", "graph:60")];
+    let failed = stand_in(dir, &line("run"), &failed);
+    assert_eq!(failed.status, Some(1), "{}", failed.err);
+    let message = failed.err.lines().last().expect("a message");
+    assert!(message.contains("CUDA_ERROR_LAUNCH_FAILED") && message.contains("checkpoint-00000020"), "{message}");
+    assert!(!failed.err.contains("panicked"), "{}", failed.err);
+    stand_in(dir, "train --json --resume --out run", &own).ok();
+    assert_same(dir, "whole", "run", 40);
+}
+
+#[test]
+fn a_card_without_bf16_products_keeps_bf16_and_computes_in_f32() {
+    let dir = directory();
+    let dir = dir.path();
+    let old = [("CAPFUL_STAND_IN_CAPABILITY", "75")];
+    let line = |name: &str| format!("train --json --device cuda --precision bf16 {SMALL} --steps 20 --out {name}");
+    let [new, old] = [("new", &[][..]), ("old", &old[..])].map(|(n, v)| loss(&stand_in(dir, &line(n), v).ok()));
+    assert!((new / old - 1.0).abs() < 2e-3, "{new} and {old}");
+}
