@@ -25,10 +25,10 @@ pub struct Speedometer {
 }
 
 impl Speedometer {
-    /// Starts the clock at a run that has seen `tokens`.
-    pub fn start(tokens: u64) -> Speedometer {
+    /// Starts the clock at a run that has seen `tokens` and whose card was busy for `gpu` seconds.
+    pub fn start(tokens: u64, gpu: Option<f64>) -> Speedometer {
         let stat = File::open("/proc/self/stat").ok();
-        Speedometer { cpu: processor_seconds(stat.as_ref()), stat, at: Instant::now(), tokens, gpu: 0.0 }
+        Speedometer { cpu: processor_seconds(stat.as_ref()), stat, at: Instant::now(), tokens, gpu: gpu.unwrap_or(0.0) }
     }
 
     /// Reads the clock at a run that has seen `tokens` and whose card was busy for `gpu` seconds, all in all.
@@ -73,12 +73,12 @@ mod tests {
 
     #[test]
     fn a_busy_thread_is_one_processor() {
-        let mut meter = Speedometer::start(100);
+        let mut meter = Speedometer::start(100, Some(0.1));
         let start = Instant::now();
         while start.elapsed().as_millis() < 300 {
             std::hint::black_box(start);
         }
-        let speed = meter.read(400, Some(0.15));
+        let speed = meter.read(400, Some(0.25));
         assert!((500.0..=1000.1).contains(&speed.tokens_per_s), "{speed:?}");
         assert!(speed.gpu.is_some_and(|g| (0.25..=0.51).contains(&g)), "{speed:?}");
         #[cfg(target_os = "linux")]

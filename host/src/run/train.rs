@@ -187,6 +187,11 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         values
     }
 
+    /// Seconds that the card's steps took so far.
+    fn busy(&mut self) -> Option<f64> {
+        self.session.device.card().map(|card| card.busy_seconds())
+    }
+
     /// Queues a step: its micro-batches and the update. Nothing where the data ended.
     fn submit(&mut self) -> Result<Option<Submitted>, DeviceError> {
         self.session.begin(self.settings())?;
@@ -220,7 +225,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             );
         }
         if step.is_multiple_of(LOG_EVERY) || step == self.config.steps || step == self.first + 1 {
-            let speed = meter.read(tokens, self.session.device.card().map(|card| card.busy_seconds()));
+            let speed = meter.read(tokens, self.busy());
             let lr = self.config.lr_schedule().rate(step - 1);
             let metrics = StepMetrics { step, loss, lr, norm, tokens, speed };
             self.metrics.step(&metrics).map_err(|e| self.failed(e))?;
@@ -262,7 +267,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         progress: &Progress,
     ) -> Result<(Outcome, Session<F>), TrainError> {
         let start = Instant::now();
-        let mut meter = Speedometer::start(self.state.tokens);
+        let mut meter = Speedometer::start(self.state.tokens, self.busy());
         let (mut warm, mut warm_read) = (None, Default::default());
         let mut save = allocations::Count::default();
         let mut keep_largest = |count: allocations::Count| {

@@ -401,6 +401,10 @@ impl Cuda {
         if both || p.bias.is_some_and(|b| b.dtype != p.c.dtype) || self.scratch().bytes() < WORKSPACE {
             return Ok(false);
         }
+        // Cards before sm_80 keep bf16 and compute in f32.
+        if p.a.dtype == Dtype::Bf16 && !self.tensor_cores {
+            return Ok(false);
+        }
         let (a, b, c) = (self.address(p.a)?, self.address(p.b)?, self.address(p.c)?);
         let bias = self.address_or_null(p.bias)?;
         let added = if p.accumulate { c } else { self.address_or_null(p.residual)? };

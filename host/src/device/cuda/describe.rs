@@ -38,8 +38,14 @@ pub(super) fn card(device: Device) -> Result<Card, CudaError> {
         capability: (major, attribute(DeviceAttribute::ComputeCapabilityMinor)?),
         bytes: device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64,
         multiprocessors: attribute(DeviceAttribute::MultiprocessorCount)?,
-        bf16: major >= 8,
+        bf16: major >= 8 && embedded() >= 80,
     })
+}
+
+/// The highest compute capability that code is embedded for, as in 90. Built for 75 alone, every card runs as those do.
+fn embedded() -> u32 {
+    let number = |target: &str| target.trim_matches(|c: char| !c.is_ascii_digit()).parse().ok();
+    capful_kernels::TARGETS.split_whitespace().filter_map(number).max().unwrap_or(0)
 }
 
 /// The card of this number.

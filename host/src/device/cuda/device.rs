@@ -53,7 +53,7 @@ pub struct Cuda {
     pub(super) recording: bool,
     /// Algorithms are timed for products that have none.
     pub(super) tuning: bool,
-    /// Whether attention in bf16 runs on tensor cores.
+    /// Whether bf16 is multiplied on tensor cores.
     pub(super) tensor_cores: bool,
     /// Said once, at start-up: what is missing and what it costs.
     pub warnings: Vec<String>,
@@ -70,7 +70,7 @@ impl Cuda {
     pub fn open(ordinal: u32, room: Room, products: Products) -> Result<Cuda, CudaError> {
         let Room { arena: arena_bytes, scratch, staging } = room;
         let device = describe::find(ordinal)?;
-        let describe::Card { name, bf16: tensor_cores, .. } = describe::card(device)?;
+        let super::Card { name, bf16: tensor_cores, .. } = describe::card(device)?;
         let total = device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64;
         let too_small = |free| CudaError::TooSmall { name: name.clone(), needed: arena_bytes, free, total };
         if arena_bytes > total {
