@@ -1,5 +1,5 @@
 // AdamW over a range of parameters, with the global clip folded in.
-#include "common.cuh"
+#include "vector.cuh"
 
 struct AdamWArgs {
     void* weight;           // [count]
@@ -11,28 +11,39 @@ struct AdamWArgs {
     const float* results;   // loss, squared norm
     u64 count;
     float beta1, beta2, eps, decay;
+    u32 wide;               // whether all begin at multiples of 16 bytes
 };
+
+template <class T, int N>
+__device__ inline void update(const AdamWArgs& a, u64 at, float clip) {
+    float rate = a.settings[0], step = rate / a.settings[1], root = 1.0f / sqrtf(a.settings[2]);
+    float g[N], m[N], v[N], w[N];
+    read(g, a.gradient + at);
+    read(m, a.first + at);
+    read(v, a.second + at);
+    T* weight = (T*)a.weight + at;
+    if (a.master) read(w, a.master + at);
+    else read(w, weight);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float clipped = g[i] * clip;
+        m[i] = a.beta1 * m[i] + (1.0f - a.beta1) * clipped;
+        v[i] = a.beta2 * v[i] + (1.0f - a.beta2) * (clipped * clipped);
+        w[i] = w[i] * (1.0f - rate * a.decay) - step * m[i] / (sqrtf(v[i]) * root + a.eps);
+    }
+    write(a.first + at, m);
+    write(a.second + at, v);
+    if (a.master) write(a.master + at, w);
+    write(weight, w);
+}
 
 // A norm that is not finite changes nothing.
 template <class T>
 __device__ void adamw(const AdamWArgs& a) {
     float norm = sqrtf(a.results[1]);
     if (!(norm <= 3.402823466e38f)) return;
-    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= a.count) return;
-    float rate = a.settings[0];
     float clip = fminf(a.settings[3] / (norm + 1e-6f), 1.0f);
-    float g = a.gradient[i] * clip;
-    float m = a.beta1 * a.first[i] + (1.0f - a.beta1) * g;
-    float v = a.beta2 * a.second[i] + (1.0f - a.beta2) * (g * g);
-    float step = rate / a.settings[1], root = 1.0f / sqrtf(a.settings[2]);
-    T* weight = (T*)a.weight + i;
-    float w = a.master ? a.master[i] : load(*weight);
-    w = w * (1.0f - rate * a.decay) - step * m / (sqrtf(v) * root + a.eps);
-    a.first[i] = m;
-    a.second[i] = v;
-    if (a.master) a.master[i] = w;
-    *weight = store<T>(w);
+    each_wide<T>(a.count, a.wide, [&](auto n, u64 at) { update<T, n.value>(a, at, clip); });
 }
 
 EXPORT_BOTH(adamw, AdamWArgs, 256, adamw)

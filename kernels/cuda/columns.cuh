@@ -1,6 +1,6 @@
 // Sums over the rows of a matrix, in two passes of fixed order: pieces of rows, then the pieces.
 #pragma once
-#include "common.cuh"
+#include "vector.cuh"
 
 struct FinishArgs {
     const float* partial;  // [pieces, sums, columns]
@@ -9,27 +9,39 @@ struct FinishArgs {
     u32 accumulate;
 };
 
-// A thread a column of one sum: adds the pieces in order. Grid (columns / 128, sums).
-__device__ inline void finish_columns(const FinishArgs& a) {
-    u32 column = blockIdx.x * blockDim.x + threadIdx.x, sum = blockIdx.y;
-    if (column >= a.columns) return;
-    float total = 0;
-    for (u32 p = 0; p < a.pieces; p++) total += a.partial[((u64)p * a.sums + sum) * a.columns + column];
-    float* out = a.out[sum];
-    out[column] = a.accumulate ? out[column] + total : total;
+// Adds up what 8 rows of 32 threads hold, `COUNT` values each: value v of lane x is `give(v, x, total)`.
+template <int COUNT, class Give>
+__device__ inline void add_rows(const float (&sums)[COUNT], Give give) {
+    __shared__ float rows[COUNT][8][33];
+    u32 x = threadIdx.x % 32, y = threadIdx.x / 32;
+    for (int v = 0; v < COUNT; v++) rows[v][y][x] = sums[v];
+    __syncthreads();
+    for (u32 v = y; v < COUNT; v += 8) {
+        float total = 0;
+        for (int r = 0; r < 8; r++) total += rows[v][r][x];
+        give(v, x, total);
+    }
 }
 
-// Adds up `SUMS` values a thread over the 8 rows of threads of a block of 32 x 8; the first row writes them.
-template <int SUMS>
-__device__ inline void write_piece(const float (&sums)[SUMS], float* partial, u32 columns, u32 column) {
-    __shared__ float rows[SUMS][8][33];
-    u32 x = threadIdx.x % 32, y = threadIdx.x / 32;
-    for (int s = 0; s < SUMS; s++) rows[s][y][x] = sums[s];
-    __syncthreads();
-    if (y != 0 || column >= columns) return;
-    for (int s = 0; s < SUMS; s++) {
-        float total = 0;
-        for (int r = 0; r < 8; r++) total += rows[s][r][x];
-        partial[((u64)blockIdx.y * SUMS + s) * columns + column] = total;
-    }
+// Blocks of 32 columns by 8 rows, over the pieces of one sum. Grid (columns / 32, sums).
+__device__ inline void finish_columns(const FinishArgs& a) {
+    u32 first = blockIdx.x * 32, column = first + threadIdx.x % 32, sum = blockIdx.y;
+    float total[1] = {};
+    if (column < a.columns)
+#pragma unroll 8
+        for (u32 p = threadIdx.x / 32; p < a.pieces; p += 8)
+            total[0] += a.partial[((u64)p * a.sums + sum) * a.columns + column];
+    add_rows(total, [&](u32, u32 x, float value) {
+        float* out = a.out[sum] + first + x;
+        if (first + x < a.columns) *out = a.accumulate ? *out + value : value;
+    });
+}
+
+// Writes a piece's sums: `N` neighbouring columns a lane, for each of `SUMS` sums, over 8 rows of threads.
+template <int SUMS, int N>
+__device__ inline void write_piece(const float (&sums)[SUMS * N], float* partial, u32 columns) {
+    add_rows(sums, [&](u32 v, u32 x, float total) {
+        u32 column = (blockIdx.x * 32 + x) * N + v % N;
+        if (column < columns) partial[((u64)blockIdx.y * SUMS + v / N) * columns + column] = total;
+    });
 }

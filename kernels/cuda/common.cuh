@@ -31,6 +31,7 @@
 
 #define FULL_WARP 0xffffffffu
 #define LOG2_E 1.44269504f
+#define LN_2 0.693147181f
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

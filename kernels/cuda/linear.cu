@@ -1,6 +1,7 @@
 // What belongs to a linear layer beside its product: the rotation of queries and keys, and, where the product was
 // a library's, the GELU.
 #include "heads.cuh"
+#include "vector.cuh"
 
 EXPORT_BOTH(linear_rotate, RotateArgs, 128, rotate)
 
@@ -9,17 +10,32 @@ struct EpilogueArgs {
     void* out;                // [rows, columns]: updated
     void* activated;          // [rows, columns] or null: takes gelu(out)
     u64 count;
+    u32 wide;                 // whether all begin at multiples of 16 bytes
 };
+
+template <class T, int N>
+__device__ inline void epilogue(const EpilogueArgs& a, u64 at) {
+    T* out = (T*)a.out + at;
+    float value[N], before[N];
+    read(value, out);
+    if (a.before_gelu) {
+        read(before, (const T*)a.before_gelu + at);
+#pragma unroll
+        for (int i = 0; i < N; i++) value[i] *= gelu_derivative(before[i]);
+        write(out, value);
+    }
+    if (a.activated) {
+        // Of the stored value, so that recomputing it later gives the same bits.
+        if (a.before_gelu) read(value, out);
+#pragma unroll
+        for (int i = 0; i < N; i++) value[i] = gelu(value[i]);
+        write((T*)a.activated + at, value);
+    }
+}
 
 template <class T>
 __device__ void linear_epilogue(const EpilogueArgs& a) {
-    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= a.count) return;
-    T* out = (T*)a.out + i;
-    float value = load(*out);
-    if (a.before_gelu) value *= gelu_derivative(load(((const T*)a.before_gelu)[i]));
-    if (a.before_gelu) *out = store<T>(value);
-    if (a.activated) ((T*)a.activated)[i] = store<T>(gelu(load(store<T>(value))));
+    each_wide<T>(a.count, a.wide, [&](auto n, u64 at) { epilogue<T, n.value>(a, at); });
 }
 
 EXPORT_BOTH(linear_epilogue, EpilogueArgs, 256, linear_epilogue)

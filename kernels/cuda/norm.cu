@@ -1,5 +1,5 @@
 // LayerNorm with one or two affine outputs of the same normalised rows.
-#include "common.cuh"
+#include "vector.cuh"
 
 struct NormArgs {
     const void* x;         // [rows, columns]
@@ -7,35 +7,46 @@ struct NormArgs {
     const void* gain[2];   // [columns]
     const void* bias[2];   // [columns]
     void* out[2];          // [rows, columns]
-    u32 columns, outputs;
+    u32 rows, columns, outputs;
+    u32 wide;              // whether rows begin at multiples of 16 bytes
     float eps;
 };
 
-// A block a row.
-template <class T>
-__device__ void norm(const NormArgs& a) {
-    u64 start = (u64)blockIdx.x * a.columns;
-    const T* x = (const T*)a.x + start;
+// A warp a row.
+template <class T, int N>
+__device__ inline void norm_row(const NormArgs& a, u32 at) {
+    u32 lane = threadIdx.x % 32;
+    u64 start = (u64)at * a.columns;
+    Row<T, N, 32, 4> row((const T*)a.x + start, a.columns, lane);
     float sum = 0;
-    for (u32 c = threadIdx.x; c < a.columns; c += blockDim.x) sum += load(x[c]);
-    float mean = block_sum(sum) / a.columns;
+    row.each([&](u32, const float(&x)[N]) {
+        for (int i = 0; i < N; i++) sum += x[i];
+    });
+    float mean = warp_sum(sum) / a.columns;
     // Two passes: the variance of centred values keeps its digits where the mean is large.
     float squares = 0;
-    for (u32 c = threadIdx.x; c < a.columns; c += blockDim.x) {
-        float centred = load(x[c]) - mean;
-        squares += centred * centred;
+    row.each([&](u32, const float(&x)[N]) {
+        for (int i = 0; i < N; i++) squares += (x[i] - mean) * (x[i] - mean);
+    });
+    float scale = 1.0f / sqrtf(warp_sum(squares) / a.columns + a.eps);
+    if (lane == 0) {
+        a.stats[2 * at] = mean;
+        a.stats[2 * at + 1] = scale;
     }
-    float scale = 1.0f / sqrtf(block_sum(squares) / a.columns + a.eps);
-    if (threadIdx.x == 0) {
-        a.stats[2 * blockIdx.x] = mean;
-        a.stats[2 * blockIdx.x + 1] = scale;
-    }
-    for (u32 o = 0; o < a.outputs; o++) {
-        const T *gain = (const T*)a.gain[o], *bias = (const T*)a.bias[o];
-        T* out = (T*)a.out[o] + start;
-        for (u32 c = threadIdx.x; c < a.columns; c += blockDim.x)
-            out[c] = store<T>((load(x[c]) - mean) * scale * load(gain[c]) + load(bias[c]));
-    }
+    for (u32 o = 0; o < a.outputs; o++)
+        row.each([&](u32 column, const float(&x)[N]) {
+            float gain[N], bias[N], out[N];
+            read(gain, (const T*)a.gain[o] + column);
+            read(bias, (const T*)a.bias[o] + column);
+            for (int i = 0; i < N; i++) out[i] = (x[i] - mean) * scale * gain[i] + bias[i];
+            write((T*)a.out[o] + start + column, out);
+        });
+}
+
+template <class T>
+__device__ void norm(const NormArgs& a) {
+    u32 at = blockIdx.x * 4 + threadIdx.x / 32;
+    if (at < a.rows) a.wide ? norm_row<T, WIDE<T>>(a, at) : norm_row<T, 1>(a, at);
 }
 
 EXPORT_BOTH(norm, NormArgs, 128, norm)

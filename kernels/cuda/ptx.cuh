@@ -80,10 +80,14 @@ __device__ inline void multiply(float (&sums)[4], const u32 (&left)[4], u32 righ
 
 // Two values rounded to bf16, `low` in the lower half.
 __device__ inline u32 pack(float low, float high) {
+#ifdef TENSOR_CORES
     u32 pair;
     PTX(pair = (u32)store<bf16>(high).bits << 16 | store<bf16>(low).bits,
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low)));
     return pair;
+#else
+    return (u32)store<bf16>(high).bits << 16 | store<bf16>(low).bits;
+#endif
 }
 
 // 2^x to about 2 ulp; 0 for results below the normal numbers.

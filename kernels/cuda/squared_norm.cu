@@ -1,5 +1,5 @@
 // The squared norm of all gradients: pieces in f32, then the pieces in order in f64.
-#include "common.cuh"
+#include "vector.cuh"
 
 struct SquaredNormArgs {
     const float* gradient;
@@ -14,7 +14,15 @@ __device__ void sum_piece(const SquaredNormArgs& a) {
     u64 start = (u64)blockIdx.x * a.piece;
     u64 end = start + a.piece < a.count ? start + a.piece : a.count;
     float sum = 0;
-    for (u64 i = start + threadIdx.x; i < end; i += blockDim.x) sum += a.gradient[i] * a.gradient[i];
+    // 16 bytes at a time where they begin at a multiple of it.
+    u64 middle = (u64)a.gradient % 16 == 0 ? end - (end - start) % 4 : start;
+#pragma unroll 8
+    for (u64 i = start + 4 * threadIdx.x; i < middle; i += 4 * 256) {
+        float x[4];
+        read(x, a.gradient + i);
+        sum += x[0] * x[0] + x[1] * x[1] + (x[2] * x[2] + x[3] * x[3]);
+    }
+    for (u64 i = middle + threadIdx.x; i < end; i += 256) sum += a.gradient[i] * a.gradient[i];
     sum = block_sum(sum);
     if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;
 }

@@ -93,9 +93,9 @@ inline unsigned __float_as_uint(float x) { return stand_in::bits<unsigned>(x); }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 // Threads never run at the same time here.
-inline unsigned atomicMin(unsigned* at, unsigned value) {
+inline unsigned atomicAdd(unsigned* at, unsigned value) {
     unsigned before = *at;
-    if (value < before) *at = value;
+    *at += value;
     return before;
 }
 

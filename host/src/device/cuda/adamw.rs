@@ -3,7 +3,7 @@
 use capful_core::device::{OperationError, Run};
 use capful_core::ops::AdamW;
 
-use super::device::{Cuda, blocks};
+use super::device::{Cuda, blocks, threads, width};
 
 /// Mirrors AdamWArgs.
 #[repr(C)]
@@ -21,11 +21,12 @@ struct AdamWArgs {
     beta2: f32,
     eps: f32,
     decay: f32,
+    wide: u32,
 }
 
 impl Run<AdamW> for Cuda {
     fn run(&mut self, o: AdamW) -> Result<(), OperationError> {
-        let arguments = AdamWArgs {
+        let mut arguments = AdamWArgs {
             weight: self.address(o.weight)?,
             master: self.address_or_null(o.master)?,
             gradient: self.address(o.gradient)?,
@@ -38,8 +39,12 @@ impl Run<AdamW> for Cuda {
             beta2: o.beta2,
             eps: o.eps,
             decay: o.decay,
+            wide: 0,
         };
-        let grid = [blocks(arguments.count, 256), 1, 1];
+        let AdamWArgs { weight, master, gradient, first, second, count, .. } = arguments;
+        let width = width(o.weight.dtype, 0, &[weight, master, gradient, first, second]);
+        arguments.wide = (width > 1).into();
+        let grid = [blocks(threads(count, width), 256), 1, 1];
         self.launch("adamw", &format!("adamw_{}", o.weight.dtype.name()), grid, 256, &arguments)
     }
 }

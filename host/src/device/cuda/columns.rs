@@ -23,7 +23,7 @@ impl Cuda {
         kernel: &str,
         arguments: &FinishArgs,
     ) -> Result<(), OperationError> {
-        let grid = [blocks(u64::from(arguments.columns), 128), arguments.sums, 1];
-        self.launch(module, kernel, grid, 128, arguments)
+        let grid = [blocks(u64::from(arguments.columns), 32), arguments.sums, 1];
+        self.launch(module, kernel, grid, 256, arguments)
     }
 }

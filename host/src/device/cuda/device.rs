@@ -324,6 +324,18 @@ fn note(lines: &mut Vec<(&'static str, u64)>, name: &'static str, outside: u64) 
     lines.push((name, outside.saturating_sub(named)));
 }
 
+/// Values of one thread of a kernel for rows of `columns` at `addresses`: 16 bytes of them where every row begins at a
+/// multiple of that, else one. Address 0 is none.
+pub(super) fn width(dtype: Dtype, columns: u64, addresses: &[u64]) -> u32 {
+    let aligned = (columns * dtype.size()).is_multiple_of(16) && addresses.iter().all(|a| a.is_multiple_of(16));
+    if aligned { 16 / dtype.size() as u32 } else { 1 }
+}
+
+/// Threads for `count` values of which each takes `width`, and the last ones what is left over.
+pub(super) fn threads(count: u64, width: u32) -> u64 {
+    count / u64::from(width) + count % u64::from(width)
+}
+
 /// Blocks of `size` that cover `count`.
 pub(super) fn blocks(count: u64, size: u32) -> u32 {
     count.div_ceil(u64::from(size)) as u32

@@ -3,7 +3,8 @@
 use capful_core::device::{OperationError, Run};
 use capful_core::ops::{Embed, EmbedGrad};
 
-use super::device::{Cuda, blocks};
+use super::device::{Cuda, width};
+use super::profile::SortRoom;
 
 /// Mirrors EmbedArgs.
 #[repr(C)]
@@ -30,37 +31,66 @@ impl Run<Embed> for Cuda {
     }
 }
 
+/// Mirrors SortArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SortArgs {
+    ids: u64,
+    from: u64,
+    to: u64,
+    counts: u64,
+    rows: u32,
+    vocabulary: u32,
+    shift: u32,
+    pieces: u32,
+}
+
 /// Mirrors EmbedGradArgs.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct EmbedGradArgs {
     ids: u64,
+    sorted: u64,
     out_grad: u64,
     table_grad: u64,
-    first: u64,
     rows: u32,
     columns: u32,
     vocabulary: u32,
+    wide: u32,
+}
+
+impl Cuda {
+    /// Queues sorting the rows by their ids; gives where they will lie.
+    fn sort(&mut self, ids: u64, rows: u32, vocabulary: u32) -> Result<u64, OperationError> {
+        let room = SortRoom::of(rows);
+        let (counts, lists) = (self.scratch_at(0, room.bytes())?, room.counts);
+        let list = |i: u32| counts + lists + u64::from(i % 2) * room.list;
+        let (mut from, mut shift, pieces) = (0, 0, room.pieces);
+        // Ids beyond the vocabulary count as its size, which is sorted too.
+        while shift < u32::BITS && (shift == 0 || vocabulary >> shift > 0) {
+            let to = list(shift / 8);
+            let arguments = SortArgs { ids, from, to, counts, rows, vocabulary, shift, pieces };
+            self.launch("embed", "embed_count", [pieces, 1, 1], 256, &arguments)?;
+            self.launch("embed", "embed_add_counts", [1, 1, 1], 1024, &arguments)?;
+            self.launch("embed", "embed_place", [pieces, 1, 1], 256, &arguments)?;
+            (from, shift) = (to, shift + 8);
+        }
+        Ok(from)
+    }
 }
 
 impl Run<EmbedGrad> for Cuda {
     fn run(&mut self, o: EmbedGrad) -> Result<(), OperationError> {
-        let (rows, vocabulary) = (o.out_grad.rows(), o.table_grad.rows());
-        let arguments = EmbedGradArgs {
-            ids: self.address(o.ids)?,
-            out_grad: self.address(o.out_grad)?,
-            table_grad: self.address(o.table_grad)?,
-            first: self.scratch_at(0, 4 * u64::from(vocabulary))?,
-            rows,
-            columns: o.table_grad.columns(),
-            vocabulary,
-        };
+        let (rows, columns, vocabulary) = (o.out_grad.rows(), o.table_grad.columns(), o.table_grad.rows());
+        let (ids, out_grad, table_grad) =
+            (self.address(o.ids)?, self.address(o.out_grad)?, self.address(o.table_grad)?);
         if !o.accumulate {
-            self.fill(arguments.table_grad, 0, o.table_grad.elements())?;
+            self.fill(table_grad, 0, o.table_grad.elements())?;
         }
-        self.fill(arguments.first, u32::MAX, u64::from(vocabulary))?;
-        self.launch("embed", "embed_first", [blocks(u64::from(rows), 256), 1, 1], 256, &arguments)?;
+        let sorted = self.sort(ids, rows, vocabulary)?;
+        let wide = (width(o.out_grad.dtype, columns.into(), &[out_grad, table_grad]) > 1).into();
+        let arguments = EmbedGradArgs { ids, sorted, out_grad, table_grad, rows, columns, vocabulary, wide };
         let kernel = format!("embed_grad_{}", o.out_grad.dtype.name());
-        self.launch("embed", &kernel, [rows, 1, 1], 256, &arguments)
+        self.launch("embed", &kernel, [rows.div_ceil(8), 1, 1], 256, &arguments)
     }
 }

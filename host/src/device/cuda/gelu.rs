@@ -3,7 +3,7 @@
 use capful_core::device::{OperationError, Run};
 use capful_core::ops::Gelu;
 
-use super::device::{Cuda, blocks};
+use super::device::{Cuda, blocks, threads, width};
 
 /// Mirrors GeluArgs.
 #[repr(C)]
@@ -12,13 +12,16 @@ struct GeluArgs {
     x: u64,
     out: u64,
     count: u64,
+    wide: u32,
 }
 
 impl Run<Gelu> for Cuda {
     fn run(&mut self, o: Gelu) -> Result<(), OperationError> {
         let dtype = self.dtype("gelu", [o.x, o.out])?;
-        let arguments = GeluArgs { x: self.address(o.x)?, out: self.address(o.out)?, count: o.x.elements() };
-        let grid = [blocks(arguments.count, 256), 1, 1];
+        let (x, out, count) = (self.address(o.x)?, self.address(o.out)?, o.x.elements());
+        let width = width(dtype, 0, &[x, out]);
+        let arguments = GeluArgs { x, out, count, wide: (width > 1).into() };
+        let grid = [blocks(threads(count, width), 256), 1, 1];
         self.launch("gelu", &format!("gelu_{}", dtype.name()), grid, 256, &arguments)
     }
 }

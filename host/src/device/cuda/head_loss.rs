@@ -3,7 +3,7 @@
 use capful_core::device::{OperationError, Run};
 use capful_core::ops::HeadLoss;
 
-use super::device::Cuda;
+use super::device::{Cuda, width};
 use super::product::{Case, Product};
 
 /// Mirrors HeadLossArgs.
@@ -16,6 +16,7 @@ struct HeadLossArgs {
     settings: u64,
     vocabulary: u32,
     gradient: u32,
+    wide: u32,
 }
 
 /// Mirrors LossSumArgs.
@@ -38,15 +39,17 @@ impl Run<HeadLoss> for Cuda {
             let count = chunk.min(rows - first);
             let (x, logits) = (o.x.slice_rows(first, count), o.logits.slice_rows(0, count));
             self.product(Product::new("head_loss", Case::Nt, x, o.weight, logits))?;
+            let (address, vocabulary) = (self.address(logits)?, o.weight.rows());
             let arguments = HeadLossArgs {
-                logits: self.address(logits)?,
+                logits: address,
                 targets: self.address(flat(o.targets).slice_rows(first, count))?,
                 losses: self.address(flat(o.losses).slice_rows(first, count))?,
                 settings: self.address(o.settings)?,
-                vocabulary: o.weight.rows(),
+                vocabulary,
                 gradient: o.gradient.is_some().into(),
+                wide: (width(logits.dtype, vocabulary.into(), &[address]) > 1).into(),
             };
-            self.launch("head_loss", &kernel, [count, 1, 1], 256, &arguments)?;
+            self.launch("head_loss", &kernel, [count, 1, 1], 512, &arguments)?;
             let Some(g) = o.gradient else { continue };
             let x_grad = g.x_grad.slice_rows(first, count);
             self.product(Product::new("head_loss", Case::Nn, logits, o.weight, x_grad))?;

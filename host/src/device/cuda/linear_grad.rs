@@ -4,7 +4,7 @@ use capful_core::device::{OperationError, Run};
 use capful_core::ops::LinearGrad;
 
 use super::columns::FinishArgs;
-use super::device::{Cuda, blocks};
+use super::device::{Cuda, blocks, width};
 use super::product::{Case, Product};
 use super::profile::{piece_bytes, pieces};
 
@@ -17,6 +17,7 @@ struct BiasGradArgs {
     rows: u32,
     columns: u32,
     piece: u32,
+    wide: u32,
 }
 
 impl Run<LinearGrad> for Cuda {
@@ -31,9 +32,12 @@ impl Run<LinearGrad> for Cuda {
         let (rows, columns) = (o.out_grad.rows(), o.out_grad.columns());
         let (piece, count) = pieces(rows);
         let partial = self.scratch_at(0, piece_bytes(rows, 1, columns))?;
-        let arguments = BiasGradArgs { out_grad: self.address(o.out_grad)?, partial, rows, columns, piece };
+        let out_grad = self.address(o.out_grad)?;
+        let width = width(o.out_grad.dtype, columns.into(), &[out_grad]);
+        let wide = (width > 1).into();
+        let arguments = BiasGradArgs { out_grad, partial, rows, columns, piece, wide };
         let kernel = format!("linear_grad_piece_{}", o.out_grad.dtype.name());
-        self.launch(NAME, &kernel, [blocks(u64::from(columns), 32), count, 1], 256, &arguments)?;
+        self.launch(NAME, &kernel, [blocks(columns.into(), 32 * width), count, 1], 256, &arguments)?;
         let out = [self.address(bias_grad)?, 0, 0, 0];
         let accumulate = o.accumulate.into();
         let finish = FinishArgs { partial, out, pieces: count, sums: 1, columns, accumulate };

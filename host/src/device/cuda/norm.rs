@@ -3,7 +3,7 @@
 use capful_core::device::{OperationError, Run};
 use capful_core::ops::Norm;
 
-use super::device::Cuda;
+use super::device::{Cuda, blocks, width};
 
 /// Mirrors NormArgs.
 #[repr(C)]
@@ -14,8 +14,10 @@ struct NormArgs {
     gain: [u64; 2],
     bias: [u64; 2],
     out: [u64; 2],
+    rows: u32,
     columns: u32,
     outputs: u32,
+    wide: u32,
     eps: f32,
 }
 
@@ -29,8 +31,10 @@ impl Run<Norm> for Cuda {
             gain: [0; 2],
             bias: [0; 2],
             out: [0; 2],
+            rows: o.x.rows(),
             columns: o.x.columns(),
             outputs: affines().count() as u32,
+            wide: 0,
             eps: o.eps,
         };
         for (i, affine) in affines().enumerate() {
@@ -38,6 +42,10 @@ impl Run<Norm> for Cuda {
             arguments.bias[i] = self.address(affine.bias)?;
             arguments.out[i] = self.address(affine.out)?;
         }
-        self.launch("norm", &format!("norm_{}", dtype.name()), [o.x.rows(), 1, 1], 128, &arguments)
+        let NormArgs { x, gain, bias, out, columns, .. } = arguments;
+        let addresses = [[x; 2], gain, bias, out];
+        arguments.wide = (width(dtype, columns.into(), addresses.as_flattened()) > 1).into();
+        let grid = [blocks(o.x.rows().into(), 4), 1, 1];
+        self.launch("norm", &format!("norm_{}", dtype.name()), grid, 128, &arguments)
     }
 }

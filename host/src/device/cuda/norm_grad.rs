@@ -4,7 +4,7 @@ use capful_core::device::{OperationError, Run};
 use capful_core::ops::NormGrad;
 
 use super::columns::FinishArgs;
-use super::device::{Cuda, blocks};
+use super::device::{Cuda, blocks, width};
 use super::profile::{piece_bytes, pieces};
 
 /// Mirrors NormGradArgs.
@@ -22,6 +22,7 @@ struct NormGradArgs {
     outputs: u32,
     add: u32,
     piece: u32,
+    wide: u32,
 }
 
 impl Run<NormGrad> for Cuda {
@@ -43,6 +44,7 @@ impl Run<NormGrad> for Cuda {
             outputs,
             add: o.add.into(),
             piece,
+            wide: 0,
         };
         let mut finish = FinishArgs {
             partial: arguments.partial,
@@ -58,10 +60,19 @@ impl Run<NormGrad> for Cuda {
             finish.out[2 * i] = self.address(affine.gain_grad)?;
             finish.out[2 * i + 1] = self.address(affine.bias_grad)?;
         }
+        let NormGradArgs { x, x_grad, gain, out_grad, .. } = arguments;
+        let width = width(dtype, columns.into(), [[x, x_grad], gain, out_grad].as_flattened());
+        arguments.wide = (width > 1).into();
         let dtype = dtype.name();
-        let grid = [blocks(u64::from(columns), 32), count, 1];
+        let grid = [blocks(columns.into(), 32 * width), count, 1];
         self.launch("norm_grad", &format!("norm_grad_piece{outputs}_{dtype}"), grid, 256, &arguments)?;
         self.finish_columns("norm_grad", "norm_grad_finish", &finish)?;
-        self.launch("norm_grad", &format!("norm_grad_{dtype}"), [rows, 1, 1], 128, &arguments)
+        self.launch(
+            "norm_grad",
+            &format!("norm_grad{outputs}_{dtype}"),
+            [blocks(rows.into(), 4), 1, 1],
+            128,
+            &arguments,
+        )
     }
 }

@@ -3,7 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
 
-use super::device::{Cuda, blocks};
+use super::device::{Cuda, blocks, threads, width};
 use super::error::CudaError;
 
 /// How A and B lie in memory; C is always [m, n].
@@ -84,6 +84,7 @@ struct EpilogueArgs {
     out: u64,
     activated: u64,
     count: u64,
+    wide: u32,
 }
 
 impl Cuda {
@@ -145,13 +146,11 @@ impl Cuda {
         if p.before_gelu.is_none() && p.activated.is_none() {
             return Ok(());
         }
-        let arguments = EpilogueArgs {
-            before_gelu: self.address_or_null(p.before_gelu)?,
-            out: self.address(p.c)?,
-            activated: self.address_or_null(p.activated)?,
-            count: p.c.elements(),
-        };
+        let (out, count) = (self.address(p.c)?, p.c.elements());
+        let (before_gelu, activated) = (self.address_or_null(p.before_gelu)?, self.address_or_null(p.activated)?);
+        let width = width(p.c.dtype, 0, &[out, before_gelu, activated]);
+        let arguments = EpilogueArgs { before_gelu, out, activated, count, wide: (width > 1).into() };
         let kernel = format!("linear_epilogue_{}", p.c.dtype.name());
-        self.launch("linear", &kernel, [blocks(arguments.count, 256), 1, 1], 256, &arguments)
+        self.launch("linear", &kernel, [blocks(threads(count, width), 256), 1, 1], 256, &arguments)
     }
 }

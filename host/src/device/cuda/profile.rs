@@ -49,6 +49,29 @@ pub fn piece_bytes(rows: u32, sums: u32, columns: u32) -> u64 {
     4 * u64::from(pieces(rows).1) * u64::from(sums) * u64::from(columns)
 }
 
+/// The scratch for sorting rows by their ids: counts of digits, then two lists of the rows.
+pub struct SortRoom {
+    /// Pieces of 1024 rows.
+    pub pieces: u32,
+    /// Bytes of the counts: 256 digits of every piece.
+    pub counts: u64,
+    /// Bytes of a list.
+    pub list: u64,
+}
+
+impl SortRoom {
+    /// For so many rows.
+    pub fn of(rows: u32) -> SortRoom {
+        let pieces = rows.div_ceil(1024);
+        SortRoom { pieces, counts: 4 * 256 * u64::from(pieces), list: 4 * u64::from(rows) }
+    }
+
+    /// Bytes of all.
+    pub fn bytes(&self) -> u64 {
+        self.counts + 2 * self.list
+    }
+}
+
 /// What each operation uses of the scratch while it runs.
 macro_rules! scratch {
     ($($operation:ident: |$o:pat_param| $bytes:expr;)*) => {$(
@@ -66,7 +89,7 @@ scratch! {
     AttentionGrad: |o| o.log_sum.bytes();
     CachedAttention: |_| 0;
     Embed: |_| 0;
-    EmbedGrad: |o| 4 * u64::from(o.table_grad.rows());
+    EmbedGrad: |o| SortRoom::of(o.out_grad.rows()).bytes();
     Gelu: |_| 0;
     HeadLoss: |_| WORKSPACE;
     Linear: |_| WORKSPACE;

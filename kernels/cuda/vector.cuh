@@ -1,0 +1,101 @@
+// Neighbouring values read and written 16 bytes at a time, and rows of them held in registers.
+//
+// A kernel for rows comes in two widths: WIDE<T> values a thread where rows begin at multiples of 16 bytes, as the
+// host says in `wide`, else one value.
+#pragma once
+#include "ptx.cuh"
+
+// Values of 16 bytes.
+template <class T>
+constexpr int WIDE = 16 / sizeof(T);
+
+// `N` values as they are stored, in pieces of at most 16 bytes; N is 1 or a multiple of WIDE<T>.
+template <class T, int N>
+struct alignas(N == 1 ? sizeof(T) : 16) Vector {
+    T x[N];
+};
+
+template <class T, int N>
+__device__ inline Vector<T, N> fetch(const T* from) {
+    return *(const Vector<T, N>*)from;
+}
+
+template <class T, int N>
+__device__ inline void unpack(float (&to)[N], const Vector<T, N>& from) {
+#pragma unroll
+    for (int i = 0; i < N; i++) to[i] = load(from.x[i]);
+}
+
+template <int N, class T>
+__device__ inline void read(float (&to)[N], const T* from) {
+    unpack(to, fetch<T, N>(from));
+}
+
+template <int N>
+__device__ inline void write(float* to, const float (&from)[N]) {
+    Vector<float, N> out;
+#pragma unroll
+    for (int i = 0; i < N; i++) out.x[i] = from[i];
+    *(Vector<float, N>*)to = out;
+}
+
+template <int N>
+__device__ inline void write(bf16* to, const float (&from)[N]) {
+    if constexpr (N == 1) {
+        *to = store<bf16>(from[0]);
+    } else {
+        Vector<u32, N / 2> out;
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) out.x[i] = pack(from[2 * i], from[2 * i + 1]);
+        *(Vector<u32, N / 2>*)to = out;
+    }
+}
+
+// A row for `THREADS` threads, `N` neighbouring values each at a time: a thread's first HELD such vectors stay in
+// registers, all of which are asked for at once; further ones are read each time.
+template <class T, int N, int THREADS, int HELD>
+struct Row {
+    const T* from;
+    u32 first, columns;
+    Vector<T, N> held[HELD];
+
+    __device__ Row(const T* from, u32 columns, u32 thread) : from(from), first(thread * N), columns(columns) {
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+            if (first + i * THREADS * N < columns) held[i] = fetch<T, N>(from + first + i * THREADS * N);
+    }
+
+    // Calls `visit(column, values)` for this thread's vectors in order.
+    template <class Visit>
+    __device__ void each(Visit visit) const {
+        float x[N];
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            u32 column = first + i * THREADS * N;
+            if (column >= columns) return;
+            unpack(x, held[i]);
+            visit(column, x);
+        }
+#pragma unroll 4
+        for (u32 column = first + HELD * THREADS * N; column < columns; column += THREADS * N) {
+            read(x, from + column);
+            visit(column, x);
+        }
+    }
+};
+
+// A number of values known to the compiler.
+template <int N>
+struct Count {
+    static constexpr int value = N;
+};
+
+// Calls `visit(Count<N>(), first)` for values that have no rows: a thread WIDE<T> of them if `wide`, and the threads
+// after those one each of what is left.
+template <class T, class Visit>
+__device__ inline void each_wide(u64 count, bool wide, Visit visit) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x, vectors = wide ? count / WIDE<T> : 0;
+    u64 single = i + vectors * (WIDE<T> - 1);
+    if (i < vectors) visit(Count<WIDE<T>>(), i * WIDE<T>);
+    else if (single < count) visit(Count<1>(), single);
+}
