@@ -240,6 +240,10 @@ impl Config {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let mixed = raw.attention == Some(Attention::Mixed);
         let budget = raw.budget.as_deref().map(str::parse::<ByteSize>).transpose().map_err(ConfigError)?;
+        // Who plans for a card means a card.
+        let device = raw.device.unwrap_or_else(|| if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned());
+        // A card wants wide products; a processor's chunk stays in its caches.
+        let chunk = if device.starts_with("cuda") { 4096 } else { 512 };
         let config = Config {
             preset: name,
             data: raw.data.unwrap_or_else(|| "tales".to_owned()),
@@ -259,8 +263,7 @@ impl Config {
             beta1: raw.beta1.unwrap_or(0.9),
             beta2: raw.beta2.unwrap_or(0.95),
             seed: raw.seed.unwrap_or(0),
-            // Who plans for a card means a card.
-            device: raw.device.unwrap_or_else(|| if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned()),
+            device,
             threads: raw.threads.unwrap_or(cores),
             precision: raw.precision.unwrap_or(Precision::F32),
             attention: raw.attention.unwrap_or(Attention::Dense),
@@ -268,7 +271,7 @@ impl Config {
             window: raw.window.unwrap_or(1),
             stride: raw.stride.unwrap_or(if mixed { 4 } else { 2 }),
             recompute: raw.recompute.unwrap_or(Recompute::None),
-            chunk: raw.chunk.unwrap_or(512),
+            chunk: raw.chunk.unwrap_or(chunk),
             budget: budget.map(|b| b.0),
             gpu: raw.gpu,
             eval_every: raw.eval_every.unwrap_or(0),
