@@ -94,11 +94,3 @@ __device__ inline float block_max(float x) {
     __syncthreads();
     return largest;
 }
-
-// x Phi(x), the exact GELU.
-__device__ inline float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
-
-// Its derivative, Phi(x) + x phi(x).
-__device__ inline float gelu_derivative(float x) {
-    return 0.5f * (1.0f + erff(x * 0.70710678f)) + x * 0.39894228f * expf(-0.5f * x * x);
-}

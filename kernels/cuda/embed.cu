@@ -53,9 +53,13 @@ EXPORT(embed_count, SortArgs, 256, count_digits)
 // One block: every count becomes the sum of those before it.
 __device__ void add_counts(const SortArgs& a) {
     __shared__ u32 sums[1024];
-    u32 all = a.DIGITS * a.pieces, share = (all + 1023) / 1024;
+    u32 all = a.DIGITS * a.pieces, share = (all / 4 + 1023) / 1024 * 4;
     u32 start = min(all, threadIdx.x * share), end = min(all, start + share), sum = 0;
-    for (u32 i = start; i < end; i++) sum += a.counts[i];
+#pragma unroll 4
+    for (u32 i = start; i < end; i += 4) {
+        Vector<u32, 4> counts = fetch<u32, 4>(a.counts + i);
+        for (int j = 0; j < 4; j++) sum += counts.x[j];
+    }
     sums[threadIdx.x] = sum;
     __syncthreads();
     for (u32 step = 1; step < 1024; step *= 2) {
@@ -65,10 +69,13 @@ __device__ void add_counts(const SortArgs& a) {
         __syncthreads();
     }
     sum = sums[threadIdx.x] - sum;
-    for (u32 i = start; i < end; i++) {
-        u32 count = a.counts[i];
-        a.counts[i] = sum;
-        sum += count;
+    for (u32 i = start; i < end; i += 4) {
+        Vector<u32, 4> counts = fetch<u32, 4>(a.counts + i), before;
+        for (int j = 0; j < 4; j++) {
+            before.x[j] = sum;
+            sum += counts.x[j];
+        }
+        *(Vector<u32, 4>*)(a.counts + i) = before;
     }
 }
 
@@ -118,7 +125,7 @@ struct EmbedGradArgs {
 // Adds N columns of `count` rows to `sums`.
 template <class T, int N>
 __device__ inline void add_rows(const EmbedGradArgs& a, float (&sums)[N], const u32* rows, u32 count, u32 column) {
-#pragma unroll 4
+#pragma unroll 8
     for (u32 i = 0; i < count; i++) {
         float g[N];
         read(g, (const T*)a.out_grad + (u64)rows[i] * a.columns + column);
@@ -136,7 +143,7 @@ __device__ inline void add_to(float* to, const float (&sums)[N]) {
     write(to, before);
 }
 
-// A warp a place: where an id begins, it adds up the rows of that id. Those of an id with 32 or more are left to
+// A warp a place and 32 N columns: where an id begins, it adds up the rows of that id. Those of an id with 32 or more are left to
 // the block, whose warps take 32 at a time each.
 template <class T, int N>
 __device__ inline void add_ids(const EmbedGradArgs& a) {
@@ -144,6 +151,7 @@ __device__ inline void add_ids(const EmbedGradArgs& a) {
     __shared__ u32 counts[8];  // 32: there may be more
     __shared__ float parts[8][N][32];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * 8;
+    u32 column = (blockIdx.y * 32 + lane) * N;
     // The rows of an id among the 32 at a place.
     auto find = [&](u32 place, u32 id) {
         u32 row = place + lane < a.rows ? a.sorted[place + lane] : 0;
@@ -158,39 +166,36 @@ __device__ inline void add_ids(const EmbedGradArgs& a) {
     bool begins = id < a.vocabulary && (place == 0 || id_at(place - 1) != id);
     u32 count = begins ? find(place, id) : 0;
     if (lane == 0) counts[warp] = count;
-    if (count < 32)
-        for (u32 column = lane * N; count > 0 && column < a.columns; column += 32 * N) {
-            float sums[N] = {};
-            add_rows<T, N>(a, sums, found[warp], count, column);
-            add_to(a.table_grad + (u64)id * a.columns + column, sums);
-        }
+    if (count > 0 && count < 32 && column < a.columns) {
+        float sums[N] = {};
+        add_rows<T, N>(a, sums, found[warp], count, column);
+        add_to(a.table_grad + (u64)id * a.columns + column, sums);
+    }
     __syncthreads();
     for (u32 w = 0; w < 8; w++) {
         if (counts[w] < 32) continue;
         id = id_at(first + w);
-        for (u32 start = 0; start < a.columns; start += 32 * N) {
-            u32 column = start + lane * N;
-            float sums[N] = {};
-            count = 32;
-            for (place = first + w + 32 * warp; count == 32; place += 256) {
-                __syncwarp();
-                count = find(place, id);
-                if (column < a.columns) add_rows<T, N>(a, sums, found[warp], count, column);
-            }
-#pragma unroll
-            for (int j = 0; j < N; j++) parts[warp][j][lane] = sums[j];
-            __syncthreads();
-            if (warp == 0 && column < a.columns) {
-                for (u32 part = 1; part < 8; part++)
-#pragma unroll
-                    for (int j = 0; j < N; j++) sums[j] += parts[part][j][lane];
-                add_to(a.table_grad + (u64)id * a.columns + column, sums);
-            }
-            __syncthreads();
+        float sums[N] = {};
+        count = 32;
+        for (place = first + w + 32 * warp; count == 32; place += 256) {
+            __syncwarp();
+            count = find(place, id);
+            if (column < a.columns) add_rows<T, N>(a, sums, found[warp], count, column);
         }
+#pragma unroll
+        for (int j = 0; j < N; j++) parts[warp][j][lane] = sums[j];
+        __syncthreads();
+        if (warp == 0 && column < a.columns) {
+            for (u32 part = 1; part < 8; part++)
+#pragma unroll
+                for (int j = 0; j < N; j++) sums[j] += parts[part][j][lane];
+            add_to(a.table_grad + (u64)id * a.columns + column, sums);
+        }
+        __syncthreads();
     }
 }
 
+// Grid (rows / 8, columns / 32 N).
 template <class T>
 __device__ void embed_grad(const EmbedGradArgs& a) {
     a.wide ? add_ids<T, WIDE<T>>(a) : add_ids<T, 1>(a);

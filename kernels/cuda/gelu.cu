@@ -1,4 +1,5 @@
 // The exact GELU by itself.
+#include "gelu.cuh"
 #include "vector.cuh"
 
 struct GeluArgs {
@@ -14,7 +15,7 @@ __device__ void gelu_all(const GeluArgs& a) {
         float x[n.value];
         read(x, (const T*)a.x + at);
 #pragma unroll
-        for (int i = 0; i < n.value; i++) x[i] = gelu(x[i]);
+        for (int i = 0; i < n.value; i++) x[i] = gelu<T>(x[i]);
         write((T*)a.out + at, x);
     });
 }

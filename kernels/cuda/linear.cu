@@ -1,5 +1,6 @@
 // What belongs to a linear layer beside its product: the rotation of queries and keys, and, where the product was
 // a library's, the GELU.
+#include "gelu.cuh"
 #include "heads.cuh"
 #include "vector.cuh"
 
@@ -21,14 +22,14 @@ __device__ inline void epilogue(const EpilogueArgs& a, u64 at) {
     if (a.before_gelu) {
         read(before, (const T*)a.before_gelu + at);
 #pragma unroll
-        for (int i = 0; i < N; i++) value[i] *= gelu_derivative(before[i]);
+        for (int i = 0; i < N; i++) value[i] *= gelu_derivative<T>(before[i]);
         write(out, value);
     }
     if (a.activated) {
         // Of the stored value, so that recomputing it later gives the same bits.
         if (a.before_gelu) read(value, out);
 #pragma unroll
-        for (int i = 0; i < N; i++) value[i] = gelu(value[i]);
+        for (int i = 0; i < N; i++) value[i] = gelu<T>(value[i]);
         write((T*)a.activated + at, value);
     }
 }

@@ -94,4 +94,4 @@ __device__ void norm_grad_piece(const NormGradArgs& a) {
 
 EXPORT_OUTPUTS(norm_grad, 128, norm_grad)
 EXPORT_OUTPUTS(norm_grad_piece, 256, norm_grad_piece)
-EXPORT(norm_grad_finish, FinishArgs, 256, finish_columns)
+EXPORT(norm_grad_finish, FinishArgs, 1024, finish_columns)

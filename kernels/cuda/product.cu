@@ -4,7 +4,7 @@
 //   NT  A [m, k], B [n, k]   x weight^T
 //   NN  A [m, k], B [k, n]   out_grad weight
 //   TN  A [k, m], B [k, n]   out_grad^T x
-#include "common.cuh"
+#include "gelu.cuh"
 
 struct ProductArgs {
     const void* a;
@@ -102,11 +102,11 @@ __device__ void product(const ProductArgs& a) {
             if (a.bias) value += load(((const In*)a.bias)[column]);
             if (a.residual) value += load(((const Out*)a.residual)[at]);
             if (a.accumulate) value += load(c[at]);
-            if (a.before_gelu) value *= gelu_derivative(load(((const Out*)a.before_gelu)[at]));
+            if (a.before_gelu) value *= gelu_derivative<Out>(load(((const Out*)a.before_gelu)[at]));
             Out rounded = store<Out>(value);
             c[at] = rounded;
             // Of the stored value, so that recomputing it later gives the same bits.
-            if (a.activated) ((Out*)a.activated)[at] = store<Out>(gelu(load(rounded)));
+            if (a.activated) ((Out*)a.activated)[at] = store<Out>(gelu<Out>(load(rounded)));
         }
     }
 }

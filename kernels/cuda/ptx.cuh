@@ -97,6 +97,13 @@ __device__ inline float power_of_two(float x) {
     return power;
 }
 
+// 1 / x to about 1 ulp; 0 for results below the normal numbers.
+__device__ inline float reciprocal(float x) {
+    float result;
+    PTX(result = 1.0f / x, asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x)));
+    return result;
+}
+
 // Starts copying 16 bytes (both addresses multiples of 16) to shared memory; zeros unless `there`.
 __device__ inline void copy_piece(void* to, const void* from, bool there) {
     PTX(stand_in::copy_later(to, there ? from : nullptr, 16),

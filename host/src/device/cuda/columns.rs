@@ -24,6 +24,6 @@ impl Cuda {
         arguments: &FinishArgs,
     ) -> Result<(), OperationError> {
         let grid = [blocks(u64::from(arguments.columns), 32), arguments.sums, 1];
-        self.launch(module, kernel, grid, 256, arguments)
+        self.launch(module, kernel, grid, 1024, arguments)
     }
 }

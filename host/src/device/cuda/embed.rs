@@ -3,7 +3,7 @@
 use capful_core::device::{OperationError, Run};
 use capful_core::ops::{Embed, EmbedGrad};
 
-use super::device::{Cuda, width};
+use super::device::{Cuda, blocks, width};
 use super::profile::SortRoom;
 
 /// Mirrors EmbedArgs.
@@ -88,9 +88,10 @@ impl Run<EmbedGrad> for Cuda {
             self.fill(table_grad, 0, o.table_grad.elements())?;
         }
         let sorted = self.sort(ids, rows, vocabulary)?;
-        let wide = (width(o.out_grad.dtype, columns.into(), &[out_grad, table_grad]) > 1).into();
+        let width = width(o.out_grad.dtype, columns.into(), &[out_grad, table_grad]);
+        let wide = (width > 1).into();
         let arguments = EmbedGradArgs { ids, sorted, out_grad, table_grad, rows, columns, vocabulary, wide };
         let kernel = format!("embed_grad_{}", o.out_grad.dtype.name());
-        self.launch("embed", &kernel, [rows.div_ceil(8), 1, 1], 256, &arguments)
+        self.launch("embed", &kernel, [rows.div_ceil(8), blocks(columns.into(), 32 * width), 1], 256, &arguments)
     }
 }
