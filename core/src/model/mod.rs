@@ -1,7 +1,9 @@
 //! Model families: a configuration, its regions, and its step, written once for every device.
 
 mod pythia;
+mod shared;
 mod stage;
 
 pub use pythia::{Decoding, Evaluation, Parameters, Pythia, PythiaDevice, State, Training};
+pub use shared::{Grouped, Groups, Lasting};
 pub use stage::{Batch, Control, Family, ModelError, Optimizer, Recompute, Stage, Steps};
