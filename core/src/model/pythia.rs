@@ -13,7 +13,7 @@ use crate::device::{OperationError, Run};
 use crate::memory::{Region, Stacked};
 use crate::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
-    Heads, Linear, LinearGrad, Norm, NormGrad, Pattern, Rotary, SquaredNorm,
+    Heads, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Rotary, SquaredNorm,
 };
 
 /// A Pythia's sizes. All are free; the published ones are presets of the host.
@@ -90,9 +90,13 @@ impl Pythia {
         f: &Forward,
         l: u32,
     ) -> Result<(), OperationError> {
-        let affine =
-            |norm: &[Stacked; 2], out: &Stacked| Affine { gain: norm[0].at(l), bias: norm[1].at(l), out: out.at(l) };
+        let affine = |norm: &[Stacked; 2], out: &Stacked| Affine {
+            gain: norm[0].at(l),
+            bias: Some(norm[1].at(l)),
+            out: out.at(l),
+        };
         device.run(Norm {
+            kind: NormKind::Layer,
             x: f.x.at(l),
             eps: self.norm_eps,
             stats: f.stats.at(l),
@@ -155,10 +159,11 @@ impl Pythia {
 
     fn finish<D: PythiaDevice>(&self, device: &mut D, w: &Parameters, f: &Forward) -> Result<(), OperationError> {
         device.run(Norm {
+            kind: NormKind::Layer,
             x: f.x.at(self.layers),
             eps: self.norm_eps,
             stats: f.final_stats,
-            first: Affine { gain: w.final_norm[0], bias: w.final_norm[1], out: f.final_out },
+            first: Affine { gain: w.final_norm[0], bias: Some(w.final_norm[1]), out: f.final_out },
             second: None,
         })
     }
@@ -215,6 +220,7 @@ impl Pythia {
         device.run(LinearGrad {
             x: f.activated.at(l),
             weight: w.down.at(l),
+            transposed: false,
             out_grad: t.x_grad,
             x_grad: hidden_grad,
             before_gelu: Some(hidden),
@@ -225,6 +231,7 @@ impl Pythia {
         device.run(LinearGrad {
             x: f.norm2.at(l),
             weight: w.up.at(l),
+            transposed: false,
             out_grad: hidden_grad,
             x_grad: t.norm2_grad,
             before_gelu: None,
@@ -235,6 +242,7 @@ impl Pythia {
         device.run(LinearGrad {
             x: f.mixed.at(l),
             weight: w.dense.at(l),
+            transposed: false,
             out_grad: t.x_grad,
             x_grad: t.narrow_grad,
             before_gelu: None,
@@ -255,6 +263,7 @@ impl Pythia {
         device.run(LinearGrad {
             x: f.norm1.at(l),
             weight: w.qkv.at(l),
+            transposed: false,
             out_grad: qkv_grad,
             x_grad: t.narrow_grad,
             before_gelu: None,
@@ -266,9 +275,10 @@ impl Pythia {
             gain: gain.at(l),
             out_grad,
             gain_grad: grad[0].at(l),
-            bias_grad: grad[1].at(l),
+            bias_grad: Some(grad[1].at(l)),
         };
         device.run(NormGrad {
+            kind: NormKind::Layer,
             x: f.x.at(l),
             stats: f.stats.at(l),
             x_grad: t.x_grad,
@@ -295,6 +305,7 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
         device.run(HeadLoss {
             x: f.final_out,
             weight: w.embed_out,
+            ids: self.vocab_size,
             targets: t.batch.targets,
             logits: t.wide.reshaped([1, 1, stage.chunk.min(stage.tokens()), self.vocab_size]),
             losses: f.losses,
@@ -304,6 +315,7 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
             gradient: Some(HeadGrad { x_grad: t.narrow_grad, weight_grad: grads.embed_out, accumulate }),
         })?;
         device.run(NormGrad {
+            kind: NormKind::Layer,
             x: f.x.at(self.layers),
             stats: f.final_stats,
             x_grad: t.x_grad,
@@ -311,7 +323,7 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
                 gain: w.final_norm[0],
                 out_grad: t.narrow_grad,
                 gain_grad: grads.final_norm[0],
-                bias_grad: grads.final_norm[1],
+                bias_grad: Some(grads.final_norm[1]),
             },
             second: None,
             add: false,
@@ -334,6 +346,7 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
         device.run(HeadLoss {
             x: e.forward.final_out,
             weight: state.weights.embed_out,
+            ids: self.vocab_size,
             targets: e.batch.targets,
             logits: e.logits,
             losses: e.forward.losses,

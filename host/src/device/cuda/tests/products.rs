@@ -77,6 +77,7 @@ fn linear_grad_overwrites_and_accumulates() {
             bench.agree(|l| {
                 let sum = |l: &mut Lay, shape| if accumulate { l.exact(shape, 1.0) } else { l.poison_exact(shape) };
                 LinearGrad {
+                    transposed: false,
                     x: l.normal([1, 1, rows, inputs], 1.0),
                     weight: l.normal([1, 1, outputs, inputs], 1.0),
                     out_grad: l.normal([1, 1, rows, outputs], 1.0),
@@ -159,6 +160,7 @@ fn a_gelu_apart_from_its_product_gives_the_same() {
     });
     bench.agree(|l| {
         Apart(LinearGrad {
+            transposed: false,
             x: l.normal([1, 1, 21, 9], 1.0),
             weight: l.normal([1, 1, 33, 9], 1.0),
             out_grad: l.normal([1, 1, 21, 33], 1.0),
