@@ -1,7 +1,7 @@
 //! A Pythia on a device of the host, with the oracle's weights in it and its gradients read back by name.
 
 use capful_core::device::Rates;
-use capful_core::memory::{Region, Role};
+use capful_core::memory::{Entry, Region, Role};
 use capful_core::model::{Optimizer, Pythia, Recompute, Stage};
 use capful_core::ops::{self, Kind};
 use capful_core::train::{results, settings};
@@ -74,8 +74,8 @@ impl Model {
         let entries = self.session.laid.lasting.iter();
         let of = entries
             .filter(|e| e.slot.prefix == prefix && [Role::Weight, Role::Gradient, Role::Moment].contains(&e.slot.role));
-        let all = of.flat_map(|e| (0..e.slot.layers).map(move |l| (e, l)));
-        all.map(|(e, l)| (e.slot.name.replace('*', &l.to_string()), e.place.at(l))).collect()
+        let name = |e: &Entry, name: String| name[e.slot.prefix.len()..].to_owned();
+        of.flat_map(|e| e.tensors().map(move |(full, region)| (name(e, full.to_string()), region))).collect()
     }
 
     /// The bits of every tensor under `prefix`: empty for the weights, `gradient.` for their gradients.

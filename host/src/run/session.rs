@@ -146,8 +146,8 @@ impl<F: HostFamily> Session<F> {
                 let region = entry.place.at(layer);
                 let random = Random::new(seed.unwrap_or(0), stream(slot.name).wrapping_add(u64::from(layer)));
                 let mut done = 0;
-                while done < region.elements() {
-                    let count = (region.elements() - done).min(piece.len() as u64) as usize;
+                while done < slot.elements() {
+                    let count = (slot.elements() - done).min(piece.len() as u64) as usize;
                     for (i, x) in (done..).zip(&mut piece[..count]) {
                         *x = first_value(slot.init, &random, slot.shape, i);
                     }

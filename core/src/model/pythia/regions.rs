@@ -123,7 +123,7 @@ impl Pythia {
         let mut lay = |name, layers, shape: [u32; 2], init| {
             let init = if role == Role::Weight || role == Role::Master { init } else { Init::Zero };
             let shape = [1, 1, shape[0], shape[1]];
-            ledger.region(Slot { prefix, name, role, dtype, shape, layers, init })
+            ledger.region(Slot { prefix, layers, init, ..Slot::new(name, role, dtype, shape) })
         };
         let embed_in = lay("gpt_neox.embed_in.weight", 1, [self.vocab_size, d], small).first;
         let qkv = lay("gpt_neox.layers.*.attention.query_key_value.weight", layers, [3 * d, d], small);
