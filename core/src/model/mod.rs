@@ -3,7 +3,9 @@
 mod pythia;
 mod shared;
 mod stage;
+pub mod yxanul;
 
 pub use pythia::{Decoding, Evaluation, Parameters, Pythia, PythiaDevice, State, Training};
 pub use shared::{Grouped, Groups, Lasting};
 pub use stage::{Batch, Control, Family, ModelError, Optimizer, Recompute, Stage, Steps};
+pub use yxanul::{Yxanul, YxanulDevice};
