@@ -77,7 +77,7 @@ impl Sections {
     pub fn training(config: &Config) -> Sections {
         let stage = config.stage();
         let evaluation = Stage { recompute: Recompute::None, ..stage };
-        let decoding = Some(config.pythia().context.min(256));
+        let decoding = Some(config.context().min(256));
         Sections { training: Some(stage), evaluation: Some(evaluation), decoding }
     }
 }

@@ -11,16 +11,17 @@ use half::slice::HalfFloatSliceExt as _;
 use super::bench::Profiler;
 use crate::config::Config;
 use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Sequence, Storage, Ticket};
+use crate::format::hugging_face::HuggingFace;
 use crate::plan::Laid;
 
 /// A family that can be planned and run here.
 pub trait HostFamily:
-    Family + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
+    Family + HuggingFace + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
 {
 }
 
 impl<F> HostFamily for F where
-    F: Family + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
+    F: Family + HuggingFace + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
 {
 }
 
