@@ -1,14 +1,19 @@
 //! The whole Yxanul on every device of this machine against the f64 oracle: factorised, plain and untied.
 
+use std::fs;
+
 use capful_core::model::Recompute;
 use capful_host::device::AnyProfile;
+use capful_tests::binary::{TINY, directory, host};
 use capful_tests::model::{LEVELS, Model, PATTERNS, assert_gradients, devices, tokens};
 use capful_tests::oracle::attention::Pattern;
 use capful_tests::oracle::differences::relative_error;
 use capful_tests::oracle::pythia::Batch;
+use capful_tests::oracle::tensor::{Tensor, Tensors};
 use capful_tests::oracle::train::Recipe;
 use capful_tests::oracle::yxanul::{Config, logits, loss};
 use capful_tests::oracle::{IGNORE, Oracle as _, train};
+use serde_json::Value;
 
 const VOCAB: usize = 77;
 
@@ -178,5 +183,64 @@ fn a_later_token_changes_no_earlier_logit() {
             assert_eq!(now[..before], base[..before], "{name}, {changed}");
             assert_ne!(now[before..own], base[before..own], "{name}, {changed}");
         }
+    }
+}
+
+/// The tensors of a file as others read them.
+fn saved(path: &std::path::Path) -> Tensors {
+    let bytes = fs::read(path).unwrap();
+    let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let header: serde_json::Map<String, Value> = serde_json::from_slice(header).unwrap();
+    let tensors = header.into_iter().filter(|(name, _)| name != "__metadata__");
+    tensors
+        .map(|(name, info)| {
+            let numbers = |key: &str| -> Vec<usize> {
+                info[key].as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect()
+            };
+            let at = numbers("data_offsets");
+            let (words, _) = data[at[0]..at[1]].as_chunks::<4>();
+            let values = words.iter().map(|&w| f64::from(f32::from_le_bytes(w))).collect();
+            (name, Tensor::new(&numbers("shape"), values))
+        })
+        .collect()
+}
+
+#[test]
+fn a_saved_model_has_llamas_names_and_gives_its_logits_under_them() {
+    for (flags, rank, tied) in [
+        ("--preset yxanul-tiny --set rank=5", Some(5), true),
+        ("--preset llama-tiny", None, true),
+        ("--preset llama-tiny --set tied=false", None, false),
+    ] {
+        let dir = directory();
+        let dir = dir.path();
+        // Three steps, so that no gain is 1 and no row as it was drawn.
+        let flags = format!("{flags} {TINY} --set heads=4 --set kv_heads=2 --recompute cheap");
+        host(dir, &format!("train --json {flags} --steps 3 --lr 0.01 --warmup 1 --out run")).ok();
+        let config = Config { layers: 1, d: 16, heads: 4, d_ff: 32, vocab: 300, rank, tied, ..odd(Pattern::Dense) };
+        let checkpoint = dir.join("run/checkpoint-00000003");
+        let weights = saved(&checkpoint.join("model.safetensors"));
+        let shapes = |of: Vec<(String, Vec<usize>)>| of.into_iter().collect::<std::collections::BTreeMap<_, _>>();
+        let found = weights.iter().map(|(name, tensor)| (name.clone(), tensor.shape.clone())).collect();
+        assert_eq!(shapes(found), shapes(config.tensors()));
+
+        let (ids, _) = tokens(9, 300);
+        let expected = logits(&config, &weights, &ids, ids.len());
+        let line = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let rows = host(dir, &format!("logits --json --run run --ids {line}")).ok().json();
+        let rows = rows["logits"].as_array().unwrap().iter().flat_map(|row| row.as_array().unwrap());
+        let rows: Vec<f64> = rows.map(|x| x.as_f64().unwrap()).collect();
+        let error = relative_error(&rows, &expected);
+        assert!(error <= 1e-5, "{flags}: {error:e}");
+
+        let text = fs::read(checkpoint.join("config.json")).unwrap();
+        let written: Value = serde_json::from_slice(&text).unwrap();
+        assert_eq!(written["model_type"], if rank.is_some() { "yxanul" } else { "llama" });
+        assert_eq!((&written["num_key_value_heads"], &written["vocab_size"]), (&2.into(), &300.into()));
+        assert_eq!(written["tie_word_embeddings"], tied);
+        let told = host(dir, "generate --json --run run --max-tokens 5 --temperature 0").ok().json();
+        assert!(told["ids"].as_array().is_some_and(|ids| ids.len() <= 5), "{told}");
+        host(dir, "eval --json --run run --eval-tokens 100").ok();
     }
 }
