@@ -7,7 +7,8 @@ use capful_host::device::AnyProfile;
 use capful_tests::binary::{TINY, directory, host};
 use capful_tests::model::{LEVELS, Model, PATTERNS, assert_gradients, devices, tokens};
 use capful_tests::oracle::attention::Pattern;
-use capful_tests::oracle::differences::relative_error;
+use capful_tests::oracle::differences::{relative_error, wave};
+use capful_tests::oracle::llama_fixture;
 use capful_tests::oracle::pythia::Batch;
 use capful_tests::oracle::tensor::{Tensor, Tensors};
 use capful_tests::oracle::train::Recipe;
@@ -182,6 +183,43 @@ fn a_later_token_changes_no_earlier_logit() {
             let (before, own) = (changed * VOCAB, changed * VOCAB + VOCAB);
             assert_eq!(now[..before], base[..before], "{name}, {changed}");
             assert_ne!(now[before..own], base[before..own], "{name}, {changed}");
+        }
+    }
+}
+
+#[test]
+fn twenty_steps_follow_transformers() {
+    let cases = llama_fixture::cases();
+    assert_eq!(cases.len(), 3);
+    for case in &cases {
+        for (name, device) in devices() {
+            let what = format!("{name}, rank {:?}, tied {}", case.config.rank, case.config.tied);
+            let mut model = Model::new(&device, &case.config, &case.weights(), 2, case.length, Recompute::None);
+            let show = |model: &mut Model<_>, expected: &[f64], apart: f64| {
+                let both = [case.prompt(), case.prompt()].concat();
+                let got = model.logits(&both);
+                for (got, expected) in got.iter().zip(expected) {
+                    assert!((f64::from(*got) - expected).abs() <= apart, "{what}: {got}, transformers {expected}");
+                }
+            };
+            show(&mut model, &case.logits[0], 1e-4);
+            for (i, (batch, lr)) in case.batches().into_iter().enumerate() {
+                let loss = model.step(Recipe::pythia(), i as i32 + 1, lr, batch);
+                let theirs = case.losses[i];
+                assert!((loss - theirs).abs() <= 1e-4, "{what}, step {i}: {loss}, transformers {theirs}");
+                if i > 0 {
+                    continue;
+                }
+                for (tensor, gradient) in model.tensors("gradient.") {
+                    let [norm, along] = case.first_gradients[&tensor];
+                    let g = gradient.data.iter();
+                    let got_norm = g.clone().map(|g| g * g).sum::<f64>().sqrt();
+                    let got_along: f64 = g.enumerate().map(|(i, g)| g * wave(1, i)).sum();
+                    assert!((got_norm - norm).abs() <= 1e-4 * norm, "{what}: {tensor}: {got_norm}, theirs {norm}");
+                    assert!((got_along - along).abs() <= 1e-4 * norm, "{what}: {tensor}: {got_along}, theirs {along}");
+                }
+            }
+            show(&mut model, &case.logits[1], 1e-4);
         }
     }
 }

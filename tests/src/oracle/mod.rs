@@ -7,6 +7,7 @@
 pub mod attention;
 pub mod differences;
 pub mod fixture;
+pub mod llama_fixture;
 pub mod ops;
 pub mod pythia;
 pub mod tensor;
