@@ -10,6 +10,7 @@ The model is written with torch's own operations and shares nothing with capful.
   parity.py DIR --ids 1,2,3
       Logits at every position, by transformers' GPTNeoXForCausalLM loaded from DIR and by the model here, and the
       largest difference of the two. -> {"logits": [[...]], "largest_difference": ...}
+      Of a Llama directory, factorised or not, the logits of transformers' LlamaForCausalLM alone.
 """
 import argparse
 import json
@@ -149,6 +150,29 @@ def compare_logits(directory, ids, dtype):
     )
 
 
+def llama_logits(directory, ids, dtype):
+    """By LlamaForCausalLM; a factorised embedding (model_type yxanul) becomes the table E P^T of a tied Llama."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config, weights = load(directory, dtype)
+    if config["model_type"] == "yxanul":
+        e, p = (weights.pop(f"model.embed_tokens.{name}") for name in "EP")
+        weights["model.embed_tokens.weight"] = e @ p.T
+        sizes = {k: v for k, v in config.items() if k not in ("architectures", "model_type", "embedding_rank")}
+        theirs = LlamaForCausalLM(LlamaConfig(**sizes)).to(dtype)
+        found = theirs.load_state_dict(weights, strict=False)
+        # The head is the embedding.
+        missing = [k for k in found.missing_keys if k != "lm_head.weight"]
+        unexpected = list(found.unexpected_keys)
+        theirs.tie_weights()
+    else:
+        theirs, report = LlamaForCausalLM.from_pretrained(directory, torch_dtype=dtype, output_loading_info=True)
+        missing, unexpected = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
+    with torch.no_grad():
+        logits = theirs.eval()(torch.tensor([ids])).logits[0]
+    return dict(ids=ids, logits=logits.tolist(), missing=missing, unexpected=unexpected)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("directory")
@@ -169,7 +193,9 @@ def main():
         torch.set_num_threads(a.threads)
     dtype = getattr(torch, a.dtype)
     if a.ids:
-        out = compare_logits(a.directory, [int(i) for i in a.ids.split(",")], dtype)
+        with open(os.path.join(a.directory, "config.json")) as f:
+            llama = json.load(f)["model_type"] in ("llama", "yxanul")
+        out = (llama_logits if llama else compare_logits)(a.directory, [int(i) for i in a.ids.split(",")], dtype)
     else:
         with open(a.batches) as f:
             batches = json.load(f)

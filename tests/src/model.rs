@@ -1,26 +1,90 @@
-//! A Pythia on a device of the host, with the oracle's weights in it and its gradients read back by name.
+//! A model on a device of the host, with the oracle's weights in it and its gradients read back by name.
 
-use capful_core::device::Rates;
-use capful_core::memory::{Region, Role};
-use capful_core::model::{Optimizer, Pythia, Recompute, Stage};
+use capful_core::device::{Rates, Single};
+use capful_core::memory::{Entry, Region, Role};
+use capful_core::model::{Optimizer, Pythia, Recompute, Stage, Yxanul};
 use capful_core::ops::{self, Kind};
 use capful_core::train::{results, settings};
+use capful_host::device::cpu::CpuProfile;
 use capful_host::device::{AnyProfile, Storage as _};
 use capful_host::plan::{Laid, Sections};
-use capful_host::run::Session;
+use capful_host::run::{HostFamily, Session};
 
-use crate::oracle::IGNORE;
 use crate::oracle::attention::Pattern;
-use crate::oracle::pythia::{Batch, Config};
+use crate::oracle::pythia::Batch;
 use crate::oracle::tensor::{Tensor, Tensors};
 use crate::oracle::train::Recipe;
+use crate::oracle::{IGNORE, Oracle, pythia, yxanul};
 
-/// The core's model of the oracle's sizes, over `context` positions.
-pub fn family(config: &Config, context: u32) -> Pythia {
-    let [layers, d_model, heads, d_ff, vocab_size, rotary_dims] =
-        [config.layers, config.d, config.heads, config.d_ff, config.vocab, config.rotary].map(|n| n as u32);
-    let (rotary_base, norm_eps) = (config.rotary_base as f32, config.eps as f32);
-    Pythia { layers, d_model, heads, d_ff, vocab_size, context, rotary_dims, rotary_base, norm_eps }
+/// Every level of recomputation.
+pub const LEVELS: [Recompute; 3] = [Recompute::None, Recompute::Cheap, Recompute::Full];
+
+/// Patterns in blocks of 16, and none.
+pub const PATTERNS: [Pattern; 5] = [
+    Pattern::Dense,
+    Pattern::Local { block: 16, window: 0 },
+    Pattern::Local { block: 16, window: 1 },
+    Pattern::Global { block: 16, stride: 2 },
+    Pattern::Mixed { block: 16 },
+];
+
+/// Every device, by name.
+pub fn devices() -> [(&'static str, AnyProfile); 3] {
+    let cpu = |threads| AnyProfile::Cpu(CpuProfile { threads });
+    [("reference", AnyProfile::Reference(Single)), ("cpu, 1 thread", cpu(1)), ("cpu, 2 threads", cpu(2))]
+}
+
+/// Ids and targets of `rows` tokens under `vocab` ids; some targets are ignored.
+pub fn tokens(rows: usize, vocab: u32) -> (Vec<u32>, Vec<u32>) {
+    let inputs = (0..rows as u32).map(|t| (t * t * 7 + t * 11 + 3) % vocab).collect();
+    let targets = (0..rows as u32).map(|t| if t % 13 == 5 { IGNORE } else { (t * t * 5 + 2 * t) % vocab }).collect();
+    (inputs, targets)
+}
+
+/// ‖got − expected‖ / ‖expected‖ of every tensor is at most `tolerance`.
+#[track_caller]
+pub fn assert_gradients(what: &str, got: &Tensors, expected: &Tensors, tolerance: f64) {
+    assert_eq!(got.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{what}");
+    for (name, expected) in expected {
+        let got = &got[name];
+        assert_eq!(got.data.len(), expected.data.len(), "{what}: {name}");
+        let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+        let difference = norm(&mut got.data.iter().zip(&expected.data).map(|(a, b)| a - b));
+        let size = norm(&mut expected.data.iter().copied());
+        assert!(size > 0.0 && difference <= tolerance * size, "{what}: {name}: {:e}", difference / size);
+    }
+}
+
+/// An oracle that the core has a family for.
+pub trait Peer: Oracle {
+    /// The family.
+    type Family: HostFamily + Copy;
+
+    /// The core's model of the oracle's sizes, over `context` positions.
+    fn family(&self, context: u32) -> Self::Family;
+}
+
+impl Peer for pythia::Config {
+    type Family = Pythia;
+
+    fn family(&self, context: u32) -> Pythia {
+        let [layers, d_model, heads, d_ff, vocab_size, rotary_dims] =
+            [self.layers, self.d, self.heads, self.d_ff, self.vocab, self.rotary].map(|n| n as u32);
+        let (rotary_base, norm_eps) = (self.rotary_base as f32, self.eps as f32);
+        Pythia { layers, d_model, heads, d_ff, vocab_size, context, rotary_dims, rotary_base, norm_eps }
+    }
+}
+
+impl Peer for yxanul::Config {
+    type Family = Yxanul;
+
+    fn family(&self, context: u32) -> Yxanul {
+        let [layers, d_model, heads, kv_heads, d_ff, vocab_size] =
+            [self.layers, self.d, self.heads, self.kv_heads, self.d_ff, self.vocab].map(|n| n as u32);
+        let (rank, tied) = (self.rank.map(|rank| rank as u32), self.tied);
+        let (rotary_base, norm_eps) = (self.rotary_base as f32, self.eps as f32);
+        Yxanul { layers, d_model, heads, kv_heads, d_ff, vocab_size, context, rank, tied, rotary_base, norm_eps }
+    }
 }
 
 /// The core's pattern that sees what the oracle's does.
@@ -35,32 +99,32 @@ pub fn pattern(of: Pattern) -> ops::Pattern {
 }
 
 /// A session with room for training, evaluation and decoding.
-pub struct Model {
+pub struct Model<F: HostFamily> {
     /// The session.
-    pub session: Session<Pythia>,
+    pub session: Session<F>,
     /// The shape of its micro-batches.
     pub stage: Stage,
 }
 
-impl Model {
+impl<F: HostFamily + Copy> Model<F> {
     /// A model with `weights`, for micro-batches of `sequences` of `length` tokens; its logits exist in chunks of 5
     /// rows, which divides nothing.
     pub fn new(
         profile: &AnyProfile,
-        config: &Config,
+        config: &impl Peer<Family = F>,
         weights: &Tensors,
         sequences: usize,
         length: usize,
         recompute: Recompute,
-    ) -> Model {
+    ) -> Model<F> {
         let (batch, seq_len) = (sequences as u32, length as u32);
-        let stage = Stage { batch, seq_len, chunk: 5, recompute, pattern: pattern(config.attention) };
+        let stage = Stage { batch, seq_len, chunk: 5, recompute, pattern: pattern(config.attention()) };
         let evaluation = Stage { recompute: Recompute::None, ..stage };
         let sections = Sections { training: Some(stage), evaluation: Some(evaluation), decoding: Some(stage.seq_len) };
-        let family = family(config, seq_len);
+        let family = config.family(seq_len);
         let rates = Rates { flops_per_s: 1e9, bytes_per_s: 1e9 };
         let laid = Laid::new(&family, profile, rates, &sections).expect("the step is sound");
-        let session = Session::start(family, laid, profile, None, config.vocab as u32).expect("a session");
+        let session = Session::start(family, laid, profile, None, config.vocab() as u32).expect("a session");
         let mut model = Model { session, stage };
         for (name, region) in model.regions("") {
             let data: Vec<u8> = weights[&name].data.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
@@ -74,8 +138,8 @@ impl Model {
         let entries = self.session.laid.lasting.iter();
         let of = entries
             .filter(|e| e.slot.prefix == prefix && [Role::Weight, Role::Gradient, Role::Moment].contains(&e.slot.role));
-        let all = of.flat_map(|e| (0..e.slot.layers).map(move |l| (e, l)));
-        all.map(|(e, l)| (e.slot.name.replace('*', &l.to_string()), e.place.at(l))).collect()
+        let name = |e: &Entry, name: String| name[e.slot.prefix.len()..].to_owned();
+        of.flat_map(|e| e.tensors().map(move |(full, region)| (name(e, full.to_string()), region))).collect()
     }
 
     /// The bits of every tensor under `prefix`: empty for the weights, `gradient.` for their gradients.

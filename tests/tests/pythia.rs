@@ -1,33 +1,14 @@
 //! The whole Pythia on every device of this machine against the f64 oracle and against PyTorch's twenty steps.
 
-use capful_core::device::Single;
 use capful_core::model::Recompute;
 use capful_host::device::AnyProfile;
-use capful_host::device::cpu::CpuProfile;
-use capful_tests::model::Model;
+use capful_tests::model::{LEVELS, Model, PATTERNS, assert_gradients, devices, tokens};
 use capful_tests::oracle::attention::Pattern;
 use capful_tests::oracle::differences::{relative_error, wave};
 use capful_tests::oracle::fixture;
 use capful_tests::oracle::pythia::{Batch, Config, logits, loss, loss_and_gradients};
-use capful_tests::oracle::tensor::Tensors;
 use capful_tests::oracle::train::Recipe;
 use capful_tests::oracle::{IGNORE, train};
-
-const LEVELS: [Recompute; 3] = [Recompute::None, Recompute::Cheap, Recompute::Full];
-
-const PATTERNS: [Pattern; 5] = [
-    Pattern::Dense,
-    Pattern::Local { block: 16, window: 0 },
-    Pattern::Local { block: 16, window: 1 },
-    Pattern::Global { block: 16, stride: 2 },
-    Pattern::Mixed { block: 16 },
-];
-
-/// Every device, by name.
-fn devices() -> [(&'static str, AnyProfile); 3] {
-    let cpu = |threads| AnyProfile::Cpu(CpuProfile { threads });
-    [("reference", AnyProfile::Reference(Single)), ("cpu, 1 thread", cpu(1)), ("cpu, 2 threads", cpu(2))]
-}
 
 /// Small and odd: 3 heads of 5 dims of which 4 rotate, a feed-forward of 23, 29 ids.
 fn odd(attention: Pattern) -> Config {
@@ -36,27 +17,6 @@ fn odd(attention: Pattern) -> Config {
 
 /// Five blocks of 16 and a short one, so that every pattern leaves pairs out, in 2 sequences.
 const LENGTH: usize = 83;
-
-/// Ids and targets of `rows` tokens under `vocab` ids; some targets are ignored.
-fn tokens(rows: usize, vocab: u32) -> (Vec<u32>, Vec<u32>) {
-    let inputs = (0..rows as u32).map(|t| (t * t * 7 + t * 11 + 3) % vocab).collect();
-    let targets = (0..rows as u32).map(|t| if t % 13 == 5 { IGNORE } else { (t * t * 5 + 2 * t) % vocab }).collect();
-    (inputs, targets)
-}
-
-/// ‖got − expected‖ / ‖expected‖ of every tensor is at most `tolerance`.
-#[track_caller]
-fn assert_gradients(what: &str, got: &Tensors, expected: &Tensors, tolerance: f64) {
-    assert_eq!(got.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{what}");
-    for (name, expected) in expected {
-        let got = &got[name];
-        assert_eq!(got.data.len(), expected.data.len(), "{what}: {name}");
-        let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
-        let difference = norm(&mut got.data.iter().zip(&expected.data).map(|(a, b)| a - b));
-        let size = norm(&mut expected.data.iter().copied());
-        assert!(size > 0.0 && difference <= tolerance * size, "{what}: {name}: {:e}", difference / size);
-    }
-}
 
 #[test]
 fn loss_and_every_gradient_are_the_oracles_under_every_pattern() {

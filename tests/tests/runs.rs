@@ -218,6 +218,8 @@ fn a_plan_adds_up_and_is_what_a_run_allocates() {
         "--preset pythia-160m --batch-size 1 --attention mixed",
         "--batch-size 3 --seq-len 77 --recompute cheap --attention local --device reference",
         "--batch-size 1 --seq-len 5 --recompute full --threads 1 --chunk 2",
+        "--preset yxanul-tiny --vocab-size 301 --seq-len 33 --recompute cheap",
+        "--preset llama-tiny --set tied=false --recompute full --chunk 7 --attention global",
     ] {
         let plan = host(dir, &format!("plan --json {flags}")).ok().json();
         keys(
@@ -239,6 +241,8 @@ fn a_plan_adds_up_and_is_what_a_run_allocates() {
         let plan = host(dir, &format!("plan --json --preset pythia-70m --vocab-size {vocabulary}")).ok().json();
         assert_eq!(plan["params"].as_u64(), Some(params));
     }
+    let plan = host(dir, "plan --json --preset yxanul-197m").ok().json();
+    assert_eq!(plan["params"].as_u64(), Some(196_398_464));
     let plan = host(dir, &format!("plan --json {TINY}")).ok().json();
     let bench = host(dir, &format!("bench --json {TINY} --warm 1 --steps 1")).ok().json();
     assert_eq!((&bench["arena_bytes"], &bench["allocated_bytes"]), (&plan["arena_bytes"], &plan["arena_bytes"]));

@@ -63,7 +63,7 @@ pub enum Init {
 pub struct Slot {
     /// Put before the name in files: empty for weights, `first_moment.` and the like for what belongs to them.
     pub prefix: &'static str,
-    /// The name; a `*` in it stands for the layer's number.
+    /// The name; a `*` in it stands for the layer's number, `{a,b}` for the words of its tensors.
     pub name: &'static str,
     /// What the region is for.
     pub role: Role,
@@ -75,17 +75,31 @@ pub struct Slot {
     pub layers: u32,
     /// How the first values are made.
     pub init: Init,
+    /// Rows of each tensor that the region is in files, one below the other, one a word of the name's braces. Rows
+    /// after them are padding: they stay zero and are in no file. All 0 where the region is one whole tensor.
+    pub parts: [u32; 3],
 }
 
 impl Slot {
     /// A slot without prefix, of one layer, that begins as zeros.
     pub const fn new(name: &'static str, role: Role, dtype: Dtype, shape: [u32; 4]) -> Slot {
-        Slot { prefix: "", name, role, dtype, shape, layers: 1, init: Init::Zero }
+        Slot { prefix: "", name, role, dtype, shape, layers: 1, init: Init::Zero, parts: [0; 3] }
     }
 
     /// The same slot, once a layer.
     pub const fn layers(self, layers: u32) -> Slot {
         Slot { layers, ..self }
+    }
+
+    /// Rows of a layer's region that belong to a tensor: padded rows left out.
+    pub const fn rows(&self) -> u32 {
+        let [a, b, c] = self.parts;
+        if a + b + c == 0 { self.shape[0] * self.shape[1] * self.shape[2] } else { a + b + c }
+    }
+
+    /// Elements of a layer's region that belong to a tensor.
+    pub const fn elements(&self) -> u64 {
+        self.rows() as u64 * self.shape[3] as u64
     }
 }
 
@@ -98,8 +112,48 @@ pub struct Entry {
     pub place: Stacked,
     /// Bytes of the elements, over all layers.
     pub bytes: u64,
-    /// Bytes that alignment adds, over all layers.
+    /// Bytes that alignment and padded rows add, over all layers.
     pub padding: u64,
+}
+
+impl Entry {
+    /// Every tensor that the entry is in files, with its place.
+    pub fn tensors(&self) -> impl Iterator<Item = (TensorName, Region)> + use<> {
+        let Entry { slot, place, .. } = *self;
+        let part = move |layer: u32, part: usize| {
+            let region = match slot.parts[part] {
+                0 => place.at(layer),
+                rows => place.at(layer).slice_rows(slot.parts[..part].iter().sum(), rows),
+            };
+            (TensorName { slot, layer, part }, region)
+        };
+        let parts = slot.parts.iter().filter(|&&rows| rows > 0).count().max(1);
+        (0..slot.layers).flat_map(move |layer| (0..parts).map(move |i| part(layer, i)))
+    }
+}
+
+/// A tensor's name in files, made as it is shown.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorName {
+    slot: Slot,
+    layer: u32,
+    part: usize,
+}
+
+impl core::fmt::Display for TensorName {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.slot.prefix)?;
+        let mut name = self.slot.name;
+        if let Some((before, after)) = name.split_once('*') {
+            write!(f, "{before}{}", self.layer)?;
+            name = after;
+        }
+        if let Some((before, (words, after))) = name.split_once('{').and_then(|(b, a)| Some((b, a.split_once('}')?))) {
+            write!(f, "{before}{}", words.split(',').nth(self.part).unwrap_or_default())?;
+            name = after;
+        }
+        f.write_str(name)
+    }
 }
 
 /// Lays regions one after the other. A family describes its memory to this and to nothing else.
@@ -148,7 +202,7 @@ impl Ledger for Layout<'_> {
         self.offset += padded * layers;
         self.high = self.high.max(self.offset);
         let place = Stacked { first, stride: if layers > 1 { padded } else { 0 } };
-        let bytes = first.bytes() * layers;
+        let bytes = slot.elements() * slot.dtype.size() * layers;
         (self.visit)(&Entry { slot, place, bytes, padding: padded * layers - bytes });
         place
     }
@@ -220,5 +274,35 @@ mod tests {
             offsets
         };
         assert_eq!(lay(Dtype::F32), lay(Dtype::Bf16));
+    }
+
+    #[test]
+    fn a_region_is_as_many_tensors_as_it_has_parts() {
+        let mut seen = heapless::Vec::<Entry, 4>::new();
+        let mut visit = |e: &Entry| seen.push(*e).expect("room for 4");
+        let mut layout = Layout::new(&mut visit);
+        let slot = |name, rows| Slot::new(name, Role::Weight, Dtype::F32, [1, 1, rows, 5]);
+        layout.region(Slot { parts: [4, 2, 2], prefix: "p.", ..slot("l.*.{q,k,v}.w", 8).layers(2) });
+        layout.region(Slot { parts: [7, 0, 0], ..slot("padded", 64) });
+        layout.region(slot("whole.*", 3).layers(2));
+        let mut found = heapless::Vec::<(heapless::String<16>, u64, u32), 16>::new();
+        for (name, region) in seen.iter().flat_map(Entry::tensors) {
+            let mut text = heapless::String::new();
+            core::fmt::write(&mut text, format_args!("{name}")).unwrap();
+            found.push((text, region.offset, region.rows())).unwrap();
+        }
+        let expected = [
+            ("p.l.0.q.w", 0, 4),
+            ("p.l.0.k.w", 80, 2),
+            ("p.l.0.v.w", 120, 2),
+            ("p.l.1.q.w", 512, 4),
+            ("p.l.1.k.w", 592, 2),
+            ("p.l.1.v.w", 632, 2),
+            ("padded", 1024, 7),
+            ("whole.0", 2560, 3),
+            ("whole.1", 3072, 3),
+        ];
+        assert!(found.iter().map(|(n, o, r)| (n.as_str(), *o, *r)).eq(expected), "{found:?}");
+        assert_eq!((seen[1].bytes, seen[1].padding), (7 * 20, 57 * 20 + 256));
     }
 }

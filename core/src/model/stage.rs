@@ -10,7 +10,7 @@ use crate::train::{results, settings};
 pub enum Recompute {
     /// Everything is kept.
     None,
-    /// Norm outputs and GELU outputs are computed again: element-wise work only.
+    /// The outputs of norms and of GELU or SwiGLU are computed again: element-wise work only.
     Cheap,
     /// Only each layer's input is kept.
     Full,
@@ -50,6 +50,22 @@ pub enum ModelError {
         /// The heads.
         heads: u32,
     },
+    /// The key and value heads do not divide the query heads.
+    Groups {
+        /// Query heads.
+        heads: u32,
+        /// Key and value heads.
+        kv_heads: u32,
+    },
+    /// A factorised embedding of a rank above the width.
+    Rank {
+        /// The rank.
+        rank: u32,
+        /// The width.
+        d_model: u32,
+    },
+    /// A factorised embedding whose head is not tied to it.
+    Untied,
     /// The rotated dims of a head are odd or more than the head has.
     Rotary {
         /// Dims to rotate.
@@ -75,6 +91,14 @@ impl core::fmt::Display for ModelError {
             ModelError::Heads { d_model, heads } => {
                 write!(f, "{heads} heads do not divide a width (d_model) of {d_model}; choose a divisor")
             }
+            ModelError::Groups { heads, kv_heads } => {
+                write!(f, "{kv_heads} key heads (kv_heads) do not divide {heads} query heads; choose a divisor")
+            }
+            ModelError::Rank { rank, d_model } => write!(
+                f,
+                "an embedding of rank {rank} is wider than the model (d_model {d_model}); lower the rank, or set rank=0 for none"
+            ),
+            ModelError::Untied => f.write_str("a factorised embedding is tied; set tied=true, or rank=0 for none"),
             ModelError::Rotary { dims, size } => {
                 write!(f, "{dims} rotary dims in heads of {size}: they must be even and no more than the head has")
             }

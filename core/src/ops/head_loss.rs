@@ -17,14 +17,16 @@ pub struct HeadGrad {
     pub accumulate: bool,
 }
 
-/// `losses[r] = ln Σ_v exp(x_r · weight_v) − x_r · weight_target`, their sum times the loss scale into the results,
+/// Over the ids v: `losses[r] = ln Σ_v exp(x_r · weight_v) − x_r · weight_target`, their sum times the loss scale into the results,
 /// and the gradients of that sum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadLoss {
     /// [rows, d].
     pub x: Region,
-    /// [vocabulary, d].
+    /// [vocabulary, d], padded to a multiple of rows that suits a device.
     pub weight: Region,
+    /// Rows of the weight that are ids: those after them are padding, without probability and with gradients of 0.
+    pub ids: u32,
     /// `[rows]` u32: the id that follows, or [`IGNORE`].
     pub targets: Region,
     /// [chunk, vocabulary]: as many rows at a time as it has.
@@ -60,7 +62,7 @@ impl Operation for HeadLoss {
 
     fn validate(&self) -> Result<(), OperationError> {
         let (rows, d, vocabulary) = (self.x.rows(), self.x.columns(), self.weight.rows());
-        self.expect(self.weight.columns() == d, "weight")?;
+        self.expect(self.weight.columns() == d && (1..=vocabulary).contains(&self.ids), "weight")?;
         self.expect(self.targets.elements() == u64::from(rows), "targets")?;
         self.expect(self.logits.columns() == vocabulary && self.logits.rows() > 0, "logits")?;
         self.expect(self.losses.elements() == u64::from(rows), "losses")?;
@@ -91,7 +93,7 @@ impl Operation for HeadLoss {
                 self.gradient.map(|g| g.x_grad),
                 self.gradient.map(|g| g.weight_grad),
             ])?;
-        let (d, vocabulary) = (self.x.columns() as usize, self.weight.rows() as usize);
+        let d = self.x.columns() as usize;
         let scale = settings.f32()[settings::LOSS_SCALE];
         if self.gradient.is_some_and(|g| !g.accumulate) {
             weight_grad.f32_mut().fill(0.0);
@@ -102,7 +104,7 @@ impl Operation for HeadLoss {
                 x_grad.f32_mut().iter_mut().skip(r * d).take(d).for_each(|g| *g = 0.0);
                 continue;
             }
-            let logits = &mut logits.f32_mut()[..vocabulary];
+            let logits = &mut logits.f32_mut()[..self.ids as usize];
             for (z, w) in logits.iter_mut().zip(weight.f32().chunks_exact(d)) {
                 *z = dot(x, w);
             }
@@ -139,6 +141,7 @@ mod tests {
         HeadLoss {
             x: b.normal([1, 1, rows, 6], 1, 1.0),
             weight: b.normal([1, 1, 9, 6], 2, 1.0),
+            ids: 9,
             targets: b.ids(targets),
             logits: b.poison([1, 1, 2, 9]),
             losses: b.poison([1, 1, 1, rows]),
@@ -181,5 +184,35 @@ mod tests {
         let scale = b.values([1, 1, 1, 5], &[0.25; 5]);
         b.check_gradient(forward, forward.x, x_grad, forward.losses, scale);
         b.check_gradient(forward, forward.weight, weight_grad, forward.losses, scale);
+    }
+
+    #[test]
+    fn padding_has_no_probability_and_no_gradient() {
+        let mut b = Bench::<4096>::new();
+        let padded = HeadLoss { ids: 7, ..case(&mut b, &[3, IGNORE, 6, 0, 3]) };
+        let gradient = |b: &mut Bench<4096>, rows| {
+            Some(HeadGrad { x_grad: b.poison([1, 1, 5, 6]), weight_grad: b.poison([1, 1, rows, 6]), accumulate: false })
+        };
+        let padded = HeadLoss { gradient: gradient(&mut b, 9), ..padded };
+        let exact = HeadLoss {
+            weight: padded.weight.slice_rows(0, 7),
+            logits: b.poison([1, 1, 2, 7]),
+            losses: b.poison([1, 1, 1, 5]),
+            gradient: gradient(&mut b, 7),
+            ..padded
+        };
+        b.run(padded);
+        b.run(exact);
+        let losses: [f32; 5] = b.get(exact.losses).try_into().unwrap();
+        assert_eq!(b.get(padded.losses), losses);
+        let (padded, exact) = (padded.gradient.unwrap(), exact.gradient.unwrap());
+        let x_grad: [f32; 30] = b.get(exact.x_grad).try_into().unwrap();
+        assert_eq!(b.get(padded.x_grad), x_grad);
+        let weight_grad: [f32; 42] = b.get(exact.weight_grad).try_into().unwrap();
+        assert_eq!(b.get(padded.weight_grad)[..42], weight_grad);
+        assert_eq!(b.get(padded.weight_grad)[42..], [0.0; 12]);
+        // A padded id would be no target, and no weight has more ids than rows.
+        let error = HeadLoss { ids: 10, ..case(&mut b, &[3]) }.validate();
+        assert_eq!(error, Err(OperationError::Shape { operation: "head_loss", operand: "weight" }));
     }
 }

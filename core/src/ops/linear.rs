@@ -1,17 +1,19 @@
 //! The linear layer with what belongs to it: bias, residual, GELU, rotation.
 
-use super::math::{dot, gelu};
+use super::math::{axpy, dot, gelu};
 use super::rotary::Rotary;
 use crate::device::{Access, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
-/// `out = x · weightᵀ (+ bias) (+ residual, or + out)`, then rotated, then `activated = gelu(out)`.
+/// `out = x · weightᵀ, or x · weight (+ bias) (+ residual, or + out)`, then rotated, then `activated = gelu(out)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Linear {
     /// [rows, in].
     pub x: Region,
-    /// [out, in].
+    /// [out, in]; [in, out] where it is `transposed`.
     pub weight: Region,
+    /// Whether the weight is another layer's, used the other way round: `x · weight`.
+    pub transposed: bool,
     /// `[out]`.
     pub bias: Option<Region>,
     /// [rows, out].
@@ -29,8 +31,14 @@ pub struct Linear {
 impl Linear {
     /// `out = x · weightᵀ + bias`.
     pub const fn new(x: Region, weight: Region, bias: Option<Region>, out: Region) -> Linear {
-        Linear { x, weight, bias, out, residual: None, accumulate: false, rotary: None, activated: None }
+        let (residual, rotary, activated) = (None, None, None);
+        Linear { x, weight, transposed: false, bias, out, residual, accumulate: false, rotary, activated }
     }
+}
+
+/// Inputs and outputs of a weight.
+pub(super) const fn sides(weight: &Region, transposed: bool) -> (u32, u32) {
+    if transposed { (weight.rows(), weight.columns()) } else { (weight.columns(), weight.rows()) }
 }
 
 impl Operation for Linear {
@@ -47,9 +55,9 @@ impl Operation for Linear {
     }
 
     fn validate(&self) -> Result<(), OperationError> {
-        let (rows, out) = (self.x.rows(), self.weight.rows());
+        let (rows, (inputs, out)) = (self.x.rows(), sides(&self.weight, self.transposed));
         let like_out = |r: &Region| r.rows() == rows && r.columns() == out;
-        self.expect(self.weight.columns() == self.x.columns(), "weight")?;
+        self.expect(inputs == self.x.columns(), "weight")?;
         self.expect(self.bias.is_none_or(|b| b.elements() == u64::from(out)), "bias")?;
         self.expect(like_out(&self.out), "out")?;
         self.expect(self.residual.is_none_or(|r| like_out(&r)), "residual")?;
@@ -71,18 +79,25 @@ impl Operation for Linear {
             self.rotary.map(|r| r.table),
             self.activated,
         ])?;
-        let (inputs, outputs) = (self.x.columns() as usize, self.weight.rows() as usize);
-        let (bias, residual) = (bias.f32(), residual.f32());
+        let (inputs, outputs) = (self.x.columns() as usize, self.out.columns() as usize);
+        let (weight, bias, residual) = (weight.f32(), bias.f32(), residual.f32());
         for (r, (row, out)) in x.f32().chunks_exact(inputs).zip(out.f32_mut().chunks_exact_mut(outputs)).enumerate() {
-            for (o, (y, w)) in out.iter_mut().zip(weight.f32().chunks_exact(inputs)).enumerate() {
-                let mut sum = dot(row, w);
-                if let Some(b) = bias.get(o) {
-                    sum += b;
+            if self.transposed {
+                if !self.accumulate {
+                    out.fill(0.0);
                 }
-                if let Some(extra) = residual.get(r * outputs + o) {
-                    sum += extra;
+                for (x, w) in row.iter().zip(weight.chunks_exact(outputs)) {
+                    axpy(*x, w, out);
                 }
-                *y = if self.accumulate { *y + sum } else { sum };
+            } else {
+                for (y, w) in out.iter_mut().zip(weight.chunks_exact(inputs)) {
+                    let product = dot(row, w);
+                    *y = if self.accumulate { *y + product } else { product };
+                }
+            }
+            for (o, y) in out.iter_mut().enumerate() {
+                *y += bias.get(o).copied().unwrap_or_default();
+                *y += residual.get(r * outputs + o).copied().unwrap_or_default();
             }
             if let Some(rotary) = &self.rotary {
                 let position = r % rotary.period as usize;
@@ -132,6 +147,23 @@ mod tests {
                     epsilon = 1e-5,
                     max_relative = 1e-5
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn a_transposed_weight_is_the_weight_the_other_way_round() {
+        let mut b = Bench::<2048>::new();
+        let (x, weight) = (b.normal([1, 1, 5, 7], 1, 1.0), b.normal([1, 1, 7, 19], 2, 0.5));
+        let turned: [f32; 133] = core::array::from_fn(|i| b.get(weight)[i % 7 * 19 + i / 7]);
+        let turned = b.values([1, 1, 19, 7], &turned);
+        let (out, expected) = (b.normal([1, 1, 5, 19], 3, 1.0), b.normal([1, 1, 5, 19], 3, 1.0));
+        for accumulate in [true, false] {
+            b.run(Linear { accumulate, transposed: true, ..Linear::new(x, weight, None, out) });
+            b.run(Linear { accumulate, ..Linear::new(x, turned, None, expected) });
+            for i in 0..95 {
+                let expected = b.get(expected)[i];
+                approx::assert_relative_eq!(b.get(out)[i], expected, epsilon = 1e-5, max_relative = 1e-5);
             }
         }
     }

@@ -1,24 +1,27 @@
 //! The gradients of a linear layer.
 
-use super::math::{axpy, gelu_derivative};
+use super::linear::sides;
+use super::math::{axpy, dot, gelu_derivative};
 use crate::device::{Access, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
 /// `x_grad = out_grad · weight (∘ gelu'(before_gelu))`, `weight_grad (+)= out_gradᵀ · x`,
-/// `bias_grad (+)= Σ rows out_grad`.
+/// `bias_grad (+)= Σ rows out_grad`; of a transposed weight `out_grad · weightᵀ` and `xᵀ · out_grad`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinearGrad {
     /// [rows, in]: the input of the forward pass.
     pub x: Region,
-    /// [out, in].
+    /// [out, in]; [in, out] where it is `transposed`.
     pub weight: Region,
+    /// As in the forward pass.
+    pub transposed: bool,
     /// [rows, out].
     pub out_grad: Region,
     /// [rows, in].
     pub x_grad: Region,
     /// [rows, in]: where x = gelu(this), the gradient goes through the GELU as it is written.
     pub before_gelu: Option<Region>,
-    /// [out, in].
+    /// As the weight.
     pub weight_grad: Region,
     /// `[out]`.
     pub bias_grad: Option<Region>,
@@ -41,13 +44,14 @@ impl Operation for LinearGrad {
     }
 
     fn validate(&self) -> Result<(), OperationError> {
-        let (rows, inputs, outputs) = (self.x.rows(), self.x.columns(), self.weight.rows());
+        let (rows, (inputs, outputs)) = (self.x.rows(), sides(&self.weight, self.transposed));
         let like_x = |r: &Region| r.rows() == rows && r.columns() == inputs;
-        self.expect(self.weight.columns() == inputs, "weight")?;
+        self.expect(self.x.columns() == inputs, "weight")?;
         self.expect(self.out_grad.rows() == rows && self.out_grad.columns() == outputs, "out_grad")?;
         self.expect(like_x(&self.x_grad), "x_grad")?;
         self.expect(self.before_gelu.is_none_or(|r| like_x(&r)), "before_gelu")?;
-        self.expect(self.weight_grad.rows() == outputs && self.weight_grad.columns() == inputs, "weight_grad")?;
+        let sizes = |r: &Region| (r.rows(), r.columns());
+        self.expect(sizes(&self.weight_grad) == sizes(&self.weight), "weight_grad")?;
         self.expect(self.bias_grad.is_none_or(|b| b.elements() == u64::from(outputs)), "bias_grad")
     }
 
@@ -65,21 +69,26 @@ impl Operation for LinearGrad {
             Some(self.weight_grad),
             self.bias_grad,
         ])?;
-        let (inputs, outputs) = (self.x.columns() as usize, self.weight.rows() as usize);
+        let (inputs, outputs) = (self.x.columns() as usize, self.out_grad.columns() as usize);
         if !self.accumulate {
             weight_grad.f32_mut().fill(0.0);
             bias_grad.f32_mut().fill(0.0);
         }
         for (r, (x, dy)) in x.f32().chunks_exact(inputs).zip(out_grad.f32().chunks_exact(outputs)).enumerate() {
             let dx = &mut x_grad.f32_mut()[r * inputs..][..inputs];
-            dx.fill(0.0);
-            for (o, (&dy, w)) in dy.iter().zip(weight.f32().chunks_exact(inputs)).enumerate() {
-                axpy(dy, w, dx);
-                axpy(dy, x, &mut weight_grad.f32_mut()[o * inputs..][..inputs]);
-                if let Some(db) = bias_grad.f32_mut().get_mut(o) {
-                    *db += dy;
+            if self.transposed {
+                for (i, (dx, w)) in dx.iter_mut().zip(weight.f32().chunks_exact(outputs)).enumerate() {
+                    *dx = dot(dy, w);
+                    axpy(x[i], dy, &mut weight_grad.f32_mut()[i * outputs..][..outputs]);
+                }
+            } else {
+                dx.fill(0.0);
+                for (o, (&dy, w)) in dy.iter().zip(weight.f32().chunks_exact(inputs)).enumerate() {
+                    axpy(dy, w, dx);
+                    axpy(dy, x, &mut weight_grad.f32_mut()[o * inputs..][..inputs]);
                 }
             }
+            axpy(1.0, dy, bias_grad.f32_mut());
             for (dx, h) in dx.iter_mut().zip(before_gelu.f32().iter().skip(r * inputs)) {
                 *dx *= gelu_derivative(*h);
             }
@@ -96,29 +105,33 @@ mod tests {
 
     #[test]
     fn gradients_agree_with_finite_differences() {
-        let mut b = Bench::<2048>::new();
-        let (x, weight) = (b.normal([1, 1, 5, 9], 1, 1.0), b.normal([1, 1, 6, 9], 2, 0.5));
-        let bias = b.normal([1, 1, 1, 6], 3, 1.0);
-        let (out, out_grad) = (b.poison([1, 1, 5, 6]), b.normal([1, 1, 5, 6], 4, 1.0));
-        let forward = Linear::new(x, weight, Some(bias), out);
-        let (x_grad, weight_grad, bias_grad) = (b.poison([1, 1, 5, 9]), b.poison([1, 1, 6, 9]), b.poison([1, 1, 1, 6]));
-        let backward = LinearGrad {
-            x,
-            weight,
-            out_grad,
-            x_grad,
-            before_gelu: None,
-            weight_grad,
-            bias_grad: Some(bias_grad),
-            accumulate: false,
-        };
-        b.run(backward);
-        b.check_gradient(forward, x, x_grad, out, out_grad);
-        b.check_gradient(forward, weight, weight_grad, out, out_grad);
-        b.check_gradient(forward, bias, bias_grad, out, out_grad);
-        let once = b.get(weight_grad)[7];
-        b.run(LinearGrad { accumulate: true, ..backward });
-        approx::assert_relative_eq!(b.get(weight_grad)[7], 2.0 * once, max_relative = 1e-6);
+        for transposed in [false, true] {
+            let mut b = Bench::<2048>::new();
+            let shape = if transposed { [1, 1, 9, 6] } else { [1, 1, 6, 9] };
+            let (x, weight) = (b.normal([1, 1, 5, 9], 1, 1.0), b.normal(shape, 2, 0.5));
+            let bias = b.normal([1, 1, 1, 6], 3, 1.0);
+            let (out, out_grad) = (b.poison([1, 1, 5, 6]), b.normal([1, 1, 5, 6], 4, 1.0));
+            let forward = Linear { transposed, ..Linear::new(x, weight, Some(bias), out) };
+            let (x_grad, weight_grad, bias_grad) = (b.poison([1, 1, 5, 9]), b.poison(shape), b.poison([1, 1, 1, 6]));
+            let backward = LinearGrad {
+                x,
+                weight,
+                transposed,
+                out_grad,
+                x_grad,
+                before_gelu: None,
+                weight_grad,
+                bias_grad: Some(bias_grad),
+                accumulate: false,
+            };
+            b.run(backward);
+            b.check_gradient(forward, x, x_grad, out, out_grad);
+            b.check_gradient(forward, weight, weight_grad, out, out_grad);
+            b.check_gradient(forward, bias, bias_grad, out, out_grad);
+            let once = b.get(weight_grad)[7];
+            b.run(LinearGrad { accumulate: true, ..backward });
+            approx::assert_relative_eq!(b.get(weight_grad)[7], 2.0 * once, max_relative = 1e-6);
+        }
     }
 
     #[test]
@@ -132,6 +145,7 @@ mod tests {
         b.run(LinearGrad {
             x,
             weight,
+            transposed: false,
             out_grad,
             x_grad,
             before_gelu: Some(h),

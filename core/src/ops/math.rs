@@ -63,3 +63,9 @@ pub fn gelu_derivative(x: f32) -> f32 {
     const INV_SQRT_TAU: f32 = 0.398_942_3;
     0.5 * (1.0 + libm::erff(x * core::f32::consts::FRAC_1_SQRT_2)) + x * INV_SQRT_TAU * libm::expf(-0.5 * x * x)
 }
+
+/// x σ(x) and its derivative σ + x σ (1 − σ), with σ = 1 / (1 + e⁻ˣ).
+pub fn silu(x: f32) -> [f32; 2] {
+    let sigmoid = 1.0 / (1.0 + libm::expf(-x));
+    [x * sigmoid, sigmoid + x * sigmoid * (1.0 - sigmoid)]
+}

@@ -18,6 +18,7 @@ mod norm_grad;
 mod pattern;
 mod rotary;
 mod squared_norm;
+mod swiglu;
 
 pub use crate::data::IGNORE;
 pub use adamw::AdamW;
@@ -30,11 +31,12 @@ pub use head_loss::{HeadGrad, HeadLoss};
 pub use heads::Heads;
 pub use linear::Linear;
 pub use linear_grad::LinearGrad;
-pub use norm::{Affine, Norm};
+pub use norm::{Affine, Norm, NormKind};
 pub use norm_grad::{AffineGrad, NormGrad};
 pub use pattern::{Kind, Pattern};
 pub use rotary::Rotary;
 pub use squared_norm::SquaredNorm;
+pub use swiglu::{SwiGlu, SwiGluGrad};
 
 #[cfg(test)]
 mod testing;

@@ -1,28 +1,69 @@
-//! LayerNorm (Ba, Kiros and Hinton 2016), with one or two affine outputs of the same normalised rows.
+//! LayerNorm (Ba, Kiros and Hinton 2016) and RMSNorm (Zhang and Sennrich 2019), with one or two affine outputs of the
+//! same normalised rows.
 
 use super::math::{dot, sum};
 use crate::device::{Access, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
-/// One affine output of a [`Norm`]: `out = x̂ ∘ gain + bias`.
+/// How rows are normalised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x̂ = (x − mean) / √(variance + eps)`.
+    Layer,
+    /// `x̂ = x / √(mean of x² + eps)`.
+    Rms,
+}
+
+impl NormKind {
+    /// Columns of the statistics: mean and scale, or the scale alone.
+    pub const fn stats(self) -> u32 {
+        match self {
+            NormKind::Layer => 2,
+            NormKind::Rms => 1,
+        }
+    }
+
+    /// Mean and scale of a row of the statistics; what RMSNorm subtracts is 0.
+    #[inline(always)]
+    pub fn moments(self, stats: &[f32]) -> (f32, f32) {
+        match self {
+            NormKind::Layer => (stats[0], stats[1]),
+            NormKind::Rms => (0.0, stats[0]),
+        }
+    }
+
+    /// Writes mean and scale of a row, as far as they are kept.
+    #[inline(always)]
+    pub fn keep(self, mean: f32, scale: f32, stats: &mut [f32]) {
+        match self {
+            NormKind::Layer => stats.copy_from_slice(&[mean, scale]),
+            NormKind::Rms => stats[0] = scale,
+        }
+    }
+}
+
+/// One affine output of a [`Norm`]: `out = x̂ ∘ gain (+ bias)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Affine {
     /// `[d]`.
     pub gain: Region,
     /// `[d]`.
-    pub bias: Region,
+    pub bias: Option<Region>,
     /// [rows, d].
     pub out: Region,
 }
 
-/// `x̂ = (x − mean) / √(variance + eps)` a row, then one or two affine maps of it.
+/// x̂ of each row as [`NormKind`] says, then one or two affine maps of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Norm {
+    /// What x̂ is.
+    pub kind: NormKind,
     /// [rows, d].
     pub x: Region,
-    /// Added to the variance.
+    /// Added to the variance, or to the mean square.
     pub eps: f32,
-    /// [rows, 2]: mean and 1 / √(variance + eps), for the backward pass.
+    /// [rows, 2]: mean and 1 / √(variance + eps); for RMSNorm [rows, 1]: 1 / √(mean square + eps). For the backward
+    /// pass.
     pub stats: Region,
     /// The first output.
     pub first: Affine,
@@ -38,17 +79,17 @@ impl Operation for Norm {
         visit(self.stats, Access::Write);
         for affine in [Some(self.first), self.second].into_iter().flatten() {
             visit(affine.gain, Access::Read);
-            visit(affine.bias, Access::Read);
+            affine.bias.into_iter().for_each(|r| visit(r, Access::Read));
             visit(affine.out, Access::Write);
         }
     }
 
     fn validate(&self) -> Result<(), OperationError> {
         let (rows, d) = (self.x.rows(), self.x.columns());
-        self.expect(self.stats.rows() == rows && self.stats.columns() == 2, "stats")?;
+        self.expect(self.stats.rows() == rows && self.stats.columns() == self.kind.stats(), "stats")?;
         for affine in [Some(self.first), self.second].into_iter().flatten() {
             self.expect(affine.gain.elements() == u64::from(d), "gain")?;
-            self.expect(affine.bias.elements() == u64::from(d), "bias")?;
+            self.expect(affine.bias.is_none_or(|b| b.elements() == u64::from(d)), "bias")?;
             self.expect(affine.out.rows() == rows && affine.out.columns() == d, "out")?;
         }
         Ok(())
@@ -64,30 +105,35 @@ impl Operation for Norm {
             Some(self.x),
             Some(self.stats),
             Some(self.first.gain),
-            Some(self.first.bias),
+            self.first.bias,
             Some(self.first.out),
             second.map(|s| s.gain),
-            second.map(|s| s.bias),
+            second.and_then(|s| s.bias),
             second.map(|s| s.out),
         ])?;
         let d = self.x.columns() as usize;
-        let (stats, _) = stats.f32_mut().as_chunks_mut::<2>();
+        let stats = stats.f32_mut().chunks_exact_mut(self.kind.stats() as usize);
         for (r, (row, stat)) in x.f32().chunks_exact(d).zip(stats).enumerate() {
-            let mean = sum(row) / d as f32;
+            let mean = match self.kind {
+                NormKind::Layer => sum(row) / d as f32,
+                NormKind::Rms => 0.0,
+            };
             let out = &mut out.f32_mut()[r * d..][..d];
             for (o, x) in out.iter_mut().zip(row) {
                 *o = x - mean;
             }
             // Two passes: the variance of centred values keeps its digits where the mean is large.
             let scale = 1.0 / libm::sqrtf(dot(out, out) / d as f32 + self.eps);
-            *stat = [mean, scale];
-            for (o2, (o, (g, b))) in
-                out2.f32_mut().iter_mut().skip(r * d).zip(out.iter().zip(gain2.f32().iter().zip(bias2.f32())))
-            {
-                *o2 = o * scale * g + b;
+            self.kind.keep(mean, scale, stat);
+            let affine = |i: usize, x: f32, gain: &[f32], bias: &[f32]| {
+                let scaled = x * scale * gain[i];
+                bias.get(i).map_or(scaled, |b| scaled + b)
+            };
+            for (i, (o2, o)) in out2.f32_mut().iter_mut().skip(r * d).zip(&*out).enumerate() {
+                *o2 = affine(i, *o, gain2.f32(), bias2.f32());
             }
-            for (o, (g, b)) in out.iter_mut().zip(gain.f32().iter().zip(bias.f32())) {
-                *o = *o * scale * g + b;
+            for (i, o) in out.iter_mut().enumerate() {
+                *o = affine(i, *o, gain.f32(), bias.f32());
             }
         }
         Ok(())
@@ -108,8 +154,9 @@ mod tests {
         let (gain2, bias2) = (b.normal([1, 1, 1, d], 4, 1.0), b.normal([1, 1, 1, d], 5, 1.0));
         let stats = b.poison([1, 1, rows, 2]);
         let (out, out2) = (b.poison([1, 1, rows, d]), b.poison([1, 1, rows, d]));
-        let first = Affine { gain, bias, out };
-        b.run(Norm { x, eps: 1e-5, stats, first, second: Some(Affine { gain: gain2, bias: bias2, out: out2 }) });
+        let first = Affine { gain, bias: Some(bias), out };
+        let second = Some(Affine { gain: gain2, bias: Some(bias2), out: out2 });
+        b.run(Norm { kind: NormKind::Layer, x, eps: 1e-5, stats, first, second });
         for (gain, bias, out) in [(gain, bias, out), (gain2, bias2, out2)] {
             for r in 0..rows as usize {
                 let row = |b: &mut Bench<1024>, i: usize| f64::from(b.get(x)[r * 13 + i]);
@@ -125,6 +172,33 @@ mod tests {
                         max_relative = 2e-6
                     );
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_rms_norm_have_the_gain_for_a_root_mean_square() {
+        let mut b = Bench::<1024>::new();
+        let (rows, d) = (3, 13);
+        // A mean far from 0, which LayerNorm would take away.
+        let x = b.normal([1, 1, rows, d], 1, 3.0);
+        let shifted: [f32; 39] = core::array::from_fn(|i| b.get(x)[i] + 2.0);
+        b.set(x, &shifted);
+        let (gain, bias) = (b.normal([1, 1, 1, d], 2, 1.0), b.normal([1, 1, 1, d], 3, 1.0));
+        let stats = b.poison([1, 1, rows, 1]);
+        let (out, out2) = (b.poison([1, 1, rows, d]), b.poison([1, 1, rows, d]));
+        let gain2 = b.normal([1, 1, 1, d], 4, 1.0);
+        let second = Some(Affine { gain: gain2, bias: Some(bias), out: out2 });
+        b.run(Norm { kind: NormKind::Rms, x, eps: 0.25, stats, first: Affine { gain, bias: None, out }, second });
+        for r in 0..rows as usize {
+            let row: [f64; 13] = core::array::from_fn(|i| f64::from(b.get(x)[r * 13 + i]));
+            let scale = 1.0 / libm::sqrt(row.iter().map(|x| x * x).sum::<f64>() / 13.0 + 0.25);
+            approx::assert_relative_eq!(f64::from(b.get(stats)[r]), scale, max_relative = 1e-6);
+            for (i, x) in row.into_iter().enumerate() {
+                let found = [out, out2].map(|o| f64::from(b.get(o)[r * 13 + i]));
+                let [gain, gain2, bias] = [gain, gain2, bias].map(|of| f64::from(b.get(of)[i]));
+                approx::assert_relative_eq!(found[0], x * scale * gain, epsilon = 2e-6, max_relative = 2e-6);
+                approx::assert_relative_eq!(found[1], x * scale * gain2 + bias, epsilon = 2e-6, max_relative = 2e-6);
             }
         }
     }

@@ -1,6 +1,7 @@
-//! The gradient of LayerNorm, of one or two affine outputs at once.
+//! The gradient of LayerNorm or RMSNorm, of one or two affine outputs at once.
 
 use super::math::sum;
+use super::norm::NormKind;
 use crate::device::{Access, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
@@ -13,18 +14,20 @@ pub struct AffineGrad {
     pub out_grad: Region,
     /// `[d]`.
     pub gain_grad: Region,
-    /// `[d]`.
-    pub bias_grad: Region,
+    /// `[d]`: where the output has a bias.
+    pub bias_grad: Option<Region>,
 }
 
 /// With x̂ the normalised row and g = Σ over outputs of `out_grad ∘ gain`:
-/// `x_grad (+)= (g − mean(g) − x̂ mean(g ∘ x̂)) / √(variance + eps)`,
+/// `x_grad (+)= (g − mean(g) − x̂ mean(g ∘ x̂)) / √(variance + eps)`, without mean(g) for RMSNorm,
 /// `gain_grad (+)= Σ rows out_grad ∘ x̂`, `bias_grad (+)= Σ rows out_grad`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormGrad {
+    /// What x̂ is.
+    pub kind: NormKind,
     /// [rows, d]: the input of the forward pass.
     pub x: Region,
-    /// [rows, 2]: its mean and reciprocal deviation.
+    /// [rows, 2]: its mean and reciprocal deviation; for RMSNorm [rows, 1]: the reciprocal alone.
     pub stats: Region,
     /// [rows, d].
     pub x_grad: Region,
@@ -50,19 +53,19 @@ impl Operation for NormGrad {
             visit(affine.gain, Access::Read);
             visit(affine.out_grad, Access::Read);
             visit(affine.gain_grad, parameter);
-            visit(affine.bias_grad, parameter);
+            affine.bias_grad.into_iter().for_each(|r| visit(r, parameter));
         }
     }
 
     fn validate(&self) -> Result<(), OperationError> {
         let (rows, d) = (self.x.rows(), self.x.columns());
-        self.expect(self.stats.rows() == rows && self.stats.columns() == 2, "stats")?;
+        self.expect(self.stats.rows() == rows && self.stats.columns() == self.kind.stats(), "stats")?;
         self.expect(self.x_grad.rows() == rows && self.x_grad.columns() == d, "x_grad")?;
         for affine in [Some(self.first), self.second].into_iter().flatten() {
             self.expect(affine.out_grad.rows() == rows && affine.out_grad.columns() == d, "out_grad")?;
             self.expect(affine.gain.elements() == u64::from(d), "gain")?;
             self.expect(affine.gain_grad.elements() == u64::from(d), "gain_grad")?;
-            self.expect(affine.bias_grad.elements() == u64::from(d), "bias_grad")?;
+            self.expect(affine.bias_grad.is_none_or(|b| b.elements() == u64::from(d)), "bias_grad")?;
         }
         Ok(())
     }
@@ -92,21 +95,22 @@ impl Operation for NormGrad {
             Some(self.first.gain),
             Some(self.first.out_grad),
             Some(self.first.gain_grad),
-            Some(self.first.bias_grad),
+            self.first.bias_grad,
             second.map(|s| s.gain),
             second.map(|s| s.out_grad),
             second.map(|s| s.gain_grad),
-            second.map(|s| s.bias_grad),
+            second.and_then(|s| s.bias_grad),
         ])?;
         let d = self.x.columns() as usize;
-        let (stats, _) = stats.f32().as_chunks::<2>();
+        let stats = stats.f32().chunks_exact(self.kind.stats() as usize);
         if !self.accumulate {
             for view in [&mut gain_grad, &mut bias_grad, &mut gain_grad2, &mut bias_grad2] {
                 view.f32_mut().fill(0.0);
             }
         }
         let two = second.is_some();
-        for (r, (row, &[mean, scale])) in x.f32().chunks_exact(d).zip(stats).enumerate() {
+        for (r, (row, stat)) in x.f32().chunks_exact(d).zip(stats).enumerate() {
+            let (mean, scale) = self.kind.moments(stat);
             let at = r * d..(r + 1) * d;
             // g of one element, from one output or both.
             let g = |i: usize| {
@@ -119,6 +123,7 @@ impl Operation for NormGrad {
                 lanes[1][i % 8] += g(i) * (x - mean) * scale;
             }
             let [mean_g, mean_gx] = lanes.map(|l| sum(&l) / d as f32);
+            let mean_g = if self.kind == NormKind::Rms { 0.0 } else { mean_g };
             for (i, dx) in x_grad.f32_mut()[at.clone()].iter_mut().enumerate() {
                 let through = scale * (g(i) - mean_g - (row[i] - mean) * scale * mean_gx);
                 *dx = if self.add { *dx + through } else { through };
@@ -126,10 +131,11 @@ impl Operation for NormGrad {
             for (out_grad, gain_grad, bias_grad) in
                 [(&out_grad, &mut gain_grad, &mut bias_grad), (&out_grad2, &mut gain_grad2, &mut bias_grad2)]
             {
-                for (i, (dg, db)) in gain_grad.f32_mut().iter_mut().zip(bias_grad.f32_mut()).enumerate() {
-                    let dy = out_grad.f32()[at.start + i];
-                    *dg += dy * (row[i] - mean) * scale;
-                    *db += dy;
+                for (i, dg) in gain_grad.f32_mut().iter_mut().enumerate() {
+                    *dg += out_grad.f32()[at.start + i] * (row[i] - mean) * scale;
+                }
+                for (i, db) in bias_grad.f32_mut().iter_mut().enumerate() {
+                    *db += out_grad.f32()[at.start + i];
                 }
             }
         }
@@ -145,22 +151,28 @@ mod tests {
 
     #[test]
     fn gradients_agree_with_finite_differences() {
-        let mut b = Bench::<2048>::new();
-        let (rows, d) = (4, 11);
-        let x = b.normal([1, 1, rows, d], 1, 2.0);
-        let (gain, bias) = (b.normal([1, 1, 1, d], 2, 1.0), b.normal([1, 1, 1, d], 3, 1.0));
-        let stats = b.poison([1, 1, rows, 2]);
-        let out = b.poison([1, 1, rows, d]);
-        let forward = Norm { x, eps: 1e-5, stats, first: Affine { gain, bias, out }, second: None };
-        b.run(forward);
-        let out_grad = b.normal([1, 1, rows, d], 6, 1.0);
-        let x_grad = b.poison([1, 1, rows, d]);
-        let (gain_grad, bias_grad) = (b.poison([1, 1, 1, d]), b.poison([1, 1, 1, d]));
-        let first = AffineGrad { gain, out_grad, gain_grad, bias_grad };
-        b.run(NormGrad { x, stats, x_grad, first, second: None, add: false, accumulate: false });
-        b.check_gradient(forward, x, x_grad, out, out_grad);
-        b.check_gradient(forward, gain, gain_grad, out, out_grad);
-        b.check_gradient(forward, bias, bias_grad, out, out_grad);
+        for (kind, biased) in [(NormKind::Layer, true), (NormKind::Rms, false), (NormKind::Rms, true)] {
+            let mut b = Bench::<2048>::new();
+            let (rows, d) = (4, 11);
+            let x = b.normal([1, 1, rows, d], 1, 2.0);
+            let gain = b.normal([1, 1, 1, d], 2, 1.0);
+            let bias = biased.then(|| b.normal([1, 1, 1, d], 3, 1.0));
+            let stats = b.poison([1, 1, rows, kind.stats()]);
+            let out = b.poison([1, 1, rows, d]);
+            let forward = Norm { kind, x, eps: 1e-5, stats, first: Affine { gain, bias, out }, second: None };
+            b.run(forward);
+            let out_grad = b.normal([1, 1, rows, d], 6, 1.0);
+            let x_grad = b.poison([1, 1, rows, d]);
+            let gain_grad = b.poison([1, 1, 1, d]);
+            let bias_grad = biased.then(|| b.poison([1, 1, 1, d]));
+            let first = AffineGrad { gain, out_grad, gain_grad, bias_grad };
+            b.run(NormGrad { kind, x, stats, x_grad, first, second: None, add: false, accumulate: false });
+            b.check_gradient(forward, x, x_grad, out, out_grad);
+            b.check_gradient(forward, gain, gain_grad, out, out_grad);
+            if let (Some(bias), Some(bias_grad)) = (bias, bias_grad) {
+                b.check_gradient(forward, bias, bias_grad, out, out_grad);
+            }
+        }
     }
 
     #[test]
@@ -172,21 +184,24 @@ mod tests {
         let out = b.poison([1, 1, rows, d]);
         let gains = [b.normal([1, 1, 1, d], 2, 1.0), b.normal([1, 1, 1, d], 3, 1.0)];
         let grads = [b.normal([1, 1, rows, d], 4, 1.0), b.normal([1, 1, rows, d], 5, 1.0)];
-        let bias = b.values([1, 1, 1, d], &[0.0; 9]);
-        b.run(Norm { x, eps: 1e-5, stats, first: Affine { gain: gains[0], bias, out }, second: None });
+        let (kind, bias) = (NormKind::Layer, Some(b.values([1, 1, 1, d], &[0.0; 9])));
+        b.run(Norm { kind, x, eps: 1e-5, stats, first: Affine { gain: gains[0], bias, out }, second: None });
         let mut affine = |i: usize| AffineGrad {
             gain: gains[i],
             out_grad: grads[i],
             gain_grad: b.poison([1, 1, 1, d]),
-            bias_grad: b.poison([1, 1, 1, d]),
+            bias_grad: Some(b.poison([1, 1, 1, d])),
         };
         let (one, two, together, with) = (affine(0), affine(1), affine(0), affine(1));
         let separate = b.values([1, 1, rows, d], &[0.0; 27]);
         let joint = b.values([1, 1, rows, d], &[0.0; 27]);
-        b.run(NormGrad { x, stats, x_grad: separate, first: one, second: None, add: true, accumulate: false });
-        b.run(NormGrad { x, stats, x_grad: separate, first: two, second: None, add: true, accumulate: false });
-        b.run(NormGrad { x, stats, x_grad: joint, first: together, second: Some(with), add: true, accumulate: false });
-        for (a, c) in [(separate, joint), (one.gain_grad, together.gain_grad), (two.bias_grad, with.bias_grad)] {
+        let alone =
+            |first, x_grad| NormGrad { kind, x, stats, x_grad, first, second: None, add: true, accumulate: false };
+        b.run(alone(one, separate));
+        b.run(alone(two, separate));
+        b.run(NormGrad { second: Some(with), ..alone(together, joint) });
+        let bias = |of: AffineGrad| of.bias_grad.unwrap();
+        for (a, c) in [(separate, joint), (one.gain_grad, together.gain_grad), (bias(two), bias(with))] {
             for i in 0..a.elements() as usize {
                 let expected = b.get(a)[i];
                 approx::assert_relative_eq!(b.get(c)[i], expected, epsilon = 1e-5, max_relative = 1e-5);

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::train::within_budget;
 use super::{Failure, RunFlags, work};
 use crate::allocations;
-use crate::config::{Config, human_bytes};
+use crate::config::{Config, human_bytes, with_family};
 use crate::device::{AnyProfile, DeviceError};
 use crate::plan::{Machine, Plan, field_kib};
 use crate::run::bench::{Bench as Steps, Share};
@@ -35,17 +35,20 @@ impl Bench {
         let config = Config::resolve(written)?;
         let profile = AnyProfile::of(&config)?;
         profile.require()?;
-        let machine = Machine::of(&config)?;
-        let family = config.pythia();
-        let (plan, laid) = Plan::new(&family, &config, &machine)?;
-        plan.require_fit(&config, &machine)?;
-        let mut session = Session::start_training(family, laid, &profile, &config, &[])?;
-        within_budget(&config, &mut session)?;
+        with_family!(config, family => self.time(family, &config, &profile, timed))
+    }
+
+    fn time<F: HostFamily>(self, family: F, config: &Config, profile: &AnyProfile, timed: u64) -> Result<(), Failure> {
+        let machine = Machine::of(config)?;
+        let (plan, laid) = Plan::new(&family, config, &machine)?;
+        plan.require_fit(config, &machine)?;
+        let mut session = Session::start_training(family, laid, profile, config, &[])?;
+        within_budget(config, &mut session)?;
         let allocated = session.device.arena_bytes();
-        let mut steps = Steps::new(&mut session, &config).map_err(work)?;
+        let mut steps = Steps::new(&mut session, config).map_err(work)?;
         let timing = steps.time(self.warm.max(1), timed).map_err(work)?;
         let card = card_memory(&mut session).map_err(work)?;
-        let mut steps = Steps::new(&mut session, &config).map_err(work)?;
+        let mut steps = Steps::new(&mut session, config).map_err(work)?;
         let shares = if self.profile { steps.profile().map_err(work)? } else { Vec::new() };
         let seconds = timing.median();
         let tokens_per_s = plan.tokens_per_step as f64 / seconds;

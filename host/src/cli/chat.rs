@@ -5,7 +5,9 @@ use std::io::{BufRead as _, Write as _};
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
 use super::{Failure, work};
+use crate::config::{Config, with_family};
 use crate::plan::Sections;
+use crate::run::HostFamily;
 use crate::run::directory::Trained;
 use crate::run::generate::{End, Generator};
 
@@ -29,10 +31,13 @@ impl Chat {
     pub(super) fn run(mut self) -> Result<(), Failure> {
         self.sampling.sampler()?;
         let config = self.trained.config()?;
-        let family = config.pythia();
-        let context = family.context;
+        with_family!(config, family => self.talk(family, &config))
+    }
+
+    fn talk<F: HostFamily>(&mut self, family: F, config: &Config) -> Result<(), Failure> {
+        let context = config.context();
         let sections = Sections { training: None, evaluation: None, decoding: Some(context) };
-        let Trained { mut session, tokenizer } = Trained::load(family, &self.trained.dir, &config, &sections)?;
+        let Trained { mut session, tokenizer } = Trained::load(family, &self.trained.dir, config, &sections)?;
         let mut generator = Generator::new(context, config.vocab_size(), self.sampling.seed);
         let (limit, pattern) = (tokenizer.vocab_size() as usize, config.pattern());
         let mut transcript = String::new();

@@ -4,8 +4,10 @@ use serde_json::json;
 
 use super::trained::TrainedFlags;
 use super::{Failure, request, work};
+use crate::config::{Config, with_family};
 use crate::data::corpus::Corpus;
 use crate::plan::Sections;
+use crate::run::HostFamily;
 use crate::run::checkpoint;
 use crate::run::directory::Trained;
 use crate::run::evaluate::Evaluator;
@@ -28,13 +30,17 @@ pub struct Eval {
 
 impl Eval {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let mut config = self.trained.config()?;
+        let config = self.trained.config()?;
+        with_family!(config, family => self.score(family, config))
+    }
+
+    fn score<F: HostFamily>(self, family: F, mut config: Config) -> Result<(), Failure> {
         config.validation = self.data.or(config.validation);
         let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
         let corpus = Corpus::reopen(&config, &from).map_err(request)?;
         let set = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
         let sections = Sections { training: None, decoding: None, ..Sections::training(&config) };
-        let Trained { mut session, .. } = Trained::load(config.pythia(), &self.trained.dir, &config, &sections)?;
+        let Trained { mut session, .. } = Trained::load(family, &self.trained.dir, &config, &sections)?;
         let stage = session.evaluation_stage().map_err(work)?;
         let score = Evaluator::new(stage.batch, stage.seq_len).score(&mut session, &set).map_err(work)?;
         let floor = corpus.floor(&set);

@@ -2,12 +2,15 @@
 
 use std::io::Write as _;
 
+use capful_core::generate::Sampler;
 use serde_json::json;
 
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
 use super::{Failure, request, work};
+use crate::config::{Config, with_family};
 use crate::plan::Sections;
+use crate::run::HostFamily;
 use crate::run::directory::Trained;
 use crate::run::generate::{End, Generator};
 
@@ -30,10 +33,13 @@ impl Generate {
     pub(super) fn run(self) -> Result<(), Failure> {
         let sampler = self.sampling.sampler()?;
         let config = self.trained.config()?;
-        let family = config.pythia();
-        let context = family.context;
+        with_family!(config, family => self.with(family, &config, &sampler))
+    }
+
+    fn with<F: HostFamily>(self, family: F, config: &Config, sampler: &Sampler) -> Result<(), Failure> {
+        let context = config.context();
         let sections = Sections { training: None, evaluation: None, decoding: Some(context) };
-        let Trained { mut session, tokenizer } = Trained::load(family, &self.trained.dir, &config, &sections)?;
+        let Trained { mut session, tokenizer } = Trained::load(family, &self.trained.dir, config, &sections)?;
         let mut prompt: Vec<u32> = tokenizer.bos().or(tokenizer.eos()).into_iter().collect();
         tokenizer.encode(&self.prompt, &mut prompt);
         if prompt.is_empty() {
@@ -49,7 +55,7 @@ impl Generate {
         let mut ids = Vec::with_capacity(self.sampling.max_tokens.min(context) as usize);
         let (most, limit) = (self.sampling.max_tokens as usize, tokenizer.vocab_size() as usize);
         let pattern = config.pattern();
-        let end = generator.run(&mut session, pattern, &sampler, &prompt, most, limit, tokenizer.eos(), &mut |id| {
+        let end = generator.run(&mut session, pattern, sampler, &prompt, most, limit, tokenizer.eos(), &mut |id| {
             ids.push(id);
         });
         let end = end.map_err(work)?;

@@ -5,7 +5,9 @@ use serde_json::json;
 
 use super::trained::TrainedFlags;
 use super::{Failure, request, work};
+use crate::config::{Config, with_family};
 use crate::plan::Sections;
+use crate::run::HostFamily;
 use crate::run::directory::Trained;
 use capful_core::model::Stage;
 
@@ -25,17 +27,20 @@ pub struct Logits {
 impl Logits {
     pub(super) fn run(self) -> Result<(), Failure> {
         let config = self.trained.config()?;
-        let family = config.pythia();
-        if let Some(id) = self.ids.iter().find(|&&id| id >= family.vocab_size) {
-            return Err(request(format!("id {id} is outside the vocabulary of {}", family.vocab_size)));
+        let (vocab_size, context, count) = (config.vocab_size(), config.context(), self.ids.len() as u32);
+        if let Some(id) = self.ids.iter().find(|&&id| id >= vocab_size) {
+            return Err(request(format!("id {id} is outside the vocabulary of {vocab_size}")));
         }
-        let count = self.ids.len() as u32;
-        if count > family.context {
-            return Err(request(format!("{count} ids are more than the context of {}", family.context)));
+        if count > context {
+            return Err(request(format!("{count} ids are more than the context of {context}")));
         }
+        with_family!(config, family => self.with(family, &config, count))
+    }
+
+    fn with<F: HostFamily>(self, family: F, config: &Config, count: u32) -> Result<(), Failure> {
         let evaluation = Stage { batch: 1, seq_len: count, ..config.stage() };
         let sections = Sections { training: None, evaluation: Some(evaluation), decoding: None };
-        let Trained { mut session, .. } = Trained::load(family, &self.trained.dir, &config, &sections)?;
+        let Trained { mut session, .. } = Trained::load(family, &self.trained.dir, config, &sections)?;
         session.evaluate(&self.ids, &vec![IGNORE; self.ids.len()]).map_err(work)?;
         let mut rows: Vec<Vec<f32>> = Vec::with_capacity(self.ids.len());
         session.logits(count, &mut |row| rows.push(row.to_vec())).map_err(work)?;

@@ -105,10 +105,10 @@ struct RunFlags {
 }
 
 impl RunFlags {
-    fn written(self) -> Result<RawConfig, ConfigError> {
-        match self.config {
-            Some(path) => Ok(RawConfig::read(&path)?.overlaid(self.raw)),
-            None => Ok(self.raw),
+    fn written(&self) -> Result<RawConfig, ConfigError> {
+        match &self.config {
+            Some(path) => Ok(RawConfig::read(path)?.overlaid(self.raw.clone())),
+            None => Ok(self.raw.clone()),
         }
     }
 

@@ -9,13 +9,12 @@ use capful_core::generate::Sampler;
 use serde_json::json;
 
 use super::{Failure, RunFlags, end_with_the_reader, request, work};
-use crate::config::{Config, RawConfig, human_bytes};
+use crate::config::{Config, RawConfig, human_bytes, with_family};
 use crate::data::corpus::Corpus;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::validation::ValidationSet;
 use crate::device::{AnyProfile, Choice};
-use crate::format::hugging_face;
-use crate::plan::{Laid, Machine, Plan};
+use crate::plan::{Machine, Plan};
 use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::progress::Progress;
@@ -123,16 +122,8 @@ fn start(
     algorithms: &[Choice],
     json: bool,
 ) -> Result<(), Failure> {
-    let machine = Machine::of(&config)?;
-    let family = config.pythia();
-    let (plan, laid) = Plan::new(&family, &config, &machine)?;
-    plan.require_fit(&config, &machine)?;
-    let tokenizer = corpus.tokenizer.as_ref();
-    let model_config =
-        hugging_face::pythia_config(&family, tokenizer.bos(), tokenizer.eos(), config.precision.of_weights());
-    let model_config = serde_json::to_vec_pretty(&model_config).map_err(work)?;
     let job = Job { config: &config, corpus, dir, resume, algorithms, json };
-    job.run(family, laid, &plan, model_config)
+    with_family!(config, family => job.run(family))
 }
 
 /// One training job.
@@ -146,8 +137,14 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn run<F: HostFamily>(self, family: F, laid: Laid<F>, plan: &Plan, model_config: Vec<u8>) -> Result<(), Failure> {
+    fn run<F: HostFamily>(self, family: F) -> Result<(), Failure> {
         let Job { config, corpus, dir, resume, algorithms, json } = self;
+        let machine = Machine::of(config)?;
+        let (plan, laid) = Plan::new(&family, config, &machine)?;
+        plan.require_fit(config, &machine)?;
+        let tokenizer = corpus.tokenizer.as_ref();
+        let model_config = family.config(tokenizer.bos(), tokenizer.eos(), config.precision.of_weights());
+        let model_config = serde_json::to_vec_pretty(&model_config).map_err(work)?;
         let validation = corpus.validation(config.eval_tokens).map_err(request)?;
         let profile = AnyProfile::of(config)?;
         let mut session = Session::start_training(family, laid, &profile, config, algorithms)?;
@@ -159,7 +156,7 @@ impl Job<'_> {
             // The stream must hold a batch before a directory is made.
             let mut stream = corpus.training().map_err(request)?;
             stream.require(u64::from(config.batch_size) * u64::from(config.seq_len) + 1).map_err(request)?;
-            let mut written = serde_json::to_value(plan).map_err(work)?;
+            let mut written = serde_json::to_value(&plan).map_err(work)?;
             written["algorithms"] = json!(session.algorithms());
             let text = serde_json::to_string_pretty(&written).map_err(work)?;
             directory::claim(dir)?;

@@ -8,7 +8,8 @@ mod size;
 
 pub use preset::{Preset, presets};
 pub use raw::RawConfig;
+pub(crate) use resolved::with_family;
 pub use resolved::{
-    Attention, Config, ConfigError, Device, ModelConfig, Precision, Recompute, Schedule, TokenizerChoice,
+    AnyFamily, Attention, Config, ConfigError, Device, ModelConfig, Precision, Recompute, Schedule, TokenizerChoice,
 };
 pub use size::{ByteSize, human_bytes};

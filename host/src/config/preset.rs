@@ -14,7 +14,7 @@ pub struct Preset {
 }
 
 /// Every preset, the default first.
-pub const PRESETS: [Preset; 4] = [
+pub const PRESETS: [Preset; 7] = [
     Preset {
         name: "pythia-tiny",
         about: "learns the built-in tales in about a minute on two cores",
@@ -34,6 +34,21 @@ pub const PRESETS: [Preset; 4] = [
         name: "pythia-160m",
         about: "12 layers of width 768, under a cap of 10,000 words",
         text: include_str!("presets/pythia-160m.toml"),
+    },
+    Preset {
+        name: "yxanul-tiny",
+        about: "a factorised Llama that learns the built-in tales in about two minutes on two cores",
+        text: include_str!("presets/yxanul-tiny.toml"),
+    },
+    Preset {
+        name: "yxanul-197m",
+        about: "28 layers of width 768, an embedding of rank 128 for 200,005 ids",
+        text: include_str!("presets/yxanul-197m.toml"),
+    },
+    Preset {
+        name: "llama-tiny",
+        about: "the same without a factorised embedding, as transformers reads it",
+        text: include_str!("presets/llama-tiny.toml"),
     },
 ];
 

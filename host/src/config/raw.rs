@@ -10,7 +10,7 @@ use super::ConfigError;
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawConfig {
-    /// A named starting point: pythia-tiny, pythia-14m, pythia-70m, pythia-160m
+    /// A named starting point: pythia-tiny, -14m, -70m, -160m, yxanul-tiny, yxanul-197m, llama-tiny
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preset: Option<String>,
@@ -146,7 +146,7 @@ pub struct RawConfig {
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<u32>,
-    /// A model's size by name, several times: layers, d_model, heads, d_ff, vocab_size, context
+    /// A model's size by name, several times: layers, d_model, heads, d_ff, context; of a Llama kv_heads, rank, tied
     #[arg(long = "set", value_name = "KEY=VALUE")]
     #[serde(skip)]
     pub set: Vec<String>,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use capful_core::model::{self, ModelError, Optimizer, Pythia, Stage};
+use capful_core::model::{self, ModelError, Optimizer, Pythia, Stage, Yxanul};
 use capful_core::ops::{Kind, Pattern};
 use capful_core::train;
 
@@ -128,7 +128,53 @@ pub enum ModelConfig {
         /// Added to the variance in LayerNorm.
         norm_eps: f32,
     },
+    /// Llama, with a factorised embedding or a plain one.
+    #[serde(alias = "llama")]
+    Yxanul {
+        /// Layers.
+        layers: u32,
+        /// Width.
+        d_model: u32,
+        /// Query heads.
+        heads: u32,
+        /// Key and value heads.
+        kv_heads: u32,
+        /// Width of the feed-forward.
+        d_ff: u32,
+        /// The most positions.
+        context: u32,
+        /// Token ids.
+        vocab_size: u32,
+        /// Columns of the factorised embedding; 0 where it is plain.
+        rank: u32,
+        /// Whether the head is the embedding.
+        tied: bool,
+        /// Base of the rotary wavelengths.
+        rotary_base: f32,
+        /// Added to the mean square in RMSNorm.
+        norm_eps: f32,
+    },
 }
+
+/// The model of a configuration, of whichever family.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum AnyFamily {
+    /// GPT-NeoX.
+    Pythia(Pythia),
+    /// Llama, factorised or plain.
+    Yxanul(Yxanul),
+}
+
+/// Names the model of a configuration and computes an expression with it, compiled once a family.
+macro_rules! with_family {
+    ($config:expr, $family:ident => $body:expr) => {
+        match $config.family() {
+            $crate::config::AnyFamily::Pythia($family) => $body,
+            $crate::config::AnyFamily::Yxanul($family) => $body,
+        }
+    };
+}
+pub(crate) use with_family;
 
 /// A configuration with nothing left to decide.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -290,7 +336,7 @@ impl Config {
     /// The first thing that does not.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.device()?;
-        self.pythia().validate_all(&self.stage())?;
+        with_family!(self, family => family.validate_all(&self.stage()))?;
         let positive = [
             ("accumulate", u64::from(self.accumulate)),
             ("threads", u64::from(self.threads)),
@@ -382,25 +428,70 @@ impl Config {
 
     /// Token ids of the model.
     pub fn vocab_size(&self) -> u32 {
-        self.pythia().vocab_size
+        let (ModelConfig::Pythia { vocab_size, .. } | ModelConfig::Yxanul { vocab_size, .. }) = self.model;
+        vocab_size
+    }
+
+    /// The most positions of the model.
+    pub fn context(&self) -> u32 {
+        let (ModelConfig::Pythia { context, .. } | ModelConfig::Yxanul { context, .. }) = self.model;
+        context
     }
 
     /// The model.
-    pub fn pythia(&self) -> Pythia {
-        let ModelConfig::Pythia {
-            layers,
-            d_model,
-            heads,
-            d_ff,
-            context,
-            vocab_size,
-            rotary_pct,
-            rotary_base,
-            norm_eps,
-        } = self.model;
-        // As GPT-NeoX: the share of a head, rounded down; an odd number is refused later.
-        let rotary_dims = (f64::from(d_model) / f64::from(heads.max(1)) * f64::from(rotary_pct)) as u32;
-        Pythia { layers, d_model, heads, d_ff, vocab_size, context, rotary_dims, rotary_base, norm_eps }
+    pub fn family(&self) -> AnyFamily {
+        match self.model {
+            ModelConfig::Pythia {
+                layers,
+                d_model,
+                heads,
+                d_ff,
+                context,
+                vocab_size,
+                rotary_pct,
+                rotary_base,
+                norm_eps,
+            } => {
+                // As GPT-NeoX: the share of a head, rounded down; an odd number is refused later.
+                let rotary_dims = (f64::from(d_model) / f64::from(heads.max(1)) * f64::from(rotary_pct)) as u32;
+                AnyFamily::Pythia(Pythia {
+                    layers,
+                    d_model,
+                    heads,
+                    d_ff,
+                    vocab_size,
+                    context,
+                    rotary_dims,
+                    rotary_base,
+                    norm_eps,
+                })
+            }
+            ModelConfig::Yxanul {
+                layers,
+                d_model,
+                heads,
+                kv_heads,
+                d_ff,
+                context,
+                vocab_size,
+                rank,
+                tied,
+                rotary_base,
+                norm_eps,
+            } => AnyFamily::Yxanul(Yxanul {
+                layers,
+                d_model,
+                heads,
+                kv_heads,
+                d_ff,
+                vocab_size,
+                context,
+                rank: (rank > 0).then_some(rank),
+                tied,
+                rotary_base,
+                norm_eps,
+            }),
+        }
     }
 
     /// The shape of a micro-batch.
@@ -469,8 +560,16 @@ impl TokenizerChoice {
 /// The model of the table `[model]`, with `--set` over it.
 fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
     let mut table = raw.model.clone();
-    for default in [("rotary_pct", 0.25), ("rotary_base", 10_000.0), ("norm_eps", 1e-5)] {
-        table.entry(default.0).or_insert(default.1.into());
+    let mut default = |key: &str, value: toml::Value| table.entry(key).or_insert(value).clone();
+    default("rotary_base", 10_000.0.into());
+    default("norm_eps", 1e-5.into());
+    if default("family", "pythia".into()).as_str() == Some("pythia") {
+        default("rotary_pct", 0.25.into());
+    } else {
+        let heads = default("heads", 1.into());
+        default("kv_heads", heads);
+        default("rank", 0.into());
+        default("tied", true.into());
     }
     table.insert("vocab_size".to_owned(), i64::from(vocab_size).into());
     for pair in &raw.set {
@@ -481,10 +580,11 @@ fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
             let known: Vec<_> = table.keys().map(String::as_str).filter(|k| *k != "family").collect();
             return error(format!("--set {key}: this family has no such size; it has {}", known.join(", ")));
         }
-        let number: Result<toml::Value, _> =
-            value.parse::<i64>().map(Into::into).or_else(|_| value.parse::<f64>().map(toml::Value::from));
-        let Ok(number) = number else { return error(format!("--set {key}: '{value}' is no number")) };
-        table.insert(key.to_owned(), number);
+        let number = value.parse::<i64>().map(toml::Value::from).or_else(|_| value.parse::<f64>().map(Into::into));
+        let Ok(value) = number.or_else(|e| value.parse::<bool>().map(Into::into).map_err(|_| e)) else {
+            return error(format!("--set {key}: '{value}' is no number"));
+        };
+        table.insert(key.to_owned(), value);
     }
     toml::Value::Table(table)
         .try_into()
@@ -514,7 +614,7 @@ mod tests {
     #[test]
     fn the_published_sizes_resolve() {
         let config = Config::resolve(raw("preset = 'pythia-70m'\nvocab_size = 50304")).unwrap();
-        let model = config.pythia();
+        let AnyFamily::Pythia(model) = config.family() else { panic!("another family") };
         assert_eq!((model.layers, model.d_model, model.heads, model.d_ff), (6, 512, 8, 2048));
         assert_eq!((model.rotary_dims, model.vocab_size), (16, 50_304));
         assert_eq!(config.warmup, 100);
@@ -524,6 +624,20 @@ mod tests {
     fn a_saved_configuration_is_read_back_whole() {
         let config = Config::resolve(raw("data = 'x.txt'\nbudget = '1GiB'\nattention = 'mixed'")).unwrap();
         assert_eq!(config.stride, 4);
+        let text = toml::to_string(&config).unwrap();
+        assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
+    }
+
+    fn layers(config: &Config) -> u32 {
+        let (ModelConfig::Pythia { layers, .. } | ModelConfig::Yxanul { layers, .. }) = config.model;
+        layers
+    }
+
+    #[test]
+    fn a_llama_is_a_yxanul_without_a_rank() {
+        let config = Config::resolve(raw("[model]\nfamily = 'llama'\ntied = false")).unwrap();
+        let AnyFamily::Yxanul(model) = config.family() else { panic!("another family") };
+        assert_eq!((model.rank, model.tied, model.kv_heads), (None, false, model.heads));
         let text = toml::to_string(&config).unwrap();
         assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
     }
@@ -547,13 +661,18 @@ mod tests {
             ("beta2 = 1.0", "beta2"),
             ("lr = nan", "lr"),
             ("accumulate = 0", "accumulate"),
+            ("preset = 'yxanul-tiny'\n[model]\nkv_heads = 3", "kv_heads"),
+            ("preset = 'yxanul-tiny'\n[model]\nrank = 4096", "rank"),
+            ("preset = 'yxanul-tiny'\n[model]\ntied = false", "tied"),
+            ("preset = 'yxanul-tiny'\n[model]\nrotary_pct = 0.5", "rotary_pct"),
+            ("[model]\nfamily = 'gpt'", "gpt"),
         ];
         for (text, expected) in cases {
             let message = Config::resolve(raw(text)).unwrap_err().to_string();
             assert!(message.contains(expected) && !message.contains('\n'), "{text}: {message}");
         }
         let set = |pair: &str| Config::resolve(RawConfig { set: vec![pair.to_owned()], ..raw("") });
-        assert_eq!(set("layers=2").unwrap().pythia().layers, 2);
+        assert_eq!(layers(&set("layers=2").unwrap()), 2);
         for (pair, expected) in
             [("layers", "KEY=VALUE"), ("deep=2", "d_model"), ("layers=two", "number"), ("layers=-2", "model")]
         {

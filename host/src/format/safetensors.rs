@@ -36,29 +36,6 @@ pub enum TensorFileError {
     Device(#[from] DeviceError),
 }
 
-/// One tensor a layer of an entry, under its name in files.
-fn tensors(entry: &Entry) -> impl Iterator<Item = (Name, Region)> {
-    let entry = *entry;
-    (0..entry.slot.layers).map(move |layer| (Name { entry, layer }, entry.place.at(layer)))
-}
-
-/// An entry's name with the layer's number in the place of `*`; shown without being built.
-struct Name {
-    entry: Entry,
-    layer: u32,
-}
-
-impl std::fmt::Display for Name {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let slot = &self.entry.slot;
-        f.write_str(slot.prefix)?;
-        match slot.name.split_once('*') {
-            Some((before, after)) => write!(f, "{before}{}{after}", self.layer),
-            None => f.write_str(slot.name),
-        }
-    }
-}
-
 /// A region's shape as others write it: a vector has one dimension, a matrix two.
 fn file_shape(region: &Region) -> &[u32] {
     let first = region.shape.iter().position(|&n| n != 1).unwrap_or(3);
@@ -90,7 +67,7 @@ impl Write for Counter {
 fn write_header(entries: &[Entry], out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"{\"__metadata__\":{\"format\":\"pt\"}")?;
     let mut offset = 0;
-    for (name, region) in entries.iter().flat_map(tensors) {
+    for (name, region) in entries.iter().flat_map(Entry::tensors) {
         write!(out, ",\"{name}\":{{\"dtype\":\"{}\",\"shape\":[", file_dtype(region.dtype))?;
         for (i, n) in file_shape(&region).iter().enumerate() {
             write!(out, "{}{n}", if i > 0 { "," } else { "" })?;
@@ -119,7 +96,7 @@ pub fn write(
     out.write_all(&(header.0 + padding).to_le_bytes()).map_err(io)?;
     write_header(entries, &mut out).map_err(io)?;
     out.write_all(&b"       "[..padding as usize]).map_err(io)?;
-    for (_, region) in entries.iter().flat_map(tensors) {
+    for (_, region) in entries.iter().flat_map(Entry::tensors) {
         in_pieces(region, staging.len(), |_, piece| {
             let staging = &mut staging[..piece.bytes() as usize];
             device.read(piece, staging)?;
@@ -206,7 +183,7 @@ impl TensorFile {
     ) -> Result<(), TensorFileError> {
         // All is checked before anything is written: a refused file changes nothing.
         for write in [false, true] {
-            for (name, region) in entries.iter().flat_map(tensors) {
+            for (name, region) in entries.iter().flat_map(Entry::tensors) {
                 let (start, dtype) = self.find(&name.to_string(), &region)?;
                 if write && dtype == region.dtype {
                     self.copy(start, region, device, staging)?;

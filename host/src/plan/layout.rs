@@ -25,8 +25,10 @@ pub struct Line {
     pub offset: u64,
     /// Bytes of the elements.
     pub bytes: u64,
-    /// Bytes that alignment adds.
+    /// Bytes that alignment and padded rows add.
     pub padding: u64,
+    #[serde(skip)]
+    elements: u64,
 }
 
 impl Line {
@@ -41,12 +43,13 @@ impl Line {
             offset: entry.place.first.offset,
             bytes: entry.bytes,
             padding: entry.padding,
+            elements: slot.elements() * u64::from(slot.layers),
         }
     }
 
-    /// Elements, over all layers.
+    /// Elements, over all layers; padded rows left out.
     pub fn elements(&self) -> u64 {
-        self.shape.iter().map(|&n| u64::from(n)).product::<u64>() * u64::from(self.layers)
+        self.elements
     }
 
     /// Type and shape, without leading ones.
@@ -74,7 +77,7 @@ impl Sections {
     pub fn training(config: &Config) -> Sections {
         let stage = config.stage();
         let evaluation = Stage { recompute: Recompute::None, ..stage };
-        let decoding = Some(config.pythia().context.min(256));
+        let decoding = Some(config.context().min(256));
         Sections { training: Some(stage), evaluation: Some(evaluation), decoding }
     }
 }

@@ -19,7 +19,7 @@ use capful_core::memory::{Budget, Role};
 use capful_core::model::{Family, Steps};
 use serde::Serialize;
 
-use crate::config::{Config, ConfigError, human_bytes};
+use crate::config::{Config, ConfigError, human_bytes, with_family};
 use crate::device::AnyProfile;
 
 /// A named number of bytes outside the arena.
@@ -108,7 +108,7 @@ impl Plan {
     /// # Errors
     /// As [`Plan::new`].
     pub fn of(config: &Config, machine: &Machine) -> Result<Plan, ConfigError> {
-        Ok(Plan::new(&config.pythia(), config, machine)?.0)
+        with_family!(config, family => Ok(Plan::new(&family, config, machine)?.0))
     }
 
     /// Refuses what does not fit, with what would make it fit.

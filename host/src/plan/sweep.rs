@@ -25,7 +25,7 @@ impl Plan {
     /// # Errors
     /// An unknown card.
     pub fn sweep(config: &Config, machine: &Machine) -> Result<Vec<Row>, ConfigError> {
-        let context = config.pythia().context;
+        let context = config.context();
         let lengths = std::iter::successors(Some(8u32), |n| Some(n * 2)).take_while(|n| *n <= context);
         lengths.map(|seq_len| row(config, machine, seq_len)).collect()
     }

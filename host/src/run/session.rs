@@ -11,16 +11,17 @@ use half::slice::HalfFloatSliceExt as _;
 use super::bench::Profiler;
 use crate::config::Config;
 use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Sequence, Storage, Ticket};
+use crate::format::hugging_face::HuggingFace;
 use crate::plan::Laid;
 
 /// A family that can be planned and run here.
 pub trait HostFamily:
-    Family + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
+    Family + HuggingFace + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
 {
 }
 
 impl<F> HostFamily for F where
-    F: Family + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
+    F: Family + HuggingFace + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
 {
 }
 
@@ -146,8 +147,8 @@ impl<F: HostFamily> Session<F> {
                 let region = entry.place.at(layer);
                 let random = Random::new(seed.unwrap_or(0), stream(slot.name).wrapping_add(u64::from(layer)));
                 let mut done = 0;
-                while done < region.elements() {
-                    let count = (region.elements() - done).min(piece.len() as u64) as usize;
+                while done < slot.elements() {
+                    let count = (slot.elements() - done).min(piece.len() as u64) as usize;
                     for (i, x) in (done..).zip(&mut piece[..count]) {
                         *x = first_value(slot.init, &random, slot.shape, i);
                     }

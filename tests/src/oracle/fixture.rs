@@ -77,7 +77,6 @@ fn read(model: &Value, sequences: usize, case: &Value) -> Case {
     };
     let length = size(&case["length"]);
     let losses = numbers(&case["float64"]["losses"]);
-    let gradients = case["first_gradients"].as_object().expect("first_gradients");
     Case {
         config: Config { attention, ..base },
         length,
@@ -85,15 +84,18 @@ fn read(model: &Value, sequences: usize, case: &Value) -> Case {
         losses,
         losses_f32: numbers(&case["float32"]["losses"]),
         gradient_norms: numbers(&case["float64"]["gradient_norms"]),
-        first_gradients: gradients
-            .iter()
-            .map(|(name, pair)| (name.clone(), numbers(pair).try_into().expect("a pair")))
-            .collect(),
+        first_gradients: pairs(&case["first_gradients"]),
     }
 }
 
+/// Each tensor's two numbers.
+pub(super) fn pairs(value: &Value) -> BTreeMap<String, [f64; 2]> {
+    let pairs = value.as_object().expect("an object").iter();
+    pairs.map(|(name, pair)| (name.clone(), numbers(pair).try_into().expect("a pair"))).collect()
+}
+
 /// Batch `s` and its rate by formula.
-fn step(s: usize, sequences: usize, length: usize, vocab: u32) -> Step {
+pub(super) fn step(s: usize, sequences: usize, length: usize, vocab: u32) -> Step {
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
     for b in 0..sequences {
         let mut token = (3 * s + 7 * b) as u32 % vocab;
@@ -108,11 +110,11 @@ fn step(s: usize, sequences: usize, length: usize, vocab: u32) -> Step {
     Step { inputs, targets, lr }
 }
 
-fn size(value: &Value) -> usize {
+pub(super) fn size(value: &Value) -> usize {
     value.as_u64().expect("a whole number") as usize
 }
 
-fn numbers(value: &Value) -> Vec<f64> {
+pub(super) fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().expect("a list").iter().map(|x| x.as_f64().expect("a number")).collect()
 }
 

@@ -7,10 +7,24 @@
 pub mod attention;
 pub mod differences;
 pub mod fixture;
+pub mod llama_fixture;
 pub mod ops;
 pub mod pythia;
 pub mod tensor;
 pub mod train;
+pub mod yxanul;
 
 /// The target that no loss is taken of.
 pub const IGNORE: u32 = u32::MAX;
+
+/// A model in f64: its sizes, and what it makes of weights and a batch.
+pub trait Oracle {
+    /// Tokens in the vocabulary.
+    fn vocab(&self) -> usize;
+
+    /// Which positions a position attends to.
+    fn attention(&self) -> attention::Pattern;
+
+    /// The mean loss and its gradient by every weight, under the weight's name.
+    fn loss_and_gradients(&self, weights: &tensor::Tensors, batch: pythia::Batch<'_>) -> (f64, tensor::Tensors);
+}

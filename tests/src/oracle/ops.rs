@@ -107,6 +107,51 @@ pub fn layer_norm_gradient(x: &[f64], gain: &[f64], dy: &[f64], d: usize, eps: f
     (dx, dgain, dbias)
 }
 
+/// 1 / √(mean of x² + eps).
+fn root_scale(x: &[f64], eps: f64) -> f64 {
+    1.0 / libm::sqrt(x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + eps)
+}
+
+/// RMS normalisation of rows of `d` (Zhang and Sennrich 2019): gain · x / √(mean of x² + eps).
+pub fn rms_norm(x: &[f64], gain: &[f64], d: usize, eps: f64) -> Vec<f64> {
+    x.chunks(d).flat_map(|row| (0..d).map(|i| gain[i] * row[i] * root_scale(row, eps)).collect::<Vec<_>>()).collect()
+}
+
+/// The gradients (dx, dgain) of [`rms_norm`]: with s the scale and g = gain · dy, dx = s g − s³ x mean(g x).
+pub fn rms_norm_gradient(x: &[f64], gain: &[f64], dy: &[f64], d: usize, eps: f64) -> (Vec<f64>, Vec<f64>) {
+    assert_eq!(x.len(), dy.len());
+    let (mut dx, mut dgain) = (Vec::with_capacity(x.len()), vec![0.0; d]);
+    for (row, dy) in x.chunks(d).zip(dy.chunks(d)) {
+        let s = root_scale(row, eps);
+        let mean = (0..d).map(|i| gain[i] * dy[i] * row[i]).sum::<f64>() / d as f64;
+        for i in 0..d {
+            dx.push(s * gain[i] * dy[i] - s * s * s * row[i] * mean);
+            dgain[i] += dy[i] * row[i] * s;
+        }
+    }
+    (dx, dgain)
+}
+
+/// SwiGLU (Shazeer 2020): gate / (1 + e^−gate) · up.
+pub fn swiglu(gate: &[f64], up: &[f64]) -> Vec<f64> {
+    gate.iter().zip(up).map(|(g, u)| g / (1.0 + libm::exp(-g)) * u).collect()
+}
+
+/// The gradients (dgate, dup) of [`swiglu`]; silu' = σ (1 + x (1 − σ)).
+pub fn swiglu_gradient(gate: &[f64], up: &[f64], dy: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    assert_eq!((gate.len(), up.len()), (dy.len(), dy.len()));
+    let sigma = |g: f64| 1.0 / (1.0 + libm::exp(-g));
+    let slope = |g: f64| sigma(g) * (1.0 + g * (1.0 - sigma(g)));
+    let dgate = (0..dy.len()).map(|i| dy[i] * up[i] * slope(gate[i])).collect();
+    (dgate, gate.iter().zip(dy).map(|(&g, dy)| dy * g * sigma(g)).collect())
+}
+
+/// wᵀ of w [rows, columns].
+pub fn transposed(w: &[f64], rows: usize, columns: usize) -> Vec<f64> {
+    assert_eq!(w.len(), rows * columns);
+    (0..w.len()).map(|i| w[i % rows * columns + i / rows]).collect()
+}
+
 /// GELU in its exact form x Φ(x), Φ(x) = (1 + erf(x / √2)) / 2.
 pub fn gelu(x: &[f64]) -> Vec<f64> {
     x.iter().map(|x| 0.5 * x * (1.0 + libm::erf(x / SQRT_2))).collect()

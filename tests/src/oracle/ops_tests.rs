@@ -40,6 +40,37 @@ fn layer_norm_by_hand_and_by_differences() {
 }
 
 #[test]
+fn rms_norm_by_hand_and_by_differences() {
+    // Mean square 25 of (1, 7); eps 11 makes the divisor 6.
+    assert_close("rms", &rms_norm(&[1.0, 7.0], &[2.0, 6.0], 2, 11.0), &[1.0 / 3.0, 7.0], 1e-15);
+
+    let (x, gain, dy) = (waves(1, 15), waves(2, 5), waves(4, 15));
+    let (dx, dgain) = rms_norm_gradient(&x, &gain, &dy, 5, 1e-5);
+    let f = |x: &[f64], gain: &[f64]| inner(&rms_norm(x, gain, 5, 1e-5), &dy);
+    assert_close("dx", &dx, &gradient(|x| f(x, &gain), &x, H), TOLERANCE);
+    assert_close("dgain", &dgain, &gradient(|g| f(&x, g), &gain, H), TOLERANCE);
+}
+
+#[test]
+fn swiglu_by_hand_and_by_differences() {
+    // σ(ln 3) = 3/4.
+    let ln3 = libm::log(3.0);
+    assert_close("swiglu", &swiglu(&[ln3, 0.0], &[2.0, 5.0]), &[1.5 * ln3, 0.0], 1e-15);
+
+    let gate: Vec<f64> = waves(1, 30).iter().map(|x| 4.0 * x).collect();
+    let (up, dy) = (waves(2, 30), waves(3, 30));
+    let (dgate, dup) = swiglu_gradient(&gate, &up, &dy);
+    let f = |gate: &[f64], up: &[f64]| inner(&swiglu(gate, up), &dy);
+    assert_close("dgate", &dgate, &gradient(|g| f(g, &up), &gate, H), TOLERANCE);
+    assert_close("dup", &dup, &gradient(|u| f(&gate, u), &up, H), TOLERANCE);
+}
+
+#[test]
+fn a_matrix_is_turned_over() {
+    assert_eq!(transposed(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2, 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+}
+
+#[test]
 fn gelu_by_table_and_by_differences() {
     // Φ(1) and Φ(2) from tables of the normal distribution.
     let expected = [0.0, 0.841_344_746_068_542_9, 2.0 * 0.977_249_868_051_820_8, -0.158_655_253_931_457_1];

@@ -3,6 +3,7 @@
 //! Embedding; layers x + attention(LN1 x) + mlp(LN2 x); final LayerNorm; untied head. Weights carry their Hugging Face
 //! names and layout: linear weights [out, in], and the rows of the fused projection ordered [head, (q, k, v), head_dim].
 
+use super::Oracle;
 use super::attention::{Pattern, Shape, attention, attention_gradient};
 use super::ops::{
     cross_entropy, cross_entropy_gradient, embedding, embedding_gradient, gelu, gelu_gradient, layer_norm,
@@ -81,13 +82,7 @@ impl Config {
     /// Weights by formula: entry i of tensor number n (in the order of [`Config::tensors`]) is `scale` ·
     /// sin(0.37 i² + n), plus 1 in a LayerNorm's weight. Rounded to f32, so that a copy in f32 is the same model.
     pub fn formula_weights(&self, scale: f64) -> Tensors {
-        let make = |(n, (name, shape)): (usize, (String, Vec<usize>))| {
-            let base = if name.contains("norm.weight") { 1.0 } else { 0.0 };
-            let len = shape.iter().product();
-            let data = (0..len).map(|i| f64::from((base + scale * super::differences::wave(n, i)) as f32)).collect();
-            (name, Tensor::new(&shape, data))
-        };
-        self.tensors().into_iter().enumerate().map(make).collect()
+        super::tensor::formula_weights(self.tensors(), scale)
     }
 
     fn attention_shape(&self, batch: Batch<'_>) -> Shape {
@@ -133,12 +128,12 @@ pub struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    fn sequences(&self) -> usize {
+    pub(super) fn sequences(&self) -> usize {
         assert!(self.inputs.len().is_multiple_of(self.length));
         self.inputs.len() / self.length
     }
 
-    fn positions(&self) -> Vec<usize> {
+    pub(super) fn positions(&self) -> Vec<usize> {
         (0..self.inputs.len()).map(|row| row % self.length).collect()
     }
 }
@@ -298,6 +293,20 @@ pub fn loss_and_gradients(config: &Config, weights: &Tensors, batch: Batch<'_>) 
     let table = embedding_gradient(batch.inputs, &dx, vocab, d);
     gradients.insert("gpt_neox.embed_in.weight".to_owned(), Tensor::new(&[vocab, d], table));
     (loss, gradients)
+}
+
+impl Oracle for Config {
+    fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    fn attention(&self) -> Pattern {
+        self.attention
+    }
+
+    fn loss_and_gradients(&self, weights: &Tensors, batch: Batch<'_>) -> (f64, Tensors) {
+        loss_and_gradients(self, weights, batch)
+    }
 }
 
 #[cfg(test)]

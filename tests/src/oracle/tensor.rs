@@ -41,3 +41,15 @@ pub fn zeros_like(like: &Tensors) -> Tensors {
 pub fn norm(tensors: &Tensors) -> f64 {
     libm::sqrt(tensors.values().flat_map(|t| &t.data).map(|x| x * x).sum())
 }
+
+/// Weights by formula: entry i of tensor number n of `tensors` is `scale` · sin(0.37 i² + n), plus 1 in the weight of a
+/// norm. Rounded to f32, so that a copy in f32 is the same model.
+pub fn formula_weights(tensors: Vec<(String, Vec<usize>)>, scale: f64) -> Tensors {
+    let make = |(n, (name, shape)): (usize, (String, Vec<usize>))| {
+        let base = if name.contains("norm.weight") { 1.0 } else { 0.0 };
+        let len = shape.iter().product();
+        let data = (0..len).map(|i| f64::from((base + scale * super::differences::wave(n, i)) as f32)).collect();
+        (name, Tensor::new(&shape, data))
+    };
+    tensors.into_iter().enumerate().map(make).collect()
+}

@@ -1,7 +1,8 @@
 //! Training: clip by the global norm, then AdamW, step after step.
 
+use super::Oracle;
 use super::ops::{AdamW, adamw};
-use super::pythia::{Batch, Config, loss_and_gradients};
+use super::pythia::Batch;
 use super::tensor::{Tensors, norm, zeros_like};
 
 /// What all steps of a training share.
@@ -64,11 +65,11 @@ impl Training {
 }
 
 /// Trains on each batch in turn, at its learning rate, and returns each loss as it was before its update.
-pub fn train(config: &Config, training: &mut Training, recipe: Recipe, batches: &[(Batch<'_>, f64)]) -> Vec<f64> {
+pub fn train(config: &impl Oracle, training: &mut Training, recipe: Recipe, batches: &[(Batch<'_>, f64)]) -> Vec<f64> {
     batches
         .iter()
         .map(|&(batch, lr)| {
-            let (loss, gradients) = loss_and_gradients(config, &training.weights, batch);
+            let (loss, gradients) = config.loss_and_gradients(&training.weights, batch);
             training.update(&gradients, recipe, lr);
             loss
         })

@@ -55,7 +55,7 @@ impl Run<HeadLoss> for Cpu {
         let (x, targets, scratch) = (x.f32(), targets.u32(), scratch.f32_mut());
         let weight = Matrix::new(weight.f32(), vocabulary, d);
         let scale = settings.f32()[settings::LOSS_SCALE];
-        let gradient_scale = op.gradient.map(|_| scale);
+        let (ids, gradient_scale) = (op.ids as usize, op.gradient.map(|_| scale));
         let (chunk, together) = (op.logits.rows() as usize, (LOGITS / vocabulary.max(1)).max(1));
         for first in (0..rows).step_by(chunk) {
             let count = chunk.min(rows - first);
@@ -68,7 +68,7 @@ impl Run<HeadLoss> for Cpu {
             self.pool.bands(bands, |_, band, [logits, losses]| {
                 let targets = &targets[first + band * together..];
                 for ((row, loss), &target) in logits.chunks_exact_mut(vocabulary).zip(losses).zip(targets) {
-                    *loss = cross_entropy(row, target, gradient_scale);
+                    *loss = cross_entropy(row, ids, target, gradient_scale);
                 }
             });
             let Some(gradient) = op.gradient else { continue };
@@ -86,19 +86,21 @@ impl Run<HeadLoss> for Cpu {
     }
 }
 
-/// The loss of a row of logits. With `gradient_scale` the row becomes the loss's gradient times it, otherwise it is
-/// spent.
-fn cross_entropy(row: &mut [f32], target: u32, gradient_scale: Option<f32>) -> f32 {
+/// The loss of a row of logits, of which the first `ids` count. With `gradient_scale` the row becomes the loss's gradient
+/// times it, otherwise it is spent.
+fn cross_entropy(row: &mut [f32], ids: usize, target: u32, gradient_scale: Option<f32>) -> f32 {
     if target == IGNORE {
         row.fill(0.0);
         return 0.0;
     }
+    let (row, padding) = row.split_at_mut(ids);
     let (largest, at_target) = (simd::max(row), row[target as usize]);
     let total = simd::exp_and_sum(row, largest);
     if let Some(scale) = gradient_scale {
         // d loss / d logit = probability − [v = target].
         simd::scale(row, scale / total);
         row[target as usize] -= scale;
+        padding.fill(0.0);
     }
     largest + libm::logf(total) - at_target
 }

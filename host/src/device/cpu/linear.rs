@@ -14,7 +14,7 @@ const ROWS: usize = 16;
 
 impl Scratch<Linear> for CpuProfile {
     fn scratch(&self, op: &Linear) -> u64 {
-        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
+        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out.columns()].map(|n| n as usize);
         bytes(gemm::scratch_len(rows, outputs, inputs, self.workers()))
     }
 }
@@ -32,13 +32,17 @@ impl Run<Linear> for Cpu {
             op.activated,
             Some(self.scratch),
         ])?;
-        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
+        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out.columns()].map(|n| n as usize);
+        let weight = match op.transposed {
+            true => Matrix::new(weight.f32(), inputs, outputs),
+            false => Matrix::new(weight.f32(), outputs, inputs).transposed(),
+        };
         let (bias, residual, out) = (bias.f32(), residual.f32(), out.f32_mut());
         let (activated, activates) = (Parts::new(activated.f32_mut()), op.activated.is_some());
         gemm::product(
             &mut self.pool,
             Matrix::new(x.f32(), rows, inputs),
-            Matrix::new(weight.f32(), outputs, inputs).transposed(),
+            weight,
             MatrixMut::new(out, rows, outputs),
             if op.accumulate { Update::Accumulate } else { Update::Overwrite },
             scratch.f32_mut(),

@@ -16,9 +16,10 @@ const RUN: usize = 256;
 
 impl Scratch<LinearGrad> for CpuProfile {
     fn scratch(&self, op: &LinearGrad) -> u64 {
-        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
-        let threads = self.workers();
-        bytes(gemm::scratch_len(rows, inputs, outputs, threads).max(gemm::scratch_len(outputs, inputs, rows, threads)))
+        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out_grad.columns()].map(|n| n as usize);
+        let len = |m, n, k| gemm::scratch_len(m, n, k, self.workers());
+        let [m, n] = [op.weight.rows(), op.weight.columns()].map(|n| n as usize);
+        bytes(len(rows, inputs, outputs).max(len(m, n, rows)))
     }
 }
 
@@ -36,13 +37,17 @@ impl Run<LinearGrad> for Cpu {
                 op.bias_grad,
                 Some(self.scratch),
             ])?;
-        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
+        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out_grad.columns()].map(|n| n as usize);
         let (before_gelu, scratch) = (before_gelu.f32(), scratch.f32_mut());
-        let dy = Matrix::new(out_grad.f32(), rows, outputs);
+        let (x, dy) = (Matrix::new(x.f32(), rows, inputs), Matrix::new(out_grad.f32(), rows, outputs));
+        let weight = match op.transposed {
+            true => Matrix::new(weight.f32(), inputs, outputs).transposed(),
+            false => Matrix::new(weight.f32(), outputs, inputs),
+        };
         gemm::product(
             &mut self.pool,
             dy,
-            Matrix::new(weight.f32(), outputs, inputs),
+            weight,
             MatrixMut::new(x_grad.f32_mut(), rows, inputs),
             Update::Overwrite,
             scratch,
@@ -56,16 +61,12 @@ impl Run<LinearGrad> for Cpu {
             },
         );
         let update = if op.accumulate { Update::Accumulate } else { Update::Overwrite };
-        let dw = MatrixMut::new(weight_grad.f32_mut(), outputs, inputs);
-        gemm::product(
-            &mut self.pool,
-            dy.transposed(),
-            Matrix::new(x.f32(), rows, inputs),
-            dw,
-            update,
-            scratch,
-            |_, _| {},
-        );
+        let (left, right, [m, n]) = match op.transposed {
+            true => (x, dy, [inputs, outputs]),
+            false => (dy, x, [outputs, inputs]),
+        };
+        let dw = MatrixMut::new(weight_grad.f32_mut(), m, n);
+        gemm::product(&mut self.pool, left.transposed(), right, dw, update, scratch, |_, _| {});
         sum_columns(&mut self.pool, out_grad.f32(), outputs, bias_grad.f32_mut(), op.accumulate);
         Ok(())
     }

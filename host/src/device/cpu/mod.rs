@@ -20,6 +20,7 @@ mod norm_grad;
 pub mod pool;
 pub mod simd;
 mod squared_norm;
+mod swiglu;
 #[cfg(test)]
 mod tests;
 mod tiles;

@@ -1,8 +1,8 @@
-//! LayerNorm: a task takes some rows, and of each row makes both outputs while it is in the nearest cache.
+//! LayerNorm and RMSNorm: a task takes some rows, and of each row makes both outputs while it is in the nearest cache.
 
 use capful_core::device::{OperationError, Run, Scratch};
 use capful_core::memory::Arena;
-use capful_core::ops::Norm;
+use capful_core::ops::{Norm, NormKind};
 
 use super::simd::{self, vectorise};
 use super::{Cpu, CpuProfile};
@@ -23,21 +23,22 @@ impl Run<Norm> for Cpu {
             Some(op.x),
             Some(op.stats),
             Some(op.first.gain),
-            Some(op.first.bias),
+            op.first.bias,
             Some(op.first.out),
             op.second.map(|s| s.gain),
-            op.second.map(|s| s.bias),
+            op.second.and_then(|s| s.bias),
             op.second.map(|s| s.out),
         ])?;
         let (x, d) = (x.f32(), op.x.columns() as usize);
         let [gain, bias, gain2, bias2] = [gain.f32(), bias.f32(), gain2.f32(), bias2.f32()];
-        let bands = [(stats.f32_mut(), ROWS * 2), (out.f32_mut(), ROWS * d), (out2.f32_mut(), ROWS * d)];
+        let kept = op.kind.stats() as usize;
+        let bands = [(stats.f32_mut(), ROWS * kept), (out.f32_mut(), ROWS * d), (out2.f32_mut(), ROWS * d)];
         self.pool.bands(bands, |_, band, [stats, out, out2]| {
-            let rows = x[band * ROWS * d..].chunks_exact(d).zip(stats.as_chunks_mut::<2>().0);
+            let rows = x[band * ROWS * d..].chunks_exact(d).zip(stats.chunks_exact_mut(kept));
             vectorise!({
                 for (r, (row, stat)) in rows.enumerate() {
-                    let (mean, scale) = normal(row, op.eps);
-                    *stat = [mean, scale];
+                    let (mean, scale) = normal(row, op.kind, op.eps);
+                    op.kind.keep(mean, scale, stat);
                     let at = r * d..(r + 1) * d;
                     affine(row, mean, scale, gain, bias, &mut out[at.clone()]);
                     if let Some(out2) = out2.get_mut(at) {
@@ -50,17 +51,28 @@ impl Run<Norm> for Cpu {
     }
 }
 
-/// Mean and 1 / √(variance + eps). Two passes: the variance of centred values keeps its digits where the mean is large.
+/// Mean and 1 / √(variance + eps), or 0 and 1 / √(mean square + eps). Two passes: the variance of centred values keeps
+/// its digits where the mean is large.
 #[inline(always)]
-fn normal(row: &[f32], eps: f32) -> (f32, f32) {
+fn normal(row: &[f32], kind: NormKind, eps: f32) -> (f32, f32) {
     let d = row.len() as f32;
-    let mean = simd::fold_pairs(row, row, |sum, x, _| sum + x) / d;
+    let mean = match kind {
+        NormKind::Layer => simd::fold_pairs(row, row, |sum, x, _| sum + x) / d,
+        NormKind::Rms => 0.0,
+    };
     let squares = simd::fold_pairs(row, row, |sum, x, _| (x - mean).mul_add(x - mean, sum));
     (mean, 1.0 / (squares / d + eps).sqrt())
 }
 
+/// Without a bias where it is empty.
 #[inline(always)]
 fn affine(row: &[f32], mean: f32, scale: f32, gain: &[f32], bias: &[f32], out: &mut [f32]) {
+    if bias.is_empty() {
+        for ((o, x), g) in out.iter_mut().zip(row).zip(gain) {
+            *o = (x - mean) * scale * g;
+        }
+        return;
+    }
     for ((o, x), (g, b)) in out.iter_mut().zip(row).zip(gain.iter().zip(bias)) {
         *o = ((x - mean) * scale).mul_add(*g, *b);
     }

@@ -1,9 +1,9 @@
-//! The gradient of LayerNorm: a task takes a block of rows, writes their gradients, and sums the rows' part of the gains'
+//! The gradient of LayerNorm or RMSNorm: a task takes a block of rows, writes their gradients, and sums the rows' part of the gains'
 //! and biases' gradients in scratch; the blocks' sums are then added in their order.
 
 use capful_core::device::{OperationError, Run, Scratch};
 use capful_core::memory::Arena;
-use capful_core::ops::NormGrad;
+use capful_core::ops::{NormGrad, NormKind};
 
 use super::simd::{self, vectorise};
 use super::{Cpu, CpuProfile, bytes};
@@ -53,15 +53,15 @@ impl Run<NormGrad> for Cpu {
             Some(op.first.gain),
             Some(op.first.out_grad),
             Some(op.first.gain_grad),
-            Some(op.first.bias_grad),
+            op.first.bias_grad,
             second.map(|s| s.gain),
             second.map(|s| s.out_grad),
             second.map(|s| s.gain_grad),
-            second.map(|s| s.bias_grad),
+            second.and_then(|s| s.bias_grad),
             Some(self.scratch),
         ])?;
-        let (d, rows) = (op.x.columns() as usize, block_rows(&op));
-        let (x, stats, gain, gain2) = (x.f32(), stats.f32().as_chunks::<2>().0, gain.f32(), gain2.f32());
+        let (d, rows, kept) = (op.x.columns() as usize, block_rows(&op), op.kind.stats() as usize);
+        let (x, stats, gain, gain2) = (x.f32(), stats.f32(), gain.f32(), gain2.f32());
         let (out_grad, out_grad2) = (out_grad.f32(), out_grad2.f32());
         let scratch = &mut scratch.f32_mut()[..scratch_len(&op)];
         let bands = [(x_grad.f32_mut(), rows * d), (&mut *scratch, SCRATCH_ROWS * d)];
@@ -72,7 +72,7 @@ impl Run<NormGrad> for Cpu {
             let (normal, g) = buffers.split_at_mut(d);
             vectorise!({
                 for (r, x_grad) in (block * rows..).zip(x_grad.chunks_exact_mut(d)) {
-                    let (at, [mean, scale]) = (r * d..(r + 1) * d, stats[r]);
+                    let (at, (mean, scale)) = (r * d..(r + 1) * d, op.kind.moments(&stats[r * kept..]));
                     for (n, x) in normal.iter_mut().zip(&x[at.clone()]) {
                         *n = (x - mean) * scale;
                     }
@@ -80,7 +80,10 @@ impl Run<NormGrad> for Cpu {
                     if second.is_some() {
                         output(normal, &out_grad2[at.clone()], gain2, sums2, |i, through| g[i] += through);
                     }
-                    let mean_g = simd::fold_pairs(g, g, |sum, g, _| sum + g) / d as f32;
+                    let mean_g = match op.kind {
+                        NormKind::Layer => simd::fold_pairs(g, g, |sum, g, _| sum + g) / d as f32,
+                        NormKind::Rms => 0.0,
+                    };
                     let mean_gn = simd::dot(g, normal) / d as f32;
                     for ((dx, g), n) in x_grad.iter_mut().zip(&*g).zip(&*normal) {
                         let through = scale * n.mul_add(-mean_gn, g - mean_g);

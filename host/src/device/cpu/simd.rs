@@ -167,6 +167,36 @@ pub fn gelu_backward(x: &[f32], dy_to_dx: &mut [f32]) {
     });
 }
 
+/// 1 / (1 + e⁻ˣ).
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// `out[i] = silu(gate[i]) · up[i]`, with silu(x) = x / (1 + e⁻ˣ).
+///
+/// # Panics
+/// If the lengths differ.
+pub fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    assert_eq!((gate.len(), up.len()), (out.len(), out.len()));
+    vectorise!(for ((out, &g), &u) in out.iter_mut().zip(gate).zip(up) {
+        *out = g * sigmoid(g) * u;
+    });
+}
+
+/// Turns gate and up into their gradients: `dy · up · silu′(gate)` and `dy · silu(gate)`.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn swiglu_backward(gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
+    assert_eq!((gate.len(), up.len()), (dy.len(), dy.len()));
+    vectorise!(for ((g, u), &dy) in gate.iter_mut().zip(up).zip(dy) {
+        let s = sigmoid(*g);
+        let value = *g * s;
+        (*g, *u) = (dy * *u * value.mul_add(1.0 - s, s), dy * value);
+    });
+}
+
 /// Partial results a row is folded into: element i goes to lane i mod 32, then the lanes are folded pairwise. The order
 /// is part of the result's definition, the same for every vector width.
 const LANES: usize = 32;

@@ -4,7 +4,8 @@ use capful_core::device::{Access, Operation, Reference, Run, Scratch};
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
-    Heads, IGNORE, Kind, Linear, LinearGrad, Norm, NormGrad, Pattern, Rotary, SquaredNorm,
+    Heads, IGNORE, Kind, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Rotary, SquaredNorm, SwiGlu,
+    SwiGluGrad,
 };
 use capful_core::random::Random;
 use capful_core::train::{results, settings};
@@ -167,19 +168,24 @@ fn embed_and_its_gradient() {
 }
 
 #[test]
-fn norm_and_its_gradient() {
+fn norms_and_their_gradients() {
     for (seed, (rows, d)) in [(1, 1), (3, 7), (33, 64), (70, 130), (2100, 5)].into_iter().enumerate() {
-        for two in [false, true] {
+        for (kind, two, biased) in [
+            (NormKind::Layer, false, true),
+            (NormKind::Layer, true, true),
+            (NormKind::Rms, false, false),
+            (NormKind::Rms, true, true),
+        ] {
             let mut b = Bench::new(seed as u64);
             let x = b.normal(matrix(rows, d), 3.0);
-            let stats = b.poison(matrix(rows, 2));
+            let stats = b.poison(matrix(rows, kind.stats()));
             let affine = |b: &mut Bench| Affine {
                 gain: b.normal(matrix(1, d), 1.0),
-                bias: b.normal(matrix(1, d), 1.0),
+                bias: biased.then(|| b.normal(matrix(1, d), 1.0)),
                 out: b.poison(matrix(rows, d)),
             };
             let (first, second) = (affine(&mut b), two.then(|| affine(&mut b)));
-            let forward = Norm { x, eps: 1e-5, stats, first, second };
+            let forward = Norm { kind, x, eps: 1e-5, stats, first, second };
             b.witness(forward, None);
             b.words = b.after(|r| r.run(forward).unwrap());
             for (add, accumulate) in [(false, false), (true, true)] {
@@ -187,13 +193,13 @@ fn norm_and_its_gradient() {
                     gain,
                     out_grad: b.normal(matrix(rows, d), 1.0),
                     gain_grad: b.target(matrix(1, d), accumulate),
-                    bias_grad: b.target(matrix(1, d), accumulate),
+                    bias_grad: biased.then(|| b.target(matrix(1, d), accumulate)),
                 };
                 let (first, second) = (grad(first.gain), second.map(|s| grad(s.gain)));
                 // A row of one element has no gradient but rounding; added to numbers, that drowns.
                 let x_grad = b.target(matrix(rows, d), add);
                 if d > 1 || add {
-                    b.witness(NormGrad { x, stats, x_grad, first, second, add, accumulate }, None);
+                    b.witness(NormGrad { kind, x, stats, x_grad, first, second, add, accumulate }, None);
                 }
             }
         }
@@ -209,9 +215,12 @@ fn linear_with_each_of_its_extras() {
         let heads = Heads::interleaved(1 + draw(1, 5), 2 + draw(2, 40));
         let (inputs, outputs) = (1 + draw(3, 300), heads.width());
         let mut b = Bench::new(case);
-        let (x, weight) = (b.normal(matrix(rows, inputs), 1.0), b.normal(matrix(outputs, inputs), 0.3));
+        let transposed = draw(10, 3) == 0;
+        let shape = if transposed { matrix(inputs, outputs) } else { matrix(outputs, inputs) };
+        let (x, weight) = (b.normal(matrix(rows, inputs), 1.0), b.normal(shape, 0.3));
         let accumulate = draw(4, 2) == 0;
         let op = Linear {
+            transposed,
             bias: (draw(5, 2) == 0).then(|| b.normal(matrix(1, outputs), 1.0)),
             residual: (draw(6, 2) == 0).then(|| b.normal(matrix(rows, outputs), 1.0)),
             accumulate,
@@ -229,15 +238,17 @@ fn linear_gradients() {
     for case in 0..40u64 {
         let draw = |which: u64, n| 1 + random.below(case * 16 + which, n) as u32;
         let (rows, inputs, outputs) = (draw(0, [9, 600][case as usize % 2]), draw(1, 200), draw(2, 200));
-        let accumulate = draw(3, 2) == 1;
+        let (accumulate, transposed) = (draw(3, 2) == 1, draw(6, 3) == 1);
+        let shape = if transposed { matrix(inputs, outputs) } else { matrix(outputs, inputs) };
         let mut b = Bench::new(case);
         let op = LinearGrad {
+            transposed,
             x: b.normal(matrix(rows, inputs), 1.0),
-            weight: b.normal(matrix(outputs, inputs), 1.0),
+            weight: b.normal(shape, 1.0),
             out_grad: b.normal(matrix(rows, outputs), 1.0),
             x_grad: b.poison(matrix(rows, inputs)),
             before_gelu: (draw(4, 2) == 1).then(|| b.normal(matrix(rows, inputs), 1.5)),
-            weight_grad: b.target(matrix(outputs, inputs), accumulate),
+            weight_grad: b.target(shape, accumulate),
             bias_grad: (draw(5, 3) > 1).then(|| b.target(matrix(1, outputs), accumulate)),
             accumulate,
         };
@@ -251,6 +262,17 @@ fn gelu() {
         let mut b = Bench::new(1);
         let (x, out) = (b.normal(matrix(1, elements), 2.0), b.poison(matrix(1, elements)));
         b.witness(Gelu { x, out }, None);
+    }
+}
+
+#[test]
+fn swiglu_and_its_gradient() {
+    for (seed, (rows, d)) in [(1, 1), (5, 7), (33, 130), (1000, 33), (3, 20_000)].into_iter().enumerate() {
+        let mut b = Bench::new(seed as u64);
+        let (gate_up, out) = (b.normal(matrix(rows, 2 * d), 3.0), b.poison(matrix(rows, d)));
+        b.witness(SwiGlu { gate_up, out }, None);
+        let out_grad = b.normal(matrix(rows, d), 1.0);
+        b.witness(SwiGluGrad { gate_up, out_grad }, None);
     }
 }
 
@@ -318,9 +340,10 @@ fn head_loss_in_chunks_with_ignored_rows() {
     for case in 0..24u64 {
         let draw = |which: u64, n| 1 + random.below(case * 16 + which, n) as u32;
         let (rows, d, vocabulary) = (draw(0, 150), draw(1, 70), draw(2, 400) + 1);
+        let padding = (draw(6, 4) - 1).min(vocabulary - 1) * u32::from(case % 2 == 0);
         let chunk = [rows + 2, draw(3, 40), rows.div_ceil(2)][case as usize % 3];
         let mut b = Bench::new(case);
-        let targets = b.ids(rows, vocabulary);
+        let targets = b.ids(rows, vocabulary - padding);
         let mut ids: Vec<u32> = numbers(targets, &b.words).iter().map(|x| x.to_bits()).collect();
         ids.iter_mut().step_by(5).for_each(|id| *id = IGNORE);
         b.set(targets, &ids);
@@ -328,6 +351,7 @@ fn head_loss_in_chunks_with_ignored_rows() {
         let mut op = HeadLoss {
             x: b.normal(matrix(rows, d), 1.0),
             weight: b.normal(matrix(vocabulary, d), 0.5),
+            ids: vocabulary - padding,
             targets,
             logits,
             losses: b.poison(matrix(1, rows)),

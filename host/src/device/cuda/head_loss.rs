@@ -4,6 +4,7 @@ use capful_core::device::{OperationError, Run};
 use capful_core::ops::HeadLoss;
 
 use super::device::{Cuda, width};
+use super::error::CudaError;
 use super::product::{Case, Product};
 
 /// Mirrors HeadLossArgs.
@@ -32,6 +33,10 @@ struct LossSumArgs {
 
 impl Run<HeadLoss> for Cuda {
     fn run(&mut self, o: HeadLoss) -> Result<(), OperationError> {
+        if o.ids != o.weight.rows() {
+            let why = "a padded vocabulary has no kernel yet";
+            return Err(self.fail(CudaError::Unsupported { operation: "head_loss", why }));
+        }
         let (rows, chunk) = (o.x.rows(), o.logits.rows());
         let flat = |r: capful_core::memory::Region| r.reshaped([1, 1, r.elements() as u32, 1]);
         let kernel = format!("head_loss_{}", o.logits.dtype.name());

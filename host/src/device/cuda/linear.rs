@@ -14,7 +14,7 @@ impl Run<Linear> for Cuda {
             accumulate: o.accumulate,
             // A rotation comes between the product and its GELU; no family has both.
             activated: o.activated.filter(|_| o.rotary.is_none()),
-            ..Product::new("linear", Case::Nt, o.x, o.weight, o.out)
+            ..Product::new("linear", if o.transposed { Case::Nn } else { Case::Nt }, o.x, o.weight, o.out)
         })?;
         let Some(rotary) = &o.rotary else { return Ok(()) };
         self.rotate("linear", o.out, rotary, false)?;

@@ -36,6 +36,7 @@ mod product;
 mod profile;
 mod squared_norm;
 mod staging;
+mod swiglu;
 mod timing;
 mod tuning;
 

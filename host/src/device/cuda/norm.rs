@@ -1,9 +1,10 @@
 //! LayerNorm.
 
 use capful_core::device::{OperationError, Run};
-use capful_core::ops::Norm;
+use capful_core::ops::{Affine, Norm, NormKind};
 
 use super::device::{Cuda, blocks, width};
+use super::error::CudaError;
 
 /// Mirrors NormArgs.
 #[repr(C)]
@@ -24,7 +25,11 @@ struct NormArgs {
 impl Run<Norm> for Cuda {
     fn run(&mut self, o: Norm) -> Result<(), OperationError> {
         let affines = || [Some(o.first), o.second].into_iter().flatten();
-        let dtype = self.dtype("norm", affines().flat_map(|a| [a.gain, a.bias, a.out]).chain([o.x]))?;
+        if o.kind == NormKind::Rms || affines().any(|a| a.bias.is_none()) {
+            return Err(self.fail(CudaError::Unsupported { operation: "norm", why: "RMSNorm has no kernel yet" }));
+        }
+        let bias = |a: Affine| a.bias.into_iter().chain([a.gain, a.out]);
+        let dtype = self.dtype("norm", affines().flat_map(bias).chain([o.x]))?;
         let mut arguments = NormArgs {
             x: self.address(o.x)?,
             stats: self.address(o.stats)?,
@@ -39,7 +44,7 @@ impl Run<Norm> for Cuda {
         };
         for (i, affine) in affines().enumerate() {
             arguments.gain[i] = self.address(affine.gain)?;
-            arguments.bias[i] = self.address(affine.bias)?;
+            arguments.bias[i] = self.address_or_null(affine.bias)?;
             arguments.out[i] = self.address(affine.out)?;
         }
         let NormArgs { x, gain, bias, out, columns, .. } = arguments;

@@ -1,10 +1,11 @@
 //! The gradient of LayerNorm.
 
 use capful_core::device::{OperationError, Run};
-use capful_core::ops::NormGrad;
+use capful_core::ops::{NormGrad, NormKind};
 
 use super::columns::FinishArgs;
 use super::device::{Cuda, blocks, width};
+use super::error::CudaError;
 use super::profile::{piece_bytes, pieces};
 
 /// Mirrors NormGradArgs.
@@ -28,6 +29,9 @@ struct NormGradArgs {
 impl Run<NormGrad> for Cuda {
     fn run(&mut self, o: NormGrad) -> Result<(), OperationError> {
         let affines = || [Some(o.first), o.second].into_iter().flatten();
+        if o.kind == NormKind::Rms || affines().any(|a| a.bias_grad.is_none()) {
+            return Err(self.fail(CudaError::Unsupported { operation: "norm_grad", why: "RMSNorm has no kernel yet" }));
+        }
         let types = affines().flat_map(|a| [a.gain, a.out_grad]).chain([o.x, o.x_grad]);
         let dtype = self.dtype("norm_grad", types)?;
         let (rows, columns, outputs) = (o.x.rows(), o.x.columns(), affines().count() as u32);
@@ -58,7 +62,7 @@ impl Run<NormGrad> for Cuda {
             arguments.gain[i] = self.address(affine.gain)?;
             arguments.out_grad[i] = self.address(affine.out_grad)?;
             finish.out[2 * i] = self.address(affine.gain_grad)?;
-            finish.out[2 * i + 1] = self.address(affine.bias_grad)?;
+            finish.out[2 * i + 1] = self.address_or_null(affine.bias_grad)?;
         }
         let NormGradArgs { x, x_grad, gain, out_grad, .. } = arguments;
         let width = width(dtype, columns.into(), [[x, x_grad], gain, out_grad].as_flattened());

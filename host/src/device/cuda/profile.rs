@@ -4,7 +4,7 @@ use capful_core::device::{Profile, Scratch};
 use capful_core::memory::{Dtype, Role};
 use capful_core::ops::{
     AdamW, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadLoss, Linear, LinearGrad, Norm,
-    NormGrad, SquaredNorm,
+    NormGrad, SquaredNorm, SwiGlu, SwiGluGrad,
 };
 
 /// How numbers are kept.
@@ -97,4 +97,6 @@ scratch! {
     Norm: |_| 0;
     NormGrad: |o| piece_bytes(o.x.rows(), 2 * (1 + u32::from(o.second.is_some())), o.x.columns());
     SquaredNorm: |o| 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64);
+    SwiGlu: |_| 0;
+    SwiGluGrad: |_| 0;
 }

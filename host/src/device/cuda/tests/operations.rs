@@ -3,7 +3,7 @@
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
-    Heads, IGNORE, Kind, Norm, NormGrad, Pattern, Rotary, SquaredNorm,
+    Heads, IGNORE, Kind, Norm, NormGrad, NormKind, Pattern, Rotary, SquaredNorm,
 };
 use capful_core::random::Random;
 
@@ -59,7 +59,8 @@ fn gelu() {
 }
 
 fn affine(l: &mut Lay, rows: u32, d: u32) -> Affine {
-    Affine { gain: l.normal([1, 1, 1, d], 1.0), bias: l.normal([1, 1, 1, d], 1.0), out: l.poison([1, 1, rows, d]) }
+    let (gain, bias) = (l.normal([1, 1, 1, d], 1.0), Some(l.normal([1, 1, 1, d], 1.0)));
+    Affine { gain, bias, out: l.poison([1, 1, rows, d]) }
 }
 
 fn affine_grad(l: &mut Lay, rows: u32, d: u32, accumulate: bool) -> AffineGrad {
@@ -71,7 +72,7 @@ fn affine_grad(l: &mut Lay, rows: u32, d: u32, accumulate: bool) -> AffineGrad {
         gain: l.normal([1, 1, 1, d], 1.0),
         out_grad: l.normal([1, 1, rows, d], 1.0),
         gain_grad: sum(l),
-        bias_grad: sum(l),
+        bias_grad: Some(sum(l)),
     }
 }
 
@@ -81,6 +82,7 @@ fn norm_and_its_gradient() {
     for [rows, d] in [[1, 2], [257, 31], [65, 512], [9, 1304], [6, 1030]].into_iter().chain(shapes(3, 4, [300, 300])) {
         for two in [false, true] {
             bench.agree(|l| Norm {
+                kind: NormKind::Layer,
                 x: l.normal([1, 1, rows, d], 3.0),
                 eps: 1e-5,
                 stats: l.poison_exact([1, 1, rows, 2]),
@@ -89,6 +91,7 @@ fn norm_and_its_gradient() {
             });
             let stats = |rows: u32| (0..2 * rows).map(|i| if i % 2 == 0 { 0.1 } else { 0.4 }).collect();
             bench.agree(|l| NormGrad {
+                kind: NormKind::Layer,
                 x: l.normal([1, 1, rows, d], 3.0),
                 stats: l.values([1, 1, rows, 2], stats(rows)),
                 x_grad: if two { l.normal([1, 1, rows, d], 1.0) } else { l.poison([1, 1, rows, d]) },
@@ -233,6 +236,7 @@ fn head_loss_and_its_gradients() {
                 HeadLoss {
                     x: l.normal([1, 1, rows, d], 1.0),
                     weight: l.normal([1, 1, vocabulary, d], 0.3),
+                    ids: vocabulary,
                     targets: l.ids(targets.clone()),
                     // An evaluation's logits are f32 in every precision.
                     logits: l.left([1, 1, chunk, vocabulary], (!gradient).then_some(Dtype::F32)),

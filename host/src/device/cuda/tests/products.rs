@@ -19,10 +19,11 @@ fn sizes() -> Vec<[u32; 3]> {
 fn linear_with_everything_that_belongs_to_it() {
     let mut bench = Bench::of_products();
     for [rows, inputs, outputs] in sizes() {
-        for form in 0..4 {
+        for form in 0..5 {
             bench.agree(|l| {
                 let x = l.normal([1, 1, rows, inputs], 1.0);
-                let weight = l.normal([1, 1, outputs, inputs], 0.3);
+                let sides = if form == 4 { [inputs, outputs] } else { [outputs, inputs] };
+                let weight = l.normal([1, 1, sides[0], sides[1]], 0.3);
                 let bias = (form != 0).then(|| l.normal([1, 1, 1, outputs], 1.0));
                 let like_out = [1, 1, rows, outputs];
                 let out = if form == 2 { l.normal(like_out, 1.0) } else { l.poison(like_out) };
@@ -31,6 +32,7 @@ fn linear_with_everything_that_belongs_to_it() {
                     1 => Linear { activated: Some(l.poison(like_out)), ..plain },
                     2 => Linear { accumulate: true, ..plain },
                     3 => Linear { residual: Some(l.normal(like_out, 1.0)), ..plain },
+                    4 => Linear { transposed: true, ..plain },
                     _ => plain,
                 }
             });
@@ -73,16 +75,18 @@ fn logits_are_f32_in_every_precision() {
 fn linear_grad_overwrites_and_accumulates() {
     let mut bench = Bench::of_products();
     for [rows, inputs, outputs] in sizes() {
-        for accumulate in [false, true] {
+        for (accumulate, transposed) in [(false, false), (true, false), (false, true), (true, true)] {
             bench.agree(|l| {
                 let sum = |l: &mut Lay, shape| if accumulate { l.exact(shape, 1.0) } else { l.poison_exact(shape) };
+                let sides = if transposed { [1, 1, inputs, outputs] } else { [1, 1, outputs, inputs] };
                 LinearGrad {
+                    transposed,
                     x: l.normal([1, 1, rows, inputs], 1.0),
-                    weight: l.normal([1, 1, outputs, inputs], 1.0),
+                    weight: l.normal(sides, 1.0),
                     out_grad: l.normal([1, 1, rows, outputs], 1.0),
                     x_grad: l.poison([1, 1, rows, inputs]),
                     before_gelu: accumulate.then(|| l.normal([1, 1, rows, inputs], 1.0)),
-                    weight_grad: sum(l, [1, 1, outputs, inputs]),
+                    weight_grad: sum(l, sides),
                     bias_grad: Some(sum(l, [1, 1, 1, outputs])),
                     accumulate,
                 }
@@ -159,6 +163,7 @@ fn a_gelu_apart_from_its_product_gives_the_same() {
     });
     bench.agree(|l| {
         Apart(LinearGrad {
+            transposed: false,
             x: l.normal([1, 1, 21, 9], 1.0),
             weight: l.normal([1, 1, 33, 9], 1.0),
             out_grad: l.normal([1, 1, 21, 33], 1.0),

@@ -105,7 +105,7 @@ fn reference(steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
         MODEL.update(&mut device, &plan.state, &OPTIMIZER).expect("an update");
         losses.push(device.arena.f32(plan.state.control.results).expect("in the arena")[results::LOSS]);
     }
-    (losses, device.arena.f32(plan.state.weights.all).expect("in the arena").to_vec())
+    (losses, device.arena.f32(plan.state.weights.groups.all).expect("in the arena").to_vec())
 }
 
 /// The same on the card, each step replayed and its loss read a step late.
@@ -151,7 +151,7 @@ fn on_card(precision: Precision, products: Products, steps: u64, stage: &Stage) 
         }
     }
     losses.extend(pending.map(|last| loss(&mut cuda, last)));
-    let all = plan.state.masters.unwrap_or(plan.state.weights).all;
+    let all = plan.state.masters.unwrap_or(plan.state.weights).groups.all;
     let mut bytes = vec![0; all.bytes() as usize];
     cuda.read(all, &mut bytes).expect("in the arena");
     (losses, decode(all.dtype, &bytes))

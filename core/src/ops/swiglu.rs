@@ -1,0 +1,122 @@
+//! SwiGLU (Shazeer 2020): the gate's SiLU times the other half of one fused projection, and its gradient.
+
+use super::math::silu;
+use crate::device::{Access, Operation, OperationError};
+use crate::memory::{Arena, Region};
+
+/// `out = silu(gate) ∘ up`, silu(x) = x / (1 + e⁻ˣ).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SwiGlu {
+    /// [rows, 2 d]: a row is the gate, then up.
+    pub gate_up: Region,
+    /// [rows, d].
+    pub out: Region,
+}
+
+/// Whether `gate_up` is twice as wide as `narrow` and as long.
+fn fits(gate_up: &Region, narrow: &Region) -> bool {
+    gate_up.columns() == 2 * narrow.columns() && gate_up.rows() == narrow.rows()
+}
+
+impl Operation for SwiGlu {
+    const NAME: &'static str = "swiglu";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        visit(self.gate_up, Access::Read);
+        visit(self.out, Access::Write);
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        self.expect(fits(&self.gate_up, &self.out), "out")
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [gate_up, mut out] = arena.views([Some(self.gate_up), Some(self.out)])?;
+        let d = self.out.columns() as usize;
+        for (row, out) in gate_up.f32().chunks_exact(2 * d).zip(out.f32_mut().chunks_exact_mut(d)) {
+            let (gate, up) = row.split_at(d);
+            for (out, (g, u)) in out.iter_mut().zip(gate.iter().zip(up)) {
+                *out = silu(*g)[0] * u;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `gate_grad = out_grad ∘ up ∘ silu'(gate)`, `up_grad = out_grad ∘ silu(gate)`, with
+/// silu'(x) = σ + x σ (1 − σ) and σ = 1 / (1 + e⁻ˣ). They take the place of the values they are the gradients of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SwiGluGrad {
+    /// [rows, 2 d]: gate and up, then their gradients.
+    pub gate_up: Region,
+    /// [rows, d].
+    pub out_grad: Region,
+}
+
+impl Operation for SwiGluGrad {
+    const NAME: &'static str = "swiglu_grad";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        visit(self.gate_up, Access::Update);
+        visit(self.out_grad, Access::Read);
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        self.expect(fits(&self.gate_up, &self.out_grad), "out_grad")
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [mut gate_up, out_grad] = arena.views([Some(self.gate_up), Some(self.out_grad)])?;
+        let d = self.out_grad.columns() as usize;
+        for (row, out_grad) in gate_up.f32_mut().chunks_exact_mut(2 * d).zip(out_grad.f32().chunks_exact(d)) {
+            let (gate, up) = row.split_at_mut(d);
+            for ((g, u), dy) in gate.iter_mut().zip(up).zip(out_grad) {
+                let [value, slope] = silu(*g);
+                (*g, *u) = (dy * *u * slope, dy * value);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::Bench;
+
+    #[test]
+    fn values_agree_with_f64_far_out_too() {
+        let mut b = Bench::<64>::new();
+        let gates = [-100.0, -9.0, -1.0, 0.0, 0.7, 3.0, 40.0, 100.0];
+        let ups = [2.0, -1.5, 0.3, 5.0, -2.0, 1.0, 1e-3, 0.5];
+        let mut both = [0.0; 16];
+        both[..8].copy_from_slice(&gates);
+        both[8..].copy_from_slice(&ups);
+        let (gate_up, out) = (b.values([1, 1, 1, 16], &both), b.poison([1, 1, 1, 8]));
+        b.run(SwiGlu { gate_up, out });
+        for i in 0..8 {
+            let (g, u) = (f64::from(gates[i]), f64::from(ups[i]));
+            let expected = g / (1.0 + libm::exp(-g)) * u;
+            approx::assert_relative_eq!(f64::from(b.get(out)[i]), expected, epsilon = 1e-30, max_relative = 1e-6);
+        }
+    }
+
+    #[test]
+    fn gradients_agree_with_finite_differences() {
+        let mut b = Bench::<512>::new();
+        let gate_up = b.normal([1, 1, 5, 14], 1, 1.5);
+        let copy: [f32; 70] = core::array::from_fn(|i| b.get(gate_up)[i]);
+        let (out, out_grad) = (b.poison([1, 1, 5, 7]), b.normal([1, 1, 5, 7], 2, 1.0));
+        let gradient = b.values([1, 1, 5, 14], &copy);
+        b.run(SwiGluGrad { gate_up: gradient, out_grad });
+        b.check_gradient(SwiGlu { gate_up, out }, gate_up, gradient, out, out_grad);
+    }
+}

@@ -1,0 +1,112 @@
+//! Twenty training steps of a very small Llama as transformers took them:
+//! `tests/fixtures/llama_transformers_20_steps.json`, made by `tests/peers/llama_fixture.py`, whose head says how.
+
+use super::attention::Pattern;
+use super::fixture::{Step, numbers, pairs, size, step};
+use super::pythia::Batch;
+use super::tensor::Tensors;
+use super::yxanul::Config;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// One training: a model, what it is trained on, and what transformers made of it in f32.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// The model.
+    pub config: Config,
+    /// Tokens a sequence.
+    pub length: usize,
+    /// The batches in their order, one update each.
+    pub steps: Vec<Step>,
+    /// Loss before each update, in nats.
+    pub losses: Vec<f64>,
+    /// Of the first step's gradient of each tensor, before clipping: its norm, and its dot product with wave number 1.
+    pub first_gradients: BTreeMap<String, [f64; 2]>,
+    /// Logits of the first sequence of the first batch, before the first update and after the last.
+    pub logits: [Vec<f64>; 2],
+}
+
+impl Case {
+    /// The weights before the first update.
+    pub fn weights(&self) -> Tensors {
+        self.config.formula_weights(0.1)
+    }
+
+    /// The batches and learning rates as [`super::train::train`] takes them.
+    pub fn batches(&self) -> Vec<(Batch<'_>, f64)> {
+        let length = self.length;
+        self.steps.iter().map(|s| (Batch { inputs: &s.inputs, targets: &s.targets, length }, s.lr)).collect()
+    }
+
+    /// The ids that the logits are of.
+    pub fn prompt(&self) -> &[u32] {
+        &self.steps[0].inputs[..self.length]
+    }
+}
+
+/// All cases of the fixture: factorised, tied, untied.
+pub fn cases() -> Vec<Case> {
+    let file: Value =
+        serde_json::from_str(include_str!("../../fixtures/llama_transformers_20_steps.json")).expect("JSON");
+    file["cases"].as_array().expect("cases").iter().map(|case| read(&file, case)).collect()
+}
+
+fn read(file: &Value, case: &Value) -> Case {
+    let get = |key: &str| size(&file["config"][key]);
+    let config = Config {
+        layers: get("num_hidden_layers"),
+        d: get("hidden_size"),
+        heads: get("num_attention_heads"),
+        kv_heads: get("num_key_value_heads"),
+        d_ff: get("intermediate_size"),
+        vocab: get("vocab_size"),
+        rank: Some(size(&case["rank"])).filter(|&rank| rank > 0),
+        tied: case["tied"].as_bool().expect("a truth"),
+        rotary_base: 10_000.0,
+        eps: 1e-5,
+        attention: Pattern::Dense,
+    };
+    let (length, losses) = (size(&file["length"]), numbers(&case["losses"]));
+    Case {
+        config,
+        length,
+        steps: (0..losses.len()).map(|s| step(s, size(&file["sequences"]), length, config.vocab as u32)).collect(),
+        losses,
+        first_gradients: pairs(&case["first_gradients"]),
+        logits: ["logits_before", "logits_after"].map(|key| numbers(&case[key])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Oracle as _;
+    use super::super::differences::{assert_close, wave};
+    use super::super::train::{Recipe, Training, train};
+    use super::super::yxanul::logits;
+    use super::*;
+
+    #[test]
+    fn twenty_steps_follow_transformers() {
+        let cases = cases();
+        assert_eq!(cases.len(), 3);
+        for case in cases {
+            let mut training = Training::new(case.weights());
+            let what = format!("rank {:?}, tied {}", case.config.rank, case.config.tied);
+            let (batch, _) = case.batches()[0];
+            let (_, gradients) = case.config.loss_and_gradients(&training.weights, batch);
+            assert_eq!(gradients.len(), case.first_gradients.len());
+            for (name, [norm, along]) in &case.first_gradients {
+                let g = &gradients[name].data;
+                let got_norm = libm::sqrt(g.iter().map(|g| g * g).sum());
+                let got_along: f64 = g.iter().enumerate().map(|(i, g)| g * wave(1, i)).sum();
+                assert_close(&format!("{what}: {name}"), &[got_norm, got_along], &[*norm, *along], 1e-5);
+            }
+            let now = |weights: &Tensors| logits(&case.config, weights, case.prompt(), case.length);
+            assert_close(&what, &now(&training.weights), &case.logits[0], 1e-6);
+            let losses = train(&case.config, &mut training, Recipe::pythia(), &case.batches());
+            // transformers computes in f32.
+            assert_close(&what, &losses, &case.losses, 1e-5);
+            assert_close(&what, &now(&training.weights), &case.logits[1], 1e-4);
+        }
+    }
+}
