@@ -65,7 +65,7 @@ impl Cuda {
         let room = SortRoom::of(rows);
         let (counts, lists) = (self.scratch_at(0, room.bytes())?, room.counts);
         let list = |i: u32| counts + lists + u64::from(i % 2) * room.list;
-        let (mut from, mut shift, pieces) = (0, 0, room.pieces);
+        let (mut from, mut shift, pieces) = (0, 0, SortRoom::pieces(rows));
         // Ids beyond the vocabulary count as its size, which is sorted too.
         while shift < u32::BITS && (shift == 0 || vocabulary >> shift > 0) {
             let to = list(shift / 8);

@@ -51,8 +51,6 @@ pub fn piece_bytes(rows: u32, sums: u32, columns: u32) -> u64 {
 
 /// The scratch for sorting rows by their ids: counts of digits, then two lists of the rows.
 pub struct SortRoom {
-    /// Pieces of 1024 rows.
-    pub pieces: u32,
     /// Bytes of the counts: 256 digits of every piece.
     pub counts: u64,
     /// Bytes of a list.
@@ -62,8 +60,12 @@ pub struct SortRoom {
 impl SortRoom {
     /// For so many rows.
     pub fn of(rows: u32) -> SortRoom {
-        let pieces = rows.div_ceil(1024);
-        SortRoom { pieces, counts: 4 * 256 * u64::from(pieces), list: 4 * u64::from(rows) }
+        SortRoom { counts: 4 * 256 * u64::from(SortRoom::pieces(rows)), list: 4 * u64::from(rows) }
+    }
+
+    /// Pieces that the rows are counted in.
+    pub fn pieces(rows: u32) -> u32 {
+        rows.div_ceil(1024)
     }
 
     /// Bytes of all.
