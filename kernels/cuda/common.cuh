@@ -82,15 +82,3 @@ __device__ inline float block_sum(float x) {
     __syncthreads();
     return total;
 }
-
-// Maximum over a block of whole warps; every thread gets it.
-__device__ inline float block_max(float x) {
-    __shared__ float warps[32];
-    x = warp_max(x);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
-    __syncthreads();
-    float largest = warps[0];
-    for (u32 w = 1; w < blockDim.x / 32; w++) largest = fmaxf(largest, warps[w]);
-    __syncthreads();
-    return largest;
-}

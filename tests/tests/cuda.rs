@@ -135,7 +135,31 @@ fn the_card_holds_what_the_plan_says_and_steps_allocate_nothing() {
         let unexplained = used as i64 - arena as i64 - outside as i64;
         assert_eq!(card["unexplained_bytes"].as_i64(), Some(unexplained));
         assert!(unexplained.abs() <= 16 << 20, "{flags}: {unexplained} bytes that no line names");
+        // The plan names no less than there is; on a stand-in there is nothing.
+        let planned = plan["outside_arena_bytes"].as_u64().expect("bytes");
+        assert!(outside <= planned, "{flags}: {outside} bytes outside the arena, {planned} planned");
     }
+}
+
+#[test]
+fn a_run_keeps_to_who_computed_its_products_and_a_save_stays_small() {
+    let dir = directory();
+    let dir = dir.path();
+    let own = [("CAPFUL_STAND_IN_BLAS", "0")];
+    let line =
+        |steps: u32, name: &str| format!("train --json --device cuda {SMALL} {RUN} --steps {steps} --out {name}");
+    stand_in(dir, &line(10, "whole"), &own).ok();
+    stand_in(dir, &line(5, "halves"), &own).ok();
+    let resumed = stand_in(dir, "train --json --resume --steps 10 --out halves", &[]).ok();
+    assert!(resumed.err.contains("own kernels"), "{}", resumed.err);
+    assert_same(dir, "whole", "halves", 10);
+    // Odd shapes in two precisions have the most algorithms to write down.
+    let odd = "--set layers=2 --set d_model=24 --set heads=2 --set d_ff=33 --vocab-size 301 --seq-len 17 --batch-size 3 \
+               --chunk 7 --accumulate 2 --eval-tokens 100";
+    stand_in(dir, &format!("train --json --device cuda {odd} --steps 2 --out odd"), &[]).ok();
+    let resumed = stand_in(dir, "train --json --resume --precision bf16 --steps 4 --out odd", &[]).ok().json_lines();
+    let bytes = resumed.last().expect("a last line")["heap_bytes_per_save"].as_u64();
+    assert!(bytes.is_some_and(|bytes| bytes <= 64 << 10), "{bytes:?} bytes of heap in a save");
 }
 
 #[test]
@@ -145,6 +169,9 @@ fn the_metrics_say_what_the_machine_did() {
     let text = fs::read_to_string(dir.path().join("run/metrics.jsonl")).expect("metrics");
     let last: Value = serde_json::from_str(text.lines().rfind(|l| l.contains("norm")).expect("a step")).expect("JSON");
     assert!(last["gpu"].as_f64().is_some_and(|share| share > 0.0), "{last}");
+    if card() {
+        assert!(last["gpu"].as_f64().is_some_and(|share| share < 1.1), "{last}");
+    }
     assert!(last["cpu"].as_f64().is_some_and(|share| share >= 0.0), "{last}");
 }
 
@@ -180,6 +207,13 @@ fn a_card_that_cannot_be_used_is_refused_in_one_line() {
     refused(&train.replace("train", "train --precision fp8"), &[], &["bf16"]);
     refused(&train.replace("train", "train --budget 100MiB"), &[], &["--budget"]);
     refused(&train.replace("train", "train --algorithms none.json"), &[], &["none.json"]);
+    let busy = [("CAPFUL_STAND_IN_FAIL_AT", "context:1:2")];
+    refused(&train, &busy, &["cannot be used now", "CUDA_ERROR_OUT_OF_MEMORY"]);
+    refused(&train.replace("train", "train --preset yxanul-tiny").replace(SMALL, ""), &[], &["RMSNorm"]);
+    refused(&train.replace("cuda", "cpu").replace("train", "train --algorithms none.json"), &[], &["for cards"]);
+    // What others hold is not counted as the run's own.
+    let shared = [("CAPFUL_STAND_IN_TOTAL", "8000000000"), ("CAPFUL_STAND_IN_FREE", "2000000000")];
+    stand_in(dir, &format!("bench --device cuda {SMALL} --steps 1 --budget 1GiB"), &shared).ok();
     // The budget of a small card holds on a large one.
     let large = "train --device cuda --gpu gtx1650 --preset pythia-70m --batch-size 512 --out out";
     refused(large, &[], &["gtx1650", "--batch-size"]);

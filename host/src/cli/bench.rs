@@ -3,13 +3,16 @@
 use serde_json::json;
 
 use super::train::within_budget;
-use super::{Failure, RunFlags, work};
+use super::{Failure, RunFlags, request, say_warnings, work};
 use crate::allocations;
 use crate::config::{Config, human_bytes, with_family};
 use crate::device::{AnyProfile, DeviceError};
 use crate::plan::{Machine, Plan, field_kib};
 use crate::run::bench::{Bench as Steps, Share};
 use crate::run::{HostFamily, Session};
+
+/// Steps that are timed or taken before; each timed one is remembered.
+const MOST_STEPS: u64 = 1_000_000;
 
 /// Flags of `host bench`.
 #[derive(Debug, clap::Args)]
@@ -32,6 +35,12 @@ impl Bench {
         let written = self.flags.written()?;
         // --steps is how many are timed: the median of them counts.
         let timed = written.steps.unwrap_or(10);
+        if timed.max(self.warm) > MOST_STEPS {
+            return Err(request(format!(
+                "{} steps are too many to time; {MOST_STEPS} are the most",
+                timed.max(self.warm)
+            )));
+        }
         let config = Config::resolve(written)?;
         let profile = AnyProfile::of(&config)?;
         profile.require()?;
@@ -43,7 +52,8 @@ impl Bench {
         let (plan, laid) = Plan::new(&family, config, &machine)?;
         plan.require_fit(config, &machine)?;
         let mut session = Session::start_training(family, laid, profile, config, &[])?;
-        within_budget(config, &mut session)?;
+        within_budget(config, &plan, &mut session)?;
+        say_warnings(&mut session);
         let allocated = session.device.arena_bytes();
         let mut steps = Steps::new(&mut session, config).map_err(work)?;
         let timing = steps.time(self.warm.max(1), timed).map_err(work)?;

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, Write as _};
 
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
-use super::{Failure, work};
+use super::{Failure, say_warnings, work};
 use crate::config::{Config, with_family};
 use crate::plan::Sections;
 use crate::run::HostFamily;
@@ -38,6 +38,7 @@ impl Chat {
         let context = config.context();
         let sections = Sections { training: None, evaluation: None, decoding: Some(context) };
         let Trained { mut session, tokenizer } = Trained::load(family, &self.trained.dir, config, &sections)?;
+        say_warnings(&mut session);
         let mut generator = Generator::new(context, config.vocab_size(), self.sampling.seed);
         let (limit, pattern) = (tokenizer.vocab_size() as usize, config.pattern());
         let mut transcript = String::new();

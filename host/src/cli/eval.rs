@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::trained::TrainedFlags;
-use super::{Failure, request, work};
+use super::{Failure, request, say_warnings, work};
 use crate::config::{Config, with_family};
 use crate::data::corpus::Corpus;
 use crate::plan::Sections;
@@ -41,6 +41,7 @@ impl Eval {
         let set = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
         let sections = Sections { training: None, decoding: None, ..Sections::training(&config) };
         let Trained { mut session, .. } = Trained::load(family, &self.trained.dir, &config, &sections)?;
+        say_warnings(&mut session);
         let stage = session.evaluation_stage().map_err(work)?;
         let score = Evaluator::new(stage.batch, stage.seq_len).score(&mut session, &set).map_err(work)?;
         let floor = corpus.floor(&set);

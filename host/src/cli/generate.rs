@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
-use super::{Failure, request, work};
+use super::{Failure, request, say_warnings, work};
 use crate::config::{Config, with_family};
 use crate::plan::Sections;
 use crate::run::HostFamily;
@@ -40,6 +40,7 @@ impl Generate {
         let context = config.context();
         let sections = Sections { training: None, evaluation: None, decoding: Some(context) };
         let Trained { mut session, tokenizer } = Trained::load(family, &self.trained.dir, config, &sections)?;
+        say_warnings(&mut session);
         let mut prompt: Vec<u32> = tokenizer.bos().or(tokenizer.eos()).into_iter().collect();
         tokenizer.encode(&self.prompt, &mut prompt);
         if prompt.is_empty() {

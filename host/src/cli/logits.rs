@@ -4,7 +4,7 @@ use capful_core::data::IGNORE;
 use serde_json::json;
 
 use super::trained::TrainedFlags;
-use super::{Failure, request, work};
+use super::{Failure, request, say_warnings, work};
 use crate::config::{Config, with_family};
 use crate::plan::Sections;
 use crate::run::HostFamily;
@@ -41,6 +41,7 @@ impl Logits {
         let evaluation = Stage { batch: 1, seq_len: count, ..config.stage() };
         let sections = Sections { training: None, evaluation: Some(evaluation), decoding: None };
         let Trained { mut session, .. } = Trained::load(family, &self.trained.dir, config, &sections)?;
+        say_warnings(&mut session);
         session.evaluate(&self.ids, &vec![IGNORE; self.ids.len()]).map_err(work)?;
         let mut rows: Vec<Vec<f32>> = Vec::with_capacity(self.ids.len());
         session.logits(count, &mut |row| rows.push(row.to_vec())).map_err(work)?;

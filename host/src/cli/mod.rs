@@ -22,6 +22,7 @@ use clap::{Parser, Subcommand};
 
 use crate::config::{Config, ConfigError, RawConfig};
 use crate::device::DeviceError;
+use crate::run::{HostFamily, Session};
 
 /// Why a command failed, by its exit status.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +50,13 @@ impl From<DeviceError> for Failure {
             DeviceError::Refused(text) => Failure::Request(text),
             DeviceError::Failed(text) => Failure::Work(text),
         }
+    }
+}
+
+/// Says what a card lacks and what that costs, a line each.
+fn say_warnings<F: HostFamily>(session: &mut Session<F>) {
+    if let Some(card) = session.device.card() {
+        card.warnings().iter().for_each(|warning| eprintln!("host: {warning}"));
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicBool;
 use capful_core::generate::Sampler;
 use serde_json::json;
 
-use super::{Failure, RunFlags, end_with_the_reader, request, work};
-use crate::config::{Config, RawConfig, human_bytes, with_family};
+use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, work};
+use crate::config::{ByteSize, Config, RawConfig, human_bytes, with_family};
 use crate::data::corpus::Corpus;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::validation::ValidationSet;
@@ -41,7 +41,7 @@ pub struct Train {
 }
 
 /// The flags that may differ when a run is resumed.
-const MAY_DIFFER: [&str; 5] = ["steps", "epochs", "device", "threads", "precision"];
+const MAY_DIFFER: [&str; 7] = ["steps", "epochs", "device", "threads", "precision", "budget", "gpu"];
 
 impl Train {
     pub(super) fn run(self) -> Result<(), Failure> {
@@ -69,6 +69,9 @@ impl Train {
         let corpus = Corpus::open(&config).map_err(request)?;
         count_epochs(&mut config, &corpus)?;
         let dir = out.unwrap_or_else(|| directory::next(&config.preset));
+        if algorithms.is_some() && !config.device.starts_with("cuda") {
+            return Err(request(format!("--algorithms is for cards; the device is {}", config.device)));
+        }
         let algorithms = algorithms.as_deref().map_or(Ok(Vec::new()), directory::read_algorithms)?;
         start(config, &corpus, &dir, None, &algorithms, json)
     }
@@ -94,12 +97,13 @@ fn resumed(mut config: Config, flags: RunFlags) -> Result<Config, Failure> {
     if flags.config.is_some() {
         return Err(request("--resume continues with the saved configuration; leave --config away"));
     }
-    let RawConfig { steps, epochs, device, threads, precision, .. } = flags.raw.clone();
+    let RawConfig { steps, epochs, device, threads, precision, budget, gpu, .. } = flags.raw.clone();
     let written = toml::Table::try_from(&flags.raw).map_err(request)?;
     let set = flags.raw.set.first().map(|_| "set".to_owned());
     if let Some(key) = written.keys().find(|k| !MAY_DIFFER.contains(&k.as_str())).cloned().or(set) {
         return Err(request(format!(
-            "--{} cannot change when a run is resumed; only --steps, --epochs, --device, --precision and --threads can",
+            "--{} cannot change when a run is resumed; only --steps, --epochs, --device, --precision, \
+             --threads, --budget and --gpu can",
             key.replace('_', "-")
         )));
     }
@@ -110,6 +114,10 @@ fn resumed(mut config: Config, flags: RunFlags) -> Result<Config, Failure> {
         if here { config.on(device)? } else { Config { device: device.unwrap_or(config.device.clone()), ..config } };
     config.precision = precision.unwrap_or(config.precision);
     config.threads = threads.unwrap_or(config.threads);
+    if let Some(text) = budget {
+        config.budget = Some(text.parse::<ByteSize>().map_err(request)?.0);
+    }
+    config.gpu = gpu.or(config.gpu);
     config.validate()?;
     Ok(config)
 }
@@ -151,7 +159,8 @@ impl Job<'_> {
         if !json {
             eprint!("{}", plan.table());
         }
-        within_budget(config, &mut session)?;
+        within_budget(config, &plan, &mut session)?;
+        say_warnings(&mut session);
         if resume.is_none() {
             // The stream must hold a batch before a directory is made.
             let mut stream = corpus.training().map_err(request)?;
@@ -169,7 +178,7 @@ impl Job<'_> {
             signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(work)?;
         }
         let trainer = Trainer::new(config, session, corpus, &validation, dir, resume, model_config, stop);
-        let trainer = trainer.map_err(request)?;
+        let trainer = trainer?;
         if !json {
             eprintln!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
         }
@@ -189,27 +198,29 @@ impl Job<'_> {
     }
 }
 
-/// Says what the card lacks, and refuses a run that with what lies outside the arena passes the budget asked for.
-pub(super) fn within_budget<F: HostFamily>(config: &Config, session: &mut Session<F>) -> Result<(), Failure> {
-    let Some(card) = session.device.card() else { return Ok(()) };
-    let outside: u64 = card.outside().iter().map(|(_, bytes)| bytes).sum();
+/// Refuses a run that with what lies outside the arena, as measured on the card, passes the budget asked for. What other
+/// programs hold cannot be told from the context: of the two together no more counts than the plan says.
+pub(super) fn within_budget<F: HostFamily>(
+    config: &Config,
+    plan: &Plan,
+    session: &mut Session<F>,
+) -> Result<(), Failure> {
+    let (Some(card), Some(budget), None) = (session.device.card(), config.budget, &config.gpu) else { return Ok(()) };
+    let lines = card.outside().iter().enumerate();
+    let outside: u64 =
+        lines.map(|(i, (_, bytes))| if i == 0 { plan.outside_arena_bytes.min(*bytes) } else { *bytes }).sum();
     let needed = card.arena_bytes() + outside;
-    match config.budget {
-        Some(budget) if needed > budget && config.gpu.is_none() => Err(request(format!(
-            "this run takes {} on this card ({} in the arena, {} outside it as measured), more than the --budget of {}; \
-             lower --batch-size, or raise it",
-            human_bytes(needed),
-            human_bytes(card.arena_bytes()),
-            human_bytes(outside),
-            human_bytes(budget)
-        ))),
-        _ => {
-            for warning in card.warnings() {
-                eprintln!("host: {warning}");
-            }
-            Ok(())
-        }
+    if needed <= budget {
+        return Ok(());
     }
+    Err(request(format!(
+        "this run takes {} on this card ({} in the arena, {} outside it as measured), more than the --budget of {}; \
+         lower --batch-size, or raise it",
+        human_bytes(needed),
+        human_bytes(card.arena_bytes()),
+        human_bytes(outside),
+        human_bytes(budget)
+    )))
 }
 
 /// Lines of JSON on standard output.

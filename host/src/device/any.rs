@@ -249,7 +249,8 @@ impl AnyDevice {
         Cuda: Run<O>,
     {
         if let Some(card) = self.card() {
-            return card.time(5, |card| card.run(operation)).map_err(|_| OperationError::Device);
+            let timed = card.time(5, |card| card.run(operation));
+            return timed.map_err(|e| card.fail(e));
         }
         let start = Instant::now();
         self.run(operation)?;

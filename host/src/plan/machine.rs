@@ -4,7 +4,7 @@ use capful_core::device::Rates;
 
 use super::{Card, Outside, card};
 use crate::config::{Config, ConfigError, Device};
-use crate::device::cuda::describe;
+use crate::device::cuda::cards;
 
 /// A machine as the planner sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,7 +44,7 @@ impl Machine {
     pub fn of(config: &Config) -> Result<Machine, ConfigError> {
         let mut machine = Machine::here(config.threads);
         if let Device::Cuda(number) = config.device()? {
-            let there = describe().cards.into_iter().nth(number as usize);
+            let there = cards().into_iter().nth(number as usize);
             machine.card_bytes = there.as_ref().map(|card| card.bytes);
             machine.card = match &config.gpu {
                 Some(name) => Card::find(name),

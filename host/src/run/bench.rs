@@ -161,13 +161,17 @@ impl<'a, F: HostFamily> Bench<'a, F> {
     pub fn profile(&mut self) -> Result<Vec<Share>, DeviceError> {
         let Session { family, laid, device, .. } = &mut *self.session;
         let mut profiler = Profiler { device, shares: Vec::new() };
-        if let (Some(training), Some(stage)) = (&laid.training, &laid.sections.training) {
+        let mut run = || -> Result<(), OperationError> {
+            let (Some(training), Some(stage)) = (&laid.training, &laid.sections.training) else { return Ok(()) };
             for micro in 0..self.config.accumulate {
                 family.micro_batch(&mut profiler, &laid.state, training, stage, micro == 0)?;
             }
-            family.update(&mut profiler, &laid.state, &self.config.optimizer())?;
-        }
-        profiler.shares.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        Ok(profiler.shares)
+            family.update(&mut profiler, &laid.state, &self.config.optimizer())
+        };
+        let ran = run();
+        let Profiler { device, mut shares } = profiler;
+        ran.map_err(|e| device.explain(e))?;
+        shares.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        Ok(shares)
     }
 }

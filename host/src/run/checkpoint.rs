@@ -4,7 +4,7 @@
 //! tokenizer and where the run stood, so that a resumed run goes on with the same bits.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use capful_core::memory::{Dtype, Entry, Role, Slot};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::allocations::{self, Activity};
 use crate::data::stream::Position;
 use crate::data::tokenizer;
-use crate::device::{Choice, Storage};
+use crate::device::{Choice, DeviceError, Storage};
 use crate::format::safetensors::{self, TensorFile, TensorFileError};
 
 /// Where a run stood.
@@ -63,6 +63,15 @@ pub enum CheckpointError {
         /// What is wrong.
         what: String,
     },
+}
+
+impl From<CheckpointError> for DeviceError {
+    fn from(error: CheckpointError) -> Self {
+        match error {
+            CheckpointError::Tensors(TensorFileError::Device(error)) => error,
+            other => DeviceError::Refused(other.to_string()),
+        }
+    }
 }
 
 fn io_at(path: &Path) -> impl Fn(io::Error) -> CheckpointError + '_ {
@@ -156,12 +165,21 @@ impl Writer {
         safetensors::write(&dir.join("model.safetensors"), &self.weights, device, &mut self.staging)?;
         safetensors::write(&dir.join("optimizer.safetensors"), &self.optimizer, device, &mut self.staging)?;
         write_file(&dir.join("config.json"), &self.config)?;
-        let text = serde_json::to_vec_pretty(state).map_err(|e| io_at(dir)(e.into()))?;
-        write_file(&dir.join(STATE), &text)?;
+        write_state(&dir.join(STATE), state)?;
         let from = self.dir.join(tokenizer::FILE_NAME);
         let to = dir.join(tokenizer::FILE_NAME);
         fs::copy(&from, &to).and_then(|_| File::open(&to)?.sync_all()).map_err(io_at(&to))
     }
+}
+
+/// Through a buffer of fixed size: with a card's algorithms the text is long.
+fn write_state(path: &Path, state: &TrainerState) -> Result<(), CheckpointError> {
+    let write = || {
+        let mut file = BufWriter::with_capacity(8 << 10, File::create(path)?);
+        serde_json::to_writer_pretty(&mut file, state)?;
+        file.into_inner()?.sync_all()
+    };
+    write().map_err(io_at(path))
 }
 
 fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {

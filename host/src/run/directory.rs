@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{Config, ConfigError};
 use crate::data::tokenizer::{self, Tokenizer};
-use crate::device::{AnyProfile, Choice};
+use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::plan::{Laid, Machine, Sections};
 use crate::run::{HostFamily, Session, checkpoint};
 
@@ -100,24 +100,24 @@ impl<F: HostFamily> Trained<F> {
     ///
     /// # Errors
     /// No complete checkpoint, a damaged one, or a device that cannot be started.
-    pub fn load(family: F, dir: &Path, config: &Config, sections: &Sections) -> Result<Trained<F>, ConfigError> {
-        let error = |e: &dyn std::fmt::Display| ConfigError(e.to_string());
-        let from = checkpoint::latest(dir).map_err(|e| error(&e))?;
+    pub fn load(family: F, dir: &Path, config: &Config, sections: &Sections) -> Result<Trained<F>, DeviceError> {
+        let error = |e: &dyn std::fmt::Display| DeviceError::Refused(e.to_string());
+        let from = checkpoint::latest(dir)?;
         let tokenizer = tokenizer::load(&from).map_err(|e| error(&e))?;
         if from.join(checkpoint::STATE).exists() {
-            let state = checkpoint::read_state(&from).map_err(|e| error(&e))?;
+            let state = checkpoint::read_state(&from)?;
             if state.tokenizer != tokenizer.fingerprint() {
-                return Err(failed(
-                    &from.join(tokenizer::FILE_NAME),
-                    &"this is not the vocabulary that the checkpoint was trained with; restore it",
-                ));
+                let path = from.join(tokenizer::FILE_NAME);
+                let what = "this is not the vocabulary that the checkpoint was trained with; restore it";
+                return Err(error(&failed(&path, &what)));
             }
         }
-        let (profile, machine) = (AnyProfile::of(config)?, Machine::of(config)?);
-        let laid = Laid::new(&family, &profile, machine.rates, sections)?;
-        let mut session = Session::start(family, laid, &profile, None, config.vocab_size()).map_err(|e| error(&e))?;
+        let profile = AnyProfile::of(config).map_err(|e| error(&e))?;
+        let machine = Machine::of(config).map_err(|e| error(&e))?;
+        let laid = Laid::new(&family, &profile, machine.rates, sections).map_err(|e| error(&e))?;
+        let mut session = Session::start(family, laid, &profile, None, config.vocab_size())?;
         let lasting = session.laid.lasting.clone();
-        checkpoint::restore(&from, &lasting, false, &mut session.device).map_err(|e| error(&e))?;
+        checkpoint::restore(&from, &lasting, false, &mut session.device)?;
         Ok(Trained { session, tokenizer })
     }
 }

@@ -109,8 +109,8 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         resume: Option<&std::path::Path>,
         model_config: Vec<u8>,
         stop: Arc<AtomicBool>,
-    ) -> Result<Trainer<'a, F>, String> {
-        let text = |e: &dyn std::fmt::Display| e.to_string();
+    ) -> Result<Trainer<'a, F>, DeviceError> {
+        let text = |e: &dyn std::fmt::Display| DeviceError::Refused(e.to_string());
         let mut stream = corpus.training().map_err(|e| text(&e))?;
         let micro = u64::from(config.batch_size) * u64::from(config.seq_len);
         stream.require(micro + 1).map_err(|e| text(&e))?;
@@ -129,14 +129,14 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             for (what, then, now) in [("tokenizer", saved.tokenizer, state.tokenizer), ("data", saved.data, state.data)]
             {
                 if then != now {
-                    return Err(format!(
+                    return Err(DeviceError::Refused(format!(
                         "{} was made with another {what} than is there now; restore the {what} or start a new run",
                         from.display()
-                    ));
+                    )));
                 }
             }
             let lasting = session.laid.lasting.clone();
-            checkpoint::restore(from, &lasting, true, &mut session.device).map_err(|e| text(&e))?;
+            checkpoint::restore(from, &lasting, true, &mut session.device)?;
             stream.seek(saved.position).map_err(|e| text(&e))?;
             state = TrainerState { device: state.device, version: state.version, ..saved };
         }
@@ -146,7 +146,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         let slots = Slots { count: LOADER_SLOTS as usize, capacity: micro as usize };
         let first = state.step * u64::from(config.accumulate);
         let loader = Loader::start(stream, Box::new(move |_| shape), first, slots).map_err(|e| text(&e))?;
-        let stage = session.evaluation_stage().map_err(|e| text(&e))?;
+        let stage = session.evaluation_stage()?;
         let writer = checkpoint::Writer::new(dir, config.keep, &session.laid.lasting, model_config);
         Ok(Trainer {
             config,
@@ -154,7 +154,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             validation,
             evaluator: Evaluator::new(stage.batch, stage.seq_len),
             writer: writer.map_err(|e| text(&e))?,
-            metrics: Metrics::open(dir, state.step).map_err(|e| format!("{}: {e}", dir.display()))?,
+            metrics: Metrics::open(dir, state.step).map_err(|e| text(&format!("{}: {e}", dir.display())))?,
             session,
             first: state.step,
             state,
@@ -175,18 +175,6 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         TrainError::Failed { what: what.to_string(), kept }
     }
 
-    /// The settings of the step to come, the first being 0.
-    fn settings(&self) -> [f32; settings::LEN as usize] {
-        let (config, update) = (self.config, self.state.step as i32 + 1);
-        let mut values = [0.0; settings::LEN as usize];
-        values[settings::LEARNING_RATE] = config.lr_schedule().rate(self.state.step) as f32;
-        values[settings::CORRECTION1] = (1.0 - f64::from(config.beta1).powi(update)) as f32;
-        values[settings::CORRECTION2] = (1.0 - f64::from(config.beta2).powi(update)) as f32;
-        values[settings::CLIP] = if config.clip > 0.0 { config.clip } else { f32::INFINITY };
-        values[settings::LOSS_SCALE] = (1.0 / config.tokens_per_step() as f64) as f32;
-        values
-    }
-
     /// Seconds that the card's steps took so far.
     fn busy(&mut self) -> Option<f64> {
         self.session.device.card().map(|card| card.busy_seconds())
@@ -194,10 +182,14 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
 
     /// Queues a step: its micro-batches and the update. Nothing where the data ended.
     fn submit(&mut self) -> Result<Option<Submitted>, DeviceError> {
-        self.session.begin(self.settings())?;
         for micro in 0..self.config.accumulate {
             let batch = self.loader.take().map_err(|e| DeviceError::Failed(e.to_string()))?;
             let Some(batch) = batch else { return Ok(None) };
+            if micro == 0 {
+                // Not before its data is there: waiting for the reader is no work of the card's.
+                let settings = settings(self.config, self.state.step);
+                self.session.begin(settings)?;
+            }
             self.session.micro_batch(batch.tokens(), batch.targets(), micro == 0)?;
             self.state.position = batch.position();
         }
@@ -330,4 +322,16 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         };
         Ok((outcome, self.session))
     }
+}
+
+/// The settings of the step after `step` others.
+fn settings(config: &Config, step: u64) -> [f32; settings::LEN as usize] {
+    let update = step as i32 + 1;
+    let mut values = [0.0; settings::LEN as usize];
+    values[settings::LEARNING_RATE] = config.lr_schedule().rate(step) as f32;
+    values[settings::CORRECTION1] = (1.0 - f64::from(config.beta1).powi(update)) as f32;
+    values[settings::CORRECTION2] = (1.0 - f64::from(config.beta2).powi(update)) as f32;
+    values[settings::CLIP] = if config.clip > 0.0 { config.clip } else { f32::INFINITY };
+    values[settings::LOSS_SCALE] = (1.0 / config.tokens_per_step() as f64) as f32;
+    values
 }

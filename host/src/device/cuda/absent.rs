@@ -50,6 +50,11 @@ pub fn describe() -> Description {
     Description { driver: Err(CudaError.to_string()), cards: Vec::new(), targets: "none", missing: Vec::new() }
 }
 
+/// None.
+pub fn cards() -> Vec<Card> {
+    Vec::new()
+}
+
 /// Refuses.
 ///
 /// # Errors
@@ -101,6 +106,7 @@ never! {
     busy_seconds() -> f64;
     choices() -> Vec<Choice>;
     clear() -> Result<(), CudaError>;
+    fail(CudaError) -> OperationError;
     end_recording(u64, Result<(), OperationError>) -> Result<(), CudaError>;
     name_outside(&'static str) -> Result<(), CudaError>;
     next_step() -> Result<(), CudaError>;

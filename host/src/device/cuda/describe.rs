@@ -18,7 +18,7 @@ fn driver() -> Result<(String, String), CudaError> {
     let library = capful_driver::load().map_err(|why| CudaError::NoDriver(why.to_owned()))?;
     cust::init(cust::CudaFlags::empty()).map_err(|e| match e {
         cust::error::CudaError::NoDevice => CudaError::NoCard,
-        other => CudaError::of("cuInit")(other),
+        other => CudaError::start("cuInit")(other),
     })?;
     let mut number = 0;
     // SAFETY: a place for one integer.
@@ -33,19 +33,27 @@ fn driver() -> Result<(String, String), CudaError> {
 pub(super) fn card(device: Device) -> Result<Card, CudaError> {
     let attribute = |a| device.get_attribute(a).map_err(CudaError::of("cuDeviceGetAttribute"));
     let major = attribute(DeviceAttribute::ComputeCapabilityMajor)?;
+    let minor = attribute(DeviceAttribute::ComputeCapabilityMinor)?;
     Ok(Card {
         name: device.name().map_err(CudaError::of("cuDeviceGetName"))?,
-        capability: (major, attribute(DeviceAttribute::ComputeCapabilityMinor)?),
+        capability: (major, minor),
         bytes: device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64,
         multiprocessors: attribute(DeviceAttribute::MultiprocessorCount)?,
-        bf16: major >= 8 && embedded() >= 80,
+        bf16: runs_as(capful_kernels::TARGETS, (major, minor)) >= 80,
     })
 }
 
-/// The highest compute capability that code is embedded for, as in 90. Built for 75 alone, every card runs as those do.
-fn embedded() -> u32 {
-    let number = |target: &str| target.trim_matches(|c: char| !c.is_ascii_digit()).parse().ok();
-    capful_kernels::TARGETS.split_whitespace().filter_map(number).max().unwrap_or(0)
+/// What the code among `targets` that a card runs was compiled for, as in 90; 0 where none fits. Machine code serves its
+/// own generation, PTX every later one, and what ends in `a` one card only.
+fn runs_as(targets: &str, (major, minor): (i32, i32)) -> i32 {
+    let card = 10 * major + minor;
+    let fits = |target: &str| {
+        let (ptx, rest) = target.strip_prefix("ptx").map_or((false, target), |rest| (true, rest));
+        let number: i32 = rest.trim_end_matches('a').parse().ok()?;
+        let same = if rest.ends_with('a') { number == card } else { ptx || number / 10 == major };
+        (same && number <= card).then_some(number)
+    };
+    targets.split_whitespace().filter_map(fits).max().unwrap_or(0)
 }
 
 /// The card of this number.
@@ -77,14 +85,33 @@ pub fn require(ordinal: u32) -> Result<(), CudaError> {
     find(ordinal).map(drop)
 }
 
+/// The cards of this machine; none without a driver. Opens none.
+pub fn cards() -> Vec<Card> {
+    if driver().is_err() {
+        return Vec::new();
+    }
+    Device::devices().into_iter().flatten().flatten().filter_map(|device| card(device).ok()).collect()
+}
+
 /// The machine as the CUDA device sees it. Opens no card.
 pub fn describe() -> Description {
-    let driver = driver().map_err(|e| e.to_string());
-    let mut cards = Vec::new();
-    if driver.is_ok() {
-        let devices = Device::devices().into_iter().flatten().flatten();
-        cards.extend(devices.filter_map(|device| card(device).ok()));
-    }
     let missing = blas::open().err().map(|why| blas::warning(&why)).into_iter().collect();
-    Description { driver, cards, targets: capful_kernels::TARGETS, missing }
+    let driver = driver().map_err(|e| e.to_string());
+    Description { driver, cards: cards(), targets: capful_kernels::TARGETS, missing }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs_as;
+
+    #[test]
+    fn a_card_runs_the_nearest_code_that_fits() {
+        let all = "75 80 86 89 90a ptx75 ptx90";
+        for (card, code) in [((7, 5), 75), ((8, 0), 80), ((8, 6), 86), ((8, 7), 86), ((9, 0), 90), ((10, 0), 90)] {
+            assert_eq!(runs_as(all, card), code, "{card:?}");
+        }
+        assert_eq!(runs_as("ptx75 90a", (8, 6)), 75);
+        assert_eq!(runs_as("90a", (8, 6)), 0);
+        assert_eq!(runs_as("80 ptx75", (9, 0)), 75);
+    }
 }

@@ -59,7 +59,8 @@ pub struct Cuda {
     pub warnings: Vec<String>,
     /// Bytes of the card outside the arena, each with its name, as measured.
     outside: Vec<(&'static str, u64)>,
-    context: Context,
+    /// Released last.
+    _context: Context,
 }
 
 impl Cuda {
@@ -76,7 +77,7 @@ impl Cuda {
         if arena_bytes > total {
             return Err(too_small(total));
         }
-        let context = Context::new(device).map_err(CudaError::of("cuDevicePrimaryCtxRetain"))?;
+        let context = Context::new(device).map_err(CudaError::start("cuDevicePrimaryCtxRetain"))?;
         let free = total.saturating_sub(used()?);
         if arena_bytes > free {
             return Err(too_small(free));
@@ -88,7 +89,8 @@ impl Cuda {
             modules.push((*file, module));
         }
         note(&mut outside, "kernels", used()?);
-        let stream = Stream::new(StreamFlags::NON_BLOCKING, None).map_err(CudaError::of("cuStreamCreate"))?;
+        // Waits for the default stream, which `write` and `clear` use.
+        let stream = Stream::new(StreamFlags::DEFAULT, None).map_err(CudaError::of("cuStreamCreate"))?;
         // SAFETY: bytes; zeroed below before anyone reads them.
         let arena = unsafe { DeviceBuffer::<u8>::uninitialized(arena_bytes as usize) };
         let mut arena = arena.map_err(|e| match e {
@@ -120,7 +122,7 @@ impl Cuda {
             tensor_cores,
             warnings,
             outside,
-            context,
+            _context: context,
         })
     }
 
@@ -173,21 +175,13 @@ impl Cuda {
         CurrentContext::synchronize().map_err(CudaError::of("cuCtxSynchronize"))
     }
 
-    /// Makes this card the current one of the calling thread.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn make_current(&self) -> Result<(), CudaError> {
-        CurrentContext::set_current(&self.context).map_err(CudaError::of("cuCtxSetCurrent"))
-    }
-
     /// What made an operation fail, once.
     pub fn take_failure(&mut self) -> Option<CudaError> {
         self.failure.take()
     }
 
-    /// Keeps the details of a failure.
-    pub(super) fn fail(&mut self, error: CudaError) -> OperationError {
+    /// Keeps the details of a failure for [`Cuda::take_failure`].
+    pub fn fail(&mut self, error: CudaError) -> OperationError {
         self.failure.get_or_insert(error);
         OperationError::Device
     }
@@ -252,6 +246,10 @@ impl Cuda {
     ) -> Result<(), OperationError> {
         if grid.contains(&0) {
             return Ok(());
+        }
+        if grid[1].max(grid[2]) > 65_535 {
+            let why = "a card takes no more than 65,535 sequences or heads at once; lower --batch-size";
+            return Err(self.fail(CudaError::Unsupported { operation: module, why }));
         }
         let Some((_, found)) = self.modules.iter().find(|(name, _)| *name == module) else {
             return Err(self.fail(CudaError::Unsupported { operation: module, why: "its kernels are not embedded" }));

@@ -53,6 +53,16 @@ pub enum CudaError {
         /// Bytes of the card.
         total: u64,
     },
+    /// The driver or the card does not start.
+    #[error(
+        "--device cuda: the card cannot be used now: {what}: {code}; end what else uses it, see nvidia-smi, or use --device cpu"
+    )]
+    NotStarted {
+        /// What was being done.
+        what: &'static str,
+        /// The CUresult's name.
+        code: String,
+    },
     /// A call of the driver failed.
     #[error("the CUDA device failed: {what}: {code}; see dmesg and nvidia-smi")]
     Driver {
@@ -101,12 +111,20 @@ fn name(code: u32) -> String {
 impl CudaError {
     /// Whether nothing was begun: the card is not there, or has less than was asked for.
     pub fn refuses(&self) -> bool {
-        !matches!(self, CudaError::Driver { .. } | CudaError::Unsupported { .. } | CudaError::OutOfBounds { .. })
+        !matches!(self, CudaError::Driver { .. } | CudaError::OutOfBounds { .. })
     }
 
     /// For a result of cust.
     pub(super) fn of(what: &'static str) -> impl Fn(cust::error::CudaError) -> CudaError {
         move |error| CudaError::Driver { what, code: name(error as u32) }
+    }
+
+    /// For a result of cust before anything is begun.
+    pub(super) fn start(what: &'static str) -> impl Fn(cust::error::CudaError) -> CudaError {
+        move |error| match CudaError::of(what)(error) {
+            CudaError::Driver { what, code } => CudaError::NotStarted { what, code },
+            other => other,
+        }
     }
 
     /// For a result of the driver itself.

@@ -53,37 +53,10 @@ impl Cuda {
         self.graphs.get(&key).map_or(Ok(()), |graph| self.launch_graph(graph))
     }
 
-    /// Runs what `record` queues: recorded at the first call with `key`, replayed at every call.
-    ///
-    /// # Errors
-    /// What an operation or the driver could not do.
-    pub fn replay(
-        &mut self,
-        key: u64,
-        record: impl FnOnce(&mut Cuda) -> Result<(), OperationError>,
-    ) -> Result<(), CudaError> {
-        if !self.recorded(key) {
-            self.begin_recording()?;
-            let queued = record(self);
-            self.end_recording(key, queued)?;
-        }
-        self.replay_recorded(key)
-    }
-
     pub(super) fn launch_graph(&self, graph: &Graph) -> Result<(), CudaError> {
         // SAFETY: an instantiated graph whose addresses lie in the arena, on the stream it was recorded on.
         let code = unsafe { sys::cuGraphLaunch(graph.executable, self.stream.as_inner()) };
         CudaError::check("cuGraphLaunch", code)
-    }
-
-    /// Forgets every recorded graph: another stage lays other regions.
-    ///
-    /// # Errors
-    /// What went wrong in what was queued.
-    pub fn forget(&mut self) -> Result<(), CudaError> {
-        self.synchronise()?;
-        self.graphs.clear();
-        Ok(())
     }
 
     pub(super) fn record(

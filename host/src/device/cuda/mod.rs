@@ -40,7 +40,7 @@ mod swiglu;
 mod timing;
 mod tuning;
 
-pub use describe::{describe, require};
+pub use describe::{cards, describe, require};
 pub use description::{Card, Description};
 pub use device::{Cuda, Products, Room};
 pub use error::CudaError;

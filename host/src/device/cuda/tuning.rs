@@ -23,6 +23,9 @@ pub struct Chosen {
     pub milliseconds: Option<f32>,
 }
 
+/// Stands for every product where the library computes none.
+const OWN: &str = "all by own kernels";
+
 /// An algorithm chosen for one product, as it is saved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
@@ -120,12 +123,17 @@ impl Cuda {
         self.tuning = tuning && self.blas.is_some();
     }
 
-    /// The algorithms in use, in the order of their products.
+    /// The algorithms in use, in the order of their products; one line for all where our own kernels compute them.
     pub fn choices(&self) -> Vec<Choice> {
-        let Some(blas) = &self.blas else { return Vec::new() };
+        let Some(blas) = &self.blas else { return vec![self.own()] };
         let mut choices: Vec<Choice> = blas.chosen.iter().map(|c| self.saved(blas, c)).collect();
         choices.sort_by(|a, b| a.product.cmp(&b.product));
         choices
+    }
+
+    fn own(&self) -> Choice {
+        let card = self.card.clone();
+        Choice { product: OWN.to_owned(), algorithm: None, milliseconds: None, library: 0, card }
     }
 
     fn saved(&self, blas: &Blas, chosen: &Chosen) -> Choice {
@@ -147,6 +155,16 @@ impl Cuda {
         const AGAIN: &str = "algorithms are chosen anew, and results differ in their last bits";
         if choices.is_empty() {
             return Ok(());
+        }
+        if choices.iter().any(|c| c.product == OWN) {
+            return match self.blas.take() {
+                None => Ok(()),
+                Some(_) => {
+                    Err("the run's products were computed by capful's own kernels, and go on with them for the same \
+                                bits; cublasLt, which is here now, would be several times faster in a new run"
+                        .to_owned())
+                }
+            };
         }
         let card = &self.card;
         let Some(blas) = &mut self.blas else {

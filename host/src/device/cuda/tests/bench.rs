@@ -286,3 +286,17 @@ where
     cuda.read(all, &mut bytes).expect("the card gives it back");
     bytes
 }
+
+/// Runs what `record` queues: recorded at the first call with `key`, replayed at every call.
+pub fn replay(
+    cuda: &mut Cuda,
+    key: u64,
+    record: impl FnOnce(&mut Cuda) -> Result<(), capful_core::device::OperationError>,
+) -> Result<(), crate::device::cuda::CudaError> {
+    if !cuda.recorded(key) {
+        cuda.begin_recording()?;
+        let queued = record(cuda);
+        cuda.end_recording(key, queued)?;
+    }
+    cuda.replay_recorded(key)
+}

@@ -4,7 +4,7 @@ use capful_core::device::Run;
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::Gelu;
 
-use super::bench::{allocations, apart, open};
+use super::bench::{allocations, apart, open, replay};
 use crate::device::cuda::{Cuda, CudaError, Products, Room, describe};
 
 fn region(offset: u64, columns: u32) -> Region {
@@ -36,10 +36,10 @@ fn a_region_beyond_the_arena_is_an_error_with_details() {
 #[test]
 fn a_failure_while_a_graph_is_recorded_leaves_the_device_usable() {
     let mut cuda = open(512, region(0, 64), 16);
-    let bad = cuda.replay(1, |c| c.run(Gelu { x: region(0, 64), out: region(512, 64) }));
+    let bad = replay(&mut cuda, 1, |c| c.run(Gelu { x: region(0, 64), out: region(512, 64) }));
     assert!(matches!(bad, Err(CudaError::OutOfBounds { .. })), "{bad:?}");
     cuda.write(region(0, 1), &1.0f32.to_le_bytes()).expect("room");
-    cuda.replay(1, |c| c.run(Gelu { x: region(0, 1), out: region(256, 1) })).expect("a good one");
+    replay(&mut cuda, 1, |c| c.run(Gelu { x: region(0, 1), out: region(256, 1) })).expect("a good one");
     let mut out = [0; 4];
     cuda.read(region(256, 1), &mut out).expect("room");
     assert!((f32::from_le_bytes(out) - 0.841_344_7).abs() < 1e-6);
@@ -169,7 +169,7 @@ fn steps(cuda: &mut Cuda) -> (u32, CudaError) {
         let run = |cuda: &mut Cuda| {
             cuda.next_step()?;
             cuda.queue_write(region(0, 1), &1.0f32.to_le_bytes())?;
-            cuda.replay(0, |c| c.run(Gelu { x: region(0, 1), out: region(256, 1) }))?;
+            replay(cuda, 0, |c| c.run(Gelu { x: region(0, 1), out: region(256, 1) }))?;
             let pending = cuda.queue_read(region(256, 1))?;
             cuda.results(pending).map(drop)
         };
@@ -210,7 +210,7 @@ fn steps_allocate_nothing_on_the_card() {
         let step = |cuda: &mut Cuda| {
             cuda.next_step()?;
             cuda.queue_write(region(0, 1), &1.0f32.to_le_bytes())?;
-            cuda.replay(0, |c| c.run(Gelu { x: region(0, 1), out: region(256, 1) }))?;
+            replay(cuda, 0, |c| c.run(Gelu { x: region(0, 1), out: region(256, 1) }))?;
             cuda.queue_read(region(256, 1))
         };
         let before = allocations();

@@ -7,7 +7,7 @@ use capful_core::ops::{Pattern, Rotary};
 use capful_core::random::Random;
 use capful_core::train::results;
 
-use super::bench::{decode, distance, encode, open_with};
+use super::bench::{decode, distance, encode, open_with, replay};
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
 
 const MODEL: Pythia = Pythia {
@@ -142,9 +142,9 @@ fn on_card(precision: Precision, products: Products, steps: u64, stage: &Stage) 
                 cuda.queue_write(region, &bytes_of(&ids)).expect("room");
             }
             let record = |c: &mut Cuda| MODEL.micro_batch(c, &plan.state, &plan.training, stage, part == 0);
-            cuda.replay(part, record).expect("a micro-batch");
+            replay(&mut cuda, part, record).expect("a micro-batch");
         }
-        cuda.replay(2, |c| MODEL.update(c, &plan.state, &OPTIMIZER)).expect("an update");
+        replay(&mut cuda, 2, |c| MODEL.update(c, &plan.state, &OPTIMIZER)).expect("an update");
         let next = cuda.queue_read(plan.state.control.results).expect("room");
         if let Some(last) = pending.replace(next) {
             losses.push(loss(&mut cuda, last));

@@ -4,7 +4,7 @@ use capful_core::device::{OperationError, Run};
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::Linear;
 
-use super::bench::{apart, decode, encode, open_with};
+use super::bench::{apart, decode, encode, open_with, replay};
 use crate::device::cuda::{Choice, Cuda, Products};
 
 const ROWS: u32 = 5;
@@ -36,7 +36,7 @@ fn product(cuda: &mut Cuda) -> Vec<f32> {
         let values: Vec<f32> = (0..region.elements()).map(|i| ((i * 37 % 101) as f32 - 50.0) / 7.0).collect();
         cuda.write(region, &encode(Dtype::F32, &values)).expect("in the arena");
     }
-    cuda.replay(0, queue).expect("a product");
+    replay(cuda, 0, queue).expect("a product");
     let mut bytes = vec![0; o.out.bytes() as usize];
     cuda.read(o.out, &mut bytes).expect("in the arena");
     decode(Dtype::F32, &bytes)
