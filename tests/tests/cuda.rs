@@ -154,7 +154,7 @@ fn a_run_keeps_to_who_computed_its_products_and_a_save_stays_small() {
     assert!(resumed.err.contains("own kernels"), "{}", resumed.err);
     assert_same(dir, "whole", "halves", 10);
     // Odd shapes in two precisions have the most algorithms to write down.
-    let odd = "--set layers=2 --set d_model=24 --set heads=2 --set d_ff=33 --vocab-size 301 --seq-len 17 --batch-size 3 \
+    let odd = "--set layers=2 --set d_model=24 --set heads=2 --set rotary_pct=0.34 --set d_ff=33 --vocab-size 301 --seq-len 17 --batch-size 3 \
                --chunk 7 --accumulate 2 --eval-tokens 100";
     stand_in(dir, &format!("train --json --device cuda {odd} --steps 2 --out odd"), &[]).ok();
     let resumed = stand_in(dir, "train --json --resume --precision bf16 --steps 4 --out odd", &[]).ok().json_lines();
