@@ -159,7 +159,8 @@ fn a_driver_that_does_not_start_says_its_own_code() {
     apart("errors::a_driver_that_does_not_start_says_its_own_code", &environments, || {
         let error = opened(512).err().expect("a failure");
         let code = std::env::var("CAPFUL_TEST_CODE").expect("set above");
-        assert!(matches!(&error, CudaError::Driver { code: found, .. } if *found == code), "{error}");
+        assert!(matches!(&error, CudaError::NotStarted { code: found, .. } if *found == code), "{error}");
+        assert!(error.refuses(), "{error}");
     });
 }
 
