@@ -5,7 +5,7 @@ use capful_core::memory::{Dtype, Init, Region, Role};
 use capful_core::model::{Batch, Family, Optimizer, Stage, Steps};
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::random::{Random, stream};
-use capful_core::train::{results, settings};
+use capful_core::train::{Period, results, settings};
 use half::slice::HalfFloatSliceExt as _;
 
 use super::bench::Profiler;
@@ -59,7 +59,8 @@ impl<F: HostFamily> Session<F> {
         seed: Option<u64>,
         vocab_size: u32,
     ) -> Result<Self, DeviceError> {
-        let mut session = Session::open(family, laid, profile, vocab_size, 2)?;
+        let staging = staging(&laid, vocab_size, &[]);
+        let mut session = Session::open(family, laid, profile, vocab_size, staging)?;
         session.initialise(seed)?;
         Ok(session)
     }
@@ -77,7 +78,8 @@ impl<F: HostFamily> Session<F> {
         config: &Config,
         algorithms: &[Choice],
     ) -> Result<Self, DeviceError> {
-        let mut session = Session::open(family, laid, profile, config.vocab_size(), config.accumulate)?;
+        let staging = staging(&laid, config.vocab_size(), &config.periods());
+        let mut session = Session::open(family, laid, profile, config.vocab_size(), staging)?;
         session.rehearse(config, algorithms)?;
         session.initialise(Some(config.seed))?;
         Ok(session)
@@ -88,9 +90,8 @@ impl<F: HostFamily> Session<F> {
         laid: Laid<F>,
         profile: &AnyProfile,
         vocab_size: u32,
-        accumulate: u32,
+        staging: u64,
     ) -> Result<Self, DeviceError> {
-        let staging = staging(&laid, vocab_size, accumulate);
         let device = AnyDevice::start(profile, laid.bytes, laid.scratch, staging)?;
         Ok(Session { family, laid, device, logits: vec![0.0; vocab_size as usize] })
     }
@@ -115,15 +116,21 @@ impl<F: HostFamily> Session<F> {
     fn everything(&mut self, config: &Config) -> Result<(), DeviceError> {
         let mut values = [1.0; settings::LEN as usize];
         values[settings::LEARNING_RATE] = 0.0;
-        let zeros = vec![0; config.stage().tokens() as usize];
-        self.begin(values)?;
-        for micro in 0..config.accumulate.min(2) {
-            self.micro_batch(&zeros, &zeros, micro == 0)?;
+        let periods = config.periods();
+        let most = periods.iter().map(Period::micro_tokens).max().unwrap_or(0);
+        let zeros = vec![0; most.max(u64::from(config.stage().tokens())) as usize];
+        for (stage, period) in periods.iter().enumerate() {
+            let zeros = &zeros[..period.micro_tokens() as usize];
+            self.begin(values)?;
+            for micro in 0..period.accumulate.min(2) {
+                self.micro_batch(stage, zeros, zeros, micro == 0)?;
+            }
+            self.update(&config.optimizer())?;
+            let ticket = self.finish()?;
+            self.results(ticket)?;
         }
-        self.update(&config.optimizer())?;
-        let ticket = self.finish()?;
-        self.results(ticket)?;
-        self.evaluate(&zeros, &zeros)?;
+        let zeros = &zeros[..config.stage().tokens() as usize];
+        self.evaluate(zeros, zeros)?;
         self.decode(0, 0, config.pattern()).map(drop)
     }
 
@@ -199,17 +206,18 @@ impl<F: HostFamily> Session<F> {
         self.device.queue_write(place.targets, bytemuck::cast_slice(targets))
     }
 
-    /// Forward and backward of one micro-batch: ids and targets [batch · seq_len].
+    /// Forward and backward of one micro-batch of the stage of this index: ids and targets [batch · seq_len].
     ///
     /// # Errors
-    /// A session without a training section, a lost device.
-    pub fn micro_batch(&mut self, ids: &[u32], targets: &[u32], first: bool) -> Result<(), DeviceError> {
-        let (Some(training), Some(stage)) = (self.laid.training, self.laid.sections.training) else {
+    /// A session without that training section, a lost device.
+    pub fn micro_batch(&mut self, stage: usize, ids: &[u32], targets: &[u32], first: bool) -> Result<(), DeviceError> {
+        let sequence = Sequence::MicroBatch { stage, first };
+        let sections = &self.laid.sections;
+        let (Some(&training), Some(&stage)) = (self.laid.training.get(stage), sections.training.get(stage)) else {
             return Err(missing("training"));
         };
         self.write_batch(F::training_batch(&training), ids, targets)?;
         let (family, state) = (&self.family, &self.laid.state);
-        let sequence = if first { Sequence::First } else { Sequence::Further };
         self.device.replay(sequence, |device| family.micro_batch(device, state, &training, &stage, first))
     }
 
@@ -288,11 +296,12 @@ impl<F: HostFamily> Session<F> {
 }
 
 /// Bytes that the inputs and results of the largest step take on their way, each rounded up to 16.
-fn staging<F: Family>(laid: &Laid<F>, vocab_size: u32, accumulate: u32) -> u64 {
-    let tokens = |stage: Option<Stage>| 2 * (4 * u64::from(stage.map_or(0, |s| s.tokens()))).next_multiple_of(16);
-    let training = tokens(laid.sections.training) * u64::from(accumulate);
+fn staging<F: Family>(laid: &Laid<F>, vocab_size: u32, periods: &[Period]) -> u64 {
+    let tokens = |count: u64| 2 * (4 * count).next_multiple_of(16);
+    let training = periods.iter().map(|p| tokens(p.micro_tokens()) * u64::from(p.accumulate)).max();
+    let evaluation = laid.sections.evaluation.map_or(0, |stage| tokens(stage.tokens().into()));
     let decoding = if laid.sections.decoding.is_some() { 4 * u64::from(vocab_size) + 64 } else { 0 };
-    training.max(tokens(laid.sections.evaluation)).max(decoding) + 128
+    training.unwrap_or(0).max(evaluation).max(decoding) + 128
 }
 
 fn missing(section: &str) -> DeviceError {
