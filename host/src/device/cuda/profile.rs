@@ -4,7 +4,7 @@ use capful_core::device::{Profile, Scratch};
 use capful_core::memory::{Dtype, Role};
 use capful_core::ops::{
     AdamW, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadLoss, Linear, LinearGrad, Norm,
-    NormGrad, SquaredNorm, SwiGlu, SwiGluGrad,
+    NormGrad, NormKind, SquaredNorm, SwiGlu, SwiGluGrad,
 };
 
 /// How numbers are kept.
@@ -47,6 +47,14 @@ pub fn pieces(rows: u32) -> (u32, u32) {
 /// Bytes of scratch for the pieces of `sums` sums over `rows` of `columns`.
 pub fn piece_bytes(rows: u32, sums: u32, columns: u32) -> u64 {
     4 * u64::from(pieces(rows).1) * u64::from(sums) * u64::from(columns)
+}
+
+/// Sums over rows that the gradient of one output of a norm takes: the gain's, and the bias's where there is one.
+pub const fn norm_sums(kind: NormKind) -> u32 {
+    match kind {
+        NormKind::Layer => 2,
+        NormKind::Rms => 1,
+    }
 }
 
 /// The scratch for sorting rows by their ids: counts of digits, then two lists of the rows.
@@ -97,7 +105,7 @@ scratch! {
     Linear: |_| WORKSPACE;
     LinearGrad: |o| WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns()));
     Norm: |_| 0;
-    NormGrad: |o| piece_bytes(o.x.rows(), 2 * (1 + u32::from(o.second.is_some())), o.x.columns());
+    NormGrad: |o| piece_bytes(o.x.rows(), norm_sums(o.kind) * (1 + u32::from(o.second.is_some())), o.x.columns());
     SquaredNorm: |o| 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64);
     SwiGlu: |_| 0;
     SwiGluGrad: |_| 0;
