@@ -82,7 +82,8 @@ fn row(
             break;
         }
         let (more, bytes) = largest(chunk / 2, batch_size)?;
-        if more <= batch_size + batch_size / 16 {
+        // Where nothing fits yet, more than one halving may be needed.
+        if batch_size > 0 && more <= batch_size + batch_size / 16 {
             break;
         }
         (chunk, batch_size, arena_bytes) = (chunk / 2, more, bytes);
