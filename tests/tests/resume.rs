@@ -54,6 +54,7 @@ fn forty_steps_are_twenty_and_twenty() {
     for (name, flags) in [
         ("tales", "--data tales"),
         ("text", "--data corpus.txt --accumulate 2"),
+        ("shuffled", "--data corpus.txt --shuffle 16 --tokenizer bpe --threads 2"),
         ("factorised", "--data corpus.txt --preset yxanul-tiny --set kv_heads=1 --set rank=5 --recompute full"),
         ("untied", "--data corpus.txt --preset llama-tiny --set kv_heads=1 --set tied=false --accumulate 2"),
         ("bytes", "--data corpus.txt --tokenizer byte --accumulate 3 --attention mixed --block 16 --recompute full"),

@@ -257,21 +257,31 @@ fn a_sweep_names_batches_that_fit_and_are_the_largest() {
     let dir = directory();
     let dir = dir.path();
     let plan = |flags: &str| host(dir, &format!("plan --json {flags}")).ok().json();
-    let rows = plan("--preset pythia-70m --gpu gtx1650 --sweep seq-len");
-    let rows = rows.as_array().unwrap();
-    assert!(rows.len() > 3);
-    for row in rows {
-        keys(row, &["seq_len", "batch_size", "recompute", "arena_bytes"]);
-        let (length, batch) = (row["seq_len"].as_u64().unwrap(), row["batch_size"].as_u64().unwrap());
-        let recompute = row["recompute"].as_str().unwrap();
-        let at = |batch: u64| {
-            plan(&format!(
-                "--preset pythia-70m --gpu gtx1650 --seq-len {length} --batch-size {batch} --recompute {recompute}"
-            ))
-        };
-        let fits = at(batch);
-        assert_eq!((&fits["fits"], &fits["arena_bytes"]), (&Value::Bool(true), &row["arena_bytes"]));
-        assert_eq!(at(batch + 1)["fits"], false, "{row}");
+    // A card's memory by name, and one so small that the chunk must shrink and some rows hold nothing.
+    for flags in ["--preset pythia-70m --gpu gtx1650", "--preset pythia-70m --gpu 1200MB"] {
+        let rows = plan(&format!("{flags} --sweep seq-len"));
+        let rows = rows.as_array().unwrap();
+        assert_eq!(rows.len(), 11 * 3);
+        for (i, row) in rows.iter().enumerate() {
+            keys(row, &["seq_len", "recompute", "batch_size", "chunk", "arena_bytes"]);
+            let [length, batch, chunk] = ["seq_len", "batch_size", "chunk"].map(|key| row[key].as_u64().unwrap());
+            let recompute = ["none", "cheap", "full"][i % 3];
+            assert_eq!(row["recompute"], recompute);
+            if i % 3 > 0 {
+                assert!(batch >= rows[i - 1]["batch_size"].as_u64().unwrap(), "{row}");
+            }
+            // A plan for every fourth row: each is a process.
+            if i % 4 > 0 {
+                continue;
+            }
+            let shape = format!("--seq-len {length} --recompute {recompute} --chunk {chunk}");
+            let at = |batch: u64| plan(&format!("{flags} {shape} --batch-size {batch}"));
+            if batch > 0 {
+                let fits = at(batch);
+                assert_eq!((&fits["fits"], &fits["arena_bytes"]), (&Value::Bool(true), &row["arena_bytes"]));
+            }
+            assert_eq!(at(batch + 1)["fits"], false, "{row}");
+        }
     }
 }
 

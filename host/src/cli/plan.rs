@@ -1,14 +1,14 @@
 //! `host plan`.
 
 use super::{Failure, RunFlags, work};
-use crate::plan::{Machine, Plan as Planned};
+use crate::plan::{Machine, Plan as Planned, Row};
 
 /// Flags of `host plan`.
 #[derive(Debug, clap::Args)]
 pub struct Plan {
     #[command(flatten)]
     flags: RunFlags,
-    /// The largest batch for each length that fits
+    /// The largest batch that fits for each length, at each level of recomputation
     #[arg(long, value_name = "seq-len")]
     sweep: Option<Sweep>,
     /// JSON on standard output
@@ -32,9 +32,9 @@ impl Plan {
                 println!("{}", serde_json::to_string_pretty(&rows).map_err(work)?);
                 return Ok(());
             }
-            println!("  seq-len  largest batch  recompute  arena bytes");
-            for row in rows {
-                println!("  {:>7}  {:>13}  {:>9}  {:>11}", row.seq_len, row.batch_size, row.recompute, row.arena_bytes);
+            println!("  seq-len  recompute  largest batch  chunk   arena bytes");
+            for Row { seq_len, recompute, batch_size, chunk, arena_bytes } in rows {
+                println!("  {seq_len:>7}  {recompute:>9}  {batch_size:>13}  {chunk:>5}  {arena_bytes:>12}");
             }
             return Ok(());
         }

@@ -47,6 +47,10 @@ pub struct RawConfig {
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_field: Option<String>,
+    /// Shuffles files, and documents in blocks of so many, anew in each pass; 0 keeps the order of the files
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shuffle: Option<u32>,
     /// word (capped vocabulary), byte, bpe (trained under the cap), or a Hugging Face tokenizer.json
     #[arg(long, value_name = "KIND|FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -103,7 +107,7 @@ pub struct RawConfig {
     #[arg(long, value_name = "X")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beta2: Option<f32>,
-    /// Decides initial weights, the built-in corpus, the held-out documents and samples
+    /// Decides initial weights, the built-in corpus, the held-out documents, their order and samples
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
@@ -147,8 +151,8 @@ pub struct RawConfig {
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<String>,
-    /// Plan for a known card's memory: gtx1650, rtx4090, a100-80, h100, h200
-    #[arg(long, value_name = "NAME")]
+    /// Plan for a card's memory: gtx1650, rtx4090, a100-80, h100, h200, or a size such as 22GiB
+    #[arg(long, value_name = "NAME|SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
     /// Steps between evaluations; 0 for the end only
@@ -241,6 +245,7 @@ impl RawConfig {
             data,
             validation,
             text_field,
+            shuffle,
             tokenizer,
             vocab_size,
             batch_size,

@@ -189,6 +189,9 @@ pub struct Config {
     pub validation: Option<String>,
     /// The field or column of a document's text.
     pub text_field: String,
+    /// Documents of a block that is shuffled; 0 for the order of the files.
+    #[serde(default)]
+    pub shuffle: u32,
     /// word, byte, bpe or a file.
     pub tokenizer: String,
     /// Sequences of a micro-batch; with stages those of the last.
@@ -333,6 +336,7 @@ impl Config {
             data: raw.data.unwrap_or_else(|| "tales".to_owned()),
             validation: raw.validation,
             text_field: raw.text_field.unwrap_or_else(|| "text".to_owned()),
+            shuffle: raw.shuffle.unwrap_or(0),
             tokenizer,
             batch_size: last.map_or(raw.batch_size.unwrap_or(8), |s| s.batch_size),
             seq_len: last.map_or(raw.seq_len.unwrap_or(128), |s| s.seq_len),

@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::ahead;
 use super::error::SourceError;
 use super::files::Files;
 use super::ngram::Baselines;
+use super::shuffle::Shuffled;
 use super::source::{Document, Documents, Source, SourceOptions};
 use super::split::{DEFAULT_FRACTION, Part, Split};
 use super::stream::{Feed, TokenStream};
@@ -45,6 +47,8 @@ pub struct Corpus {
     validation: Option<Source>,
     seed: u64,
     split: Split,
+    shuffle: u32,
+    encoders: u32,
     /// What reads it.
     pub tokenizer: Arc<dyn Tokenizer>,
 }
@@ -105,7 +109,8 @@ impl Corpus {
             return Err(CorpusError::Vocabulary { tokens: tokenizer.vocab_size(), model: config.vocab_size() });
         }
         let validation = config.validation.as_deref().map(parse);
-        Ok(Corpus { source, options, validation, seed: config.seed, split, tokenizer })
+        let (shuffle, encoders) = (config.shuffle, ahead::threads(config));
+        Ok(Corpus { source, options, validation, seed: config.seed, split, shuffle, encoders, tokenizer })
     }
 
     fn feed(&self, part: Part) -> Result<Feed, SourceError> {
@@ -118,12 +123,20 @@ impl Corpus {
         Ok(Feed { documents, tokenizer: Some(Arc::clone(&self.tokenizer)), split: self.split, part })
     }
 
-    /// The training tokens, from the beginning.
+    /// The training tokens, from the beginning, in the order of the run.
     ///
     /// # Errors
     /// A source that cannot be read.
     pub fn training(&self) -> Result<TokenStream, SourceError> {
-        TokenStream::new(self.feed(Part::Training)?)
+        let mut feed = self.feed(Part::Training)?;
+        if self.shuffle > 0 {
+            let documents: Box<dyn Documents> = match &self.source {
+                Source::Path(path) => Box::new(Files::open(path, &self.options)?.shuffled(self.seed)),
+                Source::Tales => feed.documents,
+            };
+            feed.documents = Box::new(Shuffled::new(documents, self.shuffle, self.seed));
+        }
+        TokenStream::with_threads(feed, self.encoders)
     }
 
     /// Tokens of one reading of the training documents, counted by reading them.

@@ -1,5 +1,6 @@
 //! The documents of one part of a split, as ids between their marks, a piece at a time.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::error::SourceError;
@@ -9,8 +10,13 @@ use super::text::space_before;
 use super::tokenizer::Tokenizer;
 
 /// A longer document goes to the tokenizer in pieces of at most this many bytes, so that its ids need not be held at
-/// once.
+/// once. They are cut before a word; a token that reaches across white space does not reach across a cut.
 const PIECE: usize = 64 << 10;
+/// A load is complete with the piece that brings it to so many bytes, or to so many pieces.
+const LOAD: usize = 16 << 10;
+pub(super) const LOAD_PIECES: usize = 256;
+/// Bytes of a load at most: the text, an id for each byte of it, and the pieces.
+pub(super) const LOAD_BYTES: u64 = ((LOAD + PIECE) * 5 + LOAD_PIECES * size_of::<Piece>()) as u64;
 
 /// Where the ids come from and which documents are wanted.
 pub struct Feed {
@@ -24,11 +30,88 @@ pub struct Feed {
     pub part: Part,
 }
 
+/// What turns text into ids between marks.
+#[derive(Clone)]
+pub(super) struct Coder {
+    tokenizer: Option<Arc<dyn Tokenizer>>,
+    bos: Option<u32>,
+    eos: Option<u32>,
+}
+
+/// A piece of a document in a [`Load`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece {
+    /// Where its document begins.
+    pub(super) place: Place,
+    /// Whether it is the document's first piece.
+    pub(super) begins: bool,
+    ends: bool,
+    /// Ends of its text, of its ids where they were given, and of its ids with marks.
+    text: usize,
+    given: usize,
+    ids: usize,
+}
+
+/// Pieces of documents that are encoded together, in storage that is used again.
+#[derive(Default)]
+pub(super) struct Load {
+    text: String,
+    given: Vec<u32>,
+    pieces: Vec<Piece>,
+    ids: Vec<u32>,
+}
+
+impl Load {
+    pub(super) fn clear(&mut self) {
+        self.text.clear();
+        self.given.clear();
+        self.pieces.clear();
+        self.ids.clear();
+    }
+
+    pub(super) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    fn full(&self) -> bool {
+        self.text.len() + 4 * self.given.len() >= LOAD
+    }
+
+    /// The ids of piece `at`, which exists and is encoded.
+    pub(super) fn ids(&self, at: usize) -> &[u32] {
+        let begin = at.checked_sub(1).map_or(0, |before| self.pieces[before].ids);
+        &self.ids[begin..self.pieces[at].ids]
+    }
+
+    /// Encodes the pieces.
+    pub(super) fn encode(&mut self, coder: &Coder) {
+        let (mut text, mut given) = (0, 0);
+        self.ids.clear();
+        for piece in &mut self.pieces {
+            self.ids.extend(coder.bos.filter(|_| piece.begins));
+            if let Some(tokenizer) = &coder.tokenizer
+                && text < piece.text
+            {
+                tokenizer.encode(&self.text[text..piece.text], &mut self.ids);
+            }
+            self.ids.extend_from_slice(&self.given[given..piece.given]);
+            self.ids.extend(coder.eos.filter(|_| piece.ends));
+            (text, given, piece.ids) = (piece.text, piece.given, self.ids.len());
+        }
+    }
+}
+
+/// What of the current document comes next: a range of its text, or of its ids.
+struct Cut {
+    begins: bool,
+    range: Range<usize>,
+    ends: bool,
+}
+
 /// Reads documents and encodes them.
 pub(super) struct Encoder {
     feed: Feed,
-    bos: Option<u32>,
-    eos: Option<u32>,
+    coder: Coder,
     document: Document,
     place: Place,
     /// How much of the document (bytes of text, or ids) is encoded.
@@ -72,7 +155,8 @@ impl Encoder {
         };
         let (document, ids) = (Document::default(), Vec::new());
         let place = feed.documents.place();
-        Ok(Self { feed, bos, eos, document, place, at: 0, stage: Stage::Done, ids, any: false })
+        let coder = Coder { tokenizer: feed.tokenizer.clone(), bos, eos };
+        Ok(Self { feed, coder, document, place, at: 0, stage: Stage::Done, ids, any: false })
     }
 
     /// Goes to the next document of the part, or gives `false` at the end of the source.
@@ -98,33 +182,66 @@ impl Encoder {
         (self.at, self.stage) = (0, Stage::Begin);
     }
 
+    /// Cuts the next piece off the document, or gives nothing when it is complete.
+    fn cut(&mut self) -> Option<Cut> {
+        if self.stage == Stage::Done {
+            return None;
+        }
+        let begins = self.stage == Stage::Begin;
+        let begin = self.at;
+        let whole = if self.document.ids.is_empty() {
+            let rest = &self.document.text[begin..];
+            self.at += if rest.len() <= PIECE { rest.len() } else { space_before(&rest.as_bytes()[..PIECE]) };
+            self.document.text.len()
+        } else {
+            self.at = self.document.ids.len().min(begin + PIECE / 4);
+            self.document.ids.len()
+        };
+        let ends = self.at == whole;
+        self.stage = if ends { Stage::Done } else { Stage::Middle };
+        Some(Cut { begins, range: begin..self.at, ends })
+    }
+
+    /// Fills `load` with the next pieces, at most so many, going from document to document; `false` at the end of the
+    /// source. After an error the load holds the pieces before it.
+    pub(super) fn fill(&mut self, load: &mut Load, most: usize) -> Result<bool, SourceError> {
+        load.clear();
+        while load.pieces.len() < most && !load.full() {
+            let Some(Cut { begins, range, ends }) = self.cut() else {
+                if !self.advance()? {
+                    return Ok(false);
+                }
+                continue;
+            };
+            if self.document.ids.is_empty() {
+                load.text.push_str(&self.document.text[range]);
+            } else {
+                load.given.extend_from_slice(&self.document.ids[range]);
+            }
+            let (text, given) = (load.text.len(), load.given.len());
+            load.pieces.push(Piece { place: self.place, begins, ends, text, given, ids: 0 });
+        }
+        Ok(true)
+    }
+
+    /// What encodes its pieces.
+    pub(super) fn coder(&self) -> Coder {
+        self.coder.clone()
+    }
+
     /// Puts the next piece of the document into [`Encoder::ids`], or gives `false` when it is complete.
     pub(super) fn piece(&mut self) -> bool {
         self.ids.clear();
-        if self.stage == Stage::Done {
-            return false;
-        }
-        if self.stage == Stage::Begin {
-            self.ids.extend(self.bos);
-            self.stage = Stage::Middle;
-        }
-        let complete = if self.document.ids.is_empty() {
-            let rest = &self.document.text[self.at..];
-            let end = if rest.len() <= PIECE { rest.len() } else { space_before(&rest.as_bytes()[..PIECE]) };
-            if let Some(tokenizer) = &self.feed.tokenizer {
-                tokenizer.encode(&rest[..end], &mut self.ids);
+        let Some(Cut { begins, range, ends }) = self.cut() else { return false };
+        self.ids.extend(self.coder.bos.filter(|_| begins));
+        if self.document.ids.is_empty() {
+            if let Some(tokenizer) = &self.coder.tokenizer {
+                tokenizer.encode(&self.document.text[range], &mut self.ids);
             }
-            self.at += end;
-            self.at == self.document.text.len()
         } else {
-            self.ids.extend_from_slice(&self.document.ids);
-            self.at = self.document.ids.len();
-            true
-        };
-        if complete {
-            self.ids.extend(self.eos);
-            self.stage = Stage::Done;
+            self.ids.extend_from_slice(&self.document.ids[range]);
         }
+        self.ids.extend(self.coder.eos.filter(|_| ends));
         true
     }
 
@@ -138,21 +255,17 @@ impl Encoder {
         if self.document.ids.is_empty() { self.at as u64 } else { 0 }
     }
 
-    /// Where the current document begins.
-    pub(super) fn place(&self) -> Place {
-        self.place
-    }
-
     /// The exact log-probability of the current document, where its source knows it.
     pub(super) fn log_probability(&self) -> Option<f64> {
         self.document.log_probability
     }
 
-    /// Goes to a place between documents.
-    pub(super) fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+    /// Goes to a place between documents of reading `epoch`.
+    pub(super) fn seek(&mut self, epoch: u32, place: Place) -> Result<(), SourceError> {
         self.ids.clear();
         self.stage = Stage::Done;
         self.place = place;
+        self.feed.documents.epoch(epoch);
         self.feed.documents.seek(place)
     }
 

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use capful_core::random::stream;
+use capful_core::random::{Random, stream};
 
 use super::error::SourceError;
 use super::jsonl::JsonLines;
@@ -74,10 +74,14 @@ impl Format {
     }
 }
 
-/// The documents of a file, or of the files of a directory in order of name.
+/// The documents of a file, or of the files of a directory in order of name or of chance.
 pub struct Files {
     name: String,
     files: Vec<(PathBuf, Format)>,
+    /// The files in the order in which they are read.
+    order: Vec<u32>,
+    shuffle: Option<Random>,
+    epoch: u32,
     options: SourceOptions,
     fingerprint: u64,
     tokens: Option<TokenKind>,
@@ -112,6 +116,9 @@ impl Files {
         let mut files = Self {
             name: path.display().to_string(),
             files: Vec::with_capacity(paths.len()),
+            order: (0..paths.len() as u32).collect(),
+            shuffle: None,
+            epoch: 0,
             options: options.clone(),
             fingerprint: 0,
             tokens: None,
@@ -125,6 +132,25 @@ impl Files {
         // The first file's header, whole: a missing column is noticed before any work.
         files.open_reader()?;
         Ok(files)
+    }
+
+    /// Reads the files in an order that the seed and the reading decide; from the beginning.
+    #[must_use]
+    pub fn shuffled(mut self, seed: u64) -> Self {
+        self.shuffle = Some(Random::new(seed, stream("files")));
+        self.arrange();
+        self
+    }
+
+    fn arrange(&mut self) {
+        let Some(random) = self.shuffle else { return };
+        (self.reader, self.file, self.entry) = (None, 0, (0, 0));
+        self.order.sort_unstable();
+        let count = self.order.len();
+        for i in (1..count).rev() {
+            let index = u64::from(self.epoch) * count as u64 + i as u64;
+            self.order.swap(i, random.below(index, i as u64 + 1) as usize);
+        }
     }
 
     fn add(&mut self, path: PathBuf) -> Result<(), SourceError> {
@@ -162,7 +188,7 @@ impl Files {
         let reader = match self.reader.take() {
             Some(reader) => reader,
             None => {
-                let (path, format) = &self.files[self.file];
+                let (path, format) = &self.files[self.order[self.file] as usize];
                 format.open(path, &self.options, self.entry.0, self.entry.1)?
             }
         };
@@ -189,7 +215,14 @@ impl Documents for Files {
 
     fn place(&self) -> Place {
         let (offset, document) = self.reader.as_ref().map_or(self.entry, |reader| reader.place());
-        Place { file: self.file as u32, offset, document }
+        Place { file: self.file as u32, offset, document, ..Place::default() }
+    }
+
+    fn epoch(&mut self, epoch: u32) {
+        if self.epoch != epoch {
+            self.epoch = epoch;
+            self.arrange();
+        }
     }
 
     fn seek(&mut self, place: Place) -> Result<(), SourceError> {

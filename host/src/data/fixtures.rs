@@ -67,7 +67,7 @@ impl Documents for Numbered {
         Ok(true)
     }
     fn place(&self) -> Place {
-        Place { file: 0, offset: self.next, document: self.next }
+        Place { offset: self.next, document: self.next, ..Place::default() }
     }
     fn seek(&mut self, place: Place) -> Result<(), SourceError> {
         self.next = place.offset;

@@ -1,6 +1,9 @@
 use super::super::error::SourceError;
+use super::super::files::Files;
 use super::super::fixtures::{Numbered, feed};
-use super::super::source::{Document, Documents, Place};
+use super::super::shuffle::Shuffled;
+use super::super::source::{Document, Documents, Place, SourceOptions};
+use super::super::tokenizer::Tokenizer;
 use super::*;
 
 fn stream(documents: impl Documents + 'static) -> TokenStream {
@@ -179,4 +182,64 @@ fn dropping_ends_the_thread_whatever_it_waits_for() {
         // The thread's share is gone: it has been joined.
         assert_eq!(Arc::strong_count(&shared), 1);
     }
+}
+
+/// Characters as ids far beyond 65,535, and an end mark.
+struct Wide;
+
+impl Tokenizer for Wide {
+    fn vocab_size(&self) -> u32 {
+        200_005
+    }
+    fn bos(&self) -> Option<u32> {
+        None
+    }
+    fn eos(&self) -> Option<u32> {
+        Some(200_004)
+    }
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        ids.extend(text.chars().map(|c| 65_536 + c as u32));
+    }
+    fn decode(&self, _: &[u32]) -> String {
+        String::new()
+    }
+}
+
+#[test]
+fn every_token_of_a_pass_is_a_target_once_whatever_its_id_and_its_document_s_length() {
+    let directory = tempfile::tempdir().unwrap();
+    // Documents of one character up to some longer than a batch and than a piece; none occurs twice.
+    let document = |i: usize| format!("{i}:{}", "abcdefg ".repeat(if i == 17 { 12_000 } else { i * i % 90 }));
+    let line = |i: usize| serde_json::json!({ "text": document(i) }).to_string() + "\n";
+    for (file, documents) in [("a.jsonl", 0..30), ("b.jsonl", 30..60)] {
+        std::fs::write(directory.path().join(file), documents.map(line).collect::<String>()).unwrap();
+    }
+    let open = || {
+        let files = Files::open(directory.path(), &SourceOptions::default()).unwrap().shuffled(3);
+        let mut feed = feed(Shuffled::new(Box::new(files), 16, 3));
+        feed.tokenizer = Some(Arc::new(Wide));
+        TokenStream::with_threads(feed, 2).unwrap()
+    };
+    let marked = |i| {
+        let mut ids = Vec::new();
+        Wide.encode(&document(i), &mut ids);
+        ids.push(200_004);
+        ids
+    };
+    let mut expected: Vec<Vec<u32>> = (0..60).map(marked).collect();
+    let total: usize = expected.iter().map(Vec::len).sum();
+
+    let loader = Loader::start(open(), Box::new(|_| Shape { rows: 3, length: 7 }), 0, SLOTS).unwrap();
+    let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+    while targets.len() < total {
+        let batch = loader.take().unwrap().unwrap();
+        inputs.extend_from_slice(batch.tokens());
+        targets.extend_from_slice(batch.targets());
+    }
+    // A target is the very next input, neither the same nor the one after it.
+    assert!(targets[..targets.len() - 1] == inputs[1..]);
+    let mut found: Vec<Vec<u32>> = inputs[..total].split_inclusive(|&id| id == 200_004).map(<[u32]>::to_vec).collect();
+    expected.sort();
+    found.sort();
+    assert!(found == expected);
 }

@@ -1,15 +1,18 @@
 //! From a user's files to tokens.
 //!
-//! [`files`] opens what the user named and gives its documents one by one; [`split`] says which of them are for
-//! training; [`stream`] turns them into one stream of tokens with one cursor; [`loader`] cuts the stream into batches
-//! on a thread of its own; [`validation`] keeps a bounded set of whole documents for scoring;
-//! [`tales`] is the built-in corpus; [`ngram`] scores what plain counting reaches.
+//! [`files`] opens what the user named and gives its documents one by one; [`shuffle`] changes their order; [`split`]
+//! says which of them are for training; [`ahead`] encodes them on several threads; [`stream`] turns them into one stream
+//! of tokens with one cursor; [`loader`] cuts the stream into batches on a thread of its own; [`validation`] keeps a
+//! bounded set of whole documents for scoring; [`tales`] is the built-in corpus; [`ngram`] scores what plain counting
+//! reaches.
 
+pub mod ahead;
 pub mod corpus;
 pub mod error;
 pub mod files;
 pub mod loader;
 pub mod ngram;
+pub mod shuffle;
 pub mod source;
 pub mod split;
 pub mod stream;

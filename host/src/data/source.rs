@@ -65,12 +65,20 @@ impl Document {
 /// A place between two documents of a source. `Place::default()` is its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 pub struct Place {
-    /// Number of the file, in order of name.
+    /// Number of the file, in the order in which they are read.
     pub file: u32,
     /// Where the next document begins in that file: a byte of the (decompressed) text, a row, a token, or an index.
     pub offset: u64,
     /// Number of the next document in that file; lines are counted for JSON lines.
     pub document: u64,
+    /// Documents from there on that have been handed out already, where a block of them is shuffled.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub given: u32,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn is_zero(n: &u32) -> bool {
+    *n == 0
 }
 
 /// A sequence of documents that can be entered at any place it has been at.
@@ -85,7 +93,13 @@ pub trait Documents: Send {
     /// Where the document that `next` would give begins.
     fn place(&self) -> Place;
 
-    /// Goes on from `place`, which `place()` has given for the same data.
+    /// Says that the next [`Documents::seek`] is into reading `epoch`, counted from 0: what is shuffled has another
+    /// order in each.
+    fn epoch(&mut self, epoch: u32) {
+        let _ = epoch;
+    }
+
+    /// Goes on from `place`, which `place()` has given for the same data in the same reading.
     fn seek(&mut self, place: Place) -> Result<(), SourceError>;
 
     /// The source's name, for messages.

@@ -3,8 +3,9 @@
 use capful_core::data::Token;
 use serde::{Deserialize, Serialize};
 
-use super::encode::Encoder;
+use super::ahead::Ahead;
 pub use super::encode::Feed;
+use super::encode::Piece;
 use super::error::SourceError;
 use super::source::Place;
 
@@ -26,8 +27,8 @@ pub struct Position {
 /// The tokens of documents, one after another: the beginning mark where the tokenizer has one, the text's ids, the end
 /// mark where it has one. A finite source begins again at its end.
 pub struct TokenStream {
-    encoder: Encoder,
-    /// The next id of the encoder's piece.
+    ahead: Ahead,
+    /// The next id of the current piece.
     at: usize,
     position: Position,
     epochs: Option<u32>,
@@ -37,9 +38,14 @@ pub struct TokenStream {
 impl TokenStream {
     /// The stream from the beginning of its source.
     pub fn new(feed: Feed) -> Result<Self, SourceError> {
-        let mut encoder = Encoder::new(feed)?;
-        encoder.seek(Place::default())?;
-        Ok(Self { encoder, at: 0, position: Position::default(), epochs: None, epoch_length: None })
+        Self::with_threads(feed, 0)
+    }
+
+    /// The same, encoded ahead on so many threads; see [`super::ahead`].
+    pub fn with_threads(feed: Feed, threads: u32) -> Result<Self, SourceError> {
+        let mut ahead = Ahead::new(feed, threads)?;
+        ahead.seek(0, Place::default())?;
+        Ok(Self { ahead, at: 0, position: Position::default(), epochs: None, epoch_length: None })
     }
 
     /// Ends the stream after `epochs` readings of its source, counted from the very beginning, not from where the
@@ -51,7 +57,7 @@ impl TokenStream {
     /// The next token, or `None` after the last epoch.
     pub fn next_token(&mut self) -> Result<Option<Token>, SourceError> {
         loop {
-            if let Some(&id) = self.encoder.ids().get(self.at) {
+            if let Some(&id) = self.ahead.ids().get(self.at) {
                 let token = Token { id, offset: self.position.token };
                 self.at += 1;
                 self.position.token += 1;
@@ -60,29 +66,26 @@ impl TokenStream {
                 return Ok(Some(token));
             }
             self.at = 0;
-            if self.encoder.piece() {
-                continue;
-            }
             // The limit stands before the first document of an epoch, so that a stream of no epochs is empty.
             if self.epochs.is_some_and(|epochs| self.position.epoch >= epochs) {
                 return Ok(None);
             }
-            if self.encoder.advance()? {
-                self.position.place = self.encoder.place();
-                self.position.token = 0;
-            } else {
+            if !self.ahead.advance()? {
                 self.end_epoch()?;
+            } else if let Some(piece) = self.ahead.piece().filter(|piece| piece.begins) {
+                self.position.place = piece.place;
+                self.position.token = 0;
             }
         }
     }
 
     fn end_epoch(&mut self) -> Result<(), SourceError> {
         if self.position.epoch_tokens == 0 {
-            return Err(self.encoder.nothing());
+            return Err(self.ahead.nothing());
         }
         self.epoch_length = Some(self.position.epoch_tokens);
-        self.encoder.seek(Place::default())?;
         let Position { epoch, tokens, .. } = self.position;
+        self.ahead.seek(epoch + 1, Place::default())?;
         self.position = Position { epoch: epoch + 1, tokens, ..Position::default() };
         Ok(())
     }
@@ -94,26 +97,29 @@ impl TokenStream {
 
     /// Goes to a position that a stream of the same data, split and tokenizer had.
     pub fn seek(&mut self, position: Position) -> Result<(), SourceError> {
-        self.encoder.seek(position.place)?;
+        self.ahead.seek(position.epoch, position.place)?;
         self.at = 0;
         self.position = position;
         if position.token == 0 {
             return Ok(());
         }
-        // A place at which no document of this part begins is not one that this data gave.
-        if self.encoder.advance()? && self.encoder.place() == position.place {
-            let mut left = position.token as usize;
-            while self.encoder.piece() {
-                let n = self.encoder.ids().len();
-                if left <= n {
-                    self.at = left;
-                    return Ok(());
-                }
-                left -= n;
+        let (mut left, mut first) = (position.token as usize, true);
+        while self.ahead.advance()? {
+            // A place at which no document of this part begins is not one that this data gave.
+            let fits = |piece: &&Piece| piece.begins == first && piece.place == position.place;
+            if self.ahead.piece().filter(fits).is_none() {
+                break;
             }
+            first = false;
+            let n = self.ahead.ids().len();
+            if left <= n {
+                self.at = left;
+                return Ok(());
+            }
+            left -= n;
         }
         let Place { file, document, .. } = position.place;
-        Err(SourceError::Changed { name: self.encoder.name(), file, document })
+        Err(SourceError::Changed { name: self.ahead.name(), file, document })
     }
 
     /// How many tokens one reading of the source has, once the stream has come to its end.
@@ -134,14 +140,14 @@ impl TokenStream {
         self.epochs = epochs;
         self.seek(position)?;
         if has < tokens {
-            return Err(SourceError::TooShort { name: self.encoder.name(), has, needed: tokens });
+            return Err(SourceError::TooShort { name: self.ahead.name(), has, needed: tokens });
         }
         Ok(())
     }
 
     /// Changes with the data; see [`super::source::Documents::fingerprint`].
     pub fn fingerprint(&self) -> u64 {
-        self.encoder.fingerprint()
+        self.ahead.fingerprint()
     }
 }
 

@@ -103,6 +103,32 @@ fn resuming_anywhere_goes_on_with_the_same_tokens_and_positions() {
 }
 
 #[test]
+fn any_number_of_threads_gives_the_same_tokens_and_positions() {
+    let directory = directory();
+    let with = |threads| {
+        let documents = Box::new(Files::open(directory.path(), &SourceOptions::default()).unwrap());
+        let split = Split::new(11, 0.3).unwrap();
+        TokenStream::with_threads(Feed { documents, tokenizer: bytes(), split, part: Part::Training }, threads).unwrap()
+    };
+    let mut alone = with(0);
+    alone.limit_epochs(1);
+    let expected = read(&mut alone, usize::MAX);
+    for threads in [1, 2, 7] {
+        let mut stream = with(threads);
+        assert_eq!(read(&mut stream, expected.len()), expected, "{threads} threads");
+        read(&mut stream, 100);
+        let position = stream.position();
+        assert_eq!((position.epoch, position.epoch_tokens), (1, 100));
+        let after = read(&mut stream, 30_000);
+        stream.seek(position).unwrap();
+        assert_eq!(read(&mut stream, 30_000), after);
+        assert_eq!(after, expected[100..30_100]);
+        stream.require(expected.len() as u64).unwrap();
+        assert!(stream.require(expected.len() as u64 + 1).is_err());
+    }
+}
+
+#[test]
 fn a_long_document_has_the_same_ids_as_if_it_were_encoded_whole() {
     let directory = directory();
     let mut stream = stream_of(&directory, Part::All);
@@ -204,12 +230,13 @@ fn token_files_of_another_tokenizer_and_text_without_one_are_refused() {
 
 #[test]
 fn a_position_of_other_data_is_refused() {
-    let position = Position { place: Place { file: 0, offset: 3, document: 3 }, token: 999, ..Position::default() };
+    let position =
+        Position { place: Place { offset: 3, document: 3, ..Place::default() }, token: 999, ..Position::default() };
     let mut stream = TokenStream::new(feed(Numbered::finite(5))).unwrap();
     let message = stream.seek(position).unwrap_err().to_string();
     assert!(message.starts_with("numbered: cannot go on from document 3 of file 0; the data is not what"), "{message}");
     let directory = directory();
-    let place = Place { file: 9, offset: 0, document: 0 };
+    let place = Place { file: 9, ..Place::default() };
     let mut stream = stream_of(&directory, Part::All);
     assert!(stream.seek(Position { place, ..Position::default() }).unwrap_err().to_string().contains("of file 9;"));
 }

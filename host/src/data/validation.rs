@@ -19,7 +19,7 @@ impl ValidationReader {
     /// Reads from the beginning of `feed`.
     pub fn new(feed: Feed) -> Result<Self, SourceError> {
         let mut encoder = Encoder::new(feed)?;
-        encoder.seek(Default::default())?;
+        encoder.seek(0, Default::default())?;
         Ok(Self { encoder, pending: false, first: true })
     }
 

@@ -4,7 +4,8 @@ use capful_core::device::Rates;
 use capful_core::train::Period;
 
 use super::{Card, Outside, card};
-use crate::config::{Config, ConfigError, Device};
+use crate::config::{ByteSize, Config, ConfigError, Device};
+use crate::data::{ahead, shuffle};
 use crate::device::cuda::cards;
 
 /// A machine as the planner sees it.
@@ -78,26 +79,41 @@ impl Machine {
         if self.card_bytes.is_some() || config.device.starts_with("cuda") {
             return vec![line(CONTEXT, UNKNOWN_CONTEXT)];
         }
-        let batch = 8 * config.periods().iter().map(Period::micro_tokens).max().unwrap_or(0);
-        vec![
+        let encoders = ahead::threads(config);
+        // Tokens, targets and offsets.
+        let batch = 12 * config.periods().iter().map(Period::micro_tokens).max().unwrap_or(0);
+        let mut lines = vec![
             line("the program itself", self.program + HEAP),
             line("the reader's batches", LOADER_SLOTS * batch + (1 << 20)),
-            line("thread stacks", STACK * (u64::from(config.threads) + 3)),
-        ]
+            line("thread stacks", STACK * (u64::from(config.threads) + 3 + u64::from(encoders))),
+        ];
+        if encoders > 0 {
+            lines.push(line("documents encoded ahead, at most", ahead::bytes(encoders)));
+        }
+        if config.shuffle > 0 {
+            lines.push(line("documents to shuffle, at most", shuffle::bytes(config.shuffle)));
+        }
+        lines
     }
 
     /// The budget and where it comes from.
     ///
     /// # Errors
-    /// A card that is not in the table.
+    /// A card that is not in the table and no size either.
     pub fn budget(&self, config: &Config) -> Result<(u64, String), ConfigError> {
         if let Some(bytes) = config.budget {
             return Ok((bytes, "--budget".to_owned()));
         }
         if let Some(name) = &config.gpu {
             let Some(card) = Card::find(name) else {
+                if let Ok(ByteSize(bytes)) = name.parse() {
+                    return Ok((bytes, format!("--gpu {name}")));
+                }
                 let known: Vec<_> = card::CARDS.iter().map(|c| c.name).collect();
-                return Err(ConfigError(format!("no card is called '{name}'; there are {}", known.join(", "))));
+                let known = known.join(", ");
+                return Err(ConfigError(format!(
+                    "no card is called '{name}'; there are {known}, or a size such as 22GiB"
+                )));
             };
             let source = if card.measured { "measured" } else { "not measured" };
             return Ok((card.usable, format!("--gpu {name}, {source}")));

@@ -194,9 +194,9 @@ impl Yxanul {
         }
     }
 
-    /// Columns of the widest activation.
+    /// Columns of the widest slot that is laid as one row, whose elements are 32-bit.
     fn widest(&self) -> u32 {
-        (2 * self.d_ff).max(self.heads().width())
+        self.d_ff.max(self.heads().width())
     }
 }
 

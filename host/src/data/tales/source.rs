@@ -33,7 +33,7 @@ impl Documents for TaleDocuments {
     }
 
     fn place(&self) -> Place {
-        Place { file: 0, offset: self.next, document: self.next }
+        Place { offset: self.next, document: self.next, ..Place::default() }
     }
 
     fn seek(&mut self, place: Place) -> Result<(), SourceError> {
