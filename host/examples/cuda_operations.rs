@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use capful_core::device::{Meter, Operation, OperationError, Rates, Run, Scratch};
+use capful_core::device::{Meter, Operation, Rates, Run, Scratch};
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{
     Affine, AffineGrad, Attention, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, Heads, Linear, LinearGrad,

@@ -111,7 +111,8 @@ fn norm_and_its_gradient() {
                 first: affine(l, rows, d, kind),
                 second: two.then(|| affine(l, rows, d, kind)),
             });
-            let stats = |i: u32| if kind == NormKind::Layer && i % 2 == 0 { 0.1 } else { 0.3 + 0.01 * (i % 7) as f32 };
+            let stats =
+                |i: u32| if kind == NormKind::Layer && i.is_multiple_of(2) { 0.1 } else { 0.3 + 0.01 * (i % 7) as f32 };
             bench.agree(|l| NormGrad {
                 kind,
                 x: l.normal([1, 1, rows, d], 3.0),
