@@ -294,6 +294,7 @@ impl Yxanul {
             weight_grad,
             bias_grad: None,
             accumulate,
+            quantised: None,
         };
         let norm = |x, stats, gain, gain_grad| NormGrad {
             kind: NormKind::Rms,
@@ -357,6 +358,7 @@ impl Yxanul {
                 weight_grad,
                 bias_grad: None,
                 accumulate,
+                quantised: None,
             })?;
         }
         device.run(NormGrad {
@@ -402,6 +404,7 @@ impl Yxanul {
             weight_grad,
             bias_grad: None,
             accumulate,
+            quantised: None,
         })?;
         device.run(EmbedGrad { ids, out_grad: low_grad, table_grad, accumulate })
     }

@@ -1,5 +1,6 @@
 //! The same operation on the card and on the Reference, over the same numbers.
 
+use capful_core::fp8::Format;
 use capful_core::device::{Meter, Operation, Rates, Reference, Run, Scratch};
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::random::Random;
@@ -59,6 +60,8 @@ pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
         Dtype::Bf16 => values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect(),
         Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
         Dtype::U32 => values.iter().flat_map(|v| (*v as u32).to_le_bytes()).collect(),
+        Dtype::E4m3 => values.iter().map(|v| Format::E4m3.encode(*v)).collect(),
+        Dtype::E5m2 => values.iter().map(|v| Format::E5m2.encode(*v)).collect(),
     }
 }
 
@@ -68,6 +71,8 @@ pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
         Dtype::Bf16 => bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
         Dtype::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
         Dtype::U32 => bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b) as f32).collect(),
+        Dtype::E4m3 => bytes.iter().map(|b| Format::E4m3.decode(*b)).collect(),
+        Dtype::E5m2 => bytes.iter().map(|b| Format::E5m2.decode(*b)).collect(),
     }
 }
 
