@@ -1,7 +1,7 @@
 //! The same operation on the card and on the Reference, over the same numbers.
 
-use capful_core::fp8::Format;
 use capful_core::device::{Meter, Operation, Rates, Reference, Run, Scratch};
+use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::random::Random;
 
