@@ -35,7 +35,8 @@ impl AnyProfile {
     pub fn of(config: &Config) -> Result<AnyProfile, ConfigError> {
         let precision = match config.precision {
             Precision::F32 => cuda::Precision::F32,
-            Precision::Bf16 | Precision::Fp8 => cuda::Precision::Bf16,
+            Precision::Bf16 => cuda::Precision::Bf16,
+            Precision::Fp8 => cuda::Precision::Fp8,
         };
         Ok(match config.device()? {
             Device::Reference => AnyProfile::Reference(Single),
@@ -52,7 +53,7 @@ impl AnyProfile {
     /// What is missing.
     pub fn require(&self) -> Result<(), DeviceError> {
         match self {
-            AnyProfile::Cuda { card, .. } => Ok(cuda::require(*card)?),
+            AnyProfile::Cuda { card, profile } => Ok(cuda::require(*card, profile.precision)?),
             _ => Ok(()),
         }
     }
@@ -64,6 +65,13 @@ impl Profile for AnyProfile {
             AnyProfile::Cpu(profile) => profile.dtype(role),
             AnyProfile::Reference(profile) => profile.dtype(role),
             AnyProfile::Cuda { profile, .. } => profile.dtype(role),
+        }
+    }
+
+    fn quantises(&self) -> bool {
+        match self {
+            AnyProfile::Cuda { profile, .. } => profile.quantises(),
+            _ => false,
         }
     }
 }
@@ -131,9 +139,14 @@ impl AnyDevice {
         match profile {
             AnyProfile::Cpu(profile) => Ok(AnyDevice::Cpu(Cpu::start(profile, Memory::new(bytes)?, scratch)?)),
             AnyProfile::Reference(_) => Ok(AnyDevice::Reference(Reference { memory: Memory::new(bytes)? })),
-            AnyProfile::Cuda { card, .. } => {
+            AnyProfile::Cuda { card, profile } => {
                 let room = cuda::Room { arena: bytes, scratch, staging };
-                Ok(AnyDevice::Cuda(Box::new(Cuda::open(*card, room, Products::Library)?)))
+                #[allow(unused_mut, reason = "the stand-in's methods all want it")]
+                let mut device = Cuda::open(*card, room, Products::Library)?;
+                if profile.precision == cuda::Precision::Fp8 {
+                    device.require_library()?;
+                }
+                Ok(AnyDevice::Cuda(Box::new(device)))
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use capful_core::device::{Meter, OperationError, Rates};
 use capful_core::memory::{Dtype, Entry, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::{Family, Recompute, Stage, Steps};
+use capful_core::model::{Family, Products, Recompute, Stage, Steps};
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError};
@@ -76,7 +76,7 @@ impl Sections {
     /// Everything a training run does: steps, evaluations, a sample.
     pub fn training(config: &Config) -> Sections {
         let stage = config.stage();
-        let evaluation = Stage { recompute: Recompute::None, ..stage };
+        let evaluation = Stage { recompute: Recompute::None, products: Products::Wide, ..stage };
         let decoding = Some(config.context().min(256));
         Sections { training: Some(stage), evaluation: Some(evaluation), decoding }
     }

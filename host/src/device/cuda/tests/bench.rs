@@ -5,7 +5,7 @@ use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::random::Random;
 
-use crate::device::cuda::{Cuda, CudaProfile, Precision, Products, Room};
+use crate::device::cuda::{Cuda, CudaProfile, Precision, Products, Room, require};
 
 /// Bytes of the arena for operands, and of the scratch behind them.
 const OPERANDS: u64 = 8 << 20;
@@ -164,6 +164,17 @@ impl Lay {
         self.region(dtype.unwrap_or(self.kept), shape, Self::nothing(shape), Vec::new(), false)
     }
 
+    /// Normal numbers times `scale` / 8, in 8 bits on the Reference too.
+    pub fn codes(&mut self, dtype: Dtype, shape: [u32; 4], scale: f32) -> Region {
+        let values = self.drawn(shape, scale / 8.0);
+        self.region(dtype, shape, values, Vec::new(), true)
+    }
+
+    /// To be written, in 8 bits on the Reference too.
+    pub fn poison_codes(&mut self, dtype: Dtype, shape: [u32; 4]) -> Region {
+        self.region(dtype, shape, Self::nothing(shape), Vec::new(), true)
+    }
+
     /// Token ids.
     pub fn ids(&mut self, ids: Vec<u32>) -> Region {
         self.region(Dtype::U32, [1, 1, 1, ids.len() as u32], Vec::new(), ids, true)
@@ -185,6 +196,13 @@ impl Bench {
         let mut cards = vec![Bench::card(Products::Own), Bench::card(Products::Library)];
         cards.retain(|card| card.warnings.is_empty());
         Bench { cards }
+    }
+
+    /// With the library, where there is one and the card has 8-bit units.
+    pub fn of_eighths() -> Option<Bench> {
+        let card = Bench::card(Products::Library);
+        let able = card.warnings.is_empty() && require(0, Precision::Fp8).is_ok();
+        able.then(|| Bench { cards: vec![card] })
     }
 
     /// Twice: bf16 attention by the kernels for every card, and on tensor cores where the card has them.
@@ -231,7 +249,7 @@ impl Bench {
             let [mut view] = arena.views([Some(operand.region)]).expect("room");
             if operand.ids.is_empty() {
                 let rounded = decode(own.region.dtype, &encode(own.region.dtype, &operand.values));
-                view.f32_mut().copy_from_slice(&rounded);
+                view.bytes_mut().copy_from_slice(&encode(operand.region.dtype, &rounded));
             } else {
                 view.u32_mut().copy_from_slice(&operand.ids);
             }

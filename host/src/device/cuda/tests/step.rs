@@ -2,7 +2,7 @@
 
 use capful_core::device::{Meter, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::{Family, Optimizer, Pythia, Recompute, Stage, State, Steps, Training};
+use capful_core::model::{self, Family, Optimizer, Pythia, Recompute, Stage, State, Steps, Training};
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::random::Random;
 use capful_core::train::results;
@@ -22,7 +22,14 @@ const MODEL: Pythia = Pythia {
     norm_eps: 1e-5,
 };
 
-const STAGE: Stage = Stage { batch: 2, seq_len: 19, chunk: 16, recompute: Recompute::None, pattern: Pattern::DENSE };
+const STAGE: Stage = Stage {
+    batch: 2,
+    seq_len: 19,
+    chunk: 16,
+    recompute: Recompute::None,
+    pattern: Pattern::DENSE,
+    products: model::Products::Wide,
+};
 
 // A large eps: where a gradient is rounding noise, its sign decides nothing.
 const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay: 0.1 };
