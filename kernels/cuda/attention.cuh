@@ -10,6 +10,7 @@ struct AttentionArgs {
     float scale;
     Heads heads;
     Pattern pattern;
+    u32 rows;         // batch * seq_len
 };
 
 struct AttentionGradArgs {
@@ -24,4 +25,5 @@ struct AttentionGradArgs {
     float scale;
     Heads heads;
     Pattern pattern;
+    u32 rows;              // batch * seq_len
 };

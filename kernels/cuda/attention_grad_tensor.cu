@@ -201,9 +201,90 @@ __device__ void attention_grad_keys(const AttentionGradArgs& a) {
 #endif
 }
 
+// Sequences that divide a tile, several in each: all rows are one stream, and both sides are one pass. Grid (keys *
+// tiles). A warp has 16 rows, whose keys and queries lie in its SPAN rows.
+template <int SIZE, int WARPS, int SPAN>
+__device__ void attention_grad_packed(const AttentionGradArgs& a) {
+#ifdef TENSOR_CORES
+    constexpr u32 TILE = 16 * WARPS, THREADS = 32 * WARPS;
+    alignas(16) __shared__ Row<SIZE> keys[TILE], values[TILE], queries[TILE], grads[TILE], outs[TILE];
+    __shared__ float log_sums[TILE], all_means[TILE];
+    u32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16, span = own / SPAN * SPAN, end = a.rows;
+    u32 key_head = blockIdx.x % a.heads.keys, i0 = blockIdx.x / a.heads.keys * TILE, row = i0 + own;
+    u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, group = a.heads.group();
+    u32 key = a.heads.key(key_head), value = a.heads.value(key_head);
+    fetch<SIZE, TILE, THREADS>(keys, Part(a.qkv, 0, width, key, size), i0, end);
+    fetch<SIZE, TILE, THREADS>(values, Part(a.qkv, 0, width, value, size), i0, end);
+    float c = a.scale * LOG2_E, key_sums[SIZE / 8][4] = {}, value_sums[SIZE / 8][4] = {};
+    float scores[SPAN / 8][4], products[SPAN / 8][4];
+    for (u32 head = key_head * group; head < (key_head + 1) * group; head++) {
+        fetch<SIZE, TILE, THREADS>(queries, Part(a.qkv, 0, width, a.heads.query(head), size), i0, end);
+        fetch<SIZE, TILE, THREADS>(grads, Part(a.out_grad, 0, out_width, head * size, size), i0, end);
+        fetch<SIZE, TILE, THREADS>(outs, Part(a.out, 0, out_width, head * size, size), i0, end);
+        // Beyond the end the queries and gradients are zeros, and so is all that comes of them.
+        for (u32 r = threadIdx.x; r < TILE; r += THREADS)
+            log_sums[r] = i0 + r < end ? a.log_sum[place(i0 + r, a.seq_len, a.heads.queries, head)] * LOG2_E : 0.0f;
+        wait_for_copies();
+        __syncthreads();
+        {
+            Left<SIZE, true> grad(grads + own);
+            Left<SIZE, false> query(queries + own);
+            float mean[2], sums[SIZE / 8][4] = {};
+            means<SIZE>(mean, grad, outs + own);
+            if (lane % 4 == 0) all_means[own + lane / 4] = mean[0], all_means[own + lane / 4 + 8] = mean[1];
+            multiply_turned(scores, query, keys + span);
+            multiply_turned(products, grad, values + span);
+            hide_others<false>(scores, a.seq_len, own, span);
+            float log_sum[2] = {log_sums[own + lane / 4], log_sums[own + lane / 4 + 8]};
+#pragma unroll
+            for (int n = 0; n < SPAN / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    products[n][e] = power_of_two(scores[n][e] * c - log_sum[e / 2]) * (products[n][e] - mean[e / 2]);
+            multiply_add<SIZE>(sums, products, keys + span);
+            // Of the outputs' tile the warp has its own rows, and is done with them.
+            __syncwarp();
+            put<SIZE>(outs + own, sums, a.scale, a.scale);
+            turn_back<SIZE>(outs + own, a, row);
+            write<SIZE>(Part(a.qkv_grad, 0, width, a.heads.query(head), size), outs + own, row, end);
+        }
+        __syncthreads();
+        Left<SIZE, false> left_keys(keys + own), left_values(values + own);
+        multiply_turned(scores, left_keys, queries + span);
+        multiply_turned(products, left_values, grads + span);
+        hide_others<true>(scores, a.seq_len, own, span);
+#pragma unroll
+        for (int n = 0; n < SPAN / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                u32 at = span + 8 * n + lane % 4 * 2 + e % 2;
+                scores[n][e] = power_of_two(scores[n][e] * c - log_sums[at]);
+                products[n][e] = scores[n][e] * (products[n][e] - all_means[at]);
+            }
+        multiply_add<SIZE>(value_sums, scores, grads + span);
+        multiply_add<SIZE>(key_sums, products, queries + span);
+        // The next head's rows take the place of these.
+        __syncthreads();
+    }
+    put<SIZE>(queries + own, key_sums, a.scale, a.scale);
+    turn_back<SIZE>(queries + own, a, row);
+    write<SIZE>(Part(a.qkv_grad, 0, width, key, size), queries + own, row, end);
+    put<SIZE>(grads + own, value_sums, 1, 1);
+    write<SIZE>(Part(a.qkv_grad, 0, width, value, size), grads + own, row, end);
+#else
+    __trap();
+#endif
+}
+
 EXPORT_MANY(attention_grad_queries_tensor_32, AttentionGradArgs, 128, 5, attention_grad_queries<32, 4, 64>)
 EXPORT_MANY(attention_grad_queries_tensor_64, AttentionGradArgs, 128, 4, attention_grad_queries<64, 4, 64>)
 EXPORT_MANY(attention_grad_queries_tensor_128, AttentionGradArgs, 128, 2, attention_grad_queries<128, 4, 32>)
 EXPORT_MANY(attention_grad_keys_tensor_32, AttentionGradArgs, 128, 5, attention_grad_keys<32, 4, 32, false>)
 EXPORT_MANY(attention_grad_keys_tensor_64, AttentionGradArgs, 128, 4, attention_grad_keys<64, 4, 32, false>)
 EXPORT_MANY(attention_grad_keys_tensor_128, AttentionGradArgs, 128, 2, attention_grad_keys<128, 4, 16, true>)
+EXPORT_MANY(attention_grad_packed_32_16, AttentionGradArgs, 128, 5, attention_grad_packed<32, 4, 16>)
+EXPORT_MANY(attention_grad_packed_32_32, AttentionGradArgs, 128, 4, attention_grad_packed<32, 4, 32>)
+EXPORT_MANY(attention_grad_packed_64_16, AttentionGradArgs, 128, 4, attention_grad_packed<64, 4, 16>)
+EXPORT_MANY(attention_grad_packed_64_32, AttentionGradArgs, 128, 3, attention_grad_packed<64, 4, 32>)
+EXPORT_MANY(attention_grad_packed_128_16, AttentionGradArgs, 64, 4, attention_grad_packed<128, 2, 16>)
+EXPORT_MANY(attention_grad_packed_128_32, AttentionGradArgs, 64, 4, attention_grad_packed<128, 2, 32>)

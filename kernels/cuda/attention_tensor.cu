@@ -27,6 +27,23 @@ __device__ inline void soften(float (&scores)[N][4], float (&sums)[SIZE / 8][4],
     largest = now;
 }
 
+// Writes 16 rows of outputs, by way of shared memory, and their log_sum, which of row i lies at `place(i)`.
+template <int SIZE, class Place>
+__device__ inline void finish(const AttentionArgs& a, Row<SIZE>* rows, const float (&sums)[SIZE / 8][4],
+                              const float (&largest)[2], float (&total)[2], u64 first, u32 head, u32 row, u32 end,
+                              Place place) {
+    u32 lane = threadIdx.x % 32, size = a.heads.size;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 1);
+        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 2);
+        u32 i = row + lane / 4 + 8 * h;
+        if (lane % 4 == 0 && i < end) a.log_sum[place(i)] = largest[h] * a.scale + logf(total[h]);
+    }
+    put<SIZE>(rows, sums, 1 / total[0], 1 / total[1]);
+    write<SIZE>(Part(a.out, first, a.heads.queries * size, head * size, size), rows, row, end);
+}
+
 // Grid (query tiles, queries, batch). A warp has 16 queries; the tile's warps share tiles of KEYS keys and values.
 template <int SIZE, int WARPS, int KEYS>
 __device__ void attention(const AttentionArgs& a) {
@@ -34,8 +51,8 @@ __device__ void attention(const AttentionArgs& a) {
     constexpr u32 QUERIES = 16 * WARPS, THREADS = 32 * WARPS;
     static_assert(QUERIES <= 2 * KEYS, "the queries pass through the second pair of tiles");
     alignas(16) __shared__ Row<SIZE> tiles[2][2][KEYS];
-    u32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16, head = blockIdx.y, key_head = head / a.heads.group();
-    u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, end = a.seq_len;
+    u32 own = threadIdx.x / 32 * 16, head = blockIdx.y, key_head = head / a.heads.group();
+    u32 size = a.heads.size, width = a.heads.width(), end = a.seq_len;
     u64 first = (u64)blockIdx.z * end;
     // The longest rows first.
     u32 i0 = (gridDim.x - 1 - blockIdx.x) * QUERIES, i_end = min(i0 + QUERIES, end), row = i0 + own;
@@ -74,17 +91,40 @@ __device__ void attention(const AttentionArgs& a) {
         j = next;
     }
 
+    finish<SIZE>(a, tiles[0][0] + own, sums, largest, total, first, head, row, end,
+                 [&](u32 i) { return ((u64)blockIdx.z * a.heads.queries + head) * end + i; });
+#else
+    __trap();
+#endif
+}
+
+// Sequences that divide a tile, several in each: all rows are one stream. Grid (queries * tiles): the heads of a tile
+// follow each other, for they share its keys and values. A warp has 16 queries, whose keys lie in its SPAN rows.
+template <int SIZE, int WARPS, int SPAN>
+__device__ void attention_packed(const AttentionArgs& a) {
+#ifdef TENSOR_CORES
+    constexpr u32 TILE = 16 * WARPS, THREADS = 32 * WARPS;
+    alignas(16) __shared__ Row<SIZE> tiles[3][TILE];
+    u32 own = threadIdx.x / 32 * 16, span = own / SPAN * SPAN, head = blockIdx.x % a.heads.queries;
+    u32 key_head = head / a.heads.group(), i0 = blockIdx.x / a.heads.queries * TILE, end = a.rows;
+    u32 parts[3] = {a.heads.query(head), a.heads.key(key_head), a.heads.value(key_head)};
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 1);
-        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 2);
-        u32 i = row + lane / 4 + 8 * h;
-        if (lane % 4 == 0 && i < end)
-            a.log_sum[((u64)blockIdx.z * a.heads.queries + head) * end + i] = largest[h] * a.scale + logf(total[h]);
-    }
-    Row<SIZE>* rows = tiles[0][0] + own;
-    put<SIZE>(rows, sums, 1 / total[0], 1 / total[1]);
-    write<SIZE>(Part(a.out, first, out_width, head * size, size), rows, row, end);
+    for (int p = 0; p < 3; p++)
+        fetch<SIZE, TILE, THREADS>(tiles[p], Part(a.qkv, 0, a.heads.width(), parts[p], a.heads.size), i0, end);
+    wait_for_copies();
+    __syncthreads();
+    Left<SIZE, true> query(tiles[0] + own);
+    float c = a.scale * LOG2_E, largest[2] = {-INFINITY, -INFINITY}, total[2] = {}, sums[SIZE / 8][4] = {};
+    float scores[SPAN / 8][4];
+    multiply_turned(scores, query, tiles[1] + span);
+    hide_others<false>(scores, a.seq_len, own, span);
+    soften<SIZE>(scores, sums, largest[0], total[0], 0, c);
+    soften<SIZE>(scores, sums, largest[1], total[1], 1, c);
+    multiply_add<SIZE>(sums, scores, tiles[2] + span);
+    // The warp's queries are in registers and nobody else reads their tile.
+    __syncwarp();
+    finish<SIZE>(a, tiles[0] + own, sums, largest, total, 0, head, i0 + own, end,
+                 [&](u32 i) { return place(i, a.seq_len, a.heads.queries, head); });
 #else
     __trap();
 #endif
@@ -93,3 +133,9 @@ __device__ void attention(const AttentionArgs& a) {
 EXPORT_MANY(attention_tensor_32, AttentionArgs, 128, 5, attention<32, 4, 64>)
 EXPORT_MANY(attention_tensor_64, AttentionArgs, 128, 4, attention<64, 4, 64>)
 EXPORT_MANY(attention_tensor_128, AttentionArgs, 128, 3, attention<128, 4, 32>)
+EXPORT_MANY(attention_packed_32_16, AttentionArgs, 128, 8, attention_packed<32, 4, 16>)
+EXPORT_MANY(attention_packed_32_32, AttentionArgs, 128, 8, attention_packed<32, 4, 32>)
+EXPORT_MANY(attention_packed_64_16, AttentionArgs, 128, 6, attention_packed<64, 4, 16>)
+EXPORT_MANY(attention_packed_64_32, AttentionArgs, 128, 6, attention_packed<64, 4, 32>)
+EXPORT_MANY(attention_packed_128_16, AttentionArgs, 64, 8, attention_packed<128, 2, 16>)
+EXPORT_MANY(attention_packed_128_32, AttentionArgs, 64, 8, attention_packed<128, 2, 32>)

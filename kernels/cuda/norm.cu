@@ -1,11 +1,11 @@
-// LayerNorm with one or two affine outputs of the same normalised rows.
+// LayerNorm, and RMSNorm without biases, with one or two affine outputs of the same normalised rows.
 #include "vector.cuh"
 
 struct NormArgs {
     const void* x;         // [rows, columns]
-    float* stats;          // [rows, 2]: mean and 1 / sqrt(variance + eps)
+    float* stats;          // [rows, 2]: mean and 1 / sqrt(variance + eps); RMS: [rows, 1], 1 / sqrt(mean square + eps)
     const void* gain[2];   // [columns]
-    const void* bias[2];   // [columns]
+    const void* bias[2];   // [columns]; RMS: none
     void* out[2];          // [rows, columns]
     u32 rows, columns, outputs;
     u32 wide;              // whether rows begin at multiples of 16 bytes
@@ -13,16 +13,19 @@ struct NormArgs {
 };
 
 // A warp a row.
-template <class T, int N>
+template <class T, int N, bool RMS>
 __device__ inline void norm_row(const NormArgs& a, u32 at) {
     u32 lane = threadIdx.x % 32;
     u64 start = (u64)at * a.columns;
     Row<T, N, 32, 4> row((const T*)a.x + start, a.columns, lane);
-    float sum = 0;
-    row.each([&](u32, const float(&x)[N]) {
-        for (int i = 0; i < N; i++) sum += x[i];
-    });
-    float mean = warp_sum(sum) / a.columns;
+    float mean = 0;
+    if constexpr (!RMS) {
+        float sum = 0;
+        row.each([&](u32, const float(&x)[N]) {
+            for (int i = 0; i < N; i++) sum += x[i];
+        });
+        mean = warp_sum(sum) / a.columns;
+    }
     // Two passes: the variance of centred values keeps its digits where the mean is large.
     float squares = 0;
     row.each([&](u32, const float(&x)[N]) {
@@ -30,23 +33,26 @@ __device__ inline void norm_row(const NormArgs& a, u32 at) {
     });
     float scale = 1.0f / sqrtf(warp_sum(squares) / a.columns + a.eps);
     if (lane == 0) {
-        a.stats[2 * at] = mean;
-        a.stats[2 * at + 1] = scale;
+        if (!RMS) a.stats[2 * at] = mean;
+        a.stats[RMS ? at : 2 * at + 1] = scale;
     }
     for (u32 o = 0; o < a.outputs; o++)
         row.each([&](u32 column, const float(&x)[N]) {
-            float gain[N], bias[N], out[N];
+            float gain[N], bias[N] = {}, out[N];
             read(gain, (const T*)a.gain[o] + column);
-            read(bias, (const T*)a.bias[o] + column);
+            if constexpr (!RMS) read(bias, (const T*)a.bias[o] + column);
             for (int i = 0; i < N; i++) out[i] = (x[i] - mean) * scale * gain[i] + bias[i];
             write((T*)a.out[o] + start + column, out);
         });
 }
 
-template <class T>
+template <class T, bool RMS>
 __device__ void norm(const NormArgs& a) {
     u32 at = blockIdx.x * 4 + threadIdx.x / 32;
-    if (at < a.rows) a.wide ? norm_row<T, WIDE<T>>(a, at) : norm_row<T, 1>(a, at);
+    if (at < a.rows) a.wide ? norm_row<T, WIDE<T>, RMS>(a, at) : norm_row<T, 1, RMS>(a, at);
 }
 
-EXPORT_BOTH(norm, NormArgs, 128, norm)
+EXPORT(norm_layer_f32, NormArgs, 128, norm<float, false>)
+EXPORT(norm_layer_bf16, NormArgs, 128, norm<bf16, false>)
+EXPORT(norm_rms_f32, NormArgs, 128, norm<float, true>)
+EXPORT(norm_rms_bf16, NormArgs, 128, norm<bf16, true>)

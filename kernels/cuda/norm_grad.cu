@@ -1,24 +1,35 @@
-// The gradient of LayerNorm, of one or two affine outputs at once.
+// The gradient of LayerNorm, and of RMSNorm without biases, of one or two affine outputs at once.
 #include "columns.cuh"
 
 struct NormGradArgs {
     const void* x;            // [rows, columns]
-    const float* stats;       // [rows, 2]
+    const float* stats;       // [rows, 2]; RMS: [rows, 1]
     void* x_grad;             // [rows, columns]
     const void* gain[2];      // [columns]
     const void* out_grad[2];  // [rows, columns]
-    float* partial;           // [pieces, 2 outputs, columns]: of gain and bias
+    float* partial;           // [pieces, 2 outputs, columns]: of gain and bias; RMS: [pieces, outputs, columns]
     u32 rows, columns, outputs;
     u32 add, piece;
     u32 wide;                 // whether rows begin at multiples of 16 bytes
 };
 
+// Mean and scale of a row; what RMSNorm subtracts is 0.
+template <bool RMS>
+__device__ inline float mean_of(const NormGradArgs& a, u32 row) {
+    return RMS ? 0.0f : a.stats[2 * row];
+}
+
+template <bool RMS>
+__device__ inline float scale_of(const NormGradArgs& a, u32 row) {
+    return a.stats[RMS ? row : 2 * row + 1];
+}
+
 // A warp a row: x_grad.
-template <class T, int N, int OUTPUTS>
+template <class T, int N, bool RMS, int OUTPUTS>
 __device__ inline void norm_grad_row(const NormGradArgs& a, u32 at) {
     u64 start = (u64)at * a.columns;
-    float mean = a.stats[2 * at], scale = a.stats[2 * at + 1];
-    Row<T, N, 32, 2> x((const T*)a.x + start, a.columns, threadIdx.x % 32);
+    float mean = mean_of<RMS>(a, at), scale = scale_of<RMS>(a, at);
+    Row<T, N, 32, RMS ? 3 : 2> x((const T*)a.x + start, a.columns, threadIdx.x % 32);
     auto each = [&](auto visit) {
         x.each([&](u32 column, const float(&x)[N]) {
             float g[N] = {}, out_grad[N], gain[N], normal[N];
@@ -39,7 +50,7 @@ __device__ inline void norm_grad_row(const NormGradArgs& a, u32 at) {
             dot += g[i] * normal[i];
         }
     });
-    float mean_g = warp_sum(sum) / a.columns, mean_gx = warp_sum(dot) / a.columns;
+    float mean_g = RMS ? 0.0f : warp_sum(sum) / a.columns, mean_gx = warp_sum(dot) / a.columns;
     each([&](u32 column, const float(&g)[N], const float(&normal)[N]) {
         float before[N] = {}, value[N];
         T* x_grad = (T*)a.x_grad + start + column;
@@ -49,49 +60,52 @@ __device__ inline void norm_grad_row(const NormGradArgs& a, u32 at) {
     });
 }
 
-template <class T, int OUTPUTS>
+template <class T, bool RMS, int OUTPUTS>
 __device__ void norm_grad(const NormGradArgs& a) {
     u32 at = blockIdx.x * 4 + threadIdx.x / 32;
-    if (at < a.rows) a.wide ? norm_grad_row<T, WIDE<T>, OUTPUTS>(a, at) : norm_grad_row<T, 1, OUTPUTS>(a, at);
+    if (at < a.rows) a.wide ? norm_grad_row<T, WIDE<T>, RMS, OUTPUTS>(a, at) : norm_grad_row<T, 1, RMS, OUTPUTS>(a, at);
 }
 
-// Over `piece` rows, 32 N columns and 8 rows at a time: the sums of gains and biases.
-template <class T, int N, int OUTPUTS>
+// Over `piece` rows, 32 N columns and 8 rows at a time: the sums of gains and, where there are any, biases.
+template <class T, int N, bool RMS, int OUTPUTS>
 __device__ inline void piece_sums(const NormGradArgs& a) {
+    constexpr int EACH = RMS ? 1 : 2;
     u32 column = (blockIdx.x * 32 + threadIdx.x % 32) * N;
     u32 end = min(a.rows, (blockIdx.y + 1) * a.piece);
-    float sums[2 * OUTPUTS * N] = {};
+    float sums[EACH * OUTPUTS * N] = {};
     if (column < a.columns)
 #pragma unroll 2
         for (u32 row = blockIdx.y * a.piece + threadIdx.x / 32; row < end; row += 8) {
             u64 at = (u64)row * a.columns + column;
-            float x[N], g[N], mean = a.stats[2 * row], scale = a.stats[2 * row + 1];
+            float x[N], g[N], mean = mean_of<RMS>(a, row), scale = scale_of<RMS>(a, row);
             read(x, (const T*)a.x + at);
 #pragma unroll
             for (int o = 0; o < OUTPUTS; o++) {
                 read(g, (const T*)a.out_grad[o] + at);
 #pragma unroll
                 for (int i = 0; i < N; i++) {
-                    sums[2 * o * N + i] += g[i] * ((x[i] - mean) * scale);
-                    sums[(2 * o + 1) * N + i] += g[i];
+                    sums[EACH * o * N + i] += g[i] * ((x[i] - mean) * scale);
+                    if (!RMS) sums[(EACH * o + 1) * N + i] += g[i];
                 }
             }
         }
-    write_piece<2 * OUTPUTS, N>(sums, a.partial, a.columns);
+    write_piece<EACH * OUTPUTS, N>(sums, a.partial, a.columns);
 }
 
 // Grid (columns / 32 N, pieces).
-template <class T, int OUTPUTS>
+template <class T, bool RMS, int OUTPUTS>
 __device__ void norm_grad_piece(const NormGradArgs& a) {
-    a.wide ? piece_sums<T, WIDE<T>, OUTPUTS>(a) : piece_sums<T, 1, OUTPUTS>(a);
+    a.wide ? piece_sums<T, WIDE<T>, RMS, OUTPUTS>(a) : piece_sums<T, 1, RMS, OUTPUTS>(a);
 }
 
-#define EXPORT_OUTPUTS(name, threads, body)                      \
-    EXPORT(name##1_f32, NormGradArgs, threads, body<float, 1>) \
-    EXPORT(name##2_f32, NormGradArgs, threads, body<float, 2>) \
-    EXPORT(name##1_bf16, NormGradArgs, threads, body<bf16, 1>) \
-    EXPORT(name##2_bf16, NormGradArgs, threads, body<bf16, 2>)
+#define EXPORT_OUTPUTS(name, threads, body, rms)                  \
+    EXPORT(name##1_f32, NormGradArgs, threads, body<float, rms, 1>) \
+    EXPORT(name##2_f32, NormGradArgs, threads, body<float, rms, 2>) \
+    EXPORT(name##1_bf16, NormGradArgs, threads, body<bf16, rms, 1>) \
+    EXPORT(name##2_bf16, NormGradArgs, threads, body<bf16, rms, 2>)
 
-EXPORT_OUTPUTS(norm_grad, 128, norm_grad)
-EXPORT_OUTPUTS(norm_grad_piece, 256, norm_grad_piece)
+EXPORT_OUTPUTS(norm_grad_layer, 128, norm_grad, false)
+EXPORT_OUTPUTS(norm_grad_rms, 128, norm_grad, true)
+EXPORT_OUTPUTS(norm_grad_piece_layer, 256, norm_grad_piece, false)
+EXPORT_OUTPUTS(norm_grad_piece_rms, 256, norm_grad_piece, true)
 EXPORT(norm_grad_finish, FinishArgs, 1024, finish_columns)

@@ -147,6 +147,25 @@ __device__ inline void hide(float (&scores)[N][4], const Pattern& pattern, u32 r
         }
 }
 
+// The same where sequences of `length` rows, a power of two, follow each other: hides what is of another sequence or
+// later.
+template <bool TURNED, int N>
+__device__ inline void hide_others(float (&scores)[N][4], u32 length, u32 row, u32 column) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            u32 r = row + lane / 4 + e / 2 * 8, c = column + 8 * n + lane % 4 * 2 + e % 2;
+            if ((r ^ c) >= length || (TURNED ? r > c : c > r)) scores[n][e] = -INFINITY;
+        }
+}
+
+// Where the log_sum of head `head` of row `i` lies, with rows of sequences of `length` that follow each other.
+__device__ inline u64 place(u32 i, u32 length, u32 heads, u32 head) {
+    return ((u64)(i / length) * heads + head) * length + i % length;
+}
+
 // Rounds 16 rows of a warp's sums, times a scale for each half of them, into shared memory.
 template <int SIZE>
 __device__ inline void put(Row<SIZE>* rows, const float (&sums)[SIZE / 8][4], float scale1, float scale2) {

@@ -20,6 +20,18 @@ __device__ inline Vector<T, N> fetch(const T* from) {
     return *(const Vector<T, N>*)from;
 }
 
+// The same for what will not be read again soon: it makes room in L2 first.
+template <class T, int N>
+__device__ inline Vector<T, N> fetch_once(const T* from) {
+#ifndef CAPFUL_STAND_IN
+    if constexpr (sizeof(Vector<T, N>) == 16) {
+        uint4 words = __ldcs((const uint4*)from);
+        return *(const Vector<T, N>*)&words;
+    }
+#endif
+    return fetch<T, N>(from);
+}
+
 template <class T, int N>
 __device__ inline void unpack(float (&to)[N], const Vector<T, N>& from) {
 #pragma unroll
@@ -51,9 +63,35 @@ __device__ inline void write(bf16* to, const float (&from)[N]) {
     }
 }
 
+// Keeps the compiler from holding what it made of `vector` before.
+template <class T, int N>
+__device__ inline void opaque(Vector<T, N>& vector) {
+#ifndef CAPFUL_STAND_IN
+    if constexpr (sizeof vector == 16) {
+        uint4& words = *(uint4*)&vector;
+        asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+    }
+#endif
+}
+
+// Writes what will not be read again soon.
+template <int N, class T>
+__device__ inline void write_once(T* to, const float (&from)[N]) {
+#ifndef CAPFUL_STAND_IN
+    if constexpr (N * sizeof(T) == 16) {
+        alignas(16) T values[N];
+        write(values, from);
+        __stcs((uint4*)to, *(const uint4*)values);
+        return;
+    }
+#endif
+    write(to, from);
+}
+
 // A row for `THREADS` threads, `N` neighbouring values each at a time: a thread's first HELD such vectors stay in
-// registers, all of which are asked for at once; further ones are read each time.
-template <class T, int N, int THREADS, int HELD>
+// registers, all of which are asked for at once; further ones are read each time. ONCE: those held, and what
+// each_back reads, leave L2 to the others.
+template <class T, int N, int THREADS, int HELD, bool ONCE = false>
 struct Row {
     const T* from;
     u32 first, columns;
@@ -61,8 +99,10 @@ struct Row {
 
     __device__ Row(const T* from, u32 columns, u32 thread) : from(from), first(thread * N), columns(columns) {
 #pragma unroll
-        for (int i = 0; i < HELD; i++)
-            if (first + i * THREADS * N < columns) held[i] = fetch<T, N>(from + first + i * THREADS * N);
+        for (int i = 0; i < HELD; i++) {
+            const T* at = from + first + i * THREADS * N;
+            if (first + i * THREADS * N < columns) held[i] = ONCE ? fetch_once<T, N>(at) : fetch<T, N>(at);
+        }
     }
 
     // Calls `visit(column, values)` for this thread's vectors in order.
@@ -79,6 +119,29 @@ struct Row {
 #pragma unroll 4
         for (u32 column = first + HELD * THREADS * N; column < columns; column += THREADS * N) {
             read(x, from + column);
+            visit(column, x);
+        }
+    }
+
+    // The same, of those that are not held the last ones first: L2 has what `each` read last.
+    template <class Visit>
+    __device__ void each_back(Visit visit) const {
+        float x[N];
+        u32 begin = first + HELD * THREADS * N;
+        u32 left = begin < columns ? (columns - begin + THREADS * N - 1) / (THREADS * N) : 0;
+#pragma unroll 4
+        for (; left > 0; left--) {
+            u32 column = begin + (left - 1) * THREADS * N;
+            unpack(x, ONCE ? fetch_once<T, N>(from + column) : fetch<T, N>(from + column));
+            visit(column, x);
+        }
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            u32 column = first + i * THREADS * N;
+            if (column >= columns) return;
+            Vector<T, N> own = held[i];
+            opaque(own);
+            unpack(x, own);
             visit(column, x);
         }
     }

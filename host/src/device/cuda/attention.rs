@@ -4,7 +4,7 @@ use capful_core::device::{OperationError, Run};
 use capful_core::ops::Attention;
 
 use super::device::{Cuda, blocks};
-use super::heads::{HeadsArgs, PatternArgs, TENSOR_TILE};
+use super::heads::{HeadsArgs, PatternArgs, TENSOR_TILE, packed_tile, span};
 
 /// Mirrors AttentionArgs.
 #[repr(C)]
@@ -17,6 +17,7 @@ struct AttentionArgs {
     scale: f32,
     heads: HeadsArgs,
     pattern: PatternArgs,
+    rows: u32,
 }
 
 impl Run<Attention> for Cuda {
@@ -31,8 +32,15 @@ impl Run<Attention> for Cuda {
             scale: o.heads.scale(),
             heads: HeadsArgs::new(&o.heads),
             pattern: PatternArgs::new(&o.pattern),
+            rows: o.qkv.rows(),
         };
         if let Some(padded) = self.tensors(dtype, o.heads.size, &o.pattern) {
+            if let Some(span) = span(seq_len, &o.pattern) {
+                let tiles = blocks(o.qkv.rows().into(), packed_tile(padded));
+                let kernel = format!("attention_packed_{padded}_{span}");
+                let threads = 2 * packed_tile(padded);
+                return self.launch("attention_tensor", &kernel, [tiles * o.heads.queries, 1, 1], threads, &arguments);
+            }
             let grid = [blocks(u64::from(seq_len), TENSOR_TILE), o.heads.queries, batch];
             let kernel = format!("attention_tensor_{padded}");
             return self.launch("attention_tensor", &kernel, grid, 128, &arguments);

@@ -4,7 +4,7 @@ use capful_core::device::{OperationError, Run};
 use capful_core::ops::AttentionGrad;
 
 use super::device::{Cuda, blocks};
-use super::heads::{HeadsArgs, PatternArgs, TENSOR_TILE};
+use super::heads::{HeadsArgs, PatternArgs, TENSOR_TILE, packed_tile, span};
 
 /// Mirrors AttentionGradArgs.
 #[repr(C)]
@@ -23,6 +23,7 @@ struct AttentionGradArgs {
     scale: f32,
     heads: HeadsArgs,
     pattern: PatternArgs,
+    rows: u32,
 }
 
 impl Run<AttentionGrad> for Cuda {
@@ -44,9 +45,16 @@ impl Run<AttentionGrad> for Cuda {
             scale: o.heads.scale(),
             heads: HeadsArgs::new(&o.heads),
             pattern: PatternArgs::new(&o.pattern),
+            rows: o.qkv.rows(),
         };
         let sides = [("queries", o.heads.queries), ("keys", o.heads.keys)];
         if let Some(padded) = self.tensors(dtype, o.heads.size, &o.pattern) {
+            if let Some(span) = span(seq_len, &o.pattern) {
+                let tiles = blocks(o.qkv.rows().into(), packed_tile(padded));
+                let kernel = format!("attention_grad_packed_{padded}_{span}");
+                let (grid, threads) = ([tiles * o.heads.keys, 1, 1], 2 * packed_tile(padded));
+                return self.launch("attention_grad_tensor", &kernel, grid, threads, &arguments);
+            }
             let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
             for (side, heads) in sides {
                 let kernel = format!("attention_grad_{side}_tensor_{padded}");

@@ -4,7 +4,6 @@ use capful_core::device::{OperationError, Run};
 use capful_core::ops::HeadLoss;
 
 use super::device::{Cuda, width};
-use super::error::CudaError;
 use super::product::{Case, Product};
 
 /// Mirrors HeadLossArgs.
@@ -16,6 +15,7 @@ struct HeadLossArgs {
     losses: u64,
     settings: u64,
     vocabulary: u32,
+    ids: u32,
     gradient: u32,
     wide: u32,
 }
@@ -31,15 +31,17 @@ struct LossSumArgs {
     add: u32,
 }
 
+/// Bytes of a row of logits beyond which a multiprocessor works on one at a time: of two, what is not in registers would
+/// no longer fit the L2 of a large card.
+const LONG: u64 = 128 << 10;
+
 impl Run<HeadLoss> for Cuda {
     fn run(&mut self, o: HeadLoss) -> Result<(), OperationError> {
-        if o.ids != o.weight.rows() {
-            let why = "a padded vocabulary has no kernel yet";
-            return Err(self.fail(CudaError::Unsupported { operation: "head_loss", why }));
-        }
         let (rows, chunk) = (o.x.rows(), o.logits.rows());
         let flat = |r: capful_core::memory::Region| r.reshaped([1, 1, r.elements() as u32, 1]);
-        let kernel = format!("head_loss_{}", o.logits.dtype.name());
+        let long = u64::from(o.weight.rows()) * o.logits.dtype.size() > LONG;
+        let (way, threads) = if long { ("long", 1024) } else { ("short", 512) };
+        let kernel = format!("head_loss_{way}_{}", o.logits.dtype.name());
         for first in (0..rows).step_by(chunk as usize) {
             let count = chunk.min(rows - first);
             let (x, logits) = (o.x.slice_rows(first, count), o.logits.slice_rows(0, count));
@@ -51,10 +53,11 @@ impl Run<HeadLoss> for Cuda {
                 losses: self.address(flat(o.losses).slice_rows(first, count))?,
                 settings: self.address(o.settings)?,
                 vocabulary,
+                ids: o.ids,
                 gradient: o.gradient.is_some().into(),
                 wide: (width(logits.dtype, vocabulary.into(), &[address]) > 1).into(),
             };
-            self.launch("head_loss", &kernel, [count, 1, 1], 512, &arguments)?;
+            self.launch("head_loss", &kernel, [count, 1, 1], threads, &arguments)?;
             let Some(g) = o.gradient else { continue };
             let x_grad = g.x_grad.slice_rows(first, count);
             self.product(Product::new("head_loss", Case::Nn, logits, o.weight, x_grad))?;

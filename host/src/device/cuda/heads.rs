@@ -81,6 +81,22 @@ pub fn padded(size: u32) -> Option<(u32, u32, u32)> {
 /// Queries, or keys, of a block of the tensor-core kernels.
 pub const TENSOR_TILE: u32 = 64;
 
+/// Rows of a block of the tensor-core kernels for short sequences, with heads padded to this size.
+pub const fn packed_tile(padded: u32) -> u32 {
+    if padded > 64 { 32 } else { 64 }
+}
+
+/// The rows among which the keys of sixteen queries lie where several whole sequences share a tile: those that divide
+/// the smallest tile, and of which the pattern hides nothing.
+pub fn span(seq_len: u32, pattern: &Pattern) -> Option<u32> {
+    let seen = pattern.kind == Kind::Dense || seq_len <= pattern.block;
+    match seq_len {
+        1 | 2 | 4 | 8 | 16 if seen => Some(16),
+        32 if seen => Some(32),
+        _ => None,
+    }
+}
+
 impl Cuda {
     /// The size that the tensor-core kernels pad a head to, where they do this attention: in bf16, dense or with blocks
     /// of whole sixteens.

@@ -1,4 +1,4 @@
-//! LayerNorm.
+//! LayerNorm and RMSNorm.
 
 use capful_core::device::{OperationError, Run};
 use capful_core::ops::{Affine, Norm, NormKind};
@@ -22,12 +22,17 @@ struct NormArgs {
     eps: f32,
 }
 
+/// What the kernels of norms ask of biases.
+pub(super) const BIASES: &str = "LayerNorm has biases and RMSNorm none";
+
 impl Run<Norm> for Cuda {
     fn run(&mut self, o: Norm) -> Result<(), OperationError> {
         let affines = || [Some(o.first), o.second].into_iter().flatten();
-        if o.kind == NormKind::Rms || affines().any(|a| a.bias.is_none()) {
-            return Err(self.fail(CudaError::Unsupported { operation: "norm", why: "RMSNorm has no kernel yet" }));
-        }
+        let kind = match o.kind {
+            NormKind::Layer if affines().all(|a| a.bias.is_some()) => "layer",
+            NormKind::Rms if affines().all(|a| a.bias.is_none()) => "rms",
+            _ => return Err(self.fail(CudaError::Unsupported { operation: "norm", why: BIASES })),
+        };
         let bias = |a: Affine| a.bias.into_iter().chain([a.gain, a.out]);
         let dtype = self.dtype("norm", affines().flat_map(bias).chain([o.x]))?;
         let mut arguments = NormArgs {
@@ -51,6 +56,6 @@ impl Run<Norm> for Cuda {
         let addresses = [[x; 2], gain, bias, out];
         arguments.wide = (width(dtype, columns.into(), addresses.as_flattened()) > 1).into();
         let grid = [blocks(o.x.rows().into(), 4), 1, 1];
-        self.launch("norm", &format!("norm_{}", dtype.name()), grid, 128, &arguments)
+        self.launch("norm", &format!("norm_{kind}_{}", dtype.name()), grid, 128, &arguments)
     }
 }

@@ -1,4 +1,4 @@
-//! The gradient of LayerNorm.
+//! The gradient of LayerNorm and RMSNorm.
 
 use capful_core::device::{OperationError, Run};
 use capful_core::ops::{NormGrad, NormKind};
@@ -6,7 +6,8 @@ use capful_core::ops::{NormGrad, NormKind};
 use super::columns::FinishArgs;
 use super::device::{Cuda, blocks, width};
 use super::error::CudaError;
-use super::profile::{piece_bytes, pieces};
+use super::norm::BIASES;
+use super::profile::{norm_sums, piece_bytes, pieces};
 
 /// Mirrors NormGradArgs.
 #[repr(C)]
@@ -29,20 +30,22 @@ struct NormGradArgs {
 impl Run<NormGrad> for Cuda {
     fn run(&mut self, o: NormGrad) -> Result<(), OperationError> {
         let affines = || [Some(o.first), o.second].into_iter().flatten();
-        if o.kind == NormKind::Rms || affines().any(|a| a.bias_grad.is_none()) {
-            return Err(self.fail(CudaError::Unsupported { operation: "norm_grad", why: "RMSNorm has no kernel yet" }));
-        }
+        let kind = match o.kind {
+            NormKind::Layer if affines().all(|a| a.bias_grad.is_some()) => "layer",
+            NormKind::Rms if affines().all(|a| a.bias_grad.is_none()) => "rms",
+            _ => return Err(self.fail(CudaError::Unsupported { operation: "norm_grad", why: BIASES })),
+        };
         let types = affines().flat_map(|a| [a.gain, a.out_grad]).chain([o.x, o.x_grad]);
         let dtype = self.dtype("norm_grad", types)?;
         let (rows, columns, outputs) = (o.x.rows(), o.x.columns(), affines().count() as u32);
-        let (piece, count) = pieces(rows);
+        let (each, (piece, count)) = (norm_sums(o.kind), pieces(rows));
         let mut arguments = NormGradArgs {
             x: self.address(o.x)?,
             stats: self.address(o.stats)?,
             x_grad: self.address(o.x_grad)?,
             gain: [0; 2],
             out_grad: [0; 2],
-            partial: self.scratch_at(0, piece_bytes(rows, 2 * outputs, columns))?,
+            partial: self.scratch_at(0, piece_bytes(rows, each * outputs, columns))?,
             rows,
             columns,
             outputs,
@@ -54,26 +57,29 @@ impl Run<NormGrad> for Cuda {
             partial: arguments.partial,
             out: [0; 4],
             pieces: count,
-            sums: 2 * outputs,
+            sums: each * outputs,
             columns,
             accumulate: o.accumulate.into(),
         };
         for (i, affine) in affines().enumerate() {
             arguments.gain[i] = self.address(affine.gain)?;
             arguments.out_grad[i] = self.address(affine.out_grad)?;
-            finish.out[2 * i] = self.address(affine.gain_grad)?;
-            finish.out[2 * i + 1] = self.address_or_null(affine.bias_grad)?;
+            let sums = &mut finish.out[i * each as usize..];
+            sums[0] = self.address(affine.gain_grad)?;
+            if let Some(bias_grad) = affine.bias_grad {
+                sums[1] = self.address(bias_grad)?;
+            }
         }
         let NormGradArgs { x, x_grad, gain, out_grad, .. } = arguments;
         let width = width(dtype, columns.into(), [[x, x_grad], gain, out_grad].as_flattened());
         arguments.wide = (width > 1).into();
         let dtype = dtype.name();
         let grid = [blocks(columns.into(), 32 * width), count, 1];
-        self.launch("norm_grad", &format!("norm_grad_piece{outputs}_{dtype}"), grid, 256, &arguments)?;
+        self.launch("norm_grad", &format!("norm_grad_piece_{kind}{outputs}_{dtype}"), grid, 256, &arguments)?;
         self.finish_columns("norm_grad", "norm_grad_finish", &finish)?;
         self.launch(
             "norm_grad",
-            &format!("norm_grad{outputs}_{dtype}"),
+            &format!("norm_grad_{kind}{outputs}_{dtype}"),
             [blocks(rows.into(), 4), 1, 1],
             128,
             &arguments,

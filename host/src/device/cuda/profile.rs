@@ -4,7 +4,7 @@ use capful_core::device::{Profile, Scratch};
 use capful_core::memory::{Dtype, Role};
 use capful_core::ops::{
     AdamW, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadLoss, Linear, LinearGrad, Norm,
-    NormGrad, Quantise, Rescale, SquaredNorm, SwiGlu, SwiGluGrad,
+    NormGrad, NormKind, Quantise, Rescale, SquaredNorm, SwiGlu, SwiGluGrad,
 };
 
 /// How numbers are kept.
@@ -55,6 +55,14 @@ pub fn piece_bytes(rows: u32, sums: u32, columns: u32) -> u64 {
     4 * u64::from(pieces(rows).1) * u64::from(sums) * u64::from(columns)
 }
 
+/// Sums over rows that the gradient of one output of a norm takes: the gain's, and the bias's where there is one.
+pub const fn norm_sums(kind: NormKind) -> u32 {
+    match kind {
+        NormKind::Layer => 2,
+        NormKind::Rms => 1,
+    }
+}
+
 /// The scratch for sorting rows by their ids: counts of digits, then two lists of the rows.
 pub struct SortRoom {
     /// Bytes of the counts: 256 digits of every piece.
@@ -103,9 +111,13 @@ scratch! {
     Linear: |_| WORKSPACE;
     LinearGrad: |o| WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns()));
     Norm: |_| 0;
+<<<<<<< HEAD
     NormGrad: |o| piece_bytes(o.x.rows(), 2 * (1 + u32::from(o.second.is_some())), o.x.columns());
     Quantise: |_| 0;
     Rescale: |_| 0;
+=======
+    NormGrad: |o| piece_bytes(o.x.rows(), norm_sums(o.kind) * (1 + u32::from(o.second.is_some())), o.x.columns());
+>>>>>>> kernels
     SquaredNorm: |o| 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64);
     SwiGlu: |_| 0;
     SwiGluGrad: |_| 0;

@@ -229,6 +229,18 @@ impl Bench {
         self.agree_in(Precision::Bf16, 1e-2, &build);
     }
 
+    /// The operands, in the order they were laid, as the operation leaves them on the first card.
+    pub fn left<O: Operation>(&mut self, precision: Precision, build: &impl Fn(&mut Lay) -> O) -> Vec<Vec<f32>>
+    where
+        Cuda: Run<O>,
+    {
+        let mut lay = Lay::new(if precision == Precision::F32 { Dtype::F32 } else { Dtype::Bf16 });
+        let operation = build(&mut lay);
+        let bytes = run(&mut self.cards[0], operation, &lay);
+        let values = |r: Region| decode(r.dtype, &bytes[r.offset as usize..r.end() as usize]);
+        lay.operands.iter().map(|o| values(o.region)).collect()
+    }
+
     /// As [`Bench::agree`], in one precision.
     pub fn agree_in<O: Operation>(&mut self, precision: Precision, tolerance: f64, build: &impl Fn(&mut Lay) -> O)
     where

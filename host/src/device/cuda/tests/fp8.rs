@@ -352,3 +352,58 @@ fn the_reference_learns_as_well_with_copies_in_8_bits() {
     learn_alike(&wide, &eighths, 0.05);
     assert!(saved.iter().flat_map(|(r, bytes)| decode(r.dtype, bytes)).all(f32::is_finite));
 }
+
+/// A card with the plan of a run in `precision`, and the plan.
+fn card(precision: Precision, stage: &Stage) -> (Cuda, Plan) {
+    let profile = CudaProfile { precision };
+    let draft = plan(&profile, 0, stage);
+    let mut meter = Meter::new(&profile, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
+    let mut all = || -> Result<(), OperationError> {
+        for products in [Kind::Wide, Kind::Warming, Kind::Quantised] {
+            MODEL.micro_batch(&mut meter, &draft.state, &draft.training, &Stage { products, ..*stage }, true)?;
+        }
+        MODEL.update(&mut meter, &draft.state, &OPTIMIZER)
+    };
+    all().expect("a plan");
+    let plan = plan(&profile, meter.scratch, stage);
+    (open_with(plan.bytes, plan.scratch, 0, Products::Library), plan)
+}
+
+fn on_card(precision: Precision, stage: &Stage, steps: u64, products: impl Fn(u64) -> Kind) -> (Vec<f32>, Saved) {
+    let (mut cuda, plan) = card(precision, stage);
+    train(&mut cuda, &plan, stage, (0, steps), None, products)
+}
+
+#[test]
+fn a_card_learns_as_well_in_fp8_as_in_bf16() {
+    if Bench::of_eighths().is_none() {
+        return;
+    }
+    let (wide, _) = on_card(Precision::Bf16, &STAGE, 40, |_| Kind::Wide);
+    let (eighths, _) = on_card(Precision::Fp8, &STAGE, 40, chosen);
+    assert_eq!(wide[..FILLS as usize], eighths[..FILLS as usize], "while the history fills nothing differs");
+    learn_alike(&wide, &eighths, 0.05);
+    // And as the Reference, whose numbers are wider.
+    let (expected, _) = on_reference(&SingleFp8, 40, chosen);
+    learn_alike(&expected, &eighths, 0.05);
+}
+
+#[test]
+fn steps_in_fp8_go_on_with_the_same_bits() {
+    if Bench::of_eighths().is_none() {
+        return;
+    }
+    let whole = on_card(Precision::Fp8, &STAGE, 20, chosen);
+    assert_eq!(on_card(Precision::Fp8, &STAGE, 20, chosen), whole, "twice");
+    for recompute in [Recompute::Cheap, Recompute::Full] {
+        let (losses, _) = on_card(Precision::Fp8, &Stage { recompute, ..STAGE }, 20, chosen);
+        assert_eq!(losses, whole.0, "{recompute:?}");
+    }
+    // Saved while the history fills, and when products read the copies.
+    for at in [7, 18] {
+        let (_, saved) = on_card(Precision::Fp8, &STAGE, at, chosen);
+        let (mut cuda, plan) = card(Precision::Fp8, &STAGE);
+        let (losses, left) = train(&mut cuda, &plan, &STAGE, (at, 20), Some(&saved), chosen);
+        assert!(losses == whole.0[at as usize..] && left == whole.1, "resumed after {at} steps");
+    }
+}

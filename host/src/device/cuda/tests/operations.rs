@@ -3,7 +3,7 @@
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
-    Heads, IGNORE, Kind, Norm, NormGrad, NormKind, Pattern, Rotary, SquaredNorm,
+    Heads, IGNORE, Kind, Norm, NormGrad, NormKind, Pattern, Rotary, SquaredNorm, SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
 
@@ -58,12 +58,32 @@ fn gelu() {
     }
 }
 
-fn affine(l: &mut Lay, rows: u32, d: u32) -> Affine {
-    let (gain, bias) = (l.normal([1, 1, 1, d], 1.0), Some(l.normal([1, 1, 1, d], 1.0)));
+#[test]
+fn swiglu_and_its_gradient() {
+    let mut bench = Bench::new();
+    for [rows, d] in [[1, 1], [3, 8], [130, 12], [7, 2056]].into_iter().chain(shapes(6, 5, [90, 300])) {
+        bench.agree(|l| SwiGlu { gate_up: l.normal([1, 1, rows, 2 * d], 2.0), out: l.poison([1, 1, rows, d]) });
+        bench.agree(|l| SwiGluGrad {
+            gate_up: l.normal([1, 1, rows, 2 * d], 2.0),
+            out_grad: l.normal([1, 1, rows, d], 1.0),
+        });
+    }
+}
+
+#[test]
+fn swiglu_far_out_is_a_number() {
+    let mut bench = Bench::new();
+    bench.agree(|l| SwiGlu { gate_up: l.normal([1, 1, 9, 48], 60.0), out: l.poison([1, 1, 9, 24]) });
+    bench.agree(|l| SwiGluGrad { gate_up: l.normal([1, 1, 9, 48], 60.0), out_grad: l.normal([1, 1, 9, 24], 1.0) });
+}
+
+fn affine(l: &mut Lay, rows: u32, d: u32, kind: NormKind) -> Affine {
+    let gain = l.normal([1, 1, 1, d], 1.0);
+    let bias = (kind == NormKind::Layer).then(|| l.normal([1, 1, 1, d], 1.0));
     Affine { gain, bias, out: l.poison([1, 1, rows, d]) }
 }
 
-fn affine_grad(l: &mut Lay, rows: u32, d: u32, accumulate: bool) -> AffineGrad {
+fn affine_grad(l: &mut Lay, rows: u32, d: u32, kind: NormKind, accumulate: bool) -> AffineGrad {
     let sum = |l: &mut Lay| match accumulate {
         true => l.exact([1, 1, 1, d], 1.0),
         false => l.poison_exact([1, 1, 1, d]),
@@ -72,31 +92,33 @@ fn affine_grad(l: &mut Lay, rows: u32, d: u32, accumulate: bool) -> AffineGrad {
         gain: l.normal([1, 1, 1, d], 1.0),
         out_grad: l.normal([1, 1, rows, d], 1.0),
         gain_grad: sum(l),
-        bias_grad: Some(sum(l)),
+        bias_grad: (kind == NormKind::Layer).then(|| sum(l)),
     }
 }
 
 #[test]
 fn norm_and_its_gradient() {
     let mut bench = Bench::new();
-    for [rows, d] in [[1, 2], [257, 31], [65, 512], [9, 1304], [6, 1030]].into_iter().chain(shapes(3, 4, [300, 300])) {
-        for two in [false, true] {
+    for [rows, d] in
+        [[1, 2], [257, 31], [65, 512], [70, 768], [9, 1304], [6, 1030]].into_iter().chain(shapes(3, 4, [300, 300]))
+    {
+        for (kind, two) in [NormKind::Layer, NormKind::Rms].into_iter().flat_map(|k| [(k, false), (k, true)]) {
             bench.agree(|l| Norm {
-                kind: NormKind::Layer,
+                kind,
                 x: l.normal([1, 1, rows, d], 3.0),
                 eps: 1e-5,
-                stats: l.poison_exact([1, 1, rows, 2]),
-                first: affine(l, rows, d),
-                second: two.then(|| affine(l, rows, d)),
+                stats: l.poison_exact([1, 1, rows, kind.stats()]),
+                first: affine(l, rows, d, kind),
+                second: two.then(|| affine(l, rows, d, kind)),
             });
-            let stats = |rows: u32| (0..2 * rows).map(|i| if i % 2 == 0 { 0.1 } else { 0.4 }).collect();
+            let stats = |i: u32| if kind == NormKind::Layer && i % 2 == 0 { 0.1 } else { 0.3 + 0.01 * (i % 7) as f32 };
             bench.agree(|l| NormGrad {
-                kind: NormKind::Layer,
+                kind,
                 x: l.normal([1, 1, rows, d], 3.0),
-                stats: l.values([1, 1, rows, 2], stats(rows)),
+                stats: l.values([1, 1, rows, kind.stats()], (0..kind.stats() * rows).map(stats).collect()),
                 x_grad: if two { l.normal([1, 1, rows, d], 1.0) } else { l.poison([1, 1, rows, d]) },
-                first: affine_grad(l, rows, d, two),
-                second: two.then(|| affine_grad(l, rows, d, two)),
+                first: affine_grad(l, rows, d, kind, two),
+                second: two.then(|| affine_grad(l, rows, d, kind, two)),
                 add: two,
                 accumulate: two,
             });
@@ -141,9 +163,29 @@ fn tiled_attentions() -> Vec<(Heads, u32, u32, Pattern)> {
     cases
 }
 
-fn rotary(l: &mut Lay, heads: Heads, positions: u32) -> Rotary {
+/// Short sequences, several to a tile: tiles that are full, not full, and the only one.
+fn packed_attentions() -> Vec<(Heads, u32, u32, Pattern)> {
+    let local = |block| Pattern { kind: Kind::Local, block, window: 0, stride: 3 };
+    let grouped = Heads::grouped(6, 2, 64);
+    let mut cases = vec![
+        (Heads::grouped(12, 2, 64), 8, 8, Pattern::DENSE),
+        (Heads::interleaved(2, 24), 5, 1, Pattern::DENSE),
+        (Heads::interleaved(1, 12), 40, 2, local(16)),
+        (Heads::grouped(2, 1, 31), 19, 4, Pattern::DENSE),
+        (Heads::grouped(4, 2, 128), 9, 8, Pattern::DENSE),
+        (Heads::interleaved(2, 100), 3, 32, Pattern::DENSE),
+        (Heads::interleaved(2, 32), 3, 32, local(32)),
+        // The pattern hides a part: not packed.
+        (Heads::interleaved(2, 32), 3, 32, local(16)),
+    ];
+    cases.extend([(13, 8), (1, 8), (5, 16), (9, 16), (3, 32), (4, 32)].map(|(b, t)| (grouped, b, t, Pattern::DENSE)));
+    cases
+}
+
+/// Everything turns where `all`, else half of each head.
+fn rotary(l: &mut Lay, heads: Heads, positions: u32, all: bool) -> Rotary {
     // At least one pair where the head has two elements; else angles of zero dims.
-    let pairs = heads.size / 4;
+    let pairs = if all { heads.size / 2 } else { heads.size / 4 };
     let mut angles = Vec::new();
     for (position, pair) in (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j))) {
         angles.extend(Rotary::angle(100.0, 2 * pairs, position, pair));
@@ -172,7 +214,7 @@ fn attention_grad(l: &mut Lay, (heads, batch, t, pattern): (Heads, u32, u32, Pat
         qkv_grad: l.poison([1, batch, t, width]),
         heads,
         pattern,
-        rotary: rotary(l, heads, t),
+        rotary: rotary(l, heads, t, heads.size == 64),
     }
 }
 
@@ -188,7 +230,7 @@ fn attention_and_its_gradient() {
 #[test]
 fn attention_and_its_gradient_in_tiles_of_bf16() {
     let mut bench = Bench::of_attention();
-    for case in tiled_attentions() {
+    for case in tiled_attentions().into_iter().chain(packed_attentions()) {
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
     }
@@ -204,7 +246,7 @@ fn cached_attention() {
                 cache: l.normal([1, 2, t, heads.keys * heads.size], 1.0),
                 cursor: l.ids(vec![cursor]),
                 out: l.poison([1, 1, 1, heads.out_width()]),
-                rotary: rotary(l, heads, t),
+                rotary: rotary(l, heads, t, t % 2 == 0),
                 pattern,
             });
         }
@@ -215,42 +257,83 @@ fn control(l: &mut Lay) -> [Region; 2] {
     [l.values([1, 1, 1, 5], vec![0.01, 0.2, 0.1, 1.5, 0.125]), l.values([1, 1, 1, 2], vec![0.5, 9.0])]
 }
 
+struct Head {
+    /// Rows, width, rows of the weight, of which ids, rows of a chunk.
+    shape: [u32; 5],
+    gradient: bool,
+    again: bool,
+}
+
+fn head_loss(l: &mut Lay, Head { shape: [rows, d, vocabulary, own, chunk], gradient, again }: Head) -> HeadLoss {
+    let mut targets = ids(rows, own);
+    targets[rows as usize / 2] = IGNORE;
+    let [settings, results] = control(l);
+    let weight_grad = |l: &mut Lay| match again {
+        true => l.exact([1, 1, vocabulary, d], 1.0),
+        false => l.poison_exact([1, 1, vocabulary, d]),
+    };
+    HeadLoss {
+        x: l.normal([1, 1, rows, d], 1.0),
+        weight: l.normal([1, 1, vocabulary, d], 0.3),
+        ids: own,
+        targets: l.ids(targets),
+        // An evaluation's logits are f32 in every precision.
+        logits: l.left([1, 1, chunk, vocabulary], (!gradient).then_some(Dtype::F32)),
+        losses: l.poison_exact([1, 1, 1, rows]),
+        settings,
+        results,
+        add_loss: again,
+        gradient: gradient.then(|| HeadGrad {
+            x_grad: l.poison([1, 1, rows, d]),
+            weight_grad: weight_grad(l),
+            accumulate: again,
+        }),
+    }
+}
+
 #[test]
 fn head_loss_and_its_gradients() {
     let mut bench = Bench::new();
     for [rows, d, vocabulary, chunk] in
-        // The two large ones do not fit the registers of a block.
-        [[9, 16, 300, 4], [1, 1, 2, 1], [3, 8, 26_000, 2], [2, 4, 4001, 2]]
-            .into_iter()
-            .chain(shapes(4, 4, [60, 40, 700, 70]))
+        // 26,000 and 4,001 do not fit the registers of a block; the last two have one to themselves and do not either.
+        [
+            [9, 16, 300, 4],
+            [1, 1, 2, 1],
+            [3, 8, 26_000, 2],
+            [2, 4, 4001, 2],
+            [2, 1, 65_540, 2],
+            [3, 1, 66_000, 2],
+        ]
+        .into_iter()
+        .chain(shapes(4, 4, [60, 40, 700, 70]))
     {
-        let mut targets = ids(rows, vocabulary);
-        targets[rows as usize / 2] = IGNORE;
         for (gradient, again) in [(false, false), (true, false), (true, true)] {
-            bench.agree(|l| {
-                let [settings, results] = control(l);
-                let weight_grad = |l: &mut Lay| match again {
-                    true => l.exact([1, 1, vocabulary, d], 1.0),
-                    false => l.poison_exact([1, 1, vocabulary, d]),
-                };
-                HeadLoss {
-                    x: l.normal([1, 1, rows, d], 1.0),
-                    weight: l.normal([1, 1, vocabulary, d], 0.3),
-                    ids: vocabulary,
-                    targets: l.ids(targets.clone()),
-                    // An evaluation's logits are f32 in every precision.
-                    logits: l.left([1, 1, chunk, vocabulary], (!gradient).then_some(Dtype::F32)),
-                    losses: l.poison_exact([1, 1, 1, rows]),
-                    settings,
-                    results,
-                    add_loss: again,
-                    gradient: gradient.then(|| HeadGrad {
-                        x_grad: l.poison([1, 1, rows, d]),
-                        weight_grad: weight_grad(l),
-                        accumulate: again,
-                    }),
-                }
-            });
+            let shape = [rows, d, vocabulary, vocabulary, chunk];
+            bench.agree(|l| head_loss(l, Head { shape, gradient, again }));
+        }
+    }
+}
+
+#[test]
+fn a_padded_vocabulary() {
+    let mut bench = Bench::new();
+    for shape in [
+        [9, 16, 320, 261, 4],
+        [5, 3, 64, 3, 5],
+        [4, 8, 301, 170, 3],
+        [3, 8, 26_048, 17_003, 2],
+        [3, 2, 66_048, 50_005, 2],
+        [2, 2, 66_047, 50_000, 2],
+    ] {
+        let [_, d, vocabulary, ids, _] = shape.map(|n| n as usize);
+        for (gradient, again) in [(false, false), (true, false), (true, true)] {
+            bench.agree(|l| head_loss(l, Head { shape, gradient, again }));
+        }
+        for precision in [Precision::F32, Precision::Bf16] {
+            let left = bench.left(precision, &|l: &mut Lay| head_loss(l, Head { shape, gradient: true, again: false }));
+            let weight_grad = left.last().expect("operands");
+            assert_eq!(weight_grad.len(), vocabulary * d);
+            assert!(weight_grad[ids * d..].iter().all(|g| *g == 0.0), "{shape:?}: padding has a gradient");
         }
     }
 }
