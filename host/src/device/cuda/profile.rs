@@ -111,13 +111,9 @@ scratch! {
     Linear: |_| WORKSPACE;
     LinearGrad: |o| WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns()));
     Norm: |_| 0;
-<<<<<<< HEAD
-    NormGrad: |o| piece_bytes(o.x.rows(), 2 * (1 + u32::from(o.second.is_some())), o.x.columns());
+    NormGrad: |o| piece_bytes(o.x.rows(), norm_sums(o.kind) * (1 + u32::from(o.second.is_some())), o.x.columns());
     Quantise: |_| 0;
     Rescale: |_| 0;
-=======
-    NormGrad: |o| piece_bytes(o.x.rows(), norm_sums(o.kind) * (1 + u32::from(o.second.is_some())), o.x.columns());
->>>>>>> kernels
     SquaredNorm: |o| 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64);
     SwiGlu: |_| 0;
     SwiGluGrad: |_| 0;
