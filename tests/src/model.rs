@@ -127,7 +127,7 @@ impl<F: HostFamily + Copy> Model<F> {
             products: Products::Wide,
         };
         let evaluation = Stage { recompute: Recompute::None, ..stage };
-        let sections = Sections { training: Some(stage), evaluation: Some(evaluation), decoding: Some(stage.seq_len) };
+        let sections = Sections { training: vec![stage], evaluation: Some(evaluation), decoding: Some(stage.seq_len) };
         let family = config.family(seq_len);
         let rates = Rates { flops_per_s: 1e9, bytes_per_s: 1e9 };
         let laid = Laid::new(&family, profile, rates, &sections).expect("the step is sound");
@@ -197,7 +197,7 @@ impl<F: HostFamily + Copy> Model<F> {
 
     fn accumulate(&mut self, batches: &[Batch<'_>]) -> f64 {
         for (i, batch) in batches.iter().enumerate() {
-            self.session.micro_batch(batch.inputs, batch.targets, i == 0).expect("a micro-batch");
+            self.session.micro_batch(0, batch.inputs, batch.targets, i == 0).expect("a micro-batch");
         }
         let ticket = self.session.finish().expect("results are asked for");
         f64::from(self.session.results(ticket).expect("results")[results::LOSS])

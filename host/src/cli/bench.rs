@@ -22,6 +22,9 @@ pub struct Bench {
     /// Steps before the timed ones
     #[arg(long, value_name = "N", default_value_t = 2)]
     warm: u64,
+    /// The stage of the curriculum to time, counted from 1; the last if not given
+    #[arg(long, value_name = "N")]
+    stage: Option<usize>,
     /// One more step, operation by operation, with the roofline beside each
     #[arg(long)]
     profile: bool,
@@ -41,7 +44,10 @@ impl Bench {
                 timed.max(self.warm)
             )));
         }
-        let config = Config::resolve(written)?;
+        let mut config = Config::resolve(written)?;
+        if let Some(number) = self.stage.or(Some(config.stage.len()).filter(|&n| n > 0)) {
+            config = config.only(number)?;
+        }
         let profile = AnyProfile::of(&config)?;
         profile.require()?;
         with_family!(config, family => self.time(family, &config, &profile, timed))

@@ -36,7 +36,7 @@ impl Chat {
 
     fn talk<F: HostFamily>(&mut self, family: F, config: &Config) -> Result<(), Failure> {
         let context = config.context();
-        let sections = Sections { training: None, evaluation: None, decoding: Some(context) };
+        let sections = Sections { training: Vec::new(), evaluation: None, decoding: Some(context) };
         let Trained { mut session, tokenizer } = Trained::load(family, &self.trained.dir, config, &sections)?;
         say_warnings(&mut session);
         let mut generator = Generator::new(context, config.vocab_size(), self.sampling.seed);

@@ -39,7 +39,7 @@ impl Eval {
         let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
         let corpus = Corpus::reopen(&config, &from).map_err(request)?;
         let set = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
-        let sections = Sections { training: None, decoding: None, ..Sections::training(&config) };
+        let sections = Sections { training: Vec::new(), decoding: None, ..Sections::training(&config) };
         let Trained { mut session, .. } = Trained::load(family, &self.trained.dir, &config, &sections)?;
         say_warnings(&mut session);
         let stage = session.evaluation_stage().map_err(work)?;

@@ -38,7 +38,7 @@ impl Generate {
 
     fn with<F: HostFamily>(self, family: F, config: &Config, sampler: &Sampler) -> Result<(), Failure> {
         let context = config.context();
-        let sections = Sections { training: None, evaluation: None, decoding: Some(context) };
+        let sections = Sections { training: Vec::new(), evaluation: None, decoding: Some(context) };
         let Trained { mut session, tokenizer } = Trained::load(family, &self.trained.dir, config, &sections)?;
         say_warnings(&mut session);
         let mut prompt: Vec<u32> = tokenizer.bos().or(tokenizer.eos()).into_iter().collect();

@@ -39,7 +39,7 @@ impl Logits {
 
     fn with<F: HostFamily>(self, family: F, config: &Config, count: u32) -> Result<(), Failure> {
         let evaluation = Stage { batch: 1, seq_len: count, products: Products::Wide, ..config.stage() };
-        let sections = Sections { training: None, evaluation: Some(evaluation), decoding: None };
+        let sections = Sections { training: Vec::new(), evaluation: Some(evaluation), decoding: None };
         let Trained { mut session, .. } = Trained::load(family, &self.trained.dir, config, &sections)?;
         say_warnings(&mut session);
         session.evaluate(&self.ids, &vec![IGNORE; self.ids.len()]).map_err(work)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use capful_core::generate::Sampler;
+use capful_core::train::{Curriculum, Period};
 use serde_json::json;
 
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, work};
@@ -81,11 +82,13 @@ impl Train {
 fn count_epochs(config: &mut Config, corpus: &Corpus) -> Result<(), Failure> {
     let Some(epochs) = config.epochs else { return Ok(()) };
     let tokens = corpus.training_tokens().map_err(request)? * u64::from(epochs);
-    config.steps = tokens.saturating_sub(1) / config.tokens_per_step();
+    config.steps = 0;
+    let periods = config.periods();
+    config.steps = Curriculum::new(&periods).map_err(request)?.steps(tokens.saturating_sub(1));
     if config.steps == 0 {
         return Err(request(format!(
             "{tokens} tokens are less than one step of {}; lower --batch-size or --accumulate",
-            config.tokens_per_step()
+            periods[0].step_tokens()
         )));
     }
     config.warmup = config.warmup.max(config.steps / 100);
@@ -164,7 +167,8 @@ impl Job<'_> {
         if resume.is_none() {
             // The stream must hold a batch before a directory is made.
             let mut stream = corpus.training().map_err(request)?;
-            stream.require(u64::from(config.batch_size) * u64::from(config.seq_len) + 1).map_err(request)?;
+            let micro = config.periods().iter().map(Period::micro_tokens).max().unwrap_or(0);
+            stream.require(micro + 1).map_err(request)?;
             let mut written = serde_json::to_value(&plan).map_err(work)?;
             written["algorithms"] = json!(session.algorithms());
             let text = serde_json::to_string_pretty(&written).map_err(work)?;
@@ -182,7 +186,7 @@ impl Job<'_> {
         if !json {
             eprintln!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
         }
-        let progress = Progress::start(config.steps, json);
+        let progress = Progress::start(config.steps, &config.periods(), json);
         let ran = if json { trainer.run(&mut Lines, &progress) } else { trainer.run(&mut Silent, &progress) };
         drop(progress);
         let (outcome, mut session) = ran.map_err(|e| match e {

@@ -7,9 +7,10 @@ mod resolved;
 mod size;
 
 pub use preset::{Preset, presets};
-pub use raw::RawConfig;
+pub use raw::{RawConfig, RawStage};
 pub(crate) use resolved::with_family;
 pub use resolved::{
-    AnyFamily, Attention, Config, ConfigError, Device, ModelConfig, Precision, Recompute, Schedule, TokenizerChoice,
+    AnyFamily, Attention, Config, ConfigError, Device, ModelConfig, Precision, Recompute, Schedule, StageConfig,
+    TokenizerChoice,
 };
 pub use size::{ByteSize, human_bytes};

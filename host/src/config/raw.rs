@@ -6,6 +6,27 @@ use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
 
+/// A stage of a curriculum, as written: the table `[[stage]]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawStage {
+    /// Steps done when it begins.
+    pub from: u64,
+    /// Tokens of a sequence.
+    pub seq_len: u32,
+    /// Sequences of a micro-batch.
+    pub batch_size: u32,
+    /// Micro-batches of a step; 1 if not given.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub accumulate: Option<u32>,
+    /// Factor of the learning rate; 1 if not given.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub lr: Option<f64>,
+    /// The largest global norm of the gradient; the run's if not given.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub clip: Option<f32>,
+}
+
 /// What a user may write, on the command line or as keys of a configuration file (`-` becomes `_`).
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -154,28 +175,66 @@ pub struct RawConfig {
     #[arg(skip)]
     #[serde(skip_serializing_if = "toml::Table::is_empty")]
     pub model: toml::Table,
+    /// A curriculum: what a step is from some step on.
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stage: Vec<RawStage>,
 }
 
 impl RawConfig {
     /// Reads a configuration file.
     ///
     /// # Errors
-    /// A file that cannot be read, or a key that does not exist; the message names file, line and key.
+    /// A file that cannot be read, a key that does not exist, or one that contradicts the stages; the message names
+    /// file, key and, where it can, line.
     pub fn read(path: &Path) -> Result<RawConfig, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|e| ConfigError(format!("cannot read the configuration {}: {e}", path.display())))?;
-        toml::from_str(&text).map_err(|e: toml::de::Error| {
+        let raw: RawConfig = toml::from_str(&text).map_err(|e: toml::de::Error| {
             let line = e.span().map_or(0, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
             ConfigError(format!("{}: line {line}: {}", path.display(), e.message().replace('\n', " ")))
-        })
+        })?;
+        match raw.shape().filter(|_| !raw.stage.is_empty()) {
+            Some(key) => Err(ConfigError(format!(
+                "{}: {key} is given beside [[stage]], which decides it for each stage; leave one of them away",
+                path.display()
+            ))),
+            None => Ok(raw),
+        }
     }
 
-    /// What `over` says, and where it says nothing, what `self` says.
+    /// The first key that fixes the shape of every step.
+    fn shape(&self) -> Option<&'static str> {
+        let RawConfig { batch_size, seq_len, accumulate, .. } = self;
+        [("batch_size", batch_size), ("seq_len", seq_len), ("accumulate", accumulate)]
+            .into_iter()
+            .find_map(|(key, value)| value.is_some().then_some(key))
+    }
+
+    /// Without stages where `over` fixes the shape: the last stage's, as far as `over` says nothing.
+    fn without_stages(mut self, over: &RawConfig) -> RawConfig {
+        let last = if over.shape().is_some() { self.stage.last().cloned() } else { None };
+        if let Some(last) = last {
+            self.stage.clear();
+            self.batch_size = Some(last.batch_size);
+            self.seq_len = Some(last.seq_len);
+            self.accumulate = last.accumulate;
+        }
+        self
+    }
+
+    /// What `over` says, and where it says nothing, what `self` says. A shape or a clip of `over`'s is that of all
+    /// steps, stages of `self` or not.
     pub fn overlaid(self, over: RawConfig) -> RawConfig {
-        let mut model = self.model;
+        let from = self.without_stages(&over);
+        let mut stage = if over.stage.is_empty() { from.stage.clone() } else { over.stage.clone() };
+        if over.clip.is_some() && over.stage.is_empty() {
+            stage.iter_mut().for_each(|s| s.clip = None);
+        }
+        let mut model = from.model;
         model.extend(over.model);
         macro_rules! pick {
-            ($($field:ident),*) => { RawConfig { $($field: over.$field.or(self.$field),)* set: [self.set, over.set].concat(), model } };
+            ($($field:ident),*) => { RawConfig { $($field: over.$field.or(from.$field),)* set: [from.set, over.set].concat(), model, stage } };
         }
         pick!(
             preset,
@@ -227,6 +286,29 @@ mod tests {
         let merged = file.overlaid(flags);
         assert_eq!((merged.lr, merged.steps), (Some(0.2), Some(5)));
         assert_eq!(merged.model["layers"].as_integer(), Some(3));
+    }
+
+    #[test]
+    fn a_shape_or_a_clip_over_stages_is_that_of_all_steps() {
+        let stages = "[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 64\nclip = 0.5\n\
+                      [[stage]]\nfrom = 9\nseq_len = 32\nbatch_size = 16\naccumulate = 2";
+        let over = |flags: RawConfig| toml::from_str::<RawConfig>(stages).unwrap().overlaid(flags);
+        let kept = over(RawConfig { clip: Some(2.0), ..RawConfig::default() });
+        assert_eq!((kept.stage.len(), kept.stage[0].clip, kept.clip), (2, None, Some(2.0)));
+        let fixed = over(RawConfig { seq_len: Some(128), ..RawConfig::default() });
+        assert_eq!((fixed.seq_len, fixed.batch_size, fixed.accumulate), (Some(128), Some(16), Some(2)));
+        assert!(fixed.stage.is_empty());
+        let other = over(toml::from_str("[[stage]]\nfrom = 0\nseq_len = 4\nbatch_size = 2").unwrap());
+        assert_eq!((other.stage.len(), other.stage[0].seq_len), (1, 4));
+    }
+
+    #[test]
+    fn a_shape_beside_stages_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.toml");
+        std::fs::write(&path, "seq_len = 9\n[[stage]]\nfrom = 0\nseq_len = 4\nbatch_size = 2\n").unwrap();
+        let message = RawConfig::read(&path).unwrap_err().to_string();
+        assert!(message.contains("seq_len") && message.contains("[[stage]]"), "{message}");
     }
 
     #[test]

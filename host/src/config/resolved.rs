@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use capful_core::model::{self, ModelError, Optimizer, Products, Pythia, Stage, Yxanul};
 use capful_core::ops::{Kind, Pattern};
-use capful_core::train;
+use capful_core::train::{self, Curriculum, Period};
 
-use super::{ByteSize, Preset, RawConfig};
+use super::{ByteSize, Preset, RawConfig, RawStage};
 
 /// A wrong request: one line that says what was asked, what is there and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -191,11 +191,11 @@ pub struct Config {
     pub text_field: String,
     /// word, byte, bpe or a file.
     pub tokenizer: String,
-    /// Sequences of a micro-batch.
+    /// Sequences of a micro-batch; with stages those of the last.
     pub batch_size: u32,
-    /// Tokens of a sequence.
+    /// Tokens of a sequence; with stages those of the last.
     pub seq_len: u32,
-    /// Micro-batches of a step.
+    /// Micro-batches of a step; with stages those of the last.
     pub accumulate: u32,
     /// Steps of the run; where passes were asked for, they are counted before it starts.
     pub steps: u64,
@@ -252,6 +252,40 @@ pub struct Config {
     pub keep: u32,
     /// The model.
     pub model: ModelConfig,
+    /// The stages of a curriculum; empty where all steps are of one shape.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub stage: Vec<StageConfig>,
+}
+
+/// A stage of a curriculum.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageConfig {
+    /// Steps done when it begins.
+    pub from: u64,
+    /// Tokens of a sequence.
+    pub seq_len: u32,
+    /// Sequences of a micro-batch.
+    pub batch_size: u32,
+    /// Micro-batches of a step.
+    pub accumulate: u32,
+    /// Factor of the learning rate.
+    pub lr: f64,
+    /// The largest global norm; 0 for none.
+    pub clip: f32,
+}
+
+impl StageConfig {
+    fn resolve(raw: &RawStage, clip: f32) -> StageConfig {
+        let RawStage { from, seq_len, batch_size, accumulate, lr, clip: own } = *raw;
+        let (accumulate, lr, clip) = (accumulate.unwrap_or(1), lr.unwrap_or(1.0), own.unwrap_or(clip));
+        StageConfig { from, seq_len, batch_size, accumulate, lr, clip }
+    }
+
+    fn period(self) -> Period {
+        let StageConfig { from, seq_len, batch_size, accumulate, lr, clip } = self;
+        Period { from, batch: batch_size, seq_len, accumulate, rate: lr, clip }
+    }
 }
 
 fn error<T>(message: String) -> Result<T, ConfigError> {
@@ -290,22 +324,26 @@ impl Config {
         let device = raw.device.unwrap_or_else(|| if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned());
         // A card wants wide products; a processor's chunk stays in its caches.
         let chunk = if device.starts_with("cuda") { 4096 } else { 512 };
+        let clip = raw.clip.unwrap_or(1.0);
+        let stage: Vec<_> = raw.stage.iter().map(|stage| StageConfig::resolve(stage, clip)).collect();
+        // What is not of a stage, an evaluation, has the shape that training ends with.
+        let last = stage.last();
         let config = Config {
             preset: name,
             data: raw.data.unwrap_or_else(|| "tales".to_owned()),
             validation: raw.validation,
             text_field: raw.text_field.unwrap_or_else(|| "text".to_owned()),
             tokenizer,
-            batch_size: raw.batch_size.unwrap_or(8),
-            seq_len: raw.seq_len.unwrap_or(128),
-            accumulate: raw.accumulate.unwrap_or(1),
+            batch_size: last.map_or(raw.batch_size.unwrap_or(8), |s| s.batch_size),
+            seq_len: last.map_or(raw.seq_len.unwrap_or(128), |s| s.seq_len),
+            accumulate: last.map_or(raw.accumulate.unwrap_or(1), |s| s.accumulate),
             steps,
             epochs: raw.epochs,
             lr: raw.lr.unwrap_or(1e-3),
             schedule: raw.schedule.unwrap_or(Schedule::Cosine),
             warmup: raw.warmup.unwrap_or((steps / 100).max(1)),
             weight_decay: raw.weight_decay.unwrap_or(0.1),
-            clip: raw.clip.unwrap_or(1.0),
+            clip,
             beta1: raw.beta1.unwrap_or(0.9),
             beta2: raw.beta2.unwrap_or(0.95),
             seed: raw.seed.unwrap_or(0),
@@ -325,6 +363,7 @@ impl Config {
             save_every: raw.save_every.unwrap_or(0),
             keep: raw.keep.unwrap_or(2),
             model,
+            stage,
         };
         config.validate()?;
         Ok(config)
@@ -336,7 +375,9 @@ impl Config {
     /// The first thing that does not.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.device()?;
-        with_family!(self, family => family.validate_all(&self.stage()))?;
+        with_family!(self, family => model::Family::validate(&family))?;
+        self.validate_stages()?;
+        with_family!(self, family => model::Family::validate_stage(&family, &self.stage()))?;
         let positive = [
             ("accumulate", u64::from(self.accumulate)),
             ("threads", u64::from(self.threads)),
@@ -380,6 +421,27 @@ impl Config {
         {
             if !(x.is_finite() && x >= 0.0) {
                 return error(format!("--{name} {x} is no number of at least 0"));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_stages(&self) -> Result<(), ConfigError> {
+        if self.stage.is_empty() {
+            return Ok(());
+        }
+        Curriculum::new(&self.periods()).map_err(|e| ConfigError(format!("[[stage]]: {e}")))?;
+        for (i, stage) in self.stage.iter().enumerate() {
+            let of = |what: &dyn std::fmt::Display| ConfigError(format!("[[stage]] {}: {what}", i + 1));
+            let shape = self.shaped(stage.batch_size, stage.seq_len);
+            with_family!(self, family => model::Family::validate_stage(&family, &shape)).map_err(|e| of(&e))?;
+            if stage.accumulate == 0 {
+                return Err(of(&"accumulate is 0; it must be at least 1"));
+            }
+            for (name, x) in [("lr", stage.lr), ("clip", f64::from(stage.clip))] {
+                if !(x.is_finite() && x >= 0.0) {
+                    return Err(of(&format!("{name} {x} is no number of at least 0")));
+                }
             }
         }
         Ok(())
@@ -495,11 +557,40 @@ impl Config {
         }
     }
 
-    /// The shape of a micro-batch.
+    /// The curriculum: a period a stage, or one for the whole run. Stages that begin after the run's last step are not
+    /// of it.
+    pub fn periods(&self) -> Vec<Period> {
+        let Config { batch_size: batch, seq_len, accumulate, clip, steps, .. } = *self;
+        if self.stage.is_empty() {
+            return vec![Period { from: 0, batch, seq_len, accumulate, rate: 1.0, clip }];
+        }
+        let reached = |stage: &&StageConfig| steps == 0 || stage.from == 0 || stage.from < steps;
+        self.stage.iter().filter(reached).map(|stage| stage.period()).collect()
+    }
+
+    /// The same run with the shape of stage `number`, counted from 1, for all steps.
+    ///
+    /// # Errors
+    /// There is no such stage.
+    pub fn only(mut self, number: usize) -> Result<Config, ConfigError> {
+        let Some(stage) = number.checked_sub(1).and_then(|i| self.stage.get(i)).copied() else {
+            return error(format!("there is no stage {number}; this configuration has {}", self.stage.len()));
+        };
+        (self.batch_size, self.seq_len, self.accumulate) = (stage.batch_size, stage.seq_len, stage.accumulate);
+        self.stage.clear();
+        Ok(self)
+    }
+
+    /// The shape of a micro-batch; with stages of the last.
     pub fn stage(&self) -> Stage {
+        self.shaped(self.batch_size, self.seq_len)
+    }
+
+    /// A micro-batch of this shape.
+    pub fn shaped(&self, batch: u32, seq_len: u32) -> Stage {
         Stage {
-            batch: self.batch_size,
-            seq_len: self.seq_len,
+            batch,
+            seq_len,
             chunk: self.chunk,
             recompute: match self.recompute {
                 Recompute::None => model::Recompute::None,
@@ -522,7 +613,7 @@ impl Config {
         Pattern { kind, block: self.block, window: self.window, stride: self.stride }
     }
 
-    /// Tokens of a step.
+    /// Tokens of a step; with stages of the last.
     pub fn tokens_per_step(&self) -> u64 {
         u64::from(self.batch_size) * u64::from(self.seq_len) * u64::from(self.accumulate)
     }
@@ -593,18 +684,6 @@ fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
         .map_err(|e: toml::de::Error| ConfigError(format!("[model]: {}", e.message().replace('\n', " "))))
 }
 
-/// Both checks of a family in one.
-trait ValidateAll {
-    fn validate_all(&self, stage: &Stage) -> Result<(), ModelError>;
-}
-
-impl<F: model::Family> ValidateAll for F {
-    fn validate_all(&self, stage: &Stage) -> Result<(), ModelError> {
-        self.validate()?;
-        self.validate_stage(stage)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -644,6 +723,23 @@ mod tests {
         assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
     }
 
+    /// Out of order.
+    const TWO_STAGES: &str =
+        "[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 2\n[[stage]]\nfrom = 0\nseq_len = 16\nbatch_size = 2";
+
+    #[test]
+    fn stages_that_the_run_does_not_reach_are_not_of_it() {
+        let stages = TWO_STAGES.replacen("from = 0\nseq_len = 16", "from = 7\nseq_len = 16", 1);
+        let resolve = |steps| Config::resolve(raw(&format!("steps = {steps}\nclip = 0.7\n{stages}"))).unwrap();
+        let [short, long] = [7, 8].map(resolve);
+        assert_eq!((short.periods().len(), long.periods().len()), (1, 2));
+        assert_eq!((long.seq_len, long.periods()[1].clip), (16, 0.7));
+        let text = toml::to_string(&long).unwrap();
+        assert_eq!(toml::from_str::<Config>(&text).unwrap(), long);
+        assert_eq!(long.clone().only(1).unwrap().seq_len, 8);
+        assert!(long.only(3).unwrap_err().to_string().contains("has 2"));
+    }
+
     #[test]
     fn wrong_requests_are_refused_in_one_line() {
         let cases = [
@@ -672,6 +768,11 @@ mod tests {
             ("preset = 'yxanul-tiny'\n[model]\ntied = false", "tied"),
             ("preset = 'yxanul-tiny'\n[model]\nrotary_pct = 0.5", "rotary_pct"),
             ("[model]\nfamily = 'gpt'", "gpt"),
+            ("[[stage]]\nfrom = 1\nseq_len = 8\nbatch_size = 2", "first stage"),
+            (TWO_STAGES, "stage 2"),
+            ("[[stage]]\nfrom = 0\nseq_len = 4096\nbatch_size = 2", "context"),
+            ("[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 2\naccumulate = 0", "accumulate"),
+            ("[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 2\nclip = -1.0", "clip"),
         ];
         for (text, expected) in cases {
             let message = Config::resolve(raw(text)).unwrap_err().to_string();

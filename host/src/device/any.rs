@@ -103,16 +103,35 @@ pub enum AnyDevice {
 /// A step whose operations depend on plan and stage only, so that a card records it once and replays it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sequence {
-    /// The first micro-batch of a step.
-    First,
-    /// A further one.
-    Further,
+    /// A micro-batch of a step.
+    MicroBatch {
+        /// The index of its stage.
+        stage: usize,
+        /// Whether it is the step's first.
+        first: bool,
+        /// Whether copies in 8 bits are made and not read yet.
+        warming: bool,
+    },
     /// The optimizer.
     Update,
     /// An evaluation of one batch.
     Evaluate,
     /// One more token.
     Decode,
+}
+
+impl Sequence {
+    /// The number that its recording is kept under.
+    fn key(self) -> u64 {
+        match self {
+            Sequence::Update => 0,
+            Sequence::Evaluate => 1,
+            Sequence::Decode => 2,
+            Sequence::MicroBatch { stage, first, warming } => {
+                4 + 4 * stage as u64 + 2 * u64::from(warming) + u64::from(first)
+            }
+        }
+    }
 }
 
 /// Results on their way out of a device: of the region they were asked from, where the device is main memory.
@@ -226,7 +245,7 @@ impl AnyDevice {
         sequence: Sequence,
         run: impl FnOnce(&mut AnyDevice) -> Result<(), OperationError>,
     ) -> Result<(), DeviceError> {
-        let key = sequence as u64;
+        let key = sequence.key();
         let Some(card) = self.card() else { return run(self).map_err(|e| self.explain(e)) };
         if card.tuning() {
             return run(self).map_err(|e| self.explain(e));

@@ -6,14 +6,14 @@ use crate::config::{Config, Recompute, human_bytes};
 /// One line: the flags of the first change that fits, gentlest first, or the least that is needed.
 pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan) -> String {
     let mut least = plan.arena_bytes + plan.outside_arena_bytes;
+    let most = config.periods().iter().map(|p| p.micro_tokens()).max().unwrap_or(1);
     for recompute in [config.recompute, Recompute::Cheap, Recompute::Full] {
-        let mut batch = config.batch_size;
-        while batch >= 1 {
+        let mut tokens = most;
+        while tokens >= 1 {
             let mut changed = config.clone();
             changed.recompute = recompute;
-            changed.batch_size = batch;
-            changed.accumulate = config.accumulate * config.batch_size.div_ceil(batch);
-            changed.chunk = config.chunk.min(batch * config.seq_len);
+            let smaller = smaller(&mut changed, tokens);
+            changed.chunk = config.chunk.min(u32::try_from(tokens).unwrap_or(u32::MAX));
             if let Ok(tried) = Plan::of(&changed, machine) {
                 let needed = tried.arena_bytes + tried.outside_arena_bytes;
                 if needed <= plan.budget_bytes {
@@ -21,7 +21,10 @@ pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan) -> String {
                 }
                 least = least.min(needed);
             }
-            batch /= 2;
+            if !smaller {
+                break;
+            }
+            tokens /= 2;
         }
     }
     format!(
@@ -30,17 +33,39 @@ pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan) -> String {
     )
 }
 
+/// Splits micro-batches of more than `tokens` tokens; whether more of that is possible.
+fn smaller(config: &mut Config, tokens: u64) -> bool {
+    let mut possible = false;
+    let mut split = |batch: &mut u32, accumulate: &mut u32, seq_len: u32| {
+        let whole = *batch;
+        let most = (tokens / u64::from(seq_len)).max(1);
+        while u64::from(*batch) > most {
+            *batch /= 2;
+        }
+        *accumulate = accumulate.saturating_mul(whole.div_ceil(*batch));
+        possible |= *batch > 1;
+    };
+    for stage in &mut config.stage {
+        split(&mut stage.batch_size, &mut stage.accumulate, stage.seq_len);
+    }
+    split(&mut config.batch_size, &mut config.accumulate, config.seq_len);
+    possible
+}
+
 fn flags(from: &Config, to: &Config) -> String {
     let mut flags = Vec::new();
     if from.recompute != to.recompute {
         let level = if to.recompute == Recompute::Cheap { "cheap" } else { "full" };
         flags.push(format!("--recompute {level}"));
     }
-    if from.batch_size != to.batch_size {
+    if from.stage.is_empty() && from.batch_size != to.batch_size {
         flags.push(format!("--batch-size {} --accumulate {}", to.batch_size, to.accumulate));
     }
     if from.chunk != to.chunk {
         flags.push(format!("--chunk {}", to.chunk));
     }
-    flags.join(" ")
+    for (i, (_, is)) in from.stage.iter().zip(&to.stage).enumerate().filter(|(_, (was, is))| was != is) {
+        flags.push(format!("in [[stage]] {} batch_size = {} and accumulate = {}", i + 1, is.batch_size, is.accumulate));
+    }
+    flags.join(", ").replace(", --", " --")
 }

@@ -1,8 +1,10 @@
 //! Laying a family's regions: what lasts first, then the sections that take turns in the rest.
 
+use std::cell::Cell;
+
 use capful_core::device::{Meter, OperationError, Rates};
 use capful_core::memory::{Dtype, Entry, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::{Family, Products, Recompute, Stage, Steps};
+use capful_core::model::{Family, Optimizer, Products, Recompute, Stage, Steps};
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError};
@@ -27,12 +29,15 @@ pub struct Line {
     pub bytes: u64,
     /// Bytes that alignment and padded rows add.
     pub padding: u64,
+    /// What it is laid for; nothing where it lasts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub section: Option<String>,
     #[serde(skip)]
     elements: u64,
 }
 
 impl Line {
-    fn new(entry: &Entry) -> Line {
+    fn new(entry: &Entry, section: Option<String>) -> Line {
         let slot = &entry.slot;
         Line {
             name: format!("{}{}", slot.prefix, slot.name),
@@ -43,6 +48,7 @@ impl Line {
             offset: entry.place.first.offset,
             bytes: entry.bytes,
             padding: entry.padding,
+            section,
             elements: slot.elements() * u64::from(slot.layers),
         }
     }
@@ -62,10 +68,10 @@ impl Line {
 }
 
 /// What takes turns in the part of the arena that does not last.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Sections {
-    /// Training steps.
-    pub training: Option<Stage>,
+    /// Training steps: a shape a stage of the curriculum.
+    pub training: Vec<Stage>,
     /// Evaluations, or logits.
     pub evaluation: Option<Stage>,
     /// Positions of token-by-token decoding.
@@ -75,10 +81,10 @@ pub struct Sections {
 impl Sections {
     /// Everything a training run does: steps, evaluations, a sample.
     pub fn training(config: &Config) -> Sections {
-        let stage = config.stage();
-        let evaluation = Stage { recompute: Recompute::None, products: Products::Wide, ..stage };
+        let evaluation = Stage { recompute: Recompute::None, products: Products::Wide, ..config.stage() };
         let decoding = Some(config.context().min(256));
-        Sections { training: Some(stage), evaluation: Some(evaluation), decoding }
+        let training = config.periods().iter().map(|p| config.shaped(p.batch, p.seq_len)).collect();
+        Sections { training, evaluation: Some(evaluation), decoding }
     }
 }
 
@@ -87,8 +93,8 @@ impl Sections {
 pub struct Laid<F: Family> {
     /// What lasts.
     pub state: F::State,
-    /// The training section.
-    pub training: Option<F::Training>,
+    /// The training sections, as the stages.
+    pub training: Vec<F::Training>,
     /// The evaluation section.
     pub evaluation: Option<F::Evaluation>,
     /// The decoding section.
@@ -105,14 +111,29 @@ pub struct Laid<F: Family> {
     pub overlays: Vec<Line>,
     /// Bytes of the arena.
     pub bytes: u64,
+    /// Bytes of an arena for each training section alone.
+    pub training_bytes: Vec<u64>,
 }
 
 /// The three kinds of section, so that they can be laid largest first.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Section {
-    Training(Stage),
+    /// Of the stage of this index.
+    Training(usize, Stage),
     Evaluation(Stage),
     Decoding(u32),
+}
+
+impl Section {
+    /// Its name where there are `stages` training sections.
+    fn name(&self, stages: usize) -> String {
+        match self {
+            Section::Training(..) if stages == 1 => "training".to_owned(),
+            Section::Training(index, _) => format!("stage {}", index + 1),
+            Section::Evaluation(_) => "evaluation".to_owned(),
+            Section::Decoding(_) => "decoding".to_owned(),
+        }
+    }
 }
 
 fn refused(error: OperationError) -> ConfigError {
@@ -128,46 +149,49 @@ impl<F: Family> Laid<F> {
     where
         for<'p> F: Steps<Meter<'p, AnyProfile>>,
     {
-        let training = sections.training.is_some();
+        let stages = sections.training.len();
         let mut wanted: Vec<Section> = Vec::new();
-        wanted.extend(sections.training.map(Section::Training));
+        wanted.extend(sections.training.iter().enumerate().map(|(i, stage)| Section::Training(i, *stage)));
         wanted.extend(sections.evaluation.map(Section::Evaluation));
         wanted.extend(sections.decoding.map(Section::Decoding));
         let size = |section: &Section| {
             let mut ignore = |_: &Entry| {};
             let mut layout = Layout::new(&mut ignore);
             match section {
-                Section::Training(stage) => drop(family.lay_training(stage, profile, &mut layout)),
+                Section::Training(_, stage) => drop(family.lay_training(stage, profile, &mut layout)),
                 Section::Evaluation(stage) => drop(family.lay_evaluation(stage, profile, &mut layout)),
                 Section::Decoding(context) => drop(family.lay_decoding(*context, profile, &mut layout)),
             }
             layout.high_water()
         };
+        let mut training_bytes: Vec<u64> = wanted[..stages].iter().map(size).collect();
         wanted.sort_by_key(|section| std::cmp::Reverse(size(section)));
 
-        let mut entries: Vec<Entry> = Vec::new();
-        let mut visit = |entry: &Entry| entries.push(*entry);
+        let (mut entries, under_way) = (Vec::<(Option<Section>, Entry)>::new(), Cell::new(None));
+        let mut visit = |entry: &Entry| entries.push((under_way.get(), *entry));
         let mut layout = Layout::new(&mut visit);
-        let state = family.lay_state(profile, training, &mut layout);
+        let state = family.lay_state(profile, stages > 0, &mut layout);
         let mark = layout.mark();
-        let (mut train, mut evaluate, mut decode) = (None, None, None);
+        let (mut train, mut evaluate, mut decode) = (Vec::new(), None, None);
         for section in &wanted {
             layout.rewind(mark);
+            under_way.set(Some(*section));
             match section {
-                Section::Training(stage) => train = Some(family.lay_training(stage, profile, &mut layout)),
+                Section::Training(i, stage) => train.push((*i, family.lay_training(stage, profile, &mut layout))),
                 Section::Evaluation(stage) => evaluate = Some(family.lay_evaluation(stage, profile, &mut layout)),
                 Section::Decoding(context) => decode = Some(family.lay_decoding(*context, profile, &mut layout)),
             }
         }
+        train.sort_by_key(|(i, _)| *i);
         // The scratch lies behind everything: its size is known once every section's step was measured.
         layout.rewind(layout.high_water());
         let (high, scratch) = (layout.high_water(), layout.mark());
         let mut laid = Laid {
             state,
-            training: train,
+            training: train.into_iter().map(|(_, training)| training).collect(),
             evaluation: evaluate,
             decoding: decode,
-            sections: *sections,
+            sections: sections.clone(),
             scratch: Region {
                 space: capful_core::memory::Space::Arena,
                 dtype: Dtype::F32,
@@ -178,24 +202,28 @@ impl<F: Family> Laid<F> {
             lines: Vec::new(),
             overlays: Vec::new(),
             bytes: high,
+            training_bytes: Vec::new(),
         };
         let wants = laid.scratch_bytes(family, profile, rates).map_err(refused)?;
         if wants > 0 {
-            let mut visit = |entry: &Entry| entries.push(*entry);
+            let mut visit = |entry: &Entry| entries.push((None, *entry));
             let mut layout = Layout::new(&mut visit);
             layout.rewind(high);
             let shape = [1, 1, 1, wants.div_ceil(4) as u32];
             laid.scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, shape)).first;
             laid.bytes = layout.high_water();
         }
+        training_bytes.iter_mut().for_each(|bytes| *bytes += mark + laid.bytes - high);
+        laid.training_bytes = training_bytes;
         let mut reached = 0;
-        for entry in &entries {
+        for (section, entry) in &entries {
             let end = entry.place.first.offset + entry.bytes + entry.padding;
+            let line = Line::new(entry, section.map(|s| s.name(stages)));
             if end > reached {
-                laid.lines.push(Line::new(entry));
+                laid.lines.push(line);
                 reached = end;
             } else {
-                laid.overlays.push(Line::new(entry));
+                laid.overlays.push(line);
             }
             if end <= mark {
                 laid.lasting.push(*entry);
@@ -209,11 +237,13 @@ impl<F: Family> Laid<F> {
         for<'p> F: Steps<Meter<'p, AnyProfile>>,
     {
         let mut meter = Meter::new(profile, rates);
-        if let (Some(training), Some(stage)) = (&self.training, &self.sections.training) {
+        for (training, stage) in self.training.iter().zip(&self.sections.training) {
             for first in [true, false] {
                 family.micro_batch(&mut meter, &self.state, training, stage, first)?;
             }
-            let optimizer = capful_core::model::Optimizer { beta1: 0.0, beta2: 0.0, eps: 0.0, decay: 0.0 };
+        }
+        if !self.training.is_empty() {
+            let optimizer = Optimizer { beta1: 0.0, beta2: 0.0, eps: 0.0, decay: 0.0 };
             family.update(&mut meter, &self.state, &optimizer)?;
         }
         if let (Some(evaluation), Some(stage)) = (&self.evaluation, &self.sections.evaluation) {
@@ -227,7 +257,7 @@ impl<F: Family> Laid<F> {
         Ok(meter.scratch)
     }
 
-    /// A whole training step on the meter.
+    /// A whole step of the stage of index `stage`, of `accumulate` micro-batches, on the meter.
     ///
     /// # Errors
     /// A step that its operations refuse.
@@ -236,18 +266,21 @@ impl<F: Family> Laid<F> {
         family: &F,
         profile: &'p AnyProfile,
         rates: Rates,
-        config: &Config,
+        optimizer: &Optimizer,
+        stage: usize,
+        accumulate: u32,
     ) -> Result<Meter<'p, AnyProfile>, ConfigError>
     where
         F: Steps<Meter<'p, AnyProfile>>,
     {
         let mut meter = Meter::new(profile, rates);
-        if let (Some(training), Some(stage)) = (&self.training, &self.sections.training) {
-            for micro in 0..config.accumulate {
-                family.micro_batch(&mut meter, &self.state, training, stage, micro == 0).map_err(refused)?;
-            }
-            family.update(&mut meter, &self.state, &config.optimizer()).map_err(refused)?;
+        let (Some(training), Some(stage)) = (self.training.get(stage), self.sections.training.get(stage)) else {
+            return Ok(meter);
+        };
+        for micro in 0..accumulate {
+            family.micro_batch(&mut meter, &self.state, training, stage, micro == 0).map_err(refused)?;
         }
+        family.update(&mut meter, &self.state, optimizer).map_err(refused)?;
         Ok(meter)
     }
 }

@@ -1,6 +1,7 @@
 //! What this machine offers and takes: speeds for the roofline, free memory, bytes outside the arena.
 
 use capful_core::device::Rates;
+use capful_core::train::Period;
 
 use super::{Card, Outside, card};
 use crate::config::{Config, ConfigError, Device};
@@ -77,7 +78,7 @@ impl Machine {
         if self.card_bytes.is_some() || config.device.starts_with("cuda") {
             return vec![line(CONTEXT, UNKNOWN_CONTEXT)];
         }
-        let batch = 8 * u64::from(config.batch_size) * u64::from(config.seq_len);
+        let batch = 8 * config.periods().iter().map(Period::micro_tokens).max().unwrap_or(0);
         vec![
             line("the program itself", self.program + HEAP),
             line("the reader's batches", LOADER_SLOTS * batch + (1 << 20)),

@@ -17,6 +17,7 @@ pub use sweep::Row;
 use capful_core::device::Meter;
 use capful_core::memory::{Budget, Role};
 use capful_core::model::{Family, Steps};
+use capful_core::train::Period;
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError, human_bytes, with_family};
@@ -31,7 +32,34 @@ pub struct Outside {
     pub bytes: u64,
 }
 
-/// What will run, in numbers.
+/// A stage of the curriculum, in numbers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StagePlan {
+    /// Steps done when it begins.
+    pub from: u64,
+    /// Tokens of a sequence.
+    pub seq_len: u32,
+    /// Sequences of a micro-batch.
+    pub batch_size: u32,
+    /// Micro-batches of a step.
+    pub accumulate: u32,
+    /// Tokens of a step.
+    pub tokens_per_step: u64,
+    /// Training on one token by the field's convention (see [`Family::flops_per_token`]).
+    pub flops_per_token: u64,
+    /// Floating-point operations of a whole step as it is written, recomputation included.
+    pub flops_per_step: u64,
+    /// Operand bytes of a whole step, each once an operation.
+    pub bytes_per_step: u64,
+    /// Operations of a whole step.
+    pub operations_per_step: u64,
+    /// Seconds of a step on the machine's roofline.
+    pub roofline_seconds: f64,
+    /// What the arena would be for this stage alone.
+    pub arena_bytes: u64,
+}
+
+/// What will run, in numbers. What is said of a step is of the last stage.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
     /// Parameters of the model, exactly.
@@ -48,6 +76,8 @@ pub struct Plan {
     pub roofline_seconds: f64,
     /// Tokens of a step.
     pub tokens_per_step: u64,
+    /// Every stage; one where all steps are of one shape.
+    pub stages: Vec<StagePlan>,
     /// The one allocation.
     pub arena_bytes: u64,
     /// Physical regions: bytes and paddings add up to `arena_bytes`.
@@ -66,6 +96,38 @@ pub struct Plan {
     pub fits: bool,
 }
 
+/// Every stage of what was laid.
+fn stages<F>(
+    family: &F,
+    config: &Config,
+    machine: &Machine,
+    profile: &AnyProfile,
+    laid: &Laid<F>,
+) -> Result<Vec<StagePlan>, ConfigError>
+where
+    F: Family,
+    for<'p> F: Steps<Meter<'p, AnyProfile>>,
+{
+    let optimizer = config.optimizer();
+    let stage = |(i, period): (usize, &Period)| {
+        let meter = laid.measure(family, profile, machine.rates, &optimizer, i, period.accumulate)?;
+        Ok(StagePlan {
+            from: period.from,
+            seq_len: period.seq_len,
+            batch_size: period.batch,
+            accumulate: period.accumulate,
+            tokens_per_step: period.step_tokens(),
+            flops_per_token: family.flops_per_token(period.seq_len),
+            flops_per_step: meter.flops,
+            bytes_per_step: meter.bytes,
+            operations_per_step: meter.operations,
+            roofline_seconds: meter.seconds,
+            arena_bytes: laid.training_bytes.get(i).copied().unwrap_or(laid.bytes),
+        })
+    };
+    config.periods().iter().enumerate().map(stage).collect()
+}
+
 impl Plan {
     /// Plans the run that `config` describes.
     ///
@@ -78,19 +140,21 @@ impl Plan {
     {
         let profile = AnyProfile::of(config)?;
         let laid = Laid::new(family, &profile, machine.rates, &Sections::training(config))?;
-        let meter = laid.measure(family, &profile, machine.rates, config)?;
+        let stages = stages(family, config, machine, &profile, &laid)?;
+        let Some(last) = stages.last() else { return Err(ConfigError("a run has at least one stage".to_owned())) };
         let outside = machine.outside(config);
         let outside_bytes = outside.iter().map(|o| o.bytes).sum();
         let (budget_bytes, budget_from) = machine.budget(config)?;
         let fits = Budget { bytes: budget_bytes }.check(laid.bytes, outside_bytes).is_ok();
         let plan = Plan {
             params: laid.lines.iter().filter(|l| l.role == Role::Weight.name()).map(Line::elements).sum(),
-            flops_per_token: family.flops_per_token(config.seq_len),
-            flops_per_step: meter.flops,
-            bytes_per_step: meter.bytes,
-            operations_per_step: meter.operations,
-            roofline_seconds: meter.seconds,
-            tokens_per_step: config.tokens_per_step(),
+            flops_per_token: last.flops_per_token,
+            flops_per_step: last.flops_per_step,
+            bytes_per_step: last.bytes_per_step,
+            operations_per_step: last.operations_per_step,
+            roofline_seconds: last.roofline_seconds,
+            tokens_per_step: last.tokens_per_step,
+            stages,
             arena_bytes: laid.bytes,
             regions: laid.lines.clone(),
             overlays: laid.overlays.clone(),
@@ -121,7 +185,8 @@ impl Plan {
         }
         let needed = self.arena_bytes + self.outside_arena_bytes;
         Err(ConfigError(format!(
-            "this run needs {} ({} in the arena, {} outside it), {} more than the {} of {}; {}",
+            "{} needs {} ({} in the arena, {} outside it), {} more than the {} of {}; {}",
+            self.what_does_not_fit(),
             human_bytes(needed),
             human_bytes(self.arena_bytes),
             human_bytes(self.outside_arena_bytes),
@@ -132,7 +197,22 @@ impl Plan {
         )))
     }
 
-    /// The ledger as a table for people.
+    /// The run, and of a curriculum the stages that do not fit even alone.
+    fn what_does_not_fit(&self) -> String {
+        let room = self.budget_bytes.saturating_sub(self.outside_arena_bytes);
+        let large = |stage: &&StagePlan| stage.arena_bytes > room;
+        let named = self.stages.iter().enumerate().filter(|(_, stage)| large(stage)).map(|(i, stage)| {
+            format!("stage {} (from step {}: {} × {} tokens)", i + 1, stage.from, stage.batch_size, stage.seq_len)
+        });
+        let named: Vec<_> = named.collect();
+        match named.len() {
+            0 => "this run".to_owned(),
+            n if n == self.stages.len() => if n == 1 { "this run" } else { "no stage of this run fits: it" }.to_owned(),
+            _ => format!("this run does not fit in {}: it", named.join(", ")),
+        }
+    }
+
+    /// The ledger as a table for people. Of stages that share the largest one's bytes only the sum is shown.
     pub fn table(&self) -> String {
         let mut out = String::new();
         let mut row = |name: &str, what: &str, bytes: u64, padding: u64| {
@@ -142,7 +222,8 @@ impl Plan {
         for line in &self.regions {
             row(&line.name, &line.describe(), line.bytes, line.padding);
         }
-        for line in &self.overlays {
+        let of_stage = |line: &&Line| line.section.as_ref().is_some_and(|s| s.starts_with("stage "));
+        for line in self.overlays.iter().filter(|line| !of_stage(line)) {
             row(&format!("({})", line.name), &line.describe(), 0, 0);
         }
         let out = out.replacen(&format!("{:>14} {:>8}", 0, 0), &format!("{:>14} {:>8}", "bytes", "padding"), 1);
@@ -150,6 +231,16 @@ impl Plan {
         let mut total = |name: &str, bytes: u64| {
             out.push_str(&format!("  {name:<85} {bytes:>14}   {}\n", human_bytes(bytes)));
         };
+        for (i, stage) in self.stages.iter().enumerate().filter(|_| self.stages.len() > 1) {
+            let StagePlan { from, seq_len, batch_size, accumulate, .. } = stage;
+            let times = if *accumulate > 1 { format!(" × {accumulate}") } else { String::new() };
+            let ms = stage.roofline_seconds * 1e3;
+            let name = format!(
+                "stage {} from step {from}: {batch_size} × {seq_len}{times} tokens, at best {ms:.1} ms a step",
+                i + 1
+            );
+            total(&name, stage.arena_bytes);
+        }
         total("arena", self.arena_bytes);
         for o in &self.outside {
             total(&o.name, o.bytes);

@@ -36,7 +36,7 @@ fn row(config: &Config, machine: &Machine, seq_len: u32) -> Result<Row, ConfigEr
     let from = levels.iter().position(|(level, _)| *level == config.recompute).unwrap_or(0);
     for &(recompute, name) in &levels[from..] {
         let fits = |batch_size: u32| -> Result<Option<u64>, ConfigError> {
-            let tried = Config { seq_len, batch_size, recompute, ..config.clone() };
+            let tried = Config { seq_len, batch_size, recompute, stage: Vec::new(), ..config.clone() };
             if tried.validate().is_err() {
                 return Ok(None);
             }

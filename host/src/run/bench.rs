@@ -92,6 +92,7 @@ impl<'a, F: HostFamily> Bench<'a, F> {
     /// # Errors
     /// A lost device.
     pub fn new(session: &'a mut Session<F>, config: &'a Config) -> Result<Self, DeviceError> {
+        session.assume_history();
         let tokens = config.stage().tokens() as usize;
         let random = Random::new(config.seed, stream("bench"));
         let ids: Vec<u32> =
@@ -108,7 +109,7 @@ impl<'a, F: HostFamily> Bench<'a, F> {
     fn step(&mut self) -> Result<Ticket, DeviceError> {
         self.session.begin(self.settings)?;
         for micro in 0..self.config.accumulate {
-            self.session.micro_batch(&self.ids, &self.targets, micro == 0)?;
+            self.session.micro_batch(0, &self.ids, &self.targets, micro == 0)?;
         }
         self.session.update(&self.config.optimizer())?;
         self.session.finish()
@@ -162,7 +163,9 @@ impl<'a, F: HostFamily> Bench<'a, F> {
         let Session { family, laid, device, .. } = &mut *self.session;
         let mut profiler = Profiler { device, shares: Vec::new() };
         let mut run = || -> Result<(), OperationError> {
-            let (Some(training), Some(stage)) = (&laid.training, &laid.sections.training) else { return Ok(()) };
+            let (Some(training), Some(stage)) = (laid.training.first(), laid.sections.training.first()) else {
+                return Ok(());
+            };
             for micro in 0..self.config.accumulate {
                 family.micro_batch(&mut profiler, &laid.state, training, stage, micro == 0)?;
             }

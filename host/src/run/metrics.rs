@@ -16,6 +16,8 @@ use super::tensorboard;
 pub struct StepMetrics {
     /// Steps done.
     pub step: u64,
+    /// The stage of the curriculum that the step was of, counted from 1.
+    pub stage: usize,
     /// Training loss, nats a token.
     pub loss: f64,
     /// Learning rate.
@@ -46,11 +48,11 @@ impl StepMetrics {
     /// The line of JSON, with its end.
     pub fn json(&self) -> Line {
         let mut line = Line::new();
-        let Self { step, loss, lr, norm, tokens, speed: Speed { tokens_per_s, cpu, gpu } } = self;
+        let Self { step, stage, loss, lr, norm, tokens, speed: Speed { tokens_per_s, cpu, gpu } } = self;
         // A number that is not finite is no JSON; such a run stops anyway.
         let _ = write!(
             line,
-            "{{\"step\":{step},\"loss\":{loss:.6},\"lr\":{lr:.6e},\"norm\":{norm:.5},\"tokens\":{tokens},\"tokens_per_s\":{tokens_per_s:.1}"
+            "{{\"step\":{step},\"stage\":{stage},\"loss\":{loss:.6},\"lr\":{lr:.6e},\"norm\":{norm:.5},\"tokens\":{tokens},\"tokens_per_s\":{tokens_per_s:.1}"
         );
         for (name, share) in [("cpu", cpu), ("gpu", gpu)] {
             if let Some(share) = share {

@@ -1,10 +1,11 @@
 //! A progress bar, drawn by a thread of its own from a few numbers that the run leaves for it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use capful_core::train::Period;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::allocations::{self, Activity};
@@ -13,6 +14,7 @@ use crate::allocations::{self, Activity};
 #[derive(Debug, Default)]
 struct Shared {
     step: AtomicU64,
+    stage: AtomicUsize,
     loss: AtomicU64,
     val_loss: AtomicU64,
     tokens_per_s: AtomicU64,
@@ -27,8 +29,10 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Starts a bar of `steps` on standard error, or nothing where `quiet`.
-    pub fn start(steps: u64, quiet: bool) -> Progress {
+    /// Starts a bar of `steps` on standard error, or nothing where `quiet`. Where there are several `stages` it names
+    /// the one under way.
+    pub fn start(steps: u64, stages: &[Period], quiet: bool) -> Progress {
+        let names = if stages.len() > 1 { names(stages) } else { Vec::new() };
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
         let builder = std::thread::Builder::new().name("reporter".to_owned()).stack_size(256 << 10);
@@ -38,7 +42,7 @@ impl Progress {
             let reached = Arc::clone(&started);
             let thread = builder.spawn(move || {
                 reached.wait();
-                report(&theirs, steps);
+                report(&theirs, steps, &names);
             });
             thread.ok().inspect(|_| {
                 started.wait();
@@ -48,9 +52,10 @@ impl Progress {
         Progress { shared, thread }
     }
 
-    /// Leaves the numbers of a step.
-    pub fn step(&self, step: u64, loss: f64, tokens_per_s: f64) {
+    /// Leaves the numbers of a step, of the stage of index `stage`.
+    pub fn step(&self, step: u64, stage: usize, loss: f64, tokens_per_s: f64) {
         self.shared.step.store(step, Ordering::Relaxed);
+        self.shared.stage.store(stage, Ordering::Relaxed);
         self.shared.loss.store(loss.to_bits(), Ordering::Relaxed);
         self.shared.tokens_per_s.store(tokens_per_s.to_bits(), Ordering::Relaxed);
     }
@@ -71,7 +76,15 @@ impl Drop for Progress {
     }
 }
 
-fn report(shared: &Shared, steps: u64) {
+/// What the bar calls each stage.
+fn names(stages: &[Period]) -> Vec<String> {
+    let name = |(i, stage): (usize, &Period)| {
+        format!("stage {}/{} ({} × {}) ", i + 1, stages.len(), stage.batch, stage.seq_len)
+    };
+    stages.iter().enumerate().map(name).collect()
+}
+
+fn report(shared: &Shared, steps: u64, stages: &[String]) {
     allocations::during(Activity::Report, || {
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} eta {eta}");
@@ -81,8 +94,9 @@ fn report(shared: &Shared, steps: u64) {
             let val_loss = number(&shared.val_loss);
             let validation = if val_loss > 0.0 { format!(" validation {val_loss:.3}") } else { String::new() };
             let (loss, speed) = (number(&shared.loss), number(&shared.tokens_per_s));
+            let stage = stages.get(shared.stage.load(Ordering::Relaxed)).map_or("", String::as_str);
             bar.set_position(shared.step.load(Ordering::Relaxed));
-            bar.set_message(format!("loss {loss:.3}{validation} {speed:.0} tokens/s"));
+            bar.set_message(format!("{stage}loss {loss:.3}{validation} {speed:.0} tokens/s"));
             std::thread::park_timeout(Duration::from_millis(250));
         }
         bar.finish_and_clear();

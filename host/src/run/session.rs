@@ -1,11 +1,11 @@
 //! A model on a device: its arena, and the few ways a command talks to it.
 
 use capful_core::device::{Meter, OperationError};
-use capful_core::memory::{Dtype, Init, Region, Role};
-use capful_core::model::{Batch, Family, Optimizer, Stage, Steps};
+use capful_core::memory::{Dtype, Entry, Init, Region, Role};
+use capful_core::model::{Batch, Family, Optimizer, Products, Scales, Stage, Steps};
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::random::{Random, stream};
-use capful_core::train::{results, settings};
+use capful_core::train::{Period, results, settings};
 use half::slice::HalfFloatSliceExt as _;
 
 use super::bench::Profiler;
@@ -41,6 +41,8 @@ pub struct Session<F: HostFamily> {
     pub device: AnyDevice,
     /// Logits on their way out of the device, `[vocabulary]`.
     logits: Vec<f32>,
+    /// Steps in the history of the largest values, of which as many as it holds make scales worth using.
+    seen: u32,
 }
 
 /// Bytes that initialisation writes at once.
@@ -59,7 +61,8 @@ impl<F: HostFamily> Session<F> {
         seed: Option<u64>,
         vocab_size: u32,
     ) -> Result<Self, DeviceError> {
-        let mut session = Session::open(family, laid, profile, vocab_size, 2)?;
+        let staging = staging(&laid, vocab_size, &[]);
+        let mut session = Session::open(family, laid, profile, vocab_size, staging)?;
         session.initialise(seed)?;
         Ok(session)
     }
@@ -77,7 +80,8 @@ impl<F: HostFamily> Session<F> {
         config: &Config,
         algorithms: &[Choice],
     ) -> Result<Self, DeviceError> {
-        let mut session = Session::open(family, laid, profile, config.vocab_size(), config.accumulate)?;
+        let staging = staging(&laid, config.vocab_size(), &config.periods());
+        let mut session = Session::open(family, laid, profile, config.vocab_size(), staging)?;
         session.rehearse(config, algorithms)?;
         session.initialise(Some(config.seed))?;
         Ok(session)
@@ -88,11 +92,10 @@ impl<F: HostFamily> Session<F> {
         laid: Laid<F>,
         profile: &AnyProfile,
         vocab_size: u32,
-        accumulate: u32,
+        staging: u64,
     ) -> Result<Self, DeviceError> {
-        let staging = staging(&laid, vocab_size, accumulate);
         let device = AnyDevice::start(profile, laid.bytes, laid.scratch, staging)?;
-        Ok(Session { family, laid, device, logits: vec![0.0; vocab_size as usize] })
+        Ok(Session { family, laid, device, logits: vec![0.0; vocab_size as usize], seen: 0 })
     }
 
     /// On a card, runs every sequence in the empty arena and clears it: once to choose algorithms, once to record.
@@ -115,21 +118,60 @@ impl<F: HostFamily> Session<F> {
     fn everything(&mut self, config: &Config) -> Result<(), DeviceError> {
         let mut values = [1.0; settings::LEN as usize];
         values[settings::LEARNING_RATE] = 0.0;
-        let zeros = vec![0; config.stage().tokens() as usize];
-        self.begin(values)?;
-        for micro in 0..config.accumulate.min(2) {
-            self.micro_batch(&zeros, &zeros, micro == 0)?;
+        let periods = config.periods();
+        let most = periods.iter().map(Period::micro_tokens).max().unwrap_or(0);
+        let zeros = vec![0; most.max(u64::from(config.stage().tokens())) as usize];
+        // While the history fills, and afterwards.
+        let fills = self.fills();
+        let kinds = if fills { &[0, Scales::WARMUP][..] } else { &[0][..] };
+        for (seen, (stage, period)) in kinds.iter().flat_map(|seen| periods.iter().enumerate().map(|p| (*seen, p))) {
+            let zeros = &zeros[..period.micro_tokens() as usize];
+            self.seen = seen;
+            self.begin(values)?;
+            for micro in 0..period.accumulate.min(2) {
+                self.micro_batch(stage, zeros, zeros, micro == 0)?;
+            }
+            self.update(&config.optimizer())?;
+            let ticket = self.finish()?;
+            self.results(ticket)?;
         }
-        self.update(&config.optimizer())?;
-        let ticket = self.finish()?;
-        self.results(ticket)?;
-        self.evaluate(&zeros, &zeros)?;
+        self.seen = 0;
+        let zeros = &zeros[..config.stage().tokens() as usize];
+        self.evaluate(zeros, zeros)?;
         self.decode(0, 0, config.pattern()).map(drop)
     }
 
     /// The algorithms that the card's products use.
     pub fn algorithms(&mut self) -> Option<Vec<Choice>> {
         self.device.card().map(|card| card.choices())
+    }
+
+    /// Whether steps go by way of copies in 8 bits, once their history is full.
+    fn fills(&self) -> bool {
+        self.laid.sections.training.iter().any(|stage| stage.products == Products::Quantised)
+    }
+
+    /// Finds out how much of the history is there, after a checkpoint was read. One without a history, of a run in
+    /// another precision, leaves it to be filled.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn count_history(&mut self) -> Result<(), DeviceError> {
+        let history = |e: &&Entry| e.slot.role == Role::State && e.slot.name == "history";
+        let Some(place) = self.laid.lasting.iter().find(history).map(|e| e.place.first) else { return Ok(()) };
+        let mut row = vec![0.0f32; place.columns() as usize];
+        self.seen = 0;
+        for step in 0..place.rows() {
+            self.device.read(place.slice_rows(step, 1), bytemuck::cast_slice_mut(&mut row))?;
+            // Weights are never all zero.
+            self.seen += u32::from(row.iter().any(|x| *x != 0.0));
+        }
+        Ok(())
+    }
+
+    /// Takes the history for full, so that steps are timed as most of them run.
+    pub fn assume_history(&mut self) {
+        self.seen = Scales::WARMUP;
     }
 
     fn initialise(&mut self, seed: Option<u64>) -> Result<(), DeviceError> {
@@ -139,7 +181,7 @@ impl<F: HostFamily> Session<F> {
             let slot = &entry.slot;
             // Fresh storage is zero; gradients and moments begin there.
             let parameter = matches!(slot.role, Role::Weight | Role::Master);
-            let wanted = slot.role == Role::Constant || parameter && seed.is_some();
+            let wanted = matches!(slot.role, Role::Constant | Role::State) || parameter && seed.is_some();
             if slot.init == Init::Zero || !wanted {
                 continue;
             }
@@ -199,17 +241,20 @@ impl<F: HostFamily> Session<F> {
         self.device.queue_write(place.targets, bytemuck::cast_slice(targets))
     }
 
-    /// Forward and backward of one micro-batch: ids and targets [batch · seq_len].
+    /// Forward and backward of one micro-batch of the stage of this index: ids and targets [batch · seq_len].
     ///
     /// # Errors
-    /// A session without a training section, a lost device.
-    pub fn micro_batch(&mut self, ids: &[u32], targets: &[u32], first: bool) -> Result<(), DeviceError> {
-        let (Some(training), Some(stage)) = (self.laid.training, self.laid.sections.training) else {
+    /// A session without that training section, a lost device.
+    pub fn micro_batch(&mut self, stage: usize, ids: &[u32], targets: &[u32], first: bool) -> Result<(), DeviceError> {
+        let warming = self.fills() && self.seen < Scales::WARMUP;
+        let sequence = Sequence::MicroBatch { stage, first, warming };
+        let sections = &self.laid.sections;
+        let (Some(&training), Some(&stage)) = (self.laid.training.get(stage), sections.training.get(stage)) else {
             return Err(missing("training"));
         };
+        let stage = if warming { Stage { products: Products::Warming, ..stage } } else { stage };
         self.write_batch(F::training_batch(&training), ids, targets)?;
         let (family, state) = (&self.family, &self.laid.state);
-        let sequence = if first { Sequence::First } else { Sequence::Further };
         self.device.replay(sequence, |device| family.micro_batch(device, state, &training, &stage, first))
     }
 
@@ -218,6 +263,7 @@ impl<F: HostFamily> Session<F> {
     /// # Errors
     /// A lost device.
     pub fn update(&mut self, optimizer: &Optimizer) -> Result<(), DeviceError> {
+        self.seen = (self.seen + 1).min(Scales::WARMUP);
         let (family, state) = (&self.family, &self.laid.state);
         self.device.replay(Sequence::Update, |device| family.update(device, state, optimizer))
     }
@@ -288,11 +334,12 @@ impl<F: HostFamily> Session<F> {
 }
 
 /// Bytes that the inputs and results of the largest step take on their way, each rounded up to 16.
-fn staging<F: Family>(laid: &Laid<F>, vocab_size: u32, accumulate: u32) -> u64 {
-    let tokens = |stage: Option<Stage>| 2 * (4 * u64::from(stage.map_or(0, |s| s.tokens()))).next_multiple_of(16);
-    let training = tokens(laid.sections.training) * u64::from(accumulate);
+fn staging<F: Family>(laid: &Laid<F>, vocab_size: u32, periods: &[Period]) -> u64 {
+    let tokens = |count: u64| 2 * (4 * count).next_multiple_of(16);
+    let training = periods.iter().map(|p| tokens(p.micro_tokens()) * u64::from(p.accumulate)).max();
+    let evaluation = laid.sections.evaluation.map_or(0, |stage| tokens(stage.tokens().into()));
     let decoding = if laid.sections.decoding.is_some() { 4 * u64::from(vocab_size) + 64 } else { 0 };
-    training.max(tokens(laid.sections.evaluation)).max(decoding) + 128
+    training.unwrap_or(0).max(evaluation).max(decoding) + 128
 }
 
 fn missing(section: &str) -> DeviceError {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use capful_core::train::{results, settings};
+use capful_core::train::{Curriculum, Period, results, settings};
 
 use super::checkpoint::{self, TrainerState};
 use super::evaluate::{Evaluator, Score};
@@ -16,7 +16,7 @@ use super::{HostFamily, Session};
 use crate::allocations::{self, Activity};
 use crate::config::Config;
 use crate::data::corpus::Corpus;
-use crate::data::loader::{Loader, Shape, Slots};
+use crate::data::loader::{Loader, Schedule, Shape, Slots};
 use crate::data::stream::Position;
 use crate::data::validation::ValidationSet;
 use crate::device::{DeviceError, Ticket};
@@ -74,6 +74,8 @@ pub struct Outcome {
 /// A run, prepared: everything is allocated.
 pub struct Trainer<'a, F: HostFamily> {
     config: &'a Config,
+    /// The stages: what a step is, by its number.
+    periods: Vec<Period>,
     session: Session<F>,
     loader: Loader,
     validation: &'a ValidationSet,
@@ -112,7 +114,8 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
     ) -> Result<Trainer<'a, F>, DeviceError> {
         let text = |e: &dyn std::fmt::Display| DeviceError::Refused(e.to_string());
         let mut stream = corpus.training().map_err(|e| text(&e))?;
-        let micro = u64::from(config.batch_size) * u64::from(config.seq_len);
+        let periods = config.periods();
+        let micro = periods.iter().map(Period::micro_tokens).max().unwrap_or(0);
         stream.require(micro + 1).map_err(|e| text(&e))?;
         let mut state = TrainerState {
             step: 0,
@@ -137,19 +140,20 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             }
             let lasting = session.laid.lasting.clone();
             checkpoint::restore(from, &lasting, true, &mut session.device)?;
+            session.count_history()?;
             stream.seek(saved.position).map_err(|e| text(&e))?;
             state = TrainerState { device: state.device, version: state.version, ..saved };
         }
         // On a processor those of the card stay as they are, for when the run comes back to it.
         state.algorithms = session.algorithms().unwrap_or(state.algorithms);
-        let shape = Shape { rows: config.batch_size as usize, length: config.seq_len as usize };
         let slots = Slots { count: LOADER_SLOTS as usize, capacity: micro as usize };
-        let first = state.step * u64::from(config.accumulate);
-        let loader = Loader::start(stream, Box::new(move |_| shape), first, slots).map_err(|e| text(&e))?;
+        let first = Curriculum::new(&periods).map_err(|e| text(&e))?.micro_batches(state.step);
+        let loader = Loader::start(stream, shapes(periods.clone()), first, slots).map_err(|e| text(&e))?;
         let stage = session.evaluation_stage()?;
         let writer = checkpoint::Writer::new(dir, config.keep, &session.laid.lasting, model_config);
         Ok(Trainer {
             config,
+            periods,
             loader,
             validation,
             evaluator: Evaluator::new(stage.batch, stage.seq_len),
@@ -180,23 +184,30 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         self.session.device.card().map(|card| card.busy_seconds())
     }
 
+    /// The index of the stage of the step after `step` others, and the stage.
+    fn stage(&self, step: u64) -> (usize, Period) {
+        let index = Curriculum::new(&self.periods).map_or(0, |c| c.at(step));
+        (index, self.periods[index])
+    }
+
     /// Queues a step: its micro-batches and the update. Nothing where the data ended.
     fn submit(&mut self) -> Result<Option<Submitted>, DeviceError> {
-        for micro in 0..self.config.accumulate {
+        let (index, period) = self.stage(self.state.step);
+        for micro in 0..period.accumulate {
             let batch = self.loader.take().map_err(|e| DeviceError::Failed(e.to_string()))?;
             let Some(batch) = batch else { return Ok(None) };
             if micro == 0 {
                 // Not before its data is there: waiting for the reader is no work of the card's.
-                let settings = settings(self.config, self.state.step);
+                let settings = settings(self.config, &period, self.state.step);
                 self.session.begin(settings)?;
             }
-            self.session.micro_batch(batch.tokens(), batch.targets(), micro == 0)?;
+            self.session.micro_batch(index, batch.tokens(), batch.targets(), micro == 0)?;
             self.state.position = batch.position();
         }
         self.session.update(&self.config.optimizer())?;
         let ticket = self.session.finish()?;
         self.state.step += 1;
-        self.state.tokens += self.config.tokens_per_step();
+        self.state.tokens += period.step_tokens();
         Ok(Some(Submitted { step: self.state.step, tokens: self.state.tokens, ticket }))
     }
 
@@ -218,11 +229,12 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         }
         if step.is_multiple_of(LOG_EVERY) || step == self.config.steps || step == self.first + 1 {
             let speed = meter.read(tokens, self.busy());
-            let lr = self.config.lr_schedule().rate(step - 1);
-            let metrics = StepMetrics { step, loss, lr, norm, tokens, speed };
+            let (index, period) = self.stage(step - 1);
+            let lr = self.config.lr_schedule().rate(step - 1) * period.rate;
+            let metrics = StepMetrics { step, stage: index + 1, loss, lr, norm, tokens, speed };
             self.metrics.step(&metrics).map_err(|e| self.failed(e))?;
             observer.step(&metrics);
-            progress.step(step, loss, speed.tokens_per_s);
+            progress.step(step, index, loss, speed.tokens_per_s);
         }
         Ok(())
     }
@@ -324,14 +336,23 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
     }
 }
 
-/// The settings of the step after `step` others.
-fn settings(config: &Config, step: u64) -> [f32; settings::LEN as usize] {
+/// The shape of each micro-batch of the run.
+fn shapes(periods: Vec<Period>) -> Schedule {
+    Box::new(move |number| {
+        let index = Curriculum::new(&periods).map_or(0, |c| c.of_micro_batch(number));
+        let Period { batch, seq_len, .. } = periods[index];
+        Shape { rows: batch as usize, length: seq_len as usize }
+    })
+}
+
+/// The settings of the step after `step` others, which is one of `period`.
+fn settings(config: &Config, period: &Period, step: u64) -> [f32; settings::LEN as usize] {
     let update = step as i32 + 1;
     let mut values = [0.0; settings::LEN as usize];
-    values[settings::LEARNING_RATE] = config.lr_schedule().rate(step) as f32;
+    values[settings::LEARNING_RATE] = (config.lr_schedule().rate(step) * period.rate) as f32;
     values[settings::CORRECTION1] = (1.0 - f64::from(config.beta1).powi(update)) as f32;
     values[settings::CORRECTION2] = (1.0 - f64::from(config.beta2).powi(update)) as f32;
-    values[settings::CLIP] = if config.clip > 0.0 { config.clip } else { f32::INFINITY };
-    values[settings::LOSS_SCALE] = (1.0 / config.tokens_per_step() as f64) as f32;
+    values[settings::CLIP] = if period.clip > 0.0 { period.clip } else { f32::INFINITY };
+    values[settings::LOSS_SCALE] = (1.0 / period.step_tokens() as f64) as f32;
     values
 }

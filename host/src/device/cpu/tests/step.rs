@@ -30,7 +30,7 @@ fn model() -> Pythia {
 /// of a few decoded tokens.
 fn outcome(profile: &AnyProfile, stage: Stage) -> Vec<(String, Vec<f32>)> {
     let model = model();
-    let sections = Sections { training: Some(stage), evaluation: Some(stage), decoding: Some(20) };
+    let sections = Sections { training: vec![stage], evaluation: Some(stage), decoding: Some(20) };
     let laid = Laid::new(&model, profile, RATES, &sections).unwrap();
     let mut session = Session::start(model, laid, profile, Some(3), model.vocab_size).unwrap();
     let random = Random::new(9, 0);
@@ -42,7 +42,7 @@ fn outcome(profile: &AnyProfile, stage: Stage) -> Vec<(String, Vec<f32>)> {
     };
     session.begin([0.01, 0.1, 0.05, 1.0, 0.5 / tokens as f32]).unwrap();
     for (from, first) in [(0, true), (tokens, false)] {
-        session.micro_batch(&batch(from), &targets(from), first).unwrap();
+        session.micro_batch(0, &batch(from), &targets(from), first).unwrap();
     }
     // An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of zeros.
     session.update(&Optimizer { beta1: 0.9, beta2: 0.95, eps: 0.1, decay: 0.1 }).unwrap();

@@ -1,0 +1,188 @@
+//! A curriculum: the shape of a step, and what belongs to it, as a function of the step's number.
+
+/// A part of a run whose steps have one shape.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Period {
+    /// Steps done when it begins.
+    pub from: u64,
+    /// Sequences of a micro-batch, B.
+    pub batch: u32,
+    /// Tokens of a sequence, T.
+    pub seq_len: u32,
+    /// Micro-batches of a step.
+    pub accumulate: u32,
+    /// The scheduled learning rate is multiplied by this.
+    pub rate: f64,
+    /// The largest global norm of the gradient; 0 for no clip.
+    pub clip: f32,
+}
+
+impl Period {
+    /// Tokens of a micro-batch.
+    pub const fn micro_tokens(&self) -> u64 {
+        self.batch as u64 * self.seq_len as u64
+    }
+
+    /// Tokens of a step.
+    pub const fn step_tokens(&self) -> u64 {
+        self.micro_tokens() * self.accumulate as u64
+    }
+}
+
+/// Why periods are no curriculum. Periods are counted from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CurriculumError {
+    /// There is none.
+    Empty,
+    /// The first begins late.
+    Late {
+        /// Where it begins.
+        from: u64,
+    },
+    /// A period begins no later than the one before it.
+    Order {
+        /// Which.
+        number: usize,
+        /// Where it begins.
+        from: u64,
+        /// Where the one before begins.
+        before: u64,
+    },
+}
+
+impl core::fmt::Display for CurriculumError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            CurriculumError::Empty => f.write_str("there is no stage; give at least one"),
+            CurriculumError::Late { from } => {
+                write!(f, "stage 1 begins at step {from}; the first stage must have from = 0")
+            }
+            CurriculumError::Order { number, from, before } => write!(
+                f,
+                "stage {number} begins at step {from}, the one before it at step {before}; put the stages in order, each \
+                 from a later step"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for CurriculumError {}
+
+/// Periods in order. All functions of the step or of the number of a micro-batch, so that nothing need be remembered
+/// to go on with a run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Curriculum<'a> {
+    periods: &'a [Period],
+}
+
+impl<'a> Curriculum<'a> {
+    /// A curriculum of these periods.
+    ///
+    /// # Errors
+    /// [`CurriculumError`].
+    pub fn new(periods: &'a [Period]) -> Result<Curriculum<'a>, CurriculumError> {
+        let Some(first) = periods.first() else { return Err(CurriculumError::Empty) };
+        if first.from != 0 {
+            return Err(CurriculumError::Late { from: first.from });
+        }
+        for (i, pair) in periods.windows(2).enumerate() {
+            let (before, from) = (pair[0].from, pair[1].from);
+            if from <= before {
+                return Err(CurriculumError::Order { number: i + 2, from, before });
+            }
+        }
+        Ok(Curriculum { periods })
+    }
+
+    /// The index of the period that the step after `step` others belongs to: the last that begins at `step` or before.
+    pub fn at(&self, step: u64) -> usize {
+        self.periods.partition_point(|p| p.from <= step).saturating_sub(1)
+    }
+
+    /// What `count` gives for a step, summed over the steps before `step`.
+    fn before(&self, step: u64, count: impl Fn(&Period) -> u64) -> u64 {
+        self.spans().map(|(p, end)| count(p) * (end.min(step).saturating_sub(p.from))).sum()
+    }
+
+    /// Micro-batches of the first `step` steps.
+    pub fn micro_batches(&self, step: u64) -> u64 {
+        self.before(step, |p| u64::from(p.accumulate))
+    }
+
+    /// Tokens of the first `step` steps.
+    pub fn tokens(&self, step: u64) -> u64 {
+        self.before(step, Period::step_tokens)
+    }
+
+    /// Whole steps that `tokens` tokens are enough for.
+    pub fn steps(&self, tokens: u64) -> u64 {
+        let (mut left, mut steps) = (tokens, 0);
+        for (p, end) in self.spans() {
+            let here = (left / p.step_tokens().max(1)).min(end - p.from);
+            (left, steps) = (left - here * p.step_tokens(), steps + here);
+            if p.from + here < end {
+                break;
+            }
+        }
+        steps
+    }
+
+    /// The index of the period of micro-batch `number`, counted from 0.
+    pub fn of_micro_batch(&self, number: u64) -> usize {
+        let after = |p: &Period| self.micro_batches(p.from) <= number;
+        self.periods.partition_point(after).saturating_sub(1)
+    }
+
+    /// Each period with the step it ends before.
+    fn spans(&self) -> impl Iterator<Item = (&'a Period, u64)> + use<'a> {
+        let ends = self.periods[1..].iter().map(|p| p.from).chain([u64::MAX]);
+        self.periods.iter().zip(ends)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use std::vec::Vec;
+
+    const fn period(from: u64, batch: u32, seq_len: u32, accumulate: u32) -> Period {
+        Period { from, batch, seq_len, accumulate, rate: 1.0, clip: 1.0 }
+    }
+
+    #[test]
+    fn a_stage_is_the_last_whose_first_step_is_not_after_the_step() {
+        let periods = [period(0, 4, 8, 1), period(3, 2, 16, 2), period(4, 1, 32, 3)];
+        let curriculum = Curriculum::new(&periods).unwrap();
+        assert!((0..7).map(|step| curriculum.at(step)).eq([0, 0, 0, 1, 2, 2, 2]));
+        assert_eq!(curriculum.at(u64::MAX), 2);
+    }
+
+    #[test]
+    fn sums_are_those_of_walking_step_by_step() {
+        let periods = [period(0, 4, 8, 1), period(3, 2, 16, 2), period(4, 1, 32, 3), period(9, 5, 7, 1)];
+        let curriculum = Curriculum::new(&periods).unwrap();
+        let (mut tokens, mut shapes) = (0, Vec::new());
+        for step in 0..30 {
+            assert_eq!(curriculum.tokens(step), tokens);
+            assert_eq!(curriculum.micro_batches(step), shapes.len() as u64);
+            assert_eq!(curriculum.steps(tokens), step);
+            let of_step = periods[curriculum.at(step)];
+            assert_eq!(curriculum.steps(tokens + of_step.step_tokens() - 1), step);
+            tokens += of_step.step_tokens();
+            shapes.extend((0..of_step.accumulate).map(|_| curriculum.at(step)));
+        }
+        assert!((0..).zip(&shapes).all(|(number, &index)| curriculum.of_micro_batch(number) == index));
+    }
+
+    #[test]
+    fn stages_out_of_order_are_named() {
+        let refused = |periods: &[Period]| Curriculum::new(periods).unwrap_err();
+        assert_eq!(refused(&[]), CurriculumError::Empty);
+        assert_eq!(refused(&[period(5, 1, 1, 1)]), CurriculumError::Late { from: 5 });
+        let [a, b, c] = [period(0, 1, 1, 1), period(7, 1, 1, 1), period(7, 2, 1, 1)];
+        assert_eq!(refused(&[a, b, c]), CurriculumError::Order { number: 3, from: 7, before: 7 });
+        assert!(Curriculum::new(&[a, b]).is_ok());
+    }
+}
