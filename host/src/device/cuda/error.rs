@@ -53,7 +53,7 @@ pub enum CudaError {
     },
     /// 8-bit products without the library that computes them.
     #[error(
-        "--precision fp8: its products need cublasLt, which was not found ({0}); install CUDA 13's libcublas, or use --precision bf16"
+        "--precision fp8: its products need cublasLt, which cannot be used ({0}); install CUDA 13's libcublas, or use --precision bf16"
     )]
     NoFp8Library(String),
     /// The arena does not fit.
