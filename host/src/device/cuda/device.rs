@@ -141,7 +141,11 @@ impl Cuda {
     /// # Errors
     /// It is not.
     pub fn require_library(&self) -> Result<(), CudaError> {
-        if self.blas.is_some() { Ok(()) } else { Err(CudaError::NoFp8Library("it is missing or does not start".to_owned())) }
+        if self.blas.is_some() {
+            Ok(())
+        } else {
+            Err(CudaError::NoFp8Library("it is missing or does not start".to_owned()))
+        }
     }
 
     /// Bytes of the arena.

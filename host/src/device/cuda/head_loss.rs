@@ -31,8 +31,8 @@ struct LossSumArgs {
     add: u32,
 }
 
-/// Bytes of a row of logits beyond which a multiprocessor works on one at a time: of two, what is not in registers would
-/// no longer fit the L2 of a large card.
+/// Bytes of a row of logits beyond which a multiprocessor works on one at a time: of two, what is not in registers
+/// would no longer fit the L2 of a large card.
 const LONG: u64 = 128 << 10;
 
 impl Run<HeadLoss> for Cuda {

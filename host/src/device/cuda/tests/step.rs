@@ -1,8 +1,8 @@
-//! Whole training steps of a small Pythia, through recorded graphs, against the Reference.
+//! Whole training steps of a small Pythia and a small Yxanul, through recorded graphs, against the Reference.
 
 use capful_core::device::{Meter, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::{self, Family, Optimizer, Pythia, Recompute, Stage, State, Steps, Training};
+use capful_core::model::{self, Family, Grouped, Lasting, Optimizer, Pythia, Recompute, Stage, Steps, Yxanul};
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::random::Random;
 use capful_core::train::results;
@@ -10,7 +10,7 @@ use capful_core::train::results;
 use super::bench::{decode, distance, encode, open_with, replay};
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
 
-const MODEL: Pythia = Pythia {
+const PYTHIA: Pythia = Pythia {
     layers: 2,
     d_model: 32,
     heads: 2,
@@ -18,6 +18,20 @@ const MODEL: Pythia = Pythia {
     vocab_size: 61,
     context: 24,
     rotary_dims: 4,
+    rotary_base: 10_000.0,
+    norm_eps: 1e-5,
+};
+
+const YXANUL: Yxanul = Yxanul {
+    layers: 2,
+    d_model: 32,
+    heads: 4,
+    kv_heads: 2,
+    d_ff: 72,
+    vocab_size: 61,
+    context: 24,
+    rank: Some(12),
+    tied: true,
     rotary_base: 10_000.0,
     norm_eps: 1e-5,
 };
@@ -31,23 +45,48 @@ const STAGE: Stage = Stage {
     products: model::Products::Wide,
 };
 
+/// Sequences that share tiles of attention.
+const SHORT: Stage = Stage { batch: 9, seq_len: 8, ..STAGE };
+
 // A large eps: where a gradient is rounding noise, its sign decides nothing.
 const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay: 0.1 };
 
-struct Plan {
+/// A family that runs on the Reference, the Meter and a card.
+trait Small: Steps<Cuda> + for<'a> Steps<Reference<'a>> + for<'p> Steps<Meter<'p, CudaProfile>> {
+    /// All parameters, as exactly as they are kept.
+    fn parameters(state: &Self::State) -> Region;
+}
+
+fn parameters<P: Grouped>(state: &Lasting<P>) -> Region {
+    state.masters.unwrap_or(state.weights).groups().all
+}
+
+impl Small for Pythia {
+    fn parameters(state: &Self::State) -> Region {
+        parameters(state)
+    }
+}
+
+impl Small for Yxanul {
+    fn parameters(state: &Self::State) -> Region {
+        parameters(state)
+    }
+}
+
+struct Plan<F: Family> {
     entries: Vec<Entry>,
-    state: State,
-    training: Training,
+    state: F::State,
+    training: F::Training,
     scratch: Region,
     bytes: u64,
 }
 
-fn plan(profile: &dyn Profile, scratch: u64, stage: &Stage) -> Plan {
+fn plan<F: Small>(model: &F, profile: &dyn Profile, scratch: u64, stage: &Stage) -> Plan<F> {
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::new(&mut visit);
-    let state = MODEL.lay_state(profile, true, &mut layout);
-    let training = MODEL.lay_training(stage, profile, &mut layout);
+    let state = model.lay_state(profile, true, &mut layout);
+    let training = model.lay_training(stage, profile, &mut layout);
     let words = scratch.div_ceil(4).max(1) as u32;
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
     let bytes = layout.high_water();
@@ -71,15 +110,16 @@ fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
     }
 }
 
-fn batch(step: u64, part: u64) -> [Vec<u32>; 2] {
+fn batch(stage: &Stage, step: u64, part: u64) -> [Vec<u32>; 2] {
     let random = Random::new(100 + step, part);
-    let tokens: Vec<u32> = (0..39).map(|i| random.below(i, 61) as u32).collect();
-    [tokens[..38].to_vec(), tokens[1..].to_vec()]
+    let count = stage.tokens();
+    let tokens: Vec<u32> = (0..=u64::from(count)).map(|i| random.below(i, 61) as u32).collect();
+    [tokens[..count as usize].to_vec(), tokens[1..].to_vec()]
 }
 
-fn settings(step: u64) -> [f32; 5] {
+fn settings(stage: &Stage, step: u64) -> [f32; 5] {
     let t = step as i32 + 1;
-    [0.01, 1.0 - 0.9f32.powi(t), 1.0 - 0.95f32.powi(t), 1.0, 1.0 / 76.0]
+    [0.01, 1.0 - 0.9f32.powi(t), 1.0 - 0.95f32.powi(t), 1.0, 1.0 / (2 * stage.tokens()) as f32]
 }
 
 fn bytes_of(ids: &[u32]) -> Vec<u8> {
@@ -87,8 +127,8 @@ fn bytes_of(ids: &[u32]) -> Vec<u8> {
 }
 
 /// Losses of each step, and the parameters after the last, by the Reference.
-fn reference(steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
-    let plan = plan(&Single, 0, stage);
+fn reference<F: Small>(model: &F, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
+    let plan = plan(model, &Single, 0, stage);
     let mut storage = vec![0u64; (plan.bytes / 8) as usize];
     let mut device = Reference { arena: Arena::new(&mut storage, &[]) };
     for entry in plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Constant)) {
@@ -97,38 +137,44 @@ fn reference(steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
             view.f32_mut().copy_from_slice(&first_values(&entry.slot, layer));
         }
     }
-    let regions = Pythia::training_batch(&plan.training);
+    let regions = F::training_batch(&plan.training);
     let mut losses = Vec::new();
     for step in 0..steps {
-        let [mut view] = device.arena.views([Some(plan.state.control.settings)]).expect("in the arena");
-        view.f32_mut().copy_from_slice(&settings(step));
+        let [mut view] = device.arena.views([Some(F::control(&plan.state).settings)]).expect("in the arena");
+        view.f32_mut().copy_from_slice(&settings(stage, step));
         for part in 0..2 {
-            for (region, ids) in [regions.ids, regions.targets].into_iter().zip(batch(step, part)) {
+            for (region, ids) in [regions.ids, regions.targets].into_iter().zip(batch(stage, step, part)) {
                 let [mut view] = device.arena.views([Some(region)]).expect("in the arena");
                 view.u32_mut().copy_from_slice(&ids);
             }
-            MODEL.micro_batch(&mut device, &plan.state, &plan.training, stage, part == 0).expect("a micro-batch");
+            model.micro_batch(&mut device, &plan.state, &plan.training, stage, part == 0).expect("a micro-batch");
         }
-        MODEL.update(&mut device, &plan.state, &OPTIMIZER).expect("an update");
-        losses.push(device.arena.f32(plan.state.control.results).expect("in the arena")[results::LOSS]);
+        model.update(&mut device, &plan.state, &OPTIMIZER).expect("an update");
+        losses.push(device.arena.f32(F::control(&plan.state).results).expect("in the arena")[results::LOSS]);
     }
-    (losses, device.arena.f32(plan.state.weights.groups.all).expect("in the arena").to_vec())
+    (losses, device.arena.f32(F::parameters(&plan.state)).expect("in the arena").to_vec())
 }
 
 /// The same on the card, each step replayed and its loss read a step late.
-fn on_card(precision: Precision, products: Products, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
+fn on_card<F: Small>(
+    model: &F,
+    precision: Precision,
+    products: Products,
+    steps: u64,
+    stage: &Stage,
+) -> (Vec<f32>, Vec<f32>) {
     let profile = CudaProfile { precision };
-    let draft = plan(&profile, 0, stage);
+    let draft = plan(model, &profile, 0, stage);
     let mut meter = Meter::new(&profile, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
-    MODEL.micro_batch(&mut meter, &draft.state, &draft.training, stage, true).expect("a plan");
-    MODEL.micro_batch(&mut meter, &draft.state, &draft.training, stage, false).expect("a plan");
-    MODEL.update(&mut meter, &draft.state, &OPTIMIZER).expect("a plan");
-    let plan = plan(&profile, meter.scratch, stage);
+    model.micro_batch(&mut meter, &draft.state, &draft.training, stage, true).expect("a plan");
+    model.micro_batch(&mut meter, &draft.state, &draft.training, stage, false).expect("a plan");
+    model.update(&mut meter, &draft.state, &OPTIMIZER).expect("a plan");
+    let plan = plan(model, &profile, meter.scratch, stage);
 
     let mut cuda = open_with(plan.bytes, plan.scratch, 4096, products);
     let tuned = |c: &mut Cuda| {
-        MODEL.micro_batch(c, &plan.state, &plan.training, stage, true)?;
-        MODEL.update(c, &plan.state, &OPTIMIZER)
+        model.micro_batch(c, &plan.state, &plan.training, stage, true)?;
+        model.update(c, &plan.state, &OPTIMIZER)
     };
     cuda.tune(tuned).expect("a step");
     let first = plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Master | Role::Constant));
@@ -138,38 +184,37 @@ fn on_card(precision: Precision, products: Products, steps: u64, stage: &Stage) 
             cuda.write(entry.place.at(layer), &bytes).expect("in the arena");
         }
     }
-    let regions = Pythia::training_batch(&plan.training);
+    let regions = F::training_batch(&plan.training);
     let (mut losses, mut pending) = (Vec::new(), None);
     let loss = |cuda: &mut Cuda, p| decode(Dtype::F32, cuda.results(p).expect("a good step"))[results::LOSS];
     for step in 0..steps {
         cuda.next_step().expect("a good step");
-        cuda.queue_write(plan.state.control.settings, &encode(Dtype::F32, &settings(step))).expect("room");
+        cuda.queue_write(F::control(&plan.state).settings, &encode(Dtype::F32, &settings(stage, step))).expect("room");
         for part in 0..2 {
-            for (region, ids) in [regions.ids, regions.targets].into_iter().zip(batch(step, part)) {
+            for (region, ids) in [regions.ids, regions.targets].into_iter().zip(batch(stage, step, part)) {
                 cuda.queue_write(region, &bytes_of(&ids)).expect("room");
             }
-            let record = |c: &mut Cuda| MODEL.micro_batch(c, &plan.state, &plan.training, stage, part == 0);
+            let record = |c: &mut Cuda| model.micro_batch(c, &plan.state, &plan.training, stage, part == 0);
             replay(&mut cuda, part, record).expect("a micro-batch");
         }
-        replay(&mut cuda, 2, |c| MODEL.update(c, &plan.state, &OPTIMIZER)).expect("an update");
-        let next = cuda.queue_read(plan.state.control.results).expect("room");
+        replay(&mut cuda, 2, |c| model.update(c, &plan.state, &OPTIMIZER)).expect("an update");
+        let next = cuda.queue_read(F::control(&plan.state).results).expect("room");
         if let Some(last) = pending.replace(next) {
             losses.push(loss(&mut cuda, last));
         }
     }
     losses.extend(pending.map(|last| loss(&mut cuda, last)));
-    let all = plan.state.masters.unwrap_or(plan.state.weights).groups.all;
+    let all = F::parameters(&plan.state);
     let mut bytes = vec![0; all.bytes() as usize];
     cuda.read(all, &mut bytes).expect("in the arena");
     (losses, decode(all.dtype, &bytes))
 }
 
-#[test]
-fn steps_agree_with_the_reference_in_both_precisions() {
-    let (expected, weights) = reference(5, &STAGE);
+fn agree<F: Small>(model: &F, stage: &Stage) {
+    let (expected, weights) = reference(model, 5, stage);
     for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 1e-2)] {
         for products in [Products::Own, Products::Library] {
-            let (losses, found) = on_card(precision, products, 5, &STAGE);
+            let (losses, found) = on_card(model, precision, products, 5, stage);
             let off = distance(&found, &weights);
             assert!(distance(&losses, &expected) < tolerance, "{precision:?}: {losses:?} against {expected:?}");
             assert!(off < tolerance, "{precision:?} {products:?}: weights off by {off}");
@@ -179,20 +224,42 @@ fn steps_agree_with_the_reference_in_both_precisions() {
 }
 
 #[test]
-fn the_same_steps_give_the_same_bits() {
+fn steps_agree_with_the_reference_in_both_precisions() {
+    agree(&PYTHIA, &STAGE);
+}
+
+#[test]
+fn steps_of_a_yxanul_agree_with_the_reference_in_both_precisions() {
+    agree(&YXANUL, &STAGE);
+    agree(&YXANUL, &SHORT);
+    agree(&Yxanul { rank: None, tied: false, ..YXANUL }, &STAGE);
+}
+
+fn repeats<F: Small>(model: &F, stage: &Stage) {
     for precision in [Precision::F32, Precision::Bf16] {
-        let (first, second) =
-            (on_card(precision, Products::Own, 3, &STAGE), on_card(precision, Products::Own, 3, &STAGE));
-        assert_eq!(first, second);
+        let steps = || on_card(model, precision, Products::Own, 3, stage);
+        assert_eq!(steps(), steps());
+    }
+}
+
+#[test]
+fn the_same_steps_give_the_same_bits() {
+    repeats(&PYTHIA, &STAGE);
+    repeats(&YXANUL, &SHORT);
+}
+
+fn recomputes<F: Small>(model: &F, stage: &Stage) {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let kept = on_card(model, precision, Products::Own, 2, stage);
+        for recompute in [Recompute::Cheap, Recompute::Full] {
+            let again = on_card(model, precision, Products::Own, 2, &Stage { recompute, ..*stage });
+            assert_eq!(again, kept, "{recompute:?}");
+        }
     }
 }
 
 #[test]
 fn recomputing_changes_no_bit() {
-    for precision in [Precision::F32, Precision::Bf16] {
-        let kept = on_card(precision, Products::Own, 2, &STAGE);
-        for recompute in [Recompute::Cheap, Recompute::Full] {
-            assert_eq!(on_card(precision, Products::Own, 2, &Stage { recompute, ..STAGE }), kept, "{recompute:?}");
-        }
-    }
+    recomputes(&PYTHIA, &STAGE);
+    recomputes(&YXANUL, &STAGE);
 }
