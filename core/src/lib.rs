@@ -5,6 +5,7 @@
 //! From the bottom up:
 //! - [`memory`]: regions of one arena, and the ledger that lays them;
 //! - [`device`]: what an operation is, and the two devices that run every one of them, `Reference` and `Meter`;
+//! - [`fp8`]: floats of 8 bits;
 //! - [`ops`]: the operations, a file each, with their definition in plain loops;
 //! - [`model`]: a family's regions and its step, written once for all devices;
 //! - [`data`]: batches out of a token stream, rows out of documents;
@@ -18,6 +19,7 @@
 
 pub mod data;
 pub mod device;
+pub mod fp8;
 pub mod generate;
 pub mod memory;
 pub mod model;

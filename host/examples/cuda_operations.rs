@@ -110,6 +110,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
         weight_grad: Region { dtype: Dtype::F32, ..weight_grad }.reshaped([1, 1, weight.rows(), weight.columns()]),
         bias_grad: None,
         accumulate: true,
+        quantised: None,
     };
     let head = HeadLoss {
         x: low,

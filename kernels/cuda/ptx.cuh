@@ -7,6 +7,10 @@
 #define TENSOR_CORES 1
 #endif
 
+#if !defined(CAPFUL_STAND_IN) && __CUDA_ARCH__ >= 890
+#define EIGHT_BIT_UNITS 1
+#endif
+
 #ifdef CAPFUL_STAND_IN
 #define PTX(meaning, ...) meaning
 #else
@@ -124,3 +128,18 @@ __device__ inline void copy_word(void* to, const void* from, bool there) {
 __device__ inline void wait_for_copies() {
     PTX(stand_in::copy_now(), asm volatile("cp.async.wait_all;" ::: "memory"));
 }
+
+#ifdef EIGHT_BIT_UNITS
+// Two values as codes of 8 bits, `low` in the lower half; saturates. What they mean elsewhere is in fp8.cuh.
+__device__ inline unsigned short convert_e4m3(float low, float high) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+__device__ inline unsigned short convert_e5m2(float low, float high) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+#endif

@@ -1,5 +1,5 @@
-// The part of cublasLt's interface that capful uses, on the CPU: column-major products of f32 or bf16 by plain loops,
-// in stream order.
+// The part of cublasLt's interface that capful uses, on the CPU: column-major products of f32, bf16 or 8-bit floats
+// by plain loops, in stream order.
 //
 // It proposes three algorithms, which differ in the order of their sums, and a fourth that a careful caller masks out.
 // From the environment:
@@ -7,6 +7,7 @@
 //   CAPFUL_STAND_IN_BLAS=130001          the library's version
 //   CAPFUL_STAND_IN_BLAS_FASTEST=2       which algorithm is the fastest, 1 unless it says so: the others seem to take
 //                                        a second longer, so that the clock chooses the same one every time
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -18,20 +19,24 @@ namespace {
 
 // Those of cublasLt.h.
 enum Status { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
-enum { F32 = 0, BF16 = 14, COMPUTE_F32 = 68, EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
+enum { F32 = 0, BF16 = 14, E4M3 = 28, E5M2 = 29, COMPUTE_F32 = 68, EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
 enum { REDUCE_IN_PLACE = 1, REDUCE_COMPUTE_TYPE = 2 };
 
 struct Desc {
     int compute, scale;
     int transpose_a = 0, transpose_b = 0, epilogue = EPILOGUE_DEFAULT;
-    uint64_t bias = 0;
+    uint64_t bias = 0, scale_a = 0, scale_b = 0;
 };
+
+size_t size_of(int type) { return type == F32 ? 4 : type == BF16 ? 2 : 1; }
+bool narrow(int type) { return type == E4M3 || type == E5M2; }
+
 struct Layout {
     int type;
     uint64_t rows, columns;
     int64_t leading;
 
-    size_t bytes() const { return leading * columns * (type == BF16 ? 2 : 4); }
+    size_t bytes() const { return leading * columns * size_of(type); }
 };
 struct Preference {
     uint64_t workspace = 0;
@@ -50,8 +55,20 @@ struct Heuristic {
 };
 static_assert(sizeof(Algorithm) == 64 && sizeof(Heuristic) == 96);
 
+// A code by the definition of its format.
+float decode(int type, uint8_t code) {
+    int mantissa = type == E4M3 ? 3 : 2, bias = type == E4M3 ? 7 : 15;
+    int exponent = (code & 0x7f) >> mantissa, fraction = code & ((1 << mantissa) - 1);
+    float sign = code & 0x80 ? -1.0f : 1.0f;
+    if (type == E4M3 ? (code & 0x7f) == 0x7f : exponent == 31 && fraction) return NAN;
+    if (type == E5M2 && exponent == 31) return sign * INFINITY;
+    if (!exponent) return sign * ldexpf((float)fraction, 1 - bias - mantissa);
+    return sign * ldexpf((float)(fraction + (1 << mantissa)), exponent - bias - mantissa);
+}
+
 float load(const void* from, int type, uint64_t at) {
     if (type == F32) return ((const float*)from)[at];
+    if (narrow(type)) return decode(type, ((const uint8_t*)from)[at]);
     uint32_t bits = (uint32_t)((const uint16_t*)from)[at] << 16;
     float x;
     return memcpy(&x, &bits, 4), x;
@@ -80,7 +97,16 @@ std::vector<float> rows_of(const void* x, const Layout& layout, bool rows_are_co
 
 // Whether the types and shapes belong together; gives k.
 int shapes(const Desc& d, const Layout& a, const Layout& b, const Layout& c, const Layout& out, uint64_t* k) {
-    if (d.compute != COMPUTE_F32 || d.scale != F32 || a.type != b.type || c.type != out.type) return NOT_SUPPORTED;
+    if (d.compute != COMPUTE_F32 || d.scale != F32 || c.type != out.type || narrow(out.type)) return NOT_SUPPORTED;
+    if (narrow(a.type) || narrow(b.type)) {
+        // As on compute capability 8.9 and 9.0: one E5M2 at most, both contiguous along the sum, sixteens.
+        bool pair = narrow(a.type) && narrow(b.type) && (a.type != E5M2 || b.type != E5M2);
+        if (!pair || !d.transpose_a || d.transpose_b || stand_in::setting("CAPFUL_STAND_IN_CAPABILITY", 90) < 89)
+            return NOT_SUPPORTED;
+        if (a.rows % 16 || a.columns % 16 || b.rows % 16 || a.leading % 16 || b.leading % 16) return NOT_SUPPORTED;
+    } else if (a.type != b.type) {
+        return NOT_SUPPORTED;
+    }
     if (a.type == F32 && out.type == BF16) return NOT_SUPPORTED;
     *k = d.transpose_a ? a.rows : a.columns;
     uint64_t m = d.transpose_a ? a.columns : a.rows, n = d.transpose_b ? b.rows : b.columns;
@@ -104,6 +130,8 @@ void multiply(const Desc& d, float alpha, const void* a, const Layout& la, const
             else
                 for (uint64_t at = 0; at < k; at++) sum[at % 2] += x[at] * y[at];
             float value = alpha * (sum[0] + sum[1]);
+            if (d.scale_a) value *= *(const float*)d.scale_a;
+            if (d.scale_b) value *= *(const float*)d.scale_b;
             if (beta != 0) value += beta * load(c, lc.type, j * lc.leading + i);
             if (d.epilogue == EPILOGUE_BIAS) value += load((const void*)d.bias, lo.type, i);
             store(out, lo.type, j * lo.leading + i, value);
@@ -140,6 +168,8 @@ API cublasLtMatmulDescSetAttribute(Desc* desc, int attribute, const void* value,
         case 4: return set(desc->transpose_b, value, bytes);
         case 7: return set(desc->epilogue, value, bytes);
         case 8: return set(desc->bias, value, bytes);
+        case 17: return set(desc->scale_a, value, bytes);
+        case 18: return set(desc->scale_b, value, bytes);
         default: return INVALID_VALUE;
     }
 }
@@ -195,7 +225,10 @@ API cublasLtMatmul(void*, const Desc* desc, const float* alpha, const void* a, c
     bool good = algorithm->number >= 1 && algorithm->number <= 4 && all % algorithm->alignment == 0 &&
                 workspace_bytes >= algorithm->workspace;
     // The bias is as long as a column.
-    size_t bias_bytes = lo->rows * (lo->type == BF16 ? 2 : 4);
+    size_t bias_bytes = lo->rows * size_of(lo->type);
+    for (uint64_t scale : {desc->scale_a, desc->scale_b}) good = good && (!scale || stand_in::inside(scale, 4));
+    // Addresses of what is read 16 bytes at a time.
+    if (narrow(la->type)) good = good && ((uint64_t)a | (uint64_t)b) % 16 == 0;
     good = good && stand_in::inside((uint64_t)a, la->bytes()) && stand_in::inside((uint64_t)b, lb->bytes()) &&
            stand_in::inside((uint64_t)c, lc->bytes()) && stand_in::inside((uint64_t)out, lo->bytes()) &&
            stand_in::inside((uint64_t)workspace, workspace_bytes) &&

@@ -99,6 +99,12 @@ inline unsigned atomicAdd(unsigned* at, unsigned value) {
     return before;
 }
 
+inline unsigned atomicMax(unsigned* at, unsigned value) {
+    unsigned before = *at;
+    if (value > before) *at = value;
+    return before;
+}
+
 #define EXPORT(name, Args, threads, ...)                                                                     \
     static void name##_run(const void* arguments) { __VA_ARGS__(*(const Args*)arguments); }                  \
     static stand_in::Kernel name##_kernel = {#name, sizeof(Args), threads, name##_run, nullptr};             \

@@ -2,7 +2,7 @@
 
 use capful_core::device::{Rates, Single};
 use capful_core::memory::{Entry, Region, Role};
-use capful_core::model::{Optimizer, Pythia, Recompute, Stage, Yxanul};
+use capful_core::model::{Optimizer, Products, Pythia, Recompute, Stage, Yxanul};
 use capful_core::ops::{self, Kind};
 use capful_core::train::{results, settings};
 use capful_host::device::cpu::CpuProfile;
@@ -118,7 +118,14 @@ impl<F: HostFamily + Copy> Model<F> {
         recompute: Recompute,
     ) -> Model<F> {
         let (batch, seq_len) = (sequences as u32, length as u32);
-        let stage = Stage { batch, seq_len, chunk: 5, recompute, pattern: pattern(config.attention()) };
+        let stage = Stage {
+            batch,
+            seq_len,
+            chunk: 5,
+            recompute,
+            pattern: pattern(config.attention()),
+            products: Products::Wide,
+        };
         let evaluation = Stage { recompute: Recompute::None, ..stage };
         let sections = Sections { training: vec![stage], evaluation: Some(evaluation), decoding: Some(stage.seq_len) };
         let family = config.family(seq_len);

@@ -16,7 +16,7 @@ const PROGRAM: &str = r#"
 #![no_main]
 use capful_core::device::{Reference, Single};
 use capful_core::memory::{Arena, Entry, Layout, Region, Role};
-use capful_core::model::{Family, Optimizer, Pythia, Recompute, Stage, Steps};
+use capful_core::model::{Family, Optimizer, Products, Pythia, Recompute, Stage, Steps};
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::train::{results, settings};
 
@@ -47,7 +47,7 @@ fn train() -> Option<()> {
         layers: 2, d_model: 16, heads: 2, d_ff: 24, vocab_size: 19, context: 12, rotary_dims: 2,
         rotary_base: 10_000.0, norm_eps: 1e-5,
     };
-    let stage = Stage { batch: 2, seq_len: 6, chunk: 5, recompute: Recompute::Cheap, pattern: Pattern::DENSE };
+    let stage = Stage { batch: 2, seq_len: 6, chunk: 5, recompute: Recompute::Cheap, pattern: Pattern::DENSE, products: Products::Wide };
     model.validate().ok()?;
     model.validate_stage(&stage).ok()?;
     let mut entries = [None::<Entry>; 128];

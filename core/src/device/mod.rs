@@ -20,6 +20,11 @@ pub trait Profile {
     fn masters(&self) -> bool {
         self.dtype(Role::Weight) != Dtype::F32
     }
+
+    /// Whether a family's products may read copies of their operands in 8 bits.
+    fn quantises(&self) -> bool {
+        false
+    }
 }
 
 /// How many bytes of scratch a device wants while it runs `operation`. One region serves the largest.

@@ -39,10 +39,19 @@ pub enum View<'a> {
 }
 
 impl View<'_> {
-    fn bytes(&self) -> &[u8] {
+    /// The bytes: the elements of an 8-bit type.
+    pub fn bytes(&self) -> &[u8] {
         match self {
             View::Arena(b) => b,
             View::Image(b) => b,
+        }
+    }
+
+    /// The bytes, to write; none if they are in the image.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            View::Arena(b) => b,
+            View::Image(_) => &mut [],
         }
     }
 

@@ -13,6 +13,8 @@ pub enum Role {
     Gradient,
     /// An optimizer moment.
     Moment,
+    /// What else a step leaves for the next one, and a checkpoint for the run that goes on.
+    State,
     /// A table made once at start-up and only read afterwards.
     Constant,
     /// Values written before a step or read after it.
@@ -33,6 +35,7 @@ impl Role {
             Role::Master => "master",
             Role::Gradient => "gradient",
             Role::Moment => "moment",
+            Role::State => "state",
             Role::Constant => "constant",
             Role::Control => "control",
             Role::Batch => "batch",

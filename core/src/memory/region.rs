@@ -9,6 +9,10 @@ pub enum Dtype {
     Bf16,
     /// Unsigned 32-bit integer, 4 bytes: token ids and counters.
     U32,
+    /// An 8-bit float of 4 exponent and 3 mantissa bits, without infinities: see [`crate::fp8`].
+    E4m3,
+    /// An 8-bit float of 5 exponent and 2 mantissa bits.
+    E5m2,
 }
 
 impl Dtype {
@@ -17,6 +21,7 @@ impl Dtype {
         match self {
             Dtype::F32 | Dtype::U32 => 4,
             Dtype::Bf16 => 2,
+            Dtype::E4m3 | Dtype::E5m2 => 1,
         }
     }
 
@@ -26,6 +31,8 @@ impl Dtype {
             Dtype::F32 => "f32",
             Dtype::Bf16 => "bf16",
             Dtype::U32 => "u32",
+            Dtype::E4m3 => "e4m3",
+            Dtype::E5m2 => "e5m2",
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Model families: a configuration, its regions, and its step, written once for every device.
 
 mod pythia;
+mod scales;
 mod shared;
 mod stage;
 pub mod yxanul;
 
 pub use pythia::{Decoding, Evaluation, Parameters, Pythia, PythiaDevice, State, Training};
+pub use scales::Scales;
 pub use shared::{Grouped, Groups, Lasting};
-pub use stage::{Batch, Control, Family, ModelError, Optimizer, Recompute, Stage, Steps};
+pub use stage::{Batch, Control, Family, ModelError, Optimizer, Products, Recompute, Stage, Steps};
 pub use yxanul::{Yxanul, YxanulDevice};

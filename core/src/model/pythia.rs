@@ -227,6 +227,7 @@ impl Pythia {
             weight_grad: grads.down.at(l),
             bias_grad: Some(grads.down_bias.at(l)),
             accumulate,
+            quantised: None,
         })?;
         device.run(LinearGrad {
             x: f.norm2.at(l),
@@ -238,6 +239,7 @@ impl Pythia {
             weight_grad: grads.up.at(l),
             bias_grad: Some(grads.up_bias.at(l)),
             accumulate,
+            quantised: None,
         })?;
         device.run(LinearGrad {
             x: f.mixed.at(l),
@@ -249,6 +251,7 @@ impl Pythia {
             weight_grad: grads.dense.at(l),
             bias_grad: Some(grads.dense_bias.at(l)),
             accumulate,
+            quantised: None,
         })?;
         device.run(AttentionGrad {
             qkv,
@@ -270,6 +273,7 @@ impl Pythia {
             weight_grad: grads.qkv.at(l),
             bias_grad: Some(grads.qkv_bias.at(l)),
             accumulate,
+            quantised: None,
         })?;
         let affine = |gain: &Stacked, grad: &[Stacked; 2], out_grad| AffineGrad {
             gain: gain.at(l),

@@ -1,5 +1,6 @@
 //! What families have in common: how parameters are grouped and updated, what lasts, which activations are kept.
 
+use super::scales::Scales;
 use super::stage::{Control, ModelError, Optimizer, Recompute, Stage};
 use crate::device::{OperationError, Profile, Run};
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, Space, Stacked};
@@ -50,6 +51,8 @@ pub struct Lasting<P> {
     pub table: Region,
     /// Settings and results.
     pub control: Control,
+    /// The scaling of values and of gradients that are copied in 8 bits, where they are.
+    pub scales: Option<[Scales; 2]>,
 }
 
 impl<P: Grouped> Lasting<P> {
@@ -71,7 +74,7 @@ impl<P: Grouped> Lasting<P> {
         let init = Init::Rotary { base: rotary_base };
         let slot = Slot::new("rotary_table", Role::Constant, Dtype::F32, [1, table[0], table[1], 2]);
         let table = ledger.region(Slot { init, ..slot }).first;
-        Lasting { weights, masters, training, table, control: Control::lay(ledger) }
+        Lasting { weights, masters, training, table, control: Control::lay(ledger), scales: None }
     }
 
     /// Clips by the global norm of all gradients, then moves both groups; only matrices decay.

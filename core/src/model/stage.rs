@@ -16,6 +16,17 @@ pub enum Recompute {
     Full,
 }
 
+/// What the products of the layers read. The embedding, the head and the weights' gradients are always wide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Products {
+    /// Weights and activations as they are kept.
+    Wide,
+    /// The same; the copies in 8 bits are made, so that their scales can be learnt.
+    Warming,
+    /// Copies in 8 bits.
+    Quantised,
+}
+
 /// The shape of a micro-batch and what decides its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stage {
@@ -29,6 +40,8 @@ pub struct Stage {
     pub recompute: Recompute,
     /// What a query sees.
     pub pattern: Pattern,
+    /// What products read.
+    pub products: Products,
 }
 
 impl Stage {
@@ -80,6 +93,15 @@ pub enum ModelError {
         /// The model's context.
         context: u32,
     },
+    /// A family whose products have no form in 8 bits.
+    Wide,
+    /// A side of a product in 8 bits that is no multiple of 16.
+    Sixteens {
+        /// The side.
+        name: &'static str,
+        /// Its size.
+        size: u32,
+    },
     /// A tensor of more than 2³² − 1 rows or elements of a row.
     TooLarge(&'static str),
 }
@@ -106,6 +128,12 @@ impl core::fmt::Display for ModelError {
                 f,
                 "sequences of {seq_len} tokens are longer than the context of {context}; lower --seq-len or raise --set context=N"
             ),
+            ModelError::Wide => {
+                f.write_str("this family's products have no form in fp8, only Yxanul's have; use --precision bf16")
+            }
+            ModelError::Sixteens { name, size } => {
+                write!(f, "{name} is {size}, and fp8 multiplies sides of whole sixteens; use --precision bf16")
+            }
             ModelError::TooLarge(name) => write!(f, "{name} is too large: a dimension passes 32 bits"),
         }
     }

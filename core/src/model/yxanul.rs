@@ -4,10 +4,12 @@
 //! RMSNorm h, no biases, full rotary, query heads in groups that share a key and value head. With a rank r the
 //! embedding is `E[id] · Pᵀ` and the logits are `(h · P) · Eᵀ`; without one it is a plain Llama, tied or untied.
 
+mod narrow;
 mod regions;
 
 pub use regions::{Decoding, Evaluation, Parameters, State, Training};
 
+use self::narrow::{Narrow, Projection, project, project_grad};
 use self::regions::Forward;
 use super::shared::Backward;
 use super::stage::{Optimizer, Recompute, Stage, Steps};
@@ -15,7 +17,7 @@ use crate::device::{OperationError, Run};
 use crate::memory::Region;
 use crate::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, HeadGrad, HeadLoss, Heads,
-    Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Rotary, SquaredNorm, SwiGlu, SwiGluGrad,
+    Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Rescale, Rotary, SquaredNorm, SwiGlu, SwiGluGrad,
 };
 
 /// A Yxanul's sizes. All are free; the published ones are presets of the host.
@@ -59,6 +61,8 @@ pub trait YxanulDevice:
     + Run<AttentionGrad>
     + Run<CachedAttention>
     + Run<HeadLoss>
+    + Run<Quantise>
+    + Run<Rescale>
     + Run<SquaredNorm>
     + Run<AdamW>
 {
@@ -77,6 +81,8 @@ impl<D> YxanulDevice for D where
         + Run<AttentionGrad>
         + Run<CachedAttention>
         + Run<HeadLoss>
+        + Run<Quantise>
+        + Run<Rescale>
         + Run<SquaredNorm>
         + Run<AdamW>
 {
@@ -154,10 +160,11 @@ impl Yxanul {
         l: u32,
     ) -> Result<(), OperationError> {
         let qkv = f.qkv.at(l);
-        device.run(Linear {
+        let linear = Linear {
             rotary: Some(self.rotary(state.table, stage.seq_len)),
             ..Linear::new(f.norm1.at(l), state.weights.qkv.at(l), None, qkv)
-        })?;
+        };
+        project(device, f.narrow.as_ref(), (Projection::Qkv, l), linear)?;
         device.run(Attention {
             qkv,
             out: f.mixed.at(l),
@@ -167,26 +174,24 @@ impl Yxanul {
         })
     }
 
-    /// `out = residual + x · weightᵀ`, in place where both are one slot.
+    /// Adds `residual` to a product of layer `l`; in place where it is the product's own slot.
     fn add<D: YxanulDevice>(
         &self,
         device: &mut D,
-        x: Region,
-        weight: Region,
+        f: &Forward,
+        product: (Projection, u32),
+        linear: Linear,
         residual: Region,
-        out: Region,
     ) -> Result<(), OperationError> {
-        let in_place = residual == out;
-        device.run(Linear {
-            residual: (!in_place).then_some(residual),
-            accumulate: in_place,
-            ..Linear::new(x, weight, None, out)
-        })
+        let in_place = residual == linear.out;
+        let linear = Linear { residual: (!in_place).then_some(residual), accumulate: in_place, ..linear };
+        project(device, f.narrow.as_ref(), product, linear)
     }
 
     /// Attention's branch into the residual stream.
     fn mix<D: YxanulDevice>(&self, device: &mut D, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
-        self.add(device, f.mixed.at(l), w.out.at(l), f.x.at(l), f.mid.at(l))
+        let linear = Linear::new(f.mixed.at(l), w.out.at(l), None, f.mid.at(l));
+        self.add(device, f, (Projection::Out, l), linear, f.x.at(l))
     }
 
     fn expand<D: YxanulDevice>(
@@ -196,7 +201,8 @@ impl Yxanul {
         f: &Forward,
         l: u32,
     ) -> Result<(), OperationError> {
-        device.run(Linear::new(f.norm2.at(l), w.gate_up.at(l), None, f.gate_up.at(l)))?;
+        let linear = Linear::new(f.norm2.at(l), w.gate_up.at(l), None, f.gate_up.at(l));
+        project(device, f.narrow.as_ref(), (Projection::GateUp, l), linear)?;
         self.activate(device, f, l)
     }
 
@@ -208,7 +214,8 @@ impl Yxanul {
     fn feed<D: YxanulDevice>(&self, device: &mut D, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
         self.norm2(device, w, f, l)?;
         self.expand(device, w, f, l)?;
-        self.add(device, f.activated.at(l), w.down.at(l), f.mid.at(l), f.x.at(l + 1))
+        let linear = Linear::new(f.activated.at(l), w.down.at(l), None, f.x.at(l + 1));
+        self.add(device, f, (Projection::Down, l), linear, f.mid.at(l))
     }
 
     /// The final norm, and of it what the vocabulary's rows are multiplied with.
@@ -294,7 +301,9 @@ impl Yxanul {
             weight_grad,
             bias_grad: None,
             accumulate,
+            quantised: None,
         };
+        let grad = |device: &mut D, p, linear| project_grad(device, f.narrow.as_ref(), (p, l), linear);
         let norm = |x, stats, gain, gain_grad| NormGrad {
             kind: NormKind::Rms,
             x,
@@ -305,11 +314,15 @@ impl Yxanul {
             add: true,
             accumulate,
         };
-        device.run(linear(activated, w.down.at(l), t.x_grad, activated_grad, grads.down.at(l)))?;
+        grad(device, Projection::Down, linear(activated, w.down.at(l), t.x_grad, activated_grad, grads.down.at(l)))?;
         device.run(SwiGluGrad { gate_up, out_grad: activated_grad })?;
-        device.run(linear(f.norm2.at(l), w.gate_up.at(l), gate_up, t.narrow_grad, grads.gate_up.at(l)))?;
+        grad(
+            device,
+            Projection::GateUp,
+            linear(f.norm2.at(l), w.gate_up.at(l), gate_up, t.narrow_grad, grads.gate_up.at(l)),
+        )?;
         device.run(norm(f.mid.at(l), f.stats2.at(l), w.norm2.at(l), grads.norm2.at(l)))?;
-        device.run(linear(f.mixed.at(l), w.out.at(l), t.x_grad, t.narrow_grad, grads.out.at(l)))?;
+        grad(device, Projection::Out, linear(f.mixed.at(l), w.out.at(l), t.x_grad, t.narrow_grad, grads.out.at(l)))?;
         device.run(AttentionGrad {
             qkv,
             out: f.mixed.at(l),
@@ -320,7 +333,7 @@ impl Yxanul {
             pattern: stage.pattern,
             rotary: self.rotary(state.table, stage.seq_len),
         })?;
-        device.run(linear(f.norm1.at(l), w.qkv.at(l), qkv_grad, t.narrow_grad, grads.qkv.at(l)))?;
+        grad(device, Projection::Qkv, linear(f.norm1.at(l), w.qkv.at(l), qkv_grad, t.narrow_grad, grads.qkv.at(l)))?;
         device.run(norm(f.x.at(l), f.stats1.at(l), w.norm1.at(l), grads.norm1.at(l)))
     }
 
@@ -357,6 +370,7 @@ impl Yxanul {
                 weight_grad,
                 bias_grad: None,
                 accumulate,
+                quantised: None,
             })?;
         }
         device.run(NormGrad {
@@ -402,6 +416,7 @@ impl Yxanul {
             weight_grad,
             bias_grad: None,
             accumulate,
+            quantised: None,
         })?;
         device.run(EmbedGrad { ids, out_grad: low_grad, table_grad, accumulate })
     }
@@ -417,6 +432,11 @@ impl<D: YxanulDevice> Steps<D> for Yxanul {
         first: bool,
     ) -> Result<(), OperationError> {
         let Some([grads, ..]) = &state.training else { return Err(OperationError::Device) };
+        let narrow = Narrow::of(state, t, stage);
+        if let Some(narrow) = narrow.filter(|_| first) {
+            narrow.weights(device, self, state)?;
+        }
+        let t = &Training { forward: Forward { narrow, ..t.forward }, ..*t };
         let backward = Backward { state, grads, training: t, stage, accumulate: !first };
         let head = self.forward(device, state, &t.forward, t.batch.ids, stage)?;
         self.backward_head(device, &backward, head)?;
@@ -428,7 +448,8 @@ impl<D: YxanulDevice> Steps<D> for Yxanul {
     }
 
     fn update(&self, device: &mut D, state: &State, optimizer: &Optimizer) -> Result<(), OperationError> {
-        state.update(device, optimizer)
+        state.update(device, optimizer)?;
+        state.scales.iter().flatten().try_for_each(|scales| scales.update(device))
     }
 
     fn evaluate(&self, device: &mut D, state: &State, e: &Evaluation, stage: &Stage) -> Result<(), OperationError> {

@@ -1,6 +1,7 @@
 //! The linear layer with what belongs to it: bias, residual, GELU, rotation.
 
 use super::math::{axpy, dot, gelu};
+use super::quantise::{CodeRows, QuantisedProduct};
 use super::rotary::Rotary;
 use crate::device::{Access, Operation, OperationError};
 use crate::memory::{Arena, Region};
@@ -26,13 +27,15 @@ pub struct Linear {
     pub rotary: Option<Rotary>,
     /// [rows, out]: takes gelu(out), while `out` keeps the input of the GELU for the backward pass.
     pub activated: Option<Region>,
+    /// Copies of `x` and `weight` that are multiplied in their stead; then neither is read.
+    pub quantised: Option<QuantisedProduct>,
 }
 
 impl Linear {
     /// `out = x · weightᵀ + bias`.
     pub const fn new(x: Region, weight: Region, bias: Option<Region>, out: Region) -> Linear {
-        let (residual, rotary, activated) = (None, None, None);
-        Linear { x, weight, transposed: false, bias, out, residual, accumulate: false, rotary, activated }
+        let (residual, rotary, activated, quantised) = (None, None, None, None);
+        Linear { x, weight, transposed: false, bias, out, residual, accumulate: false, rotary, activated, quantised }
     }
 }
 
@@ -45,8 +48,10 @@ impl Operation for Linear {
     const NAME: &'static str = "linear";
 
     fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.x, Access::Read);
-        visit(self.weight, Access::Read);
+        match &self.quantised {
+            Some(product) => product.operands(visit),
+            None => [self.x, self.weight].into_iter().for_each(|r| visit(r, Access::Read)),
+        }
         self.bias.into_iter().for_each(|r| visit(r, Access::Read));
         self.residual.into_iter().for_each(|r| visit(r, Access::Read));
         self.rotary.into_iter().for_each(|r| visit(r.table, Access::Read));
@@ -62,7 +67,9 @@ impl Operation for Linear {
         self.expect(like_out(&self.out), "out")?;
         self.expect(self.residual.is_none_or(|r| like_out(&r)), "residual")?;
         self.expect(self.activated.is_none_or(|r| like_out(&r)), "activated")?;
-        self.expect(self.rotary.is_none_or(|r| r.fits() && r.heads.width() == out), "rotary")
+        self.expect(self.rotary.is_none_or(|r| r.fits() && r.heads.width() == out), "rotary")?;
+        let fits = |p: &QuantisedProduct| !self.transposed && p.fits(rows, out, inputs);
+        self.expect(self.quantised.as_ref().is_none_or(fits), "quantised")
     }
 
     fn flops(&self) -> u64 {
@@ -70,29 +77,41 @@ impl Operation for Linear {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [x, weight, bias, mut out, residual, table, mut activated] = arena.views([
-            Some(self.x),
-            Some(self.weight),
+        let [codes_x, codes_weight, inverse_x, inverse_weight] = QuantisedProduct::regions(self.quantised.as_ref());
+        let whole = |region| self.quantised.is_none().then_some(region);
+        let [x, weight, bias, mut out, residual, table, mut activated, cx, cw, ix, iw] = arena.views([
+            whole(self.x),
+            whole(self.weight),
             self.bias,
             Some(self.out),
             self.residual,
             self.rotary.map(|r| r.table),
             self.activated,
+            codes_x,
+            codes_weight,
+            inverse_x,
+            inverse_weight,
         ])?;
+        let codes = self.quantised.as_ref().and_then(|p| CodeRows::new(p, [&cx, &cw, &ix, &iw]));
         let (inputs, outputs) = (self.x.columns() as usize, self.out.columns() as usize);
-        let (weight, bias, residual) = (weight.f32(), bias.f32(), residual.f32());
-        for (r, (row, out)) in x.f32().chunks_exact(inputs).zip(out.f32_mut().chunks_exact_mut(outputs)).enumerate() {
-            if self.transposed {
+        let (x, weight, bias, residual) = (x.f32(), weight.f32(), bias.f32(), residual.f32());
+        for (r, out) in out.f32_mut().chunks_exact_mut(outputs).enumerate() {
+            let row = || &x[r * inputs..][..inputs];
+            let add = |y: f32, product| if self.accumulate { y + product } else { product };
+            if let Some(codes) = &codes {
+                for (o, y) in out.iter_mut().enumerate() {
+                    *y = add(*y, codes.dot(r, o));
+                }
+            } else if self.transposed {
                 if !self.accumulate {
                     out.fill(0.0);
                 }
-                for (x, w) in row.iter().zip(weight.chunks_exact(outputs)) {
+                for (x, w) in row().iter().zip(weight.chunks_exact(outputs)) {
                     axpy(*x, w, out);
                 }
             } else {
                 for (y, w) in out.iter_mut().zip(weight.chunks_exact(inputs)) {
-                    let product = dot(row, w);
-                    *y = if self.accumulate { *y + product } else { product };
+                    *y = add(*y, dot(row(), w));
                 }
             }
             for (o, y) in out.iter_mut().enumerate() {

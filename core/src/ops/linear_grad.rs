@@ -2,6 +2,7 @@
 
 use super::linear::sides;
 use super::math::{axpy, dot, gelu_derivative};
+use super::quantise::{CodeRows, QuantisedProduct};
 use crate::device::{Access, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
@@ -27,6 +28,9 @@ pub struct LinearGrad {
     pub bias_grad: Option<Region>,
     /// Whether to add to the parameters' gradients instead of writing over them.
     pub accumulate: bool,
+    /// Copies that `x_grad` is the product of: of `out_grad`, and of the weight transposed to [in, out]. The parameters'
+    /// gradients are made of the tensors themselves.
+    pub quantised: Option<QuantisedProduct>,
 }
 
 impl Operation for LinearGrad {
@@ -35,7 +39,10 @@ impl Operation for LinearGrad {
     fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
         let parameter = if self.accumulate { Access::Update } else { Access::Write };
         visit(self.x, Access::Read);
-        visit(self.weight, Access::Read);
+        match &self.quantised {
+            Some(product) => product.operands(visit),
+            None => visit(self.weight, Access::Read),
+        }
         visit(self.out_grad, Access::Read);
         self.before_gelu.into_iter().for_each(|r| visit(r, Access::Read));
         visit(self.x_grad, Access::Write);
@@ -52,7 +59,9 @@ impl Operation for LinearGrad {
         self.expect(self.before_gelu.is_none_or(|r| like_x(&r)), "before_gelu")?;
         let sizes = |r: &Region| (r.rows(), r.columns());
         self.expect(sizes(&self.weight_grad) == sizes(&self.weight), "weight_grad")?;
-        self.expect(self.bias_grad.is_none_or(|b| b.elements() == u64::from(outputs)), "bias_grad")
+        self.expect(self.bias_grad.is_none_or(|b| b.elements() == u64::from(outputs)), "bias_grad")?;
+        let fits = |p: &QuantisedProduct| !self.transposed && p.fits(rows, inputs, outputs);
+        self.expect(self.quantised.as_ref().is_none_or(fits), "quantised")
     }
 
     fn flops(&self) -> u64 {
@@ -60,15 +69,23 @@ impl Operation for LinearGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [x, weight, out_grad, before_gelu, mut x_grad, mut weight_grad, mut bias_grad] = arena.views([
-            Some(self.x),
-            Some(self.weight),
-            Some(self.out_grad),
-            self.before_gelu,
-            Some(self.x_grad),
-            Some(self.weight_grad),
-            self.bias_grad,
-        ])?;
+        let [codes_grad, codes_weight, inverse_grad, inverse_weight] =
+            QuantisedProduct::regions(self.quantised.as_ref());
+        let [x, weight, out_grad, before_gelu, mut x_grad, mut weight_grad, mut bias_grad, cg, cw, ig, iw] = arena
+            .views([
+                Some(self.x),
+                self.quantised.is_none().then_some(self.weight),
+                Some(self.out_grad),
+                self.before_gelu,
+                Some(self.x_grad),
+                Some(self.weight_grad),
+                self.bias_grad,
+                codes_grad,
+                codes_weight,
+                inverse_grad,
+                inverse_weight,
+            ])?;
+        let codes = self.quantised.as_ref().and_then(|p| CodeRows::new(p, [&cg, &cw, &ig, &iw]));
         let (inputs, outputs) = (self.x.columns() as usize, self.out_grad.columns() as usize);
         if !self.accumulate {
             weight_grad.f32_mut().fill(0.0);
@@ -82,9 +99,13 @@ impl Operation for LinearGrad {
                     axpy(x[i], dy, &mut weight_grad.f32_mut()[i * outputs..][..outputs]);
                 }
             } else {
-                dx.fill(0.0);
-                for (o, (&dy, w)) in dy.iter().zip(weight.f32().chunks_exact(inputs)).enumerate() {
-                    axpy(dy, w, dx);
+                if let Some(codes) = &codes {
+                    dx.iter_mut().enumerate().for_each(|(i, dx)| *dx = codes.dot(r, i));
+                } else {
+                    dx.fill(0.0);
+                    dy.iter().zip(weight.f32().chunks_exact(inputs)).for_each(|(&dy, w)| axpy(dy, w, dx));
+                }
+                for (o, &dy) in dy.iter().enumerate() {
                     axpy(dy, x, &mut weight_grad.f32_mut()[o * inputs..][..inputs]);
                 }
             }
@@ -123,6 +144,7 @@ mod tests {
                 weight_grad,
                 bias_grad: Some(bias_grad),
                 accumulate: false,
+                quantised: None,
             };
             b.run(backward);
             b.check_gradient(forward, x, x_grad, out, out_grad);
@@ -152,6 +174,7 @@ mod tests {
             weight_grad,
             bias_grad: None,
             accumulate: false,
+            quantised: None,
         });
         // With the identity for a weight, x_grad is the gradient of gelu alone.
         b.check_gradient(Gelu { x: h, out: x }, h, x_grad, x, out_grad);

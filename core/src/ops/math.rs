@@ -31,7 +31,8 @@ pub fn sum(a: &[f32]) -> f32 {
     tree(lanes)
 }
 
-fn tree(l: [f32; 8]) -> f32 {
+/// The sum of eight lanes.
+pub(super) fn tree(l: [f32; 8]) -> f32 {
     ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))
 }
 

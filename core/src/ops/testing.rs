@@ -63,6 +63,20 @@ impl<const WORDS: usize> Bench<WORDS> {
         region
     }
 
+    /// Codes that nobody wrote: NaN.
+    pub fn codes(&mut self, dtype: Dtype, shape: [u32; 4]) -> Region {
+        let region = self.region(dtype, shape);
+        let mut arena = Arena::new(&mut self.storage, &[]);
+        let [mut view] = arena.views([Some(region)]).unwrap();
+        view.bytes_mut().fill(0xff);
+        region
+    }
+
+    pub fn bytes(&self, region: Region) -> &[u8] {
+        let bytes: &[u8] = bytemuck::cast_slice(&self.storage);
+        &bytes[region.offset as usize..region.end() as usize]
+    }
+
     pub fn run<O: Operation>(&mut self, operation: O) {
         Meter::new(&Single, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 }).run(operation).unwrap();
         Reference { arena: Arena::new(&mut self.storage, &[]) }.run(operation).unwrap();

@@ -9,7 +9,7 @@ use crate::config::{Config, with_family};
 use crate::plan::Sections;
 use crate::run::HostFamily;
 use crate::run::directory::Trained;
-use capful_core::model::Stage;
+use capful_core::model::{Products, Stage};
 
 /// Flags of `host logits`.
 #[derive(Debug, clap::Args)]
@@ -38,7 +38,7 @@ impl Logits {
     }
 
     fn with<F: HostFamily>(self, family: F, config: &Config, count: u32) -> Result<(), Failure> {
-        let evaluation = Stage { batch: 1, seq_len: count, ..config.stage() };
+        let evaluation = Stage { batch: 1, seq_len: count, products: Products::Wide, ..config.stage() };
         let sections = Sections { training: Vec::new(), evaluation: Some(evaluation), decoding: None };
         let Trained { mut session, .. } = Trained::load(family, &self.trained.dir, config, &sections)?;
         say_warnings(&mut session);

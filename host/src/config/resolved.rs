@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use capful_core::model::{self, ModelError, Optimizer, Pythia, Stage, Yxanul};
+use capful_core::model::{self, ModelError, Optimizer, Products, Pythia, Stage, Yxanul};
 use capful_core::ops::{Kind, Pattern};
 use capful_core::train::{self, Curriculum, Period};
 
@@ -39,7 +39,7 @@ pub enum Precision {
     F32,
     /// bfloat16 with f32 masters.
     Bf16,
-    /// 8-bit floats in the products.
+    /// bf16, with 8-bit floats in the products of the layers.
     Fp8,
 }
 
@@ -466,12 +466,13 @@ impl Config {
             },
         };
         match (device, self.precision) {
-            (Device::Cpu | Device::Reference, Precision::Bf16 | Precision::Fp8) => {
+            (Device::Cpu | Device::Reference, Precision::Bf16) => {
                 error(format!("the {} device computes in f32 only; use --precision f32", self.device))
             }
-            (Device::Cuda(_), Precision::Fp8) => {
-                error(format!("the {} device computes in f32 and bf16; use --precision bf16", self.device))
-            }
+            (Device::Cpu | Device::Reference, Precision::Fp8) => error(format!(
+                "--precision fp8: the {} device computes in f32 only; use --precision f32, or --device cuda with fp8 or bf16",
+                self.device
+            )),
             _ => Ok(device),
         }
     }
@@ -601,6 +602,7 @@ impl Config {
                 Recompute::Full => model::Recompute::Full,
             },
             pattern: self.pattern(),
+            products: if self.precision == Precision::Fp8 { Products::Quantised } else { Products::Wide },
         }
     }
 
@@ -750,6 +752,10 @@ mod tests {
             ("seq_len = 999", "context"),
             ("device = 'tpu'", "cuda:N"),
             ("precision = 'bf16'", "f32"),
+            ("preset = 'yxanul-tiny'\nprecision = 'fp8'", "bf16"),
+            ("preset = 'yxanul-tiny'\nprecision = 'fp8'\ndevice = 'reference'", "bf16"),
+            ("precision = 'fp8'\ndevice = 'cuda'", "bf16"),
+            ("preset = 'yxanul-tiny'\nprecision = 'fp8'\ndevice = 'cuda'\n[model]\nd_ff = 200", "bf16"),
             ("tokenizer = 'words'", "bpe"),
             ("tokenizer = 'byte'\nvocab_size = 100", "260"),
             ("tokenizer = 'bpe'\nvocab_size = 100", "260"),

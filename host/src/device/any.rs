@@ -35,7 +35,8 @@ impl AnyProfile {
     pub fn of(config: &Config) -> Result<AnyProfile, ConfigError> {
         let precision = match config.precision {
             Precision::F32 => cuda::Precision::F32,
-            Precision::Bf16 | Precision::Fp8 => cuda::Precision::Bf16,
+            Precision::Bf16 => cuda::Precision::Bf16,
+            Precision::Fp8 => cuda::Precision::Fp8,
         };
         Ok(match config.device()? {
             Device::Reference => AnyProfile::Reference(Single),
@@ -52,7 +53,7 @@ impl AnyProfile {
     /// What is missing.
     pub fn require(&self) -> Result<(), DeviceError> {
         match self {
-            AnyProfile::Cuda { card, .. } => Ok(cuda::require(*card)?),
+            AnyProfile::Cuda { card, profile } => Ok(cuda::require(*card, profile.precision)?),
             _ => Ok(()),
         }
     }
@@ -64,6 +65,13 @@ impl Profile for AnyProfile {
             AnyProfile::Cpu(profile) => profile.dtype(role),
             AnyProfile::Reference(profile) => profile.dtype(role),
             AnyProfile::Cuda { profile, .. } => profile.dtype(role),
+        }
+    }
+
+    fn quantises(&self) -> bool {
+        match self {
+            AnyProfile::Cuda { profile, .. } => profile.quantises(),
+            _ => false,
         }
     }
 }
@@ -101,6 +109,8 @@ pub enum Sequence {
         stage: usize,
         /// Whether it is the step's first.
         first: bool,
+        /// Whether copies in 8 bits are made and not read yet.
+        warming: bool,
     },
     /// The optimizer.
     Update,
@@ -117,7 +127,9 @@ impl Sequence {
             Sequence::Update => 0,
             Sequence::Evaluate => 1,
             Sequence::Decode => 2,
-            Sequence::MicroBatch { stage, first } => 4 + 2 * stage as u64 + u64::from(first),
+            Sequence::MicroBatch { stage, first, warming } => {
+                4 + 4 * stage as u64 + 2 * u64::from(warming) + u64::from(first)
+            }
         }
     }
 }
@@ -146,9 +158,14 @@ impl AnyDevice {
         match profile {
             AnyProfile::Cpu(profile) => Ok(AnyDevice::Cpu(Cpu::start(profile, Memory::new(bytes)?, scratch)?)),
             AnyProfile::Reference(_) => Ok(AnyDevice::Reference(Reference { memory: Memory::new(bytes)? })),
-            AnyProfile::Cuda { card, .. } => {
+            AnyProfile::Cuda { card, profile } => {
                 let room = cuda::Room { arena: bytes, scratch, staging };
-                Ok(AnyDevice::Cuda(Box::new(Cuda::open(*card, room, Products::Library)?)))
+                #[allow(unused_mut, reason = "the stand-in's methods all want it")]
+                let mut device = Cuda::open(*card, room, Products::Library)?;
+                if profile.precision == cuda::Precision::Fp8 {
+                    device.require_library()?;
+                }
+                Ok(AnyDevice::Cuda(Box::new(device)))
             }
         }
     }

@@ -47,6 +47,8 @@ const fn file_dtype(dtype: Dtype) -> &'static str {
         Dtype::F32 => "F32",
         Dtype::Bf16 => "BF16",
         Dtype::U32 => "U32",
+        Dtype::E4m3 => "F8_E4M3",
+        Dtype::E5m2 => "F8_E5M2",
     }
 }
 

@@ -92,6 +92,7 @@ impl<'a, F: HostFamily> Bench<'a, F> {
     /// # Errors
     /// A lost device.
     pub fn new(session: &'a mut Session<F>, config: &'a Config) -> Result<Self, DeviceError> {
+        session.assume_history();
         let tokens = config.stage().tokens() as usize;
         let random = Random::new(config.seed, stream("bench"));
         let ids: Vec<u32> =

@@ -111,7 +111,7 @@ impl Writer {
             dir: dir.to_owned(),
             keep: keep.max(1) as usize,
             weights: saved(lasting, &[Role::Weight]),
-            optimizer: saved(lasting, &[Role::Master, Role::Moment]),
+            optimizer: saved(lasting, &[Role::Master, Role::Moment, Role::State]),
             config,
             staging: vec![0; STAGING],
             there: complete(dir)?,
@@ -264,5 +264,9 @@ pub fn restore(
     } else {
         model.read_into(&called(&precise, ""), device, &mut staging)?;
     }
+    // A run that goes on in another precision has another state, which it begins anew.
+    let there = |e: &Entry| e.slot.role == Role::State && rest.has(e.slot.prefix);
+    let state: Vec<Entry> = lasting.iter().filter(|e| there(e)).copied().collect();
+    rest.read_into(&state, device, &mut staging)?;
     Ok(rest.read_into(&saved(lasting, &[Role::Moment]), device, &mut staging)?)
 }

@@ -1,8 +1,8 @@
 //! A model on a device: its arena, and the few ways a command talks to it.
 
 use capful_core::device::{Meter, OperationError};
-use capful_core::memory::{Dtype, Init, Region, Role};
-use capful_core::model::{Batch, Family, Optimizer, Stage, Steps};
+use capful_core::memory::{Dtype, Entry, Init, Region, Role};
+use capful_core::model::{Batch, Family, Optimizer, Products, Scales, Stage, Steps};
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::random::{Random, stream};
 use capful_core::train::{Period, results, settings};
@@ -41,6 +41,8 @@ pub struct Session<F: HostFamily> {
     pub device: AnyDevice,
     /// Logits on their way out of the device, `[vocabulary]`.
     logits: Vec<f32>,
+    /// Steps in the history of the largest values, of which as many as it holds make scales worth using.
+    seen: u32,
 }
 
 /// Bytes that initialisation writes at once.
@@ -93,7 +95,7 @@ impl<F: HostFamily> Session<F> {
         staging: u64,
     ) -> Result<Self, DeviceError> {
         let device = AnyDevice::start(profile, laid.bytes, laid.scratch, staging)?;
-        Ok(Session { family, laid, device, logits: vec![0.0; vocab_size as usize] })
+        Ok(Session { family, laid, device, logits: vec![0.0; vocab_size as usize], seen: 0 })
     }
 
     /// On a card, runs every sequence in the empty arena and clears it: once to choose algorithms, once to record.
@@ -119,8 +121,12 @@ impl<F: HostFamily> Session<F> {
         let periods = config.periods();
         let most = periods.iter().map(Period::micro_tokens).max().unwrap_or(0);
         let zeros = vec![0; most.max(u64::from(config.stage().tokens())) as usize];
-        for (stage, period) in periods.iter().enumerate() {
+        // While the history fills, and afterwards.
+        let fills = self.fills();
+        let kinds = if fills { &[0, Scales::WARMUP][..] } else { &[0][..] };
+        for (seen, (stage, period)) in kinds.iter().flat_map(|seen| periods.iter().enumerate().map(|p| (*seen, p))) {
             let zeros = &zeros[..period.micro_tokens() as usize];
+            self.seen = seen;
             self.begin(values)?;
             for micro in 0..period.accumulate.min(2) {
                 self.micro_batch(stage, zeros, zeros, micro == 0)?;
@@ -129,6 +135,7 @@ impl<F: HostFamily> Session<F> {
             let ticket = self.finish()?;
             self.results(ticket)?;
         }
+        self.seen = 0;
         let zeros = &zeros[..config.stage().tokens() as usize];
         self.evaluate(zeros, zeros)?;
         self.decode(0, 0, config.pattern()).map(drop)
@@ -139,6 +146,34 @@ impl<F: HostFamily> Session<F> {
         self.device.card().map(|card| card.choices())
     }
 
+    /// Whether steps go by way of copies in 8 bits, once their history is full.
+    fn fills(&self) -> bool {
+        self.laid.sections.training.iter().any(|stage| stage.products == Products::Quantised)
+    }
+
+    /// Finds out how much of the history is there, after a checkpoint was read. One without a history, of a run in
+    /// another precision, leaves it to be filled.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn count_history(&mut self) -> Result<(), DeviceError> {
+        let history = |e: &&Entry| e.slot.role == Role::State && e.slot.name == "history";
+        let Some(place) = self.laid.lasting.iter().find(history).map(|e| e.place.first) else { return Ok(()) };
+        let mut row = vec![0.0f32; place.columns() as usize];
+        self.seen = 0;
+        for step in 0..place.rows() {
+            self.device.read(place.slice_rows(step, 1), bytemuck::cast_slice_mut(&mut row))?;
+            // Weights are never all zero.
+            self.seen += u32::from(row.iter().any(|x| *x != 0.0));
+        }
+        Ok(())
+    }
+
+    /// Takes the history for full, so that steps are timed as most of them run.
+    pub fn assume_history(&mut self) {
+        self.seen = Scales::WARMUP;
+    }
+
     fn initialise(&mut self, seed: Option<u64>) -> Result<(), DeviceError> {
         let mut piece = vec![0.0f32; PIECE / 4];
         let mut narrow = vec![half::bf16::ZERO; PIECE / 4];
@@ -146,7 +181,7 @@ impl<F: HostFamily> Session<F> {
             let slot = &entry.slot;
             // Fresh storage is zero; gradients and moments begin there.
             let parameter = matches!(slot.role, Role::Weight | Role::Master);
-            let wanted = slot.role == Role::Constant || parameter && seed.is_some();
+            let wanted = matches!(slot.role, Role::Constant | Role::State) || parameter && seed.is_some();
             if slot.init == Init::Zero || !wanted {
                 continue;
             }
@@ -211,11 +246,13 @@ impl<F: HostFamily> Session<F> {
     /// # Errors
     /// A session without that training section, a lost device.
     pub fn micro_batch(&mut self, stage: usize, ids: &[u32], targets: &[u32], first: bool) -> Result<(), DeviceError> {
-        let sequence = Sequence::MicroBatch { stage, first };
+        let warming = self.fills() && self.seen < Scales::WARMUP;
+        let sequence = Sequence::MicroBatch { stage, first, warming };
         let sections = &self.laid.sections;
         let (Some(&training), Some(&stage)) = (self.laid.training.get(stage), sections.training.get(stage)) else {
             return Err(missing("training"));
         };
+        let stage = if warming { Stage { products: Products::Warming, ..stage } } else { stage };
         self.write_batch(F::training_batch(&training), ids, targets)?;
         let (family, state) = (&self.family, &self.laid.state);
         self.device.replay(sequence, |device| family.micro_batch(device, state, &training, &stage, first))
@@ -226,6 +263,7 @@ impl<F: HostFamily> Session<F> {
     /// # Errors
     /// A lost device.
     pub fn update(&mut self, optimizer: &Optimizer) -> Result<(), DeviceError> {
+        self.seen = (self.seen + 1).min(Scales::WARMUP);
         let (family, state) = (&self.family, &self.laid.state);
         self.device.replay(Sequence::Update, |device| family.update(device, state, optimizer))
     }

@@ -140,6 +140,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             }
             let lasting = session.laid.lasting.clone();
             checkpoint::restore(from, &lasting, true, &mut session.device)?;
+            session.count_history()?;
             stream.seek(saved.position).map_err(|e| text(&e))?;
             state = TrainerState { device: state.device, version: state.version, ..saved };
         }

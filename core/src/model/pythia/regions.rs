@@ -4,7 +4,7 @@ use super::Pythia;
 use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, Stacked};
 use crate::model::shared::{self, Activations, Grouped, Groups, Keep, check_sizes, check_stage};
-use crate::model::stage::{Batch, Control, Family, ModelError, Stage};
+use crate::model::stage::{Batch, Control, Family, ModelError, Products, Stage};
 
 /// Every parameter, or what belongs to every parameter: gradients, moments.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -215,7 +215,8 @@ impl Family for Pythia {
     }
 
     fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError> {
-        check_stage(stage, self.context, self.d_ff.max(3 * self.d_model), self.vocab_size)
+        check_stage(stage, self.context, self.d_ff.max(3 * self.d_model), self.vocab_size)?;
+        if stage.products == Products::Wide { Ok(()) } else { Err(ModelError::Wide) }
     }
 
     fn flops_per_token(&self, seq_len: u32) -> u64 {

@@ -1,10 +1,12 @@
 //! What a Yxanul keeps in memory, and where.
 
 use super::Yxanul;
+use super::narrow::{Copies, Narrow, lay_scales};
 use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, Stacked};
 use crate::model::shared::{self, Activations, Grouped, Groups, Keep, check_sizes, check_stage};
-use crate::model::stage::{Batch, Control, Family, ModelError, Stage};
+use crate::model::stage::{Batch, Control, Family, ModelError, Products, Stage};
+use crate::ops::QuantisedProduct;
 
 /// Every parameter, or what belongs to every parameter: gradients, moments.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -82,6 +84,8 @@ pub(super) struct Forward {
     pub(super) final_out: Region,
     /// [batch · seq_len]: nats.
     pub(super) losses: Region,
+    /// Copies in 8 bits, in a step that makes them.
+    pub(super) narrow: Option<Narrow>,
 }
 
 /// What a training step needs besides the state.
@@ -97,6 +101,8 @@ pub struct Training {
     pub(super) low_grad: Option<Region>,
     /// [chunk, padded vocabulary]: logits; then, in each layer, of the activated values and of qkv.
     pub(super) wide: Region,
+    /// Copies in 8 bits, on a device that multiplies them.
+    pub(super) copies: Option<Copies>,
 }
 
 /// What an evaluation needs besides the state.
@@ -191,12 +197,13 @@ impl Yxanul {
             final_stats,
             final_out,
             losses,
+            narrow: None,
         }
     }
 
-    /// Columns of the widest slot that is laid as one row, whose elements are 32-bit.
-    fn widest(&self) -> u32 {
-        self.d_ff.max(self.heads().width())
+    /// Columns of the widest activation.
+    pub(super) fn widest(&self) -> u32 {
+        (2 * self.d_ff).max(self.heads().width())
     }
 }
 
@@ -236,7 +243,14 @@ impl Family for Yxanul {
     }
 
     fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError> {
-        check_stage(stage, self.context, self.widest(), self.vocabulary_rows())
+        // The widest slot that is one row, whose elements are 32-bit.
+        check_stage(stage, self.context, self.d_ff.max(self.heads().width()), self.vocabulary_rows())?;
+        if stage.products == Products::Wide {
+            return Ok(());
+        }
+        let sides = [("d_model", self.d_model), ("d_ff", self.d_ff), ("the width of qkv", self.heads().width())];
+        let odd = sides.into_iter().find(|(_, size)| !size.is_multiple_of(QuantisedProduct::GRAIN));
+        odd.map_or(Ok(()), |(name, size)| Err(ModelError::Sixteens { name, size }))
     }
 
     fn flops_per_token(&self, seq_len: u32) -> u64 {
@@ -252,9 +266,11 @@ impl Family for Yxanul {
 
     fn lay_state(&self, profile: &dyn Profile, training: bool, ledger: &mut dyn Ledger) -> State {
         let table = [self.context, self.head_size() / 2];
-        State::lay(profile, training, table, self.rotary_base, ledger, &|prefix, role, dtype, ledger| {
+        let state = State::lay(profile, training, table, self.rotary_base, ledger, &|prefix, role, dtype, ledger| {
             self.lay_parameters(prefix, role, dtype, ledger)
-        })
+        });
+        let scales = (training && profile.quantises()).then(|| lay_scales(self.layers, ledger));
+        State { scales, ..state }
     }
 
     fn lay_training(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
@@ -269,7 +285,8 @@ impl Family for Yxanul {
         let rows = chunk.min(stage.tokens());
         let wide = (rows * self.vocabulary_rows()).max(stage.tokens() * self.d_ff.max(self.heads().width()));
         let wide = lay("logits_or_grad.activated_or_qkv", [1, 1, 1, wide]);
-        Training { batch: regions, forward, x_grad, narrow_grad, low_grad, wide }
+        let copies = profile.quantises().then(|| Copies::lay(self, stage.tokens(), ledger));
+        Training { batch: regions, forward, x_grad, narrow_grad, low_grad, wide, copies }
     }
 
     fn lay_evaluation(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
@@ -370,7 +387,14 @@ mod tests {
 
     #[test]
     fn a_layer_keeps_the_bytes_a_token_that_were_worked_out_by_hand() {
-        let stage = Stage { batch: 1, seq_len: 128, chunk: 8, recompute: Recompute::None, pattern: Pattern::DENSE };
+        let stage = Stage {
+            batch: 1,
+            seq_len: 128,
+            chunk: 8,
+            recompute: Recompute::None,
+            pattern: Pattern::DENSE,
+            products: Products::Wide,
+        };
         let kept = |recompute| {
             let mut bytes = 0;
             let mut visit = |e: &Entry| bytes += if e.slot.layers > 1 { e.bytes / u64::from(e.slot.layers) } else { 0 };
@@ -381,6 +405,30 @@ mod tests {
         assert_eq!(kept(Recompute::Cheap), 14_904);
         // x and the scale of its norm.
         assert_eq!(kept(Recompute::Full), 2 * 768 + 4);
+    }
+
+    /// Runs everything of `model` on a meter; the regions it was laid in.
+    fn metered(model: &Yxanul, stage: &Stage, profile: &dyn Profile) -> heapless::Vec<Entry, 192> {
+        let mut seen = heapless::Vec::new();
+        let mut visit = |e: &Entry| seen.push(*e).expect("room for 192");
+        let mut layout = Layout::new(&mut visit);
+        let state = model.lay_state(profile, true, &mut layout);
+        let mark = layout.mark();
+        let training = model.lay_training(stage, profile, &mut layout);
+        layout.rewind(mark);
+        let evaluation = model.lay_evaluation(stage, profile, &mut layout);
+        layout.rewind(mark);
+        let decoding = model.lay_decoding(9, profile, &mut layout);
+        let mut meter = Meter::new(&Single, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
+        for first in [true, false] {
+            model.micro_batch(&mut meter, &state, &training, stage, first).unwrap();
+        }
+        let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
+        model.update(&mut meter, &state, &optimizer).unwrap();
+        model.evaluate(&mut meter, &state, &evaluation, stage).unwrap();
+        model.logits(&mut meter, &state, &evaluation, 3, 4).unwrap();
+        model.decode(&mut meter, &state, &decoding, Pattern::DENSE).unwrap();
+        seen
     }
 
     #[test]
@@ -395,27 +443,58 @@ mod tests {
         for (model, recompute) in
             models.iter().flat_map(|m| [Recompute::None, Recompute::Cheap, Recompute::Full].map(|r| (m, r)))
         {
-            let stage = Stage { batch: 2, seq_len: 7, chunk: 4, recompute, pattern: Pattern::DENSE };
+            let stage =
+                Stage { batch: 2, seq_len: 7, chunk: 4, recompute, pattern: Pattern::DENSE, products: Products::Wide };
             model.validate().and_then(|()| model.validate_stage(&stage)).unwrap();
-            let mut visit = |_: &Entry| {};
-            let mut layout = Layout::new(&mut visit);
-            let state = model.lay_state(&Half, true, &mut layout);
-            let mark = layout.mark();
-            let training = model.lay_training(&stage, &Half, &mut layout);
-            layout.rewind(mark);
-            let evaluation = model.lay_evaluation(&stage, &Half, &mut layout);
-            layout.rewind(mark);
-            let decoding = model.lay_decoding(9, &Half, &mut layout);
-            let mut meter = Meter::new(&Single, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
-            for first in [true, false] {
-                model.micro_batch(&mut meter, &state, &training, &stage, first).unwrap();
-            }
-            let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
-            model.update(&mut meter, &state, &optimizer).unwrap();
-            model.evaluate(&mut meter, &state, &evaluation, &stage).unwrap();
-            model.logits(&mut meter, &state, &evaluation, 3, 4).unwrap();
-            model.decode(&mut meter, &state, &decoding, Pattern::DENSE).unwrap();
+            metered(model, &stage, &Half);
         }
+    }
+
+    /// The same with copies in 8 bits.
+    struct Eighths;
+
+    impl Profile for Eighths {
+        fn dtype(&self, role: Role) -> Dtype {
+            Half.dtype(role)
+        }
+
+        fn quantises(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
+        let model = Yxanul { layers: 3, d_model: 32, heads: 4, kv_heads: 2, d_ff: 48, vocab_size: 77, ..PUBLISHED };
+        let model = Yxanul { rank: Some(16), context: 9, ..model };
+        let stage = Stage {
+            batch: 2,
+            seq_len: 7,
+            chunk: 4,
+            recompute: Recompute::None,
+            pattern: Pattern::DENSE,
+            products: Products::Wide,
+        };
+        for (recompute, products) in [Recompute::None, Recompute::Cheap, Recompute::Full]
+            .into_iter()
+            .flat_map(|r| [Products::Wide, Products::Warming, Products::Quantised].map(|p| (r, p)))
+        {
+            let stage = Stage { recompute, products, ..stage };
+            model.validate_stage(&stage).unwrap();
+            let seen = metered(&model, &stage, &Eighths);
+            let bytes = |role: Role| -> u64 {
+                let narrow = |e: &&Entry| e.slot.role == role && (e.slot.name.contains("fp8") || role == Role::State);
+                seen.iter().filter(narrow).map(|e| e.bytes).sum()
+            };
+            let weights = 3 * (64 * 32 + 32 * 32 + 96 * 32 + 32 * 48);
+            assert_eq!(bytes(Role::Work), 2 * weights + 14 * 48 + 14 * 96);
+            // 8 values and 4 gradients a layer: 16 steps, the largest, scale and inverse.
+            assert_eq!(bytes(Role::State), 3 * 12 * (16 + 3) * 4);
+        }
+        let odd = |model: Yxanul| model.validate_stage(&Stage { products: Products::Quantised, ..stage }).unwrap_err();
+        assert_eq!(odd(Yxanul { d_ff: 40, ..model }), ModelError::Sixteens { name: "d_ff", size: 40 });
+        assert_eq!(odd(Yxanul { d_model: 24, ..model }), ModelError::Sixteens { name: "d_model", size: 24 });
+        assert!(model.validate_stage(&stage).is_ok());
     }
 
     #[test]

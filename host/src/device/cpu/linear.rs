@@ -1,6 +1,6 @@
 //! The linear layer: one product, and what belongs to it on each block while it is in cache.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{Operation as _, OperationError, Run, Scratch};
 use capful_core::memory::Arena;
 use capful_core::ops::{Linear, Rotary};
 
@@ -22,6 +22,9 @@ impl Scratch<Linear> for CpuProfile {
 impl Run<Linear> for Cpu {
     fn run(&mut self, op: Linear) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
+        if op.quantised.is_some() {
+            return op.reference(&mut arena);
+        }
         let [x, weight, bias, mut out, residual, table, mut activated, mut scratch] = arena.views([
             Some(op.x),
             Some(op.weight),

@@ -1,6 +1,6 @@
 //! The gradients of a linear layer: two products and the sums of columns.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{Operation as _, OperationError, Run, Scratch};
 use capful_core::memory::Arena;
 use capful_core::ops::LinearGrad;
 
@@ -26,6 +26,9 @@ impl Scratch<LinearGrad> for CpuProfile {
 impl Run<LinearGrad> for Cpu {
     fn run(&mut self, op: LinearGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
+        if op.quantised.is_some() {
+            return op.reference(&mut arena);
+        }
         let [x, weight, out_grad, before_gelu, mut x_grad, mut weight_grad, mut bias_grad, mut scratch] =
             arena.views([
                 Some(op.x),

@@ -18,6 +18,7 @@ mod linear_grad;
 mod norm;
 mod norm_grad;
 pub mod pool;
+mod quantise;
 pub mod simd;
 mod squared_norm;
 mod swiglu;

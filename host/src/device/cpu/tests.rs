@@ -251,6 +251,7 @@ fn linear_gradients() {
             weight_grad: b.target(shape, accumulate),
             bias_grad: (draw(5, 3) > 1).then(|| b.target(matrix(1, outputs), accumulate)),
             accumulate,
+            quantised: None,
         };
         b.witness(op, None);
     }

@@ -59,7 +59,7 @@ pub fn cards() -> Vec<Card> {
 ///
 /// # Errors
 /// Always.
-pub fn require(_: u32) -> Result<(), CudaError> {
+pub fn require(_: u32, _: Precision) -> Result<(), CudaError> {
     Err(CudaError)
 }
 
@@ -117,6 +117,7 @@ never! {
     recorded(u64) -> bool;
     replay_recorded(u64) -> Result<(), CudaError>;
     results(Pending) -> Result<&[u8], CudaError>;
+    require_library() -> Result<(), CudaError>;
     reuse(&[Choice]) -> Result<(), String>;
     set_tuning(bool) -> ();
     synchronise() -> Result<(), CudaError>;

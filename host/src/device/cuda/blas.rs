@@ -27,10 +27,16 @@ type Status = i32;
 const COMPUTE_F32: i32 = 68;
 const TYPE_F32: i32 = 0;
 const TYPE_BF16: i32 = 14;
+const TYPE_E4M3: i32 = 28;
+const TYPE_E5M2: i32 = 29;
 const DESC_TRANSPOSE_A: i32 = 3;
 const DESC_TRANSPOSE_B: i32 = 4;
 const DESC_EPILOGUE: i32 = 7;
 const DESC_BIAS_POINTER: i32 = 8;
+/// Where the numbers lie that matrices of 8 bits are multiplied with. Their sums stay f32 to the end: the attribute
+/// "fast accumulation" (25) is off unless it is asked for.
+const DESC_A_SCALE_POINTER: i32 = 17;
+const DESC_B_SCALE_POINTER: i32 = 18;
 const EPILOGUE_BIAS: i32 = 4;
 const PREFERENCE_WORKSPACE: i32 = 1;
 const PREFERENCE_REDUCTIONS: i32 = 3;
@@ -104,6 +110,7 @@ pub struct Shape {
     pub case: Case,
     /// [m, n, k].
     pub sizes: [u32; 3],
+    /// A's type, and B's but for E5M2: that is of gradients, which are multiplied with E4M3.
     pub input: Dtype,
     pub output: Dtype,
     pub bias: bool,
@@ -230,7 +237,7 @@ impl Blas {
     }
 
     /// A product as the library wants it described.
-    fn describe(&self, shape: &Shape, bias: u64) -> Result<Described, Status> {
+    fn describe(&self, shape: &Shape, bias: u64, inverses: [u64; 2]) -> Result<Described, Status> {
         let mut owned = Owned { made: Vec::with_capacity(5) };
         let [m, n, k] = shape.sizes.map(u64::from);
         // SAFETY: handles are made here and destroyed by their owner; attributes point at values of the type that the
@@ -250,14 +257,27 @@ impl Blas {
                 check((self.desc_set)(desc, DESC_EPILOGUE, (&raw const epilogue).cast(), 4))?;
                 check((self.desc_set)(desc, DESC_BIAS_POINTER, (&raw const bias).cast(), 8))?;
             }
-            let kind = |dtype| if dtype == Dtype::Bf16 { TYPE_BF16 } else { TYPE_F32 };
+            let narrow = matches!(shape.input, Dtype::E4m3 | Dtype::E5m2);
+            if narrow {
+                // Its first matrix is our second.
+                for (attribute, inverse) in [DESC_B_SCALE_POINTER, DESC_A_SCALE_POINTER].into_iter().zip(inverses) {
+                    check((self.desc_set)(desc, attribute, (&raw const inverse).cast(), 8))?;
+                }
+            }
+            let kind = |dtype| match dtype {
+                Dtype::Bf16 => TYPE_BF16,
+                Dtype::E4m3 => TYPE_E4M3,
+                Dtype::E5m2 => TYPE_E5M2,
+                Dtype::F32 | Dtype::U32 => TYPE_F32,
+            };
+            let input_b = if narrow { Dtype::E4m3 } else { shape.input };
             let mut layout = |dtype, rows: u64, columns: u64| {
                 let mut made = ptr::null_mut();
                 check((self.layout_create)(&mut made, kind(dtype), rows, columns, rows as i64))?;
                 owned.made.push((made, self.layout_destroy));
                 Ok::<Handle, Status>(made)
             };
-            let b = if first { layout(shape.input, k, n)? } else { layout(shape.input, n, k)? };
+            let b = if first { layout(input_b, k, n)? } else { layout(input_b, n, k)? };
             let a = if second { layout(shape.input, m, k)? } else { layout(shape.input, k, m)? };
             let c = layout(shape.output, n, m)?;
             Ok(Described { desc, a, b, c, _owned: owned })
@@ -266,8 +286,8 @@ impl Blas {
 
     /// Algorithms for a product, the most promising first; none where the library has none.
     pub fn candidates(&self, p: &Call) -> Result<Vec<Algorithm>, Status> {
-        let Call { shape, bias, .. } = p;
-        let Described { desc, a, b, c, _owned } = self.describe(shape, *bias)?;
+        let Call { shape, bias, inverses, .. } = p;
+        let Described { desc, a, b, c, _owned } = self.describe(shape, *bias, *inverses)?;
         let nothing =
             Heuristic { algorithm: Algorithm { data: [0; 8] }, workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
         let (mut found, mut count) = ([nothing; CANDIDATES], 0);
@@ -303,8 +323,8 @@ impl Blas {
 
     /// Whether this library can compute a product so.
     pub fn accepts(&self, shape: &Shape, algorithm: &Algorithm) -> bool {
-        // The library wants to see an address, and does not use it.
-        let Ok(Described { desc, a, b, c, _owned }) = self.describe(shape, 256) else { return false };
+        // The library wants to see addresses, and does not use them.
+        let Ok(Described { desc, a, b, c, _owned }) = self.describe(shape, 256, [256; 2]) else { return false };
         let nothing = Algorithm { data: [0; 8] };
         let mut result = Heuristic { algorithm: nothing, workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
         // SAFETY: as in `describe`, and a place for one result.
@@ -314,7 +334,7 @@ impl Blas {
 
     /// Queues a product.
     pub fn queue(&self, p: &Call, algorithm: &Algorithm, stream: *mut c_void) -> Result<(), Status> {
-        let Described { desc, a, b, c, _owned } = self.describe(&p.shape, p.bias)?;
+        let Described { desc, a, b, c, _owned } = self.describe(&p.shape, p.bias, p.inverses)?;
         let (one, beta) = (1.0f32, if p.added == 0 { 0.0f32 } else { 1.0 });
         let added = if p.added == 0 { p.c } else { p.added };
         // SAFETY: handles made for this call; addresses are those of regions of the sizes given.
@@ -385,6 +405,8 @@ pub struct Call {
     bias: u64,
     /// The residual, or C itself.
     added: u64,
+    /// Of A and B, of 8 bits.
+    inverses: [u64; 2],
     workspace: u64,
 }
 
@@ -408,6 +430,10 @@ impl Cuda {
         let (a, b, c) = (self.address(p.a)?, self.address(p.b)?, self.address(p.c)?);
         let bias = self.address_or_null(p.bias)?;
         let added = if p.accumulate { c } else { self.address_or_null(p.residual)? };
+        let inverses = match p.inverses {
+            Some([a, b]) => [self.address(a)?, self.address(b)?],
+            None => [0; 2],
+        };
         let workspace = self.scratch_at(0, WORKSPACE)?;
         let shape = Shape {
             case: p.case,
@@ -417,7 +443,7 @@ impl Cuda {
             bias: bias != 0,
             alignment: 1 << (a | b | c | bias | added).trailing_zeros().min(8),
         };
-        let call = Call { shape, a, b, c, bias, added, workspace };
+        let call = Call { shape, a, b, c, bias, added, inverses, workspace };
         let Some(algorithm) = self.algorithm(&call)? else { return Ok(false) };
         let stream = self.stream.as_inner().cast();
         let queued = self.blas.as_ref().map_or(Ok(()), |blas| blas.queue(&call, &algorithm, stream));

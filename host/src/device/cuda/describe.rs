@@ -5,6 +5,7 @@ use cust::device::{Device, DeviceAttribute};
 use super::blas;
 use super::description::{Card, Description};
 use super::error::CudaError;
+use super::profile::Precision;
 
 /// The version of CUDA that the embedded code needs of the driver, as cuDriverGetVersion counts.
 const NEEDED: i32 = 13_000;
@@ -77,12 +78,21 @@ pub(super) fn find(ordinal: u32) -> Result<Device, CudaError> {
     Ok(device)
 }
 
-/// Whether card `ordinal` can be opened.
+/// Whether card `ordinal` can be opened, and computes in `precision`.
 ///
 /// # Errors
-/// No driver, an old one, no such card, or one that the embedded code does not run on.
-pub fn require(ordinal: u32) -> Result<(), CudaError> {
-    find(ordinal).map(drop)
+/// No driver, an old one, no such card, or one that the embedded code does not run on; fp8 without a card or a library
+/// that multiplies it.
+pub fn require(ordinal: u32, precision: Precision) -> Result<(), CudaError> {
+    let device = find(ordinal)?;
+    if precision != Precision::Fp8 {
+        return Ok(());
+    }
+    let Card { name, capability: (major, minor), .. } = card(device)?;
+    if (major, minor) < (8, 9) {
+        return Err(CudaError::NoFp8 { name, major, minor });
+    }
+    blas::open().map(drop).map_err(CudaError::NoFp8Library)
 }
 
 /// The cards of this machine; none without a driver. Opens none.

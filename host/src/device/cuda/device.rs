@@ -136,6 +136,18 @@ impl Cuda {
         &self.warnings
     }
 
+    /// Whether the library is there that alone multiplies 8-bit floats.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn require_library(&self) -> Result<(), CudaError> {
+        if self.blas.is_some() {
+            Ok(())
+        } else {
+            Err(CudaError::NoFp8Library("it is missing or does not start".to_owned()))
+        }
+    }
+
     /// Bytes of the arena.
     pub fn arena_bytes(&self) -> u64 {
         self.arena.len() as u64

@@ -39,6 +39,23 @@ pub enum CudaError {
         /// Of its compute capability.
         minor: i32,
     },
+    /// A card without 8-bit units.
+    #[error(
+        "--precision fp8: {name} has compute capability {major}.{minor}, which multiplies no 8-bit floats; 8.9 is the least, use --precision bf16"
+    )]
+    NoFp8 {
+        /// The card.
+        name: String,
+        /// Of its compute capability.
+        major: i32,
+        /// Of its compute capability.
+        minor: i32,
+    },
+    /// 8-bit products without the library that computes them.
+    #[error(
+        "--precision fp8: its products need cublasLt, which cannot be used ({0}); install CUDA 13's libcublas, or use --precision bf16"
+    )]
+    NoFp8Library(String),
     /// The arena does not fit.
     #[error(
         "--device cuda: the run needs {needed} bytes on {name}, which has {total} bytes, {free} of them free; lower --batch-size or --seq-len, or end what else uses the card"

@@ -8,13 +8,17 @@ use super::product::{Case, Product};
 
 impl Run<Linear> for Cuda {
     fn run(&mut self, o: Linear) -> Result<(), OperationError> {
+        let product = match &o.quantised {
+            Some(of) => Product::quantised("linear", of, o.out),
+            None => Product::new("linear", if o.transposed { Case::Nn } else { Case::Nt }, o.x, o.weight, o.out),
+        };
         self.product(Product {
             bias: o.bias,
             residual: o.residual,
             accumulate: o.accumulate,
             // A rotation comes between the product and its GELU; no family has both.
             activated: o.activated.filter(|_| o.rotary.is_none()),
-            ..Product::new("linear", if o.transposed { Case::Nn } else { Case::Nt }, o.x, o.weight, o.out)
+            ..product
         })?;
         let Some(rotary) = &o.rotary else { return Ok(()) };
         self.rotate("linear", o.out, rotary, false)?;

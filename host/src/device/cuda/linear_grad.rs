@@ -23,7 +23,10 @@ struct BiasGradArgs {
 impl Run<LinearGrad> for Cuda {
     fn run(&mut self, o: LinearGrad) -> Result<(), OperationError> {
         const NAME: &str = "linear_grad";
-        let x_grad = Product::new(NAME, if o.transposed { Case::Nt } else { Case::Nn }, o.out_grad, o.weight, o.x_grad);
+        let x_grad = match &o.quantised {
+            Some(of) => Product::quantised(NAME, of, o.x_grad),
+            None => Product::new(NAME, if o.transposed { Case::Nt } else { Case::Nn }, o.out_grad, o.weight, o.x_grad),
+        };
         self.product(Product { before_gelu: o.before_gelu, ..x_grad })?;
         let (left, right) = if o.transposed { (o.x, o.out_grad) } else { (o.out_grad, o.x) };
         let weight_grad = Product::new(NAME, Case::Tn, left, right, o.weight_grad);

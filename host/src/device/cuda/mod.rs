@@ -34,6 +34,8 @@ mod norm;
 mod norm_grad;
 mod product;
 mod profile;
+mod quantise;
+mod rescale;
 mod squared_norm;
 mod staging;
 mod swiglu;

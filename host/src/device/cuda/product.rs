@@ -2,6 +2,7 @@
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
+use capful_core::ops::QuantisedProduct;
 
 use super::device::{Cuda, blocks, threads, width};
 use super::error::CudaError;
@@ -30,6 +31,8 @@ pub struct Product {
     pub before_gelu: Option<Region>,
     pub activated: Option<Region>,
     pub accumulate: bool,
+    /// What A and B, of 8 bits, are multiplied with: a number each.
+    pub inverses: Option<[Region; 2]>,
 }
 
 impl Product {
@@ -37,7 +40,14 @@ impl Product {
     pub fn new(operation: &'static str, case: Case, a: Region, b: Region, c: Region) -> Product {
         let none = None;
         let (bias, residual, before_gelu, activated) = (none, none, none, none);
-        Product { operation, case, a, b, c, bias, residual, before_gelu, activated, accumulate: false }
+        let (accumulate, inverses) = (false, None);
+        Product { operation, case, a, b, c, bias, residual, before_gelu, activated, accumulate, inverses }
+    }
+
+    /// The product of copies in 8 bits.
+    pub fn quantised(operation: &'static str, of: &QuantisedProduct, c: Region) -> Product {
+        let inverses = Some([of.a, of.b].map(|side| side.scaling.inverse));
+        Product { inverses, ..Product::new(operation, Case::Nt, of.a.codes, of.b.codes, c) }
     }
 
     /// [m, n, k].
@@ -89,9 +99,16 @@ struct EpilogueArgs {
 
 impl Cuda {
     pub(super) fn product(&mut self, p: Product) -> Result<(), OperationError> {
-        let input = self.dtype(p.operation, [p.a, p.b].into_iter().chain(p.bias))?;
         let output =
             self.dtype(p.operation, [Some(p.c), p.residual, p.before_gelu, p.activated].into_iter().flatten())?;
+        if p.inverses.is_some() {
+            if self.blas.is_some() && self.product_by_library(&p)? {
+                return self.epilogue(&p);
+            }
+            let why = "cublasLt multiplies no 8-bit floats of these sizes here; use --precision bf16";
+            return Err(self.fail(CudaError::Unsupported { operation: p.operation, why }));
+        }
+        let input = self.dtype(p.operation, [p.a, p.b].into_iter().chain(p.bias))?;
         if (input, output) == (Dtype::F32, Dtype::Bf16) {
             let why = "its operands are f32 and its result bf16";
             return Err(self.fail(CudaError::Unsupported { operation: p.operation, why }));

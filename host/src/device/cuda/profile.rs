@@ -4,7 +4,7 @@ use capful_core::device::{Profile, Scratch};
 use capful_core::memory::{Dtype, Role};
 use capful_core::ops::{
     AdamW, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadLoss, Linear, LinearGrad, Norm,
-    NormGrad, NormKind, SquaredNorm, SwiGlu, SwiGluGrad,
+    NormGrad, NormKind, Quantise, Rescale, SquaredNorm, SwiGlu, SwiGluGrad,
 };
 
 /// How numbers are kept.
@@ -15,6 +15,8 @@ pub enum Precision {
     /// Weights, activations and their gradients in bf16; masters, moments and the parameters' gradients in f32.
     /// Sums are always f32.
     Bf16,
+    /// As bf16; the products of a family's layers read copies of their operands in 8 bits, where the family has such.
+    Fp8,
 }
 
 /// The memory of a step on the CUDA device.
@@ -28,9 +30,13 @@ impl Profile for CudaProfile {
     fn dtype(&self, role: Role) -> Dtype {
         match role {
             Role::Batch => Dtype::U32,
-            Role::Weight | Role::Saved | Role::Work if self.precision == Precision::Bf16 => Dtype::Bf16,
+            Role::Weight | Role::Saved | Role::Work if self.precision != Precision::F32 => Dtype::Bf16,
             _ => Dtype::F32,
         }
+    }
+
+    fn quantises(&self) -> bool {
+        self.precision == Precision::Fp8
     }
 }
 
@@ -106,6 +112,8 @@ scratch! {
     LinearGrad: |o| WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns()));
     Norm: |_| 0;
     NormGrad: |o| piece_bytes(o.x.rows(), norm_sums(o.kind) * (1 + u32::from(o.second.is_some())), o.x.columns());
+    Quantise: |_| 0;
+    Rescale: |_| 0;
     SquaredNorm: |o| 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64);
     SwiGlu: |_| 0;
     SwiGluGrad: |_| 0;

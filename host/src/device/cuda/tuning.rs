@@ -62,7 +62,8 @@ impl FromStr for Shape {
         let [case, m, n, k, input, output, bias, alignment] = words[..] else { return Err(()) };
         let case = [("nt", Case::Nt), ("nn", Case::Nn), ("tn", Case::Tn)].into_iter().find(|(name, _)| *name == case);
         let size = |word: &str| word.parse::<u32>().map_err(drop);
-        let dtype = |word| [Dtype::F32, Dtype::Bf16].into_iter().find(|d| d.name() == word).ok_or(());
+        let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::E4m3, Dtype::E5m2];
+        let dtype = |word| dtypes.into_iter().find(|d| d.name() == word).ok_or(());
         Ok(Shape {
             case: case.ok_or(())?.1,
             sizes: [size(m)?, size(n)?, size(k)?],

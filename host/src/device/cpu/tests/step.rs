@@ -1,7 +1,7 @@
 //! Whole steps of a small model on this device and on the reference.
 
 use capful_core::device::{Rates, Single};
-use capful_core::model::{Optimizer, Pythia, Recompute, Stage};
+use capful_core::model::{Optimizer, Products, Pythia, Recompute, Stage};
 use capful_core::ops::{IGNORE, Kind, Pattern};
 use capful_core::random::Random;
 
@@ -82,7 +82,14 @@ fn whole_steps_agree_with_the_reference_and_threads_with_each_other() {
     for (case, kind) in patterns.into_iter().enumerate() {
         for recompute in recomputes {
             let pattern = Pattern { kind, block: 8, window: 1, stride: 3 };
-            let stage = Stage { batch: 3, seq_len: 37, chunk: [29, 200][case % 2], recompute, pattern };
+            let stage = Stage {
+                batch: 3,
+                seq_len: 37,
+                chunk: [29, 200][case % 2],
+                recompute,
+                pattern,
+                products: Products::Wide,
+            };
             let expected = outcome(&AnyProfile::Reference(Single), stage);
             let found = outcome(&AnyProfile::Cpu(CpuProfile { threads: 1 }), stage);
             for ((name, expected), (_, found)) in expected.iter().zip(&found) {

@@ -1,10 +1,11 @@
 //! The same operation on the card and on the Reference, over the same numbers.
 
 use capful_core::device::{Meter, Operation, Rates, Reference, Run, Scratch};
+use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::random::Random;
 
-use crate::device::cuda::{Cuda, CudaProfile, Precision, Products, Room};
+use crate::device::cuda::{Cuda, CudaProfile, Precision, Products, Room, require};
 
 /// Bytes of the arena for operands, and of the scratch behind them.
 const OPERANDS: u64 = 8 << 20;
@@ -59,6 +60,8 @@ pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
         Dtype::Bf16 => values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect(),
         Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
         Dtype::U32 => values.iter().flat_map(|v| (*v as u32).to_le_bytes()).collect(),
+        Dtype::E4m3 => values.iter().map(|v| Format::E4m3.encode(*v)).collect(),
+        Dtype::E5m2 => values.iter().map(|v| Format::E5m2.encode(*v)).collect(),
     }
 }
 
@@ -68,6 +71,8 @@ pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
         Dtype::Bf16 => bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
         Dtype::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
         Dtype::U32 => bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b) as f32).collect(),
+        Dtype::E4m3 => bytes.iter().map(|b| Format::E4m3.decode(*b)).collect(),
+        Dtype::E5m2 => bytes.iter().map(|b| Format::E5m2.decode(*b)).collect(),
     }
 }
 
@@ -159,6 +164,17 @@ impl Lay {
         self.region(dtype.unwrap_or(self.kept), shape, Self::nothing(shape), Vec::new(), false)
     }
 
+    /// Normal numbers times `scale` / 8, in 8 bits on the Reference too.
+    pub fn codes(&mut self, dtype: Dtype, shape: [u32; 4], scale: f32) -> Region {
+        let values = self.drawn(shape, scale / 8.0);
+        self.region(dtype, shape, values, Vec::new(), true)
+    }
+
+    /// To be written, in 8 bits on the Reference too.
+    pub fn poison_codes(&mut self, dtype: Dtype, shape: [u32; 4]) -> Region {
+        self.region(dtype, shape, Self::nothing(shape), Vec::new(), true)
+    }
+
     /// Token ids.
     pub fn ids(&mut self, ids: Vec<u32>) -> Region {
         self.region(Dtype::U32, [1, 1, 1, ids.len() as u32], Vec::new(), ids, true)
@@ -180,6 +196,13 @@ impl Bench {
         let mut cards = vec![Bench::card(Products::Own), Bench::card(Products::Library)];
         cards.retain(|card| card.warnings.is_empty());
         Bench { cards }
+    }
+
+    /// With the library, where there is one and the card has 8-bit units.
+    pub fn of_eighths() -> Option<Bench> {
+        let card = Bench::card(Products::Library);
+        let able = card.warnings.is_empty() && require(0, Precision::Fp8).is_ok();
+        able.then(|| Bench { cards: vec![card] })
     }
 
     /// Twice: bf16 attention by the kernels for every card, and on tensor cores where the card has them.
@@ -238,7 +261,7 @@ impl Bench {
             let [mut view] = arena.views([Some(operand.region)]).expect("room");
             if operand.ids.is_empty() {
                 let rounded = decode(own.region.dtype, &encode(own.region.dtype, &operand.values));
-                view.f32_mut().copy_from_slice(&rounded);
+                view.bytes_mut().copy_from_slice(&encode(operand.region.dtype, &rounded));
             } else {
                 view.u32_mut().copy_from_slice(&operand.ids);
             }

@@ -3,6 +3,7 @@
 
 mod bench;
 mod errors;
+mod fp8;
 mod operations;
 mod products;
 mod step;

@@ -89,6 +89,7 @@ fn linear_grad_overwrites_and_accumulates() {
                     weight_grad: sum(l, sides),
                     bias_grad: Some(sum(l, [1, 1, 1, outputs])),
                     accumulate,
+                    quantised: None,
                 }
             });
         }
@@ -172,6 +173,7 @@ fn a_gelu_apart_from_its_product_gives_the_same() {
             weight_grad: l.poison_exact([1, 1, 33, 9]),
             bias_grad: None,
             accumulate: false,
+            quantised: None,
         })
     });
 }

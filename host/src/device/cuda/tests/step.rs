@@ -2,7 +2,7 @@
 
 use capful_core::device::{Meter, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::{Family, Grouped, Lasting, Optimizer, Pythia, Recompute, Stage, Steps, Yxanul};
+use capful_core::model::{self, Family, Grouped, Lasting, Optimizer, Pythia, Recompute, Stage, Steps, Yxanul};
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::random::Random;
 use capful_core::train::results;
@@ -36,7 +36,14 @@ const YXANUL: Yxanul = Yxanul {
     norm_eps: 1e-5,
 };
 
-const STAGE: Stage = Stage { batch: 2, seq_len: 19, chunk: 16, recompute: Recompute::None, pattern: Pattern::DENSE };
+const STAGE: Stage = Stage {
+    batch: 2,
+    seq_len: 19,
+    chunk: 16,
+    recompute: Recompute::None,
+    pattern: Pattern::DENSE,
+    products: model::Products::Wide,
+};
 
 /// Sequences that share tiles of attention.
 const SHORT: Stage = Stage { batch: 9, seq_len: 8, ..STAGE };

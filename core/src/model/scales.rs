@@ -1,0 +1,51 @@
+//! The scaling of a model's tensors in 8 bits, which lasts from step to step.
+
+use crate::device::{OperationError, Run};
+use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot};
+use crate::ops::{Rescale, Scaling};
+
+/// The scaling of all tensors in one format, as many in each layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scales {
+    all: Rescale,
+    /// Tensors of a layer.
+    tensors: u32,
+}
+
+impl Scales {
+    /// Steps whose largest values must be known before a scale is worth using.
+    pub const WARMUP: u32 = Rescale::HISTORY;
+
+    /// Lays them, all scales 1 and nothing remembered; `prefix` tells the formats apart.
+    pub(super) fn lay(
+        prefix: &'static str,
+        dtype: Dtype,
+        layers: u32,
+        tensors: u32,
+        ledger: &mut dyn Ledger,
+    ) -> Scales {
+        let mut lay = |name, rows, init| {
+            let slot = Slot::new(name, Role::State, Dtype::F32, [1, 1, rows, layers * tensors]);
+            ledger.region(Slot { prefix, init, ..slot }).first
+        };
+        let history = lay("history", Rescale::HISTORY, Init::Zero);
+        let amax = lay("amax", 1, Init::Zero);
+        let (scale, inverse) = (lay("scale", 1, Init::One), lay("inverse", 1, Init::One));
+        Scales { all: Rescale { dtype, amax, history, scale, inverse }, tensors }
+    }
+
+    /// The numbers of one tensor of a layer.
+    pub(super) const fn of(&self, layer: u32, tensor: u32) -> Scaling {
+        let at = layer * self.tensors + tensor;
+        Scaling { amax: one(self.all.amax, at), scale: one(self.all.scale, at), inverse: one(self.all.inverse, at) }
+    }
+
+    /// Ends a step.
+    pub(super) fn update<D: Run<Rescale>>(&self, device: &mut D) -> Result<(), OperationError> {
+        device.run(self.all)
+    }
+}
+
+const fn one(all: Region, at: u32) -> Region {
+    Region { offset: all.offset + at as u64 * all.dtype.size(), shape: [1; 4], ..all }
+}

@@ -1,0 +1,315 @@
+//! A copy of a tensor in 8 bits, with the scale that its past values suggest ("delayed scaling", Micikevicius et al.
+//! 2022, and NVIDIA's Transformer Engine), and what products of such copies are.
+
+use crate::device::{Access, Operation, OperationError};
+use crate::fp8::Format;
+use crate::memory::{Arena, Region};
+
+/// The numbers that go with a tensor in 8 bits: `code = saturate(x · scale)`, `x ≈ code · inverse`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scaling {
+    /// `[1]`: the largest |x| since the last [`Rescale`](super::Rescale); numbers that are not finite do not count.
+    pub amax: Region,
+    /// `[1]`: a power of two.
+    pub scale: Region,
+    /// `[1]`: 1 / scale.
+    pub inverse: Region,
+}
+
+/// A tensor in 8 bits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Quantised {
+    /// [rows, columns] in E4M3 or E5M2.
+    pub codes: Region,
+    /// Its numbers.
+    pub scaling: Scaling,
+}
+
+impl Quantised {
+    /// Shows what an operation that makes it uses.
+    pub(super) fn visit_made(&self, visit: &mut dyn FnMut(Region, Access)) {
+        visit(self.codes, Access::Write);
+        visit(self.scaling.scale, Access::Read);
+        visit(self.scaling.amax, Access::Update);
+    }
+
+    /// Whether it is a copy of something like `x`.
+    pub(super) fn fits(&self, x: &Region) -> bool {
+        let Scaling { amax, scale, inverse } = &self.scaling;
+        let alone = [amax, scale, inverse].iter().all(|r| r.elements() == 1);
+        alone && self.format().is_some() && self.codes.rows() == x.rows() && self.codes.columns() == x.columns()
+    }
+
+    const fn format(&self) -> Option<Format> {
+        Format::of(self.codes.dtype)
+    }
+}
+
+/// `out = saturate(x · scale)` and `amax = max(amax, max |x|)`.
+///
+/// An infinity becomes the largest code and NaN stays NaN; neither is in `amax`, so that one bad step does not decide
+/// the scales of the next ones. Such a step is found by its weights' gradients, which are not made of codes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Quantise {
+    /// [rows, columns].
+    pub x: Region,
+    /// The copy.
+    pub out: Quantised,
+    /// [columns, rows]: the same codes the other way round.
+    pub transposed: Option<Region>,
+}
+
+impl Operation for Quantise {
+    const NAME: &'static str = "quantise";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        visit(self.x, Access::Read);
+        self.out.visit_made(visit);
+        self.transposed.into_iter().for_each(|r| visit(r, Access::Write));
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        self.expect(self.out.fits(&self.x), "out")?;
+        let sides = |r: &Region| (r.rows(), r.columns(), r.dtype);
+        let turned = (self.x.columns(), self.x.rows(), self.out.codes.dtype);
+        self.expect(self.transposed.is_none_or(|r| sides(&r) == turned), "transposed")
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let format = self.out.format().ok_or(OperationError::Shape { operation: Self::NAME, operand: "out" })?;
+        let [x, mut codes, scale, mut amax, mut transposed] = arena.views([
+            Some(self.x),
+            Some(self.out.codes),
+            Some(self.out.scaling.scale),
+            Some(self.out.scaling.amax),
+            self.transposed,
+        ])?;
+        let (x, scale, codes) = (x.f32(), scale.f32()[0], codes.bytes_mut());
+        for (code, x) in codes.iter_mut().zip(x) {
+            *code = format.encode(x * scale);
+        }
+        let (rows, columns) = (self.x.rows() as usize, self.x.columns() as usize);
+        for (i, code) in transposed.bytes_mut().iter_mut().enumerate() {
+            *code = codes[i % rows * columns + i / rows];
+        }
+        let largest = x.iter().map(|x| x.abs()).filter(|x| x.is_finite()).fold(0.0, f32::max);
+        amax.f32_mut()[0] = amax.f32()[0].max(largest);
+        Ok(())
+    }
+}
+
+/// `A · Bᵀ` of two tensors in 8 bits, both contiguous along the sum: a card's 8-bit units take nothing else. The sum is
+/// f32, of codes; both inverses are multiplied with it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QuantisedProduct {
+    /// [m, k].
+    pub a: Quantised,
+    /// [n, k].
+    pub b: Quantised,
+}
+
+impl QuantisedProduct {
+    /// What both sides of the result and the sum are multiples of.
+    pub const GRAIN: u32 = 16;
+
+    /// Shows what the product reads.
+    pub(super) fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        for side in [&self.a, &self.b] {
+            visit(side.codes, Access::Read);
+            visit(side.scaling.inverse, Access::Read);
+        }
+    }
+
+    /// Whether its result is [rows, columns] and its sum has `length` terms.
+    pub(super) fn fits(&self, rows: u32, columns: u32, length: u32) -> bool {
+        let side = |side: &Quantised, rows| {
+            side.fits(&side.codes) && side.codes.rows() == rows && side.codes.columns() == length
+        };
+        side(&self.a, rows)
+            && side(&self.b, columns)
+            && columns.is_multiple_of(Self::GRAIN)
+            && length.is_multiple_of(Self::GRAIN)
+    }
+
+    /// The regions that [`CodeRows::new`] takes the views of.
+    pub(super) fn regions(product: Option<&QuantisedProduct>) -> [Option<Region>; 4] {
+        let of = |part: fn(&QuantisedProduct) -> Region| product.map(part);
+        [of(|p| p.a.codes), of(|p| p.b.codes), of(|p| p.a.scaling.inverse), of(|p| p.b.scaling.inverse)]
+    }
+}
+
+/// The rows of both operands of a product, carved.
+pub(super) struct CodeRows<'a> {
+    a: (Format, &'a [u8]),
+    b: (Format, &'a [u8]),
+    length: usize,
+    inverse: f32,
+}
+
+impl<'a> CodeRows<'a> {
+    /// `None` where an operand is of no 8-bit type.
+    pub(super) fn new(product: &QuantisedProduct, views: [&'a crate::memory::View<'_>; 4]) -> Option<Self> {
+        let [a, b, inverse_a, inverse_b] = views;
+        Some(CodeRows {
+            a: (product.a.format()?, a.bytes()),
+            b: (product.b.format()?, b.bytes()),
+            length: product.a.codes.columns() as usize,
+            inverse: inverse_a.f32()[0] * inverse_b.f32()[0],
+        })
+    }
+
+    /// Element [i, j] of the product.
+    pub(super) fn dot(&self, i: usize, j: usize) -> f32 {
+        let row = |codes: &'a [u8], at: usize| &codes[at * self.length..][..self.length];
+        // As `math::dot`, so that both kinds of product add up in the same order.
+        let mut lanes = [0.0f32; 8];
+        for (k, (a, b)) in row(self.a.1, i).iter().zip(row(self.b.1, j)).enumerate() {
+            lanes[k % 8] += self.a.0.decode(*a) * self.b.0.decode(*b);
+        }
+        super::math::tree(lanes) * self.inverse
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Dtype;
+    use crate::ops::testing::Bench;
+    use crate::ops::{Linear, LinearGrad};
+
+    fn scaling<const N: usize>(b: &mut Bench<N>, scale: f32) -> Scaling {
+        let mut one = |x| b.values([1, 1, 1, 1], &[x]);
+        Scaling { amax: one(0.0), scale: one(scale), inverse: one(1.0 / scale) }
+    }
+
+    /// A copy of `x` in 8 bits.
+    fn copy<const N: usize>(b: &mut Bench<N>, x: Region, dtype: Dtype, scale: f32) -> Quantised {
+        let out = Quantised { codes: b.codes(dtype, x.shape), scaling: scaling(b, scale) };
+        b.run(Quantise { x, out, transposed: None });
+        out
+    }
+
+    /// `x` as its codes say, in f64.
+    fn dequantised<const N: usize>(b: &mut Bench<N>, x: Quantised, at: usize) -> f64 {
+        let code = b.bytes(x.codes)[at];
+        f64::from(x.format().unwrap().decode(code)) * f64::from(b.get(x.scaling.inverse)[0])
+    }
+
+    #[test]
+    fn codes_are_the_nearest_and_the_largest_is_remembered() {
+        let mut b = Bench::<512>::new();
+        let x = b.normal([1, 1, 5, 7], 1, 3.0);
+        let out = Quantised { codes: b.codes(Dtype::E4m3, x.shape), scaling: scaling(&mut b, 32.0) };
+        let transposed = b.codes(Dtype::E4m3, [1, 1, 7, 5]);
+        b.run(Quantise { x, out, transposed: Some(transposed) });
+        let mut amax = 0.0f32;
+        for i in 0..35 {
+            let value = b.get(x)[i];
+            amax = amax.max(value.abs());
+            let code = b.bytes(out.codes)[i];
+            assert_eq!(code, Format::E4m3.encode(32.0 * value));
+            assert_eq!(b.bytes(transposed)[i % 7 * 5 + i / 7], code);
+            // Half a unit of 3 bits, or of the smallest number.
+            let off = (dequantised(&mut b, out, i) - f64::from(value)).abs();
+            assert!(off <= f64::from(value.abs()) / 16.0 + 1.0 / 1024.0 / 32.0, "{value}: off by {off}");
+        }
+        assert_eq!(b.get(out.scaling.amax)[0], amax);
+        // A smaller tensor afterwards does not lower it.
+        let small = b.normal([1, 1, 5, 7], 2, 0.01);
+        b.run(Quantise { x: small, out, transposed: None });
+        assert_eq!(b.get(out.scaling.amax)[0], amax);
+    }
+
+    #[test]
+    fn what_is_not_finite_saturates_or_stays_nan_and_is_not_remembered() {
+        let mut b = Bench::<64>::new();
+        let x = b.values([1, 1, 1, 5], &[1.5, f32::NAN, f32::INFINITY, -2.0, f32::NEG_INFINITY]);
+        for (dtype, top) in [(Dtype::E4m3, 0x7e), (Dtype::E5m2, 0x7b)] {
+            let out = copy(&mut b, x, dtype, 1.0);
+            assert_eq!([1, 2, 4].map(|i| b.bytes(out.codes)[i]), [0x7f, top, top | 0x80]);
+            assert_eq!(b.get(out.scaling.amax)[0], 2.0);
+        }
+    }
+
+    #[test]
+    fn a_linear_layer_of_copies_is_the_product_of_what_the_codes_say() {
+        let mut b = Bench::<4096>::new();
+        let (x, weight) = (b.normal([1, 1, 5, 32], 1, 1.0), b.normal([1, 1, 16, 32], 2, 0.5));
+        let (residual, out) = (b.normal([1, 1, 5, 16], 3, 1.0), b.poison([1, 1, 5, 16]));
+        let product =
+            QuantisedProduct { a: copy(&mut b, x, Dtype::E4m3, 64.0), b: copy(&mut b, weight, Dtype::E4m3, 128.0) };
+        b.run(Linear { quantised: Some(product), residual: Some(residual), ..Linear::new(x, weight, None, out) });
+        let (mut off, mut norm) = (0.0, 0.0);
+        for i in 0..80 {
+            let (mut expected, mut exact) = (f64::from(b.get(residual)[i]), f64::from(b.get(residual)[i]));
+            for k in 0..32 {
+                let at = [i / 16 * 32 + k, i % 16 * 32 + k];
+                expected += dequantised(&mut b, product.a, at[0]) * dequantised(&mut b, product.b, at[1]);
+                exact += f64::from(b.get(x)[at[0]]) * f64::from(b.get(weight)[at[1]]);
+            }
+            approx::assert_relative_eq!(f64::from(b.get(out)[i]), expected, epsilon = 1e-5, max_relative = 1e-5);
+            off += (expected - exact) * (expected - exact);
+            norm += exact * exact;
+        }
+        // Three bits a side.
+        let off = libm::sqrt(off / norm);
+        assert!(off > 1e-3 && off < 0.06, "{off}");
+    }
+
+    #[test]
+    fn a_gradient_of_copies_goes_through_the_transposed_weight() {
+        let mut b = Bench::<8192>::new();
+        let (x, weight) = (b.normal([1, 1, 5, 16], 1, 1.0), b.normal([1, 1, 32, 16], 2, 0.5));
+        let out_grad = b.normal([1, 1, 5, 32], 3, 1e-6);
+        let a = copy(&mut b, out_grad, Dtype::E5m2, libm::exp2f(30.0));
+        let (codes, turned) = (b.codes(Dtype::E4m3, weight.shape), b.codes(Dtype::E4m3, [1, 1, 16, 32]));
+        let scaling = scaling(&mut b, 128.0);
+        b.run(Quantise { x: weight, out: Quantised { codes, scaling }, transposed: Some(turned) });
+        let product = QuantisedProduct { a, b: Quantised { codes: turned, scaling } };
+        let op = LinearGrad {
+            x,
+            weight,
+            transposed: false,
+            out_grad,
+            x_grad: b.poison([1, 1, 5, 16]),
+            before_gelu: None,
+            weight_grad: b.poison([1, 1, 32, 16]),
+            bias_grad: None,
+            accumulate: false,
+            quantised: Some(product),
+        };
+        b.run(op);
+        for i in 0..80 {
+            let expected: f64 = (0..32)
+                .map(|k| {
+                    let weight = Quantised { codes, scaling };
+                    dequantised(&mut b, a, i / 16 * 32 + k) * dequantised(&mut b, weight, k * 16 + i % 16)
+                })
+                .sum();
+            approx::assert_relative_eq!(f64::from(b.get(op.x_grad)[i]), expected, epsilon = 1e-11, max_relative = 1e-5);
+        }
+        // The weight's gradient is made of the tensors themselves.
+        let whole: [f32; 512] = b.get(op.weight_grad).try_into().unwrap();
+        b.run(LinearGrad { quantised: None, ..op });
+        assert_eq!(b.get(op.weight_grad), whole);
+    }
+
+    #[test]
+    fn sides_that_are_no_sixteens_are_refused() {
+        let mut b = Bench::<4096>::new();
+        for (outputs, inputs, fits) in [(16, 32, true), (16, 24, false), (24, 16, false)] {
+            let (x, weight) = (b.normal([1, 1, 3, inputs], 1, 1.0), b.normal([1, 1, outputs, inputs], 2, 0.5));
+            let out = b.poison([1, 1, 3, outputs]);
+            let quantised = Some(QuantisedProduct {
+                a: copy(&mut b, x, Dtype::E4m3, 1.0),
+                b: copy(&mut b, weight, Dtype::E4m3, 1.0),
+            });
+            let linear = Linear { quantised, ..Linear::new(x, weight, None, out) };
+            assert_eq!(linear.validate().is_ok(), fits, "{outputs} {inputs}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Copies in 8 bits.
+
+use capful_core::device::{OperationError, Run};
+use capful_core::memory::Dtype;
+use capful_core::ops::Quantise;
+
+use super::device::{Cuda, blocks};
+use super::error::CudaError;
+
+/// Mirrors QuantiseArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct QuantiseArgs {
+    x: u64,
+    codes: u64,
+    transposed: u64,
+    scale: u64,
+    amax: u64,
+    count: u64,
+    rows: u32,
+    columns: u32,
+    wide: u32,
+}
+
+/// Values that a thread converts at a time.
+const RUN: u32 = 16;
+/// Sides of a tile that is turned.
+const TILE: u32 = 64;
+/// Blocks that are enough for any card; each takes its turn again where there is more to do.
+const BLOCKS: u32 = 2048;
+
+impl Run<Quantise> for Cuda {
+    fn run(&mut self, o: Quantise) -> Result<(), OperationError> {
+        let format = o.out.codes.dtype;
+        if !matches!(format, Dtype::E4m3 | Dtype::E5m2) {
+            return Err(self.fail(CudaError::Unsupported { operation: "quantise", why: "its copy is not of 8 bits" }));
+        }
+        let mut arguments = QuantiseArgs {
+            x: self.address(o.x)?,
+            codes: self.address(o.out.codes)?,
+            transposed: self.address_or_null(o.transposed)?,
+            scale: self.address(o.out.scaling.scale)?,
+            amax: self.address(o.out.scaling.amax)?,
+            count: o.x.elements(),
+            rows: o.x.rows(),
+            columns: o.x.columns(),
+            wide: 0,
+        };
+        let QuantiseArgs { x, codes, transposed, count, rows, columns, .. } = arguments;
+        let turned = o.transposed.is_some();
+        let whole = !turned || rows.is_multiple_of(RUN) && columns.is_multiple_of(RUN);
+        arguments.wide = (whole && (x | codes | transposed).is_multiple_of(16)).into();
+        let (grid, turned) = if turned {
+            (blocks(rows.into(), TILE) * blocks(columns.into(), TILE), "turned_")
+        } else {
+            (blocks(count, 256 * RUN).min(BLOCKS), "")
+        };
+        let kernel = format!("quantise_{turned}{}_{}", format.name(), o.x.dtype.name());
+        self.launch("quantise", &kernel, [grid, 1, 1], 256, &arguments)
+    }
+}

@@ -1,0 +1,411 @@
+//! Copies in 8 bits and their products against the Reference, and steps of a small Yxanul that is made of them.
+
+use capful_core::device::{Meter, OperationError, Profile, Rates, Reference, Single};
+use capful_core::fp8::Format;
+use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
+use capful_core::model::yxanul::{State, Training};
+use capful_core::model::{Family, Optimizer, Products as Kind, Recompute, Stage, Steps, Yxanul, YxanulDevice};
+use capful_core::ops::{Linear, LinearGrad, Pattern, Quantise, Quantised, QuantisedProduct, Rescale, Rotary, Scaling};
+use capful_core::random::Random;
+use capful_core::train::results;
+
+use super::bench::{Bench, Lay, apart, decode, encode, open_with};
+use crate::device::cuda::{Cuda, CudaError, CudaProfile, Precision, Products, Room, require};
+
+fn scaling(l: &mut Lay, scale: f32) -> Scaling {
+    let mut one = |x| l.values([1; 4], vec![x]);
+    Scaling { amax: one(0.5), scale: one(scale), inverse: one(1.0 / scale) }
+}
+
+/// A copy of normal numbers.
+fn copy(l: &mut Lay, dtype: Dtype, rows: u32, columns: u32, scale: f32) -> Quantised {
+    Quantised { codes: l.codes(dtype, [1, 1, rows, columns], scale), scaling: scaling(l, scale) }
+}
+
+#[test]
+fn copies_are_the_reference_s_to_the_bit() {
+    let mut bench = Bench::new();
+    for [rows, columns] in [[1, 1], [16, 16], [33, 48], [64, 64], [80, 144], [65, 7], [3, 1000], [700, 304]] {
+        for (dtype, scale) in [(Dtype::E4m3, 32.0), (Dtype::E5m2, 1024.0)] {
+            for (precision, turned) in
+                [Precision::F32, Precision::Bf16].into_iter().flat_map(|p| [false, true].map(|t| (p, t)))
+            {
+                bench.agree_in(precision, 0.0, &|l: &mut Lay| Quantise {
+                    x: l.normal([1, 1, rows, columns], 3.0),
+                    out: Quantised { codes: l.poison_codes(dtype, [1, 1, rows, columns]), scaling: scaling(l, scale) },
+                    transposed: turned.then(|| l.poison_codes(dtype, [1, 1, columns, rows])),
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_number_has_the_reference_s_code() {
+    let mut bench = Bench::new();
+    for (dtype, format) in [(Dtype::E4m3, Format::E4m3), (Dtype::E5m2, Format::E5m2)] {
+        let mut values = vec![0.0, f32::MAX, f32::INFINITY, f32::NAN, 1e-45, 1e-30, 448.01, 57_345.0, 464.0, 61_440.0];
+        for code in 0..0x7cu8 {
+            let (low, high) = (format.decode(code), format.decode(code + 1));
+            let middle = low / 2.0 + high / 2.0;
+            let near = [middle.to_bits() - u32::from(middle > 0.0), middle.to_bits() + 1].map(f32::from_bits);
+            values.extend([low, middle, near[0], near[1]]);
+        }
+        values.extend(values.clone().iter().map(|x| -x));
+        for wide in [false, true] {
+            // Beside the values that are converted 16 at a time those that are not.
+            let count = values.len() / 16 * 16 + usize::from(!wide);
+            let shape = [1, 1, 1, count as u32];
+            bench.agree_in(Precision::F32, 0.0, &|l: &mut Lay| Quantise {
+                x: l.values(shape, values.iter().copied().cycle().take(count).collect()),
+                out: Quantised { codes: l.poison_codes(dtype, shape), scaling: scaling(l, 1.0) },
+                transposed: None,
+            });
+        }
+    }
+}
+
+#[test]
+fn scales_follow_the_history() {
+    let mut bench = Bench::new();
+    for (dtype, count) in [(Dtype::E4m3, 1), (Dtype::E5m2, 12), (Dtype::E4m3, 336)] {
+        bench.agree_in(Precision::F32, 0.0, &|l: &mut Lay| {
+            // Tensors of all sizes, and every fifth never seen.
+            let tiny =
+                |i: u32| if i % 5 == 4 { 0.0 } else { 2.0f32.powi((i % 60) as i32 - 30) * (1.0 + i as f32 / 400.0) };
+            Rescale {
+                dtype,
+                amax: l.values([1, 1, 1, count], (0..count).map(tiny).collect()),
+                history: l.values(
+                    [1, 1, 16, count],
+                    (0..16 * count).map(|i| tiny(i % count) * [1.0, 3.0, 0.25][(i / count % 3) as usize]).collect(),
+                ),
+                scale: l.poison_exact([1, 1, 1, count]),
+                inverse: l.poison_exact([1, 1, 1, count]),
+            }
+        });
+    }
+}
+
+#[test]
+fn products_of_copies() {
+    let Some(mut bench) = Bench::of_eighths() else { return };
+    for [rows, inputs, outputs] in [[1, 16, 16], [5, 48, 32], [33, 112, 80], [70, 256, 144]] {
+        for form in 0..4 {
+            bench.agree(|l| {
+                let (x, weight) = (l.normal([1, 1, rows, inputs], 1.0), l.normal([1, 1, outputs, inputs], 1.0));
+                let like_out = [1, 1, rows, outputs];
+                let out = if form == 1 { l.normal(like_out, 1.0) } else { l.poison(like_out) };
+                let plain = Linear {
+                    quantised: Some(QuantisedProduct {
+                        a: copy(l, Dtype::E4m3, rows, inputs, 64.0),
+                        b: copy(l, Dtype::E4m3, outputs, inputs, 256.0),
+                    }),
+                    ..Linear::new(x, weight, None, out)
+                };
+                match form {
+                    1 => Linear { accumulate: true, ..plain },
+                    2 => Linear { residual: Some(l.normal(like_out, 1.0)), ..plain },
+                    // An evaluation's logits, say.
+                    3 => Linear { out: l.poison_exact(like_out), ..plain },
+                    _ => plain,
+                }
+            });
+        }
+        for accumulate in [false, true] {
+            bench.agree(|l| {
+                let sides = [1, 1, outputs, inputs];
+                LinearGrad {
+                    transposed: false,
+                    x: l.normal([1, 1, rows, inputs], 1.0),
+                    weight: l.normal(sides, 1.0),
+                    out_grad: l.normal([1, 1, rows, outputs], 1.0),
+                    x_grad: l.poison([1, 1, rows, inputs]),
+                    before_gelu: None,
+                    weight_grad: if accumulate { l.exact(sides, 1.0) } else { l.poison_exact(sides) },
+                    bias_grad: None,
+                    accumulate,
+                    quantised: Some(QuantisedProduct {
+                        a: copy(l, Dtype::E5m2, rows, outputs, 4096.0),
+                        b: copy(l, Dtype::E4m3, inputs, outputs, 256.0),
+                    }),
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn what_cannot_multiply_eighths_says_so() {
+    let environments: &[&[(&str, &str)]] = &[
+        &[("CAPFUL_STAND_IN_CAPABILITY", "86")],
+        &[("CAPFUL_STAND_IN_CAPABILITY", "89")],
+        &[("CAPFUL_STAND_IN_BLAS", "0")],
+    ];
+    apart("fp8::what_cannot_multiply_eighths_says_so", environments, || {
+        let words = [1, 1, 1, 64];
+        let scratch = Region { space: capful_core::memory::Space::Arena, dtype: Dtype::F32, offset: 0, shape: words };
+        let opened = || Cuda::open(0, Room { arena: 512, scratch, staging: 0 }, Products::Library);
+        require(0, Precision::Bf16).expect("old enough for bf16");
+        let error = match std::env::var("CAPFUL_STAND_IN_CAPABILITY").as_deref() {
+            Ok("86") => require(0, Precision::Fp8).expect_err("8.6 is too old"),
+            Ok(_) => return require(0, Precision::Fp8).expect("8.9 has 8-bit units"),
+            _ => {
+                require(0, Precision::Fp8).expect("a library is there, and does not start");
+                opened().expect("our own kernels are enough for the rest").require_library().expect_err("none")
+            }
+        };
+        assert!(matches!(error, CudaError::NoFp8 { .. } | CudaError::NoFp8Library(_)), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("--precision bf16") && text.lines().count() == 1 && error.refuses(), "{text}");
+    });
+}
+
+const MODEL: Yxanul = Yxanul {
+    layers: 2,
+    d_model: 32,
+    heads: 4,
+    kv_heads: 2,
+    d_ff: 48,
+    vocab_size: 61,
+    context: 24,
+    rank: Some(16),
+    tied: true,
+    rotary_base: 10_000.0,
+    norm_eps: 1e-5,
+};
+
+const STAGE: Stage = Stage {
+    batch: 2,
+    seq_len: 19,
+    chunk: 16,
+    recompute: Recompute::None,
+    pattern: Pattern::DENSE,
+    products: Kind::Quantised,
+};
+
+const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-6, decay: 0.1 };
+
+/// Steps that the history fills in.
+const FILLS: u64 = 16;
+
+/// The Reference's numbers, with copies in 8 bits.
+struct SingleFp8;
+
+impl Profile for SingleFp8 {
+    fn dtype(&self, role: Role) -> Dtype {
+        Single.dtype(role)
+    }
+
+    fn quantises(&self) -> bool {
+        true
+    }
+}
+
+struct Plan {
+    entries: Vec<Entry>,
+    state: State,
+    training: Training,
+    scratch: Region,
+    bytes: u64,
+}
+
+fn plan(profile: &dyn Profile, scratch: u64, stage: &Stage) -> Plan {
+    let mut entries = Vec::new();
+    let mut visit = |entry: &Entry| entries.push(*entry);
+    let mut layout = Layout::new(&mut visit);
+    let state = MODEL.lay_state(profile, true, &mut layout);
+    let training = MODEL.lay_training(stage, profile, &mut layout);
+    let words = scratch.div_ceil(4).max(1) as u32;
+    let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
+    let bytes = layout.high_water();
+    Plan { entries, state, training, scratch, bytes }
+}
+
+fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
+    let count = slot.shape.iter().product::<u32>();
+    let name: u64 = slot.name.bytes().fold(7, |hash, b| hash.wrapping_mul(31).wrapping_add(b.into()));
+    let random = Random::new(name, layer.into());
+    match slot.init {
+        Init::Zero => vec![0.0; count as usize],
+        Init::One => vec![1.0; count as usize],
+        Init::Normal(deviation) => (0..count).map(|i| random.normal(i.into()) * deviation * 4.0).collect(),
+        Init::Rotary { base } => {
+            let [_, positions, pairs, _] = slot.shape;
+            let each = (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j)));
+            each.flat_map(|(p, j)| Rotary::angle(base, 2 * pairs, p, j)).collect()
+        }
+    }
+}
+
+/// Ids and targets of a micro-batch: each id is mostly decided by the one before.
+fn batch(step: u64, part: u64) -> [Vec<u32>; 2] {
+    let random = Random::new(100 + step, part);
+    let mut ids = vec![random.below(0, 61) as u32];
+    for i in 1..=38 {
+        let drawn = random.below(2 * i, 61) as u32;
+        let last = ids[i as usize - 1];
+        ids.push(if random.below(2 * i + 1, 10) == 0 { drawn } else { (5 * last + 7) % 61 });
+    }
+    [ids[..38].to_vec(), ids[1..].to_vec()]
+}
+
+/// A device whose regions can be written and read.
+trait Machine: YxanulDevice {
+    fn put(&mut self, region: Region, bytes: &[u8]);
+    fn get(&mut self, region: Region) -> Vec<u8>;
+}
+
+impl Machine for Reference<'_> {
+    fn put(&mut self, region: Region, bytes: &[u8]) {
+        let [mut view] = self.arena.views([Some(region)]).expect("in the arena");
+        view.bytes_mut().copy_from_slice(bytes);
+    }
+
+    fn get(&mut self, region: Region) -> Vec<u8> {
+        let [view] = self.arena.views([Some(region)]).expect("in the arena");
+        view.bytes().to_vec()
+    }
+}
+
+impl Machine for Cuda {
+    fn put(&mut self, region: Region, bytes: &[u8]) {
+        self.write(region, bytes).expect("in the arena");
+    }
+
+    fn get(&mut self, region: Region) -> Vec<u8> {
+        let mut bytes = vec![0; region.bytes() as usize];
+        self.read(region, &mut bytes).expect("in the arena");
+        bytes
+    }
+}
+
+/// The state's regions and their bytes: what a checkpoint holds.
+type Saved = Vec<(Region, Vec<u8>)>;
+
+/// Losses of steps `from` … `to`, each of two micro-batches, then what lasts. They go on from `saved`, if there is any.
+fn train<M: Machine>(
+    machine: &mut M,
+    plan: &Plan,
+    stage: &Stage,
+    (from, to): (u64, u64),
+    saved: Option<&Saved>,
+    products: impl Fn(u64) -> Kind,
+) -> (Vec<f32>, Saved) {
+    let lasting = [Role::Weight, Role::Master, Role::Moment, Role::State, Role::Constant];
+    let entries = || plan.entries.iter().filter(|e| lasting.contains(&e.slot.role));
+    for entry in entries() {
+        for layer in 0..entry.slot.layers {
+            machine.put(entry.place.at(layer), &encode(entry.slot.dtype, &first_values(&entry.slot, layer)));
+        }
+    }
+    for (region, bytes) in saved.into_iter().flatten() {
+        machine.put(*region, bytes);
+    }
+    let regions = Yxanul::training_batch(&plan.training);
+    let bytes_of = |ids: Vec<u32>| ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>();
+    let mut losses = Vec::new();
+    for step in from..to {
+        let t = step as i32 + 1;
+        let settings = [0.01, 1.0 - 0.9f32.powi(t), 1.0 - 0.95f32.powi(t), 1.0, 1.0 / 76.0];
+        machine.put(plan.state.control.settings, &encode(Dtype::F32, &settings));
+        let stage = Stage { products: products(step), ..*stage };
+        for part in 0..2 {
+            let [ids, targets] = batch(step, part);
+            machine.put(regions.ids, &bytes_of(ids));
+            machine.put(regions.targets, &bytes_of(targets));
+            MODEL.micro_batch(machine, &plan.state, &plan.training, &stage, part == 0).expect("a micro-batch");
+        }
+        MODEL.update(machine, &plan.state, &OPTIMIZER).expect("an update");
+        losses.push(decode(Dtype::F32, &machine.get(plan.state.control.results))[results::LOSS]);
+    }
+    let left = entries().flat_map(|e| (0..e.slot.layers).map(|l| e.place.at(l)));
+    (losses, left.map(|region| (region, machine.get(region))).collect())
+}
+
+fn on_reference(profile: &dyn Profile, steps: u64, products: impl Fn(u64) -> Kind) -> (Vec<f32>, Saved) {
+    let plan = plan(profile, 0, &STAGE);
+    let mut storage = vec![0u64; (plan.bytes / 8) as usize];
+    train(&mut Reference { arena: Arena::new(&mut storage, &[]) }, &plan, &STAGE, (0, steps), None, products)
+}
+
+/// As a run chooses them.
+fn chosen(step: u64) -> Kind {
+    if step < FILLS { Kind::Warming } else { Kind::Quantised }
+}
+
+/// Two runs learn, and come as far as each other at every step, within `tolerance`.
+fn learn_alike(wide: &[f32], eighths: &[f32], tolerance: f32) {
+    assert!(wide[0] > 3.8 && wide[wide.len() - 1] < 0.7 * wide[0], "nothing was learnt: {wide:?}");
+    for (step, (a, b)) in wide.iter().zip(eighths).enumerate() {
+        assert!((a - b).abs() <= tolerance * a, "step {step}: {b} with copies in 8 bits, {a} without");
+    }
+    let later = FILLS as usize;
+    assert_ne!(wide[later..], eighths[later..], "nothing was multiplied in 8 bits");
+}
+
+#[test]
+fn the_reference_learns_as_well_with_copies_in_8_bits() {
+    let (wide, _) = on_reference(&Single, 60, |_| Kind::Wide);
+    let (eighths, saved) = on_reference(&SingleFp8, 60, chosen);
+    assert_eq!(wide[..FILLS as usize], eighths[..FILLS as usize], "while the history fills nothing differs");
+    learn_alike(&wide, &eighths, 0.05);
+    assert!(saved.iter().flat_map(|(r, bytes)| decode(r.dtype, bytes)).all(f32::is_finite));
+}
+
+/// A card with the plan of a run in `precision`, and the plan.
+fn card(precision: Precision, stage: &Stage) -> (Cuda, Plan) {
+    let profile = CudaProfile { precision };
+    let draft = plan(&profile, 0, stage);
+    let mut meter = Meter::new(&profile, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
+    let mut all = || -> Result<(), OperationError> {
+        for products in [Kind::Wide, Kind::Warming, Kind::Quantised] {
+            MODEL.micro_batch(&mut meter, &draft.state, &draft.training, &Stage { products, ..*stage }, true)?;
+        }
+        MODEL.update(&mut meter, &draft.state, &OPTIMIZER)
+    };
+    all().expect("a plan");
+    let plan = plan(&profile, meter.scratch, stage);
+    (open_with(plan.bytes, plan.scratch, 0, Products::Library), plan)
+}
+
+fn on_card(precision: Precision, stage: &Stage, steps: u64, products: impl Fn(u64) -> Kind) -> (Vec<f32>, Saved) {
+    let (mut cuda, plan) = card(precision, stage);
+    train(&mut cuda, &plan, stage, (0, steps), None, products)
+}
+
+#[test]
+fn a_card_learns_as_well_in_fp8_as_in_bf16() {
+    if Bench::of_eighths().is_none() {
+        return;
+    }
+    let (wide, _) = on_card(Precision::Bf16, &STAGE, 28, |_| Kind::Wide);
+    let (eighths, _) = on_card(Precision::Fp8, &STAGE, 28, chosen);
+    assert_eq!(wide[..FILLS as usize], eighths[..FILLS as usize], "while the history fills nothing differs");
+    learn_alike(&wide, &eighths, 0.05);
+    // And as the Reference, whose numbers are wider.
+    let (expected, _) = on_reference(&SingleFp8, 28, chosen);
+    learn_alike(&expected, &eighths, 0.05);
+}
+
+#[test]
+fn steps_in_fp8_go_on_with_the_same_bits() {
+    if Bench::of_eighths().is_none() {
+        return;
+    }
+    // The history need not be full for that.
+    let soon = |step| if step < 2 { Kind::Warming } else { Kind::Quantised };
+    let whole = on_card(Precision::Fp8, &STAGE, 5, soon);
+    assert_eq!(on_card(Precision::Fp8, &STAGE, 5, soon), whole, "twice");
+    for recompute in [Recompute::Cheap, Recompute::Full] {
+        let (losses, _) = on_card(Precision::Fp8, &Stage { recompute, ..STAGE }, 5, soon);
+        assert_eq!(losses, whole.0, "{recompute:?}");
+    }
+    // Saved while the history fills, and when products read the copies.
+    for at in [1, 3] {
+        let (_, saved) = on_card(Precision::Fp8, &STAGE, at, soon);
+        let (mut cuda, plan) = card(Precision::Fp8, &STAGE);
+        let (losses, left) = train(&mut cuda, &plan, &STAGE, (at, 5), Some(&saved), soon);
+        assert!(losses == whole.0[at as usize..] && left == whole.1, "resumed after {at} steps");
+    }
+}

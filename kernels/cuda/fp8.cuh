@@ -1,0 +1,62 @@
+// Floats of 8 bits: E4M3 for values, E5M2 for gradients. Nearest, ties to even, saturating; NaN becomes 0x7f.
+// core/src/fp8.rs says what they are.
+#pragma once
+#include "ptx.cuh"
+
+// Largest number, mantissa bits and bias of each.
+struct E4m3 {
+    static constexpr float MAX = 448.0f;
+    static constexpr u32 MANTISSA = 3, BIAS = 7;
+};
+struct E5m2 {
+    static constexpr float MAX = 57344.0f;
+    static constexpr u32 MANTISSA = 2, BIAS = 15;
+};
+
+// The conversion in plain arithmetic, for cards before compute capability 8.9 and for the stand-in.
+template <class F>
+__device__ inline u32 code_of(float x) {
+    u32 bits = __float_as_uint(x), sign = bits >> 24 & 0x80u;
+    float magnitude = fabsf(x);
+    if (magnitude != magnitude) return 0x7fu;
+    bits = __float_as_uint(magnitude > F::MAX ? F::MAX : magnitude);
+    constexpr u32 CUT = 23 - F::MANTISSA;
+    if (bits >= (128 - F::BIAS) << 23)
+        return sign | (((bits + (1u << (CUT - 1)) - 1 + (bits >> CUT & 1)) >> CUT) - ((127 - F::BIAS) << F::MANTISSA));
+    // In units of the smallest number, which a sum with 2^23 rounds to whole ones.
+    float units = __uint_as_float(bits) * __uint_as_float((126 + F::BIAS + F::MANTISSA) << 23);
+    return sign | (__float_as_uint(units + 8388608.0f) & 0xffu);
+}
+
+// Four codes, the first in the lowest byte.
+template <class F>
+__device__ inline u32 codes_of(float a, float b, float c, float d) {
+#ifdef EIGHT_BIT_UNITS
+    if constexpr (F::MANTISSA == 3)
+        return (u32)convert_e4m3(a, b) | (u32)convert_e4m3(c, d) << 16;
+    else
+        return (u32)convert_e5m2(a, b) | (u32)convert_e5m2(c, d) << 16;
+#else
+    return code_of<F>(a) | code_of<F>(b) << 8 | code_of<F>(c) << 16 | code_of<F>(d) << 24;
+#endif
+}
+
+// |x| where it is finite, else 0: what a scale may be made of.
+__device__ inline float finite_magnitude(float x) {
+    float magnitude = fabsf(x);
+    return __float_as_uint(magnitude) < 0x7f800000u ? magnitude : 0.0f;
+}
+
+// `amax` = max(amax, the block's largest): every thread of the block brings its own. Floats that are not negative are
+// in the order of their bits, so the result does not depend on who comes first.
+__device__ inline void note_largest(float* amax, float largest) {
+    __shared__ float warps[32];
+    largest = warp_max(largest);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = largest;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (u32 w = 1; w < blockDim.x / 32; w++) largest = fmaxf(largest, warps[w]);
+        // Most blocks find that somebody had as much, and leave the address alone.
+        if (largest > *(volatile float*)amax) atomicMax((u32*)amax, __float_as_uint(largest));
+    }
+}
