@@ -5,7 +5,7 @@ struct RescaleArgs {
     float* amax;
     float* history;  // [16, count], the oldest first
     float* scale;
-    float* inverse;
+    float* inverse;  // [count, 4], each four times
     u32 count;
     float max;  // the format's largest number
 };
@@ -27,7 +27,7 @@ __device__ void rescale_all(const RescaleArgs& a) {
     exponent = min(max(exponent, 127u - 62), 127u + 62);
     float scale = largest == 0 ? 1.0f : __uint_as_float(exponent << 23);
     a.scale[i] = scale;
-    a.inverse[i] = 1.0f / scale;
+    for (u32 n = 4 * i; n < 4 * i + 4; n++) a.inverse[n] = 1.0f / scale;
 }
 
 EXPORT(rescale, RescaleArgs, 128, rescale_all)

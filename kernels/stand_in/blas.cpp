@@ -226,7 +226,8 @@ API cublasLtMatmul(void*, const Desc* desc, const float* alpha, const void* a, c
                 workspace_bytes >= algorithm->workspace;
     // The bias is as long as a column.
     size_t bias_bytes = lo->rows * size_of(lo->type);
-    for (uint64_t scale : {desc->scale_a, desc->scale_b}) good = good && (!scale || stand_in::inside(scale, 4));
+    for (uint64_t scale : {desc->scale_a, desc->scale_b})
+        good = good && (!scale || (scale % 16 == 0 && stand_in::inside(scale, 4)));
     // Addresses of what is read 16 bytes at a time.
     if (narrow(la->type)) good = good && ((uint64_t)a | (uint64_t)b) % 16 == 0;
     good = good && stand_in::inside((uint64_t)a, la->bytes()) && stand_in::inside((uint64_t)b, lb->bytes()) &&

@@ -24,20 +24,23 @@ impl Scales {
         tensors: u32,
         ledger: &mut dyn Ledger,
     ) -> Scales {
-        let mut lay = |name, rows, init| {
-            let slot = Slot::new(name, Role::State, Dtype::F32, [1, 1, rows, layers * tensors]);
+        let mut lay = |name, shape: [u32; 2], init| {
+            let slot = Slot::new(name, Role::State, Dtype::F32, [1, 1, shape[0], shape[1]]);
             ledger.region(Slot { prefix, init, ..slot }).first
         };
-        let history = lay("history", Rescale::HISTORY, Init::Zero);
-        let amax = lay("amax", 1, Init::Zero);
-        let (scale, inverse) = (lay("scale", 1, Init::One), lay("inverse", 1, Init::One));
+        let count = layers * tensors;
+        let history = lay("history", [Rescale::HISTORY, count], Init::Zero);
+        let amax = lay("amax", [1, count], Init::Zero);
+        let (scale, inverse) =
+            (lay("scale", [1, count], Init::One), lay("inverse", [count, Rescale::APART], Init::One));
         Scales { all: Rescale { dtype, amax, history, scale, inverse }, tensors }
     }
 
     /// The numbers of one tensor of a layer.
     pub(super) const fn of(&self, layer: u32, tensor: u32) -> Scaling {
         let at = layer * self.tensors + tensor;
-        Scaling { amax: one(self.all.amax, at), scale: one(self.all.scale, at), inverse: one(self.all.inverse, at) }
+        let inverse = one(self.all.inverse, at * Rescale::APART);
+        Scaling { amax: one(self.all.amax, at), scale: one(self.all.scale, at), inverse }
     }
 
     /// Ends a step.

@@ -16,13 +16,15 @@ pub struct Rescale {
     pub history: Region,
     /// `[n]`.
     pub scale: Region,
-    /// `[n]`.
+    /// [n, [`Rescale::APART`]]: each four times.
     pub inverse: Region,
 }
 
 impl Rescale {
     /// Steps that a large value is remembered.
     pub const HISTORY: u32 = 16;
+    /// Numbers between the inverses of two tensors: cublasLt reads one at a multiple of 16 bytes only.
+    pub const APART: u32 = 4;
 }
 
 impl Operation for Rescale {
@@ -40,7 +42,8 @@ impl Operation for Rescale {
         self.expect(Format::of(self.dtype).is_some(), "dtype")?;
         self.expect(self.history.rows() == Self::HISTORY && u64::from(self.history.columns()) == n, "history")?;
         self.expect(self.scale.elements() == n, "scale")?;
-        self.expect(self.inverse.elements() == n, "inverse")
+        let apart = self.inverse.columns() == Self::APART && u64::from(self.inverse.rows()) == n;
+        self.expect(apart, "inverse")
     }
 
     fn flops(&self) -> u64 {
@@ -57,10 +60,11 @@ impl Operation for Rescale {
         history.copy_within(n.., 0);
         history[kept..].copy_from_slice(amax);
         amax.fill(0.0);
-        for (i, (scale, inverse)) in scale.f32_mut().iter_mut().zip(inverse.f32_mut()).enumerate() {
+        let inverses = inverse.f32_mut().chunks_exact_mut(Self::APART as usize);
+        for (i, (scale, inverse)) in scale.f32_mut().iter_mut().zip(inverses).enumerate() {
             let largest = history.iter().skip(i).step_by(n).fold(0.0, |a: f32, b| a.max(*b));
             *scale = format.scale(largest);
-            *inverse = 1.0 / *scale;
+            inverse.fill(1.0 / *scale);
         }
         Ok(())
     }
@@ -80,7 +84,7 @@ mod tests {
             amax: b.values([1, 1, 1, n], &[0.0; N]),
             history: b.values([1, 1, 16, n], &[0.0; 16 * N]),
             scale: b.poison([1, 1, 1, n]),
-            inverse: b.poison([1, 1, 1, n]),
+            inverse: b.poison([1, 1, n, 4]),
         }
     }
 
@@ -90,7 +94,7 @@ mod tests {
         b.run(op);
         assert_eq!(b.get(op.amax), [0.0; N]);
         let scale: [f32; N] = b.get(op.scale).try_into().unwrap();
-        assert_eq!(b.get(op.inverse), scale.map(|s| 1.0 / s));
+        assert_eq!(b.get(op.inverse), scale.map(|s| [1.0 / s; 4]).as_flattened());
         scale
     }
 

@@ -488,8 +488,8 @@ mod tests {
             };
             let weights = 3 * (64 * 32 + 32 * 32 + 96 * 32 + 32 * 48);
             assert_eq!(bytes(Role::Work), 2 * weights + 14 * 48 + 14 * 96);
-            // 8 values and 4 gradients a layer: 16 steps, the largest, scale and inverse.
-            assert_eq!(bytes(Role::State), 3 * 12 * (16 + 3) * 4);
+            // 8 values and 4 gradients a layer: 16 steps, the largest, scale, and four times its inverse.
+            assert_eq!(bytes(Role::State), 3 * 12 * (16 + 1 + 1 + 4) * 4);
         }
         let odd = |model: Yxanul| model.validate_stage(&Stage { products: Products::Quantised, ..stage }).unwrap_err();
         assert_eq!(odd(Yxanul { d_ff: 40, ..model }), ModelError::Sixteens { name: "d_ff", size: 40 });

@@ -81,7 +81,7 @@ fn scales_follow_the_history() {
                     (0..16 * count).map(|i| tiny(i % count) * [1.0, 3.0, 0.25][(i / count % 3) as usize]).collect(),
                 ),
                 scale: l.poison_exact([1, 1, 1, count]),
-                inverse: l.poison_exact([1, 1, 1, count]),
+                inverse: l.poison_exact([1, 1, count, 4]),
             }
         });
     }
@@ -92,7 +92,7 @@ fn products_of_copies() {
     let Some(mut bench) = Bench::of_eighths() else { return };
     for [rows, inputs, outputs] in [[1, 16, 16], [5, 48, 32], [33, 112, 80], [70, 256, 144]] {
         for form in 0..4 {
-            bench.agree(|l| {
+            bench.agree_in_eighths(|l| {
                 let (x, weight) = (l.normal([1, 1, rows, inputs], 1.0), l.normal([1, 1, outputs, inputs], 1.0));
                 let like_out = [1, 1, rows, outputs];
                 let out = if form == 1 { l.normal(like_out, 1.0) } else { l.poison(like_out) };
@@ -113,7 +113,7 @@ fn products_of_copies() {
             });
         }
         for accumulate in [false, true] {
-            bench.agree(|l| {
+            bench.agree_in_eighths(|l| {
                 let sides = [1, 1, outputs, inputs];
                 LinearGrad {
                     transposed: false,
