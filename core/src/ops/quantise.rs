@@ -43,6 +43,14 @@ impl Quantised {
     const fn format(&self) -> Option<Format> {
         Format::of(self.codes.dtype)
     }
+
+    /// Makes it of `x`, as [`Quantise`] does: how an operation that has written `x` defines its copy.
+    ///
+    /// # Errors
+    /// An operand that cannot be carved.
+    pub fn make(self, x: Region, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        Quantise { x, out: self, transposed: None }.reference(arena)
+    }
 }
 
 /// `out = saturate(x · scale)` and `amax = max(amax, max |x|)`.

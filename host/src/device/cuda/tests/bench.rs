@@ -145,6 +145,11 @@ impl Lay {
         self.region(Dtype::F32, shape, values, Vec::new(), true)
     }
 
+    /// These numbers in the precision's type.
+    pub fn kept(&mut self, shape: [u32; 4], values: Vec<f32>) -> Region {
+        self.region(self.kept, shape, values, Vec::new(), true)
+    }
+
     fn nothing(shape: [u32; 4]) -> Vec<f32> {
         vec![f32::NAN; shape.iter().product::<u32>() as usize]
     }
