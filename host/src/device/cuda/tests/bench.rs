@@ -256,7 +256,7 @@ impl Bench {
         let (mut ours, mut theirs) = (Lay::new(kept), Lay::new(Dtype::F32));
         let (operation, reference) = (build(&mut ours), build(&mut theirs));
         let profile = CudaProfile { precision };
-        let mut meter = Meter::new(&profile, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
+        let mut meter = Meter::new(&profile, Rates::ONE);
         meter.run(operation).expect("shapes that belong together");
         assert!(meter.scratch <= SCRATCH && ours.offset <= OPERANDS);
 

@@ -483,7 +483,7 @@ fn the_reference_learns_as_well_with_copies_in_8_bits() {
 fn card(precision: Precision, stage: &Stage) -> (Cuda, Plan) {
     let profile = CudaProfile { precision };
     let draft = plan(&profile, 0, stage);
-    let mut meter = Meter::new(&profile, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
+    let mut meter = Meter::new(&profile, Rates::ONE);
     let mut all = || -> Result<(), OperationError> {
         for products in [Kind::Wide, Kind::Warming, Kind::Quantised] {
             MODEL.micro_batch(&mut meter, &draft.state, &draft.training, &Stage { products, ..*stage }, true)?;
