@@ -7,7 +7,7 @@ use capful_core::device::{Meter, Operation, Rates, Run, Scratch};
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{
     Affine, AffineGrad, Attention, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, Heads, Linear, LinearGrad,
-    Norm, NormGrad, NormKind, Pattern, Rotary, SwiGlu, SwiGluGrad,
+    Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, Rotary, Scaling, SwiGlu, SwiGluGrad,
 };
 use capful_host::device::cuda::{Cuda, CudaProfile, Precision, Products, Room, describe};
 
@@ -20,7 +20,7 @@ const VOCABULARY: u32 = 200_064;
 const CHUNK: u32 = 4096;
 const PROFILE: CudaProfile = CudaProfile { precision: Precision::Bf16 };
 /// What an H200 reaches.
-const RATES: Rates = Rates { flops_per_s: 700e12, bytes_per_s: 4.2e12 };
+const RATES: Rates = Rates { flops_per_s: 700e12, narrow_flops_per_s: 1100e12, bytes_per_s: 4.2e12 };
 
 /// Regions one after the other.
 #[derive(Default)]
@@ -65,7 +65,7 @@ where
     meter.run(o)?;
     let seconds = cuda.time(10, |c| c.run(o))?;
     let bytes = traffic.unwrap_or(meter.bytes);
-    let bound = (meter.flops as f64 / RATES.flops_per_s).max(bytes as f64 / RATES.bytes_per_s);
+    let bound = RATES.seconds(meter.flops, o.narrow_flops(), bytes);
     println!(
         "  {what:<34} {:>9.1} {:>9.1} {:>6.0}% {:>9.0} {:>9.1}",
         seconds * 1e6,
@@ -95,6 +95,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     let (weight_grad, logits) = (l.f32(VOCABULARY, RANK), l.bf16(CHUNK.min(rows), VOCABULARY));
     let (ids, losses) = (l.lay(Dtype::U32, [1, 1, 1, rows]), l.f32(1, rows));
     let (settings, results) = (l.f32(1, 5), l.f32(1, 2));
+    let (codes, numbers) = (l.lay(Dtype::E5m2, [1, 1, rows, 2 * FF]), [l.f32(1, 1), l.f32(1, 1), l.f32(1, 1)]);
     let scratch = l.f32(1, 16 << 20);
     let mut cuda = Cuda::open(0, Room { arena: l.end, scratch, staging: 0 }, Products::Library)?;
     cuda.warnings().iter().for_each(|w| eprintln!("{w}"));
@@ -154,19 +155,49 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     }
     let spread: Vec<u8> = (0..rows).flat_map(|i| (i.wrapping_mul(2_654_435_761) % IDS).to_le_bytes()).collect();
     cuda.write(ids, &spread)?;
+    cuda.write(numbers[1], bytes_of(&[1.0]).as_slice())?;
     cuda.write(settings, bytes_of(&[0.0, 1.0, 1.0, 1.0, 1e-5]).as_slice())?;
 
     println!("Yxanul 197M, {rows} rows, bf16, on {}", names.concat());
     println!("  {:<34} {:>9} {:>9} {:>7} {:>9} {:>9}", "", "us", "roofline", "", "GB/s", "TFLOP/s");
     let c = &mut cuda;
+    let scaling = Scaling { amax: numbers[0], scale: numbers[1], inverse: numbers[2] };
+    let copy =
+        |dtype, columns| Some(Quantised { codes: Region { dtype, shape: [1, 1, rows, columns], ..codes }, scaling });
+    let alone = |x: Region, dtype| Quantise {
+        x,
+        out: Quantised { codes: Region { dtype, shape: x.shape, ..codes }, scaling },
+        transposed: None,
+    };
     let first = Affine { gain, bias: None, out: normal };
-    time(c, "norm", Norm { kind: NormKind::Rms, x, eps: 1e-5, stats, first, second: None }, None)?;
+    let norm = Norm { kind: NormKind::Rms, x, eps: 1e-5, stats, first, second: None, copy: None };
+    time(c, "norm", norm, None)?;
+    time(c, "norm, copied", Norm { copy: copy(Dtype::E4m3, D), ..norm }, None)?;
+    time(c, "quantise of its output", alone(normal, Dtype::E4m3), None)?;
     let first = AffineGrad { gain, out_grad: narrow, gain_grad, bias_grad: None };
-    let norm_grad =
-        NormGrad { kind: NormKind::Rms, x, stats, x_grad, first, second: None, add: true, accumulate: true };
+    let norm_grad = NormGrad {
+        kind: NormKind::Rms,
+        x,
+        stats,
+        x_grad,
+        first,
+        second: None,
+        add: true,
+        accumulate: true,
+        copy: None,
+    };
     time(c, "norm_grad", norm_grad, None)?;
-    time(c, "swiglu", SwiGlu { gate_up, out: activated }, None)?;
-    time(c, "swiglu_grad", SwiGluGrad { gate_up, out_grad: activated }, None)?;
+    time(c, "norm_grad, copied", NormGrad { copy: copy(Dtype::E5m2, D), ..norm_grad }, None)?;
+    time(c, "quantise of its output", alone(x_grad, Dtype::E5m2), None)?;
+    let swiglu = SwiGlu { gate_up, out: activated, copy: None };
+    time(c, "swiglu", swiglu, None)?;
+    time(c, "swiglu, copied", SwiGlu { copy: copy(Dtype::E4m3, FF), ..swiglu }, None)?;
+    time(c, "quantise of its output", alone(activated, Dtype::E4m3), None)?;
+    let swiglu_grad = SwiGluGrad { gate_up, out_grad: activated, copy: None };
+    time(c, "swiglu_grad", swiglu_grad, None)?;
+    fill(c, gate_up, 0.5)?;
+    time(c, "swiglu_grad, copied", SwiGluGrad { copy: copy(Dtype::E5m2, 2 * FF), ..swiglu_grad }, None)?;
+    time(c, "quantise of its output", alone(gate_up, Dtype::E5m2), None)?;
     fill(c, gate_up, 0.5)?;
     time(c, "embed", Embed { ids, table: embed, out: low }, None)?;
     time(c, "embed_grad", EmbedGrad { ids, out_grad: low, table_grad: weight_grad, accumulate: true }, None)?;

@@ -1,7 +1,7 @@
 // Floats of 8 bits: E4M3 for values, E5M2 for gradients. Nearest, ties to even, saturating; NaN becomes 0x7f.
 // core/src/fp8.rs says what they are.
 #pragma once
-#include "ptx.cuh"
+#include "vector.cuh"
 
 // Largest number, mantissa bits and bias of each.
 struct E4m3 {
@@ -47,16 +47,75 @@ __device__ inline float finite_magnitude(float x) {
     return __float_as_uint(magnitude) < 0x7f800000u ? magnitude : 0.0f;
 }
 
-// `amax` = max(amax, the block's largest): every thread of the block brings its own. Floats that are not negative are
-// in the order of their bits, so the result does not depend on who comes first.
-__device__ inline void note_largest(float* amax, float largest) {
+// What a block's first thread sees at `amax` before it has work to wait for; the others keep away from the one address.
+__device__ inline float seen_by_first(const float* amax) {
+    return threadIdx.x == 0 ? *(const volatile float*)amax : 0.0f;
+}
+
+// `amax` = max(amax, the block's largest): every thread of the block brings its own, the first one what it saw there
+// before. Floats that are not negative are in the order of their bits, so the result does not depend on who comes
+// first.
+__device__ inline void note_largest(float* amax, float largest, float seen) {
     __shared__ float warps[32];
     largest = warp_max(largest);
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = largest;
     __syncthreads();
     if (threadIdx.x == 0) {
         for (u32 w = 1; w < blockDim.x / 32; w++) largest = fmaxf(largest, warps[w]);
-        // Most blocks find that somebody had as much, and leave the address alone.
-        if (largest > *(volatile float*)amax) atomicMax((u32*)amax, __float_as_uint(largest));
+        // Most blocks start after somebody had as much, and leave the address alone.
+        if (largest > seen) atomicMax((u32*)amax, __float_as_uint(largest));
     }
 }
+
+// Where an operation that writes a tensor puts a copy of it.
+struct CopyArgs {
+    unsigned char* codes;
+    const float* scale;
+    float* amax;
+};
+
+// No copy: nothing is left of it in a kernel.
+struct Uncopied {};
+
+// A block's part of a copy in format F.
+template <class F>
+struct Copier {
+    unsigned char* codes;
+    float scale, seen, largest = 0;
+
+    __device__ Copier(const CopyArgs& a) : codes(a.codes), scale(*a.scale), seen(seen_by_first(a.amax)) {}
+
+    // Codes of neighbouring values, which have been rounded to what is stored.
+    template <int N>
+    __device__ void put(u64 at, const float (&x)[N]) {
+        static_assert(N == 1 || N % 4 == 0, "whole words");
+#pragma unroll
+        for (int i = 0; i < N; i++) largest = fmaxf(largest, finite_magnitude(x[i]));
+        if constexpr (N == 1) {
+            codes[at] = codes_of<F>(x[0] * scale, 0, 0, 0) & 0xffu;
+        } else {
+            Words<N / 4> out;
+#pragma unroll
+            for (int i = 0; i < N / 4; i++)
+                out.x[i] = codes_of<F>(x[4 * i] * scale, x[4 * i + 1] * scale, x[4 * i + 2] * scale, x[4 * i + 3] * scale);
+            *(Words<N / 4>*)(codes + at) = out;
+        }
+    }
+
+    // Every thread of the block comes here.
+    __device__ void finish(const CopyArgs& a) { note_largest(a.amax, largest, seen); }
+
+private:
+    template <int N>
+    struct alignas(4 * N) Words {
+        u32 x[N];
+    };
+};
+
+template <>
+struct Copier<Uncopied> {
+    __device__ Copier(const CopyArgs&) {}
+    template <int N>
+    __device__ void put(u64, const float (&)[N]) {}
+    __device__ void finish(const CopyArgs&) {}
+};

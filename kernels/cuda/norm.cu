@@ -1,5 +1,5 @@
 // LayerNorm, and RMSNorm without biases, with one or two affine outputs of the same normalised rows.
-#include "vector.cuh"
+#include "fp8.cuh"
 
 struct NormArgs {
     const void* x;         // [rows, columns]
@@ -7,14 +7,15 @@ struct NormArgs {
     const void* gain[2];   // [columns]
     const void* bias[2];   // [columns]; RMS: none
     void* out[2];          // [rows, columns]
+    CopyArgs copy;         // of the first output
     u32 rows, columns, outputs;
     u32 wide;              // whether rows begin at multiples of 16 bytes
     float eps;
 };
 
 // A warp a row.
-template <class T, int N, bool RMS>
-__device__ inline void norm_row(const NormArgs& a, u32 at) {
+template <class T, int N, bool RMS, class F>
+__device__ inline void norm_row(const NormArgs& a, u32 at, Copier<F>& copier) {
     u32 lane = threadIdx.x % 32;
     u64 start = (u64)at * a.columns;
     Row<T, N, 32, 4> row((const T*)a.x + start, a.columns, lane);
@@ -42,17 +43,22 @@ __device__ inline void norm_row(const NormArgs& a, u32 at) {
             read(gain, (const T*)a.gain[o] + column);
             if constexpr (!RMS) read(bias, (const T*)a.bias[o] + column);
             for (int i = 0; i < N; i++) out[i] = (x[i] - mean) * scale * gain[i] + bias[i];
-            write((T*)a.out[o] + start + column, out);
+            write_rounded((T*)a.out[o] + start + column, out);
+            if (o == 0) copier.put(start + column, out);
         });
 }
 
-template <class T, bool RMS>
+template <class T, bool RMS, class F>
 __device__ void norm(const NormArgs& a) {
+    Copier<F> copier(a.copy);
     u32 at = blockIdx.x * 4 + threadIdx.x / 32;
-    if (at < a.rows) a.wide ? norm_row<T, WIDE<T>, RMS>(a, at) : norm_row<T, 1, RMS>(a, at);
+    if (at < a.rows) a.wide ? norm_row<T, WIDE<T>, RMS>(a, at, copier) : norm_row<T, 1, RMS>(a, at, copier);
+    copier.finish(a.copy);
 }
 
-EXPORT(norm_layer_f32, NormArgs, 128, norm<float, false>)
-EXPORT(norm_layer_bf16, NormArgs, 128, norm<bf16, false>)
-EXPORT(norm_rms_f32, NormArgs, 128, norm<float, true>)
-EXPORT(norm_rms_bf16, NormArgs, 128, norm<bf16, true>)
+EXPORT(norm_layer_f32, NormArgs, 128, norm<float, false, Uncopied>)
+EXPORT(norm_layer_bf16, NormArgs, 128, norm<bf16, false, Uncopied>)
+EXPORT(norm_rms_f32, NormArgs, 128, norm<float, true, Uncopied>)
+EXPORT(norm_rms_bf16, NormArgs, 128, norm<bf16, true, Uncopied>)
+EXPORT(norm_rms_e4m3_f32, NormArgs, 128, norm<float, true, E4m3>)
+EXPORT(norm_rms_e4m3_bf16, NormArgs, 128, norm<bf16, true, E4m3>)

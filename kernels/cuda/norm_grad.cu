@@ -1,5 +1,6 @@
 // The gradient of LayerNorm, and of RMSNorm without biases, of one or two affine outputs at once.
 #include "columns.cuh"
+#include "fp8.cuh"
 
 struct NormGradArgs {
     const void* x;            // [rows, columns]
@@ -7,6 +8,7 @@ struct NormGradArgs {
     void* x_grad;             // [rows, columns]
     const void* gain[2];      // [columns]
     const void* out_grad[2];  // [rows, columns]
+    CopyArgs copy;            // of x_grad
     float* partial;           // [pieces, 2 outputs, columns]: of gain and bias; RMS: [pieces, outputs, columns]
     u32 rows, columns, outputs;
     u32 add, piece;
@@ -25,8 +27,8 @@ __device__ inline float scale_of(const NormGradArgs& a, u32 row) {
 }
 
 // A warp a row: x_grad.
-template <class T, int N, bool RMS, int OUTPUTS>
-__device__ inline void norm_grad_row(const NormGradArgs& a, u32 at) {
+template <class T, int N, bool RMS, int OUTPUTS, class F>
+__device__ inline void norm_grad_row(const NormGradArgs& a, u32 at, Copier<F>& copier) {
     u64 start = (u64)at * a.columns;
     float mean = mean_of<RMS>(a, at), scale = scale_of<RMS>(a, at);
     Row<T, N, 32, RMS ? 3 : 2> x((const T*)a.x + start, a.columns, threadIdx.x % 32);
@@ -56,14 +58,18 @@ __device__ inline void norm_grad_row(const NormGradArgs& a, u32 at) {
         T* x_grad = (T*)a.x_grad + start + column;
         if (a.add) read(before, x_grad);
         for (int i = 0; i < N; i++) value[i] = before[i] + scale * (g[i] - mean_g - normal[i] * mean_gx);
-        write(x_grad, value);
+        write_rounded(x_grad, value);
+        copier.put(start + column, value);
     });
 }
 
-template <class T, bool RMS, int OUTPUTS>
+template <class T, bool RMS, int OUTPUTS, class F = Uncopied>
 __device__ void norm_grad(const NormGradArgs& a) {
+    Copier<F> copier(a.copy);
     u32 at = blockIdx.x * 4 + threadIdx.x / 32;
-    if (at < a.rows) a.wide ? norm_grad_row<T, WIDE<T>, RMS, OUTPUTS>(a, at) : norm_grad_row<T, 1, RMS, OUTPUTS>(a, at);
+    if (at < a.rows)
+        a.wide ? norm_grad_row<T, WIDE<T>, RMS, OUTPUTS>(a, at, copier) : norm_grad_row<T, 1, RMS, OUTPUTS>(a, at, copier);
+    copier.finish(a.copy);
 }
 
 // Over `piece` rows, 32 N columns and 8 rows at a time: the sums of gains and, where there are any, biases.
@@ -106,6 +112,8 @@ __device__ void norm_grad_piece(const NormGradArgs& a) {
 
 EXPORT_OUTPUTS(norm_grad_layer, 128, norm_grad, false)
 EXPORT_OUTPUTS(norm_grad_rms, 128, norm_grad, true)
+EXPORT(norm_grad_rms1_e5m2_f32, NormGradArgs, 128, norm_grad<float, true, 1, E5m2>)
+EXPORT(norm_grad_rms1_e5m2_bf16, NormGradArgs, 128, norm_grad<bf16, true, 1, E5m2>)
 EXPORT_OUTPUTS(norm_grad_piece_layer, 256, norm_grad_piece, false)
 EXPORT_OUTPUTS(norm_grad_piece_rms, 256, norm_grad_piece, true)
 EXPORT(norm_grad_finish, FinishArgs, 1024, finish_columns)

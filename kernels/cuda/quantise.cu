@@ -1,6 +1,5 @@
 // A copy of a tensor in 8 bits, and the largest of its magnitudes.
 #include "fp8.cuh"
-#include "vector.cuh"
 
 struct QuantiseArgs {
     const void* x;
@@ -42,7 +41,7 @@ __device__ inline void put(unsigned char* to, const u32 (&codes)[RUN / 4]) {
 template <class T, class F>
 __device__ void quantise(const QuantiseArgs& a) {
     const T* x = (const T*)a.x;
-    float scale = *a.scale, largest = 0;
+    float scale = *a.scale, seen = seen_by_first(a.amax), largest = 0;
     u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x, step = (u64)gridDim.x * blockDim.x;
     u64 runs = a.wide ? a.count / RUN : 0;
 #pragma unroll 2
@@ -56,7 +55,7 @@ __device__ void quantise(const QuantiseArgs& a) {
         largest = fmaxf(largest, finite_magnitude(value));
         a.codes[i] = codes_of<F>(value * scale, 0, 0, 0) & 0xffu;
     }
-    note_largest(a.amax, largest);
+    note_largest(a.amax, largest, seen);
 }
 
 // The transposed copy too, by tiles in shared memory: [64, 64], rows 4 bytes longer so that columns of words lie in
@@ -68,7 +67,7 @@ __device__ void quantise_turned(const QuantiseArgs& a) {
     __shared__ u32 words[TILE * PITCH / 4];
     unsigned char* tile = (unsigned char*)words;
     const T* x = (const T*)a.x;
-    float scale = *a.scale, largest = 0;
+    float scale = *a.scale, seen = seen_by_first(a.amax), largest = 0;
     u32 across = (a.columns + TILE - 1) / TILE;
     u32 row0 = blockIdx.x / across * TILE, column0 = blockIdx.x % across * TILE;
     // 256 threads: one a row of 64 and a run of it.
@@ -107,7 +106,7 @@ __device__ void quantise_turned(const QuantiseArgs& a) {
         else
             for (u32 i = 0; i < RUN && row + i < a.rows; i++) a.transposed[at + i] = codes[i / 4] >> 8 * (i % 4) & 0xffu;
     }
-    note_largest(a.amax, largest);
+    note_largest(a.amax, largest, seen);
 }
 
 #define QUANTISE(name, T)                                                              \

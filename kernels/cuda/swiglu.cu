@@ -1,9 +1,10 @@
 // SwiGLU, silu(gate) up with silu(x) = x / (1 + exp(-x)), and its gradient, which takes the place of gate and up.
-#include "vector.cuh"
+#include "fp8.cuh"
 
 struct SwiGluArgs {
     void* gate_up;  // [rows, 2 d]: the gate, then up; of the gradient: their gradients
     void* narrow;   // [rows, d]: what comes out, or its gradient
+    CopyArgs copy;  // of what is written
     u64 count;      // rows times vectors
     u32 d, vectors; // vectors of a row of d
     u32 wide;       // whether a vector is 16 bytes, else one value
@@ -24,56 +25,70 @@ __device__ inline float sigmoid<bf16>(float x) {
     return reciprocal(1.0f + power_of_two(-LOG2_E * x));
 }
 
-// A thread a vector: calls `visit(gate, up, narrow)` with where they lie.
-template <class T, int N, class Visit>
+// A thread a vector: calls `visit(gate, narrow)` with where they lie.
+template <int N, class Visit>
 __device__ inline void each_pair(const SwiGluArgs& a, Visit visit) {
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.count) return;
     u64 row = i / a.vectors;
     u32 column = (u32)(i - row * a.vectors) * N;
-    T* gate = (T*)a.gate_up + row * 2 * a.d + column;
-    visit(gate, gate + a.d, (T*)a.narrow + row * a.d + column);
+    visit(row * 2 * a.d + column, row * a.d + column);
 }
 
-template <class T, int N>
-__device__ inline void forward(const SwiGluArgs& a) {
-    each_pair<T, N>(a, [](const T* gates, const T* ups, T* outs) {
+template <class T, int N, class F>
+__device__ inline void forward(const SwiGluArgs& a, Copier<F>& copier) {
+    each_pair<N>(a, [&](u64 wide, u64 narrow) {
+        const T* gates = (const T*)a.gate_up + wide;
         float gate[N], up[N];
         read(gate, gates);
-        read(up, ups);
+        read(up, gates + a.d);
 #pragma unroll
         for (int i = 0; i < N; i++) up[i] *= gate[i] * sigmoid<T>(gate[i]);
-        write(outs, up);
+        write_rounded((T*)a.narrow + narrow, up);
+        copier.put(narrow, up);
     });
 }
 
-template <class T, int N>
-__device__ inline void backward(const SwiGluArgs& a) {
-    each_pair<T, N>(a, [](T* gates, T* ups, const T* out_grads) {
+template <class T, int N, class F>
+__device__ inline void backward(const SwiGluArgs& a, Copier<F>& copier) {
+    each_pair<N>(a, [&](u64 wide, u64 narrow) {
+        T *gates = (T*)a.gate_up + wide, *ups = gates + a.d;
         float gate[N], up[N], out_grad[N];
         read(gate, gates);
         read(up, ups);
-        read(out_grad, out_grads);
+        read(out_grad, (const T*)a.narrow + narrow);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float s = sigmoid<T>(gate[i]), value = gate[i] * s;
             gate[i] = out_grad[i] * up[i] * (s + value * (1.0f - s));
             up[i] = out_grad[i] * value;
         }
-        write(gates, gate);
-        write(ups, up);
+        write_rounded(gates, gate);
+        write_rounded(ups, up);
+        copier.put(wide, gate);
+        copier.put(wide + a.d, up);
     });
 }
 
-template <class T>
+template <class T, class F>
 __device__ void swiglu(const SwiGluArgs& a) {
-    a.wide ? forward<T, WIDE<T>>(a) : forward<T, 1>(a);
+    Copier<F> copier(a.copy);
+    a.wide ? forward<T, WIDE<T>>(a, copier) : forward<T, 1>(a, copier);
+    copier.finish(a.copy);
 }
 
-template <class T>
+template <class T, class F>
 __device__ void swiglu_grad(const SwiGluArgs& a) {
-    a.wide ? backward<T, WIDE<T>>(a) : backward<T, 1>(a);
+    Copier<F> copier(a.copy);
+    a.wide ? backward<T, WIDE<T>>(a, copier) : backward<T, 1>(a, copier);
+    copier.finish(a.copy);
 }
 
-EXPORT_BOTH(swiglu, SwiGluArgs, 256, swiglu)
-EXPORT_BOTH(swiglu_grad, SwiGluArgs, 256, swiglu_grad)
+EXPORT(swiglu_f32, SwiGluArgs, 256, swiglu<float, Uncopied>)
+EXPORT(swiglu_bf16, SwiGluArgs, 256, swiglu<bf16, Uncopied>)
+EXPORT(swiglu_e4m3_f32, SwiGluArgs, 256, swiglu<float, E4m3>)
+EXPORT(swiglu_e4m3_bf16, SwiGluArgs, 256, swiglu<bf16, E4m3>)
+EXPORT(swiglu_grad_f32, SwiGluArgs, 256, swiglu_grad<float, Uncopied>)
+EXPORT(swiglu_grad_bf16, SwiGluArgs, 256, swiglu_grad<bf16, Uncopied>)
+EXPORT(swiglu_grad_e5m2_f32, SwiGluArgs, 256, swiglu_grad<float, E5m2>)
+EXPORT(swiglu_grad_e5m2_bf16, SwiGluArgs, 256, swiglu_grad<bf16, E5m2>)

@@ -63,6 +63,29 @@ __device__ inline void write(bf16* to, const float (&from)[N]) {
     }
 }
 
+// The same; leaves in `x` what can be read there.
+template <int N>
+__device__ inline void write_rounded(float* to, float (&x)[N]) {
+    write(to, x);
+}
+
+template <int N>
+__device__ inline void write_rounded(bf16* to, float (&x)[N]) {
+    if constexpr (N == 1) {
+        *to = store<bf16>(x[0]);
+        x[0] = load(store<bf16>(x[0]));
+    } else {
+        Vector<u32, N / 2> out;
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            out.x[i] = pack(x[2 * i], x[2 * i + 1]);
+            x[2 * i] = __uint_as_float(out.x[i] << 16);
+            x[2 * i + 1] = __uint_as_float(out.x[i] & 0xffff0000u);
+        }
+        *(Vector<u32, N / 2>*)to = out;
+    }
+}
+
 // Keeps the compiler from holding what it made of `vector` before.
 template <class T, int N>
 __device__ inline void opaque(Vector<T, N>& vector) {

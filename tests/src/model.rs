@@ -129,7 +129,7 @@ impl<F: HostFamily + Copy> Model<F> {
         let evaluation = Stage { recompute: Recompute::None, ..stage };
         let sections = Sections { training: vec![stage], evaluation: Some(evaluation), decoding: Some(stage.seq_len) };
         let family = config.family(seq_len);
-        let rates = Rates { flops_per_s: 1e9, bytes_per_s: 1e9 };
+        let rates = Rates::ONE;
         let laid = Laid::new(&family, profile, rates, &sections).expect("the step is sound");
         let session = Session::start(family, laid, profile, None, config.vocab() as u32).expect("a session");
         let mut model = Model { session, stage };

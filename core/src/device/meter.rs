@@ -8,8 +8,22 @@ use crate::memory::Region;
 pub struct Rates {
     /// Floating-point operations a second that matrix products reach.
     pub flops_per_s: f64,
+    /// The same of products of numbers of 8 bits.
+    pub narrow_flops_per_s: f64,
     /// Bytes a second that a copy reads and writes.
     pub bytes_per_s: f64,
+}
+
+impl Rates {
+    /// 1 of everything, where the time does not matter.
+    pub const ONE: Rates = Rates { flops_per_s: 1.0, narrow_flops_per_s: 1.0, bytes_per_s: 1.0 };
+
+    /// Seconds of `flops`, `narrow_flops` of them of numbers of 8 bits, and `bytes` of traffic beside them: the longer of
+    /// both.
+    pub fn seconds(&self, flops: u64, narrow_flops: u64, bytes: u64) -> f64 {
+        let wide = (flops - narrow_flops) as f64 / self.flops_per_s;
+        (wide + narrow_flops as f64 / self.narrow_flops_per_s).max(bytes as f64 / self.bytes_per_s)
+    }
 }
 
 /// Counts floating-point operations, bytes and scratch of the operations it is given.
@@ -66,7 +80,7 @@ impl<O: Operation, P: Scratch<O>> Run<O> for Meter<'_, P> {
         self.flops += flops;
         self.bytes += bytes;
         self.scratch = self.scratch.max(self.profile.scratch(&operation));
-        self.seconds += (flops as f64 / self.rates.flops_per_s).max(bytes as f64 / self.rates.bytes_per_s);
+        self.seconds += self.rates.seconds(flops, operation.narrow_flops(), bytes);
         Ok(())
     }
 }

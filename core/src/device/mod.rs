@@ -122,6 +122,11 @@ pub trait Operation: Copy {
     /// Floating-point operations, a multiply-add counted as two; products only, element-wise work is left out.
     fn flops(&self) -> u64;
 
+    /// Those of them whose operands are of 8 bits.
+    fn narrow_flops(&self) -> u64 {
+        0
+    }
+
     /// The definition, in f32 and in a fixed order of summation.
     ///
     /// # Errors

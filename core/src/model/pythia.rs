@@ -102,6 +102,7 @@ impl Pythia {
             stats: f.stats.at(l),
             first: affine(&w.norm1, &f.norm1),
             second: Some(affine(&w.norm2, &f.norm2)),
+            copy: None,
         })
     }
 
@@ -165,6 +166,7 @@ impl Pythia {
             stats: f.final_stats,
             first: Affine { gain: w.final_norm[0], bias: Some(w.final_norm[1]), out: f.final_out },
             second: None,
+            copy: None,
         })
     }
 
@@ -290,6 +292,7 @@ impl Pythia {
             second: Some(affine(&w.norm2[0], &grads.norm2, t.norm2_grad)),
             add: true,
             accumulate,
+            copy: None,
         })
     }
 }
@@ -332,6 +335,7 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
             second: None,
             add: false,
             accumulate,
+            copy: None,
         })?;
         let backward = Backward { state, grads, training: t, stage, accumulate };
         for l in (0..self.layers).rev() {

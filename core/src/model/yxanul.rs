@@ -17,7 +17,8 @@ use crate::device::{OperationError, Run};
 use crate::memory::Region;
 use crate::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, HeadGrad, HeadLoss, Heads,
-    Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Rescale, Rotary, SquaredNorm, SwiGlu, SwiGluGrad,
+    Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, Rescale, Rotary, SquaredNorm, SwiGlu,
+    SwiGluGrad,
 };
 
 /// A Yxanul's sizes. All are free; the published ones are presets of the host.
@@ -111,7 +112,7 @@ impl Yxanul {
 
     const fn norm(&self, x: Region, stats: Region, gain: Region, out: Region) -> Norm {
         let first = Affine { gain, bias: None, out };
-        Norm { kind: NormKind::Rms, x, eps: self.norm_eps, stats, first, second: None }
+        Norm { kind: NormKind::Rms, x, eps: self.norm_eps, stats, first, second: None, copy: None }
     }
 
     /// The tokens' vectors into the first layer's input.
@@ -130,24 +131,16 @@ impl Yxanul {
         device.run(Linear::new(low, project, None, x))
     }
 
-    fn norm1<D: YxanulDevice>(
-        &self,
-        device: &mut D,
-        w: &Parameters,
-        f: &Forward,
-        l: u32,
-    ) -> Result<(), OperationError> {
-        device.run(self.norm(f.x.at(l), f.stats1.at(l), w.norm1.at(l), f.norm1.at(l)))
+    /// RMSNorm₁, with the copy that a product reads or without.
+    fn norm1(&self, w: &Parameters, f: &Forward, l: u32, copied: bool) -> Norm {
+        let copy = f.copy(Projection::Qkv, l, f.norm1.at(l)).filter(|_| copied);
+        Norm { copy, ..self.norm(f.x.at(l), f.stats1.at(l), w.norm1.at(l), f.norm1.at(l)) }
     }
 
-    fn norm2<D: YxanulDevice>(
-        &self,
-        device: &mut D,
-        w: &Parameters,
-        f: &Forward,
-        l: u32,
-    ) -> Result<(), OperationError> {
-        device.run(self.norm(f.mid.at(l), f.stats2.at(l), w.norm2.at(l), f.norm2.at(l)))
+    /// RMSNorm₂, as [`Yxanul::norm1`].
+    fn norm2(&self, w: &Parameters, f: &Forward, l: u32, copied: bool) -> Norm {
+        let copy = f.copy(Projection::GateUp, l, f.norm2.at(l)).filter(|_| copied);
+        Norm { copy, ..self.norm(f.mid.at(l), f.stats2.at(l), w.norm2.at(l), f.norm2.at(l)) }
     }
 
     /// qkv, and what attention makes of it.
@@ -202,18 +195,25 @@ impl Yxanul {
         l: u32,
     ) -> Result<(), OperationError> {
         let linear = Linear::new(f.norm2.at(l), w.gate_up.at(l), None, f.gate_up.at(l));
-        project(device, f.narrow.as_ref(), (Projection::GateUp, l), linear)?;
-        self.activate(device, f, l)
+        project(device, f.narrow.as_ref(), (Projection::GateUp, l), linear)
     }
 
-    fn activate<D: YxanulDevice>(&self, device: &mut D, f: &Forward, l: u32) -> Result<(), OperationError> {
-        device.run(SwiGlu { gate_up: f.gate_up.at(l), out: f.activated.at(l) })
+    /// SwiGLU; nobody multiplies what it makes again for the backward pass, so only [`Yxanul::feed`] asks for a copy.
+    fn activate<D: YxanulDevice>(
+        &self,
+        device: &mut D,
+        f: &Forward,
+        l: u32,
+        copy: Option<Quantised>,
+    ) -> Result<(), OperationError> {
+        device.run(SwiGlu { gate_up: f.gate_up.at(l), out: f.activated.at(l), copy })
     }
 
     /// The feed-forward of the stream after attention.
     fn feed<D: YxanulDevice>(&self, device: &mut D, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
-        self.norm2(device, w, f, l)?;
+        device.run(self.norm2(w, f, l, true))?;
         self.expand(device, w, f, l)?;
+        self.activate(device, f, l, f.copy(Projection::Down, l, f.activated.at(l)))?;
         let linear = Linear::new(f.activated.at(l), w.down.at(l), None, f.x.at(l + 1));
         self.add(device, f, (Projection::Down, l), linear, f.mid.at(l))
     }
@@ -238,7 +238,7 @@ impl Yxanul {
         let w = &state.weights;
         self.embed(device, w, f, ids)?;
         for l in 0..self.layers {
-            self.norm1(device, w, f, l)?;
+            device.run(self.norm1(w, f, l, true))?;
             self.attend(device, state, f, stage, l)?;
             self.mix(device, w, f, l)?;
             self.feed(device, w, f, l)?;
@@ -270,15 +270,18 @@ impl Yxanul {
             return Ok(());
         }
         let w = &state.weights;
-        self.norm1(device, w, f, l)?;
-        if stage.recompute == Recompute::Cheap {
-            self.norm2(device, w, f, l)?;
-            return self.activate(device, f, l);
+        // Only where products are computed again are there readers of copies.
+        let products = stage.recompute == Recompute::Full;
+        device.run(self.norm1(w, f, l, products))?;
+        if products {
+            self.attend(device, state, f, stage, l)?;
+            self.mix(device, w, f, l)?;
         }
-        self.attend(device, state, f, stage, l)?;
-        self.mix(device, w, f, l)?;
-        self.norm2(device, w, f, l)?;
-        self.expand(device, w, f, l)
+        device.run(self.norm2(w, f, l, products))?;
+        if products {
+            self.expand(device, w, f, l)?;
+        }
+        self.activate(device, f, l, None)
     }
 
     fn backward_layer<D: YxanulDevice>(
@@ -304,7 +307,7 @@ impl Yxanul {
             quantised: None,
         };
         let grad = |device: &mut D, p, linear| project_grad(device, f.narrow.as_ref(), (p, l), linear);
-        let norm = |x, stats, gain, gain_grad| NormGrad {
+        let norm = |x, stats, gain, gain_grad, copy| NormGrad {
             kind: NormKind::Rms,
             x,
             stats,
@@ -313,15 +316,21 @@ impl Yxanul {
             second: None,
             add: true,
             accumulate,
+            copy,
         };
         grad(device, Projection::Down, linear(activated, w.down.at(l), t.x_grad, activated_grad, grads.down.at(l)))?;
-        device.run(SwiGluGrad { gate_up, out_grad: activated_grad })?;
+        device.run(SwiGluGrad {
+            gate_up,
+            out_grad: activated_grad,
+            copy: f.grad_copy(Projection::GateUp, l, gate_up),
+        })?;
         grad(
             device,
             Projection::GateUp,
             linear(f.norm2.at(l), w.gate_up.at(l), gate_up, t.narrow_grad, grads.gate_up.at(l)),
         )?;
-        device.run(norm(f.mid.at(l), f.stats2.at(l), w.norm2.at(l), grads.norm2.at(l)))?;
+        let copy = f.grad_copy(Projection::Out, l, t.x_grad);
+        device.run(norm(f.mid.at(l), f.stats2.at(l), w.norm2.at(l), grads.norm2.at(l), copy))?;
         grad(device, Projection::Out, linear(f.mixed.at(l), w.out.at(l), t.x_grad, t.narrow_grad, grads.out.at(l)))?;
         device.run(AttentionGrad {
             qkv,
@@ -334,7 +343,8 @@ impl Yxanul {
             rotary: self.rotary(state.table, stage.seq_len),
         })?;
         grad(device, Projection::Qkv, linear(f.norm1.at(l), w.qkv.at(l), qkv_grad, t.narrow_grad, grads.qkv.at(l)))?;
-        device.run(norm(f.x.at(l), f.stats1.at(l), w.norm1.at(l), grads.norm1.at(l)))
+        let copy = l.checked_sub(1).and_then(|before| f.grad_copy(Projection::Down, before, t.x_grad));
+        device.run(norm(f.x.at(l), f.stats1.at(l), w.norm1.at(l), grads.norm1.at(l), copy))
     }
 
     /// From the loss to the gradient of the last layer's output.
@@ -387,6 +397,7 @@ impl Yxanul {
             second: None,
             add: false,
             accumulate,
+            copy: f.grad_copy(Projection::Down, self.layers - 1, t.x_grad),
         })
     }
 
@@ -484,7 +495,7 @@ impl<D: YxanulDevice> Steps<D> for Yxanul {
         let (w, f) = (&state.weights, &s.forward);
         self.embed(device, w, f, s.id)?;
         for l in 0..self.layers {
-            self.norm1(device, w, f, l)?;
+            device.run(self.norm1(w, f, l, true))?;
             let qkv = f.qkv.at(l);
             device.run(Linear::new(f.norm1.at(l), w.qkv.at(l), None, qkv))?;
             device.run(CachedAttention {

@@ -76,6 +76,10 @@ impl Operation for Linear {
         2 * u64::from(self.x.rows()) * self.weight.elements()
     }
 
+    fn narrow_flops(&self) -> u64 {
+        if self.quantised.is_some() { self.flops() } else { 0 }
+    }
+
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [codes_x, codes_weight, inverse_x, inverse_weight] = QuantisedProduct::regions(self.quantised.as_ref());
         let whole = |region| self.quantised.is_none().then_some(region);

@@ -68,6 +68,11 @@ impl Operation for LinearGrad {
         4 * u64::from(self.x.rows()) * self.weight.elements()
     }
 
+    fn narrow_flops(&self) -> u64 {
+        // The input's gradient; the weight's is a product of the tensors themselves.
+        if self.quantised.is_some() { self.flops() / 2 } else { 0 }
+    }
+
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [codes_grad, codes_weight, inverse_grad, inverse_weight] =
             QuantisedProduct::regions(self.quantised.as_ref());

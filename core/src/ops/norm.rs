@@ -2,6 +2,7 @@
 //! same normalised rows.
 
 use super::math::{dot, sum};
+use super::quantise::Quantised;
 use crate::device::{Access, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
@@ -69,6 +70,8 @@ pub struct Norm {
     pub first: Affine,
     /// The second, where one normalisation feeds two branches.
     pub second: Option<Affine>,
+    /// A copy of the first output as it is stored.
+    pub copy: Option<Quantised>,
 }
 
 impl Operation for Norm {
@@ -82,6 +85,7 @@ impl Operation for Norm {
             affine.bias.into_iter().for_each(|r| visit(r, Access::Read));
             visit(affine.out, Access::Write);
         }
+        self.copy.iter().for_each(|c| c.visit_made(visit));
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -92,7 +96,7 @@ impl Operation for Norm {
             self.expect(affine.bias.is_none_or(|b| b.elements() == u64::from(d)), "bias")?;
             self.expect(affine.out.rows() == rows && affine.out.columns() == d, "out")?;
         }
-        Ok(())
+        self.expect(self.copy.is_none_or(|c| c.fits(&self.first.out)), "copy")
     }
 
     fn flops(&self) -> u64 {
@@ -136,7 +140,7 @@ impl Operation for Norm {
                 *o = affine(i, *o, gain.f32(), bias.f32());
             }
         }
-        Ok(())
+        self.copy.map_or(Ok(()), |copy| copy.make(self.first.out, arena))
     }
 }
 
@@ -156,7 +160,7 @@ mod tests {
         let (out, out2) = (b.poison([1, 1, rows, d]), b.poison([1, 1, rows, d]));
         let first = Affine { gain, bias: Some(bias), out };
         let second = Some(Affine { gain: gain2, bias: Some(bias2), out: out2 });
-        b.run(Norm { kind: NormKind::Layer, x, eps: 1e-5, stats, first, second });
+        b.run(Norm { kind: NormKind::Layer, x, eps: 1e-5, stats, first, second, copy: None });
         for (gain, bias, out) in [(gain, bias, out), (gain2, bias2, out2)] {
             for r in 0..rows as usize {
                 let row = |b: &mut Bench<1024>, i: usize| f64::from(b.get(x)[r * 13 + i]);
@@ -189,7 +193,15 @@ mod tests {
         let (out, out2) = (b.poison([1, 1, rows, d]), b.poison([1, 1, rows, d]));
         let gain2 = b.normal([1, 1, 1, d], 4, 1.0);
         let second = Some(Affine { gain: gain2, bias: Some(bias), out: out2 });
-        b.run(Norm { kind: NormKind::Rms, x, eps: 0.25, stats, first: Affine { gain, bias: None, out }, second });
+        b.run(Norm {
+            kind: NormKind::Rms,
+            x,
+            eps: 0.25,
+            stats,
+            first: Affine { gain, bias: None, out },
+            second,
+            copy: None,
+        });
         for r in 0..rows as usize {
             let row: [f64; 13] = core::array::from_fn(|i| f64::from(b.get(x)[r * 13 + i]));
             let scale = 1.0 / libm::sqrt(row.iter().map(|x| x * x).sum::<f64>() / 13.0 + 0.25);

@@ -2,6 +2,7 @@
 
 use super::math::sum;
 use super::norm::NormKind;
+use super::quantise::Quantised;
 use crate::device::{Access, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
@@ -39,6 +40,8 @@ pub struct NormGrad {
     pub add: bool,
     /// Whether to add to the gains' and biases' gradients instead of writing over them.
     pub accumulate: bool,
+    /// A copy of `x_grad` as it is stored.
+    pub copy: Option<Quantised>,
 }
 
 impl Operation for NormGrad {
@@ -55,6 +58,7 @@ impl Operation for NormGrad {
             visit(affine.gain_grad, parameter);
             affine.bias_grad.into_iter().for_each(|r| visit(r, parameter));
         }
+        self.copy.iter().for_each(|c| c.visit_made(visit));
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -67,7 +71,7 @@ impl Operation for NormGrad {
             self.expect(affine.gain_grad.elements() == u64::from(d), "gain_grad")?;
             self.expect(affine.bias_grad.is_none_or(|b| b.elements() == u64::from(d)), "bias_grad")?;
         }
-        Ok(())
+        self.expect(self.copy.is_none_or(|c| c.fits(&self.x_grad)), "copy")
     }
 
     fn flops(&self) -> u64 {
@@ -139,7 +143,7 @@ impl Operation for NormGrad {
                 }
             }
         }
-        Ok(())
+        self.copy.map_or(Ok(()), |copy| copy.make(self.x_grad, arena))
     }
 }
 
@@ -159,14 +163,15 @@ mod tests {
             let bias = biased.then(|| b.normal([1, 1, 1, d], 3, 1.0));
             let stats = b.poison([1, 1, rows, kind.stats()]);
             let out = b.poison([1, 1, rows, d]);
-            let forward = Norm { kind, x, eps: 1e-5, stats, first: Affine { gain, bias, out }, second: None };
+            let forward =
+                Norm { kind, x, eps: 1e-5, stats, first: Affine { gain, bias, out }, second: None, copy: None };
             b.run(forward);
             let out_grad = b.normal([1, 1, rows, d], 6, 1.0);
             let x_grad = b.poison([1, 1, rows, d]);
             let gain_grad = b.poison([1, 1, 1, d]);
             let bias_grad = biased.then(|| b.poison([1, 1, 1, d]));
             let first = AffineGrad { gain, out_grad, gain_grad, bias_grad };
-            b.run(NormGrad { kind, x, stats, x_grad, first, second: None, add: false, accumulate: false });
+            b.run(NormGrad { kind, x, stats, x_grad, first, second: None, add: false, accumulate: false, copy: None });
             b.check_gradient(forward, x, x_grad, out, out_grad);
             b.check_gradient(forward, gain, gain_grad, out, out_grad);
             if let (Some(bias), Some(bias_grad)) = (bias, bias_grad) {
@@ -185,7 +190,15 @@ mod tests {
         let gains = [b.normal([1, 1, 1, d], 2, 1.0), b.normal([1, 1, 1, d], 3, 1.0)];
         let grads = [b.normal([1, 1, rows, d], 4, 1.0), b.normal([1, 1, rows, d], 5, 1.0)];
         let (kind, bias) = (NormKind::Layer, Some(b.values([1, 1, 1, d], &[0.0; 9])));
-        b.run(Norm { kind, x, eps: 1e-5, stats, first: Affine { gain: gains[0], bias, out }, second: None });
+        b.run(Norm {
+            kind,
+            x,
+            eps: 1e-5,
+            stats,
+            first: Affine { gain: gains[0], bias, out },
+            second: None,
+            copy: None,
+        });
         let mut affine = |i: usize| AffineGrad {
             gain: gains[i],
             out_grad: grads[i],
@@ -195,8 +208,17 @@ mod tests {
         let (one, two, together, with) = (affine(0), affine(1), affine(0), affine(1));
         let separate = b.values([1, 1, rows, d], &[0.0; 27]);
         let joint = b.values([1, 1, rows, d], &[0.0; 27]);
-        let alone =
-            |first, x_grad| NormGrad { kind, x, stats, x_grad, first, second: None, add: true, accumulate: false };
+        let alone = |first, x_grad| NormGrad {
+            kind,
+            x,
+            stats,
+            x_grad,
+            first,
+            second: None,
+            add: true,
+            accumulate: false,
+            copy: None,
+        };
         b.run(alone(one, separate));
         b.run(alone(two, separate));
         b.run(NormGrad { second: Some(with), ..alone(together, joint) });

@@ -43,6 +43,14 @@ impl Quantised {
     const fn format(&self) -> Option<Format> {
         Format::of(self.codes.dtype)
     }
+
+    /// Makes it of `x`, as [`Quantise`] does: how an operation that has written `x` defines its copy.
+    ///
+    /// # Errors
+    /// An operand that cannot be carved.
+    pub fn make(self, x: Region, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        Quantise { x, out: self, transposed: None }.reference(arena)
+    }
 }
 
 /// `out = saturate(x · scale)` and `amax = max(amax, max |x|)`.
@@ -177,9 +185,10 @@ impl<'a> CodeRows<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::{Meter, Rates, Run as _, Single};
     use crate::memory::Dtype;
     use crate::ops::testing::Bench;
-    use crate::ops::{Linear, LinearGrad};
+    use crate::ops::{Affine, AffineGrad, Linear, LinearGrad, Norm, NormGrad, NormKind, SwiGlu, SwiGluGrad};
 
     fn scaling<const N: usize>(b: &mut Bench<N>, scale: f32) -> Scaling {
         let mut one = |x| b.values([1, 1, 1, 1], &[x]);
@@ -296,6 +305,89 @@ mod tests {
         let whole: [f32; 512] = b.get(op.weight_grad).try_into().unwrap();
         b.run(LinearGrad { quantised: None, ..op });
         assert_eq!(b.get(op.weight_grad), whole);
+    }
+
+    #[test]
+    fn operations_copy_what_they_write_and_no_other_shape() {
+        let mut b = Bench::<2048>::new();
+        let (gate_up, out) = (b.normal([1, 1, 3, 16], 1, 2.0), b.poison([1, 1, 3, 8]));
+        let (x, stats, gain) =
+            (b.normal([1, 1, 3, 16], 2, 1.0), b.poison([1, 1, 3, 1]), b.normal([1, 1, 1, 16], 3, 1.0));
+        let (normal, x_grad, gain_grad) = (b.poison([1, 1, 3, 16]), b.poison([1, 1, 3, 16]), b.poison([1, 1, 1, 16]));
+        let narrow = Quantised { codes: b.codes(Dtype::E4m3, out.shape), scaling: scaling(&mut b, 32.0) };
+        let wide = Quantised { codes: b.codes(Dtype::E5m2, x.shape), scaling: scaling(&mut b, 1024.0) };
+        let (kind, eps) = (NormKind::Rms, 1e-5);
+        let swiglu = |copy| SwiGlu { gate_up, out, copy: Some(copy) };
+        let swiglu_grad = |copy| SwiGluGrad { gate_up, out_grad: out, copy: Some(copy) };
+        let first = Affine { gain, bias: None, out: normal };
+        let norm = |copy| Norm { kind, x, eps, stats, first, second: None, copy: Some(copy) };
+        let first = AffineGrad { gain, out_grad: normal, gain_grad, bias_grad: None };
+        let norm_grad = |copy| NormGrad {
+            kind,
+            x,
+            stats,
+            x_grad,
+            first,
+            second: None,
+            add: false,
+            accumulate: false,
+            copy: Some(copy),
+        };
+        assert!(swiglu(wide).validate().is_err() && swiglu_grad(narrow).validate().is_err());
+        assert!(norm(narrow).validate().is_err() && norm_grad(narrow).validate().is_err());
+        let whole = |r: Region| Quantised { codes: Region { dtype: Dtype::F32, ..r }, ..narrow };
+        assert!(swiglu(whole(narrow.codes)).validate().is_err(), "no 8 bits");
+        let mut largest = 0.0f32;
+        let check = |b: &mut Bench<2048>, copy: Quantised, x: Region, amax: &mut f32| {
+            for i in 0..x.elements() as usize {
+                let value = b.get(x)[i];
+                *amax = amax.max(value.abs());
+                let expected = copy.format().unwrap().encode(value * b.get(copy.scaling.scale)[0]);
+                assert_eq!(b.bytes(copy.codes)[i], expected);
+            }
+            assert_eq!(b.get(copy.scaling.amax)[0], *amax);
+        };
+        b.run(swiglu(narrow));
+        check(&mut b, narrow, out, &mut 0.0);
+        b.run(swiglu_grad(wide));
+        check(&mut b, wide, gate_up, &mut largest);
+        b.run(norm(wide));
+        check(&mut b, wide, normal, &mut largest);
+        b.run(norm_grad(wide));
+        check(&mut b, wide, x_grad, &mut largest);
+    }
+
+    #[test]
+    fn products_of_copies_have_a_roofline_of_their_own() {
+        let mut b = Bench::<8192>::new();
+        let (x, weight) = (b.normal([1, 1, 5, 32], 1, 1.0), b.normal([1, 1, 16, 32], 2, 0.5));
+        let (out, x_grad, weight_grad) = (b.poison([1, 1, 5, 16]), b.poison([1, 1, 5, 32]), b.poison([1, 1, 16, 32]));
+        let turned = b.normal([1, 1, 32, 16], 3, 1.0);
+        let mut copy = |x| copy(&mut b, x, Dtype::E4m3, 1.0);
+        let linear = Linear { quantised: None, ..Linear::new(x, weight, None, out) };
+        let grad = LinearGrad {
+            x,
+            weight,
+            transposed: false,
+            out_grad: out,
+            x_grad,
+            before_gelu: None,
+            weight_grad,
+            bias_grad: None,
+            accumulate: false,
+            quantised: None,
+        };
+        assert_eq!((linear.narrow_flops(), grad.narrow_flops()), (0, 0));
+        let forward = Linear { quantised: Some(QuantisedProduct { a: copy(x), b: copy(weight) }), ..linear };
+        let backward = LinearGrad { quantised: Some(QuantisedProduct { a: copy(out), b: copy(turned) }), ..grad };
+        let product = 2 * 5 * 16 * 32;
+        assert_eq!((forward.narrow_flops(), backward.narrow_flops()), (product, product));
+        let rates = Rates { flops_per_s: 1.0, narrow_flops_per_s: 4.0, bytes_per_s: 1e9 };
+        let mut meter = Meter::new(&Single, rates);
+        meter.run(forward).unwrap();
+        assert_eq!(meter.seconds, product as f64 / 4.0);
+        meter.run(backward).unwrap();
+        assert_eq!(meter.seconds, product as f64 * (0.25 + 0.25 + 1.0));
     }
 
     #[test]

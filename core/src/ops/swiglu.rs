@@ -1,6 +1,7 @@
 //! SwiGLU (Shazeer 2020): the gate's SiLU times the other half of one fused projection, and its gradient.
 
 use super::math::silu;
+use super::quantise::Quantised;
 use crate::device::{Access, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
@@ -11,6 +12,8 @@ pub struct SwiGlu {
     pub gate_up: Region,
     /// [rows, d].
     pub out: Region,
+    /// A copy of `out` as it is stored.
+    pub copy: Option<Quantised>,
 }
 
 /// Whether `gate_up` is twice as wide as `narrow` and as long.
@@ -24,10 +27,12 @@ impl Operation for SwiGlu {
     fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
         visit(self.gate_up, Access::Read);
         visit(self.out, Access::Write);
+        self.copy.iter().for_each(|c| c.visit_made(visit));
     }
 
     fn validate(&self) -> Result<(), OperationError> {
-        self.expect(fits(&self.gate_up, &self.out), "out")
+        self.expect(fits(&self.gate_up, &self.out), "out")?;
+        self.expect(self.copy.is_none_or(|c| c.fits(&self.out)), "copy")
     }
 
     fn flops(&self) -> u64 {
@@ -43,7 +48,7 @@ impl Operation for SwiGlu {
                 *out = silu(*g)[0] * u;
             }
         }
-        Ok(())
+        self.copy.map_or(Ok(()), |copy| copy.make(self.out, arena))
     }
 }
 
@@ -55,6 +60,8 @@ pub struct SwiGluGrad {
     pub gate_up: Region,
     /// [rows, d].
     pub out_grad: Region,
+    /// A copy of both gradients as they are stored.
+    pub copy: Option<Quantised>,
 }
 
 impl Operation for SwiGluGrad {
@@ -63,10 +70,12 @@ impl Operation for SwiGluGrad {
     fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
         visit(self.gate_up, Access::Update);
         visit(self.out_grad, Access::Read);
+        self.copy.iter().for_each(|c| c.visit_made(visit));
     }
 
     fn validate(&self) -> Result<(), OperationError> {
-        self.expect(fits(&self.gate_up, &self.out_grad), "out_grad")
+        self.expect(fits(&self.gate_up, &self.out_grad), "out_grad")?;
+        self.expect(self.copy.is_none_or(|c| c.fits(&self.gate_up)), "copy")
     }
 
     fn flops(&self) -> u64 {
@@ -83,7 +92,7 @@ impl Operation for SwiGluGrad {
                 (*g, *u) = (dy * *u * slope, dy * value);
             }
         }
-        Ok(())
+        self.copy.map_or(Ok(()), |copy| copy.make(self.gate_up, arena))
     }
 }
 
@@ -101,7 +110,7 @@ mod tests {
         both[..8].copy_from_slice(&gates);
         both[8..].copy_from_slice(&ups);
         let (gate_up, out) = (b.values([1, 1, 1, 16], &both), b.poison([1, 1, 1, 8]));
-        b.run(SwiGlu { gate_up, out });
+        b.run(SwiGlu { gate_up, out, copy: None });
         for i in 0..8 {
             let (g, u) = (f64::from(gates[i]), f64::from(ups[i]));
             let expected = g / (1.0 + libm::exp(-g)) * u;
@@ -116,7 +125,7 @@ mod tests {
         let copy: [f32; 70] = core::array::from_fn(|i| b.get(gate_up)[i]);
         let (out, out_grad) = (b.poison([1, 1, 5, 7]), b.normal([1, 1, 5, 7], 2, 1.0));
         let gradient = b.values([1, 1, 5, 14], &copy);
-        b.run(SwiGluGrad { gate_up: gradient, out_grad });
-        b.check_gradient(SwiGlu { gate_up, out }, gate_up, gradient, out, out_grad);
+        b.run(SwiGluGrad { gate_up: gradient, out_grad, copy: None });
+        b.check_gradient(SwiGlu { gate_up, out, copy: None }, gate_up, gradient, out, out_grad);
     }
 }

@@ -78,7 +78,7 @@ impl<const WORDS: usize> Bench<WORDS> {
     }
 
     pub fn run<O: Operation>(&mut self, operation: O) {
-        Meter::new(&Single, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 }).run(operation).unwrap();
+        Meter::new(&Single, Rates::ONE).run(operation).unwrap();
         Reference { arena: Arena::new(&mut self.storage, &[]) }.run(operation).unwrap();
     }
 

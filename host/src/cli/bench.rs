@@ -142,7 +142,7 @@ fn table(shares: &[Share], machine: &Machine) {
     }
     println!("  {:<18} {:>6} {:>10} {:>10} {:>9} {:>9}", "operation", "count", "ms", "roofline", "GFLOP/s", "GB/s");
     for s in shares {
-        let bound = (s.flops as f64 / machine.rates.flops_per_s).max(s.bytes as f64 / machine.rates.bytes_per_s);
+        let bound = machine.rates.seconds(s.flops, s.narrow_flops, s.bytes);
         println!(
             "  {:<18} {:>6} {:>10.3} {:>10.3} {:>9.1} {:>9.2}",
             s.name,

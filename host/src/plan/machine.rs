@@ -61,8 +61,9 @@ impl Machine {
 
     /// This machine's processors and memory.
     pub fn here(threads: u32) -> Machine {
+        let cores = CORE_FLOPS * f64::from(threads);
         Machine {
-            rates: Rates { flops_per_s: CORE_FLOPS * f64::from(threads), bytes_per_s: COPY_BYTES },
+            rates: Rates { flops_per_s: cores, narrow_flops_per_s: cores, bytes_per_s: COPY_BYTES },
             free: field_kib("/proc/meminfo", "MemAvailable:").map(|k| k << 10),
             program: field_kib("/proc/self/status", "VmRSS:").map_or(8 << 20, |k| k << 10),
             card: None,

@@ -43,6 +43,8 @@ pub struct Share {
     pub seconds: f64,
     /// Floating-point operations together.
     pub flops: u64,
+    /// Those of them whose operands are of 8 bits.
+    pub narrow_flops: u64,
     /// Operand bytes together.
     pub bytes: u64,
 }
@@ -65,13 +67,14 @@ where
             bytes += region.bytes() * if access == capful_core::device::Access::Update { 2 } else { 1 };
         });
         let at = self.shares.iter().position(|s| s.name == O::NAME).unwrap_or_else(|| {
-            self.shares.push(Share { name: O::NAME, count: 0, seconds: 0.0, flops: 0, bytes: 0 });
+            self.shares.push(Share { name: O::NAME, count: 0, seconds: 0.0, flops: 0, narrow_flops: 0, bytes: 0 });
             self.shares.len() - 1
         });
         let share = &mut self.shares[at];
         share.count += 1;
         share.seconds += seconds;
         share.flops += operation.flops();
+        share.narrow_flops += operation.narrow_flops();
         share.bytes += bytes;
         Ok(())
     }

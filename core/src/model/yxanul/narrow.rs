@@ -1,8 +1,11 @@
 //! Copies in 8 bits for the products of the layers: E4M3 of weights and inputs, E5M2 of the outputs' gradients.
 //!
-//! Inputs and gradients are copied right before the product that reads them, into one slot for all layers. The weights'
-//! copies last through a step, and are kept both ways round: forward sums over the inputs, backward over the outputs.
+//! Inputs and gradients are copied right before the product that reads them, into one slot for all layers: most by the
+//! operation that writes them ([`Forward::copy`], [`Forward::grad_copy`]), attention's output and qkv's gradient by a
+//! `Quantise`. The weights' copies last through a step, and are kept both ways round: forward sums over the inputs,
+//! backward over the outputs.
 
+use super::regions::Forward;
 use super::{State, Training, Yxanul};
 use crate::device::{OperationError, Run};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, Stacked};
@@ -116,7 +119,19 @@ impl Narrow {
     }
 }
 
-/// A product of layer `l`, by way of copies where there are any.
+impl Forward {
+    /// What the operation that writes `x` copies, for the product of layer `l` that reads it.
+    pub(super) fn copy(&self, p: Projection, l: u32, x: Region) -> Option<Quantised> {
+        self.narrow.map(|narrow| narrow.input(p, l, x))
+    }
+
+    /// The same of the gradient of a product's output.
+    pub(super) fn grad_copy(&self, p: Projection, l: u32, x: Region) -> Option<Quantised> {
+        self.narrow.map(|narrow| narrow.out_grad(p, l, x))
+    }
+}
+
+/// A product of layer `l`, by way of copies where there are any. Its input's is there, but for attention's output.
 pub(super) fn project<D: Run<Quantise> + Run<Linear>>(
     device: &mut D,
     narrow: Option<&Narrow>,
@@ -125,12 +140,14 @@ pub(super) fn project<D: Run<Quantise> + Run<Linear>>(
 ) -> Result<(), OperationError> {
     let Some(narrow) = narrow else { return device.run(linear) };
     let a = narrow.input(p, l, linear.x);
-    device.run(Quantise { x: linear.x, out: a, transposed: None })?;
+    if p == Projection::Out {
+        device.run(Quantise { x: linear.x, out: a, transposed: None })?;
+    }
     let product = QuantisedProduct { a, b: narrow.weight(p, l, false) };
     device.run(Linear { quantised: narrow.used.then_some(product), ..linear })
 }
 
-/// Its gradients.
+/// Its gradients. The copy of `out_grad` is there, but for that of attention's gradient.
 pub(super) fn project_grad<D: Run<Quantise> + Run<LinearGrad>>(
     device: &mut D,
     narrow: Option<&Narrow>,
@@ -139,7 +156,9 @@ pub(super) fn project_grad<D: Run<Quantise> + Run<LinearGrad>>(
 ) -> Result<(), OperationError> {
     let Some(narrow) = narrow else { return device.run(linear) };
     let a = narrow.out_grad(p, l, linear.out_grad);
-    device.run(Quantise { x: linear.out_grad, out: a, transposed: None })?;
+    if p == Projection::Qkv {
+        device.run(Quantise { x: linear.out_grad, out: a, transposed: None })?;
+    }
     let product = QuantisedProduct { a, b: narrow.weight(p, l, true) };
     device.run(LinearGrad { quantised: narrow.used.then_some(product), ..linear })
 }

@@ -419,7 +419,7 @@ mod tests {
         let evaluation = model.lay_evaluation(stage, profile, &mut layout);
         layout.rewind(mark);
         let decoding = model.lay_decoding(9, profile, &mut layout);
-        let mut meter = Meter::new(&Single, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
+        let mut meter = Meter::new(&Single, Rates::ONE);
         for first in [true, false] {
             model.micro_batch(&mut meter, &state, &training, stage, first).unwrap();
         }

@@ -47,7 +47,7 @@ impl Run<Norm> for Cpu {
                 }
             },);
         });
-        Ok(())
+        op.copy.map_or(Ok(()), |copy| copy.make(op.first.out, &mut arena))
     }
 }
 

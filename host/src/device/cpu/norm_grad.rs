@@ -102,7 +102,7 @@ impl Run<NormGrad> for Cpu {
                 simd::add(&block[which * d..][..d], parameter);
             }
         }
-        Ok(())
+        op.copy.map_or(Ok(()), |copy| copy.make(op.x_grad, &mut arena))
     }
 }
 

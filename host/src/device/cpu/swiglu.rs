@@ -34,7 +34,7 @@ impl Run<SwiGlu> for Cpu {
                 simd::swiglu(gate, up, out);
             }
         });
-        Ok(())
+        op.copy.map_or(Ok(()), |copy| copy.make(op.out, &mut arena))
     }
 }
 
@@ -57,6 +57,6 @@ impl Run<SwiGluGrad> for Cpu {
                 simd::swiglu_backward(gate, up, out_grad);
             }
         });
-        Ok(())
+        op.copy.map_or(Ok(()), |copy| copy.make(op.gate_up, &mut arena))
     }
 }

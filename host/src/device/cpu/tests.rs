@@ -185,7 +185,7 @@ fn norms_and_their_gradients() {
                 out: b.poison(matrix(rows, d)),
             };
             let (first, second) = (affine(&mut b), two.then(|| affine(&mut b)));
-            let forward = Norm { kind, x, eps: 1e-5, stats, first, second };
+            let forward = Norm { kind, x, eps: 1e-5, stats, first, second, copy: None };
             b.witness(forward, None);
             b.words = b.after(|r| r.run(forward).unwrap());
             for (add, accumulate) in [(false, false), (true, true)] {
@@ -199,7 +199,8 @@ fn norms_and_their_gradients() {
                 // A row of one element has no gradient but rounding; added to numbers, that drowns.
                 let x_grad = b.target(matrix(rows, d), add);
                 if d > 1 || add {
-                    b.witness(NormGrad { kind, x, stats, x_grad, first, second, add, accumulate }, None);
+                    let copy = None;
+                    b.witness(NormGrad { kind, x, stats, x_grad, first, second, add, accumulate, copy }, None);
                 }
             }
         }
@@ -271,9 +272,9 @@ fn swiglu_and_its_gradient() {
     for (seed, (rows, d)) in [(1, 1), (5, 7), (33, 130), (1000, 33), (3, 20_000)].into_iter().enumerate() {
         let mut b = Bench::new(seed as u64);
         let (gate_up, out) = (b.normal(matrix(rows, 2 * d), 3.0), b.poison(matrix(rows, d)));
-        b.witness(SwiGlu { gate_up, out }, None);
+        b.witness(SwiGlu { gate_up, out, copy: None }, None);
         let out_grad = b.normal(matrix(rows, d), 1.0);
-        b.witness(SwiGluGrad { gate_up, out_grad }, None);
+        b.witness(SwiGluGrad { gate_up, out_grad, copy: None }, None);
     }
 }
 

@@ -1,13 +1,15 @@
 //! The gradient of LayerNorm and RMSNorm.
 
 use capful_core::device::{OperationError, Run};
+use capful_core::memory::Dtype;
 use capful_core::ops::{NormGrad, NormKind};
 
 use super::columns::FinishArgs;
 use super::device::{Cuda, blocks, width};
 use super::error::CudaError;
-use super::norm::BIASES;
+use super::norm::{BIASES, COPIES};
 use super::profile::{norm_sums, piece_bytes, pieces};
+use super::quantise::CopyArgs;
 
 /// Mirrors NormGradArgs.
 #[repr(C)]
@@ -18,6 +20,7 @@ struct NormGradArgs {
     x_grad: u64,
     gain: [u64; 2],
     out_grad: [u64; 2],
+    copy: CopyArgs,
     partial: u64,
     rows: u32,
     columns: u32,
@@ -35,6 +38,10 @@ impl Run<NormGrad> for Cuda {
             NormKind::Rms if affines().all(|a| a.bias_grad.is_none()) => "rms",
             _ => return Err(self.fail(CudaError::Unsupported { operation: "norm_grad", why: BIASES })),
         };
+        if o.copy.is_some() && (o.kind != NormKind::Rms || o.second.is_some()) {
+            return Err(self.fail(CudaError::Unsupported { operation: "norm_grad", why: COPIES }));
+        }
+        let (copy, format) = self.copy("norm_grad", o.copy, Dtype::E5m2)?;
         let types = affines().flat_map(|a| [a.gain, a.out_grad]).chain([o.x, o.x_grad]);
         let dtype = self.dtype("norm_grad", types)?;
         let (rows, columns, outputs) = (o.x.rows(), o.x.columns(), affines().count() as u32);
@@ -45,6 +52,7 @@ impl Run<NormGrad> for Cuda {
             x_grad: self.address(o.x_grad)?,
             gain: [0; 2],
             out_grad: [0; 2],
+            copy,
             partial: self.scratch_at(0, piece_bytes(rows, each * outputs, columns))?,
             rows,
             columns,
@@ -71,7 +79,7 @@ impl Run<NormGrad> for Cuda {
             }
         }
         let NormGradArgs { x, x_grad, gain, out_grad, .. } = arguments;
-        let width = width(dtype, columns.into(), [[x, x_grad], gain, out_grad].as_flattened());
+        let width = width(dtype, columns.into(), [[x, x_grad], gain, out_grad, [copy.codes; 2]].as_flattened());
         arguments.wide = (width > 1).into();
         let dtype = dtype.name();
         let grid = [blocks(columns.into(), 32 * width), count, 1];
@@ -79,7 +87,7 @@ impl Run<NormGrad> for Cuda {
         self.finish_columns("norm_grad", "norm_grad_finish", &finish)?;
         self.launch(
             "norm_grad",
-            &format!("norm_grad_{kind}{outputs}_{dtype}"),
+            &format!("norm_grad_{kind}{outputs}{format}_{dtype}"),
             [blocks(rows.into(), 4), 1, 1],
             128,
             &arguments,

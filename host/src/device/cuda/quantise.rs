@@ -2,7 +2,7 @@
 
 use capful_core::device::{OperationError, Run};
 use capful_core::memory::Dtype;
-use capful_core::ops::Quantise;
+use capful_core::ops::{Quantise, Quantised};
 
 use super::device::{Cuda, blocks};
 use super::error::CudaError;
@@ -20,6 +20,33 @@ struct QuantiseArgs {
     rows: u32,
     columns: u32,
     wide: u32,
+}
+
+/// Mirrors CopyArgs.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct CopyArgs {
+    pub(super) codes: u64,
+    scale: u64,
+    amax: u64,
+}
+
+impl Cuda {
+    /// Where `operation` puts a copy of what it writes; and what the kernel that makes one in `format` has in its name.
+    pub(super) fn copy(
+        &mut self,
+        operation: &'static str,
+        copy: Option<Quantised>,
+        format: Dtype,
+    ) -> Result<(CopyArgs, String), OperationError> {
+        let Some(Quantised { codes, scaling }) = copy else { return Ok((CopyArgs::default(), String::new())) };
+        if codes.dtype != format {
+            let why = "values are copied in E4M3 and gradients in E5M2";
+            return Err(self.fail(CudaError::Unsupported { operation, why }));
+        }
+        let (codes, scale) = (self.address(codes)?, self.address(scaling.scale)?);
+        Ok((CopyArgs { codes, scale, amax: self.address(scaling.amax)? }, format!("_{}", format.name())))
+    }
 }
 
 /// Values that a thread converts at a time.

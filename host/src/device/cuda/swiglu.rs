@@ -1,10 +1,11 @@
 //! SwiGLU and its gradient.
 
 use capful_core::device::{OperationError, Run};
-use capful_core::memory::Region;
-use capful_core::ops::{SwiGlu, SwiGluGrad};
+use capful_core::memory::{Dtype, Region};
+use capful_core::ops::{Quantised, SwiGlu, SwiGluGrad};
 
 use super::device::{Cuda, blocks, width};
+use super::quantise::CopyArgs;
 
 /// Mirrors SwiGluArgs.
 #[repr(C)]
@@ -12,6 +13,7 @@ use super::device::{Cuda, blocks, width};
 struct SwiGluArgs {
     gate_up: u64,
     narrow: u64,
+    copy: CopyArgs,
     count: u64,
     d: u32,
     vectors: u32,
@@ -19,26 +21,32 @@ struct SwiGluArgs {
 }
 
 impl Cuda {
-    fn swiglu(&mut self, name: &'static str, gate_up: Region, narrow: Region) -> Result<(), OperationError> {
+    fn swiglu(
+        &mut self,
+        name: &'static str,
+        [gate_up, narrow]: [Region; 2],
+        (copy, format): (Option<Quantised>, Dtype),
+    ) -> Result<(), OperationError> {
+        let (copy, format) = self.copy(name, copy, format)?;
         let dtype = self.dtype(name, [gate_up, narrow])?;
         let d = narrow.columns();
         let (gate_up, rows, narrow) = (self.address(gate_up)?, narrow.rows(), self.address(narrow)?);
-        let width = width(dtype, d.into(), &[gate_up, narrow]);
+        let width = width(dtype, d.into(), &[gate_up, narrow, copy.codes]);
         let vectors = d / width;
         let count = u64::from(rows) * u64::from(vectors);
-        let arguments = SwiGluArgs { gate_up, narrow, count, d, vectors, wide: (width > 1).into() };
-        self.launch("swiglu", &format!("{name}_{}", dtype.name()), [blocks(count, 256), 1, 1], 256, &arguments)
+        let arguments = SwiGluArgs { gate_up, narrow, copy, count, d, vectors, wide: (width > 1).into() };
+        self.launch("swiglu", &format!("{name}{format}_{}", dtype.name()), [blocks(count, 256), 1, 1], 256, &arguments)
     }
 }
 
 impl Run<SwiGlu> for Cuda {
     fn run(&mut self, o: SwiGlu) -> Result<(), OperationError> {
-        self.swiglu("swiglu", o.gate_up, o.out)
+        self.swiglu("swiglu", [o.gate_up, o.out], (o.copy, Dtype::E4m3))
     }
 }
 
 impl Run<SwiGluGrad> for Cuda {
     fn run(&mut self, o: SwiGluGrad) -> Result<(), OperationError> {
-        self.swiglu("swiglu_grad", o.gate_up, o.out_grad)
+        self.swiglu("swiglu_grad", [o.gate_up, o.out_grad], (o.copy, Dtype::E5m2))
     }
 }

@@ -10,7 +10,7 @@ use crate::device::{AnyProfile, Storage};
 use crate::plan::{Laid, Sections};
 use crate::run::Session;
 
-const RATES: Rates = Rates { flops_per_s: 1.0, bytes_per_s: 1.0 };
+const RATES: Rates = Rates::ONE;
 
 fn model() -> Pythia {
     Pythia {

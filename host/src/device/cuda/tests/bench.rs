@@ -145,6 +145,11 @@ impl Lay {
         self.region(Dtype::F32, shape, values, Vec::new(), true)
     }
 
+    /// These numbers in the precision's type.
+    pub fn kept(&mut self, shape: [u32; 4], values: Vec<f32>) -> Region {
+        self.region(self.kept, shape, values, Vec::new(), true)
+    }
+
     fn nothing(shape: [u32; 4]) -> Vec<f32> {
         vec![f32::NAN; shape.iter().product::<u32>() as usize]
     }
@@ -263,7 +268,7 @@ impl Bench {
         let (mut ours, mut theirs) = (Lay::new(kept), Lay::new(Dtype::F32));
         let (operation, reference) = (build(&mut ours), build(&mut theirs));
         let profile = CudaProfile { precision };
-        let mut meter = Meter::new(&profile, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
+        let mut meter = Meter::new(&profile, Rates::ONE);
         meter.run(operation).expect("shapes that belong together");
         assert!(meter.scratch <= SCRATCH && ours.offset <= OPERANDS);
 

@@ -1,11 +1,15 @@
 //! Copies in 8 bits and their products against the Reference, and steps of a small Yxanul that is made of them.
 
-use capful_core::device::{Meter, OperationError, Profile, Rates, Reference, Single};
+use capful_core::device::{Meter, Operation, OperationError, Profile, Rates, Reference, Run, Scratch, Single};
 use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
 use capful_core::model::yxanul::{State, Training};
 use capful_core::model::{Family, Optimizer, Products as Kind, Recompute, Stage, Steps, Yxanul, YxanulDevice};
-use capful_core::ops::{Linear, LinearGrad, Pattern, Quantise, Quantised, QuantisedProduct, Rescale, Rotary, Scaling};
+use capful_core::ops::{
+    AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, HeadLoss, Linear,
+    LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, QuantisedProduct, Rescale, Rotary, Scaling,
+    SquaredNorm, SwiGlu, SwiGluGrad,
+};
 use capful_core::random::Random;
 use capful_core::train::results;
 
@@ -64,6 +68,128 @@ fn every_kind_of_number_has_the_reference_s_code() {
         }
     }
 }
+
+/// The copy that an operation makes is what `Quantise` makes of what it stored, to the bit, on the card. What it stored
+/// is held against the Reference, if that `computes` the same. `build` lays the copy that it is given, and gives beside
+/// the operation which operand it is of.
+fn copies_as_quantise<O: Operation>(
+    bench: &mut Bench,
+    dtype: Dtype,
+    shape: [u32; 4],
+    (amax, computes): (f32, bool),
+    build: &impl Fn(&mut Lay, Quantised) -> (O, usize),
+) where
+    Cuda: Run<O>,
+    CudaProfile: Scratch<O>,
+{
+    let out = |l: &mut Lay| {
+        let codes = l.left(shape, Some(dtype));
+        let mut one = |x| l.values([1; 4], vec![x]);
+        Quantised { codes, scaling: Scaling { amax: one(amax), scale: one(16.0), inverse: one(1.0 / 16.0) } }
+    };
+    let bits = |of: &[Vec<f32>]| of[..4].iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
+    for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 1e-2)] {
+        let whole = |l: &mut Lay| {
+            let copy = out(l);
+            build(l, copy).0
+        };
+        if computes {
+            bench.agree_in(precision, tolerance, &whole);
+        }
+        let stored = std::cell::Cell::new(0);
+        let found = bench.left(precision, &|l: &mut Lay| {
+            let copy = out(l);
+            let (operation, operand) = build(l, copy);
+            stored.set(operand);
+            operation
+        });
+        let expected = bench.left::<Quantise>(precision, &|l: &mut Lay| {
+            let out = out(l);
+            Quantise { x: l.kept(shape, found[stored.get()].clone()), out, transposed: None }
+        });
+        assert!(bits(&found) == bits(&expected), "{} {shape:?} {precision:?}: another copy than Quantise's", O::NAME);
+    }
+}
+
+#[test]
+fn operations_copy_what_they_store() {
+    let mut bench = Bench::new();
+    let shapes = [[1, 1], [3, 8], [5, 24], [130, 12], [33, 48], [7, 2056], [9, 1304], [301, 16], [65, 31]];
+    for ([rows, d], amax) in shapes.into_iter().flat_map(|s| [0.5, 1e4].map(|amax| (s, amax))) {
+        let matrix = |columns| [1, 1, rows, columns];
+        copies_as_quantise(&mut bench, Dtype::E4m3, matrix(d), (amax, true), &|l, copy| {
+            let (gate_up, out) = (l.normal(matrix(2 * d), 2.0), l.poison(matrix(d)));
+            (SwiGlu { gate_up, out, copy: Some(copy) }, 5)
+        });
+        copies_as_quantise(&mut bench, Dtype::E5m2, matrix(2 * d), (amax, true), &|l, copy| {
+            let (gate_up, out_grad) = (l.normal(matrix(2 * d), 2.0), l.normal(matrix(d), 1.0));
+            (SwiGluGrad { gate_up, out_grad, copy: Some(copy) }, 4)
+        });
+        let (kind, eps) = (NormKind::Rms, 1e-5);
+        copies_as_quantise(&mut bench, Dtype::E4m3, matrix(d), (amax, true), &|l, copy| {
+            let (out, x) = (l.poison(matrix(d)), l.normal(matrix(d), 3.0));
+            let first = Affine { gain: l.normal([1, 1, 1, d], 1.0), bias: None, out };
+            let stats = l.poison_exact(matrix(1));
+            (Norm { kind, x, eps, stats, first, second: None, copy: Some(copy) }, 4)
+        });
+        for add in [false, true] {
+            copies_as_quantise(&mut bench, Dtype::E5m2, matrix(d), (amax, d > 1), &|l, copy| {
+                let x_grad = if add { l.normal(matrix(d), 4.0) } else { l.poison(matrix(d)) };
+                let x = l.normal(matrix(d), 3.0);
+                let stats = l.values(matrix(1), (0..rows).map(|i| 0.3 + 0.01 * (i % 7) as f32).collect());
+                let first = AffineGrad {
+                    gain: l.normal([1, 1, 1, d], 1.0),
+                    out_grad: l.normal(matrix(d), 1.0),
+                    gain_grad: l.poison_exact([1, 1, 1, d]),
+                    bias_grad: None,
+                };
+                let grad =
+                    NormGrad { kind, x, stats, x_grad, first, second: None, add, accumulate: false, copy: Some(copy) };
+                (grad, 4)
+            });
+        }
+    }
+}
+
+#[test]
+fn operations_copy_what_is_not_finite_as_quantise_does() {
+    let mut bench = Bench::new();
+    for d in [5, 16] {
+        let odd = [f32::INFINITY, 1.0, f32::NAN, -3.0, f32::NEG_INFINITY, 1e30, 0.0];
+        let values = || odd.iter().copied().cycle().take(6 * d as usize).collect::<Vec<_>>();
+        let matrix = |columns| [1, 1, 3, columns];
+        copies_as_quantise(&mut bench, Dtype::E4m3, matrix(d), (0.5, false), &|l, copy| {
+            let (gate_up, out) = (l.kept(matrix(2 * d), values()), l.poison(matrix(d)));
+            (SwiGlu { gate_up, out, copy: Some(copy) }, 5)
+        });
+        copies_as_quantise(&mut bench, Dtype::E5m2, matrix(2 * d), (0.5, false), &|l, copy| {
+            let (gate_up, out_grad) = (l.kept(matrix(2 * d), values()), l.normal(matrix(d), 1.0));
+            (SwiGluGrad { gate_up, out_grad, copy: Some(copy) }, 4)
+        });
+    }
+}
+
+#[test]
+fn copies_that_no_kernel_makes_are_refused() {
+    let mut cuda = open_with(8192, Region { shape: [1; 4], ..WORD }, 0, Products::Own);
+    let at = |offset, dtype, columns| Region { offset, dtype, shape: [1, 1, 1, columns], ..WORD };
+    let one = |offset| at(offset, Dtype::F32, 1);
+    let scaling = Scaling { amax: one(64), scale: one(128), inverse: one(192) };
+    let copy = |dtype, columns| Some(Quantised { codes: at(256, dtype, columns), scaling });
+    let (gate_up, out) = (at(512, Dtype::F32, 32), at(1024, Dtype::F32, 16));
+    let mut refused = |run: &mut dyn FnMut(&mut Cuda) -> Result<(), OperationError>| {
+        assert!(run(&mut cuda).is_err());
+        assert!(matches!(cuda.take_failure(), Some(CudaError::Unsupported { .. })));
+    };
+    refused(&mut |c| c.run(SwiGlu { gate_up, out, copy: copy(Dtype::E5m2, 16) }));
+    refused(&mut |c| c.run(SwiGluGrad { gate_up, out_grad: out, copy: copy(Dtype::E4m3, 32) }));
+    let first = Affine { gain: at(2048, Dtype::F32, 16), bias: Some(at(2560, Dtype::F32, 16)), out };
+    let (kind, x, stats) = (NormKind::Layer, at(3072, Dtype::F32, 16), at(3584, Dtype::F32, 2));
+    let copy = copy(Dtype::E4m3, 16);
+    refused(&mut |c| c.run(Norm { kind, x, eps: 1e-5, stats, first, second: None, copy }));
+}
+
+const WORD: Region = Region { space: capful_core::memory::Space::Arena, dtype: Dtype::F32, offset: 0, shape: [1; 4] };
 
 #[test]
 fn scales_follow_the_history() {
@@ -357,7 +483,7 @@ fn the_reference_learns_as_well_with_copies_in_8_bits() {
 fn card(precision: Precision, stage: &Stage) -> (Cuda, Plan) {
     let profile = CudaProfile { precision };
     let draft = plan(&profile, 0, stage);
-    let mut meter = Meter::new(&profile, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
+    let mut meter = Meter::new(&profile, Rates::ONE);
     let mut all = || -> Result<(), OperationError> {
         for products in [Kind::Wide, Kind::Warming, Kind::Quantised] {
             MODEL.micro_batch(&mut meter, &draft.state, &draft.training, &Stage { products, ..*stage }, true)?;
@@ -407,5 +533,102 @@ fn steps_in_fp8_go_on_with_the_same_bits() {
         let (mut cuda, plan) = card(Precision::Fp8, &STAGE);
         let (losses, left) = train(&mut cuda, &plan, &STAGE, (at, 5), Some(&saved), soon);
         assert!(losses == whole.0[at as usize..] && left == whole.1, "resumed after {at} steps");
+    }
+}
+
+/// Makes every copy by a `Quantise` of its own, as if no operation copied what it writes.
+struct Apart<M> {
+    machine: M,
+    /// Copies that operations were asked for.
+    fused: u64,
+    /// `Quantise` operations of the step itself.
+    alone: u64,
+}
+
+impl<M: Machine> Apart<M> {
+    fn new(machine: M) -> Self {
+        Apart { machine, fused: 0, alone: 0 }
+    }
+
+    fn split(&mut self, x: Region, copy: Option<Quantised>) -> Result<(), OperationError> {
+        let Some(out) = copy else { return Ok(()) };
+        self.fused += 1;
+        self.machine.run(Quantise { x, out, transposed: None })
+    }
+}
+
+macro_rules! whole {
+    ($($operation:ident)*) => {$(
+        impl<M: Machine> Run<$operation> for Apart<M> {
+            fn run(&mut self, o: $operation) -> Result<(), OperationError> {
+                self.machine.run(o)
+            }
+        }
+    )*};
+}
+
+whole! { Embed EmbedGrad Linear LinearGrad Attention AttentionGrad CachedAttention HeadLoss Rescale SquaredNorm AdamW }
+
+macro_rules! split {
+    ($($operation:ident: |$o:ident| $x:expr;)*) => {$(
+        impl<M: Machine> Run<$operation> for Apart<M> {
+            fn run(&mut self, $o: $operation) -> Result<(), OperationError> {
+                self.machine.run($operation { copy: None, ..$o })?;
+                self.split($x, $o.copy)
+            }
+        }
+    )*};
+}
+
+split! {
+    Norm: |o| o.first.out;
+    NormGrad: |o| o.x_grad;
+    SwiGlu: |o| o.out;
+    SwiGluGrad: |o| o.gate_up;
+}
+
+impl<M: Machine> Run<Quantise> for Apart<M> {
+    fn run(&mut self, o: Quantise) -> Result<(), OperationError> {
+        self.alone += 1;
+        self.machine.run(o)
+    }
+}
+
+impl<M: Machine> Machine for Apart<M> {
+    fn put(&mut self, region: Region, bytes: &[u8]) {
+        self.machine.put(region, bytes);
+    }
+
+    fn get(&mut self, region: Region) -> Vec<u8> {
+        self.machine.get(region)
+    }
+}
+
+#[test]
+fn a_step_whose_operations_copy_has_the_bits_of_one_whose_copies_are_apart() {
+    let soon = |step| if step < 2 { Kind::Warming } else { Kind::Quantised };
+    let able = Bench::of_eighths().is_some();
+    for recompute in [Recompute::None, Recompute::Cheap, Recompute::Full] {
+        let stage = Stage { recompute, ..STAGE };
+        // Of each of two micro-batches of four steps, in two layers: both norms, SwiGLU, its gradient, both norms'
+        // gradients less the first, and that of the final norm. What is computed again is copied for products only.
+        let fused = 4 * 2 * (12 + if recompute == Recompute::Full { 2 } else { 0 });
+        // Attention's output and the gradient of qkv; the weights once a step.
+        let alone = 4 * 2 * (4 + u64::from(recompute == Recompute::Full)) + 4 * 8;
+        let plain = plan(&SingleFp8, 0, &stage);
+        let on = |machine: &mut Apart<Reference<'_>>| train(machine, &plain, &stage, (0, 4), None, soon);
+        let mut storage = [vec![0u64; (plain.bytes / 8) as usize], vec![0u64; (plain.bytes / 8) as usize]];
+        let [one, two] = storage.each_mut().map(|s| Reference { arena: Arena::new(s, &[]) });
+        let mut apart = Apart::new(two);
+        let together = train(&mut { one }, &plain, &stage, (0, 4), None, soon);
+        assert!(on(&mut apart) == together, "{recompute:?} on the Reference");
+        assert_eq!((apart.fused, apart.alone), (fused, alone), "{recompute:?}");
+        if able {
+            let (cuda, plan) = card(Precision::Fp8, &stage);
+            let mut apart = Apart::new(cuda);
+            let (losses, left) = train(&mut apart, &plan, &stage, (0, 4), None, soon);
+            let together = on_card(Precision::Fp8, &stage, 4, soon);
+            assert!(losses == together.0 && left == together.1, "{recompute:?} on the card");
+        }
     }
 }

@@ -62,10 +62,15 @@ fn gelu() {
 fn swiglu_and_its_gradient() {
     let mut bench = Bench::new();
     for [rows, d] in [[1, 1], [3, 8], [130, 12], [7, 2056]].into_iter().chain(shapes(6, 5, [90, 300])) {
-        bench.agree(|l| SwiGlu { gate_up: l.normal([1, 1, rows, 2 * d], 2.0), out: l.poison([1, 1, rows, d]) });
+        bench.agree(|l| SwiGlu {
+            gate_up: l.normal([1, 1, rows, 2 * d], 2.0),
+            out: l.poison([1, 1, rows, d]),
+            copy: None,
+        });
         bench.agree(|l| SwiGluGrad {
             gate_up: l.normal([1, 1, rows, 2 * d], 2.0),
             out_grad: l.normal([1, 1, rows, d], 1.0),
+            copy: None,
         });
     }
 }
@@ -73,8 +78,12 @@ fn swiglu_and_its_gradient() {
 #[test]
 fn swiglu_far_out_is_a_number() {
     let mut bench = Bench::new();
-    bench.agree(|l| SwiGlu { gate_up: l.normal([1, 1, 9, 48], 60.0), out: l.poison([1, 1, 9, 24]) });
-    bench.agree(|l| SwiGluGrad { gate_up: l.normal([1, 1, 9, 48], 60.0), out_grad: l.normal([1, 1, 9, 24], 1.0) });
+    bench.agree(|l| SwiGlu { gate_up: l.normal([1, 1, 9, 48], 60.0), out: l.poison([1, 1, 9, 24]), copy: None });
+    bench.agree(|l| SwiGluGrad {
+        gate_up: l.normal([1, 1, 9, 48], 60.0),
+        out_grad: l.normal([1, 1, 9, 24], 1.0),
+        copy: None,
+    });
 }
 
 fn affine(l: &mut Lay, rows: u32, d: u32, kind: NormKind) -> Affine {
@@ -110,6 +119,7 @@ fn norm_and_its_gradient() {
                 stats: l.poison_exact([1, 1, rows, kind.stats()]),
                 first: affine(l, rows, d, kind),
                 second: two.then(|| affine(l, rows, d, kind)),
+                copy: None,
             });
             let stats =
                 |i: u32| if kind == NormKind::Layer && i.is_multiple_of(2) { 0.1 } else { 0.3 + 0.01 * (i % 7) as f32 };
@@ -122,6 +132,7 @@ fn norm_and_its_gradient() {
                 second: two.then(|| affine_grad(l, rows, d, kind, two)),
                 add: two,
                 accumulate: two,
+                copy: None,
             });
         }
     }

@@ -165,7 +165,7 @@ fn on_card<F: Small>(
 ) -> (Vec<f32>, Vec<f32>) {
     let profile = CudaProfile { precision };
     let draft = plan(model, &profile, 0, stage);
-    let mut meter = Meter::new(&profile, Rates { flops_per_s: 1.0, bytes_per_s: 1.0 });
+    let mut meter = Meter::new(&profile, Rates::ONE);
     model.micro_batch(&mut meter, &draft.state, &draft.training, stage, true).expect("a plan");
     model.micro_batch(&mut meter, &draft.state, &draft.training, stage, false).expect("a plan");
     model.update(&mut meter, &draft.state, &OPTIMIZER).expect("a plan");
