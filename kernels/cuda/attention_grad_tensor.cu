@@ -3,17 +3,6 @@
 // written. The queries' pass, which is first, leaves out_grad . out for the keys'.
 #include "tiles.cuh"
 
-// Turns back 16 rows in shared memory; the first is row `row` of all.
-template <int SIZE>
-__device__ inline void turn_back(Row<SIZE>* rows, const AttentionGradArgs& a, u64 row) {
-    u32 pairs = a.dims / 2, first = row % a.period;
-    for (u32 e = threadIdx.x % 32; e < 16 * pairs; e += 32) {
-        u32 r = e / pairs, at = (first + r) % a.period;
-        turn(rows[r], a.table + (u64)at * a.dims, a.dims, e % pairs, true);
-    }
-    __syncwarp();
-}
-
 // out_grad . out of 16 rows: of those that this lane has products of, each by all its four lanes.
 template <int SIZE>
 __device__ inline void means(float (&mean)[2], Left<SIZE, true>& grads, const Row<SIZE>* outs) {
@@ -107,8 +96,7 @@ __device__ void attention_grad_queries(const AttentionGradArgs& a) {
     }
 
     Row<SIZE>* rows = tiles[0][0] + own;
-    put<SIZE>(rows, sums, a.scale, a.scale);
-    turn_back<SIZE>(rows, a, first + row);
+    put_back<SIZE>(rows, sums, a, first + row);
     write<SIZE>(Part(a.qkv_grad, first, width, a.heads.query(head), size), rows, row, end);
 #else
     __trap();
@@ -191,8 +179,7 @@ __device__ void attention_grad_keys(const AttentionGradArgs& a) {
     }
 
     Row<SIZE>* rows = tiles[0][0] + own;
-    put<SIZE>(rows, key_sums, a.scale, a.scale);
-    turn_back<SIZE>(rows, a, first + row);
+    put_back<SIZE>(rows, key_sums, a, first + row);
     write<SIZE>(Part(a.qkv_grad, first, width, key, size), rows, row, end);
     put<SIZE>(rows, value_sums, 1, 1);
     write<SIZE>(Part(a.qkv_grad, first, width, value, size), rows, row, end);
@@ -244,8 +231,7 @@ __device__ void attention_grad_packed(const AttentionGradArgs& a) {
             multiply_add<SIZE>(sums, products, keys + span);
             // Of the outputs' tile the warp has its own rows, and is done with them.
             __syncwarp();
-            put<SIZE>(outs + own, sums, a.scale, a.scale);
-            turn_back<SIZE>(outs + own, a, row);
+            put_back<SIZE>(outs + own, sums, a, row);
             write<SIZE>(Part(a.qkv_grad, 0, width, a.heads.query(head), size), outs + own, row, end);
         }
         __syncthreads();
@@ -266,8 +252,7 @@ __device__ void attention_grad_packed(const AttentionGradArgs& a) {
         // The next head's rows take the place of these.
         __syncthreads();
     }
-    put<SIZE>(queries + own, key_sums, a.scale, a.scale);
-    turn_back<SIZE>(queries + own, a, row);
+    put_back<SIZE>(queries + own, key_sums, a, row);
     write<SIZE>(Part(a.qkv_grad, 0, width, key, size), queries + own, row, end);
     put<SIZE>(grads + own, value_sums, 1, 1);
     write<SIZE>(Part(a.qkv_grad, 0, width, value, size), grads + own, row, end);

@@ -2,48 +2,6 @@
 // of the next tile are copied while one is worked on.
 #include "tiles.cuh"
 
-// Online softmax: of half `h` of a warp's 16 rows, turns scores into weights and brings the sums so far to the largest
-// score now. `c` times the scores are powers of two.
-template <int SIZE, int N>
-__device__ inline void soften(float (&scores)[N][4], float (&sums)[SIZE / 8][4], float& largest, float& total, int h,
-                              float c) {
-    float now = largest;
-#pragma unroll
-    for (int n = 0; n < N; n++) now = fmaxf(now, fmaxf(scores[n][2 * h], scores[n][2 * h + 1]));
-    now = fmaxf(now, __shfl_xor_sync(FULL_WARP, now, 1));
-    now = fmaxf(now, __shfl_xor_sync(FULL_WARP, now, 2));
-    // Nothing seen yet: keep the powers' arguments numbers.
-    float base = now == -INFINITY ? 0.0f : now * c, before = power_of_two(largest * c - base), sum = 0;
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int e = 2 * h; e < 2 * h + 2; e++) {
-            scores[n][e] = power_of_two(scores[n][e] * c - base);
-            sum += scores[n][e];
-        }
-    total = total * before + sum;
-#pragma unroll
-    for (int n = 0; n < SIZE / 8; n++) sums[n][2 * h] *= before, sums[n][2 * h + 1] *= before;
-    largest = now;
-}
-
-// Writes 16 rows of outputs, by way of shared memory, and their log_sum, which of row i lies at `place(i)`.
-template <int SIZE, class Place>
-__device__ inline void finish(const AttentionArgs& a, Row<SIZE>* rows, const float (&sums)[SIZE / 8][4],
-                              const float (&largest)[2], float (&total)[2], u64 first, u32 head, u32 row, u32 end,
-                              Place place) {
-    u32 lane = threadIdx.x % 32, size = a.heads.size;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 1);
-        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 2);
-        u32 i = row + lane / 4 + 8 * h;
-        if (lane % 4 == 0 && i < end) a.log_sum[place(i)] = largest[h] * a.scale + logf(total[h]);
-    }
-    put<SIZE>(rows, sums, 1 / total[0], 1 / total[1]);
-    write<SIZE>(Part(a.out, first, a.heads.queries * size, head * size, size), rows, row, end);
-}
-
 // Grid (query tiles, queries, batch). A warp has 16 queries; the tile's warps share tiles of KEYS keys and values.
 template <int SIZE, int WARPS, int KEYS>
 __device__ void attention(const AttentionArgs& a) {
@@ -81,8 +39,7 @@ __device__ void attention(const AttentionArgs& a) {
             float scores[KEYS / 8][4];
             multiply_turned(scores, query, tiles[stage][0]);
             hide<false>(scores, a.pattern, row, j);
-            soften<SIZE>(scores, sums, largest[0], total[0], 0, c);
-            soften<SIZE>(scores, sums, largest[1], total[1], 1, c);
+            soften<SIZE>(scores, sums, largest, total, c);
             multiply_add<SIZE>(sums, scores, tiles[stage][1]);
         }
         wait_for_copies();
@@ -118,8 +75,7 @@ __device__ void attention_packed(const AttentionArgs& a) {
     float scores[SPAN / 8][4];
     multiply_turned(scores, query, tiles[1] + span);
     hide_others<false>(scores, a.seq_len, own, span);
-    soften<SIZE>(scores, sums, largest[0], total[0], 0, c);
-    soften<SIZE>(scores, sums, largest[1], total[1], 1, c);
+    soften<SIZE>(scores, sums, largest, total, c);
     multiply_add<SIZE>(sums, scores, tiles[2] + span);
     // The warp's queries are in registers and nobody else reads their tile.
     __syncwarp();

@@ -115,6 +115,8 @@ __device__ inline void multiply_add(float (&sums)[SIZE / 8][4], const float (&le
 // The warp's lanes look at 32 tiles at a time.
 template <u32 SIDE, class Seen>
 __device__ inline u32 next_tile(u32 from, u32 end, Seen seen) {
+    // Most often the very next.
+    if (from >= end || seen(from, min(from + SIDE, end))) return min(from, end);
     u32 lane = threadIdx.x % 32;
     for (; from < end; from += 32 * SIDE) {
         u32 tile = from + SIDE * lane;
@@ -186,6 +188,14 @@ struct alignas(16) Piece {
 template <int SIZE>
 __device__ inline void write(const Part& part, const Row<SIZE>* rows, u32 row, u32 end) {
     u32 lane = threadIdx.x % 32, step = part.whole ? 8 : 1, pieces = part.size / step;
+    if (part.whole && part.size == SIZE && row + 16 <= end) {
+#pragma unroll
+        for (u32 e = lane; e < 2 * SIZE; e += 32)
+            *(Piece*)part.at(row + e / (SIZE / 8), e % (SIZE / 8) * 8) =
+                *(const Piece*)&rows[e / (SIZE / 8)][e % (SIZE / 8) * 8];
+        __syncwarp();
+        return;
+    }
     for (u32 e = lane; e < 16 * pieces; e += 32) {
         u32 r = e / pieces, c = e % pieces * step;
         if (row + r >= end) continue;
@@ -193,4 +203,106 @@ __device__ inline void write(const Part& part, const Row<SIZE>* rows, u32 row, u
         else *part.at(row + r, c) = rows[r][c];
     }
     __syncwarp();
+}
+
+// Online softmax of a warp's 16 rows: turns scores into weights, relative to the largest scores so far or to ones that
+// they exceed by less than 2^8: sums are brought to larger ones no more often than that, for it costs as much as a
+// product does. `c` times the scores are powers of two.
+template <int SIZE, int N>
+__device__ inline void soften(float (&scores)[N][4], float (&sums)[SIZE / 8][4], float (&largest)[2], float (&total)[2],
+                              float c) {
+    float now[2];
+    bool larger = false;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        // Two halves at a time, so that neither waits for the other.
+        float other = scores[0][2 * h];
+        now[h] = largest[h];
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            now[h] = fmaxf(now[h], scores[n][2 * h + 1]), other = fmaxf(other, scores[n][2 * h]);
+        now[h] = fmaxf(now[h], other);
+        now[h] = fmaxf(now[h], __shfl_xor_sync(FULL_WARP, now[h], 1));
+        now[h] = fmaxf(now[h], __shfl_xor_sync(FULL_WARP, now[h], 2));
+        larger |= (now[h] - largest[h]) * c > 8.0f;
+    }
+    if (__ballot_sync(FULL_WARP, larger)) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            // Nothing seen yet: keep the power's argument a number.
+            float before = now[h] == -INFINITY ? 0.0f : power_of_two((largest[h] - now[h]) * c);
+            largest[h] = now[h];
+            total[h] *= before;
+#pragma unroll
+            for (int n = 0; n < SIZE / 8; n++) sums[n][2 * h] *= before, sums[n][2 * h + 1] *= before;
+        }
+    }
+    float base[2], sum[4] = {};
+#pragma unroll
+    for (int h = 0; h < 2; h++) base[h] = largest[h] == -INFINITY ? 0.0f : largest[h] * c;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            scores[n][e] = power_of_two(scores[n][e] * c - base[e / 2]);
+            sum[e] += scores[n][e];
+        }
+#pragma unroll
+    for (int h = 0; h < 2; h++) total[h] += sum[2 * h] + sum[2 * h + 1];
+}
+
+// Writes 16 rows of outputs, by way of shared memory, and their log_sum, which of row i lies at `place(i)`.
+template <int SIZE, class Place>
+__device__ inline void finish(const AttentionArgs& a, Row<SIZE>* rows, const float (&sums)[SIZE / 8][4],
+                              const float (&largest)[2], float (&total)[2], u64 first, u32 head, u32 row, u32 end,
+                              Place place) {
+    u32 lane = threadIdx.x % 32, size = a.heads.size;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 1);
+        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 2);
+        u32 i = row + lane / 4 + 8 * h;
+        if (lane % 4 == 0 && i < end) a.log_sum[place(i)] = largest[h] * a.scale + logf(total[h]);
+    }
+    put<SIZE>(rows, sums, 1 / total[0], 1 / total[1]);
+    write<SIZE>(Part(a.out, first, a.heads.queries * size, head * size, size), rows, row, end);
+}
+
+// Turns back 16 rows in shared memory; the first is row `row` of all.
+template <int SIZE>
+__device__ inline void turn_back(Row<SIZE>* rows, const AttentionGradArgs& a, u64 row) {
+    u32 pairs = a.dims / 2, first = row % a.period;
+    for (u32 e = threadIdx.x % 32; e < 16 * pairs; e += 32) {
+        u32 r = e / pairs, at = (first + r) % a.period;
+        turn(rows[r], a.table + (u64)at * a.dims, a.dims, e % pairs, true);
+    }
+    __syncwarp();
+}
+
+// Rounds 16 rows of sums, times the scale, into shared memory, turned back; the first is row `row` of all.
+template <int SIZE>
+__device__ inline void put_back(Row<SIZE>* rows, float (&sums)[SIZE / 8][4], const AttentionGradArgs& a, u64 row) {
+    if (a.dims != SIZE || (u64)a.table % sizeof(Piece)) {
+        put<SIZE>(rows, sums, a.scale, a.scale);
+        return turn_back<SIZE>(rows, a, row);
+    }
+    // The lane that has an element has the other of its pair.
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        u32 at = (u32)(row + lane / 4 + 8 * h) % a.period;
+        const Piece* angles = (const Piece*)(a.table + (u64)at * SIZE) + lane % 4;
+#pragma unroll
+        for (int n = 0; n < SIZE / 16; n++) {
+            Piece two = angles[4 * n];
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float cosine = __uint_as_float(two.words[2 * e]), sine = __uint_as_float(two.words[2 * e + 1]);
+                float &low = sums[n][2 * h + e], &high = sums[n + SIZE / 16][2 * h + e], before = low;
+                low = before * cosine + high * sine;
+                high = high * cosine - before * sine;
+            }
+        }
+    }
+    put<SIZE>(rows, sums, a.scale, a.scale);
 }

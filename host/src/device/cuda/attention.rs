@@ -4,7 +4,7 @@ use capful_core::device::{OperationError, Run};
 use capful_core::ops::Attention;
 
 use super::device::{Cuda, blocks};
-use super::heads::{HeadsArgs, PatternArgs, TENSOR_TILE, packed_tile, span};
+use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, packed_tile, span};
 
 /// Mirrors AttentionArgs.
 #[repr(C)]
@@ -41,7 +41,12 @@ impl Run<Attention> for Cuda {
                 let threads = 2 * packed_tile(padded);
                 return self.launch("attention_tensor", &kernel, [tiles * o.heads.queries, 1, 1], threads, &arguments);
             }
-            let grid = [blocks(u64::from(seq_len), TENSOR_TILE), o.heads.queries, batch];
+            let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
+            if self.by_warpgroup(padded) {
+                let (module, shared) = ("attention_warpgroup", 5 * GROUP_TILE);
+                return self.launch_with(module, module, [o.heads.queries, batch, tiles], 128, shared, &arguments);
+            }
+            let grid = [tiles, o.heads.queries, batch];
             let kernel = format!("attention_tensor_{padded}");
             return self.launch("attention_tensor", &kernel, grid, 128, &arguments);
         }

@@ -4,7 +4,7 @@ use capful_core::device::{OperationError, Run};
 use capful_core::ops::AttentionGrad;
 
 use super::device::{Cuda, blocks};
-use super::heads::{HeadsArgs, PatternArgs, TENSOR_TILE, packed_tile, span};
+use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, packed_tile, span};
 
 /// Mirrors AttentionGradArgs.
 #[repr(C)]
@@ -56,6 +56,15 @@ impl Run<AttentionGrad> for Cuda {
                 return self.launch("attention_grad_tensor", &kernel, grid, threads, &arguments);
             }
             let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
+            if self.by_warpgroup(padded) {
+                // Beside the tiles, log_sum and mean of two tiles' queries.
+                let shared = [6 * GROUP_TILE, 6 * GROUP_TILE + 4 * TENSOR_TILE * 4];
+                for ((side, heads), shared) in sides.into_iter().zip(shared) {
+                    let (module, kernel) = ("attention_grad_warpgroup", format!("attention_grad_{side}_warpgroup"));
+                    self.launch_with(module, &kernel, [heads, batch, tiles], 128, shared, &arguments)?;
+                }
+                return Ok(());
+            }
             for (side, heads) in sides {
                 let kernel = format!("attention_grad_{side}_tensor_{padded}");
                 self.launch("attention_grad_tensor", &kernel, [tiles, heads, batch], 128, &arguments)?;

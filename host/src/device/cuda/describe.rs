@@ -41,6 +41,7 @@ pub(super) fn card(device: Device) -> Result<Card, CudaError> {
         bytes: device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64,
         multiprocessors: attribute(DeviceAttribute::MultiprocessorCount)?,
         bf16: runs_as(capful_kernels::TARGETS, (major, minor)) >= 80,
+        warpgroups: (major, minor) == (9, 0) && capful_kernels::TARGETS.split_whitespace().any(|t| t == "90a"),
     })
 }
 

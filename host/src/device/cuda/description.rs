@@ -13,6 +13,8 @@ pub struct Card {
     pub multiprocessors: i32,
     /// Whether it multiplies bf16 matrices; where not, bf16 is storage only and arithmetic is f32.
     pub bf16: bool,
+    /// Whether the embedded code has kernels for its warpgroups (compute capability 9.0).
+    pub warpgroups: bool,
 }
 
 /// The machine as the CUDA device sees it.

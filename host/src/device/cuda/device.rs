@@ -55,6 +55,8 @@ pub struct Cuda {
     pub(super) tuning: bool,
     /// Whether bf16 is multiplied on tensor cores.
     pub(super) tensor_cores: bool,
+    /// Whether warpgroups multiply bf16.
+    pub(super) warpgroups: bool,
     /// Said once, at start-up: what is missing and what it costs.
     pub warnings: Vec<String>,
     /// Bytes of the card outside the arena, each with its name, as measured.
@@ -71,7 +73,7 @@ impl Cuda {
     pub fn open(ordinal: u32, room: Room, products: Products) -> Result<Cuda, CudaError> {
         let Room { arena: arena_bytes, scratch, staging } = room;
         let device = describe::find(ordinal)?;
-        let super::Card { name, bf16: tensor_cores, .. } = describe::card(device)?;
+        let super::Card { name, bf16: tensor_cores, warpgroups, .. } = describe::card(device)?;
         let total = device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64;
         let too_small = |free| CudaError::TooSmall { name: name.clone(), needed: arena_bytes, free, total };
         if arena_bytes > total {
@@ -120,6 +122,7 @@ impl Cuda {
             recording: false,
             tuning: false,
             tensor_cores,
+            warpgroups,
             warnings,
             outside,
             _context: context,
@@ -256,6 +259,19 @@ impl Cuda {
         threads: u32,
         arguments: &A,
     ) -> Result<(), OperationError> {
+        self.launch_with(module, kernel, grid, threads, 0, arguments)
+    }
+
+    /// As [`Cuda::launch`], with `shared` bytes of shared memory beside what the kernel has.
+    pub(super) fn launch_with<A: Copy>(
+        &mut self,
+        module: &'static str,
+        kernel: &str,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        arguments: &A,
+    ) -> Result<(), OperationError> {
         if grid.contains(&0) {
             return Ok(());
         }
@@ -266,12 +282,19 @@ impl Cuda {
         let Some((_, found)) = self.modules.iter().find(|(name, _)| *name == module) else {
             return Err(self.fail(CudaError::Unsupported { operation: module, why: "its kernels are not embedded" }));
         };
-        let result = found.get_function(kernel).and_then(|function| {
+        let result = found.get_function(kernel).map_err(CudaError::of(module)).and_then(|function| {
+            if shared > 0 {
+                let most = cust::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                // SAFETY: a function of a module that is loaded.
+                let code = unsafe { cust::sys::cuFuncSetAttribute(function.to_raw(), most, shared as i32) };
+                CudaError::check("cuFuncSetAttribute", code)?;
+            }
             let arguments = [std::ptr::from_ref(arguments) as *mut c_void];
             // SAFETY: one argument, a struct that mirrors the kernel's; addresses in it were checked by `address`.
-            unsafe { self.stream.launch(&function, (grid[0], grid[1], grid[2]), threads, 0, &arguments) }
+            unsafe { self.stream.launch(&function, (grid[0], grid[1], grid[2]), threads, shared, &arguments) }
+                .map_err(CudaError::of(module))
         });
-        result.map_err(|e| self.fail(CudaError::of(module)(e)))
+        result.map_err(|e| self.fail(e))
     }
 
     /// Queues filling `count` 32-bit words with `value`.

@@ -81,6 +81,9 @@ pub fn padded(size: u32) -> Option<(u32, u32, u32)> {
 /// Queries, or keys, of a block of the tensor-core kernels.
 pub const TENSOR_TILE: u32 = 64;
 
+/// Bytes of a tile of the warpgroups' kernels: 64 rows of 64 elements in bf16.
+pub const GROUP_TILE: u32 = 64 * 64 * 2;
+
 /// Rows of a block of the tensor-core kernels for short sequences, with heads padded to this size.
 pub const fn packed_tile(padded: u32) -> u32 {
     if padded > 64 { 32 } else { 64 }
@@ -104,6 +107,11 @@ impl Cuda {
         let blocks = pattern.kind == Kind::Dense || pattern.block.is_multiple_of(16);
         let tensors = self.tensor_cores && dtype == Dtype::Bf16 && blocks;
         [32, 64, 128].into_iter().find(|padded| tensors && size <= *padded)
+    }
+
+    /// Whether a warpgroup does on tensor cores what is padded to this size.
+    pub(super) fn by_warpgroup(&self, padded: u32) -> bool {
+        self.warpgroups && padded == 64
     }
 
     /// As [`padded`], or the error that says what is possible.

@@ -210,12 +210,13 @@ impl Bench {
         able.then(|| Bench { cards: vec![card] })
     }
 
-    /// Twice: bf16 attention by the kernels for every card, and on tensor cores where the card has them.
+    /// Up to three times: bf16 attention by the kernels for every card, on tensor cores, and by warpgroups, where the
+    /// card has them.
     pub fn of_attention() -> Bench {
-        let (tensors, mut plain) = (Bench::card(Products::Own), Bench::card(Products::Own));
-        plain.tensor_cores = false;
-        let cards = if tensors.tensor_cores { vec![plain, tensors] } else { vec![plain] };
-        Bench { cards }
+        let mut cards = [(); 3].map(|()| Bench::card(Products::Own));
+        let kinds = 1 + usize::from(cards[0].tensor_cores) + usize::from(cards[0].warpgroups);
+        (cards[0].tensor_cores, cards[0].warpgroups, cards[1].warpgroups) = (false, false, false);
+        Bench { cards: cards.into_iter().take(kinds).collect() }
     }
 
     fn card(products: Products) -> Cuda {

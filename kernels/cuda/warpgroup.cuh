@@ -1,0 +1,72 @@
+// Tiles for warpgroups: rows of one head padded to 64 bf16, swizzled as ptx.cuh says, and their products.
+#pragma once
+#include "tiles.cuh"
+
+// Rows and columns of a tile; threads of a block, which is one warpgroup.
+constexpr u32 SIDE = 64, THREADS = 128, TILE = SIDE * SIDE;
+
+#ifdef WARPGROUPS
+
+__device__ inline bf16* piece_at(bf16* rows, u32 row, u32 piece) { return rows + SIDE * row + (piece ^ row % 8) * 8; }
+__device__ inline const bf16* piece_at(const bf16* rows, u32 row, u32 piece) {
+    return piece_at((bf16*)rows, row, piece);
+}
+
+// Starts copying rows [row, row + 64) to a tile; zeros for rows from `end` on and beyond the head's size.
+__device__ inline void fetch_swizzled(bf16* tile, const Part& part, u32 row, u32 end) {
+    // A multiple of eight, so that a thread's pieces lie alike in their rows.
+    constexpr u32 STEP = THREADS / 8;
+    if (part.whole) {
+        u32 r = threadIdx.x / 8, c = threadIdx.x % 8;
+        u64 step = (u64)STEP * part.stride;
+        const bf16* from = part.at(row + r, c * 8);
+        bf16* to = piece_at(tile, r, c);
+        if (row + SIDE <= end && part.size == SIDE) {
+#pragma unroll
+            for (u32 i = 0; i < SIDE; i += STEP, from += step) copy_piece(to + i * SIDE, from, true);
+        } else {
+            u32 rows = row < end && c * 8 < part.size ? end - row : 0;
+#pragma unroll
+            for (u32 i = 0; i < SIDE; i += STEP, from += step) copy_piece(to + i * SIDE, from, r + i < rows);
+        }
+    } else {
+#pragma unroll 1
+        for (u32 e = threadIdx.x; e < SIDE * SIDE; e += THREADS) {
+            u32 r = e / SIDE, c = e % SIDE;
+            piece_at(tile, r, c / 8)[c % 8] = row + r < end && c < part.size ? *part.at(row + r, c) : bf16{0};
+        }
+    }
+}
+
+// Waits for the copies of all threads, for products to read.
+__device__ inline void await_tiles() {
+    wait_for_copies();
+    show_to_products();
+    __syncthreads();
+}
+
+// Starts sums = 64 rows times 64 transposed rows.
+__device__ inline void start_turned(float (&sums)[8][4], Matrix left, Matrix right) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) multiply_group_by_rows(sums, left, right, 16 * k, k > 0);
+    end_products();
+}
+
+// Rounds a warp's 16 rows to a left factor.
+__device__ inline void round_left(u32 (&pairs)[4][4], const float (&sums)[8][4]) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const float(&low)[4] = sums[2 * k], (&high)[4] = sums[2 * k + 1];
+        pairs[k][0] = pack(low[0], low[1]), pairs[k][1] = pack(low[2], low[3]);
+        pairs[k][2] = pack(high[0], high[1]), pairs[k][3] = pack(high[2], high[3]);
+    }
+}
+
+// Starts sums += left times 64 rows.
+__device__ inline void start_adding(float (&sums)[8][4], const u32 (&left)[4][4], Matrix right) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) multiply_group_by_columns(sums, left[k], right.row(16 * k));
+    end_products();
+}
+
+#endif
