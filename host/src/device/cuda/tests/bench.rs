@@ -236,14 +236,15 @@ impl Bench {
     }
 
     /// As [`Bench::agree`], for products in 8 bits. A card's units for those keep some 13 bits of a sum's largest term
-    /// while they add (DeepSeek-AI 2024, "DeepSeek-V3", 3.5.2); the stand-in adds in f32.
+    /// while they add (DeepSeek-AI 2024, "DeepSeek-V3", 3.5.2), so that the last of them is in doubt; the stand-in adds
+    /// in f32.
     pub fn agree_in_eighths<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O)
     where
         Cuda: Run<O>,
         CudaProfile: Scratch<O>,
     {
         let exact = self.cards.iter().all(|card| card.card.contains("stand-in"));
-        self.agree_in(Precision::F32, if exact { 1e-5 } else { 1.0 / 8192.0 }, &build);
+        self.agree_in(Precision::F32, if exact { 1e-5 } else { 1.0 / 4096.0 }, &build);
         self.agree_in(Precision::Bf16, 1e-2, &build);
     }
 
