@@ -125,6 +125,7 @@ fn a_run_beyond_its_budget_says_by_how_much_and_the_advised_flags_fit() {
         }
     }
     train(dir, "--budget 1MiB --out out").refused(2, &["even one sequence", "smaller model"]);
+    host(dir, "plan --preset yxanul-197m --precision fp8 --gpu a100-80").refused(2, &["fp8", "a100-80", "bf16"]);
     host(dir, "plan --gpu gtx1080").refused(2, &["gtx1080", "gtx1650", "22GiB"]);
     assert!(!dir.join("out").exists());
 }

@@ -51,6 +51,11 @@ impl Card {
         CARDS.iter().find(|card| name.contains(card.driver))
     }
 
+    /// Whether it has units for products of numbers of 8 bits.
+    pub fn multiplies_eighths(&self) -> bool {
+        self.fp8_flops > self.bf16_flops
+    }
+
     /// Speeds for the roofline.
     pub fn rates(&self, precision: Precision) -> Rates {
         let flops_per_s = if precision == Precision::F32 { self.f32_flops } else { self.bf16_flops };

@@ -4,7 +4,7 @@ use capful_core::device::Rates;
 use capful_core::train::Period;
 
 use super::{Card, Outside, card};
-use crate::config::{ByteSize, Config, ConfigError, Device};
+use crate::config::{ByteSize, Config, ConfigError, Device, Precision};
 use crate::data::{ahead, shuffle};
 use crate::device::cuda::cards;
 
@@ -42,12 +42,21 @@ impl Machine {
     /// The machine that `config` runs on or, with `gpu`, is planned for.
     ///
     /// # Errors
-    /// A device that does not exist.
+    /// A device that does not exist; a card that has no such precision.
     pub fn of(config: &Config) -> Result<Machine, ConfigError> {
         let mut machine = Machine::here(config.threads);
         if let Device::Cuda(number) = config.device()? {
             let there = cards().into_iter().nth(number as usize);
             machine.card_bytes = there.as_ref().map(|card| card.bytes);
+            if let Some(card) = config.gpu.as_deref().and_then(Card::find)
+                && config.precision == Precision::Fp8
+                && !card.multiplies_eighths()
+            {
+                return Err(ConfigError(format!(
+                    "--precision fp8: the {} multiplies no 8-bit floats; use --precision bf16",
+                    card.name
+                )));
+            }
             machine.card = match &config.gpu {
                 Some(name) => Card::find(name),
                 None => there.and_then(|card| Card::named(&card.name)),
