@@ -5,12 +5,13 @@ mod preset;
 mod raw;
 mod resolved;
 mod size;
+mod stage;
 
 pub use preset::{Preset, presets};
 pub use raw::{RawConfig, RawStage};
 pub(crate) use resolved::with_family;
 pub use resolved::{
-    AnyFamily, Attention, Config, ConfigError, Device, ModelConfig, Precision, Recompute, Schedule, StageConfig,
-    TokenizerChoice,
+    AnyFamily, Attention, Config, ConfigError, Device, ModelConfig, Precision, Recompute, Schedule, TokenizerChoice,
 };
 pub use size::{ByteSize, human_bytes};
+pub use stage::StageConfig;

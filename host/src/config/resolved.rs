@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use capful_core::model::{self, ModelError, Optimizer, Products, Pythia, Stage, Yxanul};
 use capful_core::ops::{Kind, Pattern};
-use capful_core::train::{self, Curriculum, Period};
+use capful_core::train;
 
-use super::{ByteSize, Preset, RawConfig, RawStage};
+use super::{ByteSize, Preset, RawConfig, StageConfig};
 
 /// A wrong request: one line that says what was asked, what is there and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -260,37 +260,6 @@ pub struct Config {
     pub stage: Vec<StageConfig>,
 }
 
-/// A stage of a curriculum.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StageConfig {
-    /// Steps done when it begins.
-    pub from: u64,
-    /// Tokens of a sequence.
-    pub seq_len: u32,
-    /// Sequences of a micro-batch.
-    pub batch_size: u32,
-    /// Micro-batches of a step.
-    pub accumulate: u32,
-    /// Factor of the learning rate.
-    pub lr: f64,
-    /// The largest global norm; 0 for none.
-    pub clip: f32,
-}
-
-impl StageConfig {
-    fn resolve(raw: &RawStage, clip: f32) -> StageConfig {
-        let RawStage { from, seq_len, batch_size, accumulate, lr, clip: own } = *raw;
-        let (accumulate, lr, clip) = (accumulate.unwrap_or(1), lr.unwrap_or(1.0), own.unwrap_or(clip));
-        StageConfig { from, seq_len, batch_size, accumulate, lr, clip }
-    }
-
-    fn period(self) -> Period {
-        let StageConfig { from, seq_len, batch_size, accumulate, lr, clip } = self;
-        Period { from, batch: batch_size, seq_len, accumulate, rate: lr, clip }
-    }
-}
-
 fn error<T>(message: String) -> Result<T, ConfigError> {
     Err(ConfigError(message))
 }
@@ -430,27 +399,6 @@ impl Config {
         Ok(())
     }
 
-    fn validate_stages(&self) -> Result<(), ConfigError> {
-        if self.stage.is_empty() {
-            return Ok(());
-        }
-        Curriculum::new(&self.periods()).map_err(|e| ConfigError(format!("[[stage]]: {e}")))?;
-        for (i, stage) in self.stage.iter().enumerate() {
-            let of = |what: &dyn std::fmt::Display| ConfigError(format!("[[stage]] {}: {what}", i + 1));
-            let shape = self.shaped(stage.batch_size, stage.seq_len);
-            with_family!(self, family => model::Family::validate_stage(&family, &shape)).map_err(|e| of(&e))?;
-            if stage.accumulate == 0 {
-                return Err(of(&"accumulate is 0; it must be at least 1"));
-            }
-            for (name, x) in [("lr", stage.lr), ("clip", f64::from(stage.clip))] {
-                if !(x.is_finite() && x >= 0.0) {
-                    return Err(of(&format!("{name} {x} is no number of at least 0")));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Where it runs.
     ///
     /// # Errors
@@ -559,30 +507,6 @@ impl Config {
                 norm_eps,
             }),
         }
-    }
-
-    /// The curriculum: a period a stage, or one for the whole run. Stages that begin after the run's last step are not
-    /// of it.
-    pub fn periods(&self) -> Vec<Period> {
-        let Config { batch_size: batch, seq_len, accumulate, clip, steps, .. } = *self;
-        if self.stage.is_empty() {
-            return vec![Period { from: 0, batch, seq_len, accumulate, rate: 1.0, clip }];
-        }
-        let reached = |stage: &&StageConfig| steps == 0 || stage.from == 0 || stage.from < steps;
-        self.stage.iter().filter(reached).map(|stage| stage.period()).collect()
-    }
-
-    /// The same run with the shape of stage `number`, counted from 1, for all steps.
-    ///
-    /// # Errors
-    /// There is no such stage.
-    pub fn only(mut self, number: usize) -> Result<Config, ConfigError> {
-        let Some(stage) = number.checked_sub(1).and_then(|i| self.stage.get(i)).copied() else {
-            return error(format!("there is no stage {number}; this configuration has {}", self.stage.len()));
-        };
-        (self.batch_size, self.seq_len, self.accumulate) = (stage.batch_size, stage.seq_len, stage.accumulate);
-        self.stage.clear();
-        Ok(self)
     }
 
     /// The shape of a micro-batch; with stages of the last.
@@ -727,23 +651,6 @@ mod tests {
         assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
     }
 
-    /// Out of order.
-    const TWO_STAGES: &str =
-        "[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 2\n[[stage]]\nfrom = 0\nseq_len = 16\nbatch_size = 2";
-
-    #[test]
-    fn stages_that_the_run_does_not_reach_are_not_of_it() {
-        let stages = TWO_STAGES.replacen("from = 0\nseq_len = 16", "from = 7\nseq_len = 16", 1);
-        let resolve = |steps| Config::resolve(raw(&format!("steps = {steps}\nclip = 0.7\n{stages}"))).unwrap();
-        let [short, long] = [7, 8].map(resolve);
-        assert_eq!((short.periods().len(), long.periods().len()), (1, 2));
-        assert_eq!((long.seq_len, long.periods()[1].clip), (16, 0.7));
-        let text = toml::to_string(&long).unwrap();
-        assert_eq!(toml::from_str::<Config>(&text).unwrap(), long);
-        assert_eq!(long.clone().only(1).unwrap().seq_len, 8);
-        assert!(long.only(3).unwrap_err().to_string().contains("has 2"));
-    }
-
     #[test]
     fn wrong_requests_are_refused_in_one_line() {
         let cases = [
@@ -772,11 +679,6 @@ mod tests {
             ("preset = 'yxanul-tiny'\n[model]\ntied = false", "tied"),
             ("preset = 'yxanul-tiny'\n[model]\nrotary_pct = 0.5", "rotary_pct"),
             ("[model]\nfamily = 'gpt'", "gpt"),
-            ("[[stage]]\nfrom = 1\nseq_len = 8\nbatch_size = 2", "first stage"),
-            (TWO_STAGES, "stage 2"),
-            ("[[stage]]\nfrom = 0\nseq_len = 4096\nbatch_size = 2", "context"),
-            ("[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 2\naccumulate = 0", "accumulate"),
-            ("[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 2\nclip = -1.0", "clip"),
         ];
         for (text, expected) in cases {
             let message = Config::resolve(raw(text)).unwrap_err().to_string();
