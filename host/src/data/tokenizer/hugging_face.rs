@@ -429,7 +429,7 @@ mod tests {
 
     /// Prints how fast the published tokenizer streams the built-in tales, run by name with `--nocapture`.
     #[test]
-    #[ignore = "a measurement of the published tokenizer, run by hand"]
+    #[ignore = "asserts nothing: prints a speed, by hand with CAPFUL_SUPERBPE and --ignored --nocapture"]
     fn how_fast_superbpe_streams() {
         let Some(tokenizer) = published() else { return };
         let tokenizer = Arc::new(tokenizer);
