@@ -27,3 +27,4 @@ pub mod ops;
 pub mod random;
 pub mod train;
 pub mod vocab;
+pub mod wiring;

@@ -116,6 +116,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     let head = HeadLoss {
         x: low,
         weight: embed,
+        bias: None,
         ids: IDS,
         targets: ids,
         logits,
@@ -123,7 +124,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
         settings,
         results,
         add_loss: false,
-        gradient: Some(HeadGrad { x_grad: low_grad, weight_grad, accumulate: true }),
+        gradient: Some(HeadGrad { x_grad: low_grad, weight_grad: Some(weight_grad), accumulate: true }),
     };
     let forward = [
         ("linear qkv", linear(x, qkv_weight, None, qkv)),

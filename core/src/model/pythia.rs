@@ -312,6 +312,7 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
         device.run(HeadLoss {
             x: f.final_out,
             weight: w.embed_out,
+            bias: None,
             ids: self.vocab_size,
             targets: t.batch.targets,
             logits: t.wide.reshaped([1, 1, stage.chunk.min(stage.tokens()), self.vocab_size]),
@@ -319,7 +320,7 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
             settings: state.control.settings,
             results: state.control.results,
             add_loss: accumulate,
-            gradient: Some(HeadGrad { x_grad: t.narrow_grad, weight_grad: grads.embed_out, accumulate }),
+            gradient: Some(HeadGrad { x_grad: t.narrow_grad, weight_grad: Some(grads.embed_out), accumulate }),
         })?;
         device.run(NormGrad {
             kind: NormKind::Layer,
@@ -354,6 +355,7 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
         device.run(HeadLoss {
             x: e.forward.final_out,
             weight: state.weights.embed_out,
+            bias: None,
             ids: self.vocab_size,
             targets: e.batch.targets,
             logits: e.logits,

@@ -360,6 +360,7 @@ impl Yxanul {
         device.run(HeadLoss {
             x,
             weight: w.head(),
+            bias: None,
             ids: self.vocab_size,
             targets: t.batch.targets,
             logits: t.wide.reshaped([1, 1, stage.chunk.min(stage.tokens()), self.vocabulary_rows()]),
@@ -367,7 +368,7 @@ impl Yxanul {
             settings: control.settings,
             results: control.results,
             add_loss: accumulate,
-            gradient: Some(HeadGrad { x_grad, weight_grad: grads.head(), accumulate }),
+            gradient: Some(HeadGrad { x_grad, weight_grad: Some(grads.head()), accumulate }),
         })?;
         if let (Some(weight), Some(out_grad), Some(weight_grad)) = (w.project, t.low_grad, grads.project) {
             device.run(LinearGrad {
@@ -468,6 +469,7 @@ impl<D: YxanulDevice> Steps<D> for Yxanul {
         device.run(HeadLoss {
             x,
             weight: state.weights.head(),
+            bias: None,
             ids: self.vocab_size,
             targets: e.batch.targets,
             logits: e.padded_logits,

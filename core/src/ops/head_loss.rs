@@ -11,13 +11,13 @@ use crate::train::{results, settings};
 pub struct HeadGrad {
     /// [rows, d].
     pub x_grad: Region,
-    /// [vocabulary, d].
-    pub weight_grad: Region,
+    /// [vocabulary, d]; without one the logits keep their own gradient, of all rows, for whoever makes this of it.
+    pub weight_grad: Option<Region>,
     /// Whether to add to `weight_grad` instead of writing over it.
     pub accumulate: bool,
 }
 
-/// Over the ids v: `losses[r] = ln Σ_v exp(x_r · weight_v) − x_r · weight_target`, their sum times the loss scale into the results,
+/// Over the ids v: `losses[r] = ln Σ_v exp z_rv − z_r,target` with `z = x · weight + bias`, their sum times the loss scale into the results,
 /// and the gradients of that sum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadLoss {
@@ -25,6 +25,8 @@ pub struct HeadLoss {
     pub x: Region,
     /// [vocabulary, d], padded to a multiple of rows that suits a device.
     pub weight: Region,
+    /// `[vocabulary]`, added to the logits.
+    pub bias: Option<Region>,
     /// Rows of the weight that are ids: those after them are padding, without probability and with gradients of 0.
     pub ids: u32,
     /// `[rows]` u32: the id that follows, or [`IGNORE`].
@@ -49,6 +51,7 @@ impl Operation for HeadLoss {
     fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
         visit(self.x, Access::Read);
         visit(self.weight, Access::Read);
+        self.bias.into_iter().for_each(|r| visit(r, Access::Read));
         visit(self.targets, Access::Read);
         visit(self.settings, Access::Read);
         visit(self.logits, Access::Write);
@@ -56,13 +59,15 @@ impl Operation for HeadLoss {
         visit(self.results, Access::Update);
         if let Some(g) = self.gradient {
             visit(g.x_grad, Access::Write);
-            visit(g.weight_grad, if g.accumulate { Access::Update } else { Access::Write });
+            let access = if g.accumulate { Access::Update } else { Access::Write };
+            g.weight_grad.into_iter().for_each(|r| visit(r, access));
         }
     }
 
     fn validate(&self) -> Result<(), OperationError> {
         let (rows, d, vocabulary) = (self.x.rows(), self.x.columns(), self.weight.rows());
         self.expect(self.weight.columns() == d && (1..=vocabulary).contains(&self.ids), "weight")?;
+        self.expect(self.bias.is_none_or(|b| b.elements() == u64::from(vocabulary)), "bias")?;
         self.expect(self.targets.elements() == u64::from(rows), "targets")?;
         self.expect(self.logits.columns() == vocabulary && self.logits.rows() > 0, "logits")?;
         self.expect(self.losses.elements() == u64::from(rows), "losses")?;
@@ -70,44 +75,57 @@ impl Operation for HeadLoss {
         self.expect(self.results.elements() == results::LEN, "results")?;
         if let Some(g) = &self.gradient {
             self.expect(g.x_grad.rows() == rows && g.x_grad.columns() == d, "x_grad")?;
-            self.expect(g.weight_grad.rows() == vocabulary && g.weight_grad.columns() == d, "weight_grad")?;
+            match g.weight_grad {
+                Some(w) => self.expect(w.rows() == vocabulary && w.columns() == d, "weight_grad")?,
+                None => self.expect(self.logits.rows() >= rows, "logits")?,
+            }
         }
         Ok(())
     }
 
     fn flops(&self) -> u64 {
-        let products = if self.gradient.is_some() { 3 } else { 1 };
+        let products = match self.gradient {
+            Some(HeadGrad { weight_grad: Some(_), .. }) => 3,
+            Some(_) => 2,
+            None => 1,
+        };
         2 * products * u64::from(self.x.rows()) * self.weight.elements()
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [x, weight, targets, mut logits, mut losses, settings, mut results, mut x_grad, mut weight_grad] = arena
-            .views([
+        let [x, weight, bias, targets, mut logits, mut losses, settings, mut results, mut x_grad, mut weight_grad] =
+            arena.views([
                 Some(self.x),
                 Some(self.weight),
+                self.bias,
                 Some(self.targets),
                 Some(self.logits),
                 Some(self.losses),
                 Some(self.settings),
                 Some(self.results),
                 self.gradient.map(|g| g.x_grad),
-                self.gradient.map(|g| g.weight_grad),
+                self.gradient.and_then(|g| g.weight_grad),
             ])?;
-        let d = self.x.columns() as usize;
+        let (d, vocabulary) = (self.x.columns() as usize, self.weight.rows() as usize);
         let scale = settings.f32()[settings::LOSS_SCALE];
         if self.gradient.is_some_and(|g| !g.accumulate) {
             weight_grad.f32_mut().fill(0.0);
         }
         for (r, (x, &target)) in x.f32().chunks_exact(d).zip(targets.u32()).enumerate() {
+            // Kept where they are wanted, in one place where they are not.
+            let keeps = self.gradient.is_some_and(|g| g.weight_grad.is_none());
+            let all = &mut logits.f32_mut()[if keeps { r * vocabulary } else { 0 }..][..vocabulary];
             if target == IGNORE {
                 losses.f32_mut()[r] = 0.0;
+                all.fill(0.0);
                 x_grad.f32_mut().iter_mut().skip(r * d).take(d).for_each(|g| *g = 0.0);
                 continue;
             }
-            let logits = &mut logits.f32_mut()[..self.ids as usize];
-            for (z, w) in logits.iter_mut().zip(weight.f32().chunks_exact(d)) {
-                *z = dot(x, w);
+            let (logits, padding) = all.split_at_mut(self.ids as usize);
+            for (v, (z, w)) in logits.iter_mut().zip(weight.f32().chunks_exact(d)).enumerate() {
+                *z = dot(x, w) + bias.f32().get(v).copied().unwrap_or(0.0);
             }
+            padding.fill(0.0);
             let (largest, at_target) = (max(logits), logits[target as usize]);
             logits.iter_mut().for_each(|z| *z = libm::expf(*z - largest));
             let total = sum(logits);
@@ -122,7 +140,9 @@ impl Operation for HeadLoss {
             dx.fill(0.0);
             for (v, (&dz, w)) in logits.iter().zip(weight.f32().chunks_exact(d)).enumerate() {
                 axpy(dz, w, dx);
-                axpy(dz, x, &mut weight_grad.f32_mut()[v * d..][..d]);
+                if let Some(to) = weight_grad.f32_mut().get_mut(v * d..(v + 1) * d) {
+                    axpy(dz, x, to);
+                }
             }
         }
         let before = if self.add_loss { results.f32()[results::LOSS] } else { 0.0 };
@@ -141,6 +161,7 @@ mod tests {
         HeadLoss {
             x: b.normal([1, 1, rows, 6], 1, 1.0),
             weight: b.normal([1, 1, 9, 6], 2, 1.0),
+            bias: None,
             ids: 9,
             targets: b.ids(targets),
             logits: b.poison([1, 1, 2, 9]),
@@ -180,7 +201,10 @@ mod tests {
         let mut b = Bench::<4096>::new();
         let forward = case(&mut b, &[3, IGNORE, 8, 0, 3]);
         let (x_grad, weight_grad) = (b.poison([1, 1, 5, 6]), b.poison([1, 1, 9, 6]));
-        b.run(HeadLoss { gradient: Some(HeadGrad { x_grad, weight_grad, accumulate: false }), ..forward });
+        b.run(HeadLoss {
+            gradient: Some(HeadGrad { x_grad, weight_grad: Some(weight_grad), accumulate: false }),
+            ..forward
+        });
         let scale = b.values([1, 1, 1, 5], &[0.25; 5]);
         b.check_gradient(forward, forward.x, x_grad, forward.losses, scale);
         b.check_gradient(forward, forward.weight, weight_grad, forward.losses, scale);
@@ -191,7 +215,8 @@ mod tests {
         let mut b = Bench::<4096>::new();
         let padded = HeadLoss { ids: 7, ..case(&mut b, &[3, IGNORE, 6, 0, 3]) };
         let gradient = |b: &mut Bench<4096>, rows| {
-            Some(HeadGrad { x_grad: b.poison([1, 1, 5, 6]), weight_grad: b.poison([1, 1, rows, 6]), accumulate: false })
+            let weight_grad = Some(b.poison([1, 1, rows, 6]));
+            Some(HeadGrad { x_grad: b.poison([1, 1, 5, 6]), weight_grad, accumulate: false })
         };
         let padded = HeadLoss { gradient: gradient(&mut b, 9), ..padded };
         let exact = HeadLoss {
@@ -208,11 +233,32 @@ mod tests {
         let (padded, exact) = (padded.gradient.unwrap(), exact.gradient.unwrap());
         let x_grad: [f32; 30] = b.get(exact.x_grad).try_into().unwrap();
         assert_eq!(b.get(padded.x_grad), x_grad);
-        let weight_grad: [f32; 42] = b.get(exact.weight_grad).try_into().unwrap();
-        assert_eq!(b.get(padded.weight_grad)[..42], weight_grad);
-        assert_eq!(b.get(padded.weight_grad)[42..], [0.0; 12]);
+        let weight_grad: [f32; 42] = b.get(exact.weight_grad.unwrap()).try_into().unwrap();
+        assert_eq!(b.get(padded.weight_grad.unwrap())[..42], weight_grad);
+        assert_eq!(b.get(padded.weight_grad.unwrap())[42..], [0.0; 12]);
         // A padded id would be no target, and no weight has more ids than rows.
         let error = HeadLoss { ids: 10, ..case(&mut b, &[3]) }.validate();
         assert_eq!(error, Err(OperationError::Shape { operation: "head_loss", operand: "weight" }));
+    }
+
+    #[test]
+    fn a_bias_counts_and_without_a_weights_gradient_the_logits_keep_theirs() {
+        let mut b = Bench::<4096>::new();
+        let targets = [3, IGNORE, 8, 0, 3];
+        let op = HeadLoss {
+            bias: Some(b.normal([1, 1, 1, 9], 7, 1.0)),
+            logits: b.poison([1, 1, 5, 9]),
+            ..case(&mut b, &targets)
+        };
+        let x_grad = b.poison([1, 1, 5, 6]);
+        b.run(HeadLoss { gradient: Some(HeadGrad { x_grad, weight_grad: None, accumulate: false }), ..op });
+        let dz: [f32; 45] = b.get(op.logits).try_into().unwrap();
+        let scale = b.values([1, 1, 1, 5], &[0.25; 5]);
+        b.check_gradient(op, op.x, x_grad, op.losses, scale);
+        // A bias' gradient is the column sum of the logits'.
+        let mut sums = [0.0; 9];
+        dz.iter().enumerate().for_each(|(i, dz)| sums[i % 9] += dz);
+        let sums = b.values([1, 1, 1, 9], &sums);
+        b.check_gradient(op, op.bias.unwrap(), sums, op.losses, scale);
     }
 }

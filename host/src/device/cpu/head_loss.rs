@@ -31,6 +31,7 @@ impl Run<HeadLoss> for Cpu {
         let [
             x,
             weight,
+            bias,
             targets,
             mut logits,
             mut losses,
@@ -42,17 +43,18 @@ impl Run<HeadLoss> for Cpu {
         ] = arena.views([
             Some(op.x),
             Some(op.weight),
+            op.bias,
             Some(op.targets),
             Some(op.logits),
             Some(op.losses),
             Some(op.settings),
             Some(op.results),
             op.gradient.map(|g| g.x_grad),
-            op.gradient.map(|g| g.weight_grad),
+            op.gradient.and_then(|g| g.weight_grad),
             Some(self.scratch),
         ])?;
         let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
-        let (x, targets, scratch) = (x.f32(), targets.u32(), scratch.f32_mut());
+        let (x, bias, targets, scratch) = (x.f32(), bias.f32(), targets.u32(), scratch.f32_mut());
         let weight = Matrix::new(weight.f32(), vocabulary, d);
         let scale = settings.f32()[settings::LOSS_SCALE];
         let (ids, gradient_scale) = (op.ids as usize, op.gradient.map(|_| scale));
@@ -68,6 +70,7 @@ impl Run<HeadLoss> for Cpu {
             self.pool.bands(bands, |_, band, [logits, losses]| {
                 let targets = &targets[first + band * together..];
                 for ((row, loss), &target) in logits.chunks_exact_mut(vocabulary).zip(losses).zip(targets) {
+                    simd::add(bias, &mut row[..bias.len()]);
                     *loss = cross_entropy(row, ids, target, gradient_scale);
                 }
             });
@@ -75,6 +78,9 @@ impl Run<HeadLoss> for Cpu {
             let logits = Matrix::new(logits, count, vocabulary);
             let dx = MatrixMut::new(&mut x_grad.f32_mut()[narrow], count, d);
             gemm::product(&mut self.pool, logits, weight, dx, Update::Overwrite, scratch, |_, _| {});
+            if gradient.weight_grad.is_none() {
+                continue;
+            }
             let update = if gradient.accumulate || first > 0 { Update::Accumulate } else { Update::Overwrite };
             let dw = MatrixMut::new(weight_grad.f32_mut(), vocabulary, d);
             gemm::product(&mut self.pool, logits.transposed(), x, dw, update, scratch, |_, _| {});

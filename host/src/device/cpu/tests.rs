@@ -353,6 +353,7 @@ fn head_loss_in_chunks_with_ignored_rows() {
         let mut op = HeadLoss {
             x: b.normal(matrix(rows, d), 1.0),
             weight: b.normal(matrix(vocabulary, d), 0.5),
+            bias: (case % 4 == 1).then(|| b.normal(matrix(1, vocabulary), 1.0)),
             ids: vocabulary - padding,
             targets,
             logits,
@@ -367,8 +368,12 @@ fn head_loss_in_chunks_with_ignored_rows() {
         if ids.iter().any(|&id| id != IGNORE) {
             let accumulate = draw(5, 2) == 1;
             let (x_grad, weight_grad) = (b.poison(matrix(rows, d)), b.target(matrix(vocabulary, d), accumulate));
-            op.gradient = Some(HeadGrad { x_grad, weight_grad, accumulate });
+            op.gradient = Some(HeadGrad { x_grad, weight_grad: Some(weight_grad), accumulate });
             b.witness(op, Some(logits));
+            // The logits' gradient is what is left.
+            op.gradient = Some(HeadGrad { x_grad, weight_grad: None, accumulate });
+            op.logits = b.poison(matrix(rows, vocabulary));
+            b.witness(op, None);
         }
     }
 }

@@ -61,8 +61,9 @@ impl Run<HeadLoss> for Cuda {
             let Some(g) = o.gradient else { continue };
             let x_grad = g.x_grad.slice_rows(first, count);
             self.product(Product::new("head_loss", Case::Nn, logits, o.weight, x_grad))?;
+            let Some(weight_grad) = g.weight_grad else { continue };
             let accumulate = g.accumulate || first > 0;
-            self.product(Product { accumulate, ..Product::new("head_loss", Case::Tn, logits, x, g.weight_grad) })?;
+            self.product(Product { accumulate, ..Product::new("head_loss", Case::Tn, logits, x, weight_grad) })?;
         }
         let arguments = LossSumArgs {
             losses: self.address(o.losses)?,

@@ -296,6 +296,7 @@ fn head_loss(l: &mut Lay, Head { shape: [rows, d, vocabulary, own, chunk], gradi
     HeadLoss {
         x: l.normal([1, 1, rows, d], 1.0),
         weight: l.normal([1, 1, vocabulary, d], 0.3),
+        bias: None,
         ids: own,
         targets: l.ids(targets),
         // An evaluation's logits are f32 in every precision.
@@ -306,7 +307,7 @@ fn head_loss(l: &mut Lay, Head { shape: [rows, d, vocabulary, own, chunk], gradi
         add_loss: again,
         gradient: gradient.then(|| HeadGrad {
             x_grad: l.poison([1, 1, rows, d]),
-            weight_grad: weight_grad(l),
+            weight_grad: Some(weight_grad(l)),
             accumulate: again,
         }),
     }

@@ -1,0 +1,327 @@
+//! An associative memory of fast weights: each token is stored under the key of the one before it, and read by a query
+//! (Schlag, Irie and Schmidhuber 2021; the linear attention of Katharopoulos et al. 2020 with decay).
+
+use super::math::dot;
+use crate::device::{Access, Operation, OperationError};
+use crate::memory::{Arena, Region};
+
+/// A stream's matrix and the key that its next value will be stored under.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stored {
+    /// [B, V, K].
+    pub matrix: Region,
+    /// [B, K].
+    pub key: Region,
+}
+
+/// `F_t = k_t (λ F_{t−1} + value_t key_{t−1}ᵀ)` with k = `keep`, `out_t = F_t query_t / K`, in each stream.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Memory {
+    /// [B, T, K].
+    pub keys: Region,
+    /// [B, T, K].
+    pub queries: Region,
+    /// [B, T, V].
+    pub values: Region,
+    /// [T, B]: 0 where a document begins.
+    pub keep: Region,
+    /// F and key before the chunk.
+    pub before: Stored,
+    /// F and key after it.
+    pub after: Stored,
+    /// λ.
+    pub decay: f32,
+    /// [B, T, V].
+    pub out: Region,
+}
+
+fn check<O: Operation>(
+    op: &O,
+    keys: &Region,
+    queries: &Region,
+    values: &Region,
+    keep: &Region,
+    stored: &Stored,
+) -> Result<(), OperationError> {
+    let ([_, batch, tokens, k], v) = (keys.shape, values.columns());
+    op.expect(queries.shape == keys.shape, "queries")?;
+    op.expect(values.shape == [1, batch, tokens, v], "values")?;
+    op.expect(keep.rows() == tokens && keep.columns() == batch, "keep")?;
+    op.expect(stored.matrix.shape == [1, batch, v, k], "matrix")?;
+    op.expect(stored.key.rows() == batch && stored.key.columns() == k, "key")
+}
+
+/// Moves a stream's F on by one token.
+fn advance(matrix: &mut [f32], decay: f32, keep: f32, value: &[f32], key: &[f32]) {
+    for (row, &v) in matrix.chunks_exact_mut(key.len()).zip(value) {
+        for (f, &k) in row.iter_mut().zip(key) {
+            *f = if keep > 0.0 { decay * *f + v * k } else { 0.0 };
+        }
+    }
+}
+
+impl Operation for Memory {
+    const NAME: &'static str = "memory";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        for read in [self.keys, self.queries, self.values, self.keep, self.before.matrix, self.before.key] {
+            visit(read, Access::Read);
+        }
+        for written in [self.after.matrix, self.after.key, self.out] {
+            visit(written, Access::Write);
+        }
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        check(self, &self.keys, &self.queries, &self.values, &self.keep, &self.before)?;
+        check(self, &self.keys, &self.queries, &self.values, &self.keep, &self.after)?;
+        self.expect(self.out.shape == self.values.shape, "out")
+    }
+
+    fn flops(&self) -> u64 {
+        4 * u64::from(self.keys.rows()) * u64::from(self.keys.columns()) * u64::from(self.values.columns())
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [keys, queries, values, keep, before, before_key, mut after, mut after_key, mut out] = arena.views([
+            Some(self.keys),
+            Some(self.queries),
+            Some(self.values),
+            Some(self.keep),
+            Some(self.before.matrix),
+            Some(self.before.key),
+            Some(self.after.matrix),
+            Some(self.after.key),
+            Some(self.out),
+        ])?;
+        let [_, batch, tokens, k] = self.keys.shape.map(|n| n as usize);
+        let v = self.values.columns() as usize;
+        after.f32_mut().copy_from_slice(before.f32());
+        for b in 0..batch {
+            let matrix = &mut after.f32_mut()[b * v * k..][..v * k];
+            let mut key = &before_key.f32()[b * k..][..k];
+            for t in 0..tokens {
+                let row = b * tokens + t;
+                advance(matrix, self.decay, keep.f32()[t * batch + b], &values.f32()[row * v..][..v], key);
+                let query = &queries.f32()[row * k..][..k];
+                for (out, row) in out.f32_mut()[row * v..][..v].iter_mut().zip(matrix.chunks_exact(k)) {
+                    *out = dot(row, query) / k as f32;
+                }
+                key = &keys.f32()[row * k..][..k];
+            }
+            after_key.f32_mut()[b * k..][..k].copy_from_slice(key);
+        }
+        Ok(())
+    }
+}
+
+/// The gradients of [`Memory`] within the chunk; what was stored before it is taken as given.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MemoryGrad {
+    /// [B, T, K].
+    pub keys: Region,
+    /// [B, T, K].
+    pub queries: Region,
+    /// [B, T, V].
+    pub values: Region,
+    /// [T, B].
+    pub keep: Region,
+    /// F and key before the chunk.
+    pub before: Stored,
+    /// λ.
+    pub decay: f32,
+    /// [B, T, V].
+    pub out_grad: Region,
+    /// [B, V, K]: F again, then its gradient.
+    pub work: Region,
+    /// [B, T, K].
+    pub keys_grad: Region,
+    /// [B, T, K].
+    pub queries_grad: Region,
+    /// [B, T, V].
+    pub values_grad: Region,
+}
+
+impl Operation for MemoryGrad {
+    const NAME: &'static str = "memory_grad";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        for read in
+            [self.keys, self.queries, self.values, self.keep, self.before.matrix, self.before.key, self.out_grad]
+        {
+            visit(read, Access::Read);
+        }
+        for written in [self.work, self.keys_grad, self.queries_grad, self.values_grad] {
+            visit(written, Access::Write);
+        }
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        check(self, &self.keys, &self.queries, &self.values, &self.keep, &self.before)?;
+        self.expect(self.out_grad.shape == self.values.shape, "out_grad")?;
+        self.expect(self.work.shape == self.before.matrix.shape, "work")?;
+        self.expect(self.keys_grad.shape == self.keys.shape, "keys_grad")?;
+        self.expect(self.queries_grad.shape == self.keys.shape, "queries_grad")?;
+        self.expect(self.values_grad.shape == self.values.shape, "values_grad")
+    }
+
+    fn flops(&self) -> u64 {
+        12 * u64::from(self.keys.rows()) * u64::from(self.keys.columns()) * u64::from(self.values.columns())
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [
+            keys,
+            queries,
+            values,
+            keep,
+            before,
+            before_key,
+            out_grad,
+            mut work,
+            mut keys_grad,
+            mut queries_grad,
+            mut values_grad,
+        ] = arena.views([
+            Some(self.keys),
+            Some(self.queries),
+            Some(self.values),
+            Some(self.keep),
+            Some(self.before.matrix),
+            Some(self.before.key),
+            Some(self.out_grad),
+            Some(self.work),
+            Some(self.keys_grad),
+            Some(self.queries_grad),
+            Some(self.values_grad),
+        ])?;
+        let [_, batch, tokens, k] = self.keys.shape.map(|n| n as usize);
+        let v = self.values.columns() as usize;
+        let (keys, queries, values, keep) = (keys.f32(), queries.f32(), values.f32(), keep.f32());
+        let (out_grad, before_key) = (out_grad.f32(), before_key.f32());
+        work.f32_mut().copy_from_slice(before.f32());
+        keys_grad.f32_mut().fill(0.0);
+        for b in 0..batch {
+            let work = &mut work.f32_mut()[b * v * k..][..v * k];
+            let key =
+                |t: usize| if t == 0 { &before_key[b * k..][..k] } else { &keys[(b * tokens + t - 1) * k..][..k] };
+            for t in 0..tokens {
+                let row = b * tokens + t;
+                advance(work, self.decay, keep[t * batch + b], &values[row * v..][..v], key(t));
+                let queries_grad = &mut queries_grad.f32_mut()[row * k..][..k];
+                queries_grad.fill(0.0);
+                for (f, &grad) in work.chunks_exact(k).zip(&out_grad[row * v..][..v]) {
+                    for (q, &f) in queries_grad.iter_mut().zip(f) {
+                        *q += f * (grad / k as f32);
+                    }
+                }
+            }
+            // From here on the gradient of F.
+            work.fill(0.0);
+            for t in (0..tokens).rev() {
+                let (row, kept) = (b * tokens + t, keep[t * batch + b]);
+                let (query, value) = (&queries[row * k..][..k], &values[row * v..][..v]);
+                for (f, &grad) in work.chunks_exact_mut(k).zip(&out_grad[row * v..][..v]) {
+                    for (f, &q) in f.iter_mut().zip(query) {
+                        *f += grad / k as f32 * q;
+                    }
+                }
+                for (to, f) in values_grad.f32_mut()[row * v..][..v].iter_mut().zip(work.chunks_exact(k)) {
+                    *to = kept * dot(f, key(t));
+                }
+                if t > 0 {
+                    let keys_grad = &mut keys_grad.f32_mut()[(row - 1) * k..][..k];
+                    for (f, &value) in work.chunks_exact(k).zip(value) {
+                        for (to, &f) in keys_grad.iter_mut().zip(f) {
+                            *to += kept * (f * value);
+                        }
+                    }
+                }
+                work.iter_mut().for_each(|f| *f *= kept * self.decay);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::Bench;
+
+    type B = Bench<4096>;
+
+    fn case(b: &mut B) -> (Memory, MemoryGrad) {
+        let (keys, queries) = (b.normal([1, 2, 6, 4], 1, 1.0), b.normal([1, 2, 6, 4], 2, 1.0));
+        let values = b.normal([1, 2, 6, 3], 3, 1.0);
+        let keep = b.values([1, 1, 6, 2], &[1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
+        let before = Stored { matrix: b.normal([1, 2, 3, 4], 4, 1.0), key: b.normal([1, 1, 2, 4], 5, 1.0) };
+        let after = Stored { matrix: b.poison([1, 2, 3, 4]), key: b.poison([1, 1, 2, 4]) };
+        let forward = Memory { keys, queries, values, keep, before, after, decay: 0.9, out: b.poison([1, 2, 6, 3]) };
+        let backward = MemoryGrad {
+            keys,
+            queries,
+            values,
+            keep,
+            before,
+            decay: 0.9,
+            out_grad: b.normal([1, 2, 6, 3], 6, 1.0),
+            work: b.poison([1, 2, 3, 4]),
+            keys_grad: b.poison([1, 2, 6, 4]),
+            queries_grad: b.poison([1, 2, 6, 4]),
+            values_grad: b.poison([1, 2, 6, 3]),
+        };
+        (forward, backward)
+    }
+
+    #[test]
+    fn what_is_read_is_the_decayed_sum_over_the_document_in_f64() {
+        let mut b = B::new();
+        let (op, _) = case(&mut b);
+        b.run(op);
+        let get = |b: &mut B, r: Region, i: usize| f64::from(b.get(r)[i]);
+        // Stream 1: its document begins at token 1, so token 5 reads values 2 … 5 under keys 1 … 4.
+        for v in 0..3 {
+            let mut expected = 0.0;
+            for s in 2..=5 {
+                let score: f64 = (0..4)
+                    .map(|i| get(&mut b, op.keys, (6 + s - 1) * 4 + i) * get(&mut b, op.queries, (6 + 5) * 4 + i))
+                    .sum();
+                expected += libm::pow(f64::from(0.9f32), (5 - s) as f64) * score / 4.0
+                    * get(&mut b, op.values, (6 + s) * 3 + v);
+            }
+            approx::assert_relative_eq!(
+                get(&mut b, op.out, (6 + 5) * 3 + v),
+                expected,
+                max_relative = 1e-5,
+                epsilon = 1e-6
+            );
+        }
+        // Stream 0 reads what was there before the chunk.
+        let first: f64 = (0..4)
+            .map(|i| {
+                let f = f64::from(0.9f32) * get(&mut b, op.before.matrix, i)
+                    + get(&mut b, op.values, 0) * get(&mut b, op.before.key, i);
+                f * get(&mut b, op.queries, i)
+            })
+            .sum();
+        approx::assert_relative_eq!(get(&mut b, op.out, 0), first / 4.0, max_relative = 1e-5);
+        let last: [f32; 4] = b.get(op.keys)[20..24].try_into().unwrap();
+        assert_eq!(b.get(op.after.key)[..4], last);
+    }
+
+    #[test]
+    fn every_gradient_agrees_with_finite_differences() {
+        let mut b = B::new();
+        let (forward, backward) = case(&mut b);
+        b.run(forward);
+        b.run(backward);
+        for (input, found) in [
+            (forward.keys, backward.keys_grad),
+            (forward.queries, backward.queries_grad),
+            (forward.values, backward.values_grad),
+        ] {
+            b.check_gradient(forward, input, found, forward.out, backward.out_grad);
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! One token's step of a module of spiking neurons: synapses, adaptive leaky integrate-and-fire, k-winner-take-all, and
+//! the filtered rates that other modules read (Bellec et al. 2020; k-winner-take-all after Maass 2000).
+//!
+//! Sums go over a row's synapses in their order, a product and a sum rounded one after the other, so that every device
+//! gives the same spikes to the bit.
+
+use crate::device::{Access, Operation, OperationError};
+use crate::memory::{Arena, Region};
+
+/// The constants of a module's neurons.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cell {
+    /// α: what is left of the potential after a token.
+    pub leak: f32,
+    /// θ₀: the threshold at rest, and what a spike costs.
+    pub threshold: f32,
+    /// ρ: what is left of the adaptation after a token.
+    pub fatigue: f32,
+    /// β: how far the adaptation raises the threshold of every other neuron.
+    pub adaptation: f32,
+    /// κ: what is left of an output after a token.
+    pub filter: f32,
+    /// The firing rate that homeostasis holds.
+    pub rate: f32,
+    /// How fast it does so, a token; 0 for none.
+    pub homeostasis: f32,
+    /// Neurons that compete with each other; the last block may have fewer.
+    pub block: u32,
+    /// How many of a block may fire at once; `block` for no competition.
+    pub winners: u32,
+}
+
+/// How far homeostasis may move a threshold.
+pub const OFFSET_LIMIT: f32 = 3.0;
+
+impl Cell {
+    /// β of neuron `j`.
+    pub const fn adaptation_of(&self, j: usize) -> f32 {
+        if j.is_multiple_of(2) { self.adaptation } else { 0.0 }
+    }
+
+    /// The pseudo-derivative of a spike by the potential: 0.3 max(0, 1 − |v − θ| / θ₀).
+    pub fn slope(&self, above: f32) -> f32 {
+        let distance = if above < 0.0 { -above } else { above };
+        let slope = 1.0 - distance / self.threshold;
+        if slope > 0.0 { 0.3 * slope } else { 0.0 }
+    }
+}
+
+/// Rows of the signals that are a module's outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outputs {
+    /// The first.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+}
+
+impl Outputs {
+    /// The neurons pooled in output `o` of a module of `neurons`: as even as possible.
+    pub fn group(&self, o: u32, neurons: u32) -> core::ops::Range<usize> {
+        let at = |o: u32| (o as u64 * neurons as u64 / self.count as u64) as usize;
+        at(o)..at(o + 1)
+    }
+
+    /// The output that neuron `j` of `neurons` is pooled in.
+    pub const fn of(&self, j: u32, neurons: u32) -> u32 {
+        // The largest o whose group begins at or before j.
+        (((j as u64 + 1) * self.count as u64 - 1) / neurons as u64) as u32
+    }
+
+    /// What a spike adds to the output of a group of `n`: 1 / √n.
+    pub fn share(n: usize) -> f32 {
+        1.0 / libm::sqrtf(n as f32)
+    }
+}
+
+/// Neuron j of stream b reads `c = Σ w x` over sources of this token and `p` over sources of the token before, in the
+/// order of its row: source s < H is signal s of this token, s < 2 H signal s − H of the token before, and above
+/// neuron s − 2 H of the module itself at the token before. With k = `keep`:
+/// `v ← k (α v − θ₀ z + p) + c`, `θ = θ₀ + offset + β a`, `z = 1` where v > θ and v − θ is among its block's largest,
+/// `a ← k ρ a + z`, output `← k κ output + Σ z / √n` over its group of n.
+/// Homeostasis: `offset ← offset + η (mean of z over the streams − rate)`, within ±3.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spike {
+    /// The token, 0 … T − 1.
+    pub token: u32,
+    /// [T + 1, H, B]: slot t + 1 is token t's. The module's outputs are written there.
+    pub signals: Region,
+    /// [T + 1, N, B]: the module's spikes, in the same slots.
+    pub spikes: Region,
+    /// [T, B]: 0 where a document begins.
+    pub keep: Region,
+    /// [N, F] u32: rising.
+    pub sources: Region,
+    /// [N, F].
+    pub weights: Region,
+    /// [N, B]: v.
+    pub potential: Region,
+    /// [N, B]: a.
+    pub fatigue: Region,
+    /// `[N]`: what homeostasis adds to the threshold.
+    pub offset: Region,
+    /// [T, N, B]: the pseudo-derivative, for the backward pass.
+    pub slope: Option<Region>,
+    /// Where the outputs lie.
+    pub outputs: Outputs,
+    /// Constants.
+    pub cell: Cell,
+}
+
+impl Spike {
+    /// Slot `slot` of a region of slots.
+    pub const fn slot(region: Region, slot: u32) -> Region {
+        region.slice_rows(slot * region.shape[2], region.shape[2])
+    }
+}
+
+impl Operation for Spike {
+    const NAME: &'static str = "spike";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        visit(Spike::slot(self.signals, self.token), Access::Read);
+        visit(Spike::slot(self.signals, self.token + 1), Access::Update);
+        visit(Spike::slot(self.spikes, self.token), Access::Read);
+        visit(Spike::slot(self.spikes, self.token + 1), Access::Write);
+        visit(self.keep.slice_rows(self.token, 1), Access::Read);
+        visit(self.sources, Access::Read);
+        visit(self.weights, Access::Read);
+        visit(self.potential, Access::Update);
+        visit(self.fatigue, Access::Update);
+        visit(self.offset, if self.cell.homeostasis > 0.0 { Access::Update } else { Access::Read });
+        if let Some(slope) = self.slope {
+            visit(Spike::slot(slope, self.token), Access::Write);
+        }
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        let [_, slots, rows, streams] = self.signals.shape;
+        let [_, spike_slots, neurons, spike_streams] = self.spikes.shape;
+        let state = |r: &Region| r.rows() == neurons && r.columns() == streams;
+        self.expect(self.token + 1 < slots, "token")?;
+        self.expect(spike_slots == slots && spike_streams == streams, "spikes")?;
+        self.expect(self.keep.rows() + 1 == slots && self.keep.columns() == streams, "keep")?;
+        self.expect(self.sources.rows() == neurons && self.sources.shape == self.weights.shape, "sources")?;
+        self.expect(state(&self.potential), "potential")?;
+        self.expect(state(&self.fatigue), "fatigue")?;
+        self.expect(self.offset.elements() == u64::from(neurons), "offset")?;
+        let Outputs { first, count } = self.outputs;
+        self.expect(count > 0 && count <= neurons && first + count <= rows, "outputs")?;
+        self.expect((1..=self.cell.block).contains(&self.cell.winners), "winners")?;
+        self.expect(self.slope.is_none_or(|s| s.shape == [1, slots - 1, neurons, streams]), "slope")
+    }
+
+    fn flops(&self) -> u64 {
+        2 * self.weights.elements() * u64::from(self.signals.columns())
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let t = self.token;
+        let [
+            before,
+            mut now,
+            spiked,
+            mut spikes,
+            keep,
+            sources,
+            weights,
+            mut potential,
+            mut fatigue,
+            mut offset,
+            mut slope,
+        ] = arena.views([
+            Some(Spike::slot(self.signals, t)),
+            Some(Spike::slot(self.signals, t + 1)),
+            Some(Spike::slot(self.spikes, t)),
+            Some(Spike::slot(self.spikes, t + 1)),
+            Some(self.keep.slice_rows(t, 1)),
+            Some(self.sources),
+            Some(self.weights),
+            Some(self.potential),
+            Some(self.fatigue),
+            Some(self.offset),
+            self.slope.map(|s| Spike::slot(s, t)),
+        ])?;
+        let Self { cell, outputs, .. } = self;
+        let [_, _, rows, streams] = self.signals.shape.map(|n| n as usize);
+        let (neurons, fan_in) = (self.weights.rows() as usize, self.weights.columns() as usize);
+        let (before, spiked, keep) = (before.f32(), spiked.f32(), keep.f32());
+        let (sources, weights) = (sources.u32(), weights.f32());
+        // The potentials first; the distance to the threshold waits in the place of the spikes.
+        for j in 0..neurons {
+            for b in 0..streams {
+                let (mut current, mut previous) = (0.0f32, 0.0f32);
+                for (&s, &w) in sources[j * fan_in..][..fan_in].iter().zip(&weights[j * fan_in..]) {
+                    let s = s as usize;
+                    if s < rows {
+                        current += w * now.f32()[s * streams + b];
+                    } else if s < 2 * rows {
+                        previous += w * before[(s - rows) * streams + b];
+                    } else {
+                        previous += w * spiked[(s - 2 * rows) * streams + b];
+                    }
+                }
+                let (k, i) = (keep[b], j * streams + b);
+                let v = &mut potential.f32_mut()[i];
+                *v = k * ((cell.leak * *v - cell.threshold * spiked[i]) + previous) + current;
+                let a = k * fatigue.f32()[i];
+                let threshold = (cell.threshold + offset.f32()[j]) + cell.adaptation_of(j) * a;
+                spikes.f32_mut()[i] = *v - threshold;
+            }
+        }
+        let (block, winners) = (cell.block as usize, cell.winners as usize);
+        for first in (0..neurons).step_by(block) {
+            let end = neurons.min(first + block);
+            for b in 0..streams {
+                // The distances are needed until the whole block is decided: who fires is marked elsewhere.
+                for j in first..end {
+                    let i = j * streams + b;
+                    let above = spikes.f32()[i];
+                    let beats = |other: usize| {
+                        let theirs = spikes.f32()[other * streams + b];
+                        theirs > above || theirs == above && other < j
+                    };
+                    let fires = above > 0.0 && (first..end).filter(|&other| beats(other)).count() < winners;
+                    let a = &mut fatigue.f32_mut()[i];
+                    *a = keep[b] * cell.fatigue * *a + if fires { 1.0 } else { 0.0 };
+                    if self.slope.is_some() {
+                        slope.f32_mut()[i] = cell.slope(above);
+                    }
+                    mark(fatigue.f32_mut(), i, fires);
+                }
+                for j in first..end {
+                    let i = j * streams + b;
+                    spikes.f32_mut()[i] = take_mark(fatigue.f32_mut(), i);
+                }
+            }
+        }
+        if cell.homeostasis > 0.0 {
+            for (offset, spikes) in offset.f32_mut().iter_mut().zip(spikes.f32().chunks_exact(streams)) {
+                let fired = spikes.iter().filter(|z| **z > 0.0).count();
+                let moved = *offset + cell.homeostasis * (fired as f32 / streams as f32 - cell.rate);
+                *offset = moved.clamp(-OFFSET_LIMIT, OFFSET_LIMIT);
+            }
+        }
+        for o in 0..outputs.count {
+            let group = outputs.group(o, neurons as u32);
+            let share = Outputs::share(group.len());
+            for b in 0..streams {
+                let fired = group.clone().filter(|j| spikes.f32()[j * streams + b] > 0.0).count();
+                let i = (outputs.first + o) as usize * streams + b;
+                now.f32_mut()[i] = keep[b] * cell.filter * before[i] + share * fired as f32;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Marks a neuron that fires: its adaptation, never negative, takes a minus sign.
+fn mark(fatigue: &mut [f32], i: usize, fires: bool) {
+    if fires {
+        fatigue[i] = -fatigue[i];
+    }
+}
+
+/// 1 where there was a mark, which is gone then.
+fn take_mark(fatigue: &mut [f32], i: usize) -> f32 {
+    let fires = fatigue[i] < 0.0;
+    if fires {
+        fatigue[i] = -fatigue[i];
+    }
+    if fires { 1.0 } else { 0.0 }
+}

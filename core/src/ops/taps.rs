@@ -1,0 +1,214 @@
+//! The last tokens' embeddings, as signals that neurons read: a delay line that ends where a document begins.
+
+use crate::device::{Access, Operation, OperationError};
+use crate::memory::{Arena, Region};
+
+/// How many tokens of its own document token `t` of a chunk can see back: `offset`, or fewer where the chunk begins
+/// anew. 0 begins a document.
+pub const fn reach(offset: u32, t: u32, fresh: bool) -> u32 {
+    if fresh && t < offset { t } else { offset }
+}
+
+/// Of slot t + 1, row k·E + e of stream b is `x[b, t − k, e]`, or 0 where token t − k is of another document; what
+/// lies before the chunk comes from slot 0. `keep[t, b]` is 0 where a document begins, else 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Taps {
+    /// [B, T, E].
+    pub x: Region,
+    /// `[B · T]` u32: tokens of the same document before each.
+    pub offsets: Region,
+    /// [T + 1, rows, B]: the first taps · E rows of slots 1 … T are written.
+    pub signals: Region,
+    /// [T, B].
+    pub keep: Region,
+    /// Tokens that neurons see, this one included.
+    pub taps: u32,
+    /// Whether the chunk goes on from nothing: slot 0 is not read.
+    pub fresh: bool,
+}
+
+impl Taps {
+    const fn sizes(&self) -> [usize; 4] {
+        let [_, batch, tokens, width] = self.x.shape;
+        [batch as usize, tokens as usize, width as usize, self.signals.shape[2] as usize]
+    }
+}
+
+impl Operation for Taps {
+    const NAME: &'static str = "taps";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        visit(self.x, Access::Read);
+        visit(self.offsets, Access::Read);
+        visit(self.signals, Access::Update);
+        visit(self.keep, Access::Write);
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        let [_, batch, tokens, width] = self.x.shape;
+        let [_, slots, rows, streams] = self.signals.shape;
+        self.expect(self.offsets.elements() == u64::from(batch) * u64::from(tokens), "offsets")?;
+        self.expect(slots == tokens + 1 && streams == batch && self.taps * width <= rows, "signals")?;
+        self.expect(self.taps > 0, "taps")?;
+        self.expect(self.keep.rows() == tokens && self.keep.columns() == batch, "keep")
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [x, offsets, mut signals, mut keep] =
+            arena.views([Some(self.x), Some(self.offsets), Some(self.signals), Some(self.keep)])?;
+        let [batch, tokens, width, rows] = self.sizes();
+        let (x, offsets) = (x.f32(), offsets.u32());
+        for t in 0..tokens {
+            let (before, now) = signals.f32_mut()[t * rows * batch..].split_at_mut(rows * batch);
+            for b in 0..batch {
+                let reach = reach(offsets[b * tokens + t], t as u32, self.fresh);
+                keep.f32_mut()[t * batch + b] = if reach > 0 { 1.0 } else { 0.0 };
+                for k in 0..self.taps as usize {
+                    for e in 0..width {
+                        now[(k * width + e) * batch + b] = match k {
+                            0 => x[(b * tokens + t) * width + e],
+                            _ if k as u32 <= reach => before[((k - 1) * width + e) * batch + b],
+                            _ => 0.0,
+                        };
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The gradient of [`Taps`] within the chunk: `x_grad[b, t, e] += Σ_k signals_grad[t + k, k·E + e, b]` over the taps
+/// that see token t.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TapsGrad {
+    /// [T, rows, B].
+    pub signals_grad: Region,
+    /// `[B · T]` u32.
+    pub offsets: Region,
+    /// [B, T, E].
+    pub x_grad: Region,
+    /// As in [`Taps`].
+    pub taps: u32,
+    /// As in [`Taps`].
+    pub fresh: bool,
+}
+
+impl Operation for TapsGrad {
+    const NAME: &'static str = "taps_grad";
+
+    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+        visit(self.signals_grad, Access::Read);
+        visit(self.offsets, Access::Read);
+        visit(self.x_grad, Access::Update);
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        let [_, batch, tokens, width] = self.x_grad.shape;
+        let [_, slots, rows, streams] = self.signals_grad.shape;
+        self.expect(self.offsets.elements() == u64::from(batch) * u64::from(tokens), "offsets")?;
+        self.expect(slots == tokens && streams == batch && self.taps * width <= rows, "signals_grad")
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [grad, offsets, mut x_grad] =
+            arena.views([Some(self.signals_grad), Some(self.offsets), Some(self.x_grad)])?;
+        let [_, batch, tokens, width] = self.x_grad.shape.map(|n| n as usize);
+        let (grad, offsets, rows) = (grad.f32(), offsets.u32(), self.signals_grad.shape[2] as usize);
+        for b in 0..batch {
+            for t in 0..tokens {
+                let to = &mut x_grad.f32_mut()[(b * tokens + t) * width..][..width];
+                for k in 0..(self.taps as usize).min(tokens - t) {
+                    let later = t + k;
+                    if (k as u32) > reach(offsets[b * tokens + later], later as u32, self.fresh) {
+                        continue;
+                    }
+                    for (e, to) in to.iter_mut().enumerate() {
+                        *to += grad[(later * rows + k * width + e) * batch + b];
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::Bench;
+
+    fn case(b: &mut Bench<4096>, fresh: bool) -> Taps {
+        Taps {
+            x: b.normal([1, 2, 5, 3], 1, 1.0),
+            offsets: b.ids(&[3, 4, 0, 1, 2, 0, 1, 2, 3, 4]),
+            signals: b.normal([1, 6, 11, 2], 2, 1.0),
+            keep: b.poison([1, 1, 5, 2]),
+            taps: 3,
+            fresh,
+        }
+    }
+
+    #[test]
+    fn taps_see_back_to_their_documents_begin() {
+        let mut b = Bench::<4096>::new();
+        let op = case(&mut b, false);
+        let before: [f32; 132] = b.get(op.signals).try_into().unwrap();
+        b.run(op);
+        let x: [f32; 30] = b.get(op.x).try_into().unwrap();
+        let keep: [f32; 10] = b.get(op.keep).try_into().unwrap();
+        assert_eq!(keep, [1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
+        let row = |b: &mut Bench<4096>, t: usize, k: usize, e: usize, s: usize| {
+            b.get(op.signals)[((t + 1) * 11 + k * 3 + e) * 2 + s]
+        };
+        for e in 0..3 {
+            // Stream 0, token 3 is the second of its document; token 0 sees two before the chunk.
+            assert_eq!(row(&mut b, 3, 1, e, 0), x[2 * 3 + e]);
+            assert_eq!(row(&mut b, 3, 2, e, 0), 0.0);
+            assert_eq!(row(&mut b, 0, 1, e, 0), before[e * 2]);
+            assert_eq!(row(&mut b, 1, 2, e, 0), before[e * 2]);
+            assert_eq!(row(&mut b, 4, 2, e, 1), x[(5 + 2) * 3 + e]);
+        }
+        // The rows behind the taps are others'.
+        assert_eq!(row(&mut b, 2, 3, 0, 1), before[(3 * 11 + 9) * 2 + 1]);
+    }
+
+    #[test]
+    fn a_fresh_chunk_reads_nothing_before_it() {
+        let mut b = Bench::<4096>::new();
+        let op = case(&mut b, true);
+        b.set(op.signals, &[f32::NAN; 132]);
+        b.run(op);
+        assert_eq!(b.get(op.keep)[..2], [0.0, 0.0]);
+        let written = (1..6).flat_map(|slot| (0..18).map(move |i| slot * 22 + i));
+        let all: [f32; 132] = b.get(op.signals).try_into().unwrap();
+        assert!(written.clone().all(|i| all[i].is_finite()));
+    }
+
+    #[test]
+    fn the_gradient_agrees_with_finite_differences() {
+        let mut b = Bench::<4096>::new();
+        let op = case(&mut b, false);
+        // Only slots of this chunk count, and only the rows of taps.
+        let mut weights = [0.0; 132];
+        let random = crate::random::Random::new(4, 4);
+        for slot in 1..6 {
+            for i in 0..18 {
+                weights[slot * 22 + i] = random.normal((slot * 22 + i) as u64);
+            }
+        }
+        let weights = b.values([1, 6, 11, 2], &weights);
+        let signals_grad = Region { offset: weights.offset + 88, shape: [1, 5, 11, 2], ..weights };
+        let x_grad = b.values([1, 2, 5, 3], &[0.0; 30]);
+        b.run(TapsGrad { signals_grad, offsets: op.offsets, x_grad, taps: 3, fresh: false });
+        b.check_gradient(op, op.x, x_grad, op.signals, weights);
+    }
+}
