@@ -1,6 +1,7 @@
 //! The ledger: the one description of a run's memory that planner, allocator, initialiser, checkpoint and step share.
 
 use super::region::{Dtype, Region, Space, Stacked};
+use crate::wiring::Wiring;
 
 /// What a region is for. Decides its type, whether it is saved, and how it is initialised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,6 +46,17 @@ impl Role {
     }
 }
 
+/// The tables of a sparse wiring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WiringPart {
+    /// [rows, fan-in]: the sources of each row.
+    Sources,
+    /// `[sources + 1]`: where each source's synapses begin among those by source.
+    Starts,
+    /// [rows, fan-in]: synapses, row · fan-in + place, by source and then rising.
+    Synapses,
+}
+
 /// How a region's first values are made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Init {
@@ -58,6 +70,17 @@ pub enum Init {
     Rotary {
         /// The base of the geometric sequence of wavelengths.
         base: f32,
+    },
+    /// A table of u32 of a sparse wiring, whatever the seed.
+    Wiring {
+        /// Who reads whom.
+        wiring: Wiring,
+        /// Which table.
+        part: WiringPart,
+        /// Its rows.
+        neurons: u32,
+        /// Sources of a row.
+        fan_in: u32,
     },
 }
 

@@ -1,11 +1,13 @@
 //! Model families: a configuration, its regions, and its step, written once for every device.
 
+pub mod neurogen;
 mod pythia;
 mod scales;
 mod shared;
 mod stage;
 pub mod yxanul;
 
+pub use neurogen::{NeuroGen, NeuroGenDevice};
 pub use pythia::{Decoding, Evaluation, Parameters, Pythia, PythiaDevice, State, Training};
 pub use scales::Scales;
 pub use shared::{Grouped, Groups, Lasting};

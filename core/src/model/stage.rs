@@ -93,6 +93,47 @@ pub enum ModelError {
         /// The model's context.
         context: u32,
     },
+    /// A module without neurons, outputs or synapses.
+    Empty(&'static str),
+    /// A module with more outputs than neurons.
+    Outputs {
+        /// The module.
+        module: &'static str,
+        /// Its outputs.
+        outputs: u32,
+        /// Its neurons.
+        neurons: u32,
+    },
+    /// A fan-in that exceeds what can be drawn.
+    FanIn {
+        /// The module.
+        module: &'static str,
+        /// Synapses of a neuron.
+        fan_in: u32,
+        /// Sources that it could have.
+        sources: u64,
+    },
+    /// A fan-out that exceeds the residual stream.
+    FanOut {
+        /// Dims that an output reaches.
+        fan_out: u32,
+        /// Dims there are.
+        dims: u32,
+    },
+    /// Winners outside of their block.
+    Winners {
+        /// How many of a block fire.
+        winners: u32,
+        /// Neurons of a block.
+        block: u32,
+    },
+    /// Stages of another number of sequences than there are streams.
+    Streams {
+        /// Sequences of a stage.
+        batch: u32,
+        /// Streams.
+        streams: u32,
+    },
     /// A family whose products have no form in 8 bits.
     Wide,
     /// A side of a product in 8 bits that is no multiple of 16.
@@ -127,6 +168,26 @@ impl core::fmt::Display for ModelError {
             ModelError::Context { seq_len, context } => write!(
                 f,
                 "sequences of {seq_len} tokens are longer than the context of {context}; lower --seq-len or raise --set context=N"
+            ),
+            ModelError::Empty(module) => {
+                write!(f, "{module} has no neurons, outputs or synapses; each must be at least 1")
+            }
+            ModelError::Outputs { module, outputs, neurons } => {
+                write!(f, "{module} has {outputs} outputs of {neurons} neurons; lower its outputs or raise its neurons")
+            }
+            ModelError::FanIn { module, fan_in, sources } => write!(
+                f,
+                "{module} has a fan-in of {fan_in} and only {sources} sources to draw from; lower its fan-in, or change tap_share"
+            ),
+            ModelError::FanOut { fan_out, dims } => {
+                write!(f, "an output cannot reach {fan_out} of {dims} dims; lower fan_out")
+            }
+            ModelError::Winners { winners, block } => {
+                write!(f, "{winners} winners in a block of {block} neurons; winners must be 1 to {block}")
+            }
+            ModelError::Streams { batch, streams } => write!(
+                f,
+                "a stage of {batch} sequences beside {streams} streams: streams keep their state, so --batch-size is one for the whole run"
             ),
             ModelError::Wide => {
                 f.write_str("this family's products have no form in fp8, only Yxanul's have; use --precision bf16")
@@ -179,13 +240,22 @@ pub struct Batch {
     pub ids: Region,
     /// `[rows]` u32: the id that follows each.
     pub targets: Region,
+    /// `[rows]` u32: tokens of the same document before each, for families that go by them.
+    pub offsets: Option<Region>,
 }
 
 impl Batch {
     /// Lays both, of `rows` tokens.
     pub fn lay(rows: u32, ledger: &mut dyn Ledger) -> Batch {
         let mut region = |name| ledger.region(Slot::new(name, Role::Batch, Dtype::U32, [1, 1, 1, rows])).first;
-        Batch { ids: region("batch.ids"), targets: region("batch.targets") }
+        Batch { ids: region("batch.ids"), targets: region("batch.targets"), offsets: None }
+    }
+
+    /// Lays all three.
+    pub fn with_offsets(rows: u32, ledger: &mut dyn Ledger) -> Batch {
+        let batch = Batch::lay(rows, ledger);
+        let slot = Slot::new("batch.offsets", Role::Batch, Dtype::U32, [1, 1, 1, rows]);
+        Batch { offsets: Some(ledger.region(slot).first), ..batch }
     }
 }
 

@@ -204,8 +204,10 @@ impl Operation for Spike {
                 }
                 let (k, i) = (keep[b], j * streams + b);
                 let v = &mut potential.f32_mut()[i];
-                *v = k * ((cell.leak * *v - cell.threshold * spiked[i]) + previous) + current;
-                let a = k * fatigue.f32()[i];
+                // What lies before a document counts for nothing, even if it is not a number.
+                let kept = (cell.leak * *v - cell.threshold * spiked[i]) + previous;
+                *v = if k > 0.0 { kept + current } else { current };
+                let a = if k > 0.0 { fatigue.f32()[i] } else { 0.0 };
                 let threshold = (cell.threshold + offset.f32()[j]) + cell.adaptation_of(j) * a;
                 spikes.f32_mut()[i] = *v - threshold;
             }
@@ -224,7 +226,8 @@ impl Operation for Spike {
                     };
                     let fires = above > 0.0 && (first..end).filter(|&other| beats(other)).count() < winners;
                     let a = &mut fatigue.f32_mut()[i];
-                    *a = keep[b] * cell.fatigue * *a + if fires { 1.0 } else { 0.0 };
+                    let kept = if keep[b] > 0.0 { cell.fatigue * *a } else { 0.0 };
+                    *a = kept + if fires { 1.0 } else { 0.0 };
                     if self.slope.is_some() {
                         slope.f32_mut()[i] = cell.slope(above);
                     }
@@ -249,7 +252,8 @@ impl Operation for Spike {
             for b in 0..streams {
                 let fired = group.clone().filter(|j| spikes.f32()[j * streams + b] > 0.0).count();
                 let i = (outputs.first + o) as usize * streams + b;
-                now.f32_mut()[i] = keep[b] * cell.filter * before[i] + share * fired as f32;
+                let kept = if keep[b] > 0.0 { cell.filter * before[i] } else { 0.0 };
+                now.f32_mut()[i] = kept + share * fired as f32;
             }
         }
         Ok(())

@@ -82,7 +82,7 @@ impl Operation for Taps {
     }
 }
 
-/// The gradient of [`Taps`] within the chunk: `x_grad[b, t, e] += Σ_k signals_grad[t + k, k·E + e, b]` over the taps
+/// The gradient of [`Taps`] within the chunk: `x_grad[b, t, e] (+)= Σ_k signals_grad[t + k, k·E + e, b]` over the taps
 /// that see token t.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TapsGrad {
@@ -96,6 +96,8 @@ pub struct TapsGrad {
     pub taps: u32,
     /// As in [`Taps`].
     pub fresh: bool,
+    /// Whether to add to what is there instead of writing over it.
+    pub accumulate: bool,
 }
 
 impl Operation for TapsGrad {
@@ -104,7 +106,7 @@ impl Operation for TapsGrad {
     fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
         visit(self.signals_grad, Access::Read);
         visit(self.offsets, Access::Read);
-        visit(self.x_grad, Access::Update);
+        visit(self.x_grad, if self.accumulate { Access::Update } else { Access::Write });
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -126,6 +128,9 @@ impl Operation for TapsGrad {
         for b in 0..batch {
             for t in 0..tokens {
                 let to = &mut x_grad.f32_mut()[(b * tokens + t) * width..][..width];
+                if !self.accumulate {
+                    to.fill(0.0);
+                }
                 for k in 0..(self.taps as usize).min(tokens - t) {
                     let later = t + k;
                     if (k as u32) > reach(offsets[b * tokens + later], later as u32, self.fresh) {
@@ -207,8 +212,8 @@ mod tests {
         }
         let weights = b.values([1, 6, 11, 2], &weights);
         let signals_grad = Region { offset: weights.offset + 88, shape: [1, 5, 11, 2], ..weights };
-        let x_grad = b.values([1, 2, 5, 3], &[0.0; 30]);
-        b.run(TapsGrad { signals_grad, offsets: op.offsets, x_grad, taps: 3, fresh: false });
+        let x_grad = b.poison([1, 2, 5, 3]);
+        b.run(TapsGrad { signals_grad, offsets: op.offsets, x_grad, taps: 3, fresh: false, accumulate: false });
         b.check_gradient(op, op.x, x_grad, op.signals, weights);
     }
 }

@@ -7,8 +7,8 @@ use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
 use crate::config::{Config, with_family};
 use crate::plan::Sections;
-use crate::run::HostFamily;
 use crate::run::directory::Trained;
+use crate::run::{HostFamily, Rows};
 use capful_core::model::{Products, Stage};
 
 /// Flags of `host logits`.
@@ -42,7 +42,8 @@ impl Logits {
         let sections = Sections { training: Vec::new(), evaluation: Some(evaluation), decoding: None };
         let Trained { mut session, .. } = Trained::load(family, &self.trained.dir, config, &sections)?;
         say_warnings(&mut session);
-        session.evaluate(&self.ids, &vec![IGNORE; self.ids.len()]).map_err(work)?;
+        let (targets, offsets): (Vec<u32>, Vec<u32>) = (vec![IGNORE; self.ids.len()], (0..count).collect());
+        session.evaluate(Rows { ids: &self.ids, targets: &targets, offsets: &offsets }).map_err(work)?;
         let mut rows: Vec<Vec<f32>> = Vec::with_capacity(self.ids.len());
         session.logits(count, &mut |row| rows.push(row.to_vec())).map_err(work)?;
         if self.json {

@@ -1,12 +1,14 @@
 //! What the user wrote → what will run. [`RawConfig`] is flags and files as written; [`Config`] is everything
 //! resolved, validated and saved with the run.
 
+mod neurogen;
 mod preset;
 mod raw;
 mod resolved;
 mod size;
 mod stage;
 
+pub use neurogen::{Eligibility, Mode, NeuroGenConfig, Rule};
 pub use preset::{Preset, presets};
 pub use raw::{RawConfig, RawStage};
 pub(crate) use resolved::with_family;

@@ -14,7 +14,7 @@ pub struct Preset {
 }
 
 /// Every preset, the default first.
-pub const PRESETS: [Preset; 7] = [
+pub const PRESETS: [Preset; 14] = [
     Preset {
         name: "pythia-tiny",
         about: "learns the built-in tales in about a minute on two cores",
@@ -50,6 +50,41 @@ pub const PRESETS: [Preset; 7] = [
         about: "the same without a factorised embedding, as transformers reads it",
         text: include_str!("presets/llama-tiny.toml"),
     },
+    Preset {
+        name: "neurogen-tiny",
+        about: "six modules of 1,024 spiking neurons over bytes, learns in minutes on two cores",
+        text: include_str!("presets/neurogen-tiny.toml"),
+    },
+    Preset {
+        name: "neurogen-39k",
+        about: "39,424 spiking neurons, a decoder of 32,000 × 2,560",
+        text: include_str!("presets/neurogen-39k.toml"),
+    },
+    Preset {
+        name: "neurogen-4gb",
+        about: "157,696 spiking neurons, a decoder of 32,000 × 8,192, trained inside 3.2 GB",
+        text: include_str!("presets/neurogen-4gb.toml"),
+    },
+    Preset {
+        name: "gtx1650-ultra",
+        about: "157,696 spiking neurons, a decoder of 32,000 × 6,144, trained inside 1.5 GB",
+        text: include_str!("presets/gtx1650-ultra.toml"),
+    },
+    Preset {
+        name: "gtx1650-balanced",
+        about: "157,696 spiking neurons, a decoder of 32,000 × 8,192, trained inside 2.1 GB",
+        text: include_str!("presets/gtx1650-balanced.toml"),
+    },
+    Preset {
+        name: "gtx1650-aggressive",
+        about: "157,696 spiking neurons, a decoder of 32,000 × 12,288, trained inside 2.8 GB",
+        text: include_str!("presets/gtx1650-aggressive.toml"),
+    },
+    Preset {
+        name: "neurogen-2048",
+        about: "157,696 spiking neurons, a decoder of 32,000 × 32,768, too wide for a card of 4 GB",
+        text: include_str!("presets/neurogen-2048.toml"),
+    },
 ];
 
 /// Every preset, the default first.
@@ -79,7 +114,8 @@ mod tests {
         for preset in PRESETS {
             let raw: RawConfig = toml::from_str(preset.text).unwrap_or_else(|e| panic!("{}: {e}", preset.name));
             assert_eq!(raw, preset.raw());
-            assert!(raw.model.contains_key("layers") && raw.vocab_size.is_some(), "{}", preset.name);
+            let sized = raw.model.contains_key("layers") || raw.model.contains_key("embedding");
+            assert!(sized && (raw.vocab_size.is_some() || raw.tokenizer.is_some()), "{}", preset.name);
         }
     }
 }

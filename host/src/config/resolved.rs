@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use capful_core::model::{self, ModelError, Optimizer, Products, Pythia, Stage, Yxanul};
+use capful_core::model::{self, ModelError, NeuroGen, Optimizer, Products, Pythia, Stage, Yxanul};
 use capful_core::ops::{Kind, Pattern};
 use capful_core::train;
 
-use super::{ByteSize, Preset, RawConfig, StageConfig};
+use super::{ByteSize, NeuroGenConfig, Preset, RawConfig, StageConfig};
 
 /// A wrong request: one line that says what was asked, what is there and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -154,6 +154,8 @@ pub enum ModelConfig {
         /// Added to the mean square in RMSNorm.
         norm_eps: f32,
     },
+    /// Six modules of spiking neurons.
+    NeuroGen(NeuroGenConfig),
 }
 
 /// The model of a configuration, of whichever family.
@@ -163,6 +165,8 @@ pub enum AnyFamily {
     Pythia(Pythia),
     /// Llama, factorised or plain.
     Yxanul(Yxanul),
+    /// Six modules of spiking neurons.
+    NeuroGen(NeuroGen),
 }
 
 /// Names the model of a configuration and computes an expression with it, compiled once a family.
@@ -171,6 +175,7 @@ macro_rules! with_family {
         match $config.family() {
             $crate::config::AnyFamily::Pythia($family) => $body,
             $crate::config::AnyFamily::Yxanul($family) => $body,
+            $crate::config::AnyFamily::NeuroGen($family) => $body,
         }
     };
 }
@@ -361,6 +366,12 @@ impl Config {
         if let Some((name, _)) = positive.into_iter().find(|(_, n)| *n == 0) {
             return error(format!("--{name} is 0; it must be at least 1"));
         }
+        if self.span().is_some() && self.periods().iter().any(|p| p.accumulate != 1) {
+            return error(format!(
+                "--accumulate {}: a NeuroGen moves its decoder in every micro-batch; use --accumulate 1 and more sequences",
+                self.accumulate
+            ));
+        }
         if self.threads > 1024 {
             return error(format!("--threads {} is more than 1024; give the number of cores", self.threads));
         }
@@ -443,14 +454,18 @@ impl Config {
 
     /// Token ids of the model.
     pub fn vocab_size(&self) -> u32 {
-        let (ModelConfig::Pythia { vocab_size, .. } | ModelConfig::Yxanul { vocab_size, .. }) = self.model;
-        vocab_size
+        match self.model {
+            ModelConfig::Pythia { vocab_size, .. } | ModelConfig::Yxanul { vocab_size, .. } => vocab_size,
+            ModelConfig::NeuroGen(model) => model.vocab_size,
+        }
     }
 
     /// The most positions of the model.
     pub fn context(&self) -> u32 {
-        let (ModelConfig::Pythia { context, .. } | ModelConfig::Yxanul { context, .. }) = self.model;
-        context
+        match self.model {
+            ModelConfig::Pythia { context, .. } | ModelConfig::Yxanul { context, .. } => context,
+            ModelConfig::NeuroGen(model) => model.context,
+        }
     }
 
     /// The model.
@@ -506,6 +521,27 @@ impl Config {
                 rotary_base,
                 norm_eps,
             }),
+            ModelConfig::NeuroGen(model) => AnyFamily::NeuroGen(model.family(self.batch_size)),
+        }
+    }
+
+    /// The shape of an evaluation. Streams begin each of its rows with nothing before it: fewer and longer ones then.
+    pub fn evaluation(&self) -> Stage {
+        let stage = Stage { recompute: model::Recompute::None, products: Products::Wide, ..self.stage() };
+        match self.model {
+            ModelConfig::NeuroGen(_) => {
+                let longer = (1..=16).rev().find(|n| stage.batch.is_multiple_of(*n)).unwrap_or(1);
+                Stage { batch: stage.batch / longer, seq_len: stage.seq_len * longer, ..stage }
+            }
+            _ => stage,
+        }
+    }
+
+    /// Batches of a stream's block, where the model is one of streams: as many as its span holds.
+    pub fn span(&self) -> Option<u32> {
+        match self.model {
+            ModelConfig::NeuroGen(model) => Some(model.span),
+            _ => None,
         }
     }
 
@@ -581,6 +617,13 @@ impl TokenizerChoice {
 /// The model of the table `[model]`, with `--set` over it.
 fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
     let mut table = raw.model.clone();
+    let spiking = table.get("family").and_then(toml::Value::as_str) == Some("neurogen");
+    if spiking {
+        for (key, value) in NeuroGenConfig::defaults() {
+            table.entry(key).or_insert(value);
+        }
+        return finish(raw, table, vocab_size);
+    }
     let mut default = |key: &str, value: toml::Value| table.entry(key).or_insert(value).clone();
     default("rotary_base", 10_000.0.into());
     default("norm_eps", 1e-5.into());
@@ -592,6 +635,11 @@ fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
         default("rank", 0.into());
         default("tied", true.into());
     }
+    finish(raw, table, vocab_size)
+}
+
+/// The model of a table in which everything stands but what `--set` changes.
+fn finish(raw: &RawConfig, mut table: toml::Table, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
     table.insert("vocab_size".to_owned(), i64::from(vocab_size).into());
     for pair in &raw.set {
         let Some((key, value)) = pair.split_once('=') else {
@@ -600,6 +648,10 @@ fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
         if !table.contains_key(key) || key == "family" {
             let known: Vec<_> = table.keys().map(String::as_str).filter(|k| *k != "family").collect();
             return error(format!("--set {key}: this family has no such size; it has {}", known.join(", ")));
+        }
+        if table.get(key).is_some_and(toml::Value::is_str) {
+            table.insert(key.to_owned(), value.into());
+            continue;
         }
         let number = value.parse::<i64>().map(toml::Value::from).or_else(|_| value.parse::<f64>().map(Into::into));
         let Ok(value) = number.or_else(|e| value.parse::<bool>().map(Into::into).map_err(|_| e)) else {
@@ -638,8 +690,10 @@ mod tests {
     }
 
     fn layers(config: &Config) -> u32 {
-        let (ModelConfig::Pythia { layers, .. } | ModelConfig::Yxanul { layers, .. }) = config.model;
-        layers
+        match config.model {
+            ModelConfig::Pythia { layers, .. } | ModelConfig::Yxanul { layers, .. } => layers,
+            ModelConfig::NeuroGen(_) => 0,
+        }
     }
 
     #[test]

@@ -28,6 +28,19 @@ pub struct Shape {
 /// The shape of each batch, counted from 0 at the beginning of the run.
 pub type Schedule = Box<dyn Fn(u64) -> Shape + Send>;
 
+/// A batch's place in a block: so many batches, one after the other, in which each row goes on where it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InBlock {
+    /// Which of the block's batches.
+    pub index: usize,
+    /// How many there are.
+    pub batches: usize,
+}
+
+/// The place of each batch in its block, counted as in [`Schedule`], for a model whose rows are streams that keep their
+/// state. Without it consecutive rows are consecutive pieces.
+pub type Blocks = Box<dyn Fn(u64) -> InBlock + Send>;
+
 /// How much is made ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slots {
@@ -35,12 +48,14 @@ pub struct Slots {
     pub count: usize,
     /// Positions a slot holds: the largest B·T of the schedule.
     pub capacity: usize,
+    /// Positions of the largest block; 0 where there are none.
+    pub block: usize,
 }
 
 impl Slots {
     /// Bytes of the slots' tokens, targets and offsets: all that is allocated for them but a few words a slot.
     pub fn bytes(&self) -> u64 {
-        self.count as u64 * self.capacity as u64 * 12
+        (self.count as u64 * self.capacity as u64 + self.block as u64) * 12
     }
 }
 
@@ -73,11 +88,77 @@ struct Filler {
     batcher: Batcher,
     schedule: Schedule,
     number: u64,
+    block: Option<Block>,
+}
+
+/// A block of batches, read at once.
+struct Block {
+    blocks: Blocks,
+    storage: [Box<[u32]>; 3],
+    /// The number of the first batch of the block that is held.
+    first: Option<u64>,
+    /// Where a stream must be to read that block, and to go on behind it.
+    begin: Position,
+    end: Position,
 }
 
 impl Filler {
     /// Fills a slot with the next batch; `false` after the last whole one.
     fn fill(&mut self, slot: &mut Slot) -> Result<bool, SourceError> {
+        match self.block.take() {
+            None => self.fill_from_stream(slot),
+            Some(mut block) => {
+                let filled = self.fill_from_block(&mut block, slot);
+                self.block = Some(block);
+                filled
+            }
+        }
+    }
+
+    /// The next batch's columns of its block, which is read where it begins. A row sees back no farther than its block.
+    fn fill_from_block(&mut self, block: &mut Block, slot: &mut Slot) -> Result<bool, SourceError> {
+        let Shape { rows, length } = (self.schedule)(self.number);
+        let InBlock { index, batches } = (block.blocks)(self.number);
+        let (first, row) = (self.number - index as u64, length * batches);
+        let capacity = slot.tokens.len().min(block.storage[0].len() / batches.max(1));
+        let size = rows.checked_mul(length).filter(|&size| (1..=capacity).contains(&size));
+        let (Some(size), true) = (size, index < batches) else {
+            return Err(SourceError::Shape { rows, length, capacity });
+        };
+        if block.first != Some(first) {
+            let [tokens, targets, offsets] = block.storage.each_mut().map(|s| &mut s[..rows * row]);
+            let Ok(mut batch) = BatchMut::new(rows, row, tokens, targets, offsets) else {
+                return Err(SourceError::Shape { rows, length, capacity });
+            };
+            block.begin = if block.first.is_some() { block.end } else { self.stream.position() };
+            let stream = &mut self.stream;
+            let end = &mut block.end;
+            let filled = self.batcher.fill(&mut batch, || {
+                *end = stream.position();
+                stream.next_token()
+            })?;
+            if !filled {
+                return Ok(false);
+            }
+            block.first = Some(first);
+        }
+        let [tokens, targets, offsets] = &block.storage;
+        for r in 0..rows {
+            let (from, to) = (r * row + index * length, r * length);
+            slot.tokens[to..to + length].copy_from_slice(&tokens[from..from + length]);
+            slot.targets[to..to + length].copy_from_slice(&targets[from..from + length]);
+            for (i, offset) in slot.offsets[to..to + length].iter_mut().enumerate() {
+                *offset = offsets[from + i].min((index * length + i) as u32);
+            }
+        }
+        debug_assert_eq!(size, rows * length);
+        let position = if index + 1 == batches { block.end } else { block.begin };
+        (slot.shape, slot.number, slot.position) = (Shape { rows, length }, self.number, position);
+        self.number += 1;
+        Ok(true)
+    }
+
+    fn fill_from_stream(&mut self, slot: &mut Slot) -> Result<bool, SourceError> {
         let Shape { rows, length } = (self.schedule)(self.number);
         let capacity = slot.tokens.len();
         let size = rows.checked_mul(length).filter(|&size| (1..=capacity).contains(&size));
@@ -178,15 +259,26 @@ pub struct Loader {
 
 impl Loader {
     /// Starts reading `stream` from where it is. `first` is the number of the first batch, for the schedule: 0 at the
-    /// beginning of a run, and on resume the number of batches already taken.
-    pub fn start(stream: TokenStream, schedule: Schedule, first: u64, slots: Slots) -> Result<Self, SourceError> {
+    /// beginning of a run, and on resume the number of batches already taken; then the stream is where the last of
+    /// them said.
+    pub fn start(
+        stream: TokenStream,
+        schedule: Schedule,
+        blocks: Option<Blocks>,
+        first: u64,
+        slots: Slots,
+    ) -> Result<Self, SourceError> {
         let count = slots.count.max(1);
         let mut free = Vec::with_capacity(count);
         free.extend((0..count).map(|_| Slot::new(slots.capacity)));
         let ready = Vec::with_capacity(count);
         let state = State { free, ready, error: None, ended: false, complete: false, stop: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
-        let filler = Filler { stream, batcher: Batcher::new(), schedule, number: first };
+        let block = blocks.map(|blocks| {
+            let storage = [(); 3].map(|()| vec![0; slots.block].into_boxed_slice());
+            Block { blocks, storage, first: None, begin: Position::default(), end: Position::default() }
+        });
+        let filler = Filler { stream, batcher: Batcher::new(), schedule, number: first, block };
         let thread = thread::Builder::new().name("reader".to_owned()).stack_size(STACK_BYTES).spawn({
             let shared = Arc::clone(&shared);
             move || allocations::during(Activity::Read, || read(&shared, filler))
@@ -270,7 +362,7 @@ impl Batch<'_> {
     }
 
     /// Where a stream must be for the next batch to follow this one: its `tokens` are the inputs of all batches so
-    /// far.
+    /// far. Within a block it is where the block begins.
     pub fn position(&self) -> Position {
         self.slot().position
     }

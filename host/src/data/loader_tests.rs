@@ -26,13 +26,13 @@ fn take(loader: &Loader, n: usize) -> Vec<Seen> {
     (0..n).map(|_| seen(&loader.take().unwrap().unwrap())).collect()
 }
 
-const SLOTS: Slots = Slots { count: 3, capacity: 64 };
+const SLOTS: Slots = Slots { count: 3, capacity: 64, block: 0 };
 
 #[test]
 fn the_batches_are_those_of_the_stream_read_directly() {
     let mut direct = stream(Numbered::finite(9));
     let mut token = direct.next_token().unwrap().unwrap();
-    let loader = Loader::start(stream(Numbered::finite(9)), Box::new(shape), 0, SLOTS).unwrap();
+    let loader = Loader::start(stream(Numbered::finite(9)), Box::new(shape), None, 0, SLOTS).unwrap();
     let mut positions = Vec::new();
     for (number, seen) in take(&loader, 20).into_iter().enumerate() {
         let (n, s, x, y, o, position) = seen;
@@ -52,12 +52,12 @@ fn the_batches_are_those_of_the_stream_read_directly() {
 
 #[test]
 fn a_loader_that_starts_at_a_batch_s_position_goes_on_the_same() {
-    let loader = Loader::start(stream(Numbered::finite(9)), Box::new(shape), 0, SLOTS).unwrap();
+    let loader = Loader::start(stream(Numbered::finite(9)), Box::new(shape), None, 0, SLOTS).unwrap();
     let whole = take(&loader, 20);
     for stop in 1..12 {
         let mut resumed = stream(Numbered::finite(9));
         resumed.seek(whole[stop - 1].5).unwrap();
-        let loader = Loader::start(resumed, Box::new(shape), stop as u64, SLOTS).unwrap();
+        let loader = Loader::start(resumed, Box::new(shape), None, stop as u64, SLOTS).unwrap();
         assert_eq!(take(&loader, 8), whole[stop..stop + 8]);
     }
 }
@@ -65,8 +65,8 @@ fn a_loader_that_starts_at_a_batch_s_position_goes_on_the_same() {
 #[test]
 fn the_number_of_slots_changes_nothing_and_slots_come_round() {
     let batches = |count| {
-        let slots = Slots { count, capacity: 64 };
-        let loader = Loader::start(stream(Numbered::endless()), Box::new(shape), 0, slots).unwrap();
+        let slots = Slots { count, capacity: 64, block: 0 };
+        let loader = Loader::start(stream(Numbered::endless()), Box::new(shape), None, 0, slots).unwrap();
         let mut storage = Vec::new();
         let mut all = Vec::new();
         for _ in 0..20 {
@@ -87,7 +87,7 @@ fn the_number_of_slots_changes_nothing_and_slots_come_round() {
 
 #[test]
 fn several_batches_can_be_held_at_once() {
-    let loader = Loader::start(stream(Numbered::endless()), Box::new(shape), 0, SLOTS).unwrap();
+    let loader = Loader::start(stream(Numbered::endless()), Box::new(shape), None, 0, SLOTS).unwrap();
     let held: Vec<Batch<'_>> = (0..3).map(|_| loader.take().unwrap().unwrap()).collect();
     assert_eq!(held.iter().map(Batch::number).collect::<Vec<_>>(), [0, 1, 2]);
     drop(held);
@@ -103,7 +103,7 @@ fn a_stream_that_ends_gives_its_whole_batches_and_then_none() {
         counted.limit_epochs(2);
         std::iter::from_fn(|| counted.next_token().unwrap()).count()
     };
-    let loader = Loader::start(limited, Box::new(|_| Shape { rows: 2, length: 5 }), 0, SLOTS).unwrap();
+    let loader = Loader::start(limited, Box::new(|_| Shape { rows: 2, length: 5 }), None, 0, SLOTS).unwrap();
     let mut batches = 0;
     while let Some(batch) = loader.take().unwrap() {
         batches += 1;
@@ -149,7 +149,7 @@ fn an_error_comes_after_the_batches_before_it_and_a_lost_reader_is_an_error_too(
     for panics in [false, true] {
         // 4 documents of 12 tokens: 4 batches of 11 inputs.
         let schedule = Box::new(|_| Shape { rows: 1, length: 11 });
-        let loader = Loader::start(stream(Failing { left: 4, panics }), schedule, 0, SLOTS).unwrap();
+        let loader = Loader::start(stream(Failing { left: 4, panics }), schedule, None, 0, SLOTS).unwrap();
         take(&loader, 4);
         let message = loader.take().err().unwrap().to_string();
         match panics {
@@ -165,7 +165,7 @@ fn an_error_comes_after_the_batches_before_it_and_a_lost_reader_is_an_error_too(
 fn a_batch_that_no_slot_holds_is_refused() {
     for (rows, length) in [(5, 13), (0, 4), (usize::MAX, 2)] {
         let schedule = Box::new(move |_| Shape { rows, length });
-        let loader = Loader::start(stream(Numbered::endless()), schedule, 0, SLOTS).unwrap();
+        let loader = Loader::start(stream(Numbered::endless()), schedule, None, 0, SLOTS).unwrap();
         let message = loader.take().err().unwrap().to_string();
         assert!(message.contains("the loader's slots hold 1 to 64 tokens"), "{message}");
     }
@@ -175,7 +175,7 @@ fn a_batch_that_no_slot_holds_is_refused() {
 fn dropping_ends_the_thread_whatever_it_waits_for() {
     // Its slots full, with a batch out, and before the first batch is made.
     for wait in [0, 20] {
-        let loader = Loader::start(stream(Numbered::endless()), Box::new(shape), 0, SLOTS).unwrap();
+        let loader = Loader::start(stream(Numbered::endless()), Box::new(shape), None, 0, SLOTS).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(wait));
         let shared = Arc::clone(&loader.shared);
         drop(loader);
@@ -229,7 +229,7 @@ fn every_token_of_a_pass_is_a_target_once_whatever_its_id_and_its_document_s_len
     let mut expected: Vec<Vec<u32>> = (0..60).map(marked).collect();
     let total: usize = expected.iter().map(Vec::len).sum();
 
-    let loader = Loader::start(open(), Box::new(|_| Shape { rows: 3, length: 7 }), 0, SLOTS).unwrap();
+    let loader = Loader::start(open(), Box::new(|_| Shape { rows: 3, length: 7 }), None, 0, SLOTS).unwrap();
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
     while targets.len() < total {
         let batch = loader.take().unwrap().unwrap();

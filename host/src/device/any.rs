@@ -179,6 +179,11 @@ impl AnyDevice {
         }
     }
 
+    /// Threads that a preparation on this machine may take.
+    pub fn threads(&self) -> usize {
+        std::thread::available_parallelism().map_or(1, |n| n.get())
+    }
+
     /// The card, where there is one: it runs what was queued while the host goes on.
     pub fn card(&mut self) -> Option<&mut Cuda> {
         match self {

@@ -1,6 +1,7 @@
 //! The `config.json` that `transformers` reads a model by.
 
-use capful_core::model::{Pythia, Yxanul};
+use capful_core::model::neurogen::Module;
+use capful_core::model::{NeuroGen, Pythia, Yxanul};
 use serde_json::{Value, json};
 
 /// A family that others know by a `config.json`.
@@ -78,5 +79,32 @@ impl HuggingFace for Yxanul {
             config["embedding_rank"] = rank.into();
         }
         config
+    }
+}
+
+impl HuggingFace for NeuroGen {
+    /// A model of its own, with the sizes that its tensors have.
+    fn config(&self, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
+        let modules: serde_json::Map<String, Value> = Module::ALL
+            .map(|module| {
+                let (m, c) = (module.index(), &self.connectome);
+                let sizes = json!({ "neurons": c.neurons[m], "outputs": c.outputs[m], "fan_in": c.fan_in[m] });
+                (module.name().to_owned(), sizes)
+            })
+            .into_iter()
+            .collect();
+        json!({
+            "architectures": ["NeuroGenForCausalLM"],
+            "model_type": "neurogen",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.width(),
+            "embedding_size": self.embedding,
+            "taps": self.taps,
+            "modules": modules,
+            "wiring_seed": self.connectome.seed,
+            "bos_token_id": bos.or(eos),
+            "eos_token_id": eos,
+            "torch_dtype": dtype,
+        })
     }
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use capful_core::device::{Meter, OperationError, Rates};
 use capful_core::memory::{Dtype, Entry, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::{Family, Optimizer, Products, Recompute, Stage, Steps};
+use capful_core::model::{Family, Optimizer, Stage, Steps};
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError};
@@ -81,7 +81,7 @@ pub struct Sections {
 impl Sections {
     /// Everything a training run does: steps, evaluations, a sample.
     pub fn training(config: &Config) -> Sections {
-        let evaluation = Stage { recompute: Recompute::None, products: Products::Wide, ..config.stage() };
+        let evaluation = config.evaluation();
         let decoding = Some(config.context().min(256));
         let training = config.periods().iter().map(|p| config.shaped(p.batch, p.seq_len)).collect();
         Sections { training, evaluation: Some(evaluation), decoding }

@@ -7,6 +7,7 @@ use super::{Card, Outside, card};
 use crate::config::{ByteSize, Config, ConfigError, Device, Precision};
 use crate::data::{ahead, shuffle};
 use crate::device::cuda::cards;
+use crate::run::train::largest_block;
 
 /// A machine as the planner sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -92,9 +93,10 @@ impl Machine {
         let encoders = ahead::threads(config);
         // Tokens, targets and offsets.
         let batch = 12 * config.periods().iter().map(Period::micro_tokens).max().unwrap_or(0);
+        let block = config.span().map_or(0, |span| 12 * largest_block(&config.periods(), span));
         let mut lines = vec![
             line("the program itself", self.program + HEAP),
-            line("the reader's batches", LOADER_SLOTS * batch + (1 << 20)),
+            line("the reader's batches", LOADER_SLOTS * batch + block + (1 << 20)),
             line("thread stacks", STACK * (u64::from(config.threads) + 3 + u64::from(encoders))),
         ];
         if encoders > 0 {

@@ -7,6 +7,7 @@ mod advice;
 mod card;
 mod layout;
 mod machine;
+mod narrower;
 mod sweep;
 
 pub use card::Card;

@@ -6,6 +6,7 @@ use capful_core::device::{Operation, OperationError, Run};
 use capful_core::random::{Random, stream};
 use capful_core::train::settings;
 
+use super::session::Rows;
 use super::{HostFamily, Session};
 use crate::allocations::{self, Activity};
 use crate::config::Config;
@@ -86,6 +87,7 @@ pub struct Bench<'a, F: HostFamily> {
     config: &'a Config,
     ids: Vec<u32>,
     targets: Vec<u32>,
+    offsets: Vec<u32>,
     settings: [f32; settings::LEN as usize],
 }
 
@@ -106,13 +108,23 @@ impl<'a, F: HostFamily> Bench<'a, F> {
         values[settings::CORRECTION2] = 1.0;
         values[settings::CLIP] = 1.0;
         values[settings::LOSS_SCALE] = 1.0 / config.tokens_per_step() as f32;
-        Ok(Bench { session, config, targets: ids[1..].to_vec(), ids: ids[..tokens].to_vec(), settings: values })
+        // In the midst of documents.
+        let offsets = vec![config.context(); tokens];
+        Ok(Bench {
+            session,
+            config,
+            targets: ids[1..].to_vec(),
+            ids: ids[..tokens].to_vec(),
+            offsets,
+            settings: values,
+        })
     }
 
     fn step(&mut self) -> Result<Ticket, DeviceError> {
         self.session.begin(self.settings)?;
         for micro in 0..self.config.accumulate {
-            self.session.micro_batch(0, &self.ids, &self.targets, micro == 0)?;
+            let rows = Rows { ids: &self.ids, targets: &self.targets, offsets: &self.offsets };
+            self.session.micro_batch(0, rows, micro == 0)?;
         }
         self.session.update(&self.config.optimizer())?;
         self.session.finish()

@@ -2,6 +2,7 @@
 
 use capful_core::data::{BatchMut, ShapeError};
 
+use super::session::Rows;
 use super::{HostFamily, Session};
 use crate::data::validation::ValidationSet;
 use crate::device::DeviceError;
@@ -63,7 +64,8 @@ impl Evaluator {
             let Evaluator { rows, length, tokens, targets, offsets } = self;
             let mut batch = BatchMut::new(*rows, *length, tokens, targets, offsets).map_err(shape)?;
             let Some(filled) = batches.fill(&mut batch) else { return Ok(score) };
-            score.nats += session.evaluate(&self.tokens, &self.targets)?;
+            score.nats +=
+                session.evaluate(Rows { ids: &self.tokens, targets: &self.targets, offsets: &self.offsets })?;
             score.tokens += filled.targets as u64;
         }
     }

@@ -11,6 +11,7 @@ mod session;
 mod speed;
 mod tensorboard;
 pub mod train;
+mod wiring;
 
-pub use session::{HostFamily, Session};
+pub use session::{HostFamily, Rows, Session};
 pub use speed::Speed;

@@ -9,6 +9,7 @@ use capful_core::train::{Period, results, settings};
 use half::slice::HalfFloatSliceExt as _;
 
 use super::bench::Profiler;
+use super::wiring;
 use crate::config::Config;
 use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Sequence, Storage, Ticket};
 use crate::format::hugging_face::HuggingFace;
@@ -28,6 +29,24 @@ impl<F> HostFamily for F where
 impl From<OperationError> for DeviceError {
     fn from(error: OperationError) -> Self {
         DeviceError::Failed(error.to_string())
+    }
+}
+
+/// A batch in main memory: three slices of its rows, one after the other.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows<'a> {
+    /// Token ids.
+    pub ids: &'a [u32],
+    /// The id after each.
+    pub targets: &'a [u32],
+    /// Tokens of the same document before each, as far as its row or stream reaches.
+    pub offsets: &'a [u32],
+}
+
+impl<'a> Rows<'a> {
+    /// As many rows of nothing, which begin anew at every token.
+    pub fn of(zeros: &'a [u32]) -> Rows<'a> {
+        Rows { ids: zeros, targets: zeros, offsets: zeros }
     }
 }
 
@@ -120,7 +139,8 @@ impl<F: HostFamily> Session<F> {
         values[settings::LEARNING_RATE] = 0.0;
         let periods = config.periods();
         let most = periods.iter().map(Period::micro_tokens).max().unwrap_or(0);
-        let zeros = vec![0; most.max(u64::from(config.stage().tokens())) as usize];
+        let evaluated = self.laid.sections.evaluation.map_or(0, |stage| stage.tokens());
+        let zeros = vec![0; most.max(evaluated.into()) as usize];
         // While the history fills, and afterwards.
         let fills = self.fills();
         let kinds = if fills { &[0, Scales::WARMUP][..] } else { &[0][..] };
@@ -129,15 +149,15 @@ impl<F: HostFamily> Session<F> {
             self.seen = seen;
             self.begin(values)?;
             for micro in 0..period.accumulate.min(2) {
-                self.micro_batch(stage, zeros, zeros, micro == 0)?;
+                self.micro_batch(stage, Rows::of(zeros), micro == 0)?;
             }
             self.update(&config.optimizer())?;
             let ticket = self.finish()?;
             self.results(ticket)?;
         }
         self.seen = 0;
-        let zeros = &zeros[..config.stage().tokens() as usize];
-        self.evaluate(zeros, zeros)?;
+        let zeros = &zeros[..evaluated as usize];
+        self.evaluate(Rows::of(zeros))?;
         self.decode(0, 0, config.pattern()).map(drop)
     }
 
@@ -183,6 +203,12 @@ impl<F: HostFamily> Session<F> {
             let parameter = matches!(slot.role, Role::Weight | Role::Master);
             let wanted = matches!(slot.role, Role::Constant | Role::State) || parameter && seed.is_some();
             if slot.init == Init::Zero || !wanted {
+                continue;
+            }
+            if let Init::Wiring { wiring, part, neurons, fan_in } = slot.init {
+                let (len, threads) = (slot.elements() as usize, self.device.threads());
+                let table = wiring::table(&wiring, part, [neurons, fan_in], len, threads);
+                self.device.write(entry.place.first, bytemuck::cast_slice(&table))?;
                 continue;
             }
             for layer in 0..slot.layers {
@@ -236,16 +262,20 @@ impl<F: HostFamily> Session<F> {
         Ok(values)
     }
 
-    fn write_batch(&mut self, place: Batch, ids: &[u32], targets: &[u32]) -> Result<(), DeviceError> {
-        self.device.queue_write(place.ids, bytemuck::cast_slice(ids))?;
-        self.device.queue_write(place.targets, bytemuck::cast_slice(targets))
+    fn write_batch(&mut self, place: Batch, rows: Rows<'_>) -> Result<(), DeviceError> {
+        self.device.queue_write(place.ids, bytemuck::cast_slice(rows.ids))?;
+        self.device.queue_write(place.targets, bytemuck::cast_slice(rows.targets))?;
+        match place.offsets {
+            Some(offsets) => self.device.queue_write(offsets, bytemuck::cast_slice(rows.offsets)),
+            None => Ok(()),
+        }
     }
 
-    /// Forward and backward of one micro-batch of the stage of this index: ids and targets [batch · seq_len].
+    /// Forward and backward of one micro-batch of the stage of this index: [batch · seq_len].
     ///
     /// # Errors
     /// A session without that training section, a lost device.
-    pub fn micro_batch(&mut self, stage: usize, ids: &[u32], targets: &[u32], first: bool) -> Result<(), DeviceError> {
+    pub fn micro_batch(&mut self, stage: usize, rows: Rows<'_>, first: bool) -> Result<(), DeviceError> {
         let warming = self.fills() && self.seen < Scales::WARMUP;
         let sequence = Sequence::MicroBatch { stage, first, warming };
         let sections = &self.laid.sections;
@@ -253,7 +283,7 @@ impl<F: HostFamily> Session<F> {
             return Err(missing("training"));
         };
         let stage = if warming { Stage { products: Products::Warming, ..stage } } else { stage };
-        self.write_batch(F::training_batch(&training), ids, targets)?;
+        self.write_batch(F::training_batch(&training), rows)?;
         let (family, state) = (&self.family, &self.laid.state);
         self.device.replay(sequence, |device| family.micro_batch(device, state, &training, &stage, first))
     }
@@ -272,14 +302,14 @@ impl<F: HostFamily> Session<F> {
     ///
     /// # Errors
     /// A session without an evaluation section, a lost device.
-    pub fn evaluate(&mut self, ids: &[u32], targets: &[u32]) -> Result<f64, DeviceError> {
+    pub fn evaluate(&mut self, rows: Rows<'_>) -> Result<f64, DeviceError> {
         let (Some(evaluation), Some(stage)) = (self.laid.evaluation, self.laid.sections.evaluation) else {
             return Err(missing("evaluation"));
         };
         let mut values = [0.0; settings::LEN as usize];
         values[settings::LOSS_SCALE] = 1.0;
         self.begin(values)?;
-        self.write_batch(F::evaluation_batch(&evaluation), ids, targets)?;
+        self.write_batch(F::evaluation_batch(&evaluation), rows)?;
         let (family, state) = (&self.family, &self.laid.state);
         self.device.replay(Sequence::Evaluate, |device| family.evaluate(device, state, &evaluation, &stage))?;
         let ticket = self.finish()?;
@@ -335,7 +365,8 @@ impl<F: HostFamily> Session<F> {
 
 /// Bytes that the inputs and results of the largest step take on their way, each rounded up to 16.
 fn staging<F: Family>(laid: &Laid<F>, vocab_size: u32, periods: &[Period]) -> u64 {
-    let tokens = |count: u64| 2 * (4 * count).next_multiple_of(16);
+    // Ids, targets and offsets.
+    let tokens = |count: u64| 3 * (4 * count).next_multiple_of(16);
     let training = periods.iter().map(|p| tokens(p.micro_tokens()) * u64::from(p.accumulate)).max();
     let evaluation = laid.sections.evaluation.map_or(0, |stage| tokens(stage.tokens().into()));
     let decoding = if laid.sections.decoding.is_some() { 4 * u64::from(vocab_size) + 64 } else { 0 };
@@ -349,7 +380,7 @@ fn missing(section: &str) -> DeviceError {
 /// Element `i` of a region that begins as `init` says.
 fn first_value(init: Init, random: &Random, shape: [u32; 4], i: u64) -> f32 {
     match init {
-        Init::Zero => 0.0,
+        Init::Zero | Init::Wiring { .. } => 0.0,
         Init::One => 1.0,
         Init::Normal(deviation) => random.normal(i) * deviation,
         Init::Rotary { base } => {

@@ -11,12 +11,13 @@ use super::checkpoint::{self, TrainerState};
 use super::evaluate::{Evaluator, Score};
 use super::metrics::{EvalMetrics, Metrics, StepMetrics};
 use super::progress::Progress;
+use super::session::Rows;
 use super::speed::Speedometer;
 use super::{HostFamily, Session};
 use crate::allocations::{self, Activity};
 use crate::config::Config;
 use crate::data::corpus::Corpus;
-use crate::data::loader::{Loader, Schedule, Shape, Slots};
+use crate::data::loader::{Blocks, InBlock, Loader, Schedule, Shape, Slots};
 use crate::data::stream::Position;
 use crate::data::validation::ValidationSet;
 use crate::device::{DeviceError, Ticket};
@@ -116,7 +117,8 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         let mut stream = corpus.training().map_err(|e| text(&e))?;
         let periods = config.periods();
         let micro = periods.iter().map(Period::micro_tokens).max().unwrap_or(0);
-        stream.require(micro + 1).map_err(|e| text(&e))?;
+        let block = config.span().map_or(0, |span| largest_block(&periods, span));
+        stream.require(micro.max(block) + 1).map_err(|e| text(&e))?;
         let mut state = TrainerState {
             step: 0,
             tokens: 0,
@@ -146,9 +148,10 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         }
         // On a processor those of the card stay as they are, for when the run comes back to it.
         state.algorithms = session.algorithms().unwrap_or(state.algorithms);
-        let slots = Slots { count: LOADER_SLOTS as usize, capacity: micro as usize };
+        let slots = Slots { count: LOADER_SLOTS as usize, capacity: micro as usize, block: block as usize };
+        let blocks = config.span().map(|span| blocks(periods.clone(), span, config.steps));
         let first = Curriculum::new(&periods).map_err(|e| text(&e))?.micro_batches(state.step);
-        let loader = Loader::start(stream, shapes(periods.clone()), first, slots).map_err(|e| text(&e))?;
+        let loader = Loader::start(stream, shapes(periods.clone()), blocks, first, slots).map_err(|e| text(&e))?;
         let stage = session.evaluation_stage()?;
         let writer = checkpoint::Writer::new(dir, config.keep, &session.laid.lasting, model_config);
         Ok(Trainer {
@@ -201,7 +204,8 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
                 let settings = settings(self.config, &period, self.state.step);
                 self.session.begin(settings)?;
             }
-            self.session.micro_batch(index, batch.tokens(), batch.targets(), micro == 0)?;
+            let rows = Rows { ids: batch.tokens(), targets: batch.targets(), offsets: batch.offsets() };
+            self.session.micro_batch(index, rows, micro == 0)?;
             self.state.position = batch.position();
         }
         self.session.update(&self.config.optimizer())?;
@@ -342,6 +346,32 @@ fn shapes(periods: Vec<Period>) -> Schedule {
         let index = Curriculum::new(&periods).map_or(0, |c| c.of_micro_batch(number));
         let Period { batch, seq_len, .. } = periods[index];
         Shape { rows: batch as usize, length: seq_len as usize }
+    })
+}
+
+/// Batches of a stage's blocks: as many as `span` tokens of a row take, one at least.
+fn in_span(period: &Period, span: u32) -> u64 {
+    u64::from((span / period.seq_len.max(1)).max(1))
+}
+
+/// Tokens of the largest block.
+pub fn largest_block(periods: &[Period], span: u32) -> u64 {
+    periods.iter().map(|p| p.micro_tokens() * in_span(p, span)).max().unwrap_or(0)
+}
+
+/// Each batch's place in its block. The last block of a stage, and of the run, is as long as what is left.
+fn blocks(periods: Vec<Period>, span: u32, steps: u64) -> Blocks {
+    Box::new(move |number| {
+        let Ok(curriculum) = Curriculum::new(&periods) else { return InBlock { index: 0, batches: 1 } };
+        let stage = curriculum.of_micro_batch(number);
+        let ends = periods.get(stage + 1).map_or(steps, |next| next.from.min(steps));
+        let begins = curriculum.micro_batches(periods[stage].from);
+        let batches = in_span(&periods[stage], span);
+        let (index, first) = ((number - begins) % batches, number - (number - begins) % batches);
+        // A reader ahead of the run's end asks for batches behind it.
+        let left = curriculum.micro_batches(ends).saturating_sub(first);
+        let batches = if left > index { batches.min(left) } else { batches };
+        InBlock { index: index as usize, batches: batches as usize }
     })
 }
 

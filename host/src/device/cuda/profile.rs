@@ -3,8 +3,10 @@
 use capful_core::device::{Profile, Scratch};
 use capful_core::memory::{Dtype, Role};
 use capful_core::ops::{
-    AdamW, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadLoss, Linear, LinearGrad, Norm,
-    NormGrad, NormKind, Quantise, Rescale, SquaredNorm, SwiGlu, SwiGluGrad,
+    AdamW, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed, EmbedGrad, EmbedUpdate,
+    FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad,
+    NormKind, Quantise, Readout, ReadoutGrad, Rescale, Spike, SpikeGrad, SquaredNorm, SwiGlu, SwiGluGrad, SynapseGrad,
+    SynapseInputGrad, Taps, TapsGrad,
 };
 
 /// How numbers are kept.
@@ -117,4 +119,21 @@ scratch! {
     SquaredNorm: |o| 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64);
     SwiGlu: |_| 0;
     SwiGluGrad: |_| 0;
+    Carry: |_| 0;
+    Context: |_| 0;
+    ContextGrad: |_| 0;
+    EmbedUpdate: |_| 0;
+    FactoredUpdate: |_| WORKSPACE;
+    Inhibit: |_| 0;
+    Memory: |_| 0;
+    MemoryGrad: |_| 0;
+    Modulate: |_| 0;
+    Readout: |_| 0;
+    ReadoutGrad: |_| 0;
+    Spike: |_| 0;
+    SpikeGrad: |_| 0;
+    SynapseGrad: |_| 0;
+    SynapseInputGrad: |_| 0;
+    Taps: |_| 0;
+    TapsGrad: |_| 0;
 }

@@ -42,7 +42,8 @@ fn outcome(profile: &AnyProfile, stage: Stage) -> Vec<(String, Vec<f32>)> {
     };
     session.begin([0.01, 0.1, 0.05, 1.0, 0.5 / tokens as f32]).unwrap();
     for (from, first) in [(0, true), (tokens, false)] {
-        session.micro_batch(0, &batch(from), &targets(from), first).unwrap();
+        let (ids, targets) = (batch(from), targets(from));
+        session.micro_batch(0, Rows { ids: &ids, targets: &targets, offsets: &[] }, first).unwrap();
     }
     // An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of zeros.
     session.update(&Optimizer { beta1: 0.9, beta2: 0.95, eps: 0.1, decay: 0.1 }).unwrap();
@@ -57,7 +58,8 @@ fn outcome(profile: &AnyProfile, stage: Stage) -> Vec<(String, Vec<f32>)> {
             found.push((format!("{}{} {layer}", entry.slot.prefix, entry.slot.name), values));
         }
     }
-    let loss = session.evaluate(&batch(7), &targets(7)).unwrap();
+    let (ids, targets) = (batch(7), targets(7));
+    let loss = session.evaluate(Rows { ids: &ids, targets: &targets, offsets: &[] }).unwrap();
     found.push(("evaluation".to_owned(), vec![loss as f32]));
     let mut rows = Vec::new();
     session.logits(5, &mut |row| rows.extend_from_slice(row)).unwrap();

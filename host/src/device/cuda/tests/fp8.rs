@@ -353,7 +353,7 @@ fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
     let name: u64 = slot.name.bytes().fold(7, |hash, b| hash.wrapping_mul(31).wrapping_add(b.into()));
     let random = Random::new(name, layer.into());
     match slot.init {
-        Init::Zero => vec![0.0; count as usize],
+        Init::Zero | Init::Wiring { .. } => vec![0.0; count as usize],
         Init::One => vec![1.0; count as usize],
         Init::Normal(deviation) => (0..count).map(|i| random.normal(i.into()) * deviation * 4.0).collect(),
         Init::Rotary { base } => {

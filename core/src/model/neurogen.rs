@@ -1,0 +1,556 @@
+//! NeuroGen: six modules of spiking neurons that learn by local rules, an embedding in front and a decoder behind.
+//!
+//! The embedding of the last tokens reaches every module, and every module reaches the decoder's input, a residual
+//! stream of Broca's width. The decoder's error goes back to each module's outputs through the readout's own weights, and
+//! from there to its synapses by e-prop (Bellec et al. 2020), or through all synapses by backpropagation through time.
+
+mod connectome;
+mod regions;
+
+pub use connectome::{Connectome, MODULES, Module};
+pub use regions::{Decoding, Evaluation, Parameters, State, Training};
+
+use self::regions::{Chunk, Kept};
+use super::stage::{Control, Optimizer, Stage, Steps};
+use crate::device::{OperationError, Run};
+use crate::memory::Region;
+use crate::ops::{
+    AdamW, Affine, AffineGrad, Carry, Cell, Context, ContextGrad, Embed, EmbedUpdate, FactoredUpdate, Gate, HeadGrad,
+    HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad, NormKind, Pattern, Readout,
+    ReadoutGrad, Spike, SpikeGrad, SquaredNorm, SynapseGrad, SynapseInputGrad, Taps, TapsGrad,
+};
+
+/// How synapses learn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// e-prop, the error carried back by the readout's own weights.
+    Eprop,
+    /// e-prop, the error carried back by fixed random weights.
+    EpropRandom,
+    /// Backpropagation through time within a chunk, through all synapses.
+    Bptt,
+    /// They do not.
+    Frozen,
+}
+
+/// A NeuroGen's sizes and constants.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NeuroGen {
+    /// Token ids.
+    pub vocab_size: u32,
+    /// Columns of the embedding.
+    pub embedding: u32,
+    /// Tokens whose embeddings neurons read, the last one included.
+    pub taps: u32,
+    /// Modules and their wiring.
+    pub connectome: Connectome,
+    /// Dims of the residual stream that an output reaches, Broca's own aside.
+    pub fan_out: u32,
+    /// Rank of the direct path from the last token to the residual stream; 0 for none.
+    pub skip: u32,
+    /// Key size of the associative memory; 0 for none.
+    pub memory: u32,
+    /// What is left of the memory after a token.
+    pub memory_decay: f32,
+    /// Whether the Basal Ganglia gate Broca's outputs.
+    pub gate: bool,
+    /// How synapses learn.
+    pub rule: Rule,
+    /// Whether eligibility follows the neurons' adaptation too.
+    pub full: bool,
+    /// How much dopamine counts for a token's learning rate.
+    pub dopamine: f32,
+    /// How much novelty counts for it.
+    pub novelty: f32,
+    /// The neurons' constants.
+    pub cell: Cell,
+    /// Streams that are trained side by side.
+    pub streams: u32,
+}
+
+/// A device that runs everything a NeuroGen needs.
+pub trait NeuroGenDevice:
+    Run<Embed>
+    + Run<EmbedUpdate>
+    + Run<Taps>
+    + Run<TapsGrad>
+    + Run<Spike>
+    + Run<SpikeGrad>
+    + Run<SynapseGrad>
+    + Run<SynapseInputGrad>
+    + Run<Readout>
+    + Run<ReadoutGrad>
+    + Run<Context>
+    + Run<ContextGrad>
+    + Run<Memory>
+    + Run<MemoryGrad>
+    + Run<Norm>
+    + Run<NormGrad>
+    + Run<Linear>
+    + Run<LinearGrad>
+    + Run<HeadLoss>
+    + Run<FactoredUpdate>
+    + Run<Modulate>
+    + Run<Carry>
+    + Run<Inhibit>
+    + Run<SquaredNorm>
+    + Run<AdamW>
+{
+}
+
+impl<D> NeuroGenDevice for D where
+    D: Run<Embed>
+        + Run<EmbedUpdate>
+        + Run<Taps>
+        + Run<TapsGrad>
+        + Run<Spike>
+        + Run<SpikeGrad>
+        + Run<SynapseGrad>
+        + Run<SynapseInputGrad>
+        + Run<Readout>
+        + Run<ReadoutGrad>
+        + Run<Context>
+        + Run<ContextGrad>
+        + Run<Memory>
+        + Run<MemoryGrad>
+        + Run<Norm>
+        + Run<NormGrad>
+        + Run<Linear>
+        + Run<LinearGrad>
+        + Run<HeadLoss>
+        + Run<FactoredUpdate>
+        + Run<Modulate>
+        + Run<Carry>
+        + Run<Inhibit>
+        + Run<SquaredNorm>
+        + Run<AdamW>
+{
+}
+
+/// β₂ of the tables that are updated in place. Fixed: theirs is no moment of AdamW.
+const FACTORED_BETA2: f32 = 0.99;
+/// Added to a key's mean square.
+const NORM_EPS: f32 = 1e-6;
+
+/// How a chunk is run forward.
+#[derive(Clone, Copy)]
+struct Pass {
+    /// Whether every row begins with nothing before it.
+    fresh: bool,
+    /// Whether thresholds follow the firing rates.
+    learning: bool,
+}
+
+impl NeuroGen {
+    /// Dims of the residual stream.
+    pub const fn width(&self) -> u32 {
+        self.connectome.outputs[Module::Broca.index()]
+    }
+
+    fn gate(&self, w: &Parameters) -> Option<Gate> {
+        let outputs = self.connectome.outputs(Module::BasalGanglia);
+        w.gate.map(|[weight, bias]| Gate { weight, bias, first: outputs.first, count: outputs.count })
+    }
+
+    fn inhibit<D: NeuroGenDevice>(&self, device: &mut D, state: &State) -> Result<(), OperationError> {
+        let thalamus = Module::Thalamus.index();
+        let inhibitory = self.connectome.inhibitory();
+        device.run(Inhibit {
+            sources: state.sources[thalamus],
+            weights: state.weights.synapses[thalamus],
+            first: inhibitory.first,
+            count: inhibitory.count,
+        })
+    }
+
+    /// All modules at token `t`.
+    fn spike<D: NeuroGenDevice>(
+        &self,
+        device: &mut D,
+        state: &State,
+        c: &Chunk,
+        pass: Pass,
+        t: u32,
+    ) -> Result<(), OperationError> {
+        for module in Module::ORDER {
+            let m = module.index();
+            let homeostasis = if pass.learning { self.cell.homeostasis } else { 0.0 };
+            device.run(Spike {
+                token: t,
+                signals: c.signals,
+                spikes: c.spikes[m],
+                keep: c.keep,
+                sources: state.sources[m],
+                weights: state.weights.synapses[m],
+                potential: c.potential[m],
+                fatigue: c.fatigue[m],
+                offset: state.weights.thresholds[m],
+                slope: c.slope.map(|s| s[m]),
+                outputs: self.connectome.outputs(module),
+                cell: Cell { homeostasis, ..self.cell },
+            })?;
+        }
+        Ok(())
+    }
+
+    /// From token ids to the residual stream.
+    fn forward<D: NeuroGenDevice>(
+        &self,
+        device: &mut D,
+        state: &State,
+        c: &Chunk,
+        pass: Pass,
+    ) -> Result<(), OperationError> {
+        let w = &state.weights;
+        device.run(Embed { ids: c.ids, table: w.embedding, out: c.x })?;
+        let Pass { fresh, .. } = pass;
+        device.run(Taps { x: c.x, offsets: c.offsets, signals: c.signals, keep: c.keep, taps: self.taps, fresh })?;
+        for t in 0..c.x.shape[2] {
+            self.spike(device, state, c, pass, t)?;
+        }
+        let layout = self.connectome.readout();
+        device.run(Readout { signals: c.signals, layout, weights: w.readout, gate: self.gate(w), out: c.stream })?;
+        if let (Some([down, up]), Some(low)) = (w.skip, c.low) {
+            device.run(Linear::new(c.x, down, None, low))?;
+            device.run(Linear { accumulate: true, ..Linear::new(low, up, None, c.stream) })?;
+        }
+        let (Some(w), Some(m)) = (&w.memory, &c.memory) else { return Ok(()) };
+        device.run(Context { signals: c.signals, first: 0, out: m.context })?;
+        device.run(Linear::new(m.context, w.value, None, m.values))?;
+        for (i, weight) in [w.key, w.query].into_iter().enumerate() {
+            device.run(Linear::new(m.context, weight, None, m.raw[i]))?;
+            device.run(Norm {
+                kind: NormKind::Rms,
+                x: m.raw[i],
+                eps: NORM_EPS,
+                stats: m.stats[i],
+                first: Affine { gain: w.gains[i], bias: None, out: m.normed[i] },
+                second: None,
+                copy: None,
+            })?;
+        }
+        device.run(Memory {
+            keys: m.normed[0],
+            queries: m.normed[1],
+            values: m.values,
+            keep: c.keep,
+            before: m.before,
+            after: m.after,
+            decay: self.memory_decay,
+            out: m.out,
+        })?;
+        device.run(Linear { accumulate: true, ..Linear::new(m.out, w.out, None, c.stream) })
+    }
+
+    /// The gradients of the direct path and of the associative memory, into the taps and the Hippocampus' outputs.
+    fn backward_dense<D: NeuroGenDevice>(
+        &self,
+        device: &mut D,
+        state: &State,
+        grads: &Parameters,
+        t: &Training,
+    ) -> Result<(), OperationError> {
+        let (w, c) = (&state.weights, &t.chunk);
+        let linear = |x, weight, out_grad, x_grad, weight_grad| LinearGrad {
+            x,
+            weight,
+            transposed: false,
+            out_grad,
+            x_grad,
+            before_gelu: None,
+            weight_grad,
+            bias_grad: None,
+            accumulate: false,
+            quantised: None,
+        };
+        if let (Some([down, up]), Some([down_grad, up_grad]), Some(low), Some(low_grad)) =
+            (w.skip, grads.skip, c.low, t.low_grad)
+        {
+            device.run(linear(low, up, t.stream_grad, low_grad, up_grad))?;
+            device.run(linear(c.x, down, low_grad, t.x_grad, down_grad))?;
+        }
+        let (Some(w), Some(g), Some(m), Some(b)) = (&w.memory, &grads.memory, &c.memory, &t.memory) else {
+            return Ok(());
+        };
+        device.run(linear(m.out, w.out, t.stream_grad, b.out_grad, g.out))?;
+        device.run(MemoryGrad {
+            keys: m.normed[0],
+            queries: m.normed[1],
+            values: m.values,
+            keep: c.keep,
+            before: m.before,
+            decay: self.memory_decay,
+            out_grad: b.out_grad,
+            work: b.work,
+            keys_grad: b.normed_grad[0],
+            queries_grad: b.normed_grad[1],
+            values_grad: b.values_grad,
+        })?;
+        let back = ContextGrad { out_grad: b.context_grad, signals_grad: t.signals_grad, first: 0 };
+        device.run(linear(m.context, w.value, b.values_grad, b.context_grad, g.value))?;
+        device.run(back)?;
+        for (i, [weight, weight_grad]) in [[w.key, g.key], [w.query, g.query]].into_iter().enumerate() {
+            device.run(NormGrad {
+                kind: NormKind::Rms,
+                x: m.raw[i],
+                stats: m.stats[i],
+                x_grad: b.raw_grad,
+                first: AffineGrad {
+                    gain: w.gains[i],
+                    out_grad: b.normed_grad[i],
+                    gain_grad: g.gains[i],
+                    bias_grad: None,
+                },
+                second: None,
+                add: false,
+                accumulate: false,
+                copy: None,
+            })?;
+            device.run(linear(m.context, weight, b.raw_grad, b.context_grad, weight_grad))?;
+            device.run(back)?;
+        }
+        Ok(())
+    }
+
+    /// A module's neurons, from token `first` on.
+    fn spike_grad(&self, t: &Training, module: Module, first: u32, count: u32) -> SpikeGrad {
+        let m = module.index();
+        let tokens = t.chunk.x.shape[2];
+        SpikeGrad {
+            first,
+            count,
+            signals_grad: t.signals_grad,
+            slope: t.slope[m],
+            keep: t.chunk.keep,
+            fatigue_grad: t.fatigue_grad.map(|g| g[m]),
+            // Nothing comes back from behind the chunk.
+            spikes_grad: t.spikes_grad.map(|g| g[m]).filter(|_| first + 1 < tokens),
+            outputs: self.connectome.outputs(module),
+            cell: self.cell,
+        }
+    }
+
+    /// From the gradient of the outputs to that of the synapses.
+    fn backward_spikes<D: NeuroGenDevice>(
+        &self,
+        device: &mut D,
+        state: &State,
+        grads: &Parameters,
+        t: &Training,
+    ) -> Result<(), OperationError> {
+        let (c, tokens) = (&t.chunk, t.chunk.x.shape[2]);
+        match (&state.index, t.spikes_grad) {
+            (Some(index), Some(spikes_grad)) => {
+                for token in (0..tokens).rev() {
+                    for module in Module::ORDER.into_iter().rev() {
+                        let m = module.index();
+                        device.run(self.spike_grad(t, module, token, 1))?;
+                        device.run(SynapseInputGrad {
+                            token,
+                            grad: t.slope[m],
+                            weights: state.weights.synapses[m],
+                            starts: index[m].starts,
+                            synapses: index[m].synapses,
+                            keep: c.keep,
+                            signals_grad: t.signals_grad,
+                            spikes_grad: spikes_grad[m],
+                        })?;
+                    }
+                }
+            }
+            _ => {
+                for module in Module::ALL {
+                    device.run(self.spike_grad(t, module, 0, tokens))?;
+                }
+            }
+        }
+        for module in Module::ALL {
+            let m = module.index();
+            device.run(SynapseGrad {
+                grad: t.slope[m],
+                signals: c.signals,
+                spikes: c.spikes[m],
+                keep: c.keep,
+                sources: state.sources[m],
+                weight_grad: grads.synapses[m],
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What the chunk before left, into the chunk's first slots.
+    fn resume<D: NeuroGenDevice>(&self, device: &mut D, kept: &Kept, c: &Chunk) -> Result<(), OperationError> {
+        device.run(Carry { from: kept.signals, to: Spike::slot(c.signals, 0) })?;
+        for (kept, spikes) in kept.spikes.into_iter().zip(c.spikes) {
+            device.run(Carry { from: kept, to: Spike::slot(spikes, 0) })?;
+        }
+        let (Some(kept), Some(m)) = (kept.memory, &c.memory) else { return Ok(()) };
+        device.run(Carry { from: kept.matrix, to: m.before.matrix })?;
+        device.run(Carry { from: kept.key, to: m.before.key })
+    }
+
+    /// The chunk's last slots, for the chunk after it. The memory is written where it is kept.
+    fn hand_over<D: NeuroGenDevice>(&self, device: &mut D, kept: &Kept, c: &Chunk) -> Result<(), OperationError> {
+        let last = c.x.shape[2];
+        device.run(Carry { from: Spike::slot(c.signals, last), to: kept.signals })?;
+        for (kept, spikes) in kept.spikes.into_iter().zip(c.spikes) {
+            device.run(Carry { from: Spike::slot(spikes, last), to: kept })?;
+        }
+        Ok(())
+    }
+
+    fn head(&self, state: &State, c: &Chunk, targets: Region, logits: Region, gradient: Option<HeadGrad>) -> HeadLoss {
+        let Control { settings, results } = state.control;
+        HeadLoss {
+            x: c.stream,
+            weight: state.weights.decoder,
+            bias: Some(state.weights.decoder_bias),
+            ids: self.vocab_size,
+            targets,
+            logits,
+            losses: c.losses,
+            settings,
+            results,
+            add_loss: false,
+            gradient,
+        }
+    }
+}
+
+impl<D: NeuroGenDevice> Steps<D> for NeuroGen {
+    fn micro_batch(
+        &self,
+        device: &mut D,
+        state: &State,
+        t: &Training,
+        _: &Stage,
+        _: bool,
+    ) -> Result<(), OperationError> {
+        let Some(learning) = &state.learning else { return Err(OperationError::Device) };
+        let (w, c, grads) = (&state.weights, &learning.kept.serve(&t.chunk), &learning.gradient);
+        let Control { settings, results } = state.control;
+        self.inhibit(device, state)?;
+        self.resume(device, &learning.kept, c)?;
+        self.forward(device, state, c, Pass { fresh: false, learning: true })?;
+        let gradient = HeadGrad { x_grad: t.stream_grad, weight_grad: None, accumulate: false };
+        device.run(self.head(state, c, t.batch.targets, t.logits, Some(gradient)))?;
+        device.run(ReadoutGrad {
+            signals: c.signals,
+            layout: self.connectome.readout(),
+            weights: w.readout,
+            gate: self.gate(w),
+            feedback: learning.feedback,
+            out_grad: t.stream_grad,
+            signals_grad: t.signals_grad,
+            weight_grad: grads.readout,
+            gate_grad: grads.gate_grad(),
+        })?;
+        self.backward_dense(device, state, grads, t)?;
+        if let (Some([predictor, running]), Some(factors)) = (learning.reward, t.factors) {
+            device.run(Modulate {
+                losses: c.losses,
+                signals: c.signals,
+                outputs: self.connectome.outputs(Module::BasalGanglia).first,
+                predictor,
+                running,
+                factors,
+                signals_grad: t.signals_grad,
+                first: self.connectome.taps,
+                dopamine: self.dopamine,
+                novelty: self.novelty,
+            })?;
+        }
+        if self.rule != Rule::Frozen {
+            self.backward_spikes(device, state, grads, t)?;
+        }
+        device.run(TapsGrad {
+            signals_grad: t.signals_grad,
+            offsets: c.offsets,
+            x_grad: t.x_grad,
+            taps: self.taps,
+            fresh: false,
+            accumulate: self.skip > 0,
+        })?;
+        device.run(FactoredUpdate {
+            x: c.stream,
+            out_grad: t.logits,
+            weight: w.decoder,
+            bias: w.decoder_bias,
+            row_moment: learning.decoder_rows,
+            column_moment: learning.decoder_columns,
+            tile: t.tile,
+            settings,
+            results,
+            beta2: FACTORED_BETA2,
+        })?;
+        device.run(EmbedUpdate {
+            ids: c.ids,
+            x_grad: t.x_grad,
+            table: w.embedding,
+            moment: learning.embedding_moment,
+            settings,
+            results,
+            beta2: FACTORED_BETA2,
+        })?;
+        self.hand_over(device, &learning.kept, c)
+    }
+
+    fn update(&self, device: &mut D, state: &State, optimizer: &Optimizer) -> Result<(), OperationError> {
+        let Some(learning) = &state.learning else { return Err(OperationError::Device) };
+        let Control { settings, results } = state.control;
+        let (gradient, weights) = (&learning.gradient.groups, &state.weights.groups);
+        device.run(SquaredNorm { gradient: gradient.all, results })?;
+        let [first, second] = &learning.moments;
+        for (weight, gradient, first, second, decay) in [
+            (weights.decayed, gradient.decayed, first.groups.decayed, second.groups.decayed, optimizer.decay),
+            (weights.plain, gradient.plain, first.groups.plain, second.groups.plain, 0.0),
+        ] {
+            let Optimizer { beta1, beta2, eps, .. } = *optimizer;
+            device.run(AdamW {
+                weight,
+                master: None,
+                gradient,
+                first,
+                second,
+                settings,
+                results,
+                beta1,
+                beta2,
+                eps,
+                decay,
+            })?;
+        }
+        self.inhibit(device, state)
+    }
+
+    fn evaluate(&self, device: &mut D, state: &State, e: &Evaluation, _: &Stage) -> Result<(), OperationError> {
+        self.forward(device, state, &e.chunk, Pass { fresh: true, learning: false })?;
+        device.run(self.head(state, &e.chunk, e.targets, e.logits, None))
+    }
+
+    fn logits(
+        &self,
+        device: &mut D,
+        state: &State,
+        e: &Evaluation,
+        first: u32,
+        count: u32,
+    ) -> Result<(), OperationError> {
+        let (w, x) = (&state.weights, e.chunk.stream.slice_rows(first, count));
+        device.run(Linear::new(x, w.decoder, Some(w.decoder_bias), e.logits.slice_rows(0, count)))
+    }
+
+    fn decode(&self, device: &mut D, state: &State, s: &Decoding, _: Pattern) -> Result<(), OperationError> {
+        let (w, c) = (&state.weights, &s.chunk);
+        self.forward(device, state, c, Pass { fresh: false, learning: false })?;
+        device.run(Linear::new(c.stream, w.decoder, Some(w.decoder_bias), s.logits))?;
+        // One token is a chunk of its own.
+        device.run(Carry { from: Spike::slot(c.signals, 1), to: Spike::slot(c.signals, 0) })?;
+        for spikes in c.spikes {
+            device.run(Carry { from: Spike::slot(spikes, 1), to: Spike::slot(spikes, 0) })?;
+        }
+        let Some(m) = &c.memory else { return Ok(()) };
+        device.run(Carry { from: m.after.matrix, to: m.before.matrix })?;
+        device.run(Carry { from: m.after.key, to: m.before.key })
+    }
+}
