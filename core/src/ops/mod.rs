@@ -48,7 +48,7 @@ pub use inhibit::Inhibit;
 pub use linear::Linear;
 pub use linear_grad::LinearGrad;
 pub use memory::{Memory, MemoryGrad, Stored};
-pub use modulate::Modulate;
+pub use modulate::{FOLLOW, Modulate};
 pub use norm::{Affine, Norm, NormKind};
 pub use norm_grad::{AffineGrad, NormGrad};
 pub use pattern::{Kind, Pattern};
@@ -56,11 +56,11 @@ pub use quantise::{Quantise, Quantised, QuantisedProduct, Scaling};
 pub use readout::{Feedback, Gate, GateGrad, Layout as ReadoutLayout, Readout, ReadoutGrad};
 pub use rescale::Rescale;
 pub use rotary::Rotary;
-pub use spike::{Cell, Outputs, Spike};
+pub use spike::{Cell, OFFSET_LIMIT, Outputs, Spike};
 pub use spike_grad::{SpikeGrad, SynapseGrad, SynapseInputGrad};
 pub use squared_norm::SquaredNorm;
 pub use swiglu::{SwiGlu, SwiGluGrad};
-pub use taps::{Taps, TapsGrad};
+pub use taps::{Taps, TapsGrad, reach};
 
 #[cfg(test)]
 mod testing;
