@@ -60,9 +60,18 @@ pub(super) fn fused_pairs<const L: usize>(sum: &mut [f32; L], a: &[f32; L], b: &
     }
 }
 
+/// The same numbers, seen as a whole: what was summed up in them before stays vectors, whatever becomes of single lanes
+/// afterwards. Without it the compiler shapes the loop before after the pairs that are added behind it, and its sums become
+/// scalars or pairs.
+#[inline(always)]
+pub(super) fn whole<const L: usize>(lanes: [f32; L]) -> [f32; L] {
+    std::hint::black_box(lanes)
+}
+
 /// The sum of the lanes, pairwise.
 #[inline(always)]
-pub(super) fn across<const L: usize>(mut lanes: [f32; L]) -> f32 {
+pub(super) fn across<const L: usize>(lanes: [f32; L]) -> f32 {
+    let mut lanes = whole(lanes);
     let mut width = L / 2;
     while width > 0 {
         for i in 0..width {

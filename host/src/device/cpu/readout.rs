@@ -5,7 +5,7 @@ use capful_core::device::{OperationError, Run, Scratch};
 use capful_core::memory::{Arena, Region};
 use capful_core::ops::{Gate, Readout, ReadoutGrad};
 
-use super::lanes::{across, fused, fused_pairs, lanes, pick, pick_mut};
+use super::lanes::{across, fused, fused_pairs, lanes, pick, pick_mut, whole};
 use super::simd::{self, vectorise};
 use super::{Cpu, CpuProfile, bytes};
 
@@ -82,6 +82,7 @@ impl Run<Readout> for Cpu {
                                 sum[b] *= opening(w.mul_add(r[b], bias));
                             }
                         }
+                        let mut sum = whole(sum);
                         for f in 0..fan_out {
                             let mut o = (d + dims - f * shift) % dims;
                             while o < outputs {
@@ -89,7 +90,7 @@ impl Run<Readout> for Cpu {
                                 o += dims;
                             }
                         }
-                        *pick_mut::<L>(sums, d * batch + at) = sum;
+                        *pick_mut::<L>(sums, d * batch + at) = whole(sum);
                     }
                 }));
             });
@@ -180,7 +181,7 @@ impl Run<ReadoutGrad> for Cpu {
                             d += shift;
                             d -= if d < dims { 0 } else { dims };
                         }
-                        *pick_mut::<L>(signals_grad, (first + o) * batch + at) = sum;
+                        *pick_mut::<L>(signals_grad, (first + o) * batch + at) = whole(sum);
                     }
                     for d in 0..dims {
                         let grad = pick::<L>(grad, d * batch + at);

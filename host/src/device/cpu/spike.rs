@@ -4,12 +4,12 @@ use capful_core::device::{OperationError, Run, Scratch};
 use capful_core::memory::Arena;
 use capful_core::ops::{Cell, OFFSET_LIMIT, Outputs, Spike};
 
-use super::lanes::{lanes, pick, pick_mut};
+use super::lanes::{lanes, pick, pick_mut, whole};
 use super::simd::vectorise;
 use super::{Cpu, CpuProfile};
 
 /// Products of a task, synapses times streams, that are worth waking another thread for.
-const WORK: usize = 1 << 17;
+const WORK: usize = 1 << 16;
 /// Winners up to which a block's best are kept in a list; with more, the last one's potential is searched for.
 const LIST: usize = 8;
 
@@ -270,5 +270,5 @@ fn weighted<const L: usize>(
             sum[b] += w * x[b];
         }
     }
-    sum
+    whole(sum)
 }

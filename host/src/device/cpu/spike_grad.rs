@@ -4,7 +4,7 @@ use capful_core::device::{OperationError, Run, Scratch};
 use capful_core::memory::Arena;
 use capful_core::ops::{Outputs, Spike, SpikeGrad, SynapseGrad, SynapseInputGrad};
 
-use super::lanes::{across, fused, fused_pairs, lanes, pick, pick_mut};
+use super::lanes::{across, fused, fused_pairs, lanes, pick, pick_mut, whole};
 use super::simd::vectorise;
 use super::{Cpu, CpuProfile};
 
@@ -243,5 +243,5 @@ fn brought<const L: usize>(index: &Index<'_>, source: usize, at: usize) -> [f32;
         let j = (synapse / index.fan_in as u32) as usize;
         fused(&mut sum, index.weights[synapse as usize], pick::<L>(index.grad, j * index.streams + at));
     }
-    sum
+    whole(sum)
 }
