@@ -1,0 +1,182 @@
+//! Updates in place with a factored second moment: a tile of the gradient by a product, its rows shared among threads.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::memory::Arena;
+use capful_core::ops::{EmbedUpdate, FactoredUpdate};
+use capful_core::train::{results, settings};
+
+use super::gemm::{self, Matrix, MatrixMut, Update};
+use super::simd::{self, vectorise};
+use super::{Cpu, CpuProfile, bytes};
+
+/// Rows of the table that a task updates: a cache line of the logits' gradient.
+const ROWS: usize = 16;
+/// Columns of the gradient that a task sums.
+const COLUMNS: usize = 64;
+/// What keeps a denominator from zero, as in core.
+const EPS: f32 = 1e-12;
+/// No row has used this id yet.
+const NONE: u32 = u32::MAX;
+
+impl Scratch<FactoredUpdate> for CpuProfile {
+    fn scratch(&self, op: &FactoredUpdate) -> u64 {
+        let [tile, d, rows] = [op.tile.rows(), op.x.columns(), op.x.rows()].map(|n| n as usize);
+        bytes(gemm::scratch_len(tile.min(op.weight.rows() as usize), d, rows, self.workers()))
+    }
+}
+
+impl Run<FactoredUpdate> for Cpu {
+    fn run(&mut self, op: FactoredUpdate) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words(), &[]);
+        let [
+            x,
+            out_grad,
+            mut weight,
+            mut bias,
+            mut row_moment,
+            mut column_moment,
+            mut tile,
+            settings,
+            results,
+            mut scratch,
+        ] = arena.views([
+            Some(op.x),
+            Some(op.out_grad),
+            Some(op.weight),
+            Some(op.bias),
+            Some(op.row_moment),
+            Some(op.column_moment),
+            Some(op.tile),
+            Some(op.settings),
+            Some(op.results),
+            Some(self.scratch),
+        ])?;
+        if !results.f32()[results::LOSS].is_finite() {
+            return Ok(());
+        }
+        let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
+        let (lr, correction) = (settings.f32()[settings::LEARNING_RATE], settings.f32()[settings::CORRECTION2]);
+        let (x, out_grad) = (Matrix::new(x.f32(), rows, d), out_grad.f32());
+        let (row_moment, bias_moment) = row_moment.f32_mut().split_at_mut(vocabulary);
+        let (columns, sums) = column_moment.f32_mut().split_at_mut(d);
+        let mean = simd::sum(columns) / d as f32;
+        let relative = if mean > 0.0 { 1.0 / mean } else { 0.0 };
+        sums.fill(0.0);
+        for first in (0..vocabulary).step_by(op.tile.rows() as usize) {
+            let count = (op.tile.rows() as usize).min(vocabulary - first);
+            let g = &mut tile.f32_mut()[..count * d];
+            let a = Matrix::with_strides(&out_grad[first..], count, rows, 1, vocabulary);
+            let to = MatrixMut::new(g, count, d);
+            gemm::product(&mut self.pool, a, x, to, Update::Overwrite, scratch.f32_mut(), |_, _| {});
+            let (g, columns) = (&*g, &*columns);
+            self.pool.chunks(sums, COLUMNS, |_, chunk, sums| {
+                vectorise!(for row in g.chunks_exact(d) {
+                    for (s, &g) in sums.iter_mut().zip(&row[chunk * COLUMNS..]) {
+                        *s = g.mul_add(g, *s);
+                    }
+                });
+            });
+            let own = first..first + count;
+            let bands = [
+                (&mut weight.f32_mut()[first * d..][..count * d], ROWS * d),
+                (&mut row_moment[own.clone()], ROWS),
+                (&mut bias.f32_mut()[own.clone()], ROWS),
+                (&mut bias_moment[own], ROWS),
+            ];
+            self.pool.bands(bands, |_, band, [weight, row_moment, bias, bias_moment]| {
+                let mut bias_grad = [0.0f32; ROWS];
+                vectorise!(for out_grad in out_grad.chunks_exact(vocabulary) {
+                    for (sum, g) in bias_grad.iter_mut().zip(&out_grad[first + band * ROWS..][..bias.len()]) {
+                        *sum += g;
+                    }
+                });
+                for ((b, m), g) in bias.iter_mut().zip(bias_moment).zip(bias_grad) {
+                    *m = op.beta2 * *m + (1.0 - op.beta2) * (g * g);
+                    *b -= lr * g / ((*m / correction).sqrt() + EPS);
+                }
+                let rows = weight.chunks_exact_mut(d).zip(row_moment).zip(g[band * ROWS * d..].chunks_exact(d));
+                vectorise!(for ((weight, m), g) in rows {
+                    *m = op.beta2 * *m + (1.0 - op.beta2) * (simd::dot(g, g) / d as f32);
+                    let corrected = *m / correction;
+                    let update = |g: f32, c: f32| {
+                        let column = if relative > 0.0 { c * relative } else { 1.0 };
+                        g / ((corrected * column).sqrt() + EPS)
+                    };
+                    let squares = simd::fold_pairs(g, columns, |sum, g, c| {
+                        let u = update(g, c);
+                        u.mul_add(u, sum)
+                    });
+                    let step = lr * held(squares, d);
+                    for ((w, &g), &c) in weight.iter_mut().zip(g).zip(columns) {
+                        *w -= step * update(g, c);
+                    }
+                });
+            });
+        }
+        for (c, s) in columns.iter_mut().zip(sums) {
+            *c = op.beta2 * *c + (1.0 - op.beta2) * (*s / vocabulary as f32);
+        }
+        Ok(())
+    }
+}
+
+/// The factor of a row's update that holds its root mean square at 1.
+#[inline(always)]
+fn held(squares: f32, columns: usize) -> f32 {
+    let rms = (squares / columns as f32).sqrt();
+    if rms > 1.0 { 1.0 / rms } else { 1.0 }
+}
+
+impl Scratch<EmbedUpdate> for CpuProfile {
+    fn scratch(&self, op: &EmbedUpdate) -> u64 {
+        bytes(op.table.rows() as usize)
+    }
+}
+
+impl Run<EmbedUpdate> for Cpu {
+    fn run(&mut self, op: EmbedUpdate) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words(), &[]);
+        let [ids, mut x_grad, mut table, mut moment, settings, results, mut scratch] = arena.views([
+            Some(op.ids),
+            Some(op.x_grad),
+            Some(op.table),
+            Some(op.moment),
+            Some(op.settings),
+            Some(op.results),
+            Some(self.scratch),
+        ])?;
+        if !results.f32()[results::LOSS].is_finite() {
+            return Ok(());
+        }
+        let (d, ids, lr) = (op.table.columns() as usize, ids.u32(), settings.f32()[settings::LEARNING_RATE]);
+        let x_grad = x_grad.f32_mut();
+        // The first row of each id, a number's bits in a float's place.
+        let first = &mut scratch.f32_mut()[..op.table.rows() as usize];
+        first.fill(f32::from_bits(NONE));
+        for (r, &id) in ids.iter().enumerate() {
+            let first = &mut first[id as usize];
+            if first.to_bits() == NONE {
+                *first = f32::from_bits(r as u32);
+            } else {
+                let (to, from) = x_grad.split_at_mut(r * d);
+                simd::add(&from[..d], &mut to[first.to_bits() as usize * d..][..d]);
+            }
+        }
+        let (x_grad, first) = (&*x_grad, &*first);
+        self.pool.bands([(table.f32_mut(), ROWS * d), (moment.f32_mut(), ROWS * 2)], |_, band, [table, moment]| {
+            let rows = table.chunks_exact_mut(d).zip(moment.as_chunks_mut::<2>().0).zip(&first[band * ROWS..]);
+            for ((row, [m, n]), first) in rows.filter(|(_, first)| first.to_bits() != NONE) {
+                let g = &x_grad[first.to_bits() as usize * d..][..d];
+                *n += 1.0;
+                let correction = 1.0 - libm::powf(op.beta2, *n);
+                vectorise!({
+                    let squares = simd::dot(g, g);
+                    *m = op.beta2 * *m + (1.0 - op.beta2) * (squares / d as f32);
+                    let root = 1.0 / ((*m / correction).sqrt() + EPS);
+                    simd::axpy(-lr * root * held(squares * root * root, d), g, row);
+                });
+            }
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,247 @@
+//! The backward pass of a module's neurons and synapses; lanes are streams.
+
+use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::memory::Arena;
+use capful_core::ops::{Outputs, Spike, SpikeGrad, SynapseGrad, SynapseInputGrad};
+
+use super::lanes::{across, fused, fused_pairs, lanes, pick, pick_mut, whole};
+use super::simd::vectorise;
+use super::{Cpu, CpuProfile};
+
+/// Tokens whose signals are multiplied with every row before the next ones: their signals stay in the caches.
+const TOKENS: usize = 8;
+/// Rows of a task.
+const ROWS: usize = 16;
+/// Tasks that the sources of a module are cut into: more than threads, for some sources have no synapses.
+const PARTS: usize = 16;
+
+impl Scratch<SpikeGrad> for CpuProfile {
+    fn scratch(&self, _: &SpikeGrad) -> u64 {
+        0
+    }
+}
+
+impl Run<SpikeGrad> for Cpu {
+    fn run(&mut self, op: SpikeGrad) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words(), &[]);
+        let [mut signals_grad, mut slope, keep, mut fatigue_grad, spikes_grad] =
+            arena.views([Some(op.signals_grad), Some(op.slope), Some(op.keep), op.fatigue_grad, op.spikes_grad])?;
+        let [_, tokens, neurons, streams] = op.slope.shape.map(|n| n as usize);
+        let signals = op.signals_grad.shape[2] as usize * streams;
+        let (cell, outputs) = (op.cell, op.outputs);
+        let (signals_grad, slope, keep) = (signals_grad.f32_mut(), slope.f32_mut(), keep.f32());
+        let (fatigue_grad, spikes_grad) = (fatigue_grad.f32_mut(), spikes_grad.f32());
+        vectorise!(lanes!(streams, at, L => {
+            for t in (op.first as usize..(op.first + op.count) as usize).rev() {
+                let last = t + 1 == tokens;
+                let kept = if last { [0.0; L] } else { *pick::<L>(keep, (t + 1) * streams + at) };
+                let now_kept = *pick::<L>(keep, t * streams + at);
+                let (grad, later_grad) = signals_grad[t * signals..].split_at_mut(signals);
+                let (own, later) = slope[t * neurons * streams..].split_at_mut(neurons * streams);
+                for o in 0..outputs.count {
+                    let i = (outputs.first + o) as usize * streams + at;
+                    let filtered = pick_mut::<L>(grad, i);
+                    if !last {
+                        let later = pick::<L>(later_grad, i);
+                        for b in 0..L {
+                            filtered[b] += kept[b] * cell.filter * later[b];
+                        }
+                    }
+                    let filtered = *filtered;
+                    let group = outputs.group(o, neurons as u32);
+                    let share = Outputs::share(group.len());
+                    for j in group {
+                        let i = j * streams + at;
+                        let mut grad = filtered.map(|g| share * g);
+                        if !spikes_grad.is_empty() {
+                            grad.iter_mut().zip(pick::<L>(spikes_grad, i)).for_each(|(to, g)| *to += g);
+                        }
+                        let mut carried = [0.0; L];
+                        if !last && !fatigue_grad.is_empty() {
+                            carried = *pick::<L>(fatigue_grad, i);
+                            grad.iter_mut().zip(&carried).for_each(|(to, g)| *to += g);
+                        }
+                        let own = pick_mut::<L>(own, i);
+                        let later = if last { [0.0; L] } else { *pick::<L>(later, i) };
+                        let mut above = [0.0; L];
+                        for b in 0..L {
+                            above[b] = own[b] * grad[b];
+                            own[b] = above[b] + kept[b] * cell.leak * later[b];
+                        }
+                        if !fatigue_grad.is_empty() {
+                            let (to, adaptation) = (pick_mut::<L>(fatigue_grad, i), cell.adaptation_of(j));
+                            for b in 0..L {
+                                to[b] = now_kept[b] * (cell.fatigue * carried[b] - adaptation * above[b]);
+                            }
+                        }
+                    }
+                }
+            }
+        }));
+        Ok(())
+    }
+}
+
+impl Scratch<SynapseGrad> for CpuProfile {
+    fn scratch(&self, _: &SynapseGrad) -> u64 {
+        0
+    }
+}
+
+impl Run<SynapseGrad> for Cpu {
+    fn run(&mut self, op: SynapseGrad) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words(), &[]);
+        let [grad, signals, spikes, keep, sources, mut weight_grad] = arena.views([
+            Some(op.grad),
+            Some(op.signals),
+            Some(op.spikes),
+            Some(op.keep),
+            Some(op.sources),
+            Some(op.weight_grad),
+        ])?;
+        let [_, tokens, neurons, streams] = op.grad.shape.map(|n| n as usize);
+        let (rows, fan_in) = (op.signals.shape[2] as usize, op.sources.columns() as usize);
+        let (grad, signals, spikes, keep) = (grad.f32(), signals.f32(), spikes.f32(), keep.f32());
+        let (sources, weight_grad) = (sources.u32(), weight_grad.f32_mut());
+        // All threads are at the same tokens, and what they read of them lies in each one's cache.
+        for first in (0..tokens).step_by(TOKENS) {
+            let count = TOKENS.min(tokens - first);
+            self.pool.chunks(weight_grad, ROWS * fan_in, |_, chunk, to| {
+                if first == 0 {
+                    to.fill(0.0);
+                }
+                vectorise!(lanes!(streams, at, L => {
+                    for (i, to) in to.chunks_exact_mut(fan_in).enumerate() {
+                        let j = chunk * ROWS + i;
+                        let sources = &sources[j * fan_in..][..fan_in];
+                        let (mut now, mut kept) = ([[0.0; L]; TOKENS], [[0.0; L]; TOKENS]);
+                        for t in 0..count {
+                            now[t] = *pick::<L>(grad, ((first + t) * neurons + j) * streams + at);
+                            let keep = pick::<L>(keep, (first + t) * streams + at);
+                            for b in 0..L {
+                                kept[t][b] = now[t][b] * keep[b];
+                            }
+                        }
+                        let old = sources.partition_point(|&s| (s as usize) < rows);
+                        let inner = old + sources[old..].partition_point(|&s| (s as usize) < 2 * rows);
+                        let (to_now, to) = to.split_at_mut(old);
+                        let (to_old, to_inner) = to.split_at_mut(inner - old);
+                        let slot = rows * streams;
+                        let (now, kept) = (&now[..count], &kept[..count]);
+                        let x = &signals[(first + 1) * slot..];
+                        products::<L>(to_now, &sources[..old], 0, now, x, slot, streams, at);
+                        let x = &signals[first * slot..];
+                        products::<L>(to_old, &sources[old..inner], rows, kept, x, slot, streams, at);
+                        let (x, slot) = (&spikes[first * neurons * streams..], neurons * streams);
+                        products::<L>(to_inner, &sources[inner..], 2 * rows, kept, x, slot, streams, at);
+                    }
+                }));
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Adds to each synapse of a part of a row its products over some tokens and the lanes.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "two operands and where they lie")]
+fn products<const L: usize>(
+    to: &mut [f32],
+    sources: &[u32],
+    base: usize,
+    grad: &[[f32; L]],
+    x: &[f32],
+    slot: usize,
+    streams: usize,
+    at: usize,
+) {
+    for (to, &s) in to.iter_mut().zip(sources) {
+        let (mut sum, mut i) = ([0.0; L], (s as usize - base) * streams + at);
+        for grad in grad {
+            fused_pairs(&mut sum, grad, pick::<L>(x, i));
+            i += slot;
+        }
+        *to += across(sum);
+    }
+}
+
+impl Scratch<SynapseInputGrad> for CpuProfile {
+    fn scratch(&self, _: &SynapseInputGrad) -> u64 {
+        0
+    }
+}
+
+impl Run<SynapseInputGrad> for Cpu {
+    fn run(&mut self, op: SynapseInputGrad) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words(), &[]);
+        let t = op.token as usize;
+        let [grad, weights, starts, synapses, keep, mut signals_grad, mut spikes_grad] = arena.views([
+            Some(Spike::slot(op.grad, op.token)),
+            Some(op.weights),
+            Some(op.starts),
+            Some(op.synapses),
+            Some(op.keep.slice_rows(op.token, 1)),
+            Some(op.signals_grad),
+            Some(op.spikes_grad),
+        ])?;
+        let (rows, fan_in) = (op.signals_grad.shape[2] as usize, op.weights.columns() as usize);
+        let (streams, neurons) = (op.grad.columns() as usize, op.weights.rows() as usize);
+        let keep = keep.f32();
+        let (before, now) = signals_grad.f32_mut().split_at_mut(t * rows * streams);
+        let before = if t > 0 { &mut before[(t - 1) * rows * streams..] } else { before };
+        let now = &mut now[..rows * streams];
+        // A part of the signals, of this token and of the one before, and a part of the module's own neurons.
+        let (together, own) = (rows.div_ceil(PARTS).max(1), neurons.div_ceil(PARTS).max(1));
+        let index = Index {
+            starts: starts.u32(),
+            synapses: synapses.u32(),
+            weights: weights.f32(),
+            grad: grad.f32(),
+            fan_in,
+            streams,
+        };
+        let bands = [(now, together * streams), (before, together * streams), (spikes_grad.f32_mut(), own * streams)];
+        let index = &index;
+        self.pool.bands(bands, |_, part, [now, before, inner]| {
+            vectorise!(lanes!(streams, at, L => {
+                let keep = pick::<L>(keep, at);
+                for i in 0..now.len() / streams {
+                    let sum = brought::<L>(index, part * together + i, at);
+                    pick_mut::<L>(now, i * streams + at).iter_mut().zip(&sum).for_each(|(to, x)| *to += x);
+                }
+                for i in 0..before.len() / streams {
+                    let sum = brought::<L>(index, rows + part * together + i, at);
+                    fused_pairs(pick_mut::<L>(before, i * streams + at), keep, &sum);
+                }
+                for i in 0..inner.len() / streams {
+                    let sum = brought::<L>(index, 2 * rows + part * own + i, at);
+                    for (to, (k, x)) in pick_mut::<L>(inner, i * streams + at).iter_mut().zip(keep.iter().zip(&sum)) {
+                        *to = k * x;
+                    }
+                }
+            }));
+        });
+        Ok(())
+    }
+}
+
+/// A module's synapses by their sources.
+struct Index<'a> {
+    starts: &'a [u32],
+    synapses: &'a [u32],
+    weights: &'a [f32],
+    grad: &'a [f32],
+    fan_in: usize,
+    streams: usize,
+}
+
+/// What the synapses of a source bring back to it.
+#[inline(always)]
+fn brought<const L: usize>(index: &Index<'_>, source: usize, at: usize) -> [f32; L] {
+    let mut sum = [0.0; L];
+    for &synapse in &index.synapses[index.starts[source] as usize..index.starts[source + 1] as usize] {
+        let j = (synapse / index.fan_in as u32) as usize;
+        fused(&mut sum, index.weights[synapse as usize], pick::<L>(index.grad, j * index.streams + at));
+    }
+    whole(sum)
+}
