@@ -213,7 +213,7 @@ impl Operation for Spike {
         let (block, winners) = (cell.block as usize, cell.winners as usize);
         for first in (0..neurons).step_by(block) {
             let end = neurons.min(first + block);
-            for b in 0..streams {
+            for (b, &k) in keep.iter().enumerate() {
                 // The distances are needed until the whole block is decided: who fires is marked elsewhere.
                 for j in first..end {
                     let i = j * streams + b;
@@ -224,7 +224,7 @@ impl Operation for Spike {
                     };
                     let fires = above > 0.0 && (first..end).filter(|&other| beats(other)).count() < winners;
                     let a = &mut fatigue.f32_mut()[i];
-                    *a = keep[b] * cell.fatigue * *a + if fires { 1.0 } else { 0.0 };
+                    *a = k * cell.fatigue * *a + if fires { 1.0 } else { 0.0 };
                     if self.slope.is_some() {
                         slope.f32_mut()[i] = cell.slope(above);
                     }
@@ -246,10 +246,10 @@ impl Operation for Spike {
         for o in 0..outputs.count {
             let group = outputs.group(o, neurons as u32);
             let share = Outputs::share(group.len());
-            for b in 0..streams {
+            for (b, &k) in keep.iter().enumerate() {
                 let fired = group.clone().filter(|j| spikes.f32()[j * streams + b] > 0.0).count();
                 let i = (outputs.first + o) as usize * streams + b;
-                now.f32_mut()[i] = keep[b] * cell.filter * before[i] + share * fired as f32;
+                now.f32_mut()[i] = k * cell.filter * before[i] + share * fired as f32;
             }
         }
         Ok(())
@@ -338,7 +338,9 @@ mod tests {
 
     #[test]
     fn without_homeostasis_thresholds_stay_as_they_are() {
-        let net = net(3, Cell { homeostasis: 0.0, ..CELL });
+        let mut net = net(3, Cell { homeostasis: 0.0, ..CELL });
+        // Beyond the limit too: the region is only read then.
+        net.modules[0].offset[0] = 4.0;
         let mut stage = Stage::play(&net);
         assert_eq!(stage.bench.get(stage.places[0].offset), net.modules[0].offset);
     }

@@ -144,7 +144,7 @@ fn eligibilities(net: &Net, play: &Play, fatigue: bool) -> Vec<Vec<f64>> {
         let (neurons, outputs) = (module.size.neurons as usize, module.outputs.count as usize);
         let synapse = |(i, s): (usize, &u32)| {
             let j = i / module.size.fan_in as usize;
-            let beta = if fatigue && j % 2 == 0 { f64::from(cell.adaptation) } else { 0.0 };
+            let beta = if fatigue && j.is_multiple_of(2) { f64::from(cell.adaptation) } else { 0.0 };
             let o = (0..outputs).find(|o| j < (o + 1) * neurons / outputs).unwrap();
             let pooled = (o + 1) * neurons / outputs - o * neurons / outputs;
             let mut sum = 0.0;

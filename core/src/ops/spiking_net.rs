@@ -271,7 +271,7 @@ impl Net {
             let reset = Dual::constant(threshold * played.spikes[t][i].x);
             v[i] = (v[i] * leak - reset) * self.keep(t, b) + input;
             a[i] = a[i] * self.keep(t, b);
-            let raised = a[i] * if j % 2 == 0 { adaptation } else { 0.0 };
+            let raised = a[i] * if j.is_multiple_of(2) { adaptation } else { 0.0 };
             *above = v[i] - raised - Dual::constant(threshold + offset[j]);
         }
         let slope: Vec<f64> = above.iter().map(|u| 0.3 * (1.0 - u.x.abs() / threshold).max(0.0)).collect();
