@@ -63,4 +63,6 @@ pub use swiglu::{SwiGlu, SwiGluGrad};
 pub use taps::{Taps, TapsGrad, reach};
 
 #[cfg(test)]
+mod spiking_net;
+#[cfg(test)]
 mod testing;

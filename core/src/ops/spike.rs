@@ -78,7 +78,7 @@ impl Outputs {
 /// Neuron j of stream b reads `c = Σ w x` over sources of this token and `p` over sources of the token before, in the
 /// order of its row: source s < H is signal s of this token, s < 2 H signal s − H of the token before, and above
 /// neuron s − 2 H of the module itself at the token before. With k = `keep`:
-/// `v ← k (α v − θ₀ z + p) + c`, `θ = θ₀ + offset + β a`, `z = 1` where v > θ and v − θ is among its block's largest,
+/// `v ← k (α v − θ₀ z + p) + c`, `θ = θ₀ + offset + β k a`, `z = 1` where v > θ and v − θ is among its block's largest,
 /// `a ← k ρ a + z`, output `← k κ output + Σ z / √n` over its group of n.
 /// Homeostasis: `offset ← offset + η (mean of z over the streams − rate)`, within ±3.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -215,7 +215,7 @@ impl Operation for Spike {
         let (block, winners) = (cell.block as usize, cell.winners as usize);
         for first in (0..neurons).step_by(block) {
             let end = neurons.min(first + block);
-            for b in 0..streams {
+            for (b, &k) in keep.iter().enumerate() {
                 // The distances are needed until the whole block is decided: who fires is marked elsewhere.
                 for j in first..end {
                     let i = j * streams + b;
@@ -226,7 +226,7 @@ impl Operation for Spike {
                     };
                     let fires = above > 0.0 && (first..end).filter(|&other| beats(other)).count() < winners;
                     let a = &mut fatigue.f32_mut()[i];
-                    let kept = if keep[b] > 0.0 { cell.fatigue * *a } else { 0.0 };
+                    let kept = if k > 0.0 { cell.fatigue * *a } else { 0.0 };
                     *a = kept + if fires { 1.0 } else { 0.0 };
                     if self.slope.is_some() {
                         slope.f32_mut()[i] = cell.slope(above);
@@ -249,10 +249,10 @@ impl Operation for Spike {
         for o in 0..outputs.count {
             let group = outputs.group(o, neurons as u32);
             let share = Outputs::share(group.len());
-            for b in 0..streams {
+            for (b, &k) in keep.iter().enumerate() {
                 let fired = group.clone().filter(|j| spikes.f32()[j * streams + b] > 0.0).count();
                 let i = (outputs.first + o) as usize * streams + b;
-                let kept = if keep[b] > 0.0 { cell.filter * before[i] } else { 0.0 };
+                let kept = if k > 0.0 { cell.filter * before[i] } else { 0.0 };
                 now.f32_mut()[i] = kept + share * fired as f32;
             }
         }
@@ -274,4 +274,149 @@ fn take_mark(fatigue: &mut [f32], i: usize) -> f32 {
         fatigue[i] = -fatigue[i];
     }
     if fires { 1.0 } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use crate::ops::spiking_net::{CELL, Links, Net, Nudge, Size, Stage};
+    use std::vec::Vec;
+
+    const SIZES: [Size; 2] =
+        [Size { neurons: 13, outputs: 3, fan_in: 9 }, Size { neurons: 11, outputs: 4, fan_in: 12 }];
+
+    /// Two modules, 7 tokens; the first neuron's threshold is about to be raised to the limit, the second's lowered.
+    fn net(seed: u64, cell: Cell) -> Net {
+        let mut net = Net::new(seed, cell, 6, 7, &SIZES, Links::All);
+        let (module, streams) = (&mut net.modules[0], net.streams);
+        module.offset[..2].copy_from_slice(&[2.99, -2.999]);
+        module.potential[..streams].fill(9.0);
+        module.potential[streams..2 * streams].fill(-9.0);
+        net
+    }
+
+    #[track_caller]
+    fn near(found: &[f32], expected: impl Iterator<Item = f64>) {
+        let expected: Vec<f64> = expected.collect();
+        assert_eq!(found.len(), expected.len());
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!((f64::from(*found) - expected).abs() < 1e-5, "element {i}: {found} against {expected}");
+        }
+    }
+
+    #[test]
+    fn spikes_states_and_outputs_are_those_of_an_f64_oracle_over_tokens_and_modules() {
+        let mut limits = [false; 2];
+        let (mut fired, mut silenced) = (0, 0);
+        for seed in 1..=8 {
+            let net = net(seed, CELL);
+            let play = net.play(Nudge::None);
+            // Closer decisions are a matter of rounding.
+            assert!(play.nearest > 1e-5, "seed {seed}: {}", play.nearest);
+            let mut stage = Stage::new(&net);
+            for (t, m) in (0..net.tokens).flat_map(|t| (0..2).map(move |m| (t, m))) {
+                stage.step(&net, m, t);
+                let (place, played, outputs) = (stage.places[m], &play.modules[m], net.modules[m].outputs);
+                let spikes: Vec<f64> = played.spikes[t + 1].iter().map(|z| z.x).collect();
+                let found = stage.bench.get(Spike::slot(place.spikes, t as u32 + 1));
+                assert!(found.iter().zip(&spikes).all(|(a, b)| f64::from(*a) == *b), "seed {seed}, token {t}");
+                near(stage.bench.get(place.potential), played.potential[t].iter().map(|v| v.x));
+                near(stage.bench.get(place.fatigue), played.fatigue[t].iter().map(|a| a.x));
+                near(stage.bench.get(place.offset), played.offset[t].iter().copied());
+                near(stage.bench.get(Spike::slot(place.slope, t as u32)), played.slope[t].iter().copied());
+                let first = ((t + 1) * net.rows + outputs.first as usize) * net.streams;
+                let expected = &play.signals[first..first + outputs.count as usize * net.streams];
+                near(&stage.bench.get(stage.signals)[first..][..expected.len()], expected.iter().map(|y| y.x));
+                limits[0] |= stage.bench.get(place.offset).contains(&OFFSET_LIMIT);
+                limits[1] |= stage.bench.get(place.offset).contains(&-OFFSET_LIMIT);
+                fired += spikes.iter().filter(|z| **z > 0.0).count();
+                silenced += played.above[t].iter().zip(&spikes).filter(|(u, z)| **u > 0.0 && **z == 0.0).count();
+            }
+        }
+        // What the cases are about did happen.
+        assert_eq!(limits, [true; 2]);
+        assert!(fired > 500 && silenced > 40, "{fired} fired, {silenced} were silenced by others");
+    }
+
+    #[test]
+    fn without_homeostasis_thresholds_stay_as_they_are() {
+        let mut net = net(3, Cell { homeostasis: 0.0, ..CELL });
+        // Beyond the limit too: the region is only read then.
+        net.modules[0].offset[0] = 4.0;
+        let mut stage = Stage::play(&net);
+        assert_eq!(stage.bench.get(stage.places[0].offset), net.modules[0].offset);
+    }
+
+    #[test]
+    fn groups_are_even_and_in_order_and_every_neuron_knows_its_own() {
+        for neurons in 1..=48u32 {
+            for count in 1..=neurons {
+                let outputs = Outputs { first: 5, count };
+                let mut end = 0;
+                for o in 0..count {
+                    let group = outputs.group(o, neurons);
+                    assert_eq!(group.start, end);
+                    assert!([neurons / count, neurons.div_ceil(count)].contains(&(group.len() as u32)));
+                    end = group.end;
+                    assert!(group.clone().all(|j| outputs.of(j as u32, neurons) == o), "{group:?} of {neurons}");
+                }
+                assert_eq!(end, neurons as usize);
+            }
+        }
+    }
+
+    #[test]
+    fn never_more_than_its_winners_fire_in_a_block() {
+        let mut full = 0;
+        for (seed, winners) in (1..=30).flat_map(|seed| (1..=4).map(move |w| (seed, w))) {
+            let net = net(seed, Cell { block: 4, winners, ..CELL });
+            let mut stage = Stage::play(&net);
+            for (place, size) in stage.places.clone().iter().zip(SIZES) {
+                for slot in 1..=net.tokens as u32 {
+                    let spikes = stage.bench.get(Spike::slot(place.spikes, slot));
+                    for (b, first) in (0..net.streams).flat_map(|b| (0..size.neurons).step_by(4).map(move |j| (b, j))) {
+                        let block = first as usize..size.neurons.min(first + 4) as usize;
+                        let fired = block.filter(|j| spikes[j * net.streams + b] > 0.0).count();
+                        assert!(fired <= winners as usize);
+                        full += usize::from(fired == winners as usize);
+                    }
+                }
+            }
+        }
+        assert!(full > 1000, "{full}");
+    }
+
+    #[test]
+    fn a_tie_goes_to_the_lower_index() {
+        let mut net = Net::new(1, Cell { block: 4, winners: 2, ..CELL }, 2, 1, &SIZES[..1], Links::All);
+        // All begin anew and read the same, so that all potentials and thresholds are the same.
+        let fan_in = SIZES[0].fan_in as usize;
+        let module = &mut net.modules[0];
+        net.keep.fill(0.0);
+        module.offset.fill(0.0);
+        module.sources = [0, 1, 7, 8, 9, 10, 11, 12, 13].repeat(SIZES[0].neurons as usize);
+        module.weights = [&[0.7, 0.4][..], &[0.1; 7]].concat().repeat(SIZES[0].neurons as usize);
+        net.signals.fill(1.0);
+        assert_eq!((module.sources.len(), net.rows), (SIZES[0].neurons as usize * fan_in, 5));
+        let mut stage = Stage::play(&net);
+        let spikes = stage.bench.get(Spike::slot(stage.places[0].spikes, 1));
+        for (j, spikes) in spikes.chunks_exact(net.streams).enumerate() {
+            assert!(spikes.iter().all(|z| (*z > 0.0) == (j % 4 < 2)), "neuron {j}");
+        }
+    }
+
+    #[test]
+    fn as_many_winners_as_neurons_in_a_block_are_no_competition() {
+        let played = |block, winners| {
+            let net = net(4, Cell { block, winners, ..CELL });
+            let mut stage = Stage::play(&net);
+            stage.places.clone().iter().flat_map(|p| stage.bench.get(p.spikes).to_vec()).collect::<Vec<_>>()
+        };
+        let alone = played(1, 1);
+        assert_eq!(played(5, 5), alone);
+        assert_eq!(played(99, 99), alone);
+        assert_ne!(played(5, 3), alone);
+    }
 }

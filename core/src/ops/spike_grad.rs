@@ -279,3 +279,7 @@ impl Operation for SynapseInputGrad {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "spike_grad_tests.rs"]
+mod tests;

@@ -105,7 +105,8 @@ impl Run<Spike> for Cpu {
                 let i = (op.outputs.first + o) as usize * streams + at;
                 let (keep, before, now) = (pick::<L>(keep, at), pick::<L>(before, i), pick_mut::<L>(now, i));
                 for b in 0..L {
-                    now[b] = keep[b] * op.cell.filter * before[b] + share * fired[b];
+                    let kept = if keep[b] > 0.0 { op.cell.filter * before[b] } else { 0.0 };
+                    now[b] = kept + share * fired[b];
                 }
             }
         }));
@@ -158,8 +159,11 @@ impl Module<'_> {
         let (v, fatigue) = (pick_mut::<L>(potential, i), pick::<L>(fatigue, i));
         let (above, adaptation) = (pick_mut::<L>(spikes, i), cell.adaptation_of(j));
         for b in 0..L {
-            v[b] = keep[b] * ((cell.leak * v[b] - cell.threshold * spiked[b]) + previous[b]) + current[b];
-            let threshold = (cell.threshold + offset) + adaptation * (keep[b] * fatigue[b]);
+            // What lies before a document counts for nothing, even if it is not a number.
+            let kept = (cell.leak * v[b] - cell.threshold * spiked[b]) + previous[b];
+            v[b] = if keep[b] > 0.0 { kept + current[b] } else { current[b] };
+            let tired = if keep[b] > 0.0 { fatigue[b] } else { 0.0 };
+            let threshold = (cell.threshold + offset) + adaptation * tired;
             above[b] = v[b] - threshold;
         }
     }
@@ -212,7 +216,8 @@ impl Module<'_> {
                 let tied = z[b] > 0.0 && z[b] == last[b] && room[b] > 0;
                 room[b] -= u32::from(tied);
                 z[b] = if z[b] > last[b] || tied { 1.0 } else { 0.0 };
-                a[b] = keep[b] * cell.fatigue * a[b] + z[b];
+                let kept = if keep[b] > 0.0 { cell.fatigue * a[b] } else { 0.0 };
+                a[b] = kept + z[b];
             }
         }
     }

@@ -59,6 +59,9 @@ impl Run<TapsGrad> for Cpu {
         // Streams side by side share the lines of the signals, so a task takes several.
         let together = batch.div_ceil(self.pool.threads()).min(16);
         self.pool.chunks(x_grad.f32_mut(), together * tokens * width, |_, part, x_grad| {
+            if !op.accumulate {
+                x_grad.fill(0.0);
+            }
             for t in 0..tokens {
                 for k in 0..(op.taps as usize).min(tokens - t) {
                     let later = t + k;

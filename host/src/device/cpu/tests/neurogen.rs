@@ -194,7 +194,7 @@ fn taps_and_their_gradient() {
         let keep = b.poison(matrix(tokens, streams));
         b.witness(Taps { x, offsets, signals, keep, taps, fresh }, None);
         let signals_grad = b.normal([1, tokens, rows, streams], 1.0);
-        b.witness(TapsGrad { signals_grad, offsets, x_grad: x, taps, fresh }, None);
+        b.witness(TapsGrad { signals_grad, offsets, x_grad: x, taps, fresh, accumulate: tokens % 2 == 0 }, None);
     }
 }
 
@@ -419,7 +419,7 @@ fn times() {
     let signals_grad = b.normal([1, tokens, rows, streams], 1.0);
     let keep = b.poison(matrix(tokens, streams));
     time(&b, Taps { x, offsets, signals, keep, taps: 4, fresh: false }, 20);
-    time(&b, TapsGrad { signals_grad, offsets, x_grad: x, taps: 4, fresh: false }, 20);
+    time(&b, TapsGrad { signals_grad, offsets, x_grad: x, taps: 4, fresh: false, accumulate: true }, 20);
     let out = b.normal([1, streams, tokens, 128], 1.0);
     time(&b, Context { signals, first: 500, out }, 20);
     time(&b, ContextGrad { out_grad: out, signals_grad, first: 500 }, 20);
