@@ -189,8 +189,9 @@ impl Run<ReadoutGrad> for Cpu {
                         if let Some(row) = opens.row(d) {
                             let (r, x) = (pick::<L>(signals, row * batch + at), pick::<L>(signals, (direct + d) * batch + at));
                             let mut inner = [0.0; L];
+                            let (w, bias) = (opens.weight[d], opens.bias[d]);
                             for b in 0..L {
-                                share[b] = opening(opens.weight[d].mul_add(r[b], opens.bias[d]));
+                                share[b] = opening(w.mul_add(r[b], bias));
                             }
                             share = whole(share);
                             for b in 0..L {

@@ -76,8 +76,8 @@ impl Run<Spike> for Cpu {
             let first = band * together;
             let offset_now = &*offset;
             vectorise!(lanes!(streams, at, L => {
-                for j in 0..offset_now.len() {
-                    module.integrate::<L>(first + j, j, at, spikes, potential, fatigue, offset_now[j]);
+                for (j, &offset) in offset_now.iter().enumerate() {
+                    module.integrate::<L>(first + j, j, at, spikes, potential, fatigue, offset);
                 }
                 let blocks = spikes.chunks_mut(block * streams).zip(fatigue.chunks_mut(block * streams));
                 for (number, (spikes, fatigue)) in blocks.enumerate() {
@@ -154,14 +154,17 @@ impl Module<'_> {
         let (part, rest) = (&sources[inner..], &weights[inner..]);
         let previous = weighted::<L>(previous, part, rest, 2 * self.rows, self.spiked, streams, at);
         let i = own * streams + at;
-        let (keep, spiked) = (pick::<L>(self.keep, at), pick::<L>(self.spiked, j * streams + at));
-        let (v, fatigue) = (pick_mut::<L>(potential, i), pick::<L>(fatigue, i));
-        let (above, adaptation) = (pick_mut::<L>(spikes, i), cell.adaptation_of(j));
+        // Read before anything is written, since the compiler cannot see that the slices lie apart.
+        let (keep, spiked) = (*pick::<L>(self.keep, at), *pick::<L>(self.spiked, j * streams + at));
+        let (mut v, fatigue, mut above) = (*pick::<L>(potential, i), *pick::<L>(fatigue, i), [0.0; L]);
+        let adaptation = cell.adaptation_of(j);
         for b in 0..L {
             v[b] = keep[b] * ((cell.leak * v[b] - cell.threshold * spiked[b]) + previous[b]) + current[b];
             let threshold = (cell.threshold + offset) + adaptation * (keep[b] * fatigue[b]);
             above[b] = v[b] - threshold;
         }
+        *pick_mut::<L>(potential, i) = v;
+        *pick_mut::<L>(spikes, i) = above;
     }
 
     /// Turns a block's distances to the threshold into its spikes, and moves on what follows them.
@@ -179,7 +182,7 @@ impl Module<'_> {
         if !slope.is_empty() {
             for j in 0..neurons {
                 let i = j * streams + at;
-                let (above, slope) = (pick::<L>(spikes, i), pick_mut::<L>(slope, i));
+                let (above, slope) = (*pick::<L>(spikes, i), pick_mut::<L>(slope, i));
                 for b in 0..L {
                     slope[b] = cell.slope(above[b]);
                 }
@@ -207,13 +210,15 @@ impl Module<'_> {
         let keep = pick::<L>(self.keep, at);
         for j in 0..neurons {
             let i = j * streams + at;
-            let (z, a) = (pick_mut::<L>(spikes, i), pick_mut::<L>(fatigue, i));
+            let (above, mut a, mut z) = (*pick::<L>(spikes, i), *pick::<L>(fatigue, i), [0.0; L]);
             for b in 0..L {
-                let tied = z[b] > 0.0 && z[b] == last[b] && room[b] > 0;
+                let tied = above[b] > 0.0 && above[b] == last[b] && room[b] > 0;
                 room[b] -= u32::from(tied);
-                z[b] = if z[b] > last[b] || tied { 1.0 } else { 0.0 };
+                z[b] = if above[b] > last[b] || tied { 1.0 } else { 0.0 };
                 a[b] = keep[b] * cell.fatigue * a[b] + z[b];
             }
+            *pick_mut::<L>(spikes, i) = z;
+            *pick_mut::<L>(fatigue, i) = a;
         }
     }
 
