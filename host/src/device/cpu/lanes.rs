@@ -47,16 +47,19 @@ pub(super) fn pick_mut<const L: usize>(x: &mut [f32], at: usize) -> &mut [f32; L
 /// `sum + w · x` in each lane, fused.
 #[inline(always)]
 pub(super) fn fused<const L: usize>(sum: &mut [f32; L], w: f32, x: &[f32; L]) {
-    for (sum, x) in sum.iter_mut().zip(x) {
-        *sum = w.mul_add(*x, *sum);
+    // Read before anything is written, since the compiler cannot see that the two lie apart.
+    let (x, old) = (*x, *sum);
+    for i in 0..L {
+        sum[i] = w.mul_add(x[i], old[i]);
     }
 }
 
 /// `sum + a · b` in each lane, fused.
 #[inline(always)]
 pub(super) fn fused_pairs<const L: usize>(sum: &mut [f32; L], a: &[f32; L], b: &[f32; L]) {
-    for (sum, (a, b)) in sum.iter_mut().zip(a.iter().zip(b)) {
-        *sum = a.mul_add(*b, *sum);
+    let (a, b, old) = (*a, *b, *sum);
+    for i in 0..L {
+        sum[i] = a[i].mul_add(b[i], old[i]);
     }
 }
 

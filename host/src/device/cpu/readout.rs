@@ -82,15 +82,15 @@ impl Run<Readout> for Cpu {
                                 sum[b] *= opening(w.mul_add(r[b], bias));
                             }
                         }
-                        let mut sum = whole(sum);
-                        for f in 0..fan_out {
-                            let mut o = (d + dims - f * shift) % dims;
-                            while o < outputs {
-                                fused(&mut sum, weights[f * outputs + o], pick::<L>(projected, o * batch + at));
-                                o += dims;
-                            }
+                        *pick_mut::<L>(sums, d * batch + at) = sum;
+                    }
+                    // Sums lie in the first-level cache: outputs in their order, and nothing to divide.
+                    for f in 0..fan_out {
+                        let mut d = f * shift;
+                        for (o, &w) in weights[f * outputs..][..outputs].iter().enumerate() {
+                            fused(pick_mut::<L>(sums, d * batch + at), w, pick::<L>(projected, o * batch + at));
+                            d = if d + 1 < dims { d + 1 } else { 0 };
                         }
-                        *pick_mut::<L>(sums, d * batch + at) = whole(sum);
                     }
                 }));
             });
@@ -189,8 +189,12 @@ impl Run<ReadoutGrad> for Cpu {
                         if let Some(row) = opens.row(d) {
                             let (r, x) = (pick::<L>(signals, row * batch + at), pick::<L>(signals, (direct + d) * batch + at));
                             let mut inner = [0.0; L];
+                            let (w, bias) = (opens.weight[d], opens.bias[d]);
                             for b in 0..L {
-                                share[b] = opening(opens.weight[d].mul_add(r[b], opens.bias[d]));
+                                share[b] = opening(w.mul_add(r[b], bias));
+                            }
+                            share = whole(share);
+                            for b in 0..L {
                                 // d G / d x = G (1 − G / 2).
                                 inner[b] = grad[b] * x[b] * share[b] * (1.0 - 0.5 * share[b]);
                             }

@@ -240,11 +240,12 @@ pub fn fold_pairs(a: &[f32], b: &[f32], step: impl Fn(f32, f32, f32) -> f32) -> 
             *lane = step(*lane, a, b);
         }
     }
+    // Opaque, so that the loop is compiled for itself: shaped after what follows, its sums would be scalars in memory.
+    let mut lanes = std::hint::black_box(lanes);
     for (lane, (&a, &b)) in lanes.iter_mut().zip(a_tail.iter().zip(b_tail)) {
         *lane = step(*lane, a, b);
     }
-    // Opaque, so that the loop is compiled for itself: shaped after the pairs added below, its sums become scalars.
-    fold_lanes(std::hint::black_box(lanes), |a, b| a + b)
+    fold_lanes(lanes, |a, b| a + b)
 }
 
 /// `Σ a[i] · b[i]`, as [`fold_pairs`].

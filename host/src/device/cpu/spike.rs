@@ -2,7 +2,7 @@
 
 use capful_core::device::{OperationError, Run, Scratch};
 use capful_core::memory::Arena;
-use capful_core::ops::{Cell, OFFSET_LIMIT, Outputs, Spike};
+use capful_core::ops::{Cell, FAINT, OFFSET_LIMIT, Outputs, Spike};
 
 use super::lanes::{lanes, pick, pick_mut, whole};
 use super::simd::vectorise;
@@ -76,8 +76,8 @@ impl Run<Spike> for Cpu {
             let first = band * together;
             let offset_now = &*offset;
             vectorise!(lanes!(streams, at, L => {
-                for j in 0..offset_now.len() {
-                    module.integrate::<L>(first + j, j, at, spikes, potential, fatigue, offset_now[j]);
+                for (j, &offset) in offset_now.iter().enumerate() {
+                    module.integrate::<L>(first + j, j, at, spikes, potential, fatigue, offset);
                 }
                 let blocks = spikes.chunks_mut(block * streams).zip(fatigue.chunks_mut(block * streams));
                 for (number, (spikes, fatigue)) in blocks.enumerate() {
@@ -106,7 +106,7 @@ impl Run<Spike> for Cpu {
                 let (keep, before, now) = (pick::<L>(keep, at), pick::<L>(before, i), pick_mut::<L>(now, i));
                 for b in 0..L {
                     let kept = if keep[b] > 0.0 { op.cell.filter * before[b] } else { 0.0 };
-                    now[b] = kept + share * fired[b];
+                    now[b] = (if kept > FAINT { kept } else { 0.0 }) + share * fired[b];
                 }
             }
         }));
@@ -155,9 +155,10 @@ impl Module<'_> {
         let (part, rest) = (&sources[inner..], &weights[inner..]);
         let previous = weighted::<L>(previous, part, rest, 2 * self.rows, self.spiked, streams, at);
         let i = own * streams + at;
-        let (keep, spiked) = (pick::<L>(self.keep, at), pick::<L>(self.spiked, j * streams + at));
-        let (v, fatigue) = (pick_mut::<L>(potential, i), pick::<L>(fatigue, i));
-        let (above, adaptation) = (pick_mut::<L>(spikes, i), cell.adaptation_of(j));
+        // Read before anything is written, since the compiler cannot see that the slices lie apart.
+        let (keep, spiked) = (*pick::<L>(self.keep, at), *pick::<L>(self.spiked, j * streams + at));
+        let (mut v, fatigue, mut above) = (*pick::<L>(potential, i), *pick::<L>(fatigue, i), [0.0; L]);
+        let adaptation = cell.adaptation_of(j);
         for b in 0..L {
             // What lies before a document counts for nothing, even if it is not a number.
             let kept = (cell.leak * v[b] - cell.threshold * spiked[b]) + previous[b];
@@ -166,6 +167,8 @@ impl Module<'_> {
             let threshold = (cell.threshold + offset) + adaptation * tired;
             above[b] = v[b] - threshold;
         }
+        *pick_mut::<L>(potential, i) = v;
+        *pick_mut::<L>(spikes, i) = above;
     }
 
     /// Turns a block's distances to the threshold into its spikes, and moves on what follows them.
@@ -183,7 +186,7 @@ impl Module<'_> {
         if !slope.is_empty() {
             for j in 0..neurons {
                 let i = j * streams + at;
-                let (above, slope) = (pick::<L>(spikes, i), pick_mut::<L>(slope, i));
+                let (above, slope) = (*pick::<L>(spikes, i), pick_mut::<L>(slope, i));
                 for b in 0..L {
                     slope[b] = cell.slope(above[b]);
                 }
@@ -211,14 +214,16 @@ impl Module<'_> {
         let keep = pick::<L>(self.keep, at);
         for j in 0..neurons {
             let i = j * streams + at;
-            let (z, a) = (pick_mut::<L>(spikes, i), pick_mut::<L>(fatigue, i));
+            let (above, mut a, mut z) = (*pick::<L>(spikes, i), *pick::<L>(fatigue, i), [0.0; L]);
             for b in 0..L {
-                let tied = z[b] > 0.0 && z[b] == last[b] && room[b] > 0;
+                let tied = above[b] > 0.0 && above[b] == last[b] && room[b] > 0;
                 room[b] -= u32::from(tied);
-                z[b] = if z[b] > last[b] || tied { 1.0 } else { 0.0 };
+                z[b] = if above[b] > last[b] || tied { 1.0 } else { 0.0 };
                 let kept = if keep[b] > 0.0 { cell.fatigue * a[b] } else { 0.0 };
                 a[b] = kept + z[b];
             }
+            *pick_mut::<L>(spikes, i) = z;
+            *pick_mut::<L>(fatigue, i) = a;
         }
     }
 

@@ -61,13 +61,14 @@ impl Run<SpikeGrad> for Cpu {
                             carried = *pick::<L>(fatigue_grad, i);
                             grad.iter_mut().zip(&carried).for_each(|(to, g)| *to += g);
                         }
-                        let own = pick_mut::<L>(own, i);
+                        let slopes = *pick::<L>(own, i);
                         let later = if last { [0.0; L] } else { *pick::<L>(later, i) };
-                        let mut above = [0.0; L];
+                        let (mut above, mut found) = ([0.0; L], [0.0; L]);
                         for b in 0..L {
-                            above[b] = own[b] * grad[b];
-                            own[b] = above[b] + kept[b] * cell.leak * later[b];
+                            above[b] = slopes[b] * grad[b];
+                            found[b] = above[b] + kept[b] * cell.leak * later[b];
                         }
+                        *pick_mut::<L>(own, i) = found;
                         if !fatigue_grad.is_empty() {
                             let (to, adaptation) = (pick_mut::<L>(fatigue_grad, i), cell.adaptation_of(j));
                             for b in 0..L {
