@@ -376,3 +376,17 @@ fn first_value(init: Init, random: &Random, shape: [u32; 4], i: u64) -> f32 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_is_filled_with_the_value_of_its_number() {
+        for len in [0, 1, SHARE - 1, SHARE, SHARE + 1, 5 * SHARE + 7] {
+            let mut elements = vec![-1.0; len];
+            fill(&mut elements, 11, |i| i as f32);
+            assert!(elements.iter().zip(11u32..).all(|(x, i)| *x == i as f32), "{len}");
+        }
+    }
+}
