@@ -96,7 +96,8 @@ impl Files {
     /// .text, .md, .raw, .tokens, .jsonl, .ndjson, .jsonl.zst or .parquet, sorted by name; others are ignored.
     ///
     /// A file named itself may have any name; what is not known is read as text. Every file is checked as far as that
-    /// needs no reading through: it is there, not empty, and the headers and ends of token and parquet files are whole.
+    /// needs no reading through: it is there, not empty, the headers and ends of token and parquet files are whole, and
+    /// every parquet file has the text column.
     pub fn open(path: &Path, options: &SourceOptions) -> Result<Self, SourceError> {
         let io = |e| SourceError::io(path, e);
         let mut paths = vec![path.to_path_buf()];
@@ -129,7 +130,6 @@ impl Files {
         for path in paths {
             files.add(path)?;
         }
-        // The first file's header, whole: a missing column is noticed before any work.
         files.open_reader()?;
         Ok(files)
     }
@@ -160,7 +160,11 @@ impl Files {
         }
         let format = Format::of(&path)?;
         match format {
-            Format::Parquet => check_parquet_end(&path)?,
+            Format::Parquet => {
+                check_parquet_end(&path)?;
+                // The last file may be reached after days: a missing column is noticed before any work.
+                ParquetReader::open(&path, &self.options, 0)?;
+            }
             Format::Tokens => self.check_tokens(&path)?,
             Format::Text | Format::JsonLines { .. } => {}
         }

@@ -325,6 +325,24 @@ fn truncated_and_damaged_files_are_refused() {
 }
 
 #[test]
+fn every_parquet_file_of_a_directory_has_the_column_or_is_named_at_the_start() {
+    let directory = TempDir::new().unwrap();
+    let put = |from: &str, name: &str| fs::copy(testdata(from), directory.path().join(name)).map(|_| ());
+    put("snappy.parquet", "a.parquet").unwrap();
+    put("zstd.parquet", "c.parquet").unwrap();
+    assert_eq!(texts(directory.path()).len(), 2 * rows().len());
+    for name in ["b.parquet", "d.parquet"] {
+        put("no_text.parquet", name).unwrap();
+        let text = open(directory.path()).err().unwrap().to_string();
+        let path = directory.path().join(name);
+        let expected =
+            format!("{}: no text column \"text\"; its columns are id, meta.source; name one", path.display());
+        assert!(text.starts_with(&expected) && text.lines().count() == 1, "{text}");
+        fs::remove_file(path).unwrap();
+    }
+}
+
+#[test]
 fn a_parquet_value_over_the_limit_is_refused_by_row() {
     let options = SourceOptions { max_document: 100, ..SourceOptions::default() };
     let mut files = Files::open(&testdata("snappy.parquet"), &options).unwrap();

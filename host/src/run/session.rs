@@ -65,7 +65,7 @@ pub struct Session<F: HostFamily> {
 }
 
 /// Bytes that initialisation writes at once.
-const PIECE: usize = 64 << 10;
+const PIECE: usize = 1 << 20;
 
 impl<F: HostFamily> Session<F> {
     /// Allocates the arena, fills its tables, and sets the weights as `seed` says; without a seed they stay
@@ -217,9 +217,7 @@ impl<F: HostFamily> Session<F> {
                 let mut done = 0;
                 while done < slot.elements() {
                     let count = (slot.elements() - done).min(piece.len() as u64) as usize;
-                    for (i, x) in (done..).zip(&mut piece[..count]) {
-                        *x = first_value(slot.init, &random, slot.shape, i);
-                    }
+                    fill(&mut piece[..count], done, |i| first_value(slot.init, &random, slot.shape, i));
                     let offset = region.offset + done * region.dtype.size();
                     let place = Region { offset, shape: [1, 1, 1, count as u32], ..region };
                     if region.dtype == Dtype::Bf16 {
@@ -377,6 +375,25 @@ fn missing(section: &str) -> DeviceError {
     DeviceError::Failed(format!("this session has no {section} section"))
 }
 
+/// Elements that are worth a thread.
+const SHARE: usize = 16 << 10;
+
+/// Element `i` becomes `value(first + i)`, on as many threads as there are: on one, the weights of a model of 200 M
+/// take longer to draw than a card to be made ready.
+fn fill(elements: &mut [f32], first: u64, value: impl Fn(u64) -> f32 + Sync) {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = elements.len().div_ceil(cores).max(SHARE);
+    let one = |part: &mut [f32], first: u64| (first..).zip(part).for_each(|(i, x)| *x = value(i));
+    std::thread::scope(|scope| {
+        let mut parts = (first..).step_by(share).zip(elements.chunks_mut(share));
+        let last = parts.next();
+        for (first, part) in parts {
+            scope.spawn(move || one(part, first));
+        }
+        last.into_iter().for_each(|(first, part)| one(part, first));
+    });
+}
+
 /// Element `i` of a region that begins as `init` says.
 fn first_value(init: Init, random: &Random, shape: [u32; 4], i: u64) -> f32 {
     match init {
@@ -387,6 +404,20 @@ fn first_value(init: Init, random: &Random, shape: [u32; 4], i: u64) -> f32 {
             let pairs = u64::from(shape[2]);
             let (position, pair) = (i / 2 / pairs, i / 2 % pairs);
             Rotary::angle(base, 2 * shape[2], position as u32, pair as u32)[(i % 2) as usize]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_is_filled_with_the_value_of_its_number() {
+        for len in [0, 1, SHARE - 1, SHARE, SHARE + 1, 5 * SHARE + 7] {
+            let mut elements = vec![-1.0; len];
+            fill(&mut elements, 11, |i| i as f32);
+            assert!(elements.iter().zip(11u32..).all(|(x, i)| *x == i as f32), "{len}");
         }
     }
 }

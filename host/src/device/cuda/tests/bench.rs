@@ -43,6 +43,13 @@ pub fn apart(name: &str, environments: &[&[(&str, &str)]], body: impl FnOnce()) 
     }
 }
 
+/// All cases; with `CAPFUL_TEST_SHARE=i/n` those whose number is i modulo n: under a sanitizer a test takes minutes.
+pub fn share<T>(cases: Vec<T>) -> Vec<T> {
+    let Ok(share) = std::env::var("CAPFUL_TEST_SHARE") else { return cases };
+    let parts: Vec<usize> = share.split('/').map(|n| n.parse().expect("i/n")).collect();
+    cases.into_iter().enumerate().filter(|(at, _)| at % parts[1] == parts[0]).map(|(_, case)| case).collect()
+}
+
 /// Allocations that the stand-in ever made, the card's and pinned ones.
 pub fn allocations() -> u64 {
     // SAFETY: the library that is loaded already; the function takes nothing.

@@ -13,7 +13,7 @@ use capful_core::ops::{
 use capful_core::random::Random;
 use capful_core::train::results;
 
-use super::bench::{Bench, Lay, apart, decode, encode, open_with};
+use super::bench::{Bench, Lay, apart, decode, encode, open_with, share};
 use crate::device::cuda::{Cuda, CudaError, CudaProfile, Precision, Products, Room, require};
 
 fn scaling(l: &mut Lay, scale: f32) -> Scaling {
@@ -115,7 +115,7 @@ fn copies_as_quantise<O: Operation>(
 fn operations_copy_what_they_store() {
     let mut bench = Bench::new();
     let shapes = [[1, 1], [3, 8], [5, 24], [130, 12], [33, 48], [7, 2056], [9, 1304], [301, 16], [65, 31]];
-    for ([rows, d], amax) in shapes.into_iter().flat_map(|s| [0.5, 1e4].map(|amax| (s, amax))) {
+    for ([rows, d], amax) in share(shapes.to_vec()).into_iter().flat_map(|s| [0.5, 1e4].map(|amax| (s, amax))) {
         let matrix = |columns| [1, 1, rows, columns];
         copies_as_quantise(&mut bench, Dtype::E4m3, matrix(d), (amax, true), &|l, copy| {
             let (gate_up, out) = (l.normal(matrix(2 * d), 2.0), l.poison(matrix(d)));

@@ -7,7 +7,7 @@ use capful_core::ops::{
 };
 use capful_core::random::Random;
 
-use super::bench::{Bench, Lay};
+use super::bench::{Bench, Lay, share};
 use crate::device::cuda::Precision;
 
 /// Numbers from 1 to `most`, the same in every run.
@@ -108,9 +108,9 @@ fn affine_grad(l: &mut Lay, rows: u32, d: u32, kind: NormKind, accumulate: bool)
 #[test]
 fn norm_and_its_gradient() {
     let mut bench = Bench::new();
-    for [rows, d] in
-        [[1, 2], [257, 31], [65, 512], [70, 768], [9, 1304], [6, 1030]].into_iter().chain(shapes(3, 4, [300, 300]))
-    {
+    let mut cases = vec![[1, 2], [257, 31], [65, 512], [70, 768], [9, 1304], [6, 1030]];
+    cases.extend(shapes(3, 4, [300, 300]));
+    for [rows, d] in share(cases) {
         for (kind, two) in [NormKind::Layer, NormKind::Rms].into_iter().flat_map(|k| [(k, false), (k, true)]) {
             bench.agree(|l| Norm {
                 kind,
@@ -233,7 +233,7 @@ fn attention_grad(l: &mut Lay, (heads, batch, t, pattern): (Heads, u32, u32, Pat
 #[test]
 fn attention_and_its_gradient() {
     let mut bench = Bench::of_attention();
-    for case in attentions() {
+    for case in share(attentions()) {
         bench.agree(|l| attention(l, case));
         bench.agree(|l| attention_grad(l, case));
     }
@@ -242,7 +242,7 @@ fn attention_and_its_gradient() {
 #[test]
 fn attention_and_its_gradient_in_tiles_of_bf16() {
     let mut bench = Bench::of_attention();
-    for case in tiled_attentions() {
+    for case in share(tiled_attentions()) {
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
     }
@@ -251,7 +251,7 @@ fn attention_and_its_gradient_in_tiles_of_bf16() {
 #[test]
 fn short_sequences_share_a_tile() {
     let mut bench = Bench::of_attention();
-    for case in packed_attentions() {
+    for case in share(packed_attentions()) {
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
     }
@@ -316,19 +316,11 @@ fn head_loss(l: &mut Lay, Head { shape: [rows, d, vocabulary, own, chunk], gradi
 #[test]
 fn head_loss_and_its_gradients() {
     let mut bench = Bench::new();
-    for [rows, d, vocabulary, chunk] in
-        // 26,000 and 4,001 do not fit the registers of a block; the last two have one to themselves and do not either.
-        [
-            [9, 16, 300, 4],
-            [1, 1, 2, 1],
-            [3, 8, 26_000, 2],
-            [2, 4, 4001, 2],
-            [2, 1, 65_540, 2],
-            [3, 1, 66_000, 2],
-        ]
-        .into_iter()
-        .chain(shapes(4, 4, [60, 40, 700, 70]))
-    {
+    // 26,000 and 4,001 do not fit the registers of a block; the last two have one to themselves and do not either.
+    let mut cases =
+        vec![[9, 16, 300, 4], [1, 1, 2, 1], [3, 8, 26_000, 2], [2, 4, 4001, 2], [2, 1, 65_540, 2], [3, 1, 66_000, 2]];
+    cases.extend(shapes(4, 4, [60, 40, 700, 70]));
+    for [rows, d, vocabulary, chunk] in share(cases) {
         for (gradient, again) in [(false, false), (true, false), (true, true)] {
             let shape = [rows, d, vocabulary, vocabulary, chunk];
             bench.agree(|l| head_loss(l, Head { shape, gradient, again }));
@@ -339,7 +331,7 @@ fn head_loss_and_its_gradients() {
 #[test]
 fn a_padded_vocabulary() {
     let mut bench = Bench::new();
-    for shape in [[9, 16, 320, 261, 4], [5, 3, 64, 3, 5], [4, 8, 301, 170, 3], [3, 4, 26_048, 17_003, 2]] {
+    for shape in share(vec![[9, 16, 320, 261, 4], [5, 3, 64, 3, 5], [4, 8, 301, 170, 3], [3, 4, 26_048, 17_003, 2]]) {
         for (gradient, again) in [(false, false), (true, false), (true, true)] {
             bench.agree(|l| head_loss(l, Head { shape, gradient, again }));
         }
@@ -351,7 +343,7 @@ fn a_padded_vocabulary() {
 #[test]
 fn long_rows_of_logits() {
     let mut bench = Bench::new();
-    for shape in [[3, 1, 66_048, 50_005, 2], [2, 1, 65_543, 65_543, 2]] {
+    for shape in share(vec![[3, 1, 66_048, 50_005, 2], [2, 1, 65_543, 65_543, 2]]) {
         bench.agree(|l| head_loss(l, Head { shape, gradient: true, again: false }));
         clears_padding(&mut bench, shape);
     }
