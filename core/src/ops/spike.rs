@@ -256,7 +256,7 @@ impl Operation for Spike {
                 let fired = group.clone().filter(|j| spikes.f32()[j * streams + b] > 0.0).count();
                 let i = (outputs.first + o) as usize * streams + b;
                 let kept = if k > 0.0 { cell.filter * before[i] } else { 0.0 };
-                now.f32_mut()[i] = if kept > FAINT { kept } else { 0.0 } + share * fired as f32;
+                now.f32_mut()[i] = (if kept > FAINT { kept } else { 0.0 }) + share * fired as f32;
             }
         }
         Ok(())
