@@ -10,7 +10,7 @@ use serde_json::Value;
 pub const TINY: &str = "--set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 32 \
                         --batch-size 4 --eval-tokens 500";
 
-/// Where the binary is: where `CAPFUL_HOST` says, on a machine without cargo, else the first call builds it.
+/// Where the binary is: where `CAPFUL_HOST` says, on a machine without cargo, else beside the tests.
 pub fn path() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
@@ -19,21 +19,9 @@ pub fn path() -> &'static Path {
         }
         // This test lies in target/PROFILE/deps and the binary in target/PROFILE.
         let test = std::env::current_exe().expect("a test has a path");
-        let folder = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-        let target = folder.parent().expect("target/PROFILE");
-        let profile = match folder.file_name().and_then(|name| name.to_str()) {
-            Some("debug") | None => "dev",
-            Some(name) => name,
-        };
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["build", "--quiet", "--package", "capful-host", "--bin", "host", "--profile", profile]);
-        if cfg!(feature = "cuda") {
-            // Together with these tests, so that the kernels are compiled once.
-            cargo.args(["--features", "cuda", "--package", "capful-tests"]);
-        }
-        cargo.arg("--target-dir").arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
-        assert!(cargo.status().expect("cargo runs").success(), "host does not build");
-        folder.join("host")
+        let binary = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").join("host-under-test");
+        assert!(binary.exists(), "{} is not there: cargo builds it with tests/tests", binary.display());
+        binary
     })
 }
 
