@@ -11,5 +11,7 @@ pub use neurogen::{NeuroGen, NeuroGenDevice};
 pub use pythia::{Decoding, Evaluation, Parameters, Pythia, PythiaDevice, State, Training};
 pub use scales::Scales;
 pub use shared::{Grouped, Groups, Lasting};
-pub use stage::{Batch, Control, Family, ModelError, Optimizer, Products, Recompute, Stage, Steps};
+pub use stage::{
+    Batch, Control, Family, GAUGES, Gauge, Measure, ModelError, Optimizer, Products, Recompute, Stage, Steps,
+};
 pub use yxanul::{Yxanul, YxanulDevice};

@@ -434,6 +434,19 @@ impl<D: NeuroGenDevice> Steps<D> for NeuroGen {
         self.forward(device, state, c, Pass { fresh: false, learning: true })?;
         let gradient = HeadGrad { x_grad: t.stream_grad, weight_grad: None, accumulate: false };
         device.run(self.head(state, c, t.batch.targets, t.logits, Some(gradient)))?;
+        // At once: the logits make room for the signals' gradient.
+        device.run(FactoredUpdate {
+            x: c.stream,
+            out_grad: t.logits,
+            weight: w.decoder,
+            bias: w.decoder_bias,
+            row_moment: learning.decoder_rows,
+            column_moment: learning.decoder_columns,
+            tile: t.tile,
+            settings,
+            results,
+            beta2: FACTORED_BETA2,
+        })?;
         device.run(ReadoutGrad {
             signals: c.signals,
             layout: self.connectome.readout(),
@@ -470,18 +483,6 @@ impl<D: NeuroGenDevice> Steps<D> for NeuroGen {
             taps: self.taps,
             fresh: false,
             accumulate: self.skip > 0,
-        })?;
-        device.run(FactoredUpdate {
-            x: c.stream,
-            out_grad: t.logits,
-            weight: w.decoder,
-            bias: w.decoder_bias,
-            row_moment: learning.decoder_rows,
-            column_moment: learning.decoder_columns,
-            tile: t.tile,
-            settings,
-            results,
-            beta2: FACTORED_BETA2,
         })?;
         device.run(EmbedUpdate {
             ids: c.ids,

@@ -259,6 +259,34 @@ impl Batch {
     }
 }
 
+/// The most gauges of a family.
+pub const GAUGES: usize = 8;
+
+/// How a number is made of what a step leaves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Measure {
+    /// The mean of a region.
+    Mean(Region),
+    /// The mean opening of a gate: see [`crate::ops::Gate`].
+    Gate {
+        /// [count, streams]: the gating module's outputs.
+        signals: Region,
+        /// `[dims]`.
+        weight: Region,
+        /// `[dims]`.
+        bias: Region,
+    },
+}
+
+/// A number worth watching.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gauge {
+    /// Its name in the metrics.
+    pub name: &'static str,
+    /// How it is made.
+    pub measure: Measure,
+}
+
 /// A family's memory. The same calls serve planner, allocator, initialiser, checkpoint and step.
 pub trait Family {
     /// What lasts: weights, optimizer, tables, control.
@@ -297,6 +325,9 @@ pub trait Family {
 
     /// Lays decoding over `context` positions. Its logits are f32 whatever the profile.
     fn lay_decoding(&self, context: u32, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Decoding;
+
+    /// Shows what is worth watching in training, [`GAUGES`] at most.
+    fn gauges(&self, _: &Self::State, _: &mut dyn FnMut(Gauge)) {}
 
     /// Settings and results.
     fn control(state: &Self::State) -> Control;

@@ -53,7 +53,7 @@ pub use norm::{Affine, Norm, NormKind};
 pub use norm_grad::{AffineGrad, NormGrad};
 pub use pattern::{Kind, Pattern};
 pub use quantise::{Quantise, Quantised, QuantisedProduct, Scaling};
-pub use readout::{Feedback, Gate, GateGrad, Layout as ReadoutLayout, Readout, ReadoutGrad};
+pub use readout::{Feedback, Gate, GateGrad, Layout as ReadoutLayout, Readout, ReadoutGrad, gate};
 pub use rescale::Rescale;
 pub use rotary::Rotary;
 pub use spike::{Cell, FAINT, OFFSET_LIMIT, Outputs, Spike};

@@ -8,11 +8,12 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::gauges::Readings;
 use super::speed::Speed;
 use super::tensorboard;
 
 /// One logged step.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StepMetrics {
     /// Steps done.
     pub step: u64,
@@ -28,6 +29,8 @@ pub struct StepMetrics {
     pub tokens: u64,
     /// Since the last logged step.
     pub speed: Speed,
+    /// What the family has to watch.
+    pub gauges: Readings,
 }
 
 /// One evaluation.
@@ -42,13 +45,13 @@ pub struct EvalMetrics {
 }
 
 /// A line that fits its buffer whatever the numbers.
-type Line = heapless::String<320>;
+type Line = heapless::String<768>;
 
 impl StepMetrics {
     /// The line of JSON, with its end.
     pub fn json(&self) -> Line {
         let mut line = Line::new();
-        let Self { step, stage, loss, lr, norm, tokens, speed: Speed { tokens_per_s, cpu, gpu } } = self;
+        let Self { step, stage, loss, lr, norm, tokens, speed: Speed { tokens_per_s, cpu, gpu }, gauges } = self;
         // A number that is not finite is no JSON; such a run stops anyway.
         let _ = write!(
             line,
@@ -58,6 +61,9 @@ impl StepMetrics {
             if let Some(share) = share {
                 let _ = write!(line, ",\"{name}\":{share:.3}");
             }
+        }
+        for (name, value) in gauges {
+            let _ = write!(line, ",\"{name}\":{value:.4}");
         }
         let _ = line.push_str("}\n");
         line

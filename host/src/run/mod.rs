@@ -4,6 +4,7 @@ pub mod bench;
 pub mod checkpoint;
 pub mod directory;
 pub mod evaluate;
+mod gauges;
 pub mod generate;
 pub mod metrics;
 pub mod progress;

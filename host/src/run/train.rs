@@ -9,6 +9,7 @@ use capful_core::train::{Curriculum, Period, results, settings};
 
 use super::checkpoint::{self, TrainerState};
 use super::evaluate::{Evaluator, Score};
+use super::gauges::Gauges;
 use super::metrics::{EvalMetrics, Metrics, StepMetrics};
 use super::progress::Progress;
 use super::session::Rows;
@@ -83,6 +84,7 @@ pub struct Trainer<'a, F: HostFamily> {
     evaluator: Evaluator,
     writer: checkpoint::Writer,
     metrics: Metrics,
+    gauges: Gauges,
     state: TrainerState,
     /// Steps done before this session.
     first: u64,
@@ -153,6 +155,8 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         let first = Curriculum::new(&periods).map_err(|e| text(&e))?.micro_batches(state.step);
         let loader = Loader::start(stream, shapes(periods.clone()), blocks, first, slots).map_err(|e| text(&e))?;
         let stage = session.evaluation_stage()?;
+        let mut gauges = Vec::new();
+        session.family.gauges(&session.laid.state, &mut |gauge| gauges.push(gauge));
         let writer = checkpoint::Writer::new(dir, config.keep, &session.laid.lasting, model_config);
         Ok(Trainer {
             config,
@@ -161,6 +165,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             validation,
             evaluator: Evaluator::new(stage.batch, stage.seq_len),
             writer: writer.map_err(|e| text(&e))?,
+            gauges: Gauges::new(gauges),
             metrics: Metrics::open(dir, state.step).map_err(|e| text(&format!("{}: {e}", dir.display())))?,
             session,
             first: state.step,
@@ -235,7 +240,8 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             let speed = meter.read(tokens, self.busy());
             let (index, period) = self.stage(step - 1);
             let lr = self.config.lr_schedule().rate(step - 1) * period.rate;
-            let metrics = StepMetrics { step, stage: index + 1, loss, lr, norm, tokens, speed };
+            let gauges = self.gauges.read(&mut self.session.device).map_err(|e| self.failed(e))?;
+            let metrics = StepMetrics { step, stage: index + 1, loss, lr, norm, tokens, speed, gauges };
             self.metrics.step(&metrics).map_err(|e| self.failed(e))?;
             observer.step(&metrics);
             progress.step(step, index, loss, speed.tokens_per_s);

@@ -5,7 +5,7 @@ use super::{NeuroGen, Rule};
 use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, WiringPart};
 use crate::model::shared::{Groups, check_sizes};
-use crate::model::stage::{Batch, Control, Family, ModelError, Products, Stage};
+use crate::model::stage::{Batch, Control, Family, Gauge, Measure, ModelError, Products, Stage};
 use crate::ops::{Feedback, GateGrad, Stored};
 
 /// A name for each module.
@@ -206,7 +206,7 @@ pub struct Training {
     pub(super) chunk: Chunk,
     /// The chunk's: pseudo-derivatives, then gradients.
     pub(super) slope: [Region; MODULES],
-    /// [B · T, V].
+    /// [B · T, V]; makes room for the signals' gradient.
     pub(super) logits: Region,
     /// [B, T, D].
     pub(super) stream_grad: Region,
@@ -553,9 +553,11 @@ impl Family for NeuroGen {
         let chunk = self.lay_chunk(io, [b, t], true, profile, ledger);
         let (rows, d, k) = (self.connectome.signals(), self.width(), self.memory);
         let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, Dtype::F32, shape)).first;
-        let logits = lay("logits", [1, 1, stage.tokens(), self.vocab_size]);
+        let (logits, signals_grad) = ([1, 1, stage.tokens(), self.vocab_size], [1, t, rows, b]);
+        let elements = (stage.tokens() * self.vocab_size).max(t * rows * b);
+        let shared = lay("logits_or_grad.signals", [1, 1, 1, elements]);
+        let (logits, signals_grad) = (shared.reshaped(logits), shared.reshaped(signals_grad));
         let stream_grad = lay("grad.stream", [1, b, t, d]);
-        let signals_grad = lay("grad.signals", [1, t, rows, b]);
         let x_grad = lay("grad.x", [1, b, t, self.embedding]);
         let low_grad = (self.skip > 0).then(|| lay("grad.skip.low", [1, b, t, self.skip]));
         let memory = (k > 0).then(|| MemoryBackward {
@@ -570,7 +572,14 @@ impl Family for NeuroGen {
         let fatigue_grad = self.full.then(|| each(named!("grad.fatigue")));
         let spikes_grad = (self.rule == Rule::Bptt).then(|| each(named!("grad.spikes")));
         let factors = self.modulated().then(|| lay("factors", [1, 1, t, b]));
-        let tile = lay("grad.decoder.tile", [1, 1, TILE.min(self.vocab_size), d]);
+        // The decoder moves before the memory's gradient comes to its place.
+        let tile = match memory.map(|m| m.context_grad).filter(|place| place.elements() >= u64::from(d)) {
+            Some(place) => {
+                let rows = (place.elements() / u64::from(d)).min(TILE.min(self.vocab_size).into());
+                place.reshaped([1, 1, rows as u32, d])
+            }
+            None => lay("grad.decoder.tile", [1, 1, TILE.min(self.vocab_size), d]),
+        };
         let slope = chunk.slope.unwrap_or(chunk.spikes);
         Training {
             batch,
@@ -606,6 +615,22 @@ impl Family for NeuroGen {
         let cursor = lay("decode.cursor", Role::Batch, Dtype::U32, 1);
         let logits = lay("decode.logits", Role::Work, Dtype::F32, self.vocab_size);
         Decoding { chunk: self.lay_chunk((id, cursor), [1, 1], false, profile, ledger), logits }
+    }
+
+    fn gauges(&self, state: &State, visit: &mut dyn FnMut(Gauge)) {
+        let Some(learning) = &state.learning else { return };
+        for (name, spikes) in named!("firing").into_iter().zip(learning.kept.spikes) {
+            visit(Gauge { name, measure: Measure::Mean(spikes) });
+        }
+        if let Some([weight, bias]) = state.weights.gate {
+            let outputs = self.connectome.outputs(Module::BasalGanglia);
+            let signals = learning.kept.signals.slice_rows(outputs.first, outputs.count);
+            visit(Gauge { name: "gate", measure: Measure::Gate { signals, weight, bias } });
+        }
+        if let Some([_, running]) = learning.reward {
+            let expected = running.reshaped([1, 1, 2, 1]).slice_rows(1, 1);
+            visit(Gauge { name: "expected_reward", measure: Measure::Mean(expected) });
+        }
     }
 
     fn control(state: &State) -> Control {
