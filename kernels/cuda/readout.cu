@@ -40,7 +40,8 @@ __device__ void readout(const ReadoutArgs& a) {
         for (u32 f = 0; f < a.fan_out; f++) {
             u32 shift = f * a.step, from = d >= shift ? d - shift : d + a.dims - shift;
 #pragma unroll 4
-            for (u32 o = from; o < a.outputs; o += a.dims) sum += a.weights[(u64)f * a.outputs + o] * signal(a.first + o);
+            for (u32 o = from; o < a.outputs; o += a.dims)
+                sum += a.weights[(u64)f * a.outputs + o] * signal(a.first + o);
         }
         tile.at(turned, column, stream) = sum;
     });
@@ -86,7 +87,8 @@ __device__ void readout_grad(const ReadoutArgs& a) {
         u32 b = b0 + lane;
         bool begins = a.token + b0 == 0, there = b < a.streams;
         auto signal = [&](u32 row, u32 i) {
-            return there && i < count ? load(((const T*)a.signals)[((u64)(a.token + i) * a.rows + row) * a.streams + b]) : 0.0f;
+            u64 at = ((u64)(a.token + i) * a.rows + row) * a.streams + b;
+            return there && i < count ? load(((const T*)a.signals)[at]) : 0.0f;
         };
         auto grad = [&](u32 d, u32 i) {
             return there && i < count ? a.turned[((u64)i * a.dims + d) * a.streams + b] : 0.0f;

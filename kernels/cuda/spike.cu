@@ -73,10 +73,17 @@ __device__ inline void potentials(const SpikeArgs& a, u32 first, u32 end, float*
         // Sources of this token come first, those of the token before after them.
         float sum[N] = {}, current[N] = {};
         bool of_before = false;
+        Vector<u32, Q> next = fetch<u32, Q>(sources);
+        Vector<float, Q> next_weights = fetch<float, Q>(weights);
 #pragma unroll 1
         for (u32 f = 0; f < a.fan_in; f += Q) {
-            Vector<u32, Q> s = fetch<u32, Q>(sources + f);
-            Vector<float, Q> w = fetch<float, Q>(weights + f);
+            Vector<u32, Q> s = next;
+            Vector<float, Q> w = next_weights;
+            // Asked for while what these point at is on its way.
+            if (f + Q < a.fan_in) {
+                next = fetch<u32, Q>(sources + f + Q);
+                next_weights = fetch<float, Q>(weights + f + Q);
+            }
             Vector<T, N> x[Q];
             u32 word[Q];
 #pragma unroll
@@ -117,6 +124,8 @@ __device__ inline void potentials_of_one(const SpikeArgs& a, u32 first, u32 end,
     constexpr u32 PIECE = 128;
     __shared__ u32 of_now[256];
     u32 stream = blockIdx.y, piece = min(a.fan_in, PIECE), apart = piece | 1, at_once = min(256u, ROOM / apart);
+    u32 times = (end - first + at_once - 1) / at_once;
+    at_once = (end - first + times - 1) / times;
     const T* before = (const T*)a.signals + stream;
     const T* spiked = (const T*)a.spikes + stream;
     for (u32 start = first; start < end; start += at_once) {
@@ -197,6 +206,12 @@ __device__ void fire(const SpikeArgs& a) {
     __shared__ unsigned char fires[ROOM];
     u32 first = blockIdx.x * a.block, end = min(a.neurons, first + a.block);
     if (a.bits) {
+        // Threads read their rows piece by piece, each after the one before: from L2, not from memory.
+        u64 begin = (u64)first * a.fan_in;
+        for (u32 i = threadIdx.x * 32; i < (end - first) * a.fan_in; i += 256 * 32) {
+            prefetch(a.sources + begin + i);
+            prefetch(a.weights + begin + i);
+        }
         // Streams beyond the last are judged too.
         for (u32 i = threadIdx.x; i < (end - first) * a.together; i += 256)
             if (blockIdx.y * a.together + i % a.together >= a.streams) above[i] = 0;

@@ -141,8 +141,10 @@ __device__ inline void signal_grads(const SynapseGradArgs& a) {
     u64 slot = (u64)a.rows * a.streams;
     const T* signals = (const T*)a.signals + a.token * slot + stream;
     const u32* sources = a.sources + (u64)row * a.fan_in;
+    u32 next = lane / lanes < a.fan_in ? sources[lane / lanes] : ~0u;
     for (u32 f0 = 0; f0 < a.fan_in; f0 += at_once) {
-        u32 f = f0 + lane / lanes, s = f < a.fan_in ? sources[f] : ~0u;
+        u32 f = f0 + lane / lanes, s = next;
+        next = f + at_once < a.fan_in ? sources[f + at_once] : ~0u;
         bool of_signal = s < 2 * a.rows;
         if (__ballot_sync(FULL_WARP, of_signal) == 0) break;
         float sum = 0;

@@ -37,7 +37,7 @@ fn offsets(l: &mut Lay, streams: u32, tokens: u32) -> Region {
     let begins = drawn(6, streams * tokens, 4);
     let mut offsets: Vec<u32> = Vec::new();
     for (i, begins) in begins.into_iter().enumerate() {
-        let before = if i as u32 % tokens == 0 { i as u32 / tokens % 3 } else { offsets[i - 1] + 1 };
+        let before = if (i as u32).is_multiple_of(tokens) { i as u32 / tokens % 3 } else { offsets[i - 1] + 1 };
         offsets.push(if begins == 0 { 0 } else { before });
     }
     l.ids(offsets)
