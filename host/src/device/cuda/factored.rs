@@ -8,7 +8,7 @@ use super::columns::FinishArgs;
 use super::device::{Cuda, blocks, width};
 use super::linear_grad::BiasGradArgs;
 use super::product::{Case, Product};
-use super::profile::{FactoredRoom, pieces};
+use super::profile::{FactoredRoom, WORKSPACE, pieces};
 
 /// Mirrors FactoredArgs.
 #[repr(C)]
@@ -44,36 +44,34 @@ impl Run<FactoredUpdate> for Cuda {
         let (rows, columns, vocabulary) = (o.x.rows(), o.x.columns(), o.weight.rows());
         let tile = o.tile.rows().min(vocabulary);
         let room = FactoredRoom::of(&o);
-        // Behind what the products use.
-        let start = self.scratch_at(0, room.end)?;
-        let at = |offset: u64| start + offset;
-        let slab = Region { dtype: Dtype::F32, offset: self.scratch().offset + room.slab, ..self.scratch() };
+        let start = self.scratch_at(0, room.bytes())? + WORKSPACE;
+        let (bias_grad, partial) = (start + room.slab, start + room.slab + room.bias_grad);
+        let slab = Region { dtype: Dtype::F32, offset: self.scratch().offset + WORKSPACE, ..self.scratch() };
         let (out_grad, weight, from) = (self.address(o.out_grad)?, self.address(o.weight)?, self.address(o.tile)?);
         let column_moment = self.address(o.column_moment)?;
 
         // The biases' gradient: column sums.
         let (piece, count) = pieces(rows);
         let wide = width(Dtype::F32, vocabulary.into(), &[out_grad]);
-        let partial = at(room.partial);
         let sums = BiasGradArgs { out_grad, partial, rows, columns: vocabulary, piece, wide: (wide > 1).into() };
         let grid = [blocks(vocabulary.into(), 32 * wide), count, 1];
         self.launch("linear_grad", "linear_grad_piece_f32", grid, 256, &sums)?;
-        let out = [at(room.bias_grad), 0, 0, 0];
+        let out = [bias_grad, 0, 0, 0];
         let finish = FinishArgs { partial, out, pieces: count, sums: 1, columns: vocabulary, accumulate: 0 };
         self.finish_columns("linear_grad", "linear_grad_finish", &finish)?;
 
         let wide = width(Dtype::F32, columns.into(), &[weight, from, column_moment]);
         let mut arguments = FactoredArgs {
             out_grad,
-            slab: at(room.slab),
+            slab: start,
             tile: from,
             weight,
             bias: self.address(o.bias)?,
             row_moment: self.address(o.row_moment)?,
             column_moment,
-            bias_grad: at(room.bias_grad),
+            bias_grad,
             partial,
-            mean: at(room.mean),
+            mean: partial + room.partial,
             settings: self.address(o.settings)?,
             results: self.address(o.results)?,
             rows,

@@ -115,18 +115,14 @@ pub fn modulate_bytes(factors: &Region) -> u64 {
     12 * factors.elements() + 4
 }
 
-/// The scratch of a factored update, behind that of its products: where each part begins.
+/// The scratch of a factored update, in this order behind that of its products; then one number.
 pub struct FactoredRoom {
-    /// The tile's columns of the logits' gradient.
+    /// Bytes of the tile's columns of the logits' gradient.
     pub slab: u64,
-    /// The biases' gradient.
+    /// Bytes of the biases' gradient.
     pub bias_grad: u64,
-    /// Pieces of sums.
+    /// Bytes of the pieces of sums.
     pub partial: u64,
-    /// One number.
-    pub mean: u64,
-    /// Bytes of all.
-    pub end: u64,
 }
 
 impl FactoredRoom {
@@ -135,12 +131,16 @@ impl FactoredRoom {
         let (rows, vocabulary) = (o.x.rows(), o.weight.rows());
         let tile = o.tile.rows().min(vocabulary);
         let copied = if tile < vocabulary { 4 * u64::from(rows) * u64::from(tile) } else { 0 };
-        let slab = WORKSPACE;
-        let bias_grad = slab + copied.next_multiple_of(256);
-        let partial = bias_grad + (4 * u64::from(vocabulary)).next_multiple_of(256);
-        let pieces = piece_bytes(rows, 1, vocabulary).max(piece_bytes(tile, 1, o.x.columns()));
-        let mean = partial + pieces;
-        FactoredRoom { slab, bias_grad, partial, mean, end: mean + 4 }
+        FactoredRoom {
+            slab: copied.next_multiple_of(256),
+            bias_grad: (4 * u64::from(vocabulary)).next_multiple_of(256),
+            partial: piece_bytes(rows, 1, vocabulary).max(piece_bytes(tile, 1, o.x.columns())),
+        }
+    }
+
+    /// Bytes of all.
+    pub fn bytes(&self) -> u64 {
+        WORKSPACE + self.slab + self.bias_grad + self.partial + 4
     }
 }
 
@@ -166,7 +166,7 @@ scratch! {
     Embed: |_| 0;
     EmbedGrad: |o| SortRoom::of(o.out_grad.rows()).bytes();
     EmbedUpdate: |o| SortRoom::of(o.x_grad.rows()).bytes();
-    FactoredUpdate: |o| FactoredRoom::of(o).end;
+    FactoredUpdate: |o| FactoredRoom::of(o).bytes();
     Gelu: |_| 0;
     HeadLoss: |_| WORKSPACE;
     Inhibit: |_| 0;
