@@ -54,7 +54,15 @@ fn build() -> Result<(), String> {
         let library = out.join("libcuda_cpu.so");
         let mut job = Command::new(env::var_os("CXX").unwrap_or_else(|| "g++".into()));
         job.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"]);
-        job.args(["-Wall", "-Wno-unknown-pragmas", "-fno-strict-aliasing", "-DCAPFUL_STAND_IN", "-o"]).arg(&library);
+        job.args([
+            "-Wall",
+            "-Wno-unknown-pragmas",
+            "-fno-strict-aliasing",
+            "-ffp-contract=off",
+            "-DCAPFUL_STAND_IN",
+            "-o",
+        ])
+        .arg(&library);
         job.args(["stand_in/fibers.cpp", "stand_in/driver.cpp", "stand_in/blas.cpp", "-x", "c++"]).args(&sources);
         jobs.insert(0, job);
         stand_in = format!(

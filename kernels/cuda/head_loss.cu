@@ -5,6 +5,7 @@ struct HeadLossArgs {
     void* logits;           // [rows, vocabulary]; then their gradient, where one is wanted
     const u32* targets;     // [rows]; beyond the ids: no loss, no gradient
     float* losses;          // [rows]
+    const float* bias;      // [vocabulary]: added to the logits; or null
     const float* settings;  // the loss scale is the fifth
     u32 vocabulary, ids;    // logits of a row; those from `ids` on are padding, of no probability and gradients of 0
     u32 gradient;
@@ -69,16 +70,22 @@ __device__ inline void head_loss_row(const HeadLossArgs& a) {
         return;
     }
     Row<T, N, THREADS, Way::HELD, Way::ONCE> row(logits, end, threadIdx.x);
-    float at_target = load(logits[target]);
-    // `end` may lie N - 1 beyond the ids, in the row's last vector.
-    auto hide = [&](u32 v, float(&x)[N]) {
+    float at_target = load(logits[target]) + (a.bias ? a.bias[target] : 0.0f);
+    // Adds the bias. `end` may lie N - 1 beyond the ids, in the row's last vector.
+    auto complete = [&](u32 v, float(&x)[N]) {
+        if (a.bias) {
+            float bias[N];
+            read(bias, a.bias + v);
+#pragma unroll
+            for (int i = 0; i < N; i++) x[i] += bias[i];
+        }
         if (N > 1 && v + N > a.ids)
 #pragma unroll
             for (int i = 0; i < N; i++) x[i] = v + i < a.ids ? x[i] : -INFINITY;
     };
     PowerSum total;
     row.each([&](u32 v, float(&x)[N]) {
-        hide(v, x);
+        complete(v, x);
         float largest = x[0], sum = 0;
 #pragma unroll
         for (int i = 1; i < N; i++) largest = fmaxf(largest, x[i]);
@@ -93,7 +100,7 @@ __device__ inline void head_loss_row(const HeadLossArgs& a) {
     if (!a.gradient) return;
     float scale = a.settings[4], factor = scale / total.sum;
     row.each_back([&](u32 v, float(&x)[N]) {
-        hide(v, x);
+        complete(v, x);
         float gradient[N];
 #pragma unroll
         for (int i = 0; i < N; i++) gradient[i] = power_of_two(x[i] * LOG2_E - total.largest) * factor;

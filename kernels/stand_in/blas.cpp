@@ -19,7 +19,7 @@ namespace {
 
 // Those of cublasLt.h.
 enum Status { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
-enum { F32 = 0, BF16 = 14, E4M3 = 28, E5M2 = 29, COMPUTE_F32 = 68, EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
+enum { F32 = 0, BF16 = 14, E4M3 = 28, E5M2 = 29, COMPUTE_F32 = 68, COMPUTE_TF32 = 77, EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
 enum { REDUCE_IN_PLACE = 1, REDUCE_COMPUTE_TYPE = 2 };
 
 struct Desc {
@@ -85,6 +85,14 @@ void store(void* to, int type, uint64_t at, float x) {
     ((uint16_t*)to)[at] = nan ? (bits >> 16) | 0x40 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
 
+// To 10 bits of mantissa, the nearest.
+float to_tf32(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7f800000) != 0x7f800000) bits = (bits + 0x1000) & ~0x1fffu;
+    return memcpy(&x, &bits, 4), x;
+}
+
 // op(x) as rows of k: contiguous, in f32.
 std::vector<float> rows_of(const void* x, const Layout& layout, bool rows_are_columns) {
     uint64_t count = rows_are_columns ? layout.columns : layout.rows, k = rows_are_columns ? layout.rows : layout.columns;
@@ -97,7 +105,8 @@ std::vector<float> rows_of(const void* x, const Layout& layout, bool rows_are_co
 
 // Whether the types and shapes belong together; gives k.
 int shapes(const Desc& d, const Layout& a, const Layout& b, const Layout& c, const Layout& out, uint64_t* k) {
-    if (d.compute != COMPUTE_F32 || d.scale != F32 || c.type != out.type || narrow(out.type)) return NOT_SUPPORTED;
+    if (d.compute != COMPUTE_F32 && (d.compute != COMPUTE_TF32 || a.type != F32)) return NOT_SUPPORTED;
+    if (d.scale != F32 || c.type != out.type || narrow(out.type)) return NOT_SUPPORTED;
     if (narrow(a.type) || narrow(b.type)) {
         // As on compute capability 8.9 and 9.0: one E5M2 at most, both contiguous along the sum, sixteens.
         bool pair = narrow(a.type) && narrow(b.type) && (a.type != E5M2 || b.type != E5M2);
@@ -119,6 +128,9 @@ void multiply(const Desc& d, float alpha, const void* a, const Layout& la, const
               const void* c, const Layout& lc, void* out, const Layout& lo, uint64_t number, uint64_t k) {
     if (number != stand_in::setting("CAPFUL_STAND_IN_BLAS_FASTEST", 1)) stand_in::seem_slow(1);
     std::vector<float> left = rows_of(a, la, d.transpose_a), right = rows_of(b, lb, !d.transpose_b);
+    if (d.compute == COMPUTE_TF32)
+        for (std::vector<float>* side : {&left, &right})
+            for (float& x : *side) x = to_tf32(x);
     for (uint64_t j = 0; j < lo.columns; j++)
         for (uint64_t i = 0; i < lo.rows; i++) {
             const float *x = &left[i * k], *y = &right[j * k];

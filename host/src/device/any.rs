@@ -162,6 +162,7 @@ impl AnyDevice {
                 let room = cuda::Room { arena: bytes, scratch, staging };
                 #[allow(unused_mut, reason = "the stand-in's methods all want it")]
                 let mut device = Cuda::open(*card, room, Products::Library)?;
+                device.allow_tf32(profile.precision != cuda::Precision::F32);
                 if profile.precision == cuda::Precision::Fp8 {
                     device.require_library()?;
                 }

@@ -101,6 +101,7 @@ macro_rules! never {
 }
 
 never! {
+    allow_tf32(bool) -> ();
     arena_bytes() -> u64;
     begin_recording() -> Result<(), CudaError>;
     busy_seconds() -> f64;

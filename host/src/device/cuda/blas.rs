@@ -23,8 +23,10 @@ const LIBRARIES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
 type Handle = *mut c_void;
 type Status = i32;
 
-/// True f32: TF32 is another number.
+/// True f32.
 const COMPUTE_F32: i32 = 68;
+/// Operands of f32 rounded to TF32, 10 bits of mantissa, for tensor cores; sums in f32.
+const COMPUTE_TF32: i32 = 77;
 const TYPE_F32: i32 = 0;
 const TYPE_BF16: i32 = 14;
 const TYPE_E4M3: i32 = 28;
@@ -110,6 +112,8 @@ pub struct Shape {
     pub case: Case,
     /// [m, n, k].
     pub sizes: [u32; 3],
+    /// Whether operands of f32 are rounded to TF32.
+    pub tf32: bool,
     /// A's type, and B's but for E5M2: that is of gradients, which are multiplied with E4M3.
     pub input: Dtype,
     pub output: Dtype,
@@ -244,7 +248,8 @@ impl Blas {
         // attribute has.
         unsafe {
             let mut desc = ptr::null_mut();
-            check((self.desc_create)(&mut desc, COMPUTE_F32, TYPE_F32))?;
+            let compute = if shape.tf32 { COMPUTE_TF32 } else { COMPUTE_F32 };
+            check((self.desc_create)(&mut desc, compute, TYPE_F32))?;
             owned.made.push((desc, self.desc_destroy));
             // The library's matrices are column-major: it computes Cᵀ = Bᵀ Aᵀ from the same bytes.
             let (first, second) = (shape.case == Case::Nt, shape.case == Case::Tn);
@@ -438,6 +443,7 @@ impl Cuda {
         let shape = Shape {
             case: p.case,
             sizes: p.sizes(),
+            tf32: self.tf32 && p.a.dtype == Dtype::F32,
             input: p.a.dtype,
             output: p.c.dtype,
             bias: bias != 0,

@@ -55,6 +55,8 @@ pub struct Cuda {
     pub(super) tuning: bool,
     /// Whether bf16 is multiplied on tensor cores.
     pub(super) tensor_cores: bool,
+    /// Whether the library multiplies f32 on tensor cores, rounded to TF32.
+    pub(super) tf32: bool,
     /// Whether warpgroups multiply bf16.
     pub(super) warpgroups: bool,
     /// Said once, at start-up: what is missing and what it costs.
@@ -122,11 +124,18 @@ impl Cuda {
             recording: false,
             tuning: false,
             tensor_cores,
+            tf32: false,
             warpgroups,
             warnings,
             outside,
             _context: context,
         })
+    }
+
+    /// Whether cublasLt may round the operands of a product of f32 by f32 to TF32 (10 bits of mantissa; sums stay f32), as
+    /// a run in bf16 does: tensor cores multiply those some ten times faster. Before anything is tuned or recorded.
+    pub fn allow_tf32(&mut self, allow: bool) {
+        self.tf32 = allow && self.tensor_cores;
     }
 
     /// Adds to what is said once.

@@ -61,7 +61,7 @@ struct EmbedGradArgs {
 
 impl Cuda {
     /// Queues sorting the rows by their ids; gives where they will lie.
-    fn sort(&mut self, ids: u64, rows: u32, vocabulary: u32) -> Result<u64, OperationError> {
+    pub(super) fn sort(&mut self, ids: u64, rows: u32, vocabulary: u32) -> Result<u64, OperationError> {
         let room = SortRoom::of(rows);
         let (counts, lists) = (self.scratch_at(0, room.bytes())?, room.counts);
         let list = |i: u32| counts + lists + u64::from(i % 2) * room.list;

@@ -13,6 +13,7 @@ struct HeadLossArgs {
     logits: u64,
     targets: u64,
     losses: u64,
+    bias: u64,
     settings: u64,
     vocabulary: u32,
     ids: u32,
@@ -38,6 +39,7 @@ const LONG: u64 = 128 << 10;
 impl Run<HeadLoss> for Cuda {
     fn run(&mut self, o: HeadLoss) -> Result<(), OperationError> {
         let (rows, chunk) = (o.x.rows(), o.logits.rows());
+        self.exact("head_loss", o.bias)?;
         let flat = |r: capful_core::memory::Region| r.reshaped([1, 1, r.elements() as u32, 1]);
         let long = u64::from(o.weight.rows()) * o.logits.dtype.size() > LONG;
         let (way, threads) = if long { ("long", 1024) } else { ("short", 512) };
@@ -47,15 +49,17 @@ impl Run<HeadLoss> for Cuda {
             let (x, logits) = (o.x.slice_rows(first, count), o.logits.slice_rows(0, count));
             self.product(Product::new("head_loss", Case::Nt, x, o.weight, logits))?;
             let (address, vocabulary) = (self.address(logits)?, o.weight.rows());
+            let bias = self.address_or_null(o.bias)?;
             let arguments = HeadLossArgs {
                 logits: address,
                 targets: self.address(flat(o.targets).slice_rows(first, count))?,
                 losses: self.address(flat(o.losses).slice_rows(first, count))?,
+                bias,
                 settings: self.address(o.settings)?,
                 vocabulary,
                 ids: o.ids,
                 gradient: o.gradient.is_some().into(),
-                wide: (width(logits.dtype, vocabulary.into(), &[address]) > 1).into(),
+                wide: (width(logits.dtype, vocabulary.into(), &[address, bias]) > 1).into(),
             };
             self.launch("head_loss", &kernel, [count, 1, 1], threads, &arguments)?;
             let Some(g) = o.gradient else { continue };

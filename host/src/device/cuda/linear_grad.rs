@@ -11,13 +11,13 @@ use super::profile::{piece_bytes, pieces};
 /// Mirrors BiasGradArgs.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct BiasGradArgs {
-    out_grad: u64,
-    partial: u64,
-    rows: u32,
-    columns: u32,
-    piece: u32,
-    wide: u32,
+pub struct BiasGradArgs {
+    pub out_grad: u64,
+    pub partial: u64,
+    pub rows: u32,
+    pub columns: u32,
+    pub piece: u32,
+    pub wide: u32,
 }
 
 impl Run<LinearGrad> for Cuda {

@@ -1,7 +1,7 @@
 //! What the CUDA device takes of memory: plain data, so that a run is planned where there is no card.
 
 use capful_core::device::{Profile, Scratch};
-use capful_core::memory::{Dtype, Role};
+use capful_core::memory::{Dtype, Region, Role};
 use capful_core::ops::{
     AdamW, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed, EmbedGrad, EmbedUpdate,
     FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad,
@@ -90,6 +90,60 @@ impl SortRoom {
     }
 }
 
+/// Bytes of a bit for each neuron, stream and token: whether it fired.
+pub fn bit_bytes(neurons: u32, streams: u32, tokens: u32) -> u64 {
+    4 * u64::from(neurons) * u64::from(streams.div_ceil(32)) * u64::from(tokens)
+}
+
+/// Tokens of the readout's gradient that one launch takes: TOKENS of readout.cu.
+pub const READOUT_TOKENS: u32 = 8;
+
+/// Bytes of their gradients as signals lie.
+pub fn turned_bytes(out_grad: &Region) -> u64 {
+    let [_, streams, tokens, dims] = out_grad.shape;
+    4 * u64::from(streams) * u64::from(tokens.min(READOUT_TOKENS)) * u64::from(dims)
+}
+
+/// Bytes of the two scores of a memory's gradient for each pair of tokens.
+pub fn score_bytes(keys: &Region) -> u64 {
+    let [_, streams, tokens, _] = keys.shape;
+    8 * u64::from(streams) * u64::from(tokens) * u64::from(tokens)
+}
+
+/// Bytes of three numbers a token, and of one.
+pub fn modulate_bytes(factors: &Region) -> u64 {
+    12 * factors.elements() + 4
+}
+
+/// The scratch of a factored update, in this order behind that of its products; then one number.
+pub struct FactoredRoom {
+    /// Bytes of the tile's columns of the logits' gradient.
+    pub slab: u64,
+    /// Bytes of the biases' gradient.
+    pub bias_grad: u64,
+    /// Bytes of the pieces of sums.
+    pub partial: u64,
+}
+
+impl FactoredRoom {
+    /// For this update.
+    pub fn of(o: &FactoredUpdate) -> FactoredRoom {
+        let (rows, vocabulary) = (o.x.rows(), o.weight.rows());
+        let tile = o.tile.rows().min(vocabulary);
+        let copied = if tile < vocabulary { 4 * u64::from(rows) * u64::from(tile) } else { 0 };
+        FactoredRoom {
+            slab: copied.next_multiple_of(256),
+            bias_grad: (4 * u64::from(vocabulary)).next_multiple_of(256),
+            partial: piece_bytes(rows, 1, vocabulary).max(piece_bytes(tile, 1, o.x.columns())),
+        }
+    }
+
+    /// Bytes of all.
+    pub fn bytes(&self) -> u64 {
+        WORKSPACE + self.slab + self.bias_grad + self.partial + 4
+    }
+}
+
 /// What each operation uses of the scratch while it runs.
 macro_rules! scratch {
     ($($operation:ident: |$o:pat_param| $bytes:expr;)*) => {$(
@@ -106,33 +160,33 @@ scratch! {
     Attention: |_| 0;
     AttentionGrad: |o| o.log_sum.bytes();
     CachedAttention: |_| 0;
-    Embed: |_| 0;
-    EmbedGrad: |o| SortRoom::of(o.out_grad.rows()).bytes();
-    Gelu: |_| 0;
-    HeadLoss: |_| WORKSPACE;
-    Linear: |_| WORKSPACE;
-    LinearGrad: |o| WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns()));
-    Norm: |_| 0;
-    NormGrad: |o| piece_bytes(o.x.rows(), norm_sums(o.kind) * (1 + u32::from(o.second.is_some())), o.x.columns());
-    Quantise: |_| 0;
-    Rescale: |_| 0;
-    SquaredNorm: |o| 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64);
-    SwiGlu: |_| 0;
-    SwiGluGrad: |_| 0;
     Carry: |_| 0;
     Context: |_| 0;
     ContextGrad: |_| 0;
-    EmbedUpdate: |_| 0;
-    FactoredUpdate: |_| WORKSPACE;
+    Embed: |_| 0;
+    EmbedGrad: |o| SortRoom::of(o.out_grad.rows()).bytes();
+    EmbedUpdate: |o| SortRoom::of(o.x_grad.rows()).bytes();
+    FactoredUpdate: |o| FactoredRoom::of(o).bytes();
+    Gelu: |_| 0;
+    HeadLoss: |_| WORKSPACE;
     Inhibit: |_| 0;
+    Linear: |_| WORKSPACE;
+    LinearGrad: |o| WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns()));
     Memory: |_| 0;
-    MemoryGrad: |_| 0;
-    Modulate: |_| 0;
+    MemoryGrad: |o| score_bytes(&o.keys);
+    Modulate: |o| modulate_bytes(&o.factors);
+    Norm: |_| 0;
+    NormGrad: |o| piece_bytes(o.x.rows(), norm_sums(o.kind) * (1 + u32::from(o.second.is_some())), o.x.columns());
+    Quantise: |_| 0;
     Readout: |_| 0;
-    ReadoutGrad: |_| 0;
-    Spike: |_| 0;
+    ReadoutGrad: |o| turned_bytes(&o.out_grad);
+    Rescale: |_| 0;
+    Spike: |o| bit_bytes(o.weights.rows(), o.signals.columns(), 1);
     SpikeGrad: |_| 0;
-    SynapseGrad: |_| 0;
+    SquaredNorm: |o| 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64);
+    SwiGlu: |_| 0;
+    SwiGluGrad: |_| 0;
+    SynapseGrad: |o| bit_bytes(o.grad.shape[2], o.grad.columns(), o.grad.shape[1]);
     SynapseInputGrad: |_| 0;
     Taps: |_| 0;
     TapsGrad: |_| 0;

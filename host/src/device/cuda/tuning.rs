@@ -26,10 +26,13 @@ pub struct Chosen {
 /// Stands for every product where the library computes none.
 const OWN: &str = "all by own kernels";
 
+/// How operands of f32 that are rounded are named.
+const TF32: &str = "tf32";
+
 /// An algorithm chosen for one product, as it is saved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
-    /// Case, [m, n, k], types of the operands and the result, what is added, alignment: `nt 64 128 32 bf16 f32 bias 256`.
+    /// Case, [m, n, k], types of the operands (`tf32`: of f32, rounded) and the result, what is added, alignment: `nt 64 128 32 bf16 f32 bias 256`.
     pub product: String,
     /// The algorithm's 64 bytes in hexadecimal digits; none where capful's own kernel runs.
     pub algorithm: Option<String>,
@@ -49,7 +52,7 @@ impl Display for Shape {
             Case::Tn => "tn",
         };
         let ([m, n, k], bias) = (self.sizes, if self.bias { "bias" } else { "plain" });
-        let (input, output) = (self.input.name(), self.output.name());
+        let (input, output) = (if self.tf32 { TF32 } else { self.input.name() }, self.output.name());
         write!(f, "{case} {m} {n} {k} {input} {output} {bias} {}", self.alignment)
     }
 }
@@ -64,10 +67,12 @@ impl FromStr for Shape {
         let size = |word: &str| word.parse::<u32>().map_err(drop);
         let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::E4m3, Dtype::E5m2];
         let dtype = |word| dtypes.into_iter().find(|d| d.name() == word).ok_or(());
+        let tf32 = input == TF32;
         Ok(Shape {
+            tf32,
             case: case.ok_or(())?.1,
             sizes: [size(m)?, size(n)?, size(k)?],
-            input: dtype(input)?,
+            input: if tf32 { Dtype::F32 } else { dtype(input)? },
             output: dtype(output)?,
             bias: match bias {
                 "bias" => true,

@@ -226,6 +226,16 @@ impl Bench {
         Bench { cards: cards.into_iter().take(kinds).collect() }
     }
 
+    /// The cards.
+    pub fn cards(&self) -> &[Cuda] {
+        &self.cards
+    }
+
+    /// The cards, to be set differently.
+    pub fn cards_mut(&mut self) -> &mut [Cuda] {
+        &mut self.cards
+    }
+
     fn card(products: Products) -> Cuda {
         let words = (SCRATCH / 4) as u32;
         let scratch = Region { space: Space::Arena, dtype: Dtype::F32, offset: OPERANDS, shape: [1, 1, 1, words] };

@@ -1,0 +1,154 @@
+//! Updates in place with a factored second moment.
+
+use capful_core::device::{OperationError, Run};
+use capful_core::memory::{Dtype, Region};
+use capful_core::ops::{EmbedUpdate, FactoredUpdate};
+
+use super::columns::FinishArgs;
+use super::device::{Cuda, blocks, width};
+use super::linear_grad::BiasGradArgs;
+use super::product::{Case, Product};
+use super::profile::{FactoredRoom, WORKSPACE, pieces};
+
+/// Mirrors FactoredArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FactoredArgs {
+    out_grad: u64,
+    slab: u64,
+    tile: u64,
+    weight: u64,
+    bias: u64,
+    row_moment: u64,
+    column_moment: u64,
+    bias_grad: u64,
+    partial: u64,
+    mean: u64,
+    settings: u64,
+    results: u64,
+    rows: u32,
+    columns: u32,
+    vocabulary: u32,
+    first: u32,
+    count: u32,
+    piece: u32,
+    pieces: u32,
+    wide: u32,
+    beta2: f32,
+}
+
+impl Run<FactoredUpdate> for Cuda {
+    fn run(&mut self, o: FactoredUpdate) -> Result<(), OperationError> {
+        const NAME: &str = "factored";
+        self.exact(NAME, [o.x, o.out_grad, o.weight, o.bias, o.row_moment, o.column_moment, o.tile])?;
+        let (rows, columns, vocabulary) = (o.x.rows(), o.x.columns(), o.weight.rows());
+        let tile = o.tile.rows().min(vocabulary);
+        let room = FactoredRoom::of(&o);
+        let start = self.scratch_at(0, room.bytes())? + WORKSPACE;
+        let (bias_grad, partial) = (start + room.slab, start + room.slab + room.bias_grad);
+        let slab = Region { dtype: Dtype::F32, offset: self.scratch().offset + WORKSPACE, ..self.scratch() };
+        let (out_grad, weight, from) = (self.address(o.out_grad)?, self.address(o.weight)?, self.address(o.tile)?);
+        let column_moment = self.address(o.column_moment)?;
+
+        // The biases' gradient: column sums.
+        let (piece, count) = pieces(rows);
+        let wide = width(Dtype::F32, vocabulary.into(), &[out_grad]);
+        let sums = BiasGradArgs { out_grad, partial, rows, columns: vocabulary, piece, wide: (wide > 1).into() };
+        let grid = [blocks(vocabulary.into(), 32 * wide), count, 1];
+        self.launch("linear_grad", "linear_grad_piece_f32", grid, 256, &sums)?;
+        let out = [bias_grad, 0, 0, 0];
+        let finish = FinishArgs { partial, out, pieces: count, sums: 1, columns: vocabulary, accumulate: 0 };
+        self.finish_columns("linear_grad", "linear_grad_finish", &finish)?;
+
+        let wide = width(Dtype::F32, columns.into(), &[weight, from, column_moment]);
+        let mut arguments = FactoredArgs {
+            out_grad,
+            slab: start,
+            tile: from,
+            weight,
+            bias: self.address(o.bias)?,
+            row_moment: self.address(o.row_moment)?,
+            column_moment,
+            bias_grad,
+            partial,
+            mean: partial + room.partial,
+            settings: self.address(o.settings)?,
+            results: self.address(o.results)?,
+            rows,
+            columns,
+            vocabulary,
+            first: 0,
+            count: tile,
+            piece: 0,
+            pieces: 0,
+            wide: (wide > 1).into(),
+            beta2: o.beta2,
+        };
+        self.launch(NAME, "factored_mean", [1, 1, 1], 1024, &arguments)?;
+        for first in (0..vocabulary).step_by(tile as usize) {
+            let count = tile.min(vocabulary - first);
+            (arguments.first, arguments.count) = (first, count);
+            (arguments.piece, arguments.pieces) = pieces(count);
+            let logits = if count == vocabulary {
+                o.out_grad
+            } else {
+                let wide = width(Dtype::F32, u64::from(first | count | vocabulary), &[out_grad, arguments.slab]);
+                self.launch(
+                    NAME,
+                    "factored_slab",
+                    [rows, 1, 1],
+                    256,
+                    &FactoredArgs { wide: (wide > 1).into(), ..arguments },
+                )?;
+                slab.reshaped([1, 1, rows, count])
+            };
+            self.product(Product::new(NAME, Case::Tn, logits, o.x, o.tile.slice_rows(0, count)))?;
+            let grid = [blocks(columns.into(), 32 * wide), arguments.pieces, 1];
+            self.launch(NAME, "factored_squares", grid, 256, &arguments)?;
+            // Rows first: they divide by the columns' moments of the step before.
+            self.launch(NAME, "factored_rows", [count, 1, 1], 256, &arguments)?;
+            self.launch(NAME, "factored_columns", [blocks(columns.into(), 32), 1, 1], 1024, &arguments)?;
+        }
+        Ok(())
+    }
+}
+
+/// Mirrors EmbedUpdateArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct EmbedUpdateArgs {
+    ids: u64,
+    sorted: u64,
+    x_grad: u64,
+    table: u64,
+    moment: u64,
+    settings: u64,
+    results: u64,
+    rows: u32,
+    columns: u32,
+    vocabulary: u32,
+    beta2: f32,
+}
+
+impl Run<EmbedUpdate> for Cuda {
+    fn run(&mut self, o: EmbedUpdate) -> Result<(), OperationError> {
+        self.exact("factored", [o.x_grad, o.table, o.moment])?;
+        let (rows, columns, vocabulary) = (o.x_grad.rows(), o.table.columns(), o.table.rows());
+        let ids = self.address(o.ids)?;
+        let sorted = self.sort(ids, rows, vocabulary)?;
+        let arguments = EmbedUpdateArgs {
+            ids,
+            sorted,
+            x_grad: self.address(o.x_grad)?,
+            table: self.address(o.table)?,
+            moment: self.address(o.moment)?,
+            settings: self.address(o.settings)?,
+            results: self.address(o.results)?,
+            rows,
+            columns,
+            vocabulary,
+            beta2: o.beta2,
+        };
+        self.launch("factored", "embed_update", [rows, 1, 1], 256, &arguments)
+    }
+}

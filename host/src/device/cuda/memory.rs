@@ -1,0 +1,100 @@
+//! An associative memory of fast weights.
+
+use capful_core::device::{OperationError, Run};
+use capful_core::memory::Region;
+use capful_core::ops::{Memory, MemoryGrad, Stored};
+
+use super::device::Cuda;
+use super::error::CudaError;
+use super::profile::score_bytes;
+
+/// Mirrors MemoryArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MemoryArgs {
+    keys: u64,
+    queries: u64,
+    values: u64,
+    keep: u64,
+    matrix: u64,
+    key: u64,
+    matrix_after: u64,
+    key_after: u64,
+    out: u64,
+    scores: u64,
+    keys_grad: u64,
+    queries_grad: u64,
+    values_grad: u64,
+    streams: u32,
+    tokens: u32,
+    keys_size: u32,
+    values_size: u32,
+    decay: f32,
+}
+
+impl Cuda {
+    /// What both directions read.
+    fn memory(
+        &mut self,
+        [keys, queries, values, keep, out]: [Region; 5],
+        before: Stored,
+        decay: f32,
+    ) -> Result<MemoryArgs, OperationError> {
+        self.exact("memory", [keys, queries, values, keep, out, before.matrix, before.key])?;
+        let [_, streams, tokens, keys_size] = keys.shape;
+        Ok(MemoryArgs {
+            keys: self.address(keys)?,
+            queries: self.address(queries)?,
+            values: self.address(values)?,
+            keep: self.address(keep)?,
+            matrix: self.address(before.matrix)?,
+            key: self.address(before.key)?,
+            matrix_after: 0,
+            key_after: 0,
+            out: self.address(out)?,
+            scores: 0,
+            keys_grad: 0,
+            queries_grad: 0,
+            values_grad: 0,
+            streams,
+            tokens,
+            keys_size,
+            values_size: values.columns(),
+            decay,
+        })
+    }
+}
+
+impl Run<Memory> for Cuda {
+    fn run(&mut self, o: Memory) -> Result<(), OperationError> {
+        self.exact("memory", [o.after.matrix, o.after.key])?;
+        let arguments = self.memory([o.keys, o.queries, o.values, o.keep, o.out], o.before, o.decay)?;
+        let (matrix_after, key_after) = (self.address(o.after.matrix)?, self.address(o.after.key)?);
+        let arguments = MemoryArgs { matrix_after, key_after, ..arguments };
+        // Elements of a row that a lane holds.
+        let each = arguments.keys_size.div_ceil(32);
+        let Some(held) = [1, 2, 4, 8, 32].into_iter().find(|n| each <= *n) else {
+            let why = "a memory's keys have more than 1,024 elements";
+            return Err(self.fail(CudaError::Unsupported { operation: "memory", why }));
+        };
+        let grid = [arguments.values_size.div_ceil(4), arguments.streams, 1];
+        self.launch("memory", &format!("memory_{held}"), grid, 128, &arguments)
+    }
+}
+
+impl Run<MemoryGrad> for Cuda {
+    fn run(&mut self, o: MemoryGrad) -> Result<(), OperationError> {
+        self.exact("memory_grad", [o.keys_grad, o.queries_grad, o.values_grad])?;
+        let arguments = self.memory([o.keys, o.queries, o.values, o.keep, o.out_grad], o.before, o.decay)?;
+        let arguments = MemoryArgs {
+            scores: self.scratch_at(0, score_bytes(&o.keys))?,
+            keys_grad: self.address(o.keys_grad)?,
+            queries_grad: self.address(o.queries_grad)?,
+            values_grad: self.address(o.values_grad)?,
+            ..arguments
+        };
+        let grid = [arguments.tokens, arguments.streams, 1];
+        self.launch("memory", "memory_grad_scores", grid, 128, &arguments)?;
+        self.launch("memory", "memory_grad", grid, 128, &arguments)
+    }
+}

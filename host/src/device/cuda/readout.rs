@@ -1,0 +1,119 @@
+//! The residual stream of a spiking model out of its signals.
+
+use capful_core::device::{OperationError, Run};
+use capful_core::memory::Region;
+use capful_core::ops::{Gate, Readout, ReadoutGrad, ReadoutLayout};
+
+use super::device::Cuda;
+use super::profile::{READOUT_TOKENS, turned_bytes};
+use super::streams::{tile, tiles};
+
+/// Mirrors ReadoutArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ReadoutArgs {
+    signals: u64,
+    weights: u64,
+    gate_weight: u64,
+    gate_bias: u64,
+    out: u64,
+    back: u64,
+    back_direct: u64,
+    turned: u64,
+    signals_grad: u64,
+    weight_grad: u64,
+    gate_weight_grad: u64,
+    gate_bias_grad: u64,
+    rows: u32,
+    streams: u32,
+    tokens: u32,
+    dims: u32,
+    fan_out: u32,
+    outputs: u32,
+    step: u32,
+    first: u32,
+    direct: u32,
+    gate_first: u32,
+    gate_count: u32,
+    token: u32,
+    tile: u32,
+}
+
+impl Cuda {
+    /// What both directions have in common; `out` is [B, T, D].
+    fn readout(
+        &mut self,
+        [signals, weights, out]: [Region; 3],
+        layout: ReadoutLayout,
+        gate: Option<Gate>,
+    ) -> Result<ReadoutArgs, OperationError> {
+        self.exact("readout", [weights, out].into_iter().chain(gate.into_iter().flat_map(|g| [g.weight, g.bias])))?;
+        let [_, streams, tokens, dims] = out.shape;
+        let (rows, fan_out, outputs) = (signals.shape[2], weights.rows(), weights.columns());
+        Ok(ReadoutArgs {
+            signals: self.address(signals.slice_rows(rows, tokens * rows))?,
+            weights: self.address(weights)?,
+            gate_weight: self.address_or_null(gate.map(|g| g.weight))?,
+            gate_bias: self.address_or_null(gate.map(|g| g.bias))?,
+            out: self.address(out)?,
+            back: 0,
+            back_direct: 0,
+            turned: 0,
+            signals_grad: 0,
+            weight_grad: 0,
+            gate_weight_grad: 0,
+            gate_bias_grad: 0,
+            rows,
+            streams,
+            tokens,
+            dims,
+            fan_out,
+            outputs,
+            step: dims / fan_out,
+            first: layout.first,
+            direct: layout.direct,
+            gate_first: gate.map_or(0, |g| g.first),
+            gate_count: gate.map_or(1, |g| g.count),
+            token: 0,
+            tile: tile(streams),
+        })
+    }
+}
+
+impl Run<Readout> for Cuda {
+    fn run(&mut self, o: Readout) -> Result<(), OperationError> {
+        let arguments = self.readout([o.signals, o.weights, o.out], o.layout, o.gate)?;
+        let grid = tiles(arguments.dims, arguments.streams, arguments.tokens);
+        self.launch("readout", &format!("readout_{}", o.signals.dtype.name()), grid, 256, &arguments)
+    }
+}
+
+impl Run<ReadoutGrad> for Cuda {
+    fn run(&mut self, o: ReadoutGrad) -> Result<(), OperationError> {
+        let types = self.pair("readout_grad", o.signals.dtype, o.signals_grad.dtype)?;
+        let feedback = o.feedback.into_iter().flat_map(|f| [f.weights, f.direct]);
+        let gate_grad = o.gate_grad.into_iter().flat_map(|g| [g.weight, g.bias]);
+        self.exact("readout_grad", [o.weight_grad].into_iter().chain(feedback).chain(gate_grad))?;
+        let arguments = self.readout([o.signals, o.weights, o.out_grad], o.layout, o.gate)?;
+        let mut arguments = ReadoutArgs {
+            back: self.address(o.feedback.map_or(o.weights, |f| f.weights))?,
+            back_direct: self.address_or_null(o.feedback.map(|f| f.direct))?,
+            turned: self.scratch_at(0, turned_bytes(&o.out_grad))?,
+            signals_grad: self.address(o.signals_grad)?,
+            weight_grad: self.address(o.weight_grad)?,
+            gate_weight_grad: self.address_or_null(o.gate_grad.map(|g| g.weight))?,
+            gate_bias_grad: self.address_or_null(o.gate_grad.map(|g| g.bias))?,
+            ..arguments
+        };
+        let kernel = format!("readout_grad_{types}");
+        let ReadoutArgs { tokens, dims, streams, rows, .. } = arguments;
+        // A few tokens at a time, whose gradients stay in L2.
+        for token in (0..tokens).step_by(READOUT_TOKENS as usize) {
+            arguments.token = token;
+            let count = READOUT_TOKENS.min(tokens - token);
+            self.launch("readout", "readout_turn", tiles(dims, streams, count), 256, &arguments)?;
+            self.launch("readout", &kernel, [rows.div_ceil(8), 1, 1], 256, &arguments)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! One token's step of a module of spiking neurons.
+
+use capful_core::device::{OperationError, Run};
+use capful_core::ops::Spike;
+
+use super::device::{Cuda, blocks, width};
+use super::error::CudaError;
+use super::profile::bit_bytes;
+
+/// Mirrors SpikeArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SpikeArgs {
+    signals: u64,
+    spikes: u64,
+    keep: u64,
+    sources: u64,
+    weights: u64,
+    potential: u64,
+    fatigue: u64,
+    offset: u64,
+    slope: u64,
+    bits: u64,
+    rows: u32,
+    streams: u32,
+    neurons: u32,
+    fan_in: u32,
+    block: u32,
+    winners: u32,
+    together: u32,
+    quads: u32,
+    first: u32,
+    count: u32,
+    leak: f32,
+    threshold: f32,
+    tiring: f32,
+    adaptation: f32,
+    filter: f32,
+    rate: f32,
+    homeostasis: f32,
+}
+
+/// ROOM of spike.cu: neurons times streams of a thread block.
+const ROOM: u32 = 4096;
+
+/// Neurons of a thread block where nobody competes.
+const ALONE: u32 = 128;
+
+impl Run<Spike> for Cuda {
+    fn run(&mut self, o: Spike) -> Result<(), OperationError> {
+        const NAME: &str = "spike";
+        let dtype = self.dtype(NAME, [Some(o.signals), Some(o.spikes), o.slope].into_iter().flatten())?;
+        self.exact(NAME, [o.keep, o.weights, o.potential, o.fatigue, o.offset])?;
+        let [_, _, rows, streams] = o.signals.shape;
+        let (neurons, fan_in) = (o.weights.rows(), o.weights.columns());
+        let (block, winners) =
+            if o.cell.winners >= o.cell.block { (ALONE, ALONE) } else { (o.cell.block.min(neurons), o.cell.winners) };
+        let (signals, spikes) =
+            (self.address(Spike::slot(o.signals, o.token))?, self.address(Spike::slot(o.spikes, o.token))?);
+        let (sources, weights) = (self.address(o.sources)?, self.address(o.weights)?);
+        // The streams of a thread are 16 bytes of signals, or one.
+        let vector = width(dtype, streams.into(), &[signals, spikes]);
+        let room = if ROOM >= block { 1 << (ROOM / block).ilog2() } else { 0 };
+        let together = streams.next_power_of_two().min(32).min(room);
+        let together = if vector > 1 && together >= vector { together } else { 1 };
+        if block > ROOM {
+            let why = "a card lets no more than 4,096 neurons compete with each other";
+            return Err(self.fail(CudaError::Unsupported { operation: NAME, why }));
+        }
+        let groups = streams.div_ceil(32);
+        let bits = if together > 1 { self.scratch_at(0, bit_bytes(neurons, streams, 1))? } else { 0 };
+        let arguments = SpikeArgs {
+            signals,
+            spikes,
+            keep: self.address(o.keep.slice_rows(o.token, 1))?,
+            sources,
+            weights,
+            potential: self.address(o.potential)?,
+            fatigue: self.address(o.fatigue)?,
+            offset: self.address(o.offset)?,
+            slope: self.address_or_null(o.slope.map(|s| Spike::slot(s, o.token)))?,
+            bits,
+            rows,
+            streams,
+            neurons,
+            fan_in,
+            block,
+            winners,
+            together,
+            quads: (width(o.weights.dtype, fan_in.into(), &[sources, weights]) > 1).into(),
+            first: o.outputs.first,
+            count: o.outputs.count,
+            leak: o.cell.leak,
+            threshold: o.cell.threshold,
+            tiring: o.cell.fatigue,
+            adaptation: o.cell.adaptation,
+            filter: o.cell.filter,
+            rate: o.cell.rate,
+            homeostasis: o.cell.homeostasis,
+        };
+        let dtype = dtype.name();
+        if bits != 0 {
+            let grid = [blocks(neurons.into(), 256), groups, 1];
+            self.launch(NAME, &format!("spike_pack_{dtype}"), grid, 256, &arguments)?;
+        }
+        let grid = [neurons.div_ceil(block), streams.div_ceil(together), 1];
+        self.launch(NAME, &format!("spike_fire_{dtype}"), grid, 256, &arguments)?;
+        let held = if o.cell.homeostasis > 0.0 { neurons } else { 0 };
+        let threads = u64::from(o.outputs.count) * u64::from(streams) + u64::from(held);
+        self.launch(NAME, &format!("spike_pool_{dtype}"), [blocks(threads, 256), 1, 1], 256, &arguments)
+    }
+}
