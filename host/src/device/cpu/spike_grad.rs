@@ -173,6 +173,17 @@ fn products<const L: usize>(
     streams: usize,
     at: usize,
 ) {
+    // All tokens of a block stay in registers; those of the last one may be fewer.
+    if let Some(&grad) = grad.first_chunk::<TOKENS>() {
+        for (to, &s) in to.iter_mut().zip(sources) {
+            let (mut sum, first) = ([0.0; L], (s as usize - base) * streams + at);
+            for t in 0..TOKENS {
+                fused_pairs(&mut sum, &grad[t], pick::<L>(x, first + t * slot));
+            }
+            *to += across(sum);
+        }
+        return;
+    }
     for (to, &s) in to.iter_mut().zip(sources) {
         let (mut sum, mut i) = ([0.0; L], (s as usize - base) * streams + at);
         for grad in grad {
