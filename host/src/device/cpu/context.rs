@@ -4,6 +4,7 @@ use capful_core::device::{OperationError, Run, Scratch};
 use capful_core::memory::Arena;
 use capful_core::ops::{Context, ContextGrad};
 
+use super::lanes::turn;
 use super::{Cpu, CpuProfile};
 
 /// Streams of a task at most: a cache line of signals.
@@ -25,10 +26,8 @@ impl Run<Context> for Cpu {
         self.pool.chunks(out.f32_mut(), together * tokens * columns, |_, part, out| {
             for t in 0..tokens {
                 let from = &signals[((t + 1) * rows + op.first as usize) * batch + part * together..];
-                for (i, out) in out.chunks_exact_mut(tokens * columns).enumerate() {
-                    let out = &mut out[t * columns..][..columns];
-                    out.iter_mut().zip(from[i..].iter().step_by(batch)).for_each(|(to, x)| *to = *x);
-                }
+                let streams = out.len() / (tokens * columns);
+                turn(from, batch, &mut out[t * columns..], tokens * columns, [columns, streams], |to, x| *to = x);
             }
         });
         Ok(())
@@ -49,10 +48,7 @@ impl Run<ContextGrad> for Cpu {
         let (out_grad, rows) = (out_grad.f32(), op.signals_grad.shape[2] as usize);
         self.pool.chunks(signals_grad.f32_mut(), rows * batch, |_, t, to| {
             let to = &mut to[op.first as usize * batch..][..columns * batch];
-            for b in 0..batch {
-                let from = &out_grad[(b * tokens + t) * columns..][..columns];
-                to[b..].iter_mut().step_by(batch).zip(from).for_each(|(to, g)| *to += g);
-            }
+            turn(&out_grad[t * columns..], tokens * columns, to, batch, [batch, columns], |to, g| *to += g);
         });
         Ok(())
     }

@@ -84,3 +84,26 @@ pub(super) fn across<const L: usize>(lanes: [f32; L]) -> f32 {
     }
     lanes[0]
 }
+
+/// A matrix the other way round: `put(&mut to[j · to_row + i], from[i · from_row + j])` for i below `rows` and j below
+/// `columns`, by blocks whose lines stay in the nearest cache.
+#[inline(always)]
+pub(super) fn turn(
+    from: &[f32],
+    from_row: usize,
+    to: &mut [f32],
+    to_row: usize,
+    [rows, columns]: [usize; 2],
+    put: impl Fn(&mut f32, f32),
+) {
+    const BLOCK: usize = 16;
+    for i in (0..rows).step_by(BLOCK) {
+        for j in (0..columns).step_by(BLOCK) {
+            for j in j..columns.min(j + BLOCK) {
+                let to = &mut to[j * to_row + i..][..BLOCK.min(rows - i)];
+                let from = from[i * from_row + j..].iter().step_by(from_row);
+                to.iter_mut().zip(from).for_each(|(to, x)| put(to, *x));
+            }
+        }
+    }
+}

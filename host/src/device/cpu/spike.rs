@@ -95,9 +95,14 @@ impl Run<Spike> for Cpu {
         });
         let (before, keep, spikes, now) = (before.f32(), keep.f32(), spikes.f32(), now.f32_mut());
         vectorise!(lanes!(streams, at, L => {
+            // Most groups are of one size.
+            let (mut size, mut share) = (0, 0.0);
             for o in 0..op.outputs.count {
                 let group = op.outputs.group(o, neurons as u32);
-                let share = Outputs::share(group.len());
+                if group.len() != size {
+                    size = group.len();
+                    share = Outputs::share(size);
+                }
                 let mut fired = [0.0f32; L];
                 for j in group {
                     fired.iter_mut().zip(pick::<L>(spikes, j * streams + at)).for_each(|(n, z)| *n += z);

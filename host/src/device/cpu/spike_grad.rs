@@ -10,6 +10,8 @@ use super::{Cpu, CpuProfile};
 
 /// Tokens whose signals are multiplied with every row before the next ones: their signals stay in the caches.
 const TOKENS: usize = 8;
+/// Neurons times streams of a token that are worth waking another thread for.
+const NEURONS: usize = 1 << 13;
 /// Rows of a task.
 const ROWS: usize = 16;
 /// Tasks that the sources of a module are cut into: more than threads, for some sources have no synapses.
@@ -31,54 +33,69 @@ impl Run<SpikeGrad> for Cpu {
         let (cell, outputs) = (op.cell, op.outputs);
         let (signals_grad, slope, keep) = (signals_grad.f32_mut(), slope.f32_mut(), keep.f32());
         let (fatigue_grad, spikes_grad) = (fatigue_grad.f32_mut(), spikes_grad.f32());
-        vectorise!(lanes!(streams, at, L => {
-            for t in (op.first as usize..(op.first + op.count) as usize).rev() {
-                let last = t + 1 == tokens;
-                let kept = if last { [0.0; L] } else { *pick::<L>(keep, (t + 1) * streams + at) };
-                let now_kept = *pick::<L>(keep, t * streams + at);
-                let (grad, later_grad) = signals_grad[t * signals..].split_at_mut(signals);
-                let (own, later) = slope[t * neurons * streams..].split_at_mut(neurons * streams);
-                for o in 0..outputs.count {
-                    let i = (outputs.first + o) as usize * streams + at;
-                    let filtered = pick_mut::<L>(grad, i);
-                    if !last {
-                        let later = pick::<L>(later_grad, i);
-                        for b in 0..L {
-                            filtered[b] += kept[b] * cell.filter * later[b];
-                        }
+        let together = NEURONS.div_ceil(streams);
+        for t in (op.first as usize..(op.first + op.count) as usize).rev() {
+            let last = t + 1 == tokens;
+            let (grad, later_grad) = signals_grad[t * signals..].split_at_mut(signals);
+            let (own, later) = slope[t * neurons * streams..].split_at_mut(neurons * streams);
+            if !last {
+                let range = outputs.first as usize * streams..(outputs.first + outputs.count) as usize * streams;
+                let filtered = grad[range.clone()].chunks_exact_mut(streams);
+                vectorise!(for (grad, later) in filtered.zip(later_grad[range].chunks_exact(streams)) {
+                    for ((grad, later), kept) in grad.iter_mut().zip(later).zip(&keep[(t + 1) * streams..]) {
+                        *grad += kept * cell.filter * later;
                     }
-                    let filtered = *filtered;
-                    let group = outputs.group(o, neurons as u32);
-                    let share = Outputs::share(group.len());
-                    for j in group {
-                        let i = j * streams + at;
-                        let mut grad = filtered.map(|g| share * g);
-                        if !spikes_grad.is_empty() {
-                            grad.iter_mut().zip(pick::<L>(spikes_grad, i)).for_each(|(to, g)| *to += g);
+                });
+            }
+            let grad = &*grad;
+            let bands = [(&mut own[..neurons * streams], together * streams), (&mut *fatigue_grad, together * streams)];
+            self.pool.bands(bands, |_, band, [own, fatigue_grad]| {
+                let tired = !fatigue_grad.is_empty();
+                vectorise!(lanes!(streams, at, L => {
+                    let kept = if last { [0.0; L] } else { *pick::<L>(keep, (t + 1) * streams + at) };
+                    let now_kept = *pick::<L>(keep, t * streams + at);
+                    // Neurons of a group follow one another, and most groups are of one size.
+                    let (mut o, mut end, mut size, mut share) = (0, 0, 0, 0.0);
+                    for row in 0..own.len() / streams {
+                        let j = band * together + row;
+                        if row == 0 || j == end {
+                            o = if row == 0 { outputs.of(j as u32, neurons as u32) } else { o + 1 };
+                            let group = outputs.group(o, neurons as u32);
+                            end = group.end;
+                            if group.len() != size {
+                                size = group.len();
+                                share = Outputs::share(size);
+                            }
                         }
-                        let mut carried = [0.0; L];
-                        if !last && !fatigue_grad.is_empty() {
-                            carried = *pick::<L>(fatigue_grad, i);
-                            grad.iter_mut().zip(&carried).for_each(|(to, g)| *to += g);
-                        }
+                        let i = row * streams + at;
+                        let of_output = pick::<L>(grad, (outputs.first + o) as usize * streams + at);
                         let slopes = *pick::<L>(own, i);
-                        let later = if last { [0.0; L] } else { *pick::<L>(later, i) };
+                        let (mut from, mut carried, mut next) = ([0.0; L], [0.0; L], [0.0; L]);
+                        if !spikes_grad.is_empty() {
+                            from = *pick::<L>(spikes_grad, j * streams + at);
+                        }
+                        if tired && !last {
+                            carried = *pick::<L>(fatigue_grad, i);
+                        }
+                        if !last {
+                            next = *pick::<L>(later, j * streams + at);
+                        }
                         let (mut above, mut found) = ([0.0; L], [0.0; L]);
                         for b in 0..L {
-                            above[b] = slopes[b] * grad[b];
-                            found[b] = above[b] + kept[b] * cell.leak * later[b];
+                            above[b] = slopes[b] * ((share * of_output[b] + from[b]) + carried[b]);
+                            found[b] = above[b] + kept[b] * cell.leak * next[b];
                         }
                         *pick_mut::<L>(own, i) = found;
-                        if !fatigue_grad.is_empty() {
+                        if tired {
                             let (to, adaptation) = (pick_mut::<L>(fatigue_grad, i), cell.adaptation_of(j));
                             for b in 0..L {
                                 to[b] = now_kept[b] * (cell.fatigue * carried[b] - adaptation * above[b]);
                             }
                         }
                     }
-                }
-            }
-        }));
+                }));
+            });
+        }
         Ok(())
     }
 }
@@ -156,6 +173,17 @@ fn products<const L: usize>(
     streams: usize,
     at: usize,
 ) {
+    // All tokens of a block stay in registers; those of the last one may be fewer.
+    if let Some(&grad) = grad.first_chunk::<TOKENS>() {
+        for (to, &s) in to.iter_mut().zip(sources) {
+            let (mut sum, first) = ([0.0; L], (s as usize - base) * streams + at);
+            for t in 0..TOKENS {
+                fused_pairs(&mut sum, &grad[t], pick::<L>(x, first + t * slot));
+            }
+            *to += across(sum);
+        }
+        return;
+    }
     for (to, &s) in to.iter_mut().zip(sources) {
         let (mut sum, mut i) = ([0.0; L], (s as usize - base) * streams + at);
         for grad in grad {

@@ -218,9 +218,15 @@ fn readouts_and_their_gradients() {
         let (Sizes { tokens, streams, rows, .. }, mut b) = (sizes(case), Bench::new(case));
         let random = Random::new(2, case);
         let draw = |which: u64, n: u32| 1 + random.below(which, u64::from(n)) as u32;
-        let (dims, outputs) = (draw(0, rows), draw(1, rows));
+        let (mut dims, outputs) = (draw(0, rows), draw(1, rows));
+        let mut fan_out = draw(2, dims.min(6));
+        if case % 3 > 0 {
+            // The dims in whole multiples of the weights of an output, and enough of these for products.
+            fan_out = 7 + draw(4, (rows - 7).min(20));
+            dims = fan_out * draw(5, rows / fan_out);
+        }
         let layout = ReadoutLayout { first: rows - outputs, direct: rows - dims };
-        let weights = b.normal(matrix(draw(2, dims.min(6)), outputs), 0.5);
+        let weights = b.normal(matrix(fan_out, outputs), 0.5);
         let signals = b.normal([1, tokens + 1, rows, streams], 1.0);
         let gate = (case % 2 == 0).then(|| Gate {
             weight: b.normal(matrix(1, dims), 1.0),
@@ -378,7 +384,7 @@ where
 #[ignore = "a measurement: cargo test -p capful-host --lib neurogen::times -- --ignored --nocapture"]
 fn times() {
     // A module of the typical training, one of six.
-    let s = Sizes { tokens: 64, streams: 32, rows: 1256, neurons: 192, fan_in: 96 };
+    let s = Sizes { tokens: 64, streams: 32, rows: 1280, neurons: 192, fan_in: 96 };
     let Sizes { tokens, streams, rows, neurons, .. } = s;
     let mut b = Bench::new(1);
     let op = b.spike(s, CELL, true);
@@ -424,7 +430,7 @@ fn times() {
     time(&b, Context { signals, first: 500, out }, 20);
     time(&b, ContextGrad { out_grad: out, signals_grad, first: 500 }, 20);
     let layout = ReadoutLayout { first: 448, direct: 256 };
-    let weights = b.normal(matrix(8, rows - 448), 1.0);
+    let weights = b.normal(matrix(64, rows - 448), 1.0);
     let [weight, bias] = [0; 2].map(|_| b.normal(matrix(1, 192), 1.0));
     let gate = Some(Gate { weight, bias, first: 1192, count: 64 });
     let out = b.normal([1, streams, tokens, 192], 1.0);
