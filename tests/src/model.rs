@@ -8,7 +8,7 @@ use capful_core::train::{results, settings};
 use capful_host::device::cpu::CpuProfile;
 use capful_host::device::{AnyProfile, Storage as _};
 use capful_host::plan::{Laid, Sections};
-use capful_host::run::{HostFamily, Session};
+use capful_host::run::{HostFamily, Rows, Session};
 
 use crate::oracle::attention::Pattern;
 use crate::oracle::pythia::Batch;
@@ -197,7 +197,8 @@ impl<F: HostFamily + Copy> Model<F> {
 
     fn accumulate(&mut self, batches: &[Batch<'_>]) -> f64 {
         for (i, batch) in batches.iter().enumerate() {
-            self.session.micro_batch(0, batch.inputs, batch.targets, i == 0).expect("a micro-batch");
+            let rows = Rows { ids: batch.inputs, targets: batch.targets, offsets: &[] };
+            self.session.micro_batch(0, rows, i == 0).expect("a micro-batch");
         }
         let ticket = self.session.finish().expect("results are asked for");
         f64::from(self.session.results(ticket).expect("results")[results::LOSS])
@@ -216,7 +217,8 @@ impl<F: HostFamily + Copy> Model<F> {
 
     /// The logits of `inputs`, as many as the stage has tokens, row after row.
     pub fn logits(&mut self, inputs: &[u32]) -> Vec<f32> {
-        self.session.evaluate(inputs, &vec![IGNORE; inputs.len()]).expect("an evaluation");
+        let targets = vec![IGNORE; inputs.len()];
+        self.session.evaluate(Rows { ids: inputs, targets: &targets, offsets: &[] }).expect("an evaluation");
         let mut all = Vec::new();
         self.session.logits(inputs.len() as u32, &mut |row| all.extend_from_slice(row)).expect("logits");
         all

@@ -4,6 +4,7 @@ use std::fs;
 
 use capful_core::model::Recompute;
 use capful_host::device::AnyProfile;
+use capful_host::run::Rows;
 use capful_tests::binary::{TINY, directory, host};
 use capful_tests::model::{LEVELS, Model, PATTERNS, assert_gradients, devices, tokens};
 use capful_tests::oracle::attention::Pattern;
@@ -162,7 +163,8 @@ fn an_evaluation_scores_what_the_oracle_does() {
         let expected = mean * targets.iter().filter(|&&t| t != IGNORE).count() as f64;
         for (name, device) in devices() {
             let mut model = Model::new(&device, &config, &weights, 2, LENGTH, Recompute::None);
-            let got = model.session.evaluate(&inputs, &targets).expect("an evaluation");
+            let got =
+                model.session.evaluate(Rows { ids: &inputs, targets: &targets, offsets: &[] }).expect("an evaluation");
             assert!((got - expected).abs() <= 1e-5 * expected, "{name}: {got}, {expected} expected");
         }
     }

@@ -184,6 +184,126 @@ fn dropping_ends_the_thread_whatever_it_waits_for() {
     }
 }
 
+const BLOCK: Slots = Slots { count: 3, capacity: 64, block: 3 * 5 * 4 };
+const ROWS: usize = 3;
+const LENGTH: usize = 5;
+
+/// Three rows of five tokens.
+fn rows() -> Schedule {
+    Box::new(|_| Shape { rows: ROWS, length: LENGTH })
+}
+
+/// Blocks of four batches, of which the last one ends with batch `end`.
+fn four(end: u64) -> Option<Blocks> {
+    Some(Box::new(move |number| {
+        let index = number % 4;
+        let left = end.saturating_sub(number - index);
+        InBlock { index: index as usize, batches: if left > index { left.min(4) as usize } else { 4 } }
+    }))
+}
+
+fn blocks(end: u64) -> Loader {
+    Loader::start(stream(Numbered::endless()), rows(), four(end), 0, BLOCK).unwrap()
+}
+
+/// The first tokens of the stream.
+fn direct(count: usize) -> Vec<capful_core::data::Token> {
+    let mut stream = stream(Numbered::endless());
+    (0..count).map(|_| stream.next_token().unwrap().unwrap()).collect()
+}
+
+#[test]
+fn the_batches_of_a_block_are_its_columns_one_after_the_other() {
+    // Two blocks of four batches and one of two.
+    let (all, tokens) = (take(&blocks(10), 10), direct(151));
+    let mut begins = 0;
+    for (first, batches) in [(0, 4), (4, 4), (8, 2)] {
+        let row = batches * LENGTH;
+        for (index, batch) in all[first..first + batches].iter().enumerate() {
+            let (number, shape, x, y, offsets, _) = batch;
+            assert_eq!((*number, *shape), ((first + index) as u64, Shape { rows: ROWS, length: LENGTH }));
+            for i in 0..ROWS * LENGTH {
+                let column = index * LENGTH + i % LENGTH;
+                let at = begins + i / LENGTH * row + column;
+                assert_eq!((x[i], y[i]), (tokens[at].id, tokens[at + 1].id));
+                // A row sees back no farther than its block, and there to its document's start.
+                assert_eq!(offsets[i], tokens[at].offset.min(column as u32));
+                assert_eq!(offsets[i] == 0, column == 0 || tokens[at].offset == 0);
+            }
+        }
+        begins += ROWS * row;
+    }
+    assert!(all.iter().any(|b| b.4.iter().any(|o| *o >= LENGTH as u32)), "no document goes on from batch to batch");
+}
+
+#[test]
+fn the_rows_of_a_block_go_on_where_they_ended() {
+    for pair in take(&blocks(u64::MAX), 12).windows(2) {
+        let ([(_, _, _, targets, before, _), (number, _, inputs, _, offsets, _)], last) =
+            ([&pair[0], &pair[1]], LENGTH - 1);
+        for row in 0..ROWS {
+            let (ended, begins) = (row * LENGTH + last, row * LENGTH);
+            if number % 4 != 0 {
+                assert_eq!(targets[ended], inputs[begins]);
+                assert!(offsets[begins] == 0 || offsets[begins] == before[ended] + 1);
+            } else {
+                assert_eq!(offsets[begins], 0, "another block begins elsewhere");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_token_of_whole_blocks_is_an_input_once() {
+    // The last block is shorter.
+    let (all, tokens) = (take(&blocks(11), 11), direct(166));
+    let mut inputs: Vec<u32> = all.iter().flat_map(|b| b.2.clone()).collect();
+    let mut targets: Vec<u32> = all.iter().flat_map(|b| b.3.clone()).collect();
+    let sorted = |range: std::ops::Range<usize>| {
+        let mut ids: Vec<u32> = tokens[range].iter().map(|t| t.id).collect();
+        ids.sort_unstable();
+        ids
+    };
+    inputs.sort_unstable();
+    targets.sort_unstable();
+    assert_eq!((inputs, targets), (sorted(0..165), sorted(1..166)));
+    assert_eq!(all[10].5.tokens, 165);
+}
+
+#[test]
+fn a_loader_goes_on_in_the_middle_of_a_block() {
+    let whole = take(&blocks(19), 19);
+    for stop in 1..16 {
+        let position = whole[stop - 1].5;
+        // Within a block it is where the block begins.
+        assert_eq!(position.tokens, (stop / 4 * 4 * ROWS * LENGTH) as u64);
+        let mut resumed = stream(Numbered::endless());
+        resumed.seek(position).unwrap();
+        let loader = Loader::start(resumed, rows(), four(19), stop as u64, BLOCK).unwrap();
+        assert!(take(&loader, 19 - stop) == whole[stop..], "after {stop}");
+    }
+}
+
+#[test]
+fn rows_of_one_batch_a_block_begin_anew_and_are_the_stream() {
+    let single: Blocks = Box::new(|_| InBlock { index: 0, batches: 1 });
+    let loader = Loader::start(stream(Numbered::endless()), rows(), Some(single), 0, BLOCK).unwrap();
+    let plain = Loader::start(stream(Numbered::endless()), rows(), None, 0, BLOCK).unwrap();
+    for (one, other) in take(&loader, 9).into_iter().zip(take(&plain, 9)) {
+        assert_eq!((one.2, one.3, one.5), (other.2, other.3, other.5));
+        let clipped = other.4.iter().enumerate().map(|(i, o)| (*o).min((i % LENGTH) as u32));
+        assert_eq!(one.4, clipped.collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_block_that_the_storage_does_not_hold_is_refused() {
+    let five: Blocks = Box::new(|number| InBlock { index: (number % 5) as usize, batches: 5 });
+    let loader = Loader::start(stream(Numbered::endless()), rows(), Some(five), 0, BLOCK).unwrap();
+    let message = loader.take().err().unwrap().to_string();
+    assert!(message.contains("the loader's slots hold 1 to 12 tokens"), "{message}");
+}
+
 /// Characters as ids far beyond 65,535, and an end mark.
 struct Wide;
 

@@ -151,7 +151,10 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         // On a processor those of the card stay as they are, for when the run comes back to it.
         state.algorithms = session.algorithms().unwrap_or(state.algorithms);
         let slots = Slots { count: LOADER_SLOTS as usize, capacity: micro as usize, block: block as usize };
-        let blocks = config.span().map(|span| blocks(periods.clone(), span, config.steps));
+        let blocks = config.span().map(|span| {
+            let ends = config.stage.iter().skip(1).map(|stage| stage.from).collect();
+            blocks(periods.clone(), ends, span)
+        });
         let first = Curriculum::new(&periods).map_err(|e| text(&e))?.micro_batches(state.step);
         let loader = Loader::start(stream, shapes(periods.clone()), blocks, first, slots).map_err(|e| text(&e))?;
         let stage = session.evaluation_stage()?;
@@ -365,19 +368,23 @@ pub fn largest_block(periods: &[Period], span: u32) -> u64 {
     periods.iter().map(|p| p.micro_tokens() * in_span(p, span)).max().unwrap_or(0)
 }
 
-/// Each batch's place in its block. The last block of a stage, and of the run, is as long as what is left.
-fn blocks(periods: Vec<Period>, span: u32, steps: u64) -> Blocks {
+/// Each batch's place in its block. The last block of a stage is as long as what is left of it, but not that of the run:
+/// its steps may become more when it is resumed.
+///
+/// `ends` are the stages' ends but the last one's, of stages that the run does not reach too.
+fn blocks(periods: Vec<Period>, ends: Vec<u64>, span: u32) -> Blocks {
     Box::new(move |number| {
         let Ok(curriculum) = Curriculum::new(&periods) else { return InBlock { index: 0, batches: 1 } };
         let stage = curriculum.of_micro_batch(number);
-        let ends = periods.get(stage + 1).map_or(steps, |next| next.from.min(steps));
         let begins = curriculum.micro_batches(periods[stage].from);
         let batches = in_span(&periods[stage], span);
         let (index, first) = ((number - begins) % batches, number - (number - begins) % batches);
-        // A reader ahead of the run's end asks for batches behind it.
-        let left = curriculum.micro_batches(ends).saturating_sub(first);
-        let batches = if left > index { batches.min(left) } else { batches };
-        InBlock { index: index as usize, batches: batches as usize }
+        let left = ends.get(stage).map_or(batches, |&end| curriculum.micro_batches(end).saturating_sub(first));
+        if left <= index {
+            // A reader ahead of a run that ends with its stage.
+            return InBlock { index: 0, batches: 1 };
+        }
+        InBlock { index: index as usize, batches: batches.min(left) as usize }
     })
 }
 

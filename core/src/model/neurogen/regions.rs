@@ -476,9 +476,6 @@ impl Family for NeuroGen {
         if self.cell.winners == 0 || self.cell.winners > self.cell.block {
             return Err(ModelError::Winners { winners: self.cell.winners, block: self.cell.block });
         }
-        if self.fan_out > self.width() {
-            return Err(ModelError::FanOut { fan_out: self.fan_out, dims: self.width() });
-        }
         for module in Module::ALL {
             let (m, name) = (module.index(), module.name());
             let (neurons, outputs, fan_in) = (c.neurons[m], c.outputs[m], c.fan_in[m]);
@@ -496,6 +493,9 @@ impl Family for NeuroGen {
             if u64::from(neurons) * u64::from(fan_in) > u64::from(u32::MAX) {
                 return Err(ModelError::TooLarge(name));
             }
+        }
+        if self.fan_out > self.width() {
+            return Err(ModelError::FanOut { fan_out: self.fan_out, dims: self.width() });
         }
         Ok(())
     }

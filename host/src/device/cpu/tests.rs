@@ -414,4 +414,5 @@ fn adamw_moves_as_defined_to_the_bit_and_not_at_all_without_a_norm() {
 }
 
 mod neurogen;
+mod neurogen_step;
 mod step;

@@ -8,8 +8,7 @@ use capful_core::random::Random;
 use crate::device::cpu::CpuProfile;
 use crate::device::{AnyProfile, Storage};
 use crate::plan::{Laid, Sections};
-use crate::run::Rows;
-use crate::run::Session;
+use crate::run::{Rows, Session};
 
 const RATES: Rates = Rates::ONE;
 
