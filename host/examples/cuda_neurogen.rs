@@ -148,6 +148,7 @@ fn report(&Sizes { small, streams, tokens, block }: &Sizes) -> Result<(), Box<dy
         settings,
         results,
         beta2: 0.99,
+        rate: 0.5,
     };
     let one = Linear::new(x.slice_rows(0, streams), decoder, Some(bias), logits.slice_rows(0, streams));
     c.tune(|c| {

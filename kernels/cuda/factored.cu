@@ -22,7 +22,7 @@ struct FactoredArgs {
     u32 rows, columns, vocabulary, first, count;
     u32 piece, pieces;      // of the tile's rows
     u32 wide;               // whether rows begin at multiples of 16 bytes
-    float beta2;
+    float beta2, rate;
 
     __device__ bool counts() const { return finite(results[0]); }
 };
@@ -123,7 +123,7 @@ __device__ inline void update_row(const FactoredArgs& a) {
 #pragma unroll
         for (int i = 0; i < N; i++) squares += g[i] * g[i];
     });
-    float rms = sqrtf(block_sum(squares) / (float)a.columns), factor = lr * (rms > 1 ? 1.0f / rms : 1.0f);
+    float rms = sqrtf(block_sum(squares) / (float)a.columns), factor = lr * a.rate * (rms > 1 ? 1.0f / rms : 1.0f);
     each([&](u32 d, float(&g)[N]) {
         scaled(d, g);
         float w[N];

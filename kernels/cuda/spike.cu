@@ -25,6 +25,8 @@ struct SpikeArgs {
 
 // Neurons times streams of a thread block.
 constexpr u32 ROOM = 4096;
+// How far homeostasis may move a threshold.
+constexpr float OFFSET_LIMIT = 8;
 // What is left of an output counts as nothing from here down.
 constexpr float FAINT = 1e-12f;
 // Threads that decide who of a stream fires.
@@ -253,14 +255,14 @@ __device__ void pool(const SpikeArgs& a) {
         float share = __fdiv_rn(1.0f, __fsqrt_rn((float)(end - begin)));
         T* before = (T*)a.signals + ((u64)a.first + o) * a.streams + stream;
         float left = a.keep[stream] > 0 ? __fmul_rn(a.filter, load(*before)) : 0.0f;
-        left = left > FAINT ? left : 0.0f;
+        left = fabsf(left) > FAINT ? left : 0.0f;
         before[(u64)a.rows * a.streams] = store<T>(__fadd_rn(left, __fmul_rn(share, (float)fired)));
     } else if (i - outputs < a.neurons && a.homeostasis > 0) {
         u32 j = (u32)(i - outputs), fired = 0;
         for (u32 b = 0; b < a.streams; b++) fired += load(spikes[(u64)j * a.streams + b]) > 0;
         float more = __fsub_rn(__fdiv_rn((float)fired, (float)a.streams), a.rate);
         float moved = __fadd_rn(a.offset[j], __fmul_rn(a.homeostasis, more));
-        a.offset[j] = fminf(fmaxf(moved, -3.0f), 3.0f);
+        a.offset[j] = fminf(fmaxf(moved, -OFFSET_LIMIT), OFFSET_LIMIT);
     }
 }
 

@@ -129,6 +129,8 @@ impl<D> NeuroGenDevice for D where
 
 /// β₂ of the tables that are updated in place. Fixed: theirs is no moment of AdamW.
 const FACTORED_BETA2: f32 = 0.99;
+/// The width up to which a decoder moves by the whole learning rate.
+const DECODER_WIDTH: f32 = 256.0;
 /// Added to a key's mean square.
 const NORM_EPS: f32 = 1e-6;
 
@@ -446,6 +448,7 @@ impl<D: NeuroGenDevice> Steps<D> for NeuroGen {
             settings,
             results,
             beta2: FACTORED_BETA2,
+            rate: (DECODER_WIDTH / self.width() as f32).min(1.0),
         })?;
         device.run(ReadoutGrad {
             signals: c.signals,

@@ -326,6 +326,9 @@ pub trait Family {
     /// Lays decoding over `context` positions. Its logits are f32 whatever the profile.
     fn lay_decoding(&self, context: u32, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Decoding;
 
+    /// Says in lines what the model is made of, where its table of regions does not.
+    fn introduce(&self, _: &mut dyn FnMut(core::fmt::Arguments<'_>)) {}
+
     /// Shows what is worth watching in training, [`GAUGES`] at most.
     fn gauges(&self, _: &Self::State, _: &mut dyn FnMut(Gauge)) {}
 

@@ -19,7 +19,7 @@ fn held(squares: f32, columns: usize) -> f32 {
 }
 
 /// With `G = out_gradᵀ x` and its column sums g: `row_v ← β₂ row_v + (1 − β₂) mean_d G²`,
-/// `u = G / √(row / (1 − β₂ᵗ) · column_d / mean of column)`, held at a root mean square of 1 a row, `weight −= lr u`;
+/// `u = G / √(row / (1 − β₂ᵗ) · column_d / mean of column)`, held at a root mean square of 1 a row, `weight −= rate lr u`;
 /// `bias −= lr g / √(bias moment / (1 − β₂ᵗ))`; then `column_d ← β₂ column_d + (1 − β₂) mean_v G²`, so that a row does not
 /// wait for those below it. While all columns are 0 they count as equal.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,6 +44,9 @@ pub struct FactoredUpdate {
     pub results: Region,
     /// β₂.
     pub beta2: f32,
+    /// The share of the learning rate that the weight moves by. Of D inputs that all move a logit the same way each
+    /// shall move it by less the more there are (Yang et al. 2021).
+    pub rate: f32,
 }
 
 impl Operation for FactoredUpdate {
@@ -114,7 +117,7 @@ impl Operation for FactoredUpdate {
                 let column = if mean > 0.0 { c / mean } else { 1.0 };
                 *g /= libm::sqrtf(row_moment[v] / correction * column) + EPS;
             }
-            axpy(-lr * held(dot(g, g), d), g, &mut weight.f32_mut()[v * d..][..d]);
+            axpy(-lr * self.rate * held(dot(g, g), d), g, &mut weight.f32_mut()[v * d..][..d]);
             bias_moment[v] = self.beta2 * bias_moment[v] + (1.0 - self.beta2) * (bias_grad * bias_grad);
             bias.f32_mut()[v] -= lr * bias_grad / (libm::sqrtf(bias_moment[v] / correction) + EPS);
         }
@@ -223,6 +226,7 @@ mod tests {
             settings: b.values([1, 1, 1, settings::LEN as u32], &SETTINGS),
             results: b.values([1, 1, 1, results::LEN as u32], &[loss, 0.0]),
             beta2: 0.9,
+            rate: 0.5,
         }
     }
 
@@ -248,7 +252,7 @@ mod tests {
                     g(v, d) / libm::sqrt(rows[v] / correction * column)
                 };
                 let rms = libm::sqrt((0..5).map(|d| u(d) * u(d)).sum::<f64>() / 5.0);
-                (0..5).for_each(|d| w[v * 5 + d] -= 0.01 * u(d) / rms.max(1.0));
+                (0..5).for_each(|d| w[v * 5 + d] -= 0.5 * 0.01 * u(d) / rms.max(1.0));
                 let bias_grad: f64 = (0..7).map(|r| dz[r * 4 + v]).sum();
                 biases[v] = beta2 * biases[v] + (1.0 - beta2) * bias_grad * bias_grad;
                 bias[v] -= 0.01 * bias_grad / libm::sqrt(biases[v] / correction);

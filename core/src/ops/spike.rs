@@ -34,7 +34,7 @@ pub struct Cell {
 pub const FAINT: f32 = 1e-12;
 
 /// How far homeostasis may move a threshold.
-pub const OFFSET_LIMIT: f32 = 3.0;
+pub const OFFSET_LIMIT: f32 = 8.0;
 
 impl Cell {
     /// β of neuron `j`.
@@ -83,7 +83,7 @@ impl Outputs {
 /// neuron s − 2 H of the module itself at the token before. With k = `keep`:
 /// `v ← k (α v − θ₀ z + p) + c`, `θ = θ₀ + offset + β k a`, `z = 1` where v > θ and v − θ is among its block's largest,
 /// `a ← k ρ a + z`, output `← k κ output + Σ z / √n` over its group of n.
-/// Homeostasis: `offset ← offset + η (mean of z over the streams − rate)`, within ±3.
+/// Homeostasis: `offset ← offset + η (mean of z over the streams − rate)`, within [`OFFSET_LIMIT`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spike {
     /// The token, 0 … T − 1.
@@ -256,7 +256,7 @@ impl Operation for Spike {
                 let fired = group.clone().filter(|j| spikes.f32()[j * streams + b] > 0.0).count();
                 let i = (outputs.first + o) as usize * streams + b;
                 let kept = if k > 0.0 { cell.filter * before[i] } else { 0.0 };
-                now.f32_mut()[i] = (if kept > FAINT { kept } else { 0.0 }) + share * fired as f32;
+                now.f32_mut()[i] = (if kept.abs() > FAINT { kept } else { 0.0 }) + share * fired as f32;
             }
         }
         Ok(())
@@ -294,9 +294,9 @@ mod tests {
     fn net(seed: u64, cell: Cell) -> Net {
         let mut net = Net::new(seed, cell, 6, 7, &SIZES, Links::All);
         let (module, streams) = (&mut net.modules[0], net.streams);
-        module.offset[..2].copy_from_slice(&[2.99, -2.999]);
-        module.potential[..streams].fill(9.0);
-        module.potential[streams..2 * streams].fill(-9.0);
+        module.offset[..2].copy_from_slice(&[OFFSET_LIMIT - 0.01, 0.001 - OFFSET_LIMIT]);
+        module.potential[..streams].fill(16.0);
+        module.potential[streams..2 * streams].fill(-16.0);
         net
     }
 

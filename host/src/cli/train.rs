@@ -10,10 +10,11 @@ use capful_core::train::{Curriculum, Period};
 use serde_json::json;
 
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, work};
-use crate::config::{ByteSize, Config, RawConfig, human_bytes, with_family};
+use crate::config::{ByteSize, Config, Device, RawConfig, human_bytes, with_family};
 use crate::data::corpus::Corpus;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::validation::ValidationSet;
+use crate::device::cuda::cards;
 use crate::device::{AnyProfile, Choice};
 use crate::plan::{Machine, Plan};
 use crate::run::generate::Generator;
@@ -161,6 +162,8 @@ impl Job<'_> {
         let mut session = Session::start_training(family, laid, &profile, config, algorithms)?;
         if !json {
             eprint!("{}", plan.table());
+            eprintln!("{}", on_device(config)?);
+            session.family.introduce(&mut |line| eprintln!("{line}"));
         }
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
@@ -200,6 +203,18 @@ impl Job<'_> {
         }
         Ok(())
     }
+}
+
+/// What the run is on.
+fn on_device(config: &Config) -> Result<String, Failure> {
+    let Device::Cuda(number) = config.device()? else {
+        return Ok(format!("device {}, {} threads", config.device, config.threads));
+    };
+    let card = cards().into_iter().nth(number as usize).map(|card| {
+        let (major, minor) = card.capability;
+        format!("{}, compute capability {major}.{minor}, {}", card.name, human_bytes(card.bytes))
+    });
+    Ok(format!("device {}: {}", config.device, card.unwrap_or_default()))
 }
 
 /// Refuses a run that with what lies outside the arena, as measured on the card, passes the budget asked for. What other

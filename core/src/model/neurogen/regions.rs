@@ -617,6 +617,23 @@ impl Family for NeuroGen {
         Decoding { chunk: self.lay_chunk((id, cursor), [1, 1], false, profile, ledger), logits }
     }
 
+    fn introduce(&self, say: &mut dyn FnMut(core::fmt::Arguments<'_>)) {
+        let (c, streams) = (&self.connectome, self.streams);
+        let mode = if c.pipelined { "pipelined" } else { "sequential" };
+        let rule = match self.rule {
+            Rule::Eprop => "e-prop",
+            Rule::EpropRandom => "e-prop with random feedback",
+            Rule::Bptt => "backpropagation through time",
+            Rule::Frozen => "frozen synapses",
+        };
+        say(format_args!("{mode} mode, {rule}, streams: {streams}"));
+        for module in Module::ALL {
+            let (m, name) = (module.index(), module.name());
+            let (neurons, outputs, synapses) = (c.neurons[m], c.outputs[m], c.neurons[m] * c.fan_in[m]);
+            say(format_args!("  {name:<14}{neurons:>8} neurons {outputs:>7} outputs {synapses:>10} synapses"));
+        }
+    }
+
     fn gauges(&self, state: &State, visit: &mut dyn FnMut(Gauge)) {
         let Some(learning) = &state.learning else { return };
         for (name, spikes) in named!("firing").into_iter().zip(learning.kept.spikes) {

@@ -106,7 +106,7 @@ impl Run<FactoredUpdate> for Cpu {
                         let u = update(g, c);
                         u.mul_add(u, sum)
                     });
-                    let step = lr * held(squares, d);
+                    let step = lr * op.rate * held(squares, d);
                     for ((w, &g), &c) in weight.iter_mut().zip(g).zip(columns) {
                         *w -= step * update(g, c);
                     }

@@ -111,7 +111,7 @@ impl Run<Spike> for Cpu {
                 let (keep, before, now) = (pick::<L>(keep, at), pick::<L>(before, i), pick_mut::<L>(now, i));
                 for b in 0..L {
                     let kept = if keep[b] > 0.0 { op.cell.filter * before[b] } else { 0.0 };
-                    now[b] = (if kept > FAINT { kept } else { 0.0 }) + share * fired[b];
+                    now[b] = (if kept.abs() > FAINT { kept } else { 0.0 }) + share * fired[b];
                 }
             }
         }));

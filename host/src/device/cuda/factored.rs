@@ -35,6 +35,7 @@ struct FactoredArgs {
     pieces: u32,
     wide: u32,
     beta2: f32,
+    rate: f32,
 }
 
 impl Run<FactoredUpdate> for Cuda {
@@ -83,6 +84,7 @@ impl Run<FactoredUpdate> for Cuda {
             pieces: 0,
             wide: (wide > 1).into(),
             beta2: o.beta2,
+            rate: o.rate,
         };
         self.launch(NAME, "factored_mean", [1, 1, 1], 1024, &arguments)?;
         for first in (0..vocabulary).step_by(tile as usize) {

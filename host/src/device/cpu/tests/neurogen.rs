@@ -292,6 +292,7 @@ fn factored(b: &mut Bench, rows: u32, d: u32, vocabulary: u32, tile: u32, loss: 
         settings: b.values(matrix(1, settings::LEN as u32), &[0.1, 0.0, 0.1, 1.0, 1.0]),
         results: b.values(matrix(1, results::LEN as u32), &[loss, 0.0]),
         beta2: 0.9,
+        rate: 0.5,
     }
 }
 

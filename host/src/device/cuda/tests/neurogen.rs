@@ -440,6 +440,7 @@ fn a_decoder_is_updated_tile_by_tile() {
                     settings,
                     results,
                     beta2: 0.99,
+                    rate: 0.25,
                 }
             });
         }
