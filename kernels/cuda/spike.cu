@@ -26,7 +26,7 @@ struct SpikeArgs {
 // Neurons times streams of a thread block.
 constexpr u32 ROOM = 4096;
 // How far homeostasis may move a threshold.
-constexpr float OFFSET_LIMIT = 8;
+constexpr float OFFSET_LIMIT = 32;
 // What is left of an output counts as nothing from here down.
 constexpr float FAINT = 1e-12f;
 // Threads that decide who of a stream fires.

@@ -34,7 +34,7 @@ pub struct Cell {
 pub const FAINT: f32 = 1e-12;
 
 /// How far homeostasis may move a threshold.
-pub const OFFSET_LIMIT: f32 = 8.0;
+pub const OFFSET_LIMIT: f32 = 32.0;
 
 impl Cell {
     /// β of neuron `j`.
@@ -295,8 +295,8 @@ mod tests {
         let mut net = Net::new(seed, cell, 6, 7, &SIZES, Links::All);
         let (module, streams) = (&mut net.modules[0], net.streams);
         module.offset[..2].copy_from_slice(&[OFFSET_LIMIT - 0.01, 0.001 - OFFSET_LIMIT]);
-        module.potential[..streams].fill(16.0);
-        module.potential[streams..2 * streams].fill(-16.0);
+        module.potential[..streams].fill(64.0);
+        module.potential[streams..2 * streams].fill(-64.0);
         net
     }
 
