@@ -240,14 +240,14 @@ fn threads_change_no_bit() {
 fn plans_have_the_published_sizes() {
     let dir = directory();
     let plan = |flags: &str| host(dir.path(), &format!("plan --json --preset {flags}")).ok().json();
-    // Neurons, fan-in 96; a threshold each; embedding, decoder and its biases of 260 ids; readout, direct path, gate,
+    // Neurons, fan-in 96; a threshold each; embedding, decoder and its biases of 260 ids; readout, direct path,
     // memory with its gains.
     let neurons = 128 + 256 + 192 + 128 + 256 + 64;
     let tables = 260 * 64 + 260 * 192 + 260;
-    let dense = 64 * 832 + 64 * (64 + 192) + 2 * 192 + 3 * 64 * (4 * 64 + 128) + 192 * 64 + 2 * 64;
+    let dense = 64 * 832 + 64 * (64 + 192) + 3 * 64 * (4 * 64 + 128) + 192 * 64 + 2 * 64;
     let tiny = plan("neurogen-tiny");
     assert_eq!(tiny["params"], neurons * 97 + tables + dense);
-    assert_eq!(tiny["params"], 322_308);
+    assert_eq!(tiny["params"], 321_924);
 
     // Synapses as published: what is u32 and of the state.
     let synapses = |plan: &Value| -> u64 {
@@ -258,8 +258,7 @@ fn plans_have_the_published_sizes() {
     assert_eq!(synapses(&plan("neurogen-39k")), 2_834_432);
     let card = "--device cuda --precision bf16 --gpu gtx1650";
     for (preset, most) in [
-        // Above the 1.5 GB that the documents give it.
-        ("gtx1650-ultra", 1_570_000_000),
+        ("gtx1650-ultra", 1_500_000_000),
         ("gtx1650-balanced", 2_100_000_000),
         ("gtx1650-aggressive", 2_800_000_000),
         ("neurogen-4gb", 3_200_000_000),
