@@ -1,17 +1,21 @@
-// Copying a region.
+// Copying regions.
 #include "vector.cuh"
 
+constexpr u32 REGIONS = 16;
+
 struct CarryArgs {
-    const unsigned char* from;
-    unsigned char* to;
-    u64 bytes;
-    u32 wide;  // whether both begin at multiples of 16 bytes
+    const unsigned char* from[REGIONS];
+    unsigned char* to[REGIONS];
+    u64 bytes[REGIONS];
+    u32 wide[REGIONS];  // whether both begin at multiples of 16 bytes
 };
 
+// Grid (bytes of the largest, regions).
 __device__ void copy(const CarryArgs& a) {
-    each_wide<unsigned char>(a.bytes, a.wide, [&](auto count, u64 at) {
+    u32 r = blockIdx.y;
+    each_wide<unsigned char>(a.bytes[r], a.wide[r], [&](auto count, u64 at) {
         constexpr int N = decltype(count)::value;
-        *(Vector<unsigned char, N>*)(a.to + at) = fetch<unsigned char, N>(a.from + at);
+        *(Vector<unsigned char, N>*)(a.to[r] + at) = fetch<unsigned char, N>(a.from[r] + at);
     });
 }
 

@@ -54,6 +54,44 @@ __device__ void readout(const ReadoutArgs& a) {
 
 EXPORT_BOTH(readout, ReadoutArgs, 256, readout)
 
+// One stream: 32 dims a block, eight threads each, which share the weights. Grid (dims / 32, 1, T).
+template <class T>
+__device__ void readout_of_one(const ReadoutArgs& a) {
+    __shared__ float shares[8][32];
+    u32 column = threadIdx.x % 32, share = threadIdx.x / 32, d = blockIdx.x * 32 + column;
+    const T* signals = (const T*)a.signals + (u64)blockIdx.z * a.rows;
+    float direct = 0, sum = 0;
+    if (d < a.dims) {
+        if (share == 0) {
+            direct = load(signals[a.direct + d]);
+            if (a.gate_weight) direct *= a.gate(d, load(signals[a.gate_first + d % a.gate_count]));
+        }
+        u32 groups = (a.outputs + a.dims - 1) / a.dims;
+        // Neighbouring threads read neighbouring outputs.
+        for (u32 start = share; start < a.fan_out * groups; start += 8 * 8) {
+            float weights[8], x[8];
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) {
+                u32 i = start + 8 * j, f = i / groups, shift = f * a.step, from = d >= shift ? d - shift : d + a.dims - shift;
+                u32 o = from + i % groups * a.dims;
+                bool there = f < a.fan_out && o < a.outputs;
+                weights[j] = there ? a.weights[(u64)f * a.outputs + o] : 0.0f;
+                x[j] = there ? load(signals[a.first + o]) : 0.0f;
+            }
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) sum += weights[j] * x[j];
+        }
+    }
+    shares[share][column] = sum;
+    __syncthreads();
+    if (share > 0 || d >= a.dims) return;
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) direct += shares[i][column];
+    a.out[(u64)blockIdx.z * a.dims + d] = direct;
+}
+
+EXPORT_BOTH(readout_one, ReadoutArgs, 256, readout_of_one)
+
 // The same grid, of the tokens of a launch.
 __device__ void turn(const ReadoutArgs& a) {
     __shared__ float turned[TURNED];

@@ -21,17 +21,16 @@ impl Sampler {
     /// to penalise; number `index` of `random` decides. Ties go to the lower id. No finite logit gives id 0.
     pub fn sample(&self, logits: &mut [f32], order: &mut [u32], history: &[u32], random: &Random, index: u64) -> u32 {
         self.penalise(logits, history);
-        for (i, o) in order.iter_mut().enumerate() {
-            *o = i as u32;
-        }
         let order = &mut order[..logits.len()];
         let more_likely = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then_with(|| a.cmp(b));
         if self.temperature <= 0.0 {
-            return order.iter().copied().min_by(more_likely).unwrap_or(0);
+            return largest(logits);
         }
         let mut kept = if self.top_k == 0 { order.len() } else { order.len().min(self.top_k as usize) };
         if kept < order.len() {
-            order.select_nth_unstable_by(kept, more_likely);
+            select(logits, order, kept);
+        } else {
+            order.iter_mut().enumerate().for_each(|(i, o)| *o = i as u32);
         }
         let order = &mut order[..kept];
         order.sort_unstable_by(more_likely);
@@ -76,6 +75,60 @@ impl Sampler {
     }
 }
 
+/// A number that orders as [`f32::total_cmp`] does.
+const fn key(x: f32) -> i32 {
+    let bits = x.to_bits() as i32;
+    bits ^ ((bits >> 31) as u32 >> 1) as i32
+}
+
+/// Logits that are looked at together: most have none that matters.
+const TOGETHER: usize = 64;
+
+/// Calls `visit(id, key)` for logits above a bound that it gives anew each time, the lower ids first.
+fn above(logits: &[f32], mut bound: Option<i32>, visit: &mut dyn FnMut(u32, i32) -> Option<i32>) {
+    for (at, piece) in logits.chunks(TOGETHER).enumerate() {
+        if bound.is_some_and(|b| !piece.iter().fold(false, |any, x| any | (key(*x) > b))) {
+            continue;
+        }
+        for (i, x) in piece.iter().enumerate() {
+            if bound.is_none_or(|b| key(*x) > b) {
+                bound = visit((at * TOGETHER + i) as u32, key(*x));
+            }
+        }
+    }
+}
+
+/// The id of the largest logit, the lower of two; 0 of none.
+fn largest(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    above(logits, None, &mut |id, key| {
+        best = id;
+        Some(key)
+    });
+    best
+}
+
+/// Puts the ids of the `kept` largest logits first in `order`, in any order.
+fn select(logits: &[f32], order: &mut [u32], kept: usize) {
+    let room = (2 * kept).max(256).min(order.len());
+    let (mut count, mut bound) = (0, None);
+    let more_likely = |a: &u32, b: &u32| key(logits[*b as usize]).cmp(&key(logits[*a as usize])).then_with(|| a.cmp(b));
+    above(logits, None, &mut |id, _| {
+        order[count] = id;
+        count += 1;
+        if count == room && kept < room {
+            // Only what is larger than the least of these can still be among them: of equals the lower id wins.
+            order[..room].select_nth_unstable_by(kept - 1, more_likely);
+            bound = Some(key(logits[order[kept - 1] as usize]));
+            count = kept;
+        }
+        bound
+    });
+    if kept < count {
+        order[..count].select_nth_unstable_by(kept, more_likely);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,6 +170,33 @@ mod tests {
         // The first has .53, the first two .73, the first three .85.
         assert_close(shares(Sampler { top_p: 0.8, ..PLAIN }, &[]), softmax([0.5, 2.0, NONE, 1.0, NONE]));
         assert_close(shares(Sampler { top_p: 0.0, ..PLAIN }, &[]), [0.0, 1.0, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn the_selected_are_the_first_of_all_sorted() {
+        let random = Random::new(3, 0);
+        for (count, kept) in [(1000, 1), (1000, 50), (3000, 200), (5000, 2000), (300, 299), (257, 128)] {
+            for levels in [7, 1 << 20] {
+                let draw = |i: u64| random.below(i, levels) as f32 - 3.0;
+                let logits: [f32; 5000] =
+                    core::array::from_fn(|i| if i % 997 == 5 { f32::NEG_INFINITY } else { draw(i as u64) });
+                let logits = &logits[..count];
+                let (mut all, mut found): ([u32; 5000], _) = (core::array::from_fn(|i| i as u32), [0; 5000]);
+                all[..count].sort_unstable_by(|a, b| {
+                    logits[*b as usize].total_cmp(&logits[*a as usize]).then_with(|| a.cmp(b))
+                });
+                select(logits, &mut found[..count], kept);
+                found[..kept].sort_unstable();
+                all[..kept].sort_unstable();
+                assert_eq!(found[..kept], all[..kept]);
+                assert_eq!(
+                    largest(logits),
+                    (0..count as u32)
+                        .max_by(|a, b| logits[*a as usize].total_cmp(&logits[*b as usize]).then_with(|| b.cmp(a)))
+                        .unwrap()
+                );
+            }
+        }
     }
 
     #[test]

@@ -348,7 +348,7 @@ impl<F: HostFamily> Session<F> {
         let (family, state) = (&self.family, &self.laid.state);
         self.device.replay(Sequence::Decode, |device| family.decode(device, state, &decoding, pattern))?;
         let ticket = self.device.queue_read(logits)?;
-        self.device.results(ticket, bytemuck::cast_slice_mut(&mut self.logits))?;
+        self.device.results_soon(ticket, bytemuck::cast_slice_mut(&mut self.logits))?;
         Ok(&mut self.logits)
     }
 

@@ -118,6 +118,7 @@ never! {
     recorded(u64) -> bool;
     replay_recorded(u64) -> Result<(), CudaError>;
     results(Pending) -> Result<&[u8], CudaError>;
+    results_soon(Pending) -> Result<&[u8], CudaError>;
     require_library() -> Result<(), CudaError>;
     reuse(&[Choice]) -> Result<(), String>;
     set_tuning(bool) -> ();

@@ -423,6 +423,7 @@ pub(super) fn failed(what: &'static str, status: Status) -> CudaError {
 impl Cuda {
     /// Queues the product with bias and residual. False where our own kernel has to do it.
     pub(super) fn product_by_library(&mut self, p: &Product) -> Result<bool, OperationError> {
+        self.carry_all()?;
         // The library adds one matrix, and its bias has the result's type.
         let both = p.residual.is_some() && p.accumulate;
         if both || p.bias.is_some_and(|b| b.dtype != p.c.dtype) || self.scratch().bytes() < WORKSPACE {

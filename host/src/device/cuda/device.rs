@@ -11,6 +11,7 @@ use cust::module::Module;
 use cust::stream::{Stream, StreamFlags};
 
 use super::blas::Blas;
+use super::carry::Carries;
 use super::describe;
 use super::error::CudaError;
 use super::graph::Graph;
@@ -51,6 +52,8 @@ pub struct Cuda {
     pub(super) card: String,
     /// A graph is being recorded.
     pub(super) recording: bool,
+    /// Copies that wait to be recorded together.
+    pub(super) carries: Carries,
     /// Algorithms are timed for products that have none.
     pub(super) tuning: bool,
     /// Whether bf16 is multiplied on tensor cores.
@@ -122,6 +125,7 @@ impl Cuda {
             failure: None,
             card: name,
             recording: false,
+            carries: Carries::new(),
             tuning: false,
             tensor_cores,
             tf32: false,
@@ -281,6 +285,7 @@ impl Cuda {
         shared: u32,
         arguments: &A,
     ) -> Result<(), OperationError> {
+        self.carry_all()?;
         if grid.contains(&0) {
             return Ok(());
         }
@@ -308,6 +313,7 @@ impl Cuda {
 
     /// Queues filling `count` 32-bit words with `value`.
     pub(super) fn fill(&mut self, address: u64, value: u32, count: u64) -> Result<(), OperationError> {
+        self.carry_all()?;
         // SAFETY: an address that `address` or `scratch_at` gave, with as many words behind it.
         let code = unsafe { cust::sys::cuMemsetD32Async(address, value, count as usize, self.stream.as_inner()) };
         CudaError::check("cuMemsetD32Async", code).map_err(|e| self.fail(e))

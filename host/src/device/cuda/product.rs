@@ -74,6 +74,23 @@ struct ProductArgs {
     accumulate: u32,
 }
 
+/// Mirrors RowArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RowArgs {
+    x: u64,
+    weight: u64,
+    out: u64,
+    bias: u64,
+    residual: u64,
+    before_gelu: u64,
+    activated: u64,
+    n: u32,
+    k: u32,
+    accumulate: u32,
+    wide: u32,
+}
+
 /// Mirrors NaiveArgs.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -113,10 +130,39 @@ impl Cuda {
             let why = "its operands are f32 and its result bf16";
             return Err(self.fail(CudaError::Unsupported { operation: p.operation, why }));
         }
+        if p.case == Case::Nt && p.c.rows() == 1 {
+            return self.product_of_a_row(&p, input, output);
+        }
         if self.blas.is_some() && self.product_by_library(&p)? {
             return self.epilogue(&p);
         }
         self.product_by_tiles(&p, input, output)
+    }
+
+    fn product_of_a_row(&mut self, p: &Product, input: Dtype, output: Dtype) -> Result<(), OperationError> {
+        let [_, n, k] = p.sizes();
+        let (x, weight) = (self.address(p.a)?, self.address(p.b)?);
+        let arguments = RowArgs {
+            x,
+            weight,
+            out: self.address(p.c)?,
+            bias: self.address_or_null(p.bias)?,
+            residual: self.address_or_null(p.residual)?,
+            before_gelu: self.address_or_null(p.before_gelu)?,
+            activated: self.address_or_null(p.activated)?,
+            n,
+            k,
+            accumulate: p.accumulate.into(),
+            wide: (width(input, k.into(), &[x, weight]) > 1).into(),
+        };
+        // A block a row while that is no more than every multiprocessor takes at once.
+        let (kind, each) = match n {
+            0..=1024 if k >= 512 => ("block", 1),
+            0..=8191 => ("1", 8),
+            _ => ("2", 16),
+        };
+        let kernel = format!("product_row_{kind}_{}_{}", input.name(), output.name());
+        self.launch("product_row", &kernel, [n.div_ceil(each), 1, 1], 256, &arguments)
     }
 
     pub(super) fn product_by_tiles(&mut self, p: &Product, input: Dtype, output: Dtype) -> Result<(), OperationError> {

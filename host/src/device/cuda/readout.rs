@@ -83,8 +83,12 @@ impl Cuda {
 impl Run<Readout> for Cuda {
     fn run(&mut self, o: Readout) -> Result<(), OperationError> {
         let arguments = self.readout([o.signals, o.weights, o.out], o.layout, o.gate)?;
-        let grid = tiles(arguments.dims, arguments.streams, arguments.tokens);
-        self.launch("readout", &format!("readout_{}", o.signals.dtype.name()), grid, 256, &arguments)
+        let ReadoutArgs { dims, streams, tokens, .. } = arguments;
+        let (kernel, grid) = match streams {
+            1 => ("readout_one", [dims.div_ceil(32), 1, tokens]),
+            _ => ("readout", tiles(dims, streams, tokens)),
+        };
+        self.launch("readout", &format!("{kernel}_{}", o.signals.dtype.name()), grid, 256, &arguments)
     }
 }
 

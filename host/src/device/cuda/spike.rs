@@ -43,6 +43,13 @@ struct SpikeArgs {
 /// ROOM of spike.cu: neurons times streams of a thread block.
 const ROOM: u32 = 4096;
 
+/// PLACES and ALONE of spike.cu: of a block that has one stream, products and neurons.
+const PLACES: u32 = 8448;
+const MOST: u32 = 256;
+
+/// From so many neurons on, spikes of the only stream are packed into bits before they are read.
+const PACKED: u32 = 16_384;
+
 /// Neurons of a thread block where nobody competes.
 const ALONE: u32 = 128;
 
@@ -68,7 +75,10 @@ impl Run<Spike> for Cuda {
             return Err(self.fail(CudaError::Unsupported { operation: NAME, why }));
         }
         let groups = streams.div_ceil(32);
-        let bits = if together > 1 { self.scratch_at(0, bit_bytes(neurons, streams, 1))? } else { 0 };
+        let one = together == 1 && block <= MOST && u64::from(block) * u64::from(fan_in | 1) <= PLACES.into();
+        // Of one stream where they are too many for the first cache.
+        let packs = one && streams == 1 && neurons >= PACKED;
+        let bits = if together > 1 || packs { self.scratch_at(0, bit_bytes(neurons, streams, 1))? } else { 0 };
         let arguments = SpikeArgs {
             signals,
             spikes,
@@ -101,10 +111,12 @@ impl Run<Spike> for Cuda {
         let dtype = dtype.name();
         if bits != 0 {
             let grid = [blocks(neurons.into(), 256), groups, 1];
-            self.launch(NAME, &format!("spike_pack_{dtype}"), grid, 256, &arguments)?;
+            let one = if packs { "one_" } else { "" };
+            self.launch(NAME, &format!("spike_pack_{one}{dtype}"), grid, 256, &arguments)?;
         }
+        let kernel = if one { "one" } else { "fire" };
         let grid = [neurons.div_ceil(block), streams.div_ceil(together), 1];
-        self.launch(NAME, &format!("spike_fire_{dtype}"), grid, 256, &arguments)?;
+        self.launch(NAME, &format!("spike_{kernel}_{dtype}"), grid, 256, &arguments)?;
         let held = if o.cell.homeostasis > 0.0 { neurons } else { 0 };
         let threads = u64::from(o.outputs.count) * u64::from(streams) + u64::from(held);
         self.launch(NAME, &format!("spike_pool_{dtype}"), [blocks(threads, 256), 1, 1], 256, &arguments)

@@ -4,12 +4,15 @@
 //! are read while the next step runs.
 
 use capful_core::memory::Region;
-use cust::event::{Event, EventFlags};
+use cust::event::{Event, EventFlags, EventStatus};
 use cust::memory::LockedBuffer;
 use cust::sys;
 
 use super::device::Cuda;
 use super::error::CudaError;
+
+/// How long [`Cuda::results_soon`] looks before it sleeps.
+const LOOKING: std::time::Duration = std::time::Duration::from_millis(1);
 
 /// Two halves of pinned memory, and when each was last used.
 pub struct Staging {
@@ -123,7 +126,25 @@ impl Cuda {
     /// What went wrong in that step.
     pub fn results(&mut self, pending: Pending) -> Result<&[u8], CudaError> {
         let half = (pending.step.max(1) - 1) % 2;
-        let (begun, done) = (&self.staging.begun[half as usize], &self.staging.done[half as usize]);
+        self.results_of(pending, half as usize)
+    }
+
+    /// As [`Cuda::results`], for a step that takes less time than waking up does: looks again and again, a millisecond
+    /// at most.
+    ///
+    /// # Errors
+    /// As [`Cuda::results`].
+    pub fn results_soon(&mut self, pending: Pending) -> Result<&[u8], CudaError> {
+        let half = ((pending.step.max(1) - 1) % 2) as usize;
+        let (done, start) = (&self.staging.done[half], std::time::Instant::now());
+        while start.elapsed() < LOOKING && matches!(done.query(), Ok(EventStatus::NotReady)) {
+            std::hint::spin_loop();
+        }
+        self.results_of(pending, half)
+    }
+
+    fn results_of(&mut self, pending: Pending, half: usize) -> Result<&[u8], CudaError> {
+        let (begun, done) = (&self.staging.begun[half], &self.staging.done[half]);
         done.synchronize().map_err(CudaError::of("cuEventSynchronize"))?;
         let ms = done.elapsed_time_f32(begun).map_err(CudaError::of("cuEventElapsedTime"))?;
         self.staging.busy += f64::from(ms) / 1e3;

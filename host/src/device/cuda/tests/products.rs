@@ -12,7 +12,8 @@ use crate::device::cuda::{Cuda, CudaProfile, Precision};
 fn sizes() -> Vec<[u32; 3]> {
     let random = Random::new(9, 3);
     let drawn = (0..5).map(|i| std::array::from_fn(|j| 1 + random.below(3 * i + j as u64, 150) as u32));
-    [[1, 1, 1], [64, 64, 16], [65, 130, 17], [3, 200, 33]].into_iter().chain(drawn).collect()
+    let of_a_row = [[1, 1000, 9], [1, 600, 1100], [1, 515, 70], [1, 72, 8200]];
+    of_a_row.into_iter().chain([[1, 1, 1], [64, 64, 16], [65, 130, 17], [3, 200, 33]]).chain(drawn).collect()
 }
 
 #[test]
