@@ -177,8 +177,8 @@ fn products<const L: usize>(
     if let Some(&grad) = grad.first_chunk::<TOKENS>() {
         for (to, &s) in to.iter_mut().zip(sources) {
             let (mut sum, first) = ([0.0; L], (s as usize - base) * streams + at);
-            for t in 0..TOKENS {
-                fused_pairs(&mut sum, &grad[t], pick::<L>(x, first + t * slot));
+            for (t, grad) in grad.iter().enumerate() {
+                fused_pairs(&mut sum, grad, pick::<L>(x, first + t * slot));
             }
             *to += across(sum);
         }
