@@ -359,8 +359,14 @@ __device__ void fire_one(const SpikeArgs& a) {
     ((T*)a.slope)[i] = store<T>(slope > 0 ? __fmul_rn(0.3f, slope) : 0.0f);
 }
 
-EXPORT_MANY(spike_one_f32, SpikeArgs, 256, 5, fire_one<float>)
-EXPORT_MANY(spike_one_bf16, SpikeArgs, 256, 5, fire_one<bf16>)
+// A multiprocessor of 7.5 has 1,024 threads.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define SPIKE_ONE_BLOCKS 4
+#else
+#define SPIKE_ONE_BLOCKS 5
+#endif
+EXPORT_MANY(spike_one_f32, SpikeArgs, 256, SPIKE_ONE_BLOCKS, fire_one<float>)
+EXPORT_MANY(spike_one_bf16, SpikeArgs, 256, SPIKE_ONE_BLOCKS, fire_one<bf16>)
 
 // A thread an output of a stream, and behind those a thread a neuron for its threshold.
 template <class T>
