@@ -48,7 +48,7 @@ pub use inhibit::Inhibit;
 pub use linear::Linear;
 pub use linear_grad::LinearGrad;
 pub use memory::{Memory, MemoryGrad, Stored};
-pub use modulate::{FOLLOW, Modulate};
+pub use modulate::{FOLLOW, LIMITS, Modulate};
 pub use norm::{Affine, Norm, NormKind};
 pub use norm_grad::{AffineGrad, NormGrad};
 pub use pattern::{Kind, Pattern};
