@@ -316,7 +316,7 @@ fn what_is_no_neurogen_is_refused_in_one_line() {
         ("--accumulate 2", &["--accumulate 2", "decoder", "--accumulate 1"]),
         ("--precision fp8", &["fp8", "f32"]),
         ("--precision fp8 --device cuda", &["fp8", "bf16"]),
-        ("--set rule=x", &["`x`", "eprop", "eprop-random", "bptt", "frozen"]),
+        ("--set rule=x", &["--set rule", "`x`", "eprop", "eprop-random", "bptt", "frozen"]),
         ("--set mode=parallel", &["`parallel`", "sequential", "pipelined"]),
         ("--set layers=2", &["layers"]),
     ] {

@@ -1,6 +1,9 @@
 //! What the user wrote → what will run. [`RawConfig`] is flags and files as written; [`Config`] is everything
 //! resolved, validated and saved with the run.
 
+mod choices;
+mod error;
+mod model;
 mod neurogen;
 mod preset;
 mod raw;
@@ -8,12 +11,13 @@ mod resolved;
 mod size;
 mod stage;
 
+pub use choices::{Attention, Device, Precision, Recompute, Schedule, TokenizerChoice};
+pub use error::ConfigError;
+pub(crate) use model::with_family;
+pub use model::{AnyFamily, ModelConfig};
 pub use neurogen::{Eligibility, Mode, NeuroGenConfig, Rule};
 pub use preset::{Preset, presets};
 pub use raw::{RawConfig, RawStage};
-pub(crate) use resolved::with_family;
-pub use resolved::{
-    AnyFamily, Attention, Config, ConfigError, Device, ModelConfig, Precision, Recompute, Schedule, TokenizerChoice,
-};
+pub use resolved::Config;
 pub use size::{ByteSize, human_bytes};
 pub use stage::StageConfig;

@@ -2,184 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use capful_core::model::{self, ModelError, NeuroGen, Optimizer, Products, Pythia, Stage, Yxanul};
+use capful_core::model::{self, Optimizer, Products, Stage};
 use capful_core::ops::{Kind, Pattern};
 use capful_core::train;
 
-use super::{ByteSize, NeuroGenConfig, Preset, RawConfig, StageConfig};
-
-/// A wrong request: one line that says what was asked, what is there and what to do.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ConfigError(pub String);
-
-impl From<ModelError> for ConfigError {
-    fn from(error: ModelError) -> Self {
-        ConfigError(error.to_string())
-    }
-}
-
-/// How the learning rate falls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Schedule {
-    /// Half a cosine to a tenth.
-    Cosine,
-    /// A straight line to a tenth.
-    Linear,
-    /// Not at all.
-    Constant,
-}
-
-/// The type of weights and products.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// Single precision.
-    F32,
-    /// bfloat16 with f32 masters.
-    Bf16,
-    /// bf16, with 8-bit floats in the products of the layers.
-    Fp8,
-}
-
-impl Precision {
-    /// The type of the weights in files, as torch names it.
-    pub fn of_weights(self) -> &'static str {
-        match self {
-            Precision::F32 => "float32",
-            Precision::Bf16 | Precision::Fp8 => "bfloat16",
-        }
-    }
-}
-
-/// What a query sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Attention {
-    /// Every earlier token.
-    Dense,
-    /// The nearest blocks.
-    Local,
-    /// Every stride-th block.
-    Global,
-    /// Both.
-    Mixed,
-}
-
-/// What the backward pass computes again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Recompute {
-    /// Nothing.
-    None,
-    /// Norm and GELU outputs.
-    Cheap,
-    /// Everything but the layers' inputs.
-    Full,
-}
-
-/// Where a step runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Device {
-    /// SIMD and threads.
-    Cpu,
-    /// Plain loops, one thread.
-    Reference,
-    /// The GPU of this number.
-    Cuda(u32),
-}
-
-/// Which tokenizer to build or load.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TokenizerChoice {
-    /// Words under the cap.
-    Word,
-    /// Bytes.
-    Byte,
-    /// Byte-level BPE trained under the cap.
-    Bpe,
-    /// A Hugging Face tokenizer.json.
-    File(std::path::PathBuf),
-}
-
-/// A model's sizes.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "family", rename_all = "lowercase", deny_unknown_fields)]
-pub enum ModelConfig {
-    /// GPT-NeoX.
-    Pythia {
-        /// Layers.
-        layers: u32,
-        /// Width.
-        d_model: u32,
-        /// Attention heads.
-        heads: u32,
-        /// Width of the feed-forward.
-        d_ff: u32,
-        /// The most positions.
-        context: u32,
-        /// Token ids.
-        vocab_size: u32,
-        /// Rotated share of each head.
-        rotary_pct: f32,
-        /// Base of the rotary wavelengths.
-        rotary_base: f32,
-        /// Added to the variance in LayerNorm.
-        norm_eps: f32,
-    },
-    /// Llama, with a factorised embedding or a plain one.
-    #[serde(alias = "llama")]
-    Yxanul {
-        /// Layers.
-        layers: u32,
-        /// Width.
-        d_model: u32,
-        /// Query heads.
-        heads: u32,
-        /// Key and value heads.
-        kv_heads: u32,
-        /// Width of the feed-forward.
-        d_ff: u32,
-        /// The most positions.
-        context: u32,
-        /// Token ids.
-        vocab_size: u32,
-        /// Columns of the factorised embedding; 0 where it is plain.
-        rank: u32,
-        /// Whether the head is the embedding.
-        tied: bool,
-        /// Base of the rotary wavelengths.
-        rotary_base: f32,
-        /// Added to the mean square in RMSNorm.
-        norm_eps: f32,
-    },
-    /// Six modules of spiking neurons.
-    NeuroGen(NeuroGenConfig),
-}
-
-/// The model of a configuration, of whichever family.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum AnyFamily {
-    /// GPT-NeoX.
-    Pythia(Pythia),
-    /// Llama, factorised or plain.
-    Yxanul(Yxanul),
-    /// Six modules of spiking neurons.
-    NeuroGen(NeuroGen),
-}
-
-/// Names the model of a configuration and computes an expression with it, compiled once a family.
-macro_rules! with_family {
-    ($config:expr, $family:ident => $body:expr) => {
-        match $config.family() {
-            $crate::config::AnyFamily::Pythia($family) => $body,
-            $crate::config::AnyFamily::Yxanul($family) => $body,
-            $crate::config::AnyFamily::NeuroGen($family) => $body,
-        }
-    };
-}
-pub(crate) use with_family;
+use super::error::error;
+use super::model::model;
+use super::{
+    AnyFamily, Attention, ByteSize, ConfigError, Device, ModelConfig, Precision, Preset, RawConfig, Recompute,
+    Schedule, StageConfig, TokenizerChoice, with_family,
+};
 
 /// A configuration with nothing left to decide.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -263,10 +95,6 @@ pub struct Config {
     /// The stages of a curriculum; empty where all steps are of one shape.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub stage: Vec<StageConfig>,
-}
-
-fn error<T>(message: String) -> Result<T, ConfigError> {
-    Err(ConfigError(message))
 }
 
 impl Config {
@@ -454,75 +282,17 @@ impl Config {
 
     /// Token ids of the model.
     pub fn vocab_size(&self) -> u32 {
-        match self.model {
-            ModelConfig::Pythia { vocab_size, .. } | ModelConfig::Yxanul { vocab_size, .. } => vocab_size,
-            ModelConfig::NeuroGen(model) => model.vocab_size,
-        }
+        self.model.vocab_size()
     }
 
     /// The most positions of the model.
     pub fn context(&self) -> u32 {
-        match self.model {
-            ModelConfig::Pythia { context, .. } | ModelConfig::Yxanul { context, .. } => context,
-            ModelConfig::NeuroGen(model) => model.context,
-        }
+        self.model.context()
     }
 
     /// The model.
     pub fn family(&self) -> AnyFamily {
-        match self.model {
-            ModelConfig::Pythia {
-                layers,
-                d_model,
-                heads,
-                d_ff,
-                context,
-                vocab_size,
-                rotary_pct,
-                rotary_base,
-                norm_eps,
-            } => {
-                // As GPT-NeoX: the share of a head, rounded down; an odd number is refused later.
-                let rotary_dims = (f64::from(d_model) / f64::from(heads.max(1)) * f64::from(rotary_pct)) as u32;
-                AnyFamily::Pythia(Pythia {
-                    layers,
-                    d_model,
-                    heads,
-                    d_ff,
-                    vocab_size,
-                    context,
-                    rotary_dims,
-                    rotary_base,
-                    norm_eps,
-                })
-            }
-            ModelConfig::Yxanul {
-                layers,
-                d_model,
-                heads,
-                kv_heads,
-                d_ff,
-                context,
-                vocab_size,
-                rank,
-                tied,
-                rotary_base,
-                norm_eps,
-            } => AnyFamily::Yxanul(Yxanul {
-                layers,
-                d_model,
-                heads,
-                kv_heads,
-                d_ff,
-                vocab_size,
-                context,
-                rank: (rank > 0).then_some(rank),
-                tied,
-                rotary_base,
-                norm_eps,
-            }),
-            ModelConfig::NeuroGen(model) => AnyFamily::NeuroGen(model.family(self.batch_size)),
-        }
+        self.model.family(self.batch_size)
     }
 
     /// The shape of an evaluation. Streams begin each of its rows with nothing before it: fewer and longer ones then.
@@ -530,7 +300,7 @@ impl Config {
         let stage = Stage { recompute: model::Recompute::None, products: Products::Wide, ..self.stage() };
         match self.model {
             ModelConfig::NeuroGen(_) => {
-                let longer = (1..=16).rev().find(|n| stage.batch.is_multiple_of(*n)).unwrap_or(1);
+                let longer = (1..=4).rev().find(|n| stage.batch.is_multiple_of(*n)).unwrap_or(1);
                 Stage { batch: stage.batch / longer, seq_len: stage.seq_len * longer, ..stage }
             }
             _ => stage,
@@ -596,72 +366,6 @@ impl Config {
         };
         train::Schedule { shape, peak: self.lr, end: 0.1, warmup: self.warmup, steps: self.steps }
     }
-}
-
-impl TokenizerChoice {
-    /// Reads `word`, `byte`, `bpe` or the path of a .json file.
-    ///
-    /// # Errors
-    /// Another word.
-    pub fn parse(text: &str) -> Result<TokenizerChoice, ConfigError> {
-        match text {
-            "word" => Ok(TokenizerChoice::Word),
-            "byte" => Ok(TokenizerChoice::Byte),
-            "bpe" => Ok(TokenizerChoice::Bpe),
-            file if file.ends_with(".json") => Ok(TokenizerChoice::File(file.into())),
-            other => error(format!("no tokenizer is called '{other}'; there are word, byte, bpe, or a tokenizer.json")),
-        }
-    }
-}
-
-/// The model of the table `[model]`, with `--set` over it.
-fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
-    let mut table = raw.model.clone();
-    let spiking = table.get("family").and_then(toml::Value::as_str) == Some("neurogen");
-    if spiking {
-        for (key, value) in NeuroGenConfig::defaults() {
-            table.entry(key).or_insert(value);
-        }
-        return finish(raw, table, vocab_size);
-    }
-    let mut default = |key: &str, value: toml::Value| table.entry(key).or_insert(value).clone();
-    default("rotary_base", 10_000.0.into());
-    default("norm_eps", 1e-5.into());
-    if default("family", "pythia".into()).as_str() == Some("pythia") {
-        default("rotary_pct", 0.25.into());
-    } else {
-        let heads = default("heads", 1.into());
-        default("kv_heads", heads);
-        default("rank", 0.into());
-        default("tied", true.into());
-    }
-    finish(raw, table, vocab_size)
-}
-
-/// The model of a table in which everything stands but what `--set` changes.
-fn finish(raw: &RawConfig, mut table: toml::Table, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
-    table.insert("vocab_size".to_owned(), i64::from(vocab_size).into());
-    for pair in &raw.set {
-        let Some((key, value)) = pair.split_once('=') else {
-            return error(format!("--set {pair} is no KEY=VALUE"));
-        };
-        if !table.contains_key(key) || key == "family" {
-            let known: Vec<_> = table.keys().map(String::as_str).filter(|k| *k != "family").collect();
-            return error(format!("--set {key}: this family has no such size; it has {}", known.join(", ")));
-        }
-        if table.get(key).is_some_and(toml::Value::is_str) {
-            table.insert(key.to_owned(), value.into());
-            continue;
-        }
-        let number = value.parse::<i64>().map(toml::Value::from).or_else(|_| value.parse::<f64>().map(Into::into));
-        let Ok(value) = number.or_else(|e| value.parse::<bool>().map(Into::into).map_err(|_| e)) else {
-            return error(format!("--set {key}: '{value}' is no number"));
-        };
-        table.insert(key.to_owned(), value);
-    }
-    toml::Value::Table(table)
-        .try_into()
-        .map_err(|e: toml::de::Error| ConfigError(format!("[model]: {}", e.message().replace('\n', " "))))
 }
 
 #[cfg(test)]
@@ -741,7 +445,7 @@ mod tests {
         let set = |pair: &str| Config::resolve(RawConfig { set: vec![pair.to_owned()], ..raw("") });
         assert_eq!(layers(&set("layers=2").unwrap()), 2);
         for (pair, expected) in
-            [("layers", "KEY=VALUE"), ("deep=2", "d_model"), ("layers=two", "number"), ("layers=-2", "model")]
+            [("layers", "KEY=VALUE"), ("deep=2", "d_model"), ("layers=two", "number"), ("layers=-2", "layers")]
         {
             let message = set(pair).unwrap_err().to_string();
             assert!(message.contains(expected), "{pair}: {message}");

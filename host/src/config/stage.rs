@@ -4,7 +4,7 @@ use capful_core::model::Family as _;
 use capful_core::train::{Curriculum, Period};
 use serde::{Deserialize, Serialize};
 
-use super::resolved::with_family;
+use super::with_family;
 use super::{Config, ConfigError, RawStage};
 
 /// A stage of a curriculum.

@@ -1,0 +1,105 @@
+//! What a configuration chooses from.
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{ConfigError, error};
+
+/// How the learning rate falls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// Half a cosine to a tenth.
+    Cosine,
+    /// A straight line to a tenth.
+    Linear,
+    /// Not at all.
+    Constant,
+}
+
+/// The type of weights and products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Single precision.
+    F32,
+    /// bfloat16 with f32 masters.
+    Bf16,
+    /// bf16, with 8-bit floats in the products of the layers.
+    Fp8,
+}
+
+impl Precision {
+    /// The type of the weights in files, as torch names it.
+    pub fn of_weights(self) -> &'static str {
+        match self {
+            Precision::F32 => "float32",
+            Precision::Bf16 | Precision::Fp8 => "bfloat16",
+        }
+    }
+}
+
+/// What a query sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Attention {
+    /// Every earlier token.
+    Dense,
+    /// The nearest blocks.
+    Local,
+    /// Every stride-th block.
+    Global,
+    /// Both.
+    Mixed,
+}
+
+/// What the backward pass computes again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Nothing.
+    None,
+    /// Norm and GELU outputs.
+    Cheap,
+    /// Everything but the layers' inputs.
+    Full,
+}
+
+/// Where a step runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// SIMD and threads.
+    Cpu,
+    /// Plain loops, one thread.
+    Reference,
+    /// The GPU of this number.
+    Cuda(u32),
+}
+
+/// Which tokenizer to build or load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenizerChoice {
+    /// Words under the cap.
+    Word,
+    /// Bytes.
+    Byte,
+    /// Byte-level BPE trained under the cap.
+    Bpe,
+    /// A Hugging Face tokenizer.json.
+    File(std::path::PathBuf),
+}
+
+impl TokenizerChoice {
+    /// Reads `word`, `byte`, `bpe` or the path of a .json file.
+    ///
+    /// # Errors
+    /// Another word.
+    pub fn parse(text: &str) -> Result<TokenizerChoice, ConfigError> {
+        match text {
+            "word" => Ok(TokenizerChoice::Word),
+            "byte" => Ok(TokenizerChoice::Byte),
+            "bpe" => Ok(TokenizerChoice::Bpe),
+            file if file.ends_with(".json") => Ok(TokenizerChoice::File(file.into())),
+            other => error(format!("no tokenizer is called '{other}'; there are word, byte, bpe, or a tokenizer.json")),
+        }
+    }
+}
