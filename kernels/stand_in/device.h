@@ -22,8 +22,8 @@ struct Running {
     Index thread, block, block_size, grid;
 };
 
-// The fiber that runs now.
-extern Running* now;
+// The fiber that this thread of the caller's runs now.
+extern __thread Running* now;
 
 // Waits until every thread of the block is here.
 void block_barrier(const char* file, int line);
@@ -66,7 +66,7 @@ inline To bits(From from) {
 
 #define __device__
 #define __global__
-// So that all of it lies in one place, which is poisoned before a block starts. Nothing else here is thread_local.
+// So that all of it lies in one place, which is poisoned before a block starts; only fibers.cpp has more of that place.
 #define __shared__ static thread_local
 #define threadIdx (stand_in::now->thread)
 #define blockIdx (stand_in::now->block)

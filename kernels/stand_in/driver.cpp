@@ -1,5 +1,5 @@
-// The part of the CUDA driver's interface that capful uses, on the CPU. Everything runs at once, in the order of
-// the calls; a captured graph is a list of what to run.
+// The part of the CUDA driver's interface that capful uses, on the CPU. Everything runs at once, on the caller's
+// thread, in the order of its calls; a captured graph is a list of what to run.
 //
 // What its machine is like is read from the environment at every call:
 //   CAPFUL_STAND_IN_VERSION=12040        the driver's CUDA version
@@ -12,6 +12,7 @@
 //                                        CUresult, 719 if none is given; launches and graphs fail as on a card: the
 //                                        call itself returns success, and everything after it the error
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -65,12 +66,15 @@ struct Graph {
     std::vector<Work> work;
 };
 
+using Clock = std::chrono::steady_clock;
+
 struct Stream {
     Graph* capturing = nullptr;
-};
+    Clock::duration ahead{};  // of the clock of events
+    };
 
 struct Event {
-    std::chrono::steady_clock::time_point at;
+    Clock::time_point at;
 };
 
 struct Allocation {
@@ -81,8 +85,7 @@ struct Allocation {
 std::recursive_mutex lock;
 std::map<uint64_t, Allocation> allocations;
 size_t used = 0, made_allocations = 0;
-int broken = SUCCESS;  // a failed kernel fails everything after it, as on a card
-std::chrono::steady_clock::duration ahead{};  // of the clock of events
+std::atomic<int> broken = SUCCESS;  // a failed kernel fails everything after it, as on a card
 int context, module;
 
 // The calling thread's context. Not thread_local: that is the kernels' shared memory here.
@@ -142,9 +145,9 @@ size_t setting(const char* name, size_t otherwise) {
     return value ? strtoull(value, nullptr, 10) : otherwise;
 }
 
-void seem_slow(double seconds) {
-    std::lock_guard guard(lock);
-    ahead += std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
+void seem_slow(void* stream, double seconds) {
+    auto more = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    if (stream) ((Stream*)stream)->ahead += more;
 }
 
 bool inside(uint64_t start, size_t bytes) {
@@ -156,7 +159,6 @@ bool inside(uint64_t start, size_t bytes) {
 }
 
 int queue(void* stream, Work work) {
-    std::lock_guard guard(lock);
     Stream* s = (Stream*)stream;
     if (s && s->capturing) {
         s->capturing->work.push_back(std::move(work));
@@ -292,7 +294,10 @@ API cuStreamWaitEvent(void*, void*, unsigned) { return SUCCESS; }
 API cuEventCreate(void** made, unsigned) { return *made = new Event, SUCCESS; }
 API cuEventDestroy_v2(void* event) { return delete (Event*)event, SUCCESS; }
 API cuEventRecord(void* event, void* stream) {
-    return queue(stream, [=] { return ((Event*)event)->at = std::chrono::steady_clock::now() + ahead, SUCCESS; });
+    return queue(stream, [=] {
+        ((Event*)event)->at = Clock::now() + (stream ? ((Stream*)stream)->ahead : Clock::duration{});
+        return SUCCESS;
+    });
 }
 API cuEventQuery(void*) { return broken; }
 API cuEventSynchronize(void*) { return broken; }
@@ -327,6 +332,18 @@ API cuLaunchKernel(const void* function, unsigned gx, unsigned gy, unsigned gz, 
         return broken = FAILED;
     });
 }
+// A CUlaunchConfig.
+struct Launch {
+    unsigned grid[3], block[3], shared;
+    void* stream;
+    const void* attributes;
+    unsigned count;
+};
+// Kernels here always end before the next begins.
+API cuLaunchKernelEx(const Launch* l, const void* function, void** arguments, void** more) {
+    const unsigned *g = l->grid, *b = l->block;
+    return cuLaunchKernel(function, g[0], g[1], g[2], b[0], b[1], b[2], l->shared, l->stream, arguments, more);
+}
 
 API cuStreamBeginCapture_v2(void* stream, int) { return ((Stream*)stream)->capturing = new Graph, SUCCESS; }
 API cuStreamEndCapture(void* stream, void** graph) {
@@ -338,7 +355,6 @@ API cuGraphInstantiateWithFlags(void** made, void* graph, unsigned long long) {
     return *made = new Graph(*(Graph*)graph), SUCCESS;
 }
 API cuGraphLaunch(void* graph, void* stream) {
-    std::lock_guard guard(lock);
     if (broken) return broken;
     if (int code = injected("graph")) return broken = code, SUCCESS;
     for (auto& work : ((Graph*)graph)->work)

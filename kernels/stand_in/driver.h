@@ -13,8 +13,8 @@ using Work = std::function<int()>;
 // Runs the work, or appends it to the graph that the stream is recording.
 int queue(void* stream, Work work);
 
-// Makes what runs seem to have taken so much longer, by the clock of events.
-void seem_slow(double seconds);
+// Makes what runs on the stream seem to have taken so much longer, by the clock of its events.
+void seem_slow(void* stream, double seconds);
 
 // Whether the bytes lie in one allocation.
 bool inside(uint64_t start, size_t bytes);

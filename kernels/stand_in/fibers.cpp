@@ -1,16 +1,18 @@
 #include "fibers.h"
 
+#include <algorithm>
 #include <csetjmp>
 #include <cstdlib>
 #include <link.h>
 #include <memory>
+#include <mutex>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <vector>
 
 namespace stand_in {
 
-Running* now = nullptr;
+__thread Running* now = nullptr;
 
 namespace {
 
@@ -35,6 +37,7 @@ struct Fiber {
     Words brought = {};
     std::vector<Copy> copies;  // started, not waited for
     jmp_buf at;
+    void* stack = nullptr;
     ucontext_t entry;
     bool started = false;
 };
@@ -46,33 +49,40 @@ struct Warp {
 };
 
 Kernel* kernels = nullptr;
-std::vector<std::unique_ptr<Fiber>> fibers;
-Warp warps[MOST_THREADS / 32];
-jmp_buf scheduler;
-void (*body)(const void*);
-const void* body_arguments;
+
+// What runs a grid. Several run at the same time, each for a thread of the caller's.
+struct Machine {
+    std::vector<std::unique_ptr<Fiber>> fibers;
+    Warp warps[MOST_THREADS / 32];
+    jmp_buf scheduler;
+    void (*body)(const void*);
+    const void* arguments;
+    const void* owner = nullptr;  // where its thread-local storage lies
+};
+
+__thread Machine* machine = nullptr;
+
+// Those that nobody uses.
+std::mutex idle_lock;
+std::vector<std::unique_ptr<Machine>> idle;
 
 Fiber* self() { return reinterpret_cast<Fiber*>(now); }
 
 // A fiber lives on after its kernel, for the next block.
 void live() {
     for (;;) {
-        body(body_arguments);
+        machine->body(machine->arguments);
         self()->state = DONE;
-        if (!_setjmp(self()->at)) _longjmp(scheduler, 1);
+        if (!_setjmp(self()->at)) _longjmp(machine->scheduler, 1);
     }
 }
 
 Fiber& fiber(unsigned i) {
+    auto& fibers = machine->fibers;
     while (fibers.size() <= i) {
         auto made = std::make_unique<Fiber>();
-        void* stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
-        if (stack == MAP_FAILED) abort();
-        getcontext(&made->entry);
-        made->entry.uc_stack.ss_sp = stack;
-        made->entry.uc_stack.ss_size = STACK;
-        made->entry.uc_link = nullptr;
-        makecontext(&made->entry, live, 0);
+        made->stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+        if (made->stack == MAP_FAILED) abort();
         fibers.push_back(std::move(made));
     }
     return *fibers[i];
@@ -81,9 +91,14 @@ Fiber& fiber(unsigned i) {
 // Runs `f` until it waits or ends.
 __attribute__((noinline)) void resume(Fiber& f) {
     now = &f.running;
-    if (_setjmp(scheduler)) return;
+    if (_setjmp(machine->scheduler)) return;
     if (!f.started) {
         f.started = true;
+        getcontext(&f.entry);
+        f.entry.uc_stack.ss_sp = f.stack;
+        f.entry.uc_stack.ss_size = STACK;
+        f.entry.uc_link = nullptr;
+        makecontext(&f.entry, live, 0);
         setcontext(&f.entry);
     }
     _longjmp(f.at, 1);
@@ -94,10 +109,11 @@ __attribute__((noinline)) void wait(State state, const char* file, int line) {
     me->state = state;
     me->file = file;
     me->line = line;
-    if (!_setjmp(me->at)) _longjmp(scheduler, 1);
+    if (!_setjmp(me->at)) _longjmp(machine->scheduler, 1);
 }
 
 bool all_at(unsigned first, unsigned count, State state) {
+    const auto& fibers = machine->fibers;
     const Fiber& one = *fibers[first];
     for (unsigned i = first; i < first + count; i++) {
         const Fiber& f = *fibers[i];
@@ -132,6 +148,7 @@ Shared shared() {
 }
 
 std::string run_block(unsigned threads, bool backwards) {
+    auto& fibers = machine->fibers;
     for (;; backwards = !backwards) {
         bool moved = false;
         for (unsigned i = 0; i < threads; i++) {
@@ -144,7 +161,7 @@ std::string run_block(unsigned threads, bool backwards) {
             if (!all_at(first, 32, AT_WARP)) continue;
             moved = true;
             for (unsigned lane = 0; lane < 32; lane++) {
-                warps[first / 32].brought[lane] = fibers[first + lane]->brought;
+                machine->warps[first / 32].brought[lane] = fibers[first + lane]->brought;
                 fibers[first + lane]->state = READY;
             }
         }
@@ -183,7 +200,7 @@ void block_barrier(const char* file, int line) { wait(AT_BLOCK, file, line); }
 const Words* warp_exchange(Words brought, const char* file, int line) {
     self()->brought = brought;
     wait(AT_WARP, file, line);
-    return warps[now->thread.x / 32].brought;
+    return machine->warps[now->thread.x / 32].brought;
 }
 
 void copy_later(void* to, const void* from, size_t bytes) { self()->copies.push_back({to, from, bytes}); }
@@ -196,13 +213,15 @@ void copy_now() {
     self()->copies.clear();
 }
 
-std::string run_grid(const Kernel& kernel, const void* arguments, Index grid, Index block) {
+namespace {
+
+std::string run_blocks(const Kernel& kernel, const void* arguments, Index grid, Index block) {
     unsigned threads = block.x;
     if (block.y != 1 || block.z != 1 || threads % 32 != 0 || threads == 0 || threads > kernel.threads)
         return std::string(kernel.name) + ": blocks of " + std::to_string(threads) + " threads";
     if (!grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535) return std::string(kernel.name) + ": the grid";
-    body = kernel.run;
-    body_arguments = arguments;
+    machine->body = kernel.run;
+    machine->arguments = arguments;
     bool backwards = false;
     Shared poisoned = shared();
     for (unsigned z = 0; z < grid.z; z++)
@@ -214,11 +233,37 @@ std::string run_grid(const Kernel& kernel, const void* arguments, Index grid, In
                     f.state = READY;
                     f.copies.clear();
                 }
+                Machine* own = machine;
                 memset(poisoned.start, 0xff, poisoned.bytes);
+                machine = own;
                 std::string wrong = run_block(threads, backwards);
                 if (!wrong.empty()) return std::string(kernel.name) + ": " + wrong;
             }
     return {};
+}
+
+}  // namespace
+
+std::string run_grid(const Kernel& kernel, const void* arguments, Index grid, Index block) {
+    std::unique_ptr<Machine> own;
+    {
+        std::lock_guard guard(idle_lock);
+        // Rather the one that this thread had before.
+        auto mine = std::find_if(idle.begin(), idle.end(), [](auto& m) { return m->owner == &machine; });
+        if (mine == idle.end() && mine != idle.begin()) mine--;
+        if (mine != idle.end()) own = std::move(*mine), idle.erase(mine);
+    }
+    if (!own) own = std::make_unique<Machine>();
+    if (own->owner != &machine) {
+        // Fibers begin anew: what they kept of thread-local storage is another thread's.
+        for (auto& fiber : own->fibers) fiber->started = false;
+        own->owner = &machine;
+    }
+    machine = own.get();
+    std::string wrong = run_blocks(kernel, arguments, grid, block);
+    std::lock_guard guard(idle_lock);
+    idle.push_back(std::move(own));
+    return wrong;
 }
 
 }  // namespace stand_in

@@ -161,7 +161,7 @@ fn tiled_attentions() -> Vec<(Heads, u32, u32, Pattern)> {
         patterns.extend([16, 32, 64].map(|block| Pattern { kind, block, window: 1, stride: 3 }));
     }
     let mut cases = Vec::new();
-    for t in [1, 17, 64, 65, 128, 200] {
+    for t in [1, 17, 64, 65, 200] {
         for size in [16, 32, 48, 64, 80, 128] {
             let pattern = patterns[cases.len() % patterns.len()];
             let heads = match cases.len() % 3 {
@@ -316,9 +316,8 @@ fn head_loss(l: &mut Lay, Head { shape: [rows, d, vocabulary, own, chunk], gradi
 #[test]
 fn head_loss_and_its_gradients() {
     let mut bench = Bench::new();
-    // 26,000 and 4,001 do not fit the registers of a block; the last two have one to themselves and do not either.
-    let mut cases =
-        vec![[9, 16, 300, 4], [1, 1, 2, 1], [3, 8, 26_000, 2], [2, 4, 4001, 2], [2, 1, 65_540, 2], [3, 1, 66_000, 2]];
+    // 26,000 and 4,001 do not fit the registers of a block.
+    let mut cases = vec![[9, 16, 300, 4], [1, 1, 2, 1], [3, 4, 26_000, 2], [2, 4, 4001, 2]];
     cases.extend(shapes(4, 4, [60, 40, 700, 70]));
     for [rows, d, vocabulary, chunk] in share(cases) {
         for (gradient, again) in [(false, false), (true, false), (true, true)] {
@@ -343,10 +342,10 @@ fn a_padded_vocabulary() {
 #[test]
 fn long_rows_of_logits() {
     let mut bench = Bench::new();
-    for shape in share(vec![[3, 1, 66_048, 50_005, 2], [2, 1, 65_543, 65_543, 2]]) {
-        bench.agree(|l| head_loss(l, Head { shape, gradient: true, again: false }));
-        clears_padding(&mut bench, shape);
+    for (shape, again) in share(vec![([3, 1, 66_048, 50_005, 2], false), ([2, 1, 65_543, 65_543, 2], true)]) {
+        bench.agree(|l| head_loss(l, Head { shape, gradient: true, again }));
     }
+    clears_padding(&mut bench, [1, 1, 66_048, 50_005, 1]);
 }
 
 fn clears_padding(bench: &mut Bench, shape: [u32; 5]) {
