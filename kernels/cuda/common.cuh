@@ -7,19 +7,30 @@
 #ifdef CAPFUL_STAND_IN
 #include "../stand_in/device.h"
 #else
+// Waits for all that the kernel before has written, then lets the next one be made ready. The host has kernels made
+// ready early on cards that run this code only.
+__device__ inline void begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // The kernel `name` runs `body(args)` in blocks of `threads` threads.
 #define EXPORT(name, Args, threads, ...)                                                        \
     extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Args a) { \
+        begin();                                                                                 \
         __VA_ARGS__(a);                                                                          \
     }
 // The same with registers limited so that two blocks fit a multiprocessor.
 #define EXPORT_PAIR(name, Args, threads, ...)                                                      \
     extern "C" __global__ void __launch_bounds__(threads, 2) name(const __grid_constant__ Args a) { \
+        begin();                                                                                    \
         __VA_ARGS__(a);                                                                             \
     }
 // The same with registers limited so that `blocks` of them fit.
 #define EXPORT_MANY(name, Args, threads, blocks, ...)                                                   \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a) { \
+        begin();                                                                                         \
         __VA_ARGS__(a);                                                                                  \
     }
 #endif

@@ -1,4 +1,5 @@
-//! The functions that cust 0.3.2 refers to, and those that capful-host calls through `cust::sys`.
+//! The functions that cust 0.3.2 refers to, and those that capful-host calls through `cust::sys` or
+//! declares itself.
 
 use super::{TABLE, settle};
 
@@ -184,6 +185,7 @@ functions! {
     cuInit
     cuLaunchHostFunc
     cuLaunchKernel
+    cuLaunchKernelEx
     cuLinkAddData_v2
     cuLinkComplete
     cuLinkCreate_v2

@@ -35,12 +35,14 @@ pub(super) fn card(device: Device) -> Result<Card, CudaError> {
     let attribute = |a| device.get_attribute(a).map_err(CudaError::of("cuDeviceGetAttribute"));
     let major = attribute(DeviceAttribute::ComputeCapabilityMajor)?;
     let minor = attribute(DeviceAttribute::ComputeCapabilityMinor)?;
+    let code = runs_as(capful_kernels::TARGETS, (major, minor));
     Ok(Card {
         name: device.name().map_err(CudaError::of("cuDeviceGetName"))?,
         capability: (major, minor),
         bytes: device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64,
         multiprocessors: attribute(DeviceAttribute::MultiprocessorCount)?,
-        bf16: runs_as(capful_kernels::TARGETS, (major, minor)) >= 80,
+        bf16: code >= 80,
+        early: code >= 90 && capful_driver::has("cuLaunchKernelEx"),
         warpgroups: (major, minor) == (9, 0) && capful_kernels::TARGETS.split_whitespace().any(|t| t == "90a"),
     })
 }

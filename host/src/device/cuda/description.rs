@@ -15,6 +15,8 @@ pub struct Card {
     pub bf16: bool,
     /// Whether the embedded code has kernels for its warpgroups (compute capability 9.0).
     pub warpgroups: bool,
+    /// Whether a kernel can be made ready while the one before it runs (code of 9.0 or later, and a driver that can).
+    pub early: bool,
 }
 
 /// The machine as the CUDA device sees it.

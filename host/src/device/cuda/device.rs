@@ -1,7 +1,6 @@
 //! The card, its one allocation, copies in and out, and launches.
 
 use std::collections::HashMap;
-use std::ffi::c_void;
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region, Space};
@@ -44,7 +43,7 @@ pub struct Cuda {
     pub(super) blas: Option<Blas>,
     pub(super) staging: Staging,
     arena: DeviceBuffer<u8>,
-    modules: Vec<(&'static str, Module)>,
+    pub(super) modules: Vec<(&'static str, Module)>,
     pub(super) stream: Stream,
     scratch: Region,
     failure: Option<CudaError>,
@@ -62,6 +61,8 @@ pub struct Cuda {
     pub(super) tf32: bool,
     /// Whether warpgroups multiply bf16.
     pub(super) warpgroups: bool,
+    /// Whether a kernel is made ready while the one before it runs.
+    pub(super) early: bool,
     /// Said once, at start-up: what is missing and what it costs.
     pub warnings: Vec<String>,
     /// Bytes of the card outside the arena, each with its name, as measured.
@@ -78,7 +79,7 @@ impl Cuda {
     pub fn open(ordinal: u32, room: Room, products: Products) -> Result<Cuda, CudaError> {
         let Room { arena: arena_bytes, scratch, staging } = room;
         let device = describe::find(ordinal)?;
-        let super::Card { name, bf16: tensor_cores, warpgroups, .. } = describe::card(device)?;
+        let super::Card { name, bf16: tensor_cores, warpgroups, early, .. } = describe::card(device)?;
         let total = device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64;
         let too_small = |free| CudaError::TooSmall { name: name.clone(), needed: arena_bytes, free, total };
         if arena_bytes > total {
@@ -130,6 +131,7 @@ impl Cuda {
             tensor_cores,
             tf32: false,
             warpgroups,
+            early,
             warnings,
             outside,
             _context: context,
@@ -261,54 +263,6 @@ impl Cuda {
             }
         }
         Ok(found.unwrap_or(Dtype::F32))
-    }
-
-    /// Queues a kernel. `arguments` mirrors the kernel's struct of the same name.
-    pub(super) fn launch<A: Copy>(
-        &mut self,
-        module: &'static str,
-        kernel: &str,
-        grid: [u32; 3],
-        threads: u32,
-        arguments: &A,
-    ) -> Result<(), OperationError> {
-        self.launch_with(module, kernel, grid, threads, 0, arguments)
-    }
-
-    /// As [`Cuda::launch`], with `shared` bytes of shared memory beside what the kernel has.
-    pub(super) fn launch_with<A: Copy>(
-        &mut self,
-        module: &'static str,
-        kernel: &str,
-        grid: [u32; 3],
-        threads: u32,
-        shared: u32,
-        arguments: &A,
-    ) -> Result<(), OperationError> {
-        self.carry_all()?;
-        if grid.contains(&0) {
-            return Ok(());
-        }
-        if grid[1].max(grid[2]) > 65_535 {
-            let why = "a card takes no more than 65,535 sequences or heads at once; lower --batch-size";
-            return Err(self.fail(CudaError::Unsupported { operation: module, why }));
-        }
-        let Some((_, found)) = self.modules.iter().find(|(name, _)| *name == module) else {
-            return Err(self.fail(CudaError::Unsupported { operation: module, why: "its kernels are not embedded" }));
-        };
-        let result = found.get_function(kernel).map_err(CudaError::of(module)).and_then(|function| {
-            if shared > 0 {
-                let most = cust::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                // SAFETY: a function of a module that is loaded.
-                let code = unsafe { cust::sys::cuFuncSetAttribute(function.to_raw(), most, shared as i32) };
-                CudaError::check("cuFuncSetAttribute", code)?;
-            }
-            let arguments = [std::ptr::from_ref(arguments) as *mut c_void];
-            // SAFETY: one argument, a struct that mirrors the kernel's; addresses in it were checked by `address`.
-            unsafe { self.stream.launch(&function, (grid[0], grid[1], grid[2]), threads, shared, &arguments) }
-                .map_err(CudaError::of(module))
-        });
-        result.map_err(|e| self.fail(e))
     }
 
     /// Queues filling `count` 32-bit words with `value`.

@@ -1,6 +1,7 @@
 //! The CUDA device: every operation of the core on an NVIDIA card, all state in one allocation.
 //!
-//! - `device`: the card, its one allocation, copies in and out, launches;
+//! - `device`: the card, its one allocation, copies in and out;
+//! - `launch`: kernels queued, each made ready while the one before it runs;
 //! - `staging`: inputs and results through pinned memory;
 //! - `graph`: a step recorded once and replayed;
 //! - `timing`: how long operations take;
@@ -33,6 +34,7 @@ mod graph;
 mod head_loss;
 mod heads;
 mod inhibit;
+mod launch;
 mod linear;
 mod linear_grad;
 mod memory;

@@ -1,0 +1,104 @@
+//! Queuing kernels. On cards of compute capability 9.0 and later a kernel's blocks are made ready while the kernel
+//! before it runs (CUDA's programmatic dependent launch): each waits at its beginning, as `common.cuh` says, so only
+//! the time between kernels changes.
+
+use std::ffi::c_void;
+
+use capful_core::device::OperationError;
+use cust::sys;
+
+use super::device::Cuda;
+use super::error::CudaError;
+
+/// Mirrors CUlaunchAttribute, of which this one kind is used.
+#[repr(C)]
+struct Attribute {
+    id: u32,
+    padding: u32,
+    value: [u64; 8],
+}
+
+/// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+const EARLY: u32 = 6;
+
+/// Mirrors CUlaunchConfig.
+#[repr(C)]
+struct Config {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: sys::CUstream,
+    attributes: *const Attribute,
+    count: u32,
+}
+
+unsafe extern "C" {
+    /// Of CUDA 11.8, which cust's declarations precede.
+    fn cuLaunchKernelEx(
+        config: *const Config,
+        function: sys::CUfunction,
+        arguments: *mut *mut c_void,
+        more: *mut *mut c_void,
+    ) -> sys::CUresult;
+}
+
+impl Cuda {
+    /// Queues a kernel. `arguments` mirrors the kernel's struct of the same name.
+    pub(super) fn launch<A: Copy>(
+        &mut self,
+        module: &'static str,
+        kernel: &str,
+        grid: [u32; 3],
+        threads: u32,
+        arguments: &A,
+    ) -> Result<(), OperationError> {
+        self.launch_with(module, kernel, grid, threads, 0, arguments)
+    }
+
+    /// As [`Cuda::launch`], with `shared` bytes of shared memory beside what the kernel has.
+    pub(super) fn launch_with<A: Copy>(
+        &mut self,
+        module: &'static str,
+        kernel: &str,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        arguments: &A,
+    ) -> Result<(), OperationError> {
+        self.carry_all()?;
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        if grid[1].max(grid[2]) > 65_535 {
+            let why = "a card takes no more than 65,535 sequences or heads at once; lower --batch-size";
+            return Err(self.fail(CudaError::Unsupported { operation: module, why }));
+        }
+        let Some((_, found)) = self.modules.iter().find(|(name, _)| *name == module) else {
+            return Err(self.fail(CudaError::Unsupported { operation: module, why: "its kernels are not embedded" }));
+        };
+        let result = found.get_function(kernel).map_err(CudaError::of(module)).and_then(|function| {
+            if shared > 0 {
+                let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                // SAFETY: a function of a module that is loaded.
+                let code = unsafe { sys::cuFuncSetAttribute(function.to_raw(), most, shared as i32) };
+                CudaError::check("cuFuncSetAttribute", code)?;
+            }
+            let mut arguments = [std::ptr::from_ref(arguments) as *mut c_void];
+            if !self.early {
+                // SAFETY: one argument, a struct that mirrors the kernel's; addresses in it were checked by `address`.
+                return unsafe {
+                    self.stream.launch(&function, (grid[0], grid[1], grid[2]), threads, shared, &arguments)
+                }
+                .map_err(CudaError::of(module));
+            }
+            let early = Attribute { id: EARLY, padding: 0, value: [1, 0, 0, 0, 0, 0, 0, 0] };
+            let (block, stream) = ([threads, 1, 1], self.stream.as_inner());
+            let config = Config { grid, block, shared, stream, attributes: &early, count: 1 };
+            // SAFETY: as above; the attribute outlives the call.
+            let code =
+                unsafe { cuLaunchKernelEx(&config, function.to_raw(), arguments.as_mut_ptr(), std::ptr::null_mut()) };
+            CudaError::check(module, code)
+        });
+        result.map_err(|e| self.fail(e))
+    }
+}
