@@ -19,6 +19,7 @@ struct SpikeArgs {
     u32 block, winners;    // neurons that compete, and how many of them may fire
     u32 together;          // streams of a thread block: a power of two
     u32 quads;             // whether synapses come four at a time
+    u32 pooled;            // whether a thread block writes its neurons' outputs itself
     u32 first, count;      // outputs
     float leak, threshold, tiring, adaptation, filter, rate, homeostasis;
 };
@@ -26,7 +27,9 @@ struct SpikeArgs {
 // Neurons times streams of a thread block.
 constexpr u32 ROOM = 4096;
 // How far homeostasis may move a threshold.
-constexpr float OFFSET_LIMIT = 32;
+constexpr float OFFSET_LIMIT = 3;
+// No potential falls lower.
+constexpr float FLOOR = -OFFSET_LIMIT;
 // What is left of an output counts as nothing from here down.
 constexpr float FAINT = 1e-12f;
 // Threads that decide who of a stream fires.
@@ -56,6 +59,7 @@ __device__ inline float integrate(const SpikeArgs& a, u32 neuron, u32 stream, fl
     float left = __fsub_rn(__fmul_rn(a.leak, a.potential[i]), __fmul_rn(a.threshold, z));
     // What lies before a document counts for nothing, even if it is not a number.
     float v = keep > 0 ? __fadd_rn(__fadd_rn(left, previous), current) : current;
+    v = v < FLOOR ? FLOOR : v;
     a.potential[i] = v;
     float adaptation = neuron % 2 == 0 ? a.adaptation : 0.0f;
     float tired = __fmul_rn(adaptation, keep > 0 ? a.fatigue[i] : 0.0f);
@@ -243,6 +247,16 @@ __device__ void fire(const SpikeArgs& a) {
 EXPORT_MANY(spike_fire_f32, SpikeArgs, 256, 4, fire<float>)
 EXPORT_MANY(spike_fire_bf16, SpikeArgs, 256, 3, fire<bf16>)
 
+// Output `o`, of whose `group` neurons so many fired.
+template <class T>
+__device__ inline void put_output(const SpikeArgs& a, u32 o, u32 stream, u32 group, u32 fired) {
+    float share = __fdiv_rn(1.0f, __fsqrt_rn((float)group));
+    T* before = (T*)a.signals + ((u64)a.first + o) * a.streams + stream;
+    float left = a.keep[stream] > 0 ? __fmul_rn(a.filter, load(*before)) : 0.0f;
+    left = fabsf(left) > FAINT ? left : 0.0f;
+    before[(u64)a.rows * a.streams] = store<T>(__fadd_rn(left, __fmul_rn(share, (float)fired)));
+}
+
 // The same of the only stream: a bit a neuron, of 32 in a word. Grid (neurons / 256).
 template <class T>
 __device__ void pack_one(const SpikeArgs& a) {
@@ -257,6 +271,8 @@ EXPORT_BOTH(spike_pack_one, SpikeArgs, 256, pack_one)
 constexpr u32 PLACES = 8448;
 // Neurons that a block decides about, a thread each.
 constexpr u32 ALONE = 256;
+// Threads that read their synapses: blocks are few, and what a thread reads one after the other takes the time.
+constexpr u32 THREADS_OF_ONE = 512;
 
 // Products of `Q` synapses a thread into `products`, rows `apart`; how many of a row are this token's into `of_now`.
 template <class T, int Q>
@@ -266,20 +282,20 @@ __device__ inline void multiply(const SpikeArgs& a, u32 first, u32 neurons, u32 
     const u32* sources = a.sources + (u64)first * a.fan_in;
     const float* weights = a.weights + (u64)first * a.fan_in;
     u32 quads = a.fan_in / Q, all = neurons * quads;
-    constexpr int AT_ONCE = 2;
-    for (u32 start = threadIdx.x; start < all; start += AT_ONCE * 256) {
+    constexpr int AT_ONCE = 4;
+    for (u32 start = threadIdx.x; start < all; start += AT_ONCE * THREADS_OF_ONE) {
         Vector<u32, Q> s[AT_ONCE];
         Vector<float, Q> w[AT_ONCE];
         float x[AT_ONCE][Q];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
-            if (start + i * 256 < all) {
-                s[i] = fetch<u32, Q>(sources + (start + i * 256) * Q);
-                w[i] = fetch<float, Q>(weights + (start + i * 256) * Q);
+            if (start + i * THREADS_OF_ONE < all) {
+                s[i] = fetch<u32, Q>(sources + (start + i * THREADS_OF_ONE) * Q);
+                w[i] = fetch<float, Q>(weights + (start + i * THREADS_OF_ONE) * Q);
             }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
-            if (start + i * 256 < all) {
+            if (start + i * THREADS_OF_ONE < all) {
 #pragma unroll
                 for (int q = 0; q < Q; q++) {
                     u32 at = s[i].x[q];
@@ -290,7 +306,7 @@ __device__ inline void multiply(const SpikeArgs& a, u32 first, u32 neurons, u32 
             }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            u32 at = start + i * 256, row = at / quads, f = at % quads * Q, now = 0;
+            u32 at = start + i * THREADS_OF_ONE, row = at / quads, f = at % quads * Q, now = 0;
             if (at >= all) break;
 #pragma unroll
             for (int q = 0; q < Q; q++) {
@@ -339,34 +355,40 @@ __device__ void fire_one(const SpikeArgs& a) {
         }
         // What lies before a document counts for nothing, even if it is not a number.
         float v = keep ? __fadd_rn(__fadd_rn(left, previous), current) : current;
+        v = v < FLOOR ? FLOOR : v;
         a.potential[i] = v;
         x = __fsub_rn(v, limit);
         above[own] = x;
     }
     __syncthreads();
-    if (!has) return;
     u32 rank = 0;
     if (x > 0) {
         // Of equals the lower index wins.
 #pragma unroll 8
         for (u32 j = 0; j < neurons; j++) rank += j < own ? above[j] >= x : above[j] > x;
     }
-    float z = x > 0 && rank < a.winners ? 1.0f : 0.0f;
-    ((T*)a.spikes)[(u64)a.neurons * a.streams + i] = store<T>(z);
-    a.fatigue[i] = __fadd_rn(keep ? __fmul_rn(a.tiring, fatigue) : 0.0f, z);
-    if (!a.slope) return;
-    float slope = __fsub_rn(1.0f, __fdiv_rn(fabsf(x), a.threshold));
-    ((T*)a.slope)[i] = store<T>(slope > 0 ? __fmul_rn(0.3f, slope) : 0.0f);
+    bool fires = x > 0 && rank < a.winners;
+    if (has) {
+        float z = fires ? 1.0f : 0.0f;
+        ((T*)a.spikes)[(u64)a.neurons * a.streams + i] = store<T>(z);
+        a.fatigue[i] = __fadd_rn(keep ? __fmul_rn(a.tiring, fatigue) : 0.0f, z);
+        of_now[own] = fires;
+    }
+    if (has && a.slope) {
+        float slope = __fsub_rn(1.0f, __fdiv_rn(fabsf(x), a.threshold));
+        ((T*)a.slope)[i] = store<T>(slope > 0 ? __fmul_rn(0.3f, slope) : 0.0f);
+    }
+    if (!a.pooled) return;
+    __syncthreads();
+    u32 group = a.neurons / a.count;
+    if (own >= neurons / group) return;
+    u32 fired = 0;
+    for (u32 j = 0; j < group; j++) fired += of_now[own * group + j];
+    put_output<T>(a, first / group + own, stream, group, fired);
 }
 
-// A multiprocessor of 7.5 has 1,024 threads.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#define SPIKE_ONE_BLOCKS 4
-#else
-#define SPIKE_ONE_BLOCKS 5
-#endif
-EXPORT_MANY(spike_one_f32, SpikeArgs, 256, SPIKE_ONE_BLOCKS, fire_one<float>)
-EXPORT_MANY(spike_one_bf16, SpikeArgs, 256, SPIKE_ONE_BLOCKS, fire_one<bf16>)
+EXPORT_PAIR(spike_one_f32, SpikeArgs, THREADS_OF_ONE, fire_one<float>)
+EXPORT_PAIR(spike_one_bf16, SpikeArgs, THREADS_OF_ONE, fire_one<bf16>)
 
 // A thread an output of a stream, and behind those a thread a neuron for its threshold.
 template <class T>
@@ -377,11 +399,7 @@ __device__ void pool(const SpikeArgs& a) {
         u32 o = (u32)(i / a.streams), stream = (u32)(i % a.streams);
         u32 begin = (u32)((u64)o * a.neurons / a.count), end = (u32)((u64)(o + 1) * a.neurons / a.count), fired = 0;
         for (u32 j = begin; j < end; j++) fired += load(spikes[(u64)j * a.streams + stream]) > 0;
-        float share = __fdiv_rn(1.0f, __fsqrt_rn((float)(end - begin)));
-        T* before = (T*)a.signals + ((u64)a.first + o) * a.streams + stream;
-        float left = a.keep[stream] > 0 ? __fmul_rn(a.filter, load(*before)) : 0.0f;
-        left = fabsf(left) > FAINT ? left : 0.0f;
-        before[(u64)a.rows * a.streams] = store<T>(__fadd_rn(left, __fmul_rn(share, (float)fired)));
+        put_output<T>(a, o, stream, end - begin, fired);
     } else if (i - outputs < a.neurons && a.homeostasis > 0) {
         u32 j = (u32)(i - outputs), fired = 0;
         for (u32 b = 0; b < a.streams; b++) fired += load(spikes[(u64)j * a.streams + b]) > 0;

@@ -9,11 +9,10 @@ import pathlib
 import subprocess
 import tempfile
 
-BASE = ["gate=true", "feedback=true"]
 # No neuron reaches this threshold, so that only the direct path is left.
-SKIP_ONLY = ["threshold=1e9", "memory=0", "gate=false", "rule=frozen", "homeostasis=0.0"]
+SKIP_ONLY = ["threshold=1e9", "memory=0", "rule=frozen", "homeostasis=0.0"]
 RUNS = {
-    "base": [],
+    "default": [],
     "skip only": SKIP_ONLY,
     "frozen": ["rule=frozen"],
     "eprop-random": ["rule=eprop-random"],
@@ -25,10 +24,13 @@ RUNS = {
     "no direct path": ["skip=0"],
     "no memory": ["memory=0"],
     "no competition": ["winners=64"],
-    "no gate": ["gate=false"],
-    "no feedback": ["feedback=false"],
-    "dopamine": ["dopamine=0.5"],
-    "novelty": ["novelty=0.5"],
+    "no homeostasis": ["homeostasis=0.0"],
+    "gate": ["gate=true"],
+    "feedback": ["feedback=true"],
+    "dopamine 0.5": ["dopamine=0.5"],
+    "dopamine -0.5": ["dopamine=-0.5"],
+    "novelty 0.5": ["novelty=0.5"],
+    "novelty -0.3": ["novelty=-0.3"],
 }
 
 
@@ -37,7 +39,7 @@ def run(arguments, name, seed):
         command = [arguments.host, "train", "--preset", "neurogen-tiny", "--data", arguments.data, "--json"]
         command += ["--threads", str(arguments.threads), "--steps", str(arguments.steps), "--seed", str(seed)]
         command += ["--eval-every", "0", "--keep", "1", "--out", str(pathlib.Path(folder, "run"))]
-        for pair in BASE + RUNS[name]:
+        for pair in RUNS[name]:
             command += ["--set", pair]
         lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().split("\n")
         result = json.loads(lines[-1])

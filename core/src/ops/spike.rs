@@ -34,7 +34,11 @@ pub struct Cell {
 pub const FAINT: f32 = 1e-12;
 
 /// How far homeostasis may move a threshold.
-pub const OFFSET_LIMIT: f32 = 32.0;
+pub const OFFSET_LIMIT: f32 = 3.0;
+
+/// No potential falls lower: as far below the lowest threshold as the pseudo-derivative reaches. A neuron that learned to
+/// be inhibited farther would be out of reach of homeostasis and of its gradient.
+pub const FLOOR: f32 = -OFFSET_LIMIT;
 
 impl Cell {
     /// β of neuron `j`.
@@ -81,7 +85,7 @@ impl Outputs {
 /// Neuron j of stream b reads `c = Σ w x` over sources of this token and `p` over sources of the token before, in the
 /// order of its row: source s < H is signal s of this token, s < 2 H signal s − H of the token before, and above
 /// neuron s − 2 H of the module itself at the token before. With k = `keep`:
-/// `v ← k (α v − θ₀ z + p) + c`, `θ = θ₀ + offset + β k a`, `z = 1` where v > θ and v − θ is among its block's largest,
+/// `v ← max(k (α v − θ₀ z + p) + c, −3)`, `θ = θ₀ + offset + β k a`, `z = 1` where v > θ and v − θ is among its block's largest,
 /// `a ← k ρ a + z`, output `← k κ output + Σ z / √n` over its group of n.
 /// Homeostasis: `offset ← offset + η (mean of z over the streams − rate)`, within [`OFFSET_LIMIT`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -209,7 +213,9 @@ impl Operation for Spike {
                 let v = &mut potential.f32_mut()[i];
                 // What lies before a document counts for nothing, even if it is not a number.
                 let kept = (cell.leak * *v - cell.threshold * spiked[i]) + previous;
-                *v = if k > 0.0 { kept + current } else { current };
+                let moved = if k > 0.0 { kept + current } else { current };
+                // What is not a number stays so.
+                *v = if moved < FLOOR { FLOOR } else { moved };
                 let a = if k > 0.0 { fatigue.f32()[i] } else { 0.0 };
                 let threshold = (cell.threshold + offset.f32()[j]) + cell.adaptation_of(j) * a;
                 spikes.f32_mut()[i] = *v - threshold;
@@ -311,7 +317,7 @@ mod tests {
 
     #[test]
     fn spikes_states_and_outputs_are_those_of_an_f64_oracle_over_tokens_and_modules() {
-        let mut limits = [false; 2];
+        let mut limits = [false; 3];
         let (mut fired, mut silenced) = (0, 0);
         for seed in 1..=8 {
             let net = net(seed, CELL);
@@ -334,12 +340,13 @@ mod tests {
                 near(&stage.bench.get(stage.signals)[first..][..expected.len()], expected.iter().map(|y| y.x));
                 limits[0] |= stage.bench.get(place.offset).contains(&OFFSET_LIMIT);
                 limits[1] |= stage.bench.get(place.offset).contains(&-OFFSET_LIMIT);
+                limits[2] |= stage.bench.get(place.potential).contains(&FLOOR);
                 fired += spikes.iter().filter(|z| **z > 0.0).count();
                 silenced += played.above[t].iter().zip(&spikes).filter(|(u, z)| **u > 0.0 && **z == 0.0).count();
             }
         }
         // What the cases are about did happen.
-        assert_eq!(limits, [true; 2]);
+        assert_eq!(limits, [true; 3]);
         assert!(fired > 500 && silenced > 40, "{fired} fired, {silenced} were silenced by others");
     }
 

@@ -12,7 +12,8 @@ use crate::memory::{Arena, Region};
 /// g is the gradient of what a neuron's synapses bring it. Without `spikes_grad` and `fatigue_grad` this is e-prop's
 /// eligibility, slope times filtered input, with its sums over time in the other order (Bellec et al. 2020); with
 /// `fatigue_grad` that of adaptive neurons in full; with `spikes_grad`, what a spike does through other neurons'
-/// synapses, backpropagation through time. The threshold's effect through the reset is left out, as there.
+/// synapses, backpropagation through time. The threshold's effect through the reset is left out, as there, and the
+/// potential's floor is passed as if it were not there.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SpikeGrad {
     /// The earliest token.

@@ -29,6 +29,7 @@ struct SpikeArgs {
     winners: u32,
     together: u32,
     quads: u32,
+    pooled: u32,
     first: u32,
     count: u32,
     leak: f32,
@@ -46,6 +47,9 @@ const ROOM: u32 = 4096;
 /// PLACES and ALONE of spike.cu: of a block that has one stream, products and neurons.
 const PLACES: u32 = 8448;
 const MOST: u32 = 256;
+
+/// THREADS_OF_ONE of spike.cu.
+const THREADS_OF_ONE: u32 = 512;
 
 /// From so many neurons on, spikes of the only stream are packed into bits before they are read.
 const PACKED: u32 = 16_384;
@@ -79,6 +83,9 @@ impl Run<Spike> for Cuda {
         // Of one stream where they are too many for the first cache.
         let packs = one && streams == 1 && neurons >= PACKED;
         let bits = if together > 1 || packs { self.scratch_at(0, bit_bytes(neurons, streams, 1))? } else { 0 };
+        let group = neurons / o.outputs.count.max(1);
+        let whole = group > 0 && neurons == group * o.outputs.count && block.is_multiple_of(group);
+        let pooled = one && whole && o.cell.homeostasis <= 0.0;
         let arguments = SpikeArgs {
             signals,
             spikes,
@@ -97,6 +104,7 @@ impl Run<Spike> for Cuda {
             block,
             winners,
             together,
+            pooled: pooled.into(),
             quads: (width(o.weights.dtype, fan_in.into(), &[sources, weights]) > 1).into(),
             first: o.outputs.first,
             count: o.outputs.count,
@@ -114,9 +122,12 @@ impl Run<Spike> for Cuda {
             let one = if packs { "one_" } else { "" };
             self.launch(NAME, &format!("spike_pack_{one}{dtype}"), grid, 256, &arguments)?;
         }
-        let kernel = if one { "one" } else { "fire" };
+        let (kernel, threads) = if one { ("one", THREADS_OF_ONE) } else { ("fire", 256) };
         let grid = [neurons.div_ceil(block), streams.div_ceil(together), 1];
-        self.launch(NAME, &format!("spike_{kernel}_{dtype}"), grid, 256, &arguments)?;
+        self.launch(NAME, &format!("spike_{kernel}_{dtype}"), grid, threads, &arguments)?;
+        if pooled {
+            return Ok(());
+        }
         let held = if o.cell.homeostasis > 0.0 { neurons } else { 0 };
         let threads = u64::from(o.outputs.count) * u64::from(streams) + u64::from(held);
         self.launch(NAME, &format!("spike_pool_{dtype}"), [blocks(threads, 256), 1, 1], 256, &arguments)
