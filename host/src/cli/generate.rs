@@ -1,6 +1,7 @@
 //! `host generate`.
 
 use std::io::Write as _;
+use std::time::Instant;
 
 use capful_core::generate::Sampler;
 use serde_json::json;
@@ -56,10 +57,12 @@ impl Generate {
         let mut ids = Vec::with_capacity(self.sampling.max_tokens.min(context) as usize);
         let (most, limit) = (self.sampling.max_tokens as usize, tokenizer.vocab_size() as usize);
         let pattern = config.pattern();
+        let start = Instant::now();
         let end = generator.run(&mut session, pattern, sampler, &prompt, most, limit, tokenizer.eos(), &mut |id| {
             ids.push(id);
         });
         let end = end.map_err(work)?;
+        let seconds = start.elapsed().as_secs_f64();
         let text = tokenizer.decode(&ids);
         if self.json {
             let end = match end {
@@ -67,7 +70,12 @@ impl Generate {
                 End::MaxTokens => "max-tokens",
                 End::Context => "context",
             };
-            println!("{}", json!({ "prompt": self.prompt, "ids": ids, "text": text, "end": end }));
+            let gpu_seconds = session.device.card().map(|card| card.busy_seconds());
+            let mut line = json!({ "prompt": self.prompt, "ids": ids, "text": text, "end": end, "seconds": seconds });
+            if let Some(gpu_seconds) = gpu_seconds {
+                line["gpu_seconds"] = gpu_seconds.into();
+            }
+            println!("{line}");
         } else {
             let _ = writeln!(std::io::stdout(), "{text}");
         }

@@ -282,7 +282,12 @@ fn report(
             "val_tokens": outcome.score.tokens,
             "floor": floor,
             "bits_per_byte": outcome.score.bits_per_byte(),
-            "baselines": { "unigram": baselines.unigram, "bigram": baselines.bigram, "trigram": baselines.trigram },
+            "baselines": {
+                "unigram": baselines.unigram,
+                "bigram": baselines.bigram,
+                "trigram": baselines.trigram,
+                "fourgram": baselines.fourgram,
+            },
             "seconds": outcome.seconds,
             "tokens": outcome.tokens,
             "steps": config.steps,
@@ -299,8 +304,8 @@ fn report(
         println!("  the corpus's own floor is {floor:.4}: {:.3} times that", loss / floor);
     }
     println!(
-        "  n-grams on the same tokens: unigram {:.3}, bigram {:.3}, trigram {:.3}",
-        baselines.unigram, baselines.bigram, baselines.trigram
+        "  n-grams on the same tokens: unigram {:.3}, bigram {:.3}, trigram {:.3}, 4-gram {:.3}",
+        baselines.unigram, baselines.bigram, baselines.trigram, baselines.fourgram
     );
     println!(
         "  {:.1} s, {:.0} tokens/s, {} heap allocations in steps, {} in the largest save ({})",

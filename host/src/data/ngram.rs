@@ -358,6 +358,8 @@ pub struct Baselines {
     pub bigram: f64,
     /// From two tokens before it.
     pub trigram: f64,
+    /// From three tokens before it.
+    pub fourgram: f64,
 }
 
 impl Baselines {
@@ -372,7 +374,7 @@ impl Baselines {
         max_tokens: usize,
         validation: impl IntoIterator<Item = D>,
     ) -> Result<Self, NgramError> {
-        let mut model = Ngram::new(3, vocab_size, max_tokens)?;
+        let mut model = Ngram::new(4, vocab_size, max_tokens)?;
         for document in training {
             if model.tokens == model.max_tokens {
                 break;
@@ -380,15 +382,15 @@ impl Baselines {
             model.count(document.as_ref())?;
         }
         model.finish();
-        let (mut nats, mut tokens) = ([0.0; 3], 0);
+        let (mut nats, mut tokens) = ([0.0; 4], 0);
         for document in validation {
             for (order, sum) in (1..).zip(&mut nats) {
                 *sum += model.score(order, document.as_ref())?.0;
             }
             tokens += document.as_ref().len();
         }
-        let [unigram, bigram, trigram] = nats.map(|sum| sum / tokens as f64);
-        Ok(Self { unigram, bigram, trigram })
+        let [unigram, bigram, trigram, fourgram] = nats.map(|sum| sum / tokens as f64);
+        Ok(Self { unigram, bigram, trigram, fourgram })
     }
 }
 
