@@ -16,7 +16,7 @@ const PROGRAM: &str = r#"
 #![no_main]
 use capful_core::device::{Reference, Single};
 use capful_core::memory::{Arena, Entry, Layout, Region, Role};
-use capful_core::model::{Family, Optimizer, Products, Pythia, Recompute, Stage, Steps};
+use capful_core::model::{Family, Optimizer, Products, Purpose, Pythia, Recompute, Stage, Steps};
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::train::{results, settings};
 
@@ -59,7 +59,7 @@ fn train() -> Option<()> {
         count += 1;
     };
     let mut layout = Layout::new(&mut note);
-    let state = model.lay_state(&Single, true, &mut layout);
+    let state = model.lay_state(&Single, Purpose::Training, &mut layout);
     let training = model.lay_training(&stage, &Single, &mut layout);
     let bytes = layout.high_water();
     let mut storage = [0u64; 24 << 10];

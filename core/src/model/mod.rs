@@ -12,6 +12,6 @@ pub use pythia::{Decoding, Evaluation, Parameters, Pythia, PythiaDevice, State, 
 pub use scales::Scales;
 pub use shared::{Grouped, Groups, Lasting};
 pub use stage::{
-    Batch, Control, Family, GAUGES, Gauge, Measure, ModelError, Optimizer, Products, Recompute, Stage, Steps,
+    Batch, Control, Family, GAUGES, Gauge, Measure, ModelError, Optimizer, Products, Purpose, Recompute, Stage, Steps,
 };
 pub use yxanul::{Yxanul, YxanulDevice};

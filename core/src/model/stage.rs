@@ -27,6 +27,17 @@ pub enum Products {
     Quantised,
 }
 
+/// What a model's state is laid for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Training, and whatever else.
+    Training,
+    /// Losses and logits of sequences.
+    Evaluation,
+    /// Token by token only.
+    Decoding,
+}
+
 /// The shape of a micro-batch and what decides its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stage {
@@ -314,8 +325,8 @@ pub trait Family {
     /// and attention's scores and mixing counted dense: 12 · layers · width · seq_len.
     fn flops_per_token(&self, seq_len: u32) -> u64;
 
-    /// Lays what lasts. Without `training` only the weights and tables.
-    fn lay_state(&self, profile: &dyn Profile, training: bool, ledger: &mut dyn Ledger) -> Self::State;
+    /// Lays what lasts. Unless it is for training only the weights and tables.
+    fn lay_state(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Self::State;
 
     /// Lays a training stage.
     fn lay_training(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Training;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use capful_core::device::{Meter, OperationError, Rates};
 use capful_core::memory::{Dtype, Entry, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::{Family, Optimizer, Stage, Steps};
+use capful_core::model::{Family, Optimizer, Purpose, Stage, Steps};
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError};
@@ -170,7 +170,12 @@ impl<F: Family> Laid<F> {
         let (mut entries, under_way) = (Vec::<(Option<Section>, Entry)>::new(), Cell::new(None));
         let mut visit = |entry: &Entry| entries.push((under_way.get(), *entry));
         let mut layout = Layout::new(&mut visit);
-        let state = family.lay_state(profile, stages > 0, &mut layout);
+        let purpose = match sections {
+            _ if stages > 0 => Purpose::Training,
+            Sections { evaluation: Some(_), .. } => Purpose::Evaluation,
+            _ => Purpose::Decoding,
+        };
+        let state = family.lay_state(profile, purpose, &mut layout);
         let mark = layout.mark();
         let (mut train, mut evaluate, mut decode) = (Vec::new(), None, None);
         for section in &wanted {

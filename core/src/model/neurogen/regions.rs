@@ -5,7 +5,7 @@ use super::{NeuroGen, Rule};
 use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, WiringPart};
 use crate::model::shared::{Groups, check_sizes};
-use crate::model::stage::{Batch, Control, Family, Gauge, Measure, ModelError, Products, Stage};
+use crate::model::stage::{Batch, Control, Family, Gauge, Measure, ModelError, Products, Purpose, Stage};
 use crate::ops::{Feedback, GateGrad, Stored};
 
 /// A name for each module.
@@ -323,20 +323,21 @@ impl NeuroGen {
         }
     }
 
-    fn lay_weights(&self, ledger: &mut dyn Ledger) -> Parameters {
+    fn lay_weights(&self, decoder: Dtype, ledger: &mut dyn Ledger) -> Parameters {
         let moved = self.lay_moved("", Role::Weight, ledger);
-        let mut lay = |name, shape: [u32; 2], deviation: f32| {
+        let mut lay = |dtype, name, shape: [u32; 2], deviation: f32| {
             let init = if deviation > 0.0 { Init::Normal(deviation) } else { Init::Zero };
             let shape = [1, 1, shape[0], shape[1]];
-            ledger.region(Slot { init, ..Slot::new(name, Role::Weight, Dtype::F32, shape) }).first
+            ledger.region(Slot { init, ..Slot::new(name, Role::Weight, dtype, shape) }).first
         };
+        let (v, e, d) = (self.vocab_size, self.embedding, self.width());
         // Taps and other synapses, drawn alike, shall bring a potential about as much.
         let share = (self.connectome.tap_share).clamp(0.05, 0.95);
         let deviation = 0.38 * libm::sqrtf((1.0 - share) / share);
-        let embedding = lay("embedding.weight", [self.vocab_size, self.embedding], deviation);
-        let decoder = lay("decoder.weight", [self.vocab_size, self.width()], 0.3 / libm::sqrtf(self.width() as f32));
-        let decoder_bias = lay("decoder.bias", [1, self.vocab_size], 0.0);
-        let thresholds = self.each(|m, shape| lay(named!("thresholds")[m], [1, shape[0]], 0.0));
+        let embedding = lay(Dtype::F32, "embedding.weight", [v, e], deviation);
+        let decoder = lay(decoder, "decoder.weight", [v, d], 0.3 / libm::sqrtf(d as f32));
+        let decoder_bias = lay(Dtype::F32, "decoder.bias", [1, v], 0.0);
+        let thresholds = self.each(|m, shape| lay(Dtype::F32, named!("thresholds")[m], [1, shape[0]], 0.0));
         Parameters { embedding, decoder, decoder_bias, thresholds, ..moved }
     }
 
@@ -533,8 +534,11 @@ impl Family for NeuroGen {
         6 * (synapses + dense)
     }
 
-    fn lay_state(&self, profile: &dyn Profile, training: bool, ledger: &mut dyn Ledger) -> State {
-        let weights = self.lay_weights(ledger);
+    fn lay_state(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> State {
+        let training = purpose == Purpose::Training;
+        // A token by itself is bound by how fast the decoder is read.
+        let decoder = if purpose == Purpose::Decoding { profile.dtype(Role::Weight) } else { Dtype::F32 };
+        let weights = self.lay_weights(decoder, ledger);
         let sources = self.lay_wiring(WiringPart::Sources, ledger);
         let index = (training && self.rule == Rule::Bptt).then(|| {
             let starts = self.lay_wiring(WiringPart::Starts, ledger);

@@ -4,7 +4,7 @@ use super::Pythia;
 use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, Stacked};
 use crate::model::shared::{self, Activations, Grouped, Groups, Keep, check_sizes, check_stage};
-use crate::model::stage::{Batch, Control, Family, ModelError, Products, Stage};
+use crate::model::stage::{Batch, Control, Family, ModelError, Products, Purpose, Stage};
 
 /// Every parameter, or what belongs to every parameter: gradients, moments.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -225,7 +225,8 @@ impl Family for Pythia {
         6 * products + 12 * layers * d * u64::from(seq_len)
     }
 
-    fn lay_state(&self, profile: &dyn Profile, training: bool, ledger: &mut dyn Ledger) -> State {
+    fn lay_state(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> State {
+        let training = purpose == Purpose::Training;
         let table = [self.context, self.rotary_dims / 2];
         State::lay(profile, training, table, self.rotary_base, ledger, &|prefix, role, dtype, ledger| {
             self.lay_parameters(prefix, role, dtype, ledger)

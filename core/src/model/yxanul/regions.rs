@@ -5,7 +5,7 @@ use super::narrow::{Copies, Narrow, lay_scales};
 use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, Stacked};
 use crate::model::shared::{self, Activations, Grouped, Groups, Keep, check_sizes, check_stage};
-use crate::model::stage::{Batch, Control, Family, ModelError, Products, Stage};
+use crate::model::stage::{Batch, Control, Family, ModelError, Products, Purpose, Stage};
 use crate::ops::QuantisedProduct;
 
 /// Every parameter, or what belongs to every parameter: gradients, moments.
@@ -264,7 +264,8 @@ impl Family for Yxanul {
         6 * (layers * layer + ends) + 12 * layers * d * u64::from(seq_len)
     }
 
-    fn lay_state(&self, profile: &dyn Profile, training: bool, ledger: &mut dyn Ledger) -> State {
+    fn lay_state(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> State {
+        let training = purpose == Purpose::Training;
         let table = [self.context, self.head_size() / 2];
         let state = State::lay(profile, training, table, self.rotary_base, ledger, &|prefix, role, dtype, ledger| {
             self.lay_parameters(prefix, role, dtype, ledger)
@@ -371,7 +372,7 @@ mod tests {
         let mut visit = |e: &Entry| {
             sum += e.slot.elements() * u64::from(e.slot.layers) * u64::from(e.slot.role == Role::Weight);
         };
-        model.lay_state(&Single, false, &mut Layout::new(&mut visit));
+        model.lay_state(&Single, Purpose::Evaluation, &mut Layout::new(&mut visit));
         sum
     }
 
@@ -412,7 +413,7 @@ mod tests {
         let mut seen = heapless::Vec::new();
         let mut visit = |e: &Entry| seen.push(*e).expect("room for 192");
         let mut layout = Layout::new(&mut visit);
-        let state = model.lay_state(profile, true, &mut layout);
+        let state = model.lay_state(profile, Purpose::Training, &mut layout);
         let mark = layout.mark();
         let training = model.lay_training(stage, profile, &mut layout);
         layout.rewind(mark);

@@ -125,13 +125,16 @@ impl Cuda {
             let why = "cublasLt multiplies no 8-bit floats of these sizes here; use --precision bf16";
             return Err(self.fail(CudaError::Unsupported { operation: p.operation, why }));
         }
-        let input = self.dtype(p.operation, [p.a, p.b].into_iter().chain(p.bias))?;
+        let one = p.case == Case::Nt && p.c.rows() == 1;
+        // Of one row in f32 the weight may be bf16.
+        let mixed = one && (p.a.dtype, p.b.dtype, output) == (Dtype::F32, Dtype::Bf16, Dtype::F32);
+        let input = self.dtype(p.operation, [p.a, if mixed { p.a } else { p.b }].into_iter().chain(p.bias))?;
         if (input, output) == (Dtype::F32, Dtype::Bf16) {
             let why = "its operands are f32 and its result bf16";
             return Err(self.fail(CudaError::Unsupported { operation: p.operation, why }));
         }
-        if p.case == Case::Nt && p.c.rows() == 1 {
-            return self.product_of_a_row(&p, input, output);
+        if one {
+            return self.product_of_a_row(&p, output);
         }
         if self.blas.is_some() && self.product_by_library(&p)? {
             return self.epilogue(&p);
@@ -139,7 +142,7 @@ impl Cuda {
         self.product_by_tiles(&p, input, output)
     }
 
-    fn product_of_a_row(&mut self, p: &Product, input: Dtype, output: Dtype) -> Result<(), OperationError> {
+    fn product_of_a_row(&mut self, p: &Product, output: Dtype) -> Result<(), OperationError> {
         let [_, n, k] = p.sizes();
         let (x, weight) = (self.address(p.a)?, self.address(p.b)?);
         let arguments = RowArgs {
@@ -153,7 +156,7 @@ impl Cuda {
             n,
             k,
             accumulate: p.accumulate.into(),
-            wide: (width(input, k.into(), &[x, weight]) > 1).into(),
+            wide: (width(p.b.dtype, k.into(), &[x, weight]) > 1).into(),
         };
         // A block a row while that is no more than every multiprocessor takes at once.
         let (kind, each) = match n {
@@ -161,7 +164,11 @@ impl Cuda {
             0..=8191 => ("1", 8),
             _ => ("2", 16),
         };
-        let kernel = format!("product_row_{kind}_{}_{}", input.name(), output.name());
+        let input = match (p.a.dtype, p.b.dtype) {
+            (Dtype::F32, Dtype::Bf16) => "f32_bf16",
+            (_, weight) => weight.name(),
+        };
+        let kernel = format!("product_row_{kind}_{input}_{}", output.name());
         self.launch("product_row", &kernel, [n.div_ceil(each), 1, 1], 256, &arguments)
     }
 

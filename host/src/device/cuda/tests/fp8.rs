@@ -4,7 +4,7 @@ use capful_core::device::{Meter, Operation, OperationError, Profile, Rates, Refe
 use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
 use capful_core::model::yxanul::{State, Training};
-use capful_core::model::{Family, Optimizer, Products as Kind, Recompute, Stage, Steps, Yxanul, YxanulDevice};
+use capful_core::model::{Family, Optimizer, Products as Kind, Purpose, Recompute, Stage, Steps, Yxanul, YxanulDevice};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, HeadLoss, Linear,
     LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, QuantisedProduct, Rescale, Rotary, Scaling,
@@ -340,7 +340,7 @@ fn plan(profile: &dyn Profile, scratch: u64, stage: &Stage) -> Plan {
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::new(&mut visit);
-    let state = MODEL.lay_state(profile, true, &mut layout);
+    let state = MODEL.lay_state(profile, Purpose::Training, &mut layout);
     let training = MODEL.lay_training(stage, profile, &mut layout);
     let words = scratch.div_ceil(4).max(1) as u32;
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;

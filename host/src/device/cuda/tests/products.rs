@@ -73,6 +73,21 @@ fn logits_are_f32_in_every_precision() {
 }
 
 #[test]
+fn a_row_in_f32_by_a_weight_in_the_precisions_type() {
+    let mut bench = Bench::of_products();
+    for [inputs, outputs] in [[600, 1100], [515, 70], [72, 8200], [72, 8193], [5, 3]] {
+        for accumulate in [false, true] {
+            bench.agree(|l| {
+                let (x, weight) = (l.exact([1, 1, 1, inputs], 1.0), l.normal([1, 1, outputs, inputs], 0.3));
+                let bias = Some(l.exact([1, 1, 1, outputs], 1.0));
+                let out = l.exact([1, 1, 1, outputs], 1.0);
+                Linear { accumulate, ..Linear::new(x, weight, bias, out) }
+            });
+        }
+    }
+}
+
+#[test]
 fn linear_grad_overwrites_and_accumulates() {
     let mut bench = Bench::of_products();
     for [rows, inputs, outputs] in sizes() {

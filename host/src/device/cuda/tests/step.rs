@@ -2,7 +2,7 @@
 
 use capful_core::device::{Meter, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::{self, Family, Grouped, Lasting, Optimizer, Pythia, Recompute, Stage, Steps, Yxanul};
+use capful_core::model::{self, Family, Grouped, Lasting, Optimizer, Purpose, Pythia, Recompute, Stage, Steps, Yxanul};
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::random::Random;
 use capful_core::train::results;
@@ -85,7 +85,7 @@ fn plan<F: Small>(model: &F, profile: &dyn Profile, scratch: u64, stage: &Stage)
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::new(&mut visit);
-    let state = model.lay_state(profile, true, &mut layout);
+    let state = model.lay_state(profile, Purpose::Training, &mut layout);
     let training = model.lay_training(stage, profile, &mut layout);
     let words = scratch.div_ceil(4).max(1) as u32;
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
