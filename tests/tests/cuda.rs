@@ -61,13 +61,13 @@ fn the_same_run_gives_the_same_bits_and_a_resumed_one_too() {
         let line = |name: &str, more: &str| {
             format!("train --json --device cuda --precision {precision} {SMALL} {RUN} {more} --out {precision}-{name}")
         };
-        host(dir, &line("whole", "--steps 30")).ok();
+        host(dir, &line("whole", "--steps 12")).ok();
         let algorithms = format!("--algorithms {precision}-whole/plan.json");
-        host(dir, &line("again", &format!("--steps 30 {algorithms}"))).ok();
-        assert_same(dir, &format!("{precision}-whole"), &format!("{precision}-again"), 30);
-        host(dir, &line("halves", &format!("--steps 15 {algorithms}"))).ok();
-        host(dir, &format!("train --json --resume --steps 30 --out {precision}-halves")).ok();
-        assert_same(dir, &format!("{precision}-whole"), &format!("{precision}-halves"), 30);
+        host(dir, &line("again", &format!("--steps 12 {algorithms}"))).ok();
+        assert_same(dir, &format!("{precision}-whole"), &format!("{precision}-again"), 12);
+        host(dir, &line("halves", &format!("--steps 6 {algorithms}"))).ok();
+        host(dir, &format!("train --json --resume --steps 12 --out {precision}-halves")).ok();
+        assert_same(dir, &format!("{precision}-whole"), &format!("{precision}-halves"), 12);
     }
 }
 

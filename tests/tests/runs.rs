@@ -120,7 +120,7 @@ fn a_run_from_training_to_every_use_of_it() {
     assert_ne!(said["ids"], generate("--seed 4")["ids"]);
     assert!(said["ids"].as_array().unwrap().len() <= 12);
     let greedy = generate("--temperature 0 --prompt the");
-    assert_eq!(greedy, generate("--temperature 0.7 --top-k 1 --seed 9 --prompt the"));
+    assert_eq!(greedy["ids"], generate("--temperature 0.7 --top-k 1 --seed 9 --prompt the")["ids"]);
     let translate =
         |flag: &str, text: &str| host_with(dir, &format!("vocab --json --tokenizer run {flag}"), &[text]).ok().json();
     let the = translate("--encode", "the")["ids"][0].as_u64().unwrap();
