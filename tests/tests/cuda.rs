@@ -142,6 +142,46 @@ fn bf16_follows_f32_and_both_answer_as_the_processor_does() {
     assert_eq!(words("cuda"), words("cpu"));
 }
 
+/// Token by token, by kernels for one stream and a decoder of half the size, the likeliest token is that of whole
+/// sequences.
+#[test]
+fn a_neurogen_generates_what_its_logits_say() {
+    let dir = directory();
+    let dir = dir.path();
+    let modules = ["thalamus", "wernicke", "broca", "hippocampus", "pfc", "basal_ganglia"];
+    let sizes: String = [("neurons", 48), ("outputs", 24), ("fan_in", 16)]
+        .into_iter()
+        .flat_map(|(size, n)| modules.map(|module| format!(" --set {module}_{size}={n}")))
+        .collect();
+    for (precision, tolerance) in [("f32", 1e-4), ("bf16", 0.05)] {
+        let line = format!(
+            "train --json --device cuda --precision {precision} --preset neurogen-tiny --set embedding=16 {sizes} \
+             --set span=64 --batch-size 4 --seq-len 16 --steps 12 --warmup 3 --eval-tokens 100 --out {precision}"
+        );
+        host(dir, &line).ok();
+        let on = format!("--run {precision} --device cuda");
+        let said = host(dir, &format!("generate --json {on} --temperature 0 --max-tokens 10 --prompt a")).ok().json();
+        assert!(
+            said["gpu_seconds"].as_f64() > Some(0.0) && said["gpu_seconds"].as_f64() < said["seconds"].as_f64(),
+            "{said}"
+        );
+        let greedy: Vec<usize> = serde_json::from_value(said["ids"].clone()).expect("ids");
+        let checkpoint = dir.join(precision).join("checkpoint-00000012/config.json");
+        let config: Value = serde_json::from_slice(&fs::read(checkpoint).expect("a checkpoint")).expect("JSON");
+        // The beginning of a document, then the prompt's byte.
+        let mut ids = vec![config["bos_token_id"].as_u64().expect("an id") as usize, usize::from(b'a')];
+        let first = ids.len();
+        ids.extend(&greedy);
+        let list: Vec<String> = ids.iter().map(usize::to_string).collect();
+        let rows = host(dir, &format!("logits --json {on} --ids {}", list.join(","))).ok().json()["logits"].clone();
+        let rows: Vec<Vec<f64>> = serde_json::from_value(rows).expect("rows");
+        for (row, id) in rows[first - 1..].iter().zip(&greedy) {
+            let best = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            assert!(row[*id] >= best - tolerance, "{precision}: {id} has {}, the best {best}", row[*id]);
+        }
+    }
+}
+
 #[test]
 fn the_card_holds_what_the_plan_says_and_steps_allocate_nothing() {
     let dir = directory();

@@ -64,7 +64,8 @@ fn the_whole_curriculum_trains() {
     let dir = directory();
     let dir = dir.path();
     fs::write(dir.join("run.toml"), format!("preset = 'yxanul-tiny'\nsteps = 142\n{}", stages(&PUBLISHED))).unwrap();
-    let flags = "--set context=2048 --set layers=2 --lr 6e-3 --warmup 5 --schedule constant --eval-every 0 --eval-tokens 4096";
+    let flags =
+        "--set context=2048 --set layers=2 --lr 6e-3 --warmup 5 --schedule constant --eval-every 0 --eval-tokens 4096";
     let lines = host(dir, &format!("train --json --config run.toml {flags} --out run")).ok().json_lines();
     let mut tokens = 0;
     let mut of_step = Vec::new();
