@@ -155,21 +155,23 @@ fn a_neurogen_generates_what_its_logits_say() {
         .collect();
     for (precision, tolerance) in [("f32", 1e-4), ("bf16", 0.05)] {
         let line = format!(
-            "train --json --device cuda --precision {precision} --preset neurogen-tiny --set embedding=16 {sizes} \
-             --set span=64 --batch-size 4 --seq-len 16 --steps 12 --warmup 3 --eval-tokens 100 --out {precision}"
+            "train --json --device cuda --precision {precision} --preset neurogen-tiny --set embedding=16 --set fan_out=8 {sizes} \
+             --set span=64 --batch-size 4 --seq-len 16 --steps 4 --warmup 3 --eval-tokens 100 --out {precision}"
         );
         host(dir, &line).ok();
         let on = format!("--run {precision} --device cuda");
-        let said = host(dir, &format!("generate --json {on} --temperature 0 --max-tokens 10 --prompt a")).ok().json();
+        let said = host(dir, &format!("generate --json {on} --temperature 0 --max-tokens 8 --prompt a")).ok().json();
         assert!(
             said["gpu_seconds"].as_f64() > Some(0.0) && said["gpu_seconds"].as_f64() < said["seconds"].as_f64(),
             "{said}"
         );
         let greedy: Vec<usize> = serde_json::from_value(said["ids"].clone()).expect("ids");
-        let checkpoint = dir.join(precision).join("checkpoint-00000012/config.json");
+        let checkpoint = dir.join(precision).join("checkpoint-00000004/config.json");
         let config: Value = serde_json::from_slice(&fs::read(checkpoint).expect("a checkpoint")).expect("JSON");
-        // The beginning of a document, then the prompt's byte.
-        let mut ids = vec![config["bos_token_id"].as_u64().expect("an id") as usize, usize::from(b'a')];
+        let prompt = host(dir, &format!("vocab --json --tokenizer {precision} --encode a")).ok().json()["ids"].clone();
+        let prompt: Vec<usize> = serde_json::from_value(prompt).expect("ids");
+        let mut ids = vec![config["bos_token_id"].as_u64().expect("an id") as usize];
+        ids.extend(prompt);
         let first = ids.len();
         ids.extend(&greedy);
         let list: Vec<String> = ids.iter().map(usize::to_string).collect();
