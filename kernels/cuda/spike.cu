@@ -29,7 +29,7 @@ constexpr u32 ROOM = 4096;
 // How far homeostasis may move a threshold.
 constexpr float OFFSET_LIMIT = 3;
 // No potential falls lower.
-constexpr float FLOOR = -OFFSET_LIMIT;
+constexpr float LOWEST_POTENTIAL = -OFFSET_LIMIT;
 // What is left of an output counts as nothing from here down.
 constexpr float FAINT = 1e-12f;
 // Threads that decide who of a stream fires.
@@ -59,7 +59,7 @@ __device__ inline float integrate(const SpikeArgs& a, u32 neuron, u32 stream, fl
     float left = __fsub_rn(__fmul_rn(a.leak, a.potential[i]), __fmul_rn(a.threshold, z));
     // What lies before a document counts for nothing, even if it is not a number.
     float v = keep > 0 ? __fadd_rn(__fadd_rn(left, previous), current) : current;
-    v = v < FLOOR ? FLOOR : v;
+    v = v < LOWEST_POTENTIAL ? LOWEST_POTENTIAL : v;
     a.potential[i] = v;
     float adaptation = neuron % 2 == 0 ? a.adaptation : 0.0f;
     float tired = __fmul_rn(adaptation, keep > 0 ? a.fatigue[i] : 0.0f);
@@ -355,7 +355,7 @@ __device__ void fire_one(const SpikeArgs& a) {
         }
         // What lies before a document counts for nothing, even if it is not a number.
         float v = keep ? __fadd_rn(__fadd_rn(left, previous), current) : current;
-        v = v < FLOOR ? FLOOR : v;
+        v = v < LOWEST_POTENTIAL ? LOWEST_POTENTIAL : v;
         a.potential[i] = v;
         x = __fsub_rn(v, limit);
         above[own] = x;

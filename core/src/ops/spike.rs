@@ -38,7 +38,7 @@ pub const OFFSET_LIMIT: f32 = 3.0;
 
 /// No potential falls lower: as far below the lowest threshold as the pseudo-derivative reaches. A neuron that learned to
 /// be inhibited farther would be out of reach of homeostasis and of its gradient.
-pub const FLOOR: f32 = -OFFSET_LIMIT;
+pub const LOWEST_POTENTIAL: f32 = -OFFSET_LIMIT;
 
 impl Cell {
     /// β of neuron `j`.
@@ -215,7 +215,7 @@ impl Operation for Spike {
                 let kept = (cell.leak * *v - cell.threshold * spiked[i]) + previous;
                 let moved = if k > 0.0 { kept + current } else { current };
                 // What is not a number stays so.
-                *v = if moved < FLOOR { FLOOR } else { moved };
+                *v = if moved < LOWEST_POTENTIAL { LOWEST_POTENTIAL } else { moved };
                 let a = if k > 0.0 { fatigue.f32()[i] } else { 0.0 };
                 let threshold = (cell.threshold + offset.f32()[j]) + cell.adaptation_of(j) * a;
                 spikes.f32_mut()[i] = *v - threshold;
@@ -340,7 +340,7 @@ mod tests {
                 near(&stage.bench.get(stage.signals)[first..][..expected.len()], expected.iter().map(|y| y.x));
                 limits[0] |= stage.bench.get(place.offset).contains(&OFFSET_LIMIT);
                 limits[1] |= stage.bench.get(place.offset).contains(&-OFFSET_LIMIT);
-                limits[2] |= stage.bench.get(place.potential).contains(&FLOOR);
+                limits[2] |= stage.bench.get(place.potential).contains(&LOWEST_POTENTIAL);
                 fired += spikes.iter().filter(|z| **z > 0.0).count();
                 silenced += played.above[t].iter().zip(&spikes).filter(|(u, z)| **u > 0.0 && **z == 0.0).count();
             }

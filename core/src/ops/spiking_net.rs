@@ -3,7 +3,7 @@
 
 extern crate std;
 
-use super::spike::{Cell, FLOOR, OFFSET_LIMIT, Outputs, Spike};
+use super::spike::{Cell, LOWEST_POTENTIAL, OFFSET_LIMIT, Outputs, Spike};
 use super::testing::Bench;
 use crate::memory::Region;
 use crate::random::Random;
@@ -271,7 +271,7 @@ impl Net {
             let reset = Dual::constant(threshold * played.spikes[t][i].x);
             v[i] = (v[i] * leak - reset) * self.keep(t, b) + input;
             // Tangents pass the floor as if it were not there, as the gradients do.
-            v[i].x = v[i].x.max(f64::from(FLOOR));
+            v[i].x = v[i].x.max(f64::from(LOWEST_POTENTIAL));
             a[i] = a[i] * self.keep(t, b);
             let raised = a[i] * if j.is_multiple_of(2) { adaptation } else { 0.0 };
             *above = v[i] - raised - Dual::constant(threshold + offset[j]);

@@ -2,7 +2,7 @@
 
 use capful_core::device::{OperationError, Run, Scratch};
 use capful_core::memory::Arena;
-use capful_core::ops::{Cell, FAINT, FLOOR, OFFSET_LIMIT, Outputs, Spike};
+use capful_core::ops::{Cell, FAINT, LOWEST_POTENTIAL, OFFSET_LIMIT, Outputs, Spike};
 
 use super::lanes::{lanes, pick, pick_mut, whole};
 use super::simd::vectorise;
@@ -168,7 +168,7 @@ impl Module<'_> {
             // What lies before a document counts for nothing, even if it is not a number.
             let kept = (cell.leak * v[b] - cell.threshold * spiked[b]) + previous[b];
             let moved = if keep[b] > 0.0 { kept + current[b] } else { current[b] };
-            v[b] = if moved < FLOOR { FLOOR } else { moved };
+            v[b] = if moved < LOWEST_POTENTIAL { LOWEST_POTENTIAL } else { moved };
             let tired = if keep[b] > 0.0 { fatigue[b] } else { 0.0 };
             let threshold = (cell.threshold + offset) + adaptation * tired;
             above[b] = v[b] - threshold;
