@@ -248,6 +248,8 @@ pub struct Decoding {
 
 /// Rows of the decoder's gradient that exist at once.
 const TILE: u32 = 1024;
+/// The fewest that are worth a round of the decoder's update.
+const LEAST_TILE: u32 = 64;
 
 impl NeuroGen {
     fn each(&self, mut lay: impl FnMut(usize, [u32; 2]) -> Region) -> [Region; MODULES] {
@@ -577,7 +579,8 @@ impl Family for NeuroGen {
         let spikes_grad = (self.rule == Rule::Bptt).then(|| each(named!("grad.spikes")));
         let factors = self.modulated().then(|| lay("factors", [1, 1, t, b]));
         // The decoder moves before the memory's gradient comes to its place.
-        let tile = match memory.map(|m| m.context_grad).filter(|place| place.elements() >= u64::from(d)) {
+        let enough = |place: &Region| place.elements() >= u64::from(LEAST_TILE.min(self.vocab_size) * d);
+        let tile = match memory.map(|m| m.context_grad).filter(enough) {
             Some(place) => {
                 let rows = (place.elements() / u64::from(d)).min(TILE.min(self.vocab_size).into());
                 place.reshaped([1, 1, rows as u32, d])
