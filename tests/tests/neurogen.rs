@@ -51,8 +51,18 @@ fn same(a: &Path, b: &Path, names: &[&str]) {
 
 const SAVED: [&str; 3] = ["model.safetensors", "optimizer.safetensors", "trainer_state.json"];
 
-/// 51,200 bytes of tales, evaluated on 4,000. Measured in nats: e-prop 1.968, frozen 2.038, the direct path alone 2.259, a
-/// bigram 2.181; firing rates 5.9 to 11.5 %.
+/// The preset as it is, 204,800 bytes of tales: 1.332 nats, where a trigram of all of them has 1.452.
+#[test]
+fn a_hundred_steps_beat_a_trigram() {
+    let dir = directory();
+    let line = "train --json --preset neurogen-tiny --steps 100 --eval-every 0 --eval-tokens 8000 --out run";
+    let last = host(dir.path(), line).ok().json_lines().pop().unwrap();
+    let (loss, trigram) = (number(&last, "val_loss"), number(&last["baselines"], "trigram"));
+    assert!(loss < trigram - 0.08, "{loss}, trigram {trigram}");
+}
+
+/// 51,200 bytes of tales, evaluated on 4,000. Measured in nats: e-prop 1.654, frozen 1.793, the direct path alone 2.265, a
+/// bigram 2.181; firing rates 9.8 to 10.1 %.
 #[test]
 fn synapses_that_learn_beat_frozen_ones_the_direct_path_alone_and_a_bigram() {
     let dir = directory();
@@ -63,11 +73,11 @@ fn synapses_that_learn_beat_frozen_ones_the_direct_path_alone_and_a_bigram() {
     // No neuron ever reaches its threshold, and nothing is remembered: what is left is the last token.
     let skip = trained(dir, &format!("{flags} --set rule=frozen --set threshold=1e9 --set memory=0 --out skip"));
     let [eprop_loss, frozen_loss, skip_loss] = [&eprop, &frozen, &skip].map(|run| number(run, "val_loss"));
-    let bigram = number(&eprop["baselines"], "bigram");
-    println!("e-prop {eprop_loss:.4}, frozen {frozen_loss:.4}, direct path {skip_loss:.4}, bigram {bigram:.4}");
-    assert!(eprop_loss < frozen_loss - 0.03, "{eprop_loss}, frozen {frozen_loss}");
-    assert!(eprop_loss < skip_loss - 0.2, "{eprop_loss}, the direct path alone {skip_loss}");
-    assert!(eprop_loss < bigram - 0.12, "{eprop_loss}, bigram {bigram}");
+    let [bigram, trigram] = ["bigram", "trigram"].map(|order| number(&eprop["baselines"], order));
+    println!("e-prop {eprop_loss:.4}, frozen {frozen_loss:.4}, direct path {skip_loss:.4}, trigram {trigram:.4}");
+    assert!(eprop_loss < frozen_loss - 0.1, "{eprop_loss}, frozen {frozen_loss}");
+    assert!(eprop_loss < skip_loss - 0.5, "{eprop_loss}, the direct path alone {skip_loss}");
+    assert!(eprop_loss < bigram - 0.4, "{eprop_loss}, bigram {bigram}");
     for run in [&eprop, &frozen, &skip] {
         assert_eq!((&run["heap_allocations"], &run["loader_allocations"]), (&Value::from(0), &Value::from(0)), "{run}");
     }
@@ -243,11 +253,11 @@ fn plans_have_the_published_sizes() {
     // Neurons, fan-in 96; a threshold each; embedding, decoder and its biases of 260 ids; readout, direct path,
     // memory with its gains.
     let neurons = 128 + 256 + 192 + 128 + 256 + 64;
-    let tables = 260 * 64 + 260 * 192 + 260;
-    let dense = 64 * 832 + 64 * (64 + 192) + 3 * 64 * (4 * 64 + 128) + 192 * 64 + 2 * 64;
+    let tables = 260 * 48 + 260 * 192 + 260;
+    let dense = 64 * 832 + 64 * (48 + 192) + 3 * 64 * (4 * 48 + 128) + 192 * 64 + 2 * 64;
     let tiny = plan("neurogen-tiny");
     assert_eq!(tiny["params"], neurons * 97 + tables + dense);
-    assert_eq!(tiny["params"], 321_924);
+    assert_eq!(tiny["params"], 304_452);
 
     // Synapses as published: what is u32 and of the state.
     let synapses = |plan: &Value| -> u64 {
@@ -290,9 +300,10 @@ fn the_widest_decoder_is_refused_on_a_small_card_with_what_helps_most_first() {
     let plan = host(dir, &format!("plan {card} --device cuda --precision bf16")).ok();
     in_order(plan.out.lines().last().unwrap(), &helps);
     assert_eq!(host(dir, &format!("plan --json {card} --device cuda --precision bf16")).ok().json()["fits"], false);
-    // No card is needed for it: the processor stands in.
-    let refused = host(dir, &format!("train {card} --device cpu --out run"));
-    in_order(refused.refused(2, &["gtx1650", "32000 × 32768"]), &helps);
+    // No card is needed for it.
+    for line in [format!("train {card} --out run"), format!("bench {card}")] {
+        in_order(host(dir, &line).refused(2, &["gtx1650", "32000 × 32768"]), &helps);
+    }
     assert!(!dir.join("run").exists());
 }
 

@@ -49,7 +49,6 @@ impl Bench {
             config = config.only(number)?;
         }
         let profile = AnyProfile::of(&config)?;
-        profile.require()?;
         with_family!(config, family => self.time(family, &config, &profile, timed))
     }
 
@@ -57,6 +56,7 @@ impl Bench {
         let machine = Machine::of(config)?;
         let (plan, laid) = Plan::new(&family, config, &machine)?;
         plan.require_fit(config, &machine)?;
+        profile.require()?;
         let mut session = Session::start_training(family, laid, profile, config, &[])?;
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);

@@ -64,10 +64,10 @@ impl Train {
                 dir.display()
             )));
         }
-        // Refused before the data is read, where that can be known.
-        AnyProfile::of(&config)?.require()?;
+        // Refused before a card is asked for and the data is read, where that can be known.
         let machine = Machine::of(&config)?;
         Plan::of(&config, &machine)?.require_fit(&config, &machine)?;
+        AnyProfile::of(&config)?.require()?;
         let corpus = Corpus::open(&config).map_err(request)?;
         count_epochs(&mut config, &corpus)?;
         let dir = out.unwrap_or_else(|| directory::next(&config.preset));
