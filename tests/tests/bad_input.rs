@@ -143,6 +143,8 @@ fn what_does_not_belong_together_is_refused_by_name() {
         ("--set heads=0", ["heads", "at least 1"]),
         ("--set depth=3", ["depth", "layers"]),
         ("--set layers", ["layers", "KEY=VALUE"]),
+        ("--set norm_eps=-1", ["norm_eps is -1", "above 0"]),
+        ("--set rotary_base=0", ["rotary_base is 0", "above 0"]),
         ("--batch-size 0", ["batch-size", "at least 1"]),
         ("--batch-size=-1", ["--batch-size", "-1"]),
         ("--batch-size many", ["--batch-size", "many"]),

@@ -184,6 +184,31 @@ pub(super) fn check_sizes(sizes: &[(&'static str, u32)]) -> Result<(), ModelErro
     }
 }
 
+/// What a constant must be.
+#[derive(Clone, Copy)]
+pub(super) enum Must {
+    /// A share or a decay: 0 to 1.
+    Share,
+    /// Above 0.
+    Positive,
+    /// A number.
+    Finite,
+}
+
+pub(super) fn check_constants(constants: &[(&'static str, f32, Must)]) -> Result<(), ModelError> {
+    for &(name, value, must) in constants {
+        let (good, must) = match must {
+            Must::Share => ((0.0..=1.0).contains(&value), "0 to 1"),
+            Must::Positive => (value > 0.0 && value.is_finite(), "above 0"),
+            Must::Finite => (value.is_finite(), "finite"),
+        };
+        if !good {
+            return Err(ModelError::Constant { name, value, must });
+        }
+    }
+    Ok(())
+}
+
 /// Whether a stage is one of a model of this context whose widest activation has `widest` columns, and whose
 /// vocabulary has `vocabulary` rows.
 pub(super) fn check_stage(stage: &Stage, context: u32, widest: u32, vocabulary: u32) -> Result<(), ModelError> {

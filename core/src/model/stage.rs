@@ -63,10 +63,19 @@ impl Stage {
 }
 
 /// Why a configuration describes no model, or a stage no step of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ModelError {
     /// A size that must not be 0.
     Zero(&'static str),
+    /// A constant out of its range.
+    Constant {
+        /// Its name.
+        name: &'static str,
+        /// What it is.
+        value: f32,
+        /// What it must be.
+        must: &'static str,
+    },
     /// The width does not divide by the heads.
     Heads {
         /// The width.
@@ -162,6 +171,7 @@ impl core::fmt::Display for ModelError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             ModelError::Zero(name) => write!(f, "{name} is 0; it must be at least 1"),
+            ModelError::Constant { name, value, must } => write!(f, "{name} is {value}; it must be {must}"),
             ModelError::Heads { d_model, heads } => {
                 write!(f, "{heads} heads do not divide a width (d_model) of {d_model}; choose a divisor")
             }

@@ -4,7 +4,7 @@ use super::connectome::{MODULES, Module};
 use super::{NeuroGen, Rule};
 use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, WiringPart};
-use crate::model::shared::{Groups, check_sizes};
+use crate::model::shared::{Groups, Must, check_constants, check_sizes};
 use crate::model::stage::{Batch, Control, Family, Gauge, Measure, ModelError, Products, Purpose, Stage};
 use crate::ops::{Feedback, GateGrad, Stored};
 
@@ -475,6 +475,19 @@ impl Family for NeuroGen {
             ("fan_out", self.fan_out),
             ("block", self.cell.block),
             ("batch-size", self.streams),
+        ])?;
+        check_constants(&[
+            ("leak", self.cell.leak, Must::Share),
+            ("threshold", self.cell.threshold, Must::Positive),
+            ("adaptation_decay", self.cell.fatigue, Must::Share),
+            ("adaptation", self.cell.adaptation, Must::Finite),
+            ("filter", self.cell.filter, Must::Share),
+            ("rate", self.cell.rate, Must::Share),
+            ("homeostasis", self.cell.homeostasis, Must::Share),
+            ("memory_decay", self.memory_decay, Must::Share),
+            ("tap_share", c.tap_share, Must::Share),
+            ("dopamine", self.dopamine, Must::Finite),
+            ("novelty", self.novelty, Must::Finite),
         ])?;
         if self.cell.winners == 0 || self.cell.winners > self.cell.block {
             return Err(ModelError::Winners { winners: self.cell.winners, block: self.cell.block });

@@ -3,7 +3,7 @@
 use super::Pythia;
 use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, Stacked};
-use crate::model::shared::{self, Activations, Grouped, Groups, Keep, check_sizes, check_stage};
+use crate::model::shared::{self, Activations, Grouped, Groups, Keep, Must, check_constants, check_sizes, check_stage};
 use crate::model::stage::{Batch, Control, Family, ModelError, Products, Purpose, Stage};
 
 /// Every parameter, or what belongs to every parameter: gradients, moments.
@@ -204,6 +204,10 @@ impl Family for Pythia {
             ("rotary_dims", self.rotary_dims),
         ];
         check_sizes(&sizes)?;
+        check_constants(&[
+            ("rotary_base", self.rotary_base, Must::Positive),
+            ("norm_eps", self.norm_eps, Must::Positive),
+        ])?;
         if !self.d_model.is_multiple_of(self.heads) {
             return Err(ModelError::Heads { d_model: self.d_model, heads: self.heads });
         }

@@ -4,7 +4,7 @@ use super::Yxanul;
 use super::narrow::{Copies, Narrow, lay_scales};
 use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, Stacked};
-use crate::model::shared::{self, Activations, Grouped, Groups, Keep, check_sizes, check_stage};
+use crate::model::shared::{self, Activations, Grouped, Groups, Keep, Must, check_constants, check_sizes, check_stage};
 use crate::model::stage::{Batch, Control, Family, ModelError, Products, Purpose, Stage};
 use crate::ops::QuantisedProduct;
 
@@ -223,6 +223,10 @@ impl Family for Yxanul {
             ("vocab_size", self.vocab_size),
             ("context", self.context),
             ("rank", self.rank.unwrap_or(1)),
+        ])?;
+        check_constants(&[
+            ("rotary_base", self.rotary_base, Must::Positive),
+            ("norm_eps", self.norm_eps, Must::Positive),
         ])?;
         let Yxanul { d_model, heads, kv_heads, .. } = *self;
         if !d_model.is_multiple_of(heads) {
