@@ -25,7 +25,7 @@ RUNS = {
     "no memory": ["memory=0"],
     "slow memory": ["memory_decay=0.995"],
     "slow neurons": ["leak=0.85", "filter=0.6"],
-    "no competition": ["winners=64"],
+    "competition": ["winners=9"],
     "no homeostasis": ["homeostasis=0.0"],
     "gate": ["gate=true"],
     "feedback": ["feedback=true"],
