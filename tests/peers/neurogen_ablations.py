@@ -1,6 +1,6 @@
 """What each mechanism of neurogen-tiny is worth: runs the table of docs/neurogen.md, so many runs at once.
 
-  python3 tests/peers/neurogen_ablations.py target/release/host prose.txt [--set winners=9] [--parallel 10] [--steps 600] [--out runs.jsonl]
+  python3 tests/peers/neurogen_ablations.py target/release/host prose.txt [--parallel 10] [--steps 600] [--out runs.jsonl]
 """
 import argparse
 import concurrent.futures
@@ -41,7 +41,7 @@ def run(arguments, name, seed):
         command = [arguments.host, "train", "--preset", "neurogen-tiny", "--data", arguments.data, "--json"]
         command += ["--threads", str(arguments.threads), "--steps", str(arguments.steps), "--seed", str(seed)]
         command += ["--eval-every", "0", "--keep", "1", "--out", str(pathlib.Path(folder, "run"))]
-        for pair in arguments.set + RUNS[name]:
+        for pair in RUNS[name]:
             command += ["--set", pair]
         lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().split("\n")
         result = json.loads(lines[-1])
@@ -57,7 +57,6 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--set", action="append", default=[], help="a pair of every run, its own come after it")
     parser.add_argument("--out")
     arguments = parser.parse_args()
     found = []
