@@ -12,7 +12,7 @@
 //! - [`train`]: the numbers that change from step to step;
 //! - [`generate`]: choosing the next token;
 //! - [`vocab`]: the capped vocabulary, its bounded builder, a BPE encoder;
-//! - [`random`]: numbers that are a function of (seed, stream, index).
+//! - [`random`]: numbers that are a function of (seed, stream, index), and [`permutation`]s made of them.
 #![no_std]
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
@@ -24,6 +24,7 @@ pub mod generate;
 pub mod memory;
 pub mod model;
 pub mod ops;
+pub mod permutation;
 pub mod random;
 pub mod train;
 pub mod vocab;

@@ -1,7 +1,9 @@
-//! Batches out of a token stream, and rows out of documents, in storage that the caller owns.
+//! Batches out of a token stream, rows out of documents, and the order of a run, in storage that the caller owns.
 
 mod batcher;
+mod order;
 mod rows;
 
 pub use batcher::{BatchMut, Batcher, IGNORE, ShapeError, Token};
+pub use order::{Order, Run, Stretch, Window};
 pub use rows::{DocumentRows, Filled};
