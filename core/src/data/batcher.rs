@@ -77,7 +77,7 @@ impl<'a> BatchMut<'a> {
     }
 
     /// The rows, as (tokens, targets, offsets) of one length.
-    pub(super) fn rows(&mut self) -> impl Iterator<Item = (&mut [u32], &mut [u32], &mut [u32])> {
+    pub fn rows(&mut self) -> impl Iterator<Item = (&mut [u32], &mut [u32], &mut [u32])> {
         let Self { length, tokens, targets, offsets } = self;
         tokens
             .chunks_exact_mut(*length)

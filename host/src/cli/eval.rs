@@ -37,7 +37,7 @@ impl Eval {
     fn score<F: HostFamily>(self, family: F, mut config: Config) -> Result<(), Failure> {
         config.validation = self.data.or(config.validation);
         let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
-        let corpus = Corpus::reopen(&config, &from).map_err(request)?;
+        let corpus = Corpus::reopen(&config, &from, &self.trained.dir, None).map_err(request)?;
         let set = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
         let sections = Sections { training: Vec::new(), decoding: None, ..Sections::training(&config) };
         let Trained { mut session, .. } = Trained::load(family, &self.trained.dir, &config, &sections)?;

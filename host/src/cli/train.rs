@@ -10,8 +10,10 @@ use capful_core::train::{Curriculum, Period};
 use serde_json::json;
 
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, work};
-use crate::config::{ByteSize, Config, Device, RawConfig, human_bytes, with_family};
-use crate::data::corpus::Corpus;
+use crate::config::{ByteSize, Cache, Config, Device, RawConfig, human_bytes, with_family};
+use crate::data::corpus::{Corpus, CorpusError};
+use crate::data::error::SourceError;
+use crate::data::shards::build::Event;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::validation::ValidationSet;
 use crate::device::cuda::cards;
@@ -53,7 +55,7 @@ impl Train {
             let from = checkpoint::latest(&dir).map_err(request)?;
             let config = resumed(directory::read_config(&dir)?, flags)?;
             AnyProfile::of(&config)?.require()?;
-            let corpus = Corpus::reopen(&config, &from).map_err(request)?;
+            let corpus = Corpus::reopen(&config, &from, &dir, Some(&mut encoding(&config, &dir))).map_err(encoded)?;
             let algorithms = checkpoint::read_state(&from).map_err(request)?.algorithms;
             return start(config, &corpus, &dir, Some(&from), &algorithms, json);
         }
@@ -67,15 +69,42 @@ impl Train {
         // Refused before a card is asked for and the data is read, where that can be known.
         let machine = Machine::of(&config)?;
         Plan::of(&config, &machine)?.require_fit(&config, &machine)?;
+        machine.require_pool(&config)?;
         AnyProfile::of(&config)?.require()?;
-        let corpus = Corpus::open(&config).map_err(request)?;
-        count_epochs(&mut config, &corpus)?;
         let dir = out.unwrap_or_else(|| directory::next(&config.preset));
+        directory::require_free(&dir)?;
+        let corpus = Corpus::open(&config, &dir, &mut encoding(&config, &dir)).map_err(encoded)?;
+        count_epochs(&mut config, &corpus)?;
         if algorithms.is_some() && !config.device.starts_with("cuda") {
             return Err(request(format!("--algorithms is for cards; the device is {}", config.device)));
         }
         let algorithms = algorithms.as_deref().map_or(Ok(Vec::new()), directory::read_algorithms)?;
         start(config, &corpus, &dir, None, &algorithms, json)
+    }
+}
+
+/// Tells people that all text is encoded before the run begins.
+fn encoding(config: &Config, dir: &Path) -> impl FnMut(Event) + use<> {
+    let (data, cache) = (config.data.clone(), config.cache(dir));
+    move |event| {
+        let Some(Cache::Own(dir) | Cache::Shared(dir)) = &cache else { return };
+        match event {
+            Event::Waiting => eprintln!("waiting for another process that encodes {data} into {}", dir.display()),
+            Event::Begun { about, found } => {
+                let about = about.map_or(String::new(), |bytes| format!(", about {}", human_bytes(bytes)));
+                let found = if found > 0 { format!(", {found} tokens are there") } else { String::new() };
+                eprintln!("encoding {data} into {}{about}{found}", dir.display());
+            }
+            Event::Encoded(tokens) => eprintln!("  {tokens} tokens"),
+        }
+    }
+}
+
+/// What cannot be written is no wrong request.
+fn encoded(error: CorpusError) -> Failure {
+    match error {
+        CorpusError::Source(SourceError::Write { .. }) => work(error),
+        _ => request(error),
     }
 }
 
@@ -163,15 +192,16 @@ impl Job<'_> {
         if !json {
             eprint!("{}", plan.table());
             eprintln!("{}", on_device(config)?);
+            eprintln!("{}", corpus.order(config));
             session.family.introduce(&mut |line| eprintln!("{line}"));
         }
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
         if resume.is_none() {
-            // The stream must hold a batch before a directory is made.
-            let mut stream = corpus.training().map_err(request)?;
+            // The source must hold a batch before a directory is made.
+            let mut sequences = corpus.training().map_err(request)?;
             let micro = config.periods().iter().map(Period::micro_tokens).max().unwrap_or(0);
-            stream.require(micro + 1).map_err(request)?;
+            sequences.require(micro + 1).map_err(request)?;
             let mut written = serde_json::to_value(&plan).map_err(work)?;
             written["algorithms"] = json!(session.algorithms());
             let text = serde_json::to_string_pretty(&written).map_err(work)?;

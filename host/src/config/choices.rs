@@ -16,6 +16,19 @@ pub enum Schedule {
     Constant,
 }
 
+/// In what order a run reads its sequences.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// A random permutation of all sequences of each epoch, of tokens that are kept in files.
+    Random,
+    /// Drawn at random from a part of the stream.
+    Pool,
+    /// As they follow each other. Runs saved before there were others are of it.
+    #[default]
+    Consecutive,
+}
+
 /// The type of weights and products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -47,10 +47,24 @@ pub struct RawConfig {
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_field: Option<String>,
-    /// Shuffles files, and documents in blocks of so many, anew in each pass; 0 keeps the order of the files
+    /// Of what is streamed, shuffles files, and documents in blocks of so many, anew in each pass; 0 for their own order
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shuffle: Option<u32>,
+    /// The order of sequences: random (a permutation of all), pool (drawn from a part of the stream) or consecutive; not
+    /// given, random where the tokens are or can be kept in files, consecutive for tales
+    #[arg(long, value_name = "ORDER")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub order: Option<super::Order>,
+    /// Where tokens are kept once they are encoded, for other runs too; none for streaming; the run's directory if not
+    /// given
+    #[arg(long, value_name = "DIR|none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<String>,
+    /// Memory of the pool that streamed sequences are drawn from, for example 128MiB
+    #[arg(long, value_name = "SIZE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
     /// word (capped vocabulary), byte, bpe (trained under the cap), or a Hugging Face tokenizer.json
     #[arg(long, value_name = "KIND|FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -246,6 +260,9 @@ impl RawConfig {
             validation,
             text_field,
             shuffle,
+            order,
+            cache,
+            pool,
             tokenizer,
             vocab_size,
             batch_size,

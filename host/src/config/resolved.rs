@@ -9,9 +9,15 @@ use capful_core::train;
 use super::error::error;
 use super::model::model;
 use super::{
-    AnyFamily, Attention, ByteSize, ConfigError, Device, ModelConfig, Precision, Preset, RawConfig, Recompute,
+    AnyFamily, Attention, ByteSize, ConfigError, Device, ModelConfig, Order, Precision, Preset, RawConfig, Recompute,
     Schedule, StageConfig, TokenizerChoice, with_family,
 };
+
+/// Bytes of the pool where nothing else is asked for: two halves of 64 MiB, of 65,536 sequences of 512 each where the
+/// vocabulary has at most 65,536 ids.
+const fn default_pool() -> u64 {
+    128 << 20
+}
 
 /// A configuration with nothing left to decide.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,6 +35,15 @@ pub struct Config {
     /// Documents of a block that is shuffled; 0 for the order of the files.
     #[serde(default)]
     pub shuffle: u32,
+    /// The order of sequences.
+    #[serde(default)]
+    pub order: Order,
+    /// Where tokens are kept: a directory, or `none`; without it the run's own.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cache: Option<String>,
+    /// Bytes of the pool.
+    #[serde(default = "default_pool")]
+    pub pool: u64,
     /// word, byte, bpe or a file.
     pub tokenizer: String,
     /// Sequences of a micro-batch; with stages those of the last.
@@ -110,7 +125,11 @@ impl Config {
         };
         let asked_vocabulary = raw.vocab_size;
         let raw = preset.raw().overlaid(raw);
-        let tokenizer = raw.tokenizer.clone().unwrap_or_else(|| "word".to_owned());
+        let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
+        let tokenizer = match raw.tokenizer.clone() {
+            Some(tokenizer) => tokenizer,
+            None => super::order::tokenizer_of(&data)?.unwrap_or_else(|| "word".to_owned()),
+        };
         let choice = TokenizerChoice::parse(&tokenizer)?;
         let vocab_size = match (&choice, asked_vocabulary) {
             (_, Some(n)) => n,
@@ -124,6 +143,8 @@ impl Config {
         let steps = if raw.epochs.is_some() { 0 } else { raw.steps.unwrap_or(1000) };
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let mixed = raw.attention == Some(Attention::Mixed);
+        let pool = raw.pool.as_deref().map(str::parse::<ByteSize>).transpose().map_err(ConfigError)?;
+        let order = super::order::resolve(&raw, &data)?;
         let budget = raw.budget.as_deref().map(str::parse::<ByteSize>).transpose().map_err(ConfigError)?;
         // Who plans for a card means a card.
         let device = raw.device.unwrap_or_else(|| if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned());
@@ -135,10 +156,13 @@ impl Config {
         let last = stage.last();
         let config = Config {
             preset: name,
-            data: raw.data.unwrap_or_else(|| "tales".to_owned()),
+            data,
             validation: raw.validation,
             text_field: raw.text_field.unwrap_or_else(|| "text".to_owned()),
             shuffle: raw.shuffle.unwrap_or(0),
+            order,
+            cache: raw.cache,
+            pool: pool.map_or(default_pool(), |pool| pool.0),
             tokenizer,
             batch_size: last.map_or(raw.batch_size.unwrap_or(8), |s| s.batch_size),
             seq_len: last.map_or(raw.seq_len.unwrap_or(128), |s| s.seq_len),

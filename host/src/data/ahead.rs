@@ -25,6 +25,11 @@ pub fn threads(config: &Config) -> u32 {
     if quick || config.threads < 2 { 0 } else { config.threads.min(MOST) }
 }
 
+/// Threads that encode all of a source at once, 0 where the one that reads it does it along the way.
+pub fn builders(threads: u32) -> u32 {
+    if threads < 2 { 0 } else { threads.min(2 * MOST) }
+}
+
 /// Bytes that `threads` of them hold at most.
 pub fn bytes(threads: u32) -> u64 {
     (u64::from(threads) * DEPTH as u64 + 1) * LOAD_BYTES
@@ -173,6 +178,11 @@ impl Ahead {
         (self.sent, self.taken, self.end, self.next) = (0, 0, None, 0);
         self.load.clear();
         self.encoder.seek(epoch, place)
+    }
+
+    /// The vocabulary's size, the id that begins a document, the one that ends it.
+    pub(super) fn marks(&self) -> (u32, Option<u32>, Option<u32>) {
+        self.coder.marks()
     }
 
     pub(super) fn name(&self) -> String {

@@ -3,10 +3,20 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use capful_core::data::Stretch;
+
 use super::ahead;
 use super::error::SourceError;
 use super::files::Files;
 use super::ngram::Baselines;
+use super::sequences::Sequences;
+use super::sequences::consecutive::Consecutive;
+use super::sequences::permuted::Permuted;
+use super::sequences::pool::{Pool, half};
+use super::shards::build::{Event, estimate, open_or_build};
+use super::shards::documents::ShardDocuments;
+use super::shards::training::TrainingTokens;
+use super::shards::{Manifest, Origin, Shards};
 use super::shuffle::Shuffled;
 use super::source::{Document, Documents, Source, SourceOptions};
 use super::split::{DEFAULT_FRACTION, Part, Split};
@@ -14,7 +24,7 @@ use super::stream::{Feed, TokenStream};
 use super::tales::TaleDocuments;
 use super::tokenizer::{self, Built, DocumentError, Tokenizer, TokenizerError};
 use super::validation::{ValidationReader, ValidationSet};
-use crate::config::Config;
+use crate::config::{Cache, Config, Order};
 
 /// Documents of the built-in corpus that a tokenizer is built from: each of its words occurs in them many times.
 const TALES_READ: usize = 10_000;
@@ -49,6 +59,11 @@ pub struct Corpus {
     split: Split,
     shuffle: u32,
     encoders: u32,
+    order: Order,
+    stretches: Vec<Stretch>,
+    pool: u64,
+    /// The source's tokens, where they can be read at any place.
+    shards: Option<Arc<Shards>>,
     /// What reads it.
     pub tokenizer: Arc<dyn Tokenizer>,
 }
@@ -57,7 +72,10 @@ fn open(source: &Source, options: &SourceOptions, seed: u64, part: Part) -> Resu
     Ok(match (source, part) {
         (Source::Tales, Part::Validation) => Box::new(TaleDocuments::validation(seed)),
         (Source::Tales, _) => Box::new(TaleDocuments::training(seed)),
-        (Source::Path(path), _) => Box::new(Files::open(path, options)?),
+        (Source::Path(path), _) => match Shards::open(path, None)? {
+            Some(shards) => Box::new(ShardDocuments::new(Arc::new(shards))),
+            None => Box::new(Files::open(path, options)?),
+        },
     })
 }
 
@@ -66,23 +84,95 @@ fn parse(name: &str) -> Source {
 }
 
 impl Corpus {
-    /// Opens the sources of `config` and builds its tokenizer from the training documents.
+    /// Opens the sources of `config` and builds its tokenizer from the training documents. Where the order of the run asks
+    /// for it, all tokens are encoded into the cache of `dir`, the run's directory, unless they are there; `say` hears of
+    /// it.
     ///
     /// # Errors
-    /// What is wrong with a source or with the tokenizer.
-    pub fn open(config: &Config) -> Result<Corpus, CorpusError> {
+    /// What is wrong with a source, the tokenizer or the cache.
+    pub fn open(config: &Config, dir: &Path, say: &mut dyn FnMut(Event)) -> Result<Corpus, CorpusError> {
         let (source, options, split) = Self::sources(config)?;
         let built = build(config, &source, &options, split)?;
-        Self::with(config, built.tokenizer.into(), source, options, split)
+        let mut corpus = Self::with(config, built.tokenizer.into(), source, options, split)?;
+        corpus.keep(config, dir, say)?;
+        Ok(corpus)
     }
 
-    /// Opens the sources of `config` with the tokenizer saved in `dir`.
+    /// Opens the sources of `config` with the tokenizer saved in `from`, a checkpoint of the run in `dir`. Its tokens are
+    /// encoded again only for a run that goes on and finds them gone.
     ///
     /// # Errors
-    /// What is wrong with a source or with the tokenizer.
-    pub fn reopen(config: &Config, dir: &Path) -> Result<Corpus, CorpusError> {
+    /// What is wrong with a source, the tokenizer or the cache.
+    pub fn reopen(
+        config: &Config,
+        from: &Path,
+        dir: &Path,
+        goes_on: Option<&mut dyn FnMut(Event)>,
+    ) -> Result<Corpus, CorpusError> {
         let (source, options, split) = Self::sources(config)?;
-        Self::with(config, tokenizer::load(dir)?.into(), source, options, split)
+        let mut corpus = Self::with(config, tokenizer::load(from)?.into(), source, options, split)?;
+        match goes_on {
+            Some(say) => corpus.keep(config, dir, say)?,
+            None => corpus.find(config, dir),
+        }
+        Ok(corpus)
+    }
+
+    /// What the set of this corpus's tokens is made from, and where it lies.
+    fn cached(&self, config: &Config, dir: &Path) -> Result<Option<(Origin, std::path::PathBuf)>, SourceError> {
+        let (Source::Path(path), Some(cache)) = (&self.source, config.cache(dir)) else { return Ok(None) };
+        if config.order != Order::Random || Manifest::read(path)?.is_some() {
+            return Ok(None);
+        }
+        let source = Files::open(path, &self.options)?.identity();
+        let origin = Origin { source, tokenizer: self.tokenizer.fingerprint() };
+        let at = match cache {
+            Cache::Own(dir) => dir,
+            Cache::Shared(dir) => dir.join(format!("{:016x}", origin.key())),
+        };
+        Ok(Some((origin, at)))
+    }
+
+    /// Makes sure that the tokens of a run in random order can be read at any place.
+    fn keep(&mut self, config: &Config, dir: &Path, say: &mut dyn FnMut(Event)) -> Result<(), CorpusError> {
+        if let Some(other) = &self.validation {
+            // Before the work, not after it.
+            open(other, &self.options, self.seed, Part::All)?;
+        }
+        if let Some((origin, at)) = self.cached(config, dir)? {
+            let feed = || self.whole(&self.source);
+            let threads = ahead::builders(config.threads);
+            let shards = open_or_build(&at, origin, || estimate(feed()?), feed, threads, say)?;
+            self.shards = Some(Arc::new(shards.verified()?));
+        } else if config.order == Order::Random {
+            self.shards = self.given()?.map(Arc::new);
+        }
+        Ok(())
+    }
+
+    /// Uses the run's tokens where they are complete and fit.
+    fn find(&mut self, config: &Config, dir: &Path) {
+        let Ok(Some((origin, at))) = self.cached(config, dir) else { return };
+        self.shards = Shards::open(&at, Some(origin)).ok().flatten().map(Arc::new);
+    }
+
+    /// The shards that were named as data.
+    fn given(&self) -> Result<Option<Shards>, SourceError> {
+        let Source::Path(path) = &self.source else { return Ok(None) };
+        let Some(shards) = Shards::open(path, None)? else { return Ok(None) };
+        let (file, run) = (shards.manifest().origin.tokenizer, self.tokenizer.fingerprint());
+        if file != run {
+            let [file, run] = [file, run].map(|fingerprint| format!("{fingerprint:016x}"));
+            let name = shards.name().to_owned();
+            return Err(SourceError::TokenOther { name, what: "fingerprint", file, run });
+        }
+        Ok(Some(shards.verified()?))
+    }
+
+    /// Every document of a source.
+    fn whole(&self, source: &Source) -> Result<Feed, SourceError> {
+        let documents = open(source, &self.options, self.seed, Part::All)?;
+        Ok(Feed { documents, tokenizer: Some(Arc::clone(&self.tokenizer)), split: self.split, part: Part::All })
     }
 
     fn sources(config: &Config) -> Result<(Source, SourceOptions, Split), CorpusError> {
@@ -110,7 +200,20 @@ impl Corpus {
         }
         let validation = config.validation.as_deref().map(parse);
         let (shuffle, encoders) = (config.shuffle, ahead::threads(config));
-        Ok(Corpus { source, options, validation, seed: config.seed, split, shuffle, encoders, tokenizer })
+        Ok(Corpus {
+            source,
+            options,
+            validation,
+            seed: config.seed,
+            split,
+            shuffle,
+            encoders,
+            order: config.order,
+            stretches: config.stretches(),
+            pool: config.pool,
+            shards: None,
+            tokenizer,
+        })
     }
 
     fn feed(&self, part: Part) -> Result<Feed, SourceError> {
@@ -118,21 +221,75 @@ impl Corpus {
             (Some(other), Part::Validation) => (other, Part::All),
             _ => (&self.source, part),
         };
-        let documents = open(source, &self.options, self.seed, part)?;
+        let documents = match &self.shards {
+            Some(shards) if source == &self.source => Box::new(ShardDocuments::new(Arc::clone(shards))),
+            _ => open(source, &self.options, self.seed, part)?,
+        };
         let part = if *source == Source::Tales { Part::All } else { part };
         Ok(Feed { documents, tokenizer: Some(Arc::clone(&self.tokenizer)), split: self.split, part })
     }
 
-    /// The training tokens, from the beginning, in the order of the run.
+    /// The set that the run's sequences are read from at any place, where there is one.
+    pub fn shards(&self) -> Option<&Shards> {
+        self.shards.as_deref()
+    }
+
+    /// The run's sequences, from the beginning, in its order.
     ///
     /// # Errors
     /// A source that cannot be read.
-    pub fn training(&self) -> Result<TokenStream, SourceError> {
+    pub fn training(&self) -> Result<Box<dyn Sequences>, SourceError> {
+        if let (Order::Random, Some(shards)) = (self.order, &self.shards) {
+            let tokens = TrainingTokens::new(Arc::clone(shards), &self.split)?;
+            let fingerprint = self.fingerprint()?;
+            return Ok(Box::new(Permuted::new(tokens, self.seed, self.stretches.clone(), fingerprint)));
+        }
+        let stream = self.stream()?;
+        Ok(match self.order {
+            Order::Consecutive => Box::new(Consecutive::new(stream)),
+            Order::Random | Order::Pool => {
+                let (stretches, vocab) = (self.stretches.clone(), self.tokenizer.vocab_size());
+                Box::new(Pool::new(stream, self.seed, stretches, self.pool, vocab))
+            }
+        })
+    }
+
+    /// In what order the run reads, for people.
+    pub fn order(&self, config: &Config) -> String {
+        let grain = self.stretches.iter().map(|s| s.length).max().unwrap_or(1);
+        let sequences = if self.stretches.len() > 1 { "at most" } else { "of" };
+        match (self.order, &self.shards) {
+            (Order::Random, Some(shards)) => format!(
+                "order: random, a permutation of all sequences {sequences} {grain} tokens each epoch; {} tokens in {}",
+                shards.manifest().tokens,
+                shards.name()
+            ),
+            (Order::Random | Order::Pool, _) => format!(
+                "order: drawn from a pool of two times {} sequences {sequences} {grain} tokens, streamed; what `host data` \
+                 encodes beforehand, or --cache DIR keeps, is read in a random order of all",
+                half(self.pool, self.tokenizer.vocab_size(), grain) / grain
+            ),
+            (Order::Consecutive, _) if config.data == "tales" => {
+                "order: tale after tale, each drawn by itself".to_owned()
+            }
+            (Order::Consecutive, _) => "order: consecutive, as documents follow each other".to_owned(),
+        }
+    }
+
+    /// The source's own, however its tokens are read.
+    fn fingerprint(&self) -> Result<u64, SourceError> {
+        Ok(open(&self.source, &self.options, self.seed, Part::All)?.fingerprint())
+    }
+
+    /// The training tokens as they come, documents shuffled where the run says so.
+    fn stream(&self) -> Result<TokenStream, SourceError> {
         let mut feed = self.feed(Part::Training)?;
         if self.shuffle > 0 {
             let documents: Box<dyn Documents> = match &self.source {
-                Source::Path(path) => Box::new(Files::open(path, &self.options)?.shuffled(self.seed)),
-                Source::Tales => feed.documents,
+                Source::Path(path) if feed.documents.has_text() => {
+                    Box::new(Files::open(path, &self.options)?.shuffled(self.seed))
+                }
+                _ => feed.documents,
             };
             feed.documents = Box::new(Shuffled::new(documents, self.shuffle, self.seed));
         }
@@ -147,7 +304,10 @@ impl Corpus {
         if self.source == Source::Tales {
             return Err(SourceError::Endless { name: "tales".to_owned() });
         }
-        let mut stream = self.training()?;
+        if let Some(shards) = &self.shards {
+            return Ok(TrainingTokens::new(Arc::clone(shards), &self.split)?.tokens());
+        }
+        let mut stream = self.stream()?;
         stream.limit_epochs(1);
         while stream.next_token()?.is_some() {}
         Ok(stream.epoch_length().unwrap_or(0))

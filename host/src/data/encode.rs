@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::error::SourceError;
-use super::source::{Document, Documents, Place};
+use super::source::{Content, Document, Documents, Place};
 use super::split::{Part, Split};
 use super::text::space_before;
 use super::tokenizer::Tokenizer;
@@ -34,8 +34,16 @@ pub struct Feed {
 #[derive(Clone)]
 pub(super) struct Coder {
     tokenizer: Option<Arc<dyn Tokenizer>>,
+    vocab: u32,
     bos: Option<u32>,
     eos: Option<u32>,
+}
+
+impl Coder {
+    /// The vocabulary's size, the id that begins a document, the one that ends it.
+    pub(super) fn marks(&self) -> (u32, Option<u32>, Option<u32>) {
+        (self.vocab, self.bos, self.eos)
+    }
 }
 
 /// A piece of a document in a [`Load`].
@@ -45,11 +53,19 @@ pub(super) struct Piece {
     pub(super) place: Place,
     /// Whether it is the document's first piece.
     pub(super) begins: bool,
-    ends: bool,
+    /// The document's content where it is the last piece.
+    ends: Option<Content>,
     /// Ends of its text, of its ids where they were given, and of its ids with marks.
     text: usize,
     given: usize,
     ids: usize,
+}
+
+impl Piece {
+    /// What is known of the document's content, where it is its last piece.
+    pub(super) fn ends(&self) -> Option<Content> {
+        self.ends
+    }
 }
 
 /// Pieces of documents that are encoded together, in storage that is used again.
@@ -95,7 +111,7 @@ impl Load {
                 tokenizer.encode(&self.text[text..piece.text], &mut self.ids);
             }
             self.ids.extend_from_slice(&self.given[given..piece.given]);
-            self.ids.extend(coder.eos.filter(|_| piece.ends));
+            self.ids.extend(coder.eos.filter(|_| piece.ends.is_some()));
             (text, given, piece.ids) = (piece.text, piece.given, self.ids.len());
         }
     }
@@ -113,6 +129,7 @@ pub(super) struct Encoder {
     feed: Feed,
     coder: Coder,
     document: Document,
+    content: Content,
     place: Place,
     /// How much of the document (bytes of text, or ids) is encoded.
     at: usize,
@@ -137,7 +154,7 @@ impl Encoder {
             return Err(SourceError::NoTokenizer { name: name() });
         }
         let own = feed.tokenizer.as_ref().map(|t| (t.vocab_size(), t.bos(), t.eos()));
-        let (_, bos, eos) = match (own, kind) {
+        let (vocab, bos, eos) = match (own, kind) {
             (Some(own), Some(kind)) if own != (kind.vocab, kind.bos, kind.eos) => {
                 let show = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
                 let (what, file, run) = if own.0 != kind.vocab {
@@ -155,8 +172,9 @@ impl Encoder {
         };
         let (document, ids) = (Document::default(), Vec::new());
         let place = feed.documents.place();
-        let coder = Coder { tokenizer: feed.tokenizer.clone(), bos, eos };
-        Ok(Self { feed, coder, document, place, at: 0, stage: Stage::Done, ids, any: false })
+        let coder = Coder { tokenizer: feed.tokenizer.clone(), vocab, bos, eos };
+        let content = Content::default();
+        Ok(Self { feed, coder, document, content, place, at: 0, stage: Stage::Done, ids, any: false })
     }
 
     /// Goes to the next document of the part, or gives `false` at the end of the source.
@@ -169,8 +187,9 @@ impl Encoder {
                 return Ok(false);
             }
             self.any = true;
-            if self.feed.split.holds(self.feed.part, &self.document) {
-                (self.at, self.stage) = (0, Stage::Begin);
+            let content = self.document.known();
+            if self.feed.split.has(self.feed.part, content.hash) {
+                (self.at, self.stage, self.content) = (0, Stage::Begin, content);
                 return Ok(true);
             }
         }
@@ -219,6 +238,7 @@ impl Encoder {
                 load.given.extend_from_slice(&self.document.ids[range]);
             }
             let (text, given) = (load.text.len(), load.given.len());
+            let ends = ends.then_some(self.content);
             load.pieces.push(Piece { place: self.place, begins, ends, text, given, ids: 0 });
         }
         Ok(true)
@@ -250,9 +270,12 @@ impl Encoder {
         &self.ids
     }
 
-    /// Bytes of the document's text that are encoded so far; 0 for ids.
+    /// Bytes of the document's text that are encoded so far, in proportion where only their sum is known.
     pub(super) fn bytes(&self) -> u64 {
-        if self.document.ids.is_empty() { self.at as u64 } else { 0 }
+        match self.document.ids.len() as u64 {
+            0 => self.at as u64,
+            ids => self.content.bytes * self.at as u64 / ids,
+        }
     }
 
     /// The exact log-probability of the current document, where its source knows it.

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::config::human_bytes;
+
 /// Why no document, or no token, came out of a source.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
@@ -65,6 +67,16 @@ pub enum SourceError {
         "{name}: token files made with another tokenizer ({what} {file} there, {run} here); use the tokenizer they were made with"
     )]
     TokenOther { name: String, what: &'static str, file: String, run: String },
+    #[error("{}: damaged token shard ({reason}); remove its directory, and the source is encoded again", path.display())]
+    Shard { path: PathBuf, reason: String },
+    #[error("{}: token shards of version {version}; this program reads version {known}; remove their directory, and the source is encoded again", path.display())]
+    ShardVersion { path: PathBuf, version: u32, known: u32 },
+    #[error("{}: token shards of another {what} ({from}); name another directory with --cache, or remove this one", path.display())]
+    ShardsOther { path: PathBuf, what: &'static str, from: String },
+    #[error("{}: the tokens take about {} and {} are free; name another place with --cache DIR, or stream with --cache none", dir.display(), human_bytes(*needed), human_bytes(*free))]
+    NoRoom { dir: PathBuf, needed: u64, free: u64 },
+    #[error("{}: cannot be written ({reason}); what is complete is used by the next attempt", path.display())]
+    Write { path: PathBuf, reason: io::Error },
     #[error("{name}: holds text, and no tokenizer was given to read it with")]
     NoTokenizer { name: String },
     #[error("{name}: cannot go on from document {document} of file {file}; the data is not what the run began with")]

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use capful_core::random::{Random, stream};
 
@@ -52,6 +53,14 @@ impl Format {
         Ok(if magic == MAGIC { Self::Tokens } else { Self::Text })
     }
 
+    /// About how many bytes of text a byte of the file is.
+    fn expands(self) -> u64 {
+        match self {
+            Self::Text | Self::JsonLines { compressed: false } | Self::Tokens => 1,
+            Self::JsonLines { compressed: true } | Self::Parquet => 3,
+        }
+    }
+
     /// Whether a file of a directory is data.
     fn known(path: &Path) -> bool {
         let name = path.file_name().map(|n| n.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
@@ -84,6 +93,8 @@ pub struct Files {
     epoch: u32,
     options: SourceOptions,
     fingerprint: u64,
+    identity: u64,
+    text_bytes: u64,
     tokens: Option<TokenKind>,
     reader: Option<Box<dyn Reader>>,
     file: usize,
@@ -122,6 +133,8 @@ impl Files {
             epoch: 0,
             options: options.clone(),
             fingerprint: 0,
+            identity: 0,
+            text_bytes: 0,
             tokens: None,
             reader: None,
             file: 0,
@@ -142,6 +155,12 @@ impl Files {
         self
     }
 
+    /// Names, sizes and times of change of the files, and the field: what is encoded once is used again as long as this
+    /// is the same.
+    pub fn identity(&self) -> u64 {
+        self.identity
+    }
+
     fn arrange(&mut self) {
         let Some(random) = self.shuffle else { return };
         (self.reader, self.file, self.entry) = (None, 0, (0, 0));
@@ -154,7 +173,8 @@ impl Files {
     }
 
     fn add(&mut self, path: PathBuf) -> Result<(), SourceError> {
-        let length = fs::metadata(&path).map_err(|e| SourceError::io(&path, e))?.len();
+        let metadata = fs::metadata(&path).map_err(|e| SourceError::io(&path, e))?;
+        let length = metadata.len();
         if length == 0 {
             return Err(SourceError::Empty { path });
         }
@@ -170,6 +190,10 @@ impl Files {
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         self.fingerprint = stream(&format!("{:x}/{name}/{length}", self.fingerprint));
+        let changed = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let identity = format!("{:x}/{name}/{length}/{changed:?}/{}", self.identity, self.options.text_field);
+        self.identity = stream(&identity);
+        self.text_bytes = self.text_bytes.saturating_add(length.saturating_mul(format.expands()));
         self.files.push((path, format));
         Ok(())
     }
@@ -249,6 +273,10 @@ impl Documents for Files {
 
     fn fingerprint(&self) -> u64 {
         self.fingerprint
+    }
+
+    fn text_bytes(&self) -> Option<u64> {
+        Some(self.text_bytes)
     }
 
     fn tokens(&self) -> Option<TokenKind> {

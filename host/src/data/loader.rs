@@ -7,10 +7,11 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use capful_core::data::{BatchMut, Batcher};
+use capful_core::data::BatchMut;
 
 use super::error::SourceError;
-use super::stream::{Position, TokenStream};
+use super::sequences::Sequences;
+use super::stream::Position;
 use crate::allocations::{self, Activity};
 
 /// Stack of the reader thread, in bytes.
@@ -82,10 +83,9 @@ impl Slot {
     }
 }
 
-/// Cuts a stream into batches, on the thread that calls it.
+/// Makes batches of a run's sequences, on the thread that calls it.
 struct Filler {
-    stream: TokenStream,
-    batcher: Batcher,
+    sequences: Box<dyn Sequences>,
     schedule: Schedule,
     number: u64,
     block: Option<Block>,
@@ -97,7 +97,7 @@ struct Block {
     storage: [Box<[u32]>; 3],
     /// The number of the first batch of the block that is held.
     first: Option<u64>,
-    /// Where a stream must be to read that block, and to go on behind it.
+    /// Where sequences must be to read that block, and to go on behind it.
     begin: Position,
     end: Position,
 }
@@ -106,7 +106,7 @@ impl Filler {
     /// Fills a slot with the next batch; `false` after the last whole one.
     fn fill(&mut self, slot: &mut Slot) -> Result<bool, SourceError> {
         match self.block.take() {
-            None => self.fill_from_stream(slot),
+            None => self.fill_whole(slot),
             Some(mut block) => {
                 let filled = self.fill_from_block(&mut block, slot);
                 self.block = Some(block);
@@ -130,16 +130,11 @@ impl Filler {
             let Ok(mut batch) = BatchMut::new(rows, row, tokens, targets, offsets) else {
                 return Err(SourceError::Shape { rows, length, capacity });
             };
-            block.begin = if block.first.is_some() { block.end } else { self.stream.position() };
-            let stream = &mut self.stream;
-            let end = &mut block.end;
-            let filled = self.batcher.fill(&mut batch, || {
-                *end = stream.position();
-                stream.next_token()
-            })?;
-            if !filled {
+            block.begin = self.sequences.position();
+            if !self.sequences.fill(&mut batch)? {
                 return Ok(false);
             }
+            block.end = self.sequences.position();
             block.first = Some(first);
         }
         let [tokens, targets, offsets] = &block.storage;
@@ -158,7 +153,7 @@ impl Filler {
         Ok(true)
     }
 
-    fn fill_from_stream(&mut self, slot: &mut Slot) -> Result<bool, SourceError> {
+    fn fill_whole(&mut self, slot: &mut Slot) -> Result<bool, SourceError> {
         let Shape { rows, length } = (self.schedule)(self.number);
         let capacity = slot.tokens.len();
         let size = rows.checked_mul(length).filter(|&size| (1..=capacity).contains(&size));
@@ -168,14 +163,8 @@ impl Filler {
         let Ok(mut batch) = BatchMut::new(rows, length, tokens, targets, offsets) else {
             return Err(SourceError::Shape { rows, length, capacity });
         };
-        // The last token read begins the next batch too: who goes on later reads it again.
-        let mut before_last = self.stream.position();
-        let stream = &mut self.stream;
-        let filled = self.batcher.fill(&mut batch, || {
-            before_last = stream.position();
-            stream.next_token()
-        })?;
-        (slot.shape, slot.number, slot.position) = (Shape { rows, length }, self.number, before_last);
+        let filled = self.sequences.fill(&mut batch)?;
+        (slot.shape, slot.number, slot.position) = (Shape { rows, length }, self.number, self.sequences.position());
         self.number += 1;
         Ok(filled)
     }
@@ -251,18 +240,18 @@ fn read(shared: &Shared, mut filler: Filler) {
     }
 }
 
-/// Batches of a token stream, in order, made ahead by a thread.
+/// Batches of a run's sequences, in order, made ahead by a thread.
 pub struct Loader {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Loader {
-    /// Starts reading `stream` from where it is. `first` is the number of the first batch, for the schedule: 0 at the
-    /// beginning of a run, and on resume the number of batches already taken; then the stream is where the last of
-    /// them said.
+    /// Starts reading `sequences` from where they are. `first` is the number of the first batch, for the schedule: 0 at
+    /// the beginning of a run, and on resume the number of batches already taken; then the sequences are where the last
+    /// of them said.
     pub fn start(
-        stream: TokenStream,
+        sequences: Box<dyn Sequences>,
         schedule: Schedule,
         blocks: Option<Blocks>,
         first: u64,
@@ -278,7 +267,7 @@ impl Loader {
             let storage = [(); 3].map(|()| vec![0; slots.block].into_boxed_slice());
             Block { blocks, storage, first: None, begin: Position::default(), end: Position::default() }
         });
-        let filler = Filler { stream, batcher: Batcher::new(), schedule, number: first, block };
+        let filler = Filler { sequences, schedule, number: first, block };
         let thread = thread::Builder::new().name("reader".to_owned()).stack_size(STACK_BYTES).spawn({
             let shared = Arc::clone(&shared);
             move || allocations::during(Activity::Read, || read(&shared, filler))
@@ -346,7 +335,7 @@ impl Batch<'_> {
         self.slot().number
     }
 
-    /// The inputs, B·T, row after row. Consecutive rows are consecutive pieces of the stream.
+    /// The inputs, B·T, row after row.
     pub fn tokens(&self) -> &[u32] {
         &self.slot().tokens[..self.slot().size()]
     }
@@ -361,8 +350,7 @@ impl Batch<'_> {
         &self.slot().offsets[..self.slot().size()]
     }
 
-    /// Where a stream must be for the next batch to follow this one: its `tokens` are the inputs of all batches so
-    /// far. Within a block it is where the block begins.
+    /// Where the sequences must be for the next batch to follow this one. Within a block it is where the block begins.
     pub fn position(&self) -> Position {
         self.slot().position
     }

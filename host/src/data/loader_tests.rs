@@ -1,13 +1,19 @@
 use super::super::error::SourceError;
 use super::super::files::Files;
 use super::super::fixtures::{Numbered, feed};
+use super::super::sequences::consecutive::Consecutive;
 use super::super::shuffle::Shuffled;
 use super::super::source::{Document, Documents, Place, SourceOptions};
+use super::super::stream::TokenStream;
 use super::super::tokenizer::Tokenizer;
 use super::*;
 
 fn stream(documents: impl Documents + 'static) -> TokenStream {
     TokenStream::new(feed(documents)).expect("a stream")
+}
+
+fn sequences(documents: impl Documents + 'static) -> Box<dyn Sequences> {
+    Box::new(Consecutive::new(stream(documents)))
 }
 
 fn shape(number: u64) -> Shape {
@@ -32,7 +38,7 @@ const SLOTS: Slots = Slots { count: 3, capacity: 64, block: 0 };
 fn the_batches_are_those_of_the_stream_read_directly() {
     let mut direct = stream(Numbered::finite(9));
     let mut token = direct.next_token().unwrap().unwrap();
-    let loader = Loader::start(stream(Numbered::finite(9)), Box::new(shape), None, 0, SLOTS).unwrap();
+    let loader = Loader::start(sequences(Numbered::finite(9)), Box::new(shape), None, 0, SLOTS).unwrap();
     let mut positions = Vec::new();
     for (number, seen) in take(&loader, 20).into_iter().enumerate() {
         let (n, s, x, y, o, position) = seen;
@@ -52,10 +58,10 @@ fn the_batches_are_those_of_the_stream_read_directly() {
 
 #[test]
 fn a_loader_that_starts_at_a_batch_s_position_goes_on_the_same() {
-    let loader = Loader::start(stream(Numbered::finite(9)), Box::new(shape), None, 0, SLOTS).unwrap();
+    let loader = Loader::start(sequences(Numbered::finite(9)), Box::new(shape), None, 0, SLOTS).unwrap();
     let whole = take(&loader, 20);
     for stop in 1..12 {
-        let mut resumed = stream(Numbered::finite(9));
+        let mut resumed = sequences(Numbered::finite(9));
         resumed.seek(whole[stop - 1].5).unwrap();
         let loader = Loader::start(resumed, Box::new(shape), None, stop as u64, SLOTS).unwrap();
         assert_eq!(take(&loader, 8), whole[stop..stop + 8]);
@@ -66,7 +72,7 @@ fn a_loader_that_starts_at_a_batch_s_position_goes_on_the_same() {
 fn the_number_of_slots_changes_nothing_and_slots_come_round() {
     let batches = |count| {
         let slots = Slots { count, capacity: 64, block: 0 };
-        let loader = Loader::start(stream(Numbered::endless()), Box::new(shape), None, 0, slots).unwrap();
+        let loader = Loader::start(sequences(Numbered::endless()), Box::new(shape), None, 0, slots).unwrap();
         let mut storage = Vec::new();
         let mut all = Vec::new();
         for _ in 0..20 {
@@ -87,7 +93,7 @@ fn the_number_of_slots_changes_nothing_and_slots_come_round() {
 
 #[test]
 fn several_batches_can_be_held_at_once() {
-    let loader = Loader::start(stream(Numbered::endless()), Box::new(shape), None, 0, SLOTS).unwrap();
+    let loader = Loader::start(sequences(Numbered::endless()), Box::new(shape), None, 0, SLOTS).unwrap();
     let held: Vec<Batch<'_>> = (0..3).map(|_| loader.take().unwrap().unwrap()).collect();
     assert_eq!(held.iter().map(Batch::number).collect::<Vec<_>>(), [0, 1, 2]);
     drop(held);
@@ -103,7 +109,9 @@ fn a_stream_that_ends_gives_its_whole_batches_and_then_none() {
         counted.limit_epochs(2);
         std::iter::from_fn(|| counted.next_token().unwrap()).count()
     };
-    let loader = Loader::start(limited, Box::new(|_| Shape { rows: 2, length: 5 }), None, 0, SLOTS).unwrap();
+    let loader =
+        Loader::start(Box::new(Consecutive::new(limited)), Box::new(|_| Shape { rows: 2, length: 5 }), None, 0, SLOTS)
+            .unwrap();
     let mut batches = 0;
     while let Some(batch) = loader.take().unwrap() {
         batches += 1;
@@ -149,7 +157,7 @@ fn an_error_comes_after_the_batches_before_it_and_a_lost_reader_is_an_error_too(
     for panics in [false, true] {
         // 4 documents of 12 tokens: 4 batches of 11 inputs.
         let schedule = Box::new(|_| Shape { rows: 1, length: 11 });
-        let loader = Loader::start(stream(Failing { left: 4, panics }), schedule, None, 0, SLOTS).unwrap();
+        let loader = Loader::start(sequences(Failing { left: 4, panics }), schedule, None, 0, SLOTS).unwrap();
         take(&loader, 4);
         let message = loader.take().err().unwrap().to_string();
         match panics {
@@ -165,7 +173,7 @@ fn an_error_comes_after_the_batches_before_it_and_a_lost_reader_is_an_error_too(
 fn a_batch_that_no_slot_holds_is_refused() {
     for (rows, length) in [(5, 13), (0, 4), (usize::MAX, 2)] {
         let schedule = Box::new(move |_| Shape { rows, length });
-        let loader = Loader::start(stream(Numbered::endless()), schedule, None, 0, SLOTS).unwrap();
+        let loader = Loader::start(sequences(Numbered::endless()), schedule, None, 0, SLOTS).unwrap();
         let message = loader.take().err().unwrap().to_string();
         assert!(message.contains("the loader's slots hold 1 to 64 tokens"), "{message}");
     }
@@ -175,7 +183,7 @@ fn a_batch_that_no_slot_holds_is_refused() {
 fn dropping_ends_the_thread_whatever_it_waits_for() {
     // Its slots full, with a batch out, and before the first batch is made.
     for wait in [0, 20] {
-        let loader = Loader::start(stream(Numbered::endless()), Box::new(shape), None, 0, SLOTS).unwrap();
+        let loader = Loader::start(sequences(Numbered::endless()), Box::new(shape), None, 0, SLOTS).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(wait));
         let shared = Arc::clone(&loader.shared);
         drop(loader);
@@ -203,7 +211,7 @@ fn four(end: u64) -> Option<Blocks> {
 }
 
 fn blocks(end: u64) -> Loader {
-    Loader::start(stream(Numbered::endless()), rows(), four(end), 0, BLOCK).unwrap()
+    Loader::start(sequences(Numbered::endless()), rows(), four(end), 0, BLOCK).unwrap()
 }
 
 /// The first tokens of the stream.
@@ -277,7 +285,7 @@ fn a_loader_goes_on_in_the_middle_of_a_block() {
         let position = whole[stop - 1].5;
         // Within a block it is where the block begins.
         assert_eq!(position.tokens, (stop / 4 * 4 * ROWS * LENGTH) as u64);
-        let mut resumed = stream(Numbered::endless());
+        let mut resumed = sequences(Numbered::endless());
         resumed.seek(position).unwrap();
         let loader = Loader::start(resumed, rows(), four(19), stop as u64, BLOCK).unwrap();
         assert!(take(&loader, 19 - stop) == whole[stop..], "after {stop}");
@@ -287,8 +295,8 @@ fn a_loader_goes_on_in_the_middle_of_a_block() {
 #[test]
 fn rows_of_one_batch_a_block_begin_anew_and_are_the_stream() {
     let single: Blocks = Box::new(|_| InBlock { index: 0, batches: 1 });
-    let loader = Loader::start(stream(Numbered::endless()), rows(), Some(single), 0, BLOCK).unwrap();
-    let plain = Loader::start(stream(Numbered::endless()), rows(), None, 0, BLOCK).unwrap();
+    let loader = Loader::start(sequences(Numbered::endless()), rows(), Some(single), 0, BLOCK).unwrap();
+    let plain = Loader::start(sequences(Numbered::endless()), rows(), None, 0, BLOCK).unwrap();
     for (one, other) in take(&loader, 9).into_iter().zip(take(&plain, 9)) {
         assert_eq!((one.2, one.3, one.5), (other.2, other.3, other.5));
         let clipped = other.4.iter().enumerate().map(|(i, o)| (*o).min((i % LENGTH) as u32));
@@ -299,7 +307,7 @@ fn rows_of_one_batch_a_block_begin_anew_and_are_the_stream() {
 #[test]
 fn a_block_that_the_storage_does_not_hold_is_refused() {
     let five: Blocks = Box::new(|number| InBlock { index: (number % 5) as usize, batches: 5 });
-    let loader = Loader::start(stream(Numbered::endless()), rows(), Some(five), 0, BLOCK).unwrap();
+    let loader = Loader::start(sequences(Numbered::endless()), rows(), Some(five), 0, BLOCK).unwrap();
     let message = loader.take().err().unwrap().to_string();
     assert!(message.contains("the loader's slots hold 1 to 12 tokens"), "{message}");
 }
@@ -349,7 +357,9 @@ fn every_token_of_a_pass_is_a_target_once_whatever_its_id_and_its_document_s_len
     let mut expected: Vec<Vec<u32>> = (0..60).map(marked).collect();
     let total: usize = expected.iter().map(Vec::len).sum();
 
-    let loader = Loader::start(open(), Box::new(|_| Shape { rows: 3, length: 7 }), None, 0, SLOTS).unwrap();
+    let loader =
+        Loader::start(Box::new(Consecutive::new(open())), Box::new(|_| Shape { rows: 3, length: 7 }), None, 0, SLOTS)
+            .unwrap();
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
     while targets.len() < total {
         let batch = loader.take().unwrap().unwrap();

@@ -1,8 +1,9 @@
 //! From a user's files to tokens.
 //!
 //! [`files`] opens what the user named and gives its documents one by one; [`shuffle`] changes their order; [`split`]
-//! says which of them are for training; [`ahead`] encodes them on several threads; [`stream`] turns them into one stream
-//! of tokens with one cursor; [`loader`] cuts the stream into batches on a thread of its own; [`validation`] keeps a
+//! says which of them are for training; [`ahead`] encodes them on several threads; [`shards`] keeps the tokens in files
+//! that are read at any place; [`stream`] turns documents into one stream of tokens with one cursor; [`sequences`] is the
+//! order in which a run reads either; [`loader`] makes batches of them on a thread of its own; [`validation`] keeps a
 //! bounded set of whole documents for scoring; [`tales`] is the built-in corpus; [`ngram`] scores what plain counting
 //! reaches.
 
@@ -12,6 +13,8 @@ pub mod error;
 pub mod files;
 pub mod loader;
 pub mod ngram;
+pub mod sequences;
+pub mod shards;
 pub mod shuffle;
 pub mod source;
 pub mod split;

@@ -8,7 +8,7 @@
 use capful_core::random::{Random, stream};
 
 use super::error::SourceError;
-use super::source::{Document, Documents, Place, SourceOptions, TokenKind};
+use super::source::{Content, Document, Documents, Place, SourceOptions, TokenKind};
 
 /// A block ends with the document that brings it to so many bytes of text and ids.
 pub const BYTES: u64 = 64 << 20;
@@ -48,6 +48,7 @@ struct Span {
     text: usize,
     ids: usize,
     log_probability: Option<f64>,
+    content: Option<Content>,
 }
 
 impl Block {
@@ -61,8 +62,8 @@ impl Block {
     fn push(&mut self, document: &Document) {
         self.text.push_str(&document.text);
         self.ids.extend_from_slice(&document.ids);
-        let Document { log_probability, .. } = *document;
-        self.documents.push(Span { text: self.text.len(), ids: self.ids.len(), log_probability });
+        let Document { log_probability, content, .. } = *document;
+        self.documents.push(Span { text: self.text.len(), ids: self.ids.len(), log_probability, content });
     }
 
     fn bytes(&self) -> u64 {
@@ -82,7 +83,7 @@ impl Block {
         let (before, span) = (if at > 0 { self.documents[at - 1] } else { first }, self.documents[at]);
         document.text.push_str(&self.text[before.text..span.text]);
         document.ids.extend_from_slice(&self.ids[before.ids..span.ids]);
-        document.log_probability = span.log_probability;
+        (document.log_probability, document.content) = (span.log_probability, span.content);
         true
     }
 }

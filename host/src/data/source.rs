@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use capful_core::random::stream;
 use serde::{Deserialize, Serialize};
 
 use super::error::SourceError;
@@ -51,6 +52,17 @@ pub struct Document {
     pub ids: Vec<u32>,
     /// The natural logarithm of the document's probability, end mark included, where the source knows it.
     pub log_probability: Option<f64>,
+    /// What is known of the text of which the source holds the ids.
+    pub content: Option<Content>,
+}
+
+/// What is known of a document's content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Content {
+    /// A hash of it: the same for copies. It decides on which side of a split they are.
+    pub hash: u64,
+    /// Bytes of its text; 0 where the text is not known.
+    pub bytes: u64,
 }
 
 impl Document {
@@ -59,6 +71,20 @@ impl Document {
         self.text.clear();
         self.ids.clear();
         self.log_probability = None;
+        self.content = None;
+    }
+
+    /// What is known of its content. Takes time in proportion to it.
+    pub fn known(&self) -> Content {
+        if let Some(content) = self.content {
+            return content;
+        }
+        if self.ids.is_empty() {
+            return Content { hash: stream(&self.text), bytes: self.text.len() as u64 };
+        }
+        // FNV-1a, a whole id at a time.
+        let mix = |hash: u64, &id: &u32| (hash ^ u64::from(id)).wrapping_mul(0x0000_0100_0000_01b3);
+        Content { hash: self.ids.iter().fold(0xcbf2_9ce4_8422_2325, mix), bytes: 0 }
     }
 }
 
@@ -108,6 +134,11 @@ pub trait Documents: Send {
     /// Changes with the data (names and sizes of files, the seed of a generator): a run can see that it resumes on
     /// the data it began with.
     fn fingerprint(&self) -> u64;
+
+    /// About how many bytes of text there are, where the source has an end and can say so without reading.
+    fn text_bytes(&self) -> Option<u64> {
+        None
+    }
 
     /// What the source's token files were made with, where it has any.
     fn tokens(&self) -> Option<TokenKind> {

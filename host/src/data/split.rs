@@ -73,7 +73,7 @@ impl Split {
                 ended = true;
                 break;
             }
-            let hash = split.hash(&document);
+            let hash = split.hash(document.known().hash);
             (least, most) = (least.min(hash), most.max(hash));
         }
         source.seek(place)?;
@@ -88,21 +88,19 @@ impl Split {
 
     /// Whether `document` belongs to `part`.
     pub fn holds(&self, part: Part, document: &Document) -> bool {
+        part == Part::All || self.has(part, document.known().hash)
+    }
+
+    /// Whether a document of this content's hash belongs to `part`.
+    pub fn has(&self, part: Part, content: u64) -> bool {
         match part {
             Part::All => true,
-            Part::Training => self.hash(document) >= self.threshold,
-            Part::Validation => self.hash(document) < self.threshold,
+            Part::Training => self.hash(content) >= self.threshold,
+            Part::Validation => self.hash(content) < self.threshold,
         }
     }
 
-    fn hash(&self, document: &Document) -> u64 {
-        let content = if document.ids.is_empty() {
-            stream(&document.text)
-        } else {
-            // FNV-1a, a whole id at a time.
-            let mix = |hash: u64, &id: &u32| (hash ^ u64::from(id)).wrapping_mul(0x0000_0100_0000_01b3);
-            document.ids.iter().fold(0xcbf2_9ce4_8422_2325, mix)
-        };
+    fn hash(&self, content: u64) -> u64 {
         Random::new(self.seed, content).bits(stream("split"))
     }
 }

@@ -22,6 +22,14 @@ pub struct Position {
     pub epoch_tokens: u64,
     /// Tokens read in all.
     pub tokens: u64,
+    /// Tokens that are drawn already of the pool that begins here; 0 without a pool.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub drawn: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// The tokens of documents, one after another: the beginning mark where the tokenizer has one, the text's ids, the end

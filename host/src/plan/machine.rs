@@ -1,10 +1,13 @@
 //! What this machine offers and takes: speeds for the roofline, free memory, bytes outside the arena.
 
+use std::path::Path;
+
 use capful_core::device::Rates;
 use capful_core::train::Period;
 
 use super::{Card, Outside, card};
-use crate::config::{ByteSize, Config, ConfigError, Device, Precision};
+use crate::config::{ByteSize, Config, ConfigError, Device, Order, Precision, human_bytes};
+use crate::data::shards::{Manifest, training};
 use crate::data::{ahead, shuffle};
 use crate::device::cuda::cards;
 use crate::run::train::largest_block;
@@ -102,10 +105,31 @@ impl Machine {
         if encoders > 0 {
             lines.push(line("documents encoded ahead, at most", ahead::bytes(encoders)));
         }
-        if config.shuffle > 0 {
+        if config.order == Order::Pool {
+            lines.push(line("pool of sequences", config.pool));
+        }
+        if let Ok(Some(shards)) = Manifest::read(Path::new(&config.data)) {
+            lines.push(line("index of the token shards", training::bytes(shards.documents)));
+        }
+        if config.shuffle > 0 && config.order != Order::Random {
             lines.push(line("documents to shuffle, at most", shuffle::bytes(config.shuffle)));
         }
         lines
+    }
+
+    /// Refuses a pool that main memory does not hold, whose bytes a card's budget does not count.
+    ///
+    /// # Errors
+    /// It is larger than what is free here.
+    pub fn require_pool(&self, config: &Config) -> Result<(), ConfigError> {
+        match self.free.filter(|free| config.order == Order::Pool && config.pool > *free) {
+            None => Ok(()),
+            Some(free) => Err(ConfigError(format!(
+                "--pool {}: {} of memory are free here; lower it, or keep the tokens with --cache DIR",
+                human_bytes(config.pool),
+                human_bytes(free)
+            ))),
+        }
     }
 
     /// The budget and where it comes from.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, OWN};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::plan::{Laid, Machine, Sections};
@@ -12,12 +12,13 @@ use crate::run::{HostFamily, Session, checkpoint};
 const CONFIG: &str = "config.toml";
 const PLAN: &str = "plan.json";
 
-/// Names the next free directory runs/PRESET-NNN.
+/// Names the next free directory runs/PRESET-NNN. One that holds nothing but tokens, of a run that was stopped before it
+/// began, is free.
 pub fn next(preset: &str) -> PathBuf {
     let mut number = 1;
     loop {
         let dir = Path::new("runs").join(format!("{preset}-{number:03}"));
-        if !dir.exists() {
+        if require_free(&dir).is_ok() {
             return dir;
         }
         number += 1;
@@ -33,16 +34,30 @@ fn failed(path: &Path, e: &dyn std::fmt::Display) -> ConfigError {
     ConfigError(format!("{}: {e}", path.display()))
 }
 
+/// Whether a new run may have `dir`: it is not there, or holds nothing but tokens.
+///
+/// # Errors
+/// Something else is there, or it cannot be read.
+pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
+    let entries = match fs::read_dir(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|e| failed(dir, &e))?,
+    };
+    for entry in entries {
+        if entry.map_err(|e| failed(dir, &e))?.file_name() != OWN {
+            return Err(failed(dir, &"the directory is not empty; name another with --out"));
+        }
+    }
+    Ok(())
+}
+
 /// Makes the directory of a new run.
 ///
 /// # Errors
 /// A directory that cannot be made, or is not empty.
 pub fn claim(dir: &Path) -> Result<(), ConfigError> {
-    fs::create_dir_all(dir).map_err(|e| failed(dir, &e))?;
-    if fs::read_dir(dir).map_err(|e| failed(dir, &e))?.next().is_some() {
-        return Err(failed(dir, &"the directory is not empty; name another with --out"));
-    }
-    Ok(())
+    require_free(dir)?;
+    fs::create_dir_all(dir).map_err(|e| failed(dir, &e))
 }
 
 /// Writes the configuration, the plan and the tokenizer into an empty directory.

@@ -116,17 +116,17 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         stop: Arc<AtomicBool>,
     ) -> Result<Trainer<'a, F>, DeviceError> {
         let text = |e: &dyn std::fmt::Display| DeviceError::Refused(e.to_string());
-        let mut stream = corpus.training().map_err(|e| text(&e))?;
+        let mut sequences = corpus.training().map_err(|e| text(&e))?;
         let periods = config.periods();
         let micro = periods.iter().map(Period::micro_tokens).max().unwrap_or(0);
         let block = config.span().map_or(0, |span| largest_block(&periods, span));
-        stream.require(micro.max(block) + 1).map_err(|e| text(&e))?;
+        sequences.require(micro.max(block) + 1).map_err(|e| text(&e))?;
         let mut state = TrainerState {
             step: 0,
             tokens: 0,
             position: Position::default(),
             tokenizer: corpus.tokenizer.fingerprint(),
-            data: stream.fingerprint(),
+            data: sequences.fingerprint(),
             device: config.device.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             algorithms: Vec::new(),
@@ -145,7 +145,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             let lasting = session.laid.lasting.clone();
             checkpoint::restore(from, &lasting, true, &mut session.device)?;
             session.count_history()?;
-            stream.seek(saved.position).map_err(|e| text(&e))?;
+            sequences.seek(saved.position).map_err(|e| text(&e))?;
             state = TrainerState { device: state.device, version: state.version, ..saved };
         }
         // On a processor those of the card stay as they are, for when the run comes back to it.
@@ -156,7 +156,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             blocks(periods.clone(), ends, span)
         });
         let first = Curriculum::new(&periods).map_err(|e| text(&e))?.micro_batches(state.step);
-        let loader = Loader::start(stream, shapes(periods.clone()), blocks, first, slots).map_err(|e| text(&e))?;
+        let loader = Loader::start(sequences, shapes(periods.clone()), blocks, first, slots).map_err(|e| text(&e))?;
         let stage = session.evaluation_stage()?;
         let mut gauges = Vec::new();
         session.family.gauges(&session.laid.state, &mut |gauge| gauges.push(gauge));
@@ -359,7 +359,7 @@ fn shapes(periods: Vec<Period>) -> Schedule {
 }
 
 /// Batches of a stage's blocks: as many as `span` tokens of a row take, one at least.
-fn in_span(period: &Period, span: u32) -> u64 {
+pub fn in_span(period: &Period, span: u32) -> u64 {
     u64::from((span / period.seq_len.max(1)).max(1))
 }
 

@@ -1,0 +1,43 @@
+//! The sequences of a run, in the order in which it learns from them.
+//!
+//! [`permuted`] reads tokens that can be reached at any place in a random order of all sequences; [`pool`] draws from a
+//! bounded part of a stream; [`consecutive`] goes through a stream as it comes.
+
+pub mod consecutive;
+pub mod permuted;
+pub mod pool;
+
+use capful_core::data::BatchMut;
+
+use super::error::SourceError;
+use super::stream::Position;
+
+/// Gives a run's sequences. Each token of the source is a target once an epoch, whatever the batches' shapes.
+pub trait Sequences: Send {
+    /// Fills `batch` with the next sequences, or gives `false` where a stream ends before it is full.
+    ///
+    /// # Errors
+    /// A source that cannot be read.
+    fn fill(&mut self, batch: &mut BatchMut<'_>) -> Result<bool, SourceError>;
+
+    /// Where the next sequence begins.
+    fn position(&self) -> Position;
+
+    /// Goes to a position that sequences of the same source, order and stages had.
+    ///
+    /// # Errors
+    /// A position that the source does not have.
+    fn seek(&mut self, position: Position) -> Result<(), SourceError>;
+
+    /// Checks that an epoch has at least `tokens` tokens. For a batch of B rows of T that is B·T + 1.
+    ///
+    /// # Errors
+    /// It has fewer.
+    fn require(&mut self, tokens: u64) -> Result<(), SourceError>;
+
+    /// Changes with the data; see [`super::source::Documents::fingerprint`].
+    fn fingerprint(&self) -> u64;
+}
+
+#[cfg(test)]
+mod tests;

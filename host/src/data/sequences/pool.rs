@@ -1,0 +1,231 @@
+//! Sequences drawn from a part of a stream: a pool of two halves, one that is drawn from while the other is filled.
+//!
+//! A half is a [`Window`] of the stream, in the order of [`capful_core::data::Order`]: nothing is carried from one to the
+//! next, so that whoever goes on reads a half again, and no more. A half ends with its room, or with the epoch; what is
+//! left of a grain then begins the next half.
+
+use capful_core::data::{BatchMut, Order, Stretch, Token, Window};
+
+use super::super::error::SourceError;
+use super::super::stream::{Position, TokenStream};
+use super::Sequences;
+
+/// Tokens of a half of a pool of `bytes`, for a vocabulary of `vocab` ids: whole grains of `grain` tokens.
+pub fn half(bytes: u64, vocab: u32, grain: u64) -> u64 {
+    // A token's id, and a bit for whether it begins a document.
+    let tokens = bytes / 2 * 8 / (8 * super::super::shards::file::width(vocab) + 1);
+    (tokens / grain).max(1).saturating_mul(grain)
+}
+
+/// Ids in as many bytes as the vocabulary needs.
+enum Ids {
+    Narrow(Vec<u16>),
+    Wide(Vec<u32>),
+}
+
+impl Ids {
+    fn new(tokens: usize, vocab: u32) -> Self {
+        match super::super::shards::file::width(vocab) {
+            2 => Self::Narrow(Vec::with_capacity(tokens)),
+            _ => Self::Wide(Vec::with_capacity(tokens)),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Narrow(ids) => ids.len(),
+            Self::Wide(ids) => ids.len(),
+        }
+    }
+
+    fn get(&self, at: usize) -> u32 {
+        match self {
+            Self::Narrow(ids) => u32::from(ids[at]),
+            Self::Wide(ids) => ids[at],
+        }
+    }
+
+    fn push(&mut self, id: u32) {
+        match self {
+            Self::Narrow(ids) => ids.push(id as u16),
+            Self::Wide(ids) => ids.push(id),
+        }
+    }
+
+    fn clear(&mut self) {
+        match self {
+            Self::Narrow(ids) => ids.clear(),
+            Self::Wide(ids) => ids.clear(),
+        }
+    }
+}
+
+/// Tokens of the stream that follow each other.
+struct Half {
+    ids: Ids,
+    /// A bit a token: whether it begins a document.
+    begins: Vec<u64>,
+    /// Where the stream is at its first token, and at its last border of grains.
+    begin: Position,
+    border: Position,
+    /// How many tokens are drawn from it, once it is full.
+    full: Option<u64>,
+}
+
+impl Half {
+    fn new(tokens: u64, grain: u64, vocab: u32) -> Self {
+        // What is left of a grain, and the target of the last token.
+        let room = (tokens + grain + 1) as usize;
+        let begins = vec![0; room.div_ceil(64)];
+        let (begin, border) = (Position::default(), Position::default());
+        Self { ids: Ids::new(room, vocab), begins, begin, border, full: None }
+    }
+
+    fn clear(&mut self) {
+        self.ids.clear();
+        self.begins.fill(0);
+        self.full = None;
+    }
+
+    fn len(&self) -> u64 {
+        self.ids.len() as u64
+    }
+
+    fn token(&self, at: usize) -> Token {
+        let begins = self.begins[at / 64] >> (at % 64) & 1;
+        Token { id: self.ids.get(at), offset: u32::from(begins == 0) }
+    }
+
+    /// Adds a token, which lies at `position` of the stream. Of its offset only whether it is 0 is kept.
+    fn push(&mut self, token: Token, position: Position, grain: u64) {
+        let at = self.ids.len();
+        if at == 0 {
+            self.begin = position;
+        }
+        if (at as u64).is_multiple_of(grain) {
+            self.border = position;
+        }
+        self.begins[at / 64] |= u64::from(token.offset == 0) << (at % 64);
+        self.ids.push(token.id);
+    }
+}
+
+/// A pool over a stream.
+pub struct Pool {
+    stream: TokenStream,
+    seed: u64,
+    stretches: Vec<Stretch>,
+    /// Tokens of a half at most.
+    most: u64,
+    grain: u64,
+    here: Half,
+    next: Half,
+    /// Tokens read by the run.
+    read: u64,
+}
+
+impl Pool {
+    /// A pool of `bytes` over `stream`, from where it is, of ids below `vocab`, for a run of these stretches.
+    pub fn new(stream: TokenStream, seed: u64, stretches: Vec<Stretch>, bytes: u64, vocab: u32) -> Self {
+        let grain = Order::new(seed, &stretches).grain();
+        let most = half(bytes, vocab, grain);
+        let (mut here, next) = (Half::new(most, grain, vocab), Half::new(most, grain, vocab));
+        here.begin = stream.position();
+        let read = here.begin.tokens;
+        Self { stream, seed, stretches, most, grain, here, next, read }
+    }
+
+    fn window(&self) -> Window {
+        let begin = self.here.begin.tokens;
+        Window { begin, end: begin + self.here.full.unwrap_or(0) }
+    }
+
+    /// Reads into `next` until it holds `tokens` tokens or is full; `false` where the stream ends first.
+    fn read_ahead(&mut self, tokens: u64) -> Result<bool, SourceError> {
+        let Self { stream, next, most, grain, .. } = self;
+        while next.full.is_none() && next.len() < tokens {
+            let before = stream.position();
+            let Some(token) = stream.next_token()? else { return Ok(false) };
+            let has = next.len();
+            next.push(token, before, *grain);
+            // The token that shows that it is full is the target of the last one and begins the next half.
+            let epoch_ended = stream.position().epoch != before.epoch && has >= *grain;
+            if has == *most || epoch_ended {
+                next.full = Some(has / *grain * *grain);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Makes the half that was filled the one to draw from, and begins another with what is left over.
+    fn turn(&mut self) -> Result<bool, SourceError> {
+        if !self.read_ahead(u64::MAX)? {
+            return Ok(false);
+        }
+        std::mem::swap(&mut self.here, &mut self.next);
+        self.next.clear();
+        let full = self.here.full.unwrap_or(0) as usize;
+        for at in full..self.here.ids.len() {
+            // Less than a grain and one: only the first lies at a border.
+            self.next.push(self.here.token(at), self.here.border, self.grain);
+        }
+        Ok(true)
+    }
+}
+
+impl Sequences for Pool {
+    fn fill(&mut self, batch: &mut BatchMut<'_>) -> Result<bool, SourceError> {
+        for (inputs, targets, offsets) in batch.rows() {
+            let mut done = 0;
+            while done < inputs.len() {
+                if self.read >= self.window().end && !self.turn()? {
+                    return Ok(false);
+                }
+                let window = self.window();
+                let run = Order::new(self.seed, &self.stretches).at(window, self.read);
+                let count = run.tokens.min((inputs.len() - done) as u64) as usize;
+                let (first, mut offset) = ((run.at - window.begin) as usize, 0);
+                for i in 0..count {
+                    let token = self.here.token(first + i);
+                    offset = if token.offset == 0 || i == 0 { 0 } else { offset + 1 };
+                    (inputs[done + i], offsets[done + i]) = (token.id, offset);
+                    targets[done + i] = self.here.ids.get(first + i + 1);
+                }
+                done += count;
+                self.read += count as u64;
+            }
+        }
+        // As much of the other half as was drawn of this one.
+        let Window { begin, end } = self.window();
+        let drawn = u128::from(self.read - begin) * u128::from(self.most) / u128::from((end - begin).max(1));
+        self.read_ahead(drawn as u64)
+    }
+
+    fn position(&self) -> Position {
+        let window = self.window();
+        match self.here.full {
+            // The next half begins where this one ended.
+            Some(_) if self.read >= window.end => self.here.border,
+            _ => Position { drawn: self.read - window.begin, ..self.here.begin },
+        }
+    }
+
+    fn seek(&mut self, position: Position) -> Result<(), SourceError> {
+        // The half is read again before the next sequence is drawn.
+        let begin = Position { drawn: 0, ..position };
+        self.stream.seek(begin)?;
+        self.here.clear();
+        self.next.clear();
+        self.here.begin = begin;
+        self.read = position.tokens + position.drawn;
+        Ok(())
+    }
+
+    fn require(&mut self, tokens: u64) -> Result<(), SourceError> {
+        self.stream.require(tokens)
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.stream.fingerprint()
+    }
+}

@@ -1,0 +1,297 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use capful_core::data::{BatchMut, Stretch};
+use capful_core::random::Random;
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::super::fixtures::{Numbered, feed};
+use super::super::shards::build::open_or_build;
+use super::super::shards::training::TrainingTokens;
+use super::super::shards::{Origin, Shards};
+use super::super::source::{Document, Documents, Place};
+use super::super::split::{Part, Split};
+use super::super::stream::{Position, TokenStream};
+use super::permuted::Permuted;
+use super::pool::{Pool, half};
+use super::*;
+
+const ORIGIN: Origin = Origin { source: 1, tokenizer: 2 };
+const VOCAB: u32 = 258;
+
+fn shards(documents: u64) -> (TempDir, Arc<Shards>) {
+    let dir = TempDir::new().unwrap();
+    let source = || Ok(feed(Numbered::finite(documents)));
+    let made = open_or_build(dir.path(), ORIGIN, || Ok(None), source, 0, &mut |_| {}).unwrap();
+    (dir, Arc::new(made))
+}
+
+/// The tokens of one reading.
+fn tokens(documents: u64) -> Vec<u32> {
+    let mut stream = TokenStream::new(feed(Numbered::finite(documents))).unwrap();
+    stream.limit_epochs(1);
+    std::iter::from_fn(|| stream.next_token().unwrap()).map(|t| t.id).collect()
+}
+
+/// Batches of a run, as (inputs, targets, offsets), with the position after each.
+type Batches = Vec<([Vec<u32>; 3], Position)>;
+
+fn take(sequences: &mut dyn Sequences, shapes: &[(usize, usize)]) -> Batches {
+    let one = |&(rows, length): &(usize, usize)| {
+        let mut storage = [vec![7; rows * length], vec![7; rows * length], vec![7; rows * length]];
+        let [x, y, o] = &mut storage;
+        assert!(sequences.fill(&mut BatchMut::new(rows, length, x, y, o).unwrap()).unwrap());
+        (storage, sequences.position())
+    };
+    shapes.iter().map(one).collect()
+}
+
+/// How often each token comes before each other one.
+fn pairs<'a>(pairs: impl Iterator<Item = (&'a u32, &'a u32)>) -> BTreeMap<(u32, u32), usize> {
+    let mut counts = BTreeMap::new();
+    pairs.for_each(|(&x, &y)| *counts.entry((x, y)).or_default() += 1);
+    counts
+}
+
+fn seen(batches: &Batches) -> BTreeMap<(u32, u32), usize> {
+    pairs(batches.iter().flat_map(|([x, y, _], _)| x.iter().zip(y)))
+}
+
+/// What `epochs` readings of a ring of tokens are.
+fn expected(tokens: &[u32], epochs: usize) -> BTreeMap<(u32, u32), usize> {
+    let mut once = pairs(tokens.iter().zip(tokens[1..].iter().chain(&tokens[..1])));
+    once.values_mut().for_each(|n| *n *= epochs);
+    once
+}
+
+/// Stages of `parts`: so many batches of so many rows of such a length.
+fn course(parts: &[(usize, usize, usize)]) -> (Vec<Stretch>, Vec<(usize, usize)>) {
+    let mut from = 0;
+    let mut shapes = Vec::new();
+    let stretch = |&(count, rows, length): &(usize, usize, usize)| {
+        let stretch = Stretch { from, length: length as u64 };
+        from += (count * rows * length) as u64;
+        shapes.extend(std::iter::repeat_n((rows, length), count));
+        stretch
+    };
+    (parts.iter().map(stretch).collect(), shapes)
+}
+
+fn permuted(shards: &Arc<Shards>, seed: u64, stretches: &[Stretch]) -> Permuted {
+    let split = Split::new(0, 0.0).unwrap();
+    Permuted::new(TrainingTokens::new(Arc::clone(shards), &split).unwrap(), seed, stretches.to_vec(), 5)
+}
+
+fn pool(documents: u64, seed: u64, stretches: &[Stretch], bytes: u64) -> Pool {
+    Pool::new(TokenStream::new(feed(Numbered::finite(documents))).unwrap(), seed, stretches.to_vec(), bytes, VOCAB)
+}
+
+#[test]
+fn each_token_is_a_target_once_an_epoch_in_a_random_order() {
+    let (_dir, shards) = shards(30);
+    let tokens = tokens(30);
+    // Of 3 · 8 tokens the epoch is no multiple; three epochs end with whole batches only together with what is left.
+    assert!(!tokens.len().is_multiple_of(24));
+    let epochs = 24;
+    let (stretches, shapes) = course(&[(tokens.len(), 3, 8)]);
+    let batches = take(&mut permuted(&shards, 1, &stretches), &shapes);
+    assert_eq!(seen(&batches), expected(&tokens, epochs));
+    // In each row a target is the next input, but at the end.
+    for ([x, y, _], _) in &batches {
+        x.chunks(8).zip(y.chunks(8)).for_each(|(x, y)| assert_eq!(x[1..], y[..7]));
+    }
+}
+
+/// As many tokens as a course takes are made whole epochs by a last stage.
+fn whole(parts: &mut Vec<(usize, usize, usize)>, tokens: usize) -> usize {
+    let taken: usize = parts.iter().map(|(n, b, t)| n * b * t).sum();
+    let epochs = taken / tokens + 2;
+    parts.push((epochs * tokens - taken, 1, 1));
+    epochs
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn no_token_is_left_out_or_comes_twice_when_shapes_change(
+        seed in any::<u64>(), documents in 3u64..20,
+        parts in proptest::collection::vec((1usize..5, 1usize..5, 1usize..20), 1..4),
+        bytes in 50u64..3000,
+    ) {
+        let (_dir, shards) = shards(documents);
+        let tokens = tokens(documents);
+        let mut parts = parts;
+        let epochs = whole(&mut parts, tokens.len());
+        let (stretches, shapes) = course(&parts);
+        // What lies behind the last whole grain of those epochs is read later, and something of later epochs instead.
+        let mut random = permuted(&shards, seed, &stretches);
+        let mut pooled = pool(documents, seed, &stretches, bytes);
+        let [random, pooled] =
+            [&mut random as &mut dyn Sequences, &mut pooled].map(|s| seen(&take(s, &shapes)));
+        let most = stretches.iter().map(|s| s.length).max().unwrap();
+        let total: usize = expected(&tokens, epochs).values().sum();
+        for (name, found) in [("random", random), ("pool", pooled)] {
+            let same: usize =
+                expected(&tokens, epochs).iter().map(|(pair, n)| found.get(pair).copied().unwrap_or(0).min(*n)).sum();
+            prop_assert_eq!(found.values().sum::<usize>(), total);
+            // A pool may be in the middle of a half.
+            let behind = if name == "pool" { half(bytes, VOCAB, most) as usize + most as usize } else { most as usize };
+            prop_assert!(total - same <= behind.min(tokens.len()), "{}: {} of {}", name, total - same, total);
+        }
+    }
+
+    #[test]
+    fn a_run_goes_on_anywhere_with_the_same_tokens(
+        seed in any::<u64>(), documents in 5u64..20,
+        parts in proptest::collection::vec((1usize..6, 1usize..4, 1usize..16), 1..4),
+        bytes in 60u64..2000,
+    ) {
+        let (_dir, shards) = shards(documents);
+        let (stretches, shapes) = course(&parts);
+        for order in ["random", "pool", "consecutive"] {
+            let open = || -> Box<dyn Sequences> {
+                match order {
+                    "random" => Box::new(permuted(&shards, seed, &stretches)),
+                    "pool" => Box::new(pool(documents, seed, &stretches, bytes)),
+                    _ => Box::new(consecutive::Consecutive::new(TokenStream::new(feed(Numbered::finite(documents))).unwrap())),
+                }
+            };
+            let whole = take(open().as_mut(), &shapes);
+            for stop in 1..shapes.len() {
+                let mut resumed = open();
+                resumed.seek(whole[stop - 1].1).unwrap();
+                prop_assert_eq!(resumed.position(), whole[stop - 1].1);
+                prop_assert!(take(resumed.as_mut(), &shapes[stop..]) == whole[stop..], "{} after {}", order, stop);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pool_gives_each_epoch_whole_before_the_next() {
+    // Documents of one epoch fill several halves, and the last one ends with the epoch.
+    let tokens = tokens(40);
+    let (stretches, _) = course(&[(1, 1, 8)]);
+    let mut pooled = pool(40, 3, &stretches, 700);
+    assert_eq!(half(700, VOCAB, 8), 160);
+    assert!(tokens.len() > 3 * 160);
+    let grains = tokens.len() / 8 * 8;
+    let batches = take(&mut pooled, &vec![(1, 8); grains / 8]);
+    let mut inputs: Vec<u32> = batches.iter().flat_map(|([x, _, _], _)| x.clone()).collect();
+    let mut first = tokens[..grains].to_vec();
+    inputs.sort_unstable();
+    first.sort_unstable();
+    assert_eq!(inputs, first);
+    // Not in the order of the stream.
+    let stream: Vec<&[u32]> = tokens.chunks_exact(8).collect();
+    let moved = batches.iter().zip(&stream).filter(|(([x, _, _], _), y)| x != *y).count();
+    assert!(moved > stream.len() * 3 / 4, "{moved} of {}", stream.len());
+}
+
+/// Documents of letters that no two places share.
+struct Letters(Numbered);
+
+impl Documents for Letters {
+    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        let random = Random::new(3, self.0.place().document);
+        let there = self.0.next(document)?;
+        document.text = (0..60).map(|i| char::from(b'a' + random.below(i, 26) as u8)).collect();
+        Ok(there)
+    }
+    fn place(&self) -> Place {
+        self.0.place()
+    }
+    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+        self.0.seek(place)
+    }
+    fn name(&self) -> &str {
+        "letters"
+    }
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn sequences_of_a_batch_come_from_everywhere() {
+    let source = || feed(Letters(Numbered::finite(400)));
+    let dir = TempDir::new().unwrap();
+    let shards = open_or_build(dir.path(), ORIGIN, || Ok(None), || Ok(source()), 0, &mut |_| {}).unwrap();
+    let mut stream = TokenStream::new(source()).unwrap();
+    stream.limit_epochs(1);
+    let tokens: Vec<u32> = std::iter::from_fn(|| stream.next_token().unwrap()).map(|t| t.id).collect();
+    let (stretches, _) = course(&[(1, 1, 16)]);
+    let place = |x: &[u32]| tokens.windows(16).position(|w| w == x).unwrap();
+    let stream = TokenStream::new(source()).unwrap();
+    for sequences in [
+        &mut permuted(&Arc::new(shards), 4, &stretches) as &mut dyn Sequences,
+        &mut Pool::new(stream, 4, stretches.clone(), 1 << 18, VOCAB),
+    ] {
+        let [x, _, _] = take(sequences, &[(32, 16)]).remove(0).0;
+        let places: Vec<usize> = x.chunks(16).map(place).collect();
+        let neighbours = places.windows(2).filter(|p| p[1] == p[0] + 16).count();
+        assert!(neighbours <= 1, "{places:?}");
+        // The middle one of 32 is within five deviations of the middle.
+        let mut sorted = places.clone();
+        sorted.sort_unstable();
+        assert!((sorted[16] as f64 / tokens.len() as f64 - 0.5).abs() < 5.0 * 0.5 / 32f64.sqrt(), "{sorted:?}");
+    }
+}
+
+#[test]
+fn offsets_count_from_the_document_s_beginning_or_the_row_s() {
+    let (_dir, shards) = shards(50);
+    let (stretches, _) = course(&[(1, 1, 12)]);
+    for sequences in [&mut permuted(&shards, 4, &stretches) as &mut dyn Sequences, &mut pool(50, 4, &stretches, 4096)] {
+        for ([x, _, o], _) in take(sequences, &[(4, 12); 20]) {
+            for (x, o) in x.chunks(12).zip(o.chunks(12)) {
+                let mut offset = 0;
+                for (i, id) in x.iter().enumerate() {
+                    // 256 begins a document.
+                    offset = if i == 0 || *id == 256 { 0 } else { offset + 1 };
+                    assert_eq!(o[i], offset, "{x:?} {o:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_held_out_is_not_among_them() {
+    let (_dir, shards) = shards(300);
+    let split = Split::new(7, 0.2).unwrap();
+    let line = TrainingTokens::new(Arc::clone(&shards), &split).unwrap();
+    let mut stream = {
+        let mut feed = feed(Numbered::finite(300));
+        (feed.split, feed.part) = (split, Part::Training);
+        TokenStream::new(feed).unwrap()
+    };
+    stream.limit_epochs(1);
+    let direct: Vec<u32> = std::iter::from_fn(|| stream.next_token().unwrap()).map(|t| t.id).collect();
+    assert_eq!(line.tokens(), direct.len() as u64);
+    assert!(line.tokens() < shards.manifest().tokens * 9 / 10);
+    let mut line = line;
+    for (at, count) in [(0, direct.len()), (5, 1), (direct.len() - 3, 3), (direct.len() / 2, 400)] {
+        let mut ids = vec![0; count];
+        line.read(at as u64, &mut ids).unwrap();
+        assert_eq!(ids, direct[at..at + count]);
+    }
+    // Around the end.
+    let mut ids = vec![0; 10];
+    line.read(direct.len() as u64 - 4, &mut ids).unwrap();
+    assert_eq!(ids, [&direct[direct.len() - 4..], &direct[..6]].concat());
+}
+
+#[test]
+fn a_source_shorter_than_a_batch_is_refused() {
+    let (_dir, shards) = shards(2);
+    let (stretches, _) = course(&[(1, 1, 8)]);
+    let has = tokens(2).len() as u64;
+    for sequences in [&mut permuted(&shards, 4, &stretches) as &mut dyn Sequences, &mut pool(2, 4, &stretches, 4096)] {
+        sequences.require(has).unwrap();
+        let message = sequences.require(has + 1).unwrap_err().to_string();
+        assert!(message.contains(&format!("an epoch has {has} tokens and one batch needs {}", has + 1)), "{message}");
+    }
+}

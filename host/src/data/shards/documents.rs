@@ -1,0 +1,79 @@
+//! The documents of a set of shards, one by one, as the source gave them.
+
+use std::sync::Arc;
+
+use super::super::error::SourceError;
+use super::super::source::{Document, Documents, Place, TokenKind};
+use super::Shards;
+
+/// Gives a set's documents as ids, with what is known of their text.
+pub struct ShardDocuments {
+    shards: Arc<Shards>,
+    shard: usize,
+    document: u64,
+    /// Where the next document begins in its shard.
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl ShardDocuments {
+    /// From the beginning.
+    pub fn new(shards: Arc<Shards>) -> Self {
+        Self { shards, shard: 0, document: 0, at: 0, bytes: Vec::new() }
+    }
+}
+
+impl Documents for ShardDocuments {
+    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        document.clear();
+        loop {
+            let Some(shard) = self.shards.shards.get(self.shard) else { return Ok(false) };
+            if self.document == shard.contents().documents {
+                (self.shard, self.document, self.at) = (self.shard + 1, 0, 0);
+                continue;
+            }
+            let TokenKind { vocab, bos, eos, .. } = self.shards.manifest.kind();
+            let mut end = [0];
+            shard.ends(self.document, &mut end)?;
+            document.ids.resize((end[0].saturating_sub(self.at)) as usize, 0);
+            shard.ids(self.at, &mut document.ids, &mut self.bytes, vocab)?;
+            document.content = Some(shard.content(self.document)?);
+            // Whoever encodes puts the marks back.
+            if eos.is_some() && document.ids.last().copied() == eos {
+                document.ids.pop();
+            }
+            if bos.is_some() && document.ids.first().copied() == bos {
+                document.ids.remove(0);
+            }
+            (self.document, self.at) = (self.document + 1, end[0]);
+            if !document.ids.is_empty() {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn place(&self) -> Place {
+        Place { file: self.shard as u32, offset: self.at, document: self.document, given: 0 }
+    }
+
+    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+        (self.shard, self.at, self.document) = (place.file as usize, place.offset, place.document);
+        Ok(())
+    }
+
+    fn name(&self) -> &str {
+        &self.shards.name
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.shards.manifest.origin.key()
+    }
+
+    fn tokens(&self) -> Option<TokenKind> {
+        Some(self.shards.manifest.kind())
+    }
+
+    fn has_text(&self) -> bool {
+        false
+    }
+}

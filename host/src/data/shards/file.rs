@@ -1,0 +1,336 @@
+//! One shard: the ids of whole documents, as a run reads them, and a table of the documents.
+//!
+//! ```text
+//! bytes    what (little endian)
+//!   0..  8 "capful\0s"
+//!   8.. 12 version: 1
+//!  12.. 16 bytes an id: 2 where the vocabulary has at most 65,536 ids, else 4
+//!  16.. 24 n: ids, marks included
+//!  24.. 32 d: documents
+//!  32.. 40 bytes of their text; 0 where unknown
+//!  40.. 48 the set's key
+//!  48.. 72 where the source goes on behind the shard: file (4 bytes; 4 of 0), offset, document
+//!  72.. 80 XXH3-64 of everything else: bytes 0..72, then 80.. to the end
+//!  80..128 0
+//! 128..    n ids, filled up to 8 bytes
+//!    ..    d numbers of 8 bytes: ids up to and with each document
+//!    ..    d numbers of 8 bytes: the hash of its content, which decides whether it is held out
+//!    ..    d numbers of 8 bytes: bytes of its text
+//! ```
+//!
+//! Files are read at a place, not mapped: a file that is cut short while it is in use is then an error and no signal.
+
+use std::fs::{self, File};
+use std::hash::Hasher;
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use twox_hash::xxhash3_64::Hasher as Digest;
+
+use super::super::error::SourceError;
+use super::super::source::{Content, Place};
+
+const MAGIC: [u8; 8] = *b"capful\0s";
+/// The version of the files of a set.
+pub const VERSION: u32 = 1;
+const HEADER: u64 = 128;
+/// Where the digest lies in the header.
+const DIGEST: std::ops::Range<usize> = 72..80;
+/// Bytes read at once where a whole file is read.
+const PIECE: usize = 1 << 20;
+
+/// Bytes an id of a vocabulary of this size.
+pub fn width(vocab: u32) -> u64 {
+    if vocab > 1 << 16 { 4 } else { 2 }
+}
+
+/// What a shard holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Contents {
+    /// Ids, marks included.
+    pub tokens: u64,
+    /// Documents.
+    pub documents: u64,
+    /// Bytes of their text; 0 where it is not known.
+    pub bytes: u64,
+    /// Bytes an id.
+    pub width: u64,
+    /// The key of the set that it is of.
+    pub key: u64,
+    /// Where the source goes on behind it.
+    pub next: Place,
+    digest: u64,
+}
+
+impl Contents {
+    /// Bytes of the ids, filled up.
+    fn ids(&self) -> u64 {
+        (self.tokens * self.width).next_multiple_of(8)
+    }
+
+    /// Bytes of the file, where they can be counted.
+    fn length(&self) -> Option<u64> {
+        let ids = self.tokens.checked_mul(self.width)?.checked_next_multiple_of(8)?;
+        self.documents.checked_mul(24)?.checked_add(ids)?.checked_add(HEADER)
+    }
+
+    fn header(&self) -> [u8; HEADER as usize] {
+        let mut bytes = [0; HEADER as usize];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&(self.width as u32).to_le_bytes());
+        let Place { file, offset, document, .. } = self.next;
+        let numbers =
+            [self.tokens, self.documents, self.bytes, self.key, u64::from(file), offset, document, self.digest];
+        for (at, number) in bytes[16..].chunks_exact_mut(8).zip(numbers) {
+            at.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn read(path: &Path, file: &mut File) -> Result<Self, SourceError> {
+        let io = |e| SourceError::io(path, e);
+        let damaged = |reason: &str| damaged(path, reason);
+        let length = file.metadata().map_err(io)?.len();
+        let mut bytes = [0; HEADER as usize];
+        match file.read_exact(&mut bytes) {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Err(damaged("it is shorter than a header")),
+            read => read.map_err(io)?,
+        }
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        if bytes[..8] != MAGIC {
+            return Err(damaged("it is no token shard"));
+        }
+        if word(8) != VERSION {
+            return Err(SourceError::ShardVersion { path: path.to_owned(), version: word(8), known: VERSION });
+        }
+        let next = Place { file: word(48), offset: long(56), document: long(64), ..Place::default() };
+        let contents = Self {
+            tokens: long(16),
+            documents: long(24),
+            bytes: long(32),
+            width: u64::from(word(12)),
+            key: long(40),
+            next,
+            digest: long(72),
+        };
+        if ![2, 4].contains(&contents.width) || contents.length() != Some(length) {
+            return Err(damaged("its length is not what its header says"));
+        }
+        Ok(contents)
+    }
+}
+
+fn damaged(path: &Path, reason: &str) -> SourceError {
+    SourceError::Shard { path: path.to_owned(), reason: reason.to_owned() }
+}
+
+/// A shard that is there.
+#[derive(Debug)]
+pub struct Shard {
+    path: PathBuf,
+    file: File,
+    contents: Contents,
+}
+
+impl Shard {
+    /// Opens `path` and compares its length with its header.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is of another version or was cut short.
+    pub fn open(path: &Path) -> Result<Self, SourceError> {
+        let mut file = File::open(path).map_err(|e| SourceError::io(path, e))?;
+        let contents = Contents::read(path, &mut file)?;
+        Ok(Self { path: path.to_owned(), file, contents })
+    }
+
+    /// What it holds.
+    pub fn contents(&self) -> &Contents {
+        &self.contents
+    }
+
+    /// Reads the whole file and compares it with its digest.
+    ///
+    /// # Errors
+    /// A file that is not what was written.
+    pub fn verify(&self) -> Result<(), SourceError> {
+        let (mut digest, mut piece) = (Digest::new(), vec![0; PIECE]);
+        let mut header = self.contents.header();
+        header[DIGEST].fill(0);
+        Hasher::write(&mut digest, &header);
+        let (mut at, end) = (HEADER, self.contents.length().unwrap_or(HEADER));
+        while at < end {
+            let count = (end - at).min(PIECE as u64) as usize;
+            self.read(at, &mut piece[..count])?;
+            Hasher::write(&mut digest, &piece[..count]);
+            at += count as u64;
+        }
+        if digest.finish() != self.contents.digest {
+            return Err(damaged(&self.path, "its content is not what was written"));
+        }
+        Ok(())
+    }
+
+    /// Ids from the one of number `at` on, as many as `ids` holds; they exist. `bytes` is room to read them in.
+    ///
+    /// # Errors
+    /// The file system; an id that is not below `vocab`.
+    pub fn ids(&self, at: u64, ids: &mut [u32], bytes: &mut Vec<u8>, vocab: u32) -> Result<(), SourceError> {
+        let width = self.contents.width as usize;
+        bytes.resize(ids.len() * width, 0);
+        self.read(HEADER + at * width as u64, bytes)?;
+        let mut most = 0;
+        for (id, bytes) in ids.iter_mut().zip(bytes.chunks_exact(width)) {
+            *id = match *bytes {
+                [a, b] => u32::from(u16::from_le_bytes([a, b])),
+                [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
+                _ => u32::MAX,
+            };
+            most = most.max(*id);
+        }
+        if most >= vocab {
+            return Err(damaged(&self.path, &format!("it holds id {most} and the vocabulary has {vocab}")));
+        }
+        Ok(())
+    }
+
+    /// The ends of the documents from number `at` on.
+    ///
+    /// # Errors
+    /// The file system.
+    pub fn ends(&self, at: u64, ends: &mut [u64]) -> Result<(), SourceError> {
+        self.numbers(0, at, ends)
+    }
+
+    /// What is known of the content of document `at`.
+    ///
+    /// # Errors
+    /// The file system.
+    pub fn content(&self, at: u64) -> Result<Content, SourceError> {
+        let (mut hash, mut bytes) = ([0], [0]);
+        self.numbers(1, at, &mut hash)?;
+        self.numbers(2, at, &mut bytes)?;
+        Ok(Content { hash: hash[0], bytes: bytes[0] })
+    }
+
+    /// The hashes of the documents from number `at` on.
+    ///
+    /// # Errors
+    /// The file system.
+    pub fn hashes(&self, at: u64, hashes: &mut [u64]) -> Result<(), SourceError> {
+        self.numbers(1, at, hashes)
+    }
+
+    fn numbers(&self, column: u64, at: u64, numbers: &mut [u64]) -> Result<(), SourceError> {
+        let begin = HEADER + self.contents.ids() + 8 * (column * self.contents.documents + at);
+        self.read(begin, bytemuck::cast_slice_mut(numbers))?;
+        numbers.iter_mut().for_each(|n| *n = u64::from_le(*n));
+        Ok(())
+    }
+
+    fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), SourceError> {
+        read_at(&self.file, bytes, at).map_err(|e| match e.kind() {
+            io::ErrorKind::UnexpectedEof => damaged(&self.path, "it was cut short while it was in use"),
+            _ => SourceError::io(&self.path, e),
+        })
+    }
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, at)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => (bytes, at) = (&mut bytes[n..], at + n as u64),
+        }
+    }
+    Ok(())
+}
+
+/// Writes a shard, under a temporary name until it is complete.
+#[derive(Debug)]
+pub struct Writer {
+    path: PathBuf,
+    partial: PathBuf,
+    output: BufWriter<File>,
+    contents: Contents,
+    ends: Vec<u64>,
+    known: Vec<Content>,
+}
+
+impl Writer {
+    /// Begins the file `path` of the set `key`.
+    ///
+    /// # Errors
+    /// The file system.
+    pub fn create(path: &Path, vocab: u32, key: u64) -> io::Result<Self> {
+        let partial = path.with_extension("partial");
+        let mut output = BufWriter::with_capacity(PIECE, File::create(&partial)?);
+        output.write_all(&[0; HEADER as usize])?;
+        let contents = Contents { width: width(vocab), key, ..Contents::default() };
+        Ok(Self { path: path.to_owned(), partial, output, contents, ends: Vec::new(), known: Vec::new() })
+    }
+
+    /// What it holds so far.
+    pub fn contents(&self) -> &Contents {
+        &self.contents
+    }
+
+    /// Adds ids to the document that is under way. They are below the vocabulary's size.
+    ///
+    /// # Errors
+    /// The file system.
+    pub fn ids(&mut self, ids: &[u32]) -> io::Result<()> {
+        self.contents.tokens += ids.len() as u64;
+        let width = self.contents.width as usize;
+        ids.iter().try_for_each(|id| self.output.write_all(&id.to_le_bytes()[..width]))
+    }
+
+    /// Ends the document.
+    pub fn end(&mut self, content: Content) {
+        self.contents.documents += 1;
+        self.contents.bytes += content.bytes;
+        self.ends.push(self.contents.tokens);
+        self.known.push(content);
+    }
+
+    /// Completes the file: the source goes on at `next`. Syncs it and gives it its name.
+    ///
+    /// # Errors
+    /// The file system.
+    pub fn finish(mut self, next: Place) -> io::Result<()> {
+        self.contents.next = next;
+        let filled = self.contents.ids() - self.contents.tokens * self.contents.width;
+        self.output.write_all(&[0; 8][..filled as usize])?;
+        let columns = [|_: &Content, end: u64| end, |c: &Content, _| c.hash, |c: &Content, _| c.bytes];
+        for column in columns {
+            for (content, end) in self.known.iter().zip(&self.ends) {
+                self.output.write_all(&column(content, *end).to_le_bytes())?;
+            }
+        }
+        self.output.flush()?;
+        // Read back, so that what is hashed is what the file system has.
+        let mut file = File::options().read(true).write(true).open(&self.partial)?;
+        let mut digest = Digest::new();
+        Hasher::write(&mut digest, &self.contents.header());
+        file.seek(SeekFrom::Start(HEADER))?;
+        let mut piece = vec![0; PIECE];
+        loop {
+            match file.read(&mut piece)? {
+                0 => break,
+                n => Hasher::write(&mut digest, &piece[..n]),
+            }
+        }
+        self.contents.digest = digest.finish();
+        file.seek(SeekFrom::Start(0))?;
+        file.write_all(&self.contents.header())?;
+        file.sync_all()?;
+        fs::rename(&self.partial, &self.path)
+    }
+}

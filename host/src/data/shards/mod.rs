@@ -1,0 +1,168 @@
+//! Text that is encoded once: a directory of token shards, which are read at any place.
+//!
+//! [`file`] is one shard; [`build`] makes a set from a source; [`documents`] gives a set's documents again, one by one;
+//! [`training`] is the line of tokens that a run trains on. A set is complete when its `shards.json` is there.
+
+pub mod build;
+pub mod documents;
+pub mod file;
+pub mod training;
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::error::SourceError;
+use super::source::TokenKind;
+use file::{Shard, VERSION};
+
+/// The file that says what a set is. It is written last.
+pub const MANIFEST: &str = "shards.json";
+/// Sets of at most so many bytes are compared with their digests before they are used.
+const VERIFIED: u64 = 4 << 30;
+
+/// What a set was made from: another source or tokenizer makes another set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The source's identity; see [`super::files::Files::identity`].
+    pub source: u64,
+    /// The tokenizer's fingerprint.
+    pub tokenizer: u64,
+}
+
+impl Origin {
+    /// One number for both.
+    pub fn key(self) -> u64 {
+        capful_core::random::Random::new(self.source, self.tokenizer).bits(u64::from(VERSION))
+    }
+}
+
+/// What a set is, as its file says it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    version: u32,
+    /// The source's name, for people.
+    pub source: String,
+    /// What it was made from.
+    pub origin: Origin,
+    /// Number of ids of the vocabulary.
+    pub vocab: u32,
+    /// The id that begins a document.
+    pub bos: Option<u32>,
+    /// The id that ends one.
+    pub eos: Option<u32>,
+    /// Shards.
+    pub shards: u32,
+    /// Documents, those that are held out too.
+    pub documents: u64,
+    /// Their ids, marks included.
+    pub tokens: u64,
+    /// Bytes of their text; 0 where it is not known.
+    pub bytes: u64,
+}
+
+impl Manifest {
+    /// Reads that of `dir`; nothing where there is none.
+    ///
+    /// # Errors
+    /// One that cannot be read, does not parse or is of another version.
+    pub fn read(dir: &Path) -> Result<Option<Self>, SourceError> {
+        let path = dir.join(MANIFEST);
+        let text = match fs::read(&path) {
+            Err(e) if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
+                return Ok(None);
+            }
+            read => read.map_err(|e| SourceError::io(&path, e))?,
+        };
+        let damaged = |e: serde_json::Error| SourceError::Shard { path: path.clone(), reason: e.to_string() };
+        let manifest: Self = serde_json::from_slice(&text).map_err(damaged)?;
+        if manifest.version != VERSION {
+            return Err(SourceError::ShardVersion { path, version: manifest.version, known: VERSION });
+        }
+        Ok(Some(manifest))
+    }
+
+    fn write(&self, dir: &Path) -> std::io::Result<()> {
+        let temporary = dir.join("shards.json.tmp");
+        let mut file = File::create(&temporary)?;
+        file.write_all(&serde_json::to_vec_pretty(self)?)?;
+        file.sync_all()?;
+        fs::rename(temporary, dir.join(MANIFEST))?;
+        File::open(dir)?.sync_all()
+    }
+
+    /// What its ids mean.
+    pub fn kind(&self) -> TokenKind {
+        let Self { vocab, bos, eos, origin: Origin { tokenizer: fingerprint, .. }, .. } = *self;
+        TokenKind { vocab, bos, eos, fingerprint }
+    }
+}
+
+/// Where shard `number` of a set lies.
+fn shard_path(dir: &Path, number: usize) -> PathBuf {
+    dir.join(format!("{number:05}.shard"))
+}
+
+/// A complete set, open.
+#[derive(Debug)]
+pub struct Shards {
+    name: String,
+    manifest: Manifest,
+    shards: Vec<Shard>,
+}
+
+impl Shards {
+    /// Opens the set in `dir`; nothing where there is none, or one that is not complete. What `wanted` names must be what
+    /// it was made from.
+    ///
+    /// # Errors
+    /// A set of another source, tokenizer or version; a shard that is missing, cut short or of another set.
+    pub fn open(dir: &Path, wanted: Option<Origin>) -> Result<Option<Self>, SourceError> {
+        let Some(manifest) = Manifest::read(dir)? else { return Ok(None) };
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != manifest.origin) {
+            let what = if wanted.source == manifest.origin.source { "tokenizer" } else { "source" };
+            return Err(SourceError::ShardsOther { path: dir.to_owned(), what, from: manifest.source });
+        }
+        let shards = (0..manifest.shards as usize).map(|number| Shard::open(&shard_path(dir, number)));
+        let shards = shards.collect::<Result<Vec<_>, _>>()?;
+        let total = |of: fn(&file::Contents) -> u64| shards.iter().map(|s| of(s.contents())).sum::<u64>();
+        let strangers = shards.iter().any(|s| s.contents().key != manifest.origin.key());
+        if strangers || (total(|c| c.tokens), total(|c| c.documents)) != (manifest.tokens, manifest.documents) {
+            let reason = "its shards are not those that it was written with".to_owned();
+            return Err(SourceError::Shard { path: dir.join(MANIFEST), reason });
+        }
+        Ok(Some(Self { name: dir.display().to_string(), manifest, shards }))
+    }
+
+    /// What it is.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Its name, for messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its shards, in order.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// Compares every shard with its digest, where the set is so small that it takes no time.
+    ///
+    /// # Errors
+    /// A shard that is damaged.
+    pub fn verified(self) -> Result<Self, SourceError> {
+        let bytes: u64 = self.shards.iter().map(|s| s.contents().tokens * s.contents().width).sum();
+        if bytes <= VERIFIED {
+            self.shards.iter().try_for_each(Shard::verify)?;
+        }
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests;

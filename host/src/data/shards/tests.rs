@@ -1,0 +1,224 @@
+use std::fs;
+use std::sync::Arc;
+
+use tempfile::TempDir;
+
+use super::super::fixtures::{Numbered, feed};
+use super::super::source::{Document, Documents};
+use super::super::split::{Part, Split};
+use super::super::stream::{Feed, TokenStream};
+use super::build::{Event, estimate, open_or_build};
+use super::documents::ShardDocuments;
+use super::*;
+
+const ORIGIN: Origin = Origin { source: 11, tokenizer: 22 };
+
+fn made(dir: &Path, documents: u64, threads: u32) -> Result<Shards, SourceError> {
+    open_or_build(dir, ORIGIN, || Ok(None), || Ok(feed(Numbered::finite(documents))), threads, &mut |_| {})
+}
+
+fn stream(feed: Feed) -> Vec<(u32, u32)> {
+    let mut stream = TokenStream::new(feed).unwrap();
+    stream.limit_epochs(1);
+    std::iter::from_fn(|| stream.next_token().unwrap()).map(|t| (t.id, t.offset)).collect()
+}
+
+fn again(shards: &Arc<Shards>, split: Split, part: Part) -> Feed {
+    let documents = Box::new(ShardDocuments::new(Arc::clone(shards)));
+    Feed { documents, split, part, ..feed(Numbered::finite(1)) }
+}
+
+#[test]
+fn the_documents_of_a_set_are_those_of_its_source_on_the_same_sides() {
+    for threads in [0, 2] {
+        let dir = TempDir::new().unwrap();
+        let shards = Arc::new(made(dir.path(), 200, threads).unwrap().verified().unwrap());
+        let split = Split::new(3, 0.1).unwrap();
+        for part in [Part::All, Part::Training, Part::Validation] {
+            let direct = Feed { split, part, ..feed(Numbered::finite(200)) };
+            assert_eq!(stream(again(&shards, split, part)), stream(direct), "{part:?}");
+        }
+        let bytes: u64 = (0..200).map(|i| Numbered::text(i).len() as u64).sum();
+        let Manifest { documents, tokens, bytes: found, .. } = *shards.manifest();
+        assert_eq!((documents, tokens, found), (200, bytes + 400, bytes));
+    }
+}
+
+#[test]
+fn places_between_documents_can_be_gone_to() {
+    let dir = TempDir::new().unwrap();
+    let mut documents = ShardDocuments::new(Arc::new(made(dir.path(), 20, 0).unwrap()));
+    let mut document = Document::default();
+    let mut all = Vec::new();
+    loop {
+        let place = documents.place();
+        if !documents.next(&mut document).unwrap() {
+            break;
+        }
+        all.push((place, document.ids.clone(), document.content));
+    }
+    assert_eq!(all.len(), 20);
+    for (place, ids, content) in all.iter().rev() {
+        documents.seek(*place).unwrap();
+        assert!(documents.next(&mut document).unwrap());
+        assert_eq!((&document.ids, &document.content), (ids, content));
+    }
+}
+
+/// A source that ends with an error after so many documents.
+struct Broken(Numbered, u64);
+
+impl Documents for Broken {
+    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        if self.0.place().document == self.1 {
+            return Err(SourceError::Empty { path: "lost".into() });
+        }
+        self.0.next(document)
+    }
+    fn place(&self) -> super::super::source::Place {
+        self.0.place()
+    }
+    fn seek(&mut self, place: super::super::source::Place) -> Result<(), SourceError> {
+        self.0.seek(place)
+    }
+    fn name(&self) -> &str {
+        "broken"
+    }
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn a_pass_that_was_stopped_goes_on_behind_its_last_complete_shard() {
+    let (whole, stopped) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    // Two shards of 1,048,576 documents at most and what is left.
+    let documents = (2 << 20) + 77;
+    made(whole.path(), documents, 2).unwrap();
+    let broken = || Ok(feed(Broken(Numbered::finite(documents), (1 << 20) + 5)));
+    let error = open_or_build(stopped.path(), ORIGIN, || Ok(None), broken, 0, &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("lost"), "{error}");
+    assert!(!stopped.path().join(MANIFEST).exists());
+    // What a kill leaves of the next one is no shard.
+    let mut found = 0;
+    let source = || Ok(feed(Numbered::finite(documents)));
+    let mut say = |event| {
+        if let Event::Begun { found: tokens, .. } = event {
+            found = tokens;
+        }
+    };
+    open_or_build(stopped.path(), ORIGIN, || Ok(None), source, 2, &mut say).unwrap();
+    assert!(found > 1 << 20, "{found}");
+    for number in 0..3 {
+        let [a, b] = [&whole, &stopped].map(|dir| fs::read(shard_path(dir.path(), number)).unwrap());
+        assert!(a == b, "shard {number}");
+    }
+    assert!(!shard_path(whole.path(), 3).exists());
+}
+
+#[test]
+fn what_is_damaged_or_of_something_else_is_refused_in_one_line() {
+    let dir = TempDir::new().unwrap();
+    made(dir.path(), 50, 0).unwrap();
+    let (shard, manifest) = (shard_path(dir.path(), 0), dir.path().join(MANIFEST));
+    let (good, said) = (fs::read(&shard).unwrap(), fs::read_to_string(&manifest).unwrap());
+    let refused = |expected: &str| {
+        let opened = Shards::open(dir.path(), Some(ORIGIN)).and_then(|shards| shards.unwrap().verified());
+        let message = opened.unwrap_err().to_string();
+        assert!(message.contains(expected) && !message.contains('\n'), "{message}");
+    };
+    for at in [70, 75, 130, good.len() - 1, good.len() / 2] {
+        let mut bad = good.clone();
+        bad[at] ^= 4;
+        fs::write(&shard, bad).unwrap();
+        refused("damaged token shard (its content is not what was written)");
+    }
+    for (bad, expected) in [
+        (&good[..good.len() - 8], "its length is not what its header says"),
+        (&good[..60], "shorter than a header"),
+        (b"text", "shorter than a header"),
+        (&[7; 200], "it is no token shard"),
+    ] {
+        fs::write(&shard, bad).unwrap();
+        refused(expected);
+    }
+    let mut other = good.clone();
+    other[8] = 9;
+    fs::write(&shard, other).unwrap();
+    refused("of version 9; this program reads version 1");
+    fs::remove_file(&shard).unwrap();
+    refused("no such file");
+    fs::write(&shard, &good).unwrap();
+    for (bad, expected) in [
+        (said.replace("\"documents\": 50", "\"documents\": 51"), "not those that it was written with"),
+        (said.replace("\"version\": 1", "\"version\": 3"), "of version 3"),
+        (said.replace("\"source\": 11", "\"source\": 12"), "of another source (numbered)"),
+        (said.replace("\"tokenizer\": 22", "\"tokenizer\": 23"), "of another tokenizer (numbered)"),
+        (said[..40].to_owned(), "damaged token shard"),
+    ] {
+        assert_ne!(bad, said);
+        fs::write(&manifest, bad).unwrap();
+        refused(expected);
+    }
+    // What is incomplete is none, and is made again.
+    fs::remove_file(&manifest).unwrap();
+    assert!(Shards::open(dir.path(), Some(ORIGIN)).unwrap().is_none());
+    fs::write(&shard, &good[..100]).unwrap();
+    made(dir.path(), 50, 0).unwrap().verified().unwrap();
+    assert!(fs::read(&shard).unwrap() == good);
+}
+
+#[test]
+fn two_that_make_the_same_set_make_it_once() {
+    let dir = TempDir::new().unwrap();
+    let made: Vec<u64> = std::thread::scope(|scope| {
+        let threads = (0..4).map(|_| scope.spawn(|| made(dir.path(), 3000, 0).unwrap().manifest().tokens));
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(made.iter().all(|&tokens| tokens == made[0]), "{made:?}");
+    Shards::open(dir.path(), Some(ORIGIN)).unwrap().unwrap().verified().unwrap();
+}
+
+/// A source that says how much text it has.
+struct Sized(Numbered, u64);
+
+impl Documents for Sized {
+    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        self.0.next(document)
+    }
+    fn place(&self) -> super::super::source::Place {
+        self.0.place()
+    }
+    fn seek(&mut self, place: super::super::source::Place) -> Result<(), SourceError> {
+        self.0.seek(place)
+    }
+    fn name(&self) -> &str {
+        "sized"
+    }
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+    fn text_bytes(&self) -> Option<u64> {
+        Some(self.1)
+    }
+}
+
+#[test]
+fn the_size_is_told_beforehand_and_a_disk_too_small_is_refused() {
+    let bytes: u64 = (0..1000).map(|i| Numbered::text(i).len() as u64).sum();
+    let sized = |bytes| feed(Sized(Numbered::finite(1000), bytes));
+    let about = estimate(sized(bytes)).unwrap().unwrap();
+    let dir = TempDir::new().unwrap();
+    made(dir.path(), 1000, 0).unwrap();
+    let taken = fs::metadata(shard_path(dir.path(), 0)).unwrap().len() - 128;
+    assert!(about.abs_diff(taken) < 32, "{about} for {taken}");
+    assert_eq!(estimate(feed(Numbered::finite(3))).unwrap(), None);
+
+    let missing = dir.path().join("a/b");
+    let huge = || estimate(sized(1 << 60));
+    let error = open_or_build(&missing, ORIGIN, huge, || Ok(sized(1 << 60)), 0, &mut |_| {}).unwrap_err();
+    let message = error.to_string();
+    assert!(message.contains("are free; name another place with --cache DIR"), "{message}");
+    assert!(!missing.exists());
+}

@@ -1,0 +1,181 @@
+//! The tokens of a set of shards that a run trains on: its documents without those that are held out, as a line that
+//! begins again at its end, read at any place.
+
+use std::sync::Arc;
+
+use super::super::error::SourceError;
+use super::super::split::{Part, Split};
+use super::Shards;
+
+/// Every so many documents one's end is remembered; those between are looked up.
+const STRIDE: usize = 64;
+
+/// Documents next to each other that are held out.
+#[derive(Debug, Clone, Copy)]
+struct Gap {
+    /// Training tokens before it.
+    at: u64,
+    /// Held-out tokens up to its end.
+    skipped: u64,
+}
+
+/// The training side of a set.
+#[derive(Debug)]
+pub struct TrainingTokens {
+    shards: Arc<Shards>,
+    /// Tokens before each shard.
+    begins: Vec<u64>,
+    gaps: Vec<Gap>,
+    /// For each shard the ends of its documents 63, 127, …
+    ends: Vec<Vec<u64>>,
+    tokens: u64,
+    /// Ends of documents that were looked up last: their shard, the first one's number, and they.
+    found: (usize, usize, Vec<u64>),
+    bytes: Vec<u8>,
+}
+
+/// Bytes of memory for a set of `documents`, of which one in twenty is held out.
+pub fn bytes(documents: u64) -> u64 {
+    documents / 20 * size_of::<Gap>() as u64 + documents / STRIDE as u64 * 8 + (64 << 10)
+}
+
+impl TrainingTokens {
+    /// The documents that are for training under `split`.
+    ///
+    /// # Errors
+    /// A shard that cannot be read; a set without a token for training.
+    pub fn new(shards: Arc<Shards>, split: &Split) -> Result<Self, SourceError> {
+        let mut line = Self {
+            begins: Vec::with_capacity(shards.shards.len()),
+            ends: Vec::with_capacity(shards.shards.len()),
+            gaps: Vec::new(),
+            tokens: 0,
+            found: (0, 0, Vec::with_capacity(STRIDE)),
+            bytes: Vec::new(),
+            shards: Arc::clone(&shards),
+        };
+        let (mut begin, mut skipped) = (0, 0);
+        for shard in &shards.shards {
+            let (mut ends, mut hashes, mut remembered) = ([0; STRIDE], [0; STRIDE], Vec::new());
+            let (documents, mut before) = (shard.contents().documents, 0);
+            for first in (0..documents).step_by(STRIDE) {
+                let count = (documents - first).min(STRIDE as u64) as usize;
+                shard.ends(first, &mut ends[..count])?;
+                shard.hashes(first, &mut hashes[..count])?;
+                for (&end, &hash) in ends.iter().zip(&hashes).take(count) {
+                    if end < before || end > shard.contents().tokens {
+                        return Err(line.damaged("its documents' ends are out of order"));
+                    }
+                    if !split.has(Part::Training, hash) {
+                        skipped += end - before;
+                        line.gap(begin + end - skipped, skipped);
+                    }
+                    before = end;
+                }
+                remembered.extend((count == STRIDE).then_some(before));
+            }
+            line.begins.push(begin);
+            line.ends.push(remembered);
+            begin += shard.contents().tokens;
+        }
+        line.gaps.shrink_to_fit();
+        line.tokens = begin - skipped;
+        if line.tokens == 0 {
+            let name = shards.name.clone();
+            return Err(match begin {
+                0 => SourceError::NoDocuments { name },
+                _ => SourceError::EmptyPart { name, part: Part::Training.name() },
+            });
+        }
+        Ok(line)
+    }
+
+    fn gap(&mut self, at: u64, skipped: u64) {
+        match self.gaps.last_mut() {
+            Some(last) if last.at == at => last.skipped = skipped,
+            _ => self.gaps.push(Gap { at, skipped }),
+        }
+    }
+
+    fn damaged(&self, reason: &str) -> SourceError {
+        SourceError::Shard { path: self.shards.name.clone().into(), reason: reason.to_owned() }
+    }
+
+    /// Tokens of the line until it begins again, at least 1.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// The set's name.
+    pub fn name(&self) -> &str {
+        &self.shards.name
+    }
+
+    /// The next piece of the line from `at` on, at most so many tokens, that lies in one piece in one shard: the shard,
+    /// the first token's number in it, and how many there are.
+    fn piece(&self, at: u64, most: u64) -> (usize, u64, u64) {
+        let at = at % self.tokens;
+        let gap = self.gaps.partition_point(|gap| gap.at <= at);
+        let skipped = gap.checked_sub(1).map_or(0, |i| self.gaps[i].skipped);
+        let until = self.gaps.get(gap).map_or(self.tokens, |gap| gap.at);
+        let place = at + skipped;
+        let shard = self.begins.partition_point(|&begin| begin <= place).saturating_sub(1);
+        let inside = place - self.begins[shard];
+        let left = self.shards.shards[shard].contents().tokens - inside;
+        (shard, inside, most.min(until - at).min(left))
+    }
+
+    /// Puts the tokens from `at` on into `ids`.
+    ///
+    /// # Errors
+    /// A shard that cannot be read, or is damaged.
+    pub fn read(&mut self, mut at: u64, ids: &mut [u32]) -> Result<(), SourceError> {
+        let mut done = 0;
+        while done < ids.len() {
+            let (shard, inside, count) = self.piece(at, (ids.len() - done) as u64);
+            let (into, vocab) = (&mut ids[done..done + count as usize], self.shards.manifest.vocab);
+            self.shards.shards[shard].ids(inside, into, &mut self.bytes, vocab)?;
+            (at, done) = (at + count, done + count as usize);
+        }
+        Ok(())
+    }
+
+    /// How many tokens of its document precede each of the tokens from `at` on, as far as they are among these.
+    ///
+    /// # Errors
+    /// A shard that cannot be read.
+    pub fn offsets(&mut self, mut at: u64, offsets: &mut [u32]) -> Result<(), SourceError> {
+        let (mut done, mut before) = (0, 0);
+        while done < offsets.len() {
+            let (shard, inside, count) = self.piece(at, (offsets.len() - done) as u64);
+            let (begin, end) = self.document(shard, inside)?;
+            let count = count.min(end - inside);
+            if begin == inside {
+                before = 0;
+            }
+            for offset in &mut offsets[done..done + count as usize] {
+                *offset = before;
+                before += 1;
+            }
+            (at, done) = (at + count, done + count as usize);
+        }
+        Ok(())
+    }
+
+    /// Where the document of token `at` of a shard begins and ends.
+    fn document(&mut self, shard: usize, at: u64) -> Result<(u64, u64), SourceError> {
+        let block = self.ends[shard].partition_point(|&end| end <= at);
+        if (self.found.0, self.found.1) != (shard, block) || self.found.2.is_empty() {
+            let first = (block * STRIDE) as u64;
+            let count = (self.shards.shards[shard].contents().documents - first).min(STRIDE as u64);
+            self.found.2.resize(count as usize, 0);
+            self.shards.shards[shard].ends(first, &mut self.found.2)?;
+            (self.found.0, self.found.1) = (shard, block);
+        }
+        let ends = &self.found.2;
+        let number = ends.partition_point(|&end| end <= at);
+        let before = block.checked_sub(1).map_or(0, |block| self.ends[shard][block]);
+        let begin = number.checked_sub(1).map_or(before, |i| ends[i]);
+        Ok((begin, ends.get(number).copied().unwrap_or(self.shards.shards[shard].contents().tokens)))
+    }
+}
