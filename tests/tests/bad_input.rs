@@ -379,3 +379,80 @@ fn a_reader_that_goes_away_is_no_panic() {
         assert!([Some(141), Some(0)].contains(&outcome.status), "{outcome:?}");
     }
 }
+
+/// The only directory in `dir`.
+fn only(dir: &Path) -> std::path::PathBuf {
+    let mut entries: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    entries.remove(0)
+}
+
+#[test]
+fn token_shards_that_are_damaged_or_of_something_else_are_refused() {
+    let dir = directory();
+    let dir = dir.path();
+    fs::write(dir.join("a.txt"), text(60)).unwrap();
+    fs::write(dir.join("b.txt"), text(50)).unwrap();
+    let line = "--data a.txt --tokenizer bpe --cache cache";
+    train(dir, &format!("{line} --out first")).ok();
+    let set = only(&dir.join("cache"));
+    let (shard, manifest) = (set.join("00000.shard"), set.join("shards.json"));
+    let (good, said) = (fs::read(&shard).unwrap(), fs::read_to_string(&manifest).unwrap());
+    let refused = |says: &[&str]| {
+        train(dir, &format!("{line} --out second")).refused(2, says);
+        assert!(!dir.join("second").exists());
+    };
+    let mut bad = good.clone();
+    bad[200] ^= 1;
+    fs::write(&shard, &bad).unwrap();
+    refused(&["00000.shard", "damaged token shard", "remove its directory"]);
+    fs::write(&shard, &good[..good.len() / 2]).unwrap();
+    refused(&["00000.shard", "damaged token shard", "length"]);
+    bad.clone_from(&good);
+    bad[8] = 7;
+    fs::write(&shard, &bad).unwrap();
+    refused(&["00000.shard", "version 7", "version 1"]);
+    fs::write(&shard, &good).unwrap();
+    for (key, says) in [("\"source\": ", "another source"), ("\"tokenizer\": ", "another tokenizer")] {
+        // The manifest's name of the source is a string; the number comes behind it.
+        let at = said.rfind(key).unwrap() + key.len();
+        fs::write(&manifest, format!("{}1{}", &said[..at], said[at..].trim_start_matches(char::is_numeric))).unwrap();
+        refused(&[says, "a.txt", "remove this one"]);
+    }
+    fs::write(&manifest, &said).unwrap();
+
+    // The same cache serves another source beside it, and the first one again.
+    host(dir, &format!("train --json {TINY} --steps 2 --data b.txt --tokenizer bpe --cache cache --out third")).ok();
+    assert_eq!(fs::read_dir(dir.join("cache")).unwrap().count(), 2);
+    train(dir, &format!("{line} --out fourth")).ok();
+    assert_eq!(fs::read(&shard).unwrap(), good);
+
+    // Shards that were made beforehand.
+    host(dir, "data --in a.txt b.txt --vocab-size 300 --out shards").ok();
+    train(dir, "--data shards --out fifth").ok();
+    train(dir, "--data shards --tokenizer word --out sixth").refused(2, &["shards", "word", "tokens"]);
+    train(dir, "--data shards --tokenizer first/tokenizer.json --out sixth").refused(2, &["shards", "tokenizer"]);
+    host(dir, "data --in a.txt --vocab-size 300 --out shards").refused(2, &["shards", "another"]);
+    fs::remove_file(dir.join("shards/shards.json")).unwrap();
+    train(dir, "--data shards --tokenizer first/tokenizer.json --out sixth").refused(2, &["shards", "not complete"]);
+    host(dir, "data --in missing.txt --out other").refused(2, &["missing.txt"]);
+    assert!(!dir.join("sixth").exists() && !dir.join("other").exists());
+}
+
+#[test]
+fn orders_that_cannot_be_are_refused() {
+    let dir = directory();
+    let dir = dir.path();
+    fs::write(dir.join("a.txt"), text(60)).unwrap();
+    for (flags, says) in [
+        ("--data a.txt --order random --cache none", ["--order random", "--cache none"]),
+        ("--order random", ["tales", "--order random"]),
+        ("--data a.txt --cache none --pool 100TB", ["memory free", "--pool"]),
+        ("--data a.txt --cache none --pool 200MiB --budget 100MiB", ["--budget", "--pool"]),
+        ("--data a.txt --order sorted", ["sorted", "random"]),
+        ("--data a.txt --pool much", ["much", "4GiB"]),
+    ] {
+        train(dir, &format!("{flags} --out out")).refused(2, &says);
+        assert!(!dir.join("out").exists(), "{flags}");
+    }
+}

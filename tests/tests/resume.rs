@@ -54,7 +54,10 @@ fn forty_steps_are_twenty_and_twenty() {
     for (name, flags) in [
         ("tales", "--data tales"),
         ("text", "--data corpus.txt --accumulate 2"),
-        ("shuffled", "--data corpus.txt --shuffle 16 --tokenizer bpe --threads 2"),
+        ("consecutive", "--data corpus.txt --order consecutive"),
+        ("shuffled", "--data corpus.txt --order consecutive --shuffle 16 --tokenizer bpe --threads 2"),
+        ("cached", "--data corpus.txt --cache cache --tokenizer bpe --threads 2"),
+        ("streamed", "--data corpus.txt --cache none --pool 12KiB --shuffle 16 --tokenizer bpe --threads 2"),
         ("factorised", "--data corpus.txt --preset yxanul-tiny --set kv_heads=1 --set rank=5 --recompute full"),
         ("untied", "--data corpus.txt --preset llama-tiny --set kv_heads=1 --set tied=false --accumulate 2"),
         ("bytes", "--data corpus.txt --tokenizer byte --accumulate 3 --attention mixed --block 16 --recompute full"),
@@ -64,9 +67,14 @@ fn forty_steps_are_twenty_and_twenty() {
         host(dir, &format!("train --json {flags} --steps 20 --out {name}")).ok();
         let between = state(&dir.join(name).join("checkpoint-00000020"));
         assert_eq!(between["step"], 20);
-        if name != "tales" {
-            let token = between["position"]["token"].as_u64().unwrap();
-            assert!(token > 1, "it stopped at a document's border: {between}");
+        let position = |what: &str| between["position"][what].as_u64().unwrap_or(0);
+        match name {
+            "tales" => {}
+            "consecutive" | "shuffled" => {
+                assert!(position("token") > 1, "it stopped at a document's border: {between}");
+            }
+            "streamed" => assert!(position("drawn") > 0, "it stopped at the pool's border: {between}"),
+            _ => assert_eq!(position("tokens"), between["tokens"].as_u64().unwrap()),
         }
         // Another number of threads changes no bit either.
         host(dir, &format!("train --json --resume --steps 40 --threads 1 --out {name}")).ok();

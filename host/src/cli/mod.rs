@@ -3,6 +3,7 @@
 mod bench;
 mod chat;
 mod completions;
+mod data;
 mod doctor;
 mod eval;
 mod generate;
@@ -94,6 +95,8 @@ enum Command {
     Logits(logits::Logits),
     /// Builds and shows a capped vocabulary, or encodes and decodes with a tokenizer
     Vocab(vocab::Vocab),
+    /// Encodes text once into token shards that train, plan and eval read with --data
+    Data(data::Data),
     /// Times steps of a plan on synthetic tokens
     Bench(bench::Bench),
     /// What this machine offers, and what is missing for each device
@@ -167,6 +170,7 @@ pub fn main() -> ExitCode {
         Command::Chat(c) => c.run(),
         Command::Logits(c) => c.run(),
         Command::Vocab(c) => c.run(),
+        Command::Data(c) => c.run(),
         Command::Bench(c) => c.run(),
         Command::Doctor(c) => c.run(),
         Command::Completions(c) => c.run(),

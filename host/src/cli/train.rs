@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use capful_core::generate::Sampler;
-use capful_core::train::{Curriculum, Period};
+use capful_core::train::Curriculum;
 use serde_json::json;
 
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, work};
@@ -44,6 +44,9 @@ pub struct Train {
     json: bool,
 }
 
+/// A run that waits for text for more than this share of its time is told so.
+const MOST_WAITED: f64 = 0.03;
+
 /// The flags that may differ when a run is resumed.
 const MAY_DIFFER: [&str; 7] = ["steps", "epochs", "device", "threads", "precision", "budget", "gpu"];
 
@@ -55,7 +58,8 @@ impl Train {
             let from = checkpoint::latest(&dir).map_err(request)?;
             let config = resumed(directory::read_config(&dir)?, flags)?;
             AnyProfile::of(&config)?.require()?;
-            let corpus = Corpus::reopen(&config, &from, &dir, Some(&mut encoding(&config, &dir))).map_err(encoded)?;
+            let corpus =
+                Corpus::reopen(&config, &from, &dir, Some(&mut encoding(&config, &dir, json))).map_err(encoded)?;
             let algorithms = checkpoint::read_state(&from).map_err(request)?.algorithms;
             return start(config, &corpus, &dir, Some(&from), &algorithms, json);
         }
@@ -73,7 +77,9 @@ impl Train {
         AnyProfile::of(&config)?.require()?;
         let dir = out.unwrap_or_else(|| directory::next(&config.preset));
         directory::require_free(&dir)?;
-        let corpus = Corpus::open(&config, &dir, &mut encoding(&config, &dir)).map_err(encoded)?;
+        let mut corpus = Corpus::open(&config, &dir, &mut encoding(&config, &dir, json)).map_err(encoded)?;
+        // The source must hold a batch before a directory is made.
+        corpus.require(&config).map_err(request)?;
         count_epochs(&mut config, &corpus)?;
         if algorithms.is_some() && !config.device.starts_with("cuda") {
             return Err(request(format!("--algorithms is for cards; the device is {}", config.device)));
@@ -84,8 +90,8 @@ impl Train {
 }
 
 /// Tells people that all text is encoded before the run begins.
-fn encoding(config: &Config, dir: &Path) -> impl FnMut(Event) + use<> {
-    let (data, cache) = (config.data.clone(), config.cache(dir));
+fn encoding(config: &Config, dir: &Path, quiet: bool) -> impl FnMut(Event) + use<> {
+    let (data, cache) = (config.data.clone(), config.cache(dir).filter(|_| !quiet));
     move |event| {
         let Some(Cache::Own(dir) | Cache::Shared(dir)) = &cache else { return };
         match event {
@@ -101,7 +107,7 @@ fn encoding(config: &Config, dir: &Path) -> impl FnMut(Event) + use<> {
 }
 
 /// What cannot be written is no wrong request.
-fn encoded(error: CorpusError) -> Failure {
+pub(super) fn encoded(error: CorpusError) -> Failure {
     match error {
         CorpusError::Source(SourceError::Write { .. }) => work(error),
         _ => request(error),
@@ -198,10 +204,6 @@ impl Job<'_> {
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
         if resume.is_none() {
-            // The source must hold a batch before a directory is made.
-            let mut sequences = corpus.training().map_err(request)?;
-            let micro = config.periods().iter().map(Period::micro_tokens).max().unwrap_or(0);
-            sequences.require(micro + 1).map_err(request)?;
             let mut written = serde_json::to_value(&plan).map_err(work)?;
             written["algorithms"] = json!(session.algorithms());
             let text = serde_json::to_string_pretty(&written).map_err(work)?;
@@ -294,6 +296,20 @@ impl Observer for Silent {
     fn evaluation(&mut self, _: &EvalMetrics) {}
 }
 
+/// What is said of a run whose steps waited for text, and what would help.
+fn waited(config: &Config, corpus: &Corpus, outcome: &Outcome) -> Option<String> {
+    let share = outcome.waited / outcome.seconds;
+    if share <= MOST_WAITED {
+        return None;
+    }
+    let help = match corpus.shards() {
+        Some(_) => "the token shards lie on a slow disk: name a faster one with --cache DIR",
+        None if config.data == "tales" => "the tales are made by one thread: a larger model or device would not wait",
+        None => "encode the text once: with --cache DIR, or with `host data` beforehand",
+    };
+    Some(format!("steps waited {:.1} s for text, {:.0} % of the run; {help}", outcome.waited, 100.0 * share))
+}
+
 fn report(
     config: &Config,
     corpus: &Corpus,
@@ -302,6 +318,9 @@ fn report(
     outcome: &Outcome,
     json: bool,
 ) -> Result<(), Failure> {
+    if let Some(line) = waited(config, corpus, outcome) {
+        eprintln!("host: {line}");
+    }
     let baselines = corpus.baselines(validation).map_err(work)?;
     let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
     if json {
@@ -321,6 +340,7 @@ fn report(
             "seconds": outcome.seconds,
             "tokens": outcome.tokens,
             "steps": config.steps,
+            "waited_s": outcome.waited,
             "heap_allocations": outcome.allocations,
             "loader_allocations": outcome.loader_allocations,
             "heap_allocations_per_save": outcome.save.allocations,

@@ -11,7 +11,7 @@ use crate::data::files::Files;
 use crate::data::shards::{MANIFEST, Manifest};
 use crate::data::source::{Documents as _, Source, SourceOptions};
 use crate::data::tokenizer;
-use crate::run::train::in_span;
+use crate::run::train::{in_span, largest_block};
 
 /// `--cache` with this keeps nothing.
 pub const NO_CACHE: &str = "none";
@@ -28,8 +28,8 @@ fn path(data: &str) -> Option<PathBuf> {
 }
 
 /// The tokenizer that lies beside a source's token shards, where it is of such.
-pub(super) fn tokenizer_of(data: &str) -> Result<Option<String>, ConfigError> {
-    let Some(path) = path(data).filter(|path| path.join(MANIFEST).is_file()) else { return Ok(None) };
+pub(super) fn tokenizer_of(data: Option<&str>) -> Result<Option<String>, ConfigError> {
+    let Some(path) = data.and_then(path).filter(|path| path.join(MANIFEST).is_file()) else { return Ok(None) };
     let path = path.join(tokenizer::FILE_NAME);
     if !path.is_file() {
         return error(format!("{}: missing; name the tokenizer of these shards with --tokenizer", path.display()));
@@ -94,6 +94,13 @@ impl Config {
             None => u64::from(p.seq_len),
         };
         periods.iter().map(|p| Stretch { from: curriculum.tokens(p.from), length: length(p) }).collect()
+    }
+
+    /// Tokens that an epoch must have: a batch's, or a block's where rows are streams, and one.
+    pub fn least_tokens(&self) -> u64 {
+        let periods = self.periods();
+        let micro = periods.iter().map(Period::micro_tokens).max().unwrap_or(0);
+        micro.max(self.span().map_or(0, |span| largest_block(&periods, span))) + 1
     }
 
     /// The directory of the run's tokens: `run` is the run's own. None where they are streamed, or lie in shards already.

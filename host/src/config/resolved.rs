@@ -124,12 +124,10 @@ impl Config {
             return error(format!("no preset is called '{name}'; there are {}", known.join(", ")));
         };
         let asked_vocabulary = raw.vocab_size;
+        let beside = if raw.tokenizer.is_none() { super::order::tokenizer_of(raw.data.as_deref())? } else { None };
         let raw = preset.raw().overlaid(raw);
         let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
-        let tokenizer = match raw.tokenizer.clone() {
-            Some(tokenizer) => tokenizer,
-            None => super::order::tokenizer_of(&data)?.unwrap_or_else(|| "word".to_owned()),
-        };
+        let tokenizer = beside.or(raw.tokenizer.clone()).unwrap_or_else(|| "word".to_owned());
         let choice = TokenizerChoice::parse(&tokenizer)?;
         let vocab_size = match (&choice, asked_vocabulary) {
             (_, Some(n)) => n,

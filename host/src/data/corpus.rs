@@ -1,6 +1,7 @@
 //! Everything a command needs of the data that a configuration names.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use capful_core::data::Stretch;
@@ -13,10 +14,10 @@ use super::sequences::Sequences;
 use super::sequences::consecutive::Consecutive;
 use super::sequences::permuted::Permuted;
 use super::sequences::pool::{Pool, half};
-use super::shards::build::{Event, estimate, open_or_build};
+use super::shards::build::{Event, LOCK, estimate, open_or_build};
 use super::shards::documents::ShardDocuments;
 use super::shards::training::TrainingTokens;
-use super::shards::{Manifest, Origin, Shards};
+use super::shards::{self, Manifest, Origin, Shards};
 use super::shuffle::Shuffled;
 use super::source::{Document, Documents, Source, SourceOptions};
 use super::split::{DEFAULT_FRACTION, Part, Split};
@@ -24,7 +25,7 @@ use super::stream::{Feed, TokenStream};
 use super::tales::TaleDocuments;
 use super::tokenizer::{self, Built, DocumentError, Tokenizer, TokenizerError};
 use super::validation::{ValidationReader, ValidationSet};
-use crate::config::{Cache, Config, Order};
+use crate::config::{Cache, Config, OWN, Order};
 
 /// Documents of the built-in corpus that a tokenizer is built from: each of its words occurs in them many times.
 const TALES_READ: usize = 10_000;
@@ -64,6 +65,8 @@ pub struct Corpus {
     pool: u64,
     /// The source's tokens, where they can be read at any place.
     shards: Option<Arc<Shards>>,
+    /// The run's directory, where its tokens were encoded by this process.
+    made: Option<PathBuf>,
     /// What reads it.
     pub tokenizer: Arc<dyn Tokenizer>,
 }
@@ -74,6 +77,7 @@ fn open(source: &Source, options: &SourceOptions, seed: u64, part: Part) -> Resu
         (Source::Tales, _) => Box::new(TaleDocuments::training(seed)),
         (Source::Path(path), _) => match Shards::open(path, None)? {
             Some(shards) => Box::new(ShardDocuments::new(Arc::new(shards))),
+            None if shards::begun(path) => return Err(SourceError::ShardsUnfinished { path: path.clone() }),
             None => Box::new(Files::open(path, options)?),
         },
     })
@@ -119,7 +123,7 @@ impl Corpus {
     }
 
     /// What the set of this corpus's tokens is made from, and where it lies.
-    fn cached(&self, config: &Config, dir: &Path) -> Result<Option<(Origin, std::path::PathBuf)>, SourceError> {
+    fn cached(&self, config: &Config, dir: &Path) -> Result<Option<(Origin, PathBuf)>, SourceError> {
         let (Source::Path(path), Some(cache)) = (&self.source, config.cache(dir)) else { return Ok(None) };
         if config.order != Order::Random || Manifest::read(path)?.is_some() {
             return Ok(None);
@@ -135,19 +139,52 @@ impl Corpus {
 
     /// Makes sure that the tokens of a run in random order can be read at any place.
     fn keep(&mut self, config: &Config, dir: &Path, say: &mut dyn FnMut(Event)) -> Result<(), CorpusError> {
-        if let Some(other) = &self.validation {
-            // Before the work, not after it.
-            open(other, &self.options, self.seed, Part::All)?;
+        let Some((origin, at)) = self.cached(config, dir)? else {
+            if config.order == Order::Random {
+                self.shards = self.given()?.map(Arc::new);
+            }
+            return Ok(());
+        };
+        if self.validation.is_some() {
+            // What is wrong with it is said before the work, not after it.
+            self.validation(config.eval_tokens)?;
         }
-        if let Some((origin, at)) = self.cached(config, dir)? {
-            let feed = || self.whole(&self.source);
-            let threads = ahead::builders(config.threads);
-            let shards = open_or_build(&at, origin, || estimate(feed()?), feed, threads, say)?;
-            self.shards = Some(Arc::new(shards.verified()?));
-        } else if config.order == Order::Random {
-            self.shards = self.given()?.map(Arc::new);
+        let feed = || self.whole(&self.source);
+        let (threads, there) = (ahead::builders(config.threads), at.exists());
+        let made = open_or_build(&at, origin, || estimate(feed()?), feed, threads, say);
+        if !there && at == dir.join(OWN) {
+            self.made = Some(dir.to_owned());
         }
+        if made.is_err() {
+            self.discard_empty();
+        }
+        self.shards = Some(Arc::new(made?.verified()?));
         Ok(())
+    }
+
+    /// Removes the directories that were made for tokens and hold none.
+    fn discard_empty(&mut self) {
+        let Some(dir) = self.made.take() else { return };
+        let tokens = dir.join(OWN);
+        if !shards::begun(&tokens) {
+            let _ = fs::remove_file(tokens.join(LOCK));
+            // Only what is empty is removed.
+            let _ = fs::remove_dir(tokens).and_then(|()| fs::remove_dir(dir));
+        }
+    }
+
+    /// Checks that the run has a whole batch to begin with. If not, the tokens that were encoded for it are removed.
+    ///
+    /// # Errors
+    /// The source is too short, or cannot be read.
+    pub fn require(&mut self, config: &Config) -> Result<(), SourceError> {
+        let least = config.least_tokens();
+        let enough = self.training().and_then(|mut sequences| sequences.require(least));
+        if let (Err(_), Some(dir)) = (&enough, self.made.take()) {
+            self.shards = None;
+            let _ = fs::remove_dir_all(dir.join(OWN)).and_then(|()| fs::remove_dir(dir));
+        }
+        enough
     }
 
     /// Uses the run's tokens where they are complete and fit.
@@ -212,6 +249,7 @@ impl Corpus {
             stretches: config.stretches(),
             pool: config.pool,
             shards: None,
+            made: None,
             tokenizer,
         })
     }
@@ -240,7 +278,7 @@ impl Corpus {
     /// A source that cannot be read.
     pub fn training(&self) -> Result<Box<dyn Sequences>, SourceError> {
         if let (Order::Random, Some(shards)) = (self.order, &self.shards) {
-            let tokens = TrainingTokens::new(Arc::clone(shards), &self.split)?;
+            let tokens = self.tokens(shards)?;
             let fingerprint = self.fingerprint()?;
             return Ok(Box::new(Permuted::new(tokens, self.seed, self.stretches.clone(), fingerprint)));
         }
@@ -252,6 +290,14 @@ impl Corpus {
                 Box::new(Pool::new(stream, self.seed, stretches, self.pool, vocab))
             }
         })
+    }
+
+    fn tokens(&self, shards: &Arc<Shards>) -> Result<TrainingTokens, SourceError> {
+        let name = match &self.source {
+            Source::Path(path) => path.display().to_string(),
+            Source::Tales => "tales".to_owned(),
+        };
+        TrainingTokens::new(Arc::clone(shards), &self.split, &name)
     }
 
     /// In what order the run reads, for people.
@@ -305,7 +351,7 @@ impl Corpus {
             return Err(SourceError::Endless { name: "tales".to_owned() });
         }
         if let Some(shards) = &self.shards {
-            return Ok(TrainingTokens::new(Arc::clone(shards), &self.split)?.tokens());
+            return Ok(self.tokens(shards)?.tokens());
         }
         let mut stream = self.stream()?;
         stream.limit_epochs(1);
@@ -362,6 +408,11 @@ pub fn build_tokenizer(config: &Config) -> Result<Built, CorpusError> {
 
 fn build(config: &Config, source: &Source, options: &SourceOptions, split: Split) -> Result<Built, CorpusError> {
     let mut documents = open(source, options, config.seed, Part::Training)?;
+    let kinds = matches!(config.tokenizer.as_str(), "word" | "bpe");
+    if kinds && !documents.has_text() {
+        let name = documents.name().to_owned();
+        return Err(SourceError::NoText { name, tokenizer: config.tokenizer.clone() }.into());
+    }
     let endless = *source == Source::Tales;
     let part = if endless { Part::All } else { Part::Training };
     let mut left = if endless { TALES_READ } else { usize::MAX };

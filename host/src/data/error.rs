@@ -71,12 +71,18 @@ pub enum SourceError {
     Shard { path: PathBuf, reason: String },
     #[error("{}: token shards of version {version}; this program reads version {known}; remove their directory, and the source is encoded again", path.display())]
     ShardVersion { path: PathBuf, version: u32, known: u32 },
-    #[error("{}: token shards of another {what} ({from}); name another directory with --cache, or remove this one", path.display())]
+    #[error("{}: token shards of another {what} than this run's ({from}); restore the data and the tokenizer, name another directory, or remove this one", path.display())]
     ShardsOther { path: PathBuf, what: &'static str, from: String },
+    #[error("{}: token shards that are not complete; run the same `host data` again, it goes on where it was stopped", path.display())]
+    ShardsUnfinished { path: PathBuf },
     #[error("{}: the tokens take about {} and {} are free; name another place with --cache DIR, or stream with --cache none", dir.display(), human_bytes(*needed), human_bytes(*free))]
     NoRoom { dir: PathBuf, needed: u64, free: u64 },
     #[error("{}: cannot be written ({reason}); what is complete is used by the next attempt", path.display())]
     Write { path: PathBuf, reason: io::Error },
+    #[error(
+        "{name}: holds tokens and no text to build a `{tokenizer}` tokenizer from; name the one that they were made with"
+    )]
+    NoText { name: String, tokenizer: String },
     #[error("{name}: holds text, and no tokenizer was given to read it with")]
     NoTokenizer { name: String },
     #[error("{name}: cannot go on from document {document} of file {file}; the data is not what the run began with")]

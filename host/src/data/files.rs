@@ -83,6 +83,26 @@ impl Format {
     }
 }
 
+/// A file, or the files of a directory that are data, by name.
+fn listed(path: &Path) -> Result<Vec<PathBuf>, SourceError> {
+    let io = |e| SourceError::io(path, e);
+    if !fs::metadata(path).map_err(io)?.is_dir() {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(path).map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        if Format::known(&path) && path.is_file() {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    if paths.is_empty() {
+        return Err(SourceError::NoFiles { path: path.to_path_buf(), known: KNOWN });
+    }
+    Ok(paths)
+}
+
 /// The documents of a file, or of the files of a directory in order of name or of chance.
 pub struct Files {
     name: String,
@@ -110,23 +130,21 @@ impl Files {
     /// needs no reading through: it is there, not empty, the headers and ends of token and parquet files are whole, and
     /// every parquet file has the text column.
     pub fn open(path: &Path, options: &SourceOptions) -> Result<Self, SourceError> {
-        let io = |e| SourceError::io(path, e);
-        let mut paths = vec![path.to_path_buf()];
-        if fs::metadata(path).map_err(io)?.is_dir() {
-            paths.clear();
-            for entry in fs::read_dir(path).map_err(io)? {
-                let path = entry.map_err(io)?.path();
-                if Format::known(&path) && path.is_file() {
-                    paths.push(path);
-                }
-            }
-            paths.sort();
-            if paths.is_empty() {
-                return Err(SourceError::NoFiles { path: path.to_path_buf(), known: KNOWN });
-            }
+        Self::open_all(&[path], options)
+    }
+
+    /// The same with several, at least one, after each other.
+    ///
+    /// # Errors
+    /// As [`Files::open`].
+    pub fn open_all<P: AsRef<Path>>(named: &[P], options: &SourceOptions) -> Result<Self, SourceError> {
+        let mut paths = Vec::new();
+        for path in named {
+            paths.extend(listed(path.as_ref())?);
         }
+        let names: Vec<_> = named.iter().map(|path| path.as_ref().display().to_string()).collect();
         let mut files = Self {
-            name: path.display().to_string(),
+            name: names.join(", "),
             files: Vec::with_capacity(paths.len()),
             order: (0..paths.len() as u32).collect(),
             shuffle: None,

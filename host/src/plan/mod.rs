@@ -21,7 +21,7 @@ use capful_core::model::{Family, Steps};
 use capful_core::train::Period;
 use serde::Serialize;
 
-use crate::config::{Config, ConfigError, human_bytes, with_family};
+use crate::config::{Config, ConfigError, Order, human_bytes, with_family};
 use crate::device::AnyProfile;
 
 /// A named number of bytes outside the arena.
@@ -185,6 +185,12 @@ impl Plan {
             return Ok(());
         }
         let needed = self.arena_bytes + self.outside_arena_bytes;
+        let pool = if config.order == Order::Pool { config.pool } else { 0 };
+        let advice = if pool > 0 && needed - pool.min(needed) <= self.budget_bytes {
+            format!("lower --pool, which is {}, or keep the tokens in files with --cache DIR", human_bytes(pool))
+        } else {
+            advice::that_fits(config, machine, self)
+        };
         Err(ConfigError(format!(
             "{} needs {} ({} in the arena, {} outside it), {} more than the {} of {}; {}",
             self.what_does_not_fit(),
@@ -194,7 +200,7 @@ impl Plan {
             human_bytes(needed - self.budget_bytes),
             human_bytes(self.budget_bytes),
             self.budget_from,
-            advice::that_fits(config, machine, self)
+            advice
         )))
     }
 

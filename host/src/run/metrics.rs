@@ -51,7 +51,8 @@ impl StepMetrics {
     /// The line of JSON, with its end.
     pub fn json(&self) -> Line {
         let mut line = Line::new();
-        let Self { step, stage, loss, lr, norm, tokens, speed: Speed { tokens_per_s, cpu, gpu }, gauges } = self;
+        let Self { step, stage, loss, lr, norm, tokens, speed: Speed { tokens_per_s, cpu, gpu, waited }, gauges } =
+            self;
         // A number that is not finite is no JSON; such a run stops anyway.
         let _ = write!(
             line,
@@ -62,6 +63,7 @@ impl StepMetrics {
                 let _ = write!(line, ",\"{name}\":{share:.3}");
             }
         }
+        let _ = write!(line, ",\"waited_s\":{waited:.4}");
         for (name, value) in gauges {
             let _ = write!(line, ",\"{name}\":{value:.4}");
         }
@@ -119,6 +121,7 @@ impl Metrics {
                 ("train/lr", m.lr),
                 ("train/norm", m.norm),
                 ("speed/tokens_per_s", m.speed.tokens_per_s),
+                ("speed/waited_s", m.speed.waited),
             ],
         )?;
         let shares = [("speed/cpu", m.speed.cpu), ("speed/gpu", m.speed.gpu)];

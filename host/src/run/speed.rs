@@ -12,6 +12,8 @@ pub struct Speed {
     pub cpu: Option<f64>,
     /// Seconds that the card had a step under way, a second; where there is a card.
     pub gpu: Option<f64>,
+    /// Seconds that steps waited for text, in all of that time.
+    pub waited: f64,
 }
 
 /// Remembers the last reading. Reading allocates nothing.
@@ -22,17 +24,28 @@ pub struct Speedometer {
     tokens: u64,
     cpu: Option<f64>,
     gpu: f64,
+    waited: f64,
+    lost: f64,
 }
 
 impl Speedometer {
     /// Starts the clock at a run that has seen `tokens` and whose card was busy for `gpu` seconds.
     pub fn start(tokens: u64, gpu: Option<f64>) -> Speedometer {
         let stat = File::open("/proc/self/stat").ok();
-        Speedometer { cpu: processor_seconds(stat.as_ref()), stat, at: Instant::now(), tokens, gpu: gpu.unwrap_or(0.0) }
+        Speedometer {
+            cpu: processor_seconds(stat.as_ref()),
+            stat,
+            at: Instant::now(),
+            tokens,
+            gpu: gpu.unwrap_or(0.0),
+            waited: 0.0,
+            lost: 0.0,
+        }
     }
 
-    /// Reads the clock at a run that has seen `tokens` and whose card was busy for `gpu` seconds, all in all.
-    pub fn read(&mut self, tokens: u64, gpu: Option<f64>) -> Speed {
+    /// Reads the clock at a run that has seen `tokens`, whose card was busy for `gpu` seconds and whose steps waited for
+    /// `waited`, all in all.
+    pub fn read(&mut self, tokens: u64, gpu: Option<f64>, waited: f64) -> Speed {
         let now = Instant::now();
         let seconds = (now - self.at).as_secs_f64().max(1e-9);
         let cpu = processor_seconds(self.stat.as_ref());
@@ -40,9 +53,18 @@ impl Speedometer {
             tokens_per_s: (tokens - self.tokens) as f64 / seconds,
             cpu: cpu.zip(self.cpu).map(|(now, before)| (now - before) / seconds),
             gpu: gpu.map(|now| (now - self.gpu) / seconds),
+            waited: waited - self.waited,
         };
+        // A card may have had the step before under way meanwhile: no more is lost than it was idle.
+        self.lost += speed.waited.min(speed.gpu.map_or(f64::INFINITY, |gpu| (1.0 - gpu).max(0.0) * seconds));
         (self.at, self.tokens, self.cpu, self.gpu) = (now, tokens, cpu, gpu.unwrap_or(0.0));
+        self.waited = waited;
         speed
+    }
+
+    /// Seconds that were lost by waiting for text, up to the last reading.
+    pub fn lost(&self) -> f64 {
+        self.lost
     }
 }
 
@@ -78,9 +100,12 @@ mod tests {
         while start.elapsed().as_millis() < 300 {
             std::hint::black_box(start);
         }
-        let speed = meter.read(400, Some(0.25));
+        let speed = meter.read(400, Some(0.25), 0.2);
         assert!((500.0..=1000.1).contains(&speed.tokens_per_s), "{speed:?}");
         assert!(speed.gpu.is_some_and(|g| (0.25..=0.51).contains(&g)), "{speed:?}");
+        // Idle for about half of 0.3 seconds, of which it waited 0.2: what is lost is the idle part.
+        assert_eq!(speed.waited, 0.2);
+        assert!((0.149..0.2).contains(&meter.lost()), "{}", meter.lost());
         #[cfg(target_os = "linux")]
         assert!(speed.cpu.is_some_and(|c| c > 0.1), "{speed:?}");
     }

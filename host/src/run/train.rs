@@ -71,6 +71,8 @@ pub struct Outcome {
     pub loader_allocations: u64,
     /// The most that one save made, and its bytes.
     pub save: allocations::Count,
+    /// Seconds that steps waited for text and the device had nothing else to do.
+    pub waited: f64,
 }
 
 /// A run, prepared: everything is allocated.
@@ -88,6 +90,8 @@ pub struct Trainer<'a, F: HostFamily> {
     state: TrainerState,
     /// Steps done before this session.
     first: u64,
+    /// Seconds that steps waited for text.
+    waited: f64,
     stop: Arc<AtomicBool>,
 }
 
@@ -120,7 +124,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         let periods = config.periods();
         let micro = periods.iter().map(Period::micro_tokens).max().unwrap_or(0);
         let block = config.span().map_or(0, |span| largest_block(&periods, span));
-        sequences.require(micro.max(block) + 1).map_err(|e| text(&e))?;
+        sequences.require(config.least_tokens()).map_err(|e| text(&e))?;
         let mut state = TrainerState {
             step: 0,
             tokens: 0,
@@ -172,6 +176,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             metrics: Metrics::open(dir, state.step).map_err(|e| text(&format!("{}: {e}", dir.display())))?,
             session,
             first: state.step,
+            waited: 0.0,
             state,
             stop,
         })
@@ -205,8 +210,10 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
     fn submit(&mut self) -> Result<Option<Submitted>, DeviceError> {
         let (index, period) = self.stage(self.state.step);
         for micro in 0..period.accumulate {
+            let asked = Instant::now();
             let batch = self.loader.take().map_err(|e| DeviceError::Failed(e.to_string()))?;
             let Some(batch) = batch else { return Ok(None) };
+            self.waited += asked.elapsed().as_secs_f64();
             if micro == 0 {
                 // Not before its data is there: waiting for the reader is no work of the card's.
                 let settings = settings(self.config, &period, self.state.step);
@@ -240,7 +247,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             );
         }
         if step.is_multiple_of(LOG_EVERY) || step == self.config.steps || step == self.first + 1 {
-            let speed = meter.read(tokens, self.busy());
+            let speed = meter.read(tokens, self.busy(), self.waited);
             let (index, period) = self.stage(step - 1);
             let lr = self.config.lr_schedule().rate(step - 1) * period.rate;
             let gauges = self.gauges.read(&mut self.session.device).map_err(|e| self.failed(e))?;
@@ -344,6 +351,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             allocations: warm.map_or(0, |w| allocations::since(Activity::Step, w).allocations),
             loader_allocations: allocations::since(Activity::Read, warm_read).allocations,
             save,
+            waited: meter.lost(),
         };
         Ok((outcome, self.session))
     }

@@ -48,7 +48,8 @@ impl Sequences for Permuted {
     }
 
     fn position(&self) -> Position {
-        Position { tokens: self.read, ..Position::default() }
+        let (epoch, epoch_tokens) = (self.read / self.tokens.tokens(), self.read % self.tokens.tokens());
+        Position { epoch: epoch as u32, epoch_tokens, tokens: self.read, ..Position::default() }
     }
 
     fn seek(&mut self, position: Position) -> Result<(), SourceError> {

@@ -80,7 +80,7 @@ fn course(parts: &[(usize, usize, usize)]) -> (Vec<Stretch>, Vec<(usize, usize)>
 
 fn permuted(shards: &Arc<Shards>, seed: u64, stretches: &[Stretch]) -> Permuted {
     let split = Split::new(0, 0.0).unwrap();
-    Permuted::new(TrainingTokens::new(Arc::clone(shards), &split).unwrap(), seed, stretches.to_vec(), 5)
+    Permuted::new(TrainingTokens::new(Arc::clone(shards), &split, "numbered").unwrap(), seed, stretches.to_vec(), 5)
 }
 
 fn pool(documents: u64, seed: u64, stretches: &[Stretch], bytes: u64) -> Pool {
@@ -262,7 +262,7 @@ fn offsets_count_from_the_document_s_beginning_or_the_row_s() {
 fn what_is_held_out_is_not_among_them() {
     let (_dir, shards) = shards(300);
     let split = Split::new(7, 0.2).unwrap();
-    let line = TrainingTokens::new(Arc::clone(&shards), &split).unwrap();
+    let line = TrainingTokens::new(Arc::clone(&shards), &split, "numbered").unwrap();
     let mut stream = {
         let mut feed = feed(Numbered::finite(300));
         (feed.split, feed.part) = (split, Part::Training);

@@ -22,6 +22,9 @@ const SAMPLE: u64 = 1 << 20;
 /// Bytes of a document in a shard's tables.
 const TABLES: u64 = 24;
 
+/// The file that one process at a time has locked.
+pub const LOCK: &str = "lock";
+
 /// What is done, for whoever waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
@@ -103,7 +106,7 @@ pub fn open_or_build(
     }
     let io = |e| SourceError::io(dir, e);
     fs::create_dir_all(dir).map_err(io)?;
-    let lock = File::create(dir.join("lock")).map_err(io)?;
+    let lock = File::create(dir.join(LOCK)).map_err(io)?;
     if lock.try_lock().is_err() {
         say(Event::Waiting);
         lock.lock().map_err(io)?;
@@ -114,7 +117,14 @@ pub fn open_or_build(
     let feed = feed()?;
     let found = complete(dir, origin)?;
     say(Event::Begun { about, found: found.iter().map(|shard| shard.contents().tokens).sum() });
-    let manifest = Builder::new(dir, origin, feed, found, threads)?.run(say)?;
+    let built = Builder::new(dir, origin, feed, found, threads).and_then(|builder| builder.run(say));
+    if built.is_err()
+        && let Some(path) = (0..).map(|number| shard_path(dir, number)).find(|path| !path.exists())
+    {
+        // What is not complete is of no use.
+        let _ = fs::remove_file(path.with_extension("partial"));
+    }
+    let manifest = built?;
     manifest.write(dir).map_err(|e| SourceError::Write { path: dir.to_owned(), reason: e })?;
     match Shards::open(dir, Some(origin))? {
         Some(shards) => Ok(shards),

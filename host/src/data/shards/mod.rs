@@ -105,6 +105,12 @@ fn shard_path(dir: &Path, number: usize) -> PathBuf {
     dir.join(format!("{number:05}.shard"))
 }
 
+/// Whether `dir` holds a set that is not complete.
+pub fn begun(dir: &Path) -> bool {
+    let first = shard_path(dir, 0);
+    first.exists() || first.with_extension("partial").exists()
+}
+
 /// A complete set, open.
 #[derive(Debug)]
 pub struct Shards {
@@ -149,6 +155,25 @@ impl Shards {
     /// Its shards, in order.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
+    }
+
+    /// How many documents are exact copies of an earlier one, and their tokens. Takes 16 bytes a document.
+    ///
+    /// # Errors
+    /// A shard that cannot be read.
+    pub fn copies(&self) -> Result<(u64, u64), SourceError> {
+        let mut all = Vec::with_capacity(self.manifest.documents as usize);
+        for shard in &self.shards {
+            let documents = shard.contents().documents as usize;
+            let (mut ends, mut hashes) = (vec![0; documents], vec![0; documents]);
+            shard.ends(0, &mut ends)?;
+            shard.hashes(0, &mut hashes)?;
+            let begins = std::iter::once(0).chain(ends.iter().copied());
+            all.extend(begins.zip(&ends).zip(hashes).map(|((begin, end), hash)| (hash, end - begin)));
+        }
+        all.sort_unstable();
+        let copied = all.windows(2).filter(|pair| pair[0].0 == pair[1].0);
+        Ok(copied.fold((0, 0), |(count, tokens), pair| (count + 1, tokens + pair[1].1)))
     }
 
     /// Compares every shard with its digest, where the set is so small that it takes no time.

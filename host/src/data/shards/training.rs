@@ -22,6 +22,7 @@ struct Gap {
 /// The training side of a set.
 #[derive(Debug)]
 pub struct TrainingTokens {
+    name: String,
     shards: Arc<Shards>,
     /// Tokens before each shard.
     begins: Vec<u64>,
@@ -40,12 +41,13 @@ pub fn bytes(documents: u64) -> u64 {
 }
 
 impl TrainingTokens {
-    /// The documents that are for training under `split`.
+    /// The documents that are for training under `split`, of the source called `name`.
     ///
     /// # Errors
     /// A shard that cannot be read; a set without a token for training.
-    pub fn new(shards: Arc<Shards>, split: &Split) -> Result<Self, SourceError> {
+    pub fn new(shards: Arc<Shards>, split: &Split, name: &str) -> Result<Self, SourceError> {
         let mut line = Self {
+            name: name.to_owned(),
             begins: Vec::with_capacity(shards.shards.len()),
             ends: Vec::with_capacity(shards.shards.len()),
             gaps: Vec::new(),
@@ -81,7 +83,7 @@ impl TrainingTokens {
         line.gaps.shrink_to_fit();
         line.tokens = begin - skipped;
         if line.tokens == 0 {
-            let name = shards.name.clone();
+            let name = line.name;
             return Err(match begin {
                 0 => SourceError::NoDocuments { name },
                 _ => SourceError::EmptyPart { name, part: Part::Training.name() },
@@ -106,9 +108,9 @@ impl TrainingTokens {
         self.tokens
     }
 
-    /// The set's name.
+    /// The source's name.
     pub fn name(&self) -> &str {
-        &self.shards.name
+        &self.name
     }
 
     /// The next piece of the line from `at` on, at most so many tokens, that lies in one piece in one shard: the shard,

@@ -1,0 +1,126 @@
+//! `host data`.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::train::encoded;
+use super::{Failure, request, work};
+use crate::config::human_bytes;
+use crate::data::ahead;
+use crate::data::corpus::CorpusError;
+use crate::data::error::SourceError;
+use crate::data::files::Files;
+use crate::data::shards::build::{Event, estimate, open_or_build};
+use crate::data::shards::{Origin, Shards};
+use crate::data::source::{Document, Documents as _, SourceOptions};
+use crate::data::split::{Part, Split};
+use crate::data::stream::Feed;
+use crate::data::tokenizer::{self, DocumentError, Tokenizer, TokenizerError};
+
+/// Flags of `host data`.
+#[derive(Debug, clap::Args)]
+pub struct Data {
+    /// What to encode: files, or directories of files; several times, or several after one
+    #[arg(long = "in", value_name = "SOURCE", required = true, num_args = 1..)]
+    sources: Vec<PathBuf>,
+    /// word, byte, bpe, or a tokenizer.json; the first and the third are built from all documents
+    #[arg(long, value_name = "KIND|FILE", default_value = "bpe")]
+    tokenizer: String,
+    /// Token ids of a tokenizer that is built, special ones included
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<u32>,
+    /// The directory of the token shards, for `--data DIR`
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// The field or column that holds a document's text
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    text_field: String,
+    /// Threads that encode; all cores if not given
+    #[arg(long, value_name = "N")]
+    threads: Option<u32>,
+    /// JSON on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+impl Data {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let options = SourceOptions { text_field: self.text_field.clone(), ..SourceOptions::default() };
+        let open = || Files::open_all(&self.sources, &options);
+        let identity = open().map_err(request)?.identity();
+        let tokenizer = self.tokenizer(&open)?;
+        let fingerprint = tokenizer.fingerprint();
+        std::fs::create_dir_all(&self.out).map_err(|e| request(format!("{}: {e}", self.out.display())))?;
+        let feed = || -> Result<Feed, SourceError> {
+            let (split, documents) = (Split::new(0, 0.0)?, Box::new(open()?));
+            Ok(Feed { documents, tokenizer: Some(std::sync::Arc::clone(&tokenizer)), split, part: Part::All })
+        };
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        let threads = ahead::builders(self.threads.unwrap_or(cores));
+        let origin = Origin { source: identity, tokenizer: fingerprint };
+        let start = std::time::Instant::now();
+        let made = open_or_build(&self.out, origin, || estimate(feed()?), feed, threads, &mut |event| self.say(event));
+        let shards = made.and_then(Shards::verified).map_err(|e| encoded(CorpusError::Source(e)))?;
+        tokenizer.save(&self.out).map_err(work)?;
+        self.report(&shards, start.elapsed().as_secs_f64())
+    }
+
+    fn say(&self, event: Event) {
+        let out = self.out.display();
+        match event {
+            Event::Waiting => eprintln!("waiting for another process that encodes into {out}"),
+            Event::Begun { about: Some(bytes), found: 0 } => {
+                eprintln!("encoding into {out}, about {}", human_bytes(bytes))
+            }
+            Event::Begun { found: 0, .. } => eprintln!("encoding into {out}"),
+            Event::Begun { found, .. } => eprintln!("encoding into {out}, behind the {found} tokens that are there"),
+            Event::Encoded(tokens) => eprintln!("  {tokens} tokens"),
+        }
+    }
+
+    fn tokenizer(
+        &self,
+        open: &dyn Fn() -> Result<Files, SourceError>,
+    ) -> Result<std::sync::Arc<dyn Tokenizer>, Failure> {
+        let mut documents = open().map_err(request)?;
+        let mut document = Document::default();
+        let mut texts = std::iter::from_fn(|| match documents.next(&mut document) {
+            Ok(true) => Some(Ok(std::mem::take(&mut document.text))),
+            Ok(false) => None,
+            Err(e) => Some(Err(DocumentError::from(e))),
+        });
+        let built = tokenizer::build(&self.tokenizer, self.vocab_size, true, &mut texts);
+        match built {
+            Ok(built) => Ok(built.tokenizer.into()),
+            Err(e @ TokenizerError::NoWords(_)) => Err(request(format!("{e} source with --in"))),
+            Err(e) => Err(request(e)),
+        }
+    }
+
+    fn report(&self, shards: &Shards, seconds: f64) -> Result<(), Failure> {
+        let manifest = shards.manifest();
+        let (copies, copied) = shards.copies().map_err(work)?;
+        let bytes_a_token = manifest.bytes as f64 / manifest.tokens as f64;
+        if self.json {
+            let line = json!({
+                "out": self.out.display().to_string(),
+                "documents": manifest.documents,
+                "tokens": manifest.tokens,
+                "bytes": manifest.bytes,
+                "bytes_per_token": bytes_a_token,
+                "duplicates": copies,
+                "duplicate_tokens": copied,
+                "shards": manifest.shards,
+                "vocab_size": manifest.vocab,
+                "seconds": seconds,
+            });
+            println!("{line}");
+            return Ok(());
+        }
+        println!("{} documents, {} tokens, {bytes_a_token:.3} bytes a token", manifest.documents, manifest.tokens);
+        println!("{copies} documents are exact copies of another: {copied} tokens");
+        println!("{}, read with --data {0}; {seconds:.1} s", self.out.display());
+        Ok(())
+    }
+}
