@@ -124,9 +124,17 @@ fn encoder(model: &BPE, content: &str) -> Option<(Search, HashMap<Vec<u8>, u32>)
     if distinct.len() < vocabulary.len() {
         return None;
     }
-    let mut bytes = [0; 256];
-    for (id, c) in bytes.iter_mut().zip(characters()) {
-        *id = *vocabulary.get(c.encode_utf8(&mut [0; 4]) as &str)?;
+    // Bytes that are in no UTF-8 need no id of the vocabulary, but one of their own.
+    let mut bytes: [u32; 256] = std::array::from_fn(|byte| u32::MAX - 1 - byte as u32);
+    if vocabulary.values().any(|id| bytes.contains(id)) {
+        return None;
+    }
+    for (byte, c) in (0..=255u8).zip(characters()) {
+        match vocabulary.get(c.encode_utf8(&mut [0; 4]) as &str) {
+            Some(&id) => bytes[usize::from(byte)] = id,
+            None if matches!(byte, 0xc0 | 0xc1 | 0xf5..=0xff) => {}
+            None => return None,
+        }
     }
     let search = Search::new(&bytes, &merges(content, &vocabulary)?)?;
     let mut whole = HashMap::new();
@@ -350,6 +358,10 @@ mod tests {
         assert!(opened(&change("/version", json!("1.0"))).1.is_some());
         let offsets = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true});
         assert!(opened(&change("/post_processor", offsets)).1.is_some());
+        let utf8 = TRAINED.vocabulary.iter().filter(|(token, _)| !matches!(token.as_str(), "\u{c0}" | "\u{ff}"));
+        let mut file = change("/model/vocab", json!(utf8.collect::<HashMap<_, _>>()));
+        file["added_tokens"] = json!([]);
+        assert!(opened(&file).1.is_some());
         let twice = json!({"type": "TemplateProcessing", "pair": [], "special_tokens": {}, "single": [
             {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]});
         let mut repeated = TRAINED.merges.clone();
@@ -357,7 +369,7 @@ mod tests {
         let mut turned = TRAINED.merges.clone();
         turned.reverse();
         let mut missing = TRAINED.vocabulary.clone();
-        missing.remove("\u{ff}").unwrap();
+        missing.remove("\u{f4}").unwrap();
         let mut one_id = TRAINED.vocabulary.clone();
         one_id.insert("zzzz".to_owned(), 0);
         for (pointer, value) in [

@@ -1,17 +1,19 @@
 //! The longest token that a text begins with, by a trie.
 //!
-//! Children of a node stand next to each other, their bytes in a list of their own, so that a step reads little. The
-//! first two bytes are one step.
+//! Children of a node stand next to each other, and a first child's children soon after it: a long token lies in few cache
+//! lines. The first two bytes are one step.
 
 /// No node, no token.
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy)]
 struct Node {
-    first_child: u32,
-    children: u32,
     /// The token that ends here, or [`NONE`].
     token: u32,
+    first_child: u32,
+    children: u16,
+    /// The last byte of the first child: most nodes have no other.
+    first_label: u8,
 }
 
 /// A trie over the bytes of tokens.
@@ -29,27 +31,30 @@ impl Prefixes {
     pub(super) fn new(tokens: &[&[u8]]) -> Self {
         let mut order: Vec<u32> = (0..tokens.len() as u32).collect();
         order.sort_unstable_by_key(|&token| tokens[token as usize]);
-        let root = Node { first_child: 0, children: 0, token: NONE };
-        let (mut nodes, mut labels) = (vec![root], vec![0]);
-        // Node i has the tokens `order[spans[i]]`, which agree in as many bytes as the node is deep.
-        let mut spans = vec![(0, order.len(), 0)];
-        let mut at = 0;
-        while let Some(&(mut low, high, depth)) = spans.get(at) {
+        let empty = Node { token: NONE, first_child: 0, children: 0, first_label: 0 };
+        let (mut nodes, mut labels) = (vec![empty], vec![0]);
+        // Nodes whose tokens are `order[low..high]`, which agree in as many bytes as the node is deep.
+        let mut open = vec![(0, 0, order.len(), 0)];
+        while let Some((at, mut low, high, depth)) = open.pop() {
             if low < high && tokens[order[low] as usize].len() == depth {
                 nodes[at].token = order[low];
                 low += 1;
             }
-            nodes[at].first_child = nodes.len() as u32;
+            let first = open.len();
             while low < high {
                 let label = tokens[order[low] as usize][depth];
                 let same = order[low..high].partition_point(|&token| tokens[token as usize][depth] == label);
-                nodes[at].children += 1;
-                nodes.push(root);
+                open.push((labels.len(), low, low + same, depth + 1));
                 labels.push(label);
-                spans.push((low, low + same, depth + 1));
                 low += same;
             }
-            at += 1;
+            let node = &mut nodes[at];
+            if let Some(&(child, ..)) = open.get(first) {
+                (node.first_child, node.first_label) = (child as u32, labels[child]);
+                node.children = (open.len() - first) as u16;
+            }
+            nodes.resize(labels.len(), empty);
+            open[first..].reverse();
         }
         let mut trie = Self { nodes, labels, pairs: vec![NONE; 1 << 16] };
         for first in 0..=255 {
@@ -62,8 +67,11 @@ impl Prefixes {
     }
 
     fn child(&self, node: u32, byte: u8) -> Option<u32> {
-        let Node { first_child, children, .. } = self.nodes[node as usize];
-        let labels = &self.labels[first_child as usize..][..children as usize];
+        let Node { first_child, children, first_label, .. } = self.nodes[node as usize];
+        if children > 0 && first_label == byte {
+            return Some(first_child);
+        }
+        let labels = &self.labels[first_child as usize..][..usize::from(children)];
         labels.iter().position(|&label| label == byte).map(|i| first_child + i as u32)
     }
 
