@@ -1,5 +1,5 @@
-//! Byte-level BPE out of a `tokenizer.json`, encoded by ourselves: the ids are the `tokenizers` library's, in a fraction
-//! of its time. A file that asks for anything beyond what is known here stays with the library.
+//! Byte-level BPE out of a `tokenizer.json`, encoded by ourselves: the ids are the `tokenizers` library's, in a part of
+//! its time. A file that asks for anything beyond what is known here stays with the library.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -240,15 +240,16 @@ mod tests {
     use super::super::splits::tests::{known, texts};
     use super::*;
 
-    /// A vocabulary over words of some scripts, and over what stands next to each other in a text of them, white space or
-    /// not.
+    /// A vocabulary over words of some scripts, and over what stands next to each other in a text of them, white space
+    /// or not.
     struct Trained {
         vocabulary: HashMap<String, u32>,
         merges: Vec<[String; 2]>,
     }
 
     static TRAINED: LazyLock<Trained> = LazyLock::new(|| {
-        let others = "it's don't we'LL हिन्दी की 漢字かな 한국어 Русский ΟΔΟΣ السَّلام 🐻👍🏽 12345 12 345\r\n\r\n  \u{3000} naïve let x = foo(&self); ";
+        let others = "it's don't we'LL हिन्दी की 漢字かな 한국어 Русский ΟΔΟΣ السَّلام 🐻👍🏽 \
+            12345 12 345\r\n\r\n  \u{3000} naïve let x = foo(&self); ";
         let sample = text(1500) + &others.repeat(3);
         let words: BpeTokenizer = build(&[&sample], 900);
         let characters: Vec<char> = characters().collect();
@@ -329,9 +330,13 @@ mod tests {
             static OPENED: LazyLock<(Library, Option<ByteLevel>)> = LazyLock::new(|| {
                 let mut file = file(&known()[3].0, true);
                 file["model"]["ignore_merges"] = json!(true);
-                // Without half of the merges many words are in the vocabulary alone.
+                // Without some of the merges many words are in the vocabulary alone.
                 let merges = file["model"]["merges"].as_array_mut().unwrap();
-                *merges = std::mem::take(merges).into_iter().enumerate().filter(|(i, _)| i % 5 > 0).map(|(_, m)| m).collect();
+                let mut place = 0;
+                merges.retain(|_| {
+                    place += 1;
+                    place % 5 > 0
+                });
                 opened(&file)
             });
             prop_assert!(!OPENED.1.as_ref().unwrap().whole.is_empty());

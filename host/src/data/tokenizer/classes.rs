@@ -1,7 +1,7 @@
 //! What a character is to the patterns that cut text for byte-level BPE: \p{L}, \p{N}, \d, \s or none of them.
 //!
-//! [`char`]'s own methods will not do: `is_alphabetic` has marks that \p{L} lacks. The ranges are those of regex-syntax,
-//! which the `tokenizers` library's engine has its own from.
+//! [`char`]'s own methods will not do: `is_alphabetic` has marks that \p{L} lacks. The ranges are those of
+//! regex-syntax, which the `tokenizers` library's engine has its own from.
 
 use std::sync::LazyLock;
 

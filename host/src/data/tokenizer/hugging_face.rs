@@ -1,5 +1,5 @@
-//! Any `tokenizer.json` of Hugging Face's `tokenizers` library, run by that library; the usual byte-level BPE is encoded
-//! by ourselves, to the same ids.
+//! Any `tokenizer.json` of Hugging Face's `tokenizers` library, run by that library; the usual byte-level BPE is
+//! encoded by ourselves, to the same ids.
 
 use std::io::{self, Write};
 

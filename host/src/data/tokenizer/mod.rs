@@ -4,8 +4,8 @@
 //! - [`byte`]: the 256 bytes
 //! - [`bpe`]: byte-level BPE trained under a cap ([`train`]), on pieces of text ([`pieces`])
 //! - [`hugging_face`]: any `tokenizer.json` of the `tokenizers` library
-//! - `byte_level`: those of them that we encode ourselves, with text cut by known patterns (`splits`, on the `classes` of
-//!   characters)
+//! - `byte_level`: those of them that we encode ourselves, with text cut by known patterns (`splits`, on the `classes`
+//!   of characters)
 //! - `search`: the encoder of pieces behind both, on a trie of tokens (`prefixes`)
 //!
 //! [`build()`] makes one from documents, [`load()`] reads one that was saved with a checkpoint.

@@ -1,7 +1,7 @@
 //! The longest token that a text begins with, by a trie.
 //!
-//! Children of a node stand next to each other, and a first child's children soon after it: a long token lies in few cache
-//! lines. The first two bytes are one step.
+//! Children of a node stand next to each other, and a first child's children soon after it: a long token lies in few
+//! cache lines. The first two bytes are one step.
 
 /// No node, no token.
 const NONE: u32 = u32::MAX;

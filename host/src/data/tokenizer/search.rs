@@ -1,12 +1,12 @@
 //! Encodes byte-level BPE by search instead of merging: from the left, always the longest token that may stand behind
 //! the one before it, a step back where none may.
 //!
-//! That gives the ids of [`capful_core::vocab::bpe`], by two facts. Merging what two neighbours are made of either joins
-//! something across their border, or gives just these two; tokens of which all neighbours are of the second kind are what
-//! merging the whole gives, for what happens on one side of a border that is never crossed does not depend on the other.
-//! And a text has one encoding, so the tokens up to a place are the right ones or wrong for every rest: a place that was
-//! once left is never tried again, and the work grows with the text's length. (The method is that of GitHub's `bpe`
-//! crate, there for merges by length of vocabulary.)
+//! That gives the ids of [`capful_core::vocab::bpe`], by two facts. Merging the bytes of two neighbours either joins
+//! something across their border or gives just these two; tokens of which all neighbours are of the second kind are
+//! what merging the whole gives, for what happens on one side of a border that is never crossed does not depend on the
+//! other. And a text has one encoding, so the tokens up to a place are right, or wrong whatever follows: a place that
+//! was once left is never tried again, and the work grows with the text's length. (The method is that of GitHub's crate
+//! `bpe`.)
 //!
 //! It holds where a merge stands behind the merges that make its parts, which training sees to; [`Search::new`] looks.
 

@@ -13,7 +13,10 @@ use super::classes::{Class, Classes};
 pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 /// Llama 3's pattern.
-pub(super) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(super) const LLAMA3: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
 
 /// The pattern of Qwen2 to Qwen3.
 pub(super) const QWEN2: &str =
@@ -324,7 +327,10 @@ pub(super) mod tests {
     }
 
     fn sequence(patterns: &[&str], use_regex: bool) -> Value {
-        let split = |pattern: &&str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+        let split = |pattern: &&str| {
+            let pattern = json!({ "Regex": pattern });
+            json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false})
+        };
         let mut parts: Vec<Value> = patterns.iter().map(split).collect();
         parts.push(byte_level(use_regex));
         json!({"type": "Sequence", "pretokenizers": parts})
