@@ -11,6 +11,7 @@ use super::build::Documents;
 use super::error::Refusal;
 use super::load::VERSION;
 use super::pieces::pieces;
+use super::search::{Scratch, Search};
 use super::train::{LONGEST_TOKEN, SAMPLE_BYTES, count_pieces, train};
 use super::{Tokenizer, TokenizerError, byte};
 
@@ -23,6 +24,8 @@ pub struct BpeTokenizer {
     bytes: [u32; 256],
     merges: Vec<Merge>,
     index: Vec<u32>,
+    /// Encodes faster, where the merges stand in an order that allows it.
+    search: Option<Search>,
     /// The bytes of every token from id 4 on, back to back.
     text: Vec<u8>,
     /// Where each of them ends. `[vocab_size - 4]`
@@ -102,7 +105,8 @@ impl BpeTokenizer {
             *end += token.len() as u32;
             Some(*end)
         });
-        Ok(Self { bytes, merges, index, ends: ends.collect(), text: tokens.concat() })
+        let search = Search::new(&bytes, &merges);
+        Ok(Self { bytes, merges, index, search, ends: ends.collect(), text: tokens.concat() })
     }
 
     pub(super) fn parse(content: &str) -> Result<Self, Refusal> {
@@ -143,6 +147,10 @@ impl Tokenizer for BpeTokenizer {
     }
 
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        if let Some(search) = &self.search {
+            let mut scratch = Scratch::default();
+            return pieces(text).for_each(|piece| search.encode(piece.as_bytes(), &mut scratch, ids));
+        }
         let encoder = self.encoder();
         let mut scratch = Vec::new();
         for piece in pieces(text) {

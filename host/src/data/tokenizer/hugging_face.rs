@@ -1,4 +1,5 @@
-//! Any `tokenizer.json` of Hugging Face's `tokenizers` library, run by that library.
+//! Any `tokenizer.json` of Hugging Face's `tokenizers` library, run by that library; the usual byte-level BPE is
+//! encoded by ourselves, to the same ids.
 
 use std::io::{self, Write};
 
@@ -10,7 +11,9 @@ use tokenizers::{
 };
 
 use super::Tokenizer;
+use super::byte_level::ByteLevel;
 use super::error::Refusal;
+use super::splits::THREES;
 
 /// What files call the token that begins a document, the likeliest first.
 const BOS_NAMES: [&str; 8] =
@@ -33,16 +36,15 @@ const EOS_NAMES: [&str; 9] = [
 #[derive(Debug, Clone)]
 pub struct HuggingFaceTokenizer {
     library: Library,
+    /// Encodes in the library's stead, where it can.
+    ours: Option<ByteLevel>,
     content: String,
     vocab_size: u32,
     bos: Option<u32>,
     eos: Option<u32>,
-    /// Whether [`THREES`] cuts its numbers.
+    /// Whether [`THREES`] cuts its numbers, of which the library's time grows with the square of the digits.
     threes: bool,
 }
-
-/// SuperBPE's way of cutting a number in threes from the right: its time grows with the square of the digits.
-const THREES: &str = r"(?=(\d{3})+(?!\d))";
 
 /// Longer numbers are cut beforehand.
 const LONG_NUMBER: usize = 60;
@@ -111,7 +113,8 @@ impl HuggingFaceTokenizer {
             names.iter().find_map(id)
         };
         let (bos, eos) = (named(&BOS_NAMES), named(&EOS_NAMES));
-        Ok(Self { library, content, vocab_size, bos, eos, threes })
+        let ours = ByteLevel::of(&library, &content);
+        Ok(Self { library, ours, content, vocab_size, bos, eos, threes })
     }
 }
 
@@ -181,6 +184,9 @@ impl Tokenizer for HuggingFaceTokenizer {
     }
 
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        if let Some(ours) = &self.ours {
+            return ours.encode(text, ids);
+        }
         // What makes a text fail was looked for when the file was read; such a text has no ids.
         let mut encode = |text: &str| {
             if let Ok(encoding) = self.library.encode_fast(text, false) {
@@ -335,8 +341,9 @@ mod tests {
     #[test]
     fn a_long_number_is_cut_where_it_is_cut_anyway_and_soon() {
         let merges = [["1", "2"], ["3", "4"], ["2", "3"], ["23", "1"], ["4", "1"], ["12", "3"]];
-        let tokenizer = parsed(&small(&merges)).unwrap();
-        assert!(tokenizer.threes);
+        let ours = parsed(&small(&merges)).unwrap();
+        assert!(ours.threes && ours.ours.is_some());
+        let tokenizer = HuggingFaceTokenizer { ours: None, ..ours.clone() };
         let slow = HuggingFaceTokenizer { threes: false, ..tokenizer.clone() };
         for digits in [59, 60, 61, 62, 63, 64, 119, 120, 121, 200] {
             let number = "12341".repeat(40)[..digits].to_owned();
@@ -347,10 +354,12 @@ mod tests {
                 format!("1 {number}x{number}"),
             ] {
                 assert_eq!(encode(&tokenizer, &text), encode(&slow, &text), "{text}");
+                assert_eq!(encode(&ours, &text), encode(&slow, &text), "{text}");
             }
         }
         let long = "1234567".repeat(9000);
         assert_eq!(tokenizer.decode(&encode(&tokenizer, &long)), long);
+        assert_eq!(encode(&ours, &long), encode(&tokenizer, &long));
     }
 
     #[test]

@@ -4,6 +4,9 @@
 //! - [`byte`]: the 256 bytes
 //! - [`bpe`]: byte-level BPE trained under a cap ([`train`]), on pieces of text ([`pieces`])
 //! - [`hugging_face`]: any `tokenizer.json` of the `tokenizers` library
+//! - `byte_level`: those of them that we encode ourselves, with text cut by known patterns (`splits`, on the `classes`
+//!   of characters)
+//! - `search`: the encoder of pieces behind both, on a trie of tokens (`prefixes`)
 //!
 //! [`build()`] makes one from documents, [`load()`] reads one that was saved with a checkpoint.
 
@@ -16,10 +19,15 @@ use capful_core::vocab::{FINGERPRINT, fingerprint};
 pub mod bpe;
 pub mod build;
 pub mod byte;
+mod byte_level;
+mod classes;
 pub mod error;
 pub mod hugging_face;
 pub mod load;
 pub mod pieces;
+mod prefixes;
+mod search;
+mod splits;
 pub mod train;
 pub mod word;
 
