@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use capful_core::random::Random;
+
 use super::error::SourceError;
 use super::source::{Document, Documents, Place};
 use super::split::{Part, Split};
@@ -41,14 +43,29 @@ pub fn bytes() -> Option<Arc<dyn Tokenizer>> {
 pub struct Numbered {
     next: u64,
     count: Option<u64>,
+    fails_at: Option<u64>,
+    bytes: Option<u64>,
+    letters: bool,
 }
 
 impl Numbered {
     pub fn endless() -> Self {
-        Self { next: 0, count: None }
+        Self { next: 0, count: None, fails_at: None, bytes: None, letters: false }
     }
     pub fn finite(count: u64) -> Self {
-        Self { next: 0, count: Some(count) }
+        Self { count: Some(count), ..Self::endless() }
+    }
+    /// Document `at` cannot be read.
+    pub fn failing_at(self, at: u64) -> Self {
+        Self { fails_at: Some(at), ..self }
+    }
+    /// It says that it has so many bytes of text.
+    pub fn sized(self, bytes: u64) -> Self {
+        Self { bytes: Some(bytes), ..self }
+    }
+    /// Documents of 60 letters, of which no two parts are alike.
+    pub fn of_letters(self) -> Self {
+        Self { letters: true, ..self }
     }
     pub fn text(i: u64) -> String {
         format!("{i}{}", " and so on".repeat((i * 7 % 5) as usize))
@@ -61,7 +78,15 @@ impl Documents for Numbered {
         if self.count.is_some_and(|count| self.next >= count) {
             return Ok(false);
         }
-        document.text.push_str(&Self::text(self.next));
+        if self.fails_at == Some(self.next) {
+            return Err(SourceError::Empty { path: "lost".into() });
+        }
+        if self.letters {
+            let random = Random::new(3, self.next);
+            document.text.extend((0..60).map(|i| char::from(b'a' + random.below(i, 26) as u8)));
+        } else {
+            document.text.push_str(&Self::text(self.next));
+        }
         document.log_probability = Some(-(self.next as f64));
         self.next += 1;
         Ok(true)
@@ -78,6 +103,9 @@ impl Documents for Numbered {
     }
     fn fingerprint(&self) -> u64 {
         self.count.unwrap_or(0)
+    }
+    fn text_bytes(&self) -> Option<u64> {
+        self.bytes
     }
 }
 

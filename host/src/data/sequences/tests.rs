@@ -2,7 +2,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use capful_core::data::{BatchMut, Stretch};
-use capful_core::random::Random;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -10,7 +9,6 @@ use super::super::fixtures::{Numbered, feed};
 use super::super::shards::build::open_or_build;
 use super::super::shards::training::TrainingTokens;
 use super::super::shards::{Origin, Shards};
-use super::super::source::{Document, Documents, Place};
 use super::super::split::{Part, Split};
 use super::super::stream::{Position, TokenStream};
 use super::permuted::Permuted;
@@ -190,33 +188,9 @@ fn a_pool_gives_each_epoch_whole_before_the_next() {
     assert!(moved > stream.len() * 3 / 4, "{moved} of {}", stream.len());
 }
 
-/// Documents of letters that no two places share.
-struct Letters(Numbered);
-
-impl Documents for Letters {
-    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
-        let random = Random::new(3, self.0.place().document);
-        let there = self.0.next(document)?;
-        document.text = (0..60).map(|i| char::from(b'a' + random.below(i, 26) as u8)).collect();
-        Ok(there)
-    }
-    fn place(&self) -> Place {
-        self.0.place()
-    }
-    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
-        self.0.seek(place)
-    }
-    fn name(&self) -> &str {
-        "letters"
-    }
-    fn fingerprint(&self) -> u64 {
-        0
-    }
-}
-
 #[test]
 fn sequences_of_a_batch_come_from_everywhere() {
-    let source = || feed(Letters(Numbered::finite(400)));
+    let source = || feed(Numbered::finite(400).of_letters());
     let dir = TempDir::new().unwrap();
     let shards = open_or_build(dir.path(), ORIGIN, || Ok(None), || Ok(source()), 0, &mut |_| {}).unwrap();
     let mut stream = TokenStream::new(source()).unwrap();

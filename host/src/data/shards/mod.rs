@@ -1,6 +1,6 @@
 //! Text that is encoded once: a directory of token shards, which are read at any place.
 //!
-//! [`file`] is one shard; [`build`] makes a set from a source; [`documents`] gives a set's documents again, one by one;
+//! [`mod@file`] is one shard; [`build`] makes a set from a source; [`documents`] gives a set's documents again, one by one;
 //! [`training`] is the line of tokens that a run trains on. A set is complete when its `shards.json` is there.
 
 pub mod build;

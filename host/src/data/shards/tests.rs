@@ -65,37 +65,13 @@ fn places_between_documents_can_be_gone_to() {
     }
 }
 
-/// A source that ends with an error after so many documents.
-struct Broken(Numbered, u64);
-
-impl Documents for Broken {
-    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
-        if self.0.place().document == self.1 {
-            return Err(SourceError::Empty { path: "lost".into() });
-        }
-        self.0.next(document)
-    }
-    fn place(&self) -> super::super::source::Place {
-        self.0.place()
-    }
-    fn seek(&mut self, place: super::super::source::Place) -> Result<(), SourceError> {
-        self.0.seek(place)
-    }
-    fn name(&self) -> &str {
-        "broken"
-    }
-    fn fingerprint(&self) -> u64 {
-        0
-    }
-}
-
 #[test]
 fn a_pass_that_was_stopped_goes_on_behind_its_last_complete_shard() {
     let (whole, stopped) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     // Two shards of 1,048,576 documents at most and what is left.
     let documents = (2 << 20) + 77;
     made(whole.path(), documents, 2).unwrap();
-    let broken = || Ok(feed(Broken(Numbered::finite(documents), (1 << 20) + 5)));
+    let broken = || Ok(feed(Numbered::finite(documents).failing_at((1 << 20) + 5)));
     let error = open_or_build(stopped.path(), ORIGIN, || Ok(None), broken, 0, &mut |_| {}).unwrap_err();
     assert!(error.to_string().contains("lost"), "{error}");
     assert!(!stopped.path().join(MANIFEST).exists());
@@ -180,34 +156,10 @@ fn two_that_make_the_same_set_make_it_once() {
     Shards::open(dir.path(), Some(ORIGIN)).unwrap().unwrap().verified().unwrap();
 }
 
-/// A source that says how much text it has.
-struct Sized(Numbered, u64);
-
-impl Documents for Sized {
-    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
-        self.0.next(document)
-    }
-    fn place(&self) -> super::super::source::Place {
-        self.0.place()
-    }
-    fn seek(&mut self, place: super::super::source::Place) -> Result<(), SourceError> {
-        self.0.seek(place)
-    }
-    fn name(&self) -> &str {
-        "sized"
-    }
-    fn fingerprint(&self) -> u64 {
-        0
-    }
-    fn text_bytes(&self) -> Option<u64> {
-        Some(self.1)
-    }
-}
-
 #[test]
 fn the_size_is_told_beforehand_and_a_disk_too_small_is_refused() {
     let bytes: u64 = (0..1000).map(|i| Numbered::text(i).len() as u64).sum();
-    let sized = |bytes| feed(Sized(Numbered::finite(1000), bytes));
+    let sized = |bytes| feed(Numbered::finite(1000).sized(bytes));
     let about = estimate(sized(bytes)).unwrap().unwrap();
     let dir = TempDir::new().unwrap();
     made(dir.path(), 1000, 0).unwrap();
