@@ -128,8 +128,8 @@ fn what_is_damaged_or_of_something_else_is_refused_in_one_line() {
     for (bad, expected) in [
         (said.replace("\"documents\": 50", "\"documents\": 51"), "not those that it was written with"),
         (said.replace("\"version\": 1", "\"version\": 3"), "of version 3"),
-        (said.replace("\"source\": 11", "\"source\": 12"), "of another source (numbered)"),
-        (said.replace("\"tokenizer\": 22", "\"tokenizer\": 23"), "of another tokenizer (numbered)"),
+        (said.replace("\"source\": 11", "\"source\": 12"), "of another source than this run's (numbered)"),
+        (said.replace("\"tokenizer\": 22", "\"tokenizer\": 23"), "of another tokenizer than this run's (numbered)"),
         (said[..40].to_owned(), "damaged token shard"),
     ] {
         assert_ne!(bad, said);
