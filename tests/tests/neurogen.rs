@@ -172,7 +172,7 @@ fn a_resumed_run_is_the_uninterrupted_one_wherever_it_stopped() {
     fs::write(dir.join("corpus.txt"), long_documents()).unwrap();
     for (rule, flags) in [
         ("eprop", "--set rule=eprop --set dopamine=0.3 --set novelty=0.2"),
-        ("bptt", "--set rule=bptt --set mode=pipelined"),
+        ("bptt", "--set rule=bptt --set mode=pipelined --order consecutive"),
     ] {
         let flags = format!("--data corpus.txt {BLOCKS} {flags}");
         trained(dir, &format!("{flags} --steps 11 --save-every 1 --keep 20 --threads 1 --out {rule}"));
@@ -181,12 +181,13 @@ fn a_resumed_run_is_the_uninterrupted_one_wherever_it_stopped() {
             let path = dir.join(rule).join(format!("checkpoint-{step:08}/trainer_state.json"));
             serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap()["position"].clone()
         };
-        // Within a block a run goes on from where the block begins, which is within a document.
+        // Within a block a run goes on from where the block begins, which in a stream is within a document.
         let block = 4 * 64;
         for step in 1..=11 {
             assert_eq!(position(step)["tokens"], step / 4 * block);
         }
-        assert!(position(5)["token"].as_u64().unwrap() > 100, "{}", position(5));
+        let token = position(5)["token"].as_u64().unwrap();
+        assert!(token > 100 || rule == "eprop", "{}", position(5));
 
         // By steps: in the first block, at its end and within the second, with another number of threads.
         let parts = format!("{rule}-parts");
