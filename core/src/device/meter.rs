@@ -1,6 +1,6 @@
 //! Runs a step without arithmetic: checks it and counts what it costs.
 
-use super::{Access, Operation, OperationError, Run, Scratch};
+use super::{Access, Operation, OperationError, Run, Scratch, count};
 use crate::memory::Region;
 
 /// The speeds that a roofline is drawn from.
@@ -67,7 +67,7 @@ fn traffic<O: Operation>(operation: &O) -> Result<u64, OperationError> {
                 return Err(OperationError::Overlap { operation: O::NAME });
             }
         }
-        bytes += region.bytes() * if *access == Access::Update { 2 } else { 1 };
+        bytes = u64::saturating_add(bytes, count(&[region.bytes(), if *access == Access::Update { 2 } else { 1 }]));
     }
     Ok(bytes)
 }
@@ -76,9 +76,10 @@ impl<O: Operation, P: Scratch<O>> Run<O> for Meter<'_, P> {
     fn run(&mut self, operation: O) -> Result<(), OperationError> {
         operation.validate()?;
         let (flops, bytes) = (operation.flops(), traffic(&operation)?);
+        let fits = |n: &u64| *n < u64::MAX;
+        let sum = |a: u64, b| a.checked_add(b).filter(fits).ok_or(OperationError::TooLarge { operation: O::NAME });
+        (self.flops, self.bytes) = (sum(self.flops, flops)?, sum(self.bytes, bytes)?);
         self.operations += 1;
-        self.flops += flops;
-        self.bytes += bytes;
         self.scratch = self.scratch.max(self.profile.scratch(&operation));
         self.seconds += self.rates.seconds(flops, operation.narrow_flops(), bytes);
         Ok(())

@@ -80,6 +80,11 @@ pub enum OperationError {
         /// The operation.
         operation: &'static str,
     },
+    /// More floating-point operations or bytes than 64 bits count.
+    TooLarge {
+        /// The operation.
+        operation: &'static str,
+    },
     /// The device failed; it keeps the details.
     Device,
 }
@@ -92,6 +97,9 @@ impl core::fmt::Display for OperationError {
                 write!(f, "{operation}: the shape of {operand} does not fit the other operands")
             }
             OperationError::Overlap { operation } => write!(f, "{operation}: two operands share bytes"),
+            OperationError::TooLarge { operation } => {
+                write!(f, "{operation} is too large: its floating-point operations, or a step's up to it, pass 64 bits")
+            }
             OperationError::Device => f.write_str("the device failed"),
         }
     }
@@ -103,6 +111,16 @@ impl From<ArenaError> for OperationError {
     fn from(error: ArenaError) -> Self {
         OperationError::Arena(error)
     }
+}
+
+/// The product of all factors, or the most that there is where it passes 64 bits, which nothing has.
+pub const fn count(factors: &[u64]) -> u64 {
+    let (mut product, mut i) = (1u64, 0);
+    while i < factors.len() {
+        product = product.saturating_mul(factors[i]);
+        i += 1;
+    }
+    product
 }
 
 /// A piece of a step: operands and shapes, never values that change from step to step.
@@ -119,7 +137,8 @@ pub trait Operation: Copy {
     /// [`OperationError::Shape`] with the operand that does not fit.
     fn validate(&self) -> Result<(), OperationError>;
 
-    /// Floating-point operations, a multiply-add counted as two; products only, element-wise work is left out.
+    /// Floating-point operations, a multiply-add counted as two; products only, element-wise work is left out. See
+    /// [`count`].
     fn flops(&self) -> u64;
 
     /// Those of them whose operands are of 8 bits.

@@ -39,8 +39,8 @@ impl Scales {
     /// The numbers of one tensor of a layer.
     pub(super) const fn of(&self, layer: u32, tensor: u32) -> Scaling {
         let at = layer * self.tensors + tensor;
-        let inverse = one(self.all.inverse, at * Rescale::APART);
-        Scaling { amax: one(self.all.amax, at), scale: one(self.all.scale, at), inverse }
+        let inverse = one(self.all.inverse, at as u64 * Rescale::APART as u64);
+        Scaling { amax: one(self.all.amax, at as u64), scale: one(self.all.scale, at as u64), inverse }
     }
 
     /// Ends a step.
@@ -49,6 +49,6 @@ impl Scales {
     }
 }
 
-const fn one(all: Region, at: u32) -> Region {
-    Region { offset: all.offset + at as u64 * all.dtype.size(), shape: [1; 4], ..all }
+const fn one(all: Region, at: u64) -> Region {
+    Region { offset: all.offset + at * all.dtype.size(), shape: [1; 4], ..all }
 }

@@ -96,16 +96,16 @@ impl Operation for Quantise {
             Some(self.out.scaling.amax),
             self.transposed,
         ])?;
-        let (x, scale, codes) = (x.f32(), scale.f32()[0], codes.bytes_mut());
+        let (x, scale, codes) = (x.f32()?, scale.f32()?[0], codes.codes_mut()?);
         for (code, x) in codes.iter_mut().zip(x) {
             *code = format.encode(x * scale);
         }
         let (rows, columns) = (self.x.rows() as usize, self.x.columns() as usize);
-        for (i, code) in transposed.bytes_mut().iter_mut().enumerate() {
+        for (i, code) in transposed.codes_mut()?.iter_mut().enumerate() {
             *code = codes[i % rows * columns + i / rows];
         }
         let largest = x.iter().map(|x| x.abs()).filter(|x| x.is_finite()).fold(0.0, f32::max);
-        amax.f32_mut()[0] = amax.f32()[0].max(largest);
+        amax.f32_mut()?[0] = amax.f32()?[0].max(largest);
         Ok(())
     }
 }
@@ -163,10 +163,10 @@ impl<'a> CodeRows<'a> {
     pub(super) fn new(product: &QuantisedProduct, views: [&'a crate::memory::View<'_>; 4]) -> Option<Self> {
         let [a, b, inverse_a, inverse_b] = views;
         Some(CodeRows {
-            a: (product.a.format()?, a.bytes()),
-            b: (product.b.format()?, b.bytes()),
+            a: (product.a.format()?, a.codes().ok()?),
+            b: (product.b.format()?, b.codes().ok()?),
             length: product.a.codes.columns() as usize,
-            inverse: inverse_a.f32()[0] * inverse_b.f32()[0],
+            inverse: inverse_a.f32().ok()?[0] * inverse_b.f32().ok()?[0],
         })
     }
 

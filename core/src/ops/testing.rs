@@ -31,7 +31,7 @@ impl<const WORDS: usize> Bench<WORDS> {
     pub fn set(&mut self, region: Region, values: &[f32]) {
         let mut arena = Arena::new(&mut self.storage, &[]);
         let [mut view] = arena.views([Some(region)]).unwrap();
-        view.f32_mut().copy_from_slice(values);
+        view.f32_mut().expect("a region of this type").copy_from_slice(values);
     }
 
     /// Normal numbers times `scale`.
@@ -40,7 +40,7 @@ impl<const WORDS: usize> Bench<WORDS> {
         let random = Random::new(11, stream);
         let mut arena = Arena::new(&mut self.storage, &[]);
         let [mut view] = arena.views([Some(region)]).unwrap();
-        for (i, x) in view.f32_mut().iter_mut().enumerate() {
+        for (i, x) in view.f32_mut().expect("a region of this type").iter_mut().enumerate() {
             *x = random.normal(i as u64) * scale;
         }
         region
@@ -51,7 +51,7 @@ impl<const WORDS: usize> Bench<WORDS> {
         let region = self.region(Dtype::F32, shape);
         let mut arena = Arena::new(&mut self.storage, &[]);
         let [mut view] = arena.views([Some(region)]).unwrap();
-        view.f32_mut().fill(f32::NAN);
+        view.f32_mut().expect("a region of this type").fill(f32::NAN);
         region
     }
 
@@ -59,7 +59,7 @@ impl<const WORDS: usize> Bench<WORDS> {
         let region = self.region(Dtype::U32, [1, 1, 1, ids.len() as u32]);
         let mut arena = Arena::new(&mut self.storage, &[]);
         let [mut view] = arena.views([Some(region)]).unwrap();
-        view.u32_mut().copy_from_slice(ids);
+        view.u32_mut().expect("a region of this type").copy_from_slice(ids);
         region
     }
 
@@ -68,7 +68,7 @@ impl<const WORDS: usize> Bench<WORDS> {
         let region = self.region(dtype, shape);
         let mut arena = Arena::new(&mut self.storage, &[]);
         let [mut view] = arena.views([Some(region)]).unwrap();
-        view.bytes_mut().fill(0xff);
+        view.bytes_mut().expect("a region of this type").fill(0xff);
         region
     }
 

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use capful_core::device::{Meter, OperationError, Rates};
-use capful_core::memory::{Dtype, Entry, Layout, Ledger, Region, Role, Slot};
+use capful_core::memory::{Dtype, Entry, Layout, LayoutError, Ledger, Region, Role, Slot};
 use capful_core::model::{Family, Optimizer, Purpose, Stage, Steps};
 use serde::Serialize;
 
@@ -140,6 +140,10 @@ fn refused(error: OperationError) -> ConfigError {
     ConfigError(format!("this configuration has no step: {error}"))
 }
 
+fn too_large(error: LayoutError) -> ConfigError {
+    ConfigError(format!("this run has no plan: {error}; choose smaller sizes"))
+}
+
 impl<F: Family> Laid<F> {
     /// Lays `sections` of `family`. The section that takes most is physical; the others overlay it.
     ///
@@ -162,10 +166,11 @@ impl<F: Family> Laid<F> {
                 Section::Evaluation(stage) => drop(family.lay_evaluation(stage, profile, &mut layout)),
                 Section::Decoding(context) => drop(family.lay_decoding(*context, profile, &mut layout)),
             }
-            layout.high_water()
+            Ok((*section, layout.high_water().map_err(too_large)?))
         };
-        let mut training_bytes: Vec<u64> = wanted[..stages].iter().map(size).collect();
-        wanted.sort_by_key(|section| std::cmp::Reverse(size(section)));
+        let mut wanted = wanted.iter().map(size).collect::<Result<Vec<(Section, u64)>, ConfigError>>()?;
+        let mut training_bytes: Vec<u64> = wanted[..stages].iter().map(|(_, bytes)| *bytes).collect();
+        wanted.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
 
         let (mut entries, under_way) = (Vec::<(Option<Section>, Entry)>::new(), Cell::new(None));
         let mut visit = |entry: &Entry| entries.push((under_way.get(), *entry));
@@ -178,7 +183,7 @@ impl<F: Family> Laid<F> {
         let state = family.lay_state(profile, purpose, &mut layout);
         let mark = layout.mark();
         let (mut train, mut evaluate, mut decode) = (Vec::new(), None, None);
-        for section in &wanted {
+        for (section, _) in &wanted {
             layout.rewind(mark);
             under_way.set(Some(*section));
             match section {
@@ -189,8 +194,7 @@ impl<F: Family> Laid<F> {
         }
         train.sort_by_key(|(i, _)| *i);
         // The scratch lies behind everything: its size is known once every section's step was measured.
-        layout.rewind(layout.high_water());
-        let (high, scratch) = (layout.high_water(), layout.mark());
+        let high = layout.high_water().map_err(too_large)?;
         let mut laid = Laid {
             state,
             training: train.into_iter().map(|(_, training)| training).collect(),
@@ -200,7 +204,7 @@ impl<F: Family> Laid<F> {
             scratch: Region {
                 space: capful_core::memory::Space::Arena,
                 dtype: Dtype::F32,
-                offset: scratch,
+                offset: high,
                 shape: [1, 1, 1, 0],
             },
             lasting: Vec::new(),
@@ -214,9 +218,11 @@ impl<F: Family> Laid<F> {
             let mut visit = |entry: &Entry| entries.push((None, *entry));
             let mut layout = Layout::new(&mut visit);
             layout.rewind(high);
-            let shape = [1, 1, 1, wants.div_ceil(4) as u32];
+            let rows = wants.div_ceil(4 * Layout::GRAIN);
+            let rows = u32::try_from(rows).map_err(|_| too_large(LayoutError::Rows("scratch")))?;
+            let shape = [1, 1, rows, Layout::GRAIN as u32];
             laid.scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, shape)).first;
-            laid.bytes = layout.high_water();
+            laid.bytes = layout.high_water().map_err(too_large)?;
         }
         training_bytes.iter_mut().for_each(|bytes| *bytes += mark + laid.bytes - high);
         laid.training_bytes = training_bytes;

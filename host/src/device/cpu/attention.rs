@@ -45,8 +45,8 @@ impl Run<Attention> for Cpu {
         let (heads, size, scale) = (op.heads, op.heads.size as usize, op.heads.scale());
         let (queries, out_width) = (heads.queries as usize, heads.out_width() as usize);
         let (share, tiles) = (Share::new(&op), Tiles::new(op.pattern, seq_len));
-        let scratch = &mut scratch.f32_mut()[..share.len() * self.pool.threads()];
-        let (qkv, out, log_sum) = (qkv.f32(), Parts::new(out.f32_mut()), Parts::new(log_sum.f32_mut()));
+        let scratch = &mut scratch.f32_mut()?[..share.len() * self.pool.threads()];
+        let (qkv, out, log_sum) = (qkv.f32()?, Parts::new(out.f32_mut()?), Parts::new(log_sum.f32_mut()?));
         self.pool.tasks_with(scratch, batch * queries * tiles.count(), |_, task, scratch| {
             let (pair, tile) = (task / tiles.count(), tiles.tile(task % tiles.count()));
             if tile.is_empty() {

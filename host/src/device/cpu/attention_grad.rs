@@ -62,14 +62,14 @@ impl Run<AttentionGrad> for Cpu {
             op: &op,
             share,
             tiles: Tiles::new(op.pattern, op.qkv.shape[2] as usize),
-            qkv: qkv.f32(),
-            out: out.f32(),
-            log_sum: log_sum.f32(),
-            out_grad: out_grad.f32(),
-            table: table.f32(),
-            qkv_grad: Parts::new(qkv_grad.f32_mut()),
+            qkv: qkv.f32()?,
+            out: out.f32()?,
+            log_sum: log_sum.f32()?,
+            out_grad: out_grad.f32()?,
+            table: table.f32()?,
+            qkv_grad: Parts::new(qkv_grad.f32_mut()?),
         };
-        let scratch = &mut scratch.f32_mut()[..share.len() * self.pool.threads()];
+        let scratch = &mut scratch.f32_mut()?[..share.len() * self.pool.threads()];
         let keys = op.heads.keys as usize;
         self.pool.tasks_with(scratch, op.qkv.shape[1] as usize * keys, |_, task, scratch| {
             head.run(task / keys, (task % keys) as u32, scratch);

@@ -25,11 +25,11 @@ impl Run<CachedAttention> for Cpu {
             arena.views([Some(op.qkv), Some(op.cache), Some(op.cursor), Some(op.rotary.table), Some(op.out)])?;
         let (heads, size, scale) = (op.rotary.heads, op.rotary.heads.size as usize, op.rotary.heads.scale());
         let (context, columns) = (op.cache.shape[2] as usize, op.cache.columns() as usize);
-        let now = cursor.u32()[0] as usize;
+        let now = cursor.u32()?[0] as usize;
         op.expect(now < context, "cursor")?;
-        let row = qkv.f32_mut();
-        Rotary::rotate(&heads, table.f32(), op.rotary.dims() as usize, now, row, false);
-        let (keys, values) = cache.f32_mut().split_at_mut(context * columns);
+        let row = qkv.f32_mut()?;
+        Rotary::rotate(&heads, table.f32()?, op.rotary.dims() as usize, now, row, false);
+        let (keys, values) = cache.f32_mut()?.split_at_mut(context * columns);
         for h in 0..heads.keys {
             let at = now * columns + h as usize * size;
             keys[at..at + size].copy_from_slice(&row[heads.key(h)..][..size]);
@@ -37,7 +37,7 @@ impl Run<CachedAttention> for Cpu {
         }
         let (row, keys, values) = (&*row, &*keys, &*values);
         let tiles = Tiles::new(op.pattern, now + 1);
-        self.pool.chunks(out.f32_mut(), size, |_, h, out| {
+        self.pool.chunks(out.f32_mut()?, size, |_, h, out| {
             let query = &row[heads.query(h as u32)..][..size];
             let column = heads.key_of(h as u32) as usize * size;
             let (mut largest, mut total) = (f32::NEG_INFINITY, 0.0);

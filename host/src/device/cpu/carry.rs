@@ -20,7 +20,7 @@ impl Run<Carry> for Cpu {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [from, mut to] = arena.views([Some(op.from), Some(op.to)])?;
         let from = from.bytes();
-        self.pool.chunks(to.bytes_mut(), PIECE, |_, piece, to| {
+        self.pool.chunks(to.bytes_mut()?, PIECE, |_, piece, to| {
             to.copy_from_slice(&from[piece * PIECE..][..to.len()]);
         });
         Ok(())

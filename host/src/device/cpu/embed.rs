@@ -22,8 +22,8 @@ impl Run<Embed> for Cpu {
     fn run(&mut self, op: Embed) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [ids, table, mut out] = arena.views([Some(op.ids), Some(op.table), Some(op.out)])?;
-        let (ids, table, d) = (ids.u32(), table.f32(), op.table.columns() as usize);
-        self.pool.chunks(out.f32_mut(), ROWS * d, |_, chunk, out| {
+        let (ids, table, d) = (ids.u32()?, table.f32()?, op.table.columns() as usize);
+        self.pool.chunks(out.f32_mut()?, ROWS * d, |_, chunk, out| {
             for (row, &id) in out.chunks_exact_mut(d).zip(&ids[chunk * ROWS..]) {
                 row.copy_from_slice(&table[id as usize * d..][..d]);
             }
@@ -42,10 +42,10 @@ impl Run<EmbedGrad> for Cpu {
     fn run(&mut self, op: EmbedGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [ids, out_grad, mut table_grad] = arena.views([Some(op.ids), Some(op.out_grad), Some(op.table_grad)])?;
-        let (ids, out_grad, d) = (ids.u32(), out_grad.f32(), op.table_grad.columns() as usize);
+        let (ids, out_grad, d) = (ids.u32()?, out_grad.f32()?, op.table_grad.columns() as usize);
         let rows = (op.table_grad.rows() as usize).div_ceil(PARTS).max(1);
         // A part of the table belongs to one task, which takes the tokens in their order.
-        self.pool.chunks(table_grad.f32_mut(), rows * d, |_, part, table_grad| {
+        self.pool.chunks(table_grad.f32_mut()?, rows * d, |_, part, table_grad| {
             if !op.accumulate {
                 table_grad.fill(0.0);
             }

@@ -20,8 +20,8 @@ impl Run<Gelu> for Cpu {
     fn run(&mut self, op: Gelu) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [x, mut out] = arena.views([Some(op.x), Some(op.out)])?;
-        let x = x.f32();
-        self.pool.chunks(out.f32_mut(), PIECE, |_, piece, out| {
+        let x = x.f32()?;
+        self.pool.chunks(out.f32_mut()?, PIECE, |_, piece, out| {
             simd::gelu_forward(&x[piece * PIECE..][..out.len()], out);
         });
         Ok(())

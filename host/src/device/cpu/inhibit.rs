@@ -20,8 +20,8 @@ impl Run<Inhibit> for Cpu {
     fn run(&mut self, op: Inhibit) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [sources, mut weights] = arena.views([Some(op.sources), Some(op.weights)])?;
-        let sources = sources.u32();
-        self.pool.chunks(weights.f32_mut(), PIECE, |_, piece, weights| {
+        let sources = sources.u32()?;
+        self.pool.chunks(weights.f32_mut()?, PIECE, |_, piece, weights| {
             vectorise!(for (w, &s) in weights.iter_mut().zip(&sources[piece * PIECE..]) {
                 let inhibits = s.wrapping_sub(op.first) < op.count;
                 *w = if inhibits && *w > 0.0 { 0.0 } else { *w };

@@ -37,18 +37,18 @@ impl Run<Linear> for Cpu {
         ])?;
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out.columns()].map(|n| n as usize);
         let weight = match op.transposed {
-            true => Matrix::new(weight.f32(), inputs, outputs),
-            false => Matrix::new(weight.f32(), outputs, inputs).transposed(),
+            true => Matrix::new(weight.f32()?, inputs, outputs),
+            false => Matrix::new(weight.f32()?, outputs, inputs).transposed(),
         };
-        let (bias, residual, out) = (bias.f32(), residual.f32(), out.f32_mut());
-        let (activated, activates) = (Parts::new(activated.f32_mut()), op.activated.is_some());
+        let (bias, residual, out) = (bias.f32()?, residual.f32()?, out.f32_mut()?);
+        let (activated, activates) = (Parts::new(activated.f32_mut()?), op.activated.is_some());
         gemm::product(
             &mut self.pool,
-            Matrix::new(x.f32(), rows, inputs),
+            Matrix::new(x.f32()?, rows, inputs),
             weight,
             MatrixMut::new(out, rows, outputs),
             if op.accumulate { Update::Accumulate } else { Update::Overwrite },
-            scratch.f32_mut(),
+            scratch.f32_mut()?,
             |_, mut block| {
                 let cols = block.cols();
                 for row in block.rows() {
@@ -69,7 +69,7 @@ impl Run<Linear> for Cpu {
         );
         let Some(rotary) = op.rotary else { return Ok(()) };
         // Heads may lie across the borders of blocks, so whole rows are turned once they are there.
-        let (table, dims, period) = (table.f32(), rotary.dims() as usize, rotary.period as usize);
+        let (table, dims, period) = (table.f32()?, rotary.dims() as usize, rotary.period as usize);
         self.pool.chunks(out, ROWS * outputs, |_, chunk, part| {
             for (row, values) in (chunk * ROWS..).zip(part.chunks_exact_mut(outputs)) {
                 Rotary::rotate(&rotary.heads, table, dims, row % period, values, false);

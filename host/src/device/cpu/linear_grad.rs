@@ -41,17 +41,17 @@ impl Run<LinearGrad> for Cpu {
                 Some(self.scratch),
             ])?;
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out_grad.columns()].map(|n| n as usize);
-        let (before_gelu, scratch) = (before_gelu.f32(), scratch.f32_mut());
-        let (x, dy) = (Matrix::new(x.f32(), rows, inputs), Matrix::new(out_grad.f32(), rows, outputs));
+        let (before_gelu, scratch) = (before_gelu.f32()?, scratch.f32_mut()?);
+        let (x, dy) = (Matrix::new(x.f32()?, rows, inputs), Matrix::new(out_grad.f32()?, rows, outputs));
         let weight = match op.transposed {
-            true => Matrix::new(weight.f32(), inputs, outputs).transposed(),
-            false => Matrix::new(weight.f32(), outputs, inputs),
+            true => Matrix::new(weight.f32()?, inputs, outputs).transposed(),
+            false => Matrix::new(weight.f32()?, outputs, inputs),
         };
         gemm::product(
             &mut self.pool,
             dy,
             weight,
-            MatrixMut::new(x_grad.f32_mut(), rows, inputs),
+            MatrixMut::new(x_grad.f32_mut()?, rows, inputs),
             Update::Overwrite,
             scratch,
             |_, mut block| {
@@ -68,9 +68,9 @@ impl Run<LinearGrad> for Cpu {
             true => (x, dy, [inputs, outputs]),
             false => (dy, x, [outputs, inputs]),
         };
-        let dw = MatrixMut::new(weight_grad.f32_mut(), m, n);
+        let dw = MatrixMut::new(weight_grad.f32_mut()?, m, n);
         gemm::product(&mut self.pool, left.transposed(), right, dw, update, scratch, |_, _| {});
-        sum_columns(&mut self.pool, out_grad.f32(), outputs, bias_grad.f32_mut(), op.accumulate);
+        sum_columns(&mut self.pool, out_grad.f32()?, outputs, bias_grad.f32_mut()?, op.accumulate);
         Ok(())
     }
 }

@@ -29,9 +29,9 @@ impl Run<Memory> for Cpu {
         ])?;
         let [_, batch, tokens, k] = op.keys.shape.map(|n| n as usize);
         let v = op.values.columns() as usize;
-        let (keys, queries, values, keep) = (keys.f32(), queries.f32(), values.f32(), keep.f32());
-        let (before, before_key, share) = (before.f32(), before_key.f32(), 1.0 / k as f32);
-        let bands = [(after.f32_mut(), v * k), (after_key.f32_mut(), k), (out.f32_mut(), tokens * v)];
+        let (keys, queries, values, keep) = (keys.f32()?, queries.f32()?, values.f32()?, keep.f32()?);
+        let (before, before_key, share) = (before.f32()?, before_key.f32()?, 1.0 / k as f32);
+        let bands = [(after.f32_mut()?, v * k), (after_key.f32_mut()?, k), (out.f32_mut()?, tokens * v)];
         self.pool.bands(bands, |_, b, [matrix, after_key, out]| {
             matrix.copy_from_slice(&before[b * v * k..][..v * k]);
             let mut key = &before_key[b * k..][..k];
@@ -99,14 +99,14 @@ impl Run<MemoryGrad> for Cpu {
         ])?;
         let [_, batch, tokens, k] = op.keys.shape.map(|n| n as usize);
         let v = op.values.columns() as usize;
-        let (keys, queries, values, keep) = (keys.f32(), queries.f32(), values.f32(), keep.f32());
-        let (before, before_key, out_grad) = (before.f32(), before_key.f32(), out_grad.f32());
+        let (keys, queries, values, keep) = (keys.f32()?, queries.f32()?, values.f32()?, keep.f32()?);
+        let (before, before_key, out_grad) = (before.f32()?, before_key.f32()?, out_grad.f32()?);
         let share = 1.0 / k as f32;
         let bands = [
-            (work.f32_mut(), v * k),
-            (keys_grad.f32_mut(), tokens * k),
-            (queries_grad.f32_mut(), tokens * k),
-            (values_grad.f32_mut(), tokens * v),
+            (work.f32_mut()?, v * k),
+            (keys_grad.f32_mut()?, tokens * k),
+            (queries_grad.f32_mut()?, tokens * k),
+            (values_grad.f32_mut()?, tokens * v),
         ];
         self.pool.bands(bands, |_, b, [work, keys_grad, queries_grad, values_grad]| {
             let key =

@@ -29,10 +29,10 @@ impl Run<Norm> for Cpu {
             op.second.and_then(|s| s.bias),
             op.second.map(|s| s.out),
         ])?;
-        let (x, d) = (x.f32(), op.x.columns() as usize);
-        let [gain, bias, gain2, bias2] = [gain.f32(), bias.f32(), gain2.f32(), bias2.f32()];
+        let (x, d) = (x.f32()?, op.x.columns() as usize);
+        let [gain, bias, gain2, bias2] = [gain.f32()?, bias.f32()?, gain2.f32()?, bias2.f32()?];
         let kept = op.kind.stats() as usize;
-        let bands = [(stats.f32_mut(), ROWS * kept), (out.f32_mut(), ROWS * d), (out2.f32_mut(), ROWS * d)];
+        let bands = [(stats.f32_mut()?, ROWS * kept), (out.f32_mut()?, ROWS * d), (out2.f32_mut()?, ROWS * d)];
         self.pool.bands(bands, |_, band, [stats, out, out2]| {
             let rows = x[band * ROWS * d..].chunks_exact(d).zip(stats.chunks_exact_mut(kept));
             vectorise!({

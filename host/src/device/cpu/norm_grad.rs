@@ -61,10 +61,10 @@ impl Run<NormGrad> for Cpu {
             Some(self.scratch),
         ])?;
         let (d, rows, kept) = (op.x.columns() as usize, block_rows(&op), op.kind.stats() as usize);
-        let (x, stats, gain, gain2) = (x.f32(), stats.f32(), gain.f32(), gain2.f32());
-        let (out_grad, out_grad2) = (out_grad.f32(), out_grad2.f32());
-        let scratch = &mut scratch.f32_mut()[..scratch_len(&op)];
-        let bands = [(x_grad.f32_mut(), rows * d), (&mut *scratch, SCRATCH_ROWS * d)];
+        let (x, stats, gain, gain2) = (x.f32()?, stats.f32()?, gain.f32()?, gain2.f32()?);
+        let (out_grad, out_grad2) = (out_grad.f32()?, out_grad2.f32()?);
+        let scratch = &mut scratch.f32_mut()?[..scratch_len(&op)];
+        let bands = [(x_grad.f32_mut()?, rows * d), (&mut *scratch, SCRATCH_ROWS * d)];
         self.pool.bands(bands, |_, block, [x_grad, scratch]| {
             let (sums, buffers) = scratch.split_at_mut(4 * d);
             sums.fill(0.0);
@@ -94,7 +94,7 @@ impl Run<NormGrad> for Cpu {
         });
         let parameters = [&mut gain_grad, &mut bias_grad, &mut gain_grad2, &mut bias_grad2];
         for (which, parameter) in parameters.into_iter().enumerate() {
-            let parameter = parameter.f32_mut();
+            let parameter = parameter.f32_mut()?;
             if !op.accumulate {
                 parameter.fill(0.0);
             }

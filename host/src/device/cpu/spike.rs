@@ -52,12 +52,12 @@ impl Run<Spike> for Cpu {
         let (neurons, fan_in) = (op.weights.rows() as usize, op.weights.columns() as usize);
         let (block, winners) = (op.cell.block as usize, op.cell.winners as usize);
         let module = Module {
-            now: now.f32(),
-            before: before.f32(),
-            spiked: spiked.f32(),
-            keep: keep.f32(),
-            sources: sources.u32(),
-            weights: weights.f32(),
+            now: now.f32()?,
+            before: before.f32()?,
+            spiked: spiked.f32()?,
+            keep: keep.f32()?,
+            sources: sources.u32()?,
+            weights: weights.f32()?,
             rows,
             streams,
             fan_in,
@@ -66,11 +66,11 @@ impl Run<Spike> for Cpu {
         // A task has whole blocks, for their neurons compete.
         let together = WORK.div_ceil((fan_in * streams * block).max(1)) * block;
         let bands = [
-            (spikes.f32_mut(), together * streams),
-            (potential.f32_mut(), together * streams),
-            (fatigue.f32_mut(), together * streams),
-            (slope.f32_mut(), together * streams),
-            (offset.f32_mut(), together),
+            (spikes.f32_mut()?, together * streams),
+            (potential.f32_mut()?, together * streams),
+            (fatigue.f32_mut()?, together * streams),
+            (slope.f32_mut()?, together * streams),
+            (offset.f32_mut()?, together),
         ];
         self.pool.bands(bands, |_, band, [spikes, potential, fatigue, slope, offset]| {
             let first = band * together;
@@ -93,7 +93,7 @@ impl Run<Spike> for Cpu {
                 }
             }
         });
-        let (before, keep, spikes, now) = (before.f32(), keep.f32(), spikes.f32(), now.f32_mut());
+        let (before, keep, spikes, now) = (before.f32()?, keep.f32()?, spikes.f32()?, now.f32_mut()?);
         vectorise!(lanes!(streams, at, L => {
             // Most groups are of one size.
             let (mut size, mut share) = (0, 0.0);

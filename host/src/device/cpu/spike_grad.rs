@@ -31,8 +31,8 @@ impl Run<SpikeGrad> for Cpu {
         let [_, tokens, neurons, streams] = op.slope.shape.map(|n| n as usize);
         let signals = op.signals_grad.shape[2] as usize * streams;
         let (cell, outputs) = (op.cell, op.outputs);
-        let (signals_grad, slope, keep) = (signals_grad.f32_mut(), slope.f32_mut(), keep.f32());
-        let (fatigue_grad, spikes_grad) = (fatigue_grad.f32_mut(), spikes_grad.f32());
+        let (signals_grad, slope, keep) = (signals_grad.f32_mut()?, slope.f32_mut()?, keep.f32()?);
+        let (fatigue_grad, spikes_grad) = (fatigue_grad.f32_mut()?, spikes_grad.f32()?);
         let together = NEURONS.div_ceil(streams);
         for t in (op.first as usize..(op.first + op.count) as usize).rev() {
             let last = t + 1 == tokens;
@@ -119,8 +119,8 @@ impl Run<SynapseGrad> for Cpu {
         ])?;
         let [_, tokens, neurons, streams] = op.grad.shape.map(|n| n as usize);
         let (rows, fan_in) = (op.signals.shape[2] as usize, op.sources.columns() as usize);
-        let (grad, signals, spikes, keep) = (grad.f32(), signals.f32(), spikes.f32(), keep.f32());
-        let (sources, weight_grad) = (sources.u32(), weight_grad.f32_mut());
+        let (grad, signals, spikes, keep) = (grad.f32()?, signals.f32()?, spikes.f32()?, keep.f32()?);
+        let (sources, weight_grad) = (sources.u32()?, weight_grad.f32_mut()?);
         // All threads are at the same tokens, and what they read of them lies in each one's cache.
         for first in (0..tokens).step_by(TOKENS) {
             let count = TOKENS.min(tokens - first);
@@ -215,21 +215,21 @@ impl Run<SynapseInputGrad> for Cpu {
         ])?;
         let (rows, fan_in) = (op.signals_grad.shape[2] as usize, op.weights.columns() as usize);
         let (streams, neurons) = (op.grad.columns() as usize, op.weights.rows() as usize);
-        let keep = keep.f32();
-        let (before, now) = signals_grad.f32_mut().split_at_mut(t * rows * streams);
+        let keep = keep.f32()?;
+        let (before, now) = signals_grad.f32_mut()?.split_at_mut(t * rows * streams);
         let before = if t > 0 { &mut before[(t - 1) * rows * streams..] } else { before };
         let now = &mut now[..rows * streams];
         // A part of the signals, of this token and of the one before, and a part of the module's own neurons.
         let (together, own) = (rows.div_ceil(PARTS).max(1), neurons.div_ceil(PARTS).max(1));
         let index = Index {
-            starts: starts.u32(),
-            synapses: synapses.u32(),
-            weights: weights.f32(),
-            grad: grad.f32(),
+            starts: starts.u32()?,
+            synapses: synapses.u32()?,
+            weights: weights.f32()?,
+            grad: grad.f32()?,
             fan_in,
             streams,
         };
-        let bands = [(now, together * streams), (before, together * streams), (spikes_grad.f32_mut(), own * streams)];
+        let bands = [(now, together * streams), (before, together * streams), (spikes_grad.f32_mut()?, own * streams)];
         let index = &index;
         self.pool.bands(bands, |_, part, [now, before, inner]| {
             vectorise!(lanes!(streams, at, L => {

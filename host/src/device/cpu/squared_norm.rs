@@ -26,7 +26,7 @@ impl Run<SquaredNorm> for Cpu {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [gradient, mut results, mut scratch] =
             arena.views([Some(op.gradient), Some(op.results), Some(self.scratch)])?;
-        let (gradient, sums) = (gradient.f32(), &mut scratch.f32_mut()[..pieces(&op)]);
+        let (gradient, sums) = (gradient.f32()?, &mut scratch.f32_mut()?[..pieces(&op)]);
         self.pool.chunks(sums, PIECES, |_, chunk, sums| {
             let pieces = gradient[chunk * PIECES * SquaredNorm::PIECE..].chunks(SquaredNorm::PIECE);
             vectorise!(for (sum, piece) in sums.iter_mut().zip(pieces) {
@@ -34,7 +34,7 @@ impl Run<SquaredNorm> for Cpu {
             });
         });
         let total = sums.iter().fold(0.0f64, |total, &sum| total + f64::from(sum));
-        results.f32_mut()[results::SQUARED_NORM] = total as f32;
+        results.f32_mut()?[results::SQUARED_NORM] = total as f32;
         Ok(())
     }
 }

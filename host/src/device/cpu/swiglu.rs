@@ -25,9 +25,9 @@ impl Run<SwiGlu> for Cpu {
     fn run(&mut self, op: SwiGlu) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [gate_up, mut out] = arena.views([Some(op.gate_up), Some(op.out)])?;
-        let (gate_up, d) = (gate_up.f32(), op.out.columns() as usize);
+        let (gate_up, d) = (gate_up.f32()?, op.out.columns() as usize);
         let rows = rows(d);
-        self.pool.chunks(out.f32_mut(), rows * d, |_, piece, out| {
+        self.pool.chunks(out.f32_mut()?, rows * d, |_, piece, out| {
             let gate_up = gate_up[piece * rows * 2 * d..].chunks_exact(2 * d);
             for (out, row) in out.chunks_exact_mut(d).zip(gate_up) {
                 let (gate, up) = row.split_at(d);
@@ -48,9 +48,9 @@ impl Run<SwiGluGrad> for Cpu {
     fn run(&mut self, op: SwiGluGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [mut gate_up, out_grad] = arena.views([Some(op.gate_up), Some(op.out_grad)])?;
-        let (out_grad, d) = (out_grad.f32(), op.out_grad.columns() as usize);
+        let (out_grad, d) = (out_grad.f32()?, op.out_grad.columns() as usize);
         let rows = rows(d);
-        self.pool.chunks(gate_up.f32_mut(), rows * 2 * d, |_, piece, gate_up| {
+        self.pool.chunks(gate_up.f32_mut()?, rows * 2 * d, |_, piece, gate_up| {
             let out_grad = out_grad[piece * rows * d..].chunks_exact(d);
             for (row, out_grad) in gate_up.chunks_exact_mut(2 * d).zip(out_grad) {
                 let (gate, up) = row.split_at_mut(d);

@@ -80,9 +80,9 @@ impl Bench {
     }
 
     /// The arena after `operation` on so many threads, with exactly the scratch it asks for.
-    fn on_cpu<O: Operation>(&self, operation: O, threads: u32) -> Vec<u64>
+    /// The device with these regions and the scratch of `operation`.
+    fn cpu<O: Operation>(&self, operation: O, threads: u32) -> Cpu
     where
-        Cpu: Run<O>,
         CpuProfile: Scratch<O>,
     {
         let profile = CpuProfile { threads };
@@ -94,10 +94,19 @@ impl Bench {
         let mut memory = Memory::new(place.end().next_multiple_of(8)).unwrap();
         memory.words().fill(u64::MAX);
         memory.words()[..self.words.len()].copy_from_slice(&self.words);
-        let mut cpu = Cpu::start(&profile, memory, place).unwrap();
+        Cpu::start(&profile, memory, place).unwrap()
+    }
+
+    fn on_cpu<O: Operation>(&self, operation: O, threads: u32) -> Vec<u64>
+    where
+        Cpu: Run<O>,
+        CpuProfile: Scratch<O>,
+    {
+        let mut cpu = self.cpu(operation, threads);
         cpu.run(operation).unwrap();
         let mut after = vec![0u64; self.words.len()];
-        let all = Region { offset: 0, dtype: Dtype::U32, shape: [1, 1, 2, after.len() as u32], ..place };
+        let shape = [1, 1, 2, after.len() as u32];
+        let all = Region { space: Space::Arena, offset: 0, dtype: Dtype::U32, shape };
         cpu.memory.read(all, bytemuck::cast_slice_mut(&mut after)).unwrap();
         after
     }
@@ -410,6 +419,13 @@ fn adamw_moves_as_defined_to_the_bit_and_not_at_all_without_a_norm() {
         };
         b.witness(op, None);
         assert!(b.on_cpu(op, 2) == b.after(|reference| reference.run(op).unwrap()));
+        // Weights that follow a master, and moments that are no f32.
+        let op = AdamW { master: Some(b.normal(matrix(1, elements), 1.0)), ..op };
+        assert!(b.on_cpu(op, 2) == b.after(|reference| reference.run(op).unwrap()));
+        let narrow = AdamW { master: None, first: Region { dtype: Dtype::Bf16, ..op.first }, ..op };
+        let mut cpu = b.cpu(narrow, 1);
+        let moved = cpu.run(narrow);
+        assert_eq!(moved.is_err(), squared_norm.is_finite(), "{moved:?}");
     }
 }
 

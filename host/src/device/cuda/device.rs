@@ -238,10 +238,11 @@ impl Cuda {
     /// `bytes` of scratch at `offset` of it.
     pub(super) fn scratch_at(&mut self, offset: u64, bytes: u64) -> Result<u64, OperationError> {
         let start = self.scratch.offset + offset;
-        if start + bytes > self.scratch.end() {
-            return Err(self.fail(CudaError::OutOfBounds { end: start + bytes, bytes: self.scratch.end() }));
+        let (end, limit) = (start.saturating_add(bytes), self.scratch.end());
+        if end > limit {
+            return Err(self.fail(CudaError::OutOfBounds { end, bytes: limit }));
         }
-        self.address(Region { dtype: Dtype::F32, offset: start, shape: [1, 1, 1, (bytes / 4) as u32], ..self.scratch })
+        self.address(Region { offset: start, shape: [1, 1, 1, 0], ..self.scratch })
     }
 
     /// The scratch region.
@@ -338,7 +339,7 @@ pub(super) fn threads(count: u64, width: u32) -> u64 {
     count / u64::from(width) + count % u64::from(width)
 }
 
-/// Blocks of `size` that cover `count`.
+/// Blocks of `size` that cover `count`; of more than the driver takes so many that it refuses them.
 pub(super) fn blocks(count: u64, size: u32) -> u32 {
-    count.div_ceil(u64::from(size)) as u32
+    u32::try_from(count.div_ceil(u64::from(size))).unwrap_or(u32::MAX)
 }

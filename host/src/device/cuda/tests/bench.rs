@@ -297,9 +297,9 @@ impl Bench {
             let [mut view] = arena.views([Some(operand.region)]).expect("room");
             if operand.ids.is_empty() {
                 let rounded = decode(own.region.dtype, &encode(own.region.dtype, &operand.values));
-                view.bytes_mut().copy_from_slice(&encode(operand.region.dtype, &rounded));
+                view.bytes_mut().expect("of this type").copy_from_slice(&encode(operand.region.dtype, &rounded));
             } else {
-                view.u32_mut().copy_from_slice(&operand.ids);
+                view.u32_mut().expect("of this type").copy_from_slice(&operand.ids);
             }
         }
         Reference { arena: Arena::new(&mut storage, &[]) }.run(reference).expect("the reference runs");

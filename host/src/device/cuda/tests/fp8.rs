@@ -344,7 +344,7 @@ fn plan(profile: &dyn Profile, scratch: u64, stage: &Stage) -> Plan {
     let training = MODEL.lay_training(stage, profile, &mut layout);
     let words = scratch.div_ceil(4).max(1) as u32;
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
-    let bytes = layout.high_water();
+    let bytes = layout.high_water().expect("it fits");
     Plan { entries, state, training, scratch, bytes }
 }
 
@@ -385,7 +385,7 @@ trait Machine: YxanulDevice {
 impl Machine for Reference<'_> {
     fn put(&mut self, region: Region, bytes: &[u8]) {
         let [mut view] = self.arena.views([Some(region)]).expect("in the arena");
-        view.bytes_mut().copy_from_slice(bytes);
+        view.bytes_mut().expect("of this type").copy_from_slice(bytes);
     }
 
     fn get(&mut self, region: Region) -> Vec<u8> {
