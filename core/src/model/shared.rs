@@ -2,7 +2,7 @@
 
 use super::scales::Scales;
 use super::stage::{Control, ModelError, Optimizer, Recompute, Stage};
-use crate::device::{OperationError, Profile, Run, count};
+use crate::device::{Device, OperationError, Profile, count};
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, Stacked};
 use crate::ops::{AdamW, SquaredNorm};
 
@@ -75,13 +75,10 @@ impl<P: Grouped> Lasting<P> {
     }
 
     /// Clips by the global norm of all gradients, then moves both groups; only matrices decay.
-    pub(super) fn update<D>(&self, device: &mut D, optimizer: &Optimizer) -> Result<(), OperationError>
-    where
-        D: Run<SquaredNorm> + Run<AdamW>,
-    {
+    pub(super) fn update(&self, device: &mut dyn Device, optimizer: &Optimizer) -> Result<(), OperationError> {
         let Some([gradient, first, second]) = &self.training else { return Err(OperationError::Device) };
         let Control { settings, results } = self.control;
-        device.run(SquaredNorm { gradient: gradient.groups().all, results })?;
+        device.emit(SquaredNorm { gradient: gradient.groups().all, results })?;
         let group = |part: fn(&Groups) -> Region, decay| AdamW {
             weight: part(self.weights.groups()),
             master: self.masters.as_ref().map(|m| part(m.groups())),
@@ -95,8 +92,8 @@ impl<P: Grouped> Lasting<P> {
             eps: optimizer.eps,
             decay,
         };
-        device.run(group(|g| g.decayed, optimizer.decay))?;
-        device.run(group(|g| g.plain, 0.0))
+        device.emit(group(|g| g.decayed, optimizer.decay))?;
+        device.emit(group(|g| g.plain, 0.0))
     }
 }
 
@@ -243,7 +240,7 @@ mod tests {
     use super::*;
     use crate::device::{Meter, Rates, Single};
     use crate::memory::{Entry, Layout};
-    use crate::model::{Family, Products, Purpose, Pythia, Steps, Yxanul};
+    use crate::model::{Products, Purpose, Pythia, Steps, Yxanul};
     use crate::ops::Pattern;
     use crate::random::Random;
 
@@ -260,7 +257,7 @@ mod tests {
     /// in numbers of 128 bits: what wraps would be.
     fn lays<F>(family: &F, layers: u32, stage: &Stage) -> Option<bool>
     where
-        F: Family + for<'p> Steps<Meter<'p, Single>>,
+        F: Steps,
     {
         family.validate().ok()?;
         family.validate_stage(stage).ok()?;

@@ -1,6 +1,6 @@
 //! A small arena with operands, for the tests at the bottom of each operation's file.
 
-use crate::device::{Meter, Operation, Rates, Reference, Run, Single};
+use crate::device::{Device as _, Meter, Operation, Rates, Reference, Single};
 use crate::memory::{Arena, Dtype, Region, Space};
 use crate::random::Random;
 
@@ -78,8 +78,9 @@ impl<const WORDS: usize> Bench<WORDS> {
     }
 
     pub fn run<O: Operation>(&mut self, operation: O) {
-        Meter::new(&Single, Rates::ONE).run(operation).unwrap();
-        Reference { arena: Arena::new(&mut self.storage, &[]) }.run(operation).unwrap();
+        let op = operation.into();
+        Meter::new(&Single, Rates::ONE).run(&op).unwrap();
+        Reference { arena: Arena::new(&mut self.storage, &[]) }.run(&op).unwrap();
     }
 
     pub fn get(&mut self, region: Region) -> &[f32] {

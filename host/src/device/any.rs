@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use capful_core::device::{Operation, OperationError, Profile, Run, Scratch, Single};
+use capful_core::device::{Device, Op, OperationError, Profile, Single};
 use capful_core::memory::{Dtype, Region, Role};
 
 use super::cpu::{Cpu, CpuProfile};
 use super::cuda::{self, Cuda, CudaError, CudaProfile, Products};
 use super::reference::Reference;
 use super::{DeviceError, Memory, Storage};
-use crate::config::{Config, ConfigError, Device, Precision};
+use crate::config::{self, Config, ConfigError, Precision};
 
 /// What the configured device implies for memory.
 #[derive(Debug, Clone)]
@@ -39,9 +39,9 @@ impl AnyProfile {
             Precision::Fp8 => cuda::Precision::Fp8,
         };
         Ok(match config.device()? {
-            Device::Reference => AnyProfile::Reference(Single),
-            Device::Cpu => AnyProfile::Cpu(CpuProfile { threads: config.threads }),
-            Device::Cuda(card) => AnyProfile::Cuda { card, profile: CudaProfile { precision } },
+            config::Device::Reference => AnyProfile::Reference(Single),
+            config::Device::Cpu => AnyProfile::Cpu(CpuProfile { threads: config.threads }),
+            config::Device::Cuda(card) => AnyProfile::Cuda { card, profile: CudaProfile { precision } },
         })
     }
 }
@@ -74,18 +74,12 @@ impl Profile for AnyProfile {
             _ => false,
         }
     }
-}
 
-impl<O: Operation> Scratch<O> for AnyProfile
-where
-    CpuProfile: Scratch<O>,
-    CudaProfile: Scratch<O>,
-{
-    fn scratch(&self, operation: &O) -> u64 {
+    fn scratch(&self, op: &Op) -> u64 {
         match self {
-            AnyProfile::Cpu(profile) => profile.scratch(operation),
-            AnyProfile::Reference(profile) => profile.scratch(operation),
-            AnyProfile::Cuda { profile, .. } => profile.scratch(operation),
+            AnyProfile::Cpu(profile) => profile.scratch(op),
+            AnyProfile::Reference(profile) => profile.scratch(op),
+            AnyProfile::Cuda { profile, .. } => profile.scratch(op),
         }
     }
 }
@@ -295,17 +289,13 @@ impl AnyDevice {
     ///
     /// # Errors
     /// What it could not do.
-    pub fn time<O: Operation>(&mut self, operation: O) -> Result<f64, OperationError>
-    where
-        AnyDevice: Run<O>,
-        Cuda: Run<O>,
-    {
+    pub fn time(&mut self, op: &Op) -> Result<f64, OperationError> {
         if let Some(card) = self.card() {
-            let timed = card.time(5, |card| card.run(operation));
+            let timed = card.time(5, |card| card.run(op));
             return timed.map_err(|e| card.fail(e));
         }
         let start = Instant::now();
-        self.run(operation)?;
+        self.run(op)?;
         Ok(start.elapsed().as_secs_f64())
     }
 }
@@ -328,16 +318,12 @@ impl Storage for AnyDevice {
     }
 }
 
-impl<O: Operation> Run<O> for AnyDevice
-where
-    Cpu: Run<O>,
-    Cuda: Run<O>,
-{
-    fn run(&mut self, operation: O) -> Result<(), OperationError> {
+impl Device for AnyDevice {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
         match self {
-            AnyDevice::Cpu(device) => device.run(operation),
-            AnyDevice::Reference(device) => device.run(operation),
-            AnyDevice::Cuda(device) => device.run(operation),
+            AnyDevice::Cpu(device) => device.run(op),
+            AnyDevice::Reference(device) => device.run(op),
+            AnyDevice::Cuda(device) => device.run(op),
         }
     }
 }

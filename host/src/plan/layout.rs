@@ -144,15 +144,12 @@ fn too_large(error: LayoutError) -> ConfigError {
     ConfigError(format!("this run has no plan: {error}; choose smaller sizes"))
 }
 
-impl<F: Family> Laid<F> {
+impl<F: Steps> Laid<F> {
     /// Lays `sections` of `family`. The section that takes most is physical; the others overlay it.
     ///
     /// # Errors
     /// A step that its operations refuse.
-    pub fn new(family: &F, profile: &AnyProfile, rates: Rates, sections: &Sections) -> Result<Laid<F>, ConfigError>
-    where
-        for<'p> F: Steps<Meter<'p, AnyProfile>>,
-    {
+    pub fn new(family: &F, profile: &AnyProfile, rates: Rates, sections: &Sections) -> Result<Laid<F>, ConfigError> {
         let stages = sections.training.len();
         let mut wanted: Vec<Section> = Vec::new();
         wanted.extend(sections.training.iter().enumerate().map(|(i, stage)| Section::Training(i, *stage)));
@@ -243,10 +240,7 @@ impl<F: Family> Laid<F> {
         Ok(laid)
     }
 
-    fn scratch_bytes(&self, family: &F, profile: &AnyProfile, rates: Rates) -> Result<u64, OperationError>
-    where
-        for<'p> F: Steps<Meter<'p, AnyProfile>>,
-    {
+    fn scratch_bytes(&self, family: &F, profile: &AnyProfile, rates: Rates) -> Result<u64, OperationError> {
         let mut meter = Meter::new(profile, rates);
         for (training, stage) in self.training.iter().zip(&self.sections.training) {
             for first in [true, false] {
@@ -280,10 +274,7 @@ impl<F: Family> Laid<F> {
         optimizer: &Optimizer,
         stage: usize,
         accumulate: u32,
-    ) -> Result<Meter<'p, AnyProfile>, ConfigError>
-    where
-        F: Steps<Meter<'p, AnyProfile>>,
-    {
+    ) -> Result<Meter<'p>, ConfigError> {
         let mut meter = Meter::new(profile, rates);
         let (Some(training), Some(stage)) = (self.training.get(stage), self.sections.training.get(stage)) else {
             return Ok(meter);

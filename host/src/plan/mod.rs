@@ -15,9 +15,8 @@ pub use layout::{Laid, Line, Sections};
 pub use machine::{LOADER_SLOTS, Machine, field_kib};
 pub use sweep::Row;
 
-use capful_core::device::Meter;
 use capful_core::memory::{Budget, Role};
-use capful_core::model::{Family, Steps};
+use capful_core::model::Steps;
 use capful_core::train::Period;
 use serde::Serialize;
 
@@ -106,8 +105,7 @@ fn stages<F>(
     laid: &Laid<F>,
 ) -> Result<Vec<StagePlan>, ConfigError>
 where
-    F: Family,
-    for<'p> F: Steps<Meter<'p, AnyProfile>>,
+    F: Steps,
 {
     let optimizer = config.optimizer();
     let stage = |(i, period): (usize, &Period)| {
@@ -136,8 +134,7 @@ impl Plan {
     /// An unknown card, or a step that its own operations refuse, which is a defect and says which.
     pub fn new<F>(family: &F, config: &Config, machine: &Machine) -> Result<(Plan, Laid<F>), ConfigError>
     where
-        F: Family,
-        for<'p> F: Steps<Meter<'p, AnyProfile>>,
+        F: Steps,
     {
         let profile = AnyProfile::of(config)?;
         let laid = Laid::new(family, &profile, machine.rates, &Sections::training(config))?;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use capful_core::device::{Operation, OperationError, Run};
+use capful_core::device::{Access, Device, Op, OperationError};
 use capful_core::random::{Random, stream};
 use capful_core::train::settings;
 
@@ -10,7 +10,6 @@ use super::session::Rows;
 use super::{HostFamily, Session};
 use crate::allocations::{self, Activity};
 use crate::config::Config;
-use crate::device::cuda::Cuda;
 use crate::device::{AnyDevice, DeviceError, Ticket};
 
 /// What the steps took.
@@ -56,26 +55,20 @@ pub struct Profiler<'a> {
     shares: Vec<Share>,
 }
 
-impl<O: Operation> Run<O> for Profiler<'_>
-where
-    AnyDevice: Run<O>,
-    Cuda: Run<O>,
-{
-    fn run(&mut self, operation: O) -> Result<(), OperationError> {
-        let seconds = self.device.time(operation)?;
+impl Device for Profiler<'_> {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        let (name, seconds) = (op.name(), self.device.time(op)?);
         let mut bytes = 0;
-        operation.operands(&mut |region, access| {
-            bytes += region.bytes() * if access == capful_core::device::Access::Update { 2 } else { 1 };
-        });
-        let at = self.shares.iter().position(|s| s.name == O::NAME).unwrap_or_else(|| {
-            self.shares.push(Share { name: O::NAME, count: 0, seconds: 0.0, flops: 0, narrow_flops: 0, bytes: 0 });
+        op.operands(&mut |region, access| bytes += region.bytes() * if access == Access::Update { 2 } else { 1 });
+        let at = self.shares.iter().position(|s| s.name == name).unwrap_or_else(|| {
+            self.shares.push(Share { name, count: 0, seconds: 0.0, flops: 0, narrow_flops: 0, bytes: 0 });
             self.shares.len() - 1
         });
         let share = &mut self.shares[at];
         share.count += 1;
         share.seconds += seconds;
-        share.flops += operation.flops();
-        share.narrow_flops += operation.narrow_flops();
+        share.flops += op.flops();
+        share.narrow_flops += op.narrow_flops();
         share.bytes += bytes;
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! A model on a device: its arena, and the few ways a command talks to it.
 
-use capful_core::device::{Meter, OperationError};
+use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Entry, Init, Region, Role};
 use capful_core::model::{Batch, Family, Optimizer, Products, Scales, Stage, Steps};
 use capful_core::ops::{Pattern, Rotary};
@@ -8,7 +8,6 @@ use capful_core::random::{Random, stream};
 use capful_core::train::{Period, results, settings};
 use half::slice::HalfFloatSliceExt as _;
 
-use super::bench::Profiler;
 use super::wiring;
 use crate::config::Config;
 use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Sequence, Storage, Ticket};
@@ -16,15 +15,9 @@ use crate::format::hugging_face::HuggingFace;
 use crate::plan::Laid;
 
 /// A family that can be planned and run here.
-pub trait HostFamily:
-    Family + HuggingFace + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
-{
-}
+pub trait HostFamily: Steps + HuggingFace {}
 
-impl<F> HostFamily for F where
-    F: Family + HuggingFace + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
-{
-}
+impl<F: Steps + HuggingFace> HostFamily for F {}
 
 impl From<OperationError> for DeviceError {
     fn from(error: OperationError) -> Self {

@@ -1,23 +1,18 @@
 //! AdamW: pieces of all four ranges, one after the other through the caches. Bound by memory.
 
-use capful_core::device::{Operation as _, OperationError, Run, Scratch};
+use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::AdamW;
 
+use super::Cpu;
 use super::simd::vectorise;
-use super::{Cpu, CpuProfile};
 
 /// Elements of a task.
 const PIECE: usize = 16_384;
 
-impl Scratch<AdamW> for CpuProfile {
-    fn scratch(&self, _: &AdamW) -> u64 {
-        0
-    }
-}
-
-impl Run<AdamW> for Cpu {
-    fn run(&mut self, op: AdamW) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_adamw(&mut self, op: AdamW) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         if op.master.is_some() {
             // No precision of this device keeps masters.

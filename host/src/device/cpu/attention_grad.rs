@@ -2,7 +2,7 @@
 //! else adds to its gradients. Probabilities are made again from the logarithmic sums, a tile of queries and a step of
 //! keys at a time.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{AttentionGrad, Heads, Rotary};
 
@@ -39,14 +39,15 @@ impl Share {
     }
 }
 
-impl Scratch<AttentionGrad> for CpuProfile {
-    fn scratch(&self, op: &AttentionGrad) -> u64 {
+impl CpuProfile {
+    pub(super) fn attention_grad(&self, op: &AttentionGrad) -> u64 {
         bytes(Share::new(op).len() * self.workers())
     }
 }
 
-impl Run<AttentionGrad> for Cpu {
-    fn run(&mut self, op: AttentionGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_attention_grad(&mut self, op: AttentionGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [qkv, out, log_sum, out_grad, table, mut qkv_grad, mut scratch] = arena.views([
             Some(op.qkv),

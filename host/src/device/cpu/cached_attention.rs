@@ -1,25 +1,20 @@
 //! Attention of one new token: a task is a head, which reads its keys and values once, a few dozen at a time, with a
 //! running softmax.
 
-use capful_core::device::{Operation, OperationError, Run, Scratch};
+use capful_core::device::{Operation, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::{CachedAttention, Rotary};
 
+use super::Cpu;
 use super::simd::{self, vectorise};
 use super::tiles::Tiles;
-use super::{Cpu, CpuProfile};
 
 /// Keys between two looks at the largest score.
 const KEYS: usize = 64;
 
-impl Scratch<CachedAttention> for CpuProfile {
-    fn scratch(&self, _: &CachedAttention) -> u64 {
-        0
-    }
-}
-
-impl Run<CachedAttention> for Cpu {
-    fn run(&mut self, op: CachedAttention) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_cached_attention(&mut self, op: CachedAttention) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [mut qkv, mut cache, cursor, table, mut out] =
             arena.views([Some(op.qkv), Some(op.cache), Some(op.cursor), Some(op.rotary.table), Some(op.out)])?;

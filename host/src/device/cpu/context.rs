@@ -1,23 +1,18 @@
 //! Signals as rows of tokens and back: transpositions.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Context, ContextGrad};
 
+use super::Cpu;
 use super::lanes::turn;
-use super::{Cpu, CpuProfile};
 
 /// Streams of a task at most: a cache line of signals.
 const STREAMS: usize = 16;
 
-impl Scratch<Context> for CpuProfile {
-    fn scratch(&self, _: &Context) -> u64 {
-        0
-    }
-}
-
-impl Run<Context> for Cpu {
-    fn run(&mut self, op: Context) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_context(&mut self, op: Context) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [signals, mut out] = arena.views([Some(op.signals), Some(op.out)])?;
         let [_, batch, tokens, columns] = op.out.shape.map(|n| n as usize);
@@ -34,14 +29,9 @@ impl Run<Context> for Cpu {
     }
 }
 
-impl Scratch<ContextGrad> for CpuProfile {
-    fn scratch(&self, _: &ContextGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<ContextGrad> for Cpu {
-    fn run(&mut self, op: ContextGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_context_grad(&mut self, op: ContextGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [out_grad, mut signals_grad] = arena.views([Some(op.out_grad), Some(op.signals_grad)])?;
         let [_, batch, tokens, columns] = op.out_grad.shape.map(|n| n as usize);

@@ -1,6 +1,6 @@
 //! Updates in place with a factored second moment: a tile of the gradient by a product, its rows shared among threads.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{EmbedUpdate, FactoredUpdate};
 use capful_core::train::{results, settings};
@@ -18,15 +18,16 @@ const EPS: f32 = 1e-12;
 /// No row has used this id yet.
 const NONE: u32 = u32::MAX;
 
-impl Scratch<FactoredUpdate> for CpuProfile {
-    fn scratch(&self, op: &FactoredUpdate) -> u64 {
+impl CpuProfile {
+    pub(super) fn factored_update(&self, op: &FactoredUpdate) -> u64 {
         let [tile, d, rows] = [op.tile.rows(), op.x.columns(), op.x.rows()].map(|n| n as usize);
         bytes(gemm::scratch_len(tile.min(op.weight.rows() as usize), d, rows, self.workers()))
     }
 }
 
-impl Run<FactoredUpdate> for Cpu {
-    fn run(&mut self, op: FactoredUpdate) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_factored_update(&mut self, op: FactoredUpdate) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [
             x,
@@ -127,14 +128,15 @@ fn held(squares: f32, columns: usize) -> f32 {
     if rms > 1.0 { 1.0 / rms } else { 1.0 }
 }
 
-impl Scratch<EmbedUpdate> for CpuProfile {
-    fn scratch(&self, op: &EmbedUpdate) -> u64 {
+impl CpuProfile {
+    pub(super) fn embed_update(&self, op: &EmbedUpdate) -> u64 {
         bytes(op.table.rows() as usize)
     }
 }
 
-impl Run<EmbedUpdate> for Cpu {
-    fn run(&mut self, op: EmbedUpdate) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_embed_update(&mut self, op: EmbedUpdate) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [ids, mut x_grad, mut table, mut moment, settings, results, mut scratch] = arena.views([
             Some(op.ids),

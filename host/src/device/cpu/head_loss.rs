@@ -1,6 +1,6 @@
 //! The output head and its loss, a chunk of rows at a time: logits, softmax in place, and both gradients' products.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{HeadLoss, IGNORE};
 use capful_core::train::{results, settings};
@@ -12,8 +12,8 @@ use super::{Cpu, CpuProfile, bytes};
 /// A softmax task takes rows of about this many logits together.
 const LOGITS: usize = 8192;
 
-impl Scratch<HeadLoss> for CpuProfile {
-    fn scratch(&self, op: &HeadLoss) -> u64 {
+impl CpuProfile {
+    pub(super) fn head_loss(&self, op: &HeadLoss) -> u64 {
         let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
         let chunk = rows.min(op.logits.rows() as usize);
         let len = |m, n, k| gemm::scratch_len(m, n, k, self.workers());
@@ -25,8 +25,9 @@ impl Scratch<HeadLoss> for CpuProfile {
     }
 }
 
-impl Run<HeadLoss> for Cpu {
-    fn run(&mut self, op: HeadLoss) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_head_loss(&mut self, op: HeadLoss) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [
             x,

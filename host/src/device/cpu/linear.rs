@@ -1,6 +1,6 @@
 //! The linear layer: one product, and what belongs to it on each block while it is in cache.
 
-use capful_core::device::{Operation as _, OperationError, Run, Scratch};
+use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::{Linear, Rotary};
 
@@ -12,15 +12,16 @@ use super::{Cpu, CpuProfile, bytes};
 /// Rows that a task turns.
 const ROWS: usize = 16;
 
-impl Scratch<Linear> for CpuProfile {
-    fn scratch(&self, op: &Linear) -> u64 {
+impl CpuProfile {
+    pub(super) fn linear(&self, op: &Linear) -> u64 {
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out.columns()].map(|n| n as usize);
         bytes(gemm::scratch_len(rows, outputs, inputs, self.workers()))
     }
 }
 
-impl Run<Linear> for Cpu {
-    fn run(&mut self, op: Linear) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_linear(&mut self, op: Linear) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         if op.quantised.is_some() {
             return op.reference(&mut arena);

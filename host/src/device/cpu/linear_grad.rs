@@ -1,6 +1,6 @@
 //! The gradients of a linear layer: two products and the sums of columns.
 
-use capful_core::device::{Operation as _, OperationError, Run, Scratch};
+use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::LinearGrad;
 
@@ -14,8 +14,8 @@ const COLUMNS: usize = 64;
 /// Rows summed in one go; the sums of such runs are then added.
 const RUN: usize = 256;
 
-impl Scratch<LinearGrad> for CpuProfile {
-    fn scratch(&self, op: &LinearGrad) -> u64 {
+impl CpuProfile {
+    pub(super) fn linear_grad(&self, op: &LinearGrad) -> u64 {
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out_grad.columns()].map(|n| n as usize);
         let len = |m, n, k| gemm::scratch_len(m, n, k, self.workers());
         let [m, n] = [op.weight.rows(), op.weight.columns()].map(|n| n as usize);
@@ -23,8 +23,9 @@ impl Scratch<LinearGrad> for CpuProfile {
     }
 }
 
-impl Run<LinearGrad> for Cpu {
-    fn run(&mut self, op: LinearGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_linear_grad(&mut self, op: LinearGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         if op.quantised.is_some() {
             return op.reference(&mut arena);

@@ -1,20 +1,15 @@
 //! The associative memory: each stream's matrix is one task's, row by row through the caches.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Memory, MemoryGrad};
 
+use super::Cpu;
 use super::simd::{self, vectorise};
-use super::{Cpu, CpuProfile};
 
-impl Scratch<Memory> for CpuProfile {
-    fn scratch(&self, _: &Memory) -> u64 {
-        0
-    }
-}
-
-impl Run<Memory> for Cpu {
-    fn run(&mut self, op: Memory) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_memory(&mut self, op: Memory) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [keys, queries, values, keep, before, before_key, mut after, mut after_key, mut out] = arena.views([
             Some(op.keys),
@@ -63,14 +58,9 @@ fn advance(f: &mut [f32], decay: f32, value: f32, key: &[f32]) {
     }
 }
 
-impl Scratch<MemoryGrad> for CpuProfile {
-    fn scratch(&self, _: &MemoryGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<MemoryGrad> for Cpu {
-    fn run(&mut self, op: MemoryGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_memory_grad(&mut self, op: MemoryGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [
             keys,

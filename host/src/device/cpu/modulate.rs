@@ -1,6 +1,6 @@
 //! What each token's error counts for: predictions and factors token by token, then the signals' gradient scaled.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{FOLLOW, Modulate};
 
@@ -10,15 +10,16 @@ use super::{Cpu, CpuProfile, bytes};
 /// A token's sums: of its losses, of the predictions, of the outputs' squares.
 const SUMS: usize = 3;
 
-impl Scratch<Modulate> for CpuProfile {
-    fn scratch(&self, op: &Modulate) -> u64 {
+impl CpuProfile {
+    pub(super) fn modulate(&self, op: &Modulate) -> u64 {
         let [_, tokens, _, streams] = op.signals_grad.shape.map(|n| n as usize);
         bytes(tokens * (SUMS + streams))
     }
 }
 
-impl Run<Modulate> for Cpu {
-    fn run(&mut self, op: Modulate) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_modulate(&mut self, op: Modulate) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [losses, signals, mut predictor, mut running, mut factors, mut signals_grad, mut scratch] =
             arena.views([

@@ -1,23 +1,18 @@
 //! LayerNorm and RMSNorm: a task takes some rows, and of each row makes both outputs while it is in the nearest cache.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Norm, NormKind};
 
+use super::Cpu;
 use super::simd::{self, vectorise};
-use super::{Cpu, CpuProfile};
 
 /// Rows of a task.
 const ROWS: usize = 16;
 
-impl Scratch<Norm> for CpuProfile {
-    fn scratch(&self, _: &Norm) -> u64 {
-        0
-    }
-}
-
-impl Run<Norm> for Cpu {
-    fn run(&mut self, op: Norm) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_norm(&mut self, op: Norm) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [x, mut stats, gain, bias, mut out, gain2, bias2, mut out2] = arena.views([
             Some(op.x),

@@ -1,7 +1,7 @@
 //! The gradient of LayerNorm or RMSNorm: a task takes a block of rows, writes their gradients, and sums the rows' part of the gains'
 //! and biases' gradients in scratch; the blocks' sums are then added in their order.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{NormGrad, NormKind};
 
@@ -23,14 +23,15 @@ fn scratch_len(op: &NormGrad) -> usize {
     (op.x.rows() as usize).div_ceil(block_rows(op)) * SCRATCH_ROWS * op.x.columns() as usize
 }
 
-impl Scratch<NormGrad> for CpuProfile {
-    fn scratch(&self, op: &NormGrad) -> u64 {
+impl CpuProfile {
+    pub(super) fn norm_grad(&self, op: &NormGrad) -> u64 {
         bytes(scratch_len(op))
     }
 }
 
-impl Run<NormGrad> for Cpu {
-    fn run(&mut self, op: NormGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_norm_grad(&mut self, op: NormGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let second = op.second;
         let [

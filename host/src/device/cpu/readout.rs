@@ -1,7 +1,7 @@
 //! The residual stream of a spiking model: sums over outputs with streams as lanes, some tokens at a time, so that what
 //! is to be transposed stays in the caches.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::{Arena, Region};
 use capful_core::ops::{Gate, Readout, ReadoutGrad};
 
@@ -130,16 +130,17 @@ impl Opens<'_> {
     }
 }
 
-impl Scratch<Readout> for CpuProfile {
-    fn scratch(&self, op: &Readout) -> u64 {
+impl CpuProfile {
+    pub(super) fn readout(&self, op: &Readout) -> u64 {
         let [_, batch, tokens, dims] = op.out.shape.map(|n| n as usize);
         let products = |c: Classes| c.len() + TOKENS.min(tokens) * c.scratch(batch);
         bytes(turned(&op.out) + Classes::of(&op.weights, dims).map_or(0, products))
     }
 }
 
-impl Run<Readout> for Cpu {
-    fn run(&mut self, op: Readout) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_readout(&mut self, op: Readout) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [signals, weights, gate_weight, gate_bias, mut out, mut scratch] = arena.views([
             Some(op.signals),
@@ -212,8 +213,8 @@ impl Run<Readout> for Cpu {
     }
 }
 
-impl Scratch<ReadoutGrad> for CpuProfile {
-    fn scratch(&self, op: &ReadoutGrad) -> u64 {
+impl CpuProfile {
+    pub(super) fn readout_grad(&self, op: &ReadoutGrad) -> u64 {
         let [_, batch, tokens, dims] = op.out_grad.shape.map(|n| n as usize);
         let products = |c: Classes| {
             2 * c.len()
@@ -226,8 +227,9 @@ impl Scratch<ReadoutGrad> for CpuProfile {
     }
 }
 
-impl Run<ReadoutGrad> for Cpu {
-    fn run(&mut self, op: ReadoutGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_readout_grad(&mut self, op: ReadoutGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [
             signals,

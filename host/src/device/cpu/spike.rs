@@ -1,26 +1,21 @@
 //! A module's neurons through one token: lanes are streams, so every stream's sum is the reference's to the bit.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Cell, FAINT, LOWEST_POTENTIAL, OFFSET_LIMIT, Outputs, Spike};
 
+use super::Cpu;
 use super::lanes::{lanes, pick, pick_mut, whole};
 use super::simd::vectorise;
-use super::{Cpu, CpuProfile};
 
 /// Products of a task, synapses times streams, that are worth waking another thread for.
 const WORK: usize = 1 << 16;
 /// Winners up to which a block's best are kept in a list; with more, the last one's potential is searched for.
 const LIST: usize = 8;
 
-impl Scratch<Spike> for CpuProfile {
-    fn scratch(&self, _: &Spike) -> u64 {
-        0
-    }
-}
-
-impl Run<Spike> for Cpu {
-    fn run(&mut self, op: Spike) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_spike(&mut self, op: Spike) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let t = op.token;
         let [

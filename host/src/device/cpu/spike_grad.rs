@@ -1,12 +1,12 @@
 //! The backward pass of a module's neurons and synapses; lanes are streams.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Outputs, Spike, SpikeGrad, SynapseGrad, SynapseInputGrad};
 
+use super::Cpu;
 use super::lanes::{across, fused, fused_pairs, lanes, pick, pick_mut, whole};
 use super::simd::vectorise;
-use super::{Cpu, CpuProfile};
 
 /// Tokens whose signals are multiplied with every row before the next ones: their signals stay in the caches.
 const TOKENS: usize = 8;
@@ -17,14 +17,9 @@ const ROWS: usize = 16;
 /// Tasks that the sources of a module are cut into: more than threads, for some sources have no synapses.
 const PARTS: usize = 16;
 
-impl Scratch<SpikeGrad> for CpuProfile {
-    fn scratch(&self, _: &SpikeGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<SpikeGrad> for Cpu {
-    fn run(&mut self, op: SpikeGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_spike_grad(&mut self, op: SpikeGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [mut signals_grad, mut slope, keep, mut fatigue_grad, spikes_grad] =
             arena.views([Some(op.signals_grad), Some(op.slope), Some(op.keep), op.fatigue_grad, op.spikes_grad])?;
@@ -100,14 +95,9 @@ impl Run<SpikeGrad> for Cpu {
     }
 }
 
-impl Scratch<SynapseGrad> for CpuProfile {
-    fn scratch(&self, _: &SynapseGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<SynapseGrad> for Cpu {
-    fn run(&mut self, op: SynapseGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_synapse_grad(&mut self, op: SynapseGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [grad, signals, spikes, keep, sources, mut weight_grad] = arena.views([
             Some(op.grad),
@@ -194,14 +184,9 @@ fn products<const L: usize>(
     }
 }
 
-impl Scratch<SynapseInputGrad> for CpuProfile {
-    fn scratch(&self, _: &SynapseInputGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<SynapseInputGrad> for Cpu {
-    fn run(&mut self, op: SynapseInputGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_synapse_input_grad(&mut self, op: SynapseInputGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let t = op.token as usize;
         let [grad, weights, starts, synapses, keep, mut signals_grad, mut spikes_grad] = arena.views([

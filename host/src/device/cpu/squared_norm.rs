@@ -1,6 +1,6 @@
 //! The squared norm of all gradients: pieces of a fixed length in any order, their sums in order.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::SquaredNorm;
 use capful_core::train::results;
@@ -15,14 +15,15 @@ fn pieces(op: &SquaredNorm) -> usize {
     op.gradient.elements().div_ceil(SquaredNorm::PIECE as u64) as usize
 }
 
-impl Scratch<SquaredNorm> for CpuProfile {
-    fn scratch(&self, op: &SquaredNorm) -> u64 {
+impl CpuProfile {
+    pub(super) fn squared_norm(&self, op: &SquaredNorm) -> u64 {
         bytes(pieces(op))
     }
 }
 
-impl Run<SquaredNorm> for Cpu {
-    fn run(&mut self, op: SquaredNorm) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_squared_norm(&mut self, op: SquaredNorm) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [gradient, mut results, mut scratch] =
             arena.views([Some(op.gradient), Some(op.results), Some(self.scratch)])?;

@@ -1,11 +1,11 @@
 //! SwiGLU and its gradient, some rows a task.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{SwiGlu, SwiGluGrad};
 
+use super::Cpu;
 use super::simd;
-use super::{Cpu, CpuProfile};
 
 /// Elements of a task, about: whole rows.
 const PIECE: usize = 16_384;
@@ -15,14 +15,9 @@ fn rows(d: usize) -> usize {
     (PIECE / d.max(1)).max(1)
 }
 
-impl Scratch<SwiGlu> for CpuProfile {
-    fn scratch(&self, _: &SwiGlu) -> u64 {
-        0
-    }
-}
-
-impl Run<SwiGlu> for Cpu {
-    fn run(&mut self, op: SwiGlu) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_swiglu(&mut self, op: SwiGlu) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [gate_up, mut out] = arena.views([Some(op.gate_up), Some(op.out)])?;
         let (gate_up, d) = (gate_up.f32()?, op.out.columns() as usize);
@@ -38,14 +33,9 @@ impl Run<SwiGlu> for Cpu {
     }
 }
 
-impl Scratch<SwiGluGrad> for CpuProfile {
-    fn scratch(&self, _: &SwiGluGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<SwiGluGrad> for Cpu {
-    fn run(&mut self, op: SwiGluGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_swiglu_grad(&mut self, op: SwiGluGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [mut gate_up, out_grad] = arena.views([Some(op.gate_up), Some(op.out_grad)])?;
         let (out_grad, d) = (out_grad.f32()?, op.out_grad.columns() as usize);

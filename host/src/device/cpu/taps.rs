@@ -1,19 +1,14 @@
 //! The delay line of embeddings: token by token, each tap straight from the embedding it shows.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Taps, TapsGrad, reach};
 
-use super::{Cpu, CpuProfile};
+use super::Cpu;
 
-impl Scratch<Taps> for CpuProfile {
-    fn scratch(&self, _: &Taps) -> u64 {
-        0
-    }
-}
-
-impl Run<Taps> for Cpu {
-    fn run(&mut self, op: Taps) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_taps(&mut self, op: Taps) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [x, offsets, mut signals, mut keep] =
             arena.views([Some(op.x), Some(op.offsets), Some(op.signals), Some(op.keep)])?;
@@ -44,14 +39,9 @@ impl Run<Taps> for Cpu {
     }
 }
 
-impl Scratch<TapsGrad> for CpuProfile {
-    fn scratch(&self, _: &TapsGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<TapsGrad> for Cpu {
-    fn run(&mut self, op: TapsGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_taps_grad(&mut self, op: TapsGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [grad, offsets, mut x_grad] = arena.views([Some(op.signals_grad), Some(op.offsets), Some(op.x_grad)])?;
         let [_, batch, tokens, width] = op.x_grad.shape.map(|n| n as usize);

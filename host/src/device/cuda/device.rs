@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use capful_core::device::OperationError;
+use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::{Dtype, Region, Space};
 use cust::context::{Context, CurrentContext};
 use cust::memory::DeviceBuffer;
@@ -325,6 +325,47 @@ fn used() -> Result<u64, CudaError> {
 fn note(lines: &mut Vec<(&'static str, u64)>, name: &'static str, outside: u64) {
     let named: u64 = lines.iter().map(|(_, bytes)| bytes).sum();
     lines.push((name, outside.saturating_sub(named)));
+}
+
+impl Device for Cuda {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        match *op {
+            Op::AdamW(o) => self.run_adamw(o),
+            Op::Attention(o) => self.run_attention(o),
+            Op::AttentionGrad(o) => self.run_attention_grad(o),
+            Op::CachedAttention(o) => self.run_cached_attention(o),
+            Op::Carry(o) => self.run_carry(o),
+            Op::Context(o) => self.run_context(o),
+            Op::ContextGrad(o) => self.run_context_grad(o),
+            Op::Embed(o) => self.run_embed(o),
+            Op::EmbedGrad(o) => self.run_embed_grad(o),
+            Op::EmbedUpdate(o) => self.run_embed_update(o),
+            Op::FactoredUpdate(o) => self.run_factored_update(o),
+            Op::Gelu(o) => self.run_gelu(o),
+            Op::HeadLoss(o) => self.run_head_loss(o),
+            Op::Inhibit(o) => self.run_inhibit(o),
+            Op::Linear(o) => self.run_linear(o),
+            Op::LinearGrad(o) => self.run_linear_grad(o),
+            Op::Memory(o) => self.run_memory(o),
+            Op::MemoryGrad(o) => self.run_memory_grad(o),
+            Op::Modulate(o) => self.run_modulate(o),
+            Op::Norm(o) => self.run_norm(o),
+            Op::NormGrad(o) => self.run_norm_grad(o),
+            Op::Quantise(o) => self.run_quantise(o),
+            Op::Readout(o) => self.run_readout(o),
+            Op::ReadoutGrad(o) => self.run_readout_grad(o),
+            Op::Rescale(o) => self.run_rescale(o),
+            Op::Spike(o) => self.run_spike(o),
+            Op::SpikeGrad(o) => self.run_spike_grad(o),
+            Op::SquaredNorm(o) => self.run_squared_norm(o),
+            Op::SwiGlu(o) => self.run_swiglu(o),
+            Op::SwiGluGrad(o) => self.run_swiglu_grad(o),
+            Op::SynapseGrad(o) => self.run_synapse_grad(o),
+            Op::SynapseInputGrad(o) => self.run_synapse_input_grad(o),
+            Op::Taps(o) => self.run_taps(o),
+            Op::TapsGrad(o) => self.run_taps_grad(o),
+        }
+    }
 }
 
 /// Values of one thread of a kernel for rows of `columns` at `addresses`: 16 bytes of them where every row begins at a

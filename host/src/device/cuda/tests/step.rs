@@ -51,8 +51,8 @@ const SHORT: Stage = Stage { batch: 9, seq_len: 8, ..STAGE };
 // A large eps: where a gradient is rounding noise, its sign decides nothing.
 const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay: 0.1 };
 
-/// A family that runs on the Reference, the Meter and a card.
-trait Small: Steps<Cuda> + for<'a> Steps<Reference<'a>> + for<'p> Steps<Meter<'p, CudaProfile>> {
+/// A family whose parameters lie together.
+trait Small: Steps {
     /// All parameters, as exactly as they are kept.
     fn parameters(state: &Self::State) -> Region;
 }
