@@ -13,7 +13,6 @@ mod stage;
 
 pub use choices::{Attention, Device, Precision, Recompute, Schedule, TokenizerChoice};
 pub use error::ConfigError;
-pub(crate) use model::with_family;
 pub use model::{AnyFamily, ModelConfig};
 pub use neurogen::{Eligibility, Mode, NeuroGenConfig, Rule};
 pub use preset::{Preset, presets};

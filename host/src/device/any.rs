@@ -94,40 +94,6 @@ pub enum AnyDevice {
     Cuda(Box<Cuda>),
 }
 
-/// A step whose operations depend on plan and stage only, so that a card records it once and replays it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sequence {
-    /// A micro-batch of a step.
-    MicroBatch {
-        /// The index of its stage.
-        stage: usize,
-        /// Whether it is the step's first.
-        first: bool,
-        /// Whether copies in 8 bits are made and not read yet.
-        warming: bool,
-    },
-    /// The optimizer.
-    Update,
-    /// An evaluation of one batch.
-    Evaluate,
-    /// One more token.
-    Decode,
-}
-
-impl Sequence {
-    /// The number that its recording is kept under.
-    fn key(self) -> u64 {
-        match self {
-            Sequence::Update => 0,
-            Sequence::Evaluate => 1,
-            Sequence::Decode => 2,
-            Sequence::MicroBatch { stage, first, warming } => {
-                4 + 4 * stage as u64 + 2 * u64::from(warming) + u64::from(first)
-            }
-        }
-    }
-}
-
 /// Results on their way out of a device: of the region they were asked from, where the device is main memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Ticket {
@@ -250,31 +216,29 @@ impl AnyDevice {
         }
     }
 
-    /// Runs a sequence: on a card recorded at the first call and replayed at every call, unless it is being tuned.
+    /// Runs operations one after the other.
     ///
     /// # Errors
-    /// What an operation could not do.
-    pub fn replay(
-        &mut self,
-        sequence: Sequence,
-        run: impl FnOnce(&mut AnyDevice) -> Result<(), OperationError>,
-    ) -> Result<(), DeviceError> {
-        let key = sequence.key();
-        let Some(card) = self.card() else { return run(self).map_err(|e| self.explain(e)) };
+    /// What one of them could not do.
+    pub fn run_all(&mut self, ops: &[Op]) -> Result<(), DeviceError> {
+        ops.iter().try_for_each(|op| self.run(op)).map_err(|e| self.explain(e))
+    }
+
+    /// The same: on a card recorded under `key` at the first call and replayed at every call, unless it is being tuned.
+    ///
+    /// # Errors
+    /// What one of them could not do.
+    pub fn replay(&mut self, key: u64, ops: &[Op]) -> Result<(), DeviceError> {
+        let Some(card) = self.card() else { return self.run_all(ops) };
         if card.tuning() {
-            return run(self).map_err(|e| self.explain(e));
+            return self.run_all(ops);
         }
         if !card.recorded(key) {
             card.begin_recording()?;
-            let queued = run(self);
-            if let Some(card) = self.card() {
-                card.end_recording(key, queued)?;
-            }
+            let queued = ops.iter().try_for_each(|op| card.run(op));
+            card.end_recording(key, queued)?;
         }
-        match self.card() {
-            Some(card) => Ok(card.replay_recorded(key)?),
-            None => Ok(()),
-        }
+        Ok(card.replay_recorded(key)?)
     }
 
     /// Why an operation failed, in one line.
