@@ -46,7 +46,7 @@ pub struct StagePlan {
     pub accumulate: u32,
     /// Tokens of a step.
     pub tokens_per_step: u64,
-    /// Training on one token by the field's convention (see [`Family::flops_per_token`]).
+    /// Training on one token by the field's convention (see [`Cost::flops_per_token`]).
     pub flops_per_token: u64,
     /// Floating-point operations of a whole step as it is written, recomputation included.
     pub flops_per_step: u64,
@@ -65,7 +65,7 @@ pub struct StagePlan {
 pub struct Plan {
     /// Parameters of the model, exactly.
     pub params: u64,
-    /// Training on one token by the field's convention (see [`Family::flops_per_token`]).
+    /// Training on one token by the field's convention (see [`Cost::flops_per_token`]).
     pub flops_per_token: u64,
     /// Floating-point operations of a whole step as it is written, recomputation included.
     pub flops_per_step: u64,
