@@ -4,7 +4,7 @@
 
 use std::error::Error;
 
-use capful_core::device::{Meter, Operation, Rates, Run, Scratch};
+use capful_core::device::{Device as _, Meter, Operation, Rates};
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{
     Cell, FactoredUpdate, HeadGrad, HeadLoss, Linear, Memory, MemoryGrad, Outputs, Readout, ReadoutGrad, ReadoutLayout,
@@ -62,14 +62,10 @@ fn fill(cuda: &mut Cuda, region: Region, value: impl Fn(u64) -> f32) -> Result<(
 }
 
 /// One line, for a token of all streams; gives the seconds of `o`.
-fn time<O: Operation + Copy>(cuda: &mut Cuda, what: &str, o: O, tokens: u32) -> Result<f64, Box<dyn Error>>
-where
-    Cuda: Run<O>,
-    CudaProfile: Scratch<O>,
-{
+fn time<O: Operation + Copy>(cuda: &mut Cuda, what: &str, o: O, tokens: u32) -> Result<f64, Box<dyn Error>> {
     let mut meter = Meter::new(&PROFILE, RATES);
-    meter.run(o)?;
-    let seconds = cuda.time(10, |c| c.run(o))?;
+    meter.run(&o.into())?;
+    let seconds = cuda.time(10, |c| c.run(&o.into()))?;
     let bound = RATES.seconds(meter.flops, o.narrow_flops(), meter.bytes);
     let each = 1e6 / f64::from(tokens);
     println!(
@@ -152,9 +148,9 @@ fn report(&Sizes { small, streams, tokens, block }: &Sizes) -> Result<(), Box<dy
     };
     let one = Linear::new(x.slice_rows(0, streams), decoder, Some(bias), logits.slice_rows(0, streams));
     c.tune(|c| {
-        c.run(head)?;
-        c.run(update)?;
-        c.run(one)
+        c.run(&head.into())?;
+        c.run(&update.into())?;
+        c.run(&one.into())
     })?;
     let random = Random::new(1, 1);
     fill(c, signals, |i| (random.normal(i) * 0.3).abs())?;

@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use capful_core::device::{Meter, Operation, Rates, Run, Scratch};
+use capful_core::device::{Device as _, Meter, Operation, Rates};
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{
     Affine, AffineGrad, Attention, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, Heads, Linear, LinearGrad,
@@ -56,14 +56,10 @@ fn fill(cuda: &mut Cuda, region: Region, scale: f32) -> Result<(), Box<dyn Error
 }
 
 /// One line; `traffic` in bytes where it is more than every operand once. Gives the seconds.
-fn time<O: Operation + Copy>(cuda: &mut Cuda, what: &str, o: O, traffic: Option<u64>) -> Result<f64, Box<dyn Error>>
-where
-    Cuda: Run<O>,
-    CudaProfile: Scratch<O>,
-{
+fn time<O: Operation + Copy>(cuda: &mut Cuda, what: &str, o: O, traffic: Option<u64>) -> Result<f64, Box<dyn Error>> {
     let mut meter = Meter::new(&PROFILE, RATES);
-    meter.run(o)?;
-    let seconds = cuda.time(10, |c| c.run(o))?;
+    meter.run(&o.into())?;
+    let seconds = cuda.time(10, |c| c.run(&o.into()))?;
     let bytes = traffic.unwrap_or(meter.bytes);
     let bound = RATES.seconds(meter.flops, o.narrow_flops(), bytes);
     println!(
@@ -145,11 +141,11 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     let logits_of = linear(low_chunk, embed, None, logits);
     let logits_grad = linear_grad(low_chunk, embed, logits, grad_chunk);
     cuda.tune(|c| {
-        forward.iter().try_for_each(|(_, o)| c.run(*o))?;
-        backward.iter().try_for_each(|(_, o)| c.run(*o))?;
-        c.run(logits_of)?;
-        c.run(logits_grad)?;
-        c.run(head)
+        forward.iter().try_for_each(|(_, o)| c.run(&(*o).into()))?;
+        backward.iter().try_for_each(|(_, o)| c.run(&(*o).into()))?;
+        c.run(&logits_of.into())?;
+        c.run(&logits_grad.into())?;
+        c.run(&head.into())
     })?;
     for region in [x, narrow, gate_up, activated, qkv, low, gain, embed].into_iter().chain(weights) {
         fill(&mut cuda, region, 0.5)?;
@@ -162,7 +158,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     println!("Yxanul 197M, {rows} rows, bf16, on {}", names.concat());
     println!("  {:<34} {:>9} {:>9} {:>7} {:>9} {:>9}", "", "us", "roofline", "", "GB/s", "TFLOP/s");
     let c = &mut cuda;
-    let scaling = Scaling { amax: numbers[0], scale: numbers[1], inverse: numbers[2] };
+    let scaling = Scaling::at(numbers[0].offset, numbers[1].offset, numbers[2].offset);
     let copy =
         |dtype, columns| Some(Quantised { codes: Region { dtype, shape: [1, 1, rows, columns], ..codes }, scaling });
     let alone = |x: Region, dtype| Quantise {

@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use capful_core::device::Run;
+use capful_core::device::Device as _;
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::Linear;
 use capful_host::device::cuda::{Cuda, Products, Room, describe};
@@ -22,14 +22,14 @@ fn square(n: u32, dtype: Dtype, products: Option<Products>) -> Result<f64, Box<d
     let scratch = Region { dtype: Dtype::F32, shape: [1, 1, 1, 8 << 20], ..at(3) };
     let room = Room { arena: scratch.end(), scratch, staging: 0 };
     let mut cuda = Cuda::open(0, room, products.unwrap_or(Products::Own))?;
-    cuda.tune(|c| c.run(Linear::new(at(0), at(1), None, at(2))))?;
+    cuda.tune(|c| c.run(&Linear::new(at(0), at(1), None, at(2)).into()))?;
     let values: Vec<f32> = (0..n * n).map(|i| (i % 251) as f32 / 125.0 - 1.0).collect();
     for operand in [at(0), at(1)] {
         cuda.write(operand, &encode(dtype, &values))?;
     }
     let seconds = match products {
         None => cuda.time(5, |c| c.naive_product(at(0), at(1), at(2)))?,
-        Some(_) => cuda.time(5, |c| c.run(Linear::new(at(0), at(1), None, at(2))))?,
+        Some(_) => cuda.time(5, |c| c.run(&Linear::new(at(0), at(1), None, at(2)).into()))?,
     };
     Ok(2.0 * f64::from(n).powi(3) / seconds / 1e12)
 }

@@ -1,5 +1,6 @@
 //! Oracles and helpers shared by the tests of capful.
 
 pub mod binary;
+pub mod digests;
 pub mod model;
 pub mod oracle;

@@ -5,10 +5,11 @@ use capful_core::memory::{Entry, Region, Role};
 use capful_core::model::{Optimizer, Products, Pythia, Recompute, Stage, Yxanul};
 use capful_core::ops::{self, Kind};
 use capful_core::train::{results, settings};
+use capful_host::config::AnyFamily;
 use capful_host::device::cpu::CpuProfile;
 use capful_host::device::{AnyProfile, Storage as _};
-use capful_host::plan::{Laid, Sections};
-use capful_host::run::{HostFamily, Rows, Session};
+use capful_host::plan::{Constants, Laid, Sections};
+use capful_host::run::{Rows, Session};
 
 use crate::oracle::attention::Pattern;
 use crate::oracle::pythia::Batch;
@@ -57,33 +58,39 @@ pub fn assert_gradients(what: &str, got: &Tensors, expected: &Tensors, tolerance
 
 /// An oracle that the core has a family for.
 pub trait Peer: Oracle {
-    /// The family.
-    type Family: HostFamily + Copy;
-
     /// The core's model of the oracle's sizes, over `context` positions.
-    fn family(&self, context: u32) -> Self::Family;
+    fn family(&self, context: u32) -> AnyFamily;
 }
 
 impl Peer for pythia::Config {
-    type Family = Pythia;
-
-    fn family(&self, context: u32) -> Pythia {
+    fn family(&self, context: u32) -> AnyFamily {
         let [layers, d_model, heads, d_ff, vocab_size, rotary_dims] =
             [self.layers, self.d, self.heads, self.d_ff, self.vocab, self.rotary].map(|n| n as u32);
         let (rotary_base, norm_eps) = (self.rotary_base as f32, self.eps as f32);
-        Pythia { layers, d_model, heads, d_ff, vocab_size, context, rotary_dims, rotary_base, norm_eps }
+        let family = Pythia { layers, d_model, heads, d_ff, vocab_size, context, rotary_dims, rotary_base, norm_eps };
+        AnyFamily::Pythia(family)
     }
 }
 
 impl Peer for yxanul::Config {
-    type Family = Yxanul;
-
-    fn family(&self, context: u32) -> Yxanul {
+    fn family(&self, context: u32) -> AnyFamily {
         let [layers, d_model, heads, kv_heads, d_ff, vocab_size] =
             [self.layers, self.d, self.heads, self.kv_heads, self.d_ff, self.vocab].map(|n| n as u32);
         let (rank, tied) = (self.rank.map(|rank| rank as u32), self.tied);
         let (rotary_base, norm_eps) = (self.rotary_base as f32, self.eps as f32);
-        Yxanul { layers, d_model, heads, kv_heads, d_ff, vocab_size, context, rank, tied, rotary_base, norm_eps }
+        AnyFamily::Yxanul(Yxanul {
+            layers,
+            d_model,
+            heads,
+            kv_heads,
+            d_ff,
+            vocab_size,
+            context,
+            rank,
+            tied,
+            rotary_base,
+            norm_eps,
+        })
     }
 }
 
@@ -99,24 +106,24 @@ pub fn pattern(of: Pattern) -> ops::Pattern {
 }
 
 /// A session with room for training, evaluation and decoding.
-pub struct Model<F: HostFamily> {
+pub struct Model {
     /// The session.
-    pub session: Session<F>,
+    pub session: Session,
     /// The shape of its micro-batches.
     pub stage: Stage,
 }
 
-impl<F: HostFamily + Copy> Model<F> {
+impl Model {
     /// A model with `weights`, for micro-batches of `sequences` of `length` tokens; its logits exist in chunks of 5
     /// rows, which divides nothing.
     pub fn new(
         profile: &AnyProfile,
-        config: &impl Peer<Family = F>,
+        config: &impl Peer,
         weights: &Tensors,
         sequences: usize,
         length: usize,
         recompute: Recompute,
-    ) -> Model<F> {
+    ) -> Model {
         let (batch, seq_len) = (sequences as u32, length as u32);
         let stage = Stage {
             batch,
@@ -127,11 +134,21 @@ impl<F: HostFamily + Copy> Model<F> {
             products: Products::Wide,
         };
         let evaluation = Stage { recompute: Recompute::None, ..stage };
-        let sections = Sections { training: vec![stage], evaluation: Some(evaluation), decoding: Some(stage.seq_len) };
+        let recipe = Recipe::pythia();
+        let [beta1, beta2, eps, decay] =
+            [recipe.beta1, recipe.beta2, recipe.eps, recipe.weight_decay].map(|x| x as f32);
+        let optimizer = Optimizer { beta1, beta2, eps, decay };
+        let sections = Sections {
+            training: vec![stage],
+            accumulate: vec![2],
+            evaluation: Some(evaluation),
+            decoding: Some(stage.seq_len),
+            constants: Constants { optimizer, pattern: stage.pattern },
+        };
         let family = config.family(seq_len);
-        let rates = Rates::ONE;
-        let laid = Laid::new(&family, profile, rates, &sections).expect("the step is sound");
-        let session = Session::start(family, laid, profile, None, config.vocab() as u32).expect("a session");
+        let laid = Laid::new(&family, profile, Rates::ONE, &sections).and_then(|laid| laid.recorded(&family, profile));
+        let laid = laid.expect("the step is sound");
+        let session = Session::start(laid, profile, None, config.vocab() as u32).expect("a session");
         let mut model = Model { session, stage };
         for (name, region) in model.regions("") {
             let data: Vec<u8> = weights[&name].data.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
@@ -173,7 +190,8 @@ impl<F: HostFamily + Copy> Model<F> {
     }
 
     /// Writes the settings of update number `update` (from 1) over `targets` targets.
-    pub fn set(&mut self, recipe: Recipe, update: i32, lr: f64, targets: usize) {
+    pub fn set(&mut self, update: i32, lr: f64, targets: usize) {
+        let recipe = Recipe::pythia();
         let mut values = [0.0; settings::LEN as usize];
         values[settings::LEARNING_RATE] = lr as f32;
         values[settings::CORRECTION1] = (1.0 - recipe.beta1.powi(update)) as f32;
@@ -191,7 +209,7 @@ impl<F: HostFamily + Copy> Model<F> {
     /// The mean loss over `batches`, accumulated as the micro-batches of one step.
     pub fn losses(&mut self, batches: &[Batch<'_>]) -> f64 {
         let targets = batches.iter().flat_map(|b| b.targets).filter(|&&t| t != IGNORE).count();
-        self.set(Recipe::pythia(), 1, 0.0, targets);
+        self.set(1, 0.0, targets);
         self.accumulate(batches)
     }
 
@@ -204,14 +222,12 @@ impl<F: HostFamily + Copy> Model<F> {
         f64::from(self.session.results(ticket).expect("results")[results::LOSS])
     }
 
-    /// One whole step; the loss before its update.
-    pub fn step(&mut self, recipe: Recipe, update: i32, lr: f64, batch: Batch<'_>) -> f64 {
+    /// One whole step by Pythia's recipe; the loss before its update.
+    pub fn step(&mut self, update: i32, lr: f64, batch: Batch<'_>) -> f64 {
         let targets = batch.targets.iter().filter(|&&t| t != IGNORE).count();
-        self.set(recipe, update, lr, targets);
+        self.set(update, lr, targets);
         let loss = self.accumulate(&[batch]);
-        let [beta1, beta2, eps, decay] =
-            [recipe.beta1, recipe.beta2, recipe.eps, recipe.weight_decay].map(|x| x as f32);
-        self.session.update(&Optimizer { beta1, beta2, eps, decay }).expect("an update");
+        self.session.update().expect("an update");
         loss
     }
 
@@ -228,7 +244,7 @@ impl<F: HostFamily + Copy> Model<F> {
     pub fn decoded(&mut self, inputs: &[u32]) -> Vec<f32> {
         let mut all = Vec::new();
         for (position, &id) in inputs.iter().enumerate() {
-            let row = self.session.decode(id, position as u32, self.stage.pattern).expect("decoding");
+            let row = self.session.decode(id, position as u32).expect("decoding");
             all.extend_from_slice(row);
         }
         all

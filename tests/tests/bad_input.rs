@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use capful_tests::binary::{Outcome, TINY, directory, host, host_with, path};
+use serde_json::Value;
 
 /// `train` with the tiny model and `flags`.
 fn train(dir: &Path, flags: &str) -> Outcome {
@@ -454,5 +455,31 @@ fn orders_that_cannot_be_are_refused() {
     ] {
         train(dir, &format!("{flags} --out out")).refused(2, &says);
         assert!(!dir.join("out").exists(), "{flags}");
+    }
+}
+
+#[test]
+fn what_passes_32_or_64_bits_is_counted_or_refused_by_name() {
+    let dir = directory();
+    let plan = |flags: &str| host(dir.path(), &format!("plan --json {flags}"));
+    let bytes = |plan: &Value, name: &str| {
+        let regions = plan["regions"].as_array().unwrap().iter();
+        let found = regions.filter(|r| r["name"] == name).map(|r| r["bytes"].as_u64().unwrap());
+        found.sum::<u64>()
+    };
+    // Two scores of 4 bytes for each pair of 8192 tokens in 32 streams: 2³⁴, of whose quarter 32 bits leave nothing.
+    let scratch = plan("--preset neurogen-tiny --seq-len 8192 --gpu h200").ok().json();
+    assert_eq!(bytes(&scratch, "scratch"), 8 * 32 * 8192 * 8192);
+    // 2²¹ tokens of 2048 columns are 2³² values, of 3 layers, and of gate and up.
+    let wide = "--preset yxanul-tiny --set layers=3 --set d_ff=2048 --batch-size 8192 --seq-len 256";
+    let wide = plan(wide).ok().json();
+    assert_eq!(wide["fits"], false);
+    assert_eq!(bytes(&wide, "layers.gate_up"), 3 * (1 << 21) * 2 * 2048 * 4);
+    for (flags, says) in [
+        ("--batch-size 200000000 --set context=256 --seq-len 256", &["a micro-batch", "32 bits"][..]),
+        ("--batch-size 100000000 --seq-len 8 --set heads=64 --set d_model=512", &["layers.log_sum", "32 bits"]),
+        ("--set layers=200000000 --set d_model=268000000 --set d_ff=268000000 --set heads=2", &["layers.x", "63 bits"]),
+    ] {
+        plan(flags).refused(2, says);
     }
 }

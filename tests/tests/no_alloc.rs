@@ -32,13 +32,13 @@ const EXPECTED: f64 = EXPECTED_LOSS;
 
 fn floats<'a>(arena: &'a mut Arena<'_>, region: Region, write: impl Fn(usize) -> f32) {
     if let Ok([mut view]) = arena.views([Some(region)]) {
-        view.f32_mut().iter_mut().enumerate().for_each(|(i, x)| *x = write(i));
+        view.f32_mut().into_iter().flatten().enumerate().for_each(|(i, x)| *x = write(i));
     }
 }
 
 fn ids(arena: &mut Arena<'_>, region: Region, write: impl Fn(u32) -> u32) {
     if let Ok([mut view]) = arena.views([Some(region)]) {
-        view.u32_mut().iter_mut().zip(0..).for_each(|(x, i)| *x = write(i));
+        view.u32_mut().into_iter().flatten().zip(0..).for_each(|(x, i)| *x = write(i));
     }
 }
 
@@ -61,7 +61,7 @@ fn train() -> Option<()> {
     let mut layout = Layout::new(&mut note);
     let state = model.lay_state(&Single, Purpose::Training, &mut layout);
     let training = model.lay_training(&stage, &Single, &mut layout);
-    let bytes = layout.high_water();
+    let bytes = layout.high_water().ok()?;
     let mut storage = [0u64; 24 << 10];
     let storage = storage.get_mut(..bytes as usize / 8)?;
     let mut device = Reference { arena: Arena::new(storage, &[]) };

@@ -107,7 +107,7 @@ fn twenty_steps_follow_pytorch() {
             let mut model = Model::new(&device, &case.config, &case.weights(), 2, case.length, Recompute::None);
             let what = format!("{name}, {:?}", case.config.attention);
             for (i, (batch, lr)) in case.batches().into_iter().enumerate() {
-                let loss = model.step(Recipe::pythia(), i as i32 + 1, lr, batch);
+                let loss = model.step(i as i32 + 1, lr, batch);
                 let torch = case.losses_f32[i];
                 assert!((loss - torch).abs() <= 1e-3, "{what}, step {i}: {loss}, PyTorch {torch}");
                 if i > 0 {
@@ -145,7 +145,7 @@ fn an_update_moves_every_weight_as_the_oracle_does() {
     for (name, device) in devices() {
         let mut model = Model::new(&device, &case.config, &case.weights(), 2, case.length, Recompute::Full);
         for (i, &(batch, lr)) in batches.iter().enumerate() {
-            model.step(Recipe::pythia(), i as i32 + 1, lr, batch);
+            model.step(i as i32 + 1, lr, batch);
         }
         for (prefix, expected) in
             [("", &expected.weights), ("first_moment.", &expected.first), ("second_moment.", &expected.second)]

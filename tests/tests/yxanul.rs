@@ -121,7 +121,7 @@ fn an_update_moves_every_weight_as_the_oracle_does() {
             let weights = config.formula_weights(0.1);
             let mut model = Model::new(&device, &config, &weights, 2, LENGTH, Recompute::Full);
             for (i, &(batch, lr)) in batches.iter().enumerate() {
-                model.step(Recipe::pythia(), i as i32 + 1, lr, batch);
+                model.step(i as i32 + 1, lr, batch);
             }
             for (prefix, expected) in
                 [("", &expected.weights), ("first_moment.", &expected.first), ("second_moment.", &expected.second)]
@@ -197,7 +197,7 @@ fn twenty_steps_follow_transformers() {
         for (name, device) in devices() {
             let what = format!("{name}, rank {:?}, tied {}", case.config.rank, case.config.tied);
             let mut model = Model::new(&device, &case.config, &case.weights(), 2, case.length, Recompute::None);
-            let show = |model: &mut Model<_>, expected: &[f64], apart: f64| {
+            let show = |model: &mut Model, expected: &[f64], apart: f64| {
                 let both = [case.prompt(), case.prompt()].concat();
                 let got = model.logits(&both);
                 for (got, expected) in got.iter().zip(expected) {
@@ -206,7 +206,7 @@ fn twenty_steps_follow_transformers() {
             };
             show(&mut model, &case.logits[0], 1e-4);
             for (i, (batch, lr)) in case.batches().into_iter().enumerate() {
-                let loss = model.step(Recipe::pythia(), i as i32 + 1, lr, batch);
+                let loss = model.step(i as i32 + 1, lr, batch);
                 let theirs = case.losses[i];
                 assert!((loss - theirs).abs() <= 1e-4, "{what}, step {i}: {loss}, transformers {theirs}");
                 if i > 0 {

@@ -1,6 +1,6 @@
 //! Runs a step without arithmetic: checks it and counts what it costs.
 
-use super::{Access, Operation, OperationError, Run, Scratch};
+use super::{Access, Device, Op, OperationError, Profile, count};
 use crate::memory::Region;
 
 /// The speeds that a roofline is drawn from.
@@ -27,9 +27,8 @@ impl Rates {
 }
 
 /// Counts floating-point operations, bytes and scratch of the operations it is given.
-#[derive(Debug)]
-pub struct Meter<'p, P> {
-    profile: &'p P,
+pub struct Meter<'p> {
+    profile: &'p dyn Profile,
     rates: Rates,
     /// Operations run.
     pub operations: u64,
@@ -43,9 +42,9 @@ pub struct Meter<'p, P> {
     pub seconds: f64,
 }
 
-impl<'p, P> Meter<'p, P> {
+impl<'p> Meter<'p> {
     /// A meter that starts at zero.
-    pub fn new(profile: &'p P, rates: Rates) -> Self {
+    pub fn new(profile: &'p dyn Profile, rates: Rates) -> Self {
         Self { profile, rates, operations: 0, flops: 0, bytes: 0, scratch: 0, seconds: 0.0 }
     }
 }
@@ -53,34 +52,37 @@ impl<'p, P> Meter<'p, P> {
 /// The most operands that an operation may have.
 const OPERANDS: usize = 24;
 
-/// Bytes of traffic that `operation` cannot avoid; checks on the way that nothing written is also used elsewhere.
-fn traffic<O: Operation>(operation: &O) -> Result<u64, OperationError> {
+/// Bytes of traffic that `op` cannot avoid; checks on the way that nothing written is also used elsewhere.
+fn traffic(op: &Op) -> Result<u64, OperationError> {
     let mut seen = heapless::Vec::<(Region, Access), OPERANDS>::new();
     let mut room = true;
-    operation.operands(&mut |region, access| room &= seen.push((region, access)).is_ok());
-    operation.expect(room, "(too many operands)")?;
+    op.operands(&mut |region, access| room &= seen.push((region, access)).is_ok());
+    if !room {
+        return Err(OperationError::Shape { operation: op.name(), operand: "(too many operands)" });
+    }
     let mut bytes = 0;
     for (i, (region, access)) in seen.iter().enumerate() {
         for (other, theirs) in &seen[..i] {
             let both_read = *access == Access::Read && *theirs == Access::Read;
             if !both_read && region.overlaps(other) {
-                return Err(OperationError::Overlap { operation: O::NAME });
+                return Err(OperationError::Overlap { operation: op.name() });
             }
         }
-        bytes += region.bytes() * if *access == Access::Update { 2 } else { 1 };
+        bytes = u64::saturating_add(bytes, count(&[region.bytes(), if *access == Access::Update { 2 } else { 1 }]));
     }
     Ok(bytes)
 }
 
-impl<O: Operation, P: Scratch<O>> Run<O> for Meter<'_, P> {
-    fn run(&mut self, operation: O) -> Result<(), OperationError> {
-        operation.validate()?;
-        let (flops, bytes) = (operation.flops(), traffic(&operation)?);
+impl Device for Meter<'_> {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        op.validate()?;
+        let (flops, bytes) = (op.flops(), traffic(op)?);
+        let fits = |n: &u64| *n < u64::MAX;
+        let sum = |a: u64, b| a.checked_add(b).filter(fits).ok_or(OperationError::TooLarge { operation: op.name() });
+        (self.flops, self.bytes) = (sum(self.flops, flops)?, sum(self.bytes, bytes)?);
         self.operations += 1;
-        self.flops += flops;
-        self.bytes += bytes;
-        self.scratch = self.scratch.max(self.profile.scratch(&operation));
-        self.seconds += self.rates.seconds(flops, operation.narrow_flops(), bytes);
+        self.scratch = self.scratch.max(self.profile.scratch(op));
+        self.seconds += self.rates.seconds(flops, op.narrow_flops(), bytes);
         Ok(())
     }
 }

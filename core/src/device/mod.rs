@@ -1,12 +1,14 @@
 //! The contract between a step and what runs it.
 //!
-//! A step is ordinary code over [`Run`]: it names operations one after the other. [`Reference`] computes them in
+//! A step is ordinary code over a [`Device`]: it names operations one after the other. [`Reference`] computes them in
 //! plain f32 loops, [`Meter`] only counts them, and a host's devices run them fast.
 
 mod meter;
+mod op;
 mod reference;
 
 pub use meter::{Meter, Rates};
+pub use op::Op;
 pub use reference::Reference;
 
 use crate::memory::{ArenaError, Dtype, Region, Role};
@@ -21,16 +23,15 @@ pub trait Profile {
         self.dtype(Role::Weight) != Dtype::F32
     }
 
+    /// How many bytes of scratch the device wants while it runs `op`. One region serves the largest.
+    fn scratch(&self, _op: &Op) -> u64 {
+        0
+    }
+
     /// Whether a family's products may read copies of their operands in 8 bits.
     fn quantises(&self) -> bool {
         false
     }
-}
-
-/// How many bytes of scratch a device wants while it runs `operation`. One region serves the largest.
-pub trait Scratch<O: Operation> {
-    /// Bytes.
-    fn scratch(&self, operation: &O) -> u64;
 }
 
 /// Single precision everywhere, no scratch: the profile of [`Reference`].
@@ -43,12 +44,6 @@ impl Profile for Single {
             Role::Batch => Dtype::U32,
             _ => Dtype::F32,
         }
-    }
-}
-
-impl<O: Operation> Scratch<O> for Single {
-    fn scratch(&self, _: &O) -> u64 {
-        0
     }
 }
 
@@ -80,6 +75,11 @@ pub enum OperationError {
         /// The operation.
         operation: &'static str,
     },
+    /// More floating-point operations or bytes than 64 bits count.
+    TooLarge {
+        /// The operation.
+        operation: &'static str,
+    },
     /// The device failed; it keeps the details.
     Device,
 }
@@ -92,6 +92,9 @@ impl core::fmt::Display for OperationError {
                 write!(f, "{operation}: the shape of {operand} does not fit the other operands")
             }
             OperationError::Overlap { operation } => write!(f, "{operation}: two operands share bytes"),
+            OperationError::TooLarge { operation } => {
+                write!(f, "{operation} is too large: its floating-point operations, or a step's up to it, pass 64 bits")
+            }
             OperationError::Device => f.write_str("the device failed"),
         }
     }
@@ -105,8 +108,18 @@ impl From<ArenaError> for OperationError {
     }
 }
 
+/// The product of all factors, or the most that there is where it passes 64 bits, which nothing has.
+pub const fn count(factors: &[u64]) -> u64 {
+    let (mut product, mut i) = (1u64, 0);
+    while i < factors.len() {
+        product = product.saturating_mul(factors[i]);
+        i += 1;
+    }
+    product
+}
+
 /// A piece of a step: operands and shapes, never values that change from step to step.
-pub trait Operation: Copy {
+pub trait Operation: Copy + Into<Op> {
     /// The name, as in the file of `ops` that defines it.
     const NAME: &'static str;
 
@@ -119,7 +132,8 @@ pub trait Operation: Copy {
     /// [`OperationError::Shape`] with the operand that does not fit.
     fn validate(&self) -> Result<(), OperationError>;
 
-    /// Floating-point operations, a multiply-add counted as two; products only, element-wise work is left out.
+    /// Floating-point operations, a multiply-add counted as two; products only, element-wise work is left out. See
+    /// [`count`].
     fn flops(&self) -> u64;
 
     /// Those of them whose operands are of 8 bits.
@@ -142,11 +156,21 @@ pub trait Operation: Copy {
     }
 }
 
-/// Something that runs operations of one kind.
-pub trait Run<O: Operation> {
-    /// Runs `operation`, or queues it behind those before it.
+/// Something that runs operations.
+pub trait Device {
+    /// Runs `op`, or queues it behind those before it.
     ///
     /// # Errors
     /// What the device could not do.
-    fn run(&mut self, operation: O) -> Result<(), OperationError>;
+    fn run(&mut self, op: &Op) -> Result<(), OperationError>;
+}
+
+impl dyn Device + '_ {
+    /// Runs the next operation of a step.
+    ///
+    /// # Errors
+    /// As [`Device::run`].
+    pub fn emit(&mut self, operation: impl Into<Op>) -> Result<(), OperationError> {
+        self.run(&operation.into())
+    }
 }

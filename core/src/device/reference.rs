@@ -1,6 +1,6 @@
 //! The definition of every operation, run as it stands: plain f32 loops, the same bits on every machine.
 
-use super::{Operation, OperationError, Run};
+use super::{Device, Op, OperationError};
 use crate::memory::Arena;
 
 /// Runs each operation's reference loops on an arena.
@@ -10,8 +10,8 @@ pub struct Reference<'a> {
     pub arena: Arena<'a>,
 }
 
-impl<O: Operation> Run<O> for Reference<'_> {
-    fn run(&mut self, operation: O) -> Result<(), OperationError> {
-        operation.reference(&mut self.arena)
+impl Device for Reference<'_> {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        op.reference(&mut self.arena)
     }
 }

@@ -16,6 +16,17 @@ pub enum ArenaError {
     OutOfBounds(Region),
     /// Two regions carved at once share bytes.
     Overlap,
+    /// The region does not begin at a multiple of its elements' size.
+    Misaligned(Region),
+    /// The region's elements are of another type than the operation computes with.
+    Type {
+        /// The region.
+        region: Region,
+        /// What was wanted.
+        wanted: &'static str,
+    },
+    /// The region is to be written and lies in the image.
+    ReadOnly(Region),
 }
 
 impl core::fmt::Display for ArenaError {
@@ -23,62 +34,113 @@ impl core::fmt::Display for ArenaError {
         match self {
             ArenaError::OutOfBounds(r) => write!(f, "a region ends at byte {}, beyond its storage", r.end()),
             ArenaError::Overlap => f.write_str("two regions carved at once share bytes"),
+            ArenaError::Misaligned(r) => {
+                write!(f, "a region of {} begins at byte {}, within an element", r.dtype.name(), r.offset)
+            }
+            ArenaError::Type { region, wanted } => {
+                write!(f, "a region is of {} where {wanted} is wanted", region.dtype.name())
+            }
+            ArenaError::ReadOnly(_) => f.write_str("a region of the read-only image is to be written"),
         }
     }
 }
 
 impl core::error::Error for ArenaError {}
 
-/// The bytes of one region. A view of the image can be read but gives an empty slice to write to.
+/// One region, carved. No region at all is empty as any type.
 #[derive(Debug)]
-pub enum View<'a> {
-    /// In the arena.
+pub struct View<'a> {
+    region: Option<Region>,
+    storage: Storage<'a>,
+}
+
+#[derive(Debug)]
+enum Storage<'a> {
     Arena(&'a mut [u8]),
-    /// In the image.
     Image(&'a [u8]),
 }
 
 impl View<'_> {
-    /// The bytes: the elements of an 8-bit type.
+    /// The bytes, whatever they mean.
     pub fn bytes(&self) -> &[u8] {
-        match self {
-            View::Arena(b) => b,
-            View::Image(b) => b,
+        match &self.storage {
+            Storage::Arena(b) => b,
+            Storage::Image(b) => b,
         }
     }
 
-    /// The bytes, to write; none if they are in the image.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            View::Arena(b) => b,
-            View::Image(_) => &mut [],
+    /// The bytes, to write.
+    ///
+    /// # Errors
+    /// [`ArenaError::ReadOnly`] for a region of the image.
+    pub fn bytes_mut(&mut self) -> Result<&mut [u8], ArenaError> {
+        match (&mut self.storage, self.region) {
+            (Storage::Arena(b), _) => Ok(b),
+            (Storage::Image(_), Some(region)) => Err(ArenaError::ReadOnly(region)),
+            (Storage::Image(_), None) => Ok(&mut []),
         }
     }
 
-    /// The elements as f32; empty if the bytes are not aligned to 4.
-    pub fn f32(&self) -> &[f32] {
-        bytemuck::try_cast_slice(self.bytes()).unwrap_or(&[])
-    }
-
-    /// The elements as f32, to write; empty if they are in the image.
-    pub fn f32_mut(&mut self) -> &mut [f32] {
-        match self {
-            View::Arena(b) => bytemuck::try_cast_slice_mut(b).unwrap_or(&mut []),
-            View::Image(_) => &mut [],
+    fn expect(&self, fits: impl Fn(Dtype) -> bool, wanted: &'static str) -> Result<(), ArenaError> {
+        match self.region {
+            Some(region) if !fits(region.dtype) => Err(ArenaError::Type { region, wanted }),
+            _ => Ok(()),
         }
     }
 
-    /// The elements as u32; empty if the bytes are not aligned to 4.
-    pub fn u32(&self) -> &[u32] {
-        bytemuck::try_cast_slice(self.bytes()).unwrap_or(&[])
+    /// The elements as f32.
+    ///
+    /// # Errors
+    /// [`ArenaError::Type`] for a region of another type.
+    pub fn f32(&self) -> Result<&[f32], ArenaError> {
+        self.expect(|dtype| dtype == Dtype::F32, "f32")?;
+        // Carved on whole elements, so that the cast cannot fail.
+        Ok(bytemuck::cast_slice(self.bytes()))
     }
 
-    /// The elements as u32, to write; empty if they are in the image.
-    pub fn u32_mut(&mut self) -> &mut [u32] {
-        match self {
-            View::Arena(b) => bytemuck::try_cast_slice_mut(b).unwrap_or(&mut []),
-            View::Image(_) => &mut [],
-        }
+    /// The elements as f32, to write.
+    ///
+    /// # Errors
+    /// [`ArenaError::Type`] for a region of another type, [`ArenaError::ReadOnly`] for one of the image.
+    pub fn f32_mut(&mut self) -> Result<&mut [f32], ArenaError> {
+        self.expect(|dtype| dtype == Dtype::F32, "f32")?;
+        Ok(bytemuck::cast_slice_mut(self.bytes_mut()?))
+    }
+
+    /// The elements as u32.
+    ///
+    /// # Errors
+    /// As [`View::f32`].
+    pub fn u32(&self) -> Result<&[u32], ArenaError> {
+        self.expect(|dtype| dtype == Dtype::U32, "u32")?;
+        Ok(bytemuck::cast_slice(self.bytes()))
+    }
+
+    /// The elements as u32, to write.
+    ///
+    /// # Errors
+    /// As [`View::f32_mut`].
+    pub fn u32_mut(&mut self) -> Result<&mut [u32], ArenaError> {
+        self.expect(|dtype| dtype == Dtype::U32, "u32")?;
+        Ok(bytemuck::cast_slice_mut(self.bytes_mut()?))
+    }
+
+    /// The elements of an 8-bit type.
+    ///
+    /// # Errors
+    /// As [`View::f32`].
+    pub fn codes(&self) -> Result<&[u8], ArenaError> {
+        self.expect(|dtype| dtype.size() == 1, "8 bits")?;
+        Ok(self.bytes())
+    }
+
+    /// The elements of an 8-bit type, to write.
+    ///
+    /// # Errors
+    /// As [`View::f32_mut`].
+    pub fn codes_mut(&mut self) -> Result<&mut [u8], ArenaError> {
+        self.expect(|dtype| dtype.size() == 1, "8 bits")?;
+        self.bytes_mut()
     }
 }
 
@@ -96,45 +158,61 @@ impl<'a> Arena<'a> {
     /// Carves all of `regions` at once; `None` gives an empty view.
     ///
     /// # Errors
-    /// [`ArenaError::OutOfBounds`] for a region that ends beyond its storage, [`ArenaError::Overlap`] when two of
-    /// them share bytes of the arena (a region that is read twice is asked for once).
+    /// [`ArenaError::OutOfBounds`] for a region that ends beyond its storage, [`ArenaError::Misaligned`] for one that
+    /// begins within an element, [`ArenaError::Overlap`] when two of them share bytes of the arena (a region that is
+    /// read twice is asked for once).
     pub fn views<const N: usize>(&mut self, regions: [Option<Region>; N]) -> Result<[View<'_>; N], ArenaError> {
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(self.storage);
-        let (size, image) = (bytes.len() as u64, self.image);
         let mut ranges = [const { 0..0 }; N];
         for (range, region) in ranges.iter_mut().zip(&regions) {
             let Some(region) = region else { continue };
-            let limit = if region.space == Space::Arena { size } else { image.len() as u64 };
-            if region.end() > limit {
-                return Err(ArenaError::OutOfBounds(*region));
-            }
+            let whole = self.range(*region)?;
             if region.space == Space::Arena {
-                *range = region.offset as usize..region.end() as usize;
+                *range = whole;
             }
         }
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(self.storage);
         let carved = bytes.get_disjoint_mut(ranges).map_err(|_| ArenaError::Overlap)?;
-        let mut carved = carved.into_iter();
+        let (image, mut carved) = (self.image, carved.into_iter());
         Ok(regions.map(|region| {
             let bytes = carved.next().unwrap_or(&mut []);
-            match region {
-                Some(r) if r.space == Space::Image => View::Image(&image[r.offset as usize..r.end() as usize]),
-                _ => View::Arena(bytes),
-            }
+            let storage = match region {
+                Some(r) if r.space == Space::Image => Storage::Image(&image[r.offset as usize..r.end() as usize]),
+                _ => Storage::Arena(bytes),
+            };
+            View { region, storage }
         }))
+    }
+
+    /// The bytes of `region` within its storage: there, and whole elements.
+    fn range(&self, region: Region) -> Result<core::ops::Range<usize>, ArenaError> {
+        // Storage is of words; an image begins wherever it was mapped.
+        let (limit, base) = match region.space {
+            Space::Arena => (self.bytes(), 0),
+            Space::Image => (self.image.len() as u64, self.image.as_ptr().addr() as u64),
+        };
+        if region.end() > limit {
+            return Err(ArenaError::OutOfBounds(region));
+        }
+        if !base.wrapping_add(region.offset).is_multiple_of(region.dtype.size()) {
+            return Err(ArenaError::Misaligned(region));
+        }
+        Ok(region.offset as usize..region.end() as usize)
     }
 
     /// One f32 region to read.
     ///
     /// # Errors
-    /// As [`Arena::views`].
+    /// As [`Arena::views`] and [`View::f32`].
     pub fn f32(&self, region: Region) -> Result<&[f32], ArenaError> {
-        debug_assert_eq!(region.dtype, Dtype::F32);
+        if region.dtype != Dtype::F32 {
+            return Err(ArenaError::Type { region, wanted: "f32" });
+        }
+        let range = self.range(region)?;
         let bytes = match region.space {
             Space::Arena => bytemuck::cast_slice(&*self.storage),
             Space::Image => self.image,
         };
-        let bytes = bytes.get(region.offset as usize..region.end() as usize);
-        Ok(bytemuck::try_cast_slice(bytes.ok_or(ArenaError::OutOfBounds(region))?).unwrap_or(&[]))
+        Ok(bytemuck::cast_slice(&bytes[range]))
     }
 }
 
@@ -151,9 +229,9 @@ mod tests {
         let mut storage = [0u64; 64];
         let mut arena = Arena::new(&mut storage, &[]);
         let [mut a, mut b, none] = arena.views([Some(region(0, 3)), Some(region(12, 5)), None]).unwrap();
-        a.f32_mut().fill(1.0);
-        b.f32_mut().fill(2.0);
-        assert!(none.f32().is_empty());
+        a.f32_mut().unwrap().fill(1.0);
+        b.f32_mut().unwrap().fill(2.0);
+        assert!(none.f32().unwrap().is_empty() && none.u32().unwrap().is_empty());
         assert_eq!(arena.f32(region(8, 2)).unwrap(), [1.0, 2.0]);
     }
 
@@ -163,16 +241,43 @@ mod tests {
         let mut arena = Arena::new(&mut storage, &[]);
         assert_eq!(arena.views([Some(region(0, 3)), Some(region(8, 2))]).unwrap_err(), ArenaError::Overlap);
         assert_eq!(arena.views([Some(region(4, 8))]).unwrap_err(), ArenaError::OutOfBounds(region(4, 8)));
+        // An end beyond 64 bits is beyond the storage too.
+        let absurd = Region { shape: [u32::MAX; 4], ..region(8, 1) };
+        assert_eq!(arena.views([Some(absurd)]).unwrap_err(), ArenaError::OutOfBounds(absurd));
+        assert_eq!(arena.f32(absurd).unwrap_err(), ArenaError::OutOfBounds(absurd));
+    }
+
+    #[test]
+    fn a_region_of_another_type_or_within_an_element_is_an_error() {
+        let mut storage = [0u64; 4];
+        let mut arena = Arena::new(&mut storage, &[]);
+        let of = |dtype| Region { dtype, ..region(0, 2) };
+        let [bf16, ids, codes] = [Dtype::Bf16, Dtype::U32, Dtype::E4m3].map(of);
+        let wrong = |region, wanted| ArenaError::Type { region, wanted };
+        for region in [bf16, ids, codes] {
+            let [mut view] = arena.views([Some(region)]).unwrap();
+            assert_eq!(view.f32().unwrap_err(), wrong(region, "f32"));
+            assert_eq!(view.f32_mut().unwrap_err(), wrong(region, "f32"));
+            assert_eq!(view.u32().is_ok(), region == ids);
+            assert_eq!(view.codes_mut().is_ok(), region == codes);
+            assert_eq!(arena.f32(region).unwrap_err(), wrong(region, "f32"));
+        }
+        let within = region(6, 1);
+        assert_eq!(arena.views([Some(within)]).unwrap_err(), ArenaError::Misaligned(within));
+        assert_eq!(arena.f32(within).unwrap_err(), ArenaError::Misaligned(within));
     }
 
     #[test]
     fn the_image_is_read_and_never_written() {
-        let words = [7u32, 8];
+        let words = [7u32, 8, 9];
         let image: &[u8] = bytemuck::cast_slice(&words);
-        let mut arena = Arena::new(&mut [], image);
         let r = Region { space: Space::Image, dtype: Dtype::U32, offset: 4, shape: [1, 1, 1, 1] };
+        let mut arena = Arena::new(&mut [], image);
         let [mut view] = arena.views([Some(r)]).unwrap();
-        assert_eq!(view.u32(), [8]);
-        assert!(view.u32_mut().is_empty());
+        assert_eq!(view.u32().unwrap(), [8]);
+        assert_eq!(view.u32_mut().unwrap_err(), ArenaError::ReadOnly(r));
+        // Mapped at an odd address.
+        let mut arena = Arena::new(&mut [], &image[1..]);
+        assert_eq!(arena.views([Some(r)]).unwrap_err(), ArenaError::Misaligned(r));
     }
 }

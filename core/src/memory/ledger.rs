@@ -192,13 +192,38 @@ pub trait Ledger {
 
     /// Goes back to `mark`: what is laid from here on shares bytes with what was laid since.
     fn rewind(&mut self, mark: u64);
+
+    /// What was laid from byte `start` to `end` as one region, for operations that take all of it; both lie on the
+    /// grain.
+    fn range(&mut self, name: &'static str, dtype: Dtype, start: u64, end: u64) -> Region;
 }
+
+/// Why regions cannot be laid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayoutError {
+    /// A region of more than 2³² − 1 rows.
+    Rows(&'static str),
+    /// With this region all of them are more than [`Layout::LIMIT`] bytes.
+    Bytes(&'static str),
+}
+
+impl core::fmt::Display for LayoutError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            LayoutError::Rows(name) => write!(f, "{name} is too large: its rows pass 32 bits"),
+            LayoutError::Bytes(name) => write!(f, "{name} is too large: bytes up to it pass 63 bits"),
+        }
+    }
+}
+
+impl core::error::Error for LayoutError {}
 
 /// The ledger's arithmetic: places slots, keeps the high water, shows each entry to a visitor.
 pub struct Layout<'v> {
     visit: &'v mut dyn FnMut(&Entry),
     offset: u64,
     high: u64,
+    refused: Option<LayoutError>,
 }
 
 impl<'v> Layout<'v> {
@@ -207,25 +232,50 @@ impl<'v> Layout<'v> {
     /// Every region is padded to a multiple of this many elements, so that a parameter's weight, gradient and
     /// moments lie at the same element offsets whatever their types, and one optimizer call covers a range.
     pub const GRAIN: u64 = 128;
+    /// The most bytes of all regions: half of what 64 bits count, so that sums of two totals fit.
+    pub const LIMIT: u64 = i64::MAX as u64;
 
     /// A layout that begins at offset 0 and shows each entry to `visit`.
     pub fn new(visit: &'v mut dyn FnMut(&Entry)) -> Self {
-        Self { visit, offset: 0, high: 0 }
+        Self { visit, offset: 0, high: 0, refused: None }
     }
 
     /// The most bytes that were in use at once: the size of the arena.
-    pub fn high_water(&self) -> u64 {
-        self.high
+    ///
+    /// # Errors
+    /// The first region that could not be laid. It got no bytes, and nothing that was laid may be used.
+    pub fn high_water(&self) -> Result<u64, LayoutError> {
+        self.refused.map_or(Ok(self.high), Err)
+    }
+
+    /// Bytes of a layer's region with its padding, and the end of all layers.
+    fn place(&self, slot: &Slot) -> Result<(u64, u64), LayoutError> {
+        let [a, b, c, columns] = slot.shape;
+        let rows = a.checked_mul(b).and_then(|rows| rows.checked_mul(c)).ok_or(LayoutError::Rows(slot.name))?;
+        let padded = (u64::from(rows) * u64::from(columns)).checked_next_multiple_of(Self::GRAIN);
+        let padded = padded.and_then(|elements| elements.checked_mul(slot.dtype.size()));
+        let padded = padded.and_then(|bytes| bytes.checked_next_multiple_of(Self::ALIGNMENT));
+        let end = padded.and_then(|bytes| bytes.checked_mul(slot.layers.into()));
+        let end = end.and_then(|bytes| bytes.checked_add(self.offset)).filter(|end| *end <= Self::LIMIT);
+        padded.zip(end).ok_or(LayoutError::Bytes(slot.name))
+    }
+
+    /// Notes why something cannot be laid, and gives a region of nothing in its place.
+    fn refuse(&mut self, error: LayoutError, dtype: Dtype) -> Region {
+        self.refused.get_or_insert(error);
+        Region { space: Space::Arena, dtype, offset: self.offset, shape: [0; 4] }
     }
 }
 
 impl Ledger for Layout<'_> {
     fn region(&mut self, slot: Slot) -> Stacked {
+        let (padded, end) = match self.place(&slot) {
+            Ok(place) => place,
+            Err(error) => return Stacked { first: self.refuse(error, slot.dtype), stride: 0 },
+        };
         let first = Region { space: Space::Arena, dtype: slot.dtype, offset: self.offset, shape: slot.shape };
-        let padded = first.elements().next_multiple_of(Self::GRAIN) * slot.dtype.size();
-        let padded = padded.next_multiple_of(Self::ALIGNMENT);
         let layers = u64::from(slot.layers);
-        self.offset += padded * layers;
+        self.offset = end;
         self.high = self.high.max(self.offset);
         let place = Stacked { first, stride: if layers > 1 { padded } else { 0 } };
         let bytes = slot.elements() * slot.dtype.size() * layers;
@@ -239,6 +289,13 @@ impl Ledger for Layout<'_> {
 
     fn rewind(&mut self, mark: u64) {
         self.offset = mark;
+    }
+
+    fn range(&mut self, name: &'static str, dtype: Dtype, start: u64, end: u64) -> Region {
+        match u32::try_from(end.saturating_sub(start) / dtype.size() / Self::GRAIN) {
+            Ok(rows) => Region { space: Space::Arena, dtype, offset: start, shape: [1, 1, rows, Self::GRAIN as u32] },
+            Err(_) => self.refuse(LayoutError::Rows(name), dtype),
+        }
     }
 }
 
@@ -259,7 +316,7 @@ mod tests {
             let layers = 1 + random.below(4 * i + 3, 4) as u32;
             layout.region(Slot::new("r", Role::Work, dtype, shape).layers(layers));
         }
-        let total = layout.high_water();
+        let total = layout.high_water().unwrap();
         assert_eq!(seen.iter().map(|e| e.bytes + e.padding).sum::<u64>(), total);
         let mut end = 0;
         for e in &seen {
@@ -283,7 +340,35 @@ mod tests {
         layout.rewind(mark);
         let b = layout.region(Slot::new("b", Role::Work, Dtype::F32, [1, 1, 2, 128]));
         assert_eq!(a.first.offset, b.first.offset);
-        assert_eq!(layout.high_water(), 5 * 512);
+        assert_eq!(layout.high_water(), Ok(5 * 512));
+    }
+
+    #[test]
+    fn what_does_not_fit_its_numbers_is_refused_by_name_and_never_wraps() {
+        let laid = |slots: &[Slot]| {
+            let mut visit = |_: &Entry| {};
+            let mut layout = Layout::new(&mut visit);
+            for slot in slots {
+                layout.region(*slot);
+            }
+            layout.high_water()
+        };
+        let slot = |name, shape| Slot::new(name, Role::Work, Dtype::F32, shape);
+        let small = slot("small", [1, 1, 1, 5]);
+        // 2³² rows; 2⁶⁴ elements, whose bytes wrap to nothing; 2⁶² bytes twice; 2³¹ layers of 2³⁴ bytes.
+        let rows = slot("rows", [1, 1 << 16, 1 << 16, 1]);
+        assert_eq!(laid(&[small, rows, small]), Err(LayoutError::Rows("rows")));
+        let wraps = slot("wraps", [1, 1, u32::MAX, u32::MAX]);
+        assert_eq!(laid(&[small, wraps]), Err(LayoutError::Bytes("wraps")));
+        let half = |name| slot(name, [1, 1, 1 << 30, 1 << 30]);
+        assert_eq!(laid(&[half("half")]), Ok(1 << 62));
+        assert_eq!(laid(&[half("half"), half("other")]), Err(LayoutError::Bytes("other")));
+        assert_eq!(laid(&[small, half("layers").layers(u32::MAX)]), Err(LayoutError::Bytes("layers")));
+        let mut visit = |_: &Entry| {};
+        let mut layout = Layout::new(&mut visit);
+        assert_eq!(layout.range("all", Dtype::F32, 512, 1024).shape, [1, 1, 1, 128]);
+        layout.range("all", Dtype::F32, 0, 512 << 32);
+        assert_eq!(layout.high_water(), Err(LayoutError::Rows("all")));
     }
 
     #[test]

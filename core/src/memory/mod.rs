@@ -7,5 +7,5 @@ mod region;
 
 pub use arena::{Arena, ArenaError, View};
 pub use budget::{Budget, Excess};
-pub use ledger::{Entry, Init, Layout, Ledger, Role, Slot, TensorName, WiringPart};
+pub use ledger::{Entry, Init, Layout, LayoutError, Ledger, Role, Slot, TensorName, WiringPart};
 pub use region::{Dtype, Region, Space, Stacked};

@@ -60,19 +60,21 @@ pub struct Region {
 }
 
 impl Region {
-    /// Elements in the region.
+    /// Elements in the region. What a [`crate::memory::Layout`] laid fits; of any other shape that does not, this and
+    /// what is computed from it stay at the most, which is beyond every storage.
     pub const fn elements(&self) -> u64 {
-        self.shape[0] as u64 * self.shape[1] as u64 * self.shape[2] as u64 * self.shape[3] as u64
+        let [a, b, c, d] = self.shape;
+        (a as u64 * b as u64).saturating_mul(c as u64).saturating_mul(d as u64)
     }
 
     /// Bytes that the elements take, padding not counted.
     pub const fn bytes(&self) -> u64 {
-        self.elements() * self.dtype.size()
+        self.elements().saturating_mul(self.dtype.size())
     }
 
     /// One past the last byte.
     pub const fn end(&self) -> u64 {
-        self.offset + self.bytes()
+        self.offset.saturating_add(self.bytes())
     }
 
     /// Columns: the last dimension.
@@ -82,7 +84,7 @@ impl Region {
 
     /// Rows: the product of all dimensions but the last.
     pub const fn rows(&self) -> u32 {
-        self.shape[0] * self.shape[1] * self.shape[2]
+        self.shape[0].saturating_mul(self.shape[1]).saturating_mul(self.shape[2])
     }
 
     /// `count` rows from row `first` on, as a region of its own. Out of range is found when the view is used.

@@ -7,11 +7,11 @@ mod shared;
 mod stage;
 pub mod yxanul;
 
-pub use neurogen::{NeuroGen, NeuroGenDevice};
-pub use pythia::{Decoding, Evaluation, Parameters, Pythia, PythiaDevice, State, Training};
+pub use neurogen::NeuroGen;
+pub use pythia::{Decoding, Evaluation, Parameters, Pythia, State, Training};
 pub use scales::Scales;
 pub use shared::{Grouped, Groups, Lasting};
 pub use stage::{
     Batch, Control, Family, GAUGES, Gauge, Measure, ModelError, Optimizer, Products, Purpose, Recompute, Stage, Steps,
 };
-pub use yxanul::{Yxanul, YxanulDevice};
+pub use yxanul::Yxanul;

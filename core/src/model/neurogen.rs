@@ -12,7 +12,7 @@ pub use regions::{Decoding, Evaluation, Parameters, State, Training};
 
 use self::regions::{Chunk, Kept};
 use super::stage::{Control, Optimizer, Stage, Steps};
-use crate::device::{OperationError, Run};
+use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::ops::{
     AdamW, Affine, AffineGrad, Carry, Cell, Context, ContextGrad, Embed, EmbedUpdate, FactoredUpdate, Gate, HeadGrad,
@@ -68,65 +68,6 @@ pub struct NeuroGen {
     pub streams: u32,
 }
 
-/// A device that runs everything a NeuroGen needs.
-pub trait NeuroGenDevice:
-    Run<Embed>
-    + Run<EmbedUpdate>
-    + Run<Taps>
-    + Run<TapsGrad>
-    + Run<Spike>
-    + Run<SpikeGrad>
-    + Run<SynapseGrad>
-    + Run<SynapseInputGrad>
-    + Run<Readout>
-    + Run<ReadoutGrad>
-    + Run<Context>
-    + Run<ContextGrad>
-    + Run<Memory>
-    + Run<MemoryGrad>
-    + Run<Norm>
-    + Run<NormGrad>
-    + Run<Linear>
-    + Run<LinearGrad>
-    + Run<HeadLoss>
-    + Run<FactoredUpdate>
-    + Run<Modulate>
-    + Run<Carry>
-    + Run<Inhibit>
-    + Run<SquaredNorm>
-    + Run<AdamW>
-{
-}
-
-impl<D> NeuroGenDevice for D where
-    D: Run<Embed>
-        + Run<EmbedUpdate>
-        + Run<Taps>
-        + Run<TapsGrad>
-        + Run<Spike>
-        + Run<SpikeGrad>
-        + Run<SynapseGrad>
-        + Run<SynapseInputGrad>
-        + Run<Readout>
-        + Run<ReadoutGrad>
-        + Run<Context>
-        + Run<ContextGrad>
-        + Run<Memory>
-        + Run<MemoryGrad>
-        + Run<Norm>
-        + Run<NormGrad>
-        + Run<Linear>
-        + Run<LinearGrad>
-        + Run<HeadLoss>
-        + Run<FactoredUpdate>
-        + Run<Modulate>
-        + Run<Carry>
-        + Run<Inhibit>
-        + Run<SquaredNorm>
-        + Run<AdamW>
-{
-}
-
 /// β₂ of the tables that are updated in place. Fixed: theirs is no moment of AdamW.
 const FACTORED_BETA2: f32 = 0.99;
 /// The width up to which a decoder moves by the whole learning rate.
@@ -154,10 +95,10 @@ impl NeuroGen {
         w.gate.map(|[weight, bias]| Gate { weight, bias, first: outputs.first, count: outputs.count })
     }
 
-    fn inhibit<D: NeuroGenDevice>(&self, device: &mut D, state: &State) -> Result<(), OperationError> {
+    fn inhibit(&self, device: &mut dyn Device, state: &State) -> Result<(), OperationError> {
         let thalamus = Module::Thalamus.index();
         let inhibitory = self.connectome.inhibitory();
-        device.run(Inhibit {
+        device.emit(Inhibit {
             sources: state.sources[thalamus],
             weights: state.weights.synapses[thalamus],
             first: inhibitory.first,
@@ -166,9 +107,9 @@ impl NeuroGen {
     }
 
     /// All modules at token `t`.
-    fn spike<D: NeuroGenDevice>(
+    fn spike(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         c: &Chunk,
         pass: Pass,
@@ -177,7 +118,7 @@ impl NeuroGen {
         for module in Module::ORDER {
             let m = module.index();
             let homeostasis = if pass.learning { self.cell.homeostasis } else { 0.0 };
-            device.run(Spike {
+            device.emit(Spike {
                 token: t,
                 signals: c.signals,
                 spikes: c.spikes[m],
@@ -196,32 +137,26 @@ impl NeuroGen {
     }
 
     /// From token ids to the residual stream.
-    fn forward<D: NeuroGenDevice>(
-        &self,
-        device: &mut D,
-        state: &State,
-        c: &Chunk,
-        pass: Pass,
-    ) -> Result<(), OperationError> {
+    fn forward(&self, device: &mut dyn Device, state: &State, c: &Chunk, pass: Pass) -> Result<(), OperationError> {
         let w = &state.weights;
-        device.run(Embed { ids: c.ids, table: w.embedding, out: c.x })?;
+        device.emit(Embed { ids: c.ids, table: w.embedding, out: c.x })?;
         let Pass { fresh, .. } = pass;
-        device.run(Taps { x: c.x, offsets: c.offsets, signals: c.signals, keep: c.keep, taps: self.taps, fresh })?;
+        device.emit(Taps { x: c.x, offsets: c.offsets, signals: c.signals, keep: c.keep, taps: self.taps, fresh })?;
         for t in 0..c.x.shape[2] {
             self.spike(device, state, c, pass, t)?;
         }
         let layout = self.connectome.readout();
-        device.run(Readout { signals: c.signals, layout, weights: w.readout, gate: self.gate(w), out: c.stream })?;
+        device.emit(Readout { signals: c.signals, layout, weights: w.readout, gate: self.gate(w), out: c.stream })?;
         if let (Some([down, up]), Some(low)) = (w.skip, c.low) {
-            device.run(Linear::new(c.x, down, None, low))?;
-            device.run(Linear { accumulate: true, ..Linear::new(low, up, None, c.stream) })?;
+            device.emit(Linear::new(c.x, down, None, low))?;
+            device.emit(Linear { accumulate: true, ..Linear::new(low, up, None, c.stream) })?;
         }
         let (Some(w), Some(m)) = (&w.memory, &c.memory) else { return Ok(()) };
-        device.run(Context { signals: c.signals, first: 0, out: m.context })?;
-        device.run(Linear::new(m.context, w.value, None, m.values))?;
+        device.emit(Context { signals: c.signals, first: 0, out: m.context })?;
+        device.emit(Linear::new(m.context, w.value, None, m.values))?;
         for (i, weight) in [w.key, w.query].into_iter().enumerate() {
-            device.run(Linear::new(m.context, weight, None, m.raw[i]))?;
-            device.run(Norm {
+            device.emit(Linear::new(m.context, weight, None, m.raw[i]))?;
+            device.emit(Norm {
                 kind: NormKind::Rms,
                 x: m.raw[i],
                 eps: NORM_EPS,
@@ -231,7 +166,7 @@ impl NeuroGen {
                 copy: None,
             })?;
         }
-        device.run(Memory {
+        device.emit(Memory {
             keys: m.normed[0],
             queries: m.normed[1],
             values: m.values,
@@ -241,13 +176,13 @@ impl NeuroGen {
             decay: self.memory_decay,
             out: m.out,
         })?;
-        device.run(Linear { accumulate: true, ..Linear::new(m.out, w.out, None, c.stream) })
+        device.emit(Linear { accumulate: true, ..Linear::new(m.out, w.out, None, c.stream) })
     }
 
     /// The gradients of the direct path and of the associative memory, into the taps and the Hippocampus' outputs.
-    fn backward_dense<D: NeuroGenDevice>(
+    fn backward_dense(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         grads: &Parameters,
         t: &Training,
@@ -268,14 +203,14 @@ impl NeuroGen {
         if let (Some([down, up]), Some([down_grad, up_grad]), Some(low), Some(low_grad)) =
             (w.skip, grads.skip, c.low, t.low_grad)
         {
-            device.run(linear(low, up, t.stream_grad, low_grad, up_grad))?;
-            device.run(linear(c.x, down, low_grad, t.x_grad, down_grad))?;
+            device.emit(linear(low, up, t.stream_grad, low_grad, up_grad))?;
+            device.emit(linear(c.x, down, low_grad, t.x_grad, down_grad))?;
         }
         let (Some(w), Some(g), Some(m), Some(b)) = (&w.memory, &grads.memory, &c.memory, &t.memory) else {
             return Ok(());
         };
-        device.run(linear(m.out, w.out, t.stream_grad, b.out_grad, g.out))?;
-        device.run(MemoryGrad {
+        device.emit(linear(m.out, w.out, t.stream_grad, b.out_grad, g.out))?;
+        device.emit(MemoryGrad {
             keys: m.normed[0],
             queries: m.normed[1],
             values: m.values,
@@ -289,10 +224,10 @@ impl NeuroGen {
             values_grad: b.values_grad,
         })?;
         let back = ContextGrad { out_grad: b.context_grad, signals_grad: t.signals_grad, first: 0 };
-        device.run(linear(m.context, w.value, b.values_grad, b.context_grad, g.value))?;
-        device.run(back)?;
+        device.emit(linear(m.context, w.value, b.values_grad, b.context_grad, g.value))?;
+        device.emit(back)?;
         for (i, [weight, weight_grad]) in [[w.key, g.key], [w.query, g.query]].into_iter().enumerate() {
-            device.run(NormGrad {
+            device.emit(NormGrad {
                 kind: NormKind::Rms,
                 x: m.raw[i],
                 stats: m.stats[i],
@@ -308,8 +243,8 @@ impl NeuroGen {
                 accumulate: false,
                 copy: None,
             })?;
-            device.run(linear(m.context, weight, b.raw_grad, b.context_grad, weight_grad))?;
-            device.run(back)?;
+            device.emit(linear(m.context, weight, b.raw_grad, b.context_grad, weight_grad))?;
+            device.emit(back)?;
         }
         Ok(())
     }
@@ -333,9 +268,9 @@ impl NeuroGen {
     }
 
     /// From the gradient of the outputs to that of the synapses.
-    fn backward_spikes<D: NeuroGenDevice>(
+    fn backward_spikes(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         grads: &Parameters,
         t: &Training,
@@ -346,8 +281,8 @@ impl NeuroGen {
                 for token in (0..tokens).rev() {
                     for module in Module::ORDER.into_iter().rev() {
                         let m = module.index();
-                        device.run(self.spike_grad(t, module, token, 1))?;
-                        device.run(SynapseInputGrad {
+                        device.emit(self.spike_grad(t, module, token, 1))?;
+                        device.emit(SynapseInputGrad {
                             token,
                             grad: t.slope[m],
                             weights: state.weights.synapses[m],
@@ -362,13 +297,13 @@ impl NeuroGen {
             }
             _ => {
                 for module in Module::ALL {
-                    device.run(self.spike_grad(t, module, 0, tokens))?;
+                    device.emit(self.spike_grad(t, module, 0, tokens))?;
                 }
             }
         }
         for module in Module::ALL {
             let m = module.index();
-            device.run(SynapseGrad {
+            device.emit(SynapseGrad {
                 grad: t.slope[m],
                 signals: c.signals,
                 spikes: c.spikes[m],
@@ -381,22 +316,22 @@ impl NeuroGen {
     }
 
     /// What the chunk before left, into the chunk's first slots.
-    fn resume<D: NeuroGenDevice>(&self, device: &mut D, kept: &Kept, c: &Chunk) -> Result<(), OperationError> {
-        device.run(Carry { from: kept.signals, to: Spike::slot(c.signals, 0) })?;
+    fn resume(&self, device: &mut dyn Device, kept: &Kept, c: &Chunk) -> Result<(), OperationError> {
+        device.emit(Carry { from: kept.signals, to: Spike::slot(c.signals, 0) })?;
         for (kept, spikes) in kept.spikes.into_iter().zip(c.spikes) {
-            device.run(Carry { from: kept, to: Spike::slot(spikes, 0) })?;
+            device.emit(Carry { from: kept, to: Spike::slot(spikes, 0) })?;
         }
         let (Some(kept), Some(m)) = (kept.memory, &c.memory) else { return Ok(()) };
-        device.run(Carry { from: kept.matrix, to: m.before.matrix })?;
-        device.run(Carry { from: kept.key, to: m.before.key })
+        device.emit(Carry { from: kept.matrix, to: m.before.matrix })?;
+        device.emit(Carry { from: kept.key, to: m.before.key })
     }
 
     /// The chunk's last slots, for the chunk after it. The memory is written where it is kept.
-    fn hand_over<D: NeuroGenDevice>(&self, device: &mut D, kept: &Kept, c: &Chunk) -> Result<(), OperationError> {
+    fn hand_over(&self, device: &mut dyn Device, kept: &Kept, c: &Chunk) -> Result<(), OperationError> {
         let last = c.x.shape[2];
-        device.run(Carry { from: Spike::slot(c.signals, last), to: kept.signals })?;
+        device.emit(Carry { from: Spike::slot(c.signals, last), to: kept.signals })?;
         for (kept, spikes) in kept.spikes.into_iter().zip(c.spikes) {
-            device.run(Carry { from: Spike::slot(spikes, last), to: kept })?;
+            device.emit(Carry { from: Spike::slot(spikes, last), to: kept })?;
         }
         Ok(())
     }
@@ -419,10 +354,10 @@ impl NeuroGen {
     }
 }
 
-impl<D: NeuroGenDevice> Steps<D> for NeuroGen {
+impl Steps for NeuroGen {
     fn micro_batch(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         t: &Training,
         _: &Stage,
@@ -435,9 +370,9 @@ impl<D: NeuroGenDevice> Steps<D> for NeuroGen {
         self.resume(device, &learning.kept, c)?;
         self.forward(device, state, c, Pass { fresh: false, learning: true })?;
         let gradient = HeadGrad { x_grad: t.stream_grad, weight_grad: None, accumulate: false };
-        device.run(self.head(state, c, t.batch.targets, t.logits, Some(gradient)))?;
+        device.emit(self.head(state, c, t.batch.targets, t.logits, Some(gradient)))?;
         // At once: the logits make room for the signals' gradient.
-        device.run(FactoredUpdate {
+        device.emit(FactoredUpdate {
             x: c.stream,
             out_grad: t.logits,
             weight: w.decoder,
@@ -450,7 +385,7 @@ impl<D: NeuroGenDevice> Steps<D> for NeuroGen {
             beta2: FACTORED_BETA2,
             rate: (DECODER_WIDTH / self.width() as f32).min(1.0),
         })?;
-        device.run(ReadoutGrad {
+        device.emit(ReadoutGrad {
             signals: c.signals,
             layout: self.connectome.readout(),
             weights: w.readout,
@@ -463,7 +398,7 @@ impl<D: NeuroGenDevice> Steps<D> for NeuroGen {
         })?;
         self.backward_dense(device, state, grads, t)?;
         if let (Some([predictor, running]), Some(factors)) = (learning.reward, t.factors) {
-            device.run(Modulate {
+            device.emit(Modulate {
                 losses: c.losses,
                 signals: c.signals,
                 outputs: self.connectome.outputs(Module::BasalGanglia).first,
@@ -479,7 +414,7 @@ impl<D: NeuroGenDevice> Steps<D> for NeuroGen {
         if self.rule != Rule::Frozen {
             self.backward_spikes(device, state, grads, t)?;
         }
-        device.run(TapsGrad {
+        device.emit(TapsGrad {
             signals_grad: t.signals_grad,
             offsets: c.offsets,
             x_grad: t.x_grad,
@@ -487,7 +422,7 @@ impl<D: NeuroGenDevice> Steps<D> for NeuroGen {
             fresh: false,
             accumulate: self.skip > 0,
         })?;
-        device.run(EmbedUpdate {
+        device.emit(EmbedUpdate {
             ids: c.ids,
             x_grad: t.x_grad,
             table: w.embedding,
@@ -499,18 +434,18 @@ impl<D: NeuroGenDevice> Steps<D> for NeuroGen {
         self.hand_over(device, &learning.kept, c)
     }
 
-    fn update(&self, device: &mut D, state: &State, optimizer: &Optimizer) -> Result<(), OperationError> {
+    fn update(&self, device: &mut dyn Device, state: &State, optimizer: &Optimizer) -> Result<(), OperationError> {
         let Some(learning) = &state.learning else { return Err(OperationError::Device) };
         let Control { settings, results } = state.control;
         let (gradient, weights) = (&learning.gradient.groups, &state.weights.groups);
-        device.run(SquaredNorm { gradient: gradient.all, results })?;
+        device.emit(SquaredNorm { gradient: gradient.all, results })?;
         let [first, second] = &learning.moments;
         for (weight, gradient, first, second, decay) in [
             (weights.decayed, gradient.decayed, first.groups.decayed, second.groups.decayed, optimizer.decay),
             (weights.plain, gradient.plain, first.groups.plain, second.groups.plain, 0.0),
         ] {
             let Optimizer { beta1, beta2, eps, .. } = *optimizer;
-            device.run(AdamW {
+            device.emit(AdamW {
                 weight,
                 master: None,
                 gradient,
@@ -527,34 +462,40 @@ impl<D: NeuroGenDevice> Steps<D> for NeuroGen {
         self.inhibit(device, state)
     }
 
-    fn evaluate(&self, device: &mut D, state: &State, e: &Evaluation, _: &Stage) -> Result<(), OperationError> {
+    fn evaluate(
+        &self,
+        device: &mut dyn Device,
+        state: &State,
+        e: &Evaluation,
+        _: &Stage,
+    ) -> Result<(), OperationError> {
         self.forward(device, state, &e.chunk, Pass { fresh: true, learning: false })?;
-        device.run(self.head(state, &e.chunk, e.targets, e.logits, None))
+        device.emit(self.head(state, &e.chunk, e.targets, e.logits, None))
     }
 
     fn logits(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         e: &Evaluation,
         first: u32,
         count: u32,
     ) -> Result<(), OperationError> {
         let (w, x) = (&state.weights, e.chunk.stream.slice_rows(first, count));
-        device.run(Linear::new(x, w.decoder, Some(w.decoder_bias), e.logits.slice_rows(0, count)))
+        device.emit(Linear::new(x, w.decoder, Some(w.decoder_bias), e.logits.slice_rows(0, count)))
     }
 
-    fn decode(&self, device: &mut D, state: &State, s: &Decoding, _: Pattern) -> Result<(), OperationError> {
+    fn decode(&self, device: &mut dyn Device, state: &State, s: &Decoding, _: Pattern) -> Result<(), OperationError> {
         let (w, c) = (&state.weights, &s.chunk);
         self.forward(device, state, c, Pass { fresh: false, learning: false })?;
-        device.run(Linear::new(c.stream, w.decoder, Some(w.decoder_bias), s.logits))?;
+        device.emit(Linear::new(c.stream, w.decoder, Some(w.decoder_bias), s.logits))?;
         // One token is a chunk of its own.
-        device.run(Carry { from: Spike::slot(c.signals, 1), to: Spike::slot(c.signals, 0) })?;
+        device.emit(Carry { from: Spike::slot(c.signals, 1), to: Spike::slot(c.signals, 0) })?;
         for spikes in c.spikes {
-            device.run(Carry { from: Spike::slot(spikes, 1), to: Spike::slot(spikes, 0) })?;
+            device.emit(Carry { from: Spike::slot(spikes, 1), to: Spike::slot(spikes, 0) })?;
         }
         let Some(m) = &c.memory else { return Ok(()) };
-        device.run(Carry { from: m.after.matrix, to: m.before.matrix })?;
-        device.run(Carry { from: m.after.key, to: m.before.key })
+        device.emit(Carry { from: m.after.matrix, to: m.before.matrix })?;
+        device.emit(Carry { from: m.after.key, to: m.before.key })
     }
 }

@@ -9,11 +9,11 @@ pub use regions::{Decoding, Evaluation, Parameters, State, Training};
 use self::regions::Forward;
 use super::shared::Backward;
 use super::stage::{Optimizer, Recompute, Stage, Steps};
-use crate::device::{OperationError, Run};
+use crate::device::{Device, OperationError};
 use crate::memory::{Region, Stacked};
 use crate::ops::{
-    AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
-    Heads, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Rotary, SquaredNorm,
+    Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss, Heads,
+    Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Rotary,
 };
 
 /// A Pythia's sizes. All are free; the published ones are presets of the host.
@@ -39,41 +39,6 @@ pub struct Pythia {
     pub norm_eps: f32,
 }
 
-/// A device that runs everything a Pythia needs.
-pub trait PythiaDevice:
-    Run<Embed>
-    + Run<EmbedGrad>
-    + Run<Norm>
-    + Run<NormGrad>
-    + Run<Linear>
-    + Run<LinearGrad>
-    + Run<Gelu>
-    + Run<Attention>
-    + Run<AttentionGrad>
-    + Run<CachedAttention>
-    + Run<HeadLoss>
-    + Run<SquaredNorm>
-    + Run<AdamW>
-{
-}
-
-impl<D> PythiaDevice for D where
-    D: Run<Embed>
-        + Run<EmbedGrad>
-        + Run<Norm>
-        + Run<NormGrad>
-        + Run<Linear>
-        + Run<LinearGrad>
-        + Run<Gelu>
-        + Run<Attention>
-        + Run<AttentionGrad>
-        + Run<CachedAttention>
-        + Run<HeadLoss>
-        + Run<SquaredNorm>
-        + Run<AdamW>
-{
-}
-
 impl Pythia {
     const fn heads(&self) -> Heads {
         Heads::interleaved(self.heads, self.d_model / self.heads)
@@ -83,19 +48,13 @@ impl Pythia {
         Rotary { table, heads: self.heads(), period }
     }
 
-    fn norms<D: PythiaDevice>(
-        &self,
-        device: &mut D,
-        w: &Parameters,
-        f: &Forward,
-        l: u32,
-    ) -> Result<(), OperationError> {
+    fn norms(&self, device: &mut dyn Device, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
         let affine = |norm: &[Stacked; 2], out: &Stacked| Affine {
             gain: norm[0].at(l),
             bias: Some(norm[1].at(l)),
             out: out.at(l),
         };
-        device.run(Norm {
+        device.emit(Norm {
             kind: NormKind::Layer,
             x: f.x.at(l),
             eps: self.norm_eps,
@@ -107,9 +66,9 @@ impl Pythia {
     }
 
     /// qkv, and what attention makes of it.
-    fn attend<D: PythiaDevice>(
+    fn attend(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         f: &Forward,
         stage: &Stage,
@@ -117,11 +76,11 @@ impl Pythia {
     ) -> Result<(), OperationError> {
         let w = &state.weights;
         let qkv = f.qkv.at(l);
-        device.run(Linear {
+        device.emit(Linear {
             rotary: Some(self.rotary(state.table, stage.seq_len)),
             ..Linear::new(f.norm1.at(l), w.qkv.at(l), Some(w.qkv_bias.at(l)), qkv)
         })?;
-        device.run(Attention {
+        device.emit(Attention {
             qkv,
             out: f.mixed.at(l),
             log_sum: f.log_sum.at(l),
@@ -130,36 +89,30 @@ impl Pythia {
         })
     }
 
-    fn expand<D: PythiaDevice>(
-        &self,
-        device: &mut D,
-        w: &Parameters,
-        f: &Forward,
-        l: u32,
-    ) -> Result<(), OperationError> {
-        device.run(Linear {
+    fn expand(&self, device: &mut dyn Device, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
+        device.emit(Linear {
             activated: Some(f.activated.at(l)),
             ..Linear::new(f.norm2.at(l), w.up.at(l), Some(w.up_bias.at(l)), f.hidden.at(l))
         })
     }
 
     /// Adds both branches to the residual stream.
-    fn join<D: PythiaDevice>(&self, device: &mut D, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
+    fn join(&self, device: &mut dyn Device, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
         let (x, next) = (f.x.at(l), f.x.at(l + 1));
         let in_place = f.x.is_shared();
-        device.run(Linear {
+        device.emit(Linear {
             residual: (!in_place).then_some(x),
             accumulate: in_place,
             ..Linear::new(f.mixed.at(l), w.dense.at(l), Some(w.dense_bias.at(l)), next)
         })?;
-        device.run(Linear {
+        device.emit(Linear {
             accumulate: true,
             ..Linear::new(f.activated.at(l), w.down.at(l), Some(w.down_bias.at(l)), next)
         })
     }
 
-    fn finish<D: PythiaDevice>(&self, device: &mut D, w: &Parameters, f: &Forward) -> Result<(), OperationError> {
-        device.run(Norm {
+    fn finish(&self, device: &mut dyn Device, w: &Parameters, f: &Forward) -> Result<(), OperationError> {
+        device.emit(Norm {
             kind: NormKind::Layer,
             x: f.x.at(self.layers),
             eps: self.norm_eps,
@@ -170,16 +123,16 @@ impl Pythia {
         })
     }
 
-    fn forward<D: PythiaDevice>(
+    fn forward(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         f: &Forward,
         ids: Region,
         stage: &Stage,
     ) -> Result<(), OperationError> {
         let w = &state.weights;
-        device.run(Embed { ids, table: w.embed_in, out: f.x.at(0) })?;
+        device.emit(Embed { ids, table: w.embed_in, out: f.x.at(0) })?;
         for l in 0..self.layers {
             self.norms(device, w, f, l)?;
             self.attend(device, state, f, stage, l)?;
@@ -190,9 +143,9 @@ impl Pythia {
     }
 
     /// Rebuilds what layer `l`'s shared slots lost to later layers. The last layer's are still there.
-    fn rebuild<D: PythiaDevice>(
+    fn rebuild(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         f: &Forward,
         stage: &Stage,
@@ -203,15 +156,15 @@ impl Pythia {
         }
         self.norms(device, &state.weights, f, l)?;
         if stage.recompute == Recompute::Cheap {
-            return device.run(Gelu { x: f.hidden.at(l), out: f.activated.at(l) });
+            return device.emit(Gelu { x: f.hidden.at(l), out: f.activated.at(l) });
         }
         self.attend(device, state, f, stage, l)?;
         self.expand(device, &state.weights, f, l)
     }
 
-    fn backward_layer<D: PythiaDevice>(
+    fn backward_layer(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         backward: &Backward<'_, Parameters, Training>,
         l: u32,
     ) -> Result<(), OperationError> {
@@ -219,7 +172,7 @@ impl Pythia {
         let (w, f) = (&state.weights, &t.forward);
         let (hidden, qkv) = (f.hidden.at(l), f.qkv.at(l));
         let (hidden_grad, qkv_grad) = (t.wide.reshaped(hidden.shape), t.wide.reshaped(qkv.shape));
-        device.run(LinearGrad {
+        device.emit(LinearGrad {
             x: f.activated.at(l),
             weight: w.down.at(l),
             transposed: false,
@@ -231,7 +184,7 @@ impl Pythia {
             accumulate,
             quantised: None,
         })?;
-        device.run(LinearGrad {
+        device.emit(LinearGrad {
             x: f.norm2.at(l),
             weight: w.up.at(l),
             transposed: false,
@@ -243,7 +196,7 @@ impl Pythia {
             accumulate,
             quantised: None,
         })?;
-        device.run(LinearGrad {
+        device.emit(LinearGrad {
             x: f.mixed.at(l),
             weight: w.dense.at(l),
             transposed: false,
@@ -255,7 +208,7 @@ impl Pythia {
             accumulate,
             quantised: None,
         })?;
-        device.run(AttentionGrad {
+        device.emit(AttentionGrad {
             qkv,
             out: f.mixed.at(l),
             log_sum: f.log_sum.at(l),
@@ -265,7 +218,7 @@ impl Pythia {
             pattern: stage.pattern,
             rotary: self.rotary(state.table, stage.seq_len),
         })?;
-        device.run(LinearGrad {
+        device.emit(LinearGrad {
             x: f.norm1.at(l),
             weight: w.qkv.at(l),
             transposed: false,
@@ -283,7 +236,7 @@ impl Pythia {
             gain_grad: grad[0].at(l),
             bias_grad: Some(grad[1].at(l)),
         };
-        device.run(NormGrad {
+        device.emit(NormGrad {
             kind: NormKind::Layer,
             x: f.x.at(l),
             stats: f.stats.at(l),
@@ -297,10 +250,10 @@ impl Pythia {
     }
 }
 
-impl<D: PythiaDevice> Steps<D> for Pythia {
+impl Steps for Pythia {
     fn micro_batch(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         t: &Training,
         stage: &Stage,
@@ -309,7 +262,7 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
         let Some([grads, ..]) = &state.training else { return Err(OperationError::Device) };
         let (w, f, accumulate) = (&state.weights, &t.forward, !first);
         self.forward(device, state, f, t.batch.ids, stage)?;
-        device.run(HeadLoss {
+        device.emit(HeadLoss {
             x: f.final_out,
             weight: w.embed_out,
             bias: None,
@@ -322,7 +275,7 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
             add_loss: accumulate,
             gradient: Some(HeadGrad { x_grad: t.narrow_grad, weight_grad: Some(grads.embed_out), accumulate }),
         })?;
-        device.run(NormGrad {
+        device.emit(NormGrad {
             kind: NormKind::Layer,
             x: f.x.at(self.layers),
             stats: f.final_stats,
@@ -343,16 +296,22 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
             self.rebuild(device, state, f, stage, l)?;
             self.backward_layer(device, &backward, l)?;
         }
-        device.run(EmbedGrad { ids: t.batch.ids, out_grad: t.x_grad, table_grad: grads.embed_in, accumulate })
+        device.emit(EmbedGrad { ids: t.batch.ids, out_grad: t.x_grad, table_grad: grads.embed_in, accumulate })
     }
 
-    fn update(&self, device: &mut D, state: &State, optimizer: &Optimizer) -> Result<(), OperationError> {
+    fn update(&self, device: &mut dyn Device, state: &State, optimizer: &Optimizer) -> Result<(), OperationError> {
         state.update(device, optimizer)
     }
 
-    fn evaluate(&self, device: &mut D, state: &State, e: &Evaluation, stage: &Stage) -> Result<(), OperationError> {
+    fn evaluate(
+        &self,
+        device: &mut dyn Device,
+        state: &State,
+        e: &Evaluation,
+        stage: &Stage,
+    ) -> Result<(), OperationError> {
         self.forward(device, state, &e.forward, e.batch.ids, stage)?;
-        device.run(HeadLoss {
+        device.emit(HeadLoss {
             x: e.forward.final_out,
             weight: state.weights.embed_out,
             bias: None,
@@ -369,24 +328,30 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
 
     fn logits(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         e: &Evaluation,
         first: u32,
         count: u32,
     ) -> Result<(), OperationError> {
         let x = e.forward.final_out.slice_rows(first, count);
-        device.run(Linear::new(x, state.weights.embed_out, None, e.logits.slice_rows(0, count)))
+        device.emit(Linear::new(x, state.weights.embed_out, None, e.logits.slice_rows(0, count)))
     }
 
-    fn decode(&self, device: &mut D, state: &State, s: &Decoding, pattern: Pattern) -> Result<(), OperationError> {
+    fn decode(
+        &self,
+        device: &mut dyn Device,
+        state: &State,
+        s: &Decoding,
+        pattern: Pattern,
+    ) -> Result<(), OperationError> {
         let (w, f) = (&state.weights, &s.forward);
-        device.run(Embed { ids: s.id, table: w.embed_in, out: f.x.at(0) })?;
+        device.emit(Embed { ids: s.id, table: w.embed_in, out: f.x.at(0) })?;
         for l in 0..self.layers {
             self.norms(device, w, f, l)?;
             let qkv = f.qkv.at(l);
-            device.run(Linear::new(f.norm1.at(l), w.qkv.at(l), Some(w.qkv_bias.at(l)), qkv))?;
-            device.run(CachedAttention {
+            device.emit(Linear::new(f.norm1.at(l), w.qkv.at(l), Some(w.qkv_bias.at(l)), qkv))?;
+            device.emit(CachedAttention {
                 qkv,
                 cache: s.cache.at(l),
                 cursor: s.cursor,
@@ -398,6 +363,6 @@ impl<D: PythiaDevice> Steps<D> for Pythia {
             self.join(device, w, f, l)?;
         }
         self.finish(device, w, f)?;
-        device.run(Linear::new(f.final_out, w.embed_out, None, s.logits))
+        device.emit(Linear::new(f.final_out, w.embed_out, None, s.logits))
     }
 }

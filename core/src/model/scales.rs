@@ -1,6 +1,6 @@
 //! The scaling of a model's tensors in 8 bits, which lasts from step to step.
 
-use crate::device::{OperationError, Run};
+use crate::device::{Device, OperationError};
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot};
 use crate::ops::{Rescale, Scaling};
 
@@ -37,18 +37,15 @@ impl Scales {
     }
 
     /// The numbers of one tensor of a layer.
-    pub(super) const fn of(&self, layer: u32, tensor: u32) -> Scaling {
-        let at = layer * self.tensors + tensor;
-        let inverse = one(self.all.inverse, at * Rescale::APART);
-        Scaling { amax: one(self.all.amax, at), scale: one(self.all.scale, at), inverse }
+    pub(super) fn of(&self, layer: u32, tensor: u32) -> Scaling {
+        let at = (layer * self.tensors + tensor) as u64;
+        let of = |all: Region, at: u64| all.offset + at * all.dtype.size();
+        let inverse = of(self.all.inverse, at * Rescale::APART as u64);
+        Scaling::at(of(self.all.amax, at), of(self.all.scale, at), inverse)
     }
 
     /// Ends a step.
-    pub(super) fn update<D: Run<Rescale>>(&self, device: &mut D) -> Result<(), OperationError> {
-        device.run(self.all)
+    pub(super) fn update(&self, device: &mut dyn Device) -> Result<(), OperationError> {
+        device.emit(self.all)
     }
-}
-
-const fn one(all: Region, at: u32) -> Region {
-    Region { offset: all.offset + at as u64 * all.dtype.size(), shape: [1; 4], ..all }
 }

@@ -2,8 +2,8 @@
 
 use super::scales::Scales;
 use super::stage::{Control, ModelError, Optimizer, Recompute, Stage};
-use crate::device::{OperationError, Profile, Run};
-use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, Space, Stacked};
+use crate::device::{Device, OperationError, Profile, count};
+use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, Stacked};
 use crate::ops::{AdamW, SquaredNorm};
 
 /// The ranges of a table of parameters that are updated alike.
@@ -19,17 +19,14 @@ pub struct Groups {
 
 impl Groups {
     /// The matrices were laid from byte `start` to `middle`, all the rest from there to `end`.
-    pub(super) fn new(dtype: Dtype, start: u64, middle: u64, end: u64) -> Groups {
-        let range = |start, end| range(dtype, start, end);
-        Groups { decayed: range(start, middle), plain: range(middle, end), all: range(start, end) }
+    pub(super) fn new(dtype: Dtype, [start, middle, end]: [u64; 3], ledger: &mut dyn Ledger) -> Groups {
+        let mut range = |name, start, end| ledger.range(name, dtype, start, end);
+        Groups {
+            decayed: range("all matrices", start, middle),
+            plain: range("all vectors", middle, end),
+            all: range("all parameters", start, end),
+        }
     }
-}
-
-/// The bytes from `start` to `end` as one region; both lie on the ledger's grain.
-fn range(dtype: Dtype, start: u64, end: u64) -> Region {
-    let columns = crate::memory::Layout::GRAIN;
-    let rows = ((end - start) / dtype.size() / columns) as u32;
-    Region { space: Space::Arena, dtype, offset: start, shape: [1, 1, rows, columns as u32] }
 }
 
 /// A family's table of parameters, or of what belongs to every parameter.
@@ -78,13 +75,10 @@ impl<P: Grouped> Lasting<P> {
     }
 
     /// Clips by the global norm of all gradients, then moves both groups; only matrices decay.
-    pub(super) fn update<D>(&self, device: &mut D, optimizer: &Optimizer) -> Result<(), OperationError>
-    where
-        D: Run<SquaredNorm> + Run<AdamW>,
-    {
+    pub(super) fn update(&self, device: &mut dyn Device, optimizer: &Optimizer) -> Result<(), OperationError> {
         let Some([gradient, first, second]) = &self.training else { return Err(OperationError::Device) };
         let Control { settings, results } = self.control;
-        device.run(SquaredNorm { gradient: gradient.groups().all, results })?;
+        device.emit(SquaredNorm { gradient: gradient.groups().all, results })?;
         let group = |part: fn(&Groups) -> Region, decay| AdamW {
             weight: part(self.weights.groups()),
             master: self.masters.as_ref().map(|m| part(m.groups())),
@@ -98,8 +92,8 @@ impl<P: Grouped> Lasting<P> {
             eps: optimizer.eps,
             decay,
         };
-        device.run(group(|g| g.decayed, optimizer.decay))?;
-        device.run(group(|g| g.plain, 0.0))
+        device.emit(group(|g| g.decayed, optimizer.decay))?;
+        device.emit(group(|g| g.plain, 0.0))
     }
 }
 
@@ -177,7 +171,11 @@ pub(super) fn check_sizes(sizes: &[(&'static str, u32)]) -> Result<(), ModelErro
     if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
         return Err(ModelError::Zero(name));
     }
-    // A region's rows and a row's elements are 32-bit, and layers of a kind are summed in 64.
+    check_limits(sizes)
+}
+
+/// Refuses sizes of which a few together, such as the three parts of a projection, pass the 32 bits of a dimension.
+pub(super) fn check_limits(sizes: &[(&'static str, u32)]) -> Result<(), ModelError> {
     match sizes.iter().find(|(_, size)| *size >= 1 << 28) {
         Some((name, _)) => Err(ModelError::TooLarge(name)),
         None => Ok(()),
@@ -209,9 +207,8 @@ pub(super) fn check_constants(constants: &[(&'static str, f32, Must)]) -> Result
     Ok(())
 }
 
-/// Whether a stage is one of a model of this context whose widest activation has `widest` columns, and whose
-/// vocabulary has `vocabulary` rows.
-pub(super) fn check_stage(stage: &Stage, context: u32, widest: u32, vocabulary: u32) -> Result<(), ModelError> {
+/// Whether a stage is one of a model of this context.
+pub(super) fn check_stage(stage: &Stage, context: u32) -> Result<(), ModelError> {
     let sizes = [
         ("batch-size", stage.batch),
         ("seq-len", stage.seq_len),
@@ -225,10 +222,105 @@ pub(super) fn check_stage(stage: &Stage, context: u32, widest: u32, vocabulary: 
     if stage.seq_len > context {
         return Err(ModelError::Context { seq_len: stage.seq_len, context });
     }
-    let tokens = u64::from(stage.batch) * u64::from(stage.seq_len);
-    let logits = u64::from(stage.chunk) * u64::from(vocabulary);
-    if (tokens * u64::from(widest)).max(logits) > u64::from(u32::MAX) {
-        return Err(ModelError::TooLarge("a micro-batch's widest activation"));
+    // Tokens are the rows of every activation.
+    match stage.batch.checked_mul(stage.seq_len) {
+        Some(_) => Ok(()),
+        None => Err(ModelError::TooLarge("a micro-batch")),
     }
-    Ok(())
+}
+
+/// The shape of a slot that is of either shape in turn: that of more elements.
+pub(super) fn larger(a: [u32; 4], b: [u32; 4]) -> [u32; 4] {
+    let elements = |shape: [u32; 4]| count(&shape.map(u64::from));
+    if elements(a) >= elements(b) { a } else { b }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Meter, Rates, Single};
+    use crate::memory::{Entry, Layout};
+    use crate::model::{Products, Purpose, Pythia, Steps, Yxanul};
+    use crate::ops::Pattern;
+    use crate::random::Random;
+
+    /// Sizes from small to absurd.
+    const SIZES: [u32; 10] = [1, 2, 16, 48, 256, 1 << 16, (1 << 20) + 16, (1 << 28) - 16, (1 << 28) - 1, u32::MAX];
+
+    fn stage(draw: &mut impl FnMut() -> u32) -> Stage {
+        let (batch, seq_len, chunk) = (draw(), draw(), draw());
+        let recompute = [Recompute::None, Recompute::Cheap, Recompute::Full][draw() as usize % 3];
+        Stage { batch, seq_len, chunk, recompute, pattern: Pattern::DENSE, products: Products::Wide }
+    }
+
+    /// Lays and meters what `family` accepts; whether it did. The arena is no smaller than its largest region, computed
+    /// in numbers of 128 bits: what wraps would be.
+    fn lays<F>(family: &F, layers: u32, stage: &Stage) -> Option<bool>
+    where
+        F: Steps,
+    {
+        family.validate().ok()?;
+        family.validate_stage(stage).ok()?;
+        let mut largest = 0;
+        let mut visit = |e: &Entry| {
+            let bytes: u128 = e.slot.shape.iter().map(|n| u128::from(*n)).product::<u128>()
+                * u128::from(e.slot.dtype.size())
+                * u128::from(e.slot.layers);
+            largest = bytes.max(largest);
+        };
+        let mut layout = Layout::new(&mut visit);
+        let state = family.lay_state(&Single, Purpose::Training, &mut layout);
+        let training = family.lay_training(stage, &Single, &mut layout);
+        family.lay_evaluation(stage, &Single, &mut layout);
+        family.lay_decoding(stage.seq_len, &Single, &mut layout);
+        let Ok(bytes) = layout.high_water() else { return Some(false) };
+        family.flops_per_token(stage.seq_len);
+        if layers <= 2 {
+            let mut meter = Meter::new(&Single, Rates::ONE);
+            match family.micro_batch(&mut meter, &state, &training, stage, true) {
+                Ok(()) | Err(OperationError::TooLarge { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(u128::from(bytes) >= largest);
+        Some(true)
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_or_laid_and_nothing_wraps() {
+        let random = Random::new(5, 0);
+        let (mut laid, mut too_large) = ([0, 0], [0, 0]);
+        for i in 0..20_000 {
+            let mut at = 100 * i;
+            let mut draw = || {
+                at += 1;
+                SIZES[random.below(at, SIZES.len() as u64) as usize]
+            };
+            let (layers, d_model, heads, d_ff, vocab_size, context) =
+                (draw(), draw(), 1, draw(), draw(), u32::MAX >> 4);
+            let (rotary_base, norm_eps) = (1e4, 1e-5);
+            let pythia =
+                Pythia { layers, d_model, heads, d_ff, vocab_size, context, rotary_dims: 2, rotary_base, norm_eps };
+            let (rank, tied) = ([None, Some(1)][i as usize % 2], true);
+            let yxanul = Yxanul {
+                layers,
+                d_model,
+                heads,
+                kv_heads: 1,
+                d_ff,
+                vocab_size,
+                context,
+                rank,
+                tied,
+                rotary_base,
+                norm_eps,
+            };
+            let stage = stage(&mut draw);
+            for (f, found) in [lays(&pythia, layers, &stage), lays(&yxanul, layers, &stage)].into_iter().enumerate() {
+                laid[f] += u32::from(found == Some(true));
+                too_large[f] += u32::from(found == Some(false));
+            }
+        }
+        assert!(laid.iter().chain(&too_large).all(|&n| n > 100), "{laid:?} laid, {too_large:?} too large");
+    }
 }

@@ -1,6 +1,6 @@
 //! What every family has in common: the shape of a step, and how a host drives it.
 
-use crate::device::{OperationError, Profile};
+use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot};
 use crate::ops::Pattern;
 use crate::train::{results, settings};
@@ -369,15 +369,15 @@ pub trait Family {
     fn decoding_io(decoding: &Self::Decoding) -> (Region, Region, Region);
 }
 
-/// A family's steps on a device that runs its operations.
-pub trait Steps<D>: Family {
+/// A family's steps: the operations, one after the other, that a device is given to run.
+pub trait Steps: Family {
     /// Forward and backward of one micro-batch. The first of a step overwrites gradients and loss, others add.
     ///
     /// # Errors
     /// What the device could not do.
     fn micro_batch(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &Self::State,
         training: &Self::Training,
         stage: &Stage,
@@ -388,7 +388,8 @@ pub trait Steps<D>: Family {
     ///
     /// # Errors
     /// What the device could not do.
-    fn update(&self, device: &mut D, state: &Self::State, optimizer: &Optimizer) -> Result<(), OperationError>;
+    fn update(&self, device: &mut dyn Device, state: &Self::State, optimizer: &Optimizer)
+    -> Result<(), OperationError>;
 
     /// The loss of one batch, without gradients.
     ///
@@ -396,7 +397,7 @@ pub trait Steps<D>: Family {
     /// What the device could not do.
     fn evaluate(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &Self::State,
         evaluation: &Self::Evaluation,
         stage: &Stage,
@@ -408,7 +409,7 @@ pub trait Steps<D>: Family {
     /// What the device could not do.
     fn logits(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &Self::State,
         evaluation: &Self::Evaluation,
         first: u32,
@@ -421,7 +422,7 @@ pub trait Steps<D>: Family {
     /// What the device could not do; a position beyond the context.
     fn decode(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &Self::State,
         decoding: &Self::Decoding,
         pattern: Pattern,

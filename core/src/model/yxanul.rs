@@ -13,12 +13,11 @@ use self::narrow::{Narrow, Projection, project, project_grad};
 use self::regions::Forward;
 use super::shared::Backward;
 use super::stage::{Optimizer, Recompute, Stage, Steps};
-use crate::device::{OperationError, Run};
+use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::ops::{
-    AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, HeadGrad, HeadLoss, Heads,
-    Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, Rescale, Rotary, SquaredNorm, SwiGlu,
-    SwiGluGrad,
+    Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, HeadGrad, HeadLoss, Heads, Linear,
+    LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantised, Rotary, SwiGlu, SwiGluGrad,
 };
 
 /// A Yxanul's sizes. All are free; the published ones are presets of the host.
@@ -48,47 +47,6 @@ pub struct Yxanul {
     pub norm_eps: f32,
 }
 
-/// A device that runs everything a Yxanul needs.
-pub trait YxanulDevice:
-    Run<Embed>
-    + Run<EmbedGrad>
-    + Run<Norm>
-    + Run<NormGrad>
-    + Run<Linear>
-    + Run<LinearGrad>
-    + Run<SwiGlu>
-    + Run<SwiGluGrad>
-    + Run<Attention>
-    + Run<AttentionGrad>
-    + Run<CachedAttention>
-    + Run<HeadLoss>
-    + Run<Quantise>
-    + Run<Rescale>
-    + Run<SquaredNorm>
-    + Run<AdamW>
-{
-}
-
-impl<D> YxanulDevice for D where
-    D: Run<Embed>
-        + Run<EmbedGrad>
-        + Run<Norm>
-        + Run<NormGrad>
-        + Run<Linear>
-        + Run<LinearGrad>
-        + Run<SwiGlu>
-        + Run<SwiGluGrad>
-        + Run<Attention>
-        + Run<AttentionGrad>
-        + Run<CachedAttention>
-        + Run<HeadLoss>
-        + Run<Quantise>
-        + Run<Rescale>
-        + Run<SquaredNorm>
-        + Run<AdamW>
-{
-}
-
 impl Yxanul {
     /// The vocabulary's rows are padded to a multiple of this, which suits matrix units.
     pub const VOCABULARY_GRAIN: u32 = 64;
@@ -116,19 +74,13 @@ impl Yxanul {
     }
 
     /// The tokens' vectors into the first layer's input.
-    fn embed<D: YxanulDevice>(
-        &self,
-        device: &mut D,
-        w: &Parameters,
-        f: &Forward,
-        ids: Region,
-    ) -> Result<(), OperationError> {
+    fn embed(&self, device: &mut dyn Device, w: &Parameters, f: &Forward, ids: Region) -> Result<(), OperationError> {
         let x = f.x.at(0);
         let (Some(project), Some(low)) = (w.project, f.low) else {
-            return device.run(Embed { ids, table: w.embed, out: x });
+            return device.emit(Embed { ids, table: w.embed, out: x });
         };
-        device.run(Embed { ids, table: w.embed, out: low })?;
-        device.run(Linear::new(low, project, None, x))
+        device.emit(Embed { ids, table: w.embed, out: low })?;
+        device.emit(Linear::new(low, project, None, x))
     }
 
     /// RMSNorm₁, with the copy that a product reads or without.
@@ -144,9 +96,9 @@ impl Yxanul {
     }
 
     /// qkv, and what attention makes of it.
-    fn attend<D: YxanulDevice>(
+    fn attend(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         f: &Forward,
         stage: &Stage,
@@ -158,7 +110,7 @@ impl Yxanul {
             ..Linear::new(f.norm1.at(l), state.weights.qkv.at(l), None, qkv)
         };
         project(device, f.narrow.as_ref(), (Projection::Qkv, l), linear)?;
-        device.run(Attention {
+        device.emit(Attention {
             qkv,
             out: f.mixed.at(l),
             log_sum: f.log_sum.at(l),
@@ -168,9 +120,9 @@ impl Yxanul {
     }
 
     /// Adds `residual` to a product of layer `l`; in place where it is the product's own slot.
-    fn add<D: YxanulDevice>(
+    fn add(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         f: &Forward,
         product: (Projection, u32),
         linear: Linear,
@@ -182,36 +134,30 @@ impl Yxanul {
     }
 
     /// Attention's branch into the residual stream.
-    fn mix<D: YxanulDevice>(&self, device: &mut D, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
+    fn mix(&self, device: &mut dyn Device, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
         let linear = Linear::new(f.mixed.at(l), w.out.at(l), None, f.mid.at(l));
         self.add(device, f, (Projection::Out, l), linear, f.x.at(l))
     }
 
-    fn expand<D: YxanulDevice>(
-        &self,
-        device: &mut D,
-        w: &Parameters,
-        f: &Forward,
-        l: u32,
-    ) -> Result<(), OperationError> {
+    fn expand(&self, device: &mut dyn Device, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
         let linear = Linear::new(f.norm2.at(l), w.gate_up.at(l), None, f.gate_up.at(l));
         project(device, f.narrow.as_ref(), (Projection::GateUp, l), linear)
     }
 
     /// SwiGLU; nobody multiplies what it makes again for the backward pass, so only [`Yxanul::feed`] asks for a copy.
-    fn activate<D: YxanulDevice>(
+    fn activate(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         f: &Forward,
         l: u32,
         copy: Option<Quantised>,
     ) -> Result<(), OperationError> {
-        device.run(SwiGlu { gate_up: f.gate_up.at(l), out: f.activated.at(l), copy })
+        device.emit(SwiGlu { gate_up: f.gate_up.at(l), out: f.activated.at(l), copy })
     }
 
     /// The feed-forward of the stream after attention.
-    fn feed<D: YxanulDevice>(&self, device: &mut D, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
-        device.run(self.norm2(w, f, l, true))?;
+    fn feed(&self, device: &mut dyn Device, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
+        device.emit(self.norm2(w, f, l, true))?;
         self.expand(device, w, f, l)?;
         self.activate(device, f, l, f.copy(Projection::Down, l, f.activated.at(l)))?;
         let linear = Linear::new(f.activated.at(l), w.down.at(l), None, f.x.at(l + 1));
@@ -219,17 +165,17 @@ impl Yxanul {
     }
 
     /// The final norm, and of it what the vocabulary's rows are multiplied with.
-    fn finish<D: YxanulDevice>(&self, device: &mut D, w: &Parameters, f: &Forward) -> Result<Region, OperationError> {
-        device.run(self.norm(f.x.at(self.layers), f.final_stats, w.final_norm, f.final_out))?;
+    fn finish(&self, device: &mut dyn Device, w: &Parameters, f: &Forward) -> Result<Region, OperationError> {
+        device.emit(self.norm(f.x.at(self.layers), f.final_stats, w.final_norm, f.final_out))?;
         let (Some(project), Some(low)) = (w.project, f.low) else { return Ok(f.final_out) };
-        device.run(Linear { transposed: true, ..Linear::new(f.final_out, project, None, low) })?;
+        device.emit(Linear { transposed: true, ..Linear::new(f.final_out, project, None, low) })?;
         Ok(low)
     }
 
     /// Everything up to the head's input, which it gives back.
-    fn forward<D: YxanulDevice>(
+    fn forward(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         f: &Forward,
         ids: Region,
@@ -238,7 +184,7 @@ impl Yxanul {
         let w = &state.weights;
         self.embed(device, w, f, ids)?;
         for l in 0..self.layers {
-            device.run(self.norm1(w, f, l, true))?;
+            device.emit(self.norm1(w, f, l, true))?;
             self.attend(device, state, f, stage, l)?;
             self.mix(device, w, f, l)?;
             self.feed(device, w, f, l)?;
@@ -247,20 +193,14 @@ impl Yxanul {
     }
 
     /// The head's rows that are ids: what logits for others are made with.
-    fn logits_of<D: YxanulDevice>(
-        &self,
-        device: &mut D,
-        w: &Parameters,
-        x: Region,
-        out: Region,
-    ) -> Result<(), OperationError> {
-        device.run(Linear::new(x, w.head().slice_rows(0, self.vocab_size), None, out))
+    fn logits_of(&self, device: &mut dyn Device, w: &Parameters, x: Region, out: Region) -> Result<(), OperationError> {
+        device.emit(Linear::new(x, w.head().slice_rows(0, self.vocab_size), None, out))
     }
 
     /// Rebuilds what layer `l`'s shared slots lost to later layers. The last layer's are still there.
-    fn rebuild<D: YxanulDevice>(
+    fn rebuild(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         f: &Forward,
         stage: &Stage,
@@ -272,21 +212,21 @@ impl Yxanul {
         let w = &state.weights;
         // Only where products are computed again are there readers of copies.
         let products = stage.recompute == Recompute::Full;
-        device.run(self.norm1(w, f, l, products))?;
+        device.emit(self.norm1(w, f, l, products))?;
         if products {
             self.attend(device, state, f, stage, l)?;
             self.mix(device, w, f, l)?;
         }
-        device.run(self.norm2(w, f, l, products))?;
+        device.emit(self.norm2(w, f, l, products))?;
         if products {
             self.expand(device, w, f, l)?;
         }
         self.activate(device, f, l, None)
     }
 
-    fn backward_layer<D: YxanulDevice>(
+    fn backward_layer(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         backward: &Backward<'_, Parameters, Training>,
         l: u32,
     ) -> Result<(), OperationError> {
@@ -306,7 +246,7 @@ impl Yxanul {
             accumulate,
             quantised: None,
         };
-        let grad = |device: &mut D, p, linear| project_grad(device, f.narrow.as_ref(), (p, l), linear);
+        let grad = |device: &mut dyn Device, p, linear| project_grad(device, f.narrow.as_ref(), (p, l), linear);
         let norm = |x, stats, gain, gain_grad, copy| NormGrad {
             kind: NormKind::Rms,
             x,
@@ -319,7 +259,7 @@ impl Yxanul {
             copy,
         };
         grad(device, Projection::Down, linear(activated, w.down.at(l), t.x_grad, activated_grad, grads.down.at(l)))?;
-        device.run(SwiGluGrad {
+        device.emit(SwiGluGrad {
             gate_up,
             out_grad: activated_grad,
             copy: f.grad_copy(Projection::GateUp, l, gate_up),
@@ -330,9 +270,9 @@ impl Yxanul {
             linear(f.norm2.at(l), w.gate_up.at(l), gate_up, t.narrow_grad, grads.gate_up.at(l)),
         )?;
         let copy = f.grad_copy(Projection::Out, l, t.x_grad);
-        device.run(norm(f.mid.at(l), f.stats2.at(l), w.norm2.at(l), grads.norm2.at(l), copy))?;
+        device.emit(norm(f.mid.at(l), f.stats2.at(l), w.norm2.at(l), grads.norm2.at(l), copy))?;
         grad(device, Projection::Out, linear(f.mixed.at(l), w.out.at(l), t.x_grad, t.narrow_grad, grads.out.at(l)))?;
-        device.run(AttentionGrad {
+        device.emit(AttentionGrad {
             qkv,
             out: f.mixed.at(l),
             log_sum: f.log_sum.at(l),
@@ -344,20 +284,20 @@ impl Yxanul {
         })?;
         grad(device, Projection::Qkv, linear(f.norm1.at(l), w.qkv.at(l), qkv_grad, t.narrow_grad, grads.qkv.at(l)))?;
         let copy = l.checked_sub(1).and_then(|before| f.grad_copy(Projection::Down, before, t.x_grad));
-        device.run(norm(f.x.at(l), f.stats1.at(l), w.norm1.at(l), grads.norm1.at(l), copy))
+        device.emit(norm(f.x.at(l), f.stats1.at(l), w.norm1.at(l), grads.norm1.at(l), copy))
     }
 
     /// From the loss to the gradient of the last layer's output.
-    fn backward_head<D: YxanulDevice>(
+    fn backward_head(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         backward: &Backward<'_, Parameters, Training>,
         x: Region,
     ) -> Result<(), OperationError> {
         let Backward { state, grads, training: t, stage, accumulate } = *backward;
         let (w, f, control) = (&state.weights, &t.forward, &state.control);
         let x_grad = t.low_grad.unwrap_or(t.narrow_grad);
-        device.run(HeadLoss {
+        device.emit(HeadLoss {
             x,
             weight: w.head(),
             bias: None,
@@ -371,7 +311,7 @@ impl Yxanul {
             gradient: Some(HeadGrad { x_grad, weight_grad: Some(grads.head()), accumulate }),
         })?;
         if let (Some(weight), Some(out_grad), Some(weight_grad)) = (w.project, t.low_grad, grads.project) {
-            device.run(LinearGrad {
+            device.emit(LinearGrad {
                 x: f.final_out,
                 weight,
                 transposed: true,
@@ -384,7 +324,7 @@ impl Yxanul {
                 quantised: None,
             })?;
         }
-        device.run(NormGrad {
+        device.emit(NormGrad {
             kind: NormKind::Rms,
             x: f.x.at(self.layers),
             stats: f.final_stats,
@@ -403,9 +343,9 @@ impl Yxanul {
     }
 
     /// From the gradient of the first layer's input to the embedding. A tied table's gradient is added to the head's.
-    fn backward_embed<D: YxanulDevice>(
+    fn backward_embed(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         backward: &Backward<'_, Parameters, Training>,
     ) -> Result<(), OperationError> {
         let Backward { state, grads, training: t, accumulate, .. } = *backward;
@@ -414,11 +354,11 @@ impl Yxanul {
         let (Some(weight), Some(low), Some(low_grad), Some(weight_grad)) =
             (w.project, t.forward.low, t.low_grad, grads.project)
         else {
-            return device.run(EmbedGrad { ids, out_grad: t.x_grad, table_grad, accumulate });
+            return device.emit(EmbedGrad { ids, out_grad: t.x_grad, table_grad, accumulate });
         };
         // The head took the slot of the rows; they are looked up again.
-        device.run(Embed { ids, table: w.embed, out: low })?;
-        device.run(LinearGrad {
+        device.emit(Embed { ids, table: w.embed, out: low })?;
+        device.emit(LinearGrad {
             x: low,
             weight,
             transposed: false,
@@ -430,14 +370,14 @@ impl Yxanul {
             accumulate,
             quantised: None,
         })?;
-        device.run(EmbedGrad { ids, out_grad: low_grad, table_grad, accumulate })
+        device.emit(EmbedGrad { ids, out_grad: low_grad, table_grad, accumulate })
     }
 }
 
-impl<D: YxanulDevice> Steps<D> for Yxanul {
+impl Steps for Yxanul {
     fn micro_batch(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         t: &Training,
         stage: &Stage,
@@ -459,14 +399,20 @@ impl<D: YxanulDevice> Steps<D> for Yxanul {
         self.backward_embed(device, &backward)
     }
 
-    fn update(&self, device: &mut D, state: &State, optimizer: &Optimizer) -> Result<(), OperationError> {
+    fn update(&self, device: &mut dyn Device, state: &State, optimizer: &Optimizer) -> Result<(), OperationError> {
         state.update(device, optimizer)?;
         state.scales.iter().flatten().try_for_each(|scales| scales.update(device))
     }
 
-    fn evaluate(&self, device: &mut D, state: &State, e: &Evaluation, stage: &Stage) -> Result<(), OperationError> {
+    fn evaluate(
+        &self,
+        device: &mut dyn Device,
+        state: &State,
+        e: &Evaluation,
+        stage: &Stage,
+    ) -> Result<(), OperationError> {
         let x = self.forward(device, state, &e.forward, e.batch.ids, stage)?;
-        device.run(HeadLoss {
+        device.emit(HeadLoss {
             x,
             weight: state.weights.head(),
             bias: None,
@@ -483,7 +429,7 @@ impl<D: YxanulDevice> Steps<D> for Yxanul {
 
     fn logits(
         &self,
-        device: &mut D,
+        device: &mut dyn Device,
         state: &State,
         e: &Evaluation,
         first: u32,
@@ -493,14 +439,20 @@ impl<D: YxanulDevice> Steps<D> for Yxanul {
         self.logits_of(device, &state.weights, x, e.logits.slice_rows(0, count))
     }
 
-    fn decode(&self, device: &mut D, state: &State, s: &Decoding, pattern: Pattern) -> Result<(), OperationError> {
+    fn decode(
+        &self,
+        device: &mut dyn Device,
+        state: &State,
+        s: &Decoding,
+        pattern: Pattern,
+    ) -> Result<(), OperationError> {
         let (w, f) = (&state.weights, &s.forward);
         self.embed(device, w, f, s.id)?;
         for l in 0..self.layers {
-            device.run(self.norm1(w, f, l, true))?;
+            device.emit(self.norm1(w, f, l, true))?;
             let qkv = f.qkv.at(l);
-            device.run(Linear::new(f.norm1.at(l), w.qkv.at(l), None, qkv))?;
-            device.run(CachedAttention {
+            device.emit(Linear::new(f.norm1.at(l), w.qkv.at(l), None, qkv))?;
+            device.emit(CachedAttention {
                 qkv,
                 cache: s.cache.at(l),
                 cursor: s.cursor,

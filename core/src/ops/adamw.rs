@@ -116,14 +116,14 @@ impl Operation for AdamW {
             Some(self.settings),
             Some(self.results),
         ])?;
-        let Some(factors) = self.factors(settings.f32(), results.f32()) else { return Ok(()) };
-        let moments = first.f32_mut().iter_mut().zip(second.f32_mut());
+        let Some(factors) = self.factors(settings.f32()?, results.f32()?) else { return Ok(()) };
+        let moments = first.f32_mut()?.iter_mut().zip(second.f32_mut()?);
         let moved = if self.master.is_some() { &mut master } else { &mut weight };
-        for ((w, g), (m, v)) in moved.f32_mut().iter_mut().zip(gradient.f32()).zip(moments) {
+        for ((w, g), (m, v)) in moved.f32_mut()?.iter_mut().zip(gradient.f32()?).zip(moments) {
             (*w, *m, *v) = self.element(&factors, *w, *g, *m, *v);
         }
         if self.master.is_some() {
-            weight.f32_mut().copy_from_slice(master.f32());
+            weight.f32_mut()?.copy_from_slice(master.f32()?);
         }
         Ok(())
     }

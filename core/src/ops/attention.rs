@@ -3,7 +3,7 @@
 use super::heads::Heads;
 use super::math::{axpy, dot};
 use super::pattern::Pattern;
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Access, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// `out_i = Σ_j softmax_j(q_i · k_j / √size) v_j` over the j ≤ i that the pattern sees, for each row and head.
@@ -45,15 +45,16 @@ impl Operation for Attention {
     fn flops(&self) -> u64 {
         // Scores and mixing: two products of `size` multiply-adds a pair.
         let [_, batch, seq_len, _] = self.qkv.shape;
-        4 * u64::from(batch) * u64::from(self.heads.out_width()) * self.pattern.active_pairs(seq_len)
+        count(&[4, batch.into(), self.heads.out_width().into(), self.pattern.active_pairs(seq_len)])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [qkv, mut out, mut log_sum] = arena.views([Some(self.qkv), Some(self.out), Some(self.log_sum)])?;
         let [_, batch, seq_len, width] = self.qkv.shape.map(|n| n as usize);
         let (heads, size, scale) = (&self.heads, self.heads.size as usize, self.heads.scale());
+        let qkv = qkv.f32()?;
         for b in 0..batch {
-            let row = |i: usize| &qkv.f32()[(b * seq_len + i) * width..][..width];
+            let row = |i: usize| &qkv[(b * seq_len + i) * width..][..width];
             for h in 0..heads.queries {
                 let (q, k, v) = (heads.query(h), heads.key(heads.key_of(h)), heads.value(heads.key_of(h)));
                 for i in 0..seq_len {
@@ -62,7 +63,7 @@ impl Operation for Attention {
                     let score = |j: usize| dot(query, &row(j)[k..k + size]) * scale;
                     let largest = seen.clone().map(score).fold(f32::NEG_INFINITY, |a, s| if s > a { s } else { a });
                     let at = (b * seq_len + i) * heads.out_width() as usize + h as usize * size;
-                    let out = &mut out.f32_mut()[at..at + size];
+                    let out = &mut out.f32_mut()?[at..at + size];
                     out.fill(0.0);
                     let mut total = 0.0;
                     for j in seen {
@@ -71,7 +72,7 @@ impl Operation for Attention {
                         axpy(weight, &row(j)[v..v + size], out);
                     }
                     out.iter_mut().for_each(|o| *o /= total);
-                    log_sum.f32_mut()[(b * heads.queries as usize + h as usize) * seq_len + i] =
+                    log_sum.f32_mut()?[(b * heads.queries as usize + h as usize) * seq_len + i] =
                         largest + libm::logf(total);
                 }
             }

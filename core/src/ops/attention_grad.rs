@@ -5,7 +5,7 @@ use super::heads::Heads;
 use super::math::{axpy, dot};
 use super::pattern::Pattern;
 use super::rotary::Rotary;
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Access, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// With P the probabilities, dP = out_grad · vᵀ and D_i = out_grad_i · out_i (Dao et al. 2022):
@@ -56,7 +56,7 @@ impl Operation for AttentionGrad {
     fn flops(&self) -> u64 {
         // Scores again, dP, dv, dq, dk: five products of `size` multiply-adds a pair.
         let [_, batch, seq_len, _] = self.qkv.shape;
-        10 * u64::from(batch) * u64::from(self.heads.out_width()) * self.pattern.active_pairs(seq_len)
+        count(&[10, batch.into(), self.heads.out_width().into(), self.pattern.active_pairs(seq_len)])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -70,17 +70,18 @@ impl Operation for AttentionGrad {
         ])?;
         let [_, batch, seq_len, width] = self.qkv.shape.map(|n| n as usize);
         let (heads, size, scale) = (&self.heads, self.heads.size as usize, self.heads.scale());
-        let qkv_grad = qkv_grad.f32_mut();
+        let qkv_grad = qkv_grad.f32_mut()?;
         qkv_grad.fill(0.0);
+        let qkv = qkv.f32()?;
         for b in 0..batch {
-            let row = |i: usize| &qkv.f32()[(b * seq_len + i) * width..][..width];
+            let row = |i: usize| &qkv[(b * seq_len + i) * width..][..width];
             for h in 0..heads.queries {
                 let (q, k, v) = (heads.query(h), heads.key(heads.key_of(h)), heads.value(heads.key_of(h)));
                 for i in 0..seq_len {
                     let at = (b * seq_len + i) * heads.out_width() as usize + h as usize * size;
-                    let dout = &out_grad.f32()[at..at + size];
-                    let mean = dot(dout, &out.f32()[at..at + size]);
-                    let log_sum = log_sum.f32()[(b * heads.queries as usize + h as usize) * seq_len + i];
+                    let dout = &out_grad.f32()?[at..at + size];
+                    let mean = dot(dout, &out.f32()?[at..at + size]);
+                    let log_sum = log_sum.f32()?[(b * heads.queries as usize + h as usize) * seq_len + i];
                     for j in (0..=i).filter(|&j| self.pattern.sees(i as u32, j as u32)) {
                         let (query, key) = (&row(i)[q..q + size], &row(j)[k..k + size]);
                         let p = libm::expf(dot(query, key) * scale - log_sum);
@@ -98,7 +99,7 @@ impl Operation for AttentionGrad {
         }
         for (r, row) in qkv_grad.chunks_exact_mut(width).enumerate() {
             let position = r % self.rotary.period as usize;
-            Rotary::rotate(heads, table.f32(), self.rotary.dims() as usize, position, row, true);
+            Rotary::rotate(heads, table.f32()?, self.rotary.dims() as usize, position, row, true);
         }
         Ok(())
     }

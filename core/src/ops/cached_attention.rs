@@ -3,7 +3,7 @@
 use super::math::{axpy, dot};
 use super::pattern::Pattern;
 use super::rotary::Rotary;
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Access, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// Turns the row's queries and keys by the cursor's position, stores key and value there, and attends over
@@ -44,7 +44,7 @@ impl Operation for CachedAttention {
     }
 
     fn flops(&self) -> u64 {
-        4 * u64::from(self.rotary.heads.out_width()) * u64::from(self.cache.shape[2])
+        count(&[4, self.rotary.heads.out_width().into(), self.cache.shape[2].into()])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -57,17 +57,17 @@ impl Operation for CachedAttention {
         ])?;
         let (heads, size) = (&self.rotary.heads, self.rotary.heads.size as usize);
         let (context, columns) = (self.cache.shape[2] as usize, self.cache.columns() as usize);
-        let now = cursor.u32()[0] as usize;
+        let now = cursor.u32()?[0] as usize;
         self.expect(now < context, "cursor")?;
-        let row = qkv.f32_mut();
-        Rotary::rotate(heads, table.f32(), self.rotary.dims() as usize, now, row, false);
-        let (keys, values) = cache.f32_mut().split_at_mut(context * columns);
+        let row = qkv.f32_mut()?;
+        Rotary::rotate(heads, table.f32()?, self.rotary.dims() as usize, now, row, false);
+        let (keys, values) = cache.f32_mut()?.split_at_mut(context * columns);
         for h in 0..heads.keys {
             let at = now * columns + h as usize * size;
             keys[at..at + size].copy_from_slice(&row[heads.key(h)..][..size]);
             values[at..at + size].copy_from_slice(&row[heads.value(h)..][..size]);
         }
-        for (h, out) in (0..heads.queries).zip(out.f32_mut().chunks_exact_mut(size)) {
+        for (h, out) in (0..heads.queries).zip(out.f32_mut()?.chunks_exact_mut(size)) {
             let query = &row[heads.query(h)..][..size];
             let at = |j: usize| j * columns + heads.key_of(h) as usize * size;
             let seen = (0..=now).filter(|&j| self.pattern.sees(now as u32, j as u32));

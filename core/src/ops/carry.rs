@@ -30,7 +30,7 @@ impl Operation for Carry {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [from, mut to] = arena.views([Some(self.from), Some(self.to)])?;
-        to.bytes_mut().copy_from_slice(from.bytes());
+        to.bytes_mut()?.copy_from_slice(from.bytes());
         Ok(())
     }
 }

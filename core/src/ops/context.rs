@@ -35,8 +35,8 @@ impl Operation for Context {
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [signals, mut out] = arena.views([Some(self.signals), Some(self.out)])?;
         let [_, batch, tokens, columns] = self.out.shape.map(|n| n as usize);
-        let (signals, rows) = (signals.f32(), self.signals.shape[2] as usize);
-        for (i, out) in out.f32_mut().iter_mut().enumerate() {
+        let (signals, rows) = (signals.f32()?, self.signals.shape[2] as usize);
+        for (i, out) in out.f32_mut()?.iter_mut().enumerate() {
             let (b, t, c) = (i / columns / tokens, i / columns % tokens, i % columns);
             *out = signals[((t + 1) * rows + self.first as usize + c) * batch + b];
         }
@@ -77,9 +77,9 @@ impl Operation for ContextGrad {
         let [out_grad, mut signals_grad] = arena.views([Some(self.out_grad), Some(self.signals_grad)])?;
         let [_, batch, tokens, columns] = self.out_grad.shape.map(|n| n as usize);
         let rows = self.signals_grad.shape[2] as usize;
-        for (i, grad) in out_grad.f32().iter().enumerate() {
+        for (i, grad) in out_grad.f32()?.iter().enumerate() {
             let (b, t, c) = (i / columns / tokens, i / columns % tokens, i % columns);
-            signals_grad.f32_mut()[(t * rows + self.first as usize + c) * batch + b] += grad;
+            signals_grad.f32_mut()?[(t * rows + self.first as usize + c) * batch + b] += grad;
         }
         Ok(())
     }

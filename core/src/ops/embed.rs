@@ -37,8 +37,8 @@ impl Operation for Embed {
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [ids, table, mut out] = arena.views([Some(self.ids), Some(self.table), Some(self.out)])?;
         let d = self.table.columns() as usize;
-        for (row, &id) in out.f32_mut().chunks_exact_mut(d).zip(ids.u32()) {
-            row.copy_from_slice(&table.f32()[id as usize * d..][..d]);
+        for (row, &id) in out.f32_mut()?.chunks_exact_mut(d).zip(ids.u32()?) {
+            row.copy_from_slice(&table.f32()?[id as usize * d..][..d]);
         }
         Ok(())
     }
@@ -79,11 +79,11 @@ impl Operation for EmbedGrad {
         let [ids, out_grad, mut table_grad] =
             arena.views([Some(self.ids), Some(self.out_grad), Some(self.table_grad)])?;
         let d = self.table_grad.columns() as usize;
-        let table_grad = table_grad.f32_mut();
+        let table_grad = table_grad.f32_mut()?;
         if !self.accumulate {
             table_grad.fill(0.0);
         }
-        for (row, &id) in out_grad.f32().chunks_exact(d).zip(ids.u32()) {
+        for (row, &id) in out_grad.f32()?.chunks_exact(d).zip(ids.u32()?) {
             axpy(1.0, row, &mut table_grad[id as usize * d..][..d]);
         }
         Ok(())

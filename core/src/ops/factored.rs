@@ -5,7 +5,7 @@
 //! step whose loss is not finite changes nothing.
 
 use super::math::{axpy, dot, sum};
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Access, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::train::{results, settings};
 
@@ -77,7 +77,7 @@ impl Operation for FactoredUpdate {
     }
 
     fn flops(&self) -> u64 {
-        2 * u64::from(self.x.rows()) * self.weight.elements()
+        count(&[2, self.x.rows().into(), self.weight.elements()])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -93,21 +93,21 @@ impl Operation for FactoredUpdate {
                 Some(self.settings),
                 Some(self.results),
             ])?;
-        if !results.f32()[results::LOSS].is_finite() {
+        if !results.f32()?[results::LOSS].is_finite() {
             return Ok(());
         }
         let (d, vocabulary) = (self.x.columns() as usize, self.weight.rows() as usize);
-        let (lr, correction) = (settings.f32()[settings::LEARNING_RATE], settings.f32()[settings::CORRECTION2]);
-        let (row_moment, bias_moment) = row_moment.f32_mut().split_at_mut(vocabulary);
-        let (columns, sums) = column_moment.f32_mut().split_at_mut(d);
+        let (lr, correction) = (settings.f32()?[settings::LEARNING_RATE], settings.f32()?[settings::CORRECTION2]);
+        let (row_moment, bias_moment) = row_moment.f32_mut()?.split_at_mut(vocabulary);
+        let (columns, sums) = column_moment.f32_mut()?.split_at_mut(d);
         let mean = sum(columns) / d as f32;
         sums.fill(0.0);
         // One row of G at a time: devices take a tile.
-        let g = &mut tile.f32_mut()[..d];
+        let g = &mut tile.f32_mut()?[..d];
         for v in 0..vocabulary {
             g.fill(0.0);
             let mut bias_grad = 0.0;
-            for (x, out_grad) in x.f32().chunks_exact(d).zip(out_grad.f32().chunks_exact(vocabulary)) {
+            for (x, out_grad) in x.f32()?.chunks_exact(d).zip(out_grad.f32()?.chunks_exact(vocabulary)) {
                 axpy(out_grad[v], x, g);
                 bias_grad += out_grad[v];
             }
@@ -117,9 +117,9 @@ impl Operation for FactoredUpdate {
                 let column = if mean > 0.0 { c / mean } else { 1.0 };
                 *g /= libm::sqrtf(row_moment[v] / correction * column) + EPS;
             }
-            axpy(-lr * self.rate * held(dot(g, g), d), g, &mut weight.f32_mut()[v * d..][..d]);
+            axpy(-lr * self.rate * held(dot(g, g), d), g, &mut weight.f32_mut()?[v * d..][..d]);
             bias_moment[v] = self.beta2 * bias_moment[v] + (1.0 - self.beta2) * (bias_grad * bias_grad);
-            bias.f32_mut()[v] -= lr * bias_grad / (libm::sqrtf(bias_moment[v] / correction) + EPS);
+            bias.f32_mut()?[v] -= lr * bias_grad / (libm::sqrtf(bias_moment[v] / correction) + EPS);
         }
         for (c, s) in columns.iter_mut().zip(sums) {
             *c = self.beta2 * *c + (1.0 - self.beta2) * (*s / vocabulary as f32);
@@ -182,25 +182,25 @@ impl Operation for EmbedUpdate {
             Some(self.settings),
             Some(self.results),
         ])?;
-        if !results.f32()[results::LOSS].is_finite() {
+        if !results.f32()?[results::LOSS].is_finite() {
             return Ok(());
         }
-        let (d, ids, lr) = (self.table.columns() as usize, ids.u32(), settings.f32()[settings::LEARNING_RATE]);
+        let (d, ids, lr) = (self.table.columns() as usize, ids.u32()?, settings.f32()?[settings::LEARNING_RATE]);
         for (r, &id) in ids.iter().enumerate() {
             if ids[..r].contains(&id) {
                 continue;
             }
-            let (g, later) = x_grad.f32_mut()[r * d..].split_at_mut(d);
+            let (g, later) = x_grad.f32_mut()?[r * d..].split_at_mut(d);
             for (row, _) in later.chunks_exact(d).zip(&ids[r + 1..]).filter(|(_, other)| **other == id) {
                 axpy(1.0, row, g);
             }
-            let [m, n] = &mut moment.f32_mut()[2 * id as usize..][..2] else { continue };
+            let [m, n] = &mut moment.f32_mut()?[2 * id as usize..][..2] else { continue };
             *m = self.beta2 * *m + (1.0 - self.beta2) * (dot(g, g) / d as f32);
             *n += 1.0;
             let correction = 1.0 - libm::powf(self.beta2, *n);
             let root = 1.0 / (libm::sqrtf(*m / correction) + EPS);
             let factor = root * held(dot(g, g) * root * root, d);
-            axpy(-lr * factor, g, &mut table.f32_mut()[id as usize * d..][..d]);
+            axpy(-lr * factor, g, &mut table.f32_mut()?[id as usize * d..][..d]);
         }
         Ok(())
     }

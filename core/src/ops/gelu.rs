@@ -31,7 +31,7 @@ impl Operation for Gelu {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [x, mut out] = arena.views([Some(self.x), Some(self.out)])?;
-        for (out, x) in out.f32_mut().iter_mut().zip(x.f32()) {
+        for (out, x) in out.f32_mut()?.iter_mut().zip(x.f32()?) {
             *out = gelu(*x);
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use super::math::{axpy, dot, max, sum};
 use crate::data::IGNORE;
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Access, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::train::{results, settings};
 
@@ -89,7 +89,7 @@ impl Operation for HeadLoss {
             Some(_) => 2,
             None => 1,
         };
-        2 * products * u64::from(self.x.rows()) * self.weight.elements()
+        count(&[2, products, self.x.rows().into(), self.weight.elements()])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -107,46 +107,46 @@ impl Operation for HeadLoss {
                 self.gradient.and_then(|g| g.weight_grad),
             ])?;
         let (d, vocabulary) = (self.x.columns() as usize, self.weight.rows() as usize);
-        let scale = settings.f32()[settings::LOSS_SCALE];
+        let scale = settings.f32()?[settings::LOSS_SCALE];
         if self.gradient.is_some_and(|g| !g.accumulate) {
-            weight_grad.f32_mut().fill(0.0);
+            weight_grad.f32_mut()?.fill(0.0);
         }
-        for (r, (x, &target)) in x.f32().chunks_exact(d).zip(targets.u32()).enumerate() {
+        for (r, (x, &target)) in x.f32()?.chunks_exact(d).zip(targets.u32()?).enumerate() {
             // Kept where they are wanted, in one place where they are not.
             let keeps = self.gradient.is_some_and(|g| g.weight_grad.is_none());
-            let all = &mut logits.f32_mut()[if keeps { r * vocabulary } else { 0 }..][..vocabulary];
+            let all = &mut logits.f32_mut()?[if keeps { r * vocabulary } else { 0 }..][..vocabulary];
             if target == IGNORE {
-                losses.f32_mut()[r] = 0.0;
+                losses.f32_mut()?[r] = 0.0;
                 all.fill(0.0);
-                x_grad.f32_mut().iter_mut().skip(r * d).take(d).for_each(|g| *g = 0.0);
+                x_grad.f32_mut()?.iter_mut().skip(r * d).take(d).for_each(|g| *g = 0.0);
                 continue;
             }
             let (logits, padding) = all.split_at_mut(self.ids as usize);
-            for (v, (z, w)) in logits.iter_mut().zip(weight.f32().chunks_exact(d)).enumerate() {
-                *z = dot(x, w) + bias.f32().get(v).copied().unwrap_or(0.0);
+            for (v, (z, w)) in logits.iter_mut().zip(weight.f32()?.chunks_exact(d)).enumerate() {
+                *z = dot(x, w) + bias.f32()?.get(v).copied().unwrap_or(0.0);
             }
             padding.fill(0.0);
             let (largest, at_target) = (max(logits), logits[target as usize]);
             logits.iter_mut().for_each(|z| *z = libm::expf(*z - largest));
             let total = sum(logits);
-            losses.f32_mut()[r] = largest + libm::logf(total) - at_target;
+            losses.f32_mut()?[r] = largest + libm::logf(total) - at_target;
             if self.gradient.is_none() {
                 continue;
             }
             // d loss / d logit = probability − [v = target].
             logits.iter_mut().for_each(|z| *z *= scale / total);
             logits[target as usize] -= scale;
-            let dx = &mut x_grad.f32_mut()[r * d..][..d];
+            let dx = &mut x_grad.f32_mut()?[r * d..][..d];
             dx.fill(0.0);
-            for (v, (&dz, w)) in logits.iter().zip(weight.f32().chunks_exact(d)).enumerate() {
+            for (v, (&dz, w)) in logits.iter().zip(weight.f32()?.chunks_exact(d)).enumerate() {
                 axpy(dz, w, dx);
-                if let Some(to) = weight_grad.f32_mut().get_mut(v * d..(v + 1) * d) {
+                if let Some(to) = weight_grad.f32_mut()?.get_mut(v * d..(v + 1) * d) {
                     axpy(dz, x, to);
                 }
             }
         }
-        let before = if self.add_loss { results.f32()[results::LOSS] } else { 0.0 };
-        results.f32_mut()[results::LOSS] = before + scale * sum(losses.f32());
+        let before = if self.add_loss { results.f32()?[results::LOSS] } else { 0.0 };
+        results.f32_mut()?[results::LOSS] = before + scale * sum(losses.f32()?);
         Ok(())
     }
 }

@@ -34,7 +34,7 @@ impl Operation for Inhibit {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [sources, mut weights] = arena.views([Some(self.sources), Some(self.weights)])?;
-        for (w, &s) in weights.f32_mut().iter_mut().zip(sources.u32()) {
+        for (w, &s) in weights.f32_mut()?.iter_mut().zip(sources.u32()?) {
             if s.wrapping_sub(self.first) < self.count && *w > 0.0 {
                 *w = 0.0;
             }

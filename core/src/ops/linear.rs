@@ -3,7 +3,7 @@
 use super::math::{axpy, dot, gelu};
 use super::quantise::{CodeRows, QuantisedProduct};
 use super::rotary::Rotary;
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Access, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// `out = x · weightᵀ, or x · weight (+ bias) (+ residual, or + out)`, then rotated, then `activated = gelu(out)`.
@@ -73,7 +73,7 @@ impl Operation for Linear {
     }
 
     fn flops(&self) -> u64 {
-        2 * u64::from(self.x.rows()) * self.weight.elements()
+        count(&[2, self.x.rows().into(), self.weight.elements()])
     }
 
     fn narrow_flops(&self) -> u64 {
@@ -98,8 +98,8 @@ impl Operation for Linear {
         ])?;
         let codes = self.quantised.as_ref().and_then(|p| CodeRows::new(p, [&cx, &cw, &ix, &iw]));
         let (inputs, outputs) = (self.x.columns() as usize, self.out.columns() as usize);
-        let (x, weight, bias, residual) = (x.f32(), weight.f32(), bias.f32(), residual.f32());
-        for (r, out) in out.f32_mut().chunks_exact_mut(outputs).enumerate() {
+        let (x, weight, bias, residual) = (x.f32()?, weight.f32()?, bias.f32()?, residual.f32()?);
+        for (r, out) in out.f32_mut()?.chunks_exact_mut(outputs).enumerate() {
             let row = || &x[r * inputs..][..inputs];
             let add = |y: f32, product| if self.accumulate { y + product } else { product };
             if let Some(codes) = &codes {
@@ -124,9 +124,9 @@ impl Operation for Linear {
             }
             if let Some(rotary) = &self.rotary {
                 let position = r % rotary.period as usize;
-                Rotary::rotate(&rotary.heads, table.f32(), rotary.dims() as usize, position, out, false);
+                Rotary::rotate(&rotary.heads, table.f32()?, rotary.dims() as usize, position, out, false);
             }
-            for (a, y) in activated.f32_mut().iter_mut().skip(r * outputs).zip(&*out) {
+            for (a, y) in activated.f32_mut()?.iter_mut().skip(r * outputs).zip(&*out) {
                 *a = gelu(*y);
             }
         }

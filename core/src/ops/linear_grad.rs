@@ -3,7 +3,7 @@
 use super::linear::sides;
 use super::math::{axpy, dot, gelu_derivative};
 use super::quantise::{CodeRows, QuantisedProduct};
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Access, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// `x_grad = out_grad · weight (∘ gelu'(before_gelu))`, `weight_grad (+)= out_gradᵀ · x`,
@@ -65,7 +65,7 @@ impl Operation for LinearGrad {
     }
 
     fn flops(&self) -> u64 {
-        4 * u64::from(self.x.rows()) * self.weight.elements()
+        count(&[4, self.x.rows().into(), self.weight.elements()])
     }
 
     fn narrow_flops(&self) -> u64 {
@@ -93,29 +93,29 @@ impl Operation for LinearGrad {
         let codes = self.quantised.as_ref().and_then(|p| CodeRows::new(p, [&cg, &cw, &ig, &iw]));
         let (inputs, outputs) = (self.x.columns() as usize, self.out_grad.columns() as usize);
         if !self.accumulate {
-            weight_grad.f32_mut().fill(0.0);
-            bias_grad.f32_mut().fill(0.0);
+            weight_grad.f32_mut()?.fill(0.0);
+            bias_grad.f32_mut()?.fill(0.0);
         }
-        for (r, (x, dy)) in x.f32().chunks_exact(inputs).zip(out_grad.f32().chunks_exact(outputs)).enumerate() {
-            let dx = &mut x_grad.f32_mut()[r * inputs..][..inputs];
+        for (r, (x, dy)) in x.f32()?.chunks_exact(inputs).zip(out_grad.f32()?.chunks_exact(outputs)).enumerate() {
+            let dx = &mut x_grad.f32_mut()?[r * inputs..][..inputs];
             if self.transposed {
-                for (i, (dx, w)) in dx.iter_mut().zip(weight.f32().chunks_exact(outputs)).enumerate() {
+                for (i, (dx, w)) in dx.iter_mut().zip(weight.f32()?.chunks_exact(outputs)).enumerate() {
                     *dx = dot(dy, w);
-                    axpy(x[i], dy, &mut weight_grad.f32_mut()[i * outputs..][..outputs]);
+                    axpy(x[i], dy, &mut weight_grad.f32_mut()?[i * outputs..][..outputs]);
                 }
             } else {
                 if let Some(codes) = &codes {
                     dx.iter_mut().enumerate().for_each(|(i, dx)| *dx = codes.dot(r, i));
                 } else {
                     dx.fill(0.0);
-                    dy.iter().zip(weight.f32().chunks_exact(inputs)).for_each(|(&dy, w)| axpy(dy, w, dx));
+                    dy.iter().zip(weight.f32()?.chunks_exact(inputs)).for_each(|(&dy, w)| axpy(dy, w, dx));
                 }
                 for (o, &dy) in dy.iter().enumerate() {
-                    axpy(dy, x, &mut weight_grad.f32_mut()[o * inputs..][..inputs]);
+                    axpy(dy, x, &mut weight_grad.f32_mut()?[o * inputs..][..inputs]);
                 }
             }
-            axpy(1.0, dy, bias_grad.f32_mut());
-            for (dx, h) in dx.iter_mut().zip(before_gelu.f32().iter().skip(r * inputs)) {
+            axpy(1.0, dy, bias_grad.f32_mut()?);
+            for (dx, h) in dx.iter_mut().zip(before_gelu.f32()?.iter().skip(r * inputs)) {
                 *dx *= gelu_derivative(*h);
             }
         }

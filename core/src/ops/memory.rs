@@ -2,7 +2,7 @@
 //! (Schlag, Irie and Schmidhuber 2021; the linear attention of Katharopoulos et al. 2020 with decay).
 
 use super::math::dot;
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Access, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// A stream's matrix and the key that its next value will be stored under.
@@ -79,7 +79,7 @@ impl Operation for Memory {
     }
 
     fn flops(&self) -> u64 {
-        4 * u64::from(self.keys.rows()) * u64::from(self.keys.columns()) * u64::from(self.values.columns())
+        count(&[4, self.keys.elements(), self.values.columns().into()])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -96,20 +96,20 @@ impl Operation for Memory {
         ])?;
         let [_, batch, tokens, k] = self.keys.shape.map(|n| n as usize);
         let v = self.values.columns() as usize;
-        after.f32_mut().copy_from_slice(before.f32());
+        after.f32_mut()?.copy_from_slice(before.f32()?);
         for b in 0..batch {
-            let matrix = &mut after.f32_mut()[b * v * k..][..v * k];
-            let mut key = &before_key.f32()[b * k..][..k];
+            let matrix = &mut after.f32_mut()?[b * v * k..][..v * k];
+            let mut key = &before_key.f32()?[b * k..][..k];
             for t in 0..tokens {
                 let row = b * tokens + t;
-                advance(matrix, self.decay, keep.f32()[t * batch + b], &values.f32()[row * v..][..v], key);
-                let query = &queries.f32()[row * k..][..k];
-                for (out, row) in out.f32_mut()[row * v..][..v].iter_mut().zip(matrix.chunks_exact(k)) {
+                advance(matrix, self.decay, keep.f32()?[t * batch + b], &values.f32()?[row * v..][..v], key);
+                let query = &queries.f32()?[row * k..][..k];
+                for (out, row) in out.f32_mut()?[row * v..][..v].iter_mut().zip(matrix.chunks_exact(k)) {
                     *out = dot(row, query) / k as f32;
                 }
-                key = &keys.f32()[row * k..][..k];
+                key = &keys.f32()?[row * k..][..k];
             }
-            after_key.f32_mut()[b * k..][..k].copy_from_slice(key);
+            after_key.f32_mut()?[b * k..][..k].copy_from_slice(key);
         }
         Ok(())
     }
@@ -166,7 +166,7 @@ impl Operation for MemoryGrad {
     }
 
     fn flops(&self) -> u64 {
-        12 * u64::from(self.keys.rows()) * u64::from(self.keys.columns()) * u64::from(self.values.columns())
+        count(&[12, self.keys.elements(), self.values.columns().into()])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -197,18 +197,18 @@ impl Operation for MemoryGrad {
         ])?;
         let [_, batch, tokens, k] = self.keys.shape.map(|n| n as usize);
         let v = self.values.columns() as usize;
-        let (keys, queries, values, keep) = (keys.f32(), queries.f32(), values.f32(), keep.f32());
-        let (out_grad, before_key) = (out_grad.f32(), before_key.f32());
-        work.f32_mut().copy_from_slice(before.f32());
-        keys_grad.f32_mut().fill(0.0);
+        let (keys, queries, values, keep) = (keys.f32()?, queries.f32()?, values.f32()?, keep.f32()?);
+        let (out_grad, before_key) = (out_grad.f32()?, before_key.f32()?);
+        work.f32_mut()?.copy_from_slice(before.f32()?);
+        keys_grad.f32_mut()?.fill(0.0);
         for b in 0..batch {
-            let work = &mut work.f32_mut()[b * v * k..][..v * k];
+            let work = &mut work.f32_mut()?[b * v * k..][..v * k];
             let key =
                 |t: usize| if t == 0 { &before_key[b * k..][..k] } else { &keys[(b * tokens + t - 1) * k..][..k] };
             for t in 0..tokens {
                 let row = b * tokens + t;
                 advance(work, self.decay, keep[t * batch + b], &values[row * v..][..v], key(t));
-                let queries_grad = &mut queries_grad.f32_mut()[row * k..][..k];
+                let queries_grad = &mut queries_grad.f32_mut()?[row * k..][..k];
                 queries_grad.fill(0.0);
                 for (f, &grad) in work.chunks_exact(k).zip(&out_grad[row * v..][..v]) {
                     for (q, &f) in queries_grad.iter_mut().zip(f) {
@@ -226,11 +226,11 @@ impl Operation for MemoryGrad {
                         *f += grad / k as f32 * q;
                     }
                 }
-                for (to, f) in values_grad.f32_mut()[row * v..][..v].iter_mut().zip(work.chunks_exact(k)) {
+                for (to, f) in values_grad.f32_mut()?[row * v..][..v].iter_mut().zip(work.chunks_exact(k)) {
                     *to = kept * dot(f, key(t));
                 }
                 if t > 0 {
-                    let keys_grad = &mut keys_grad.f32_mut()[(row - 1) * k..][..k];
+                    let keys_grad = &mut keys_grad.f32_mut()?[(row - 1) * k..][..k];
                     for (f, &value) in work.chunks_exact(k).zip(value) {
                         for (to, &f) in keys_grad.iter_mut().zip(f) {
                             *to += kept * (f * value);

@@ -116,13 +116,13 @@ impl Operation for Norm {
             second.map(|s| s.out),
         ])?;
         let d = self.x.columns() as usize;
-        let stats = stats.f32_mut().chunks_exact_mut(self.kind.stats() as usize);
-        for (r, (row, stat)) in x.f32().chunks_exact(d).zip(stats).enumerate() {
+        let stats = stats.f32_mut()?.chunks_exact_mut(self.kind.stats() as usize);
+        for (r, (row, stat)) in x.f32()?.chunks_exact(d).zip(stats).enumerate() {
             let mean = match self.kind {
                 NormKind::Layer => sum(row) / d as f32,
                 NormKind::Rms => 0.0,
             };
-            let out = &mut out.f32_mut()[r * d..][..d];
+            let out = &mut out.f32_mut()?[r * d..][..d];
             for (o, x) in out.iter_mut().zip(row) {
                 *o = x - mean;
             }
@@ -133,11 +133,11 @@ impl Operation for Norm {
                 let scaled = x * scale * gain[i];
                 bias.get(i).map_or(scaled, |b| scaled + b)
             };
-            for (i, (o2, o)) in out2.f32_mut().iter_mut().skip(r * d).zip(&*out).enumerate() {
-                *o2 = affine(i, *o, gain2.f32(), bias2.f32());
+            for (i, (o2, o)) in out2.f32_mut()?.iter_mut().skip(r * d).zip(&*out).enumerate() {
+                *o2 = affine(i, *o, gain2.f32()?, bias2.f32()?);
             }
             for (i, o) in out.iter_mut().enumerate() {
-                *o = affine(i, *o, gain.f32(), bias.f32());
+                *o = affine(i, *o, gain.f32()?, bias.f32()?);
             }
         }
         self.copy.map_or(Ok(()), |copy| copy.make(self.first.out, arena))

@@ -106,20 +106,21 @@ impl Operation for NormGrad {
             second.and_then(|s| s.bias_grad),
         ])?;
         let d = self.x.columns() as usize;
-        let stats = stats.f32().chunks_exact(self.kind.stats() as usize);
+        let stats = stats.f32()?.chunks_exact(self.kind.stats() as usize);
+        let (out_grad, gain, out_grad2, gain2) = (out_grad.f32()?, gain.f32()?, out_grad2.f32()?, gain2.f32()?);
         if !self.accumulate {
             for view in [&mut gain_grad, &mut bias_grad, &mut gain_grad2, &mut bias_grad2] {
-                view.f32_mut().fill(0.0);
+                view.f32_mut()?.fill(0.0);
             }
         }
         let two = second.is_some();
-        for (r, (row, stat)) in x.f32().chunks_exact(d).zip(stats).enumerate() {
+        for (r, (row, stat)) in x.f32()?.chunks_exact(d).zip(stats).enumerate() {
             let (mean, scale) = self.kind.moments(stat);
             let at = r * d..(r + 1) * d;
             // g of one element, from one output or both.
             let g = |i: usize| {
-                let one = out_grad.f32()[at.start + i] * gain.f32()[i];
-                if two { one + out_grad2.f32()[at.start + i] * gain2.f32()[i] } else { one }
+                let one = out_grad[at.start + i] * gain[i];
+                if two { one + out_grad2[at.start + i] * gain2[i] } else { one }
             };
             let mut lanes = [[0.0f32; 8]; 2];
             for (i, x) in row.iter().enumerate() {
@@ -128,18 +129,18 @@ impl Operation for NormGrad {
             }
             let [mean_g, mean_gx] = lanes.map(|l| sum(&l) / d as f32);
             let mean_g = if self.kind == NormKind::Rms { 0.0 } else { mean_g };
-            for (i, dx) in x_grad.f32_mut()[at.clone()].iter_mut().enumerate() {
+            for (i, dx) in x_grad.f32_mut()?[at.clone()].iter_mut().enumerate() {
                 let through = scale * (g(i) - mean_g - (row[i] - mean) * scale * mean_gx);
                 *dx = if self.add { *dx + through } else { through };
             }
             for (out_grad, gain_grad, bias_grad) in
-                [(&out_grad, &mut gain_grad, &mut bias_grad), (&out_grad2, &mut gain_grad2, &mut bias_grad2)]
+                [(out_grad, &mut gain_grad, &mut bias_grad), (out_grad2, &mut gain_grad2, &mut bias_grad2)]
             {
-                for (i, dg) in gain_grad.f32_mut().iter_mut().enumerate() {
-                    *dg += out_grad.f32()[at.start + i] * (row[i] - mean) * scale;
+                for (i, dg) in gain_grad.f32_mut()?.iter_mut().enumerate() {
+                    *dg += out_grad[at.start + i] * (row[i] - mean) * scale;
                 }
-                for (i, db) in bias_grad.f32_mut().iter_mut().enumerate() {
-                    *db += out_grad.f32()[at.start + i];
+                for (i, db) in bias_grad.f32_mut()?.iter_mut().enumerate() {
+                    *db += out_grad[at.start + i];
                 }
             }
         }

@@ -3,17 +3,41 @@
 
 use crate::device::{Access, Operation, OperationError};
 use crate::fp8::Format;
-use crate::memory::{Arena, Region};
+use crate::memory::{Arena, Dtype, Region, Space};
 
 /// The numbers that go with a tensor in 8 bits: `code = saturate(x · scale)`, `x ≈ code · inverse`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scaling {
+    amax: u64,
+    scale: u64,
+    inverse: u64,
+}
+
+impl Scaling {
+    /// Of three f32 at these bytes of the arena: an operation carries as many as four, and whole regions would double
+    /// its size.
+    pub const fn at(amax: u64, scale: u64, inverse: u64) -> Scaling {
+        Scaling { amax, scale, inverse }
+    }
+
     /// `[1]`: the largest |x| since the last [`Rescale`](super::Rescale); numbers that are not finite do not count.
-    pub amax: Region,
+    pub const fn amax(&self) -> Region {
+        one(self.amax)
+    }
+
     /// `[1]`: a power of two.
-    pub scale: Region,
+    pub const fn scale(&self) -> Region {
+        one(self.scale)
+    }
+
     /// `[1]`: 1 / scale.
-    pub inverse: Region,
+    pub const fn inverse(&self) -> Region {
+        one(self.inverse)
+    }
+}
+
+const fn one(offset: u64) -> Region {
+    Region { space: Space::Arena, dtype: Dtype::F32, offset, shape: [1; 4] }
 }
 
 /// A tensor in 8 bits.
@@ -29,15 +53,13 @@ impl Quantised {
     /// Shows what an operation that makes it uses.
     pub(super) fn visit_made(&self, visit: &mut dyn FnMut(Region, Access)) {
         visit(self.codes, Access::Write);
-        visit(self.scaling.scale, Access::Read);
-        visit(self.scaling.amax, Access::Update);
+        visit(self.scaling.scale(), Access::Read);
+        visit(self.scaling.amax(), Access::Update);
     }
 
     /// Whether it is a copy of something like `x`.
     pub(super) fn fits(&self, x: &Region) -> bool {
-        let Scaling { amax, scale, inverse } = &self.scaling;
-        let alone = [amax, scale, inverse].iter().all(|r| r.elements() == 1);
-        alone && self.format().is_some() && self.codes.rows() == x.rows() && self.codes.columns() == x.columns()
+        self.format().is_some() && self.codes.rows() == x.rows() && self.codes.columns() == x.columns()
     }
 
     const fn format(&self) -> Option<Format> {
@@ -92,20 +114,20 @@ impl Operation for Quantise {
         let [x, mut codes, scale, mut amax, mut transposed] = arena.views([
             Some(self.x),
             Some(self.out.codes),
-            Some(self.out.scaling.scale),
-            Some(self.out.scaling.amax),
+            Some(self.out.scaling.scale()),
+            Some(self.out.scaling.amax()),
             self.transposed,
         ])?;
-        let (x, scale, codes) = (x.f32(), scale.f32()[0], codes.bytes_mut());
+        let (x, scale, codes) = (x.f32()?, scale.f32()?[0], codes.codes_mut()?);
         for (code, x) in codes.iter_mut().zip(x) {
             *code = format.encode(x * scale);
         }
         let (rows, columns) = (self.x.rows() as usize, self.x.columns() as usize);
-        for (i, code) in transposed.bytes_mut().iter_mut().enumerate() {
+        for (i, code) in transposed.codes_mut()?.iter_mut().enumerate() {
             *code = codes[i % rows * columns + i / rows];
         }
         let largest = x.iter().map(|x| x.abs()).filter(|x| x.is_finite()).fold(0.0, f32::max);
-        amax.f32_mut()[0] = amax.f32()[0].max(largest);
+        amax.f32_mut()?[0] = amax.f32()?[0].max(largest);
         Ok(())
     }
 }
@@ -128,7 +150,7 @@ impl QuantisedProduct {
     pub(super) fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
         for side in [&self.a, &self.b] {
             visit(side.codes, Access::Read);
-            visit(side.scaling.inverse, Access::Read);
+            visit(side.scaling.inverse(), Access::Read);
         }
     }
 
@@ -146,7 +168,7 @@ impl QuantisedProduct {
     /// The regions that [`CodeRows::new`] takes the views of.
     pub(super) fn regions(product: Option<&QuantisedProduct>) -> [Option<Region>; 4] {
         let of = |part: fn(&QuantisedProduct) -> Region| product.map(part);
-        [of(|p| p.a.codes), of(|p| p.b.codes), of(|p| p.a.scaling.inverse), of(|p| p.b.scaling.inverse)]
+        [of(|p| p.a.codes), of(|p| p.b.codes), of(|p| p.a.scaling.inverse()), of(|p| p.b.scaling.inverse())]
     }
 }
 
@@ -163,10 +185,10 @@ impl<'a> CodeRows<'a> {
     pub(super) fn new(product: &QuantisedProduct, views: [&'a crate::memory::View<'_>; 4]) -> Option<Self> {
         let [a, b, inverse_a, inverse_b] = views;
         Some(CodeRows {
-            a: (product.a.format()?, a.bytes()),
-            b: (product.b.format()?, b.bytes()),
+            a: (product.a.format()?, a.codes().ok()?),
+            b: (product.b.format()?, b.codes().ok()?),
             length: product.a.codes.columns() as usize,
-            inverse: inverse_a.f32()[0] * inverse_b.f32()[0],
+            inverse: inverse_a.f32().ok()?[0] * inverse_b.f32().ok()?[0],
         })
     }
 
@@ -185,14 +207,14 @@ impl<'a> CodeRows<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Meter, Rates, Run as _, Single};
+    use crate::device::{Device as _, Meter, Rates, Single};
     use crate::memory::Dtype;
     use crate::ops::testing::Bench;
     use crate::ops::{Affine, AffineGrad, Linear, LinearGrad, Norm, NormGrad, NormKind, SwiGlu, SwiGluGrad};
 
     fn scaling<const N: usize>(b: &mut Bench<N>, scale: f32) -> Scaling {
-        let mut one = |x| b.values([1, 1, 1, 1], &[x]);
-        Scaling { amax: one(0.0), scale: one(scale), inverse: one(1.0 / scale) }
+        let mut one = |x| b.values([1, 1, 1, 1], &[x]).offset;
+        Scaling::at(one(0.0), one(scale), one(1.0 / scale))
     }
 
     /// A copy of `x` in 8 bits.
@@ -205,7 +227,7 @@ mod tests {
     /// `x` as its codes say, in f64.
     fn dequantised<const N: usize>(b: &mut Bench<N>, x: Quantised, at: usize) -> f64 {
         let code = b.bytes(x.codes)[at];
-        f64::from(x.format().unwrap().decode(code)) * f64::from(b.get(x.scaling.inverse)[0])
+        f64::from(x.format().unwrap().decode(code)) * f64::from(b.get(x.scaling.inverse())[0])
     }
 
     #[test]
@@ -226,11 +248,11 @@ mod tests {
             let off = (dequantised(&mut b, out, i) - f64::from(value)).abs();
             assert!(off <= f64::from(value.abs()) / 16.0 + 1.0 / 1024.0 / 32.0, "{value}: off by {off}");
         }
-        assert_eq!(b.get(out.scaling.amax)[0], amax);
+        assert_eq!(b.get(out.scaling.amax())[0], amax);
         // A smaller tensor afterwards does not lower it.
         let small = b.normal([1, 1, 5, 7], 2, 0.01);
         b.run(Quantise { x: small, out, transposed: None });
-        assert_eq!(b.get(out.scaling.amax)[0], amax);
+        assert_eq!(b.get(out.scaling.amax())[0], amax);
     }
 
     #[test]
@@ -240,7 +262,7 @@ mod tests {
         for (dtype, top) in [(Dtype::E4m3, 0x7e), (Dtype::E5m2, 0x7b)] {
             let out = copy(&mut b, x, dtype, 1.0);
             assert_eq!([1, 2, 4].map(|i| b.bytes(out.codes)[i]), [0x7f, top, top | 0x80]);
-            assert_eq!(b.get(out.scaling.amax)[0], 2.0);
+            assert_eq!(b.get(out.scaling.amax())[0], 2.0);
         }
     }
 
@@ -342,10 +364,10 @@ mod tests {
             for i in 0..x.elements() as usize {
                 let value = b.get(x)[i];
                 *amax = amax.max(value.abs());
-                let expected = copy.format().unwrap().encode(value * b.get(copy.scaling.scale)[0]);
+                let expected = copy.format().unwrap().encode(value * b.get(copy.scaling.scale())[0]);
                 assert_eq!(b.bytes(copy.codes)[i], expected);
             }
-            assert_eq!(b.get(copy.scaling.amax)[0], *amax);
+            assert_eq!(b.get(copy.scaling.amax())[0], *amax);
         };
         b.run(swiglu(narrow));
         check(&mut b, narrow, out, &mut 0.0);
@@ -384,9 +406,9 @@ mod tests {
         assert_eq!((forward.narrow_flops(), backward.narrow_flops()), (product, product));
         let rates = Rates { flops_per_s: 1.0, narrow_flops_per_s: 4.0, bytes_per_s: 1e9 };
         let mut meter = Meter::new(&Single, rates);
-        meter.run(forward).unwrap();
+        meter.run(&forward.into()).unwrap();
         assert_eq!(meter.seconds, product as f64 / 4.0);
-        meter.run(backward).unwrap();
+        meter.run(&backward.into()).unwrap();
         assert_eq!(meter.seconds, product as f64 * (0.25 + 0.25 + 1.0));
     }
 

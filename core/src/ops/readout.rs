@@ -4,7 +4,7 @@
 //! The projection's pattern is a sum of shifts, so that both directions are read in order and no index is stored:
 //! output o reaches, with weight `[f, o]`, dim `(o + f · ⌊D / F⌋) mod D` for f = 0 … F − 1.
 
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Access, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// Where the readout's sources lie among the signals.
@@ -103,7 +103,7 @@ impl Operation for Readout {
     }
 
     fn flops(&self) -> u64 {
-        2 * self.weights.elements() * u64::from(self.out.rows())
+        count(&[2, self.weights.elements(), self.out.rows().into()])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -116,19 +116,19 @@ impl Operation for Readout {
         ])?;
         let [_, batch, tokens, dims] = self.out.shape.map(|n| n as usize);
         let [_, _, fan_out, outputs] = self.weights.shape.map(|n| n as usize);
-        let (signals, rows) = (signals.f32(), self.signals.shape[2] as usize);
-        for (i, out) in out.f32_mut().iter_mut().enumerate() {
+        let (signals, rows) = (signals.f32()?, self.signals.shape[2] as usize);
+        for (i, out) in out.f32_mut()?.iter_mut().enumerate() {
             let (b, t, d) = (i / dims / tokens, i / dims % tokens, i % dims);
             let signal = |row: usize| signals[((t + 1) * rows + row) * batch + b];
             let mut sum = signal(self.layout.direct as usize + d);
             if let Some(g) = self.gate {
                 let r = signal(g.first as usize + d % g.count as usize);
-                sum *= gate(gate_weight.f32()[d] * r + gate_bias.f32()[d]);
+                sum *= gate(gate_weight.f32()?[d] * r + gate_bias.f32()?[d]);
             }
             for f in 0..fan_out {
                 let from = (d + dims - shift(f, fan_out, dims)) % dims;
                 for o in (from..outputs).step_by(dims) {
-                    sum += weights.f32()[f * outputs + o] * signal(self.layout.first as usize + o);
+                    sum += weights.f32()?[f * outputs + o] * signal(self.layout.first as usize + o);
                 }
             }
             *out = sum;
@@ -207,7 +207,7 @@ impl Operation for ReadoutGrad {
     }
 
     fn flops(&self) -> u64 {
-        4 * self.weights.elements() * u64::from(self.out_grad.rows())
+        count(&[4, self.weights.elements(), self.out_grad.rows().into()])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -238,13 +238,13 @@ impl Operation for ReadoutGrad {
         ])?;
         let [_, batch, tokens, dims] = self.out_grad.shape.map(|n| n as usize);
         let [_, _, fan_out, outputs] = self.weights.shape.map(|n| n as usize);
-        let (signals, rows, out_grad) = (signals.f32(), self.signals.shape[2] as usize, out_grad.f32());
-        let back = if self.feedback.is_some() { back.f32() } else { weights.f32() };
-        let signals_grad = signals_grad.f32_mut();
+        let (signals, rows, out_grad) = (signals.f32()?, self.signals.shape[2] as usize, out_grad.f32()?);
+        let back = if self.feedback.is_some() { back.f32()? } else { weights.f32()? };
+        let signals_grad = signals_grad.f32_mut()?;
         signals_grad.fill(0.0);
-        weight_grad.f32_mut().fill(0.0);
-        gate_weight_grad.f32_mut().fill(0.0);
-        gate_bias_grad.f32_mut().fill(0.0);
+        weight_grad.f32_mut()?.fill(0.0);
+        gate_weight_grad.f32_mut()?.fill(0.0);
+        gate_bias_grad.f32_mut()?.fill(0.0);
         for (t, b) in (0..tokens).flat_map(|t| (0..batch).map(move |b| (t, b))) {
             let signal = |row: usize| signals[((t + 1) * rows + row) * batch + b];
             let at = |row: usize| (t * rows + row) * batch + b;
@@ -254,7 +254,7 @@ impl Operation for ReadoutGrad {
                     let d = (o + shift(f, fan_out, dims)) % dims;
                     let row = self.layout.first as usize + o;
                     signals_grad[at(row)] += back[f * outputs + o] * grad(d);
-                    weight_grad.f32_mut()[f * outputs + o] += signal(row) * grad(d);
+                    weight_grad.f32_mut()?[f * outputs + o] += signal(row) * grad(d);
                 }
             }
             for d in 0..dims {
@@ -262,16 +262,16 @@ impl Operation for ReadoutGrad {
                 let mut opening = 1.0;
                 if let Some(g) = self.gate {
                     let row = g.first as usize + d % g.count as usize;
-                    opening = gate(gate_weight.f32()[d] * signal(row) + gate_bias.f32()[d]);
+                    opening = gate(gate_weight.f32()?[d] * signal(row) + gate_bias.f32()?[d]);
                     // d G / d x = G (1 − G / 2).
                     let inner = grad(d) * signal(direct) * opening * (1.0 - 0.5 * opening);
-                    gate_weight_grad.f32_mut()[d] += inner * signal(row);
-                    gate_bias_grad.f32_mut()[d] += inner;
+                    gate_weight_grad.f32_mut()?[d] += inner * signal(row);
+                    gate_bias_grad.f32_mut()?[d] += inner;
                     if self.feedback.is_none() {
-                        signals_grad[at(row)] += inner * gate_weight.f32()[d];
+                        signals_grad[at(row)] += inner * gate_weight.f32()?[d];
                     }
                 }
-                let share = if self.feedback.is_some() { back_direct.f32()[d] } else { opening };
+                let share = if self.feedback.is_some() { back_direct.f32()?[d] } else { opening };
                 signals_grad[at(direct)] += share * grad(d);
             }
         }

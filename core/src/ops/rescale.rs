@@ -54,14 +54,14 @@ impl Operation for Rescale {
         let format = Format::of(self.dtype).ok_or(OperationError::Shape { operation: Self::NAME, operand: "dtype" })?;
         let [mut amax, mut history, mut scale, mut inverse] =
             arena.views([self.amax, self.history, self.scale, self.inverse].map(Some))?;
-        let (amax, history) = (amax.f32_mut(), history.f32_mut());
+        let (amax, history) = (amax.f32_mut()?, history.f32_mut()?);
         let n = amax.len();
         let kept = history.len() - n;
         history.copy_within(n.., 0);
         history[kept..].copy_from_slice(amax);
         amax.fill(0.0);
-        let inverses = inverse.f32_mut().chunks_exact_mut(Self::APART as usize);
-        for (i, (scale, inverse)) in scale.f32_mut().iter_mut().zip(inverses).enumerate() {
+        let inverses = inverse.f32_mut()?.chunks_exact_mut(Self::APART as usize);
+        for (i, (scale, inverse)) in scale.f32_mut()?.iter_mut().zip(inverses).enumerate() {
             let largest = history.iter().skip(i).step_by(n).fold(0.0, |a: f32, b| a.max(*b));
             *scale = format.scale(largest);
             inverse.fill(1.0 / *scale);

@@ -4,7 +4,7 @@
 //! Sums go over a row's synapses in their order, a product and a sum rounded one after the other, so that every device
 //! gives the same spikes to the bit.
 
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Access, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// The constants of a module's neurons.
@@ -160,7 +160,7 @@ impl Operation for Spike {
     }
 
     fn flops(&self) -> u64 {
-        2 * self.weights.elements() * u64::from(self.signals.columns())
+        count(&[2, self.weights.elements(), self.signals.columns().into()])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -193,8 +193,10 @@ impl Operation for Spike {
         let Self { cell, outputs, .. } = self;
         let [_, _, rows, streams] = self.signals.shape.map(|n| n as usize);
         let (neurons, fan_in) = (self.weights.rows() as usize, self.weights.columns() as usize);
-        let (before, spiked, keep) = (before.f32(), spiked.f32(), keep.f32());
-        let (sources, weights) = (sources.u32(), weights.f32());
+        let (before, spiked, keep) = (before.f32()?, spiked.f32()?, keep.f32()?);
+        let (sources, weights) = (sources.u32()?, weights.f32()?);
+        let (now, spikes, slope) = (now.f32_mut()?, spikes.f32_mut()?, slope.f32_mut()?);
+        let (potential, fatigue, offset) = (potential.f32_mut()?, fatigue.f32_mut()?, offset.f32_mut()?);
         // The potentials first; the distance to the threshold waits in the place of the spikes.
         for j in 0..neurons {
             for b in 0..streams {
@@ -202,7 +204,7 @@ impl Operation for Spike {
                 for (&s, &w) in sources[j * fan_in..][..fan_in].iter().zip(&weights[j * fan_in..]) {
                     let s = s as usize;
                     if s < rows {
-                        current += w * now.f32()[s * streams + b];
+                        current += w * now[s * streams + b];
                     } else if s < 2 * rows {
                         previous += w * before[(s - rows) * streams + b];
                     } else {
@@ -210,15 +212,15 @@ impl Operation for Spike {
                     }
                 }
                 let (k, i) = (keep[b], j * streams + b);
-                let v = &mut potential.f32_mut()[i];
+                let v = &mut potential[i];
                 // What lies before a document counts for nothing, even if it is not a number.
                 let kept = (cell.leak * *v - cell.threshold * spiked[i]) + previous;
                 let moved = if k > 0.0 { kept + current } else { current };
                 // What is not a number stays so.
                 *v = if moved < LOWEST_POTENTIAL { LOWEST_POTENTIAL } else { moved };
-                let a = if k > 0.0 { fatigue.f32()[i] } else { 0.0 };
-                let threshold = (cell.threshold + offset.f32()[j]) + cell.adaptation_of(j) * a;
-                spikes.f32_mut()[i] = *v - threshold;
+                let a = if k > 0.0 { fatigue[i] } else { 0.0 };
+                let threshold = (cell.threshold + offset[j]) + cell.adaptation_of(j) * a;
+                spikes[i] = *v - threshold;
             }
         }
         let (block, winners) = (cell.block as usize, cell.winners as usize);
@@ -228,28 +230,28 @@ impl Operation for Spike {
                 // The distances are needed until the whole block is decided: who fires is marked elsewhere.
                 for j in first..end {
                     let i = j * streams + b;
-                    let above = spikes.f32()[i];
+                    let above = spikes[i];
                     let beats = |other: usize| {
-                        let theirs = spikes.f32()[other * streams + b];
+                        let theirs = spikes[other * streams + b];
                         theirs > above || theirs == above && other < j
                     };
                     let fires = above > 0.0 && (first..end).filter(|&other| beats(other)).count() < winners;
-                    let a = &mut fatigue.f32_mut()[i];
+                    let a = &mut fatigue[i];
                     let kept = if k > 0.0 { cell.fatigue * *a } else { 0.0 };
                     *a = kept + if fires { 1.0 } else { 0.0 };
                     if self.slope.is_some() {
-                        slope.f32_mut()[i] = cell.slope(above);
+                        slope[i] = cell.slope(above);
                     }
-                    mark(fatigue.f32_mut(), i, fires);
+                    mark(fatigue, i, fires);
                 }
                 for j in first..end {
                     let i = j * streams + b;
-                    spikes.f32_mut()[i] = take_mark(fatigue.f32_mut(), i);
+                    spikes[i] = take_mark(fatigue, i);
                 }
             }
         }
         if cell.homeostasis > 0.0 {
-            for (offset, spikes) in offset.f32_mut().iter_mut().zip(spikes.f32().chunks_exact(streams)) {
+            for (offset, spikes) in offset.iter_mut().zip(spikes.chunks_exact(streams)) {
                 let fired = spikes.iter().filter(|z| **z > 0.0).count();
                 let moved = *offset + cell.homeostasis * (fired as f32 / streams as f32 - cell.rate);
                 *offset = moved.clamp(-OFFSET_LIMIT, OFFSET_LIMIT);
@@ -259,10 +261,10 @@ impl Operation for Spike {
             let group = outputs.group(o, neurons as u32);
             let share = Outputs::share(group.len());
             for (b, &k) in keep.iter().enumerate() {
-                let fired = group.clone().filter(|j| spikes.f32()[j * streams + b] > 0.0).count();
+                let fired = group.clone().filter(|j| spikes[j * streams + b] > 0.0).count();
                 let i = (outputs.first + o) as usize * streams + b;
                 let kept = if k > 0.0 { cell.filter * before[i] } else { 0.0 };
-                now.f32_mut()[i] = (if kept.abs() > FAINT { kept } else { 0.0 }) + share * fired as f32;
+                now[i] = (if kept.abs() > FAINT { kept } else { 0.0 }) + share * fired as f32;
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The backward pass of a module's neurons: from the gradient of its outputs to that of its potentials.
 
 use super::spike::{Cell, Outputs, Spike};
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Access, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// For tokens t = first + count − 1 down to first, with k_t = `keep[t]` and 0 beyond the chunk:
@@ -83,7 +83,7 @@ impl Operation for SpikeGrad {
         let Self { cell, outputs, .. } = self;
         let [_, tokens, neurons, streams] = self.slope.shape.map(|n| n as usize);
         let rows = self.signals_grad.shape[2] as usize;
-        let (signals_grad, slope, keep) = (signals_grad.f32_mut(), slope.f32_mut(), keep.f32());
+        let (signals_grad, slope, keep) = (signals_grad.f32_mut()?, slope.f32_mut()?, keep.f32()?);
         for t in (self.first as usize..(self.first + self.count) as usize).rev() {
             let last = t + 1 == tokens;
             let kept = |b: usize| if last { 0.0 } else { keep[(t + 1) * streams + b] };
@@ -97,15 +97,15 @@ impl Operation for SpikeGrad {
                 for b in 0..streams {
                     let i = j * streams + b;
                     let of_output = signals_grad[(t * rows + (outputs.first + o) as usize) * streams + b];
-                    let mut grad = share * of_output + spikes_grad.f32().get(i).copied().unwrap_or(0.0);
+                    let mut grad = share * of_output + spikes_grad.f32()?.get(i).copied().unwrap_or(0.0);
                     if !last {
-                        grad += fatigue_grad.f32().get(i).copied().unwrap_or(0.0);
+                        grad += fatigue_grad.f32()?.get(i).copied().unwrap_or(0.0);
                     }
                     let later = if last { 0.0 } else { slope[(t + 1) * neurons * streams + i] };
                     let at = &mut slope[t * neurons * streams + i];
                     let above = *at * grad;
                     *at = above + kept(b) * cell.leak * later;
-                    if let Some(a) = fatigue_grad.f32_mut().get_mut(i) {
+                    if let Some(a) = fatigue_grad.f32_mut()?.get_mut(i) {
                         let carried = if last { 0.0 } else { *a };
                         *a = keep[t * streams + b] * (cell.fatigue * carried - cell.adaptation_of(j) * above);
                     }
@@ -157,7 +157,7 @@ impl Operation for SynapseGrad {
     }
 
     fn flops(&self) -> u64 {
-        2 * self.weight_grad.elements() * u64::from(self.grad.shape[1]) * u64::from(self.grad.columns())
+        count(&[2, self.weight_grad.elements(), self.grad.shape[1].into(), self.grad.columns().into()])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -171,8 +171,8 @@ impl Operation for SynapseGrad {
         ])?;
         let [_, tokens, neurons, streams] = self.grad.shape.map(|n| n as usize);
         let (rows, fan_in) = (self.signals.shape[2] as usize, self.sources.columns() as usize);
-        let (grad, signals, spikes, keep) = (grad.f32(), signals.f32(), spikes.f32(), keep.f32());
-        for (i, (to, &s)) in weight_grad.f32_mut().iter_mut().zip(sources.u32()).enumerate() {
+        let (grad, signals, spikes, keep) = (grad.f32()?, signals.f32()?, spikes.f32()?, keep.f32()?);
+        for (i, (to, &s)) in weight_grad.f32_mut()?.iter_mut().zip(sources.u32()?).enumerate() {
             let (j, s) = (i / fan_in, s as usize);
             let mut sum = 0.0;
             for t in 0..tokens {
@@ -244,7 +244,7 @@ impl Operation for SynapseInputGrad {
     }
 
     fn flops(&self) -> u64 {
-        2 * self.weights.elements() * u64::from(self.grad.columns())
+        count(&[2, self.weights.elements(), self.grad.columns().into()])
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -259,21 +259,21 @@ impl Operation for SynapseInputGrad {
         ])?;
         let (rows, fan_in) = (self.signals_grad.shape[2] as usize, self.weights.columns() as usize);
         let (streams, t) = (self.grad.columns() as usize, self.token as usize);
-        let (grad, weights, keep, starts) = (grad.f32(), weights.f32(), keep.f32(), starts.u32());
+        let (grad, weights, keep, starts) = (grad.f32()?, weights.f32()?, keep.f32()?, starts.u32()?);
         for (s, range) in starts.windows(2).enumerate() {
             let range = range[0] as usize..range[1] as usize;
             for (b, &keep) in keep.iter().enumerate() {
                 let mut sum = 0.0;
-                for &synapse in &synapses.u32()[range.clone()] {
+                for &synapse in &synapses.u32()?[range.clone()] {
                     let synapse = synapse as usize;
                     sum += weights[synapse] * grad[synapse / fan_in * streams + b];
                 }
                 if s < rows {
-                    signals_grad.f32_mut()[(t * rows + s) * streams + b] += sum;
+                    signals_grad.f32_mut()?[(t * rows + s) * streams + b] += sum;
                 } else if s >= 2 * rows {
-                    spikes_grad.f32_mut()[(s - 2 * rows) * streams + b] = keep * sum;
+                    spikes_grad.f32_mut()?[(s - 2 * rows) * streams + b] = keep * sum;
                 } else if t > 0 {
-                    signals_grad.f32_mut()[((t - 1) * rows + s - rows) * streams + b] += keep * sum;
+                    signals_grad.f32_mut()?[((t - 1) * rows + s - rows) * streams + b] += keep * sum;
                 }
             }
         }

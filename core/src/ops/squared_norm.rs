@@ -38,8 +38,8 @@ impl Operation for SquaredNorm {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [gradient, mut results] = arena.views([Some(self.gradient), Some(self.results)])?;
-        let total = gradient.f32().chunks(Self::PIECE).fold(0.0f64, |sum, piece| sum + f64::from(dot(piece, piece)));
-        results.f32_mut()[results::SQUARED_NORM] = total as f32;
+        let total = gradient.f32()?.chunks(Self::PIECE).fold(0.0f64, |sum, piece| sum + f64::from(dot(piece, piece)));
+        results.f32_mut()?[results::SQUARED_NORM] = total as f32;
         Ok(())
     }
 }

@@ -42,7 +42,7 @@ impl Operation for SwiGlu {
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [gate_up, mut out] = arena.views([Some(self.gate_up), Some(self.out)])?;
         let d = self.out.columns() as usize;
-        for (row, out) in gate_up.f32().chunks_exact(2 * d).zip(out.f32_mut().chunks_exact_mut(d)) {
+        for (row, out) in gate_up.f32()?.chunks_exact(2 * d).zip(out.f32_mut()?.chunks_exact_mut(d)) {
             let (gate, up) = row.split_at(d);
             for (out, (g, u)) in out.iter_mut().zip(gate.iter().zip(up)) {
                 *out = silu(*g)[0] * u;
@@ -85,7 +85,7 @@ impl Operation for SwiGluGrad {
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [mut gate_up, out_grad] = arena.views([Some(self.gate_up), Some(self.out_grad)])?;
         let d = self.out_grad.columns() as usize;
-        for (row, out_grad) in gate_up.f32_mut().chunks_exact_mut(2 * d).zip(out_grad.f32().chunks_exact(d)) {
+        for (row, out_grad) in gate_up.f32_mut()?.chunks_exact_mut(2 * d).zip(out_grad.f32()?.chunks_exact(d)) {
             let (gate, up) = row.split_at_mut(d);
             for ((g, u), dy) in gate.iter_mut().zip(up).zip(out_grad) {
                 let [value, slope] = silu(*g);

@@ -61,12 +61,12 @@ impl Operation for Taps {
         let [x, offsets, mut signals, mut keep] =
             arena.views([Some(self.x), Some(self.offsets), Some(self.signals), Some(self.keep)])?;
         let [batch, tokens, width, rows] = self.sizes();
-        let (x, offsets) = (x.f32(), offsets.u32());
+        let (x, offsets) = (x.f32()?, offsets.u32()?);
         for t in 0..tokens {
-            let (before, now) = signals.f32_mut()[t * rows * batch..].split_at_mut(rows * batch);
+            let (before, now) = signals.f32_mut()?[t * rows * batch..].split_at_mut(rows * batch);
             for b in 0..batch {
                 let reach = reach(offsets[b * tokens + t], t as u32, self.fresh);
-                keep.f32_mut()[t * batch + b] = if reach > 0 { 1.0 } else { 0.0 };
+                keep.f32_mut()?[t * batch + b] = if reach > 0 { 1.0 } else { 0.0 };
                 for k in 0..self.taps as usize {
                     for e in 0..width {
                         now[(k * width + e) * batch + b] = match k {
@@ -124,10 +124,10 @@ impl Operation for TapsGrad {
         let [grad, offsets, mut x_grad] =
             arena.views([Some(self.signals_grad), Some(self.offsets), Some(self.x_grad)])?;
         let [_, batch, tokens, width] = self.x_grad.shape.map(|n| n as usize);
-        let (grad, offsets, rows) = (grad.f32(), offsets.u32(), self.signals_grad.shape[2] as usize);
+        let (grad, offsets, rows) = (grad.f32()?, offsets.u32()?, self.signals_grad.shape[2] as usize);
         for b in 0..batch {
             for t in 0..tokens {
-                let to = &mut x_grad.f32_mut()[(b * tokens + t) * width..][..width];
+                let to = &mut x_grad.f32_mut()?[(b * tokens + t) * width..][..width];
                 if !self.accumulate {
                     to.fill(0.0);
                 }

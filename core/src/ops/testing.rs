@@ -1,6 +1,6 @@
 //! A small arena with operands, for the tests at the bottom of each operation's file.
 
-use crate::device::{Meter, Operation, Rates, Reference, Run, Single};
+use crate::device::{Device as _, Meter, Operation, Rates, Reference, Single};
 use crate::memory::{Arena, Dtype, Region, Space};
 use crate::random::Random;
 
@@ -31,7 +31,7 @@ impl<const WORDS: usize> Bench<WORDS> {
     pub fn set(&mut self, region: Region, values: &[f32]) {
         let mut arena = Arena::new(&mut self.storage, &[]);
         let [mut view] = arena.views([Some(region)]).unwrap();
-        view.f32_mut().copy_from_slice(values);
+        view.f32_mut().expect("a region of this type").copy_from_slice(values);
     }
 
     /// Normal numbers times `scale`.
@@ -40,7 +40,7 @@ impl<const WORDS: usize> Bench<WORDS> {
         let random = Random::new(11, stream);
         let mut arena = Arena::new(&mut self.storage, &[]);
         let [mut view] = arena.views([Some(region)]).unwrap();
-        for (i, x) in view.f32_mut().iter_mut().enumerate() {
+        for (i, x) in view.f32_mut().expect("a region of this type").iter_mut().enumerate() {
             *x = random.normal(i as u64) * scale;
         }
         region
@@ -51,7 +51,7 @@ impl<const WORDS: usize> Bench<WORDS> {
         let region = self.region(Dtype::F32, shape);
         let mut arena = Arena::new(&mut self.storage, &[]);
         let [mut view] = arena.views([Some(region)]).unwrap();
-        view.f32_mut().fill(f32::NAN);
+        view.f32_mut().expect("a region of this type").fill(f32::NAN);
         region
     }
 
@@ -59,7 +59,7 @@ impl<const WORDS: usize> Bench<WORDS> {
         let region = self.region(Dtype::U32, [1, 1, 1, ids.len() as u32]);
         let mut arena = Arena::new(&mut self.storage, &[]);
         let [mut view] = arena.views([Some(region)]).unwrap();
-        view.u32_mut().copy_from_slice(ids);
+        view.u32_mut().expect("a region of this type").copy_from_slice(ids);
         region
     }
 
@@ -68,7 +68,7 @@ impl<const WORDS: usize> Bench<WORDS> {
         let region = self.region(dtype, shape);
         let mut arena = Arena::new(&mut self.storage, &[]);
         let [mut view] = arena.views([Some(region)]).unwrap();
-        view.bytes_mut().fill(0xff);
+        view.bytes_mut().expect("a region of this type").fill(0xff);
         region
     }
 
@@ -78,8 +78,9 @@ impl<const WORDS: usize> Bench<WORDS> {
     }
 
     pub fn run<O: Operation>(&mut self, operation: O) {
-        Meter::new(&Single, Rates::ONE).run(operation).unwrap();
-        Reference { arena: Arena::new(&mut self.storage, &[]) }.run(operation).unwrap();
+        let op = operation.into();
+        Meter::new(&Single, Rates::ONE).run(&op).unwrap();
+        Reference { arena: Arena::new(&mut self.storage, &[]) }.run(&op).unwrap();
     }
 
     pub fn get(&mut self, region: Region) -> &[f32] {

@@ -5,11 +5,11 @@ use serde_json::json;
 use super::train::within_budget;
 use super::{Failure, RunFlags, request, say_warnings, work};
 use crate::allocations;
-use crate::config::{Config, human_bytes, with_family};
+use crate::config::{Config, human_bytes};
 use crate::device::{AnyProfile, DeviceError};
 use crate::plan::{Machine, Plan, field_kib};
+use crate::run::Session;
 use crate::run::bench::{Bench as Steps, Share};
-use crate::run::{HostFamily, Session};
 
 /// Steps that are timed or taken before; each timed one is remembered.
 const MOST_STEPS: u64 = 1_000_000;
@@ -49,15 +49,15 @@ impl Bench {
             config = config.only(number)?;
         }
         let profile = AnyProfile::of(&config)?;
-        with_family!(config, family => self.time(family, &config, &profile, timed))
+        self.time(&config, &profile, timed)
     }
 
-    fn time<F: HostFamily>(self, family: F, config: &Config, profile: &AnyProfile, timed: u64) -> Result<(), Failure> {
+    fn time(self, config: &Config, profile: &AnyProfile, timed: u64) -> Result<(), Failure> {
         let machine = Machine::of(config)?;
-        let (plan, laid) = Plan::new(&family, config, &machine)?;
+        let (plan, laid) = Plan::new(config, &machine)?;
         plan.require_fit(config, &machine)?;
         profile.require()?;
-        let mut session = Session::start_training(family, laid, profile, config, &[])?;
+        let mut session = Session::start_training(laid, profile, config, &[])?;
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
         let allocated = session.device.arena_bytes();
@@ -129,7 +129,7 @@ impl CardMemory {
     }
 }
 
-fn card_memory<F: HostFamily>(session: &mut Session<F>) -> Result<Option<CardMemory>, DeviceError> {
+fn card_memory(session: &mut Session) -> Result<Option<CardMemory>, DeviceError> {
     let Some(card) = session.device.card() else { return Ok(None) };
     let (used_bytes, outside) = (card.used()?, card.outside().to_vec());
     let named: u64 = card.arena_bytes() + outside.iter().map(|(_, bytes)| bytes).sum::<u64>();

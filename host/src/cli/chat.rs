@@ -5,9 +5,7 @@ use std::io::{BufRead as _, Write as _};
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
 use super::{Failure, say_warnings, work};
-use crate::config::{Config, with_family};
 use crate::plan::Sections;
-use crate::run::HostFamily;
 use crate::run::directory::Trained;
 use crate::run::generate::{End, Generator};
 
@@ -31,16 +29,12 @@ impl Chat {
     pub(super) fn run(mut self) -> Result<(), Failure> {
         self.sampling.sampler()?;
         let config = self.trained.config()?;
-        with_family!(config, family => self.talk(family, &config))
-    }
-
-    fn talk<F: HostFamily>(&mut self, family: F, config: &Config) -> Result<(), Failure> {
         let context = config.context();
-        let sections = Sections { training: Vec::new(), evaluation: None, decoding: Some(context) };
-        let Trained { mut session, tokenizer } = Trained::load(family, &self.trained.dir, config, &sections)?;
+        let sections = Sections { decoding: Some(context), ..Sections::none(&config) };
+        let Trained { mut session, tokenizer } = Trained::load(&self.trained.dir, &config, &sections)?;
         say_warnings(&mut session);
         let mut generator = Generator::new(context, config.vocab_size(), self.sampling.seed);
-        let (limit, pattern) = (tokenizer.vocab_size() as usize, config.pattern());
+        let limit = tokenizer.vocab_size() as usize;
         let mut transcript = String::new();
         let mut fresh = true;
         eprintln!("{} with {} positions; /help for help", self.trained.dir.display(), context);
@@ -83,7 +77,7 @@ impl Chat {
                     let mut ids = Vec::new();
                     let (sampler, most) = (self.sampling.sampler()?, self.sampling.max_tokens as usize);
                     let eos = tokenizer.eos();
-                    let end = generator.run(&mut session, pattern, &sampler, &prompt, most, limit, eos, &mut |id| {
+                    let end = generator.run(&mut session, &sampler, &prompt, most, limit, eos, &mut |id| {
                         ids.push(id);
                     });
                     let end = end.map_err(work)?;

@@ -4,10 +4,8 @@ use serde_json::json;
 
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
-use crate::config::{Config, with_family};
 use crate::data::corpus::Corpus;
 use crate::plan::Sections;
-use crate::run::HostFamily;
 use crate::run::checkpoint;
 use crate::run::directory::Trained;
 use crate::run::evaluate::Evaluator;
@@ -30,17 +28,13 @@ pub struct Eval {
 
 impl Eval {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let config = self.trained.config()?;
-        with_family!(config, family => self.score(family, config))
-    }
-
-    fn score<F: HostFamily>(self, family: F, mut config: Config) -> Result<(), Failure> {
+        let mut config = self.trained.config()?;
         config.validation = self.data.or(config.validation);
         let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
         let corpus = Corpus::reopen(&config, &from, &self.trained.dir, None).map_err(request)?;
         let set = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
-        let sections = Sections { training: Vec::new(), decoding: None, ..Sections::training(&config) };
-        let Trained { mut session, .. } = Trained::load(family, &self.trained.dir, &config, &sections)?;
+        let sections = Sections { evaluation: Some(config.evaluation()), ..Sections::none(&config) };
+        let Trained { mut session, .. } = Trained::load(&self.trained.dir, &config, &sections)?;
         say_warnings(&mut session);
         let stage = session.evaluation_stage().map_err(work)?;
         let score = Evaluator::new(stage.batch, stage.seq_len).score(&mut session, &set).map_err(work)?;

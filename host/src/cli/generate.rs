@@ -3,15 +3,12 @@
 use std::io::Write as _;
 use std::time::Instant;
 
-use capful_core::generate::Sampler;
 use serde_json::json;
 
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
-use crate::config::{Config, with_family};
 use crate::plan::Sections;
-use crate::run::HostFamily;
 use crate::run::directory::Trained;
 use crate::run::generate::{End, Generator};
 
@@ -34,13 +31,9 @@ impl Generate {
     pub(super) fn run(self) -> Result<(), Failure> {
         let sampler = self.sampling.sampler()?;
         let config = self.trained.config()?;
-        with_family!(config, family => self.with(family, &config, &sampler))
-    }
-
-    fn with<F: HostFamily>(self, family: F, config: &Config, sampler: &Sampler) -> Result<(), Failure> {
         let context = config.context();
-        let sections = Sections { training: Vec::new(), evaluation: None, decoding: Some(context) };
-        let Trained { mut session, tokenizer } = Trained::load(family, &self.trained.dir, config, &sections)?;
+        let sections = Sections { decoding: Some(context), ..Sections::none(&config) };
+        let Trained { mut session, tokenizer } = Trained::load(&self.trained.dir, &config, &sections)?;
         say_warnings(&mut session);
         let mut prompt: Vec<u32> = tokenizer.bos().or(tokenizer.eos()).into_iter().collect();
         tokenizer.encode(&self.prompt, &mut prompt);
@@ -56,9 +49,8 @@ impl Generate {
         let mut generator = Generator::new(context, config.vocab_size(), self.sampling.seed);
         let mut ids = Vec::with_capacity(self.sampling.max_tokens.min(context) as usize);
         let (most, limit) = (self.sampling.max_tokens as usize, tokenizer.vocab_size() as usize);
-        let pattern = config.pattern();
         let start = Instant::now();
-        let end = generator.run(&mut session, pattern, sampler, &prompt, most, limit, tokenizer.eos(), &mut |id| {
+        let end = generator.run(&mut session, &sampler, &prompt, most, limit, tokenizer.eos(), &mut |id| {
             ids.push(id);
         });
         let end = end.map_err(work)?;

@@ -5,10 +5,9 @@ use serde_json::json;
 
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
-use crate::config::{Config, with_family};
 use crate::plan::Sections;
+use crate::run::Rows;
 use crate::run::directory::Trained;
-use crate::run::{HostFamily, Rows};
 use capful_core::model::{Products, Stage};
 
 /// Flags of `host logits`.
@@ -34,13 +33,9 @@ impl Logits {
         if count > context {
             return Err(request(format!("{count} ids are more than the context of {context}")));
         }
-        with_family!(config, family => self.with(family, &config, count))
-    }
-
-    fn with<F: HostFamily>(self, family: F, config: &Config, count: u32) -> Result<(), Failure> {
         let evaluation = Stage { batch: 1, seq_len: count, products: Products::Wide, ..config.stage() };
-        let sections = Sections { training: Vec::new(), evaluation: Some(evaluation), decoding: None };
-        let Trained { mut session, .. } = Trained::load(family, &self.trained.dir, config, &sections)?;
+        let sections = Sections { evaluation: Some(evaluation), ..Sections::none(&config) };
+        let Trained { mut session, .. } = Trained::load(&self.trained.dir, &config, &sections)?;
         say_warnings(&mut session);
         let (targets, offsets): (Vec<u32>, Vec<u32>) = (vec![IGNORE; self.ids.len()], (0..count).collect());
         session.evaluate(Rows { ids: &self.ids, targets: &targets, offsets: &offsets }).map_err(work)?;

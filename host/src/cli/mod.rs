@@ -23,7 +23,7 @@ use clap::{Parser, Subcommand};
 
 use crate::config::{Config, ConfigError, RawConfig};
 use crate::device::DeviceError;
-use crate::run::{HostFamily, Session};
+use crate::run::Session;
 
 /// Why a command failed, by its exit status.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +55,7 @@ impl From<DeviceError> for Failure {
 }
 
 /// Says what a card lacks and what that costs, a line each.
-fn say_warnings<F: HostFamily>(session: &mut Session<F>) {
+fn say_warnings(session: &mut Session) {
     if let Some(card) = session.device.card() {
         card.warnings().iter().for_each(|warning| eprintln!("host: {warning}"));
     }

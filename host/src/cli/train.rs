@@ -10,7 +10,7 @@ use capful_core::train::Curriculum;
 use serde_json::json;
 
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, work};
-use crate::config::{ByteSize, Cache, Config, Device, RawConfig, human_bytes, with_family};
+use crate::config::{ByteSize, Cache, Config, Device, RawConfig, human_bytes};
 use crate::data::corpus::{Corpus, CorpusError};
 use crate::data::error::SourceError;
 use crate::data::shards::build::Event;
@@ -18,12 +18,13 @@ use crate::data::tokenizer::Tokenizer;
 use crate::data::validation::ValidationSet;
 use crate::device::cuda::cards;
 use crate::device::{AnyProfile, Choice};
+use crate::format::hugging_face;
 use crate::plan::{Machine, Plan};
 use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::progress::Progress;
 use crate::run::train::{Observer, Outcome, TrainError, Trainer};
-use crate::run::{HostFamily, Session, checkpoint, directory};
+use crate::run::{Session, checkpoint, directory};
 
 /// Flags of `host train`.
 #[derive(Debug, clap::Args)]
@@ -170,7 +171,7 @@ fn start(
     json: bool,
 ) -> Result<(), Failure> {
     let job = Job { config: &config, corpus, dir, resume, algorithms, json };
-    with_family!(config, family => job.run(family))
+    job.run()
 }
 
 /// One training job.
@@ -184,22 +185,23 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn run<F: HostFamily>(self, family: F) -> Result<(), Failure> {
+    fn run(self) -> Result<(), Failure> {
         let Job { config, corpus, dir, resume, algorithms, json } = self;
         let machine = Machine::of(config)?;
-        let (plan, laid) = Plan::new(&family, config, &machine)?;
+        let (plan, laid) = Plan::new(config, &machine)?;
         plan.require_fit(config, &machine)?;
         let tokenizer = corpus.tokenizer.as_ref();
-        let model_config = family.config(tokenizer.bos(), tokenizer.eos(), config.precision.of_weights());
+        let (bos, eos) = (tokenizer.bos(), tokenizer.eos());
+        let model_config = hugging_face::config(&config.family(), bos, eos, config.precision.of_weights());
         let model_config = serde_json::to_vec_pretty(&model_config).map_err(work)?;
         let validation = corpus.validation(config.eval_tokens).map_err(request)?;
         let profile = AnyProfile::of(config)?;
-        let mut session = Session::start_training(family, laid, &profile, config, algorithms)?;
+        let mut session = Session::start_training(laid, &profile, config, algorithms)?;
         if !json {
             eprint!("{}", plan.table());
             eprintln!("{}", on_device(config)?);
             eprintln!("{}", corpus.order(config));
-            session.family.introduce(&mut |line| eprintln!("{line}"));
+            session.laid.introduction.iter().for_each(|line| eprintln!("{line}"));
         }
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
@@ -251,11 +253,7 @@ fn on_device(config: &Config) -> Result<String, Failure> {
 
 /// Refuses a run that with what lies outside the arena, as measured on the card, passes the budget asked for. What other
 /// programs hold cannot be told from the context: of the two together no more counts than the plan says.
-pub(super) fn within_budget<F: HostFamily>(
-    config: &Config,
-    plan: &Plan,
-    session: &mut Session<F>,
-) -> Result<(), Failure> {
+pub(super) fn within_budget(config: &Config, plan: &Plan, session: &mut Session) -> Result<(), Failure> {
     let (Some(card), Some(budget), None) = (session.device.card(), config.budget, &config.gpu) else { return Ok(()) };
     let lines = card.outside().iter().enumerate();
     let outside: u64 =
@@ -370,11 +368,7 @@ fn report(
 }
 
 /// A sample from the document's beginning.
-fn sample<F: HostFamily>(
-    config: &Config,
-    session: &mut Session<F>,
-    tokenizer: &dyn Tokenizer,
-) -> Result<String, Failure> {
+fn sample(config: &Config, session: &mut Session, tokenizer: &dyn Tokenizer) -> Result<String, Failure> {
     let context = session.laid.sections.decoding.unwrap_or(1);
     let mut generator = Generator::new(context, config.vocab_size(), config.seed);
     let sampler = Sampler { temperature: 0.8, top_k: 0, top_p: 0.95, repetition_penalty: 1.0 };
@@ -382,7 +376,7 @@ fn sample<F: HostFamily>(
     let mut ids = Vec::with_capacity(context as usize);
     let limit = tokenizer.vocab_size() as usize;
     let most = (context as usize).saturating_sub(1).min(120);
-    let ended = generator.run(session, config.pattern(), &sampler, &[begin], most, limit, tokenizer.eos(), &mut |id| {
+    let ended = generator.run(session, &sampler, &[begin], most, limit, tokenizer.eos(), &mut |id| {
         ids.push(id);
     });
     ended.map_err(work)?;

@@ -14,7 +14,6 @@ mod stage;
 
 pub use choices::{Attention, Device, Order, Precision, Recompute, Schedule, TokenizerChoice};
 pub use error::ConfigError;
-pub(crate) use model::with_family;
 pub use model::{AnyFamily, ModelConfig};
 pub use neurogen::{Eligibility, Mode, NeuroGenConfig, Rule};
 pub use order::{Cache, NO_CACHE, OWN};

@@ -1,6 +1,6 @@
 //! Which model, and its sizes.
 
-use capful_core::model::{NeuroGen, Pythia, Yxanul};
+use capful_core::model::{Family as _, ModelError, NeuroGen, Pythia, Stage, Yxanul};
 use serde::{Deserialize, Serialize};
 
 use super::error::{ConfigError, error};
@@ -72,17 +72,31 @@ pub enum AnyFamily {
     NeuroGen(NeuroGen),
 }
 
-/// Names the model of a configuration and computes an expression with it, compiled once a family.
-macro_rules! with_family {
-    ($config:expr, $family:ident => $body:expr) => {
-        match $config.family() {
-            $crate::config::AnyFamily::Pythia($family) => $body,
-            $crate::config::AnyFamily::Yxanul($family) => $body,
-            $crate::config::AnyFamily::NeuroGen($family) => $body,
+impl AnyFamily {
+    /// Whether this is a model.
+    ///
+    /// # Errors
+    /// What is wrong with its sizes.
+    pub fn validate(&self) -> Result<(), ModelError> {
+        match self {
+            AnyFamily::Pythia(family) => family.validate(),
+            AnyFamily::Yxanul(family) => family.validate(),
+            AnyFamily::NeuroGen(family) => family.validate(),
         }
-    };
+    }
+
+    /// Whether steps of this shape are steps of the model.
+    ///
+    /// # Errors
+    /// What does not fit the model.
+    pub fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError> {
+        match self {
+            AnyFamily::Pythia(family) => family.validate_stage(stage),
+            AnyFamily::Yxanul(family) => family.validate_stage(stage),
+            AnyFamily::NeuroGen(family) => family.validate_stage(stage),
+        }
+    }
 }
-pub(crate) use with_family;
 
 impl ModelConfig {
     /// Token ids of the model.

@@ -10,7 +10,7 @@ use super::error::error;
 use super::model::model;
 use super::{
     AnyFamily, Attention, ByteSize, ConfigError, Device, ModelConfig, Order, Precision, Preset, RawConfig, Recompute,
-    Schedule, StageConfig, TokenizerChoice, with_family,
+    Schedule, StageConfig, TokenizerChoice,
 };
 
 /// Bytes of the pool where nothing else is asked for: two halves of 64 MiB, of 65,536 sequences of 512 each where the
@@ -203,9 +203,9 @@ impl Config {
     /// The first thing that does not.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.device()?;
-        with_family!(self, family => model::Family::validate(&family))?;
+        self.family().validate()?;
         self.validate_stages()?;
-        with_family!(self, family => model::Family::validate_stage(&family, &self.stage()))?;
+        self.family().validate_stage(&self.stage())?;
         let positive = [
             ("accumulate", u64::from(self.accumulate)),
             ("threads", u64::from(self.threads)),

@@ -1,10 +1,8 @@
 //! The stages of a curriculum, decided.
 
-use capful_core::model::Family as _;
 use capful_core::train::{Curriculum, Period};
 use serde::{Deserialize, Serialize};
 
-use super::with_family;
 use super::{Config, ConfigError, RawStage};
 
 /// A stage of a curriculum.
@@ -48,7 +46,7 @@ impl Config {
         for (i, stage) in self.stage.iter().enumerate() {
             let of = |what: &dyn std::fmt::Display| ConfigError(format!("[[stage]] {}: {what}", i + 1));
             let shape = self.shaped(stage.batch_size, stage.seq_len);
-            with_family!(self, family => family.validate_stage(&shape)).map_err(|e| of(&e))?;
+            self.family().validate_stage(&shape).map_err(|e| of(&e))?;
             if stage.accumulate == 0 {
                 return Err(of(&"accumulate is 0; it must be at least 1"));
             }

@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use capful_core::device::{Operation, OperationError, Profile, Run, Scratch, Single};
+use capful_core::device::{Device, Op, OperationError, Profile, Single};
 use capful_core::memory::{Dtype, Region, Role};
 
 use super::cpu::{Cpu, CpuProfile};
 use super::cuda::{self, Cuda, CudaError, CudaProfile, Products};
 use super::reference::Reference;
 use super::{DeviceError, Memory, Storage};
-use crate::config::{Config, ConfigError, Device, Precision};
+use crate::config::{self, Config, ConfigError, Precision};
 
 /// What the configured device implies for memory.
 #[derive(Debug, Clone)]
@@ -39,9 +39,9 @@ impl AnyProfile {
             Precision::Fp8 => cuda::Precision::Fp8,
         };
         Ok(match config.device()? {
-            Device::Reference => AnyProfile::Reference(Single),
-            Device::Cpu => AnyProfile::Cpu(CpuProfile { threads: config.threads }),
-            Device::Cuda(card) => AnyProfile::Cuda { card, profile: CudaProfile { precision } },
+            config::Device::Reference => AnyProfile::Reference(Single),
+            config::Device::Cpu => AnyProfile::Cpu(CpuProfile { threads: config.threads }),
+            config::Device::Cuda(card) => AnyProfile::Cuda { card, profile: CudaProfile { precision } },
         })
     }
 }
@@ -74,18 +74,12 @@ impl Profile for AnyProfile {
             _ => false,
         }
     }
-}
 
-impl<O: Operation> Scratch<O> for AnyProfile
-where
-    CpuProfile: Scratch<O>,
-    CudaProfile: Scratch<O>,
-{
-    fn scratch(&self, operation: &O) -> u64 {
+    fn scratch(&self, op: &Op) -> u64 {
         match self {
-            AnyProfile::Cpu(profile) => profile.scratch(operation),
-            AnyProfile::Reference(profile) => profile.scratch(operation),
-            AnyProfile::Cuda { profile, .. } => profile.scratch(operation),
+            AnyProfile::Cpu(profile) => profile.scratch(op),
+            AnyProfile::Reference(profile) => profile.scratch(op),
+            AnyProfile::Cuda { profile, .. } => profile.scratch(op),
         }
     }
 }
@@ -98,40 +92,6 @@ pub enum AnyDevice {
     Reference(Reference),
     /// A CUDA card.
     Cuda(Box<Cuda>),
-}
-
-/// A step whose operations depend on plan and stage only, so that a card records it once and replays it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sequence {
-    /// A micro-batch of a step.
-    MicroBatch {
-        /// The index of its stage.
-        stage: usize,
-        /// Whether it is the step's first.
-        first: bool,
-        /// Whether copies in 8 bits are made and not read yet.
-        warming: bool,
-    },
-    /// The optimizer.
-    Update,
-    /// An evaluation of one batch.
-    Evaluate,
-    /// One more token.
-    Decode,
-}
-
-impl Sequence {
-    /// The number that its recording is kept under.
-    fn key(self) -> u64 {
-        match self {
-            Sequence::Update => 0,
-            Sequence::Evaluate => 1,
-            Sequence::Decode => 2,
-            Sequence::MicroBatch { stage, first, warming } => {
-                4 + 4 * stage as u64 + 2 * u64::from(warming) + u64::from(first)
-            }
-        }
-    }
 }
 
 /// Results on their way out of a device: of the region they were asked from, where the device is main memory.
@@ -256,31 +216,29 @@ impl AnyDevice {
         }
     }
 
-    /// Runs a sequence: on a card recorded at the first call and replayed at every call, unless it is being tuned.
+    /// Runs operations one after the other.
     ///
     /// # Errors
-    /// What an operation could not do.
-    pub fn replay(
-        &mut self,
-        sequence: Sequence,
-        run: impl FnOnce(&mut AnyDevice) -> Result<(), OperationError>,
-    ) -> Result<(), DeviceError> {
-        let key = sequence.key();
-        let Some(card) = self.card() else { return run(self).map_err(|e| self.explain(e)) };
+    /// What one of them could not do.
+    pub fn run_all(&mut self, ops: &[Op]) -> Result<(), DeviceError> {
+        ops.iter().try_for_each(|op| self.run(op)).map_err(|e| self.explain(e))
+    }
+
+    /// The same: on a card recorded under `key` at the first call and replayed at every call, unless it is being tuned.
+    ///
+    /// # Errors
+    /// What one of them could not do.
+    pub fn replay(&mut self, key: u64, ops: &[Op]) -> Result<(), DeviceError> {
+        let Some(card) = self.card() else { return self.run_all(ops) };
         if card.tuning() {
-            return run(self).map_err(|e| self.explain(e));
+            return self.run_all(ops);
         }
         if !card.recorded(key) {
             card.begin_recording()?;
-            let queued = run(self);
-            if let Some(card) = self.card() {
-                card.end_recording(key, queued)?;
-            }
+            let queued = ops.iter().try_for_each(|op| card.run(op));
+            card.end_recording(key, queued)?;
         }
-        match self.card() {
-            Some(card) => Ok(card.replay_recorded(key)?),
-            None => Ok(()),
-        }
+        Ok(card.replay_recorded(key)?)
     }
 
     /// Why an operation failed, in one line.
@@ -295,17 +253,13 @@ impl AnyDevice {
     ///
     /// # Errors
     /// What it could not do.
-    pub fn time<O: Operation>(&mut self, operation: O) -> Result<f64, OperationError>
-    where
-        AnyDevice: Run<O>,
-        Cuda: Run<O>,
-    {
+    pub fn time(&mut self, op: &Op) -> Result<f64, OperationError> {
         if let Some(card) = self.card() {
-            let timed = card.time(5, |card| card.run(operation));
+            let timed = card.time(5, |card| card.run(op));
             return timed.map_err(|e| card.fail(e));
         }
         let start = Instant::now();
-        self.run(operation)?;
+        self.run(op)?;
         Ok(start.elapsed().as_secs_f64())
     }
 }
@@ -328,16 +282,12 @@ impl Storage for AnyDevice {
     }
 }
 
-impl<O: Operation> Run<O> for AnyDevice
-where
-    Cpu: Run<O>,
-    Cuda: Run<O>,
-{
-    fn run(&mut self, operation: O) -> Result<(), OperationError> {
+impl Device for AnyDevice {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
         match self {
-            AnyDevice::Cpu(device) => device.run(operation),
-            AnyDevice::Reference(device) => device.run(operation),
-            AnyDevice::Cuda(device) => device.run(operation),
+            AnyDevice::Cpu(device) => device.run(op),
+            AnyDevice::Reference(device) => device.run(op),
+            AnyDevice::Cuda(device) => device.run(op),
         }
     }
 }

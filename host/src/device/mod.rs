@@ -10,7 +10,7 @@ pub mod cuda;
 mod memory;
 mod reference;
 
-pub use any::{AnyDevice, AnyProfile, Sequence, Ticket};
+pub use any::{AnyDevice, AnyProfile, Ticket};
 pub use memory::Memory;
 
 pub use cuda::Choice;

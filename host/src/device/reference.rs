@@ -1,6 +1,6 @@
 //! The reference device: core's own loops on this machine's memory.
 
-use capful_core::device::{Operation, OperationError, Reference as Loops, Run};
+use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::Arena;
 
 use super::Memory;
@@ -12,8 +12,8 @@ pub struct Reference {
     pub memory: Memory,
 }
 
-impl<O: Operation> Run<O> for Reference {
-    fn run(&mut self, operation: O) -> Result<(), OperationError> {
-        Loops { arena: Arena::new(self.memory.words(), &[]) }.run(operation)
+impl Device for Reference {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        op.reference(&mut Arena::new(self.memory.words(), &[]))
     }
 }

@@ -4,8 +4,19 @@ use capful_core::model::neurogen::Module;
 use capful_core::model::{NeuroGen, Pythia, Yxanul};
 use serde_json::{Value, json};
 
+use crate::config::AnyFamily;
+
+/// The configuration of a model of any family.
+pub fn config(family: &AnyFamily, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
+    match family {
+        AnyFamily::Pythia(family) => family.config(bos, eos, dtype),
+        AnyFamily::Yxanul(family) => family.config(bos, eos, dtype),
+        AnyFamily::NeuroGen(family) => family.config(bos, eos, dtype),
+    }
+}
+
 /// A family that others know by a `config.json`.
-pub trait HuggingFace {
+trait HuggingFace {
     /// The configuration of these sizes. `bos` and `eos` are the tokenizer's ids; `dtype` is as PyTorch names it.
     fn config(&self, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value;
 }

@@ -1,13 +1,14 @@
-//! Laying a family's regions: what lasts first, then the sections that take turns in the rest.
+//! Laying a model's regions: what lasts first, then the sections that take turns in the rest.
 
 use std::cell::Cell;
 
 use capful_core::device::{Meter, OperationError, Rates};
-use capful_core::memory::{Dtype, Entry, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::{Family, Optimizer, Purpose, Stage, Steps};
+use capful_core::memory::{Dtype, Entry, Layout, LayoutError, Ledger, Region, Role, Slot, Space};
+use capful_core::model::{Products, Purpose, Stage};
 use serde::Serialize;
 
-use crate::config::{Config, ConfigError};
+use super::program::{self, Constants, Model, Places, Programs, Sequence};
+use crate::config::{AnyFamily, Config, ConfigError};
 use crate::device::AnyProfile;
 
 /// One line of the ledger: a region, or one a layer.
@@ -67,38 +68,95 @@ impl Line {
     }
 }
 
-/// What takes turns in the part of the arena that does not last.
+/// What takes turns in the part of the arena that does not last, and the constants of the steps in it.
 #[derive(Debug, Clone)]
 pub struct Sections {
     /// Training steps: a shape a stage of the curriculum.
     pub training: Vec<Stage>,
+    /// Micro-batches of a step of each.
+    pub accumulate: Vec<u32>,
     /// Evaluations, or logits.
     pub evaluation: Option<Stage>,
     /// Positions of token-by-token decoding.
     pub decoding: Option<u32>,
+    /// What else the operations of steps carry.
+    pub constants: Constants,
 }
 
 impl Sections {
+    /// Nothing but what lasts.
+    pub fn none(config: &Config) -> Sections {
+        let constants = Constants { optimizer: config.optimizer(), pattern: config.pattern() };
+        Sections { training: Vec::new(), accumulate: Vec::new(), evaluation: None, decoding: None, constants }
+    }
+
     /// Everything a training run does: steps, evaluations, a sample.
     pub fn training(config: &Config) -> Sections {
-        let evaluation = config.evaluation();
-        let decoding = Some(config.context().min(256));
-        let training = config.periods().iter().map(|p| config.shaped(p.batch, p.seq_len)).collect();
-        Sections { training, evaluation: Some(evaluation), decoding }
+        let periods = config.periods();
+        Sections {
+            training: periods.iter().map(|p| config.shaped(p.batch, p.seq_len)).collect(),
+            accumulate: periods.iter().map(|p| p.accumulate).collect(),
+            evaluation: Some(config.evaluation()),
+            decoding: Some(config.context().min(256)),
+            ..Sections::none(config)
+        }
     }
+
+    /// Whether a stage's products read copies in 8 bits, once their scales are known.
+    pub fn quantises(&self, stage: usize) -> bool {
+        self.training.get(stage).is_some_and(|stage| stage.products == Products::Quantised)
+    }
+
+    /// Every sequence of operations there is.
+    pub(super) fn sequences(&self) -> Vec<Sequence> {
+        let mut all = Vec::new();
+        for (stage, accumulate) in (0..self.training.len()).zip(&self.accumulate) {
+            let warming = if self.quantises(stage) { &[true, false][..] } else { &[false] };
+            let first = if *accumulate > 1 { &[true, false][..] } else { &[true] };
+            let both = warming.iter().flat_map(|w| first.iter().map(move |f| (*w, *f)));
+            all.extend(both.map(|(warming, first)| Sequence::MicroBatch { stage, first, warming }));
+        }
+        if !self.training.is_empty() {
+            all.push(Sequence::Update);
+        }
+        if let Some(stage) = &self.evaluation {
+            all.push(Sequence::Evaluate);
+            let chunks = stage.tokens().div_ceil(stage.chunk.min(stage.tokens()).max(1));
+            all.extend((0..chunks).map(|chunk| Sequence::Logits { chunk }));
+        }
+        all.extend(self.decoding.map(|_| Sequence::Decode));
+        all
+    }
+}
+
+/// What a whole step of a stage costs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cost {
+    /// See [`capful_core::model::Family::flops_per_token`].
+    pub flops_per_token: u64,
+    /// Floating-point operations of the products.
+    pub flops: u64,
+    /// The least traffic.
+    pub bytes: u64,
+    /// Operations.
+    pub operations: u64,
+    /// Seconds on the roofline.
+    pub seconds: f64,
 }
 
 /// Where everything lies: what the allocator, the initialiser, the checkpoint and the step agree on.
 #[derive(Debug, Clone)]
-pub struct Laid<F: Family> {
-    /// What lasts.
-    pub state: F::State,
-    /// The training sections, as the stages.
-    pub training: Vec<F::Training>,
-    /// The evaluation section.
-    pub evaluation: Option<F::Evaluation>,
-    /// The decoding section.
-    pub decoding: Option<F::Decoding>,
+pub struct Laid {
+    /// Where inputs and results lie.
+    pub places: Places,
+    /// The operations of steps, once they are recorded.
+    pub programs: Programs,
+    /// Bytes of the programs once they are recorded.
+    pub program_bytes: u64,
+    /// What a step of each training section costs.
+    pub costs: Vec<Cost>,
+    /// What the model is made of, in lines.
+    pub introduction: Vec<String>,
     /// What was laid.
     pub sections: Sections,
     /// The devices' scratch.
@@ -117,7 +175,7 @@ pub struct Laid<F: Family> {
 
 /// The three kinds of section, so that they can be laid largest first.
 #[derive(Clone, Copy, PartialEq)]
-enum Section {
+pub(super) enum Section {
     /// Of the stage of this index.
     Training(usize, Stage),
     Evaluation(Stage),
@@ -140,152 +198,157 @@ fn refused(error: OperationError) -> ConfigError {
     ConfigError(format!("this configuration has no step: {error}"))
 }
 
-impl<F: Family> Laid<F> {
-    /// Lays `sections` of `family`. The section that takes most is physical; the others overlay it.
+fn too_large(error: LayoutError) -> ConfigError {
+    ConfigError(format!("this run has no plan: {error}; choose smaller sizes"))
+}
+
+/// Regions laid, before the scratch that their operations want is known.
+struct Regions {
+    /// In the order in which they were laid, with the section that they belong to.
+    entries: Vec<(Option<Section>, Entry)>,
+    /// Where what lasts ends.
+    mark: u64,
+    /// Where all of them end.
+    high: u64,
+    /// Bytes of each training section alone.
+    training_bytes: Vec<u64>,
+}
+
+/// Lays what lasts, and behind it the section that takes most; the others overlay it.
+fn lay(model: &mut dyn Model, profile: &AnyProfile, sections: &Sections) -> Result<Regions, ConfigError> {
+    let stages = sections.training.len();
+    let mut wanted: Vec<Section> = Vec::new();
+    wanted.extend(sections.training.iter().enumerate().map(|(i, stage)| Section::Training(i, *stage)));
+    wanted.extend(sections.evaluation.map(Section::Evaluation));
+    wanted.extend(sections.decoding.map(Section::Decoding));
+    let mut size = |section: &Section| {
+        let mut ignore = |_: &Entry| {};
+        let mut layout = Layout::new(&mut ignore);
+        model.lay(*section, profile, &mut layout);
+        Ok((*section, layout.high_water().map_err(too_large)?))
+    };
+    let mut wanted = wanted.iter().map(&mut size).collect::<Result<Vec<(Section, u64)>, ConfigError>>()?;
+    let training_bytes = wanted[..stages].iter().map(|(_, bytes)| *bytes).collect();
+    wanted.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+
+    let (mut entries, under_way) = (Vec::new(), Cell::new(None));
+    let mut visit = |entry: &Entry| entries.push((under_way.get(), *entry));
+    let mut layout = Layout::new(&mut visit);
+    let purpose = match sections {
+        _ if stages > 0 => Purpose::Training,
+        Sections { evaluation: Some(_), .. } => Purpose::Evaluation,
+        _ => Purpose::Decoding,
+    };
+    model.lay_state(profile, purpose, &mut layout);
+    let mark = layout.mark();
+    for (section, _) in &wanted {
+        layout.rewind(mark);
+        under_way.set(Some(*section));
+        model.lay(*section, profile, &mut layout);
+    }
+    let high = layout.high_water().map_err(too_large)?;
+    Ok(Regions { entries, mark, high, training_bytes })
+}
+
+/// A whole step of the stage of index `stage` on the meter.
+fn cost(
+    model: &dyn Model,
+    profile: &AnyProfile,
+    rates: Rates,
+    sections: &Sections,
+    stage: usize,
+) -> Result<Cost, OperationError> {
+    let mut meter = Meter::new(profile, rates);
+    for micro in 0..sections.accumulate[stage] {
+        model.run(Sequence::MicroBatch { stage, first: micro == 0, warming: false }, sections, &mut meter)?;
+    }
+    model.run(Sequence::Update, sections, &mut meter)?;
+    let Meter { flops, bytes, operations, seconds, .. } = meter;
+    let flops_per_token = model.flops_per_token(sections.training[stage].seq_len);
+    if flops_per_token == u64::MAX {
+        return Err(OperationError::TooLarge { operation: "a token" });
+    }
+    Ok(Cost { flops_per_token, flops, bytes, operations, seconds })
+}
+
+impl Laid {
+    /// Lays `sections` of a model of `family`, and counts what the operations of its steps cost.
     ///
     /// # Errors
-    /// A step that its operations refuse.
-    pub fn new(family: &F, profile: &AnyProfile, rates: Rates, sections: &Sections) -> Result<Laid<F>, ConfigError>
-    where
-        for<'p> F: Steps<Meter<'p, AnyProfile>>,
-    {
-        let stages = sections.training.len();
-        let mut wanted: Vec<Section> = Vec::new();
-        wanted.extend(sections.training.iter().enumerate().map(|(i, stage)| Section::Training(i, *stage)));
-        wanted.extend(sections.evaluation.map(Section::Evaluation));
-        wanted.extend(sections.decoding.map(Section::Decoding));
-        let size = |section: &Section| {
-            let mut ignore = |_: &Entry| {};
-            let mut layout = Layout::new(&mut ignore);
-            match section {
-                Section::Training(_, stage) => drop(family.lay_training(stage, profile, &mut layout)),
-                Section::Evaluation(stage) => drop(family.lay_evaluation(stage, profile, &mut layout)),
-                Section::Decoding(context) => drop(family.lay_decoding(*context, profile, &mut layout)),
-            }
-            layout.high_water()
-        };
-        let mut training_bytes: Vec<u64> = wanted[..stages].iter().map(size).collect();
-        wanted.sort_by_key(|section| std::cmp::Reverse(size(section)));
-
-        let (mut entries, under_way) = (Vec::<(Option<Section>, Entry)>::new(), Cell::new(None));
-        let mut visit = |entry: &Entry| entries.push((under_way.get(), *entry));
-        let mut layout = Layout::new(&mut visit);
-        let purpose = match sections {
-            _ if stages > 0 => Purpose::Training,
-            Sections { evaluation: Some(_), .. } => Purpose::Evaluation,
-            _ => Purpose::Decoding,
-        };
-        let state = family.lay_state(profile, purpose, &mut layout);
-        let mark = layout.mark();
-        let (mut train, mut evaluate, mut decode) = (Vec::new(), None, None);
-        for section in &wanted {
-            layout.rewind(mark);
-            under_way.set(Some(*section));
-            match section {
-                Section::Training(i, stage) => train.push((*i, family.lay_training(stage, profile, &mut layout))),
-                Section::Evaluation(stage) => evaluate = Some(family.lay_evaluation(stage, profile, &mut layout)),
-                Section::Decoding(context) => decode = Some(family.lay_decoding(*context, profile, &mut layout)),
-            }
+    /// A step that its operations refuse; a region that is too large to be counted.
+    pub fn new(
+        family: &AnyFamily,
+        profile: &AnyProfile,
+        rates: Rates,
+        sections: &Sections,
+    ) -> Result<Laid, ConfigError> {
+        let mut model = program::model(family);
+        let regions = lay(&mut *model, profile, sections)?;
+        let Regions { mut entries, mark, high, mut training_bytes } = regions;
+        let model = &*model;
+        let places = model.places().ok_or_else(|| refused(OperationError::Device))?;
+        let mut meter = Meter::new(profile, rates);
+        for sequence in sections.sequences() {
+            model.run(sequence, sections, &mut meter).map_err(refused)?;
         }
-        train.sort_by_key(|(i, _)| *i);
         // The scratch lies behind everything: its size is known once every section's step was measured.
-        layout.rewind(layout.high_water());
-        let (high, scratch) = (layout.high_water(), layout.mark());
+        let mut visit = |entry: &Entry| entries.push((None, *entry));
+        let mut layout = Layout::new(&mut visit);
+        layout.rewind(high);
+        let rows = meter.scratch.div_ceil(4 * Layout::GRAIN);
+        let rows = u32::try_from(rows).map_err(|_| too_large(LayoutError::Rows("scratch")))?;
+        let slot = Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, rows, Layout::GRAIN as u32]);
+        let none = Region { space: Space::Arena, dtype: Dtype::F32, offset: high, shape: [1, 1, 0, slot.shape[3]] };
+        let scratch = if rows > 0 { layout.region(slot).first } else { none };
+        let bytes = layout.high_water().map_err(too_large)?.max(high);
+        training_bytes.iter_mut().for_each(|alone| *alone += mark + bytes - high);
         let mut laid = Laid {
-            state,
-            training: train.into_iter().map(|(_, training)| training).collect(),
-            evaluation: evaluate,
-            decoding: decode,
+            places,
+            programs: Programs::default(),
+            program_bytes: Programs::bytes(meter.operations),
+            costs: Vec::new(),
+            introduction: model.introduction(),
             sections: sections.clone(),
-            scratch: Region {
-                space: capful_core::memory::Space::Arena,
-                dtype: Dtype::F32,
-                offset: scratch,
-                shape: [1, 1, 1, 0],
-            },
+            scratch,
             lasting: Vec::new(),
             lines: Vec::new(),
             overlays: Vec::new(),
-            bytes: high,
-            training_bytes: Vec::new(),
+            bytes,
+            training_bytes,
         };
-        let wants = laid.scratch_bytes(family, profile, rates).map_err(refused)?;
-        if wants > 0 {
-            let mut visit = |entry: &Entry| entries.push((None, *entry));
-            let mut layout = Layout::new(&mut visit);
-            layout.rewind(high);
-            let shape = [1, 1, 1, wants.div_ceil(4) as u32];
-            laid.scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, shape)).first;
-            laid.bytes = layout.high_water();
-        }
-        training_bytes.iter_mut().for_each(|bytes| *bytes += mark + laid.bytes - high);
-        laid.training_bytes = training_bytes;
-        let mut reached = 0;
-        for (section, entry) in &entries {
-            let end = entry.place.first.offset + entry.bytes + entry.padding;
-            let line = Line::new(entry, section.map(|s| s.name(stages)));
-            if end > reached {
-                laid.lines.push(line);
-                reached = end;
-            } else {
-                laid.overlays.push(line);
-            }
-            if end <= mark {
-                laid.lasting.push(*entry);
-            }
-        }
+        let costs = (0..sections.training.len()).map(|stage| cost(model, profile, rates, sections, stage));
+        laid.costs = costs.collect::<Result<_, _>>().map_err(refused)?;
+        laid.list(&entries, mark);
         Ok(laid)
     }
 
-    fn scratch_bytes(&self, family: &F, profile: &AnyProfile, rates: Rates) -> Result<u64, OperationError>
-    where
-        for<'p> F: Steps<Meter<'p, AnyProfile>>,
-    {
-        let mut meter = Meter::new(profile, rates);
-        for (training, stage) in self.training.iter().zip(&self.sections.training) {
-            for first in [true, false] {
-                family.micro_batch(&mut meter, &self.state, training, stage, first)?;
-            }
-        }
-        if !self.training.is_empty() {
-            let optimizer = Optimizer { beta1: 0.0, beta2: 0.0, eps: 0.0, decay: 0.0 };
-            family.update(&mut meter, &self.state, &optimizer)?;
-        }
-        if let (Some(evaluation), Some(stage)) = (&self.evaluation, &self.sections.evaluation) {
-            family.evaluate(&mut meter, &self.state, evaluation, stage)?;
-            let count = stage.chunk.min(stage.tokens());
-            family.logits(&mut meter, &self.state, evaluation, 0, count)?;
-        }
-        if let (Some(decoding), Some(_)) = (&self.decoding, self.sections.decoding) {
-            family.decode(&mut meter, &self.state, decoding, capful_core::ops::Pattern::DENSE)?;
-        }
-        Ok(meter.scratch)
-    }
-
-    /// A whole step of the stage of index `stage`, of `accumulate` micro-batches, on the meter.
+    /// The same with the operations of its steps, for a session. Not before the plan is known to fit: in a long chunk of
+    /// a NeuroGen there are tens of thousands.
     ///
     /// # Errors
-    /// A step that its operations refuse.
-    pub fn measure<'p>(
-        &self,
-        family: &F,
-        profile: &'p AnyProfile,
-        rates: Rates,
-        optimizer: &Optimizer,
-        stage: usize,
-        accumulate: u32,
-    ) -> Result<Meter<'p, AnyProfile>, ConfigError>
-    where
-        F: Steps<Meter<'p, AnyProfile>>,
-    {
-        let mut meter = Meter::new(profile, rates);
-        let (Some(training), Some(stage)) = (self.training.get(stage), self.sections.training.get(stage)) else {
-            return Ok(meter);
-        };
-        for micro in 0..accumulate {
-            family.micro_batch(&mut meter, &self.state, training, stage, micro == 0).map_err(refused)?;
+    /// As [`Laid::new`].
+    pub fn recorded(self, family: &AnyFamily, profile: &AnyProfile) -> Result<Laid, ConfigError> {
+        let mut model = program::model(family);
+        lay(&mut *model, profile, &self.sections)?;
+        let programs = Programs::record(&*model, &self.sections).map_err(refused)?;
+        Ok(Laid { programs, ..self })
+    }
+
+    /// Sorts the entries into lines, overlays and what lasts, which ends at `mark`.
+    fn list(&mut self, entries: &[(Option<Section>, Entry)], mark: u64) {
+        let (mut reached, stages) = (0, self.sections.training.len());
+        for (section, entry) in entries {
+            let end = entry.place.first.offset + entry.bytes + entry.padding;
+            let line = Line::new(entry, section.map(|s| s.name(stages)));
+            if end > reached {
+                self.lines.push(line);
+                reached = end;
+            } else {
+                self.overlays.push(line);
+            }
+            if end <= mark {
+                self.lasting.push(*entry);
+            }
         }
-        family.update(&mut meter, &self.state, optimizer).map_err(refused)?;
-        Ok(meter)
     }
 }

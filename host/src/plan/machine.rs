@@ -85,7 +85,7 @@ impl Machine {
     }
 
     /// What lies outside the arena of this run, each with its name.
-    pub fn outside(&self, config: &Config) -> Vec<Outside> {
+    pub fn outside(&self, config: &Config, programs: u64) -> Vec<Outside> {
         let line = |name: &str, bytes| Outside { name: name.to_owned(), bytes };
         if let Some(card) = self.card.or_else(|| config.gpu.as_deref().and_then(Card::find)) {
             return vec![line(CONTEXT, card.context)];
@@ -101,6 +101,7 @@ impl Machine {
             line("the program itself", self.program + HEAP),
             line("the reader's batches", LOADER_SLOTS * batch + block + (1 << 20)),
             line("thread stacks", STACK * (u64::from(config.threads) + 3 + u64::from(encoders))),
+            line("recorded operations", programs),
         ];
         if encoders > 0 {
             lines.push(line("documents encoded ahead, at most", ahead::bytes(encoders)));

@@ -8,20 +8,20 @@ mod card;
 mod layout;
 mod machine;
 mod narrower;
+mod program;
 mod sweep;
 
 pub use card::Card;
-pub use layout::{Laid, Line, Sections};
+pub use layout::{Cost, Laid, Line, Sections};
 pub use machine::{LOADER_SLOTS, Machine, field_kib};
+pub use program::{Constants, Places, Programs, Sequence};
 pub use sweep::Row;
 
-use capful_core::device::Meter;
 use capful_core::memory::{Budget, Role};
-use capful_core::model::{Family, Steps};
 use capful_core::train::Period;
 use serde::Serialize;
 
-use crate::config::{Config, ConfigError, Order, human_bytes, with_family};
+use crate::config::{Config, ConfigError, Order, human_bytes};
 use crate::device::AnyProfile;
 
 /// A named number of bytes outside the arena.
@@ -46,7 +46,7 @@ pub struct StagePlan {
     pub accumulate: u32,
     /// Tokens of a step.
     pub tokens_per_step: u64,
-    /// Training on one token by the field's convention (see [`Family::flops_per_token`]).
+    /// Training on one token by the field's convention (see [`Cost::flops_per_token`]).
     pub flops_per_token: u64,
     /// Floating-point operations of a whole step as it is written, recomputation included.
     pub flops_per_step: u64,
@@ -65,7 +65,7 @@ pub struct StagePlan {
 pub struct Plan {
     /// Parameters of the model, exactly.
     pub params: u64,
-    /// Training on one token by the field's convention (see [`Family::flops_per_token`]).
+    /// Training on one token by the field's convention (see [`Cost::flops_per_token`]).
     pub flops_per_token: u64,
     /// Floating-point operations of a whole step as it is written, recomputation included.
     pub flops_per_step: u64,
@@ -98,52 +98,42 @@ pub struct Plan {
 }
 
 /// Every stage of what was laid.
-fn stages<F>(
-    family: &F,
-    config: &Config,
-    machine: &Machine,
-    profile: &AnyProfile,
-    laid: &Laid<F>,
-) -> Result<Vec<StagePlan>, ConfigError>
-where
-    F: Family,
-    for<'p> F: Steps<Meter<'p, AnyProfile>>,
-{
-    let optimizer = config.optimizer();
-    let stage = |(i, period): (usize, &Period)| {
-        let meter = laid.measure(family, profile, machine.rates, &optimizer, i, period.accumulate)?;
-        Ok(StagePlan {
-            from: period.from,
-            seq_len: period.seq_len,
-            batch_size: period.batch,
-            accumulate: period.accumulate,
-            tokens_per_step: period.step_tokens(),
-            flops_per_token: family.flops_per_token(period.seq_len),
-            flops_per_step: meter.flops,
-            bytes_per_step: meter.bytes,
-            operations_per_step: meter.operations,
-            roofline_seconds: meter.seconds,
-            arena_bytes: laid.training_bytes.get(i).copied().unwrap_or(laid.bytes),
-        })
+fn stages(config: &Config, laid: &Laid) -> Vec<StagePlan> {
+    let stage = |(period, (cost, arena_bytes)): (&Period, (&Cost, &u64))| StagePlan {
+        from: period.from,
+        seq_len: period.seq_len,
+        batch_size: period.batch,
+        accumulate: period.accumulate,
+        tokens_per_step: period.step_tokens(),
+        flops_per_token: cost.flops_per_token,
+        flops_per_step: cost.flops,
+        bytes_per_step: cost.bytes,
+        operations_per_step: cost.operations,
+        roofline_seconds: cost.seconds,
+        arena_bytes: *arena_bytes,
     };
-    config.periods().iter().enumerate().map(stage).collect()
+    config.periods().iter().zip(laid.costs.iter().zip(&laid.training_bytes)).map(stage).collect()
 }
 
 impl Plan {
+    /// Plans the run of whatever family `config` names.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn of(config: &Config, machine: &Machine) -> Result<Plan, ConfigError> {
+        Plan::new(config, machine).map(|(plan, _)| plan)
+    }
+
     /// Plans the run that `config` describes.
     ///
     /// # Errors
     /// An unknown card, or a step that its own operations refuse, which is a defect and says which.
-    pub fn new<F>(family: &F, config: &Config, machine: &Machine) -> Result<(Plan, Laid<F>), ConfigError>
-    where
-        F: Family,
-        for<'p> F: Steps<Meter<'p, AnyProfile>>,
-    {
+    pub fn new(config: &Config, machine: &Machine) -> Result<(Plan, Laid), ConfigError> {
         let profile = AnyProfile::of(config)?;
-        let laid = Laid::new(family, &profile, machine.rates, &Sections::training(config))?;
-        let stages = stages(family, config, machine, &profile, &laid)?;
+        let laid = Laid::new(&config.family(), &profile, machine.rates, &Sections::training(config))?;
+        let stages = stages(config, &laid);
         let Some(last) = stages.last() else { return Err(ConfigError("a run has at least one stage".to_owned())) };
-        let outside = machine.outside(config);
+        let outside = machine.outside(config, laid.program_bytes);
         let outside_bytes = outside.iter().map(|o| o.bytes).sum();
         let (budget_bytes, budget_from) = machine.budget(config)?;
         let fits = Budget { bytes: budget_bytes }.check(laid.bytes, outside_bytes).is_ok();
@@ -166,14 +156,6 @@ impl Plan {
             fits,
         };
         Ok((plan, laid))
-    }
-
-    /// Plans the run of whatever family `config` names.
-    ///
-    /// # Errors
-    /// As [`Plan::new`].
-    pub fn of(config: &Config, machine: &Machine) -> Result<Plan, ConfigError> {
-        with_family!(config, family => Ok(Plan::new(&family, config, machine)?.0))
     }
 
     /// Refuses what does not fit, with what would make it fit.

@@ -69,8 +69,9 @@ fn row(
             if tried.validate().is_err() {
                 return Ok(None);
             }
-            let plan = Plan::of(&tried, machine)?;
-            Ok(plan.fits.then_some(plan.arena_bytes))
+            // What is too large to be counted does not fit either.
+            let plan = Plan::of(&tried, machine).ok().filter(|plan| plan.fits);
+            Ok(plan.map(|plan| plan.arena_bytes))
         })
     };
     let mut chunk = config.chunk;

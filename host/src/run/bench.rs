@@ -2,16 +2,16 @@
 
 use std::time::Instant;
 
-use capful_core::device::{Operation, OperationError, Run};
+use capful_core::device::{Access, Device, Op, OperationError};
 use capful_core::random::{Random, stream};
 use capful_core::train::settings;
 
+use super::Session;
 use super::session::Rows;
-use super::{HostFamily, Session};
 use crate::allocations::{self, Activity};
 use crate::config::Config;
-use crate::device::cuda::Cuda;
 use crate::device::{AnyDevice, DeviceError, Ticket};
+use crate::plan::Sequence;
 
 /// What the steps took.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,34 +56,28 @@ pub struct Profiler<'a> {
     shares: Vec<Share>,
 }
 
-impl<O: Operation> Run<O> for Profiler<'_>
-where
-    AnyDevice: Run<O>,
-    Cuda: Run<O>,
-{
-    fn run(&mut self, operation: O) -> Result<(), OperationError> {
-        let seconds = self.device.time(operation)?;
+impl Device for Profiler<'_> {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        let (name, seconds) = (op.name(), self.device.time(op)?);
         let mut bytes = 0;
-        operation.operands(&mut |region, access| {
-            bytes += region.bytes() * if access == capful_core::device::Access::Update { 2 } else { 1 };
-        });
-        let at = self.shares.iter().position(|s| s.name == O::NAME).unwrap_or_else(|| {
-            self.shares.push(Share { name: O::NAME, count: 0, seconds: 0.0, flops: 0, narrow_flops: 0, bytes: 0 });
+        op.operands(&mut |region, access| bytes += region.bytes() * if access == Access::Update { 2 } else { 1 });
+        let at = self.shares.iter().position(|s| s.name == name).unwrap_or_else(|| {
+            self.shares.push(Share { name, count: 0, seconds: 0.0, flops: 0, narrow_flops: 0, bytes: 0 });
             self.shares.len() - 1
         });
         let share = &mut self.shares[at];
         share.count += 1;
         share.seconds += seconds;
-        share.flops += operation.flops();
-        share.narrow_flops += operation.narrow_flops();
+        share.flops += op.flops();
+        share.narrow_flops += op.narrow_flops();
         share.bytes += bytes;
         Ok(())
     }
 }
 
 /// Steps of a session on synthetic tokens.
-pub struct Bench<'a, F: HostFamily> {
-    session: &'a mut Session<F>,
+pub struct Bench<'a> {
+    session: &'a mut Session,
     config: &'a Config,
     ids: Vec<u32>,
     targets: Vec<u32>,
@@ -91,12 +85,12 @@ pub struct Bench<'a, F: HostFamily> {
     settings: [f32; settings::LEN as usize],
 }
 
-impl<'a, F: HostFamily> Bench<'a, F> {
+impl<'a> Bench<'a> {
     /// Makes the tokens: uniform over the vocabulary.
     ///
     /// # Errors
     /// A lost device.
-    pub fn new(session: &'a mut Session<F>, config: &'a Config) -> Result<Self, DeviceError> {
+    pub fn new(session: &'a mut Session, config: &'a Config) -> Result<Self, DeviceError> {
         session.assume_history();
         let tokens = config.stage().tokens() as usize;
         let random = Random::new(config.seed, stream("bench"));
@@ -126,7 +120,7 @@ impl<'a, F: HostFamily> Bench<'a, F> {
             let rows = Rows { ids: &self.ids, targets: &self.targets, offsets: &self.offsets };
             self.session.micro_batch(0, rows, micro == 0)?;
         }
-        self.session.update(&self.config.optimizer())?;
+        self.session.update()?;
         self.session.finish()
     }
 
@@ -175,18 +169,12 @@ impl<'a, F: HostFamily> Bench<'a, F> {
     /// # Errors
     /// A lost device.
     pub fn profile(&mut self) -> Result<Vec<Share>, DeviceError> {
-        let Session { family, laid, device, .. } = &mut *self.session;
+        let Session { laid, device, .. } = &mut *self.session;
         let mut profiler = Profiler { device, shares: Vec::new() };
-        let mut run = || -> Result<(), OperationError> {
-            let (Some(training), Some(stage)) = (laid.training.first(), laid.sections.training.first()) else {
-                return Ok(());
-            };
-            for micro in 0..self.config.accumulate {
-                family.micro_batch(&mut profiler, &laid.state, training, stage, micro == 0)?;
-            }
-            family.update(&mut profiler, &laid.state, &self.config.optimizer())
-        };
-        let ran = run();
+        let micro_batches =
+            (0..self.config.accumulate).map(|i| Sequence::MicroBatch { stage: 0, first: i == 0, warming: false });
+        let mut ops = micro_batches.chain([Sequence::Update]).filter_map(|s| laid.programs.get(s)).flatten();
+        let ran = ops.try_for_each(|op| profiler.run(op));
         let Profiler { device, mut shares } = profiler;
         ran.map_err(|e| device.explain(e))?;
         shares.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));

@@ -7,7 +7,7 @@ use crate::config::{Config, ConfigError, OWN};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::plan::{Laid, Machine, Sections};
-use crate::run::{HostFamily, Session, checkpoint};
+use crate::run::{Session, checkpoint};
 
 const CONFIG: &str = "config.toml";
 const PLAN: &str = "plan.json";
@@ -103,19 +103,19 @@ pub fn read_algorithms(path: &Path) -> Result<Vec<Choice>, ConfigError> {
 }
 
 /// A trained model, ready to be asked.
-pub struct Trained<F: HostFamily> {
+pub struct Trained {
     /// The model with its weights.
-    pub session: Session<F>,
+    pub session: Session,
     /// Its tokenizer.
     pub tokenizer: Box<dyn Tokenizer>,
 }
 
-impl<F: HostFamily> Trained<F> {
+impl Trained {
     /// Loads the last checkpoint of the run in `dir`, with room for `sections` only.
     ///
     /// # Errors
     /// No complete checkpoint, a damaged one, or a device that cannot be started.
-    pub fn load(family: F, dir: &Path, config: &Config, sections: &Sections) -> Result<Trained<F>, DeviceError> {
+    pub fn load(dir: &Path, config: &Config, sections: &Sections) -> Result<Trained, DeviceError> {
         let error = |e: &dyn std::fmt::Display| DeviceError::Refused(e.to_string());
         let from = checkpoint::latest(dir)?;
         let tokenizer = tokenizer::load(&from).map_err(|e| error(&e))?;
@@ -129,8 +129,10 @@ impl<F: HostFamily> Trained<F> {
         }
         let profile = AnyProfile::of(config).map_err(|e| error(&e))?;
         let machine = Machine::of(config).map_err(|e| error(&e))?;
-        let laid = Laid::new(&family, &profile, machine.rates, sections).map_err(|e| error(&e))?;
-        let mut session = Session::start(family, laid, &profile, None, config.vocab_size())?;
+        let (family, rates) = (config.family(), machine.rates);
+        let laid = Laid::new(&family, &profile, rates, sections).and_then(|laid| laid.recorded(&family, &profile));
+        let laid = laid.map_err(|e| error(&e))?;
+        let mut session = Session::start(laid, &profile, None, config.vocab_size())?;
         let lasting = session.laid.lasting.clone();
         checkpoint::restore(&from, &lasting, false, &mut session.device)?;
         Ok(Trained { session, tokenizer })

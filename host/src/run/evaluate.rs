@@ -2,8 +2,8 @@
 
 use capful_core::data::{BatchMut, ShapeError};
 
+use super::Session;
 use super::session::Rows;
-use super::{HostFamily, Session};
 use crate::data::validation::ValidationSet;
 use crate::device::DeviceError;
 
@@ -52,11 +52,7 @@ impl Evaluator {
     ///
     /// # Errors
     /// A lost device.
-    pub fn score<F: HostFamily>(
-        &mut self,
-        session: &mut Session<F>,
-        set: &ValidationSet,
-    ) -> Result<Score, DeviceError> {
+    pub fn score(&mut self, session: &mut Session, set: &ValidationSet) -> Result<Score, DeviceError> {
         let mut score = Score { nats: 0.0, tokens: 0, bytes: set.bytes() };
         let mut batches = set.batches();
         let shape = |e: ShapeError| DeviceError::Failed(e.to_string());

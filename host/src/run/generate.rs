@@ -1,10 +1,9 @@
 //! Token by token from a trained model.
 
 use capful_core::generate::Sampler;
-use capful_core::ops::Pattern;
 use capful_core::random::{Random, stream};
 
-use super::{HostFamily, Session};
+use super::Session;
 use crate::device::DeviceError;
 
 /// Continues a sequence, in storage made beforehand.
@@ -58,10 +57,9 @@ impl Generator {
     /// # Errors
     /// A prompt longer than the room left, or empty at the beginning; a lost device.
     #[allow(clippy::too_many_arguments, reason = "each is one of the command's flags")]
-    pub fn run<F: HostFamily>(
+    pub fn run(
         &mut self,
-        session: &mut Session<F>,
-        pattern: Pattern,
+        session: &mut Session,
         sampler: &Sampler,
         prompt: &[u32],
         max_tokens: usize,
@@ -78,7 +76,7 @@ impl Generator {
             )));
         }
         for &id in &prompt[..prompt.len() - 1] {
-            self.feed(session, pattern, id)?;
+            self.feed(session, id)?;
         }
         let mut next = prompt[prompt.len() - 1];
         for _ in 0..max_tokens {
@@ -87,7 +85,7 @@ impl Generator {
             }
             let position = self.history.len() as u32;
             self.history.push(next);
-            let logits = &mut session.decode(next, position, pattern)?[..limit];
+            let logits = &mut session.decode(next, position)?[..limit];
             next = sampler.sample(logits, &mut self.order, &self.history, &self.random, self.drawn);
             self.drawn += 1;
             if Some(next) == eos {
@@ -97,15 +95,15 @@ impl Generator {
         }
         // The last token shown belongs to what a next call continues.
         if self.room() > 0 && max_tokens > 0 {
-            self.feed(session, pattern, next)?;
+            self.feed(session, next)?;
         }
         Ok(End::MaxTokens)
     }
 
-    fn feed<F: HostFamily>(&mut self, session: &mut Session<F>, pattern: Pattern, id: u32) -> Result<(), DeviceError> {
+    fn feed(&mut self, session: &mut Session, id: u32) -> Result<(), DeviceError> {
         let position = self.history.len() as u32;
         self.history.push(id);
-        session.decode(id, position, pattern)?;
+        session.decode(id, position)?;
         Ok(())
     }
 }

@@ -14,5 +14,5 @@ mod tensorboard;
 pub mod train;
 mod wiring;
 
-pub use session::{HostFamily, Rows, Session};
+pub use session::{Rows, Session};
 pub use speed::Speed;

@@ -1,30 +1,17 @@
 //! A model on a device: its arena, and the few ways a command talks to it.
 
-use capful_core::device::{Meter, OperationError};
+use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Entry, Init, Region, Role};
-use capful_core::model::{Batch, Family, Optimizer, Products, Scales, Stage, Steps};
-use capful_core::ops::{Pattern, Rotary};
+use capful_core::model::{Batch, Scales, Stage};
+use capful_core::ops::Rotary;
 use capful_core::random::{Random, stream};
 use capful_core::train::{Period, results, settings};
 use half::slice::HalfFloatSliceExt as _;
 
-use super::bench::Profiler;
 use super::wiring;
 use crate::config::Config;
-use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Sequence, Storage, Ticket};
-use crate::format::hugging_face::HuggingFace;
-use crate::plan::Laid;
-
-/// A family that can be planned and run here.
-pub trait HostFamily:
-    Family + HuggingFace + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
-{
-}
-
-impl<F> HostFamily for F where
-    F: Family + HuggingFace + Steps<AnyDevice> + for<'p> Steps<Profiler<'p>> + for<'p> Steps<Meter<'p, AnyProfile>>
-{
-}
+use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Storage, Ticket};
+use crate::plan::{Laid, Sequence};
 
 impl From<OperationError> for DeviceError {
     fn from(error: OperationError) -> Self {
@@ -51,11 +38,9 @@ impl<'a> Rows<'a> {
 }
 
 /// A model, its memory and the device that runs it.
-pub struct Session<F: HostFamily> {
-    /// The model.
-    pub family: F,
+pub struct Session {
     /// Where everything lies.
-    pub laid: Laid<F>,
+    pub laid: Laid,
     /// What runs it.
     pub device: AnyDevice,
     /// Logits on their way out of the device, `[vocabulary]`.
@@ -67,21 +52,15 @@ pub struct Session<F: HostFamily> {
 /// Bytes that initialisation writes at once.
 const PIECE: usize = 1 << 20;
 
-impl<F: HostFamily> Session<F> {
+impl Session {
     /// Allocates the arena, fills its tables, and sets the weights as `seed` says; without a seed they stay
     /// zero, to be loaded.
     ///
     /// # Errors
     /// The system refuses memory or threads; there is no such card or too little memory on it.
-    pub fn start(
-        family: F,
-        laid: Laid<F>,
-        profile: &AnyProfile,
-        seed: Option<u64>,
-        vocab_size: u32,
-    ) -> Result<Self, DeviceError> {
+    pub fn start(laid: Laid, profile: &AnyProfile, seed: Option<u64>, vocab_size: u32) -> Result<Self, DeviceError> {
         let staging = staging(&laid, vocab_size, &[]);
-        let mut session = Session::open(family, laid, profile, vocab_size, staging)?;
+        let mut session = Session::open(laid, profile, vocab_size, staging)?;
         session.initialise(seed)?;
         Ok(session)
     }
@@ -93,28 +72,22 @@ impl<F: HostFamily> Session<F> {
     /// # Errors
     /// As [`Session::start`].
     pub fn start_training(
-        family: F,
-        laid: Laid<F>,
+        laid: Laid,
         profile: &AnyProfile,
         config: &Config,
         algorithms: &[Choice],
     ) -> Result<Self, DeviceError> {
+        let laid = laid.recorded(&config.family(), profile).map_err(|e| DeviceError::Refused(e.to_string()))?;
         let staging = staging(&laid, config.vocab_size(), &config.periods());
-        let mut session = Session::open(family, laid, profile, config.vocab_size(), staging)?;
+        let mut session = Session::open(laid, profile, config.vocab_size(), staging)?;
         session.rehearse(config, algorithms)?;
         session.initialise(Some(config.seed))?;
         Ok(session)
     }
 
-    fn open(
-        family: F,
-        laid: Laid<F>,
-        profile: &AnyProfile,
-        vocab_size: u32,
-        staging: u64,
-    ) -> Result<Self, DeviceError> {
+    fn open(laid: Laid, profile: &AnyProfile, vocab_size: u32, staging: u64) -> Result<Self, DeviceError> {
         let device = AnyDevice::start(profile, laid.bytes, laid.scratch, staging)?;
-        Ok(Session { family, laid, device, logits: vec![0.0; vocab_size as usize], seen: 0 })
+        Ok(Session { laid, device, logits: vec![0.0; vocab_size as usize], seen: 0 })
     }
 
     /// On a card, runs every sequence in the empty arena and clears it: once to choose algorithms, once to record.
@@ -142,7 +115,8 @@ impl<F: HostFamily> Session<F> {
         let evaluated = self.laid.sections.evaluation.map_or(0, |stage| stage.tokens());
         let zeros = vec![0; most.max(evaluated.into()) as usize];
         // While the history fills, and afterwards.
-        let fills = self.fills();
+        let stages = 0..self.laid.sections.training.len();
+        let fills = stages.into_iter().any(|stage| self.laid.sections.quantises(stage));
         let kinds = if fills { &[0, Scales::WARMUP][..] } else { &[0][..] };
         for (seen, (stage, period)) in kinds.iter().flat_map(|seen| periods.iter().enumerate().map(|p| (*seen, p))) {
             let zeros = &zeros[..period.micro_tokens() as usize];
@@ -151,24 +125,19 @@ impl<F: HostFamily> Session<F> {
             for micro in 0..period.accumulate.min(2) {
                 self.micro_batch(stage, Rows::of(zeros), micro == 0)?;
             }
-            self.update(&config.optimizer())?;
+            self.update()?;
             let ticket = self.finish()?;
             self.results(ticket)?;
         }
         self.seen = 0;
         let zeros = &zeros[..evaluated as usize];
         self.evaluate(Rows::of(zeros))?;
-        self.decode(0, 0, config.pattern()).map(drop)
+        self.decode(0, 0).map(drop)
     }
 
     /// The algorithms that the card's products use.
     pub fn algorithms(&mut self) -> Option<Vec<Choice>> {
         self.device.card().map(|card| card.choices())
-    }
-
-    /// Whether steps go by way of copies in 8 bits, once their history is full.
-    fn fills(&self) -> bool {
-        self.laid.sections.training.iter().any(|stage| stage.products == Products::Quantised)
     }
 
     /// Finds out how much of the history is there, after a checkpoint was read. One without a history, of a run in
@@ -239,7 +208,7 @@ impl<F: HostFamily> Session<F> {
     /// A lost device.
     pub fn begin(&mut self, values: [f32; settings::LEN as usize]) -> Result<(), DeviceError> {
         self.device.next_step()?;
-        self.device.queue_write(F::control(&self.laid.state).settings, bytemuck::cast_slice(&values))
+        self.device.queue_write(self.laid.places.control.settings, bytemuck::cast_slice(&values))
     }
 
     /// Ends a step by asking for its results.
@@ -247,7 +216,7 @@ impl<F: HostFamily> Session<F> {
     /// # Errors
     /// A lost device.
     pub fn finish(&mut self) -> Result<Ticket, DeviceError> {
-        self.device.queue_read(F::control(&self.laid.state).results)
+        self.device.queue_read(self.laid.places.control.results)
     }
 
     /// Waits for a step and reads its results: see [`results`]. On a card the next step may be under way.
@@ -269,31 +238,30 @@ impl<F: HostFamily> Session<F> {
         }
     }
 
+    /// Runs what was recorded of `sequence`.
+    fn replay(&mut self, sequence: Sequence, section: &str) -> Result<(), DeviceError> {
+        let program = self.laid.programs.get(sequence).ok_or_else(|| missing(section))?;
+        self.device.replay(sequence.key(), program)
+    }
+
     /// Forward and backward of one micro-batch of the stage of this index: [batch · seq_len].
     ///
     /// # Errors
     /// A session without that training section, a lost device.
     pub fn micro_batch(&mut self, stage: usize, rows: Rows<'_>, first: bool) -> Result<(), DeviceError> {
-        let warming = self.fills() && self.seen < Scales::WARMUP;
-        let sequence = Sequence::MicroBatch { stage, first, warming };
-        let sections = &self.laid.sections;
-        let (Some(&training), Some(&stage)) = (self.laid.training.get(stage), sections.training.get(stage)) else {
-            return Err(missing("training"));
-        };
-        let stage = if warming { Stage { products: Products::Warming, ..stage } } else { stage };
-        self.write_batch(F::training_batch(&training), rows)?;
-        let (family, state) = (&self.family, &self.laid.state);
-        self.device.replay(sequence, |device| family.micro_batch(device, state, &training, &stage, first))
+        let warming = self.seen < Scales::WARMUP && self.laid.sections.quantises(stage);
+        let batch = self.laid.places.training.get(stage).copied().ok_or_else(|| missing("training"))?;
+        self.write_batch(batch, rows)?;
+        self.replay(Sequence::MicroBatch { stage, first, warming }, "training")
     }
 
     /// Moves the parameters.
     ///
     /// # Errors
-    /// A lost device.
-    pub fn update(&mut self, optimizer: &Optimizer) -> Result<(), DeviceError> {
+    /// A session without a training section, a lost device.
+    pub fn update(&mut self) -> Result<(), DeviceError> {
         self.seen = (self.seen + 1).min(Scales::WARMUP);
-        let (family, state) = (&self.family, &self.laid.state);
-        self.device.replay(Sequence::Update, |device| family.update(device, state, optimizer))
+        self.replay(Sequence::Update, "training")
     }
 
     /// The sum of the losses of one batch, in nats; padded rows have the target `IGNORE`.
@@ -301,33 +269,27 @@ impl<F: HostFamily> Session<F> {
     /// # Errors
     /// A session without an evaluation section, a lost device.
     pub fn evaluate(&mut self, rows: Rows<'_>) -> Result<f64, DeviceError> {
-        let (Some(evaluation), Some(stage)) = (self.laid.evaluation, self.laid.sections.evaluation) else {
-            return Err(missing("evaluation"));
-        };
+        let (batch, _) = self.laid.places.evaluation.ok_or_else(|| missing("evaluation"))?;
         let mut values = [0.0; settings::LEN as usize];
         values[settings::LOSS_SCALE] = 1.0;
         self.begin(values)?;
-        self.write_batch(F::evaluation_batch(&evaluation), rows)?;
-        let (family, state) = (&self.family, &self.laid.state);
-        self.device.replay(Sequence::Evaluate, |device| family.evaluate(device, state, &evaluation, &stage))?;
+        self.write_batch(batch, rows)?;
+        self.replay(Sequence::Evaluate, "evaluation")?;
         let ticket = self.finish()?;
         Ok(f64::from(self.results(ticket)?[results::LOSS]))
     }
 
-    /// The logits of rows `first` … of the batch last evaluated, handed to `visit` row by row.
+    /// The logits of the first `rows` rows of the batch last evaluated, handed to `visit` row by row.
     ///
     /// # Errors
     /// A session without an evaluation section, a lost device.
     pub fn logits(&mut self, rows: u32, visit: &mut dyn FnMut(&[f32])) -> Result<(), DeviceError> {
-        let (Some(evaluation), Some(stage)) = (self.laid.evaluation, self.laid.sections.evaluation) else {
-            return Err(missing("evaluation"));
-        };
-        let (place, chunk) = (F::evaluation_logits(&evaluation), stage.chunk.min(stage.tokens()));
-        for first in (0..rows).step_by(chunk as usize) {
-            let count = chunk.min(rows - first);
-            let queued = self.family.logits(&mut self.device, &self.laid.state, &evaluation, first, count);
-            queued.map_err(|e| self.device.explain(e))?;
-            for row in 0..count {
+        let (_, place) = self.laid.places.evaluation.ok_or_else(|| missing("evaluation"))?;
+        for (chunk, first) in (0..rows).step_by(place.rows().max(1) as usize).enumerate() {
+            let sequence = Sequence::Logits { chunk: chunk as u32 };
+            let program = self.laid.programs.get(sequence).ok_or_else(|| missing("evaluation"))?;
+            self.device.run_all(program)?;
+            for row in 0..place.rows().min(rows - first) {
                 self.device.read(place.slice_rows(row, 1), bytemuck::cast_slice_mut(&mut self.logits))?;
                 visit(&self.logits);
             }
@@ -339,14 +301,12 @@ impl<F: HostFamily> Session<F> {
     ///
     /// # Errors
     /// A session without a decoding section, a position beyond its context, a lost device.
-    pub fn decode(&mut self, id: u32, position: u32, pattern: Pattern) -> Result<&mut [f32], DeviceError> {
-        let Some(decoding) = self.laid.decoding else { return Err(missing("decoding")) };
-        let (place, cursor, logits) = F::decoding_io(&decoding);
+    pub fn decode(&mut self, id: u32, position: u32) -> Result<&mut [f32], DeviceError> {
+        let [place, cursor, logits] = self.laid.places.decoding.ok_or_else(|| missing("decoding"))?;
         self.device.next_step()?;
         self.device.queue_write(place, &id.to_le_bytes())?;
         self.device.queue_write(cursor, &position.to_le_bytes())?;
-        let (family, state) = (&self.family, &self.laid.state);
-        self.device.replay(Sequence::Decode, |device| family.decode(device, state, &decoding, pattern))?;
+        self.replay(Sequence::Decode, "decoding")?;
         let ticket = self.device.queue_read(logits)?;
         self.device.results_soon(ticket, bytemuck::cast_slice_mut(&mut self.logits))?;
         Ok(&mut self.logits)
@@ -362,7 +322,7 @@ impl<F: HostFamily> Session<F> {
 }
 
 /// Bytes that the inputs and results of the largest step take on their way, each rounded up to 16.
-fn staging<F: Family>(laid: &Laid<F>, vocab_size: u32, periods: &[Period]) -> u64 {
+fn staging(laid: &Laid, vocab_size: u32, periods: &[Period]) -> u64 {
     // Ids, targets and offsets.
     let tokens = |count: u64| 3 * (4 * count).next_multiple_of(16);
     let training = periods.iter().map(|p| tokens(p.micro_tokens()) * u64::from(p.accumulate)).max();

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use capful_core::train::{Curriculum, Period, results, settings};
 
+use super::Session;
 use super::checkpoint::{self, TrainerState};
 use super::evaluate::{Evaluator, Score};
 use super::gauges::Gauges;
@@ -14,7 +15,6 @@ use super::metrics::{EvalMetrics, Metrics, StepMetrics};
 use super::progress::Progress;
 use super::session::Rows;
 use super::speed::Speedometer;
-use super::{HostFamily, Session};
 use crate::allocations::{self, Activity};
 use crate::config::Config;
 use crate::data::corpus::Corpus;
@@ -76,11 +76,11 @@ pub struct Outcome {
 }
 
 /// A run, prepared: everything is allocated.
-pub struct Trainer<'a, F: HostFamily> {
+pub struct Trainer<'a> {
     config: &'a Config,
     /// The stages: what a step is, by its number.
     periods: Vec<Period>,
-    session: Session<F>,
+    session: Session,
     loader: Loader,
     validation: &'a ValidationSet,
     evaluator: Evaluator,
@@ -102,7 +102,7 @@ struct Submitted {
     ticket: Ticket,
 }
 
-impl<'a, F: HostFamily> Trainer<'a, F> {
+impl<'a> Trainer<'a> {
     /// Prepares a run in `dir` from its beginning, or from `resume`, a complete checkpoint. `model_config` is the
     /// model's config.json. SIGINT and SIGTERM raise `stop`.
     ///
@@ -111,14 +111,14 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
     #[allow(clippy::too_many_arguments, reason = "the parts of a run, each made by its own room")]
     pub fn new(
         config: &'a Config,
-        mut session: Session<F>,
+        mut session: Session,
         corpus: &Corpus,
         validation: &'a ValidationSet,
         dir: &std::path::Path,
         resume: Option<&std::path::Path>,
         model_config: Vec<u8>,
         stop: Arc<AtomicBool>,
-    ) -> Result<Trainer<'a, F>, DeviceError> {
+    ) -> Result<Trainer<'a>, DeviceError> {
         let text = |e: &dyn std::fmt::Display| DeviceError::Refused(e.to_string());
         let mut sequences = corpus.training().map_err(|e| text(&e))?;
         let periods = config.periods();
@@ -162,8 +162,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
         let first = Curriculum::new(&periods).map_err(|e| text(&e))?.micro_batches(state.step);
         let loader = Loader::start(sequences, shapes(periods.clone()), blocks, first, slots).map_err(|e| text(&e))?;
         let stage = session.evaluation_stage()?;
-        let mut gauges = Vec::new();
-        session.family.gauges(&session.laid.state, &mut |gauge| gauges.push(gauge));
+        let gauges = session.laid.places.gauges.clone();
         let writer = checkpoint::Writer::new(dir, config.keep, &session.laid.lasting, model_config);
         Ok(Trainer {
             config,
@@ -223,7 +222,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
             self.session.micro_batch(index, rows, micro == 0)?;
             self.state.position = batch.position();
         }
-        self.session.update(&self.config.optimizer())?;
+        self.session.update()?;
         let ticket = self.session.finish()?;
         self.state.step += 1;
         self.state.tokens += period.step_tokens();
@@ -285,11 +284,7 @@ impl<'a, F: HostFamily> Trainer<'a, F> {
     ///
     /// # Errors
     /// [`TrainError`].
-    pub fn run(
-        mut self,
-        observer: &mut dyn Observer,
-        progress: &Progress,
-    ) -> Result<(Outcome, Session<F>), TrainError> {
+    pub fn run(mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<(Outcome, Session), TrainError> {
         let start = Instant::now();
         let mut meter = Speedometer::start(self.state.tokens, self.busy());
         let (mut warm, mut warm_read) = (None, Default::default());

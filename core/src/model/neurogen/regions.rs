@@ -4,7 +4,7 @@ use super::connectome::{MODULES, Module};
 use super::{NeuroGen, Rule};
 use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, WiringPart};
-use crate::model::shared::{Groups, Must, check_constants, check_sizes};
+use crate::model::shared::{Groups, Must, check_constants, check_limits, check_sizes, larger};
 use crate::model::stage::{Batch, Control, Family, Gauge, Measure, ModelError, Products, Purpose, Stage};
 use crate::ops::{Feedback, GateGrad, Stored};
 
@@ -308,7 +308,7 @@ impl NeuroGen {
             out,
             gains: [vector("memory.key_norm.weight", k, one), vector("memory.query_norm.weight", k, one)],
         });
-        let groups = Groups::new(Dtype::F32, start, middle, ledger.mark());
+        let groups = Groups::new(Dtype::F32, [start, middle, ledger.mark()], ledger);
         // Tables that nobody here owns lie where the group ends: of no size, and read by no one.
         let nothing = Region { shape: [1, 1, 0, 0], ..readout };
         Parameters {
@@ -492,9 +492,11 @@ impl Family for NeuroGen {
         if self.cell.winners == 0 || self.cell.winners > self.cell.block {
             return Err(ModelError::Winners { winners: self.cell.winners, block: self.cell.block });
         }
+        check_limits(&[("taps", c.taps), ("skip", self.skip), ("memory", self.memory)])?;
         for module in Module::ALL {
             let (m, name) = (module.index(), module.name());
             let (neurons, outputs, fan_in) = (c.neurons[m], c.outputs[m], c.fan_in[m]);
+            check_limits(&[neurons, outputs, fan_in].map(|size| (name, size)))?;
             if neurons == 0 || outputs == 0 || fan_in == 0 {
                 return Err(ModelError::Empty(name));
             }
@@ -573,8 +575,7 @@ impl Family for NeuroGen {
         let (rows, d, k) = (self.connectome.signals(), self.width(), self.memory);
         let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, Dtype::F32, shape)).first;
         let (logits, signals_grad) = ([1, 1, stage.tokens(), self.vocab_size], [1, t, rows, b]);
-        let elements = (stage.tokens() * self.vocab_size).max(t * rows * b);
-        let shared = lay("logits_or_grad.signals", [1, 1, 1, elements]);
+        let shared = lay("logits_or_grad.signals", larger(logits, signals_grad));
         let (logits, signals_grad) = (shared.reshaped(logits), shared.reshaped(signals_grad));
         let stream_grad = lay("grad.stream", [1, b, t, d]);
         let x_grad = lay("grad.x", [1, b, t, self.embedding]);
@@ -592,7 +593,7 @@ impl Family for NeuroGen {
         let spikes_grad = (self.rule == Rule::Bptt).then(|| each(named!("grad.spikes")));
         let factors = self.modulated().then(|| lay("factors", [1, 1, t, b]));
         // The decoder moves before the memory's gradient comes to its place.
-        let enough = |place: &Region| place.elements() >= u64::from(LEAST_TILE.min(self.vocab_size) * d);
+        let enough = |place: &Region| place.elements() >= u64::from(LEAST_TILE.min(self.vocab_size)) * u64::from(d);
         let tile = match memory.map(|m| m.context_grad).filter(enough) {
             Some(place) => {
                 let rows = (place.elements() / u64::from(d)).min(TILE.min(self.vocab_size).into());

@@ -1,9 +1,11 @@
 //! What a Pythia keeps in memory, and where.
 
 use super::Pythia;
-use crate::device::Profile;
+use crate::device::{Profile, count};
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, Stacked};
-use crate::model::shared::{self, Activations, Grouped, Groups, Keep, Must, check_constants, check_sizes, check_stage};
+use crate::model::shared::{
+    self, Activations, Grouped, Groups, Keep, Must, check_constants, check_sizes, check_stage, larger,
+};
 use crate::model::stage::{Batch, Control, Family, ModelError, Products, Purpose, Stage};
 
 /// Every parameter, or what belongs to every parameter: gradients, moments.
@@ -149,7 +151,7 @@ impl Pythia {
             vector("gpt_neox.final_layer_norm.bias", 1, d, Init::Zero).first,
         ];
         // Matrices were laid first: each group is one range.
-        let (start, middle, end) = (embed_in.offset, norm1[0].first.offset, ledger.mark());
+        let places = [embed_in.offset, norm1[0].first.offset, ledger.mark()];
         Parameters {
             embed_in,
             qkv,
@@ -164,7 +166,7 @@ impl Pythia {
             up_bias,
             down_bias,
             final_norm,
-            groups: Groups::new(dtype, start, middle, end),
+            groups: Groups::new(dtype, places, ledger),
         }
     }
 
@@ -219,14 +221,15 @@ impl Family for Pythia {
     }
 
     fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError> {
-        check_stage(stage, self.context, self.d_ff.max(3 * self.d_model), self.vocab_size)?;
+        check_stage(stage, self.context)?;
         if stage.products == Products::Wide { Ok(()) } else { Err(ModelError::Wide) }
     }
 
     fn flops_per_token(&self, seq_len: u32) -> u64 {
         let [d, ff, layers] = [self.d_model, self.d_ff, self.layers].map(u64::from);
-        let products = layers * (4 * d * d + 2 * d * ff) + u64::from(self.vocab_size) * d;
-        6 * products + 12 * layers * d * u64::from(seq_len)
+        let layer = count(&[d, 4 * d + 2 * ff]);
+        let products = count(&[layers, layer]).saturating_add(count(&[self.vocab_size.into(), d]));
+        count(&[6, products]).saturating_add(count(&[12, layers, d, seq_len.into()]))
     }
 
     fn lay_state(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> State {
@@ -247,8 +250,8 @@ impl Family for Pythia {
         let (x_grad, norm2_grad) = (lay("grad.x", narrow), lay("grad.norm2", narrow));
         let narrow_grad = lay("grad.mixed_or_norm1", narrow);
         let rows = chunk.min(stage.tokens());
-        let wide = (rows * self.vocab_size).max(stage.tokens() * self.d_ff.max(3 * self.d_model));
-        let wide = lay("logits_or_grad.hidden_or_qkv", [1, 1, 1, wide]);
+        let wide = larger([1, 1, rows, self.vocab_size], [1, batch, seq_len, self.d_ff.max(3 * self.d_model)]);
+        let wide = lay("logits_or_grad.hidden_or_qkv", wide);
         Training { batch: regions, forward, x_grad, norm2_grad, narrow_grad, wide }
     }
 

@@ -7,7 +7,7 @@
 
 use super::regions::Forward;
 use super::{State, Training, Yxanul};
-use crate::device::{OperationError, Run};
+use crate::device::{Device, OperationError};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, Stacked};
 use crate::model::scales::Scales;
 use crate::model::stage::{Products, Stage};
@@ -102,17 +102,12 @@ impl Narrow {
     }
 
     /// Copies every weight.
-    pub(super) fn weights<D: Run<Quantise>>(
-        &self,
-        device: &mut D,
-        model: &Yxanul,
-        state: &State,
-    ) -> Result<(), OperationError> {
+    pub(super) fn weights(&self, device: &mut dyn Device, model: &Yxanul, state: &State) -> Result<(), OperationError> {
         let w = &state.weights;
         for l in 0..model.layers {
             for (p, x) in Projection::ALL.into_iter().zip([w.qkv, w.out, w.gate_up, w.down]) {
                 let transposed = Some(self.weight(p, l, true).codes);
-                device.run(Quantise { x: x.at(l), out: self.weight(p, l, false), transposed })?;
+                device.emit(Quantise { x: x.at(l), out: self.weight(p, l, false), transposed })?;
             }
         }
         Ok(())
@@ -132,33 +127,33 @@ impl Forward {
 }
 
 /// A product of layer `l`, by way of copies where there are any. Its input's is there, but for attention's output.
-pub(super) fn project<D: Run<Quantise> + Run<Linear>>(
-    device: &mut D,
+pub(super) fn project(
+    device: &mut dyn Device,
     narrow: Option<&Narrow>,
     (p, l): (Projection, u32),
     linear: Linear,
 ) -> Result<(), OperationError> {
-    let Some(narrow) = narrow else { return device.run(linear) };
+    let Some(narrow) = narrow else { return device.emit(linear) };
     let a = narrow.input(p, l, linear.x);
     if p == Projection::Out {
-        device.run(Quantise { x: linear.x, out: a, transposed: None })?;
+        device.emit(Quantise { x: linear.x, out: a, transposed: None })?;
     }
     let product = QuantisedProduct { a, b: narrow.weight(p, l, false) };
-    device.run(Linear { quantised: narrow.used.then_some(product), ..linear })
+    device.emit(Linear { quantised: narrow.used.then_some(product), ..linear })
 }
 
 /// Its gradients. The copy of `out_grad` is there, but for that of attention's gradient.
-pub(super) fn project_grad<D: Run<Quantise> + Run<LinearGrad>>(
-    device: &mut D,
+pub(super) fn project_grad(
+    device: &mut dyn Device,
     narrow: Option<&Narrow>,
     (p, l): (Projection, u32),
     linear: LinearGrad,
 ) -> Result<(), OperationError> {
-    let Some(narrow) = narrow else { return device.run(linear) };
+    let Some(narrow) = narrow else { return device.emit(linear) };
     let a = narrow.out_grad(p, l, linear.out_grad);
     if p == Projection::Qkv {
-        device.run(Quantise { x: linear.out_grad, out: a, transposed: None })?;
+        device.emit(Quantise { x: linear.out_grad, out: a, transposed: None })?;
     }
     let product = QuantisedProduct { a, b: narrow.weight(p, l, true) };
-    device.run(LinearGrad { quantised: narrow.used.then_some(product), ..linear })
+    device.emit(LinearGrad { quantised: narrow.used.then_some(product), ..linear })
 }

@@ -2,9 +2,11 @@
 
 use super::Yxanul;
 use super::narrow::{Copies, Narrow, lay_scales};
-use crate::device::Profile;
+use crate::device::{Profile, count};
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, Stacked};
-use crate::model::shared::{self, Activations, Grouped, Groups, Keep, Must, check_constants, check_sizes, check_stage};
+use crate::model::shared::{
+    self, Activations, Grouped, Groups, Keep, Must, check_constants, check_sizes, check_stage, larger,
+};
 use crate::model::stage::{Batch, Control, Family, ModelError, Products, Purpose, Stage};
 use crate::ops::QuantisedProduct;
 
@@ -159,7 +161,7 @@ impl Yxanul {
         let norm2 = gain("model.layers.*.post_attention_layernorm.weight", layers);
         let final_norm = gain("model.norm.weight", 1).first;
         // Matrices were laid first: each group is one range.
-        let groups = Groups::new(dtype, embed.offset, norm1.first.offset, ledger.mark());
+        let groups = Groups::new(dtype, [embed.offset, norm1.first.offset, ledger.mark()], ledger);
         Parameters { embed, project, qkv, out, gate_up, down, untied, norm1, norm2, final_norm, groups }
     }
 
@@ -247,8 +249,7 @@ impl Family for Yxanul {
     }
 
     fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError> {
-        // The widest slot that is one row, whose elements are 32-bit.
-        check_stage(stage, self.context, self.d_ff.max(self.heads().width()), self.vocabulary_rows())?;
+        check_stage(stage, self.context)?;
         if stage.products == Products::Wide {
             return Ok(());
         }
@@ -259,13 +260,14 @@ impl Family for Yxanul {
 
     fn flops_per_token(&self, seq_len: u32) -> u64 {
         let [d, ff, layers, vocabulary] = [self.d_model, self.d_ff, self.layers, self.vocab_size].map(u64::from);
-        let layer = d * u64::from(self.heads().width()) + d * d + 3 * d * ff;
+        let layer = count(&[d, u64::from(self.heads().width()) + d + 3 * ff]);
         // P is used twice, at both ends; without it the embedding is looked up and not multiplied with.
         let ends = match self.rank.map(u64::from) {
-            Some(rank) => vocabulary * rank + 2 * rank * d,
-            None => vocabulary * d,
+            Some(rank) => count(&[rank, vocabulary + 2 * d]),
+            None => count(&[vocabulary, d]),
         };
-        6 * (layers * layer + ends) + 12 * layers * d * u64::from(seq_len)
+        let products = count(&[layers, layer]).saturating_add(ends);
+        count(&[6, products]).saturating_add(count(&[12, layers, d, seq_len.into()]))
     }
 
     fn lay_state(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> State {
@@ -288,8 +290,8 @@ impl Family for Yxanul {
         let narrow_grad = lay("grad.norm_or_mixed", [1, batch, seq_len, self.d_model]);
         let low_grad = self.rank.map(|rank| lay("grad.low", [1, batch, seq_len, rank]));
         let rows = chunk.min(stage.tokens());
-        let wide = (rows * self.vocabulary_rows()).max(stage.tokens() * self.d_ff.max(self.heads().width()));
-        let wide = lay("logits_or_grad.activated_or_qkv", [1, 1, 1, wide]);
+        let widest = [1, batch, seq_len, self.d_ff.max(self.heads().width())];
+        let wide = lay("logits_or_grad.activated_or_qkv", larger([1, 1, rows, self.vocabulary_rows()], widest));
         let copies = profile.quantises().then(|| Copies::lay(self, stage.tokens(), ledger));
         Training { batch: regions, forward, x_grad, narrow_grad, low_grad, wide, copies }
     }

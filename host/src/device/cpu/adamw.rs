@@ -1,24 +1,23 @@
 //! AdamW: pieces of all four ranges, one after the other through the caches. Bound by memory.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::AdamW;
 
+use super::Cpu;
 use super::simd::vectorise;
-use super::{Cpu, CpuProfile};
 
 /// Elements of a task.
 const PIECE: usize = 16_384;
 
-impl Scratch<AdamW> for CpuProfile {
-    fn scratch(&self, _: &AdamW) -> u64 {
-        0
-    }
-}
-
-impl Run<AdamW> for Cpu {
-    fn run(&mut self, op: AdamW) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_adamw(&mut self, op: AdamW) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
+        if op.master.is_some() {
+            // No precision of this device keeps masters.
+            return op.reference(&mut arena);
+        }
         let [mut weight, gradient, mut first, mut second, settings, results] = arena.views([
             Some(op.weight),
             Some(op.gradient),
@@ -27,9 +26,9 @@ impl Run<AdamW> for Cpu {
             Some(op.settings),
             Some(op.results),
         ])?;
-        let Some(f) = op.factors(settings.f32(), results.f32()) else { return Ok(()) };
-        let gradient = gradient.f32();
-        let bands = [(weight.f32_mut(), PIECE), (first.f32_mut(), PIECE), (second.f32_mut(), PIECE)];
+        let Some(f) = op.factors(settings.f32()?, results.f32()?) else { return Ok(()) };
+        let gradient = gradient.f32()?;
+        let bands = [(weight.f32_mut()?, PIECE), (first.f32_mut()?, PIECE), (second.f32_mut()?, PIECE)];
         self.pool.bands(bands, |_, piece, [weight, first, second]| {
             let n = weight.len();
             let (gradient, first, second) = (&gradient[piece * PIECE..][..n], &mut first[..n], &mut second[..n]);

@@ -1,7 +1,7 @@
 //! Causal attention: a task is a tile of queries of one head, which meets its keys step by step with a running softmax
 //! (Milakov and Gimelshein 2018; Dao et al. 2022). Blocks that the pattern leaves out are never touched.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::Attention;
 
@@ -30,14 +30,15 @@ impl Share {
     }
 }
 
-impl Scratch<Attention> for CpuProfile {
-    fn scratch(&self, op: &Attention) -> u64 {
+impl CpuProfile {
+    pub(super) fn attention(&self, op: &Attention) -> u64 {
         bytes(Share::new(op).len() * self.workers())
     }
 }
 
-impl Run<Attention> for Cpu {
-    fn run(&mut self, op: Attention) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_attention(&mut self, op: Attention) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [qkv, mut out, mut log_sum, mut scratch] =
             arena.views([Some(op.qkv), Some(op.out), Some(op.log_sum), Some(self.scratch)])?;
@@ -45,8 +46,8 @@ impl Run<Attention> for Cpu {
         let (heads, size, scale) = (op.heads, op.heads.size as usize, op.heads.scale());
         let (queries, out_width) = (heads.queries as usize, heads.out_width() as usize);
         let (share, tiles) = (Share::new(&op), Tiles::new(op.pattern, seq_len));
-        let scratch = &mut scratch.f32_mut()[..share.len() * self.pool.threads()];
-        let (qkv, out, log_sum) = (qkv.f32(), Parts::new(out.f32_mut()), Parts::new(log_sum.f32_mut()));
+        let scratch = &mut scratch.f32_mut()?[..share.len() * self.pool.threads()];
+        let (qkv, out, log_sum) = (qkv.f32()?, Parts::new(out.f32_mut()?), Parts::new(log_sum.f32_mut()?));
         self.pool.tasks_with(scratch, batch * queries * tiles.count(), |_, task, scratch| {
             let (pair, tile) = (task / tiles.count(), tiles.tile(task % tiles.count()));
             if tile.is_empty() {

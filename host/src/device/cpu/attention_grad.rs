@@ -2,7 +2,7 @@
 //! else adds to its gradients. Probabilities are made again from the logarithmic sums, a tile of queries and a step of
 //! keys at a time.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{AttentionGrad, Heads, Rotary};
 
@@ -39,14 +39,15 @@ impl Share {
     }
 }
 
-impl Scratch<AttentionGrad> for CpuProfile {
-    fn scratch(&self, op: &AttentionGrad) -> u64 {
+impl CpuProfile {
+    pub(super) fn attention_grad(&self, op: &AttentionGrad) -> u64 {
         bytes(Share::new(op).len() * self.workers())
     }
 }
 
-impl Run<AttentionGrad> for Cpu {
-    fn run(&mut self, op: AttentionGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_attention_grad(&mut self, op: AttentionGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [qkv, out, log_sum, out_grad, table, mut qkv_grad, mut scratch] = arena.views([
             Some(op.qkv),
@@ -62,14 +63,14 @@ impl Run<AttentionGrad> for Cpu {
             op: &op,
             share,
             tiles: Tiles::new(op.pattern, op.qkv.shape[2] as usize),
-            qkv: qkv.f32(),
-            out: out.f32(),
-            log_sum: log_sum.f32(),
-            out_grad: out_grad.f32(),
-            table: table.f32(),
-            qkv_grad: Parts::new(qkv_grad.f32_mut()),
+            qkv: qkv.f32()?,
+            out: out.f32()?,
+            log_sum: log_sum.f32()?,
+            out_grad: out_grad.f32()?,
+            table: table.f32()?,
+            qkv_grad: Parts::new(qkv_grad.f32_mut()?),
         };
-        let scratch = &mut scratch.f32_mut()[..share.len() * self.pool.threads()];
+        let scratch = &mut scratch.f32_mut()?[..share.len() * self.pool.threads()];
         let keys = op.heads.keys as usize;
         self.pool.tasks_with(scratch, op.qkv.shape[1] as usize * keys, |_, task, scratch| {
             head.run(task / keys, (task % keys) as u32, scratch);

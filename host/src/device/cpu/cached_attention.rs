@@ -1,35 +1,30 @@
 //! Attention of one new token: a task is a head, which reads its keys and values once, a few dozen at a time, with a
 //! running softmax.
 
-use capful_core::device::{Operation, OperationError, Run, Scratch};
+use capful_core::device::{Operation, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::{CachedAttention, Rotary};
 
+use super::Cpu;
 use super::simd::{self, vectorise};
 use super::tiles::Tiles;
-use super::{Cpu, CpuProfile};
 
 /// Keys between two looks at the largest score.
 const KEYS: usize = 64;
 
-impl Scratch<CachedAttention> for CpuProfile {
-    fn scratch(&self, _: &CachedAttention) -> u64 {
-        0
-    }
-}
-
-impl Run<CachedAttention> for Cpu {
-    fn run(&mut self, op: CachedAttention) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_cached_attention(&mut self, op: CachedAttention) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [mut qkv, mut cache, cursor, table, mut out] =
             arena.views([Some(op.qkv), Some(op.cache), Some(op.cursor), Some(op.rotary.table), Some(op.out)])?;
         let (heads, size, scale) = (op.rotary.heads, op.rotary.heads.size as usize, op.rotary.heads.scale());
         let (context, columns) = (op.cache.shape[2] as usize, op.cache.columns() as usize);
-        let now = cursor.u32()[0] as usize;
+        let now = cursor.u32()?[0] as usize;
         op.expect(now < context, "cursor")?;
-        let row = qkv.f32_mut();
-        Rotary::rotate(&heads, table.f32(), op.rotary.dims() as usize, now, row, false);
-        let (keys, values) = cache.f32_mut().split_at_mut(context * columns);
+        let row = qkv.f32_mut()?;
+        Rotary::rotate(&heads, table.f32()?, op.rotary.dims() as usize, now, row, false);
+        let (keys, values) = cache.f32_mut()?.split_at_mut(context * columns);
         for h in 0..heads.keys {
             let at = now * columns + h as usize * size;
             keys[at..at + size].copy_from_slice(&row[heads.key(h)..][..size]);
@@ -37,7 +32,7 @@ impl Run<CachedAttention> for Cpu {
         }
         let (row, keys, values) = (&*row, &*keys, &*values);
         let tiles = Tiles::new(op.pattern, now + 1);
-        self.pool.chunks(out.f32_mut(), size, |_, h, out| {
+        self.pool.chunks(out.f32_mut()?, size, |_, h, out| {
             let query = &row[heads.query(h as u32)..][..size];
             let column = heads.key_of(h as u32) as usize * size;
             let (mut largest, mut total) = (f32::NEG_INFINITY, 0.0);

@@ -1,29 +1,24 @@
 //! Looking up the rows of a table, and adding gradients back to them.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Embed, EmbedGrad};
 
+use super::Cpu;
 use super::simd;
-use super::{Cpu, CpuProfile};
 
 /// Rows that a task copies.
 const ROWS: usize = 32;
 /// Parts that a table's gradient is cut into; each looks through all ids.
 const PARTS: usize = 32;
 
-impl Scratch<Embed> for CpuProfile {
-    fn scratch(&self, _: &Embed) -> u64 {
-        0
-    }
-}
-
-impl Run<Embed> for Cpu {
-    fn run(&mut self, op: Embed) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_embed(&mut self, op: Embed) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [ids, table, mut out] = arena.views([Some(op.ids), Some(op.table), Some(op.out)])?;
-        let (ids, table, d) = (ids.u32(), table.f32(), op.table.columns() as usize);
-        self.pool.chunks(out.f32_mut(), ROWS * d, |_, chunk, out| {
+        let (ids, table, d) = (ids.u32()?, table.f32()?, op.table.columns() as usize);
+        self.pool.chunks(out.f32_mut()?, ROWS * d, |_, chunk, out| {
             for (row, &id) in out.chunks_exact_mut(d).zip(&ids[chunk * ROWS..]) {
                 row.copy_from_slice(&table[id as usize * d..][..d]);
             }
@@ -32,20 +27,15 @@ impl Run<Embed> for Cpu {
     }
 }
 
-impl Scratch<EmbedGrad> for CpuProfile {
-    fn scratch(&self, _: &EmbedGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<EmbedGrad> for Cpu {
-    fn run(&mut self, op: EmbedGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_embed_grad(&mut self, op: EmbedGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [ids, out_grad, mut table_grad] = arena.views([Some(op.ids), Some(op.out_grad), Some(op.table_grad)])?;
-        let (ids, out_grad, d) = (ids.u32(), out_grad.f32(), op.table_grad.columns() as usize);
+        let (ids, out_grad, d) = (ids.u32()?, out_grad.f32()?, op.table_grad.columns() as usize);
         let rows = (op.table_grad.rows() as usize).div_ceil(PARTS).max(1);
         // A part of the table belongs to one task, which takes the tokens in their order.
-        self.pool.chunks(table_grad.f32_mut(), rows * d, |_, part, table_grad| {
+        self.pool.chunks(table_grad.f32_mut()?, rows * d, |_, part, table_grad| {
             if !op.accumulate {
                 table_grad.fill(0.0);
             }

@@ -1,6 +1,6 @@
 //! Updates in place with a factored second moment: a tile of the gradient by a product, its rows shared among threads.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{EmbedUpdate, FactoredUpdate};
 use capful_core::train::{results, settings};
@@ -18,15 +18,16 @@ const EPS: f32 = 1e-12;
 /// No row has used this id yet.
 const NONE: u32 = u32::MAX;
 
-impl Scratch<FactoredUpdate> for CpuProfile {
-    fn scratch(&self, op: &FactoredUpdate) -> u64 {
+impl CpuProfile {
+    pub(super) fn factored_update(&self, op: &FactoredUpdate) -> u64 {
         let [tile, d, rows] = [op.tile.rows(), op.x.columns(), op.x.rows()].map(|n| n as usize);
         bytes(gemm::scratch_len(tile.min(op.weight.rows() as usize), d, rows, self.workers()))
     }
 }
 
-impl Run<FactoredUpdate> for Cpu {
-    fn run(&mut self, op: FactoredUpdate) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_factored_update(&mut self, op: FactoredUpdate) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [
             x,
@@ -51,23 +52,23 @@ impl Run<FactoredUpdate> for Cpu {
             Some(op.results),
             Some(self.scratch),
         ])?;
-        if !results.f32()[results::LOSS].is_finite() {
+        if !results.f32()?[results::LOSS].is_finite() {
             return Ok(());
         }
         let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
-        let (lr, correction) = (settings.f32()[settings::LEARNING_RATE], settings.f32()[settings::CORRECTION2]);
-        let (x, out_grad) = (Matrix::new(x.f32(), rows, d), out_grad.f32());
-        let (row_moment, bias_moment) = row_moment.f32_mut().split_at_mut(vocabulary);
-        let (columns, sums) = column_moment.f32_mut().split_at_mut(d);
+        let (lr, correction) = (settings.f32()?[settings::LEARNING_RATE], settings.f32()?[settings::CORRECTION2]);
+        let (x, out_grad) = (Matrix::new(x.f32()?, rows, d), out_grad.f32()?);
+        let (row_moment, bias_moment) = row_moment.f32_mut()?.split_at_mut(vocabulary);
+        let (columns, sums) = column_moment.f32_mut()?.split_at_mut(d);
         let mean = simd::sum(columns) / d as f32;
         let relative = if mean > 0.0 { 1.0 / mean } else { 0.0 };
         sums.fill(0.0);
         for first in (0..vocabulary).step_by(op.tile.rows() as usize) {
             let count = (op.tile.rows() as usize).min(vocabulary - first);
-            let g = &mut tile.f32_mut()[..count * d];
+            let g = &mut tile.f32_mut()?[..count * d];
             let a = Matrix::with_strides(&out_grad[first..], count, rows, 1, vocabulary);
             let to = MatrixMut::new(g, count, d);
-            gemm::product(&mut self.pool, a, x, to, Update::Overwrite, scratch.f32_mut(), |_, _| {});
+            gemm::product(&mut self.pool, a, x, to, Update::Overwrite, scratch.f32_mut()?, |_, _| {});
             let (g, columns) = (&*g, &*columns);
             self.pool.chunks(sums, COLUMNS, |_, chunk, sums| {
                 vectorise!(for row in g.chunks_exact(d) {
@@ -78,9 +79,9 @@ impl Run<FactoredUpdate> for Cpu {
             });
             let own = first..first + count;
             let bands = [
-                (&mut weight.f32_mut()[first * d..][..count * d], ROWS * d),
+                (&mut weight.f32_mut()?[first * d..][..count * d], ROWS * d),
                 (&mut row_moment[own.clone()], ROWS),
-                (&mut bias.f32_mut()[own.clone()], ROWS),
+                (&mut bias.f32_mut()?[own.clone()], ROWS),
                 (&mut bias_moment[own], ROWS),
             ];
             self.pool.bands(bands, |_, band, [weight, row_moment, bias, bias_moment]| {
@@ -127,14 +128,15 @@ fn held(squares: f32, columns: usize) -> f32 {
     if rms > 1.0 { 1.0 / rms } else { 1.0 }
 }
 
-impl Scratch<EmbedUpdate> for CpuProfile {
-    fn scratch(&self, op: &EmbedUpdate) -> u64 {
+impl CpuProfile {
+    pub(super) fn embed_update(&self, op: &EmbedUpdate) -> u64 {
         bytes(op.table.rows() as usize)
     }
 }
 
-impl Run<EmbedUpdate> for Cpu {
-    fn run(&mut self, op: EmbedUpdate) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_embed_update(&mut self, op: EmbedUpdate) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [ids, mut x_grad, mut table, mut moment, settings, results, mut scratch] = arena.views([
             Some(op.ids),
@@ -145,13 +147,13 @@ impl Run<EmbedUpdate> for Cpu {
             Some(op.results),
             Some(self.scratch),
         ])?;
-        if !results.f32()[results::LOSS].is_finite() {
+        if !results.f32()?[results::LOSS].is_finite() {
             return Ok(());
         }
-        let (d, ids, lr) = (op.table.columns() as usize, ids.u32(), settings.f32()[settings::LEARNING_RATE]);
-        let x_grad = x_grad.f32_mut();
+        let (d, ids, lr) = (op.table.columns() as usize, ids.u32()?, settings.f32()?[settings::LEARNING_RATE]);
+        let x_grad = x_grad.f32_mut()?;
         // The first row of each id, a number's bits in a float's place.
-        let first = &mut scratch.f32_mut()[..op.table.rows() as usize];
+        let first = &mut scratch.f32_mut()?[..op.table.rows() as usize];
         first.fill(f32::from_bits(NONE));
         for (r, &id) in ids.iter().enumerate() {
             let first = &mut first[id as usize];
@@ -163,7 +165,7 @@ impl Run<EmbedUpdate> for Cpu {
             }
         }
         let (x_grad, first) = (&*x_grad, &*first);
-        self.pool.bands([(table.f32_mut(), ROWS * d), (moment.f32_mut(), ROWS * 2)], |_, band, [table, moment]| {
+        self.pool.bands([(table.f32_mut()?, ROWS * d), (moment.f32_mut()?, ROWS * 2)], |_, band, [table, moment]| {
             let rows = table.chunks_exact_mut(d).zip(moment.as_chunks_mut::<2>().0).zip(&first[band * ROWS..]);
             for ((row, [m, n]), first) in rows.filter(|(_, first)| first.to_bits() != NONE) {
                 let g = &x_grad[first.to_bits() as usize * d..][..d];

@@ -1,6 +1,6 @@
 //! The output head and its loss, a chunk of rows at a time: logits, softmax in place, and both gradients' products.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{HeadLoss, IGNORE};
 use capful_core::train::{results, settings};
@@ -12,8 +12,8 @@ use super::{Cpu, CpuProfile, bytes};
 /// A softmax task takes rows of about this many logits together.
 const LOGITS: usize = 8192;
 
-impl Scratch<HeadLoss> for CpuProfile {
-    fn scratch(&self, op: &HeadLoss) -> u64 {
+impl CpuProfile {
+    pub(super) fn head_loss(&self, op: &HeadLoss) -> u64 {
         let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
         let chunk = rows.min(op.logits.rows() as usize);
         let len = |m, n, k| gemm::scratch_len(m, n, k, self.workers());
@@ -25,8 +25,9 @@ impl Scratch<HeadLoss> for CpuProfile {
     }
 }
 
-impl Run<HeadLoss> for Cpu {
-    fn run(&mut self, op: HeadLoss) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_head_loss(&mut self, op: HeadLoss) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [
             x,
@@ -54,19 +55,19 @@ impl Run<HeadLoss> for Cpu {
             Some(self.scratch),
         ])?;
         let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
-        let (x, bias, targets, scratch) = (x.f32(), bias.f32(), targets.u32(), scratch.f32_mut());
-        let weight = Matrix::new(weight.f32(), vocabulary, d);
-        let scale = settings.f32()[settings::LOSS_SCALE];
+        let (x, bias, targets, scratch) = (x.f32()?, bias.f32()?, targets.u32()?, scratch.f32_mut()?);
+        let weight = Matrix::new(weight.f32()?, vocabulary, d);
+        let scale = settings.f32()?[settings::LOSS_SCALE];
         let (ids, gradient_scale) = (op.ids as usize, op.gradient.map(|_| scale));
         let (chunk, together) = (op.logits.rows() as usize, (LOGITS / vocabulary.max(1)).max(1));
         for first in (0..rows).step_by(chunk) {
             let count = chunk.min(rows - first);
             let (own, narrow) = (first..first + count, first * d..(first + count) * d);
             let x = Matrix::new(&x[narrow.clone()], count, d);
-            let logits = &mut logits.f32_mut()[..count * vocabulary];
+            let logits = &mut logits.f32_mut()?[..count * vocabulary];
             let to = MatrixMut::new(logits, count, vocabulary);
             gemm::product(&mut self.pool, x, weight.transposed(), to, Update::Overwrite, scratch, |_, _| {});
-            let bands = [(&mut *logits, together * vocabulary), (&mut losses.f32_mut()[own], together)];
+            let bands = [(&mut *logits, together * vocabulary), (&mut losses.f32_mut()?[own], together)];
             self.pool.bands(bands, |_, band, [logits, losses]| {
                 let targets = &targets[first + band * together..];
                 for ((row, loss), &target) in logits.chunks_exact_mut(vocabulary).zip(losses).zip(targets) {
@@ -76,18 +77,18 @@ impl Run<HeadLoss> for Cpu {
             });
             let Some(gradient) = op.gradient else { continue };
             let logits = Matrix::new(logits, count, vocabulary);
-            let dx = MatrixMut::new(&mut x_grad.f32_mut()[narrow], count, d);
+            let dx = MatrixMut::new(&mut x_grad.f32_mut()?[narrow], count, d);
             gemm::product(&mut self.pool, logits, weight, dx, Update::Overwrite, scratch, |_, _| {});
             if gradient.weight_grad.is_none() {
                 continue;
             }
             let update = if gradient.accumulate || first > 0 { Update::Accumulate } else { Update::Overwrite };
-            let dw = MatrixMut::new(weight_grad.f32_mut(), vocabulary, d);
+            let dw = MatrixMut::new(weight_grad.f32_mut()?, vocabulary, d);
             gemm::product(&mut self.pool, logits.transposed(), x, dw, update, scratch, |_, _| {});
         }
-        let results = results.f32_mut();
+        let results = results.f32_mut()?;
         let before = if op.add_loss { results[results::LOSS] } else { 0.0 };
-        results[results::LOSS] = before + scale * simd::sum(losses.f32());
+        results[results::LOSS] = before + scale * simd::sum(losses.f32()?);
         Ok(())
     }
 }

@@ -1,27 +1,22 @@
 //! Inhibitory synapses kept at or below zero, in pieces.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::Inhibit;
 
+use super::Cpu;
 use super::simd::vectorise;
-use super::{Cpu, CpuProfile};
 
 /// Synapses of a task.
 const PIECE: usize = 16_384;
 
-impl Scratch<Inhibit> for CpuProfile {
-    fn scratch(&self, _: &Inhibit) -> u64 {
-        0
-    }
-}
-
-impl Run<Inhibit> for Cpu {
-    fn run(&mut self, op: Inhibit) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_inhibit(&mut self, op: Inhibit) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [sources, mut weights] = arena.views([Some(op.sources), Some(op.weights)])?;
-        let sources = sources.u32();
-        self.pool.chunks(weights.f32_mut(), PIECE, |_, piece, weights| {
+        let sources = sources.u32()?;
+        self.pool.chunks(weights.f32_mut()?, PIECE, |_, piece, weights| {
             vectorise!(for (w, &s) in weights.iter_mut().zip(&sources[piece * PIECE..]) {
                 let inhibits = s.wrapping_sub(op.first) < op.count;
                 *w = if inhibits && *w > 0.0 { 0.0 } else { *w };

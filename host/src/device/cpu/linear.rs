@@ -1,6 +1,6 @@
 //! The linear layer: one product, and what belongs to it on each block while it is in cache.
 
-use capful_core::device::{Operation as _, OperationError, Run, Scratch};
+use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::{Linear, Rotary};
 
@@ -12,15 +12,16 @@ use super::{Cpu, CpuProfile, bytes};
 /// Rows that a task turns.
 const ROWS: usize = 16;
 
-impl Scratch<Linear> for CpuProfile {
-    fn scratch(&self, op: &Linear) -> u64 {
+impl CpuProfile {
+    pub(super) fn linear(&self, op: &Linear) -> u64 {
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out.columns()].map(|n| n as usize);
         bytes(gemm::scratch_len(rows, outputs, inputs, self.workers()))
     }
 }
 
-impl Run<Linear> for Cpu {
-    fn run(&mut self, op: Linear) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_linear(&mut self, op: Linear) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         if op.quantised.is_some() {
             return op.reference(&mut arena);
@@ -37,18 +38,18 @@ impl Run<Linear> for Cpu {
         ])?;
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out.columns()].map(|n| n as usize);
         let weight = match op.transposed {
-            true => Matrix::new(weight.f32(), inputs, outputs),
-            false => Matrix::new(weight.f32(), outputs, inputs).transposed(),
+            true => Matrix::new(weight.f32()?, inputs, outputs),
+            false => Matrix::new(weight.f32()?, outputs, inputs).transposed(),
         };
-        let (bias, residual, out) = (bias.f32(), residual.f32(), out.f32_mut());
-        let (activated, activates) = (Parts::new(activated.f32_mut()), op.activated.is_some());
+        let (bias, residual, out) = (bias.f32()?, residual.f32()?, out.f32_mut()?);
+        let (activated, activates) = (Parts::new(activated.f32_mut()?), op.activated.is_some());
         gemm::product(
             &mut self.pool,
-            Matrix::new(x.f32(), rows, inputs),
+            Matrix::new(x.f32()?, rows, inputs),
             weight,
             MatrixMut::new(out, rows, outputs),
             if op.accumulate { Update::Accumulate } else { Update::Overwrite },
-            scratch.f32_mut(),
+            scratch.f32_mut()?,
             |_, mut block| {
                 let cols = block.cols();
                 for row in block.rows() {
@@ -69,7 +70,7 @@ impl Run<Linear> for Cpu {
         );
         let Some(rotary) = op.rotary else { return Ok(()) };
         // Heads may lie across the borders of blocks, so whole rows are turned once they are there.
-        let (table, dims, period) = (table.f32(), rotary.dims() as usize, rotary.period as usize);
+        let (table, dims, period) = (table.f32()?, rotary.dims() as usize, rotary.period as usize);
         self.pool.chunks(out, ROWS * outputs, |_, chunk, part| {
             for (row, values) in (chunk * ROWS..).zip(part.chunks_exact_mut(outputs)) {
                 Rotary::rotate(&rotary.heads, table, dims, row % period, values, false);

@@ -1,6 +1,6 @@
 //! The gradients of a linear layer: two products and the sums of columns.
 
-use capful_core::device::{Operation as _, OperationError, Run, Scratch};
+use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::LinearGrad;
 
@@ -14,8 +14,8 @@ const COLUMNS: usize = 64;
 /// Rows summed in one go; the sums of such runs are then added.
 const RUN: usize = 256;
 
-impl Scratch<LinearGrad> for CpuProfile {
-    fn scratch(&self, op: &LinearGrad) -> u64 {
+impl CpuProfile {
+    pub(super) fn linear_grad(&self, op: &LinearGrad) -> u64 {
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out_grad.columns()].map(|n| n as usize);
         let len = |m, n, k| gemm::scratch_len(m, n, k, self.workers());
         let [m, n] = [op.weight.rows(), op.weight.columns()].map(|n| n as usize);
@@ -23,8 +23,9 @@ impl Scratch<LinearGrad> for CpuProfile {
     }
 }
 
-impl Run<LinearGrad> for Cpu {
-    fn run(&mut self, op: LinearGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_linear_grad(&mut self, op: LinearGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         if op.quantised.is_some() {
             return op.reference(&mut arena);
@@ -41,17 +42,17 @@ impl Run<LinearGrad> for Cpu {
                 Some(self.scratch),
             ])?;
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out_grad.columns()].map(|n| n as usize);
-        let (before_gelu, scratch) = (before_gelu.f32(), scratch.f32_mut());
-        let (x, dy) = (Matrix::new(x.f32(), rows, inputs), Matrix::new(out_grad.f32(), rows, outputs));
+        let (before_gelu, scratch) = (before_gelu.f32()?, scratch.f32_mut()?);
+        let (x, dy) = (Matrix::new(x.f32()?, rows, inputs), Matrix::new(out_grad.f32()?, rows, outputs));
         let weight = match op.transposed {
-            true => Matrix::new(weight.f32(), inputs, outputs).transposed(),
-            false => Matrix::new(weight.f32(), outputs, inputs),
+            true => Matrix::new(weight.f32()?, inputs, outputs).transposed(),
+            false => Matrix::new(weight.f32()?, outputs, inputs),
         };
         gemm::product(
             &mut self.pool,
             dy,
             weight,
-            MatrixMut::new(x_grad.f32_mut(), rows, inputs),
+            MatrixMut::new(x_grad.f32_mut()?, rows, inputs),
             Update::Overwrite,
             scratch,
             |_, mut block| {
@@ -68,9 +69,9 @@ impl Run<LinearGrad> for Cpu {
             true => (x, dy, [inputs, outputs]),
             false => (dy, x, [outputs, inputs]),
         };
-        let dw = MatrixMut::new(weight_grad.f32_mut(), m, n);
+        let dw = MatrixMut::new(weight_grad.f32_mut()?, m, n);
         gemm::product(&mut self.pool, left.transposed(), right, dw, update, scratch, |_, _| {});
-        sum_columns(&mut self.pool, out_grad.f32(), outputs, bias_grad.f32_mut(), op.accumulate);
+        sum_columns(&mut self.pool, out_grad.f32()?, outputs, bias_grad.f32_mut()?, op.accumulate);
         Ok(())
     }
 }

@@ -1,20 +1,15 @@
 //! The associative memory: each stream's matrix is one task's, row by row through the caches.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Memory, MemoryGrad};
 
+use super::Cpu;
 use super::simd::{self, vectorise};
-use super::{Cpu, CpuProfile};
 
-impl Scratch<Memory> for CpuProfile {
-    fn scratch(&self, _: &Memory) -> u64 {
-        0
-    }
-}
-
-impl Run<Memory> for Cpu {
-    fn run(&mut self, op: Memory) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_memory(&mut self, op: Memory) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [keys, queries, values, keep, before, before_key, mut after, mut after_key, mut out] = arena.views([
             Some(op.keys),
@@ -29,9 +24,9 @@ impl Run<Memory> for Cpu {
         ])?;
         let [_, batch, tokens, k] = op.keys.shape.map(|n| n as usize);
         let v = op.values.columns() as usize;
-        let (keys, queries, values, keep) = (keys.f32(), queries.f32(), values.f32(), keep.f32());
-        let (before, before_key, share) = (before.f32(), before_key.f32(), 1.0 / k as f32);
-        let bands = [(after.f32_mut(), v * k), (after_key.f32_mut(), k), (out.f32_mut(), tokens * v)];
+        let (keys, queries, values, keep) = (keys.f32()?, queries.f32()?, values.f32()?, keep.f32()?);
+        let (before, before_key, share) = (before.f32()?, before_key.f32()?, 1.0 / k as f32);
+        let bands = [(after.f32_mut()?, v * k), (after_key.f32_mut()?, k), (out.f32_mut()?, tokens * v)];
         self.pool.bands(bands, |_, b, [matrix, after_key, out]| {
             matrix.copy_from_slice(&before[b * v * k..][..v * k]);
             let mut key = &before_key[b * k..][..k];
@@ -63,14 +58,9 @@ fn advance(f: &mut [f32], decay: f32, value: f32, key: &[f32]) {
     }
 }
 
-impl Scratch<MemoryGrad> for CpuProfile {
-    fn scratch(&self, _: &MemoryGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<MemoryGrad> for Cpu {
-    fn run(&mut self, op: MemoryGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_memory_grad(&mut self, op: MemoryGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [
             keys,
@@ -99,14 +89,14 @@ impl Run<MemoryGrad> for Cpu {
         ])?;
         let [_, batch, tokens, k] = op.keys.shape.map(|n| n as usize);
         let v = op.values.columns() as usize;
-        let (keys, queries, values, keep) = (keys.f32(), queries.f32(), values.f32(), keep.f32());
-        let (before, before_key, out_grad) = (before.f32(), before_key.f32(), out_grad.f32());
+        let (keys, queries, values, keep) = (keys.f32()?, queries.f32()?, values.f32()?, keep.f32()?);
+        let (before, before_key, out_grad) = (before.f32()?, before_key.f32()?, out_grad.f32()?);
         let share = 1.0 / k as f32;
         let bands = [
-            (work.f32_mut(), v * k),
-            (keys_grad.f32_mut(), tokens * k),
-            (queries_grad.f32_mut(), tokens * k),
-            (values_grad.f32_mut(), tokens * v),
+            (work.f32_mut()?, v * k),
+            (keys_grad.f32_mut()?, tokens * k),
+            (queries_grad.f32_mut()?, tokens * k),
+            (values_grad.f32_mut()?, tokens * v),
         ];
         self.pool.bands(bands, |_, b, [work, keys_grad, queries_grad, values_grad]| {
             let key =

@@ -37,7 +37,7 @@ mod taps;
 mod tests;
 mod tiles;
 
-use capful_core::device::{Profile, Single};
+use capful_core::device::{Device, Op, OperationError, Profile, Single};
 use capful_core::memory::{Dtype, Region, Role};
 
 use self::pool::Pool;
@@ -60,6 +60,45 @@ impl CpuProfile {
 impl Profile for CpuProfile {
     fn dtype(&self, role: Role) -> Dtype {
         Single.dtype(role)
+    }
+
+    fn scratch(&self, op: &Op) -> u64 {
+        match op {
+            Op::Attention(o) => self.attention(o),
+            Op::AttentionGrad(o) => self.attention_grad(o),
+            Op::EmbedUpdate(o) => self.embed_update(o),
+            Op::FactoredUpdate(o) => self.factored_update(o),
+            Op::HeadLoss(o) => self.head_loss(o),
+            Op::Linear(o) => self.linear(o),
+            Op::LinearGrad(o) => self.linear_grad(o),
+            Op::Modulate(o) => self.modulate(o),
+            Op::NormGrad(o) => self.norm_grad(o),
+            Op::Readout(o) => self.readout(o),
+            Op::ReadoutGrad(o) => self.readout_grad(o),
+            Op::SquaredNorm(o) => self.squared_norm(o),
+            Op::AdamW(_)
+            | Op::CachedAttention(_)
+            | Op::Carry(_)
+            | Op::Context(_)
+            | Op::ContextGrad(_)
+            | Op::Embed(_)
+            | Op::EmbedGrad(_)
+            | Op::Gelu(_)
+            | Op::Inhibit(_)
+            | Op::Memory(_)
+            | Op::MemoryGrad(_)
+            | Op::Norm(_)
+            | Op::Quantise(_)
+            | Op::Rescale(_)
+            | Op::Spike(_)
+            | Op::SpikeGrad(_)
+            | Op::SwiGlu(_)
+            | Op::SwiGluGrad(_)
+            | Op::SynapseGrad(_)
+            | Op::SynapseInputGrad(_)
+            | Op::Taps(_)
+            | Op::TapsGrad(_) => 0,
+        }
     }
 }
 
@@ -84,6 +123,47 @@ impl Cpu {
     /// The system refuses the threads.
     pub fn start(profile: &CpuProfile, memory: Memory, scratch: Region) -> Result<Cpu, DeviceError> {
         Ok(Cpu { memory, pool: Pool::new(profile.threads as usize), scratch })
+    }
+}
+
+impl Device for Cpu {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        match *op {
+            Op::AdamW(o) => self.run_adamw(o),
+            Op::Attention(o) => self.run_attention(o),
+            Op::AttentionGrad(o) => self.run_attention_grad(o),
+            Op::CachedAttention(o) => self.run_cached_attention(o),
+            Op::Carry(o) => self.run_carry(o),
+            Op::Context(o) => self.run_context(o),
+            Op::ContextGrad(o) => self.run_context_grad(o),
+            Op::Embed(o) => self.run_embed(o),
+            Op::EmbedGrad(o) => self.run_embed_grad(o),
+            Op::EmbedUpdate(o) => self.run_embed_update(o),
+            Op::FactoredUpdate(o) => self.run_factored_update(o),
+            Op::Gelu(o) => self.run_gelu(o),
+            Op::HeadLoss(o) => self.run_head_loss(o),
+            Op::Inhibit(o) => self.run_inhibit(o),
+            Op::Linear(o) => self.run_linear(o),
+            Op::LinearGrad(o) => self.run_linear_grad(o),
+            Op::Memory(o) => self.run_memory(o),
+            Op::MemoryGrad(o) => self.run_memory_grad(o),
+            Op::Modulate(o) => self.run_modulate(o),
+            Op::Norm(o) => self.run_norm(o),
+            Op::NormGrad(o) => self.run_norm_grad(o),
+            Op::Quantise(o) => self.run_quantise(o),
+            Op::Readout(o) => self.run_readout(o),
+            Op::ReadoutGrad(o) => self.run_readout_grad(o),
+            Op::Rescale(o) => self.run_rescale(o),
+            Op::Spike(o) => self.run_spike(o),
+            Op::SpikeGrad(o) => self.run_spike_grad(o),
+            Op::SquaredNorm(o) => self.run_squared_norm(o),
+            Op::SwiGlu(o) => self.run_swiglu(o),
+            Op::SwiGluGrad(o) => self.run_swiglu_grad(o),
+            Op::SynapseGrad(o) => self.run_synapse_grad(o),
+            Op::SynapseInputGrad(o) => self.run_synapse_input_grad(o),
+            Op::Taps(o) => self.run_taps(o),
+            Op::TapsGrad(o) => self.run_taps_grad(o),
+        }
     }
 }
 

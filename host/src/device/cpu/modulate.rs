@@ -1,6 +1,6 @@
 //! What each token's error counts for: predictions and factors token by token, then the signals' gradient scaled.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{FOLLOW, Modulate};
 
@@ -10,15 +10,16 @@ use super::{Cpu, CpuProfile, bytes};
 /// A token's sums: of its losses, of the predictions, of the outputs' squares.
 const SUMS: usize = 3;
 
-impl Scratch<Modulate> for CpuProfile {
-    fn scratch(&self, op: &Modulate) -> u64 {
+impl CpuProfile {
+    pub(super) fn modulate(&self, op: &Modulate) -> u64 {
         let [_, tokens, _, streams] = op.signals_grad.shape.map(|n| n as usize);
         bytes(tokens * (SUMS + streams))
     }
 }
 
-impl Run<Modulate> for Cpu {
-    fn run(&mut self, op: Modulate) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_modulate(&mut self, op: Modulate) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [losses, signals, mut predictor, mut running, mut factors, mut signals_grad, mut scratch] =
             arena.views([
@@ -32,10 +33,10 @@ impl Run<Modulate> for Cpu {
             ])?;
         let [_, tokens, rows, streams] = op.signals_grad.shape.map(|n| n as usize);
         let n = op.predictor.elements() as usize - 1;
-        let (losses, signals, count) = (losses.f32(), signals.f32(), (tokens * streams) as f32);
-        let (mean, weights) = (running.f32()[0], predictor.f32());
+        let (losses, signals, count) = (losses.f32()?, signals.f32()?, (tokens * streams) as f32);
+        let (mean, weights) = (running.f32()?[0], predictor.f32()?);
         let outputs = |t: usize| &signals[((t + 1) * rows + op.outputs as usize) * streams..][..n * streams];
-        let (sums, deltas) = scratch.f32_mut()[..tokens * (SUMS + streams)].split_at_mut(tokens * SUMS);
+        let (sums, deltas) = scratch.f32_mut()?[..tokens * (SUMS + streams)].split_at_mut(tokens * SUMS);
         self.pool.bands([(&mut *deltas, streams), (&mut *sums, SUMS)], |_, t, [delta, sums]| {
             let (outputs, mut squares) = (outputs(t), 0.0);
             // Predictions first, then what is missing to the reward.
@@ -56,7 +57,7 @@ impl Run<Modulate> for Cpu {
         let [loss, predicted, squares] =
             std::array::from_fn(|i| sums.iter().skip(i).step_by(SUMS).map(|&x| f64::from(x)).sum::<f64>() as f32);
         let rate = FOLLOW / (count + squares);
-        let predictor = predictor.f32_mut();
+        let predictor = predictor.f32_mut()?;
         vectorise!({
             for (t, delta) in deltas.chunks_exact(streams).enumerate() {
                 for (w, row) in predictor.iter_mut().zip(outputs(t).chunks_exact(streams)) {
@@ -65,7 +66,7 @@ impl Run<Modulate> for Cpu {
             }
             predictor[n] += rate * deltas.iter().sum::<f32>();
         });
-        let bands = [(factors.f32_mut(), streams), (signals_grad.f32_mut(), rows * streams)];
+        let bands = [(factors.f32_mut()?, streams), (signals_grad.f32_mut()?, rows * streams)];
         self.pool.bands(bands, |_, t, [factors, grad]| {
             for (b, (factor, delta)) in factors.iter_mut().zip(&deltas[t * streams..]).enumerate() {
                 *factor = op.factor(losses[b * tokens + t], mean, *delta);
@@ -77,7 +78,7 @@ impl Run<Modulate> for Cpu {
             });
         });
         let loss = loss / count;
-        let running = running.f32_mut();
+        let running = running.f32_mut()?;
         running[0] = if mean > 0.0 { mean + FOLLOW * (loss - mean) } else { loss };
         running[1] = predicted / count;
         Ok(())

@@ -1,23 +1,18 @@
 //! LayerNorm and RMSNorm: a task takes some rows, and of each row makes both outputs while it is in the nearest cache.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Norm, NormKind};
 
+use super::Cpu;
 use super::simd::{self, vectorise};
-use super::{Cpu, CpuProfile};
 
 /// Rows of a task.
 const ROWS: usize = 16;
 
-impl Scratch<Norm> for CpuProfile {
-    fn scratch(&self, _: &Norm) -> u64 {
-        0
-    }
-}
-
-impl Run<Norm> for Cpu {
-    fn run(&mut self, op: Norm) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_norm(&mut self, op: Norm) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [x, mut stats, gain, bias, mut out, gain2, bias2, mut out2] = arena.views([
             Some(op.x),
@@ -29,10 +24,10 @@ impl Run<Norm> for Cpu {
             op.second.and_then(|s| s.bias),
             op.second.map(|s| s.out),
         ])?;
-        let (x, d) = (x.f32(), op.x.columns() as usize);
-        let [gain, bias, gain2, bias2] = [gain.f32(), bias.f32(), gain2.f32(), bias2.f32()];
+        let (x, d) = (x.f32()?, op.x.columns() as usize);
+        let [gain, bias, gain2, bias2] = [gain.f32()?, bias.f32()?, gain2.f32()?, bias2.f32()?];
         let kept = op.kind.stats() as usize;
-        let bands = [(stats.f32_mut(), ROWS * kept), (out.f32_mut(), ROWS * d), (out2.f32_mut(), ROWS * d)];
+        let bands = [(stats.f32_mut()?, ROWS * kept), (out.f32_mut()?, ROWS * d), (out2.f32_mut()?, ROWS * d)];
         self.pool.bands(bands, |_, band, [stats, out, out2]| {
             let rows = x[band * ROWS * d..].chunks_exact(d).zip(stats.chunks_exact_mut(kept));
             vectorise!({

@@ -1,7 +1,7 @@
 //! The gradient of LayerNorm or RMSNorm: a task takes a block of rows, writes their gradients, and sums the rows' part of the gains'
 //! and biases' gradients in scratch; the blocks' sums are then added in their order.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{NormGrad, NormKind};
 
@@ -23,14 +23,15 @@ fn scratch_len(op: &NormGrad) -> usize {
     (op.x.rows() as usize).div_ceil(block_rows(op)) * SCRATCH_ROWS * op.x.columns() as usize
 }
 
-impl Scratch<NormGrad> for CpuProfile {
-    fn scratch(&self, op: &NormGrad) -> u64 {
+impl CpuProfile {
+    pub(super) fn norm_grad(&self, op: &NormGrad) -> u64 {
         bytes(scratch_len(op))
     }
 }
 
-impl Run<NormGrad> for Cpu {
-    fn run(&mut self, op: NormGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_norm_grad(&mut self, op: NormGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let second = op.second;
         let [
@@ -61,10 +62,10 @@ impl Run<NormGrad> for Cpu {
             Some(self.scratch),
         ])?;
         let (d, rows, kept) = (op.x.columns() as usize, block_rows(&op), op.kind.stats() as usize);
-        let (x, stats, gain, gain2) = (x.f32(), stats.f32(), gain.f32(), gain2.f32());
-        let (out_grad, out_grad2) = (out_grad.f32(), out_grad2.f32());
-        let scratch = &mut scratch.f32_mut()[..scratch_len(&op)];
-        let bands = [(x_grad.f32_mut(), rows * d), (&mut *scratch, SCRATCH_ROWS * d)];
+        let (x, stats, gain, gain2) = (x.f32()?, stats.f32()?, gain.f32()?, gain2.f32()?);
+        let (out_grad, out_grad2) = (out_grad.f32()?, out_grad2.f32()?);
+        let scratch = &mut scratch.f32_mut()?[..scratch_len(&op)];
+        let bands = [(x_grad.f32_mut()?, rows * d), (&mut *scratch, SCRATCH_ROWS * d)];
         self.pool.bands(bands, |_, block, [x_grad, scratch]| {
             let (sums, buffers) = scratch.split_at_mut(4 * d);
             sums.fill(0.0);
@@ -94,7 +95,7 @@ impl Run<NormGrad> for Cpu {
         });
         let parameters = [&mut gain_grad, &mut bias_grad, &mut gain_grad2, &mut bias_grad2];
         for (which, parameter) in parameters.into_iter().enumerate() {
-            let parameter = parameter.f32_mut();
+            let parameter = parameter.f32_mut()?;
             if !op.accumulate {
                 parameter.fill(0.0);
             }

@@ -1,7 +1,7 @@
 //! The residual stream of a spiking model: sums over outputs with streams as lanes, some tokens at a time, so that what
 //! is to be transposed stays in the caches.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::{Arena, Region};
 use capful_core::ops::{Gate, Readout, ReadoutGrad};
 
@@ -130,16 +130,17 @@ impl Opens<'_> {
     }
 }
 
-impl Scratch<Readout> for CpuProfile {
-    fn scratch(&self, op: &Readout) -> u64 {
+impl CpuProfile {
+    pub(super) fn readout(&self, op: &Readout) -> u64 {
         let [_, batch, tokens, dims] = op.out.shape.map(|n| n as usize);
         let products = |c: Classes| c.len() + TOKENS.min(tokens) * c.scratch(batch);
         bytes(turned(&op.out) + Classes::of(&op.weights, dims).map_or(0, products))
     }
 }
 
-impl Run<Readout> for Cpu {
-    fn run(&mut self, op: Readout) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_readout(&mut self, op: Readout) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [signals, weights, gate_weight, gate_bias, mut out, mut scratch] = arena.views([
             Some(op.signals),
@@ -151,10 +152,10 @@ impl Run<Readout> for Cpu {
         ])?;
         let [_, batch, tokens, dims] = op.out.shape.map(|n| n as usize);
         let [_, _, fan_out, outputs] = op.weights.shape.map(|n| n as usize);
-        let (signals, rows, weights) = (signals.f32(), op.signals.shape[2] as usize, weights.f32());
-        let opens = Opens { weight: gate_weight.f32(), bias: gate_bias.f32(), gate: op.gate };
+        let (signals, rows, weights) = (signals.f32()?, op.signals.shape[2] as usize, weights.f32()?);
+        let opens = Opens { weight: gate_weight.f32()?, bias: gate_bias.f32()?, gate: op.gate };
         let shift = dims / fan_out;
-        let (scratch, rest) = scratch.f32_mut().split_at_mut(turned(&op.out));
+        let (scratch, rest) = scratch.f32_mut()?.split_at_mut(turned(&op.out));
         let classes = Classes::of(&op.weights, dims);
         let (dense, rest) = rest.split_at_mut(classes.map_or(0, Classes::len));
         let own_scratch = classes.map_or(1, |c| c.scratch(batch));
@@ -200,7 +201,7 @@ impl Run<Readout> for Cpu {
                 }
             });
             let sums = &*sums;
-            self.pool.chunks(out.f32_mut(), together * tokens * dims, |_, part, out| {
+            self.pool.chunks(out.f32_mut()?, together * tokens * dims, |_, part, out| {
                 for t in 0..count {
                     let from = &sums[t * dims * batch + part * together..];
                     let (streams, out) = (out.len() / (tokens * dims), &mut out[(begin + t) * dims..]);
@@ -212,8 +213,8 @@ impl Run<Readout> for Cpu {
     }
 }
 
-impl Scratch<ReadoutGrad> for CpuProfile {
-    fn scratch(&self, op: &ReadoutGrad) -> u64 {
+impl CpuProfile {
+    pub(super) fn readout_grad(&self, op: &ReadoutGrad) -> u64 {
         let [_, batch, tokens, dims] = op.out_grad.shape.map(|n| n as usize);
         let products = |c: Classes| {
             2 * c.len()
@@ -226,8 +227,9 @@ impl Scratch<ReadoutGrad> for CpuProfile {
     }
 }
 
-impl Run<ReadoutGrad> for Cpu {
-    fn run(&mut self, op: ReadoutGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_readout_grad(&mut self, op: ReadoutGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [
             signals,
@@ -258,15 +260,15 @@ impl Run<ReadoutGrad> for Cpu {
         ])?;
         let [_, batch, tokens, dims] = op.out_grad.shape.map(|n| n as usize);
         let [_, _, fan_out, outputs] = op.weights.shape.map(|n| n as usize);
-        let (signals, rows, out_grad) = (signals.f32(), op.signals.shape[2] as usize, out_grad.f32());
-        let back = if op.feedback.is_some() { back.f32() } else { weights.f32() };
-        let back_direct = back_direct.f32();
-        let opens = Opens { weight: gate_weight.f32(), bias: gate_bias.f32(), gate: op.gate };
+        let (signals, rows, out_grad) = (signals.f32()?, op.signals.shape[2] as usize, out_grad.f32()?);
+        let back = if op.feedback.is_some() { back.f32()? } else { weights.f32()? };
+        let back_direct = back_direct.f32()?;
+        let opens = Opens { weight: gate_weight.f32()?, bias: gate_bias.f32()?, gate: op.gate };
         let (first, direct, shift) = (op.layout.first as usize, op.layout.direct as usize, dims / fan_out);
-        let (gate_weight_grad, gate_bias_grad) = (gate_weight_grad.f32_mut(), gate_bias_grad.f32_mut());
+        let (gate_weight_grad, gate_bias_grad) = (gate_weight_grad.f32_mut()?, gate_bias_grad.f32_mut()?);
         gate_weight_grad.fill(0.0);
         gate_bias_grad.fill(0.0);
-        let (turned_grad, rest) = scratch.f32_mut().split_at_mut(turned(&op.out_grad));
+        let (turned_grad, rest) = scratch.f32_mut()?.split_at_mut(turned(&op.out_grad));
         let (gate_sums, rest) = rest.split_at_mut(TOKENS.min(tokens) * 2 * dims);
         let classes = Classes::of(&op.weights, dims);
         let len = classes.map_or(0, Classes::len);
@@ -284,7 +286,7 @@ impl Run<ReadoutGrad> for Cpu {
             let count = TOKENS.min(tokens - begin);
             let turned_grad = &mut turned_grad[..count * dims * batch];
             let gate_sums = &mut gate_sums[..count * 2 * dims];
-            let own = &mut signals_grad.f32_mut()[begin * rows * batch..][..count * rows * batch];
+            let own = &mut signals_grad.f32_mut()?[begin * rows * batch..][..count * rows * batch];
             let present = classes.map_or(0, |_| count);
             let bands = [
                 (&mut *turned_grad, dims * batch),
@@ -380,7 +382,7 @@ impl Run<ReadoutGrad> for Cpu {
                 });
                 continue;
             }
-            self.pool.chunks(weight_grad.f32_mut(), WEIGHTS, |_, chunk, to| {
+            self.pool.chunks(weight_grad.f32_mut()?, WEIGHTS, |_, chunk, to| {
                 if begin == 0 {
                     to.fill(0.0);
                 }
@@ -398,7 +400,7 @@ impl Run<ReadoutGrad> for Cpu {
             });
         }
         if let Some(classes) = classes {
-            classes.scatter(&mut self.pool, dense_grad, weight_grad.f32_mut());
+            classes.scatter(&mut self.pool, dense_grad, weight_grad.f32_mut()?);
         }
         Ok(())
     }

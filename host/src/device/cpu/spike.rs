@@ -1,26 +1,21 @@
 //! A module's neurons through one token: lanes are streams, so every stream's sum is the reference's to the bit.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Cell, FAINT, LOWEST_POTENTIAL, OFFSET_LIMIT, Outputs, Spike};
 
+use super::Cpu;
 use super::lanes::{lanes, pick, pick_mut, whole};
 use super::simd::vectorise;
-use super::{Cpu, CpuProfile};
 
 /// Products of a task, synapses times streams, that are worth waking another thread for.
 const WORK: usize = 1 << 16;
 /// Winners up to which a block's best are kept in a list; with more, the last one's potential is searched for.
 const LIST: usize = 8;
 
-impl Scratch<Spike> for CpuProfile {
-    fn scratch(&self, _: &Spike) -> u64 {
-        0
-    }
-}
-
-impl Run<Spike> for Cpu {
-    fn run(&mut self, op: Spike) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_spike(&mut self, op: Spike) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let t = op.token;
         let [
@@ -52,12 +47,12 @@ impl Run<Spike> for Cpu {
         let (neurons, fan_in) = (op.weights.rows() as usize, op.weights.columns() as usize);
         let (block, winners) = (op.cell.block as usize, op.cell.winners as usize);
         let module = Module {
-            now: now.f32(),
-            before: before.f32(),
-            spiked: spiked.f32(),
-            keep: keep.f32(),
-            sources: sources.u32(),
-            weights: weights.f32(),
+            now: now.f32()?,
+            before: before.f32()?,
+            spiked: spiked.f32()?,
+            keep: keep.f32()?,
+            sources: sources.u32()?,
+            weights: weights.f32()?,
             rows,
             streams,
             fan_in,
@@ -66,11 +61,11 @@ impl Run<Spike> for Cpu {
         // A task has whole blocks, for their neurons compete.
         let together = WORK.div_ceil((fan_in * streams * block).max(1)) * block;
         let bands = [
-            (spikes.f32_mut(), together * streams),
-            (potential.f32_mut(), together * streams),
-            (fatigue.f32_mut(), together * streams),
-            (slope.f32_mut(), together * streams),
-            (offset.f32_mut(), together),
+            (spikes.f32_mut()?, together * streams),
+            (potential.f32_mut()?, together * streams),
+            (fatigue.f32_mut()?, together * streams),
+            (slope.f32_mut()?, together * streams),
+            (offset.f32_mut()?, together),
         ];
         self.pool.bands(bands, |_, band, [spikes, potential, fatigue, slope, offset]| {
             let first = band * together;
@@ -93,7 +88,7 @@ impl Run<Spike> for Cpu {
                 }
             }
         });
-        let (before, keep, spikes, now) = (before.f32(), keep.f32(), spikes.f32(), now.f32_mut());
+        let (before, keep, spikes, now) = (before.f32()?, keep.f32()?, spikes.f32()?, now.f32_mut()?);
         vectorise!(lanes!(streams, at, L => {
             // Most groups are of one size.
             let (mut size, mut share) = (0, 0.0);

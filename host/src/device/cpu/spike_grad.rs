@@ -1,12 +1,12 @@
 //! The backward pass of a module's neurons and synapses; lanes are streams.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Outputs, Spike, SpikeGrad, SynapseGrad, SynapseInputGrad};
 
+use super::Cpu;
 use super::lanes::{across, fused, fused_pairs, lanes, pick, pick_mut, whole};
 use super::simd::vectorise;
-use super::{Cpu, CpuProfile};
 
 /// Tokens whose signals are multiplied with every row before the next ones: their signals stay in the caches.
 const TOKENS: usize = 8;
@@ -17,22 +17,17 @@ const ROWS: usize = 16;
 /// Tasks that the sources of a module are cut into: more than threads, for some sources have no synapses.
 const PARTS: usize = 16;
 
-impl Scratch<SpikeGrad> for CpuProfile {
-    fn scratch(&self, _: &SpikeGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<SpikeGrad> for Cpu {
-    fn run(&mut self, op: SpikeGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_spike_grad(&mut self, op: SpikeGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [mut signals_grad, mut slope, keep, mut fatigue_grad, spikes_grad] =
             arena.views([Some(op.signals_grad), Some(op.slope), Some(op.keep), op.fatigue_grad, op.spikes_grad])?;
         let [_, tokens, neurons, streams] = op.slope.shape.map(|n| n as usize);
         let signals = op.signals_grad.shape[2] as usize * streams;
         let (cell, outputs) = (op.cell, op.outputs);
-        let (signals_grad, slope, keep) = (signals_grad.f32_mut(), slope.f32_mut(), keep.f32());
-        let (fatigue_grad, spikes_grad) = (fatigue_grad.f32_mut(), spikes_grad.f32());
+        let (signals_grad, slope, keep) = (signals_grad.f32_mut()?, slope.f32_mut()?, keep.f32()?);
+        let (fatigue_grad, spikes_grad) = (fatigue_grad.f32_mut()?, spikes_grad.f32()?);
         let together = NEURONS.div_ceil(streams);
         for t in (op.first as usize..(op.first + op.count) as usize).rev() {
             let last = t + 1 == tokens;
@@ -100,14 +95,9 @@ impl Run<SpikeGrad> for Cpu {
     }
 }
 
-impl Scratch<SynapseGrad> for CpuProfile {
-    fn scratch(&self, _: &SynapseGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<SynapseGrad> for Cpu {
-    fn run(&mut self, op: SynapseGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_synapse_grad(&mut self, op: SynapseGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [grad, signals, spikes, keep, sources, mut weight_grad] = arena.views([
             Some(op.grad),
@@ -119,8 +109,8 @@ impl Run<SynapseGrad> for Cpu {
         ])?;
         let [_, tokens, neurons, streams] = op.grad.shape.map(|n| n as usize);
         let (rows, fan_in) = (op.signals.shape[2] as usize, op.sources.columns() as usize);
-        let (grad, signals, spikes, keep) = (grad.f32(), signals.f32(), spikes.f32(), keep.f32());
-        let (sources, weight_grad) = (sources.u32(), weight_grad.f32_mut());
+        let (grad, signals, spikes, keep) = (grad.f32()?, signals.f32()?, spikes.f32()?, keep.f32()?);
+        let (sources, weight_grad) = (sources.u32()?, weight_grad.f32_mut()?);
         // All threads are at the same tokens, and what they read of them lies in each one's cache.
         for first in (0..tokens).step_by(TOKENS) {
             let count = TOKENS.min(tokens - first);
@@ -194,14 +184,9 @@ fn products<const L: usize>(
     }
 }
 
-impl Scratch<SynapseInputGrad> for CpuProfile {
-    fn scratch(&self, _: &SynapseInputGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<SynapseInputGrad> for Cpu {
-    fn run(&mut self, op: SynapseInputGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_synapse_input_grad(&mut self, op: SynapseInputGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let t = op.token as usize;
         let [grad, weights, starts, synapses, keep, mut signals_grad, mut spikes_grad] = arena.views([
@@ -215,21 +200,21 @@ impl Run<SynapseInputGrad> for Cpu {
         ])?;
         let (rows, fan_in) = (op.signals_grad.shape[2] as usize, op.weights.columns() as usize);
         let (streams, neurons) = (op.grad.columns() as usize, op.weights.rows() as usize);
-        let keep = keep.f32();
-        let (before, now) = signals_grad.f32_mut().split_at_mut(t * rows * streams);
+        let keep = keep.f32()?;
+        let (before, now) = signals_grad.f32_mut()?.split_at_mut(t * rows * streams);
         let before = if t > 0 { &mut before[(t - 1) * rows * streams..] } else { before };
         let now = &mut now[..rows * streams];
         // A part of the signals, of this token and of the one before, and a part of the module's own neurons.
         let (together, own) = (rows.div_ceil(PARTS).max(1), neurons.div_ceil(PARTS).max(1));
         let index = Index {
-            starts: starts.u32(),
-            synapses: synapses.u32(),
-            weights: weights.f32(),
-            grad: grad.f32(),
+            starts: starts.u32()?,
+            synapses: synapses.u32()?,
+            weights: weights.f32()?,
+            grad: grad.f32()?,
             fan_in,
             streams,
         };
-        let bands = [(now, together * streams), (before, together * streams), (spikes_grad.f32_mut(), own * streams)];
+        let bands = [(now, together * streams), (before, together * streams), (spikes_grad.f32_mut()?, own * streams)];
         let index = &index;
         self.pool.bands(bands, |_, part, [now, before, inner]| {
             vectorise!(lanes!(streams, at, L => {

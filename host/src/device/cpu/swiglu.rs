@@ -1,11 +1,11 @@
 //! SwiGLU and its gradient, some rows a task.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{SwiGlu, SwiGluGrad};
 
+use super::Cpu;
 use super::simd;
-use super::{Cpu, CpuProfile};
 
 /// Elements of a task, about: whole rows.
 const PIECE: usize = 16_384;
@@ -15,19 +15,14 @@ fn rows(d: usize) -> usize {
     (PIECE / d.max(1)).max(1)
 }
 
-impl Scratch<SwiGlu> for CpuProfile {
-    fn scratch(&self, _: &SwiGlu) -> u64 {
-        0
-    }
-}
-
-impl Run<SwiGlu> for Cpu {
-    fn run(&mut self, op: SwiGlu) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_swiglu(&mut self, op: SwiGlu) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [gate_up, mut out] = arena.views([Some(op.gate_up), Some(op.out)])?;
-        let (gate_up, d) = (gate_up.f32(), op.out.columns() as usize);
+        let (gate_up, d) = (gate_up.f32()?, op.out.columns() as usize);
         let rows = rows(d);
-        self.pool.chunks(out.f32_mut(), rows * d, |_, piece, out| {
+        self.pool.chunks(out.f32_mut()?, rows * d, |_, piece, out| {
             let gate_up = gate_up[piece * rows * 2 * d..].chunks_exact(2 * d);
             for (out, row) in out.chunks_exact_mut(d).zip(gate_up) {
                 let (gate, up) = row.split_at(d);
@@ -38,19 +33,14 @@ impl Run<SwiGlu> for Cpu {
     }
 }
 
-impl Scratch<SwiGluGrad> for CpuProfile {
-    fn scratch(&self, _: &SwiGluGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<SwiGluGrad> for Cpu {
-    fn run(&mut self, op: SwiGluGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_swiglu_grad(&mut self, op: SwiGluGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [mut gate_up, out_grad] = arena.views([Some(op.gate_up), Some(op.out_grad)])?;
-        let (out_grad, d) = (out_grad.f32(), op.out_grad.columns() as usize);
+        let (out_grad, d) = (out_grad.f32()?, op.out_grad.columns() as usize);
         let rows = rows(d);
-        self.pool.chunks(gate_up.f32_mut(), rows * 2 * d, |_, piece, gate_up| {
+        self.pool.chunks(gate_up.f32_mut()?, rows * 2 * d, |_, piece, gate_up| {
             let out_grad = out_grad[piece * rows * d..].chunks_exact(d);
             for (row, out_grad) in gate_up.chunks_exact_mut(2 * d).zip(out_grad) {
                 let (gate, up) = row.split_at_mut(d);

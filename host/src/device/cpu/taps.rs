@@ -1,28 +1,23 @@
 //! The delay line of embeddings: token by token, each tap straight from the embedding it shows.
 
-use capful_core::device::{OperationError, Run, Scratch};
+use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Taps, TapsGrad, reach};
 
-use super::{Cpu, CpuProfile};
+use super::Cpu;
 
-impl Scratch<Taps> for CpuProfile {
-    fn scratch(&self, _: &Taps) -> u64 {
-        0
-    }
-}
-
-impl Run<Taps> for Cpu {
-    fn run(&mut self, op: Taps) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_taps(&mut self, op: Taps) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [x, offsets, mut signals, mut keep] =
             arena.views([Some(op.x), Some(op.offsets), Some(op.signals), Some(op.keep)])?;
         let [_, batch, tokens, width] = op.x.shape.map(|n| n as usize);
-        let (x, offsets, taps) = (x.f32(), offsets.u32(), op.taps as usize);
+        let (x, offsets, taps) = (x.f32()?, offsets.u32()?, op.taps as usize);
         let slot = op.signals.shape[2] as usize * batch;
-        let (before, signals) = signals.f32_mut().split_at_mut(slot);
+        let (before, signals) = signals.f32_mut()?.split_at_mut(slot);
         let reach = |t: usize, b: usize| reach(offsets[b * tokens + t], t as u32, op.fresh) as usize;
-        self.pool.bands([(signals, slot), (keep.f32_mut(), batch)], |_, t, [now, keep]| {
+        self.pool.bands([(signals, slot), (keep.f32_mut()?, batch)], |_, t, [now, keep]| {
             for b in 0..batch {
                 keep[b] = if reach(t, b) > 0 { 1.0 } else { 0.0 };
                 // A tap is handed on from slot to slot: every token on the way must let it through.
@@ -44,21 +39,16 @@ impl Run<Taps> for Cpu {
     }
 }
 
-impl Scratch<TapsGrad> for CpuProfile {
-    fn scratch(&self, _: &TapsGrad) -> u64 {
-        0
-    }
-}
-
-impl Run<TapsGrad> for Cpu {
-    fn run(&mut self, op: TapsGrad) -> Result<(), OperationError> {
+impl Cpu {
+    #[inline(never)]
+    pub(super) fn run_taps_grad(&mut self, op: TapsGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words(), &[]);
         let [grad, offsets, mut x_grad] = arena.views([Some(op.signals_grad), Some(op.offsets), Some(op.x_grad)])?;
         let [_, batch, tokens, width] = op.x_grad.shape.map(|n| n as usize);
-        let (grad, offsets, rows) = (grad.f32(), offsets.u32(), op.signals_grad.shape[2] as usize);
+        let (grad, offsets, rows) = (grad.f32()?, offsets.u32()?, op.signals_grad.shape[2] as usize);
         // Streams side by side share the lines of the signals, so a task takes several.
         let together = batch.div_ceil(self.pool.threads()).min(16);
-        self.pool.chunks(x_grad.f32_mut(), together * tokens * width, |_, part, x_grad| {
+        self.pool.chunks(x_grad.f32_mut()?, together * tokens * width, |_, part, x_grad| {
             if !op.accumulate {
                 x_grad.fill(0.0);
             }

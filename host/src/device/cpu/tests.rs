@@ -1,6 +1,6 @@
 //! Every operation against core's definition of it, over odd shapes and for 1, 2 and 3 threads.
 
-use capful_core::device::{Access, Operation, Reference, Run, Scratch};
+use capful_core::device::{Access, Device as _, Operation, Profile as _, Reference};
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
@@ -79,14 +79,10 @@ impl Bench {
         words
     }
 
-    /// The arena after `operation` on so many threads, with exactly the scratch it asks for.
-    fn on_cpu<O: Operation>(&self, operation: O, threads: u32) -> Vec<u64>
-    where
-        Cpu: Run<O>,
-        CpuProfile: Scratch<O>,
-    {
+    /// The device of so many threads, with these regions and exactly the scratch that `operation` asks for.
+    fn cpu<O: Operation>(&self, operation: O, threads: u32) -> Cpu {
         let profile = CpuProfile { threads };
-        let scratch = profile.scratch(&operation);
+        let scratch = profile.scratch(&operation.into());
         assert!(scratch.is_multiple_of(4));
         let offset = self.words.len() as u64 * 8;
         let shape = [1, 1, 1, (scratch / 4) as u32];
@@ -94,10 +90,16 @@ impl Bench {
         let mut memory = Memory::new(place.end().next_multiple_of(8)).unwrap();
         memory.words().fill(u64::MAX);
         memory.words()[..self.words.len()].copy_from_slice(&self.words);
-        let mut cpu = Cpu::start(&profile, memory, place).unwrap();
-        cpu.run(operation).unwrap();
+        Cpu::start(&profile, memory, place).unwrap()
+    }
+
+    /// The arena after `operation` on so many threads.
+    fn on_cpu<O: Operation>(&self, operation: O, threads: u32) -> Vec<u64> {
+        let mut cpu = self.cpu(operation, threads);
+        cpu.run(&operation.into()).unwrap();
         let mut after = vec![0u64; self.words.len()];
-        let all = Region { offset: 0, dtype: Dtype::U32, shape: [1, 1, 2, after.len() as u32], ..place };
+        let shape = [1, 1, 2, after.len() as u32];
+        let all = Region { space: Space::Arena, offset: 0, dtype: Dtype::U32, shape };
         cpu.memory.read(all, bytemuck::cast_slice_mut(&mut after)).unwrap();
         after
     }
@@ -105,13 +107,9 @@ impl Bench {
     /// Runs `operation` on this device and as it is defined, and compares what it writes: at most 1e-5 of its norm
     /// apart. Nothing else may change, and 1, 2 and 3 threads must give the same bits. What is in `spent` means nothing
     /// afterwards.
-    fn witness<O: Operation + std::fmt::Debug>(&self, operation: O, spent: Option<Region>)
-    where
-        Cpu: Run<O>,
-        CpuProfile: Scratch<O>,
-    {
+    fn witness<O: Operation + std::fmt::Debug>(&self, operation: O, spent: Option<Region>) {
         operation.validate().unwrap();
-        let expected = self.after(|reference| reference.run(operation).unwrap());
+        let expected = self.after(|reference| reference.run(&operation.into()).unwrap());
         let found = self.on_cpu(operation, 1);
         for threads in [2, 3] {
             assert!(found == self.on_cpu(operation, threads), "{operation:?}: {threads} threads give other bits");
@@ -187,7 +185,7 @@ fn norms_and_their_gradients() {
             let (first, second) = (affine(&mut b), two.then(|| affine(&mut b)));
             let forward = Norm { kind, x, eps: 1e-5, stats, first, second, copy: None };
             b.witness(forward, None);
-            b.words = b.after(|r| r.run(forward).unwrap());
+            b.words = b.after(|r| r.run(&forward.into()).unwrap());
             for (add, accumulate) in [(false, false), (true, true)] {
                 let mut grad = |gain| AffineGrad {
                     gain,
@@ -293,7 +291,7 @@ fn attention_and_its_gradient_in_every_pattern() {
         let log_sum = b.poison([1, batch, heads.queries, seq_len]);
         let forward = Attention { qkv, out, log_sum, heads, pattern };
         b.witness(forward, None);
-        b.words = b.after(|r| r.run(forward).unwrap());
+        b.words = b.after(|r| r.run(&forward.into()).unwrap());
         let out_grad = b.normal([1, batch, seq_len, heads.out_width()], 1.0);
         let qkv_grad = b.poison([1, batch, seq_len, heads.width()]);
         let rotary = b.rotary(heads, heads.size / 4 * 2 + 2 * u32::from(heads.size < 4), seq_len);
@@ -409,7 +407,14 @@ fn adamw_moves_as_defined_to_the_bit_and_not_at_all_without_a_norm() {
             decay: 0.1,
         };
         b.witness(op, None);
-        assert!(b.on_cpu(op, 2) == b.after(|reference| reference.run(op).unwrap()));
+        assert!(b.on_cpu(op, 2) == b.after(|reference| reference.run(&op.into()).unwrap()));
+        // Weights that follow a master, and moments that are no f32.
+        let op = AdamW { master: Some(b.normal(matrix(1, elements), 1.0)), ..op };
+        assert!(b.on_cpu(op, 2) == b.after(|reference| reference.run(&op.into()).unwrap()));
+        let narrow = AdamW { master: None, first: Region { dtype: Dtype::Bf16, ..op.first }, ..op };
+        let mut cpu = b.cpu(narrow, 1);
+        let moved = cpu.run(&narrow.into());
+        assert_eq!(moved.is_err(), squared_norm.is_finite(), "{moved:?}");
     }
 }
 

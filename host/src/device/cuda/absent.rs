@@ -7,7 +7,7 @@ mod profile;
 pub use description::{Card, Description};
 pub use profile::{CudaProfile, Precision};
 
-use capful_core::device::{Operation, OperationError, Run};
+use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::Region;
 
 /// The memory that a run asks of the card.
@@ -131,8 +131,8 @@ never! {
     write(Region, &[u8]) -> Result<(), CudaError>;
 }
 
-impl<O: Operation> Run<O> for Cuda {
-    fn run(&mut self, _: O) -> Result<(), OperationError> {
+impl Device for Cuda {
+    fn run(&mut self, _: &Op) -> Result<(), OperationError> {
         match *self {}
     }
 }

@@ -1,6 +1,6 @@
 //! AdamW over a range of parameters.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::AdamW;
 
 use super::device::{Cuda, blocks, threads, width};
@@ -24,8 +24,9 @@ struct AdamWArgs {
     wide: u32,
 }
 
-impl Run<AdamW> for Cuda {
-    fn run(&mut self, o: AdamW) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_adamw(&mut self, o: AdamW) -> Result<(), OperationError> {
         let mut arguments = AdamWArgs {
             weight: self.address(o.weight)?,
             master: self.address_or_null(o.master)?,

@@ -1,6 +1,6 @@
 //! Causal attention with online softmax.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::Attention;
 
 use super::device::{Cuda, blocks};
@@ -20,8 +20,9 @@ struct AttentionArgs {
     rows: u32,
 }
 
-impl Run<Attention> for Cuda {
-    fn run(&mut self, o: Attention) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_attention(&mut self, o: Attention) -> Result<(), OperationError> {
         let dtype = self.dtype("attention", [o.qkv, o.out])?;
         let [_, batch, seq_len, _] = o.qkv.shape;
         let arguments = AttentionArgs {

@@ -1,6 +1,6 @@
 //! The gradient of causal attention: the queries' in one pass, the keys' and values' in another, then turned back.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::AttentionGrad;
 
 use super::device::{Cuda, blocks};
@@ -26,8 +26,9 @@ struct AttentionGradArgs {
     rows: u32,
 }
 
-impl Run<AttentionGrad> for Cuda {
-    fn run(&mut self, o: AttentionGrad) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_attention_grad(&mut self, o: AttentionGrad) -> Result<(), OperationError> {
         const NAME: &str = "attention_grad";
         let dtype = self.dtype(NAME, [o.qkv, o.out, o.out_grad, o.qkv_grad])?;
         let [_, batch, seq_len, _] = o.qkv.shape;

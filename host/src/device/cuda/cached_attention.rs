@@ -1,6 +1,6 @@
 //! Attention of one new token over the cache.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::CachedAttention;
 
 use super::device::Cuda;
@@ -22,8 +22,9 @@ struct CachedAttentionArgs {
     pattern: PatternArgs,
 }
 
-impl Run<CachedAttention> for Cuda {
-    fn run(&mut self, o: CachedAttention) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_cached_attention(&mut self, o: CachedAttention) -> Result<(), OperationError> {
         const NAME: &str = "cached_attention";
         let dtype = self.dtype(NAME, [o.qkv, o.cache, o.out])?.name();
         let heads = o.rotary.heads;

@@ -1,6 +1,6 @@
 //! Copying regions. While a graph is recorded, those that follow each other are copied by one kernel.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::Carry;
 
 use super::device::{Cuda, blocks, threads};
@@ -21,8 +21,9 @@ struct CarryArgs {
 /// Copies that are not queued yet: from, to and how many bytes.
 pub(super) type Carries = Vec<[u64; 3]>;
 
-impl Run<Carry> for Cuda {
-    fn run(&mut self, o: Carry) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_carry(&mut self, o: Carry) -> Result<(), OperationError> {
         let (from, to, bytes) = (self.address(o.from)?, self.address(o.to)?, o.from.bytes());
         let meets = |a: u64, b: u64, bytes_of_b: u64| a < b + bytes_of_b && b < a + bytes;
         // In one kernel nobody reads or writes what another writes.

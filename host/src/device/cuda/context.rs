@@ -1,6 +1,6 @@
 //! Signals as rows of tokens.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::{Context, ContextGrad};
 
@@ -39,14 +39,16 @@ impl Cuda {
     }
 }
 
-impl Run<Context> for Cuda {
-    fn run(&mut self, o: Context) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_context(&mut self, o: Context) -> Result<(), OperationError> {
         self.context("context", o.out, o.signals, o.signals.shape[2] + o.first)
     }
 }
 
-impl Run<ContextGrad> for Cuda {
-    fn run(&mut self, o: ContextGrad) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_context_grad(&mut self, o: ContextGrad) -> Result<(), OperationError> {
         self.context("context_grad", o.out_grad, o.signals_grad, o.first)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use capful_core::device::OperationError;
+use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::{Dtype, Region, Space};
 use cust::context::{Context, CurrentContext};
 use cust::memory::DeviceBuffer;
@@ -238,10 +238,11 @@ impl Cuda {
     /// `bytes` of scratch at `offset` of it.
     pub(super) fn scratch_at(&mut self, offset: u64, bytes: u64) -> Result<u64, OperationError> {
         let start = self.scratch.offset + offset;
-        if start + bytes > self.scratch.end() {
-            return Err(self.fail(CudaError::OutOfBounds { end: start + bytes, bytes: self.scratch.end() }));
+        let (end, limit) = (start.saturating_add(bytes), self.scratch.end());
+        if end > limit {
+            return Err(self.fail(CudaError::OutOfBounds { end, bytes: limit }));
         }
-        self.address(Region { dtype: Dtype::F32, offset: start, shape: [1, 1, 1, (bytes / 4) as u32], ..self.scratch })
+        self.address(Region { offset: start, shape: [1, 1, 1, 0], ..self.scratch })
     }
 
     /// The scratch region.
@@ -326,6 +327,47 @@ fn note(lines: &mut Vec<(&'static str, u64)>, name: &'static str, outside: u64) 
     lines.push((name, outside.saturating_sub(named)));
 }
 
+impl Device for Cuda {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        match *op {
+            Op::AdamW(o) => self.run_adamw(o),
+            Op::Attention(o) => self.run_attention(o),
+            Op::AttentionGrad(o) => self.run_attention_grad(o),
+            Op::CachedAttention(o) => self.run_cached_attention(o),
+            Op::Carry(o) => self.run_carry(o),
+            Op::Context(o) => self.run_context(o),
+            Op::ContextGrad(o) => self.run_context_grad(o),
+            Op::Embed(o) => self.run_embed(o),
+            Op::EmbedGrad(o) => self.run_embed_grad(o),
+            Op::EmbedUpdate(o) => self.run_embed_update(o),
+            Op::FactoredUpdate(o) => self.run_factored_update(o),
+            Op::Gelu(o) => self.run_gelu(o),
+            Op::HeadLoss(o) => self.run_head_loss(o),
+            Op::Inhibit(o) => self.run_inhibit(o),
+            Op::Linear(o) => self.run_linear(o),
+            Op::LinearGrad(o) => self.run_linear_grad(o),
+            Op::Memory(o) => self.run_memory(o),
+            Op::MemoryGrad(o) => self.run_memory_grad(o),
+            Op::Modulate(o) => self.run_modulate(o),
+            Op::Norm(o) => self.run_norm(o),
+            Op::NormGrad(o) => self.run_norm_grad(o),
+            Op::Quantise(o) => self.run_quantise(o),
+            Op::Readout(o) => self.run_readout(o),
+            Op::ReadoutGrad(o) => self.run_readout_grad(o),
+            Op::Rescale(o) => self.run_rescale(o),
+            Op::Spike(o) => self.run_spike(o),
+            Op::SpikeGrad(o) => self.run_spike_grad(o),
+            Op::SquaredNorm(o) => self.run_squared_norm(o),
+            Op::SwiGlu(o) => self.run_swiglu(o),
+            Op::SwiGluGrad(o) => self.run_swiglu_grad(o),
+            Op::SynapseGrad(o) => self.run_synapse_grad(o),
+            Op::SynapseInputGrad(o) => self.run_synapse_input_grad(o),
+            Op::Taps(o) => self.run_taps(o),
+            Op::TapsGrad(o) => self.run_taps_grad(o),
+        }
+    }
+}
+
 /// Values of one thread of a kernel for rows of `columns` at `addresses`: 16 bytes of them where every row begins at a
 /// multiple of that, else one. Address 0 is none.
 pub(super) fn width(dtype: Dtype, columns: u64, addresses: &[u64]) -> u32 {
@@ -338,7 +380,7 @@ pub(super) fn threads(count: u64, width: u32) -> u64 {
     count / u64::from(width) + count % u64::from(width)
 }
 
-/// Blocks of `size` that cover `count`.
+/// Blocks of `size` that cover `count`; of more than the driver takes so many that it refuses them.
 pub(super) fn blocks(count: u64, size: u32) -> u32 {
-    count.div_ceil(u64::from(size)) as u32
+    u32::try_from(count.div_ceil(u64::from(size))).unwrap_or(u32::MAX)
 }

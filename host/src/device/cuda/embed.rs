@@ -1,6 +1,6 @@
 //! Looking up rows of a table, and adding gradients back to them.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::{Embed, EmbedGrad};
 
 use super::device::{Cuda, blocks, width};
@@ -17,8 +17,9 @@ struct EmbedArgs {
     vocabulary: u32,
 }
 
-impl Run<Embed> for Cuda {
-    fn run(&mut self, o: Embed) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_embed(&mut self, o: Embed) -> Result<(), OperationError> {
         let dtype = self.dtype("embed", [o.table, o.out])?;
         let arguments = EmbedArgs {
             ids: self.address(o.ids)?,
@@ -79,8 +80,9 @@ impl Cuda {
     }
 }
 
-impl Run<EmbedGrad> for Cuda {
-    fn run(&mut self, o: EmbedGrad) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_embed_grad(&mut self, o: EmbedGrad) -> Result<(), OperationError> {
         let (rows, columns, vocabulary) = (o.out_grad.rows(), o.table_grad.columns(), o.table_grad.rows());
         let (ids, out_grad, table_grad) =
             (self.address(o.ids)?, self.address(o.out_grad)?, self.address(o.table_grad)?);

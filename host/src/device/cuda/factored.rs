@@ -1,6 +1,6 @@
 //! Updates in place with a factored second moment.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{EmbedUpdate, FactoredUpdate};
 
@@ -38,8 +38,9 @@ struct FactoredArgs {
     rate: f32,
 }
 
-impl Run<FactoredUpdate> for Cuda {
-    fn run(&mut self, o: FactoredUpdate) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_factored_update(&mut self, o: FactoredUpdate) -> Result<(), OperationError> {
         const NAME: &str = "factored";
         self.exact(NAME, [o.x, o.out_grad, o.weight, o.bias, o.row_moment, o.column_moment, o.tile])?;
         let (rows, columns, vocabulary) = (o.x.rows(), o.x.columns(), o.weight.rows());
@@ -132,8 +133,9 @@ struct EmbedUpdateArgs {
     beta2: f32,
 }
 
-impl Run<EmbedUpdate> for Cuda {
-    fn run(&mut self, o: EmbedUpdate) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_embed_update(&mut self, o: EmbedUpdate) -> Result<(), OperationError> {
         self.exact("factored", [o.x_grad, o.table, o.moment])?;
         let (rows, columns, vocabulary) = (o.x_grad.rows(), o.table.columns(), o.table.rows());
         let ids = self.address(o.ids)?;

@@ -1,6 +1,6 @@
 //! The exact GELU by itself.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::Gelu;
 
 use super::device::{Cuda, blocks, threads, width};
@@ -15,8 +15,9 @@ struct GeluArgs {
     wide: u32,
 }
 
-impl Run<Gelu> for Cuda {
-    fn run(&mut self, o: Gelu) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_gelu(&mut self, o: Gelu) -> Result<(), OperationError> {
         let dtype = self.dtype("gelu", [o.x, o.out])?;
         let (x, out, count) = (self.address(o.x)?, self.address(o.out)?, o.x.elements());
         let width = width(dtype, 0, &[x, out]);

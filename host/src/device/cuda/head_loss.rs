@@ -1,6 +1,6 @@
 //! The output head, the cross-entropy and their gradients, a chunk of rows at a time.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::HeadLoss;
 
 use super::device::{Cuda, width};
@@ -36,8 +36,9 @@ struct LossSumArgs {
 /// would no longer fit the L2 of a large card.
 const LONG: u64 = 128 << 10;
 
-impl Run<HeadLoss> for Cuda {
-    fn run(&mut self, o: HeadLoss) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_head_loss(&mut self, o: HeadLoss) -> Result<(), OperationError> {
         let (rows, chunk) = (o.x.rows(), o.logits.rows());
         self.exact("head_loss", o.bias)?;
         let flat = |r: capful_core::memory::Region| r.reshaped([1, 1, r.elements() as u32, 1]);

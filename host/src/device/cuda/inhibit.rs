@@ -1,6 +1,6 @@
 //! Inhibitory synapses that stay so.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::Inhibit;
 
 use super::device::{Cuda, blocks};
@@ -16,8 +16,9 @@ struct InhibitArgs {
     count: u32,
 }
 
-impl Run<Inhibit> for Cuda {
-    fn run(&mut self, o: Inhibit) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_inhibit(&mut self, o: Inhibit) -> Result<(), OperationError> {
         self.exact("inhibit", [o.weights])?;
         let synapses = o.weights.elements();
         let (sources, weights) = (self.address(o.sources)?, self.address(o.weights)?);

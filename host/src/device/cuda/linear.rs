@@ -1,13 +1,14 @@
 //! The linear layer with bias, residual, GELU and rotation.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::Linear;
 
 use super::device::Cuda;
 use super::product::{Case, Product};
 
-impl Run<Linear> for Cuda {
-    fn run(&mut self, o: Linear) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_linear(&mut self, o: Linear) -> Result<(), OperationError> {
         let product = match &o.quantised {
             Some(of) => Product::quantised("linear", of, o.out),
             None => Product::new("linear", if o.transposed { Case::Nn } else { Case::Nt }, o.x, o.weight, o.out),
@@ -23,7 +24,7 @@ impl Run<Linear> for Cuda {
         let Some(rotary) = &o.rotary else { return Ok(()) };
         self.rotate("linear", o.out, rotary, false)?;
         match o.activated {
-            Some(out) => self.run(capful_core::ops::Gelu { x: o.out, out }),
+            Some(out) => self.run_gelu(capful_core::ops::Gelu { x: o.out, out }),
             None => Ok(()),
         }
     }

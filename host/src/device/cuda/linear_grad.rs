@@ -1,6 +1,6 @@
 //! The gradients of a linear layer.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::LinearGrad;
 
 use super::columns::FinishArgs;
@@ -20,8 +20,9 @@ pub struct BiasGradArgs {
     pub wide: u32,
 }
 
-impl Run<LinearGrad> for Cuda {
-    fn run(&mut self, o: LinearGrad) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_linear_grad(&mut self, o: LinearGrad) -> Result<(), OperationError> {
         const NAME: &str = "linear_grad";
         let x_grad = match &o.quantised {
             Some(of) => Product::quantised(NAME, of, o.x_grad),

@@ -1,6 +1,6 @@
 //! An associative memory of fast weights.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::{Memory, MemoryGrad, Stored};
 
@@ -65,8 +65,9 @@ impl Cuda {
     }
 }
 
-impl Run<Memory> for Cuda {
-    fn run(&mut self, o: Memory) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_memory(&mut self, o: Memory) -> Result<(), OperationError> {
         self.exact("memory", [o.after.matrix, o.after.key])?;
         let arguments = self.memory([o.keys, o.queries, o.values, o.keep, o.out], o.before, o.decay)?;
         let (matrix_after, key_after) = (self.address(o.after.matrix)?, self.address(o.after.key)?);
@@ -82,8 +83,9 @@ impl Run<Memory> for Cuda {
     }
 }
 
-impl Run<MemoryGrad> for Cuda {
-    fn run(&mut self, o: MemoryGrad) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_memory_grad(&mut self, o: MemoryGrad) -> Result<(), OperationError> {
         self.exact("memory_grad", [o.keys_grad, o.queries_grad, o.values_grad])?;
         let arguments = self.memory([o.keys, o.queries, o.values, o.keep, o.out_grad], o.before, o.decay)?;
         let arguments = MemoryArgs {

@@ -1,6 +1,6 @@
 //! Dopamine and novelty.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::Modulate;
 
 use super::device::{Cuda, blocks};
@@ -30,8 +30,9 @@ struct ModulateArgs {
     follow: f32,
 }
 
-impl Run<Modulate> for Cuda {
-    fn run(&mut self, o: Modulate) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_modulate(&mut self, o: Modulate) -> Result<(), OperationError> {
         const NAME: &str = "modulate";
         self.exact(NAME, [o.losses, o.predictor, o.running, o.factors])?;
         let [_, tokens, rows, streams] = o.signals_grad.shape;

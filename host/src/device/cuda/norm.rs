@@ -1,6 +1,6 @@
 //! LayerNorm and RMSNorm.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::{Affine, Norm, NormKind};
 
@@ -30,8 +30,9 @@ pub(super) const BIASES: &str = "LayerNorm has biases and RMSNorm none";
 /// And of copies.
 pub(super) const COPIES: &str = "only an RMSNorm of one output has a copy in 8 bits";
 
-impl Run<Norm> for Cuda {
-    fn run(&mut self, o: Norm) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_norm(&mut self, o: Norm) -> Result<(), OperationError> {
         let affines = || [Some(o.first), o.second].into_iter().flatten();
         let kind = match o.kind {
             NormKind::Layer if affines().all(|a| a.bias.is_some()) => "layer",

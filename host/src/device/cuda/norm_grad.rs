@@ -1,6 +1,6 @@
 //! The gradient of LayerNorm and RMSNorm.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::{NormGrad, NormKind};
 
@@ -30,8 +30,9 @@ struct NormGradArgs {
     wide: u32,
 }
 
-impl Run<NormGrad> for Cuda {
-    fn run(&mut self, o: NormGrad) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_norm_grad(&mut self, o: NormGrad) -> Result<(), OperationError> {
         let affines = || [Some(o.first), o.second].into_iter().flatten();
         let kind = match o.kind {
             NormKind::Layer if affines().all(|a| a.bias_grad.is_some()) => "layer",

@@ -46,7 +46,7 @@ impl Product {
 
     /// The product of copies in 8 bits.
     pub fn quantised(operation: &'static str, of: &QuantisedProduct, c: Region) -> Product {
-        let inverses = Some([of.a, of.b].map(|side| side.scaling.inverse));
+        let inverses = Some([of.a, of.b].map(|side| side.scaling.inverse()));
         Product { inverses, ..Product::new(operation, Case::Nt, of.a.codes, of.b.codes, c) }
     }
 

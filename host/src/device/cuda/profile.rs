@@ -1,13 +1,8 @@
 //! What the CUDA device takes of memory: plain data, so that a run is planned where there is no card.
 
-use capful_core::device::{Profile, Scratch};
+use capful_core::device::{Op, Profile};
 use capful_core::memory::{Dtype, Region, Role};
-use capful_core::ops::{
-    AdamW, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed, EmbedGrad, EmbedUpdate,
-    FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad,
-    NormKind, Quantise, Readout, ReadoutGrad, Rescale, Spike, SpikeGrad, SquaredNorm, SwiGlu, SwiGluGrad, SynapseGrad,
-    SynapseInputGrad, Taps, TapsGrad,
-};
+use capful_core::ops::{FactoredUpdate, NormKind, SquaredNorm};
 
 /// How numbers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,6 +34,47 @@ impl Profile for CudaProfile {
 
     fn quantises(&self) -> bool {
         self.precision == Precision::Fp8
+    }
+
+    fn scratch(&self, op: &Op) -> u64 {
+        match op {
+            Op::AttentionGrad(o) => o.log_sum.bytes(),
+            Op::EmbedGrad(o) => SortRoom::of(o.out_grad.rows()).bytes(),
+            Op::EmbedUpdate(o) => SortRoom::of(o.x_grad.rows()).bytes(),
+            Op::FactoredUpdate(o) => FactoredRoom::of(o).bytes(),
+            Op::HeadLoss(_) => WORKSPACE,
+            Op::Linear(_) => WORKSPACE,
+            Op::LinearGrad(o) => WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns())),
+            Op::MemoryGrad(o) => score_bytes(&o.keys),
+            Op::Modulate(o) => modulate_bytes(&o.factors),
+            Op::NormGrad(o) => {
+                piece_bytes(o.x.rows(), norm_sums(o.kind) * (1 + u32::from(o.second.is_some())), o.x.columns())
+            }
+            Op::ReadoutGrad(o) => turned_bytes(&o.out_grad),
+            Op::Spike(o) => bit_bytes(o.weights.rows(), o.signals.columns(), 1),
+            Op::SquaredNorm(o) => 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64),
+            Op::SynapseGrad(o) => bit_bytes(o.grad.shape[2], o.grad.columns(), o.grad.shape[1]),
+            Op::AdamW(_)
+            | Op::Attention(_)
+            | Op::CachedAttention(_)
+            | Op::Carry(_)
+            | Op::Context(_)
+            | Op::ContextGrad(_)
+            | Op::Embed(_)
+            | Op::Gelu(_)
+            | Op::Inhibit(_)
+            | Op::Memory(_)
+            | Op::Norm(_)
+            | Op::Quantise(_)
+            | Op::Readout(_)
+            | Op::Rescale(_)
+            | Op::SpikeGrad(_)
+            | Op::SwiGlu(_)
+            | Op::SwiGluGrad(_)
+            | Op::SynapseInputGrad(_)
+            | Op::Taps(_)
+            | Op::TapsGrad(_) => 0,
+        }
     }
 }
 
@@ -142,52 +178,4 @@ impl FactoredRoom {
     pub fn bytes(&self) -> u64 {
         WORKSPACE + self.slab + self.bias_grad + self.partial + 4
     }
-}
-
-/// What each operation uses of the scratch while it runs.
-macro_rules! scratch {
-    ($($operation:ident: |$o:pat_param| $bytes:expr;)*) => {$(
-        impl Scratch<$operation> for CudaProfile {
-            fn scratch(&self, $o: &$operation) -> u64 {
-                $bytes
-            }
-        }
-    )*};
-}
-
-scratch! {
-    AdamW: |_| 0;
-    Attention: |_| 0;
-    AttentionGrad: |o| o.log_sum.bytes();
-    CachedAttention: |_| 0;
-    Carry: |_| 0;
-    Context: |_| 0;
-    ContextGrad: |_| 0;
-    Embed: |_| 0;
-    EmbedGrad: |o| SortRoom::of(o.out_grad.rows()).bytes();
-    EmbedUpdate: |o| SortRoom::of(o.x_grad.rows()).bytes();
-    FactoredUpdate: |o| FactoredRoom::of(o).bytes();
-    Gelu: |_| 0;
-    HeadLoss: |_| WORKSPACE;
-    Inhibit: |_| 0;
-    Linear: |_| WORKSPACE;
-    LinearGrad: |o| WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns()));
-    Memory: |_| 0;
-    MemoryGrad: |o| score_bytes(&o.keys);
-    Modulate: |o| modulate_bytes(&o.factors);
-    Norm: |_| 0;
-    NormGrad: |o| piece_bytes(o.x.rows(), norm_sums(o.kind) * (1 + u32::from(o.second.is_some())), o.x.columns());
-    Quantise: |_| 0;
-    Readout: |_| 0;
-    ReadoutGrad: |o| turned_bytes(&o.out_grad);
-    Rescale: |_| 0;
-    Spike: |o| bit_bytes(o.weights.rows(), o.signals.columns(), 1);
-    SpikeGrad: |_| 0;
-    SquaredNorm: |o| 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64);
-    SwiGlu: |_| 0;
-    SwiGluGrad: |_| 0;
-    SynapseGrad: |o| bit_bytes(o.grad.shape[2], o.grad.columns(), o.grad.shape[1]);
-    SynapseInputGrad: |_| 0;
-    Taps: |_| 0;
-    TapsGrad: |_| 0;
 }

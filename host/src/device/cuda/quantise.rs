@@ -1,6 +1,6 @@
 //! Copies in 8 bits.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::{Quantise, Quantised};
 
@@ -44,8 +44,8 @@ impl Cuda {
             let why = "values are copied in E4M3 and gradients in E5M2";
             return Err(self.fail(CudaError::Unsupported { operation, why }));
         }
-        let (codes, scale) = (self.address(codes)?, self.address(scaling.scale)?);
-        Ok((CopyArgs { codes, scale, amax: self.address(scaling.amax)? }, format!("_{}", format.name())))
+        let (codes, scale) = (self.address(codes)?, self.address(scaling.scale())?);
+        Ok((CopyArgs { codes, scale, amax: self.address(scaling.amax())? }, format!("_{}", format.name())))
     }
 }
 
@@ -56,8 +56,9 @@ const TILE: u32 = 64;
 /// Blocks that are enough for any card; each takes its turn again where there is more to do.
 const BLOCKS: u32 = 2048;
 
-impl Run<Quantise> for Cuda {
-    fn run(&mut self, o: Quantise) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_quantise(&mut self, o: Quantise) -> Result<(), OperationError> {
         let format = o.out.codes.dtype;
         if !matches!(format, Dtype::E4m3 | Dtype::E5m2) {
             return Err(self.fail(CudaError::Unsupported { operation: "quantise", why: "its copy is not of 8 bits" }));
@@ -66,8 +67,8 @@ impl Run<Quantise> for Cuda {
             x: self.address(o.x)?,
             codes: self.address(o.out.codes)?,
             transposed: self.address_or_null(o.transposed)?,
-            scale: self.address(o.out.scaling.scale)?,
-            amax: self.address(o.out.scaling.amax)?,
+            scale: self.address(o.out.scaling.scale())?,
+            amax: self.address(o.out.scaling.amax())?,
             count: o.x.elements(),
             rows: o.x.rows(),
             columns: o.x.columns(),

@@ -1,6 +1,6 @@
 //! The residual stream of a spiking model out of its signals.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::{Gate, Readout, ReadoutGrad, ReadoutLayout};
 
@@ -80,8 +80,9 @@ impl Cuda {
     }
 }
 
-impl Run<Readout> for Cuda {
-    fn run(&mut self, o: Readout) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_readout(&mut self, o: Readout) -> Result<(), OperationError> {
         let arguments = self.readout([o.signals, o.weights, o.out], o.layout, o.gate)?;
         let ReadoutArgs { dims, streams, tokens, .. } = arguments;
         let (kernel, grid) = match streams {
@@ -92,8 +93,9 @@ impl Run<Readout> for Cuda {
     }
 }
 
-impl Run<ReadoutGrad> for Cuda {
-    fn run(&mut self, o: ReadoutGrad) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_readout_grad(&mut self, o: ReadoutGrad) -> Result<(), OperationError> {
         let types = self.pair("readout_grad", o.signals.dtype, o.signals_grad.dtype)?;
         let feedback = o.feedback.into_iter().flat_map(|f| [f.weights, f.direct]);
         let gate_grad = o.gate_grad.into_iter().flat_map(|g| [g.weight, g.bias]);

@@ -1,6 +1,6 @@
 //! The scales of the next step's copies in 8 bits.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::fp8::Format;
 use capful_core::ops::Rescale;
 
@@ -18,8 +18,9 @@ struct RescaleArgs {
     max: f32,
 }
 
-impl Run<Rescale> for Cuda {
-    fn run(&mut self, o: Rescale) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_rescale(&mut self, o: Rescale) -> Result<(), OperationError> {
         let count = o.amax.elements();
         let arguments = RescaleArgs {
             amax: self.address(o.amax)?,

@@ -1,6 +1,6 @@
 //! One token's step of a module of spiking neurons.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::Spike;
 
 use super::device::{Cuda, blocks, width};
@@ -57,8 +57,9 @@ const PACKED: u32 = 16_384;
 /// Neurons of a thread block where nobody competes.
 const ALONE: u32 = 128;
 
-impl Run<Spike> for Cuda {
-    fn run(&mut self, o: Spike) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_spike(&mut self, o: Spike) -> Result<(), OperationError> {
         const NAME: &str = "spike";
         let dtype = self.dtype(NAME, [Some(o.signals), Some(o.spikes), o.slope].into_iter().flatten())?;
         self.exact(NAME, [o.keep, o.weights, o.potential, o.fatigue, o.offset])?;

@@ -1,6 +1,6 @@
 //! The backward pass of a module's neurons and synapses.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::{Spike, SpikeGrad, SynapseGrad, SynapseInputGrad};
 
 use super::device::{Cuda, blocks, width};
@@ -31,8 +31,9 @@ struct SpikeGradArgs {
     filter: f32,
 }
 
-impl Run<SpikeGrad> for Cuda {
-    fn run(&mut self, o: SpikeGrad) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_spike_grad(&mut self, o: SpikeGrad) -> Result<(), OperationError> {
         const NAME: &str = "spike_grad";
         let types = self.pair(NAME, o.slope.dtype, o.signals_grad.dtype)?;
         self.exact(NAME, [Some(o.keep), o.fatigue_grad, o.spikes_grad].into_iter().flatten())?;
@@ -95,8 +96,9 @@ struct SynapseGradArgs {
 /// TOKENS of spike_grad.cu: those of one launch.
 const TOKENS: u32 = 4;
 
-impl Run<SynapseGrad> for Cuda {
-    fn run(&mut self, o: SynapseGrad) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_synapse_grad(&mut self, o: SynapseGrad) -> Result<(), OperationError> {
         const NAME: &str = "spike_grad";
         let dtype = self.dtype("synapse_grad", [o.grad, o.signals, o.spikes])?;
         self.exact("synapse_grad", [o.keep, o.weight_grad])?;
@@ -158,8 +160,9 @@ struct SynapseInputGradArgs {
     wide: u32,
 }
 
-impl Run<SynapseInputGrad> for Cuda {
-    fn run(&mut self, o: SynapseInputGrad) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_synapse_input_grad(&mut self, o: SynapseInputGrad) -> Result<(), OperationError> {
         const NAME: &str = "synapse_input_grad";
         let types = self.pair(NAME, o.grad.dtype, o.signals_grad.dtype)?;
         self.exact(NAME, [o.weights, o.keep, o.spikes_grad])?;

@@ -1,6 +1,6 @@
 //! The squared norm of all gradients.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::ops::SquaredNorm;
 use capful_core::train::results;
 
@@ -22,8 +22,9 @@ fn pieces(o: &SquaredNorm) -> u32 {
     blocks(o.gradient.elements(), SquaredNorm::PIECE as u32)
 }
 
-impl Run<SquaredNorm> for Cuda {
-    fn run(&mut self, o: SquaredNorm) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_squared_norm(&mut self, o: SquaredNorm) -> Result<(), OperationError> {
         let pieces = pieces(&o);
         let arguments = SquaredNormArgs {
             gradient: self.address(o.gradient)?,

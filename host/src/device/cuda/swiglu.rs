@@ -1,6 +1,6 @@
 //! SwiGLU and its gradient.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Quantised, SwiGlu, SwiGluGrad};
 
@@ -39,14 +39,16 @@ impl Cuda {
     }
 }
 
-impl Run<SwiGlu> for Cuda {
-    fn run(&mut self, o: SwiGlu) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_swiglu(&mut self, o: SwiGlu) -> Result<(), OperationError> {
         self.swiglu("swiglu", [o.gate_up, o.out], (o.copy, Dtype::E4m3))
     }
 }
 
-impl Run<SwiGluGrad> for Cuda {
-    fn run(&mut self, o: SwiGluGrad) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_swiglu_grad(&mut self, o: SwiGluGrad) -> Result<(), OperationError> {
         self.swiglu("swiglu_grad", [o.gate_up, o.out_grad], (o.copy, Dtype::E5m2))
     }
 }

@@ -1,6 +1,6 @@
 //! The last tokens' embeddings as signals.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::{Taps, TapsGrad};
 
@@ -54,14 +54,16 @@ impl Cuda {
     }
 }
 
-impl Run<Taps> for Cuda {
-    fn run(&mut self, o: Taps) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_taps(&mut self, o: Taps) -> Result<(), OperationError> {
         self.taps("taps", [o.x, o.offsets, o.signals], Some(o.keep), (o.taps, o.fresh, false))
     }
 }
 
-impl Run<TapsGrad> for Cuda {
-    fn run(&mut self, o: TapsGrad) -> Result<(), OperationError> {
+impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_taps_grad(&mut self, o: TapsGrad) -> Result<(), OperationError> {
         self.taps("taps_grad", [o.x_grad, o.offsets, o.signals_grad], None, (o.taps, o.fresh, o.accumulate))
     }
 }

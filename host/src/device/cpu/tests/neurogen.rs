@@ -98,14 +98,14 @@ fn spikes_to_the_bit() {
         let op = b.spike(sizes(case), Cell { block, winners, homeostasis, ..CELL }, case % 3 > 0);
         b.witness(op, None);
         let found = b.on_cpu(op, 2);
-        assert!(found == b.after(|reference| reference.run(op).unwrap()), "{op:?}: other bits");
+        assert!(found == b.after(|reference| reference.run(&op.into()).unwrap()), "{op:?}: other bits");
         // Neurons with one potential: of equals the first ones win.
         b.set(op.weights, &vec![0.0f32; op.weights.elements() as usize]);
         b.set(op.potential, &vec![3.0f32; op.potential.elements() as usize]);
         b.set(op.fatigue, &vec![0.0f32; op.fatigue.elements() as usize]);
         b.set(op.offset, &vec![0.0f32; op.offset.elements() as usize]);
         let found = b.on_cpu(op, 2);
-        assert!(found == b.after(|reference| reference.run(op).unwrap()), "{op:?}: other bits with ties");
+        assert!(found == b.after(|reference| reference.run(&op.into()).unwrap()), "{op:?}: other bits with ties");
     }
 }
 
@@ -358,14 +358,10 @@ fn carried_inhibited_and_modulated() {
 }
 
 /// Microseconds of an operation on two threads, the least of some runs.
-fn time<O: Operation>(b: &Bench, operation: O, runs: usize)
-where
-    Cpu: Run<O>,
-    CpuProfile: Scratch<O>,
-{
+fn time<O: Operation>(b: &Bench, operation: O, runs: usize) {
     let profile = CpuProfile { threads: 2 };
     let offset = b.words.len() as u64 * 8;
-    let shape = [1, 1, 1, (profile.scratch(&operation) / 4) as u32];
+    let shape = [1, 1, 1, (profile.scratch(&operation.into()) / 4) as u32];
     let place = Region { space: Space::Arena, dtype: Dtype::F32, offset, shape };
     let mut memory = crate::device::Memory::new(place.end().next_multiple_of(8)).unwrap();
     memory.words()[..b.words.len()].copy_from_slice(&b.words);
@@ -373,7 +369,7 @@ where
     let mut micros: Vec<f64> = (0..runs)
         .map(|_| {
             let begin = std::time::Instant::now();
-            cpu.run(operation).unwrap();
+            cpu.run(&operation.into()).unwrap();
             begin.elapsed().as_secs_f64() * 1e6
         })
         .collect();

@@ -7,9 +7,10 @@ use capful_core::model::{NeuroGen, Optimizer, Products, Recompute, Stage};
 use capful_core::ops::{Cell, IGNORE, Pattern};
 use capful_core::random::Random;
 
+use crate::config::AnyFamily;
 use crate::device::cpu::CpuProfile;
 use crate::device::{AnyProfile, Storage};
-use crate::plan::{Laid, Sections};
+use crate::plan::{Constants, Laid, Sections};
 use crate::run::{Rows, Session};
 
 const STREAMS: usize = 3;
@@ -95,10 +96,17 @@ fn models() -> Vec<(&'static str, NeuroGen)> {
     ]
 }
 
-fn session(profile: &AnyProfile, model: NeuroGen) -> Session<NeuroGen> {
-    let sections = Sections { training: vec![STAGE], evaluation: Some(STAGE), decoding: Some(64) };
-    let laid = Laid::new(&model, profile, Rates::ONE, &sections).unwrap();
-    Session::start(model, laid, profile, Some(3), model.vocab_size).unwrap()
+fn session(profile: &AnyProfile, model: NeuroGen) -> Session {
+    let sections = Sections {
+        training: vec![STAGE],
+        accumulate: vec![1],
+        evaluation: Some(STAGE),
+        decoding: Some(64),
+        constants: Constants { optimizer: OPTIMIZER, pattern: Pattern::DENSE },
+    };
+    let family = AnyFamily::NeuroGen(model);
+    let laid = Laid::new(&family, profile, Rates::ONE, &sections).unwrap().recorded(&family, profile).unwrap();
+    Session::start(laid, profile, Some(3), model.vocab_size).unwrap()
 }
 
 /// A batch of every stream's tokens: ids, targets, offsets.
@@ -129,28 +137,28 @@ impl Tokens {
     }
 }
 
-fn read(session: &mut Session<NeuroGen>, region: Region) -> Vec<f32> {
+fn read(session: &mut Session, region: Region) -> Vec<f32> {
     let mut values = vec![0.0f32; region.elements() as usize];
     session.device.read(region, bytemuck::cast_slice_mut(&mut values)).unwrap();
     values
 }
 
-fn write(session: &mut Session<NeuroGen>, region: Region, values: &[f32]) {
+fn write(session: &mut Session, region: Region, values: &[f32]) {
     session.device.write(region, bytemuck::cast_slice(values)).unwrap();
 }
 
 /// Name and place of whatever lasts.
-fn lasting(session: &Session<NeuroGen>) -> Vec<(String, Region)> {
+fn lasting(session: &Session) -> Vec<(String, Region)> {
     let entries = session.laid.lasting.iter();
     entries.map(|e| (format!("{}{}", e.slot.prefix, e.slot.name), e.place.first)).collect()
 }
 
-fn place(session: &Session<NeuroGen>, name: &str) -> Region {
+fn place(session: &Session, name: &str) -> Region {
     lasting(session).into_iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no {name}")).1
 }
 
 /// The logits of the batch last evaluated.
-fn logits(session: &mut Session<NeuroGen>) -> Vec<f32> {
+fn logits(session: &mut Session) -> Vec<f32> {
     let mut all = Vec::new();
     session.logits((STREAMS * LENGTH) as u32, &mut |row| all.extend_from_slice(row)).unwrap();
     all
@@ -164,7 +172,7 @@ fn outcome(profile: &AnyProfile, model: NeuroGen) -> Vec<(String, Vec<f32>)> {
         let tokens = Tokens::of_streams(step * LENGTH);
         session.begin(SETTINGS).unwrap();
         session.micro_batch(0, tokens.rows(), true).unwrap();
-        session.update(&OPTIMIZER).unwrap();
+        session.update().unwrap();
         let ticket = session.finish().unwrap();
         found.push((format!("results {step}"), session.results(ticket).unwrap().to_vec()));
     }
@@ -177,7 +185,7 @@ fn outcome(profile: &AnyProfile, model: NeuroGen) -> Vec<(String, Vec<f32>)> {
     found.push(("evaluation".to_owned(), vec![loss as f32]));
     found.push(("logits".to_owned(), logits(&mut session)));
     for (position, &id) in tokens.0[0][..12].iter().enumerate() {
-        let logits = session.decode(id, position as u32, Pattern::DENSE).unwrap().to_vec();
+        let logits = session.decode(id, position as u32).unwrap().to_vec();
         found.push((format!("decoded {position}"), logits));
     }
     found
@@ -226,7 +234,7 @@ fn a_document_token_by_token_is_the_document_at_once() {
             for step in 0..3 {
                 session.begin(SETTINGS).unwrap();
                 session.micro_batch(0, Tokens::of_streams(step * LENGTH).rows(), true).unwrap();
-                session.update(&OPTIMIZER).unwrap();
+                session.update().unwrap();
             }
             let tokens = Tokens::fresh(70);
             session.evaluate(tokens.rows()).unwrap();
@@ -235,7 +243,7 @@ fn a_document_token_by_token_is_the_document_at_once() {
             let mut last: Option<Vec<f32>> = None;
             for (i, (&id, row)) in tokens.0[0].iter().zip(rows.chunks_exact(61)).enumerate() {
                 let position = (i % LENGTH) as u32;
-                let decoded = session.decode(id, position, Pattern::DENSE).unwrap();
+                let decoded = session.decode(id, position).unwrap();
                 for (a, b) in decoded.iter().zip(row) {
                     assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{what}: {a} and {b} at {i}");
                 }
@@ -247,7 +255,7 @@ fn a_document_token_by_token_is_the_document_at_once() {
 }
 
 /// The summed loss of the batch, in f64 from the logits.
-fn loss(session: &mut Session<NeuroGen>, tokens: &Tokens) -> f64 {
+fn loss(session: &mut Session, tokens: &Tokens) -> f64 {
     session.evaluate(tokens.rows()).unwrap();
     let rows = logits(session);
     let one = |(row, &target): (&[f32], &u32)| {
@@ -293,7 +301,7 @@ fn gradients_of_what_no_spike_depends_on_are_finite_differences() {
                 assert!(!values.is_empty(), "{name}");
             }
             session.begin([0.0, 0.1, 0.01, 1.0, 1.0]).unwrap();
-            session.update(&OPTIMIZER).unwrap();
+            session.update().unwrap();
 
             let tokens = Tokens::fresh(3);
             let mut expected = Vec::new();

@@ -5,9 +5,10 @@ use capful_core::model::{Optimizer, Products, Pythia, Recompute, Stage};
 use capful_core::ops::{IGNORE, Kind, Pattern};
 use capful_core::random::Random;
 
+use crate::config::AnyFamily;
 use crate::device::cpu::CpuProfile;
 use crate::device::{AnyProfile, Storage};
-use crate::plan::{Laid, Sections};
+use crate::plan::{Constants, Laid, Sections};
 use crate::run::{Rows, Session};
 
 const RATES: Rates = Rates::ONE;
@@ -30,9 +31,21 @@ fn model() -> Pythia {
 /// of a few decoded tokens.
 fn outcome(profile: &AnyProfile, stage: Stage) -> Vec<(String, Vec<f32>)> {
     let model = model();
-    let sections = Sections { training: vec![stage], evaluation: Some(stage), decoding: Some(20) };
-    let laid = Laid::new(&model, profile, RATES, &sections).unwrap();
-    let mut session = Session::start(model, laid, profile, Some(3), model.vocab_size).unwrap();
+    let sections = Sections {
+        training: vec![stage],
+        accumulate: vec![2],
+        evaluation: Some(stage),
+        decoding: Some(20),
+        // An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of
+        // zeros.
+        constants: Constants {
+            optimizer: Optimizer { beta1: 0.9, beta2: 0.95, eps: 0.1, decay: 0.1 },
+            pattern: stage.pattern,
+        },
+    };
+    let family = AnyFamily::Pythia(model);
+    let laid = Laid::new(&family, profile, RATES, &sections).unwrap().recorded(&family, profile).unwrap();
+    let mut session = Session::start(laid, profile, Some(3), model.vocab_size).unwrap();
     let random = Random::new(9, 0);
     let tokens = stage.tokens() as usize;
     let id = |i: usize| random.below(i as u64, u64::from(model.vocab_size)) as u32;
@@ -45,8 +58,7 @@ fn outcome(profile: &AnyProfile, stage: Stage) -> Vec<(String, Vec<f32>)> {
         let (ids, targets) = (batch(from), targets(from));
         session.micro_batch(0, Rows { ids: &ids, targets: &targets, offsets: &[] }, first).unwrap();
     }
-    // An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of zeros.
-    session.update(&Optimizer { beta1: 0.9, beta2: 0.95, eps: 0.1, decay: 0.1 }).unwrap();
+    session.update().unwrap();
     let ticket = session.finish().unwrap();
     let results = session.results(ticket).unwrap().to_vec();
     let mut found = vec![("results".to_owned(), results)];
@@ -65,7 +77,7 @@ fn outcome(profile: &AnyProfile, stage: Stage) -> Vec<(String, Vec<f32>)> {
     session.logits(5, &mut |row| rows.extend_from_slice(row)).unwrap();
     found.push(("logits".to_owned(), rows));
     for position in 0..20 {
-        let logits = session.decode(id(position as usize), position, stage.pattern).unwrap().to_vec();
+        let logits = session.decode(id(position as usize), position).unwrap().to_vec();
         found.push((format!("decoded {position}"), logits));
     }
     found

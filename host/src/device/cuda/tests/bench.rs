@@ -1,6 +1,6 @@
 //! The same operation on the card and on the Reference, over the same numbers.
 
-use capful_core::device::{Meter, Operation, Rates, Reference, Run, Scratch};
+use capful_core::device::{Device as _, Meter, Operation, OperationError, Rates, Reference};
 use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::random::Random;
@@ -243,11 +243,7 @@ impl Bench {
     }
 
     /// Runs the operation that `build` lays, in both precisions, on the card twice and on the Reference.
-    pub fn agree<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O)
-    where
-        Cuda: Run<O>,
-        CudaProfile: Scratch<O>,
-    {
+    pub fn agree<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O) {
         self.agree_in(Precision::F32, 1e-5, &build);
         self.agree_in(Precision::Bf16, 1e-2, &build);
     }
@@ -255,40 +251,40 @@ impl Bench {
     /// As [`Bench::agree`], for products in 8 bits. A card's units for those keep some 13 bits of a sum's largest term
     /// while they add (DeepSeek-AI 2024, "DeepSeek-V3", 3.5.2), so that the last of them is in doubt; the stand-in adds
     /// in f32.
-    pub fn agree_in_eighths<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O)
-    where
-        Cuda: Run<O>,
-        CudaProfile: Scratch<O>,
-    {
+    pub fn agree_in_eighths<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O) {
         let exact = self.cards.iter().all(|card| card.card.contains("stand-in"));
         self.agree_in(Precision::F32, if exact { 1e-5 } else { 1.0 / 4096.0 }, &build);
         self.agree_in(Precision::Bf16, 1e-2, &build);
     }
 
     /// The operands, in the order they were laid, as the operation leaves them on the first card.
-    pub fn left<O: Operation>(&mut self, precision: Precision, build: &impl Fn(&mut Lay) -> O) -> Vec<Vec<f32>>
-    where
-        Cuda: Run<O>,
-    {
+    pub fn left<O: Operation>(&mut self, precision: Precision, build: &impl Fn(&mut Lay) -> O) -> Vec<Vec<f32>> {
         let mut lay = Lay::new(if precision == Precision::F32 { Dtype::F32 } else { Dtype::Bf16 });
         let operation = build(&mut lay);
-        let bytes = run(&mut self.cards[0], operation, &lay);
+        let bytes = after(&mut self.cards[0], &lay, |cuda| cuda.run(&operation.into()));
         let values = |r: Region| decode(r.dtype, &bytes[r.offset as usize..r.end() as usize]);
         lay.operands.iter().map(|o| values(o.region)).collect()
     }
 
     /// As [`Bench::agree`], in one precision.
-    pub fn agree_in<O: Operation>(&mut self, precision: Precision, tolerance: f64, build: &impl Fn(&mut Lay) -> O)
-    where
-        Cuda: Run<O>,
-        CudaProfile: Scratch<O>,
-    {
+    pub fn agree_in<O: Operation>(&mut self, precision: Precision, tolerance: f64, build: &impl Fn(&mut Lay) -> O) {
+        self.agree_by(precision, tolerance, build, &|cuda, operation| cuda.run(&operation.into()));
+    }
+
+    /// The same of an operation that the card computes as `run` says.
+    pub fn agree_by<O: Operation>(
+        &mut self,
+        precision: Precision,
+        tolerance: f64,
+        build: &impl Fn(&mut Lay) -> O,
+        run: &dyn Fn(&mut Cuda, O) -> Result<(), OperationError>,
+    ) {
         let kept = if precision == Precision::F32 { Dtype::F32 } else { Dtype::Bf16 };
         let (mut ours, mut theirs) = (Lay::new(kept), Lay::new(Dtype::F32));
         let (operation, reference) = (build(&mut ours), build(&mut theirs));
         let profile = CudaProfile { precision };
         let mut meter = Meter::new(&profile, Rates::ONE);
-        meter.run(operation).expect("shapes that belong together");
+        meter.run(&operation.into()).expect("shapes that belong together");
         assert!(meter.scratch <= SCRATCH && ours.offset <= OPERANDS);
 
         let mut storage = vec![u64::MAX; (theirs.offset / 8) as usize];
@@ -297,15 +293,16 @@ impl Bench {
             let [mut view] = arena.views([Some(operand.region)]).expect("room");
             if operand.ids.is_empty() {
                 let rounded = decode(own.region.dtype, &encode(own.region.dtype, &operand.values));
-                view.bytes_mut().copy_from_slice(&encode(operand.region.dtype, &rounded));
+                view.bytes_mut().expect("of this type").copy_from_slice(&encode(operand.region.dtype, &rounded));
             } else {
-                view.u32_mut().copy_from_slice(&operand.ids);
+                view.u32_mut().expect("of this type").copy_from_slice(&operand.ids);
             }
         }
-        Reference { arena: Arena::new(&mut storage, &[]) }.run(reference).expect("the reference runs");
+        Reference { arena: Arena::new(&mut storage, &[]) }.run(&reference.into()).expect("the reference runs");
         for cuda in &mut self.cards {
-            let found = run(cuda, operation, &ours);
-            assert!(found == run(cuda, operation, &ours), "{}: other bits the second time", O::NAME);
+            let found = after(cuda, &ours, |cuda| run(cuda, operation));
+            let again = after(cuda, &ours, |cuda| run(cuda, operation));
+            assert!(found == again, "{}: other bits the second time", O::NAME);
             ours.check(O::NAME, &found, &theirs, bytemuck::cast_slice(&storage), tolerance);
         }
     }
@@ -336,11 +333,8 @@ impl Lay {
     }
 }
 
-/// Everything there after `operation`.
-fn run<O: Operation>(cuda: &mut Cuda, operation: O, lay: &Lay) -> Vec<u8>
-where
-    Cuda: Run<O>,
-{
+/// Everything there after `run`.
+fn after(cuda: &mut Cuda, lay: &Lay, run: impl FnOnce(&mut Cuda) -> Result<(), OperationError>) -> Vec<u8> {
     let all = Region { space: Space::Arena, dtype: Dtype::U32, offset: 0, shape: [1, 1, 1, (lay.offset / 4) as u32] };
     let mut bytes = vec![0xff; lay.offset as usize];
     for operand in &lay.operands {
@@ -351,8 +345,8 @@ where
         bytes[operand.region.offset as usize..operand.region.end() as usize].copy_from_slice(&filled);
     }
     cuda.write(all, &bytes).expect("the card takes it");
-    if cuda.run(operation).is_err() {
-        panic!("{}: {:?}", O::NAME, cuda.take_failure());
+    if run(cuda).is_err() {
+        panic!("{:?}", cuda.take_failure());
     }
     cuda.read(all, &mut bytes).expect("the card gives it back");
     bytes

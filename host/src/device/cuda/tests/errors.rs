@@ -1,6 +1,6 @@
 //! What a user meets when the device is not what was asked for.
 
-use capful_core::device::Run;
+use capful_core::device::Device as _;
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::Gelu;
 
@@ -25,7 +25,7 @@ fn a_card_that_is_not_there_and_an_arena_that_does_not_fit_are_refused() {
 #[test]
 fn a_region_beyond_the_arena_is_an_error_with_details() {
     let mut cuda = open(512, region(0, 64), 16);
-    assert!(cuda.run(Gelu { x: region(0, 64), out: region(256, 65) }).is_err());
+    assert!(cuda.run(&Gelu { x: region(0, 64), out: region(256, 65) }.into()).is_err());
     assert_eq!(cuda.take_failure(), Some(CudaError::OutOfBounds { end: 516, bytes: 512 }));
     assert!(cuda.read(region(256, 65), &mut [0; 260]).is_err());
     assert!(cuda.write(region(256, 1), &[0; 8]).is_err());
@@ -36,10 +36,10 @@ fn a_region_beyond_the_arena_is_an_error_with_details() {
 #[test]
 fn a_failure_while_a_graph_is_recorded_leaves_the_device_usable() {
     let mut cuda = open(512, region(0, 64), 16);
-    let bad = replay(&mut cuda, 1, |c| c.run(Gelu { x: region(0, 64), out: region(512, 64) }));
+    let bad = replay(&mut cuda, 1, |c| c.run(&Gelu { x: region(0, 64), out: region(512, 64) }.into()));
     assert!(matches!(bad, Err(CudaError::OutOfBounds { .. })), "{bad:?}");
     cuda.write(region(0, 1), &1.0f32.to_le_bytes()).expect("room");
-    replay(&mut cuda, 1, |c| c.run(Gelu { x: region(0, 1), out: region(256, 1) })).expect("a good one");
+    replay(&mut cuda, 1, |c| c.run(&Gelu { x: region(0, 1), out: region(256, 1) }.into())).expect("a good one");
     let mut out = [0; 4];
     cuda.read(region(256, 1), &mut out).expect("room");
     assert!((f32::from_le_bytes(out) - 0.841_344_7).abs() < 1e-6);
@@ -170,7 +170,7 @@ fn steps(cuda: &mut Cuda) -> (u32, CudaError) {
         let run = |cuda: &mut Cuda| {
             cuda.next_step()?;
             cuda.queue_write(region(0, 1), &1.0f32.to_le_bytes())?;
-            replay(cuda, 0, |c| c.run(Gelu { x: region(0, 1), out: region(256, 1) }))?;
+            replay(cuda, 0, |c| c.run(&Gelu { x: region(0, 1), out: region(256, 1) }.into()))?;
             let pending = cuda.queue_read(region(256, 1))?;
             cuda.results(pending).map(drop)
         };
@@ -199,7 +199,7 @@ fn a_card_that_fails_in_a_step_fails_for_good() {
         assert!(error.to_string().contains("nvidia-smi"));
         assert_eq!(steps(&mut cuda).0, 0, "after a failure nothing works");
         assert!(cuda.read(region(0, 1), &mut [0; 4]).is_err());
-        assert!(cuda.run(Gelu { x: region(0, 1), out: region(256, 1) }).is_err());
+        assert!(cuda.run(&Gelu { x: region(0, 1), out: region(256, 1) }.into()).is_err());
         drop(cuda);
     });
 }
@@ -211,7 +211,7 @@ fn steps_allocate_nothing_on_the_card() {
         let step = |cuda: &mut Cuda| {
             cuda.next_step()?;
             cuda.queue_write(region(0, 1), &1.0f32.to_le_bytes())?;
-            replay(cuda, 0, |c| c.run(Gelu { x: region(0, 1), out: region(256, 1) }))?;
+            replay(cuda, 0, |c| c.run(&Gelu { x: region(0, 1), out: region(256, 1) }.into()))?;
             cuda.queue_read(region(256, 1))
         };
         let before = allocations();

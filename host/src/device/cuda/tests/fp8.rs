@@ -1,14 +1,13 @@
 //! Copies in 8 bits and their products against the Reference, and steps of a small Yxanul that is made of them.
 
-use capful_core::device::{Meter, Operation, OperationError, Profile, Rates, Reference, Run, Scratch, Single};
+use capful_core::device::{Device, Meter, Op, Operation, OperationError, Profile, Rates, Reference, Single};
 use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
 use capful_core::model::yxanul::{State, Training};
-use capful_core::model::{Family, Optimizer, Products as Kind, Purpose, Recompute, Stage, Steps, Yxanul, YxanulDevice};
+use capful_core::model::{Family, Optimizer, Products as Kind, Purpose, Recompute, Stage, Steps, Yxanul};
 use capful_core::ops::{
-    AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, HeadLoss, Linear,
-    LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, QuantisedProduct, Rescale, Rotary, Scaling,
-    SquaredNorm, SwiGlu, SwiGluGrad,
+    Affine, AffineGrad, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, QuantisedProduct,
+    Rescale, Rotary, Scaling, SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
 use capful_core::train::results;
@@ -17,8 +16,8 @@ use super::bench::{Bench, Lay, apart, decode, encode, open_with, share};
 use crate::device::cuda::{Cuda, CudaError, CudaProfile, Precision, Products, Room, require};
 
 fn scaling(l: &mut Lay, scale: f32) -> Scaling {
-    let mut one = |x| l.values([1; 4], vec![x]);
-    Scaling { amax: one(0.5), scale: one(scale), inverse: one(1.0 / scale) }
+    let mut one = |x| l.values([1; 4], vec![x]).offset;
+    Scaling::at(one(0.5), one(scale), one(1.0 / scale))
 }
 
 /// A copy of normal numbers.
@@ -78,14 +77,11 @@ fn copies_as_quantise<O: Operation>(
     shape: [u32; 4],
     (amax, computes): (f32, bool),
     build: &impl Fn(&mut Lay, Quantised) -> (O, usize),
-) where
-    Cuda: Run<O>,
-    CudaProfile: Scratch<O>,
-{
+) {
     let out = |l: &mut Lay| {
         let codes = l.left(shape, Some(dtype));
-        let mut one = |x| l.values([1; 4], vec![x]);
-        Quantised { codes, scaling: Scaling { amax: one(amax), scale: one(16.0), inverse: one(1.0 / 16.0) } }
+        let mut one = |x| l.values([1; 4], vec![x]).offset;
+        Quantised { codes, scaling: Scaling::at(one(amax), one(16.0), one(1.0 / 16.0)) }
     };
     let bits = |of: &[Vec<f32>]| of[..4].iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
     for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 1e-2)] {
@@ -173,20 +169,19 @@ fn operations_copy_what_is_not_finite_as_quantise_does() {
 fn copies_that_no_kernel_makes_are_refused() {
     let mut cuda = open_with(8192, Region { shape: [1; 4], ..WORD }, 0, Products::Own);
     let at = |offset, dtype, columns| Region { offset, dtype, shape: [1, 1, 1, columns], ..WORD };
-    let one = |offset| at(offset, Dtype::F32, 1);
-    let scaling = Scaling { amax: one(64), scale: one(128), inverse: one(192) };
+    let scaling = Scaling::at(64, 128, 192);
     let copy = |dtype, columns| Some(Quantised { codes: at(256, dtype, columns), scaling });
     let (gate_up, out) = (at(512, Dtype::F32, 32), at(1024, Dtype::F32, 16));
     let mut refused = |run: &mut dyn FnMut(&mut Cuda) -> Result<(), OperationError>| {
         assert!(run(&mut cuda).is_err());
         assert!(matches!(cuda.take_failure(), Some(CudaError::Unsupported { .. })));
     };
-    refused(&mut |c| c.run(SwiGlu { gate_up, out, copy: copy(Dtype::E5m2, 16) }));
-    refused(&mut |c| c.run(SwiGluGrad { gate_up, out_grad: out, copy: copy(Dtype::E4m3, 32) }));
+    refused(&mut |c| c.run(&SwiGlu { gate_up, out, copy: copy(Dtype::E5m2, 16) }.into()));
+    refused(&mut |c| c.run(&SwiGluGrad { gate_up, out_grad: out, copy: copy(Dtype::E4m3, 32) }.into()));
     let first = Affine { gain: at(2048, Dtype::F32, 16), bias: Some(at(2560, Dtype::F32, 16)), out };
     let (kind, x, stats) = (NormKind::Layer, at(3072, Dtype::F32, 16), at(3584, Dtype::F32, 2));
     let copy = copy(Dtype::E4m3, 16);
-    refused(&mut |c| c.run(Norm { kind, x, eps: 1e-5, stats, first, second: None, copy }));
+    refused(&mut |c| c.run(&Norm { kind, x, eps: 1e-5, stats, first, second: None, copy }.into()));
 }
 
 const WORD: Region = Region { space: capful_core::memory::Space::Arena, dtype: Dtype::F32, offset: 0, shape: [1; 4] };
@@ -344,7 +339,7 @@ fn plan(profile: &dyn Profile, scratch: u64, stage: &Stage) -> Plan {
     let training = MODEL.lay_training(stage, profile, &mut layout);
     let words = scratch.div_ceil(4).max(1) as u32;
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
-    let bytes = layout.high_water();
+    let bytes = layout.high_water().expect("it fits");
     Plan { entries, state, training, scratch, bytes }
 }
 
@@ -377,7 +372,7 @@ fn batch(step: u64, part: u64) -> [Vec<u32>; 2] {
 }
 
 /// A device whose regions can be written and read.
-trait Machine: YxanulDevice {
+trait Machine: Device {
     fn put(&mut self, region: Region, bytes: &[u8]);
     fn get(&mut self, region: Region) -> Vec<u8>;
 }
@@ -385,7 +380,7 @@ trait Machine: YxanulDevice {
 impl Machine for Reference<'_> {
     fn put(&mut self, region: Region, bytes: &[u8]) {
         let [mut view] = self.arena.views([Some(region)]).expect("in the arena");
-        view.bytes_mut().copy_from_slice(bytes);
+        view.bytes_mut().expect("of this type").copy_from_slice(bytes);
     }
 
     fn get(&mut self, region: Region) -> Vec<u8> {
@@ -553,44 +548,24 @@ impl<M: Machine> Apart<M> {
     fn split(&mut self, x: Region, copy: Option<Quantised>) -> Result<(), OperationError> {
         let Some(out) = copy else { return Ok(()) };
         self.fused += 1;
-        self.machine.run(Quantise { x, out, transposed: None })
+        self.machine.run(&Quantise { x, out, transposed: None }.into())
     }
 }
 
-macro_rules! whole {
-    ($($operation:ident)*) => {$(
-        impl<M: Machine> Run<$operation> for Apart<M> {
-            fn run(&mut self, o: $operation) -> Result<(), OperationError> {
-                self.machine.run(o)
+impl<M: Machine> Device for Apart<M> {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        let (plain, x, copy): (Op, _, _) = match *op {
+            Op::Norm(o) => (Norm { copy: None, ..o }.into(), o.first.out, o.copy),
+            Op::NormGrad(o) => (NormGrad { copy: None, ..o }.into(), o.x_grad, o.copy),
+            Op::SwiGlu(o) => (SwiGlu { copy: None, ..o }.into(), o.out, o.copy),
+            Op::SwiGluGrad(o) => (SwiGluGrad { copy: None, ..o }.into(), o.gate_up, o.copy),
+            other => {
+                self.alone += u64::from(matches!(other, Op::Quantise(_)));
+                return self.machine.run(&other);
             }
-        }
-    )*};
-}
-
-whole! { Embed EmbedGrad Linear LinearGrad Attention AttentionGrad CachedAttention HeadLoss Rescale SquaredNorm AdamW }
-
-macro_rules! split {
-    ($($operation:ident: |$o:ident| $x:expr;)*) => {$(
-        impl<M: Machine> Run<$operation> for Apart<M> {
-            fn run(&mut self, $o: $operation) -> Result<(), OperationError> {
-                self.machine.run($operation { copy: None, ..$o })?;
-                self.split($x, $o.copy)
-            }
-        }
-    )*};
-}
-
-split! {
-    Norm: |o| o.first.out;
-    NormGrad: |o| o.x_grad;
-    SwiGlu: |o| o.out;
-    SwiGluGrad: |o| o.gate_up;
-}
-
-impl<M: Machine> Run<Quantise> for Apart<M> {
-    fn run(&mut self, o: Quantise) -> Result<(), OperationError> {
-        self.alone += 1;
-        self.machine.run(o)
+        };
+        self.machine.run(&plain)?;
+        self.split(x, copy)
     }
 }
 

@@ -100,7 +100,7 @@ fn regions_are_carried_also_in_a_graph() {
     let operation = Carry { from: region(0), to: region(256) };
     for value in [1u8, 2] {
         cuda.write(operation.from, &[value; 12]).expect("the card takes it");
-        replay(&mut cuda, 5, |c| capful_core::device::Run::run(c, operation)).expect("it is recorded");
+        replay(&mut cuda, 5, |c| c.run_carry(operation)).expect("it is recorded");
         let mut found = [0; 12];
         cuda.read(operation.to, &mut found).expect("the card gives it back");
         assert_eq!(found, [value; 12]);

@@ -1,13 +1,12 @@
 //! Linear layers and their gradients: the product in all three cases, with everything folded into it.
 
-use capful_core::device::{Access, Operation, OperationError, Run, Scratch};
-use capful_core::memory::{Arena, Dtype, Region, Space};
+use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{Heads, Linear, LinearGrad, Rotary};
 use capful_core::random::Random;
 
 use super::bench::{Bench, Lay, decode, encode, open};
+use crate::device::cuda::Precision;
 use crate::device::cuda::product::{Case, Product};
-use crate::device::cuda::{Cuda, CudaProfile, Precision};
 
 fn sizes() -> Vec<[u32; 3]> {
     let random = Random::new(9, 3);
@@ -122,64 +121,22 @@ fn the_large_tile_gives_the_same() {
     });
 }
 
-/// A layer and its gradient whose GELU is a pass of its own, as after a library's product.
-#[derive(Debug, Clone, Copy)]
-struct Apart<O>(O);
-
-impl<O: Operation> Operation for Apart<O> {
-    const NAME: &'static str = O::NAME;
-
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        self.0.operands(visit);
-    }
-
-    fn validate(&self) -> Result<(), OperationError> {
-        self.0.validate()
-    }
-
-    fn flops(&self) -> u64 {
-        self.0.flops()
-    }
-
-    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        self.0.reference(arena)
-    }
-}
-
-impl Run<Apart<Linear>> for Cuda {
-    fn run(&mut self, Apart(o): Apart<Linear>) -> Result<(), OperationError> {
-        self.run(Linear { activated: None, ..o })?;
-        self.epilogue(&Product { activated: o.activated, ..Product::new("linear", Case::Nt, o.x, o.weight, o.out) })
-    }
-}
-
-impl Run<Apart<LinearGrad>> for Cuda {
-    fn run(&mut self, Apart(o): Apart<LinearGrad>) -> Result<(), OperationError> {
-        self.run(LinearGrad { before_gelu: None, ..o })?;
-        let product = Product::new("linear_grad", Case::Nn, o.out_grad, o.weight, o.x_grad);
-        self.epilogue(&Product { before_gelu: o.before_gelu, ..product })
-    }
-}
-
-impl<O: Operation> Scratch<Apart<O>> for CudaProfile
-where
-    CudaProfile: Scratch<O>,
-{
-    fn scratch(&self, operation: &Apart<O>) -> u64 {
-        self.scratch(&operation.0)
-    }
-}
-
+/// A GELU as a pass of its own, as after a library's product.
 #[test]
 fn a_gelu_apart_from_its_product_gives_the_same() {
     let mut bench = Bench::new();
-    bench.agree(|l| {
-        let (x, weight) = (l.normal([1, 1, 21, 9], 1.0), l.normal([1, 1, 33, 9], 1.0));
-        let out = l.poison([1, 1, 21, 33]);
-        Apart(Linear { activated: Some(l.poison([1, 1, 21, 33])), ..Linear::new(x, weight, None, out) })
-    });
-    bench.agree(|l| {
-        Apart(LinearGrad {
+    for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 1e-2)] {
+        let forward = |l: &mut Lay| {
+            let (x, weight) = (l.normal([1, 1, 21, 9], 1.0), l.normal([1, 1, 33, 9], 1.0));
+            let out = l.poison([1, 1, 21, 33]);
+            Linear { activated: Some(l.poison([1, 1, 21, 33])), ..Linear::new(x, weight, None, out) }
+        };
+        bench.agree_by(precision, tolerance, &forward, &|cuda, o| {
+            cuda.run_linear(Linear { activated: None, ..o })?;
+            let product = Product::new("linear", Case::Nt, o.x, o.weight, o.out);
+            cuda.epilogue(&Product { activated: o.activated, ..product })
+        });
+        let backward = |l: &mut Lay| LinearGrad {
             transposed: false,
             x: l.normal([1, 1, 21, 9], 1.0),
             weight: l.normal([1, 1, 33, 9], 1.0),
@@ -190,8 +147,13 @@ fn a_gelu_apart_from_its_product_gives_the_same() {
             bias_grad: None,
             accumulate: false,
             quantised: None,
-        })
-    });
+        };
+        bench.agree_by(precision, tolerance, &backward, &|cuda, o| {
+            cuda.run_linear_grad(LinearGrad { before_gelu: None, ..o })?;
+            let product = Product::new("linear_grad", Case::Nn, o.out_grad, o.weight, o.x_grad);
+            cuda.epilogue(&Product { before_gelu: o.before_gelu, ..product })
+        });
+    }
 }
 
 #[test]

@@ -51,8 +51,8 @@ const SHORT: Stage = Stage { batch: 9, seq_len: 8, ..STAGE };
 // A large eps: where a gradient is rounding noise, its sign decides nothing.
 const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay: 0.1 };
 
-/// A family that runs on the Reference, the Meter and a card.
-trait Small: Steps<Cuda> + for<'a> Steps<Reference<'a>> + for<'p> Steps<Meter<'p, CudaProfile>> {
+/// A family whose parameters lie together.
+trait Small: Steps {
     /// All parameters, as exactly as they are kept.
     fn parameters(state: &Self::State) -> Region;
 }
@@ -89,7 +89,7 @@ fn plan<F: Small>(model: &F, profile: &dyn Profile, scratch: u64, stage: &Stage)
     let training = model.lay_training(stage, profile, &mut layout);
     let words = scratch.div_ceil(4).max(1) as u32;
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
-    let bytes = layout.high_water();
+    let bytes = layout.high_water().expect("it fits");
     Plan { entries, state, training, scratch, bytes }
 }
 
@@ -134,18 +134,18 @@ fn reference<F: Small>(model: &F, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f
     for entry in plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Constant)) {
         for layer in 0..entry.slot.layers {
             let [mut view] = device.arena.views([Some(entry.place.at(layer))]).expect("in the arena");
-            view.f32_mut().copy_from_slice(&first_values(&entry.slot, layer));
+            view.f32_mut().expect("of this type").copy_from_slice(&first_values(&entry.slot, layer));
         }
     }
     let regions = F::training_batch(&plan.training);
     let mut losses = Vec::new();
     for step in 0..steps {
         let [mut view] = device.arena.views([Some(F::control(&plan.state).settings)]).expect("in the arena");
-        view.f32_mut().copy_from_slice(&settings(stage, step));
+        view.f32_mut().expect("of this type").copy_from_slice(&settings(stage, step));
         for part in 0..2 {
             for (region, ids) in [regions.ids, regions.targets].into_iter().zip(batch(stage, step, part)) {
                 let [mut view] = device.arena.views([Some(region)]).expect("in the arena");
-                view.u32_mut().copy_from_slice(&ids);
+                view.u32_mut().expect("of this type").copy_from_slice(&ids);
             }
             model.micro_batch(&mut device, &plan.state, &plan.training, stage, part == 0).expect("a micro-batch");
         }

@@ -1,6 +1,6 @@
 //! The library's algorithms: chosen by the clock, saved, used again.
 
-use capful_core::device::{OperationError, Run};
+use capful_core::device::{Device as _, OperationError};
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::Linear;
 
@@ -26,7 +26,7 @@ fn card() -> Cuda {
 }
 
 fn queue(cuda: &mut Cuda) -> Result<(), OperationError> {
-    cuda.run(linear())
+    cuda.run(&linear().into())
 }
 
 /// What the product gives, replayed.

@@ -1,0 +1,118 @@
+//! Every operation as one type, so that a step is data: it can be run, counted, kept and compared.
+
+use super::{Access, Operation, OperationError};
+use crate::memory::{Arena, Region};
+use crate::ops::{
+    AdamW, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed, EmbedGrad, EmbedUpdate,
+    FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad,
+    Quantise, Readout, ReadoutGrad, Rescale, Spike, SpikeGrad, SquaredNorm, SwiGlu, SwiGluGrad, SynapseGrad,
+    SynapseInputGrad, Taps, TapsGrad,
+};
+
+/// Declares the enum of all operations and what is asked of whichever one it is.
+macro_rules! operations {
+    ($($name:ident,)*) => {
+        /// An operation.
+        #[derive(Debug, Clone, Copy, PartialEq)]
+        #[allow(missing_docs, reason = "each is documented where it is defined")]
+        pub enum Op {
+            $($name($name),)*
+        }
+
+        $(impl From<$name> for Op {
+            fn from(operation: $name) -> Op {
+                Op::$name(operation)
+            }
+        })*
+
+        impl Op {
+            /// See [`Operation::NAME`].
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $(Op::$name(_) => $name::NAME,)*
+                }
+            }
+
+            /// See [`Operation::operands`].
+            pub fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+                match self {
+                    $(Op::$name(o) => o.operands(visit),)*
+                }
+            }
+
+            /// See [`Operation::validate`].
+            ///
+            /// # Errors
+            /// [`OperationError::Shape`].
+            pub fn validate(&self) -> Result<(), OperationError> {
+                match self {
+                    $(Op::$name(o) => o.validate(),)*
+                }
+            }
+
+            /// See [`Operation::flops`].
+            pub fn flops(&self) -> u64 {
+                match self {
+                    $(Op::$name(o) => o.flops(),)*
+                }
+            }
+
+            /// See [`Operation::narrow_flops`].
+            pub fn narrow_flops(&self) -> u64 {
+                match self {
+                    $(Op::$name(o) => o.narrow_flops(),)*
+                }
+            }
+
+            /// See [`Operation::reference`].
+            ///
+            /// # Errors
+            /// An operand that cannot be carved.
+            pub fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+                match self {
+                    $(Op::$name(o) => o.reference(arena),)*
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    AdamW,
+    Attention,
+    AttentionGrad,
+    CachedAttention,
+    Carry,
+    Context,
+    ContextGrad,
+    Embed,
+    EmbedGrad,
+    EmbedUpdate,
+    FactoredUpdate,
+    Gelu,
+    HeadLoss,
+    Inhibit,
+    Linear,
+    LinearGrad,
+    Memory,
+    MemoryGrad,
+    Modulate,
+    Norm,
+    NormGrad,
+    Quantise,
+    Readout,
+    ReadoutGrad,
+    Rescale,
+    Spike,
+    SpikeGrad,
+    SquaredNorm,
+    SwiGlu,
+    SwiGluGrad,
+    SynapseGrad,
+    SynapseInputGrad,
+    Taps,
+    TapsGrad,
+}
+
+// A recorded step has tens of thousands of them.
+const _: () = assert!(size_of::<Op>() <= 512);

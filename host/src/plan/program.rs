@@ -1,0 +1,279 @@
+//! What a session does, recorded once as lists of operations. Here alone it matters which family a model is of.
+
+use capful_core::device::{Device, Op, OperationError, Profile};
+use capful_core::memory::{Layout, Region};
+use capful_core::model::{Batch, Control, Gauge, Optimizer, Products, Purpose, Stage, Steps};
+use capful_core::ops::Pattern;
+
+use super::layout::{Section, Sections};
+use crate::config::AnyFamily;
+
+/// A step whose operations depend on plan and stage only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sequence {
+    /// A micro-batch of a step.
+    MicroBatch {
+        /// The index of its stage.
+        stage: usize,
+        /// Whether it is the step's first.
+        first: bool,
+        /// Whether copies in 8 bits are made and not read yet.
+        warming: bool,
+    },
+    /// The optimizer.
+    Update,
+    /// An evaluation of one batch.
+    Evaluate,
+    /// The logits of a chunk of the batch last evaluated.
+    Logits {
+        /// Chunks before it.
+        chunk: u32,
+    },
+    /// One more token.
+    Decode,
+}
+
+impl Sequence {
+    /// The number that a card keeps its recording under.
+    pub fn key(self) -> u64 {
+        match self {
+            Sequence::Update => 0,
+            Sequence::Evaluate => 1,
+            Sequence::Decode => 2,
+            Sequence::MicroBatch { stage, first, warming } => {
+                8 * stage as u64 + 4 + 2 * u64::from(warming) + u64::from(first)
+            }
+            Sequence::Logits { chunk } => 8 * u64::from(chunk) + 3,
+        }
+    }
+}
+
+/// The constants of steps that are no part of their shapes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Constants {
+    /// The optimizer's.
+    pub optimizer: Optimizer,
+    /// What a decoded token sees.
+    pub pattern: Pattern,
+}
+
+/// The operations of every sequence of a plan.
+#[derive(Debug, Clone, Default)]
+pub struct Programs(Vec<(Sequence, Vec<Op>)>);
+
+impl Programs {
+    /// Bytes of so many operations.
+    pub const fn bytes(operations: u64) -> u64 {
+        operations * size_of::<Op>() as u64
+    }
+
+    /// The operations of `sequence`; nothing where no section of the plan has it.
+    pub fn get(&self, sequence: Sequence) -> Option<&[Op]> {
+        self.0.iter().find(|(s, _)| *s == sequence).map(|(_, ops)| &ops[..])
+    }
+
+    /// Records every sequence of `sections`.
+    ///
+    /// # Errors
+    /// A step that does not exist.
+    pub(super) fn record(model: &dyn Model, sections: &Sections) -> Result<Programs, OperationError> {
+        let record = |sequence| {
+            let mut recorder = Recorder(Vec::new());
+            model.run(sequence, sections, &mut recorder)?;
+            // What is kept is what the plan counts.
+            recorder.0.shrink_to_fit();
+            Ok((sequence, recorder.0))
+        };
+        sections.sequences().into_iter().map(record).collect::<Result<_, _>>().map(Programs)
+    }
+}
+
+/// Keeps what it is given to run.
+struct Recorder(Vec<Op>);
+
+impl Device for Recorder {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        self.0.push(*op);
+        Ok(())
+    }
+}
+
+/// Where what a host writes and reads lies.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// Settings and results of a step.
+    pub control: Control,
+    /// The batch of each training section.
+    pub training: Vec<Batch>,
+    /// The batch of an evaluation, and [chunk, vocabulary] of its logits.
+    pub evaluation: Option<(Batch, Region)>,
+    /// A token's id and position, and the logits after it.
+    pub decoding: Option<[Region; 3]>,
+    /// What is worth watching.
+    pub gauges: Vec<Gauge>,
+}
+
+/// A model of whichever family: laid section by section, then run.
+pub(super) trait Model {
+    /// Lays what lasts.
+    fn lay_state(&mut self, profile: &dyn Profile, purpose: Purpose, layout: &mut Layout<'_>);
+
+    /// Lays a section.
+    fn lay(&mut self, section: Section, profile: &dyn Profile, layout: &mut Layout<'_>);
+
+    /// Where inputs and results were laid; nothing before what lasts was.
+    fn places(&self) -> Option<Places>;
+
+    /// Gives a sequence of what was laid to `device`.
+    ///
+    /// # Errors
+    /// What the device could not do; a section that was not laid.
+    fn run(&self, sequence: Sequence, sections: &Sections, device: &mut dyn Device) -> Result<(), OperationError>;
+
+    /// See [`capful_core::model::Family::flops_per_token`].
+    fn flops_per_token(&self, seq_len: u32) -> u64;
+
+    /// See [`capful_core::model::Family::introduce`], a line each.
+    fn introduction(&self) -> Vec<String>;
+}
+
+/// The model of `family`, nothing laid yet.
+pub(super) fn model(family: &AnyFamily) -> Box<dyn Model> {
+    match *family {
+        AnyFamily::Pythia(family) => Box::new(Placed::new(family)),
+        AnyFamily::Yxanul(family) => Box::new(Placed::new(family)),
+        AnyFamily::NeuroGen(family) => Box::new(Placed::new(family)),
+    }
+}
+
+/// A family and what was laid of it.
+struct Placed<F: Steps> {
+    family: F,
+    state: Option<F::State>,
+    training: Vec<Option<F::Training>>,
+    evaluation: Option<F::Evaluation>,
+    decoding: Option<F::Decoding>,
+}
+
+impl<F: Steps> Placed<F> {
+    fn new(family: F) -> Self {
+        Placed { family, state: None, training: Vec::new(), evaluation: None, decoding: None }
+    }
+}
+
+impl<F: Steps> Model for Placed<F> {
+    fn lay_state(&mut self, profile: &dyn Profile, purpose: Purpose, layout: &mut Layout<'_>) {
+        self.state = Some(self.family.lay_state(profile, purpose, layout));
+    }
+
+    fn lay(&mut self, section: Section, profile: &dyn Profile, layout: &mut Layout<'_>) {
+        match section {
+            Section::Training(i, stage) => {
+                self.training.resize(self.training.len().max(i + 1), None);
+                self.training[i] = Some(self.family.lay_training(&stage, profile, layout));
+            }
+            Section::Evaluation(stage) => self.evaluation = Some(self.family.lay_evaluation(&stage, profile, layout)),
+            Section::Decoding(context) => self.decoding = Some(self.family.lay_decoding(context, profile, layout)),
+        }
+    }
+
+    fn places(&self) -> Option<Places> {
+        let state = self.state.as_ref()?;
+        let mut gauges = Vec::new();
+        self.family.gauges(state, &mut |gauge| gauges.push(gauge));
+        Some(Places {
+            control: F::control(state),
+            training: self.training.iter().flatten().map(F::training_batch).collect(),
+            evaluation: self.evaluation.as_ref().map(|e| (F::evaluation_batch(e), F::evaluation_logits(e))),
+            decoding: self.decoding.as_ref().map(|d| F::decoding_io(d).into()),
+            gauges,
+        })
+    }
+
+    fn run(&self, sequence: Sequence, sections: &Sections, device: &mut dyn Device) -> Result<(), OperationError> {
+        let (family, Some(state)) = (&self.family, &self.state) else { return Err(OperationError::Device) };
+        let evaluation = self.evaluation.as_ref().zip(sections.evaluation);
+        match sequence {
+            Sequence::MicroBatch { stage: i, first, warming } => {
+                let laid = self.training.get(i).and_then(Option::as_ref).zip(sections.training.get(i));
+                let (training, stage) = laid.ok_or(OperationError::Device)?;
+                let products = if warming { Products::Warming } else { stage.products };
+                family.micro_batch(device, state, training, &Stage { products, ..*stage }, first)
+            }
+            Sequence::Update => family.update(device, state, &sections.constants.optimizer),
+            Sequence::Evaluate => {
+                let (evaluation, stage) = evaluation.ok_or(OperationError::Device)?;
+                family.evaluate(device, state, evaluation, &stage)
+            }
+            Sequence::Logits { chunk } => {
+                let (evaluation, stage) = evaluation.ok_or(OperationError::Device)?;
+                let rows = stage.chunk.min(stage.tokens());
+                let first = chunk * rows;
+                family.logits(device, state, evaluation, first, rows.min(stage.tokens() - first))
+            }
+            Sequence::Decode => {
+                let decoding = self.decoding.as_ref().ok_or(OperationError::Device)?;
+                family.decode(device, state, decoding, sections.constants.pattern)
+            }
+        }
+    }
+
+    fn flops_per_token(&self, seq_len: u32) -> u64 {
+        self.family.flops_per_token(seq_len)
+    }
+
+    fn introduction(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        self.family.introduce(&mut |line| lines.push(line.to_string()));
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::device::AnyProfile;
+    use crate::plan::{Laid, Machine, Plan};
+    use capful_core::device::{Meter, Rates};
+
+    /// A plan and what was laid of it, with its programs.
+    fn recorded(text: &str) -> (Plan, Laid) {
+        let raw = toml::from_str(text).expect("TOML");
+        let config = Config::resolve(raw).expect("a configuration");
+        let (plan, laid) = Plan::new(&config, &Machine::of(&config).expect("a machine")).expect("a plan");
+        assert!(laid.programs.get(Sequence::Update).is_none(), "recorded before it was known to fit");
+        let profile = AnyProfile::of(&config).expect("a device");
+        (plan, laid.recorded(&config.family(), &profile).expect("programs"))
+    }
+
+    #[test]
+    fn what_is_recorded_is_what_the_plan_counts() {
+        for (preset, accumulate) in [("pythia-tiny", 3), ("yxanul-tiny", 1), ("neurogen-tiny", 1)] {
+            let (plan, laid) = recorded(&format!("preset = '{preset}'\naccumulate = {accumulate}"));
+            let operations: usize = laid.programs.0.iter().map(|(_, ops)| ops.len()).sum();
+            let line = plan.outside.iter().find(|o| o.name == "recorded operations").map(|o| o.bytes);
+            assert_eq!(line, Some((operations * size_of::<Op>()) as u64), "{preset}");
+            let further = accumulate - 1;
+            let micro = |first| laid.programs.get(Sequence::MicroBatch { stage: 0, first, warming: false });
+            assert_eq!(micro(false).is_some(), further > 0, "{preset}");
+            let step = [micro(true), laid.programs.get(Sequence::Update)].into_iter().flatten().flatten();
+            let step = step.chain((0..further).flat_map(|_| micro(false).unwrap_or_default()));
+            let mut meter = Meter::new(&capful_core::device::Single, Rates::ONE);
+            step.for_each(|op| meter.run(op).expect("a sound operation"));
+            let planned = (plan.operations_per_step, plan.flops_per_step, plan.bytes_per_step);
+            assert_eq!((meter.operations, meter.flops, meter.bytes), planned, "{preset}");
+        }
+    }
+
+    #[test]
+    fn every_sequence_has_a_key_of_its_own() {
+        let mut sections = recorded("preset = 'yxanul-197m'\nchunk = 64").1.sections;
+        sections.training.iter_mut().for_each(|stage| stage.products = Products::Quantised);
+        let mut keys: Vec<u64> = sections.sequences().into_iter().map(Sequence::key).collect();
+        let count = keys.len();
+        keys.sort_unstable();
+        keys.dedup();
+        assert!(keys.len() == count && count > 40, "{count}");
+    }
+}

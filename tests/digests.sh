@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Runs an old binary and a new one over the cases of tests/src/digests.rs and compares every tensor by name, losses, plans,
+# logits and samples, on devices whose bits depend on the machine or the compiler:
+#   tests/digests.sh OLD NEW [DEVICES [CASES]]
+# DEVICES, separated by commas, are cpu and, of binaries with the feature cuda, cuda with what else it takes; without
+# them cpu alone. The card is the stand-in unless CAPFUL_CARD=1; there all cases take minutes a precision. CASES is what a
+# case's name must contain.
+#   tests/digests.sh old/host target/release/host "cpu,cuda,cuda --precision bf16,cuda --precision fp8"
+set -euo pipefail
+[ $# -ge 2 ] || { sed -n 2,8p "$0"; exit 2; }
+export CAPFUL_OLD CAPFUL_NEW CAPFUL_DEVICES CAPFUL_CASES
+CAPFUL_OLD=$(realpath "$1") CAPFUL_NEW=$(realpath "$2") CAPFUL_DEVICES=${3:-cpu} CAPFUL_CASES=${4:-}
+cd "$(dirname "$0")/.."
+features=()
+[[ $CAPFUL_DEVICES != *cuda* ]] || features=(--features cuda)
+cargo test -p capful-tests "${features[@]}" --test digests -- --ignored --nocapture
