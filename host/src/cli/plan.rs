@@ -1,7 +1,7 @@
 //! `host plan`.
 
 use super::{Failure, RunFlags, work};
-use crate::plan::{Machine, Plan as Planned, Row};
+use crate::plan::{Machine, Plan as Planned, Row, listing};
 
 /// Flags of `host plan`.
 #[derive(Debug, clap::Args)]
@@ -11,6 +11,9 @@ pub struct Plan {
     /// The largest batch that fits for each length, at each level of recomputation
     #[arg(long, value_name = "seq-len")]
     sweep: Option<Sweep>,
+    /// Every operation of the run's programs with its operands, bytes, floating-point operations and roofline time
+    #[arg(long, conflicts_with = "sweep")]
+    program: bool,
     /// JSON on standard output
     #[arg(long)]
     json: bool,
@@ -38,7 +41,16 @@ impl Plan {
             }
             return Ok(());
         }
-        let plan = Planned::of(&config, &machine)?;
+        let (plan, laid) = Planned::new(&config, &machine)?;
+        if self.program {
+            let programs = listing::programs(&config, laid, machine.rates)?;
+            if self.json {
+                println!("{}", serde_json::to_string(&programs).map_err(work)?);
+            } else {
+                print!("{}", listing::table(&programs));
+            }
+            return Ok(());
+        }
         if self.json {
             println!("{}", serde_json::to_string_pretty(&plan).map_err(work)?);
         } else {

@@ -6,6 +6,7 @@
 mod advice;
 mod card;
 mod layout;
+pub mod listing;
 mod machine;
 mod narrower;
 mod program;

@@ -72,6 +72,11 @@ impl Programs {
         self.0.iter().find(|(s, _)| *s == sequence).map(|(_, ops)| &ops[..])
     }
 
+    /// Every sequence and its operations.
+    pub fn iter(&self) -> impl Iterator<Item = (Sequence, &[Op])> {
+        self.0.iter().map(|(sequence, ops)| (*sequence, &ops[..]))
+    }
+
     /// Records every sequence of `sections`.
     ///
     /// # Errors

@@ -1,0 +1,184 @@
+//! The recorded programs in words: each operation with its operands, bytes, floating-point operations and roofline time.
+
+use std::fmt::Write as _;
+
+use capful_core::device::{Access, Device as _, Meter, Op, Rates};
+use capful_core::memory::Region;
+use serde::Serialize;
+
+use super::{Laid, Line, Sequence};
+use crate::config::{Config, ConfigError, human_bytes};
+use crate::device::AnyProfile;
+
+/// An operand of an operation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Operand {
+    /// The region that it lies in, as the ledger names it, with the layer's number in place of `*`.
+    pub name: String,
+    /// read, write or update.
+    pub access: &'static str,
+    /// Element type.
+    pub dtype: &'static str,
+    /// Shape of the part that is used.
+    pub shape: [u32; 4],
+    /// First byte in the arena.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// An operation and what it costs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Operation {
+    /// Its name.
+    pub operation: &'static str,
+    /// Its operands, in its own order.
+    pub operands: Vec<Operand>,
+    /// Operand bytes, what is updated twice: the least traffic.
+    pub bytes: u64,
+    /// Floating-point operations of products.
+    pub flops: u64,
+    /// Seconds on the roofline.
+    pub seconds: f64,
+}
+
+/// A program: the operations of one sequence, in order.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Program {
+    /// What it does.
+    pub program: String,
+    /// Its operations.
+    pub operations: Vec<Operation>,
+}
+
+/// What a sequence does, for people, and the section of the arena that it works in.
+fn described(sequence: Sequence, stages: usize) -> (String, Option<String>) {
+    match sequence {
+        Sequence::MicroBatch { stage, first, warming } => {
+            let section = if stages == 1 { "training".to_owned() } else { format!("stage {}", stage + 1) };
+            let which = if first { "the step's first" } else { "each further" };
+            let warming = if warming { ", while scales are learnt" } else { "" };
+            (format!("{section}: {which} micro-batch{warming}"), Some(section))
+        }
+        Sequence::Update => ("update".to_owned(), None),
+        Sequence::Evaluate => ("evaluation".to_owned(), Some("evaluation".to_owned())),
+        Sequence::Logits { chunk } => (format!("logits of chunk {chunk}"), Some("evaluation".to_owned())),
+        Sequence::Decode => ("one more token".to_owned(), Some("decoding".to_owned())),
+    }
+}
+
+/// The region of the ledger that `region` lies in. Sections share bytes: only `section` and what lasts are looked at.
+fn named(lines: &[&Line], section: Option<&str>, region: Region) -> String {
+    let holds = |line: &&&Line| {
+        let here = line.section.is_none() || line.section.as_deref() == section;
+        here && (line.offset..line.offset + line.bytes + line.padding).contains(&region.offset)
+    };
+    let Some(line) = lines.iter().find(holds) else { return "?".to_owned() };
+    let stride = (line.bytes + line.padding) / u64::from(line.layers.max(1));
+    let layer = (region.offset - line.offset).checked_div(stride).unwrap_or(0);
+    line.name.replace('*', &layer.to_string())
+}
+
+fn operation(op: &Op, name: &dyn Fn(Region) -> String, profile: &AnyProfile, rates: Rates) -> Operation {
+    let mut operands = Vec::new();
+    op.operands(&mut |region, access| {
+        let access = match access {
+            Access::Read => "read",
+            Access::Write => "write",
+            Access::Update => "update",
+        };
+        let Region { dtype, shape, offset, .. } = region;
+        operands.push(Operand {
+            name: name(region),
+            access,
+            dtype: dtype.name(),
+            shape,
+            offset,
+            bytes: region.bytes(),
+        });
+    });
+    let mut meter = Meter::new(profile, rates);
+    // It was run on a meter when it was laid.
+    let _ = meter.run(op);
+    let Meter { bytes, flops, seconds, .. } = meter;
+    Operation { operation: op.name(), operands, bytes, flops, seconds }
+}
+
+/// Every program of the run that `config` describes.
+///
+/// # Errors
+/// A device that does not exist; a step that its operations refuse.
+pub fn programs(config: &Config, laid: Laid, rates: Rates) -> Result<Vec<Program>, ConfigError> {
+    let profile = AnyProfile::of(config)?;
+    let laid = laid.recorded(&config.family(), &profile)?;
+    let lines: Vec<&Line> = laid.lines.iter().chain(&laid.overlays).collect();
+    let program = |(sequence, ops): (Sequence, &[Op])| {
+        let (program, section) = described(sequence, laid.sections.training.len());
+        let name = |region| named(&lines, section.as_deref(), region);
+        let operations = ops.iter().map(|op| operation(op, &name, &profile, rates)).collect();
+        Program { program, operations }
+    };
+    Ok(laid.programs.iter().map(program).collect())
+}
+
+/// The programs as a table for people.
+pub fn table(programs: &[Program]) -> String {
+    let mut out = String::new();
+    for Program { program, operations } in programs {
+        let total = |of: fn(&Operation) -> u64| operations.iter().map(of).sum::<u64>();
+        let milliseconds = operations.iter().map(|o| o.seconds).sum::<f64>() * 1e3;
+        let (count, gflops) = (operations.len(), total(|o| o.flops) as f64 / 1e9);
+        let bytes = human_bytes(total(|o| o.bytes));
+        let _ =
+            writeln!(out, "{program}: {count} operations, {bytes}, {gflops:.3} GFLOP, at best {milliseconds:.3} ms");
+        for (number, o) in operations.iter().enumerate() {
+            let shown = |operand: &Operand| {
+                let first = operand.shape.iter().position(|&n| n != 1).unwrap_or(3);
+                let dims: Vec<_> = operand.shape[first..].iter().map(u32::to_string).collect();
+                format!("{} {} {}[{}]", operand.access, operand.name, operand.dtype, dims.join(", "))
+            };
+            let operands: Vec<_> = o.operands.iter().map(shown).collect();
+            let (bytes, flops, micros) = (o.bytes, o.flops, o.seconds * 1e6);
+            let _ = writeln!(out, "  {number:>5} {:<16} {bytes:>13} B {flops:>15} FLOP {micros:>10.2} µs", o.operation);
+            let _ = writeln!(out, "        {}", operands.join("; "));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Machine, Plan};
+
+    #[test]
+    fn every_operand_has_the_name_of_a_region_that_holds_it_and_sums_are_the_plan_s() {
+        for preset in ["pythia-tiny", "yxanul-tiny", "neurogen-tiny"] {
+            let raw = toml::from_str(&format!("preset = '{preset}'\nseq_len = 32")).unwrap();
+            let config = Config::resolve(raw).unwrap();
+            let machine = Machine::of(&config).unwrap();
+            let (plan, laid) = Plan::new(&config, &machine).unwrap();
+            let known: Vec<String> = laid.lines.iter().chain(&laid.overlays).map(|l| l.name.clone()).collect();
+            let programs = programs(&config, laid, machine.rates).unwrap();
+            for operand in programs.iter().flat_map(|p| &p.operations).flat_map(|o| &o.operands) {
+                let pattern: String = operand
+                    .name
+                    .split('.')
+                    .map(|part| if part.parse::<u32>().is_ok() { "*" } else { part })
+                    .collect::<Vec<_>>()
+                    .join(".");
+                assert!(known.contains(&operand.name) || known.contains(&pattern), "{preset}: {operand:?}");
+            }
+            let step = programs.iter().filter(|p| p.program.starts_with("training") || p.program == "update");
+            let (mut flops, mut bytes, mut operations) = (0, 0, 0);
+            for o in step.flat_map(|p| &p.operations) {
+                (flops, bytes, operations) = (flops + o.flops, bytes + o.bytes, operations + 1);
+            }
+            assert_eq!(
+                (flops, bytes, operations),
+                (plan.flops_per_step, plan.bytes_per_step, plan.operations_per_step)
+            );
+            assert!(table(&programs).lines().count() > 2 * operations as usize);
+        }
+    }
+}
