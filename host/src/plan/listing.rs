@@ -13,7 +13,8 @@ use crate::device::AnyProfile;
 /// An operand of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Operand {
-    /// The region that it lies in, as the ledger names it, with the layer's number in place of `*`.
+    /// The region that it lies in, as the ledger names it, with the layer's number in place of `*`, or behind a name that
+    /// has none: `layers.x[2]`.
     pub name: String,
     /// read, write or update.
     pub access: &'static str,
@@ -76,7 +77,10 @@ fn named(lines: &[&Line], section: Option<&str>, region: Region) -> String {
     let Some(line) = lines.iter().find(holds) else { return "?".to_owned() };
     let stride = (line.bytes + line.padding) / u64::from(line.layers.max(1));
     let layer = (region.offset - line.offset).checked_div(stride).unwrap_or(0);
-    line.name.replace('*', &layer.to_string())
+    match line.name.contains('*') {
+        false if line.layers > 1 => format!("{}[{layer}]", line.name),
+        _ => line.name.replace('*', &layer.to_string()),
+    }
 }
 
 fn operation(op: &Op, name: &dyn Fn(Region) -> String, profile: &AnyProfile, rates: Rates) -> Operation {
@@ -161,13 +165,10 @@ mod tests {
             let known: Vec<String> = laid.lines.iter().chain(&laid.overlays).map(|l| l.name.clone()).collect();
             let programs = programs(&config, laid, machine.rates).unwrap();
             for operand in programs.iter().flat_map(|p| &p.operations).flat_map(|o| &o.operands) {
-                let pattern: String = operand
-                    .name
-                    .split('.')
-                    .map(|part| if part.parse::<u32>().is_ok() { "*" } else { part })
-                    .collect::<Vec<_>>()
-                    .join(".");
-                assert!(known.contains(&operand.name) || known.contains(&pattern), "{preset}: {operand:?}");
+                let name = operand.name.split('[').next().unwrap_or_default();
+                let part = |part: &str| if part.parse::<u32>().is_ok() { "*".to_owned() } else { part.to_owned() };
+                let pattern = name.split('.').map(part).collect::<Vec<_>>().join(".");
+                assert!(known.iter().any(|k| *k == name || *k == pattern), "{preset}: {operand:?}");
             }
             let step = programs.iter().filter(|p| p.program.starts_with("training") || p.program == "update");
             let (mut flops, mut bytes, mut operations) = (0, 0, 0);
