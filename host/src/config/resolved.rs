@@ -13,7 +13,7 @@ use super::{
     Schedule, StageConfig, TokenizerChoice,
 };
 
-/// Bytes of the pool where nothing else is asked for: two halves of 64 MiB, of 65,536 sequences of 512 each where the
+/// Bytes of the pool where nothing else is asked for: two halves of 64 MiB, of 61,679 sequences of 512 each where the
 /// vocabulary has at most 65,536 ids.
 const fn default_pool() -> u64 {
     128 << 20

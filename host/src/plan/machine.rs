@@ -7,6 +7,7 @@ use capful_core::train::Period;
 
 use super::{Card, Outside, card};
 use crate::config::{ByteSize, Config, ConfigError, Device, Order, Precision, human_bytes};
+use crate::data::sequences::pool;
 use crate::data::shards::{Manifest, training};
 use crate::data::{ahead, shuffle};
 use crate::device::cuda::cards;
@@ -107,7 +108,8 @@ impl Machine {
             lines.push(line("documents encoded ahead, at most", ahead::bytes(encoders)));
         }
         if config.order == Order::Pool {
-            lines.push(line("pool of sequences", config.pool));
+            let grain = config.stretches().iter().map(|s| s.length).max().unwrap_or(1);
+            lines.push(line("pool of sequences, at most", pool::memory(config.pool, config.vocab_size(), grain)));
         }
         if let Ok(Some(shards)) = Manifest::read(Path::new(&config.data)) {
             lines.push(line("index of the token shards", training::bytes(shards.documents)));

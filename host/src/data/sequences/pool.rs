@@ -7,14 +7,23 @@
 use capful_core::data::{BatchMut, Order, Stretch, Token, Window};
 
 use super::super::error::SourceError;
+use super::super::shards::file::width;
 use super::super::stream::{Position, TokenStream};
 use super::Sequences;
 
-/// Tokens of a half of a pool of `bytes`, for a vocabulary of `vocab` ids: whole grains of `grain` tokens.
+/// Tokens of a half of a pool of `bytes`, for a vocabulary of `vocab` ids: whole grains of `grain` tokens, at least one.
 pub fn half(bytes: u64, vocab: u32, grain: u64) -> u64 {
-    // A token's id, and a bit for whether it begins a document.
-    let tokens = bytes / 2 * 8 / (8 * super::super::shards::file::width(vocab) + 1);
-    (tokens / grain).max(1).saturating_mul(grain)
+    // A token's id, and a bit for whether it begins a document, in words of 64.
+    let room = (bytes / 2).saturating_sub(8) * 8 / (8 * width(vocab) + 1);
+    // What is left of a grain, and the target of the last token.
+    (room.saturating_sub(grain + 1) / grain).max(1).saturating_mul(grain)
+}
+
+/// Bytes that such a pool takes at most: `bytes`, unless it does not hold a grain.
+pub fn memory(bytes: u64, vocab: u32, grain: u64) -> u64 {
+    let room = half(bytes, vocab, grain).saturating_add(grain + 1);
+    let ids = room.saturating_mul(width(vocab));
+    bytes.max(ids.saturating_add(room.div_ceil(64) * 8).saturating_mul(2))
 }
 
 /// Ids in as many bytes as the vocabulary needs.
@@ -25,7 +34,7 @@ enum Ids {
 
 impl Ids {
     fn new(tokens: usize, vocab: u32) -> Self {
-        match super::super::shards::file::width(vocab) {
+        match width(vocab) {
             2 => Self::Narrow(Vec::with_capacity(tokens)),
             _ => Self::Wide(Vec::with_capacity(tokens)),
         }

@@ -12,7 +12,7 @@ use super::super::shards::{Origin, Shards};
 use super::super::split::{Part, Split};
 use super::super::stream::{Position, TokenStream};
 use super::permuted::Permuted;
-use super::pool::{Pool, half};
+use super::pool::{Pool, half, memory};
 use super::*;
 
 const ORIGIN: Origin = Origin { source: 1, tokenizer: 2 };
@@ -173,8 +173,8 @@ fn a_pool_gives_each_epoch_whole_before_the_next() {
     let tokens = tokens(40);
     let (stretches, _) = course(&[(1, 1, 8)]);
     let mut pooled = pool(40, 3, &stretches, 700);
-    assert_eq!(half(700, VOCAB, 8), 160);
-    assert!(tokens.len() > 3 * 160);
+    assert_eq!(half(700, VOCAB, 8), 144);
+    assert!(tokens.len() > 3 * 144);
     let grains = tokens.len() / 8 * 8;
     let batches = take(&mut pooled, &vec![(1, 8); grains / 8]);
     let mut inputs: Vec<u32> = batches.iter().flat_map(|([x, _, _], _)| x.clone()).collect();
@@ -211,6 +211,18 @@ fn sequences_of_a_batch_come_from_everywhere() {
         let mut sorted = places.clone();
         sorted.sort_unstable();
         assert!((sorted[16] as f64 / tokens.len() as f64 - 0.5).abs() < 5.0 * 0.5 / 32f64.sqrt(), "{sorted:?}");
+    }
+}
+
+#[test]
+fn a_pool_takes_no_more_than_is_said() {
+    for (bytes, vocab, grain) in [(128 << 20, 10_000, 512), (1000, VOCAB, 16), (4096, 200_005, 8), (10, VOCAB, 64)] {
+        let room = half(bytes, vocab, grain) + grain + 1;
+        let taken = 2 * (room * if vocab > 1 << 16 { 4 } else { 2 } + room.div_ceil(64) * 8);
+        let said = memory(bytes, vocab, grain);
+        assert!(taken <= said && said >= bytes, "{taken}, {said}");
+        // More than was asked for only where that does not hold a grain.
+        assert!(said == bytes || half(bytes, vocab, grain) == grain, "{said} for {bytes}");
     }
 }
 
