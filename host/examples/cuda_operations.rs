@@ -7,7 +7,7 @@ use capful_core::device::{Device as _, Meter, Operation, Rates};
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{
     Affine, AffineGrad, Attention, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, Heads, Linear, LinearGrad,
-    Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, Rotary, Scaling, SwiGlu, SwiGluGrad,
+    Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, Rotary, Rotate, Scaling, SwiGlu, SwiGluGrad,
 };
 use capful_host::device::cuda::{Cuda, CudaProfile, Precision, Products, Room, describe};
 
@@ -211,8 +211,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     for (what, o) in forward {
         time(c, what, o, None)?;
     }
-    let rotary = Some(Rotary { table, heads: HEADS, period: 8 });
-    time(c, "linear qkv, rotation", Linear { rotary, ..linear(x, qkv_weight, None, qkv) }, None)?;
+    time(c, "rotate", Rotate { qkv, rotary: Rotary { table, heads: HEADS, period: 8 } }, None)?;
     for (what, o) in backward {
         time(c, what, o, None)?;
     }

@@ -136,5 +136,3 @@ __device__ void attention_grad(const AttentionGradArgs& a) {
 
 EXPORT_SIDE(queries, false)
 EXPORT_SIDE(keys, true)
-
-EXPORT_BOTH(attention_grad_rotate, RotateArgs, 128, rotate)

@@ -49,14 +49,6 @@ struct Pattern {
     }
 };
 
-struct RotateArgs {
-    void* rows;          // [count, width]: turned in place
-    const float* table;  // [positions, dims / 2, 2]: cosine and sine
-    u32 count, dims, period;
-    u32 inverse;
-    Heads heads;
-};
-
 // Turns pair `pair` (elements pair and pair + dims / 2 of a head).
 template <class T>
 __device__ inline void turn(T* head, const float* angles, u32 dims, u32 pair, bool inverse) {
@@ -75,11 +67,4 @@ __device__ inline void rotate_row(T* row, const float* angles, const Heads& head
         u32 at = head < heads.queries ? heads.query(head) : heads.key(head - heads.queries);
         turn(row + at, angles, dims, i % pairs, inverse);
     }
-}
-
-template <class T>
-__device__ void rotate(const RotateArgs& a) {
-    u32 row = blockIdx.x;
-    rotate_row((T*)a.rows + (u64)row * a.heads.width(), a.table + (u64)(row % a.period) * a.dims, a.heads, a.dims,
-               a.inverse);
 }

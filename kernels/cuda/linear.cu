@@ -1,10 +1,6 @@
-// What belongs to a linear layer beside its product: the rotation of queries and keys, and, where the product was
-// a library's, the GELU.
+// What belongs to a linear layer beside its product where that was a library's: the GELU.
 #include "gelu.cuh"
-#include "heads.cuh"
 #include "vector.cuh"
-
-EXPORT_BOTH(linear_rotate, RotateArgs, 128, rotate)
 
 struct EpilogueArgs {
     const void* before_gelu;  // [rows, columns] or null: out is multiplied by gelu'(this)

@@ -5,7 +5,7 @@ use crate::memory::{Arena, Region};
 use crate::ops::{
     AdamW, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed, EmbedGrad, EmbedUpdate,
     FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad,
-    Quantise, Readout, ReadoutGrad, Rescale, Spike, SpikeGrad, SquaredNorm, SwiGlu, SwiGluGrad, SynapseGrad,
+    Quantise, Readout, ReadoutGrad, Rescale, Rotate, Spike, SpikeGrad, SquaredNorm, SwiGlu, SwiGluGrad, SynapseGrad,
     SynapseInputGrad, Taps, TapsGrad,
 };
 
@@ -103,6 +103,7 @@ operations! {
     Readout,
     ReadoutGrad,
     Rescale,
+    Rotate,
     Spike,
     SpikeGrad,
     SquaredNorm,

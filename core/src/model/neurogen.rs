@@ -15,9 +15,9 @@ use super::stage::{Control, Optimizer, Stage, Steps};
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::ops::{
-    AdamW, Affine, AffineGrad, Carry, Cell, Context, ContextGrad, Embed, EmbedUpdate, FactoredUpdate, Gate, HeadGrad,
-    HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad, NormKind, Pattern, Readout,
-    ReadoutGrad, Spike, SpikeGrad, SquaredNorm, SynapseGrad, SynapseInputGrad, Taps, TapsGrad,
+    AdamW, Affine, AffineGrad, Carry, Cell, Context, ContextGrad, Embed, EmbedUpdate, Epilogue, FactoredUpdate, Gate,
+    HeadGrad, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad, NormKind, Pattern,
+    Readout, ReadoutGrad, Spike, SpikeGrad, SquaredNorm, SynapseGrad, SynapseInputGrad, Taps, TapsGrad,
 };
 
 /// How synapses learn.
@@ -149,7 +149,7 @@ impl NeuroGen {
         device.emit(Readout { signals: c.signals, layout, weights: w.readout, gate: self.gate(w), out: c.stream })?;
         if let (Some([down, up]), Some(low)) = (w.skip, c.low) {
             device.emit(Linear::new(c.x, down, None, low))?;
-            device.emit(Linear { accumulate: true, ..Linear::new(low, up, None, c.stream) })?;
+            device.emit(Linear { epilogue: Epilogue::Add, ..Linear::new(low, up, None, c.stream) })?;
         }
         let (Some(w), Some(m)) = (&w.memory, &c.memory) else { return Ok(()) };
         device.emit(Context { signals: c.signals, first: 0, out: m.context })?;
@@ -176,7 +176,7 @@ impl NeuroGen {
             decay: self.memory_decay,
             out: m.out,
         })?;
-        device.emit(Linear { accumulate: true, ..Linear::new(m.out, w.out, None, c.stream) })
+        device.emit(Linear { epilogue: Epilogue::Add, ..Linear::new(m.out, w.out, None, c.stream) })
     }
 
     /// The gradients of the direct path and of the associative memory, into the taps and the Hippocampus' outputs.

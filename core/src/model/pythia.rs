@@ -12,8 +12,8 @@ use super::stage::{Optimizer, Recompute, Stage, Steps};
 use crate::device::{Device, OperationError};
 use crate::memory::{Region, Stacked};
 use crate::ops::{
-    Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss, Heads,
-    Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Rotary,
+    Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Epilogue, Gelu, HeadGrad,
+    HeadLoss, Heads, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Rotary, Rotate,
 };
 
 /// A Pythia's sizes. All are free; the published ones are presets of the host.
@@ -76,10 +76,8 @@ impl Pythia {
     ) -> Result<(), OperationError> {
         let w = &state.weights;
         let qkv = f.qkv.at(l);
-        device.emit(Linear {
-            rotary: Some(self.rotary(state.table, stage.seq_len)),
-            ..Linear::new(f.norm1.at(l), w.qkv.at(l), Some(w.qkv_bias.at(l)), qkv)
-        })?;
+        device.emit(Linear::new(f.norm1.at(l), w.qkv.at(l), Some(w.qkv_bias.at(l)), qkv))?;
+        device.emit(Rotate { qkv, rotary: self.rotary(state.table, stage.seq_len) })?;
         device.emit(Attention {
             qkv,
             out: f.mixed.at(l),
@@ -91,7 +89,7 @@ impl Pythia {
 
     fn expand(&self, device: &mut dyn Device, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
         device.emit(Linear {
-            activated: Some(f.activated.at(l)),
+            epilogue: Epilogue::Gelu(f.activated.at(l)),
             ..Linear::new(f.norm2.at(l), w.up.at(l), Some(w.up_bias.at(l)), f.hidden.at(l))
         })
     }
@@ -99,14 +97,12 @@ impl Pythia {
     /// Adds both branches to the residual stream.
     fn join(&self, device: &mut dyn Device, w: &Parameters, f: &Forward, l: u32) -> Result<(), OperationError> {
         let (x, next) = (f.x.at(l), f.x.at(l + 1));
-        let in_place = f.x.is_shared();
         device.emit(Linear {
-            residual: (!in_place).then_some(x),
-            accumulate: in_place,
+            epilogue: if f.x.is_shared() { Epilogue::Add } else { Epilogue::Residual(x) },
             ..Linear::new(f.mixed.at(l), w.dense.at(l), Some(w.dense_bias.at(l)), next)
         })?;
         device.emit(Linear {
-            accumulate: true,
+            epilogue: Epilogue::Add,
             ..Linear::new(f.activated.at(l), w.down.at(l), Some(w.down_bias.at(l)), next)
         })
     }

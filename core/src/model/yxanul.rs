@@ -16,8 +16,8 @@ use super::stage::{Optimizer, Recompute, Stage, Steps};
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::ops::{
-    Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, HeadGrad, HeadLoss, Heads, Linear,
-    LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantised, Rotary, SwiGlu, SwiGluGrad,
+    Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Epilogue, HeadGrad, HeadLoss,
+    Heads, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantised, Rotary, Rotate, SwiGlu, SwiGluGrad,
 };
 
 /// A Yxanul's sizes. All are free; the published ones are presets of the host.
@@ -105,11 +105,9 @@ impl Yxanul {
         l: u32,
     ) -> Result<(), OperationError> {
         let qkv = f.qkv.at(l);
-        let linear = Linear {
-            rotary: Some(self.rotary(state.table, stage.seq_len)),
-            ..Linear::new(f.norm1.at(l), state.weights.qkv.at(l), None, qkv)
-        };
+        let linear = Linear::new(f.norm1.at(l), state.weights.qkv.at(l), None, qkv);
         project(device, f.narrow.as_ref(), (Projection::Qkv, l), linear)?;
+        device.emit(Rotate { qkv, rotary: self.rotary(state.table, stage.seq_len) })?;
         device.emit(Attention {
             qkv,
             out: f.mixed.at(l),
@@ -128,9 +126,8 @@ impl Yxanul {
         linear: Linear,
         residual: Region,
     ) -> Result<(), OperationError> {
-        let in_place = residual == linear.out;
-        let linear = Linear { residual: (!in_place).then_some(residual), accumulate: in_place, ..linear };
-        project(device, f.narrow.as_ref(), product, linear)
+        let epilogue = if residual == linear.out { Epilogue::Add } else { Epilogue::Residual(residual) };
+        project(device, f.narrow.as_ref(), product, Linear { epilogue, ..linear })
     }
 
     /// Attention's branch into the residual stream.

@@ -90,7 +90,7 @@ impl Operation for CachedAttention {
 mod tests {
     use super::*;
     use crate::ops::testing::Bench;
-    use crate::ops::{Attention, Heads, Kind, Linear};
+    use crate::ops::{Attention, Heads, Kind, Linear, Rotate};
 
     #[test]
     fn token_by_token_equals_the_whole_sequence() {
@@ -108,7 +108,8 @@ mod tests {
             let (x, weight) = (b.normal([1, 1, t, 3], 1, 1.0), b.normal([1, 1, width, 3], 2, 1.0));
             let qkv = b.poison([1, 1, t, width]);
             let (out, log_sum) = (b.poison([1, 1, t, 16]), b.poison([1, 1, 4, t]));
-            b.run(Linear { rotary: Some(rotary), ..Linear::new(x, weight, None, qkv) });
+            b.run(Linear::new(x, weight, None, qkv));
+            b.run(Rotate { qkv, rotary });
             b.run(Attention { qkv, out, log_sum, heads, pattern });
 
             let (row, cache) = (b.poison([1, 1, 1, width]), b.poison([1, 2, t, 8]));

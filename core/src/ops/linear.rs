@@ -1,12 +1,41 @@
-//! The linear layer with what belongs to it: bias, residual, GELU, rotation.
+//! The linear layer: a product, its bias, and one epilogue.
 
 use super::math::{axpy, dot, gelu};
 use super::quantise::{CodeRows, QuantisedProduct};
-use super::rotary::Rotary;
 use crate::device::{Access, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
-/// `out = x · weightᵀ, or x · weight (+ bias) (+ residual, or + out)`, then rotated, then `activated = gelu(out)`.
+/// What becomes of a product and its bias, y.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Epilogue {
+    /// `out = y`.
+    Store,
+    /// `out = out + y`: the product is added first, then the bias.
+    Add,
+    /// `out = y + residual`, [rows, out].
+    Residual(Region),
+    /// `out = y` and `this = gelu(out)`, [rows, out]: the backward pass needs both.
+    Gelu(Region),
+}
+
+impl Epilogue {
+    /// Whether the product is added to what `out` holds.
+    pub const fn adds(&self) -> bool {
+        matches!(self, Epilogue::Add)
+    }
+
+    /// What is added to each row.
+    pub const fn residual(&self) -> Option<Region> {
+        if let Epilogue::Residual(residual) = self { Some(*residual) } else { None }
+    }
+
+    /// What takes the GELU.
+    pub const fn activated(&self) -> Option<Region> {
+        if let Epilogue::Gelu(activated) = self { Some(*activated) } else { None }
+    }
+}
+
+/// `y = x · weightᵀ, or x · weight (+ bias)`, then its [`Epilogue`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Linear {
     /// [rows, in].
@@ -19,14 +48,8 @@ pub struct Linear {
     pub bias: Option<Region>,
     /// [rows, out].
     pub out: Region,
-    /// [rows, out]: added.
-    pub residual: Option<Region>,
-    /// Whether to add to what is in `out`.
-    pub accumulate: bool,
-    /// Turns the queries and keys of a fused projection.
-    pub rotary: Option<Rotary>,
-    /// [rows, out]: takes gelu(out), while `out` keeps the input of the GELU for the backward pass.
-    pub activated: Option<Region>,
+    /// What becomes of y.
+    pub epilogue: Epilogue,
     /// Copies of `x` and `weight` that are multiplied in their stead; then neither is read.
     pub quantised: Option<QuantisedProduct>,
 }
@@ -34,8 +57,7 @@ pub struct Linear {
 impl Linear {
     /// `out = x · weightᵀ + bias`.
     pub const fn new(x: Region, weight: Region, bias: Option<Region>, out: Region) -> Linear {
-        let (residual, rotary, activated, quantised) = (None, None, None, None);
-        Linear { x, weight, transposed: false, bias, out, residual, accumulate: false, rotary, activated, quantised }
+        Linear { x, weight, transposed: false, bias, out, epilogue: Epilogue::Store, quantised: None }
     }
 }
 
@@ -53,10 +75,9 @@ impl Operation for Linear {
             None => [self.x, self.weight].into_iter().for_each(|r| visit(r, Access::Read)),
         }
         self.bias.into_iter().for_each(|r| visit(r, Access::Read));
-        self.residual.into_iter().for_each(|r| visit(r, Access::Read));
-        self.rotary.into_iter().for_each(|r| visit(r.table, Access::Read));
-        visit(self.out, if self.accumulate { Access::Update } else { Access::Write });
-        self.activated.into_iter().for_each(|r| visit(r, Access::Write));
+        self.epilogue.residual().into_iter().for_each(|r| visit(r, Access::Read));
+        visit(self.out, if self.epilogue.adds() { Access::Update } else { Access::Write });
+        self.epilogue.activated().into_iter().for_each(|r| visit(r, Access::Write));
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -65,9 +86,8 @@ impl Operation for Linear {
         self.expect(inputs == self.x.columns(), "weight")?;
         self.expect(self.bias.is_none_or(|b| b.elements() == u64::from(out)), "bias")?;
         self.expect(like_out(&self.out), "out")?;
-        self.expect(self.residual.is_none_or(|r| like_out(&r)), "residual")?;
-        self.expect(self.activated.is_none_or(|r| like_out(&r)), "activated")?;
-        self.expect(self.rotary.is_none_or(|r| r.fits() && r.heads.width() == out), "rotary")?;
+        self.expect(self.epilogue.residual().is_none_or(|r| like_out(&r)), "residual")?;
+        self.expect(self.epilogue.activated().is_none_or(|r| like_out(&r)), "activated")?;
         let fits = |p: &QuantisedProduct| !self.transposed && p.fits(rows, out, inputs);
         self.expect(self.quantised.as_ref().is_none_or(fits), "quantised")
     }
@@ -83,14 +103,13 @@ impl Operation for Linear {
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [codes_x, codes_weight, inverse_x, inverse_weight] = QuantisedProduct::regions(self.quantised.as_ref());
         let whole = |region| self.quantised.is_none().then_some(region);
-        let [x, weight, bias, mut out, residual, table, mut activated, cx, cw, ix, iw] = arena.views([
+        let [x, weight, bias, mut out, residual, mut activated, cx, cw, ix, iw] = arena.views([
             whole(self.x),
             whole(self.weight),
             self.bias,
             Some(self.out),
-            self.residual,
-            self.rotary.map(|r| r.table),
-            self.activated,
+            self.epilogue.residual(),
+            self.epilogue.activated(),
             codes_x,
             codes_weight,
             inverse_x,
@@ -99,15 +118,16 @@ impl Operation for Linear {
         let codes = self.quantised.as_ref().and_then(|p| CodeRows::new(p, [&cx, &cw, &ix, &iw]));
         let (inputs, outputs) = (self.x.columns() as usize, self.out.columns() as usize);
         let (x, weight, bias, residual) = (x.f32()?, weight.f32()?, bias.f32()?, residual.f32()?);
+        let adds = self.epilogue.adds();
         for (r, out) in out.f32_mut()?.chunks_exact_mut(outputs).enumerate() {
             let row = || &x[r * inputs..][..inputs];
-            let add = |y: f32, product| if self.accumulate { y + product } else { product };
+            let add = |y: f32, product| if adds { y + product } else { product };
             if let Some(codes) = &codes {
                 for (o, y) in out.iter_mut().enumerate() {
                     *y = add(*y, codes.dot(r, o));
                 }
             } else if self.transposed {
-                if !self.accumulate {
+                if !adds {
                     out.fill(0.0);
                 }
                 for (x, w) in row().iter().zip(weight.chunks_exact(outputs)) {
@@ -122,10 +142,6 @@ impl Operation for Linear {
                 *y += bias.get(o).copied().unwrap_or_default();
                 *y += residual.get(r * outputs + o).copied().unwrap_or_default();
             }
-            if let Some(rotary) = &self.rotary {
-                let position = r % rotary.period as usize;
-                Rotary::rotate(&rotary.heads, table.f32()?, rotary.dims() as usize, position, out, false);
-            }
             for (a, y) in activated.f32_mut()?.iter_mut().skip(r * outputs).zip(&*out) {
                 *a = gelu(*y);
             }
@@ -137,23 +153,18 @@ impl Operation for Linear {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::Heads;
     use crate::ops::testing::Bench;
 
     #[test]
-    fn the_product_and_its_extras_agree_with_f64() {
+    fn the_product_and_its_epilogues_agree_with_f64() {
         let mut b = Bench::<2048>::new();
         let (x, weight) = (b.normal([1, 1, 5, 19], 1, 1.0), b.normal([1, 1, 7, 19], 2, 0.5));
         let (bias, residual) = (b.normal([1, 1, 1, 7], 3, 1.0), b.normal([1, 1, 5, 7], 4, 1.0));
         let (out, activated) = (b.poison([1, 1, 5, 7]), b.poison([1, 1, 5, 7]));
-        b.run(Linear {
-            residual: Some(residual),
-            activated: Some(activated),
-            ..Linear::new(x, weight, Some(bias), out)
-        });
-        for r in 0..5 {
-            for o in 0..7 {
-                let mut expected = f64::from(b.get(bias)[o]) + f64::from(b.get(residual)[r * 7 + o]);
+        for (epilogue, factor) in [(Epilogue::Residual(residual), 1.0), (Epilogue::Gelu(activated), 0.0)] {
+            b.run(Linear { epilogue, ..Linear::new(x, weight, Some(bias), out) });
+            for (r, o) in (0..5).flat_map(|r| (0..7).map(move |o| (r, o))) {
+                let mut expected = f64::from(b.get(bias)[o]) + factor * f64::from(b.get(residual)[r * 7 + o]);
                 for i in 0..19 {
                     expected += f64::from(b.get(x)[r * 19 + i]) * f64::from(b.get(weight)[o * 19 + i]);
                 }
@@ -163,6 +174,9 @@ mod tests {
                     epsilon = 1e-5,
                     max_relative = 1e-5
                 );
+                if epilogue.activated().is_none() {
+                    continue;
+                }
                 let gelu = 0.5 * expected * (1.0 + libm::erf(expected / core::f64::consts::SQRT_2));
                 approx::assert_relative_eq!(
                     f64::from(b.get(activated)[r * 7 + o]),
@@ -181,42 +195,13 @@ mod tests {
         let turned: [f32; 133] = core::array::from_fn(|i| b.get(weight)[i % 7 * 19 + i / 7]);
         let turned = b.values([1, 1, 19, 7], &turned);
         let (out, expected) = (b.normal([1, 1, 5, 19], 3, 1.0), b.normal([1, 1, 5, 19], 3, 1.0));
-        for accumulate in [true, false] {
-            b.run(Linear { accumulate, transposed: true, ..Linear::new(x, weight, None, out) });
-            b.run(Linear { accumulate, ..Linear::new(x, turned, None, expected) });
+        for epilogue in [Epilogue::Add, Epilogue::Store] {
+            b.run(Linear { epilogue, transposed: true, ..Linear::new(x, weight, None, out) });
+            b.run(Linear { epilogue, ..Linear::new(x, turned, None, expected) });
             for i in 0..95 {
                 let expected = b.get(expected)[i];
                 approx::assert_relative_eq!(b.get(out)[i], expected, epsilon = 1e-5, max_relative = 1e-5);
             }
         }
-    }
-
-    #[test]
-    fn rotated_scores_depend_on_the_distance_alone() {
-        // The same token at every position: after the rotation q_i · k_j is a function of i − j.
-        let mut b = Bench::<4096>::new();
-        let heads = Heads::interleaved(1, 8);
-        let (positions, dims) = (6, 8);
-        let table = b.poison([1, positions, dims / 2, 2]);
-        let mut angles = [0.0; 48];
-        for p in 0..positions {
-            for pair in 0..dims / 2 {
-                let at = ((p * dims / 2 + pair) * 2) as usize;
-                angles[at..at + 2].copy_from_slice(&Rotary::angle(10_000.0, dims, p, pair));
-            }
-        }
-        b.set(table, &angles);
-        let weight = b.normal([1, 1, 24, 3], 2, 0.5);
-        let mut token = [0.0; 18];
-        token.chunks_exact_mut(3).for_each(|t| t.copy_from_slice(&[0.3, -1.2, 0.7]));
-        let x = b.values([1, 1, 6, 3], &token);
-        let out = b.poison([1, 1, 6, 24]);
-        b.run(Linear { rotary: Some(Rotary { table, heads, period: 6 }), ..Linear::new(x, weight, None, out) });
-        let rows = b.get(out);
-        let score = |i: usize, j: usize| dot(&rows[i * 24..][..8], &rows[j * 24 + 8..][..8]);
-        for (i, j) in [(1, 0), (2, 1), (5, 4)] {
-            approx::assert_relative_eq!(score(i, j), score(3, 2), max_relative = 1e-5);
-        }
-        assert!((score(3, 0) - score(3, 2)).abs() > 1e-3);
     }
 }

@@ -210,7 +210,7 @@ mod tests {
     use crate::device::{Device as _, Meter, Rates, Single};
     use crate::memory::Dtype;
     use crate::ops::testing::Bench;
-    use crate::ops::{Affine, AffineGrad, Linear, LinearGrad, Norm, NormGrad, NormKind, SwiGlu, SwiGluGrad};
+    use crate::ops::{Affine, AffineGrad, Epilogue, Linear, LinearGrad, Norm, NormGrad, NormKind, SwiGlu, SwiGluGrad};
 
     fn scaling<const N: usize>(b: &mut Bench<N>, scale: f32) -> Scaling {
         let mut one = |x| b.values([1, 1, 1, 1], &[x]).offset;
@@ -273,7 +273,11 @@ mod tests {
         let (residual, out) = (b.normal([1, 1, 5, 16], 3, 1.0), b.poison([1, 1, 5, 16]));
         let product =
             QuantisedProduct { a: copy(&mut b, x, Dtype::E4m3, 64.0), b: copy(&mut b, weight, Dtype::E4m3, 128.0) };
-        b.run(Linear { quantised: Some(product), residual: Some(residual), ..Linear::new(x, weight, None, out) });
+        b.run(Linear {
+            quantised: Some(product),
+            epilogue: Epilogue::Residual(residual),
+            ..Linear::new(x, weight, None, out)
+        });
         let (mut off, mut norm) = (0.0, 0.0);
         for i in 0..80 {
             let (mut expected, mut exact) = (f64::from(b.get(residual)[i]), f64::from(b.get(residual)[i]));

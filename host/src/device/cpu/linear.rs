@@ -2,15 +2,12 @@
 
 use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
-use capful_core::ops::{Linear, Rotary};
+use capful_core::ops::Linear;
 
 use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::pool::Parts;
 use super::simd;
 use super::{Cpu, CpuProfile, bytes};
-
-/// Rows that a task turns.
-const ROWS: usize = 16;
 
 impl CpuProfile {
     pub(super) fn linear(&self, op: &Linear) -> u64 {
@@ -26,14 +23,13 @@ impl Cpu {
         if op.quantised.is_some() {
             return op.reference(&mut arena);
         }
-        let [x, weight, bias, mut out, residual, table, mut activated, mut scratch] = arena.views([
+        let [x, weight, bias, mut out, residual, mut activated, mut scratch] = arena.views([
             Some(op.x),
             Some(op.weight),
             op.bias,
             Some(op.out),
-            op.residual,
-            op.rotary.map(|r| r.table),
-            op.activated,
+            op.epilogue.residual(),
+            op.epilogue.activated(),
             Some(self.scratch),
         ])?;
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out.columns()].map(|n| n as usize);
@@ -42,13 +38,13 @@ impl Cpu {
             false => Matrix::new(weight.f32()?, outputs, inputs).transposed(),
         };
         let (bias, residual, out) = (bias.f32()?, residual.f32()?, out.f32_mut()?);
-        let (activated, activates) = (Parts::new(activated.f32_mut()?), op.activated.is_some());
+        let (activated, activates) = (Parts::new(activated.f32_mut()?), op.epilogue.activated().is_some());
         gemm::product(
             &mut self.pool,
             Matrix::new(x.f32()?, rows, inputs),
             weight,
             MatrixMut::new(out, rows, outputs),
-            if op.accumulate { Update::Accumulate } else { Update::Overwrite },
+            if op.epilogue.adds() { Update::Accumulate } else { Update::Overwrite },
             scratch.f32_mut()?,
             |_, mut block| {
                 let cols = block.cols();
@@ -61,25 +57,13 @@ impl Cpu {
                     if let Some(residual) = residual.get(at.clone()) {
                         simd::add(residual, out);
                     }
-                    if activates && op.rotary.is_none() {
+                    if activates {
                         // SAFETY: blocks of `out` are disjoint, and this is the same block of a matrix as large.
                         simd::gelu_forward(out, unsafe { activated.range(at) });
                     }
                 }
             },
         );
-        let Some(rotary) = op.rotary else { return Ok(()) };
-        // Heads may lie across the borders of blocks, so whole rows are turned once they are there.
-        let (table, dims, period) = (table.f32()?, rotary.dims() as usize, rotary.period as usize);
-        self.pool.chunks(out, ROWS * outputs, |_, chunk, part| {
-            for (row, values) in (chunk * ROWS..).zip(part.chunks_exact_mut(outputs)) {
-                Rotary::rotate(&rotary.heads, table, dims, row % period, values, false);
-                if activates {
-                    // SAFETY: each row belongs to one chunk.
-                    simd::gelu_forward(values, unsafe { activated.range(row * outputs..(row + 1) * outputs) });
-                }
-            }
-        });
         Ok(())
     }
 }

@@ -27,6 +27,7 @@ mod norm_grad;
 pub mod pool;
 mod quantise;
 mod readout;
+mod rotate;
 pub mod simd;
 mod spike;
 mod spike_grad;
@@ -90,6 +91,7 @@ impl Profile for CpuProfile {
             | Op::Norm(_)
             | Op::Quantise(_)
             | Op::Rescale(_)
+            | Op::Rotate(_)
             | Op::Spike(_)
             | Op::SpikeGrad(_)
             | Op::SwiGlu(_)
@@ -154,6 +156,7 @@ impl Device for Cpu {
             Op::Readout(o) => self.run_readout(o),
             Op::ReadoutGrad(o) => self.run_readout_grad(o),
             Op::Rescale(o) => self.run_rescale(o),
+            Op::Rotate(o) => self.run_rotate(o),
             Op::Spike(o) => self.run_spike(o),
             Op::SpikeGrad(o) => self.run_spike_grad(o),
             Op::SquaredNorm(o) => self.run_squared_norm(o),

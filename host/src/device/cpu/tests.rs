@@ -3,9 +3,9 @@
 use capful_core::device::{Access, Device as _, Operation, Profile as _, Reference};
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::ops::{
-    AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
-    Heads, IGNORE, Kind, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Rotary, SquaredNorm, SwiGlu,
-    SwiGluGrad,
+    AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Epilogue, Gelu, HeadGrad,
+    HeadLoss, Heads, IGNORE, Kind, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Rotary, Rotate, SquaredNorm,
+    SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
 use capful_core::train::{results, settings};
@@ -206,28 +206,47 @@ fn norms_and_their_gradients() {
 }
 
 #[test]
-fn linear_with_each_of_its_extras() {
+fn linear_with_each_of_its_epilogues() {
     let random = Random::new(3, 0);
     for case in 0..60u64 {
         let draw = |which: u64, n| random.below(case * 16 + which, n) as u32;
         let rows = [1, 1 + draw(0, 9), 1 + draw(0, 300)][case as usize % 3];
-        let heads = Heads::interleaved(1 + draw(1, 5), 2 + draw(2, 40));
-        let (inputs, outputs) = (1 + draw(3, 300), heads.width());
+        let (inputs, outputs) = (1 + draw(3, 300), 3 * (1 + draw(1, 5)) * (2 + draw(2, 40)));
         let mut b = Bench::new(case);
         let transposed = draw(10, 3) == 0;
         let shape = if transposed { matrix(inputs, outputs) } else { matrix(outputs, inputs) };
         let (x, weight) = (b.normal(matrix(rows, inputs), 1.0), b.normal(shape, 0.3));
-        let accumulate = draw(4, 2) == 0;
+        let epilogue = match draw(4, 4) {
+            0 => Epilogue::Store,
+            1 => Epilogue::Add,
+            2 => Epilogue::Residual(b.normal(matrix(rows, outputs), 1.0)),
+            _ => Epilogue::Gelu(b.poison(matrix(rows, outputs))),
+        };
         let op = Linear {
             transposed,
             bias: (draw(5, 2) == 0).then(|| b.normal(matrix(1, outputs), 1.0)),
-            residual: (draw(6, 2) == 0).then(|| b.normal(matrix(rows, outputs), 1.0)),
-            accumulate,
-            rotary: (draw(7, 2) == 0).then(|| b.rotary(heads, 2 + draw(8, u64::from(heads.size / 2)) / 2 * 2, 7)),
-            activated: (draw(9, 2) == 0).then(|| b.poison(matrix(rows, outputs))),
-            ..Linear::new(x, weight, None, b.target(matrix(rows, outputs), accumulate))
+            epilogue,
+            ..Linear::new(x, weight, None, b.target(matrix(rows, outputs), epilogue.adds()))
         };
         b.witness(op, None);
+    }
+}
+
+#[test]
+fn rotation_of_queries_and_keys() {
+    let random = Random::new(4, 1);
+    for case in 0..30u64 {
+        let draw = |which: u64, n| random.below(case * 16 + which, n) as u32;
+        let mut b = Bench::new(case);
+        let (queries, size) = (1 + draw(1, 5), 2 + draw(2, 40));
+        let heads = if draw(3, 2) == 0 {
+            Heads::interleaved(queries, size)
+        } else {
+            Heads::grouped(2 * queries, queries, size)
+        };
+        let rotary = b.rotary(heads, 2 + draw(4, u64::from(size / 2)) / 2 * 2, 7);
+        let qkv = b.normal(matrix(1 + draw(0, 60), heads.width()), 1.0);
+        b.witness(Rotate { qkv, rotary }, None);
     }
 }
 

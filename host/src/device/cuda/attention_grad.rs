@@ -80,6 +80,6 @@ impl Cuda {
             let kernel = format!("attention_grad_{side}_{padded}_{dtype}");
             self.launch(NAME, &kernel, [tiles, heads, batch], 128, &arguments)?;
         }
-        self.rotate(NAME, o.qkv_grad, &o.rotary, true)
+        self.rotate(o.qkv_grad, &o.rotary, true)
     }
 }

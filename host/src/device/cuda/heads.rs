@@ -1,8 +1,8 @@
-//! Heads, pattern and rotation as the kernels take them.
+//! Heads and patterns as the kernels take them.
 
 use capful_core::device::OperationError;
-use capful_core::memory::{Dtype, Region};
-use capful_core::ops::{Heads, Kind, Pattern, Rotary};
+use capful_core::memory::Dtype;
+use capful_core::ops::{Heads, Kind, Pattern};
 
 use super::device::Cuda;
 use super::error::CudaError;
@@ -55,19 +55,6 @@ impl PatternArgs {
     }
 }
 
-/// Mirrors RotateArgs of heads.cuh.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct RotateArgs {
-    rows: u64,
-    table: u64,
-    count: u32,
-    dims: u32,
-    period: u32,
-    inverse: u32,
-    heads: HeadsArgs,
-}
-
 /// The size that the attention kernels pad a head to, with the tile sides of forward and backward.
 pub fn padded(size: u32) -> Option<(u32, u32, u32)> {
     match size {
@@ -118,26 +105,5 @@ impl Cuda {
     pub(super) fn padded(&mut self, operation: &'static str, size: u32) -> Result<(u32, u32, u32), OperationError> {
         let why = "its heads have more than 256 elements; choose more heads";
         padded(size).ok_or_else(|| self.fail(CudaError::Unsupported { operation, why }))
-    }
-
-    /// Turns the queries and keys of all rows in place.
-    pub(super) fn rotate(
-        &mut self,
-        module: &'static str,
-        rows: Region,
-        rotary: &Rotary,
-        inverse: bool,
-    ) -> Result<(), OperationError> {
-        let arguments = RotateArgs {
-            rows: self.address(rows)?,
-            table: self.address(rotary.table)?,
-            count: rows.rows(),
-            dims: rotary.dims(),
-            period: rotary.period,
-            inverse: inverse.into(),
-            heads: HeadsArgs::new(&rotary.heads),
-        };
-        let kernel = format!("{module}_rotate_{}", rows.dtype.name());
-        self.launch(module, &kernel, [rows.rows(), 1, 1], 128, &arguments)
     }
 }

@@ -1,4 +1,4 @@
-//! The linear layer with bias, residual, GELU and rotation.
+//! The linear layer: a product, its bias and its epilogue.
 
 use capful_core::device::OperationError;
 use capful_core::ops::Linear;
@@ -15,17 +15,10 @@ impl Cuda {
         };
         self.product(Product {
             bias: o.bias,
-            residual: o.residual,
-            accumulate: o.accumulate,
-            // A rotation comes between the product and its GELU; no family has both.
-            activated: o.activated.filter(|_| o.rotary.is_none()),
+            residual: o.epilogue.residual(),
+            accumulate: o.epilogue.adds(),
+            activated: o.epilogue.activated(),
             ..product
-        })?;
-        let Some(rotary) = &o.rotary else { return Ok(()) };
-        self.rotate("linear", o.out, rotary, false)?;
-        match o.activated {
-            Some(out) => self.run_gelu(capful_core::ops::Gelu { x: o.out, out }),
-            None => Ok(()),
-        }
+        })
     }
 }

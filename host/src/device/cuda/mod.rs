@@ -46,6 +46,7 @@ mod profile;
 mod quantise;
 mod readout;
 mod rescale;
+mod rotate;
 mod spike;
 mod spike_grad;
 mod squared_norm;

@@ -68,6 +68,7 @@ impl Profile for CudaProfile {
             | Op::Quantise(_)
             | Op::Readout(_)
             | Op::Rescale(_)
+            | Op::Rotate(_)
             | Op::SpikeGrad(_)
             | Op::SwiGlu(_)
             | Op::SwiGluGrad(_)

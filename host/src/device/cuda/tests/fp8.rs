@@ -6,8 +6,8 @@ use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Rol
 use capful_core::model::yxanul::{State, Training};
 use capful_core::model::{Family, Optimizer, Products as Kind, Purpose, Recompute, Stage, Steps, Yxanul};
 use capful_core::ops::{
-    Affine, AffineGrad, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, QuantisedProduct,
-    Rescale, Rotary, Scaling, SwiGlu, SwiGluGrad,
+    Affine, AffineGrad, Epilogue, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised,
+    QuantisedProduct, Rescale, Rotary, Scaling, SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
 use capful_core::train::results;
@@ -225,8 +225,8 @@ fn products_of_copies() {
                     ..Linear::new(x, weight, None, out)
                 };
                 match form {
-                    1 => Linear { accumulate: true, ..plain },
-                    2 => Linear { residual: Some(l.normal(like_out, 1.0)), ..plain },
+                    1 => Linear { epilogue: Epilogue::Add, ..plain },
+                    2 => Linear { epilogue: Epilogue::Residual(l.normal(like_out, 1.0)), ..plain },
                     // An evaluation's logits, say.
                     3 => Linear { out: l.poison_exact(like_out), ..plain },
                     _ => plain,

@@ -1,7 +1,7 @@
 //! Linear layers and their gradients: the product in all three cases, with everything folded into it.
 
 use capful_core::memory::{Dtype, Region, Space};
-use capful_core::ops::{Heads, Linear, LinearGrad, Rotary};
+use capful_core::ops::{Epilogue, Heads, Linear, LinearGrad, Rotary, Rotate};
 use capful_core::random::Random;
 
 use super::bench::{Bench, Lay, decode, encode, open};
@@ -29,9 +29,9 @@ fn linear_with_everything_that_belongs_to_it() {
                 let out = if form == 2 { l.normal(like_out, 1.0) } else { l.poison(like_out) };
                 let plain = Linear::new(x, weight, bias, out);
                 match form {
-                    1 => Linear { activated: Some(l.poison(like_out)), ..plain },
-                    2 => Linear { accumulate: true, ..plain },
-                    3 => Linear { residual: Some(l.normal(like_out, 1.0)), ..plain },
+                    1 => Linear { epilogue: Epilogue::Gelu(l.poison(like_out)), ..plain },
+                    2 => Linear { epilogue: Epilogue::Add, ..plain },
+                    3 => Linear { epilogue: Epilogue::Residual(l.normal(like_out, 1.0)), ..plain },
                     4 => Linear { transposed: true, ..plain },
                     _ => plain,
                 }
@@ -41,7 +41,7 @@ fn linear_with_everything_that_belongs_to_it() {
 }
 
 #[test]
-fn linear_turns_queries_and_keys() {
+fn queries_and_keys_are_turned() {
     let mut bench = Bench::of_products();
     for (heads, dims, rows, period) in [
         (Heads::interleaved(2, 8), 2, 13, 13),
@@ -54,11 +54,7 @@ fn linear_turns_queries_and_keys() {
                 angles.extend(Rotary::angle(50.0, dims, position, pair));
             }
             let table = l.values([1, period, dims / 2, 2], angles);
-            let x = l.normal([1, 1, rows, 7], 1.0);
-            let weight = l.normal([1, 1, heads.width(), 7], 1.0);
-            let bias = Some(l.normal([1, 1, 1, heads.width()], 1.0));
-            let out = l.poison([1, 1, rows, heads.width()]);
-            Linear { rotary: Some(Rotary { table, heads, period }), ..Linear::new(x, weight, bias, out) }
+            Rotate { qkv: l.normal([1, 1, rows, heads.width()], 1.0), rotary: Rotary { table, heads, period } }
         });
     }
 }
@@ -80,7 +76,10 @@ fn a_row_in_f32_by_a_weight_in_the_precisions_type() {
                 let (x, weight) = (l.exact([1, 1, 1, inputs], 1.0), l.normal([1, 1, outputs, inputs], 0.3));
                 let bias = Some(l.exact([1, 1, 1, outputs], 1.0));
                 let out = l.exact([1, 1, 1, outputs], 1.0);
-                Linear { accumulate, ..Linear::new(x, weight, bias, out) }
+                {
+                    let epilogue = if accumulate { Epilogue::Add } else { Epilogue::Store };
+                    Linear { epilogue, ..Linear::new(x, weight, bias, out) }
+                }
             });
         }
     }
@@ -129,12 +128,12 @@ fn a_gelu_apart_from_its_product_gives_the_same() {
         let forward = |l: &mut Lay| {
             let (x, weight) = (l.normal([1, 1, 21, 9], 1.0), l.normal([1, 1, 33, 9], 1.0));
             let out = l.poison([1, 1, 21, 33]);
-            Linear { activated: Some(l.poison([1, 1, 21, 33])), ..Linear::new(x, weight, None, out) }
+            Linear { epilogue: Epilogue::Gelu(l.poison([1, 1, 21, 33])), ..Linear::new(x, weight, None, out) }
         };
         bench.agree_by(precision, tolerance, &forward, &|cuda, o| {
-            cuda.run_linear(Linear { activated: None, ..o })?;
+            cuda.run_linear(Linear { epilogue: Epilogue::Store, ..o })?;
             let product = Product::new("linear", Case::Nt, o.x, o.weight, o.out);
-            cuda.epilogue(&Product { activated: o.activated, ..product })
+            cuda.epilogue(&Product { activated: o.epilogue.activated(), ..product })
         });
         let backward = |l: &mut Lay| LinearGrad {
             transposed: false,
