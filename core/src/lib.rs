@@ -24,6 +24,7 @@ pub mod generate;
 pub mod memory;
 pub mod model;
 pub mod ops;
+pub mod optimizer;
 pub mod permutation;
 pub mod random;
 pub mod train;

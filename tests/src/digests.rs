@@ -61,7 +61,7 @@ const fn case(name: &'static str, family: &'static str, flags: &'static str) -> 
 }
 
 /// Every family, with what changes the operations of its step.
-pub const CASES: [Case; 30] = [
+pub const CASES: [Case; 36] = [
     case("pythia", PYTHIA, ""),
     case("pythia-cheap", PYTHIA, "--recompute cheap --accumulate 2"),
     case("pythia-full", PYTHIA, "--recompute full --accumulate 3"),
@@ -81,6 +81,12 @@ pub const CASES: [Case; 30] = [
     case("llama-heads", LLAMA, "--set kv_heads=4 --recompute full --vocab-size 301 --chunk 100"),
     case("llama-local", LLAMA, "--attention local --seq-len 64 --block 16 --window 0 --set tied=false"),
     Case { stages: STAGES, ..case("llama-stages", LLAMA, "--set tied=false") },
+    case("pythia-sequential", PYTHIA, "--set residual=sequential --set tied=true --set bias=false"),
+    case("pythia-llama", PYTHIA, "--set norm=rms --set feed=swiglu --set kv_heads=1 --recompute full --accumulate 2"),
+    case("pythia-factorised", PYTHIA, "--set rank=8 --set tied=true --set rotary_pct=1.0 --recompute cheap"),
+    case("llama-parallel", LLAMA, "--set residual=parallel --set bias=true --recompute full"),
+    case("llama-neox", LLAMA, "--set norm=layer --set feed=gelu --set rotary_pct=0.5 --recompute cheap"),
+    case("yxanul-gelu", YXANUL, "--set feed=gelu --set bias=true --accumulate 2"),
     case("neurogen", NEUROGEN, ""),
     case("neurogen-bptt", NEUROGEN, "--set rule=bptt"),
     case("neurogen-random", NEUROGEN, "--set rule=eprop-random --set eligibility=full"),

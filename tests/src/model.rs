@@ -2,8 +2,10 @@
 
 use capful_core::device::{Rates, Single};
 use capful_core::memory::{Entry, Region, Role};
-use capful_core::model::{Optimizer, Products, Pythia, Recompute, Stage, Yxanul};
-use capful_core::ops::{self, Kind};
+use capful_core::model::transformer::{self, Dialect};
+use capful_core::model::{Products, Recompute, Stage, Transformer};
+use capful_core::ops::{self, Kind, NormKind};
+use capful_core::optimizer::Optimizer;
 use capful_core::train::{results, settings};
 use capful_host::config::AnyFamily;
 use capful_host::device::cpu::CpuProfile;
@@ -12,10 +14,10 @@ use capful_host::plan::{Constants, Laid, Sections};
 use capful_host::run::{Rows, Session};
 
 use crate::oracle::attention::Pattern;
-use crate::oracle::pythia::Batch;
 use crate::oracle::tensor::{Tensor, Tensors};
 use crate::oracle::train::Recipe;
-use crate::oracle::{IGNORE, Oracle, pythia, yxanul};
+use crate::oracle::transformer::{Config, Feed, Names, Norm, Residual};
+use crate::oracle::{Batch, IGNORE, Oracle};
 
 /// Every level of recomputation.
 pub const LEVELS: [Recompute; 3] = [Recompute::None, Recompute::Cheap, Recompute::Full];
@@ -62,23 +64,11 @@ pub trait Peer: Oracle {
     fn family(&self, context: u32) -> AnyFamily;
 }
 
-impl Peer for pythia::Config {
+impl Peer for Config {
     fn family(&self, context: u32) -> AnyFamily {
-        let [layers, d_model, heads, d_ff, vocab_size, rotary_dims] =
-            [self.layers, self.d, self.heads, self.d_ff, self.vocab, self.rotary].map(|n| n as u32);
-        let (rotary_base, norm_eps) = (self.rotary_base as f32, self.eps as f32);
-        let family = Pythia { layers, d_model, heads, d_ff, vocab_size, context, rotary_dims, rotary_base, norm_eps };
-        AnyFamily::Pythia(family)
-    }
-}
-
-impl Peer for yxanul::Config {
-    fn family(&self, context: u32) -> AnyFamily {
-        let [layers, d_model, heads, kv_heads, d_ff, vocab_size] =
-            [self.layers, self.d, self.heads, self.kv_heads, self.d_ff, self.vocab].map(|n| n as u32);
-        let (rank, tied) = (self.rank.map(|rank| rank as u32), self.tied);
-        let (rotary_base, norm_eps) = (self.rotary_base as f32, self.eps as f32);
-        AnyFamily::Yxanul(Yxanul {
+        let [layers, d_model, heads, kv_heads, d_ff, vocab_size, rotary_dims] =
+            [self.layers, self.d, self.heads, self.kv_heads, self.d_ff, self.vocab, self.rotary].map(|n| n as u32);
+        AnyFamily::Transformer(Transformer {
             layers,
             d_model,
             heads,
@@ -86,10 +76,28 @@ impl Peer for yxanul::Config {
             d_ff,
             vocab_size,
             context,
-            rank,
-            tied,
-            rotary_base,
-            norm_eps,
+            rank: self.rank.map(|rank| rank as u32),
+            tied: self.tied,
+            norm: match self.norm {
+                Norm::Layer => NormKind::Layer,
+                Norm::Rms => NormKind::Rms,
+            },
+            residual: match self.residual {
+                Residual::Parallel => transformer::Residual::Parallel,
+                Residual::Sequential => transformer::Residual::Sequential,
+            },
+            feed: match self.feed {
+                Feed::Gelu => transformer::Feed::Gelu,
+                Feed::SwiGlu => transformer::Feed::SwiGlu,
+            },
+            bias: self.bias,
+            rotary_dims,
+            rotary_base: self.rotary_base as f32,
+            norm_eps: self.eps as f32,
+            dialect: match self.names {
+                Names::GptNeox => Dialect::GptNeox,
+                Names::Llama => Dialect::Llama,
+            },
         })
     }
 }

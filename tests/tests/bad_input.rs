@@ -474,7 +474,7 @@ fn what_passes_32_or_64_bits_is_counted_or_refused_by_name() {
     let wide = "--preset yxanul-tiny --set layers=3 --set d_ff=2048 --batch-size 8192 --seq-len 256";
     let wide = plan(wide).ok().json();
     assert_eq!(wide["fits"], false);
-    assert_eq!(bytes(&wide, "layers.gate_up"), 3 * (1 << 21) * 2 * 2048 * 4);
+    assert_eq!(bytes(&wide, "layers.up"), 3 * (1 << 21) * 2 * 2048 * 4);
     for (flags, says) in [
         ("--batch-size 200000000 --set context=256 --seq-len 256", &["a micro-batch", "32 bits"][..]),
         ("--batch-size 100000000 --seq-len 8 --set heads=64 --set d_model=512", &["layers.log_sum", "32 bits"]),

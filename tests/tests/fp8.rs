@@ -82,6 +82,21 @@ fn the_plan_counts_the_copies() {
 }
 
 #[test]
+fn every_transformer_learns_in_fp8_as_in_bf16() {
+    let dir = directory();
+    for (i, parts) in ["bias=true --set residual=parallel", "norm=layer --set feed=gelu", "feed=gelu --set bias=true"]
+        .iter()
+        .enumerate()
+    {
+        let [wide, eighths] = ["bf16", "fp8"].map(|precision| {
+            let run = format!("--precision {precision} {SMALL} --set {parts} --steps 22 --out {precision}-{i}");
+            loss(&stand_in(dir.path(), &format!("train --json --device cuda {run}"), &[]).ok())
+        });
+        assert!((eighths / wide - 1.0).abs() <= 0.05 && eighths != wide, "{parts}: {eighths} in fp8, {wide} in bf16");
+    }
+}
+
+#[test]
 fn what_has_no_fp8_is_refused_and_told_of_bf16() {
     let dir = directory();
     let train = |flags: &str, variables: &[(&str, &str)]| {
@@ -92,8 +107,8 @@ fn what_has_no_fp8_is_refused_and_told_of_bf16() {
     assert!(train("--device reference", &[]).contains("reference"));
     assert!(train("--device cuda --set d_ff=40", &[]).contains("40"));
     assert!(train("--device cuda", &[("CAPFUL_STAND_IN_CAPABILITY", "86")]).contains("8.6"));
-    let line = "train --preset pythia-tiny --device cuda --precision fp8 --steps 1 --out run";
-    stand_in(dir.path(), line, &[]).refused(2, &["fp8", "bf16", "Yxanul"]);
+    let line = "train --preset neurogen-tiny --device cuda --precision fp8 --steps 1 --out run";
+    stand_in(dir.path(), line, &[]).refused(2, &["fp8", "bf16", "NeuroGen"]);
     let line = format!("bench {SMALL} --device cuda --precision fp8 --steps 1");
     stand_in(dir.path(), &line, &[("CAPFUL_STAND_IN_BLAS", "0")]).refused(2, &["cublasLt", "bf16"]);
 }

@@ -6,8 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use capful_tests::oracle::Batch;
 use capful_tests::oracle::differences::wave;
-use capful_tests::oracle::pythia::{Batch, Config, loss};
+use capful_tests::oracle::transformer::{Config, loss};
 
 /// One micro-batch, an update and another micro-batch without std, without an allocator, without a panic that unwinds.
 /// Ends with 0 if the loss is what it should be and falls.
@@ -16,8 +17,9 @@ const PROGRAM: &str = r#"
 #![no_main]
 use capful_core::device::{Reference, Single};
 use capful_core::memory::{Arena, Entry, Layout, Region, Role};
-use capful_core::model::{Family, Optimizer, Products, Purpose, Pythia, Recompute, Stage, Steps};
+use capful_core::model::{Family, Products, Purpose, Recompute, Stage, Transformer};
 use capful_core::ops::{Pattern, Rotary};
+use capful_core::optimizer::Optimizer;
 use capful_core::train::{results, settings};
 
 #[link(name = "c")]
@@ -43,9 +45,10 @@ fn ids(arena: &mut Arena<'_>, region: Region, write: impl Fn(u32) -> u32) {
 }
 
 fn train() -> Option<()> {
-    let model = Pythia {
-        layers: 2, d_model: 16, heads: 2, d_ff: 24, vocab_size: 19, context: 12, rotary_dims: 2,
-        rotary_base: 10_000.0, norm_eps: 1e-5,
+    let model = Transformer {
+        layers: 2, d_model: 16, heads: 2, kv_heads: 2, d_ff: 24, vocab_size: 19, context: 12,
+        rotary_dims: 2,
+        ..Transformer::GPT_NEOX
     };
     let stage = Stage { batch: 2, seq_len: 6, chunk: 5, recompute: Recompute::Cheap, pattern: Pattern::DENSE, products: Products::Wide };
     model.validate().ok()?;
@@ -80,14 +83,14 @@ fn train() -> Option<()> {
         }
     }
     let pairs = model.rotary_dims / 2;
-    floats(arena, state.table, |i| {
+    floats(arena, state.rotary_table(), |i| {
         let (position, pair) = (i as u32 / 2 / pairs, i as u32 / 2 % pairs);
         Rotary::angle(model.rotary_base, model.rotary_dims, position, pair)[i % 2]
     });
-    let batch = Pythia::training_batch(&training);
+    let batch = Transformer::training_batch(&training);
     ids(arena, batch.ids, |i| i * 7 % 19);
     ids(arena, batch.targets, |i| (i * 7 + 3) % 19);
-    let control = Pythia::control(&state);
+    let control = state.control;
     let mut values = [0.0; settings::LEN as usize];
     values[settings::LEARNING_RATE] = 1e-2;
     values[settings::CORRECTION1] = 0.1;

@@ -7,9 +7,9 @@ use capful_tests::model::{LEVELS, Model, PATTERNS, assert_gradients, devices, to
 use capful_tests::oracle::attention::Pattern;
 use capful_tests::oracle::differences::{relative_error, wave};
 use capful_tests::oracle::fixture;
-use capful_tests::oracle::pythia::{Batch, Config, logits, loss, loss_and_gradients};
 use capful_tests::oracle::train::Recipe;
-use capful_tests::oracle::{IGNORE, train};
+use capful_tests::oracle::transformer::{Config, logits, loss, loss_and_gradients};
+use capful_tests::oracle::{Batch, IGNORE, train};
 
 /// Small and odd: 3 heads of 5 dims of which 4 rotate, a feed-forward of 23, 29 ids.
 fn odd(attention: Pattern) -> Config {

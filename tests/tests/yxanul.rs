@@ -10,30 +10,17 @@ use capful_tests::model::{LEVELS, Model, PATTERNS, assert_gradients, devices, to
 use capful_tests::oracle::attention::Pattern;
 use capful_tests::oracle::differences::{relative_error, wave};
 use capful_tests::oracle::llama_fixture;
-use capful_tests::oracle::pythia::Batch;
 use capful_tests::oracle::tensor::{Tensor, Tensors};
 use capful_tests::oracle::train::Recipe;
-use capful_tests::oracle::yxanul::{Config, logits, loss};
-use capful_tests::oracle::{IGNORE, Oracle as _, train};
+use capful_tests::oracle::transformer::{Config, logits, loss, loss_and_gradients};
+use capful_tests::oracle::{Batch, IGNORE, train};
 use serde_json::Value;
 
 const VOCAB: usize = 77;
 
 /// Small and odd: 6 query heads of 4 dims on 2 key heads, a feed-forward of 23; 77 ids in 128 rows.
 fn odd(attention: Pattern) -> Config {
-    Config {
-        layers: 3,
-        d: 24,
-        heads: 6,
-        kv_heads: 2,
-        d_ff: 23,
-        vocab: VOCAB,
-        rank: Some(5),
-        tied: true,
-        rotary_base: 10_000.0,
-        eps: 1e-5,
-        attention,
-    }
+    Config { rank: Some(5), attention, ..Config::llama(3, 24, 6, 2, 23, VOCAB) }
 }
 
 /// The three kinds of ends.
@@ -51,7 +38,7 @@ fn loss_and_every_gradient_are_the_oracles() {
     let batch = Batch { inputs: &inputs, targets: &targets, length: LENGTH };
     for config in PATTERNS.into_iter().flat_map(kinds) {
         let weights = config.formula_weights(0.4);
-        let (expected_loss, expected) = config.loss_and_gradients(&weights, batch);
+        let (expected_loss, expected) = loss_and_gradients(&config, &weights, batch);
         for (name, device) in devices() {
             let mut model = Model::new(&device, &config, &weights, 2, LENGTH, Recompute::None);
             let got = model.loss(batch);
@@ -258,7 +245,7 @@ fn a_saved_model_has_llamas_names_and_gives_its_logits_under_them() {
         // Three steps, so that no gain is 1 and no row as it was drawn.
         let flags = format!("{flags} {TINY} --set heads=4 --set kv_heads=2 --recompute cheap");
         host(dir, &format!("train --json {flags} --steps 3 --lr 0.01 --warmup 1 --out run")).ok();
-        let config = Config { layers: 1, d: 16, heads: 4, d_ff: 32, vocab: 300, rank, tied, ..odd(Pattern::Dense) };
+        let config = Config { rank, tied, ..Config::llama(1, 16, 4, 2, 32, 300) };
         let checkpoint = dir.join("run/checkpoint-00000003");
         let weights = saved(&checkpoint.join("model.safetensors"));
         let shapes = |of: Vec<(String, Vec<usize>)>| of.into_iter().collect::<std::collections::BTreeMap<_, _>>();

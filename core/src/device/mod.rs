@@ -18,11 +18,6 @@ pub trait Profile {
     /// The element type of regions of this role.
     fn dtype(&self, role: Role) -> Dtype;
 
-    /// Whether the optimizer keeps f32 masters beside the weights.
-    fn masters(&self) -> bool {
-        self.dtype(Role::Weight) != Dtype::F32
-    }
-
     /// How many bytes of scratch the device wants while it runs `op`. One region serves the largest.
     fn scratch(&self, _op: &Op) -> u64 {
         0

@@ -101,8 +101,9 @@ pub struct Slot {
     pub layers: u32,
     /// How the first values are made.
     pub init: Init,
-    /// Rows of each tensor that the region is in files, one below the other, one a word of the name's braces. Rows
-    /// after them are padding: they stay zero and are in no file. All 0 where the region is one whole tensor.
+    /// Rows of each tensor that the region is in files, one below the other, one a word of the name's braces; of a
+    /// vector its elements. What is behind them is padding: it stays zero and is in no file. All 0 where the region is one
+    /// whole tensor.
     pub parts: [u32; 3],
 }
 
@@ -117,15 +118,21 @@ impl Slot {
         Slot { layers, ..self }
     }
 
-    /// Rows of a layer's region that belong to a tensor: padded rows left out.
-    pub const fn rows(&self) -> u32 {
-        let [a, b, c] = self.parts;
-        if a + b + c == 0 { self.shape[0] * self.shape[1] * self.shape[2] } else { a + b + c }
+    /// Whether a layer's region is one row, whose parts are counted in elements.
+    const fn is_vector(&self) -> bool {
+        let [a, b, c, _] = self.shape;
+        a == 1 && b == 1 && c == 1
     }
 
-    /// Elements of a layer's region that belong to a tensor.
+    /// Elements of a layer's region that belong to a tensor: padded rows left out.
     pub const fn elements(&self) -> u64 {
-        self.rows() as u64 * self.shape[3] as u64
+        let ([a, b, c, columns], [p, q, r]) = (self.shape, self.parts);
+        let parts = p as u64 + q as u64 + r as u64;
+        match (parts, self.is_vector()) {
+            (0, _) => a as u64 * b as u64 * c as u64 * columns as u64,
+            (_, true) => parts,
+            (_, false) => parts * columns as u64,
+        }
     }
 }
 
@@ -149,7 +156,10 @@ impl Entry {
         let part = move |layer: u32, part: usize| {
             let region = match slot.parts[part] {
                 0 => place.at(layer),
-                rows => place.at(layer).slice_rows(slot.parts[..part].iter().sum(), rows),
+                count => {
+                    let (whole, first) = (place.at(layer), slot.parts[..part].iter().sum());
+                    if slot.is_vector() { whole.slice_columns(first, count) } else { whole.slice_rows(first, count) }
+                }
             };
             (TensorName { slot, layer, part }, region)
         };

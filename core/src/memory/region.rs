@@ -96,6 +96,11 @@ impl Region {
         }
     }
 
+    /// `count` elements of a region of one row, from element `first` on.
+    pub const fn slice_columns(&self, first: u32, count: u32) -> Region {
+        Region { offset: self.offset + first as u64 * self.dtype.size(), shape: [1, 1, 1, count], ..*self }
+    }
+
     /// The first elements of the region seen in another shape: scratch that serves two purposes in turn.
     pub const fn reshaped(&self, shape: [u32; 4]) -> Region {
         Region { shape, ..*self }
@@ -117,6 +122,10 @@ pub struct Stacked {
 }
 
 impl Stacked {
+    /// No bytes: what a parameter has where nothing is kept of it. No operation takes it.
+    pub const NOTHING: Stacked =
+        Stacked { first: Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [0; 4] }, stride: 0 };
+
     /// The region of `layer`.
     pub const fn at(&self, layer: u32) -> Region {
         Region { offset: self.first.offset + self.stride * layer as u64, ..self.first }

@@ -1,17 +1,15 @@
 //! Model families: a configuration, its regions, and its step, written once for every device.
 
+mod activations;
+mod checks;
 pub mod neurogen;
-mod pythia;
+mod parameter;
 mod scales;
-mod shared;
 mod stage;
-pub mod yxanul;
+pub mod transformer;
 
 pub use neurogen::NeuroGen;
-pub use pythia::{Decoding, Evaluation, Parameters, Pythia, State, Training};
+pub use parameter::{Parameter, Parameters};
 pub use scales::Scales;
-pub use shared::{Grouped, Groups, Lasting};
-pub use stage::{
-    Batch, Control, Family, GAUGES, Gauge, Measure, ModelError, Optimizer, Products, Purpose, Recompute, Stage, Steps,
-};
-pub use yxanul::Yxanul;
+pub use stage::{Batch, Control, Family, GAUGES, Gauge, Measure, ModelError, Products, Purpose, Recompute, Stage};
+pub use transformer::Transformer;

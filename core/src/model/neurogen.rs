@@ -4,20 +4,38 @@
 //! stream of Broca's width. The decoder's error goes back to each module's outputs through the readout's own weights, and
 //! from there to its synapses by e-prop (Bellec et al. 2020), or through all synapses by backpropagation through time.
 
+/// A name for each module.
+macro_rules! named {
+    ($what:literal) => {
+        [
+            concat!("modules.thalamus.", $what),
+            concat!("modules.wernicke.", $what),
+            concat!("modules.broca.", $what),
+            concat!("modules.hippocampus.", $what),
+            concat!("modules.pfc.", $what),
+            concat!("modules.basal_ganglia.", $what),
+        ]
+    };
+}
+
+mod check;
 mod connectome;
+mod family;
 mod regions;
+mod weights;
 
 pub use connectome::{Connectome, MODULES, Module};
-pub use regions::{Decoding, Evaluation, Parameters, State, Training};
+pub use regions::{Decoding, Evaluation, State, Training};
+pub use weights::Weights;
 
 use self::regions::{Chunk, Kept};
-use super::stage::{Control, Optimizer, Stage, Steps};
+use super::stage::Control;
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::ops::{
-    AdamW, Affine, AffineGrad, Carry, Cell, Context, ContextGrad, Embed, EmbedUpdate, Epilogue, FactoredUpdate, Gate,
-    HeadGrad, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad, NormKind, Pattern,
-    Readout, ReadoutGrad, Spike, SpikeGrad, SquaredNorm, SynapseGrad, SynapseInputGrad, Taps, TapsGrad,
+    Affine, AffineGrad, Carry, Cell, Context, ContextGrad, Embed, Epilogue, Gate, HeadGrad, HeadLoss, Inhibit, Linear,
+    LinearGrad, Memory, MemoryGrad, Norm, NormGrad, NormKind, Readout, Spike, SpikeGrad, SynapseGrad, SynapseInputGrad,
+    Taps,
 };
 
 /// How synapses learn.
@@ -68,10 +86,6 @@ pub struct NeuroGen {
     pub streams: u32,
 }
 
-/// β₂ of the tables that are updated in place. Fixed: theirs is no moment of AdamW.
-const FACTORED_BETA2: f32 = 0.99;
-/// The width up to which a decoder moves by the whole learning rate.
-const DECODER_WIDTH: f32 = 256.0;
 /// Added to a key's mean square.
 const NORM_EPS: f32 = 1e-6;
 
@@ -90,7 +104,37 @@ impl NeuroGen {
         self.connectome.outputs[Module::Broca.index()]
     }
 
-    fn gate(&self, w: &Parameters) -> Option<Gate> {
+    /// A region for each module, of its neurons and its fan-in.
+    pub(super) fn each(&self, mut lay: impl FnMut(usize, [u32; 2]) -> Region) -> [Region; MODULES] {
+        let c = &self.connectome;
+        core::array::from_fn(|m| lay(m, [c.neurons[m], c.fan_in[m]]))
+    }
+
+    /// Columns of what the associative memory reads: taps, and behind them the Hippocampus' outputs.
+    pub(super) const fn context(&self) -> u32 {
+        self.connectome.taps + self.connectome.outputs[Module::Hippocampus.index()]
+    }
+
+    /// See [`crate::model::Family::flops_per_token`].
+    fn training_flops(&self) -> u64 {
+        let c = &self.connectome;
+        let synapses: u64 = c.neurons.iter().zip(c.fan_in).map(|(n, f)| u64::from(*n) * u64::from(f)).sum();
+        let [v, d, e, skip, k, read, fan_out, projected] = [
+            self.vocab_size,
+            self.width(),
+            self.embedding,
+            self.skip,
+            self.memory,
+            self.context(),
+            self.fan_out,
+            c.projected(),
+        ]
+        .map(u64::from);
+        let dense = v * d + skip * (e + d) + k * (3 * read + d) + fan_out * projected;
+        6 * (synapses + dense)
+    }
+
+    fn gate(&self, w: &Weights) -> Option<Gate> {
         let outputs = self.connectome.outputs(Module::BasalGanglia);
         w.gate.map(|[weight, bias]| Gate { weight, bias, first: outputs.first, count: outputs.count })
     }
@@ -184,7 +228,7 @@ impl NeuroGen {
         &self,
         device: &mut dyn Device,
         state: &State,
-        grads: &Parameters,
+        grads: &Weights,
         t: &Training,
     ) -> Result<(), OperationError> {
         let (w, c) = (&state.weights, &t.chunk);
@@ -272,7 +316,7 @@ impl NeuroGen {
         &self,
         device: &mut dyn Device,
         state: &State,
-        grads: &Parameters,
+        grads: &Weights,
         t: &Training,
     ) -> Result<(), OperationError> {
         let (c, tokens) = (&t.chunk, t.chunk.x.shape[2]);
@@ -351,151 +395,5 @@ impl NeuroGen {
             add_loss: false,
             gradient,
         }
-    }
-}
-
-impl Steps for NeuroGen {
-    fn micro_batch(
-        &self,
-        device: &mut dyn Device,
-        state: &State,
-        t: &Training,
-        _: &Stage,
-        _: bool,
-    ) -> Result<(), OperationError> {
-        let Some(learning) = &state.learning else { return Err(OperationError::Device) };
-        let (w, c, grads) = (&state.weights, &learning.kept.serve(&t.chunk), &learning.gradient);
-        let Control { settings, results } = state.control;
-        self.inhibit(device, state)?;
-        self.resume(device, &learning.kept, c)?;
-        self.forward(device, state, c, Pass { fresh: false, learning: true })?;
-        let gradient = HeadGrad { x_grad: t.stream_grad, weight_grad: None, accumulate: false };
-        device.emit(self.head(state, c, t.batch.targets, t.logits, Some(gradient)))?;
-        // At once: the logits make room for the signals' gradient.
-        device.emit(FactoredUpdate {
-            x: c.stream,
-            out_grad: t.logits,
-            weight: w.decoder,
-            bias: w.decoder_bias,
-            row_moment: learning.decoder_rows,
-            column_moment: learning.decoder_columns,
-            tile: t.tile,
-            settings,
-            results,
-            beta2: FACTORED_BETA2,
-            rate: (DECODER_WIDTH / self.width() as f32).min(1.0),
-        })?;
-        device.emit(ReadoutGrad {
-            signals: c.signals,
-            layout: self.connectome.readout(),
-            weights: w.readout,
-            gate: self.gate(w),
-            feedback: learning.feedback,
-            out_grad: t.stream_grad,
-            signals_grad: t.signals_grad,
-            weight_grad: grads.readout,
-            gate_grad: grads.gate_grad(),
-        })?;
-        self.backward_dense(device, state, grads, t)?;
-        if let (Some([predictor, running]), Some(factors)) = (learning.reward, t.factors) {
-            device.emit(Modulate {
-                losses: c.losses,
-                signals: c.signals,
-                outputs: self.connectome.outputs(Module::BasalGanglia).first,
-                predictor,
-                running,
-                factors,
-                signals_grad: t.signals_grad,
-                first: self.connectome.taps,
-                dopamine: self.dopamine,
-                novelty: self.novelty,
-            })?;
-        }
-        if self.rule != Rule::Frozen {
-            self.backward_spikes(device, state, grads, t)?;
-        }
-        device.emit(TapsGrad {
-            signals_grad: t.signals_grad,
-            offsets: c.offsets,
-            x_grad: t.x_grad,
-            taps: self.taps,
-            fresh: false,
-            accumulate: self.skip > 0,
-        })?;
-        device.emit(EmbedUpdate {
-            ids: c.ids,
-            x_grad: t.x_grad,
-            table: w.embedding,
-            moment: learning.embedding_moment,
-            settings,
-            results,
-            beta2: FACTORED_BETA2,
-        })?;
-        self.hand_over(device, &learning.kept, c)
-    }
-
-    fn update(&self, device: &mut dyn Device, state: &State, optimizer: &Optimizer) -> Result<(), OperationError> {
-        let Some(learning) = &state.learning else { return Err(OperationError::Device) };
-        let Control { settings, results } = state.control;
-        let (gradient, weights) = (&learning.gradient.groups, &state.weights.groups);
-        device.emit(SquaredNorm { gradient: gradient.all, results })?;
-        let [first, second] = &learning.moments;
-        for (weight, gradient, first, second, decay) in [
-            (weights.decayed, gradient.decayed, first.groups.decayed, second.groups.decayed, optimizer.decay),
-            (weights.plain, gradient.plain, first.groups.plain, second.groups.plain, 0.0),
-        ] {
-            let Optimizer { beta1, beta2, eps, .. } = *optimizer;
-            device.emit(AdamW {
-                weight,
-                master: None,
-                gradient,
-                first,
-                second,
-                settings,
-                results,
-                beta1,
-                beta2,
-                eps,
-                decay,
-            })?;
-        }
-        self.inhibit(device, state)
-    }
-
-    fn evaluate(
-        &self,
-        device: &mut dyn Device,
-        state: &State,
-        e: &Evaluation,
-        _: &Stage,
-    ) -> Result<(), OperationError> {
-        self.forward(device, state, &e.chunk, Pass { fresh: true, learning: false })?;
-        device.emit(self.head(state, &e.chunk, e.targets, e.logits, None))
-    }
-
-    fn logits(
-        &self,
-        device: &mut dyn Device,
-        state: &State,
-        e: &Evaluation,
-        first: u32,
-        count: u32,
-    ) -> Result<(), OperationError> {
-        let (w, x) = (&state.weights, e.chunk.stream.slice_rows(first, count));
-        device.emit(Linear::new(x, w.decoder, Some(w.decoder_bias), e.logits.slice_rows(0, count)))
-    }
-
-    fn decode(&self, device: &mut dyn Device, state: &State, s: &Decoding, _: Pattern) -> Result<(), OperationError> {
-        let (w, c) = (&state.weights, &s.chunk);
-        self.forward(device, state, c, Pass { fresh: false, learning: false })?;
-        device.emit(Linear::new(c.stream, w.decoder, Some(w.decoder_bias), s.logits))?;
-        // One token is a chunk of its own.
-        device.emit(Carry { from: Spike::slot(c.signals, 1), to: Spike::slot(c.signals, 0) })?;
-        for spikes in c.spikes {
-            device.emit(Carry { from: Spike::slot(spikes, 1), to: Spike::slot(spikes, 0) })?;
-        }
-        let Some(m) = &c.memory else { return Ok(()) };
-        device.emit(Carry { from: m.after.matrix, to: m.before.matrix })?;
-        device.emit(Carry { from: m.after.key, to: m.before.key })
     }
 }

@@ -3,6 +3,7 @@
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot};
 use crate::ops::Pattern;
+use crate::optimizer::Optimizer;
 use crate::train::{results, settings};
 
 /// How much of the forward pass is kept for the backward pass.
@@ -59,6 +60,11 @@ impl Stage {
     /// Tokens of a micro-batch.
     pub const fn tokens(&self) -> u32 {
         self.batch * self.seq_len
+    }
+
+    /// Rows of a whole chunk of logits.
+    pub const fn chunk_rows(&self) -> u32 {
+        if self.chunk < self.tokens() { self.chunk } else { self.tokens() }
     }
 }
 
@@ -154,8 +160,8 @@ pub enum ModelError {
         /// Streams.
         streams: u32,
     },
-    /// A family whose products have no form in 8 bits.
-    Wide,
+    /// What a family of spiking neurons does not have.
+    Spiking(&'static str),
     /// A side of a product in 8 bits that is no multiple of 16.
     Sixteens {
         /// The side.
@@ -210,9 +216,7 @@ impl core::fmt::Display for ModelError {
                 f,
                 "a stage of {batch} sequences beside {streams} streams: streams keep their state, so --batch-size is one for the whole run"
             ),
-            ModelError::Wide => {
-                f.write_str("this family's products have no form in fp8, only Yxanul's have; use --precision bf16")
-            }
+            ModelError::Spiking(what) => write!(f, "a NeuroGen has no {what}"),
             ModelError::Sixteens { name, size } => {
                 write!(f, "{name} is {size}, and fp8 multiplies sides of whole sixteens; use --precision bf16")
             }
@@ -222,19 +226,6 @@ impl core::fmt::Display for ModelError {
 }
 
 impl core::error::Error for ModelError {}
-
-/// The constants of AdamW.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Optimizer {
-    /// β₁.
-    pub beta1: f32,
-    /// β₂.
-    pub beta2: f32,
-    /// Added to the denominator.
-    pub eps: f32,
-    /// Decay of the matrices; nothing else decays.
-    pub decay: f32,
-}
 
 /// The regions a host writes before a step and reads after it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -308,7 +299,8 @@ pub struct Gauge {
     pub measure: Measure,
 }
 
-/// A family's memory. The same calls serve planner, allocator, initialiser, checkpoint and step.
+/// A family: its memory, and its steps as the operations, one after the other, that a device is given to run. The same
+/// calls serve planner, allocator, initialiser, checkpoint and step.
 pub trait Family {
     /// What lasts: weights, optimizer, tables, control.
     type State: Copy;
@@ -330,6 +322,11 @@ pub trait Family {
     /// # Errors
     /// [`ModelError::Context`] or [`ModelError::Zero`].
     fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError>;
+
+    /// Whether a step may be of several micro-batches.
+    fn accumulates(&self) -> bool {
+        true
+    }
 
     /// Floating-point operations of training on one token by the field's convention: 6 a weight of a product,
     /// and attention's scores and mixing counted dense: 12 · layers · width · seq_len.
@@ -367,10 +364,7 @@ pub trait Family {
 
     /// Where decoding's token id, its position and the next token's logits lie.
     fn decoding_io(decoding: &Self::Decoding) -> (Region, Region, Region);
-}
 
-/// A family's steps: the operations, one after the other, that a device is given to run.
-pub trait Steps: Family {
     /// Forward and backward of one micro-batch. The first of a step overwrites gradients and loss, others add.
     ///
     /// # Errors

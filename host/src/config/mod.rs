@@ -11,6 +11,7 @@ mod raw;
 mod resolved;
 mod size;
 mod stage;
+mod transformer;
 
 pub use choices::{Attention, Device, Order, Precision, Recompute, Schedule, TokenizerChoice};
 pub use error::ConfigError;
@@ -22,3 +23,4 @@ pub use raw::{RawConfig, RawStage};
 pub use resolved::Config;
 pub use size::{ByteSize, human_bytes};
 pub use stage::StageConfig;
+pub use transformer::{Feed, Norm, Residual, TransformerConfig};

@@ -1,73 +1,64 @@
 //! Which model, and its sizes.
 
-use capful_core::model::{Family as _, ModelError, NeuroGen, Pythia, Stage, Yxanul};
+use capful_core::model::transformer::Dialect;
+use capful_core::model::{Family as _, ModelError, NeuroGen, Stage, Transformer};
 use serde::{Deserialize, Serialize};
 
 use super::error::{ConfigError, error};
-use super::{NeuroGenConfig, RawConfig};
+use super::{NeuroGenConfig, RawConfig, TransformerConfig};
 
 /// A model's sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "family", rename_all = "lowercase", deny_unknown_fields)]
+#[serde(tag = "family", rename_all = "lowercase", try_from = "toml::Table")]
 pub enum ModelConfig {
-    /// GPT-NeoX.
-    Pythia {
-        /// Layers.
-        layers: u32,
-        /// Width.
-        d_model: u32,
-        /// Attention heads.
-        heads: u32,
-        /// Width of the feed-forward.
-        d_ff: u32,
-        /// The most positions.
-        context: u32,
-        /// Token ids.
-        vocab_size: u32,
-        /// Rotated share of each head.
-        rotary_pct: f32,
-        /// Base of the rotary wavelengths.
-        rotary_base: f32,
-        /// Added to the variance in LayerNorm.
-        norm_eps: f32,
-    },
-    /// Llama, with a factorised embedding or a plain one.
-    #[serde(alias = "llama")]
-    Yxanul {
-        /// Layers.
-        layers: u32,
-        /// Width.
-        d_model: u32,
-        /// Query heads.
-        heads: u32,
-        /// Key and value heads.
-        kv_heads: u32,
-        /// Width of the feed-forward.
-        d_ff: u32,
-        /// The most positions.
-        context: u32,
-        /// Token ids.
-        vocab_size: u32,
-        /// Columns of the factorised embedding; 0 where it is plain.
-        rank: u32,
-        /// Whether the head is the embedding.
-        tied: bool,
-        /// Base of the rotary wavelengths.
-        rotary_base: f32,
-        /// Added to the mean square in RMSNorm.
-        norm_eps: f32,
-    },
+    /// A transformer that is GPT-NeoX where nothing else is said.
+    Pythia(TransformerConfig),
+    /// A transformer that is Llama where nothing else is said.
+    Yxanul(TransformerConfig),
     /// Six modules of spiking neurons.
     NeuroGen(NeuroGenConfig),
+}
+
+impl TryFrom<toml::Table> for ModelConfig {
+    type Error = String;
+
+    /// A table as a model: what is not written is the family's default, so that runs of earlier versions can be read. The
+    /// error says in one line why it is none.
+    fn try_from(mut table: toml::Table) -> Result<ModelConfig, String> {
+        complete(&mut table);
+        let family = table.remove("family");
+        let table = toml::Value::Table(table);
+        let known = match family.as_ref().and_then(toml::Value::as_str) {
+            Some("pythia") => table.try_into().map(ModelConfig::Pythia),
+            Some("yxanul" | "llama") => table.try_into().map(ModelConfig::Yxanul),
+            Some("neurogen") => table.try_into().map(ModelConfig::NeuroGen),
+            _ => {
+                let other = family.map_or_else(String::new, |f| f.to_string());
+                return Err(format!("family is {other}; it must be one of pythia, yxanul, llama, neurogen"));
+            }
+        };
+        known.map_err(|e: toml::de::Error| e.message().replace('\n', " "))
+    }
+}
+
+/// Writes what a table of a model leaves out.
+fn complete(table: &mut toml::Table) {
+    let family = table.entry("family").or_insert("pythia".into());
+    let defaults = match family.as_str() {
+        Some("neurogen") => NeuroGenConfig::defaults(),
+        Some("pythia") => TransformerConfig::defaults(Dialect::GptNeox),
+        _ => TransformerConfig::defaults(Dialect::Llama),
+    };
+    for (key, value) in defaults {
+        table.entry(key).or_insert(value);
+    }
 }
 
 /// The model of a configuration, of whichever family.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum AnyFamily {
-    /// GPT-NeoX.
-    Pythia(Pythia),
-    /// Llama, factorised or plain.
-    Yxanul(Yxanul),
+    /// Layers of attention and feed-forward.
+    Transformer(Transformer),
     /// Six modules of spiking neurons.
     NeuroGen(NeuroGen),
 }
@@ -79,8 +70,7 @@ impl AnyFamily {
     /// What is wrong with its sizes.
     pub fn validate(&self) -> Result<(), ModelError> {
         match self {
-            AnyFamily::Pythia(family) => family.validate(),
-            AnyFamily::Yxanul(family) => family.validate(),
+            AnyFamily::Transformer(family) => family.validate(),
             AnyFamily::NeuroGen(family) => family.validate(),
         }
     }
@@ -91,9 +81,16 @@ impl AnyFamily {
     /// What does not fit the model.
     pub fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError> {
         match self {
-            AnyFamily::Pythia(family) => family.validate_stage(stage),
-            AnyFamily::Yxanul(family) => family.validate_stage(stage),
+            AnyFamily::Transformer(family) => family.validate_stage(stage),
             AnyFamily::NeuroGen(family) => family.validate_stage(stage),
+        }
+    }
+
+    /// Whether a step may be of several micro-batches.
+    pub fn accumulates(&self) -> bool {
+        match self {
+            AnyFamily::Transformer(family) => family.accumulates(),
+            AnyFamily::NeuroGen(family) => family.accumulates(),
         }
     }
 }
@@ -101,73 +98,25 @@ impl AnyFamily {
 impl ModelConfig {
     /// Token ids of the model.
     pub fn vocab_size(&self) -> u32 {
-        match *self {
-            ModelConfig::Pythia { vocab_size, .. } | ModelConfig::Yxanul { vocab_size, .. } => vocab_size,
+        match self {
+            ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.vocab_size,
             ModelConfig::NeuroGen(model) => model.vocab_size,
         }
     }
 
     /// The most positions of the model.
     pub fn context(&self) -> u32 {
-        match *self {
-            ModelConfig::Pythia { context, .. } | ModelConfig::Yxanul { context, .. } => context,
+        match self {
+            ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.context,
             ModelConfig::NeuroGen(model) => model.context,
         }
     }
 
     /// The model, of so many streams side by side where it has any.
     pub fn family(&self, streams: u32) -> AnyFamily {
-        match *self {
-            ModelConfig::Pythia {
-                layers,
-                d_model,
-                heads,
-                d_ff,
-                context,
-                vocab_size,
-                rotary_pct,
-                rotary_base,
-                norm_eps,
-            } => {
-                // As GPT-NeoX: the share of a head, rounded down; an odd number is refused later.
-                let rotary_dims = (f64::from(d_model) / f64::from(heads.max(1)) * f64::from(rotary_pct)) as u32;
-                AnyFamily::Pythia(Pythia {
-                    layers,
-                    d_model,
-                    heads,
-                    d_ff,
-                    vocab_size,
-                    context,
-                    rotary_dims,
-                    rotary_base,
-                    norm_eps,
-                })
-            }
-            ModelConfig::Yxanul {
-                layers,
-                d_model,
-                heads,
-                kv_heads,
-                d_ff,
-                context,
-                vocab_size,
-                rank,
-                tied,
-                rotary_base,
-                norm_eps,
-            } => AnyFamily::Yxanul(Yxanul {
-                layers,
-                d_model,
-                heads,
-                kv_heads,
-                d_ff,
-                vocab_size,
-                context,
-                rank: (rank > 0).then_some(rank),
-                tied,
-                rotary_base,
-                norm_eps,
-            }),
+        match self {
+            ModelConfig::Pythia(model) => AnyFamily::Transformer(model.family(Dialect::GptNeox)),
+            ModelConfig::Yxanul(model) => AnyFamily::Transformer(model.family(Dialect::Llama)),
             ModelConfig::NeuroGen(model) => AnyFamily::NeuroGen(model.family(streams)),
         }
     }
@@ -176,29 +125,7 @@ impl ModelConfig {
 /// The model of the table `[model]`, with `--set` over it.
 pub(super) fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
     let mut table = raw.model.clone();
-    let spiking = table.get("family").and_then(toml::Value::as_str) == Some("neurogen");
-    if spiking {
-        for (key, value) in NeuroGenConfig::defaults() {
-            table.entry(key).or_insert(value);
-        }
-        return finish(raw, table, vocab_size);
-    }
-    let mut default = |key: &str, value: toml::Value| table.entry(key).or_insert(value).clone();
-    default("rotary_base", 10_000.0.into());
-    default("norm_eps", 1e-5.into());
-    if default("family", "pythia".into()).as_str() == Some("pythia") {
-        default("rotary_pct", 0.25.into());
-    } else {
-        let heads = default("heads", 1.into());
-        default("kv_heads", heads);
-        default("rank", 0.into());
-        default("tied", true.into());
-    }
-    finish(raw, table, vocab_size)
-}
-
-/// The model of a table in which everything stands but what `--set` changes.
-fn finish(raw: &RawConfig, mut table: toml::Table, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
+    complete(&mut table);
     table.insert("vocab_size".to_owned(), i64::from(vocab_size).into());
     for pair in &raw.set {
         let Some((key, value)) = pair.split_once('=') else {
@@ -220,14 +147,9 @@ fn finish(raw: &RawConfig, mut table: toml::Table, vocab_size: u32) -> Result<Mo
         let before = table.clone();
         table.insert(key.to_owned(), value);
         // Where the table was good before, it is this pair that is not.
-        if read(before).is_ok() {
-            read(table.clone()).map_err(|why| ConfigError(format!("--set {key}: {why}")))?;
+        if ModelConfig::try_from(before).is_ok() {
+            ModelConfig::try_from(table.clone()).map_err(|why| ConfigError(format!("--set {key}: {why}")))?;
         }
     }
-    read(table).map_err(|why| ConfigError(format!("[model]: {why}")))
-}
-
-/// A table as a model; why it is none, in one line.
-fn read(table: toml::Table) -> Result<ModelConfig, String> {
-    toml::Value::Table(table).try_into().map_err(|e: toml::de::Error| e.message().replace('\n', " "))
+    ModelConfig::try_from(table).map_err(|why| ConfigError(format!("[model]: {why}")))
 }

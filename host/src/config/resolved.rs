@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use capful_core::model::{self, Optimizer, Products, Stage};
+use capful_core::model::{self, Products, Stage};
 use capful_core::ops::{Kind, Pattern};
+use capful_core::optimizer::Optimizer;
 use capful_core::train;
 
 use super::error::error;
@@ -216,7 +217,7 @@ impl Config {
         if let Some((name, _)) = positive.into_iter().find(|(_, n)| *n == 0) {
             return error(format!("--{name} is 0; it must be at least 1"));
         }
-        if self.span().is_some() && self.periods().iter().any(|p| p.accumulate != 1) {
+        if !self.family().accumulates() && self.periods().iter().any(|p| p.accumulate != 1) {
             return error(format!(
                 "--accumulate {}: a NeuroGen moves its decoder in every micro-batch; use --accumulate 1 and more sequences",
                 self.accumulate
@@ -401,7 +402,7 @@ mod tests {
     #[test]
     fn the_published_sizes_resolve() {
         let config = Config::resolve(raw("preset = 'pythia-70m'\nvocab_size = 50304")).unwrap();
-        let AnyFamily::Pythia(model) = config.family() else { panic!("another family") };
+        let AnyFamily::Transformer(model) = config.family() else { panic!("another family") };
         assert_eq!((model.layers, model.d_model, model.heads, model.d_ff), (6, 512, 8, 2048));
         assert_eq!((model.rotary_dims, model.vocab_size), (16, 50_304));
         assert_eq!(config.warmup, 100);
@@ -417,7 +418,7 @@ mod tests {
 
     fn layers(config: &Config) -> u32 {
         match config.model {
-            ModelConfig::Pythia { layers, .. } | ModelConfig::Yxanul { layers, .. } => layers,
+            ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.layers,
             ModelConfig::NeuroGen(_) => 0,
         }
     }
@@ -425,7 +426,7 @@ mod tests {
     #[test]
     fn a_llama_is_a_yxanul_without_a_rank() {
         let config = Config::resolve(raw("[model]\nfamily = 'llama'\ntied = false")).unwrap();
-        let AnyFamily::Yxanul(model) = config.family() else { panic!("another family") };
+        let AnyFamily::Transformer(model) = config.family() else { panic!("another family") };
         assert_eq!((model.rank, model.tied, model.kv_heads), (None, false, model.heads));
         let text = toml::to_string(&config).unwrap();
         assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
@@ -457,7 +458,11 @@ mod tests {
             ("preset = 'yxanul-tiny'\n[model]\nkv_heads = 3", "kv_heads"),
             ("preset = 'yxanul-tiny'\n[model]\nrank = 4096", "rank"),
             ("preset = 'yxanul-tiny'\n[model]\ntied = false", "tied"),
-            ("preset = 'yxanul-tiny'\n[model]\nrotary_pct = 0.5", "rotary_pct"),
+            ("preset = 'yxanul-tiny'\n[model]\nrotary_pct = 0.4", "rotary dims"),
+            ("preset = 'yxanul-tiny'\n[model]\nnorm = 'batch'", "layer"),
+            ("preset = 'pythia-tiny'\n[model]\nrank = 8", "tied"),
+            ("preset = 'neurogen-tiny'\nrecompute = 'full'", "--recompute"),
+            ("preset = 'neurogen-tiny'\nattention = 'local'", "--attention"),
             ("[model]\nfamily = 'gpt'", "gpt"),
         ];
         for (text, expected) in cases {

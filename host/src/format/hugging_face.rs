@@ -1,7 +1,9 @@
 //! The `config.json` that `transformers` reads a model by.
 
 use capful_core::model::neurogen::Module;
-use capful_core::model::{NeuroGen, Pythia, Yxanul};
+use capful_core::model::transformer::{Dialect, Feed, Residual};
+use capful_core::model::{NeuroGen, Transformer};
+use capful_core::ops::NormKind;
 use serde_json::{Value, json};
 
 use crate::config::AnyFamily;
@@ -9,8 +11,7 @@ use crate::config::AnyFamily;
 /// The configuration of a model of any family.
 pub fn config(family: &AnyFamily, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
     match family {
-        AnyFamily::Pythia(family) => family.config(bos, eos, dtype),
-        AnyFamily::Yxanul(family) => family.config(bos, eos, dtype),
+        AnyFamily::Transformer(family) => family.config(bos, eos, dtype),
         AnyFamily::NeuroGen(family) => family.config(bos, eos, dtype),
     }
 }
@@ -26,71 +27,105 @@ fn decimal(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }
 
-impl HuggingFace for Pythia {
+impl HuggingFace for Transformer {
+    /// GPT-NeoX's or Llama's where it is one. Any other mixture is a model of its own, of type `yxanul`, that says what it
+    /// has; a factorised one with `model.embed_tokens.weight` = E · Pᵀ, and otherwise a Llama, is a tied Llama.
     fn config(&self, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
-        let size = f64::from(self.d_model / self.heads.max(1));
-        json!({
-            "architectures": ["GPTNeoXForCausalLM"],
-            "model_type": "gpt_neox",
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.d_model,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "intermediate_size": self.d_ff,
-            "hidden_act": "gelu",
-            "rotary_pct": f64::from(self.rotary_dims) / size,
-            "rotary_emb_base": f64::from(self.rotary_base),
-            "max_position_embeddings": self.context,
-            "layer_norm_eps": decimal(self.norm_eps),
-            "initializer_range": (2.0 / (5.0 * f64::from(self.d_model))).sqrt(),
-            "use_parallel_residual": true,
-            "tie_word_embeddings": false,
-            "attention_bias": true,
-            "attention_dropout": 0.0,
-            "hidden_dropout": 0.0,
-            "bos_token_id": bos.or(eos),
-            "eos_token_id": eos,
-            "torch_dtype": dtype,
-        })
-    }
-}
-
-impl HuggingFace for Yxanul {
-    /// A Llama's. A factorised embedding, which Llama has not, makes it a model of its own: type `yxanul` and
-    /// `embedding_rank`; with `model.embed_tokens.weight` = E · Pᵀ it is a tied Llama.
-    fn config(&self, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
-        let (architecture, model_type) = match self.rank {
-            Some(_) => ("YxanulForCausalLM", "yxanul"),
-            None => ("LlamaForCausalLM", "llama"),
-        };
         let mut config = json!({
-            "architectures": [architecture],
-            "model_type": model_type,
             "vocab_size": self.vocab_size,
             "hidden_size": self.d_model,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.d_model / self.heads.max(1),
             "intermediate_size": self.d_ff,
-            "hidden_act": "silu",
-            "rope_theta": f64::from(self.rotary_base),
             "max_position_embeddings": self.context,
-            "rms_norm_eps": decimal(self.norm_eps),
-            "initializer_range": 0.02,
+            "initializer_range": initializer_range(self),
             "tie_word_embeddings": self.tied,
-            "attention_bias": false,
-            "mlp_bias": false,
+            "attention_bias": self.bias,
             "attention_dropout": 0.0,
             "bos_token_id": bos.or(eos),
             "eos_token_id": eos,
             "torch_dtype": dtype,
         });
-        if let Some(rank) = self.rank {
-            config["embedding_rank"] = rank.into();
+        let own = if is_gpt_neox(self) {
+            gpt_neox(self)
+        } else if is_llama(self) {
+            llama(self, "LlamaForCausalLM", "llama")
+        } else {
+            mixture(self)
+        };
+        if let (Some(config), Value::Object(own)) = (config.as_object_mut(), own) {
+            config.extend(own);
         }
         config
     }
+}
+
+/// Deviation of most first values.
+fn initializer_range(model: &Transformer) -> f64 {
+    match model.dialect {
+        Dialect::GptNeox => (2.0 / (5.0 * f64::from(model.d_model))).sqrt(),
+        Dialect::Llama => 0.02,
+    }
+}
+
+/// Share of a head that rotates.
+fn rotary_pct(model: &Transformer) -> f64 {
+    f64::from(model.rotary_dims) / f64::from(model.d_model / model.heads.max(1))
+}
+
+/// Whether GPT-NeoX's model is all that this is.
+fn is_gpt_neox(model: &Transformer) -> bool {
+    let parts = (model.dialect, model.norm, model.feed) == (Dialect::GptNeox, NormKind::Layer, Feed::Gelu);
+    parts && model.bias && model.kv_heads == model.heads && model.rank.is_none()
+}
+
+/// Whether Llama's is.
+fn is_llama(model: &Transformer) -> bool {
+    let parts = (model.dialect, model.norm, model.feed) == (Dialect::Llama, NormKind::Rms, Feed::SwiGlu);
+    let whole = model.rotary_dims * model.heads == model.d_model;
+    parts && model.residual == Residual::Sequential && whole && model.rank.is_none()
+}
+
+/// What only GPT-NeoX says.
+fn gpt_neox(model: &Transformer) -> Value {
+    json!({
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "hidden_act": "gelu",
+        "hidden_dropout": 0.0,
+        "rotary_pct": rotary_pct(model),
+        "rotary_emb_base": f64::from(model.rotary_base),
+        "layer_norm_eps": decimal(model.norm_eps),
+        "use_parallel_residual": model.residual == Residual::Parallel,
+    })
+}
+
+/// What only Llama says.
+fn llama(model: &Transformer, architecture: &str, model_type: &str) -> Value {
+    json!({
+        "architectures": [architecture],
+        "model_type": model_type,
+        "hidden_act": "silu",
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.d_model / model.heads.max(1),
+        "rope_theta": f64::from(model.rotary_base),
+        "rms_norm_eps": decimal(model.norm_eps),
+        "mlp_bias": model.bias,
+    })
+}
+
+/// What any other transformer says.
+fn mixture(model: &Transformer) -> Value {
+    let mut config = llama(model, "YxanulForCausalLM", "yxanul");
+    config["hidden_act"] = (if model.feed == Feed::Gelu { "gelu" } else { "silu" }).into();
+    config["norm"] = (if model.norm == NormKind::Layer { "layer" } else { "rms" }).into();
+    config["feed"] = (if model.feed == Feed::Gelu { "gelu" } else { "swiglu" }).into();
+    config["use_parallel_residual"] = (model.residual == Residual::Parallel).into();
+    config["partial_rotary_factor"] = rotary_pct(model).into();
+    if let Some(rank) = model.rank {
+        config["embedding_rank"] = rank.into();
+    }
+    config
 }
 
 impl HuggingFace for NeuroGen {

@@ -2,8 +2,9 @@
 
 use capful_core::device::{Device, Op, OperationError, Profile};
 use capful_core::memory::{Layout, Region};
-use capful_core::model::{Batch, Control, Gauge, Optimizer, Products, Purpose, Stage, Steps};
+use capful_core::model::{Batch, Control, Family, Gauge, Products, Purpose, Stage};
 use capful_core::ops::Pattern;
+use capful_core::optimizer::Optimizer;
 
 use super::layout::{Section, Sections};
 use crate::config::AnyFamily;
@@ -145,14 +146,13 @@ pub(super) trait Model {
 /// The model of `family`, nothing laid yet.
 pub(super) fn model(family: &AnyFamily) -> Box<dyn Model> {
     match *family {
-        AnyFamily::Pythia(family) => Box::new(Placed::new(family)),
-        AnyFamily::Yxanul(family) => Box::new(Placed::new(family)),
+        AnyFamily::Transformer(family) => Box::new(Placed::new(family)),
         AnyFamily::NeuroGen(family) => Box::new(Placed::new(family)),
     }
 }
 
 /// A family and what was laid of it.
-struct Placed<F: Steps> {
+struct Placed<F: Family> {
     family: F,
     state: Option<F::State>,
     training: Vec<Option<F::Training>>,
@@ -160,13 +160,13 @@ struct Placed<F: Steps> {
     decoding: Option<F::Decoding>,
 }
 
-impl<F: Steps> Placed<F> {
+impl<F: Family> Placed<F> {
     fn new(family: F) -> Self {
         Placed { family, state: None, training: Vec::new(), evaluation: None, decoding: None }
     }
 }
 
-impl<F: Steps> Model for Placed<F> {
+impl<F: Family> Model for Placed<F> {
     fn lay_state(&mut self, profile: &dyn Profile, purpose: Purpose, layout: &mut Layout<'_>) {
         self.state = Some(self.family.lay_state(profile, purpose, layout));
     }
@@ -212,7 +212,7 @@ impl<F: Steps> Model for Placed<F> {
             }
             Sequence::Logits { chunk } => {
                 let (evaluation, stage) = evaluation.ok_or(OperationError::Device)?;
-                let rows = stage.chunk.min(stage.tokens());
+                let rows = stage.chunk_rows();
                 let first = chunk * rows;
                 family.logits(device, state, evaluation, first, rows.min(stage.tokens() - first))
             }

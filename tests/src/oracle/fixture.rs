@@ -1,10 +1,10 @@
 //! Twenty training steps of a very small GPT-NeoX as PyTorch took them: `tests/fixtures/pythia_torch_20_steps.json`,
 //! made by `tests/peers/fixture.py`, whose head states the formulas that are repeated here.
 
-use super::IGNORE;
 use super::attention::Pattern;
-use super::pythia::{Batch, Config};
 use super::tensor::Tensors;
+use super::transformer::Config;
+use super::{Batch, IGNORE};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -121,8 +121,8 @@ pub(super) fn numbers(value: &Value) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::super::differences::{assert_close, wave};
-    use super::super::pythia::loss_and_gradients;
     use super::super::train::{Recipe, Training, train};
+    use super::super::transformer::loss_and_gradients;
     use super::*;
 
     #[test]

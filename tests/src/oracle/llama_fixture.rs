@@ -1,11 +1,10 @@
 //! Twenty training steps of a very small Llama as transformers took them:
 //! `tests/fixtures/llama_transformers_20_steps.json`, made by `tests/peers/llama_fixture.py`, whose head says how.
 
-use super::attention::Pattern;
+use super::Batch;
 use super::fixture::{Step, numbers, pairs, size, step};
-use super::pythia::Batch;
 use super::tensor::Tensors;
-use super::yxanul::Config;
+use super::transformer::Config;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -53,19 +52,16 @@ pub fn cases() -> Vec<Case> {
 
 fn read(file: &Value, case: &Value) -> Case {
     let get = |key: &str| size(&file["config"][key]);
-    let config = Config {
-        layers: get("num_hidden_layers"),
-        d: get("hidden_size"),
-        heads: get("num_attention_heads"),
-        kv_heads: get("num_key_value_heads"),
-        d_ff: get("intermediate_size"),
-        vocab: get("vocab_size"),
-        rank: Some(size(&case["rank"])).filter(|&rank| rank > 0),
-        tied: case["tied"].as_bool().expect("a truth"),
-        rotary_base: 10_000.0,
-        eps: 1e-5,
-        attention: Pattern::Dense,
-    };
+    let base = Config::llama(
+        get("num_hidden_layers"),
+        get("hidden_size"),
+        get("num_attention_heads"),
+        get("num_key_value_heads"),
+        get("intermediate_size"),
+        get("vocab_size"),
+    );
+    let rank = Some(size(&case["rank"])).filter(|&rank| rank > 0);
+    let config = Config { rank, tied: case["tied"].as_bool().expect("a truth"), ..base };
     let (length, losses) = (size(&file["length"]), numbers(&case["losses"]));
     Case {
         config,
@@ -82,7 +78,7 @@ mod tests {
     use super::super::Oracle as _;
     use super::super::differences::{assert_close, wave};
     use super::super::train::{Recipe, Training, train};
-    use super::super::yxanul::logits;
+    use super::super::transformer::logits;
     use super::*;
 
     #[test]

@@ -1,9 +1,8 @@
 //! Training: clip by the global norm, then AdamW, step after step.
 
-use super::Oracle;
 use super::ops::{AdamW, adamw};
-use super::pythia::Batch;
 use super::tensor::{Tensors, norm, zeros_like};
+use super::{Batch, Oracle};
 
 /// What all steps of a training share.
 #[derive(Debug, Clone, Copy, PartialEq)]

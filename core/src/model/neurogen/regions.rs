@@ -1,77 +1,15 @@
 //! What a NeuroGen keeps in memory, and where.
 
 use super::connectome::{MODULES, Module};
+use super::weights::Weights;
 use super::{NeuroGen, Rule};
 use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, WiringPart};
-use crate::model::shared::{Groups, Must, check_constants, check_limits, check_sizes, larger};
-use crate::model::stage::{Batch, Control, Family, Gauge, Measure, ModelError, Products, Purpose, Stage};
-use crate::ops::{Feedback, GateGrad, Stored};
-
-/// A name for each module.
-macro_rules! named {
-    ($what:literal) => {
-        [
-            concat!("modules.thalamus.", $what),
-            concat!("modules.wernicke.", $what),
-            concat!("modules.broca.", $what),
-            concat!("modules.hippocampus.", $what),
-            concat!("modules.pfc.", $what),
-            concat!("modules.basal_ganglia.", $what),
-        ]
-    };
-}
-
-/// The parameters of the associative memory, or their gradients; C is the columns of what it reads, K its key size.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct MemoryParameters {
-    /// [K, C].
-    pub(super) key: Region,
-    /// [K, C].
-    pub(super) query: Region,
-    /// [K, C].
-    pub(super) value: Region,
-    /// [D, K].
-    pub(super) out: Region,
-    /// `[K]`: gains of the norms of keys and queries.
-    pub(super) gains: [Region; 2],
-}
-
-/// Every parameter, or what belongs to those that AdamW moves: gradients, moments.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Parameters {
-    /// [fan_out, O].
-    pub(super) readout: Region,
-    /// [skip, E] and [D, skip].
-    pub(super) skip: Option<[Region; 2]>,
-    pub(super) memory: Option<MemoryParameters>,
-    /// [N, F] a module.
-    pub(super) synapses: [Region; MODULES],
-    /// `[D]`: weight and bias of the gate.
-    pub(super) gate: Option<[Region; 2]>,
-    /// What AdamW moves, in its ranges.
-    pub(super) groups: Groups,
-    /// [V, E].
-    pub(super) embedding: Region,
-    /// [V, D].
-    pub(super) decoder: Region,
-    /// `[V]`.
-    pub(super) decoder_bias: Region,
-    /// `[N]` a module: what homeostasis adds to the thresholds.
-    pub(super) thresholds: [Region; MODULES],
-}
-
-impl Parameters {
-    pub(super) fn gate_grad(&self) -> Option<GateGrad> {
-        self.gate.map(|[weight, bias]| GateGrad { weight, bias })
-    }
-}
-
-/// What AdamW keeps, or the gradients that it reads: the parameters' table without those that others move.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Moment {
-    pub(super) groups: Groups,
-}
+use crate::model::Parameter;
+use crate::model::activations::larger;
+use crate::model::stage::{Batch, Control, Purpose, Stage};
+use crate::ops::{Feedback, Stored};
+use crate::optimizer::{self, Factored, InPlace, Moments, Rule as Learns};
 
 /// A module's synapses by source.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -107,14 +45,11 @@ impl Kept {
 /// What training keeps besides the weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Learning {
-    pub(super) gradient: Parameters,
-    pub(super) moments: [Moment; 2],
-    /// [2, V].
-    pub(super) decoder_rows: Region,
-    /// [2, D].
-    pub(super) decoder_columns: Region,
-    /// [V, 2].
-    pub(super) embedding_moment: Region,
+    pub(super) gradients: Weights,
+    /// Of what AdamW moves.
+    pub(super) moments: Moments,
+    pub(super) decoder: Factored,
+    pub(super) embedding: InPlace,
     pub(super) feedback: Option<Feedback>,
     /// The reward's predictor and running means, with dopamine or novelty.
     pub(super) reward: Option<[Region; 2]>,
@@ -124,7 +59,7 @@ pub(super) struct Learning {
 /// What lasts from step to step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct State {
-    pub(super) weights: Parameters,
+    pub(super) weights: Weights,
     /// [N, F] u32 a module.
     pub(super) sources: [Region; MODULES],
     /// For backpropagation through time.
@@ -252,97 +187,6 @@ const TILE: u32 = 1024;
 const LEAST_TILE: u32 = 64;
 
 impl NeuroGen {
-    fn each(&self, mut lay: impl FnMut(usize, [u32; 2]) -> Region) -> [Region; MODULES] {
-        let c = &self.connectome;
-        core::array::from_fn(|m| lay(m, [c.neurons[m], c.fan_in[m]]))
-    }
-
-    /// Columns of what the associative memory reads: taps, and behind them the Hippocampus' outputs.
-    const fn context(&self) -> u32 {
-        self.connectome.taps + self.connectome.outputs[Module::Hippocampus.index()]
-    }
-
-    /// Lays what AdamW moves, or what belongs to it.
-    fn lay_moved(&self, prefix: &'static str, role: Role, ledger: &mut dyn Ledger) -> Parameters {
-        let (c, d, e) = (&self.connectome, self.width(), self.embedding);
-        let mut lay = |name, shape: [u32; 2], deviation: f32| {
-            let init = if role == Role::Weight { Init::Normal(deviation) } else { Init::Zero };
-            let shape = [1, 1, shape[0], shape[1]];
-            ledger.region(Slot { prefix, init, ..Slot::new(name, role, Dtype::F32, shape) }).first
-        };
-        let root = |n: u32| libm::sqrtf(n.max(1) as f32);
-        let projected = c.projected();
-        let reaches = self.fan_out as f32 * projected as f32 / d as f32;
-        let readout = lay("readout.weight", [self.fan_out, projected], 0.3 / libm::sqrtf(reaches));
-        let start = readout.offset;
-        let skip = (self.skip > 0).then(|| {
-            [
-                lay("skip.down.weight", [self.skip, e], 1.0 / root(e)),
-                lay("skip.up.weight", [d, self.skip], 0.3 / root(self.skip)),
-            ]
-        });
-        let (k, read) = (self.memory, self.context());
-        let matrices = (k > 0).then(|| {
-            [
-                lay("memory.key.weight", [k, read], 1.0 / root(read)),
-                lay("memory.query.weight", [k, read], 1.0 / root(read)),
-                lay("memory.value.weight", [k, read], 1.0 / root(read)),
-                lay("memory.out.weight", [d, k], 0.3 / root(k)),
-            ]
-        });
-        let synapses = self.each(|m, shape| {
-            let drawn = c.fan_in[m] - c.reserved(Module::ALL[m]);
-            // At a firing rate of a tenth their sum has a deviation of half a threshold.
-            lay(named!("synapses.weight")[m], shape, 0.5 / libm::sqrtf(0.1 * drawn.max(1) as f32))
-        });
-        let middle = synapses[0].offset;
-        let one = if role == Role::Weight { Init::One } else { Init::Zero };
-        let mut vector = |name, len, init| {
-            ledger.region(Slot { prefix, init, ..Slot::new(name, role, Dtype::F32, [1, 1, 1, len]) }).first
-        };
-        let gate = self.gate.then(|| [vector("gate.weight", d, Init::Zero), vector("gate.bias", d, Init::Zero)]);
-        let memory = matrices.map(|[key, query, value, out]| MemoryParameters {
-            key,
-            query,
-            value,
-            out,
-            gains: [vector("memory.key_norm.weight", k, one), vector("memory.query_norm.weight", k, one)],
-        });
-        let groups = Groups::new(Dtype::F32, [start, middle, ledger.mark()], ledger);
-        // Tables that nobody here owns lie where the group ends: of no size, and read by no one.
-        let nothing = Region { shape: [1, 1, 0, 0], ..readout };
-        Parameters {
-            readout,
-            skip,
-            memory,
-            synapses,
-            gate,
-            groups,
-            embedding: nothing,
-            decoder: nothing,
-            decoder_bias: nothing,
-            thresholds: [nothing; MODULES],
-        }
-    }
-
-    fn lay_weights(&self, decoder: Dtype, ledger: &mut dyn Ledger) -> Parameters {
-        let moved = self.lay_moved("", Role::Weight, ledger);
-        let mut lay = |dtype, name, shape: [u32; 2], deviation: f32| {
-            let init = if deviation > 0.0 { Init::Normal(deviation) } else { Init::Zero };
-            let shape = [1, 1, shape[0], shape[1]];
-            ledger.region(Slot { init, ..Slot::new(name, Role::Weight, dtype, shape) }).first
-        };
-        let (v, e, d) = (self.vocab_size, self.embedding, self.width());
-        // Taps and other synapses, drawn alike, shall bring a potential about as much.
-        let share = (self.connectome.tap_share).clamp(0.05, 0.95);
-        let deviation = 0.38 * libm::sqrtf((1.0 - share) / share);
-        let embedding = lay(Dtype::F32, "embedding.weight", [v, e], deviation);
-        let decoder = lay(decoder, "decoder.weight", [v, d], 0.3 / libm::sqrtf(d as f32));
-        let decoder_bias = lay(Dtype::F32, "decoder.bias", [1, v], 0.0);
-        let thresholds = self.each(|m, shape| lay(Dtype::F32, named!("thresholds")[m], [1, shape[0]], 0.0));
-        Parameters { embedding, decoder, decoder_bias, thresholds, ..moved }
-    }
-
     /// The wiring's tables, drawn at the start.
     fn lay_wiring(&self, part: WiringPart, ledger: &mut dyn Ledger) -> [Region; MODULES] {
         let rows = self.connectome.signals();
@@ -377,36 +221,36 @@ impl NeuroGen {
         Kept { signals, spikes, potential, fatigue, memory }
     }
 
-    fn lay_learning(&self, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Learning {
-        let gradient = self.lay_moved("gradient.", Role::Gradient, ledger);
-        let moments = ["first_moment.", "second_moment."]
-            .map(|prefix| Moment { groups: self.lay_moved(prefix, Role::Moment, ledger).groups });
+    fn lay_learning(
+        &self,
+        adamw: optimizer::Learning<Weights>,
+        profile: &dyn Profile,
+        ledger: &mut dyn Ledger,
+    ) -> Learning {
+        let optimizer::Learning { gradients, moments } = adamw;
         let (v, d) = (self.vocab_size, self.width());
+        let decoder = Factored::lay(["row_moment.decoder", "column_moment.decoder"], [v, d], ledger);
+        let embedding = InPlace::lay("row_moment.embedding", v, ledger);
         let mut lay = |name, shape: [u32; 2], role| {
             ledger.region(Slot::new(name, role, Dtype::F32, [1, 1, shape[0], shape[1]])).first
         };
-        let decoder_rows = lay("row_moment.decoder", [2, v], Role::Moment);
-        let decoder_columns = lay("column_moment.decoder", [2, d], Role::Moment);
-        let embedding_moment = lay("row_moment.embedding", [v, 2], Role::Moment);
         let predictor = self.connectome.outputs[Module::BasalGanglia.index()] + 1;
         let reward = self.modulated().then(|| {
             [lay("state.reward_predictor", [1, predictor], Role::State), lay("state.reward", [1, 2], Role::State)]
         });
         let feedback = (self.rule == Rule::EpropRandom).then(|| {
-            let projected = self.connectome.projected();
-            let reaches = self.fan_out as f32 * projected as f32 / d as f32;
             let mut lay = |name, shape: [u32; 2], deviation| {
                 let init = Init::Normal(deviation);
                 let shape = [1, 1, shape[0], shape[1]];
                 ledger.region(Slot { init, ..Slot::new(name, Role::Constant, Dtype::F32, shape) }).first
             };
             Feedback {
-                weights: lay("feedback.weight", [self.fan_out, projected], 0.3 / libm::sqrtf(reaches)),
+                weights: lay("feedback.weight", [self.fan_out, self.connectome.projected()], self.readout_deviation()),
                 direct: lay("feedback.direct", [1, d], 1.0),
             }
         });
         let kept = self.lay_kept(profile.dtype(Role::Saved), ledger);
-        Learning { gradient, moments, decoder_rows, decoder_columns, embedding_moment, feedback, reward, kept }
+        Learning { gradients, moments, decoder, embedding, feedback, reward, kept }
     }
 
     /// Whether tokens count differently.
@@ -458,104 +302,13 @@ impl NeuroGen {
         let (ids, offsets) = io;
         Chunk { ids, offsets, x, signals, keep, spikes, potential, fatigue, slope, stream, low, memory, losses }
     }
-}
 
-impl Family for NeuroGen {
-    type State = State;
-    type Training = Training;
-    type Evaluation = Evaluation;
-    type Decoding = Decoding;
-
-    fn validate(&self) -> Result<(), ModelError> {
-        let c = &self.connectome;
-        check_sizes(&[
-            ("vocab_size", self.vocab_size),
-            ("embedding", self.embedding),
-            ("taps", self.taps),
-            ("fan_out", self.fan_out),
-            ("block", self.cell.block),
-            ("batch-size", self.streams),
-        ])?;
-        check_constants(&[
-            ("leak", self.cell.leak, Must::Share),
-            ("threshold", self.cell.threshold, Must::Positive),
-            ("adaptation_decay", self.cell.fatigue, Must::Share),
-            ("adaptation", self.cell.adaptation, Must::Finite),
-            ("filter", self.cell.filter, Must::Share),
-            ("rate", self.cell.rate, Must::Share),
-            ("homeostasis", self.cell.homeostasis, Must::Share),
-            ("memory_decay", self.memory_decay, Must::Share),
-            ("tap_share", c.tap_share, Must::Share),
-            ("dopamine", self.dopamine, Must::Finite),
-            ("novelty", self.novelty, Must::Finite),
-        ])?;
-        if self.cell.winners == 0 || self.cell.winners > self.cell.block {
-            return Err(ModelError::Winners { winners: self.cell.winners, block: self.cell.block });
-        }
-        check_limits(&[("taps", c.taps), ("skip", self.skip), ("memory", self.memory)])?;
-        for module in Module::ALL {
-            let (m, name) = (module.index(), module.name());
-            let (neurons, outputs, fan_in) = (c.neurons[m], c.outputs[m], c.fan_in[m]);
-            check_limits(&[neurons, outputs, fan_in].map(|size| (name, size)))?;
-            if neurons == 0 || outputs == 0 || fan_in == 0 {
-                return Err(ModelError::Empty(name));
-            }
-            if outputs > neurons {
-                return Err(ModelError::Outputs { module: name, outputs, neurons });
-            }
-            let (reserved, wiring) = (c.reserved(module), c.wiring(module));
-            if reserved > c.taps || u64::from(fan_in - reserved) > wiring.others() {
-                let sources = u64::from(c.taps.min(reserved)) + wiring.others();
-                return Err(ModelError::FanIn { module: name, fan_in, sources });
-            }
-            if u64::from(neurons) * u64::from(fan_in) > u64::from(u32::MAX) {
-                return Err(ModelError::TooLarge(name));
-            }
-        }
-        if self.fan_out > self.width() {
-            return Err(ModelError::FanOut { fan_out: self.fan_out, dims: self.width() });
-        }
-        Ok(())
-    }
-
-    fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError> {
-        check_sizes(&[("batch-size", stage.batch), ("seq-len", stage.seq_len), ("chunk", stage.chunk)])?;
-        if stage.batch != self.streams {
-            return Err(ModelError::Streams { batch: stage.batch, streams: self.streams });
-        }
-        let tokens = u64::from(stage.batch) * u64::from(stage.seq_len);
-        let slots = (u64::from(stage.seq_len) + 1) * u64::from(stage.batch);
-        let most = self.connectome.neurons.iter().copied().max().unwrap_or(0).max(self.connectome.signals());
-        let widest = (tokens * u64::from(self.vocab_size.max(self.width()))).max(slots * u64::from(most));
-        if widest > u64::from(u32::MAX) {
-            return Err(ModelError::TooLarge("a micro-batch's widest activation"));
-        }
-        if stage.products == Products::Wide { Ok(()) } else { Err(ModelError::Wide) }
-    }
-
-    fn flops_per_token(&self, _: u32) -> u64 {
-        let c = &self.connectome;
-        let synapses: u64 = c.neurons.iter().zip(c.fan_in).map(|(n, f)| u64::from(*n) * u64::from(f)).sum();
-        let [v, d, e, skip, k, read, fan_out, projected] = [
-            self.vocab_size,
-            self.width(),
-            self.embedding,
-            self.skip,
-            self.memory,
-            self.context(),
-            self.fan_out,
-            c.projected(),
-        ]
-        .map(u64::from);
-        let dense = v * d + skip * (e + d) + k * (3 * read + d) + fan_out * projected;
-        6 * (synapses + dense)
-    }
-
-    fn lay_state(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> State {
+    pub(super) fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> State {
         let training = purpose == Purpose::Training;
         // A token by itself is bound by how fast the decoder is read.
-        let decoder = if purpose == Purpose::Decoding { profile.dtype(Role::Weight) } else { Dtype::F32 };
-        let weights = self.lay_weights(decoder, ledger);
+        let narrow = |p: &Parameter| purpose == Purpose::Decoding && p.rule == Learns::Factored && p.shape[0] > 1;
+        let dtype = |p: &Parameter| if narrow(p) { profile.dtype(Role::Weight) } else { Dtype::F32 };
+        let (weights, adamw) = optimizer::lay(self, training, profile, &dtype, ledger);
         let sources = self.lay_wiring(WiringPart::Sources, ledger);
         let index = (training && self.rule == Rule::Bptt).then(|| {
             let starts = self.lay_wiring(WiringPart::Starts, ledger);
@@ -563,11 +316,11 @@ impl Family for NeuroGen {
             core::array::from_fn(|m| Index { starts: starts[m], synapses: synapses[m] })
         });
         let control = Control::lay(ledger);
-        let learning = training.then(|| self.lay_learning(profile, ledger));
+        let learning = adamw.map(|adamw| self.lay_learning(adamw, profile, ledger));
         State { weights, sources, index, control, learning }
     }
 
-    fn lay_training(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
+    pub(super) fn lay_step(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
         let Stage { batch: b, seq_len: t, .. } = *stage;
         let batch = Batch::with_offsets(stage.tokens(), ledger);
         let io = (batch.ids, batch.offsets.unwrap_or(batch.ids));
@@ -619,16 +372,16 @@ impl Family for NeuroGen {
         }
     }
 
-    fn lay_evaluation(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
+    pub(super) fn lay_loss(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
         let batch = Batch::with_offsets(stage.tokens(), ledger);
         let io = (batch.ids, batch.offsets.unwrap_or(batch.ids));
         let chunk = self.lay_chunk(io, [stage.batch, stage.seq_len], false, profile, ledger);
-        let shape = [1, 1, stage.chunk.min(stage.tokens()), self.vocab_size];
+        let shape = [1, 1, stage.chunk_rows(), self.vocab_size];
         let logits = ledger.region(Slot::new("logits", Role::Work, Dtype::F32, shape)).first;
         Evaluation { batch, chunk, targets: batch.targets, logits }
     }
 
-    fn lay_decoding(&self, _: u32, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Decoding {
+    pub(super) fn lay_token(&self, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Decoding {
         let mut lay =
             |name, role, dtype, columns| ledger.region(Slot::new(name, role, dtype, [1, 1, 1, columns])).first;
         let id = lay("decode.id", Role::Batch, Dtype::U32, 1);
@@ -636,58 +389,5 @@ impl Family for NeuroGen {
         let cursor = lay("decode.cursor", Role::Batch, Dtype::U32, 1);
         let logits = lay("decode.logits", Role::Work, Dtype::F32, self.vocab_size);
         Decoding { chunk: self.lay_chunk((id, cursor), [1, 1], false, profile, ledger), logits }
-    }
-
-    fn introduce(&self, say: &mut dyn FnMut(core::fmt::Arguments<'_>)) {
-        let (c, streams) = (&self.connectome, self.streams);
-        let mode = if c.pipelined { "pipelined" } else { "sequential" };
-        let rule = match self.rule {
-            Rule::Eprop => "e-prop",
-            Rule::EpropRandom => "e-prop with random feedback",
-            Rule::Bptt => "backpropagation through time",
-            Rule::Frozen => "frozen synapses",
-        };
-        say(format_args!("{mode} mode, {rule}, streams: {streams}"));
-        for module in Module::ALL {
-            let (m, name) = (module.index(), module.name());
-            let (neurons, outputs, synapses) = (c.neurons[m], c.outputs[m], c.neurons[m] * c.fan_in[m]);
-            say(format_args!("  {name:<14}{neurons:>8} neurons {outputs:>7} outputs {synapses:>10} synapses"));
-        }
-    }
-
-    fn gauges(&self, state: &State, visit: &mut dyn FnMut(Gauge)) {
-        let Some(learning) = &state.learning else { return };
-        for (name, spikes) in named!("firing").into_iter().zip(learning.kept.spikes) {
-            visit(Gauge { name, measure: Measure::Mean(spikes) });
-        }
-        if let Some([weight, bias]) = state.weights.gate {
-            let outputs = self.connectome.outputs(Module::BasalGanglia);
-            let signals = learning.kept.signals.slice_rows(outputs.first, outputs.count);
-            visit(Gauge { name: "gate", measure: Measure::Gate { signals, weight, bias } });
-        }
-        if let Some([_, running]) = learning.reward {
-            let expected = running.reshaped([1, 1, 2, 1]).slice_rows(1, 1);
-            visit(Gauge { name: "expected_reward", measure: Measure::Mean(expected) });
-        }
-    }
-
-    fn control(state: &State) -> Control {
-        state.control
-    }
-
-    fn training_batch(training: &Training) -> Batch {
-        training.batch
-    }
-
-    fn evaluation_batch(evaluation: &Evaluation) -> Batch {
-        evaluation.batch
-    }
-
-    fn evaluation_logits(evaluation: &Evaluation) -> Region {
-        evaluation.logits
-    }
-
-    fn decoding_io(decoding: &Decoding) -> (Region, Region, Region) {
-        (decoding.chunk.ids, decoding.chunk.offsets, decoding.logits)
     }
 }

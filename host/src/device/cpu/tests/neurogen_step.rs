@@ -3,8 +3,9 @@
 use capful_core::device::{Rates, Single};
 use capful_core::memory::{Region, Role};
 use capful_core::model::neurogen::{Connectome, Rule};
-use capful_core::model::{NeuroGen, Optimizer, Products, Recompute, Stage};
+use capful_core::model::{NeuroGen, Products, Recompute, Stage};
 use capful_core::ops::{Cell, IGNORE, Pattern};
+use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
 
 use crate::config::AnyFamily;

@@ -1,8 +1,9 @@
 //! Whole steps of a small model on this device and on the reference.
 
 use capful_core::device::{Rates, Single};
-use capful_core::model::{Optimizer, Products, Pythia, Recompute, Stage};
+use capful_core::model::{Products, Recompute, Stage, Transformer};
 use capful_core::ops::{IGNORE, Kind, Pattern};
+use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
 
 use crate::config::AnyFamily;
@@ -13,17 +14,17 @@ use crate::run::{Rows, Session};
 
 const RATES: Rates = Rates::ONE;
 
-fn model() -> Pythia {
-    Pythia {
+fn model() -> Transformer {
+    Transformer {
         layers: 2,
         d_model: 42,
         heads: 3,
+        kv_heads: 3,
         d_ff: 101,
         vocab_size: 131,
         context: 80,
         rotary_dims: 6,
-        rotary_base: 10_000.0,
-        norm_eps: 1e-5,
+        ..Transformer::GPT_NEOX
     }
 }
 
@@ -43,7 +44,7 @@ fn outcome(profile: &AnyProfile, stage: Stage) -> Vec<(String, Vec<f32>)> {
             pattern: stage.pattern,
         },
     };
-    let family = AnyFamily::Pythia(model);
+    let family = AnyFamily::Transformer(model);
     let laid = Laid::new(&family, profile, RATES, &sections).unwrap().recorded(&family, profile).unwrap();
     let mut session = Session::start(laid, profile, Some(3), model.vocab_size).unwrap();
     let random = Random::new(9, 0);

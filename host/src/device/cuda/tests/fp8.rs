@@ -3,12 +3,13 @@
 use capful_core::device::{Device, Meter, Op, Operation, OperationError, Profile, Rates, Reference, Single};
 use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::yxanul::{State, Training};
-use capful_core::model::{Family, Optimizer, Products as Kind, Purpose, Recompute, Stage, Steps, Yxanul};
+use capful_core::model::transformer::{Feed, Residual, State, Training};
+use capful_core::model::{Family, Products as Kind, Purpose, Recompute, Stage, Transformer};
 use capful_core::ops::{
     Affine, AffineGrad, Epilogue, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised,
     QuantisedProduct, Rescale, Rotary, Scaling, SwiGlu, SwiGluGrad,
 };
+use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
 use capful_core::train::results;
 
@@ -282,7 +283,7 @@ fn what_cannot_multiply_eighths_says_so() {
     });
 }
 
-const MODEL: Yxanul = Yxanul {
+const MODEL: Transformer = Transformer {
     layers: 2,
     d_model: 32,
     heads: 4,
@@ -291,9 +292,8 @@ const MODEL: Yxanul = Yxanul {
     vocab_size: 61,
     context: 24,
     rank: Some(16),
-    tied: true,
-    rotary_base: 10_000.0,
-    norm_eps: 1e-5,
+    rotary_dims: 8,
+    ..Transformer::LLAMA
 };
 
 const STAGE: Stage = Stage {
@@ -324,6 +324,7 @@ impl Profile for SingleFp8 {
 }
 
 struct Plan {
+    model: Transformer,
     entries: Vec<Entry>,
     state: State,
     training: Training,
@@ -331,16 +332,16 @@ struct Plan {
     bytes: u64,
 }
 
-fn plan(profile: &dyn Profile, scratch: u64, stage: &Stage) -> Plan {
+fn plan(model: Transformer, profile: &dyn Profile, scratch: u64, stage: &Stage) -> Plan {
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::new(&mut visit);
-    let state = MODEL.lay_state(profile, Purpose::Training, &mut layout);
-    let training = MODEL.lay_training(stage, profile, &mut layout);
+    let state = model.lay_state(profile, Purpose::Training, &mut layout);
+    let training = model.lay_training(stage, profile, &mut layout);
     let words = scratch.div_ceil(4).max(1) as u32;
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
     let bytes = layout.high_water().expect("it fits");
-    Plan { entries, state, training, scratch, bytes }
+    Plan { model, entries, state, training, scratch, bytes }
 }
 
 fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
@@ -423,7 +424,7 @@ fn train<M: Machine>(
     for (region, bytes) in saved.into_iter().flatten() {
         machine.put(*region, bytes);
     }
-    let regions = Yxanul::training_batch(&plan.training);
+    let regions = Transformer::training_batch(&plan.training);
     let bytes_of = |ids: Vec<u32>| ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>();
     let mut losses = Vec::new();
     for step in from..to {
@@ -435,17 +436,22 @@ fn train<M: Machine>(
             let [ids, targets] = batch(step, part);
             machine.put(regions.ids, &bytes_of(ids));
             machine.put(regions.targets, &bytes_of(targets));
-            MODEL.micro_batch(machine, &plan.state, &plan.training, &stage, part == 0).expect("a micro-batch");
+            plan.model.micro_batch(machine, &plan.state, &plan.training, &stage, part == 0).expect("a micro-batch");
         }
-        MODEL.update(machine, &plan.state, &OPTIMIZER).expect("an update");
+        plan.model.update(machine, &plan.state, &OPTIMIZER).expect("an update");
         losses.push(decode(Dtype::F32, &machine.get(plan.state.control.results))[results::LOSS]);
     }
     let left = entries().flat_map(|e| (0..e.slot.layers).map(|l| e.place.at(l)));
     (losses, left.map(|region| (region, machine.get(region))).collect())
 }
 
-fn on_reference(profile: &dyn Profile, steps: u64, products: impl Fn(u64) -> Kind) -> (Vec<f32>, Saved) {
-    let plan = plan(profile, 0, &STAGE);
+fn on_reference(
+    model: Transformer,
+    profile: &dyn Profile,
+    steps: u64,
+    products: impl Fn(u64) -> Kind,
+) -> (Vec<f32>, Saved) {
+    let plan = plan(model, profile, 0, &STAGE);
     let mut storage = vec![0u64; (plan.bytes / 8) as usize];
     train(&mut Reference { arena: Arena::new(&mut storage, &[]) }, &plan, &STAGE, (0, steps), None, products)
 }
@@ -467,17 +473,23 @@ fn learn_alike(wide: &[f32], eighths: &[f32], tolerance: f32) {
 
 #[test]
 fn the_reference_learns_as_well_with_copies_in_8_bits() {
-    let (wide, _) = on_reference(&Single, 60, |_| Kind::Wide);
-    let (eighths, saved) = on_reference(&SingleFp8, 60, chosen);
-    assert_eq!(wide[..FILLS as usize], eighths[..FILLS as usize], "while the history fills nothing differs");
-    learn_alike(&wide, &eighths, 0.05);
-    assert!(saved.iter().flat_map(|(r, bytes)| decode(r.dtype, bytes)).all(f32::is_finite));
+    let heads = Transformer { rotary_dims: 8, vocab_size: 61, context: 24, ..Transformer::GPT_NEOX };
+    let pythia = Transformer { layers: 2, d_model: 32, heads: 4, kv_heads: 4, d_ff: 48, ..heads };
+    let parallel = Transformer { residual: Residual::Parallel, bias: true, ..MODEL };
+    let layered = Transformer { norm: NormKind::Layer, feed: Feed::Gelu, ..MODEL };
+    for model in [MODEL, pythia, parallel, layered] {
+        let (wide, _) = on_reference(model, &Single, 60, |_| Kind::Wide);
+        let (eighths, saved) = on_reference(model, &SingleFp8, 60, chosen);
+        assert_eq!(wide[..FILLS as usize], eighths[..FILLS as usize], "while the history fills nothing differs");
+        learn_alike(&wide, &eighths, 0.05);
+        assert!(saved.iter().flat_map(|(r, bytes)| decode(r.dtype, bytes)).all(f32::is_finite));
+    }
 }
 
 /// A card with the plan of a run in `precision`, and the plan.
 fn card(precision: Precision, stage: &Stage) -> (Cuda, Plan) {
     let profile = CudaProfile { precision };
-    let draft = plan(&profile, 0, stage);
+    let draft = plan(MODEL, &profile, 0, stage);
     let mut meter = Meter::new(&profile, Rates::ONE);
     let mut all = || -> Result<(), OperationError> {
         for products in [Kind::Wide, Kind::Warming, Kind::Quantised] {
@@ -486,7 +498,7 @@ fn card(precision: Precision, stage: &Stage) -> (Cuda, Plan) {
         MODEL.update(&mut meter, &draft.state, &OPTIMIZER)
     };
     all().expect("a plan");
-    let plan = plan(&profile, meter.scratch, stage);
+    let plan = plan(MODEL, &profile, meter.scratch, stage);
     (open_with(plan.bytes, plan.scratch, 0, Products::Library), plan)
 }
 
@@ -505,7 +517,7 @@ fn a_card_learns_as_well_in_fp8_as_in_bf16() {
     assert_eq!(wide[..FILLS as usize], eighths[..FILLS as usize], "while the history fills nothing differs");
     learn_alike(&wide, &eighths, 0.05);
     // And as the Reference, whose numbers are wider.
-    let (expected, _) = on_reference(&SingleFp8, 28, chosen);
+    let (expected, _) = on_reference(MODEL, &SingleFp8, 28, chosen);
     learn_alike(&expected, &eighths, 0.05);
 }
 
@@ -590,7 +602,7 @@ fn a_step_whose_operations_copy_has_the_bits_of_one_whose_copies_are_apart() {
         let fused = 4 * 2 * (12 + if recompute == Recompute::Full { 2 } else { 0 });
         // Attention's output and the gradient of qkv; the weights once a step.
         let alone = 4 * 2 * (4 + u64::from(recompute == Recompute::Full)) + 4 * 8;
-        let plain = plan(&SingleFp8, 0, &stage);
+        let plain = plan(MODEL, &SingleFp8, 0, &stage);
         let on = |machine: &mut Apart<Reference<'_>>| train(machine, &plain, &stage, (0, 4), None, soon);
         let mut storage = [vec![0u64; (plain.bytes / 8) as usize], vec![0u64; (plain.bytes / 8) as usize]];
         let [one, two] = storage.each_mut().map(|s| Reference { arena: Arena::new(s, &[]) });

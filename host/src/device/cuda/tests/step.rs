@@ -2,27 +2,29 @@
 
 use capful_core::device::{Meter, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::{self, Family, Grouped, Lasting, Optimizer, Purpose, Pythia, Recompute, Stage, Steps, Yxanul};
+use capful_core::model::transformer::{State, Training};
+use capful_core::model::{self, Family as _, Purpose, Recompute, Stage, Transformer};
 use capful_core::ops::{Pattern, Rotary};
+use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
 use capful_core::train::results;
 
 use super::bench::{decode, distance, encode, open_with, replay};
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
 
-const PYTHIA: Pythia = Pythia {
+const PYTHIA: Transformer = Transformer {
     layers: 2,
     d_model: 32,
     heads: 2,
+    kv_heads: 2,
     d_ff: 72,
     vocab_size: 61,
     context: 24,
     rotary_dims: 4,
-    rotary_base: 10_000.0,
-    norm_eps: 1e-5,
+    ..Transformer::GPT_NEOX
 };
 
-const YXANUL: Yxanul = Yxanul {
+const YXANUL: Transformer = Transformer {
     layers: 2,
     d_model: 32,
     heads: 4,
@@ -31,9 +33,8 @@ const YXANUL: Yxanul = Yxanul {
     vocab_size: 61,
     context: 24,
     rank: Some(12),
-    tied: true,
-    rotary_base: 10_000.0,
-    norm_eps: 1e-5,
+    rotary_dims: 8,
+    ..Transformer::LLAMA
 };
 
 const STAGE: Stage = Stage {
@@ -51,37 +52,15 @@ const SHORT: Stage = Stage { batch: 9, seq_len: 8, ..STAGE };
 // A large eps: where a gradient is rounding noise, its sign decides nothing.
 const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay: 0.1 };
 
-/// A family whose parameters lie together.
-trait Small: Steps {
-    /// All parameters, as exactly as they are kept.
-    fn parameters(state: &Self::State) -> Region;
-}
-
-fn parameters<P: Grouped>(state: &Lasting<P>) -> Region {
-    state.masters.unwrap_or(state.weights).groups().all
-}
-
-impl Small for Pythia {
-    fn parameters(state: &Self::State) -> Region {
-        parameters(state)
-    }
-}
-
-impl Small for Yxanul {
-    fn parameters(state: &Self::State) -> Region {
-        parameters(state)
-    }
-}
-
-struct Plan<F: Family> {
+struct Plan {
     entries: Vec<Entry>,
-    state: F::State,
-    training: F::Training,
+    state: State,
+    training: Training,
     scratch: Region,
     bytes: u64,
 }
 
-fn plan<F: Small>(model: &F, profile: &dyn Profile, scratch: u64, stage: &Stage) -> Plan<F> {
+fn plan(model: &Transformer, profile: &dyn Profile, scratch: u64, stage: &Stage) -> Plan {
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::new(&mut visit);
@@ -91,6 +70,14 @@ fn plan<F: Small>(model: &F, profile: &dyn Profile, scratch: u64, stage: &Stage)
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
     let bytes = layout.high_water().expect("it fits");
     Plan { entries, state, training, scratch, bytes }
+}
+
+/// All parameters, as exactly as they are kept.
+fn parameters(plan: &Plan) -> impl Iterator<Item = Region> {
+    let masters = plan.entries.iter().any(|e| e.slot.role == Role::Master);
+    let role = if masters { Role::Master } else { Role::Weight };
+    let entries = plan.entries.iter().filter(move |e| e.slot.role == role);
+    entries.flat_map(|e| (0..e.slot.layers).map(|layer| e.place.at(layer)))
 }
 
 /// The first values of one layer of a slot; the same for a weight and its master.
@@ -127,7 +114,7 @@ fn bytes_of(ids: &[u32]) -> Vec<u8> {
 }
 
 /// Losses of each step, and the parameters after the last, by the Reference.
-fn reference<F: Small>(model: &F, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
+fn reference(model: &Transformer, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
     let plan = plan(model, &Single, 0, stage);
     let mut storage = vec![0u64; (plan.bytes / 8) as usize];
     let mut device = Reference { arena: Arena::new(&mut storage, &[]) };
@@ -137,10 +124,10 @@ fn reference<F: Small>(model: &F, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f
             view.f32_mut().expect("of this type").copy_from_slice(&first_values(&entry.slot, layer));
         }
     }
-    let regions = F::training_batch(&plan.training);
+    let regions = Transformer::training_batch(&plan.training);
     let mut losses = Vec::new();
     for step in 0..steps {
-        let [mut view] = device.arena.views([Some(F::control(&plan.state).settings)]).expect("in the arena");
+        let [mut view] = device.arena.views([Some(plan.state.control.settings)]).expect("in the arena");
         view.f32_mut().expect("of this type").copy_from_slice(&settings(stage, step));
         for part in 0..2 {
             for (region, ids) in [regions.ids, regions.targets].into_iter().zip(batch(stage, step, part)) {
@@ -150,14 +137,14 @@ fn reference<F: Small>(model: &F, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f
             model.micro_batch(&mut device, &plan.state, &plan.training, stage, part == 0).expect("a micro-batch");
         }
         model.update(&mut device, &plan.state, &OPTIMIZER).expect("an update");
-        losses.push(device.arena.f32(F::control(&plan.state).results).expect("in the arena")[results::LOSS]);
+        losses.push(device.arena.f32(plan.state.control.results).expect("in the arena")[results::LOSS]);
     }
-    (losses, device.arena.f32(F::parameters(&plan.state)).expect("in the arena").to_vec())
+    (losses, parameters(&plan).flat_map(|r| device.arena.f32(r).expect("in the arena").to_vec()).collect())
 }
 
 /// The same on the card, each step replayed and its loss read a step late.
-fn on_card<F: Small>(
-    model: &F,
+fn on_card(
+    model: &Transformer,
     precision: Precision,
     products: Products,
     steps: u64,
@@ -184,12 +171,12 @@ fn on_card<F: Small>(
             cuda.write(entry.place.at(layer), &bytes).expect("in the arena");
         }
     }
-    let regions = F::training_batch(&plan.training);
+    let regions = Transformer::training_batch(&plan.training);
     let (mut losses, mut pending) = (Vec::new(), None);
     let loss = |cuda: &mut Cuda, p| decode(Dtype::F32, cuda.results(p).expect("a good step"))[results::LOSS];
     for step in 0..steps {
         cuda.next_step().expect("a good step");
-        cuda.queue_write(F::control(&plan.state).settings, &encode(Dtype::F32, &settings(stage, step))).expect("room");
+        cuda.queue_write(plan.state.control.settings, &encode(Dtype::F32, &settings(stage, step))).expect("room");
         for part in 0..2 {
             for (region, ids) in [regions.ids, regions.targets].into_iter().zip(batch(stage, step, part)) {
                 cuda.queue_write(region, &bytes_of(&ids)).expect("room");
@@ -198,19 +185,21 @@ fn on_card<F: Small>(
             replay(&mut cuda, part, record).expect("a micro-batch");
         }
         replay(&mut cuda, 2, |c| model.update(c, &plan.state, &OPTIMIZER)).expect("an update");
-        let next = cuda.queue_read(F::control(&plan.state).results).expect("room");
+        let next = cuda.queue_read(plan.state.control.results).expect("room");
         if let Some(last) = pending.replace(next) {
             losses.push(loss(&mut cuda, last));
         }
     }
     losses.extend(pending.map(|last| loss(&mut cuda, last)));
-    let all = F::parameters(&plan.state);
-    let mut bytes = vec![0; all.bytes() as usize];
-    cuda.read(all, &mut bytes).expect("in the arena");
-    (losses, decode(all.dtype, &bytes))
+    let mut read = |region: Region| {
+        let mut bytes = vec![0; region.bytes() as usize];
+        cuda.read(region, &mut bytes).expect("in the arena");
+        decode(region.dtype, &bytes)
+    };
+    (losses, parameters(&plan).flat_map(&mut read).collect())
 }
 
-fn agree<F: Small>(model: &F, stage: &Stage) {
+fn agree(model: &Transformer, stage: &Stage) {
     let (expected, weights) = reference(model, 3, stage);
     for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 1e-2)] {
         for products in [Products::Own, Products::Library] {
@@ -232,10 +221,10 @@ fn steps_agree_with_the_reference_in_both_precisions() {
 fn steps_of_a_yxanul_agree_with_the_reference_in_both_precisions() {
     agree(&YXANUL, &STAGE);
     agree(&YXANUL, &SHORT);
-    agree(&Yxanul { rank: None, tied: false, ..YXANUL }, &STAGE);
+    agree(&Transformer { rank: None, tied: false, ..YXANUL }, &STAGE);
 }
 
-fn repeats<F: Small>(model: &F, stage: &Stage) {
+fn repeats(model: &Transformer, stage: &Stage) {
     for precision in [Precision::F32, Precision::Bf16] {
         let steps = || on_card(model, precision, Products::Own, 2, stage);
         assert_eq!(steps(), steps());
@@ -248,7 +237,7 @@ fn the_same_steps_give_the_same_bits() {
     repeats(&YXANUL, &SHORT);
 }
 
-fn recomputes<F: Small>(model: &F, stage: &Stage) {
+fn recomputes(model: &Transformer, stage: &Stage) {
     for precision in [Precision::F32, Precision::Bf16] {
         let kept = on_card(model, precision, Products::Own, 2, stage);
         for recompute in [Recompute::Cheap, Recompute::Full] {

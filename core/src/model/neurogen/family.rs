@@ -1,0 +1,205 @@
+//! A NeuroGen as a family: its memory, and its steps.
+
+use super::connectome::Module;
+use super::regions::{Decoding, Evaluation, State, Training};
+use super::{NeuroGen, Pass, Rule};
+use crate::device::{Device, OperationError, Profile};
+use crate::memory::{Ledger, Region};
+use crate::model::stage::{Batch, Control, Family, Gauge, Measure, ModelError, Purpose, Stage};
+use crate::ops::{Carry, HeadGrad, Linear, Modulate, Pattern, ReadoutGrad, Spike, TapsGrad};
+use crate::optimizer::Optimizer;
+
+impl Family for NeuroGen {
+    type State = State;
+    type Training = Training;
+    type Evaluation = Evaluation;
+    type Decoding = Decoding;
+
+    fn validate(&self) -> Result<(), ModelError> {
+        self.check()
+    }
+
+    fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError> {
+        self.check_step(stage)
+    }
+
+    fn accumulates(&self) -> bool {
+        false
+    }
+
+    fn flops_per_token(&self, _: u32) -> u64 {
+        self.training_flops()
+    }
+
+    fn lay_state(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> State {
+        self.lay_lasting(profile, purpose, ledger)
+    }
+
+    fn lay_training(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
+        self.lay_step(stage, profile, ledger)
+    }
+
+    fn lay_evaluation(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
+        self.lay_loss(stage, profile, ledger)
+    }
+
+    fn lay_decoding(&self, _: u32, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Decoding {
+        self.lay_token(profile, ledger)
+    }
+
+    fn introduce(&self, say: &mut dyn FnMut(core::fmt::Arguments<'_>)) {
+        let (c, streams) = (&self.connectome, self.streams);
+        let mode = if c.pipelined { "pipelined" } else { "sequential" };
+        let rule = match self.rule {
+            Rule::Eprop => "e-prop",
+            Rule::EpropRandom => "e-prop with random feedback",
+            Rule::Bptt => "backpropagation through time",
+            Rule::Frozen => "frozen synapses",
+        };
+        say(format_args!("{mode} mode, {rule}, streams: {streams}"));
+        for module in Module::ALL {
+            let (m, name) = (module.index(), module.name());
+            let (neurons, outputs, synapses) = (c.neurons[m], c.outputs[m], c.neurons[m] * c.fan_in[m]);
+            say(format_args!("  {name:<14}{neurons:>8} neurons {outputs:>7} outputs {synapses:>10} synapses"));
+        }
+    }
+
+    fn gauges(&self, state: &State, visit: &mut dyn FnMut(Gauge)) {
+        let Some(learning) = &state.learning else { return };
+        for (name, spikes) in named!("firing").into_iter().zip(learning.kept.spikes) {
+            visit(Gauge { name, measure: Measure::Mean(spikes) });
+        }
+        if let Some([weight, bias]) = state.weights.gate {
+            let outputs = self.connectome.outputs(Module::BasalGanglia);
+            let signals = learning.kept.signals.slice_rows(outputs.first, outputs.count);
+            visit(Gauge { name: "gate", measure: Measure::Gate { signals, weight, bias } });
+        }
+        if let Some([_, running]) = learning.reward {
+            let expected = running.reshaped([1, 1, 2, 1]).slice_rows(1, 1);
+            visit(Gauge { name: "expected_reward", measure: Measure::Mean(expected) });
+        }
+    }
+
+    fn control(state: &State) -> Control {
+        state.control
+    }
+
+    fn training_batch(training: &Training) -> Batch {
+        training.batch
+    }
+
+    fn evaluation_batch(evaluation: &Evaluation) -> Batch {
+        evaluation.batch
+    }
+
+    fn evaluation_logits(evaluation: &Evaluation) -> Region {
+        evaluation.logits
+    }
+
+    fn decoding_io(decoding: &Decoding) -> (Region, Region, Region) {
+        (decoding.chunk.ids, decoding.chunk.offsets, decoding.logits)
+    }
+
+    fn micro_batch(
+        &self,
+        device: &mut dyn Device,
+        state: &State,
+        t: &Training,
+        _: &Stage,
+        first: bool,
+    ) -> Result<(), OperationError> {
+        // Micro-batches that add up would need gradients of what moves in the backward pass.
+        let Some(learning) = state.learning.as_ref().filter(|_| first) else { return Err(OperationError::Device) };
+        let (w, c, grads) = (&state.weights, &learning.kept.serve(&t.chunk), &learning.gradients);
+        self.inhibit(device, state)?;
+        self.resume(device, &learning.kept, c)?;
+        self.forward(device, state, c, Pass { fresh: false, learning: true })?;
+        let gradient = HeadGrad { x_grad: t.stream_grad, weight_grad: None, accumulate: false };
+        device.emit(self.head(state, c, t.batch.targets, t.logits, Some(gradient)))?;
+        // At once: the logits make room for the signals' gradient.
+        let decoder = [w.decoder, w.decoder_bias];
+        learning.decoder.update(device, &state.control, decoder, [c.stream, t.logits], t.tile)?;
+        device.emit(ReadoutGrad {
+            signals: c.signals,
+            layout: self.connectome.readout(),
+            weights: w.readout,
+            gate: self.gate(w),
+            feedback: learning.feedback,
+            out_grad: t.stream_grad,
+            signals_grad: t.signals_grad,
+            weight_grad: grads.readout,
+            gate_grad: grads.gate_grad(),
+        })?;
+        self.backward_dense(device, state, grads, t)?;
+        if let (Some([predictor, running]), Some(factors)) = (learning.reward, t.factors) {
+            device.emit(Modulate {
+                losses: c.losses,
+                signals: c.signals,
+                outputs: self.connectome.outputs(Module::BasalGanglia).first,
+                predictor,
+                running,
+                factors,
+                signals_grad: t.signals_grad,
+                first: self.connectome.taps,
+                dopamine: self.dopamine,
+                novelty: self.novelty,
+            })?;
+        }
+        if self.rule != Rule::Frozen {
+            self.backward_spikes(device, state, grads, t)?;
+        }
+        device.emit(TapsGrad {
+            signals_grad: t.signals_grad,
+            offsets: c.offsets,
+            x_grad: t.x_grad,
+            taps: self.taps,
+            fresh: false,
+            accumulate: self.skip > 0,
+        })?;
+        learning.embedding.update(device, &state.control, w.embedding, [c.ids, t.x_grad])?;
+        self.hand_over(device, &learning.kept, c)
+    }
+
+    fn update(&self, device: &mut dyn Device, state: &State, optimizer: &Optimizer) -> Result<(), OperationError> {
+        let Some(learning) = &state.learning else { return Err(OperationError::Device) };
+        learning.moments.update(device, &state.control, optimizer)?;
+        self.inhibit(device, state)
+    }
+
+    fn evaluate(
+        &self,
+        device: &mut dyn Device,
+        state: &State,
+        e: &Evaluation,
+        _: &Stage,
+    ) -> Result<(), OperationError> {
+        self.forward(device, state, &e.chunk, Pass { fresh: true, learning: false })?;
+        device.emit(self.head(state, &e.chunk, e.targets, e.logits, None))
+    }
+
+    fn logits(
+        &self,
+        device: &mut dyn Device,
+        state: &State,
+        e: &Evaluation,
+        first: u32,
+        count: u32,
+    ) -> Result<(), OperationError> {
+        let (w, x) = (&state.weights, e.chunk.stream.slice_rows(first, count));
+        device.emit(Linear::new(x, w.decoder, Some(w.decoder_bias), e.logits.slice_rows(0, count)))
+    }
+
+    fn decode(&self, device: &mut dyn Device, state: &State, s: &Decoding, _: Pattern) -> Result<(), OperationError> {
+        let (w, c) = (&state.weights, &s.chunk);
+        self.forward(device, state, c, Pass { fresh: false, learning: false })?;
+        device.emit(Linear::new(c.stream, w.decoder, Some(w.decoder_bias), s.logits))?;
+        // One token is a chunk of its own.
+        device.emit(Carry { from: Spike::slot(c.signals, 1), to: Spike::slot(c.signals, 0) })?;
+        for spikes in c.spikes {
+            device.emit(Carry { from: Spike::slot(spikes, 1), to: Spike::slot(spikes, 0) })?;
+        }
+        let Some(m) = &c.memory else { return Ok(()) };
+        device.emit(Carry { from: m.after.matrix, to: m.before.matrix })?;
+        device.emit(Carry { from: m.after.key, to: m.before.key })
+    }
+}

@@ -1,0 +1,51 @@
+//! A parameter as data, and a model's list of them.
+
+use crate::memory::{Dtype, Init, Role, Slot, Stacked};
+use crate::optimizer::Rule;
+
+/// A parameter: how it is named and saved, initialised and trained. The one description that layout, initialiser,
+/// optimizer, checkpoint, import and export share.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Parameter {
+    /// Its name in files, as [`Slot::name`]. It seeds the first values, so it never changes.
+    pub name: &'static str,
+    /// Rows of each tensor that it is in files, as [`Slot::parts`].
+    pub parts: [u32; 3],
+    /// Rows and columns of one layer's.
+    pub shape: [u32; 2],
+    /// How many layers have one.
+    pub layers: u32,
+    /// How the first values are made.
+    pub init: Init,
+    /// How it learns.
+    pub rule: Rule,
+}
+
+impl Parameter {
+    /// A matrix or an embedding, which decays: [rows, columns].
+    pub const fn matrix(name: &'static str, layers: u32, shape: [u32; 2], init: Init) -> Parameter {
+        Parameter { name, parts: [0; 3], shape, layers, init, rule: Rule::AdamW { decays: true } }
+    }
+
+    /// A bias or a gain, which does not: `[len]`.
+    pub const fn vector(name: &'static str, layers: u32, len: u32, init: Init) -> Parameter {
+        Parameter { name, parts: [0; 3], shape: [1, len], layers, init, rule: Rule::AdamW { decays: false } }
+    }
+
+    /// The slot of the parameter itself, of its master, or of what else belongs to it; that begins as zeros.
+    pub fn slot(&self, prefix: &'static str, role: Role, dtype: Dtype) -> Slot {
+        let Parameter { name, parts, shape: [rows, columns], layers, .. } = *self;
+        let init = if matches!(role, Role::Weight | Role::Master) { self.init } else { Init::Zero };
+        Slot { prefix, layers, init, parts, ..Slot::new(name, role, dtype, [1, 1, rows, columns]) }
+    }
+}
+
+/// A model whose parameters can be listed.
+pub trait Parameters {
+    /// Where each of them, or what belongs to it, lies.
+    type Table: Copy;
+
+    /// Shows every parameter to `place` in the order in which they are laid and saved, and keeps the places that it
+    /// gives. Neighbours that learn alike share an operation, so all matrices come first.
+    fn parameters(&self, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Self::Table;
+}

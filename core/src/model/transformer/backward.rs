@@ -1,0 +1,180 @@
+//! The backward pass, from the loss to the gradient of every parameter.
+
+use super::Feed;
+use super::copies::Projection;
+use super::forward::Pass;
+use super::regions::Training;
+use super::weights::{Dense, Gain, Weights};
+use crate::device::{Device, OperationError};
+use crate::memory::Region;
+use crate::model::stage::Stage;
+use crate::ops::{AffineGrad, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, LinearGrad, NormGrad, SwiGluGrad};
+
+/// The backward pass of a micro-batch whose forward pass has run.
+#[derive(Clone, Copy)]
+pub(super) struct Backward<'a> {
+    pub pass: Pass<'a>,
+    /// Where the parameters' gradients lie.
+    pub grads: &'a Weights,
+    pub training: &'a Training,
+    pub stage: &'a Stage,
+    /// Whether to add to what micro-batches before left.
+    pub accumulate: bool,
+}
+
+/// A product's gradients, of everything but the product's number.
+fn linear_grad([x, out_grad, x_grad]: [Region; 3], [weight, weight_grad]: [Region; 2]) -> LinearGrad {
+    LinearGrad {
+        x,
+        weight,
+        transposed: false,
+        out_grad,
+        x_grad,
+        before_gelu: None,
+        weight_grad,
+        bias_grad: None,
+        accumulate: false,
+        quantised: None,
+    }
+}
+
+impl Backward<'_> {
+    /// Every layer and the embedding, behind [`Backward::head`].
+    pub fn run(&self, device: &mut dyn Device) -> Result<(), OperationError> {
+        for l in (0..self.pass.model.layers).rev() {
+            self.pass.rebuild(device, self.stage, l)?;
+            self.feed(device, l)?;
+            self.attention(device, l)?;
+        }
+        self.embed(device)
+    }
+
+    /// The gradients of a layer's linear layer.
+    fn dense(
+        &self,
+        device: &mut dyn Device,
+        (p, l): (Projection, u32),
+        part: fn(&Weights) -> &Dense,
+        [x, out_grad, x_grad]: [Region; 3],
+        before_gelu: Option<Region>,
+    ) -> Result<(), OperationError> {
+        let (weights, grads) = (part(&self.pass.state.weights), part(self.grads));
+        let linear = LinearGrad {
+            before_gelu,
+            bias_grad: grads.bias(l),
+            accumulate: self.accumulate,
+            ..linear_grad([x, out_grad, x_grad], [weights.weight.at(l), grads.weight.at(l)])
+        };
+        self.pass.model.project_grad(device, self.pass.copying, (p, l), linear)
+    }
+
+    /// The gradients of a norm of `x`, one output's or two's, added to the residual stream's.
+    fn norm(
+        &self,
+        [x, stats]: [Region; 2],
+        first: AffineGrad,
+        second: Option<AffineGrad>,
+        copied: Option<(Projection, u32)>,
+    ) -> NormGrad {
+        let (model, x_grad) = (self.pass.model, self.training.x_grad);
+        let copy = copied.and_then(|(p, l)| model.grad_copy(self.pass.copying, p, l, x_grad));
+        let (kind, accumulate) = (model.norm, self.accumulate);
+        NormGrad { kind, x, stats, x_grad, first, second, add: true, accumulate, copy }
+    }
+
+    /// One output's gradients of a norm.
+    fn affine(&self, part: fn(&Weights) -> &Gain, l: u32, out_grad: Region) -> AffineGrad {
+        part(self.grads).affine_grad(part(&self.pass.state.weights), l, out_grad)
+    }
+
+    /// The feed-forward's branch; where branches are sequential through norm₂ into the residual stream.
+    fn feed(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
+        let Backward { pass, training: t, .. } = *self;
+        let (f, up, activated) = (pass.forward, pass.forward.up.at(l), pass.forward.activated.at(l));
+        let activated_grad = t.wide.reshaped(activated.shape);
+        let gelu = pass.model.feed == Feed::Gelu;
+        let regions = [activated, t.x_grad, activated_grad];
+        self.dense(device, (Projection::Down, l), |w| &w.down, regions, gelu.then_some(up))?;
+        let up_grad = if gelu { activated_grad } else { up };
+        if !gelu {
+            let copy = pass.model.grad_copy(pass.copying, Projection::Up, l, up);
+            device.emit(SwiGluGrad { gate_up: up, out_grad: activated_grad, copy })?;
+        }
+        self.dense(device, (Projection::Up, l), |w| &w.up, [f.norm2.at(l), up_grad, t.norm2_grad], None)?;
+        if pass.model.parallel() {
+            return Ok(());
+        }
+        let first = self.affine(|w| &w.norm2, l, t.norm2_grad);
+        device.emit(self.norm([f.mid.at(l), f.stats2.at(l)], first, None, Some((Projection::Out, l))))
+    }
+
+    /// Attention's branch and norm₁; of parallel branches norm₂ as well.
+    fn attention(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
+        let Backward { pass, training: t, stage, .. } = *self;
+        let (model, f) = (pass.model, pass.forward);
+        let (qkv, mixed) = (f.qkv.at(l), f.mixed.at(l));
+        let qkv_grad = t.wide.reshaped(qkv.shape);
+        self.dense(device, (Projection::Out, l), |w| &w.out, [mixed, t.x_grad, t.norm1_grad], None)?;
+        device.emit(AttentionGrad {
+            qkv,
+            out: mixed,
+            log_sum: f.log_sum.at(l),
+            out_grad: t.norm1_grad,
+            qkv_grad,
+            heads: model.attention_heads(),
+            pattern: pass.pattern,
+            rotary: model.rotary(pass.state.table, stage.seq_len),
+        })?;
+        self.dense(device, (Projection::Qkv, l), |w| &w.qkv, [f.norm1.at(l), qkv_grad, t.norm1_grad], None)?;
+        let first = self.affine(|w| &w.norm1, l, t.norm1_grad);
+        let second = model.parallel().then(|| self.affine(|w| &w.norm2, l, t.norm2_grad));
+        let before = l.checked_sub(1).map(|before| (Projection::Down, before));
+        device.emit(self.norm([f.x.at(l), f.stats1.at(l)], first, second, before))
+    }
+
+    /// From the loss to the gradient of the last layer's output; `x` is the head's input.
+    pub fn head(&self, device: &mut dyn Device, x: Region) -> Result<(), OperationError> {
+        let Backward { pass, grads, training: t, stage, accumulate } = *self;
+        let (model, w, f, control) = (pass.model, &pass.state.weights, pass.forward, &pass.state.control);
+        let x_grad = t.low_grad.unwrap_or(t.norm1_grad);
+        device.emit(HeadLoss {
+            x,
+            weight: w.head(),
+            bias: None,
+            ids: model.vocab_size,
+            targets: t.batch.targets,
+            logits: t.wide.reshaped([1, 1, stage.chunk_rows(), model.vocabulary_rows()]),
+            losses: f.losses,
+            settings: control.settings,
+            results: control.results,
+            add_loss: accumulate,
+            gradient: Some(HeadGrad { x_grad, weight_grad: Some(grads.head()), accumulate }),
+        })?;
+        if let (Some(factor), Some(low_grad), Some(factor_grad)) = (w.factor, t.low_grad, grads.factor) {
+            let linear = linear_grad([f.final_out, low_grad, t.norm1_grad], [factor, factor_grad]);
+            device.emit(LinearGrad { transposed: true, accumulate, ..linear })?;
+        }
+        let first = self.affine(|w| &w.final_norm, 0, t.norm1_grad);
+        let last = (Projection::Down, model.layers - 1);
+        // It is the first to write the residual stream's gradient.
+        let norm = self.norm([f.x.at(model.layers), f.final_stats], first, None, Some(last));
+        device.emit(NormGrad { add: false, ..norm })
+    }
+
+    /// From the gradient of the first layer's input to the embedding. A tied table's gradient is added to the head's.
+    fn embed(&self, device: &mut dyn Device) -> Result<(), OperationError> {
+        let Backward { pass, grads, training: t, accumulate, .. } = *self;
+        let (w, ids) = (&pass.state.weights, t.batch.ids);
+        let (table_grad, accumulate) = (grads.embed, accumulate || pass.model.tied);
+        let (Some(factor), Some(low), Some(low_grad), Some(factor_grad)) =
+            (w.factor, pass.forward.low, t.low_grad, grads.factor)
+        else {
+            return device.emit(EmbedGrad { ids, out_grad: t.x_grad, table_grad, accumulate });
+        };
+        // The head took the slot of the rows; they are looked up again.
+        device.emit(Embed { ids, table: w.embed, out: low })?;
+        let linear = linear_grad([low, t.x_grad, low_grad], [factor, factor_grad]);
+        device.emit(LinearGrad { accumulate, ..linear })?;
+        device.emit(EmbedGrad { ids, out_grad: low_grad, table_grad, accumulate })
+    }
+}

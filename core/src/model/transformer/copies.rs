@@ -1,0 +1,191 @@
+//! Copies in 8 bits for the products of the layers: E4M3 of weights and inputs, E5M2 of the outputs' gradients.
+//!
+//! Inputs and gradients are copied right before the product that reads them, into one slot for all layers: by the operation
+//! that writes them where that is an RMSNorm of one output, a SwiGLU or the gradient of one, else by a `Quantise`. The
+//! weights' copies last through a step, and are kept both ways round: forward sums over the inputs, backward over the
+//! outputs.
+
+use super::regions::{State, Training};
+use super::{Feed, Transformer};
+use crate::device::{Device, OperationError};
+use crate::memory::{Dtype, Ledger, Region, Role, Slot, Stacked};
+use crate::model::Scales;
+use crate::model::stage::{Products, Stage};
+use crate::ops::{Linear, LinearGrad, NormKind, Quantise, Quantised, QuantisedProduct};
+
+/// A product of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Projection {
+    Qkv,
+    Out,
+    Up,
+    Down,
+}
+
+impl Projection {
+    const ALL: [Projection; 4] = [Projection::Qkv, Projection::Out, Projection::Up, Projection::Down];
+    const COUNT: u32 = Projection::ALL.len() as u32;
+}
+
+/// Where copies lie.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Copies {
+    /// E4M3 [batch · seq_len, the widest input]: a product's input.
+    input: Region,
+    /// E5M2 [batch · seq_len, the widest output]: the gradient of a product's output.
+    out_grad: Region,
+    /// E4M3 [out, in] a layer, for each projection; and [in, out].
+    weights: [[Stacked; 2]; 4],
+}
+
+impl Copies {
+    pub(super) fn lay(model: &Transformer, tokens: u32, ledger: &mut dyn Ledger) -> Copies {
+        let (d, ff, width, up) = (model.d_model, model.d_ff, model.qkv_width(), model.up_width());
+        let mut lay = |name, dtype, shape: [u32; 2], layers| {
+            ledger.region(Slot::new(name, Role::Work, dtype, [1, 1, shape[0], shape[1]]).layers(layers))
+        };
+        let weights = [
+            ("fp8.qkv", "fp8.qkv_transposed", width, d),
+            ("fp8.out", "fp8.out_transposed", d, d),
+            ("fp8.up", "fp8.up_transposed", up, d),
+            ("fp8.down", "fp8.down_transposed", d, ff),
+        ]
+        .map(|(name, turned, outputs, inputs)| {
+            let mut lay = |name, shape| lay(name, Dtype::E4m3, shape, model.layers);
+            [lay(name, [outputs, inputs]), lay(turned, [inputs, outputs])]
+        });
+        let input = lay("fp8.input", Dtype::E4m3, [tokens, d.max(ff)], 1).first;
+        let out_grad = lay("fp8.out_grad", Dtype::E5m2, [tokens, up.max(width)], 1).first;
+        Copies { input, out_grad, weights }
+    }
+}
+
+/// Lays the scaling of everything that is copied: of values, then of gradients.
+pub(super) fn lay_scales(layers: u32, ledger: &mut dyn Ledger) -> [Scales; 2] {
+    [
+        // Inputs, then weights.
+        Scales::lay("fp8.values.", Dtype::E4m3, layers, 2 * Projection::COUNT, ledger),
+        Scales::lay("fp8.gradients.", Dtype::E5m2, layers, Projection::COUNT, ledger),
+    ]
+}
+
+/// The copies of a step that makes them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Copying {
+    copies: Copies,
+    values: Scales,
+    gradients: Scales,
+    /// Whether products read them; while the history fills they do not.
+    used: bool,
+}
+
+impl Copying {
+    /// `None` for a step, or a device, without copies.
+    pub(super) fn of(state: &State, training: &Training, stage: &Stage) -> Option<Copying> {
+        let (copies, [values, gradients]) = (training.copies?, state.scales?);
+        let used = stage.products == Products::Quantised;
+        (stage.products != Products::Wide).then_some(Copying { copies, values, gradients, used })
+    }
+
+    /// The copy of `x`, an input of layer `l`.
+    pub(super) fn input(&self, p: Projection, l: u32, x: Region) -> Quantised {
+        Quantised { codes: self.copies.input.reshaped(x.shape), scaling: self.values.of(l, p as u32) }
+    }
+
+    /// The copy of `x`, the gradient of an output of layer `l`.
+    pub(super) fn out_grad(&self, p: Projection, l: u32, x: Region) -> Quantised {
+        Quantised { codes: self.copies.out_grad.reshaped(x.shape), scaling: self.gradients.of(l, p as u32) }
+    }
+
+    /// A weight's copy, or its transposed one.
+    fn weight(&self, p: Projection, l: u32, transposed: bool) -> Quantised {
+        let codes = self.copies.weights[p as usize][usize::from(transposed)].at(l);
+        Quantised { codes, scaling: self.values.of(l, Projection::COUNT + p as u32) }
+    }
+
+    /// Copies every weight.
+    pub(super) fn weights(
+        &self,
+        device: &mut dyn Device,
+        model: &Transformer,
+        state: &State,
+    ) -> Result<(), OperationError> {
+        let w = &state.weights;
+        for l in 0..model.layers {
+            for (p, x) in Projection::ALL.into_iter().zip([w.qkv, w.out, w.up, w.down]) {
+                let transposed = Some(self.weight(p, l, true).codes);
+                device.emit(Quantise { x: x.weight.at(l), out: self.weight(p, l, false), transposed })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Transformer {
+    /// Whether the norms of a layer copy what they write.
+    const fn norms_copy(&self) -> bool {
+        matches!(self.norm, NormKind::Rms) && !self.parallel()
+    }
+
+    /// Whether the operation that writes a product's input copies it.
+    pub(super) const fn input_is_copied(&self, p: Projection) -> bool {
+        match p {
+            Projection::Qkv | Projection::Up => self.norms_copy(),
+            Projection::Out => false,
+            Projection::Down => matches!(self.feed, Feed::SwiGlu),
+        }
+    }
+
+    /// Whether the operation that writes the gradient of a product's output copies it.
+    pub(super) const fn grad_is_copied(&self, p: Projection) -> bool {
+        match p {
+            Projection::Down | Projection::Out => self.norms_copy(),
+            Projection::Up => matches!(self.feed, Feed::SwiGlu),
+            Projection::Qkv => false,
+        }
+    }
+
+    /// What the operation that writes `x` copies, for the product of layer `l` that reads it.
+    pub(super) fn input_copy(&self, copying: Option<&Copying>, p: Projection, l: u32, x: Region) -> Option<Quantised> {
+        copying.filter(|_| self.input_is_copied(p)).map(|c| c.input(p, l, x))
+    }
+
+    /// The same of the gradient of a product's output.
+    pub(super) fn grad_copy(&self, copying: Option<&Copying>, p: Projection, l: u32, x: Region) -> Option<Quantised> {
+        copying.filter(|_| self.grad_is_copied(p)).map(|c| c.out_grad(p, l, x))
+    }
+
+    /// A product of layer `l`, by way of copies where there are any.
+    pub(super) fn project(
+        &self,
+        device: &mut dyn Device,
+        copying: Option<&Copying>,
+        (p, l): (Projection, u32),
+        linear: Linear,
+    ) -> Result<(), OperationError> {
+        let Some(copying) = copying else { return device.emit(linear) };
+        let a = copying.input(p, l, linear.x);
+        if !self.input_is_copied(p) {
+            device.emit(Quantise { x: linear.x, out: a, transposed: None })?;
+        }
+        let product = QuantisedProduct { a, b: copying.weight(p, l, false) };
+        device.emit(Linear { quantised: copying.used.then_some(product), ..linear })
+    }
+
+    /// Its gradients.
+    pub(super) fn project_grad(
+        &self,
+        device: &mut dyn Device,
+        copying: Option<&Copying>,
+        (p, l): (Projection, u32),
+        linear: LinearGrad,
+    ) -> Result<(), OperationError> {
+        let Some(copying) = copying else { return device.emit(linear) };
+        let a = copying.out_grad(p, l, linear.out_grad);
+        if !self.grad_is_copied(p) {
+            device.emit(Quantise { x: linear.out_grad, out: a, transposed: None })?;
+        }
+        let product = QuantisedProduct { a, b: copying.weight(p, l, true) };
+        device.emit(LinearGrad { quantised: copying.used.then_some(product), ..linear })
+    }
+}

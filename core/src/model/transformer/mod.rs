@@ -1,0 +1,221 @@
+//! A transformer as a description: Pythia, Llama and Yxanul are values of it, and so is every mixture of what they have.
+//!
+//! A layer adds attention and a feed-forward to the residual stream, each behind a norm of its own: one after the other
+//! (`m = x + attention(norm₁ x)`, `x ← m + feed(norm₂ m)`) or side by side (`x ← x + attention(norm₁ x) + feed(norm₂ x)`).
+//! A final norm makes h. With a rank r the embedding is `E[id] · Pᵀ` and the logits are `(h · P) · Eᵀ` (Lan et al. 2020);
+//! without one the logits are h times the embedding, or times a table of the head's own.
+
+mod backward;
+mod copies;
+mod forward;
+mod names;
+mod regions;
+mod steps;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+pub use names::Dialect;
+pub use regions::{Decoding, Evaluation, State, Training};
+pub use weights::{Dense, Gain, Weights};
+
+use super::checks::{Must, check_constants, check_sizes};
+use super::stage::ModelError;
+use crate::device::{Device, OperationError, count};
+use crate::memory::Region;
+use crate::ops::{Heads, Linear, NormKind, Rotary};
+
+/// How attention and feed-forward are added to the residual stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Residual {
+    /// One after the other.
+    Sequential,
+    /// Both of the layer's input.
+    Parallel,
+}
+
+/// What a feed-forward does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Feed {
+    /// `down(gelu(up n))`.
+    Gelu,
+    /// `down(silu(gate n) ∘ up n)`.
+    SwiGlu,
+}
+
+/// A transformer's sizes and parts. All are free; the published ones are presets of the host.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Transformer {
+    /// Layers.
+    pub layers: u32,
+    /// Width of the residual stream.
+    pub d_model: u32,
+    /// Query heads; they divide the width.
+    pub heads: u32,
+    /// Key and value heads; they divide the query heads.
+    pub kv_heads: u32,
+    /// Width of the feed-forward.
+    pub d_ff: u32,
+    /// Token ids. In memory they are padded to a multiple of [`Transformer::VOCABULARY_GRAIN`] rows.
+    pub vocab_size: u32,
+    /// The most positions.
+    pub context: u32,
+    /// Columns of E where the embedding is factorised.
+    pub rank: Option<u32>,
+    /// Whether the head uses the embedding's table. A factorised one does.
+    pub tied: bool,
+    /// LayerNorm, with gain and bias, or RMSNorm, with a gain.
+    pub norm: NormKind,
+    /// How a layer's two branches are added.
+    pub residual: Residual,
+    /// What the feed-forward does.
+    pub feed: Feed,
+    /// Whether the four linear layers of a block have biases. The head has none.
+    pub bias: bool,
+    /// Rotated dims of each head; even.
+    pub rotary_dims: u32,
+    /// Base of the rotary wavelengths.
+    pub rotary_base: f32,
+    /// Added to the variance, or mean square, in norms.
+    pub norm_eps: f32,
+    /// How tensors are named, and the first values that go with it.
+    pub dialect: Dialect,
+}
+
+impl Transformer {
+    /// The parts of a GPT-NeoX such as Pythia (Black et al. 2022; Biderman et al. 2023), without sizes.
+    pub const GPT_NEOX: Transformer = Transformer {
+        layers: 0,
+        d_model: 0,
+        heads: 0,
+        kv_heads: 0,
+        d_ff: 0,
+        vocab_size: 0,
+        context: 0,
+        rank: None,
+        tied: false,
+        norm: NormKind::Layer,
+        residual: Residual::Parallel,
+        feed: Feed::Gelu,
+        bias: true,
+        rotary_dims: 0,
+        rotary_base: 10_000.0,
+        norm_eps: 1e-5,
+        dialect: Dialect::GptNeox,
+    };
+    /// The parts of a Llama (Touvron et al. 2023) whose embedding is tied, without sizes. A Yxanul has a rank besides.
+    pub const LLAMA: Transformer = Transformer {
+        tied: true,
+        norm: NormKind::Rms,
+        residual: Residual::Sequential,
+        feed: Feed::SwiGlu,
+        bias: false,
+        dialect: Dialect::Llama,
+        ..Transformer::GPT_NEOX
+    };
+    /// The vocabulary's rows are padded to a multiple of this, which suits matrix units.
+    pub const VOCABULARY_GRAIN: u32 = 64;
+
+    /// Rows of the embedding's table.
+    pub const fn vocabulary_rows(&self) -> u32 {
+        self.vocab_size.next_multiple_of(Self::VOCABULARY_GRAIN)
+    }
+
+    const fn head_size(&self) -> u32 {
+        self.d_model / self.heads
+    }
+
+    /// Whether every query has a key of its own, and a projection's rows are laid as GPT-NeoX lays them.
+    const fn interleaved(&self) -> bool {
+        matches!(self.dialect, Dialect::GptNeox) && self.heads == self.kv_heads
+    }
+
+    const fn attention_heads(&self) -> Heads {
+        match self.interleaved() {
+            true => Heads::interleaved(self.heads, self.head_size()),
+            false => Heads::grouped(self.heads, self.kv_heads, self.head_size()),
+        }
+    }
+
+    /// Columns of queries, keys and values together.
+    const fn qkv_width(&self) -> u32 {
+        self.attention_heads().width()
+    }
+
+    /// Columns of what the feed-forward makes first: gate and up, or up alone.
+    const fn up_width(&self) -> u32 {
+        match self.feed {
+            Feed::Gelu => self.d_ff,
+            Feed::SwiGlu => 2 * self.d_ff,
+        }
+    }
+
+    /// The rotation of rows that count positions from 0 again after `period` of them.
+    const fn rotary(&self, table: Region, period: u32) -> Rotary {
+        Rotary { table, heads: self.attention_heads(), period }
+    }
+
+    const fn parallel(&self) -> bool {
+        matches!(self.residual, Residual::Parallel)
+    }
+
+    /// Numbers of a norm's statistics: mean and reciprocal deviation, or the scale alone.
+    const fn statistics(&self) -> u32 {
+        match self.norm {
+            NormKind::Layer => 2,
+            NormKind::Rms => 1,
+        }
+    }
+
+    /// Logits of rows `x`, of the vocabulary's rows that are ids.
+    fn head(&self, device: &mut dyn Device, state: &State, x: Region, out: Region) -> Result<(), OperationError> {
+        device.emit(Linear::new(x, state.weights.head().slice_rows(0, self.vocab_size), None, out))
+    }
+
+    fn check(&self) -> Result<(), ModelError> {
+        check_sizes(&[
+            ("layers", self.layers),
+            ("d_model", self.d_model),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("d_ff", self.d_ff),
+            ("vocab_size", self.vocab_size),
+            ("context", self.context),
+            ("rank", self.rank.unwrap_or(1)),
+            ("rotary_dims", self.rotary_dims),
+        ])?;
+        check_constants(&[
+            ("rotary_base", self.rotary_base, Must::Positive),
+            ("norm_eps", self.norm_eps, Must::Positive),
+        ])?;
+        let Transformer { d_model, heads, kv_heads, rotary_dims: dims, .. } = *self;
+        if !d_model.is_multiple_of(heads) {
+            return Err(ModelError::Heads { d_model, heads });
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(ModelError::Groups { heads, kv_heads });
+        }
+        let size = self.head_size();
+        if !dims.is_multiple_of(2) || dims > size {
+            return Err(ModelError::Rotary { dims, size });
+        }
+        match self.rank {
+            Some(rank) if rank > d_model => Err(ModelError::Rank { rank, d_model }),
+            Some(_) if !self.tied => Err(ModelError::Untied),
+            _ => Ok(()),
+        }
+    }
+
+    /// See [`crate::model::Family::flops_per_token`].
+    fn training_flops(&self, seq_len: u32) -> u64 {
+        let [d, ff, layers, vocabulary] = [self.d_model, self.d_ff, self.layers, self.vocab_size].map(u64::from);
+        let layer = count(&[d, u64::from(self.qkv_width()) + d + u64::from(self.up_width()) + ff]);
+        // P is used twice, at both ends; without it the embedding is looked up and not multiplied with.
+        let ends = match self.rank.map(u64::from) {
+            Some(rank) => count(&[rank, vocabulary + 2 * d]),
+            None => count(&[vocabulary, d]),
+        };
+        let products = count(&[layers, layer]).saturating_add(ends);
+        count(&[6, products]).saturating_add(count(&[12, layers, d, seq_len.into()]))
+    }
+}

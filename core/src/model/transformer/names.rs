@@ -1,0 +1,86 @@
+//! What tensors are called, as `transformers` calls them where it has such a tensor.
+
+/// A system's names, with the first values that go with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// GPT-NeoX. First values have a deviation of √(2 / 5 d), those of what is added to the residual stream of
+    /// 2 / (layers · √d) (Nguyen and Salazar 2019; Wang and Komatsuzaki 2021).
+    GptNeox,
+    /// Llama. 0.02, and 0.02 / √(2 · layers) (Radford et al. 2019).
+    Llama,
+}
+
+/// Names of weight and bias.
+pub(super) type Pair = [&'static str; 2];
+
+/// A name for each parameter that a transformer may have.
+pub(super) struct Names {
+    pub embed: &'static str,
+    pub factors: [&'static str; 2],
+    /// One tensor of all heads; a dialect that has none takes three.
+    pub fused: Pair,
+    pub qkv: Pair,
+    pub out: Pair,
+    pub up: Pair,
+    pub gate_up: Pair,
+    pub down: Pair,
+    pub head: &'static str,
+    pub norm1: Pair,
+    pub norm2: Pair,
+    pub final_norm: Pair,
+}
+
+/// Names of weight and bias that begin alike.
+macro_rules! pair {
+    ($stem:literal) => {
+        [concat!($stem, ".weight"), concat!($stem, ".bias")]
+    };
+}
+
+const GPT_NEOX: Names = Names {
+    embed: "gpt_neox.embed_in.weight",
+    factors: ["gpt_neox.embed_in.E", "gpt_neox.embed_in.P"],
+    fused: pair!("gpt_neox.layers.*.attention.query_key_value"),
+    qkv: pair!("gpt_neox.layers.*.attention.{query,key,value}"),
+    out: pair!("gpt_neox.layers.*.attention.dense"),
+    up: pair!("gpt_neox.layers.*.mlp.dense_h_to_4h"),
+    gate_up: pair!("gpt_neox.layers.*.mlp.{gate,dense_h_to_4h}"),
+    down: pair!("gpt_neox.layers.*.mlp.dense_4h_to_h"),
+    head: "embed_out.weight",
+    norm1: pair!("gpt_neox.layers.*.input_layernorm"),
+    norm2: pair!("gpt_neox.layers.*.post_attention_layernorm"),
+    final_norm: pair!("gpt_neox.final_layer_norm"),
+};
+
+const LLAMA: Names = Names {
+    embed: "model.embed_tokens.weight",
+    factors: ["model.embed_tokens.E", "model.embed_tokens.P"],
+    fused: pair!("model.layers.*.self_attn.{q,k,v}_proj"),
+    qkv: pair!("model.layers.*.self_attn.{q,k,v}_proj"),
+    out: pair!("model.layers.*.self_attn.o_proj"),
+    up: pair!("model.layers.*.mlp.up_proj"),
+    gate_up: pair!("model.layers.*.mlp.{gate,up}_proj"),
+    down: pair!("model.layers.*.mlp.down_proj"),
+    head: "lm_head.weight",
+    norm1: pair!("model.layers.*.input_layernorm"),
+    norm2: pair!("model.layers.*.post_attention_layernorm"),
+    final_norm: pair!("model.norm"),
+};
+
+impl Dialect {
+    pub(super) const fn names(self) -> &'static Names {
+        match self {
+            Dialect::GptNeox => &GPT_NEOX,
+            Dialect::Llama => &LLAMA,
+        }
+    }
+
+    /// Deviations of first values: of most matrices, and of those whose product is added to the residual stream.
+    pub(super) fn deviations(self, d_model: u32, layers: u32) -> [f32; 2] {
+        let (width, layers) = (libm::sqrtf(d_model as f32), layers as f32);
+        match self {
+            Dialect::GptNeox => [libm::sqrtf(2.0 / 5.0) / width, 2.0 / (layers * width)],
+            Dialect::Llama => [0.02, 0.02 / libm::sqrtf(2.0 * layers)],
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Sizes that were worked out by hand, steps of every mixture on the meter, and sizes from small to absurd.
+
+use super::*;
+use crate::device::{Meter, Profile, Rates, Single};
+use crate::memory::{Dtype, Entry, Layout, Ledger as _, Role, Stacked};
+use crate::model::{Family, Parameter, Parameters, Products, Purpose, Recompute, Stage};
+use crate::ops::Pattern;
+use crate::optimizer::{Optimizer, Rule};
+use crate::random::Random;
+
+const PUBLISHED: Transformer = Transformer {
+    layers: 28,
+    d_model: 768,
+    heads: 12,
+    kv_heads: 2,
+    d_ff: 2048,
+    vocab_size: 200_005,
+    context: 4096,
+    rank: Some(128),
+    rotary_dims: 64,
+    ..Transformer::LLAMA
+};
+
+/// A draw among all mixtures, of sides that fp8 multiplies.
+fn mixture(random: &Random, i: u64) -> Transformer {
+    let draw = |which: u64| random.below(16 * i + which, 2) == 0;
+    let (rank, tied) = [(Some(16), true), (None, true), (None, false)][random.below(16 * i, 3) as usize];
+    Transformer {
+        layers: 1 + random.below(16 * i + 1, 3) as u32,
+        d_model: 32,
+        heads: 4,
+        kv_heads: if draw(2) { 2 } else { 4 },
+        d_ff: 48,
+        vocab_size: 77,
+        context: 9,
+        rank,
+        tied,
+        norm: if draw(3) { NormKind::Rms } else { NormKind::Layer },
+        residual: if draw(4) { Residual::Sequential } else { Residual::Parallel },
+        feed: if draw(5) { Feed::SwiGlu } else { Feed::Gelu },
+        bias: draw(6),
+        rotary_dims: if draw(7) { 8 } else { 4 },
+        dialect: if draw(8) { Dialect::Llama } else { Dialect::GptNeox },
+        ..PUBLISHED
+    }
+}
+
+/// bfloat16 activations.
+struct Half;
+
+impl Profile for Half {
+    fn dtype(&self, role: Role) -> Dtype {
+        match role {
+            Role::Saved | Role::Work | Role::Weight => Dtype::Bf16,
+            _ => Single.dtype(role),
+        }
+    }
+}
+
+fn parameters(model: &Transformer) -> u64 {
+    let mut sum = 0;
+    let mut visit = |e: &Entry| {
+        sum += e.slot.elements() * u64::from(e.slot.layers) * u64::from(e.slot.role == Role::Weight);
+    };
+    model.lay_state(&Single, Purpose::Evaluation, &mut Layout::new(&mut visit));
+    sum
+}
+
+#[test]
+fn the_published_model_has_its_parameters() {
+    assert_eq!(parameters(&PUBLISHED), 196_398_464);
+    assert_eq!(PUBLISHED.vocabulary_rows(), 200_064);
+    // A whole tied table, and another for the head.
+    let plain = Transformer { rank: None, ..PUBLISHED };
+    assert_eq!(parameters(&plain), 196_398_464 - 200_005 * 128 - 768 * 128 + 200_005 * 768);
+    assert_eq!(parameters(&Transformer { tied: false, ..plain }), parameters(&plain) + 200_005 * 768);
+}
+
+#[test]
+fn a_layer_keeps_the_bytes_a_token_that_were_worked_out_by_hand() {
+    let stage = Stage {
+        batch: 1,
+        seq_len: 128,
+        chunk: 8,
+        recompute: Recompute::None,
+        pattern: Pattern::DENSE,
+        products: Products::Wide,
+    };
+    let kept = |recompute| {
+        let mut bytes = 0;
+        let mut visit = |e: &Entry| bytes += if e.slot.layers > 1 { e.bytes / u64::from(e.slot.layers) } else { 0 };
+        PUBLISHED.lay_training(&Stage { recompute, ..stage }, &Half, &mut Layout::new(&mut visit));
+        bytes / u64::from(stage.tokens())
+    };
+    assert_eq!(kept(Recompute::None), 22_072);
+    assert_eq!(kept(Recompute::Cheap), 14_904);
+    // x and the scale of its norm.
+    assert_eq!(kept(Recompute::Full), 2 * 768 + 4);
+}
+
+/// Runs everything of `model` on a meter; the regions it was laid in.
+fn metered(model: &Transformer, stage: &Stage, profile: &dyn Profile) -> heapless::Vec<Entry, 192> {
+    let mut seen = heapless::Vec::new();
+    let mut visit = |e: &Entry| seen.push(*e).expect("room for 192");
+    let mut layout = Layout::new(&mut visit);
+    let state = model.lay_state(profile, Purpose::Training, &mut layout);
+    let mark = layout.mark();
+    let training = model.lay_training(stage, profile, &mut layout);
+    layout.rewind(mark);
+    let evaluation = model.lay_evaluation(stage, profile, &mut layout);
+    layout.rewind(mark);
+    let decoding = model.lay_decoding(9, profile, &mut layout);
+    let mut meter = Meter::new(&Single, Rates::ONE);
+    for first in [true, false] {
+        model.micro_batch(&mut meter, &state, &training, stage, first).unwrap();
+    }
+    let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
+    model.update(&mut meter, &state, &optimizer).unwrap();
+    model.evaluate(&mut meter, &state, &evaluation, stage).unwrap();
+    model.logits(&mut meter, &state, &evaluation, 3, 4).unwrap();
+    model.decode(&mut meter, &state, &decoding, Pattern::DENSE).unwrap();
+    seen
+}
+
+/// The same with copies in 8 bits.
+struct Eighths;
+
+impl Profile for Eighths {
+    fn dtype(&self, role: Role) -> Dtype {
+        Half.dtype(role)
+    }
+
+    fn quantises(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn every_step_of_every_mixture_passes_the_meter() {
+    let random = Random::new(7, 0);
+    for i in 0..60 {
+        let model = mixture(&random, i);
+        model.validate().unwrap();
+        for (recompute, products) in [Recompute::None, Recompute::Cheap, Recompute::Full]
+            .into_iter()
+            .flat_map(|r| [Products::Wide, Products::Warming, Products::Quantised].map(|p| (r, p)))
+        {
+            let stage = Stage { batch: 2, seq_len: 7, chunk: 4, recompute, pattern: Pattern::DENSE, products };
+            model.validate_stage(&stage).unwrap();
+            metered(&model, &stage, if products == Products::Wide { &Half } else { &Eighths });
+        }
+    }
+}
+
+#[test]
+fn parameters_have_names_of_their_own_and_two_rules() {
+    let random = Random::new(8, 0);
+    for i in 0..60 {
+        let model = mixture(&random, i);
+        let mut seen = heapless::Vec::<Parameter, 32>::new();
+        model.parameters(&mut |p| {
+            assert!(seen.iter().all(|other| other.name != p.name), "{}", p.name);
+            seen.push(*p).expect("room for 32");
+            Stacked::NOTHING
+        });
+        let vectors = seen.iter().skip_while(|p| p.rule == Rule::AdamW { decays: true });
+        assert!(vectors.clone().count() > 2 && vectors.into_iter().all(|p| p.rule == Rule::AdamW { decays: false }));
+    }
+}
+
+#[test]
+fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
+    let model = Transformer {
+        layers: 3,
+        d_model: 32,
+        heads: 4,
+        kv_heads: 2,
+        d_ff: 48,
+        vocab_size: 77,
+        rotary_dims: 8,
+        ..PUBLISHED
+    };
+    let model = Transformer { rank: Some(16), context: 9, ..model };
+    let stage = Stage {
+        batch: 2,
+        seq_len: 7,
+        chunk: 4,
+        recompute: Recompute::None,
+        pattern: Pattern::DENSE,
+        products: Products::Wide,
+    };
+    for (recompute, products) in [Recompute::None, Recompute::Cheap, Recompute::Full]
+        .into_iter()
+        .flat_map(|r| [Products::Wide, Products::Warming, Products::Quantised].map(|p| (r, p)))
+    {
+        let stage = Stage { recompute, products, ..stage };
+        model.validate_stage(&stage).unwrap();
+        let seen = metered(&model, &stage, &Eighths);
+        let bytes = |role: Role| -> u64 {
+            let narrow = |e: &&Entry| e.slot.role == role && (e.slot.name.contains("fp8") || role == Role::State);
+            seen.iter().filter(narrow).map(|e| e.bytes).sum()
+        };
+        let weights = 3 * (64 * 32 + 32 * 32 + 96 * 32 + 32 * 48);
+        assert_eq!(bytes(Role::Work), 2 * weights + 14 * 48 + 14 * 96);
+        // 8 values and 4 gradients a layer: 16 steps, the largest, scale, and four times its inverse.
+        assert_eq!(bytes(Role::State), 3 * 12 * (16 + 1 + 1 + 4) * 4);
+    }
+    let odd = |model: Transformer| model.validate_stage(&Stage { products: Products::Quantised, ..stage }).unwrap_err();
+    assert_eq!(odd(Transformer { d_ff: 40, ..model }), ModelError::Sixteens { name: "d_ff", size: 40 });
+    assert_eq!(
+        odd(Transformer { d_model: 24, rotary_dims: 6, ..model }),
+        ModelError::Sixteens { name: "d_model", size: 24 }
+    );
+    assert!(model.validate_stage(&stage).is_ok());
+}
+
+#[test]
+fn sizes_that_do_not_belong_together_are_refused() {
+    let refused = |model: Transformer| model.validate().unwrap_err();
+    assert_eq!(refused(Transformer { kv_heads: 5, ..PUBLISHED }), ModelError::Groups { heads: 12, kv_heads: 5 });
+    assert_eq!(refused(Transformer { heads: 7, ..PUBLISHED }), ModelError::Heads { d_model: 768, heads: 7 });
+    assert_eq!(refused(Transformer { rank: Some(769), ..PUBLISHED }), ModelError::Rank { rank: 769, d_model: 768 });
+    assert_eq!(refused(Transformer { rank: Some(0), ..PUBLISHED }), ModelError::Zero("rank"));
+    assert_eq!(refused(Transformer { tied: false, ..PUBLISHED }), ModelError::Untied);
+    assert_eq!(refused(Transformer { rotary_dims: 3, ..PUBLISHED }), ModelError::Rotary { dims: 3, size: 64 });
+}
+
+/// Sizes from small to absurd.
+const SIZES: [u32; 10] = [1, 2, 16, 48, 256, 1 << 16, (1 << 20) + 16, (1 << 28) - 16, (1 << 28) - 1, u32::MAX];
+
+fn stage(draw: &mut impl FnMut() -> u32) -> Stage {
+    let (batch, seq_len, chunk) = (draw(), draw(), draw());
+    let recompute = [Recompute::None, Recompute::Cheap, Recompute::Full][draw() as usize % 3];
+    Stage { batch, seq_len, chunk, recompute, pattern: Pattern::DENSE, products: Products::Wide }
+}
+
+/// Lays and meters what `family` accepts; whether it did. The arena is no smaller than its largest region, computed
+/// in numbers of 128 bits: what wraps would be.
+fn lays(family: &Transformer, stage: &Stage) -> Option<bool> {
+    family.validate().ok()?;
+    family.validate_stage(stage).ok()?;
+    let mut largest = 0;
+    let mut visit = |e: &Entry| {
+        let bytes: u128 = e.slot.shape.iter().map(|n| u128::from(*n)).product::<u128>()
+            * u128::from(e.slot.dtype.size())
+            * u128::from(e.slot.layers);
+        largest = bytes.max(largest);
+    };
+    let mut layout = Layout::new(&mut visit);
+    let state = family.lay_state(&Single, Purpose::Training, &mut layout);
+    let training = family.lay_training(stage, &Single, &mut layout);
+    family.lay_evaluation(stage, &Single, &mut layout);
+    family.lay_decoding(stage.seq_len, &Single, &mut layout);
+    let Ok(bytes) = layout.high_water() else { return Some(false) };
+    family.flops_per_token(stage.seq_len);
+    if family.layers <= 2 {
+        let mut meter = Meter::new(&Single, Rates::ONE);
+        match family.micro_batch(&mut meter, &state, &training, stage, true) {
+            Ok(()) | Err(OperationError::TooLarge { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(u128::from(bytes) >= largest);
+    Some(true)
+}
+
+#[test]
+fn absurd_sizes_are_refused_or_laid_and_nothing_wraps() {
+    let random = Random::new(5, 0);
+    let (mut laid, mut too_large) = (0, 0);
+    for i in 0..20_000 {
+        let mut at = 100 * i;
+        let mut draw = || {
+            at += 1;
+            SIZES[random.below(at, SIZES.len() as u64) as usize]
+        };
+        let (layers, d_model, d_ff, vocab_size) = (draw(), draw(), draw(), draw());
+        let (context, heads, kv_heads, rotary_dims) = (u32::MAX >> 4, 1, 1, 2);
+        let drawn = mixture(&random, i);
+        let rank = drawn.rank.map(|_| 1);
+        let model =
+            Transformer { layers, d_model, heads, kv_heads, d_ff, vocab_size, context, rank, rotary_dims, ..drawn };
+        let stage = stage(&mut draw);
+        let found = lays(&model, &stage);
+        laid += u32::from(found == Some(true));
+        too_large += u32::from(found == Some(false));
+    }
+    assert!(laid > 100 && too_large > 100, "{laid} laid, {too_large} too large");
+}

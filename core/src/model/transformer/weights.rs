@@ -1,0 +1,136 @@
+//! The list of a transformer's parameters.
+
+use super::names::Pair;
+use super::{Feed, Transformer};
+use crate::memory::{Init, Region, Stacked};
+use crate::model::{Parameter, Parameters};
+use crate::ops::{Affine, AffineGrad, NormKind};
+
+/// A linear layer's weight and bias.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dense {
+    /// [out, in].
+    pub weight: Stacked,
+    /// `[out]`.
+    pub bias: Option<Stacked>,
+}
+
+impl Dense {
+    /// Layer `l`'s bias.
+    pub fn bias(&self, l: u32) -> Option<Region> {
+        self.bias.map(|b| b.at(l))
+    }
+}
+
+/// A norm's parameters.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gain {
+    /// `[d_model]`.
+    pub gain: Stacked,
+    /// `[d_model]`, of a LayerNorm.
+    pub bias: Option<Stacked>,
+}
+
+impl Gain {
+    /// Layer `l`'s norm into `out`.
+    pub(super) fn affine(&self, l: u32, out: Region) -> Affine {
+        Affine { gain: self.gain.at(l), bias: self.bias.map(|b| b.at(l)), out }
+    }
+
+    /// Its gradients, into `self`, from that of its output.
+    pub(super) fn affine_grad(&self, weights: &Gain, l: u32, out_grad: Region) -> AffineGrad {
+        let bias_grad = self.bias.map(|b| b.at(l));
+        AffineGrad { gain: weights.gain.at(l), out_grad, gain_grad: self.gain.at(l), bias_grad }
+    }
+}
+
+/// Every parameter, or what belongs to every parameter: its gradient.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Weights {
+    /// [padded vocabulary, rank or d_model]: E, or the whole embedding.
+    pub embed: Region,
+    /// [d_model, rank]: P, where the embedding is factorised.
+    pub factor: Option<Region>,
+    /// [(heads + 2 kv_heads) · size, d_model]: queries, keys and values, as [`crate::ops::Heads`] says.
+    pub qkv: Dense,
+    /// [d_model, d_model].
+    pub out: Dense,
+    /// [d_ff, d_model], or [2 d_ff, d_model]: gate, up.
+    pub up: Dense,
+    /// [d_model, d_ff].
+    pub down: Dense,
+    /// [padded vocabulary, d_model], where the head is untied.
+    pub untied: Option<Region>,
+    /// Before attention.
+    pub norm1: Gain,
+    /// Before the feed-forward.
+    pub norm2: Gain,
+    /// Before the head.
+    pub final_norm: Gain,
+}
+
+impl Weights {
+    /// [padded vocabulary, rank or d_model]: the table that makes logits.
+    pub fn head(&self) -> Region {
+        self.untied.unwrap_or(self.embed)
+    }
+}
+
+impl Transformer {
+    /// Rows of queries, keys and values where they are tensors of their own.
+    const fn qkv_parts(&self) -> [u32; 3] {
+        let keys = self.kv_heads * self.head_size();
+        if self.interleaved() { [0; 3] } else { [self.d_model, keys, keys] }
+    }
+
+    fn norm(&self, names: &Pair, layers: u32, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Gain {
+        let mut vector = |name, init| place(&Parameter::vector(name, layers, self.d_model, init));
+        let gain = vector(names[0], Init::One);
+        Gain { gain, bias: (self.norm == NormKind::Layer).then(|| vector(names[1], Init::Zero)) }
+    }
+}
+
+impl Parameters for Transformer {
+    type Table = Weights;
+
+    fn parameters(&self, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Weights {
+        let (d, ff, layers) = (self.d_model, self.d_ff, self.layers);
+        let (names, [small, residual]) = (self.dialect.names(), self.dialect.deviations(d, layers).map(Init::Normal));
+        let qkv_names = if self.interleaved() { &names.fused } else { &names.qkv };
+        let (up_names, up_parts) = match self.feed {
+            Feed::Gelu => (&names.up, [0; 3]),
+            Feed::SwiGlu => (&names.gate_up, [ff, ff, 0]),
+        };
+        let [qkv_parts, ids] = [self.qkv_parts(), [self.vocab_size, 0, 0]];
+        let rows = self.vocabulary_rows();
+
+        let mut matrix = |name, layers, shape: [u32; 2], init, parts| {
+            place(&Parameter { parts, ..Parameter::matrix(name, layers, shape, init) })
+        };
+        let name = if self.rank.is_some() { names.factors[0] } else { names.embed };
+        let embed = matrix(name, 1, [rows, self.rank.unwrap_or(d)], small, ids).first;
+        let factor = self.rank.map(|rank| matrix(names.factors[1], 1, [d, rank], small, [0; 3]).first);
+        let qkv = matrix(qkv_names[0], layers, [self.qkv_width(), d], small, qkv_parts);
+        let out = matrix(names.out[0], layers, [d, d], residual, [0; 3]);
+        let up = matrix(up_names[0], layers, [self.up_width(), d], small, up_parts);
+        let down = matrix(names.down[0], layers, [d, ff], residual, [0; 3]);
+        let untied = (!self.tied).then(|| matrix(names.head, 1, [rows, d], small, ids).first);
+
+        let norm1 = self.norm(&names.norm1, layers, place);
+        let norm2 = self.norm(&names.norm2, layers, place);
+        let mut bias = |name, len, parts| {
+            let parameter = Parameter { parts, ..Parameter::vector(name, layers, len, Init::Zero) };
+            self.bias.then(|| place(&parameter))
+        };
+        let biases = [
+            bias(qkv_names[1], self.qkv_width(), qkv_parts),
+            bias(names.out[1], d, [0; 3]),
+            bias(up_names[1], self.up_width(), up_parts),
+            bias(names.down[1], d, [0; 3]),
+        ];
+        let final_norm = self.norm(&names.final_norm, 1, place);
+        let [qkv, out, up, down] = [(qkv, biases[0]), (out, biases[1]), (up, biases[2]), (down, biases[3])]
+            .map(|(weight, bias)| Dense { weight, bias });
+        Weights { embed, factor, qkv, out, up, down, untied, norm1, norm2, final_norm }
+    }
+}

@@ -1,0 +1,260 @@
+//! Transformers: GPT-NeoX (Black et al. 2022), of which Pythia is one, Llama (Touvron et al. 2023) with grouped queries
+//! and an embedding that may be E · Pᵀ, and every mixture of what the two have.
+//!
+//! Embedding; layers of attention and feed-forward; final norm h; the logits are h · embeddingᵀ where the head is tied,
+//! h · headᵀ where not. Weights carry the names and layouts of transformers; E and P stand in the embedding's place.
+
+mod block;
+mod mixtures;
+mod named;
+mod names;
+
+pub use mixtures::mixtures;
+pub use names::Names;
+
+use super::attention::Pattern;
+use super::ops::{
+    cross_entropy, cross_entropy_gradient, embedding, embedding_gradient, linear, linear_gradient, transposed,
+};
+use super::tensor::{Tensor, Tensors};
+use super::{Batch, Oracle};
+use block::{Block, Saved, sum};
+use named::Named;
+
+/// What norms do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Norm {
+    /// LayerNorm, with a gain and a bias.
+    Layer,
+    /// RMSNorm, with a gain.
+    Rms,
+}
+
+/// How attention and feed-forward join the residual stream x.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Residual {
+    /// x + attention(norm1 x) + feed(norm2 x).
+    Parallel,
+    /// m + feed(norm2 m) with m = x + attention(norm1 x).
+    Sequential,
+}
+
+/// What the feed-forward makes of its input n.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Feed {
+    /// down(gelu(up n)), GELU in its exact form.
+    Gelu,
+    /// down(silu(gate n) ∘ up n).
+    SwiGlu,
+}
+
+/// What a model is, and the pattern of its attention.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Config {
+    /// Layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub d: usize,
+    /// Query heads, each of d / heads dimensions.
+    pub heads: usize,
+    /// Key and value heads, a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Width inside the feed-forward.
+    pub d_ff: usize,
+    /// Tokens in the vocabulary.
+    pub vocab: usize,
+    /// Columns of E, where the embedding is factorised; the head is tied there.
+    pub rank: Option<usize>,
+    /// Whether the head is the embedding.
+    pub tied: bool,
+    /// What norms do.
+    pub norm: Norm,
+    /// How attention and feed-forward join the residual stream.
+    pub residual: Residual,
+    /// What the feed-forward is.
+    pub feed: Feed,
+    /// Whether the linear layers of a block have biases. The head and P have none.
+    pub bias: bool,
+    /// Dimensions of each head that rotate, an even number.
+    pub rotary: usize,
+    /// Base of the rotary frequencies.
+    pub rotary_base: f64,
+    /// Added to the variance or mean square in every norm.
+    pub eps: f64,
+    /// What the weights are called.
+    pub names: Names,
+    /// Which positions a position attends to.
+    pub attention: Pattern,
+}
+
+impl Config {
+    /// A Pythia of these sizes: a quarter of each head rotates, base 10,000, eps 1e-5, untied, dense attention.
+    pub fn pythia(layers: usize, d: usize, heads: usize, d_ff: usize, vocab: usize) -> Self {
+        Self {
+            layers,
+            d,
+            heads,
+            kv_heads: heads,
+            d_ff,
+            vocab,
+            rank: None,
+            tied: false,
+            norm: Norm::Layer,
+            residual: Residual::Parallel,
+            feed: Feed::Gelu,
+            bias: true,
+            rotary: d / heads / 4,
+            rotary_base: 10_000.0,
+            eps: 1e-5,
+            names: Names::GptNeox,
+            attention: Pattern::Dense,
+        }
+    }
+
+    /// Pythia-70M with a vocabulary of `vocab`.
+    pub fn pythia_70m(vocab: usize) -> Self {
+        Self::pythia(6, 512, 8, 2048, vocab)
+    }
+
+    /// A Llama of these sizes: all of each head rotates, base 10,000, eps 1e-5, tied, not factorised, dense attention.
+    pub fn llama(layers: usize, d: usize, heads: usize, kv_heads: usize, d_ff: usize, vocab: usize) -> Self {
+        Self {
+            kv_heads,
+            tied: true,
+            norm: Norm::Rms,
+            residual: Residual::Sequential,
+            feed: Feed::SwiGlu,
+            bias: false,
+            rotary: d / heads,
+            names: Names::Llama,
+            ..Self::pythia(layers, d, heads, d_ff, vocab)
+        }
+    }
+
+    /// Dimensions of a head.
+    pub fn head_size(&self) -> usize {
+        self.d / self.heads
+    }
+
+    /// Number of weights.
+    pub fn parameters(&self) -> usize {
+        self.tensors().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
+    }
+
+    /// Weights by formula: see [`super::tensor::formula_weights`].
+    pub fn formula_weights(&self, scale: f64) -> Tensors {
+        super::tensor::formula_weights(self.tensors(), scale)
+    }
+}
+
+/// The embedding as one table [vocab, d].
+fn table(model: Named<'_>) -> Vec<f64> {
+    let Config { vocab, d, rank, .. } = *model.config;
+    match rank {
+        Some(rank) => {
+            let [e, p] = model.config.factors().map(|name| model.data(&name));
+            linear(e, p, None, vocab, rank, d)
+        }
+        None => model.data(&model.config.embedding()).to_vec(),
+    }
+}
+
+/// The gradients of what the table is made of. The table is E · Pᵀ: dE = d_table · P, dP = d_tableᵀ · E.
+fn table_back(model: Named<'_>, d_table: Vec<f64>, gradients: &mut Tensors) {
+    let Config { vocab, d, rank, .. } = *model.config;
+    let Some(rank) = rank else {
+        gradients.insert(model.config.embedding(), Tensor::new(&[vocab, d], d_table));
+        return;
+    };
+    let names = model.config.factors();
+    let [e, p] = names.each_ref().map(|name| model.data(name));
+    let de = linear(&d_table, &transposed(p, d, rank), None, vocab, d, rank);
+    let dp = linear(&transposed(&d_table, vocab, d), &transposed(e, vocab, rank), None, d, vocab, rank);
+    let tensors = [Tensor::new(&[vocab, rank], de), Tensor::new(&[d, rank], dp)];
+    gradients.extend(names.into_iter().zip(tensors));
+}
+
+/// Everything up to the logits: the table of embeddings, what the layers kept, the final norm's input and output, and
+/// the logits.
+struct Forward {
+    table: Vec<f64>,
+    layers: Vec<Saved>,
+    last: Vec<f64>,
+    hidden: Vec<f64>,
+    logits: Vec<f64>,
+}
+
+impl Forward {
+    fn new(model: Named<'_>, batch: Batch<'_>) -> Self {
+        let Config { vocab, d, .. } = *model.config;
+        let table = table(model);
+        let mut x = embedding(&table, batch.inputs, d);
+        let mut layers = Vec::new();
+        for layer in 0..model.config.layers {
+            let (output, saved) = Block { model, batch, layer }.forward(x);
+            layers.push(saved);
+            x = output;
+        }
+        let hidden = model.norm(model.config.last_norm(), &x);
+        let logits = linear(&hidden, head(model, &table), None, batch.inputs.len(), d, vocab);
+        Self { table, layers, last: x, hidden, logits }
+    }
+}
+
+/// The head's weight [vocab, d].
+fn head<'a>(model: Named<'a>, table: &'a [f64]) -> &'a [f64] {
+    if model.config.tied { table } else { model.data(&model.config.head()) }
+}
+
+/// The logits [sequences · length, vocab] of `inputs` [sequences, length].
+pub fn logits(config: &Config, weights: &Tensors, inputs: &[u32], length: usize) -> Vec<f64> {
+    Forward::new(Named::new(config, weights), Batch { inputs, targets: &[], length }).logits
+}
+
+/// Mean cross-entropy over the targets that are not ignored, in nats.
+pub fn loss(config: &Config, weights: &Tensors, batch: Batch<'_>) -> f64 {
+    cross_entropy(&Forward::new(Named::new(config, weights), batch).logits, batch.targets, config.vocab)
+}
+
+/// The loss and its gradient by every weight, under the weight's name.
+pub fn loss_and_gradients(config: &Config, weights: &Tensors, batch: Batch<'_>) -> (f64, Tensors) {
+    let (d, vocab, rows) = (config.d, config.vocab, batch.inputs.len());
+    let model = Named::new(config, weights);
+    let Forward { table, layers, last, hidden, logits } = Forward::new(model, batch);
+    let loss = cross_entropy(&logits, batch.targets, vocab);
+
+    let mut gradients = Tensors::new();
+    let d_logits = cross_entropy_gradient(&logits, batch.targets, vocab);
+    let (d_hidden, d_head, _) = linear_gradient(&hidden, head(model, &table), &d_logits, rows, d, vocab);
+    let mut dx = model.norm_back(config.last_norm(), &last, &d_hidden, &mut gradients);
+    for (layer, saved) in layers.iter().enumerate().rev() {
+        dx = Block { model, batch, layer }.backward(saved, &dx, &mut gradients);
+    }
+    let d_embedded = embedding_gradient(batch.inputs, &dx, vocab, d);
+    if config.tied {
+        table_back(model, sum(&d_embedded, &d_head), &mut gradients);
+    } else {
+        gradients.insert(config.head(), Tensor::new(&[vocab, d], d_head));
+        table_back(model, d_embedded, &mut gradients);
+    }
+    (loss, gradients)
+}
+
+impl Oracle for Config {
+    fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    fn attention(&self) -> Pattern {
+        self.attention
+    }
+
+    fn loss_and_gradients(&self, weights: &Tensors, batch: Batch<'_>) -> (f64, Tensors) {
+        loss_and_gradients(self, weights, batch)
+    }
+}
+
+#[cfg(test)]
+mod equivalences;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+//! Linear layers and norms by the names of their weights, there and back.
+
+use super::super::ops::{layer_norm, layer_norm_gradient, linear, linear_gradient, rms_norm, rms_norm_gradient};
+use super::super::tensor::{Tensor, Tensors};
+use super::{Config, Norm};
+
+/// A model and its weights. Names are without `.weight` and `.bias`, but for [`Named::data`].
+#[derive(Clone, Copy)]
+pub(super) struct Named<'a> {
+    pub(super) config: &'a Config,
+    weights: &'a Tensors,
+}
+
+impl<'a> Named<'a> {
+    pub(super) fn new(config: &'a Config, weights: &'a Tensors) -> Self {
+        assert!(config.tied || config.rank.is_none(), "a factorised embedding is tied");
+        assert_eq!(weights.len(), config.tensors().len(), "tensors of {config:?}");
+        Self { config, weights }
+    }
+
+    fn get(self, name: &str) -> &'a Tensor {
+        self.weights.get(name).unwrap_or_else(|| panic!("no tensor {name}"))
+    }
+
+    /// The entries of a tensor by its full name.
+    pub(super) fn data(self, name: &str) -> &'a [f64] {
+        &self.get(name).data
+    }
+
+    /// The linear layer `name` of rows `x`, with its bias where it has one.
+    pub(super) fn linear(self, name: &str, x: &[f64]) -> Vec<f64> {
+        let weight = self.get(&format!("{name}.weight"));
+        let (outputs, inputs) = (weight.shape[0], weight.shape[1]);
+        let bias = self.config.bias.then(|| self.data(&format!("{name}.bias")));
+        linear(x, &weight.data, bias, x.len() / inputs, inputs, outputs)
+    }
+
+    /// The gradient of the input of [`Named::linear`]; those of its weights go into `gradients`.
+    pub(super) fn linear_back(self, name: &str, x: &[f64], dy: &[f64], gradients: &mut Tensors) -> Vec<f64> {
+        let weight = self.get(&format!("{name}.weight"));
+        let (outputs, inputs) = (weight.shape[0], weight.shape[1]);
+        let (dx, dw, db) = linear_gradient(x, &weight.data, dy, x.len() / inputs, inputs, outputs);
+        gradients.insert(format!("{name}.weight"), Tensor::new(&[outputs, inputs], dw));
+        if self.config.bias {
+            gradients.insert(format!("{name}.bias"), Tensor::new(&[outputs], db));
+        }
+        dx
+    }
+
+    /// The norm `name` of rows `x`.
+    pub(super) fn norm(self, name: &str, x: &[f64]) -> Vec<f64> {
+        let Config { d, eps, norm, .. } = *self.config;
+        let gain = self.data(&format!("{name}.weight"));
+        match norm {
+            Norm::Layer => layer_norm(x, gain, self.data(&format!("{name}.bias")), d, eps),
+            Norm::Rms => rms_norm(x, gain, d, eps),
+        }
+    }
+
+    /// The gradient of the input of [`Named::norm`]; those of its weights go into `gradients`.
+    pub(super) fn norm_back(self, name: &str, x: &[f64], dy: &[f64], gradients: &mut Tensors) -> Vec<f64> {
+        let Config { d, eps, norm, .. } = *self.config;
+        let gain = self.data(&format!("{name}.weight"));
+        let (dx, dgain) = match norm {
+            Norm::Layer => {
+                let (dx, dgain, dbias) = layer_norm_gradient(x, gain, dy, d, eps);
+                gradients.insert(format!("{name}.bias"), Tensor::new(&[d], dbias));
+                (dx, dgain)
+            }
+            Norm::Rms => rms_norm_gradient(x, gain, dy, d, eps),
+        };
+        gradients.insert(format!("{name}.weight"), Tensor::new(&[d], dgain));
+        dx
+    }
+}

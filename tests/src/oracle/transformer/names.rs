@@ -1,0 +1,171 @@
+//! What the weights are called, their shapes and their order.
+
+use super::{Config, Feed, Norm, Residual};
+
+/// Whose names the weights carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Names {
+    /// GPT-NeoX's. Where every head has a key and a value of its own, one tensor makes all three, its rows ordered
+    /// [head, (q, k, v), size].
+    GptNeox,
+    /// Llama's.
+    Llama,
+}
+
+/// The norm before the attention.
+pub(super) const NORM1: &str = "input_layernorm";
+/// The norm before the feed-forward.
+pub(super) const NORM2: &str = "post_attention_layernorm";
+
+/// The names that differ: of the ends in full, of a block's parts without the layer, all without `.weight`.
+pub(super) struct Spelling {
+    embedding: &'static str,
+    layers: &'static str,
+    last_norm: &'static str,
+    head: &'static str,
+    /// One tensor for query, key and value.
+    fused: Option<&'static str>,
+    /// Query, key and value.
+    separate: [&'static str; 3],
+    /// The attention's output.
+    pub(super) output: &'static str,
+    pub(super) gate: &'static str,
+    pub(super) up: &'static str,
+    pub(super) down: &'static str,
+}
+
+const GPT_NEOX: Spelling = Spelling {
+    embedding: "gpt_neox.embed_in",
+    layers: "gpt_neox.layers",
+    last_norm: "gpt_neox.final_layer_norm",
+    head: "embed_out",
+    fused: Some("attention.query_key_value"),
+    separate: ["attention.query", "attention.key", "attention.value"],
+    output: "attention.dense",
+    gate: "mlp.gate",
+    up: "mlp.dense_h_to_4h",
+    down: "mlp.dense_4h_to_h",
+};
+
+const LLAMA: Spelling = Spelling {
+    embedding: "model.embed_tokens",
+    layers: "model.layers",
+    last_norm: "model.norm",
+    head: "lm_head",
+    fused: None,
+    separate: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    output: "self_attn.o_proj",
+    gate: "mlp.gate_proj",
+    up: "mlp.up_proj",
+    down: "mlp.down_proj",
+};
+
+/// What makes queries, keys and values.
+pub(super) enum Projection {
+    /// One tensor.
+    Fused(&'static str),
+    /// Three of them.
+    Separate([&'static str; 3]),
+}
+
+/// A tensor's name and shape.
+type Shaped = (String, Vec<usize>);
+
+impl Config {
+    /// Name and shape of every weight, in the order of the model's forward pass.
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let (d, vocab) = (self.d, self.vocab);
+        let mut all = match self.rank {
+            Some(rank) => self.factors().into_iter().zip([vec![vocab, rank], vec![d, rank]]).collect(),
+            None => vec![(self.embedding(), vec![vocab, d])],
+        };
+        for layer in 0..self.layers {
+            all.extend(self.block().into_iter().map(|(part, shape)| (self.part(layer, &part), shape)));
+        }
+        all.extend(self.norm_of(self.last_norm()));
+        if !self.tied {
+            all.push((self.head(), vec![vocab, d]));
+        }
+        all
+    }
+
+    /// A block's tensors, without the layer: both norms come first where they read the same.
+    fn block(&self) -> Vec<Shaped> {
+        let [norm1, norm2] = [NORM1, NORM2].map(|name| self.norm_of(name));
+        match self.residual {
+            Residual::Parallel => [norm1, norm2, self.attention_of(), self.feed_of()].concat(),
+            Residual::Sequential => [norm1, self.attention_of(), norm2, self.feed_of()].concat(),
+        }
+    }
+
+    fn attention_of(&self) -> Vec<Shaped> {
+        let (d, narrow) = (self.d, self.kv_heads * self.head_size());
+        let mut all = match self.projection() {
+            Projection::Fused(name) => self.linear_of(name, 3 * d, d),
+            Projection::Separate(names) => {
+                names.into_iter().zip([d, narrow, narrow]).flat_map(|(name, n)| self.linear_of(name, n, d)).collect()
+            }
+        };
+        all.extend(self.linear_of(self.spelling().output, d, d));
+        all
+    }
+
+    fn feed_of(&self) -> Vec<Shaped> {
+        let (d, ff, names) = (self.d, self.d_ff, self.spelling());
+        let gate = match self.feed {
+            Feed::Gelu => vec![],
+            Feed::SwiGlu => self.linear_of(names.gate, ff, d),
+        };
+        [gate, self.linear_of(names.up, ff, d), self.linear_of(names.down, d, ff)].concat()
+    }
+
+    fn linear_of(&self, name: &str, outputs: usize, inputs: usize) -> Vec<Shaped> {
+        let bias = self.bias.then(|| (format!("{name}.bias"), vec![outputs]));
+        [(format!("{name}.weight"), vec![outputs, inputs])].into_iter().chain(bias).collect()
+    }
+
+    fn norm_of(&self, name: &str) -> Vec<Shaped> {
+        let bias = (self.norm == Norm::Layer).then(|| (format!("{name}.bias"), vec![self.d]));
+        [(format!("{name}.weight"), vec![self.d])].into_iter().chain(bias).collect()
+    }
+
+    pub(super) fn spelling(&self) -> &'static Spelling {
+        match self.names {
+            Names::GptNeox => &GPT_NEOX,
+            Names::Llama => &LLAMA,
+        }
+    }
+
+    pub(super) fn projection(&self) -> Projection {
+        let names = self.spelling();
+        match names.fused {
+            Some(name) if self.kv_heads == self.heads => Projection::Fused(name),
+            _ => Projection::Separate(names.separate),
+        }
+    }
+
+    /// A part of a layer.
+    pub(super) fn part(&self, layer: usize, part: &str) -> String {
+        format!("{}.{layer}.{part}", self.spelling().layers)
+    }
+
+    /// The embedding where it is one tensor.
+    pub(super) fn embedding(&self) -> String {
+        format!("{}.weight", self.spelling().embedding)
+    }
+
+    /// The embedding's factors E and P.
+    pub(super) fn factors(&self) -> [String; 2] {
+        ["E", "P"].map(|factor| format!("{}.{factor}", self.spelling().embedding))
+    }
+
+    /// The final norm, without `.weight`.
+    pub(super) fn last_norm(&self) -> &'static str {
+        self.spelling().last_norm
+    }
+
+    /// The head where it is not the embedding.
+    pub(super) fn head(&self) -> String {
+        format!("{}.weight", self.spelling().head)
+    }
+}

@@ -1,0 +1,78 @@
+//! Every mixture of what a transformer can be on every device of this machine against the f64 oracle.
+
+use capful_core::model::Recompute;
+use capful_tests::model::{LEVELS, Model, assert_gradients, devices, tokens};
+use capful_tests::oracle::Batch;
+use capful_tests::oracle::attention::Pattern;
+use capful_tests::oracle::differences::relative_error;
+use capful_tests::oracle::transformer::{Config, logits, loss_and_gradients, mixtures};
+use rayon::prelude::*;
+
+/// Two blocks of 16 and a short one, in 2 sequences.
+const LENGTH: usize = 37;
+
+/// The mixtures, in turn dense and with blocks that are not seen.
+fn cases() -> Vec<Config> {
+    let attention = |i: usize| if i.is_multiple_of(2) { Pattern::Dense } else { Pattern::Mixed { block: 16 } };
+    mixtures().into_iter().enumerate().map(|(i, config)| Config { attention: attention(i), ..config }).collect()
+}
+
+#[test]
+fn loss_and_every_gradient_are_the_oracles_whatever_is_computed_again() {
+    cases().into_par_iter().for_each(|config| {
+        let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
+        let batch = Batch { inputs: &inputs, targets: &targets, length: LENGTH };
+        let weights = config.formula_weights(0.4);
+        let (expected_loss, expected) = loss_and_gradients(&config, &weights, batch);
+        for (name, device) in devices() {
+            let what = format!("{name}, {config:?}");
+            let mut bits = Vec::new();
+            for recompute in LEVELS {
+                let mut model = Model::new(&device, &config, &weights, 2, LENGTH, recompute);
+                let got = model.loss(batch);
+                assert!((got - expected_loss).abs() <= 1e-4 * expected_loss, "{what}: {got}, {expected_loss} expected");
+                assert_gradients(&what, &model.tensors("gradient."), &expected, 1e-4);
+                bits.push(model.bits("gradient."));
+            }
+            assert!(bits.iter().all(|level| *level == bits[0]), "{what}: recomputation changes bits");
+        }
+    });
+}
+
+#[test]
+fn micro_batches_add_up_to_one_large_batch() {
+    cases().into_par_iter().for_each(|config| {
+        let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
+        let weights = config.formula_weights(0.4);
+        let half = |i: usize| Batch {
+            inputs: &inputs[i * LENGTH..][..LENGTH],
+            targets: &targets[i * LENGTH..][..LENGTH],
+            length: LENGTH,
+        };
+        let (expected_loss, expected) =
+            loss_and_gradients(&config, &weights, Batch { inputs: &inputs, targets: &targets, length: LENGTH });
+        for (name, device) in devices() {
+            let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::None);
+            let got = model.losses(&[half(0), half(1)]);
+            assert!((got - expected_loss).abs() <= 1e-4 * expected_loss, "{name}, {config:?}: {got}, {expected_loss}");
+            assert_gradients(&format!("{name}, {config:?}"), &model.tensors("gradient."), &expected, 1e-4);
+        }
+    });
+}
+
+#[test]
+fn logits_of_a_batch_and_of_token_after_token_are_the_oracles() {
+    cases().into_par_iter().for_each(|config| {
+        let (inputs, _) = tokens(LENGTH, config.vocab as u32);
+        let weights = config.formula_weights(0.4);
+        let expected = logits(&config, &weights, &inputs, LENGTH);
+        for (name, device) in devices() {
+            let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::None);
+            for (what, got) in [("batch", model.logits(&inputs)), ("decoded", model.decoded(&inputs))] {
+                let got: Vec<f64> = got.into_iter().map(f64::from).collect();
+                let error = relative_error(&got, &expected);
+                assert!(error <= 1e-5, "{name}, {what}, {config:?}: {error:e}");
+            }
+        }
+    });
+}
