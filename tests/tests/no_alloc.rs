@@ -67,7 +67,7 @@ fn train() -> Option<()> {
     let bytes = layout.high_water().ok()?;
     let mut storage = [0u64; 24 << 10];
     let storage = storage.get_mut(..bytes as usize / 8)?;
-    let mut device = Reference { arena: Arena::new(storage, &[]) };
+    let mut device = Reference { arena: Arena::new(storage) };
     let arena = &mut device.arena;
     let mut number = 0;
     for entry in entries.iter().flatten() {

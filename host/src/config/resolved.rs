@@ -442,7 +442,7 @@ mod tests {
             ("precision = 'bf16'", "f32"),
             ("preset = 'yxanul-tiny'\nprecision = 'fp8'", "bf16"),
             ("preset = 'yxanul-tiny'\nprecision = 'fp8'\ndevice = 'reference'", "bf16"),
-            ("precision = 'fp8'\ndevice = 'cuda'", "bf16"),
+            ("preset = 'neurogen-tiny'\nprecision = 'fp8'\ndevice = 'cuda'", "bf16"),
             ("preset = 'yxanul-tiny'\nprecision = 'fp8'\ndevice = 'cuda'\n[model]\nd_ff = 200", "bf16"),
             ("tokenizer = 'words'", "bpe"),
             ("tokenizer = 'byte'\nvocab_size = 100", "260"),

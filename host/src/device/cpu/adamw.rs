@@ -13,7 +13,7 @@ const PIECE: usize = 16_384;
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_adamw(&mut self, op: AdamW) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         if op.master.is_some() {
             // No precision of this device keeps masters.
             return op.reference(&mut arena);

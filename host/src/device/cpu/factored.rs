@@ -28,7 +28,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_factored_update(&mut self, op: FactoredUpdate) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [
             x,
             out_grad,
@@ -137,7 +137,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_embed_update(&mut self, op: EmbedUpdate) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [ids, mut x_grad, mut table, mut moment, settings, results, mut scratch] = arena.views([
             Some(op.ids),
             Some(op.x_grad),

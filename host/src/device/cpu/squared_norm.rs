@@ -24,7 +24,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_squared_norm(&mut self, op: SquaredNorm) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [gradient, mut results, mut scratch] =
             arena.views([Some(op.gradient), Some(op.results), Some(self.scratch)])?;
         let (gradient, sums) = (gradient.f32()?, &mut scratch.f32_mut()?[..pieces(&op)]);

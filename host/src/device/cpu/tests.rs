@@ -75,7 +75,7 @@ impl Bench {
     /// The arena after `run`.
     fn after(&self, run: impl FnOnce(&mut Reference<'_>)) -> Vec<u64> {
         let mut words = self.words.clone();
-        run(&mut Reference { arena: Arena::new(&mut words, &[]) });
+        run(&mut Reference { arena: Arena::new(&mut words) });
         words
     }
 

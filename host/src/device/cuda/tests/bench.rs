@@ -289,7 +289,7 @@ impl Bench {
 
         let mut storage = vec![u64::MAX; (theirs.offset / 8) as usize];
         for (own, operand) in ours.operands.iter().zip(&theirs.operands) {
-            let mut arena = Arena::new(&mut storage, &[]);
+            let mut arena = Arena::new(&mut storage);
             let [mut view] = arena.views([Some(operand.region)]).expect("room");
             if operand.ids.is_empty() {
                 let rounded = decode(own.region.dtype, &encode(own.region.dtype, &operand.values));
@@ -298,7 +298,7 @@ impl Bench {
                 view.u32_mut().expect("of this type").copy_from_slice(&operand.ids);
             }
         }
-        Reference { arena: Arena::new(&mut storage, &[]) }.run(&reference.into()).expect("the reference runs");
+        Reference { arena: Arena::new(&mut storage) }.run(&reference.into()).expect("the reference runs");
         for cuda in &mut self.cards {
             let found = after(cuda, &ours, |cuda| run(cuda, operation));
             let again = after(cuda, &ours, |cuda| run(cuda, operation));

@@ -453,7 +453,7 @@ fn on_reference(
 ) -> (Vec<f32>, Saved) {
     let plan = plan(model, profile, 0, &STAGE);
     let mut storage = vec![0u64; (plan.bytes / 8) as usize];
-    train(&mut Reference { arena: Arena::new(&mut storage, &[]) }, &plan, &STAGE, (0, steps), None, products)
+    train(&mut Reference { arena: Arena::new(&mut storage) }, &plan, &STAGE, (0, steps), None, products)
 }
 
 /// As a run chooses them.
@@ -605,7 +605,7 @@ fn a_step_whose_operations_copy_has_the_bits_of_one_whose_copies_are_apart() {
         let plain = plan(MODEL, &SingleFp8, 0, &stage);
         let on = |machine: &mut Apart<Reference<'_>>| train(machine, &plain, &stage, (0, 4), None, soon);
         let mut storage = [vec![0u64; (plain.bytes / 8) as usize], vec![0u64; (plain.bytes / 8) as usize]];
-        let [one, two] = storage.each_mut().map(|s| Reference { arena: Arena::new(s, &[]) });
+        let [one, two] = storage.each_mut().map(|s| Reference { arena: Arena::new(s) });
         let mut apart = Apart::new(two);
         let together = train(&mut { one }, &plain, &stage, (0, 4), None, soon);
         assert!(on(&mut apart) == together, "{recompute:?} on the Reference");

@@ -117,7 +117,7 @@ fn bytes_of(ids: &[u32]) -> Vec<u8> {
 fn reference(model: &Transformer, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
     let plan = plan(model, &Single, 0, stage);
     let mut storage = vec![0u64; (plan.bytes / 8) as usize];
-    let mut device = Reference { arena: Arena::new(&mut storage, &[]) };
+    let mut device = Reference { arena: Arena::new(&mut storage) };
     for entry in plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Constant)) {
         for layer in 0..entry.slot.layers {
             let [mut view] = device.arena.views([Some(entry.place.at(layer))]).expect("in the arena");
