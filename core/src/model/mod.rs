@@ -1,5 +1,6 @@
-//! Model families: a configuration, its regions, and its step, written once for every device.
+//! Model families: a configuration, its regions, their first values, and its step, written once for every device.
 
+mod initial;
 pub mod neurogen;
 mod pythia;
 mod scales;
@@ -7,6 +8,7 @@ mod shared;
 mod stage;
 pub mod yxanul;
 
+pub use initial::FirstValues;
 pub use neurogen::NeuroGen;
 pub use pythia::{Decoding, Evaluation, Parameters, Pythia, State, Training};
 pub use scales::Scales;
