@@ -27,6 +27,13 @@ pub enum ArenaError {
     },
     /// The region is to be written and lies in the image.
     ReadOnly(Region),
+    /// A region's elements are not as many as they have names.
+    Length {
+        /// How many there are.
+        found: u64,
+        /// How many were wanted.
+        wanted: u64,
+    },
 }
 
 impl core::fmt::Display for ArenaError {
@@ -41,6 +48,9 @@ impl core::fmt::Display for ArenaError {
                 write!(f, "a region is of {} where {wanted} is wanted", region.dtype.name())
             }
             ArenaError::ReadOnly(_) => f.write_str("a region of the read-only image is to be written"),
+            ArenaError::Length { found, wanted } => {
+                write!(f, "a region has {found} elements where {wanted} are wanted")
+            }
         }
     }
 }
