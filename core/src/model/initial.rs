@@ -11,7 +11,7 @@ use crate::random::{Random, stream};
 /// - [`Init::Rotary`]: cosines and sines of the positions' angles ([`Rotary::angle`]: Su et al. 2021);
 /// - [`Init::One`] and [`Init::Zero`]. Padded rows are zero too.
 ///
-/// [`Init::Wiring`] is a table of u32 and not of values; these would be zeros ([`crate::wiring`] draws its rows).
+/// [`Init::Wiring`] stands for a table of u32, whose rows [`crate::wiring`] draws; here it gives zeros.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FirstValues {
     init: Init,
