@@ -31,6 +31,13 @@ pub enum ArenaError {
     NoImage(Region),
     /// An image that does not begin at a multiple of [`Arena::IMAGE_ALIGNMENT`] bytes.
     Image,
+    /// A region's elements are not as many as they have names.
+    Length {
+        /// How many there are.
+        found: u64,
+        /// How many were wanted.
+        wanted: u64,
+    },
 }
 
 impl core::fmt::Display for ArenaError {
@@ -48,6 +55,9 @@ impl core::fmt::Display for ArenaError {
             ArenaError::NoImage(_) => f.write_str("a region lies in a read-only image, and this device has none"),
             ArenaError::Image => {
                 write!(f, "the image does not begin at a multiple of {} bytes", Arena::IMAGE_ALIGNMENT)
+            }
+            ArenaError::Length { found, wanted } => {
+                write!(f, "a region has {found} elements where {wanted} are wanted")
             }
         }
     }

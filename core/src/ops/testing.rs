@@ -3,6 +3,7 @@
 use crate::device::{Device as _, Meter, Operation, Rates, Reference, Single};
 use crate::memory::{Arena, Dtype, Region, Space};
 use crate::random::Random;
+use crate::train::{Results, Settings};
 
 /// An arena of `WORDS` eight-byte words, filled from the front.
 pub struct Bench<const WORDS: usize> {
@@ -32,6 +33,14 @@ impl<const WORDS: usize> Bench<WORDS> {
         let mut arena = Arena::new(&mut self.storage);
         let [mut view] = arena.views([Some(region)]).unwrap();
         view.f32_mut().expect("a region of this type").copy_from_slice(values);
+    }
+
+    pub fn settings(&mut self, settings: Settings) -> Region {
+        self.values([1, 1, 1, Settings::LEN as u32], &<[f32; 5]>::from(settings))
+    }
+
+    pub fn results(&mut self, results: Results) -> Region {
+        self.values([1, 1, 1, Results::LEN as u32], &<[f32; 2]>::from(results))
     }
 
     /// Normal numbers times `scale`.

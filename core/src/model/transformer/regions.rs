@@ -25,13 +25,6 @@ pub struct State {
     pub(super) scales: Option<[Scales; 2]>,
 }
 
-impl State {
-    /// [context, rotated dims / 2, 2]: cosine and sine, which [`crate::ops::Rotary::angle`] makes.
-    pub fn rotary_table(&self) -> Region {
-        self.table
-    }
-}
-
 /// The activations of a forward pass. Shared slots (stride 0) are rebuilt by every layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Forward {

@@ -3,7 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::SquaredNorm;
-use capful_core::train::results;
+use capful_core::train::Results;
 
 use super::simd::{self, vectorise};
 use super::{Cpu, CpuProfile, bytes};
@@ -35,7 +35,7 @@ impl Cpu {
             });
         });
         let total = sums.iter().fold(0.0f64, |total, &sum| total + f64::from(sum));
-        results.f32_mut()?[results::SQUARED_NORM] = total as f32;
+        Results::from_slice_mut(results.f32_mut()?)?.squared_norm = total as f32;
         Ok(())
     }
 }

@@ -4,12 +4,17 @@ use capful_core::device::{Device as _, Meter, Operation, OperationError, Rates, 
 use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::random::Random;
+use capful_core::train::{Results, Settings};
 
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products, Room, require};
 
 /// Bytes of the arena for operands, and of the scratch behind them.
 const OPERANDS: u64 = 8 << 20;
 const SCRATCH: u64 = 33 << 20;
+
+/// Settings that are all different, so that none can be taken for another.
+pub const SETTINGS: Settings =
+    Settings { learning_rate: 0.01, correction1: 0.2, correction2: 0.1, clip: 1.5, loss_scale: 0.125 };
 
 /// Opens the first card, or the stand-in where there is no driver. Products are our own.
 pub fn open(arena: u64, scratch: Region, staging: u64) -> Cuda {
@@ -150,6 +155,17 @@ impl Lay {
     /// These numbers in f32.
     pub fn values(&mut self, shape: [u32; 4], values: Vec<f32>) -> Region {
         self.region(Dtype::F32, shape, values, Vec::new(), true)
+    }
+
+    /// These settings of a step.
+    pub fn settings(&mut self, settings: Settings) -> Region {
+        self.values([1, 1, 1, Settings::LEN as u32], <[f32; 5]>::from(settings).to_vec())
+    }
+
+    /// These results.
+    pub fn results(&mut self, loss: f32, squared_norm: f32) -> Region {
+        let results = Results { loss, squared_norm };
+        self.values([1, 1, 1, Results::LEN as u32], <[f32; 2]>::from(results).to_vec())
     }
 
     /// These numbers in the precision's type.
