@@ -458,7 +458,7 @@ mod tests {
             ("preset = 'yxanul-tiny'\n[model]\nkv_heads = 3", "kv_heads"),
             ("preset = 'yxanul-tiny'\n[model]\nrank = 4096", "rank"),
             ("preset = 'yxanul-tiny'\n[model]\ntied = false", "tied"),
-            ("preset = 'yxanul-tiny'\n[model]\nrotary_pct = 0.4", "rotary dims"),
+            ("preset = 'yxanul-tiny'\n[model]\nrotary_pct = 0.1", "rotary dims"),
             ("preset = 'yxanul-tiny'\n[model]\nnorm = 'batch'", "layer"),
             ("preset = 'pythia-tiny'\n[model]\nrank = 8", "tied"),
             ("preset = 'neurogen-tiny'\nrecompute = 'full'", "--recompute"),
