@@ -6,6 +6,8 @@ pub mod neurogen;
 mod parameter;
 mod scales;
 mod stage;
+#[cfg(test)]
+mod testing;
 pub mod transformer;
 
 pub use neurogen::NeuroGen;
