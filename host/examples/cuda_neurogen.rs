@@ -11,6 +11,7 @@ use capful_core::ops::{
     Spike, SpikeGrad, Stored, SynapseGrad,
 };
 use capful_core::random::Random;
+use capful_core::train::{Results, Settings};
 use capful_core::wiring::{POOLS, Pool, Wiring};
 use capful_host::device::cuda::{Cuda, CudaProfile, Precision, Products, Room, describe};
 
@@ -108,7 +109,7 @@ fn report(&Sizes { small, streams, tokens, block }: &Sizes) -> Result<(), Box<dy
     let (decoder, bias) = (l.f32([1, 1, VOCABULARY, dims]), l.f32([1, 1, 1, VOCABULARY]));
     let logits = l.f32([1, 1, streams * tokens, VOCABULARY]);
     let (targets, losses) = (l.lay(Dtype::U32, [1, 1, 1, streams * tokens]), l.f32([1, 1, 1, streams * tokens]));
-    let (settings, results) = (l.f32([1, 1, 1, 5]), l.f32([1, 1, 1, 2]));
+    let (settings, results) = (l.f32([1, 1, 1, Settings::LEN as u32]), l.f32([1, 1, 1, Results::LEN as u32]));
     let (row_moment, column_moment) = (l.f32([1, 1, 2, VOCABULARY]), l.f32([1, 1, 2, dims]));
     let tile = l.f32([1, 1, 4000, dims]);
     let (keys, values) =

@@ -9,6 +9,7 @@ use capful_core::ops::{
     Affine, AffineGrad, Attention, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, Heads, Linear, LinearGrad,
     Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, Rotary, Rotate, Scaling, SwiGlu, SwiGluGrad,
 };
+use capful_core::train::{Results, Settings};
 use capful_host::device::cuda::{Cuda, CudaProfile, Precision, Products, Room, describe};
 
 const D: u32 = 768;
@@ -90,7 +91,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     let (embed, low, low_grad) = (l.bf16(VOCABULARY, RANK), l.bf16(rows, RANK), l.bf16(rows, RANK));
     let (weight_grad, logits) = (l.f32(VOCABULARY, RANK), l.bf16(CHUNK.min(rows), VOCABULARY));
     let (ids, losses) = (l.lay(Dtype::U32, [1, 1, 1, rows]), l.f32(1, rows));
-    let (settings, results) = (l.f32(1, 5), l.f32(1, 2));
+    let (settings, results) = (l.f32(1, Settings::LEN as u32), l.f32(1, Results::LEN as u32));
     let (codes, numbers) = (l.lay(Dtype::E5m2, [1, 1, rows, 2 * FF]), [l.f32(1, 1), l.f32(1, 1), l.f32(1, 1)]);
     let scratch = l.f32(1, 16 << 20);
     let mut cuda = Cuda::open(0, Room { arena: l.end, scratch, staging: 0 }, Products::Library)?;
@@ -153,7 +154,8 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     let spread: Vec<u8> = (0..rows).flat_map(|i| (i.wrapping_mul(2_654_435_761) % IDS).to_le_bytes()).collect();
     cuda.write(ids, &spread)?;
     cuda.write(numbers[1], bytes_of(&[1.0]).as_slice())?;
-    cuda.write(settings, bytes_of(&[0.0, 1.0, 1.0, 1.0, 1e-5]).as_slice())?;
+    let still = Settings { learning_rate: 0.0, correction1: 1.0, correction2: 1.0, clip: 1.0, loss_scale: 1e-5 };
+    cuda.write(settings, bytemuck::bytes_of(&still))?;
 
     println!("Yxanul 197M, {rows} rows, bf16, on {}", names.concat());
     println!("  {:<34} {:>9} {:>9} {:>7} {:>9} {:>9}", "", "us", "roofline", "", "GB/s", "TFLOP/s");

@@ -1,4 +1,5 @@
 // AdamW over a range of parameters, with the global clip folded in.
+#include "control.cuh"
 #include "vector.cuh"
 
 struct AdamWArgs {
@@ -7,8 +8,8 @@ struct AdamWArgs {
     const float* gradient;  // [count]
     float* first;           // [count]
     float* second;          // [count]
-    const float* settings;  // learning rate, both corrections, clip, loss scale
-    const float* results;   // loss, squared norm
+    const Settings* settings;
+    const Results* results;
     u64 count;
     float beta1, beta2, eps, decay;
     u32 wide;               // whether all begin at multiples of 16 bytes
@@ -16,7 +17,8 @@ struct AdamWArgs {
 
 template <class T, int N>
 __device__ inline void update(const AdamWArgs& a, u64 at, float clip) {
-    float rate = a.settings[0], step = rate / a.settings[1], root = 1.0f / sqrtf(a.settings[2]);
+    float rate = a.settings->learning_rate, step = rate / a.settings->correction1;
+    float root = 1.0f / sqrtf(a.settings->correction2);
     float g[N], m[N], v[N], w[N];
     read(g, a.gradient + at);
     read(m, a.first + at);
@@ -40,9 +42,9 @@ __device__ inline void update(const AdamWArgs& a, u64 at, float clip) {
 // A norm that is not finite changes nothing.
 template <class T>
 __device__ void adamw(const AdamWArgs& a) {
-    float norm = sqrtf(a.results[1]);
+    float norm = sqrtf(a.results->squared_norm);
     if (!(norm <= 3.402823466e38f)) return;
-    float clip = fminf(a.settings[3] / (norm + 1e-6f), 1.0f);
+    float clip = fminf(a.settings->clip / (norm + 1e-6f), 1.0f);
     each_wide<T>(a.count, a.wide, [&](auto n, u64 at) { update<T, n.value>(a, at, clip); });
 }
 

@@ -1,6 +1,7 @@
 // Updates in place with a factored second moment: of a decoder, whose gradient exists tile by tile, and of the rows of
 // an embedding that a batch used. A step whose loss is not finite changes nothing.
 #include "columns.cuh"
+#include "control.cuh"
 
 constexpr float EPS = 1e-12f;
 
@@ -17,14 +18,14 @@ struct FactoredArgs {
     float* bias_grad;       // [vocabulary]
     float* partial;         // [pieces, columns]
     float* mean;            // of the column moments
-    const float* settings;  // the learning rate is the first, the second correction the third
-    const float* results;   // the loss is the first
+    const Settings* settings;
+    const Results* results;
     u32 rows, columns, vocabulary, first, count;
     u32 piece, pieces;      // of the tile's rows
     u32 wide;               // whether rows begin at multiples of 16 bytes
     float beta2, rate;
 
-    __device__ bool counts() const { return finite(results[0]); }
+    __device__ bool counts() const { return finite(results->loss); }
 };
 
 // One block.
@@ -95,7 +96,7 @@ __device__ inline void update_row(const FactoredArgs& a) {
     u32 v = a.first + blockIdx.x;
     const float* from = a.tile + (u64)blockIdx.x * a.columns;
     float* weight = a.weight + (u64)v * a.columns;
-    float squares = 0, lr = a.settings[0], correction = a.settings[2], mean = *a.mean;
+    float squares = 0, lr = a.settings->learning_rate, correction = a.settings->correction2, mean = *a.mean;
     auto each = [&](auto visit) {
 #pragma unroll 4
         for (u32 d = threadIdx.x * N; d < a.columns; d += 256 * N) {
@@ -149,8 +150,8 @@ struct EmbedUpdateArgs {
     float* x_grad;          // [rows, columns]; the first row of an id becomes the sum of all
     float* table;           // [vocabulary, columns]
     float* moment;          // [vocabulary, 2]
-    const float* settings;  // the learning rate is the first
-    const float* results;   // the loss is the first
+    const Settings* settings;
+    const Results* results;
     u32 rows, columns, vocabulary;
     float beta2;
 };
@@ -158,7 +159,7 @@ struct EmbedUpdateArgs {
 // A block a place, at work where an id begins.
 __device__ void move_rows(const EmbedUpdateArgs& a) {
     u32 place = blockIdx.x, first = a.sorted[place], id = a.ids[first];
-    if (id >= a.vocabulary || !finite(a.results[0]) || (place > 0 && a.ids[a.sorted[place - 1]] == id)) return;
+    if (id >= a.vocabulary || !finite(a.results->loss) || (place > 0 && a.ids[a.sorted[place - 1]] == id)) return;
     __shared__ u32 end;
     if (threadIdx.x == 0) {
         u32 to = place + 1;
@@ -182,7 +183,7 @@ __device__ void move_rows(const EmbedUpdateArgs& a) {
     float correction = 1.0f - (float)pow((double)a.beta2, (double)uses);
     float root = 1.0f / (sqrtf(moment / correction) + EPS);
     float rms = sqrtf(squares * root * root / (float)a.columns);
-    float factor = a.settings[0] * root * (rms > 1 ? 1.0f / rms : 1.0f);
+    float factor = a.settings->learning_rate * root * (rms > 1 ? 1.0f / rms : 1.0f);
     for (u32 d = threadIdx.x; d < a.columns; d += 256) a.table[(u64)id * a.columns + d] -= factor * own[d];
     __syncthreads();
     if (threadIdx.x == 0) a.moment[2 * id] = moment, a.moment[2 * id + 1] = uses;

@@ -1,4 +1,5 @@
 // Cross-entropy of a chunk of logits and its gradient, which takes the logits' place. Products are in product.cu.
+#include "control.cuh"
 #include "vector.cuh"
 
 struct HeadLossArgs {
@@ -6,7 +7,7 @@ struct HeadLossArgs {
     const u32* targets;     // [rows]; beyond the ids: no loss, no gradient
     float* losses;          // [rows]
     const float* bias;      // [vocabulary]: added to the logits; or null
-    const float* settings;  // the loss scale is the fifth
+    const Settings* settings;
     u32 vocabulary, ids;    // logits of a row; those from `ids` on are padding, of no probability and gradients of 0
     u32 gradient;
     u32 wide;               // whether rows begin at multiples of 16 bytes
@@ -98,7 +99,7 @@ __device__ inline void head_loss_row(const HeadLossArgs& a) {
     total = block_total<THREADS>(total);
     if (threadIdx.x == 0) a.losses[blockIdx.x] = total.largest * LN_2 + logf(total.sum) - at_target;
     if (!a.gradient) return;
-    float scale = a.settings[4], factor = scale / total.sum;
+    float scale = a.settings->loss_scale, factor = scale / total.sum;
     row.each_back([&](u32 v, float(&x)[N]) {
         complete(v, x);
         float gradient[N];
@@ -125,8 +126,8 @@ EXPORT_MANY(head_loss_long_bf16, HeadLossArgs, Long::THREADS, 1, head_loss<bf16,
 
 struct LossSumArgs {
     const float* losses;    // [rows]
-    const float* settings;
-    float* results;         // the loss is the first
+    const Settings* settings;
+    Results* results;       // the loss is written
     u32 rows, add;
 };
 
@@ -134,8 +135,8 @@ struct LossSumArgs {
 __device__ void sum_losses(const LossSumArgs& a) {
     float sum = 0;
     for (u32 r = threadIdx.x; r < a.rows; r += blockDim.x) sum += a.losses[r];
-    sum = block_sum(sum) * a.settings[4];
-    if (threadIdx.x == 0) a.results[0] = a.add ? a.results[0] + sum : sum;
+    sum = block_sum(sum) * a.settings->loss_scale;
+    if (threadIdx.x == 0) a.results->loss = a.add ? a.results->loss + sum : sum;
 }
 
 EXPORT(head_loss_sum, LossSumArgs, 1024, sum_losses)

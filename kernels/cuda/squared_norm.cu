@@ -1,10 +1,11 @@
 // The squared norm of all gradients: pieces in f32, then the pieces in order in f64.
+#include "control.cuh"
 #include "vector.cuh"
 
 struct SquaredNormArgs {
     const float* gradient;
-    float* partial;  // [pieces]
-    float* result;   // one value
+    float* partial;    // [pieces]
+    Results* results;  // the squared norm is written
     u64 count;
     u32 pieces, piece;
 };
@@ -39,7 +40,7 @@ __device__ void sum_pieces(const SquaredNormArgs& a) {
     if (threadIdx.x != 0) return;
     double total = 0;
     for (u32 i = 0; i < 256; i++) total += sums[i];
-    *a.result = (float)total;
+    a.results->squared_norm = (float)total;
 }
 
 EXPORT(squared_norm_finish, SquaredNormArgs, 256, sum_pieces)

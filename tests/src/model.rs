@@ -6,7 +6,7 @@ use capful_core::model::transformer::{self, Dialect};
 use capful_core::model::{Products, Recompute, Stage, Transformer};
 use capful_core::ops::{self, Kind, NormKind};
 use capful_core::optimizer::Optimizer;
-use capful_core::train::{results, settings};
+use capful_core::train::Settings;
 use capful_host::config::AnyFamily;
 use capful_host::device::cpu::CpuProfile;
 use capful_host::device::{AnyProfile, Storage as _};
@@ -113,6 +113,13 @@ pub fn pattern(of: Pattern) -> ops::Pattern {
     ops::Pattern { kind, block: block as u32, window: window as u32, stride: stride as u32 }
 }
 
+/// AdamW by Pythia's recipe.
+fn optimizer() -> Optimizer {
+    let Recipe { beta1, beta2, eps, weight_decay, .. } = Recipe::pythia();
+    let [beta1, beta2, eps, decay] = [beta1, beta2, eps, weight_decay].map(|x| x as f32);
+    Optimizer { beta1, beta2, eps, decay }
+}
+
 /// A session with room for training, evaluation and decoding.
 pub struct Model {
     /// The session.
@@ -142,16 +149,12 @@ impl Model {
             products: Products::Wide,
         };
         let evaluation = Stage { recompute: Recompute::None, ..stage };
-        let recipe = Recipe::pythia();
-        let [beta1, beta2, eps, decay] =
-            [recipe.beta1, recipe.beta2, recipe.eps, recipe.weight_decay].map(|x| x as f32);
-        let optimizer = Optimizer { beta1, beta2, eps, decay };
         let sections = Sections {
             training: vec![stage],
             accumulate: vec![2],
             evaluation: Some(evaluation),
             decoding: Some(stage.seq_len),
-            constants: Constants { optimizer, pattern: stage.pattern },
+            constants: Constants { optimizer: optimizer(), pattern: stage.pattern },
         };
         let family = config.family(seq_len);
         let laid = Laid::new(&family, profile, Rates::ONE, &sections).and_then(|laid| laid.recorded(&family, profile));
@@ -199,14 +202,9 @@ impl Model {
 
     /// Writes the settings of update number `update` (from 1) over `targets` targets.
     pub fn set(&mut self, update: i32, lr: f64, targets: usize) {
-        let recipe = Recipe::pythia();
-        let mut values = [0.0; settings::LEN as usize];
-        values[settings::LEARNING_RATE] = lr as f32;
-        values[settings::CORRECTION1] = (1.0 - recipe.beta1.powi(update)) as f32;
-        values[settings::CORRECTION2] = (1.0 - recipe.beta2.powi(update)) as f32;
-        values[settings::CLIP] = recipe.clip as f32;
-        values[settings::LOSS_SCALE] = (1.0 / targets as f64) as f32;
-        self.session.begin(values).expect("settings are written");
+        let clip = Recipe::pythia().clip as f32;
+        let settings = Settings::of(update as u64 - 1, lr, &optimizer(), clip, targets as u64);
+        self.session.begin(settings).expect("settings are written");
     }
 
     /// The mean loss of one batch, its gradients left in place.
@@ -227,7 +225,7 @@ impl Model {
             self.session.micro_batch(0, rows, i == 0).expect("a micro-batch");
         }
         let ticket = self.session.finish().expect("results are asked for");
-        f64::from(self.session.results(ticket).expect("results")[results::LOSS])
+        f64::from(self.session.results(ticket).expect("results").loss)
     }
 
     /// One whole step by Pythia's recipe; the loss before its update.

@@ -17,10 +17,10 @@ const PROGRAM: &str = r#"
 #![no_main]
 use capful_core::device::{Reference, Single};
 use capful_core::memory::{Arena, Entry, Layout, Region, Role};
-use capful_core::model::{Family, Products, Purpose, Recompute, Stage, Transformer};
-use capful_core::ops::{Pattern, Rotary};
+use capful_core::model::{Family, FirstValues, Products, Purpose, Recompute, Stage, Transformer};
+use capful_core::ops::Pattern;
 use capful_core::optimizer::Optimizer;
-use capful_core::train::{results, settings};
+use capful_core::train::{Results, Settings};
 
 #[link(name = "c")]
 unsafe extern "C" {}
@@ -67,7 +67,7 @@ fn train() -> Option<()> {
     let bytes = layout.high_water().ok()?;
     let mut storage = [0u64; 24 << 10];
     let storage = storage.get_mut(..bytes as usize / 8)?;
-    let mut device = Reference { arena: Arena::new(storage, &[]) };
+    let mut device = Reference { arena: Arena::new(storage) };
     let arena = &mut device.arena;
     let mut number = 0;
     for entry in entries.iter().flatten() {
@@ -81,29 +81,23 @@ fn train() -> Option<()> {
                 number += 1;
             }
         }
+        if entry.slot.role == Role::Constant {
+            let values = FirstValues::new(&entry.slot, 0, 0);
+            floats(arena, entry.place.first, |i| values.at(i as u64));
+        }
     }
-    let pairs = model.rotary_dims / 2;
-    floats(arena, state.rotary_table(), |i| {
-        let (position, pair) = (i as u32 / 2 / pairs, i as u32 / 2 % pairs);
-        Rotary::angle(model.rotary_base, model.rotary_dims, position, pair)[i % 2]
-    });
     let batch = Transformer::training_batch(&training);
     ids(arena, batch.ids, |i| i * 7 % 19);
     ids(arena, batch.targets, |i| (i * 7 + 3) % 19);
     let control = state.control;
-    let mut values = [0.0; settings::LEN as usize];
-    values[settings::LEARNING_RATE] = 1e-2;
-    values[settings::CORRECTION1] = 0.1;
-    values[settings::CORRECTION2] = 0.05;
-    values[settings::CLIP] = 1.0;
-    values[settings::LOSS_SCALE] = 1.0 / 12.0;
-    floats(arena, control.settings, |i| values[i]);
     let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
     let mut losses = [0.0; 2];
-    for loss in &mut losses {
+    for (step, loss) in (0..).zip(&mut losses) {
+        let settings = <[f32; 5]>::from(Settings::of(step, 1e-2, &optimizer, 1.0, 12));
+        floats(&mut device.arena, control.settings, |i| settings[i]);
         model.micro_batch(&mut device, &state, &training, &stage, true).ok()?;
         model.update(&mut device, &state, &optimizer).ok()?;
-        *loss = f64::from(*device.arena.f32(control.results).ok()?.get(results::LOSS)?);
+        *loss = f64::from(Results::from_slice(device.arena.f32(control.results).ok()?).ok()?.loss);
     }
     let right = (losses[0] - EXPECTED).abs() < 1e-4 * EXPECTED && losses[1] < losses[0] - 0.01;
     right.then_some(())
@@ -134,10 +128,10 @@ lto = true
 [workspace]
 "#;
 
-/// The crate with both programs, `proof` and `control`, which differs by one vector.
-fn write_crate(expected: f64) -> PathBuf {
+/// A crate of this name with both programs, `proof` and `control`, which differs by one vector.
+fn write_crate(expected: f64, name: &str) -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no_alloc");
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(dir.join("src/bin")).unwrap();
     let core = tests.join("../core").canonicalize().unwrap();
     fs::write(dir.join("Cargo.toml"), MANIFEST.replace("CORE", core.to_str().unwrap())).unwrap();
@@ -151,10 +145,21 @@ fn write_crate(expected: f64) -> PathBuf {
     dir
 }
 
-fn build(dir: &Path, name: &str) -> Output {
+fn cargo(dir: &Path, command: &str) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--release", "--offline", "--quiet", "--bin", name]).current_dir(dir);
-    cargo.arg("--target-dir").arg(dir.join("target")).env_remove("RUSTFLAGS").output().expect("cargo runs")
+    cargo.args([command, "--offline", "--quiet"]).current_dir(dir);
+    cargo.arg("--target-dir").arg(dir.join("target")).env_remove("RUSTFLAGS");
+    cargo
+}
+
+fn build(dir: &Path, name: &str) -> Output {
+    cargo(dir, "build").args(["--release", "--bin", name]).output().expect("cargo runs")
+}
+
+/// The code of the page about the core, one block after the other.
+fn documented() -> String {
+    let page = include_str!("../../docs/library.md");
+    page.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
 
 /// The loss that the program must find, from the f64 oracle: weights by the same formula, numbered as they are laid.
@@ -200,7 +205,7 @@ fn expected_loss() -> f64 {
 
 #[test]
 fn a_program_without_an_allocator_trains_a_pythia() {
-    let dir = write_crate(expected_loss());
+    let dir = write_crate(expected_loss(), "no_alloc");
     let built = build(&dir, "proof");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let ran = Command::new(dir.join("target/release/proof")).status().expect("it runs");
@@ -210,4 +215,13 @@ fn a_program_without_an_allocator_trains_a_pythia() {
     let refused = build(&dir, "control");
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && message.contains("no global memory allocator"), "{message}");
+}
+
+#[test]
+fn the_code_of_the_documentation_compiles() {
+    let dir = write_crate(0.0, "documented");
+    fs::write(dir.join("src/lib.rs"), documented()).unwrap();
+    let mut check = cargo(&dir, "check");
+    let checked = check.arg("--lib").env("RUSTFLAGS", "-D warnings").output().expect("cargo runs");
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
 }

@@ -27,6 +27,17 @@ pub enum ArenaError {
     },
     /// The region is to be written and lies in the image.
     ReadOnly(Region),
+    /// The region lies in an image, and there is none.
+    NoImage(Region),
+    /// An image that does not begin at a multiple of [`Arena::IMAGE_ALIGNMENT`] bytes.
+    Image,
+    /// A region's elements are not as many as they have names.
+    Length {
+        /// How many there are.
+        found: u64,
+        /// How many were wanted.
+        wanted: u64,
+    },
 }
 
 impl core::fmt::Display for ArenaError {
@@ -41,6 +52,13 @@ impl core::fmt::Display for ArenaError {
                 write!(f, "a region is of {} where {wanted} is wanted", region.dtype.name())
             }
             ArenaError::ReadOnly(_) => f.write_str("a region of the read-only image is to be written"),
+            ArenaError::NoImage(_) => f.write_str("a region lies in a read-only image, and this device has none"),
+            ArenaError::Image => {
+                write!(f, "the image does not begin at a multiple of {} bytes", Arena::IMAGE_ALIGNMENT)
+            }
+            ArenaError::Length { found, wanted } => {
+                write!(f, "a region has {found} elements where {wanted} are wanted")
+            }
         }
     }
 }
@@ -145,9 +163,21 @@ impl View<'_> {
 }
 
 impl<'a> Arena<'a> {
-    /// An arena over `storage` and a read-only `image` (empty where there is none).
-    pub fn new(storage: &'a mut [u64], image: &'a [u8]) -> Self {
-        Self { storage, image }
+    /// An image begins at a multiple of this many bytes, so that vectors of its elements are aligned.
+    pub const IMAGE_ALIGNMENT: usize = 16;
+
+    /// An arena over `storage`, without an image.
+    pub fn new(storage: &'a mut [u64]) -> Self {
+        Self { storage, image: &[] }
+    }
+
+    /// An arena over `storage` and a read-only `image`: weights in flash, or in a mapped file.
+    ///
+    /// # Errors
+    /// [`ArenaError::Image`] for an image that begins elsewhere than at [`Arena::IMAGE_ALIGNMENT`].
+    pub fn with_image(storage: &'a mut [u64], image: &'a [u8]) -> Result<Self, ArenaError> {
+        let aligned = image.as_ptr().addr().is_multiple_of(Self::IMAGE_ALIGNMENT);
+        if aligned { Ok(Self { storage, image }) } else { Err(ArenaError::Image) }
     }
 
     /// Bytes of read-write storage.
@@ -185,15 +215,16 @@ impl<'a> Arena<'a> {
 
     /// The bytes of `region` within its storage: there, and whole elements.
     fn range(&self, region: Region) -> Result<core::ops::Range<usize>, ArenaError> {
-        // Storage is of words; an image begins wherever it was mapped.
-        let (limit, base) = match region.space {
-            Space::Arena => (self.bytes(), 0),
-            Space::Image => (self.image.len() as u64, self.image.as_ptr().addr() as u64),
+        let limit = match region.space {
+            Space::Arena => self.bytes(),
+            Space::Image if self.image.is_empty() => return Err(ArenaError::NoImage(region)),
+            Space::Image => self.image.len() as u64,
         };
         if region.end() > limit {
             return Err(ArenaError::OutOfBounds(region));
         }
-        if !base.wrapping_add(region.offset).is_multiple_of(region.dtype.size()) {
+        // Storage is of words, and an image is aligned as well.
+        if !region.offset.is_multiple_of(region.dtype.size()) {
             return Err(ArenaError::Misaligned(region));
         }
         Ok(region.offset as usize..region.end() as usize)
@@ -227,7 +258,7 @@ mod tests {
     #[test]
     fn disjoint_regions_are_written_and_read_back() {
         let mut storage = [0u64; 64];
-        let mut arena = Arena::new(&mut storage, &[]);
+        let mut arena = Arena::new(&mut storage);
         let [mut a, mut b, none] = arena.views([Some(region(0, 3)), Some(region(12, 5)), None]).unwrap();
         a.f32_mut().unwrap().fill(1.0);
         b.f32_mut().unwrap().fill(2.0);
@@ -238,7 +269,7 @@ mod tests {
     #[test]
     fn overlapping_and_overlong_regions_are_refused() {
         let mut storage = [0u64; 4];
-        let mut arena = Arena::new(&mut storage, &[]);
+        let mut arena = Arena::new(&mut storage);
         assert_eq!(arena.views([Some(region(0, 3)), Some(region(8, 2))]).unwrap_err(), ArenaError::Overlap);
         assert_eq!(arena.views([Some(region(4, 8))]).unwrap_err(), ArenaError::OutOfBounds(region(4, 8)));
         // An end beyond 64 bits is beyond the storage too.
@@ -250,7 +281,7 @@ mod tests {
     #[test]
     fn a_region_of_another_type_or_within_an_element_is_an_error() {
         let mut storage = [0u64; 4];
-        let mut arena = Arena::new(&mut storage, &[]);
+        let mut arena = Arena::new(&mut storage);
         let of = |dtype| Region { dtype, ..region(0, 2) };
         let [bf16, ids, codes] = [Dtype::Bf16, Dtype::U32, Dtype::E4m3].map(of);
         let wrong = |region, wanted| ArenaError::Type { region, wanted };
@@ -269,15 +300,15 @@ mod tests {
 
     #[test]
     fn the_image_is_read_and_never_written() {
-        let words = [7u32, 8, 9];
+        let words = [u128::from_le_bytes(core::array::from_fn(|i| i as u8))];
         let image: &[u8] = bytemuck::cast_slice(&words);
         let r = Region { space: Space::Image, dtype: Dtype::U32, offset: 4, shape: [1, 1, 1, 1] };
-        let mut arena = Arena::new(&mut [], image);
+        let mut arena = Arena::with_image(&mut [], image).unwrap();
         let [mut view] = arena.views([Some(r)]).unwrap();
-        assert_eq!(view.u32().unwrap(), [8]);
+        assert_eq!(view.u32().unwrap(), [0x0706_0504]);
         assert_eq!(view.u32_mut().unwrap_err(), ArenaError::ReadOnly(r));
-        // Mapped at an odd address.
-        let mut arena = Arena::new(&mut [], &image[1..]);
-        assert_eq!(arena.views([Some(r)]).unwrap_err(), ArenaError::Misaligned(r));
+        // Mapped at an odd address, or not at all.
+        assert_eq!(Arena::with_image(&mut [], &image[1..]).unwrap_err(), ArenaError::Image);
+        assert_eq!(Arena::new(&mut []).views([Some(r)]).unwrap_err(), ArenaError::NoImage(r));
     }
 }

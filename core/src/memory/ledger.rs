@@ -233,6 +233,8 @@ pub struct Layout<'v> {
     visit: &'v mut dyn FnMut(&Entry),
     offset: u64,
     high: u64,
+    /// Where the next region of the image will lie, in a layout that has one.
+    image: Option<u64>,
     refused: Option<LayoutError>,
 }
 
@@ -247,7 +249,17 @@ impl<'v> Layout<'v> {
 
     /// A layout that begins at offset 0 and shows each entry to `visit`.
     pub fn new(visit: &'v mut dyn FnMut(&Entry)) -> Self {
-        Self { visit, offset: 0, high: 0, refused: None }
+        Self { visit, offset: 0, high: 0, image: None, refused: None }
+    }
+
+    /// The same, but weights and constant tables lie in a read-only image of their own.
+    pub fn with_image(visit: &'v mut dyn FnMut(&Entry)) -> Self {
+        Self { image: Some(0), ..Self::new(visit) }
+    }
+
+    /// Bytes of the image: where the next region of it would lie.
+    pub fn image_bytes(&self) -> u64 {
+        self.image.unwrap_or(0)
     }
 
     /// The most bytes that were in use at once: the size of the arena.
@@ -258,15 +270,15 @@ impl<'v> Layout<'v> {
         self.refused.map_or(Ok(self.high), Err)
     }
 
-    /// Bytes of a layer's region with its padding, and the end of all layers.
-    fn place(&self, slot: &Slot) -> Result<(u64, u64), LayoutError> {
+    /// Bytes of a layer's region with its padding, and the end of all layers that begin at `start`.
+    fn place(slot: &Slot, start: u64) -> Result<(u64, u64), LayoutError> {
         let [a, b, c, columns] = slot.shape;
         let rows = a.checked_mul(b).and_then(|rows| rows.checked_mul(c)).ok_or(LayoutError::Rows(slot.name))?;
         let padded = (u64::from(rows) * u64::from(columns)).checked_next_multiple_of(Self::GRAIN);
         let padded = padded.and_then(|elements| elements.checked_mul(slot.dtype.size()));
         let padded = padded.and_then(|bytes| bytes.checked_next_multiple_of(Self::ALIGNMENT));
         let end = padded.and_then(|bytes| bytes.checked_mul(slot.layers.into()));
-        let end = end.and_then(|bytes| bytes.checked_add(self.offset)).filter(|end| *end <= Self::LIMIT);
+        let end = end.and_then(|bytes| bytes.checked_add(start)).filter(|end| *end <= Self::LIMIT);
         padded.zip(end).ok_or(LayoutError::Bytes(slot.name))
     }
 
@@ -279,14 +291,19 @@ impl<'v> Layout<'v> {
 
 impl Ledger for Layout<'_> {
     fn region(&mut self, slot: Slot) -> Stacked {
-        let (padded, end) = match self.place(&slot) {
+        let image = self.image.filter(|_| matches!(slot.role, Role::Weight | Role::Constant));
+        let offset = image.unwrap_or(self.offset);
+        let (padded, end) = match Self::place(&slot, offset) {
             Ok(place) => place,
             Err(error) => return Stacked { first: self.refuse(error, slot.dtype), stride: 0 },
         };
-        let first = Region { space: Space::Arena, dtype: slot.dtype, offset: self.offset, shape: slot.shape };
+        let space = if image.is_some() { Space::Image } else { Space::Arena };
+        let first = Region { space, dtype: slot.dtype, offset, shape: slot.shape };
         let layers = u64::from(slot.layers);
-        self.offset = end;
-        self.high = self.high.max(self.offset);
+        match space {
+            Space::Image => self.image = Some(end),
+            Space::Arena => (self.offset, self.high) = (end, self.high.max(end)),
+        }
         let place = Stacked { first, stride: if layers > 1 { padded } else { 0 } };
         let bytes = slot.elements() * slot.dtype.size() * layers;
         (self.visit)(&Entry { slot, place, bytes, padding: padded * layers - bytes });

@@ -1,7 +1,8 @@
-//! Model families: a configuration, its regions, and its step, written once for every device.
+//! Model families: a configuration, its regions, their first values, and its step, written once for every device.
 
 mod activations;
 mod checks;
+mod initial;
 pub mod neurogen;
 mod parameter;
 mod scales;
@@ -10,6 +11,7 @@ mod stage;
 mod testing;
 pub mod transformer;
 
+pub use initial::FirstValues;
 pub use neurogen::NeuroGen;
 pub use parameter::{Parameter, Parameters};
 pub use scales::Scales;

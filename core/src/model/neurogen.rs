@@ -234,18 +234,8 @@ impl NeuroGen {
         t: &Training,
     ) -> Result<(), OperationError> {
         let (w, c) = (&state.weights, &t.chunk);
-        let linear = |x, weight, out_grad, x_grad, weight_grad| LinearGrad {
-            x,
-            weight,
-            transposed: false,
-            out_grad,
-            x_grad,
-            before_gelu: None,
-            weight_grad,
-            bias_grad: None,
-            accumulate: false,
-            quantised: None,
-        };
+        let linear =
+            |x, weight, out_grad, x_grad, weight_grad| LinearGrad::new([x, weight], out_grad, [x_grad, weight_grad]);
         if let (Some([down, up]), Some([down_grad, up_grad]), Some(low), Some(low_grad)) =
             (w.skip, grads.skip, c.low, t.low_grad)
         {

@@ -4,7 +4,7 @@ use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot};
 use crate::ops::Pattern;
 use crate::optimizer::Optimizer;
-use crate::train::{results, settings};
+use crate::train::{Results, Settings};
 
 /// How much of the forward pass is kept for the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -230,9 +230,9 @@ impl core::error::Error for ModelError {}
 /// The regions a host writes before a step and reads after it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Control {
-    /// See [`settings`].
+    /// [`Settings`].
     pub settings: Region,
-    /// See [`results`].
+    /// [`Results`].
     pub results: Region,
 }
 
@@ -241,7 +241,7 @@ impl Control {
     pub fn lay(ledger: &mut dyn Ledger) -> Control {
         let mut region =
             |name, len| ledger.region(Slot::new(name, Role::Control, Dtype::F32, [1, 1, 1, len as u32])).first;
-        Control { settings: region("settings", settings::LEN), results: region("results", results::LEN) }
+        Control { settings: region("settings", Settings::LEN), results: region("results", Results::LEN) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
-use crate::train::{results, settings};
+use crate::train::{Results, Settings};
 
 /// With g the clipped gradient: `m = β₁ m + (1 − β₁) g`, `v = β₂ v + (1 − β₂) g²`,
 /// `w = w (1 − lr · decay) − lr · m / (1 − β₁ᵗ) / (√(v / (1 − β₂ᵗ)) + eps)`.
@@ -48,18 +48,18 @@ pub struct Factors {
 
 impl AdamW {
     /// The factors of this update, or `None` where the norm is not finite and the update is skipped.
-    pub fn factors(&self, settings: &[f32], results: &[f32]) -> Option<Factors> {
-        let norm = libm::sqrtf(results[results::SQUARED_NORM]);
+    pub fn factors(&self, settings: &Settings, results: &Results) -> Option<Factors> {
+        let norm = libm::sqrtf(results.squared_norm);
         if !norm.is_finite() {
             return None;
         }
-        let (lr, clip) = (settings[settings::LEARNING_RATE], settings[settings::CLIP]);
+        let Settings { learning_rate, correction1, correction2, clip, .. } = *settings;
         let gradient = clip / (norm + 1e-6);
         Some(Factors {
             gradient: if gradient < 1.0 { gradient } else { 1.0 },
-            step: lr / settings[settings::CORRECTION1],
-            root: 1.0 / libm::sqrtf(settings[settings::CORRECTION2]),
-            keep: 1.0 - lr * self.decay,
+            step: learning_rate / correction1,
+            root: 1.0 / libm::sqrtf(correction2),
+            keep: 1.0 - learning_rate * self.decay,
         })
     }
 
@@ -99,8 +99,8 @@ impl Operation for AdamW {
         self.expect(self.gradient.elements() == n, "gradient")?;
         self.expect(self.first.elements() == n, "first")?;
         self.expect(self.second.elements() == n, "second")?;
-        self.expect(self.settings.elements() == settings::LEN, "settings")?;
-        self.expect(self.results.elements() == results::LEN, "results")
+        self.expect(self.settings.elements() == Settings::LEN, "settings")?;
+        self.expect(self.results.elements() == Results::LEN, "results")
     }
 
     fn flops(&self) -> u64 {
@@ -117,7 +117,8 @@ impl Operation for AdamW {
             Some(self.settings),
             Some(self.results),
         ])?;
-        let Some(factors) = self.factors(settings.f32()?, results.f32()?) else { return Ok(()) };
+        let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
+        let Some(factors) = self.factors(settings, results) else { return Ok(()) };
         let moments = first.f32_mut()?.iter_mut().zip(second.f32_mut()?);
         let moved = if self.master.is_some() { &mut master } else { &mut weight };
         for ((w, g), (m, v)) in moved.f32_mut()?.iter_mut().zip(gradient.f32()?).zip(moments) {
@@ -135,16 +136,18 @@ mod tests {
     use super::*;
     use crate::ops::testing::Bench;
 
+    const SETTINGS: Settings =
+        Settings { learning_rate: 0.01, correction1: 0.1, correction2: 0.05, clip: 2.0, loss_scale: 1.0 };
+
     fn case(b: &mut Bench<256>, squared_norm: f32) -> AdamW {
-        let lr = 0.01;
         AdamW {
             weight: b.normal([1, 1, 1, 13], 1, 1.0),
             master: None,
             gradient: b.normal([1, 1, 1, 13], 2, 1.0),
             first: b.values([1, 1, 1, 13], &[0.0; 13]),
             second: b.values([1, 1, 1, 13], &[0.0; 13]),
-            settings: b.values([1, 1, 1, settings::LEN as u32], &[lr, 0.0, 0.0, 2.0, 1.0]),
-            results: b.values([1, 1, 1, results::LEN as u32], &[0.0, squared_norm]),
+            settings: b.settings(SETTINGS),
+            results: b.results(Results { loss: 0.0, squared_norm }),
             beta1: 0.9,
             beta2: 0.95,
             eps: 1e-8,
@@ -160,7 +163,8 @@ mod tests {
         let (mut m, mut v) = ([0.0; 13], [0.0; 13]);
         for t in 1..=3 {
             let corrections = [1.0 - libm::pow(0.9, f64::from(t)), 1.0 - libm::pow(0.95, f64::from(t))];
-            b.set(op.settings, &[0.01, corrections[0] as f32, corrections[1] as f32, 2.0, 1.0]);
+            let [correction1, correction2] = corrections.map(|c| c as f32);
+            b.set(op.settings, &<[f32; 5]>::from(Settings { correction1, correction2, ..SETTINGS }));
             b.run(op);
             for i in 0..13 {
                 // A norm of 4 against a clip of 2: half the gradient.
@@ -190,10 +194,7 @@ mod tests {
     fn a_master_moves_in_the_weights_stead() {
         let mut b = Bench::<256>::new();
         let alone = case(&mut b, 16.0);
-        let settings = [0.01, 0.1, 0.05, 2.0, 1.0];
-        b.set(alone.settings, &settings);
         let with = case(&mut b, 16.0);
-        b.set(with.settings, &settings);
         let with = AdamW { weight: b.poison([1, 1, 1, 13]), master: Some(with.weight), ..with };
         b.run(alone);
         b.run(with);

@@ -7,7 +7,7 @@
 use super::math::{axpy, dot, sum};
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
-use crate::train::{results, settings};
+use crate::train::{Results, Settings};
 
 /// What keeps a denominator from zero.
 const EPS: f32 = 1e-12;
@@ -72,8 +72,8 @@ impl Operation for FactoredUpdate {
         self.expect(self.row_moment.rows() == 2 && self.row_moment.columns() == v, "row_moment")?;
         self.expect(self.column_moment.rows() == 2 && self.column_moment.columns() == d, "column_moment")?;
         self.expect(self.tile.rows() > 0 && self.tile.columns() == d, "tile")?;
-        self.expect(self.settings.elements() == settings::LEN, "settings")?;
-        self.expect(self.results.elements() == results::LEN, "results")
+        self.expect(self.settings.elements() == Settings::LEN, "settings")?;
+        self.expect(self.results.elements() == Results::LEN, "results")
     }
 
     fn flops(&self) -> u64 {
@@ -93,11 +93,11 @@ impl Operation for FactoredUpdate {
                 Some(self.settings),
                 Some(self.results),
             ])?;
-        if !results.f32()?[results::LOSS].is_finite() {
+        if !Results::from_slice(results.f32()?)?.loss.is_finite() {
             return Ok(());
         }
         let (d, vocabulary) = (self.x.columns() as usize, self.weight.rows() as usize);
-        let (lr, correction) = (settings.f32()?[settings::LEARNING_RATE], settings.f32()?[settings::CORRECTION2]);
+        let Settings { learning_rate: lr, correction2: correction, .. } = *Settings::from_slice(settings.f32()?)?;
         let (row_moment, bias_moment) = row_moment.f32_mut()?.split_at_mut(vocabulary);
         let (columns, sums) = column_moment.f32_mut()?.split_at_mut(d);
         let mean = sum(columns) / d as f32;
@@ -165,8 +165,8 @@ impl Operation for EmbedUpdate {
         self.expect(self.x_grad.rows() == self.ids.columns(), "x_grad")?;
         self.expect(self.x_grad.columns() == self.table.columns(), "table")?;
         self.expect(self.moment.rows() == self.table.rows() && self.moment.columns() == 2, "moment")?;
-        self.expect(self.settings.elements() == settings::LEN, "settings")?;
-        self.expect(self.results.elements() == results::LEN, "results")
+        self.expect(self.settings.elements() == Settings::LEN, "settings")?;
+        self.expect(self.results.elements() == Results::LEN, "results")
     }
 
     fn flops(&self) -> u64 {
@@ -182,10 +182,11 @@ impl Operation for EmbedUpdate {
             Some(self.settings),
             Some(self.results),
         ])?;
-        if !results.f32()?[results::LOSS].is_finite() {
+        if !Results::from_slice(results.f32()?)?.loss.is_finite() {
             return Ok(());
         }
-        let (d, ids, lr) = (self.table.columns() as usize, ids.u32()?, settings.f32()?[settings::LEARNING_RATE]);
+        let lr = Settings::from_slice(settings.f32()?)?.learning_rate;
+        let (d, ids) = (self.table.columns() as usize, ids.u32()?);
         for (r, &id) in ids.iter().enumerate() {
             if ids[..r].contains(&id) {
                 continue;
@@ -212,7 +213,8 @@ mod tests {
     use crate::ops::testing::Bench;
 
     type B = Bench<4096>;
-    const SETTINGS: [f32; settings::LEN as usize] = [0.01, 0.0, 0.1, 1.0, 1.0];
+    const SETTINGS: Settings =
+        Settings { learning_rate: 0.01, correction1: 0.0, correction2: 0.1, clip: 1.0, loss_scale: 1.0 };
 
     fn decoder(b: &mut B, loss: f32) -> FactoredUpdate {
         FactoredUpdate {
@@ -223,8 +225,8 @@ mod tests {
             row_moment: b.values([1, 1, 2, 4], &[0.0; 8]),
             column_moment: b.values([1, 1, 2, 5], &[0.0; 10]),
             tile: b.poison([1, 1, 2, 5]),
-            settings: b.values([1, 1, 1, settings::LEN as u32], &SETTINGS),
-            results: b.values([1, 1, 1, results::LEN as u32], &[loss, 0.0]),
+            settings: b.settings(SETTINGS),
+            results: b.results(Results { loss, squared_norm: 0.0 }),
             beta2: 0.9,
             rate: 0.5,
         }
@@ -241,7 +243,7 @@ mod tests {
         let beta2 = f64::from(op.beta2);
         for step in 1..=2 {
             let correction = 1.0 - libm::pow(beta2, f64::from(step));
-            b.set(op.settings, &[0.01, 0.0, correction as f32, 1.0, 1.0]);
+            b.set(op.settings, &<[f32; 5]>::from(Settings { correction2: correction as f32, ..SETTINGS }));
             b.run(op);
             let g = |v: usize, d: usize| (0..7).map(|r| dz[r * 4 + v] * x[r * 5 + d]).sum::<f64>();
             let mean = columns.iter().sum::<f64>() / 5.0;
@@ -277,8 +279,8 @@ mod tests {
             x_grad: b.normal([1, 1, 5, 3], 1, 1.0),
             table: b.normal([1, 1, 5, 3], 2, 1.0),
             moment: b.values([1, 1, 5, 2], &[0.0, 0.0, 2.0, 1.0, 0.0, 0.0, 0.1, 4.0, 0.0, 0.0]),
-            settings: b.values([1, 1, 1, settings::LEN as u32], &SETTINGS),
-            results: b.values([1, 1, 1, results::LEN as u32], &[1.0, 0.0]),
+            settings: b.settings(SETTINGS),
+            results: b.results(Results { loss: 1.0, squared_norm: 0.0 }),
             beta2: 0.9,
         };
         let all = |b: &mut B, r: Region| -> [f64; 15] { core::array::from_fn(|i| f64::from(b.get(r)[i])) };

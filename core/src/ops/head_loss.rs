@@ -4,7 +4,7 @@ use super::math::{axpy, dot, max, sum};
 use crate::data::IGNORE;
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
-use crate::train::{results, settings};
+use crate::train::{Results, Settings};
 
 /// What [`HeadLoss`] writes for the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -71,8 +71,8 @@ impl Operation for HeadLoss {
         self.expect(self.targets.elements() == u64::from(rows), "targets")?;
         self.expect(self.logits.columns() == vocabulary && self.logits.rows() > 0, "logits")?;
         self.expect(self.losses.elements() == u64::from(rows), "losses")?;
-        self.expect(self.settings.elements() == settings::LEN, "settings")?;
-        self.expect(self.results.elements() == results::LEN, "results")?;
+        self.expect(self.settings.elements() == Settings::LEN, "settings")?;
+        self.expect(self.results.elements() == Results::LEN, "results")?;
         if let Some(g) = &self.gradient {
             self.expect(g.x_grad.rows() == rows && g.x_grad.columns() == d, "x_grad")?;
             match g.weight_grad {
@@ -107,7 +107,7 @@ impl Operation for HeadLoss {
                 self.gradient.and_then(|g| g.weight_grad),
             ])?;
         let (d, vocabulary) = (self.x.columns() as usize, self.weight.rows() as usize);
-        let scale = settings.f32()?[settings::LOSS_SCALE];
+        let scale = Settings::from_slice(settings.f32()?)?.loss_scale;
         if self.gradient.is_some_and(|g| !g.accumulate) {
             weight_grad.f32_mut()?.fill(0.0);
         }
@@ -145,8 +145,9 @@ impl Operation for HeadLoss {
                 }
             }
         }
-        let before = if self.add_loss { results.f32()?[results::LOSS] } else { 0.0 };
-        results.f32_mut()?[results::LOSS] = before + scale * sum(losses.f32()?);
+        let results = Results::from_slice_mut(results.f32_mut()?)?;
+        let before = if self.add_loss { results.loss } else { 0.0 };
+        results.loss = before + scale * sum(losses.f32()?);
         Ok(())
     }
 }
@@ -166,8 +167,8 @@ mod tests {
             targets: b.ids(targets),
             logits: b.poison([1, 1, 2, 9]),
             losses: b.poison([1, 1, 1, rows]),
-            settings: b.values([1, 1, 1, settings::LEN as u32], &[0.0, 0.0, 0.0, 0.0, 0.25]),
-            results: b.values([1, 1, 1, results::LEN as u32], &[7.0, 0.0]),
+            settings: b.settings(Settings { loss_scale: 0.25, ..Settings::default() }),
+            results: b.results(Results { loss: 7.0, squared_norm: 0.0 }),
             add_loss: false,
             gradient: None,
         }
@@ -191,9 +192,10 @@ mod tests {
             approx::assert_relative_eq!(f64::from(b.get(op.losses)[r]), expected, epsilon = 1e-5);
             total += expected;
         }
-        approx::assert_relative_eq!(f64::from(b.get(op.results)[results::LOSS]), 0.25 * total, epsilon = 1e-5);
+        let loss = |b: &mut Bench<4096>| f64::from(Results::from_slice(b.get(op.results)).unwrap().loss);
+        approx::assert_relative_eq!(loss(&mut b), 0.25 * total, epsilon = 1e-5);
         b.run(HeadLoss { add_loss: true, ..op });
-        approx::assert_relative_eq!(f64::from(b.get(op.results)[results::LOSS]), 0.5 * total, epsilon = 1e-5);
+        approx::assert_relative_eq!(loss(&mut b), 0.5 * total, epsilon = 1e-5);
     }
 
     #[test]

@@ -33,6 +33,24 @@ pub struct LinearGrad {
     pub quantised: Option<QuantisedProduct>,
 }
 
+impl LinearGrad {
+    /// All gradients of `out = x · weightᵀ`, written over what was there.
+    pub const fn new([x, weight]: [Region; 2], out_grad: Region, [x_grad, weight_grad]: [Region; 2]) -> LinearGrad {
+        LinearGrad {
+            x,
+            weight,
+            transposed: false,
+            out_grad,
+            x_grad,
+            before_gelu: None,
+            weight_grad,
+            bias_grad: None,
+            accumulate: false,
+            quantised: None,
+        }
+    }
+}
+
 impl Operation for LinearGrad {
     const NAME: &'static str = "linear_grad";
 

@@ -195,7 +195,7 @@ impl Operation for Spike {
         let (before, spiked, keep) = (before.f32()?, spiked.f32()?, keep.f32()?);
         let (sources, weights) = (sources.u32()?, weights.f32()?);
         let (now, spikes, slope) = (now.f32_mut()?, spikes.f32_mut()?, slope.f32_mut()?);
-        let (potential, fatigue, offset) = (potential.f32_mut()?, fatigue.f32_mut()?, offset.f32_mut()?);
+        let (potential, fatigue, thresholds) = (potential.f32_mut()?, fatigue.f32_mut()?, offset.f32()?);
         // The potentials first; the distance to the threshold waits in the place of the spikes.
         for j in 0..neurons {
             for b in 0..streams {
@@ -218,7 +218,7 @@ impl Operation for Spike {
                 // What is not a number stays so.
                 *v = if moved < LOWEST_POTENTIAL { LOWEST_POTENTIAL } else { moved };
                 let a = if k > 0.0 { fatigue[i] } else { 0.0 };
-                let threshold = (cell.threshold + offset[j]) + cell.adaptation_of(j) * a;
+                let threshold = (cell.threshold + thresholds[j]) + cell.adaptation_of(j) * a;
                 spikes[i] = *v - threshold;
             }
         }
@@ -250,7 +250,7 @@ impl Operation for Spike {
             }
         }
         if cell.homeostasis > 0.0 {
-            for (offset, spikes) in offset.iter_mut().zip(spikes.chunks_exact(streams)) {
+            for (offset, spikes) in offset.f32_mut()?.iter_mut().zip(spikes.chunks_exact(streams)) {
                 let fired = spikes.iter().filter(|z| **z > 0.0).count();
                 let moved = *offset + cell.homeostasis * (fired as f32 / streams as f32 - cell.rate);
                 *offset = moved.clamp(-OFFSET_LIMIT, OFFSET_LIMIT);

@@ -3,9 +3,9 @@
 use super::math::dot;
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
-use crate::train::results;
+use crate::train::Results;
 
-/// `results[SQUARED_NORM] = Σ gradient²`.
+/// `results.squared_norm = Σ gradient²`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SquaredNorm {
     /// The range of all gradients, padding included (it holds zeros).
@@ -29,7 +29,7 @@ impl Operation for SquaredNorm {
     }
 
     fn validate(&self) -> Result<(), OperationError> {
-        self.expect(self.results.elements() == results::LEN, "results")
+        self.expect(self.results.elements() == Results::LEN, "results")
     }
 
     fn flops(&self) -> u64 {
@@ -39,7 +39,7 @@ impl Operation for SquaredNorm {
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [gradient, mut results] = arena.views([Some(self.gradient), Some(self.results)])?;
         let total = gradient.f32()?.chunks(Self::PIECE).fold(0.0f64, |sum, piece| sum + f64::from(dot(piece, piece)));
-        results.f32_mut()?[results::SQUARED_NORM] = total as f32;
+        Results::from_slice_mut(results.f32_mut()?)?.squared_norm = total as f32;
         Ok(())
     }
 }
@@ -53,10 +53,11 @@ mod tests {
     fn the_sum_agrees_with_f64() {
         let mut b = Bench::<30_000>::new();
         let gradient = b.normal([1, 1, 1, 50_001], 1, 0.1);
-        let results = b.values([1, 1, 1, results::LEN as u32], &[5.0, 5.0]);
+        let results = b.results(Results { loss: 5.0, squared_norm: 5.0 });
         b.run(SquaredNorm { gradient, results });
         let expected: f64 = b.get(gradient).iter().map(|g| f64::from(*g) * f64::from(*g)).sum();
-        approx::assert_relative_eq!(f64::from(b.get(results)[results::SQUARED_NORM]), expected, max_relative = 1e-6);
-        assert_eq!(b.get(results)[results::LOSS], 5.0);
+        let results = Results::from_slice(b.get(results)).unwrap();
+        approx::assert_relative_eq!(f64::from(results.squared_norm), expected, max_relative = 1e-6);
+        assert_eq!(results.loss, 5.0);
     }
 }

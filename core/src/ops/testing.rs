@@ -3,6 +3,7 @@
 use crate::device::{Device as _, Meter, Operation, Rates, Reference, Single};
 use crate::memory::{Arena, Dtype, Region, Space};
 use crate::random::Random;
+use crate::train::{Results, Settings};
 
 /// An arena of `WORDS` eight-byte words, filled from the front.
 pub struct Bench<const WORDS: usize> {
@@ -29,16 +30,24 @@ impl<const WORDS: usize> Bench<WORDS> {
     }
 
     pub fn set(&mut self, region: Region, values: &[f32]) {
-        let mut arena = Arena::new(&mut self.storage, &[]);
+        let mut arena = Arena::new(&mut self.storage);
         let [mut view] = arena.views([Some(region)]).unwrap();
         view.f32_mut().expect("a region of this type").copy_from_slice(values);
+    }
+
+    pub fn settings(&mut self, settings: Settings) -> Region {
+        self.values([1, 1, 1, Settings::LEN as u32], &<[f32; 5]>::from(settings))
+    }
+
+    pub fn results(&mut self, results: Results) -> Region {
+        self.values([1, 1, 1, Results::LEN as u32], &<[f32; 2]>::from(results))
     }
 
     /// Normal numbers times `scale`.
     pub fn normal(&mut self, shape: [u32; 4], stream: u64, scale: f32) -> Region {
         let region = self.region(Dtype::F32, shape);
         let random = Random::new(11, stream);
-        let mut arena = Arena::new(&mut self.storage, &[]);
+        let mut arena = Arena::new(&mut self.storage);
         let [mut view] = arena.views([Some(region)]).unwrap();
         for (i, x) in view.f32_mut().expect("a region of this type").iter_mut().enumerate() {
             *x = random.normal(i as u64) * scale;
@@ -49,7 +58,7 @@ impl<const WORDS: usize> Bench<WORDS> {
     /// NaN: what an operation must write before anyone reads it.
     pub fn poison(&mut self, shape: [u32; 4]) -> Region {
         let region = self.region(Dtype::F32, shape);
-        let mut arena = Arena::new(&mut self.storage, &[]);
+        let mut arena = Arena::new(&mut self.storage);
         let [mut view] = arena.views([Some(region)]).unwrap();
         view.f32_mut().expect("a region of this type").fill(f32::NAN);
         region
@@ -57,7 +66,7 @@ impl<const WORDS: usize> Bench<WORDS> {
 
     pub fn ids(&mut self, ids: &[u32]) -> Region {
         let region = self.region(Dtype::U32, [1, 1, 1, ids.len() as u32]);
-        let mut arena = Arena::new(&mut self.storage, &[]);
+        let mut arena = Arena::new(&mut self.storage);
         let [mut view] = arena.views([Some(region)]).unwrap();
         view.u32_mut().expect("a region of this type").copy_from_slice(ids);
         region
@@ -66,7 +75,7 @@ impl<const WORDS: usize> Bench<WORDS> {
     /// Codes that nobody wrote: NaN.
     pub fn codes(&mut self, dtype: Dtype, shape: [u32; 4]) -> Region {
         let region = self.region(dtype, shape);
-        let mut arena = Arena::new(&mut self.storage, &[]);
+        let mut arena = Arena::new(&mut self.storage);
         let [mut view] = arena.views([Some(region)]).unwrap();
         view.bytes_mut().expect("a region of this type").fill(0xff);
         region
@@ -80,7 +89,7 @@ impl<const WORDS: usize> Bench<WORDS> {
     pub fn run<O: Operation>(&mut self, operation: O) {
         let op = operation.into();
         Meter::new(&Single, Rates::ONE).run(&op).unwrap();
-        Reference { arena: Arena::new(&mut self.storage, &[]) }.run(&op).unwrap();
+        Reference { arena: Arena::new(&mut self.storage) }.run(&op).unwrap();
     }
 
     pub fn get(&mut self, region: Region) -> &[f32] {
@@ -90,7 +99,7 @@ impl<const WORDS: usize> Bench<WORDS> {
 
     /// Σ output ∘ weights: a scalar whose gradient by the output is `weights`.
     pub fn project(&mut self, output: Region, weights: Region) -> f64 {
-        let arena = Arena::new(&mut self.storage, &[]);
+        let arena = Arena::new(&mut self.storage);
         let (out, weights) = (arena.f32(output).unwrap(), arena.f32(weights).unwrap());
         out.iter().zip(weights).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
     }

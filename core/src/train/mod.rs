@@ -1,9 +1,10 @@
-//! The numbers that change from step to step: schedules, the curriculum, and where a step finds its settings.
+//! The numbers that change from step to step: schedules, the curriculum, a step's settings and its
+//! results.
 
 mod control;
 mod curriculum;
 mod schedule;
 
-pub use control::{results, settings};
+pub use control::{Results, Settings};
 pub use curriculum::{Curriculum, CurriculumError, Period};
 pub use schedule::{Schedule, Shape};

@@ -14,6 +14,6 @@ pub struct Reference {
 
 impl Device for Reference {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
-        op.reference(&mut Arena::new(self.memory.words(), &[]))
+        op.reference(&mut Arena::new(self.memory.words()))
     }
 }

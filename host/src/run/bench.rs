@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::random::{Random, stream};
-use capful_core::train::settings;
+use capful_core::train::Settings;
 
 use super::Session;
 use super::session::Rows;
@@ -80,7 +80,7 @@ pub struct Bench<'a> {
     ids: Vec<u32>,
     targets: Vec<u32>,
     offsets: Vec<u32>,
-    settings: [f32; settings::LEN as usize],
+    settings: Settings,
 }
 
 impl<'a> Bench<'a> {
@@ -94,22 +94,16 @@ impl<'a> Bench<'a> {
         let random = Random::new(config.seed, stream("bench"));
         let ids: Vec<u32> =
             (0..=tokens).map(|i| random.below(i as u64, u64::from(config.vocab_size())) as u32).collect();
-        let mut values = [0.0; settings::LEN as usize];
-        values[settings::LEARNING_RATE] = 1e-4;
-        values[settings::CORRECTION1] = 1.0;
-        values[settings::CORRECTION2] = 1.0;
-        values[settings::CLIP] = 1.0;
-        values[settings::LOSS_SCALE] = 1.0 / config.tokens_per_step() as f32;
+        let settings = Settings {
+            learning_rate: 1e-4,
+            correction1: 1.0,
+            correction2: 1.0,
+            clip: 1.0,
+            loss_scale: 1.0 / config.tokens_per_step() as f32,
+        };
         // In the midst of documents.
         let offsets = vec![config.context(); tokens];
-        Ok(Bench {
-            session,
-            config,
-            targets: ids[1..].to_vec(),
-            ids: ids[..tokens].to_vec(),
-            offsets,
-            settings: values,
-        })
+        Ok(Bench { session, config, targets: ids[1..].to_vec(), ids: ids[..tokens].to_vec(), offsets, settings })
     }
 
     fn step(&mut self) -> Result<Ticket, DeviceError> {

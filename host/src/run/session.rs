@@ -2,10 +2,8 @@
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Entry, Init, Region, Role};
-use capful_core::model::{Batch, Scales, Stage};
-use capful_core::ops::Rotary;
-use capful_core::random::{Random, stream};
-use capful_core::train::{Period, results, settings};
+use capful_core::model::{Batch, FirstValues, Scales, Stage};
+use capful_core::train::{Period, Results, Settings};
 use half::slice::HalfFloatSliceExt as _;
 
 use super::wiring;
@@ -108,8 +106,7 @@ impl Session {
 
     /// Whatever a training run does, once.
     fn everything(&mut self, config: &Config) -> Result<(), DeviceError> {
-        let mut values = [1.0; settings::LEN as usize];
-        values[settings::LEARNING_RATE] = 0.0;
+        let settings = Settings { learning_rate: 0.0, correction1: 1.0, correction2: 1.0, clip: 1.0, loss_scale: 1.0 };
         let periods = config.periods();
         let most = periods.iter().map(Period::micro_tokens).max().unwrap_or(0);
         let evaluated = self.laid.sections.evaluation.map_or(0, |stage| stage.tokens());
@@ -121,7 +118,7 @@ impl Session {
         for (seen, (stage, period)) in kinds.iter().flat_map(|seen| periods.iter().enumerate().map(|p| (*seen, p))) {
             let zeros = &zeros[..period.micro_tokens() as usize];
             self.seen = seen;
-            self.begin(values)?;
+            self.begin(settings)?;
             for micro in 0..period.accumulate.min(2) {
                 self.micro_batch(stage, Rows::of(zeros), micro == 0)?;
             }
@@ -182,11 +179,11 @@ impl Session {
             }
             for layer in 0..slot.layers {
                 let region = entry.place.at(layer);
-                let random = Random::new(seed.unwrap_or(0), stream(slot.name).wrapping_add(u64::from(layer)));
+                let values = FirstValues::new(slot, layer, seed.unwrap_or(0));
                 let mut done = 0;
                 while done < slot.elements() {
                     let count = (slot.elements() - done).min(piece.len() as u64) as usize;
-                    fill(&mut piece[..count], done, |i| first_value(slot.init, &random, slot.shape, i));
+                    fill(&mut piece[..count], done, |first, part| values.fill(first, part));
                     let offset = region.offset + done * region.dtype.size();
                     let place = Region { offset, shape: [1, 1, 1, count as u32], ..region };
                     if region.dtype == Dtype::Bf16 {
@@ -202,13 +199,13 @@ impl Session {
         Ok(())
     }
 
-    /// Begins a step with what changes from step to step: see [`settings`].
+    /// Begins a step with what changes from step to step.
     ///
     /// # Errors
     /// A lost device.
-    pub fn begin(&mut self, values: [f32; settings::LEN as usize]) -> Result<(), DeviceError> {
+    pub fn begin(&mut self, settings: Settings) -> Result<(), DeviceError> {
         self.device.next_step()?;
-        self.device.queue_write(self.laid.places.control.settings, bytemuck::cast_slice(&values))
+        self.device.queue_write(self.laid.places.control.settings, bytemuck::bytes_of(&settings))
     }
 
     /// Ends a step by asking for its results.
@@ -219,14 +216,14 @@ impl Session {
         self.device.queue_read(self.laid.places.control.results)
     }
 
-    /// Waits for a step and reads its results: see [`results`]. On a card the next step may be under way.
+    /// Waits for a step and reads its results. On a card the next step may be under way.
     ///
     /// # Errors
     /// What went wrong in that step.
-    pub fn results(&mut self, ticket: Ticket) -> Result<[f32; results::LEN as usize], DeviceError> {
-        let mut values = [0.0; results::LEN as usize];
-        self.device.results(ticket, bytemuck::cast_slice_mut(&mut values))?;
-        Ok(values)
+    pub fn results(&mut self, ticket: Ticket) -> Result<Results, DeviceError> {
+        let mut results = Results::default();
+        self.device.results(ticket, bytemuck::bytes_of_mut(&mut results))?;
+        Ok(results)
     }
 
     fn write_batch(&mut self, place: Batch, rows: Rows<'_>) -> Result<(), DeviceError> {
@@ -270,13 +267,11 @@ impl Session {
     /// A session without an evaluation section, a lost device.
     pub fn evaluate(&mut self, rows: Rows<'_>) -> Result<f64, DeviceError> {
         let (batch, _) = self.laid.places.evaluation.ok_or_else(|| missing("evaluation"))?;
-        let mut values = [0.0; settings::LEN as usize];
-        values[settings::LOSS_SCALE] = 1.0;
-        self.begin(values)?;
+        self.begin(Settings { loss_scale: 1.0, ..Settings::default() })?;
         self.write_batch(batch, rows)?;
         self.replay(Sequence::Evaluate, "evaluation")?;
         let ticket = self.finish()?;
-        Ok(f64::from(self.results(ticket)?[results::LOSS]))
+        Ok(f64::from(self.results(ticket)?.loss))
     }
 
     /// The logits of the first `rows` rows of the batch last evaluated, handed to `visit` row by row.
@@ -338,46 +333,56 @@ fn missing(section: &str) -> DeviceError {
 /// Elements that are worth a thread.
 const SHARE: usize = 16 << 10;
 
-/// Element `i` becomes `value(first + i)`, on as many threads as there are: on one, the weights of a model of 200 M
-/// take longer to draw than a card to be made ready.
-fn fill(elements: &mut [f32], first: u64, value: impl Fn(u64) -> f32 + Sync) {
+/// Hands `write` the elements in parts, each with the number of its first, on as many threads as there are: on one, the
+/// weights of a model of 200 M take longer to draw than a card to be made ready.
+fn fill(elements: &mut [f32], first: u64, write: impl Fn(u64, &mut [f32]) + Sync) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = elements.len().div_ceil(cores).max(SHARE);
-    let one = |part: &mut [f32], first: u64| (first..).zip(part).for_each(|(i, x)| *x = value(i));
+    let write = &write;
     std::thread::scope(|scope| {
         let mut parts = (first..).step_by(share).zip(elements.chunks_mut(share));
         let last = parts.next();
         for (first, part) in parts {
-            scope.spawn(move || one(part, first));
+            scope.spawn(move || write(first, part));
         }
-        last.into_iter().for_each(|(first, part)| one(part, first));
+        last.into_iter().for_each(|(first, part)| write(first, part));
     });
-}
-
-/// Element `i` of a region that begins as `init` says.
-fn first_value(init: Init, random: &Random, shape: [u32; 4], i: u64) -> f32 {
-    match init {
-        Init::Zero | Init::Wiring { .. } => 0.0,
-        Init::One => 1.0,
-        Init::Normal(deviation) => random.normal(i) * deviation,
-        Init::Rotary { base } => {
-            let pairs = u64::from(shape[2]);
-            let (position, pair) = (i / 2 / pairs, i / 2 % pairs);
-            Rotary::angle(base, 2 * shape[2], position as u32, pair as u32)[(i % 2) as usize]
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
+
     use super::*;
 
     #[test]
     fn every_element_is_filled_with_the_value_of_its_number() {
         for len in [0, 1, SHARE - 1, SHARE, SHARE + 1, 5 * SHARE + 7] {
             let mut elements = vec![-1.0; len];
-            fill(&mut elements, 11, |i| i as f32);
+            fill(&mut elements, 11, |first, part| (first..).zip(part).for_each(|(i, x)| *x = i as f32));
             assert!(elements.iter().zip(11u32..).all(|(x, i)| *x == i as f32), "{len}");
         }
+    }
+
+    /// The fields of a struct of f32 in the kernels' header, in order.
+    fn fields_of(name: &str) -> Vec<&'static str> {
+        const HEADER: &str = include_str!("../../../kernels/cuda/control.cuh");
+        let (_, body) = HEADER.split_once(&format!("struct {name} {{")).expect("the struct is there");
+        let (body, _) = body.split_once("};").expect("it ends");
+        let field = |line: &'static str| line.trim().strip_prefix("float ")?.split_once(';').map(|(name, _)| name);
+        body.trim().lines().map(|line| field(line).expect("one field of f32 a line")).collect()
+    }
+
+    #[test]
+    fn the_kernels_have_the_fields_of_a_steps_settings_and_results_in_the_same_order() {
+        macro_rules! agree {
+            ($name:ident: $($field:ident)*) => {{
+                let expected = [$((offset_of!($name, $field), stringify!($field))),*];
+                assert!((0..).step_by(4).zip(fields_of(stringify!($name))).eq(expected), "{}", stringify!($name));
+                assert_eq!(size_of::<$name>(), 4 * expected.len());
+            }};
+        }
+        agree!(Settings: learning_rate correction1 correction2 clip loss_scale);
+        agree!(Results: loss squared_norm);
     }
 }

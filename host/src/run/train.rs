@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use capful_core::train::{Curriculum, Period, results, settings};
+use capful_core::train::{Curriculum, Period, Settings};
 
 use super::Session;
 use super::checkpoint::{self, TrainerState};
@@ -205,6 +205,11 @@ impl<'a> Trainer<'a> {
         (index, self.periods[index])
     }
 
+    /// The learning rate of the step after `step` others, which is one of `period`.
+    fn learning_rate(&self, step: u64, period: &Period) -> f64 {
+        self.config.lr_schedule().rate(step) * period.rate
+    }
+
     /// Queues a step: its micro-batches and the update. Nothing where the data ended.
     fn submit(&mut self) -> Result<Option<Submitted>, DeviceError> {
         let (index, period) = self.stage(self.state.step);
@@ -215,8 +220,9 @@ impl<'a> Trainer<'a> {
             self.waited += asked.elapsed().as_secs_f64();
             if micro == 0 {
                 // Not before its data is there: waiting for the reader is no work of the card's.
-                let settings = settings(self.config, &period, self.state.step);
-                self.session.begin(settings)?;
+                let (step, rate) = (self.state.step, self.learning_rate(self.state.step, &period));
+                let optimizer = self.config.optimizer();
+                self.session.begin(Settings::of(step, rate, &optimizer, period.clip, period.step_tokens()))?;
             }
             let rows = Rows { ids: batch.tokens(), targets: batch.targets(), offsets: batch.offsets() };
             self.session.micro_batch(index, rows, micro == 0)?;
@@ -238,8 +244,8 @@ impl<'a> Trainer<'a> {
         progress: &Progress,
     ) -> Result<(), TrainError> {
         let Submitted { step, tokens, ticket } = submitted;
-        let values = self.session.results(ticket).map_err(|e| self.failed(e))?;
-        let (loss, norm) = (f64::from(values[results::LOSS]), f64::from(values[results::SQUARED_NORM]).sqrt());
+        let results = self.session.results(ticket).map_err(|e| self.failed(e))?;
+        let (loss, norm) = (f64::from(results.loss), f64::from(results.squared_norm).sqrt());
         if !(loss.is_finite() && norm.is_finite()) {
             return Err(
                 self.failed(format!("step {step}: the loss is {loss} and the gradient's norm {norm}; lower --lr"))
@@ -248,7 +254,7 @@ impl<'a> Trainer<'a> {
         if step.is_multiple_of(LOG_EVERY) || step == self.config.steps || step == self.first + 1 {
             let speed = meter.read(tokens, self.busy(), self.waited);
             let (index, period) = self.stage(step - 1);
-            let lr = self.config.lr_schedule().rate(step - 1) * period.rate;
+            let lr = self.learning_rate(step - 1, &period);
             let gauges = self.gauges.read(&mut self.session.device).map_err(|e| self.failed(e))?;
             let metrics = StepMetrics { step, stage: index + 1, loss, lr, norm, tokens, speed, gauges };
             self.metrics.step(&metrics).map_err(|e| self.failed(e))?;
@@ -389,16 +395,4 @@ fn blocks(periods: Vec<Period>, ends: Vec<u64>, span: u32) -> Blocks {
         }
         InBlock { index: index as usize, batches: batches.min(left) as usize }
     })
-}
-
-/// The settings of the step after `step` others, which is one of `period`.
-fn settings(config: &Config, period: &Period, step: u64) -> [f32; settings::LEN as usize] {
-    let update = step as i32 + 1;
-    let mut values = [0.0; settings::LEN as usize];
-    values[settings::LEARNING_RATE] = (config.lr_schedule().rate(step) * period.rate) as f32;
-    values[settings::CORRECTION1] = (1.0 - f64::from(config.beta1).powi(update)) as f32;
-    values[settings::CORRECTION2] = (1.0 - f64::from(config.beta2).powi(update)) as f32;
-    values[settings::CLIP] = if period.clip > 0.0 { period.clip } else { f32::INFINITY };
-    values[settings::LOSS_SCALE] = (1.0 / period.step_tokens() as f64) as f32;
-    values
 }

@@ -1,4 +1,5 @@
-//! The tables of a sparse wiring, drawn at the start.
+//! The tables of a sparse wiring, drawn at the start. Core draws a row; whole tables are made here, for they are many rows,
+//! drawn on threads, and the synapses by source are sorted out of all rows in memory of their own.
 
 use std::thread;
 

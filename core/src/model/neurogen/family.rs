@@ -1,13 +1,15 @@
 //! A NeuroGen as a family: its memory, and its steps.
 
-use super::connectome::Module;
-use super::regions::{Decoding, Evaluation, State, Training};
+use super::connectome::{MODULES, Module};
+use super::regions::{Decoding, Evaluation, Index, LEAST_TILE, MemoryBackward, State, TILE, Training};
 use super::{NeuroGen, Pass, Rule};
 use crate::device::{Device, OperationError, Profile};
-use crate::memory::{Ledger, Region};
+use crate::memory::{Dtype, Ledger, Region, Role, Slot, WiringPart};
+use crate::model::Parameter;
+use crate::model::activations::larger;
 use crate::model::stage::{Batch, Control, Family, Gauge, Measure, ModelError, Purpose, Stage};
 use crate::ops::{Carry, HeadGrad, Linear, Modulate, Pattern, ReadoutGrad, Spike, TapsGrad};
-use crate::optimizer::Optimizer;
+use crate::optimizer::{self, Optimizer, Rule as Learns};
 
 impl Family for NeuroGen {
     type State = State;
@@ -32,19 +34,91 @@ impl Family for NeuroGen {
     }
 
     fn lay_state(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> State {
-        self.lay_lasting(profile, purpose, ledger)
+        let training = purpose == Purpose::Training;
+        // A token by itself is bound by how fast the decoder is read.
+        let narrow = |p: &Parameter| purpose == Purpose::Decoding && p.rule == Learns::Factored && p.shape[0] > 1;
+        let dtype = |p: &Parameter| if narrow(p) { profile.dtype(Role::Weight) } else { Dtype::F32 };
+        let (weights, adamw) = optimizer::lay(self, training, profile, &dtype, ledger);
+        let sources = self.lay_wiring(WiringPart::Sources, ledger);
+        let index = (training && self.rule == Rule::Bptt).then(|| {
+            let starts = self.lay_wiring(WiringPart::Starts, ledger);
+            let synapses = self.lay_wiring(WiringPart::Synapses, ledger);
+            core::array::from_fn(|m| Index { starts: starts[m], synapses: synapses[m] })
+        });
+        let control = Control::lay(ledger);
+        let learning = adamw.map(|adamw| self.lay_learning(adamw, profile, ledger));
+        State { weights, sources, index, control, learning }
     }
 
     fn lay_training(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
-        self.lay_step(stage, profile, ledger)
+        let Stage { batch: b, seq_len: t, .. } = *stage;
+        let batch = Batch::with_offsets(stage.tokens(), ledger);
+        let io = (batch.ids, batch.offsets.unwrap_or(batch.ids));
+        let chunk = self.lay_chunk(io, [b, t], true, profile, ledger);
+        let (rows, d, k) = (self.connectome.signals(), self.width(), self.memory);
+        let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, Dtype::F32, shape)).first;
+        let (logits, signals_grad) = ([1, 1, stage.tokens(), self.vocab_size], [1, t, rows, b]);
+        let shared = lay("logits_or_grad.signals", larger(logits, signals_grad));
+        let (logits, signals_grad) = (shared.reshaped(logits), shared.reshaped(signals_grad));
+        let stream_grad = lay("grad.stream", [1, b, t, d]);
+        let x_grad = lay("grad.x", [1, b, t, self.embedding]);
+        let low_grad = (self.skip > 0).then(|| lay("grad.skip.low", [1, b, t, self.skip]));
+        let memory = (k > 0).then(|| MemoryBackward {
+            out_grad: lay("grad.memory.out", [1, b, t, k]),
+            values_grad: lay("grad.memory.value", [1, b, t, k]),
+            normed_grad: [lay("grad.memory.key", [1, b, t, k]), lay("grad.memory.query", [1, b, t, k])],
+            raw_grad: lay("grad.memory.raw", [1, b, t, k]),
+            context_grad: lay("grad.memory.context", [1, b, t, self.context()]),
+            work: lay("grad.memory.matrix", [1, b, k, k]),
+        });
+        let mut each = |names: [&'static str; MODULES]| self.each(|m, [n, _]| lay(names[m], [1, 1, n, b]));
+        let fatigue_grad = self.full.then(|| each(named!("grad.fatigue")));
+        let spikes_grad = (self.rule == Rule::Bptt).then(|| each(named!("grad.spikes")));
+        let factors = self.modulated().then(|| lay("factors", [1, 1, t, b]));
+        // The decoder moves before the memory's gradient comes to its place.
+        let enough = |place: &Region| place.elements() >= u64::from(LEAST_TILE.min(self.vocab_size)) * u64::from(d);
+        let tile = match memory.map(|m| m.context_grad).filter(enough) {
+            Some(place) => {
+                let rows = (place.elements() / u64::from(d)).min(TILE.min(self.vocab_size).into());
+                place.reshaped([1, 1, rows as u32, d])
+            }
+            None => lay("grad.decoder.tile", [1, 1, TILE.min(self.vocab_size), d]),
+        };
+        let slope = chunk.slope.unwrap_or(chunk.spikes);
+        Training {
+            batch,
+            chunk,
+            slope,
+            logits,
+            stream_grad,
+            signals_grad,
+            x_grad,
+            low_grad,
+            memory,
+            fatigue_grad,
+            spikes_grad,
+            factors,
+            tile,
+        }
     }
 
     fn lay_evaluation(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
-        self.lay_loss(stage, profile, ledger)
+        let batch = Batch::with_offsets(stage.tokens(), ledger);
+        let io = (batch.ids, batch.offsets.unwrap_or(batch.ids));
+        let chunk = self.lay_chunk(io, [stage.batch, stage.seq_len], false, profile, ledger);
+        let shape = [1, 1, stage.chunk_rows(), self.vocab_size];
+        let logits = ledger.region(Slot::new("logits", Role::Work, Dtype::F32, shape)).first;
+        Evaluation { batch, chunk, targets: batch.targets, logits }
     }
 
     fn lay_decoding(&self, _: u32, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Decoding {
-        self.lay_token(profile, ledger)
+        let mut lay =
+            |name, role, dtype, columns| ledger.region(Slot::new(name, role, dtype, [1, 1, 1, columns])).first;
+        let id = lay("decode.id", Role::Batch, Dtype::U32, 1);
+        // A token's position is also how many tokens of its document it can see.
+        let cursor = lay("decode.cursor", Role::Batch, Dtype::U32, 1);
+        let logits = lay("decode.logits", Role::Work, Dtype::F32, self.vocab_size);
+        Decoding { chunk: self.lay_chunk((id, cursor), [1, 1], false, profile, ledger), logits }
     }
 
     fn introduce(&self, say: &mut dyn FnMut(core::fmt::Arguments<'_>)) {

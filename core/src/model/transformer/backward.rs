@@ -22,22 +22,6 @@ pub(super) struct Backward<'a> {
     pub accumulate: bool,
 }
 
-/// A product's gradients, of everything but the product's number.
-fn linear_grad([x, out_grad, x_grad]: [Region; 3], [weight, weight_grad]: [Region; 2]) -> LinearGrad {
-    LinearGrad {
-        x,
-        weight,
-        transposed: false,
-        out_grad,
-        x_grad,
-        before_gelu: None,
-        weight_grad,
-        bias_grad: None,
-        accumulate: false,
-        quantised: None,
-    }
-}
-
 impl Backward<'_> {
     /// Every layer and the embedding, behind [`Backward::head`].
     pub fn run(&self, device: &mut dyn Device) -> Result<(), OperationError> {
@@ -63,7 +47,7 @@ impl Backward<'_> {
             before_gelu,
             bias_grad: grads.bias(l),
             accumulate: self.accumulate,
-            ..linear_grad([x, out_grad, x_grad], [weights.weight.at(l), grads.weight.at(l)])
+            ..LinearGrad::new([x, weights.weight.at(l)], out_grad, [x_grad, grads.weight.at(l)])
         };
         self.pass.model.project_grad(device, self.pass.copying, (p, l), linear)
     }
@@ -151,7 +135,7 @@ impl Backward<'_> {
             gradient: Some(HeadGrad { x_grad, weight_grad: Some(grads.head()), accumulate }),
         })?;
         if let (Some(factor), Some(low_grad), Some(factor_grad)) = (w.factor, t.low_grad, grads.factor) {
-            let linear = linear_grad([f.final_out, low_grad, t.norm1_grad], [factor, factor_grad]);
+            let linear = LinearGrad::new([f.final_out, factor], low_grad, [t.norm1_grad, factor_grad]);
             device.emit(LinearGrad { transposed: true, accumulate, ..linear })?;
         }
         let first = self.affine(|w| &w.final_norm, 0, t.norm1_grad);
@@ -173,7 +157,7 @@ impl Backward<'_> {
         };
         // The head took the slot of the rows; they are looked up again.
         device.emit(Embed { ids, table: w.embed, out: low })?;
-        let linear = linear_grad([low, t.x_grad, low_grad], [factor, factor_grad]);
+        let linear = LinearGrad::new([low, factor], t.x_grad, [low_grad, factor_grad]);
         device.emit(LinearGrad { accumulate, ..linear })?;
         device.emit(EmbedGrad { ids, out_grad: low_grad, table_grad, accumulate })
     }

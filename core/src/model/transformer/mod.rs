@@ -7,10 +7,10 @@
 
 mod backward;
 mod copies;
+mod family;
 mod forward;
 mod names;
 mod regions;
-mod steps;
 #[cfg(test)]
 mod tests;
 mod weights;

@@ -1,14 +1,14 @@
 //! What a transformer keeps in memory besides its weights, and where.
 
 use super::Transformer;
-use super::copies::{Copies, lay_scales};
+use super::copies::Copies;
 use super::weights::Weights;
 use crate::device::Profile;
-use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, Stacked};
+use crate::memory::{Ledger, Region, Stacked};
 use crate::model::Scales;
-use crate::model::activations::{Activations, Keep, larger};
-use crate::model::stage::{Batch, Control, Purpose, Stage};
-use crate::optimizer::{self, Learning};
+use crate::model::activations::{Activations, Keep};
+use crate::model::stage::{Batch, Control};
+use crate::optimizer::Learning;
 
 /// What lasts from step to step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,13 +23,6 @@ pub struct State {
     pub control: Control,
     /// The scaling of values and of gradients that are copied in 8 bits, where they are.
     pub(super) scales: Option<[Scales; 2]>,
-}
-
-impl State {
-    /// [context, rotated dims / 2, 2]: cosine and sine, which [`crate::ops::Rotary::angle`] makes.
-    pub fn rotary_table(&self) -> Region {
-        self.table
-    }
 }
 
 /// The activations of a forward pass. Shared slots (stride 0) are rebuilt by every layer.
@@ -113,18 +106,13 @@ pub struct Decoding {
 }
 
 impl Transformer {
-    pub(super) fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> State {
-        let training = purpose == Purpose::Training;
-        let (weights, learning) = optimizer::lay(self, training, profile, &|_| profile.dtype(Role::Weight), ledger);
-        let init = Init::Rotary { base: self.rotary_base };
-        let shape = [1, self.context, self.rotary_dims / 2, 2];
-        let table = Slot { init, ..Slot::new("rotary_table", Role::Constant, Dtype::F32, shape) };
-        let (table, control) = (ledger.region(table).first, Control::lay(ledger));
-        let scales = (training && profile.quantises()).then(|| lay_scales(self.layers, ledger));
-        State { weights, learning, table, control, scales }
-    }
-
-    fn lay_forward(&self, shape: [u32; 2], keep: Keep, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Forward {
+    pub(super) fn lay_forward(
+        &self,
+        shape: [u32; 2],
+        keep: Keep,
+        profile: &dyn Profile,
+        ledger: &mut dyn Ledger,
+    ) -> Forward {
         let (d, layers, statistics) = (self.d_model, self.layers, self.statistics());
         let sequential = !self.parallel();
         let mut all = Activations { profile, ledger, shape };
@@ -163,45 +151,5 @@ impl Transformer {
             final_out,
             losses,
         }
-    }
-
-    pub(super) fn lay_step(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
-        let Stage { batch, seq_len, recompute, .. } = *stage;
-        let regions = Batch::lay(stage.tokens(), ledger);
-        let forward = self.lay_forward([batch, seq_len], Keep::of(recompute), profile, ledger);
-        let dtype = profile.dtype(Role::Work);
-        let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, dtype, shape)).first;
-        let x_grad = lay("grad.x", [1, batch, seq_len, self.d_model]);
-        let norm1_grad = lay("grad.norm1_or_mixed", [1, batch, seq_len, self.d_model]);
-        let norm2_grad =
-            if self.parallel() { lay("grad.norm2", [1, batch, seq_len, self.d_model]) } else { norm1_grad };
-        let low_grad = self.rank.map(|rank| lay("grad.low", [1, batch, seq_len, rank]));
-        let widest = [1, batch, seq_len, self.d_ff.max(self.qkv_width())];
-        let logits = [1, 1, stage.chunk_rows(), self.vocabulary_rows()];
-        let wide = lay("logits_or_grad.activated_or_qkv", larger(logits, widest));
-        let copies = profile.quantises().then(|| Copies::lay(self, stage.tokens(), ledger));
-        Training { batch: regions, forward, x_grad, norm1_grad, norm2_grad, low_grad, wide, copies }
-    }
-
-    pub(super) fn lay_loss(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
-        let batch = Batch::lay(stage.tokens(), ledger);
-        let forward = self.lay_forward([stage.batch, stage.seq_len], Keep::NOTHING, profile, ledger);
-        let rows = stage.chunk_rows();
-        let shape = [1, 1, rows, self.vocabulary_rows()];
-        let padded_logits = ledger.region(Slot::new("logits", Role::Work, Dtype::F32, shape)).first;
-        let logits = padded_logits.reshaped([1, 1, rows, self.vocab_size]);
-        Evaluation { batch, forward, padded_logits, logits }
-    }
-
-    pub(super) fn lay_token(&self, context: u32, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Decoding {
-        let forward = self.lay_forward([1, 1], Keep::NOTHING, profile, ledger);
-        let mut lay =
-            |name, role, dtype, shape, layers| ledger.region(Slot::new(name, role, dtype, shape).layers(layers));
-        let id = lay("decode.id", Role::Batch, Dtype::U32, [1, 1, 1, 1], 1).first;
-        let cursor = lay("decode.cursor", Role::Batch, Dtype::U32, [1, 1, 1, 1], 1).first;
-        let columns = self.kv_heads * self.head_size();
-        let cache = lay("decode.cache", Role::Work, profile.dtype(Role::Work), [1, 2, context, columns], self.layers);
-        let logits = lay("decode.logits", Role::Work, Dtype::F32, [1, 1, 1, self.vocab_size], 1).first;
-        Decoding { forward, id, cursor, cache, logits }
     }
 }

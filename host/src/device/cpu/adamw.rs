@@ -3,6 +3,7 @@
 use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::AdamW;
+use capful_core::train::{Results, Settings};
 
 use super::Cpu;
 use super::simd::vectorise;
@@ -13,7 +14,7 @@ const PIECE: usize = 16_384;
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_adamw(&mut self, op: AdamW) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         if op.master.is_some() {
             // No precision of this device keeps masters.
             return op.reference(&mut arena);
@@ -26,7 +27,8 @@ impl Cpu {
             Some(op.settings),
             Some(op.results),
         ])?;
-        let Some(f) = op.factors(settings.f32()?, results.f32()?) else { return Ok(()) };
+        let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
+        let Some(f) = op.factors(settings, results) else { return Ok(()) };
         let gradient = gradient.f32()?;
         let bands = [(weight.f32_mut()?, PIECE), (first.f32_mut()?, PIECE), (second.f32_mut()?, PIECE)];
         self.pool.bands(bands, |_, piece, [weight, first, second]| {

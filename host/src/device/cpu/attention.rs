@@ -39,7 +39,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_attention(&mut self, op: Attention) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [qkv, mut out, mut log_sum, mut scratch] =
             arena.views([Some(op.qkv), Some(op.out), Some(op.log_sum), Some(self.scratch)])?;
         let [_, batch, seq_len, width] = op.qkv.shape.map(|n| n as usize);

@@ -48,7 +48,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_attention_grad(&mut self, op: AttentionGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [qkv, out, log_sum, out_grad, table, mut qkv_grad, mut scratch] = arena.views([
             Some(op.qkv),
             Some(op.out),

@@ -15,7 +15,7 @@ const KEYS: usize = 64;
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_cached_attention(&mut self, op: CachedAttention) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [mut qkv, mut cache, cursor, table, mut out] =
             arena.views([Some(op.qkv), Some(op.cache), Some(op.cursor), Some(op.rotary.table), Some(op.out)])?;
         let (heads, size, scale) = (op.rotary.heads, op.rotary.heads.size as usize, op.rotary.heads.scale());

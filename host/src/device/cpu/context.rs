@@ -13,7 +13,7 @@ const STREAMS: usize = 16;
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_context(&mut self, op: Context) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [signals, mut out] = arena.views([Some(op.signals), Some(op.out)])?;
         let [_, batch, tokens, columns] = op.out.shape.map(|n| n as usize);
         let (signals, rows) = (signals.f32()?, op.signals.shape[2] as usize);
@@ -32,7 +32,7 @@ impl Cpu {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_context_grad(&mut self, op: ContextGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [out_grad, mut signals_grad] = arena.views([Some(op.out_grad), Some(op.signals_grad)])?;
         let [_, batch, tokens, columns] = op.out_grad.shape.map(|n| n as usize);
         let (out_grad, rows) = (out_grad.f32()?, op.signals_grad.shape[2] as usize);

@@ -15,7 +15,7 @@ const PARTS: usize = 32;
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_embed(&mut self, op: Embed) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [ids, table, mut out] = arena.views([Some(op.ids), Some(op.table), Some(op.out)])?;
         let (ids, table, d) = (ids.u32()?, table.f32()?, op.table.columns() as usize);
         self.pool.chunks(out.f32_mut()?, ROWS * d, |_, chunk, out| {
@@ -30,7 +30,7 @@ impl Cpu {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_embed_grad(&mut self, op: EmbedGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [ids, out_grad, mut table_grad] = arena.views([Some(op.ids), Some(op.out_grad), Some(op.table_grad)])?;
         let (ids, out_grad, d) = (ids.u32()?, out_grad.f32()?, op.table_grad.columns() as usize);
         let rows = (op.table_grad.rows() as usize).div_ceil(PARTS).max(1);

@@ -3,7 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{EmbedUpdate, FactoredUpdate};
-use capful_core::train::{results, settings};
+use capful_core::train::{Results, Settings};
 
 use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::simd::{self, vectorise};
@@ -28,7 +28,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_factored_update(&mut self, op: FactoredUpdate) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [
             x,
             out_grad,
@@ -52,11 +52,11 @@ impl Cpu {
             Some(op.results),
             Some(self.scratch),
         ])?;
-        if !results.f32()?[results::LOSS].is_finite() {
+        if !Results::from_slice(results.f32()?)?.loss.is_finite() {
             return Ok(());
         }
         let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
-        let (lr, correction) = (settings.f32()?[settings::LEARNING_RATE], settings.f32()?[settings::CORRECTION2]);
+        let Settings { learning_rate: lr, correction2: correction, .. } = *Settings::from_slice(settings.f32()?)?;
         let (x, out_grad) = (Matrix::new(x.f32()?, rows, d), out_grad.f32()?);
         let (row_moment, bias_moment) = row_moment.f32_mut()?.split_at_mut(vocabulary);
         let (columns, sums) = column_moment.f32_mut()?.split_at_mut(d);
@@ -137,7 +137,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_embed_update(&mut self, op: EmbedUpdate) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [ids, mut x_grad, mut table, mut moment, settings, results, mut scratch] = arena.views([
             Some(op.ids),
             Some(op.x_grad),
@@ -147,10 +147,11 @@ impl Cpu {
             Some(op.results),
             Some(self.scratch),
         ])?;
-        if !results.f32()?[results::LOSS].is_finite() {
+        if !Results::from_slice(results.f32()?)?.loss.is_finite() {
             return Ok(());
         }
-        let (d, ids, lr) = (op.table.columns() as usize, ids.u32()?, settings.f32()?[settings::LEARNING_RATE]);
+        let lr = Settings::from_slice(settings.f32()?)?.learning_rate;
+        let (d, ids) = (op.table.columns() as usize, ids.u32()?);
         let x_grad = x_grad.f32_mut()?;
         // The first row of each id, a number's bits in a float's place.
         let first = &mut scratch.f32_mut()?[..op.table.rows() as usize];

@@ -13,7 +13,7 @@ const PIECE: usize = 16_384;
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_gelu(&mut self, op: Gelu) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [x, mut out] = arena.views([Some(op.x), Some(op.out)])?;
         let x = x.f32()?;
         self.pool.chunks(out.f32_mut()?, PIECE, |_, piece, out| {

@@ -3,7 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{HeadLoss, IGNORE};
-use capful_core::train::{results, settings};
+use capful_core::train::{Results, Settings};
 
 use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::simd;
@@ -28,7 +28,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_head_loss(&mut self, op: HeadLoss) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [
             x,
             weight,
@@ -57,7 +57,7 @@ impl Cpu {
         let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
         let (x, bias, targets, scratch) = (x.f32()?, bias.f32()?, targets.u32()?, scratch.f32_mut()?);
         let weight = Matrix::new(weight.f32()?, vocabulary, d);
-        let scale = settings.f32()?[settings::LOSS_SCALE];
+        let scale = Settings::from_slice(settings.f32()?)?.loss_scale;
         let (ids, gradient_scale) = (op.ids as usize, op.gradient.map(|_| scale));
         let (chunk, together) = (op.logits.rows() as usize, (LOGITS / vocabulary.max(1)).max(1));
         for first in (0..rows).step_by(chunk) {
@@ -86,9 +86,9 @@ impl Cpu {
             let dw = MatrixMut::new(weight_grad.f32_mut()?, vocabulary, d);
             gemm::product(&mut self.pool, logits.transposed(), x, dw, update, scratch, |_, _| {});
         }
-        let results = results.f32_mut()?;
-        let before = if op.add_loss { results[results::LOSS] } else { 0.0 };
-        results[results::LOSS] = before + scale * simd::sum(losses.f32()?);
+        let results = Results::from_slice_mut(results.f32_mut()?)?;
+        let before = if op.add_loss { results.loss } else { 0.0 };
+        results.loss = before + scale * simd::sum(losses.f32()?);
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ const PIECE: usize = 16_384;
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_inhibit(&mut self, op: Inhibit) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [sources, mut weights] = arena.views([Some(op.sources), Some(op.weights)])?;
         let sources = sources.u32()?;
         self.pool.chunks(weights.f32_mut()?, PIECE, |_, piece, weights| {

@@ -19,7 +19,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_linear(&mut self, op: Linear) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         if op.quantised.is_some() {
             return op.reference(&mut arena);
         }

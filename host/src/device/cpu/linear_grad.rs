@@ -26,7 +26,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_linear_grad(&mut self, op: LinearGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         if op.quantised.is_some() {
             return op.reference(&mut arena);
         }

@@ -10,7 +10,7 @@ use super::simd::{self, vectorise};
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_memory(&mut self, op: Memory) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [keys, queries, values, keep, before, before_key, mut after, mut after_key, mut out] = arena.views([
             Some(op.keys),
             Some(op.queries),
@@ -61,7 +61,7 @@ fn advance(f: &mut [f32], decay: f32, value: f32, key: &[f32]) {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_memory_grad(&mut self, op: MemoryGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [
             keys,
             queries,

@@ -20,7 +20,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_modulate(&mut self, op: Modulate) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [losses, signals, mut predictor, mut running, mut factors, mut signals_grad, mut scratch] =
             arena.views([
                 Some(op.losses),

@@ -13,7 +13,7 @@ const ROWS: usize = 16;
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_norm(&mut self, op: Norm) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [x, mut stats, gain, bias, mut out, gain2, bias2, mut out2] = arena.views([
             Some(op.x),
             Some(op.stats),

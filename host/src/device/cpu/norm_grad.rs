@@ -32,7 +32,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_norm_grad(&mut self, op: NormGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let second = op.second;
         let [
             x,

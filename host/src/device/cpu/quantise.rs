@@ -9,13 +9,13 @@ use super::Cpu;
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_quantise(&mut self, op: Quantise) -> Result<(), OperationError> {
-        op.reference(&mut Arena::new(self.memory.words(), &[]))
+        op.reference(&mut Arena::new(self.memory.words()))
     }
 }
 
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_rescale(&mut self, op: Rescale) -> Result<(), OperationError> {
-        op.reference(&mut Arena::new(self.memory.words(), &[]))
+        op.reference(&mut Arena::new(self.memory.words()))
     }
 }

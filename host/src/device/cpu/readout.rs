@@ -141,7 +141,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_readout(&mut self, op: Readout) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [signals, weights, gate_weight, gate_bias, mut out, mut scratch] = arena.views([
             Some(op.signals),
             Some(op.weights),
@@ -230,7 +230,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_readout_grad(&mut self, op: ReadoutGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [
             signals,
             weights,

@@ -12,7 +12,7 @@ const ROWS: usize = 16;
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_rotate(&mut self, op: Rotate) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [mut qkv, table] = arena.views([Some(op.qkv), Some(op.rotary.table)])?;
         let (table, width) = (table.f32()?, op.qkv.columns() as usize);
         let (dims, period) = (op.rotary.dims() as usize, op.rotary.period as usize);

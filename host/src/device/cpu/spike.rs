@@ -16,7 +16,7 @@ const LIST: usize = 8;
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_spike(&mut self, op: Spike) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let t = op.token;
         let [
             before,

@@ -20,7 +20,7 @@ const PARTS: usize = 16;
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_spike_grad(&mut self, op: SpikeGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [mut signals_grad, mut slope, keep, mut fatigue_grad, spikes_grad] =
             arena.views([Some(op.signals_grad), Some(op.slope), Some(op.keep), op.fatigue_grad, op.spikes_grad])?;
         let [_, tokens, neurons, streams] = op.slope.shape.map(|n| n as usize);
@@ -98,7 +98,7 @@ impl Cpu {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_synapse_grad(&mut self, op: SynapseGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [grad, signals, spikes, keep, sources, mut weight_grad] = arena.views([
             Some(op.grad),
             Some(op.signals),
@@ -187,7 +187,7 @@ fn products<const L: usize>(
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_synapse_input_grad(&mut self, op: SynapseInputGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let t = op.token as usize;
         let [grad, weights, starts, synapses, keep, mut signals_grad, mut spikes_grad] = arena.views([
             Some(Spike::slot(op.grad, op.token)),

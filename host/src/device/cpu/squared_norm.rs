@@ -3,7 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::SquaredNorm;
-use capful_core::train::results;
+use capful_core::train::Results;
 
 use super::simd::{self, vectorise};
 use super::{Cpu, CpuProfile, bytes};
@@ -24,7 +24,7 @@ impl CpuProfile {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_squared_norm(&mut self, op: SquaredNorm) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [gradient, mut results, mut scratch] =
             arena.views([Some(op.gradient), Some(op.results), Some(self.scratch)])?;
         let (gradient, sums) = (gradient.f32()?, &mut scratch.f32_mut()?[..pieces(&op)]);
@@ -35,7 +35,7 @@ impl Cpu {
             });
         });
         let total = sums.iter().fold(0.0f64, |total, &sum| total + f64::from(sum));
-        results.f32_mut()?[results::SQUARED_NORM] = total as f32;
+        Results::from_slice_mut(results.f32_mut()?)?.squared_norm = total as f32;
         Ok(())
     }
 }

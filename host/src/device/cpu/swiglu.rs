@@ -18,7 +18,7 @@ fn rows(d: usize) -> usize {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_swiglu(&mut self, op: SwiGlu) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [gate_up, mut out] = arena.views([Some(op.gate_up), Some(op.out)])?;
         let (gate_up, d) = (gate_up.f32()?, op.out.columns() as usize);
         let rows = rows(d);
@@ -36,7 +36,7 @@ impl Cpu {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_swiglu_grad(&mut self, op: SwiGluGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [mut gate_up, out_grad] = arena.views([Some(op.gate_up), Some(op.out_grad)])?;
         let (out_grad, d) = (out_grad.f32()?, op.out_grad.columns() as usize);
         let rows = rows(d);

@@ -9,7 +9,7 @@ use super::Cpu;
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_taps(&mut self, op: Taps) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [x, offsets, mut signals, mut keep] =
             arena.views([Some(op.x), Some(op.offsets), Some(op.signals), Some(op.keep)])?;
         let [_, batch, tokens, width] = op.x.shape.map(|n| n as usize);
@@ -42,7 +42,7 @@ impl Cpu {
 impl Cpu {
     #[inline(never)]
     pub(super) fn run_taps_grad(&mut self, op: TapsGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words(), &[]);
+        let mut arena = Arena::new(self.memory.words());
         let [grad, offsets, mut x_grad] = arena.views([Some(op.signals_grad), Some(op.offsets), Some(op.x_grad)])?;
         let [_, batch, tokens, width] = op.x_grad.shape.map(|n| n as usize);
         let (grad, offsets, rows) = (grad.f32()?, offsets.u32()?, op.signals_grad.shape[2] as usize);

@@ -8,7 +8,7 @@ use capful_core::ops::{
     SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
-use capful_core::train::{results, settings};
+use capful_core::train::{Results, Settings};
 
 use super::{Cpu, CpuProfile};
 use crate::device::{Memory, Storage};
@@ -46,6 +46,14 @@ impl Bench {
         self.set(region, values)
     }
 
+    fn settings(&mut self, settings: Settings) -> Region {
+        self.values(matrix(1, Settings::LEN as u32), &<[f32; 5]>::from(settings))
+    }
+
+    fn results(&mut self, loss: f32, squared_norm: f32) -> Region {
+        self.values(matrix(1, Results::LEN as u32), &<[f32; 2]>::from(Results { loss, squared_norm }))
+    }
+
     fn normal(&mut self, shape: [u32; 4], scale: f32) -> Region {
         let region = self.poison(shape);
         let random = Random::new(self.seed, region.offset);
@@ -75,7 +83,7 @@ impl Bench {
     /// The arena after `run`.
     fn after(&self, run: impl FnOnce(&mut Reference<'_>)) -> Vec<u64> {
         let mut words = self.words.clone();
-        run(&mut Reference { arena: Arena::new(&mut words, &[]) });
+        run(&mut Reference { arena: Arena::new(&mut words) });
         words
     }
 
@@ -375,8 +383,8 @@ fn head_loss_in_chunks_with_ignored_rows() {
             targets,
             logits,
             losses: b.poison(matrix(1, rows)),
-            settings: b.values(matrix(1, settings::LEN as u32), &[0.0, 0.0, 0.0, 0.0, 0.25]),
-            results: b.values(matrix(1, results::LEN as u32), &[7.0, 3.0]),
+            settings: b.settings(Settings { loss_scale: 0.25, ..Settings::default() }),
+            results: b.results(7.0, 3.0),
             add_loss: draw(4, 2) == 1,
             gradient: None,
         };
@@ -400,7 +408,7 @@ fn squared_norm() {
     for elements in [1, 16_383, 16_385, 200_000] {
         let mut b = Bench::new(1);
         let gradient = b.normal(matrix(1, elements), 0.1);
-        let results = b.values(matrix(1, results::LEN as u32), &[7.0, 3.0]);
+        let results = b.results(7.0, 3.0);
         b.witness(SquaredNorm { gradient, results }, None);
     }
 }
@@ -418,8 +426,14 @@ fn adamw_moves_as_defined_to_the_bit_and_not_at_all_without_a_norm() {
             gradient: b.normal(matrix(1, elements), 1.0),
             first: b.normal(matrix(1, elements), 1.0),
             second,
-            settings: b.values(matrix(1, settings::LEN as u32), &[0.01, 0.3, 0.1, 2.0, 1.0]),
-            results: b.values(matrix(1, results::LEN as u32), &[0.0, squared_norm]),
+            settings: b.settings(Settings {
+                learning_rate: 0.01,
+                correction1: 0.3,
+                correction2: 0.1,
+                clip: 2.0,
+                loss_scale: 1.0,
+            }),
+            results: b.results(0.0, squared_norm),
             beta1: 0.9,
             beta2: 0.95,
             eps: 1e-8,

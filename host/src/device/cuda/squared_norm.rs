@@ -2,7 +2,6 @@
 
 use capful_core::device::OperationError;
 use capful_core::ops::SquaredNorm;
-use capful_core::train::results;
 
 use super::device::{Cuda, blocks};
 
@@ -12,7 +11,7 @@ use super::device::{Cuda, blocks};
 struct SquaredNormArgs {
     gradient: u64,
     partial: u64,
-    result: u64,
+    results: u64,
     count: u64,
     pieces: u32,
     piece: u32,
@@ -29,7 +28,7 @@ impl Cuda {
         let arguments = SquaredNormArgs {
             gradient: self.address(o.gradient)?,
             partial: self.scratch_at(0, 4 * u64::from(pieces))?,
-            result: self.address(o.results)? + 4 * results::SQUARED_NORM as u64,
+            results: self.address(o.results)?,
             count: o.gradient.elements(),
             pieces,
             piece: SquaredNorm::PIECE as u32,

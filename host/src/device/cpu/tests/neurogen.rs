@@ -280,6 +280,9 @@ fn memories_and_their_gradients() {
     }
 }
 
+const SETTINGS: Settings =
+    Settings { learning_rate: 0.1, correction1: 0.0, correction2: 0.1, clip: 1.0, loss_scale: 1.0 };
+
 fn factored(b: &mut Bench, rows: u32, d: u32, vocabulary: u32, tile: u32, loss: f32) -> FactoredUpdate {
     FactoredUpdate {
         x: b.normal(matrix(rows, d), 1.0),
@@ -289,8 +292,8 @@ fn factored(b: &mut Bench, rows: u32, d: u32, vocabulary: u32, tile: u32, loss: 
         row_moment: b.absolute(matrix(2, vocabulary)),
         column_moment: b.absolute(matrix(2, d)),
         tile: b.poison(matrix(tile, d)),
-        settings: b.values(matrix(1, settings::LEN as u32), &[0.1, 0.0, 0.1, 1.0, 1.0]),
-        results: b.values(matrix(1, results::LEN as u32), &[loss, 0.0]),
+        settings: b.settings(SETTINGS),
+        results: b.results(loss, 0.0),
         beta2: 0.9,
         rate: 0.5,
     }
@@ -302,8 +305,8 @@ fn embed(b: &mut Bench, rows: u32, d: u32, vocabulary: u32, loss: f32) -> EmbedU
         x_grad: b.normal(matrix(rows, d), 1.0),
         table: b.normal(matrix(vocabulary, d), 1.0),
         moment: b.absolute(matrix(vocabulary, 2)),
-        settings: b.values(matrix(1, settings::LEN as u32), &[0.1, 0.0, 0.1, 1.0, 1.0]),
-        results: b.values(matrix(1, results::LEN as u32), &[loss, 0.0]),
+        settings: b.settings(SETTINGS),
+        results: b.results(loss, 0.0),
         beta2: 0.9,
     }
 }

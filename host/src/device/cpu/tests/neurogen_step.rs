@@ -7,6 +7,7 @@ use capful_core::model::{NeuroGen, Products, Recompute, Stage};
 use capful_core::ops::{Cell, IGNORE, Pattern};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
+use capful_core::train::Settings;
 
 use crate::config::AnyFamily;
 use crate::device::cpu::CpuProfile;
@@ -25,7 +26,13 @@ const STAGE: Stage = Stage {
     products: Products::Wide,
 };
 /// Those of a first step, of learning rate 0.01.
-const SETTINGS: [f32; 5] = [0.01, 0.1, 0.01, 1.0, 1.0 / (STREAMS * LENGTH) as f32];
+const SETTINGS: Settings = Settings {
+    learning_rate: 0.01,
+    correction1: 0.1,
+    correction2: 0.01,
+    clip: 1.0,
+    loss_scale: 1.0 / (STREAMS * LENGTH) as f32,
+};
 /// An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of zeros.
 const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.99, eps: 0.1, decay: 0.1 };
 
@@ -175,7 +182,7 @@ fn outcome(profile: &AnyProfile, model: NeuroGen) -> Vec<(String, Vec<f32>)> {
         session.micro_batch(0, tokens.rows(), true).unwrap();
         session.update().unwrap();
         let ticket = session.finish().unwrap();
-        found.push((format!("results {step}"), session.results(ticket).unwrap().to_vec()));
+        found.push((format!("results {step}"), <[f32; 2]>::from(session.results(ticket).unwrap()).to_vec()));
     }
     for (name, region) in lasting(&session) {
         let values = read(&mut session, region);
@@ -301,7 +308,7 @@ fn gradients_of_what_no_spike_depends_on_are_finite_differences() {
                 write(&mut session, *region, &values);
                 assert!(!values.is_empty(), "{name}");
             }
-            session.begin([0.0, 0.1, 0.01, 1.0, 1.0]).unwrap();
+            session.begin(Settings { learning_rate: 0.0, loss_scale: 1.0, ..SETTINGS }).unwrap();
             session.update().unwrap();
 
             let tokens = Tokens::fresh(3);
@@ -325,7 +332,7 @@ fn gradients_of_what_no_spike_depends_on_are_finite_differences() {
 
             let decoder = ["decoder.weight", "decoder.bias"].map(|name| place(&session, name));
             let before = decoder.map(|region| read(&mut session, region));
-            session.begin([1.0, 0.1, 0.01, 1.0, 1.0]).unwrap();
+            session.begin(Settings { learning_rate: 1.0, loss_scale: 1.0, ..SETTINGS }).unwrap();
             session.micro_batch(0, tokens.rows(), true).unwrap();
             let after = decoder.map(|region| read(&mut session, region));
             let region = place(&session, "row_moment.decoder");

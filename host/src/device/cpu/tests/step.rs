@@ -5,6 +5,7 @@ use capful_core::model::{Products, Recompute, Stage, Transformer};
 use capful_core::ops::{IGNORE, Kind, Pattern};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
+use capful_core::train::Settings;
 
 use crate::config::AnyFamily;
 use crate::device::cpu::CpuProfile;
@@ -54,14 +55,17 @@ fn outcome(profile: &AnyProfile, stage: Stage) -> Vec<(String, Vec<f32>)> {
     let targets = |from: usize| -> Vec<u32> {
         (from..from + tokens).map(|i| if i % 11 == 3 { IGNORE } else { id(i + 1) }).collect()
     };
-    session.begin([0.01, 0.1, 0.05, 1.0, 0.5 / tokens as f32]).unwrap();
+    let loss_scale = 0.5 / tokens as f32;
+    session
+        .begin(Settings { learning_rate: 0.01, correction1: 0.1, correction2: 0.05, clip: 1.0, loss_scale })
+        .unwrap();
     for (from, first) in [(0, true), (tokens, false)] {
         let (ids, targets) = (batch(from), targets(from));
         session.micro_batch(0, Rows { ids: &ids, targets: &targets, offsets: &[] }, first).unwrap();
     }
     session.update().unwrap();
     let ticket = session.finish().unwrap();
-    let results = session.results(ticket).unwrap().to_vec();
+    let results = <[f32; 2]>::from(session.results(ticket).unwrap()).to_vec();
     let mut found = vec![("results".to_owned(), results)];
     for entry in session.laid.lasting.clone() {
         for layer in 0..entry.slot.layers {

@@ -4,12 +4,17 @@ use capful_core::device::{Device as _, Meter, Operation, OperationError, Rates, 
 use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::random::Random;
+use capful_core::train::{Results, Settings};
 
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products, Room, require};
 
 /// Bytes of the arena for operands, and of the scratch behind them.
 const OPERANDS: u64 = 8 << 20;
 const SCRATCH: u64 = 33 << 20;
+
+/// Settings that are all different, so that none can be taken for another.
+pub const SETTINGS: Settings =
+    Settings { learning_rate: 0.01, correction1: 0.2, correction2: 0.1, clip: 1.5, loss_scale: 0.125 };
 
 /// Opens the first card, or the stand-in where there is no driver. Products are our own.
 pub fn open(arena: u64, scratch: Region, staging: u64) -> Cuda {
@@ -152,6 +157,17 @@ impl Lay {
         self.region(Dtype::F32, shape, values, Vec::new(), true)
     }
 
+    /// These settings of a step.
+    pub fn settings(&mut self, settings: Settings) -> Region {
+        self.values([1, 1, 1, Settings::LEN as u32], <[f32; 5]>::from(settings).to_vec())
+    }
+
+    /// These results.
+    pub fn results(&mut self, loss: f32, squared_norm: f32) -> Region {
+        let results = Results { loss, squared_norm };
+        self.values([1, 1, 1, Results::LEN as u32], <[f32; 2]>::from(results).to_vec())
+    }
+
     /// These numbers in the precision's type.
     pub fn kept(&mut self, shape: [u32; 4], values: Vec<f32>) -> Region {
         self.region(self.kept, shape, values, Vec::new(), true)
@@ -289,7 +305,7 @@ impl Bench {
 
         let mut storage = vec![u64::MAX; (theirs.offset / 8) as usize];
         for (own, operand) in ours.operands.iter().zip(&theirs.operands) {
-            let mut arena = Arena::new(&mut storage, &[]);
+            let mut arena = Arena::new(&mut storage);
             let [mut view] = arena.views([Some(operand.region)]).expect("room");
             if operand.ids.is_empty() {
                 let rounded = decode(own.region.dtype, &encode(own.region.dtype, &operand.values));
@@ -298,7 +314,7 @@ impl Bench {
                 view.u32_mut().expect("of this type").copy_from_slice(&operand.ids);
             }
         }
-        Reference { arena: Arena::new(&mut storage, &[]) }.run(&reference.into()).expect("the reference runs");
+        Reference { arena: Arena::new(&mut storage) }.run(&reference.into()).expect("the reference runs");
         for cuda in &mut self.cards {
             let found = after(cuda, &ours, |cuda| run(cuda, operation));
             let again = after(cuda, &ours, |cuda| run(cuda, operation));

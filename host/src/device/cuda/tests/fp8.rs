@@ -11,7 +11,7 @@ use capful_core::ops::{
 };
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
-use capful_core::train::results;
+use capful_core::train::{Results, Settings};
 
 use super::bench::{Bench, Lay, apart, decode, encode, open_with, share};
 use crate::device::cuda::{Cuda, CudaError, CudaProfile, Precision, Products, Room, require};
@@ -428,9 +428,8 @@ fn train<M: Machine>(
     let bytes_of = |ids: Vec<u32>| ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>();
     let mut losses = Vec::new();
     for step in from..to {
-        let t = step as i32 + 1;
-        let settings = [0.01, 1.0 - 0.9f32.powi(t), 1.0 - 0.95f32.powi(t), 1.0, 1.0 / 76.0];
-        machine.put(plan.state.control.settings, &encode(Dtype::F32, &settings));
+        let settings = Settings::of(step, 0.01, &OPTIMIZER, 1.0, 76);
+        machine.put(plan.state.control.settings, bytemuck::bytes_of(&settings));
         let stage = Stage { products: products(step), ..*stage };
         for part in 0..2 {
             let [ids, targets] = batch(step, part);
@@ -439,7 +438,8 @@ fn train<M: Machine>(
             plan.model.micro_batch(machine, &plan.state, &plan.training, &stage, part == 0).expect("a micro-batch");
         }
         plan.model.update(machine, &plan.state, &OPTIMIZER).expect("an update");
-        losses.push(decode(Dtype::F32, &machine.get(plan.state.control.results))[results::LOSS]);
+        let results = decode(Dtype::F32, &machine.get(plan.state.control.results));
+        losses.push(Results::from_slice(&results).expect("both results").loss);
     }
     let left = entries().flat_map(|e| (0..e.slot.layers).map(|l| e.place.at(l)));
     (losses, left.map(|region| (region, machine.get(region))).collect())
@@ -453,7 +453,7 @@ fn on_reference(
 ) -> (Vec<f32>, Saved) {
     let plan = plan(model, profile, 0, &STAGE);
     let mut storage = vec![0u64; (plan.bytes / 8) as usize];
-    train(&mut Reference { arena: Arena::new(&mut storage, &[]) }, &plan, &STAGE, (0, steps), None, products)
+    train(&mut Reference { arena: Arena::new(&mut storage) }, &plan, &STAGE, (0, steps), None, products)
 }
 
 /// As a run chooses them.
@@ -605,7 +605,7 @@ fn a_step_whose_operations_copy_has_the_bits_of_one_whose_copies_are_apart() {
         let plain = plan(MODEL, &SingleFp8, 0, &stage);
         let on = |machine: &mut Apart<Reference<'_>>| train(machine, &plain, &stage, (0, 4), None, soon);
         let mut storage = [vec![0u64; (plain.bytes / 8) as usize], vec![0u64; (plain.bytes / 8) as usize]];
-        let [one, two] = storage.each_mut().map(|s| Reference { arena: Arena::new(s, &[]) });
+        let [one, two] = storage.each_mut().map(|s| Reference { arena: Arena::new(s) });
         let mut apart = Apart::new(two);
         let together = train(&mut { one }, &plain, &stage, (0, 4), None, soon);
         assert!(on(&mut apart) == together, "{recompute:?} on the Reference");

@@ -10,7 +10,7 @@ use capful_core::ops::{
 };
 use capful_core::random::Random;
 
-use super::bench::{Bench, Lay, open_with, replay};
+use super::bench::{Bench, Lay, SETTINGS, open_with, replay};
 use crate::device::cuda::{Precision, Products};
 
 const STREAMS: [u32; 5] = [1, 3, 8, 32, 40];
@@ -420,7 +420,7 @@ fn the_memory_and_its_gradients() {
 }
 
 fn control(l: &mut Lay, loss: f32) -> [Region; 2] {
-    [l.values([1, 1, 1, 5], vec![0.01, 0.2, 0.1, 1.5, 0.125]), l.values([1, 1, 1, 2], vec![loss, 9.0])]
+    [l.settings(SETTINGS), l.results(loss, 9.0)]
 }
 
 #[test]

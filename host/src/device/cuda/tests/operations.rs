@@ -7,7 +7,7 @@ use capful_core::ops::{
 };
 use capful_core::random::Random;
 
-use super::bench::{Bench, Lay, share};
+use super::bench::{Bench, Lay, SETTINGS, share};
 use crate::device::cuda::Precision;
 
 /// Numbers from 1 to `most`, the same in every run.
@@ -275,7 +275,7 @@ fn cached_attention() {
 }
 
 fn control(l: &mut Lay) -> [Region; 2] {
-    [l.values([1, 1, 1, 5], vec![0.01, 0.2, 0.1, 1.5, 0.125]), l.values([1, 1, 1, 2], vec![0.5, 9.0])]
+    [l.settings(SETTINGS), l.results(0.5, 9.0)]
 }
 
 struct Head {
@@ -382,7 +382,7 @@ fn adamw_with_and_without_masters() {
                 first: l.exact([1, 1, 1, count], 0.1),
                 second: l.values([1, 1, 1, count], (0..count).map(|i| (i % 17) as f32 * 0.01).collect()),
                 settings: control(l)[0],
-                results: l.values([1, 1, 1, 2], vec![0.0, squared_norm]),
+                results: l.results(0.0, squared_norm),
                 beta1: 0.9,
                 beta2: 0.95,
                 eps: 1e-8,

@@ -7,7 +7,7 @@ use capful_core::model::{self, Family as _, Purpose, Recompute, Stage, Transform
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
-use capful_core::train::results;
+use capful_core::train::{Results, Settings};
 
 use super::bench::{decode, distance, encode, open_with, replay};
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
@@ -104,9 +104,12 @@ fn batch(stage: &Stage, step: u64, part: u64) -> [Vec<u32>; 2] {
     [tokens[..count as usize].to_vec(), tokens[1..].to_vec()]
 }
 
-fn settings(stage: &Stage, step: u64) -> [f32; 5] {
-    let t = step as i32 + 1;
-    [0.01, 1.0 - 0.9f32.powi(t), 1.0 - 0.95f32.powi(t), 1.0, 1.0 / (2 * stage.tokens()) as f32]
+fn settings(stage: &Stage, step: u64) -> Settings {
+    Settings::of(step, 0.01, &OPTIMIZER, 1.0, 2 * u64::from(stage.tokens()))
+}
+
+fn loss(results: &[f32]) -> f32 {
+    Results::from_slice(results).expect("both results").loss
 }
 
 fn bytes_of(ids: &[u32]) -> Vec<u8> {
@@ -117,7 +120,7 @@ fn bytes_of(ids: &[u32]) -> Vec<u8> {
 fn reference(model: &Transformer, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
     let plan = plan(model, &Single, 0, stage);
     let mut storage = vec![0u64; (plan.bytes / 8) as usize];
-    let mut device = Reference { arena: Arena::new(&mut storage, &[]) };
+    let mut device = Reference { arena: Arena::new(&mut storage) };
     for entry in plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Constant)) {
         for layer in 0..entry.slot.layers {
             let [mut view] = device.arena.views([Some(entry.place.at(layer))]).expect("in the arena");
@@ -128,7 +131,7 @@ fn reference(model: &Transformer, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f
     let mut losses = Vec::new();
     for step in 0..steps {
         let [mut view] = device.arena.views([Some(plan.state.control.settings)]).expect("in the arena");
-        view.f32_mut().expect("of this type").copy_from_slice(&settings(stage, step));
+        *Settings::from_slice_mut(view.f32_mut().expect("of this type")).expect("all settings") = settings(stage, step);
         for part in 0..2 {
             for (region, ids) in [regions.ids, regions.targets].into_iter().zip(batch(stage, step, part)) {
                 let [mut view] = device.arena.views([Some(region)]).expect("in the arena");
@@ -137,7 +140,7 @@ fn reference(model: &Transformer, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f
             model.micro_batch(&mut device, &plan.state, &plan.training, stage, part == 0).expect("a micro-batch");
         }
         model.update(&mut device, &plan.state, &OPTIMIZER).expect("an update");
-        losses.push(device.arena.f32(plan.state.control.results).expect("in the arena")[results::LOSS]);
+        losses.push(loss(device.arena.f32(plan.state.control.results).expect("in the arena")));
     }
     (losses, parameters(&plan).flat_map(|r| device.arena.f32(r).expect("in the arena").to_vec()).collect())
 }
@@ -173,10 +176,10 @@ fn on_card(
     }
     let regions = Transformer::training_batch(&plan.training);
     let (mut losses, mut pending) = (Vec::new(), None);
-    let loss = |cuda: &mut Cuda, p| decode(Dtype::F32, cuda.results(p).expect("a good step"))[results::LOSS];
+    let loss = |cuda: &mut Cuda, p| loss(&decode(Dtype::F32, cuda.results(p).expect("a good step")));
     for step in 0..steps {
         cuda.next_step().expect("a good step");
-        cuda.queue_write(plan.state.control.settings, &encode(Dtype::F32, &settings(stage, step))).expect("room");
+        cuda.queue_write(plan.state.control.settings, bytemuck::bytes_of(&settings(stage, step))).expect("room");
         for part in 0..2 {
             for (region, ids) in [regions.ids, regions.targets].into_iter().zip(batch(stage, step, part)) {
                 cuda.queue_write(region, &bytes_of(&ids)).expect("room");

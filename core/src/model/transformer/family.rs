@@ -2,15 +2,16 @@
 
 use super::Transformer;
 use super::backward::Backward;
-use super::copies::Copying;
+use super::copies::{Copies, Copying, lay_scales};
 use super::forward::{Pass, Past};
 use super::regions::{Decoding, Evaluation, State, Training};
 use crate::device::{Device, OperationError, Profile};
-use crate::memory::{Ledger, Region};
+use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot};
+use crate::model::activations::{Keep, larger};
 use crate::model::checks::check_stage;
 use crate::model::stage::{Batch, Control, Family, ModelError, Products, Purpose, Stage};
 use crate::ops::{HeadLoss, Pattern, QuantisedProduct};
-use crate::optimizer::Optimizer;
+use crate::optimizer::{self, Optimizer};
 
 impl Family for Transformer {
     type State = State;
@@ -37,19 +38,54 @@ impl Family for Transformer {
     }
 
     fn lay_state(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> State {
-        self.lay_lasting(profile, purpose, ledger)
+        let training = purpose == Purpose::Training;
+        let (weights, learning) = optimizer::lay(self, training, profile, &|_| profile.dtype(Role::Weight), ledger);
+        let init = Init::Rotary { base: self.rotary_base };
+        let shape = [1, self.context, self.rotary_dims / 2, 2];
+        let table = Slot { init, ..Slot::new("rotary_table", Role::Constant, Dtype::F32, shape) };
+        let (table, control) = (ledger.region(table).first, Control::lay(ledger));
+        let scales = (training && profile.quantises()).then(|| lay_scales(self.layers, ledger));
+        State { weights, learning, table, control, scales }
     }
 
     fn lay_training(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
-        self.lay_step(stage, profile, ledger)
+        let Stage { batch, seq_len, recompute, .. } = *stage;
+        let regions = Batch::lay(stage.tokens(), ledger);
+        let forward = self.lay_forward([batch, seq_len], Keep::of(recompute), profile, ledger);
+        let dtype = profile.dtype(Role::Work);
+        let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, dtype, shape)).first;
+        let x_grad = lay("grad.x", [1, batch, seq_len, self.d_model]);
+        let norm1_grad = lay("grad.norm1_or_mixed", [1, batch, seq_len, self.d_model]);
+        let norm2_grad =
+            if self.parallel() { lay("grad.norm2", [1, batch, seq_len, self.d_model]) } else { norm1_grad };
+        let low_grad = self.rank.map(|rank| lay("grad.low", [1, batch, seq_len, rank]));
+        let widest = [1, batch, seq_len, self.d_ff.max(self.qkv_width())];
+        let logits = [1, 1, stage.chunk_rows(), self.vocabulary_rows()];
+        let wide = lay("logits_or_grad.activated_or_qkv", larger(logits, widest));
+        let copies = profile.quantises().then(|| Copies::lay(self, stage.tokens(), ledger));
+        Training { batch: regions, forward, x_grad, norm1_grad, norm2_grad, low_grad, wide, copies }
     }
 
     fn lay_evaluation(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
-        self.lay_loss(stage, profile, ledger)
+        let batch = Batch::lay(stage.tokens(), ledger);
+        let forward = self.lay_forward([stage.batch, stage.seq_len], Keep::NOTHING, profile, ledger);
+        let rows = stage.chunk_rows();
+        let shape = [1, 1, rows, self.vocabulary_rows()];
+        let padded_logits = ledger.region(Slot::new("logits", Role::Work, Dtype::F32, shape)).first;
+        let logits = padded_logits.reshaped([1, 1, rows, self.vocab_size]);
+        Evaluation { batch, forward, padded_logits, logits }
     }
 
     fn lay_decoding(&self, context: u32, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Decoding {
-        self.lay_token(context, profile, ledger)
+        let forward = self.lay_forward([1, 1], Keep::NOTHING, profile, ledger);
+        let mut lay =
+            |name, role, dtype, shape, layers| ledger.region(Slot::new(name, role, dtype, shape).layers(layers));
+        let id = lay("decode.id", Role::Batch, Dtype::U32, [1, 1, 1, 1], 1).first;
+        let cursor = lay("decode.cursor", Role::Batch, Dtype::U32, [1, 1, 1, 1], 1).first;
+        let columns = self.kv_heads * self.head_size();
+        let cache = lay("decode.cache", Role::Work, profile.dtype(Role::Work), [1, 2, context, columns], self.layers);
+        let logits = lay("decode.logits", Role::Work, Dtype::F32, [1, 1, 1, self.vocab_size], 1).first;
+        Decoding { forward, id, cursor, cache, logits }
     }
 
     fn control(state: &State) -> Control {
