@@ -1,7 +1,6 @@
 //! Runs a step without arithmetic: checks it and counts what it costs.
 
-use super::{Access, Device, Op, OperationError, Profile, count};
-use crate::memory::Region;
+use super::{Device, Op, OperationError, Profile, check};
 
 /// The speeds that a roofline is drawn from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,34 +48,10 @@ impl<'p> Meter<'p> {
     }
 }
 
-/// The most operands that an operation may have.
-const OPERANDS: usize = 24;
-
-/// Bytes of traffic that `op` cannot avoid; checks on the way that nothing written is also used elsewhere.
-fn traffic(op: &Op) -> Result<u64, OperationError> {
-    let mut seen = heapless::Vec::<(Region, Access), OPERANDS>::new();
-    let mut room = true;
-    op.operands(&mut |region, access| room &= seen.push((region, access)).is_ok());
-    if !room {
-        return Err(OperationError::Shape { operation: op.name(), operand: "(too many operands)" });
-    }
-    let mut bytes = 0;
-    for (i, (region, access)) in seen.iter().enumerate() {
-        for (other, theirs) in &seen[..i] {
-            let both_read = *access == Access::Read && *theirs == Access::Read;
-            if !both_read && region.overlaps(other) {
-                return Err(OperationError::Overlap { operation: op.name() });
-            }
-        }
-        bytes = u64::saturating_add(bytes, count(&[region.bytes(), if *access == Access::Update { 2 } else { 1 }]));
-    }
-    Ok(bytes)
-}
-
 impl Device for Meter<'_> {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
-        op.validate()?;
-        let (flops, bytes) = (op.flops(), traffic(op)?);
+        check(op, self.profile)?;
+        let (flops, bytes) = (op.flops(), op.traffic());
         let fits = |n: &u64| *n < u64::MAX;
         let sum = |a: u64, b| a.checked_add(b).filter(fits).ok_or(OperationError::TooLarge { operation: op.name() });
         (self.flops, self.bytes) = (sum(self.flops, flops)?, sum(self.bytes, bytes)?);

@@ -3,20 +3,29 @@
 //! A step is ordinary code over a [`Device`]: it names operations one after the other. [`Reference`] computes them in
 //! plain f32 loops, [`Meter`] only counts them, and a host's devices run them fast.
 
+mod check;
 mod meter;
 mod op;
+mod operand;
 mod reference;
 
+pub use check::check;
 pub use meter::{Meter, Rates};
 pub use op::Op;
+pub use operand::{Access, Element, Operand};
 pub use reference::Reference;
 
-use crate::memory::{ArenaError, Dtype, Region, Role};
+use crate::memory::{ArenaError, Dtype, Role};
 
 /// What a device and a precision imply for memory. Plain data: a plan needs no device and no driver.
 pub trait Profile {
     /// The element type of regions of this role.
     fn dtype(&self, role: Role) -> Dtype;
+
+    /// Whether it computes in floats of this type: those of an [`Element::Float`].
+    fn computes(&self, dtype: Dtype) -> bool {
+        dtype == Dtype::F32
+    }
 
     /// How many bytes of scratch the device wants while it runs `op`. One region serves the largest.
     fn scratch(&self, _op: &Op) -> u64 {
@@ -42,17 +51,6 @@ impl Profile for Single {
     }
 }
 
-/// How an operation uses an operand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// Only read.
-    Read,
-    /// Written whole, whatever was there before.
-    Write,
-    /// Read and written.
-    Update,
-}
-
 /// Why an operation could not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OperationError {
@@ -65,10 +63,33 @@ pub enum OperationError {
         /// The operand.
         operand: &'static str,
     },
+    /// An operand's elements are of a type that the device does not take there.
+    Type {
+        /// The operation.
+        operation: &'static str,
+        /// The operand.
+        operand: &'static str,
+    },
+    /// An operand begins within an element.
+    Misaligned {
+        /// The operation.
+        operation: &'static str,
+        /// The operand.
+        operand: &'static str,
+    },
     /// Two operands share bytes and one of them is written.
     Overlap {
         /// The operation.
         operation: &'static str,
+        /// Both operands.
+        operands: [&'static str; 2],
+    },
+    /// An operand is written and lies in the image.
+    ReadOnly {
+        /// The operation.
+        operation: &'static str,
+        /// The operand.
+        operand: &'static str,
     },
     /// More floating-point operations or bytes than 64 bits count.
     TooLarge {
@@ -86,7 +107,18 @@ impl core::fmt::Display for OperationError {
             OperationError::Shape { operation, operand } => {
                 write!(f, "{operation}: the shape of {operand} does not fit the other operands")
             }
-            OperationError::Overlap { operation } => write!(f, "{operation}: two operands share bytes"),
+            OperationError::Type { operation, operand } => {
+                write!(f, "{operation}: the device does not take elements of the type of {operand}")
+            }
+            OperationError::Misaligned { operation, operand } => {
+                write!(f, "{operation}: {operand} begins within an element")
+            }
+            OperationError::Overlap { operation, operands: [a, b] } => {
+                write!(f, "{operation}: {a} and {b} share bytes, and one of them is written")
+            }
+            OperationError::ReadOnly { operation, operand } => {
+                write!(f, "{operation}: {operand} is written and lies in the read-only image")
+            }
             OperationError::TooLarge { operation } => {
                 write!(f, "{operation} is too large: its floating-point operations, or a step's up to it, pass 64 bits")
             }
@@ -118,8 +150,8 @@ pub trait Operation: Copy + Into<Op> {
     /// The name, as in the file of `ops` that defines it.
     const NAME: &'static str;
 
-    /// Shows every operand and how it is used. Operands are disjoint, or both only read.
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access));
+    /// Shows every operand. Two of them are disjoint, or both only read.
+    fn operands(&self, visit: &mut dyn FnMut(Operand));
 
     /// Whether the operands' shapes belong together; asked once, when the step is planned.
     ///

@@ -1,7 +1,7 @@
 //! Every operation as one type, so that a step is data: it can be run, counted, kept and compared.
 
-use super::{Access, Operation, OperationError};
-use crate::memory::{Arena, Region};
+use super::{Operand, Operation, OperationError};
+use crate::memory::Arena;
 use crate::ops::{
     AdamW, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed, EmbedGrad, EmbedUpdate,
     FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad,
@@ -34,7 +34,7 @@ macro_rules! operations {
             }
 
             /// See [`Operation::operands`].
-            pub fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+            pub fn operands(&self, visit: &mut dyn FnMut(Operand)) {
                 match self {
                     $(Op::$name(o) => o.operands(visit),)*
                 }
@@ -113,6 +113,15 @@ operations! {
     SynapseInputGrad,
     Taps,
     TapsGrad,
+}
+
+impl Op {
+    /// Bytes of traffic that it cannot avoid: each operand read or written once.
+    pub fn traffic(&self) -> u64 {
+        let mut bytes = 0u64;
+        self.operands(&mut |operand| bytes = bytes.saturating_add(operand.traffic()));
+        bytes
+    }
 }
 
 // A recorded step has tens of thousands of them.

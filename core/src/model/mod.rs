@@ -7,6 +7,8 @@ pub mod neurogen;
 mod parameter;
 mod scales;
 mod stage;
+#[cfg(test)]
+mod testing;
 pub mod transformer;
 
 pub use initial::FirstValues;

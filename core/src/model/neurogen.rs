@@ -22,6 +22,8 @@ mod check;
 mod connectome;
 mod family;
 mod regions;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 pub use connectome::{Connectome, MODULES, Module};

@@ -1,6 +1,6 @@
 //! AdamW (Loshchilov and Hutter 2019) over a range of parameters, with the global clip folded in.
 
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 use crate::train::{Results, Settings};
 
@@ -82,14 +82,15 @@ fn sqrt(x: f32) -> f32 {
 impl Operation for AdamW {
     const NAME: &'static str = "adamw";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.weight, if self.master.is_some() { Access::Write } else { Access::Update });
-        self.master.into_iter().for_each(|r| visit(r, Access::Update));
-        visit(self.gradient, Access::Read);
-        visit(self.first, Access::Update);
-        visit(self.second, Access::Update);
-        visit(self.settings, Access::Read);
-        visit(self.results, Access::Read);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        let weight = if self.master.is_some() { Operand::write } else { Operand::update };
+        visit(weight("weight", self.weight));
+        self.master.into_iter().for_each(|r| visit(Operand::update("master", r).exact()));
+        visit(Operand::read("gradient", self.gradient).exact());
+        visit(Operand::update("first", self.first).exact());
+        visit(Operand::update("second", self.second).exact());
+        visit(Operand::read("settings", self.settings).exact());
+        visit(Operand::read("results", self.results).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {

@@ -3,7 +3,7 @@
 use super::heads::Heads;
 use super::math::{axpy, dot};
 use super::pattern::Pattern;
-use crate::device::{Access, Operation, OperationError, count};
+use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// `out_i = Σ_j softmax_j(q_i · k_j / √size) v_j` over the j ≤ i that the pattern sees, for each row and head.
@@ -29,10 +29,10 @@ pub(super) fn rows_fit(qkv: &Region, other: &Region, columns: u32) -> bool {
 impl Operation for Attention {
     const NAME: &'static str = "attention";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.qkv, Access::Read);
-        visit(self.out, Access::Write);
-        visit(self.log_sum, Access::Write);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("qkv", self.qkv));
+        visit(Operand::write("out", self.out));
+        visit(Operand::write("log_sum", self.log_sum).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {

@@ -5,7 +5,7 @@ use super::heads::Heads;
 use super::math::{axpy, dot};
 use super::pattern::Pattern;
 use super::rotary::Rotary;
-use crate::device::{Access, Operation, OperationError, count};
+use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// With P the probabilities, dP = out_grad · vᵀ and D_i = out_grad_i · out_i (Dao et al. 2022):
@@ -34,13 +34,13 @@ pub struct AttentionGrad {
 impl Operation for AttentionGrad {
     const NAME: &'static str = "attention_grad";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.qkv, Access::Read);
-        visit(self.out, Access::Read);
-        visit(self.log_sum, Access::Read);
-        visit(self.out_grad, Access::Read);
-        visit(self.rotary.table, Access::Read);
-        visit(self.qkv_grad, Access::Write);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("qkv", self.qkv));
+        visit(Operand::read("out", self.out));
+        visit(Operand::read("log_sum", self.log_sum).exact());
+        visit(Operand::read("out_grad", self.out_grad));
+        visit(Operand::read("rotary", self.rotary.table).exact());
+        visit(Operand::write("qkv_grad", self.qkv_grad));
     }
 
     fn validate(&self) -> Result<(), OperationError> {

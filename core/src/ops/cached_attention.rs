@@ -3,7 +3,7 @@
 use super::math::{axpy, dot};
 use super::pattern::Pattern;
 use super::rotary::Rotary;
-use crate::device::{Access, Operation, OperationError, count};
+use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// Turns the row's queries and keys by the cursor's position, stores key and value there, and attends over
@@ -27,12 +27,12 @@ pub struct CachedAttention {
 impl Operation for CachedAttention {
     const NAME: &'static str = "cached_attention";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.qkv, Access::Update);
-        visit(self.cache, Access::Update);
-        visit(self.cursor, Access::Read);
-        visit(self.rotary.table, Access::Read);
-        visit(self.out, Access::Write);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::update("qkv", self.qkv));
+        visit(Operand::update("cache", self.cache));
+        visit(Operand::read("cursor", self.cursor).ids());
+        visit(Operand::read("rotary", self.rotary.table).exact());
+        visit(Operand::write("out", self.out));
     }
 
     fn validate(&self) -> Result<(), OperationError> {

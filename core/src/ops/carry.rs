@@ -1,6 +1,6 @@
 //! Copying a region: what a chunk hands to the next one.
 
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
 /// `to = from`, bit for bit.
@@ -15,9 +15,9 @@ pub struct Carry {
 impl Operation for Carry {
     const NAME: &'static str = "carry";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.from, Access::Read);
-        visit(self.to, Access::Write);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("from", self.from).any());
+        visit(Operand::write("to", self.to).any());
     }
 
     fn validate(&self) -> Result<(), OperationError> {

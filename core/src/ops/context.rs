@@ -1,6 +1,6 @@
 //! Signals as rows of tokens, for the dense products that read them.
 
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
 /// `out[b, t, c] = signals[t + 1, first + c, b]`.
@@ -17,9 +17,9 @@ pub struct Context {
 impl Operation for Context {
     const NAME: &'static str = "context";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.signals, Access::Read);
-        visit(self.out, Access::Write);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("signals", self.signals));
+        visit(Operand::write("out", self.out).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -58,9 +58,9 @@ pub struct ContextGrad {
 impl Operation for ContextGrad {
     const NAME: &'static str = "context_grad";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.out_grad, Access::Read);
-        visit(self.signals_grad, Access::Update);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("out_grad", self.out_grad).exact());
+        visit(Operand::update("signals_grad", self.signals_grad));
     }
 
     fn validate(&self) -> Result<(), OperationError> {

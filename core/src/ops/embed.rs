@@ -1,6 +1,6 @@
 //! Looking up the rows of a table, and adding gradients back to them.
 
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
 use super::math::axpy;
@@ -19,10 +19,10 @@ pub struct Embed {
 impl Operation for Embed {
     const NAME: &'static str = "embed";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.ids, Access::Read);
-        visit(self.table, Access::Read);
-        visit(self.out, Access::Write);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("ids", self.ids).ids());
+        visit(Operand::read("table", self.table));
+        visit(Operand::write("out", self.out));
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -60,10 +60,10 @@ pub struct EmbedGrad {
 impl Operation for EmbedGrad {
     const NAME: &'static str = "embed_grad";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.ids, Access::Read);
-        visit(self.out_grad, Access::Read);
-        visit(self.table_grad, if self.accumulate { Access::Update } else { Access::Write });
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("ids", self.ids).ids());
+        visit(Operand::read("out_grad", self.out_grad));
+        visit(Operand::sum("table_grad", self.table_grad, self.accumulate).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {

@@ -5,7 +5,7 @@
 //! step whose loss is not finite changes nothing.
 
 use super::math::{axpy, dot, sum};
-use crate::device::{Access, Operation, OperationError, count};
+use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::train::{Results, Settings};
 
@@ -52,16 +52,16 @@ pub struct FactoredUpdate {
 impl Operation for FactoredUpdate {
     const NAME: &'static str = "factored_update";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.x, Access::Read);
-        visit(self.out_grad, Access::Read);
-        visit(self.weight, Access::Update);
-        visit(self.bias, Access::Update);
-        visit(self.row_moment, Access::Update);
-        visit(self.column_moment, Access::Update);
-        visit(self.tile, Access::Write);
-        visit(self.settings, Access::Read);
-        visit(self.results, Access::Read);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("x", self.x).exact());
+        visit(Operand::read("out_grad", self.out_grad).exact());
+        visit(Operand::update("weight", self.weight).exact());
+        visit(Operand::update("bias", self.bias).exact());
+        visit(Operand::update("row_moment", self.row_moment).exact());
+        visit(Operand::update("column_moment", self.column_moment).exact());
+        visit(Operand::write("tile", self.tile).exact());
+        visit(Operand::read("settings", self.settings).exact());
+        visit(Operand::read("results", self.results).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -152,13 +152,13 @@ pub struct EmbedUpdate {
 impl Operation for EmbedUpdate {
     const NAME: &'static str = "embed_update";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.ids, Access::Read);
-        visit(self.x_grad, Access::Update);
-        visit(self.table, Access::Update);
-        visit(self.moment, Access::Update);
-        visit(self.settings, Access::Read);
-        visit(self.results, Access::Read);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("ids", self.ids).ids());
+        visit(Operand::update("x_grad", self.x_grad).exact());
+        visit(Operand::update("table", self.table).exact());
+        visit(Operand::update("moment", self.moment).exact());
+        visit(Operand::read("settings", self.settings).exact());
+        visit(Operand::read("results", self.results).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {

@@ -1,7 +1,7 @@
 //! The exact GELU by itself: what a backward pass recomputes instead of keeping.
 
 use super::math::gelu;
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
 /// `out = x Φ(x)`.
@@ -16,9 +16,9 @@ pub struct Gelu {
 impl Operation for Gelu {
     const NAME: &'static str = "gelu";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.x, Access::Read);
-        visit(self.out, Access::Write);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("x", self.x));
+        visit(Operand::write("out", self.out));
     }
 
     fn validate(&self) -> Result<(), OperationError> {

@@ -2,7 +2,7 @@
 
 use super::math::{axpy, dot, max, sum};
 use crate::data::IGNORE;
-use crate::device::{Access, Operation, OperationError, count};
+use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 use crate::train::{Results, Settings};
 
@@ -48,19 +48,19 @@ pub struct HeadLoss {
 impl Operation for HeadLoss {
     const NAME: &'static str = "head_loss";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.x, Access::Read);
-        visit(self.weight, Access::Read);
-        self.bias.into_iter().for_each(|r| visit(r, Access::Read));
-        visit(self.targets, Access::Read);
-        visit(self.settings, Access::Read);
-        visit(self.logits, Access::Write);
-        visit(self.losses, Access::Write);
-        visit(self.results, Access::Update);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("x", self.x));
+        visit(Operand::read("weight", self.weight));
+        self.bias.into_iter().for_each(|r| visit(Operand::read("bias", r).exact()));
+        visit(Operand::read("targets", self.targets).ids());
+        visit(Operand::read("settings", self.settings).exact());
+        visit(Operand::write("logits", self.logits));
+        visit(Operand::write("losses", self.losses).exact());
+        visit(Operand::update("results", self.results).exact());
         if let Some(g) = self.gradient {
-            visit(g.x_grad, Access::Write);
-            let access = if g.accumulate { Access::Update } else { Access::Write };
-            g.weight_grad.into_iter().for_each(|r| visit(r, access));
+            visit(Operand::write("x_grad", g.x_grad));
+            let parameter = |r| Operand::sum("weight_grad", r, g.accumulate).exact();
+            g.weight_grad.into_iter().for_each(|r| visit(parameter(r)));
         }
     }
 

@@ -1,6 +1,6 @@
 //! Keeps inhibitory synapses inhibitory after an update (Dale's law for one pathway).
 
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
 /// `weights[i] = min(weights[i], 0)` where `first ≤ sources[i] < first + count`.
@@ -19,9 +19,9 @@ pub struct Inhibit {
 impl Operation for Inhibit {
     const NAME: &'static str = "inhibit";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.sources, Access::Read);
-        visit(self.weights, Access::Update);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("sources", self.sources).ids());
+        visit(Operand::update("weights", self.weights).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {

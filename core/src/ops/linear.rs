@@ -2,7 +2,7 @@
 
 use super::math::{axpy, dot, gelu};
 use super::quantise::{CodeRows, QuantisedProduct};
-use crate::device::{Access, Operation, OperationError, count};
+use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// What becomes of a product and its bias, y.
@@ -69,15 +69,18 @@ pub(super) const fn sides(weight: &Region, transposed: bool) -> (u32, u32) {
 impl Operation for Linear {
     const NAME: &'static str = "linear";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         match &self.quantised {
             Some(product) => product.operands(visit),
-            None => [self.x, self.weight].into_iter().for_each(|r| visit(r, Access::Read)),
+            None => {
+                visit(Operand::read("x", self.x));
+                visit(Operand::read("weight", self.weight));
+            }
         }
-        self.bias.into_iter().for_each(|r| visit(r, Access::Read));
-        self.epilogue.residual().into_iter().for_each(|r| visit(r, Access::Read));
-        visit(self.out, if self.epilogue.adds() { Access::Update } else { Access::Write });
-        self.epilogue.activated().into_iter().for_each(|r| visit(r, Access::Write));
+        self.bias.into_iter().for_each(|r| visit(Operand::read("bias", r)));
+        self.epilogue.residual().into_iter().for_each(|r| visit(Operand::read("residual", r)));
+        visit(Operand::sum("out", self.out, self.epilogue.adds()));
+        self.epilogue.activated().into_iter().for_each(|r| visit(Operand::write("activated", r)));
     }
 
     fn validate(&self) -> Result<(), OperationError> {

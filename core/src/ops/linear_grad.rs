@@ -3,7 +3,7 @@
 use super::linear::sides;
 use super::math::{axpy, dot, gelu_derivative};
 use super::quantise::{CodeRows, QuantisedProduct};
-use crate::device::{Access, Operation, OperationError, count};
+use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// `x_grad = out_grad · weight (∘ gelu'(before_gelu))`, `weight_grad (+)= out_gradᵀ · x`,
@@ -54,18 +54,18 @@ impl LinearGrad {
 impl Operation for LinearGrad {
     const NAME: &'static str = "linear_grad";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        let parameter = if self.accumulate { Access::Update } else { Access::Write };
-        visit(self.x, Access::Read);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("x", self.x));
         match &self.quantised {
             Some(product) => product.operands(visit),
-            None => visit(self.weight, Access::Read),
+            None => visit(Operand::read("weight", self.weight)),
         }
-        visit(self.out_grad, Access::Read);
-        self.before_gelu.into_iter().for_each(|r| visit(r, Access::Read));
-        visit(self.x_grad, Access::Write);
-        visit(self.weight_grad, parameter);
-        self.bias_grad.into_iter().for_each(|r| visit(r, parameter));
+        visit(Operand::read("out_grad", self.out_grad));
+        self.before_gelu.into_iter().for_each(|r| visit(Operand::read("before_gelu", r)));
+        visit(Operand::write("x_grad", self.x_grad));
+        visit(Operand::sum("weight_grad", self.weight_grad, self.accumulate).exact());
+        let bias_grad = |r| Operand::sum("bias_grad", r, self.accumulate).exact();
+        self.bias_grad.into_iter().for_each(|r| visit(bias_grad(r)));
     }
 
     fn validate(&self) -> Result<(), OperationError> {

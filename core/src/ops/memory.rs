@@ -2,7 +2,7 @@
 //! (Schlag, Irie and Schmidhuber 2021; the linear attention of Katharopoulos et al. 2020 with decay).
 
 use super::math::dot;
-use crate::device::{Access, Operation, OperationError, count};
+use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// A stream's matrix and the key that its next value will be stored under.
@@ -12,6 +12,19 @@ pub struct Stored {
     pub matrix: Region,
     /// [B, K].
     pub key: Region,
+}
+
+impl Stored {
+    /// Shows both, of which `operand` makes operands of these names.
+    fn operands(
+        &self,
+        operand: fn(&'static str, Region) -> Operand,
+        names: [&'static str; 2],
+        visit: &mut dyn FnMut(Operand),
+    ) {
+        visit(operand(names[0], self.matrix).exact());
+        visit(operand(names[1], self.key).exact());
+    }
 }
 
 /// `F_t = k_t (λ F_{t−1} + value_t key_{t−1}ᵀ)` with k = `keep`, `out_t = F_t query_t / K`, in each stream.
@@ -63,13 +76,14 @@ fn advance(matrix: &mut [f32], decay: f32, keep: f32, value: &[f32], key: &[f32]
 impl Operation for Memory {
     const NAME: &'static str = "memory";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        for read in [self.keys, self.queries, self.values, self.keep, self.before.matrix, self.before.key] {
-            visit(read, Access::Read);
-        }
-        for written in [self.after.matrix, self.after.key, self.out] {
-            visit(written, Access::Write);
-        }
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("keys", self.keys).exact());
+        visit(Operand::read("queries", self.queries).exact());
+        visit(Operand::read("values", self.values).exact());
+        visit(Operand::read("keep", self.keep).exact());
+        self.before.operands(Operand::read, ["before matrix", "before key"], visit);
+        self.after.operands(Operand::write, ["after matrix", "after key"], visit);
+        visit(Operand::write("out", self.out).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -145,15 +159,17 @@ pub struct MemoryGrad {
 impl Operation for MemoryGrad {
     const NAME: &'static str = "memory_grad";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        for read in
-            [self.keys, self.queries, self.values, self.keep, self.before.matrix, self.before.key, self.out_grad]
-        {
-            visit(read, Access::Read);
-        }
-        for written in [self.work, self.keys_grad, self.queries_grad, self.values_grad] {
-            visit(written, Access::Write);
-        }
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("keys", self.keys).exact());
+        visit(Operand::read("queries", self.queries).exact());
+        visit(Operand::read("values", self.values).exact());
+        visit(Operand::read("keep", self.keep).exact());
+        self.before.operands(Operand::read, ["before matrix", "before key"], visit);
+        visit(Operand::read("out_grad", self.out_grad).exact());
+        visit(Operand::write("work", self.work).exact());
+        visit(Operand::write("keys_grad", self.keys_grad).exact());
+        visit(Operand::write("queries_grad", self.queries_grad).exact());
+        visit(Operand::write("values_grad", self.values_grad).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {

@@ -1,6 +1,6 @@
 //! Dopamine and novelty: how much each token's error counts for the synapses that learn from it.
 
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
 /// How fast the prediction of the reward and the mean of the loss follow.
@@ -49,13 +49,13 @@ impl Modulate {
 impl Operation for Modulate {
     const NAME: &'static str = "modulate";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.losses, Access::Read);
-        visit(self.signals, Access::Read);
-        visit(self.predictor, Access::Update);
-        visit(self.running, Access::Update);
-        visit(self.factors, Access::Write);
-        visit(self.signals_grad, Access::Update);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("losses", self.losses).exact());
+        visit(Operand::read("signals", self.signals));
+        visit(Operand::update("predictor", self.predictor).exact());
+        visit(Operand::update("running", self.running).exact());
+        visit(Operand::write("factors", self.factors).exact());
+        visit(Operand::update("signals_grad", self.signals_grad));
     }
 
     fn validate(&self) -> Result<(), OperationError> {

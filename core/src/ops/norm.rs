@@ -3,7 +3,7 @@
 
 use super::math::{dot, sum};
 use super::quantise::Quantised;
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
 /// How rows are normalised.
@@ -54,6 +54,15 @@ pub struct Affine {
     pub out: Region,
 }
 
+impl Affine {
+    /// Shows its regions under these names.
+    fn operands(&self, names: [&'static str; 3], visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read(names[0], self.gain));
+        self.bias.into_iter().for_each(|r| visit(Operand::read(names[1], r)));
+        visit(Operand::write(names[2], self.out));
+    }
+}
+
 /// x̂ of each row as [`NormKind`] says, then one or two affine maps of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Norm {
@@ -77,14 +86,11 @@ pub struct Norm {
 impl Operation for Norm {
     const NAME: &'static str = "norm";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.x, Access::Read);
-        visit(self.stats, Access::Write);
-        for affine in [Some(self.first), self.second].into_iter().flatten() {
-            visit(affine.gain, Access::Read);
-            affine.bias.into_iter().for_each(|r| visit(r, Access::Read));
-            visit(affine.out, Access::Write);
-        }
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("x", self.x));
+        visit(Operand::write("stats", self.stats).exact());
+        self.first.operands(["gain", "bias", "out"], visit);
+        self.second.iter().for_each(|a| a.operands(["second gain", "second bias", "second out"], visit));
         self.copy.iter().for_each(|c| c.visit_made(visit));
     }
 

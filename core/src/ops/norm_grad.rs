@@ -3,7 +3,7 @@
 use super::math::sum;
 use super::norm::NormKind;
 use super::quantise::Quantised;
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
 /// The gradients that belong to one affine output of a [`super::Norm`].
@@ -17,6 +17,16 @@ pub struct AffineGrad {
     pub gain_grad: Region,
     /// `[d]`: where the output has a bias.
     pub bias_grad: Option<Region>,
+}
+
+impl AffineGrad {
+    /// Shows its regions under these names.
+    fn operands(&self, names: [&'static str; 4], accumulate: bool, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read(names[0], self.gain));
+        visit(Operand::read(names[1], self.out_grad));
+        visit(Operand::sum(names[2], self.gain_grad, accumulate).exact());
+        self.bias_grad.into_iter().for_each(|r| visit(Operand::sum(names[3], r, accumulate).exact()));
+    }
 }
 
 /// With x̂ the normalised row and g = Σ over outputs of `out_grad ∘ gain`:
@@ -47,17 +57,13 @@ pub struct NormGrad {
 impl Operation for NormGrad {
     const NAME: &'static str = "norm_grad";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        let parameter = if self.accumulate { Access::Update } else { Access::Write };
-        visit(self.x, Access::Read);
-        visit(self.stats, Access::Read);
-        visit(self.x_grad, if self.add { Access::Update } else { Access::Write });
-        for affine in [Some(self.first), self.second].into_iter().flatten() {
-            visit(affine.gain, Access::Read);
-            visit(affine.out_grad, Access::Read);
-            visit(affine.gain_grad, parameter);
-            affine.bias_grad.into_iter().for_each(|r| visit(r, parameter));
-        }
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("x", self.x));
+        visit(Operand::read("stats", self.stats).exact());
+        visit(Operand::sum("x_grad", self.x_grad, self.add));
+        self.first.operands(["gain", "out_grad", "gain_grad", "bias_grad"], self.accumulate, visit);
+        let second = ["second gain", "second out_grad", "second gain_grad", "second bias_grad"];
+        self.second.iter().for_each(|a| a.operands(second, self.accumulate, visit));
         self.copy.iter().for_each(|c| c.visit_made(visit));
     }
 

@@ -1,7 +1,7 @@
 //! A copy of a tensor in 8 bits, with the scale that its past values suggest ("delayed scaling", Micikevicius et al.
 //! 2022, and NVIDIA's Transformer Engine), and what products of such copies are.
 
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::fp8::Format;
 use crate::memory::{Arena, Dtype, Region, Space};
 
@@ -51,10 +51,10 @@ pub struct Quantised {
 
 impl Quantised {
     /// Shows what an operation that makes it uses.
-    pub(super) fn visit_made(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.codes, Access::Write);
-        visit(self.scaling.scale(), Access::Read);
-        visit(self.scaling.amax(), Access::Update);
+    pub(super) fn visit_made(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::write("codes", self.codes).codes());
+        visit(Operand::read("scale", self.scaling.scale()).exact());
+        visit(Operand::update("amax", self.scaling.amax()).exact());
     }
 
     /// Whether it is a copy of something like `x`.
@@ -92,10 +92,10 @@ pub struct Quantise {
 impl Operation for Quantise {
     const NAME: &'static str = "quantise";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.x, Access::Read);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("x", self.x));
         self.out.visit_made(visit);
-        self.transposed.into_iter().for_each(|r| visit(r, Access::Write));
+        self.transposed.into_iter().for_each(|r| visit(Operand::write("transposed", r).codes()));
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -147,10 +147,10 @@ impl QuantisedProduct {
     pub const GRAIN: u32 = 16;
 
     /// Shows what the product reads.
-    pub(super) fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        for side in [&self.a, &self.b] {
-            visit(side.codes, Access::Read);
-            visit(side.scaling.inverse(), Access::Read);
+    pub(super) fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        for (side, codes, inverse) in [(&self.a, "quantised a", "inverse a"), (&self.b, "quantised b", "inverse b")] {
+            visit(Operand::read(codes, side.codes).codes());
+            visit(Operand::read(inverse, side.scaling.inverse()).exact());
         }
     }
 

@@ -4,7 +4,7 @@
 //! The projection's pattern is a sum of shifts, so that both directions are read in order and no index is stored:
 //! output o reaches, with weight `[f, o]`, dim `(o + f · ⌊D / F⌋) mod D` for f = 0 … F − 1.
 
-use crate::device::{Access, Operation, OperationError, count};
+use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// Where the readout's sources lie among the signals.
@@ -27,6 +27,14 @@ pub struct Gate {
     pub first: u32,
     /// How many it has.
     pub count: u32,
+}
+
+impl Gate {
+    /// Shows its parameters.
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("gate weight", self.weight).exact());
+        visit(Operand::read("gate bias", self.bias).exact());
+    }
 }
 
 /// What the gradient of a gate's parameters is written to.
@@ -87,14 +95,11 @@ fn check<O: Operation>(
 impl Operation for Readout {
     const NAME: &'static str = "readout";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.signals, Access::Read);
-        visit(self.weights, Access::Read);
-        if let Some(gate) = self.gate {
-            visit(gate.weight, Access::Read);
-            visit(gate.bias, Access::Read);
-        }
-        visit(self.out, Access::Write);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("signals", self.signals));
+        visit(Operand::read("weights", self.weights).exact());
+        self.gate.iter().for_each(|gate| gate.operands(visit));
+        visit(Operand::write("out", self.out).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -173,23 +178,20 @@ pub struct ReadoutGrad {
 impl Operation for ReadoutGrad {
     const NAME: &'static str = "readout_grad";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.signals, Access::Read);
-        visit(self.weights, Access::Read);
-        if let Some(gate) = self.gate {
-            visit(gate.weight, Access::Read);
-            visit(gate.bias, Access::Read);
-        }
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("signals", self.signals));
+        visit(Operand::read("weights", self.weights).exact());
+        self.gate.iter().for_each(|gate| gate.operands(visit));
         if let Some(feedback) = self.feedback {
-            visit(feedback.weights, Access::Read);
-            visit(feedback.direct, Access::Read);
+            visit(Operand::read("feedback weights", feedback.weights).exact());
+            visit(Operand::read("feedback direct", feedback.direct).exact());
         }
-        visit(self.out_grad, Access::Read);
-        visit(self.signals_grad, Access::Write);
-        visit(self.weight_grad, Access::Write);
+        visit(Operand::read("out_grad", self.out_grad).exact());
+        visit(Operand::write("signals_grad", self.signals_grad));
+        visit(Operand::write("weight_grad", self.weight_grad).exact());
         if let Some(gate) = self.gate_grad {
-            visit(gate.weight, Access::Write);
-            visit(gate.bias, Access::Write);
+            visit(Operand::write("gate_grad weight", gate.weight).exact());
+            visit(Operand::write("gate_grad bias", gate.bias).exact());
         }
     }
 

@@ -1,6 +1,6 @@
 //! The end of a step for tensors in 8 bits: their largest values go into the history, which gives the next scales.
 
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::fp8::Format;
 use crate::memory::{Arena, Dtype, Region};
 
@@ -30,11 +30,11 @@ impl Rescale {
 impl Operation for Rescale {
     const NAME: &'static str = "rescale";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.amax, Access::Update);
-        visit(self.history, Access::Update);
-        visit(self.scale, Access::Write);
-        visit(self.inverse, Access::Write);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::update("amax", self.amax).exact());
+        visit(Operand::update("history", self.history).exact());
+        visit(Operand::write("scale", self.scale).exact());
+        visit(Operand::write("inverse", self.inverse).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {

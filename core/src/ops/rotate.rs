@@ -1,7 +1,7 @@
 //! The rotation of queries and keys by their positions.
 
 use super::rotary::Rotary;
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
 /// Turns the queries and keys of every row in place: see [`Rotary`]. Attention's gradient turns theirs back.
@@ -16,9 +16,9 @@ pub struct Rotate {
 impl Operation for Rotate {
     const NAME: &'static str = "rotate";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.rotary.table, Access::Read);
-        visit(self.qkv, Access::Update);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("rotary", self.rotary.table).exact());
+        visit(Operand::update("qkv", self.qkv));
     }
 
     fn validate(&self) -> Result<(), OperationError> {

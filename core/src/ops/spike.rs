@@ -4,7 +4,7 @@
 //! Sums go over a row's synapses in their order, a product and a sum rounded one after the other, so that every device
 //! gives the same spikes to the bit.
 
-use crate::device::{Access, Operation, OperationError, count};
+use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// The constants of a module's neurons.
@@ -126,20 +126,19 @@ impl Spike {
 impl Operation for Spike {
     const NAME: &'static str = "spike";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(Spike::slot(self.signals, self.token), Access::Read);
-        visit(Spike::slot(self.signals, self.token + 1), Access::Update);
-        visit(Spike::slot(self.spikes, self.token), Access::Read);
-        visit(Spike::slot(self.spikes, self.token + 1), Access::Write);
-        visit(self.keep.slice_rows(self.token, 1), Access::Read);
-        visit(self.sources, Access::Read);
-        visit(self.weights, Access::Read);
-        visit(self.potential, Access::Update);
-        visit(self.fatigue, Access::Update);
-        visit(self.offset, if self.cell.homeostasis > 0.0 { Access::Update } else { Access::Read });
-        if let Some(slope) = self.slope {
-            visit(Spike::slot(slope, self.token), Access::Write);
-        }
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("signals before", Spike::slot(self.signals, self.token)));
+        visit(Operand::update("signals", Spike::slot(self.signals, self.token + 1)));
+        visit(Operand::read("spikes before", Spike::slot(self.spikes, self.token)));
+        visit(Operand::write("spikes", Spike::slot(self.spikes, self.token + 1)));
+        visit(Operand::read("keep", self.keep.slice_rows(self.token, 1)).exact());
+        visit(Operand::read("sources", self.sources).ids());
+        visit(Operand::read("weights", self.weights).exact());
+        visit(Operand::update("potential", self.potential).exact());
+        visit(Operand::update("fatigue", self.fatigue).exact());
+        let offset = if self.cell.homeostasis > 0.0 { Operand::update } else { Operand::read };
+        visit(offset("offset", self.offset).exact());
+        self.slope.into_iter().for_each(|r| visit(Operand::write("slope", Spike::slot(r, self.token))));
     }
 
     fn validate(&self) -> Result<(), OperationError> {

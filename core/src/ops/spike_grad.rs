@@ -1,7 +1,7 @@
 //! The backward pass of a module's neurons: from the gradient of its outputs to that of its potentials.
 
 use super::spike::{Cell, Outputs, Spike};
-use crate::device::{Access, Operation, OperationError, count};
+use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// For tokens t = first + count − 1 down to first, with k_t = `keep[t]` and 0 beyond the chunk:
@@ -39,20 +39,16 @@ pub struct SpikeGrad {
 impl Operation for SpikeGrad {
     const NAME: &'static str = "spike_grad";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         let slots = |r: Region, count: u32| r.slice_rows(self.first * r.shape[2], count * r.shape[2]);
         let tokens = self.slope.shape[1];
         // The slot behind the last one is read where there is one.
         let reach = (self.count + 1).min(tokens - self.first);
-        visit(slots(self.signals_grad, reach), Access::Update);
-        visit(slots(self.slope, reach), Access::Update);
-        visit(self.keep, Access::Read);
-        if let Some(r) = self.fatigue_grad {
-            visit(r, Access::Update);
-        }
-        if let Some(r) = self.spikes_grad {
-            visit(r, Access::Read);
-        }
+        visit(Operand::update("signals_grad", slots(self.signals_grad, reach)));
+        visit(Operand::update("slope", slots(self.slope, reach)));
+        visit(Operand::read("keep", self.keep).exact());
+        self.fatigue_grad.into_iter().for_each(|r| visit(Operand::update("fatigue_grad", r).exact()));
+        self.spikes_grad.into_iter().for_each(|r| visit(Operand::read("spikes_grad", r).exact()));
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -137,13 +133,13 @@ pub struct SynapseGrad {
 impl Operation for SynapseGrad {
     const NAME: &'static str = "synapse_grad";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.grad, Access::Read);
-        visit(self.signals, Access::Read);
-        visit(self.spikes, Access::Read);
-        visit(self.keep, Access::Read);
-        visit(self.sources, Access::Read);
-        visit(self.weight_grad, Access::Write);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("grad", self.grad));
+        visit(Operand::read("signals", self.signals));
+        visit(Operand::read("spikes", self.spikes));
+        visit(Operand::read("keep", self.keep).exact());
+        visit(Operand::read("sources", self.sources).ids());
+        visit(Operand::write("weight_grad", self.weight_grad).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -219,16 +215,17 @@ pub struct SynapseInputGrad {
 impl Operation for SynapseInputGrad {
     const NAME: &'static str = "synapse_input_grad";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         let first = self.token.saturating_sub(1);
         let rows = self.signals_grad.shape[2];
-        visit(Spike::slot(self.grad, self.token), Access::Read);
-        visit(self.weights, Access::Read);
-        visit(self.starts, Access::Read);
-        visit(self.synapses, Access::Read);
-        visit(self.keep.slice_rows(self.token, 1), Access::Read);
-        visit(self.signals_grad.slice_rows(first * rows, (self.token - first + 1) * rows), Access::Update);
-        visit(self.spikes_grad, Access::Write);
+        visit(Operand::read("grad", Spike::slot(self.grad, self.token)));
+        visit(Operand::read("weights", self.weights).exact());
+        visit(Operand::read("starts", self.starts).ids());
+        visit(Operand::read("synapses", self.synapses).ids());
+        visit(Operand::read("keep", self.keep.slice_rows(self.token, 1)).exact());
+        let slots = self.signals_grad.slice_rows(first * rows, (self.token - first + 1) * rows);
+        visit(Operand::update("signals_grad", slots));
+        visit(Operand::write("spikes_grad", self.spikes_grad).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {

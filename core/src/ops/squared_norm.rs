@@ -1,7 +1,7 @@
 //! The squared norm of all gradients: what a global clip needs before any parameter moves.
 
 use super::math::dot;
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 use crate::train::Results;
 
@@ -23,9 +23,9 @@ impl SquaredNorm {
 impl Operation for SquaredNorm {
     const NAME: &'static str = "squared_norm";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.gradient, Access::Read);
-        visit(self.results, Access::Update);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("gradient", self.gradient).exact());
+        visit(Operand::update("results", self.results).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {

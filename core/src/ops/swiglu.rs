@@ -2,7 +2,7 @@
 
 use super::math::silu;
 use super::quantise::Quantised;
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
 /// `out = silu(gate) ∘ up`, silu(x) = x / (1 + e⁻ˣ).
@@ -24,9 +24,9 @@ fn fits(gate_up: &Region, narrow: &Region) -> bool {
 impl Operation for SwiGlu {
     const NAME: &'static str = "swiglu";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.gate_up, Access::Read);
-        visit(self.out, Access::Write);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("gate_up", self.gate_up));
+        visit(Operand::write("out", self.out));
         self.copy.iter().for_each(|c| c.visit_made(visit));
     }
 
@@ -67,9 +67,9 @@ pub struct SwiGluGrad {
 impl Operation for SwiGluGrad {
     const NAME: &'static str = "swiglu_grad";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.gate_up, Access::Update);
-        visit(self.out_grad, Access::Read);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::update("gate_up", self.gate_up));
+        visit(Operand::read("out_grad", self.out_grad));
         self.copy.iter().for_each(|c| c.visit_made(visit));
     }
 

@@ -1,6 +1,6 @@
 //! The last tokens' embeddings, as signals that neurons read: a delay line that ends where a document begins.
 
-use crate::device::{Access, Operation, OperationError};
+use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
 /// How many tokens of its own document token `t` of a chunk can see back: `offset`, or fewer where the chunk begins
@@ -37,11 +37,11 @@ impl Taps {
 impl Operation for Taps {
     const NAME: &'static str = "taps";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.x, Access::Read);
-        visit(self.offsets, Access::Read);
-        visit(self.signals, Access::Update);
-        visit(self.keep, Access::Write);
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("x", self.x).exact());
+        visit(Operand::read("offsets", self.offsets).ids());
+        visit(Operand::update("signals", self.signals));
+        visit(Operand::write("keep", self.keep).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -103,10 +103,10 @@ pub struct TapsGrad {
 impl Operation for TapsGrad {
     const NAME: &'static str = "taps_grad";
 
-    fn operands(&self, visit: &mut dyn FnMut(Region, Access)) {
-        visit(self.signals_grad, Access::Read);
-        visit(self.offsets, Access::Read);
-        visit(self.x_grad, if self.accumulate { Access::Update } else { Access::Write });
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        visit(Operand::read("signals_grad", self.signals_grad));
+        visit(Operand::read("offsets", self.offsets).ids());
+        visit(Operand::sum("x_grad", self.x_grad, self.accumulate).exact());
     }
 
     fn validate(&self) -> Result<(), OperationError> {

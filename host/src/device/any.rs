@@ -68,6 +68,14 @@ impl Profile for AnyProfile {
         }
     }
 
+    fn computes(&self, dtype: Dtype) -> bool {
+        match self {
+            AnyProfile::Cpu(profile) => profile.computes(dtype),
+            AnyProfile::Reference(profile) => profile.computes(dtype),
+            AnyProfile::Cuda { profile, .. } => profile.computes(dtype),
+        }
+    }
+
     fn quantises(&self) -> bool {
         match self {
             AnyProfile::Cuda { profile, .. } => profile.quantises(),

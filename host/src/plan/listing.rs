@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use capful_core::device::{Access, Device as _, Meter, Op, Rates};
+use capful_core::device::{self, Access, Device as _, Meter, Op, Rates};
 use capful_core::memory::Region;
 use serde::Serialize;
 
@@ -13,6 +13,8 @@ use crate::device::AnyProfile;
 /// An operand of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Operand {
+    /// What the operation calls it.
+    pub operand: &'static str,
     /// The region that it lies in, as the ledger names it, with the layer's number in place of `*`, or behind a name that
     /// has none: `layers.x[2]`.
     pub name: String,
@@ -85,7 +87,7 @@ fn named(lines: &[&Line], section: Option<&str>, region: Region) -> String {
 
 fn operation(op: &Op, name: &dyn Fn(Region) -> String, profile: &AnyProfile, rates: Rates) -> Operation {
     let mut operands = Vec::new();
-    op.operands(&mut |region, access| {
+    op.operands(&mut |device::Operand { name: operand, region, access, .. }| {
         let access = match access {
             Access::Read => "read",
             Access::Write => "write",
@@ -93,6 +95,7 @@ fn operation(op: &Op, name: &dyn Fn(Region) -> String, profile: &AnyProfile, rat
         };
         let Region { dtype, shape, offset, .. } = region;
         operands.push(Operand {
+            operand,
             name: name(region),
             access,
             dtype: dtype.name(),
@@ -139,7 +142,8 @@ pub fn table(programs: &[Program]) -> String {
             let shown = |operand: &Operand| {
                 let first = operand.shape.iter().position(|&n| n != 1).unwrap_or(3);
                 let dims: Vec<_> = operand.shape[first..].iter().map(u32::to_string).collect();
-                format!("{} {} {}[{}]", operand.access, operand.name, operand.dtype, dims.join(", "))
+                let Operand { operand, name, access, dtype, .. } = operand;
+                format!("{access} {operand}: {name} {dtype}[{}]", dims.join(", "))
             };
             let operands: Vec<_> = o.operands.iter().map(shown).collect();
             let (bytes, flops, micros) = (o.bytes, o.flops, o.seconds * 1e6);

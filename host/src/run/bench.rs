@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use capful_core::device::{Access, Device, Op, OperationError};
+use capful_core::device::{Device, Op, OperationError};
 use capful_core::random::{Random, stream};
 use capful_core::train::Settings;
 
@@ -59,8 +59,6 @@ pub struct Profiler<'a> {
 impl Device for Profiler<'_> {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
         let (name, seconds) = (op.name(), self.device.time(op)?);
-        let mut bytes = 0;
-        op.operands(&mut |region, access| bytes += region.bytes() * if access == Access::Update { 2 } else { 1 });
         let at = self.shares.iter().position(|s| s.name == name).unwrap_or_else(|| {
             self.shares.push(Share { name, count: 0, seconds: 0.0, flops: 0, narrow_flops: 0, bytes: 0 });
             self.shares.len() - 1
@@ -70,7 +68,7 @@ impl Device for Profiler<'_> {
         share.seconds += seconds;
         share.flops += op.flops();
         share.narrow_flops += op.narrow_flops();
-        share.bytes += bytes;
+        share.bytes += op.traffic();
         Ok(())
     }
 }

@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::device::{Meter, Profile, Rates, Single};
-use crate::memory::{Dtype, Entry, Layout, Ledger as _, Role, Stacked};
+use crate::memory::{Dtype, Entry, Layout, Role, Stacked};
+use crate::model::testing::{Half, metered};
 use crate::model::{Family, Parameter, Parameters, Products, Purpose, Recompute, Stage};
 use crate::ops::Pattern;
-use crate::optimizer::{Optimizer, Rule};
+use crate::optimizer::Rule;
 use crate::random::Random;
 
 const PUBLISHED: Transformer = Transformer {
@@ -42,18 +43,6 @@ fn mixture(random: &Random, i: u64) -> Transformer {
         rotary_dims: if draw(7) { 8 } else { 4 },
         dialect: if draw(8) { Dialect::Llama } else { Dialect::GptNeox },
         ..PUBLISHED
-    }
-}
-
-/// bfloat16 activations.
-struct Half;
-
-impl Profile for Half {
-    fn dtype(&self, role: Role) -> Dtype {
-        match role {
-            Role::Saved | Role::Work | Role::Weight => Dtype::Bf16,
-            _ => Single.dtype(role),
-        }
     }
 }
 
@@ -98,36 +87,16 @@ fn a_layer_keeps_the_bytes_a_token_that_were_worked_out_by_hand() {
     assert_eq!(kept(Recompute::Full), 2 * 768 + 4);
 }
 
-/// Runs everything of `model` on a meter; the regions it was laid in.
-fn metered(model: &Transformer, stage: &Stage, profile: &dyn Profile) -> heapless::Vec<Entry, 192> {
-    let mut seen = heapless::Vec::new();
-    let mut visit = |e: &Entry| seen.push(*e).expect("room for 192");
-    let mut layout = Layout::new(&mut visit);
-    let state = model.lay_state(profile, Purpose::Training, &mut layout);
-    let mark = layout.mark();
-    let training = model.lay_training(stage, profile, &mut layout);
-    layout.rewind(mark);
-    let evaluation = model.lay_evaluation(stage, profile, &mut layout);
-    layout.rewind(mark);
-    let decoding = model.lay_decoding(9, profile, &mut layout);
-    let mut meter = Meter::new(&Single, Rates::ONE);
-    for first in [true, false] {
-        model.micro_batch(&mut meter, &state, &training, stage, first).unwrap();
-    }
-    let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
-    model.update(&mut meter, &state, &optimizer).unwrap();
-    model.evaluate(&mut meter, &state, &evaluation, stage).unwrap();
-    model.logits(&mut meter, &state, &evaluation, 3, 4).unwrap();
-    model.decode(&mut meter, &state, &decoding, Pattern::DENSE).unwrap();
-    seen
-}
-
-/// The same with copies in 8 bits.
+/// [`Half`] with copies in 8 bits.
 struct Eighths;
 
 impl Profile for Eighths {
     fn dtype(&self, role: Role) -> Dtype {
         Half.dtype(role)
+    }
+
+    fn computes(&self, dtype: Dtype) -> bool {
+        Half.computes(dtype)
     }
 
     fn quantises(&self) -> bool {

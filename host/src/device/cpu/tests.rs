@@ -1,6 +1,6 @@
 //! Every operation against core's definition of it, over odd shapes and for 1, 2 and 3 threads.
 
-use capful_core::device::{Access, Device as _, Operation, Profile as _, Reference};
+use capful_core::device::{Access, Device as _, Operand, Operation, Profile as _, Reference};
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Epilogue, Gelu, HeadGrad,
@@ -123,7 +123,7 @@ impl Bench {
             assert!(found == self.on_cpu(operation, threads), "{operation:?}: {threads} threads give other bits");
         }
         let mut outside = found.clone();
-        operation.operands(&mut |region, access| {
+        operation.operands(&mut |Operand { region, access, .. }| {
             if access == Access::Read {
                 return;
             }

@@ -32,6 +32,10 @@ impl Profile for CudaProfile {
         }
     }
 
+    fn computes(&self, dtype: Dtype) -> bool {
+        dtype == Dtype::F32 || dtype == Dtype::Bf16 && self.precision != Precision::F32
+    }
+
     fn quantises(&self) -> bool {
         self.precision == Precision::Fp8
     }

@@ -1,0 +1,108 @@
+//! What an operation works on: a region with its name, its use and its elements.
+
+use super::{Profile, count};
+use crate::memory::{Dtype, Region};
+
+/// How an operation uses an operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Only read.
+    Read,
+    /// Written whole, whatever was there before.
+    Write,
+    /// Read and written.
+    Update,
+}
+
+/// What an operand's elements are. Two operands of a kind may still be of two types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Element {
+    /// What the device computes in: f32, or bf16 too.
+    Float,
+    /// f32 on every device.
+    Exact,
+    /// u32: ids, offsets, a wiring.
+    Ids,
+    /// 8 bits.
+    Codes,
+    /// Whatever they are: they are copied as bytes.
+    Any,
+}
+
+impl Element {
+    /// Whether elements of this type are of this kind.
+    pub fn admits(self, dtype: Dtype, profile: &dyn Profile) -> bool {
+        match self {
+            Element::Float => profile.computes(dtype),
+            Element::Exact => dtype == Dtype::F32,
+            Element::Ids => dtype == Dtype::U32,
+            Element::Codes => matches!(dtype, Dtype::E4m3 | Dtype::E5m2),
+            Element::Any => true,
+        }
+    }
+}
+
+/// An operand of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operand {
+    /// The operation's field; no other operand of it has this name.
+    pub name: &'static str,
+    /// Where it lies.
+    pub region: Region,
+    /// How it is used.
+    pub access: Access,
+    /// What it consists of.
+    pub element: Element,
+}
+
+impl Operand {
+    /// Floats that are read.
+    pub const fn read(name: &'static str, region: Region) -> Operand {
+        Operand { name, region, access: Access::Read, element: Element::Float }
+    }
+
+    /// Floats that are written whole.
+    pub const fn write(name: &'static str, region: Region) -> Operand {
+        Operand { access: Access::Write, ..Operand::read(name, region) }
+    }
+
+    /// Floats that are read and written.
+    pub const fn update(name: &'static str, region: Region) -> Operand {
+        Operand { access: Access::Update, ..Operand::read(name, region) }
+    }
+
+    /// Floats that are added to where `adds`, else written whole.
+    pub const fn sum(name: &'static str, region: Region, adds: bool) -> Operand {
+        if adds { Operand::update(name, region) } else { Operand::write(name, region) }
+    }
+
+    /// The same of f32 on every device.
+    pub const fn exact(self) -> Operand {
+        Operand { element: Element::Exact, ..self }
+    }
+
+    /// The same of u32.
+    pub const fn ids(self) -> Operand {
+        Operand { element: Element::Ids, ..self }
+    }
+
+    /// The same of 8 bits.
+    pub const fn codes(self) -> Operand {
+        Operand { element: Element::Codes, ..self }
+    }
+
+    /// The same of any type.
+    pub const fn any(self) -> Operand {
+        Operand { element: Element::Any, ..self }
+    }
+
+    /// Whether it is written, read or not.
+    pub fn is_written(&self) -> bool {
+        self.access != Access::Read
+    }
+
+    /// Bytes read and written: those of the region, twice where it is updated.
+    pub fn traffic(&self) -> u64 {
+        count(&[self.region.bytes(), if self.access == Access::Update { 2 } else { 1 }])
+    }
+}

@@ -1,0 +1,62 @@
+//! Everything of a family on a meter, for the families' tests.
+
+use super::{Family, Purpose, Stage};
+use crate::device::{Device, Meter, Op, OperationError, Profile, Rates, Single};
+use crate::memory::{Dtype, Entry, Layout, Ledger as _, Role};
+use crate::ops::Pattern;
+use crate::optimizer::Optimizer;
+
+/// bfloat16 activations.
+pub struct Half;
+
+impl Profile for Half {
+    fn dtype(&self, role: Role) -> Dtype {
+        match role {
+            Role::Saved | Role::Work | Role::Weight => Dtype::Bf16,
+            _ => Single.dtype(role),
+        }
+    }
+
+    fn computes(&self, dtype: Dtype) -> bool {
+        matches!(dtype, Dtype::F32 | Dtype::Bf16)
+    }
+}
+
+/// A meter that also wants every operand of an operation to have a name of its own.
+struct Named<'p>(Meter<'p>);
+
+impl Device for Named<'_> {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        let mut names = heapless::Vec::<&str, 24>::new();
+        op.operands(&mut |operand| {
+            assert!(!names.contains(&operand.name), "{}: two operands are called {}", op.name(), operand.name);
+            names.push(operand.name).expect("room for 24");
+        });
+        self.0.run(op)
+    }
+}
+
+/// Runs everything of `family` on a meter; the regions it was laid in.
+pub fn metered<F: Family>(family: &F, stage: &Stage, profile: &dyn Profile) -> heapless::Vec<Entry, 320> {
+    let mut seen = heapless::Vec::new();
+    let mut visit = |e: &Entry| seen.push(*e).expect("room for 320");
+    let mut layout = Layout::new(&mut visit);
+    let state = family.lay_state(profile, Purpose::Training, &mut layout);
+    let mark = layout.mark();
+    let training = family.lay_training(stage, profile, &mut layout);
+    layout.rewind(mark);
+    let evaluation = family.lay_evaluation(stage, profile, &mut layout);
+    layout.rewind(mark);
+    let decoding = family.lay_decoding(9, profile, &mut layout);
+    let mut meter = Named(Meter::new(profile, Rates::ONE));
+    family.micro_batch(&mut meter, &state, &training, stage, true).unwrap();
+    if family.accumulates() {
+        family.micro_batch(&mut meter, &state, &training, stage, false).unwrap();
+    }
+    let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
+    family.update(&mut meter, &state, &optimizer).unwrap();
+    family.evaluate(&mut meter, &state, &evaluation, stage).unwrap();
+    family.logits(&mut meter, &state, &evaluation, 3, 4).unwrap();
+    family.decode(&mut meter, &state, &decoding, Pattern::DENSE).unwrap();
+    seen
+}
