@@ -19,7 +19,7 @@ const T: u32 = 64;
 const VOCABULARY: u32 = 32_000;
 const PROFILE: CudaProfile = CudaProfile { precision: Precision::Bf16 };
 /// What an H200 reaches; products in TF32.
-const RATES: Rates = Rates { flops_per_s: 350e12, narrow_flops_per_s: 1100e12, bytes_per_s: 4.2e12 };
+const RATES: Rates = Rates { flops_per_s: 350e12, flops_8bit_per_s: 1100e12, bytes_per_s: 4.2e12 };
 /// Neurons, synapses of each, outputs: of neurogen-4gb and of neurogen-39k.
 const LARGE: [[u32; 3]; 6] = [
     [4096, 64, 1024],
@@ -67,7 +67,7 @@ fn time<O: Operation + Copy>(cuda: &mut Cuda, what: &str, o: O, tokens: u32) -> 
     let mut meter = Meter::new(&PROFILE, RATES);
     meter.run(&o.into())?;
     let seconds = cuda.time(10, |c| c.run(&o.into()))?;
-    let bound = RATES.seconds(meter.flops, o.narrow_flops(), meter.bytes);
+    let bound = RATES.seconds(meter.flops, o.flops_8bit(), meter.bytes);
     let each = 1e6 / f64::from(tokens);
     println!(
         "  {what:<34} {:>9.2} us a token, roofline {:>8.2}, {:>6.0} GB/s",

@@ -21,7 +21,7 @@ const VOCABULARY: u32 = 200_064;
 const CHUNK: u32 = 4096;
 const PROFILE: CudaProfile = CudaProfile { precision: Precision::Bf16 };
 /// What an H200 reaches.
-const RATES: Rates = Rates { flops_per_s: 700e12, narrow_flops_per_s: 1100e12, bytes_per_s: 4.2e12 };
+const RATES: Rates = Rates { flops_per_s: 700e12, flops_8bit_per_s: 1100e12, bytes_per_s: 4.2e12 };
 
 /// Regions one after the other.
 #[derive(Default)]
@@ -62,7 +62,7 @@ fn time<O: Operation + Copy>(cuda: &mut Cuda, what: &str, o: O, traffic: Option<
     meter.run(&o.into())?;
     let seconds = cuda.time(10, |c| c.run(&o.into()))?;
     let bytes = traffic.unwrap_or(meter.bytes);
-    let bound = RATES.seconds(meter.flops, o.narrow_flops(), bytes);
+    let bound = RATES.seconds(meter.flops, o.flops_8bit(), bytes);
     println!(
         "  {what:<34} {:>9.1} {:>9.1} {:>6.0}% {:>9.0} {:>9.1}",
         seconds * 1e6,
@@ -205,7 +205,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
         let (qkv, out, log_sum) = (shaped(qkv), shaped(normal), log_sum.reshaped([1, rows / t, HEADS.queries, t]));
         let (heads, pattern) = (HEADS, Pattern::DENSE);
         time(c, &format!("attention T {t}"), Attention { qkv, out, log_sum, heads, pattern }, None)?;
-        let rotary = Rotary { table, heads, period: t };
+        let rotary = Rotary { table, heads, positions: t };
         let (out_grad, qkv_grad) = (shaped(narrow), shaped(qkv_grad));
         let grad = AttentionGrad { qkv, out, log_sum, out_grad, qkv_grad, heads, pattern, rotary };
         time(c, &format!("attention_grad T {t}"), grad, None)?;
@@ -213,7 +213,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     for (what, o) in forward {
         time(c, what, o, None)?;
     }
-    time(c, "rotate", Rotate { qkv, rotary: Rotary { table, heads: HEADS, period: 8 } }, None)?;
+    time(c, "rotate", Rotate { qkv, rotary: Rotary { table, heads: HEADS, positions: 8 } }, None)?;
     for (what, o) in backward {
         time(c, what, o, None)?;
     }

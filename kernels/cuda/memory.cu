@@ -6,7 +6,7 @@ struct MemoryArgs {
     const float* queries;     // [B, T, K]
     const float* values;      // [B, T, V]
     const float* keep;        // [T, B]
-    const float* matrix;      // [B, V, K]: before the chunk
+    const float* matrix;      // [B, V, K]: before the segment
     const float* key;         // [B, K]: the same
     float* matrix_after;
     float* key_after;
@@ -61,7 +61,7 @@ EXPORT(memory_4, MemoryArgs, 128, memory<4>)
 EXPORT(memory_8, MemoryArgs, 128, memory<8>)
 EXPORT(memory_32, MemoryArgs, 128, memory<32>)
 
-// The gradients need no matrix but the one before the chunk: what token t reads of s's value is
+// The gradients need no matrix but the one before the segment: what token t reads of s's value is
 // decay^(t - s) query_t · key_{s - 1} / K, if no document begins after s - 1. So it goes as attention does.
 
 // The last token up to t where a document begins; tokens if there is none.

@@ -4,7 +4,7 @@
 struct RotateArgs {
     void* rows;          // [count, width]: turned in place
     const float* table;  // [positions, dims / 2, 2]: cosine and sine
-    u32 count, dims, period;
+    u32 count, dims, positions;
     u32 inverse;
     Heads heads;
 };
@@ -12,7 +12,7 @@ struct RotateArgs {
 template <class T>
 __device__ void rotate(const RotateArgs& a) {
     u32 row = blockIdx.x;
-    rotate_row((T*)a.rows + (u64)row * a.heads.width(), a.table + (u64)(row % a.period) * a.dims, a.heads, a.dims,
+    rotate_row((T*)a.rows + (u64)row * a.heads.width(), a.table + (u64)(row % a.positions) * a.dims, a.heads, a.dims,
                a.inverse);
 }
 

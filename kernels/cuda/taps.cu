@@ -30,7 +30,7 @@ __device__ void taps(const TapsArgs& a) {
             u32 e = e0 + column, b = b0 + stream;
             float x = 0;
             if (e < a.width && b < a.streams && (k == 0 || k <= reach(a, b, t))) {
-                // Token t - k, or what is left of it before the chunk.
+                // Token t - k, or what is left of it before the segment.
                 if (k <= t) x = a.x[((u64)b * a.tokens + t - k) * a.width + e];
                 else x = load(before[((u64)(k - t - 1) * a.width + e) * a.streams + b]);
             }

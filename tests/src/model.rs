@@ -3,7 +3,7 @@
 use capful_core::device::{Rates, Single};
 use capful_core::memory::{Entry, Region, Role};
 use capful_core::model::transformer::{self, Dialect};
-use capful_core::model::{Products, Recompute, Stage, Transformer};
+use capful_core::model::{MicroBatch, Products, Recompute, Transformer};
 use capful_core::ops::{self, Kind, NormKind};
 use capful_core::optimizer::Optimizer;
 use capful_core::train::Settings;
@@ -125,7 +125,7 @@ pub struct Model {
     /// The session.
     pub session: Session,
     /// The shape of its micro-batches.
-    pub stage: Stage,
+    pub stage: MicroBatch,
 }
 
 impl Model {
@@ -140,7 +140,7 @@ impl Model {
         recompute: Recompute,
     ) -> Model {
         let (batch, seq_len) = (sequences as u32, length as u32);
-        let stage = Stage {
+        let stage = MicroBatch {
             batch,
             seq_len,
             chunk: 5,
@@ -148,7 +148,7 @@ impl Model {
             pattern: pattern(config.attention()),
             products: Products::Wide,
         };
-        let evaluation = Stage { recompute: Recompute::None, ..stage };
+        let evaluation = MicroBatch { recompute: Recompute::None, ..stage };
         let sections = Sections {
             training: vec![stage],
             accumulate: vec![2],

@@ -12,7 +12,7 @@ const LENGTH: u32 = 12;
 
 /// Where a model's decoding lies.
 struct Laid<F: Family> {
-    state: F::State,
+    state: F::Lasting,
     decoding: F::Decoding,
     entries: Vec<Entry>,
     arena: u64,
@@ -23,7 +23,7 @@ fn lay<F: Family>(model: &F, image: bool) -> Laid<F> {
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = if image { Layout::with_image(&mut visit) } else { Layout::new(&mut visit) };
-    let state = model.lay_state(&Single, Purpose::Decoding, &mut layout);
+    let state = model.lay_lasting(&Single, Purpose::Decoding, &mut layout);
     let decoding = model.lay_decoding(LENGTH, &Single, &mut layout);
     let (arena, image) = (layout.high_water().expect("it fits"), layout.image_bytes());
     Laid { state, decoding, entries, arena, image }

@@ -17,7 +17,7 @@ const PROGRAM: &str = r#"
 #![no_main]
 use capful_core::device::{Reference, Single};
 use capful_core::memory::{Arena, Entry, Layout, Region, Role};
-use capful_core::model::{Family, FirstValues, Products, Purpose, Recompute, Stage, Transformer};
+use capful_core::model::{Family, FirstValues, Products, Purpose, Recompute, MicroBatch, Transformer};
 use capful_core::ops::Pattern;
 use capful_core::optimizer::Optimizer;
 use capful_core::train::{Results, Settings};
@@ -50,9 +50,9 @@ fn train() -> Option<()> {
         rotary_dims: 2,
         ..Transformer::GPT_NEOX
     };
-    let stage = Stage { batch: 2, seq_len: 6, chunk: 5, recompute: Recompute::Cheap, pattern: Pattern::DENSE, products: Products::Wide };
+    let stage = MicroBatch { batch: 2, seq_len: 6, chunk: 5, recompute: Recompute::Cheap, pattern: Pattern::DENSE, products: Products::Wide };
     model.validate().ok()?;
-    model.validate_stage(&stage).ok()?;
+    model.validate_micro_batch(&stage).ok()?;
     let mut entries = [None::<Entry>; 128];
     let mut count = 0;
     let mut note = |entry: &Entry| {
@@ -62,7 +62,7 @@ fn train() -> Option<()> {
         count += 1;
     };
     let mut layout = Layout::new(&mut note);
-    let state = model.lay_state(&Single, Purpose::Training, &mut layout);
+    let state = model.lay_lasting(&Single, Purpose::Training, &mut layout);
     let training = model.lay_training(&stage, &Single, &mut layout);
     let bytes = layout.high_water().ok()?;
     let mut storage = [0u64; 24 << 10];

@@ -8,20 +8,20 @@ pub struct Rates {
     /// Floating-point operations a second that matrix products reach.
     pub flops_per_s: f64,
     /// The same of products of numbers of 8 bits.
-    pub narrow_flops_per_s: f64,
+    pub flops_8bit_per_s: f64,
     /// Bytes a second that a copy reads and writes.
     pub bytes_per_s: f64,
 }
 
 impl Rates {
     /// 1 of everything, where the time does not matter.
-    pub const ONE: Rates = Rates { flops_per_s: 1.0, narrow_flops_per_s: 1.0, bytes_per_s: 1.0 };
+    pub const ONE: Rates = Rates { flops_per_s: 1.0, flops_8bit_per_s: 1.0, bytes_per_s: 1.0 };
 
-    /// Seconds of `flops`, `narrow_flops` of them of numbers of 8 bits, and `bytes` of traffic beside them: the longer of
+    /// Seconds of `flops`, `flops_8bit` of them of numbers of 8 bits, and `bytes` of traffic beside them: the longer of
     /// both.
-    pub fn seconds(&self, flops: u64, narrow_flops: u64, bytes: u64) -> f64 {
-        let wide = (flops - narrow_flops) as f64 / self.flops_per_s;
-        (wide + narrow_flops as f64 / self.narrow_flops_per_s).max(bytes as f64 / self.bytes_per_s)
+    pub fn seconds(&self, flops: u64, flops_8bit: u64, bytes: u64) -> f64 {
+        let wide = (flops - flops_8bit) as f64 / self.flops_per_s;
+        (wide + flops_8bit as f64 / self.flops_8bit_per_s).max(bytes as f64 / self.bytes_per_s)
     }
 }
 
@@ -57,7 +57,7 @@ impl Device for Meter<'_> {
         (self.flops, self.bytes) = (sum(self.flops, flops)?, sum(self.bytes, bytes)?);
         self.operations += 1;
         self.scratch = self.scratch.max(self.profile.scratch(op));
-        self.seconds += self.rates.seconds(flops, op.narrow_flops(), bytes);
+        self.seconds += self.rates.seconds(flops, op.flops_8bit(), bytes);
         Ok(())
     }
 }

@@ -164,7 +164,7 @@ pub trait Operation: Copy + Into<Op> {
     fn flops(&self) -> u64;
 
     /// Those of them whose operands are of 8 bits.
-    fn narrow_flops(&self) -> u64 {
+    fn flops_8bit(&self) -> u64 {
         0
     }
 

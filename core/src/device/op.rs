@@ -57,10 +57,10 @@ macro_rules! operations {
                 }
             }
 
-            /// See [`Operation::narrow_flops`].
-            pub fn narrow_flops(&self) -> u64 {
+            /// See [`Operation::flops_8bit`].
+            pub fn flops_8bit(&self) -> u64 {
                 match self {
-                    $(Op::$name(o) => o.narrow_flops(),)*
+                    $(Op::$name(o) => o.flops_8bit(),)*
                 }
             }
 

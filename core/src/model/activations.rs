@@ -1,6 +1,6 @@
 //! The activations of a forward pass: which are kept for the backward pass, and where they lie.
 
-use super::stage::Recompute;
+use super::family::Recompute;
 use crate::device::{Profile, count};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, Stacked};
 

@@ -1,6 +1,6 @@
 //! What a configuration must fulfil, whatever the family.
 
-use super::stage::{ModelError, Stage};
+use super::family::{MicroBatch, ModelError};
 
 /// Refuses sizes of 0 and sizes that a region cannot have.
 pub(super) fn check_sizes(sizes: &[(&'static str, u32)]) -> Result<(), ModelError> {
@@ -43,23 +43,23 @@ pub(super) fn check_constants(constants: &[(&'static str, f32, Must)]) -> Result
     Ok(())
 }
 
-/// Whether a stage is one of a model of this context.
-pub(super) fn check_stage(stage: &Stage, context: u32) -> Result<(), ModelError> {
+/// Whether a micro-batch is one of a model of this context.
+pub(super) fn check_micro_batch(micro: &MicroBatch, context: u32) -> Result<(), ModelError> {
     let sizes = [
-        ("batch-size", stage.batch),
-        ("seq-len", stage.seq_len),
-        ("chunk", stage.chunk),
-        ("block", stage.pattern.block),
-        ("stride", stage.pattern.stride),
+        ("batch-size", micro.batch),
+        ("seq-len", micro.seq_len),
+        ("chunk", micro.chunk),
+        ("block", micro.pattern.block),
+        ("stride", micro.pattern.stride),
     ];
     if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
         return Err(ModelError::Zero(name));
     }
-    if stage.seq_len > context {
-        return Err(ModelError::Context { seq_len: stage.seq_len, context });
+    if micro.seq_len > context {
+        return Err(ModelError::Context { seq_len: micro.seq_len, context });
     }
     // Tokens are the rows of every activation.
-    match stage.batch.checked_mul(stage.seq_len) {
+    match micro.batch.checked_mul(micro.seq_len) {
         Some(_) => Ok(()),
         None => Err(ModelError::TooLarge("a micro-batch")),
     }

@@ -2,18 +2,20 @@
 
 mod activations;
 mod checks;
+mod family;
 mod initial;
 pub mod neurogen;
 mod parameter;
 mod scales;
-mod stage;
 #[cfg(test)]
 mod testing;
 pub mod transformer;
 
+pub use family::{
+    Batch, Control, Family, GAUGES, Gauge, Measure, MicroBatch, ModelError, Products, Purpose, Recompute,
+};
 pub use initial::FirstValues;
 pub use neurogen::NeuroGen;
 pub use parameter::{Parameter, Parameters};
 pub use scales::Scales;
-pub use stage::{Batch, Control, Family, GAUGES, Gauge, Measure, ModelError, Products, Purpose, Recompute, Stage};
 pub use transformer::Transformer;

@@ -27,11 +27,11 @@ mod tests;
 mod weights;
 
 pub use connectome::{Connectome, MODULES, Module};
-pub use regions::{Decoding, Evaluation, State, Training};
+pub use regions::{Decoding, Evaluation, Lasting, Training};
 pub use weights::Weights;
 
-use self::regions::{Chunk, Kept};
-use super::stage::Control;
+use self::regions::{Kept, Segment};
+use super::family::Control;
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::ops::{
@@ -47,7 +47,7 @@ pub enum Rule {
     Eprop,
     /// e-prop, the error carried back by fixed random weights.
     EpropRandom,
-    /// Backpropagation through time within a chunk, through all synapses.
+    /// Backpropagation through time within a segment, through all synapses.
     Bptt,
     /// They do not.
     Frozen,
@@ -91,7 +91,7 @@ pub struct NeuroGen {
 /// Added to a key's mean square.
 const NORM_EPS: f32 = 1e-6;
 
-/// How a chunk is run forward.
+/// How a segment is run forward.
 #[derive(Clone, Copy)]
 struct Pass {
     /// Whether every row begins with nothing before it.
@@ -141,7 +141,7 @@ impl NeuroGen {
         w.gate.map(|[weight, bias]| Gate { weight, bias, first: outputs.first, count: outputs.count })
     }
 
-    fn inhibit(&self, device: &mut dyn Device, state: &State) -> Result<(), OperationError> {
+    fn inhibit(&self, device: &mut dyn Device, state: &Lasting) -> Result<(), OperationError> {
         let thalamus = Module::Thalamus.index();
         let inhibitory = self.connectome.inhibitory();
         device.emit(Inhibit {
@@ -156,8 +156,8 @@ impl NeuroGen {
     fn spike(
         &self,
         device: &mut dyn Device,
-        state: &State,
-        c: &Chunk,
+        state: &Lasting,
+        c: &Segment,
         pass: Pass,
         t: u32,
     ) -> Result<(), OperationError> {
@@ -183,7 +183,7 @@ impl NeuroGen {
     }
 
     /// From token ids to the residual stream.
-    fn forward(&self, device: &mut dyn Device, state: &State, c: &Chunk, pass: Pass) -> Result<(), OperationError> {
+    fn forward(&self, device: &mut dyn Device, state: &Lasting, c: &Segment, pass: Pass) -> Result<(), OperationError> {
         let w = &state.weights;
         device.emit(Embed { ids: c.ids, table: w.embedding, out: c.x })?;
         let Pass { fresh, .. } = pass;
@@ -229,11 +229,11 @@ impl NeuroGen {
     fn backward_dense(
         &self,
         device: &mut dyn Device,
-        state: &State,
+        state: &Lasting,
         grads: &Weights,
         t: &Training,
     ) -> Result<(), OperationError> {
-        let (w, c) = (&state.weights, &t.chunk);
+        let (w, c) = (&state.weights, &t.segment);
         let linear =
             |x, weight, out_grad, x_grad, weight_grad| LinearGrad::new([x, weight], out_grad, [x_grad, weight_grad]);
         if let (Some([down, up]), Some([down_grad, up_grad]), Some(low), Some(low_grad)) =
@@ -288,15 +288,15 @@ impl NeuroGen {
     /// A module's neurons, from token `first` on.
     fn spike_grad(&self, t: &Training, module: Module, first: u32, count: u32) -> SpikeGrad {
         let m = module.index();
-        let tokens = t.chunk.x.shape[2];
+        let tokens = t.segment.x.shape[2];
         SpikeGrad {
             first,
             count,
             signals_grad: t.signals_grad,
             slope: t.slope[m],
-            keep: t.chunk.keep,
+            keep: t.segment.keep,
             fatigue_grad: t.fatigue_grad.map(|g| g[m]),
-            // Nothing comes back from behind the chunk.
+            // Nothing comes back from behind the segment.
             spikes_grad: t.spikes_grad.map(|g| g[m]).filter(|_| first + 1 < tokens),
             outputs: self.connectome.outputs(module),
             cell: self.cell,
@@ -307,11 +307,11 @@ impl NeuroGen {
     fn backward_spikes(
         &self,
         device: &mut dyn Device,
-        state: &State,
+        state: &Lasting,
         grads: &Weights,
         t: &Training,
     ) -> Result<(), OperationError> {
-        let (c, tokens) = (&t.chunk, t.chunk.x.shape[2]);
+        let (c, tokens) = (&t.segment, t.segment.x.shape[2]);
         match (&state.index, t.spikes_grad) {
             (Some(index), Some(spikes_grad)) => {
                 for token in (0..tokens).rev() {
@@ -351,8 +351,8 @@ impl NeuroGen {
         Ok(())
     }
 
-    /// What the chunk before left, into the chunk's first slots.
-    fn resume(&self, device: &mut dyn Device, kept: &Kept, c: &Chunk) -> Result<(), OperationError> {
+    /// What the segment before left, into the segment's first slots.
+    fn resume(&self, device: &mut dyn Device, kept: &Kept, c: &Segment) -> Result<(), OperationError> {
         device.emit(Carry { from: kept.signals, to: Spike::slot(c.signals, 0) })?;
         for (kept, spikes) in kept.spikes.into_iter().zip(c.spikes) {
             device.emit(Carry { from: kept, to: Spike::slot(spikes, 0) })?;
@@ -362,8 +362,8 @@ impl NeuroGen {
         device.emit(Carry { from: kept.key, to: m.before.key })
     }
 
-    /// The chunk's last slots, for the chunk after it. The memory is written where it is kept.
-    fn hand_over(&self, device: &mut dyn Device, kept: &Kept, c: &Chunk) -> Result<(), OperationError> {
+    /// The segment's last slots, for the segment after it. The memory is written where it is kept.
+    fn hand_over(&self, device: &mut dyn Device, kept: &Kept, c: &Segment) -> Result<(), OperationError> {
         let last = c.x.shape[2];
         device.emit(Carry { from: Spike::slot(c.signals, last), to: kept.signals })?;
         for (kept, spikes) in kept.spikes.into_iter().zip(c.spikes) {
@@ -372,7 +372,14 @@ impl NeuroGen {
         Ok(())
     }
 
-    fn head(&self, state: &State, c: &Chunk, targets: Region, logits: Region, gradient: Option<HeadGrad>) -> HeadLoss {
+    fn head(
+        &self,
+        state: &Lasting,
+        c: &Segment,
+        targets: Region,
+        logits: Region,
+        gradient: Option<HeadGrad>,
+    ) -> HeadLoss {
         let Control { settings, results } = state.control;
         HeadLoss {
             x: c.stream,

@@ -1,6 +1,6 @@
 //! Everything of a family on a meter, for the families' tests.
 
-use super::{Family, Purpose, Stage};
+use super::{Family, MicroBatch, Purpose};
 use crate::device::{Device, Meter, Op, OperationError, Profile, Rates, Single};
 use crate::memory::{Dtype, Entry, Layout, Ledger as _, Role};
 use crate::ops::Pattern;
@@ -37,25 +37,25 @@ impl Device for Named<'_> {
 }
 
 /// Runs everything of `family` on a meter; the regions it was laid in.
-pub fn metered<F: Family>(family: &F, stage: &Stage, profile: &dyn Profile) -> heapless::Vec<Entry, 320> {
+pub fn metered<F: Family>(family: &F, micro: &MicroBatch, profile: &dyn Profile) -> heapless::Vec<Entry, 320> {
     let mut seen = heapless::Vec::new();
     let mut visit = |e: &Entry| seen.push(*e).expect("room for 320");
     let mut layout = Layout::new(&mut visit);
-    let state = family.lay_state(profile, Purpose::Training, &mut layout);
+    let state = family.lay_lasting(profile, Purpose::Training, &mut layout);
     let mark = layout.mark();
-    let training = family.lay_training(stage, profile, &mut layout);
+    let training = family.lay_training(micro, profile, &mut layout);
     layout.rewind(mark);
-    let evaluation = family.lay_evaluation(stage, profile, &mut layout);
+    let evaluation = family.lay_evaluation(micro, profile, &mut layout);
     layout.rewind(mark);
     let decoding = family.lay_decoding(9, profile, &mut layout);
     let mut meter = Named(Meter::new(profile, Rates::ONE));
-    family.micro_batch(&mut meter, &state, &training, stage, true).unwrap();
+    family.micro_batch(&mut meter, &state, &training, micro, true).unwrap();
     if family.accumulates() {
-        family.micro_batch(&mut meter, &state, &training, stage, false).unwrap();
+        family.micro_batch(&mut meter, &state, &training, micro, false).unwrap();
     }
     let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
     family.update(&mut meter, &state, &optimizer).unwrap();
-    family.evaluate(&mut meter, &state, &evaluation, stage).unwrap();
+    family.evaluate(&mut meter, &state, &evaluation, micro).unwrap();
     family.logits(&mut meter, &state, &evaluation, 3, 4).unwrap();
     family.decode(&mut meter, &state, &decoding, Pattern::DENSE).unwrap();
     seen

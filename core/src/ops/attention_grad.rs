@@ -98,7 +98,7 @@ impl Operation for AttentionGrad {
             }
         }
         for (r, row) in qkv_grad.chunks_exact_mut(width).enumerate() {
-            let position = r % self.rotary.period as usize;
+            let position = r % self.rotary.positions as usize;
             Rotary::rotate(heads, table.f32()?, self.rotary.dims() as usize, position, row, true);
         }
         Ok(())
@@ -127,7 +127,7 @@ mod tests {
         // Angles of zero: the rotation has its own test.
         let table = b.values([1, t, 1, 2], &[1.0, 0.0].repeat_into::<18>());
         let (out_grad, qkv_grad) = (b.normal([1, 2, t, 8], 2, 1.0), b.poison([1, 2, t, heads.width()]));
-        let rotary = Rotary { table, heads, period: t };
+        let rotary = Rotary { table, heads, positions: t };
         let backward = AttentionGrad { qkv, out, log_sum, out_grad, qkv_grad, heads, pattern: forward.pattern, rotary };
         Case { forward, backward }
     }

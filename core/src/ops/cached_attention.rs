@@ -39,7 +39,7 @@ impl Operation for CachedAttention {
         let heads = &self.rotary.heads;
         self.expect(self.qkv.rows() == 1 && self.qkv.columns() == heads.width(), "qkv")?;
         self.expect(self.cache.shape[1] == 2 && self.cache.columns() == heads.keys * heads.size, "cache")?;
-        self.expect(self.rotary.fits() && self.rotary.period >= self.cache.shape[2], "rotary")?;
+        self.expect(self.rotary.fits() && self.rotary.positions >= self.cache.shape[2], "rotary")?;
         self.expect(self.out.elements() == u64::from(heads.out_width()), "out")
     }
 
@@ -103,7 +103,7 @@ mod tests {
                 pair.copy_from_slice(&Rotary::angle(100.0, 4, i as u32 / 2, i as u32 % 2));
             }
             let table = b.values([1, t, 2, 2], &angles);
-            let rotary = Rotary { table, heads, period: t };
+            let rotary = Rotary { table, heads, positions: t };
             let pattern = Pattern { kind, block: 3, window: 1, stride: 2 };
             let (x, weight) = (b.normal([1, 1, t, 3], 1, 1.0), b.normal([1, 1, width, 3], 2, 1.0));
             let qkv = b.poison([1, 1, t, width]);

@@ -1,4 +1,4 @@
-//! Copying a region: what a chunk hands to the next one.
+//! Copying a region: what a segment hands to the next one.
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};

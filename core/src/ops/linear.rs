@@ -99,7 +99,7 @@ impl Operation for Linear {
         count(&[2, self.x.rows().into(), self.weight.elements()])
     }
 
-    fn narrow_flops(&self) -> u64 {
+    fn flops_8bit(&self) -> u64 {
         if self.quantised.is_some() { self.flops() } else { 0 }
     }
 

@@ -86,7 +86,7 @@ impl Operation for LinearGrad {
         count(&[4, self.x.rows().into(), self.weight.elements()])
     }
 
-    fn narrow_flops(&self) -> u64 {
+    fn flops_8bit(&self) -> u64 {
         // The input's gradient; the weight's is a product of the tensors themselves.
         if self.quantised.is_some() { self.flops() / 2 } else { 0 }
     }

@@ -38,7 +38,7 @@ pub struct Memory {
     pub values: Region,
     /// [T, B]: 0 where a document begins.
     pub keep: Region,
-    /// F and key before the chunk.
+    /// F and key before the segment.
     pub before: Stored,
     /// F and key after it.
     pub after: Stored,
@@ -129,7 +129,7 @@ impl Operation for Memory {
     }
 }
 
-/// The gradients of [`Memory`] within the chunk; what was stored before it is taken as given.
+/// The gradients of [`Memory`] within the segment; what was stored before it is taken as given.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryGrad {
     /// [B, T, K].
@@ -140,7 +140,7 @@ pub struct MemoryGrad {
     pub values: Region,
     /// [T, B].
     pub keep: Region,
-    /// F and key before the chunk.
+    /// F and key before the segment.
     pub before: Stored,
     /// λ.
     pub decay: f32,
@@ -313,7 +313,7 @@ mod tests {
                 epsilon = 1e-6
             );
         }
-        // Stream 0 reads what was there before the chunk.
+        // Stream 0 reads what was there before the segment.
         let first: f64 = (0..4)
             .map(|i| {
                 let f = f64::from(0.9f32) * get(&mut b, op.before.matrix, i)

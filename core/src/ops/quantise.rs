@@ -403,12 +403,12 @@ mod tests {
             accumulate: false,
             quantised: None,
         };
-        assert_eq!((linear.narrow_flops(), grad.narrow_flops()), (0, 0));
+        assert_eq!((linear.flops_8bit(), grad.flops_8bit()), (0, 0));
         let forward = Linear { quantised: Some(QuantisedProduct { a: copy(x), b: copy(weight) }), ..linear };
         let backward = LinearGrad { quantised: Some(QuantisedProduct { a: copy(out), b: copy(turned) }), ..grad };
         let product = 2 * 5 * 16 * 32;
-        assert_eq!((forward.narrow_flops(), backward.narrow_flops()), (product, product));
-        let rates = Rates { flops_per_s: 1.0, narrow_flops_per_s: 4.0, bytes_per_s: 1e9 };
+        assert_eq!((forward.flops_8bit(), backward.flops_8bit()), (product, product));
+        let rates = Rates { flops_per_s: 1.0, flops_8bit_per_s: 4.0, bytes_per_s: 1e9 };
         let mut meter = Meter::new(&Single, rates);
         meter.run(&forward.into()).unwrap();
         assert_eq!(meter.seconds, product as f64 / 4.0);

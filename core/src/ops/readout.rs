@@ -295,7 +295,7 @@ mod tests {
             Gate { weight: b.normal([1, 1, 1, 5], 3, 1.0), bias: b.normal([1, 1, 1, 5], 4, 1.0), first: 8, count: 2 };
         let out = b.poison([1, 2, 3, 5]);
         let out_grad = b.normal([1, 2, 3, 5], 5, 1.0);
-        // A slot of nothing before the chunk, so that it has the signals' shape.
+        // A slot of nothing before the segment, so that it has the signals' shape.
         let all = b.values([1, 4, 15, 2], &[0.0; 120]);
         let signals_grad = Region { offset: all.offset + 120, shape: [1, 3, 15, 2], ..all };
         let (weight_grad, gate_grad) = (

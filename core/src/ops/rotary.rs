@@ -10,8 +10,8 @@ pub struct Rotary {
     pub table: Region,
     /// The heads of a row.
     pub heads: Heads,
-    /// Row r is at position r mod `period`.
-    pub period: u32,
+    /// Row r is at position r mod `positions`.
+    pub positions: u32,
 }
 
 impl Rotary {
@@ -23,8 +23,8 @@ impl Rotary {
     /// Whether the table has every position and the heads are wide enough.
     pub const fn fits(&self) -> bool {
         self.table.shape[3] == 2
-            && self.period > 0
-            && self.period <= self.table.shape[1]
+            && self.positions > 0
+            && self.positions <= self.table.shape[1]
             && self.dims() <= self.heads.size
     }
 

@@ -31,9 +31,9 @@ impl Operation for Rotate {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [mut qkv, table] = arena.views([Some(self.qkv), Some(self.rotary.table)])?;
-        let Rotary { heads, period, .. } = &self.rotary;
+        let Rotary { heads, positions, .. } = &self.rotary;
         for (r, row) in qkv.f32_mut()?.chunks_exact_mut(self.qkv.columns() as usize).enumerate() {
-            Rotary::rotate(heads, table.f32()?, self.rotary.dims() as usize, r % *period as usize, row, false);
+            Rotary::rotate(heads, table.f32()?, self.rotary.dims() as usize, r % *positions as usize, row, false);
         }
         Ok(())
     }
@@ -67,7 +67,7 @@ mod tests {
         let x = b.values([1, 1, 6, 3], &token);
         let out = b.poison([1, 1, 6, 24]);
         b.run(Linear::new(x, weight, None, out));
-        b.run(Rotate { qkv: out, rotary: Rotary { table, heads, period: 6 } });
+        b.run(Rotate { qkv: out, rotary: Rotary { table, heads, positions: 6 } });
         let rows = b.get(out);
         let score = |i: usize, j: usize| dot(&rows[i * 24..][..8], &rows[j * 24 + 8..][..8]);
         for (i, j) in [(1, 0), (2, 1), (5, 4)] {

@@ -4,7 +4,7 @@ use super::spike::{Cell, Outputs, Spike};
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
-/// For tokens t = first + count − 1 down to first, with k_t = `keep[t]` and 0 beyond the chunk:
+/// For tokens t = first + count − 1 down to first, with k_t = `keep[t]` and 0 beyond the segment:
 /// `output gradient_t += k_{t+1} κ output gradient_{t+1}`,
 /// `d_t = gradient of its group's output_t / √n (+ spikes_grad)`,
 /// `u_t = slope_t (d_t + A_t)`, `g_t = u_t + k_{t+1} α g_{t+1}`, `A_{t−1} = k_t (ρ A_t − β u_t)`.
@@ -26,7 +26,7 @@ pub struct SpikeGrad {
     pub slope: Region,
     /// [T, B].
     pub keep: Region,
-    /// [N, B]: A, handed from call to call; begun at the last token of the chunk.
+    /// [N, B]: A, handed from call to call; begun at the last token of the segment.
     pub fatigue_grad: Option<Region>,
     /// [N, B]: what synapses bring back to the spikes of the one token.
     pub spikes_grad: Option<Region>,
@@ -191,7 +191,7 @@ impl Operation for SynapseGrad {
 
 /// What a module's synapses bring back to their sources at one token: with `d_s = Σ w · g[token]` over the synapses of
 /// source s, in the order of the index: a signal of this token: `signals_grad[token, s] += d_s`; of the token before:
-/// `signals_grad[token − 1, s] += keep · d_s`, where the chunk has it; a neuron of the module: `spikes_grad = keep · d_s`.
+/// `signals_grad[token − 1, s] += keep · d_s`, where the segment has it; a neuron of the module: `spikes_grad = keep · d_s`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SynapseInputGrad {
     /// The token.

@@ -168,7 +168,7 @@ fn eligibilities(net: &Net, play: &Play, fatigue: bool) -> Vec<Vec<f64>> {
     net.modules.iter().enumerate().map(of_module).collect()
 }
 
-/// dL / d what is nudged, L being the sum of all signals of the chunk times their direct gradients.
+/// dL / d what is nudged, L being the sum of all signals of the segment times their direct gradients.
 fn tangent(net: &Net, direct: &[f32], nudge: Nudge) -> f64 {
     let play = net.play(nudge);
     let signals = &play.signals[net.rows * net.streams..];
@@ -222,7 +222,7 @@ fn eprop_is_each_synapse_s_eligibility_times_the_learning_signal_summed_forward_
 }
 
 #[test]
-fn a_chunk_in_pieces_gives_the_bits_of_the_whole() {
+fn a_segment_in_pieces_gives_the_bits_of_the_whole() {
     let net = net(2, CELL);
     for fatigue in [false, true] {
         let whole = eprop(&net, fatigue, TOKENS);

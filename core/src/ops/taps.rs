@@ -3,14 +3,14 @@
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
-/// How many tokens of its own document token `t` of a chunk can see back: `offset`, or fewer where the chunk begins
+/// How many tokens of its own document token `t` of a segment can see back: `offset`, or fewer where the segment begins
 /// anew. 0 begins a document.
 pub const fn reach(offset: u32, t: u32, fresh: bool) -> u32 {
     if fresh && t < offset { t } else { offset }
 }
 
 /// Of slot t + 1, row k·E + e of stream b is `x[b, t − k, e]`, or 0 where token t − k is of another document; what
-/// lies before the chunk comes from slot 0. `keep[t, b]` is 0 where a document begins, else 1.
+/// lies before the segment comes from slot 0. `keep[t, b]` is 0 where a document begins, else 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Taps {
     /// [B, T, E].
@@ -23,7 +23,7 @@ pub struct Taps {
     pub keep: Region,
     /// Tokens that neurons see, this one included.
     pub taps: u32,
-    /// Whether the chunk goes on from nothing: slot 0 is not read.
+    /// Whether the segment goes on from nothing: slot 0 is not read.
     pub fresh: bool,
 }
 
@@ -82,7 +82,7 @@ impl Operation for Taps {
     }
 }
 
-/// The gradient of [`Taps`] within the chunk: `x_grad[b, t, e] (+)= Σ_k signals_grad[t + k, k·E + e, b]` over the taps
+/// The gradient of [`Taps`] within the segment: `x_grad[b, t, e] (+)= Σ_k signals_grad[t + k, k·E + e, b]` over the taps
 /// that see token t.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TapsGrad {
@@ -175,7 +175,7 @@ mod tests {
             b.get(op.signals)[((t + 1) * 11 + k * 3 + e) * 2 + s]
         };
         for e in 0..3 {
-            // Stream 0, token 3 is the second of its document; token 0 sees two before the chunk.
+            // Stream 0, token 3 is the second of its document; token 0 sees two before the segment.
             assert_eq!(row(&mut b, 3, 1, e, 0), x[2 * 3 + e]);
             assert_eq!(row(&mut b, 3, 2, e, 0), 0.0);
             assert_eq!(row(&mut b, 0, 1, e, 0), before[e * 2]);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_chunk_reads_nothing_before_it() {
+    fn a_fresh_segment_reads_nothing_before_it() {
         let mut b = Bench::<4096>::new();
         let op = case(&mut b, true);
         b.set(op.signals, &[f32::NAN; 132]);
@@ -202,7 +202,7 @@ mod tests {
     fn the_gradient_agrees_with_finite_differences() {
         let mut b = Bench::<4096>::new();
         let op = case(&mut b, false);
-        // Only slots of this chunk count, and only the rows of taps.
+        // Only slots of this segment count, and only the rows of taps.
         let mut weights = [0.0; 132];
         let random = crate::random::Random::new(4, 4);
         for slot in 1..6 {

@@ -2,7 +2,7 @@
 
 /// A part of a run whose steps have one shape.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Period {
+pub struct Stage {
     /// Steps done when it begins.
     pub from: u64,
     /// Sequences of a micro-batch, B.
@@ -17,7 +17,7 @@ pub struct Period {
     pub clip: f32,
 }
 
-impl Period {
+impl Stage {
     /// Tokens of a micro-batch.
     pub const fn micro_tokens(&self) -> u64 {
         self.batch as u64 * self.seq_len as u64
@@ -29,7 +29,7 @@ impl Period {
     }
 }
 
-/// Why periods are no curriculum. Periods are counted from 1.
+/// Why stages are no curriculum. Periods are counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CurriculumError {
     /// There is none.
@@ -39,7 +39,7 @@ pub enum CurriculumError {
         /// Where it begins.
         from: u64,
     },
-    /// A period begins no later than the one before it.
+    /// A stage begins no later than the one before it.
     Order {
         /// Which.
         number: usize,
@@ -72,35 +72,35 @@ impl core::error::Error for CurriculumError {}
 /// to go on with a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Curriculum<'a> {
-    periods: &'a [Period],
+    stages: &'a [Stage],
 }
 
 impl<'a> Curriculum<'a> {
-    /// A curriculum of these periods.
+    /// A curriculum of these stages.
     ///
     /// # Errors
     /// [`CurriculumError`].
-    pub fn new(periods: &'a [Period]) -> Result<Curriculum<'a>, CurriculumError> {
-        let Some(first) = periods.first() else { return Err(CurriculumError::Empty) };
+    pub fn new(stages: &'a [Stage]) -> Result<Curriculum<'a>, CurriculumError> {
+        let Some(first) = stages.first() else { return Err(CurriculumError::Empty) };
         if first.from != 0 {
             return Err(CurriculumError::Late { from: first.from });
         }
-        for (i, pair) in periods.windows(2).enumerate() {
+        for (i, pair) in stages.windows(2).enumerate() {
             let (before, from) = (pair[0].from, pair[1].from);
             if from <= before {
                 return Err(CurriculumError::Order { number: i + 2, from, before });
             }
         }
-        Ok(Curriculum { periods })
+        Ok(Curriculum { stages })
     }
 
-    /// The index of the period that the step after `step` others belongs to: the last that begins at `step` or before.
+    /// The index of the stage that the step after `step` others belongs to: the last that begins at `step` or before.
     pub fn at(&self, step: u64) -> usize {
-        self.periods.partition_point(|p| p.from <= step).saturating_sub(1)
+        self.stages.partition_point(|p| p.from <= step).saturating_sub(1)
     }
 
     /// What `count` gives for a step, summed over the steps before `step`.
-    fn before(&self, step: u64, count: impl Fn(&Period) -> u64) -> u64 {
+    fn before(&self, step: u64, count: impl Fn(&Stage) -> u64) -> u64 {
         self.spans().map(|(p, end)| count(p) * (end.min(step).saturating_sub(p.from))).sum()
     }
 
@@ -111,7 +111,7 @@ impl<'a> Curriculum<'a> {
 
     /// Tokens of the first `step` steps.
     pub fn tokens(&self, step: u64) -> u64 {
-        self.before(step, Period::step_tokens)
+        self.before(step, Stage::step_tokens)
     }
 
     /// Whole steps that `tokens` tokens are enough for.
@@ -127,16 +127,16 @@ impl<'a> Curriculum<'a> {
         steps
     }
 
-    /// The index of the period of micro-batch `number`, counted from 0.
+    /// The index of the stage of micro-batch `number`, counted from 0.
     pub fn of_micro_batch(&self, number: u64) -> usize {
-        let after = |p: &Period| self.micro_batches(p.from) <= number;
-        self.periods.partition_point(after).saturating_sub(1)
+        let after = |p: &Stage| self.micro_batches(p.from) <= number;
+        self.stages.partition_point(after).saturating_sub(1)
     }
 
-    /// Each period with the step it ends before.
-    fn spans(&self) -> impl Iterator<Item = (&'a Period, u64)> + use<'a> {
-        let ends = self.periods[1..].iter().map(|p| p.from).chain([u64::MAX]);
-        self.periods.iter().zip(ends)
+    /// Each stage with the step it ends before.
+    fn spans(&self) -> impl Iterator<Item = (&'a Stage, u64)> + use<'a> {
+        let ends = self.stages[1..].iter().map(|p| p.from).chain([u64::MAX]);
+        self.stages.iter().zip(ends)
     }
 }
 
@@ -147,28 +147,28 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    const fn period(from: u64, batch: u32, seq_len: u32, accumulate: u32) -> Period {
-        Period { from, batch, seq_len, accumulate, rate: 1.0, clip: 1.0 }
+    const fn stage(from: u64, batch: u32, seq_len: u32, accumulate: u32) -> Stage {
+        Stage { from, batch, seq_len, accumulate, rate: 1.0, clip: 1.0 }
     }
 
     #[test]
     fn a_stage_is_the_last_whose_first_step_is_not_after_the_step() {
-        let periods = [period(0, 4, 8, 1), period(3, 2, 16, 2), period(4, 1, 32, 3)];
-        let curriculum = Curriculum::new(&periods).unwrap();
+        let stages = [stage(0, 4, 8, 1), stage(3, 2, 16, 2), stage(4, 1, 32, 3)];
+        let curriculum = Curriculum::new(&stages).unwrap();
         assert!((0..7).map(|step| curriculum.at(step)).eq([0, 0, 0, 1, 2, 2, 2]));
         assert_eq!(curriculum.at(u64::MAX), 2);
     }
 
     #[test]
     fn sums_are_those_of_walking_step_by_step() {
-        let periods = [period(0, 4, 8, 1), period(3, 2, 16, 2), period(4, 1, 32, 3), period(9, 5, 7, 1)];
-        let curriculum = Curriculum::new(&periods).unwrap();
+        let stages = [stage(0, 4, 8, 1), stage(3, 2, 16, 2), stage(4, 1, 32, 3), stage(9, 5, 7, 1)];
+        let curriculum = Curriculum::new(&stages).unwrap();
         let (mut tokens, mut shapes) = (0, Vec::new());
         for step in 0..30 {
             assert_eq!(curriculum.tokens(step), tokens);
             assert_eq!(curriculum.micro_batches(step), shapes.len() as u64);
             assert_eq!(curriculum.steps(tokens), step);
-            let of_step = periods[curriculum.at(step)];
+            let of_step = stages[curriculum.at(step)];
             assert_eq!(curriculum.steps(tokens + of_step.step_tokens() - 1), step);
             tokens += of_step.step_tokens();
             shapes.extend((0..of_step.accumulate).map(|_| curriculum.at(step)));
@@ -178,10 +178,10 @@ mod tests {
 
     #[test]
     fn stages_out_of_order_are_named() {
-        let refused = |periods: &[Period]| Curriculum::new(periods).unwrap_err();
+        let refused = |stages: &[Stage]| Curriculum::new(stages).unwrap_err();
         assert_eq!(refused(&[]), CurriculumError::Empty);
-        assert_eq!(refused(&[period(5, 1, 1, 1)]), CurriculumError::Late { from: 5 });
-        let [a, b, c] = [period(0, 1, 1, 1), period(7, 1, 1, 1), period(7, 2, 1, 1)];
+        assert_eq!(refused(&[stage(5, 1, 1, 1)]), CurriculumError::Late { from: 5 });
+        let [a, b, c] = [stage(0, 1, 1, 1), stage(7, 1, 1, 1), stage(7, 2, 1, 1)];
         assert_eq!(refused(&[a, b, c]), CurriculumError::Order { number: 3, from: 7, before: 7 });
         assert!(Curriculum::new(&[a, b]).is_ok());
     }

@@ -6,5 +6,5 @@ mod curriculum;
 mod schedule;
 
 pub use control::{Results, Settings};
-pub use curriculum::{Curriculum, CurriculumError, Period};
+pub use curriculum::{Curriculum, CurriculumError, Stage};
 pub use schedule::{Schedule, Shape};

@@ -142,7 +142,7 @@ fn table(shares: &[Share], machine: &Machine) {
     }
     println!("  {:<18} {:>6} {:>10} {:>10} {:>9} {:>9}", "operation", "count", "ms", "roofline", "GFLOP/s", "GB/s");
     for s in shares {
-        let bound = machine.rates.seconds(s.flops, s.narrow_flops, s.bytes);
+        let bound = machine.rates.seconds(s.flops, s.flops_8bit, s.bytes);
         println!(
             "  {:<18} {:>6} {:>10.3} {:>10.3} {:>9.1} {:>9.2}",
             s.name,

@@ -8,7 +8,7 @@ use super::{Failure, request, say_warnings, work};
 use crate::plan::Sections;
 use crate::run::Rows;
 use crate::run::directory::Trained;
-use capful_core::model::{Products, Stage};
+use capful_core::model::{MicroBatch, Products};
 
 /// Flags of `host logits`.
 #[derive(Debug, clap::Args)]
@@ -33,7 +33,7 @@ impl Logits {
         if count > context {
             return Err(request(format!("{count} ids are more than the context of {context}")));
         }
-        let evaluation = Stage { batch: 1, seq_len: count, products: Products::Wide, ..config.stage() };
+        let evaluation = MicroBatch { batch: 1, seq_len: count, products: Products::Wide, ..config.micro_batch() };
         let sections = Sections { evaluation: Some(evaluation), ..Sections::none(&config) };
         let Trained { mut session, .. } = Trained::load(&self.trained.dir, &config, &sections)?;
         say_warnings(&mut session);

@@ -120,12 +120,12 @@ fn count_epochs(config: &mut Config, corpus: &Corpus) -> Result<(), Failure> {
     let Some(epochs) = config.epochs else { return Ok(()) };
     let tokens = corpus.training_tokens().map_err(request)? * u64::from(epochs);
     config.steps = 0;
-    let periods = config.periods();
-    config.steps = Curriculum::new(&periods).map_err(request)?.steps(tokens.saturating_sub(1));
+    let stages = config.stages();
+    config.steps = Curriculum::new(&stages).map_err(request)?.steps(tokens.saturating_sub(1));
     if config.steps == 0 {
         return Err(request(format!(
             "{tokens} tokens are less than one step of {}; lower --batch-size or --accumulate",
-            periods[0].step_tokens()
+            stages[0].step_tokens()
         )));
     }
     config.warmup = config.warmup.max(config.steps / 100);
@@ -223,7 +223,7 @@ impl Job<'_> {
         if !json {
             eprintln!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
         }
-        let progress = Progress::start(config.steps, &config.periods(), json);
+        let progress = Progress::start(config.steps, &config.stages(), json);
         let ran = if json { trainer.run(&mut Lines, &progress) } else { trainer.run(&mut Silent, &progress) };
         drop(progress);
         let (outcome, mut session) = ran.map_err(|e| match e {

@@ -7,7 +7,7 @@ use super::error::{ConfigError, error};
 /// How the learning rate falls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Schedule {
+pub enum LrSchedule {
     /// Half a cosine to a tenth.
     Cosine,
     /// A straight line to a tenth.

@@ -13,7 +13,7 @@ mod size;
 mod stage;
 mod transformer;
 
-pub use choices::{Attention, Device, Order, Precision, Recompute, Schedule, TokenizerChoice};
+pub use choices::{Attention, Device, LrSchedule, Order, Precision, Recompute, TokenizerChoice};
 pub use error::ConfigError;
 pub use model::{AnyFamily, ModelConfig};
 pub use neurogen::{Eligibility, Mode, NeuroGenConfig, Rule};

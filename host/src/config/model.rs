@@ -1,7 +1,7 @@
 //! Which model, and its sizes.
 
 use capful_core::model::transformer::Dialect;
-use capful_core::model::{Family as _, ModelError, NeuroGen, Stage, Transformer};
+use capful_core::model::{Family as _, MicroBatch, ModelError, NeuroGen, Transformer};
 use serde::{Deserialize, Serialize};
 
 use super::error::{ConfigError, error};
@@ -79,10 +79,10 @@ impl AnyFamily {
     ///
     /// # Errors
     /// What does not fit the model.
-    pub fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError> {
+    pub fn validate_micro_batch(&self, stage: &MicroBatch) -> Result<(), ModelError> {
         match self {
-            AnyFamily::Transformer(family) => family.validate_stage(stage),
-            AnyFamily::NeuroGen(family) => family.validate_stage(stage),
+            AnyFamily::Transformer(family) => family.validate_micro_batch(stage),
+            AnyFamily::NeuroGen(family) => family.validate_micro_batch(stage),
         }
     }
 

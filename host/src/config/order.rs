@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use capful_core::data::Stretch;
-use capful_core::train::{Curriculum, Period};
+use capful_core::train::{Curriculum, Stage};
 
 use super::error::error;
 use super::{Config, ConfigError, Order, RawConfig};
@@ -87,20 +87,20 @@ impl Config {
     /// The lengths in which the run takes its tokens, stage by stage, those that it does not reach too: its steps may
     /// become more. A stream's sequence is what it reads on end.
     pub fn stretches(&self) -> Vec<Stretch> {
-        let periods = Config { steps: 0, ..self.clone() }.periods();
-        let Ok(curriculum) = Curriculum::new(&periods) else { return Vec::new() };
-        let length = |p: &Period| match self.span() {
+        let stages = Config { steps: 0, ..self.clone() }.stages();
+        let Ok(curriculum) = Curriculum::new(&stages) else { return Vec::new() };
+        let length = |p: &Stage| match self.span() {
             Some(span) => u64::from(p.seq_len) * in_span(p, span),
             None => u64::from(p.seq_len),
         };
-        periods.iter().map(|p| Stretch { from: curriculum.tokens(p.from), length: length(p) }).collect()
+        stages.iter().map(|p| Stretch { from: curriculum.tokens(p.from), length: length(p) }).collect()
     }
 
     /// Tokens that an epoch must have: a batch's, or a block's where rows are streams, and one.
     pub fn least_tokens(&self) -> u64 {
-        let periods = self.periods();
-        let micro = periods.iter().map(Period::micro_tokens).max().unwrap_or(0);
-        micro.max(self.span().map_or(0, |span| largest_block(&periods, span))) + 1
+        let stages = self.stages();
+        let micro = stages.iter().map(Stage::micro_tokens).max().unwrap_or(0);
+        micro.max(self.span().map_or(0, |span| largest_block(&stages, span))) + 1
     }
 
     /// The directory of the run's tokens: `run` is the run's own. None where they are streamed, or lie in shards already.

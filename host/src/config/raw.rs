@@ -100,7 +100,7 @@ pub struct RawConfig {
     /// How the rate falls after the warm-up: cosine, linear (both to a tenth) or constant
     #[arg(long, value_name = "SHAPE")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub schedule: Option<super::Schedule>,
+    pub schedule: Option<super::LrSchedule>,
     /// Steps of warm-up; 1 % of the run if not given
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use capful_core::model::{self, Products, Stage};
+use capful_core::model::{self, MicroBatch, Products};
 use capful_core::ops::{Kind, Pattern};
 use capful_core::optimizer::Optimizer;
 use capful_core::train;
@@ -10,8 +10,8 @@ use capful_core::train;
 use super::error::error;
 use super::model::model;
 use super::{
-    AnyFamily, Attention, ByteSize, ConfigError, Device, ModelConfig, Order, Precision, Preset, RawConfig, Recompute,
-    Schedule, StageConfig, TokenizerChoice,
+    AnyFamily, Attention, ByteSize, ConfigError, Device, LrSchedule, ModelConfig, Order, Precision, Preset, RawConfig,
+    Recompute, StageConfig, TokenizerChoice,
 };
 
 /// Bytes of the pool where nothing else is asked for: two halves of 64 MiB, of 61,679 sequences of 512 each where the
@@ -61,7 +61,7 @@ pub struct Config {
     /// The highest learning rate.
     pub lr: f64,
     /// How it falls.
-    pub schedule: Schedule,
+    pub schedule: LrSchedule,
     /// Steps of warm-up.
     pub warmup: u64,
     /// Decay of matrices.
@@ -169,7 +169,7 @@ impl Config {
             steps,
             epochs: raw.epochs,
             lr: raw.lr.unwrap_or(1e-3),
-            schedule: raw.schedule.unwrap_or(Schedule::Cosine),
+            schedule: raw.schedule.unwrap_or(LrSchedule::Cosine),
             warmup: raw.warmup.unwrap_or((steps / 100).max(1)),
             weight_decay: raw.weight_decay.unwrap_or(0.1),
             clip,
@@ -206,7 +206,7 @@ impl Config {
         self.device()?;
         self.family().validate()?;
         self.validate_stages()?;
-        self.family().validate_stage(&self.stage())?;
+        self.family().validate_micro_batch(&self.micro_batch())?;
         let positive = [
             ("accumulate", u64::from(self.accumulate)),
             ("threads", u64::from(self.threads)),
@@ -217,7 +217,7 @@ impl Config {
         if let Some((name, _)) = positive.into_iter().find(|(_, n)| *n == 0) {
             return error(format!("--{name} is 0; it must be at least 1"));
         }
-        if !self.family().accumulates() && self.periods().iter().any(|p| p.accumulate != 1) {
+        if !self.family().accumulates() && self.stages().iter().any(|p| p.accumulate != 1) {
             return error(format!(
                 "--accumulate {}: a NeuroGen moves its decoder in every micro-batch; use --accumulate 1 and more sequences",
                 self.accumulate
@@ -319,12 +319,12 @@ impl Config {
     }
 
     /// The shape of an evaluation. Streams begin each of its rows with nothing before it: fewer and longer ones then.
-    pub fn evaluation(&self) -> Stage {
-        let stage = Stage { recompute: model::Recompute::None, products: Products::Wide, ..self.stage() };
+    pub fn evaluation(&self) -> MicroBatch {
+        let stage = MicroBatch { recompute: model::Recompute::None, products: Products::Wide, ..self.micro_batch() };
         match self.model {
             ModelConfig::NeuroGen(_) => {
                 let longer = (1..=4).rev().find(|n| stage.batch.is_multiple_of(*n)).unwrap_or(1);
-                Stage { batch: stage.batch / longer, seq_len: stage.seq_len * longer, ..stage }
+                MicroBatch { batch: stage.batch / longer, seq_len: stage.seq_len * longer, ..stage }
             }
             _ => stage,
         }
@@ -339,13 +339,13 @@ impl Config {
     }
 
     /// The shape of a micro-batch; with stages of the last.
-    pub fn stage(&self) -> Stage {
+    pub fn micro_batch(&self) -> MicroBatch {
         self.shaped(self.batch_size, self.seq_len)
     }
 
     /// A micro-batch of this shape.
-    pub fn shaped(&self, batch: u32, seq_len: u32) -> Stage {
-        Stage {
+    pub fn shaped(&self, batch: u32, seq_len: u32) -> MicroBatch {
+        MicroBatch {
             batch,
             seq_len,
             chunk: self.chunk,
@@ -383,9 +383,9 @@ impl Config {
     /// The learning rate's course.
     pub fn lr_schedule(&self) -> train::Schedule {
         let shape = match self.schedule {
-            Schedule::Cosine => train::Shape::Cosine,
-            Schedule::Linear => train::Shape::Linear,
-            Schedule::Constant => train::Shape::Constant,
+            LrSchedule::Cosine => train::Shape::Cosine,
+            LrSchedule::Linear => train::Shape::Linear,
+            LrSchedule::Constant => train::Shape::Constant,
         };
         train::Schedule { shape, peak: self.lr, end: 0.1, warmup: self.warmup, steps: self.steps }
     }

@@ -1,6 +1,6 @@
 //! The stages of a curriculum, decided.
 
-use capful_core::train::{Curriculum, Period};
+use capful_core::train::{Curriculum, Stage};
 use serde::{Deserialize, Serialize};
 
 use super::{Config, ConfigError, RawStage};
@@ -30,9 +30,9 @@ impl StageConfig {
         StageConfig { from, seq_len, batch_size, accumulate, lr, clip }
     }
 
-    fn period(self) -> Period {
+    fn resolved(self) -> Stage {
         let StageConfig { from, seq_len, batch_size, accumulate, lr, clip } = self;
-        Period { from, batch: batch_size, seq_len, accumulate, rate: lr, clip }
+        Stage { from, batch: batch_size, seq_len, accumulate, rate: lr, clip }
     }
 }
 
@@ -41,12 +41,12 @@ impl Config {
         if self.stage.is_empty() {
             return Ok(());
         }
-        let all: Vec<Period> = self.stage.iter().map(|stage| stage.period()).collect();
+        let all: Vec<Stage> = self.stage.iter().map(|stage| stage.resolved()).collect();
         Curriculum::new(&all).map_err(|e| ConfigError(format!("[[stage]]: {e}")))?;
         for (i, stage) in self.stage.iter().enumerate() {
             let of = |what: &dyn std::fmt::Display| ConfigError(format!("[[stage]] {}: {what}", i + 1));
             let shape = self.shaped(stage.batch_size, stage.seq_len);
-            self.family().validate_stage(&shape).map_err(|e| of(&e))?;
+            self.family().validate_micro_batch(&shape).map_err(|e| of(&e))?;
             if stage.accumulate == 0 {
                 return Err(of(&"accumulate is 0; it must be at least 1"));
             }
@@ -59,15 +59,15 @@ impl Config {
         Ok(())
     }
 
-    /// The curriculum: a period a stage, or one for the whole run. Stages that begin after the run's last step are not
+    /// The curriculum: a stage a stage, or one for the whole run. Stages that begin after the run's last step are not
     /// of it.
-    pub fn periods(&self) -> Vec<Period> {
+    pub fn stages(&self) -> Vec<Stage> {
         let Config { batch_size: batch, seq_len, accumulate, clip, steps, .. } = *self;
         if self.stage.is_empty() {
-            return vec![Period { from: 0, batch, seq_len, accumulate, rate: 1.0, clip }];
+            return vec![Stage { from: 0, batch, seq_len, accumulate, rate: 1.0, clip }];
         }
         let reached = |stage: &&StageConfig| steps == 0 || stage.from == 0 || stage.from < steps;
-        self.stage.iter().filter(reached).map(|stage| stage.period()).collect()
+        self.stage.iter().filter(reached).map(|stage| stage.resolved()).collect()
     }
 
     /// The same run with the shape of stage `number`, counted from 1, for all steps.
@@ -103,8 +103,8 @@ mod tests {
         let stages = TWO_STAGES.replacen("from = 0\nseq_len = 16", "from = 7\nseq_len = 16", 1);
         let resolve = |steps| Config::resolve(raw(&format!("steps = {steps}\nclip = 0.7\n{stages}"))).unwrap();
         let [short, long] = [7, 8].map(resolve);
-        assert_eq!((short.periods().len(), long.periods().len()), (1, 2));
-        assert_eq!((long.seq_len, long.periods()[1].clip), (16, 0.7));
+        assert_eq!((short.stages().len(), long.stages().len()), (1, 2));
+        assert_eq!((long.seq_len, long.stages()[1].clip), (16, 0.7));
         let text = toml::to_string(&long).unwrap();
         assert_eq!(toml::from_str::<Config>(&text).unwrap(), long);
         assert_eq!(long.clone().only(1).unwrap().seq_len, 8);

@@ -27,7 +27,7 @@ pub struct Shape {
 }
 
 /// The shape of each batch, counted from 0 at the beginning of the run.
-pub type Schedule = Box<dyn Fn(u64) -> Shape + Send>;
+pub type Shapes = Box<dyn Fn(u64) -> Shape + Send>;
 
 /// A batch's place in a block: so many batches, one after the other, in which each row goes on where it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct InBlock {
     pub batches: usize,
 }
 
-/// The place of each batch in its block, counted as in [`Schedule`], for a model whose rows are streams that keep their
+/// The place of each batch in its block, counted as in [`Shapes`], for a model whose rows are streams that keep their
 /// state. Without it consecutive rows are consecutive pieces.
 pub type Blocks = Box<dyn Fn(u64) -> InBlock + Send>;
 
@@ -86,7 +86,7 @@ impl Slot {
 /// Makes batches of a run's sequences, on the thread that calls it.
 struct Filler {
     sequences: Box<dyn Sequences>,
-    schedule: Schedule,
+    schedule: Shapes,
     number: u64,
     block: Option<Block>,
 }
@@ -252,7 +252,7 @@ impl Loader {
     /// of them said.
     pub fn start(
         sequences: Box<dyn Sequences>,
-        schedule: Schedule,
+        schedule: Shapes,
         blocks: Option<Blocks>,
         first: u64,
         slots: Slots,

@@ -197,7 +197,7 @@ const ROWS: usize = 3;
 const LENGTH: usize = 5;
 
 /// Three rows of five tokens.
-fn rows() -> Schedule {
+fn rows() -> Shapes {
     Box::new(|_| Shape { rows: ROWS, length: LENGTH })
 }
 

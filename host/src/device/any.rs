@@ -8,7 +8,7 @@ use capful_core::memory::{Dtype, Region, Role};
 use super::cpu::{Cpu, CpuProfile};
 use super::cuda::{self, Cuda, CudaError, CudaProfile, Products};
 use super::reference::Reference;
-use super::{DeviceError, Memory, Storage};
+use super::{Allocation, DeviceError, Storage};
 use crate::config::{self, Config, ConfigError, Precision};
 
 /// What the configured device implies for memory.
@@ -124,8 +124,8 @@ impl AnyDevice {
     /// The system refuses the memory or the threads; there is no such card, or too little memory on it.
     pub fn start(profile: &AnyProfile, bytes: u64, scratch: Region, staging: u64) -> Result<AnyDevice, DeviceError> {
         match profile {
-            AnyProfile::Cpu(profile) => Ok(AnyDevice::Cpu(Cpu::start(profile, Memory::new(bytes)?, scratch)?)),
-            AnyProfile::Reference(_) => Ok(AnyDevice::Reference(Reference { memory: Memory::new(bytes)? })),
+            AnyProfile::Cpu(profile) => Ok(AnyDevice::Cpu(Cpu::start(profile, Allocation::new(bytes)?, scratch)?)),
+            AnyProfile::Reference(_) => Ok(AnyDevice::Reference(Reference { memory: Allocation::new(bytes)? })),
             AnyProfile::Cuda { card, profile } => {
                 let room = cuda::Room { arena: bytes, scratch, staging };
                 #[allow(unused_mut, reason = "the stand-in's methods all want it")]

@@ -1,5 +1,6 @@
 //! The devices a step can run on, behind one type.
 
+mod allocation;
 mod any;
 pub mod cpu;
 #[cfg(feature = "cuda")]
@@ -7,11 +8,10 @@ pub mod cuda;
 #[cfg(not(feature = "cuda"))]
 #[path = "cuda/absent.rs"]
 pub mod cuda;
-mod memory;
 mod reference;
 
+pub use allocation::Allocation;
 pub use any::{AnyDevice, AnyProfile, Ticket};
-pub use memory::Memory;
 
 pub use cuda::Choice;
 

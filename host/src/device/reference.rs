@@ -3,13 +3,13 @@
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::Arena;
 
-use super::Memory;
+use super::Allocation;
 
 /// Runs every operation's definition.
 #[derive(Debug)]
 pub struct Reference {
     /// The arena.
-    pub memory: Memory,
+    pub memory: Allocation,
 }
 
 impl Device for Reference {

@@ -1,16 +1,16 @@
 //! What would make a run fit: tried on the ledger, not guessed.
 
-use super::narrower;
+use super::smaller;
 use super::{Machine, Plan};
 use crate::config::{Config, ModelConfig, Recompute, human_bytes};
 
 /// One line: the flags of the first change that fits, gentlest first, or the least that is needed.
 pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan) -> String {
     if let ModelConfig::NeuroGen(model) = &config.model {
-        return narrower::that_fits(config, model, machine, plan);
+        return smaller::that_fits(config, model, machine, plan);
     }
     let mut least = plan.arena_bytes + plan.outside_arena_bytes;
-    let most = config.periods().iter().map(|p| p.micro_tokens()).max().unwrap_or(1);
+    let most = config.stages().iter().map(|p| p.micro_tokens()).max().unwrap_or(1);
     for recompute in [config.recompute, Recompute::Cheap, Recompute::Full] {
         let mut tokens = most;
         while tokens >= 1 {

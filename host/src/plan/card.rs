@@ -59,6 +59,6 @@ impl Card {
     /// Speeds for the roofline.
     pub fn rates(&self, precision: Precision) -> Rates {
         let flops_per_s = if precision == Precision::F32 { self.f32_flops } else { self.bf16_flops };
-        Rates { flops_per_s, narrow_flops_per_s: self.fp8_flops, bytes_per_s: self.copy }
+        Rates { flops_per_s, flops_8bit_per_s: self.fp8_flops, bytes_per_s: self.copy }
     }
 }

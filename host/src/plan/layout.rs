@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use capful_core::device::{Meter, OperationError, Rates};
 use capful_core::memory::{Dtype, Entry, Layout, LayoutError, Ledger, Region, Role, Slot, Space};
-use capful_core::model::{Products, Purpose, Stage};
+use capful_core::model::{MicroBatch, Products, Purpose};
 use serde::Serialize;
 
 use super::program::{self, Constants, Model, Places, Programs, Sequence};
@@ -72,11 +72,11 @@ impl Line {
 #[derive(Debug, Clone)]
 pub struct Sections {
     /// Training steps: a shape a stage of the curriculum.
-    pub training: Vec<Stage>,
+    pub training: Vec<MicroBatch>,
     /// Micro-batches of a step of each.
     pub accumulate: Vec<u32>,
     /// Evaluations, or logits.
-    pub evaluation: Option<Stage>,
+    pub evaluation: Option<MicroBatch>,
     /// Positions of token-by-token decoding.
     pub decoding: Option<u32>,
     /// What else the operations of steps carry.
@@ -92,10 +92,10 @@ impl Sections {
 
     /// Everything a training run does: steps, evaluations, a sample.
     pub fn training(config: &Config) -> Sections {
-        let periods = config.periods();
+        let stages = config.stages();
         Sections {
-            training: periods.iter().map(|p| config.shaped(p.batch, p.seq_len)).collect(),
-            accumulate: periods.iter().map(|p| p.accumulate).collect(),
+            training: stages.iter().map(|p| config.shaped(p.batch, p.seq_len)).collect(),
+            accumulate: stages.iter().map(|p| p.accumulate).collect(),
             evaluation: Some(config.evaluation()),
             decoding: Some(config.context().min(256)),
             ..Sections::none(config)
@@ -177,8 +177,8 @@ pub struct Laid {
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Section {
     /// Of the stage of this index.
-    Training(usize, Stage),
-    Evaluation(Stage),
+    Training(usize, MicroBatch),
+    Evaluation(MicroBatch),
     Decoding(u32),
 }
 
@@ -239,7 +239,7 @@ fn lay(model: &mut dyn Model, profile: &AnyProfile, sections: &Sections) -> Resu
         Sections { evaluation: Some(_), .. } => Purpose::Evaluation,
         _ => Purpose::Decoding,
     };
-    model.lay_state(profile, purpose, &mut layout);
+    model.lay_lasting(profile, purpose, &mut layout);
     let mark = layout.mark();
     for (section, _) in &wanted {
         layout.rewind(mark);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use capful_core::device::Rates;
-use capful_core::train::Period;
+use capful_core::train::Stage;
 
 use super::{Card, Outside, card};
 use crate::config::{ByteSize, Config, ConfigError, Device, Order, Precision, human_bytes};
@@ -77,7 +77,7 @@ impl Machine {
     pub fn here(threads: u32) -> Machine {
         let cores = CORE_FLOPS * f64::from(threads);
         Machine {
-            rates: Rates { flops_per_s: cores, narrow_flops_per_s: cores, bytes_per_s: COPY_BYTES },
+            rates: Rates { flops_per_s: cores, flops_8bit_per_s: cores, bytes_per_s: COPY_BYTES },
             free: field_kib("/proc/meminfo", "MemAvailable:").map(|k| k << 10),
             program: field_kib("/proc/self/status", "VmRSS:").map_or(8 << 20, |k| k << 10),
             card: None,
@@ -96,8 +96,8 @@ impl Machine {
         }
         let encoders = ahead::threads(config);
         // Tokens, targets and offsets.
-        let batch = 12 * config.periods().iter().map(Period::micro_tokens).max().unwrap_or(0);
-        let block = config.span().map_or(0, |span| 12 * largest_block(&config.periods(), span));
+        let batch = 12 * config.stages().iter().map(Stage::micro_tokens).max().unwrap_or(0);
+        let block = config.span().map_or(0, |span| 12 * largest_block(&config.stages(), span));
         let mut lines = vec![
             line("the program itself", self.program + HEAP),
             line("the reader's batches", LOADER_SLOTS * batch + block + (1 << 20)),

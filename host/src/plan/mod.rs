@@ -8,8 +8,8 @@ mod card;
 mod layout;
 pub mod listing;
 mod machine;
-mod narrower;
 mod program;
+mod smaller;
 mod sweep;
 
 pub use card::Card;
@@ -19,7 +19,7 @@ pub use program::{Constants, Places, Programs, Sequence};
 pub use sweep::Row;
 
 use capful_core::memory::{Budget, Role};
-use capful_core::train::Period;
+use capful_core::train::Stage;
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError, Order, human_bytes};
@@ -100,12 +100,12 @@ pub struct Plan {
 
 /// Every stage of what was laid.
 fn stages(config: &Config, laid: &Laid) -> Vec<StagePlan> {
-    let stage = |(period, (cost, arena_bytes)): (&Period, (&Cost, &u64))| StagePlan {
-        from: period.from,
-        seq_len: period.seq_len,
-        batch_size: period.batch,
-        accumulate: period.accumulate,
-        tokens_per_step: period.step_tokens(),
+    let stage = |(stage, (cost, arena_bytes)): (&Stage, (&Cost, &u64))| StagePlan {
+        from: stage.from,
+        seq_len: stage.seq_len,
+        batch_size: stage.batch,
+        accumulate: stage.accumulate,
+        tokens_per_step: stage.step_tokens(),
         flops_per_token: cost.flops_per_token,
         flops_per_step: cost.flops,
         bytes_per_step: cost.bytes,
@@ -113,7 +113,7 @@ fn stages(config: &Config, laid: &Laid) -> Vec<StagePlan> {
         roofline_seconds: cost.seconds,
         arena_bytes: *arena_bytes,
     };
-    config.periods().iter().zip(laid.costs.iter().zip(&laid.training_bytes)).map(stage).collect()
+    config.stages().iter().zip(laid.costs.iter().zip(&laid.training_bytes)).map(stage).collect()
 }
 
 impl Plan {

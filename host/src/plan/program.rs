@@ -2,7 +2,7 @@
 
 use capful_core::device::{Device, Op, OperationError, Profile};
 use capful_core::memory::{Layout, Region};
-use capful_core::model::{Batch, Control, Family, Gauge, Products, Purpose, Stage};
+use capful_core::model::{Batch, Control, Family, Gauge, MicroBatch, Products, Purpose};
 use capful_core::ops::Pattern;
 use capful_core::optimizer::Optimizer;
 
@@ -122,7 +122,7 @@ pub struct Places {
 /// A model of whichever family: laid section by section, then run.
 pub(super) trait Model {
     /// Lays what lasts.
-    fn lay_state(&mut self, profile: &dyn Profile, purpose: Purpose, layout: &mut Layout<'_>);
+    fn lay_lasting(&mut self, profile: &dyn Profile, purpose: Purpose, layout: &mut Layout<'_>);
 
     /// Lays a section.
     fn lay(&mut self, section: Section, profile: &dyn Profile, layout: &mut Layout<'_>);
@@ -154,7 +154,7 @@ pub(super) fn model(family: &AnyFamily) -> Box<dyn Model> {
 /// A family and what was laid of it.
 struct Placed<F: Family> {
     family: F,
-    state: Option<F::State>,
+    state: Option<F::Lasting>,
     training: Vec<Option<F::Training>>,
     evaluation: Option<F::Evaluation>,
     decoding: Option<F::Decoding>,
@@ -167,8 +167,8 @@ impl<F: Family> Placed<F> {
 }
 
 impl<F: Family> Model for Placed<F> {
-    fn lay_state(&mut self, profile: &dyn Profile, purpose: Purpose, layout: &mut Layout<'_>) {
-        self.state = Some(self.family.lay_state(profile, purpose, layout));
+    fn lay_lasting(&mut self, profile: &dyn Profile, purpose: Purpose, layout: &mut Layout<'_>) {
+        self.state = Some(self.family.lay_lasting(profile, purpose, layout));
     }
 
     fn lay(&mut self, section: Section, profile: &dyn Profile, layout: &mut Layout<'_>) {
@@ -203,7 +203,7 @@ impl<F: Family> Model for Placed<F> {
                 let laid = self.training.get(i).and_then(Option::as_ref).zip(sections.training.get(i));
                 let (training, stage) = laid.ok_or(OperationError::Device)?;
                 let products = if warming { Products::Warming } else { stage.products };
-                family.micro_batch(device, state, training, &Stage { products, ..*stage }, first)
+                family.micro_batch(device, state, training, &MicroBatch { products, ..*stage }, first)
             }
             Sequence::Update => family.update(device, state, &sections.constants.optimizer),
             Sequence::Evaluate => {

@@ -45,7 +45,7 @@ pub struct Share {
     /// Floating-point operations together.
     pub flops: u64,
     /// Those of them whose operands are of 8 bits.
-    pub narrow_flops: u64,
+    pub flops_8bit: u64,
     /// Operand bytes together.
     pub bytes: u64,
 }
@@ -60,14 +60,14 @@ impl Device for Profiler<'_> {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
         let (name, seconds) = (op.name(), self.device.time(op)?);
         let at = self.shares.iter().position(|s| s.name == name).unwrap_or_else(|| {
-            self.shares.push(Share { name, count: 0, seconds: 0.0, flops: 0, narrow_flops: 0, bytes: 0 });
+            self.shares.push(Share { name, count: 0, seconds: 0.0, flops: 0, flops_8bit: 0, bytes: 0 });
             self.shares.len() - 1
         });
         let share = &mut self.shares[at];
         share.count += 1;
         share.seconds += seconds;
         share.flops += op.flops();
-        share.narrow_flops += op.narrow_flops();
+        share.flops_8bit += op.flops_8bit();
         share.bytes += op.traffic();
         Ok(())
     }
@@ -90,7 +90,7 @@ impl<'a> Bench<'a> {
     /// A lost device.
     pub fn new(session: &'a mut Session, config: &'a Config) -> Result<Self, DeviceError> {
         session.assume_history();
-        let tokens = config.stage().tokens() as usize;
+        let tokens = config.micro_batch().tokens() as usize;
         let random = Random::new(config.seed, stream("bench"));
         let ids: Vec<u32> =
             (0..=tokens).map(|i| random.below(i as u64, u64::from(config.vocab_size())) as u32).collect();

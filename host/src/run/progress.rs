@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use capful_core::train::Period;
+use capful_core::train::Stage;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::allocations::{self, Activity};
@@ -31,7 +31,7 @@ pub struct Progress {
 impl Progress {
     /// Starts a bar of `steps` on standard error, or nothing where `quiet`. Where there are several `stages` it names
     /// the one under way.
-    pub fn start(steps: u64, stages: &[Period], quiet: bool) -> Progress {
+    pub fn start(steps: u64, stages: &[Stage], quiet: bool) -> Progress {
         let names = if stages.len() > 1 { names(stages) } else { Vec::new() };
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
@@ -77,8 +77,8 @@ impl Drop for Progress {
 }
 
 /// What the bar calls each stage.
-fn names(stages: &[Period]) -> Vec<String> {
-    let name = |(i, stage): (usize, &Period)| {
+fn names(stages: &[Stage]) -> Vec<String> {
+    let name = |(i, stage): (usize, &Stage)| {
         format!("stage {}/{} ({} × {}) ", i + 1, stages.len(), stage.batch, stage.seq_len)
     };
     stages.iter().enumerate().map(name).collect()

@@ -2,8 +2,8 @@
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Entry, Init, Region, Role};
-use capful_core::model::{Batch, FirstValues, Scales, Stage};
-use capful_core::train::{Period, Results, Settings};
+use capful_core::model::{Batch, FirstValues, MicroBatch, Scales};
+use capful_core::train::{Results, Settings, Stage};
 use half::slice::HalfFloatSliceExt as _;
 
 use super::wiring;
@@ -76,7 +76,7 @@ impl Session {
         algorithms: &[Choice],
     ) -> Result<Self, DeviceError> {
         let laid = laid.recorded(&config.family(), profile).map_err(|e| DeviceError::Refused(e.to_string()))?;
-        let staging = staging(&laid, config.vocab_size(), &config.periods());
+        let staging = staging(&laid, config.vocab_size(), &config.stages());
         let mut session = Session::open(laid, profile, config.vocab_size(), staging)?;
         session.rehearse(config, algorithms)?;
         session.initialise(Some(config.seed))?;
@@ -107,20 +107,19 @@ impl Session {
     /// Whatever a training run does, once.
     fn everything(&mut self, config: &Config) -> Result<(), DeviceError> {
         let settings = Settings { learning_rate: 0.0, correction1: 1.0, correction2: 1.0, clip: 1.0, loss_scale: 1.0 };
-        let periods = config.periods();
-        let most = periods.iter().map(Period::micro_tokens).max().unwrap_or(0);
+        let stages = config.stages();
+        let most = stages.iter().map(Stage::micro_tokens).max().unwrap_or(0);
         let evaluated = self.laid.sections.evaluation.map_or(0, |stage| stage.tokens());
         let zeros = vec![0; most.max(evaluated.into()) as usize];
         // While the history fills, and afterwards.
-        let stages = 0..self.laid.sections.training.len();
-        let fills = stages.into_iter().any(|stage| self.laid.sections.quantises(stage));
+        let fills = (0..stages.len()).any(|index| self.laid.sections.quantises(index));
         let kinds = if fills { &[0, Scales::WARMUP][..] } else { &[0][..] };
-        for (seen, (stage, period)) in kinds.iter().flat_map(|seen| periods.iter().enumerate().map(|p| (*seen, p))) {
-            let zeros = &zeros[..period.micro_tokens() as usize];
+        for (seen, (index, stage)) in kinds.iter().flat_map(|seen| stages.iter().enumerate().map(|p| (*seen, p))) {
+            let zeros = &zeros[..stage.micro_tokens() as usize];
             self.seen = seen;
             self.begin(settings)?;
-            for micro in 0..period.accumulate.min(2) {
-                self.micro_batch(stage, Rows::of(zeros), micro == 0)?;
+            for micro in 0..stage.accumulate.min(2) {
+                self.micro_batch(index, Rows::of(zeros), micro == 0)?;
             }
             self.update()?;
             let ticket = self.finish()?;
@@ -311,16 +310,16 @@ impl Session {
     ///
     /// # Errors
     /// A session without an evaluation section.
-    pub fn evaluation_stage(&self) -> Result<Stage, DeviceError> {
+    pub fn evaluation_stage(&self) -> Result<MicroBatch, DeviceError> {
         self.laid.sections.evaluation.ok_or_else(|| missing("evaluation"))
     }
 }
 
 /// Bytes that the inputs and results of the largest step take on their way, each rounded up to 16.
-fn staging(laid: &Laid, vocab_size: u32, periods: &[Period]) -> u64 {
+fn staging(laid: &Laid, vocab_size: u32, stages: &[Stage]) -> u64 {
     // Ids, targets and offsets.
     let tokens = |count: u64| 3 * (4 * count).next_multiple_of(16);
-    let training = periods.iter().map(|p| tokens(p.micro_tokens()) * u64::from(p.accumulate)).max();
+    let training = stages.iter().map(|p| tokens(p.micro_tokens()) * u64::from(p.accumulate)).max();
     let evaluation = laid.sections.evaluation.map_or(0, |stage| tokens(stage.tokens().into()));
     let decoding = if laid.sections.decoding.is_some() { 4 * u64::from(vocab_size) + 64 } else { 0 };
     training.unwrap_or(0).max(evaluation).max(decoding) + 128

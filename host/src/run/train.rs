@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use capful_core::train::{Curriculum, Period, Settings};
+use capful_core::train::{Curriculum, Settings, Stage};
 
 use super::Session;
 use super::checkpoint::{self, TrainerState};
@@ -18,7 +18,7 @@ use super::speed::Speedometer;
 use crate::allocations::{self, Activity};
 use crate::config::Config;
 use crate::data::corpus::Corpus;
-use crate::data::loader::{Blocks, InBlock, Loader, Schedule, Shape, Slots};
+use crate::data::loader::{Blocks, InBlock, Loader, Shape, Shapes, Slots};
 use crate::data::stream::Position;
 use crate::data::validation::ValidationSet;
 use crate::device::{DeviceError, Ticket};
@@ -79,7 +79,7 @@ pub struct Outcome {
 pub struct Trainer<'a> {
     config: &'a Config,
     /// The stages: what a step is, by its number.
-    periods: Vec<Period>,
+    stages: Vec<Stage>,
     session: Session,
     loader: Loader,
     validation: &'a ValidationSet,
@@ -121,9 +121,9 @@ impl<'a> Trainer<'a> {
     ) -> Result<Trainer<'a>, DeviceError> {
         let text = |e: &dyn std::fmt::Display| DeviceError::Refused(e.to_string());
         let mut sequences = corpus.training().map_err(|e| text(&e))?;
-        let periods = config.periods();
-        let micro = periods.iter().map(Period::micro_tokens).max().unwrap_or(0);
-        let block = config.span().map_or(0, |span| largest_block(&periods, span));
+        let stages = config.stages();
+        let micro = stages.iter().map(Stage::micro_tokens).max().unwrap_or(0);
+        let block = config.span().map_or(0, |span| largest_block(&stages, span));
         sequences.require(config.least_tokens()).map_err(|e| text(&e))?;
         let mut state = TrainerState {
             step: 0,
@@ -157,16 +157,16 @@ impl<'a> Trainer<'a> {
         let slots = Slots { count: LOADER_SLOTS as usize, capacity: micro as usize, block: block as usize };
         let blocks = config.span().map(|span| {
             let ends = config.stage.iter().skip(1).map(|stage| stage.from).collect();
-            blocks(periods.clone(), ends, span)
+            blocks(stages.clone(), ends, span)
         });
-        let first = Curriculum::new(&periods).map_err(|e| text(&e))?.micro_batches(state.step);
-        let loader = Loader::start(sequences, shapes(periods.clone()), blocks, first, slots).map_err(|e| text(&e))?;
+        let first = Curriculum::new(&stages).map_err(|e| text(&e))?.micro_batches(state.step);
+        let loader = Loader::start(sequences, shapes(stages.clone()), blocks, first, slots).map_err(|e| text(&e))?;
         let stage = session.evaluation_stage()?;
         let gauges = session.laid.places.gauges.clone();
         let writer = checkpoint::Writer::new(dir, config.keep, &session.laid.lasting, model_config);
         Ok(Trainer {
             config,
-            periods,
+            stages,
             loader,
             validation,
             evaluator: Evaluator::new(stage.batch, stage.seq_len),
@@ -200,29 +200,29 @@ impl<'a> Trainer<'a> {
     }
 
     /// The index of the stage of the step after `step` others, and the stage.
-    fn stage(&self, step: u64) -> (usize, Period) {
-        let index = Curriculum::new(&self.periods).map_or(0, |c| c.at(step));
-        (index, self.periods[index])
+    fn stage(&self, step: u64) -> (usize, Stage) {
+        let index = Curriculum::new(&self.stages).map_or(0, |c| c.at(step));
+        (index, self.stages[index])
     }
 
-    /// The learning rate of the step after `step` others, which is one of `period`.
-    fn learning_rate(&self, step: u64, period: &Period) -> f64 {
-        self.config.lr_schedule().rate(step) * period.rate
+    /// The learning rate of the step after `step` others, which is one of `stage`.
+    fn learning_rate(&self, step: u64, stage: &Stage) -> f64 {
+        self.config.lr_schedule().rate(step) * stage.rate
     }
 
     /// Queues a step: its micro-batches and the update. Nothing where the data ended.
     fn submit(&mut self) -> Result<Option<Submitted>, DeviceError> {
-        let (index, period) = self.stage(self.state.step);
-        for micro in 0..period.accumulate {
+        let (index, stage) = self.stage(self.state.step);
+        for micro in 0..stage.accumulate {
             let asked = Instant::now();
             let batch = self.loader.take().map_err(|e| DeviceError::Failed(e.to_string()))?;
             let Some(batch) = batch else { return Ok(None) };
             self.waited += asked.elapsed().as_secs_f64();
             if micro == 0 {
                 // Not before its data is there: waiting for the reader is no work of the card's.
-                let (step, rate) = (self.state.step, self.learning_rate(self.state.step, &period));
+                let (step, rate) = (self.state.step, self.learning_rate(self.state.step, &stage));
                 let optimizer = self.config.optimizer();
-                self.session.begin(Settings::of(step, rate, &optimizer, period.clip, period.step_tokens()))?;
+                self.session.begin(Settings::of(step, rate, &optimizer, stage.clip, stage.step_tokens()))?;
             }
             let rows = Rows { ids: batch.tokens(), targets: batch.targets(), offsets: batch.offsets() };
             self.session.micro_batch(index, rows, micro == 0)?;
@@ -231,7 +231,7 @@ impl<'a> Trainer<'a> {
         self.session.update()?;
         let ticket = self.session.finish()?;
         self.state.step += 1;
-        self.state.tokens += period.step_tokens();
+        self.state.tokens += stage.step_tokens();
         Ok(Some(Submitted { step: self.state.step, tokens: self.state.tokens, ticket }))
     }
 
@@ -253,8 +253,8 @@ impl<'a> Trainer<'a> {
         }
         if step.is_multiple_of(LOG_EVERY) || step == self.config.steps || step == self.first + 1 {
             let speed = meter.read(tokens, self.busy(), self.waited);
-            let (index, period) = self.stage(step - 1);
-            let lr = self.learning_rate(step - 1, &period);
+            let (index, stage) = self.stage(step - 1);
+            let lr = self.learning_rate(step - 1, &stage);
             let gauges = self.gauges.read(&mut self.session.device).map_err(|e| self.failed(e))?;
             let metrics = StepMetrics { step, stage: index + 1, loss, lr, norm, tokens, speed, gauges };
             self.metrics.step(&metrics).map_err(|e| self.failed(e))?;
@@ -359,34 +359,34 @@ impl<'a> Trainer<'a> {
 }
 
 /// The shape of each micro-batch of the run.
-fn shapes(periods: Vec<Period>) -> Schedule {
+fn shapes(stages: Vec<Stage>) -> Shapes {
     Box::new(move |number| {
-        let index = Curriculum::new(&periods).map_or(0, |c| c.of_micro_batch(number));
-        let Period { batch, seq_len, .. } = periods[index];
+        let index = Curriculum::new(&stages).map_or(0, |c| c.of_micro_batch(number));
+        let Stage { batch, seq_len, .. } = stages[index];
         Shape { rows: batch as usize, length: seq_len as usize }
     })
 }
 
 /// Batches of a stage's blocks: as many as `span` tokens of a row take, one at least.
-pub fn in_span(period: &Period, span: u32) -> u64 {
-    u64::from((span / period.seq_len.max(1)).max(1))
+pub fn in_span(stage: &Stage, span: u32) -> u64 {
+    u64::from((span / stage.seq_len.max(1)).max(1))
 }
 
 /// Tokens of the largest block.
-pub fn largest_block(periods: &[Period], span: u32) -> u64 {
-    periods.iter().map(|p| p.micro_tokens() * in_span(p, span)).max().unwrap_or(0)
+pub fn largest_block(stages: &[Stage], span: u32) -> u64 {
+    stages.iter().map(|p| p.micro_tokens() * in_span(p, span)).max().unwrap_or(0)
 }
 
 /// Each batch's place in its block. The last block of a stage is as long as what is left of it, but not that of the run:
 /// its steps may become more when it is resumed.
 ///
 /// `ends` are the stages' ends but the last one's, of stages that the run does not reach too.
-fn blocks(periods: Vec<Period>, ends: Vec<u64>, span: u32) -> Blocks {
+fn blocks(stages: Vec<Stage>, ends: Vec<u64>, span: u32) -> Blocks {
     Box::new(move |number| {
-        let Ok(curriculum) = Curriculum::new(&periods) else { return InBlock { index: 0, batches: 1 } };
+        let Ok(curriculum) = Curriculum::new(&stages) else { return InBlock { index: 0, batches: 1 } };
         let stage = curriculum.of_micro_batch(number);
-        let begins = curriculum.micro_batches(periods[stage].from);
-        let batches = in_span(&periods[stage], span);
+        let begins = curriculum.micro_batches(stages[stage].from);
+        let batches = in_span(&stages[stage], span);
         let (index, first) = ((number - begins) % batches, number - (number - begins) % batches);
         let left = ends.get(stage).map_or(batches, |&end| curriculum.micro_batches(end).saturating_sub(first));
         if left <= index {

@@ -3,7 +3,7 @@
 use super::NeuroGen;
 use super::connectome::Module;
 use crate::model::checks::{Must, check_constants, check_limits, check_sizes};
-use crate::model::stage::{ModelError, Products, Recompute, Stage};
+use crate::model::family::{MicroBatch, ModelError, Products, Recompute};
 use crate::ops::Kind;
 
 impl NeuroGen {
@@ -59,22 +59,22 @@ impl NeuroGen {
         Ok(())
     }
 
-    pub(super) fn check_step(&self, stage: &Stage) -> Result<(), ModelError> {
-        check_sizes(&[("batch-size", stage.batch), ("seq-len", stage.seq_len), ("chunk", stage.chunk)])?;
-        if stage.batch != self.streams {
-            return Err(ModelError::Streams { batch: stage.batch, streams: self.streams });
+    pub(super) fn check_step(&self, micro: &MicroBatch) -> Result<(), ModelError> {
+        check_sizes(&[("batch-size", micro.batch), ("seq-len", micro.seq_len), ("chunk", micro.chunk)])?;
+        if micro.batch != self.streams {
+            return Err(ModelError::Streams { batch: micro.batch, streams: self.streams });
         }
-        let tokens = u64::from(stage.batch) * u64::from(stage.seq_len);
-        let slots = (u64::from(stage.seq_len) + 1) * u64::from(stage.batch);
+        let tokens = u64::from(micro.batch) * u64::from(micro.seq_len);
+        let slots = (u64::from(micro.seq_len) + 1) * u64::from(micro.batch);
         let most = self.connectome.neurons.iter().copied().max().unwrap_or(0).max(self.connectome.signals());
         let widest = (tokens * u64::from(self.vocab_size.max(self.width()))).max(slots * u64::from(most));
         if widest > u64::from(u32::MAX) {
             return Err(ModelError::TooLarge("a micro-batch's widest activation"));
         }
         let cannot = [
-            (stage.products != Products::Wide, "products in fp8 (--precision fp8); use bf16"),
-            (stage.recompute != Recompute::None, "activations to compute again (--recompute); use none"),
-            (stage.pattern.kind != Kind::Dense, "attention (--attention); leave it at dense"),
+            (micro.products != Products::Wide, "products in fp8 (--precision fp8); use bf16"),
+            (micro.recompute != Recompute::None, "activations to compute again (--recompute); use none"),
+            (micro.pattern.kind != Kind::Dense, "attention (--attention); leave it at dense"),
         ];
         match cannot.into_iter().find(|(wanted, _)| *wanted) {
             Some((_, what)) => Err(ModelError::Spiking(what)),

@@ -1,18 +1,18 @@
 //! A NeuroGen as a family: its memory, and its steps.
 
 use super::connectome::{MODULES, Module};
-use super::regions::{Decoding, Evaluation, Index, LEAST_TILE, MemoryBackward, State, TILE, Training};
+use super::regions::{Decoding, Evaluation, Index, LEAST_TILE, Lasting, MemoryBackward, TILE, Training};
 use super::{NeuroGen, Pass, Rule};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, WiringPart};
 use crate::model::Parameter;
 use crate::model::activations::larger;
-use crate::model::stage::{Batch, Control, Family, Gauge, Measure, ModelError, Purpose, Stage};
+use crate::model::family::{Batch, Control, Family, Gauge, Measure, MicroBatch, ModelError, Purpose};
 use crate::ops::{Carry, HeadGrad, Linear, Modulate, Pattern, ReadoutGrad, Spike, TapsGrad};
 use crate::optimizer::{self, Optimizer, Rule as Learns};
 
 impl Family for NeuroGen {
-    type State = State;
+    type Lasting = Lasting;
     type Training = Training;
     type Evaluation = Evaluation;
     type Decoding = Decoding;
@@ -21,8 +21,8 @@ impl Family for NeuroGen {
         self.check()
     }
 
-    fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError> {
-        self.check_step(stage)
+    fn validate_micro_batch(&self, micro: &MicroBatch) -> Result<(), ModelError> {
+        self.check_step(micro)
     }
 
     fn accumulates(&self) -> bool {
@@ -33,7 +33,7 @@ impl Family for NeuroGen {
         self.training_flops()
     }
 
-    fn lay_state(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> State {
+    fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Lasting {
         let training = purpose == Purpose::Training;
         // A token by itself is bound by how fast the decoder is read.
         let narrow = |p: &Parameter| purpose == Purpose::Decoding && p.rule == Learns::Factored && p.shape[0] > 1;
@@ -47,17 +47,17 @@ impl Family for NeuroGen {
         });
         let control = Control::lay(ledger);
         let learning = adamw.map(|adamw| self.lay_learning(adamw, profile, ledger));
-        State { weights, sources, index, control, learning }
+        Lasting { weights, sources, index, control, learning }
     }
 
-    fn lay_training(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
-        let Stage { batch: b, seq_len: t, .. } = *stage;
-        let batch = Batch::with_offsets(stage.tokens(), ledger);
+    fn lay_training(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
+        let MicroBatch { batch: b, seq_len: t, .. } = *micro;
+        let batch = Batch::with_offsets(micro.tokens(), ledger);
         let io = (batch.ids, batch.offsets.unwrap_or(batch.ids));
-        let chunk = self.lay_chunk(io, [b, t], true, profile, ledger);
+        let segment = self.lay_segment(io, [b, t], true, profile, ledger);
         let (rows, d, k) = (self.connectome.signals(), self.width(), self.memory);
         let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, Dtype::F32, shape)).first;
-        let (logits, signals_grad) = ([1, 1, stage.tokens(), self.vocab_size], [1, t, rows, b]);
+        let (logits, signals_grad) = ([1, 1, micro.tokens(), self.vocab_size], [1, t, rows, b]);
         let shared = lay("logits_or_grad.signals", larger(logits, signals_grad));
         let (logits, signals_grad) = (shared.reshaped(logits), shared.reshaped(signals_grad));
         let stream_grad = lay("grad.stream", [1, b, t, d]);
@@ -84,10 +84,10 @@ impl Family for NeuroGen {
             }
             None => lay("grad.decoder.tile", [1, 1, TILE.min(self.vocab_size), d]),
         };
-        let slope = chunk.slope.unwrap_or(chunk.spikes);
+        let slope = segment.slope.unwrap_or(segment.spikes);
         Training {
             batch,
-            chunk,
+            segment,
             slope,
             logits,
             stream_grad,
@@ -102,13 +102,13 @@ impl Family for NeuroGen {
         }
     }
 
-    fn lay_evaluation(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
-        let batch = Batch::with_offsets(stage.tokens(), ledger);
+    fn lay_evaluation(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
+        let batch = Batch::with_offsets(micro.tokens(), ledger);
         let io = (batch.ids, batch.offsets.unwrap_or(batch.ids));
-        let chunk = self.lay_chunk(io, [stage.batch, stage.seq_len], false, profile, ledger);
-        let shape = [1, 1, stage.chunk_rows(), self.vocab_size];
+        let segment = self.lay_segment(io, [micro.batch, micro.seq_len], false, profile, ledger);
+        let shape = [1, 1, micro.chunk_rows(), self.vocab_size];
         let logits = ledger.region(Slot::new("logits", Role::Work, Dtype::F32, shape)).first;
-        Evaluation { batch, chunk, targets: batch.targets, logits }
+        Evaluation { batch, segment, targets: batch.targets, logits }
     }
 
     fn lay_decoding(&self, _: u32, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Decoding {
@@ -118,7 +118,7 @@ impl Family for NeuroGen {
         // A token's position is also how many tokens of its document it can see.
         let cursor = lay("decode.cursor", Role::Batch, Dtype::U32, 1);
         let logits = lay("decode.logits", Role::Work, Dtype::F32, self.vocab_size);
-        Decoding { chunk: self.lay_chunk((id, cursor), [1, 1], false, profile, ledger), logits }
+        Decoding { segment: self.lay_segment((id, cursor), [1, 1], false, profile, ledger), logits }
     }
 
     fn introduce(&self, say: &mut dyn FnMut(core::fmt::Arguments<'_>)) {
@@ -138,7 +138,7 @@ impl Family for NeuroGen {
         }
     }
 
-    fn gauges(&self, state: &State, visit: &mut dyn FnMut(Gauge)) {
+    fn gauges(&self, state: &Lasting, visit: &mut dyn FnMut(Gauge)) {
         let Some(learning) = &state.learning else { return };
         for (name, spikes) in named!("firing").into_iter().zip(learning.kept.spikes) {
             visit(Gauge { name, measure: Measure::Mean(spikes) });
@@ -154,7 +154,7 @@ impl Family for NeuroGen {
         }
     }
 
-    fn control(state: &State) -> Control {
+    fn control(state: &Lasting) -> Control {
         state.control
     }
 
@@ -171,20 +171,20 @@ impl Family for NeuroGen {
     }
 
     fn decoding_io(decoding: &Decoding) -> (Region, Region, Region) {
-        (decoding.chunk.ids, decoding.chunk.offsets, decoding.logits)
+        (decoding.segment.ids, decoding.segment.offsets, decoding.logits)
     }
 
     fn micro_batch(
         &self,
         device: &mut dyn Device,
-        state: &State,
+        state: &Lasting,
         t: &Training,
-        _: &Stage,
+        _: &MicroBatch,
         first: bool,
     ) -> Result<(), OperationError> {
         // Micro-batches that add up would need gradients of what moves in the backward pass.
         let Some(learning) = state.learning.as_ref().filter(|_| first) else { return Err(OperationError::Device) };
-        let (w, c, grads) = (&state.weights, &learning.kept.serve(&t.chunk), &learning.gradients);
+        let (w, c, grads) = (&state.weights, &learning.kept.serve(&t.segment), &learning.gradients);
         self.inhibit(device, state)?;
         self.resume(device, &learning.kept, c)?;
         self.forward(device, state, c, Pass { fresh: false, learning: true })?;
@@ -234,7 +234,7 @@ impl Family for NeuroGen {
         self.hand_over(device, &learning.kept, c)
     }
 
-    fn update(&self, device: &mut dyn Device, state: &State, optimizer: &Optimizer) -> Result<(), OperationError> {
+    fn update(&self, device: &mut dyn Device, state: &Lasting, optimizer: &Optimizer) -> Result<(), OperationError> {
         let Some(learning) = &state.learning else { return Err(OperationError::Device) };
         learning.moments.update(device, &state.control, optimizer)?;
         self.inhibit(device, state)
@@ -243,31 +243,31 @@ impl Family for NeuroGen {
     fn evaluate(
         &self,
         device: &mut dyn Device,
-        state: &State,
+        state: &Lasting,
         e: &Evaluation,
-        _: &Stage,
+        _: &MicroBatch,
     ) -> Result<(), OperationError> {
-        self.forward(device, state, &e.chunk, Pass { fresh: true, learning: false })?;
-        device.emit(self.head(state, &e.chunk, e.targets, e.logits, None))
+        self.forward(device, state, &e.segment, Pass { fresh: true, learning: false })?;
+        device.emit(self.head(state, &e.segment, e.targets, e.logits, None))
     }
 
     fn logits(
         &self,
         device: &mut dyn Device,
-        state: &State,
+        state: &Lasting,
         e: &Evaluation,
         first: u32,
         count: u32,
     ) -> Result<(), OperationError> {
-        let (w, x) = (&state.weights, e.chunk.stream.slice_rows(first, count));
+        let (w, x) = (&state.weights, e.segment.stream.slice_rows(first, count));
         device.emit(Linear::new(x, w.decoder, Some(w.decoder_bias), e.logits.slice_rows(0, count)))
     }
 
-    fn decode(&self, device: &mut dyn Device, state: &State, s: &Decoding, _: Pattern) -> Result<(), OperationError> {
-        let (w, c) = (&state.weights, &s.chunk);
+    fn decode(&self, device: &mut dyn Device, state: &Lasting, s: &Decoding, _: Pattern) -> Result<(), OperationError> {
+        let (w, c) = (&state.weights, &s.segment);
         self.forward(device, state, c, Pass { fresh: false, learning: false })?;
         device.emit(Linear::new(c.stream, w.decoder, Some(w.decoder_bias), s.logits))?;
-        // One token is a chunk of its own.
+        // One token is a segment of its own.
         device.emit(Carry { from: Spike::slot(c.signals, 1), to: Spike::slot(c.signals, 0) })?;
         for spikes in c.spikes {
             device.emit(Carry { from: Spike::slot(spikes, 1), to: Spike::slot(spikes, 0) })?;

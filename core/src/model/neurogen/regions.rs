@@ -5,7 +5,7 @@ use super::weights::Weights;
 use super::{NeuroGen, Rule};
 use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, WiringPart};
-use crate::model::stage::{Batch, Control};
+use crate::model::family::{Batch, Control};
 use crate::ops::{Feedback, Stored};
 use crate::optimizer::{self, Factored, InPlace, Moments};
 
@@ -18,7 +18,7 @@ pub(super) struct Index {
     pub(super) synapses: Region,
 }
 
-/// What a chunk leaves to the next one of its streams.
+/// What a segment leaves to the next one of its streams.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Kept {
     /// [H, B].
@@ -33,10 +33,10 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// The chunk with this as its state, and this memory to write.
-    pub(super) fn serve(&self, chunk: &Chunk) -> Chunk {
-        let memory = chunk.memory.map(|m| MemoryChunk { after: self.memory.unwrap_or(m.after), ..m });
-        Chunk { potential: self.potential, fatigue: self.fatigue, memory, ..*chunk }
+    /// The segment with this as its state, and this memory to write.
+    pub(super) fn serve(&self, segment: &Segment) -> Segment {
+        let memory = segment.memory.map(|m| MemorySegment { after: self.memory.unwrap_or(m.after), ..m });
+        Segment { potential: self.potential, fatigue: self.fatigue, memory, ..*segment }
     }
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Learning {
 
 /// What lasts from step to step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct State {
+pub struct Lasting {
     pub(super) weights: Weights,
     /// [N, F] u32 a module.
     pub(super) sources: [Region; MODULES],
@@ -66,9 +66,9 @@ pub struct State {
     pub(super) learning: Option<Learning>,
 }
 
-/// The associative memory's part of a chunk; C columns are read, K is the key size.
+/// The associative memory's part of a segment; C columns are read, K is the key size.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct MemoryChunk {
+pub(super) struct MemorySegment {
     /// [B, T, C]: taps and the Hippocampus' outputs.
     pub(super) context: Region,
     /// [B, T, K]: keys and queries, before their norms.
@@ -87,7 +87,7 @@ pub(super) struct MemoryChunk {
 
 /// A forward pass over T tokens of B streams.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Chunk {
+pub(super) struct Segment {
     /// `[B · T]` u32.
     pub(super) ids: Region,
     /// `[B · T]` u32.
@@ -110,7 +110,7 @@ pub(super) struct Chunk {
     pub(super) stream: Region,
     /// [B, T, skip].
     pub(super) low: Option<Region>,
-    pub(super) memory: Option<MemoryChunk>,
+    pub(super) memory: Option<MemorySegment>,
     /// `[B · T]`: nats.
     pub(super) losses: Region,
 }
@@ -136,8 +136,8 @@ pub(super) struct MemoryBackward {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Training {
     pub(super) batch: Batch,
-    pub(super) chunk: Chunk,
-    /// The chunk's: pseudo-derivatives, then gradients.
+    pub(super) segment: Segment,
+    /// The segment's: pseudo-derivatives, then gradients.
     pub(super) slope: [Region; MODULES],
     /// [B · T, V]; makes room for the signals' gradient.
     pub(super) logits: Region,
@@ -164,7 +164,7 @@ pub struct Training {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Evaluation {
     pub(super) batch: Batch,
-    pub(super) chunk: Chunk,
+    pub(super) segment: Segment,
     /// `[B · T]` u32.
     pub(super) targets: Region,
     /// [chunk, V].
@@ -174,7 +174,7 @@ pub struct Evaluation {
 /// What decoding needs besides the state.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Decoding {
-    pub(super) chunk: Chunk,
+    pub(super) segment: Segment,
     /// [1, V].
     pub(super) logits: Region,
 }
@@ -256,7 +256,7 @@ impl NeuroGen {
         self.dopamine != 0.0 || self.novelty != 0.0
     }
 
-    fn lay_memory(&self, [b, t]: [u32; 2], training: bool, ledger: &mut dyn Ledger) -> MemoryChunk {
+    fn lay_memory(&self, [b, t]: [u32; 2], training: bool, ledger: &mut dyn Ledger) -> MemorySegment {
         let k = self.memory;
         let mut row = |name, columns| ledger.region(Slot::new(name, Role::Work, Dtype::F32, [1, b, t, columns])).first;
         let context = row("memory.context", self.context());
@@ -267,18 +267,18 @@ impl NeuroGen {
         let before = self.lay_stored(Role::Work, ["memory.before", "memory.key_before"], b, ledger);
         let names = ["memory.after", "memory.key_after"];
         let after = if training { before } else { self.lay_stored(Role::Work, names, b, ledger) };
-        MemoryChunk { context, raw, stats, normed, values, before, after, out }
+        MemorySegment { context, raw, stats, normed, values, before, after, out }
     }
 
     /// Lays a forward pass. In training the neurons' state and the memory's are what is kept: see [`Kept::serve`].
-    pub(super) fn lay_chunk(
+    pub(super) fn lay_segment(
         &self,
         io: (Region, Region),
         [b, t]: [u32; 2],
         training: bool,
         profile: &dyn Profile,
         ledger: &mut dyn Ledger,
-    ) -> Chunk {
+    ) -> Segment {
         let (rows, d) = (self.connectome.signals(), self.width());
         let saved = profile.dtype(Role::Saved);
         let mut lay = |name, role, dtype, shape| ledger.region(Slot::new(name, role, dtype, shape)).first;
@@ -298,6 +298,6 @@ impl NeuroGen {
         let (potential, fatigue) = (state(named!("potential")), state(named!("fatigue")));
         let memory = (self.memory > 0).then(|| self.lay_memory([b, t], training, ledger));
         let (ids, offsets) = io;
-        Chunk { ids, offsets, x, signals, keep, spikes, potential, fatigue, slope, stream, low, memory, losses }
+        Segment { ids, offsets, x, signals, keep, spikes, potential, fatigue, slope, stream, low, memory, losses }
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::device::Single;
 use crate::model::testing::{Half, metered};
-use crate::model::{Family as _, Products, Recompute, Stage};
+use crate::model::{Family as _, MicroBatch, Products, Recompute};
 use crate::ops::Pattern;
 
 /// With every part.
@@ -47,14 +47,14 @@ const MODEL: NeuroGen = NeuroGen {
 #[test]
 fn every_step_of_every_rule_passes_the_meter() {
     let (recompute, products) = (Recompute::None, Products::Wide);
-    let stage = Stage { batch: 2, seq_len: 7, chunk: 4, recompute, pattern: Pattern::DENSE, products };
+    let micro = MicroBatch { batch: 2, seq_len: 7, chunk: 4, recompute, pattern: Pattern::DENSE, products };
     for rule in [Rule::Eprop, Rule::EpropRandom, Rule::Bptt, Rule::Frozen] {
         let bare = NeuroGen { skip: 0, memory: 0, gate: false, dopamine: 0.0, novelty: 0.0, ..MODEL };
         for model in [MODEL, bare].map(|m| NeuroGen { rule, ..m }) {
             model.validate().unwrap();
-            model.validate_stage(&stage).unwrap();
-            metered(&model, &stage, &Single);
-            metered(&model, &stage, &Half);
+            model.validate_micro_batch(&micro).unwrap();
+            metered(&model, &micro, &Single);
+            metered(&model, &micro, &Half);
         }
     }
 }

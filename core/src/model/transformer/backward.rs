@@ -7,7 +7,7 @@ use super::regions::Training;
 use super::weights::{Dense, Gain, Weights};
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
-use crate::model::stage::Stage;
+use crate::model::family::MicroBatch;
 use crate::ops::{AffineGrad, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, LinearGrad, NormGrad, SwiGluGrad};
 
 /// The backward pass of a micro-batch whose forward pass has run.
@@ -17,7 +17,7 @@ pub(super) struct Backward<'a> {
     /// Where the parameters' gradients lie.
     pub grads: &'a Weights,
     pub training: &'a Training,
-    pub stage: &'a Stage,
+    pub micro: &'a MicroBatch,
     /// Whether to add to what micro-batches before left.
     pub accumulate: bool,
 }
@@ -26,7 +26,7 @@ impl Backward<'_> {
     /// Every layer and the embedding, behind [`Backward::head`].
     pub fn run(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         for l in (0..self.pass.model.layers).rev() {
-            self.pass.rebuild(device, self.stage, l)?;
+            self.pass.rebuild(device, self.micro, l)?;
             self.feed(device, l)?;
             self.attention(device, l)?;
         }
@@ -94,7 +94,7 @@ impl Backward<'_> {
 
     /// Attention's branch and norm₁; of parallel branches norm₂ as well.
     fn attention(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let Backward { pass, training: t, stage, .. } = *self;
+        let Backward { pass, training: t, micro, .. } = *self;
         let (model, f) = (pass.model, pass.forward);
         let (qkv, mixed) = (f.qkv.at(l), f.mixed.at(l));
         let qkv_grad = t.wide.reshaped(qkv.shape);
@@ -107,7 +107,7 @@ impl Backward<'_> {
             qkv_grad,
             heads: model.attention_heads(),
             pattern: pass.pattern,
-            rotary: model.rotary(pass.state.table, stage.seq_len),
+            rotary: model.rotary(pass.state.table, micro.seq_len),
         })?;
         self.dense(device, (Projection::Qkv, l), |w| &w.qkv, [f.norm1.at(l), qkv_grad, t.norm1_grad], None)?;
         let first = self.affine(|w| &w.norm1, l, t.norm1_grad);
@@ -118,7 +118,7 @@ impl Backward<'_> {
 
     /// From the loss to the gradient of the last layer's output; `x` is the head's input.
     pub fn head(&self, device: &mut dyn Device, x: Region) -> Result<(), OperationError> {
-        let Backward { pass, grads, training: t, stage, accumulate } = *self;
+        let Backward { pass, grads, training: t, micro, accumulate } = *self;
         let (model, w, f, control) = (pass.model, &pass.state.weights, pass.forward, &pass.state.control);
         let x_grad = t.low_grad.unwrap_or(t.norm1_grad);
         device.emit(HeadLoss {
@@ -127,7 +127,7 @@ impl Backward<'_> {
             bias: None,
             ids: model.vocab_size,
             targets: t.batch.targets,
-            logits: t.wide.reshaped([1, 1, stage.chunk_rows(), model.vocabulary_rows()]),
+            logits: t.wide.reshaped([1, 1, micro.chunk_rows(), model.vocabulary_rows()]),
             losses: f.losses,
             settings: control.settings,
             results: control.results,

@@ -5,12 +5,12 @@
 //! weights' copies last through a step, and are kept both ways round: forward sums over the inputs, backward over the
 //! outputs.
 
-use super::regions::{State, Training};
+use super::regions::{Lasting, Training};
 use super::{Feed, Transformer};
 use crate::device::{Device, OperationError};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, Stacked};
 use crate::model::Scales;
-use crate::model::stage::{Products, Stage};
+use crate::model::family::{MicroBatch, Products};
 use crate::ops::{Linear, LinearGrad, NormKind, Quantise, Quantised, QuantisedProduct};
 
 /// A product of a layer.
@@ -81,10 +81,10 @@ pub(super) struct Copying {
 
 impl Copying {
     /// `None` for a step, or a device, without copies.
-    pub(super) fn of(state: &State, training: &Training, stage: &Stage) -> Option<Copying> {
+    pub(super) fn of(state: &Lasting, training: &Training, micro: &MicroBatch) -> Option<Copying> {
         let (copies, [values, gradients]) = (training.copies?, state.scales?);
-        let used = stage.products == Products::Quantised;
-        (stage.products != Products::Wide).then_some(Copying { copies, values, gradients, used })
+        let used = micro.products == Products::Quantised;
+        (micro.products != Products::Wide).then_some(Copying { copies, values, gradients, used })
     }
 
     /// The copy of `x`, an input of layer `l`.
@@ -108,7 +108,7 @@ impl Copying {
         &self,
         device: &mut dyn Device,
         model: &Transformer,
-        state: &State,
+        state: &Lasting,
     ) -> Result<(), OperationError> {
         let w = &state.weights;
         for l in 0..model.layers {

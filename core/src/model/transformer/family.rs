@@ -4,17 +4,17 @@ use super::Transformer;
 use super::backward::Backward;
 use super::copies::{Copies, Copying, lay_scales};
 use super::forward::{Pass, Past};
-use super::regions::{Decoding, Evaluation, State, Training};
+use super::regions::{Decoding, Evaluation, Lasting, Training};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot};
 use crate::model::activations::{Keep, larger};
-use crate::model::checks::check_stage;
-use crate::model::stage::{Batch, Control, Family, ModelError, Products, Purpose, Stage};
+use crate::model::checks::check_micro_batch;
+use crate::model::family::{Batch, Control, Family, MicroBatch, ModelError, Products, Purpose};
 use crate::ops::{HeadLoss, Pattern, QuantisedProduct};
 use crate::optimizer::{self, Optimizer};
 
 impl Family for Transformer {
-    type State = State;
+    type Lasting = Lasting;
     type Training = Training;
     type Evaluation = Evaluation;
     type Decoding = Decoding;
@@ -23,9 +23,9 @@ impl Family for Transformer {
         self.check()
     }
 
-    fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError> {
-        check_stage(stage, self.context)?;
-        if stage.products == Products::Wide {
+    fn validate_micro_batch(&self, micro: &MicroBatch) -> Result<(), ModelError> {
+        check_micro_batch(micro, self.context)?;
+        if micro.products == Products::Wide {
             return Ok(());
         }
         let sides = [("d_model", self.d_model), ("d_ff", self.d_ff), ("the width of qkv", self.qkv_width())];
@@ -37,7 +37,7 @@ impl Family for Transformer {
         self.training_flops(seq_len)
     }
 
-    fn lay_state(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> State {
+    fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Lasting {
         let training = purpose == Purpose::Training;
         let (weights, learning) = optimizer::lay(self, training, profile, &|_| profile.dtype(Role::Weight), ledger);
         let init = Init::Rotary { base: self.rotary_base };
@@ -45,12 +45,12 @@ impl Family for Transformer {
         let table = Slot { init, ..Slot::new("rotary_table", Role::Constant, Dtype::F32, shape) };
         let (table, control) = (ledger.region(table).first, Control::lay(ledger));
         let scales = (training && profile.quantises()).then(|| lay_scales(self.layers, ledger));
-        State { weights, learning, table, control, scales }
+        Lasting { weights, learning, table, control, scales }
     }
 
-    fn lay_training(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
-        let Stage { batch, seq_len, recompute, .. } = *stage;
-        let regions = Batch::lay(stage.tokens(), ledger);
+    fn lay_training(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
+        let MicroBatch { batch, seq_len, recompute, .. } = *micro;
+        let regions = Batch::lay(micro.tokens(), ledger);
         let forward = self.lay_forward([batch, seq_len], Keep::of(recompute), profile, ledger);
         let dtype = profile.dtype(Role::Work);
         let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, dtype, shape)).first;
@@ -60,16 +60,16 @@ impl Family for Transformer {
             if self.parallel() { lay("grad.norm2", [1, batch, seq_len, self.d_model]) } else { norm1_grad };
         let low_grad = self.rank.map(|rank| lay("grad.low", [1, batch, seq_len, rank]));
         let widest = [1, batch, seq_len, self.d_ff.max(self.qkv_width())];
-        let logits = [1, 1, stage.chunk_rows(), self.vocabulary_rows()];
+        let logits = [1, 1, micro.chunk_rows(), self.vocabulary_rows()];
         let wide = lay("logits_or_grad.activated_or_qkv", larger(logits, widest));
-        let copies = profile.quantises().then(|| Copies::lay(self, stage.tokens(), ledger));
+        let copies = profile.quantises().then(|| Copies::lay(self, micro.tokens(), ledger));
         Training { batch: regions, forward, x_grad, norm1_grad, norm2_grad, low_grad, wide, copies }
     }
 
-    fn lay_evaluation(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
-        let batch = Batch::lay(stage.tokens(), ledger);
-        let forward = self.lay_forward([stage.batch, stage.seq_len], Keep::NOTHING, profile, ledger);
-        let rows = stage.chunk_rows();
+    fn lay_evaluation(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
+        let batch = Batch::lay(micro.tokens(), ledger);
+        let forward = self.lay_forward([micro.batch, micro.seq_len], Keep::NOTHING, profile, ledger);
+        let rows = micro.chunk_rows();
         let shape = [1, 1, rows, self.vocabulary_rows()];
         let padded_logits = ledger.region(Slot::new("logits", Role::Work, Dtype::F32, shape)).first;
         let logits = padded_logits.reshaped([1, 1, rows, self.vocab_size]);
@@ -88,7 +88,7 @@ impl Family for Transformer {
         Decoding { forward, id, cursor, cache, logits }
     }
 
-    fn control(state: &State) -> Control {
+    fn control(state: &Lasting) -> Control {
         state.control
     }
 
@@ -111,25 +111,25 @@ impl Family for Transformer {
     fn micro_batch(
         &self,
         device: &mut dyn Device,
-        state: &State,
+        state: &Lasting,
         training: &Training,
-        stage: &Stage,
+        micro: &MicroBatch,
         first: bool,
     ) -> Result<(), OperationError> {
         let Some(learning) = &state.learning else { return Err(OperationError::Device) };
-        let copying = Copying::of(state, training, stage);
+        let copying = Copying::of(state, training, micro);
         if let Some(copying) = copying.filter(|_| first) {
             copying.weights(device, self, state)?;
         }
-        let (past, pattern) = (Past::Sequence { seq_len: stage.seq_len }, stage.pattern);
+        let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len }, micro.pattern);
         let pass = Pass { model: self, state, forward: &training.forward, past, pattern, copying: copying.as_ref() };
         let head = pass.run(device, training.batch.ids)?;
-        let backward = Backward { pass, grads: &learning.gradients, training, stage, accumulate: !first };
+        let backward = Backward { pass, grads: &learning.gradients, training, micro, accumulate: !first };
         backward.head(device, head)?;
         backward.run(device)
     }
 
-    fn update(&self, device: &mut dyn Device, state: &State, optimizer: &Optimizer) -> Result<(), OperationError> {
+    fn update(&self, device: &mut dyn Device, state: &Lasting, optimizer: &Optimizer) -> Result<(), OperationError> {
         let Some(learning) = &state.learning else { return Err(OperationError::Device) };
         learning.moments.update(device, &state.control, optimizer)?;
         state.scales.iter().flatten().try_for_each(|scales| scales.update(device))
@@ -138,11 +138,11 @@ impl Family for Transformer {
     fn evaluate(
         &self,
         device: &mut dyn Device,
-        state: &State,
+        state: &Lasting,
         e: &Evaluation,
-        stage: &Stage,
+        micro: &MicroBatch,
     ) -> Result<(), OperationError> {
-        let (past, pattern) = (Past::Sequence { seq_len: stage.seq_len }, stage.pattern);
+        let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len }, micro.pattern);
         let pass = Pass { model: self, state, forward: &e.forward, past, pattern, copying: None };
         let x = pass.run(device, e.batch.ids)?;
         device.emit(HeadLoss {
@@ -163,7 +163,7 @@ impl Family for Transformer {
     fn logits(
         &self,
         device: &mut dyn Device,
-        state: &State,
+        state: &Lasting,
         e: &Evaluation,
         first: u32,
         count: u32,
@@ -175,7 +175,7 @@ impl Family for Transformer {
     fn decode(
         &self,
         device: &mut dyn Device,
-        state: &State,
+        state: &Lasting,
         s: &Decoding,
         pattern: Pattern,
     ) -> Result<(), OperationError> {

@@ -1,11 +1,11 @@
 //! The forward pass, over sequences or of one token behind a cache.
 
 use super::copies::{Copying, Projection};
-use super::regions::{Forward, State};
+use super::regions::{Forward, Lasting};
 use super::{Feed, Transformer};
 use crate::device::{Device, OperationError};
 use crate::memory::{Region, Stacked};
-use crate::model::stage::{Recompute, Stage};
+use crate::model::family::{MicroBatch, Recompute};
 use crate::ops::{Attention, CachedAttention, Embed, Epilogue, Gelu, Linear, Norm, Pattern, Rotate, SwiGlu};
 
 /// What queries look back on.
@@ -29,7 +29,7 @@ pub(super) enum Past {
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
     pub model: &'a Transformer,
-    pub state: &'a State,
+    pub state: &'a Lasting,
     pub forward: &'a Forward,
     pub past: Past,
     pub pattern: Pattern,
@@ -178,11 +178,11 @@ impl Pass<'_> {
     }
 
     /// Rebuilds what layer `l`'s shared slots lost to later layers. The last layer's are still there.
-    pub fn rebuild(&self, device: &mut dyn Device, stage: &Stage, l: u32) -> Result<(), OperationError> {
-        if l + 1 == self.model.layers || stage.recompute == Recompute::None {
+    pub fn rebuild(&self, device: &mut dyn Device, micro: &MicroBatch, l: u32) -> Result<(), OperationError> {
+        if l + 1 == self.model.layers || micro.recompute == Recompute::None {
             return Ok(());
         }
-        if stage.recompute == Recompute::Full {
+        if micro.recompute == Recompute::Full {
             self.norm1(device, l)?;
             self.attend(device, l)?;
             if !self.model.parallel() {

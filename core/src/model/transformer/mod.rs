@@ -16,11 +16,11 @@ mod tests;
 mod weights;
 
 pub use names::Dialect;
-pub use regions::{Decoding, Evaluation, State, Training};
+pub use regions::{Decoding, Evaluation, Lasting, Training};
 pub use weights::{Dense, Gain, Weights};
 
 use super::checks::{Must, check_constants, check_sizes};
-use super::stage::ModelError;
+use super::family::ModelError;
 use crate::device::{Device, OperationError, count};
 use crate::memory::Region;
 use crate::ops::{Heads, Linear, NormKind, Rotary};
@@ -150,9 +150,9 @@ impl Transformer {
         }
     }
 
-    /// The rotation of rows that count positions from 0 again after `period` of them.
-    const fn rotary(&self, table: Region, period: u32) -> Rotary {
-        Rotary { table, heads: self.attention_heads(), period }
+    /// The rotation of rows that count positions from 0 again after `positions` of them.
+    const fn rotary(&self, table: Region, positions: u32) -> Rotary {
+        Rotary { table, heads: self.attention_heads(), positions }
     }
 
     const fn parallel(&self) -> bool {
@@ -168,7 +168,7 @@ impl Transformer {
     }
 
     /// Logits of rows `x`, of the vocabulary's rows that are ids.
-    fn head(&self, device: &mut dyn Device, state: &State, x: Region, out: Region) -> Result<(), OperationError> {
+    fn head(&self, device: &mut dyn Device, state: &Lasting, x: Region, out: Region) -> Result<(), OperationError> {
         device.emit(Linear::new(x, state.weights.head().slice_rows(0, self.vocab_size), None, out))
     }
 

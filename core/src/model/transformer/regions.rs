@@ -7,12 +7,12 @@ use crate::device::Profile;
 use crate::memory::{Ledger, Region, Stacked};
 use crate::model::Scales;
 use crate::model::activations::{Activations, Keep};
-use crate::model::stage::{Batch, Control};
+use crate::model::family::{Batch, Control};
 use crate::optimizer::Learning;
 
 /// What lasts from step to step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct State {
+pub struct Lasting {
     /// The weights.
     pub weights: Weights,
     /// Gradients, and what the optimizer keeps, in training.

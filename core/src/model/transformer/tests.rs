@@ -4,7 +4,7 @@ use super::*;
 use crate::device::{Meter, Profile, Rates, Single};
 use crate::memory::{Dtype, Entry, Layout, Role, Stacked};
 use crate::model::testing::{Half, metered};
-use crate::model::{Family, Parameter, Parameters, Products, Purpose, Recompute, Stage};
+use crate::model::{Family, MicroBatch, Parameter, Parameters, Products, Purpose, Recompute};
 use crate::ops::Pattern;
 use crate::optimizer::Rule;
 use crate::random::Random;
@@ -51,7 +51,7 @@ fn parameters(model: &Transformer) -> u64 {
     let mut visit = |e: &Entry| {
         sum += e.slot.elements() * u64::from(e.slot.layers) * u64::from(e.slot.role == Role::Weight);
     };
-    model.lay_state(&Single, Purpose::Evaluation, &mut Layout::new(&mut visit));
+    model.lay_lasting(&Single, Purpose::Evaluation, &mut Layout::new(&mut visit));
     sum
 }
 
@@ -67,7 +67,7 @@ fn the_published_model_has_its_parameters() {
 
 #[test]
 fn a_layer_keeps_the_bytes_a_token_that_were_worked_out_by_hand() {
-    let stage = Stage {
+    let micro = MicroBatch {
         batch: 1,
         seq_len: 128,
         chunk: 8,
@@ -78,8 +78,8 @@ fn a_layer_keeps_the_bytes_a_token_that_were_worked_out_by_hand() {
     let kept = |recompute| {
         let mut bytes = 0;
         let mut visit = |e: &Entry| bytes += if e.slot.layers > 1 { e.bytes / u64::from(e.slot.layers) } else { 0 };
-        PUBLISHED.lay_training(&Stage { recompute, ..stage }, &Half, &mut Layout::new(&mut visit));
-        bytes / u64::from(stage.tokens())
+        PUBLISHED.lay_training(&MicroBatch { recompute, ..micro }, &Half, &mut Layout::new(&mut visit));
+        bytes / u64::from(micro.tokens())
     };
     assert_eq!(kept(Recompute::None), 22_072);
     assert_eq!(kept(Recompute::Cheap), 14_904);
@@ -114,9 +114,9 @@ fn every_step_of_every_mixture_passes_the_meter() {
             .into_iter()
             .flat_map(|r| [Products::Wide, Products::Warming, Products::Quantised].map(|p| (r, p)))
         {
-            let stage = Stage { batch: 2, seq_len: 7, chunk: 4, recompute, pattern: Pattern::DENSE, products };
-            model.validate_stage(&stage).unwrap();
-            metered(&model, &stage, if products == Products::Wide { &Half } else { &Eighths });
+            let micro = MicroBatch { batch: 2, seq_len: 7, chunk: 4, recompute, pattern: Pattern::DENSE, products };
+            model.validate_micro_batch(&micro).unwrap();
+            metered(&model, &micro, if products == Products::Wide { &Half } else { &Eighths });
         }
     }
 }
@@ -150,7 +150,7 @@ fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
         ..PUBLISHED
     };
     let model = Transformer { rank: Some(16), context: 9, ..model };
-    let stage = Stage {
+    let micro = MicroBatch {
         batch: 2,
         seq_len: 7,
         chunk: 4,
@@ -162,9 +162,9 @@ fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
         .into_iter()
         .flat_map(|r| [Products::Wide, Products::Warming, Products::Quantised].map(|p| (r, p)))
     {
-        let stage = Stage { recompute, products, ..stage };
-        model.validate_stage(&stage).unwrap();
-        let seen = metered(&model, &stage, &Eighths);
+        let micro = MicroBatch { recompute, products, ..micro };
+        model.validate_micro_batch(&micro).unwrap();
+        let seen = metered(&model, &micro, &Eighths);
         let bytes = |role: Role| -> u64 {
             let narrow = |e: &&Entry| e.slot.role == role && (e.slot.name.contains("fp8") || role == Role::State);
             seen.iter().filter(narrow).map(|e| e.bytes).sum()
@@ -174,13 +174,15 @@ fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
         // 8 values and 4 gradients a layer: 16 steps, the largest, scale, and four times its inverse.
         assert_eq!(bytes(Role::State), 3 * 12 * (16 + 1 + 1 + 4) * 4);
     }
-    let odd = |model: Transformer| model.validate_stage(&Stage { products: Products::Quantised, ..stage }).unwrap_err();
+    let odd = |model: Transformer| {
+        model.validate_micro_batch(&MicroBatch { products: Products::Quantised, ..micro }).unwrap_err()
+    };
     assert_eq!(odd(Transformer { d_ff: 40, ..model }), ModelError::Sixteens { name: "d_ff", size: 40 });
     assert_eq!(
         odd(Transformer { d_model: 24, rotary_dims: 6, ..model }),
         ModelError::Sixteens { name: "d_model", size: 24 }
     );
-    assert!(model.validate_stage(&stage).is_ok());
+    assert!(model.validate_micro_batch(&micro).is_ok());
 }
 
 #[test]
@@ -197,17 +199,17 @@ fn sizes_that_do_not_belong_together_are_refused() {
 /// Sizes from small to absurd.
 const SIZES: [u32; 10] = [1, 2, 16, 48, 256, 1 << 16, (1 << 20) + 16, (1 << 28) - 16, (1 << 28) - 1, u32::MAX];
 
-fn stage(draw: &mut impl FnMut() -> u32) -> Stage {
+fn micro(draw: &mut impl FnMut() -> u32) -> MicroBatch {
     let (batch, seq_len, chunk) = (draw(), draw(), draw());
     let recompute = [Recompute::None, Recompute::Cheap, Recompute::Full][draw() as usize % 3];
-    Stage { batch, seq_len, chunk, recompute, pattern: Pattern::DENSE, products: Products::Wide }
+    MicroBatch { batch, seq_len, chunk, recompute, pattern: Pattern::DENSE, products: Products::Wide }
 }
 
 /// Lays and meters what `family` accepts; whether it did. The arena is no smaller than its largest region, computed
 /// in numbers of 128 bits: what wraps would be.
-fn lays(family: &Transformer, stage: &Stage) -> Option<bool> {
+fn lays(family: &Transformer, micro: &MicroBatch) -> Option<bool> {
     family.validate().ok()?;
-    family.validate_stage(stage).ok()?;
+    family.validate_micro_batch(micro).ok()?;
     let mut largest = 0;
     let mut visit = |e: &Entry| {
         let bytes: u128 = e.slot.shape.iter().map(|n| u128::from(*n)).product::<u128>()
@@ -216,15 +218,15 @@ fn lays(family: &Transformer, stage: &Stage) -> Option<bool> {
         largest = bytes.max(largest);
     };
     let mut layout = Layout::new(&mut visit);
-    let state = family.lay_state(&Single, Purpose::Training, &mut layout);
-    let training = family.lay_training(stage, &Single, &mut layout);
-    family.lay_evaluation(stage, &Single, &mut layout);
-    family.lay_decoding(stage.seq_len, &Single, &mut layout);
+    let state = family.lay_lasting(&Single, Purpose::Training, &mut layout);
+    let training = family.lay_training(micro, &Single, &mut layout);
+    family.lay_evaluation(micro, &Single, &mut layout);
+    family.lay_decoding(micro.seq_len, &Single, &mut layout);
     let Ok(bytes) = layout.high_water() else { return Some(false) };
-    family.flops_per_token(stage.seq_len);
+    family.flops_per_token(micro.seq_len);
     if family.layers <= 2 {
         let mut meter = Meter::new(&Single, Rates::ONE);
-        match family.micro_batch(&mut meter, &state, &training, stage, true) {
+        match family.micro_batch(&mut meter, &state, &training, micro, true) {
             Ok(()) | Err(OperationError::TooLarge { .. }) => {}
             Err(error) => panic!("{error}"),
         }
@@ -249,8 +251,8 @@ fn absurd_sizes_are_refused_or_laid_and_nothing_wraps() {
         let rank = drawn.rank.map(|_| 1);
         let model =
             Transformer { layers, d_model, heads, kv_heads, d_ff, vocab_size, context, rank, rotary_dims, ..drawn };
-        let stage = stage(&mut draw);
-        let found = lays(&model, &stage);
+        let micro = micro(&mut draw);
+        let found = lays(&model, &micro);
         laid += u32::from(found == Some(true));
         too_large += u32::from(found == Some(false));
     }

@@ -187,7 +187,7 @@ impl Head<'_> {
     fn turn_back(&self, b: usize, row: usize, head: &mut [f32]) {
         let rotary = &self.op.rotary;
         let (dims, alone) = (rotary.dims() as usize, Heads::grouped(1, 0, rotary.heads.size));
-        let position = (b * self.op.qkv.shape[2] as usize + row) % rotary.period as usize;
+        let position = (b * self.op.qkv.shape[2] as usize + row) % rotary.positions as usize;
         Rotary::rotate(&alone, self.table, dims, position, head, true);
     }
 

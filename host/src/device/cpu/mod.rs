@@ -42,7 +42,7 @@ use capful_core::device::{Device, Op, OperationError, Profile, Single};
 use capful_core::memory::{Dtype, Region, Role};
 
 use self::pool::Pool;
-use super::{DeviceError, Memory};
+use super::{Allocation, DeviceError};
 
 /// What the CPU device implies for memory.
 #[derive(Debug, Clone, Copy)]
@@ -107,7 +107,7 @@ impl Profile for CpuProfile {
 /// SIMD and threads on main memory.
 pub struct Cpu {
     /// The arena.
-    pub memory: Memory,
+    pub memory: Allocation,
     pool: Pool,
     scratch: Region,
 }
@@ -123,7 +123,7 @@ impl Cpu {
     ///
     /// # Errors
     /// The system refuses the threads.
-    pub fn start(profile: &CpuProfile, memory: Memory, scratch: Region) -> Result<Cpu, DeviceError> {
+    pub fn start(profile: &CpuProfile, memory: Allocation, scratch: Region) -> Result<Cpu, DeviceError> {
         Ok(Cpu { memory, pool: Pool::new(profile.threads as usize), scratch })
     }
 }

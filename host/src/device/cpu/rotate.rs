@@ -15,10 +15,10 @@ impl Cpu {
         let mut arena = Arena::new(self.memory.words());
         let [mut qkv, table] = arena.views([Some(op.qkv), Some(op.rotary.table)])?;
         let (table, width) = (table.f32()?, op.qkv.columns() as usize);
-        let (dims, period) = (op.rotary.dims() as usize, op.rotary.period as usize);
+        let (dims, positions) = (op.rotary.dims() as usize, op.rotary.positions as usize);
         self.pool.chunks(qkv.f32_mut()?, ROWS * width, |_, chunk, part| {
             for (row, values) in (chunk * ROWS..).zip(part.chunks_exact_mut(width)) {
-                Rotary::rotate(&op.rotary.heads, table, dims, row % period, values, false);
+                Rotary::rotate(&op.rotary.heads, table, dims, row % positions, values, false);
             }
         });
         Ok(())

@@ -11,7 +11,7 @@ use capful_core::random::Random;
 use capful_core::train::{Results, Settings};
 
 use super::{Cpu, CpuProfile};
-use crate::device::{Memory, Storage};
+use crate::device::{Allocation, Storage};
 
 /// Regions filled from the front, with gaps of NaN between them.
 struct Bench {
@@ -73,11 +73,12 @@ impl Bench {
         self.set(region, &ids)
     }
 
-    fn rotary(&mut self, heads: Heads, dims: u32, period: u32) -> Rotary {
-        let angles: Vec<f32> =
-            (0..period).flat_map(|p| (0..dims / 2).flat_map(move |pair| Rotary::angle(100.0, dims, p, pair))).collect();
-        let table = self.values([1, period, dims / 2, 2], &angles);
-        Rotary { table, heads, period }
+    fn rotary(&mut self, heads: Heads, dims: u32, positions: u32) -> Rotary {
+        let angles: Vec<f32> = (0..positions)
+            .flat_map(|p| (0..dims / 2).flat_map(move |pair| Rotary::angle(100.0, dims, p, pair)))
+            .collect();
+        let table = self.values([1, positions, dims / 2, 2], &angles);
+        Rotary { table, heads, positions }
     }
 
     /// The arena after `run`.
@@ -95,7 +96,7 @@ impl Bench {
         let offset = self.words.len() as u64 * 8;
         let shape = [1, 1, 1, (scratch / 4) as u32];
         let place = Region { space: Space::Arena, dtype: Dtype::F32, offset, shape };
-        let mut memory = Memory::new(place.end().next_multiple_of(8)).unwrap();
+        let mut memory = Allocation::new(place.end().next_multiple_of(8)).unwrap();
         memory.words().fill(u64::MAX);
         memory.words()[..self.words.len()].copy_from_slice(&self.words);
         Cpu::start(&profile, memory, place).unwrap()

@@ -15,7 +15,7 @@ struct RotateArgs {
     table: u64,
     count: u32,
     dims: u32,
-    period: u32,
+    positions: u32,
     inverse: u32,
     heads: HeadsArgs,
 }
@@ -33,7 +33,7 @@ impl Cuda {
             table: self.address(rotary.table)?,
             count: rows.rows(),
             dims: rotary.dims(),
-            period: rotary.period,
+            positions: rotary.positions,
             inverse: inverse.into(),
             heads: HeadsArgs::new(&rotary.heads),
         };

@@ -366,7 +366,7 @@ fn time<O: Operation>(b: &Bench, operation: O, runs: usize) {
     let offset = b.words.len() as u64 * 8;
     let shape = [1, 1, 1, (profile.scratch(&operation.into()) / 4) as u32];
     let place = Region { space: Space::Arena, dtype: Dtype::F32, offset, shape };
-    let mut memory = crate::device::Memory::new(place.end().next_multiple_of(8)).unwrap();
+    let mut memory = crate::device::Allocation::new(place.end().next_multiple_of(8)).unwrap();
     memory.words()[..b.words.len()].copy_from_slice(&b.words);
     let mut cpu = Cpu::start(&profile, memory, place).unwrap();
     let mut micros: Vec<f64> = (0..runs)

@@ -3,7 +3,7 @@
 use capful_core::device::{Rates, Single};
 use capful_core::memory::{Region, Role};
 use capful_core::model::neurogen::{Connectome, Rule};
-use capful_core::model::{NeuroGen, Products, Recompute, Stage};
+use capful_core::model::{MicroBatch, NeuroGen, Products, Recompute};
 use capful_core::ops::{Cell, IGNORE, Pattern};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
@@ -17,7 +17,7 @@ use crate::run::{Rows, Session};
 
 const STREAMS: usize = 3;
 const LENGTH: usize = 19;
-const STAGE: Stage = Stage {
+const STAGE: MicroBatch = MicroBatch {
     batch: STREAMS as u32,
     seq_len: LENGTH as u32,
     chunk: 8,

@@ -1,7 +1,7 @@
 //! Whole steps of a small model on this device and on the reference.
 
 use capful_core::device::{Rates, Single};
-use capful_core::model::{Products, Recompute, Stage, Transformer};
+use capful_core::model::{MicroBatch, Products, Recompute, Transformer};
 use capful_core::ops::{IGNORE, Kind, Pattern};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
@@ -31,7 +31,7 @@ fn model() -> Transformer {
 
 /// What two micro-batches and an update of `stage` leave, region by region, then losses of an evaluation and the logits
 /// of a few decoded tokens.
-fn outcome(profile: &AnyProfile, stage: Stage) -> Vec<(String, Vec<f32>)> {
+fn outcome(profile: &AnyProfile, stage: MicroBatch) -> Vec<(String, Vec<f32>)> {
     let model = model();
     let sections = Sections {
         training: vec![stage],
@@ -101,7 +101,7 @@ fn whole_steps_agree_with_the_reference_and_threads_with_each_other() {
     for (case, kind) in patterns.into_iter().enumerate() {
         for recompute in recomputes {
             let pattern = Pattern { kind, block: 8, window: 1, stride: 3 };
-            let stage = Stage {
+            let stage = MicroBatch {
                 batch: 3,
                 seq_len: 37,
                 chunk: [29, 200][case % 2],

@@ -3,8 +3,8 @@
 use capful_core::device::{Device, Meter, Op, Operation, OperationError, Profile, Rates, Reference, Single};
 use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::transformer::{Feed, Residual, State, Training};
-use capful_core::model::{Family, Products as Kind, Purpose, Recompute, Stage, Transformer};
+use capful_core::model::transformer::{Feed, Lasting, Residual, Training};
+use capful_core::model::{Family, MicroBatch, Products as Kind, Purpose, Recompute, Transformer};
 use capful_core::ops::{
     Affine, AffineGrad, Epilogue, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised,
     QuantisedProduct, Rescale, Rotary, Scaling, SwiGlu, SwiGluGrad,
@@ -296,7 +296,7 @@ const MODEL: Transformer = Transformer {
     ..Transformer::LLAMA
 };
 
-const STAGE: Stage = Stage {
+const STAGE: MicroBatch = MicroBatch {
     batch: 2,
     seq_len: 19,
     chunk: 16,
@@ -332,11 +332,11 @@ struct Plan {
     bytes: u64,
 }
 
-fn plan(model: Transformer, profile: &dyn Profile, scratch: u64, stage: &Stage) -> Plan {
+fn plan(model: Transformer, profile: &dyn Profile, scratch: u64, stage: &MicroBatch) -> Plan {
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::new(&mut visit);
-    let state = model.lay_state(profile, Purpose::Training, &mut layout);
+    let state = model.lay_lasting(profile, Purpose::Training, &mut layout);
     let training = model.lay_training(stage, profile, &mut layout);
     let words = scratch.div_ceil(4).max(1) as u32;
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
@@ -409,7 +409,7 @@ type Saved = Vec<(Region, Vec<u8>)>;
 fn train<M: Machine>(
     machine: &mut M,
     plan: &Plan,
-    stage: &Stage,
+    stage: &MicroBatch,
     (from, to): (u64, u64),
     saved: Option<&Saved>,
     products: impl Fn(u64) -> Kind,
@@ -430,7 +430,7 @@ fn train<M: Machine>(
     for step in from..to {
         let settings = Settings::of(step, 0.01, &OPTIMIZER, 1.0, 76);
         machine.put(plan.state.control.settings, bytemuck::bytes_of(&settings));
-        let stage = Stage { products: products(step), ..*stage };
+        let stage = MicroBatch { products: products(step), ..*stage };
         for part in 0..2 {
             let [ids, targets] = batch(step, part);
             machine.put(regions.ids, &bytes_of(ids));
@@ -487,13 +487,13 @@ fn the_reference_learns_as_well_with_copies_in_8_bits() {
 }
 
 /// A card with the plan of a run in `precision`, and the plan.
-fn card(precision: Precision, stage: &Stage) -> (Cuda, Plan) {
+fn card(precision: Precision, stage: &MicroBatch) -> (Cuda, Plan) {
     let profile = CudaProfile { precision };
     let draft = plan(MODEL, &profile, 0, stage);
     let mut meter = Meter::new(&profile, Rates::ONE);
     let mut all = || -> Result<(), OperationError> {
         for products in [Kind::Wide, Kind::Warming, Kind::Quantised] {
-            MODEL.micro_batch(&mut meter, &draft.state, &draft.training, &Stage { products, ..*stage }, true)?;
+            MODEL.micro_batch(&mut meter, &draft.state, &draft.training, &MicroBatch { products, ..*stage }, true)?;
         }
         MODEL.update(&mut meter, &draft.state, &OPTIMIZER)
     };
@@ -502,7 +502,7 @@ fn card(precision: Precision, stage: &Stage) -> (Cuda, Plan) {
     (open_with(plan.bytes, plan.scratch, 0, Products::Library), plan)
 }
 
-fn on_card(precision: Precision, stage: &Stage, steps: u64, products: impl Fn(u64) -> Kind) -> (Vec<f32>, Saved) {
+fn on_card(precision: Precision, stage: &MicroBatch, steps: u64, products: impl Fn(u64) -> Kind) -> (Vec<f32>, Saved) {
     let (mut cuda, plan) = card(precision, stage);
     train(&mut cuda, &plan, stage, (0, steps), None, products)
 }
@@ -531,7 +531,7 @@ fn steps_in_fp8_go_on_with_the_same_bits() {
     let whole = on_card(Precision::Fp8, &STAGE, 5, soon);
     assert_eq!(on_card(Precision::Fp8, &STAGE, 5, soon), whole, "twice");
     for recompute in [Recompute::Cheap, Recompute::Full] {
-        let (losses, _) = on_card(Precision::Fp8, &Stage { recompute, ..STAGE }, 5, soon);
+        let (losses, _) = on_card(Precision::Fp8, &MicroBatch { recompute, ..STAGE }, 5, soon);
         assert_eq!(losses, whole.0, "{recompute:?}");
     }
     // Saved while the history fills, and when products read the copies.
@@ -596,7 +596,7 @@ fn a_step_whose_operations_copy_has_the_bits_of_one_whose_copies_are_apart() {
     let soon = |step| if step < 2 { Kind::Warming } else { Kind::Quantised };
     let able = Bench::of_eighths().is_some();
     for recompute in [Recompute::None, Recompute::Cheap, Recompute::Full] {
-        let stage = Stage { recompute, ..STAGE };
+        let stage = MicroBatch { recompute, ..STAGE };
         // Of each of two micro-batches of four steps, in two layers: both norms, SwiGLU, its gradient, both norms'
         // gradients less the first, and that of the final norm. What is computed again is copied for products only.
         let fused = 4 * 2 * (12 + if recompute == Recompute::Full { 2 } else { 0 });

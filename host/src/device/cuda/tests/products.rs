@@ -43,18 +43,18 @@ fn linear_with_everything_that_belongs_to_it() {
 #[test]
 fn queries_and_keys_are_turned() {
     let mut bench = Bench::of_products();
-    for (heads, dims, rows, period) in [
+    for (heads, dims, rows, positions) in [
         (Heads::interleaved(2, 8), 2, 13, 13),
         (Heads::grouped(4, 2, 6), 6, 20, 5),
         (Heads::interleaved(3, 64), 16, 9, 9),
     ] {
         bench.agree(|l| {
             let mut angles = Vec::new();
-            for (position, pair) in (0..period).flat_map(|p| (0..dims / 2).map(move |j| (p, j))) {
+            for (position, pair) in (0..positions).flat_map(|p| (0..dims / 2).map(move |j| (p, j))) {
                 angles.extend(Rotary::angle(50.0, dims, position, pair));
             }
-            let table = l.values([1, period, dims / 2, 2], angles);
-            Rotate { qkv: l.normal([1, 1, rows, heads.width()], 1.0), rotary: Rotary { table, heads, period } }
+            let table = l.values([1, positions, dims / 2, 2], angles);
+            Rotate { qkv: l.normal([1, 1, rows, heads.width()], 1.0), rotary: Rotary { table, heads, positions } }
         });
     }
 }

@@ -2,8 +2,8 @@
 
 use capful_core::device::{Meter, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::transformer::{State, Training};
-use capful_core::model::{self, Family as _, Purpose, Recompute, Stage, Transformer};
+use capful_core::model::transformer::{Lasting, Training};
+use capful_core::model::{self, Family as _, MicroBatch, Purpose, Recompute, Transformer};
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
@@ -37,7 +37,7 @@ const YXANUL: Transformer = Transformer {
     ..Transformer::LLAMA
 };
 
-const STAGE: Stage = Stage {
+const STAGE: MicroBatch = MicroBatch {
     batch: 2,
     seq_len: 19,
     chunk: 16,
@@ -47,7 +47,7 @@ const STAGE: Stage = Stage {
 };
 
 /// Sequences that share tiles of attention.
-const SHORT: Stage = Stage { batch: 9, seq_len: 8, ..STAGE };
+const SHORT: MicroBatch = MicroBatch { batch: 9, seq_len: 8, ..STAGE };
 
 // A large eps: where a gradient is rounding noise, its sign decides nothing.
 const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay: 0.1 };
@@ -60,11 +60,11 @@ struct Plan {
     bytes: u64,
 }
 
-fn plan(model: &Transformer, profile: &dyn Profile, scratch: u64, stage: &Stage) -> Plan {
+fn plan(model: &Transformer, profile: &dyn Profile, scratch: u64, stage: &MicroBatch) -> Plan {
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::new(&mut visit);
-    let state = model.lay_state(profile, Purpose::Training, &mut layout);
+    let state = model.lay_lasting(profile, Purpose::Training, &mut layout);
     let training = model.lay_training(stage, profile, &mut layout);
     let words = scratch.div_ceil(4).max(1) as u32;
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
@@ -97,14 +97,14 @@ fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
     }
 }
 
-fn batch(stage: &Stage, step: u64, part: u64) -> [Vec<u32>; 2] {
+fn batch(stage: &MicroBatch, step: u64, part: u64) -> [Vec<u32>; 2] {
     let random = Random::new(100 + step, part);
     let count = stage.tokens();
     let tokens: Vec<u32> = (0..=u64::from(count)).map(|i| random.below(i, 61) as u32).collect();
     [tokens[..count as usize].to_vec(), tokens[1..].to_vec()]
 }
 
-fn settings(stage: &Stage, step: u64) -> Settings {
+fn settings(stage: &MicroBatch, step: u64) -> Settings {
     Settings::of(step, 0.01, &OPTIMIZER, 1.0, 2 * u64::from(stage.tokens()))
 }
 
@@ -117,7 +117,7 @@ fn bytes_of(ids: &[u32]) -> Vec<u8> {
 }
 
 /// Losses of each step, and the parameters after the last, by the Reference.
-fn reference(model: &Transformer, steps: u64, stage: &Stage) -> (Vec<f32>, Vec<f32>) {
+fn reference(model: &Transformer, steps: u64, stage: &MicroBatch) -> (Vec<f32>, Vec<f32>) {
     let plan = plan(model, &Single, 0, stage);
     let mut storage = vec![0u64; (plan.bytes / 8) as usize];
     let mut device = Reference { arena: Arena::new(&mut storage) };
@@ -151,7 +151,7 @@ fn on_card(
     precision: Precision,
     products: Products,
     steps: u64,
-    stage: &Stage,
+    stage: &MicroBatch,
 ) -> (Vec<f32>, Vec<f32>) {
     let profile = CudaProfile { precision };
     let draft = plan(model, &profile, 0, stage);
@@ -202,7 +202,7 @@ fn on_card(
     (losses, parameters(&plan).flat_map(&mut read).collect())
 }
 
-fn agree(model: &Transformer, stage: &Stage) {
+fn agree(model: &Transformer, stage: &MicroBatch) {
     let (expected, weights) = reference(model, 3, stage);
     for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 1e-2)] {
         for products in [Products::Own, Products::Library] {
@@ -227,7 +227,7 @@ fn steps_of_a_yxanul_agree_with_the_reference_in_both_precisions() {
     agree(&Transformer { rank: None, tied: false, ..YXANUL }, &STAGE);
 }
 
-fn repeats(model: &Transformer, stage: &Stage) {
+fn repeats(model: &Transformer, stage: &MicroBatch) {
     for precision in [Precision::F32, Precision::Bf16] {
         let steps = || on_card(model, precision, Products::Own, 2, stage);
         assert_eq!(steps(), steps());
@@ -240,11 +240,11 @@ fn the_same_steps_give_the_same_bits() {
     repeats(&YXANUL, &SHORT);
 }
 
-fn recomputes(model: &Transformer, stage: &Stage) {
+fn recomputes(model: &Transformer, stage: &MicroBatch) {
     for precision in [Precision::F32, Precision::Bf16] {
         let kept = on_card(model, precision, Products::Own, 2, stage);
         for recompute in [Recompute::Cheap, Recompute::Full] {
-            let again = on_card(model, precision, Products::Own, 2, &Stage { recompute, ..*stage });
+            let again = on_card(model, precision, Products::Own, 2, &MicroBatch { recompute, ..*stage });
             assert_eq!(again, kept, "{recompute:?}");
         }
     }

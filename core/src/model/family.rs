@@ -41,7 +41,7 @@ pub enum Purpose {
 
 /// The shape of a micro-batch and what decides its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stage {
+pub struct MicroBatch {
     /// Sequences of a micro-batch.
     pub batch: u32,
     /// Tokens of a sequence.
@@ -56,7 +56,7 @@ pub struct Stage {
     pub products: Products,
 }
 
-impl Stage {
+impl MicroBatch {
     /// Tokens of a micro-batch.
     pub const fn tokens(&self) -> u32 {
         self.batch * self.seq_len
@@ -68,7 +68,7 @@ impl Stage {
     }
 }
 
-/// Why a configuration describes no model, or a stage no step of it.
+/// Why a configuration describes no model, or a micro-batch no step of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ModelError {
     /// A size that must not be 0.
@@ -155,7 +155,7 @@ pub enum ModelError {
     },
     /// Stages of another number of sequences than there are streams.
     Streams {
-        /// Sequences of a stage.
+        /// Sequences of a micro-batch.
         batch: u32,
         /// Streams.
         streams: u32,
@@ -214,7 +214,7 @@ impl core::fmt::Display for ModelError {
             }
             ModelError::Streams { batch, streams } => write!(
                 f,
-                "a stage of {batch} sequences beside {streams} streams: streams keep their state, so --batch-size is one for the whole run"
+                "a micro-batch of {batch} sequences beside {streams} streams: streams keep their state, so --batch-size is one for the whole run"
             ),
             ModelError::Spiking(what) => write!(f, "a NeuroGen has no {what}"),
             ModelError::Sixteens { name, size } => {
@@ -303,8 +303,8 @@ pub struct Gauge {
 /// calls serve planner, allocator, initialiser, checkpoint and step.
 pub trait Family {
     /// What lasts: weights, optimizer, tables, control.
-    type State: Copy;
-    /// What a training step of one stage needs besides.
+    type Lasting: Copy;
+    /// What a training step of one micro-batch needs besides.
     type Training: Copy;
     /// What an evaluation needs besides.
     type Evaluation: Copy;
@@ -321,7 +321,7 @@ pub trait Family {
     ///
     /// # Errors
     /// [`ModelError::Context`] or [`ModelError::Zero`].
-    fn validate_stage(&self, stage: &Stage) -> Result<(), ModelError>;
+    fn validate_micro_batch(&self, micro: &MicroBatch) -> Result<(), ModelError>;
 
     /// Whether a step may be of several micro-batches.
     fn accumulates(&self) -> bool {
@@ -333,13 +333,13 @@ pub trait Family {
     fn flops_per_token(&self, seq_len: u32) -> u64;
 
     /// Lays what lasts. Unless it is for training only the weights and tables.
-    fn lay_state(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Self::State;
+    fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Self::Lasting;
 
-    /// Lays a training stage.
-    fn lay_training(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Training;
+    /// Lays a training micro-batch.
+    fn lay_training(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Training;
 
     /// Lays an evaluation of this shape. Its logits are f32 whatever the profile.
-    fn lay_evaluation(&self, stage: &Stage, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Evaluation;
+    fn lay_evaluation(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Evaluation;
 
     /// Lays decoding over `context` positions. Its logits are f32 whatever the profile.
     fn lay_decoding(&self, context: u32, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Decoding;
@@ -348,10 +348,10 @@ pub trait Family {
     fn introduce(&self, _: &mut dyn FnMut(core::fmt::Arguments<'_>)) {}
 
     /// Shows what is worth watching in training, [`GAUGES`] at most.
-    fn gauges(&self, _: &Self::State, _: &mut dyn FnMut(Gauge)) {}
+    fn gauges(&self, _: &Self::Lasting, _: &mut dyn FnMut(Gauge)) {}
 
     /// Settings and results.
-    fn control(state: &Self::State) -> Control;
+    fn control(state: &Self::Lasting) -> Control;
 
     /// Where a training batch goes.
     fn training_batch(training: &Self::Training) -> Batch;
@@ -372,9 +372,9 @@ pub trait Family {
     fn micro_batch(
         &self,
         device: &mut dyn Device,
-        state: &Self::State,
+        state: &Self::Lasting,
         training: &Self::Training,
-        stage: &Stage,
+        micro: &MicroBatch,
         first: bool,
     ) -> Result<(), OperationError>;
 
@@ -382,8 +382,12 @@ pub trait Family {
     ///
     /// # Errors
     /// What the device could not do.
-    fn update(&self, device: &mut dyn Device, state: &Self::State, optimizer: &Optimizer)
-    -> Result<(), OperationError>;
+    fn update(
+        &self,
+        device: &mut dyn Device,
+        state: &Self::Lasting,
+        optimizer: &Optimizer,
+    ) -> Result<(), OperationError>;
 
     /// The loss of one batch, without gradients.
     ///
@@ -392,9 +396,9 @@ pub trait Family {
     fn evaluate(
         &self,
         device: &mut dyn Device,
-        state: &Self::State,
+        state: &Self::Lasting,
         evaluation: &Self::Evaluation,
-        stage: &Stage,
+        micro: &MicroBatch,
     ) -> Result<(), OperationError>;
 
     /// The logits of rows `first` … `first + count` of the batch last evaluated; `count` is at most the chunk.
@@ -404,7 +408,7 @@ pub trait Family {
     fn logits(
         &self,
         device: &mut dyn Device,
-        state: &Self::State,
+        state: &Self::Lasting,
         evaluation: &Self::Evaluation,
         first: u32,
         count: u32,
@@ -417,7 +421,7 @@ pub trait Family {
     fn decode(
         &self,
         device: &mut dyn Device,
-        state: &Self::State,
+        state: &Self::Lasting,
         decoding: &Self::Decoding,
         pattern: Pattern,
     ) -> Result<(), OperationError>;

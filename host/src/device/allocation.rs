@@ -7,16 +7,16 @@ use super::{DeviceError, Storage};
 
 /// Exactly a plan's bytes, zeroed, on page boundaries, untouched until it is used.
 #[derive(Debug)]
-pub struct Memory {
+pub struct Allocation {
     map: MmapMut,
 }
 
-impl Memory {
+impl Allocation {
     /// Allocates `bytes`, a multiple of 8.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn new(bytes: u64) -> Result<Memory, DeviceError> {
+    pub fn new(bytes: u64) -> Result<Allocation, DeviceError> {
         let refused = |e: &dyn std::fmt::Display| {
             DeviceError::Refused(format!("the system refuses an arena of {bytes} bytes ({e}); lower it or free memory"))
         };
@@ -25,7 +25,7 @@ impl Memory {
         // Large pages save a tenth of a step's time in address translation; where there are none, nothing is lost.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        Ok(Memory { map })
+        Ok(Allocation { map })
     }
 
     /// Bytes allocated.
@@ -44,7 +44,7 @@ impl Memory {
     }
 }
 
-impl Storage for Memory {
+impl Storage for Allocation {
     fn write(&mut self, region: Region, bytes: &[u8]) -> Result<(), DeviceError> {
         let place = self.map.get_mut(region.offset as usize..region.offset as usize + bytes.len());
         let place = place

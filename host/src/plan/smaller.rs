@@ -17,12 +17,12 @@ pub fn that_fits(config: &Config, model: &NeuroGenConfig, machine: &Machine, pla
         "lower broca_outputs first (the decoder is {} × {}), then pfc_neurons, then wernicke_neurons and broca_neurons",
         model.vocab_size, model.broca_outputs
     )];
-    let mut narrower = *model;
-    while narrower.broca_outputs > model.fan_out.max(64) {
-        narrower.broca_outputs /= 2;
-        let tried = Config { model: ModelConfig::NeuroGen(narrower), ..config.clone() };
+    let mut smaller = *model;
+    while smaller.broca_outputs > model.fan_out.max(64) {
+        smaller.broca_outputs /= 2;
+        let tried = Config { model: ModelConfig::NeuroGen(smaller), ..config.clone() };
         if let Some(bytes) = needed(&tried) {
-            advice.push(format!("--set broca_outputs={} fits ({})", narrower.broca_outputs, human_bytes(bytes)));
+            advice.push(format!("--set broca_outputs={} fits ({})", smaller.broca_outputs, human_bytes(bytes)));
             break;
         }
     }
