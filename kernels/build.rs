@@ -11,7 +11,7 @@ const PIP: &str = "python3 -m pip install --no-deps --target .cuda-toolchain nvi
                    nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96 \
                    nvidia-cuda-cccl==13.0.85";
 
-/// Machine code for these; PTX of the lowest for cards between and after them, of 90 for the newest.
+/// Machine code for these; PTX of the lowest for GPUs between and after them, of 90 for the newest.
 const TARGETS: &str = "75 80 86 89 90a ptx75 ptx90";
 
 fn main() {

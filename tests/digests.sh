@@ -3,7 +3,7 @@
 # logits and samples, on devices whose bits depend on the machine or the compiler:
 #   tests/digests.sh OLD NEW [DEVICES [CASES]]
 # DEVICES, separated by commas, are cpu and, of binaries with the feature cuda, cuda with what else it takes; without
-# them cpu alone. The card is the stand-in unless CAPFUL_CARD=1; there all cases take minutes a precision. CASES is what a
+# them cpu alone. The GPU is the stand-in unless CAPFUL_GPU=1; there all cases take minutes a precision. CASES is what a
 # case's name must contain.
 #   tests/digests.sh old/host target/release/host "cpu,cuda,cuda --precision bf16,cuda --precision fp8"
 set -euo pipefail

@@ -1,4 +1,4 @@
-//! Floats of 8 bits (Micikevicius et al. 2022, "FP8 formats for deep learning"), converted as NVIDIA's cards do it
+//! Floats of 8 bits (Micikevicius et al. 2022, "FP8 formats for deep learning"), converted as NVIDIA's GPUs do it
 //! with saturation: to the nearest, ties to even, and never past the largest number.
 
 use crate::memory::Dtype;

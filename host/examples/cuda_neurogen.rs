@@ -1,4 +1,4 @@
-//! The operations of a spiking model on a card, each by itself beside its roofline, `cuda_neurogen 4gb|39k [STREAMS
+//! The operations of a spiking model on a GPU, each by itself beside its roofline, `cuda_neurogen 4gb|39k [STREAMS
 //! [BLOCK]]`: 32 streams of 64 tokens, or one of one token; 128 neurons compete. bf16.
 //! Runs without cargo.
 
@@ -89,7 +89,7 @@ struct Sizes {
 fn report(&Sizes { small, streams, tokens, block }: &Sizes) -> Result<(), Box<dyn Error>> {
     let description = describe();
     description.driver?;
-    let names: Vec<_> = description.cards.iter().take(1).map(|card| card.name.as_str()).collect();
+    let names: Vec<_> = description.gpus.iter().take(1).map(|gpu| gpu.name.as_str()).collect();
     let (taps, modules) = if small { (2048, SMALL) } else { (4096, LARGE) };
     let outputs: u32 = modules.iter().map(|m| m[2]).sum();
     let (rows, dims, most) = (taps + outputs, modules[1][2], modules[1][0]);

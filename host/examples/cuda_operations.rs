@@ -1,4 +1,4 @@
-//! The operations of a Yxanul 197M in bf16 on a card, each by itself beside its roofline: `cuda_operations [ROWS]`,
+//! The operations of a Yxanul 197M in bf16 on a GPU, each by itself beside its roofline: `cuda_operations [ROWS]`,
 //! 65,536 if ROWS is not given. Runs without cargo.
 
 use std::error::Error;
@@ -77,7 +77,7 @@ fn time<O: Operation + Copy>(cuda: &mut Cuda, what: &str, o: O, traffic: Option<
 fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     let description = describe();
     description.driver?;
-    let names: Vec<_> = description.cards.iter().take(1).map(|card| card.name.as_str()).collect();
+    let names: Vec<_> = description.gpus.iter().take(1).map(|gpu| gpu.name.as_str()).collect();
 
     let mut l = Layout::default();
     let (x, normal, x_grad, narrow) = (l.bf16(rows, D), l.bf16(rows, D), l.bf16(rows, D), l.bf16(rows, D));

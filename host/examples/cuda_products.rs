@@ -37,7 +37,7 @@ fn square(n: u32, dtype: Dtype, products: Option<Products>) -> Result<f64, Box<d
 fn report(n: u32) -> Result<(), Box<dyn Error>> {
     let description = describe();
     description.driver?;
-    let names: Vec<_> = description.cards.iter().take(1).map(|card| card.name.as_str()).collect();
+    let names: Vec<_> = description.gpus.iter().take(1).map(|gpu| gpu.name.as_str()).collect();
     println!("{n}^3 on {}, TFLOP/s", names.concat());
     println!("  {:<6} {:>9} {:>9} {:>9} {:>11} {:>13}", "", "naive", "own", "cublasLt", "own/naive", "own/cublasLt");
     for dtype in [Dtype::F32, Dtype::Bf16] {

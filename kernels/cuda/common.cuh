@@ -8,7 +8,7 @@
 #include "../stand_in/device.h"
 #else
 // Waits for all that the kernel before has written, then lets the next one be made ready. The host has kernels made
-// ready early on cards that run this code only.
+// ready early on GPUs that run this code only.
 __device__ inline void begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");

@@ -13,7 +13,7 @@ struct E5m2 {
     static constexpr u32 MANTISSA = 2, BIAS = 15;
 };
 
-// The conversion in plain arithmetic, for cards before compute capability 8.9 and for the stand-in.
+// The conversion in plain arithmetic, for GPUs before compute capability 8.9 and for the stand-in.
 template <class F>
 __device__ inline u32 code_of(float x) {
     u32 bits = __float_as_uint(x), sign = bits >> 24 & 0x80u;

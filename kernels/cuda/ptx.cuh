@@ -11,7 +11,7 @@
 #define EIGHT_BIT_UNITS 1
 #endif
 
-// Warpgroups' products need sm_90a; the host asks for them on those cards only.
+// Warpgroups' products need sm_90a; the host asks for them on those GPUs only.
 #if defined(CAPFUL_STAND_IN) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define WARPGROUPS 1
 #endif

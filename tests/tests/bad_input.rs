@@ -176,7 +176,7 @@ fn what_does_not_belong_together_is_refused_by_name() {
     fs::write(dir.path().join("run.toml"), "lr = 1e-3\nlearning_rate = 1\n").unwrap();
     host(dir.path(), "plan --config run.toml").refused(2, &["run.toml", "line 2", "learning_rate"]);
     host(dir.path(), "retrain").refused(2, &["retrain"]);
-    // A build without CUDA plans for cards and runs on none; one with it is tested with its cards.
+    // A build without CUDA plans for GPUs and runs on none; one with it is tested with its GPUs.
     #[cfg(not(feature = "cuda"))]
     {
         host(dir.path(), "train --out out --device cuda").refused(2, &["no CUDA device", "--device cpu"]);

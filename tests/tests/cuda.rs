@@ -1,4 +1,4 @@
-//! The CUDA device as a user meets it: on the machine's card, else on the stand-in for its driver.
+//! The CUDA device as a user meets it: on the machine's GPU, else on the stand-in for its driver.
 
 #![cfg(feature = "cuda")]
 
@@ -16,7 +16,7 @@ const SMALL: &str = "--set layers=1 --set d_model=16 --set heads=2 --set d_ff=32
 const DRIVER: &str = "CAPFUL_CUDA_DRIVER";
 
 /// Whether the machine has a driver of its own.
-fn card() -> bool {
+fn gpu() -> bool {
     ["/usr/lib/x86_64-linux-gnu/libcuda.so.1", "/usr/lib64/libcuda.so.1"].iter().any(|f| Path::new(f).exists())
 }
 
@@ -27,9 +27,9 @@ fn stand_in(dir: &Path, line: &str, variables: &[(&str, &str)]) -> Outcome {
     Outcome::of(line, command.stdin(Stdio::null()).output().expect("the binary starts"))
 }
 
-/// `host LINE` on the machine's card, or on the stand-in where it has none.
+/// `host LINE` on the machine's GPU, or on the stand-in where it has none.
 fn host(dir: &Path, line: &str) -> Outcome {
-    if card() {
+    if gpu() {
         return capful_tests::binary::host(dir, line);
     }
     stand_in(dir, line, &[])
@@ -72,7 +72,7 @@ fn the_same_run_gives_the_same_bits_and_a_resumed_one_too() {
 }
 
 #[test]
-fn a_yxanul_trains_and_resumes_on_a_card_as_on_the_processor() {
+fn a_yxanul_trains_and_resumes_on_a_gpu_as_on_the_processor() {
     let dir = directory();
     let dir = dir.path();
     // Sequences that share tiles of attention, grouped heads, a padded vocabulary.
@@ -95,7 +95,7 @@ fn a_yxanul_trains_and_resumes_on_a_card_as_on_the_processor() {
 }
 
 #[test]
-fn a_run_goes_from_card_to_processor_and_back_and_between_precisions() {
+fn a_run_goes_from_gpu_to_processor_and_back_and_between_precisions() {
     let dir = directory();
     let dir = dir.path();
     let line = |on: &str, steps: u32, name: &str| {
@@ -132,8 +132,8 @@ fn bf16_follows_f32_and_both_answer_as_the_processor_does() {
     }
     for (precision, tolerance) in [("f32", 1e-5), ("bf16", 5e-3)] {
         let found = |device: &str| host(dir, &format!("eval --json --run {precision} --device {device}")).ok().json();
-        let [card, processor] = ["cuda", "cpu"].map(|d| found(d)["loss"].as_f64().expect("a loss"));
-        assert!((card / processor - 1.0).abs() <= tolerance, "{precision}: {card} and {processor}");
+        let [gpu, processor] = ["cuda", "cpu"].map(|d| found(d)["loss"].as_f64().expect("a loss"));
+        assert!((gpu / processor - 1.0).abs() <= tolerance, "{precision}: {gpu} and {processor}");
     }
     let words = |device: &str| {
         let line = format!("generate --json --run f32 --temperature 0 --max-tokens 12 --device {device}");
@@ -185,7 +185,7 @@ fn a_neurogen_generates_what_its_logits_say() {
 }
 
 #[test]
-fn the_card_holds_what_the_plan_says_and_steps_allocate_nothing() {
+fn the_gpu_holds_what_the_plan_says_and_steps_allocate_nothing() {
     let dir = directory();
     for flags in ["--precision f32", "--precision bf16 --accumulate 3 --recompute full"] {
         let line = format!("{SMALL} --device cuda {flags}");
@@ -194,11 +194,11 @@ fn the_card_holds_what_the_plan_says_and_steps_allocate_nothing() {
         assert_eq!(bench["allocated_bytes"], plan["arena_bytes"], "{flags}");
         assert_eq!(bench["heap_allocations_per_step"], 0.0, "{flags}");
         assert_eq!(bench["device_bytes_allocated_in_steps"], 0, "{flags}");
-        let card = &bench["card"];
-        let outside: u64 = card["outside"].as_array().expect("lines").iter().filter_map(|l| l[1].as_u64()).sum();
-        let (used, arena) = (card["used_bytes"].as_u64().expect("bytes"), plan["arena_bytes"].as_u64().expect("bytes"));
+        let gpu = &bench["gpu"];
+        let outside: u64 = gpu["outside"].as_array().expect("lines").iter().filter_map(|l| l[1].as_u64()).sum();
+        let (used, arena) = (gpu["used_bytes"].as_u64().expect("bytes"), plan["arena_bytes"].as_u64().expect("bytes"));
         let unexplained = used as i64 - arena as i64 - outside as i64;
-        assert_eq!(card["unexplained_bytes"].as_i64(), Some(unexplained));
+        assert_eq!(gpu["unexplained_bytes"].as_i64(), Some(unexplained));
         assert!(unexplained.abs() <= 16 << 20, "{flags}: {unexplained} bytes that no line names");
         // The plan names no less than there is; on a stand-in there is nothing.
         let planned = plan["outside_arena_bytes"].as_u64().expect("bytes");
@@ -234,14 +234,14 @@ fn the_metrics_say_what_the_machine_did() {
     let text = fs::read_to_string(dir.path().join("run/metrics.jsonl")).expect("metrics");
     let last: Value = serde_json::from_str(text.lines().rfind(|l| l.contains("norm")).expect("a step")).expect("JSON");
     assert!(last["gpu"].as_f64().is_some_and(|share| share > 0.0), "{last}");
-    if card() {
+    if gpu() {
         assert!(last["gpu"].as_f64().is_some_and(|share| share < 1.1), "{last}");
     }
     assert!(last["cpu"].as_f64().is_some_and(|share| share >= 0.0), "{last}");
 }
 
 #[test]
-fn a_card_that_cannot_be_used_is_refused_in_one_line() {
+fn a_gpu_that_cannot_be_used_is_refused_in_one_line() {
     let dir = directory();
     let dir = dir.path();
     let train = format!("train --device cuda {SMALL} --steps 3 --out out");
@@ -262,23 +262,23 @@ fn a_card_that_cannot_be_used_is_refused_in_one_line() {
         assert!(!dir.join("out").exists(), "{line}");
     };
     refused(&train, &[("CAPFUL_STAND_IN_VERSION", "12040")], &["12.4", "13.0", "580"]);
-    refused(&train.replace("cuda", "cuda:7"), &[], &["cuda:7", "1 cards"]);
+    refused(&train.replace("cuda", "cuda:7"), &[], &["cuda:7", "1 GPUs"]);
     refused(&train, &[("CAPFUL_STAND_IN_CAPABILITY", "61")], &["6.1", "7.5"]);
     let small = ("CAPFUL_STAND_IN_TOTAL", "40000000");
     refused(&train, &[small], &["needs", "more than"]);
     // Enough by the plan, but another program holds it.
     let held = [("CAPFUL_STAND_IN_TOTAL", "2000000000"), ("CAPFUL_STAND_IN_FREE", "1000000")];
-    refused(&train, &held, &["free", "end what else uses the card"]);
+    refused(&train, &held, &["free", "end what else uses the GPU"]);
     refused(&train.replace("train", "train --precision fp8"), &[], &["bf16"]);
     refused(&train.replace("train", "train --budget 100MiB"), &[], &["--budget"]);
     refused(&train.replace("train", "train --algorithms none.json"), &[], &["none.json"]);
     let busy = [("CAPFUL_STAND_IN_FAIL_AT", "context:1:2")];
     refused(&train, &busy, &["cannot be used now", "CUDA_ERROR_OUT_OF_MEMORY"]);
-    refused(&train.replace("cuda", "cpu").replace("train", "train --algorithms none.json"), &[], &["for cards"]);
+    refused(&train.replace("cuda", "cpu").replace("train", "train --algorithms none.json"), &[], &["for GPUs"]);
     // What others hold is not counted as the run's own.
     let shared = [("CAPFUL_STAND_IN_TOTAL", "8000000000"), ("CAPFUL_STAND_IN_FREE", "2000000000")];
     stand_in(dir, &format!("bench --device cuda {SMALL} --steps 1 --budget 1GiB"), &shared).ok();
-    // The budget of a small card holds on a large one.
+    // The budget of a small GPU holds on a large one.
     let large = "train --device cuda --gpu gtx1650 --preset pythia-70m --batch-size 512 --out out";
     refused(large, &[], &["gtx1650", "--batch-size"]);
     let doctor = stand_in(dir, "doctor", &[("CAPFUL_STAND_IN_CAPABILITY", "75")]).ok();
@@ -286,7 +286,7 @@ fn a_card_that_cannot_be_used_is_refused_in_one_line() {
 }
 
 #[test]
-fn a_card_that_fails_in_a_step_leaves_the_last_checkpoint() {
+fn a_gpu_that_fails_in_a_step_leaves_the_last_checkpoint() {
     let dir = directory();
     let dir = dir.path();
     let line = |name: &str| format!("train --json --device cuda {SMALL} --steps 40 --save-every 10 --out {name}");
@@ -304,7 +304,7 @@ fn a_card_that_fails_in_a_step_leaves_the_last_checkpoint() {
 }
 
 #[test]
-fn a_card_without_bf16_products_keeps_bf16_and_computes_in_f32() {
+fn a_gpu_without_bf16_products_keeps_bf16_and_computes_in_f32() {
     let dir = directory();
     let dir = dir.path();
     let old = [("CAPFUL_STAND_IN_CAPABILITY", "75")];

@@ -67,7 +67,7 @@ fn two_binaries_leave_the_same_bits() {
     let variable = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
     let [old, new] = ["CAPFUL_OLD", "CAPFUL_NEW"].map(|name| PathBuf::from(variable(name)));
     #[cfg(feature = "cuda")]
-    let driver = (!std::env::var("CAPFUL_CARD").is_ok_and(|v| v == "1")).then_some(capful_kernels::STAND_IN);
+    let driver = (!std::env::var("CAPFUL_GPU").is_ok_and(|v| v == "1")).then_some(capful_kernels::STAND_IN);
     #[cfg(not(feature = "cuda"))]
     let driver = None;
     let only = variable("CAPFUL_CASES");

@@ -1,4 +1,4 @@
-//! `--precision fp8` as a user meets it: on the machine's card if it has 8-bit units, else on the stand-in.
+//! `--precision fp8` as a user meets it: on the machine's GPU if it has 8-bit units, else on the stand-in.
 
 #![cfg(feature = "cuda")]
 

@@ -267,14 +267,14 @@ fn plans_have_the_published_sizes() {
     };
     assert_eq!(synapses(&tiny), neurons * 96);
     assert_eq!(synapses(&plan("neurogen-39k")), 2_834_432);
-    let card = "--device cuda --precision bf16 --gpu gtx1650";
+    let gpu = "--device cuda --precision bf16 --gpu gtx1650";
     for (preset, most) in [
         ("gtx1650-ultra", 1_500_000_000),
         ("gtx1650-balanced", 2_100_000_000),
         ("gtx1650-aggressive", 2_800_000_000),
         ("neurogen-4gb", 3_200_000_000),
     ] {
-        let plan = plan(&format!("{preset} {card}"));
+        let plan = plan(&format!("{preset} {gpu}"));
         assert_eq!((synapses(&plan), &plan["fits"]), (16_318_464, &Value::Bool(true)), "{preset}");
         let arena = plan["arena_bytes"].as_u64().unwrap();
         println!("{preset}: {arena} bytes");
@@ -293,16 +293,16 @@ fn in_order(message: &str, names: &[&str]) {
 }
 
 #[test]
-fn the_widest_decoder_is_refused_on_a_small_card_with_what_helps_most_first() {
+fn the_widest_decoder_is_refused_on_a_small_gpu_with_what_helps_most_first() {
     let dir = directory();
     let dir = dir.path();
     let helps = ["broca_outputs", "pfc_neurons", "wernicke_neurons and broca_neurons", "--preset gtx1650-balanced"];
-    let card = "--preset neurogen-2048 --gpu gtx1650";
-    let plan = host(dir, &format!("plan {card} --device cuda --precision bf16")).ok();
+    let gpu = "--preset neurogen-2048 --gpu gtx1650";
+    let plan = host(dir, &format!("plan {gpu} --device cuda --precision bf16")).ok();
     in_order(plan.out.lines().last().unwrap(), &helps);
-    assert_eq!(host(dir, &format!("plan --json {card} --device cuda --precision bf16")).ok().json()["fits"], false);
-    // No card is needed for it.
-    for line in [format!("train {card} --out run"), format!("bench {card}")] {
+    assert_eq!(host(dir, &format!("plan --json {gpu} --device cuda --precision bf16")).ok().json()["fits"], false);
+    // No GPU is needed for it.
+    for line in [format!("train {gpu} --out run"), format!("bench {gpu}")] {
         in_order(host(dir, &line).refused(2, &["gtx1650", "32000 × 32768"]), &helps);
     }
     assert!(!dir.join("run").exists());

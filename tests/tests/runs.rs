@@ -258,7 +258,7 @@ fn a_sweep_names_batches_that_fit_and_are_the_largest() {
     let dir = directory();
     let dir = dir.path();
     let plan = |flags: &str| host(dir, &format!("plan --json {flags}")).ok().json();
-    // A card's memory by name, and one so small that the chunk must shrink and some rows hold nothing.
+    // A GPU's memory by name, and one so small that the chunk must shrink and some rows hold nothing.
     for flags in ["--preset pythia-70m --gpu gtx1650", "--preset pythia-70m --gpu 1200MB"] {
         let rows = plan(&format!("{flags} --sweep seq-len"));
         let rows = rows.as_array().unwrap();

@@ -132,7 +132,7 @@ impl Operation for Quantise {
     }
 }
 
-/// `A · Bᵀ` of two tensors in 8 bits, both contiguous along the sum: a card's 8-bit units take nothing else. The sum is
+/// `A · Bᵀ` of two tensors in 8 bits, both contiguous along the sum: a GPU's 8-bit units take nothing else. The sum is
 /// f32, of codes; both inverses are multiplied with it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QuantisedProduct {

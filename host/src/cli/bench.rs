@@ -63,7 +63,7 @@ impl Bench {
         let allocated = session.device.arena_bytes();
         let mut steps = Steps::new(&mut session, config).map_err(work)?;
         let timing = steps.time(self.warm.max(1), timed).map_err(work)?;
-        let card = card_memory(&mut session).map_err(work)?;
+        let gpu = gpu_memory(&mut session).map_err(work)?;
         let mut steps = Steps::new(&mut session, config).map_err(work)?;
         let shares = if self.profile { steps.profile().map_err(work)? } else { Vec::new() };
         let seconds = timing.median();
@@ -81,7 +81,7 @@ impl Bench {
                 "peak_rss_bytes": peak,
                 "heap_allocations_per_step": allocations,
                 "device_bytes_allocated_in_steps": timing.device_bytes,
-                "card": card,
+                "gpu": gpu,
                 "algorithms": session.algorithms(),
                 "profile": shares,
             });
@@ -97,15 +97,15 @@ impl Bench {
             peak.map_or("unknown".to_owned(), human_bytes),
             allocations.map_or("unknown".to_owned(), |n| n.to_string()),
         );
-        if let Some(card) = &card {
-            println!("card: {}", card.line());
+        if let Some(gpu) = &gpu {
+            println!("GPU: {}", gpu.line());
         }
         table(&shares, &machine);
         Ok(())
     }
 }
 
-/// What the driver reports in use on the card, and whose it is.
+/// What the driver reports in use on the GPU, and whose it is.
 #[derive(Debug, Clone, serde::Serialize)]
 struct CardMemory {
     /// In use, by whomever.
@@ -129,10 +129,10 @@ impl CardMemory {
     }
 }
 
-fn card_memory(session: &mut Session) -> Result<Option<CardMemory>, DeviceError> {
-    let Some(card) = session.device.card() else { return Ok(None) };
-    let (used_bytes, outside) = (card.used()?, card.outside().to_vec());
-    let named: u64 = card.arena_bytes() + outside.iter().map(|(_, bytes)| bytes).sum::<u64>();
+fn gpu_memory(session: &mut Session) -> Result<Option<CardMemory>, DeviceError> {
+    let Some(gpu) = session.device.gpu() else { return Ok(None) };
+    let (used_bytes, outside) = (gpu.used()?, gpu.outside().to_vec());
+    let named: u64 = gpu.arena_bytes() + outside.iter().map(|(_, bytes)| bytes).sum::<u64>();
     Ok(Some(CardMemory { used_bytes, outside, unexplained_bytes: used_bytes as i64 - named as i64 }))
 }
 

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::Failure;
 use crate::allocations;
 use crate::config::human_bytes;
-use crate::device::cuda::{Card, Description, describe};
+use crate::device::cuda::{Description, Gpu, describe};
 use crate::plan::Machine;
 
 /// Flags of `host doctor`.
@@ -70,8 +70,8 @@ impl Doctor {
             Ok((version, library)) => println!("cuda       driver for CUDA {version} ({library})"),
             Err(why) => println!("cuda       {why}"),
         }
-        for (number, card) in cuda.cards.iter().enumerate() {
-            println!("  cuda:{number}   {}", card_line(card));
+        for (number, gpu) in cuda.gpus.iter().enumerate() {
+            println!("  cuda:{number}   {}", gpu_line(gpu));
         }
         println!("  kernels  for {}", cuda.targets);
         for missing in cuda.missing.iter().filter(|_| cuda.driver.is_ok()) {
@@ -81,23 +81,23 @@ impl Doctor {
     }
 }
 
-fn card_line(card: &Card) -> String {
-    let (major, minor) = card.capability;
-    let bf16 = if card.bf16 { "multiplies bf16" } else { "keeps bf16 as storage only and computes in f32" };
-    let memory = human_bytes(card.bytes);
-    format!("{}, compute {major}.{minor}, {memory}, {} multiprocessors, {bf16}", card.name, card.multiprocessors)
+fn gpu_line(gpu: &Gpu) -> String {
+    let (major, minor) = gpu.capability;
+    let bf16 = if gpu.bf16 { "multiplies bf16" } else { "keeps bf16 as storage only and computes in f32" };
+    let memory = human_bytes(gpu.bytes);
+    format!("{}, compute {major}.{minor}, {memory}, {} multiprocessors, {bf16}", gpu.name, gpu.multiprocessors)
 }
 
 fn cuda_json(cuda: &Description) -> serde_json::Value {
-    let cards = cuda.cards.iter().map(|card| {
+    let gpus = cuda.gpus.iter().map(|gpu| {
         json!({
-            "name": card.name, "compute": format!("{}.{}", card.capability.0, card.capability.1),
-            "bytes": card.bytes, "multiprocessors": card.multiprocessors, "bf16_products": card.bf16,
+            "name": gpu.name, "compute": format!("{}.{}", gpu.capability.0, gpu.capability.1),
+            "bytes": gpu.bytes, "multiprocessors": gpu.multiprocessors, "bf16_products": gpu.bf16,
         })
     });
     match &cuda.driver {
         Ok((version, library)) => json!({
-            "driver": version, "library": library, "cards": cards.collect::<Vec<_>>(), "kernels": cuda.targets,
+            "driver": version, "library": library, "gpus": gpus.collect::<Vec<_>>(), "kernels": cuda.targets,
             "missing": cuda.missing,
         }),
         Err(why) => json!(why),

@@ -62,7 +62,7 @@ impl Generate {
                 End::MaxTokens => "max-tokens",
                 End::Context => "context",
             };
-            let gpu_seconds = session.device.card().map(|card| card.busy_seconds());
+            let gpu_seconds = session.device.gpu().map(|gpu| gpu.busy_seconds());
             let mut line = json!({ "prompt": self.prompt, "ids": ids, "text": text, "end": end, "seconds": seconds });
             if let Some(gpu_seconds) = gpu_seconds {
                 line["gpu_seconds"] = gpu_seconds.into();

@@ -54,10 +54,10 @@ impl From<DeviceError> for Failure {
     }
 }
 
-/// Says what a card lacks and what that costs, a line each.
+/// Says what a GPU lacks and what that costs, a line each.
 fn say_warnings(session: &mut Session) {
-    if let Some(card) = session.device.card() {
-        card.warnings().iter().for_each(|warning| eprintln!("host: {warning}"));
+    if let Some(gpu) = session.device.gpu() {
+        gpu.warnings().iter().for_each(|warning| eprintln!("host: {warning}"));
     }
 }
 

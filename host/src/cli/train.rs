@@ -16,7 +16,7 @@ use crate::data::error::SourceError;
 use crate::data::shards::build::Event;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::validation::ValidationSet;
-use crate::device::cuda::cards;
+use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice};
 use crate::format::hugging_face;
 use crate::plan::{Machine, Plan};
@@ -37,7 +37,7 @@ pub struct Train {
     /// Continues the run in --out with its saved configuration
     #[arg(long, requires = "out")]
     resume: bool,
-    /// Uses the card's algorithms of another run, its plan.json: then the same run gives the same bits
+    /// Uses the GPU's algorithms of another run, its plan.json: then the same run gives the same bits
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     algorithms: Option<PathBuf>,
     /// JSON on standard output: a line a logged step and evaluation, and a last one
@@ -71,7 +71,7 @@ impl Train {
                 dir.display()
             )));
         }
-        // Refused before a card is asked for and the data is read, where that can be known.
+        // Refused before a GPU is asked for and the data is read, where that can be known.
         let machine = Machine::of(&config)?;
         Plan::of(&config, &machine)?.require_fit(&config, &machine)?;
         machine.require_pool(&config)?;
@@ -83,7 +83,7 @@ impl Train {
         corpus.require(&config).map_err(request)?;
         count_epochs(&mut config, &corpus)?;
         if algorithms.is_some() && !config.device.starts_with("cuda") {
-            return Err(request(format!("--algorithms is for cards; the device is {}", config.device)));
+            return Err(request(format!("--algorithms is for GPUs; the device is {}", config.device)));
         }
         let algorithms = algorithms.as_deref().map_or(Ok(Vec::new()), directory::read_algorithms)?;
         start(config, &corpus, &dir, None, &algorithms, json)
@@ -244,29 +244,29 @@ fn on_device(config: &Config) -> Result<String, Failure> {
     let Device::Cuda(number) = config.device()? else {
         return Ok(format!("device {}, {} threads", config.device, config.threads));
     };
-    let card = cards().into_iter().nth(number as usize).map(|card| {
-        let (major, minor) = card.capability;
-        format!("{}, compute capability {major}.{minor}, {}", card.name, human_bytes(card.bytes))
+    let gpu = gpus().into_iter().nth(number as usize).map(|gpu| {
+        let (major, minor) = gpu.capability;
+        format!("{}, compute capability {major}.{minor}, {}", gpu.name, human_bytes(gpu.bytes))
     });
-    Ok(format!("device {}: {}", config.device, card.unwrap_or_default()))
+    Ok(format!("device {}: {}", config.device, gpu.unwrap_or_default()))
 }
 
-/// Refuses a run that with what lies outside the arena, as measured on the card, passes the budget asked for. What other
+/// Refuses a run that with what lies outside the arena, as measured on the GPU, passes the budget asked for. What other
 /// programs hold cannot be told from the context: of the two together no more counts than the plan says.
 pub(super) fn within_budget(config: &Config, plan: &Plan, session: &mut Session) -> Result<(), Failure> {
-    let (Some(card), Some(budget), None) = (session.device.card(), config.budget, &config.gpu) else { return Ok(()) };
-    let lines = card.outside().iter().enumerate();
+    let (Some(gpu), Some(budget), None) = (session.device.gpu(), config.budget, &config.gpu) else { return Ok(()) };
+    let lines = gpu.outside().iter().enumerate();
     let outside: u64 =
         lines.map(|(i, (_, bytes))| if i == 0 { plan.outside_arena_bytes.min(*bytes) } else { *bytes }).sum();
-    let needed = card.arena_bytes() + outside;
+    let needed = gpu.arena_bytes() + outside;
     if needed <= budget {
         return Ok(());
     }
     Err(request(format!(
-        "this run takes {} on this card ({} in the arena, {} outside it as measured), more than the --budget of {}; \
+        "this run takes {} on this GPU ({} in the arena, {} outside it as measured), more than the --budget of {}; \
          lower --batch-size, or raise it",
         human_bytes(needed),
-        human_bytes(card.arena_bytes()),
+        human_bytes(gpu.arena_bytes()),
         human_bytes(outside),
         human_bytes(budget)
     )))

@@ -82,7 +82,7 @@ pub const PRESETS: [Preset; 14] = [
     },
     Preset {
         name: "neurogen-2048",
-        about: "157,696 spiking neurons, a decoder of 32,000 × 32,768, too wide for a card of 4 GB",
+        about: "157,696 spiking neurons, a decoder of 32,000 × 32,768, too wide for a GPU of 4 GB",
         text: include_str!("presets/neurogen-2048.toml"),
     },
 ];

@@ -165,7 +165,7 @@ pub struct RawConfig {
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<String>,
-    /// Plan for a card's memory: gtx1650, rtx4090, a100-80, h100, h200, or a size such as 22GiB
+    /// Plan for a GPU's memory: gtx1650, rtx4090, a100-80, h100, h200, or a size such as 22GiB
     #[arg(long, value_name = "NAME|SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,

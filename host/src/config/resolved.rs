@@ -95,7 +95,7 @@ pub struct Config {
     /// The most memory, in bytes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub budget: Option<u64>,
-    /// A known card to plan for.
+    /// A known GPU to plan for.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gpu: Option<String>,
     /// Steps between evaluations.
@@ -145,9 +145,9 @@ impl Config {
         let pool = raw.pool.as_deref().map(str::parse::<ByteSize>).transpose().map_err(ConfigError)?;
         let order = super::order::resolve(&raw, &data)?;
         let budget = raw.budget.as_deref().map(str::parse::<ByteSize>).transpose().map_err(ConfigError)?;
-        // Who plans for a card means a card.
+        // Who plans for a GPU means a GPU.
         let device = raw.device.unwrap_or_else(|| if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned());
-        // A card wants wide products; a processor's chunk stays in its caches.
+        // A GPU wants wide products; a processor's chunk stays in its caches.
         let chunk = if device.starts_with("cuda") { 4096 } else { 512 };
         let clip = raw.clip.unwrap_or(1.0);
         let stage: Vec<_> = raw.stage.iter().map(|stage| StageConfig::resolve(stage, clip)).collect();

@@ -18,10 +18,10 @@ pub enum AnyProfile {
     Cpu(CpuProfile),
     /// Plain loops.
     Reference(Single),
-    /// A CUDA card.
+    /// A CUDA GPU.
     Cuda {
         /// Its number.
-        card: u32,
+        gpu: u32,
         /// Its memory.
         profile: CudaProfile,
     },
@@ -41,7 +41,7 @@ impl AnyProfile {
         Ok(match config.device()? {
             config::Device::Reference => AnyProfile::Reference(Single),
             config::Device::Cpu => AnyProfile::Cpu(CpuProfile { threads: config.threads }),
-            config::Device::Cuda(card) => AnyProfile::Cuda { card, profile: CudaProfile { precision } },
+            config::Device::Cuda(gpu) => AnyProfile::Cuda { gpu, profile: CudaProfile { precision } },
         })
     }
 }
@@ -53,7 +53,7 @@ impl AnyProfile {
     /// What is missing.
     pub fn require(&self) -> Result<(), DeviceError> {
         match self {
-            AnyProfile::Cuda { card, profile } => Ok(cuda::require(*card, profile.precision)?),
+            AnyProfile::Cuda { gpu, profile } => Ok(cuda::require(*gpu, profile.precision)?),
             _ => Ok(()),
         }
     }
@@ -98,7 +98,7 @@ pub enum AnyDevice {
     Cpu(Cpu),
     /// Plain loops.
     Reference(Reference),
-    /// A CUDA card.
+    /// A CUDA GPU.
     Cuda(Box<Cuda>),
 }
 
@@ -121,15 +121,15 @@ impl AnyDevice {
     /// results of a step where they go through pinned memory.
     ///
     /// # Errors
-    /// The system refuses the memory or the threads; there is no such card, or too little memory on it.
+    /// The system refuses the memory or the threads; there is no such GPU, or too little memory on it.
     pub fn start(profile: &AnyProfile, bytes: u64, scratch: Region, staging: u64) -> Result<AnyDevice, DeviceError> {
         match profile {
             AnyProfile::Cpu(profile) => Ok(AnyDevice::Cpu(Cpu::start(profile, Allocation::new(bytes)?, scratch)?)),
             AnyProfile::Reference(_) => Ok(AnyDevice::Reference(Reference { memory: Allocation::new(bytes)? })),
-            AnyProfile::Cuda { card, profile } => {
+            AnyProfile::Cuda { gpu, profile } => {
                 let room = cuda::Room { arena: bytes, scratch, staging };
                 #[allow(unused_mut, reason = "the stand-in's methods all want it")]
-                let mut device = Cuda::open(*card, room, Products::Library)?;
+                let mut device = Cuda::open(*gpu, room, Products::Library)?;
                 device.allow_tf32(profile.precision != cuda::Precision::F32);
                 if profile.precision == cuda::Precision::Fp8 {
                     device.require_library()?;
@@ -153,8 +153,8 @@ impl AnyDevice {
         std::thread::available_parallelism().map_or(1, |n| n.get())
     }
 
-    /// The card, where there is one: it runs what was queued while the host goes on.
-    pub fn card(&mut self) -> Option<&mut Cuda> {
+    /// The GPU, where there is one: it runs what was queued while the host goes on.
+    pub fn gpu(&mut self) -> Option<&mut Cuda> {
         match self {
             AnyDevice::Cuda(device) => Some(device),
             _ => None,
@@ -232,26 +232,26 @@ impl AnyDevice {
         ops.iter().try_for_each(|op| self.run(op)).map_err(|e| self.explain(e))
     }
 
-    /// The same: on a card recorded under `key` at the first call and replayed at every call, unless it is being tuned.
+    /// The same: on a GPU recorded under `key` at the first call and replayed at every call, unless it is being tuned.
     ///
     /// # Errors
     /// What one of them could not do.
     pub fn replay(&mut self, key: u64, ops: &[Op]) -> Result<(), DeviceError> {
-        let Some(card) = self.card() else { return self.run_all(ops) };
-        if card.tuning() {
+        let Some(gpu) = self.gpu() else { return self.run_all(ops) };
+        if gpu.tuning() {
             return self.run_all(ops);
         }
-        if !card.recorded(key) {
-            card.begin_recording()?;
-            let queued = ops.iter().try_for_each(|op| card.run(op));
-            card.end_recording(key, queued)?;
+        if !gpu.recorded(key) {
+            gpu.begin_recording()?;
+            let queued = ops.iter().try_for_each(|op| gpu.run(op));
+            gpu.end_recording(key, queued)?;
         }
-        Ok(card.replay_recorded(key)?)
+        Ok(gpu.replay_recorded(key)?)
     }
 
     /// Why an operation failed, in one line.
     pub fn explain(&mut self, error: OperationError) -> DeviceError {
-        match self.card().and_then(|card| card.take_failure()) {
+        match self.gpu().and_then(|gpu| gpu.take_failure()) {
             Some(failure) => failure.into(),
             None => error.into(),
         }
@@ -262,9 +262,9 @@ impl AnyDevice {
     /// # Errors
     /// What it could not do.
     pub fn time(&mut self, op: &Op) -> Result<f64, OperationError> {
-        if let Some(card) = self.card() {
-            let timed = card.time(5, |card| card.run(op));
-            return timed.map_err(|e| card.fail(e));
+        if let Some(gpu) = self.gpu() {
+            let timed = gpu.time(5, |gpu| gpu.run(op));
+            return timed.map_err(|e| gpu.fail(e));
         }
         let start = Instant::now();
         self.run(op)?;

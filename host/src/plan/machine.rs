@@ -5,12 +5,12 @@ use std::path::Path;
 use capful_core::device::Rates;
 use capful_core::train::Stage;
 
-use super::{Card, Outside, card};
+use super::{Gpu, Outside, gpu};
 use crate::config::{ByteSize, Config, ConfigError, Device, Order, Precision, human_bytes};
 use crate::data::sequences::pool;
 use crate::data::shards::{Manifest, training};
 use crate::data::{ahead, shuffle};
-use crate::device::cuda::cards;
+use crate::device::cuda::gpus;
 use crate::run::train::largest_block;
 
 /// A machine as the planner sees it.
@@ -22,10 +22,10 @@ pub struct Machine {
     pub free: Option<u64>,
     /// Bytes that this program holds before its arena.
     pub program: u64,
-    /// The card that the run is for, where it is known.
-    pub card: Option<&'static Card>,
-    /// Bytes of the card in this machine that the run is for.
-    pub card_bytes: Option<u64>,
+    /// The GPU that the run is for, where it is known.
+    pub gpu: Option<&'static Gpu>,
+    /// Bytes of the GPU in this machine that the run is for.
+    pub gpu_bytes: Option<u64>,
 }
 
 /// What a core with wide vectors reaches in products, FLOP a second; two such cores share the copy rate below.
@@ -35,7 +35,7 @@ const COPY_BYTES: f64 = 20e9;
 
 /// Batches that the reader makes ahead.
 pub const LOADER_SLOTS: u64 = 3;
-/// Bytes outside the arena of a card that is not in the table.
+/// Bytes outside the arena of a GPU that is not in the table.
 const UNKNOWN_CONTEXT: u64 = 600 << 20;
 const CONTEXT: &str = "CUDA context, kernels and libraries";
 /// Stack that a worker, the reader or the reporter touches.
@@ -47,28 +47,28 @@ impl Machine {
     /// The machine that `config` runs on or, with `gpu`, is planned for.
     ///
     /// # Errors
-    /// A device that does not exist; a card that has no such precision.
+    /// A device that does not exist; a GPU that has no such precision.
     pub fn of(config: &Config) -> Result<Machine, ConfigError> {
         let mut machine = Machine::here(config.threads);
         if let Device::Cuda(number) = config.device()? {
-            let there = cards().into_iter().nth(number as usize);
-            machine.card_bytes = there.as_ref().map(|card| card.bytes);
-            if let Some(card) = config.gpu.as_deref().and_then(Card::find)
+            let there = gpus().into_iter().nth(number as usize);
+            machine.gpu_bytes = there.as_ref().map(|gpu| gpu.bytes);
+            if let Some(gpu) = config.gpu.as_deref().and_then(Gpu::find)
                 && config.precision == Precision::Fp8
-                && !card.multiplies_eighths()
+                && !gpu.multiplies_eighths()
             {
                 return Err(ConfigError(format!(
                     "--precision fp8: the {} multiplies no 8-bit floats; use --precision bf16",
-                    card.name
+                    gpu.name
                 )));
             }
-            machine.card = match &config.gpu {
-                Some(name) => Card::find(name),
-                None => there.and_then(|card| Card::named(&card.name)),
+            machine.gpu = match &config.gpu {
+                Some(name) => Gpu::find(name),
+                None => there.and_then(|gpu| Gpu::named(&gpu.name)),
             };
-            // A roofline needs a scale: that of the card that was measured where this one is not known.
-            let known = machine.card.or(Card::find("h200"));
-            machine.rates = known.map_or(machine.rates, |card| card.rates(config.precision));
+            // A roofline needs a scale: that of the GPU that was measured where this one is not known.
+            let known = machine.gpu.or(Gpu::find("h200"));
+            machine.rates = known.map_or(machine.rates, |gpu| gpu.rates(config.precision));
         }
         Ok(machine)
     }
@@ -80,18 +80,18 @@ impl Machine {
             rates: Rates { flops_per_s: cores, flops_8bit_per_s: cores, bytes_per_s: COPY_BYTES },
             free: field_kib("/proc/meminfo", "MemAvailable:").map(|k| k << 10),
             program: field_kib("/proc/self/status", "VmRSS:").map_or(8 << 20, |k| k << 10),
-            card: None,
-            card_bytes: None,
+            gpu: None,
+            gpu_bytes: None,
         }
     }
 
     /// What lies outside the arena of this run, each with its name.
     pub fn outside(&self, config: &Config, programs: u64) -> Vec<Outside> {
         let line = |name: &str, bytes| Outside { name: name.to_owned(), bytes };
-        if let Some(card) = self.card.or_else(|| config.gpu.as_deref().and_then(Card::find)) {
-            return vec![line(CONTEXT, card.context)];
+        if let Some(gpu) = self.gpu.or_else(|| config.gpu.as_deref().and_then(Gpu::find)) {
+            return vec![line(CONTEXT, gpu.context)];
         }
-        if self.card_bytes.is_some() || config.device.starts_with("cuda") {
+        if self.gpu_bytes.is_some() || config.device.starts_with("cuda") {
             return vec![line(CONTEXT, UNKNOWN_CONTEXT)];
         }
         let encoders = ahead::threads(config);
@@ -120,7 +120,7 @@ impl Machine {
         lines
     }
 
-    /// Refuses a pool that main memory does not hold, whose bytes a card's budget does not count.
+    /// Refuses a pool that main memory does not hold, whose bytes a GPU's budget does not count.
     ///
     /// # Errors
     /// It is larger than what is free here.
@@ -138,29 +138,29 @@ impl Machine {
     /// The budget and where it comes from.
     ///
     /// # Errors
-    /// A card that is not in the table and no size either.
+    /// A GPU that is not in the table and no size either.
     pub fn budget(&self, config: &Config) -> Result<(u64, String), ConfigError> {
         if let Some(bytes) = config.budget {
             return Ok((bytes, "--budget".to_owned()));
         }
         if let Some(name) = &config.gpu {
-            let Some(card) = Card::find(name) else {
+            let Some(gpu) = Gpu::find(name) else {
                 if let Ok(ByteSize(bytes)) = name.parse() {
                     return Ok((bytes, format!("--gpu {name}")));
                 }
-                let known: Vec<_> = card::CARDS.iter().map(|c| c.name).collect();
+                let known: Vec<_> = gpu::GPUS.iter().map(|c| c.name).collect();
                 let known = known.join(", ");
                 return Err(ConfigError(format!(
-                    "no card is called '{name}'; there are {known}, or a size such as 22GiB"
+                    "no GPU is called '{name}'; there are {known}, or a size such as 22GiB"
                 )));
             };
-            let source = if card.measured { "measured" } else { "not measured" };
-            return Ok((card.usable, format!("--gpu {name}, {source}")));
+            let source = if gpu.measured { "measured" } else { "not measured" };
+            return Ok((gpu.usable, format!("--gpu {name}, {source}")));
         }
         if config.device.starts_with("cuda") {
-            return Ok(match self.card_bytes {
+            return Ok(match self.gpu_bytes {
                 Some(bytes) => (bytes, format!("all of {}", config.device)),
-                None => (u64::MAX, "no card here; name one with --gpu".to_owned()),
+                None => (u64::MAX, "no GPU here; name one with --gpu".to_owned()),
             });
         }
         match self.free {

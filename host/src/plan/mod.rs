@@ -4,7 +4,7 @@
 //! cannot say something else than what the run does.
 
 mod advice;
-mod card;
+mod gpu;
 mod layout;
 pub mod listing;
 mod machine;
@@ -12,7 +12,7 @@ mod program;
 mod smaller;
 mod sweep;
 
-pub use card::Card;
+pub use gpu::Gpu;
 pub use layout::{Cost, Laid, Line, Sections};
 pub use machine::{LOADER_SLOTS, Machine, field_kib};
 pub use program::{Constants, Places, Programs, Sequence};
@@ -128,7 +128,7 @@ impl Plan {
     /// Plans the run that `config` describes.
     ///
     /// # Errors
-    /// An unknown card, or a step that its own operations refuse, which is a defect and says which.
+    /// An unknown GPU, or a step that its own operations refuse, which is a defect and says which.
     pub fn new(config: &Config, machine: &Machine) -> Result<(Plan, Laid), ConfigError> {
         let profile = AnyProfile::of(config)?;
         let laid = Laid::new(&config.family(), &profile, machine.rates, &Sections::training(config))?;

@@ -35,7 +35,7 @@ pub enum Sequence {
 }
 
 impl Sequence {
-    /// The number that a card keeps its recording under.
+    /// The number that a GPU keeps its recording under.
     pub fn key(self) -> u64 {
         match self {
             Sequence::Update => 0,

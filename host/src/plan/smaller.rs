@@ -3,7 +3,7 @@
 use super::{Machine, Plan};
 use crate::config::{Config, ModelConfig, NeuroGenConfig, RawConfig, human_bytes};
 
-/// Presets for small cards, the one in the middle first.
+/// Presets for small GPUs, the one in the middle first.
 const PRESETS: [&str; 4] = ["gtx1650-balanced", "gtx1650-ultra", "neurogen-39k", "neurogen-tiny"];
 
 /// One line: which sizes to lower, the widest decoder that fits, and a preset that does.

@@ -33,7 +33,7 @@ impl Plan {
     /// The chunk is the configured one, halved as long as that makes room for a batch larger by a sixteenth.
     ///
     /// # Errors
-    /// An unknown card.
+    /// An unknown GPU.
     pub fn sweep(config: &Config, machine: &Machine) -> Result<Vec<Row>, ConfigError> {
         let mut rows = Vec::new();
         // About as many tokens fit at the next length.

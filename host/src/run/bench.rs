@@ -20,7 +20,7 @@ pub struct Timing {
     pub steps: Vec<f64>,
     /// Heap allocations of the measured steps, in the threads that run them.
     pub allocations: u64,
-    /// Bytes that the card's memory in use grew by during them.
+    /// Bytes that the GPU's memory in use grew by during them.
     pub device_bytes: u64,
 }
 
@@ -127,8 +127,8 @@ impl<'a> Bench<'a> {
         }
         let used = self.used()?;
         let mut timing = Timing { steps: Vec::with_capacity(steps as usize), allocations: 0, device_bytes: 0 };
-        // A card's results are read while the next step runs, as in training.
-        let ahead = self.session.device.card().is_some();
+        // A GPU's results are read while the next step runs, as in training.
+        let ahead = self.session.device.gpu().is_some();
         let mut pending = None;
         let before = allocations::count(Activity::Step);
         for _ in 0..steps {
@@ -148,10 +148,10 @@ impl<'a> Bench<'a> {
         Ok(timing)
     }
 
-    /// Bytes of the card in use, by whomever; 0 without one.
+    /// Bytes of the GPU in use, by whomever; 0 without one.
     fn used(&mut self) -> Result<u64, DeviceError> {
-        Ok(match self.session.device.card() {
-            Some(card) => card.used()?,
+        Ok(match self.session.device.gpu() {
+            Some(gpu) => gpu.used()?,
             None => 0,
         })
     }

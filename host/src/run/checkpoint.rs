@@ -33,7 +33,7 @@ pub struct TrainerState {
     pub device: String,
     /// The program's version.
     pub version: String,
-    /// The algorithms of a card's products: with others the last bits differ.
+    /// The algorithms of a GPU's products: with others the last bits differ.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub algorithms: Vec<Choice>,
 }
@@ -172,7 +172,7 @@ impl Writer {
     }
 }
 
-/// Through a buffer of fixed size: with a card's algorithms the text is long.
+/// Through a buffer of fixed size: with a GPU's algorithms the text is long.
 fn write_state(path: &Path, state: &TrainerState) -> Result<(), CheckpointError> {
     let write = || {
         let mut file = BufWriter::with_capacity(8 << 10, File::create(path)?);

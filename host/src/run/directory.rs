@@ -98,7 +98,7 @@ pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
 pub fn read_algorithms(path: &Path) -> Result<Vec<Choice>, ConfigError> {
     let text = fs::read_to_string(path).map_err(|e| failed(path, &e))?;
     let plan: serde_json::Value = serde_json::from_str(&text).map_err(|e| failed(path, &e))?;
-    let none = |_| failed(path, &"it names no algorithms; give the plan.json of a run on a card");
+    let none = |_| failed(path, &"it names no algorithms; give the plan.json of a run on a GPU");
     serde_json::from_value(plan["algorithms"].clone()).map_err(none)
 }
 

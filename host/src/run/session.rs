@@ -55,7 +55,7 @@ impl Session {
     /// zero, to be loaded.
     ///
     /// # Errors
-    /// The system refuses memory or threads; there is no such card or too little memory on it.
+    /// The system refuses memory or threads; there is no such GPU or too little memory on it.
     pub fn start(laid: Laid, profile: &AnyProfile, seed: Option<u64>, vocab_size: u32) -> Result<Self, DeviceError> {
         let staging = staging(&laid, vocab_size, &[]);
         let mut session = Session::open(laid, profile, vocab_size, staging)?;
@@ -65,7 +65,7 @@ impl Session {
 
     /// As [`Session::start`], for the training that `config` describes: everything that it does has run once when
     /// this returns, so that nothing is chosen, recorded, loaded or allocated later. Products use `algorithms` again,
-    /// those that a run before chose; the card warns where it cannot.
+    /// those that a run before chose; the GPU warns where it cannot.
     ///
     /// # Errors
     /// As [`Session::start`].
@@ -88,20 +88,20 @@ impl Session {
         Ok(Session { laid, device, logits: vec![0.0; vocab_size as usize], seen: 0 })
     }
 
-    /// On a card, runs every sequence in the empty arena and clears it: once to choose algorithms, once to record.
+    /// On a GPU, runs every sequence in the empty arena and clears it: once to choose algorithms, once to record.
     fn rehearse(&mut self, config: &Config, algorithms: &[Choice]) -> Result<(), DeviceError> {
-        let Some(card) = self.device.card() else { return Ok(()) };
-        if let Err(warning) = card.reuse(algorithms) {
-            card.warn(warning);
+        let Some(gpu) = self.device.gpu() else { return Ok(()) };
+        if let Err(warning) = gpu.reuse(algorithms) {
+            gpu.warn(warning);
         }
-        card.set_tuning(true);
+        gpu.set_tuning(true);
         self.everything(config)?;
-        let Some(card) = self.device.card() else { return Ok(()) };
-        card.set_tuning(false);
+        let Some(gpu) = self.device.gpu() else { return Ok(()) };
+        gpu.set_tuning(false);
         self.everything(config)?;
-        let Some(card) = self.device.card() else { return Ok(()) };
-        card.name_outside("graphs and the libraries' kernels")?;
-        Ok(card.clear()?)
+        let Some(gpu) = self.device.gpu() else { return Ok(()) };
+        gpu.name_outside("graphs and the libraries' kernels")?;
+        Ok(gpu.clear()?)
     }
 
     /// Whatever a training run does, once.
@@ -131,9 +131,9 @@ impl Session {
         self.decode(0, 0).map(drop)
     }
 
-    /// The algorithms that the card's products use.
+    /// The algorithms that the GPU's products use.
     pub fn algorithms(&mut self) -> Option<Vec<Choice>> {
-        self.device.card().map(|card| card.choices())
+        self.device.gpu().map(|gpu| gpu.choices())
     }
 
     /// Finds out how much of the history is there, after a checkpoint was read. One without a history, of a run in
@@ -215,7 +215,7 @@ impl Session {
         self.device.queue_read(self.laid.places.control.results)
     }
 
-    /// Waits for a step and reads its results. On a card the next step may be under way.
+    /// Waits for a step and reads its results. On a GPU the next step may be under way.
     ///
     /// # Errors
     /// What went wrong in that step.
@@ -333,7 +333,7 @@ fn missing(section: &str) -> DeviceError {
 const SHARE: usize = 16 << 10;
 
 /// Hands `write` the elements in parts, each with the number of its first, on as many threads as there are: on one, the
-/// weights of a model of 200 M take longer to draw than a card to be made ready.
+/// weights of a model of 200 M take longer to draw than a GPU to be made ready.
 fn fill(elements: &mut [f32], first: u64, write: impl Fn(u64, &mut [f32]) + Sync) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = elements.len().div_ceil(cores).max(SHARE);

@@ -10,7 +10,7 @@ pub struct Speed {
     pub tokens_per_s: f64,
     /// Seconds that all threads together spent on processors, a second; where the system says so.
     pub cpu: Option<f64>,
-    /// Seconds that the card had a step under way, a second; where there is a card.
+    /// Seconds that the GPU had a step under way, a second; where there is a GPU.
     pub gpu: Option<f64>,
     /// Seconds that steps waited for text, in all of that time.
     pub waited: f64,
@@ -29,7 +29,7 @@ pub struct Speedometer {
 }
 
 impl Speedometer {
-    /// Starts the clock at a run that has seen `tokens` and whose card was busy for `gpu` seconds.
+    /// Starts the clock at a run that has seen `tokens` and whose GPU was busy for `gpu` seconds.
     pub fn start(tokens: u64, gpu: Option<f64>) -> Speedometer {
         let stat = File::open("/proc/self/stat").ok();
         Speedometer {
@@ -43,7 +43,7 @@ impl Speedometer {
         }
     }
 
-    /// Reads the clock at a run that has seen `tokens`, whose card was busy for `gpu` seconds and whose steps waited for
+    /// Reads the clock at a run that has seen `tokens`, whose GPU was busy for `gpu` seconds and whose steps waited for
     /// `waited`, all in all.
     pub fn read(&mut self, tokens: u64, gpu: Option<f64>, waited: f64) -> Speed {
         let now = Instant::now();
@@ -55,7 +55,7 @@ impl Speedometer {
             gpu: gpu.map(|now| (now - self.gpu) / seconds),
             waited: waited - self.waited,
         };
-        // A card may have had the step before under way meanwhile: no more is lost than it was idle.
+        // A GPU may have had the step before under way meanwhile: no more is lost than it was idle.
         self.lost += speed.waited.min(speed.gpu.map_or(f64::INFINITY, |gpu| (1.0 - gpu).max(0.0) * seconds));
         (self.at, self.tokens, self.cpu, self.gpu) = (now, tokens, cpu, gpu.unwrap_or(0.0));
         self.waited = waited;

@@ -152,7 +152,7 @@ impl<'a> Trainer<'a> {
             sequences.seek(saved.position).map_err(|e| text(&e))?;
             state = TrainerState { device: state.device, version: state.version, ..saved };
         }
-        // On a processor those of the card stay as they are, for when the run comes back to it.
+        // On a processor those of the GPU stay as they are, for when the run comes back to it.
         state.algorithms = session.algorithms().unwrap_or(state.algorithms);
         let slots = Slots { count: LOADER_SLOTS as usize, capacity: micro as usize, block: block as usize };
         let blocks = config.span().map(|span| {
@@ -194,9 +194,9 @@ impl<'a> Trainer<'a> {
         TrainError::Failed { what: what.to_string(), kept }
     }
 
-    /// Seconds that the card's steps took so far.
+    /// Seconds that the GPU's steps took so far.
     fn busy(&mut self) -> Option<f64> {
-        self.session.device.card().map(|card| card.busy_seconds())
+        self.session.device.gpu().map(|gpu| gpu.busy_seconds())
     }
 
     /// The index of the stage of the step after `step` others, and the stage.
@@ -219,7 +219,7 @@ impl<'a> Trainer<'a> {
             let Some(batch) = batch else { return Ok(None) };
             self.waited += asked.elapsed().as_secs_f64();
             if micro == 0 {
-                // Not before its data is there: waiting for the reader is no work of the card's.
+                // Not before its data is there: waiting for the reader is no work of the GPU's.
                 let (step, rate) = (self.state.step, self.learning_rate(self.state.step, &stage));
                 let optimizer = self.config.optimizer();
                 self.session.begin(Settings::of(step, rate, &optimizer, stage.clip, stage.step_tokens()))?;
@@ -300,8 +300,8 @@ impl<'a> Trainer<'a> {
                 save = count;
             }
         };
-        // A card's results are read while the next step runs.
-        let ahead = self.session.device.card().is_some();
+        // A GPU's results are read while the next step runs.
+        let ahead = self.session.device.gpu().is_some();
         let mut pending = None;
         while self.state.step < self.config.steps {
             let submitted = self.submit();

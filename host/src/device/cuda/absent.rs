@@ -4,13 +4,13 @@
 mod description;
 mod profile;
 
-pub use description::{Card, Description};
+pub use description::{Description, Gpu};
 pub use profile::{CudaProfile, Precision};
 
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::Region;
 
-/// The memory that a run asks of the card.
+/// The memory that a run asks of the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Bytes of the one allocation.
@@ -45,13 +45,13 @@ impl CudaError {
     }
 }
 
-/// The machine as this build sees it: without cards.
+/// The machine as this build sees it: without GPUs.
 pub fn describe() -> Description {
-    Description { driver: Err(CudaError.to_string()), cards: Vec::new(), targets: "none", missing: Vec::new() }
+    Description { driver: Err(CudaError.to_string()), gpus: Vec::new(), targets: "none", missing: Vec::new() }
 }
 
 /// None.
-pub fn cards() -> Vec<Card> {
+pub fn gpus() -> Vec<Gpu> {
     Vec::new()
 }
 

@@ -429,7 +429,7 @@ impl Cuda {
         if both || p.bias.is_some_and(|b| b.dtype != p.c.dtype) || self.scratch().bytes() < WORKSPACE {
             return Ok(false);
         }
-        // Cards before sm_80 keep bf16 and compute in f32.
+        // GPUs before sm_80 keep bf16 and compute in f32.
         if p.a.dtype == Dtype::Bf16 && !self.tensor_cores {
             return Ok(false);
         }

@@ -3,7 +3,7 @@
 use cust::device::{Device, DeviceAttribute};
 
 use super::blas;
-use super::description::{Card, Description};
+use super::description::{Description, Gpu};
 use super::error::CudaError;
 use super::profile::Precision;
 
@@ -30,13 +30,13 @@ fn driver() -> Result<(String, String), CudaError> {
     Ok((version(number), library.to_owned()))
 }
 
-/// What the driver says of a card.
-pub(super) fn card(device: Device) -> Result<Card, CudaError> {
+/// What the driver says of a GPU.
+pub(super) fn gpu(device: Device) -> Result<Gpu, CudaError> {
     let attribute = |a| device.get_attribute(a).map_err(CudaError::of("cuDeviceGetAttribute"));
     let major = attribute(DeviceAttribute::ComputeCapabilityMajor)?;
     let minor = attribute(DeviceAttribute::ComputeCapabilityMinor)?;
     let code = runs_as(capful_kernels::TARGETS, (major, minor));
-    Ok(Card {
+    Ok(Gpu {
         name: device.name().map_err(CudaError::of("cuDeviceGetName"))?,
         capability: (major, minor),
         bytes: device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64,
@@ -47,70 +47,70 @@ pub(super) fn card(device: Device) -> Result<Card, CudaError> {
     })
 }
 
-/// What the code among `targets` that a card runs was compiled for, as in 90; 0 where none fits. Machine code serves its
-/// own generation, PTX every later one, and what ends in `a` one card only.
+/// What the code among `targets` that a GPU runs was compiled for, as in 90; 0 where none fits. Machine code serves its
+/// own generation, PTX every later one, and what ends in `a` one GPU only.
 fn runs_as(targets: &str, (major, minor): (i32, i32)) -> i32 {
-    let card = 10 * major + minor;
+    let gpu = 10 * major + minor;
     let fits = |target: &str| {
         let (ptx, rest) = target.strip_prefix("ptx").map_or((false, target), |rest| (true, rest));
         let number: i32 = rest.trim_end_matches('a').parse().ok()?;
-        let same = if rest.ends_with('a') { number == card } else { ptx || number / 10 == major };
-        (same && number <= card).then_some(number)
+        let same = if rest.ends_with('a') { number == gpu } else { ptx || number / 10 == major };
+        (same && number <= gpu).then_some(number)
     };
     targets.split_whitespace().filter_map(fits).max().unwrap_or(0)
 }
 
-/// The card of this number.
+/// The GPU of this number.
 ///
 /// # Errors
-/// No driver, an old one, no such card, or one that the embedded code does not run on.
+/// No driver, an old one, no such GPU, or one that the embedded code does not run on.
 pub(super) fn find(ordinal: u32) -> Result<Device, CudaError> {
     driver()?;
-    let cards = Device::num_devices().map_err(CudaError::of("cuDeviceGetCount"))?;
-    if cards == 0 {
+    let gpus = Device::num_devices().map_err(CudaError::of("cuDeviceGetCount"))?;
+    if gpus == 0 {
         return Err(CudaError::NoCard);
     }
-    if ordinal >= cards {
-        return Err(CudaError::NoSuchCard { asked: ordinal, cards });
+    if ordinal >= gpus {
+        return Err(CudaError::NoSuchCard { asked: ordinal, gpus });
     }
     let device = Device::get_device(ordinal).map_err(CudaError::of("cuDeviceGet"))?;
-    let Card { name, capability: (major, minor), .. } = card(device)?;
+    let Gpu { name, capability: (major, minor), .. } = gpu(device)?;
     if (major, minor) < (7, 5) {
         return Err(CudaError::OldCard { name, major, minor });
     }
     Ok(device)
 }
 
-/// Whether card `ordinal` can be opened, and computes in `precision`.
+/// Whether GPU `ordinal` can be opened, and computes in `precision`.
 ///
 /// # Errors
-/// No driver, an old one, no such card, or one that the embedded code does not run on; fp8 without a card or a library
+/// No driver, an old one, no such GPU, or one that the embedded code does not run on; fp8 without a GPU or a library
 /// that multiplies it.
 pub fn require(ordinal: u32, precision: Precision) -> Result<(), CudaError> {
     let device = find(ordinal)?;
     if precision != Precision::Fp8 {
         return Ok(());
     }
-    let Card { name, capability: (major, minor), .. } = card(device)?;
+    let Gpu { name, capability: (major, minor), .. } = gpu(device)?;
     if (major, minor) < (8, 9) {
         return Err(CudaError::NoFp8 { name, major, minor });
     }
     blas::open().map(drop).map_err(CudaError::NoFp8Library)
 }
 
-/// The cards of this machine; none without a driver. Opens none.
-pub fn cards() -> Vec<Card> {
+/// The GPUs of this machine; none without a driver. Opens none.
+pub fn gpus() -> Vec<Gpu> {
     if driver().is_err() {
         return Vec::new();
     }
-    Device::devices().into_iter().flatten().flatten().filter_map(|device| card(device).ok()).collect()
+    Device::devices().into_iter().flatten().flatten().filter_map(|device| gpu(device).ok()).collect()
 }
 
-/// The machine as the CUDA device sees it. Opens no card.
+/// The machine as the CUDA device sees it. Opens no GPU.
 pub fn describe() -> Description {
     let missing = blas::open().err().map(|why| blas::warning(&why)).into_iter().collect();
     let driver = driver().map_err(|e| e.to_string());
-    Description { driver, cards: cards(), targets: capful_kernels::TARGETS, missing }
+    Description { driver, gpus: gpus(), targets: capful_kernels::TARGETS, missing }
 }
 
 #[cfg(test)]
@@ -118,10 +118,10 @@ mod tests {
     use super::runs_as;
 
     #[test]
-    fn a_card_runs_the_nearest_code_that_fits() {
+    fn a_gpu_runs_the_nearest_code_that_fits() {
         let all = "75 80 86 89 90a ptx75 ptx90";
-        for (card, code) in [((7, 5), 75), ((8, 0), 80), ((8, 6), 86), ((8, 7), 86), ((9, 0), 90), ((10, 0), 90)] {
-            assert_eq!(runs_as(all, card), code, "{card:?}");
+        for (gpu, code) in [((7, 5), 75), ((8, 0), 80), ((8, 6), 86), ((8, 7), 86), ((9, 0), 90), ((10, 0), 90)] {
+            assert_eq!(runs_as(all, gpu), code, "{gpu:?}");
         }
         assert_eq!(runs_as("ptx75 90a", (8, 6)), 75);
         assert_eq!(runs_as("90a", (8, 6)), 0);

@@ -1,8 +1,8 @@
 //! What a machine offers the CUDA device, as `host doctor` and `host plan` show it.
 
-/// A card.
+/// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Card {
+pub struct Gpu {
     /// As the driver names it.
     pub name: String,
     /// Compute capability, major and minor.
@@ -24,8 +24,8 @@ pub struct Card {
 pub struct Description {
     /// The CUDA version of the driver, as in `13.0`, and the library it was loaded from.
     pub driver: Result<(String, String), String>,
-    /// The cards.
-    pub cards: Vec<Card>,
+    /// The GPUs.
+    pub gpus: Vec<Gpu>,
     /// Compute capabilities with embedded code.
     pub targets: &'static str,
     /// Each library that is missing, and what to do about it.

@@ -1,4 +1,4 @@
-//! The card, its one allocation, copies in and out, and launches.
+//! The GPU, its one allocation, copies in and out, and launches.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use super::error::CudaError;
 use super::graph::Graph;
 use super::staging::Staging;
 
-/// The memory that a run asks of the card.
+/// The memory that a run asks of the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Bytes of the one allocation.
@@ -36,7 +36,7 @@ pub enum Products {
     Own,
 }
 
-/// A CUDA card that runs the operations of a step on one allocation.
+/// A CUDA GPU that runs the operations of a step on one allocation.
 pub struct Cuda {
     // Dropped in this order: what uses the context before the context.
     pub(super) graphs: HashMap<u64, Graph>,
@@ -47,8 +47,8 @@ pub struct Cuda {
     pub(super) stream: Stream,
     scratch: Region,
     failure: Option<CudaError>,
-    /// The card's name.
-    pub(super) card: String,
+    /// The GPU's name.
+    pub(super) gpu: String,
     /// A graph is being recorded.
     pub(super) recording: bool,
     /// Copies that wait to be recorded together.
@@ -65,21 +65,21 @@ pub struct Cuda {
     pub(super) early: bool,
     /// Said once, at start-up: what is missing and what it costs.
     pub warnings: Vec<String>,
-    /// Bytes of the card outside the arena, each with its name, as measured.
+    /// Bytes of the GPU outside the arena, each with its name, as measured.
     outside: Vec<(&'static str, u64)>,
     /// Released last.
     _context: Context,
 }
 
 impl Cuda {
-    /// Opens card `ordinal`, allocates exactly the arena's bytes there, zeros them, and loads every kernel.
+    /// Opens GPU `ordinal`, allocates exactly the arena's bytes there, zeros them, and loads every kernel.
     ///
     /// # Errors
-    /// No driver, no such card, or too little memory on it: found out before anything is allocated.
+    /// No driver, no such GPU, or too little memory on it: found out before anything is allocated.
     pub fn open(ordinal: u32, room: Room, products: Products) -> Result<Cuda, CudaError> {
         let Room { arena: arena_bytes, scratch, staging } = room;
         let device = describe::find(ordinal)?;
-        let super::Card { name, bf16: tensor_cores, warpgroups, early, .. } = describe::card(device)?;
+        let super::Gpu { name, bf16: tensor_cores, warpgroups, early, .. } = describe::gpu(device)?;
         let total = device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64;
         let too_small = |free| CudaError::TooSmall { name: name.clone(), needed: arena_bytes, free, total };
         if arena_bytes > total {
@@ -124,7 +124,7 @@ impl Cuda {
             stream,
             scratch,
             failure: None,
-            card: name,
+            gpu: name,
             recording: false,
             carries: Carries::new(),
             tuning: false,
@@ -171,7 +171,7 @@ impl Cuda {
         self.arena.len() as u64
     }
 
-    /// Bytes of the card that are in use, by whomever.
+    /// Bytes of the GPU that are in use, by whomever.
     ///
     /// # Errors
     /// What the driver says.
@@ -179,7 +179,7 @@ impl Cuda {
         used()
     }
 
-    /// Bytes of the card outside the arena, each with its name, as measured.
+    /// Bytes of the GPU outside the arena, each with its name, as measured.
     pub fn outside(&self) -> &[(&'static str, u64)] {
         &self.outside
     }
@@ -221,7 +221,7 @@ impl Cuda {
         self.failure.take().unwrap_or(CudaError::Driver { what: "an operation", code: error.to_string() })
     }
 
-    /// Where a region lies on the card.
+    /// Where a region lies on the GPU.
     pub(super) fn address(&mut self, region: Region) -> Result<u64, OperationError> {
         let bytes = self.arena.len() as u64;
         if region.space != Space::Arena || region.end() > bytes {
@@ -315,7 +315,7 @@ impl Cuda {
     }
 }
 
-/// Bytes of the current card that are in use, by whomever.
+/// Bytes of the current GPU that are in use, by whomever.
 fn used() -> Result<u64, CudaError> {
     let (free, total) = cust::memory::mem_get_info().map_err(CudaError::of("cuMemGetInfo"))?;
     Ok((total - free) as u64)

@@ -18,33 +18,33 @@ pub enum CudaError {
         /// What is needed.
         needed: &'static str,
     },
-    /// A driver without a card.
-    #[error("--device cuda: the driver finds no card; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu")]
+    /// A driver without a GPU.
+    #[error("--device cuda: the driver finds no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu")]
     NoCard,
-    /// A card that is not there.
-    #[error("--device cuda:{asked}: there are {cards} cards, numbered from 0; choose one of them")]
+    /// A GPU that is not there.
+    #[error("--device cuda:{asked}: there are {gpus} GPUs, numbered from 0; choose one of them")]
     NoSuchCard {
         /// The number asked for.
         asked: u32,
-        /// Cards that are there.
-        cards: u32,
+        /// GPUs that are there.
+        gpus: u32,
     },
-    /// A card that the embedded code does not run on.
+    /// A GPU that the embedded code does not run on.
     #[error("--device cuda: {name} has compute capability {major}.{minor}; 7.5 is the least, use --device cpu")]
     OldCard {
-        /// The card.
+        /// The GPU.
         name: String,
         /// Of its compute capability.
         major: i32,
         /// Of its compute capability.
         minor: i32,
     },
-    /// A card without 8-bit units.
+    /// A GPU without 8-bit units.
     #[error(
         "--precision fp8: {name} has compute capability {major}.{minor}, which multiplies no 8-bit floats; 8.9 is the least, use --precision bf16"
     )]
     NoFp8 {
-        /// The card.
+        /// The GPU.
         name: String,
         /// Of its compute capability.
         major: i32,
@@ -58,21 +58,21 @@ pub enum CudaError {
     NoFp8Library(String),
     /// The arena does not fit.
     #[error(
-        "--device cuda: the run needs {needed} bytes on {name}, which has {total} bytes, {free} of them free; lower --batch-size or --seq-len, or end what else uses the card"
+        "--device cuda: the run needs {needed} bytes on {name}, which has {total} bytes, {free} of them free; lower --batch-size or --seq-len, or end what else uses the GPU"
     )]
     TooSmall {
-        /// The card.
+        /// The GPU.
         name: String,
         /// Bytes of the arena.
         needed: u64,
         /// Bytes that nobody uses.
         free: u64,
-        /// Bytes of the card.
+        /// Bytes of the GPU.
         total: u64,
     },
-    /// The driver or the card does not start.
+    /// The driver or the GPU does not start.
     #[error(
-        "--device cuda: the card cannot be used now: {what}: {code}; end what else uses it, see nvidia-smi, or use --device cpu"
+        "--device cuda: the GPU cannot be used now: {what}: {code}; end what else uses it, see nvidia-smi, or use --device cpu"
     )]
     NotStarted {
         /// What was being done.
@@ -126,7 +126,7 @@ fn name(code: u32) -> String {
 }
 
 impl CudaError {
-    /// Whether nothing was begun: the card is not there, or has less than was asked for.
+    /// Whether nothing was begun: the GPU is not there, or has less than was asked for.
     pub fn refuses(&self) -> bool {
         !matches!(self, CudaError::Driver { .. } | CudaError::OutOfBounds { .. })
     }

@@ -33,7 +33,7 @@ struct LossSumArgs {
 }
 
 /// Bytes of a row of logits beyond which a multiprocessor works on one at a time: of two, what is not in registers
-/// would no longer fit the L2 of a large card.
+/// would no longer fit the L2 of a large GPU.
 const LONG: u64 = 128 << 10;
 
 impl Cuda {

@@ -1,4 +1,4 @@
-//! Queuing kernels. On cards of compute capability 9.0 and later a kernel's blocks are made ready while the kernel
+//! Queuing kernels. On GPUs of compute capability 9.0 and later a kernel's blocks are made ready while the kernel
 //! before it runs (CUDA's programmatic dependent launch): each waits at its beginning, as `common.cuh` says, so only
 //! the time between kernels changes.
 
@@ -70,7 +70,7 @@ impl Cuda {
             return Ok(());
         }
         if grid[1].max(grid[2]) > 65_535 {
-            let why = "a card takes no more than 65,535 sequences or heads at once; lower --batch-size";
+            let why = "a GPU takes no more than 65,535 sequences or heads at once; lower --batch-size";
             return Err(self.fail(CudaError::Unsupported { operation: module, why }));
         }
         let Some((_, found)) = self.modules.iter().find(|(name, _)| *name == module) else {

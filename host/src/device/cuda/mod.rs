@@ -1,6 +1,6 @@
-//! The CUDA device: every operation of the core on an NVIDIA card, all state in one allocation.
+//! The CUDA device: every operation of the core on an NVIDIA GPU, all state in one allocation.
 //!
-//! - `device`: the card, its one allocation, copies in and out;
+//! - `device`: the GPU, its one allocation, copies in and out;
 //! - `launch`: kernels queued, each made ready while the one before it runs;
 //! - `staging`: inputs and results through pinned memory;
 //! - `graph`: a step recorded once and replayed;
@@ -57,8 +57,8 @@ mod taps;
 mod timing;
 mod tuning;
 
-pub use describe::{cards, describe, require};
-pub use description::{Card, Description};
+pub use describe::{describe, gpus, require};
+pub use description::{Description, Gpu};
 pub use device::{Cuda, Products, Room};
 pub use error::CudaError;
 pub use profile::{CudaProfile, Precision};

@@ -1,4 +1,4 @@
-//! What the CUDA device takes of memory: plain data, so that a run is planned where there is no card.
+//! What the CUDA device takes of memory: plain data, so that a run is planned where there is no GPU.
 
 use capful_core::device::{Op, Profile};
 use capful_core::memory::{Dtype, Region, Role};
@@ -83,7 +83,7 @@ impl Profile for CudaProfile {
     }
 }
 
-/// Bytes of the scratch that a product may use: what NVIDIA recommends for its largest cards.
+/// Bytes of the scratch that a product may use: what NVIDIA recommends for its largest GPUs.
 pub const WORKSPACE: u64 = 32 << 20;
 
 /// Rows of a piece of a sum over rows and the number of pieces: a function of the rows only, so that sums have one

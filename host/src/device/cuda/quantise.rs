@@ -53,7 +53,7 @@ impl Cuda {
 const RUN: u32 = 16;
 /// Sides of a tile that is turned.
 const TILE: u32 = 64;
-/// Blocks that are enough for any card; each takes its turn again where there is more to do.
+/// Blocks that are enough for any GPU; each takes its turn again where there is more to do.
 const BLOCKS: u32 = 2048;
 
 impl Cuda {

@@ -76,7 +76,7 @@ impl Cuda {
         let together = streams.next_power_of_two().min(32).min(room);
         let together = if vector > 1 && together >= vector { together } else { 1 };
         if block > ROOM {
-            let why = "a card lets no more than 4,096 neurons compete with each other";
+            let why = "a GPU lets no more than 4,096 neurons compete with each other";
             return Err(self.fail(CudaError::Unsupported { operation: NAME, why }));
         }
         let groups = streams.div_ceil(32);

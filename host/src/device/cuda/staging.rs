@@ -27,7 +27,7 @@ pub struct Staging {
     done: [Event; 2],
     /// Whether the end of the current step is recorded.
     ended: bool,
-    /// Seconds that the steps so far took on the card.
+    /// Seconds that the steps so far took on the GPU.
     busy: f64,
 }
 
@@ -82,7 +82,7 @@ impl Cuda {
         s.begun[half].record(stream).map_err(CudaError::of("cuEventRecord"))
     }
 
-    /// Seconds that the steps whose results were read took on the card.
+    /// Seconds that the steps whose results were read took on the GPU.
     pub fn busy_seconds(&self) -> f64 {
         self.staging.busy
     }

@@ -1,4 +1,4 @@
-//! How long operations take on the card, by its own clock.
+//! How long operations take on the GPU, by its own clock.
 
 use capful_core::device::OperationError;
 use cust::event::{Event, EventFlags};

@@ -1,4 +1,4 @@
-//! Which of the library's algorithms computes a product: the fastest by the card's clock, kept for the next time.
+//! Which of the library's algorithms computes a product: the fastest by the GPU's clock, kept for the next time.
 //!
 //! An algorithm decides the order of sums. So what was chosen is saved with a run and used again when it goes on.
 
@@ -40,8 +40,9 @@ pub struct Choice {
     pub milliseconds: Option<f32>,
     /// cublasLt's version, as it counts.
     pub library: u64,
-    /// The card's name.
-    pub card: String,
+    /// The GPU's name.
+    #[serde(alias = "card")]
+    pub gpu: String,
 }
 
 impl Display for Shape {
@@ -138,8 +139,8 @@ impl Cuda {
     }
 
     fn own(&self) -> Choice {
-        let card = self.card.clone();
-        Choice { product: OWN.to_owned(), algorithm: None, milliseconds: None, library: 0, card }
+        let gpu = self.gpu.clone();
+        Choice { product: OWN.to_owned(), algorithm: None, milliseconds: None, library: 0, gpu }
     }
 
     fn saved(&self, blas: &Blas, chosen: &Chosen) -> Choice {
@@ -148,7 +149,7 @@ impl Cuda {
             algorithm: chosen.algorithm.as_ref().map(to_hex),
             milliseconds: chosen.milliseconds,
             library: blas.version,
-            card: self.card.clone(),
+            gpu: self.gpu.clone(),
         }
     }
 
@@ -156,7 +157,7 @@ impl Cuda {
     /// none.
     ///
     /// # Errors
-    /// One line for the user: another card, another library, or something that this library does not accept.
+    /// One line for the user: another GPU, another library, or something that this library does not accept.
     pub fn reuse(&mut self, choices: &[Choice]) -> Result<(), String> {
         const AGAIN: &str = "algorithms are chosen anew, and results differ in their last bits";
         if choices.is_empty() {
@@ -172,15 +173,15 @@ impl Cuda {
                 }
             };
         }
-        let card = &self.card;
+        let gpu = &self.gpu;
         let Some(blas) = &mut self.blas else {
             return Err(format!("the run's products were computed by cublasLt, which is not there now; {AGAIN}"));
         };
-        if let Some(other) = choices.iter().find(|c| c.card != *card || c.library != blas.version) {
-            let (now, version) = (card, blas.version);
-            let Choice { card, library, .. } = other;
+        if let Some(other) = choices.iter().find(|c| c.gpu != *gpu || c.library != blas.version) {
+            let (now, version) = (gpu, blas.version);
+            let Choice { gpu, library, .. } = other;
             return Err(format!(
-                "the run's products were tuned for {card} with cublasLt {library}, this is {now} with {version}; {AGAIN}"
+                "the run's products were tuned for {gpu} with cublasLt {library}, this is {now} with {version}; {AGAIN}"
             ));
         }
         let mut chosen = Vec::new();
@@ -232,7 +233,7 @@ impl Cuda {
                 best = Chosen { algorithm: Some(algorithm), milliseconds: Some(milliseconds), ..first };
             }
         }
-        // A card that failed meanwhile says so here.
+        // A GPU that failed meanwhile says so here.
         self.synchronise().map_err(|e| self.fail(e))?;
         Ok(best)
     }

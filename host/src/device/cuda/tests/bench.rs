@@ -1,4 +1,4 @@
-//! The same operation on the card and on the Reference, over the same numbers.
+//! The same operation on the GPU and on the Reference, over the same numbers.
 
 use capful_core::device::{Device as _, Meter, Operation, OperationError, Rates, Reference};
 use capful_core::fp8::Format;
@@ -16,7 +16,7 @@ const SCRATCH: u64 = 33 << 20;
 pub const SETTINGS: Settings =
     Settings { learning_rate: 0.01, correction1: 0.2, correction2: 0.1, clip: 1.5, loss_scale: 0.125 };
 
-/// Opens the first card, or the stand-in where there is no driver. Products are our own.
+/// Opens the first GPU, or the stand-in where there is no driver. Products are our own.
 pub fn open(arena: u64, scratch: Region, staging: u64) -> Cuda {
     open_with(arena, scratch, staging, Products::Own)
 }
@@ -24,7 +24,7 @@ pub fn open(arena: u64, scratch: Region, staging: u64) -> Cuda {
 /// As [`open`].
 pub fn open_with(arena: u64, scratch: Region, staging: u64, products: Products) -> Cuda {
     capful_driver::load_or(Some(capful_kernels::STAND_IN)).expect("a driver or the stand-in");
-    Cuda::open(0, Room { arena, scratch, staging }, products).expect("a card")
+    Cuda::open(0, Room { arena, scratch, staging }, products).expect("a GPU")
 }
 
 /// Runs a test's body on the stand-in, once for every environment, in a process of its own; `name` is the test's,
@@ -55,7 +55,7 @@ pub fn share<T>(cases: Vec<T>) -> Vec<T> {
     cases.into_iter().enumerate().filter(|(at, _)| at % parts[1] == parts[0]).map(|(_, case)| case).collect()
 }
 
-/// Allocations that the stand-in ever made, the card's and pinned ones.
+/// Allocations that the stand-in ever made, the GPU's and pinned ones.
 pub fn allocations() -> u64 {
     // SAFETY: the library that is loaded already; the function takes nothing.
     unsafe {
@@ -209,75 +209,75 @@ impl Lay {
     }
 }
 
-/// A card for the operations of one test, opened once or twice.
+/// A GPU for the operations of one test, opened once or twice.
 pub struct Bench {
-    cards: Vec<Cuda>,
+    gpus: Vec<Cuda>,
 }
 
 impl Bench {
     pub fn new() -> Bench {
-        Bench { cards: vec![Bench::card(Products::Own)] }
+        Bench { gpus: vec![Bench::gpu(Products::Own)] }
     }
 
     /// Twice: products by our own kernels, and by the library where there is one.
     pub fn of_products() -> Bench {
-        let mut cards = vec![Bench::card(Products::Own), Bench::card(Products::Library)];
-        cards.retain(|card| card.warnings.is_empty());
-        Bench { cards }
+        let mut gpus = vec![Bench::gpu(Products::Own), Bench::gpu(Products::Library)];
+        gpus.retain(|gpu| gpu.warnings.is_empty());
+        Bench { gpus }
     }
 
-    /// With the library, where there is one and the card has 8-bit units.
+    /// With the library, where there is one and the GPU has 8-bit units.
     pub fn of_eighths() -> Option<Bench> {
-        let card = Bench::card(Products::Library);
-        let able = card.warnings.is_empty() && require(0, Precision::Fp8).is_ok();
-        able.then(|| Bench { cards: vec![card] })
+        let gpu = Bench::gpu(Products::Library);
+        let able = gpu.warnings.is_empty() && require(0, Precision::Fp8).is_ok();
+        able.then(|| Bench { gpus: vec![gpu] })
     }
 
-    /// Up to three times: bf16 attention by the kernels for every card, on tensor cores, and by warpgroups, where the
-    /// card has them.
+    /// Up to three times: bf16 attention by the kernels for every GPU, on tensor cores, and by warpgroups, where the
+    /// GPU has them.
     pub fn of_attention() -> Bench {
-        let mut cards = [(); 3].map(|()| Bench::card(Products::Own));
-        let kinds = 1 + usize::from(cards[0].tensor_cores) + usize::from(cards[0].warpgroups);
-        (cards[0].tensor_cores, cards[0].warpgroups, cards[1].warpgroups) = (false, false, false);
-        Bench { cards: cards.into_iter().take(kinds).collect() }
+        let mut gpus = [(); 3].map(|()| Bench::gpu(Products::Own));
+        let kinds = 1 + usize::from(gpus[0].tensor_cores) + usize::from(gpus[0].warpgroups);
+        (gpus[0].tensor_cores, gpus[0].warpgroups, gpus[1].warpgroups) = (false, false, false);
+        Bench { gpus: gpus.into_iter().take(kinds).collect() }
     }
 
-    /// The cards.
-    pub fn cards(&self) -> &[Cuda] {
-        &self.cards
+    /// The GPUs.
+    pub fn gpus(&self) -> &[Cuda] {
+        &self.gpus
     }
 
-    /// The cards, to be set differently.
-    pub fn cards_mut(&mut self) -> &mut [Cuda] {
-        &mut self.cards
+    /// The GPUs, to be set differently.
+    pub fn gpus_mut(&mut self) -> &mut [Cuda] {
+        &mut self.gpus
     }
 
-    fn card(products: Products) -> Cuda {
+    fn gpu(products: Products) -> Cuda {
         let words = (SCRATCH / 4) as u32;
         let scratch = Region { space: Space::Arena, dtype: Dtype::F32, offset: OPERANDS, shape: [1, 1, 1, words] };
         open_with(OPERANDS + SCRATCH, scratch, 0, products)
     }
 
-    /// Runs the operation that `build` lays, in both precisions, on the card twice and on the Reference.
+    /// Runs the operation that `build` lays, in both precisions, on the GPU twice and on the Reference.
     pub fn agree<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O) {
         self.agree_in(Precision::F32, 1e-5, &build);
         self.agree_in(Precision::Bf16, 1e-2, &build);
     }
 
-    /// As [`Bench::agree`], for products in 8 bits. A card's units for those keep some 13 bits of a sum's largest term
+    /// As [`Bench::agree`], for products in 8 bits. A GPU's units for those keep some 13 bits of a sum's largest term
     /// while they add (DeepSeek-AI 2024, "DeepSeek-V3", 3.5.2), so that the last of them is in doubt; the stand-in adds
     /// in f32.
     pub fn agree_in_eighths<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O) {
-        let exact = self.cards.iter().all(|card| card.card.contains("stand-in"));
+        let exact = self.gpus.iter().all(|gpu| gpu.gpu.contains("stand-in"));
         self.agree_in(Precision::F32, if exact { 1e-5 } else { 1.0 / 4096.0 }, &build);
         self.agree_in(Precision::Bf16, 1e-2, &build);
     }
 
-    /// The operands, in the order they were laid, as the operation leaves them on the first card.
+    /// The operands, in the order they were laid, as the operation leaves them on the first GPU.
     pub fn left<O: Operation>(&mut self, precision: Precision, build: &impl Fn(&mut Lay) -> O) -> Vec<Vec<f32>> {
         let mut lay = Lay::new(if precision == Precision::F32 { Dtype::F32 } else { Dtype::Bf16 });
         let operation = build(&mut lay);
-        let bytes = after(&mut self.cards[0], &lay, |cuda| cuda.run(&operation.into()));
+        let bytes = after(&mut self.gpus[0], &lay, |cuda| cuda.run(&operation.into()));
         let values = |r: Region| decode(r.dtype, &bytes[r.offset as usize..r.end() as usize]);
         lay.operands.iter().map(|o| values(o.region)).collect()
     }
@@ -287,7 +287,7 @@ impl Bench {
         self.agree_by(precision, tolerance, build, &|cuda, operation| cuda.run(&operation.into()));
     }
 
-    /// The same of an operation that the card computes as `run` says.
+    /// The same of an operation that the GPU computes as `run` says.
     pub fn agree_by<O: Operation>(
         &mut self,
         precision: Precision,
@@ -315,7 +315,7 @@ impl Bench {
             }
         }
         Reference { arena: Arena::new(&mut storage) }.run(&reference.into()).expect("the reference runs");
-        for cuda in &mut self.cards {
+        for cuda in &mut self.gpus {
             let found = after(cuda, &ours, |cuda| run(cuda, operation));
             let again = after(cuda, &ours, |cuda| run(cuda, operation));
             assert!(found == again, "{}: other bits the second time", O::NAME);
@@ -325,7 +325,7 @@ impl Bench {
 }
 
 impl Lay {
-    /// Holds what the card left against what the Reference left, operand by operand.
+    /// Holds what the GPU left against what the Reference left, operand by operand.
     fn check(&self, name: &str, found: &[u8], theirs: &Lay, expected: &[u8], tolerance: f64) {
         let at = |region: Region| region.offset as usize..region.end() as usize;
         let mut gaps = found.to_vec();
@@ -337,7 +337,7 @@ impl Lay {
             let expected = decode(operand.region.dtype, &expected[at(operand.region)]);
             let distance = distance(&found, &expected);
             let region = own.region;
-            // Shown by `--nocapture`: the parity on this card.
+            // Shown by `--nocapture`: the parity on this GPU.
             println!("parity {name} {} operand {i} {distance:.1e}", self.kept.name());
             assert!(
                 distance <= tolerance,
@@ -360,11 +360,11 @@ fn after(cuda: &mut Cuda, lay: &Lay, run: impl FnOnce(&mut Cuda) -> Result<(), O
         };
         bytes[operand.region.offset as usize..operand.region.end() as usize].copy_from_slice(&filled);
     }
-    cuda.write(all, &bytes).expect("the card takes it");
+    cuda.write(all, &bytes).expect("the GPU takes it");
     if run(cuda).is_err() {
         panic!("{:?}", cuda.take_failure());
     }
-    cuda.read(all, &mut bytes).expect("the card gives it back");
+    cuda.read(all, &mut bytes).expect("the GPU gives it back");
     bytes
 }
 

@@ -12,12 +12,12 @@ fn region(offset: u64, columns: u32) -> Region {
 }
 
 #[test]
-fn a_card_that_is_not_there_and_an_arena_that_does_not_fit_are_refused() {
+fn a_gpu_that_is_not_there_and_an_arena_that_does_not_fit_are_refused() {
     drop(open(512, region(0, 64), 0));
     let room = Room { arena: 512, scratch: region(0, 64), staging: 0 };
-    let error = Cuda::open(77, room, Products::Own).err().expect("there is no card 77");
+    let error = Cuda::open(77, room, Products::Own).err().expect("there is no GPU 77");
     assert!(matches!(error, CudaError::NoSuchCard { asked: 77, .. }), "{error}");
-    let error = Cuda::open(0, Room { arena: 1 << 50, ..room }, Products::Own).err().expect("no card is so large");
+    let error = Cuda::open(0, Room { arena: 1 << 50, ..room }, Products::Own).err().expect("no GPU is so large");
     assert!(matches!(error, CudaError::TooSmall { needed, .. } if needed == 1 << 50), "{error}");
     assert_eq!(error.to_string().lines().count(), 1);
 }
@@ -46,12 +46,12 @@ fn a_failure_while_a_graph_is_recorded_leaves_the_device_usable() {
 }
 
 #[test]
-fn the_description_names_driver_and_cards() {
+fn the_description_names_driver_and_gpus() {
     drop(open(512, region(0, 64), 0));
     let description = describe();
     let (version, library) = description.driver.expect("a driver or the stand-in");
     assert!(version.split('.').count() == 2 && !library.is_empty());
-    assert!(description.cards.iter().all(|c| c.bytes > 0 && c.capability >= (7, 5)) && !description.cards.is_empty());
+    assert!(description.gpus.iter().all(|c| c.bytes > 0 && c.capability >= (7, 5)) && !description.gpus.is_empty());
 }
 
 /// Room on the stand-in, opened as a run would.
@@ -67,12 +67,12 @@ fn an_old_driver_is_named_with_its_version() {
         assert!(error.to_string().contains("580"), "{error}");
         let description = describe();
         assert_eq!(description.driver, Err(error.to_string()));
-        assert!(description.cards.is_empty());
+        assert!(description.gpus.is_empty());
     });
 }
 
 #[test]
-fn a_machine_without_a_card() {
+fn a_machine_without_a_gpu() {
     apart("errors::a_machine_without_a_card", &[&[("CAPFUL_STAND_IN_CARDS", "0")]], || {
         assert_eq!(opened(512).err(), Some(CudaError::NoCard));
         assert_eq!(describe().driver, Err(CudaError::NoCard.to_string()));
@@ -82,17 +82,17 @@ fn a_machine_without_a_card() {
 #[test]
 fn several_cards_are_counted() {
     apart("errors::several_cards_are_counted", &[&[("CAPFUL_STAND_IN_CARDS", "2")]], || {
-        opened(512).expect("card 0");
+        opened(512).expect("GPU 0");
         let room = Room { arena: 512, scratch: region(0, 64), staging: 0 };
-        Cuda::open(1, room, Products::Own).expect("card 1");
+        Cuda::open(1, room, Products::Own).expect("GPU 1");
         let error = Cuda::open(2, room, Products::Own).err();
-        assert_eq!(error, Some(CudaError::NoSuchCard { asked: 2, cards: 2 }));
-        assert_eq!(describe().cards.len(), 2);
+        assert_eq!(error, Some(CudaError::NoSuchCard { asked: 2, gpus: 2 }));
+        assert_eq!(describe().gpus.len(), 2);
     });
 }
 
 #[test]
-fn an_old_card_is_named() {
+fn an_old_gpu_is_named() {
     apart("errors::an_old_card_is_named", &[&[("CAPFUL_STAND_IN_CAPABILITY", "70")]], || {
         let error = opened(512).err();
         assert_eq!(error, Some(CudaError::OldCard { name: "CPU stand-in".into(), major: 7, minor: 0 }));
@@ -100,15 +100,15 @@ fn an_old_card_is_named() {
 }
 
 #[test]
-fn the_oldest_card_that_is_supported() {
+fn the_oldest_gpu_that_is_supported() {
     apart("errors::the_oldest_card_that_is_supported", &[&[("CAPFUL_STAND_IN_CAPABILITY", "75")]], || {
         opened(512).expect("old enough");
-        assert!(!describe().cards[0].bf16);
+        assert!(!describe().gpus[0].bf16);
     });
 }
 
 #[test]
-fn a_small_card_is_refused_before_anything_is_allocated() {
+fn a_small_gpu_is_refused_before_anything_is_allocated() {
     apart(
         "errors::a_small_card_is_refused_before_anything_is_allocated",
         &[&[("CAPFUL_STAND_IN_TOTAL", "1000000")]],
@@ -123,7 +123,7 @@ fn a_small_card_is_refused_before_anything_is_allocated() {
             assert_eq!(allocations(), 0);
             // To the byte; and what is in use is free no longer.
             let cuda = opened(1_000_000).expect("exactly as much");
-            assert_eq!(cuda.used().expect("a working card"), 1_000_000);
+            assert_eq!(cuda.used().expect("a working GPU"), 1_000_000);
             assert!(matches!(opened(1).err(), Some(CudaError::TooSmall { free: 0, .. })));
             drop(cuda);
             opened(1_000_000).expect("freed");
@@ -182,7 +182,7 @@ fn steps(cuda: &mut Cuda) -> (u32, CudaError) {
 }
 
 #[test]
-fn a_card_that_fails_in_a_step_fails_for_good() {
+fn a_gpu_that_fails_in_a_step_fails_for_good() {
     let environments = [
         ("graph:5", "CUDA_ERROR_LAUNCH_FAILED"),
         ("launch:5:214", "CUDA_ERROR_ECC_UNCORRECTABLE"),
@@ -191,7 +191,7 @@ fn a_card_that_fails_in_a_step_fails_for_good() {
     .map(failing);
     let environments = environments.each_ref().map(|e| e.as_slice());
     apart("errors::a_card_that_fails_in_a_step_fails_for_good", &environments, || {
-        let mut cuda = opened(512).expect("a card that works so far");
+        let mut cuda = opened(512).expect("a GPU that works so far");
         let (step, error) = steps(&mut cuda);
         assert_eq!(step, 4);
         let code = std::env::var("CAPFUL_TEST_CODE").expect("set above");
@@ -205,9 +205,9 @@ fn a_card_that_fails_in_a_step_fails_for_good() {
 }
 
 #[test]
-fn steps_allocate_nothing_on_the_card() {
+fn steps_allocate_nothing_on_the_gpu() {
     apart("errors::steps_allocate_nothing_on_the_card", &[&[]], || {
-        let mut cuda = opened(512).expect("a card");
+        let mut cuda = opened(512).expect("a GPU");
         let step = |cuda: &mut Cuda| {
             cuda.next_step()?;
             cuda.queue_write(region(0, 1), &1.0f32.to_le_bytes())?;

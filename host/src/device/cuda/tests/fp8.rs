@@ -69,7 +69,7 @@ fn every_kind_of_number_has_the_reference_s_code() {
     }
 }
 
-/// The copy that an operation makes is what `Quantise` makes of what it stored, to the bit, on the card. What it stored
+/// The copy that an operation makes is what `Quantise` makes of what it stored, to the bit, on the GPU. What it stored
 /// is held against the Reference, if that `computes` the same. `build` lays the copy that it is given, and gives beside
 /// the operation which operand it is of.
 fn copies_as_quantise<O: Operation>(
@@ -486,8 +486,8 @@ fn the_reference_learns_as_well_with_copies_in_8_bits() {
     }
 }
 
-/// A card with the plan of a run in `precision`, and the plan.
-fn card(precision: Precision, stage: &MicroBatch) -> (Cuda, Plan) {
+/// A GPU with the plan of a run in `precision`, and the plan.
+fn gpu(precision: Precision, stage: &MicroBatch) -> (Cuda, Plan) {
     let profile = CudaProfile { precision };
     let draft = plan(MODEL, &profile, 0, stage);
     let mut meter = Meter::new(&profile, Rates::ONE);
@@ -502,18 +502,18 @@ fn card(precision: Precision, stage: &MicroBatch) -> (Cuda, Plan) {
     (open_with(plan.bytes, plan.scratch, 0, Products::Library), plan)
 }
 
-fn on_card(precision: Precision, stage: &MicroBatch, steps: u64, products: impl Fn(u64) -> Kind) -> (Vec<f32>, Saved) {
-    let (mut cuda, plan) = card(precision, stage);
+fn on_gpu(precision: Precision, stage: &MicroBatch, steps: u64, products: impl Fn(u64) -> Kind) -> (Vec<f32>, Saved) {
+    let (mut cuda, plan) = gpu(precision, stage);
     train(&mut cuda, &plan, stage, (0, steps), None, products)
 }
 
 #[test]
-fn a_card_learns_as_well_in_fp8_as_in_bf16() {
+fn a_gpu_learns_as_well_in_fp8_as_in_bf16() {
     if Bench::of_eighths().is_none() {
         return;
     }
-    let (wide, _) = on_card(Precision::Bf16, &STAGE, 28, |_| Kind::Wide);
-    let (eighths, _) = on_card(Precision::Fp8, &STAGE, 28, chosen);
+    let (wide, _) = on_gpu(Precision::Bf16, &STAGE, 28, |_| Kind::Wide);
+    let (eighths, _) = on_gpu(Precision::Fp8, &STAGE, 28, chosen);
     assert_eq!(wide[..FILLS as usize], eighths[..FILLS as usize], "while the history fills nothing differs");
     learn_alike(&wide, &eighths, 0.05);
     // And as the Reference, whose numbers are wider.
@@ -528,16 +528,16 @@ fn steps_in_fp8_go_on_with_the_same_bits() {
     }
     // The history need not be full for that.
     let soon = |step| if step < 2 { Kind::Warming } else { Kind::Quantised };
-    let whole = on_card(Precision::Fp8, &STAGE, 5, soon);
-    assert_eq!(on_card(Precision::Fp8, &STAGE, 5, soon), whole, "twice");
+    let whole = on_gpu(Precision::Fp8, &STAGE, 5, soon);
+    assert_eq!(on_gpu(Precision::Fp8, &STAGE, 5, soon), whole, "twice");
     for recompute in [Recompute::Cheap, Recompute::Full] {
-        let (losses, _) = on_card(Precision::Fp8, &MicroBatch { recompute, ..STAGE }, 5, soon);
+        let (losses, _) = on_gpu(Precision::Fp8, &MicroBatch { recompute, ..STAGE }, 5, soon);
         assert_eq!(losses, whole.0, "{recompute:?}");
     }
     // Saved while the history fills, and when products read the copies.
     for at in [1, 3] {
-        let (_, saved) = on_card(Precision::Fp8, &STAGE, at, soon);
-        let (mut cuda, plan) = card(Precision::Fp8, &STAGE);
+        let (_, saved) = on_gpu(Precision::Fp8, &STAGE, at, soon);
+        let (mut cuda, plan) = gpu(Precision::Fp8, &STAGE);
         let (losses, left) = train(&mut cuda, &plan, &STAGE, (at, 5), Some(&saved), soon);
         assert!(losses == whole.0[at as usize..] && left == whole.1, "resumed after {at} steps");
     }
@@ -611,11 +611,11 @@ fn a_step_whose_operations_copy_has_the_bits_of_one_whose_copies_are_apart() {
         assert!(on(&mut apart) == together, "{recompute:?} on the Reference");
         assert_eq!((apart.fused, apart.alone), (fused, alone), "{recompute:?}");
         if able {
-            let (cuda, plan) = card(Precision::Fp8, &stage);
+            let (cuda, plan) = gpu(Precision::Fp8, &stage);
             let mut apart = Apart::new(cuda);
             let (losses, left) = train(&mut apart, &plan, &stage, (0, 4), None, soon);
-            let together = on_card(Precision::Fp8, &stage, 4, soon);
-            assert!(losses == together.0 && left == together.1, "{recompute:?} on the card");
+            let together = on_gpu(Precision::Fp8, &stage, 4, soon);
+            assert!(losses == together.0 && left == together.1, "{recompute:?} on the GPU");
         }
     }
 }

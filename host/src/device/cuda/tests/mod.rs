@@ -1,4 +1,4 @@
-//! Every operation against the core's Reference, and a whole step: on a card where there is one, else on the
+//! Every operation against the core's Reference, and a whole step: on a GPU where there is one, else on the
 //! stand-in for its driver.
 
 mod bench;

@@ -99,10 +99,10 @@ fn regions_are_carried_also_in_a_graph() {
     let mut cuda = open_with(768, region(512), 0, Products::Own);
     let operation = Carry { from: region(0), to: region(256) };
     for value in [1u8, 2] {
-        cuda.write(operation.from, &[value; 12]).expect("the card takes it");
+        cuda.write(operation.from, &[value; 12]).expect("the GPU takes it");
         replay(&mut cuda, 5, |c| c.run_carry(operation)).expect("it is recorded");
         let mut found = [0; 12];
-        cuda.read(operation.to, &mut found).expect("the card gives it back");
+        cuda.read(operation.to, &mut found).expect("the GPU gives it back");
         assert_eq!(found, [value; 12]);
     }
 }
@@ -545,18 +545,18 @@ fn f32_is_rounded_to_tf32_where_that_is_allowed() {
         Linear::new(x, weight, None, l.poison_exact([1, 1, 40, 24]))
     };
     let products = |bench: &Bench| -> Vec<String> {
-        bench.cards().iter().flat_map(|card| card.choices()).map(|choice| choice.product).collect()
+        bench.gpus().iter().flat_map(|gpu| gpu.choices()).map(|choice| choice.product).collect()
     };
     bench.agree_in(Precision::F32, 1e-5, &linear);
     assert!(products(&bench).iter().all(|p| !p.contains("tf32")));
-    for card in bench.cards_mut() {
-        card.allow_tf32(true);
+    for gpu in bench.gpus_mut() {
+        gpu.allow_tf32(true);
     }
     bench.agree_in(Precision::F32, 1e-3, &linear);
-    for card in bench.cards_mut().iter_mut().filter(|card| card.blas.is_some()) {
-        let choices = card.choices();
+    for gpu in bench.gpus_mut().iter_mut().filter(|gpu| gpu.blas.is_some()) {
+        let choices = gpu.choices();
         assert!(choices.iter().any(|c| c.product.starts_with("nt 40 24 64 tf32 f32 plain")), "{choices:?}");
-        card.reuse(&choices).expect("its own choices");
-        assert_eq!(card.choices(), choices);
+        gpu.reuse(&choices).expect("its own choices");
+        assert_eq!(gpu.choices(), choices);
     }
 }

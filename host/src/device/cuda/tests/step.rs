@@ -145,8 +145,8 @@ fn reference(model: &Transformer, steps: u64, stage: &MicroBatch) -> (Vec<f32>, 
     (losses, parameters(&plan).flat_map(|r| device.arena.f32(r).expect("in the arena").to_vec()).collect())
 }
 
-/// The same on the card, each step replayed and its loss read a step late.
-fn on_card(
+/// The same on the GPU, each step replayed and its loss read a step late.
+fn on_gpu(
     model: &Transformer,
     precision: Precision,
     products: Products,
@@ -206,7 +206,7 @@ fn agree(model: &Transformer, stage: &MicroBatch) {
     let (expected, weights) = reference(model, 3, stage);
     for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 1e-2)] {
         for products in [Products::Own, Products::Library] {
-            let (losses, found) = on_card(model, precision, products, 3, stage);
+            let (losses, found) = on_gpu(model, precision, products, 3, stage);
             let off = distance(&found, &weights);
             assert!(distance(&losses, &expected) < tolerance, "{precision:?}: {losses:?} against {expected:?}");
             assert!(off < tolerance, "{precision:?} {products:?}: weights off by {off}");
@@ -229,7 +229,7 @@ fn steps_of_a_yxanul_agree_with_the_reference_in_both_precisions() {
 
 fn repeats(model: &Transformer, stage: &MicroBatch) {
     for precision in [Precision::F32, Precision::Bf16] {
-        let steps = || on_card(model, precision, Products::Own, 2, stage);
+        let steps = || on_gpu(model, precision, Products::Own, 2, stage);
         assert_eq!(steps(), steps());
     }
 }
@@ -242,9 +242,9 @@ fn the_same_steps_give_the_same_bits() {
 
 fn recomputes(model: &Transformer, stage: &MicroBatch) {
     for precision in [Precision::F32, Precision::Bf16] {
-        let kept = on_card(model, precision, Products::Own, 2, stage);
+        let kept = on_gpu(model, precision, Products::Own, 2, stage);
         for recompute in [Recompute::Cheap, Recompute::Full] {
-            let again = on_card(model, precision, Products::Own, 2, &MicroBatch { recompute, ..*stage });
+            let again = on_gpu(model, precision, Products::Own, 2, &MicroBatch { recompute, ..*stage });
             assert_eq!(again, kept, "{recompute:?}");
         }
     }

@@ -20,7 +20,7 @@ fn linear() -> Linear {
     Linear::new(x, weight, Some(region(20480, 1, OUTPUTS)), region(24576, ROWS, OUTPUTS))
 }
 
-fn card() -> Cuda {
+fn gpu() -> Cuda {
     let scratch = Region { offset: 32768, shape: [1, 1, 1, 8 << 20], ..region(0, 1, 1) };
     open_with(scratch.end(), scratch, 64, Products::Library)
 }
@@ -52,12 +52,12 @@ fn the_fastest_is_taken() {
     let environments = ["1", "2", "3"].map(|n| [("CAPFUL_STAND_IN_BLAS_FASTEST", n)]);
     let environments = environments.each_ref().map(|e| e.as_slice());
     apart("tuning::the_fastest_is_taken", &environments, || {
-        let mut cuda = card();
+        let mut cuda = gpu();
         cuda.tune(queue).expect("a product");
         let choices = cuda.choices();
         assert_eq!(choices.len(), 1);
         assert_eq!(choices[0].product, "nt 5 7 301 f32 f32 bias 256");
-        assert_eq!((choices[0].card.as_str(), choices[0].library), ("CPU stand-in", 130_000));
+        assert_eq!((choices[0].gpu.as_str(), choices[0].library), ("CPU stand-in", 130_000));
         assert!(choices[0].milliseconds.is_some_and(|ms| ms < 1000.0), "{choices:?}");
         let fastest = std::env::var("CAPFUL_STAND_IN_BLAS_FASTEST").expect("set above");
         assert_eq!(number(&choices[0]), format!("0{fastest}"));
@@ -73,23 +73,23 @@ fn the_fastest_is_taken() {
 #[test]
 fn a_choice_is_saved_and_gives_the_same_bits() {
     apart("tuning::a_choice_is_saved_and_gives_the_same_bits", &[&[("CAPFUL_STAND_IN_BLAS_FASTEST", "3")]], || {
-        let mut cuda = card();
+        let mut cuda = gpu();
         cuda.tune(queue).expect("a product");
         let (bits, text) = (product(&mut cuda), serde_json::to_string(&cuda.choices()).expect("plain data"));
         let choices: Vec<Choice> = serde_json::from_str(&text).expect("what was written");
         assert_eq!(choices, cuda.choices());
-        let mut again = card();
-        again.reuse(&choices).expect("the same card and library");
+        let mut again = gpu();
+        again.reuse(&choices).expect("the same GPU and library");
         assert_eq!(again.choices(), choices);
         assert_eq!(product(&mut again), bits);
-        assert_ne!(product(&mut card()), bits, "the library's first proposal sums in another order");
+        assert_ne!(product(&mut gpu()), bits, "the library's first proposal sums in another order");
     });
 }
 
 #[test]
 fn a_product_first_met_in_a_recording_takes_the_first_proposal() {
     apart("tuning::a_product_first_met_in_a_recording_takes_the_first_proposal", &[&[]], || {
-        let mut cuda = card();
+        let mut cuda = gpu();
         product(&mut cuda);
         let choices = cuda.choices();
         assert_eq!((choices.len(), number(&choices[0]), choices[0].milliseconds), (1, "01", None));
@@ -102,7 +102,7 @@ fn a_product_first_met_in_a_recording_takes_the_first_proposal() {
 #[test]
 fn what_does_not_fit_is_refused_as_a_whole() {
     apart("tuning::what_does_not_fit_is_refused_as_a_whole", &[&[]], || {
-        let mut cuda = card();
+        let mut cuda = gpu();
         cuda.tune(queue).expect("a product");
         let good = cuda.choices().remove(0);
         let other = |change: &dyn Fn(&mut Choice)| {
@@ -112,7 +112,7 @@ fn what_does_not_fit_is_refused_as_a_whole() {
         };
         let forged = |digits: &str| Some(digits.repeat(64 / (digits.len() / 2)));
         for (choices, word) in [
-            (other(&|c| c.card = "NVIDIA H100".into()), "NVIDIA H100"),
+            (other(&|c| c.gpu = "NVIDIA H100".into()), "NVIDIA H100"),
             (other(&|c| c.library = 120_900), "120900"),
             (other(&|c| c.product = "nt 5 7".into()), "nt 5 7"),
             (other(&|c| c.algorithm = Some("02".into())), "nt 5 7 301"),
@@ -122,7 +122,7 @@ fn what_does_not_fit_is_refused_as_a_whole() {
             (other(&|c| c.algorithm = forged("7f")), "nt 5 7 301"),
             (other(&|c| c.algorithm = Some(format!("04{}01{}", "00".repeat(7), "00".repeat(55)))), "nt 5 7 301"),
         ] {
-            let mut fresh = card();
+            let mut fresh = gpu();
             let warning = fresh.reuse(&choices).expect_err("a reason");
             assert!(warning.contains(word) && warning.lines().count() == 1, "{warning}");
             assert!(fresh.choices().is_empty());
@@ -138,7 +138,7 @@ fn what_does_not_fit_is_refused_as_a_whole() {
 fn without_the_library_there_is_one_warning_and_our_own_kernels_run() {
     let name = "tuning::without_the_library_there_is_one_warning_and_our_own_kernels_run";
     apart(name, &[&[("CAPFUL_STAND_IN_BLAS", "0")]], || {
-        let mut cuda = card();
+        let mut cuda = gpu();
         assert!(cuda.warnings.len() == 1 && cuda.warnings[0].contains("libcublas"), "{:?}", cuda.warnings);
         cuda.tune(queue).expect("nothing to tune");
         assert!(product(&mut cuda).iter().all(|x| x.is_finite()));
