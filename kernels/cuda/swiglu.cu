@@ -3,7 +3,7 @@
 
 struct SwiGluArgs {
     void* gate_up;  // [rows, 2 d]: the gate, then up; of the gradient: their gradients
-    void* narrow;   // [rows, d]: what comes out, or its gradient
+    void* single;   // [rows, d]: what comes out, or its gradient
     CopyArgs copy;  // of what is written
     u64 count;      // rows times vectors
     u32 d, vectors; // vectors of a row of d
@@ -25,7 +25,7 @@ __device__ inline float sigmoid<bf16>(float x) {
     return reciprocal(1.0f + power_of_two(-LOG2_E * x));
 }
 
-// A thread a vector: calls `visit(gate, narrow)` with where they lie.
+// A thread a vector: calls `visit(gate, single)` with where they lie.
 template <int N, class Visit>
 __device__ inline void each_pair(const SwiGluArgs& a, Visit visit) {
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -37,26 +37,26 @@ __device__ inline void each_pair(const SwiGluArgs& a, Visit visit) {
 
 template <class T, int N, class F>
 __device__ inline void forward(const SwiGluArgs& a, Copier<F>& copier) {
-    each_pair<N>(a, [&](u64 wide, u64 narrow) {
+    each_pair<N>(a, [&](u64 wide, u64 single) {
         const T* gates = (const T*)a.gate_up + wide;
         float gate[N], up[N];
         read(gate, gates);
         read(up, gates + a.d);
 #pragma unroll
         for (int i = 0; i < N; i++) up[i] *= gate[i] * sigmoid<T>(gate[i]);
-        write_rounded((T*)a.narrow + narrow, up);
-        copier.put(narrow, up);
+        write_rounded((T*)a.single + single, up);
+        copier.put(single, up);
     });
 }
 
 template <class T, int N, class F>
 __device__ inline void backward(const SwiGluArgs& a, Copier<F>& copier) {
-    each_pair<N>(a, [&](u64 wide, u64 narrow) {
+    each_pair<N>(a, [&](u64 wide, u64 single) {
         T *gates = (T*)a.gate_up + wide, *ups = gates + a.d;
         float gate[N], up[N], out_grad[N];
         read(gate, gates);
         read(up, ups);
-        read(out_grad, (const T*)a.narrow + narrow);
+        read(out_grad, (const T*)a.single + single);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float s = sigmoid<T>(gate[i]), value = gate[i] * s;

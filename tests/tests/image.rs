@@ -12,7 +12,7 @@ const LENGTH: u32 = 12;
 
 /// Where a model's decoding lies.
 struct Laid<F: Family> {
-    state: F::Lasting,
+    lasting: F::Lasting,
     decoding: F::Decoding,
     entries: Vec<Entry>,
     arena: u64,
@@ -23,10 +23,10 @@ fn lay<F: Family>(model: &F, image: bool) -> Laid<F> {
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = if image { Layout::with_image(&mut visit) } else { Layout::new(&mut visit) };
-    let state = model.lay_lasting(&Single, Purpose::Decoding, &mut layout);
+    let lasting = model.lay_lasting(&Single, Purpose::Decoding, &mut layout);
     let decoding = model.lay_decoding(LENGTH, &Single, &mut layout);
     let (arena, image) = (layout.high_water().expect("it fits"), layout.image_bytes());
-    Laid { state, decoding, entries, arena, image }
+    Laid { lasting, decoding, entries, arena, image }
 }
 
 /// What the image would hold.
@@ -65,7 +65,7 @@ fn decode<F: Family>(model: &F, vocab: u32, image: bool) -> Vec<u32> {
         let [mut id, mut cursor] = device.arena.views([Some(id), Some(cursor)]).expect("in the arena");
         id.u32_mut().expect("ids")[0] = token;
         cursor.u32_mut().expect("a position")[0] = position as u32;
-        model.decode(&mut device, &laid.state, &laid.decoding, Pattern::DENSE).expect("a token");
+        model.decode(&mut device, &laid.lasting, &laid.decoding, Pattern::DENSE).expect("a token");
         all.extend(device.arena.f32(logits).expect("logits").iter().map(|x| x.to_bits()));
     }
     all
@@ -97,10 +97,10 @@ fn an_image_is_not_written_and_a_device_without_one_says_so() {
     let laid: Laid<Transformer> = lay(&model, true);
     let mut storage = vec![0u64; laid.arena as usize / 8];
     let mut device = Reference { arena: Arena::new(&mut storage) };
-    let error = model.decode(&mut device, &laid.state, &laid.decoding, Pattern::DENSE).unwrap_err();
+    let error = model.decode(&mut device, &laid.lasting, &laid.decoding, Pattern::DENSE).unwrap_err();
     assert!(matches!(error, OperationError::Arena(ArenaError::NoImage(_))), "{error}");
     // A product into a weight.
-    let weight = laid.state.weights.out.weight.at(0);
+    let weight = laid.lasting.weights.out.weight.at(0);
     let square = Region { offset: 0, space: Space::Arena, ..weight };
     let op: Op = Linear::new(square, Region { offset: square.end(), ..square }, None, weight).into();
     let flash = vec![0u128; laid.image.div_ceil(16) as usize];
@@ -110,5 +110,5 @@ fn an_image_is_not_written_and_a_device_without_one_says_so() {
     assert!(matches!(error, OperationError::Arena(ArenaError::ReadOnly(_))), "{error}");
     // What writes to nothing but the arena passes the meter.
     let mut meter = Meter::new(&Single, Rates::ONE);
-    model.decode(&mut meter, &laid.state, &laid.decoding, Pattern::DENSE).expect("a token");
+    model.decode(&mut meter, &laid.lasting, &laid.decoding, Pattern::DENSE).expect("a token");
 }

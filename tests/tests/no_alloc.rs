@@ -62,7 +62,7 @@ fn train() -> Option<()> {
         count += 1;
     };
     let mut layout = Layout::new(&mut note);
-    let state = model.lay_lasting(&Single, Purpose::Training, &mut layout);
+    let lasting = model.lay_lasting(&Single, Purpose::Training, &mut layout);
     let training = model.lay_training(&stage, &Single, &mut layout);
     let bytes = layout.high_water().ok()?;
     let mut storage = [0u64; 24 << 10];
@@ -89,14 +89,14 @@ fn train() -> Option<()> {
     let batch = Transformer::training_batch(&training);
     ids(arena, batch.ids, |i| i * 7 % 19);
     ids(arena, batch.targets, |i| (i * 7 + 3) % 19);
-    let control = state.control;
+    let control = lasting.control;
     let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
     let mut losses = [0.0; 2];
     for (step, loss) in (0..).zip(&mut losses) {
         let settings = <[f32; 5]>::from(Settings::of(step, 1e-2, &optimizer, 1.0, 12));
         floats(&mut device.arena, control.settings, |i| settings[i]);
-        model.micro_batch(&mut device, &state, &training, &stage, true).ok()?;
-        model.update(&mut device, &state, &optimizer).ok()?;
+        model.micro_batch(&mut device, &lasting, &training, &stage, true).ok()?;
+        model.update(&mut device, &lasting, &optimizer).ok()?;
         *loss = f64::from(Results::from_slice(device.arena.f32(control.results).ok()?).ok()?.loss);
     }
     let right = (losses[0] - EXPECTED).abs() < 1e-4 * EXPECTED && losses[1] < losses[0] - 0.01;

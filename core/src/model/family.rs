@@ -351,7 +351,7 @@ pub trait Family {
     fn gauges(&self, _: &Self::Lasting, _: &mut dyn FnMut(Gauge)) {}
 
     /// Settings and results.
-    fn control(state: &Self::Lasting) -> Control;
+    fn control(lasting: &Self::Lasting) -> Control;
 
     /// Where a training batch goes.
     fn training_batch(training: &Self::Training) -> Batch;
@@ -372,7 +372,7 @@ pub trait Family {
     fn micro_batch(
         &self,
         device: &mut dyn Device,
-        state: &Self::Lasting,
+        lasting: &Self::Lasting,
         training: &Self::Training,
         micro: &MicroBatch,
         first: bool,
@@ -385,7 +385,7 @@ pub trait Family {
     fn update(
         &self,
         device: &mut dyn Device,
-        state: &Self::Lasting,
+        lasting: &Self::Lasting,
         optimizer: &Optimizer,
     ) -> Result<(), OperationError>;
 
@@ -396,7 +396,7 @@ pub trait Family {
     fn evaluate(
         &self,
         device: &mut dyn Device,
-        state: &Self::Lasting,
+        lasting: &Self::Lasting,
         evaluation: &Self::Evaluation,
         micro: &MicroBatch,
     ) -> Result<(), OperationError>;
@@ -408,7 +408,7 @@ pub trait Family {
     fn logits(
         &self,
         device: &mut dyn Device,
-        state: &Self::Lasting,
+        lasting: &Self::Lasting,
         evaluation: &Self::Evaluation,
         first: u32,
         count: u32,
@@ -421,7 +421,7 @@ pub trait Family {
     fn decode(
         &self,
         device: &mut dyn Device,
-        state: &Self::Lasting,
+        lasting: &Self::Lasting,
         decoding: &Self::Decoding,
         pattern: Pattern,
     ) -> Result<(), OperationError>;

@@ -141,12 +141,12 @@ impl NeuroGen {
         w.gate.map(|[weight, bias]| Gate { weight, bias, first: outputs.first, count: outputs.count })
     }
 
-    fn inhibit(&self, device: &mut dyn Device, state: &Lasting) -> Result<(), OperationError> {
+    fn inhibit(&self, device: &mut dyn Device, lasting: &Lasting) -> Result<(), OperationError> {
         let thalamus = Module::Thalamus.index();
         let inhibitory = self.connectome.inhibitory();
         device.emit(Inhibit {
-            sources: state.sources[thalamus],
-            weights: state.weights.synapses[thalamus],
+            sources: lasting.sources[thalamus],
+            weights: lasting.weights.synapses[thalamus],
             first: inhibitory.first,
             count: inhibitory.count,
         })
@@ -156,7 +156,7 @@ impl NeuroGen {
     fn spike(
         &self,
         device: &mut dyn Device,
-        state: &Lasting,
+        lasting: &Lasting,
         c: &Segment,
         pass: Pass,
         t: u32,
@@ -169,11 +169,11 @@ impl NeuroGen {
                 signals: c.signals,
                 spikes: c.spikes[m],
                 keep: c.keep,
-                sources: state.sources[m],
-                weights: state.weights.synapses[m],
+                sources: lasting.sources[m],
+                weights: lasting.weights.synapses[m],
                 potential: c.potential[m],
                 fatigue: c.fatigue[m],
-                offset: state.weights.thresholds[m],
+                offset: lasting.weights.thresholds[m],
                 slope: c.slope.map(|s| s[m]),
                 outputs: self.connectome.outputs(module),
                 cell: Cell { homeostasis, ..self.cell },
@@ -183,13 +183,19 @@ impl NeuroGen {
     }
 
     /// From token ids to the residual stream.
-    fn forward(&self, device: &mut dyn Device, state: &Lasting, c: &Segment, pass: Pass) -> Result<(), OperationError> {
-        let w = &state.weights;
+    fn forward(
+        &self,
+        device: &mut dyn Device,
+        lasting: &Lasting,
+        c: &Segment,
+        pass: Pass,
+    ) -> Result<(), OperationError> {
+        let w = &lasting.weights;
         device.emit(Embed { ids: c.ids, table: w.embedding, out: c.x })?;
         let Pass { fresh, .. } = pass;
         device.emit(Taps { x: c.x, offsets: c.offsets, signals: c.signals, keep: c.keep, taps: self.taps, fresh })?;
         for t in 0..c.x.shape[2] {
-            self.spike(device, state, c, pass, t)?;
+            self.spike(device, lasting, c, pass, t)?;
         }
         let layout = self.connectome.readout();
         device.emit(Readout { signals: c.signals, layout, weights: w.readout, gate: self.gate(w), out: c.stream })?;
@@ -229,11 +235,11 @@ impl NeuroGen {
     fn backward_dense(
         &self,
         device: &mut dyn Device,
-        state: &Lasting,
+        lasting: &Lasting,
         grads: &Weights,
         t: &Training,
     ) -> Result<(), OperationError> {
-        let (w, c) = (&state.weights, &t.segment);
+        let (w, c) = (&lasting.weights, &t.segment);
         let linear =
             |x, weight, out_grad, x_grad, weight_grad| LinearGrad::new([x, weight], out_grad, [x_grad, weight_grad]);
         if let (Some([down, up]), Some([down_grad, up_grad]), Some(low), Some(low_grad)) =
@@ -307,12 +313,12 @@ impl NeuroGen {
     fn backward_spikes(
         &self,
         device: &mut dyn Device,
-        state: &Lasting,
+        lasting: &Lasting,
         grads: &Weights,
         t: &Training,
     ) -> Result<(), OperationError> {
         let (c, tokens) = (&t.segment, t.segment.x.shape[2]);
-        match (&state.index, t.spikes_grad) {
+        match (&lasting.index, t.spikes_grad) {
             (Some(index), Some(spikes_grad)) => {
                 for token in (0..tokens).rev() {
                     for module in Module::ORDER.into_iter().rev() {
@@ -321,7 +327,7 @@ impl NeuroGen {
                         device.emit(SynapseInputGrad {
                             token,
                             grad: t.slope[m],
-                            weights: state.weights.synapses[m],
+                            weights: lasting.weights.synapses[m],
                             starts: index[m].starts,
                             synapses: index[m].synapses,
                             keep: c.keep,
@@ -344,7 +350,7 @@ impl NeuroGen {
                 signals: c.signals,
                 spikes: c.spikes[m],
                 keep: c.keep,
-                sources: state.sources[m],
+                sources: lasting.sources[m],
                 weight_grad: grads.synapses[m],
             })?;
         }
@@ -374,17 +380,17 @@ impl NeuroGen {
 
     fn head(
         &self,
-        state: &Lasting,
+        lasting: &Lasting,
         c: &Segment,
         targets: Region,
         logits: Region,
         gradient: Option<HeadGrad>,
     ) -> HeadLoss {
-        let Control { settings, results } = state.control;
+        let Control { settings, results } = lasting.control;
         HeadLoss {
             x: c.stream,
-            weight: state.weights.decoder,
-            bias: Some(state.weights.decoder_bias),
+            weight: lasting.weights.decoder,
+            bias: Some(lasting.weights.decoder_bias),
             ids: self.vocab_size,
             targets,
             logits,

@@ -41,7 +41,7 @@ pub fn metered<F: Family>(family: &F, micro: &MicroBatch, profile: &dyn Profile)
     let mut seen = heapless::Vec::new();
     let mut visit = |e: &Entry| seen.push(*e).expect("room for 320");
     let mut layout = Layout::new(&mut visit);
-    let state = family.lay_lasting(profile, Purpose::Training, &mut layout);
+    let lasting = family.lay_lasting(profile, Purpose::Training, &mut layout);
     let mark = layout.mark();
     let training = family.lay_training(micro, profile, &mut layout);
     layout.rewind(mark);
@@ -49,14 +49,14 @@ pub fn metered<F: Family>(family: &F, micro: &MicroBatch, profile: &dyn Profile)
     layout.rewind(mark);
     let decoding = family.lay_decoding(9, profile, &mut layout);
     let mut meter = Named(Meter::new(profile, Rates::ONE));
-    family.micro_batch(&mut meter, &state, &training, micro, true).unwrap();
+    family.micro_batch(&mut meter, &lasting, &training, micro, true).unwrap();
     if family.accumulates() {
-        family.micro_batch(&mut meter, &state, &training, micro, false).unwrap();
+        family.micro_batch(&mut meter, &lasting, &training, micro, false).unwrap();
     }
     let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
-    family.update(&mut meter, &state, &optimizer).unwrap();
-    family.evaluate(&mut meter, &state, &evaluation, micro).unwrap();
-    family.logits(&mut meter, &state, &evaluation, 3, 4).unwrap();
-    family.decode(&mut meter, &state, &decoding, Pattern::DENSE).unwrap();
+    family.update(&mut meter, &lasting, &optimizer).unwrap();
+    family.evaluate(&mut meter, &lasting, &evaluation, micro).unwrap();
+    family.logits(&mut meter, &lasting, &evaluation, 3, 4).unwrap();
+    family.decode(&mut meter, &lasting, &decoding, Pattern::DENSE).unwrap();
     seen
 }

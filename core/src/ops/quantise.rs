@@ -340,7 +340,7 @@ mod tests {
         let (x, stats, gain) =
             (b.normal([1, 1, 3, 16], 2, 1.0), b.poison([1, 1, 3, 1]), b.normal([1, 1, 1, 16], 3, 1.0));
         let (normal, x_grad, gain_grad) = (b.poison([1, 1, 3, 16]), b.poison([1, 1, 3, 16]), b.poison([1, 1, 1, 16]));
-        let narrow = Quantised { codes: b.codes(Dtype::E4m3, out.shape), scaling: scaling(&mut b, 32.0) };
+        let short = Quantised { codes: b.codes(Dtype::E4m3, out.shape), scaling: scaling(&mut b, 32.0) };
         let wide = Quantised { codes: b.codes(Dtype::E5m2, x.shape), scaling: scaling(&mut b, 1024.0) };
         let (kind, eps) = (NormKind::Rms, 1e-5);
         let swiglu = |copy| SwiGlu { gate_up, out, copy: Some(copy) };
@@ -359,10 +359,10 @@ mod tests {
             accumulate: false,
             copy: Some(copy),
         };
-        assert!(swiglu(wide).validate().is_err() && swiglu_grad(narrow).validate().is_err());
-        assert!(norm(narrow).validate().is_err() && norm_grad(narrow).validate().is_err());
-        let whole = |r: Region| Quantised { codes: Region { dtype: Dtype::F32, ..r }, ..narrow };
-        assert!(swiglu(whole(narrow.codes)).validate().is_err(), "no 8 bits");
+        assert!(swiglu(wide).validate().is_err() && swiglu_grad(short).validate().is_err());
+        assert!(norm(short).validate().is_err() && norm_grad(short).validate().is_err());
+        let whole = |r: Region| Quantised { codes: Region { dtype: Dtype::F32, ..r }, ..short };
+        assert!(swiglu(whole(short.codes)).validate().is_err(), "no 8 bits");
         let mut largest = 0.0f32;
         let check = |b: &mut Bench<2048>, copy: Quantised, x: Region, amax: &mut f32| {
             for i in 0..x.elements() as usize {
@@ -373,8 +373,8 @@ mod tests {
             }
             assert_eq!(b.get(copy.scaling.amax())[0], *amax);
         };
-        b.run(swiglu(narrow));
-        check(&mut b, narrow, out, &mut 0.0);
+        b.run(swiglu(short));
+        check(&mut b, short, out, &mut 0.0);
         b.run(swiglu_grad(wide));
         check(&mut b, wide, gate_up, &mut largest);
         b.run(norm(wide));

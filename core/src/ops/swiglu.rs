@@ -16,9 +16,9 @@ pub struct SwiGlu {
     pub copy: Option<Quantised>,
 }
 
-/// Whether `gate_up` is twice as wide as `narrow` and as long.
-fn fits(gate_up: &Region, narrow: &Region) -> bool {
-    gate_up.columns() == 2 * narrow.columns() && gate_up.rows() == narrow.rows()
+/// Whether `gate_up` is twice as wide as `out` and as long.
+fn fits(gate_up: &Region, out: &Region) -> bool {
+    gate_up.columns() == 2 * out.columns() && gate_up.rows() == out.rows()
 }
 
 impl Operation for SwiGlu {

@@ -110,8 +110,8 @@ pub fn lay<M: Parameters>(
         return (weights, None);
     }
     let mut other = |prefix, role| table(model, (prefix, role, Some(profile.dtype(role))), weight, ledger);
-    let narrow = weight_ranges.found.iter().any(|range| range.dtype != Dtype::F32);
-    let masters = narrow.then(|| other("master.", Role::Master).1);
+    let reduced = weight_ranges.found.iter().any(|range| range.dtype != Dtype::F32);
+    let masters = reduced.then(|| other("master.", Role::Master).1);
     let (gradients, gradient_ranges) = other("gradient.", Role::Gradient);
     let [first, second] = ["first_moment.", "second_moment."].map(|prefix| other(prefix, Role::Moment).1);
     let moments = Moments::of([&weight_ranges, &gradient_ranges, &first, &second], masters.as_ref(), ledger);

@@ -17,13 +17,10 @@ pub struct RawStage {
     /// Sequences of a micro-batch.
     pub batch_size: u32,
     /// Micro-batches of a step; 1 if not given.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub accumulate: Option<u32>,
     /// Factor of the learning rate; 1 if not given.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lr: Option<f64>,
     /// The largest global norm of the gradient; the run's if not given.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub clip: Option<f32>,
 }
 
@@ -33,157 +30,119 @@ pub struct RawStage {
 pub struct RawConfig {
     /// A named starting point: pythia-tiny, -14m, -70m, -160m, yxanul-tiny, yxanul-197m, llama-tiny
     #[arg(long, value_name = "NAME")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub preset: Option<String>,
     /// What to learn from: tales (built in), a file (.txt .jsonl .jsonl.zst .parquet) or a directory of such
     #[arg(long, value_name = "SOURCE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
     /// A separate source for validation; without it a share of the documents is held out
     #[arg(long, value_name = "SOURCE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub validation: Option<String>,
     /// The field or column that holds a document's text
     #[arg(long, value_name = "NAME")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub text_field: Option<String>,
     /// Of what is streamed, shuffles files, and documents in blocks of so many, anew in each pass; 0 for their own order
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub shuffle: Option<u32>,
     /// The order of sequences: random (a permutation of all), pool (drawn from a part of the stream) or consecutive; not
     /// given, random where the tokens are or can be kept in files, consecutive for tales
     #[arg(long, value_name = "ORDER")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub order: Option<super::Order>,
     /// Where tokens are kept once they are encoded, for other runs too; none for streaming; the run's directory if not
     /// given
     #[arg(long, value_name = "DIR|none")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
     /// Memory of the pool that streamed sequences are drawn from, for example 128MiB
     #[arg(long, value_name = "SIZE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// word (capped vocabulary), byte, bpe (trained under the cap), or a Hugging Face tokenizer.json
     #[arg(long, value_name = "KIND|FILE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
     /// Token ids of the model, special ones included: the cap
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub vocab_size: Option<u32>,
     /// Sequences of a micro-batch
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_size: Option<u32>,
     /// Tokens of a sequence
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub seq_len: Option<u32>,
     /// Micro-batches of a step
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub accumulate: Option<u32>,
     /// Steps of the run
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
     /// Passes over the training split, instead of --steps
     #[arg(long, value_name = "N", conflicts_with = "steps")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub epochs: Option<u32>,
     /// The highest learning rate
     #[arg(long, value_name = "X")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub lr: Option<f64>,
     /// How the rate falls after the warm-up: cosine, linear (both to a tenth) or constant
     #[arg(long, value_name = "SHAPE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<super::LrSchedule>,
     /// Steps of warm-up; 1 % of the run if not given
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup: Option<u64>,
     /// AdamW's decay of matrices
     #[arg(long, value_name = "X")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f32>,
     /// The largest global norm of the gradient; 0 for no clip
     #[arg(long, value_name = "X")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub clip: Option<f32>,
     /// AdamW's β₁
     #[arg(long, value_name = "X")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub beta1: Option<f32>,
     /// AdamW's β₂
     #[arg(long, value_name = "X")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub beta2: Option<f32>,
     /// Decides initial weights, the built-in corpus, the held-out documents, their order and samples
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
     /// cpu, reference (plain loops) or cuda, cuda:N
     #[arg(long, value_name = "DEVICE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Threads of the cpu device; all cores if not given
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
     /// f32, bf16 or fp8, as far as the device has them
     #[arg(long, value_name = "TYPE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<super::Precision>,
     /// What a query sees: dense, local, global or mixed blocks of earlier tokens
     #[arg(long, value_name = "PATTERN")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub attention: Option<super::Attention>,
     /// Tokens of a block of the attention pattern: 16, 32 or 64
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub block: Option<u32>,
     /// Blocks back that local attention sees
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
     /// Distance of the blocks that global attention sees
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub stride: Option<u32>,
     /// What the backward pass computes again to save memory: none, cheap or full
     #[arg(long, value_name = "LEVEL")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub recompute: Option<super::Recompute>,
     /// Rows of logits that exist at once
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub chunk: Option<u32>,
     /// Refuse a run that needs more memory than this, for example 4GiB
     #[arg(long, value_name = "SIZE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<String>,
     /// Plan for a GPU's memory: gtx1650, rtx4090, a100-80, h100, h200, or a size such as 22GiB
     #[arg(long, value_name = "NAME|SIZE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
     /// Steps between evaluations; 0 for the end only
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_every: Option<u64>,
     /// The most validation tokens of an evaluation
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_tokens: Option<u64>,
     /// Steps between checkpoints; 0 for the end only
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub save_every: Option<u64>,
     /// Checkpoints to keep
     #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<u32>,
     /// A model's size by name, several times: layers, d_model, heads, d_ff, context; of a Llama kv_heads, rank, tied
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -191,11 +150,9 @@ pub struct RawConfig {
     pub set: Vec<String>,
     /// The same in a file: the table `[model]`.
     #[arg(skip)]
-    #[serde(skip_serializing_if = "toml::Table::is_empty")]
     pub model: toml::Table,
     /// A curriculum: what a step is from some step on.
     #[arg(skip)]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stage: Vec<RawStage>,
 }
 

@@ -154,7 +154,7 @@ pub(super) fn model(family: &AnyFamily) -> Box<dyn Model> {
 /// A family and what was laid of it.
 struct Placed<F: Family> {
     family: F,
-    state: Option<F::Lasting>,
+    lasting: Option<F::Lasting>,
     training: Vec<Option<F::Training>>,
     evaluation: Option<F::Evaluation>,
     decoding: Option<F::Decoding>,
@@ -162,13 +162,13 @@ struct Placed<F: Family> {
 
 impl<F: Family> Placed<F> {
     fn new(family: F) -> Self {
-        Placed { family, state: None, training: Vec::new(), evaluation: None, decoding: None }
+        Placed { family, lasting: None, training: Vec::new(), evaluation: None, decoding: None }
     }
 }
 
 impl<F: Family> Model for Placed<F> {
     fn lay_lasting(&mut self, profile: &dyn Profile, purpose: Purpose, layout: &mut Layout<'_>) {
-        self.state = Some(self.family.lay_lasting(profile, purpose, layout));
+        self.lasting = Some(self.family.lay_lasting(profile, purpose, layout));
     }
 
     fn lay(&mut self, section: Section, profile: &dyn Profile, layout: &mut Layout<'_>) {
@@ -183,11 +183,11 @@ impl<F: Family> Model for Placed<F> {
     }
 
     fn places(&self) -> Option<Places> {
-        let state = self.state.as_ref()?;
+        let lasting = self.lasting.as_ref()?;
         let mut gauges = Vec::new();
-        self.family.gauges(state, &mut |gauge| gauges.push(gauge));
+        self.family.gauges(lasting, &mut |gauge| gauges.push(gauge));
         Some(Places {
-            control: F::control(state),
+            control: F::control(lasting),
             training: self.training.iter().flatten().map(F::training_batch).collect(),
             evaluation: self.evaluation.as_ref().map(|e| (F::evaluation_batch(e), F::evaluation_logits(e))),
             decoding: self.decoding.as_ref().map(|d| F::decoding_io(d).into()),
@@ -196,29 +196,29 @@ impl<F: Family> Model for Placed<F> {
     }
 
     fn run(&self, sequence: Sequence, sections: &Sections, device: &mut dyn Device) -> Result<(), OperationError> {
-        let (family, Some(state)) = (&self.family, &self.state) else { return Err(OperationError::Device) };
+        let (family, Some(lasting)) = (&self.family, &self.lasting) else { return Err(OperationError::Device) };
         let evaluation = self.evaluation.as_ref().zip(sections.evaluation);
         match sequence {
             Sequence::MicroBatch { stage: i, first, warming } => {
                 let laid = self.training.get(i).and_then(Option::as_ref).zip(sections.training.get(i));
                 let (training, stage) = laid.ok_or(OperationError::Device)?;
                 let products = if warming { Products::Warming } else { stage.products };
-                family.micro_batch(device, state, training, &MicroBatch { products, ..*stage }, first)
+                family.micro_batch(device, lasting, training, &MicroBatch { products, ..*stage }, first)
             }
-            Sequence::Update => family.update(device, state, &sections.constants.optimizer),
+            Sequence::Update => family.update(device, lasting, &sections.constants.optimizer),
             Sequence::Evaluate => {
                 let (evaluation, stage) = evaluation.ok_or(OperationError::Device)?;
-                family.evaluate(device, state, evaluation, &stage)
+                family.evaluate(device, lasting, evaluation, &stage)
             }
             Sequence::Logits { chunk } => {
                 let (evaluation, stage) = evaluation.ok_or(OperationError::Device)?;
                 let rows = stage.chunk_rows();
                 let first = chunk * rows;
-                family.logits(device, state, evaluation, first, rows.min(stage.tokens() - first))
+                family.logits(device, lasting, evaluation, first, rows.min(stage.tokens() - first))
             }
             Sequence::Decode => {
                 let decoding = self.decoding.as_ref().ok_or(OperationError::Device)?;
-                family.decode(device, state, decoding, sections.constants.pattern)
+                family.decode(device, lasting, decoding, sections.constants.pattern)
             }
         }
     }

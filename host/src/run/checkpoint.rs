@@ -256,9 +256,9 @@ pub fn restore(
     let called = |entries: &[Entry], prefix| -> Vec<Entry> {
         entries.iter().map(|e| Entry { slot: Slot { prefix, ..e.slot }, ..*e }).collect()
     };
-    let (precise, narrow): (Vec<Entry>, Vec<Entry>) =
+    let (precise, reduced): (Vec<Entry>, Vec<Entry>) =
         saved(lasting, &[Role::Weight, Role::Master]).into_iter().partition(|e| e.slot.dtype == Dtype::F32);
-    model.read_into(&narrow, device, &mut staging)?;
+    model.read_into(&reduced, device, &mut staging)?;
     if rest.has(MASTER) {
         rest.read_into(&called(&precise, MASTER), device, &mut staging)?;
     } else {

@@ -161,7 +161,7 @@ impl Session {
 
     fn initialise(&mut self, seed: Option<u64>) -> Result<(), DeviceError> {
         let mut piece = vec![0.0f32; PIECE / 4];
-        let mut narrow = vec![half::bf16::ZERO; PIECE / 4];
+        let mut halves = vec![half::bf16::ZERO; PIECE / 4];
         for entry in &self.laid.lasting {
             let slot = &entry.slot;
             // Fresh storage is zero; gradients and moments begin there.
@@ -186,8 +186,8 @@ impl Session {
                     let offset = region.offset + done * region.dtype.size();
                     let place = Region { offset, shape: [1, 1, 1, count as u32], ..region };
                     if region.dtype == Dtype::Bf16 {
-                        narrow[..count].convert_from_f32_slice(&piece[..count]);
-                        self.device.write(place, bytemuck::cast_slice(&narrow[..count]))?;
+                        halves[..count].convert_from_f32_slice(&piece[..count]);
+                        self.device.write(place, bytemuck::cast_slice(&halves[..count]))?;
                     } else {
                         self.device.write(place, bytemuck::cast_slice(&piece[..count]))?;
                     }

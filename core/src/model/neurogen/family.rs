@@ -36,8 +36,8 @@ impl Family for NeuroGen {
     fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Lasting {
         let training = purpose == Purpose::Training;
         // A token by itself is bound by how fast the decoder is read.
-        let narrow = |p: &Parameter| purpose == Purpose::Decoding && p.rule == Learns::Factored && p.shape[0] > 1;
-        let dtype = |p: &Parameter| if narrow(p) { profile.dtype(Role::Weight) } else { Dtype::F32 };
+        let table = |p: &Parameter| purpose == Purpose::Decoding && p.rule == Learns::Factored && p.shape[0] > 1;
+        let dtype = |p: &Parameter| if table(p) { profile.dtype(Role::Weight) } else { Dtype::F32 };
         let (weights, adamw) = optimizer::lay(self, training, profile, &dtype, ledger);
         let sources = self.lay_wiring(WiringPart::Sources, ledger);
         let index = (training && self.rule == Rule::Bptt).then(|| {
@@ -138,12 +138,12 @@ impl Family for NeuroGen {
         }
     }
 
-    fn gauges(&self, state: &Lasting, visit: &mut dyn FnMut(Gauge)) {
-        let Some(learning) = &state.learning else { return };
+    fn gauges(&self, lasting: &Lasting, visit: &mut dyn FnMut(Gauge)) {
+        let Some(learning) = &lasting.learning else { return };
         for (name, spikes) in named!("firing").into_iter().zip(learning.kept.spikes) {
             visit(Gauge { name, measure: Measure::Mean(spikes) });
         }
-        if let Some([weight, bias]) = state.weights.gate {
+        if let Some([weight, bias]) = lasting.weights.gate {
             let outputs = self.connectome.outputs(Module::BasalGanglia);
             let signals = learning.kept.signals.slice_rows(outputs.first, outputs.count);
             visit(Gauge { name: "gate", measure: Measure::Gate { signals, weight, bias } });
@@ -154,8 +154,8 @@ impl Family for NeuroGen {
         }
     }
 
-    fn control(state: &Lasting) -> Control {
-        state.control
+    fn control(lasting: &Lasting) -> Control {
+        lasting.control
     }
 
     fn training_batch(training: &Training) -> Batch {
@@ -177,22 +177,22 @@ impl Family for NeuroGen {
     fn micro_batch(
         &self,
         device: &mut dyn Device,
-        state: &Lasting,
+        lasting: &Lasting,
         t: &Training,
         _: &MicroBatch,
         first: bool,
     ) -> Result<(), OperationError> {
         // Micro-batches that add up would need gradients of what moves in the backward pass.
-        let Some(learning) = state.learning.as_ref().filter(|_| first) else { return Err(OperationError::Device) };
-        let (w, c, grads) = (&state.weights, &learning.kept.serve(&t.segment), &learning.gradients);
-        self.inhibit(device, state)?;
+        let Some(learning) = lasting.learning.as_ref().filter(|_| first) else { return Err(OperationError::Device) };
+        let (w, c, grads) = (&lasting.weights, &learning.kept.serve(&t.segment), &learning.gradients);
+        self.inhibit(device, lasting)?;
         self.resume(device, &learning.kept, c)?;
-        self.forward(device, state, c, Pass { fresh: false, learning: true })?;
+        self.forward(device, lasting, c, Pass { fresh: false, learning: true })?;
         let gradient = HeadGrad { x_grad: t.stream_grad, weight_grad: None, accumulate: false };
-        device.emit(self.head(state, c, t.batch.targets, t.logits, Some(gradient)))?;
+        device.emit(self.head(lasting, c, t.batch.targets, t.logits, Some(gradient)))?;
         // At once: the logits make room for the signals' gradient.
         let decoder = [w.decoder, w.decoder_bias];
-        learning.decoder.update(device, &state.control, decoder, [c.stream, t.logits], t.tile)?;
+        learning.decoder.update(device, &lasting.control, decoder, [c.stream, t.logits], t.tile)?;
         device.emit(ReadoutGrad {
             signals: c.signals,
             layout: self.connectome.readout(),
@@ -204,7 +204,7 @@ impl Family for NeuroGen {
             weight_grad: grads.readout,
             gate_grad: grads.gate_grad(),
         })?;
-        self.backward_dense(device, state, grads, t)?;
+        self.backward_dense(device, lasting, grads, t)?;
         if let (Some([predictor, running]), Some(factors)) = (learning.reward, t.factors) {
             device.emit(Modulate {
                 losses: c.losses,
@@ -220,7 +220,7 @@ impl Family for NeuroGen {
             })?;
         }
         if self.rule != Rule::Frozen {
-            self.backward_spikes(device, state, grads, t)?;
+            self.backward_spikes(device, lasting, grads, t)?;
         }
         device.emit(TapsGrad {
             signals_grad: t.signals_grad,
@@ -230,42 +230,48 @@ impl Family for NeuroGen {
             fresh: false,
             accumulate: self.skip > 0,
         })?;
-        learning.embedding.update(device, &state.control, w.embedding, [c.ids, t.x_grad])?;
+        learning.embedding.update(device, &lasting.control, w.embedding, [c.ids, t.x_grad])?;
         self.hand_over(device, &learning.kept, c)
     }
 
-    fn update(&self, device: &mut dyn Device, state: &Lasting, optimizer: &Optimizer) -> Result<(), OperationError> {
-        let Some(learning) = &state.learning else { return Err(OperationError::Device) };
-        learning.moments.update(device, &state.control, optimizer)?;
-        self.inhibit(device, state)
+    fn update(&self, device: &mut dyn Device, lasting: &Lasting, optimizer: &Optimizer) -> Result<(), OperationError> {
+        let Some(learning) = &lasting.learning else { return Err(OperationError::Device) };
+        learning.moments.update(device, &lasting.control, optimizer)?;
+        self.inhibit(device, lasting)
     }
 
     fn evaluate(
         &self,
         device: &mut dyn Device,
-        state: &Lasting,
+        lasting: &Lasting,
         e: &Evaluation,
         _: &MicroBatch,
     ) -> Result<(), OperationError> {
-        self.forward(device, state, &e.segment, Pass { fresh: true, learning: false })?;
-        device.emit(self.head(state, &e.segment, e.targets, e.logits, None))
+        self.forward(device, lasting, &e.segment, Pass { fresh: true, learning: false })?;
+        device.emit(self.head(lasting, &e.segment, e.targets, e.logits, None))
     }
 
     fn logits(
         &self,
         device: &mut dyn Device,
-        state: &Lasting,
+        lasting: &Lasting,
         e: &Evaluation,
         first: u32,
         count: u32,
     ) -> Result<(), OperationError> {
-        let (w, x) = (&state.weights, e.segment.stream.slice_rows(first, count));
+        let (w, x) = (&lasting.weights, e.segment.stream.slice_rows(first, count));
         device.emit(Linear::new(x, w.decoder, Some(w.decoder_bias), e.logits.slice_rows(0, count)))
     }
 
-    fn decode(&self, device: &mut dyn Device, state: &Lasting, s: &Decoding, _: Pattern) -> Result<(), OperationError> {
-        let (w, c) = (&state.weights, &s.segment);
-        self.forward(device, state, c, Pass { fresh: false, learning: false })?;
+    fn decode(
+        &self,
+        device: &mut dyn Device,
+        lasting: &Lasting,
+        s: &Decoding,
+        _: Pattern,
+    ) -> Result<(), OperationError> {
+        let (w, c) = (&lasting.weights, &s.segment);
+        self.forward(device, lasting, c, Pass { fresh: false, learning: false })?;
         device.emit(Linear::new(c.stream, w.decoder, Some(w.decoder_bias), s.logits))?;
         // One token is a segment of its own.
         device.emit(Carry { from: Spike::slot(c.signals, 1), to: Spike::slot(c.signals, 0) })?;

@@ -42,7 +42,7 @@ impl Backward<'_> {
         [x, out_grad, x_grad]: [Region; 3],
         before_gelu: Option<Region>,
     ) -> Result<(), OperationError> {
-        let (weights, grads) = (part(&self.pass.state.weights), part(self.grads));
+        let (weights, grads) = (part(&self.pass.lasting.weights), part(self.grads));
         let linear = LinearGrad {
             before_gelu,
             bias_grad: grads.bias(l),
@@ -68,7 +68,7 @@ impl Backward<'_> {
 
     /// One output's gradients of a norm.
     fn affine(&self, part: fn(&Weights) -> &Gain, l: u32, out_grad: Region) -> AffineGrad {
-        part(self.grads).affine_grad(part(&self.pass.state.weights), l, out_grad)
+        part(self.grads).affine_grad(part(&self.pass.lasting.weights), l, out_grad)
     }
 
     /// The feed-forward's branch; where branches are sequential through norm₂ into the residual stream.
@@ -107,7 +107,7 @@ impl Backward<'_> {
             qkv_grad,
             heads: model.attention_heads(),
             pattern: pass.pattern,
-            rotary: model.rotary(pass.state.table, micro.seq_len),
+            rotary: model.rotary(pass.lasting.table, micro.seq_len),
         })?;
         self.dense(device, (Projection::Qkv, l), |w| &w.qkv, [f.norm1.at(l), qkv_grad, t.norm1_grad], None)?;
         let first = self.affine(|w| &w.norm1, l, t.norm1_grad);
@@ -119,7 +119,7 @@ impl Backward<'_> {
     /// From the loss to the gradient of the last layer's output; `x` is the head's input.
     pub fn head(&self, device: &mut dyn Device, x: Region) -> Result<(), OperationError> {
         let Backward { pass, grads, training: t, micro, accumulate } = *self;
-        let (model, w, f, control) = (pass.model, &pass.state.weights, pass.forward, &pass.state.control);
+        let (model, w, f, control) = (pass.model, &pass.lasting.weights, pass.forward, &pass.lasting.control);
         let x_grad = t.low_grad.unwrap_or(t.norm1_grad);
         device.emit(HeadLoss {
             x,
@@ -148,7 +148,7 @@ impl Backward<'_> {
     /// From the gradient of the first layer's input to the embedding. A tied table's gradient is added to the head's.
     fn embed(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         let Backward { pass, grads, training: t, accumulate, .. } = *self;
-        let (w, ids) = (&pass.state.weights, t.batch.ids);
+        let (w, ids) = (&pass.lasting.weights, t.batch.ids);
         let (table_grad, accumulate) = (grads.embed, accumulate || pass.model.tied);
         let (Some(factor), Some(low), Some(low_grad), Some(factor_grad)) =
             (w.factor, pass.forward.low, t.low_grad, grads.factor)

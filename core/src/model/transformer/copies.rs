@@ -81,8 +81,8 @@ pub(super) struct Copying {
 
 impl Copying {
     /// `None` for a step, or a device, without copies.
-    pub(super) fn of(state: &Lasting, training: &Training, micro: &MicroBatch) -> Option<Copying> {
-        let (copies, [values, gradients]) = (training.copies?, state.scales?);
+    pub(super) fn of(lasting: &Lasting, training: &Training, micro: &MicroBatch) -> Option<Copying> {
+        let (copies, [values, gradients]) = (training.copies?, lasting.scales?);
         let used = micro.products == Products::Quantised;
         (micro.products != Products::Wide).then_some(Copying { copies, values, gradients, used })
     }
@@ -108,9 +108,9 @@ impl Copying {
         &self,
         device: &mut dyn Device,
         model: &Transformer,
-        state: &Lasting,
+        lasting: &Lasting,
     ) -> Result<(), OperationError> {
-        let w = &state.weights;
+        let w = &lasting.weights;
         for l in 0..model.layers {
             for (p, x) in Projection::ALL.into_iter().zip([w.qkv, w.out, w.up, w.down]) {
                 let transposed = Some(self.weight(p, l, true).codes);

@@ -88,8 +88,8 @@ impl Family for Transformer {
         Decoding { forward, id, cursor, cache, logits }
     }
 
-    fn control(state: &Lasting) -> Control {
-        state.control
+    fn control(lasting: &Lasting) -> Control {
+        lasting.control
     }
 
     fn training_batch(training: &Training) -> Batch {
@@ -111,50 +111,50 @@ impl Family for Transformer {
     fn micro_batch(
         &self,
         device: &mut dyn Device,
-        state: &Lasting,
+        lasting: &Lasting,
         training: &Training,
         micro: &MicroBatch,
         first: bool,
     ) -> Result<(), OperationError> {
-        let Some(learning) = &state.learning else { return Err(OperationError::Device) };
-        let copying = Copying::of(state, training, micro);
+        let Some(learning) = &lasting.learning else { return Err(OperationError::Device) };
+        let copying = Copying::of(lasting, training, micro);
         if let Some(copying) = copying.filter(|_| first) {
-            copying.weights(device, self, state)?;
+            copying.weights(device, self, lasting)?;
         }
         let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len }, micro.pattern);
-        let pass = Pass { model: self, state, forward: &training.forward, past, pattern, copying: copying.as_ref() };
+        let pass = Pass { model: self, lasting, forward: &training.forward, past, pattern, copying: copying.as_ref() };
         let head = pass.run(device, training.batch.ids)?;
         let backward = Backward { pass, grads: &learning.gradients, training, micro, accumulate: !first };
         backward.head(device, head)?;
         backward.run(device)
     }
 
-    fn update(&self, device: &mut dyn Device, state: &Lasting, optimizer: &Optimizer) -> Result<(), OperationError> {
-        let Some(learning) = &state.learning else { return Err(OperationError::Device) };
-        learning.moments.update(device, &state.control, optimizer)?;
-        state.scales.iter().flatten().try_for_each(|scales| scales.update(device))
+    fn update(&self, device: &mut dyn Device, lasting: &Lasting, optimizer: &Optimizer) -> Result<(), OperationError> {
+        let Some(learning) = &lasting.learning else { return Err(OperationError::Device) };
+        learning.moments.update(device, &lasting.control, optimizer)?;
+        lasting.scales.iter().flatten().try_for_each(|scales| scales.update(device))
     }
 
     fn evaluate(
         &self,
         device: &mut dyn Device,
-        state: &Lasting,
+        lasting: &Lasting,
         e: &Evaluation,
         micro: &MicroBatch,
     ) -> Result<(), OperationError> {
         let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len }, micro.pattern);
-        let pass = Pass { model: self, state, forward: &e.forward, past, pattern, copying: None };
+        let pass = Pass { model: self, lasting, forward: &e.forward, past, pattern, copying: None };
         let x = pass.run(device, e.batch.ids)?;
         device.emit(HeadLoss {
             x,
-            weight: state.weights.head(),
+            weight: lasting.weights.head(),
             bias: None,
             ids: self.vocab_size,
             targets: e.batch.targets,
             logits: e.padded_logits,
             losses: e.forward.losses,
-            settings: state.control.settings,
-            results: state.control.results,
+            settings: lasting.control.settings,
+            results: lasting.control.results,
             add_loss: false,
             gradient: None,
         })
@@ -163,25 +163,25 @@ impl Family for Transformer {
     fn logits(
         &self,
         device: &mut dyn Device,
-        state: &Lasting,
+        lasting: &Lasting,
         e: &Evaluation,
         first: u32,
         count: u32,
     ) -> Result<(), OperationError> {
         let x = e.forward.low.unwrap_or(e.forward.final_out).slice_rows(first, count);
-        self.head(device, state, x, e.logits.slice_rows(0, count))
+        self.head(device, lasting, x, e.logits.slice_rows(0, count))
     }
 
     fn decode(
         &self,
         device: &mut dyn Device,
-        state: &Lasting,
+        lasting: &Lasting,
         s: &Decoding,
         pattern: Pattern,
     ) -> Result<(), OperationError> {
         let past = Past::Cache { cache: s.cache, cursor: s.cursor };
-        let pass = Pass { model: self, state, forward: &s.forward, past, pattern, copying: None };
+        let pass = Pass { model: self, lasting, forward: &s.forward, past, pattern, copying: None };
         let x = pass.run(device, s.id)?;
-        self.head(device, state, x, s.logits)
+        self.head(device, lasting, x, s.logits)
     }
 }

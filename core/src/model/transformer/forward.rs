@@ -29,7 +29,7 @@ pub(super) enum Past {
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
     pub model: &'a Transformer,
-    pub state: &'a Lasting,
+    pub lasting: &'a Lasting,
     pub forward: &'a Forward,
     pub past: Past,
     pub pattern: Pattern,
@@ -55,7 +55,7 @@ impl Pass<'_> {
 
     /// The tokens' vectors into the first layer's input.
     fn embed(&self, device: &mut dyn Device, ids: Region) -> Result<(), OperationError> {
-        let (w, x) = (&self.state.weights, self.forward.x.at(0));
+        let (w, x) = (&self.lasting.weights, self.forward.x.at(0));
         let (Some(factor), Some(low)) = (w.factor, self.forward.low) else {
             return device.emit(Embed { ids, table: w.embed, out: x });
         };
@@ -65,7 +65,7 @@ impl Pass<'_> {
 
     /// norm₁; of parallel branches both norms at once, since they are of the same x.
     fn norm1(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let (model, w, f) = (self.model, &self.state.weights, self.forward);
+        let (model, w, f) = (self.model, &self.lasting.weights, self.forward);
         device.emit(Norm {
             kind: model.norm,
             x: f.x.at(l),
@@ -79,7 +79,7 @@ impl Pass<'_> {
 
     /// norm₂ of what attention was added to.
     fn norm2(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let (model, w, f) = (self.model, &self.state.weights, self.forward);
+        let (model, w, f) = (self.model, &self.lasting.weights, self.forward);
         if model.parallel() {
             return Ok(());
         }
@@ -96,18 +96,18 @@ impl Pass<'_> {
 
     /// Queries, keys and values, and what attention makes of them.
     fn attend(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let (model, w, f, pattern) = (self.model, &self.state.weights, self.forward, self.pattern);
+        let (model, w, f, pattern) = (self.model, &self.lasting.weights, self.forward, self.pattern);
         let (qkv, out) = (f.qkv.at(l), f.mixed.at(l));
         let linear = Linear::new(f.norm1.at(l), w.qkv.weight.at(l), w.qkv.bias(l), qkv);
         model.project(device, self.copying, (Projection::Qkv, l), linear)?;
         match self.past {
             Past::Sequence { seq_len } => {
-                device.emit(Rotate { qkv, rotary: model.rotary(self.state.table, seq_len) })?;
+                device.emit(Rotate { qkv, rotary: model.rotary(self.lasting.table, seq_len) })?;
                 let heads = model.attention_heads();
                 device.emit(Attention { qkv, out, log_sum: f.log_sum.at(l), heads, pattern })
             }
             Past::Cache { cache, cursor } => {
-                let rotary = model.rotary(self.state.table, model.context);
+                let rotary = model.rotary(self.lasting.table, model.context);
                 device.emit(CachedAttention { qkv, cache: cache.at(l), cursor, out, rotary, pattern })
             }
         }
@@ -127,14 +127,14 @@ impl Pass<'_> {
 
     /// Attention's branch into the residual stream.
     fn mix(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let (w, f) = (&self.state.weights.out, self.forward);
+        let (w, f) = (&self.lasting.weights.out, self.forward);
         let linear = Linear::new(f.mixed.at(l), w.weight.at(l), w.bias(l), f.mid.at(l));
         self.add(device, (Projection::Out, l), linear, f.x.at(l))
     }
 
     /// The feed-forward's first product, with its GELU.
     fn expand(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let (model, w, f) = (self.model, &self.state.weights.up, self.forward);
+        let (model, w, f) = (self.model, &self.lasting.weights.up, self.forward);
         let epilogue = match model.feed {
             Feed::Gelu => Epilogue::Gelu(f.activated.at(l)),
             Feed::SwiGlu => Epilogue::Store,
@@ -155,14 +155,14 @@ impl Pass<'_> {
 
     /// The feed-forward's branch into the residual stream.
     fn contract(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let (w, f) = (&self.state.weights.down, self.forward);
+        let (w, f) = (&self.lasting.weights.down, self.forward);
         let linear = Linear::new(f.activated.at(l), w.weight.at(l), w.bias(l), f.x.at(l + 1));
         self.add(device, (Projection::Down, l), linear, f.mid.at(l))
     }
 
     /// The final norm, and of it what the vocabulary's rows are multiplied with.
     fn finish(&self, device: &mut dyn Device) -> Result<Region, OperationError> {
-        let (model, w, f) = (self.model, &self.state.weights, self.forward);
+        let (model, w, f) = (self.model, &self.lasting.weights, self.forward);
         device.emit(Norm {
             kind: model.norm,
             x: f.x.at(model.layers),

@@ -168,8 +168,8 @@ impl Transformer {
     }
 
     /// Logits of rows `x`, of the vocabulary's rows that are ids.
-    fn head(&self, device: &mut dyn Device, state: &Lasting, x: Region, out: Region) -> Result<(), OperationError> {
-        device.emit(Linear::new(x, state.weights.head().slice_rows(0, self.vocab_size), None, out))
+    fn head(&self, device: &mut dyn Device, lasting: &Lasting, x: Region, out: Region) -> Result<(), OperationError> {
+        device.emit(Linear::new(x, lasting.weights.head().slice_rows(0, self.vocab_size), None, out))
     }
 
     fn check(&self) -> Result<(), ModelError> {

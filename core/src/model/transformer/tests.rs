@@ -166,8 +166,8 @@ fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
         model.validate_micro_batch(&micro).unwrap();
         let seen = metered(&model, &micro, &Eighths);
         let bytes = |role: Role| -> u64 {
-            let narrow = |e: &&Entry| e.slot.role == role && (e.slot.name.contains("fp8") || role == Role::State);
-            seen.iter().filter(narrow).map(|e| e.bytes).sum()
+            let copied = |e: &&Entry| e.slot.role == role && (e.slot.name.contains("fp8") || role == Role::State);
+            seen.iter().filter(copied).map(|e| e.bytes).sum()
         };
         let weights = 3 * (64 * 32 + 32 * 32 + 96 * 32 + 32 * 48);
         assert_eq!(bytes(Role::Work), 2 * weights + 14 * 48 + 14 * 96);
@@ -218,7 +218,7 @@ fn lays(family: &Transformer, micro: &MicroBatch) -> Option<bool> {
         largest = bytes.max(largest);
     };
     let mut layout = Layout::new(&mut visit);
-    let state = family.lay_lasting(&Single, Purpose::Training, &mut layout);
+    let lasting = family.lay_lasting(&Single, Purpose::Training, &mut layout);
     let training = family.lay_training(micro, &Single, &mut layout);
     family.lay_evaluation(micro, &Single, &mut layout);
     family.lay_decoding(micro.seq_len, &Single, &mut layout);
@@ -226,7 +226,7 @@ fn lays(family: &Transformer, micro: &MicroBatch) -> Option<bool> {
     family.flops_per_token(micro.seq_len);
     if family.layers <= 2 {
         let mut meter = Meter::new(&Single, Rates::ONE);
-        match family.micro_batch(&mut meter, &state, &training, micro, true) {
+        match family.micro_batch(&mut meter, &lasting, &training, micro, true) {
             Ok(()) | Err(OperationError::TooLarge { .. }) => {}
             Err(error) => panic!("{error}"),
         }

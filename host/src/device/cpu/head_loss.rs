@@ -62,8 +62,8 @@ impl Cpu {
         let (chunk, together) = (op.logits.rows() as usize, (LOGITS / vocabulary.max(1)).max(1));
         for first in (0..rows).step_by(chunk) {
             let count = chunk.min(rows - first);
-            let (own, narrow) = (first..first + count, first * d..(first + count) * d);
-            let x = Matrix::new(&x[narrow.clone()], count, d);
+            let (own, inputs) = (first..first + count, first * d..(first + count) * d);
+            let x = Matrix::new(&x[inputs.clone()], count, d);
             let logits = &mut logits.f32_mut()?[..count * vocabulary];
             let to = MatrixMut::new(logits, count, vocabulary);
             gemm::product(&mut self.pool, x, weight.transposed(), to, Update::Overwrite, scratch, |_, _| {});
@@ -77,7 +77,7 @@ impl Cpu {
             });
             let Some(gradient) = op.gradient else { continue };
             let logits = Matrix::new(logits, count, vocabulary);
-            let dx = MatrixMut::new(&mut x_grad.f32_mut()?[narrow], count, d);
+            let dx = MatrixMut::new(&mut x_grad.f32_mut()?[inputs], count, d);
             gemm::product(&mut self.pool, logits, weight, dx, Update::Overwrite, scratch, |_, _| {});
             if gradient.weight_grad.is_none() {
                 continue;

@@ -445,9 +445,9 @@ fn adamw_moves_as_defined_to_the_bit_and_not_at_all_without_a_norm() {
         // Weights that follow a master, and moments that are no f32.
         let op = AdamW { master: Some(b.normal(matrix(1, elements), 1.0)), ..op };
         assert!(b.on_cpu(op, 2) == b.after(|reference| reference.run(&op.into()).unwrap()));
-        let narrow = AdamW { master: None, first: Region { dtype: Dtype::Bf16, ..op.first }, ..op };
-        let mut cpu = b.cpu(narrow, 1);
-        let moved = cpu.run(&narrow.into());
+        let halved = AdamW { master: None, first: Region { dtype: Dtype::Bf16, ..op.first }, ..op };
+        let mut cpu = b.cpu(halved, 1);
+        let moved = cpu.run(&halved.into());
         assert_eq!(moved.is_err(), squared_norm.is_finite(), "{moved:?}");
     }
 }

@@ -262,8 +262,8 @@ impl Blas {
                 check((self.desc_set)(desc, DESC_EPILOGUE, (&raw const epilogue).cast(), 4))?;
                 check((self.desc_set)(desc, DESC_BIAS_POINTER, (&raw const bias).cast(), 8))?;
             }
-            let narrow = matches!(shape.input, Dtype::E4m3 | Dtype::E5m2);
-            if narrow {
+            let eight_bits = matches!(shape.input, Dtype::E4m3 | Dtype::E5m2);
+            if eight_bits {
                 // Its first matrix is our second.
                 for (attribute, inverse) in [DESC_B_SCALE_POINTER, DESC_A_SCALE_POINTER].into_iter().zip(inverses) {
                     check((self.desc_set)(desc, attribute, (&raw const inverse).cast(), 8))?;
@@ -275,7 +275,7 @@ impl Blas {
                 Dtype::E5m2 => TYPE_E5M2,
                 Dtype::F32 | Dtype::U32 => TYPE_F32,
             };
-            let input_b = if narrow { Dtype::E4m3 } else { shape.input };
+            let input_b = if eight_bits { Dtype::E4m3 } else { shape.input };
             let mut layout = |dtype, rows: u64, columns: u64| {
                 let mut made = ptr::null_mut();
                 check((self.layout_create)(&mut made, kind(dtype), rows, columns, rows as i64))?;

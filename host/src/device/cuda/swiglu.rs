@@ -12,7 +12,7 @@ use super::quantise::CopyArgs;
 #[derive(Clone, Copy)]
 struct SwiGluArgs {
     gate_up: u64,
-    narrow: u64,
+    single: u64,
     copy: CopyArgs,
     count: u64,
     d: u32,
@@ -24,17 +24,17 @@ impl Cuda {
     fn swiglu(
         &mut self,
         name: &'static str,
-        [gate_up, narrow]: [Region; 2],
+        [gate_up, single]: [Region; 2],
         (copy, format): (Option<Quantised>, Dtype),
     ) -> Result<(), OperationError> {
         let (copy, format) = self.copy(name, copy, format)?;
-        let dtype = self.dtype(name, [gate_up, narrow])?;
-        let d = narrow.columns();
-        let (gate_up, rows, narrow) = (self.address(gate_up)?, narrow.rows(), self.address(narrow)?);
-        let width = width(dtype, d.into(), &[gate_up, narrow, copy.codes]);
+        let dtype = self.dtype(name, [gate_up, single])?;
+        let d = single.columns();
+        let (gate_up, rows, single) = (self.address(gate_up)?, single.rows(), self.address(single)?);
+        let width = width(dtype, d.into(), &[gate_up, single, copy.codes]);
         let vectors = d / width;
         let count = u64::from(rows) * u64::from(vectors);
-        let arguments = SwiGluArgs { gate_up, narrow, copy, count, d, vectors, wide: (width > 1).into() };
+        let arguments = SwiGluArgs { gate_up, single, copy, count, d, vectors, wide: (width > 1).into() };
         self.launch("swiglu", &format!("{name}{format}_{}", dtype.name()), [blocks(count, 256), 1, 1], 256, &arguments)
     }
 }

@@ -326,7 +326,7 @@ impl Profile for SingleFp8 {
 struct Plan {
     model: Transformer,
     entries: Vec<Entry>,
-    state: State,
+    state: Lasting,
     training: Training,
     scratch: Region,
     bytes: u64,

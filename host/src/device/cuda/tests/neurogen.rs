@@ -262,11 +262,11 @@ fn gradients_of_neurons() {
             (4, 3, 1, true, true),
             (4, 1, 1, true, true),
         ] {
-            for narrow in [false, true] {
+            for rounded in [false, true] {
                 bench.agree(|l| SpikeGrad {
                     first,
                     count,
-                    signals_grad: match narrow {
+                    signals_grad: match rounded {
                         true => l.normal([1, tokens, rows, streams], 1.0),
                         false => l.exact([1, tokens, rows, streams], 1.0),
                     },
@@ -314,7 +314,7 @@ fn gradients_of_synapses_sources() {
             synapses.extend((0..sources.len() as u32).filter(|i| sources[*i as usize] == source));
             starts.push(synapses.len() as u32);
         }
-        for (token, narrow) in [(0, false), (2, false), (1, true)] {
+        for (token, rounded) in [(0, false), (2, false), (1, true)] {
             bench.agree(|l| SynapseInputGrad {
                 token,
                 grad: l.normal([1, 3, neurons, streams], 1.0),
@@ -322,7 +322,7 @@ fn gradients_of_synapses_sources() {
                 starts: l.ids(starts.clone()),
                 synapses: l.ids(synapses.clone()).reshaped(m.synapses()),
                 keep: keep(l, 3, streams, 3),
-                signals_grad: match narrow {
+                signals_grad: match rounded {
                     true => l.normal([1, 3, rows, streams], 1.0),
                     false => l.exact([1, 3, rows, streams], 1.0),
                 },
@@ -358,7 +358,7 @@ fn the_readout_and_its_gradients() {
         {
             let shape = [b, t, dims, fan_out, outputs, gating];
             bench.agree(|l| readout(l, shape));
-            for (feedback, narrow) in [(false, false), (true, false), (false, true)] {
+            for (feedback, rounded) in [(false, false), (true, false), (false, true)] {
                 bench.agree(|l| {
                     let o = readout(l, shape);
                     let [_, slots, rows, _] = o.signals.shape;
@@ -373,7 +373,7 @@ fn the_readout_and_its_gradients() {
                             direct: l.exact([1, 1, 1, dims], 1.0),
                         }),
                         out_grad: l.exact(o.out.shape, 1.0),
-                        signals_grad: if narrow { l.poison(shape) } else { l.poison_exact(shape) },
+                        signals_grad: if rounded { l.poison(shape) } else { l.poison_exact(shape) },
                         weight_grad: l.poison_exact(o.weights.shape),
                         gate_grad: o.gate.map(|g| GateGrad {
                             weight: l.poison_exact(g.weight.shape),
@@ -475,7 +475,7 @@ fn an_embedding_is_updated_where_it_was_used() {
 fn dopamine_and_novelty() {
     let mut bench = Bench::new();
     for b in STREAMS {
-        for ([t, rows, outputs, count, first], mean, narrow) in
+        for ([t, rows, outputs, count, first], mean, rounded) in
             [([1, 4, 0, 1, 4], 0.0, false), ([9, 50, 11, 30, 7], 2.0, false), ([33, 20, 3, 17, 0], 2.0, true)]
         {
             bench.agree(|l| Modulate {
@@ -485,7 +485,7 @@ fn dopamine_and_novelty() {
                 predictor: l.exact([1, 1, 1, count + 1], 0.3),
                 running: l.values([1, 1, 1, 2], vec![mean, 7.0]),
                 factors: l.poison_exact([1, 1, t, b]),
-                signals_grad: match narrow {
+                signals_grad: match rounded {
                     true => l.normal([1, t, rows, b], 1.0),
                     false => l.exact([1, t, rows, b], 1.0),
                 },

@@ -202,7 +202,7 @@ fn rotary(l: &mut Lay, heads: Heads, positions: u32, all: bool) -> Rotary {
     for (position, pair) in (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j))) {
         angles.extend(Rotary::angle(100.0, 2 * pairs, position, pair));
     }
-    Rotary { table: l.values([1, positions, pairs, 2], angles), heads, positions: positions }
+    Rotary { table: l.values([1, positions, pairs, 2], angles), heads, positions }
 }
 
 fn attention(l: &mut Lay, (heads, batch, t, pattern): (Heads, u32, u32, Pattern)) -> Attention {

@@ -54,7 +54,7 @@ const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-3, dec
 
 struct Plan {
     entries: Vec<Entry>,
-    state: State,
+    state: Lasting,
     training: Training,
     scratch: Region,
     bytes: u64,
