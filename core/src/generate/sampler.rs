@@ -18,13 +18,21 @@ pub struct Sampler {
 
 impl Sampler {
     /// Chooses a token. `logits` `[vocabulary]` are changed; `order` `[vocabulary]` is scratch; `history` are the ids
-    /// to penalise; number `index` of `random` decides. Ties go to the lower id. No finite logit gives id 0.
-    pub fn sample(&self, logits: &mut [f32], order: &mut [u32], history: &[u32], random: &Random, index: u64) -> u32 {
+    /// to penalise; number `index` of `random` decides. Ties go to the lower id. None where the largest logit is not
+    /// finite or one that is kept is not a number: what a diverged model gives.
+    pub fn sample(
+        &self,
+        logits: &mut [f32],
+        order: &mut [u32],
+        history: &[u32],
+        random: &Random,
+        index: u64,
+    ) -> Option<u32> {
         self.penalise(logits, history);
         let order = &mut order[..logits.len()];
         let more_likely = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then_with(|| a.cmp(b));
         if self.temperature <= 0.0 {
-            return largest(logits);
+            return Some(largest(logits)).filter(|&best| logits.get(best as usize).is_some_and(|x| x.is_finite()));
         }
         let mut kept = if self.top_k == 0 { order.len() } else { order.len().min(self.top_k as usize) };
         if kept < order.len() {
@@ -34,10 +42,13 @@ impl Sampler {
         }
         let order = &mut order[..kept];
         order.sort_unstable_by(more_likely);
-        let Some(&best) = order.first() else { return 0 };
+        let best = *order.first()?;
         let largest = logits[best as usize];
         let weight = |id: u32| f64::from(libm::expf((logits[id as usize] - largest) / self.temperature));
         let mut total: f64 = order.iter().map(|&id| weight(id)).sum();
+        if !largest.is_finite() || total.is_nan() {
+            return None;
+        }
         if self.top_p < 1.0 {
             let limit = total * f64::from(self.top_p);
             let mut reached = 0.0;
@@ -52,11 +63,11 @@ impl Sampler {
         for &id in &order[..kept] {
             left -= weight(id);
             if left < 0.0 {
-                return id;
+                return Some(id);
             }
         }
         // Rounding can leave a crumb: it belongs to the last token kept.
-        order[kept - 1]
+        order[..kept].last().copied()
     }
 
     fn penalise(&self, logits: &mut [f32], history: &[u32]) {
@@ -140,7 +151,8 @@ mod tests {
         let mut counts = [0.0; 5];
         let random = Random::new(5, 0);
         for i in 0..40_000 {
-            counts[sampler.sample(&mut LOGITS.clone(), &mut [0; 5], history, &random, i) as usize] += 1.0 / 40_000.0;
+            let id = sampler.sample(&mut LOGITS.clone(), &mut [0; 5], history, &random, i).unwrap();
+            counts[id as usize] += 1.0 / 40_000.0;
         }
         counts
     }
@@ -209,7 +221,23 @@ mod tests {
     fn a_temperature_of_zero_takes_the_most_likely_and_the_lower_of_two() {
         let greedy = Sampler { temperature: 0.0, ..PLAIN };
         let random = Random::new(0, 0);
-        assert_eq!(greedy.sample(&mut LOGITS.clone(), &mut [0; 5], &[], &random, 0), 1);
-        assert_eq!(greedy.sample(&mut [1.0, 3.0, 3.0], &mut [0; 3], &[], &random, 0), 1);
+        assert_eq!(greedy.sample(&mut LOGITS.clone(), &mut [0; 5], &[], &random, 0), Some(1));
+        assert_eq!(greedy.sample(&mut [1.0, 3.0, 3.0], &mut [0; 3], &[], &random, 0), Some(1));
+    }
+
+    #[test]
+    fn what_is_no_number_is_no_token() {
+        let random = Random::new(0, 0);
+        for sampler in [PLAIN, Sampler { temperature: 0.0, ..PLAIN }, Sampler { top_k: 2, top_p: 0.9, ..PLAIN }] {
+            for logits in
+                [[f32::NAN; 3], [-f32::NAN; 3], [f32::NEG_INFINITY; 3], [1.0, f32::NAN, 2.0], [0.0, f32::INFINITY, 1.0]]
+            {
+                assert_eq!(sampler.sample(&mut logits.clone(), &mut [0; 3], &[], &random, 0), None, "{logits:?}");
+            }
+            // Ids that are ruled out are no damage.
+            let ruled_out = [f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY];
+            assert_eq!(sampler.sample(&mut ruled_out.clone(), &mut [0; 3], &[], &random, 0), Some(1));
+            assert_eq!(sampler.sample(&mut [], &mut [], &[], &random, 0), None);
+        }
     }
 }

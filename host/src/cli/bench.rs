@@ -107,7 +107,7 @@ impl Bench {
 
 /// What the driver reports in use on the GPU, and whose it is.
 #[derive(Debug, Clone, serde::Serialize)]
-struct CardMemory {
+struct GpuMemory {
     /// In use, by whomever.
     used_bytes: u64,
     /// Outside the arena, by name, as measured when all was loaded.
@@ -116,7 +116,7 @@ struct CardMemory {
     unexplained_bytes: i64,
 }
 
-impl CardMemory {
+impl GpuMemory {
     fn line(&self) -> String {
         let lines = self.outside.iter().map(|(name, bytes)| format!("{name} {}", human_bytes(*bytes)));
         let lines: Vec<_> = lines.collect();
@@ -129,11 +129,11 @@ impl CardMemory {
     }
 }
 
-fn gpu_memory(session: &mut Session) -> Result<Option<CardMemory>, DeviceError> {
+fn gpu_memory(session: &mut Session) -> Result<Option<GpuMemory>, DeviceError> {
     let Some(gpu) = session.device.gpu() else { return Ok(None) };
     let (used_bytes, outside) = (gpu.used()?, gpu.outside().to_vec());
     let named: u64 = gpu.arena_bytes() + outside.iter().map(|(_, bytes)| bytes).sum::<u64>();
-    Ok(Some(CardMemory { used_bytes, outside, unexplained_bytes: used_bytes as i64 - named as i64 }))
+    Ok(Some(GpuMemory { used_bytes, outside, unexplained_bytes: used_bytes as i64 - named as i64 }))
 }
 
 fn table(shares: &[Share], machine: &Machine) {

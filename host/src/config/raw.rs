@@ -129,7 +129,8 @@ pub struct RawConfig {
     /// Refuse a run that needs more memory than this, for example 4GiB
     #[arg(long, value_name = "SIZE")]
     pub budget: Option<String>,
-    /// Plan for a GPU's memory: gtx1650, rtx4090, a100-80, h100, h200, or a size such as 22GiB
+    /// Plan for a GPU's memory: gtx1650, rtx3060, rtx3090, rtx4060, rtx4070, rtx4090, rtx5090, t4, l4, l40s, a10,
+    /// a100-80, h100, h200, b200, or a size such as 22GiB
     #[arg(long, value_name = "NAME|SIZE")]
     pub gpu: Option<String>,
     /// Steps between evaluations; 0 for the end only

@@ -9,7 +9,7 @@ use crate::config::Precision;
 pub struct Gpu {
     /// The name that `--gpu` takes.
     pub name: &'static str,
-    /// What the driver's name of such a GPU contains.
+    /// What the driver's name of such a GPU contains as a word.
     pub driver: &'static str,
     /// Bytes a program can use.
     pub usable: u64,
@@ -32,12 +32,22 @@ const MIB: u64 = 1 << 20;
 
 /// The table.
 #[rustfmt::skip]
-pub const GPUS: [Gpu; 5] = [
+pub const GPUS: [Gpu; 15] = [
     Gpu { name: "gtx1650", driver: "GTX 1650", usable: 3717 * MIB, context: 256 * MIB, f32_flops: 2.6e12, bf16_flops: 2.6e12, fp8_flops: 2.6e12, copy: 115e9, measured: false },
+    Gpu { name: "t4", driver: "T4", usable: 14_900 * MIB, context: 300 * MIB, f32_flops: 6e12, bf16_flops: 6e12, fp8_flops: 6e12, copy: 270e9, measured: false },
+    Gpu { name: "rtx3060", driver: "RTX 3060", usable: 11_800 * MIB, context: 320 * MIB, f32_flops: 9.5e12, bf16_flops: 21e12, fp8_flops: 21e12, copy: 315e9, measured: false },
+    Gpu { name: "rtx3090", driver: "RTX 3090", usable: 24_000 * MIB, context: 420 * MIB, f32_flops: 26e12, bf16_flops: 58e12, fp8_flops: 58e12, copy: 820e9, measured: false },
+    Gpu { name: "rtx4060", driver: "RTX 4060", usable: 7800 * MIB, context: 320 * MIB, f32_flops: 11e12, bf16_flops: 27e12, fp8_flops: 42e12, copy: 240e9, measured: false },
+    Gpu { name: "rtx4070", driver: "RTX 4070", usable: 11_800 * MIB, context: 350 * MIB, f32_flops: 21e12, bf16_flops: 52e12, fp8_flops: 82e12, copy: 445e9, measured: false },
     Gpu { name: "rtx4090", driver: "RTX 4090", usable: 24_080 * MIB, context: 420 * MIB, f32_flops: 60e12, bf16_flops: 150e12, fp8_flops: 235e12, copy: 900e9, measured: false },
+    Gpu { name: "rtx5090", driver: "RTX 5090", usable: 31_900 * MIB, context: 500 * MIB, f32_flops: 78e12, bf16_flops: 185e12, fp8_flops: 290e12, copy: 1.58e12, measured: false },
+    Gpu { name: "l4", driver: "L4", usable: 22_500 * MIB, context: 350 * MIB, f32_flops: 22e12, bf16_flops: 90e12, fp8_flops: 141e12, copy: 265e9, measured: false },
+    Gpu { name: "l40s", driver: "L40S", usable: 45_400 * MIB, context: 450 * MIB, f32_flops: 68e12, bf16_flops: 270e12, fp8_flops: 424e12, copy: 760e9, measured: false },
+    Gpu { name: "a10", driver: "A10", usable: 22_500 * MIB, context: 350 * MIB, f32_flops: 23e12, bf16_flops: 95e12, fp8_flops: 95e12, copy: 530e9, measured: false },
     Gpu { name: "a100-80", driver: "A100", usable: 80_500 * MIB, context: 450 * MIB, f32_flops: 18e12, bf16_flops: 250e12, fp8_flops: 250e12, copy: 1.7e12, measured: false },
     Gpu { name: "h100", driver: "H100", usable: 80_500 * MIB, context: 560 * MIB, f32_flops: 50e12, bf16_flops: 650e12, fp8_flops: 1020e12, copy: 2.9e12, measured: false },
     Gpu { name: "h200", driver: "H200", usable: 142_300 * MIB, context: 560 * MIB, f32_flops: 50e12, bf16_flops: 700e12, fp8_flops: 1100e12, copy: 4.2e12, measured: true },
+    Gpu { name: "b200", driver: "B200", usable: 180_000 * MIB, context: 560 * MIB, f32_flops: 55e12, bf16_flops: 1500e12, fp8_flops: 2357e12, copy: 6.9e12, measured: false },
 ];
 
 impl Gpu {
@@ -48,7 +58,10 @@ impl Gpu {
 
     /// The GPU that the driver calls `name`.
     pub fn named(name: &str) -> Option<&'static Gpu> {
-        GPUS.iter().find(|gpu| name.contains(gpu.driver))
+        // An L40S is no L4, and an A100 no A10.
+        let word =
+            |gpu: &&Gpu| name.split(gpu.driver).nth(1).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric));
+        GPUS.iter().find(word)
     }
 
     /// Whether it has units for products of numbers of 8 bits.
@@ -60,5 +73,31 @@ impl Gpu {
     pub fn rates(&self, precision: Precision) -> Rates {
         let flops_per_s = if precision == Precision::F32 { self.f32_flops } else { self.bf16_flops };
         Rates { flops_per_s, flops_8bit_per_s: self.fp8_flops, bytes_per_s: self.copy }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drivers_names_are_of_one_gpu_each() {
+        for (name, expected) in [
+            ("NVIDIA H200", Some("h200")),
+            ("NVIDIA A100-SXM4-80GB", Some("a100-80")),
+            ("NVIDIA A10", Some("a10")),
+            ("NVIDIA L40S", Some("l40s")),
+            ("NVIDIA L4", Some("l4")),
+            ("Tesla T4", Some("t4")),
+            ("NVIDIA T400 4GB", None),
+            ("NVIDIA L40", None),
+            ("NVIDIA GeForce RTX 4060", Some("rtx4060")),
+        ] {
+            assert_eq!(Gpu::named(name).map(|gpu| gpu.name), expected, "{name}");
+        }
+        for (i, gpu) in GPUS.iter().enumerate() {
+            assert!(GPUS[..i].iter().all(|other| other.name != gpu.name && other.driver != gpu.driver), "{}", gpu.name);
+            assert!(gpu.fp8_flops >= gpu.bf16_flops && gpu.bf16_flops >= gpu.f32_flops, "{}", gpu.name);
+        }
     }
 }

@@ -258,12 +258,21 @@ fn cost(
     sections: &Sections,
     stage: usize,
 ) -> Result<Cost, OperationError> {
-    let mut meter = Meter::new(profile, rates);
-    for micro in 0..sections.accumulate[stage] {
-        model.run(Sequence::MicroBatch { stage, first: micro == 0, warming: false }, sections, &mut meter)?;
+    let [mut once, mut further] = [(); 2].map(|()| Meter::new(profile, rates));
+    let micro_batch = |first| Sequence::MicroBatch { stage, first, warming: false };
+    model.run(micro_batch(true), sections, &mut once)?;
+    model.run(Sequence::Update, sections, &mut once)?;
+    // All micro-batches but the first are alike.
+    let times = u64::from(sections.accumulate[stage]).saturating_sub(1);
+    if times > 0 {
+        model.run(micro_batch(false), sections, &mut further)?;
     }
-    model.run(Sequence::Update, sections, &mut meter)?;
-    let Meter { flops, bytes, operations, seconds, .. } = meter;
+    let total = |count: fn(&Meter<'_>) -> u64| {
+        let all = count(&further).checked_mul(times).and_then(|all| all.checked_add(count(&once)));
+        all.filter(|n| *n < u64::MAX).ok_or(OperationError::TooLarge { operation: "a step" })
+    };
+    let (flops, bytes, operations) = (total(|m| m.flops)?, total(|m| m.bytes)?, total(|m| m.operations)?);
+    let seconds = once.seconds + times as f64 * further.seconds;
     let flops_per_token = model.flops_per_token(sections.training[stage].seq_len);
     if flops_per_token == u64::MAX {
         return Err(OperationError::TooLarge { operation: "a token" });

@@ -86,7 +86,11 @@ impl Generator {
             let position = self.history.len() as u32;
             self.history.push(next);
             let logits = &mut session.decode(next, position)?[..limit];
-            next = sampler.sample(logits, &mut self.order, &self.history, &self.random, self.drawn);
+            let drawn = sampler.sample(logits, &mut self.order, &self.history, &self.random, self.drawn);
+            next = drawn.ok_or_else(|| {
+                let what = "the model's logits are not numbers: its training diverged or its weights are damaged";
+                DeviceError::Failed(format!("{what}; generate from an earlier checkpoint"))
+            })?;
             self.drawn += 1;
             if Some(next) == eos {
                 return Ok(End::Eos);
