@@ -128,17 +128,7 @@ impl Operation for NormGrad {
                 let one = out_grad[at.start + i] * gain[i];
                 if two { one + out_grad2[at.start + i] * gain2[i] } else { one }
             };
-            let mut lanes = [[0.0f32; 8]; 2];
-            for (i, x) in row.iter().enumerate() {
-                lanes[0][i % 8] += g(i);
-                lanes[1][i % 8] += g(i) * (x - mean) * scale;
-            }
-            let [mean_g, mean_gx] = lanes.map(|l| sum(&l) / d as f32);
-            let mean_g = if self.kind == NormKind::Rms { 0.0 } else { mean_g };
-            for (i, dx) in x_grad.f32_mut()?[at.clone()].iter_mut().enumerate() {
-                let through = scale * (g(i) - mean_g - (row[i] - mean) * scale * mean_gx);
-                *dx = if self.add { *dx + through } else { through };
-            }
+            self.row(row, (mean, scale), g, &mut x_grad.f32_mut()?[at.clone()]);
             for (out_grad, gain_grad, bias_grad) in
                 [(out_grad, &mut gain_grad, &mut bias_grad), (out_grad2, &mut gain_grad2, &mut bias_grad2)]
             {
@@ -151,6 +141,23 @@ impl Operation for NormGrad {
             }
         }
         self.copy.map_or(Ok(()), |copy| copy.make(self.x_grad, arena))
+    }
+}
+
+impl NormGrad {
+    /// The gradient of a row: `g` is that of its normalised elements.
+    fn row(&self, row: &[f32], (mean, scale): (f32, f32), g: impl Fn(usize) -> f32, to: &mut [f32]) {
+        let mut lanes = [[0.0f32; 8]; 2];
+        for (i, x) in row.iter().enumerate() {
+            lanes[0][i % 8] += g(i);
+            lanes[1][i % 8] += g(i) * (x - mean) * scale;
+        }
+        let [mean_g, mean_gx] = lanes.map(|l| sum(&l) / row.len() as f32);
+        let mean_g = if self.kind == NormKind::Rms { 0.0 } else { mean_g };
+        for (i, dx) in to.iter_mut().enumerate() {
+            let through = scale * (g(i) - mean_g - (row[i] - mean) * scale * mean_gx);
+            *dx = if self.add { *dx + through } else { through };
+        }
     }
 }
 

@@ -81,15 +81,7 @@ impl Cpu {
                     if second.is_some() {
                         output(normal, &out_grad2[at.clone()], gain2, sums2, |i, through| g[i] += through);
                     }
-                    let mean_g = match op.kind {
-                        NormKind::Layer => simd::fold_pairs(g, g, |sum, g, _| sum + g) / d as f32,
-                        NormKind::Rms => 0.0,
-                    };
-                    let mean_gn = simd::dot(g, normal) / d as f32;
-                    for ((dx, g), n) in x_grad.iter_mut().zip(&*g).zip(&*normal) {
-                        let through = scale * n.mul_add(-mean_gn, g - mean_g);
-                        *dx = if op.add { *dx + through } else { through };
-                    }
+                    row(&op, scale, g, normal, x_grad);
                 }
             },);
         });
@@ -104,6 +96,21 @@ impl Cpu {
             }
         }
         op.copy.map_or(Ok(()), |copy| copy.make(op.x_grad, &mut arena))
+    }
+}
+
+/// The gradient of a row: `g` is that of its normalised elements.
+#[inline(always)]
+fn row(op: &NormGrad, scale: f32, g: &[f32], normal: &[f32], to: &mut [f32]) {
+    let d = normal.len() as f32;
+    let mean_g = match op.kind {
+        NormKind::Layer => simd::fold_pairs(g, g, |sum, g, _| sum + g) / d,
+        NormKind::Rms => 0.0,
+    };
+    let mean_gn = simd::dot(g, normal) / d;
+    for ((dx, g), n) in to.iter_mut().zip(g).zip(normal) {
+        let through = scale * n.mul_add(-mean_gn, g - mean_g);
+        *dx = if op.add { *dx + through } else { through };
     }
 }
 
