@@ -97,33 +97,26 @@ impl Operation for Memory {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [keys, queries, values, keep, before, before_key, mut after, mut after_key, mut out] = arena.views([
-            Some(self.keys),
-            Some(self.queries),
-            Some(self.values),
-            Some(self.keep),
-            Some(self.before.matrix),
-            Some(self.before.key),
-            Some(self.after.matrix),
-            Some(self.after.key),
-            Some(self.out),
-        ])?;
+        let ([keys, queries, values, keep, before, before_key], [after, after_key, out]) = arena.f32s(
+            [self.keys, self.queries, self.values, self.keep, self.before.matrix, self.before.key].map(Some),
+            [self.after.matrix, self.after.key, self.out].map(Some),
+        )?;
         let [_, batch, tokens, k] = self.keys.shape.map(|n| n as usize);
         let v = self.values.columns() as usize;
-        after.f32_mut()?.copy_from_slice(before.f32()?);
+        after.copy_from_slice(before);
         for b in 0..batch {
-            let matrix = &mut after.f32_mut()?[b * v * k..][..v * k];
-            let mut key = &before_key.f32()?[b * k..][..k];
+            let matrix = &mut after[b * v * k..][..v * k];
+            let mut key = &before_key[b * k..][..k];
             for t in 0..tokens {
                 let row = b * tokens + t;
-                advance(matrix, self.decay, keep.f32()?[t * batch + b], &values.f32()?[row * v..][..v], key);
-                let query = &queries.f32()?[row * k..][..k];
-                for (out, row) in out.f32_mut()?[row * v..][..v].iter_mut().zip(matrix.chunks_exact(k)) {
+                advance(matrix, self.decay, keep[t * batch + b], &values[row * v..][..v], key);
+                let query = &queries[row * k..][..k];
+                for (out, row) in out[row * v..][..v].iter_mut().zip(matrix.chunks_exact(k)) {
                     *out = dot(row, query) / k as f32;
                 }
-                key = &keys.f32()?[row * k..][..k];
+                key = &keys[row * k..][..k];
             }
-            after_key.f32_mut()?[b * k..][..k].copy_from_slice(key);
+            after_key[b * k..][..k].copy_from_slice(key);
         }
         Ok(())
     }
@@ -186,39 +179,19 @@ impl Operation for MemoryGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [
-            keys,
-            queries,
-            values,
-            keep,
-            before,
-            before_key,
-            out_grad,
-            mut work,
-            mut keys_grad,
-            mut queries_grad,
-            mut values_grad,
-        ] = arena.views([
-            Some(self.keys),
-            Some(self.queries),
-            Some(self.values),
-            Some(self.keep),
-            Some(self.before.matrix),
-            Some(self.before.key),
-            Some(self.out_grad),
-            Some(self.work),
-            Some(self.keys_grad),
-            Some(self.queries_grad),
-            Some(self.values_grad),
-        ])?;
+        let ([keys, queries, values, keep, before, before_key, out_grad], [work, keys_grad, queries_grad, values_grad]) =
+            arena.f32s(
+                [self.keys, self.queries, self.values, self.keep, self.before.matrix, self.before.key, self.out_grad]
+                    .map(Some),
+                [self.work, self.keys_grad, self.queries_grad, self.values_grad].map(Some),
+            )?;
         let [_, _, tokens, k] = self.keys.shape.map(|n| n as usize);
-        let (v, keys_grad) = (self.values.columns() as usize, keys_grad.f32_mut()?);
-        let (queries_grad, values_grad) = (queries_grad.f32_mut()?, values_grad.f32_mut()?);
-        let read = [keys.f32()?, queries.f32()?, values.f32()?, keep.f32()?, before_key.f32()?, out_grad.f32()?];
-        work.f32_mut()?.copy_from_slice(before.f32()?);
+        let v = self.values.columns() as usize;
+        let read = [keys, queries, values, keep, before_key, out_grad];
+        work.copy_from_slice(before);
         keys_grad.fill(0.0);
         queries_grad.fill(0.0);
-        for (b, work) in work.f32_mut()?.chunks_exact_mut(v * k).enumerate() {
+        for (b, work) in work.chunks_exact_mut(v * k).enumerate() {
             for t in 0..tokens {
                 let token = self.token(read, b, t);
                 advance(work, self.decay, token.keep, token.value, token.key);

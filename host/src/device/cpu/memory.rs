@@ -11,22 +11,14 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_memory(&mut self, op: Memory) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [keys, queries, values, keep, before, before_key, mut after, mut after_key, mut out] = arena.views([
-            Some(op.keys),
-            Some(op.queries),
-            Some(op.values),
-            Some(op.keep),
-            Some(op.before.matrix),
-            Some(op.before.key),
-            Some(op.after.matrix),
-            Some(op.after.key),
-            Some(op.out),
-        ])?;
+        let ([keys, queries, values, keep, before, before_key], [after, after_key, out]) = arena.f32s(
+            [op.keys, op.queries, op.values, op.keep, op.before.matrix, op.before.key].map(Some),
+            [op.after.matrix, op.after.key, op.out].map(Some),
+        )?;
         let [_, batch, tokens, k] = op.keys.shape.map(|n| n as usize);
         let v = op.values.columns() as usize;
-        let (keys, queries, values, keep) = (keys.f32()?, queries.f32()?, values.f32()?, keep.f32()?);
-        let (before, before_key, share) = (before.f32()?, before_key.f32()?, 1.0 / k as f32);
-        let bands = [(after.f32_mut()?, v * k), (after_key.f32_mut()?, k), (out.f32_mut()?, tokens * v)];
+        let share = 1.0 / k as f32;
+        let bands = [(after, v * k), (after_key, k), (out, tokens * v)];
         self.pool.bands(bands, |_, b, [matrix, after_key, out]| {
             matrix.copy_from_slice(&before[b * v * k..][..v * k]);
             let mut key = &before_key[b * k..][..k];
@@ -62,41 +54,16 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_memory_grad(&mut self, op: MemoryGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [
-            keys,
-            queries,
-            values,
-            keep,
-            before,
-            before_key,
-            out_grad,
-            mut work,
-            mut keys_grad,
-            mut queries_grad,
-            mut values_grad,
-        ] = arena.views([
-            Some(op.keys),
-            Some(op.queries),
-            Some(op.values),
-            Some(op.keep),
-            Some(op.before.matrix),
-            Some(op.before.key),
-            Some(op.out_grad),
-            Some(op.work),
-            Some(op.keys_grad),
-            Some(op.queries_grad),
-            Some(op.values_grad),
-        ])?;
+        let ([keys, queries, values, keep, before, before_key, out_grad], [work, keys_grad, queries_grad, values_grad]) =
+            arena.f32s(
+                [op.keys, op.queries, op.values, op.keep, op.before.matrix, op.before.key, op.out_grad].map(Some),
+                [op.work, op.keys_grad, op.queries_grad, op.values_grad].map(Some),
+            )?;
         let [_, _, tokens, k] = op.keys.shape.map(|n| n as usize);
         let v = op.values.columns() as usize;
-        let read = [keys.f32()?, queries.f32()?, values.f32()?, keep.f32()?, before_key.f32()?, out_grad.f32()?];
-        let (before, share, decay) = (before.f32()?, 1.0 / k as f32, op.decay);
-        let bands = [
-            (work.f32_mut()?, v * k),
-            (keys_grad.f32_mut()?, tokens * k),
-            (queries_grad.f32_mut()?, tokens * k),
-            (values_grad.f32_mut()?, tokens * v),
-        ];
+        let read = [keys, queries, values, keep, before_key, out_grad];
+        let (share, decay) = (1.0 / k as f32, op.decay);
+        let bands = [(work, v * k), (keys_grad, tokens * k), (queries_grad, tokens * k), (values_grad, tokens * v)];
         self.pool.bands(bands, |_, b, [work, keys_grad, queries_grad, values_grad]| {
             work.copy_from_slice(&before[b * v * k..][..v * k]);
             keys_grad.fill(0.0);

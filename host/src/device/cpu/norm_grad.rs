@@ -34,38 +34,30 @@ impl Cpu {
     pub(super) fn run_norm_grad(&mut self, op: NormGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
         let second = op.second;
-        let [
-            x,
-            stats,
-            mut x_grad,
-            gain,
-            out_grad,
-            mut gain_grad,
-            mut bias_grad,
-            gain2,
-            out_grad2,
-            mut gain_grad2,
-            mut bias_grad2,
-            mut scratch,
-        ] = arena.views([
-            Some(op.x),
-            Some(op.stats),
-            Some(op.x_grad),
-            Some(op.first.gain),
-            Some(op.first.out_grad),
-            Some(op.first.gain_grad),
-            op.first.bias_grad,
-            second.map(|s| s.gain),
-            second.map(|s| s.out_grad),
-            second.map(|s| s.gain_grad),
-            second.and_then(|s| s.bias_grad),
-            Some(self.scratch),
-        ])?;
+        let (
+            [x, stats, gain, out_grad, gain2, out_grad2],
+            [x_grad, gain_grad, bias_grad, gain_grad2, bias_grad2, scratch],
+        ) = arena.f32s(
+            [
+                Some(op.x),
+                Some(op.stats),
+                Some(op.first.gain),
+                Some(op.first.out_grad),
+                second.map(|s| s.gain),
+                second.map(|s| s.out_grad),
+            ],
+            [
+                Some(op.x_grad),
+                Some(op.first.gain_grad),
+                op.first.bias_grad,
+                second.map(|s| s.gain_grad),
+                second.and_then(|s| s.bias_grad),
+                Some(self.scratch),
+            ],
+        )?;
         let (d, rows, kept) = (op.x.columns() as usize, block_rows(&op), op.kind.stats() as usize);
-        let (x, stats, gain, gain2) = (x.f32()?, stats.f32()?, gain.f32()?, gain2.f32()?);
-        let (out_grad, out_grad2) = (out_grad.f32()?, out_grad2.f32()?);
-        let scratch = &mut scratch.f32_mut()?[..scratch_len(&op)];
-        let bands = [(x_grad.f32_mut()?, rows * d), (&mut *scratch, SCRATCH_ROWS * d)];
+        let scratch = &mut scratch[..scratch_len(&op)];
+        let bands = [(x_grad, rows * d), (&mut *scratch, SCRATCH_ROWS * d)];
         self.pool.bands(bands, |_, block, [x_grad, scratch]| {
             let (sums, buffers) = scratch.split_at_mut(4 * d);
             sums.fill(0.0);
@@ -85,9 +77,8 @@ impl Cpu {
                 }
             },);
         });
-        let parameters = [&mut gain_grad, &mut bias_grad, &mut gain_grad2, &mut bias_grad2];
+        let parameters = [gain_grad, bias_grad, gain_grad2, bias_grad2];
         for (which, parameter) in parameters.into_iter().enumerate() {
-            let parameter = parameter.f32_mut()?;
             if !op.accumulate {
                 parameter.fill(0.0);
             }

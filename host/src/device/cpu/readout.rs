@@ -115,22 +115,6 @@ fn opening(x: f32) -> f32 {
     2.0 / (1.0 + simd::exp(-x))
 }
 
-/// A gate's parameters and where its outputs lie.
-#[derive(Clone, Copy)]
-struct Opens<'a> {
-    weight: &'a [f32],
-    bias: &'a [f32],
-    gate: Option<Gate>,
-}
-
-impl Opens<'_> {
-    /// The row of the signal that gates dim `d`.
-    #[inline(always)]
-    fn row(&self, d: usize) -> Option<usize> {
-        self.gate.map(|g| g.first as usize + d % g.count as usize)
-    }
-}
-
 /// The sizes of a readout or of its gradient.
 #[derive(Clone, Copy)]
 struct Sizes {
@@ -191,7 +175,9 @@ fn cut<const N: usize>(mut rest: &mut [f32], lens: [usize; N]) -> ([&mut [f32]; 
 struct Sources<'a> {
     sizes: Sizes,
     signals: &'a [f32],
-    opens: Opens<'a>,
+    gate: Option<Gate>,
+    gate_weight: &'a [f32],
+    gate_bias: &'a [f32],
     /// [F, O], and by classes where there are some.
     weights: &'a [f32],
     dense: &'a [f32],
@@ -205,6 +191,12 @@ impl Sources<'_> {
     }
 }
 
+/// The row of the signals that gates dim `d`.
+#[inline(always)]
+fn gating(gate: Option<Gate>, d: usize) -> Option<usize> {
+    gate.map(|g| g.first as usize + d % g.count as usize)
+}
+
 impl CpuProfile {
     pub(super) fn readout(&self, op: &Readout) -> u64 {
         bytes(Sizes::of(&op.signals, op.layout, &op.weights, &op.out).scratch().iter().sum())
@@ -215,21 +207,15 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_readout(&mut self, op: Readout) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [signals, weights, gate_weight, gate_bias, mut out, mut scratch] = arena.views([
-            Some(op.signals),
-            Some(op.weights),
-            op.gate.map(|g| g.weight),
-            op.gate.map(|g| g.bias),
-            Some(op.out),
-            Some(self.scratch),
-        ])?;
+        let ([signals, weights, gate_weight, gate_bias], [out, scratch]) = arena.f32s(
+            [Some(op.signals), Some(op.weights), op.gate.map(|g| g.weight), op.gate.map(|g| g.bias)],
+            [op.out, self.scratch].map(Some),
+        )?;
         let sizes = Sizes::of(&op.signals, op.layout, &op.weights, &op.out);
         let Sizes { batch, tokens, dims, .. } = sizes;
-        let opens = Opens { weight: gate_weight.f32()?, bias: gate_bias.f32()?, gate: op.gate };
-        let ([sums, dense, scratch], _) = cut(scratch.f32_mut()?, sizes.scratch());
-        let (signals, weights) = (signals.f32()?, weights.f32()?);
+        let ([sums, dense, scratch], _) = cut(scratch, sizes.scratch());
         sizes.classes.iter().for_each(|c| c.gather(&mut self.pool, weights, dense));
-        let sources = Sources { sizes, signals, opens, weights, dense };
+        let sources = Sources { sizes, signals, gate: op.gate, gate_weight, gate_bias, weights, dense };
         let together = batch.div_ceil(self.pool.threads()).min(STREAMS);
         for begin in (0..tokens).step_by(TOKENS) {
             let count = TOKENS.min(tokens - begin);
@@ -242,7 +228,7 @@ impl Cpu {
                 sources.project(begin + t, sums, scratch);
             });
             let sums = &*sums;
-            self.pool.chunks(out.f32_mut()?, together * tokens * dims, |_, part, out| {
+            self.pool.chunks(out, together * tokens * dims, |_, part, out| {
                 for t in 0..count {
                     let from = &sums[t * dims * batch + part * together..];
                     let (streams, out) = (out.len() / (tokens * dims), &mut out[(begin + t) * dims..]);
@@ -257,12 +243,13 @@ impl Cpu {
 impl Sources<'_> {
     /// The direct outputs of token `t`, behind their gate.
     fn begin(&self, t: usize, sums: &mut [f32]) {
-        let (Sizes { batch, dims, direct, .. }, opens, signals) = (self.sizes, self.opens, self.signals(t));
+        let (Sizes { batch, dims, direct, .. }, signals) = (self.sizes, self.signals(t));
+        let Sources { gate, gate_weight, gate_bias, .. } = *self;
         vectorise!(lanes!(batch, at, L => {
             for d in 0..dims {
                 let mut sum = *pick::<L>(signals, (direct + d) * batch + at);
-                if let Some(row) = opens.row(d) {
-                    let (r, w, bias) = (pick::<L>(signals, row * batch + at), opens.weight[d], opens.bias[d]);
+                if let Some(row) = gating(gate, d) {
+                    let (r, w, bias) = (pick::<L>(signals, row * batch + at), gate_weight[d], gate_bias[d]);
                     for b in 0..L {
                         sum[b] *= opening(w.mul_add(r[b], bias));
                     }
@@ -307,42 +294,34 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_readout_grad(&mut self, op: ReadoutGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [
-            signals,
-            weights,
-            gate_weight,
-            gate_bias,
-            back_direct,
-            out_grad,
-            mut signals_grad,
-            mut weight_grad,
-            mut gate_weight_grad,
-            mut gate_bias_grad,
-            mut scratch,
-        ] = arena.views([
-            Some(op.signals),
-            Some(op.feedback.map_or(op.weights, |f| f.weights)),
-            op.gate.map(|g| g.weight),
-            op.gate.map(|g| g.bias),
-            op.feedback.map(|f| f.direct),
-            Some(op.out_grad),
-            Some(op.signals_grad),
-            Some(op.weight_grad),
-            op.gate_grad.map(|g| g.weight),
-            op.gate_grad.map(|g| g.bias),
-            Some(self.scratch),
-        ])?;
+        let (
+            [signals, weights, gate_weight, gate_bias, back_direct, out_grad],
+            [signals_grad, weight_grad, gate_weight_grad, gate_bias_grad, scratch],
+        ) = arena.f32s(
+            [
+                Some(op.signals),
+                Some(op.feedback.map_or(op.weights, |f| f.weights)),
+                op.gate.map(|g| g.weight),
+                op.gate.map(|g| g.bias),
+                op.feedback.map(|f| f.direct),
+                Some(op.out_grad),
+            ],
+            [
+                Some(op.signals_grad),
+                Some(op.weight_grad),
+                op.gate_grad.map(|g| g.weight),
+                op.gate_grad.map(|g| g.bias),
+                Some(self.scratch),
+            ],
+        )?;
         let sizes = Sizes::of(&op.signals, op.layout, &op.weights, &op.out_grad);
         let (Sizes { batch, tokens, dims, .. }, slot) = (sizes, sizes.rows * sizes.batch);
-        let opens = Opens { weight: gate_weight.f32()?, bias: gate_bias.f32()?, gate: op.gate };
-        let ([turned, dense, own], rest) = cut(scratch.f32_mut()?, sizes.scratch());
+        let ([turned, dense, own], rest) = cut(scratch, sizes.scratch());
         let ([gate_sums, dense_grad, row_grad, task_scratch], _) = cut(rest, sizes.grad_scratch());
-        let (signals, weights) = (signals.f32()?, weights.f32()?);
         sizes.classes.iter().for_each(|c| c.gather(&mut self.pool, weights, dense));
-        let sources = Sources { sizes, signals, opens, weights, dense };
-        let (out_grad, signals_grad) = (out_grad.f32()?, signals_grad.f32_mut()?);
-        let back_direct = op.feedback.map(|_| back_direct.f32()).transpose()?;
-        let mut gate_grad = [gate_weight_grad.f32_mut()?, gate_bias_grad.f32_mut()?];
+        let sources = Sources { sizes, signals, gate: op.gate, gate_weight, gate_bias, weights, dense };
+        let back_direct = op.feedback.map(|_| back_direct);
+        let mut gate_grad = [gate_weight_grad, gate_bias_grad];
         gate_grad.iter_mut().for_each(|grad| grad.fill(0.0));
         dense_grad.fill(0.0);
         for begin in (0..tokens).step_by(TOKENS) {
@@ -367,12 +346,12 @@ impl Cpu {
                 gate_grad.iter_mut().zip(sums.chunks_exact(dims)).for_each(|(to, x)| simd::add(x, to));
             }
             match sizes.classes {
-                Some(c) => sources.class_grads(c, &mut self.pool, block, row_grad, dense_grad, task_scratch),
-                None => sources.weight_grads(&mut self.pool, block, turned, weight_grad.f32_mut()?),
+                Some(_) => sources.class_grads(&mut self.pool, block, row_grad, dense_grad, task_scratch),
+                None => sources.weight_grads(&mut self.pool, block, turned, weight_grad),
             }
         }
         if let Some(classes) = sizes.classes {
-            classes.scatter(&mut self.pool, dense_grad, weight_grad.f32_mut()?);
+            classes.scatter(&mut self.pool, dense_grad, weight_grad);
         }
         Ok(())
     }
@@ -413,17 +392,18 @@ impl Sources<'_> {
     /// Adds the gradient of the direct outputs of token `t` and of what gates them; `sums` becomes that of the gate's
     /// weights and biases.
     fn open_back(&self, t: usize, grad: &[f32], back_direct: Option<&[f32]>, to: &mut [f32], sums: &mut [f32]) {
-        let (Sizes { batch, dims, direct, .. }, opens, signals) = (self.sizes, self.opens, self.signals(t));
+        let (Sizes { batch, dims, direct, .. }, signals) = (self.sizes, self.signals(t));
+        let Sources { gate, gate_weight, gate_bias, .. } = *self;
         sums.fill(0.0);
         let (of_weight, of_bias) = sums.split_at_mut(dims);
         vectorise!(lanes!(batch, at, L => {
             for d in 0..dims {
                 let grad = pick::<L>(grad, d * batch + at);
                 let mut share = [1.0; L];
-                if let Some(row) = opens.row(d) {
+                if let Some(row) = gating(gate, d) {
                     let (r, x) = (pick::<L>(signals, row * batch + at), pick::<L>(signals, (direct + d) * batch + at));
                     let mut inner = [0.0; L];
-                    let (w, bias) = (opens.weight[d], opens.bias[d]);
+                    let (w, bias) = (gate_weight[d], gate_bias[d]);
                     for b in 0..L {
                         share[b] = opening(w.mul_add(r[b], bias));
                     }
@@ -449,16 +429,8 @@ impl Sources<'_> {
     }
 
     /// Adds some tokens' part of the weights' gradient, by classes.
-    fn class_grads(
-        &self,
-        classes: Classes,
-        pool: &mut Pool,
-        block: Range<usize>,
-        row_grad: &[f32],
-        to: &mut [f32],
-        scratch: &mut [f32],
-    ) {
-        let Sizes { batch, dims, fan_out, first, shift, .. } = self.sizes;
+    fn class_grads(&self, pool: &mut Pool, block: Range<usize>, row_grad: &[f32], to: &mut [f32], scratch: &mut [f32]) {
+        let Sizes { batch, dims, fan_out, first, shift, classes: Some(classes), .. } = self.sizes else { return };
         let (together, len) = (classes.together(), classes.grad_scratch(batch));
         pool.bands([(to, together * fan_out), (scratch, len)], |_, task, [to, scratch]| {
             let (r, q) = (task * together / classes.rows, task * together % classes.rows);
