@@ -78,6 +78,9 @@ enum Storage<'a> {
     Image(&'a [u8]),
 }
 
+/// Regions of f32: to read, and to write.
+pub type Slices<'a, const R: usize, const W: usize> = ([&'a [f32]; R], [&'a mut [f32]; W]);
+
 impl<'a> View<'a> {
     /// As [`View::f32`], for as long as the arena is lent.
     fn into_f32(self) -> Result<&'a [f32], ArenaError> {
@@ -239,7 +242,7 @@ impl<'a> Arena<'a> {
         &mut self,
         read: [Option<Region>; R],
         write: [Option<Region>; W],
-    ) -> Result<([&[f32]; R], [&mut [f32]; W]), ArenaError> {
+    ) -> Result<Slices<'_, R, W>, ArenaError> {
         const { assert!(R + W <= 16) };
         let mut regions = [None; 16];
         regions.iter_mut().zip(read.into_iter().chain(write)).for_each(|(to, region)| *to = region);

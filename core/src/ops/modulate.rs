@@ -74,49 +74,53 @@ impl Operation for Modulate {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let ([losses, signals], [predictor, running, factors, signals_grad]) = arena.f32s(
-            [self.losses, self.signals].map(Some),
-            [self.predictor, self.running, self.factors, self.signals_grad].map(Some),
-        )?;
+        let [losses, signals, mut predictor, mut running, mut factors, mut signals_grad] = arena.views([
+            Some(self.losses),
+            Some(self.signals),
+            Some(self.predictor),
+            Some(self.running),
+            Some(self.factors),
+            Some(self.signals_grad),
+        ])?;
         let [_, tokens, rows, streams] = self.signals_grad.shape.map(|n| n as usize);
         let n = self.predictor.elements() as usize - 1;
-        let count = (tokens * streams) as f32;
-        let mean = running[0];
+        let (losses, signals, count) = (losses.f32()?, signals.f32()?, (tokens * streams) as f32);
+        let mean = running.f32()?[0];
         let (mut loss_sum, mut predicted, mut squares) = (0.0, 0.0, 0.0);
         let at = |t: usize, i: usize, b: usize| signals[((t + 1) * rows + self.outputs as usize + i) * streams + b];
         // The factors' places hold δ until the predictor has moved.
         for t in 0..tokens {
             for b in 0..streams {
                 let loss = losses[b * tokens + t];
-                let mut p = predictor[n];
+                let mut p = predictor.f32()?[n];
                 for i in 0..n {
-                    p += predictor[i] * at(t, i, b);
+                    p += predictor.f32()?[i] * at(t, i, b);
                     squares += at(t, i, b) * at(t, i, b);
                 }
-                factors[t * streams + b] = -loss - p;
+                factors.f32_mut()?[t * streams + b] = -loss - p;
                 (loss_sum, predicted) = (loss_sum + loss, predicted + p);
             }
         }
         let rate = FOLLOW / (count + squares);
         for i in 0..=n {
             let mut sum = 0.0;
-            for (at_token, delta) in factors.iter().enumerate() {
+            for (at_token, delta) in factors.f32()?.iter().enumerate() {
                 sum += delta * if i < n { at(at_token / streams, i, at_token % streams) } else { 1.0 };
             }
-            predictor[i] += rate * sum;
+            predictor.f32_mut()?[i] += rate * sum;
         }
         for t in 0..tokens {
             for b in 0..streams {
-                let factor = &mut factors[t * streams + b];
+                let factor = &mut factors.f32_mut()?[t * streams + b];
                 *factor = self.factor(losses[b * tokens + t], mean, *factor);
                 for row in self.first as usize..rows {
-                    signals_grad[(t * rows + row) * streams + b] *= *factor;
+                    signals_grad.f32_mut()?[(t * rows + row) * streams + b] *= *factor;
                 }
             }
         }
         let loss = loss_sum / count;
-        running[0] = if mean > 0.0 { mean + FOLLOW * (loss - mean) } else { loss };
-        running[1] = predicted / count;
+        running.f32_mut()?[0] = if mean > 0.0 { mean + FOLLOW * (loss - mean) } else { loss };
+        running.f32_mut()?[1] = predicted / count;
         Ok(())
     }
 }
