@@ -78,7 +78,28 @@ enum Storage<'a> {
     Image(&'a [u8]),
 }
 
-impl View<'_> {
+/// Regions of f32: to read, and to write.
+pub type Slices<'a, const R: usize, const W: usize> = ([&'a [f32]; R], [&'a mut [f32]; W]);
+
+impl<'a> View<'a> {
+    /// As [`View::f32`], for as long as the arena is lent.
+    fn into_f32(self) -> Result<&'a [f32], ArenaError> {
+        self.f32()?;
+        Ok(match self.storage {
+            Storage::Arena(bytes) => bytemuck::cast_slice(bytes),
+            Storage::Image(bytes) => bytemuck::cast_slice(bytes),
+        })
+    }
+
+    /// As [`View::f32_mut`], for as long as the arena is lent.
+    fn into_f32_mut(mut self) -> Result<&'a mut [f32], ArenaError> {
+        self.f32_mut()?;
+        Ok(match self.storage {
+            Storage::Arena(bytes) => bytemuck::cast_slice_mut(bytes),
+            Storage::Image(_) => &mut [],
+        })
+    }
+
     /// The bytes, whatever they mean.
     pub fn bytes(&self) -> &[u8] {
         match &self.storage {
@@ -213,6 +234,29 @@ impl<'a> Arena<'a> {
         }))
     }
 
+    /// As [`Arena::views`], up to sixteen regions of f32: those to read, and those to write.
+    ///
+    /// # Errors
+    /// As [`Arena::views`], [`View::f32`] and [`View::f32_mut`].
+    pub fn f32s<const R: usize, const W: usize>(
+        &mut self,
+        read: [Option<Region>; R],
+        write: [Option<Region>; W],
+    ) -> Result<Slices<'_, R, W>, ArenaError> {
+        const { assert!(R + W <= 16) };
+        let mut regions = [None; 16];
+        regions.iter_mut().zip(read.into_iter().chain(write)).for_each(|(to, region)| *to = region);
+        let mut views = self.views(regions)?.into_iter();
+        let (mut read, mut write) = ([&[][..]; R], [(); W].map(|()| &mut [][..]));
+        for (to, view) in read.iter_mut().zip(&mut views) {
+            *to = view.into_f32()?;
+        }
+        for (to, view) in write.iter_mut().zip(views) {
+            *to = view.into_f32_mut()?;
+        }
+        Ok((read, write))
+    }
+
     /// The bytes of `region` within its storage: there, and whole elements.
     fn range(&self, region: Region) -> Result<core::ops::Range<usize>, ArenaError> {
         let limit = match region.space {
@@ -264,6 +308,10 @@ mod tests {
         b.f32_mut().unwrap().fill(2.0);
         assert!(none.f32().unwrap().is_empty() && none.u32().unwrap().is_empty());
         assert_eq!(arena.f32(region(8, 2)).unwrap(), [1.0, 2.0]);
+        let ([b, none], [a]) = arena.f32s([Some(region(12, 5)), None], [Some(region(0, 3))]).unwrap();
+        a.copy_from_slice(&b[2..]);
+        assert!(none.is_empty());
+        assert_eq!(arena.f32(region(0, 3)).unwrap(), [2.0; 3]);
     }
 
     #[test]

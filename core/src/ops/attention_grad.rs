@@ -60,28 +60,22 @@ impl Operation for AttentionGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [qkv, out, log_sum, out_grad, table, mut qkv_grad] = arena.views([
-            Some(self.qkv),
-            Some(self.out),
-            Some(self.log_sum),
-            Some(self.out_grad),
-            Some(self.rotary.table),
-            Some(self.qkv_grad),
-        ])?;
+        let ([qkv, out, log_sum, out_grad, table], [qkv_grad]) = arena.f32s(
+            [self.qkv, self.out, self.log_sum, self.out_grad, self.rotary.table].map(Some),
+            [self.qkv_grad].map(Some),
+        )?;
         let [_, batch, seq_len, width] = self.qkv.shape.map(|n| n as usize);
         let (heads, size, scale) = (&self.heads, self.heads.size as usize, self.heads.scale());
-        let qkv_grad = qkv_grad.f32_mut()?;
         qkv_grad.fill(0.0);
-        let qkv = qkv.f32()?;
         for b in 0..batch {
             let row = |i: usize| &qkv[(b * seq_len + i) * width..][..width];
             for h in 0..heads.queries {
                 let (q, k, v) = (heads.query(h), heads.key(heads.key_of(h)), heads.value(heads.key_of(h)));
                 for i in 0..seq_len {
                     let at = (b * seq_len + i) * heads.out_width() as usize + h as usize * size;
-                    let dout = &out_grad.f32()?[at..at + size];
-                    let mean = dot(dout, &out.f32()?[at..at + size]);
-                    let log_sum = log_sum.f32()?[(b * heads.queries as usize + h as usize) * seq_len + i];
+                    let dout = &out_grad[at..at + size];
+                    let mean = dot(dout, &out[at..at + size]);
+                    let log_sum = log_sum[(b * heads.queries as usize + h as usize) * seq_len + i];
                     for j in (0..=i).filter(|&j| self.pattern.sees(i as u32, j as u32)) {
                         let (query, key) = (&row(i)[q..q + size], &row(j)[k..k + size]);
                         let p = libm::expf(dot(query, key) * scale - log_sum);
@@ -99,7 +93,7 @@ impl Operation for AttentionGrad {
         }
         for (r, row) in qkv_grad.chunks_exact_mut(width).enumerate() {
             let position = r % self.rotary.positions as usize;
-            Rotary::rotate(heads, table.f32()?, self.rotary.dims() as usize, position, row, true);
+            Rotary::rotate(heads, table, self.rotary.dims() as usize, position, row, true);
         }
         Ok(())
     }

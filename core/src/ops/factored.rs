@@ -81,33 +81,25 @@ impl Operation for FactoredUpdate {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [x, out_grad, mut weight, mut bias, mut row_moment, mut column_moment, mut tile, settings, results] = arena
-            .views([
-                Some(self.x),
-                Some(self.out_grad),
-                Some(self.weight),
-                Some(self.bias),
-                Some(self.row_moment),
-                Some(self.column_moment),
-                Some(self.tile),
-                Some(self.settings),
-                Some(self.results),
-            ])?;
-        if !Results::from_slice(results.f32()?)?.loss.is_finite() {
+        let ([x, out_grad, settings, results], [weight, bias, row_moment, column_moment, tile]) = arena.f32s(
+            [self.x, self.out_grad, self.settings, self.results].map(Some),
+            [self.weight, self.bias, self.row_moment, self.column_moment, self.tile].map(Some),
+        )?;
+        if !Results::from_slice(results)?.loss.is_finite() {
             return Ok(());
         }
         let (d, vocabulary) = (self.x.columns() as usize, self.weight.rows() as usize);
-        let Settings { learning_rate: lr, correction2: correction, .. } = *Settings::from_slice(settings.f32()?)?;
-        let (row_moment, bias_moment) = row_moment.f32_mut()?.split_at_mut(vocabulary);
-        let (columns, sums) = column_moment.f32_mut()?.split_at_mut(d);
+        let Settings { learning_rate: lr, correction2: correction, .. } = *Settings::from_slice(settings)?;
+        let (row_moment, bias_moment) = row_moment.split_at_mut(vocabulary);
+        let (columns, sums) = column_moment.split_at_mut(d);
         let mean = sum(columns) / d as f32;
         sums.fill(0.0);
         // One row of G at a time: devices take a tile.
-        let g = &mut tile.f32_mut()?[..d];
+        let g = &mut tile[..d];
         for v in 0..vocabulary {
             g.fill(0.0);
             let mut bias_grad = 0.0;
-            for (x, out_grad) in x.f32()?.chunks_exact(d).zip(out_grad.f32()?.chunks_exact(vocabulary)) {
+            for (x, out_grad) in x.chunks_exact(d).zip(out_grad.chunks_exact(vocabulary)) {
                 axpy(out_grad[v], x, g);
                 bias_grad += out_grad[v];
             }
@@ -117,9 +109,9 @@ impl Operation for FactoredUpdate {
                 let column = if mean > 0.0 { c / mean } else { 1.0 };
                 *g /= libm::sqrtf(row_moment[v] / correction * column) + EPS;
             }
-            axpy(-lr * self.rate * held(dot(g, g), d), g, &mut weight.f32_mut()?[v * d..][..d]);
+            axpy(-lr * self.rate * held(dot(g, g), d), g, &mut weight[v * d..][..d]);
             bias_moment[v] = self.beta2 * bias_moment[v] + (1.0 - self.beta2) * (bias_grad * bias_grad);
-            bias.f32_mut()?[v] -= lr * bias_grad / (libm::sqrtf(bias_moment[v] / correction) + EPS);
+            bias[v] -= lr * bias_grad / (libm::sqrtf(bias_moment[v] / correction) + EPS);
         }
         for (c, s) in columns.iter_mut().zip(sums) {
             *c = self.beta2 * *c + (1.0 - self.beta2) * (*s / vocabulary as f32);

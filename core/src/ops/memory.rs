@@ -1,7 +1,7 @@
 //! An associative memory of fast weights: each token is stored under the key of the one before it, and read by a query
 //! (Schlag, Irie and Schmidhuber 2021; the linear attention of Katharopoulos et al. 2020 with decay).
 
-use super::math::dot;
+use super::math::{axpy, dot};
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
@@ -97,33 +97,26 @@ impl Operation for Memory {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [keys, queries, values, keep, before, before_key, mut after, mut after_key, mut out] = arena.views([
-            Some(self.keys),
-            Some(self.queries),
-            Some(self.values),
-            Some(self.keep),
-            Some(self.before.matrix),
-            Some(self.before.key),
-            Some(self.after.matrix),
-            Some(self.after.key),
-            Some(self.out),
-        ])?;
+        let ([keys, queries, values, keep, before, before_key], [after, after_key, out]) = arena.f32s(
+            [self.keys, self.queries, self.values, self.keep, self.before.matrix, self.before.key].map(Some),
+            [self.after.matrix, self.after.key, self.out].map(Some),
+        )?;
         let [_, batch, tokens, k] = self.keys.shape.map(|n| n as usize);
         let v = self.values.columns() as usize;
-        after.f32_mut()?.copy_from_slice(before.f32()?);
+        after.copy_from_slice(before);
         for b in 0..batch {
-            let matrix = &mut after.f32_mut()?[b * v * k..][..v * k];
-            let mut key = &before_key.f32()?[b * k..][..k];
+            let matrix = &mut after[b * v * k..][..v * k];
+            let mut key = &before_key[b * k..][..k];
             for t in 0..tokens {
                 let row = b * tokens + t;
-                advance(matrix, self.decay, keep.f32()?[t * batch + b], &values.f32()?[row * v..][..v], key);
-                let query = &queries.f32()?[row * k..][..k];
-                for (out, row) in out.f32_mut()?[row * v..][..v].iter_mut().zip(matrix.chunks_exact(k)) {
+                advance(matrix, self.decay, keep[t * batch + b], &values[row * v..][..v], key);
+                let query = &queries[row * k..][..k];
+                for (out, row) in out[row * v..][..v].iter_mut().zip(matrix.chunks_exact(k)) {
                     *out = dot(row, query) / k as f32;
                 }
-                key = &keys.f32()?[row * k..][..k];
+                key = &keys[row * k..][..k];
             }
-            after_key.f32_mut()?[b * k..][..k].copy_from_slice(key);
+            after_key[b * k..][..k].copy_from_slice(key);
         }
         Ok(())
     }
@@ -186,77 +179,84 @@ impl Operation for MemoryGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [
-            keys,
-            queries,
-            values,
-            keep,
-            before,
-            before_key,
-            out_grad,
-            mut work,
-            mut keys_grad,
-            mut queries_grad,
-            mut values_grad,
-        ] = arena.views([
-            Some(self.keys),
-            Some(self.queries),
-            Some(self.values),
-            Some(self.keep),
-            Some(self.before.matrix),
-            Some(self.before.key),
-            Some(self.out_grad),
-            Some(self.work),
-            Some(self.keys_grad),
-            Some(self.queries_grad),
-            Some(self.values_grad),
-        ])?;
-        let [_, batch, tokens, k] = self.keys.shape.map(|n| n as usize);
+        let ([keys, queries, values, keep, before, before_key, out_grad], [work, keys_grad, queries_grad, values_grad]) =
+            arena.f32s(
+                [self.keys, self.queries, self.values, self.keep, self.before.matrix, self.before.key, self.out_grad]
+                    .map(Some),
+                [self.work, self.keys_grad, self.queries_grad, self.values_grad].map(Some),
+            )?;
+        let [_, _, tokens, k] = self.keys.shape.map(|n| n as usize);
         let v = self.values.columns() as usize;
-        let (keys, queries, values, keep) = (keys.f32()?, queries.f32()?, values.f32()?, keep.f32()?);
-        let (out_grad, before_key) = (out_grad.f32()?, before_key.f32()?);
-        work.f32_mut()?.copy_from_slice(before.f32()?);
-        keys_grad.f32_mut()?.fill(0.0);
-        for b in 0..batch {
-            let work = &mut work.f32_mut()?[b * v * k..][..v * k];
-            let key =
-                |t: usize| if t == 0 { &before_key[b * k..][..k] } else { &keys[(b * tokens + t - 1) * k..][..k] };
+        let read = [keys, queries, values, keep, before_key, out_grad];
+        work.copy_from_slice(before);
+        keys_grad.fill(0.0);
+        queries_grad.fill(0.0);
+        for (b, work) in work.chunks_exact_mut(v * k).enumerate() {
             for t in 0..tokens {
-                let row = b * tokens + t;
-                advance(work, self.decay, keep[t * batch + b], &values[row * v..][..v], key(t));
-                let queries_grad = &mut queries_grad.f32_mut()?[row * k..][..k];
-                queries_grad.fill(0.0);
-                for (f, &grad) in work.chunks_exact(k).zip(&out_grad[row * v..][..v]) {
-                    for (q, &f) in queries_grad.iter_mut().zip(f) {
-                        *q += f * (grad / k as f32);
-                    }
+                let token = self.token(read, b, t);
+                advance(work, self.decay, token.keep, token.value, token.key);
+                for (f, &grad) in work.chunks_exact(k).zip(token.grad) {
+                    axpy(grad / k as f32, f, &mut queries_grad[(b * tokens + t) * k..][..k]);
                 }
             }
             // From here on the gradient of F.
             work.fill(0.0);
             for t in (0..tokens).rev() {
-                let (row, kept) = (b * tokens + t, keep[t * batch + b]);
-                let (query, value) = (&queries[row * k..][..k], &values[row * v..][..v]);
-                for (f, &grad) in work.chunks_exact_mut(k).zip(&out_grad[row * v..][..v]) {
-                    for (f, &q) in f.iter_mut().zip(query) {
-                        *f += grad / k as f32 * q;
-                    }
-                }
-                for (to, f) in values_grad.f32_mut()?[row * v..][..v].iter_mut().zip(work.chunks_exact(k)) {
-                    *to = kept * dot(f, key(t));
-                }
-                if t > 0 {
-                    let keys_grad = &mut keys_grad.f32_mut()?[(row - 1) * k..][..k];
-                    for (f, &value) in work.chunks_exact(k).zip(value) {
-                        for (to, &f) in keys_grad.iter_mut().zip(f) {
-                            *to += kept * (f * value);
-                        }
-                    }
-                }
-                work.iter_mut().for_each(|f| *f *= kept * self.decay);
+                let (row, token) = (b * tokens + t, self.token(read, b, t));
+                let keys_grad = if t > 0 { &mut keys_grad[(row - 1) * k..][..k] } else { &mut [] };
+                self.token_back(token, work, keys_grad, &mut values_grad[row * v..][..v]);
             }
         }
         Ok(())
+    }
+}
+
+/// What a [`MemoryGrad`] reads of a token.
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryToken<'a> {
+    /// Of the token before.
+    pub key: &'a [f32],
+    /// Its own.
+    pub query: &'a [f32],
+    /// Its own.
+    pub value: &'a [f32],
+    /// Of its output.
+    pub grad: &'a [f32],
+    /// 0 where it begins a document.
+    pub keep: f32,
+}
+
+impl MemoryGrad {
+    /// Token `t` of stream `b`, out of keys, queries, values, keep, key before the segment and out_grad.
+    #[inline]
+    pub fn token<'a>(&self, read: [&'a [f32]; 6], b: usize, t: usize) -> MemoryToken<'a> {
+        let [_, batch, tokens, k] = self.keys.shape.map(|n| n as usize);
+        let [keys, queries, values, keep, before_key, out_grad] = read;
+        let (v, row) = (self.values.columns() as usize, b * tokens + t);
+        MemoryToken {
+            key: if t == 0 { &before_key[b * k..][..k] } else { &keys[(row - 1) * k..][..k] },
+            query: &queries[row * k..][..k],
+            value: &values[row * v..][..v],
+            grad: &out_grad[row * v..][..v],
+            keep: keep[t * batch + b],
+        }
+    }
+
+    /// Moves the gradient of F back by a token; `keys_grad` is that of the key of the token before, if it has one.
+    fn token_back(&self, token: MemoryToken<'_>, work: &mut [f32], keys_grad: &mut [f32], values_grad: &mut [f32]) {
+        let k = token.key.len();
+        for (f, &grad) in work.chunks_exact_mut(k).zip(token.grad) {
+            axpy(grad / k as f32, token.query, f);
+        }
+        for (to, f) in values_grad.iter_mut().zip(work.chunks_exact(k)) {
+            *to = token.keep * dot(f, token.key);
+        }
+        for (f, &value) in work.chunks_exact(k).zip(token.value) {
+            for (to, &f) in keys_grad.iter_mut().zip(f) {
+                *to += token.keep * (f * value);
+            }
+        }
+        work.iter_mut().for_each(|f| *f *= token.keep * self.decay);
     }
 }
 

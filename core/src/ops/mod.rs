@@ -48,7 +48,7 @@ pub use heads::Heads;
 pub use inhibit::Inhibit;
 pub use linear::{Epilogue, Linear};
 pub use linear_grad::LinearGrad;
-pub use memory::{Memory, MemoryGrad, Stored};
+pub use memory::{Memory, MemoryGrad, MemoryToken, Stored};
 pub use modulate::{FOLLOW, LIMITS, Modulate};
 pub use norm::{Affine, Norm, NormKind};
 pub use norm_grad::{AffineGrad, NormGrad};

@@ -111,24 +111,18 @@ impl Operation for Norm {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let second = self.second;
-        let [x, mut stats, gain, bias, mut out, gain2, bias2, mut out2] = arena.views([
-            Some(self.x),
-            Some(self.stats),
-            Some(self.first.gain),
-            self.first.bias,
-            Some(self.first.out),
-            second.map(|s| s.gain),
-            second.and_then(|s| s.bias),
-            second.map(|s| s.out),
-        ])?;
+        let ([x, gain, bias, gain2, bias2], [stats, out, out2]) = arena.f32s(
+            [Some(self.x), Some(self.first.gain), self.first.bias, second.map(|s| s.gain), second.and_then(|s| s.bias)],
+            [Some(self.stats), Some(self.first.out), second.map(|s| s.out)],
+        )?;
         let d = self.x.columns() as usize;
-        let stats = stats.f32_mut()?.chunks_exact_mut(self.kind.stats() as usize);
-        for (r, (row, stat)) in x.f32()?.chunks_exact(d).zip(stats).enumerate() {
+        let stats = stats.chunks_exact_mut(self.kind.stats() as usize);
+        for (r, (row, stat)) in x.chunks_exact(d).zip(stats).enumerate() {
             let mean = match self.kind {
                 NormKind::Layer => sum(row) / d as f32,
                 NormKind::Rms => 0.0,
             };
-            let out = &mut out.f32_mut()?[r * d..][..d];
+            let out = &mut out[r * d..][..d];
             for (o, x) in out.iter_mut().zip(row) {
                 *o = x - mean;
             }
@@ -139,11 +133,11 @@ impl Operation for Norm {
                 let scaled = x * scale * gain[i];
                 bias.get(i).map_or(scaled, |b| scaled + b)
             };
-            for (i, (o2, o)) in out2.f32_mut()?.iter_mut().skip(r * d).zip(&*out).enumerate() {
-                *o2 = affine(i, *o, gain2.f32()?, bias2.f32()?);
+            for (i, (o2, o)) in out2.iter_mut().skip(r * d).zip(&*out).enumerate() {
+                *o2 = affine(i, *o, gain2, bias2);
             }
             for (i, o) in out.iter_mut().enumerate() {
-                *o = affine(i, *o, gain.f32()?, bias.f32()?);
+                *o = affine(i, *o, gain, bias);
             }
         }
         self.copy.map_or(Ok(()), |copy| copy.make(self.first.out, arena))

@@ -86,41 +86,35 @@ impl Operation for NormGrad {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let second = self.second;
-        let [
-            x,
-            stats,
-            mut x_grad,
-            gain,
-            out_grad,
-            mut gain_grad,
-            mut bias_grad,
-            gain2,
-            out_grad2,
-            mut gain_grad2,
-            mut bias_grad2,
-        ] = arena.views([
-            Some(self.x),
-            Some(self.stats),
-            Some(self.x_grad),
-            Some(self.first.gain),
-            Some(self.first.out_grad),
-            Some(self.first.gain_grad),
-            self.first.bias_grad,
-            second.map(|s| s.gain),
-            second.map(|s| s.out_grad),
-            second.map(|s| s.gain_grad),
-            second.and_then(|s| s.bias_grad),
-        ])?;
+        let ([x, stats, gain, out_grad, gain2, out_grad2], [x_grad, gain_grad, bias_grad, gain_grad2, bias_grad2]) =
+            arena.f32s(
+                [
+                    Some(self.x),
+                    Some(self.stats),
+                    Some(self.first.gain),
+                    Some(self.first.out_grad),
+                    second.map(|s| s.gain),
+                    second.map(|s| s.out_grad),
+                ],
+                [
+                    Some(self.x_grad),
+                    Some(self.first.gain_grad),
+                    self.first.bias_grad,
+                    second.map(|s| s.gain_grad),
+                    second.and_then(|s| s.bias_grad),
+                ],
+            )?;
         let d = self.x.columns() as usize;
-        let stats = stats.f32()?.chunks_exact(self.kind.stats() as usize);
-        let (out_grad, gain, out_grad2, gain2) = (out_grad.f32()?, gain.f32()?, out_grad2.f32()?, gain2.f32()?);
+        let stats = stats.chunks_exact(self.kind.stats() as usize);
+        let mut sums = [(out_grad, gain_grad, bias_grad), (out_grad2, gain_grad2, bias_grad2)];
         if !self.accumulate {
-            for view in [&mut gain_grad, &mut bias_grad, &mut gain_grad2, &mut bias_grad2] {
-                view.f32_mut()?.fill(0.0);
+            for (_, gain_grad, bias_grad) in &mut sums {
+                gain_grad.fill(0.0);
+                bias_grad.fill(0.0);
             }
         }
         let two = second.is_some();
-        for (r, (row, stat)) in x.f32()?.chunks_exact(d).zip(stats).enumerate() {
+        for (r, (row, stat)) in x.chunks_exact(d).zip(stats).enumerate() {
             let (mean, scale) = self.kind.moments(stat);
             let at = r * d..(r + 1) * d;
             // g of one element, from one output or both.
@@ -128,29 +122,34 @@ impl Operation for NormGrad {
                 let one = out_grad[at.start + i] * gain[i];
                 if two { one + out_grad2[at.start + i] * gain2[i] } else { one }
             };
-            let mut lanes = [[0.0f32; 8]; 2];
-            for (i, x) in row.iter().enumerate() {
-                lanes[0][i % 8] += g(i);
-                lanes[1][i % 8] += g(i) * (x - mean) * scale;
-            }
-            let [mean_g, mean_gx] = lanes.map(|l| sum(&l) / d as f32);
-            let mean_g = if self.kind == NormKind::Rms { 0.0 } else { mean_g };
-            for (i, dx) in x_grad.f32_mut()?[at.clone()].iter_mut().enumerate() {
-                let through = scale * (g(i) - mean_g - (row[i] - mean) * scale * mean_gx);
-                *dx = if self.add { *dx + through } else { through };
-            }
-            for (out_grad, gain_grad, bias_grad) in
-                [(out_grad, &mut gain_grad, &mut bias_grad), (out_grad2, &mut gain_grad2, &mut bias_grad2)]
-            {
-                for (i, dg) in gain_grad.f32_mut()?.iter_mut().enumerate() {
+            self.row(row, (mean, scale), g, &mut x_grad[at.clone()]);
+            for (out_grad, gain_grad, bias_grad) in &mut sums {
+                for (i, dg) in gain_grad.iter_mut().enumerate() {
                     *dg += out_grad[at.start + i] * (row[i] - mean) * scale;
                 }
-                for (i, db) in bias_grad.f32_mut()?.iter_mut().enumerate() {
+                for (i, db) in bias_grad.iter_mut().enumerate() {
                     *db += out_grad[at.start + i];
                 }
             }
         }
         self.copy.map_or(Ok(()), |copy| copy.make(self.x_grad, arena))
+    }
+}
+
+impl NormGrad {
+    /// The gradient of a row: `g` is that of its normalised elements.
+    fn row(&self, row: &[f32], (mean, scale): (f32, f32), g: impl Fn(usize) -> f32, to: &mut [f32]) {
+        let mut lanes = [[0.0f32; 8]; 2];
+        for (i, x) in row.iter().enumerate() {
+            lanes[0][i % 8] += g(i);
+            lanes[1][i % 8] += g(i) * (x - mean) * scale;
+        }
+        let [mean_g, mean_gx] = lanes.map(|l| sum(&l) / row.len() as f32);
+        let mean_g = if self.kind == NormKind::Rms { 0.0 } else { mean_g };
+        for (i, dx) in to.iter_mut().enumerate() {
+            let through = scale * (g(i) - mean_g - (row[i] - mean) * scale * mean_gx);
+            *dx = if self.add { *dx + through } else { through };
+        }
     }
 }
 

@@ -112,28 +112,25 @@ impl Operation for Readout {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [signals, weights, gate_weight, gate_bias, mut out] = arena.views([
-            Some(self.signals),
-            Some(self.weights),
-            self.gate.map(|g| g.weight),
-            self.gate.map(|g| g.bias),
-            Some(self.out),
-        ])?;
+        let ([signals, weights, gate_weight, gate_bias], [out]) = arena.f32s(
+            [Some(self.signals), Some(self.weights), self.gate.map(|g| g.weight), self.gate.map(|g| g.bias)],
+            [self.out].map(Some),
+        )?;
         let [_, batch, tokens, dims] = self.out.shape.map(|n| n as usize);
         let [_, _, fan_out, outputs] = self.weights.shape.map(|n| n as usize);
-        let (signals, rows) = (signals.f32()?, self.signals.shape[2] as usize);
-        for (i, out) in out.f32_mut()?.iter_mut().enumerate() {
+        let rows = self.signals.shape[2] as usize;
+        for (i, out) in out.iter_mut().enumerate() {
             let (b, t, d) = (i / dims / tokens, i / dims % tokens, i % dims);
             let signal = |row: usize| signals[((t + 1) * rows + row) * batch + b];
             let mut sum = signal(self.layout.direct as usize + d);
             if let Some(g) = self.gate {
                 let r = signal(g.first as usize + d % g.count as usize);
-                sum *= gate(gate_weight.f32()?[d] * r + gate_bias.f32()?[d]);
+                sum *= gate(gate_weight[d] * r + gate_bias[d]);
             }
             for f in 0..fan_out {
                 let from = (d + dims - shift(f, fan_out, dims)) % dims;
                 for o in (from..outputs).step_by(dims) {
-                    sum += weights.f32()?[f * outputs + o] * signal(self.layout.first as usize + o);
+                    sum += weights[f * outputs + o] * signal(self.layout.first as usize + o);
                 }
             }
             *out = sum;
@@ -213,40 +210,34 @@ impl Operation for ReadoutGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [
-            signals,
-            weights,
-            gate_weight,
-            gate_bias,
-            back,
-            back_direct,
-            out_grad,
-            mut signals_grad,
-            mut weight_grad,
-            mut gate_weight_grad,
-            mut gate_bias_grad,
-        ] = arena.views([
-            Some(self.signals),
-            Some(self.weights),
-            self.gate.map(|g| g.weight),
-            self.gate.map(|g| g.bias),
-            self.feedback.map(|f| f.weights),
-            self.feedback.map(|f| f.direct),
-            Some(self.out_grad),
-            Some(self.signals_grad),
-            Some(self.weight_grad),
-            self.gate_grad.map(|g| g.weight),
-            self.gate_grad.map(|g| g.bias),
-        ])?;
+        let (
+            [signals, weights, gate_weight, gate_bias, back, back_direct, out_grad],
+            [signals_grad, weight_grad, gate_weight_grad, gate_bias_grad],
+        ) = arena.f32s(
+            [
+                Some(self.signals),
+                Some(self.weights),
+                self.gate.map(|g| g.weight),
+                self.gate.map(|g| g.bias),
+                self.feedback.map(|f| f.weights),
+                self.feedback.map(|f| f.direct),
+                Some(self.out_grad),
+            ],
+            [
+                Some(self.signals_grad),
+                Some(self.weight_grad),
+                self.gate_grad.map(|g| g.weight),
+                self.gate_grad.map(|g| g.bias),
+            ],
+        )?;
         let [_, batch, tokens, dims] = self.out_grad.shape.map(|n| n as usize);
         let [_, _, fan_out, outputs] = self.weights.shape.map(|n| n as usize);
-        let (signals, rows, out_grad) = (signals.f32()?, self.signals.shape[2] as usize, out_grad.f32()?);
-        let back = if self.feedback.is_some() { back.f32()? } else { weights.f32()? };
-        let signals_grad = signals_grad.f32_mut()?;
+        let rows = self.signals.shape[2] as usize;
+        let back = if self.feedback.is_some() { back } else { weights };
         signals_grad.fill(0.0);
-        weight_grad.f32_mut()?.fill(0.0);
-        gate_weight_grad.f32_mut()?.fill(0.0);
-        gate_bias_grad.f32_mut()?.fill(0.0);
+        weight_grad.fill(0.0);
+        gate_weight_grad.fill(0.0);
+        gate_bias_grad.fill(0.0);
         for (t, b) in (0..tokens).flat_map(|t| (0..batch).map(move |b| (t, b))) {
             let signal = |row: usize| signals[((t + 1) * rows + row) * batch + b];
             let at = |row: usize| (t * rows + row) * batch + b;
@@ -256,7 +247,7 @@ impl Operation for ReadoutGrad {
                     let d = (o + shift(f, fan_out, dims)) % dims;
                     let row = self.layout.first as usize + o;
                     signals_grad[at(row)] += back[f * outputs + o] * grad(d);
-                    weight_grad.f32_mut()?[f * outputs + o] += signal(row) * grad(d);
+                    weight_grad[f * outputs + o] += signal(row) * grad(d);
                 }
             }
             for d in 0..dims {
@@ -264,16 +255,16 @@ impl Operation for ReadoutGrad {
                 let mut opening = 1.0;
                 if let Some(g) = self.gate {
                     let row = g.first as usize + d % g.count as usize;
-                    opening = gate(gate_weight.f32()?[d] * signal(row) + gate_bias.f32()?[d]);
+                    opening = gate(gate_weight[d] * signal(row) + gate_bias[d]);
                     // d G / d x = G (1 − G / 2).
                     let inner = grad(d) * signal(direct) * opening * (1.0 - 0.5 * opening);
-                    gate_weight_grad.f32_mut()?[d] += inner * signal(row);
-                    gate_bias_grad.f32_mut()?[d] += inner;
+                    gate_weight_grad[d] += inner * signal(row);
+                    gate_bias_grad[d] += inner;
                     if self.feedback.is_none() {
-                        signals_grad[at(row)] += inner * gate_weight.f32()?[d];
+                        signals_grad[at(row)] += inner * gate_weight[d];
                     }
                 }
-                let share = if self.feedback.is_some() { back_direct.f32()?[d] } else { opening };
+                let share = if self.feedback.is_some() { back_direct[d] } else { opening };
                 signals_grad[at(direct)] += share * grad(d);
             }
         }

@@ -52,6 +52,47 @@ impl Cell {
         let slope = 1.0 - distance / self.threshold;
         if slope > 0.0 { 0.3 * slope } else { 0.0 }
     }
+
+    /// The potential v of a neuron after a token that brought it `current`, from the token before `previous`.
+    #[inline(always)]
+    pub fn potential(&self, v: f32, spiked: f32, keep: f32, previous: f32, current: f32) -> f32 {
+        // What lies before a document counts for nothing, even if it is not a number.
+        let kept = (self.leak * v - self.threshold * spiked) + previous;
+        let moved = if keep > 0.0 { kept + current } else { current };
+        // What is not a number stays so.
+        if moved < LOWEST_POTENTIAL { LOWEST_POTENTIAL } else { moved }
+    }
+
+    /// How far `v` lies above the threshold of a neuron of this offset, adaptation β and fatigue.
+    #[inline(always)]
+    pub fn above(&self, v: f32, offset: f32, adaptation: f32, fatigue: f32, keep: f32) -> f32 {
+        let tired = if keep > 0.0 { fatigue } else { 0.0 };
+        v - ((self.threshold + offset) + adaptation * tired)
+    }
+
+    /// The fatigue after a spike z of 0 or 1.
+    #[inline(always)]
+    pub fn tire(&self, fatigue: f32, keep: f32, z: f32) -> f32 {
+        (if keep > 0.0 { self.fatigue * fatigue } else { 0.0 }) + z
+    }
+
+    /// What is left of an output.
+    #[inline(always)]
+    pub fn fade(&self, output: f32, keep: f32) -> f32 {
+        let kept = if keep > 0.0 { self.filter * output } else { 0.0 };
+        if kept.abs() > FAINT { kept } else { 0.0 }
+    }
+
+    /// Homeostasis: moves each neuron's offset after its spikes in all streams.
+    pub fn hold_rate(&self, offsets: &mut [f32], spikes: &[f32], streams: usize) {
+        if self.homeostasis > 0.0 {
+            for (offset, spikes) in offsets.iter_mut().zip(spikes.chunks_exact(streams)) {
+                let fired = spikes.iter().filter(|z| **z > 0.0).count();
+                let moved = *offset + self.homeostasis * (fired as f32 / streams as f32 - self.rate);
+                *offset = moved.clamp(-OFFSET_LIMIT, OFFSET_LIMIT);
+            }
+        }
+    }
 }
 
 /// Rows of the signals that are a module's outputs.
@@ -189,44 +230,66 @@ impl Operation for Spike {
             Some(self.offset),
             self.slope.map(|s| Spike::slot(s, t)),
         ])?;
-        let Self { cell, outputs, .. } = self;
         let [_, _, rows, streams] = self.signals.shape.map(|n| n as usize);
-        let (neurons, fan_in) = (self.weights.rows() as usize, self.weights.columns() as usize);
-        let (before, spiked, keep) = (before.f32()?, spiked.f32()?, keep.f32()?);
-        let (sources, weights) = (sources.u32()?, weights.f32()?);
-        let (now, spikes, slope) = (now.f32_mut()?, spikes.f32_mut()?, slope.f32_mut()?);
-        let (potential, fatigue, thresholds) = (potential.f32_mut()?, fatigue.f32_mut()?, offset.f32()?);
+        let (before, spiked, keep, fan_in) =
+            (before.f32()?, spiked.f32()?, keep.f32()?, self.weights.columns() as usize);
+        let (now, spikes, fatigue) = (now.f32_mut()?, spikes.f32_mut()?, fatigue.f32_mut()?);
+        let (sources, weights, offset) = (sources.u32()?, weights.f32()?, offset.f32_mut()?);
         // The potentials first; the distance to the threshold waits in the place of the spikes.
-        for j in 0..neurons {
-            for b in 0..streams {
-                let (mut current, mut previous) = (0.0f32, 0.0f32);
-                for (&s, &w) in sources[j * fan_in..][..fan_in].iter().zip(&weights[j * fan_in..]) {
-                    let s = s as usize;
-                    if s < rows {
-                        current += w * now[s * streams + b];
-                    } else if s < 2 * rows {
-                        previous += w * before[(s - rows) * streams + b];
-                    } else {
-                        previous += w * spiked[(s - 2 * rows) * streams + b];
-                    }
-                }
-                let (k, i) = (keep[b], j * streams + b);
-                let v = &mut potential[i];
-                // What lies before a document counts for nothing, even if it is not a number.
-                let kept = (cell.leak * *v - cell.threshold * spiked[i]) + previous;
-                let moved = if k > 0.0 { kept + current } else { current };
-                // What is not a number stays so.
-                *v = if moved < LOWEST_POTENTIAL { LOWEST_POTENTIAL } else { moved };
-                let a = if k > 0.0 { fatigue[i] } else { 0.0 };
-                let threshold = (cell.threshold + thresholds[j]) + cell.adaptation_of(j) * a;
-                spikes[i] = *v - threshold;
+        let synapses = Synapses { sources, weights, fan_in, now, before, spiked, rows, streams };
+        for (i, v) in potential.f32_mut()?.iter_mut().enumerate() {
+            let (j, k) = (i / streams, keep[i % streams]);
+            let [current, previous] = synapses.bring(j, i % streams);
+            *v = self.cell.potential(*v, spiked[i], k, previous, current);
+            spikes[i] = self.cell.above(*v, offset[j], self.cell.adaptation_of(j), fatigue[i], k);
+        }
+        self.fire(keep, spikes, fatigue, slope.f32_mut()?);
+        self.cell.hold_rate(offset, spikes, streams);
+        self.pool(keep, before, spikes, now);
+        Ok(())
+    }
+}
+
+/// A module's synapses and what they read.
+struct Synapses<'a> {
+    sources: &'a [u32],
+    weights: &'a [f32],
+    fan_in: usize,
+    now: &'a [f32],
+    before: &'a [f32],
+    spiked: &'a [f32],
+    rows: usize,
+    streams: usize,
+}
+
+impl Synapses<'_> {
+    /// What they bring neuron `j` of stream `b`: from this token, and from the one before.
+    fn bring(&self, j: usize, b: usize) -> [f32; 2] {
+        let (rows, streams, [mut current, mut previous]) = (self.rows, self.streams, [0.0f32; 2]);
+        for (&s, &w) in self.sources[j * self.fan_in..][..self.fan_in].iter().zip(&self.weights[j * self.fan_in..]) {
+            let s = s as usize;
+            if s < rows {
+                current += w * self.now[s * streams + b];
+            } else if s < 2 * rows {
+                previous += w * self.before[(s - rows) * streams + b];
+            } else {
+                previous += w * self.spiked[(s - 2 * rows) * streams + b];
             }
         }
-        let (block, winners) = (cell.block as usize, cell.winners as usize);
+        [current, previous]
+    }
+}
+
+impl Spike {
+    /// Turns distances to the threshold into spikes, block by block, and moves on what follows them.
+    fn fire(&self, keep: &[f32], spikes: &mut [f32], fatigue: &mut [f32], slope: &mut [f32]) {
+        let (streams, winners) = (keep.len(), self.cell.winners as usize);
+        let (neurons, block) = (spikes.len() / streams, self.cell.block as usize);
         for first in (0..neurons).step_by(block) {
             let end = neurons.min(first + block);
             for (b, &k) in keep.iter().enumerate() {
-                // The distances are needed until the whole block is decided: who fires is marked elsewhere.
+                // The distances are needed until the whole block is decided: the fatigue of who fires, never negative,
+                // takes a minus sign.
                 for j in first..end {
                     let i = j * streams + b;
                     let above = spikes[i];
@@ -235,55 +298,33 @@ impl Operation for Spike {
                         theirs > above || theirs == above && other < j
                     };
                     let fires = above > 0.0 && (first..end).filter(|&other| beats(other)).count() < winners;
-                    let a = &mut fatigue[i];
-                    let kept = if k > 0.0 { cell.fatigue * *a } else { 0.0 };
-                    *a = kept + if fires { 1.0 } else { 0.0 };
-                    if self.slope.is_some() {
-                        slope[i] = cell.slope(above);
+                    let tired = self.cell.tire(fatigue[i], k, if fires { 1.0 } else { 0.0 });
+                    fatigue[i] = if fires { -tired } else { tired };
+                    if let Some(slope) = slope.get_mut(i) {
+                        *slope = self.cell.slope(above);
                     }
-                    mark(fatigue, i, fires);
                 }
-                for j in first..end {
-                    let i = j * streams + b;
-                    spikes[i] = take_mark(fatigue, i);
+                for i in (first..end).map(|j| j * streams + b) {
+                    let fires = fatigue[i] < 0.0;
+                    spikes[i] = if fires { 1.0 } else { 0.0 };
+                    fatigue[i] = if fires { -fatigue[i] } else { fatigue[i] };
                 }
             }
         }
-        if cell.homeostasis > 0.0 {
-            for (offset, spikes) in offset.f32_mut()?.iter_mut().zip(spikes.chunks_exact(streams)) {
-                let fired = spikes.iter().filter(|z| **z > 0.0).count();
-                let moved = *offset + cell.homeostasis * (fired as f32 / streams as f32 - cell.rate);
-                *offset = moved.clamp(-OFFSET_LIMIT, OFFSET_LIMIT);
-            }
-        }
-        for o in 0..outputs.count {
-            let group = outputs.group(o, neurons as u32);
+    }
+
+    /// The module's outputs.
+    fn pool(&self, keep: &[f32], before: &[f32], spikes: &[f32], now: &mut [f32]) {
+        for o in 0..self.outputs.count {
+            let group = self.outputs.group(o, self.weights.rows());
             let share = Outputs::share(group.len());
             for (b, &k) in keep.iter().enumerate() {
-                let fired = group.clone().filter(|j| spikes[j * streams + b] > 0.0).count();
-                let i = (outputs.first + o) as usize * streams + b;
-                let kept = if k > 0.0 { cell.filter * before[i] } else { 0.0 };
-                now[i] = (if kept.abs() > FAINT { kept } else { 0.0 }) + share * fired as f32;
+                let fired = group.clone().filter(|j| spikes[j * keep.len() + b] > 0.0).count();
+                let i = (self.outputs.first + o) as usize * keep.len() + b;
+                now[i] = self.cell.fade(before[i], k) + share * fired as f32;
             }
         }
-        Ok(())
     }
-}
-
-/// Marks a neuron that fires: its adaptation, never negative, takes a minus sign.
-fn mark(fatigue: &mut [f32], i: usize, fires: bool) {
-    if fires {
-        fatigue[i] = -fatigue[i];
-    }
-}
-
-/// 1 where there was a mark, which is gone then.
-fn take_mark(fatigue: &mut [f32], i: usize) -> f32 {
-    let fires = fatigue[i] < 0.0;
-    if fires {
-        fatigue[i] = -fatigue[i];
-    }
-    if fires { 1.0 } else { 0.0 }
 }
 
 #[cfg(test)]

@@ -69,17 +69,13 @@ impl Operation for SpikeGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [mut signals_grad, mut slope, keep, mut fatigue_grad, spikes_grad] = arena.views([
-            Some(self.signals_grad),
-            Some(self.slope),
-            Some(self.keep),
-            self.fatigue_grad,
-            self.spikes_grad,
-        ])?;
+        let ([keep, spikes_grad], [signals_grad, slope, fatigue_grad]) = arena.f32s(
+            [Some(self.keep), self.spikes_grad],
+            [Some(self.signals_grad), Some(self.slope), self.fatigue_grad],
+        )?;
         let Self { cell, outputs, .. } = self;
         let [_, tokens, neurons, streams] = self.slope.shape.map(|n| n as usize);
         let rows = self.signals_grad.shape[2] as usize;
-        let (signals_grad, slope, keep) = (signals_grad.f32_mut()?, slope.f32_mut()?, keep.f32()?);
         for t in (self.first as usize..(self.first + self.count) as usize).rev() {
             let last = t + 1 == tokens;
             let kept = |b: usize| if last { 0.0 } else { keep[(t + 1) * streams + b] };
@@ -93,15 +89,15 @@ impl Operation for SpikeGrad {
                 for b in 0..streams {
                     let i = j * streams + b;
                     let of_output = signals_grad[(t * rows + (outputs.first + o) as usize) * streams + b];
-                    let mut grad = share * of_output + spikes_grad.f32()?.get(i).copied().unwrap_or(0.0);
+                    let mut grad = share * of_output + spikes_grad.get(i).copied().unwrap_or(0.0);
                     if !last {
-                        grad += fatigue_grad.f32()?.get(i).copied().unwrap_or(0.0);
+                        grad += fatigue_grad.get(i).copied().unwrap_or(0.0);
                     }
                     let later = if last { 0.0 } else { slope[(t + 1) * neurons * streams + i] };
                     let at = &mut slope[t * neurons * streams + i];
                     let above = *at * grad;
                     *at = above + kept(b) * cell.leak * later;
-                    if let Some(a) = fatigue_grad.f32_mut()?.get_mut(i) {
+                    if let Some(a) = fatigue_grad.get_mut(i) {
                         let carried = if last { 0.0 } else { *a };
                         *a = keep[t * streams + b] * (cell.fatigue * carried - cell.adaptation_of(j) * above);
                     }

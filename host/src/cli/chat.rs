@@ -4,8 +4,7 @@ use std::io::{BufRead as _, Write as _};
 
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
-use super::{Failure, say_warnings, work};
-use crate::plan::Sections;
+use super::{Failure, work};
 use crate::run::directory::Trained;
 use crate::run::generate::{End, Generator};
 
@@ -28,16 +27,10 @@ type a beginning and the model goes on; the conversation is remembered up to the
 impl Chat {
     pub(super) fn run(mut self) -> Result<(), Failure> {
         self.sampling.sampler()?;
-        let config = self.trained.config()?;
-        let context = config.context();
-        let sections = Sections { decoding: Some(context), ..Sections::none(&config) };
-        let Trained { mut session, tokenizer } = Trained::load(&self.trained.dir, &config, &sections)?;
-        say_warnings(&mut session);
-        let mut generator = Generator::new(context, config.vocab_size(), self.sampling.seed);
-        let limit = tokenizer.vocab_size() as usize;
-        let mut transcript = String::new();
-        let mut fresh = true;
-        eprintln!("{} with {} positions; /help for help", self.trained.dir.display(), context);
+        let (config, trained) = self.trained.decoding()?;
+        let generator = Generator::new(config.context(), config.vocab_size(), self.sampling.seed);
+        let mut conversation = Conversation { trained, generator, transcript: String::new(), fresh: true };
+        eprintln!("{} with {} positions; /help for help", self.trained.dir.display(), config.context());
         for line in std::io::stdin().lock().lines() {
             let line = line.map_err(work)?;
             let mut words = line.split_whitespace();
@@ -46,51 +39,23 @@ impl Chat {
                 Some("/quit") => break,
                 Some("/help") => eprintln!("{HELP}"),
                 Some("/clear") => {
-                    generator.clear();
-                    transcript.clear();
-                    fresh = true;
+                    conversation.generator.clear();
+                    conversation.transcript.clear();
+                    conversation.fresh = true;
                 }
                 Some("/params") => match (words.next(), words.next()) {
                     (Some(name), Some(value)) => self.set(name, value),
                     _ => eprintln!("{:?}", self.sampling),
                 },
                 Some("/save") => match words.next() {
-                    Some(path) => match std::fs::write(path, &transcript) {
+                    Some(path) => match std::fs::write(path, &conversation.transcript) {
                         Ok(()) => eprintln!("saved in {path}"),
                         Err(e) => eprintln!("{path}: {e}"),
                     },
                     None => eprintln!("/save FILE"),
                 },
                 Some(other) if other.starts_with('/') => eprintln!("no command {other}; /help for help"),
-                Some(_) => {
-                    let begin = fresh.then(|| tokenizer.bos().or(tokenizer.eos())).flatten();
-                    let mut prompt: Vec<u32> = begin.into_iter().collect();
-                    tokenizer.encode(&line, &mut prompt);
-                    if prompt.is_empty() || prompt.len() >= generator.room() {
-                        eprintln!(
-                            "{} tokens and {} positions left; /clear begins anew",
-                            prompt.len(),
-                            generator.room()
-                        );
-                        continue;
-                    }
-                    let mut ids = Vec::new();
-                    let (sampler, most) = (self.sampling.sampler()?, self.sampling.max_tokens as usize);
-                    let eos = tokenizer.eos();
-                    let end = generator.run(&mut session, &sampler, &prompt, most, limit, eos, &mut |id| {
-                        ids.push(id);
-                    });
-                    let end = end.map_err(work)?;
-                    let text = tokenizer.decode(&ids);
-                    println!("{text}");
-                    let _ = std::io::stdout().flush();
-                    transcript.push_str(&format!("> {line}\n{text}\n"));
-                    fresh = end != End::MaxTokens;
-                    if fresh {
-                        // The document ended or the context is full: the next line begins another.
-                        generator.clear();
-                    }
-                }
+                Some(_) => conversation.answer(&line, &self.sampling)?,
             }
         }
         Ok(())
@@ -113,5 +78,43 @@ impl Chat {
             eprintln!("{e}");
             self.sampling = before;
         }
+    }
+}
+
+/// A conversation with a model.
+struct Conversation {
+    trained: Trained,
+    generator: Generator,
+    transcript: String,
+    /// Whether the next line begins a document.
+    fresh: bool,
+}
+
+impl Conversation {
+    /// Continues `line` and shows how.
+    fn answer(&mut self, line: &str, sampling: &Sampling) -> Result<(), Failure> {
+        let (Trained { session, tokenizer }, room) = (&mut self.trained, self.generator.room());
+        let begin = self.fresh.then(|| tokenizer.bos().or(tokenizer.eos())).flatten();
+        let mut prompt: Vec<u32> = begin.into_iter().collect();
+        tokenizer.encode(line, &mut prompt);
+        if prompt.is_empty() || prompt.len() >= room {
+            eprintln!("{} tokens and {room} positions left; /clear begins anew", prompt.len());
+            return Ok(());
+        }
+        let mut ids = Vec::new();
+        let (sampler, most) = (sampling.sampler()?, sampling.max_tokens as usize);
+        let (limit, eos) = (tokenizer.vocab_size() as usize, tokenizer.eos());
+        let end = self.generator.run(session, &sampler, &prompt, most, limit, eos, &mut |id| ids.push(id));
+        let end = end.map_err(work)?;
+        let text = tokenizer.decode(&ids);
+        println!("{text}");
+        let _ = std::io::stdout().flush();
+        self.transcript.push_str(&format!("> {line}\n{text}\n"));
+        self.fresh = end != End::MaxTokens;
+        if self.fresh {
+            // The document ended or the context is full: the next line begins another.
+            self.generator.clear();
+        }
+        Ok(())
     }
 }

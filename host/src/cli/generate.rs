@@ -7,8 +7,7 @@ use serde_json::json;
 
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
-use super::{Failure, request, say_warnings, work};
-use crate::plan::Sections;
+use super::{Failure, request, work};
 use crate::run::directory::Trained;
 use crate::run::generate::{End, Generator};
 
@@ -30,11 +29,8 @@ pub struct Generate {
 impl Generate {
     pub(super) fn run(self) -> Result<(), Failure> {
         let sampler = self.sampling.sampler()?;
-        let config = self.trained.config()?;
+        let (config, Trained { mut session, tokenizer }) = self.trained.decoding()?;
         let context = config.context();
-        let sections = Sections { decoding: Some(context), ..Sections::none(&config) };
-        let Trained { mut session, tokenizer } = Trained::load(&self.trained.dir, &config, &sections)?;
-        say_warnings(&mut session);
         let mut prompt: Vec<u32> = tokenizer.bos().or(tokenizer.eos()).into_iter().collect();
         tokenizer.encode(&self.prompt, &mut prompt);
         if prompt.is_empty() {

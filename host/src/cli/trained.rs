@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use super::{Failure, say_warnings};
 use crate::config::{Config, ConfigError};
-use crate::run::directory;
+use crate::plan::Sections;
+use crate::run::directory::{self, Trained};
 
 /// Which model, and where it runs.
 #[derive(Debug, Clone, clap::Args)]
@@ -20,5 +22,14 @@ impl TrainedFlags {
     /// The run's configuration on the device asked for.
     pub(super) fn config(&self) -> Result<Config, ConfigError> {
         directory::read_config(&self.dir)?.on(self.device.clone())
+    }
+
+    /// The model, ready to decode as many tokens as its context has.
+    pub(super) fn decoding(&self) -> Result<(Config, Trained), Failure> {
+        let config = self.config()?;
+        let sections = Sections { decoding: Some(config.context()), ..Sections::none(&config) };
+        let mut trained = Trained::load(&self.dir, &config, &sections)?;
+        say_warnings(&mut trained.session);
+        Ok((config, trained))
     }
 }

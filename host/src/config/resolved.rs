@@ -20,6 +20,35 @@ const fn default_pool() -> u64 {
     128 << 20
 }
 
+/// What a configuration is made of: the preset's name, its word and `raw`'s over it, source, tokenizer and model.
+fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConfig), ConfigError> {
+    let name = raw.preset.clone().unwrap_or_else(|| super::presets()[0].name.to_owned());
+    let Some(preset) = Preset::find(&name) else {
+        let known: Vec<_> = super::presets().iter().map(|p| p.name).collect();
+        return error(format!("no preset is called '{name}'; there are {}", known.join(", ")));
+    };
+    let asked_vocabulary = raw.vocab_size;
+    let beside = if raw.tokenizer.is_none() { super::order::tokenizer_of(raw.data.as_deref())? } else { None };
+    let raw = preset.raw().overlaid(raw);
+    let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
+    let tokenizer = beside.or(raw.tokenizer.clone()).unwrap_or_else(|| "word".to_owned());
+    let vocab_size = match (TokenizerChoice::parse(&tokenizer)?, asked_vocabulary) {
+        (_, Some(n)) => n,
+        (TokenizerChoice::Byte, None) => crate::data::tokenizer::BYTES,
+        (TokenizerChoice::File(path), None) => {
+            crate::data::tokenizer::load_file(&path).map_err(|e| ConfigError(e.to_string()))?.vocab_size()
+        }
+        _ => raw.vocab_size.unwrap_or(10_000),
+    };
+    let model = model(&raw, vocab_size)?;
+    Ok((name, raw, data, tokenizer, model))
+}
+
+/// A size as users write it.
+fn bytes(size: Option<&str>) -> Result<Option<u64>, ConfigError> {
+    size.map(|size| size.parse().map(|ByteSize(n)| n).map_err(ConfigError)).transpose()
+}
+
 /// A configuration with nothing left to decide.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -119,32 +148,12 @@ impl Config {
     /// # Errors
     /// Names that do not exist, sizes that do not belong together: see [`ConfigError`].
     pub fn resolve(raw: RawConfig) -> Result<Config, ConfigError> {
-        let name = raw.preset.clone().unwrap_or_else(|| super::presets()[0].name.to_owned());
-        let Some(preset) = Preset::find(&name) else {
-            let known: Vec<_> = super::presets().iter().map(|p| p.name).collect();
-            return error(format!("no preset is called '{name}'; there are {}", known.join(", ")));
-        };
-        let asked_vocabulary = raw.vocab_size;
-        let beside = if raw.tokenizer.is_none() { super::order::tokenizer_of(raw.data.as_deref())? } else { None };
-        let raw = preset.raw().overlaid(raw);
-        let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
-        let tokenizer = beside.or(raw.tokenizer.clone()).unwrap_or_else(|| "word".to_owned());
-        let choice = TokenizerChoice::parse(&tokenizer)?;
-        let vocab_size = match (&choice, asked_vocabulary) {
-            (_, Some(n)) => n,
-            (TokenizerChoice::Byte, None) => crate::data::tokenizer::BYTES,
-            (TokenizerChoice::File(path), None) => {
-                crate::data::tokenizer::load_file(path).map_err(|e| ConfigError(e.to_string()))?.vocab_size()
-            }
-            _ => raw.vocab_size.unwrap_or(10_000),
-        };
-        let model = model(&raw, vocab_size)?;
+        let (preset, raw, data, tokenizer, model) = begin(raw)?;
         let steps = if raw.epochs.is_some() { 0 } else { raw.steps.unwrap_or(1000) };
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-        let mixed = raw.attention == Some(Attention::Mixed);
-        let pool = raw.pool.as_deref().map(str::parse::<ByteSize>).transpose().map_err(ConfigError)?;
+        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        let pool = bytes(raw.pool.as_deref())?;
         let order = super::order::resolve(&raw, &data)?;
-        let budget = raw.budget.as_deref().map(str::parse::<ByteSize>).transpose().map_err(ConfigError)?;
+        let budget = bytes(raw.budget.as_deref())?;
         // Who plans for a GPU means a GPU.
         let device = raw.device.unwrap_or_else(|| if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned());
         // A GPU wants wide products; a processor's chunk stays in its caches.
@@ -154,14 +163,14 @@ impl Config {
         // What is not of a stage, an evaluation, has the shape that training ends with.
         let last = stage.last();
         let config = Config {
-            preset: name,
+            preset,
             data,
             validation: raw.validation,
             text_field: raw.text_field.unwrap_or_else(|| "text".to_owned()),
             shuffle: raw.shuffle.unwrap_or(0),
             order,
             cache: raw.cache,
-            pool: pool.map_or(default_pool(), |pool| pool.0),
+            pool: pool.unwrap_or(default_pool()),
             tokenizer,
             batch_size: last.map_or(raw.batch_size.unwrap_or(8), |s| s.batch_size),
             seq_len: last.map_or(raw.seq_len.unwrap_or(128), |s| s.seq_len),
@@ -177,15 +186,15 @@ impl Config {
             beta2: raw.beta2.unwrap_or(0.95),
             seed: raw.seed.unwrap_or(0),
             device,
-            threads: raw.threads.unwrap_or(cores),
+            threads: raw.threads.unwrap_or_else(cores),
             precision: raw.precision.unwrap_or(Precision::F32),
             attention: raw.attention.unwrap_or(Attention::Dense),
             block: raw.block.unwrap_or(64),
             window: raw.window.unwrap_or(1),
-            stride: raw.stride.unwrap_or(if mixed { 4 } else { 2 }),
+            stride: raw.stride.unwrap_or(if raw.attention == Some(Attention::Mixed) { 4 } else { 2 }),
             recompute: raw.recompute.unwrap_or(Recompute::None),
             chunk: raw.chunk.unwrap_or(chunk),
-            budget: budget.map(|b| b.0),
+            budget,
             gpu: raw.gpu,
             eval_every: raw.eval_every.unwrap_or(0),
             eval_tokens: raw.eval_tokens.unwrap_or(65_536),

@@ -92,6 +92,8 @@ pub struct Trainer<'a> {
     first: u64,
     /// Seconds that steps waited for text.
     waited: f64,
+    /// The most that one save made.
+    save: allocations::Count,
     stop: Arc<AtomicBool>,
 }
 
@@ -119,12 +121,11 @@ impl<'a> Trainer<'a> {
         model_config: Vec<u8>,
         stop: Arc<AtomicBool>,
     ) -> Result<Trainer<'a>, DeviceError> {
-        let text = |e: &dyn std::fmt::Display| DeviceError::Refused(e.to_string());
-        let mut sequences = corpus.training().map_err(|e| text(&e))?;
+        let mut sequences = corpus.training().map_err(refused)?;
         let stages = config.stages();
         let micro = stages.iter().map(Stage::micro_tokens).max().unwrap_or(0);
         let block = config.span().map_or(0, |span| largest_block(&stages, span));
-        sequences.require(config.least_tokens()).map_err(|e| text(&e))?;
+        sequences.require(config.least_tokens()).map_err(refused)?;
         let mut state = TrainerState {
             step: 0,
             tokens: 0,
@@ -136,21 +137,8 @@ impl<'a> Trainer<'a> {
             algorithms: Vec::new(),
         };
         if let Some(from) = resume {
-            let saved = checkpoint::read_state(from).map_err(|e| text(&e))?;
-            for (what, then, now) in [("tokenizer", saved.tokenizer, state.tokenizer), ("data", saved.data, state.data)]
-            {
-                if then != now {
-                    return Err(DeviceError::Refused(format!(
-                        "{} was made with another {what} than is there now; restore the {what} or start a new run",
-                        from.display()
-                    )));
-                }
-            }
-            let lasting = session.laid.lasting.clone();
-            checkpoint::restore(from, &lasting, true, &mut session.device)?;
-            session.count_history()?;
-            sequences.seek(saved.position).map_err(|e| text(&e))?;
-            state = TrainerState { device: state.device, version: state.version, ..saved };
+            state = restore(from, state, &mut session)?;
+            sequences.seek(state.position).map_err(refused)?;
         }
         // On a processor those of the GPU stay as they are, for when the run comes back to it.
         state.algorithms = session.algorithms().unwrap_or(state.algorithms);
@@ -159,8 +147,8 @@ impl<'a> Trainer<'a> {
             let ends = config.stage.iter().skip(1).map(|stage| stage.from).collect();
             blocks(stages.clone(), ends, span)
         });
-        let first = Curriculum::new(&stages).map_err(|e| text(&e))?.micro_batches(state.step);
-        let loader = Loader::start(sequences, shapes(stages.clone()), blocks, first, slots).map_err(|e| text(&e))?;
+        let first = Curriculum::new(&stages).map_err(refused)?.micro_batches(state.step);
+        let loader = Loader::start(sequences, shapes(stages.clone()), blocks, first, slots).map_err(refused)?;
         let stage = session.evaluation_stage()?;
         let gauges = session.laid.places.gauges.clone();
         let writer = checkpoint::Writer::new(dir, config.keep, &session.laid.lasting, model_config);
@@ -170,12 +158,13 @@ impl<'a> Trainer<'a> {
             loader,
             validation,
             evaluator: Evaluator::new(stage.batch, stage.seq_len),
-            writer: writer.map_err(|e| text(&e))?,
+            writer: writer.map_err(refused)?,
             gauges: Gauges::new(gauges),
-            metrics: Metrics::open(dir, state.step).map_err(|e| text(&format!("{}: {e}", dir.display())))?,
+            metrics: Metrics::open(dir, state.step).map_err(|e| refused(format_args!("{}: {e}", dir.display())))?,
             session,
             first: state.step,
             waited: 0.0,
+            save: allocations::Count::default(),
             state,
             stop,
         })
@@ -235,15 +224,15 @@ impl<'a> Trainer<'a> {
         Ok(Some(Submitted { step: self.state.step, tokens: self.state.tokens, ticket }))
     }
 
-    /// Waits for a step, checks its loss and logs it where it is its turn.
+    /// Waits for a step if there is one, checks its loss and logs it where it is its turn.
     fn conclude(
         &mut self,
-        submitted: Submitted,
+        submitted: Option<Submitted>,
         meter: &mut Speedometer,
         observer: &mut dyn Observer,
         progress: &Progress,
     ) -> Result<(), TrainError> {
-        let Submitted { step, tokens, ticket } = submitted;
+        let Some(Submitted { step, tokens, ticket }) = submitted else { return Ok(()) };
         let results = self.session.results(ticket).map_err(|e| self.failed(e))?;
         let (loss, norm) = (f64::from(results.loss), f64::from(results.squared_norm).sqrt());
         if !(loss.is_finite() && norm.is_finite()) {
@@ -279,11 +268,15 @@ impl<'a> Trainer<'a> {
         Ok(score)
     }
 
-    fn save(&mut self) -> Result<allocations::Count, TrainError> {
+    fn save(&mut self) -> Result<(), TrainError> {
         let before = allocations::count(Activity::Save);
         let saved = self.writer.save(&mut self.session.device, &self.state);
         saved.map_err(|e| self.failed(format!("the checkpoint of step {} was not written: {e}", self.state.step)))?;
-        Ok(allocations::since(Activity::Save, before))
+        let made = allocations::since(Activity::Save, before);
+        if made.bytes > self.save.bytes {
+            self.save = made;
+        }
+        Ok(())
     }
 
     /// Runs to the last step, evaluates, saves, and gives the session back.
@@ -294,12 +287,6 @@ impl<'a> Trainer<'a> {
         let start = Instant::now();
         let mut meter = Speedometer::start(self.state.tokens, self.busy());
         let (mut warm, mut warm_read) = (None, Default::default());
-        let mut save = allocations::Count::default();
-        let mut keep_largest = |count: allocations::Count| {
-            if count.bytes > save.bytes {
-                save = count;
-            }
-        };
         // A GPU's results are read while the next step runs.
         let ahead = self.session.device.gpu().is_some();
         let mut pending = None;
@@ -307,9 +294,7 @@ impl<'a> Trainer<'a> {
             let submitted = self.submit();
             let Some(submitted) = submitted.map_err(|e| self.failed(e))? else { break };
             let due = if ahead { pending.replace(submitted) } else { Some(submitted) };
-            if let Some(due) = due {
-                self.conclude(due, &mut meter, observer, progress)?;
-            }
+            self.conclude(due, &mut meter, observer, progress)?;
             let step = self.state.step;
             // Every first time is over once a step's results were read.
             if step == self.first + 1 + u64::from(ahead) {
@@ -324,12 +309,10 @@ impl<'a> Trainer<'a> {
             let save = turn(self.config.save_every);
             if stop || evaluate || save {
                 // What is evaluated or saved waits for its own loss.
-                if let Some(due) = pending.take() {
-                    self.conclude(due, &mut meter, observer, progress)?;
-                }
+                self.conclude(pending.take(), &mut meter, observer, progress)?;
             }
             if stop {
-                keep_largest(self.save()?);
+                self.save()?;
                 let checkpoint = self.writer.last().map(PathBuf::from).unwrap_or_default();
                 return Err(TrainError::Interrupted { step, checkpoint });
             }
@@ -337,25 +320,45 @@ impl<'a> Trainer<'a> {
                 self.evaluate(observer, progress)?;
             }
             if save {
-                keep_largest(self.save()?);
+                self.save()?;
             }
         }
-        if let Some(due) = pending.take() {
-            self.conclude(due, &mut meter, observer, progress)?;
-        }
+        self.conclude(pending.take(), &mut meter, observer, progress)?;
         let score = self.evaluate(observer, progress)?;
-        keep_largest(self.save()?);
+        self.save()?;
         let outcome = Outcome {
             score,
             seconds: start.elapsed().as_secs_f64(),
             tokens: self.state.tokens,
             allocations: warm.map_or(0, |w| allocations::since(Activity::Step, w).allocations),
             loader_allocations: allocations::since(Activity::Read, warm_read).allocations,
-            save,
+            save: self.save,
             waited: meter.lost(),
         };
         Ok((outcome, self.session))
     }
+}
+
+/// A wrong request of any kind.
+fn refused(error: impl std::fmt::Display) -> DeviceError {
+    DeviceError::Refused(error.to_string())
+}
+
+/// Reads the checkpoint `from` into the session: what the run begins with in the place of `fresh`.
+fn restore(from: &std::path::Path, fresh: TrainerState, session: &mut Session) -> Result<TrainerState, DeviceError> {
+    let saved = checkpoint::read_state(from).map_err(refused)?;
+    for (what, then, now) in [("tokenizer", saved.tokenizer, fresh.tokenizer), ("data", saved.data, fresh.data)] {
+        if then != now {
+            return Err(refused(format_args!(
+                "{} was made with another {what} than is there now; restore the {what} or start a new run",
+                from.display()
+            )));
+        }
+    }
+    let lasting = session.laid.lasting.clone();
+    checkpoint::restore(from, &lasting, true, &mut session.device)?;
+    session.count_history()?;
+    Ok(TrainerState { device: fresh.device, version: fresh.version, ..saved })
 }
 
 /// The shape of each micro-batch of the run.

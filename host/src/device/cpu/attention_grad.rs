@@ -49,28 +49,23 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_attention_grad(&mut self, op: AttentionGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [qkv, out, log_sum, out_grad, table, mut qkv_grad, mut scratch] = arena.views([
-            Some(op.qkv),
-            Some(op.out),
-            Some(op.log_sum),
-            Some(op.out_grad),
-            Some(op.rotary.table),
-            Some(op.qkv_grad),
-            Some(self.scratch),
-        ])?;
+        let ([qkv, out, log_sum, out_grad, table], [qkv_grad, scratch]) = arena.f32s(
+            [op.qkv, op.out, op.log_sum, op.out_grad, op.rotary.table].map(Some),
+            [op.qkv_grad, self.scratch].map(Some),
+        )?;
         let share = Share::new(&op);
         let head = Head {
             op: &op,
             share,
             tiles: Tiles::new(op.pattern, op.qkv.shape[2] as usize),
-            qkv: qkv.f32()?,
-            out: out.f32()?,
-            log_sum: log_sum.f32()?,
-            out_grad: out_grad.f32()?,
-            table: table.f32()?,
-            qkv_grad: Parts::new(qkv_grad.f32_mut()?),
+            qkv,
+            out,
+            log_sum,
+            out_grad,
+            table,
+            qkv_grad: Parts::new(qkv_grad),
         };
-        let scratch = &mut scratch.f32_mut()?[..share.len() * self.pool.threads()];
+        let scratch = &mut scratch[..share.len() * self.pool.threads()];
         let keys = op.heads.keys as usize;
         self.pool.tasks_with(scratch, op.qkv.shape[1] as usize * keys, |_, task, scratch| {
             head.run(task / keys, (task % keys) as u32, scratch);

@@ -29,47 +29,29 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_factored_update(&mut self, op: FactoredUpdate) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [
-            x,
-            out_grad,
-            mut weight,
-            mut bias,
-            mut row_moment,
-            mut column_moment,
-            mut tile,
-            settings,
-            results,
-            mut scratch,
-        ] = arena.views([
-            Some(op.x),
-            Some(op.out_grad),
-            Some(op.weight),
-            Some(op.bias),
-            Some(op.row_moment),
-            Some(op.column_moment),
-            Some(op.tile),
-            Some(op.settings),
-            Some(op.results),
-            Some(self.scratch),
-        ])?;
-        if !Results::from_slice(results.f32()?)?.loss.is_finite() {
+        let ([x, out_grad, settings, results], [weight, bias, row_moment, column_moment, tile, scratch]) = arena.f32s(
+            [op.x, op.out_grad, op.settings, op.results].map(Some),
+            [op.weight, op.bias, op.row_moment, op.column_moment, op.tile, self.scratch].map(Some),
+        )?;
+        if !Results::from_slice(results)?.loss.is_finite() {
             return Ok(());
         }
         let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
-        let Settings { learning_rate: lr, correction2: correction, .. } = *Settings::from_slice(settings.f32()?)?;
-        let (x, out_grad) = (Matrix::new(x.f32()?, rows, d), out_grad.f32()?);
-        let (row_moment, bias_moment) = row_moment.f32_mut()?.split_at_mut(vocabulary);
-        let (columns, sums) = column_moment.f32_mut()?.split_at_mut(d);
+        let Settings { learning_rate: lr, correction2: correction, .. } = *Settings::from_slice(settings)?;
+        let x = Matrix::new(x, rows, d);
+        let (row_moment, bias_moment) = row_moment.split_at_mut(vocabulary);
+        let (columns, sums) = column_moment.split_at_mut(d);
         let mean = simd::sum(columns) / d as f32;
         let relative = if mean > 0.0 { 1.0 / mean } else { 0.0 };
         sums.fill(0.0);
+        let rule = Rule { beta2: op.beta2, lr, correction, rate: op.rate, relative, columns };
         for first in (0..vocabulary).step_by(op.tile.rows() as usize) {
-            let count = (op.tile.rows() as usize).min(vocabulary - first);
-            let g = &mut tile.f32_mut()?[..count * d];
-            let a = Matrix::with_strides(&out_grad[first..], count, rows, 1, vocabulary);
-            let to = MatrixMut::new(g, count, d);
-            gemm::product(&mut self.pool, a, x, to, Update::Overwrite, scratch.f32_mut()?, |_, _| {});
-            let (g, columns) = (&*g, &*columns);
+            let own = first..vocabulary.min(first + op.tile.rows() as usize);
+            let g = &mut tile[..own.len() * d];
+            let a = Matrix::with_strides(&out_grad[first..], own.len(), rows, 1, vocabulary);
+            let to = MatrixMut::new(g, own.len(), d);
+            gemm::product(&mut self.pool, a, x, to, Update::Overwrite, scratch, |_, _| {});
+            let g = &*g;
             self.pool.chunks(sums, COLUMNS, |_, chunk, sums| {
                 vectorise!(for row in g.chunks_exact(d) {
                     for (s, &g) in sums.iter_mut().zip(&row[chunk * COLUMNS..]) {
@@ -77,47 +59,72 @@ impl Cpu {
                     }
                 });
             });
-            let own = first..first + count;
             let bands = [
-                (&mut weight.f32_mut()?[first * d..][..count * d], ROWS * d),
+                (&mut weight[first * d..][..g.len()], ROWS * d),
                 (&mut row_moment[own.clone()], ROWS),
-                (&mut bias.f32_mut()?[own.clone()], ROWS),
+                (&mut bias[own.clone()], ROWS),
                 (&mut bias_moment[own], ROWS),
             ];
             self.pool.bands(bands, |_, band, [weight, row_moment, bias, bias_moment]| {
-                let mut bias_grad = [0.0f32; ROWS];
-                vectorise!(for out_grad in out_grad.chunks_exact(vocabulary) {
-                    for (sum, g) in bias_grad.iter_mut().zip(&out_grad[first + band * ROWS..][..bias.len()]) {
-                        *sum += g;
-                    }
-                });
-                for ((b, m), g) in bias.iter_mut().zip(bias_moment).zip(bias_grad) {
-                    *m = op.beta2 * *m + (1.0 - op.beta2) * (g * g);
-                    *b -= lr * g / ((*m / correction).sqrt() + EPS);
-                }
-                let rows = weight.chunks_exact_mut(d).zip(row_moment).zip(g[band * ROWS * d..].chunks_exact(d));
-                vectorise!(for ((weight, m), g) in rows {
-                    *m = op.beta2 * *m + (1.0 - op.beta2) * (simd::dot(g, g) / d as f32);
-                    let corrected = *m / correction;
-                    let update = |g: f32, c: f32| {
-                        let column = if relative > 0.0 { c * relative } else { 1.0 };
-                        g / ((corrected * column).sqrt() + EPS)
-                    };
-                    let squares = simd::fold_pairs(g, columns, |sum, g, c| {
-                        let u = update(g, c);
-                        u.mul_add(u, sum)
-                    });
-                    let step = lr * op.rate * held(squares, d);
-                    for ((w, &g), &c) in weight.iter_mut().zip(g).zip(columns) {
-                        *w -= step * update(g, c);
-                    }
-                });
+                rule.update_biases(first + band * ROWS, out_grad, vocabulary, bias, bias_moment);
+                rule.update_rows(&g[band * ROWS * d..], weight, row_moment);
             });
         }
         for (c, s) in columns.iter_mut().zip(sums) {
             *c = op.beta2 * *c + (1.0 - op.beta2) * (*s / vocabulary as f32);
         }
         Ok(())
+    }
+}
+
+/// What moves a row and its bias.
+#[derive(Clone, Copy)]
+struct Rule<'a> {
+    beta2: f32,
+    lr: f32,
+    correction: f32,
+    rate: f32,
+    /// 1 / mean of the columns' moments; 0 while they are 0.
+    relative: f32,
+    columns: &'a [f32],
+}
+
+impl Rule<'_> {
+    /// Biases of which `first` is the first.
+    fn update_biases(&self, first: usize, out_grad: &[f32], vocabulary: usize, bias: &mut [f32], moment: &mut [f32]) {
+        let mut grad = [0.0f32; ROWS];
+        let len = bias.len();
+        vectorise!(for out_grad in out_grad.chunks_exact(vocabulary) {
+            for (sum, g) in grad.iter_mut().zip(&out_grad[first..][..len]) {
+                *sum += g;
+            }
+        });
+        for ((b, m), g) in bias.iter_mut().zip(moment).zip(grad) {
+            *m = self.beta2 * *m + (1.0 - self.beta2) * (g * g);
+            *b -= self.lr * g / ((*m / self.correction).sqrt() + EPS);
+        }
+    }
+
+    /// Rows of gradient `g`.
+    fn update_rows(&self, g: &[f32], weight: &mut [f32], moment: &mut [f32]) {
+        let (Rule { beta2, lr, correction, rate, relative, columns }, d) = (*self, self.columns.len());
+        let rows = weight.chunks_exact_mut(d).zip(moment).zip(g.chunks_exact(d));
+        vectorise!(for ((weight, m), g) in rows {
+            *m = beta2 * *m + (1.0 - beta2) * (simd::dot(g, g) / d as f32);
+            let corrected = *m / correction;
+            let update = |g: f32, c: f32| {
+                let column = if relative > 0.0 { c * relative } else { 1.0 };
+                g / ((corrected * column).sqrt() + EPS)
+            };
+            let squares = simd::fold_pairs(g, columns, |sum, g, c| {
+                let u = update(g, c);
+                u.mul_add(u, sum)
+            });
+            let step = lr * rate * held(squares, d);
+            for ((w, &g), &c) in weight.iter_mut().zip(g).zip(columns) {
+                *w -= step * update(g, c);
+            }
+        });
     }
 }
 

@@ -23,29 +23,23 @@ impl Cpu {
         if op.quantised.is_some() {
             return op.reference(&mut arena);
         }
-        let [x, weight, bias, mut out, residual, mut activated, mut scratch] = arena.views([
-            Some(op.x),
-            Some(op.weight),
-            op.bias,
-            Some(op.out),
-            op.epilogue.residual(),
-            op.epilogue.activated(),
-            Some(self.scratch),
-        ])?;
+        let ([x, weight, bias, residual], [out, activated, scratch]) = arena.f32s(
+            [Some(op.x), Some(op.weight), op.bias, op.epilogue.residual()],
+            [Some(op.out), op.epilogue.activated(), Some(self.scratch)],
+        )?;
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out.columns()].map(|n| n as usize);
         let weight = match op.transposed {
-            true => Matrix::new(weight.f32()?, inputs, outputs),
-            false => Matrix::new(weight.f32()?, outputs, inputs).transposed(),
+            true => Matrix::new(weight, inputs, outputs),
+            false => Matrix::new(weight, outputs, inputs).transposed(),
         };
-        let (bias, residual, out) = (bias.f32()?, residual.f32()?, out.f32_mut()?);
-        let (activated, activates) = (Parts::new(activated.f32_mut()?), op.epilogue.activated().is_some());
+        let (activated, activates) = (Parts::new(activated), op.epilogue.activated().is_some());
         gemm::product(
             &mut self.pool,
-            Matrix::new(x.f32()?, rows, inputs),
+            Matrix::new(x, rows, inputs),
             weight,
             MatrixMut::new(out, rows, outputs),
             if op.epilogue.adds() { Update::Accumulate } else { Update::Overwrite },
-            scratch.f32_mut()?,
+            scratch,
             |_, mut block| {
                 let cols = block.cols();
                 for row in block.rows() {

@@ -30,29 +30,21 @@ impl Cpu {
         if op.quantised.is_some() {
             return op.reference(&mut arena);
         }
-        let [x, weight, out_grad, before_gelu, mut x_grad, mut weight_grad, mut bias_grad, mut scratch] =
-            arena.views([
-                Some(op.x),
-                Some(op.weight),
-                Some(op.out_grad),
-                op.before_gelu,
-                Some(op.x_grad),
-                Some(op.weight_grad),
-                op.bias_grad,
-                Some(self.scratch),
-            ])?;
+        let ([x, weight, out_grad, before_gelu], [x_grad, weight_grad, bias_grad, scratch]) = arena.f32s(
+            [Some(op.x), Some(op.weight), Some(op.out_grad), op.before_gelu],
+            [Some(op.x_grad), Some(op.weight_grad), op.bias_grad, Some(self.scratch)],
+        )?;
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out_grad.columns()].map(|n| n as usize);
-        let (before_gelu, scratch) = (before_gelu.f32()?, scratch.f32_mut()?);
-        let (x, dy) = (Matrix::new(x.f32()?, rows, inputs), Matrix::new(out_grad.f32()?, rows, outputs));
+        let (x, dy) = (Matrix::new(x, rows, inputs), Matrix::new(out_grad, rows, outputs));
         let weight = match op.transposed {
-            true => Matrix::new(weight.f32()?, inputs, outputs).transposed(),
-            false => Matrix::new(weight.f32()?, outputs, inputs),
+            true => Matrix::new(weight, inputs, outputs).transposed(),
+            false => Matrix::new(weight, outputs, inputs),
         };
         gemm::product(
             &mut self.pool,
             dy,
             weight,
-            MatrixMut::new(x_grad.f32_mut()?, rows, inputs),
+            MatrixMut::new(x_grad, rows, inputs),
             Update::Overwrite,
             scratch,
             |_, mut block| {
@@ -69,9 +61,9 @@ impl Cpu {
             true => (x, dy, [inputs, outputs]),
             false => (dy, x, [outputs, inputs]),
         };
-        let dw = MatrixMut::new(weight_grad.f32_mut()?, m, n);
+        let dw = MatrixMut::new(weight_grad, m, n);
         gemm::product(&mut self.pool, left.transposed(), right, dw, update, scratch, |_, _| {});
-        sum_columns(&mut self.pool, out_grad.f32()?, outputs, bias_grad.f32_mut()?, op.accumulate);
+        sum_columns(&mut self.pool, out_grad, outputs, bias_grad, op.accumulate);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
-use capful_core::ops::{Memory, MemoryGrad};
+use capful_core::ops::{Memory, MemoryGrad, MemoryToken};
 
 use super::Cpu;
 use super::simd::{self, vectorise};
@@ -11,35 +11,23 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_memory(&mut self, op: Memory) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [keys, queries, values, keep, before, before_key, mut after, mut after_key, mut out] = arena.views([
-            Some(op.keys),
-            Some(op.queries),
-            Some(op.values),
-            Some(op.keep),
-            Some(op.before.matrix),
-            Some(op.before.key),
-            Some(op.after.matrix),
-            Some(op.after.key),
-            Some(op.out),
-        ])?;
+        let ([keys, queries, values, keep, before, before_key], [after, after_key, out]) = arena.f32s(
+            [op.keys, op.queries, op.values, op.keep, op.before.matrix, op.before.key].map(Some),
+            [op.after.matrix, op.after.key, op.out].map(Some),
+        )?;
         let [_, batch, tokens, k] = op.keys.shape.map(|n| n as usize);
         let v = op.values.columns() as usize;
-        let (keys, queries, values, keep) = (keys.f32()?, queries.f32()?, values.f32()?, keep.f32()?);
-        let (before, before_key, share) = (before.f32()?, before_key.f32()?, 1.0 / k as f32);
-        let bands = [(after.f32_mut()?, v * k), (after_key.f32_mut()?, k), (out.f32_mut()?, tokens * v)];
+        let share = 1.0 / k as f32;
+        let bands = [(after, v * k), (after_key, k), (out, tokens * v)];
         self.pool.bands(bands, |_, b, [matrix, after_key, out]| {
             matrix.copy_from_slice(&before[b * v * k..][..v * k]);
             let mut key = &before_key[b * k..][..k];
             for (t, out) in out.chunks_exact_mut(v).enumerate() {
                 let row = b * tokens + t;
                 let (query, value) = (&queries[row * k..][..k], &values[row * v..][..v]);
-                let kept = keep[t * batch + b] > 0.0;
+                let keep = keep[t * batch + b];
                 vectorise!(for ((f, out), &value) in matrix.chunks_exact_mut(k).zip(out).zip(value) {
-                    if kept {
-                        advance(f, op.decay, value, key);
-                    } else {
-                        f.fill(0.0);
-                    }
+                    advance(f, op.decay, keep, value, key);
                     *out = simd::dot(f, query) * share;
                 });
                 key = &keys[row * k..][..k];
@@ -52,9 +40,13 @@ impl Cpu {
 
 /// A row of F after one more value.
 #[inline(always)]
-fn advance(f: &mut [f32], decay: f32, value: f32, key: &[f32]) {
-    for (f, &key) in f.iter_mut().zip(key) {
-        *f = decay.mul_add(*f, value * key);
+fn advance(f: &mut [f32], decay: f32, keep: f32, value: f32, key: &[f32]) {
+    if keep > 0.0 {
+        for (f, &key) in f.iter_mut().zip(key) {
+            *f = decay.mul_add(*f, value * key);
+        }
+    } else {
+        f.fill(0.0);
     }
 }
 
@@ -62,73 +54,39 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_memory_grad(&mut self, op: MemoryGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [
-            keys,
-            queries,
-            values,
-            keep,
-            before,
-            before_key,
-            out_grad,
-            mut work,
-            mut keys_grad,
-            mut queries_grad,
-            mut values_grad,
-        ] = arena.views([
-            Some(op.keys),
-            Some(op.queries),
-            Some(op.values),
-            Some(op.keep),
-            Some(op.before.matrix),
-            Some(op.before.key),
-            Some(op.out_grad),
-            Some(op.work),
-            Some(op.keys_grad),
-            Some(op.queries_grad),
-            Some(op.values_grad),
-        ])?;
-        let [_, batch, tokens, k] = op.keys.shape.map(|n| n as usize);
+        let ([keys, queries, values, keep, before, before_key, out_grad], [work, keys_grad, queries_grad, values_grad]) =
+            arena.f32s(
+                [op.keys, op.queries, op.values, op.keep, op.before.matrix, op.before.key, op.out_grad].map(Some),
+                [op.work, op.keys_grad, op.queries_grad, op.values_grad].map(Some),
+            )?;
+        let [_, _, tokens, k] = op.keys.shape.map(|n| n as usize);
         let v = op.values.columns() as usize;
-        let (keys, queries, values, keep) = (keys.f32()?, queries.f32()?, values.f32()?, keep.f32()?);
-        let (before, before_key, out_grad) = (before.f32()?, before_key.f32()?, out_grad.f32()?);
-        let share = 1.0 / k as f32;
-        let bands = [
-            (work.f32_mut()?, v * k),
-            (keys_grad.f32_mut()?, tokens * k),
-            (queries_grad.f32_mut()?, tokens * k),
-            (values_grad.f32_mut()?, tokens * v),
-        ];
+        let read = [keys, queries, values, keep, before_key, out_grad];
+        let (share, decay) = (1.0 / k as f32, op.decay);
+        let bands = [(work, v * k), (keys_grad, tokens * k), (queries_grad, tokens * k), (values_grad, tokens * v)];
         self.pool.bands(bands, |_, b, [work, keys_grad, queries_grad, values_grad]| {
-            let key =
-                |t: usize| if t == 0 { &before_key[b * k..][..k] } else { &keys[(b * tokens + t - 1) * k..][..k] };
             work.copy_from_slice(&before[b * v * k..][..v * k]);
             keys_grad.fill(0.0);
             queries_grad.fill(0.0);
             for (t, queries_grad) in queries_grad.chunks_exact_mut(k).enumerate() {
-                let (row, key, kept) = (b * tokens + t, key(t), keep[t * batch + b] > 0.0);
-                let (value, grad) = (&values[row * v..][..v], &out_grad[row * v..][..v]);
+                let MemoryToken { key, value, grad, keep, .. } = op.token(read, b, t);
                 vectorise!(for ((f, &value), &grad) in work.chunks_exact_mut(k).zip(value).zip(grad) {
-                    if kept {
-                        advance(f, op.decay, value, key);
-                    } else {
-                        f.fill(0.0);
-                    }
+                    advance(f, decay, keep, value, key);
                     simd::axpy(grad * share, f, queries_grad);
                 });
             }
             // From here on the gradient of F.
             work.fill(0.0);
             for t in (0..tokens).rev() {
-                let (row, key, kept) = (b * tokens + t, key(t), keep[t * batch + b]);
-                let (query, value) = (&queries[row * k..][..k], &values[row * v..][..v]);
-                let (grad, values_grad) = (&out_grad[row * v..][..v], &mut values_grad[t * v..][..v]);
+                let MemoryToken { key, query, value, grad, keep } = op.token(read, b, t);
+                let values_grad = &mut values_grad[t * v..][..v];
                 let keys_grad = if t > 0 { &mut keys_grad[(t - 1) * k..][..k] } else { &mut [] };
                 let rows = work.chunks_exact_mut(k).zip(values_grad).zip(value.iter().zip(grad));
                 vectorise!(for ((f, to), (&value, &grad)) in rows {
                     simd::axpy(grad * share, query, f);
-                    *to = kept * simd::dot(f, key);
-                    simd::axpy(kept * value, &f[..keys_grad.len()], keys_grad);
-                    f.iter_mut().for_each(|f| *f *= kept * op.decay);
+                    *to = keep * simd::dot(f, key);
+                    simd::axpy(keep * value, &f[..keys_grad.len()], keys_grad);
+                    f.iter_mut().for_each(|f| *f *= keep * decay);
                 });
             }
         });

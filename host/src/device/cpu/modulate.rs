@@ -21,22 +21,16 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_modulate(&mut self, op: Modulate) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [losses, signals, mut predictor, mut running, mut factors, mut signals_grad, mut scratch] =
-            arena.views([
-                Some(op.losses),
-                Some(op.signals),
-                Some(op.predictor),
-                Some(op.running),
-                Some(op.factors),
-                Some(op.signals_grad),
-                Some(self.scratch),
-            ])?;
+        let ([losses, signals], [predictor, running, factors, signals_grad, scratch]) = arena.f32s(
+            [op.losses, op.signals].map(Some),
+            [op.predictor, op.running, op.factors, op.signals_grad, self.scratch].map(Some),
+        )?;
         let [_, tokens, rows, streams] = op.signals_grad.shape.map(|n| n as usize);
         let n = op.predictor.elements() as usize - 1;
-        let (losses, signals, count) = (losses.f32()?, signals.f32()?, (tokens * streams) as f32);
-        let (mean, weights) = (running.f32()?[0], predictor.f32()?);
+        let count = (tokens * streams) as f32;
+        let (mean, weights) = (running[0], &*predictor);
         let outputs = |t: usize| &signals[((t + 1) * rows + op.outputs as usize) * streams..][..n * streams];
-        let (sums, deltas) = scratch.f32_mut()?[..tokens * (SUMS + streams)].split_at_mut(tokens * SUMS);
+        let (sums, deltas) = scratch[..tokens * (SUMS + streams)].split_at_mut(tokens * SUMS);
         self.pool.bands([(&mut *deltas, streams), (&mut *sums, SUMS)], |_, t, [delta, sums]| {
             let (outputs, mut squares) = (outputs(t), 0.0);
             // Predictions first, then what is missing to the reward.
@@ -57,7 +51,6 @@ impl Cpu {
         let [loss, predicted, squares] =
             std::array::from_fn(|i| sums.iter().skip(i).step_by(SUMS).map(|&x| f64::from(x)).sum::<f64>() as f32);
         let rate = FOLLOW / (count + squares);
-        let predictor = predictor.f32_mut()?;
         vectorise!({
             for (t, delta) in deltas.chunks_exact(streams).enumerate() {
                 for (w, row) in predictor.iter_mut().zip(outputs(t).chunks_exact(streams)) {
@@ -66,7 +59,7 @@ impl Cpu {
             }
             predictor[n] += rate * deltas.iter().sum::<f32>();
         });
-        let bands = [(factors.f32_mut()?, streams), (signals_grad.f32_mut()?, rows * streams)];
+        let bands = [(factors, streams), (signals_grad, rows * streams)];
         self.pool.bands(bands, |_, t, [factors, grad]| {
             for (b, (factor, delta)) in factors.iter_mut().zip(&deltas[t * streams..]).enumerate() {
                 *factor = op.factor(losses[b * tokens + t], mean, *delta);
@@ -78,7 +71,6 @@ impl Cpu {
             });
         });
         let loss = loss / count;
-        let running = running.f32_mut()?;
         running[0] = if mean > 0.0 { mean + FOLLOW * (loss - mean) } else { loss };
         running[1] = predicted / count;
         Ok(())

@@ -14,20 +14,13 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_norm(&mut self, op: Norm) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [x, mut stats, gain, bias, mut out, gain2, bias2, mut out2] = arena.views([
-            Some(op.x),
-            Some(op.stats),
-            Some(op.first.gain),
-            op.first.bias,
-            Some(op.first.out),
-            op.second.map(|s| s.gain),
-            op.second.and_then(|s| s.bias),
-            op.second.map(|s| s.out),
-        ])?;
-        let (x, d) = (x.f32()?, op.x.columns() as usize);
-        let [gain, bias, gain2, bias2] = [gain.f32()?, bias.f32()?, gain2.f32()?, bias2.f32()?];
+        let ([x, gain, bias, gain2, bias2], [stats, out, out2]) = arena.f32s(
+            [Some(op.x), Some(op.first.gain), op.first.bias, op.second.map(|s| s.gain), op.second.and_then(|s| s.bias)],
+            [Some(op.stats), Some(op.first.out), op.second.map(|s| s.out)],
+        )?;
+        let d = op.x.columns() as usize;
         let kept = op.kind.stats() as usize;
-        let bands = [(stats.f32_mut()?, ROWS * kept), (out.f32_mut()?, ROWS * d), (out2.f32_mut()?, ROWS * d)];
+        let bands = [(stats, ROWS * kept), (out, ROWS * d), (out2, ROWS * d)];
         self.pool.bands(bands, |_, band, [stats, out, out2]| {
             let rows = x[band * ROWS * d..].chunks_exact(d).zip(stats.chunks_exact_mut(kept));
             vectorise!({

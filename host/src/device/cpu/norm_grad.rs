@@ -34,38 +34,30 @@ impl Cpu {
     pub(super) fn run_norm_grad(&mut self, op: NormGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
         let second = op.second;
-        let [
-            x,
-            stats,
-            mut x_grad,
-            gain,
-            out_grad,
-            mut gain_grad,
-            mut bias_grad,
-            gain2,
-            out_grad2,
-            mut gain_grad2,
-            mut bias_grad2,
-            mut scratch,
-        ] = arena.views([
-            Some(op.x),
-            Some(op.stats),
-            Some(op.x_grad),
-            Some(op.first.gain),
-            Some(op.first.out_grad),
-            Some(op.first.gain_grad),
-            op.first.bias_grad,
-            second.map(|s| s.gain),
-            second.map(|s| s.out_grad),
-            second.map(|s| s.gain_grad),
-            second.and_then(|s| s.bias_grad),
-            Some(self.scratch),
-        ])?;
+        let (
+            [x, stats, gain, out_grad, gain2, out_grad2],
+            [x_grad, gain_grad, bias_grad, gain_grad2, bias_grad2, scratch],
+        ) = arena.f32s(
+            [
+                Some(op.x),
+                Some(op.stats),
+                Some(op.first.gain),
+                Some(op.first.out_grad),
+                second.map(|s| s.gain),
+                second.map(|s| s.out_grad),
+            ],
+            [
+                Some(op.x_grad),
+                Some(op.first.gain_grad),
+                op.first.bias_grad,
+                second.map(|s| s.gain_grad),
+                second.and_then(|s| s.bias_grad),
+                Some(self.scratch),
+            ],
+        )?;
         let (d, rows, kept) = (op.x.columns() as usize, block_rows(&op), op.kind.stats() as usize);
-        let (x, stats, gain, gain2) = (x.f32()?, stats.f32()?, gain.f32()?, gain2.f32()?);
-        let (out_grad, out_grad2) = (out_grad.f32()?, out_grad2.f32()?);
-        let scratch = &mut scratch.f32_mut()?[..scratch_len(&op)];
-        let bands = [(x_grad.f32_mut()?, rows * d), (&mut *scratch, SCRATCH_ROWS * d)];
+        let scratch = &mut scratch[..scratch_len(&op)];
+        let bands = [(x_grad, rows * d), (&mut *scratch, SCRATCH_ROWS * d)];
         self.pool.bands(bands, |_, block, [x_grad, scratch]| {
             let (sums, buffers) = scratch.split_at_mut(4 * d);
             sums.fill(0.0);
@@ -81,21 +73,12 @@ impl Cpu {
                     if second.is_some() {
                         output(normal, &out_grad2[at.clone()], gain2, sums2, |i, through| g[i] += through);
                     }
-                    let mean_g = match op.kind {
-                        NormKind::Layer => simd::fold_pairs(g, g, |sum, g, _| sum + g) / d as f32,
-                        NormKind::Rms => 0.0,
-                    };
-                    let mean_gn = simd::dot(g, normal) / d as f32;
-                    for ((dx, g), n) in x_grad.iter_mut().zip(&*g).zip(&*normal) {
-                        let through = scale * n.mul_add(-mean_gn, g - mean_g);
-                        *dx = if op.add { *dx + through } else { through };
-                    }
+                    row(&op, scale, g, normal, x_grad);
                 }
             },);
         });
-        let parameters = [&mut gain_grad, &mut bias_grad, &mut gain_grad2, &mut bias_grad2];
+        let parameters = [gain_grad, bias_grad, gain_grad2, bias_grad2];
         for (which, parameter) in parameters.into_iter().enumerate() {
-            let parameter = parameter.f32_mut()?;
             if !op.accumulate {
                 parameter.fill(0.0);
             }
@@ -104,6 +87,21 @@ impl Cpu {
             }
         }
         op.copy.map_or(Ok(()), |copy| copy.make(op.x_grad, &mut arena))
+    }
+}
+
+/// The gradient of a row: `g` is that of its normalised elements.
+#[inline(always)]
+fn row(op: &NormGrad, scale: f32, g: &[f32], normal: &[f32], to: &mut [f32]) {
+    let d = normal.len() as f32;
+    let mean_g = match op.kind {
+        NormKind::Layer => simd::fold_pairs(g, g, |sum, g, _| sum + g) / d,
+        NormKind::Rms => 0.0,
+    };
+    let mean_gn = simd::dot(g, normal) / d;
+    for ((dx, g), n) in to.iter_mut().zip(g).zip(normal) {
+        let through = scale * n.mul_add(-mean_gn, g - mean_g);
+        *dx = if op.add { *dx + through } else { through };
     }
 }
 

@@ -1,9 +1,11 @@
 //! The residual stream of a spiking model: sums over outputs with streams as lanes, some tokens at a time, so that what
 //! is to be transposed stays in the caches.
 
+use std::ops::Range;
+
 use capful_core::device::OperationError;
 use capful_core::memory::{Arena, Region};
-use capful_core::ops::{Gate, Readout, ReadoutGrad};
+use capful_core::ops::{Gate, Readout, ReadoutGrad, ReadoutLayout};
 
 use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::lanes::{across, fused, fused_pairs, lanes, pick, pick_mut, turn, whole};
@@ -21,12 +23,6 @@ const WEIGHTS: usize = 64;
 const CLASS_ROWS: usize = 96;
 /// Weights of an output from which on products pay.
 const MANY: usize = 8;
-
-/// Rows of dims of some tokens, with streams as lanes.
-fn turned(rows: &Region) -> usize {
-    let [_, batch, tokens, dims] = rows.shape.map(|n| n as usize);
-    TOKENS.min(tokens) * dims * batch
-}
 
 /// The projection as dense matrices, one a class: where its F weights a source divide the D dims, with s = D / F, output
 /// s q + r reaches just the dims s e + r, e = (q + f) mod F, all F of them. Nothing but weights is multiplied, so this
@@ -57,6 +53,11 @@ impl Classes {
     /// Outputs of class `r`.
     fn outputs(self, r: usize) -> usize {
         self.outputs.saturating_sub(r).div_ceil(self.count)
+    }
+
+    /// Classes that have outputs.
+    fn used(self) -> Range<usize> {
+        0..self.count.min(self.outputs)
     }
 
     /// Rows of a task.
@@ -114,27 +115,91 @@ fn opening(x: f32) -> f32 {
     2.0 / (1.0 + simd::exp(-x))
 }
 
-/// A gate's parameters and where its outputs lie.
+/// The sizes of a readout or of its gradient.
 #[derive(Clone, Copy)]
-struct Opens<'a> {
-    weight: &'a [f32],
-    bias: &'a [f32],
-    gate: Option<Gate>,
+struct Sizes {
+    batch: usize,
+    tokens: usize,
+    dims: usize,
+    fan_out: usize,
+    outputs: usize,
+    /// Rows of the signals: all, and before those that are projected and those that are dims.
+    rows: usize,
+    first: usize,
+    direct: usize,
+    /// Dims between an output's weights.
+    shift: usize,
+    classes: Option<Classes>,
 }
 
-impl Opens<'_> {
-    /// The row of the signal that gates dim `d`.
-    #[inline(always)]
-    fn row(&self, d: usize) -> Option<usize> {
-        self.gate.map(|g| g.first as usize + d % g.count as usize)
+impl Sizes {
+    fn of(signals: &Region, layout: ReadoutLayout, weights: &Region, stream: &Region) -> Sizes {
+        let [_, batch, tokens, dims] = stream.shape.map(|n| n as usize);
+        let [_, _, fan_out, outputs] = weights.shape.map(|n| n as usize);
+        let [rows, first, direct] = [signals.shape[2], layout.first, layout.direct].map(|n| n as usize);
+        let classes = Classes::of(weights, dims);
+        Sizes { batch, tokens, dims, fan_out, outputs, rows, first, direct, shift: dims / fan_out, classes }
     }
+
+    /// Scratch of a token's products.
+    fn own(&self) -> usize {
+        self.classes.map_or(0, |c| c.scratch(self.batch))
+    }
+
+    /// Scratch of a readout: sums with streams as lanes, weights by classes, that of products.
+    fn scratch(&self) -> [usize; 3] {
+        let tokens = TOKENS.min(self.tokens);
+        [tokens * self.dims * self.batch, self.classes.map_or(0, Classes::len), tokens * self.own()]
+    }
+
+    /// Further scratch of a gradient: the gate's sums, the weights' gradient by classes, the rows' gradient by classes,
+    /// that of the products of its tasks.
+    fn grad_scratch(&self) -> [usize; 4] {
+        let [turned, dense, _] = self.scratch();
+        let tasks = self.classes.map_or(0, |c| c.tasks() * c.grad_scratch(self.batch));
+        [TOKENS.min(self.tokens) * 2 * self.dims, dense, self.classes.map_or(0, |_| turned), tasks]
+    }
+}
+
+/// Parts of these lengths, one after the other, and what is left.
+fn cut<const N: usize>(mut rest: &mut [f32], lens: [usize; N]) -> ([&mut [f32]; N], &mut [f32]) {
+    let parts = lens.map(|len| {
+        let (part, later) = std::mem::take(&mut rest).split_at_mut(len);
+        rest = later;
+        part
+    });
+    (parts, rest)
+}
+
+/// What both directions read.
+struct Sources<'a> {
+    sizes: Sizes,
+    signals: &'a [f32],
+    gate: Option<Gate>,
+    gate_weight: &'a [f32],
+    gate_bias: &'a [f32],
+    /// [F, O], and by classes where there are some.
+    weights: &'a [f32],
+    dense: &'a [f32],
+}
+
+impl Sources<'_> {
+    /// The signals of token `t`.
+    fn signals(&self, t: usize) -> &[f32] {
+        let slot = self.sizes.rows * self.sizes.batch;
+        &self.signals[(t + 1) * slot..][..slot]
+    }
+}
+
+/// The row of the signals that gates dim `d`.
+#[inline(always)]
+fn gating(gate: Option<Gate>, d: usize) -> Option<usize> {
+    gate.map(|g| g.first as usize + d % g.count as usize)
 }
 
 impl CpuProfile {
     pub(super) fn readout(&self, op: &Readout) -> u64 {
-        let [_, batch, tokens, dims] = op.out.shape.map(|n| n as usize);
-        let products = |c: Classes| c.len() + TOKENS.min(tokens) * c.scratch(batch);
-        bytes(turned(&op.out) + Classes::of(&op.weights, dims).map_or(0, products))
+        bytes(Sizes::of(&op.signals, op.layout, &op.weights, &op.out).scratch().iter().sum())
     }
 }
 
@@ -142,66 +207,28 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_readout(&mut self, op: Readout) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [signals, weights, gate_weight, gate_bias, mut out, mut scratch] = arena.views([
-            Some(op.signals),
-            Some(op.weights),
-            op.gate.map(|g| g.weight),
-            op.gate.map(|g| g.bias),
-            Some(op.out),
-            Some(self.scratch),
-        ])?;
-        let [_, batch, tokens, dims] = op.out.shape.map(|n| n as usize);
-        let [_, _, fan_out, outputs] = op.weights.shape.map(|n| n as usize);
-        let (signals, rows, weights) = (signals.f32()?, op.signals.shape[2] as usize, weights.f32()?);
-        let opens = Opens { weight: gate_weight.f32()?, bias: gate_bias.f32()?, gate: op.gate };
-        let shift = dims / fan_out;
-        let (scratch, rest) = scratch.f32_mut()?.split_at_mut(turned(&op.out));
-        let classes = Classes::of(&op.weights, dims);
-        let (dense, rest) = rest.split_at_mut(classes.map_or(0, Classes::len));
-        let own_scratch = classes.map_or(1, |c| c.scratch(batch));
-        if let Some(classes) = classes {
-            classes.gather(&mut self.pool, weights, dense);
-        }
-        let dense = &*dense;
+        let ([signals, weights, gate_weight, gate_bias], [out, scratch]) = arena.f32s(
+            [Some(op.signals), Some(op.weights), op.gate.map(|g| g.weight), op.gate.map(|g| g.bias)],
+            [op.out, self.scratch].map(Some),
+        )?;
+        let sizes = Sizes::of(&op.signals, op.layout, &op.weights, &op.out);
+        let Sizes { batch, tokens, dims, .. } = sizes;
+        let ([sums, dense, scratch], _) = cut(scratch, sizes.scratch());
+        sizes.classes.iter().for_each(|c| c.gather(&mut self.pool, weights, dense));
+        let sources = Sources { sizes, signals, gate: op.gate, gate_weight, gate_bias, weights, dense };
         let together = batch.div_ceil(self.pool.threads()).min(STREAMS);
         for begin in (0..tokens).step_by(TOKENS) {
             let count = TOKENS.min(tokens - begin);
-            let sums = &mut scratch[..count * dims * batch];
-            let rest = &mut rest[..classes.map_or(0, |_| count * own_scratch)];
-            self.pool.bands([(sums, dims * batch), (rest, own_scratch)], |_, t, [sums, own_scratch]| {
-                let signals = &signals[(begin + t + 1) * rows * batch..][..rows * batch];
-                let (projected, direct) = (&signals[op.layout.first as usize * batch..], op.layout.direct as usize);
-                vectorise!(lanes!(batch, at, L => {
-                    for d in 0..dims {
-                        let mut sum = *pick::<L>(signals, (direct + d) * batch + at);
-                        if let Some(row) = opens.row(d) {
-                            let (r, w, bias) = (pick::<L>(signals, row * batch + at), opens.weight[d], opens.bias[d]);
-                            for b in 0..L {
-                                sum[b] *= opening(w.mul_add(r[b], bias));
-                            }
-                        }
-                        *pick_mut::<L>(sums, d * batch + at) = sum;
-                    }
-                    // Sums lie in the first-level cache: outputs in their order, and nothing to divide.
-                    for f in 0..if classes.is_some() { 0 } else { fan_out } {
-                        let mut d = f * shift;
-                        for (o, &w) in weights[f * outputs..][..outputs].iter().enumerate() {
-                            fused(pick_mut::<L>(sums, d * batch + at), w, pick::<L>(projected, o * batch + at));
-                            d = if d + 1 < dims { d + 1 } else { 0 };
-                        }
-                    }
-                }));
-                for (classes, r) in classes.iter().flat_map(|c| (0..c.count).map(move |r| (c, r))) {
-                    let rows = classes.outputs(r);
-                    if rows > 0 {
-                        let x = Matrix::with_strides(&projected[r * batch..], rows, batch, shift * batch, 1);
-                        let to = MatrixMut::with_stride(&mut sums[r * batch..], fan_out, batch, shift * batch);
-                        gemm::small(classes.matrix(dense, r).transposed(), x, to, Update::Accumulate, own_scratch);
-                    }
-                }
+            let bands = [
+                (&mut sums[..count * dims * batch], dims * batch),
+                (&mut scratch[..count * sizes.own()], sizes.own().max(1)),
+            ];
+            self.pool.bands(bands, |_, t, [sums, scratch]| {
+                sources.begin(begin + t, sums);
+                sources.project(begin + t, sums, scratch);
             });
             let sums = &*sums;
-            self.pool.chunks(out.f32_mut()?, together * tokens * dims, |_, part, out| {
+            self.pool.chunks(out, together * tokens * dims, |_, part, out| {
                 for t in 0..count {
                     let from = &sums[t * dims * batch + part * together..];
                     let (streams, out) = (out.len() / (tokens * dims), &mut out[(begin + t) * dims..]);
@@ -213,17 +240,53 @@ impl Cpu {
     }
 }
 
+impl Sources<'_> {
+    /// The direct outputs of token `t`, behind their gate.
+    fn begin(&self, t: usize, sums: &mut [f32]) {
+        let (Sizes { batch, dims, direct, .. }, signals) = (self.sizes, self.signals(t));
+        let Sources { gate, gate_weight, gate_bias, .. } = *self;
+        vectorise!(lanes!(batch, at, L => {
+            for d in 0..dims {
+                let mut sum = *pick::<L>(signals, (direct + d) * batch + at);
+                if let Some(row) = gating(gate, d) {
+                    let (r, w, bias) = (pick::<L>(signals, row * batch + at), gate_weight[d], gate_bias[d]);
+                    for b in 0..L {
+                        sum[b] *= opening(w.mul_add(r[b], bias));
+                    }
+                }
+                *pick_mut::<L>(sums, d * batch + at) = sum;
+            }
+        }));
+    }
+
+    /// Adds the projected outputs of token `t`.
+    fn project(&self, t: usize, sums: &mut [f32], scratch: &mut [f32]) {
+        let Sizes { batch, dims, fan_out, outputs, shift, .. } = self.sizes;
+        let (projected, weights) = (&self.signals(t)[self.sizes.first * batch..], self.weights);
+        let Some(classes) = self.sizes.classes else {
+            // Sums lie in the first-level cache: outputs in their order, and nothing to divide.
+            return vectorise!(lanes!(batch, at, L => {
+                for f in 0..fan_out {
+                    let mut d = f * shift;
+                    for (o, &w) in weights[f * outputs..][..outputs].iter().enumerate() {
+                        fused(pick_mut::<L>(sums, d * batch + at), w, pick::<L>(projected, o * batch + at));
+                        d = if d + 1 < dims { d + 1 } else { 0 };
+                    }
+                }
+            }));
+        };
+        for r in classes.used() {
+            let x = Matrix::with_strides(&projected[r * batch..], classes.outputs(r), batch, shift * batch, 1);
+            let to = MatrixMut::with_stride(&mut sums[r * batch..], fan_out, batch, shift * batch);
+            gemm::small(classes.matrix(self.dense, r).transposed(), x, to, Update::Accumulate, scratch);
+        }
+    }
+}
+
 impl CpuProfile {
     pub(super) fn readout_grad(&self, op: &ReadoutGrad) -> u64 {
-        let [_, batch, tokens, dims] = op.out_grad.shape.map(|n| n as usize);
-        let products = |c: Classes| {
-            2 * c.len()
-                + turned(&op.out_grad)
-                + TOKENS.min(tokens) * c.scratch(batch)
-                + c.tasks() * c.grad_scratch(batch)
-        };
-        let products = Classes::of(&op.weights, dims).map_or(0, products);
-        bytes(turned(&op.out_grad) + TOKENS.min(tokens) * 2 * dims + products)
+        let sizes = Sizes::of(&op.signals, op.layout, &op.weights, &op.out_grad);
+        bytes(sizes.scratch().iter().chain(&sizes.grad_scratch()).sum())
     }
 }
 
@@ -231,177 +294,175 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_readout_grad(&mut self, op: ReadoutGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [
-            signals,
-            weights,
-            gate_weight,
-            gate_bias,
-            back,
-            back_direct,
-            out_grad,
-            mut signals_grad,
-            mut weight_grad,
-            mut gate_weight_grad,
-            mut gate_bias_grad,
-            mut scratch,
-        ] = arena.views([
-            Some(op.signals),
-            Some(op.weights),
-            op.gate.map(|g| g.weight),
-            op.gate.map(|g| g.bias),
-            op.feedback.map(|f| f.weights),
-            op.feedback.map(|f| f.direct),
-            Some(op.out_grad),
-            Some(op.signals_grad),
-            Some(op.weight_grad),
-            op.gate_grad.map(|g| g.weight),
-            op.gate_grad.map(|g| g.bias),
-            Some(self.scratch),
-        ])?;
-        let [_, batch, tokens, dims] = op.out_grad.shape.map(|n| n as usize);
-        let [_, _, fan_out, outputs] = op.weights.shape.map(|n| n as usize);
-        let (signals, rows, out_grad) = (signals.f32()?, op.signals.shape[2] as usize, out_grad.f32()?);
-        let back = if op.feedback.is_some() { back.f32()? } else { weights.f32()? };
-        let back_direct = back_direct.f32()?;
-        let opens = Opens { weight: gate_weight.f32()?, bias: gate_bias.f32()?, gate: op.gate };
-        let (first, direct, shift) = (op.layout.first as usize, op.layout.direct as usize, dims / fan_out);
-        let (gate_weight_grad, gate_bias_grad) = (gate_weight_grad.f32_mut()?, gate_bias_grad.f32_mut()?);
-        gate_weight_grad.fill(0.0);
-        gate_bias_grad.fill(0.0);
-        let (turned_grad, rest) = scratch.f32_mut()?.split_at_mut(turned(&op.out_grad));
-        let (gate_sums, rest) = rest.split_at_mut(TOKENS.min(tokens) * 2 * dims);
-        let classes = Classes::of(&op.weights, dims);
-        let len = classes.map_or(0, Classes::len);
-        let (dense, rest) = rest.split_at_mut(len);
-        let (dense_grad, rest) = rest.split_at_mut(len);
-        let (row_grad, rest) = rest.split_at_mut(classes.map_or(0, |_| turned(&op.out_grad)));
-        let own_scratch = classes.map_or(1, |c| c.scratch(batch));
-        let (token_scratch, task_scratch) = rest.split_at_mut(classes.map_or(0, |_| TOKENS.min(tokens) * own_scratch));
-        if let Some(classes) = classes {
-            classes.gather(&mut self.pool, back, dense);
-            dense_grad.fill(0.0);
-        }
-        let dense = &*dense;
+        let (
+            [signals, weights, gate_weight, gate_bias, back_direct, out_grad],
+            [signals_grad, weight_grad, gate_weight_grad, gate_bias_grad, scratch],
+        ) = arena.f32s(
+            [
+                Some(op.signals),
+                Some(op.feedback.map_or(op.weights, |f| f.weights)),
+                op.gate.map(|g| g.weight),
+                op.gate.map(|g| g.bias),
+                op.feedback.map(|f| f.direct),
+                Some(op.out_grad),
+            ],
+            [
+                Some(op.signals_grad),
+                Some(op.weight_grad),
+                op.gate_grad.map(|g| g.weight),
+                op.gate_grad.map(|g| g.bias),
+                Some(self.scratch),
+            ],
+        )?;
+        let sizes = Sizes::of(&op.signals, op.layout, &op.weights, &op.out_grad);
+        let (Sizes { batch, tokens, dims, .. }, slot) = (sizes, sizes.rows * sizes.batch);
+        let ([turned, dense, own], rest) = cut(scratch, sizes.scratch());
+        let ([gate_sums, dense_grad, row_grad, task_scratch], _) = cut(rest, sizes.grad_scratch());
+        sizes.classes.iter().for_each(|c| c.gather(&mut self.pool, weights, dense));
+        let sources = Sources { sizes, signals, gate: op.gate, gate_weight, gate_bias, weights, dense };
+        let back_direct = op.feedback.map(|_| back_direct);
+        let mut gate_grad = [gate_weight_grad, gate_bias_grad];
+        gate_grad.iter_mut().for_each(|grad| grad.fill(0.0));
+        dense_grad.fill(0.0);
         for begin in (0..tokens).step_by(TOKENS) {
-            let count = TOKENS.min(tokens - begin);
-            let turned_grad = &mut turned_grad[..count * dims * batch];
-            let gate_sums = &mut gate_sums[..count * 2 * dims];
-            let own = &mut signals_grad.f32_mut()?[begin * rows * batch..][..count * rows * batch];
-            let present = classes.map_or(0, |_| count);
+            let block = begin..tokens.min(begin + TOKENS);
+            let count = block.len();
+            let by_class = sizes.classes.map_or(0, |_| count * dims * batch);
             let bands = [
-                (&mut *turned_grad, dims * batch),
-                (own, rows * batch),
-                (&mut *gate_sums, 2 * dims),
-                (&mut row_grad[..present * dims * batch], dims * batch),
-                (&mut token_scratch[..present * own_scratch], own_scratch),
+                (&mut turned[..count * dims * batch], dims * batch),
+                (&mut signals_grad[begin * slot..][..count * slot], slot),
+                (&mut gate_sums[..count * 2 * dims], 2 * dims),
+                (&mut row_grad[..by_class], dims * batch),
+                (&mut own[..count * sizes.own()], sizes.own().max(1)),
             ];
-            self.pool.bands(bands, |_, t, [grad, signals_grad, gate_sums, row_grad, own_scratch]| {
-                let signals = &signals[(begin + t + 1) * rows * batch..][..rows * batch];
-                let (of_weight, of_bias) = gate_sums.split_at_mut(dims);
-                of_weight.fill(0.0);
-                of_bias.fill(0.0);
-                signals_grad.fill(0.0);
+            self.pool.bands(bands, |_, t, [grad, signals_grad, gate_sums, row_grad, own]| {
                 let from = &out_grad[(begin + t) * dims..];
                 turn(from, tokens * dims, grad, batch, [batch, dims], |to, g| *to = g);
-                for (classes, r) in classes.iter().flat_map(|c| (0..c.count).map(move |r| (c, r))) {
-                    let to = &mut row_grad[r * batch * fan_out..][..batch * fan_out];
-                    for (b, to) in to.chunks_exact_mut(fan_out).enumerate() {
-                        let from = from[b * tokens * dims..][..dims][r..].iter().step_by(shift);
-                        to.iter_mut().zip(from).for_each(|(to, g)| *to = *g);
-                    }
-                    let rows = classes.outputs(r);
-                    if rows > 0 {
-                        let to = &mut signals_grad[(first + r) * batch..];
-                        let to = MatrixMut::with_stride(to, rows, batch, shift * batch);
-                        let grad = Matrix::with_strides(&grad[r * batch..], fan_out, batch, shift * batch, 1);
-                        gemm::small(classes.matrix(dense, r), grad, to, Update::Overwrite, own_scratch);
-                    }
-                }
-                vectorise!(lanes!(batch, at, L => {
-                    for o in 0..if classes.is_some() { 0 } else { outputs } {
-                        let (mut sum, mut d) = ([0.0; L], o % dims);
-                        for f in 0..fan_out {
-                            fused(&mut sum, back[f * outputs + o], pick::<L>(grad, d * batch + at));
-                            d += shift;
-                            d -= if d < dims { 0 } else { dims };
-                        }
-                        *pick_mut::<L>(signals_grad, (first + o) * batch + at) = whole(sum);
-                    }
-                    for d in 0..dims {
-                        let grad = pick::<L>(grad, d * batch + at);
-                        let mut share = [1.0; L];
-                        if let Some(row) = opens.row(d) {
-                            let (r, x) = (pick::<L>(signals, row * batch + at), pick::<L>(signals, (direct + d) * batch + at));
-                            let mut inner = [0.0; L];
-                            let (w, bias) = (opens.weight[d], opens.bias[d]);
-                            for b in 0..L {
-                                share[b] = opening(w.mul_add(r[b], bias));
-                            }
-                            share = whole(share);
-                            for b in 0..L {
-                                // d G / d x = G (1 − G / 2).
-                                inner[b] = grad[b] * x[b] * share[b] * (1.0 - 0.5 * share[b]);
-                            }
-                            let mut products = [0.0; L];
-                            fused_pairs(&mut products, &inner, r);
-                            of_weight[d] += across(products);
-                            of_bias[d] += across(inner);
-                            if op.feedback.is_none() {
-                                fused(pick_mut::<L>(signals_grad, row * batch + at), opens.weight[d], &inner);
-                            }
-                        }
-                        if op.feedback.is_some() {
-                            share = [back_direct[d]; L];
-                        }
-                        fused_pairs(pick_mut::<L>(signals_grad, (direct + d) * batch + at), &share, grad);
-                    }
-                }));
+                signals_grad.fill(0.0);
+                sources.project_back(from, grad, signals_grad, row_grad, own);
+                sources.open_back(begin + t, grad, back_direct, signals_grad, gate_sums);
             });
-            for sums in gate_sums.chunks_exact(2 * dims) {
-                let (of_weight, of_bias) = sums.split_at(dims);
-                gate_weight_grad.iter_mut().zip(of_weight).for_each(|(to, x)| *to += x);
-                gate_bias_grad.iter_mut().zip(of_bias).for_each(|(to, x)| *to += x);
+            for sums in gate_sums[..count * 2 * dims].chunks_exact(2 * dims) {
+                gate_grad.iter_mut().zip(sums.chunks_exact(dims)).for_each(|(to, x)| simd::add(x, to));
             }
-            let (turned_grad, row_grad) = (&*turned_grad, &*row_grad);
-            if let Some(classes) = classes {
-                let (together, len) = (classes.together(), classes.grad_scratch(batch));
-                let bands = [(&mut *dense_grad, together * fan_out), (&mut *task_scratch, len)];
-                self.pool.bands(bands, |_, task, [to, scratch]| {
-                    if to.is_empty() {
-                        return;
-                    }
-                    let (r, q) = (task * together / classes.rows, task * together % classes.rows);
-                    let rows = together.min(classes.outputs(r).saturating_sub(q));
-                    for t in 0..if rows > 0 { count } else { 0 } {
-                        let x = &signals
-                            [((begin + t + 1) * op.signals.shape[2] as usize + first + q * shift + r) * batch..];
-                        let x = Matrix::with_strides(x, rows, batch, shift * batch, 1);
-                        let grad = Matrix::new(&row_grad[(t * dims + r * fan_out) * batch..], batch, fan_out);
-                        gemm::small(x, grad, MatrixMut::new(to, rows, fan_out), Update::Accumulate, scratch);
-                    }
-                });
-                continue;
+            match sizes.classes {
+                Some(_) => sources.class_grads(&mut self.pool, block, row_grad, dense_grad, task_scratch),
+                None => sources.weight_grads(&mut self.pool, block, turned, weight_grad),
             }
-            self.pool.chunks(weight_grad.f32_mut()?, WEIGHTS, |_, chunk, to| {
-                if begin == 0 {
-                    to.fill(0.0);
-                }
-                vectorise!(lanes!(batch, at, L => {
-                    for (i, to) in to.iter_mut().enumerate() {
-                        let (f, o) = ((chunk * WEIGHTS + i) / outputs, (chunk * WEIGHTS + i) % outputs);
-                        let (mut sum, d) = ([0.0; L], (o + f * shift) % dims);
-                        for t in 0..count {
-                            let x = pick::<L>(signals, ((begin + t + 1) * rows + first + o) * batch + at);
-                            fused_pairs(&mut sum, x, pick::<L>(turned_grad, (t * dims + d) * batch + at));
-                        }
-                        *to += across(sum);
-                    }
-                }));
-            });
         }
-        if let Some(classes) = classes {
-            classes.scatter(&mut self.pool, dense_grad, weight_grad.f32_mut()?);
+        if let Some(classes) = sizes.classes {
+            classes.scatter(&mut self.pool, dense_grad, weight_grad);
         }
         Ok(())
+    }
+}
+
+impl Sources<'_> {
+    /// A token's gradient of the projected outputs, from that of its dims: `from` on in rows, which classes sort, and in
+    /// `grad` with streams as lanes.
+    fn project_back(&self, from: &[f32], grad: &[f32], to: &mut [f32], row_grad: &mut [f32], scratch: &mut [f32]) {
+        let Sizes { batch, tokens, dims, fan_out, outputs, first, shift, .. } = self.sizes;
+        let weights = self.weights;
+        let Some(classes) = self.sizes.classes else {
+            return vectorise!(lanes!(batch, at, L => {
+                for o in 0..outputs {
+                    let (mut sum, mut d) = ([0.0; L], o % dims);
+                    for f in 0..fan_out {
+                        fused(&mut sum, weights[f * outputs + o], pick::<L>(grad, d * batch + at));
+                        d += shift;
+                        d -= if d < dims { 0 } else { dims };
+                    }
+                    *pick_mut::<L>(to, (first + o) * batch + at) = whole(sum);
+                }
+            }));
+        };
+        for r in classes.used() {
+            let sorted = &mut row_grad[r * batch * fan_out..][..batch * fan_out];
+            for (b, sorted) in sorted.chunks_exact_mut(fan_out).enumerate() {
+                let from = from[b * tokens * dims..][..dims][r..].iter().step_by(shift);
+                sorted.iter_mut().zip(from).for_each(|(to, g)| *to = *g);
+            }
+            let to = &mut to[(first + r) * batch..];
+            let to = MatrixMut::with_stride(to, classes.outputs(r), batch, shift * batch);
+            let grad = Matrix::with_strides(&grad[r * batch..], fan_out, batch, shift * batch, 1);
+            gemm::small(classes.matrix(self.dense, r), grad, to, Update::Overwrite, scratch);
+        }
+    }
+
+    /// Adds the gradient of the direct outputs of token `t` and of what gates them; `sums` becomes that of the gate's
+    /// weights and biases.
+    fn open_back(&self, t: usize, grad: &[f32], back_direct: Option<&[f32]>, to: &mut [f32], sums: &mut [f32]) {
+        let (Sizes { batch, dims, direct, .. }, signals) = (self.sizes, self.signals(t));
+        let Sources { gate, gate_weight, gate_bias, .. } = *self;
+        sums.fill(0.0);
+        let (of_weight, of_bias) = sums.split_at_mut(dims);
+        vectorise!(lanes!(batch, at, L => {
+            for d in 0..dims {
+                let grad = pick::<L>(grad, d * batch + at);
+                let mut share = [1.0; L];
+                if let Some(row) = gating(gate, d) {
+                    let (r, x) = (pick::<L>(signals, row * batch + at), pick::<L>(signals, (direct + d) * batch + at));
+                    let mut inner = [0.0; L];
+                    let (w, bias) = (gate_weight[d], gate_bias[d]);
+                    for b in 0..L {
+                        share[b] = opening(w.mul_add(r[b], bias));
+                    }
+                    share = whole(share);
+                    for b in 0..L {
+                        // d G / d x = G (1 − G / 2).
+                        inner[b] = grad[b] * x[b] * share[b] * (1.0 - 0.5 * share[b]);
+                    }
+                    let mut products = [0.0; L];
+                    fused_pairs(&mut products, &inner, r);
+                    of_weight[d] += across(products);
+                    of_bias[d] += across(inner);
+                    if back_direct.is_none() {
+                        fused(pick_mut::<L>(to, row * batch + at), w, &inner);
+                    }
+                }
+                if let Some(fixed) = back_direct {
+                    share = [fixed[d]; L];
+                }
+                fused_pairs(pick_mut::<L>(to, (direct + d) * batch + at), &share, grad);
+            }
+        }));
+    }
+
+    /// Adds some tokens' part of the weights' gradient, by classes.
+    fn class_grads(&self, pool: &mut Pool, block: Range<usize>, row_grad: &[f32], to: &mut [f32], scratch: &mut [f32]) {
+        let Sizes { batch, dims, fan_out, first, shift, classes: Some(classes), .. } = self.sizes else { return };
+        let (together, len) = (classes.together(), classes.grad_scratch(batch));
+        pool.bands([(to, together * fan_out), (scratch, len)], |_, task, [to, scratch]| {
+            let (r, q) = (task * together / classes.rows, task * together % classes.rows);
+            let rows = together.min(classes.outputs(r).saturating_sub(q));
+            for (i, t) in block.clone().enumerate().take_while(|_| rows > 0) {
+                let x = &self.signals(t)[(first + q * shift + r) * batch..];
+                let x = Matrix::with_strides(x, rows, batch, shift * batch, 1);
+                let grad = Matrix::new(&row_grad[(i * dims + r * fan_out) * batch..], batch, fan_out);
+                gemm::small(x, grad, MatrixMut::new(to, rows, fan_out), Update::Accumulate, scratch);
+            }
+        });
+    }
+
+    /// The same weight by weight; begins at the first token.
+    fn weight_grads(&self, pool: &mut Pool, block: Range<usize>, turned: &[f32], to: &mut [f32]) {
+        let Sizes { batch, dims, outputs, rows, first, shift, .. } = self.sizes;
+        let (signals, begin, count) = (self.signals, block.start, block.len());
+        pool.chunks(to, WEIGHTS, |_, chunk, to| {
+            if begin == 0 {
+                to.fill(0.0);
+            }
+            vectorise!(lanes!(batch, at, L => {
+                for (i, to) in to.iter_mut().enumerate() {
+                    let (f, o) = ((chunk * WEIGHTS + i) / outputs, (chunk * WEIGHTS + i) % outputs);
+                    let (mut sum, d) = ([0.0; L], (o + f * shift) % dims);
+                    for t in 0..count {
+                        let x = pick::<L>(signals, ((begin + t + 1) * rows + first + o) * batch + at);
+                        fused_pairs(&mut sum, x, pick::<L>(turned, (t * dims + d) * batch + at));
+                    }
+                    *to += across(sum);
+                }
+            }));
+        });
     }
 }

@@ -25,73 +25,99 @@ impl Cpu {
             arena.views([Some(op.signals_grad), Some(op.slope), Some(op.keep), op.fatigue_grad, op.spikes_grad])?;
         let [_, tokens, neurons, streams] = op.slope.shape.map(|n| n as usize);
         let signals = op.signals_grad.shape[2] as usize * streams;
-        let (cell, outputs) = (op.cell, op.outputs);
         let (signals_grad, slope, keep) = (signals_grad.f32_mut()?, slope.f32_mut()?, keep.f32()?);
         let (fatigue_grad, spikes_grad) = (fatigue_grad.f32_mut()?, spikes_grad.f32()?);
         let together = NEURONS.div_ceil(streams);
         for t in (op.first as usize..(op.first + op.count) as usize).rev() {
-            let last = t + 1 == tokens;
             let (grad, later_grad) = signals_grad[t * signals..].split_at_mut(signals);
             let (own, later) = slope[t * neurons * streams..].split_at_mut(neurons * streams);
-            if !last {
-                let range = outputs.first as usize * streams..(outputs.first + outputs.count) as usize * streams;
-                let filtered = grad[range.clone()].chunks_exact_mut(streams);
-                vectorise!(for (grad, later) in filtered.zip(later_grad[range].chunks_exact(streams)) {
-                    for ((grad, later), kept) in grad.iter_mut().zip(later).zip(&keep[(t + 1) * streams..]) {
-                        *grad += kept * cell.filter * later;
-                    }
-                });
+            let keep_now = &keep[t * streams..][..streams];
+            let keep_later = (t + 1 < tokens).then(|| &keep[(t + 1) * streams..][..streams]);
+            if let Some(keep) = keep_later {
+                filter(&op, keep, grad, later_grad);
             }
-            let grad = &*grad;
-            let bands = [(&mut own[..neurons * streams], together * streams), (&mut *fatigue_grad, together * streams)];
-            self.pool.bands(bands, |_, band, [own, fatigue_grad]| {
-                let tired = !fatigue_grad.is_empty();
-                vectorise!(lanes!(streams, at, L => {
-                    let kept = if last { [0.0; L] } else { *pick::<L>(keep, (t + 1) * streams + at) };
-                    let now_kept = *pick::<L>(keep, t * streams + at);
-                    // Neurons of a group follow one another, and most groups are of one size.
-                    let (mut o, mut end, mut size, mut share) = (0, 0, 0, 0.0);
-                    for row in 0..own.len() / streams {
-                        let j = band * together + row;
-                        if row == 0 || j == end {
-                            o = if row == 0 { outputs.of(j as u32, neurons as u32) } else { o + 1 };
-                            let group = outputs.group(o, neurons as u32);
-                            end = group.end;
-                            if group.len() != size {
-                                size = group.len();
-                                share = Outputs::share(size);
-                            }
-                        }
-                        let i = row * streams + at;
-                        let of_output = pick::<L>(grad, (outputs.first + o) as usize * streams + at);
-                        let slopes = *pick::<L>(own, i);
-                        let (mut from, mut carried, mut next) = ([0.0; L], [0.0; L], [0.0; L]);
-                        if !spikes_grad.is_empty() {
-                            from = *pick::<L>(spikes_grad, j * streams + at);
-                        }
-                        if tired && !last {
-                            carried = *pick::<L>(fatigue_grad, i);
-                        }
-                        if !last {
-                            next = *pick::<L>(later, j * streams + at);
-                        }
-                        let (mut above, mut found) = ([0.0; L], [0.0; L]);
-                        for b in 0..L {
-                            above[b] = slopes[b] * ((share * of_output[b] + from[b]) + carried[b]);
-                            found[b] = above[b] + kept[b] * cell.leak * next[b];
-                        }
-                        *pick_mut::<L>(own, i) = found;
-                        if tired {
-                            let (to, adaptation) = (pick_mut::<L>(fatigue_grad, i), cell.adaptation_of(j));
-                            for b in 0..L {
-                                to[b] = now_kept[b] * (cell.fatigue * carried[b] - adaptation * above[b]);
-                            }
-                        }
-                    }
-                }));
-            });
+            let token = Token { op: &op, grad, later, keep_now, keep_later, spikes_grad };
+            let bands = [(own, together * streams), (&mut *fatigue_grad, together * streams)];
+            self.pool.bands(bands, |_, band, [own, fatigue_grad]| token.back(band * together, own, fatigue_grad));
         }
         Ok(())
+    }
+}
+
+/// Adds to the gradient of the module's outputs what is left of them in the token after.
+fn filter(op: &SpikeGrad, keep: &[f32], grad: &mut [f32], later: &[f32]) {
+    let (Outputs { first, count }, factor, streams) = (op.outputs, op.cell.filter, keep.len());
+    let range = first as usize * streams..(first + count) as usize * streams;
+    let rows = grad[range.clone()].chunks_exact_mut(streams).zip(later[range].chunks_exact(streams));
+    vectorise!(for (grad, later) in rows {
+        for ((grad, later), kept) in grad.iter_mut().zip(later).zip(keep) {
+            *grad += kept * factor * later;
+        }
+    });
+}
+
+/// What the neurons of a module read at a token.
+struct Token<'a> {
+    op: &'a SpikeGrad,
+    /// Of the signals.
+    grad: &'a [f32],
+    /// Of the neurons, at the token after.
+    later: &'a [f32],
+    keep_now: &'a [f32],
+    /// Within the segment.
+    keep_later: Option<&'a [f32]>,
+    spikes_grad: &'a [f32],
+}
+
+impl Token<'_> {
+    /// Turns the slopes of neurons, of which `begin` is the first, into their gradient.
+    fn back(&self, begin: usize, own: &mut [f32], fatigue_grad: &mut [f32]) {
+        let Token { op, grad, later, keep_now, keep_later, spikes_grad } = *self;
+        let (cell, outputs, neurons, streams) = (op.cell, op.outputs, op.slope.shape[2], keep_now.len());
+        let (tired, last) = (!fatigue_grad.is_empty(), keep_later.is_none());
+        vectorise!(lanes!(streams, at, L => {
+            let kept = keep_later.map_or([0.0; L], |keep| *pick::<L>(keep, at));
+            let now_kept = *pick::<L>(keep_now, at);
+            // Neurons of a group follow one another, and most groups are of one size.
+            let (mut o, mut end, mut size, mut share) = (0, 0, 0, 0.0);
+            for row in 0..own.len() / streams {
+                let j = begin + row;
+                if row == 0 || j == end {
+                    o = if row == 0 { outputs.of(j as u32, neurons) } else { o + 1 };
+                    let group = outputs.group(o, neurons);
+                    end = group.end;
+                    if group.len() != size {
+                        size = group.len();
+                        share = Outputs::share(size);
+                    }
+                }
+                let i = row * streams + at;
+                let of_output = pick::<L>(grad, (outputs.first + o) as usize * streams + at);
+                let slopes = *pick::<L>(own, i);
+                let (mut from, mut carried, mut next) = ([0.0; L], [0.0; L], [0.0; L]);
+                if !spikes_grad.is_empty() {
+                    from = *pick::<L>(spikes_grad, j * streams + at);
+                }
+                if tired && !last {
+                    carried = *pick::<L>(fatigue_grad, i);
+                }
+                if !last {
+                    next = *pick::<L>(later, j * streams + at);
+                }
+                let (mut above, mut found) = ([0.0; L], [0.0; L]);
+                for b in 0..L {
+                    above[b] = slopes[b] * ((share * of_output[b] + from[b]) + carried[b]);
+                    found[b] = above[b] + kept[b] * cell.leak * next[b];
+                }
+                *pick_mut::<L>(own, i) = found;
+                if tired {
+                    let (to, adaptation) = (pick_mut::<L>(fatigue_grad, i), cell.adaptation_of(j));
+                    for b in 0..L {
+                        to[b] = now_kept[b] * (cell.fatigue * carried[b] - adaptation * above[b]);
+                    }
+                }
+            }
+        }));
     }
 }
 

@@ -4,9 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{EmbedUpdate, FactoredUpdate};
 
-use super::columns::FinishArgs;
 use super::device::{Cuda, blocks, width};
-use super::linear_grad::BiasGradArgs;
 use super::product::{Case, Product};
 use super::profile::{FactoredRoom, WORKSPACE, pieces};
 
@@ -51,17 +49,7 @@ impl Cuda {
         let slab = Region { dtype: Dtype::F32, offset: self.scratch().offset + WORKSPACE, ..self.scratch() };
         let (out_grad, weight, from) = (self.address(o.out_grad)?, self.address(o.weight)?, self.address(o.tile)?);
         let column_moment = self.address(o.column_moment)?;
-
-        // The biases' gradient: column sums.
-        let (piece, count) = pieces(rows);
-        let wide = width(Dtype::F32, vocabulary.into(), &[out_grad]);
-        let sums = BiasGradArgs { out_grad, partial, rows, columns: vocabulary, piece, wide: (wide > 1).into() };
-        let grid = [blocks(vocabulary.into(), 32 * wide), count, 1];
-        self.launch("linear_grad", "linear_grad_piece_f32", grid, 256, &sums)?;
-        let out = [bias_grad, 0, 0, 0];
-        let finish = FinishArgs { partial, out, pieces: count, sums: 1, columns: vocabulary, accumulate: 0 };
-        self.finish_columns("linear_grad", "linear_grad_finish", &finish)?;
-
+        self.bias_grad(o.out_grad, partial, bias_grad, false)?;
         let wide = width(Dtype::F32, columns.into(), &[weight, from, column_moment]);
         let mut arguments = FactoredArgs {
             out_grad,
@@ -96,13 +84,8 @@ impl Cuda {
                 o.out_grad
             } else {
                 let wide = width(Dtype::F32, u64::from(first | count | vocabulary), &[out_grad, arguments.slab]);
-                self.launch(
-                    NAME,
-                    "factored_slab",
-                    [rows, 1, 1],
-                    256,
-                    &FactoredArgs { wide: (wide > 1).into(), ..arguments },
-                )?;
+                let slabs = FactoredArgs { wide: (wide > 1).into(), ..arguments };
+                self.launch(NAME, "factored_slab", [rows, 1, 1], 256, &slabs)?;
                 slab.reshaped([1, 1, rows, count])
             };
             self.product(Product::new(NAME, Case::Tn, logits, o.x, o.tile.slice_rows(0, count)))?;

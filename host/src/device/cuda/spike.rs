@@ -7,6 +7,8 @@ use super::device::{Cuda, blocks, width};
 use super::error::CudaError;
 use super::profile::bit_bytes;
 
+const NAME: &str = "spike";
+
 /// Mirrors SpikeArgs.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -57,36 +59,57 @@ const PACKED: u32 = 16_384;
 /// Neurons of a thread block where nobody competes.
 const ALONE: u32 = 128;
 
+/// How thread blocks share a module's neurons and streams.
+struct Shares {
+    /// Neurons of a thread block, of which so many may fire.
+    block: u32,
+    winners: u32,
+    /// Streams of a thread block.
+    together: u32,
+    /// Whether its products lie in shared memory: it has one stream.
+    one: bool,
+    /// Whether spikes of the only stream are packed.
+    packs: bool,
+    /// Whether it has whole groups of outputs and pools them itself.
+    pooled: bool,
+}
+
+impl Shares {
+    /// `vector` are the signals of 16 bytes, or 1.
+    fn of(o: &Spike, vector: u32) -> Result<Shares, CudaError> {
+        let (neurons, fan_in, streams) = (o.weights.rows(), o.weights.columns(), o.signals.columns());
+        let (block, winners) =
+            if o.cell.winners >= o.cell.block { (ALONE, ALONE) } else { (o.cell.block.min(neurons), o.cell.winners) };
+        if block > ROOM {
+            let why = "a GPU lets no more than 4,096 neurons compete with each other";
+            return Err(CudaError::Unsupported { operation: NAME, why });
+        }
+        let together = streams.next_power_of_two().min(32).min(1 << (ROOM / block).ilog2());
+        let together = if vector > 1 && together >= vector { together } else { 1 };
+        let one = together == 1 && block <= MOST && u64::from(block) * u64::from(fan_in | 1) <= PLACES.into();
+        let group = neurons / o.outputs.count.max(1);
+        let whole = group > 0 && neurons == group * o.outputs.count && block.is_multiple_of(group);
+        // Packed where they are too many for the first cache.
+        let packs = one && streams == 1 && neurons >= PACKED;
+        Ok(Shares { block, winners, together, one, packs, pooled: one && whole && o.cell.homeostasis <= 0.0 })
+    }
+}
+
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_spike(&mut self, o: Spike) -> Result<(), OperationError> {
-        const NAME: &str = "spike";
         let dtype = self.dtype(NAME, [Some(o.signals), Some(o.spikes), o.slope].into_iter().flatten())?;
         self.exact(NAME, [o.keep, o.weights, o.potential, o.fatigue, o.offset])?;
         let [_, _, rows, streams] = o.signals.shape;
         let (neurons, fan_in) = (o.weights.rows(), o.weights.columns());
-        let (block, winners) =
-            if o.cell.winners >= o.cell.block { (ALONE, ALONE) } else { (o.cell.block.min(neurons), o.cell.winners) };
         let (signals, spikes) =
             (self.address(Spike::slot(o.signals, o.token))?, self.address(Spike::slot(o.spikes, o.token))?);
         let (sources, weights) = (self.address(o.sources)?, self.address(o.weights)?);
         // The streams of a thread are 16 bytes of signals, or one.
         let vector = width(dtype, streams.into(), &[signals, spikes]);
-        let room = if ROOM >= block { 1 << (ROOM / block).ilog2() } else { 0 };
-        let together = streams.next_power_of_two().min(32).min(room);
-        let together = if vector > 1 && together >= vector { together } else { 1 };
-        if block > ROOM {
-            let why = "a GPU lets no more than 4,096 neurons compete with each other";
-            return Err(self.fail(CudaError::Unsupported { operation: NAME, why }));
-        }
-        let groups = streams.div_ceil(32);
-        let one = together == 1 && block <= MOST && u64::from(block) * u64::from(fan_in | 1) <= PLACES.into();
-        // Of one stream where they are too many for the first cache.
-        let packs = one && streams == 1 && neurons >= PACKED;
+        let Shares { block, winners, together, one, packs, pooled } =
+            Shares::of(&o, vector).map_err(|e| self.fail(e))?;
         let bits = if together > 1 || packs { self.scratch_at(0, bit_bytes(neurons, streams, 1))? } else { 0 };
-        let group = neurons / o.outputs.count.max(1);
-        let whole = group > 0 && neurons == group * o.outputs.count && block.is_multiple_of(group);
-        let pooled = one && whole && o.cell.homeostasis <= 0.0;
         let arguments = SpikeArgs {
             signals,
             spikes,
@@ -119,7 +142,7 @@ impl Cuda {
         };
         let dtype = dtype.name();
         if bits != 0 {
-            let grid = [blocks(neurons.into(), 256), groups, 1];
+            let grid = [blocks(neurons.into(), 256), streams.div_ceil(32), 1];
             let one = if packs { "one_" } else { "" };
             self.launch(NAME, &format!("spike_pack_{one}{dtype}"), grid, 256, &arguments)?;
         }
