@@ -269,7 +269,7 @@ fn a_gpu_that_cannot_be_used_is_refused_in_one_line() {
     // Enough by the plan, but another program holds it.
     let held = [("CAPFUL_STAND_IN_TOTAL", "2000000000"), ("CAPFUL_STAND_IN_FREE", "1000000")];
     refused(&train, &held, &["free", "end what else uses the GPU"]);
-    refused(&train.replace("train", "train --precision fp8"), &[], &["bf16"]);
+    refused(&format!("{train} --precision fp8 --set d_ff=24"), &[], &["bf16"]);
     refused(&train.replace("train", "train --budget 100MiB"), &[], &["--budget"]);
     refused(&train.replace("train", "train --algorithms none.json"), &[], &["none.json"]);
     let busy = [("CAPFUL_STAND_IN_FAIL_AT", "context:1:2")];

@@ -234,17 +234,19 @@ impl Operation for Spike {
         let (before, spiked, keep, fan_in) =
             (before.f32()?, spiked.f32()?, keep.f32()?, self.weights.columns() as usize);
         let (now, spikes, fatigue) = (now.f32_mut()?, spikes.f32_mut()?, fatigue.f32_mut()?);
-        let (sources, weights, offset) = (sources.u32()?, weights.f32()?, offset.f32_mut()?);
+        let (sources, weights, offsets) = (sources.u32()?, weights.f32()?, offset.f32()?);
         // The potentials first; the distance to the threshold waits in the place of the spikes.
         let synapses = Synapses { sources, weights, fan_in, now, before, spiked, rows, streams };
         for (i, v) in potential.f32_mut()?.iter_mut().enumerate() {
             let (j, k) = (i / streams, keep[i % streams]);
             let [current, previous] = synapses.bring(j, i % streams);
             *v = self.cell.potential(*v, spiked[i], k, previous, current);
-            spikes[i] = self.cell.above(*v, offset[j], self.cell.adaptation_of(j), fatigue[i], k);
+            spikes[i] = self.cell.above(*v, offsets[j], self.cell.adaptation_of(j), fatigue[i], k);
         }
         self.fire(keep, spikes, fatigue, slope.f32_mut()?);
-        self.cell.hold_rate(offset, spikes, streams);
+        if self.cell.homeostasis > 0.0 {
+            self.cell.hold_rate(offset.f32_mut()?, spikes, streams);
+        }
         self.pool(keep, before, spikes, now);
         Ok(())
     }

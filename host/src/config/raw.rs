@@ -151,9 +151,11 @@ pub struct RawConfig {
     pub set: Vec<String>,
     /// The same in a file: the table `[model]`.
     #[arg(skip)]
+    #[serde(skip_serializing_if = "toml::Table::is_empty")]
     pub model: toml::Table,
     /// A curriculum: what a step is from some step on.
     #[arg(skip)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stage: Vec<RawStage>,
 }
 

@@ -73,15 +73,15 @@ fn an_old_driver_is_named_with_its_version() {
 
 #[test]
 fn a_machine_without_a_gpu() {
-    apart("errors::a_machine_without_a_card", &[&[("CAPFUL_STAND_IN_CARDS", "0")]], || {
+    apart("errors::a_machine_without_a_gpu", &[&[("CAPFUL_STAND_IN_CARDS", "0")]], || {
         assert_eq!(opened(512).err(), Some(CudaError::NoCard));
         assert_eq!(describe().driver, Err(CudaError::NoCard.to_string()));
     });
 }
 
 #[test]
-fn several_cards_are_counted() {
-    apart("errors::several_cards_are_counted", &[&[("CAPFUL_STAND_IN_CARDS", "2")]], || {
+fn several_gpus_are_counted() {
+    apart("errors::several_gpus_are_counted", &[&[("CAPFUL_STAND_IN_CARDS", "2")]], || {
         opened(512).expect("GPU 0");
         let room = Room { arena: 512, scratch: region(0, 64), staging: 0 };
         Cuda::open(1, room, Products::Own).expect("GPU 1");
@@ -93,7 +93,7 @@ fn several_cards_are_counted() {
 
 #[test]
 fn an_old_gpu_is_named() {
-    apart("errors::an_old_card_is_named", &[&[("CAPFUL_STAND_IN_CAPABILITY", "70")]], || {
+    apart("errors::an_old_gpu_is_named", &[&[("CAPFUL_STAND_IN_CAPABILITY", "70")]], || {
         let error = opened(512).err();
         assert_eq!(error, Some(CudaError::OldCard { name: "CPU stand-in".into(), major: 7, minor: 0 }));
     });
@@ -101,7 +101,7 @@ fn an_old_gpu_is_named() {
 
 #[test]
 fn the_oldest_gpu_that_is_supported() {
-    apart("errors::the_oldest_card_that_is_supported", &[&[("CAPFUL_STAND_IN_CAPABILITY", "75")]], || {
+    apart("errors::the_oldest_gpu_that_is_supported", &[&[("CAPFUL_STAND_IN_CAPABILITY", "75")]], || {
         opened(512).expect("old enough");
         assert!(!describe().gpus[0].bf16);
     });
@@ -110,7 +110,7 @@ fn the_oldest_gpu_that_is_supported() {
 #[test]
 fn a_small_gpu_is_refused_before_anything_is_allocated() {
     apart(
-        "errors::a_small_card_is_refused_before_anything_is_allocated",
+        "errors::a_small_gpu_is_refused_before_anything_is_allocated",
         &[&[("CAPFUL_STAND_IN_TOTAL", "1000000")]],
         || {
             let small = CudaError::TooSmall {
@@ -190,7 +190,7 @@ fn a_gpu_that_fails_in_a_step_fails_for_good() {
     ]
     .map(failing);
     let environments = environments.each_ref().map(|e| e.as_slice());
-    apart("errors::a_card_that_fails_in_a_step_fails_for_good", &environments, || {
+    apart("errors::a_gpu_that_fails_in_a_step_fails_for_good", &environments, || {
         let mut cuda = opened(512).expect("a GPU that works so far");
         let (step, error) = steps(&mut cuda);
         assert_eq!(step, 4);
@@ -206,7 +206,7 @@ fn a_gpu_that_fails_in_a_step_fails_for_good() {
 
 #[test]
 fn steps_allocate_nothing_on_the_gpu() {
-    apart("errors::steps_allocate_nothing_on_the_card", &[&[]], || {
+    apart("errors::steps_allocate_nothing_on_the_gpu", &[&[]], || {
         let mut cuda = opened(512).expect("a GPU");
         let step = |cuda: &mut Cuda| {
             cuda.next_step()?;
