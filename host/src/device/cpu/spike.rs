@@ -2,7 +2,7 @@
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
-use capful_core::ops::{Cell, Outputs, Spike};
+use capful_core::ops::{Cell, FAINT, LOWEST_POTENTIAL, OFFSET_LIMIT, Outputs, Spike};
 
 use super::Cpu;
 use super::lanes::{lanes, pick, pick_mut, whole};
@@ -44,7 +44,8 @@ impl Cpu {
             op.slope.map(|s| Spike::slot(s, t)),
         ])?;
         let [_, _, rows, streams] = op.signals.shape.map(|n| n as usize);
-        let [fan_in, block, winners] = [op.weights.columns(), op.cell.block, op.cell.winners].map(|n| n as usize);
+        let (neurons, fan_in) = (op.weights.rows() as usize, op.weights.columns() as usize);
+        let (block, winners) = (op.cell.block as usize, op.cell.winners as usize);
         let module = Module {
             now: now.f32()?,
             before: before.f32()?,
@@ -79,36 +80,38 @@ impl Cpu {
                     module.fire::<L>(winners, at, spikes, fatigue, slope);
                 }
             }));
-            op.cell.hold_rate(offset, spikes, streams);
+            if op.cell.homeostasis > 0.0 {
+                for (offset, spikes) in offset.iter_mut().zip(spikes.chunks_exact(streams)) {
+                    let fired = spikes.iter().filter(|z| **z > 0.0).count();
+                    let moved = *offset + op.cell.homeostasis * (fired as f32 / streams as f32 - op.cell.rate);
+                    *offset = moved.clamp(-OFFSET_LIMIT, OFFSET_LIMIT);
+                }
+            }
         });
-        pool(&op, keep.f32()?, before.f32()?, spikes.f32()?, now.f32_mut()?);
+        let (before, keep, spikes, now) = (before.f32()?, keep.f32()?, spikes.f32()?, now.f32_mut()?);
+        vectorise!(lanes!(streams, at, L => {
+            // Most groups are of one size.
+            let (mut size, mut share) = (0, 0.0);
+            for o in 0..op.outputs.count {
+                let group = op.outputs.group(o, neurons as u32);
+                if group.len() != size {
+                    size = group.len();
+                    share = Outputs::share(size);
+                }
+                let mut fired = [0.0f32; L];
+                for j in group {
+                    fired.iter_mut().zip(pick::<L>(spikes, j * streams + at)).for_each(|(n, z)| *n += z);
+                }
+                let i = (op.outputs.first + o) as usize * streams + at;
+                let (keep, before, now) = (pick::<L>(keep, at), pick::<L>(before, i), pick_mut::<L>(now, i));
+                for b in 0..L {
+                    let kept = if keep[b] > 0.0 { op.cell.filter * before[b] } else { 0.0 };
+                    now[b] = (if kept.abs() > FAINT { kept } else { 0.0 }) + share * fired[b];
+                }
+            }
+        }));
         Ok(())
     }
-}
-
-/// The outputs of a module, from its spikes and what they were before.
-fn pool(op: &Spike, keep: &[f32], before: &[f32], spikes: &[f32], now: &mut [f32]) {
-    let (cell, outputs, neurons, streams) = (op.cell, op.outputs, op.weights.rows(), keep.len());
-    vectorise!(lanes!(streams, at, L => {
-        // Most groups are of one size.
-        let (mut size, mut share) = (0, 0.0);
-        for o in 0..outputs.count {
-            let group = outputs.group(o, neurons);
-            if group.len() != size {
-                size = group.len();
-                share = Outputs::share(size);
-            }
-            let mut fired = [0.0f32; L];
-            for j in group {
-                fired.iter_mut().zip(pick::<L>(spikes, j * streams + at)).for_each(|(n, z)| *n += z);
-            }
-            let i = (outputs.first + o) as usize * streams + at;
-            let (keep, before, now) = (pick::<L>(keep, at), pick::<L>(before, i), pick_mut::<L>(now, i));
-            for b in 0..L {
-                now[b] = cell.fade(before[b], keep[b]) + share * fired[b];
-            }
-        }
-    }));
 }
 
 /// What all neurons of a module read.
@@ -157,8 +160,13 @@ impl Module<'_> {
         let (mut v, fatigue, mut above) = (*pick::<L>(potential, i), *pick::<L>(fatigue, i), [0.0; L]);
         let adaptation = cell.adaptation_of(j);
         for b in 0..L {
-            v[b] = cell.potential(v[b], spiked[b], keep[b], previous[b], current[b]);
-            above[b] = cell.above(v[b], offset, adaptation, fatigue[b], keep[b]);
+            // What lies before a document counts for nothing, even if it is not a number.
+            let kept = (cell.leak * v[b] - cell.threshold * spiked[b]) + previous[b];
+            let moved = if keep[b] > 0.0 { kept + current[b] } else { current[b] };
+            v[b] = if moved < LOWEST_POTENTIAL { LOWEST_POTENTIAL } else { moved };
+            let tired = if keep[b] > 0.0 { fatigue[b] } else { 0.0 };
+            let threshold = (cell.threshold + offset) + adaptation * tired;
+            above[b] = v[b] - threshold;
         }
         *pick_mut::<L>(potential, i) = v;
         *pick_mut::<L>(spikes, i) = above;
@@ -212,7 +220,8 @@ impl Module<'_> {
                 let tied = above[b] > 0.0 && above[b] == last[b] && room[b] > 0;
                 room[b] -= u32::from(tied);
                 z[b] = if above[b] > last[b] || tied { 1.0 } else { 0.0 };
-                a[b] = cell.tire(a[b], keep[b], z[b]);
+                let kept = if keep[b] > 0.0 { cell.fatigue * a[b] } else { 0.0 };
+                a[b] = kept + z[b];
             }
             *pick_mut::<L>(spikes, i) = z;
             *pick_mut::<L>(fatigue, i) = a;
