@@ -362,6 +362,9 @@ pub trait Family {
     /// Where an evaluation's logits lie, [chunk, vocabulary].
     fn evaluation_logits(evaluation: &Self::Evaluation) -> Region;
 
+    /// Where the loss of each of its tokens is, in nats: `[batch · seq_len]` in f32, 0 where there is no target.
+    fn evaluation_losses(evaluation: &Self::Evaluation) -> Region;
+
     /// Where decoding's token id, its position and the next token's logits lie.
     fn decoding_io(decoding: &Self::Decoding) -> (Region, Region, Region);
 

@@ -32,31 +32,30 @@ impl Eval {
         config.validation = self.data.or(config.validation);
         let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
         let corpus = Corpus::reopen(&config, &from, &self.trained.dir, None).map_err(request)?;
-        let set = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
+        let validation = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
+        let (set, overlap) = (&validation.set, corpus.overlap(&validation.set).map_err(request)?);
         let sections = Sections { evaluation: Some(config.evaluation()), ..Sections::none(&config) };
         let Trained { mut session, .. } = Trained::load(&self.trained.dir, &config, &sections)?;
         say_warnings(&mut session);
         let stage = session.evaluation_stage().map_err(work)?;
-        let score = Evaluator::new(stage.batch, stage.seq_len).score(&mut session, &set).map_err(work)?;
-        let floor = corpus.floor(&set);
+        let score = Evaluator::new(stage.batch, stage.seq_len).score(&mut session, set).map_err(work)?;
+        let floor = corpus.floor(set);
         if self.json {
             let line = json!({
                 "loss": score.loss(),
+                "loss_se": score.standard_error(),
                 "perplexity": score.loss().exp(),
                 "tokens": score.tokens,
                 "bytes": score.bytes,
                 "bits_per_byte": score.bits_per_byte(),
+                "overlap": overlap.map(|o| o.share),
                 "floor": floor,
             });
             println!("{line}");
             return Ok(());
         }
-        println!(
-            "loss {:.4} nats a token, perplexity {:.2}, {} tokens",
-            score.loss(),
-            score.loss().exp(),
-            score.tokens
-        );
+        println!("loss {} nats a token, perplexity {:.2}, {} tokens", score.shown(), score.loss().exp(), score.tokens);
+        println!("{}", validation.describe(overlap));
         if let Some(bits) = score.bits_per_byte() {
             println!("{bits:.4} bits a byte over {} bytes", score.bytes);
         }

@@ -13,6 +13,7 @@ use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, work}
 use crate::config::{ByteSize, Cache, Config, Device, RawConfig, human_bytes};
 use crate::data::corpus::{Corpus, CorpusError};
 use crate::data::error::SourceError;
+use crate::data::overlap::Overlap;
 use crate::data::shards::build::Event;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::validation::ValidationSet;
@@ -195,12 +196,14 @@ impl Job<'_> {
         let model_config = hugging_face::config(&config.family(), bos, eos, config.precision.of_weights());
         let model_config = serde_json::to_vec_pretty(&model_config).map_err(work)?;
         let validation = corpus.validation(config.eval_tokens).map_err(request)?;
+        let overlap = corpus.overlap(&validation.set).map_err(request)?;
         let profile = AnyProfile::of(config)?;
         let mut session = Session::start_training(laid, &profile, config, algorithms)?;
         if !json {
             eprint!("{}", plan.table());
             eprintln!("{}", on_device(config)?);
             eprintln!("{}", corpus.order(config));
+            eprintln!("{}", validation.describe(overlap));
             session.laid.introduction.iter().for_each(|line| eprintln!("{line}"));
         }
         within_budget(config, &plan, &mut session)?;
@@ -218,7 +221,7 @@ impl Job<'_> {
             signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop)).map_err(work)?;
             signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(work)?;
         }
-        let trainer = Trainer::new(config, session, corpus, &validation, dir, resume, model_config, stop);
+        let trainer = Trainer::new(config, session, corpus, &validation.set, dir, resume, model_config, stop);
         let trainer = trainer?;
         if !json {
             eprintln!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
@@ -231,7 +234,7 @@ impl Job<'_> {
             TrainError::Interrupted { .. } => Failure::Interrupted(e.to_string()),
         })?;
         end_with_the_reader()?;
-        report(config, corpus, dir, &validation, &outcome, json)?;
+        report(config, corpus, dir, &validation.set, overlap, &outcome, json)?;
         if !json {
             println!("\n{}", sample(config, &mut session, corpus.tokenizer.as_ref())?);
         }
@@ -313,6 +316,7 @@ fn report(
     corpus: &Corpus,
     dir: &Path,
     validation: &ValidationSet,
+    overlap: Option<Overlap>,
     outcome: &Outcome,
     json: bool,
 ) -> Result<(), Failure> {
@@ -326,7 +330,9 @@ fn report(
             "done": true,
             "run": dir.display().to_string(),
             "val_loss": loss,
+            "val_loss_se": outcome.score.standard_error(),
             "val_tokens": outcome.score.tokens,
+            "val_overlap": overlap.map(|o| o.share),
             "floor": floor,
             "bits_per_byte": outcome.score.bits_per_byte(),
             "baselines": {
@@ -347,7 +353,7 @@ fn report(
         println!("{line}");
         return Ok(());
     }
-    println!("validation loss {loss:.4} nats a token over {} tokens", outcome.score.tokens);
+    println!("validation loss {} nats a token over {} tokens", outcome.score.shown(), outcome.score.tokens);
     if let Some(floor) = floor {
         println!("  the corpus's own floor is {floor:.4}: {:.3} times that", loss / floor);
     }

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use capful_core::data::Stretch;
 
 use super::ahead;
+use super::choice::{self, Validation};
 use super::error::SourceError;
 use super::files::Files;
 use super::ngram::Baselines;
+use super::overlap::{self, Overlap};
 use super::sequences::Sequences;
 use super::sequences::consecutive::Consecutive;
 use super::sequences::permuted::Permuted;
@@ -24,7 +26,7 @@ use super::split::{DEFAULT_FRACTION, Part, Split};
 use super::stream::{Feed, TokenStream};
 use super::tales::TaleDocuments;
 use super::tokenizer::{self, Built, DocumentError, Tokenizer, TokenizerError};
-use super::validation::{ValidationReader, ValidationSet};
+use super::validation::ValidationSet;
 use crate::config::{Cache, Config, OWN, Order};
 
 /// Documents of the built-in corpus that a tokenizer is built from: each of its words occurs in them many times.
@@ -147,7 +149,7 @@ impl Corpus {
         };
         if self.validation.is_some() {
             // What is wrong with it is said before the work, not after it.
-            self.validation(config.eval_tokens)?;
+            ValidationSet::first(self.feed(Part::Validation)?, 2)?;
         }
         let feed = || self.whole(&self.source);
         let (threads, there) = (ahead::builders(config.threads), at.exists());
@@ -359,26 +361,42 @@ impl Corpus {
         Ok(stream.epoch_length().unwrap_or(0))
     }
 
-    /// At most `max_tokens` of whole validation documents, the first ones.
+    /// At most `max_tokens` tokens of documents to score.
     ///
     /// # Errors
     /// A source that cannot be read, or holds nothing for validation.
-    pub fn validation(&self, max_tokens: u64) -> Result<ValidationSet, SourceError> {
-        self.read(Part::Validation, max_tokens as usize)
+    pub fn validation(&self, max_tokens: u64) -> Result<Validation, SourceError> {
+        let (feed, max_tokens) = (self.feed(Part::Validation)?, max_tokens as usize);
+        match (self.validation.as_ref().unwrap_or(&self.source), &self.shards) {
+            (Source::Tales, _) => {
+                // Each is drawn by itself: the first ones are as good as any.
+                Ok(Validation { set: ValidationSet::first(feed, max_tokens)?, among: None, whole: true })
+            }
+            (source, Some(shards)) if *source == self.source => choice::of_shards(shards, feed, max_tokens),
+            _ => choice::of_source(feed, max_tokens),
+        }
     }
 
-    fn read(&self, part: Part, max_tokens: usize) -> Result<ValidationSet, SourceError> {
-        let mut set = ValidationSet::new(max_tokens);
-        ValidationReader::new(self.feed(part)?)?.read(&mut set)?;
-        Ok(set)
+    /// What of `set` the training side has too; nothing where its tokens are not at hand.
+    ///
+    /// # Errors
+    /// Training tokens that cannot be read.
+    pub fn overlap(&self, set: &ValidationSet) -> Result<Option<Overlap>, SourceError> {
+        let Some(shards) = &self.shards else { return Ok(None) };
+        overlap::look_for(set, &mut self.tokens(shards)?).map(Some)
     }
 
-    /// Kneser-Ney n-gram losses on `validation`, counted on at most 2²² training tokens.
+    /// Kneser-Ney n-gram losses on `validation`, counted on at most 2²² training tokens: of documents from all over the
+    /// source where its tokens are at hand, else of the first ones.
     ///
     /// # Errors
     /// A source that cannot be read.
     pub fn baselines(&self, validation: &ValidationSet) -> Result<Baselines, SourceError> {
-        let training = self.read(Part::Training, BASELINE_TOKENS)?;
+        let feed = self.feed(Part::Training)?;
+        let training = match &self.shards {
+            Some(shards) => choice::of_shards(shards, feed, BASELINE_TOKENS)?.set,
+            None => ValidationSet::first(feed, BASELINE_TOKENS)?,
+        };
         // The first token of a document has no predecessor and is never a target; where it is no mark of the
         // tokenizer, the n-gram's own mark takes its place.
         let targets = |set: &ValidationSet| set.iter().map(|d| d[1..].to_vec()).collect::<Vec<_>>();

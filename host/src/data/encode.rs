@@ -136,6 +136,8 @@ pub(super) struct Encoder {
     stage: Stage,
     ids: Vec<u32>,
     any: bool,
+    /// Bytes of text, or of ids, of all documents read so far, those of the other side too.
+    read: u64,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -174,7 +176,7 @@ impl Encoder {
         let place = feed.documents.place();
         let coder = Coder { tokenizer: feed.tokenizer.clone(), vocab, bos, eos };
         let content = Content::default();
-        Ok(Self { feed, coder, document, content, place, at: 0, stage: Stage::Done, ids, any: false })
+        Ok(Self { feed, coder, document, content, place, at: 0, stage: Stage::Done, ids, any: false, read: 0 })
     }
 
     /// Goes to the next document of the part, or gives `false` at the end of the source.
@@ -188,6 +190,7 @@ impl Encoder {
             }
             self.any = true;
             let content = self.document.known();
+            self.read += content.bytes.max(4 * self.document.ids.len() as u64);
             if self.feed.split.has(self.feed.part, content.hash) {
                 (self.at, self.stage, self.content) = (0, Stage::Begin, content);
                 return Ok(true);
@@ -195,10 +198,14 @@ impl Encoder {
         }
     }
 
-    /// Goes back to the beginning of the current document.
-    pub(super) fn restart(&mut self) {
-        self.ids.clear();
-        (self.at, self.stage) = (0, Stage::Begin);
+    /// The current document's rank in the split.
+    pub(super) fn rank(&self) -> u64 {
+        self.feed.split.rank(self.content.hash)
+    }
+
+    /// Bytes read since the last seek, of text or of ids, those of the other side's documents too.
+    pub(super) fn read(&self) -> u64 {
+        self.read
     }
 
     /// Cuts the next piece off the document, or gives nothing when it is complete.
@@ -287,6 +294,7 @@ impl Encoder {
     pub(super) fn seek(&mut self, epoch: u32, place: Place) -> Result<(), SourceError> {
         self.ids.clear();
         self.stage = Stage::Done;
+        self.read = 0;
         self.place = place;
         self.feed.documents.epoch(epoch);
         self.feed.documents.seek(place)

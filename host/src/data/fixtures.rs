@@ -109,6 +109,41 @@ impl Documents for Numbered {
     }
 }
 
+/// Documents of these texts.
+pub struct Texts {
+    texts: Vec<String>,
+    next: usize,
+}
+
+impl Texts {
+    pub fn new(texts: Vec<String>) -> Self {
+        Self { texts, next: 0 }
+    }
+}
+
+impl Documents for Texts {
+    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        document.clear();
+        let Some(text) = self.texts.get(self.next) else { return Ok(false) };
+        document.text.push_str(text);
+        self.next += 1;
+        Ok(true)
+    }
+    fn place(&self) -> Place {
+        Place { offset: self.next as u64, ..Place::default() }
+    }
+    fn seek(&mut self, place: Place) -> Result<(), SourceError> {
+        self.next = place.offset as usize;
+        Ok(())
+    }
+    fn name(&self) -> &str {
+        "texts"
+    }
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+}
+
 pub fn text_document(text: &str) -> Document {
     Document { text: text.to_owned(), ..Document::default() }
 }

@@ -4,15 +4,17 @@
 //! says which of them are for training; [`ahead`] encodes them on several threads; [`shards`] keeps the tokens in files
 //! that are read at any place; [`stream`] turns documents into one stream of tokens with one cursor; [`sequences`] is the
 //! order in which a run reads either; [`loader`] makes batches of them on a thread of its own; [`validation`] keeps a
-//! bounded set of whole documents for scoring; [`tales`] is the built-in corpus; [`ngram`] scores what plain counting
-//! reaches.
+//! bounded set of documents for scoring, [`choice`] says which ones, [`overlap`] what of them the training side has too;
+//! [`tales`] is the built-in corpus; [`ngram`] scores what plain counting reaches.
 
 pub mod ahead;
+pub mod choice;
 pub mod corpus;
 pub mod error;
 pub mod files;
 pub mod loader;
 pub mod ngram;
+pub mod overlap;
 pub mod sequences;
 pub mod shards;
 pub mod shuffle;

@@ -73,7 +73,7 @@ impl Split {
                 ended = true;
                 break;
             }
-            let hash = split.hash(document.known().hash);
+            let hash = split.rank(document.known().hash);
             (least, most) = (least.min(hash), most.max(hash));
         }
         source.seek(place)?;
@@ -95,12 +95,14 @@ impl Split {
     pub fn has(&self, part: Part, content: u64) -> bool {
         match part {
             Part::All => true,
-            Part::Training => self.hash(content) >= self.threshold,
-            Part::Validation => self.hash(content) < self.threshold,
+            Part::Training => self.rank(content) >= self.threshold,
+            Part::Validation => self.rank(content) < self.threshold,
         }
     }
 
-    fn hash(&self, content: u64) -> u64 {
+    /// A hash of the seed and of a document's content, given as its own hash: a random order of all documents, in
+    /// which those for validation are the first.
+    pub fn rank(&self, content: u64) -> u64 {
         Random::new(self.seed, content).bits(stream("split"))
     }
 }

@@ -1,8 +1,9 @@
 use std::sync::Arc;
 
-use capful_core::data::IGNORE;
+use capful_core::data::{BatchMut, IGNORE};
 
 use super::super::fixtures::{Bytes, Numbered, feed};
+use super::super::source::{Documents as _, Place};
 use super::super::split::{Part, Split};
 use super::*;
 
@@ -10,20 +11,17 @@ fn tokens(i: u64) -> Vec<u32> {
     [vec![256], Numbered::text(i).bytes().map(u32::from).collect(), vec![257]].concat()
 }
 
-type Row = (Vec<u32>, Vec<u32>);
+fn read(feed: Feed, max_tokens: usize) -> ValidationSet {
+    ValidationSet::first(feed, max_tokens).unwrap()
+}
 
-/// Rows of a set as (tokens, targets), and the sums of targets and bytes.
-fn rows(set: &ValidationSet, b: usize, t: usize) -> (Vec<Row>, usize, u64) {
-    let (mut all, mut targets, mut bytes) = (Vec::new(), 0, 0);
-    let mut batches = set.batches();
+fn rows(set: &ValidationSet, b: usize, t: usize) -> Vec<(Vec<u32>, Vec<u32>)> {
+    let (mut all, mut rows) = (Vec::new(), set.rows());
     let (mut x, mut y, mut o) = (vec![0; b * t], vec![0; b * t], vec![0; b * t]);
-    while let Some(scored) = batches.fill(&mut BatchMut::new(b, t, &mut x, &mut y, &mut o).unwrap()) {
-        assert_eq!(scored.targets, y.iter().filter(|&&y| y != IGNORE).count());
-        targets += scored.targets;
-        bytes += scored.bytes;
+    while rows.fill(&mut BatchMut::new(b, t, &mut x, &mut y, &mut o).unwrap()).is_some() {
         all.extend(x.chunks(t).map(<[u32]>::to_vec).zip(y.chunks(t).map(<[u32]>::to_vec)));
     }
-    (all, targets, bytes)
+    all
 }
 
 #[test]
@@ -31,9 +29,7 @@ fn whole_documents_are_kept_up_to_the_limit() {
     // Documents 0 to 3 have 3, 31, 59 and 11 - see Numbered::text - tokens; the next one does not fit.
     let lengths: Vec<usize> = (0..5).map(|i| tokens(i).len()).collect();
     let limit = lengths[..4].iter().sum::<usize>() + lengths[4] - 1;
-    let mut set = ValidationSet::new(limit);
-    let mut reader = ValidationReader::new(feed(Numbered::endless())).unwrap();
-    assert!(reader.read(&mut set).unwrap());
+    let set = read(feed(Numbered::endless()), limit);
     assert_eq!(set.iter().map(<[u32]>::to_vec).collect::<Vec<_>>(), (0..4).map(tokens).collect::<Vec<_>>());
     assert_eq!(set.documents(), 4);
     assert_eq!(set.targets(), lengths[..4].iter().sum::<usize>() - 4);
@@ -41,8 +37,7 @@ fn whole_documents_are_kept_up_to_the_limit() {
     assert_eq!(set.log_probability(), Some(-6.0));
 
     for (b, t) in [(1, 1), (2, 7), (3, 200)] {
-        let (rows, targets, bytes) = rows(&set, b, t);
-        assert_eq!((targets, bytes), (set.targets(), set.bytes()));
+        let rows = rows(&set, b, t);
         let scored: Vec<u32> = rows.iter().flat_map(|(_, y)| y).copied().filter(|&y| y != IGNORE).collect();
         assert_eq!(scored, (0..4).flat_map(|i| tokens(i)[1..].to_vec()).collect::<Vec<_>>());
         if t == 200 {
@@ -54,45 +49,21 @@ fn whole_documents_are_kept_up_to_the_limit() {
 }
 
 #[test]
-fn set_after_set_goes_through_the_whole_source() {
-    let mut set = ValidationSet::new(150);
-    let storage = (set.tokens.as_ptr(), set.ends.as_ptr(), set.bytes.as_ptr());
-    let mut reader = ValidationReader::new(feed(Numbered::finite(40))).unwrap();
-    let (mut documents, mut bytes, mut sets) = (Vec::new(), 0, 0);
-    while reader.read(&mut set).unwrap() {
-        assert!(set.tokens.len() <= 150);
-        documents.extend(set.iter().map(<[u32]>::to_vec));
-        bytes += set.bytes();
-        sets += 1;
-    }
-    assert!(sets > 3);
-    assert_eq!(documents, (0..40).map(tokens).collect::<Vec<_>>());
-    assert_eq!(bytes, (0..40).map(|i| Numbered::text(i).len() as u64).sum::<u64>());
-    assert_eq!(storage, (set.tokens.as_ptr(), set.ends.as_ptr(), set.bytes.as_ptr()));
-    assert!(!reader.read(&mut set).unwrap());
-}
-
-#[test]
-fn a_document_longer_than_the_set_is_kept_as_far_as_it_fits() {
-    let mut reader = ValidationReader::new(feed(Numbered::endless())).unwrap();
-    let mut set = ValidationSet::new(10);
-    reader.read(&mut set).unwrap();
-    assert_eq!(set.iter().collect::<Vec<_>>(), [tokens(0)]);
-    reader.read(&mut set).unwrap();
-    assert_eq!(set.iter().collect::<Vec<_>>(), [&tokens(1)[..10]]);
-    // 10 of its tokens, marks included, stand for that share of its bytes.
-    assert_eq!(set.bytes(), Numbered::text(1).len() as u64 * 10 / tokens(1).len() as u64);
-    assert_eq!(set.log_probability(), None);
-    reader.read(&mut set).unwrap();
-    assert_eq!(set.iter().collect::<Vec<_>>(), [&tokens(2)[..10]]);
+fn a_first_document_that_does_not_fit_is_cut() {
+    let mut documents = Numbered::endless();
+    documents.seek(Place { offset: 1, ..Place::default() }).unwrap();
+    // The source's beginning is document 0: two tokens of it.
+    let set = read(feed(documents), 2);
+    assert_eq!(set.iter().collect::<Vec<_>>(), [&tokens(0)[..2]]);
+    // 2 of its 3 tokens, marks included, stand for that share of its one byte.
+    assert_eq!((set.bytes(), set.log_probability()), (0, None));
 }
 
 #[test]
 fn without_marks_a_document_is_scored_from_its_second_token() {
     let mut feed = feed(Numbered::finite(12));
     feed.tokenizer = Some(Arc::new(Bytes { bos: false, eos: false }));
-    let mut set = ValidationSet::new(1000);
-    ValidationReader::new(feed).unwrap().read(&mut set).unwrap();
+    let set = read(feed, 1000);
     // Documents 0, 5 and 10 are "0", "5" and "10": the first two have nothing to score.
     let text = |ids: &[u32]| ids.iter().map(|&id| id as u8 as char).collect::<String>();
     let expected: Vec<String> = (0..12).map(Numbered::text).filter(|t| t.len() > 1).collect();
@@ -106,8 +77,7 @@ fn only_the_validation_side_is_scored_and_an_empty_one_is_an_error() {
     let with = |fraction| {
         let mut feed = feed(Numbered::finite(100));
         (feed.split, feed.part) = (Split::new(5, fraction).unwrap(), Part::Validation);
-        let mut set = ValidationSet::new(100_000);
-        ValidationReader::new(feed).unwrap().read(&mut set).map(|_| set.documents())
+        ValidationSet::first(feed, 100_000).map(|set| set.documents())
     };
     assert!((5..50).contains(&with(0.25).unwrap()));
     let message = with(0.0).unwrap_err().to_string();
@@ -117,6 +87,6 @@ fn only_the_validation_side_is_scored_and_an_empty_one_is_an_error() {
 #[test]
 fn the_storage_is_what_was_said() {
     let set = ValidationSet::new(1001);
-    let bytes = set.tokens.capacity() * 4 + set.ends.capacity() * 4 + set.bytes.capacity() * 8;
+    let bytes = set.tokens.capacity() * 4 + set.ends.capacity() * 4;
     assert_eq!(bytes as u64, ValidationSet::storage(1001));
 }

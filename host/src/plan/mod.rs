@@ -15,7 +15,7 @@ mod sweep;
 pub use gpu::Gpu;
 pub use layout::{Cost, Laid, Line, Sections};
 pub use machine::{LOADER_SLOTS, Machine, field_kib};
-pub use program::{Constants, Places, Programs, Sequence};
+pub use program::{Constants, EvaluationPlaces, Places, Programs, Sequence};
 pub use sweep::Row;
 
 use capful_core::memory::{Budget, Role};

@@ -104,6 +104,17 @@ impl Device for Recorder {
     }
 }
 
+/// Where an evaluation's batch and results lie.
+#[derive(Debug, Clone, Copy)]
+pub struct EvaluationPlaces {
+    /// What is scored.
+    pub batch: Batch,
+    /// [chunk, vocabulary].
+    pub logits: Region,
+    /// `[batch · seq_len]`: nats of each token.
+    pub losses: Region,
+}
+
 /// Where what a host writes and reads lies.
 #[derive(Debug, Clone)]
 pub struct Places {
@@ -111,8 +122,8 @@ pub struct Places {
     pub control: Control,
     /// The batch of each training section.
     pub training: Vec<Batch>,
-    /// The batch of an evaluation, and [chunk, vocabulary] of its logits.
-    pub evaluation: Option<(Batch, Region)>,
+    /// What an evaluation reads and writes.
+    pub evaluation: Option<EvaluationPlaces>,
     /// A token's id and position, and the logits after it.
     pub decoding: Option<[Region; 3]>,
     /// What is worth watching.
@@ -189,7 +200,11 @@ impl<F: Family> Model for Placed<F> {
         Some(Places {
             control: F::control(lasting),
             training: self.training.iter().flatten().map(F::training_batch).collect(),
-            evaluation: self.evaluation.as_ref().map(|e| (F::evaluation_batch(e), F::evaluation_logits(e))),
+            evaluation: self.evaluation.as_ref().map(|e| EvaluationPlaces {
+                batch: F::evaluation_batch(e),
+                logits: F::evaluation_logits(e),
+                losses: F::evaluation_losses(e),
+            }),
             decoding: self.decoding.as_ref().map(|d| F::decoding_io(d).into()),
             gauges,
         })

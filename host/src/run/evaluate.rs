@@ -1,6 +1,6 @@
 //! The loss on whole validation documents.
 
-use capful_core::data::{BatchMut, ShapeError};
+use capful_core::data::{BatchMut, IGNORE, ShapeError};
 
 use super::Session;
 use super::session::Rows;
@@ -8,7 +8,7 @@ use crate::data::validation::ValidationSet;
 use crate::device::DeviceError;
 
 /// What an evaluation found.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Score {
     /// Σ −ln p of all targets: nats.
     pub nats: f64,
@@ -16,6 +16,10 @@ pub struct Score {
     pub tokens: u64,
     /// Bytes of their text; 0 where unknown.
     pub bytes: u64,
+    /// Documents that they are of.
+    pub documents: u64,
+    /// Σ x², Σ x n and Σ n² over the documents, of which each has x nats and n targets.
+    squares: [f64; 3],
 }
 
 impl Score {
@@ -24,9 +28,37 @@ impl Score {
         self.nats / self.tokens as f64
     }
 
+    /// The standard error of [`Score::loss`], nats a token, over the choice of the documents: that of a ratio of two sums
+    /// over a random sample, √(k / (k − 1) · Σ (x − loss · n)²) / Σ n for k documents (Cochran, Sampling Techniques,
+    /// 6.3). Nothing where there is only one.
+    pub fn standard_error(&self) -> Option<f64> {
+        let (documents, loss) = (self.documents as f64, self.loss());
+        let [xx, xn, nn] = self.squares;
+        let residual = (xx - 2.0 * loss * xn + loss * loss * nn).max(0.0);
+        (self.documents > 1).then(|| (documents / (documents - 1.0) * residual).sqrt() / self.tokens as f64)
+    }
+
+    /// The loss and, where it is known, its standard error, for people.
+    pub fn shown(&self) -> String {
+        let error = self.standard_error().map(|error| format!(" ± {error:.4}"));
+        format!("{:.4}{}", self.loss(), error.unwrap_or_default())
+    }
+
     /// Bits a byte of text, where the text is known.
     pub fn bits_per_byte(&self) -> Option<f64> {
         (self.bytes > 0).then(|| self.nats / std::f64::consts::LN_2 / self.bytes as f64)
+    }
+
+    /// Adds a document of so many nats and targets.
+    fn add(&mut self, (nats, targets): (f64, usize)) {
+        if targets == 0 {
+            return;
+        }
+        let n = targets as f64;
+        self.nats += nats;
+        self.tokens += targets as u64;
+        self.documents += 1;
+        self.squares = [self.squares[0] + nats * nats, self.squares[1] + nats * n, self.squares[2] + n * n];
     }
 }
 
@@ -38,6 +70,7 @@ pub struct Evaluator {
     tokens: Vec<u32>,
     targets: Vec<u32>,
     offsets: Vec<u32>,
+    losses: Vec<f32>,
 }
 
 impl Evaluator {
@@ -45,7 +78,8 @@ impl Evaluator {
     pub fn new(rows: u32, length: u32) -> Evaluator {
         let (rows, length) = (rows as usize, length as usize);
         let zeros = || vec![0; rows * length];
-        Evaluator { rows, length, tokens: zeros(), targets: zeros(), offsets: zeros() }
+        let losses = vec![0.0; rows * length];
+        Evaluator { rows, length, tokens: zeros(), targets: zeros(), offsets: zeros(), losses }
     }
 
     /// Scores every document of `set`. Allocates nothing.
@@ -53,16 +87,71 @@ impl Evaluator {
     /// # Errors
     /// A lost device.
     pub fn score(&mut self, session: &mut Session, set: &ValidationSet) -> Result<Score, DeviceError> {
-        let mut score = Score { nats: 0.0, tokens: 0, bytes: set.bytes() };
-        let mut batches = set.batches();
+        let mut score = Score { bytes: set.bytes(), ..Score::default() };
+        let (mut rows, mut document) = (set.rows(), (0.0, 0));
         let shape = |e: ShapeError| DeviceError::Failed(e.to_string());
         loop {
-            let Evaluator { rows, length, tokens, targets, offsets } = self;
-            let mut batch = BatchMut::new(*rows, *length, tokens, targets, offsets).map_err(shape)?;
-            let Some(filled) = batches.fill(&mut batch) else { return Ok(score) };
-            score.nats +=
-                session.evaluate(Rows { ids: &self.tokens, targets: &self.targets, offsets: &self.offsets })?;
-            score.tokens += filled.targets as u64;
+            let Evaluator { rows: count, length, tokens, targets, offsets, losses } = self;
+            let mut batch = BatchMut::new(*count, *length, tokens, targets, offsets).map_err(shape)?;
+            if rows.fill(&mut batch).is_none() {
+                score.add(document);
+                return Ok(score);
+            }
+            session.evaluate(Rows { ids: tokens, targets, offsets })?;
+            session.losses(losses)?;
+            let rows = losses.chunks_exact(*length).zip(targets.chunks_exact(*length));
+            for ((losses, targets), offsets) in rows.zip(offsets.chunks_exact(*length)) {
+                // A document begins at offset 0; a row without a target is padding.
+                if offsets.first() == Some(&0) {
+                    score.add(std::mem::take(&mut document));
+                }
+                document.0 += losses.iter().map(|&x| f64::from(x)).sum::<f64>();
+                document.1 += targets.iter().filter(|&&target| target != IGNORE).count();
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_standard_error_is_that_of_a_ratio_and_shrinks_with_the_documents() {
+        // By hand: loss = 9 / 5; residuals 2 − 1.8, 7 − 3 · 1.8 − …: (2, 1), (1, 2), (6, 2).
+        let mut score = Score::default();
+        for document in [(2.0, 1), (1.0, 2), (0.0, 0), (6.0, 2)] {
+            score.add(document);
+        }
+        assert_eq!((score.loss(), score.tokens, score.documents), (1.8, 5, 3));
+        let residuals = [2.0 - 1.8, 1.0 - 3.6, 6.0 - 3.6f64];
+        let expected = (1.5 * residuals.iter().map(|r| r * r).sum::<f64>()).sqrt() / 5.0;
+        assert!((score.standard_error().unwrap() - expected).abs() < 1e-12);
+
+        let mut one = Score::default();
+        one.add((3.0, 2));
+        assert_eq!(one.standard_error(), None);
+    }
+
+    /// Draws documents of random length and loss many times: the spread of the losses is what the standard error says.
+    #[test]
+    fn the_standard_error_is_the_spread_over_samples() {
+        let random = capful_core::random::Random::new(5, 0);
+        let draw = |sample: u64| {
+            let mut score = Score::default();
+            for i in 0..60 {
+                let at = sample * 1000 + i * 2;
+                let n = 1 + random.below(at, 40) as usize;
+                let rate = 2.0 + f64::from(random.below(at + 1, 1000) as u32) / 500.0;
+                score.add((rate * n as f64, n));
+            }
+            score
+        };
+        let scores: Vec<Score> = (0..400).map(draw).collect();
+        let mean = scores.iter().map(Score::loss).sum::<f64>() / 400.0;
+        let spread = (scores.iter().map(|s| (s.loss() - mean).powi(2)).sum::<f64>() / 399.0).sqrt();
+        let said = scores.iter().map(|s| s.standard_error().unwrap()).sum::<f64>() / 400.0;
+        // The spread of 400 samples is itself known to 1 / √800 = 3.5 %.
+        assert!((said / spread - 1.0).abs() < 0.12, "{said} {spread}");
     }
 }

@@ -40,6 +40,8 @@ pub struct EvalMetrics {
     pub step: u64,
     /// Nats a token.
     pub val_loss: f64,
+    /// Its standard error over the documents, where there are several.
+    pub val_loss_se: Option<f64>,
     /// Targets scored.
     pub val_tokens: u64,
 }
@@ -76,8 +78,12 @@ impl EvalMetrics {
     /// The line of JSON, with its end.
     pub fn json(&self) -> Line {
         let mut line = Line::new();
-        let Self { step, val_loss, val_tokens } = self;
-        let _ = writeln!(line, "{{\"step\":{step},\"val_loss\":{val_loss:.6},\"val_tokens\":{val_tokens}}}");
+        let Self { step, val_loss, val_loss_se, val_tokens } = self;
+        let _ = write!(line, "{{\"step\":{step},\"val_loss\":{val_loss:.6}");
+        if let Some(error) = val_loss_se {
+            let _ = write!(line, ",\"val_loss_se\":{error:.6}");
+        }
+        let _ = writeln!(line, ",\"val_tokens\":{val_tokens}}}");
         line
     }
 }

@@ -9,7 +9,7 @@ use half::slice::HalfFloatSliceExt as _;
 use super::wiring;
 use crate::config::Config;
 use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Storage, Ticket};
-use crate::plan::{Laid, Sequence};
+use crate::plan::{EvaluationPlaces, Laid, Sequence};
 
 impl From<OperationError> for DeviceError {
     fn from(error: OperationError) -> Self {
@@ -265,7 +265,7 @@ impl Session {
     /// # Errors
     /// A session without an evaluation section, a lost device.
     pub fn evaluate(&mut self, rows: Rows<'_>) -> Result<f64, DeviceError> {
-        let (batch, _) = self.laid.places.evaluation.ok_or_else(|| missing("evaluation"))?;
+        let EvaluationPlaces { batch, .. } = self.laid.places.evaluation.ok_or_else(|| missing("evaluation"))?;
         self.begin(Settings { loss_scale: 1.0, ..Settings::default() })?;
         self.write_batch(batch, rows)?;
         self.replay(Sequence::Evaluate, "evaluation")?;
@@ -273,12 +273,23 @@ impl Session {
         Ok(f64::from(self.results(ticket)?.loss))
     }
 
+    /// The loss of each token of the batch last evaluated, in nats, `[batch · seq_len]`; 0 where the target is `IGNORE`.
+    ///
+    /// # Errors
+    /// A session without an evaluation section, a lost device.
+    pub fn losses(&mut self, losses: &mut [f32]) -> Result<(), DeviceError> {
+        let EvaluationPlaces { losses: place, .. } =
+            self.laid.places.evaluation.ok_or_else(|| missing("evaluation"))?;
+        self.device.read(place, bytemuck::cast_slice_mut(losses))
+    }
+
     /// The logits of the first `rows` rows of the batch last evaluated, handed to `visit` row by row.
     ///
     /// # Errors
     /// A session without an evaluation section, a lost device.
     pub fn logits(&mut self, rows: u32, visit: &mut dyn FnMut(&[f32])) -> Result<(), DeviceError> {
-        let (_, place) = self.laid.places.evaluation.ok_or_else(|| missing("evaluation"))?;
+        let EvaluationPlaces { logits: place, .. } =
+            self.laid.places.evaluation.ok_or_else(|| missing("evaluation"))?;
         for (chunk, first) in (0..rows).step_by(place.rows().max(1) as usize).enumerate() {
             let sequence = Sequence::Logits { chunk: chunk as u32 };
             let program = self.laid.programs.get(sequence).ok_or_else(|| missing("evaluation"))?;

@@ -256,7 +256,12 @@ impl<'a> Trainer<'a> {
     fn evaluate(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<Score, TrainError> {
         let score = self.evaluator.score(&mut self.session, self.validation);
         let score = score.map_err(|e| self.failed(e))?;
-        let metrics = EvalMetrics { step: self.state.step, val_loss: score.loss(), val_tokens: score.tokens };
+        let metrics = EvalMetrics {
+            step: self.state.step,
+            val_loss: score.loss(),
+            val_loss_se: score.standard_error(),
+            val_tokens: score.tokens,
+        };
         if !metrics.val_loss.is_finite() {
             // The update after the last finite training loss ruined the weights: they must not be saved.
             let step = self.state.step;

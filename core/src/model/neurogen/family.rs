@@ -170,6 +170,10 @@ impl Family for NeuroGen {
         evaluation.logits
     }
 
+    fn evaluation_losses(evaluation: &Evaluation) -> Region {
+        evaluation.segment.losses
+    }
+
     fn decoding_io(decoding: &Decoding) -> (Region, Region, Region) {
         (decoding.segment.ids, decoding.segment.offsets, decoding.logits)
     }

@@ -104,6 +104,10 @@ impl Family for Transformer {
         evaluation.logits
     }
 
+    fn evaluation_losses(evaluation: &Evaluation) -> Region {
+        evaluation.forward.losses
+    }
+
     fn decoding_io(decoding: &Decoding) -> (Region, Region, Region) {
         (decoding.id, decoding.cursor, decoding.logits)
     }

@@ -15,13 +15,15 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::error::SourceError;
-use super::source::TokenKind;
+use super::source::{Place, TokenKind};
 use file::{Shard, VERSION};
 
 /// The file that says what a set is. It is written last.
 pub const MANIFEST: &str = "shards.json";
 /// Sets of at most so many bytes are compared with their digests before they are used.
 const VERIFIED: u64 = 4 << 30;
+/// Documents whose entries in the tables are read together.
+const TOGETHER: usize = 1024;
 
 /// What a set was made from: another source or tokenizer makes another set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -157,20 +159,39 @@ impl Shards {
         &self.shards
     }
 
+    /// Goes through the tables of all documents: where each begins, its tokens, marks included, and the hash of its
+    /// content.
+    ///
+    /// # Errors
+    /// A shard that cannot be read, or whose tables are damaged.
+    pub fn each_document(&self, mut visit: impl FnMut(Place, u64, u64)) -> Result<(), SourceError> {
+        let (mut ends, mut hashes) = (vec![0; TOGETHER], vec![0; TOGETHER]);
+        for (file, shard) in (0..).zip(&self.shards) {
+            let (documents, mut offset) = (shard.contents().documents, 0);
+            for first in (0..documents).step_by(TOGETHER) {
+                let count = (documents - first).min(TOGETHER as u64) as usize;
+                shard.ends(first, &mut ends[..count])?;
+                shard.hashes(first, &mut hashes[..count])?;
+                for (document, (&end, &hash)) in (first..documents).zip(ends.iter().zip(&hashes)).take(count) {
+                    if end < offset || end > shard.contents().tokens {
+                        let reason = "its documents' ends are out of order".to_owned();
+                        return Err(SourceError::Shard { path: self.name.clone().into(), reason });
+                    }
+                    visit(Place { file, offset, document, given: 0 }, end - offset, hash);
+                    offset = end;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// How many documents are exact copies of an earlier one, and their tokens. Takes 16 bytes a document.
     ///
     /// # Errors
-    /// A shard that cannot be read.
+    /// As [`Shards::each_document`].
     pub fn copies(&self) -> Result<(u64, u64), SourceError> {
         let mut all = Vec::with_capacity(self.manifest.documents as usize);
-        for shard in &self.shards {
-            let documents = shard.contents().documents as usize;
-            let (mut ends, mut hashes) = (vec![0; documents], vec![0; documents]);
-            shard.ends(0, &mut ends)?;
-            shard.hashes(0, &mut hashes)?;
-            let begins = std::iter::once(0).chain(ends.iter().copied());
-            all.extend(begins.zip(&ends).zip(hashes).map(|((begin, end), hash)| (hash, end - begin)));
-        }
+        self.each_document(|_, tokens, hash| all.push((hash, tokens)))?;
         all.sort_unstable();
         let copied = all.windows(2).filter(|pair| pair[0].0 == pair[1].0);
         Ok(copied.fold((0, 0), |(count, tokens), pair| (count + 1, tokens + pair[1].1)))

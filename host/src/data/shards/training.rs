@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::super::error::SourceError;
+use super::super::source::Place;
 use super::super::split::{Part, Split};
 use super::Shards;
 
@@ -49,7 +50,7 @@ impl TrainingTokens {
         let mut line = Self {
             name: name.to_owned(),
             begins: Vec::with_capacity(shards.shards.len()),
-            ends: Vec::with_capacity(shards.shards.len()),
+            ends: vec![Vec::new(); shards.shards.len()],
             gaps: Vec::new(),
             tokens: 0,
             found: (0, 0, Vec::with_capacity(STRIDE)),
@@ -58,28 +59,19 @@ impl TrainingTokens {
         };
         let (mut begin, mut skipped) = (0, 0);
         for shard in &shards.shards {
-            let (mut ends, mut hashes, mut remembered) = ([0; STRIDE], [0; STRIDE], Vec::new());
-            let (documents, mut before) = (shard.contents().documents, 0);
-            for first in (0..documents).step_by(STRIDE) {
-                let count = (documents - first).min(STRIDE as u64) as usize;
-                shard.ends(first, &mut ends[..count])?;
-                shard.hashes(first, &mut hashes[..count])?;
-                for (&end, &hash) in ends.iter().zip(&hashes).take(count) {
-                    if end < before || end > shard.contents().tokens {
-                        return Err(line.damaged("its documents' ends are out of order"));
-                    }
-                    if !split.has(Part::Training, hash) {
-                        skipped += end - before;
-                        line.gap(begin + end - skipped, skipped);
-                    }
-                    before = end;
-                }
-                remembered.extend((count == STRIDE).then_some(before));
-            }
             line.begins.push(begin);
-            line.ends.push(remembered);
             begin += shard.contents().tokens;
         }
+        shards.each_document(|Place { file, offset, document, .. }, tokens, hash| {
+            let (file, end) = (file as usize, offset + tokens);
+            if !split.has(Part::Training, hash) {
+                skipped += tokens;
+                line.gap(line.begins[file] + end - skipped, skipped);
+            }
+            if (document + 1).is_multiple_of(STRIDE as u64) {
+                line.ends[file].push(end);
+            }
+        })?;
         line.gaps.shrink_to_fit();
         line.tokens = begin - skipped;
         if line.tokens == 0 {
@@ -97,10 +89,6 @@ impl TrainingTokens {
             Some(last) if last.at == at => last.skipped = skipped,
             _ => self.gaps.push(Gap { at, skipped }),
         }
-    }
-
-    fn damaged(&self, reason: &str) -> SourceError {
-        SourceError::Shard { path: self.shards.name.clone().into(), reason: reason.to_owned() }
     }
 
     /// Tokens of the line until it begins again, at least 1.

@@ -1,0 +1,169 @@
+//! Which documents of a side are scored: those of smallest rank in the split.
+//!
+//! A rank is a hash of the content, so these are a random sample of the whole source, the same whatever the order of its
+//! documents; the first ones in a file are often of one kind. Long documents are cut, so that no few of them are all
+//! that is scored.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::encode::{Encoder, Feed};
+use super::error::SourceError;
+use super::overlap::{GRAM, Overlap};
+use super::shards::Shards;
+use super::shards::documents::ShardDocuments;
+use super::source::Place;
+use super::validation::{Beginning, ValidationSet, most_documents};
+
+/// A source that is not encoded is looked through so far, in bytes.
+pub const LOOKED_THROUGH: u64 = 4 << 30;
+/// The part of the set that one document takes at most.
+const PARTS: usize = 8;
+
+/// Documents to score.
+pub struct Validation {
+    /// The documents.
+    pub set: ValidationSet,
+    /// How many they were chosen among; nothing where they are the first ones of an endless source.
+    pub among: Option<u64>,
+    /// Whether that is all of the source, and not only its beginning.
+    pub whole: bool,
+}
+
+impl Validation {
+    /// What is scored, for people, and which part of it the training side has too, where that is known.
+    pub fn describe(&self, overlap: Option<Overlap>) -> String {
+        let (documents, tokens) = (self.set.documents(), self.set.targets());
+        let chosen = match self.among {
+            Some(among) if among > documents as u64 => format!(" of {among} held out, drawn at random"),
+            _ => String::new(),
+        };
+        let part = if self.whole { "" } else { ", out of the first 4 GiB" };
+        let overlap = overlap.map(|Overlap { share, whole }| {
+            let part = if whole { "" } else { ", as far as its first 2^30 tokens show" };
+            format!(
+                "; {:.1} % of them in passages of {GRAM} tokens that the training side has too{part}",
+                100.0 * share
+            )
+        });
+        format!("validation: {documents} documents{chosen}{part}; {tokens} tokens{}", overlap.unwrap_or_default())
+    }
+}
+
+/// The longest part of a document in a set of `max_tokens`.
+fn longest(max_tokens: usize) -> usize {
+    (max_tokens / PARTS).max(2)
+}
+
+/// Bytes that a choice for a set of `max_tokens` takes at most beside the set.
+pub fn storage(max_tokens: usize) -> u64 {
+    // Ids, and of each document its rank, its parts' addresses and their share of the tree.
+    ((max_tokens + longest(max_tokens)) * 4 + most_documents(max_tokens) * 128) as u64
+}
+
+/// Of entries with a rank and a size, those of smallest rank before the first that does not fit. They may come in any
+/// order.
+struct Smallest<T> {
+    max_tokens: usize,
+    tokens: usize,
+    /// The least rank that did not fit.
+    bound: Option<u64>,
+    entries: BTreeMap<u64, (usize, T)>,
+}
+
+impl<T> Smallest<T> {
+    fn new(max_tokens: usize) -> Self {
+        Self { max_tokens, tokens: 0, bound: None, entries: BTreeMap::new() }
+    }
+
+    /// Whether an entry of this rank may be among them. A copy of one is not.
+    fn wants(&self, rank: u64) -> bool {
+        self.bound.is_none_or(|bound| rank < bound) && !self.entries.contains_key(&rank)
+    }
+
+    /// Takes an entry of so many tokens that is wanted. Those that no longer fit go, and all behind them with them.
+    fn insert(&mut self, rank: u64, tokens: usize, entry: T) {
+        self.tokens += tokens;
+        self.entries.insert(rank, (tokens, entry));
+        while self.tokens > self.max_tokens || self.entries.len() > most_documents(self.max_tokens) {
+            let Some((rank, (tokens, _))) = self.entries.pop_last() else { return };
+            self.bound = Some(rank);
+            self.tokens -= tokens;
+        }
+    }
+
+    /// The entries by rank.
+    fn into_entries(self) -> impl Iterator<Item = T> {
+        self.entries.into_values().map(|(_, entry)| entry)
+    }
+}
+
+/// Chooses among the documents of `feed`, which are read and not kept.
+///
+/// # Errors
+/// A source that cannot be read, or that has no document on that side.
+pub fn of_source(feed: Feed, max_tokens: usize) -> Result<Validation, SourceError> {
+    let mut encoder = Encoder::new(feed)?;
+    encoder.seek(0, Place::default())?;
+    let (mut smallest, mut among, mut whole) = (Smallest::new(max_tokens), 0, true);
+    while encoder.advance()? {
+        among += 1;
+        if smallest.wants(encoder.rank()) {
+            let rank = encoder.rank();
+            if let Some(document) = Beginning::of(&mut encoder, longest(max_tokens)) {
+                smallest.insert(rank, document.ids.len(), document);
+            }
+        }
+        if encoder.read() >= LOOKED_THROUGH {
+            whole = !encoder.advance()?;
+            break;
+        }
+    }
+    let mut set = ValidationSet::new(max_tokens);
+    smallest.into_entries().for_each(|document| _ = set.push(&document));
+    complete(set, among, whole, &encoder)
+}
+
+/// Chooses among the documents of `shards` on the side of `feed`, which reads the same shards: only those that are chosen
+/// are read.
+///
+/// # Errors
+/// As [`of_source`].
+pub fn of_shards(shards: &Arc<Shards>, feed: Feed, max_tokens: usize) -> Result<Validation, SourceError> {
+    let kind = shards.manifest().kind();
+    let marks = u64::from(kind.bos.is_some()) + u64::from(kind.eos.is_some());
+    let (mut smallest, mut among) = (Smallest::new(max_tokens), 0);
+    let (split, part) = (feed.split, feed.part);
+    shards.each_document(|place, tokens, hash| {
+        if !split.has(part, hash) {
+            return;
+        }
+        among += 1;
+        let rank = split.rank(hash);
+        if tokens > marks.max(1) && smallest.wants(rank) {
+            smallest.insert(rank, longest(max_tokens).min(tokens as usize), place);
+        }
+    })?;
+    let mut encoder = Encoder::new(Feed { documents: Box::new(ShardDocuments::new(Arc::clone(shards))), ..feed })?;
+    let mut set = ValidationSet::new(max_tokens);
+    for place in smallest.into_entries() {
+        encoder.seek(0, place)?;
+        if encoder.advance()?
+            && let Some(document) = Beginning::of(&mut encoder, longest(max_tokens))
+        {
+            set.push(&document);
+        }
+    }
+    complete(set, among, true, &encoder)
+}
+
+fn complete(set: ValidationSet, among: u64, whole: bool, encoder: &Encoder) -> Result<Validation, SourceError> {
+    if set.documents() == 0 {
+        return Err(encoder.nothing());
+    }
+    Ok(Validation { set, among: Some(among), whole })
+}
+
+#[cfg(test)]
+#[path = "choice_tests.rs"]
+mod tests;

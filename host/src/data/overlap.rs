@@ -1,0 +1,140 @@
+//! How much of what is scored the training side has too, word for word.
+//!
+//! Documents are told apart by their whole content, so parts of them may be on both sides: licences, headers, quotations.
+//! A model that has learned those by heart scores better on them than on new text.
+
+use super::error::SourceError;
+use super::shards::training::TrainingTokens;
+use super::validation::ValidationSet;
+
+/// Tokens in a row that count as the same text.
+pub const GRAM: usize = 64;
+/// At most so many tokens of a set are looked for.
+const SCORED: usize = 1 << 20;
+/// At most so many training tokens are looked through.
+const LOOKED_THROUGH: u64 = 1 << 30;
+/// Training tokens that are read together.
+const PIECE: usize = 64 << 10;
+/// A gram's hash is the number that its ids are the digits of in this base, modulo 2^64.
+const BASE: u64 = 0x9E37_79B9_7F4A_7C15;
+/// What a digit counts once it has left the gram.
+const LEFT: u64 = BASE.wrapping_pow(GRAM as u32);
+/// Spreads a hash over its upper bits, of which the filter's place is made.
+const SPREAD: u64 = 0xD6E8_FEB8_6659_FD93;
+
+/// What of a set the training side has too.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Overlap {
+    /// The share of the scored tokens that lie in [`GRAM`] tokens in a row which the training side has.
+    pub share: f64,
+    /// Whether all training tokens were looked through, and not only the first 2^30.
+    pub whole: bool,
+}
+
+/// Bytes that looking for a set of `max_tokens` takes.
+pub fn storage(max_tokens: usize) -> u64 {
+    let tokens = max_tokens.min(SCORED);
+    (tokens * (size_of::<(u64, u32)>() + 1) + (8 << filter_bits(tokens)) + (PIECE + GRAM) * 8) as u64
+}
+
+/// The logarithm of the words of a filter for so many grams: 16 bits a gram or more.
+fn filter_bits(grams: usize) -> u32 {
+    (grams / 4).next_power_of_two().ilog2().max(1)
+}
+
+/// Calls `visit` with the begin and the hash of each gram of `text`.
+fn each_gram(text: &[u32], mut visit: impl FnMut(usize, u64)) {
+    let Some((first, rest)) = text.split_at_checked(GRAM) else { return };
+    let mut hash = first.iter().fold(0u64, |hash, &id| hash.wrapping_mul(BASE).wrapping_add(id.into()));
+    visit(0, hash);
+    for (begin, (&leaving, &id)) in (1..).zip(text.iter().zip(rest)) {
+        hash = hash.wrapping_mul(BASE).wrapping_add(id.into()).wrapping_sub(u64::from(leaving).wrapping_mul(LEFT));
+        visit(begin, hash);
+    }
+}
+
+/// The grams of a set, to be found again.
+struct Grams<'a> {
+    tokens: &'a [u32],
+    /// Hashes and begins, by hash.
+    grams: Vec<(u64, u32)>,
+    /// Some bit is set for each hash: most others are told apart by it at once.
+    filter: Vec<u64>,
+    filter_bits: u32,
+    /// Which tokens lie in a gram that was found.
+    found: Vec<bool>,
+}
+
+impl<'a> Grams<'a> {
+    fn new(set: &'a ValidationSet) -> Self {
+        let tokens = &set.tokens()[..set.tokens().len().min(SCORED)];
+        let mut grams = Vec::with_capacity(tokens.len());
+        for document in set.places() {
+            let text = tokens.get(document.start..document.end.min(tokens.len())).unwrap_or(&[]);
+            each_gram(text, |begin, hash| grams.push((hash, (document.start + begin) as u32)));
+        }
+        grams.sort_unstable();
+        let filter_bits = filter_bits(tokens.len());
+        let filter = vec![0; 1 << filter_bits];
+        let mut all = Self { tokens, grams, filter, filter_bits, found: vec![false; tokens.len()] };
+        for i in 0..all.grams.len() {
+            let (word, bit) = all.place(all.grams[i].0);
+            all.filter[word] |= bit;
+        }
+        all
+    }
+
+    /// The filter's word and bit for a hash.
+    fn place(&self, hash: u64) -> (usize, u64) {
+        let spread = hash.wrapping_mul(SPREAD);
+        ((spread >> (64 - self.filter_bits)) as usize, 1 << (spread >> (58 - self.filter_bits) & 63))
+    }
+
+    /// Marks what lies in a gram of `text` too.
+    fn look_through(&mut self, text: &[u32]) {
+        each_gram(text, |begin, hash| {
+            let (word, bit) = self.place(hash);
+            if self.filter[word] & bit != 0 {
+                self.look_up(hash, &text[begin..begin + GRAM]);
+            }
+        });
+    }
+
+    #[cold]
+    fn look_up(&mut self, hash: u64, gram: &[u32]) {
+        let first = self.grams.partition_point(|(other, _)| *other < hash);
+        for &(_, begin) in self.grams[first..].iter().take_while(|(other, _)| *other == hash) {
+            let place = begin as usize..begin as usize + GRAM;
+            if self.tokens[place.clone()] == *gram {
+                self.found[place].fill(true);
+            }
+        }
+    }
+}
+
+/// Looks for what is scored of `set` in what the run trains on.
+///
+/// # Errors
+/// Training tokens that cannot be read.
+pub fn look_for(set: &ValidationSet, training: &mut TrainingTokens) -> Result<Overlap, SourceError> {
+    let mut grams = Grams::new(set);
+    let end = training.tokens().min(LOOKED_THROUGH);
+    let (mut buffer, mut at) = (Vec::with_capacity(PIECE + GRAM), 0);
+    while at < end {
+        // Grams that begin in one piece and end in the next are looked at with the next.
+        let kept = buffer.len().min(GRAM - 1);
+        buffer.drain(..buffer.len() - kept);
+        buffer.resize(kept + (end - at).min(PIECE as u64) as usize, 0);
+        training.read(at, &mut buffer[kept..])?;
+        at += (buffer.len() - kept) as u64;
+        grams.look_through(&buffer);
+    }
+    // A document's first token is not scored.
+    let scored = set.places().flat_map(|document| document.skip(1)).filter_map(|at| grams.found.get(at));
+    let (found, all) = scored.fold((0u64, 0u64), |(found, all), yes| (found + u64::from(*yes), all + 1));
+    Ok(Overlap { share: found as f64 / all.max(1) as f64, whole: end == training.tokens() })
+}
+
+#[cfg(test)]
+#[path = "overlap_tests.rs"]
+mod tests;
