@@ -146,6 +146,10 @@ impl Tokenizer for BpeTokenizer {
         Some(EOS)
     }
 
+    fn restores_bytes(&self) -> bool {
+        true
+    }
+
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         if let Some(search) = &self.search {
             let mut scratch = Scratch::default();

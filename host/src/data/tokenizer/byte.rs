@@ -37,6 +37,10 @@ impl Tokenizer for ByteTokenizer {
         Some(EOS)
     }
 
+    fn restores_bytes(&self) -> bool {
+        true
+    }
+
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         ids.extend(text.bytes().map(|byte| FIRST_BYTE + u32::from(byte)));
     }

@@ -13,6 +13,7 @@ use tokenizers::{
 use super::Tokenizer;
 use super::byte_level::ByteLevel;
 use super::error::Refusal;
+use super::lossless;
 use super::splits::THREES;
 
 /// What files call the token that begins a document, the likeliest first.
@@ -181,6 +182,10 @@ impl Tokenizer for HuggingFaceTokenizer {
 
     fn eos(&self) -> Option<u32> {
         self.eos
+    }
+
+    fn restores_bytes(&self) -> bool {
+        lossless::restores_bytes(&self.library)
     }
 
     fn encode(&self, text: &str, ids: &mut Vec<u32>) {

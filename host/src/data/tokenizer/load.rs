@@ -116,6 +116,12 @@ mod tests {
     }
 
     #[test]
+    fn bytes_are_restored_where_no_letter_is_changed_or_unknown() {
+        let restores = [&*word() as &dyn Tokenizer, &ByteTokenizer, &*TRAINED].map(Tokenizer::restores_bytes);
+        assert_eq!(restores, [false, true, true]);
+    }
+
+    #[test]
     fn a_file_cut_anywhere_is_refused() {
         for tokenizer in [&*word(), &ByteTokenizer, &*TRAINED] {
             let content = written(tokenizer);

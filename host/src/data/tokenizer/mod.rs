@@ -6,6 +6,7 @@
 //! - [`hugging_face`]: any `tokenizer.json` of the `tokenizers` library
 //! - `byte_level`: those of them that we encode ourselves, with text cut by known patterns (`splits`, on the `classes`
 //!   of characters)
+//! - `lossless`: which of them restore every byte
 //! - `search`: the encoder of pieces behind both, on a trie of tokens (`prefixes`)
 //!
 //! [`build()`] makes one from documents, [`load()`] reads one that was saved with a checkpoint.
@@ -24,6 +25,7 @@ mod classes;
 pub mod error;
 pub mod hugging_face;
 pub mod load;
+mod lossless;
 pub mod pieces;
 mod prefixes;
 mod search;
@@ -50,6 +52,12 @@ pub trait Tokenizer: Send + Sync {
     /// The id that stands for what the vocabulary does not hold, where the tokenizer has one.
     fn unk(&self) -> Option<u32> {
         None
+    }
+
+    /// Whether ids say every byte of the text that they were made from, so that a loss over them is one over its bytes.
+    /// Where that is not certain, they are taken not to.
+    fn restores_bytes(&self) -> bool {
+        false
     }
 
     /// Appends the ids of `text` to `ids`, without adding document marks.
