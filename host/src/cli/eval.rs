@@ -39,7 +39,7 @@ impl Eval {
         say_warnings(&mut session);
         let stage = session.evaluation_stage().map_err(work)?;
         let score = Evaluator::new(stage.batch, stage.seq_len).score(&mut session, set).map_err(work)?;
-        let floor = corpus.floor(set);
+        let (floor, bits) = (corpus.floor(set), score.bits_per_byte(corpus.tokenizer.as_ref()));
         if self.json {
             let line = json!({
                 "loss": score.loss(),
@@ -47,7 +47,7 @@ impl Eval {
                 "perplexity": score.loss().exp(),
                 "tokens": score.tokens,
                 "bytes": score.bytes,
-                "bits_per_byte": score.bits_per_byte(),
+                "bits_per_byte": bits,
                 "overlap": overlap.map(|o| o.share),
                 "floor": floor,
             });
@@ -56,8 +56,13 @@ impl Eval {
         }
         println!("loss {} nats a token, perplexity {:.2}, {} tokens", score.shown(), score.loss().exp(), score.tokens);
         println!("{}", validation.describe(overlap));
-        if let Some(bits) = score.bits_per_byte() {
-            println!("{bits:.4} bits a byte over {} bytes", score.bytes);
+        match bits {
+            Some(bits) => println!("{bits:.4} bits a byte over {} bytes", score.bytes),
+            None if score.bytes > 0 => println!(
+                "bits a byte are not given: this tokenizer does not restore the text (it changes letters, or has unknown \
+                 words)"
+            ),
+            None => {}
         }
         if let Some(floor) = floor {
             println!("floor {floor:.4}");

@@ -334,7 +334,7 @@ fn report(
             "val_tokens": outcome.score.tokens,
             "val_overlap": overlap.map(|o| o.share),
             "floor": floor,
-            "bits_per_byte": outcome.score.bits_per_byte(),
+            "bits_per_byte": outcome.score.bits_per_byte(corpus.tokenizer.as_ref()),
             "baselines": {
                 "unigram": baselines.unigram,
                 "bigram": baselines.bigram,

@@ -4,6 +4,7 @@ use capful_core::data::{BatchMut, IGNORE, ShapeError};
 
 use super::Session;
 use super::session::Rows;
+use crate::data::tokenizer::Tokenizer;
 use crate::data::validation::ValidationSet;
 use crate::device::DeviceError;
 
@@ -44,9 +45,11 @@ impl Score {
         format!("{:.4}{}", self.loss(), error.unwrap_or_default())
     }
 
-    /// Bits a byte of text, where the text is known.
-    pub fn bits_per_byte(&self) -> Option<f64> {
-        (self.bytes > 0).then(|| self.nats / std::f64::consts::LN_2 / self.bytes as f64)
+    /// Bits a byte of text, where the text is known and `tokenizer` restores it: with one that changes or merges words a
+    /// model has less to say than the text holds, and the number could not be compared.
+    pub fn bits_per_byte(&self, tokenizer: &dyn Tokenizer) -> Option<f64> {
+        let known = self.bytes > 0 && tokenizer.restores_bytes();
+        known.then(|| self.nats / std::f64::consts::LN_2 / self.bytes as f64)
     }
 
     /// Adds a document of so many nats and targets.
