@@ -156,9 +156,22 @@ fn build(dir: &Path, name: &str) -> Output {
     cargo(dir, "build").args(["--release", "--bin", name]).output().expect("cargo runs")
 }
 
-/// The code of the page about the core, one block after the other.
+/// The code of the page about the core, one block after the other, and that of the front page in a function.
 fn documented() -> String {
-    let page = include_str!("../../docs/library.md");
+    let library = code(include_str!("../../docs/library.md"));
+    let front = code(include_str!("../../README.md"));
+    format!(
+        "{library}
+/// The front page.
+#[allow(unused)]
+pub fn front() -> Result<u64, capful_core::memory::LayoutError> {{
+    {front}
+    Ok(bytes)
+}}"
+    )
+}
+
+fn code(page: &str) -> String {
     page.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
 
