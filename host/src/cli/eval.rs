@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::output::say;
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
 use crate::data::corpus::Corpus;
@@ -48,20 +49,15 @@ impl Eval {
                 "bits_per_byte": score.bits_per_byte(),
                 "floor": floor,
             });
-            println!("{line}");
+            say!("{line}")?;
             return Ok(());
         }
-        println!(
-            "loss {:.4} nats a token, perplexity {:.2}, {} tokens",
-            score.loss(),
-            score.loss().exp(),
-            score.tokens
-        );
+        say!("loss {:.4} nats a token, perplexity {:.2}, {} tokens", score.loss(), score.loss().exp(), score.tokens)?;
         if let Some(bits) = score.bits_per_byte() {
-            println!("{bits:.4} bits a byte over {} bytes", score.bytes);
+            say!("{bits:.4} bits a byte over {} bytes", score.bytes)?;
         }
         if let Some(floor) = floor {
-            println!("floor {floor:.4}");
+            say!("floor {floor:.4}")?;
         }
         Ok(())
     }
