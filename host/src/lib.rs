@@ -6,6 +6,9 @@
 //! - [`cli`]: the commands
 //! - [`run`]: the training loop, checkpoints, metrics; [`format`](mod@format): files that others read too
 
+// They panic where they cannot write: see `cli/output.rs`.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod allocations;
 pub mod cli;
 pub mod config;

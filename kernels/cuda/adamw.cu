@@ -39,11 +39,11 @@ __device__ inline void update(const AdamWArgs& a, u64 at, float clip) {
     write(weight, w);
 }
 
-// A norm that is not finite changes nothing.
+// A norm or a loss that is not finite changes nothing.
 template <class T>
 __device__ void adamw(const AdamWArgs& a) {
     float norm = sqrtf(a.results->squared_norm);
-    if (!(norm <= 3.402823466e38f)) return;
+    if (!finite(norm) || !finite(a.results->loss)) return;
     float clip = fminf(a.settings->clip / (norm + 1e-6f), 1.0f);
     each_wide<T>(a.count, a.wide, [&](auto n, u64 at) { update<T, n.value>(a, at, clip); });
 }

@@ -1,11 +1,10 @@
 // Updates in place with a factored second moment: of a decoder, whose gradient exists tile by tile, and of the rows of
-// an embedding that a batch used. A step whose loss is not finite changes nothing.
+// an embedding that a batch used. A step whose loss is not finite changes nothing, and a row, a bias or a column whose own
+// squares are not finite stays as it is.
 #include "columns.cuh"
 #include "control.cuh"
 
 constexpr float EPS = 1e-12f;
-
-__device__ inline bool finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
 struct FactoredArgs {
     const float* out_grad;  // [rows, vocabulary]
@@ -81,13 +80,21 @@ __device__ void add_squares(const FactoredArgs& a) {
         if (d >= a.columns || !a.counts()) return;
         float& under_way = a.column_moment[a.columns + d];
         under_way = a.first == 0 ? sum : under_way + sum;
-        if (a.first + a.count == a.vocabulary)
+        if (a.first + a.count == a.vocabulary && finite(under_way))
             a.column_moment[d] =
                 a.beta2 * a.column_moment[d] + (1.0f - a.beta2) * (under_way / (float)a.vocabulary);
     });
 }
 
 EXPORT(factored_columns, FactoredArgs, 1024, add_squares)
+
+// By one thread.
+__device__ inline void update_bias(const FactoredArgs& a, u32 v) {
+    float grad = a.bias_grad[v], squared = grad * grad, &moment = a.row_moment[a.vocabulary + v];
+    if (!finite(squared)) return;
+    moment = a.beta2 * moment + (1.0f - a.beta2) * squared;
+    a.bias[v] -= a.settings->learning_rate * grad / (sqrtf(moment / a.settings->correction2) + EPS);
+}
 
 // A block a row of the tile.
 template <int N>
@@ -110,6 +117,8 @@ __device__ inline void update_row(const FactoredArgs& a) {
         for (int i = 0; i < N; i++) squares += g[i] * g[i];
     });
     squares = block_sum(squares);
+    if (threadIdx.x == 0) update_bias(a, v);
+    if (!finite(squares)) return;
     float moment = a.beta2 * a.row_moment[v] + (1.0f - a.beta2) * (squares / (float)a.columns);
     float scale = moment / correction, inverse = mean > 0 ? 1.0f / mean : 0.0f;
     auto scaled = [&](u32 d, float(&g)[N]) {
@@ -133,11 +142,7 @@ __device__ inline void update_row(const FactoredArgs& a) {
         for (int i = 0; i < N; i++) w[i] -= factor * g[i];
         write(weight + d, w);
     });
-    if (threadIdx.x != 0) return;
-    a.row_moment[v] = moment;
-    float grad = a.bias_grad[v], &bias_moment = a.row_moment[a.vocabulary + v];
-    bias_moment = a.beta2 * bias_moment + (1.0f - a.beta2) * (grad * grad);
-    a.bias[v] -= lr * grad / (sqrtf(bias_moment / correction) + EPS);
+    if (threadIdx.x == 0) a.row_moment[v] = moment;
 }
 
 __device__ void update_rows(const FactoredArgs& a) { a.wide ? update_row<4>(a) : update_row<1>(a); }
@@ -177,6 +182,7 @@ __device__ void move_rows(const EmbedUpdateArgs& a) {
         squares += g * g;
     }
     squares = block_sum(squares);
+    if (!finite(squares)) return;
     float before = a.moment[2 * id], uses = a.moment[2 * id + 1] + 1.0f;
     float moment = a.beta2 * before + (1.0f - a.beta2) * (squares / (float)a.columns);
     // As many digits as there are: at first the power is nearly 1.

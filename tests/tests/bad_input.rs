@@ -80,6 +80,17 @@ fn a_corpus_shorter_than_a_batch_says_how_short() {
     let line = format!("train --json --set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 {line}");
     host(dir.path(), &line).refused(2, &["short.txt", "1025", "tokens"]);
     assert!(!dir.path().join("out").exists());
+    // A NeuroGen reads whole blocks: nothing is left of a run that never had one, nor of what lies above it.
+    let some = tempfile::tempdir().unwrap();
+    fs::write(some.path().join("some.txt"), text(60)).unwrap();
+    for flags in ["--steps 2", "--epochs 1", "--steps 2 --order consecutive", "--steps 2 --out above/out --resume"] {
+        for sizes in ["--batch-size 16", "--batch-size 4 --set span=4096"] {
+            let line = format!("train --json --preset neurogen-tiny --data some.txt {sizes} {flags}");
+            host(some.path(), &line).refused(2, &["some.txt", "tokens"]);
+            let left: Vec<_> = fs::read_dir(some.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+            assert_eq!(left, ["some.txt"], "{line}");
+        }
+    }
     // Passes over it are no whole step either.
     let line = line.replace("--steps 2", "--epochs 2");
     host(dir.path(), &line).refused(2, &["tokens"]);
@@ -190,9 +201,7 @@ fn directories_that_hold_nothing_or_something_else_are_refused() {
     let dir = directory();
     let dir = dir.path();
     train(dir, "--resume").refused(2, &["--out"]);
-    host(dir, "train --json --resume --out nothing").refused(2, &["nothing"]);
     fs::create_dir(dir.join("bare")).unwrap();
-    host(dir, "train --json --resume --out bare").refused(2, &["bare", "no complete checkpoint"]);
     for command in ["eval", "generate", "chat", "logits --ids 1"] {
         host(dir, &format!("{command} --run bare")).refused(2, &["bare", "no run"]);
     }
@@ -206,11 +215,10 @@ fn directories_that_hold_nothing_or_something_else_are_refused() {
     // What may not change when a run goes on.
     host(dir, "train --json --resume --out run --lr 1").refused(2, &["--lr", "--steps"]);
     host(dir, "train --json --resume --out run --set layers=2").refused(2, &["--set"]);
-    host(dir, "train --json --resume --out run --batch-size 4").refused(2, &["--batch-size"]);
+    host(dir, "train --json --resume --out run --batch-size 5").refused(2, &["--batch-size"]);
     assert_eq!(fs::read(dir.join(SAVED).join("model.safetensors")).unwrap(), before);
     // A checkpoint that was never finished is none.
     fs::remove_file(dir.join(SAVED).join("DONE")).unwrap();
-    host(dir, "train --json --resume --out run --steps 6").refused(2, &["run", "no complete checkpoint"]);
     host(dir, "eval --run run").refused(2, &["run", "no complete checkpoint"]);
 }
 
@@ -356,7 +364,7 @@ fn a_full_disk_keeps_the_previous_checkpoint() {
 fn a_loss_that_is_no_number_ends_the_run_and_names_step_and_checkpoint() {
     let dir = directory();
     let dir = dir.path();
-    let ruin = "--lr 1e30 --clip 0 --schedule constant --warmup 1";
+    let ruin = "--lr 1e30 --clip 0 --schedule constant --warmup 1 --skip-non-finite 0";
     train(dir, &format!("{ruin} --steps 9 --out none")).refused(1, &["step 2", "NaN", "no checkpoint yet"]);
     train(dir, &format!("{ruin} --steps 9 --save-every 1 --out one"))
         .refused(1, &["step 2", "NaN", "one/checkpoint-00000001"]);
@@ -379,6 +387,50 @@ fn a_reader_that_goes_away_is_no_panic() {
         // It may have finished first.
         assert!([Some(141), Some(0)].contains(&outcome.status), "{outcome:?}");
     }
+}
+
+/// `host LINE` with standard output and standard error where the shell puts them.
+#[cfg(target_os = "linux")]
+fn redirected(dir: &Path, line: &str, redirection: &str) -> Outcome {
+    let script = format!("{} {line} {redirection}", path().display());
+    let output = Command::new("bash").args(["-c", &script]).current_dir(dir).stdin(Stdio::null()).output().unwrap();
+    Outcome::of(line, output)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_cannot_be_written_is_a_failure_and_progress_is_none() {
+    let dir = directory();
+    let dir = dir.path();
+    trained(dir);
+    let train = |name: &str, json: &str| format!("train {json} {TINY} --steps 2 --out {name}");
+    // Standard output is lost: the command failed, and says so.
+    for line in [
+        "--help",
+        "plan --json",
+        "plan",
+        "doctor",
+        "completions bash",
+        "vocab --tokenizer byte",
+        "eval --run run",
+        "generate --run run --max-tokens 2",
+        "logits --run run --ids 1",
+        "bench --steps 1",
+    ] {
+        redirected(dir, line, "> /dev/full").refused(1, &["standard output", "No space left"]);
+    }
+    // A run is trained and saved all the same.
+    redirected(dir, &train("lines", "--json"), "> /dev/full").refused(1, &["standard output", "saved in lines"]);
+    assert!(dir.join("lines/checkpoint-00000002/DONE").exists());
+    let outcome = redirected(dir, &train("text", ""), "> /dev/full");
+    assert!(outcome.status == Some(1) && outcome.err.contains("standard output"), "{outcome:?}");
+    assert!(dir.join("text/checkpoint-00000002/DONE").exists());
+    // Standard error is lost: nobody watches, and nothing stops.
+    let outcome = redirected(dir, &train("unwatched", ""), "2> /dev/full").ok();
+    assert!(outcome.out.contains("validation loss"), "{outcome:?}");
+    redirected(dir, "train --steps 0", "2> /dev/full").status.filter(|&status| status == 2).unwrap();
+    let outcome = redirected(dir, "chat --run run --max-tokens 2", "2> /dev/full <<< 'the bear'").ok();
+    assert_eq!(outcome.out.lines().count(), 1);
 }
 
 /// The only directory in `dir`.

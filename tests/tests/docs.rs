@@ -70,7 +70,11 @@ fn every_command_in_the_documents_is_known() {
     let mut count = 0;
     for page in pages() {
         for (language, lines) in blocks(&page) {
-            assert!(["sh", "rust", "toml", "text", "json", "python"].contains(&&*language), "{}: '{language}'", page.display());
+            assert!(
+                ["sh", "rust", "toml", "text", "json", "python"].contains(&&*language),
+                "{}: '{language}'",
+                page.display()
+            );
             for line in commands(&lines).iter().filter(|_| language == "sh") {
                 let place = format!("{}: {line}", page.display());
                 let Some(own) = ours(line) else {

@@ -162,3 +162,107 @@ fn a_signal_saves_and_a_kill_loses_only_what_was_not_saved() {
         assert!(left.iter().all(|n| !n.to_string_lossy().ends_with(".tmp")), "{left:?}");
     }
 }
+
+/// The last line of `host LINE`.
+#[track_caller]
+fn done(dir: &Path, line: &str) -> Value {
+    host(dir, line).ok().json_lines().pop().unwrap()
+}
+
+#[test]
+fn one_line_starts_a_run_and_goes_on_with_it() {
+    let dir = directory();
+    let dir = dir.path();
+    let flags = format!("--preset pythia-tiny {TINY} {CONSTANT} --seed 3 --lr 2e-3 --budget 1GiB");
+    let line = |steps: u32| format!("train --json {flags} --steps {steps} --out run --resume");
+    assert_eq!(done(dir, &line(20))["steps"], 20);
+    // Nothing is left to do.
+    host(dir, &line(20)).ok();
+    host(dir, &line(40)).ok();
+    host(dir, &format!("train --json {flags} --steps 40 --out whole")).ok();
+    assert_same(dir, "whole", "run");
+    // What it goes on with is the run's.
+    let config = || fs::read_to_string(dir.join("run/config.toml")).unwrap();
+    assert!(config().contains("steps = 40\n") && !dir.join("run/config.toml.tmp").exists());
+    host(dir, "train --json --resume --out run --steps 45 --save-every 2 --keep 9 --log-every 1 --threads 1").ok();
+    assert!(dir.join("run/checkpoint-00000042/DONE").exists() && dir.join("run/checkpoint-00000044/DONE").exists());
+    for said in ["steps = 45\n", "save_every = 2\n", "keep = 9\n", "log_every = 1\n", "threads = 1\n", "lr = 0.002\n"] {
+        assert!(config().contains(said), "{said}: {}", config());
+    }
+    assert_eq!(done(dir, "train --json --resume --out run")["steps"], 45);
+    // A file that says the same, too; and nothing else.
+    fs::write(dir.join("same.toml"), "seed = 3\nlr = 2e-3\n[model]\nlayers = 1\n").unwrap();
+    host(dir, "train --json --resume --out run --config same.toml").ok();
+    let before = config();
+    fs::write(dir.join("other.toml"), "seed = 3\n[model]\nlayers = 2\n").unwrap();
+    for (flags, says) in [
+        ("--lr 1", ["--lr", "0.002", "1.0"]),
+        ("--seed 4", ["--seed", "3", "4"]),
+        ("--config other.toml", ["--set layers", "1", "2"]),
+        ("--preset pythia-14m", ["--preset", "pythia-tiny", "pythia-14m"]),
+    ] {
+        host(dir, &format!("train --json --resume --out run --steps 50 {flags}")).refused(2, &says);
+    }
+    assert_eq!(config(), before);
+}
+
+#[test]
+fn passes_are_counted_when_a_run_goes_on() {
+    let dir = directory();
+    let dir = dir.path();
+    fs::write(dir.join("corpus.txt"), long_documents()).unwrap();
+    let line = |more: &str| format!("train --json {TINY} --schedule constant --data corpus.txt {more}");
+    let whole = done(dir, &line("--warmup 0 --epochs 2 --out whole"));
+    let half = done(dir, &line("--warmup 0 --epochs 1 --out run"));
+    let [half, whole] = [half, whole].map(|done| done["steps"].as_u64().unwrap());
+    assert!(half > 100 && whole.abs_diff(2 * half) <= 1, "{half}, {whole}");
+    assert_eq!(done(dir, &line("--warmup 0 --epochs 2 --out run --resume"))["steps"], whole);
+    let model = |run: &str| fs::read(dir.join(run).join(format!("checkpoint-{whole:08}/model.safetensors"))).unwrap();
+    assert!(model("run") == model("whole"), "they differ");
+    // A warm-up that was asked for is the run's, however many steps there are.
+    let config = fs::read_to_string(dir.join("whole/config.toml")).unwrap();
+    assert!(config.contains("warmup = 0\n") && config.contains("epochs = 2\n"), "{config}");
+    // A flag wins over a file.
+    fs::write(dir.join("passes.toml"), "epochs = 2\n").unwrap();
+    assert_eq!(done(dir, &line("--config passes.toml --steps 3 --out three"))["steps"], 3);
+}
+
+#[test]
+fn a_run_that_was_killed_before_it_was_saved_begins_again() {
+    let dir = directory();
+    let dir = dir.path();
+    let line = format!("train --json {TINY} {CONSTANT} --steps 40 --save-minutes 0");
+    host(dir, &format!("{line} --out whole")).ok();
+    host(dir, &format!("{line} --out run")).ok();
+    // As a kill leaves it: the last checkpoint was being written.
+    fs::remove_file(dir.join("run/checkpoint-00000040/DONE")).unwrap();
+    host(dir, "train --json --resume --out run --lr 1").refused(2, &["run", "--lr"]);
+    host(dir, &format!("{line} --out run --resume")).ok();
+    assert_same(dir, "whole", "run");
+    let steps = |run: &str| fs::read_to_string(dir.join(run).join("metrics.jsonl")).unwrap().lines().count();
+    assert_eq!(steps("run"), steps("whole"));
+    // A directory of something else is nobody's to begin in.
+    fs::create_dir(dir.join("mine")).unwrap();
+    fs::write(dir.join("mine/note.txt"), "mine").unwrap();
+    host(dir, &format!("{line} --out mine --resume")).refused(2, &["mine", "not empty"]);
+}
+
+#[test]
+fn saves_by_the_clock_change_no_number() {
+    let dir = directory();
+    let dir = dir.path();
+    let line = format!("train --json {TINY} {CONSTANT} --steps 40 --keep 99");
+    host(dir, &format!("{line} --save-minutes 0 --out whole")).ok();
+    host(dir, &format!("{line} --save-minutes 1e-9 --out clock")).ok();
+    let saved = |run: &str| {
+        let names = fs::read_dir(dir.join(run)).unwrap().map(|e| e.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with("checkpoint-")).count()
+    };
+    assert_eq!((saved("whole"), saved("clock")), (1, 40));
+    assert_same(dir, "whole", "clock");
+    let config = fs::read_to_string(dir.join("clock/config.toml")).unwrap();
+    assert!(config.contains("save_minutes = 0.000000001"), "{config}");
+    // Ten minutes where nobody says anything.
+    host(dir, &format!("train --json {TINY} --steps 1 --out run")).ok();
+    assert!(fs::read_to_string(dir.join("run/config.toml")).unwrap().contains("save_minutes = 10.0\n"));
+}

@@ -160,6 +160,49 @@ fn a_chat_answers_remembers_and_saves() {
 }
 
 #[test]
+fn a_chat_goes_on_behind_what_is_no_text() {
+    let dir = directory();
+    let dir = dir.path();
+    train(dir, "--steps 5 --out run");
+    let mut chat = command(dir, "chat --run run --max-tokens 5 --seed 1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let long = "bear ".repeat(1 << 16);
+    let lines = [b"the \xff\xfe bear\n".as_slice(), long.as_bytes(), b"\nthe bear\n"].concat();
+    chat.stdin.take().unwrap().write_all(&lines).unwrap();
+    let outcome = Outcome::of("chat", chat.wait_with_output().unwrap()).ok();
+    assert_eq!(outcome.out.lines().count(), 2, "{outcome:?}");
+    assert!(outcome.err.contains("left out") && outcome.err.contains("/clear begins anew"), "{}", outcome.err);
+}
+
+#[test]
+fn people_see_what_an_attention_pattern_keeps() {
+    let dir = directory();
+    let dir = dir.path();
+    let local = format!("{TINY} --attention local --block 16 --window 0 --steps 1");
+    // 2 · 16 · 17 / 2 of 32 · 33 / 2 pairs.
+    let said = "51.5 % at 32";
+    let plan = host(dir, &format!("plan {local}")).ok();
+    assert!(plan.out.contains(said), "{}", plan.out);
+    let train = host(dir, &format!("train {local} --out run")).ok();
+    assert!(train.err.contains(said), "{}", train.err);
+    let wide = host(dir, &format!("plan {TINY} --attention local --block 16 --window 64")).ok();
+    assert!(wide.out.contains("hides nothing") && wide.out.contains("dense"), "{}", wide.out);
+    assert!(!host(dir, &format!("plan {TINY}")).ok().out.contains("attention,"));
+}
+
+#[test]
+fn steps_are_logged_as_often_as_asked() {
+    let dir = directory();
+    let lines = train(dir.path(), "--steps 9 --log-every 4 --out run");
+    let steps: Vec<_> = lines.iter().filter(|l| l.get("loss").is_some()).map(|l| l["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [1, 4, 8, 9]);
+}
+
+#[test]
 fn people_see_ledger_floor_baselines_and_a_sample() {
     let dir = directory();
     let dir = dir.path();

@@ -6,7 +6,7 @@ use crate::train::{Results, Settings};
 
 /// With g the clipped gradient: `m = β₁ m + (1 − β₁) g`, `v = β₂ v + (1 − β₂) g²`,
 /// `w = w (1 − lr · decay) − lr · m / (1 − β₁ᵗ) / (√(v / (1 − β₂ᵗ)) + eps)`.
-/// A gradient norm that is not finite changes nothing.
+/// A gradient norm or a loss that is not finite changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
     /// `[n]`: the parameters.
@@ -21,7 +21,7 @@ pub struct AdamW {
     pub second: Region,
     /// The settings: learning rate, corrections, clip.
     pub settings: Region,
-    /// The results: the squared norm is read.
+    /// The results: the loss and the squared norm are read.
     pub results: Region,
     /// β₁.
     pub beta1: f32,
@@ -47,10 +47,10 @@ pub struct Factors {
 }
 
 impl AdamW {
-    /// The factors of this update, or `None` where the norm is not finite and the update is skipped.
+    /// The factors of this update, or `None` where the norm or the loss is not finite and the update is skipped.
     pub fn factors(&self, settings: &Settings, results: &Results) -> Option<Factors> {
         let norm = libm::sqrtf(results.squared_norm);
-        if !norm.is_finite() {
+        if !(norm.is_finite() && results.loss.is_finite()) {
             return None;
         }
         let Settings { learning_rate, correction1, correction2, clip, .. } = *settings;
@@ -140,6 +140,10 @@ mod tests {
         Settings { learning_rate: 0.01, correction1: 0.1, correction2: 0.05, clip: 2.0, loss_scale: 1.0 };
 
     fn case(b: &mut Bench<256>, squared_norm: f32) -> AdamW {
+        with(b, Results { loss: 0.0, squared_norm })
+    }
+
+    fn with(b: &mut Bench<256>, results: Results) -> AdamW {
         AdamW {
             weight: b.normal([1, 1, 1, 13], 1, 1.0),
             master: None,
@@ -147,7 +151,7 @@ mod tests {
             first: b.values([1, 1, 1, 13], &[0.0; 13]),
             second: b.values([1, 1, 1, 13], &[0.0; 13]),
             settings: b.settings(SETTINGS),
-            results: b.results(Results { loss: 0.0, squared_norm }),
+            results: b.results(results),
             beta1: 0.9,
             beta2: 0.95,
             eps: 1e-8,
@@ -179,14 +183,17 @@ mod tests {
     }
 
     #[test]
-    fn a_norm_that_is_not_finite_changes_nothing() {
-        for norm in [f32::NAN, f32::INFINITY] {
-            let mut b = Bench::<256>::new();
-            let op = case(&mut b, norm);
-            let before: [f32; 13] = b.get(op.weight).try_into().unwrap();
-            b.run(op);
-            assert_eq!(b.get(op.weight), before);
-            assert_eq!(b.get(op.first), [0.0; 13]);
+    fn a_norm_or_a_loss_that_is_not_finite_changes_nothing() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            for results in [Results { loss: 1.0, squared_norm: bad }, Results { loss: bad, squared_norm: 1.0 }] {
+                let mut b = Bench::<256>::new();
+                let op = with(&mut b, results);
+                let before: [f32; 13] = b.get(op.weight).try_into().unwrap();
+                b.run(op);
+                assert_eq!(b.get(op.weight), before);
+                assert_eq!(b.get(op.first), [0.0; 13]);
+                assert_eq!(b.get(op.second), [0.0; 13]);
+            }
         }
     }
 

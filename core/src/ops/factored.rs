@@ -2,7 +2,8 @@
 //! the embedding of a spiking model (after Adafactor, Shazeer and Stern 2018, without its first moment).
 //!
 //! Neither is part of the global clip: a row's update is held at a root mean square of the learning rate instead. A
-//! step whose loss is not finite changes nothing.
+//! step whose loss is not finite changes nothing, and a row, a bias or a column whose own squares are not finite stays
+//! as it is.
 
 use super::math::{axpy, dot, sum};
 use crate::device::{Operand, Operation, OperationError, count};
@@ -104,16 +105,21 @@ impl Operation for FactoredUpdate {
                 bias_grad += out_grad[v];
             }
             sums.iter_mut().zip(&*g).for_each(|(s, g)| *s += g * g);
-            row_moment[v] = self.beta2 * row_moment[v] + (1.0 - self.beta2) * (dot(g, g) / d as f32);
-            for (g, &c) in g.iter_mut().zip(&*columns) {
-                let column = if mean > 0.0 { c / mean } else { 1.0 };
-                *g /= libm::sqrtf(row_moment[v] / correction * column) + EPS;
+            let (squares, bias_squared) = (dot(g, g), bias_grad * bias_grad);
+            if squares.is_finite() {
+                row_moment[v] = self.beta2 * row_moment[v] + (1.0 - self.beta2) * (squares / d as f32);
+                for (g, &c) in g.iter_mut().zip(&*columns) {
+                    let column = if mean > 0.0 { c / mean } else { 1.0 };
+                    *g /= libm::sqrtf(row_moment[v] / correction * column) + EPS;
+                }
+                axpy(-lr * self.rate * held(dot(g, g), d), g, &mut weight[v * d..][..d]);
             }
-            axpy(-lr * self.rate * held(dot(g, g), d), g, &mut weight[v * d..][..d]);
-            bias_moment[v] = self.beta2 * bias_moment[v] + (1.0 - self.beta2) * (bias_grad * bias_grad);
-            bias[v] -= lr * bias_grad / (libm::sqrtf(bias_moment[v] / correction) + EPS);
+            if bias_squared.is_finite() {
+                bias_moment[v] = self.beta2 * bias_moment[v] + (1.0 - self.beta2) * bias_squared;
+                bias[v] -= lr * bias_grad / (libm::sqrtf(bias_moment[v] / correction) + EPS);
+            }
         }
-        for (c, s) in columns.iter_mut().zip(sums) {
+        for (c, s) in columns.iter_mut().zip(sums).filter(|(_, s)| s.is_finite()) {
             *c = self.beta2 * *c + (1.0 - self.beta2) * (*s / vocabulary as f32);
         }
         Ok(())
@@ -187,12 +193,16 @@ impl Operation for EmbedUpdate {
             for (row, _) in later.chunks_exact(d).zip(&ids[r + 1..]).filter(|(_, other)| **other == id) {
                 axpy(1.0, row, g);
             }
+            let squares = dot(g, g);
+            if !squares.is_finite() {
+                continue;
+            }
             let [m, n] = &mut moment.f32_mut()?[2 * id as usize..][..2] else { continue };
-            *m = self.beta2 * *m + (1.0 - self.beta2) * (dot(g, g) / d as f32);
+            *m = self.beta2 * *m + (1.0 - self.beta2) * (squares / d as f32);
             *n += 1.0;
             let correction = 1.0 - libm::powf(self.beta2, *n);
             let root = 1.0 / (libm::sqrtf(*m / correction) + EPS);
-            let factor = root * held(dot(g, g) * root * root, d);
+            let factor = root * held(squares * root * root, d);
             axpy(-lr * factor, g, &mut table.f32_mut()?[id as usize * d..][..d]);
         }
         Ok(())
@@ -306,5 +316,44 @@ mod tests {
         b.run(op);
         assert_eq!(b.get(op.weight), before);
         assert_eq!(b.get(op.row_moment), [0.0; 8]);
+    }
+
+    #[test]
+    fn what_has_no_finite_gradient_stays_and_the_rest_moves() {
+        let mut b = B::new();
+        let op = decoder(&mut b, 1.0);
+        let before: [f32; 20] = b.get(op.weight).try_into().unwrap();
+        let bias: [f32; 4] = b.get(op.bias).try_into().unwrap();
+        let mut out_grad: [f32; 28] = b.get(op.out_grad).try_into().unwrap();
+        out_grad[2] = f32::NAN;
+        b.set(op.out_grad, &out_grad);
+        b.run(op);
+        let after: [f32; 20] = b.get(op.weight).try_into().unwrap();
+        for v in 0..4 {
+            assert_eq!(after[5 * v..][..5] == before[5 * v..][..5], v == 2, "row {v}");
+            assert_eq!(b.get(op.bias)[v] == bias[v], v == 2, "bias {v}");
+        }
+        assert_eq!((b.get(op.row_moment)[2], b.get(op.row_moment)[6]), (0.0, 0.0));
+        // Every column holds a gradient of the row that has none.
+        assert_eq!(b.get(op.column_moment)[..5], [0.0; 5]);
+
+        let mut grad = [1.0; 15];
+        grad[4] = f32::INFINITY;
+        let op = EmbedUpdate {
+            ids: b.ids(&[3, 1, 3, 3, 0]),
+            x_grad: b.values([1, 1, 5, 3], &grad),
+            table: b.normal([1, 1, 5, 3], 2, 1.0),
+            moment: b.values([1, 1, 5, 2], &[0.5; 10]),
+            settings: b.settings(SETTINGS),
+            results: b.results(Results { loss: 1.0, squared_norm: 0.0 }),
+            beta2: 0.9,
+        };
+        let before: [f32; 15] = b.get(op.table).try_into().unwrap();
+        b.run(op);
+        for id in 0..5 {
+            let (moves, moment) = ([0, 3].contains(&id), &b.get(op.moment)[2 * id..][..2]);
+            assert_eq!(b.get(op.table)[3 * id..][..3] != before[3 * id..][..3], moves, "row {id}");
+            assert_eq!(moment != [0.5; 2], moves, "moment of row {id}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::output::say;
 use super::train::within_budget;
 use super::{Failure, RunFlags, request, say_warnings, work};
 use crate::allocations;
@@ -85,23 +86,22 @@ impl Bench {
                 "algorithms": session.algorithms(),
                 "profile": shares,
             });
-            println!("{line}");
+            say!("{line}")?;
             return Ok(());
         }
-        println!("{tokens_per_s:.0} tokens/s, {:.2} ms a step (median of {})", seconds * 1e3, timed);
-        println!(
+        say!("{tokens_per_s:.0} tokens/s, {:.2} ms a step (median of {})", seconds * 1e3, timed)?;
+        say!(
             "{:.3} TFLOP/s, {:.0} % of the roofline, arena {}, peak resident {}, {} heap allocations a step",
             plan.flops_per_token as f64 * tokens_per_s / 1e12,
             100.0 * plan.roofline_seconds / seconds,
             human_bytes(plan.arena_bytes),
             peak.map_or("unknown".to_owned(), human_bytes),
             allocations.map_or("unknown".to_owned(), |n| n.to_string()),
-        );
+        )?;
         if let Some(gpu) = &gpu {
-            println!("GPU: {}", gpu.line());
+            say!("GPU: {}", gpu.line())?;
         }
-        table(&shares, &machine);
-        Ok(())
+        table(&shares, &machine)
     }
 }
 
@@ -136,14 +136,14 @@ fn gpu_memory(session: &mut Session) -> Result<Option<GpuMemory>, DeviceError> {
     Ok(Some(GpuMemory { used_bytes, outside, unexplained_bytes: used_bytes as i64 - named as i64 }))
 }
 
-fn table(shares: &[Share], machine: &Machine) {
+fn table(shares: &[Share], machine: &Machine) -> Result<(), Failure> {
     if shares.is_empty() {
-        return;
+        return Ok(());
     }
-    println!("  {:<18} {:>6} {:>10} {:>10} {:>9} {:>9}", "operation", "count", "ms", "roofline", "GFLOP/s", "GB/s");
+    say!("  {:<18} {:>6} {:>10} {:>10} {:>9} {:>9}", "operation", "count", "ms", "roofline", "GFLOP/s", "GB/s")?;
     for s in shares {
         let bound = machine.rates.seconds(s.flops, s.flops_8bit, s.bytes);
-        println!(
+        say!(
             "  {:<18} {:>6} {:>10.3} {:>10.3} {:>9.1} {:>9.2}",
             s.name,
             s.count,
@@ -151,6 +151,7 @@ fn table(shares: &[Share], machine: &Machine) {
             bound * 1e3,
             s.flops as f64 / s.seconds / 1e9,
             s.bytes as f64 / s.seconds / 1e9
-        );
+        )?;
     }
+    Ok(())
 }

@@ -1,7 +1,8 @@
 //! `host chat`.
 
-use std::io::{BufRead as _, Write as _};
+use std::io::{self, BufRead};
 
+use super::output::{say, tell};
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
 use super::{Failure, work};
@@ -30,14 +31,14 @@ impl Chat {
         let (config, trained) = self.trained.decoding()?;
         let generator = Generator::new(config.context(), config.vocab_size(), self.sampling.seed);
         let mut conversation = Conversation { trained, generator, transcript: String::new(), fresh: true };
-        eprintln!("{} with {} positions; /help for help", self.trained.dir.display(), config.context());
-        for line in std::io::stdin().lock().lines() {
-            let line = line.map_err(work)?;
+        tell!("{} with {} positions; /help for help", self.trained.dir.display(), config.context());
+        let mut input = io::stdin().lock();
+        while let Some(line) = next_line(&mut input).map_err(work)? {
             let mut words = line.split_whitespace();
             match words.next() {
                 None => continue,
                 Some("/quit") => break,
-                Some("/help") => eprintln!("{HELP}"),
+                Some("/help") => tell!("{HELP}"),
                 Some("/clear") => {
                     conversation.generator.clear();
                     conversation.transcript.clear();
@@ -45,16 +46,16 @@ impl Chat {
                 }
                 Some("/params") => match (words.next(), words.next()) {
                     (Some(name), Some(value)) => self.set(name, value),
-                    _ => eprintln!("{:?}", self.sampling),
+                    _ => tell!("{:?}", self.sampling),
                 },
                 Some("/save") => match words.next() {
                     Some(path) => match std::fs::write(path, &conversation.transcript) {
-                        Ok(()) => eprintln!("saved in {path}"),
-                        Err(e) => eprintln!("{path}: {e}"),
+                        Ok(()) => tell!("saved in {path}"),
+                        Err(e) => tell!("{path}: {e}"),
                     },
-                    None => eprintln!("/save FILE"),
+                    None => tell!("/save FILE"),
                 },
-                Some(other) if other.starts_with('/') => eprintln!("no command {other}; /help for help"),
+                Some(other) if other.starts_with('/') => tell!("no command {other}; /help for help"),
                 Some(_) => conversation.answer(&line, &self.sampling)?,
             }
         }
@@ -73,12 +74,30 @@ impl Chat {
             _ => false,
         };
         if !known {
-            eprintln!("{name} {value}: no such parameter, or no number");
+            tell!("{name} {value}: no such parameter, or no number");
         } else if let Err(e) = self.sampling.sampler() {
-            eprintln!("{e}");
+            tell!("{e}");
             self.sampling = before;
         }
     }
+}
+
+/// The most bytes of a line: more than what most contexts hold.
+const LONGEST: u64 = 64 << 10;
+
+/// The next line without its end; none behind the last. Of a longer one than [`LONGEST`] the rest is passed over, and
+/// bytes that are no UTF-8 are replaced.
+fn next_line(input: &mut dyn BufRead) -> io::Result<Option<String>> {
+    let mut bytes = Vec::new();
+    if io::Read::take(&mut *input, LONGEST).read_until(b'\n', &mut bytes)? == 0 {
+        return Ok(None);
+    }
+    if bytes.last() == Some(&b'\n') {
+        bytes.pop();
+    } else if bytes.len() as u64 == LONGEST && input.skip_until(b'\n')? > 0 {
+        tell!("a line has at most {LONGEST} bytes; the rest of this one is left out");
+    }
+    Ok(Some(String::from_utf8_lossy(&bytes).trim_end_matches('\r').to_owned()))
 }
 
 /// A conversation with a model.
@@ -98,7 +117,7 @@ impl Conversation {
         let mut prompt: Vec<u32> = begin.into_iter().collect();
         tokenizer.encode(line, &mut prompt);
         if prompt.is_empty() || prompt.len() >= room {
-            eprintln!("{} tokens and {room} positions left; /clear begins anew", prompt.len());
+            tell!("{} tokens and {room} positions left; /clear begins anew", prompt.len());
             return Ok(());
         }
         let mut ids = Vec::new();
@@ -107,8 +126,7 @@ impl Conversation {
         let end = self.generator.run(session, &sampler, &prompt, most, limit, eos, &mut |id| ids.push(id));
         let end = end.map_err(work)?;
         let text = tokenizer.decode(&ids);
-        println!("{text}");
-        let _ = std::io::stdout().flush();
+        say!("{text}")?;
         self.transcript.push_str(&format!("> {line}\n{text}\n"));
         self.fresh = end != End::MaxTokens;
         if self.fresh {
@@ -116,5 +134,22 @@ impl Conversation {
             self.generator.clear();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_bounded_and_what_is_no_text_is_replaced() {
+        let long = vec![b'x'; 3 * LONGEST as usize];
+        let input = [b"one\r\ntw\xff\n\n".as_slice(), &long, b"\nlast"].concat();
+        let mut input = input.as_slice();
+        let mut next = || next_line(&mut input).unwrap();
+        assert_eq!([next(), next(), next()].map(Option::unwrap), ["one", "tw\u{fffd}", ""]);
+        let line = next().unwrap();
+        assert_eq!((line.len() as u64, line.capacity() <= 2 * line.len()), (LONGEST, true));
+        assert_eq!((next().as_deref(), next()), (Some("last"), None));
     }
 }

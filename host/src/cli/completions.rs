@@ -2,6 +2,7 @@
 
 use clap::CommandFactory as _;
 
+use super::output::say;
 use super::{Arguments, Failure};
 
 /// Flags of `host completions`.
@@ -13,7 +14,8 @@ pub struct Completions {
 
 impl Completions {
     pub(super) fn run(self) -> Result<(), Failure> {
-        clap_complete::generate(self.shell, &mut Arguments::command(), "host", &mut std::io::stdout());
-        Ok(())
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut Arguments::command(), "host", &mut script);
+        say!("{}", String::from_utf8_lossy(&script).trim_end())
     }
 }

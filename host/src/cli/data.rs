@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
+use super::output::{say, tell};
 use super::train::encoded;
 use super::{Failure, request, work};
 use crate::config::human_bytes;
@@ -69,13 +70,13 @@ impl Data {
     fn say(&self, event: Event) {
         let out = self.out.display();
         match event {
-            Event::Waiting => eprintln!("waiting for another process that encodes into {out}"),
+            Event::Waiting => tell!("waiting for another process that encodes into {out}"),
             Event::Begun { about: Some(bytes), found: 0 } => {
-                eprintln!("encoding into {out}, about {}", human_bytes(bytes))
+                tell!("encoding into {out}, about {}", human_bytes(bytes))
             }
-            Event::Begun { found: 0, .. } => eprintln!("encoding into {out}"),
-            Event::Begun { found, .. } => eprintln!("encoding into {out}, behind the {found} tokens that are there"),
-            Event::Encoded(tokens) => eprintln!("  {tokens} tokens"),
+            Event::Begun { found: 0, .. } => tell!("encoding into {out}"),
+            Event::Begun { found, .. } => tell!("encoding into {out}, behind the {found} tokens that are there"),
+            Event::Encoded(tokens) => tell!("  {tokens} tokens"),
         }
     }
 
@@ -115,12 +116,12 @@ impl Data {
                 "vocab_size": manifest.vocab,
                 "seconds": seconds,
             });
-            println!("{line}");
+            say!("{line}")?;
             return Ok(());
         }
-        println!("{} documents, {} tokens, {bytes_a_token:.3} bytes a token", manifest.documents, manifest.tokens);
-        println!("{copies} documents are exact copies of another: {copied} tokens");
-        println!("{}, read with --data {0}; {seconds:.1} s", self.out.display());
+        say!("{} documents, {} tokens, {bytes_a_token:.3} bytes a token", manifest.documents, manifest.tokens)?;
+        say!("{copies} documents are exact copies of another: {copied} tokens")?;
+        say!("{}, read with --data {0}; {seconds:.1} s", self.out.display())?;
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::Failure;
+use super::output::say;
 use crate::allocations;
 use crate::config::human_bytes;
 use crate::device::cuda::{Description, Gpu, describe};
@@ -38,7 +39,7 @@ impl Doctor {
         let cuda = describe();
         if self.json {
             let have: serde_json::Map<_, _> = features.iter().map(|(f, has)| ((*f).to_owned(), json!(has))).collect();
-            println!(
+            say!(
                 "{}",
                 json!({
                     "version": env!("CARGO_PKG_VERSION"), "os": std::env::consts::OS, "arch": std::env::consts::ARCH,
@@ -46,16 +47,16 @@ impl Doctor {
                     "counts_allocations": allocations::installed(),
                     "devices": { "cpu": "ready", "reference": "ready", "cuda": cuda_json(&cuda) },
                 })
-            );
+            )?;
             return Ok(());
         }
-        println!("capful {} on {} {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
-        println!("cores      {cores}");
-        println!("memory     {} free", machine.free.map_or("unknown".to_owned(), human_bytes));
+        say!("capful {} on {} {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH)?;
+        say!("cores      {cores}")?;
+        say!("memory     {} free", machine.free.map_or("unknown".to_owned(), human_bytes))?;
         for (feature, has) in &features {
-            println!("{feature:<10} {}", if *has { "yes" } else { "no" });
+            say!("{feature:<10} {}", if *has { "yes" } else { "no" })?;
         }
-        println!(
+        say!(
             "cpu        ready, {}",
             if features.iter().any(|(f, has)| *f == "avx512f" && *has) {
                 "512-bit vectors"
@@ -64,18 +65,18 @@ impl Doctor {
             } else {
                 "no vectors found: slow but right"
             }
-        );
-        println!("reference  ready (plain loops, one thread)");
+        )?;
+        say!("reference  ready (plain loops, one thread)")?;
         match &cuda.driver {
-            Ok((version, library)) => println!("cuda       driver for CUDA {version} ({library})"),
-            Err(why) => println!("cuda       {why}"),
+            Ok((version, library)) => say!("cuda       driver for CUDA {version} ({library})")?,
+            Err(why) => say!("cuda       {why}")?,
         }
         for (number, gpu) in cuda.gpus.iter().enumerate() {
-            println!("  cuda:{number}   {}", gpu_line(gpu));
+            say!("  cuda:{number}   {}", gpu_line(gpu))?;
         }
-        println!("  kernels  for {}", cuda.targets);
+        say!("  kernels  for {}", cuda.targets)?;
         for missing in cuda.missing.iter().filter(|_| cuda.driver.is_ok()) {
-            println!("  {missing}");
+            say!("  {missing}")?;
         }
         Ok(())
     }

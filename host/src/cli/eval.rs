@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::output::say;
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
 use crate::data::corpus::Corpus;
@@ -51,21 +52,21 @@ impl Eval {
                 "overlap": overlap.map(|o| o.share),
                 "floor": floor,
             });
-            println!("{line}");
+            say!("{line}")?;
             return Ok(());
         }
-        println!("loss {} nats a token, perplexity {:.2}, {} tokens", score.shown(), score.loss().exp(), score.tokens);
-        println!("{}", validation.describe(overlap));
+        say!("loss {} nats a token, perplexity {:.2}, {} tokens", score.shown(), score.loss().exp(), score.tokens)?;
+        say!("{}", validation.describe(overlap))?;
         match bits {
-            Some(bits) => println!("{bits:.4} bits a byte over {} bytes", score.bytes),
-            None if score.bytes > 0 => println!(
+            Some(bits) => say!("{bits:.4} bits a byte over {} bytes", score.bytes)?,
+            None if score.bytes > 0 => say!(
                 "bits a byte are not given: this tokenizer does not restore the text (it changes letters, or has unknown \
                  words)"
-            ),
+            )?,
             None => {}
         }
         if let Some(floor) = floor {
-            println!("floor {floor:.4}");
+            say!("floor {floor:.4}")?;
         }
         Ok(())
     }

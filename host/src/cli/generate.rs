@@ -1,10 +1,10 @@
 //! `host generate`.
 
-use std::io::Write as _;
 use std::time::Instant;
 
 use serde_json::json;
 
+use super::output::say;
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
 use super::{Failure, request, work};
@@ -63,9 +63,9 @@ impl Generate {
             if let Some(gpu_seconds) = gpu_seconds {
                 line["gpu_seconds"] = gpu_seconds.into();
             }
-            println!("{line}");
+            say!("{line}")?;
         } else {
-            let _ = writeln!(std::io::stdout(), "{text}");
+            say!("{text}")?;
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use capful_core::data::IGNORE;
 use serde_json::json;
 
+use super::output::say;
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
 use crate::plan::Sections;
@@ -42,14 +43,14 @@ impl Logits {
         let mut rows: Vec<Vec<f32>> = Vec::with_capacity(self.ids.len());
         session.logits(count, &mut |row| rows.push(row.to_vec())).map_err(work)?;
         if self.json {
-            println!("{}", json!({ "ids": self.ids, "logits": rows }));
+            say!("{}", json!({ "ids": self.ids, "logits": rows }))?;
             return Ok(());
         }
         for (id, row) in self.ids.iter().zip(&rows) {
             let mut order: Vec<usize> = (0..row.len()).collect();
             order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
             let best: Vec<_> = order.iter().take(5).map(|&i| format!("{i}: {:.4}", row[i])).collect();
-            println!("after {id:>6}: {}", best.join("  "));
+            say!("after {id:>6}: {}", best.join("  "))?;
         }
         Ok(())
     }

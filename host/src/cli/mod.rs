@@ -8,12 +8,14 @@ mod doctor;
 mod eval;
 mod generate;
 mod logits;
+mod output;
 mod plan;
 mod sampling;
 mod train;
 mod trained;
 mod vocab;
 
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use std::sync::Arc;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
+use self::output::{lost, tell};
 use crate::config::{Config, ConfigError, RawConfig};
 use crate::device::DeviceError;
 use crate::run::Session;
@@ -57,7 +60,7 @@ impl From<DeviceError> for Failure {
 /// Says what a GPU lacks and what that costs, a line each.
 fn say_warnings(session: &mut Session) {
     if let Some(gpu) = session.device.gpu() {
-        gpu.warnings().iter().for_each(|warning| eprintln!("host: {warning}"));
+        gpu.warnings().iter().for_each(|warning| tell!("host: {warning}"));
     }
 }
 
@@ -153,10 +156,13 @@ pub fn main() -> ExitCode {
         Err(e) => {
             if !e.use_stderr() || e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
                 // Help and version: to standard output, and no failure, where they were asked for.
-                let _ = e.print();
-                return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
+                return match e.print().and_then(|()| io::stdout().flush()) {
+                    _ if e.use_stderr() => ExitCode::from(2),
+                    Err(error) if error.kind() != io::ErrorKind::BrokenPipe => end(&lost(error)),
+                    _ => ExitCode::SUCCESS,
+                };
             }
-            eprintln!("host: {}", one_line(&e));
+            tell!("host: {}", one_line(&e));
             return ExitCode::from(2);
         }
     };
@@ -175,8 +181,12 @@ pub fn main() -> ExitCode {
         Command::Doctor(c) => c.run(),
         Command::Completions(c) => c.run(),
     });
-    let Err(failure) = done else { return ExitCode::SUCCESS };
-    eprintln!("host: {failure}");
+    done.map_or_else(|failure| end(&failure), |()| ExitCode::SUCCESS)
+}
+
+/// Says why a command failed, and gives its exit status.
+fn end(failure: &Failure) -> ExitCode {
+    tell!("host: {failure}");
     ExitCode::from(match failure {
         Failure::Work(_) => 1,
         Failure::Request(_) => 2,

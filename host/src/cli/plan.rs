@@ -1,5 +1,6 @@
 //! `host plan`.
 
+use super::output::say;
 use super::{Failure, RunFlags, work};
 use crate::plan::{Machine, Plan as Planned, Row, listing};
 
@@ -32,12 +33,12 @@ impl Plan {
         if self.sweep.is_some() {
             let rows = Planned::sweep(&config, &machine)?;
             if self.json {
-                println!("{}", serde_json::to_string_pretty(&rows).map_err(work)?);
+                say!("{}", serde_json::to_string_pretty(&rows).map_err(work)?)?;
                 return Ok(());
             }
-            println!("  seq-len  recompute  largest batch  chunk   arena bytes");
+            say!("  seq-len  recompute  largest batch  chunk   arena bytes")?;
             for Row { seq_len, recompute, batch_size, chunk, arena_bytes } in rows {
-                println!("  {seq_len:>7}  {recompute:>9}  {batch_size:>13}  {chunk:>5}  {arena_bytes:>12}");
+                say!("  {seq_len:>7}  {recompute:>9}  {batch_size:>13}  {chunk:>5}  {arena_bytes:>12}")?;
             }
             return Ok(());
         }
@@ -45,18 +46,21 @@ impl Plan {
         if self.program {
             let programs = listing::programs(&config, laid, machine.rates)?;
             if self.json {
-                println!("{}", serde_json::to_string(&programs).map_err(work)?);
+                say!("{}", serde_json::to_string(&programs).map_err(work)?)?;
             } else {
-                print!("{}", listing::table(&programs));
+                say!("{}", listing::table(&programs).trim_end())?;
             }
             return Ok(());
         }
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&plan).map_err(work)?);
+            say!("{}", serde_json::to_string_pretty(&plan).map_err(work)?)?;
         } else {
-            print!("{}", plan.table());
+            say!("{}", plan.table().trim_end())?;
+            if let Some(line) = config.attention_kept() {
+                say!("  {line}")?;
+            }
             if let Err(e) = plan.require_fit(&config, &machine) {
-                println!("  {e}");
+                say!("  {e}")?;
             }
         }
         Ok(())

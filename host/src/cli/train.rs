@@ -1,6 +1,6 @@
 //! `host train`.
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -9,8 +9,9 @@ use capful_core::generate::Sampler;
 use capful_core::train::Curriculum;
 use serde_json::json;
 
+use super::output::{lost, say, tell};
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, work};
-use crate::config::{ByteSize, Cache, Config, Device, RawConfig, human_bytes};
+use crate::config::{Cache, Config, Device, RawConfig, human_bytes};
 use crate::data::corpus::{Corpus, CorpusError};
 use crate::data::error::SourceError;
 use crate::data::overlap::Overlap;
@@ -35,7 +36,7 @@ pub struct Train {
     /// The run's directory; without it a new one, runs/PRESET-NNN
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Continues the run in --out with its saved configuration
+    /// Continues the run in --out with its saved configuration, or begins it where nothing was saved yet
     #[arg(long, requires = "out")]
     resume: bool,
     /// Uses the GPU's algorithms of another run, its plan.json: then the same run gives the same bits
@@ -49,40 +50,50 @@ pub struct Train {
 /// A run that waits for text for more than this share of its time is told so.
 const MOST_WAITED: f64 = 0.03;
 
-/// The flags that may differ when a run is resumed.
-const MAY_DIFFER: [&str; 7] = ["steps", "epochs", "device", "threads", "precision", "budget", "gpu"];
-
 impl Train {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let Train { flags, out, resume, algorithms, json } = self;
-        if resume {
-            let dir = out.ok_or_else(|| request("--resume needs --out DIR, the run to continue"))?;
-            let from = checkpoint::latest(&dir).map_err(request)?;
-            let config = resumed(directory::read_config(&dir)?, flags)?;
-            AnyProfile::of(&config)?.require()?;
-            let corpus =
-                Corpus::reopen(&config, &from, &dir, Some(&mut encoding(&config, &dir, json))).map_err(encoded)?;
-            let algorithms = checkpoint::read_state(&from).map_err(request)?.algorithms;
-            return start(config, &corpus, &dir, Some(&from), &algorithms, json);
-        }
-        let mut config = flags.resolve()?;
-        if let Some(dir) = out.as_deref().filter(|dir| directory::holds_run(dir)) {
-            return Err(request(format!(
+        let written = self.flags.written()?;
+        match self.out.clone().filter(|dir| directory::holds_run(dir)) {
+            Some(dir) if self.resume => self.go_on(&dir, written),
+            Some(dir) => Err(request(format!(
                 "{} holds a run already; continue it with --resume or name another with --out",
                 dir.display()
-            )));
+            ))),
+            None => {
+                let warmup = written.warmup.is_some();
+                self.begin(Config::resolve(written)?, warmup)
+            }
         }
+    }
+
+    /// Goes on with the run in `dir`, or begins it again where nothing was saved yet.
+    fn go_on(self, dir: &Path, written: RawConfig) -> Result<(), Failure> {
+        let saved = directory::read_config(dir)?;
+        let mut config = saved.resumed(written).map_err(|e| request(format_args!("{}: {e}", dir.display())))?;
+        let Some(from) = checkpoint::complete(dir).map_err(request)?.pop() else { return self.begin(config, true) };
+        AnyProfile::of(&config)?.require()?;
+        let mut say = encoding(&config, dir, self.json);
+        let corpus = Corpus::reopen(&config, &from, dir, Some(&mut say)).map_err(encoded)?;
+        count_epochs(&mut config, &corpus, true)?;
+        let algorithms = checkpoint::read_state(&from).map_err(request)?.algorithms;
+        start(config, &corpus, dir, Some(&from), &algorithms, self.json)
+    }
+
+    /// Begins the run of `config`; `warmup` says whether somebody decided its warm-up.
+    fn begin(self, mut config: Config, warmup: bool) -> Result<(), Failure> {
+        let Train { out, algorithms, json, .. } = self;
         // Refused before a GPU is asked for and the data is read, where that can be known.
         let machine = Machine::of(&config)?;
         Plan::of(&config, &machine)?.require_fit(&config, &machine)?;
         machine.require_pool(&config)?;
         AnyProfile::of(&config)?.require()?;
         let dir = out.unwrap_or_else(|| directory::next(&config.preset));
-        directory::require_free(&dir)?;
-        let mut corpus = Corpus::open(&config, &dir, &mut encoding(&config, &dir, json)).map_err(encoded)?;
-        // The source must hold a batch before a directory is made.
-        corpus.require(&config).map_err(request)?;
-        count_epochs(&mut config, &corpus)?;
+        if !directory::holds_run(&dir) {
+            directory::require_free(&dir)?;
+        }
+        let absent = directory::absent(&dir);
+        let corpus = open(&mut config, &dir, warmup, json);
+        let corpus = corpus.inspect_err(|_| directory::remove_empty(&dir, absent.as_deref()))?;
         if algorithms.is_some() && !config.device.starts_with("cuda") {
             return Err(request(format!("--algorithms is for GPUs; the device is {}", config.device)));
         }
@@ -91,19 +102,27 @@ impl Train {
     }
 }
 
+/// Opens the data of a new run and counts its steps. The source must hold a batch before a directory is made.
+fn open(config: &mut Config, dir: &Path, warmup: bool, quiet: bool) -> Result<Corpus, Failure> {
+    let mut corpus = Corpus::open(config, dir, &mut encoding(config, dir, quiet)).map_err(encoded)?;
+    corpus.require(config).map_err(request)?;
+    count_epochs(config, &corpus, warmup)?;
+    Ok(corpus)
+}
+
 /// Tells people that all text is encoded before the run begins.
 fn encoding(config: &Config, dir: &Path, quiet: bool) -> impl FnMut(Event) + use<> {
     let (data, cache) = (config.data.clone(), config.cache(dir).filter(|_| !quiet));
     move |event| {
         let Some(Cache::Own(dir) | Cache::Shared(dir)) = &cache else { return };
         match event {
-            Event::Waiting => eprintln!("waiting for another process that encodes {data} into {}", dir.display()),
+            Event::Waiting => tell!("waiting for another process that encodes {data} into {}", dir.display()),
             Event::Begun { about, found } => {
                 let about = about.map_or(String::new(), |bytes| format!(", about {}", human_bytes(bytes)));
                 let found = if found > 0 { format!(", {found} tokens are there") } else { String::new() };
-                eprintln!("encoding {data} into {}{about}{found}", dir.display());
+                tell!("encoding {data} into {}{about}{found}", dir.display());
             }
-            Event::Encoded(tokens) => eprintln!("  {tokens} tokens"),
+            Event::Encoded(tokens) => tell!("  {tokens} tokens"),
         }
     }
 }
@@ -116,11 +135,10 @@ pub(super) fn encoded(error: CorpusError) -> Failure {
     }
 }
 
-/// Turns passes over the data into steps.
-fn count_epochs(config: &mut Config, corpus: &Corpus) -> Result<(), Failure> {
-    let Some(epochs) = config.epochs else { return Ok(()) };
+/// Turns passes over the data into steps, where that was not done yet. A warm-up that nobody decided is 1 % of them.
+fn count_epochs(config: &mut Config, corpus: &Corpus, warmup: bool) -> Result<(), Failure> {
+    let Some(epochs) = config.epochs.filter(|_| config.steps == 0) else { return Ok(()) };
     let tokens = corpus.training_tokens().map_err(request)? * u64::from(epochs);
-    config.steps = 0;
     let stages = config.stages();
     config.steps = Curriculum::new(&stages).map_err(request)?.steps(tokens.saturating_sub(1));
     if config.steps == 0 {
@@ -129,38 +147,10 @@ fn count_epochs(config: &mut Config, corpus: &Corpus) -> Result<(), Failure> {
             stages[0].step_tokens()
         )));
     }
-    config.warmup = config.warmup.max(config.steps / 100);
+    if !warmup {
+        config.warmup = config.warmup.max(config.steps / 100);
+    }
     Ok(())
-}
-
-/// The saved configuration with what may differ; anything else that was written is refused.
-fn resumed(mut config: Config, flags: RunFlags) -> Result<Config, Failure> {
-    if flags.config.is_some() {
-        return Err(request("--resume continues with the saved configuration; leave --config away"));
-    }
-    let RawConfig { steps, epochs, device, threads, precision, budget, gpu, .. } = flags.raw.clone();
-    let written = toml::Table::try_from(&flags.raw).map_err(request)?;
-    let set = flags.raw.set.first().map(|_| "set".to_owned());
-    if let Some(key) = written.keys().find(|k| !MAY_DIFFER.contains(&k.as_str())).cloned().or(set) {
-        return Err(request(format!(
-            "--{} cannot change when a run is resumed; only --steps, --epochs, --device, --precision, \
-             --threads, --budget and --gpu can",
-            key.replace('_', "-")
-        )));
-    }
-    config.steps = steps.unwrap_or(config.steps);
-    config.epochs = epochs.or(config.epochs.filter(|_| steps.is_none()));
-    let here = precision.is_none();
-    config =
-        if here { config.on(device)? } else { Config { device: device.unwrap_or(config.device.clone()), ..config } };
-    config.precision = precision.unwrap_or(config.precision);
-    config.threads = threads.unwrap_or(config.threads);
-    if let Some(text) = budget {
-        config.budget = Some(text.parse::<ByteSize>().map_err(request)?.0);
-    }
-    config.gpu = gpu.or(config.gpu);
-    config.validate()?;
-    Ok(config)
 }
 
 fn start(
@@ -200,11 +190,14 @@ impl Job<'_> {
         let profile = AnyProfile::of(config)?;
         let mut session = Session::start_training(laid, &profile, config, algorithms)?;
         if !json {
-            eprint!("{}", plan.table());
-            eprintln!("{}", on_device(config)?);
-            eprintln!("{}", corpus.order(config));
-            eprintln!("{}", validation.describe(overlap));
-            session.laid.introduction.iter().for_each(|line| eprintln!("{line}"));
+            tell!("{}", plan.table().trim_end());
+            if let Some(line) = config.attention_kept() {
+                tell!("{line}");
+            }
+            tell!("{}", on_device(config)?);
+            tell!("{}", corpus.order(config));
+            tell!("{}", validation.describe(overlap));
+            session.laid.introduction.iter().for_each(|line| tell!("{line}"));
         }
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
@@ -212,7 +205,9 @@ impl Job<'_> {
             let mut written = serde_json::to_value(&plan).map_err(work)?;
             written["algorithms"] = json!(session.algorithms());
             let text = serde_json::to_string_pretty(&written).map_err(work)?;
-            directory::claim(dir)?;
+            if !directory::holds_run(dir) {
+                directory::claim(dir)?;
+            }
             directory::create(dir, config, &text, corpus.tokenizer.as_ref()).map_err(work)?;
         }
         let stop = Arc::new(AtomicBool::new(false));
@@ -223,20 +218,26 @@ impl Job<'_> {
         }
         let trainer = Trainer::new(config, session, corpus, &validation.set, dir, resume, model_config, stop);
         let trainer = trainer?;
+        if resume.is_some() {
+            directory::keep_config(dir, config).map_err(work)?;
+        }
         if !json {
-            eprintln!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
+            tell!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
         }
         let progress = Progress::start(config.steps, &config.stages(), json);
-        let ran = if json { trainer.run(&mut Lines, &progress) } else { trainer.run(&mut Silent, &progress) };
+        let mut lines = Lines::default();
+        let ran = if json { trainer.run(&mut lines, &progress) } else { trainer.run(&mut Silent, &progress) };
         drop(progress);
         let (outcome, mut session) = ran.map_err(|e| match e {
             TrainError::Failed { .. } => work(e),
             TrainError::Interrupted { .. } => Failure::Interrupted(e.to_string()),
         })?;
         end_with_the_reader()?;
-        report(config, corpus, dir, &validation.set, overlap, &outcome, json)?;
+        let said =
+            lines.complete().and_then(|()| report(config, corpus, dir, &validation.set, overlap, &outcome, json));
+        said.map_err(|e| work(format_args!("{e}; the run is saved in {}", dir.display())))?;
         if !json {
-            println!("\n{}", sample(config, &mut session, corpus.tokenizer.as_ref())?);
+            say!("\n{}", sample(config, &mut session, corpus.tokenizer.as_ref())?)?;
         }
         Ok(())
     }
@@ -275,17 +276,36 @@ pub(super) fn within_budget(config: &Config, plan: &Plan, session: &mut Session)
     )))
 }
 
-/// Lines of JSON on standard output.
-struct Lines;
+/// Lines of JSON on standard output. One that cannot be written is no reason to stop training.
+#[derive(Debug, Default)]
+struct Lines {
+    /// Why the first of them was lost.
+    lost: Option<io::Error>,
+}
+
+impl Lines {
+    fn write(&mut self, line: &str) {
+        let mut out = io::stdout().lock();
+        let written = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+        self.lost = self.lost.take().or(written.err());
+    }
+
+    /// Whether all of them were written, or their reader went away.
+    fn complete(self) -> Result<(), Failure> {
+        match self.lost.filter(|e| e.kind() != io::ErrorKind::BrokenPipe) {
+            Some(error) => Err(lost(error)),
+            None => Ok(()),
+        }
+    }
+}
 
 impl Observer for Lines {
     fn step(&mut self, metrics: &StepMetrics) {
-        // A reader that went away is no reason to stop training.
-        let _ = std::io::stdout().lock().write_all(metrics.json().as_bytes());
+        self.write(&metrics.json());
     }
 
     fn evaluation(&mut self, metrics: &EvalMetrics) {
-        let _ = std::io::stdout().lock().write_all(metrics.json().as_bytes());
+        self.write(&metrics.json());
     }
 }
 
@@ -321,7 +341,7 @@ fn report(
     json: bool,
 ) -> Result<(), Failure> {
     if let Some(line) = waited(config, corpus, outcome) {
-        eprintln!("host: {line}");
+        tell!("host: {line}");
     }
     let baselines = corpus.baselines(validation).map_err(work)?;
     let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
@@ -350,26 +370,29 @@ fn report(
             "heap_allocations_per_save": outcome.save.allocations,
             "heap_bytes_per_save": outcome.save.bytes,
         });
-        println!("{line}");
+        say!("{line}")?;
         return Ok(());
     }
-    println!("validation loss {} nats a token over {} tokens", outcome.score.shown(), outcome.score.tokens);
+    say!("validation loss {} nats a token over {} tokens", outcome.score.shown(), outcome.score.tokens)?;
     if let Some(floor) = floor {
-        println!("  the corpus's own floor is {floor:.4}: {:.3} times that", loss / floor);
+        say!("  the corpus's own floor is {floor:.4}: {:.3} times that", loss / floor)?;
     }
-    println!(
+    say!(
         "  n-grams on the same tokens: unigram {:.3}, bigram {:.3}, trigram {:.3}, 4-gram {:.3}",
-        baselines.unigram, baselines.bigram, baselines.trigram, baselines.fourgram
-    );
-    println!(
+        baselines.unigram,
+        baselines.bigram,
+        baselines.trigram,
+        baselines.fourgram
+    )?;
+    say!(
         "  {:.1} s, {:.0} tokens/s, {} heap allocations in steps, {} in the largest save ({})",
         outcome.seconds,
         outcome.tokens as f64 / outcome.seconds,
         outcome.allocations,
         outcome.save.allocations,
         human_bytes(outcome.save.bytes)
-    );
-    println!("  run {}", dir.display());
+    )?;
+    say!("  run {}", dir.display())?;
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
+use super::output::say;
 use super::{Failure, request};
 use crate::config::{Config, RawConfig};
 use crate::data::corpus;
@@ -57,20 +58,20 @@ impl Vocab {
                     "error_bound": c.error_bound, "counts": c.counts,
                 })
             });
-            println!("{}", json!({ "vocab_size": tokenizer.vocab_size(), "tokens": shown, "coverage": coverage }));
+            say!("{}", json!({ "vocab_size": tokenizer.vocab_size(), "tokens": shown, "coverage": coverage }))?;
             return Ok(());
         }
-        println!("{} ids", tokenizer.vocab_size());
+        say!("{} ids", tokenizer.vocab_size())?;
         if let Some(c) = &coverage {
             let exact = if c.error_bound == 0 { String::new() } else { format!(", counts ± {}", c.error_bound) };
-            println!("{:.2} % of {} words are covered{exact}", 100.0 * c.share(), c.words);
+            say!("{:.2} % of {} words are covered{exact}", 100.0 * c.share(), c.words)?;
         }
         for (id, token) in shown.iter().enumerate().take(40) {
             let count = coverage.as_ref().and_then(|c| id.checked_sub(4).and_then(|i| c.counts.get(i)));
-            println!("{id:>7}  {token:?}{}", count.map_or(String::new(), |n| format!("  {n}")));
+            say!("{id:>7}  {token:?}{}", count.map_or(String::new(), |n| format!("  {n}")))?;
         }
         if shown.len() > 40 {
-            println!("    ...  {} more; --json shows all", shown.len() - 40);
+            say!("    ...  {} more; --json shows all", shown.len() - 40)?;
         }
         Ok(())
     }
@@ -120,12 +121,12 @@ impl Vocab {
             }
         };
         if self.json {
-            println!("{}", json!({ "ids": ids, "text": text }));
+            say!("{}", json!({ "ids": ids, "text": text }))?;
         } else if self.encode.is_some() {
             let ids: Vec<_> = ids.iter().map(u32::to_string).collect();
-            println!("{}", ids.join(","));
+            say!("{}", ids.join(","))?;
         } else {
-            println!("{text}");
+            say!("{text}")?;
         }
         Ok(())
     }

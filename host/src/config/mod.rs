@@ -1,6 +1,7 @@
 //! What the user wrote → what will run. [`RawConfig`] is flags and files as written; [`Config`] is everything
 //! resolved, validated and saved with the run.
 
+mod attention;
 mod choices;
 mod error;
 mod model;
@@ -9,6 +10,7 @@ mod order;
 mod preset;
 mod raw;
 mod resolved;
+mod resume;
 mod size;
 mod stage;
 mod transformer;

@@ -37,7 +37,7 @@ impl TryFrom<toml::Table> for ModelConfig {
                 return Err(format!("family is {other}; it must be one of pythia, yxanul, llama, neurogen"));
             }
         };
-        known.map_err(|e: toml::de::Error| e.message().replace('\n', " "))
+        known.map_err(|e: toml::de::Error| shortened(e.message()))
     }
 }
 
@@ -122,6 +122,24 @@ impl ModelConfig {
     }
 }
 
+/// The longest list of names that is part of a message.
+const LONGEST_LIST: usize = 160;
+
+/// Names for a message, or where they are listed.
+fn listed(names: &[&str]) -> String {
+    let all = names.join(", ");
+    if all.len() <= LONGEST_LIST { all } else { format!("{} others, listed in docs/configuration.md", names.len()) }
+}
+
+/// A parser's message as one line, without a long list of what it expected instead.
+fn shortened(message: &str) -> String {
+    let line = message.replace('\n', " ");
+    match line.split_once(", expected one of ") {
+        Some((what, names)) => format!("{what}; there are {}", listed(&names.split(", ").collect::<Vec<_>>())),
+        None => line,
+    }
+}
+
 /// The model of the table `[model]`, with `--set` over it.
 pub(super) fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, ConfigError> {
     let mut table = raw.model.clone();
@@ -133,7 +151,7 @@ pub(super) fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, Con
         };
         if !table.contains_key(key) || key == "family" {
             let known: Vec<_> = table.keys().map(String::as_str).filter(|k| *k != "family").collect();
-            return error(format!("--set {key}: this family has no such size; it has {}", known.join(", ")));
+            return error(format!("--set {key}: this family has no such size; it has {}", listed(&known)));
         }
         let value = if table.get(key).is_some_and(toml::Value::is_str) {
             value.into()

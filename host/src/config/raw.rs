@@ -75,6 +75,9 @@ pub struct RawConfig {
     /// Passes over the training split, instead of --steps
     #[arg(long, value_name = "N", conflicts_with = "steps")]
     pub epochs: Option<u32>,
+    /// Steps between logged ones; 10 if not given
+    #[arg(long, value_name = "N")]
+    pub log_every: Option<u64>,
     /// The highest learning rate
     #[arg(long, value_name = "X")]
     pub lr: Option<f64>,
@@ -139,9 +142,15 @@ pub struct RawConfig {
     /// The most validation tokens of an evaluation
     #[arg(long, value_name = "N")]
     pub eval_tokens: Option<u64>,
-    /// Steps between checkpoints; 0 for the end only
+    /// Steps between checkpoints; 0 for none by their number
     #[arg(long, value_name = "N")]
     pub save_every: Option<u64>,
+    /// Minutes after which a run is saved whatever its step, 10 if not given; 0 for never
+    #[arg(long, value_name = "N")]
+    pub save_minutes: Option<f64>,
+    /// Steps in a row with a loss or gradient that is not finite, which change nothing, before the run stops; 5 if not given
+    #[arg(long, value_name = "N")]
+    pub skip_non_finite: Option<u32>,
     /// Checkpoints to keep
     #[arg(long, value_name = "N")]
     pub keep: Option<u32>,
@@ -172,11 +181,12 @@ impl RawConfig {
             let line = e.span().map_or(0, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
             ConfigError(format!("{}: line {line}: {}", path.display(), e.message().replace('\n', " ")))
         })?;
+        let both = |key: &str, other: &str| {
+            Err(ConfigError(format!("{}: {key} is given beside {other}; leave one of them away", path.display())))
+        };
         match raw.shape().filter(|_| !raw.stage.is_empty()) {
-            Some(key) => Err(ConfigError(format!(
-                "{}: {key} is given beside [[stage]], which decides it for each stage; leave one of them away",
-                path.display()
-            ))),
+            Some(key) => both(key, "[[stage]], which decides it for each stage"),
+            None if raw.steps.is_some() && raw.epochs.is_some() => both("epochs", "steps"),
             None => Ok(raw),
         }
     }
@@ -201,10 +211,18 @@ impl RawConfig {
         self
     }
 
+    /// Without a length where `over` gives one: steps and epochs are two ways to say it.
+    fn without_length(mut self, over: &RawConfig) -> RawConfig {
+        if over.steps.is_some() || over.epochs.is_some() {
+            (self.steps, self.epochs) = (None, None);
+        }
+        self
+    }
+
     /// What `over` says, and where it says nothing, what `self` says. A shape or a clip of `over`'s is that of all
     /// steps, stages of `self` or not.
     pub fn overlaid(self, over: RawConfig) -> RawConfig {
-        let from = self.without_stages(&over);
+        let from = self.without_stages(&over).without_length(&over);
         let mut stage = if over.stage.is_empty() { from.stage.clone() } else { over.stage.clone() };
         if over.clip.is_some() && over.stage.is_empty() {
             stage.iter_mut().for_each(|s| s.clip = None);
@@ -230,6 +248,7 @@ impl RawConfig {
             accumulate,
             steps,
             epochs,
+            log_every,
             lr,
             schedule,
             warmup,
@@ -252,6 +271,8 @@ impl RawConfig {
             eval_every,
             eval_tokens,
             save_every,
+            save_minutes,
+            skip_non_finite,
             keep
         )
     }
@@ -268,6 +289,23 @@ mod tests {
         let merged = file.overlaid(flags);
         assert_eq!((merged.lr, merged.steps), (Some(0.2), Some(5)));
         assert_eq!(merged.model["layers"].as_integer(), Some(3));
+    }
+
+    #[test]
+    fn a_length_over_another_is_the_only_one() {
+        let raw = |text: &str| toml::from_str::<RawConfig>(text).unwrap();
+        let length = |file: &str, flags: &str| {
+            let merged = raw(file).overlaid(raw(flags));
+            (merged.steps, merged.epochs)
+        };
+        assert_eq!(length("epochs = 3", "steps = 7"), (Some(7), None));
+        assert_eq!(length("steps = 7", "epochs = 3"), (None, Some(3)));
+        assert_eq!(length("epochs = 3", "lr = 0.1"), (None, Some(3)));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.toml");
+        std::fs::write(&path, "steps = 7\nepochs = 3\n").unwrap();
+        let message = RawConfig::read(&path).unwrap_err().to_string();
+        assert!(message.contains("epochs") && message.contains("steps") && !message.contains('\n'), "{message}");
     }
 
     #[test]

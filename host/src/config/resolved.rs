@@ -20,6 +20,21 @@ const fn default_pool() -> u64 {
     128 << 20
 }
 
+/// Steps between logged ones where nothing else is asked for.
+const fn default_log_every() -> u64 {
+    10
+}
+
+/// Minutes between saves where nothing else is asked for.
+const fn default_save_minutes() -> f64 {
+    10.0
+}
+
+/// Steps in a row that may have no finite gradient where nothing else is asked for.
+const fn default_skip_non_finite() -> u32 {
+    5
+}
+
 /// What a configuration is made of: the preset's name, its word and `raw`'s over it, source, tokenizer and model.
 fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConfig), ConfigError> {
     let name = raw.preset.clone().unwrap_or_else(|| super::presets()[0].name.to_owned());
@@ -87,6 +102,9 @@ pub struct Config {
     /// Passes over the training split that `steps` came from.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub epochs: Option<u32>,
+    /// Steps between logged ones.
+    #[serde(default = "default_log_every")]
+    pub log_every: u64,
     /// The highest learning rate.
     pub lr: f64,
     /// How it falls.
@@ -133,6 +151,12 @@ pub struct Config {
     pub eval_tokens: u64,
     /// Steps between checkpoints.
     pub save_every: u64,
+    /// Minutes between them; 0 for none by the clock.
+    #[serde(default = "default_save_minutes")]
+    pub save_minutes: f64,
+    /// Steps in a row that may have no finite loss or gradient.
+    #[serde(default = "default_skip_non_finite")]
+    pub skip_non_finite: u32,
     /// Checkpoints to keep.
     pub keep: u32,
     /// The model.
@@ -177,6 +201,7 @@ impl Config {
             accumulate: last.map_or(raw.accumulate.unwrap_or(1), |s| s.accumulate),
             steps,
             epochs: raw.epochs,
+            log_every: raw.log_every.unwrap_or(default_log_every()),
             lr: raw.lr.unwrap_or(1e-3),
             schedule: raw.schedule.unwrap_or(LrSchedule::Cosine),
             warmup: raw.warmup.unwrap_or((steps / 100).max(1)),
@@ -199,6 +224,8 @@ impl Config {
             eval_every: raw.eval_every.unwrap_or(0),
             eval_tokens: raw.eval_tokens.unwrap_or(65_536),
             save_every: raw.save_every.unwrap_or(0),
+            save_minutes: raw.save_minutes.unwrap_or(default_save_minutes()),
+            skip_non_finite: raw.skip_non_finite.unwrap_or(default_skip_non_finite()),
             keep: raw.keep.unwrap_or(2),
             model,
             stage,
@@ -220,6 +247,7 @@ impl Config {
             ("accumulate", u64::from(self.accumulate)),
             ("threads", u64::from(self.threads)),
             ("keep", u64::from(self.keep)),
+            ("log-every", self.log_every),
             ("eval-tokens", self.eval_tokens),
             ("steps", self.steps + u64::from(self.epochs.unwrap_or(0))),
         ];
@@ -260,9 +288,12 @@ impl Config {
                 return error(format!("--{name} {x} is outside 0 ≤ {name} < 1"));
             }
         }
-        for (name, x) in
-            [("lr", self.lr), ("weight-decay", f64::from(self.weight_decay)), ("clip", f64::from(self.clip))]
-        {
+        for (name, x) in [
+            ("lr", self.lr),
+            ("weight-decay", f64::from(self.weight_decay)),
+            ("clip", f64::from(self.clip)),
+            ("save-minutes", self.save_minutes),
+        ] {
             if !(x.is_finite() && x >= 0.0) {
                 return error(format!("--{name} {x} is no number of at least 0"));
             }
@@ -464,6 +495,8 @@ mod tests {
             ("beta2 = 1.0", "beta2"),
             ("lr = nan", "lr"),
             ("accumulate = 0", "accumulate"),
+            ("log_every = 0", "log-every"),
+            ("save_minutes = -1.0", "save-minutes"),
             ("preset = 'yxanul-tiny'\n[model]\nkv_heads = 3", "kv_heads"),
             ("preset = 'yxanul-tiny'\n[model]\nrank = 4096", "rank"),
             ("preset = 'yxanul-tiny'\n[model]\ntied = false", "tied"),
@@ -485,6 +518,15 @@ mod tests {
         {
             let message = set(pair).unwrap_err().to_string();
             assert!(message.contains(expected), "{pair}: {message}");
+        }
+        // A family of many keys names where they are listed.
+        let spiking = raw("preset = 'neurogen-tiny'");
+        let set = RawConfig { set: vec!["neurons=2".to_owned()], ..spiking.clone() };
+        let written = RawConfig { model: toml::from_str("neurons = 2").unwrap(), ..spiking };
+        for raw in [set, written] {
+            let message = Config::resolve(raw).unwrap_err().to_string();
+            assert!(message.contains("neurons") && message.contains("docs/configuration.md"), "{message}");
+            assert!(message.len() < 200, "{message}");
         }
     }
 }

@@ -36,6 +36,13 @@ pub struct TrainerState {
     /// The algorithms of a GPU's products: with others the last bits differ.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub algorithms: Vec<Choice>,
+    /// Steps that changed nothing, because their loss or norm was not finite.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Why a checkpoint could not be written or read.

@@ -51,6 +51,19 @@ pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// The topmost directory on the way to `dir`, itself included, that is not there.
+pub fn absent(dir: &Path) -> Option<PathBuf> {
+    dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists()).last().map(Path::to_owned)
+}
+
+/// Removes what is empty of `dir` and the directories above it, up to `absent`, which was not there.
+pub fn remove_empty(dir: &Path, absent: Option<&Path>) {
+    let Some(absent) = absent else { return };
+    for dir in dir.ancestors().take_while(|dir| dir.starts_with(absent)) {
+        let _ = fs::remove_dir(dir);
+    }
+}
+
 /// Makes the directory of a new run.
 ///
 /// # Errors
@@ -76,6 +89,25 @@ pub fn create(dir: &Path, config: &Config, plan: &str, tokenizer: &dyn Tokenizer
         }
     }
     written
+}
+
+/// Makes `config` the saved configuration of the run in `dir`. Whoever reads it finds the one before or this one, whole.
+///
+/// # Errors
+/// The file system; the one before stays.
+pub fn keep_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
+    if read_config(dir)? == *config {
+        return Ok(());
+    }
+    let text = toml::to_string(config).map_err(|e| failed(dir, &e))?;
+    let (path, temporary) = (dir.join(CONFIG), dir.join(format!("{CONFIG}.tmp")));
+    let written = fs::write(&temporary, text)
+        .and_then(|()| fs::File::open(&temporary)?.sync_all())
+        .and_then(|()| fs::rename(&temporary, &path));
+    written.map_err(|e| {
+        let _ = fs::remove_file(&temporary);
+        failed(&path, &e)
+    })
 }
 
 /// Reads the saved configuration.
@@ -119,6 +151,7 @@ impl Trained {
         let error = |e: &dyn std::fmt::Display| DeviceError::Refused(e.to_string());
         let from = checkpoint::latest(dir)?;
         let tokenizer = tokenizer::load(&from).map_err(|e| error(&e))?;
+        let mut algorithms = Vec::new();
         if from.join(checkpoint::STATE).exists() {
             let state = checkpoint::read_state(&from)?;
             if state.tokenizer != tokenizer.fingerprint() {
@@ -126,6 +159,7 @@ impl Trained {
                 let what = "this is not the vocabulary that the checkpoint was trained with; restore it";
                 return Err(error(&failed(&path, &what)));
             }
+            algorithms = state.algorithms;
         }
         let profile = AnyProfile::of(config).map_err(|e| error(&e))?;
         let machine = Machine::of(config).map_err(|e| error(&e))?;
@@ -133,6 +167,7 @@ impl Trained {
         let laid = Laid::new(&family, &profile, rates, sections).and_then(|laid| laid.recorded(&family, &profile));
         let laid = laid.map_err(|e| error(&e))?;
         let mut session = Session::start(laid, &profile, None, config.vocab_size())?;
+        session.reuse(&algorithms);
         let lasting = session.laid.lasting.clone();
         checkpoint::restore(&from, &lasting, false, &mut session.device)?;
         Ok(Trained { session, tokenizer })

@@ -25,6 +25,8 @@ pub struct StepMetrics {
     pub lr: f64,
     /// Global norm of the gradient before the clip.
     pub norm: f64,
+    /// Steps so far that changed nothing, because their loss or norm was not finite.
+    pub skipped: u64,
     /// Tokens trained on.
     pub tokens: u64,
     /// Since the last logged step.
@@ -49,17 +51,25 @@ pub struct EvalMetrics {
 /// A line that fits its buffer whatever the numbers.
 type Line = heapless::String<768>;
 
+/// A number of so many decimals; one that is not finite is no JSON.
+fn number(line: &mut Line, value: f64, decimals: usize) {
+    let _ = if value.is_finite() { write!(line, "{value:.decimals$}") } else { line.write_str("null") };
+}
+
 impl StepMetrics {
     /// The line of JSON, with its end.
     pub fn json(&self) -> Line {
         let mut line = Line::new();
-        let Self { step, stage, loss, lr, norm, tokens, speed: Speed { tokens_per_s, cpu, gpu, waited }, gauges } =
-            self;
-        // A number that is not finite is no JSON; such a run stops anyway.
-        let _ = write!(
-            line,
-            "{{\"step\":{step},\"stage\":{stage},\"loss\":{loss:.6},\"lr\":{lr:.6e},\"norm\":{norm:.5},\"tokens\":{tokens},\"tokens_per_s\":{tokens_per_s:.1}"
-        );
+        let Self { step, stage, loss, lr, norm, skipped, tokens, speed, gauges } = self;
+        let Speed { tokens_per_s, cpu, gpu, waited } = speed;
+        let _ = write!(line, "{{\"step\":{step},\"stage\":{stage},\"loss\":");
+        number(&mut line, *loss, 6);
+        let _ = write!(line, ",\"lr\":{lr:.6e},\"norm\":");
+        number(&mut line, *norm, 5);
+        if *skipped > 0 {
+            let _ = write!(line, ",\"skipped\":{skipped}");
+        }
+        let _ = write!(line, ",\"tokens\":{tokens},\"tokens_per_s\":{tokens_per_s:.1}");
         for (name, share) in [("cpu", cpu), ("gpu", gpu)] {
             if let Some(share) = share {
                 let _ = write!(line, ",\"{name}\":{share:.3}");
@@ -67,7 +77,8 @@ impl StepMetrics {
         }
         let _ = write!(line, ",\"waited_s\":{waited:.4}");
         for (name, value) in gauges {
-            let _ = write!(line, ",\"{name}\":{value:.4}");
+            let _ = write!(line, ",\"{name}\":");
+            number(&mut line, *value, 4);
         }
         let _ = line.push_str("}\n");
         line
@@ -93,6 +104,8 @@ impl EvalMetrics {
 pub struct Metrics {
     lines: File,
     events: File,
+    /// The step of the last evaluation that is written down.
+    evaluated: Option<u64>,
 }
 
 impl Metrics {
@@ -102,16 +115,14 @@ impl Metrics {
     /// The file system.
     pub fn open(run: &Path, step: u64) -> io::Result<Metrics> {
         let path = run.join("metrics.jsonl");
-        if path.exists() {
-            keep_until(&path, step)?;
-        }
+        let evaluated = if path.exists() { keep_until(&path, step)? } else { None };
         let lines = OpenOptions::new().create(true).append(true).open(path)?;
         let dir = run.join("tb");
         fs::create_dir_all(&dir)?;
         let name = format!("events.out.tfevents.{}.{step}.capful", now() as u64);
         let mut events = OpenOptions::new().create(true).append(true).open(dir.join(name))?;
         events.write_all(&tensorboard::version(now()))?;
-        Ok(Metrics { lines, events })
+        Ok(Metrics { lines, events, evaluated })
     }
 
     /// Writes a logged step.
@@ -130,25 +141,36 @@ impl Metrics {
                 ("speed/waited_s", m.speed.waited),
             ],
         )?;
-        let shares = [("speed/cpu", m.speed.cpu), ("speed/gpu", m.speed.gpu)];
-        shares
-            .iter()
-            .filter_map(|(tag, share)| Some((*tag, (*share)?)))
-            .try_for_each(|one| self.scalars(m.step, &[one]))
+        let skipped = (m.skipped > 0).then_some(m.skipped as f64);
+        let some = [("speed/cpu", m.speed.cpu), ("speed/gpu", m.speed.gpu), ("train/skipped", skipped)];
+        some.iter()
+            .filter_map(|(tag, value)| Some((*tag, (*value)?)))
+            .try_for_each(|one| self.scalars(m.step, &[one]))?;
+        m.gauges.iter().try_for_each(|(name, value)| {
+            let mut tag = heapless::String::<40>::new();
+            // What does not fit is cut: names are short constants.
+            let _ = write!(tag, "gauge/{name}");
+            self.scalars(m.step, &[(&tag, *value)])
+        })
     }
 
-    /// Writes an evaluation.
+    /// Writes an evaluation, unless one of its step is there: a run whose last step is done evaluates again.
     ///
     /// # Errors
     /// The file system.
     pub fn evaluation(&mut self, m: &EvalMetrics) -> io::Result<()> {
+        if self.evaluated.replace(m.step) == Some(m.step) {
+            return Ok(());
+        }
         self.lines.write_all(m.json().as_bytes())?;
         self.scalars(m.step, &[("validation/loss", m.val_loss)])
     }
 
     fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> io::Result<()> {
+        // A chart has no place for what is not finite.
         values
             .iter()
+            .filter(|(_, value)| value.is_finite())
             .try_for_each(|(tag, value)| self.events.write_all(&tensorboard::scalar(now(), step, tag, *value as f32)))
     }
 }
@@ -157,19 +179,88 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }
 
-/// Drops lines of steps that a resumed run will take again.
-fn keep_until(path: &Path, step: u64) -> io::Result<()> {
+/// Drops lines of steps that a resumed run will take again, and evaluations that are there twice. Gives the step of the
+/// last evaluation that stays.
+fn keep_until(path: &Path, step: u64) -> io::Result<Option<u64>> {
     let text = fs::read_to_string(path)?;
-    let kept = |line: &&str| {
-        let value = serde_json::from_str::<serde_json::Value>(line).ok();
-        value.and_then(|v| v["step"].as_u64()).is_some_and(|s| s <= step)
-    };
-    let mut out = String::new();
-    for line in text.lines().filter(kept) {
-        out.push_str(line);
-        out.push('\n');
+    let (mut out, mut evaluated) = (String::new(), None);
+    for line in text.lines() {
+        let Ok(value) = serde_json::from_str::<serde_json::Value>(line) else { continue };
+        let Some(of) = value["step"].as_u64().filter(|of| *of <= step) else { continue };
+        let again = value.get("val_loss").is_some() && evaluated.replace(of) == Some(of);
+        if !again {
+            out.push_str(line);
+            out.push('\n');
+        }
     }
     let temporary = path.with_extension("jsonl.tmp");
     fs::write(&temporary, out)?;
-    fs::rename(temporary, path)
+    fs::rename(temporary, path)?;
+    Ok(evaluated)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: StepMetrics = StepMetrics {
+        step: 7,
+        stage: 1,
+        loss: 2.5,
+        lr: 1e-3,
+        norm: 0.5,
+        skipped: 0,
+        tokens: 896,
+        speed: Speed { tokens_per_s: 1000.0, cpu: None, gpu: None, waited: 0.0 },
+        gauges: Readings::new(),
+    };
+
+    fn lines(run: &Path) -> Vec<serde_json::Value> {
+        let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// The tags in a run's event files, in any order: the lengths before them are not looked at.
+    fn holds_tag(run: &Path, tag: &str) -> bool {
+        let files = fs::read_dir(run.join("tb")).unwrap();
+        let holds = |bytes: Vec<u8>| bytes.windows(tag.len()).any(|part| part == tag.as_bytes());
+        files.map(|file| fs::read(file.unwrap().path()).unwrap()).any(holds)
+    }
+
+    #[test]
+    fn an_evaluation_of_a_step_is_written_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let evaluation = |step| EvalMetrics { step, val_loss: 2.0, val_loss_se: Some(0.1), val_tokens: 9 };
+        let mut metrics = Metrics::open(dir.path(), 0).unwrap();
+        metrics.step(&STEP).unwrap();
+        for step in [5, 7, 9] {
+            metrics.evaluation(&evaluation(step)).unwrap();
+        }
+        drop(metrics);
+        // Of a version that wrote it twice.
+        let path = dir.path().join("metrics.jsonl");
+        let text = fs::read_to_string(&path).unwrap();
+        let last = evaluation(7).json();
+        fs::write(&path, text.replace(last.as_str(), &last.repeat(2))).unwrap();
+        let mut again = Metrics::open(dir.path(), 7).unwrap();
+        again.evaluation(&evaluation(7)).unwrap();
+        again.evaluation(&evaluation(8)).unwrap();
+        let found: Vec<_> = lines(dir.path()).iter().map(|l| l["step"].as_u64().unwrap()).collect();
+        assert_eq!(found, [7, 5, 7, 8]);
+    }
+
+    #[test]
+    fn skipped_steps_and_gauges_are_written_where_there_are_any() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut metrics = Metrics::open(dir.path(), 0).unwrap();
+        metrics.step(&STEP).unwrap();
+        assert!(lines(dir.path())[0].get("skipped").is_none() && !holds_tag(dir.path(), "train/skipped"));
+        let mut gauges = Readings::new();
+        gauges.push(("rate_broca", 0.125)).unwrap();
+        metrics.step(&StepMetrics { loss: f64::NAN, norm: f64::INFINITY, skipped: 3, gauges, ..STEP }).unwrap();
+        let line = &lines(dir.path())[1];
+        assert!(line["loss"].is_null() && line["norm"].is_null(), "{line}");
+        assert_eq!((&line["skipped"], &line["rate_broca"]), (&3.into(), &0.125.into()));
+        assert!(["train/skipped", "gauge/rate_broca"].iter().all(|tag| holds_tag(dir.path(), tag)));
+    }
 }

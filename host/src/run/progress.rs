@@ -17,6 +17,7 @@ struct Shared {
     stage: AtomicUsize,
     loss: AtomicU64,
     val_loss: AtomicU64,
+    skipped: AtomicU64,
     tokens_per_s: AtomicU64,
     done: AtomicBool,
 }
@@ -52,8 +53,9 @@ impl Progress {
         Progress { shared, thread }
     }
 
-    /// Leaves the numbers of a step, of the stage of index `stage`.
-    pub fn step(&self, step: u64, stage: usize, loss: f64, tokens_per_s: f64) {
+    /// Leaves the numbers of a step, of the stage of index `stage`, and how many steps were skipped so far.
+    pub fn step(&self, step: u64, stage: usize, loss: f64, skipped: u64, tokens_per_s: f64) {
+        self.shared.skipped.store(skipped, Ordering::Relaxed);
         self.shared.step.store(step, Ordering::Relaxed);
         self.shared.stage.store(stage, Ordering::Relaxed);
         self.shared.loss.store(loss.to_bits(), Ordering::Relaxed);
@@ -96,7 +98,11 @@ fn report(shared: &Shared, steps: u64, stages: &[String]) {
             let (loss, speed) = (number(&shared.loss), number(&shared.tokens_per_s));
             let stage = stages.get(shared.stage.load(Ordering::Relaxed)).map_or("", String::as_str);
             bar.set_position(shared.step.load(Ordering::Relaxed));
-            bar.set_message(format!("{stage}loss {loss:.3}{validation} {speed:.0} tokens/s"));
+            let skipped = match shared.skipped.load(Ordering::Relaxed) {
+                0 => String::new(),
+                count => format!(" {count} steps skipped"),
+            };
+            bar.set_message(format!("{stage}loss {loss:.3}{validation}{skipped} {speed:.0} tokens/s"));
             std::thread::park_timeout(Duration::from_millis(250));
         }
         bar.finish_and_clear();

@@ -88,12 +88,18 @@ impl Session {
         Ok(Session { laid, device, logits: vec![0.0; vocab_size as usize], seen: 0 })
     }
 
-    /// On a GPU, runs every sequence in the empty arena and clears it: once to choose algorithms, once to record.
-    fn rehearse(&mut self, config: &Config, algorithms: &[Choice]) -> Result<(), DeviceError> {
-        let Some(gpu) = self.device.gpu() else { return Ok(()) };
+    /// Lets a GPU's products use the algorithms that a run chose, before anything is recorded; it warns where it cannot.
+    pub fn reuse(&mut self, algorithms: &[Choice]) {
+        let Some(gpu) = self.device.gpu() else { return };
         if let Err(warning) = gpu.reuse(algorithms) {
             gpu.warn(warning);
         }
+    }
+
+    /// On a GPU, runs every sequence in the empty arena and clears it: once to choose algorithms, once to record.
+    fn rehearse(&mut self, config: &Config, algorithms: &[Choice]) -> Result<(), DeviceError> {
+        self.reuse(algorithms);
+        let Some(gpu) = self.device.gpu() else { return Ok(()) };
         gpu.set_tuning(true);
         self.everything(config)?;
         let Some(gpu) = self.device.gpu() else { return Ok(()) };

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use capful_core::train::{Curriculum, Settings, Stage};
 
@@ -23,9 +23,6 @@ use crate::data::stream::Position;
 use crate::data::validation::ValidationSet;
 use crate::device::{DeviceError, Ticket};
 use crate::plan::LOADER_SLOTS;
-
-/// Steps between logged ones.
-const LOG_EVERY: u64 = 10;
 
 /// What goes wrong while working, and how a run can end early.
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +91,10 @@ pub struct Trainer<'a> {
     waited: f64,
     /// The most that one save made.
     save: allocations::Count,
+    /// When the run was last saved, or began.
+    saved: Instant,
+    /// Steps in a row, up to the last one that is known, that changed nothing: see [`Trainer::passed_over`].
+    in_a_row: u32,
     stop: Arc<AtomicBool>,
 }
 
@@ -135,6 +136,7 @@ impl<'a> Trainer<'a> {
             device: config.device.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             algorithms: Vec::new(),
+            skipped: 0,
         };
         if let Some(from) = resume {
             state = restore(from, state, &mut session)?;
@@ -165,6 +167,8 @@ impl<'a> Trainer<'a> {
             first: state.step,
             waited: 0.0,
             save: allocations::Count::default(),
+            saved: Instant::now(),
+            in_a_row: 0,
             state,
             stop,
         })
@@ -235,22 +239,36 @@ impl<'a> Trainer<'a> {
         let Some(Submitted { step, tokens, ticket }) = submitted else { return Ok(()) };
         let results = self.session.results(ticket).map_err(|e| self.failed(e))?;
         let (loss, norm) = (f64::from(results.loss), f64::from(results.squared_norm).sqrt());
-        if !(loss.is_finite() && norm.is_finite()) {
-            return Err(
-                self.failed(format!("step {step}: the loss is {loss} and the gradient's norm {norm}; lower --lr"))
-            );
-        }
-        if step.is_multiple_of(LOG_EVERY) || step == self.config.steps || step == self.first + 1 {
+        self.passed_over(step, loss, norm)?;
+        if step.is_multiple_of(self.config.log_every) || step == self.config.steps || step == self.first + 1 {
             let speed = meter.read(tokens, self.busy(), self.waited);
             let (index, stage) = self.stage(step - 1);
             let lr = self.learning_rate(step - 1, &stage);
             let gauges = self.gauges.read(&mut self.session.device).map_err(|e| self.failed(e))?;
-            let metrics = StepMetrics { step, stage: index + 1, loss, lr, norm, tokens, speed, gauges };
+            let skipped = self.state.skipped;
+            let metrics = StepMetrics { step, stage: index + 1, loss, lr, norm, skipped, tokens, speed, gauges };
             self.metrics.step(&metrics).map_err(|e| self.failed(e))?;
             observer.step(&metrics);
-            progress.step(step, index, loss, speed.tokens_per_s);
+            progress.step(step, index, loss, skipped, speed.tokens_per_s);
         }
         Ok(())
+    }
+
+    /// Counts a step whose loss or norm is not finite: its update left weights, moments and masters as they were, so the
+    /// run can go on. It took its data and its number. Too many in a row have a cause that does not pass.
+    fn passed_over(&mut self, step: u64, loss: f64, norm: f64) -> Result<(), TrainError> {
+        if loss.is_finite() && norm.is_finite() {
+            self.in_a_row = 0;
+            return Ok(());
+        }
+        self.in_a_row += 1;
+        self.state.skipped += 1;
+        let most = self.config.skip_non_finite;
+        if self.in_a_row <= most {
+            return Ok(());
+        }
+        let before = if most > 0 { format!(", after {most} such steps that were skipped") } else { String::new() };
+        Err(self.failed(format!("step {step}: the loss is {loss} and the gradient's norm {norm}{before}; lower --lr")))
     }
 
     fn evaluate(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<Score, TrainError> {
@@ -281,7 +299,14 @@ impl<'a> Trainer<'a> {
         if made.bytes > self.save.bytes {
             self.save = made;
         }
+        self.saved = Instant::now();
         Ok(())
+    }
+
+    /// Whether a checkpoint is to be written by the clock.
+    fn saves_now(&self) -> bool {
+        let minutes = self.config.save_minutes;
+        minutes > 0.0 && self.saved.elapsed() >= Duration::try_from_secs_f64(60.0 * minutes).unwrap_or(Duration::MAX)
     }
 
     /// Runs to the last step, evaluates, saves, and gives the session back.
@@ -290,16 +315,18 @@ impl<'a> Trainer<'a> {
     /// [`TrainError`].
     pub fn run(mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<(Outcome, Session), TrainError> {
         let start = Instant::now();
+        self.saved = start;
         let mut meter = Speedometer::start(self.state.tokens, self.busy());
         let (mut warm, mut warm_read) = (None, Default::default());
         // A GPU's results are read while the next step runs.
         let ahead = self.session.device.gpu().is_some();
         let mut pending = None;
+        let mut due = false;
         while self.state.step < self.config.steps {
             let submitted = self.submit();
             let Some(submitted) = submitted.map_err(|e| self.failed(e))? else { break };
-            let due = if ahead { pending.replace(submitted) } else { Some(submitted) };
-            self.conclude(due, &mut meter, observer, progress)?;
+            let known = if ahead { pending.replace(submitted) } else { Some(submitted) };
+            self.conclude(known, &mut meter, observer, progress)?;
             let step = self.state.step;
             // Every first time is over once a step's results were read.
             if step == self.first + 1 + u64::from(ahead) {
@@ -311,12 +338,14 @@ impl<'a> Trainer<'a> {
             }
             let turn = |every: u64| every > 0 && step.is_multiple_of(every);
             let (stop, evaluate) = (self.stop.load(Ordering::Relaxed), turn(self.config.eval_every));
-            let save = turn(self.config.save_every);
-            if stop || evaluate || save {
+            due |= turn(self.config.save_every) || self.saves_now();
+            if stop || evaluate || due {
                 // What is evaluated or saved waits for its own loss.
                 self.conclude(pending.take(), &mut meter, observer, progress)?;
             }
-            if stop {
+            // While steps have no finite loss, their weights may be the cause: they replace no good checkpoint.
+            let sound = self.in_a_row == 0;
+            if stop && sound {
                 self.save()?;
                 let checkpoint = self.writer.last().map(PathBuf::from).unwrap_or_default();
                 return Err(TrainError::Interrupted { step, checkpoint });
@@ -324,8 +353,9 @@ impl<'a> Trainer<'a> {
             if evaluate {
                 self.evaluate(observer, progress)?;
             }
-            if save {
+            if due && sound {
                 self.save()?;
+                due = false;
             }
         }
         self.conclude(pending.take(), &mut meter, observer, progress)?;

@@ -70,7 +70,7 @@ impl Cpu {
                 rule.update_rows(&g[band * ROWS * d..], weight, row_moment);
             });
         }
-        for (c, s) in columns.iter_mut().zip(sums) {
+        for (c, s) in columns.iter_mut().zip(sums).filter(|(_, s)| s.is_finite()) {
             *c = op.beta2 * *c + (1.0 - op.beta2) * (*s / vocabulary as f32);
         }
         Ok(())
@@ -99,7 +99,7 @@ impl Rule<'_> {
                 *sum += g;
             }
         });
-        for ((b, m), g) in bias.iter_mut().zip(moment).zip(grad) {
+        for ((b, m), g) in bias.iter_mut().zip(moment).zip(grad).filter(|(_, g)| (g * g).is_finite()) {
             *m = self.beta2 * *m + (1.0 - self.beta2) * (g * g);
             *b -= self.lr * g / ((*m / self.correction).sqrt() + EPS);
         }
@@ -110,7 +110,11 @@ impl Rule<'_> {
         let (Rule { beta2, lr, correction, rate, relative, columns }, d) = (*self, self.columns.len());
         let rows = weight.chunks_exact_mut(d).zip(moment).zip(g.chunks_exact(d));
         vectorise!(for ((weight, m), g) in rows {
-            *m = beta2 * *m + (1.0 - beta2) * (simd::dot(g, g) / d as f32);
+            let squares = simd::dot(g, g);
+            if !squares.is_finite() {
+                continue;
+            }
+            *m = beta2 * *m + (1.0 - beta2) * (squares / d as f32);
             let corrected = *m / correction;
             let update = |g: f32, c: f32| {
                 let column = if relative > 0.0 { c * relative } else { 1.0 };
@@ -177,10 +181,16 @@ impl Cpu {
             let rows = table.chunks_exact_mut(d).zip(moment.as_chunks_mut::<2>().0).zip(&first[band * ROWS..]);
             for ((row, [m, n]), first) in rows.filter(|(_, first)| first.to_bits() != NONE) {
                 let g = &x_grad[first.to_bits() as usize * d..][..d];
+                let mut squares = 0.0;
+                vectorise!({
+                    squares = simd::dot(g, g);
+                });
+                if !squares.is_finite() {
+                    continue;
+                }
                 *n += 1.0;
                 let correction = 1.0 - libm::powf(op.beta2, *n);
                 vectorise!({
-                    let squares = simd::dot(g, g);
                     *m = op.beta2 * *m + (1.0 - op.beta2) * (squares / d as f32);
                     let root = 1.0 / ((*m / correction).sqrt() + EPS);
                     simd::axpy(-lr * root * held(squares * root * root, d), g, row);

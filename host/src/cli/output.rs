@@ -1,0 +1,36 @@
+//! What the commands say: results on standard output, the rest on standard error.
+//!
+//! The standard library's own macros panic where they cannot write.
+
+use std::fmt::Arguments;
+use std::io::{self, Write as _};
+
+use super::{Failure, work};
+
+/// Writes a line to standard output: a command whose result is lost has failed.
+macro_rules! say {
+    ($($argument:tt)*) => { $crate::cli::output::result(format_args!($($argument)*)) };
+}
+
+/// Writes a line to standard error. It is for people who watch: where it cannot be shown, the work goes on.
+macro_rules! tell {
+    ($($argument:tt)*) => { $crate::cli::output::aside(format_args!($($argument)*)) };
+}
+
+pub(super) use {say, tell};
+
+/// See [`say`].
+pub(super) fn result(line: Arguments<'_>) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(lost)
+}
+
+/// See [`tell`].
+pub(super) fn aside(line: Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// Standard output that cannot be written.
+pub(super) fn lost(error: io::Error) -> Failure {
+    work(format_args!("standard output cannot be written: {error}"))
+}

@@ -1,0 +1,290 @@
+//! What a command line may say when a saved run goes on.
+
+use std::fs;
+
+use super::error::error;
+use super::{Config, ConfigError, RawConfig, RawStage, StageConfig};
+
+/// The keys that may differ when a run goes on. The rest decides its numbers.
+const MAY_DIFFER: [&str; 12] = [
+    "steps",
+    "epochs",
+    "log_every",
+    "save_every",
+    "save_minutes",
+    "skip_non_finite",
+    "keep",
+    "device",
+    "threads",
+    "precision",
+    "budget",
+    "gpu",
+];
+
+impl Config {
+    /// This run's configuration, saved, as it goes on with what is `written`: what may differ is then the run's, and what
+    /// is not written stays the run's, whatever its default. Passes over the data that are not yet counted leave 0 steps.
+    ///
+    /// # Errors
+    /// Something else differs, which is named with both values; or what is written is no configuration.
+    pub fn resumed(&self, mut written: RawConfig) -> Result<Config, ConfigError> {
+        if written.epochs.is_some() && written.epochs == self.epochs {
+            // They were counted.
+            written.epochs = None;
+        }
+        let length = written.steps.is_some() || written.epochs.is_some();
+        // A device that has only f32 computes in it, unless another precision is asked for.
+        let here = self.clone().on(written.device.clone())?;
+        let mut config = Config::resolve(here.as_written()?.overlaid(written))?;
+        if !length {
+            config.epochs = self.epochs;
+        }
+        self.same_places(&mut config);
+        self.require_same(&config)?;
+        Ok(config)
+    }
+
+    /// The configuration as a user would write all of it: every key, so that no default is asked for.
+    fn as_written(&self) -> Result<RawConfig, ConfigError> {
+        // Every field by name: a new one must say how it is written.
+        let Config {
+            preset,
+            data,
+            validation,
+            text_field,
+            shuffle,
+            order,
+            cache,
+            pool,
+            tokenizer,
+            batch_size,
+            seq_len,
+            accumulate,
+            steps,
+            epochs: _,
+            log_every,
+            lr,
+            schedule,
+            warmup,
+            weight_decay,
+            clip,
+            beta1,
+            beta2,
+            seed,
+            device,
+            threads,
+            precision,
+            attention,
+            block,
+            window,
+            stride,
+            recompute,
+            chunk,
+            budget,
+            gpu,
+            eval_every,
+            eval_tokens,
+            save_every,
+            save_minutes,
+            skip_non_finite,
+            keep,
+            model,
+            stage,
+        } = self.clone();
+        let table = toml::Table::try_from(model).map_err(|e| ConfigError(e.to_string()))?;
+        Ok(RawConfig {
+            preset: Some(preset),
+            data: Some(data),
+            validation,
+            text_field: Some(text_field),
+            shuffle: Some(shuffle),
+            order: Some(order),
+            cache,
+            pool: Some(pool.to_string()),
+            tokenizer: Some(tokenizer),
+            vocab_size: Some(model.vocab_size()),
+            batch_size: Some(batch_size),
+            seq_len: Some(seq_len),
+            accumulate: Some(accumulate),
+            steps: Some(steps),
+            epochs: None,
+            log_every: Some(log_every),
+            lr: Some(lr),
+            schedule: Some(schedule),
+            warmup: Some(warmup),
+            weight_decay: Some(weight_decay),
+            clip: Some(clip),
+            beta1: Some(beta1),
+            beta2: Some(beta2),
+            seed: Some(seed),
+            device: Some(device),
+            threads: Some(threads),
+            precision: Some(precision),
+            attention: Some(attention),
+            block: Some(block),
+            window: Some(window),
+            stride: Some(stride),
+            recompute: Some(recompute),
+            chunk: Some(chunk),
+            budget: budget.map(|bytes| bytes.to_string()),
+            gpu,
+            eval_every: Some(eval_every),
+            eval_tokens: Some(eval_tokens),
+            save_every: Some(save_every),
+            save_minutes: Some(save_minutes),
+            skip_non_finite: Some(skip_non_finite),
+            keep: Some(keep),
+            set: Vec::new(),
+            model: table,
+            stage: stage.into_iter().map(StageConfig::as_written).collect(),
+        })
+    }
+
+    /// Gives `config` this run's spelling of the files and directories that are the same.
+    fn same_places(&self, config: &mut Config) {
+        let same = |a: &str, b: &str| matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b);
+        for (ours, theirs) in [(&self.data, &mut config.data), (&self.tokenizer, &mut config.tokenizer)] {
+            if same(ours, theirs) {
+                theirs.clone_from(ours);
+            }
+        }
+        for (ours, theirs) in [(&self.validation, &mut config.validation), (&self.cache, &mut config.cache)] {
+            if let (Some(ours), Some(theirs)) = (ours, theirs)
+                && same(ours, theirs)
+            {
+                theirs.clone_from(ours);
+            }
+        }
+    }
+
+    /// Refuses a `config` that differs in more than it may.
+    fn require_same(&self, config: &Config) -> Result<(), ConfigError> {
+        let table = |config: &Config| toml::Table::try_from(config).map_err(|e| ConfigError(e.to_string()));
+        let [ours, theirs] = [table(self)?, table(config)?];
+        let keys = ours.keys().chain(theirs.keys().filter(|key| !ours.contains_key(*key)));
+        for key in keys.filter(|key| !MAY_DIFFER.contains(&key.as_str())) {
+            let difference = difference(key, ours.get(key), theirs.get(key));
+            let Some((name, [ours, theirs])) = difference else { continue };
+            let may = MAY_DIFFER.map(flag).join(", ");
+            return error(format!(
+                "{name} cannot change when a run goes on: the run has {ours}, the command says {theirs}; leave it away or \
+                 begin another run; only {may} can"
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl StageConfig {
+    fn as_written(self) -> RawStage {
+        let StageConfig { from, seq_len, batch_size, accumulate, lr, clip } = self;
+        RawStage { from, seq_len, batch_size, accumulate: Some(accumulate), lr: Some(lr), clip: Some(clip) }
+    }
+}
+
+/// A key as it is written on the command line.
+fn flag(key: &str) -> String {
+    format!("--{}", key.replace('_', "-"))
+}
+
+/// What differs between two values of `key`, and what each of them is.
+fn difference(key: &str, ours: Option<&toml::Value>, theirs: Option<&toml::Value>) -> Option<(String, [String; 2])> {
+    let shown =
+        |value: Option<&toml::Value>| value.map_or("none".to_owned(), |value| value.to_string().replace('\n', " "));
+    match (key, ours, theirs) {
+        (_, ours, theirs) if ours == theirs => None,
+        ("model", Some(toml::Value::Table(ours)), Some(toml::Value::Table(theirs))) => {
+            let keys = ours.keys().chain(theirs.keys());
+            let size = keys.into_iter().find(|key| ours.get(*key) != theirs.get(*key))?;
+            let name = if size == "vocab_size" { flag(size) } else { format!("--set {size}") };
+            Some((name, [shown(ours.get(size)), shown(theirs.get(size))]))
+        }
+        ("stage", ..) => {
+            let stages = |value: Option<&toml::Value>| {
+                let number = value.and_then(toml::Value::as_array).map_or(0, Vec::len);
+                format!("{number} stages")
+            };
+            let [ours, theirs] = [stages(ours), stages(theirs)];
+            let theirs = if ours == theirs { "others".to_owned() } else { theirs };
+            Some(("[[stage]]".to_owned(), [ours, theirs]))
+        }
+        _ => Some((flag(key), [shown(ours), shown(theirs)])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Precision, presets};
+
+    fn raw(text: &str) -> RawConfig {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn what_says_the_same_changes_nothing_and_what_is_not_said_stays() {
+        for preset in presets() {
+            for more in
+                ["", "lr = 0.5\nwarmup = 7\nseed = 3\nbudget = '3GiB'\npool = '1MiB'\nclip = 0.25", "seq_len = 64"]
+            {
+                let written = raw(&format!("preset = '{}'\n{more}", preset.name));
+                let run = Config::resolve(written.clone()).unwrap();
+                assert_eq!(run.resumed(written).unwrap(), run, "{} {more}", preset.name);
+                assert_eq!(run.resumed(RawConfig::default()).unwrap(), run, "{} {more}", preset.name);
+            }
+        }
+        let run = Config::resolve(raw("attention = 'mixed'\n[model]\nlayers = 3")).unwrap();
+        let set = RawConfig { set: vec!["layers=3".to_owned()], ..raw("attention = 'mixed'") };
+        assert_eq!(run.resumed(set).unwrap(), run);
+    }
+
+    #[test]
+    fn what_may_differ_is_then_the_runs() {
+        let run = Config::resolve(raw("steps = 20\nthreads = 3\nsave_every = 5\nlr = 0.5")).unwrap();
+        let on = run.resumed(raw("steps = 40\nsave_every = 7\nkeep = 9\nlog_every = 2\nbudget = '1GiB'")).unwrap();
+        let expected = Config { steps: 40, save_every: 7, keep: 9, log_every: 2, budget: Some(1 << 30), ..run.clone() };
+        assert_eq!(on, expected);
+        // The warm-up was decided when the run began.
+        assert_eq!(run.resumed(raw("steps = 400000")).unwrap().warmup, run.warmup);
+    }
+
+    #[test]
+    fn passes_are_counted_again_where_they_differ() {
+        let begun = Config::resolve(raw("epochs = 3")).unwrap();
+        let run = Config { steps: 77, ..begun };
+        assert_eq!(run.resumed(raw("epochs = 3")).unwrap(), run);
+        let more = run.resumed(raw("epochs = 4")).unwrap();
+        assert_eq!((more.steps, more.epochs), (0, Some(4)));
+        let steps = run.resumed(raw("steps = 80")).unwrap();
+        assert_eq!((steps.steps, steps.epochs), (80, None));
+    }
+
+    #[test]
+    fn a_device_without_the_runs_precision_goes_on_in_f32() {
+        let run = Config::resolve(raw("device = 'cuda'\nprecision = 'bf16'")).unwrap();
+        let here = run.resumed(raw("device = 'cpu'")).unwrap();
+        assert_eq!((here.precision, here.chunk), (Precision::F32, run.chunk));
+        assert!(run.resumed(raw("device = 'cpu'\nprecision = 'bf16'")).is_err());
+    }
+
+    #[test]
+    fn what_else_differs_is_named_with_both_values() {
+        let run = Config::resolve(raw("lr = 0.5\nvocab_size = 300\nvalidation = 'here.txt'")).unwrap();
+        let set = |pair: &str| RawConfig { set: vec![pair.to_owned()], ..raw("") };
+        let stages = "[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 2";
+        for (written, says) in [
+            (raw("lr = 1.0"), ["--lr", "0.5", "1.0"]),
+            (raw("preset = 'pythia-14m'"), ["--preset", "pythia-tiny", "pythia-14m"]),
+            (raw("vocab_size = 400"), ["--vocab-size", "300", "400"]),
+            (raw("seed = 4"), ["--seed", "0", "4"]),
+            (raw("cache = 'there'"), ["--cache", "none", "there"]),
+            (raw("validation = 'there.txt'"), ["--validation", "here.txt", "there.txt"]),
+            (set("layers=1"), ["--set layers", "4", "1"]),
+            (raw(stages), ["", "the run has", "the command says"]),
+        ] {
+            let message = run.resumed(written).unwrap_err().to_string();
+            assert!(says.iter().all(|what| message.contains(what)) && !message.contains('\n'), "{says:?}: {message}");
+            assert!(message.contains("--save-minutes"), "{message}");
+        }
+    }
+}
