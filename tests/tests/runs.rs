@@ -436,3 +436,30 @@ fn the_same_bits_on_one_thread_and_two_and_the_reference_agrees() {
     assert!((cpu - reference).abs() <= 1e-4 * reference, "{cpu}, {reference}");
     assert!((cpu_after - reference_after).abs() <= 1e-4 * reference_after, "{cpu_after}, {reference_after}");
 }
+
+#[test]
+fn presets_and_their_keys_are_listed() {
+    let dir = directory();
+    let dir = dir.path();
+    let listed = host(dir, "presets --json").ok().json();
+    let listed = listed.as_array().unwrap();
+    for row in listed {
+        let name = row["name"].as_str().unwrap();
+        let plan = host(dir, &format!("plan --json --preset {name}")).ok().json();
+        assert_eq!(row["params"], plan["params"], "{name}");
+        let needed = number(&plan, "arena_bytes") + number(&plan, "outside_arena_bytes");
+        assert_eq!(number(row, "needed_bytes"), needed, "{name}");
+    }
+    let text = host(dir, "presets").ok().out;
+    assert!(listed.iter().all(|row| text.contains(row["name"].as_str().unwrap())), "{text}");
+    assert!(text.lines().all(|line| line.len() <= 100), "{text}");
+
+    let keys = host(dir, "presets --json --keys neurogen-39k").ok().json();
+    let default = |key: &str| keys.as_array().unwrap().iter().find(|row| row["key"] == key).unwrap()["default"].clone();
+    assert_eq!((default("broca_outputs").as_u64(), default("rule").as_str()), (Some(2560), Some("eprop")));
+    let text = host(dir, "presets --keys pythia-70m").ok().out;
+    assert!(text.contains("rotary_pct") && text.contains("0 to 1"), "{text}");
+    let wrong = host(dir, "presets --keys pythia70m");
+    assert_eq!(wrong.status, Some(2));
+    assert!(wrong.err.contains("did you mean pythia-70m?"), "{}", wrong.err);
+}

@@ -10,6 +10,7 @@ mod generate;
 mod logits;
 mod output;
 mod plan;
+mod presets;
 mod sampling;
 mod train;
 mod trained;
@@ -104,6 +105,8 @@ enum Command {
     Bench(bench::Bench),
     /// What this machine offers, and what is missing for each device
     Doctor(doctor::Doctor),
+    /// Lists the presets, or the --set keys of one
+    Presets(presets::Presets),
     /// Prints a shell's completion script
     Completions(completions::Completions),
 }
@@ -179,6 +182,7 @@ pub fn main() -> ExitCode {
         Command::Data(c) => c.run(),
         Command::Bench(c) => c.run(),
         Command::Doctor(c) => c.run(),
+        Command::Presets(c) => c.run(),
         Command::Completions(c) => c.run(),
     });
     done.map_or_else(|failure| end(&failure), |()| ExitCode::SUCCESS)

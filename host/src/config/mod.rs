@@ -4,6 +4,7 @@
 mod attention;
 mod choices;
 mod error;
+mod keys;
 mod model;
 mod neurogen;
 mod order;
@@ -17,6 +18,7 @@ mod transformer;
 
 pub use choices::{Attention, Device, LrSchedule, Order, Precision, Recompute, TokenizerChoice};
 pub use error::ConfigError;
+pub use keys::{Key, Values, keys};
 pub use model::{AnyFamily, ModelConfig};
 pub use neurogen::{Eligibility, Mode, NeuroGenConfig, Rule};
 pub use order::{Cache, NO_CACHE, OWN};

@@ -5,7 +5,8 @@ use capful_core::model::{Family as _, MicroBatch, ModelError, NeuroGen, Transfor
 use serde::{Deserialize, Serialize};
 
 use super::error::{ConfigError, error};
-use super::{NeuroGenConfig, RawConfig, TransformerConfig};
+use super::keys::{keys, nearest};
+use super::{NeuroGenConfig, RawConfig, TransformerConfig, presets};
 
 /// A model's sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -96,6 +97,15 @@ impl AnyFamily {
 }
 
 impl ModelConfig {
+    /// The family's name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            ModelConfig::Pythia(_) => "pythia",
+            ModelConfig::Yxanul(_) => "yxanul",
+            ModelConfig::NeuroGen(_) => "neurogen",
+        }
+    }
+
     /// Token ids of the model.
     pub fn vocab_size(&self) -> u32 {
         match self {
@@ -128,7 +138,11 @@ const LONGEST_LIST: usize = 160;
 /// Names for a message, or where they are listed.
 fn listed(names: &[&str]) -> String {
     let all = names.join(", ");
-    if all.len() <= LONGEST_LIST { all } else { format!("{} others, listed in docs/configuration.md", names.len()) }
+    if all.len() <= LONGEST_LIST {
+        all
+    } else {
+        format!("{} others, listed by `host presets --keys PRESET`", names.len())
+    }
 }
 
 /// A parser's message as one line, without a long list of what it expected instead.
@@ -145,22 +159,21 @@ pub(super) fn model(raw: &RawConfig, vocab_size: u32) -> Result<ModelConfig, Con
     let mut table = raw.model.clone();
     complete(&mut table);
     table.insert("vocab_size".to_owned(), i64::from(vocab_size).into());
+    let known = keys(table.get("family").and_then(toml::Value::as_str).unwrap_or_default());
     for pair in &raw.set {
         let Some((key, value)) = pair.split_once('=') else {
             return error(format!("--set {pair} is no KEY=VALUE"));
         };
-        if !table.contains_key(key) || key == "family" {
-            let known: Vec<_> = table.keys().map(String::as_str).filter(|k| *k != "family").collect();
-            return error(format!("--set {key}: this family has no such size; it has {}", listed(&known)));
-        }
-        let value = if table.get(key).is_some_and(toml::Value::is_str) {
-            value.into()
-        } else {
-            let number = value.parse::<i64>().map(toml::Value::from).or_else(|_| value.parse::<f64>().map(Into::into));
-            let Ok(value) = number.or_else(|e| value.parse::<bool>().map(Into::into).map_err(|_| e)) else {
-                return error(format!("--set {key}: '{value}' is no number"));
-            };
-            value
+        let preset = raw.preset.as_deref().unwrap_or(presets()[0].name);
+        let Some(known) = known.iter().find(|known| known.name == key) else {
+            let near = nearest(key, known.iter().map(|known| known.name));
+            let near = near.map_or_else(String::new, |near| format!("did you mean {near}? "));
+            return error(format!(
+                "--set {key}: there is no such key; {near}`host presets --keys {preset}` lists them"
+            ));
+        };
+        let Some(value) = known.values.parse(value) else {
+            return error(format!("--set {key}: '{value}' is none of its values: {}", known.values.shown()));
         };
         let before = table.clone();
         table.insert(key.to_owned(), value);

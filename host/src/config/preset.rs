@@ -47,7 +47,7 @@ pub const PRESETS: [Preset; 14] = [
     },
     Preset {
         name: "llama-tiny",
-        about: "the same without a factorised embedding, as transformers reads it",
+        about: "a plain Llama for the built-in tales, as transformers reads it",
         text: include_str!("presets/llama-tiny.toml"),
     },
     Preset {

@@ -28,7 +28,7 @@ pub struct RawStage {
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawConfig {
-    /// A named starting point: pythia-tiny, -14m, -70m, -160m, yxanul-tiny, yxanul-197m, llama-tiny
+    /// A named starting point; `host presets` lists them
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
     /// What to learn from: tales (built in), a file (.txt .jsonl .jsonl.zst .parquet) or a directory of such
@@ -154,7 +154,7 @@ pub struct RawConfig {
     /// Checkpoints to keep
     #[arg(long, value_name = "N")]
     pub keep: Option<u32>,
-    /// A model's size by name, several times: layers, d_model, heads, d_ff, context; of a Llama kv_heads, rank, tied
+    /// A size or a part of the model, several times; `host presets --keys PRESET` lists the keys
     #[arg(long = "set", value_name = "KEY=VALUE")]
     #[serde(skip)]
     pub set: Vec<String>,

@@ -8,6 +8,7 @@ use capful_core::optimizer::Optimizer;
 use capful_core::train;
 
 use super::error::error;
+use super::keys::nearest;
 use super::model::model;
 use super::{
     AnyFamily, Attention, ByteSize, ConfigError, Device, LrSchedule, ModelConfig, Order, Precision, Preset, RawConfig,
@@ -39,8 +40,9 @@ const fn default_skip_non_finite() -> u32 {
 fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConfig), ConfigError> {
     let name = raw.preset.clone().unwrap_or_else(|| super::presets()[0].name.to_owned());
     let Some(preset) = Preset::find(&name) else {
-        let known: Vec<_> = super::presets().iter().map(|p| p.name).collect();
-        return error(format!("no preset is called '{name}'; there are {}", known.join(", ")));
+        let near = nearest(&name, super::presets().iter().map(|preset| preset.name));
+        let near = near.map_or_else(String::new, |near| format!("did you mean {near}? "));
+        return error(format!("no preset is called '{name}'; {near}`host presets` lists them"));
     };
     let asked_vocabulary = raw.vocab_size;
     let beside = if raw.tokenizer.is_none() { super::order::tokenizer_of(raw.data.as_deref())? } else { None };
@@ -514,7 +516,7 @@ mod tests {
         let set = |pair: &str| Config::resolve(RawConfig { set: vec![pair.to_owned()], ..raw("") });
         assert_eq!(layers(&set("layers=2").unwrap()), 2);
         for (pair, expected) in
-            [("layers", "KEY=VALUE"), ("deep=2", "d_model"), ("layers=two", "number"), ("layers=-2", "layers")]
+            [("layers", "KEY=VALUE"), ("d_modell=2", "d_model"), ("layers=two", "1 to 2^28"), ("layers=-2", "layers")]
         {
             let message = set(pair).unwrap_err().to_string();
             assert!(message.contains(expected), "{pair}: {message}");
@@ -525,7 +527,7 @@ mod tests {
         let written = RawConfig { model: toml::from_str("neurons = 2").unwrap(), ..spiking };
         for raw in [set, written] {
             let message = Config::resolve(raw).unwrap_err().to_string();
-            assert!(message.contains("neurons") && message.contains("docs/configuration.md"), "{message}");
+            assert!(message.contains("neurons") && message.contains("host presets --keys"), "{message}");
             assert!(message.len() < 200, "{message}");
         }
     }
