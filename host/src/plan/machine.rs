@@ -5,6 +5,7 @@ use std::path::Path;
 use capful_core::device::Rates;
 use capful_core::train::Stage;
 
+use super::memory::{self, Free};
 use super::{Gpu, Outside, gpu};
 use crate::config::{ByteSize, Config, ConfigError, Device, Order, Precision, human_bytes};
 use crate::data::sequences::pool;
@@ -18,10 +19,10 @@ use crate::run::train::largest_block;
 pub struct Machine {
     /// Speeds.
     pub rates: Rates,
-    /// Bytes free, where the system says so.
-    pub free: Option<u64>,
-    /// Bytes that this program holds before its arena.
-    pub program: u64,
+    /// What is free, where the system says so.
+    pub free: Option<Free>,
+    /// Bytes that this process holds already.
+    pub held: u64,
     /// The GPU that the run is for, where it is known.
     pub gpu: Option<&'static Gpu>,
     /// Bytes of the GPU in this machine that the run is for.
@@ -78,8 +79,8 @@ impl Machine {
         let cores = CORE_FLOPS * f64::from(threads);
         Machine {
             rates: Rates { flops_per_s: cores, flops_8bit_per_s: cores, bytes_per_s: COPY_BYTES },
-            free: field_kib("/proc/meminfo", "MemAvailable:").map(|k| k << 10),
-            program: field_kib("/proc/self/status", "VmRSS:").map_or(8 << 20, |k| k << 10),
+            free: Free::here(),
+            held: memory::resident().unwrap_or(0),
             gpu: None,
             gpu_bytes: None,
         }
@@ -99,7 +100,7 @@ impl Machine {
         let batch = 12 * config.stages().iter().map(Stage::micro_tokens).max().unwrap_or(0);
         let block = config.span().map_or(0, |span| 12 * largest_block(&config.stages(), span));
         let mut lines = vec![
-            line("the program itself", self.program + HEAP),
+            line("the program itself", memory::mapped() + HEAP),
             line("the reader's batches", LOADER_SLOTS * batch + block + (1 << 20)),
             line("thread stacks", STACK * (u64::from(config.threads) + 3 + u64::from(encoders))),
             line("recorded operations", programs),
@@ -125,28 +126,28 @@ impl Machine {
     /// # Errors
     /// It is larger than what is free here.
     pub fn require_pool(&self, config: &Config) -> Result<(), ConfigError> {
-        match self.free.filter(|free| config.order == Order::Pool && config.pool > *free) {
+        match self.free.filter(|free| config.order == Order::Pool && config.pool > free.bytes) {
             None => Ok(()),
             Some(free) => Err(ConfigError(format!(
                 "--pool {}: {} of memory are free here; lower it, or keep the tokens with --cache DIR",
                 human_bytes(config.pool),
-                human_bytes(free)
+                human_bytes(free.bytes)
             ))),
         }
     }
 
-    /// The budget and where it comes from.
+    /// The budget, where one is known, and where it comes from or why none is known.
     ///
     /// # Errors
     /// A GPU that is not in the table and no size either.
-    pub fn budget(&self, config: &Config) -> Result<(u64, String), ConfigError> {
+    pub fn budget(&self, config: &Config) -> Result<(Option<u64>, String), ConfigError> {
         if let Some(bytes) = config.budget {
-            return Ok((bytes, "--budget".to_owned()));
+            return Ok((Some(bytes), "--budget".to_owned()));
         }
         if let Some(name) = &config.gpu {
             let Some(gpu) = Gpu::find(name) else {
                 if let Ok(ByteSize(bytes)) = name.parse() {
-                    return Ok((bytes, format!("--gpu {name}")));
+                    return Ok((Some(bytes), format!("--gpu {name}")));
                 }
                 let known: Vec<_> = gpu::GPUS.iter().map(|c| c.name).collect();
                 let known = known.join(", ");
@@ -155,24 +156,17 @@ impl Machine {
                 )));
             };
             let source = if gpu.measured { "measured" } else { "not measured" };
-            return Ok((gpu.usable, format!("--gpu {name}, {source}")));
+            return Ok((Some(gpu.usable), format!("--gpu {name}, {source}")));
         }
         if config.device.starts_with("cuda") {
             return Ok(match self.gpu_bytes {
-                Some(bytes) => (bytes, format!("all of {}", config.device)),
-                None => (u64::MAX, "no GPU here; name one with --gpu".to_owned()),
+                Some(bytes) => (Some(bytes), format!("all of {}", config.device)),
+                None => (None, "no GPU here; name one with --gpu, or give a --budget".to_owned()),
             });
         }
-        match self.free {
-            Some(free) => Ok((free + self.program, "memory free here".to_owned())),
-            None => Ok((u64::MAX, "no limit known".to_owned())),
-        }
+        Ok(match self.free {
+            Some(free) => (Some(free.bytes + self.held), free.source().to_owned()),
+            None => (None, "this system does not say how much memory is free; give a --budget".to_owned()),
+        })
     }
-}
-
-/// A field such as `MemAvailable:   123 kB` of a file of the kernel's.
-pub fn field_kib(file: &str, field: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(file).ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix(field))?;
-    line.split_whitespace().next()?.parse().ok()
 }

@@ -4,17 +4,19 @@
 //! cannot say something else than what the run does.
 
 mod advice;
+mod cgroup;
 mod gpu;
 mod layout;
 pub mod listing;
 mod machine;
+pub mod memory;
 mod program;
 mod smaller;
 mod sweep;
 
 pub use gpu::Gpu;
 pub use layout::{Cost, Laid, Line, Sections};
-pub use machine::{LOADER_SLOTS, Machine, field_kib};
+pub use machine::{LOADER_SLOTS, Machine};
 pub use program::{Constants, EvaluationPlaces, Places, Programs, Sequence};
 pub use sweep::Row;
 
@@ -90,12 +92,12 @@ pub struct Plan {
     pub outside: Vec<Outside>,
     /// Its sum.
     pub outside_arena_bytes: u64,
-    /// What may be used.
-    pub budget_bytes: u64,
-    /// Where that limit comes from.
+    /// What may be used, where that is known.
+    pub budget_bytes: Option<u64>,
+    /// Where that limit comes from, or why there is none.
     pub budget_from: String,
-    /// Whether arena and outside are within the budget.
-    pub fits: bool,
+    /// Whether arena and outside are within the budget, where that is known.
+    pub fits: Option<bool>,
 }
 
 /// Every stage of what was laid.
@@ -137,7 +139,7 @@ impl Plan {
         let outside = machine.outside(config, laid.program_bytes);
         let outside_bytes = outside.iter().map(|o| o.bytes).sum();
         let (budget_bytes, budget_from) = machine.budget(config)?;
-        let fits = Budget { bytes: budget_bytes }.check(laid.bytes, outside_bytes).is_ok();
+        let fits = budget_bytes.map(|bytes| Budget { bytes }.check(laid.bytes, outside_bytes).is_ok());
         let plan = Plan {
             params: laid.lines.iter().filter(|l| l.role == Role::Weight.name()).map(Line::elements).sum(),
             flops_per_token: last.flops_per_token,
@@ -159,37 +161,49 @@ impl Plan {
         Ok((plan, laid))
     }
 
-    /// Refuses what does not fit, with what would make it fit.
+    /// Bytes in all.
+    pub fn needed(&self) -> u64 {
+        self.arena_bytes.saturating_add(self.outside_arena_bytes)
+    }
+
+    /// Refuses what does not fit, with what would make it fit, and what cannot be known to fit.
     ///
     /// # Errors
     /// By how much it does not fit, and which flags help.
     pub fn require_fit(&self, config: &Config, machine: &Machine) -> Result<(), ConfigError> {
-        if self.fits {
+        let needed = self.needed();
+        let Some(budget) = self.budget_bytes else {
+            // A GPU that is not there is missed by name when it is asked for.
+            if config.device.starts_with("cuda") {
+                return Ok(());
+            }
+            return Err(ConfigError(format!("this run needs {}: {}", human_bytes(needed), self.budget_from)));
+        };
+        if needed <= budget {
             return Ok(());
         }
-        let needed = self.arena_bytes + self.outside_arena_bytes;
         let pool = if config.order == Order::Pool { config.pool } else { 0 };
-        let advice = if pool > 0 && needed - pool.min(needed) <= self.budget_bytes {
+        let advice = if pool > 0 && needed - pool.min(needed) <= budget {
             format!("lower --pool, which is {}, or keep the tokens in files with --cache DIR", human_bytes(pool))
         } else {
-            advice::that_fits(config, machine, self)
+            advice::that_fits(config, machine, self, budget)
         };
         Err(ConfigError(format!(
             "{} needs {} ({} in the arena, {} outside it), {} more than the {} of {}; {}",
-            self.what_does_not_fit(),
+            self.what_does_not_fit(budget),
             human_bytes(needed),
             human_bytes(self.arena_bytes),
             human_bytes(self.outside_arena_bytes),
-            human_bytes(needed - self.budget_bytes),
-            human_bytes(self.budget_bytes),
+            human_bytes(needed - budget),
+            human_bytes(budget),
             self.budget_from,
             advice
         )))
     }
 
     /// The run, and of a curriculum the stages that do not fit even alone.
-    fn what_does_not_fit(&self) -> String {
-        let room = self.budget_bytes.saturating_sub(self.outside_arena_bytes);
+    fn what_does_not_fit(&self, budget: u64) -> String {
+        let room = budget.saturating_sub(self.outside_arena_bytes);
         let large = |stage: &&StagePlan| stage.arena_bytes > room;
         let named = self.stages.iter().enumerate().filter(|(_, stage)| large(stage)).map(|(i, stage)| {
             format!("stage {} (from step {}: {} × {} tokens)", i + 1, stage.from, stage.batch_size, stage.seq_len)
@@ -235,16 +249,22 @@ impl Plan {
         for o in &self.outside {
             total(&o.name, o.bytes);
         }
-        if self.budget_bytes < u64::MAX {
-            total(&format!("budget ({})", self.budget_from), self.budget_bytes);
+        match self.budget_bytes {
+            Some(bytes) => total(&format!("budget ({})", self.budget_from), bytes),
+            None => out.push_str(&format!("  budget not known: {}\n", self.budget_from)),
         }
+        let fits = match self.fits {
+            Some(true) => "fits",
+            Some(false) => "does not fit",
+            None => "whether it fits is not known",
+        };
         out.push_str(&format!(
             "  {} parameters, {:.1} MFLOP a token, {} tokens a step, at best {:.1} ms a step here, {}\n",
             self.params,
             self.flops_per_token as f64 / 1e6,
             self.tokens_per_step,
             self.roofline_seconds * 1e3,
-            if self.fits { "fits" } else { "does not fit" }
+            fits
         ));
         out
     }
