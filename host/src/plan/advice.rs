@@ -9,7 +9,7 @@ pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan, budget: u64) -
     if let ModelConfig::NeuroGen(model) = &config.model {
         return smaller::that_fits(config, model, machine, budget);
     }
-    let mut least = plan.needed();
+    let mut least = plan.needed_bytes;
     let most = config.stages().iter().map(|p| p.micro_tokens()).max().unwrap_or(1);
     for recompute in [config.recompute, Recompute::Cheap, Recompute::Full] {
         let mut tokens = most;
@@ -19,7 +19,7 @@ pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan, budget: u64) -
             let smaller = smaller(&mut changed, tokens);
             changed.chunk = config.chunk.min(u32::try_from(tokens).unwrap_or(u32::MAX));
             if let Ok(tried) = Plan::of(&changed, machine) {
-                let needed = tried.needed();
+                let needed = tried.needed_bytes;
                 if needed <= budget {
                     return format!("{} fits ({})", flags(config, &changed), human_bytes(needed));
                 }

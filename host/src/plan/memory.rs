@@ -42,7 +42,7 @@ fn machine(root: &Path) -> Option<u64> {
 /// What the machine has free.
 #[cfg(not(target_os = "linux"))]
 fn machine(_: &Path) -> Option<u64> {
-    let mut system = sysinfo::System::new();
+    let mut system = sysinfo::System::new().ok()?;
     system.refresh_memory();
     // Where the library does not know the system it says 0.
     Some(system.available_memory()).filter(|bytes| *bytes > 0)

@@ -9,7 +9,7 @@ const PRESETS: [&str; 4] = ["gtx1650-balanced", "gtx1650-ultra", "neurogen-39k",
 /// One line: which sizes to lower, the widest decoder that fits, and a preset that does.
 pub fn that_fits(config: &Config, model: &NeuroGenConfig, machine: &Machine, budget: u64) -> String {
     let needed = |config: &Config| {
-        let bytes = Plan::of(config, machine).ok()?.needed();
+        let bytes = Plan::of(config, machine).ok()?.needed_bytes;
         (bytes <= budget).then_some(bytes)
     };
     let mut advice = vec![format!(
