@@ -338,7 +338,7 @@ mod tests {
         let scratch = Region { shape: [1, 1, 0, 64], ..region };
         for profile in [AnyProfile::Reference(Single), AnyProfile::Cpu(CpuProfile { threads: 1 })] {
             let mut device = AnyDevice::start(&profile, 64, scratch, 0).unwrap();
-            let mut step = |device: &mut AnyDevice, value: f32| {
+            let step = |device: &mut AnyDevice, value: f32| {
                 device.next_step().unwrap();
                 device.queue_write(region, &value.to_le_bytes()).unwrap();
                 device.queue_read(region).unwrap()

@@ -36,7 +36,7 @@ fn a_region_beyond_the_arena_is_an_error_with_details() {
 #[test]
 fn results_whose_place_a_later_step_has_taken_are_an_error_and_not_its_bytes() {
     let mut cuda = open(512, region(0, 64), 16);
-    let mut step = |cuda: &mut Cuda, value: f32| {
+    let step = |cuda: &mut Cuda, value: f32| {
         cuda.next_step().expect("a step");
         cuda.queue_write(region(0, 1), &value.to_le_bytes()).expect("room");
         cuda.queue_read(region(0, 1)).expect("room")
