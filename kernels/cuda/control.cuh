@@ -2,6 +2,8 @@
 #pragma once
 #include <stddef.h>
 
+#include "common.cuh"
+
 struct Settings {
     float learning_rate;
     float correction1;  // 1 - beta1^t

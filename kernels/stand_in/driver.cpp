@@ -6,6 +6,7 @@
 //   CAPFUL_STAND_IN_NAME=text            the cards' name
 //   CAPFUL_STAND_IN_CARDS=2              cards, which share one memory
 //   CAPFUL_STAND_IN_CAPABILITY=75        their compute capability
+//   CAPFUL_STAND_IN_CACHE=bytes          their last cache
 //   CAPFUL_STAND_IN_TOTAL=bytes          their memory
 //   CAPFUL_STAND_IN_FREE=bytes           what others leave of it
 //   CAPFUL_STAND_IN_FAIL_AT=graph:5:214  the 5th call of a kind (init, context, launch, graph) fails with this
@@ -225,8 +226,13 @@ API cuDeviceGetName(char* name, int length, int) {
 API cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = total(), SUCCESS; }
 API cuDeviceGetAttribute(int* value, int attribute, int) {
     int capability = (int)setting("CAPFUL_STAND_IN_CAPABILITY", 90);
-    // 75 and 76: compute capability; 16: multiprocessors.
-    *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 4 : 0;
+    switch (attribute) {
+        case 75: *value = capability / 10; break;
+        case 76: *value = capability % 10; break;
+        case 16: *value = 4; break;  // multiprocessors
+        case 38: *value = (int)setting("CAPFUL_STAND_IN_CACHE", 0); break;
+        default: *value = 0;
+    }
     return SUCCESS;
 }
 API cuDevicePrimaryCtxRetain(void** made, int) {

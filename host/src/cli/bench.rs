@@ -8,7 +8,7 @@ use super::{Failure, RunFlags, request, say_warnings, work};
 use crate::allocations;
 use crate::config::{Config, human_bytes};
 use crate::device::{AnyProfile, DeviceError};
-use crate::plan::{Machine, Plan, field_kib};
+use crate::plan::{Machine, Plan, memory};
 use crate::run::Session;
 use crate::run::bench::{Bench as Steps, Share};
 
@@ -69,7 +69,7 @@ impl Bench {
         let shares = if self.profile { steps.profile().map_err(work)? } else { Vec::new() };
         let seconds = timing.median();
         let tokens_per_s = plan.tokens_per_step as f64 / seconds;
-        let peak = field_kib("/proc/self/status", "VmHWM:").map(|k| k << 10);
+        let peak = memory::most_resident();
         let allocations = allocations::installed().then(|| timing.allocations as f64 / timed as f64);
         if self.json {
             let line = json!({

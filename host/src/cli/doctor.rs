@@ -7,7 +7,7 @@ use super::output::say;
 use crate::allocations;
 use crate::config::human_bytes;
 use crate::device::cuda::{Description, Gpu, describe};
-use crate::plan::Machine;
+use crate::plan::memory::Free;
 
 /// Flags of `host doctor`.
 #[derive(Debug, clap::Args)]
@@ -34,7 +34,7 @@ fn features() -> Vec<(&'static str, bool)> {
 impl Doctor {
     pub(super) fn run(self) -> Result<(), Failure> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let machine = Machine::here(cores as u32);
+        let free = Free::here().map(|free| free.bytes);
         let features = features();
         let cuda = describe();
         if self.json {
@@ -43,7 +43,7 @@ impl Doctor {
                 "{}",
                 json!({
                     "version": env!("CARGO_PKG_VERSION"), "os": std::env::consts::OS, "arch": std::env::consts::ARCH,
-                    "cores": cores, "free_bytes": machine.free, "cpu_features": have,
+                    "cores": cores, "free_bytes": free, "cpu_features": have,
                     "counts_allocations": allocations::installed(),
                     "devices": { "cpu": "ready", "reference": "ready", "cuda": cuda_json(&cuda) },
                 })
@@ -52,7 +52,7 @@ impl Doctor {
         }
         say!("capful {} on {} {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH)?;
         say!("cores      {cores}")?;
-        say!("memory     {} free", machine.free.map_or("unknown".to_owned(), human_bytes))?;
+        say!("memory     {} free", free.map_or("unknown".to_owned(), human_bytes))?;
         for (feature, has) in &features {
             say!("{feature:<10} {}", if *has { "yes" } else { "no" })?;
         }

@@ -51,7 +51,7 @@ fn list(json: bool) -> Result<(), Failure> {
             params: plan.params,
             context: config.context(),
             vocab_size: config.vocab_size(),
-            needed_bytes: plan.arena_bytes + plan.outside_arena_bytes,
+            needed_bytes: plan.needed_bytes,
             about: preset.about,
         });
     }

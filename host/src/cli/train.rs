@@ -14,6 +14,7 @@ use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, work}
 use crate::config::{Cache, Config, Device, RawConfig, human_bytes};
 use crate::data::corpus::{Corpus, CorpusError};
 use crate::data::error::SourceError;
+use crate::data::ngram::Baselines;
 use crate::data::overlap::Overlap;
 use crate::data::shards::build::Event;
 use crate::data::tokenizer::Tokenizer;
@@ -21,7 +22,7 @@ use crate::data::validation::ValidationSet;
 use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice};
 use crate::format::hugging_face;
-use crate::plan::{Machine, Plan};
+use crate::plan::{Machine, Plan, memory};
 use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::progress::Progress;
@@ -84,8 +85,9 @@ impl Train {
         let Train { out, algorithms, json, .. } = self;
         // Refused before a GPU is asked for and the data is read, where that can be known.
         let machine = Machine::of(&config)?;
-        Plan::of(&config, &machine)?.require_fit(&config, &machine)?;
-        machine.require_pool(&config)?;
+        let plan = Plan::of(&config, &machine)?;
+        plan.require_fit(&config, &machine)?;
+        machine.require_main_memory(&config, &plan)?;
         AnyProfile::of(&config)?.require()?;
         let dir = out.unwrap_or_else(|| directory::next(&config.preset));
         if !directory::holds_run(&dir) {
@@ -181,6 +183,7 @@ impl Job<'_> {
         let machine = Machine::of(config)?;
         let (plan, laid) = Plan::new(config, &machine)?;
         plan.require_fit(config, &machine)?;
+        machine.require_main_memory(config, &plan)?;
         let tokenizer = corpus.tokenizer.as_ref();
         let (bos, eos) = (tokenizer.bos(), tokenizer.eos());
         let model_config = hugging_face::config(&config.family(), bos, eos, config.precision.of_weights());
@@ -233,11 +236,18 @@ impl Job<'_> {
             TrainError::Interrupted { .. } => Failure::Interrupted(e.to_string()),
         })?;
         end_with_the_reader()?;
-        let said =
-            lines.complete().and_then(|()| report(config, corpus, dir, &validation.set, overlap, &outcome, json));
+        let sample = if json { Ok(String::new()) } else { sample(config, &mut session, corpus.tokenizer.as_ref()) };
+        // The baselines get the memory that the session gives back.
+        drop(session);
+        let said = lines.complete().and_then(|()| {
+            let baselines = corpus.baselines(&validation.set, plan.baseline_bytes).map_err(work)?;
+            let beside = Beside { validation: &validation.set, overlap, baselines };
+            report(config, corpus, dir, &beside, &outcome, json)
+        });
         said.map_err(|e| work(format_args!("{e}; the run is saved in {}", dir.display())))?;
+        let sample = sample?;
         if !json {
-            say!("\n{}", sample(config, &mut session, corpus.tokenizer.as_ref())?)?;
+            say!("\n{sample}")?;
         }
         Ok(())
     }
@@ -331,19 +341,25 @@ fn waited(config: &Config, corpus: &Corpus, outcome: &Outcome) -> Option<String>
     Some(format!("steps waited {:.1} s for text, {:.0} % of the run; {help}", outcome.waited, 100.0 * share))
 }
 
+/// What a run's loss is held against.
+struct Beside<'a> {
+    validation: &'a ValidationSet,
+    overlap: Option<Overlap>,
+    baselines: Baselines,
+}
+
 fn report(
     config: &Config,
     corpus: &Corpus,
     dir: &Path,
-    validation: &ValidationSet,
-    overlap: Option<Overlap>,
+    beside: &Beside<'_>,
     outcome: &Outcome,
     json: bool,
 ) -> Result<(), Failure> {
+    let Beside { validation, overlap, baselines } = beside;
     if let Some(line) = waited(config, corpus, outcome) {
         tell!("host: {line}");
     }
-    let baselines = corpus.baselines(validation).map_err(work)?;
     let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
     if json {
         let line = json!({
@@ -360,6 +376,7 @@ fn report(
                 "bigram": baselines.bigram,
                 "trigram": baselines.trigram,
                 "fourgram": baselines.fourgram,
+                "tokens": baselines.tokens,
             },
             "seconds": outcome.seconds,
             "tokens": outcome.tokens,
@@ -367,6 +384,7 @@ fn report(
             "waited_s": outcome.waited,
             "heap_allocations": outcome.allocations,
             "loader_allocations": outcome.loader_allocations,
+            "peak_rss_bytes": memory::most_resident(),
             "heap_allocations_per_save": outcome.save.allocations,
             "heap_bytes_per_save": outcome.save.bytes,
         });
@@ -378,7 +396,8 @@ fn report(
         say!("  the corpus's own floor is {floor:.4}: {:.3} times that", loss / floor)?;
     }
     say!(
-        "  n-grams on the same tokens: unigram {:.3}, bigram {:.3}, trigram {:.3}, 4-gram {:.3}",
+        "  n-grams of {} training tokens on the same tokens: unigram {:.3}, bigram {:.3}, trigram {:.3}, 4-gram {:.3}",
+        baselines.tokens,
         baselines.unigram,
         baselines.bigram,
         baselines.trigram,

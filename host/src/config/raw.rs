@@ -111,6 +111,9 @@ pub struct RawConfig {
     /// f32, bf16 or fp8, as far as the device has them
     #[arg(long, value_name = "TYPE")]
     pub precision: Option<super::Precision>,
+    /// The precision on a GPU where none is asked for: what a preset made for a GPU's memory needs.
+    #[arg(skip)]
+    pub gpu_precision: Option<super::Precision>,
     /// What a query sees: dense, local, global or mixed blocks of earlier tokens
     #[arg(long, value_name = "PATTERN")]
     pub attention: Option<super::Attention>,
@@ -260,6 +263,7 @@ impl RawConfig {
             device,
             threads,
             precision,
+            gpu_precision,
             attention,
             block,
             window,

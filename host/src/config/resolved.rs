@@ -184,6 +184,7 @@ impl Config {
         let device = raw.device.unwrap_or_else(|| if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned());
         // A GPU wants wide products; a processor's chunk stays in its caches.
         let chunk = if device.starts_with("cuda") { 4096 } else { 512 };
+        let here = raw.gpu_precision.filter(|_| device.starts_with("cuda"));
         let clip = raw.clip.unwrap_or(1.0);
         let stage: Vec<_> = raw.stage.iter().map(|stage| StageConfig::resolve(stage, clip)).collect();
         // What is not of a stage, an evaluation, has the shape that training ends with.
@@ -214,7 +215,7 @@ impl Config {
             seed: raw.seed.unwrap_or(0),
             device,
             threads: raw.threads.unwrap_or_else(cores),
-            precision: raw.precision.unwrap_or(Precision::F32),
+            precision: raw.precision.or(here).unwrap_or(Precision::F32),
             attention: raw.attention.unwrap_or(Attention::Dense),
             block: raw.block.unwrap_or(64),
             window: raw.window.unwrap_or(1),

@@ -120,6 +120,7 @@ impl Config {
             device: Some(device),
             threads: Some(threads),
             precision: Some(precision),
+            gpu_precision: None,
             attention: Some(attention),
             block: Some(block),
             window: Some(window),

@@ -386,22 +386,26 @@ impl Corpus {
         overlap::look_for(set, &mut self.tokens(shards)?).map(Some)
     }
 
-    /// Kneser-Ney n-gram losses on `validation`, counted on at most 2²² training tokens: of documents from all over the
-    /// source where its tokens are at hand, else of the first ones.
+    /// Kneser-Ney n-gram losses on `validation`, counted on at most 2²² training tokens and in at most `bytes` of memory:
+    /// of documents from all over the source where its tokens are at hand, else of the first ones.
     ///
     /// # Errors
     /// A source that cannot be read.
-    pub fn baselines(&self, validation: &ValidationSet) -> Result<Baselines, SourceError> {
+    pub fn baselines(&self, validation: &ValidationSet, bytes: u64) -> Result<Baselines, SourceError> {
         let feed = self.feed(Part::Training)?;
+        let tokens = baseline_tokens(bytes);
         let training = match &self.shards {
-            Some(shards) => choice::of_shards(shards, feed, BASELINE_TOKENS)?.set,
-            None => ValidationSet::first(feed, BASELINE_TOKENS)?,
+            Some(shards) => choice::of_shards(shards, feed, tokens)?.set,
+            None => ValidationSet::first(feed, tokens)?,
         };
+        let counts = bytes.saturating_sub(ValidationSet::storage(tokens));
         // The first token of a document has no predecessor and is never a target; where it is no mark of the
         // tokenizer, the n-gram's own mark takes its place.
-        let targets = |set: &ValidationSet| set.iter().map(|d| d[1..].to_vec()).collect::<Vec<_>>();
+        fn targets(set: &ValidationSet) -> impl Iterator<Item = &[u32]> {
+            set.iter().map(|document| &document[1..])
+        }
         let vocabulary = self.tokenizer.vocab_size();
-        Baselines::measure(vocabulary, targets(&training), BASELINE_TOKENS, targets(validation))
+        Baselines::measure(vocabulary, targets(&training), counts, targets(validation))
             .map_err(|e| SourceError::Ngram { reason: e.to_string() })
     }
 
@@ -413,6 +417,19 @@ impl Corpus {
         let total = validation.log_probability().filter(|_| !merged)?;
         Some(-total / validation.targets() as f64)
     }
+}
+
+/// As many training tokens as leave two thirds of `bytes` to what is counted on them, and as can be chosen in `bytes`.
+fn baseline_tokens(bytes: u64) -> usize {
+    let fit = |tokens: usize| {
+        let set = ValidationSet::storage(tokens);
+        set <= bytes / 3 && set + choice::storage(tokens) <= bytes
+    };
+    let mut tokens = BASELINE_TOKENS;
+    while tokens > 2 && !fit(tokens) {
+        tokens /= 2;
+    }
+    tokens
 }
 
 /// Builds the tokenizer of `config` from its training documents.

@@ -18,6 +18,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// The longest n-grams that a model can count.
 pub const MAX_ORDER: usize = 4;
+/// The most bytes that an n-gram takes, tables on their way to twice the size included.
+pub const NGRAM_BYTES: u64 = 96;
 
 /// Why tokens cannot be counted or scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -141,6 +143,9 @@ pub struct Ngram {
     vocab_size: u32,
     max_tokens: usize,
     tokens: usize,
+    most_ngrams: u64,
+    /// Different n-grams so far, of all lengths; the mark is one.
+    ngrams: u64,
     /// Level 0 is the empty history.
     levels: Vec<Level>,
 }
@@ -152,7 +157,7 @@ impl Ngram {
     /// No counts yet, for tokens below `vocab_size`, and n-grams of up to `order` tokens.
     ///
     /// At most `max_tokens` tokens are counted (and never more than 2^31), which bounds the memory: each adds at most
-    /// one n-gram of each length, and an n-gram takes at most 96 bytes, tables on their way to twice the size included.
+    /// one n-gram of each length, and an n-gram takes at most [`NGRAM_BYTES`].
     ///
     /// # Errors
     /// [`NgramError::Order`] if `order` is not in `1..=MAX_ORDER`.
@@ -162,7 +167,14 @@ impl Ngram {
         }
         let mut levels: Vec<Level> = (0..=order).map(|_| Level::default()).collect();
         levels[0].counts.push(Counts::default());
-        let mut model = Self { vocab_size, max_tokens: max_tokens.min(1 << 31), tokens: 0, levels };
+        let mut model = Self {
+            vocab_size,
+            max_tokens: max_tokens.min(1 << 31),
+            tokens: 0,
+            most_ngrams: u64::MAX,
+            ngrams: 1,
+            levels,
+        };
         // The mark is a history and no word: it has a number and no counts.
         model.levels[1].insert(0, START);
         model.finish();
@@ -179,17 +191,26 @@ impl Ngram {
         self.tokens
     }
 
+    /// The same, counting no further than `bytes` of memory hold.
+    pub fn within(self, bytes: u64) -> Self {
+        Self { most_ngrams: bytes / NGRAM_BYTES, ..self }
+    }
+
     /// Counts one document: its tokens, the one that ends it included, the one that begins it left out. What goes
-    /// beyond `max_tokens` is left out; returns how many tokens were counted. To be followed by [`Self::finish`]
+    /// beyond `max_tokens` or the memory is left out; returns how many tokens were counted. To be followed by [`Self::finish`]
     /// before anything is scored.
     ///
     /// # Errors
     /// [`NgramError::Token`] at a token outside the vocabulary; nothing of the document is counted.
     pub fn count(&mut self, document: &[u32]) -> Result<usize, NgramError> {
         self.check(document)?;
-        let taken = document.len().min(self.max_tokens - self.tokens);
+        let mut taken = document.len().min(self.max_tokens - self.tokens);
         let mut histories = History::new(self);
         for (position, &token) in document[..taken].iter().enumerate() {
+            if self.ngrams + self.order() as u64 > self.most_ngrams {
+                taken = position;
+                break;
+            }
             let mut next: [Option<u32>; MAX_ORDER] = [None; MAX_ORDER];
             // Shortest first, so that the n-gram without its first token is there when it gains a predecessor.
             for n in 1..=self.order() {
@@ -197,6 +218,7 @@ impl Ngram {
                 let (number, new) = self.levels[n].insert(history, token);
                 let counts = &mut self.levels[n].counts[number as usize];
                 counts.occurrences += 1;
+                self.ngrams += u64::from(new);
                 if n == position + 2 {
                     counts.predecessors += 1; // Begins with the mark.
                 }
@@ -360,10 +382,12 @@ pub struct Baselines {
     pub trigram: f64,
     /// From three tokens before it.
     pub fourgram: f64,
+    /// Training tokens that were counted.
+    pub tokens: usize,
 }
 
 impl Baselines {
-    /// Counts `training`, at most `max_tokens` tokens of it, and scores `validation`. Documents are as
+    /// Counts as much of `training` as `bytes` of memory hold the n-grams of, and scores `validation`. Documents are as
     /// [`Ngram::count`] has them. On no tokens all losses are NaN.
     ///
     /// # Errors
@@ -371,15 +395,14 @@ impl Baselines {
     pub fn measure<D: AsRef<[u32]>>(
         vocab_size: u32,
         training: impl IntoIterator<Item = D>,
-        max_tokens: usize,
+        bytes: u64,
         validation: impl IntoIterator<Item = D>,
     ) -> Result<Self, NgramError> {
-        let mut model = Ngram::new(4, vocab_size, max_tokens)?;
+        let mut model = Ngram::new(MAX_ORDER, vocab_size, usize::MAX)?.within(bytes);
         for document in training {
-            if model.tokens == model.max_tokens {
+            if model.count(document.as_ref())? < document.as_ref().len() {
                 break;
             }
-            model.count(document.as_ref())?;
         }
         model.finish();
         let (mut nats, mut tokens) = ([0.0; 4], 0);
@@ -390,7 +413,7 @@ impl Baselines {
             tokens += document.as_ref().len();
         }
         let [unigram, bigram, trigram, fourgram] = nats.map(|sum| sum / tokens as f64);
-        Ok(Self { unigram, bigram, trigram, fourgram })
+        Ok(Self { unigram, bigram, trigram, fourgram, tokens: model.tokens })
     }
 }
 

@@ -9,6 +9,8 @@ use super::{DeviceError, Storage};
 #[derive(Debug)]
 pub struct Allocation {
     map: MmapMut,
+    /// Steps begun on it: what one of them leaves is there until the next begins.
+    pub(super) steps: u64,
 }
 
 impl Allocation {
@@ -25,7 +27,7 @@ impl Allocation {
         // Large pages save a tenth of a step's time in address translation; where there are none, nothing is lost.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        Ok(Allocation { map })
+        Ok(Allocation { map, steps: 0 })
     }
 
     /// Bytes allocated.

@@ -106,6 +106,8 @@ pub enum AnyDevice {
 #[derive(Debug, Clone, Copy)]
 pub struct Ticket {
     region: Region,
+    /// The step that it is of, in main memory.
+    step: u64,
     pending: Option<cuda::Pending>,
 }
 
@@ -166,9 +168,21 @@ impl AnyDevice {
     /// # Errors
     /// What went wrong in a step before.
     pub fn next_step(&mut self) -> Result<(), DeviceError> {
+        if let AnyDevice::Cuda(device) = self {
+            return Ok(device.next_step()?);
+        }
+        if let Some(memory) = self.memory() {
+            memory.steps += 1;
+        }
+        Ok(())
+    }
+
+    /// The arena, where it lies in main memory.
+    fn memory(&mut self) -> Option<&mut Allocation> {
         match self {
-            AnyDevice::Cuda(device) => Ok(device.next_step()?),
-            _ => Ok(()),
+            AnyDevice::Cpu(device) => Some(&mut device.memory),
+            AnyDevice::Reference(device) => Some(&mut device.memory),
+            AnyDevice::Cuda(_) => None,
         }
     }
 
@@ -192,21 +206,22 @@ impl AnyDevice {
             AnyDevice::Cuda(device) => Some(device.queue_read(region)?),
             _ => None,
         };
-        Ok(Ticket { region, pending })
+        let step = self.memory().map_or(0, |memory| memory.steps);
+        Ok(Ticket { region, step, pending })
     }
 
     /// What was asked for; waits for that step. At most one more step may have been begun since, and in main memory
     /// none.
     ///
     /// # Errors
-    /// What went wrong in that step.
+    /// What went wrong in that step; others have taken the results' place.
     pub fn results(&mut self, ticket: Ticket, bytes: &mut [u8]) -> Result<(), DeviceError> {
         match (ticket.pending, &mut *self) {
             (Some(pending), AnyDevice::Cuda(device)) => {
                 bytes.copy_from_slice(device.results(pending)?);
                 Ok(())
             }
-            _ => self.read(ticket.region, bytes),
+            _ => self.read_of(ticket, bytes),
         }
     }
 
@@ -220,8 +235,20 @@ impl AnyDevice {
                 bytes.copy_from_slice(device.results_soon(pending)?);
                 Ok(())
             }
-            _ => self.read(ticket.region, bytes),
+            _ => self.read_of(ticket, bytes),
         }
+    }
+
+    /// What was asked for in main memory, unless a later step has written over it.
+    fn read_of(&mut self, ticket: Ticket, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let (step, now) = (ticket.step, self.memory().map_or(0, |memory| memory.steps));
+        if now > step {
+            return Err(DeviceError::Failed(format!(
+                "the results of step {step} were asked for in step {now}; they are kept until step {} begins",
+                step + 1
+            )));
+        }
+        self.read(ticket.region, bytes)
     }
 
     /// Runs operations one after the other.
@@ -296,6 +323,36 @@ impl Device for AnyDevice {
             AnyDevice::Cpu(device) => device.run(op),
             AnyDevice::Reference(device) => device.run(op),
             AnyDevice::Cuda(device) => device.run(op),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use capful_core::memory::Space;
+
+    #[test]
+    fn in_main_memory_results_are_those_of_their_own_step_or_an_error() {
+        let region = Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [1, 1, 1, 1] };
+        let scratch = Region { shape: [1, 1, 0, 64], ..region };
+        for profile in [AnyProfile::Reference(Single), AnyProfile::Cpu(CpuProfile { threads: 1 })] {
+            let mut device = AnyDevice::start(&profile, 64, scratch, 0).unwrap();
+            let step = |device: &mut AnyDevice, value: f32| {
+                device.next_step().unwrap();
+                device.queue_write(region, &value.to_le_bytes()).unwrap();
+                device.queue_read(region).unwrap()
+            };
+            let (first, mut bytes) = (step(&mut device, 1.0), [0; 4]);
+            device.results(first, &mut bytes).unwrap();
+            assert_eq!(f32::from_le_bytes(bytes), 1.0);
+            let second = step(&mut device, 2.0);
+            for late in [device.results(first, &mut bytes), device.results_soon(first, &mut bytes)] {
+                let message = late.unwrap_err().to_string();
+                assert!(message.contains("step 1") && !message.contains('\n'), "{message}");
+            }
+            device.results(second, &mut bytes).unwrap();
+            assert_eq!(f32::from_le_bytes(bytes), 2.0);
         }
     }
 }

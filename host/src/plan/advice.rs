@@ -5,11 +5,11 @@ use super::{Machine, Plan};
 use crate::config::{Config, ModelConfig, Recompute, human_bytes};
 
 /// One line: the flags of the first change that fits, gentlest first, or the least that is needed.
-pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan) -> String {
+pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan, budget: u64) -> String {
     if let ModelConfig::NeuroGen(model) = &config.model {
-        return smaller::that_fits(config, model, machine, plan);
+        return smaller::that_fits(config, model, machine, budget);
     }
-    let mut least = plan.arena_bytes + plan.outside_arena_bytes;
+    let mut least = plan.needed_bytes;
     let most = config.stages().iter().map(|p| p.micro_tokens()).max().unwrap_or(1);
     for recompute in [config.recompute, Recompute::Cheap, Recompute::Full] {
         let mut tokens = most;
@@ -19,8 +19,8 @@ pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan) -> String {
             let smaller = smaller(&mut changed, tokens);
             changed.chunk = config.chunk.min(u32::try_from(tokens).unwrap_or(u32::MAX));
             if let Ok(tried) = Plan::of(&changed, machine) {
-                let needed = tried.arena_bytes + tried.outside_arena_bytes;
-                if needed <= plan.budget_bytes {
+                let needed = tried.needed_bytes;
+                if needed <= budget {
                     return format!("{} fits ({})", flags(config, &changed), human_bytes(needed));
                 }
                 least = least.min(needed);

@@ -1,27 +1,21 @@
-//! What this machine offers and takes: speeds for the roofline, free memory, bytes outside the arena.
-
-use std::path::Path;
+//! What this machine offers and takes: speeds for the roofline, free memory, the budget.
 
 use capful_core::device::Rates;
-use capful_core::train::Stage;
 
-use super::{Gpu, Outside, gpu};
+use super::memory::{self, Free};
+use super::{Gpu, Outside, Plan, gpu, outside};
 use crate::config::{ByteSize, Config, ConfigError, Device, Order, Precision, human_bytes};
-use crate::data::sequences::pool;
-use crate::data::shards::{Manifest, training};
-use crate::data::{ahead, shuffle};
 use crate::device::cuda::gpus;
-use crate::run::train::largest_block;
 
 /// A machine as the planner sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Machine {
     /// Speeds.
     pub rates: Rates,
-    /// Bytes free, where the system says so.
-    pub free: Option<u64>,
-    /// Bytes that this program holds before its arena.
-    pub program: u64,
+    /// What is free, where the system says so.
+    pub free: Option<Free>,
+    /// Bytes that this process holds already.
+    pub held: u64,
     /// The GPU that the run is for, where it is known.
     pub gpu: Option<&'static Gpu>,
     /// Bytes of the GPU in this machine that the run is for.
@@ -33,15 +27,8 @@ pub struct Machine {
 const CORE_FLOPS: f64 = 175e9;
 const COPY_BYTES: f64 = 20e9;
 
-/// Batches that the reader makes ahead.
-pub const LOADER_SLOTS: u64 = 3;
 /// Bytes outside the arena of a GPU that is not in the table.
 const UNKNOWN_CONTEXT: u64 = 600 << 20;
-const CONTEXT: &str = "CUDA context, kernels and libraries";
-/// Stack that a worker, the reader or the reporter touches.
-const STACK: u64 = 256 << 10;
-/// Heap of the command itself once it runs: tokenizer, tables of names, output buffers.
-const HEAP: u64 = 16 << 20;
 
 impl Machine {
     /// The machine that `config` runs on or, with `gpu`, is planned for.
@@ -78,75 +65,58 @@ impl Machine {
         let cores = CORE_FLOPS * f64::from(threads);
         Machine {
             rates: Rates { flops_per_s: cores, flops_8bit_per_s: cores, bytes_per_s: COPY_BYTES },
-            free: field_kib("/proc/meminfo", "MemAvailable:").map(|k| k << 10),
-            program: field_kib("/proc/self/status", "VmRSS:").map_or(8 << 20, |k| k << 10),
+            free: Free::here(),
+            held: memory::resident().unwrap_or(0),
             gpu: None,
             gpu_bytes: None,
         }
     }
 
-    /// What lies outside the arena of this run, each with its name.
-    pub fn outside(&self, config: &Config, programs: u64) -> Vec<Outside> {
-        let line = |name: &str, bytes| Outside { name: name.to_owned(), bytes };
-        if let Some(gpu) = self.gpu.or_else(|| config.gpu.as_deref().and_then(Gpu::find)) {
-            return vec![line(CONTEXT, gpu.context)];
-        }
-        if self.gpu_bytes.is_some() || config.device.starts_with("cuda") {
-            return vec![line(CONTEXT, UNKNOWN_CONTEXT)];
-        }
-        let encoders = ahead::threads(config);
-        // Tokens, targets and offsets.
-        let batch = 12 * config.stages().iter().map(Stage::micro_tokens).max().unwrap_or(0);
-        let block = config.span().map_or(0, |span| 12 * largest_block(&config.stages(), span));
-        let mut lines = vec![
-            line("the program itself", self.program + HEAP),
-            line("the reader's batches", LOADER_SLOTS * batch + block + (1 << 20)),
-            line("thread stacks", STACK * (u64::from(config.threads) + 3 + u64::from(encoders))),
-            line("recorded operations", programs),
-        ];
-        if encoders > 0 {
-            lines.push(line("documents encoded ahead, at most", ahead::bytes(encoders)));
-        }
-        if config.order == Order::Pool {
-            let grain = config.stretches().iter().map(|s| s.length).max().unwrap_or(1);
-            lines.push(line("pool of sequences, at most", pool::memory(config.pool, config.vocab_size(), grain)));
-        }
-        if let Ok(Some(shards)) = Manifest::read(Path::new(&config.data)) {
-            lines.push(line("index of the token shards", training::bytes(shards.documents)));
-        }
-        if config.shuffle > 0 && config.order != Order::Random {
-            lines.push(line("documents to shuffle, at most", shuffle::bytes(config.shuffle)));
-        }
-        lines
+    /// What lies outside the arena on the GPU that the run is for; nothing where it is for none.
+    pub(super) fn context(&self, config: &Config) -> Option<Outside> {
+        let known = self.gpu.or_else(|| config.gpu.as_deref().and_then(Gpu::find)).map(|gpu| gpu.context);
+        let there = self.gpu_bytes.is_some() || config.device.starts_with("cuda");
+        let bytes = known.or(there.then_some(UNKNOWN_CONTEXT))?;
+        Some(Outside { name: "CUDA context, kernels and libraries".to_owned(), bytes })
     }
 
-    /// Refuses a pool that main memory does not hold, whose bytes a GPU's budget does not count.
+    /// Refuses what main memory does not hold and the budget does not count: what a run on a GPU takes of it, or a pool
+    /// for which too large a budget was asked.
     ///
     /// # Errors
-    /// It is larger than what is free here.
-    pub fn require_pool(&self, config: &Config) -> Result<(), ConfigError> {
-        match self.free.filter(|free| config.order == Order::Pool && config.pool > *free) {
-            None => Ok(()),
-            Some(free) => Err(ConfigError(format!(
-                "--pool {}: {} of memory are free here; lower it, or keep the tokens with --cache DIR",
-                human_bytes(config.pool),
-                human_bytes(free)
-            ))),
+    /// It is more than what is free here.
+    pub fn require_main_memory(&self, config: &Config, plan: &Plan) -> Result<(), ConfigError> {
+        let Some(free) = self.free.map(|free| free.bytes.saturating_add(self.held)) else { return Ok(()) };
+        let pool = if config.order == Order::Pool { config.pool } else { 0 };
+        let needed = if config.device.starts_with("cuda") { plan.main_memory_bytes } else { pool };
+        if needed <= free {
+            return Ok(());
         }
+        let held_out = outside::held_out(config);
+        let advice = if pool >= held_out.min(needed / 2) {
+            format!("lower --pool {}, or keep the tokens with --cache DIR", human_bytes(pool))
+        } else {
+            format!("lower --eval-tokens {} or --accumulate {}", config.eval_tokens, config.accumulate)
+        };
+        Err(ConfigError(format!(
+            "this run needs {} of main memory and {} are free here; {advice}",
+            human_bytes(needed),
+            human_bytes(free)
+        )))
     }
 
-    /// The budget and where it comes from.
+    /// The budget, where one is known, and where it comes from or why none is known.
     ///
     /// # Errors
     /// A GPU that is not in the table and no size either.
-    pub fn budget(&self, config: &Config) -> Result<(u64, String), ConfigError> {
+    pub fn budget(&self, config: &Config) -> Result<(Option<u64>, String), ConfigError> {
         if let Some(bytes) = config.budget {
-            return Ok((bytes, "--budget".to_owned()));
+            return Ok((Some(bytes), "--budget".to_owned()));
         }
         if let Some(name) = &config.gpu {
             let Some(gpu) = Gpu::find(name) else {
                 if let Ok(ByteSize(bytes)) = name.parse() {
-                    return Ok((bytes, format!("--gpu {name}")));
+                    return Ok((Some(bytes), format!("--gpu {name}")));
                 }
                 let known: Vec<_> = gpu::GPUS.iter().map(|c| c.name).collect();
                 let known = known.join(", ");
@@ -155,24 +125,17 @@ impl Machine {
                 )));
             };
             let source = if gpu.measured { "measured" } else { "not measured" };
-            return Ok((gpu.usable, format!("--gpu {name}, {source}")));
+            return Ok((Some(gpu.usable), format!("--gpu {name}, {source}")));
         }
         if config.device.starts_with("cuda") {
             return Ok(match self.gpu_bytes {
-                Some(bytes) => (bytes, format!("all of {}", config.device)),
-                None => (u64::MAX, "no GPU here; name one with --gpu".to_owned()),
+                Some(bytes) => (Some(bytes), format!("all of {}", config.device)),
+                None => (None, "no GPU here; name one with --gpu, or give a --budget".to_owned()),
             });
         }
-        match self.free {
-            Some(free) => Ok((free + self.program, "memory free here".to_owned())),
-            None => Ok((u64::MAX, "no limit known".to_owned())),
-        }
+        Ok(match self.free {
+            Some(free) => (Some(free.bytes + self.held), free.source().to_owned()),
+            None => (None, "this system does not say how much memory is free; give a --budget".to_owned()),
+        })
     }
-}
-
-/// A field such as `MemAvailable:   123 kB` of a file of the kernel's.
-pub fn field_kib(file: &str, field: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(file).ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix(field))?;
-    line.split_whitespace().next()?.parse().ok()
 }

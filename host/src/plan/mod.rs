@@ -4,17 +4,21 @@
 //! cannot say something else than what the run does.
 
 mod advice;
+mod cgroup;
 mod gpu;
 mod layout;
 pub mod listing;
 mod machine;
+pub mod memory;
+mod outside;
 mod program;
 mod smaller;
 mod sweep;
 
 pub use gpu::Gpu;
 pub use layout::{Cost, Laid, Line, Sections};
-pub use machine::{LOADER_SLOTS, Machine, field_kib};
+pub use machine::Machine;
+pub use outside::{LOADER_SLOTS, Outside};
 pub use program::{Constants, EvaluationPlaces, Places, Programs, Sequence};
 pub use sweep::Row;
 
@@ -24,15 +28,7 @@ use serde::Serialize;
 
 use crate::config::{Config, ConfigError, Order, human_bytes};
 use crate::device::AnyProfile;
-
-/// A named number of bytes outside the arena.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Outside {
-    /// What it is.
-    pub name: String,
-    /// Bytes.
-    pub bytes: u64,
-}
+use outside::MainMemory;
 
 /// A stage of the curriculum, in numbers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -90,12 +86,21 @@ pub struct Plan {
     pub outside: Vec<Outside>,
     /// Its sum.
     pub outside_arena_bytes: u64,
-    /// What may be used.
-    pub budget_bytes: u64,
-    /// Where that limit comes from.
+    /// Moments when there is no arena in main memory, each with all that is there then. They follow each other, so they
+    /// are not added: the run needs the largest of them and of the arena with what lies outside it.
+    pub moments: Vec<Outside>,
+    /// The most main memory at once; on a GPU the arena lies elsewhere.
+    pub main_memory_bytes: u64,
+    /// What the n-gram baselines may take of it, once the arena is given back.
+    pub baseline_bytes: u64,
+    /// What the run needs of the budget.
+    pub needed_bytes: u64,
+    /// What may be used, where that is known.
+    pub budget_bytes: Option<u64>,
+    /// Where that limit comes from, or why there is none.
     pub budget_from: String,
-    /// Whether arena and outside are within the budget.
-    pub fits: bool,
+    /// Whether arena and outside are within the budget, where that is known.
+    pub fits: Option<bool>,
 }
 
 /// Every stage of what was laid.
@@ -134,10 +139,15 @@ impl Plan {
         let laid = Laid::new(&config.family(), &profile, machine.rates, &Sections::training(config))?;
         let stages = stages(config, &laid);
         let Some(last) = stages.last() else { return Err(ConfigError("a run has at least one stage".to_owned())) };
-        let outside = machine.outside(config, laid.program_bytes);
-        let outside_bytes = outside.iter().map(|o| o.bytes).sum();
+        let context = machine.context(config);
+        let in_main = if context.is_some() { 0 } else { laid.bytes };
+        let main = MainMemory::of(config, &laid, in_main);
+        let main_memory_bytes = main.most(in_main);
+        let outside = context.map_or(main.lines, |context| vec![context]);
+        let outside_bytes = outside::sum(&outside);
+        let on_gpu = laid.bytes.saturating_add(outside_bytes);
+        let needed_bytes = if in_main > 0 { main_memory_bytes } else { on_gpu };
         let (budget_bytes, budget_from) = machine.budget(config)?;
-        let fits = Budget { bytes: budget_bytes }.check(laid.bytes, outside_bytes).is_ok();
         let plan = Plan {
             params: laid.lines.iter().filter(|l| l.role == Role::Weight.name()).map(Line::elements).sum(),
             flops_per_token: last.flops_per_token,
@@ -152,44 +162,64 @@ impl Plan {
             overlays: laid.overlays.clone(),
             outside,
             outside_arena_bytes: outside_bytes,
+            moments: main.moments,
+            main_memory_bytes,
+            baseline_bytes: main.baselines,
+            needed_bytes,
             budget_bytes,
             budget_from,
-            fits,
+            fits: budget_bytes.map(|bytes| Budget { bytes }.check(needed_bytes, 0).is_ok()),
         };
         Ok((plan, laid))
     }
 
-    /// Refuses what does not fit, with what would make it fit.
+    /// Refuses what does not fit, with what would make it fit, and what cannot be known to fit.
     ///
     /// # Errors
     /// By how much it does not fit, and which flags help.
     pub fn require_fit(&self, config: &Config, machine: &Machine) -> Result<(), ConfigError> {
-        if self.fits {
+        let needed = self.needed_bytes;
+        let Some(budget) = self.budget_bytes else {
+            // A GPU that is not there is missed by name when it is asked for.
+            if config.device.starts_with("cuda") {
+                return Ok(());
+            }
+            return Err(ConfigError(format!("this run needs {}: {}", human_bytes(needed), self.budget_from)));
+        };
+        if needed <= budget {
             return Ok(());
         }
-        let needed = self.arena_bytes + self.outside_arena_bytes;
-        let pool = if config.order == Order::Pool { config.pool } else { 0 };
-        let advice = if pool > 0 && needed - pool.min(needed) <= self.budget_bytes {
-            format!("lower --pool, which is {}, or keep the tokens in files with --cache DIR", human_bytes(pool))
-        } else {
-            advice::that_fits(config, machine, self)
-        };
+        let advice = self.advice(config, machine, budget);
         Err(ConfigError(format!(
             "{} needs {} ({} in the arena, {} outside it), {} more than the {} of {}; {}",
-            self.what_does_not_fit(),
+            self.what_does_not_fit(budget),
             human_bytes(needed),
             human_bytes(self.arena_bytes),
             human_bytes(self.outside_arena_bytes),
-            human_bytes(needed - self.budget_bytes),
-            human_bytes(self.budget_bytes),
+            human_bytes(needed - budget),
+            human_bytes(budget),
             self.budget_from,
             advice
         )))
     }
 
+    /// What would make the run fit in `budget`.
+    fn advice(&self, config: &Config, machine: &Machine, budget: u64) -> String {
+        let pool = if config.order == Order::Pool { config.pool } else { 0 };
+        let held_out = outside::held_out(config);
+        let without = |bytes: u64| bytes > 0 && self.needed_bytes.saturating_sub(bytes) <= budget;
+        if without(pool) {
+            format!("lower --pool, which is {}, or keep the tokens in files with --cache DIR", human_bytes(pool))
+        } else if !config.device.starts_with("cuda") && without(held_out) {
+            format!("lower --eval-tokens {}, whose documents take {}", config.eval_tokens, human_bytes(held_out))
+        } else {
+            advice::that_fits(config, machine, self, budget)
+        }
+    }
+
     /// The run, and of a curriculum the stages that do not fit even alone.
-    fn what_does_not_fit(&self) -> String {
-        let room = self.budget_bytes.saturating_sub(self.outside_arena_bytes);
+    fn what_does_not_fit(&self, budget: u64) -> String {
+        let room = budget.saturating_sub(self.outside_arena_bytes);
         let large = |stage: &&StagePlan| stage.arena_bytes > room;
         let named = self.stages.iter().enumerate().filter(|(_, stage)| large(stage)).map(|(i, stage)| {
             format!("stage {} (from step {}: {} × {} tokens)", i + 1, stage.from, stage.batch_size, stage.seq_len)
@@ -235,16 +265,26 @@ impl Plan {
         for o in &self.outside {
             total(&o.name, o.bytes);
         }
-        if self.budget_bytes < u64::MAX {
-            total(&format!("budget ({})", self.budget_from), self.budget_bytes);
+        for moment in &self.moments {
+            total(&format!("({}, all that is in main memory then)", moment.name), moment.bytes);
         }
+        total("needed at once", self.needed_bytes);
+        match self.budget_bytes {
+            Some(bytes) => total(&format!("budget ({})", self.budget_from), bytes),
+            None => out.push_str(&format!("  budget not known: {}\n", self.budget_from)),
+        }
+        let fits = match self.fits {
+            Some(true) => "fits",
+            Some(false) => "does not fit",
+            None => "whether it fits is not known",
+        };
         out.push_str(&format!(
             "  {} parameters, {:.1} MFLOP a token, {} tokens a step, at best {:.1} ms a step here, {}\n",
             self.params,
             self.flops_per_token as f64 / 1e6,
             self.tokens_per_step,
             self.roofline_seconds * 1e3,
-            if self.fits { "fits" } else { "does not fit" }
+            fits
         ));
         out
     }

@@ -7,11 +7,10 @@ use crate::config::{Config, ModelConfig, NeuroGenConfig, RawConfig, human_bytes}
 const PRESETS: [&str; 4] = ["gtx1650-balanced", "gtx1650-ultra", "neurogen-39k", "neurogen-tiny"];
 
 /// One line: which sizes to lower, the widest decoder that fits, and a preset that does.
-pub fn that_fits(config: &Config, model: &NeuroGenConfig, machine: &Machine, plan: &Plan) -> String {
+pub fn that_fits(config: &Config, model: &NeuroGenConfig, machine: &Machine, budget: u64) -> String {
     let needed = |config: &Config| {
-        let tried = Plan::of(config, machine).ok()?;
-        let bytes = tried.arena_bytes + tried.outside_arena_bytes;
-        (bytes <= plan.budget_bytes).then_some(bytes)
+        let bytes = Plan::of(config, machine).ok()?.needed_bytes;
+        (bytes <= budget).then_some(bytes)
     };
     let mut advice = vec![format!(
         "lower broca_outputs first (the decoder is {} × {}), then pfc_neurons, then wernicke_neurons and broca_neurons",

@@ -33,8 +33,11 @@ impl Plan {
     /// The chunk is the configured one, halved as long as that makes room for a batch larger by a sixteenth.
     ///
     /// # Errors
-    /// An unknown GPU.
+    /// An unknown GPU; no budget is known.
     pub fn sweep(config: &Config, machine: &Machine) -> Result<Vec<Row>, ConfigError> {
+        if let (None, why) = machine.budget(config)? {
+            return Err(ConfigError(format!("no batch is the largest without a budget: {why}")));
+        }
         let mut rows = Vec::new();
         // About as many tokens fit at the next length.
         let mut tokens = [1; LEVELS.len()];
@@ -70,7 +73,7 @@ fn row(
                 return Ok(None);
             }
             // What is too large to be counted does not fit either.
-            let plan = Plan::of(&tried, machine).ok().filter(|plan| plan.fits);
+            let plan = Plan::of(&tried, machine).ok().filter(|plan| plan.fits == Some(true));
             Ok(plan.map(|plan| plan.arena_bytes))
         })
     };

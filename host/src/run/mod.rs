@@ -14,5 +14,6 @@ mod tensorboard;
 pub mod train;
 mod wiring;
 
+pub(crate) use session::staging;
 pub use session::{Rows, Session};
 pub use speed::Speed;

@@ -333,7 +333,7 @@ impl Session {
 }
 
 /// Bytes that the inputs and results of the largest step take on their way, each rounded up to 16.
-fn staging(laid: &Laid, vocab_size: u32, stages: &[Stage]) -> u64 {
+pub(crate) fn staging(laid: &Laid, vocab_size: u32, stages: &[Stage]) -> u64 {
     // Ids, targets and offsets.
     let tokens = |count: u64| 3 * (4 * count).next_multiple_of(16);
     let training = stages.iter().map(|p| tokens(p.micro_tokens()) * u64::from(p.accumulate)).max();

@@ -139,7 +139,7 @@ fn a_score_is_the_sum_over_the_tokens_and_longer_histories_help() {
         losses.push(nats / tokens as f64);
     }
     assert!(losses[2] < 0.9 * losses[1] && losses[2] < 0.9 * losses[0], "{losses:?}");
-    let baselines = Baselines::measure(23, training, usize::MAX, held_out).unwrap();
+    let baselines = Baselines::measure(23, training, u64::MAX, held_out).unwrap();
     assert_eq!([baselines.unigram, baselines.bigram, baselines.trigram, baselines.fourgram], losses[..]);
 }
 
@@ -154,6 +154,21 @@ fn what_goes_beyond_the_bound_is_not_counted() {
     for token in 0..9 {
         assert_eq!(bounded.probability(3, &[4], token), cut.probability(3, &[4], token));
     }
+}
+
+#[test]
+fn what_the_memory_does_not_hold_is_not_counted() {
+    // The mark and 3 n-grams of a first token leave room for those of two more, and not of a third.
+    let bytes = NGRAM_BYTES * 11;
+    let mut bounded = Ngram::new(4, 9, usize::MAX).unwrap().within(bytes);
+    let counted = bounded.count(&[1, 2, 3, 4, 5, 6]).unwrap();
+    assert!((2..6).contains(&counted), "{counted}");
+    let ngrams: u64 = bounded.levels[1..].iter().map(|level| level.counts.len() as u64).sum();
+    assert!(ngrams * NGRAM_BYTES <= bytes, "{ngrams}");
+    assert_eq!((bounded.count(&[7]), bounded.tokens()), (Ok(0), counted));
+    let documents = documents(4000, 23);
+    let counted = |bytes| Baselines::measure(23, &documents, bytes, &documents[..9]).unwrap().tokens;
+    assert!(0 < counted(90_000) && counted(90_000) < counted(900_000));
 }
 
 #[test]

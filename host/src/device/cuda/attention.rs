@@ -1,10 +1,12 @@
 //! Causal attention with online softmax.
 
+use std::ops::Range;
+
 use capful_core::device::OperationError;
 use capful_core::ops::Attention;
 
 use super::device::{Cuda, blocks};
-use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, packed_tile, span};
+use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, packed_tile, sequences, span};
 
 /// Mirrors AttentionArgs.
 #[repr(C)]
@@ -23,6 +25,17 @@ struct AttentionArgs {
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_attention(&mut self, o: Attention) -> Result<(), OperationError> {
+        let batch = o.qkv.shape[1];
+        let of = |part: &Range<u32>| Attention {
+            qkv: sequences(o.qkv, batch, part),
+            out: sequences(o.out, batch, part),
+            log_sum: sequences(o.log_sum, batch, part),
+            ..o
+        };
+        self.parts(batch).try_for_each(|part| self.attention_of_a_part(of(&part)))
+    }
+
+    fn attention_of_a_part(&mut self, o: Attention) -> Result<(), OperationError> {
         let dtype = self.dtype("attention", [o.qkv, o.out])?;
         let [_, batch, seq_len, _] = o.qkv.shape;
         let arguments = AttentionArgs {

@@ -1,10 +1,12 @@
 //! The gradient of causal attention: the queries' in one pass, the keys' and values' in another, then turned back.
 
+use std::ops::Range;
+
 use capful_core::device::OperationError;
 use capful_core::ops::AttentionGrad;
 
 use super::device::{Cuda, blocks};
-use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, packed_tile, span};
+use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, packed_tile, sequences, span};
 
 /// Mirrors AttentionGradArgs.
 #[repr(C)]
@@ -19,7 +21,7 @@ struct AttentionGradArgs {
     table: u64,
     seq_len: u32,
     dims: u32,
-    positions: u32,
+    period: u32,
     scale: f32,
     heads: HeadsArgs,
     pattern: PatternArgs,
@@ -29,6 +31,19 @@ struct AttentionGradArgs {
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_attention_grad(&mut self, o: AttentionGrad) -> Result<(), OperationError> {
+        let batch = o.qkv.shape[1];
+        let of = |part: &Range<u32>| AttentionGrad {
+            qkv: sequences(o.qkv, batch, part),
+            out: sequences(o.out, batch, part),
+            log_sum: sequences(o.log_sum, batch, part),
+            out_grad: sequences(o.out_grad, batch, part),
+            qkv_grad: sequences(o.qkv_grad, batch, part),
+            ..o
+        };
+        self.parts(batch).try_for_each(|part| self.attention_grad_of_a_part(of(&part)))
+    }
+
+    fn attention_grad_of_a_part(&mut self, o: AttentionGrad) -> Result<(), OperationError> {
         const NAME: &str = "attention_grad";
         let dtype = self.dtype(NAME, [o.qkv, o.out, o.out_grad, o.qkv_grad])?;
         let [_, batch, seq_len, _] = o.qkv.shape;
@@ -42,7 +57,7 @@ impl Cuda {
             table: self.address(o.rotary.table)?,
             seq_len,
             dims: o.rotary.dims(),
-            positions: o.rotary.positions,
+            period: o.rotary.positions,
             scale: o.heads.scale(),
             heads: HeadsArgs::new(&o.heads),
             pattern: PatternArgs::new(&o.pattern),

@@ -415,6 +415,16 @@ pub struct Call {
     workspace: u64,
 }
 
+impl Call {
+    /// Address, type and number of elements of A and of B.
+    pub(super) fn operands(&self) -> [(u64, Dtype, u64); 2] {
+        let Shape { sizes, input, .. } = self.shape;
+        let [m, n, k] = sizes.map(u64::from);
+        let other = if input == Dtype::E5m2 { Dtype::E4m3 } else { input };
+        [(self.a, input, m * k), (self.b, other, n * k)]
+    }
+}
+
 /// For a status of the library.
 pub(super) fn failed(what: &'static str, status: Status) -> CudaError {
     CudaError::Driver { what, code: format!("status {status}") }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::{Dtype, Region, Space};
 use cust::context::{Context, CurrentContext};
+use cust::device::DeviceAttribute;
 use cust::memory::DeviceBuffer;
 use cust::module::Module;
 use cust::stream::{Stream, StreamFlags};
@@ -63,6 +64,10 @@ pub struct Cuda {
     pub(super) warpgroups: bool,
     /// Whether a kernel is made ready while the one before it runs.
     pub(super) early: bool,
+    /// Sequences that attention launches together.
+    pub(super) sequences: u32,
+    /// Bytes of the GPU's last cache.
+    pub(super) cache: u64,
     /// Said once, at start-up: what is missing and what it costs.
     pub warnings: Vec<String>,
     /// Bytes of the GPU outside the arena, each with its name, as measured.
@@ -80,6 +85,9 @@ impl Cuda {
         let Room { arena: arena_bytes, scratch, staging } = room;
         let device = describe::find(ordinal)?;
         let super::Gpu { name, bf16: tensor_cores, warpgroups, early, .. } = describe::gpu(device)?;
+        let cache =
+            device.get_attribute(DeviceAttribute::L2CacheSize).map_err(CudaError::of("cuDeviceGetAttribute"))?;
+        let cache = u64::try_from(cache).unwrap_or(0);
         let total = device.total_memory().map_err(CudaError::of("cuDeviceTotalMem"))? as u64;
         let too_small = |free| CudaError::TooSmall { name: name.clone(), needed: arena_bytes, free, total };
         if arena_bytes > total {
@@ -132,6 +140,8 @@ impl Cuda {
             tf32: false,
             warpgroups,
             early,
+            sequences: super::heads::SEQUENCES,
+            cache,
             warnings,
             outside,
             _context: context,
@@ -164,6 +174,12 @@ impl Cuda {
         } else {
             Err(CudaError::NoFp8Library("it is missing or does not start".to_owned()))
         }
+    }
+
+    /// The arena's first address and the one behind its last.
+    pub(super) fn arena_range(&self) -> [u64; 2] {
+        let begin = self.arena.as_device_ptr().as_raw();
+        [begin, begin + self.arena_bytes()]
     }
 
     /// Bytes of the arena.

@@ -104,6 +104,17 @@ pub enum CudaError {
         /// Bytes of the arena.
         bytes: u64,
     },
+    /// Results that later ones have taken the place of.
+    #[error(
+        "the CUDA device was asked for the results of step {step} in step {now}; they are kept until step {} begins",
+        .step + 2
+    )]
+    Stale {
+        /// The step that they are of.
+        step: u64,
+        /// The step under way.
+        now: u64,
+    },
 }
 
 /// The name of a CUresult, of the driver's own where cust has none for it; its number where the driver does not
@@ -128,7 +139,7 @@ fn name(code: u32) -> String {
 impl CudaError {
     /// Whether nothing was begun: the GPU is not there, or has less than was asked for.
     pub fn refuses(&self) -> bool {
-        !matches!(self, CudaError::Driver { .. } | CudaError::OutOfBounds { .. })
+        !matches!(self, CudaError::Driver { .. } | CudaError::OutOfBounds { .. } | CudaError::Stale { .. })
     }
 
     /// For a result of cust.

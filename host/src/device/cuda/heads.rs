@@ -1,7 +1,9 @@
 //! Heads and patterns as the kernels take them.
 
+use std::ops::Range;
+
 use capful_core::device::OperationError;
-use capful_core::memory::Dtype;
+use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Heads, Kind, Pattern};
 
 use super::device::Cuda;
@@ -14,21 +16,31 @@ pub struct HeadsArgs {
     queries: u32,
     keys: u32,
     size: u32,
-    query: [u32; 2],
-    key: [u32; 2],
-    value: [u32; 2],
+    query_first: u32,
+    query_stride: u32,
+    key_first: u32,
+    key_stride: u32,
+    value_first: u32,
+    value_stride: u32,
 }
 
 impl HeadsArgs {
     pub fn new(heads: &Heads) -> HeadsArgs {
+        // Where the first lies, and how far the next from it.
         let places = |at: fn(&Heads, u32) -> usize| [at(heads, 0) as u32, (at(heads, 1) - at(heads, 0)) as u32];
+        let [query_first, query_stride] = places(Heads::query);
+        let [key_first, key_stride] = places(Heads::key);
+        let [value_first, value_stride] = places(Heads::value);
         HeadsArgs {
             queries: heads.queries,
             keys: heads.keys,
             size: heads.size,
-            query: places(Heads::query),
-            key: places(Heads::key),
-            value: places(Heads::value),
+            query_first,
+            query_stride,
+            key_first,
+            key_stride,
+            value_first,
+            value_stride,
         }
     }
 }
@@ -87,7 +99,24 @@ pub fn span(seq_len: u32, pattern: &Pattern) -> Option<u32> {
     }
 }
 
+/// Sequences of one launch: a grid has room for 65,535, and multiples of this many begin where wide reads want them.
+pub const SEQUENCES: u32 = 1 << 15;
+
+/// The sequences of `part`, of a region that has the same rows for each of `batch`.
+pub fn sequences(region: Region, batch: u32, part: &Range<u32>) -> Region {
+    let rows = region.rows() / batch.max(1);
+    let each = u64::from(rows) * u64::from(region.columns()) * region.dtype.size();
+    let offset = region.offset + u64::from(part.start) * each;
+    Region { offset, shape: [1, part.len() as u32, rows, region.columns()], ..region }
+}
+
 impl Cuda {
+    /// The sequences that are launched together, in parts of the batch.
+    pub(super) fn parts(&self, batch: u32) -> impl Iterator<Item = Range<u32>> + use<> {
+        let most = self.sequences;
+        (0..batch).step_by(most as usize).map(move |first| first..batch.min(first.saturating_add(most)))
+    }
+
     /// The size that the tensor-core kernels pad a head to, where they do this attention: in bf16, dense or with blocks
     /// of whole sixteens.
     pub(super) fn tensors(&self, dtype: Dtype, size: u32, pattern: &Pattern) -> Option<u32> {

@@ -70,7 +70,7 @@ impl Cuda {
             return Ok(());
         }
         if grid[1].max(grid[2]) > 65_535 {
-            let why = "a GPU takes no more than 65,535 sequences or heads at once; lower --batch-size";
+            let why = "a GPU takes no more than 65,535 streams, tokens of a stream or heads at once; lower --batch-size or --seq-len";
             return Err(self.fail(CudaError::Unsupported { operation: module, why }));
         }
         let Some((_, found)) = self.modules.iter().find(|(name, _)| *name == module) else {

@@ -95,6 +95,15 @@ impl Shares {
     }
 }
 
+/// Whether the kernel can count in 32 bits where it does: a token's signals and those of the token before, the words of
+/// packed spikes, the synapses of a thread block.
+fn countable([rows, streams, neurons, fan_in]: [u32; 4], block: u32) -> bool {
+    let product = |a: u64, b: u32| a.checked_mul(b.into()).is_some_and(|n| n <= u32::MAX.into());
+    product(2 * u64::from(rows), streams)
+        && product(streams.div_ceil(32).into(), neurons)
+        && product(block.into(), fan_in)
+}
+
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_spike(&mut self, o: Spike) -> Result<(), OperationError> {
@@ -109,6 +118,10 @@ impl Cuda {
         let vector = width(dtype, streams.into(), &[signals, spikes]);
         let Shares { block, winners, together, one, packs, pooled } =
             Shares::of(&o, vector).map_err(|e| self.fail(e))?;
+        if !countable([rows, streams, neurons, fan_in], block) {
+            let why = "a token's signals, packed spikes or a block's synapses pass 32 bits; lower --batch-size";
+            return Err(self.fail(CudaError::Unsupported { operation: NAME, why }));
+        }
         let bits = if together > 1 || packs { self.scratch_at(0, bit_bytes(neurons, streams, 1))? } else { 0 };
         let arguments = SpikeArgs {
             signals,
@@ -155,5 +168,21 @@ impl Cuda {
         let held = if o.cell.homeostasis > 0.0 { neurons } else { 0 };
         let threads = u64::from(o.outputs.count) * u64::from(streams) + u64::from(held);
         self.launch(NAME, &format!("spike_pool_{dtype}"), [blocks(threads, 256), 1, 1], 256, &arguments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_counts_in_32_bits_is_refused_where_it_would_wrap() {
+        // The largest preset with as many streams as a grid takes.
+        assert!(countable([16_000, 65_535, 157_696, 128], ALONE));
+        assert!(!countable([33_000, 65_535, 157_696, 128], ALONE));
+        assert!(
+            countable([1 << 10, 1 << 20, 1 << 16, 64], ALONE) && !countable([1 << 10, 1 << 20, 1 << 17, 64], ALONE)
+        );
+        assert!(countable([1, 1, 4096, (1 << 20) - 1], ROOM) && !countable([1, 1, 4096, 1 << 20], ROOM));
     }
 }

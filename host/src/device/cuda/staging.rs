@@ -120,13 +120,13 @@ impl Cuda {
     }
 
     /// The bytes that a step's [`Cuda::queue_read`] asked for. Waits for that step: none at all where the next one
-    /// was long since queued. Asked for before the step after the next begins, after which the bytes are others.
+    /// was long since queued.
     ///
     /// # Errors
-    /// What went wrong in that step.
+    /// What went wrong in that step; the step after the next has begun, whose results take their place.
     pub fn results(&mut self, pending: Pending) -> Result<&[u8], CudaError> {
-        let half = (pending.step.max(1) - 1) % 2;
-        self.results_of(pending, half as usize)
+        let half = self.half_of(pending)?;
+        self.results_of(pending, half)
     }
 
     /// As [`Cuda::results`], for a step that takes less time than waking up does: looks again and again, a millisecond
@@ -135,12 +135,21 @@ impl Cuda {
     /// # Errors
     /// As [`Cuda::results`].
     pub fn results_soon(&mut self, pending: Pending) -> Result<&[u8], CudaError> {
-        let half = ((pending.step.max(1) - 1) % 2) as usize;
+        let half = self.half_of(pending)?;
         let (done, start) = (&self.staging.done[half], std::time::Instant::now());
         while start.elapsed() < LOOKING && matches!(done.query(), Ok(EventStatus::NotReady)) {
             std::hint::spin_loop();
         }
         self.results_of(pending, half)
+    }
+
+    /// Which half a step's results lie in, unless a later step has taken it.
+    fn half_of(&self, pending: Pending) -> Result<usize, CudaError> {
+        let (step, now) = (pending.step, self.staging.steps);
+        if now > step + 1 {
+            return Err(CudaError::Stale { step, now });
+        }
+        Ok(((step.max(1) - 1) % 2) as usize)
     }
 
     fn results_of(&mut self, pending: Pending, half: usize) -> Result<&[u8], CudaError> {

@@ -6,7 +6,42 @@ use cust::event::{Event, EventFlags};
 use super::device::Cuda;
 use super::error::CudaError;
 
+/// Times that [`Cuda::time_cold`] is sure of, and those of what takes longer than [`LONG`] seconds.
+const TIMES: [usize; 2] = [7, 3];
+const LONG: f64 = 1e-3;
+
 impl Cuda {
+    /// Seconds that what `queue` queues takes as in a step, where its operands have left the cache: the median of a few
+    /// times, each after `words` words from `flush` on were written.
+    ///
+    /// # Errors
+    /// What an operation or the driver could not do.
+    pub(super) fn time_cold(
+        &mut self,
+        [flush, words]: [u64; 2],
+        mut queue: impl FnMut(&mut Cuda) -> Result<(), OperationError>,
+    ) -> Result<f64, CudaError> {
+        let event = || Event::new(EventFlags::DEFAULT).map_err(CudaError::of("cuEventCreate"));
+        let (before, after) = (event()?, event()?);
+        let mut once = |cuda: &mut Cuda| {
+            if words > 0 {
+                cuda.fill(flush, 0, words).map_err(|e| cuda.explain(e))?;
+            }
+            before.record(&cuda.stream).map_err(CudaError::of("cuEventRecord"))?;
+            queue(cuda).map_err(|e| cuda.explain(e))?;
+            after.record(&cuda.stream).map_err(CudaError::of("cuEventRecord"))?;
+            cuda.synchronise()?;
+            let ms = after.elapsed_time_f32(&before).map_err(CudaError::of("cuEventElapsedTime"))?;
+            Ok::<f64, CudaError>(f64::from(ms) / 1e3)
+        };
+        // The first loads the code.
+        let first = once(self)?;
+        let count = TIMES[usize::from(first > LONG)];
+        let mut times = (0..count).map(|_| once(self)).collect::<Result<Vec<f64>, CudaError>>()?;
+        times.sort_by(f64::total_cmp);
+        Ok(times[count / 2])
+    }
+
     /// Seconds that what `record` queues takes: recorded `repeats` times as one graph, replayed once to warm up and
     /// once for the clock.
     ///

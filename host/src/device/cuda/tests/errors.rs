@@ -34,6 +34,24 @@ fn a_region_beyond_the_arena_is_an_error_with_details() {
 }
 
 #[test]
+fn results_whose_place_a_later_step_has_taken_are_an_error_and_not_its_bytes() {
+    let mut cuda = open(512, region(0, 64), 16);
+    let step = |cuda: &mut Cuda, value: f32| {
+        cuda.next_step().expect("a step");
+        cuda.queue_write(region(0, 1), &value.to_le_bytes()).expect("room");
+        cuda.queue_read(region(0, 1)).expect("room")
+    };
+    let first = step(&mut cuda, 1.0);
+    let second = step(&mut cuda, 2.0);
+    assert_eq!(cuda.results(first), Ok(&1.0f32.to_le_bytes()[..]));
+    let third = step(&mut cuda, 3.0);
+    assert_eq!(cuda.results(first), Err(CudaError::Stale { step: 1, now: 3 }));
+    assert_eq!(cuda.results_soon(first), Err(CudaError::Stale { step: 1, now: 3 }));
+    assert_eq!(cuda.results(second), Ok(&2.0f32.to_le_bytes()[..]));
+    assert_eq!(cuda.results_soon(third), Ok(&3.0f32.to_le_bytes()[..]));
+}
+
+#[test]
 fn a_failure_while_a_graph_is_recorded_leaves_the_device_usable() {
     let mut cuda = open(512, region(0, 64), 16);
     let bad = replay(&mut cuda, 1, |c| c.run(&Gelu { x: region(0, 64), out: region(512, 64) }.into()));

@@ -258,6 +258,24 @@ fn short_sequences_share_a_tile() {
 }
 
 #[test]
+fn more_sequences_than_a_launch_has_room_for_are_launched_in_parts() {
+    let mut bench = Bench::of_attention();
+    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.sequences = 2);
+    let grouped = Heads::grouped(4, 2, 6);
+    for case in [(grouped, 5, 3, Pattern::DENSE), (Heads::interleaved(2, 64), 3, 70, Pattern::DENSE)] {
+        bench.agree(|l| attention(l, case));
+        bench.agree(|l| attention_grad(l, case));
+    }
+    // As many as a grid has no room for, of a length that does not share tiles: on the stand-in it would take minutes.
+    let mut bench = Bench::new();
+    if bench.gpus()[0].gpu.contains("stand-in") {
+        return;
+    }
+    let many = (Heads::interleaved(1, 1), 65_537, 3, Pattern::DENSE);
+    bench.agree_in(Precision::F32, 1e-5, &|l: &mut Lay| attention(l, many));
+}
+
+#[test]
 fn cached_attention() {
     let mut bench = Bench::new();
     for (heads, _, t, pattern) in attentions() {

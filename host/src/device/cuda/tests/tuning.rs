@@ -5,6 +5,7 @@ use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::Linear;
 
 use super::bench::{apart, decode, encode, open_with, replay};
+use crate::device::cuda::tuning::noise;
 use crate::device::cuda::{Choice, Cuda, Products};
 
 const ROWS: u32 = 5;
@@ -68,6 +69,48 @@ fn the_fastest_is_taken() {
         cuda.read(linear().out, &mut bytes).expect("in the arena");
         assert!(bytes.iter().all(|b| *b == 0));
     });
+}
+
+#[test]
+fn algorithms_are_timed_on_random_operands_that_have_left_the_cache() {
+    let name = "tuning::algorithms_are_timed_on_random_operands_that_have_left_the_cache";
+    apart(name, &[&[("CAPFUL_STAND_IN_CACHE", "65536")]], || {
+        let mut cuda = gpu();
+        let o = linear();
+        // In the scratch behind what the product writes.
+        let behind = region(40_960, 1, 32_768);
+        cuda.write(behind, &encode(Dtype::F32, &vec![1.0; 32_768])).expect("in the arena");
+        cuda.set_tuning(true);
+        queue(&mut cuda).expect("a product");
+        cuda.set_tuning(false);
+        let mut read = |region: Region| {
+            let mut bytes = vec![0; region.bytes() as usize];
+            cuda.read(region, &mut bytes).expect("in the arena");
+            decode(Dtype::F32, &bytes)
+        };
+        for operand in [o.x, o.weight] {
+            let mut values = read(operand);
+            values.sort_by(f32::total_cmp);
+            values.dedup();
+            assert!(values.len() > 1000 && values.iter().all(|x| x.is_finite()), "{}", values.len());
+        }
+        // Twice the cache was written from the operands' end on, and not more.
+        let left = read(behind).iter().position(|x| *x != 0.0);
+        assert_eq!(left, Some(((o.weight.end() + 2 * 65_536 - behind.offset) / 4) as usize));
+    });
+}
+
+#[test]
+fn noise_is_of_numbers_in_every_type() {
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::E4m3, Dtype::E5m2] {
+        let bytes = noise(dtype, 1000, 1);
+        assert_eq!(bytes.len() as u64, 1000 * dtype.size());
+        let mut values = decode(dtype, &bytes);
+        assert!(values.iter().all(|x| x.is_finite() && x.abs() < 8.0), "{dtype:?}");
+        values.sort_by(f32::total_cmp);
+        values.dedup();
+        assert!(values.len() > 20, "{dtype:?}: {}", values.len());
+    }
 }
 
 #[test]

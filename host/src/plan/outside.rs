@@ -1,0 +1,137 @@
+//! What a run takes beside its arena: lines that last as long as the arena, and moments when there is none.
+
+use std::path::Path;
+
+use capful_core::train::Stage;
+use serde::Serialize;
+
+use super::{Laid, memory};
+use crate::config::{Config, Order};
+use crate::data::sequences::pool;
+use crate::data::shards::{Manifest, training};
+use crate::data::validation::ValidationSet;
+use crate::data::{ahead, choice, overlap, shuffle};
+use crate::run::staging;
+use crate::run::train::largest_block;
+
+/// Batches that the reader makes ahead.
+pub const LOADER_SLOTS: u64 = 3;
+/// Stack that a worker, the reader or the reporter touches.
+const STACK: u64 = 256 << 10;
+/// Heap of the command itself once it runs: tokenizer, tables of names, output buffers.
+const HEAP: u64 = 16 << 20;
+/// What the n-gram baselines may take in any case, unless the budget is smaller: enough for the built-in corpus.
+const BASELINES: u64 = 128 << 20;
+
+/// A named number of bytes outside the arena.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Outside {
+    /// What it is.
+    pub name: String,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Main memory beside the arena of a run.
+pub(super) struct MainMemory {
+    /// While the arena exists.
+    pub lines: Vec<Outside>,
+    /// Moments when it does not, each with all that is in memory then: they follow each other, so only the largest
+    /// counts.
+    pub moments: Vec<Outside>,
+    /// Of the last moment, what the n-gram baselines may take.
+    pub baselines: u64,
+}
+
+impl MainMemory {
+    /// Of the run of `config`; `arena` is what it holds of the arena in main memory.
+    pub fn of(config: &Config, laid: &Laid, arena: u64) -> MainMemory {
+        let mut lines = lasting(config);
+        let always = sum(&lines);
+        lines.extend(running(config, laid));
+        // What the run gave back is free for the baselines, and more where no one asked for less.
+        let given_back = arena.saturating_add(sum(&lines) - always);
+        let on_cpu = !config.device.starts_with("cuda");
+        let most = config.budget.filter(|_| on_cpu).map_or(u64::MAX, |budget| budget.saturating_sub(always));
+        let baselines = given_back.max(BASELINES.min(most));
+        // A tokenizer is built before the arena exists as well: its bound belongs here, as another moment.
+        let moments = vec![
+            line("encoding the data, before the arena", always.saturating_add(encoding(config))),
+            line("choosing held-out documents, before the arena", always.saturating_add(choosing(config))),
+            line("n-gram baselines, after the arena", always.saturating_add(baselines)),
+        ];
+        MainMemory { lines, moments, baselines }
+    }
+
+    /// The most at once, `arena` in main memory.
+    pub fn most(&self, arena: u64) -> u64 {
+        let moments = self.moments.iter().map(|moment| moment.bytes).max().unwrap_or(0);
+        arena.saturating_add(sum(&self.lines)).max(moments)
+    }
+}
+
+fn line(name: &str, bytes: u64) -> Outside {
+    Outside { name: name.to_owned(), bytes }
+}
+
+pub(super) fn sum(lines: &[Outside]) -> u64 {
+    lines.iter().fold(0, |sum, line| sum.saturating_add(line.bytes))
+}
+
+/// Bytes of the documents that the run is scored on.
+pub(super) fn held_out(config: &Config) -> u64 {
+    ValidationSet::storage(usize::try_from(config.eval_tokens).unwrap_or(usize::MAX))
+}
+
+/// What it takes to choose those documents, and then to look for what the training side has of them too.
+fn choosing(config: &Config) -> u64 {
+    let tokens = usize::try_from(config.eval_tokens).unwrap_or(usize::MAX).min(u32::MAX as usize);
+    let tales = config.validation.as_ref().unwrap_or(&config.data) == "tales";
+    let chosen = if tales { 0 } else { choice::storage(tokens) };
+    let looked_for = if config.order == Order::Random { overlap::storage(tokens) } else { 0 };
+    chosen.max(looked_for)
+}
+
+/// What is there from the beginning to the end.
+fn lasting(config: &Config) -> Vec<Outside> {
+    vec![line("the program itself", memory::mapped() + HEAP), line("held-out documents, at most", held_out(config))]
+}
+
+/// What is there as long as the arena.
+fn running(config: &Config, laid: &Laid) -> Vec<Outside> {
+    let encoders = ahead::threads(config);
+    // Tokens, targets and offsets.
+    let batch = 12 * config.stages().iter().map(Stage::micro_tokens).max().unwrap_or(0);
+    let block = config.span().map_or(0, |span| 12 * largest_block(&config.stages(), span));
+    let mut lines = vec![
+        line("the reader's batches", LOADER_SLOTS * batch + block + (1 << 20)),
+        line("thread stacks", STACK * (u64::from(config.threads) + 3 + u64::from(encoders))),
+        line("recorded operations", laid.program_bytes),
+    ];
+    if config.device.starts_with("cuda") {
+        lines.push(line("a step's inputs on their way", staging(laid, config.vocab_size(), &config.stages())));
+    }
+    if encoders > 0 {
+        lines.push(line("documents encoded ahead, at most", ahead::bytes(encoders)));
+    }
+    if config.order == Order::Pool {
+        let grain = config.stretches().iter().map(|s| s.length).max().unwrap_or(1);
+        lines.push(line("pool of sequences, at most", pool::memory(config.pool, config.vocab_size(), grain)));
+    }
+    if let Ok(Some(shards)) = Manifest::read(Path::new(&config.data)) {
+        lines.push(line("index of the token shards", training::bytes(shards.documents)));
+    }
+    if config.shuffle > 0 && config.order != Order::Random {
+        lines.push(line("documents to shuffle, at most", shuffle::bytes(config.shuffle)));
+    }
+    lines
+}
+
+/// What the threads hold that encode a source at once, where the run reads it in random order.
+fn encoding(config: &Config) -> u64 {
+    if config.order != Order::Random {
+        return 0;
+    }
+    let threads = ahead::builders(config.threads);
+    ahead::bytes(threads) + STACK * u64::from(threads)
+}
