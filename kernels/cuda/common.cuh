@@ -72,6 +72,8 @@ __device__ inline bf16 store<bf16>(float x) {
     return bf16{(unsigned short)(nan ? (bits >> 16) | 0x40u : rounded >> 16)};
 }
 
+__device__ inline bool finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+
 __device__ inline float warp_sum(float x) {
     for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(FULL_WARP, x, lane);
     return x;

@@ -17,8 +17,6 @@ struct Results {
     float squared_norm;
 };
 
-__device__ inline bool finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
-
 static_assert(sizeof(Settings) == 20 && sizeof(Results) == 8, "regions of five and of two f32");
 static_assert(offsetof(Settings, learning_rate) == 0 && offsetof(Settings, correction1) == 4, "in core's order");
 static_assert(offsetof(Settings, correction2) == 8 && offsetof(Settings, clip) == 12, "in core's order");

@@ -104,7 +104,12 @@ fn passes_over(dir: &Path, device: &str) {
         assert!(saved(dir, "halves", bad + 3, file) != saved(dir, "halves", bad, file), "{device}: {file} stayed");
         assert!(saved(dir, "halves", 20, file) == saved(dir, "whole", 20, file), "{device}: {file} differs");
     }
-    let state = |run| -> Value { serde_json::from_slice(&saved(dir, run, 20, "trainer_state.json")).unwrap() };
+    let state = |run| -> Value {
+        let mut state: Value = serde_json::from_slice(&saved(dir, run, 20, "trainer_state.json")).unwrap();
+        // How long a GPU's products took is never the same.
+        state["algorithms"].take();
+        state
+    };
     assert_eq!((state("halves"), state("halves")["skipped"].as_u64()), (state("whole"), Some(1)), "{device}");
     // None may be passed over: the run stops and names what is left.
     copied(dir, "strict");

@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn an_evaluation_of_a_step_is_written_once() {
         let dir = tempfile::tempdir().unwrap();
-        let evaluation = |step| EvalMetrics { step, val_loss: 2.0, val_loss_se: Some(0.1), val_tokens: 9 };
+        let evaluation = |step| EvalMetrics { step, val_loss: 2.0, val_loss_se: None, val_tokens: 9 };
         let mut metrics = Metrics::open(dir.path(), 0).unwrap();
         metrics.step(&STEP).unwrap();
         for step in [5, 7, 9] {
