@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use capful_core::vocab::{BOS, EOS, SPECIALS};
 use serde::Serialize;
 
-use super::Tokenizer;
+use super::{EncodeError, Tokenizer};
 use super::load::VERSION;
 
 /// The id of byte 0.
@@ -41,8 +41,9 @@ impl Tokenizer for ByteTokenizer {
         true
     }
 
-    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
         ids.extend(text.bytes().map(|byte| FIRST_BYTE + u32::from(byte)));
+        Ok(())
     }
 
     fn decode(&self, ids: &[u32]) -> String {
@@ -73,7 +74,7 @@ mod tests {
         #[test]
         fn any_text_comes_back(text in "\\PC{0,40}[\\n\\t\0 ]{0,3}\\PC{0,5}") {
             let mut ids = vec![BOS];
-            ByteTokenizer.encode(&text, &mut ids);
+            ByteTokenizer.encode(&text, &mut ids).unwrap();
             prop_assert_eq!(ids.len(), text.len() + 1);
             ids.push(EOS);
             prop_assert_eq!(ByteTokenizer.decode(&ids), text);
@@ -88,7 +89,7 @@ mod tests {
     #[test]
     fn bytes_stand_after_the_specials() {
         let mut ids = vec![];
-        ByteTokenizer.encode("Aé\0", &mut ids);
+        ByteTokenizer.encode("Aé\0", &mut ids).unwrap();
         assert_eq!(ids, [4 + 0x41, 4 + 0xc3, 4 + 0xa9, 4]);
         // Half a letter, an id outside, a special: replaced, nothing, nothing.
         assert_eq!(ByteTokenizer.decode(&[4 + 0xc3, 260, 2, 4 + 0x41]), "\u{fffd}A");

@@ -6,6 +6,7 @@
 //! - [`hugging_face`]: any `tokenizer.json` of the `tokenizers` library
 //! - `byte_level`: those of them that we encode ourselves, with text cut by known patterns (`splits`, on the `classes`
 //!   of characters)
+//! - `expansion`: how much text they may make of a little
 //! - `lossless`: which of them restore every byte
 //! - `search`: the encoder of pieces behind both, on a trie of tokens (`prefixes`)
 //!
@@ -23,6 +24,7 @@ pub mod byte;
 mod byte_level;
 mod classes;
 pub mod error;
+mod expansion;
 pub mod hugging_face;
 pub mod load;
 mod lossless;
@@ -35,7 +37,7 @@ pub mod word;
 
 pub use build::{Built, DocumentError, build};
 pub use byte::SIZE as BYTES;
-pub use error::TokenizerError;
+pub use error::{EncodeError, TokenizerError};
 pub use load::{FILE_NAME, load, load_file};
 
 /// Text to token ids and back. Shared by the reader thread and the commands.
@@ -61,7 +63,10 @@ pub trait Tokenizer: Send + Sync {
     }
 
     /// Appends the ids of `text` to `ids`, without adding document marks.
-    fn encode(&self, text: &str, ids: &mut Vec<u32>);
+    ///
+    /// # Errors
+    /// [`EncodeError`], of tokenizers that others wrote.
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError>;
 
     /// The text of `ids`; special ids give nothing, invalid UTF-8 is replaced. (`<unk>` of a word tokenizer gives its
     /// text: a word stood there.)

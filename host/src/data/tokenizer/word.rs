@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::build::Documents;
 use super::error::Refusal;
 use super::load::VERSION;
-use super::{Tokenizer, TokenizerError};
+use super::{EncodeError, Tokenizer, TokenizerError};
 
 /// The largest cap: what is counted to find it fills 600 MiB.
 pub const MOST_WORDS: u32 = 1 << 22;
@@ -195,13 +195,14 @@ impl Tokenizer for WordTokenizer {
         Some(EOS)
     }
 
-    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
         let vocabulary = self.vocabulary();
         if self.lower_case {
             ids.extend(text.to_lowercase().split_whitespace().map(|word| vocabulary.id(word)));
         } else {
             ids.extend(text.split_whitespace().map(|word| vocabulary.id(word)));
         }
+        Ok(())
     }
 
     fn decode(&self, ids: &[u32]) -> String {
@@ -241,7 +242,7 @@ mod tests {
 
     fn encode(tokenizer: &WordTokenizer, text: &str) -> Vec<u32> {
         let mut ids = vec![];
-        tokenizer.encode(text, &mut ids);
+        tokenizer.encode(text, &mut ids).unwrap();
         ids
     }
 
