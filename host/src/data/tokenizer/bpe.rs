@@ -12,7 +12,8 @@ use super::error::Refusal;
 use super::load::VERSION;
 use super::pieces::pieces;
 use super::search::{Scratch, Search};
-use super::train::{LONGEST_TOKEN, SAMPLE_BYTES, count_pieces, train};
+use super::sample::{SAMPLE_BYTES, Sample};
+use super::train::{LONGEST_TOKEN, train};
 use super::{EncodeError, Tokenizer, TokenizerError, byte};
 
 /// The largest cap.
@@ -67,11 +68,13 @@ impl BpeTokenizer {
         if cap > MOST_TOKENS {
             return Err(TokenizerError::CapTooLarge { kind: "bpe", asked: cap, most: MOST_TOKENS });
         }
-        let pieces = count_pieces(documents, SAMPLE_BYTES)?;
-        if pieces.is_empty() {
+        let sample = Sample::read(documents, SAMPLE_BYTES)?;
+        if sample.is_empty() {
             return Err(TokenizerError::NoWords("bpe"));
         }
-        Ok(Self::new(&train(&pieces, cap)).expect("training gives merges of known ids, each once"))
+        let merges = train(&sample, cap);
+        drop(sample);
+        Ok(Self::new(&merges).expect("training gives merges of known ids, each once"))
     }
 
     /// The tokenizer of the merges `pairs`, in the order of their ranks.

@@ -30,12 +30,13 @@ pub mod load;
 mod lossless;
 pub mod pieces;
 mod prefixes;
+pub mod sample;
 mod search;
 mod splits;
 pub mod train;
 pub mod word;
 
-pub use build::{Built, DocumentError, build};
+pub use build::{Built, DocumentError, build, training_bytes};
 pub use byte::SIZE as BYTES;
 pub use error::{EncodeError, TokenizerError};
 pub use load::{FILE_NAME, load, load_file};

@@ -86,6 +86,14 @@ impl WordTokenizer {
         (capacity * (size_of::<Slot>() + WORD_BYTES) + index_len(capacity) * size_of::<u32>()) as u64
     }
 
+    /// Bytes that [`WordTokenizer::build`] needs in all: beside counting the vocabulary, as it is written and as it is
+    /// read, with its line ends and its index.
+    pub fn building_bytes(cap: u32) -> u64 {
+        let words =
+            cap as usize * (2 * (WORD_BYTES + 1) + 3 * size_of::<u32>()) + index_len(cap as usize) * size_of::<u32>();
+        Self::counting_bytes(cap) + words as u64
+    }
+
     /// The most frequent words of `documents` under a cap of `cap` ids, ties by first occurrence.
     ///
     /// # Errors
