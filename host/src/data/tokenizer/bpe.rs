@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::build::Documents;
 use super::error::Refusal;
-use super::load::VERSION;
+use super::load::FIRST_VERSION;
+use super::own_file::{self, write_bytes};
 use super::pieces::pieces;
-use super::search::{Scratch, Search};
 use super::sample::{SAMPLE_BYTES, Sample};
+use super::search::{Scratch, Search};
 use super::train::{LONGEST_TOKEN, train};
 use super::{EncodeError, Tokenizer, TokenizerError, byte};
 
@@ -34,7 +35,7 @@ pub struct BpeTokenizer {
 }
 
 #[derive(Serialize)]
-struct Saved<'a> {
+struct Identity<'a> {
     r#type: &'static str,
     version: u32,
     #[serde(serialize_with = "pairs")]
@@ -112,7 +113,16 @@ impl BpeTokenizer {
         Ok(Self { bytes, merges, index, search, ends: ends.collect(), text: tokens.concat() })
     }
 
+    /// The tokenizer of a file that we wrote.
     pub(super) fn parse(content: &str) -> Result<Self, Refusal> {
+        let (tokens, merges) = own_file::read(content)?;
+        let tokenizer = Self::new(&merges).map_err(Refusal::Damaged)?;
+        own_file::check_names(&tokens, &|id| tokenizer.bytes(id))?;
+        Ok(tokenizer)
+    }
+
+    /// The tokenizer of a file of the first version.
+    pub(super) fn parse_first(content: &str) -> Result<Self, Refusal> {
         let loaded: Loaded = serde_json::from_str(content).map_err(Refusal::damaged)?;
         Self::new(&loaded.merges).map_err(Refusal::Damaged)
     }
@@ -184,7 +194,11 @@ impl Tokenizer for BpeTokenizer {
     }
 
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        Ok(serde_json::to_writer(out, &Saved { r#type: "bpe", version: VERSION, merges: &self.merges })?)
+        write_bytes(out, "bpe", &self.merges, &|id| self.bytes(id))
+    }
+
+    fn write_identity(&self, out: &mut dyn Write) -> io::Result<()> {
+        Ok(serde_json::to_writer(out, &Identity { r#type: "bpe", version: FIRST_VERSION, merges: &self.merges })?)
     }
 }
 

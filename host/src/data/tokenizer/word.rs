@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::build::Documents;
 use super::error::Refusal;
-use super::load::VERSION;
+use super::load::FIRST_VERSION;
+use super::own_file::{self, Mark, write_words};
 use super::{EncodeError, Tokenizer, TokenizerError};
 
 /// The largest cap: what is counted to find it fills 600 MiB.
@@ -51,7 +52,7 @@ impl Coverage {
 }
 
 #[derive(Serialize)]
-struct Saved<'a> {
+struct Identity<'a> {
     r#type: &'static str,
     version: u32,
     lower_case: bool,
@@ -151,14 +152,25 @@ impl WordTokenizer {
         Ok(Self { lower_case, text, ends, index })
     }
 
-    pub(super) fn parse(content: &str) -> Result<Self, Refusal> {
+    /// The tokenizer of a file that we wrote, which has the mark `mark`.
+    pub(super) fn parse(content: &str, mark: &Mark) -> Result<Self, Refusal> {
+        let lower_case = mark.lower_case.ok_or_else(|| Refusal::damaged("missing field `lower_case`"))?;
+        Self::of_words(&own_file::read(content)?.0, lower_case)
+    }
+
+    /// The tokenizer of a file of the first version.
+    pub(super) fn parse_first(content: &str) -> Result<Self, Refusal> {
         let loaded: Loaded = serde_json::from_str(content).map_err(Refusal::damaged)?;
-        let text: String = loaded.words.iter().flat_map(|word| [word, "\n"]).collect();
+        Self::of_words(&loaded.words, loaded.lower_case)
+    }
+
+    fn of_words(words: &[String], lower_case: bool) -> Result<Self, Refusal> {
+        let text: String = words.iter().flat_map(|word| [word, "\n"]).collect();
         // A line end inside a word would shift the ids behind it.
-        if CappedVocabulary::words_in(&text) != loaded.words.len() {
+        if CappedVocabulary::words_in(&text) != words.len() {
             return Err(Refusal::damaged("a word holds a line end"));
         }
-        Self::new(text, loaded.lower_case).map_err(Refusal::damaged)
+        Self::new(text, lower_case).map_err(Refusal::damaged)
     }
 
     /// Whether text is lower-cased before it is looked up.
@@ -231,8 +243,12 @@ impl Tokenizer for WordTokenizer {
     }
 
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let words = self.vocabulary();
-        Ok(serde_json::to_writer(out, &Saved { r#type: "word", version: VERSION, lower_case: self.lower_case, words })?)
+        write_words(out, self.vocabulary(), self.lower_case)
+    }
+
+    fn write_identity(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (lower_case, words) = (self.lower_case, self.vocabulary());
+        Ok(serde_json::to_writer(out, &Identity { r#type: "word", version: FIRST_VERSION, lower_case, words })?)
     }
 }
 
