@@ -21,6 +21,46 @@ fn trained(dir: &Path) {
 
 const SAVED: &str = "run/checkpoint-00000005";
 
+#[test]
+fn a_tokenizer_json_that_fails_or_expands_is_refused_before_any_work() {
+    let dir = directory();
+    let dir = dir.path();
+    fs::write(dir.join("text.txt"), text(200)).unwrap();
+    let replace = |content: &str, pattern: &str| serde_json::json!({"type": "Replace", "pattern": {"String": pattern}, "content": content});
+    // A map of characters whose index sends the letter w far outside: only a text shows it.
+    let mut index = vec![0u8; 1024];
+    index[4 * usize::from(b'w')..][..4].copy_from_slice(&(0x7fff_fd00 | u32::from(b'w')).to_le_bytes());
+    let map = [&1024u32.to_le_bytes()[..], &index, b"x\0"].concat();
+    let map = serde_json::json!({"type": "Precompiled", "precompiled_charsmap": base64(&map)});
+    for (normalizer, says) in [
+        (replace("x", ""), "the `tokenizers` library fails on it"),
+        (replace(&"x".repeat(1000), "a"), "its normalizer may make 1000 bytes of one"),
+        (map, "cannot encode a text"),
+    ] {
+        let file = serde_json::json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": normalizer, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null,
+            "decoder": null, "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}});
+        fs::write(dir.join("t.json"), file.to_string()).unwrap();
+        for threads in [1, 2] {
+            let line = format!("--tokenizer t.json --data text.txt --out out --threads {threads}");
+            train(dir, &line).refused(2, &[says]);
+        }
+        host(dir, "vocab --tokenizer t.json --encode wax").refused(2, &[says]);
+    }
+    assert!(!dir.join("out").exists());
+}
+
+/// As a tokenizer.json has bytes.
+fn base64(bytes: &[u8]) -> String {
+    let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let four = |three: &[u8]| {
+        let bits = three.iter().chain(&[0; 2]).take(3).fold(0, |bits, &byte| bits << 8 | usize::from(byte));
+        let digit = |place: usize| char::from(digits[bits >> (18 - 6 * place) & 63]);
+        (0..4).map(move |place| if place <= three.len() { digit(place) } else { '=' }).collect::<String>()
+    };
+    bytes.chunks(3).map(four).collect()
+}
+
 /// Paragraphs of words, different every time.
 fn text(paragraphs: usize) -> String {
     let words = ["some", "words", "of", "a", "text", "that", "goes", "on", "and", "ends"];

@@ -5,7 +5,7 @@ use std::io::{self, BufRead};
 use super::output::{say, tell};
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
-use super::{Failure, work};
+use super::{Failure, request, work};
 use crate::run::directory::Trained;
 use crate::run::generate::{End, Generator};
 
@@ -115,7 +115,7 @@ impl Conversation {
         let (Trained { session, tokenizer }, room) = (&mut self.trained, self.generator.room());
         let begin = self.fresh.then(|| tokenizer.bos().or(tokenizer.eos())).flatten();
         let mut prompt: Vec<u32> = begin.into_iter().collect();
-        tokenizer.encode(line, &mut prompt);
+        tokenizer.encode(line, &mut prompt).map_err(request)?;
         if prompt.is_empty() || prompt.len() >= room {
             tell!("{} tokens and {room} positions left; /clear begins anew", prompt.len());
             return Ok(());

@@ -32,7 +32,7 @@ impl Generate {
         let (config, Trained { mut session, tokenizer }) = self.trained.decoding()?;
         let context = config.context();
         let mut prompt: Vec<u32> = tokenizer.bos().or(tokenizer.eos()).into_iter().collect();
-        tokenizer.encode(&self.prompt, &mut prompt);
+        tokenizer.encode(&self.prompt, &mut prompt).map_err(request)?;
         if prompt.is_empty() {
             return Err(request("this tokenizer has no mark of a document's beginning; give a --prompt"));
         }

@@ -108,7 +108,7 @@ impl Vocab {
         let (ids, text) = match (&self.encode, &self.decode) {
             (Some(text), _) => {
                 let mut ids = Vec::new();
-                tokenizer.encode(text, &mut ids);
+                tokenizer.encode(text, &mut ids).map_err(request)?;
                 (ids, text.clone())
             }
             (None, ids) => {

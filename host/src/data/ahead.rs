@@ -120,6 +120,7 @@ impl Ahead {
             let done = worker.done.recv().map_err(|_| SourceError::ReaderLost)?;
             self.free.push(std::mem::replace(&mut self.load, done));
             self.taken += 1;
+            self.load.failed(|| self.encoder.name())?;
             // The thread that has just become free.
             self.send()?;
             return Ok(true);
@@ -130,6 +131,7 @@ impl Ahead {
                 let filled = self.encoder.fill(&mut self.load, 1);
                 self.end = ended(filled);
                 self.load.encode(&self.coder);
+                self.load.failed(|| self.encoder.name())?;
                 Ok(true)
             }
             Some(Ok(())) => {
@@ -213,7 +215,7 @@ mod tests {
 
     use super::super::fixtures::{Numbered, feed};
     use super::super::stream::TokenStream;
-    use super::super::tokenizer::Tokenizer;
+    use super::super::tokenizer::{EncodeError, Tokenizer};
     use super::*;
 
     /// Bytes, some documents of them slowly; counts the threads that still use it by its `Arc`.
@@ -232,13 +234,14 @@ mod tests {
         fn eos(&self) -> Option<u32> {
             Some(257)
         }
-        fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
             let call = self.calls.fetch_add(1, Ordering::Relaxed);
             assert!(call != self.panics_at, "a fault in a tokenizer, on purpose");
             if call.is_multiple_of(97) {
                 thread::sleep(std::time::Duration::from_millis(1));
             }
             ids.extend(text.bytes().map(u32::from));
+            Ok(())
         }
         fn decode(&self, _: &[u32]) -> String {
             String::new()

@@ -110,7 +110,7 @@ pub fn of_source(feed: Feed, max_tokens: usize) -> Result<Validation, SourceErro
         among += 1;
         if smallest.wants(encoder.rank()) {
             let rank = encoder.rank();
-            if let Some(document) = Beginning::of(&mut encoder, longest(max_tokens)) {
+            if let Some(document) = Beginning::of(&mut encoder, longest(max_tokens))? {
                 smallest.insert(rank, document.ids.len(), document);
             }
         }
@@ -149,7 +149,7 @@ pub fn of_shards(shards: &Arc<Shards>, feed: Feed, max_tokens: usize) -> Result<
     for place in smallest.into_entries() {
         encoder.seek(0, place)?;
         if encoder.advance()?
-            && let Some(document) = Beginning::of(&mut encoder, longest(max_tokens))
+            && let Some(document) = Beginning::of(&mut encoder, longest(max_tokens))?
         {
             set.push(&document);
         }

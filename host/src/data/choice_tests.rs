@@ -37,7 +37,7 @@ fn expected(texts: &[String], part: Part, max_tokens: usize) -> (Vec<Vec<u32>>, 
     let (mut chosen, mut room) = (Vec::new(), max_tokens);
     for (_, text) in side {
         let mut ids = vec![256];
-        Bytes { bos: true, eos: true }.encode(text, &mut ids);
+        Bytes { bos: true, eos: true }.encode(text, &mut ids).unwrap();
         ids.push(257);
         ids.truncate(max_tokens / 8);
         if ids.len() > room {

@@ -7,7 +7,7 @@ use super::error::SourceError;
 use super::source::{Content, Document, Documents, Place};
 use super::split::{Part, Split};
 use super::text::space_before;
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{EncodeError, Tokenizer};
 
 /// A longer document goes to the tokenizer in pieces of at most this many bytes, so that its ids need not be held at
 /// once. They are cut before a word; a token that reaches across white space does not reach across a cut.
@@ -75,10 +75,13 @@ pub(super) struct Load {
     given: Vec<u32>,
     pieces: Vec<Piece>,
     ids: Vec<u32>,
+    /// Why one of the pieces could not be encoded.
+    failed: Option<EncodeError>,
 }
 
 impl Load {
     pub(super) fn clear(&mut self) {
+        self.failed = None;
         self.text.clear();
         self.given.clear();
         self.pieces.clear();
@@ -99,7 +102,12 @@ impl Load {
         &self.ids[begin..self.pieces[at].ids]
     }
 
-    /// Encodes the pieces.
+    /// What went wrong when the pieces were encoded.
+    pub(super) fn failed(&mut self, name: impl FnOnce() -> String) -> Result<(), SourceError> {
+        self.failed.take().map_or(Ok(()), |reason| Err(SourceError::NotEncoded { name: name(), reason }))
+    }
+
+    /// Encodes the pieces. Where one fails, the load says so and has no ids of it.
     pub(super) fn encode(&mut self, coder: &Coder) {
         let (mut text, mut given) = (0, 0);
         self.ids.clear();
@@ -107,8 +115,9 @@ impl Load {
             self.ids.extend(coder.bos.filter(|_| piece.begins));
             if let Some(tokenizer) = &coder.tokenizer
                 && text < piece.text
+                && let Err(error) = tokenizer.encode(&self.text[text..piece.text], &mut self.ids)
             {
-                tokenizer.encode(&self.text[text..piece.text], &mut self.ids);
+                self.failed = Some(error);
             }
             self.ids.extend_from_slice(&self.given[given..piece.given]);
             self.ids.extend(coder.eos.filter(|_| piece.ends.is_some()));
@@ -257,19 +266,20 @@ impl Encoder {
     }
 
     /// Puts the next piece of the document into [`Encoder::ids`], or gives `false` when it is complete.
-    pub(super) fn piece(&mut self) -> bool {
+    pub(super) fn piece(&mut self) -> Result<bool, SourceError> {
         self.ids.clear();
-        let Some(Cut { begins, range, ends }) = self.cut() else { return false };
+        let Some(Cut { begins, range, ends }) = self.cut() else { return Ok(false) };
         self.ids.extend(self.coder.bos.filter(|_| begins));
         if self.document.ids.is_empty() {
             if let Some(tokenizer) = &self.coder.tokenizer {
-                tokenizer.encode(&self.document.text[range], &mut self.ids);
+                let encoded = tokenizer.encode(&self.document.text[range], &mut self.ids);
+                encoded.map_err(|reason| SourceError::NotEncoded { name: self.name(), reason })?;
             }
         } else {
             self.ids.extend_from_slice(&self.document.ids[range]);
         }
         self.ids.extend(self.coder.eos.filter(|_| ends));
-        true
+        Ok(true)
     }
 
     /// The piece that was encoded last, marks included.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use super::tokenizer::EncodeError;
 use crate::config::human_bytes;
 
 /// Why no document, or no token, came out of a source.
@@ -83,6 +84,8 @@ pub enum SourceError {
         "{name}: holds tokens and no text to build a `{tokenizer}` tokenizer from; name the one that they were made with"
     )]
     NoText { name: String, tokenizer: String },
+    #[error("{name}: {reason}")]
+    NotEncoded { name: String, reason: EncodeError },
     #[error("{name}: holds text, and no tokenizer was given to read it with")]
     NoTokenizer { name: String },
     #[error("{name}: cannot go on from document {document} of file {file}; the data is not what the run began with")]

@@ -8,7 +8,7 @@ use super::error::SourceError;
 use super::source::{Document, Documents, Place};
 use super::split::{Part, Split};
 use super::stream::Feed;
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{EncodeError, Tokenizer};
 
 /// Bytes 0..=255, then a beginning mark 256 and an end mark 257, each where wanted.
 pub struct Bytes {
@@ -26,8 +26,9 @@ impl Tokenizer for Bytes {
     fn eos(&self) -> Option<u32> {
         self.eos.then_some(257)
     }
-    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
         ids.extend(text.bytes().map(u32::from));
+        Ok(())
     }
     fn decode(&self, ids: &[u32]) -> String {
         let bytes: Vec<u8> = ids.iter().filter_map(|&id| u8::try_from(id).ok()).collect();

@@ -5,7 +5,7 @@ use super::super::sequences::consecutive::Consecutive;
 use super::super::shuffle::Shuffled;
 use super::super::source::{Document, Documents, Place, SourceOptions};
 use super::super::stream::TokenStream;
-use super::super::tokenizer::Tokenizer;
+use super::super::tokenizer::{EncodeError, Tokenizer};
 use super::*;
 
 fn stream(documents: impl Documents + 'static) -> TokenStream {
@@ -325,8 +325,9 @@ impl Tokenizer for Wide {
     fn eos(&self) -> Option<u32> {
         Some(200_004)
     }
-    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
         ids.extend(text.chars().map(|c| 65_536 + c as u32));
+        Ok(())
     }
     fn decode(&self, _: &[u32]) -> String {
         String::new()
@@ -350,7 +351,7 @@ fn every_token_of_a_pass_is_a_target_once_whatever_its_id_and_its_document_s_len
     };
     let marked = |i| {
         let mut ids = Vec::new();
-        Wide.encode(&document(i), &mut ids);
+        Wide.encode(&document(i), &mut ids).unwrap();
         ids.push(200_004);
         ids
     };

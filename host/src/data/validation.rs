@@ -31,9 +31,12 @@ pub(super) struct Beginning {
 impl Beginning {
     /// At most `most` ids of the encoder's current document, or nothing where it has only marks, or no id with another
     /// before it.
-    pub(super) fn of(encoder: &mut Encoder, most: usize) -> Option<Self> {
+    ///
+    /// # Errors
+    /// Text that cannot be encoded.
+    pub(super) fn of(encoder: &mut Encoder, most: usize) -> Result<Option<Self>, SourceError> {
         let (mut ids, mut all) = (Vec::new(), 0);
-        while encoder.piece() {
+        while encoder.piece()? {
             let piece = encoder.ids();
             ids.extend_from_slice(&piece[..piece.len().min(most - ids.len())]);
             all += piece.len();
@@ -42,7 +45,7 @@ impl Beginning {
         let marks = usize::from(bos.is_some()) + usize::from(eos.is_some());
         let log_probability = encoder.log_probability().filter(|_| ids.len() == all);
         let bytes = (u128::from(encoder.bytes()) * ids.len() as u128 / all.max(1) as u128) as u64;
-        (all > marks && ids.len() > 1).then_some(Self { ids, bytes, log_probability })
+        Ok((all > marks && ids.len() > 1).then_some(Self { ids, bytes, log_probability }))
     }
 }
 
@@ -88,7 +91,7 @@ impl ValidationSet {
         let mut encoder = Encoder::new(feed)?;
         encoder.seek(0, Default::default())?;
         while encoder.advance()? {
-            let Some(document) = Beginning::of(&mut encoder, set.max_tokens) else { continue };
+            let Some(document) = Beginning::of(&mut encoder, set.max_tokens)? else { continue };
             if !set.push(&document) {
                 break;
             }

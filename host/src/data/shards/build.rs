@@ -53,6 +53,7 @@ pub fn estimate(feed: Feed) -> Result<Option<u64>, SourceError> {
     let (mut load, mut bytes, mut tokens, mut documents) = (Load::default(), 0, 0, 0);
     while bytes < SAMPLE.min(text) && encoder.fill(&mut load, 1)? {
         load.encode(&coder);
+        load.failed(|| encoder.name())?;
         tokens += load.ids(0).len() as u64;
         let ended = load.pieces()[0].ends();
         documents += u64::from(ended.is_some());

@@ -9,11 +9,13 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::build::Documents;
 use super::error::Refusal;
-use super::load::VERSION;
+use super::load::FIRST_VERSION;
+use super::own_file::{self, write_bytes};
 use super::pieces::pieces;
+use super::sample::{SAMPLE_BYTES, Sample};
 use super::search::{Scratch, Search};
-use super::train::{LONGEST_TOKEN, SAMPLE_BYTES, count_pieces, train};
-use super::{Tokenizer, TokenizerError, byte};
+use super::train::{LONGEST_TOKEN, train};
+use super::{EncodeError, Tokenizer, TokenizerError, byte};
 
 /// The largest cap.
 pub const MOST_TOKENS: u32 = 1 << 20;
@@ -33,7 +35,7 @@ pub struct BpeTokenizer {
 }
 
 #[derive(Serialize)]
-struct Saved<'a> {
+struct Identity<'a> {
     r#type: &'static str,
     version: u32,
     #[serde(serialize_with = "pairs")]
@@ -67,11 +69,13 @@ impl BpeTokenizer {
         if cap > MOST_TOKENS {
             return Err(TokenizerError::CapTooLarge { kind: "bpe", asked: cap, most: MOST_TOKENS });
         }
-        let pieces = count_pieces(documents, SAMPLE_BYTES)?;
-        if pieces.is_empty() {
+        let sample = Sample::read(documents, SAMPLE_BYTES)?;
+        if sample.is_empty() {
             return Err(TokenizerError::NoWords("bpe"));
         }
-        Ok(Self::new(&train(&pieces, cap)).expect("training gives merges of known ids, each once"))
+        let merges = train(&sample, cap);
+        drop(sample);
+        Ok(Self::new(&merges).expect("training gives merges of known ids, each once"))
     }
 
     /// The tokenizer of the merges `pairs`, in the order of their ranks.
@@ -109,7 +113,16 @@ impl BpeTokenizer {
         Ok(Self { bytes, merges, index, search, ends: ends.collect(), text: tokens.concat() })
     }
 
+    /// The tokenizer of a file that we wrote.
     pub(super) fn parse(content: &str) -> Result<Self, Refusal> {
+        let (tokens, merges) = own_file::read(content)?;
+        let tokenizer = Self::new(&merges).map_err(Refusal::Damaged)?;
+        own_file::check_names(&tokens, &|id| tokenizer.bytes(id))?;
+        Ok(tokenizer)
+    }
+
+    /// The tokenizer of a file of the first version.
+    pub(super) fn parse_first(content: &str) -> Result<Self, Refusal> {
         let loaded: Loaded = serde_json::from_str(content).map_err(Refusal::damaged)?;
         Self::new(&loaded.merges).map_err(Refusal::Damaged)
     }
@@ -150,10 +163,11 @@ impl Tokenizer for BpeTokenizer {
         true
     }
 
-    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
         if let Some(search) = &self.search {
             let mut scratch = Scratch::default();
-            return pieces(text).for_each(|piece| search.encode(piece.as_bytes(), &mut scratch, ids));
+            pieces(text).for_each(|piece| search.encode(piece.as_bytes(), &mut scratch, ids));
+            return Ok(());
         }
         let encoder = self.encoder();
         let mut scratch = Vec::new();
@@ -163,6 +177,7 @@ impl Tokenizer for BpeTokenizer {
             }
             ids.extend(encoder.encode(piece.as_bytes(), &mut scratch).expect("a node a byte"));
         }
+        Ok(())
     }
 
     fn decode(&self, ids: &[u32]) -> String {
@@ -179,7 +194,11 @@ impl Tokenizer for BpeTokenizer {
     }
 
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        Ok(serde_json::to_writer(out, &Saved { r#type: "bpe", version: VERSION, merges: &self.merges })?)
+        write_bytes(out, "bpe", &self.merges, &|id| self.bytes(id))
+    }
+
+    fn write_identity(&self, out: &mut dyn Write) -> io::Result<()> {
+        Ok(serde_json::to_writer(out, &Identity { r#type: "bpe", version: FIRST_VERSION, merges: &self.merges })?)
     }
 }
 
@@ -219,7 +238,7 @@ pub(super) mod tests {
 
     pub fn encode(tokenizer: &dyn Tokenizer, text: &str) -> Vec<u32> {
         let mut ids = vec![];
-        tokenizer.encode(text, &mut ids);
+        tokenizer.encode(text, &mut ids).unwrap();
         ids
     }
 
@@ -339,7 +358,7 @@ pub(super) mod tests {
         #[test]
         fn any_text_comes_back(text in "([a-z ]{0,9}|\\PC|[\n\t\0])*") {
             let mut ids = vec![BOS];
-            TRAINED.encode(&text, &mut ids);
+            TRAINED.encode(&text, &mut ids).unwrap();
             ids.push(EOS);
             prop_assert_eq!(TRAINED.decode(&ids), text);
         }

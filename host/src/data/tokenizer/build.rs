@@ -5,7 +5,7 @@ use std::path::Path;
 use super::bpe::BpeTokenizer;
 use super::byte::ByteTokenizer;
 use super::word::{Coverage, WordTokenizer};
-use super::{Tokenizer, TokenizerError, load, load_file};
+use super::{Tokenizer, TokenizerError, load, load_file, train};
 
 /// What the reader of a document reports.
 pub type DocumentError = Box<dyn std::error::Error + Send + Sync>;
@@ -30,7 +30,7 @@ pub struct Built {
 /// Makes the tokenizer `kind`: `word`, `byte`, `bpe`, or the path of a tokenizer's file or of a directory with one.
 ///
 /// `vocab_size` caps the number of ids; a tokenizer that needs fewer has fewer. Only `word` and `bpe` look at the
-/// documents, `bpe` only at the first [`super::train::SAMPLE_BYTES`] of them. `lower_case` concerns `word` alone.
+/// documents, `bpe` only at the first [`super::sample::SAMPLE_BYTES`] of them. `lower_case` concerns `word` alone.
 ///
 /// # Errors
 /// Every case of [`TokenizerError`] but `Write`.
@@ -53,6 +53,16 @@ pub fn build(
     match vocab_size {
         Some(asked) if asked < least => Err(TokenizerError::CapTooSmall { kind: kind.to_owned(), asked, least }),
         _ => Ok(Built { tokenizer, coverage }),
+    }
+}
+
+/// Bytes that [`build()`] needs at most, whatever the documents hold; the document that is being read comes on top.
+/// Nothing for tokenizers that look at no document.
+pub fn training_bytes(kind: &str, vocab_size: Option<u32>) -> u64 {
+    match kind {
+        "word" => WordTokenizer::building_bytes(vocab_size.unwrap_or(WORD_CAP)),
+        "bpe" => train::training_bytes(vocab_size.unwrap_or(BPE_CAP)),
+        _ => 0,
     }
 }
 

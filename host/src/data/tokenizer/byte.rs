@@ -5,8 +5,10 @@ use std::io::{self, Write};
 use capful_core::vocab::{BOS, EOS, SPECIALS};
 use serde::Serialize;
 
-use super::Tokenizer;
-use super::load::VERSION;
+use super::error::Refusal;
+use super::load::FIRST_VERSION;
+use super::own_file::{self, write_bytes};
+use super::{EncodeError, Tokenizer};
 
 /// The id of byte 0.
 pub(super) const FIRST_BYTE: u32 = SPECIALS.len() as u32;
@@ -18,10 +20,36 @@ pub const SIZE: u32 = FIRST_BYTE + 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByteTokenizer;
 
+/// All bytes in their order.
+static ALL: [u8; 256] = {
+    let mut all = [0; 256];
+    let mut byte = 0;
+    while byte < all.len() {
+        all[byte] = byte as u8;
+        byte += 1;
+    }
+    all
+};
+
 #[derive(Serialize)]
-struct Saved {
+struct Identity {
     r#type: &'static str,
     version: u32,
+}
+
+impl ByteTokenizer {
+    /// The tokenizer of a file that we wrote, whose tokens are looked at and thrown away.
+    pub(super) fn parse(content: &str) -> Result<Self, Refusal> {
+        let (tokens, _) = own_file::read(content)?;
+        own_file::check_names(&tokens, &Self::bytes)?;
+        Ok(Self)
+    }
+
+    /// The byte of an id; nothing for special ids and ids outside.
+    fn bytes(id: u32) -> Option<&'static [u8]> {
+        let byte = id.checked_sub(FIRST_BYTE)? as usize;
+        ALL.get(byte..=byte)
+    }
 }
 
 impl Tokenizer for ByteTokenizer {
@@ -41,8 +69,9 @@ impl Tokenizer for ByteTokenizer {
         true
     }
 
-    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
         ids.extend(text.bytes().map(|byte| FIRST_BYTE + u32::from(byte)));
+        Ok(())
     }
 
     fn decode(&self, ids: &[u32]) -> String {
@@ -59,7 +88,11 @@ impl Tokenizer for ByteTokenizer {
     }
 
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        Ok(serde_json::to_writer(out, &Saved { r#type: "byte", version: VERSION })?)
+        write_bytes(out, "byte", &[], &Self::bytes)
+    }
+
+    fn write_identity(&self, out: &mut dyn Write) -> io::Result<()> {
+        Ok(serde_json::to_writer(out, &Identity { r#type: "byte", version: FIRST_VERSION })?)
     }
 }
 
@@ -73,7 +106,7 @@ mod tests {
         #[test]
         fn any_text_comes_back(text in "\\PC{0,40}[\\n\\t\0 ]{0,3}\\PC{0,5}") {
             let mut ids = vec![BOS];
-            ByteTokenizer.encode(&text, &mut ids);
+            ByteTokenizer.encode(&text, &mut ids).unwrap();
             prop_assert_eq!(ids.len(), text.len() + 1);
             ids.push(EOS);
             prop_assert_eq!(ByteTokenizer.decode(&ids), text);
@@ -88,7 +121,7 @@ mod tests {
     #[test]
     fn bytes_stand_after_the_specials() {
         let mut ids = vec![];
-        ByteTokenizer.encode("Aé\0", &mut ids);
+        ByteTokenizer.encode("Aé\0", &mut ids).unwrap();
         assert_eq!(ids, [4 + 0x41, 4 + 0xc3, 4 + 0xa9, 4]);
         // Half a letter, an id outside, a special: replaced, nothing, nothing.
         assert_eq!(ByteTokenizer.decode(&[4 + 0xc3, 260, 2, 4 + 0x41]), "\u{fffd}A");

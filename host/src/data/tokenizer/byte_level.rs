@@ -257,7 +257,7 @@ mod tests {
         let mut vocabulary: HashMap<String, u32> = (4..words.vocab_size()).map(|id| (name(id), id - 4)).collect();
         let mut merges: Vec<_> = words.merges().iter().map(|m| [name(m.left), name(m.right)]).collect();
         let mut ids = vec![];
-        words.encode(&sample, &mut ids);
+        words.encode(&sample, &mut ids).unwrap();
         let mut seen = HashSet::new();
         for pair in ids[ids.len() - 700..].windows(2).step_by(2) {
             let pair = [name(pair[0]), name(pair[1])];

@@ -71,6 +71,11 @@ pub enum TokenizerError {
     },
 }
 
+/// Why a text has no ids: the library behind a `tokenizer.json` failed, and what it said.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("the tokenizer.json cannot encode a text ({0}); use another tokenizer")]
+pub struct EncodeError(pub(super) String);
+
 /// Why the content of a tokenizer's file is refused, before its path is known.
 #[derive(Debug)]
 pub(super) enum Refusal {

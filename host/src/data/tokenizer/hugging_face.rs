@@ -10,11 +10,13 @@ use tokenizers::{
     DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer as Library,
 };
 
-use super::Tokenizer;
+use super::super::contain::contain;
 use super::byte_level::ByteLevel;
 use super::error::Refusal;
+use super::expansion::{MOST, expansion};
 use super::lossless;
 use super::splits::THREES;
+use super::{EncodeError, Tokenizer};
 
 /// What files call the token that begins a document, the likeliest first.
 const BOS_NAMES: [&str; 8] =
@@ -57,6 +59,12 @@ struct Parts {
 }
 
 #[derive(Deserialize)]
+struct Expanding {
+    normalizer: Option<Value>,
+    decoder: Option<Value>,
+}
+
+#[derive(Deserialize)]
 struct AddedTokens {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
@@ -70,6 +78,13 @@ struct AddedToken {
 
 impl HuggingFaceTokenizer {
     pub(super) fn parse(content: String) -> Result<Self, Refusal> {
+        refuse_expansion(&content)?;
+        contain(|| Self::parse_whole(content)).unwrap_or_else(|reason| {
+            Err(Refusal::Unsupported(format!("the `tokenizers` library fails on it ({})", one_line(&reason))))
+        })
+    }
+
+    fn parse_whole(content: String) -> Result<Self, Refusal> {
         let mut library: Library = match serde_json::from_str(&content) {
             Ok(library) => library,
             Err(error) => return Err(blame(&content, &error)),
@@ -85,7 +100,7 @@ impl HuggingFaceTokenizer {
         library.with_padding(None);
         library.with_truncation(None).map_err(Refusal::damaged)?;
         // An unknown character shows whether the model can do without an unknown token that it lacks.
-        if let Err(error) = library.encode_fast("a \u{10ffff}\0é", false) {
+        if let Err(error) = library.encode_fast("a \u{10ffff}\0é ﷺ", false) {
             return Err(Refusal::Unsupported(format!("it cannot encode every text: {error}")));
         }
         for token in serde_json::from_str::<AddedTokens>(&content).map_err(Refusal::damaged)?.added_tokens {
@@ -117,6 +132,26 @@ impl HuggingFaceTokenizer {
         let ours = ByteLevel::of(&library, &content);
         Ok(Self { library, ours, content, vocab_size, bos, eos, threes })
     }
+}
+
+/// Refuses a file that may make too much text of a little.
+fn refuse_expansion(content: &str) -> Result<(), Refusal> {
+    // A file without a model, which is none, is told apart by the library.
+    let parts: Expanding = serde_json::from_str(content).map_err(Refusal::damaged)?;
+    for (name, part) in [("normalizer", parts.normalizer), ("decoder", parts.decoder)] {
+        let bytes = part.as_ref().map_or(1, expansion);
+        if bytes > MOST {
+            return Err(Refusal::Unsupported(format!(
+                "its {name} may make {bytes} bytes of one, at most {MOST} are allowed"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The library's messages may run over several lines.
+fn one_line(message: &str) -> String {
+    message.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Where to cut the first number of more than [`LONG_NUMBER`] digits: at a place where it is cut anyway.
@@ -166,9 +201,7 @@ fn part<T: DeserializeOwned>(file: &Value, name: &str, members: &str) -> Option<
 fn refused<T: DeserializeOwned>(name: &str, value: &Value) -> Option<String> {
     let error = serde_json::from_value::<T>(value.clone()).err()?;
     let kind = value.get("type").and_then(Value::as_str).unwrap_or("of no type");
-    // The library's message may run over several lines.
-    let reason = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-    Some(format!("its {name} `{kind}` is not supported ({reason})"))
+    Some(format!("its {name} `{kind}` is not supported ({})", one_line(&error.to_string())))
 }
 
 impl Tokenizer for HuggingFaceTokenizer {
@@ -188,28 +221,30 @@ impl Tokenizer for HuggingFaceTokenizer {
         lossless::restores_bytes(&self.library)
     }
 
-    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
         if let Some(ours) = &self.ours {
-            return ours.encode(text, ids);
+            ours.encode(text, ids);
+            return Ok(());
         }
-        // What makes a text fail was looked for when the file was read; such a text has no ids.
         let mut encode = |text: &str| {
-            if let Ok(encoding) = self.library.encode_fast(text, false) {
-                ids.extend(encoding.get_ids());
-            }
+            let encoded = contain(|| self.library.encode_fast(text, false));
+            let encoded = encoded.and_then(|encoded| encoded.map_err(|error| error.to_string()));
+            ids.extend(encoded.map_err(|reason| EncodeError(one_line(&reason)))?.get_ids());
+            Ok(())
         };
         let mut rest = text;
         while self.threes
             && let Some(at) = long_number(rest)
         {
-            encode(&rest[..at]);
+            encode(&rest[..at])?;
             rest = &rest[at..];
         }
-        encode(rest);
+        encode(rest)
     }
 
     fn decode(&self, ids: &[u32]) -> String {
-        self.library.decode(ids, true).unwrap_or_default()
+        // Where the library fails there is no text.
+        contain(|| self.library.decode(ids, true).unwrap_or_default()).unwrap_or_default()
     }
 
     fn token(&self, id: u32) -> Option<String> {
@@ -235,6 +270,7 @@ mod tests {
     use super::super::{TokenizerError, load, load_file};
     use super::*;
     use crate::config::{Config, RawConfig};
+    use crate::data::error::SourceError;
     use crate::data::files::Files;
     use crate::data::fixtures::{Numbered, feed};
     use crate::data::source::SourceOptions;
@@ -577,6 +613,64 @@ mod tests {
         ] {
             assert!(message.starts_with("the tokenizer t.json ") && message.contains(expected), "{message}");
             assert!(!message.contains('\n'), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_makes_the_library_panic_is_refused_in_one_line() {
+        let normalizer = |value: Value| {
+            let mut file = small(&[["a", "b"]]);
+            file["normalizer"] = value;
+            parsed(&file)
+        };
+        let replace = |pattern: &str, content: &str| json!({"type": "Replace", "pattern": {"String": pattern}, "content": content});
+        // A map whose index is shorter than it says, and one whose index leads nowhere.
+        let map = |bytes: &[u8]| json!({"type": "Precompiled", "precompiled_charsmap": base64::encode(bytes)});
+        let lost = [&4u32.to_le_bytes()[..], &0xffff_ff00u32.to_le_bytes(), b"a\0"].concat();
+        for value in [replace("", "x"), map(&[255; 3]), map(&[255, 0, 0, 0, 1]), map(&lost)] {
+            let message = normalizer(value).unwrap_err();
+            assert!(
+                message.contains("the `tokenizers` library fails on it (") || message.contains("`Precompiled`"),
+                "{message}"
+            );
+            assert!(!message.contains('\n'), "{message}");
+        }
+        let message =
+            normalizer(json!({"type": "Sequence", "normalizers": [replace("a", &"b".repeat(100))]})).unwrap_err();
+        assert_eq!(
+            message,
+            "the tokenizer t.json cannot be used: its normalizer may make 100 bytes of one, at most 64 are allowed"
+        );
+    }
+
+    /// A map of characters of which the index is in order but for one letter, which it sends far outside.
+    fn panics_at(letter: u8) -> HuggingFaceTokenizer {
+        let mut index = [0u32; 256];
+        index[usize::from(letter)] = 0x1f_ffff << 10 | 1 << 8 | u32::from(letter);
+        let index: Vec<u8> = index.iter().flat_map(|unit| unit.to_le_bytes()).collect();
+        let map = base64::encode([&1024u32.to_le_bytes()[..], &index, b"x\0"].concat());
+        let mut file = small(&[["a", "b"]]);
+        file["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": map});
+        parsed(&file).unwrap()
+    }
+
+    #[test]
+    fn a_text_that_makes_the_library_panic_is_an_error_in_one_line() {
+        let tokenizer = panics_at(b'q');
+        assert_eq!(encode(&tokenizer, "ab"), [256]);
+        let message = tokenizer.encode("ab q", &mut vec![]).unwrap_err().to_string();
+        assert!(message.starts_with("the tokenizer.json cannot encode a text ("), "{message}");
+        assert!(!message.contains('\n'), "{message}");
+    }
+
+    #[test]
+    fn such_a_text_ends_the_stream_with_an_error_whatever_the_number_of_threads() {
+        for threads in [0, 2] {
+            let mut feed = feed(Numbered::finite(300));
+            feed.tokenizer = Some(Arc::new(panics_at(b'o')));
+            let mut stream = TokenStream::with_threads(feed, threads).unwrap();
+            let error = std::iter::from_fn(|| Some(stream.next_token().err())).flatten().next().unwrap();
+            assert!(matches!(error, SourceError::NotEncoded { .. }), "{error}");
         }
     }
 

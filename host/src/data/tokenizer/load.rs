@@ -4,19 +4,21 @@ use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::bpe::BpeTokenizer;
 use super::byte::ByteTokenizer;
 use super::error::Refusal;
 use super::hugging_face::HuggingFaceTokenizer;
+use super::own_file::{Mark, VERSION};
 use super::word::WordTokenizer;
 use super::{Tokenizer, TokenizerError};
 
-/// The file of a checkpoint that holds its tokenizer. Ours have a `type` at the top, others are Hugging Face's.
+/// The file of a checkpoint that holds its tokenizer, in the format of Hugging Face's library. Ours have a mark in it.
 pub const FILE_NAME: &str = "tokenizer.json";
 
-/// The version of our own files.
-pub(super) const VERSION: u32 = 1;
+/// The first version of our own files, which have a `type` at the top. They are read, and written no more.
+pub(super) const FIRST_VERSION: u32 = 1;
 
 /// Loads the tokenizer saved in the directory `dir`.
 ///
@@ -38,28 +40,62 @@ pub fn load_file(path: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
 #[derive(Deserialize)]
 struct Header {
     r#type: Option<String>,
-    version: Option<serde_json::Value>,
+    version: Option<Value>,
+    model: Option<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    capful: Option<Mark>,
 }
 
 fn parse(content: String) -> Result<Box<dyn Tokenizer>, Refusal> {
     let header: Header = serde_json::from_str(&content).map_err(Refusal::damaged)?;
-    let Some(kind) = header.r#type else {
-        return Ok(Box::new(HuggingFaceTokenizer::parse(content)?));
-    };
-    if header.version.as_ref().and_then(serde_json::Value::as_u64) != Some(u64::from(VERSION)) {
-        let version = header.version.map_or("none".to_owned(), |version| version.to_string());
-        return Err(Refusal::Unsupported(format!("its version is {version}, this program reads version {VERSION}")));
+    if let Some(Model { capful: Some(mark) }) = header.model {
+        return parse_own(&content, &mark);
     }
-    Ok(match kind.as_str() {
-        "word" => Box::new(WordTokenizer::parse(&content)?),
-        "byte" => Box::new(ByteTokenizer),
-        "bpe" => Box::new(BpeTokenizer::parse(&content)?),
-        _ => return Err(Refusal::Unsupported(format!("its type is `{kind}`, known are word, byte and bpe"))),
+    match header.r#type {
+        Some(kind) => parse_first(&content, &kind, header.version),
+        None => Ok(Box::new(HuggingFaceTokenizer::parse(content)?)),
+    }
+}
+
+fn parse_own(content: &str, mark: &Mark) -> Result<Box<dyn Tokenizer>, Refusal> {
+    if mark.version != VERSION {
+        return Err(other_version(&mark.version.to_string()));
+    }
+    Ok(match mark.kind.as_str() {
+        "word" => Box::new(WordTokenizer::parse(content, mark)?),
+        "byte" => Box::new(ByteTokenizer::parse(content)?),
+        "bpe" => Box::new(BpeTokenizer::parse(content)?),
+        kind => return Err(other_kind(kind)),
     })
+}
+
+fn parse_first(content: &str, kind: &str, version: Option<Value>) -> Result<Box<dyn Tokenizer>, Refusal> {
+    if version.as_ref().and_then(Value::as_u64) != Some(u64::from(FIRST_VERSION)) {
+        return Err(other_version(&version.map_or("none".to_owned(), |version| version.to_string())));
+    }
+    Ok(match kind {
+        "word" => Box::new(WordTokenizer::parse_first(content)?),
+        "byte" => Box::new(ByteTokenizer),
+        "bpe" => Box::new(BpeTokenizer::parse_first(content)?),
+        kind => return Err(other_kind(kind)),
+    })
+}
+
+fn other_version(version: &str) -> Refusal {
+    Refusal::Unsupported(format!("its version is {version}, this program reads versions {FIRST_VERSION} and {VERSION}"))
+}
+
+fn other_kind(kind: &str) -> Refusal {
+    Refusal::Unsupported(format!("its type is `{kind}`, known are word, byte and bpe"))
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::super::bpe::tests::{TRAINED, encode};
     use super::super::build;
     use super::*;
@@ -99,20 +135,28 @@ mod tests {
         assert_eq!(fingerprints.len(), all.len());
     }
 
+    fn identity(tokenizer: &dyn Tokenizer) -> String {
+        let mut out = vec![];
+        tokenizer.write_identity(&mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    /// What 0.1.0 wrote, and what runs and caches have the hash of.
     #[test]
-    fn the_files_are_what_is_documented() {
-        assert_eq!(
-            written(&*word()),
-            r#"{"type":"word","version":1,"lower_case":true,"words":["<pad>","<unk>","<bos>","<eos>","der","bär","\"sprach\"","\\","ú"]}"#
-                .replace('ú', "u\u{301}")
-        );
-        assert_eq!(written(&ByteTokenizer), r#"{"type":"byte","version":1}"#);
-        let head = format!(
-            r#"{{"type":"bpe","version":1,"merges":[[{},{}],"#,
-            TRAINED.merges()[0].left,
-            TRAINED.merges()[0].right
-        );
-        assert!(written(&*TRAINED).starts_with(&head));
+    fn files_of_the_first_version_are_read_and_are_the_identity() {
+        let words = r#"{"type":"word","version":1,"lower_case":true,"words":["<pad>","<unk>","<bos>","<eos>","der","bär","\"sprach\"","\\","ú"]}"#
+            .replace('ú', "u\u{301}");
+        let bytes = r#"{"type":"byte","version":1}"#.to_owned();
+        let merges: Vec<_> = TRAINED.merges().iter().map(|merge| [merge.left, merge.right]).collect();
+        let merges = format!(r#"{{"type":"bpe","version":1,"merges":{}}}"#, serde_json::to_string(&merges).unwrap());
+        for (tokenizer, first) in [(&*word(), words), (&ByteTokenizer, bytes), (&*TRAINED, merges)] {
+            assert_eq!(identity(tokenizer), first);
+            let loaded = parse(first.clone()).unwrap();
+            assert_eq!((identity(&*loaded), loaded.fingerprint()), (first, tokenizer.fingerprint()));
+            assert_eq!(written(&*loaded), written(tokenizer));
+        }
+        // As 0.1.0 had it.
+        assert_eq!(ByteTokenizer.fingerprint(), 0x22c5_32fb_b061_d016);
     }
 
     #[test]
@@ -124,9 +168,16 @@ mod tests {
     #[test]
     fn a_file_cut_anywhere_is_refused() {
         for tokenizer in [&*word(), &ByteTokenizer, &*TRAINED] {
-            let content = written(tokenizer);
-            for (end, _) in content.char_indices() {
-                assert!(matches!(parse(content[..end].to_owned()), Err(Refusal::Damaged(_))), "{}", &content[..end]);
+            for content in [written(tokenizer), identity(tokenizer)] {
+                let ends: Vec<usize> = content.char_indices().map(|(end, _)| end).collect();
+                // All of a short file, some of a long one.
+                for &end in ends.iter().step_by(ends.len() / 500 + 1) {
+                    assert!(
+                        matches!(parse(content[..end].to_owned()), Err(Refusal::Damaged(_))),
+                        "{}",
+                        &content[..end]
+                    );
+                }
             }
         }
     }
@@ -136,6 +187,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE_NAME);
         let specials = r#""<pad>","<unk>","<bos>","<eos>""#;
+        let (word, bytes, bpe) = (written(&*word()), written(&ByteTokenizer), written(&*TRAINED));
+        let change = |content: &str, pointer: &str, value: Value| {
+            let mut file: Value = serde_json::from_str(content).unwrap();
+            *file.pointer_mut(pointer).unwrap() = value;
+            file.to_string()
+        };
         for (content, expected) in [
             (String::new(), "damaged: EOF while parsing"),
             ("[1, 2]".to_owned(), "damaged: invalid type: integer"),
@@ -144,7 +201,7 @@ mod tests {
             (r#"{"type":"byte"}"#.to_owned(), "cannot be used: its version is none"),
             (
                 r#"{"type":"byte","version":2}"#.to_owned(),
-                "cannot be used: its version is 2, this program reads version 1",
+                "cannot be used: its version is 2, this program reads versions 1 and 2",
             ),
             (r#"{"type":"word","version":1,"words":[]}"#.to_owned(), "damaged: missing field `lower_case`"),
             (
@@ -161,6 +218,16 @@ mod tests {
             ),
             (r#"{"type":"bpe","version":1,"merges":[[4,999]]}"#.to_owned(), "damaged: merge 0 joins id 999"),
             (r#"{"type":"bpe","version":1,"merges":[[4,-1]]}"#.to_owned(), "damaged: invalid value: integer `-1`"),
+            (change(&word, "/model/capful/version", json!(3)), "cannot be used: its version is 3, this program reads"),
+            (change(&word, "/model/capful/type", json!("wrod")), "cannot be used: its type is `wrod`"),
+            (change(&word, "/model/capful/lower_case", json!(null)), "damaged: missing field `lower_case`"),
+            (change(&word, "/model/vocab/<eos>", json!(4)), "damaged: two of its tokens have one id"),
+            (change(&word, "/model/vocab/<eos>", json!(90)), "damaged: the id 90 of `<eos>` leaves a gap"),
+            (change(&bytes, "/model/vocab/a", json!(102)), "damaged: two of its tokens have one id"),
+            (change(&bytes, "/model/vocab", json!({"a": 0})), "damaged: its token `a` has id 0, which its merges do"),
+            (change(&bpe, "/model/merges/0/0", json!("zz")), "damaged: a merge joins `zz`, which has no id"),
+            (change(&bpe, "/model/merges", json!([])), "which its merges do not give"),
+            (change(&bpe, "/model/merges/1", json!(["a", "b"])), "damaged: "),
         ] {
             fs::write(&path, &content).unwrap();
             let error = load(dir.path()).err().expect(&content).to_string();

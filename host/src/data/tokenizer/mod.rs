@@ -2,10 +2,12 @@
 //!
 //! - [`word`]: the capped vocabulary, split at white space
 //! - [`byte`]: the 256 bytes
-//! - [`bpe`]: byte-level BPE trained under a cap ([`train`]), on pieces of text ([`pieces`])
+//! - [`bpe`]: byte-level BPE trained under a cap ([`train`]) on a [`sample`] of the documents, in pieces of text ([`pieces`])
 //! - [`hugging_face`]: any `tokenizer.json` of the `tokenizers` library
 //! - `byte_level`: those of them that we encode ourselves, with text cut by known patterns (`splits`, on the `classes`
 //!   of characters)
+//! - `own_file`: what the first three are saved as
+//! - `expansion`: how much text they may make of a little
 //! - `lossless`: which of them restore every byte
 //! - `search`: the encoder of pieces behind both, on a trie of tokens (`prefixes`)
 //!
@@ -23,19 +25,22 @@ pub mod byte;
 mod byte_level;
 mod classes;
 pub mod error;
+mod expansion;
 pub mod hugging_face;
 pub mod load;
 mod lossless;
+mod own_file;
 pub mod pieces;
 mod prefixes;
+pub mod sample;
 mod search;
 mod splits;
 pub mod train;
 pub mod word;
 
-pub use build::{Built, DocumentError, build};
+pub use build::{Built, DocumentError, build, training_bytes};
 pub use byte::SIZE as BYTES;
-pub use error::TokenizerError;
+pub use error::{EncodeError, TokenizerError};
 pub use load::{FILE_NAME, load, load_file};
 
 /// Text to token ids and back. Shared by the reader thread and the commands.
@@ -61,7 +66,10 @@ pub trait Tokenizer: Send + Sync {
     }
 
     /// Appends the ids of `text` to `ids`, without adding document marks.
-    fn encode(&self, text: &str, ids: &mut Vec<u32>);
+    ///
+    /// # Errors
+    /// [`EncodeError`], of tokenizers that others wrote.
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError>;
 
     /// The text of `ids`; special ids give nothing, invalid UTF-8 is replaced. (`<unk>` of a word tokenizer gives its
     /// text: a word stood there.)
@@ -72,7 +80,8 @@ pub trait Tokenizer: Send + Sync {
         (id < self.vocab_size()).then(|| self.decode(&[id]))
     }
 
-    /// Writes all that [`load()`] needs to make the same tokenizer again. Allocates nothing that grows with it.
+    /// Writes all that [`load()`] needs to make the same tokenizer again, as a file that the `tokenizers` library loads.
+    /// Allocates nothing that grows with it.
     ///
     /// # Errors
     /// Those of `out`; [`io::ErrorKind::Unsupported`] for a tokenizer that is never saved.
@@ -95,11 +104,20 @@ pub trait Tokenizer: Send + Sync {
         written.map_err(|source| TokenizerError::Write { path, source })
     }
 
-    /// 64 bits of what [`Tokenizer::write`] writes: differs for another vocabulary, equal for the same one loaded again.
+    /// Writes what tells the tokenizer from others. Runs and caches keep the hash of it: it never changes, whatever the
+    /// files look like.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::write`].
+    fn write_identity(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.write(out)
+    }
+
+    /// 64 bits of the identity: differs for another vocabulary, equal for the same one loaded again.
     fn fingerprint(&self) -> u64 {
         let mut hash = Fingerprint(FINGERPRINT);
         // Hashing cannot fail, and a tokenizer that is never saved is never compared.
-        let _ = self.write(&mut hash);
+        let _ = self.write_identity(&mut hash);
         hash.0
     }
 }

@@ -5,10 +5,7 @@
 //!    it if there is one;
 //! 2. a run of white space, less a last space that belongs to the next piece.
 //!
-//! A run ends after [`LONGEST`] bytes. The pieces put together are the text.
-
-/// The most bytes a piece has: bounds the work and the scratch of encoding.
-pub const LONGEST: usize = 1 << 16;
+//! The pieces put together are the text.
 
 #[derive(PartialEq, Clone, Copy)]
 enum Class {
@@ -47,19 +44,13 @@ fn piece_len(text: &str, first: char) -> usize {
         _ => (0, first),
     };
     let kind = class(first);
-    let end_of = |(at, c): (usize, char)| (class(c) != kind || start + at + c.len_utf8() > LONGEST).then_some(at);
+    let end_of = |(at, c): (usize, char)| (class(c) != kind).then_some(at);
     match text[start..].char_indices().find_map(end_of) {
         // More than one: the last space goes with what follows.
-        Some(len) if kind == Class::Space && len > 1 && text[..len].ends_with(' ') && !followed_by_space(text, len) => {
-            len - 1
-        }
+        Some(len) if kind == Class::Space && len > 1 && text[..len].ends_with(' ') => len - 1,
         Some(len) => start + len,
         None => text.len(),
     }
-}
-
-fn followed_by_space(text: &str, at: usize) -> bool {
-    text[at..].chars().next().is_some_and(char::is_whitespace)
 }
 
 #[cfg(test)]
@@ -85,15 +76,6 @@ mod tests {
         assert_eq!(cut(" "), [" "]);
         assert_eq!(cut("\u{3000}\u{3000}x"), ["\u{3000}\u{3000}", "x"]);
         assert!(cut("").is_empty());
-    }
-
-    #[test]
-    fn long_runs_are_cut() {
-        let text = format!(" {}", "é".repeat(LONGEST));
-        let lengths: Vec<usize> = pieces(&text).map(str::len).collect();
-        assert_eq!(lengths, [LONGEST - 1, LONGEST, 2]);
-        let spaces = " ".repeat(LONGEST + 2);
-        assert_eq!(cut(&spaces).iter().map(|p| p.len()).collect::<Vec<_>>(), [LONGEST, 2]);
     }
 
     proptest! {

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::build::Documents;
 use super::error::Refusal;
-use super::load::VERSION;
-use super::{Tokenizer, TokenizerError};
+use super::load::FIRST_VERSION;
+use super::own_file::{self, Mark, write_words};
+use super::{EncodeError, Tokenizer, TokenizerError};
 
 /// The largest cap: what is counted to find it fills 600 MiB.
 pub const MOST_WORDS: u32 = 1 << 22;
@@ -51,7 +52,7 @@ impl Coverage {
 }
 
 #[derive(Serialize)]
-struct Saved<'a> {
+struct Identity<'a> {
     r#type: &'static str,
     version: u32,
     lower_case: bool,
@@ -84,6 +85,14 @@ impl WordTokenizer {
     pub fn counting_bytes(cap: u32) -> u64 {
         let capacity = Self::counted(cap);
         (capacity * (size_of::<Slot>() + WORD_BYTES) + index_len(capacity) * size_of::<u32>()) as u64
+    }
+
+    /// Bytes that [`WordTokenizer::build`] needs in all: beside counting the vocabulary, as it is written and as it is
+    /// read, with its line ends and its index.
+    pub fn building_bytes(cap: u32) -> u64 {
+        let words =
+            cap as usize * (2 * (WORD_BYTES + 1) + 3 * size_of::<u32>()) + index_len(cap as usize) * size_of::<u32>();
+        Self::counting_bytes(cap) + words as u64
     }
 
     /// The most frequent words of `documents` under a cap of `cap` ids, ties by first occurrence.
@@ -143,14 +152,25 @@ impl WordTokenizer {
         Ok(Self { lower_case, text, ends, index })
     }
 
-    pub(super) fn parse(content: &str) -> Result<Self, Refusal> {
+    /// The tokenizer of a file that we wrote, which has the mark `mark`.
+    pub(super) fn parse(content: &str, mark: &Mark) -> Result<Self, Refusal> {
+        let lower_case = mark.lower_case.ok_or_else(|| Refusal::damaged("missing field `lower_case`"))?;
+        Self::of_words(&own_file::read(content)?.0, lower_case)
+    }
+
+    /// The tokenizer of a file of the first version.
+    pub(super) fn parse_first(content: &str) -> Result<Self, Refusal> {
         let loaded: Loaded = serde_json::from_str(content).map_err(Refusal::damaged)?;
-        let text: String = loaded.words.iter().flat_map(|word| [word, "\n"]).collect();
+        Self::of_words(&loaded.words, loaded.lower_case)
+    }
+
+    fn of_words(words: &[String], lower_case: bool) -> Result<Self, Refusal> {
+        let text: String = words.iter().flat_map(|word| [word, "\n"]).collect();
         // A line end inside a word would shift the ids behind it.
-        if CappedVocabulary::words_in(&text) != loaded.words.len() {
+        if CappedVocabulary::words_in(&text) != words.len() {
             return Err(Refusal::damaged("a word holds a line end"));
         }
-        Self::new(text, loaded.lower_case).map_err(Refusal::damaged)
+        Self::new(text, lower_case).map_err(Refusal::damaged)
     }
 
     /// Whether text is lower-cased before it is looked up.
@@ -195,13 +215,14 @@ impl Tokenizer for WordTokenizer {
         Some(EOS)
     }
 
-    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
         let vocabulary = self.vocabulary();
         if self.lower_case {
             ids.extend(text.to_lowercase().split_whitespace().map(|word| vocabulary.id(word)));
         } else {
             ids.extend(text.split_whitespace().map(|word| vocabulary.id(word)));
         }
+        Ok(())
     }
 
     fn decode(&self, ids: &[u32]) -> String {
@@ -222,8 +243,12 @@ impl Tokenizer for WordTokenizer {
     }
 
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let words = self.vocabulary();
-        Ok(serde_json::to_writer(out, &Saved { r#type: "word", version: VERSION, lower_case: self.lower_case, words })?)
+        write_words(out, self.vocabulary(), self.lower_case)
+    }
+
+    fn write_identity(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (lower_case, words) = (self.lower_case, self.vocabulary());
+        Ok(serde_json::to_writer(out, &Identity { r#type: "word", version: FIRST_VERSION, lower_case, words })?)
     }
 }
 
@@ -241,7 +266,7 @@ mod tests {
 
     fn encode(tokenizer: &WordTokenizer, text: &str) -> Vec<u32> {
         let mut ids = vec![];
-        tokenizer.encode(text, &mut ids);
+        tokenizer.encode(text, &mut ids).unwrap();
         ids
     }
 
