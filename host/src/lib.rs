@@ -5,6 +5,7 @@
 //! - [`data`]: sources, tokenizers, batches
 //! - [`cli`]: the commands
 //! - [`run`]: the training loop, checkpoints, metrics; [`format`](mod@format): files that others read too
+//! - [`regular`]: files that can be opened without waiting
 
 // They panic where they cannot write: see `cli/output.rs`.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -16,4 +17,5 @@ pub mod data;
 pub mod device;
 pub mod format;
 pub mod plan;
+pub mod regular;
 pub mod run;

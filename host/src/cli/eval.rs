@@ -40,6 +40,12 @@ impl Eval {
         say_warnings(&mut session);
         let stage = session.evaluation_stage().map_err(work)?;
         let score = Evaluator::new(stage.batch, stage.seq_len).score(&mut session, set).map_err(work)?;
+        if !score.loss().is_finite() {
+            let (from, loss) = (from.display(), score.loss());
+            return Err(work(format!(
+                "{from}: the loss is {loss}; its weights are of no use, take another checkpoint"
+            )));
+        }
         let (floor, bits) = (corpus.floor(set), score.bits_per_byte(corpus.tokenizer.as_ref()));
         if self.json {
             let line = json!({

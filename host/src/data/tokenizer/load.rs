@@ -1,6 +1,5 @@
 //! Reads a saved tokenizer of any kind.
 
-use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -11,6 +10,7 @@ use super::error::Refusal;
 use super::hugging_face::HuggingFaceTokenizer;
 use super::word::WordTokenizer;
 use super::{Tokenizer, TokenizerError};
+use crate::regular;
 
 /// The file of a checkpoint that holds its tokenizer. Ours have a `type` at the top, others are Hugging Face's.
 pub const FILE_NAME: &str = "tokenizer.json";
@@ -31,7 +31,8 @@ pub fn load(dir: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
 /// # Errors
 /// As [`load()`].
 pub fn load_file(path: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
-    let content = fs::read_to_string(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
+    let content =
+        regular::read_to_string(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
     parse(content).map_err(|refusal| refusal.at(path.to_owned()))
 }
 
@@ -60,6 +61,8 @@ fn parse(content: String) -> Result<Box<dyn Tokenizer>, Refusal> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::super::bpe::tests::{TRAINED, encode};
     use super::super::build;
     use super::*;
