@@ -27,6 +27,7 @@ use self::output::{lost, tell};
 use crate::config::{Config, ConfigError, RawConfig};
 use crate::device::DeviceError;
 use crate::run::Session;
+use crate::run::directory::DirectoryError;
 
 /// Why a command failed, by its exit status.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +46,15 @@ pub enum Failure {
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
         Failure::Request(error.0)
+    }
+}
+
+impl From<DirectoryError> for Failure {
+    fn from(error: DirectoryError) -> Self {
+        match error {
+            DirectoryError::Refused(text) => Failure::Request(text),
+            DirectoryError::Failed(text) => Failure::Work(text),
+        }
     }
 }
 

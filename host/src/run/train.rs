@@ -9,6 +9,7 @@ use capful_core::train::{Curriculum, Settings, Stage};
 
 use super::Session;
 use super::checkpoint::{self, TrainerState};
+use super::directory;
 use super::evaluate::{Evaluator, Score};
 use super::gauges::Gauges;
 use super::metrics::{EvalMetrics, Metrics, StepMetrics};
@@ -153,7 +154,8 @@ impl<'a> Trainer<'a> {
         let loader = Loader::start(sequences, shapes(stages.clone()), blocks, first, slots).map_err(refused)?;
         let stage = session.evaluation_stage()?;
         let gauges = session.laid.places.gauges.clone();
-        let writer = checkpoint::Writer::new(dir, config.keep, &session.laid.lasting, model_config);
+        let tokenizer = Arc::clone(&corpus.tokenizer);
+        let writer = checkpoint::Writer::new(dir, config.keep, &session.laid.lasting, model_config, tokenizer);
         Ok(Trainer {
             config,
             stages,
@@ -162,7 +164,7 @@ impl<'a> Trainer<'a> {
             evaluator: Evaluator::new(stage.batch, stage.seq_len),
             writer: writer.map_err(refused)?,
             gauges: Gauges::new(gauges),
-            metrics: Metrics::open(dir, state.step).map_err(|e| refused(format_args!("{}: {e}", dir.display())))?,
+            metrics: Metrics::open(dir, state.step).map_err(|e| directory::DirectoryError::io(dir, &e))?,
             session,
             first: state.step,
             waited: 0.0,
