@@ -3,12 +3,15 @@
 
 #![cfg(unix)]
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use capful_core::random::stream;
 use capful_tests::binary::{Outcome, TINY, command, directory, host, path};
+use serde_json::Value;
 
 /// `train` with the tiny model and `flags`.
 fn train(dir: &Path, flags: &str) -> Outcome {
@@ -25,10 +28,18 @@ fn text(paragraphs: std::ops::Range<usize>) -> String {
     paragraphs.map(paragraph).collect()
 }
 
+fn append(path: &Path, text: &str) {
+    OpenOptions::new().append(true).open(path).unwrap().write_all(text.as_bytes()).unwrap();
+}
+
 fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
+}
+
+fn model(dir: &Path, run: &str, step: u64) -> Vec<u8> {
+    fs::read(dir.join(run).join(format!("checkpoint-{step:08}/model.safetensors"))).unwrap()
 }
 
 #[test]
@@ -152,6 +163,135 @@ fn a_disk_without_room_before_the_first_step_leaves_no_directory() {
     }
 }
 
+/// The state of a run's checkpoint.
+fn state(run: &Path, step: u64) -> (std::path::PathBuf, Value) {
+    let path = run.join(format!("checkpoint-{step:08}/trainer_state.json"));
+    let value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    (path, value)
+}
+
+/// Orders of reading that read files again, and those that read tokens.
+const ORDERS: [&str; 3] = ["--order random", "--order consecutive", "--cache none --pool 12KiB --shuffle 16"];
+
+#[test]
+fn other_text_of_the_same_size_is_noticed_when_a_run_goes_on() {
+    let dir = directory();
+    let dir = dir.path();
+    let corpus = dir.join("corpus.txt");
+    // Over 1 MiB, so that not all of it is looked at.
+    let good = text(0..8000);
+    assert!(good.len() > 1 << 20);
+    for (i, order) in ORDERS.into_iter().enumerate() {
+        fs::write(&corpus, &good).unwrap();
+        train(dir, &format!("--data corpus.txt {order} --steps 5 --out run{i}")).ok();
+        let resume = format!("train --json --resume --out run{i}");
+        for at in [0, good.len() - 10] {
+            let mut other = good.clone().into_bytes();
+            other[at] ^= 1;
+            fs::write(&corpus, &other).unwrap();
+            host(dir, &format!("{resume} --steps 6")).refused(2, &["corpus.txt", "restore"]);
+        }
+        fs::write(&corpus, text(1..8001).get(..good.len()).unwrap()).unwrap();
+        host(dir, &format!("{resume} --steps 6")).refused(2, &["corpus.txt", "restore"]);
+        fs::write(&corpus, &good[..good.len() - 1]).unwrap();
+        host(dir, &format!("{resume} --steps 6")).refused(2, &["corpus.txt", "restore"]);
+        // The same text, written again.
+        fs::write(&corpus, &good).unwrap();
+        host(dir, &format!("{resume} --steps 6")).ok();
+    }
+}
+
+#[test]
+fn a_run_reads_of_a_file_that_grows_what_it_began_with() {
+    let dir = directory();
+    let dir = dir.path();
+    let lines = |range: std::ops::Range<usize>| -> String {
+        text(range).split("\n\n").filter(|t| !t.is_empty()).map(|t| format!("{{\"text\":\"{t}\"}}\n")).collect()
+    };
+    for (i, order) in ORDERS.into_iter().enumerate() {
+        for (name, begins, more) in
+            [("corpus.txt", text(0..300), text(300..500)), ("corpus.jsonl", lines(0..300), lines(300..500))]
+        {
+            let corpus = dir.join(name);
+            let flags = format!("--data {name} {order} --schedule constant");
+            fs::write(&corpus, &begins).unwrap();
+            train(dir, &format!("{flags} --steps 200 --out whole-{i}-{name}")).ok();
+            train(dir, &format!("{flags} --steps 100 --out run-{i}-{name}")).ok();
+            append(&corpus, &more);
+            host(dir, &format!("train --json --resume --steps 200 --out run-{i}-{name}")).ok();
+            let [whole, run] = ["whole", "run"].map(|run| format!("{run}-{i}-{name}"));
+            assert!(model(dir, &whole, 200) == model(dir, &run, 200), "{name} {order}");
+            let eval = |run: &str| host(dir, &format!("eval --json --run {run}")).ok().json();
+            assert_eq!(eval(&whole), eval(&run), "{name} {order}");
+            // A new run reads all of it.
+            train(dir, &format!("{flags} --steps 2 --out new-{i}-{name}")).ok();
+            let (_, new) = state(&dir.join(format!("new-{i}-{name}")), 2);
+            assert_ne!(new["data"], state(&dir.join(&run), 200).1["data"]);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_changes_under_a_run_is_noticed_when_it_is_read_again() {
+    let dir = directory();
+    let dir = dir.path();
+    let corpus = dir.join("corpus.txt");
+    for grows in [true, false] {
+        fs::write(&corpus, text(0..300)).unwrap();
+        let line = format!("train --json {TINY} --data corpus.txt --order consecutive --eval-every 0");
+        let line = format!("{line} --steps 100000 --save-every 50 --out grows-{grows}");
+        let mut run = command(dir, &line);
+        let mut run = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let begun = dir.join(format!("grows-{grows}/checkpoint-00000050/DONE"));
+        while !begun.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if grows {
+            append(&corpus, &text(300..400));
+            // It reads the file many times again.
+            let later = dir.join(format!("grows-{grows}/checkpoint-00002000/DONE"));
+            while !later.exists() {
+                assert!(run.try_wait().unwrap().is_none(), "the run ended");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            run.kill().unwrap();
+            run.wait().unwrap();
+            host(dir, &format!("train --json --resume --steps 1 --out grows-{grows}")).ok();
+        } else {
+            fs::write(&corpus, text(1..301)).unwrap();
+            let outcome = Outcome::of(&line, run.wait_with_output().unwrap());
+            outcome.refused(1, &["corpus.txt", "the last good checkpoint is"]);
+        }
+    }
+}
+
+#[test]
+fn a_run_of_an_earlier_version_goes_on_with_the_data_it_began_with() {
+    let dir = directory();
+    let dir = dir.path();
+    let corpus = dir.join("corpus.txt");
+    fs::write(&corpus, text(0..300)).unwrap();
+    for (i, order) in ORDERS.into_iter().enumerate() {
+        train(dir, &format!("--data corpus.txt {order} --steps 5 --out run{i}")).ok();
+        let (path, mut value) = state(&dir.join(format!("run{i}")), 5);
+        let size = fs::metadata(&corpus).unwrap().len();
+        // Names and sizes were all that it knew.
+        let former = |size: u64| Value::from(stream(&format!("0/corpus.txt/{size}")));
+        value.as_object_mut().unwrap().remove("source");
+        for (data, goes_on) in [(former(size + 1), false), (former(size), true)] {
+            value["data"] = data;
+            fs::write(&path, value.to_string()).unwrap();
+            let resumed = host(dir, &format!("train --json --resume --steps 6 --out run{i}"));
+            if goes_on {
+                resumed.ok();
+            } else {
+                resumed.refused(2, &["data"]);
+            }
+        }
+        assert!(state(&dir.join(format!("run{i}")), 6).1["source"].is_object());
+    }
+}
+
 #[test]
 fn a_checkpoint_of_another_step_than_its_name_is_refused() {
     let dir = directory();
@@ -258,5 +398,7 @@ fn what_is_no_regular_file_is_refused_and_not_waited_for() {
             restore(&file, fifo);
         }
     }
+    assert!(Command::new("mkfifo").arg(dir.join("data.txt")).status().unwrap().success());
+    at_once(dir, &format!("train --json {TINY} --data data.txt --out new")).refused(2, &["data.txt", "regular file"]);
     host(dir, resume).ok();
 }

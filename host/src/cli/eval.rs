@@ -32,7 +32,8 @@ impl Eval {
         let mut config = self.trained.config()?;
         config.validation = self.data.or(config.validation);
         let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
-        let corpus = Corpus::reopen(&config, &from, &self.trained.dir, None).map_err(request)?;
+        let began = checkpoint::read_source(&from).map_err(request)?;
+        let corpus = Corpus::reopen(&config, &from, &self.trained.dir, began, None).map_err(request)?;
         let validation = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
         let (set, overlap) = (&validation.set, corpus.overlap(&validation.set).map_err(request)?);
         let sections = Sections { evaluation: Some(config.evaluation()), ..Sections::none(&config) };

@@ -22,6 +22,7 @@ use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice};
 use crate::format::hugging_face;
 use crate::plan::{Machine, Plan};
+use crate::run::checkpoint::TrainerState;
 use crate::run::claim::Claim;
 use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
@@ -76,10 +77,10 @@ impl Train {
             return self.begin(config, true, Some(claim));
         };
         AnyProfile::of(&config)?.require()?;
+        let TrainerState { source, algorithms, .. } = checkpoint::read_state(&from).map_err(request)?;
         let mut say = encoding(&config, dir, self.json);
-        let corpus = Corpus::reopen(&config, &from, dir, Some(&mut say)).map_err(encoded)?;
+        let corpus = Corpus::reopen(&config, &from, dir, source, Some(&mut say)).map_err(encoded)?;
         count_epochs(&mut config, &corpus, true)?;
-        let algorithms = checkpoint::read_state(&from).map_err(request)?.algorithms;
         start(config, &corpus, dir, Some(&from), &algorithms, self.json)
     }
 

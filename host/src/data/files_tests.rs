@@ -407,3 +407,50 @@ fn a_long_text_is_read_in_bounded_storage() {
     assert_eq!(bytes, 64 << 20);
     assert!(most <= 128 << 10, "{most}");
 }
+
+#[test]
+fn of_a_directory_what_a_run_began_with_is_read() {
+    let directory = TempDir::new().unwrap();
+    let text = |name: &str, text: &str| write(&directory, name, text);
+    text("b.txt", "second");
+    text("c.jsonl", "{\"text\":\"third\"}\n");
+    let began = open(directory.path()).unwrap().snapshot().unwrap();
+    let options = SourceOptions { began: Some(std::sync::Arc::new(began)), ..SourceOptions::default() };
+    let open = || Files::open(directory.path(), &options);
+    let texts = || read_all(&mut open().unwrap()).unwrap().0.into_iter().map(|(_, d)| d.text).collect::<Vec<_>>();
+    let (identity, fingerprint) = (open().unwrap().identity(), open().unwrap().fingerprint());
+    // A file that is added and one that grows.
+    text("a.txt", "before");
+    text("c.jsonl", "{\"text\":\"third\"}\n{\"text\":\"fourth\"}\n");
+    assert_eq!(texts(), ["second", "third"]);
+    assert_eq!((open().unwrap().identity(), open().unwrap().fingerprint()), (identity, fingerprint));
+    let now = Files::open(directory.path(), &SourceOptions::default()).unwrap();
+    assert_ne!((now.identity(), now.snapshot().unwrap().fingerprint()), (identity, fingerprint));
+    // One that is read when another has become shorter.
+    let mut files = open().unwrap();
+    let mut document = Document::default();
+    assert!(files.next(&mut document).unwrap());
+    text("c.jsonl", "{\"text\":\"third\"}");
+    let refused = files.next(&mut document).unwrap_err().to_string();
+    assert!(refused.contains("c.jsonl: changed since the run began (16 bytes are left of 17)"), "{refused}");
+    fs::remove_file(directory.path().join("b.txt")).unwrap();
+    let refused = open().err().unwrap().to_string();
+    assert!(refused.contains("b.txt: no such file"), "{refused}");
+}
+
+#[test]
+fn a_file_that_is_cut_short_while_it_is_read_does_not_end_there() {
+    let directory = TempDir::new().unwrap();
+    for (name, line) in [("a.txt", "Some text in a line.\n"), ("a.jsonl", "{\"text\":\"some text\"}\n")] {
+        let path = write(&directory, name, line.repeat(200_000));
+        let mut files = open(&path).unwrap();
+        assert!(files.next(&mut Document::default()).unwrap());
+        fs::File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+        let refused = read_all(&mut files).unwrap_err().to_string();
+        let gone = line.len() * 200_000 - (1 << 20);
+        assert!(
+            refused.contains(&format!("{name}: changed since the run began (its last {gone} bytes are gone)")),
+            "{refused}"
+        );
+    }
+}

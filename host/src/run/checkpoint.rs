@@ -12,6 +12,7 @@ use capful_core::memory::{Dtype, Entry, Role, Slot};
 use serde::{Deserialize, Serialize};
 
 use crate::allocations::{self, Activity};
+use crate::data::snapshot::Snapshot;
 use crate::data::stream::Position;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::device::{Choice, DeviceError, Storage};
@@ -31,6 +32,9 @@ pub struct TrainerState {
     pub tokenizer: u64,
     /// The data's fingerprint.
     pub data: u64,
+    /// What the data's files were when the run began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Snapshot>,
     /// The device and precision that took the steps.
     pub device: String,
     /// The program's version.
@@ -313,6 +317,15 @@ pub fn read_state(checkpoint: &Path) -> Result<TrainerState, CheckpointError> {
     }
 }
 
+/// Reads what the data's files were when the run began, where the checkpoint says so.
+///
+/// # Errors
+/// As [`read_state`].
+pub fn read_source(checkpoint: &Path) -> Result<Option<Snapshot>, CheckpointError> {
+    let there = checkpoint.join(STATE).exists();
+    Ok(if there { read_state(checkpoint)?.source } else { None })
+}
+
 /// Reads the weights, and where `optimizer` says so what the optimizer remembers.
 ///
 /// # Errors
@@ -383,6 +396,7 @@ mod tests {
             position: Position::default(),
             tokenizer: 0,
             data: 0,
+            source: None,
             device: "cpu".to_owned(),
             version: String::new(),
             algorithms: Vec::new(),
