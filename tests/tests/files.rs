@@ -344,6 +344,26 @@ fn weights_that_are_not_finite_are_said_to_be_damaged() {
     host(dir, resume).refused(1, &["step 6"]);
 }
 
+#[test]
+fn a_model_that_others_would_load_as_a_dense_one_has_a_type_of_its_own() {
+    let dir = directory();
+    let dir = dir.path();
+    for (preset, dense) in [("pythia-tiny", "gpt_neox"), ("llama-tiny", "llama")] {
+        for (attention, own) in [("dense", false), ("local", true), ("mixed", true)] {
+            let run = format!("{preset}-{attention}");
+            train(dir, &format!("--preset {preset} --attention {attention} --block 16 --steps 2 --out {run}")).ok();
+            let path = dir.join(&run).join("checkpoint-00000002/config.json");
+            let config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            assert_eq!(config["model_type"] != dense, own, "{run}: {config}");
+            assert_eq!(config["attention"]["block"] == 16, own, "{run}: {config}");
+            // What an earlier version wrote still loads here.
+            fs::write(&path, config.to_string().replace("yxanul", dense)).unwrap();
+            host(dir, &format!("eval --json --run {run}")).ok();
+            host(dir, &format!("train --json --resume --steps 3 --out {run}")).ok();
+        }
+    }
+}
+
 /// Runs `host LINE`, which must not wait for anything.
 fn at_once(dir: &Path, line: &str) -> Outcome {
     let mut run = command(dir, line);

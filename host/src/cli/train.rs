@@ -193,7 +193,8 @@ impl Job<'_> {
         plan.require_fit(config, &machine)?;
         let tokenizer = corpus.tokenizer.as_ref();
         let (bos, eos) = (tokenizer.bos(), tokenizer.eos());
-        let model_config = hugging_face::config(&config.family(), bos, eos, config.precision.of_weights());
+        let model_config =
+            hugging_face::config(&config.family(), &config.pattern(), bos, eos, config.precision.of_weights());
         let model_config = serde_json::to_vec_pretty(&model_config).map_err(work)?;
         let validation = corpus.validation(config.eval_tokens).map_err(request)?;
         let overlap = corpus.overlap(&validation.set).map_err(request)?;
