@@ -15,6 +15,7 @@ pub mod files;
 pub mod loader;
 pub mod ngram;
 pub mod overlap;
+pub mod pages;
 pub mod sequences;
 pub mod shards;
 pub mod shuffle;
