@@ -422,3 +422,15 @@ fn what_is_no_regular_file_is_refused_and_not_waited_for() {
     at_once(dir, &format!("train --json {TINY} --data data.txt --out new")).refused(2, &["data.txt", "regular file"]);
     host(dir, resume).ok();
 }
+
+#[test]
+fn control_characters_are_shown_and_not_obeyed() {
+    let dir = directory();
+    let dir = dir.path();
+    fs::write(dir.join("a.jsonl"), "{\"\\u001b[31mred\": 1}\n").unwrap();
+    for line in ["train --data \u{1b}]0;title\u{7} --out out", "train --data a.jsonl --out out", "\u{1b}[31m"] {
+        let outcome = host(dir, line);
+        let message = outcome.refused(2, &["\\u{1b}"]);
+        assert!(!message.contains(|c: char| c.is_control()), "{message:?}");
+    }
+}

@@ -18,6 +18,10 @@ use crate::regular;
 
 const KNOWN: &str = ".txt, .text, .md, .raw, .tokens, .jsonl, .ndjson, .jsonl.zst, .parquet";
 
+/// Bytes of blank text, or rows without text, that are passed over before a document. A file that holds more of them in
+/// a row is refused, since reading on could take hours in which nothing happens.
+pub(super) const MOST_BLANK: u64 = 64 << 20;
+
 /// Reads the documents of one file, from the place at which it was opened.
 pub(super) trait Reader: Send {
     /// Appends the next document to an empty `document`, or gives `false` at the end.

@@ -454,3 +454,30 @@ fn a_file_that_is_cut_short_while_it_is_read_does_not_end_there() {
         );
     }
 }
+
+#[test]
+fn a_long_part_without_text_is_refused_and_a_shorter_one_passed_over() {
+    let directory = TempDir::new().unwrap();
+    let (most, line) = (MOST_BLANK as usize, "{\"text\":\"ok\"}\n");
+    let compressed = |text: &str| zstd::encode_all(text.as_bytes(), 1).unwrap();
+    for (blank, refused) in [(most, false), (most + (1 << 20), true)] {
+        let lines = line.to_owned() + &"\n".repeat(blank) + line;
+        let text = "Some text.\n".to_owned() + &" ".repeat(blank) + "\nmore";
+        for (name, bytes, place) in [
+            ("a.jsonl", lines.clone().into_bytes(), "line 2"),
+            ("a.jsonl.zst", compressed(&lines), "line 2"),
+            ("a.txt", text.into_bytes(), "byte "),
+        ] {
+            let path = write(&directory, name, bytes);
+            let read = open(&path).and_then(|mut files| read_all(&mut files));
+            match read {
+                Ok((all, _)) => assert!(all.len() == 2 && !refused, "{name}: {}", all.len()),
+                Err(e) => {
+                    let said = e.to_string();
+                    let expected = format!("{name}: no text from {place}");
+                    assert!(refused && said.contains(&expected) && said.contains("over 64.0 MiB"), "{said}");
+                }
+            }
+        }
+    }
+}

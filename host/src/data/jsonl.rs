@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
 use super::error::SourceError;
-use super::files::Reader;
+use super::files::{MOST_BLANK, Reader};
 use super::source::{Document, SourceOptions};
 use super::text::as_text;
+use crate::config::human_bytes;
 
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 
@@ -135,7 +136,12 @@ impl JsonLines {
 
 impl Reader for JsonLines {
     fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        let (begin, line) = (self.offset, self.number + 1);
         loop {
+            if self.offset - begin > MOST_BLANK {
+                let (place, most) = (format!("line {line}"), human_bytes(MOST_BLANK));
+                return Err(SourceError::Blank { path: self.path.clone(), place, most });
+            }
             self.read_line()?;
             if self.line.is_empty() {
                 return Ok(false);

@@ -14,7 +14,7 @@ use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
 use super::contain::contain;
 use super::error::SourceError;
-use super::files::Reader;
+use super::files::{MOST_BLANK, Reader};
 use super::pages::{self, Pages};
 use super::source::{Document, SourceOptions};
 
@@ -137,8 +137,13 @@ impl ParquetReader {
 
 impl Reader for ParquetReader {
     fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        let begin = self.row;
         while self.read_row()? {
             let row = self.row;
+            if row - begin > MOST_BLANK {
+                let (place, most) = (format!("row {begin}"), format!("{MOST_BLANK} rows"));
+                return Err(SourceError::Blank { path: self.path.clone(), place, most });
+            }
             self.row += 1;
             let Some(value) = self.values.first() else { continue };
             let (path, bytes) = (&self.path, value.data());

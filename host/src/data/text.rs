@@ -14,8 +14,9 @@ use std::io::{Read, Seek, SeekFrom, Take};
 use std::path::{Path, PathBuf};
 
 use super::error::SourceError;
-use super::files::Reader;
+use super::files::{MOST_BLANK, Reader};
 use super::source::Document;
+use crate::config::human_bytes;
 
 const BUFFER: usize = 256 << 10;
 const BOM: &[u8] = b"\xEF\xBB\xBF";
@@ -162,7 +163,12 @@ impl TextReader {
 
 impl Reader for TextReader {
     fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        let begin = self.offset;
         loop {
+            if self.offset - begin > MOST_BLANK {
+                let (place, most) = (format!("byte {begin}"), human_bytes(MOST_BLANK));
+                return Err(SourceError::Blank { path: self.path.clone(), place, most });
+            }
             self.fill()?;
             if self.offset == 0 && self.buffer.starts_with(BOM) {
                 (self.start, self.offset) = (BOM.len(), BOM.len() as u64);
