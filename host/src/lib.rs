@@ -5,6 +5,7 @@
 //! - [`data`]: sources, tokenizers, batches
 //! - [`cli`]: the commands
 //! - [`run`]: the training loop, checkpoints, metrics; [`format`](mod@format): files that others read too
+//! - [`regular`]: files that can be opened without waiting; [`disk`]: one without room
 
 // They panic where they cannot write: see `cli/output.rs`.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -14,6 +15,8 @@ pub mod cli;
 pub mod config;
 pub mod data;
 pub mod device;
+pub mod disk;
 pub mod format;
 pub mod plan;
+pub mod regular;
 pub mod run;

@@ -397,7 +397,7 @@ fn a_full_disk_keeps_the_previous_checkpoint() {
     first.refused(1, &["step 2", "no checkpoint yet"]);
     // Even the plan does not fit: nothing is left of the run.
     on_a_full_disk(dir, 4, &format!("train --json {TINY} --steps 2 --out none")).refused(1, &["none/plan.json"]);
-    assert_eq!(fs::read_dir(dir.join("none")).unwrap().count(), 0);
+    assert!(!dir.join("none").exists());
 }
 
 #[test]

@@ -32,7 +32,8 @@ impl Eval {
         let mut config = self.trained.config()?;
         config.validation = self.data.or(config.validation);
         let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
-        let corpus = Corpus::reopen(&config, &from, &self.trained.dir, None).map_err(request)?;
+        let began = checkpoint::read_source(&from).map_err(request)?;
+        let corpus = Corpus::reopen(&config, &from, &self.trained.dir, began, None).map_err(request)?;
         let validation = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
         let (set, overlap) = (&validation.set, corpus.overlap(&validation.set).map_err(request)?);
         let sections = Sections { evaluation: Some(config.evaluation()), ..Sections::none(&config) };
@@ -40,6 +41,12 @@ impl Eval {
         say_warnings(&mut session);
         let stage = session.evaluation_stage().map_err(work)?;
         let score = Evaluator::new(stage.batch, stage.seq_len).score(&mut session, set).map_err(work)?;
+        if !score.loss().is_finite() {
+            let (from, loss) = (from.display(), score.loss());
+            return Err(work(format!(
+                "{from}: the loss is {loss}; its weights are of no use, take another checkpoint"
+            )));
+        }
         let (floor, bits) = (corpus.floor(set), score.bits_per_byte(corpus.tokenizer.as_ref()));
         if self.json {
             let line = json!({

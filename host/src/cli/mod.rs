@@ -28,6 +28,7 @@ use self::output::{lost, tell};
 use crate::config::{Config, ConfigError, RawConfig};
 use crate::device::DeviceError;
 use crate::run::Session;
+use crate::run::directory::DirectoryError;
 
 /// Why a command failed, by its exit status.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +47,15 @@ pub enum Failure {
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
         Failure::Request(error.0)
+    }
+}
+
+impl From<DirectoryError> for Failure {
+    fn from(error: DirectoryError) -> Self {
+        match error {
+            DirectoryError::Refused(text) => Failure::Request(text),
+            DirectoryError::Failed(text) => Failure::Work(text),
+        }
     }
 }
 
@@ -143,6 +153,15 @@ fn one_line(error: &clap::Error) -> String {
     format!("{}; see --help", words.strip_prefix("error: ").unwrap_or(&words))
 }
 
+/// A message as a terminal shows it: names and fields of files may hold what a terminal would obey.
+fn shown(message: &str) -> String {
+    let mut text = String::with_capacity(message.len());
+    for c in message.chars() {
+        if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
+    }
+    text
+}
+
 /// A reader of standard output that goes away ends a command quietly, as it does other programs; 141 is the shells'
 /// number for it.
 fn end_with_the_reader() -> Result<(), Failure> {
@@ -165,7 +184,7 @@ pub fn main() -> ExitCode {
                     _ => ExitCode::SUCCESS,
                 };
             }
-            tell!("host: {}", one_line(&e));
+            tell!("host: {}", shown(&one_line(&e)));
             return ExitCode::from(2);
         }
     };
@@ -190,7 +209,7 @@ pub fn main() -> ExitCode {
 
 /// Says why a command failed, and gives its exit status.
 fn end(failure: &Failure) -> ExitCode {
-    tell!("host: {failure}");
+    tell!("host: {}", shown(&failure.to_string()));
     ExitCode::from(match failure {
         Failure::Work(_) => 1,
         Failure::Request(_) => 2,

@@ -23,6 +23,8 @@ use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice};
 use crate::format::hugging_face;
 use crate::plan::{Machine, Plan, memory};
+use crate::run::checkpoint::TrainerState;
+use crate::run::claim::Claim;
 use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::progress::Progress;
@@ -55,33 +57,37 @@ impl Train {
     pub(super) fn run(self) -> Result<(), Failure> {
         let written = self.flags.written()?;
         match self.out.clone().filter(|dir| directory::holds_run(dir)) {
-            Some(dir) if self.resume => self.go_on(&dir, written),
+            Some(dir) if self.resume => self.go_on(Claim::of(&dir)?, written),
             Some(dir) => Err(request(format!(
                 "{} holds a run already; continue it with --resume or name another with --out",
                 dir.display()
             ))),
             None => {
                 let warmup = written.warmup.is_some();
-                self.begin(Config::resolve(written)?, warmup)
+                self.begin(Config::resolve(written)?, warmup, None)
             }
         }
     }
 
-    /// Goes on with the run in `dir`, or begins it again where nothing was saved yet.
-    fn go_on(self, dir: &Path, written: RawConfig) -> Result<(), Failure> {
+    /// Goes on with the run in the directory claimed, or begins it again where nothing was saved yet.
+    fn go_on(self, claim: Claim, written: RawConfig) -> Result<(), Failure> {
+        let dir = claim.dir();
         let saved = directory::read_config(dir)?;
         let mut config = saved.resumed(written).map_err(|e| request(format_args!("{}: {e}", dir.display())))?;
-        let Some(from) = checkpoint::complete(dir).map_err(request)?.pop() else { return self.begin(config, true) };
+        let Some(from) = checkpoint::complete(dir).map_err(request)?.pop() else {
+            return self.begin(config, true, Some(claim));
+        };
         AnyProfile::of(&config)?.require()?;
+        let TrainerState { source, algorithms, .. } = checkpoint::read_state(&from).map_err(request)?;
         let mut say = encoding(&config, dir, self.json);
-        let corpus = Corpus::reopen(&config, &from, dir, Some(&mut say)).map_err(encoded)?;
+        let corpus = Corpus::reopen(&config, &from, dir, source, Some(&mut say)).map_err(encoded)?;
         count_epochs(&mut config, &corpus, true)?;
-        let algorithms = checkpoint::read_state(&from).map_err(request)?.algorithms;
         start(config, &corpus, dir, Some(&from), &algorithms, self.json)
     }
 
-    /// Begins the run of `config`; `warmup` says whether somebody decided its warm-up.
-    fn begin(self, mut config: Config, warmup: bool) -> Result<(), Failure> {
+    /// Begins the run of `config`; `warmup` says whether somebody decided its warm-up. Where the run was begun before, its
+    /// directory is claimed already.
+    fn begin(self, mut config: Config, warmup: bool, claim: Option<Claim>) -> Result<(), Failure> {
         let Train { out, algorithms, json, .. } = self;
         // Refused before a GPU is asked for and the data is read, where that can be known.
         let machine = Machine::of(&config)?;
@@ -89,18 +95,22 @@ impl Train {
         plan.require_fit(&config, &machine)?;
         machine.require_main_memory(&config, &plan)?;
         AnyProfile::of(&config)?.require()?;
-        let dir = out.unwrap_or_else(|| directory::next(&config.preset));
-        if !directory::holds_run(&dir) {
-            directory::require_free(&dir)?;
+        let begun = claim.is_some();
+        let claim = match (claim, out) {
+            (Some(claim), _) => claim,
+            (None, Some(dir)) => Claim::of(&dir)?,
+            (None, None) => Claim::next(&config.preset)?,
+        };
+        let dir = claim.dir();
+        if !begun {
+            directory::require_free(dir)?;
         }
-        let absent = directory::absent(&dir);
-        let corpus = open(&mut config, &dir, warmup, json);
-        let corpus = corpus.inspect_err(|_| directory::remove_empty(&dir, absent.as_deref()))?;
+        let corpus = open(&mut config, dir, warmup, json)?;
         if algorithms.is_some() && !config.device.starts_with("cuda") {
             return Err(request(format!("--algorithms is for GPUs; the device is {}", config.device)));
         }
         let algorithms = algorithms.as_deref().map_or(Ok(Vec::new()), directory::read_algorithms)?;
-        start(config, &corpus, &dir, None, &algorithms, json)
+        start(config, &corpus, dir, None, &algorithms, json)
     }
 }
 
@@ -186,7 +196,8 @@ impl Job<'_> {
         machine.require_main_memory(config, &plan)?;
         let tokenizer = corpus.tokenizer.as_ref();
         let (bos, eos) = (tokenizer.bos(), tokenizer.eos());
-        let model_config = hugging_face::config(&config.family(), bos, eos, config.precision.of_weights());
+        let model_config =
+            hugging_face::config(&config.family(), &config.pattern(), bos, eos, config.precision.of_weights());
         let model_config = serde_json::to_vec_pretty(&model_config).map_err(work)?;
         let validation = corpus.validation(config.eval_tokens).map_err(request)?;
         let overlap = corpus.overlap(&validation.set).map_err(request)?;
@@ -204,13 +215,11 @@ impl Job<'_> {
         }
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
+        let fresh = !directory::holds_run(dir);
         if resume.is_none() {
             let mut written = serde_json::to_value(&plan).map_err(work)?;
             written["algorithms"] = json!(session.algorithms());
             let text = serde_json::to_string_pretty(&written).map_err(work)?;
-            if !directory::holds_run(dir) {
-                directory::claim(dir)?;
-            }
             directory::create(dir, config, &text, corpus.tokenizer.as_ref()).map_err(work)?;
         }
         let stop = Arc::new(AtomicBool::new(false));
@@ -220,6 +229,9 @@ impl Job<'_> {
             signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(work)?;
         }
         let trainer = Trainer::new(config, session, corpus, &validation.set, dir, resume, model_config, stop);
+        if trainer.is_err() && fresh {
+            directory::discard(dir);
+        }
         let trainer = trainer?;
         if resume.is_some() {
             directory::keep_config(dir, config).map_err(work)?;

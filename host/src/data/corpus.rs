@@ -21,6 +21,7 @@ use super::shards::documents::ShardDocuments;
 use super::shards::training::TrainingTokens;
 use super::shards::{self, Manifest, Origin, Shards};
 use super::shuffle::Shuffled;
+use super::snapshot::Snapshot;
 use super::source::{Document, Documents, Source, SourceOptions};
 use super::split::{DEFAULT_FRACTION, Part, Split};
 use super::stream::{Feed, TokenStream};
@@ -97,15 +98,15 @@ impl Corpus {
     /// # Errors
     /// What is wrong with a source, the tokenizer or the cache.
     pub fn open(config: &Config, dir: &Path, say: &mut dyn FnMut(Event)) -> Result<Corpus, CorpusError> {
-        let (source, options, split) = Self::sources(config)?;
+        let (source, options, split) = Self::sources(config, None)?;
         let built = build(config, &source, &options, split)?;
         let mut corpus = Self::with(config, built.tokenizer.into(), source, options, split)?;
         corpus.keep(config, dir, say)?;
         Ok(corpus)
     }
 
-    /// Opens the sources of `config` with the tokenizer saved in `from`, a checkpoint of the run in `dir`. Its tokens are
-    /// encoded again only for a run that goes on and finds them gone.
+    /// Opens the sources of `config` with the tokenizer saved in `from`, a checkpoint of the run in `dir` that `began` with
+    /// these files, where it says so. Its tokens are encoded again only for a run that goes on and finds them gone.
     ///
     /// # Errors
     /// What is wrong with a source, the tokenizer or the cache.
@@ -113,9 +114,10 @@ impl Corpus {
         config: &Config,
         from: &Path,
         dir: &Path,
+        began: Option<Snapshot>,
         goes_on: Option<&mut dyn FnMut(Event)>,
     ) -> Result<Corpus, CorpusError> {
-        let (source, options, split) = Self::sources(config)?;
+        let (source, options, split) = Self::sources(config, began)?;
         let mut corpus = Self::with(config, tokenizer::load(from)?.into(), source, options, split)?;
         match goes_on {
             Some(say) => corpus.keep(config, dir, say)?,
@@ -214,9 +216,18 @@ impl Corpus {
         Ok(Feed { documents, tokenizer: Some(Arc::clone(&self.tokenizer)), split: self.split, part: Part::All })
     }
 
-    fn sources(config: &Config) -> Result<(Source, SourceOptions, Split), CorpusError> {
-        let options = SourceOptions { text_field: config.text_field.clone(), ..SourceOptions::default() };
+    fn sources(config: &Config, began: Option<Snapshot>) -> Result<(Source, SourceOptions, Split), CorpusError> {
+        let mut options = SourceOptions { text_field: config.text_field.clone(), ..SourceOptions::default() };
         let source = parse(&config.data);
+        if let Source::Path(path) = &source
+            && Manifest::read(path)?.is_none()
+            && !shards::begun(path)
+        {
+            // Files that were moved are compared by their fingerprint.
+            let began = began.filter(|began| began.name == config.data);
+            let began = began.map_or_else(|| Files::open(path, &options)?.snapshot(), Ok)?;
+            options.began = Some(Arc::new(began));
+        }
         // The built-in corpus has a stream of its own for validation, and so has a separate source.
         let split = if source == Source::Tales || config.validation.is_some() {
             Split::new(config.seed, 0.0)?
@@ -267,6 +278,11 @@ impl Corpus {
         };
         let part = if *source == Source::Tales { Part::All } else { part };
         Ok(Feed { documents, tokenizer: Some(Arc::clone(&self.tokenizer)), split: self.split, part })
+    }
+
+    /// What the source's files are, or were when the run began; nothing of what are no files.
+    pub fn began(&self) -> Option<&Snapshot> {
+        self.options.began.as_deref()
     }
 
     /// The set that the run's sequences are read from at any place, where there is one.
@@ -437,7 +453,7 @@ fn baseline_tokens(bytes: u64) -> usize {
 /// # Errors
 /// What is wrong with the source or with the tokenizer.
 pub fn build_tokenizer(config: &Config) -> Result<Built, CorpusError> {
-    let (source, options, split) = Corpus::sources(config)?;
+    let (source, options, split) = Corpus::sources(config, None)?;
     build(config, &source, &options, split)
 }
 

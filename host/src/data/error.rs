@@ -90,6 +90,10 @@ pub enum SourceError {
     NoTokenizer { name: String },
     #[error("{name}: cannot go on from document {document} of file {file}; the data is not what the run began with")]
     Changed { name: String, file: u32, document: u64 },
+    #[error("{}: no text from {place} on, over {most}; name a file without the empty part", path.display())]
+    Blank { path: PathBuf, place: String, most: String },
+    #[error("{}: changed since the run began ({what}); restore it, or start a new run", path.display())]
+    Altered { path: PathBuf, what: String },
     #[error("a validation fraction of {fraction} was asked for; it must be at least 0 and below 1")]
     Fraction { fraction: f64 },
     #[error("{name}: has no end, so passes over it cannot be counted; give --steps instead of --epochs")]
@@ -105,6 +109,11 @@ pub enum SourceError {
 }
 
 impl SourceError {
+    /// The end of `path` came `missing` bytes too early.
+    pub(super) fn cut(path: &Path, missing: u64) -> Self {
+        Self::Altered { path: path.to_path_buf(), what: format!("its last {missing} bytes are gone") }
+    }
+
     /// An error of the operating system about `path`.
     pub(super) fn io(path: &Path, reason: io::Error) -> Self {
         let path = path.to_path_buf();

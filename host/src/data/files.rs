@@ -3,18 +3,24 @@
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::sync::Arc;
 
 use capful_core::random::{Random, stream};
 
 use super::error::SourceError;
 use super::jsonl::JsonLines;
 use super::parquet::ParquetReader;
+use super::snapshot::{FileSnapshot, Snapshot};
 use super::source::{Document, Documents, Place, SourceOptions, TokenKind};
 use super::text::TextReader;
 use super::token_file::{MAGIC, TokenReader};
+use crate::regular;
 
 const KNOWN: &str = ".txt, .text, .md, .raw, .tokens, .jsonl, .ndjson, .jsonl.zst, .parquet";
+
+/// Bytes of blank text, or rows without text, that are passed over before a document. A file that holds more of them in
+/// a row is refused, since reading on could take hours in which nothing happens.
+pub(super) const MOST_BLANK: u64 = 64 << 20;
 
 /// Reads the documents of one file, from the place at which it was opened.
 pub(super) trait Reader: Send {
@@ -61,22 +67,31 @@ impl Format {
         }
     }
 
+    /// Whether what is added to the end of a file leaves what was there as it was.
+    fn grows(self) -> bool {
+        matches!(self, Self::Text | Self::JsonLines { compressed: false })
+    }
+
     /// Whether a file of a directory is data.
     fn known(path: &Path) -> bool {
         let name = path.file_name().map(|n| n.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
         !name.starts_with('.') && KNOWN.split(", ").any(|end| name.ends_with(end))
     }
 
+    /// Opens the first `length` bytes of a file.
     fn open(
         self,
         path: &Path,
+        length: u64,
         options: &SourceOptions,
-        offset: u64,
-        document: u64,
+        (offset, document): (u64, u64),
     ) -> Result<Box<dyn Reader>, SourceError> {
         Ok(match self {
-            Self::Text => Box::new(TextReader::open(path, offset, document)?),
-            Self::JsonLines { compressed } => Box::new(JsonLines::open(path, compressed, options, offset, document)?),
+            Self::Text => Box::new(TextReader::open(path, length, offset, document)?),
+            Self::JsonLines { compressed } => {
+                let length = (!compressed).then_some(length);
+                Box::new(JsonLines::open(path, length, options, offset, document)?)
+            }
             Self::Parquet => Box::new(ParquetReader::open(path, options, offset)?),
             Self::Tokens => Box::new(TokenReader::open(path, offset, document)?),
         })
@@ -106,13 +121,13 @@ fn listed(path: &Path) -> Result<Vec<PathBuf>, SourceError> {
 /// The documents of a file, or of the files of a directory in order of name or of chance.
 pub struct Files {
     name: String,
-    files: Vec<(PathBuf, Format)>,
+    files: Vec<(PathBuf, Format, FileSnapshot)>,
     /// The files in the order in which they are read.
     order: Vec<u32>,
     shuffle: Option<Random>,
     epoch: u32,
     options: SourceOptions,
-    fingerprint: u64,
+    began: Option<Arc<Snapshot>>,
     identity: u64,
     text_bytes: u64,
     tokens: Option<TokenKind>,
@@ -143,14 +158,20 @@ impl Files {
             paths.extend(listed(path.as_ref())?);
         }
         let names: Vec<_> = named.iter().map(|path| path.as_ref().display().to_string()).collect();
+        let name = names.join(", ");
+        let began = options.began.clone().filter(|began| began.name == name);
+        let paths = match &began {
+            Some(began) => began.among(paths)?,
+            None => paths.into_iter().map(|path| (path, None)).collect(),
+        };
         let mut files = Self {
-            name: names.join(", "),
+            name,
             files: Vec::with_capacity(paths.len()),
             order: (0..paths.len() as u32).collect(),
             shuffle: None,
             epoch: 0,
             options: options.clone(),
-            fingerprint: 0,
+            began,
             identity: 0,
             text_bytes: 0,
             tokens: None,
@@ -158,8 +179,8 @@ impl Files {
             file: 0,
             entry: (0, 0),
         };
-        for path in paths {
-            files.add(path)?;
+        for (path, began) in paths {
+            files.add(path, began)?;
         }
         files.open_reader()?;
         Ok(files)
@@ -179,6 +200,20 @@ impl Files {
         self.identity
     }
 
+    /// What the files are, for a run that begins with them.
+    ///
+    /// # Errors
+    /// One that cannot be read.
+    pub fn snapshot(&self) -> Result<Snapshot, SourceError> {
+        match &self.began {
+            Some(began) => Ok(Snapshot::clone(began)),
+            None => Snapshot::take(
+                &self.name,
+                self.files.iter().map(|(path, _, file)| (path.clone(), file.clone())).collect(),
+            ),
+        }
+    }
+
     fn arrange(&mut self) {
         let Some(random) = self.shuffle else { return };
         (self.reader, self.file, self.entry) = (None, 0, (0, 0));
@@ -190,13 +225,19 @@ impl Files {
         }
     }
 
-    fn add(&mut self, path: PathBuf) -> Result<(), SourceError> {
-        let metadata = fs::metadata(&path).map_err(|e| SourceError::io(&path, e))?;
-        let length = metadata.len();
-        if length == 0 {
+    /// Adds a file, which was `began` when the run began.
+    fn add(&mut self, path: PathBuf, began: Option<FileSnapshot>) -> Result<(), SourceError> {
+        let io = |e| SourceError::io(&path, e);
+        regular::require(&path).map_err(io)?;
+        let metadata = fs::metadata(&path).map_err(io)?;
+        if metadata.len() == 0 {
             return Err(SourceError::Empty { path });
         }
         let format = Format::of(&path)?;
+        if let Some(began) = &began {
+            began.check(&path, format.grows())?;
+        }
+        let file = began.unwrap_or_else(|| FileSnapshot::look(&path, &metadata));
         match format {
             Format::Parquet => {
                 check_parquet_end(&path)?;
@@ -206,13 +247,10 @@ impl Files {
             Format::Tokens => self.check_tokens(&path)?,
             Format::Text | Format::JsonLines { .. } => {}
         }
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        self.fingerprint = stream(&format!("{:x}/{name}/{length}", self.fingerprint));
-        let changed = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-        let identity = format!("{:x}/{name}/{length}/{changed:?}/{}", self.identity, self.options.text_field);
+        let identity = format!("{}/{:?}/{}", file.described(self.identity), file.modified, self.options.text_field);
         self.identity = stream(&identity);
-        self.text_bytes = self.text_bytes.saturating_add(length.saturating_mul(format.expands()));
-        self.files.push((path, format));
+        self.text_bytes = self.text_bytes.saturating_add(file.length.saturating_mul(format.expands()));
+        self.files.push((path, format, file));
         Ok(())
     }
 
@@ -226,7 +264,7 @@ impl Files {
             () if kind.fingerprint != first.fingerprint => "tokenizer",
             () => return Ok(()),
         };
-        let other = self.files.iter().find(|(_, format)| *format == Format::Tokens).map(|(path, _)| path.clone());
+        let other = self.files.iter().find(|(_, format, _)| *format == Format::Tokens).map(|(path, ..)| path.clone());
         Err(SourceError::TokenMix { path: path.to_path_buf(), other: other.unwrap_or_default(), what })
     }
 
@@ -234,8 +272,10 @@ impl Files {
         let reader = match self.reader.take() {
             Some(reader) => reader,
             None => {
-                let (path, format) = &self.files[self.order[self.file] as usize];
-                format.open(path, &self.options, self.entry.0, self.entry.1)?
+                let (path, format, file) = &self.files[self.order[self.file] as usize];
+                // It may have changed since it was read last.
+                file.check(path, format.grows())?;
+                format.open(path, file.length, &self.options, self.entry)?
             }
         };
         Ok(self.reader.insert(reader).as_mut())
@@ -289,8 +329,12 @@ impl Documents for Files {
         &self.name
     }
 
+    /// Without a run that began with them, of the files' names and sizes only.
     fn fingerprint(&self) -> u64 {
-        self.fingerprint
+        match &self.began {
+            Some(began) => began.fingerprint(),
+            None => self.files.iter().fold(0, |hash, (.., file)| stream(&file.described(hash))),
+        }
     }
 
     fn text_bytes(&self) -> Option<u64> {
@@ -302,7 +346,7 @@ impl Documents for Files {
     }
 
     fn has_text(&self) -> bool {
-        self.files.iter().any(|(_, format)| *format != Format::Tokens)
+        self.files.iter().any(|(_, format, _)| *format != Format::Tokens)
     }
 }
 

@@ -407,3 +407,77 @@ fn a_long_text_is_read_in_bounded_storage() {
     assert_eq!(bytes, 64 << 20);
     assert!(most <= 128 << 10, "{most}");
 }
+
+#[test]
+fn of_a_directory_what_a_run_began_with_is_read() {
+    let directory = TempDir::new().unwrap();
+    let text = |name: &str, text: &str| write(&directory, name, text);
+    text("b.txt", "second");
+    text("c.jsonl", "{\"text\":\"third\"}\n");
+    let began = open(directory.path()).unwrap().snapshot().unwrap();
+    let options = SourceOptions { began: Some(std::sync::Arc::new(began)), ..SourceOptions::default() };
+    let open = || Files::open(directory.path(), &options);
+    let texts = || read_all(&mut open().unwrap()).unwrap().0.into_iter().map(|(_, d)| d.text).collect::<Vec<_>>();
+    let (identity, fingerprint) = (open().unwrap().identity(), open().unwrap().fingerprint());
+    // A file that is added and one that grows.
+    text("a.txt", "before");
+    text("c.jsonl", "{\"text\":\"third\"}\n{\"text\":\"fourth\"}\n");
+    assert_eq!(texts(), ["second", "third"]);
+    assert_eq!((open().unwrap().identity(), open().unwrap().fingerprint()), (identity, fingerprint));
+    let now = Files::open(directory.path(), &SourceOptions::default()).unwrap();
+    assert_ne!((now.identity(), now.snapshot().unwrap().fingerprint()), (identity, fingerprint));
+    // One that is read when another has become shorter.
+    let mut files = open().unwrap();
+    let mut document = Document::default();
+    assert!(files.next(&mut document).unwrap());
+    text("c.jsonl", "{\"text\":\"third\"}");
+    let refused = files.next(&mut document).unwrap_err().to_string();
+    assert!(refused.contains("c.jsonl: changed since the run began (16 bytes are left of 17)"), "{refused}");
+    fs::remove_file(directory.path().join("b.txt")).unwrap();
+    let refused = open().err().unwrap().to_string();
+    assert!(refused.contains("b.txt: no such file"), "{refused}");
+}
+
+#[test]
+fn a_file_that_is_cut_short_while_it_is_read_does_not_end_there() {
+    let directory = TempDir::new().unwrap();
+    for (name, line) in [("a.txt", "Some text in a line.\n"), ("a.jsonl", "{\"text\":\"some text\"}\n")] {
+        let path = write(&directory, name, line.repeat(200_000));
+        let mut files = open(&path).unwrap();
+        assert!(files.next(&mut Document::default()).unwrap());
+        fs::File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+        let refused = read_all(&mut files).unwrap_err().to_string();
+        let gone = line.len() * 200_000 - (1 << 20);
+        assert!(
+            refused.contains(&format!("{name}: changed since the run began (its last {gone} bytes are gone)")),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
+fn a_long_part_without_text_is_refused_and_a_shorter_one_passed_over() {
+    let directory = TempDir::new().unwrap();
+    let (most, line) = (MOST_BLANK as usize, "{\"text\":\"ok\"}\n");
+    let compressed = |text: &str| zstd::encode_all(text.as_bytes(), 1).unwrap();
+    for (blank, refused) in [(most, false), (most + (1 << 20), true)] {
+        let lines = line.to_owned() + &"\n".repeat(blank) + line;
+        let text = "Some text.\n".to_owned() + &" ".repeat(blank) + "\nmore";
+        for (name, bytes, place) in [
+            ("a.jsonl", lines.clone().into_bytes(), "line 2"),
+            ("a.jsonl.zst", compressed(&lines), "line 2"),
+            ("a.txt", text.into_bytes(), "byte "),
+        ] {
+            let path = write(&directory, name, bytes);
+            let read = open(&path).and_then(|mut files| read_all(&mut files));
+            match read {
+                Ok((all, _)) => assert!(all.len() == 2 && !refused, "{name}: {}", all.len()),
+                Err(e) => {
+                    let said = e.to_string();
+                    let expected = format!("{name}: no text from {place}");
+                    assert!(refused && said.contains(&expected) && said.contains("over 64.0 MiB"), "{said}");
+                }
+            }
+        }
+    }
+}

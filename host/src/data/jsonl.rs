@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
 use super::error::SourceError;
-use super::files::Reader;
+use super::files::{MOST_BLANK, Reader};
 use super::source::{Document, SourceOptions};
 use super::text::as_text;
+use crate::config::human_bytes;
 
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 
@@ -21,7 +22,8 @@ const BOM: &[u8] = b"\xEF\xBB\xBF";
 pub(super) struct JsonLines {
     path: PathBuf,
     input: Box<dyn BufRead + Send>,
-    compressed: bool,
+    /// Bytes that are read of a plain file; none of a compressed one.
+    length: Option<u64>,
     field: String,
     limit: u64,
     line: Vec<u8>,
@@ -31,33 +33,35 @@ pub(super) struct JsonLines {
 }
 
 impl JsonLines {
-    /// Opens `path` at byte `offset` of its (decompressed) text, where line `number` begins.
+    /// Opens `path` at byte `offset` of its (decompressed) text, where line `number` begins. Of a plain file the first
+    /// `length` bytes are read; one without a length is compressed.
     pub(super) fn open(
         path: &Path,
-        compressed: bool,
+        length: Option<u64>,
         options: &SourceOptions,
         offset: u64,
         number: u64,
     ) -> Result<Self, SourceError> {
         let io = |e| SourceError::io(path, e);
         let mut file = File::open(path).map_err(io)?;
-        let input: Box<dyn BufRead + Send> = if compressed {
-            Box::new(BufReader::with_capacity(128 << 10, zstd::Decoder::new(file).map_err(io)?))
-        } else {
-            file.seek(SeekFrom::Start(offset)).map_err(io)?;
-            Box::new(BufReader::with_capacity(128 << 10, file))
+        let input: Box<dyn BufRead + Send> = match length {
+            None => Box::new(BufReader::with_capacity(128 << 10, zstd::Decoder::new(file).map_err(io)?)),
+            Some(length) => {
+                file.seek(SeekFrom::Start(offset)).map_err(io)?;
+                Box::new(BufReader::with_capacity(128 << 10, file.take(length.saturating_sub(offset))))
+            }
         };
         let mut lines = Self {
             path: path.to_path_buf(),
             input,
-            compressed,
+            length,
             field: options.text_field.clone(),
             limit: options.max_document,
             line: Vec::new(),
             offset,
             number,
         };
-        if compressed {
+        if length.is_none() {
             let skipped = io::copy(&mut lines.input.by_ref().take(offset), &mut io::sink());
             skipped.map_err(|e| lines.error(e))?;
         }
@@ -67,7 +71,7 @@ impl JsonLines {
     fn error(&self, reason: io::Error) -> SourceError {
         let (path, after) = (self.path.clone(), self.offset + self.line.len() as u64);
         match reason.kind() {
-            _ if !self.compressed || reason.raw_os_error().is_some() => SourceError::io(&path, reason),
+            _ if self.length.is_some() || reason.raw_os_error().is_some() => SourceError::io(&path, reason),
             io::ErrorKind::UnexpectedEof => SourceError::TruncatedZstd { path, after },
             _ => SourceError::Zstd { path, after, reason: reason.to_string() },
         }
@@ -94,8 +98,12 @@ impl JsonLines {
             }
             self.line.extend_from_slice(&available[..n]);
             self.input.consume(n);
-            if n == 0 || end.is_some() {
+            if end.is_some() {
                 return Ok(());
+            }
+            if n == 0 {
+                let missing = self.length.unwrap_or(0).saturating_sub(self.offset + self.line.len() as u64);
+                return if missing > 0 { Err(SourceError::cut(&self.path, missing)) } else { Ok(()) };
             }
         }
     }
@@ -128,7 +136,12 @@ impl JsonLines {
 
 impl Reader for JsonLines {
     fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        let (begin, line) = (self.offset, self.number + 1);
         loop {
+            if self.offset - begin > MOST_BLANK {
+                let (place, most) = (format!("line {line}"), human_bytes(MOST_BLANK));
+                return Err(SourceError::Blank { path: self.path.clone(), place, most });
+            }
             self.read_line()?;
             if self.line.is_empty() {
                 return Ok(false);

@@ -2,7 +2,7 @@
 //!
 //! [`files`] opens what the user named and gives its documents one by one; [`shuffle`] changes their order; [`split`]
 //! says which of them are for training; [`ahead`] encodes them on several threads; [`shards`] keeps the tokens in files
-//! that are read at any place; [`stream`] turns documents into one stream of tokens with one cursor; [`sequences`] is the
+//! that are read at any place; [`snapshot`] knows the files again that a run began with; [`stream`] turns documents into one stream of tokens with one cursor; [`sequences`] is the
 //! order in which a run reads either; [`loader`] makes batches of them on a thread of its own; [`validation`] keeps a
 //! bounded set of documents for scoring, [`choice`] says which ones, [`overlap`] what of them the training side has too;
 //! [`tales`] is the built-in corpus; [`ngram`] scores what plain counting reaches.
@@ -15,9 +15,11 @@ pub mod files;
 pub mod loader;
 pub mod ngram;
 pub mod overlap;
+pub mod pages;
 pub mod sequences;
 pub mod shards;
 pub mod shuffle;
+pub mod snapshot;
 pub mod source;
 pub mod split;
 pub mod stream;

@@ -1,26 +1,28 @@
 //! One text column of a parquet file, read page by page.
 //!
 //! A document is a row; null and empty rows are passed over. A file is entered at a row: whole row groups and pages
-//! before it are skipped without being decompressed.
+//! before it are skipped without being decompressed. [`super::pages`] bounds what a page may have.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use parquet::basic::Type;
-use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
 use super::contain::contain;
 use super::error::SourceError;
-use super::files::Reader;
+use super::files::{MOST_BLANK, Reader};
+use super::pages::{self, Pages};
 use super::source::{Document, SourceOptions};
 
 /// Reads one parquet file.
 pub(super) struct ParquetReader {
     path: PathBuf,
-    file: SerializedFileReader<File>,
+    file: File,
+    metadata: ParquetMetaData,
     column: usize,
     limit: u64,
     /// The row group being read, and the next one's number.
@@ -42,8 +44,8 @@ impl ParquetReader {
     fn open_at(path: &Path, options: &SourceOptions, row: u64) -> Result<Self, SourceError> {
         let file = File::open(path).map_err(|e| SourceError::io(path, e))?;
         let damaged = |e| damaged(path, e);
-        let file = SerializedFileReader::new(file).map_err(damaged)?;
-        let columns = file.metadata().file_metadata().schema_descr().columns();
+        let metadata = ParquetMetaDataReader::new().parse_and_finish(&file).map_err(damaged)?;
+        let columns = metadata.file_metadata().schema_descr().columns();
         // A list of strings is no text: a row must have at most one value, at the top level.
         let is_text = |c: &parquet::schema::types::ColumnDescriptor| {
             c.physical_type() == Type::BYTE_ARRAY && c.max_rep_level() == 0 && c.path().parts().len() == 1
@@ -57,6 +59,7 @@ impl ParquetReader {
         let mut reader = Self {
             path: path.to_path_buf(),
             file,
+            metadata,
             column,
             limit: options.max_document,
             group: None,
@@ -73,7 +76,7 @@ impl ParquetReader {
     /// Goes to a row of the file.
     fn enter(&mut self, row: u64) -> Result<(), SourceError> {
         let mut left = row;
-        while left > 0 && self.next_group < self.file.num_row_groups() {
+        while left > 0 && self.next_group < self.metadata.num_row_groups() {
             let rows = self.rows(self.next_group);
             if rows <= left {
                 self.next_group += 1;
@@ -90,19 +93,17 @@ impl ParquetReader {
     }
 
     fn open_group(&mut self) -> Result<&mut ColumnReaderImpl<ByteArrayType>, SourceError> {
-        let damaged = |e| damaged(&self.path, e);
-        let reader = self.file.get_row_group(self.next_group).map_err(damaged)?;
-        let reader = reader.get_column_reader(self.column).map_err(damaged)?;
-        let ColumnReader::ByteArrayColumnReader(reader) = reader else {
-            return Err(damaged(ParquetError::General("the text column is not of bytes".to_owned())));
-        };
-        self.left = self.rows(self.next_group);
+        let rows = self.rows(self.next_group);
+        let column = self.metadata.row_group(self.next_group).column(self.column);
+        let pages = Pages::new(&self.file, column, rows as usize).map_err(|e| damaged(&self.path, e))?;
+        let reader = ColumnReaderImpl::new(column.column_descr_ptr(), Box::new(pages));
+        self.left = rows;
         self.next_group += 1;
         Ok(self.group.insert(reader))
     }
 
     fn rows(&self, group: usize) -> u64 {
-        self.file.metadata().row_group(group).num_rows().max(0) as u64
+        self.metadata.row_group(group).num_rows().max(0) as u64
     }
 
     /// Reads one row's value, where it has one, into `self.values`; `false` at the end of the file.
@@ -126,7 +127,7 @@ impl ParquetReader {
                 self.left -= 1;
                 return Ok(true);
             }
-            if self.next_group >= self.file.num_row_groups() {
+            if self.next_group >= self.metadata.num_row_groups() {
                 return Ok(false);
             }
             self.open_group()?;
@@ -136,8 +137,13 @@ impl ParquetReader {
 
 impl Reader for ParquetReader {
     fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        let begin = self.row;
         while self.read_row()? {
             let row = self.row;
+            if row - begin > MOST_BLANK {
+                let (place, most) = (format!("row {begin}"), format!("{MOST_BLANK} rows"));
+                return Err(SourceError::Blank { path: self.path.clone(), place, most });
+            }
             self.row += 1;
             let Some(value) = self.values.first() else { continue };
             let (path, bytes) = (&self.path, value.data());
@@ -168,9 +174,6 @@ fn contained<T>(path: &Path, f: impl FnOnce() -> Result<T, SourceError>) -> Resu
 }
 
 fn damaged(path: &Path, reason: ParquetError) -> SourceError {
-    let reason = match reason {
-        ParquetError::General(reason) | ParquetError::EOF(reason) | ParquetError::NYI(reason) => reason,
-        other => other.to_string(),
-    };
+    let reason = pages::reason(reason);
     SourceError::Parquet { path: path.to_path_buf(), reason: reason.replace(['\n', '\r'], " ") }
 }

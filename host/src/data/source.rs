@@ -3,11 +3,13 @@
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use capful_core::random::stream;
 use serde::{Deserialize, Serialize};
 
 use super::error::SourceError;
+use super::snapshot::Snapshot;
 
 /// What a user can name as data.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,11 +37,13 @@ pub struct SourceOptions {
     /// The longest JSON line and the longest parquet value, in bytes; a longer one is an error. It bounds what the
     /// reader holds: at most about three times this beside its fixed buffers. Default: 16 MiB.
     pub max_document: u64,
+    /// What the source's files were when the run began, which then is what is read of them. Default: what they are.
+    pub began: Option<Arc<Snapshot>>,
 }
 
 impl Default for SourceOptions {
     fn default() -> Self {
-        Self { text_field: "text".to_owned(), max_document: 16 << 20 }
+        Self { text_field: "text".to_owned(), max_document: 16 << 20, began: None }
     }
 }
 
@@ -131,8 +135,8 @@ pub trait Documents: Send {
     /// The source's name, for messages.
     fn name(&self) -> &str;
 
-    /// Changes with the data (names and sizes of files, the seed of a generator): a run can see that it resumes on
-    /// the data it began with.
+    /// Changes with the data (names, sizes and samples of the files that a run began with, the seed of a generator): a
+    /// run can see that it resumes on the data it began with.
     fn fingerprint(&self) -> u64;
 
     /// About how many bytes of text there are, where the source has an end and can say so without reading.

@@ -10,12 +10,13 @@
 //! space only are passed over.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom, Take};
 use std::path::{Path, PathBuf};
 
 use super::error::SourceError;
-use super::files::Reader;
+use super::files::{MOST_BLANK, Reader};
 use super::source::Document;
+use crate::config::human_bytes;
 
 const BUFFER: usize = 256 << 10;
 const BOM: &[u8] = b"\xEF\xBB\xBF";
@@ -122,7 +123,7 @@ impl NotText {
 /// Reads one text file.
 pub(super) struct TextReader {
     path: PathBuf,
-    file: File,
+    file: Take<File>,
     rule: Rule,
     buffer: Vec<u8>,
     /// First byte of the buffer that belongs to no piece yet, and its place in the file.
@@ -133,13 +134,13 @@ pub(super) struct TextReader {
 }
 
 impl TextReader {
-    /// Opens `path` at byte `offset`, where document `document` begins.
-    pub(super) fn open(path: &Path, offset: u64, document: u64) -> Result<Self, SourceError> {
+    /// Opens the first `length` bytes of `path` at byte `offset`, where document `document` begins.
+    pub(super) fn open(path: &Path, length: u64, offset: u64, document: u64) -> Result<Self, SourceError> {
         let io = |e| SourceError::io(path, e);
         let mut file = File::open(path).map_err(io)?;
-        let rule = Rule::of(file.metadata().map_err(io)?.len());
+        let rule = Rule::of(length);
         file.seek(SeekFrom::Start(offset)).map_err(io)?;
-        let buffer = Vec::with_capacity(BUFFER);
+        let (buffer, file) = (Vec::with_capacity(BUFFER), file.take(length.saturating_sub(offset)));
         Ok(Self { path: path.to_path_buf(), file, rule, buffer, start: 0, offset, document, ended: false })
     }
 
@@ -153,13 +154,21 @@ impl TextReader {
         let room = (BUFFER - self.buffer.len()) as u64;
         let read = Read::by_ref(&mut self.file).take(room).read_to_end(&mut self.buffer);
         self.ended = (read.map_err(|e| SourceError::io(&self.path, e))? as u64) < room;
-        Ok(())
+        match self.file.limit() {
+            left if self.ended && left > 0 => Err(SourceError::cut(&self.path, left)),
+            _ => Ok(()),
+        }
     }
 }
 
 impl Reader for TextReader {
     fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+        let begin = self.offset;
         loop {
+            if self.offset - begin > MOST_BLANK {
+                let (place, most) = (format!("byte {begin}"), human_bytes(MOST_BLANK));
+                return Err(SourceError::Blank { path: self.path.clone(), place, most });
+            }
             self.fill()?;
             if self.offset == 0 && self.buffer.starts_with(BOM) {
                 (self.start, self.offset) = (BOM.len(), BOM.len() as u64);

@@ -3,23 +3,23 @@
 use capful_core::model::neurogen::Module;
 use capful_core::model::transformer::{Dialect, Feed, Residual};
 use capful_core::model::{NeuroGen, Transformer};
-use capful_core::ops::NormKind;
+use capful_core::ops::{Kind, NormKind, Pattern};
 use serde_json::{Value, json};
 
 use crate::config::AnyFamily;
 
-/// The configuration of a model of any family.
-pub fn config(family: &AnyFamily, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
+/// The configuration of a model of any family, trained with attention of this pattern.
+pub fn config(family: &AnyFamily, pattern: &Pattern, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
     match family {
-        AnyFamily::Transformer(family) => family.config(bos, eos, dtype),
-        AnyFamily::NeuroGen(family) => family.config(bos, eos, dtype),
+        AnyFamily::Transformer(family) => family.config(pattern, bos, eos, dtype),
+        AnyFamily::NeuroGen(family) => family.config(pattern, bos, eos, dtype),
     }
 }
 
 /// A family that others know by a `config.json`.
 trait HuggingFace {
     /// The configuration of these sizes. `bos` and `eos` are the tokenizer's ids; `dtype` is as PyTorch names it.
-    fn config(&self, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value;
+    fn config(&self, pattern: &Pattern, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value;
 }
 
 /// As it is written in decimal, not as the nearest f32 in f64.
@@ -29,8 +29,8 @@ fn decimal(x: f32) -> f64 {
 
 impl HuggingFace for Transformer {
     /// GPT-NeoX's or Llama's where it is one. Any other mixture is a model of its own, of type `yxanul`, that says what it
-    /// has; a factorised one with `model.embed_tokens.weight` = E · Pᵀ, and otherwise a Llama, is a tied Llama.
-    fn config(&self, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
+    /// has, and so is one that does not attend to every earlier token, which others would load as if it did; a factorised one with `model.embed_tokens.weight` = E · Pᵀ, and otherwise a Llama, is a tied Llama.
+    fn config(&self, pattern: &Pattern, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
         let mut config = json!({
             "vocab_size": self.vocab_size,
             "hidden_size": self.d_model,
@@ -46,7 +46,9 @@ impl HuggingFace for Transformer {
             "eos_token_id": eos,
             "torch_dtype": dtype,
         });
-        let own = if is_gpt_neox(self) {
+        let own = if pattern.kind != Kind::Dense {
+            block_sparse(self, pattern)
+        } else if is_gpt_neox(self) {
             gpt_neox(self)
         } else if is_llama(self) {
             llama(self, "LlamaForCausalLM", "llama")
@@ -128,9 +130,23 @@ fn mixture(model: &Transformer) -> Value {
     config
 }
 
+/// What a transformer says that attends to some blocks of tokens only.
+fn block_sparse(model: &Transformer, pattern: &Pattern) -> Value {
+    let mut config = mixture(model);
+    let kind = match pattern.kind {
+        Kind::Dense => "dense",
+        Kind::Local => "local",
+        Kind::Global => "global",
+        Kind::Mixed => "mixed",
+    };
+    let Pattern { block, window, stride, .. } = pattern;
+    config["attention"] = json!({ "pattern": kind, "block": block, "window": window, "stride": stride });
+    config
+}
+
 impl HuggingFace for NeuroGen {
     /// A model of its own, with the sizes that its tensors have.
-    fn config(&self, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
+    fn config(&self, _: &Pattern, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
         let modules: serde_json::Map<String, Value> = Module::ALL
             .map(|module| {
                 let (m, c) = (module.index(), &self.connectome);

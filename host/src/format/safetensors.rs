@@ -7,10 +7,11 @@ use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use capful_core::memory::{Dtype, Entry, Region};
+use capful_core::memory::{Dtype, Entry, Region, Role};
 use safetensors::tensor::{Dtype as FileDtype, Metadata};
 
 use crate::device::{DeviceError, Storage};
+use crate::regular;
 
 /// Why a file could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,14 @@ pub enum TensorFileError {
         path: PathBuf,
         /// What is wrong.
         what: String,
+    },
+    /// The file's numbers are of no use.
+    #[error("{path}: {name} holds numbers that are not finite; it is damaged, use another checkpoint", path = path.display())]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
     },
     /// The device failed.
     #[error(transparent)]
@@ -145,7 +154,7 @@ impl TensorFile {
     pub fn open(path: &Path) -> Result<TensorFile, TensorFileError> {
         let io = |source| TensorFileError::Io { path: path.to_owned(), source };
         let damaged = |what: String| TensorFileError::Damaged { path: path.to_owned(), what };
-        let mut file = File::open(path).map_err(io)?;
+        let mut file = regular::open(path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
         let mut length = [0; 8];
         file.read_exact(&mut length).map_err(|_| damaged("shorter than a header; it is no safetensors file".into()))?;
@@ -176,21 +185,30 @@ impl TensorFile {
     /// nearest, where file and region differ.
     ///
     /// # Errors
-    /// A tensor that is missing, of another shape (both are named) or another type.
+    /// A tensor that is missing, of another shape (both are named) or another type; numbers that are not finite. Only the
+    /// last is found on the way.
     pub fn read_into(
         &mut self,
         entries: &[Entry],
         device: &mut dyn Storage,
         staging: &mut [u8],
     ) -> Result<(), TensorFileError> {
-        // All is checked before anything is written: a refused file changes nothing.
+        // All of the header is checked before anything is written: a refused file changes nothing.
         for write in [false, true] {
-            for (name, region) in entries.iter().flat_map(Entry::tensors) {
+            let tensors = entries.iter().flat_map(|entry| entry.tensors().map(|tensor| (entry.slot.role, tensor)));
+            for (role, (name, region)) in tensors {
                 let (start, dtype) = self.find(&name.to_string(), &region)?;
-                if write && dtype == region.dtype {
-                    self.copy(start, region, device, staging)?;
-                } else if write {
-                    self.convert(start, dtype, region, device, staging)?;
+                if !write {
+                    continue;
+                }
+                let finite = if dtype == region.dtype {
+                    self.copy(start, region, device, staging)?
+                } else {
+                    self.convert(start, dtype, region, device, staging)?
+                };
+                // What is no parameter and no moment may be what it likes.
+                if !finite && role != Role::State {
+                    return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_string() });
                 }
             }
         }
@@ -223,6 +241,7 @@ impl TensorFile {
         }
     }
 
+    /// Fills a region of another type than the tensor's; gives whether all numbers are finite.
     fn convert(
         &mut self,
         start: u64,
@@ -230,8 +249,8 @@ impl TensorFile {
         region: Region,
         device: &mut dyn Storage,
         staging: &mut [u8],
-    ) -> Result<(), TensorFileError> {
-        let (path, file) = (&self.path, &mut self.file);
+    ) -> Result<bool, TensorFileError> {
+        let (path, file, mut finite) = (&self.path, &mut self.file, true);
         let io = |source| TensorFileError::Io { path: path.clone(), source };
         // Both forms of a piece lie in the staging: six bytes an element.
         in_pieces(region, staging.len() / 6 * region.dtype.size() as usize, |at, piece| {
@@ -240,6 +259,7 @@ impl TensorFile {
             let written = &mut written[..count * region.dtype.size() as usize];
             file.seek(SeekFrom::Start(start + at / region.dtype.size() * from.size())).map_err(io)?;
             file.read_exact(read).map_err(io)?;
+            finite &= all_finite(read, from);
             if from == Dtype::F32 {
                 for (x, y) in read.as_chunks::<4>().0.iter().zip(written.as_chunks_mut::<2>().0) {
                     *y = half::bf16::from_f32(f32::from_le_bytes(*x)).to_le_bytes();
@@ -250,23 +270,67 @@ impl TensorFile {
                 }
             }
             Ok(device.write(piece, written)?)
-        })
+        })?;
+        Ok(finite)
     }
 
+    /// Fills a region of the tensor's type; gives whether all numbers are finite.
     fn copy(
         &mut self,
         start: u64,
         region: Region,
         device: &mut dyn Storage,
         staging: &mut [u8],
-    ) -> Result<(), TensorFileError> {
-        let (path, file) = (&self.path, &mut self.file);
+    ) -> Result<bool, TensorFileError> {
+        let (path, file, mut finite) = (&self.path, &mut self.file, true);
         let io = |source| TensorFileError::Io { path: path.clone(), source };
         in_pieces(region, staging.len(), |from, piece| {
             let staging = &mut staging[..piece.bytes() as usize];
             file.seek(SeekFrom::Start(start + from)).map_err(io)?;
             file.read_exact(staging).map_err(io)?;
+            finite &= all_finite(staging, region.dtype);
             Ok(device.write(piece, staging)?)
-        })
+        })?;
+        Ok(finite)
+    }
+}
+
+/// Whether little-endian numbers of type `dtype` are finite: not all bits of an exponent are set. Other than f32 and bf16
+/// everything is.
+fn all_finite(bytes: &[u8], dtype: Dtype) -> bool {
+    // Without an early end, so that it is done by vectors.
+    match dtype {
+        Dtype::F32 => {
+            let words = bytes.as_chunks().0.iter().map(|x| u32::from_le_bytes(*x) & 0x7f80_0000);
+            !words.fold(false, |any, exponent| any | (exponent == 0x7f80_0000))
+        }
+        Dtype::Bf16 => {
+            let words = bytes.as_chunks().0.iter().map(|x| u16::from_le_bytes(*x) & 0x7f80);
+            !words.fold(false, |any, exponent| any | (exponent == 0x7f80))
+        }
+        Dtype::U32 | Dtype::E4m3 | Dtype::E5m2 => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_finite_as_their_types_say() {
+        for bits in (0..=u32::MAX).step_by(65_521).chain([0x7f80_0000, 0xff80_0000, 0x7fc0_0000, 0x7f7f_ffff, 1]) {
+            let number = f32::from_bits(bits);
+            assert_eq!(all_finite(&bits.to_le_bytes(), Dtype::F32), number.is_finite(), "{number}");
+            assert!(all_finite(&bits.to_le_bytes(), Dtype::U32));
+        }
+        for bits in 0..=u16::MAX {
+            let number = half::bf16::from_bits(bits);
+            assert_eq!(all_finite(&bits.to_le_bytes(), Dtype::Bf16), number.is_finite(), "{number}");
+        }
+        let mut many = vec![0; 4096];
+        assert!(all_finite(&many, Dtype::F32));
+        many[2051] = 0xff;
+        many[2050] = 0x80;
+        assert!(!all_finite(&many, Dtype::F32));
     }
 }

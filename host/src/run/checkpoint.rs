@@ -6,15 +6,18 @@
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use capful_core::memory::{Dtype, Entry, Role, Slot};
 use serde::{Deserialize, Serialize};
 
 use crate::allocations::{self, Activity};
+use crate::data::snapshot::Snapshot;
 use crate::data::stream::Position;
-use crate::data::tokenizer;
+use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::device::{Choice, DeviceError, Storage};
 use crate::format::safetensors::{self, TensorFile, TensorFileError};
+use crate::regular;
 
 /// Where a run stood.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,6 +32,9 @@ pub struct TrainerState {
     pub tokenizer: u64,
     /// The data's fingerprint.
     pub data: u64,
+    /// What the data's files were when the run began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Snapshot>,
     /// The device and precision that took the steps.
     pub device: String,
     /// The program's version.
@@ -59,6 +65,9 @@ pub enum CheckpointError {
     /// A tensor file.
     #[error(transparent)]
     Tensors(#[from] TensorFileError),
+    /// The tokenizer's file.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
     /// There is none.
     #[error("{path} holds no complete checkpoint; nothing can be resumed or run from it", path = .0.display())]
     None(PathBuf),
@@ -76,6 +85,9 @@ impl From<CheckpointError> for DeviceError {
     fn from(error: CheckpointError) -> Self {
         match error {
             CheckpointError::Tensors(TensorFileError::Device(error)) => error,
+            CheckpointError::Tensors(error @ TensorFileError::NotFinite { .. }) => {
+                DeviceError::Failed(error.to_string())
+            }
             other => DeviceError::Refused(other.to_string()),
         }
     }
@@ -92,6 +104,7 @@ pub struct Writer {
     weights: Vec<Entry>,
     optimizer: Vec<Entry>,
     config: Vec<u8>,
+    tokenizer: Arc<dyn Tokenizer>,
     staging: Vec<u8>,
     /// Complete checkpoints, oldest first.
     there: Vec<PathBuf>,
@@ -99,6 +112,10 @@ pub struct Writer {
 
 /// Where a run stood, in a checkpoint trained here.
 pub const STATE: &str = "trainer_state.json";
+/// The file that a complete checkpoint has. It is written last.
+const DONE: &str = "DONE";
+/// What the name of a checkpoint ends with while it is written.
+const TEMPORARY: &str = ".tmp";
 /// What the names of f32 masters begin with.
 const MASTER: &str = "master.";
 /// Bytes copied at once between device and file.
@@ -109,17 +126,26 @@ fn saved(entries: &[Entry], roles: &[Role]) -> Vec<Entry> {
 }
 
 impl Writer {
-    /// A writer into the run's directory `dir`, which holds the tokenizer; `config` is the model's config.json.
+    /// A writer into the run's directory `dir`; `config` is the model's config.json. What a run that died left there of
+    /// its checkpoints is removed.
     ///
     /// # Errors
-    /// A directory that cannot be read.
-    pub fn new(dir: &Path, keep: u32, lasting: &[Entry], config: Vec<u8>) -> Result<Writer, CheckpointError> {
+    /// A directory that cannot be read; leftovers that cannot be removed.
+    pub fn new(
+        dir: &Path,
+        keep: u32,
+        lasting: &[Entry],
+        config: Vec<u8>,
+        tokenizer: Arc<dyn Tokenizer>,
+    ) -> Result<Writer, CheckpointError> {
+        sweep(dir)?;
         Ok(Writer {
             dir: dir.to_owned(),
             keep: keep.max(1) as usize,
             weights: saved(lasting, &[Role::Weight]),
             optimizer: saved(lasting, &[Role::Master, Role::Moment, Role::State]),
             config,
+            tokenizer,
             staging: vec![0; STAGING],
             there: complete(dir)?,
         })
@@ -136,8 +162,8 @@ impl Writer {
     /// The file system or the device; what was begun is removed, what was there stays.
     pub fn save(&mut self, device: &mut dyn Storage, state: &TrainerState) -> Result<(), CheckpointError> {
         allocations::during(Activity::Save, || {
-            let name = format!("checkpoint-{:08}", state.step);
-            let (temporary, last) = (self.dir.join(format!("{name}.tmp")), self.dir.join(name));
+            let name = name_of(state.step);
+            let (temporary, last) = (self.dir.join(format!("{name}{TEMPORARY}")), self.dir.join(name));
             if self.there.contains(&last) {
                 return Ok(());
             }
@@ -146,7 +172,7 @@ impl Writer {
                     fs::remove_dir_all(&last).map_err(io_at(&last))?;
                 }
                 fs::rename(&temporary, &last).map_err(io_at(&last))?;
-                let done = last.join("DONE");
+                let done = last.join(DONE);
                 File::create(&done).and_then(|f| f.sync_all()).map_err(io_at(&done))?;
                 sync_dir(&last)?;
                 sync_dir(&self.dir)
@@ -156,14 +182,20 @@ impl Writer {
                 return written;
             }
             self.there.push(last);
-            while self.there.len() > self.keep {
-                let oldest = self.there.remove(0);
-                // DONE goes first: a removal that is cut short leaves no checkpoint that looks complete.
-                let _ = fs::remove_file(oldest.join("DONE"));
-                fs::remove_dir_all(&oldest).map_err(io_at(&oldest))?;
-            }
+            self.remove_oldest();
             Ok(())
         })
+    }
+
+    /// Removes the oldest checkpoints beyond those to keep. One that cannot be removed is no reason to stop: the next save
+    /// tries it again.
+    fn remove_oldest(&mut self) {
+        let mut beyond = self.there.len().saturating_sub(self.keep);
+        self.there.retain(|path| {
+            let old = beyond > 0;
+            beyond = beyond.saturating_sub(1);
+            !old || remove(path).is_err()
+        });
     }
 
     fn write(&mut self, dir: &Path, device: &mut dyn Storage, state: &TrainerState) -> Result<(), CheckpointError> {
@@ -173,10 +205,44 @@ impl Writer {
         safetensors::write(&dir.join("optimizer.safetensors"), &self.optimizer, device, &mut self.staging)?;
         write_file(&dir.join("config.json"), &self.config)?;
         write_state(&dir.join(STATE), state)?;
-        let from = self.dir.join(tokenizer::FILE_NAME);
-        let to = dir.join(tokenizer::FILE_NAME);
-        fs::copy(&from, &to).and_then(|_| File::open(&to)?.sync_all()).map_err(io_at(&to))
+        // From memory: the run's own file may have been damaged since it was read.
+        Ok(self.tokenizer.save(dir)?)
     }
+}
+
+/// Removes a checkpoint; one that is gone already is removed.
+fn remove(checkpoint: &Path) -> io::Result<()> {
+    // DONE goes first: a removal that is cut short leaves no checkpoint that looks complete.
+    let _ = fs::remove_file(checkpoint.join(DONE));
+    match fs::remove_dir_all(checkpoint) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Removes what a run that died left of its checkpoints: those that were not written or removed to the end.
+fn sweep(run: &Path) -> Result<(), CheckpointError> {
+    for entry in fs::read_dir(run).map_err(io_at(run))? {
+        let path = entry.map_err(io_at(run))?.path();
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let begun = name.strip_suffix(TEMPORARY).and_then(step_of).is_some();
+        let half = step_of(&name).is_some() && !path.join(DONE).is_file();
+        if begun || half {
+            remove(&path).map_err(io_at(&path))?;
+        }
+    }
+    Ok(())
+}
+
+/// The name of the checkpoint of a step.
+fn name_of(step: u64) -> String {
+    format!("checkpoint-{step:08}")
+}
+
+/// The step of the checkpoint of this name, where a run gives such names.
+fn step_of(name: &str) -> Option<u64> {
+    let step = name.strip_prefix("checkpoint-")?.parse().ok()?;
+    (name_of(step) == name).then_some(step)
 }
 
 /// Through a buffer of fixed size: with a GPU's algorithms the text is long.
@@ -212,7 +278,7 @@ pub fn complete(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         let path = entry.map_err(io_at(run))?.path();
         let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let number = name.strip_prefix("checkpoint-").and_then(|n| n.parse::<u64>().ok());
-        if let Some(number) = number.filter(|_| path.join("DONE").is_file()) {
+        if let Some(number) = number.filter(|_| path.join(DONE).is_file()) {
             found.push((number, path));
         }
     }
@@ -225,7 +291,7 @@ pub fn complete(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 /// # Errors
 /// [`CheckpointError::None`], or a directory that cannot be read.
 pub fn latest(run: &Path) -> Result<PathBuf, CheckpointError> {
-    if run.join("DONE").is_file() {
+    if run.join(DONE).is_file() {
         return Ok(run.to_owned());
     }
     complete(run)?.pop().ok_or_else(|| CheckpointError::None(run.to_owned()))
@@ -234,18 +300,36 @@ pub fn latest(run: &Path) -> Result<PathBuf, CheckpointError> {
 /// Reads where a run stood.
 ///
 /// # Errors
-/// A file that is missing or does not parse.
+/// A file that is missing, does not parse or is of another step than its directory's name.
 pub fn read_state(checkpoint: &Path) -> Result<TrainerState, CheckpointError> {
     let path = checkpoint.join(STATE);
-    let text = fs::read(&path).map_err(io_at(&path))?;
-    serde_json::from_slice(&text)
-        .map_err(|e| CheckpointError::Damaged { path, what: format!("it does not parse ({e}); it is damaged") })
+    let text = regular::read(&path).map_err(io_at(&path))?;
+    let damaged = |what| CheckpointError::Damaged { path: path.clone(), what };
+    let state: TrainerState =
+        serde_json::from_slice(&text).map_err(|e| damaged(format!("it does not parse ({e}); it is damaged")))?;
+    let named = checkpoint.file_name().and_then(|name| step_of(&name.to_string_lossy()));
+    match named.filter(|named| *named != state.step) {
+        Some(named) => Err(damaged(format!(
+            "it is of step {} and its directory is named for step {named}; give the directory its name back",
+            state.step
+        ))),
+        None => Ok(state),
+    }
+}
+
+/// Reads what the data's files were when the run began, where the checkpoint says so.
+///
+/// # Errors
+/// As [`read_state`].
+pub fn read_source(checkpoint: &Path) -> Result<Option<Snapshot>, CheckpointError> {
+    let there = checkpoint.join(STATE).exists();
+    Ok(if there { read_state(checkpoint)?.source } else { None })
 }
 
 /// Reads the weights, and where `optimizer` says so what the optimizer remembers.
 ///
 /// # Errors
-/// A file that is missing, damaged or of another model; then nothing was changed by it.
+/// A file that is missing, damaged or of another model, which then changed nothing; weights that are not finite.
 pub fn restore(
     checkpoint: &Path,
     lasting: &[Entry],
@@ -276,4 +360,87 @@ pub fn restore(
     let state: Vec<Entry> = lasting.iter().filter(|e| there(e)).copied().collect();
     rest.read_into(&state, device, &mut staging)?;
     Ok(rest.read_into(&saved(lasting, &[Role::Moment]), device, &mut staging)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::take;
+
+    use capful_core::memory::Region;
+
+    use super::*;
+    use crate::data::tokenizer;
+
+    /// A device that nothing is read from: the checkpoints have no tensors.
+    struct Nothing;
+
+    impl Storage for Nothing {
+        fn write(&mut self, _: Region, _: &[u8]) -> Result<(), DeviceError> {
+            Ok(())
+        }
+
+        fn read(&mut self, _: Region, _: &mut [u8]) -> Result<(), DeviceError> {
+            Ok(())
+        }
+    }
+
+    fn writer(dir: &Path, keep: u32) -> Writer {
+        let tokenizer = tokenizer::build("byte", None, true, &mut std::iter::empty()).unwrap().tokenizer;
+        Writer::new(dir, keep, &[], b"{}".to_vec(), tokenizer.into()).unwrap()
+    }
+
+    fn state(step: u64) -> TrainerState {
+        TrainerState {
+            step,
+            tokens: 0,
+            position: Position::default(),
+            tokenizer: 0,
+            data: 0,
+            source: None,
+            device: "cpu".to_owned(),
+            version: String::new(),
+            algorithms: Vec::new(),
+            skipped: 0,
+        }
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn an_old_checkpoint_that_is_gone_or_cannot_be_removed_ends_no_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = writer(dir.path(), 1);
+        writer.save(&mut Nothing, &state(1)).unwrap();
+        fs::remove_dir_all(dir.path().join(name_of(1))).unwrap();
+        writer.save(&mut Nothing, &state(2)).unwrap();
+        assert_eq!(names(dir.path()), [name_of(2)]);
+        assert_eq!(writer.there, [dir.path().join(name_of(2))]);
+
+        // A file in its place cannot be removed as a directory.
+        fs::remove_dir_all(dir.path().join(name_of(2))).unwrap();
+        fs::write(dir.path().join(name_of(2)), "").unwrap();
+        writer.save(&mut Nothing, &state(3)).unwrap();
+        assert_eq!(names(dir.path()), [name_of(2), name_of(3)]);
+        fs::remove_file(dir.path().join(name_of(2))).unwrap();
+        writer.save(&mut Nothing, &state(4)).unwrap();
+        assert_eq!(names(dir.path()), [name_of(4)]);
+        assert_eq!(take(&mut writer.there), [dir.path().join(name_of(4))]);
+    }
+
+    #[test]
+    fn a_step_has_one_name() {
+        for step in [0, 5, 99_999_999, 100_000_000, u64::MAX] {
+            assert_eq!(step_of(&name_of(step)), Some(step));
+        }
+        for name in
+            ["checkpoint-5", "checkpoint-000000005", "checkpoint-+0000005", "checkpoint-", "checkpoint-0000000x"]
+        {
+            assert_eq!(step_of(name), None, "{name}");
+        }
+    }
 }

@@ -1,27 +1,44 @@
 //! A run's directory: its configuration, plan, tokenizer, metrics and checkpoints.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::config::{Config, ConfigError, OWN};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::plan::{Laid, Machine, Sections};
-use crate::run::{Session, checkpoint};
+use crate::run::claim::LOCK;
+use crate::run::{Session, checkpoint, metrics};
+use crate::{disk, regular};
 
 const CONFIG: &str = "config.toml";
 const PLAN: &str = "plan.json";
 
-/// Names the next free directory runs/PRESET-NNN. One that holds nothing but tokens, of a run that was stopped before it
-/// began, is free.
-pub fn next(preset: &str) -> PathBuf {
-    let mut number = 1;
-    loop {
-        let dir = Path::new("runs").join(format!("{preset}-{number:03}"));
-        if require_free(&dir).is_ok() {
-            return dir;
+/// Why a run's directory cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// A wrong request.
+    #[error("{0}")]
+    Refused(String),
+    /// A failure while working.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl DirectoryError {
+    /// What the file system said about `path`.
+    pub(super) fn io(path: &Path, error: &std::io::Error) -> Self {
+        let text = format!("{}: {error}", path.display());
+        if disk::is_full(error) { Self::Failed(text) } else { Self::Refused(text) }
+    }
+}
+
+impl From<DirectoryError> for DeviceError {
+    fn from(error: DirectoryError) -> Self {
+        match error {
+            DirectoryError::Refused(text) => DeviceError::Refused(text),
+            DirectoryError::Failed(text) => DeviceError::Failed(text),
         }
-        number += 1;
     }
 }
 
@@ -34,7 +51,7 @@ fn failed(path: &Path, e: &dyn std::fmt::Display) -> ConfigError {
     ConfigError(format!("{}: {e}", path.display()))
 }
 
-/// Whether a new run may have `dir`: it is not there, or holds nothing but tokens.
+/// Whether a new run may have `dir`: it is not there, or holds nothing but tokens and whose it is.
 ///
 /// # Errors
 /// Something else is there, or it cannot be read.
@@ -44,33 +61,12 @@ pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
         entries => entries.map_err(|e| failed(dir, &e))?,
     };
     for entry in entries {
-        if entry.map_err(|e| failed(dir, &e))?.file_name() != OWN {
+        let name = entry.map_err(|e| failed(dir, &e))?.file_name();
+        if name != OWN && name != LOCK {
             return Err(failed(dir, &"the directory is not empty; name another with --out"));
         }
     }
     Ok(())
-}
-
-/// The topmost directory on the way to `dir`, itself included, that is not there.
-pub fn absent(dir: &Path) -> Option<PathBuf> {
-    dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists()).last().map(Path::to_owned)
-}
-
-/// Removes what is empty of `dir` and the directories above it, up to `absent`, which was not there.
-pub fn remove_empty(dir: &Path, absent: Option<&Path>) {
-    let Some(absent) = absent else { return };
-    for dir in dir.ancestors().take_while(|dir| dir.starts_with(absent)) {
-        let _ = fs::remove_dir(dir);
-    }
-}
-
-/// Makes the directory of a new run.
-///
-/// # Errors
-/// A directory that cannot be made, or is not empty.
-pub fn claim(dir: &Path) -> Result<(), ConfigError> {
-    require_free(dir)?;
-    fs::create_dir_all(dir).map_err(|e| failed(dir, &e))
 }
 
 /// Writes the configuration, the plan and the tokenizer into an empty directory.
@@ -78,15 +74,13 @@ pub fn claim(dir: &Path) -> Result<(), ConfigError> {
 /// # Errors
 /// The file system; what was begun is removed.
 pub fn create(dir: &Path, config: &Config, plan: &str, tokenizer: &dyn Tokenizer) -> Result<(), ConfigError> {
-    let text = toml::to_string(config).map_err(|e| failed(dir, &e))?;
+    let (fresh, text) = (!holds_run(dir), toml::to_string(config).map_err(|e| failed(dir, &e))?);
     let write = |name: &str, text: &str| fs::write(dir.join(name), text).map_err(|e| failed(&dir.join(name), &e));
     let tokenizer = tokenizer.save(dir).map_err(|e| ConfigError(e.to_string()));
     // The configuration goes last: a directory that has one holds a run.
     let written = tokenizer.and_then(|()| write(PLAN, plan)).and_then(|()| write(CONFIG, &text));
-    if written.is_err() {
-        for name in [CONFIG, PLAN, tokenizer::FILE_NAME] {
-            let _ = fs::remove_file(dir.join(name));
-        }
+    if written.is_err() && fresh {
+        discard(dir);
     }
     written
 }
@@ -110,13 +104,22 @@ pub fn keep_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
     })
 }
 
+/// Removes what a run that never began has in its directory; its tokens stay.
+pub fn discard(dir: &Path) {
+    // The configuration goes first: without one the directory holds no run.
+    for name in [CONFIG, PLAN, tokenizer::FILE_NAME, metrics::LINES] {
+        let _ = fs::remove_file(dir.join(name));
+    }
+    let _ = fs::remove_dir_all(dir.join(metrics::EVENTS));
+}
+
 /// Reads the saved configuration.
 ///
 /// # Errors
 /// No run there, or a configuration that does not parse.
 pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
     let path = dir.join(CONFIG);
-    let text = fs::read_to_string(&path)
+    let text = regular::read_to_string(&path)
         .map_err(|e| ConfigError(format!("{} holds no run ({CONFIG}: {e})", dir.display())))?;
     let config: Config = toml::from_str(&text).map_err(|e| failed(&path, &e.message().replace('\n', " ")))?;
     config.validate()?;
@@ -128,7 +131,7 @@ pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
 /// # Errors
 /// A file that cannot be read or names none.
 pub fn read_algorithms(path: &Path) -> Result<Vec<Choice>, ConfigError> {
-    let text = fs::read_to_string(path).map_err(|e| failed(path, &e))?;
+    let text = regular::read_to_string(path).map_err(|e| failed(path, &e))?;
     let plan: serde_json::Value = serde_json::from_str(&text).map_err(|e| failed(path, &e))?;
     let none = |_| failed(path, &"it names no algorithms; give the plan.json of a run on a GPU");
     serde_json::from_value(plan["algorithms"].clone()).map_err(none)

@@ -11,6 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::gauges::Readings;
 use super::speed::Speed;
 use super::tensorboard;
+use crate::regular;
 
 /// One logged step.
 #[derive(Debug, Clone, PartialEq)]
@@ -99,6 +100,10 @@ impl EvalMetrics {
     }
 }
 
+/// The file of lines, and the directory of TensorBoard's files.
+pub(super) const LINES: &str = "metrics.jsonl";
+pub(super) const EVENTS: &str = "tb";
+
 /// The files of a run's metrics, open for appending.
 #[derive(Debug)]
 pub struct Metrics {
@@ -114,10 +119,11 @@ impl Metrics {
     /// # Errors
     /// The file system.
     pub fn open(run: &Path, step: u64) -> io::Result<Metrics> {
-        let path = run.join("metrics.jsonl");
-        let evaluated = if path.exists() { keep_until(&path, step)? } else { None };
-        let lines = OpenOptions::new().create(true).append(true).open(path)?;
-        let dir = run.join("tb");
+        let path = run.join(LINES);
+        let named = |e: io::Error| io::Error::new(e.kind(), format!("{LINES}: {e}"));
+        let evaluated = if path.exists() { keep_until(&path, step).map_err(named)? } else { None };
+        let lines = OpenOptions::new().create(true).append(true).open(path).map_err(named)?;
+        let dir = run.join(EVENTS);
         fs::create_dir_all(&dir)?;
         let name = format!("events.out.tfevents.{}.{step}.capful", now() as u64);
         let mut events = OpenOptions::new().create(true).append(true).open(dir.join(name))?;
@@ -182,7 +188,7 @@ fn now() -> f64 {
 /// Drops lines of steps that a resumed run will take again, and evaluations that are there twice. Gives the step of the
 /// last evaluation that stays.
 fn keep_until(path: &Path, step: u64) -> io::Result<Option<u64>> {
-    let text = fs::read_to_string(path)?;
+    let text = regular::read_to_string(path)?;
     let (mut out, mut evaluated) = (String::new(), None);
     for line in text.lines() {
         let Ok(value) = serde_json::from_str::<serde_json::Value>(line) else { continue };

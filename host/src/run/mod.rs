@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod checkpoint;
+pub mod claim;
 pub mod directory;
 pub mod evaluate;
 mod gauges;

@@ -9,6 +9,7 @@ use capful_core::train::{Curriculum, Settings, Stage};
 
 use super::Session;
 use super::checkpoint::{self, TrainerState};
+use super::directory;
 use super::evaluate::{Evaluator, Score};
 use super::gauges::Gauges;
 use super::metrics::{EvalMetrics, Metrics, StepMetrics};
@@ -19,6 +20,7 @@ use crate::allocations::{self, Activity};
 use crate::config::Config;
 use crate::data::corpus::Corpus;
 use crate::data::loader::{Blocks, InBlock, Loader, Shape, Shapes, Slots};
+use crate::data::snapshot::Snapshot;
 use crate::data::stream::Position;
 use crate::data::validation::ValidationSet;
 use crate::device::{DeviceError, Ticket};
@@ -133,6 +135,7 @@ impl<'a> Trainer<'a> {
             position: Position::default(),
             tokenizer: corpus.tokenizer.fingerprint(),
             data: sequences.fingerprint(),
+            source: corpus.began().cloned(),
             device: config.device.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             algorithms: Vec::new(),
@@ -153,7 +156,8 @@ impl<'a> Trainer<'a> {
         let loader = Loader::start(sequences, shapes(stages.clone()), blocks, first, slots).map_err(refused)?;
         let stage = session.evaluation_stage()?;
         let gauges = session.laid.places.gauges.clone();
-        let writer = checkpoint::Writer::new(dir, config.keep, &session.laid.lasting, model_config);
+        let tokenizer = Arc::clone(&corpus.tokenizer);
+        let writer = checkpoint::Writer::new(dir, config.keep, &session.laid.lasting, model_config, tokenizer);
         Ok(Trainer {
             config,
             stages,
@@ -162,7 +166,7 @@ impl<'a> Trainer<'a> {
             evaluator: Evaluator::new(stage.batch, stage.seq_len),
             writer: writer.map_err(refused)?,
             gauges: Gauges::new(gauges),
-            metrics: Metrics::open(dir, state.step).map_err(|e| refused(format_args!("{}: {e}", dir.display())))?,
+            metrics: Metrics::open(dir, state.step).map_err(|e| directory::DirectoryError::io(dir, &e))?,
             session,
             first: state.step,
             waited: 0.0,
@@ -382,8 +386,11 @@ fn refused(error: impl std::fmt::Display) -> DeviceError {
 /// Reads the checkpoint `from` into the session: what the run begins with in the place of `fresh`.
 fn restore(from: &std::path::Path, fresh: TrainerState, session: &mut Session) -> Result<TrainerState, DeviceError> {
     let saved = checkpoint::read_state(from).map_err(refused)?;
-    for (what, then, now) in [("tokenizer", saved.tokenizer, fresh.tokenizer), ("data", saved.data, fresh.data)] {
-        if then != now {
+    // Versions that did not look into the files saved another fingerprint of them.
+    let former = fresh.source.as_ref().filter(|_| saved.source.is_none()).map(Snapshot::former_fingerprint);
+    let data = saved.data == fresh.data || former == Some(saved.data);
+    for (what, same) in [("tokenizer", saved.tokenizer == fresh.tokenizer), ("data", data)] {
+        if !same {
             return Err(refused(format_args!(
                 "{} was made with another {what} than is there now; restore the {what} or start a new run",
                 from.display()
@@ -393,7 +400,8 @@ fn restore(from: &std::path::Path, fresh: TrainerState, session: &mut Session) -
     let lasting = session.laid.lasting.clone();
     checkpoint::restore(from, &lasting, true, &mut session.device)?;
     session.count_history()?;
-    Ok(TrainerState { device: fresh.device, version: fresh.version, ..saved })
+    let TrainerState { device, version, data, source, .. } = fresh;
+    Ok(TrainerState { device, version, data, source, ..saved })
 }
 
 /// The shape of each micro-batch of the run.

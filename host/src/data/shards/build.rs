@@ -13,6 +13,7 @@ use super::super::error::SourceError;
 use super::super::source::Place;
 use super::file::{Shard, VERSION, Writer, width};
 use super::{Manifest, Origin, Shards, shard_path};
+use crate::disk;
 
 /// A shard ends with the document that brings it to so many tokens, or documents.
 const SHARD_TOKENS: u64 = 64 << 20;
@@ -106,8 +107,9 @@ pub fn open_or_build(
         return Err(SourceError::NoRoom { dir: dir.to_owned(), needed, free });
     }
     let io = |e| SourceError::io(dir, e);
-    fs::create_dir_all(dir).map_err(io)?;
-    let lock = File::create(dir.join(LOCK)).map_err(io)?;
+    let unmade = |e| if disk::is_full(&e) { SourceError::Write { path: dir.to_owned(), reason: e } } else { io(e) };
+    fs::create_dir_all(dir).map_err(unmade)?;
+    let lock = File::create(dir.join(LOCK)).map_err(unmade)?;
     if lock.try_lock().is_err() {
         say(Event::Waiting);
         lock.lock().map_err(io)?;

@@ -1,6 +1,5 @@
 //! Reads a saved tokenizer of any kind.
 
-use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -13,6 +12,7 @@ use super::hugging_face::HuggingFaceTokenizer;
 use super::own_file::{Mark, VERSION};
 use super::word::WordTokenizer;
 use super::{Tokenizer, TokenizerError};
+use crate::regular;
 
 /// The file of a checkpoint that holds its tokenizer, in the format of Hugging Face's library. Ours have a mark in it.
 pub const FILE_NAME: &str = "tokenizer.json";
@@ -33,7 +33,8 @@ pub fn load(dir: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
 /// # Errors
 /// As [`load()`].
 pub fn load_file(path: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
-    let content = fs::read_to_string(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
+    let content =
+        regular::read_to_string(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
     parse(content).map_err(|refusal| refusal.at(path.to_owned()))
 }
 
@@ -94,6 +95,8 @@ fn other_kind(kind: &str) -> Refusal {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use serde_json::json;
 
     use super::super::bpe::tests::{TRAINED, encode};

@@ -1,0 +1,212 @@
+//! What the files of a source were when a run began: whenever they are read again, the run reads the same.
+//!
+//! Of each file its length, its time of change and a digest of a sample are kept. A file of the same length and time is
+//! taken for the same. Any other is compared with the digest: of 16 blocks of 64 KiB, the first, the last and others
+//! evenly between them; a file of at most 1 MiB is compared whole. A change between the blocks that leaves the length as
+//! it was is not noticed.
+
+use std::collections::HashMap;
+use std::fs::{File, Metadata};
+use std::hash::Hasher;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use capful_core::random::stream;
+use serde::{Deserialize, Serialize};
+use twox_hash::xxhash3_64::Hasher as Digest;
+
+use super::error::SourceError;
+use crate::regular;
+
+/// Bytes of a block of the sample, and how many blocks there are at most.
+const BLOCK: u64 = 64 << 10;
+const BLOCKS: u64 = 16;
+
+/// The files of a source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// The source, as it was named.
+    pub name: String,
+    files: Vec<FileSnapshot>,
+}
+
+impl Snapshot {
+    /// Takes one of files that were looked at already.
+    pub(super) fn take(name: &str, files: Vec<(PathBuf, FileSnapshot)>) -> Result<Self, SourceError> {
+        let digested = files.into_iter().map(|(path, file)| {
+            let digest = sample(&path, file.length).map_err(|e| SourceError::io(&path, e))?;
+            Ok(FileSnapshot { digest: Some(digest), ..file })
+        });
+        Ok(Self { name: name.to_owned(), files: digested.collect::<Result<_, _>>()? })
+    }
+
+    /// Its files among `paths`, in its order. Others are passed over: a run reads what it began with.
+    pub(super) fn among(&self, paths: Vec<PathBuf>) -> Result<Vec<(PathBuf, Option<FileSnapshot>)>, SourceError> {
+        let mut paths: HashMap<String, PathBuf> = paths.into_iter().map(|path| (shown(&path), path)).collect();
+        let found = self.files.iter().map(|file| match paths.remove(&file.path) {
+            Some(path) => Ok((path, Some(file.clone()))),
+            None => Err(SourceError::Missing { path: PathBuf::from(&file.path) }),
+        });
+        found.collect()
+    }
+
+    /// Changes with the files' names, lengths and samples.
+    pub fn fingerprint(&self) -> u64 {
+        self.files.iter().fold(0, |hash, file| stream(&format!("{}/{:x?}", file.described(hash), file.digest)))
+    }
+
+    /// The fingerprint that earlier versions saved: of names and lengths.
+    pub fn former_fingerprint(&self) -> u64 {
+        self.files.iter().fold(0, |hash, file| stream(&file.described(hash)))
+    }
+}
+
+/// One file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileSnapshot {
+    path: String,
+    /// Bytes.
+    pub(super) length: u64,
+    /// Time of change since 1970, where the file system knows it.
+    pub(super) modified: Option<Duration>,
+    /// The digest of its sample; none until it is asked for.
+    digest: Option<u64>,
+}
+
+impl FileSnapshot {
+    /// What `metadata` says of the file at `path`.
+    pub(super) fn look(path: &Path, metadata: &Metadata) -> Self {
+        let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        Self { path: shown(path), length: metadata.len(), modified, digest: None }
+    }
+
+    /// Its name and length behind what was hashed before them.
+    pub(super) fn described(&self, hash: u64) -> String {
+        let name = Path::new(&self.path).file_name().unwrap_or_default().to_string_lossy();
+        format!("{hash:x}/{name}/{}", self.length)
+    }
+
+    /// Refuses the file at `path` where it is not what it was. One that `grows` may have become longer: only what was
+    /// there is read.
+    pub(super) fn check(&self, path: &Path, grows: bool) -> Result<(), SourceError> {
+        let io = |e| SourceError::io(path, e);
+        let now = Self::look(path, &std::fs::metadata(path).map_err(io)?);
+        if (now.length, now.modified) == (self.length, self.modified) {
+            return Ok(());
+        }
+        let altered = |what: String| Err(SourceError::Altered { path: path.to_path_buf(), what });
+        if now.length < self.length {
+            return altered(format!("{} bytes are left of {}", now.length, self.length));
+        }
+        if now.length > self.length && !grows {
+            return altered(format!(
+                "it has {} bytes and had {}; only text and JSON lines may grow",
+                now.length, self.length
+            ));
+        }
+        match self.digest {
+            Some(digest) if digest != sample(path, self.length).map_err(io)? => {
+                altered("its text is another".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A path as it is saved and compared.
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// The digest of a sample of the first `length` bytes.
+fn sample(path: &Path, length: u64) -> io::Result<u64> {
+    let mut file = regular::open(path)?;
+    let mut digest = Digest::new();
+    if length <= BLOCK * BLOCKS {
+        block(&mut file, 0, length, &mut digest)?;
+        return Ok(digest.finish());
+    }
+    for number in 0..BLOCKS {
+        let place = u128::from(length - BLOCK) * u128::from(number) / u128::from(BLOCKS - 1);
+        block(&mut file, place as u64, BLOCK, &mut digest)?;
+    }
+    Ok(digest.finish())
+}
+
+fn block(file: &mut File, place: u64, length: u64, digest: &mut Digest) -> io::Result<()> {
+    let mut bytes = Vec::with_capacity(length as usize);
+    file.seek(SeekFrom::Start(place))?;
+    file.take(length).read_to_end(&mut bytes)?;
+    Hasher::write(digest, &bytes);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn taken(path: &Path) -> FileSnapshot {
+        let file = FileSnapshot::look(path, &fs::metadata(path).unwrap());
+        let mut snapshot = Snapshot::take("it", vec![(path.to_path_buf(), file)]).unwrap();
+        snapshot.files.remove(0)
+    }
+
+    #[test]
+    fn what_is_noticed_and_what_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        // 16 blocks and 15 spaces of a block between them.
+        let good: Vec<u8> = (0..31 * BLOCK).map(|i| (i * i % 251) as u8).collect();
+        fs::write(&path, &good).unwrap();
+        let file = taken(&path);
+        let later = |bytes: &[u8]| {
+            fs::write(&path, bytes).unwrap();
+            File::options().write(true).open(&path).unwrap().set_modified(std::time::SystemTime::now()).unwrap();
+        };
+        for (number, block) in good.chunks(BLOCK as usize).enumerate() {
+            for at in [0, block.len() - 1] {
+                let mut other = good.clone();
+                other[number * BLOCK as usize + at] ^= 1;
+                later(&other);
+                assert_eq!(file.check(&path, true).is_err(), number % 2 == 0, "block {number}");
+            }
+        }
+        later(&good);
+        file.check(&path, false).unwrap();
+        // Longer: where it may grow, and what was there is the same.
+        let mut longer = good.clone();
+        longer.extend(b"more");
+        later(&longer);
+        file.check(&path, true).unwrap();
+        let refused = file.check(&path, false).unwrap_err().to_string();
+        assert!(refused.contains("a.txt") && refused.contains("may grow"), "{refused}");
+        longer[5] ^= 1;
+        later(&longer);
+        let refused = file.check(&path, true).unwrap_err().to_string();
+        assert!(refused.contains("a.txt") && refused.contains("text is another"), "{refused}");
+        later(&good[..100]);
+        let refused = file.check(&path, true).unwrap_err().to_string();
+        assert!(refused.contains("100 bytes are left of 2031616"), "{refused}");
+    }
+
+    #[test]
+    fn a_small_file_is_compared_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        for length in [1, 1000, (BLOCK * BLOCKS) as usize] {
+            let digest = |at: Option<usize>| {
+                let mut bytes = vec![b'a'; length];
+                at.into_iter().for_each(|at| bytes[at] = b'b');
+                fs::write(&path, &bytes).unwrap();
+                sample(&path, length as u64).unwrap()
+            };
+            let good = digest(None);
+            for at in (0..length).step_by(1 + length / 7).chain([length - 1]) {
+                assert_ne!(digest(Some(at)), good, "{at} of {length}");
+            }
+        }
+    }
+}
