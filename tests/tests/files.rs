@@ -341,7 +341,7 @@ fn weights_that_are_not_finite_are_said_to_be_damaged() {
     }
     fs::write(&file, bytes).unwrap();
     host(dir, "eval --json --run run").refused(1, &["run", "the loss is"]);
-    host(dir, resume).refused(1, &["step 6"]);
+    host(dir, resume).refused(1, &["step", "loss is NaN", "the last good checkpoint"]);
 }
 
 #[test]
@@ -428,7 +428,7 @@ fn control_characters_are_shown_and_not_obeyed() {
     let dir = directory();
     let dir = dir.path();
     fs::write(dir.join("a.jsonl"), "{\"\\u001b[31mred\": 1}\n").unwrap();
-    for line in ["train --data \u{1b}]0;title\u{7} --out out", "train --data a.jsonl --out out", "\u{1b}[31m"] {
+    for line in ["train --data \u{1b}]0;title\u{7} --out out", "train --data a.jsonl --out out"] {
         let outcome = host(dir, line);
         let message = outcome.refused(2, &["\\u{1b}"]);
         assert!(!message.contains(|c: char| c.is_control()), "{message:?}");

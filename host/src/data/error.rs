@@ -92,7 +92,7 @@ pub enum SourceError {
     Changed { name: String, file: u32, document: u64 },
     #[error("{}: no text from {place} on, over {most}; name a file without the empty part", path.display())]
     Blank { path: PathBuf, place: String, most: String },
-    #[error("{}: changed since the run began ({what}); restore it, or start a new run", path.display())]
+    #[error("{}: this data changed since the run began ({what}); restore it, or start a new run", path.display())]
     Altered { path: PathBuf, what: String },
     #[error("a validation fraction of {fraction} was asked for; it must be at least 0 and below 1")]
     Fraction { fraction: f64 },

@@ -432,7 +432,7 @@ fn of_a_directory_what_a_run_began_with_is_read() {
     assert!(files.next(&mut document).unwrap());
     text("c.jsonl", "{\"text\":\"third\"}");
     let refused = files.next(&mut document).unwrap_err().to_string();
-    assert!(refused.contains("c.jsonl: changed since the run began (16 bytes are left of 17)"), "{refused}");
+    assert!(refused.contains("c.jsonl: this data changed since the run began (16 bytes are left of 17)"), "{refused}");
     fs::remove_file(directory.path().join("b.txt")).unwrap();
     let refused = open().err().unwrap().to_string();
     assert!(refused.contains("b.txt: no such file"), "{refused}");
@@ -449,7 +449,8 @@ fn a_file_that_is_cut_short_while_it_is_read_does_not_end_there() {
         let refused = read_all(&mut files).unwrap_err().to_string();
         let gone = line.len() * 200_000 - (1 << 20);
         assert!(
-            refused.contains(&format!("{name}: changed since the run began (its last {gone} bytes are gone)")),
+            refused
+                .contains(&format!("{name}: this data changed since the run began (its last {gone} bytes are gone)")),
             "{refused}"
         );
     }
