@@ -395,8 +395,8 @@ fn a_full_disk_keeps_the_previous_checkpoint() {
     // The very first save: there is nothing to name, and it says so.
     let first = on_a_full_disk(dir, size - 2, &format!("train --json {TINY} --steps 2 --out first"));
     first.refused(1, &["step 2", "no checkpoint yet"]);
-    // Even the plan does not fit: nothing is left of the run.
-    on_a_full_disk(dir, 4, &format!("train --json {TINY} --steps 2 --out none")).refused(1, &["none/plan.json"]);
+    // Not even the tokenizer fits: nothing is left of the run.
+    on_a_full_disk(dir, 4, &format!("train --json {TINY} --steps 2 --out none")).refused(1, &["none/tokenizer.json"]);
     assert!(!dir.join("none").exists());
 }
 
