@@ -38,8 +38,8 @@ fn a_tokenizer_json_that_fails_or_expands_is_refused_before_any_work() {
         (map, "cannot encode a text"),
     ] {
         let file = serde_json::json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
-            "normalizer": normalizer, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null,
-            "decoder": null, "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}});
+            "normalizer": normalizer, "post_processor": null, "decoder": null,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true}, "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}});
         fs::write(dir.join("t.json"), file.to_string()).unwrap();
         for threads in [1, 2] {
             let line = format!("--tokenizer t.json --data text.txt --out out --threads {threads}");
