@@ -186,6 +186,11 @@ impl Files {
         Ok(files)
     }
 
+    /// Whether any of them is a parquet file.
+    pub fn has_parquet(&self) -> bool {
+        self.files.iter().any(|(_, format, _)| *format == Format::Parquet)
+    }
+
     /// Reads the files in an order that the seed and the reading decide; from the beginning.
     #[must_use]
     pub fn shuffled(mut self, seed: u64) -> Self {

@@ -7,10 +7,13 @@ use serde::Serialize;
 
 use super::{Laid, memory};
 use crate::config::{Config, Order};
+use crate::data::files::Files;
+use crate::data::pages::LARGEST_PAGE;
 use crate::data::sequences::pool;
 use crate::data::shards::{Manifest, training};
+use crate::data::source::{Source, SourceOptions};
 use crate::data::validation::ValidationSet;
-use crate::data::{ahead, choice, overlap, shuffle};
+use crate::data::{ahead, choice, overlap, shuffle, tokenizer};
 use crate::run::staging;
 use crate::run::train::largest_block;
 
@@ -54,10 +57,12 @@ impl MainMemory {
         let on_cpu = !config.device.starts_with("cuda");
         let most = config.budget.filter(|_| on_cpu).map_or(u64::MAX, |budget| budget.saturating_sub(always));
         let baselines = given_back.max(BASELINES.min(most));
-        // A tokenizer is built before the arena exists as well: its bound belongs here, as another moment.
+        let before = |name, bytes| line(name, always.saturating_add(page(config)).saturating_add(bytes));
+        let cap = Some(config.vocab_size());
         let moments = vec![
-            line("encoding the data, before the arena", always.saturating_add(encoding(config))),
-            line("choosing held-out documents, before the arena", always.saturating_add(choosing(config))),
+            before("building the tokenizer, before the arena", tokenizer::training_bytes(&config.tokenizer, cap)),
+            before("encoding the data, before the arena", encoding(config)),
+            before("choosing held-out documents, before the arena", choosing(config)),
             line("n-gram baselines, after the arena", always.saturating_add(baselines)),
         ];
         MainMemory { lines, moments, baselines }
@@ -92,6 +97,14 @@ fn choosing(config: &Config) -> u64 {
     chosen.max(looked_for)
 }
 
+/// What a page of a parquet file takes at most, as it is stored and as it is read; nothing for other data.
+fn page(config: &Config) -> u64 {
+    let Ok(Source::Path(path)) = config.data.parse() else { return 0 };
+    // What is wrong with the data is said when it is opened.
+    let files = Files::open(&path, &SourceOptions { text_field: config.text_field.clone(), ..SourceOptions::default() });
+    if files.is_ok_and(|files| files.has_parquet()) { 2 * LARGEST_PAGE } else { 0 }
+}
+
 /// What is there from the beginning to the end.
 fn lasting(config: &Config) -> Vec<Outside> {
     vec![line("the program itself", memory::mapped() + HEAP), line("held-out documents, at most", held_out(config))]
@@ -120,6 +133,10 @@ fn running(config: &Config, laid: &Laid) -> Vec<Outside> {
     }
     if let Ok(Some(shards)) = Manifest::read(Path::new(&config.data)) {
         lines.push(line("index of the token shards", training::bytes(shards.documents)));
+    }
+    let page = page(config);
+    if page > 0 && config.order != Order::Random {
+        lines.push(line("a page of a parquet file, at most", page));
     }
     if config.shuffle > 0 && config.order != Order::Random {
         lines.push(line("documents to shuffle, at most", shuffle::bytes(config.shuffle)));
