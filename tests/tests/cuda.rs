@@ -312,3 +312,22 @@ fn a_gpu_without_bf16_products_keeps_bf16_and_computes_in_f32() {
     let [new, old] = [("new", &[][..]), ("old", &old[..])].map(|(n, v)| loss(&stand_in(dir, &line(n), v).ok()));
     assert!((new / old - 1.0).abs() < 2e-3, "{new} and {old}");
 }
+
+#[test]
+fn an_evaluation_uses_the_algorithms_of_its_run() {
+    let dir = directory();
+    let dir = dir.path();
+    host(dir, &format!("train --json --device cuda {SMALL} --steps 1 --out run")).ok();
+    let quiet = host(dir, "eval --run run").ok();
+    // Those of another GPU cannot be used: that this is said shows that they were looked at.
+    let path = dir.join("run/checkpoint-00000001/trainer_state.json");
+    let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let algorithms = state["algorithms"].as_array_mut().unwrap();
+    assert!(!algorithms.is_empty());
+    algorithms.iter_mut().for_each(|choice| choice["gpu"] = "Voodoo2".into());
+    fs::write(&path, state.to_string()).unwrap();
+    for line in ["eval --run run", "logits --run run --ids 5,6"] {
+        let warned = host(dir, line).ok();
+        assert!(warned.err.contains("Voodoo2") && !quiet.err.contains("Voodoo2"), "{}", warned.err);
+    }
+}

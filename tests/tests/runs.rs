@@ -78,12 +78,21 @@ fn a_run_from_training_to_every_use_of_it() {
             "metrics.jsonl",
             "plan.json",
             "tb",
-            "tokenizer.json"
+            "tokenizer.json",
+            "tokenizer_config.json"
         ]
     );
     assert_eq!(
         files(&last),
-        ["DONE", "config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json", "trainer_state.json"]
+        [
+            "DONE",
+            "config.json",
+            "model.safetensors",
+            "optimizer.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "trainer_state.json"
+        ]
     );
     assert_eq!(files(&run.join("tb")).len(), 1);
     let model: Value = serde_json::from_slice(&fs::read(last.join("config.json")).unwrap()).unwrap();

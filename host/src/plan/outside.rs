@@ -101,7 +101,8 @@ fn choosing(config: &Config) -> u64 {
 fn page(config: &Config) -> u64 {
     let Ok(Source::Path(path)) = config.data.parse() else { return 0 };
     // What is wrong with the data is said when it is opened.
-    let files = Files::open(&path, &SourceOptions { text_field: config.text_field.clone(), ..SourceOptions::default() });
+    let files =
+        Files::open(&path, &SourceOptions { text_field: config.text_field.clone(), ..SourceOptions::default() });
     if files.is_ok_and(|files| files.has_parquet()) { 2 * LARGEST_PAGE } else { 0 }
 }
 

@@ -51,7 +51,8 @@ fn failed(path: &Path, e: &dyn std::fmt::Display) -> ConfigError {
     ConfigError(format!("{}: {e}", path.display()))
 }
 
-/// Whether a new run may have `dir`: it is not there, or holds nothing but tokens and whose it is.
+/// Whether a new run may have `dir`: it is not there, or holds nothing but tokens, whose it is and what a run left that
+/// was stopped before it began.
 ///
 /// # Errors
 /// Something else is there, or it cannot be read.
@@ -62,7 +63,7 @@ pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
     };
     for entry in entries {
         let name = entry.map_err(|e| failed(dir, &e))?.file_name();
-        if name != OWN && name != LOCK {
+        if ![OWN, LOCK, UNNAMED].iter().any(|own| name == *own) {
             return Err(failed(dir, &"the directory is not empty; name another with --out"));
         }
     }
@@ -74,11 +75,11 @@ pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
 /// # Errors
 /// The file system; what was begun is removed.
 pub fn create(dir: &Path, config: &Config, plan: &str, tokenizer: &dyn Tokenizer) -> Result<(), ConfigError> {
-    let (fresh, text) = (!holds_run(dir), toml::to_string(config).map_err(|e| failed(dir, &e))?);
-    let write = |name: &str, text: &str| fs::write(dir.join(name), text).map_err(|e| failed(&dir.join(name), &e));
-    let tokenizer = tokenizer.save(dir).map_err(|e| ConfigError(e.to_string()));
-    // The configuration goes last: a directory that has one holds a run.
-    let written = tokenizer.and_then(|()| write(PLAN, plan)).and_then(|()| write(CONFIG, &text));
+    let fresh = !holds_run(dir);
+    // The configuration goes first: a directory that has one holds a run, which begins again where it has no more.
+    let written = write_config(dir, config)
+        .and_then(|()| tokenizer.save(dir).map_err(|e| ConfigError(e.to_string())))
+        .and_then(|()| fs::write(dir.join(PLAN), plan).map_err(|e| failed(&dir.join(PLAN), &e)));
     if written.is_err() && fresh {
         discard(dir);
     }
@@ -93,8 +94,15 @@ pub fn keep_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
     if read_config(dir)? == *config {
         return Ok(());
     }
+    write_config(dir, config)
+}
+
+/// The configuration before it has its name.
+const UNNAMED: &str = "config.toml.tmp";
+
+fn write_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
     let text = toml::to_string(config).map_err(|e| failed(dir, &e))?;
-    let (path, temporary) = (dir.join(CONFIG), dir.join(format!("{CONFIG}.tmp")));
+    let (path, temporary) = (dir.join(CONFIG), dir.join(UNNAMED));
     let written = fs::write(&temporary, text)
         .and_then(|()| fs::File::open(&temporary)?.sync_all())
         .and_then(|()| fs::rename(&temporary, &path));
@@ -107,7 +115,7 @@ pub fn keep_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
 /// Removes what a run that never began has in its directory; its tokens stay.
 pub fn discard(dir: &Path) {
     // The configuration goes first: without one the directory holds no run.
-    for name in [CONFIG, PLAN, tokenizer::FILE_NAME, metrics::LINES] {
+    for name in [CONFIG, UNNAMED, PLAN, tokenizer::FILE_NAME, tokenizer::CLASS_FILE_NAME, metrics::LINES] {
         let _ = fs::remove_file(dir.join(name));
     }
     let _ = fs::remove_dir_all(dir.join(metrics::EVENTS));

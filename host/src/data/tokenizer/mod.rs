@@ -15,7 +15,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use capful_core::vocab::{FINGERPRINT, fingerprint};
 
@@ -42,6 +42,9 @@ pub use build::{Built, DocumentError, build, training_bytes};
 pub use byte::SIZE as BYTES;
 pub use error::{EncodeError, TokenizerError};
 pub use load::{FILE_NAME, load, load_file};
+
+/// The file beside [`FILE_NAME`] that names its class and marks.
+pub const CLASS_FILE_NAME: &str = "tokenizer_config.json";
 
 /// Text to token ids and back. Shared by the reader thread and the commands.
 pub trait Tokenizer: Send + Sync {
@@ -90,18 +93,15 @@ pub trait Tokenizer: Send + Sync {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this tokenizer cannot be saved"))
     }
 
-    /// Saves the tokenizer as [`FILE_NAME`] in the directory `dir`, which exists, and syncs the file.
+    /// Saves the tokenizer in the directory `dir`, which exists, as [`FILE_NAME`] and, for `transformers`,
+    /// [`CLASS_FILE_NAME`], and syncs both.
     ///
     /// # Errors
     /// [`TokenizerError::Write`].
     fn save(&self, dir: &Path) -> Result<(), TokenizerError> {
-        let path = dir.join(FILE_NAME);
-        let written = File::create(&path).and_then(|file| {
-            let mut out = BufWriter::new(file);
-            self.write(&mut out)?;
-            out.into_inner()?.sync_all()
-        });
-        written.map_err(|source| TokenizerError::Write { path, source })
+        let class = class(self.bos().and_then(|id| self.token(id)), self.eos().and_then(|id| self.token(id)));
+        write_file(dir.join(FILE_NAME), &mut |out| self.write(out))?;
+        write_file(dir.join(CLASS_FILE_NAME), &mut |out| out.write_all(class.as_bytes()))
     }
 
     /// Writes what tells the tokenizer from others. Runs and caches keep the hash of it: it never changes, whatever the
@@ -120,6 +120,26 @@ pub trait Tokenizer: Send + Sync {
         let _ = self.write_identity(&mut hash);
         hash.0
     }
+}
+
+/// What `transformers` reads first: without it, it takes the class and the marks that a model's family usually has.
+fn class(bos: Option<String>, eos: Option<String>) -> String {
+    let class = serde_json::json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": bos,
+        "eos_token": eos,
+        "clean_up_tokenization_spaces": false,
+    });
+    format!("{class:#}\n")
+}
+
+fn write_file(path: PathBuf, write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>) -> Result<(), TokenizerError> {
+    let written = File::create(&path).and_then(|file| {
+        let mut out = BufWriter::new(file);
+        write(&mut out)?;
+        out.into_inner()?.sync_all()
+    });
+    written.map_err(|source| TokenizerError::Write { path, source })
 }
 
 struct Fingerprint(u64);
