@@ -252,7 +252,7 @@ impl Job<'_> {
         // The baselines get the memory that the session gives back.
         drop(session);
         let said = lines.complete().and_then(|()| {
-            let baselines = corpus.baselines(&validation.set, plan.baseline_bytes).map_err(work)?;
+            let baselines = corpus.baselines(&validation.set, machine.for_baselines(config, &plan)).map_err(work)?;
             let beside = Beside { validation: &validation.set, overlap, baselines };
             report(config, corpus, dir, &beside, &outcome, json)
         });

@@ -80,6 +80,16 @@ impl Machine {
         Some(Outside { name: "CUDA context, kernels and libraries".to_owned(), bytes })
     }
 
+    /// What the n-gram baselines may take once the arena is given back: what the plan keeps for them, or more where memory
+    /// is free and no budget forbids it.
+    pub fn for_baselines(&self, config: &Config, plan: &Plan) -> u64 {
+        let on_cpu = !config.device.starts_with("cuda");
+        let free = || self.free.map(|free| free.bytes.saturating_add(self.held));
+        let most = config.budget.filter(|_| on_cpu).or_else(free).unwrap_or(0);
+        let with = plan.moments.last().map_or(0, |moment| moment.bytes);
+        most.saturating_sub(with - plan.baseline_bytes.min(with)).max(plan.baseline_bytes)
+    }
+
     /// Refuses what main memory does not hold and the budget does not count: what a run on a GPU takes of it, or a pool
     /// for which too large a budget was asked.
     ///

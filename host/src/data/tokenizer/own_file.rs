@@ -6,7 +6,9 @@
 //! vocabulary is not looked at.
 
 use std::collections::HashMap;
+use std::fmt::{self, Write as _};
 use std::io::{self, Write};
+use std::sync::LazyLock;
 
 use capful_core::vocab::bpe::Merge;
 use capful_core::vocab::capped::CappedVocabulary;
@@ -98,27 +100,44 @@ fn words<S: Serializer>(vocabulary: &CappedVocabulary<'_>, serializer: S) -> Res
 }
 
 fn names<S: Serializer>(tokens: &Tokens<'_>, serializer: S) -> Result<S::Ok, S::Error> {
-    let specials = SPECIALS.iter().map(|special| (*special).to_owned());
-    let others = (FIRST_BYTE..).map_while(tokens).map(name);
+    let specials = SPECIALS.into_iter().map(Name::Special);
+    let others = (FIRST_BYTE..).map_while(tokens).map(Name::Bytes);
     serializer.collect_map(specials.chain(others).zip(0u32..))
 }
 
 fn pairs<S: Serializer>((merges, tokens): &(&[Merge], Tokens<'_>), serializer: S) -> Result<S::Ok, S::Error> {
     let mut sequence = serializer.serialize_seq(Some(merges.len()))?;
     for merge in *merges {
-        let part = |id| name(tokens(id).unwrap_or_default());
+        let part = |id| Name::Bytes(tokens(id).unwrap_or_default());
         sequence.serialize_element(&[part(merge.left), part(merge.right)])?;
     }
     sequence.end()
 }
 
-/// Bytes as the library's byte level writes them.
-fn name(bytes: &[u8]) -> String {
-    let characters: [char; 256] = {
-        let mut all = characters();
-        std::array::from_fn(|_| all.next().expect("a character a byte"))
-    };
-    bytes.iter().map(|&byte| characters[usize::from(byte)]).collect()
+/// How the library writes a token. A save writes tens of thousands of them: they are not made in memory first.
+enum Name<'a> {
+    Special(&'a str),
+    /// Bytes as its byte level writes them.
+    Bytes(&'a [u8]),
+}
+
+impl fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        static CHARACTERS: LazyLock<[char; 256]> = LazyLock::new(|| {
+            let mut all = characters();
+            std::array::from_fn(|_| all.next().expect("a character a byte"))
+        });
+        match self {
+            Name::Special(name) => f.write_str(name),
+            Name::Bytes(bytes) => bytes.iter().try_for_each(|&byte| f.write_char(CHARACTERS[usize::from(byte)])),
+        }
+    }
+}
+
+impl Serialize for Name<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
 
 /// Writes the file of a `word` tokenizer.
@@ -232,8 +251,8 @@ pub(super) fn read(content: &str) -> Result<(Vec<String>, Vec<[u32; 2]>), Refusa
 
 /// Looks whether `tokens` are the special ones and those whose bytes `bytes` gives.
 pub(super) fn check_names<'a>(tokens: &[String], bytes: Tokens<'a>) -> Result<(), Refusal> {
-    let expected = SPECIALS.iter().map(|special| (*special).to_owned());
-    let mut expected = expected.chain((FIRST_BYTE..).map_while(bytes).map(name));
+    let expected = SPECIALS.into_iter().map(Name::Special);
+    let mut expected = expected.chain((FIRST_BYTE..).map_while(bytes).map(Name::Bytes)).map(|name| name.to_string());
     for (id, token) in tokens.iter().enumerate() {
         if expected.next().as_ref() != Some(token) {
             return Err(Refusal::Damaged(format!("its token `{token}` has id {id}, which its merges do not give")));
@@ -247,8 +266,6 @@ pub(super) fn check_names<'a>(tokens: &[String], bytes: Tokens<'a>) -> Result<()
 
 #[cfg(test)]
 mod tests {
-    use std::sync::LazyLock;
-
     use proptest::prelude::*;
     use tokenizers::Tokenizer as Library;
 
