@@ -11,8 +11,8 @@ const PIP: &str = "python3 -m pip install --no-deps --target .cuda-toolchain nvi
                    nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96 \
                    nvidia-cuda-cccl==13.0.85";
 
-/// Machine code for these; PTX of the lowest for GPUs between and after them, of 90 for the newest.
-const TARGETS: &str = "75 80 86 89 90a ptx75 ptx90";
+/// Machine code for these; PTX for GPUs between them, and for 10.x and 12.x, which the driver compiles for.
+const TARGETS: &str = "75 80 86 89 90a ptx75 ptx100 ptx120";
 
 fn main() {
     println!("cargo:rerun-if-changed=cuda");

@@ -119,8 +119,8 @@ mod tests {
 
     #[test]
     fn a_gpu_runs_the_nearest_code_that_fits() {
-        let all = "75 80 86 89 90a ptx75 ptx90";
-        for (gpu, code) in [((7, 5), 75), ((8, 0), 80), ((8, 6), 86), ((8, 7), 86), ((9, 0), 90), ((10, 0), 90)] {
+        let all = "75 80 86 89 90a ptx75 ptx100 ptx120";
+        for (gpu, code) in [((7, 5), 75), ((8, 0), 80), ((8, 6), 86), ((8, 7), 86), ((9, 0), 90), ((10, 0), 100), ((10, 3), 100), ((12, 0), 120)] {
             assert_eq!(runs_as(all, gpu), code, "{gpu:?}");
         }
         assert_eq!(runs_as("ptx75 90a", (8, 6)), 75);
