@@ -1,5 +1,8 @@
 //! What plan and train show to people: a summary that a screen holds, and the whole ledger only where it is asked for.
 
+use std::fs;
+use std::path::Path;
+
 use capful_tests::binary::{Outcome, TINY, directory, host};
 use serde_json::Value;
 
@@ -106,4 +109,29 @@ fn a_run_shows_the_summary_and_at_its_end_memory_in_use_beside_the_plan() {
     let done = host(dir.path(), &format!("train {TINY} --steps 3 --out c --json")).ok().json_lines().pop().unwrap();
     let (peak, planned) = (&done["peak_rss_bytes"], &done["planned_bytes"]);
     assert!(peak.as_u64().unwrap() <= planned.as_u64().unwrap(), "{done}");
+}
+
+/// The table of docs/figures.md is what the plan says: each number to the digits that are printed.
+#[test]
+fn the_speeds_in_the_documents_are_the_plan_s() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/figures.md");
+    let text = fs::read_to_string(page).unwrap();
+    let section = text.split("### What a GTX 1650 allows").nth(1).unwrap().split("\nErrors").next().unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| ")).skip(2);
+    let (dir, mut count) = (directory(), 0);
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let line = format!("plan --preset {} --gpu gtx1650 --json", cells[0]);
+        let plan = host(dir.path(), &line).ok().json();
+        assert_eq!(plan["fits"], true, "{row}");
+        let of = |name: &str| plan["estimates"][name].as_f64().unwrap();
+        let generation = plan["estimates"]["generation"]["tokens_per_s"].as_f64().unwrap();
+        let expected = [of("seconds_per_step") * 1e3, of("tokens_per_s"), of("hours_per_billion_tokens"), generation];
+        for (cell, expected) in cells[1..].iter().zip(expected) {
+            let decimals = cell.split('.').nth(1).map_or(0, str::len);
+            assert_eq!(cell.replace(',', ""), format!("{expected:.decimals$}"), "{row}");
+        }
+        count += 1;
+    }
+    assert_eq!(count, 8, "{section}");
 }
