@@ -107,8 +107,15 @@ fn a_run_shows_the_summary_and_at_its_end_memory_in_use_beside_the_plan() {
     let all = host(dir.path(), &format!("train {TINY} --steps 3 --out b --regions")).ok();
     assert!(all.err.contains("batch.targets") && all.err.contains("estimates (roofline)"), "{}", all.err);
     let done = host(dir.path(), &format!("train {TINY} --steps 3 --out c --json")).ok().json_lines().pop().unwrap();
-    let (peak, planned) = (&done["peak_rss_bytes"], &done["planned_bytes"]);
+    let (peak, planned) = (&done["training_peak_rss_bytes"], &done["planned_bytes"]);
     assert!(peak.as_u64().unwrap() <= planned.as_u64().unwrap(), "{done}");
+    let plan = host(dir.path(), &format!("plan {TINY} --json")).ok().json();
+    let bytes = |value: &Value| value.as_u64().unwrap();
+    // Building the tokenizer, encoding and choosing come before the arena; the baselines are no part of training.
+    let moments = plan["moments"].as_array().unwrap().iter().filter(|m| m["name"].as_str().unwrap().contains("before"));
+    let most = moments.map(|moment| bytes(&moment["bytes"])).max().unwrap();
+    let running = bytes(&plan["arena_bytes"]) + bytes(&plan["outside_arena_bytes"]);
+    assert_eq!(bytes(planned), most.max(running), "{done}");
 }
 
 /// The table of docs/figures.md is what the plan says: each number to the digits that are printed.

@@ -261,7 +261,7 @@ impl Job<'_> {
             tell!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
         }
         // On a GPU the plan is of its memory, which is all allocated by now.
-        let planned = (!config.device.starts_with("cuda")).then_some(plan.needed_bytes);
+        let planned = (!config.device.starts_with("cuda")).then(|| plan.until_trained());
         let progress = Progress::start(config.steps, &config.stages(), planned, json);
         let mut lines = Lines::default();
         let ran = if json { trainer.run(&mut lines, &progress) } else { trainer.run(&mut Silent, &progress) };
@@ -422,6 +422,7 @@ fn report(
             "heap_allocations": outcome.allocations,
             "loader_allocations": outcome.loader_allocations,
             "peak_rss_bytes": memory::most_resident(),
+            "training_peak_rss_bytes": usage.resident,
             "planned_bytes": usage.planned,
             "device_bytes": usage.device,
             "gpu_busy": usage.busy,

@@ -180,6 +180,13 @@ impl Plan {
         Ok((plan, laid))
     }
 
+    /// The most main memory until training ends, where the arena lies in it: all but the baselines, the last moment.
+    pub fn until_trained(&self) -> u64 {
+        let before = self.moments.split_last().map_or(&[][..], |(_, before)| before);
+        let running = self.arena_bytes.saturating_add(self.outside_arena_bytes);
+        before.iter().map(|moment| moment.bytes).fold(running, u64::max)
+    }
+
     /// Refuses what does not fit, with what would make it fit, and what cannot be known to fit.
     ///
     /// # Errors
