@@ -14,6 +14,7 @@ mod presets;
 mod sampling;
 mod train;
 mod trained;
+mod usage;
 mod vocab;
 
 use std::io::{self, Write as _};
@@ -97,7 +98,7 @@ struct Arguments {
 enum Command {
     /// Trains a model; without flags: pythia-tiny on the built-in tales, about a minute on two cores
     Train(train::Train),
-    /// Prints every region of memory, the costs and the fit of the run that `train` would start
+    /// What the run that `train` would start takes of memory, whether it fits, and how fast it could be
     Plan(plan::Plan),
     /// The loss of a trained model on held-out documents
     Eval(eval::Eval),

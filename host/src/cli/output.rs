@@ -5,6 +5,10 @@
 use std::fmt::Arguments;
 use std::io::{self, Write as _};
 
+use anstream::adapter::strip_str;
+use anstream::stream::RawStream;
+use anstream::{AutoStream, ColorChoice};
+
 use super::{Failure, work};
 
 /// Writes a line to standard output: a command whose result is lost has failed.
@@ -28,6 +32,12 @@ pub(super) fn result(line: Arguments<'_>) -> Result<(), Failure> {
 /// See [`tell`].
 pub(super) fn aside(line: Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// `text` as `stream` takes it: colours are for terminals, and for people who did not turn them off with NO_COLOR.
+pub(super) fn fitting(text: &str, stream: &impl RawStream) -> String {
+    let coloured = stream.is_terminal() && AutoStream::choice(stream) != ColorChoice::Never;
+    if coloured { text.to_owned() } else { strip_str(text).to_string() }
 }
 
 /// Standard output that cannot be written.

@@ -1,6 +1,8 @@
 //! `host plan`.
 
-use super::output::say;
+use std::io;
+
+use super::output::{fitting, say};
 use super::{Failure, RunFlags, work};
 use crate::plan::{Machine, Plan as Planned, Row, listing};
 
@@ -15,6 +17,9 @@ pub struct Plan {
     /// Every operation of the run's programs with its operands, bytes, floating-point operations and roofline time
     #[arg(long, conflicts_with = "sweep")]
     program: bool,
+    /// Every region of memory, every stage and every line outside the arena, before the summary
+    #[arg(long, conflicts_with_all = ["sweep", "program"])]
+    regions: bool,
     /// JSON on standard output
     #[arg(long)]
     json: bool,
@@ -55,7 +60,10 @@ impl Plan {
         if self.json {
             say!("{}", serde_json::to_string_pretty(&plan).map_err(work)?)?;
         } else {
-            say!("{}", plan.table().trim_end())?;
+            if self.regions {
+                say!("{}", plan.ledger().trim_end())?;
+            }
+            say!("{}", fitting(plan.summary(&config).trim_end(), &io::stdout()))?;
             if let Some(line) = config.attention_kept() {
                 say!("  {line}")?;
             }

@@ -9,7 +9,8 @@ use capful_core::generate::Sampler;
 use capful_core::train::Curriculum;
 use serde_json::json;
 
-use super::output::{lost, say, tell};
+use super::output::{fitting, lost, say, tell};
+use super::usage::Usage;
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, work};
 use crate::config::{Cache, Config, Device, RawConfig, human_bytes};
 use crate::data::corpus::{Corpus, CorpusError};
@@ -45,9 +46,21 @@ pub struct Train {
     /// Uses the GPU's algorithms of another run, its plan.json: then the same run gives the same bits
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     algorithms: Option<PathBuf>,
+    /// Every region of memory, every stage and every line outside the arena, before the summary
+    #[arg(long)]
+    regions: bool,
     /// JSON on standard output: a line a logged step and evaluation, and a last one
     #[arg(long)]
     json: bool,
+}
+
+/// How much of a run is shown.
+#[derive(Debug, Clone, Copy)]
+struct Shown {
+    /// JSON alone.
+    json: bool,
+    /// The whole ledger.
+    regions: bool,
 }
 
 /// A run that waits for text for more than this share of its time is told so.
@@ -69,6 +82,10 @@ impl Train {
         }
     }
 
+    fn shown(&self) -> Shown {
+        Shown { json: self.json, regions: self.regions }
+    }
+
     /// Goes on with the run in the directory claimed, or begins it again where nothing was saved yet.
     fn go_on(self, claim: Claim, written: RawConfig) -> Result<(), Failure> {
         let dir = claim.dir();
@@ -82,12 +99,13 @@ impl Train {
         let mut say = encoding(&config, dir, self.json);
         let corpus = Corpus::reopen(&config, &from, dir, source, Some(&mut say)).map_err(encoded)?;
         count_epochs(&mut config, &corpus, true)?;
-        start(config, &corpus, dir, Some(&from), &algorithms, self.json)
+        start(config, &corpus, dir, Some(&from), &algorithms, self.shown())
     }
 
     /// Begins the run of `config`; `warmup` says whether somebody decided its warm-up. Where the run was begun before, its
     /// directory is claimed already.
     fn begin(self, mut config: Config, warmup: bool, claim: Option<Claim>) -> Result<(), Failure> {
+        let shown = self.shown();
         let Train { out, algorithms, json, .. } = self;
         // Refused before a GPU is asked for and the data is read, where that can be known.
         let machine = Machine::of(&config)?;
@@ -110,7 +128,7 @@ impl Train {
             return Err(request(format!("--algorithms is for GPUs; the device is {}", config.device)));
         }
         let algorithms = algorithms.as_deref().map_or(Ok(Vec::new()), directory::read_algorithms)?;
-        start(config, &corpus, dir, None, &algorithms, json)
+        start(config, &corpus, dir, None, &algorithms, shown)
     }
 }
 
@@ -171,9 +189,9 @@ fn start(
     dir: &Path,
     resume: Option<&Path>,
     algorithms: &[Choice],
-    json: bool,
+    shown: Shown,
 ) -> Result<(), Failure> {
-    let job = Job { config: &config, corpus, dir, resume, algorithms, json };
+    let job = Job { config: &config, corpus, dir, resume, algorithms, shown };
     job.run()
 }
 
@@ -184,12 +202,12 @@ struct Job<'a> {
     dir: &'a Path,
     resume: Option<&'a Path>,
     algorithms: &'a [Choice],
-    json: bool,
+    shown: Shown,
 }
 
 impl Job<'_> {
     fn run(self) -> Result<(), Failure> {
-        let Job { config, corpus, dir, resume, algorithms, json } = self;
+        let Job { config, corpus, dir, resume, algorithms, shown: Shown { json, regions } } = self;
         let machine = Machine::of(config)?;
         let (plan, laid) = Plan::new(config, &machine)?;
         plan.require_fit(config, &machine)?;
@@ -204,7 +222,10 @@ impl Job<'_> {
         let profile = AnyProfile::of(config)?;
         let mut session = Session::start_training(laid, &profile, config, algorithms)?;
         if !json {
-            tell!("{}", plan.table().trim_end());
+            if regions {
+                tell!("{}", plan.ledger().trim_end());
+            }
+            tell!("{}", fitting(plan.summary(config).trim_end(), &io::stderr()));
             if let Some(line) = config.attention_kept() {
                 tell!("{line}");
             }
@@ -239,7 +260,9 @@ impl Job<'_> {
         if !json {
             tell!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
         }
-        let progress = Progress::start(config.steps, &config.stages(), json);
+        // On a GPU the plan is of its memory, which is all allocated by now.
+        let planned = (!config.device.starts_with("cuda")).then(|| plan.until_trained());
+        let progress = Progress::start(config.steps, &config.stages(), planned, json);
         let mut lines = Lines::default();
         let ran = if json { trainer.run(&mut lines, &progress) } else { trainer.run(&mut Silent, &progress) };
         drop(progress);
@@ -249,12 +272,13 @@ impl Job<'_> {
         })?;
         end_with_the_reader()?;
         let sample = if json { Ok(String::new()) } else { sample(config, &mut session, corpus.tokenizer.as_ref()) };
+        let usage = Usage::of(&plan, &outcome, &mut session);
         // The baselines get the memory that the session gives back.
         drop(session);
         let said = lines.complete().and_then(|()| {
             let baselines = corpus.baselines(&validation.set, machine.for_baselines(config, &plan)).map_err(work)?;
             let beside = Beside { validation: &validation.set, overlap, baselines };
-            report(config, corpus, dir, &beside, &outcome, json)
+            report(config, corpus, dir, &beside, &outcome, &usage, json)
         });
         said.map_err(|e| work(format_args!("{e}; the run is saved in {}", dir.display())))?;
         let sample = sample?;
@@ -366,6 +390,7 @@ fn report(
     dir: &Path,
     beside: &Beside<'_>,
     outcome: &Outcome,
+    usage: &Usage,
     json: bool,
 ) -> Result<(), Failure> {
     let Beside { validation, overlap, baselines } = beside;
@@ -397,6 +422,10 @@ fn report(
             "heap_allocations": outcome.allocations,
             "loader_allocations": outcome.loader_allocations,
             "peak_rss_bytes": memory::most_resident(),
+            "training_peak_rss_bytes": usage.resident,
+            "planned_bytes": usage.planned,
+            "device_bytes": usage.device,
+            "gpu_busy": usage.busy,
             "heap_allocations_per_save": outcome.save.allocations,
             "heap_bytes_per_save": outcome.save.bytes,
         });
@@ -423,6 +452,7 @@ fn report(
         outcome.save.allocations,
         human_bytes(outcome.save.bytes)
     )?;
+    say!("  {}", usage.line())?;
     say!("  run {}", dir.display())?;
     Ok(())
 }

@@ -7,6 +7,7 @@ use capful_core::memory::{Dtype, Entry, Layout, LayoutError, Ledger, Region, Rol
 use capful_core::model::{MicroBatch, Products, Purpose};
 use serde::Serialize;
 
+use super::estimates::Generation;
 use super::program::{self, Constants, Model, Places, Programs, Sequence};
 use crate::config::{AnyFamily, Config, ConfigError};
 use crate::device::AnyProfile;
@@ -155,6 +156,8 @@ pub struct Laid {
     pub program_bytes: u64,
     /// What a step of each training section costs.
     pub costs: Vec<Cost>,
+    /// What a generated token costs, where tokens are.
+    pub generation: Option<Generation>,
     /// What the model is made of, in lines.
     pub introduction: Vec<String>,
     /// What was laid.
@@ -280,6 +283,19 @@ fn cost(
     Ok(Cost { flops_per_token, flops, bytes, operations, seconds })
 }
 
+/// A generated token on the meter.
+fn generation(
+    model: &dyn Model,
+    profile: &AnyProfile,
+    rates: Rates,
+    sections: &Sections,
+) -> Result<Option<Generation>, OperationError> {
+    let Some(context) = sections.decoding else { return Ok(None) };
+    let mut meter = Meter::new(profile, rates);
+    model.run(Sequence::Decode, sections, &mut meter)?;
+    Ok(Some(Generation::of(context, &meter)))
+}
+
 impl Laid {
     /// Lays `sections` of a model of `family`, and counts what the operations of its steps cost.
     ///
@@ -316,6 +332,7 @@ impl Laid {
             programs: Programs::default(),
             program_bytes: Programs::bytes(meter.operations),
             costs: Vec::new(),
+            generation: None,
             introduction: model.introduction(),
             sections: sections.clone(),
             scratch,
@@ -327,6 +344,7 @@ impl Laid {
         };
         let costs = (0..sections.training.len()).map(|stage| cost(model, profile, rates, sections, stage));
         laid.costs = costs.collect::<Result<_, _>>().map_err(refused)?;
+        laid.generation = generation(model, profile, rates, sections).map_err(refused)?;
         laid.list(&entries, mark);
         Ok(laid)
     }

@@ -5,16 +5,20 @@
 
 mod advice;
 mod cgroup;
+mod estimates;
 mod gpu;
 mod layout;
+mod ledger;
 pub mod listing;
 mod machine;
 pub mod memory;
 mod outside;
 mod program;
 mod smaller;
+mod summary;
 mod sweep;
 
+pub use estimates::{Estimates, Generation};
 pub use gpu::Gpu;
 pub use layout::{Cost, Laid, Line, Sections};
 pub use machine::Machine;
@@ -74,6 +78,8 @@ pub struct Plan {
     pub roofline_seconds: f64,
     /// Tokens of a step.
     pub tokens_per_step: u64,
+    /// What that makes of a step, and of a token that is generated.
+    pub estimates: Estimates,
     /// Every stage; one where all steps are of one shape.
     pub stages: Vec<StagePlan>,
     /// The one allocation.
@@ -156,6 +162,7 @@ impl Plan {
             operations_per_step: last.operations_per_step,
             roofline_seconds: last.roofline_seconds,
             tokens_per_step: last.tokens_per_step,
+            estimates: Estimates::of(last, laid.generation),
             stages,
             arena_bytes: laid.bytes,
             regions: laid.lines.clone(),
@@ -171,6 +178,13 @@ impl Plan {
             fits: budget_bytes.map(|bytes| Budget { bytes }.check(needed_bytes, 0).is_ok()),
         };
         Ok((plan, laid))
+    }
+
+    /// The most main memory until training ends, where the arena lies in it: all but the baselines, the last moment.
+    pub fn until_trained(&self) -> u64 {
+        let before = self.moments.split_last().map_or(&[][..], |(_, before)| before);
+        let running = self.arena_bytes.saturating_add(self.outside_arena_bytes);
+        before.iter().map(|moment| moment.bytes).fold(running, u64::max)
     }
 
     /// Refuses what does not fit, with what would make it fit, and what cannot be known to fit.
@@ -230,62 +244,5 @@ impl Plan {
             n if n == self.stages.len() => if n == 1 { "this run" } else { "no stage of this run fits: it" }.to_owned(),
             _ => format!("this run does not fit in {}: it", named.join(", ")),
         }
-    }
-
-    /// The ledger as a table for people. Of stages that share the largest one's bytes only the sum is shown.
-    pub fn table(&self) -> String {
-        let mut out = String::new();
-        let mut row = |name: &str, what: &str, bytes: u64, padding: u64| {
-            out.push_str(&format!("  {name:<58} {what:<26} {bytes:>14} {padding:>8}\n"));
-        };
-        row("region", "type and shape", 0, 0);
-        for line in &self.regions {
-            row(&line.name, &line.describe(), line.bytes, line.padding);
-        }
-        let of_stage = |line: &&Line| line.section.as_ref().is_some_and(|s| s.starts_with("stage "));
-        for line in self.overlays.iter().filter(|line| !of_stage(line)) {
-            row(&format!("({})", line.name), &line.describe(), 0, 0);
-        }
-        let out = out.replacen(&format!("{:>14} {:>8}", 0, 0), &format!("{:>14} {:>8}", "bytes", "padding"), 1);
-        let mut out = out.replace(&format!(" {:>14} {:>8}\n", 0, 0), "                overlay\n");
-        let mut total = |name: &str, bytes: u64| {
-            out.push_str(&format!("  {name:<85} {bytes:>14}   {}\n", human_bytes(bytes)));
-        };
-        for (i, stage) in self.stages.iter().enumerate().filter(|_| self.stages.len() > 1) {
-            let StagePlan { from, seq_len, batch_size, accumulate, .. } = stage;
-            let times = if *accumulate > 1 { format!(" × {accumulate}") } else { String::new() };
-            let ms = stage.roofline_seconds * 1e3;
-            let name = format!(
-                "stage {} from step {from}: {batch_size} × {seq_len}{times} tokens, at best {ms:.1} ms a step",
-                i + 1
-            );
-            total(&name, stage.arena_bytes);
-        }
-        total("arena", self.arena_bytes);
-        for o in &self.outside {
-            total(&o.name, o.bytes);
-        }
-        for moment in &self.moments {
-            total(&format!("({}, all that is in main memory then)", moment.name), moment.bytes);
-        }
-        total("needed at once", self.needed_bytes);
-        match self.budget_bytes {
-            Some(bytes) => total(&format!("budget ({})", self.budget_from), bytes),
-            None => out.push_str(&format!("  budget not known: {}\n", self.budget_from)),
-        }
-        let fits = match self.fits {
-            Some(true) => "fits",
-            Some(false) => "does not fit",
-            None => "whether it fits is not known",
-        };
-        out.push_str(&format!(
-            "  {} parameters, {:.1} MFLOP a token, {} tokens a step, at best {:.1} ms a step here, {}\n",
-            self.params,
-            self.flops_per_token as f64 / 1e6,
-            self.tokens_per_step,
-            self.roofline_seconds * 1e3,
-            fits
-        ));
-        out
     }
 }

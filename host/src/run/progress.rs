@@ -9,6 +9,8 @@ use capful_core::train::Stage;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::allocations::{self, Activity};
+use crate::config::human_bytes;
+use crate::plan::memory;
 
 /// The numbers, written by the run and read by the reporter.
 #[derive(Debug, Default)]
@@ -31,8 +33,8 @@ pub struct Progress {
 
 impl Progress {
     /// Starts a bar of `steps` on standard error, or nothing where `quiet`. Where there are several `stages` it names
-    /// the one under way.
-    pub fn start(steps: u64, stages: &[Stage], quiet: bool) -> Progress {
+    /// the one under way. Where so many bytes of main memory were `planned` it shows how many are in use beside them.
+    pub fn start(steps: u64, stages: &[Stage], planned: Option<u64>, quiet: bool) -> Progress {
         let names = if stages.len() > 1 { names(stages) } else { Vec::new() };
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
@@ -43,7 +45,7 @@ impl Progress {
             let reached = Arc::clone(&started);
             let thread = builder.spawn(move || {
                 reached.wait();
-                report(&theirs, steps, &names);
+                report(&theirs, steps, &names, planned);
             });
             thread.ok().inspect(|_| {
                 started.wait();
@@ -86,7 +88,13 @@ fn names(stages: &[Stage]) -> Vec<String> {
     stages.iter().enumerate().map(name).collect()
 }
 
-fn report(shared: &Shared, steps: u64, stages: &[String]) {
+/// Main memory in use beside what was planned, where the system says.
+fn memory_in_use(planned: Option<u64>) -> String {
+    let both = memory::resident().zip(planned);
+    both.map_or(String::new(), |(used, planned)| format!(" {} of {}", human_bytes(used), human_bytes(planned)))
+}
+
+fn report(shared: &Shared, steps: u64, stages: &[String], planned: Option<u64>) {
     allocations::during(Activity::Report, || {
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} eta {eta}");
@@ -102,7 +110,8 @@ fn report(shared: &Shared, steps: u64, stages: &[String]) {
                 0 => String::new(),
                 count => format!(" {count} steps skipped"),
             };
-            bar.set_message(format!("{stage}loss {loss:.3}{validation}{skipped} {speed:.0} tokens/s"));
+            let memory = memory_in_use(planned);
+            bar.set_message(format!("{stage}loss {loss:.3}{validation}{skipped} {speed:.0} tokens/s{memory}"));
             std::thread::park_timeout(Duration::from_millis(250));
         }
         bar.finish_and_clear();

@@ -72,6 +72,8 @@ pub struct Outcome {
     pub save: allocations::Count,
     /// Seconds that steps waited for text and the device had nothing else to do.
     pub waited: f64,
+    /// Share of those seconds in which the GPU had a step under way; nothing where there is no GPU.
+    pub gpu: Option<f64>,
 }
 
 /// A run, prepared: everything is allocated.
@@ -320,7 +322,8 @@ impl<'a> Trainer<'a> {
     pub fn run(mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<(Outcome, Session), TrainError> {
         let start = Instant::now();
         self.saved = start;
-        let mut meter = Speedometer::start(self.state.tokens, self.busy());
+        let busy = self.busy();
+        let mut meter = Speedometer::start(self.state.tokens, busy);
         let (mut warm, mut warm_read) = (None, Default::default());
         // A GPU's results are read while the next step runs.
         let ahead = self.session.device.gpu().is_some();
@@ -365,14 +368,16 @@ impl<'a> Trainer<'a> {
         self.conclude(pending.take(), &mut meter, observer, progress)?;
         let score = self.evaluate(observer, progress)?;
         self.save()?;
+        let seconds = start.elapsed().as_secs_f64();
         let outcome = Outcome {
             score,
-            seconds: start.elapsed().as_secs_f64(),
+            seconds,
             tokens: self.state.tokens,
             allocations: warm.map_or(0, |w| allocations::since(Activity::Step, w).allocations),
             loader_allocations: allocations::since(Activity::Read, warm_read).allocations,
             save: self.save,
             waited: meter.lost(),
+            gpu: self.busy().zip(busy).map(|(now, before)| (now - before) / seconds),
         };
         Ok((outcome, self.session))
     }

@@ -1,0 +1,136 @@
+"""Draws docs/first_screen.svg: what four commands show, run one after the other in an empty directory.
+
+    cargo build --release
+    python3 docs/first_screen.py --host target/release/host
+
+The second command has the flags that the first one's refusal names. Training takes a minute or two on two cores.
+"""
+
+import argparse
+import html
+import os
+import pty
+import re
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+COLUMNS = 100
+CHARACTER, LINE, MARGIN = 7.6, 18, 20
+BACKGROUND, PANEL, TEXT, DIM = "#0d1117", "#161b22", "#d5dae1", "#8b949e"
+COLOURS = {"1": "#ffffff", "36": "#4cb3d4", "32": "#4ac26b", "31": "#ff6b64"}
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+REFUSED = "train --preset pythia-70m --batch-size 256 --seq-len 512 --gpu gtx1650"
+
+
+def run(host, words, directory):
+    """What a command writes to a terminal on standard output, and to standard error."""
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        [host, *words], cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE
+    )
+    os.close(theirs)
+    error = process.stderr.read().decode()
+    process.wait()
+    out = b""
+    try:
+        while piece := os.read(ours, 4096):
+            out += piece
+    except OSError:  # Linux says so where the other end is closed.
+        pass
+    os.close(ours)
+    return out.decode().replace("\r\n", "\n"), error
+
+
+def cells(text):
+    """Lines of (character, colour), broken between the words that end where the terminal does."""
+    lines = []
+    for line in text.rstrip("\n").split("\n"):
+        colour, row = TEXT, []
+        for code, character in re.findall(r"\x1b\[([0-9;]*)m|(.)", line):
+            if character:
+                row.append((character, colour))
+            else:
+                known = [COLOURS[part] for part in code.split(";") if part in COLOURS]
+                colour = known[-1] if known else TEXT
+        while len(row) > COLUMNS:
+            end = max(at for at in range(COLUMNS + 1) if row[at][0] == " ")
+            lines.append(row[:end])
+            row = row[end + 1 :]
+        lines.append(row)
+    return lines
+
+
+def drawn(row, x, y):
+    """A line of text: columns of words where they begin, and bars as boxes, which every font shows alike."""
+    line, parts, bars = "".join(character for character, _ in row), [], EIGHTHS[1:]
+    for found in re.finditer(f"[{bars}]+|[^ {bars}](?:[^ {bars}]| (?! |$))*", line):
+        at, end = found.span()
+        while at < end:
+            colour = row[at][1]
+            same = next((other for other in range(at, end) if row[other][1] != colour), end)
+            parts.append(piece(line[at:same], colour, x + at * CHARACTER, y))
+            at = same
+    return "".join(parts)
+
+
+def piece(text, colour, x, y):
+    """Words or a bar of one colour."""
+    if text[0] in EIGHTHS[1:]:
+        width = sum(EIGHTHS.index(character) for character in text) / 8 * CHARACTER
+        return f'<rect x="{x:.1f}" y="{y - 11}" width="{width:.1f}" height="13" fill="{colour}"/>'
+    length = len(text) * CHARACTER
+    return (
+        f'<text x="{x:.1f}" y="{y}" fill="{colour}" textLength="{length:.1f}" '
+        f'lengthAdjust="spacingAndGlyphs">{html.escape(text)}</text>'
+    )
+
+
+def picture(panels):
+    parts, y = [], MARGIN
+    width = COLUMNS * CHARACTER + 4 * MARGIN
+    for command, text in panels:
+        lines = [[(c, DIM if at < 2 else "#ffffff") for at, c in enumerate(f"$ {command}")], *cells(text)]
+        height = len(lines) * LINE + MARGIN
+        parts.append(
+            f'<rect x="{MARGIN}" y="{y}" width="{width - 2 * MARGIN:.0f}" height="{height}" rx="6" fill="{PANEL}"/>'
+        )
+        for number, row in enumerate(lines):
+            parts.append(drawn(row, 2 * MARGIN, y + MARGIN + 5 + number * LINE))
+        y += height + MARGIN // 2
+    height = y + MARGIN // 2
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
+        f'height="{height}" font-family="ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace" font-size="12.5" '
+        f'xml:space="preserve">\n<rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>\n{body}\n</svg>\n'
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--host", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("first_screen.svg"))
+    arguments = parser.parse_args()
+    host = arguments.host.resolve()
+    with tempfile.TemporaryDirectory() as directory:
+        panels = []
+
+        def show(line):
+            out, error = run(host, shlex.split(line), directory)
+            # The sample that a run ends with has a panel of its own.
+            panels.append((f"host {line}", (out or error).split("\n\n")[0]))
+            return out or error
+
+        refusal = show(REFUSED)
+        flags = re.search(r"(--batch-size \d+ --accumulate \d+) fits", refusal).group(1)
+        show(REFUSED.replace("train", "plan").replace("--batch-size 256", flags))
+        show("train")
+        show('generate --run runs/pythia-tiny-001 --prompt "once there was a" --max-tokens 40 --seed 7')
+    arguments.out.write_text(picture(panels))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+//! The plan on a screen: at most twelve lines of a hundred columns, with colours where the terminal has them.
+
+use std::fmt::Write as _;
+
+use anstyle::{AnsiColor, Style};
+use capful_core::memory::Role;
+use indicatif::{HumanCount, HumanFloatCount};
+
+use super::{Estimates, Line, Plan, StagePlan, outside};
+use crate::config::{Config, human_bytes};
+
+const NAME: Style = Style::new().bold();
+const BAR: Style = AnsiColor::Cyan.on_default();
+const GOOD: Style = AnsiColor::Green.on_default().bold();
+const BAD: Style = AnsiColor::Red.on_default().bold();
+
+/// Columns of the longest bar.
+const BAR_COLUMNS: u64 = 22;
+
+/// What part of the memory serves a purpose, and what there is to say of it.
+struct Share {
+    name: &'static str,
+    bytes: u64,
+    detail: String,
+}
+
+impl Plan {
+    /// The run of `config` in a few lines. They hold escape codes, to be taken out where no terminal obeys them.
+    pub fn summary(&self, config: &Config) -> String {
+        let mut out = String::new();
+        let _ = writeln!(out, "{}", self.model(config));
+        if self.stages.len() > 1 {
+            let _ = writeln!(out, "{}", self.curriculum());
+        }
+        let shares: Vec<Share> = self.arena().into_iter().chain([self.beside()]).collect();
+        let all: u64 = shares.iter().fold(0, |sum, share| sum.saturating_add(share.bytes));
+        for Share { name, bytes, detail } in shares.iter().filter(|share| share.bytes > 0) {
+            let (bar, bytes) = (bar(*bytes, all), human_bytes(*bytes));
+            let row = format!("  {name:<20} {bytes:>10}  {BAR}{bar:<22}{BAR:#} {detail}");
+            let _ = writeln!(out, "{}", row.trim_end());
+        }
+        let _ = writeln!(out, "{}", self.fit());
+        out.push_str(&self.speed());
+        out
+    }
+
+    fn model(&self, config: &Config) -> String {
+        let (preset, parameters) = (&config.preset, HumanCount(self.params));
+        match &self.stages[..] {
+            [stage] => format!("{NAME}{preset}{NAME:#}: {parameters} parameters, {}", shape(stage)),
+            _ => format!("{NAME}{preset}{NAME:#}: {parameters} parameters"),
+        }
+    }
+
+    /// How many stages there are, and the one that takes most.
+    fn curriculum(&self) -> String {
+        let numbered = (1..).zip(&self.stages);
+        let largest = numbered.max_by_key(|(number, stage)| (stage.arena_bytes, std::cmp::Reverse(*number)));
+        let largest = largest.map_or(String::new(), |(number, stage): (u32, _)| {
+            format!("; the largest is stage {number}: {}, arena {}", shape(stage), human_bytes(stage.arena_bytes))
+        });
+        format!("{} stages{largest}", self.stages.len())
+    }
+
+    /// The arena by purpose: the bytes of all shares add up to it.
+    fn arena(&self) -> [Share; 6] {
+        let sum = |of: &dyn Fn(&&Line) -> bool| -> u64 {
+            self.regions.iter().filter(of).map(|line| line.bytes + line.padding).sum()
+        };
+        let of = |role: Role| sum(&|line| line.role == role.name());
+        let logits = sum(&|line| line.role == Role::Work.name() && line.name.contains("logits"));
+        let [masters, moments, work] = [Role::Master, Role::Moment, Role::Work].map(of);
+        let [state, tables] = [Role::State, Role::Constant].map(of);
+        let inputs = of(Role::Batch) + of(Role::Control);
+        let parts = |parts: &[(&str, u64)]| {
+            let there = parts.iter().filter(|(_, bytes)| *bytes > 0);
+            let parts: Vec<_> = there.map(|(name, bytes)| format!("{name} {}", human_bytes(*bytes))).collect();
+            parts.join(", ")
+        };
+        let share = |name, bytes, detail| Share { name, bytes, detail };
+        let types = |role| self.types(role);
+        [
+            share("weights", of(Role::Weight), types(Role::Weight)),
+            share("gradients", of(Role::Gradient), types(Role::Gradient)),
+            share("optimizer state", masters + moments, parts(&[("masters", masters), ("moments", moments)])),
+            share("activations", of(Role::Saved), "kept for the backward pass".to_owned()),
+            share("scratch", work, parts(&[("work", work - logits), ("logits", logits)])),
+            share("state, tables, batch", state + tables + inputs, parts(&[("state", state), ("tables", tables)])),
+        ]
+    }
+
+    /// The element types of a role's regions.
+    fn types(&self, role: Role) -> String {
+        let mut types: Vec<_> = self.regions.iter().filter(|l| l.role == role.name()).map(|l| l.dtype).collect();
+        types.sort_unstable();
+        types.dedup();
+        types.join(", ")
+    }
+
+    /// All that lies outside the arena at the same time.
+    fn beside(&self) -> Share {
+        let largest = self.outside.iter().max_by_key(|line| line.bytes);
+        let name = largest.map_or("", |line| line.name.trim_end_matches(", at most"));
+        let mostly = if self.outside.len() > 1 { "mostly " } else { "" };
+        Share { name: "outside the arena", bytes: outside::sum(&self.outside), detail: format!("{mostly}{name}") }
+    }
+
+    /// What is needed at once, of what, and whether that is enough. Where a moment without the arena takes most it is
+    /// named.
+    fn fit(&self) -> String {
+        let needed = human_bytes(self.needed_bytes);
+        let moment = self.moments.iter().find(|moment| {
+            moment.bytes == self.needed_bytes && self.needed_bytes > self.arena_bytes + self.outside_arena_bytes
+        });
+        let (Some(budget), Some(fits)) = (self.budget_bytes.map(human_bytes), self.fits) else {
+            return format!("needed at once {needed}: {}", self.budget_from);
+        };
+        let needed = match moment {
+            Some(moment) => format!("needed {needed} ({}) of {budget}", moment.name),
+            None => format!("needed at once {needed} of {budget} ({})", self.budget_from),
+        };
+        match fits {
+            true => format!("{needed}: {GOOD}fits{GOOD:#}"),
+            false => format!("{needed}: {BAD}does not fit{BAD:#}"),
+        }
+    }
+
+    /// What the roofline allows.
+    fn speed(&self) -> String {
+        let Estimates { seconds_per_step, tokens_per_s, sequences_per_s, hours_per_billion_tokens, generation, .. } =
+            self.estimates;
+        let of = if self.stages.len() > 1 { "roofline, last stage" } else { "roofline" };
+        let (step, tokens) = (duration(seconds_per_step), HumanCount(tokens_per_s as u64));
+        let (sequences, hours) = (rounded(sequences_per_s), rounded(hours_per_billion_tokens));
+        let generation = generation
+            .map_or(String::new(), |token| format!("; generation {} tokens/s", HumanCount(token.tokens_per_s as u64)));
+        format!(
+            "estimates ({of}): {step} a step, {tokens} tokens/s, {sequences} sequences/s\n  \
+             {hours} hours for a billion tokens{generation}\n"
+        )
+    }
+}
+
+/// Tokens of a step: sequences × tokens × micro-batches.
+fn shape(stage: &StagePlan) -> String {
+    let StagePlan { batch_size, seq_len, accumulate, tokens_per_step, .. } = stage;
+    format!("{batch_size} × {seq_len} × {accumulate} = {} tokens a step", HumanCount(*tokens_per_step))
+}
+
+/// A bar of `bytes` in `all` of them, in eighths of a column; what is there is seen.
+fn bar(bytes: u64, all: u64) -> String {
+    let eighths = (8.0 * BAR_COLUMNS as f64 * bytes as f64 / all.max(1) as f64).round().max(1.0) as usize;
+    let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths % 8];
+    "█".repeat(eighths / 8) + rest
+}
+
+fn duration(seconds: f64) -> String {
+    if seconds < 1.0 { format!("{:.3} ms", seconds * 1e3) } else { format!("{seconds:.1} s") }
+}
+
+/// A number for people: what is small keeps its digits.
+fn rounded(number: f64) -> String {
+    match number {
+        n if n < 10.0 => format!("{n:.2}"),
+        n => HumanFloatCount((n * 10.0).round() / 10.0).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anstream::adapter::strip_str;
+
+    use super::*;
+    use crate::config::{RawConfig, presets};
+    use crate::plan::Machine;
+
+    fn planned(text: &str) -> (Config, Plan) {
+        let config = Config::resolve(toml::from_str::<RawConfig>(text).unwrap()).unwrap();
+        let plan = Plan::of(&config, &Machine::of(&config).unwrap()).unwrap();
+        (config, plan)
+    }
+
+    fn assert_small(plan: &Plan, config: &Config) {
+        let shown = strip_str(&plan.summary(config)).to_string();
+        assert!(shown.lines().count() <= 12, "{shown}");
+        assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
+    }
+
+    #[test]
+    fn the_bytes_of_every_preset_add_up_to_the_arena() {
+        for preset in presets() {
+            for place in ["", "gpu = 'h200'"] {
+                let (config, plan) = planned(&format!("preset = '{}'\n{place}", preset.name));
+                assert_eq!(
+                    plan.arena().iter().map(|share| share.bytes).sum::<u64>(),
+                    plan.arena_bytes,
+                    "{}",
+                    preset.name
+                );
+                assert_small(&plan, &config);
+            }
+        }
+    }
+
+    #[test]
+    fn the_widest_of_everything_is_small() {
+        let (config, mut plan) = planned("preset = 'yxanul-197m'");
+        let most = 1 << 50;
+        plan.params = 999_999_999_999;
+        plan.budget_bytes = Some(most - 1);
+        for source in ["memory free under this control group's limit", "memory free here"] {
+            plan.budget_from = source.to_owned();
+            for fits in [true, false] {
+                plan.fits = Some(fits);
+                (plan.needed_bytes, plan.moments[2].bytes) = (most - 1, 0);
+                assert_small(&plan, &config);
+                plan.moments[2].bytes = most - 1;
+                assert!(plan.summary(&config).contains(&plan.moments[2].name));
+                assert_small(&plan, &config);
+            }
+        }
+        (plan.budget_bytes, plan.fits) = (None, None);
+        plan.budget_from = "this system does not say how much memory is free; give a --budget".to_owned();
+        assert_small(&plan, &config);
+    }
+
+    #[test]
+    fn bars_are_in_proportion_and_what_is_there_is_seen() {
+        for (bytes, all, shown) in [(1, 1, "█".repeat(22)), (1, 2, "█".repeat(11)), (1, 8 * 22, "▏".to_owned())] {
+            assert_eq!(bar(bytes, all), shown);
+        }
+        assert_eq!(bar(1, 1 << 40), "▏");
+    }
+}
