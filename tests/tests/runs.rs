@@ -541,3 +541,57 @@ fn presets_and_their_keys_are_listed() {
     assert_eq!(wrong.status, Some(2));
     assert!(wrong.err.contains("did you mean pythia-70m?"), "{}", wrong.err);
 }
+
+/// pythia-14m, whose cap is 10,000, with a small body.
+const CAPPED: &str = "--preset pythia-14m --set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 --seq-len 32 \
+                      --batch-size 4 --eval-tokens 500";
+
+#[test]
+fn a_vocabulary_that_nobody_asked_for_fits_the_data() {
+    let dir = directory();
+    let dir = dir.path();
+    let ids = |flags: &str| host(dir, &format!("vocab --json --data tales {flags}")).ok().json()["vocab_size"].clone();
+    let words = ids("--vocab-size 10000").as_u64().unwrap();
+    let params = |flags: &str| host(dir, &format!("plan --json {CAPPED} {flags}")).ok().json();
+    let (capped, fitting) = (params(""), params(&format!("--vocab-size {words}")));
+    // An embedding and a head of 16 columns.
+    let rows = (capped["params"].as_u64().unwrap() - fitting["params"].as_u64().unwrap()) / 32;
+    assert_eq!(rows, 10_000 - words);
+    let run = host(dir, &format!("train {CAPPED} --steps 6 --out whole")).ok();
+    assert!(
+        run.err.contains(&format!("the data gives {words} ids")) && run.err.contains("instead of 10000"),
+        "{}",
+        run.err
+    );
+    let config = fs::read_to_string(dir.join("whole/config.toml")).unwrap();
+    assert!(config.contains(&format!("vocab_size = {words}\n")), "{config}");
+    let plan: Value = serde_json::from_str(&fs::read_to_string(dir.join("whole/plan.json")).unwrap()).unwrap();
+    assert_eq!(plan["arena_bytes"], fitting["arena_bytes"]);
+    assert!(plan["arena_bytes"].as_u64() < capped["arena_bytes"].as_u64());
+
+    // It goes on exactly, with the same line and without.
+    host(dir, &format!("train {CAPPED} --steps 6 --save-every 3 --out parts")).ok();
+    fs::remove_dir_all(dir.join("parts/checkpoint-00000006")).unwrap();
+    let on = host(dir, &format!("train {CAPPED} --steps 6 --save-every 3 --out parts --resume")).ok();
+    assert!(!on.err.contains("the data gives"), "{}", on.err);
+    let weights = |run: &str| fs::read(dir.join(run).join("checkpoint-00000006/model.safetensors")).unwrap();
+    assert_eq!(weights("whole"), weights("parts"));
+    host(dir, "train --vocab-size 10000 --out parts --resume")
+        .refused(2, &["--vocab-size", "10000", &words.to_string()]);
+
+    // What was asked for stays, with a warning.
+    let asked = host(dir, &format!("train {CAPPED} --vocab-size 10000 --steps 1 --out asked")).ok();
+    assert!(!asked.err.contains("the data gives"), "{}", asked.err);
+    let warning: Vec<_> = asked.err.lines().filter(|line| line.contains("never used")).collect();
+    assert!(
+        warning.len() == 1 && warning[0].contains("10000") && warning[0].contains(&words.to_string()),
+        "{warning:?}"
+    );
+    let plan: Value = serde_json::from_str(&fs::read_to_string(dir.join("asked/plan.json")).unwrap()).unwrap();
+    assert_eq!(plan["arena_bytes"], capped["arena_bytes"]);
+    // A cap of less than twice the words stays too: published figures are of it.
+    let tiny = TINY.replace("--vocab-size 300 ", "");
+    let tiny = host(dir, &format!("train {tiny} --steps 1 --out tiny")).ok();
+    assert!(!tiny.err.contains("the data gives") && !tiny.err.contains("never used"), "{}", tiny.err);
+    assert!(fs::read_to_string(dir.join("tiny/config.toml")).unwrap().contains("vocab_size = 512\n"));
+}

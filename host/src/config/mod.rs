@@ -15,6 +15,7 @@ mod resume;
 mod size;
 mod stage;
 mod transformer;
+mod vocabulary;
 
 pub use choices::{Attention, Device, LrSchedule, Order, Precision, Recompute, TokenizerChoice};
 pub use error::ConfigError;

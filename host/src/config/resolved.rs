@@ -44,7 +44,7 @@ fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConf
         let near = near.map_or_else(String::new, |near| format!("did you mean {near}? "));
         return error(format!("no preset is called '{name}'; {near}`host presets` lists them"));
     };
-    let asked_vocabulary = raw.vocab_size;
+    let asked_vocabulary = raw.asked_vocabulary();
     let beside = if raw.tokenizer.is_none() { super::order::tokenizer_of(raw.data.as_deref())? } else { None };
     let raw = preset.raw().overlaid(raw);
     let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());

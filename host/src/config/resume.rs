@@ -102,7 +102,8 @@ impl Config {
             cache,
             pool: Some(pool.to_string()),
             tokenizer: Some(tokenizer),
-            vocab_size: Some(model.vocab_size()),
+            // The table has it: a file may say it there too.
+            vocab_size: None,
             batch_size: Some(batch_size),
             seq_len: Some(seq_len),
             accumulate: Some(accumulate),
