@@ -316,6 +316,29 @@ fn the_widest_decoder_is_refused_on_a_small_gpu_with_what_helps_most_first() {
 }
 
 #[test]
+fn smaller_steps_are_tried_before_a_smaller_model() {
+    let dir = directory();
+    let dir = dir.path();
+    let gpu = "--preset neurogen-tiny --gpu gtx1650";
+    let needed = |flags: &str| {
+        let plan = host(dir, &format!("plan --json {gpu} {flags}")).ok().json();
+        plan["needed_bytes"].as_u64().unwrap()
+    };
+    let (whole, fewer, shorter) = (needed(""), needed("--batch-size 4"), needed("--batch-size 1 --seq-len 32"));
+    assert!(shorter < fewer && fewer < whole);
+    for (budget, flag) in [(whole - 1, "--"), (fewer, "--batch-size"), (shorter, "--seq-len")] {
+        let refused = host(dir, &format!("train {gpu} --budget {budget}B --out run"));
+        let message = refused.refused(2, &["fits (", flag]);
+        assert!(!message.contains("broca_outputs"), "{message}");
+        // What is said to fit does.
+        let (before, _) = message.rsplit_once(" fits (").unwrap();
+        let (_, flags) = before.rsplit_once("; ").unwrap();
+        assert!(needed(flags) <= budget, "{message}");
+    }
+    assert!(!dir.join("run").exists());
+}
+
+#[test]
 fn what_is_no_neurogen_is_refused_in_one_line() {
     let dir = directory();
     let dir = dir.path();

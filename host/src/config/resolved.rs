@@ -174,6 +174,15 @@ impl Config {
     /// # Errors
     /// Names that do not exist, sizes that do not belong together: see [`ConfigError`].
     pub fn resolve(raw: RawConfig) -> Result<Config, ConfigError> {
+        let pattern = [("block", raw.block), ("window", raw.window), ("stride", raw.stride)];
+        let config = Config::decide(raw)?;
+        let given = pattern.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        given.map(|(name, value)| config.require_used(name, value)).find(Result::is_err).unwrap_or(Ok(()))?;
+        Ok(config)
+    }
+
+    /// As [`Config::resolve`], where what the pattern of attention does not use may be written all the same.
+    pub(super) fn decide(raw: RawConfig) -> Result<Config, ConfigError> {
         let (preset, raw, data, tokenizer, model) = begin(raw)?;
         let steps = if raw.epochs.is_some() { 0 } else { raw.steps.unwrap_or(1000) };
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
@@ -508,6 +517,12 @@ mod tests {
             ("preset = 'pythia-tiny'\n[model]\nrank = 8", "tied"),
             ("preset = 'neurogen-tiny'\nrecompute = 'full'", "--recompute"),
             ("preset = 'neurogen-tiny'\nattention = 'local'", "--attention"),
+            ("preset = 'neurogen-tiny'\naccumulate = 2", "--accumulate"),
+            ("preset = 'neurogen-tiny'\nwindow = 2", "a NeuroGen has no attention"),
+            ("block = 32", "--block 32 is for --attention local, global or mixed"),
+            ("stride = 3", "--stride 3 is for --attention global or mixed"),
+            ("window = 2\nattention = 'global'", "--window 2 is for --attention local or mixed"),
+            ("stride = 2\nattention = 'local'", "--stride 2 is for --attention global or mixed"),
             ("[model]\nfamily = 'gpt'", "gpt"),
         ];
         for (text, expected) in cases {

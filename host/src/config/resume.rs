@@ -35,7 +35,7 @@ impl Config {
         let length = written.steps.is_some() || written.epochs.is_some();
         // A device that has only f32 computes in it, unless another precision is asked for.
         let here = self.clone().on(written.device.clone())?;
-        let mut config = Config::resolve(here.as_written()?.overlaid(written))?;
+        let mut config = Config::decide(here.as_written()?.overlaid(written))?;
         if !length {
             config.epochs = self.epochs;
         }
