@@ -595,3 +595,41 @@ fn a_vocabulary_that_nobody_asked_for_fits_the_data() {
     assert!(!tiny.err.contains("the data gives") && !tiny.err.contains("never used"), "{}", tiny.err);
     assert!(fs::read_to_string(dir.join("tiny/config.toml")).unwrap().contains("vocab_size = 512\n"));
 }
+
+#[test]
+fn a_batch_left_to_the_budget_is_a_number_before_anything_starts() {
+    let dir = directory();
+    let dir = dir.path();
+    let auto = format!("{} --batch-size auto --threads 1", TINY.replace(" --batch-size 4", ""));
+    // Something between what one sequence needs and what many do.
+    let plan = |flags: &str| host(dir, &format!("plan --json {flags}")).ok();
+    let needed = |batch: u64, budget: &str| {
+        let line = format!("{} --batch-size {batch} --threads 1 {budget}", TINY.replace(" --batch-size 4", ""));
+        plan(&line).json()["needed_bytes"].as_u64().unwrap()
+    };
+    let budget = format!("--budget {}B", needed(400, "--budget 4GiB"));
+    let settled = plan(&format!("{auto} {budget} --tokens-per-step 99999"));
+    let json = settled.json();
+    let stage = &json["stages"][0];
+    let [batch, accumulate] = ["batch_size", "accumulate"].map(|key| stage[key].as_u64().unwrap());
+    assert!(
+        settled.err.contains(&format!("{batch} × 32 × {accumulate} = {} tokens", batch * accumulate * 32)),
+        "{settled:?}"
+    );
+    assert!(batch * accumulate * 32 <= 99_999 && (batch + 1) * accumulate * 32 > 99_999, "{settled:?}");
+    assert!(batch >= 380 && json["fits"] == true, "{settled:?}");
+    let most = plan(&format!("{auto} {budget}")).json()["stages"][0]["batch_size"].as_u64().unwrap();
+    let limit = needed(400, "--budget 4GiB");
+    assert!(needed(most, &budget) <= limit && needed(most + 1, &budget) > limit);
+
+    let small = format!("{auto} --budget {}B --tokens-per-step 1000", needed(400, "--budget 4GiB"));
+    let run = host(dir, &format!("train {small} --steps 2 --out run")).ok();
+    assert!(run.err.contains("batch size 31, ") && run.err.contains("= 992 tokens a step of 1000"), "{}", run.err);
+    let config = fs::read_to_string(dir.join("run/config.toml")).unwrap();
+    assert!(config.contains("batch_size = 31\n") && config.contains("accumulate = 1\n"), "{config}");
+    host(dir, &format!("train {small} --steps 3 --out run --resume")).ok();
+    let bench = host(dir, &format!("bench --json {small} --steps 1 --warm 1")).ok();
+    assert!(bench.err.contains("batch size 31, "), "{}", bench.err);
+    // Not even one sequence: the refusal says by how much.
+    host(dir, &format!("train {auto} --budget 1MiB --out none")).refused(2, &["more than the 1.0 MiB of --budget"]);
+}

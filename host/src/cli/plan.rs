@@ -1,7 +1,7 @@
 //! `host plan`.
 
 use super::output::say;
-use super::{Failure, RunFlags, work};
+use super::{Failure, RunFlags, settle, work};
 use crate::plan::{Machine, Plan as Planned, Row, listing};
 
 /// Flags of `host plan`.
@@ -28,7 +28,7 @@ enum Sweep {
 
 impl Plan {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let config = self.flags.resolve()?;
+        let config = settle(self.flags.written()?)?;
         let machine = Machine::of(&config)?;
         if self.sweep.is_some() {
             let rows = Planned::sweep(&config, &machine)?;

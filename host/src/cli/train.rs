@@ -10,7 +10,7 @@ use capful_core::train::Curriculum;
 use serde_json::json;
 
 use super::output::{lost, say, tell};
-use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, work};
+use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
 use crate::config::{Cache, Config, Device, RawConfig, human_bytes};
 use crate::data::corpus::{Corpus, CorpusError};
 use crate::data::error::SourceError;
@@ -64,7 +64,7 @@ impl Train {
             ))),
             None => {
                 let decided = Decided { warmup: written.warmup.is_some(), vocabulary: written.decides_vocabulary() };
-                self.begin(Config::resolve(written)?, decided, None)
+                self.begin(settle(written)?, decided, None)
             }
         }
     }

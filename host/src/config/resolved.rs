@@ -11,8 +11,8 @@ use super::error::error;
 use super::keys::nearest;
 use super::model::model;
 use super::{
-    AnyFamily, Attention, ByteSize, ConfigError, Device, LrSchedule, ModelConfig, Order, Precision, Preset, RawConfig,
-    Recompute, StageConfig, TokenizerChoice,
+    AnyFamily, Attention, BatchSize, ByteSize, ConfigError, Device, LrSchedule, ModelConfig, Order, Precision, Preset,
+    RawConfig, Recompute, StageConfig, TokenizerChoice,
 };
 
 /// Bytes of the pool where nothing else is asked for: two halves of 64 MiB, of 61,679 sequences of 512 each where the
@@ -64,6 +64,27 @@ fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConf
 /// A size as users write it.
 fn bytes(size: Option<&str>) -> Result<Option<u64>, ConfigError> {
     size.map(|size| size.parse().map(|ByteSize(n)| n).map_err(ConfigError)).transpose()
+}
+
+/// Micro-batches of a step, as asked for: so many, or as many as its tokens hold.
+fn accumulated(
+    accumulate: Option<u32>,
+    tokens: Option<u64>,
+    [batch_size, seq_len]: [u32; 2],
+) -> Result<u32, ConfigError> {
+    let Some(tokens) = tokens else { return Ok(accumulate.unwrap_or(1)) };
+    if accumulate.is_some() {
+        return error("accumulate is given beside tokens_per_step; leave one of them away".to_owned());
+    }
+    let micro_batch = u64::from(batch_size) * u64::from(seq_len);
+    match u32::try_from(tokens.checked_div(micro_batch).unwrap_or(1)) {
+        Ok(0) => error(format!(
+            "--tokens-per-step {tokens} is less than a micro-batch of {batch_size} × {seq_len}; lower --batch-size, or use \
+             --batch-size auto"
+        )),
+        Ok(n) => Ok(n),
+        Err(_) => error(format!("--tokens-per-step {tokens} is too many; a step has at most 2^32 - 1 micro-batches")),
+    }
 }
 
 /// A configuration with nothing left to decide.
@@ -195,9 +216,17 @@ impl Config {
         let chunk = if device.starts_with("cuda") { 4096 } else { 512 };
         let here = raw.gpu_precision.filter(|_| device.starts_with("cuda"));
         let clip = raw.clip.unwrap_or(1.0);
-        let stage: Vec<_> = raw.stage.iter().map(|stage| StageConfig::resolve(stage, clip)).collect();
+        let stage = StageConfig::scaled(&raw.stage, clip, raw.stage_scale)?;
         // What is not of a stage, an evaluation, has the shape that training ends with.
         let last = stage.last();
+        let batch_size = match (last, raw.batch_size) {
+            (Some(stage), _) => stage.batch_size,
+            (None, Some(BatchSize::Sequences(n))) => n,
+            (None, None) => 8,
+            (None, Some(BatchSize::Auto)) => return error("--batch-size auto is for train, plan and bench".to_owned()),
+        };
+        let seq_len = last.map_or(raw.seq_len.unwrap_or(128), |s| s.seq_len);
+        let micro_batches = accumulated(raw.accumulate, raw.tokens_per_step, [batch_size, seq_len])?;
         let config = Config {
             preset,
             data,
@@ -208,9 +237,9 @@ impl Config {
             cache: raw.cache,
             pool: pool.unwrap_or(default_pool()),
             tokenizer,
-            batch_size: last.map_or(raw.batch_size.unwrap_or(8), |s| s.batch_size),
-            seq_len: last.map_or(raw.seq_len.unwrap_or(128), |s| s.seq_len),
-            accumulate: last.map_or(raw.accumulate.unwrap_or(1), |s| s.accumulate),
+            batch_size,
+            seq_len,
+            accumulate: last.map_or(micro_batches, |s| s.accumulate),
             steps,
             epochs: raw.epochs,
             log_every: raw.log_every.unwrap_or(default_log_every()),
