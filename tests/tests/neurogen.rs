@@ -316,6 +316,29 @@ fn the_widest_decoder_is_refused_on_a_small_gpu_with_what_helps_most_first() {
 }
 
 #[test]
+fn smaller_steps_are_tried_before_a_smaller_model() {
+    let dir = directory();
+    let dir = dir.path();
+    let gpu = "--preset neurogen-tiny --gpu gtx1650";
+    let needed = |flags: &str| {
+        let plan = host(dir, &format!("plan --json {gpu} {flags}")).ok().json();
+        plan["needed_bytes"].as_u64().unwrap()
+    };
+    let (whole, fewer, shorter) = (needed(""), needed("--batch-size 4"), needed("--batch-size 1 --seq-len 32"));
+    assert!(shorter < fewer && fewer < whole);
+    for (budget, flag) in [(whole - 1, "--"), (fewer, "--batch-size"), (shorter, "--seq-len")] {
+        let refused = host(dir, &format!("train {gpu} --budget {budget}B --out run"));
+        let message = refused.refused(2, &["fits (", flag]);
+        assert!(!message.contains("broca_outputs"), "{message}");
+        // What is said to fit does.
+        let (before, _) = message.rsplit_once(" fits (").unwrap();
+        let (_, flags) = before.rsplit_once("; ").unwrap();
+        assert!(needed(flags) <= budget, "{message}");
+    }
+    assert!(!dir.join("run").exists());
+}
+
+#[test]
 fn what_is_no_neurogen_is_refused_in_one_line() {
     let dir = directory();
     let dir = dir.path();
@@ -363,5 +386,67 @@ fn a_checkpoint_of_another_brain_is_refused_with_both_shapes() {
     let shapes = ["modules.wernicke.", "[128, 24]", "[96, 24]"];
     for line in ["eval --run small", "train --json --resume --steps 3 --out small", "generate --run small"] {
         host(dir, line).refused(2, &shapes);
+    }
+}
+
+/// The scalars in a run's event files, by tag in the order of their steps: tag (field 1), then value (field 2, a float).
+fn events(run: &Path) -> BTreeMap<String, Vec<f32>> {
+    let mut found: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+    for file in fs::read_dir(run.join("tb")).unwrap() {
+        let bytes = fs::read(file.unwrap().path()).unwrap();
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            // Length, its checksum, data, its checksum.
+            let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+            let data = &rest[12..12 + length];
+            rest = &rest[16 + length..];
+            // The summary is the last field, its one value the last in it, and the float the last of that.
+            let value = f32::from_le_bytes(data[length - 4..].try_into().unwrap());
+            let tag = (1..=40).find(|n| {
+                length > n + 6 && data[length - 5] == 0x15 && data[length - 7 - n..length - 5 - n] == [0x0a, *n as u8]
+            });
+            if let Some(n) = tag {
+                let tag = String::from_utf8(data[length - 5 - n..length - 5].to_vec()).unwrap();
+                found.entry(tag).or_default().push(value);
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn tensorboard_gets_the_firing_rates_and_what_else_the_model_has() {
+    let dir = directory();
+    let dir = dir.path();
+    let modules = ["thalamus", "wernicke", "broca", "hippocampus", "pfc", "basal_ganglia"];
+    let names: Vec<_> = modules.iter().map(|module| format!("modules.{module}.firing")).collect();
+    for (run, flags, more) in [
+        ("plain", "", &[][..]),
+        ("gated", "--set gate=true", &["gate"]),
+        ("both", "--set gate=true --set dopamine=0.5", &["gate", "expected_reward"]),
+    ] {
+        trained(dir, &format!("{BLOCKS} --steps 3 --log-every 1 --out {run} {flags}"));
+        let events = events(&dir.join(run));
+        let expected: Vec<_> = names.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let tags: Vec<_> = events.keys().filter_map(|tag| tag.strip_prefix("gauge/")).collect();
+        let sorted = |mut names: Vec<&str>| -> Vec<String> {
+            names.sort_unstable();
+            names.into_iter().map(str::to_owned).collect()
+        };
+        assert_eq!(sorted(tags), sorted(expected.clone()), "{run}");
+        let lines = fs::read_to_string(dir.join(run).join("metrics.jsonl")).unwrap();
+        let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let steps: Vec<_> = lines.iter().filter(|line| line.get("loss").is_some()).collect();
+        for name in expected {
+            let [written, shown]: [Vec<f64>; 2] = [
+                steps.iter().map(|line| number(line, name)).collect(),
+                events[&format!("gauge/{name}")].iter().map(|x| f64::from(*x)).collect(),
+            ];
+            assert_eq!(written.len(), 3);
+            // Lines have four decimals.
+            let near = written.iter().zip(&shown).all(|(a, b)| (a - b).abs() <= 0.5001e-4);
+            assert!(near && shown.len() == 3, "{run} {name}: {written:?} {shown:?}");
+            assert!(name == "expected_reward" || shown.iter().all(|x| (0.0..=1.0).contains(x)), "{shown:?}");
+        }
     }
 }

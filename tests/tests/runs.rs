@@ -146,20 +146,23 @@ fn a_run_from_training_to_every_use_of_it() {
     assert_eq!(translate("--decode", &list.join(","))["text"], "the bear was there .");
 }
 
+/// `host chat` of the run in `dir`, given `lines`.
+#[track_caller]
+fn chat(dir: &Path, flags: &str, lines: impl AsRef<[u8]>) -> Outcome {
+    let line = format!("chat --run run {flags}");
+    let mut chat = command(dir, &line);
+    let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    chat.stdin.take().unwrap().write_all(lines.as_ref()).unwrap();
+    Outcome::of(&line, chat.wait_with_output().unwrap()).ok()
+}
+
 #[test]
 fn a_chat_answers_remembers_and_saves() {
     let dir = directory();
     let dir = dir.path();
     train(dir, "--steps 5 --out run");
-    let mut chat = command(dir, "chat --run run --max-tokens 5 --seed 1")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
     let lines = "the bear\n/params temperature 0\n/params temperature hot\n\nand then\n/save talk.txt\n/clear\n/help\n/nonsense\n/quit\nunread\n";
-    chat.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-    let outcome = Outcome::of("chat", chat.wait_with_output().unwrap()).ok();
+    let outcome = chat(dir, "--max-tokens 5 --seed 1", lines);
     assert_eq!(outcome.out.lines().count(), 2, "{outcome:?}");
     let talk = fs::read_to_string(dir.join("talk.txt")).unwrap();
     assert!(talk.starts_with("> the bear\n") && talk.contains("> and then\n") && !talk.contains("unread"), "{talk}");
@@ -173,18 +176,85 @@ fn a_chat_goes_on_behind_what_is_no_text() {
     let dir = directory();
     let dir = dir.path();
     train(dir, "--steps 5 --out run");
-    let mut chat = command(dir, "chat --run run --max-tokens 5 --seed 1")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
     let long = "bear ".repeat(1 << 16);
     let lines = [b"the \xff\xfe bear\n".as_slice(), long.as_bytes(), b"\nthe bear\n"].concat();
-    chat.stdin.take().unwrap().write_all(&lines).unwrap();
-    let outcome = Outcome::of("chat", chat.wait_with_output().unwrap()).ok();
+    let outcome = chat(dir, "--max-tokens 5 --seed 1", lines);
     assert_eq!(outcome.out.lines().count(), 2, "{outcome:?}");
-    assert!(outcome.err.contains("left out") && outcome.err.contains("/clear begins anew"), "{}", outcome.err);
+    assert!(outcome.err.contains("left out") && outcome.err.contains("write a shorter line"), "{}", outcome.err);
+}
+
+#[test]
+fn a_chat_shows_and_sets_its_parameters() {
+    let dir = directory();
+    let dir = dir.path();
+    train(dir, "--steps 5 --out run");
+    let lines = "/params\nthe bear\n/params max-tokens 3\n/params seed 3\n/params\n/clear\nthe bear\n\
+                 /params heat 1\n/params max-tokens 0\n/params seed\n";
+    let outcome = chat(dir, "--max-tokens 40 --seed 1", lines);
+    let answers: Vec<_> = outcome.out.lines().collect();
+    for said in [
+        "max-tokens 40, temperature 0.8",
+        "seed 1",
+        "last answer: none yet",
+        "max-tokens 3,",
+        "seed 3",
+        "tokens/s",
+        "in the arena",
+        "resident",
+        "there is no parameter heat; there are max-tokens,",
+        "max-tokens 0",
+        "/params NAME VALUE",
+    ] {
+        assert!(outcome.err.contains(said), "{said}: {}", outcome.err);
+    }
+    // What the flags say from the beginning is said in the middle too.
+    let other = chat(dir, "--max-tokens 3 --seed 3", "the bear\n");
+    assert_eq!(answers[1..], other.out.lines().collect::<Vec<_>>()[..], "{outcome:?}");
+    assert_ne!(answers[0], answers[1]);
+    let help = chat(dir, "", "/help\n").err;
+    for command in ["/params", "/clear", "/save", "/load", "/help", "/quit", "seed", "max-tokens"] {
+        assert!(help.contains(command), "{command}: {help}");
+    }
+}
+
+#[test]
+fn a_chat_drops_the_oldest_turns_when_its_context_is_full() {
+    let dir = directory();
+    let dir = dir.path();
+    train(dir, "--steps 5 --set context=40 --out run");
+    let greedy = "--temperature 0 --max-tokens 12";
+    let lines = "the bear was there\n".repeat(6) + "/params\n";
+    let outcome = chat(dir, greedy, lines);
+    assert_eq!(outcome.out.lines().filter(|line| !line.is_empty()).count(), 6, "{outcome:?}");
+    let dropped = |outcome: &Outcome| outcome.err.lines().filter(|line| line.contains("dropped")).count();
+    assert!(dropped(&outcome) > 0 && outcome.err.contains("the context of 40 is full: the oldest"), "{outcome:?}");
+    let held = outcome.err.lines().find(|line| line.starts_with("context: ")).unwrap();
+    let held: u64 = held.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!((17..=41).contains(&held), "{held}");
+    // A turn that fills the context alone ends with it, and the next one begins anew.
+    let outcome = chat(dir, "--temperature 0.7 --max-tokens 400", "the bear\nthe bear\n");
+    assert!(outcome.err.contains("the answer ends here") || dropped(&outcome) > 0, "{outcome:?}");
+}
+
+#[test]
+fn a_chat_that_was_saved_is_loaded_and_goes_on_as_before() {
+    let dir = directory();
+    let dir = dir.path();
+    train(dir, "--steps 5 --set context=128 --out run");
+    let greedy = "--temperature 0 --max-tokens 6";
+    let whole = chat(dir, greedy, "the bear\nand then\n/save my talk.txt\nat last\n/save all.txt\n");
+    let loaded = chat(dir, greedy, "/load my talk.txt\nat last\n/save again.txt\n");
+    assert_eq!(whole.out.lines().last(), loaded.out.lines().last());
+    let text = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
+    assert_eq!(text("all.txt"), text("again.txt"));
+    assert!(loaded.err.contains("2 turns loaded from my talk.txt"), "{}", loaded.err);
+    // What is no conversation is neither loaded nor replaced.
+    let config = text("run/config.toml");
+    let refused = chat(dir, greedy, "/load run/config.toml\n/save run/config.toml\n/load none\n/save none/x\n/save\n");
+    assert_eq!(text("run/config.toml"), config);
+    assert_eq!(refused.err.lines().count(), 6, "{}", refused.err);
+    assert!(refused.err.contains("run/config.toml: line 1") && refused.err.contains("not replaced"), "{}", refused.err);
+    assert!(files(dir).iter().all(|name| !name.contains(".tmp")));
 }
 
 #[test]
@@ -470,4 +540,96 @@ fn presets_and_their_keys_are_listed() {
     let wrong = host(dir, "presets --keys pythia70m");
     assert_eq!(wrong.status, Some(2));
     assert!(wrong.err.contains("did you mean pythia-70m?"), "{}", wrong.err);
+}
+
+/// pythia-14m, whose cap is 10,000, with a small body.
+const CAPPED: &str = "--preset pythia-14m --set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 --seq-len 32 \
+                      --batch-size 4 --eval-tokens 500";
+
+#[test]
+fn a_vocabulary_that_nobody_asked_for_fits_the_data() {
+    let dir = directory();
+    let dir = dir.path();
+    let ids = |flags: &str| host(dir, &format!("vocab --json --data tales {flags}")).ok().json()["vocab_size"].clone();
+    let words = ids("--vocab-size 10000").as_u64().unwrap();
+    let params = |flags: &str| host(dir, &format!("plan --json {CAPPED} {flags}")).ok().json();
+    let (capped, fitting) = (params(""), params(&format!("--vocab-size {words}")));
+    // An embedding and a head of 16 columns.
+    let rows = (capped["params"].as_u64().unwrap() - fitting["params"].as_u64().unwrap()) / 32;
+    assert_eq!(rows, 10_000 - words);
+    let run = host(dir, &format!("train {CAPPED} --steps 6 --out whole")).ok();
+    assert!(
+        run.err.contains(&format!("the data gives {words} ids")) && run.err.contains("instead of 10000"),
+        "{}",
+        run.err
+    );
+    let config = fs::read_to_string(dir.join("whole/config.toml")).unwrap();
+    assert!(config.contains(&format!("vocab_size = {words}\n")), "{config}");
+    let plan: Value = serde_json::from_str(&fs::read_to_string(dir.join("whole/plan.json")).unwrap()).unwrap();
+    assert_eq!(plan["arena_bytes"], fitting["arena_bytes"]);
+    assert!(plan["arena_bytes"].as_u64() < capped["arena_bytes"].as_u64());
+
+    // It goes on exactly, with the same line and without.
+    host(dir, &format!("train {CAPPED} --steps 6 --save-every 3 --out parts")).ok();
+    fs::remove_dir_all(dir.join("parts/checkpoint-00000006")).unwrap();
+    let on = host(dir, &format!("train {CAPPED} --steps 6 --save-every 3 --out parts --resume")).ok();
+    assert!(!on.err.contains("the data gives"), "{}", on.err);
+    let weights = |run: &str| fs::read(dir.join(run).join("checkpoint-00000006/model.safetensors")).unwrap();
+    assert_eq!(weights("whole"), weights("parts"));
+    host(dir, "train --vocab-size 10000 --out parts --resume")
+        .refused(2, &["--vocab-size", "10000", &words.to_string()]);
+
+    // What was asked for stays, with a warning.
+    let asked = host(dir, &format!("train {CAPPED} --vocab-size 10000 --steps 1 --out asked")).ok();
+    assert!(!asked.err.contains("the data gives"), "{}", asked.err);
+    let warning: Vec<_> = asked.err.lines().filter(|line| line.contains("never used")).collect();
+    assert!(
+        warning.len() == 1 && warning[0].contains("10000") && warning[0].contains(&words.to_string()),
+        "{warning:?}"
+    );
+    let plan: Value = serde_json::from_str(&fs::read_to_string(dir.join("asked/plan.json")).unwrap()).unwrap();
+    assert_eq!(plan["arena_bytes"], capped["arena_bytes"]);
+    // A cap of less than twice the words stays too: published figures are of it.
+    let tiny = TINY.replace("--vocab-size 300 ", "");
+    let tiny = host(dir, &format!("train {tiny} --steps 1 --out tiny")).ok();
+    assert!(!tiny.err.contains("the data gives") && !tiny.err.contains("never used"), "{}", tiny.err);
+    assert!(fs::read_to_string(dir.join("tiny/config.toml")).unwrap().contains("vocab_size = 512\n"));
+}
+
+#[test]
+fn a_batch_left_to_the_budget_is_a_number_before_anything_starts() {
+    let dir = directory();
+    let dir = dir.path();
+    let auto = format!("{} --batch-size auto --threads 1", TINY.replace(" --batch-size 4", ""));
+    // Something between what one sequence needs and what many do.
+    let plan = |flags: &str| host(dir, &format!("plan --json {flags}")).ok();
+    let needed = |batch: u64, budget: &str| {
+        let line = format!("{} --batch-size {batch} --threads 1 {budget}", TINY.replace(" --batch-size 4", ""));
+        plan(&line).json()["needed_bytes"].as_u64().unwrap()
+    };
+    let budget = format!("--budget {}B", needed(400, "--budget 4GiB"));
+    let settled = plan(&format!("{auto} {budget} --tokens-per-step 99999"));
+    let json = settled.json();
+    let stage = &json["stages"][0];
+    let [batch, accumulate] = ["batch_size", "accumulate"].map(|key| stage[key].as_u64().unwrap());
+    assert!(
+        settled.err.contains(&format!("{batch} × 32 × {accumulate} = {} tokens", batch * accumulate * 32)),
+        "{settled:?}"
+    );
+    assert!(batch * accumulate * 32 <= 99_999 && (batch + 1) * accumulate * 32 > 99_999, "{settled:?}");
+    assert!(batch >= 380 && json["fits"] == true, "{settled:?}");
+    let most = plan(&format!("{auto} {budget}")).json()["stages"][0]["batch_size"].as_u64().unwrap();
+    let limit = needed(400, "--budget 4GiB");
+    assert!(needed(most, &budget) <= limit && needed(most + 1, &budget) > limit);
+
+    let small = format!("{auto} --budget {}B --tokens-per-step 1000", needed(400, "--budget 4GiB"));
+    let run = host(dir, &format!("train {small} --steps 2 --out run")).ok();
+    assert!(run.err.contains("batch size 31, ") && run.err.contains("= 992 tokens a step of 1000"), "{}", run.err);
+    let config = fs::read_to_string(dir.join("run/config.toml")).unwrap();
+    assert!(config.contains("batch_size = 31\n") && config.contains("accumulate = 1\n"), "{config}");
+    host(dir, &format!("train {small} --steps 3 --out run --resume")).ok();
+    let bench = host(dir, &format!("bench --json {small} --steps 1 --warm 1")).ok();
+    assert!(bench.err.contains("batch size 31, "), "{}", bench.err);
+    // Not even one sequence: the refusal says by how much.
+    host(dir, &format!("train {auto} --budget 1MiB --out none")).refused(2, &["more than the 1.0 MiB of --budget"]);
 }

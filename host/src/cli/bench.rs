@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::output::say;
 use super::train::within_budget;
-use super::{Failure, RunFlags, request, say_warnings, work};
+use super::{Failure, RunFlags, request, say_warnings, settle, work};
 use crate::allocations;
 use crate::config::{Config, human_bytes};
 use crate::device::{AnyProfile, DeviceError};
@@ -45,7 +45,7 @@ impl Bench {
                 timed.max(self.warm)
             )));
         }
-        let mut config = Config::resolve(written)?;
+        let mut config = settle(written)?;
         if let Some(number) = self.stage.or(Some(config.stage.len()).filter(|&n| n > 0)) {
             config = config.only(number)?;
         }

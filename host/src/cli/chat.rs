@@ -1,13 +1,20 @@
 //! `host chat`.
 
-use std::io::{self, BufRead};
+use std::fs;
+use std::io::{self, BufRead, Write as _};
+use std::path::Path;
+use std::time::Instant;
 
-use super::output::{say, tell};
+use super::output::{part, say, tell};
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
-use super::{Failure, request, work};
+use super::{Failure, work};
+use crate::config::{Config, human_bytes};
+use crate::plan::memory;
+use crate::regular;
+use crate::run::conversation::{Conversation, Event};
 use crate::run::directory::Trained;
-use crate::run::generate::{End, Generator};
+use crate::run::transcript::{self, Turn};
 
 /// Flags of `host chat`.
 #[derive(Debug, clap::Args)]
@@ -19,71 +26,61 @@ pub struct Chat {
 }
 
 const HELP: &str = "\
-type a beginning and the model goes on; the conversation is remembered up to the context
-/params          shows the sampling flags; /params NAME VALUE sets one (temperature, top-k, top-p, ...)
-/clear           forgets the conversation
-/save FILE       writes the conversation to a file
-/quit            ends";
+type a beginning and the model goes on; it sees the conversation as far back as the context reaches
+/params             shows the parameters, the context, tokens/s and memory
+/params NAME VALUE  sets one: max-tokens, temperature, top-k, top-p, repetition-penalty, seed
+/clear              forgets the conversation
+/save FILE          writes the conversation to a file
+/load FILE          goes on with a conversation that was saved
+/help               shows this
+/quit               ends, as the end of the input does";
 
 impl Chat {
-    pub(super) fn run(mut self) -> Result<(), Failure> {
+    pub(super) fn run(self) -> Result<(), Failure> {
         self.sampling.sampler()?;
         let (config, trained) = self.trained.decoding()?;
-        let generator = Generator::new(config.context(), config.vocab_size(), self.sampling.seed);
-        let mut conversation = Conversation { trained, generator, transcript: String::new(), fresh: true };
+        let conversation = begun(&config, self.sampling.seed);
         tell!("{} with {} positions; /help for help", self.trained.dir.display(), config.context());
+        let mut talk = Talk { config, trained, sampling: self.sampling, conversation, turns: Vec::new(), speed: None };
         let mut input = io::stdin().lock();
         while let Some(line) = next_line(&mut input).map_err(work)? {
-            let mut words = line.split_whitespace();
-            match words.next() {
-                None => continue,
-                Some("/quit") => break,
-                Some("/help") => tell!("{HELP}"),
-                Some("/clear") => {
-                    conversation.generator.clear();
-                    conversation.transcript.clear();
-                    conversation.fresh = true;
+            let (command, rest) = line.trim().split_once(char::is_whitespace).unwrap_or((line.trim(), ""));
+            let rest = rest.trim();
+            let done = match command {
+                "" => Ok(()),
+                "/quit" => break,
+                "/help" => {
+                    tell!("{HELP}");
+                    Ok(())
                 }
-                Some("/params") => match (words.next(), words.next()) {
-                    (Some(name), Some(value)) => self.set(name, value),
-                    _ => tell!("{:?}", self.sampling),
-                },
-                Some("/save") => match words.next() {
-                    Some(path) => match std::fs::write(path, &conversation.transcript) {
-                        Ok(()) => tell!("saved in {path}"),
-                        Err(e) => tell!("{path}: {e}"),
-                    },
-                    None => tell!("/save FILE"),
-                },
-                Some(other) if other.starts_with('/') => tell!("no command {other}; /help for help"),
-                Some(_) => conversation.answer(&line, &self.sampling)?,
+                "/clear" => {
+                    talk.clear();
+                    Ok(())
+                }
+                "/params" => talk.params(rest),
+                "/save" => talk.save(rest),
+                "/load" => talk.load(rest),
+                other if other.starts_with('/') => Err(format!("no command {other}; /help for help")),
+                _ => talk.answer(&line)?,
+            };
+            if let Err(why) = done {
+                tell!("{}", super::shown(&why));
             }
         }
         Ok(())
     }
+}
 
-    fn set(&mut self, name: &str, value: &str) {
-        let before = self.sampling;
-        let sampling = &mut self.sampling;
-        let known = match name {
-            "max-tokens" => value.parse().map(|v| sampling.max_tokens = v).is_ok(),
-            "temperature" => value.parse().map(|v| sampling.temperature = v).is_ok(),
-            "top-k" => value.parse().map(|v| sampling.top_k = v).is_ok(),
-            "top-p" => value.parse().map(|v| sampling.top_p = v).is_ok(),
-            "repetition-penalty" => value.parse().map(|v| sampling.repetition_penalty = v).is_ok(),
-            _ => false,
-        };
-        if !known {
-            tell!("{name} {value}: no such parameter, or no number");
-        } else if let Err(e) = self.sampling.sampler() {
-            tell!("{e}");
-            self.sampling = before;
-        }
-    }
+/// An empty conversation with the model of `config`.
+fn begun(config: &Config, seed: u64) -> Conversation {
+    Conversation::new(config.context(), config.vocab_size(), seed)
 }
 
 /// The most bytes of a line: more than what most contexts hold.
 const LONGEST: u64 = 64 << 10;
+
+/// The most bytes of a file with a conversation.
+const MOST_SAVED: u64 = 64 << 20;
 
 /// The next line without its end; none behind the last. Of a longer one than [`LONGEST`] the rest is passed over, and
 /// bytes that are no UTF-8 are replaced.
@@ -100,41 +97,137 @@ fn next_line(input: &mut dyn BufRead) -> io::Result<Option<String>> {
     Ok(Some(String::from_utf8_lossy(&bytes).trim_end_matches('\r').to_owned()))
 }
 
-/// A conversation with a model.
-struct Conversation {
+/// A conversation with a model, and everything that was said in it.
+struct Talk {
+    config: Config,
     trained: Trained,
-    generator: Generator,
-    transcript: String,
-    /// Whether the next line begins a document.
-    fresh: bool,
+    sampling: Sampling,
+    conversation: Conversation,
+    turns: Vec<Turn>,
+    /// Tokens of the last answer and its seconds.
+    speed: Option<(usize, f64)>,
 }
 
-impl Conversation {
-    /// Continues `line` and shows how.
-    fn answer(&mut self, line: &str, sampling: &Sampling) -> Result<(), Failure> {
-        let (Trained { session, tokenizer }, room) = (&mut self.trained, self.generator.room());
-        let begin = self.fresh.then(|| tokenizer.bos().or(tokenizer.eos())).flatten();
-        let mut prompt: Vec<u32> = begin.into_iter().collect();
-        tokenizer.encode(line, &mut prompt).map_err(request)?;
-        if prompt.is_empty() || prompt.len() >= room {
-            tell!("{} tokens and {room} positions left; /clear begins anew", prompt.len());
-            return Ok(());
+/// What a person is told who asked for what cannot be.
+type Told = Result<(), String>;
+
+impl Talk {
+    /// Goes on behind `line` and shows how, as it comes.
+    fn answer(&mut self, line: &str) -> Result<Told, Failure> {
+        let ids = match self.conversation.encode(self.trained.tokenizer.as_ref(), line) {
+            Ok(ids) => ids,
+            Err(e) => return Ok(Err(e.to_string())),
+        };
+        let context = self.config.context() as usize;
+        if ids.is_empty() {
+            return Ok(Err("the tokenizer finds nothing in this line; write something else".to_owned()));
         }
-        let mut ids = Vec::new();
-        let (sampler, most) = (sampling.sampler()?, sampling.max_tokens as usize);
-        let (limit, eos) = (tokenizer.vocab_size() as usize, tokenizer.eos());
-        let end = self.generator.run(session, &sampler, &prompt, most, limit, eos, &mut |id| ids.push(id));
-        let end = end.map_err(work)?;
-        let text = tokenizer.decode(&ids);
-        say!("{text}")?;
-        self.transcript.push_str(&format!("> {line}\n{text}\n"));
-        self.fresh = end != End::MaxTokens;
-        if self.fresh {
-            // The document ended or the context is full: the next line begins another.
-            self.generator.clear();
+        if ids.len() >= context {
+            let tokens = ids.len();
+            return Ok(Err(format!("{tokens} tokens leave no room in a context of {context}; write a shorter line")));
+        }
+        let (sampler, most, start) = (self.sampling.sampler()?, self.sampling.max_tokens as usize, Instant::now());
+        let mut written = Ok(());
+        let answer = self.conversation.answer(&mut self.trained, &ids, &sampler, most, &mut |event| match event {
+            Event::Text(text) if written.is_ok() => written = part(text),
+            Event::Text(_) => {}
+            Event::Dropped { turns, tokens } => {
+                let of = if turns == 1 { "turn".to_owned() } else { format!("{turns} turns") };
+                tell!("[the context of {context} is full: the oldest {of}, {tokens} tokens, dropped]");
+            }
+            Event::Full => tell!("[the context of {context} is full: the answer ends here]"),
+        });
+        let answer = answer.map_err(work)?;
+        written.and_then(|()| say!(""))?;
+        self.speed = Some((answer.tokens, start.elapsed().as_secs_f64()));
+        self.turns.push(Turn { line: line.trim_end().to_owned(), answer: answer.text, ended: answer.ended });
+        Ok(Ok(()))
+    }
+
+    fn clear(&mut self) {
+        self.conversation.clear();
+        self.turns.clear();
+    }
+
+    /// Sets the parameter that `words` names, or shows all there is to know.
+    fn params(&mut self, words: &str) -> Told {
+        let words: Vec<_> = words.split_whitespace().collect();
+        match words[..] {
+            [] => self.show(),
+            ["max-tokens", "0"] => return Err("max-tokens 0 leaves no answer; it must be at least 1".to_owned()),
+            [name, value] => {
+                self.sampling.set(name, value)?;
+                if name == "seed" {
+                    self.conversation.reseed(self.sampling.seed);
+                }
+            }
+            _ => return Err("/params NAME VALUE, for example /params temperature 0.5".to_owned()),
         }
         Ok(())
     }
+
+    fn show(&mut self) {
+        let (turns, tokens) = self.conversation.size();
+        tell!("{}", self.sampling.shown());
+        tell!("context: {tokens} of {} positions, {turns} of {} turns", self.config.context(), self.turns.len());
+        match self.speed {
+            Some((tokens, seconds)) => tell!("last answer: {tokens} tokens, {:.0} tokens/s", tokens as f64 / seconds),
+            None => tell!("last answer: none yet"),
+        }
+        let resident = memory::resident().map_or("unknown".to_owned(), human_bytes);
+        tell!("memory: {} in the arena, {resident} resident", human_bytes(self.trained.session.device.arena_bytes()));
+    }
+
+    /// Writes the conversation to a file, whole or not at all. Of files that are there only saved conversations are
+    /// replaced.
+    fn save(&self, path: &str) -> Told {
+        if path.is_empty() {
+            return Err("/save FILE".to_owned());
+        }
+        let file = Path::new(path);
+        if file.exists() {
+            turns(file).map_err(|e| format!("{e}; not replaced, name another file"))?;
+        }
+        let temporary = Path::new(&format!("{path}.tmp")).to_owned();
+        let written = fs::File::create_new(&temporary).and_then(|mut file| {
+            file.write_all(transcript::write(&self.turns).as_bytes())?;
+            file.sync_all()
+        });
+        let written = written.and_then(|()| fs::rename(&temporary, file));
+        if written.as_ref().is_err_and(|e| e.kind() != io::ErrorKind::AlreadyExists) {
+            let _ = fs::remove_file(&temporary);
+        }
+        written.map_err(|e| format!("{}: {e}", temporary.display()))?;
+        tell!("{} turns saved in {path}", self.turns.len());
+        Ok(())
+    }
+
+    /// Goes on with the conversation that a file holds. The one before stays where that is none.
+    fn load(&mut self, path: &str) -> Told {
+        if path.is_empty() {
+            return Err("/load FILE".to_owned());
+        }
+        let turns = turns(Path::new(path))?;
+        let mut conversation = begun(&self.config, self.sampling.seed);
+        for turn in &turns {
+            conversation.recall(self.trained.tokenizer.as_ref(), turn).map_err(|e| format!("{path}: {e}"))?;
+        }
+        let kept = conversation.size().0;
+        tell!("{} turns loaded from {path}; the context holds the last {kept}", turns.len());
+        (self.conversation, self.turns) = (conversation, turns);
+        Ok(())
+    }
+}
+
+/// The turns that a file holds.
+fn turns(file: &Path) -> Result<Vec<Turn>, String> {
+    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
+    let length = fs::metadata(file).map_err(|e| named(&e))?.len();
+    if length > MOST_SAVED {
+        let [length, most] = [length, MOST_SAVED].map(human_bytes);
+        return Err(named(&format!("{length} are no saved conversation; {most} are the most")));
+    }
+    transcript::read(&regular::read_to_string(file).map_err(|e| named(&e))?).map_err(|e| named(&e))
 }
 
 #[cfg(test)]

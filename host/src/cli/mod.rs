@@ -28,6 +28,7 @@ use clap::{Parser, Subcommand};
 use self::output::{lost, tell};
 use crate::config::{Config, ConfigError, RawConfig};
 use crate::device::DeviceError;
+use crate::plan::Plan;
 use crate::run::Session;
 use crate::run::directory::DirectoryError;
 
@@ -139,10 +140,15 @@ impl RunFlags {
             None => Ok(self.raw.clone()),
         }
     }
+}
 
-    fn resolve(self) -> Result<Config, ConfigError> {
-        Config::resolve(self.written()?)
+/// Decides everything that was written, and says what the budget decided.
+fn settle(written: RawConfig) -> Result<Config, ConfigError> {
+    let (config, line) = Plan::settle(written)?;
+    if let Some(line) = line {
+        tell!("{line}");
     }
+    Ok(config)
 }
 
 /// What is wrong with a command line, without the usage that `--help` shows.

@@ -29,6 +29,12 @@ pub(super) fn result(line: Arguments<'_>) -> Result<(), Failure> {
     writeln!(out, "{line}").and_then(|()| out.flush()).map_err(lost)
 }
 
+/// Writes a part of a line to standard output, to be seen at once.
+pub(super) fn part(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(lost)
+}
+
 /// See [`tell`].
 pub(super) fn aside(line: Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{line}");

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::output::{fitting, say};
-use super::{Failure, RunFlags, work};
+use super::{Failure, RunFlags, settle, work};
 use crate::plan::{Machine, Plan as Planned, Row, listing};
 
 /// Flags of `host plan`.
@@ -33,7 +33,7 @@ enum Sweep {
 
 impl Plan {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let config = self.flags.resolve()?;
+        let config = settle(self.flags.written()?)?;
         let machine = Machine::of(&config)?;
         if self.sweep.is_some() {
             let rows = Planned::sweep(&config, &machine)?;

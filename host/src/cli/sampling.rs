@@ -4,6 +4,9 @@ use capful_core::generate::Sampler;
 
 use super::{Failure, request};
 
+/// The flags, as chat calls them.
+const NAMES: &str = "max-tokens, temperature, top-k, top-p, repetition-penalty and seed";
+
 /// How tokens are chosen.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Sampling {
@@ -40,5 +43,34 @@ impl Sampling {
             return Err(request(format!("--repetition-penalty {repetition_penalty} is no number above 0")));
         }
         Ok(Sampler { temperature, top_k, top_p, repetition_penalty })
+    }
+
+    /// Sets the flag `name`, as it is written without its dashes; what it was stays where that is wrong.
+    pub(super) fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let mut changed = *self;
+        let known = match name {
+            "max-tokens" => value.parse().map(|v| changed.max_tokens = v).is_ok(),
+            "temperature" => value.parse().map(|v| changed.temperature = v).is_ok(),
+            "top-k" => value.parse().map(|v| changed.top_k = v).is_ok(),
+            "top-p" => value.parse().map(|v| changed.top_p = v).is_ok(),
+            "repetition-penalty" => value.parse().map(|v| changed.repetition_penalty = v).is_ok(),
+            "seed" => value.parse().map(|v| changed.seed = v).is_ok(),
+            _ => return Err(format!("there is no parameter {name}; there are {NAMES}")),
+        };
+        if !known {
+            return Err(format!("{name} {value}: this is no number that {name} can have"));
+        }
+        changed.sampler().map_err(|e| e.to_string())?;
+        *self = changed;
+        Ok(())
+    }
+
+    /// All of them with their values.
+    pub(super) fn shown(&self) -> String {
+        let Sampling { max_tokens, temperature, top_k, top_p, repetition_penalty, seed } = *self;
+        format!(
+            "max-tokens {max_tokens}, temperature {temperature}, top-k {top_k}, top-p {top_p}, repetition-penalty \
+             {repetition_penalty}, seed {seed}"
+        )
     }
 }

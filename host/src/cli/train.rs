@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::output::{fitting, lost, say, tell};
 use super::usage::Usage;
-use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, work};
+use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
 use crate::config::{Cache, Config, Device, RawConfig, human_bytes};
 use crate::data::corpus::{Corpus, CorpusError};
 use crate::data::error::SourceError;
@@ -76,8 +76,8 @@ impl Train {
                 dir.display()
             ))),
             None => {
-                let warmup = written.warmup.is_some();
-                self.begin(Config::resolve(written)?, warmup, None)
+                let decided = Decided { warmup: written.warmup.is_some(), vocabulary: written.decides_vocabulary() };
+                self.begin(settle(written)?, decided, None)
             }
         }
     }
@@ -92,7 +92,7 @@ impl Train {
         let saved = directory::read_config(dir)?;
         let mut config = saved.resumed(written).map_err(|e| request(format_args!("{}: {e}", dir.display())))?;
         let Some(from) = checkpoint::complete(dir).map_err(request)?.pop() else {
-            return self.begin(config, true, Some(claim));
+            return self.begin(config, Decided { warmup: true, vocabulary: true }, Some(claim));
         };
         AnyProfile::of(&config)?.require()?;
         let TrainerState { source, algorithms, .. } = checkpoint::read_state(&from).map_err(request)?;
@@ -102,9 +102,9 @@ impl Train {
         start(config, &corpus, dir, Some(&from), &algorithms, self.shown())
     }
 
-    /// Begins the run of `config`; `warmup` says whether somebody decided its warm-up. Where the run was begun before, its
-    /// directory is claimed already.
-    fn begin(self, mut config: Config, warmup: bool, claim: Option<Claim>) -> Result<(), Failure> {
+    /// Begins the run of `config`, of which something was `decided`. Where the run was begun before, its directory is
+    /// claimed already.
+    fn begin(self, mut config: Config, decided: Decided, claim: Option<Claim>) -> Result<(), Failure> {
         let shown = self.shown();
         let Train { out, algorithms, json, .. } = self;
         // Refused before a GPU is asked for and the data is read, where that can be known.
@@ -123,7 +123,7 @@ impl Train {
         if !begun {
             directory::require_free(dir)?;
         }
-        let corpus = open(&mut config, dir, warmup, json)?;
+        let corpus = open(&mut config, dir, decided, json)?;
         if algorithms.is_some() && !config.device.starts_with("cuda") {
             return Err(request(format!("--algorithms is for GPUs; the device is {}", config.device)));
         }
@@ -132,11 +132,24 @@ impl Train {
     }
 }
 
+/// What somebody decided, so that the data does not.
+#[derive(Debug, Clone, Copy)]
+struct Decided {
+    warmup: bool,
+    vocabulary: bool,
+}
+
 /// Opens the data of a new run and counts its steps. The source must hold a batch before a directory is made.
-fn open(config: &mut Config, dir: &Path, warmup: bool, quiet: bool) -> Result<Corpus, Failure> {
+fn open(config: &mut Config, dir: &Path, decided: Decided, quiet: bool) -> Result<Corpus, Failure> {
     let mut corpus = Corpus::open(config, dir, &mut encoding(config, dir, quiet)).map_err(encoded)?;
     corpus.require(config).map_err(request)?;
-    count_epochs(config, &corpus, warmup)?;
+    count_epochs(config, &corpus, decided.warmup)?;
+    if !decided.vocabulary
+        && let Some(line) = config.fit_vocabulary(corpus.tokenizer.vocab_size())
+    {
+        config.validate()?;
+        tell!("{line}");
+    }
     Ok(corpus)
 }
 
@@ -236,6 +249,9 @@ impl Job<'_> {
         }
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
+        if let Some(line) = config.unused_vocabulary(tokenizer.vocab_size()) {
+            tell!("host: {line}");
+        }
         let fresh = !directory::holds_run(dir);
         if resume.is_none() {
             let mut written = serde_json::to_value(&plan).map_err(work)?;

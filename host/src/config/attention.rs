@@ -2,9 +2,29 @@
 
 use capful_core::ops::Pattern;
 
-use super::{Attention, Config, ModelConfig};
+use super::error::error;
+use super::{Attention, Config, ConfigError, ModelConfig};
 
 impl Config {
+    /// Refuses a flag of the pattern that the attention of the run does not use.
+    pub(super) fn require_used(&self, name: &str, value: u32) -> Result<(), ConfigError> {
+        let (used, by) = match name {
+            "window" => (matches!(self.attention, Attention::Local | Attention::Mixed), "local or mixed"),
+            "stride" => (matches!(self.attention, Attention::Global | Attention::Mixed), "global or mixed"),
+            _ => (self.attention != Attention::Dense, "local, global or mixed"),
+        };
+        if matches!(self.model, ModelConfig::NeuroGen(_)) {
+            return error(format!("--{name} {value}: a NeuroGen has no attention; leave it away"));
+        }
+        if used {
+            return Ok(());
+        }
+        let attention = format!("{:?}", self.attention).to_lowercase();
+        error(format!(
+            "--{name} {value} is for --attention {by}, and the attention is {attention}; leave it away, or name another"
+        ))
+    }
+
     /// How many of the pairs of a query and a key the pattern keeps in the sequences of the run; nothing where every
     /// query sees every earlier key anyway, as was asked for.
     pub fn attention_kept(&self) -> Option<String> {

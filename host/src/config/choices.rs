@@ -29,6 +29,42 @@ pub enum Order {
     Consecutive,
 }
 
+/// Sequences of a micro-batch, as written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "toml::Value", into = "toml::Value")]
+pub enum BatchSize {
+    /// As many as fit.
+    Auto,
+    /// So many.
+    Sequences(u32),
+}
+
+impl std::str::FromStr for BatchSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<BatchSize, String> {
+        let other = || format!("'{text}' is neither a number of sequences nor auto");
+        if text == "auto" { Ok(BatchSize::Auto) } else { text.parse().map(BatchSize::Sequences).map_err(|_| other()) }
+    }
+}
+
+impl TryFrom<toml::Value> for BatchSize {
+    type Error = String;
+
+    fn try_from(value: toml::Value) -> Result<BatchSize, String> {
+        value.as_str().map_or_else(|| value.to_string(), str::to_owned).parse()
+    }
+}
+
+impl From<BatchSize> for toml::Value {
+    fn from(size: BatchSize) -> toml::Value {
+        match size {
+            BatchSize::Auto => "auto".into(),
+            BatchSize::Sequences(n) => i64::from(n).into(),
+        }
+    }
+}
+
 /// The type of weights and products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

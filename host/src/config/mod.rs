@@ -15,8 +15,9 @@ mod resume;
 mod size;
 mod stage;
 mod transformer;
+mod vocabulary;
 
-pub use choices::{Attention, Device, LrSchedule, Order, Precision, Recompute, TokenizerChoice};
+pub use choices::{Attention, BatchSize, Device, LrSchedule, Order, Precision, Recompute, TokenizerChoice};
 pub use error::ConfigError;
 pub use keys::{Key, Values, keys};
 pub use model::{AnyFamily, ModelConfig};

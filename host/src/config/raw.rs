@@ -60,15 +60,21 @@ pub struct RawConfig {
     /// Token ids of the model, special ones included: the cap
     #[arg(long, value_name = "N")]
     pub vocab_size: Option<u32>,
-    /// Sequences of a micro-batch
-    #[arg(long, value_name = "N")]
-    pub batch_size: Option<u32>,
+    /// Sequences of a micro-batch; auto for the most that fit the budget
+    #[arg(long, value_name = "N|auto")]
+    pub batch_size: Option<super::BatchSize>,
     /// Tokens of a sequence
     #[arg(long, value_name = "N")]
     pub seq_len: Option<u32>,
     /// Micro-batches of a step
     #[arg(long, value_name = "N")]
     pub accumulate: Option<u32>,
+    /// Tokens of a step at most, instead of --accumulate
+    #[arg(long, value_name = "N", conflicts_with = "accumulate")]
+    pub tokens_per_step: Option<u64>,
+    /// Multiplies the sequences of every stage of a curriculum: one that was made for another GPU
+    #[arg(long, value_name = "X")]
+    pub stage_scale: Option<f64>,
     /// Steps of the run
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
@@ -196,10 +202,13 @@ impl RawConfig {
 
     /// The first key that fixes the shape of every step.
     fn shape(&self) -> Option<&'static str> {
-        let RawConfig { batch_size, seq_len, accumulate, .. } = self;
-        [("batch_size", batch_size), ("seq_len", seq_len), ("accumulate", accumulate)]
-            .into_iter()
-            .find_map(|(key, value)| value.is_some().then_some(key))
+        let keys = [
+            ("batch_size", self.batch_size.is_some()),
+            ("seq_len", self.seq_len.is_some()),
+            ("accumulate", self.accumulate.is_some()),
+            ("tokens_per_step", self.tokens_per_step.is_some()),
+        ];
+        keys.into_iter().find_map(|(key, given)| given.then_some(key))
     }
 
     /// Without stages where `over` fixes the shape: the last stage's, as far as `over` says nothing.
@@ -207,7 +216,7 @@ impl RawConfig {
         let last = if over.shape().is_some() { self.stage.last().cloned() } else { None };
         if let Some(last) = last {
             self.stage.clear();
-            self.batch_size = Some(last.batch_size);
+            self.batch_size = Some(super::BatchSize::Sequences(last.batch_size));
             self.seq_len = Some(last.seq_len);
             self.accumulate = last.accumulate;
         }
@@ -222,10 +231,18 @@ impl RawConfig {
         self
     }
 
+    /// Without a number of micro-batches where `over` gives one: tokens of a step are another way to say it.
+    fn without_step(mut self, over: &RawConfig) -> RawConfig {
+        if over.accumulate.is_some() || over.tokens_per_step.is_some() {
+            (self.accumulate, self.tokens_per_step) = (None, None);
+        }
+        self
+    }
+
     /// What `over` says, and where it says nothing, what `self` says. A shape or a clip of `over`'s is that of all
     /// steps, stages of `self` or not.
     pub fn overlaid(self, over: RawConfig) -> RawConfig {
-        let from = self.without_stages(&over).without_length(&over);
+        let from = self.without_stages(&over).without_length(&over).without_step(&over);
         let mut stage = if over.stage.is_empty() { from.stage.clone() } else { over.stage.clone() };
         if over.clip.is_some() && over.stage.is_empty() {
             stage.iter_mut().for_each(|s| s.clip = None);
@@ -249,6 +266,8 @@ impl RawConfig {
             batch_size,
             seq_len,
             accumulate,
+            tokens_per_step,
+            stage_scale,
             steps,
             epochs,
             log_every,
@@ -320,7 +339,10 @@ mod tests {
         let kept = over(RawConfig { clip: Some(2.0), ..RawConfig::default() });
         assert_eq!((kept.stage.len(), kept.stage[0].clip, kept.clip), (2, None, Some(2.0)));
         let fixed = over(RawConfig { seq_len: Some(128), ..RawConfig::default() });
-        assert_eq!((fixed.seq_len, fixed.batch_size, fixed.accumulate), (Some(128), Some(16), Some(2)));
+        assert_eq!(
+            (fixed.seq_len, fixed.batch_size, fixed.accumulate),
+            (Some(128), Some(crate::config::BatchSize::Sequences(16)), Some(2))
+        );
         assert!(fixed.stage.is_empty());
         let other = over(toml::from_str("[[stage]]\nfrom = 0\nseq_len = 4\nbatch_size = 2").unwrap());
         assert_eq!((other.stage.len(), other.stage[0].seq_len), (1, 4));

@@ -11,8 +11,8 @@ use super::error::error;
 use super::keys::nearest;
 use super::model::model;
 use super::{
-    AnyFamily, Attention, ByteSize, ConfigError, Device, LrSchedule, ModelConfig, Order, Precision, Preset, RawConfig,
-    Recompute, StageConfig, TokenizerChoice,
+    AnyFamily, Attention, BatchSize, ByteSize, ConfigError, Device, LrSchedule, ModelConfig, Order, Precision, Preset,
+    RawConfig, Recompute, StageConfig, TokenizerChoice,
 };
 
 /// Bytes of the pool where nothing else is asked for: two halves of 64 MiB, of 61,679 sequences of 512 each where the
@@ -44,7 +44,7 @@ fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConf
         let near = near.map_or_else(String::new, |near| format!("did you mean {near}? "));
         return error(format!("no preset is called '{name}'; {near}`host presets` lists them"));
     };
-    let asked_vocabulary = raw.vocab_size;
+    let asked_vocabulary = raw.asked_vocabulary();
     let beside = if raw.tokenizer.is_none() { super::order::tokenizer_of(raw.data.as_deref())? } else { None };
     let raw = preset.raw().overlaid(raw);
     let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
@@ -64,6 +64,27 @@ fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConf
 /// A size as users write it.
 fn bytes(size: Option<&str>) -> Result<Option<u64>, ConfigError> {
     size.map(|size| size.parse().map(|ByteSize(n)| n).map_err(ConfigError)).transpose()
+}
+
+/// Micro-batches of a step, as asked for: so many, or as many as its tokens hold.
+fn accumulated(
+    accumulate: Option<u32>,
+    tokens: Option<u64>,
+    [batch_size, seq_len]: [u32; 2],
+) -> Result<u32, ConfigError> {
+    let Some(tokens) = tokens else { return Ok(accumulate.unwrap_or(1)) };
+    if accumulate.is_some() {
+        return error("accumulate is given beside tokens_per_step; leave one of them away".to_owned());
+    }
+    let micro_batch = u64::from(batch_size) * u64::from(seq_len);
+    match u32::try_from(tokens.checked_div(micro_batch).unwrap_or(1)) {
+        Ok(0) => error(format!(
+            "--tokens-per-step {tokens} is less than a micro-batch of {batch_size} × {seq_len}; lower --batch-size, or use \
+             --batch-size auto"
+        )),
+        Ok(n) => Ok(n),
+        Err(_) => error(format!("--tokens-per-step {tokens} is too many; a step has at most 2^32 - 1 micro-batches")),
+    }
 }
 
 /// A configuration with nothing left to decide.
@@ -174,6 +195,15 @@ impl Config {
     /// # Errors
     /// Names that do not exist, sizes that do not belong together: see [`ConfigError`].
     pub fn resolve(raw: RawConfig) -> Result<Config, ConfigError> {
+        let pattern = [("block", raw.block), ("window", raw.window), ("stride", raw.stride)];
+        let config = Config::decide(raw)?;
+        let given = pattern.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        given.map(|(name, value)| config.require_used(name, value)).find(Result::is_err).unwrap_or(Ok(()))?;
+        Ok(config)
+    }
+
+    /// As [`Config::resolve`], where what the pattern of attention does not use may be written all the same.
+    pub(super) fn decide(raw: RawConfig) -> Result<Config, ConfigError> {
         let (preset, raw, data, tokenizer, model) = begin(raw)?;
         let steps = if raw.epochs.is_some() { 0 } else { raw.steps.unwrap_or(1000) };
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
@@ -186,9 +216,17 @@ impl Config {
         let chunk = if device.starts_with("cuda") { 4096 } else { 512 };
         let here = raw.gpu_precision.filter(|_| device.starts_with("cuda"));
         let clip = raw.clip.unwrap_or(1.0);
-        let stage: Vec<_> = raw.stage.iter().map(|stage| StageConfig::resolve(stage, clip)).collect();
+        let stage = StageConfig::scaled(&raw.stage, clip, raw.stage_scale)?;
         // What is not of a stage, an evaluation, has the shape that training ends with.
         let last = stage.last();
+        let batch_size = match (last, raw.batch_size) {
+            (Some(stage), _) => stage.batch_size,
+            (None, Some(BatchSize::Sequences(n))) => n,
+            (None, None) => 8,
+            (None, Some(BatchSize::Auto)) => return error("--batch-size auto is for train, plan and bench".to_owned()),
+        };
+        let seq_len = last.map_or(raw.seq_len.unwrap_or(128), |s| s.seq_len);
+        let micro_batches = accumulated(raw.accumulate, raw.tokens_per_step, [batch_size, seq_len])?;
         let config = Config {
             preset,
             data,
@@ -199,9 +237,9 @@ impl Config {
             cache: raw.cache,
             pool: pool.unwrap_or(default_pool()),
             tokenizer,
-            batch_size: last.map_or(raw.batch_size.unwrap_or(8), |s| s.batch_size),
-            seq_len: last.map_or(raw.seq_len.unwrap_or(128), |s| s.seq_len),
-            accumulate: last.map_or(raw.accumulate.unwrap_or(1), |s| s.accumulate),
+            batch_size,
+            seq_len,
+            accumulate: last.map_or(micro_batches, |s| s.accumulate),
             steps,
             epochs: raw.epochs,
             log_every: raw.log_every.unwrap_or(default_log_every()),
@@ -508,6 +546,12 @@ mod tests {
             ("preset = 'pythia-tiny'\n[model]\nrank = 8", "tied"),
             ("preset = 'neurogen-tiny'\nrecompute = 'full'", "--recompute"),
             ("preset = 'neurogen-tiny'\nattention = 'local'", "--attention"),
+            ("preset = 'neurogen-tiny'\naccumulate = 2", "--accumulate"),
+            ("preset = 'neurogen-tiny'\nwindow = 2", "a NeuroGen has no attention"),
+            ("block = 32", "--block 32 is for --attention local, global or mixed"),
+            ("stride = 3", "--stride 3 is for --attention global or mixed"),
+            ("window = 2\nattention = 'global'", "--window 2 is for --attention local or mixed"),
+            ("stride = 2\nattention = 'local'", "--stride 2 is for --attention global or mixed"),
             ("[model]\nfamily = 'gpt'", "gpt"),
         ];
         for (text, expected) in cases {

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::error::error;
-use super::{Config, ConfigError, RawConfig, RawStage, StageConfig};
+use super::{BatchSize, Config, ConfigError, RawConfig, RawStage, StageConfig};
 
 /// The keys that may differ when a run goes on. The rest decides its numbers.
 const MAY_DIFFER: [&str; 12] = [
@@ -32,16 +32,37 @@ impl Config {
             // They were counted.
             written.epochs = None;
         }
+        self.same_shape(&mut written)?;
         let length = written.steps.is_some() || written.epochs.is_some();
         // A device that has only f32 computes in it, unless another precision is asked for.
         let here = self.clone().on(written.device.clone())?;
-        let mut config = Config::resolve(here.as_written()?.overlaid(written))?;
+        let mut config = Config::decide(here.as_written()?.overlaid(written))?;
         if !length {
             config.epochs = self.epochs;
         }
         self.same_places(&mut config);
         self.require_same(&config)?;
         Ok(config)
+    }
+
+    /// Takes away what became numbers of this run when it began: the batch that fitted then, and the factor of its stages.
+    fn same_shape(&self, written: &mut RawConfig) -> Result<(), ConfigError> {
+        if written.batch_size == Some(BatchSize::Auto) {
+            (written.batch_size, written.tokens_per_step) = (None, None);
+        }
+        if let Some(scale) = written.stage_scale {
+            let preset = written.preset.clone().unwrap_or_else(|| self.preset.clone());
+            let begun = Config::resolve(RawConfig { preset: Some(preset), ..written.clone() })?;
+            if begun.stage != self.stage {
+                return error(format!(
+                    "--stage-scale {scale} cannot change when a run goes on: its stages are others; leave it away or begin \
+                     another run"
+                ));
+            }
+            written.stage_scale = None;
+            written.stage.clear();
+        }
+        Ok(())
     }
 
     /// The configuration as a user would write all of it: every key, so that no default is asked for.
@@ -102,10 +123,13 @@ impl Config {
             cache,
             pool: Some(pool.to_string()),
             tokenizer: Some(tokenizer),
-            vocab_size: Some(model.vocab_size()),
-            batch_size: Some(batch_size),
+            // The table has it: a file may say it there too.
+            vocab_size: None,
+            batch_size: Some(BatchSize::Sequences(batch_size)),
             seq_len: Some(seq_len),
             accumulate: Some(accumulate),
+            tokens_per_step: None,
+            stage_scale: None,
             steps: Some(steps),
             epochs: None,
             log_every: Some(log_every),

@@ -3,6 +3,7 @@
 use capful_core::train::{Curriculum, Stage};
 use serde::{Deserialize, Serialize};
 
+use super::error::error;
 use super::{Config, ConfigError, RawStage};
 
 /// A stage of a curriculum.
@@ -24,7 +25,28 @@ pub struct StageConfig {
 }
 
 impl StageConfig {
-    pub(super) fn resolve(raw: &RawStage, clip: f32) -> StageConfig {
+    /// The stages as written, of `scale` times as many sequences.
+    pub(super) fn scaled(raw: &[RawStage], clip: f32, scale: Option<f64>) -> Result<Vec<StageConfig>, ConfigError> {
+        let mut stages: Vec<_> = raw.iter().map(|stage| StageConfig::resolve(stage, clip)).collect();
+        let Some(scale) = scale else { return Ok(stages) };
+        if stages.is_empty() {
+            return error(format!("--stage-scale {scale}: all steps are of one shape; use --batch-size"));
+        }
+        for (i, stage) in stages.iter_mut().enumerate() {
+            let sequences = (f64::from(stage.batch_size) * scale).floor();
+            if !(1.0..=f64::from(u32::MAX)).contains(&sequences) {
+                return error(format!(
+                    "--stage-scale {scale}: stage {} has {} sequences, and so many times that is no number of them",
+                    i + 1,
+                    stage.batch_size
+                ));
+            }
+            stage.batch_size = sequences as u32;
+        }
+        Ok(stages)
+    }
+
+    fn resolve(raw: &RawStage, clip: f32) -> StageConfig {
         let RawStage { from, seq_len, batch_size, accumulate, lr, clip: own } = *raw;
         let (accumulate, lr, clip) = (accumulate.unwrap_or(1), lr.unwrap_or(1.0), own.unwrap_or(clip));
         StageConfig { from, seq_len, batch_size, accumulate, lr, clip }
@@ -92,6 +114,36 @@ mod tests {
 
     fn raw(text: &str) -> RawConfig {
         toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn one_factor_scales_every_stage() {
+        let published = Config::resolve(raw("preset = 'yxanul-197m'")).unwrap();
+        for factor in [4.0, 0.5, 1.0] {
+            let scaled = Config::resolve(raw(&format!("preset = 'yxanul-197m'\nstage_scale = {factor:.1}"))).unwrap();
+            for (stage, was) in scaled.stage.iter().zip(&published.stage) {
+                let batch_size = (f64::from(was.batch_size) * factor) as u32;
+                assert_eq!(*stage, StageConfig { batch_size, ..*was });
+            }
+            assert_eq!(scaled.batch_size, (32.0 * factor) as u32);
+            // It goes on with the line that it began with, and is not scaled twice.
+            let line = RawConfig { stage_scale: Some(factor), ..raw("preset = 'yxanul-197m'") };
+            assert_eq!(scaled.resumed(line.clone()).unwrap(), scaled);
+            assert_eq!(scaled.resumed(raw("")).unwrap(), scaled);
+            let other = RawConfig { stage_scale: Some(3.0), ..line };
+            assert!(scaled.resumed(other).unwrap_err().to_string().contains("--stage-scale 3"));
+        }
+        for (text, says) in [
+            ("stage_scale = 2.0", "--batch-size"),
+            ("preset = 'yxanul-197m'\nseq_len = 64\nstage_scale = 2.0", "--batch-size"),
+            ("preset = 'yxanul-197m'\nstage_scale = 0.01", "stage 9"),
+            ("preset = 'yxanul-197m'\nstage_scale = -1.0", "stage 1"),
+            ("preset = 'yxanul-197m'\nstage_scale = nan", "stage 1"),
+            ("preset = 'yxanul-197m'\nstage_scale = 1e9", "stage 1"),
+        ] {
+            let message = Config::resolve(raw(text)).unwrap_err().to_string();
+            assert!(message.contains(says) && !message.contains('\n'), "{text}: {message}");
+        }
     }
 
     /// Out of order.

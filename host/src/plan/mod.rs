@@ -4,6 +4,7 @@
 //! cannot say something else than what the run does.
 
 mod advice;
+mod batch;
 mod cgroup;
 mod estimates;
 mod gpu;

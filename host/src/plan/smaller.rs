@@ -1,4 +1,5 @@
-//! What would make a spiking model fit: its sizes in the order of what they give, tried on the ledger.
+//! What would make a spiking model fit: first its steps, then its sizes in the order of what they give, tried on the
+//! ledger.
 
 use super::{Machine, Plan};
 use crate::config::{Config, ModelConfig, NeuroGenConfig, RawConfig, human_bytes};
@@ -6,25 +7,32 @@ use crate::config::{Config, ModelConfig, NeuroGenConfig, RawConfig, human_bytes}
 /// Presets for small GPUs, the one in the middle first.
 const PRESETS: [&str; 4] = ["gtx1650-balanced", "gtx1650-ultra", "neurogen-39k", "neurogen-tiny"];
 
-/// One line: which sizes to lower, the widest decoder that fits, and a preset that does.
+/// Segments and chunks are tried down to this.
+const LEAST: u32 = 16;
+
+/// One line: smaller steps that fit; or which sizes to lower, the widest decoder that fits, and a preset that does.
 pub fn that_fits(config: &Config, model: &NeuroGenConfig, machine: &Machine, budget: u64) -> String {
     let needed = |config: &Config| {
+        config.validate().ok()?;
         let bytes = Plan::of(config, machine).ok()?.needed_bytes;
         (bytes <= budget).then_some(bytes)
     };
+    let steps = smaller_steps(config);
+    if let Some((flags, bytes)) = steps.iter().find_map(|step| Some((flags(config, step), needed(step)?))) {
+        return format!("{flags} fits ({})", human_bytes(bytes));
+    }
     let mut advice = vec![format!(
         "lower broca_outputs first (the decoder is {} × {}), then pfc_neurons, then wernicke_neurons and broca_neurons",
         model.vocab_size, model.broca_outputs
     )];
-    let mut smaller = *model;
-    while smaller.broca_outputs > model.fan_out.max(64) {
-        smaller.broca_outputs /= 2;
-        let tried = Config { model: ModelConfig::NeuroGen(smaller), ..config.clone() };
-        if let Some(bytes) = needed(&tried) {
-            advice.push(format!("--set broca_outputs={} fits ({})", smaller.broca_outputs, human_bytes(bytes)));
-            break;
-        }
-    }
+    // At the steps asked for where that is enough, else at the smallest.
+    let narrower = [Some(config), steps.last()].into_iter().flatten().find_map(|step| {
+        let (smaller, bytes) = narrower_decoder(step, model, &needed)?;
+        let more = flags(config, step);
+        let more = if more.is_empty() { more } else { format!(" {more}") };
+        Some(format!("--set broca_outputs={}{more} fits ({})", smaller.broca_outputs, human_bytes(bytes)))
+    });
+    advice.extend(narrower);
     let preset = PRESETS.iter().find_map(|name| {
         let raw = RawConfig {
             preset: Some((*name).to_owned()),
@@ -40,4 +48,47 @@ pub fn that_fits(config: &Config, model: &NeuroGenConfig, machine: &Machine, bud
     });
     advice.extend(preset);
     advice.join("; ")
+}
+
+/// The same model in smaller steps, gentlest first: fewer rows of logits at once, which no number depends on, then fewer
+/// streams, then shorter segments. Stages have shapes of their own.
+fn smaller_steps(config: &Config) -> Vec<Config> {
+    let halves = |n: u32, least: u32| std::iter::successors(Some(n), move |n| (n / 2 >= least).then_some(n / 2));
+    let mut shapes: Vec<(u32, u32)> = halves(config.batch_size, 1).map(|batch| (batch, config.seq_len)).collect();
+    shapes.extend(halves(config.seq_len, LEAST).skip(1).map(|seq_len| (1, seq_len)));
+    if !config.stage.is_empty() {
+        shapes.truncate(1);
+    }
+    let with = |(batch_size, seq_len): (u32, u32)| {
+        halves(config.chunk, LEAST).map(move |chunk| Config { batch_size, seq_len, chunk, ..config.clone() })
+    };
+    shapes.into_iter().flat_map(with).skip(1).collect()
+}
+
+/// The widest decoder of at most half the width that fits.
+fn narrower_decoder(
+    config: &Config,
+    model: &NeuroGenConfig,
+    needed: &dyn Fn(&Config) -> Option<u64>,
+) -> Option<(NeuroGenConfig, u64)> {
+    let mut smaller = *model;
+    while smaller.broca_outputs > model.fan_out.max(64) {
+        smaller.broca_outputs /= 2;
+        let tried = Config { model: ModelConfig::NeuroGen(smaller), ..config.clone() };
+        if let Some(bytes) = needed(&tried) {
+            return Some((smaller, bytes));
+        }
+    }
+    None
+}
+
+/// The flags that make one's steps the other's.
+fn flags(from: &Config, to: &Config) -> String {
+    let each = [
+        ("--batch-size", from.batch_size, to.batch_size),
+        ("--seq-len", from.seq_len, to.seq_len),
+        ("--chunk", from.chunk, to.chunk),
+    ];
+    let flags = each.into_iter().filter(|(_, from, to)| from != to).map(|(flag, _, to)| format!("{flag} {to}"));
+    flags.collect::<Vec<_>>().join(" ")
 }

@@ -96,7 +96,10 @@ fn row(
 }
 
 /// The largest batch that fits and its bytes: steps of growing size away from `guess`, then the gap halved.
-fn largest(guess: u32, fits: impl Fn(u32) -> Result<Option<u64>, ConfigError>) -> Result<(u32, u64), ConfigError> {
+pub(super) fn largest(
+    guess: u32,
+    fits: impl Fn(u32) -> Result<Option<u64>, ConfigError>,
+) -> Result<(u32, u64), ConfigError> {
     let (mut good, mut bytes, mut bad) = (0, 0, None);
     let (mut next, mut step) = (guess.max(1), 1u32);
     loop {

@@ -46,6 +46,16 @@ impl Generator {
         self.history.clear();
     }
 
+    /// Makes the choices of `seed` from here on.
+    pub fn reseed(&mut self, seed: u64) {
+        (self.random, self.drawn) = (Random::new(seed, stream("sample")), 0);
+    }
+
+    /// How much was fed.
+    pub fn position(&self) -> usize {
+        self.history.len()
+    }
+
     /// Positions left.
     pub fn room(&self) -> usize {
         self.context - self.history.len()

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod checkpoint;
 pub mod claim;
+pub mod conversation;
 pub mod directory;
 pub mod evaluate;
 mod gauges;
@@ -13,6 +14,7 @@ mod session;
 mod speed;
 mod tensorboard;
 pub mod train;
+pub mod transcript;
 mod wiring;
 
 pub(crate) use session::staging;

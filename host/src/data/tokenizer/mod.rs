@@ -9,6 +9,7 @@
 //! - `own_file`: what the first three are saved as
 //! - `expansion`: how much text they may make of a little
 //! - `lossless`: which of them restore every byte
+//! - [`streamed`]: the text of ids that come one by one
 //! - `search`: the encoder of pieces behind both, on a trie of tokens (`prefixes`)
 //!
 //! [`build()`] makes one from documents, [`load()`] reads one that was saved with a checkpoint.
@@ -35,6 +36,7 @@ mod prefixes;
 pub mod sample;
 mod search;
 mod splits;
+pub mod streamed;
 pub mod train;
 pub mod word;
 

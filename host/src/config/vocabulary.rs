@@ -1,0 +1,90 @@
+//! How many ids a model has where its data gives fewer than it could have.
+
+use super::{Config, ModelConfig, RawConfig};
+
+/// A vocabulary of so many times the data's ids does not fit them.
+const TOO_LARGE: u32 = 2;
+
+impl RawConfig {
+    /// The vocabulary that was asked for, as a key of its own or of the model.
+    pub(super) fn asked_vocabulary(&self) -> Option<u32> {
+        let of_model = || self.model.get("vocab_size")?.as_integer()?.try_into().ok();
+        self.vocab_size.or_else(of_model)
+    }
+
+    /// Whether somebody decided the vocabulary. If not, that of a preset is a cap.
+    pub fn decides_vocabulary(&self) -> bool {
+        self.asked_vocabulary().is_some() || self.set.iter().any(|pair| pair.starts_with("vocab_size="))
+    }
+}
+
+impl Config {
+    /// Lowers a vocabulary that nobody asked for to the `ids` that the tokenizer has, where it is at least twice that.
+    /// Gives a line for people.
+    pub fn fit_vocabulary(&mut self, ids: u32) -> Option<String> {
+        let cap = self.vocab_size();
+        if cap / TOO_LARGE < ids {
+            return None;
+        }
+        match &mut self.model {
+            ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.vocab_size = ids,
+            ModelConfig::NeuroGen(model) => model.vocab_size = ids,
+        }
+        Some(format!(
+            "vocabulary: the data gives {ids} ids, and the model gets as many instead of {cap}; --vocab-size {cap} keeps \
+             that number"
+        ))
+    }
+
+    /// Where at least half of the model's rows are of ids that the tokenizer does not have, a line that says so.
+    pub fn unused_vocabulary(&self, ids: u32) -> Option<String> {
+        let rows = self.vocab_size();
+        (rows / TOO_LARGE >= ids).then(|| {
+            format!(
+                "the tokenizer has {ids} ids and the model {rows}: {} rows are never used; --vocab-size {ids} leaves them \
+                 out",
+                rows - ids
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(text: &str) -> RawConfig {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_cap_of_twice_the_ids_is_lowered_to_them() {
+        for (preset, ids, fitted) in [
+            ("neurogen-39k", 1201, 1201),
+            ("yxanul-197m", 1201, 1201),
+            ("pythia-14m", 5000, 5000),
+            ("pythia-14m", 5001, 10_000),
+            ("pythia-tiny", 402, 512),
+            ("neurogen-tiny", 260, 260),
+        ] {
+            let mut config = Config::resolve(raw(&format!("preset = '{preset}'"))).unwrap();
+            let (cap, unused) = (config.vocab_size(), config.unused_vocabulary(ids));
+            let line = config.fit_vocabulary(ids);
+            assert_eq!((config.vocab_size(), line.is_some(), unused.is_some()), (fitted, fitted < cap, fitted < cap));
+            for line in line.into_iter().chain(unused) {
+                assert!(line.contains(&format!("{ids} ")) && line.contains(&cap.to_string()), "{line}");
+            }
+            config.validate().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_vocabulary_that_was_asked_for_is_known_and_used_however_it_is_written() {
+        assert!(!raw("preset = 'pythia-14m'\ntokenizer = 'bpe'\n[model]\nlayers = 2").decides_vocabulary());
+        let set = RawConfig { set: vec!["vocab_size=300".to_owned()], ..raw("") };
+        for written in [raw("vocab_size = 300"), raw("[model]\nvocab_size = 300"), set] {
+            assert!(written.decides_vocabulary());
+            assert_eq!(Config::resolve(written).unwrap().vocab_size(), 300);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! A conversation with a trained model, of which as many turns are kept as the context holds.
+
+use std::collections::VecDeque;
+
+use capful_core::generate::Sampler;
+
+use super::directory::Trained;
+use super::generate::{End, Generator};
+use super::transcript::Turn;
+use crate::data::tokenizer::streamed::Streamed;
+use crate::data::tokenizer::{EncodeError, Tokenizer};
+use crate::device::DeviceError;
+
+/// The turns that the model still sees.
+#[derive(Debug)]
+pub struct Conversation {
+    generator: Generator,
+    context: usize,
+    /// Everything that the model sees; the generator was fed a beginning of it.
+    tokens: Vec<u32>,
+    /// How many of them each turn has.
+    turns: VecDeque<usize>,
+    /// Whether the last document ended.
+    ended: bool,
+}
+
+/// What happens while a model answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// More of the answer.
+    Text(&'a str),
+    /// The context was full, so the oldest turns are forgotten.
+    Dropped {
+        /// How many.
+        turns: usize,
+        /// Their tokens.
+        tokens: usize,
+    },
+    /// The turn alone fills the context: its answer ends.
+    Full,
+}
+
+/// What a model said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// Its text.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: usize,
+    /// Whether it ended the document.
+    pub ended: bool,
+}
+
+impl Conversation {
+    /// An empty one over `context` positions, with the choices that `seed` makes.
+    pub fn new(context: u32, vocab_size: u32, seed: u64) -> Conversation {
+        Conversation {
+            generator: Generator::new(context, vocab_size, seed),
+            context: context as usize,
+            tokens: Vec::new(),
+            turns: VecDeque::new(),
+            ended: false,
+        }
+    }
+
+    /// Makes the choices of `seed` from here on.
+    pub fn reseed(&mut self, seed: u64) {
+        self.generator.reseed(seed);
+    }
+
+    /// Forgets all turns.
+    pub fn clear(&mut self) {
+        self.generator.clear();
+        self.tokens.clear();
+        self.turns.clear();
+        self.ended = false;
+    }
+
+    /// Turns and tokens that the model sees.
+    pub fn size(&self) -> (usize, usize) {
+        (self.turns.len(), self.tokens.len())
+    }
+
+    /// `line` as the tokens that go on here: at its beginning and where a document ended another begins, else a line.
+    ///
+    /// # Errors
+    /// A tokenizer that others wrote cannot encode it.
+    pub fn encode(&self, tokenizer: &dyn Tokenizer, line: &str) -> Result<Vec<u32>, EncodeError> {
+        let begin = match (self.tokens.is_empty(), self.ended) {
+            (true, _) => tokenizer.bos().or(tokenizer.eos()),
+            (false, true) => tokenizer.bos(),
+            (false, false) => None,
+        };
+        let mut ids: Vec<u32> = begin.into_iter().collect();
+        if self.tokens.is_empty() || self.ended {
+            tokenizer.encode(line, &mut ids)?;
+        } else {
+            tokenizer.encode(&format!("\n{line}"), &mut ids)?;
+        }
+        Ok(ids)
+    }
+
+    /// Adds a turn that was said before.
+    ///
+    /// # Errors
+    /// As [`Conversation::encode`].
+    pub fn recall(&mut self, tokenizer: &dyn Tokenizer, turn: &Turn) -> Result<(), EncodeError> {
+        let mut ids = self.encode(tokenizer, &turn.line)?;
+        tokenizer.encode(&turn.answer, &mut ids)?;
+        ids.extend(tokenizer.eos().filter(|_| turn.ended));
+        self.begin(&ids);
+        self.ended = turn.ended;
+        self.make_room(1);
+        Ok(())
+    }
+
+    fn begin(&mut self, ids: &[u32]) {
+        self.turns.push_back(ids.len());
+        self.tokens.extend_from_slice(ids);
+        self.ended = false;
+    }
+
+    /// Drops the oldest turns, never the last one, until there is room for `more` tokens. Gives how many, and theirs.
+    fn make_room(&mut self, more: usize) -> Option<(usize, usize)> {
+        let (mut turns, mut tokens) = (0, 0);
+        while self.turns.len() > 1 && self.tokens.len() - tokens + more > self.context {
+            tokens += self.turns.pop_front().unwrap_or(0);
+            turns += 1;
+        }
+        if turns == 0 {
+            return None;
+        }
+        self.tokens.drain(..tokens);
+        // What stays has other positions now.
+        self.generator.clear();
+        Some((turns, tokens))
+    }
+
+    /// Lets the model go on behind `ids`, fewer than the context has positions, with `most` tokens at most; `hear` is told
+    /// what happens.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn answer(
+        &mut self,
+        model: &mut Trained,
+        ids: &[u32],
+        sampler: &Sampler,
+        most: usize,
+        hear: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Answer, DeviceError> {
+        let (Trained { session, tokenizer }, mut said) = (model, Vec::new());
+        let (limit, eos) = (tokenizer.vocab_size() as usize, tokenizer.eos());
+        let mut streamed = Streamed::new(tokenizer.as_ref());
+        self.begin(ids);
+        loop {
+            let begun = said.len();
+            // What is left is read again after each drop: seldom and much is dropped rather than often and little.
+            if let Some((turns, tokens)) = self.make_room((most - begun).min(self.context / 4).max(1)) {
+                hear(Event::Dropped { turns, tokens });
+            }
+            let unread = self.tokens[self.generator.position()..].to_vec();
+            let end = self.generator.run(session, sampler, &unread, most - begun, limit, eos, &mut |id| {
+                said.push(id);
+                hear(Event::Text(&streamed.push(id)));
+            })?;
+            self.extend(&said[begun..]);
+            match end {
+                End::Context if self.turns.len() > 1 => continue,
+                End::Context => hear(Event::Full),
+                End::Eos => {
+                    self.ended = true;
+                    self.extend(eos.as_slice());
+                }
+                End::MaxTokens => {}
+            }
+            break;
+        }
+        hear(Event::Text(&streamed.finish()));
+        Ok(Answer { text: tokenizer.decode(&said), tokens: said.len(), ended: self.ended })
+    }
+
+    /// Adds `ids` to the last turn.
+    fn extend(&mut self, ids: &[u32]) {
+        self.tokens.extend_from_slice(ids);
+        if let Some(turn) = self.turns.back_mut() {
+            *turn += ids.len();
+        }
+    }
+}
