@@ -195,9 +195,11 @@ impl Config {
     /// # Errors
     /// Names that do not exist, sizes that do not belong together: see [`ConfigError`].
     pub fn resolve(raw: RawConfig) -> Result<Config, ConfigError> {
-        let pattern = [("block", raw.block), ("window", raw.window), ("stride", raw.stride)];
+        let pattern = [("block", raw.block, 64), ("window", raw.window, 1), ("stride", raw.stride, 2)];
         let config = Config::decide(raw)?;
-        let given = pattern.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        // The configuration of a run has all of them, at their defaults.
+        let given = pattern.into_iter().filter(|(_, value, default)| value.is_some_and(|value| value != *default));
+        let given = given.filter_map(|(name, value, _)| Some((name, value?)));
         given.map(|(name, value)| config.require_used(name, value)).find(Result::is_err).unwrap_or(Ok(()))?;
         Ok(config)
     }

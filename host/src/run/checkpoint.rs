@@ -139,6 +139,8 @@ impl Writer {
         tokenizer: Arc<dyn Tokenizer>,
     ) -> Result<Writer, CheckpointError> {
         sweep(dir)?;
+        // What its file always has is made now, and not in a save. One that cannot be saved says so there.
+        let _ = tokenizer.write(&mut io::sink());
         Ok(Writer {
             dir: dir.to_owned(),
             keep: keep.max(1) as usize,

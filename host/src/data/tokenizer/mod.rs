@@ -102,8 +102,12 @@ pub trait Tokenizer: Send + Sync {
     /// [`TokenizerError::Write`].
     fn save(&self, dir: &Path) -> Result<(), TokenizerError> {
         let class = class(self.bos().and_then(|id| self.token(id)), self.eos().and_then(|id| self.token(id)));
-        write_file(dir.join(FILE_NAME), &mut |out| self.write(out))?;
-        write_file(dir.join(CLASS_FILE_NAME), &mut |out| out.write_all(class.as_bytes()))
+        write_file(dir.join(FILE_NAME), &mut |file| {
+            let mut out = BufWriter::new(file);
+            self.write(&mut out)?;
+            out.flush()
+        })?;
+        write_file(dir.join(CLASS_FILE_NAME), &mut |file| file.write_all(class.as_bytes()))
     }
 
     /// Writes what tells the tokenizer from others. Runs and caches keep the hash of it: it never changes, whatever the
@@ -135,11 +139,10 @@ fn class(bos: Option<String>, eos: Option<String>) -> String {
     format!("{class:#}\n")
 }
 
-fn write_file(path: PathBuf, write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>) -> Result<(), TokenizerError> {
-    let written = File::create(&path).and_then(|file| {
-        let mut out = BufWriter::new(file);
-        write(&mut out)?;
-        out.into_inner()?.sync_all()
+fn write_file(path: PathBuf, write: &mut dyn FnMut(&mut File) -> io::Result<()>) -> Result<(), TokenizerError> {
+    let written = File::create(&path).and_then(|mut file| {
+        write(&mut file)?;
+        file.sync_all()
     });
     written.map_err(|source| TokenizerError::Write { path, source })
 }

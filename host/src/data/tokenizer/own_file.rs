@@ -59,13 +59,47 @@ struct File<M> {
     version: &'static str,
     truncation: (),
     padding: (),
+    #[serde(flatten)]
+    rules: &'static Rules,
+    model: M,
+}
+
+/// What is the same in every file of a kind. It is made once, so that a save makes nothing of it.
+#[derive(Serialize)]
+struct Rules {
     added_tokens: Value,
     normalizer: Value,
     pre_tokenizer: Value,
     post_processor: Value,
     decoder: Value,
-    model: M,
 }
+
+/// Of `word`, lower-casing and not.
+static WORDS: LazyLock<[Rules; 2]> = LazyLock::new(|| {
+    let sigma = json!({"type": "Replace", "pattern": {"Regex": FINAL_SIGMA}, "content": "ς"});
+    let lower = json!({"type": "Sequence", "normalizers": [sigma, {"type": "Lowercase"}]});
+    [lower, Value::Null].map(|normalizer| Rules {
+        // `<unk>` is text here: decoding shows it.
+        added_tokens: added_tokens(|id| id != UNK),
+        normalizer,
+        pre_tokenizer: json!({"type": "WhitespaceSplit"}),
+        post_processor: marks(),
+        decoder: Value::Null,
+    })
+});
+
+/// Of `byte` and `bpe`.
+static BYTES: LazyLock<Rules> = LazyLock::new(|| {
+    let split = json!({"type": "Split", "pattern": {"Regex": PIECES}, "behavior": "Isolated", "invert": false});
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    Rules {
+        added_tokens: added_tokens(|_| true),
+        normalizer: Value::Null,
+        pre_tokenizer: json!({"type": "Sequence", "pretokenizers": [split, byte_level]}),
+        post_processor: marks(),
+        decoder: byte_level,
+    }
+});
 
 #[derive(Serialize)]
 struct WordModel<'a> {
@@ -142,20 +176,17 @@ impl Serialize for Name<'_> {
 
 /// Writes the file of a `word` tokenizer.
 pub(super) fn write_words(out: &mut dyn Write, vocab: CappedVocabulary<'_>, lower_case: bool) -> io::Result<()> {
-    let sigma = json!({"type": "Replace", "pattern": {"Regex": FINAL_SIGMA}, "content": "ς"});
-    let lower = json!({"type": "Sequence", "normalizers": [sigma, {"type": "Lowercase"}]});
-    let capful = Mark::new("word", Some(lower_case));
     let file = File {
         version: "1.0",
         truncation: (),
         padding: (),
-        // `<unk>` is text here: decoding shows it.
-        added_tokens: added_tokens(|id| id != UNK),
-        normalizer: if lower_case { lower } else { Value::Null },
-        pre_tokenizer: json!({"type": "WhitespaceSplit"}),
-        post_processor: marks(),
-        decoder: Value::Null,
-        model: WordModel { r#type: "WordLevel", capful, unk_token: SPECIALS[UNK as usize], vocab },
+        rules: &WORDS[usize::from(!lower_case)],
+        model: WordModel {
+            r#type: "WordLevel",
+            capful: Mark::new("word", Some(lower_case)),
+            unk_token: SPECIALS[UNK as usize],
+            vocab,
+        },
     };
     Ok(serde_json::to_writer(out, &file)?)
 }
@@ -167,17 +198,11 @@ pub(super) fn write_bytes<'a>(
     merges: &'a [Merge],
     tokens: Tokens<'a>,
 ) -> io::Result<()> {
-    let split = json!({"type": "Split", "pattern": {"Regex": PIECES}, "behavior": "Isolated", "invert": false});
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
     let file = File {
         version: "1.0",
         truncation: (),
         padding: (),
-        added_tokens: added_tokens(|_| true),
-        normalizer: Value::Null,
-        pre_tokenizer: json!({"type": "Sequence", "pretokenizers": [split, byte_level]}),
-        post_processor: marks(),
-        decoder: byte_level,
+        rules: &BYTES,
         model: ByteModel {
             r#type: "BPE",
             capful: Mark::new(kind, None),
