@@ -472,7 +472,7 @@ fn every_kind_of_source_and_tokenizer_trains() {
     let vocab = host(dir, "vocab --json --data corpus.txt --vocab-size 12 --out words").ok().json();
     keys(&vocab["coverage"], &["words", "covered", "share", "distinct", "counts"]);
     assert_eq!((vocab["vocab_size"].as_u64(), vocab["tokens"].as_array().unwrap().len()), (Some(12), 12));
-    assert_eq!(files(&dir.join("words")), ["tokenizer.json"]);
+    assert_eq!(files(&dir.join("words")), ["tokenizer.json", "tokenizer_config.json"]);
 }
 
 #[test]
