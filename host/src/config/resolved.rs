@@ -553,7 +553,7 @@ mod tests {
             ("block = 32", "--block 32 is for --attention local, global or mixed"),
             ("stride = 3", "--stride 3 is for --attention global or mixed"),
             ("window = 2\nattention = 'global'", "--window 2 is for --attention local or mixed"),
-            ("stride = 2\nattention = 'local'", "--stride 2 is for --attention global or mixed"),
+            ("stride = 4\nattention = 'local'", "--stride 4 is for --attention global or mixed"),
             ("[model]\nfamily = 'gpt'", "gpt"),
         ];
         for (text, expected) in cases {
