@@ -146,7 +146,7 @@ fn a_disk_without_room_before_the_first_step_leaves_no_directory() {
         // A file system of a fixed number of files and directories, its root being one.
         for files in 1.. {
             let options = format!("size=64m,nr_inodes={files}");
-            let line = format!("train --json {TINY} --steps 2 --data {data} --out deep/run");
+            let line = format!("train --json {TINY} --tokenizer byte --steps 2 --data {data} --out deep/run");
             let Some((outcome, left)) = in_a_small_file_system(dir, &options, &line) else {
                 eprintln!("no file system can be mounted here");
                 return;
@@ -351,7 +351,8 @@ fn a_model_that_others_would_load_as_a_dense_one_has_a_type_of_its_own() {
     for (preset, dense) in [("pythia-tiny", "gpt_neox"), ("llama-tiny", "llama")] {
         for (attention, own) in [("dense", false), ("local", true), ("mixed", true)] {
             let run = format!("{preset}-{attention}");
-            train(dir, &format!("--preset {preset} --attention {attention} --block 16 --steps 2 --out {run}")).ok();
+            let block = if own { "--block 16" } else { "" };
+            train(dir, &format!("--preset {preset} --attention {attention} {block} --steps 2 --out {run}")).ok();
             let path = dir.join(&run).join("checkpoint-00000002/config.json");
             let config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
             assert_eq!(config["model_type"] != dense, own, "{run}: {config}");
