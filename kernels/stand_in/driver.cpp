@@ -3,14 +3,14 @@
 //
 // What its machine is like is read from the environment at every call:
 //   CAPFUL_STAND_IN_VERSION=12040        the driver's CUDA version
-//   CAPFUL_STAND_IN_NAME=text            the cards' name
-//   CAPFUL_STAND_IN_CARDS=2              cards, which share one memory
+//   CAPFUL_STAND_IN_NAME=text            the GPUs' name
+//   CAPFUL_STAND_IN_GPUS=2               GPUs, which share one memory
 //   CAPFUL_STAND_IN_CAPABILITY=75        their compute capability
 //   CAPFUL_STAND_IN_CACHE=bytes          their last cache
 //   CAPFUL_STAND_IN_TOTAL=bytes          their memory
 //   CAPFUL_STAND_IN_FREE=bytes           what others leave of it
 //   CAPFUL_STAND_IN_FAIL_AT=graph:5:214  the 5th call of a kind (init, context, launch, graph) fails with this
-//                                        CUresult, 719 if none is given; launches and graphs fail as on a card: the
+//                                        CUresult, 719 if none is given; launches and graphs fail as on a GPU: the
 //                                        call itself returns success, and everything after it the error
 #include <algorithm>
 #include <atomic>
@@ -86,7 +86,7 @@ struct Allocation {
 std::recursive_mutex lock;
 std::map<uint64_t, Allocation> allocations;
 size_t used = 0, made_allocations = 0;
-std::atomic<int> broken = SUCCESS;  // a failed kernel fails everything after it, as on a card
+std::atomic<int> broken = SUCCESS;  // a failed kernel fails everything after it, as on a GPU
 int context, module;
 
 // The calling thread's context. Not thread_local: that is the kernels' shared memory here.
@@ -108,7 +108,7 @@ size_t free_bytes() {
     return left > used ? left - used : 0;
 }
 
-int cards() { return (int)setting("CAPFUL_STAND_IN_CARDS", 1); }
+int gpus() { return (int)setting("CAPFUL_STAND_IN_GPUS", 1); }
 
 // The code that this call of a kind is to fail with.
 int injected(const char* kind) {
@@ -195,7 +195,7 @@ int fill(void* stream, uint64_t to, T value, size_t count) {
 
 }  // namespace
 
-// Allocations of memory, the card's and the host's pinned one, that were ever made.
+// Allocations of memory, the GPU's and the host's pinned one, that were ever made.
 extern "C" __attribute__((visibility("default"))) uint64_t capful_stand_in_allocations() {
     std::lock_guard guard(lock);
     return made_allocations;
@@ -203,7 +203,7 @@ extern "C" __attribute__((visibility("default"))) uint64_t capful_stand_in_alloc
 
 API cuInit(unsigned) {
     if (int code = injected("init")) return code;
-    return cards() ? SUCCESS : NO_DEVICE;
+    return gpus() ? SUCCESS : NO_DEVICE;
 }
 API cuDriverGetVersion(int* version) {
     return *version = (int)setting("CAPFUL_STAND_IN_VERSION", 13000), SUCCESS;
@@ -215,9 +215,9 @@ API cuGetErrorName(int code, const char** name) {
 }
 API cuGetErrorString(int code, const char** text) { return cuGetErrorName(code, text); }
 
-API cuDeviceGetCount(int* count) { return *count = cards(), SUCCESS; }
+API cuDeviceGetCount(int* count) { return *count = gpus(), SUCCESS; }
 API cuDeviceGet(int* device, int ordinal) {
-    return *device = ordinal, ordinal >= 0 && ordinal < cards() ? SUCCESS : INVALID_DEVICE;
+    return *device = ordinal, ordinal >= 0 && ordinal < gpus() ? SUCCESS : INVALID_DEVICE;
 }
 API cuDeviceGetName(char* name, int length, int) {
     const char* text = getenv("CAPFUL_STAND_IN_NAME");
@@ -312,7 +312,7 @@ API cuEventElapsedTime(float* ms, void* from, void* to) {
     return SUCCESS;
 }
 
-// The image is for a card; the kernels here are those that were linked in.
+// The image is for a GPU; the kernels here are those that were linked in.
 API cuModuleLoadData(void** made, const void*) { return *made = &module, SUCCESS; }
 API cuModuleLoadDataEx(void** made, const void*, unsigned, void*, void*) { return *made = &module, SUCCESS; }
 API cuModuleUnload(void*) { return SUCCESS; }
@@ -324,7 +324,7 @@ API cuModuleGetFunction(const void** made, void*, const char* name) {
 API cuFuncSetAttribute(const void*, int, int) { return SUCCESS; }
 API cuLaunchKernel(const void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void* stream, void** arguments, void**) {
-    // What a block may have on the cards that have most; the kernels bring it themselves here.
+    // What a block may have on the GPUs that have most; the kernels bring it themselves here.
     if (shared > 227 << 10 || !arguments) return INVALID_VALUE;
     const auto& kernel = *(const stand_in::Kernel*)function;
     const char* first = (const char*)arguments[0];

@@ -64,7 +64,7 @@ fn the_plan_counts_the_copies() {
     let dir = directory();
     let plan = |precision: &str| {
         let line = format!("plan --json --gpu h100 --preset yxanul-197m --precision {precision}");
-        stand_in(dir.path(), &line, &[("CAPFUL_STAND_IN_CARDS", "0")]).ok().json()
+        stand_in(dir.path(), &line, &[("CAPFUL_STAND_IN_GPUS", "0")]).ok().json()
     };
     let bytes = |precision: &str| -> u64 {
         let plan = plan(precision);

@@ -6,4 +6,4 @@ mod rows;
 
 pub use batcher::{BatchMut, Batcher, IGNORE, ShapeError, Token};
 pub use order::{Order, Run, Stretch, Window};
-pub use rows::{DocumentRows, Filled};
+pub use rows::DocumentRows;

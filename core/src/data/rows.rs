@@ -17,15 +17,6 @@ pub struct DocumentRows<'a> {
     begin: usize,
 }
 
-/// What one batch holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Filled {
-    /// Positions with a target.
-    pub targets: usize,
-    /// Documents before this one are complete: their last target is in this batch or in an earlier one.
-    pub complete: usize,
-}
-
 impl<'a> DocumentRows<'a> {
     /// Documents one after another in `tokens`; document i ends before index `ends[i]`.
     ///
@@ -35,8 +26,9 @@ impl<'a> DocumentRows<'a> {
         Self { tokens, ends, document: 0, at: 0, begin: 0 }
     }
 
-    /// Fills `batch` with the next rows, or gives `None` after the last one. Rows beyond the last are padding.
-    pub fn fill(&mut self, batch: &mut BatchMut<'_>) -> Option<Filled> {
+    /// Fills `batch` with the next rows, and gives the positions that have a target, or `None` after the last one. Rows beyond the
+    /// last are padding.
+    pub fn fill(&mut self, batch: &mut BatchMut<'_>) -> Option<usize> {
         let mut targets = 0;
         for (x, y, o) in batch.rows() {
             let n = self.row(x, y, o);
@@ -45,8 +37,7 @@ impl<'a> DocumentRows<'a> {
             o[n..].fill(0);
             targets += n;
         }
-        self.skip_short();
-        (targets > 0).then_some(Filled { targets, complete: self.document })
+        (targets > 0).then_some(targets)
     }
 
     /// The next row: how many positions of it have a target.
@@ -88,7 +79,7 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    fn rows(documents: &[Vec<u32>], b: usize, t: usize) -> (Vec<[Vec<u32>; 3]>, Vec<Filled>) {
+    fn rows(documents: &[Vec<u32>], b: usize, t: usize) -> (Vec<[Vec<u32>; 3]>, Vec<usize>) {
         let tokens: Vec<u32> = documents.concat();
         let ends: Vec<u32> = documents
             .iter()
@@ -125,7 +116,7 @@ mod tests {
                 [vec![0, 0, 0], vec![IGNORE; 3], vec![0, 0, 0]],
             ]
         );
-        assert_eq!(filled, [Filled { targets: 5, complete: 3 }, Filled { targets: 1, complete: 4 }]);
+        assert_eq!(filled, [5, 1]);
     }
 
     #[test]
@@ -133,7 +124,7 @@ mod tests {
         let mut rows = DocumentRows::new(&[1, 2, 3], &[2, 1, 900]);
         let (mut x, mut y, mut o) = ([0; 4], [0; 4], [0; 4]);
         let filled = rows.fill(&mut BatchMut::new(2, 2, &mut x, &mut y, &mut o).unwrap());
-        assert_eq!(filled, Some(Filled { targets: 1, complete: 3 }));
+        assert_eq!(filled, Some(1));
         assert_eq!(rows.fill(&mut BatchMut::new(2, 2, &mut x, &mut y, &mut o).unwrap()), None);
     }
 
@@ -158,11 +149,8 @@ mod tests {
                 scored.extend_from_slice(&y[..n]);
             }
             let expected: Vec<u32> = documents.iter().flat_map(|d| d.iter().skip(1).copied()).collect();
-            prop_assert_eq!(filled.iter().map(|f| f.targets).sum::<usize>(), expected.len());
+            prop_assert_eq!(filled.iter().sum::<usize>(), expected.len());
             prop_assert_eq!(scored, expected);
-            if let Some(last) = filled.last() {
-                prop_assert_eq!(last.complete, documents.len());
-            }
         }
     }
 }

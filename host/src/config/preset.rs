@@ -67,7 +67,7 @@ pub const PRESETS: [Preset; 14] = [
     },
     Preset {
         name: "gtx1650-ultra",
-        about: "157,696 spiking neurons, a decoder of 32,000 × 6,144, trained inside 1.8 GB",
+        about: "157,696 spiking neurons, a decoder of 32,000 × 6,144, trained inside 1.5 GiB",
         text: include_str!("presets/gtx1650-ultra.toml"),
     },
     Preset {

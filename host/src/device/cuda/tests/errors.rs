@@ -91,7 +91,7 @@ fn an_old_driver_is_named_with_its_version() {
 
 #[test]
 fn a_machine_without_a_gpu() {
-    apart("errors::a_machine_without_a_gpu", &[&[("CAPFUL_STAND_IN_CARDS", "0")]], || {
+    apart("errors::a_machine_without_a_gpu", &[&[("CAPFUL_STAND_IN_GPUS", "0")]], || {
         assert_eq!(opened(512).err(), Some(CudaError::NoCard));
         assert_eq!(describe().driver, Err(CudaError::NoCard.to_string()));
     });
@@ -99,7 +99,7 @@ fn a_machine_without_a_gpu() {
 
 #[test]
 fn several_gpus_are_counted() {
-    apart("errors::several_gpus_are_counted", &[&[("CAPFUL_STAND_IN_CARDS", "2")]], || {
+    apart("errors::several_gpus_are_counted", &[&[("CAPFUL_STAND_IN_GPUS", "2")]], || {
         opened(512).expect("GPU 0");
         let room = Room { arena: 512, scratch: region(0, 64), staging: 0 };
         Cuda::open(1, room, Products::Own).expect("GPU 1");
