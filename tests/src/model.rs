@@ -2,9 +2,9 @@
 
 use capful_core::device::{Rates, Single};
 use capful_core::memory::{Entry, Region, Role};
-use capful_core::model::transformer::{self, Dialect};
+use capful_core::model::transformer::{self, Biases, Dialect};
 use capful_core::model::{MicroBatch, Products, Recompute, Transformer};
-use capful_core::ops::{self, Kind, NormKind};
+use capful_core::ops::{self, Kind, NormKind, RotaryScaling};
 use capful_core::optimizer::Optimizer;
 use capful_core::train::Settings;
 use capful_host::config::AnyFamily;
@@ -73,6 +73,7 @@ impl Peer for Config {
             d_model,
             heads,
             kv_heads,
+            head_size: self.head_size() as u32,
             d_ff,
             vocab_size,
             context,
@@ -90,9 +91,11 @@ impl Peer for Config {
                 Feed::Gelu => transformer::Feed::Gelu,
                 Feed::SwiGlu => transformer::Feed::SwiGlu,
             },
-            bias: self.bias,
+            bias: if self.bias { Biases::ALL } else { Biases::NONE },
+            qk_norm: false,
             rotary_dims,
             rotary_base: self.rotary_base as f32,
+            rotary_scaling: RotaryScaling::None,
             norm_eps: self.eps as f32,
             dialect: match self.names {
                 Names::GptNeox => Dialect::GptNeox,

@@ -46,7 +46,7 @@ fn ids(arena: &mut Arena<'_>, region: Region, write: impl Fn(u32) -> u32) {
 
 fn train() -> Option<()> {
     let model = Transformer {
-        layers: 2, d_model: 16, heads: 2, kv_heads: 2, d_ff: 24, vocab_size: 19, context: 12,
+        layers: 2, d_model: 16, heads: 2, kv_heads: 2, head_size: 8, d_ff: 24, vocab_size: 19, context: 12,
         rotary_dims: 2,
         ..Transformer::GPT_NEOX
     };

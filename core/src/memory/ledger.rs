@@ -1,6 +1,7 @@
 //! The ledger: the one description of a run's memory that planner, allocator, initialiser, checkpoint and step share.
 
 use super::region::{Dtype, Region, Space, Stacked};
+use crate::ops::RotaryScaling;
 use crate::wiring::Wiring;
 
 /// What a region is for. Decides its type, whether it is saved, and how it is initialised.
@@ -70,6 +71,8 @@ pub enum Init {
     Rotary {
         /// The base of the geometric sequence of wavelengths.
         base: f32,
+        /// How the wavelengths are stretched.
+        scaling: RotaryScaling,
     },
     /// A table of u32 of a sparse wiring, whatever the seed.
     Wiring {

@@ -82,7 +82,7 @@ pub enum ModelError {
         /// What it must be.
         must: &'static str,
     },
-    /// The width does not divide by the heads.
+    /// No size of a head is given, and the width does not divide by the heads.
     Heads {
         /// The width.
         d_model: u32,
@@ -112,6 +112,15 @@ pub enum ModelError {
         /// Dims of a head.
         size: u32,
     },
+    /// Rotary wavelengths of which none is between those that stay and those that are stretched.
+    Scaling {
+        /// Turns in the original context of the longest that is stretched in part.
+        low: f32,
+        /// Of the shortest.
+        high: f32,
+    },
+    /// Queries and keys that are normalised.
+    QkNorm,
     /// The sequences are longer than the context.
     Context {
         /// Tokens of a sequence.
@@ -179,7 +188,10 @@ impl core::fmt::Display for ModelError {
             ModelError::Zero(name) => write!(f, "{name} is 0; it must be at least 1"),
             ModelError::Constant { name, value, must } => write!(f, "{name} is {value}; it must be {must}"),
             ModelError::Heads { d_model, heads } => {
-                write!(f, "{heads} heads do not divide a width (d_model) of {d_model}; choose a divisor")
+                write!(
+                    f,
+                    "{heads} heads do not divide a width (d_model) of {d_model}; choose a divisor, or a head_size"
+                )
             }
             ModelError::Groups { heads, kv_heads } => {
                 write!(f, "{kv_heads} key heads (kv_heads) do not divide {heads} query heads; choose a divisor")
@@ -192,6 +204,10 @@ impl core::fmt::Display for ModelError {
             ModelError::Rotary { dims, size } => {
                 write!(f, "{dims} rotary dims in heads of {size}: they must be even and no more than the head has")
             }
+            ModelError::Scaling { low, high } => {
+                write!(f, "rotary_low is {low} and rotary_high {high}; rotary_low must be the smaller one")
+            }
+            ModelError::QkNorm => f.write_str("no device has qk_norm yet; set qk_norm=false"),
             ModelError::Context { seq_len, context } => write!(
                 f,
                 "sequences of {seq_len} tokens are longer than the context of {context}; lower --seq-len or raise --set context=N"

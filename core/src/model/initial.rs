@@ -37,10 +37,10 @@ impl FirstValues {
             Init::Zero | Init::Wiring { .. } => 0.0,
             Init::One => 1.0,
             Init::Normal(deviation) => self.random.normal(i) * deviation,
-            Init::Rotary { base } => {
+            Init::Rotary { base, scaling } => {
                 let pairs = u64::from(self.shape[2]);
                 let (position, pair) = (i / 2 / pairs, i / 2 % pairs);
-                Rotary::angle(base, 2 * self.shape[2], position as u32, pair as u32)[(i % 2) as usize]
+                Rotary::angle(base, scaling, 2 * self.shape[2], position as u32, pair as u32)[(i % 2) as usize]
             }
         }
     }
@@ -55,6 +55,7 @@ impl FirstValues {
 mod tests {
     use super::*;
     use crate::memory::{Dtype, Role};
+    use crate::ops::RotaryScaling;
 
     /// Worked out apart from this code, from the papers' definitions: layers 0 and 1 under seed 42.
     const KNOWN: [[f32; 4]; 2] = [
@@ -101,7 +102,8 @@ mod tests {
 
     #[test]
     fn the_rotary_table_is_cosines_and_sines_by_position() {
-        let found = values::<12>(&slot([1, 3, 2, 2], Init::Rotary { base: 10_000.0 }), 0);
+        let init = Init::Rotary { base: 10_000.0, scaling: RotaryScaling::None };
+        let found = values::<12>(&slot([1, 3, 2, 2], init), 0);
         for (i, found) in found.chunks_exact(2).enumerate() {
             // Two pairs of four dims: wavelengths of 2 π and 2 π · 100.
             let angle = (i / 2) as f64 * [1.0, 0.01][i % 2];

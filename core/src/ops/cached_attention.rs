@@ -90,7 +90,7 @@ impl Operation for CachedAttention {
 mod tests {
     use super::*;
     use crate::ops::testing::Bench;
-    use crate::ops::{Attention, Heads, Kind, Linear, Rotate};
+    use crate::ops::{Attention, Heads, Kind, Linear, RotaryScaling, Rotate};
 
     #[test]
     fn token_by_token_equals_the_whole_sequence() {
@@ -100,7 +100,7 @@ mod tests {
             let (t, width) = (10u32, heads.width());
             let mut angles = [0.0; 40];
             for (i, pair) in angles.chunks_exact_mut(2).enumerate() {
-                pair.copy_from_slice(&Rotary::angle(100.0, 4, i as u32 / 2, i as u32 % 2));
+                pair.copy_from_slice(&Rotary::angle(100.0, RotaryScaling::None, 4, i as u32 / 2, i as u32 % 2));
             }
             let table = b.values([1, t, 2, 2], &angles);
             let rotary = Rotary { table, heads, positions: t };

@@ -56,7 +56,7 @@ pub use pattern::{Kind, Pattern};
 pub use quantise::{Quantise, Quantised, QuantisedProduct, Scaling};
 pub use readout::{Feedback, Gate, GateGrad, Layout as ReadoutLayout, Readout, ReadoutGrad, gate};
 pub use rescale::Rescale;
-pub use rotary::Rotary;
+pub use rotary::{Rotary, RotaryScaling};
 pub use rotate::Rotate;
 pub use spike::{Cell, FAINT, LOWEST_POTENTIAL, OFFSET_LIMIT, Outputs, Spike};
 pub use spike_grad::{SpikeGrad, SynapseGrad, SynapseInputGrad};

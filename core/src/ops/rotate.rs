@@ -44,7 +44,7 @@ mod tests {
     use super::*;
     use crate::ops::math::dot;
     use crate::ops::testing::Bench;
-    use crate::ops::{Heads, Linear};
+    use crate::ops::{Heads, Linear, RotaryScaling};
 
     #[test]
     fn rotated_scores_depend_on_the_distance_alone() {
@@ -57,7 +57,7 @@ mod tests {
         for p in 0..positions {
             for pair in 0..dims / 2 {
                 let at = ((p * dims / 2 + pair) * 2) as usize;
-                angles[at..at + 2].copy_from_slice(&Rotary::angle(10_000.0, dims, p, pair));
+                angles[at..at + 2].copy_from_slice(&Rotary::angle(10_000.0, RotaryScaling::None, dims, p, pair));
             }
         }
         b.set(table, &angles);

@@ -1,5 +1,7 @@
 //! The keys of `[model]` and `--set`: what each means, and which values it takes.
 
+use super::transformer::Bias;
+
 /// Sizes are below this: several of them together still fit a dimension.
 const SIZES: u32 = (1 << 28) - 1;
 
@@ -18,6 +20,8 @@ pub enum Values {
     Word(&'static [&'static str]),
     /// `true` or `false`.
     Switch,
+    /// One of these words, the first of which was once `false` and the second `true`.
+    OnceSwitch(&'static [&'static str]),
 }
 
 /// A key.
@@ -40,11 +44,12 @@ const fn size(name: &'static str, about: &'static str) -> Key {
 }
 
 /// The keys of a transformer.
-const TRANSFORMER: [Key; 16] = [
+const TRANSFORMER: [Key; 23] = [
     size("layers", "layers"),
     size("d_model", "width of the residual stream"),
-    size("heads", "query heads, a divisor of d_model"),
+    size("heads", "query heads, a divisor of d_model where head_size is 0"),
     key("kv_heads", Values::Whole(0, SIZES), "key and value heads, a divisor of heads; 0 for as many as heads"),
+    key("head_size", Values::Whole(0, SIZES), "elements of a head; 0 for d_model / heads"),
     size("d_ff", "width of the feed-forward"),
     size("context", "the most positions"),
     size("vocab_size", "token ids; the same as --vocab-size"),
@@ -53,9 +58,15 @@ const TRANSFORMER: [Key; 16] = [
     key("norm", Values::Word(&["layer", "rms"]), "LayerNorm or RMSNorm"),
     key("residual", Values::Word(&["sequential", "parallel"]), "how attention and feed-forward are added"),
     key("feed", Values::Word(&["gelu", "swiglu"]), "the feed-forward's activation"),
-    key("bias", Values::Switch, "whether the layers' matrices have biases"),
+    key("bias", Values::OnceSwitch(&Bias::WORDS), "which of the layers' matrices have biases"),
+    key("qk_norm", Values::Switch, "whether each query and key head is normalised"),
     key("rotary_pct", Values::Share, "share of each head that is rotated"),
     key("rotary_base", Values::Positive, "base of the rotary wavelengths"),
+    key("rotary_scaling", Values::Word(&["none", "linear", "llama3"]), "how rotary wavelengths are stretched"),
+    key("rotary_factor", Values::Positive, "by how much"),
+    key("rotary_low", Values::Positive, "turns in rotary_original up to which llama3 stretches by the whole factor"),
+    key("rotary_high", Values::Positive, "turns from which on llama3 does not stretch"),
+    size("rotary_original", "positions of the context before llama3 stretched it"),
     key("norm_eps", Values::Positive, "added to the variance or mean square in norms"),
 ];
 
@@ -125,7 +136,7 @@ impl Values {
             Values::Share => "0 to 1".to_owned(),
             Values::Positive => "above 0".to_owned(),
             Values::Number => "any number".to_owned(),
-            Values::Word(words) => words.join(", "),
+            Values::Word(words) | Values::OnceSwitch(words) => words.join(", "),
             Values::Switch => "true, false".to_owned(),
         }
     }
@@ -143,6 +154,9 @@ impl Values {
             Values::Number => number(f64::is_finite),
             Values::Word(words) => words.contains(&text).then(|| text.into()),
             Values::Switch => text.parse::<bool>().ok().map(Into::into),
+            Values::OnceSwitch(words) => {
+                Values::Switch.parse(text).or_else(|| words.contains(&text).then(|| text.into()))
+            }
         }
     }
 }
@@ -203,7 +217,7 @@ mod tests {
                     Values::Whole(..) | Values::Positive => "0",
                     Values::Share => "1.5",
                     Values::Number => "inf",
-                    Values::Word(_) => "none",
+                    Values::Word(_) | Values::OnceSwitch(_) => "nothing",
                     Values::Switch => "2",
                 };
                 let message = with(name, format!("{key}={outside}")).unwrap_err();
@@ -213,8 +227,9 @@ mod tests {
                 let value = outside.parse::<i64>().map_or_else(|_| outside.into(), toml::Value::from);
                 table.insert(key.clone(), value);
                 let raw = RawConfig { preset: Some(name.to_owned()), model: table, ..RawConfig::default() };
-                // Seeds, spans and the like are bounded by their type alone.
-                let unbounded = ["span", "context", "vocab_size"].contains(&key.as_str());
+                // Seeds, spans and the like are bounded by their type alone; what no scaling reads is not looked at.
+                let unbounded = ["span", "context", "vocab_size"].contains(&key.as_str())
+                    || ["rotary_factor", "rotary_low", "rotary_high", "rotary_original"].contains(&key.as_str());
                 assert!(unbounded || Config::resolve(raw).is_err(), "{name}: {key} = {outside}");
             }
         }

@@ -28,4 +28,4 @@ pub use raw::{RawConfig, RawStage};
 pub use resolved::Config;
 pub use size::{ByteSize, human_bytes};
 pub use stage::StageConfig;
-pub use transformer::{Feed, Norm, Residual, TransformerConfig};
+pub use transformer::{Bias, Feed, Norm, Residual, RotaryScaling, TransformerConfig};

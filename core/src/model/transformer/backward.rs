@@ -98,12 +98,12 @@ impl Backward<'_> {
         let (model, f) = (pass.model, pass.forward);
         let (qkv, mixed) = (f.qkv.at(l), f.mixed.at(l));
         let qkv_grad = t.wide.reshaped(qkv.shape);
-        self.dense(device, (Projection::Out, l), |w| &w.out, [mixed, t.x_grad, t.norm1_grad], None)?;
+        self.dense(device, (Projection::Out, l), |w| &w.out, [mixed, t.x_grad, t.mixed_grad], None)?;
         device.emit(AttentionGrad {
             qkv,
             out: mixed,
             log_sum: f.log_sum.at(l),
-            out_grad: t.norm1_grad,
+            out_grad: t.mixed_grad,
             qkv_grad,
             heads: model.attention_heads(),
             pattern: pass.pattern,

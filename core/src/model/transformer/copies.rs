@@ -41,12 +41,13 @@ pub(super) struct Copies {
 impl Copies {
     pub(super) fn lay(model: &Transformer, tokens: u32, ledger: &mut dyn Ledger) -> Copies {
         let (d, ff, width, up) = (model.d_model, model.d_ff, model.qkv_width(), model.up_width());
+        let mixed = model.mixed_width();
         let mut lay = |name, dtype, shape: [u32; 2], layers| {
             ledger.region(Slot::new(name, Role::Work, dtype, [1, 1, shape[0], shape[1]]).layers(layers))
         };
         let weights = [
             ("fp8.qkv", "fp8.qkv_transposed", width, d),
-            ("fp8.out", "fp8.out_transposed", d, d),
+            ("fp8.out", "fp8.out_transposed", d, mixed),
             ("fp8.up", "fp8.up_transposed", up, d),
             ("fp8.down", "fp8.down_transposed", d, ff),
         ]
@@ -54,8 +55,8 @@ impl Copies {
             let mut lay = |name, shape| lay(name, Dtype::E4m3, shape, model.layers);
             [lay(name, [outputs, inputs]), lay(turned, [inputs, outputs])]
         });
-        let input = lay("fp8.input", Dtype::E4m3, [tokens, d.max(ff)], 1).first;
-        let out_grad = lay("fp8.out_grad", Dtype::E5m2, [tokens, up.max(width)], 1).first;
+        let input = lay("fp8.input", Dtype::E4m3, [tokens, d.max(ff).max(mixed)], 1).first;
+        let out_grad = lay("fp8.out_grad", Dtype::E5m2, [tokens, d.max(up).max(width)], 1).first;
         Copies { input, out_grad, weights }
     }
 }

@@ -28,7 +28,12 @@ impl Family for Transformer {
         if micro.products == Products::Wide {
             return Ok(());
         }
-        let sides = [("d_model", self.d_model), ("d_ff", self.d_ff), ("the width of qkv", self.qkv_width())];
+        let sides = [
+            ("d_model", self.d_model),
+            ("d_ff", self.d_ff),
+            ("the width of qkv", self.qkv_width()),
+            ("heads * head_size", self.mixed_width()),
+        ];
         let odd = sides.into_iter().find(|(_, size)| !size.is_multiple_of(QuantisedProduct::GRAIN));
         odd.map_or(Ok(()), |(name, size)| Err(ModelError::Sixteens { name, size }))
     }
@@ -40,7 +45,7 @@ impl Family for Transformer {
     fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Lasting {
         let training = purpose == Purpose::Training;
         let (weights, learning) = optimizer::lay(self, training, profile, &|_| profile.dtype(Role::Weight), ledger);
-        let init = Init::Rotary { base: self.rotary_base };
+        let init = Init::Rotary { base: self.rotary_base, scaling: self.rotary_scaling };
         let shape = [1, self.context, self.rotary_dims / 2, 2];
         let table = Slot { init, ..Slot::new("rotary_table", Role::Constant, Dtype::F32, shape) };
         let (table, control) = (ledger.region(table).first, Control::lay(ledger));
@@ -55,7 +60,9 @@ impl Family for Transformer {
         let dtype = profile.dtype(Role::Work);
         let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, dtype, shape)).first;
         let x_grad = lay("grad.x", [1, batch, seq_len, self.d_model]);
-        let norm1_grad = lay("grad.norm1_or_mixed", [1, batch, seq_len, self.d_model]);
+        let mixed = [1, batch, seq_len, self.mixed_width()];
+        let slot = lay("grad.norm1_or_mixed", larger([1, batch, seq_len, self.d_model], mixed));
+        let (norm1_grad, mixed_grad) = (slot.reshaped(x_grad.shape), slot.reshaped(mixed));
         let norm2_grad =
             if self.parallel() { lay("grad.norm2", [1, batch, seq_len, self.d_model]) } else { norm1_grad };
         let low_grad = self.rank.map(|rank| lay("grad.low", [1, batch, seq_len, rank]));
@@ -63,7 +70,7 @@ impl Family for Transformer {
         let logits = [1, 1, micro.chunk_rows(), self.vocabulary_rows()];
         let wide = lay("logits_or_grad.activated_or_qkv", larger(logits, widest));
         let copies = profile.quantises().then(|| Copies::lay(self, micro.tokens(), ledger));
-        Training { batch: regions, forward, x_grad, norm1_grad, norm2_grad, low_grad, wide, copies }
+        Training { batch: regions, forward, x_grad, norm1_grad, mixed_grad, norm2_grad, low_grad, wide, copies }
     }
 
     fn lay_evaluation(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
@@ -82,7 +89,7 @@ impl Family for Transformer {
             |name, role, dtype, shape, layers| ledger.region(Slot::new(name, role, dtype, shape).layers(layers));
         let id = lay("decode.id", Role::Batch, Dtype::U32, [1, 1, 1, 1], 1).first;
         let cursor = lay("decode.cursor", Role::Batch, Dtype::U32, [1, 1, 1, 1], 1).first;
-        let columns = self.kv_heads * self.head_size();
+        let columns = self.kv_heads * self.head_size;
         let cache = lay("decode.cache", Role::Work, profile.dtype(Role::Work), [1, 2, context, columns], self.layers);
         let logits = lay("decode.logits", Role::Work, Dtype::F32, [1, 1, 1, self.vocab_size], 1).first;
         Decoding { forward, id, cursor, cache, logits }

@@ -23,7 +23,7 @@ use super::checks::{Must, check_constants, check_sizes};
 use super::family::ModelError;
 use crate::device::{Device, OperationError, count};
 use crate::memory::Region;
-use crate::ops::{Heads, Linear, NormKind, Rotary};
+use crate::ops::{Heads, Linear, NormKind, Rotary, RotaryScaling};
 
 /// How attention and feed-forward are added to the residual stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +43,30 @@ pub enum Feed {
     SwiGlu,
 }
 
+/// Which linear layers of a block have biases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Biases {
+    /// Those that make queries, keys and values.
+    pub qkv: bool,
+    /// The one behind attention.
+    pub out: bool,
+    /// The feed-forward's.
+    pub feed: bool,
+}
+
+impl Biases {
+    /// No layer.
+    pub const NONE: Biases = Biases { qkv: false, out: false, feed: false };
+    /// Every layer.
+    pub const ALL: Biases = Biases { qkv: true, out: true, feed: true };
+    /// Those before and behind attention.
+    pub const ATTENTION: Biases = Biases { feed: false, ..Biases::ALL };
+    /// Those that make queries, keys and values.
+    pub const QKV: Biases = Biases { qkv: true, ..Biases::NONE };
+    /// The feed-forward's.
+    pub const FEED: Biases = Biases { feed: true, ..Biases::NONE };
+}
+
 /// A transformer's sizes and parts. All are free; the published ones are presets of the host.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Transformer {
@@ -50,10 +74,12 @@ pub struct Transformer {
     pub layers: u32,
     /// Width of the residual stream.
     pub d_model: u32,
-    /// Query heads; they divide the width.
+    /// Query heads.
     pub heads: u32,
     /// Key and value heads; they divide the query heads.
     pub kv_heads: u32,
+    /// Elements of a head; mostly the width by the query heads.
+    pub head_size: u32,
     /// Width of the feed-forward.
     pub d_ff: u32,
     /// Token ids. In memory they are padded to a multiple of [`Transformer::VOCABULARY_GRAIN`] rows.
@@ -70,12 +96,17 @@ pub struct Transformer {
     pub residual: Residual,
     /// What the feed-forward does.
     pub feed: Feed,
-    /// Whether the four linear layers of a block have biases. The head has none.
-    pub bias: bool,
+    /// Which linear layers of a block have biases. The head has none.
+    pub bias: Biases,
+    /// Whether each query and key head is normalised before it is rotated (Henry et al. 2020): RMSNorm, with a gain that
+    /// all query heads of a layer share, and one of all key heads.
+    pub qk_norm: bool,
     /// Rotated dims of each head; even.
     pub rotary_dims: u32,
     /// Base of the rotary wavelengths.
     pub rotary_base: f32,
+    /// How they are stretched.
+    pub rotary_scaling: RotaryScaling,
     /// Added to the variance, or mean square, in norms.
     pub norm_eps: f32,
     /// How tensors are named, and the first values that go with it.
@@ -89,6 +120,7 @@ impl Transformer {
         d_model: 0,
         heads: 0,
         kv_heads: 0,
+        head_size: 0,
         d_ff: 0,
         vocab_size: 0,
         context: 0,
@@ -97,9 +129,11 @@ impl Transformer {
         norm: NormKind::Layer,
         residual: Residual::Parallel,
         feed: Feed::Gelu,
-        bias: true,
+        bias: Biases::ALL,
+        qk_norm: false,
         rotary_dims: 0,
         rotary_base: 10_000.0,
+        rotary_scaling: RotaryScaling::None,
         norm_eps: 1e-5,
         dialect: Dialect::GptNeox,
     };
@@ -109,7 +143,7 @@ impl Transformer {
         norm: NormKind::Rms,
         residual: Residual::Sequential,
         feed: Feed::SwiGlu,
-        bias: false,
+        bias: Biases::NONE,
         dialect: Dialect::Llama,
         ..Transformer::GPT_NEOX
     };
@@ -121,10 +155,6 @@ impl Transformer {
         self.vocab_size.next_multiple_of(Self::VOCABULARY_GRAIN)
     }
 
-    const fn head_size(&self) -> u32 {
-        self.d_model / self.heads
-    }
-
     /// Whether every query has a key of its own, and a projection's rows are laid as GPT-NeoX lays them.
     const fn interleaved(&self) -> bool {
         matches!(self.dialect, Dialect::GptNeox) && self.heads == self.kv_heads
@@ -132,14 +162,19 @@ impl Transformer {
 
     const fn attention_heads(&self) -> Heads {
         match self.interleaved() {
-            true => Heads::interleaved(self.heads, self.head_size()),
-            false => Heads::grouped(self.heads, self.kv_heads, self.head_size()),
+            true => Heads::interleaved(self.heads, self.head_size),
+            false => Heads::grouped(self.heads, self.kv_heads, self.head_size),
         }
     }
 
     /// Columns of queries, keys and values together.
     const fn qkv_width(&self) -> u32 {
         self.attention_heads().width()
+    }
+
+    /// Columns of what attention makes.
+    const fn mixed_width(&self) -> u32 {
+        self.attention_heads().out_width()
     }
 
     /// Columns of what the feed-forward makes first: gate and up, or up alone.
@@ -182,20 +217,24 @@ impl Transformer {
             ("vocab_size", self.vocab_size),
             ("context", self.context),
             ("rank", self.rank.unwrap_or(1)),
-            ("rotary_dims", self.rotary_dims),
         ])?;
         check_constants(&[
             ("rotary_base", self.rotary_base, Must::Positive),
             ("norm_eps", self.norm_eps, Must::Positive),
         ])?;
-        let Transformer { d_model, heads, kv_heads, rotary_dims: dims, .. } = *self;
-        if !d_model.is_multiple_of(heads) {
+        self.check_scaling()?;
+        let Transformer { d_model, heads, kv_heads, head_size: size, rotary_dims: dims, .. } = *self;
+        if size == 0 && !d_model.is_multiple_of(heads) {
             return Err(ModelError::Heads { d_model, heads });
+        }
+        check_sizes(&[("head_size", size), ("heads * head_size", heads.saturating_mul(size))])?;
+        if self.qk_norm {
+            return Err(ModelError::QkNorm);
         }
         if !heads.is_multiple_of(kv_heads) {
             return Err(ModelError::Groups { heads, kv_heads });
         }
-        let size = self.head_size();
+        check_sizes(&[("rotary_dims", dims)])?;
         if !dims.is_multiple_of(2) || dims > size {
             return Err(ModelError::Rotary { dims, size });
         }
@@ -206,16 +245,34 @@ impl Transformer {
         }
     }
 
+    fn check_scaling(&self) -> Result<(), ModelError> {
+        let (factor, [low, high]) = match self.rotary_scaling {
+            RotaryScaling::None => return Ok(()),
+            RotaryScaling::Linear { factor } => (factor, [1.0, 2.0]),
+            RotaryScaling::Llama3 { factor, low, high, original } => {
+                check_sizes(&[("rotary_original", original)])?;
+                (factor, [low, high])
+            }
+        };
+        check_constants(&[
+            ("rotary_factor", factor, Must::Positive),
+            ("rotary_low", low, Must::Positive),
+            ("rotary_high", high, Must::Positive),
+        ])?;
+        if low < high { Ok(()) } else { Err(ModelError::Scaling { low, high }) }
+    }
+
     /// See [`crate::model::Family::flops_per_token`].
     fn training_flops(&self, seq_len: u32) -> u64 {
         let [d, ff, layers, vocabulary] = [self.d_model, self.d_ff, self.layers, self.vocab_size].map(u64::from);
-        let layer = count(&[d, u64::from(self.qkv_width()) + d + u64::from(self.up_width()) + ff]);
+        let [qkv, mixed, up] = [self.qkv_width(), self.mixed_width(), self.up_width()].map(u64::from);
+        let layer = count(&[d, qkv + mixed + up + ff]);
         // P is used twice, at both ends; without it the embedding is looked up and not multiplied with.
         let ends = match self.rank.map(u64::from) {
             Some(rank) => count(&[rank, vocabulary + 2 * d]),
             None => count(&[vocabulary, d]),
         };
         let products = count(&[layers, layer]).saturating_add(ends);
-        count(&[6, products]).saturating_add(count(&[12, layers, d, seq_len.into()]))
+        count(&[6, products]).saturating_add(count(&[12, layers, mixed, seq_len.into()]))
     }
 }

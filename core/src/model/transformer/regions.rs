@@ -40,7 +40,7 @@ pub(super) struct Forward {
     pub qkv: Stacked,
     /// [batch, heads, seq_len].
     pub log_sum: Stacked,
-    /// [batch, seq_len, d_model]: attention's output, before its projection.
+    /// [batch, seq_len, heads · size]: attention's output, before its projection.
     pub mixed: Stacked,
     /// [batch, seq_len, d_model]: x after attention was added. Of parallel branches, or where nothing is kept, the slot of
     /// the layer's output.
@@ -68,8 +68,10 @@ pub struct Training {
     pub(super) forward: Forward,
     /// [batch, seq_len, d_model]: the gradient of the residual stream.
     pub(super) x_grad: Region,
-    /// [batch, seq_len, d_model]: of norm₁'s, of attention's or of the final norm's output, in turn.
+    /// [batch, seq_len, d_model]: of norm₁'s or of the final norm's output.
     pub(super) norm1_grad: Region,
+    /// [batch, seq_len, heads · size]: of attention's output. The slot of `norm1_grad`.
+    pub(super) mixed_grad: Region,
     /// [batch, seq_len, d_model]: of norm₂'s output. The slot of `norm1_grad` where branches are sequential.
     pub(super) norm2_grad: Region,
     /// [batch, seq_len, rank]: of the head's input, then of the tokens' rows of E.
@@ -122,7 +124,7 @@ impl Transformer {
         let norm1 = all.lay("layers.norm1", keep.element_wise, layers, d);
         let qkv = all.lay("layers.qkv", keep.products, layers, self.qkv_width());
         let log_sum = all.log_sum(keep.products, layers, self.heads);
-        let mixed = all.lay("layers.mixed", keep.products, layers, d);
+        let mixed = all.lay("layers.mixed", keep.products, layers, self.mixed_width());
         let mid = match sequential && keep.inputs {
             true => all.lay("layers.mid", keep.products, layers, d),
             false => Stacked { first: x.at(1), ..x },

@@ -14,6 +14,7 @@ const PUBLISHED: Transformer = Transformer {
     d_model: 768,
     heads: 12,
     kv_heads: 2,
+    head_size: 64,
     d_ff: 2048,
     vocab_size: 200_005,
     context: 4096,
@@ -31,6 +32,8 @@ fn mixture(random: &Random, i: u64) -> Transformer {
         d_model: 32,
         heads: 4,
         kv_heads: if draw(2) { 2 } else { 4 },
+        // Not a quarter of the width in every other one.
+        head_size: if draw(9) { 8 } else { 12 },
         d_ff: 48,
         vocab_size: 77,
         context: 9,
@@ -39,8 +42,13 @@ fn mixture(random: &Random, i: u64) -> Transformer {
         norm: if draw(3) { NormKind::Rms } else { NormKind::Layer },
         residual: if draw(4) { Residual::Sequential } else { Residual::Parallel },
         feed: if draw(5) { Feed::SwiGlu } else { Feed::Gelu },
-        bias: draw(6),
+        bias: Biases { qkv: draw(6), out: draw(10), feed: draw(11) },
         rotary_dims: if draw(7) { 8 } else { 4 },
+        rotary_scaling: match random.below(16 * i + 12, 3) {
+            0 => RotaryScaling::None,
+            1 => RotaryScaling::Linear { factor: 4.0 },
+            _ => RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64 },
+        },
         dialect: if draw(8) { Dialect::Llama } else { Dialect::GptNeox },
         ..PUBLISHED
     }
@@ -144,6 +152,7 @@ fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
         d_model: 32,
         heads: 4,
         kv_heads: 2,
+        head_size: 8,
         d_ff: 48,
         vocab_size: 77,
         rotary_dims: 8,
@@ -178,10 +187,7 @@ fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
         model.validate_micro_batch(&MicroBatch { products: Products::Quantised, ..micro }).unwrap_err()
     };
     assert_eq!(odd(Transformer { d_ff: 40, ..model }), ModelError::Sixteens { name: "d_ff", size: 40 });
-    assert_eq!(
-        odd(Transformer { d_model: 24, rotary_dims: 6, ..model }),
-        ModelError::Sixteens { name: "d_model", size: 24 }
-    );
+    assert_eq!(odd(Transformer { d_model: 24, ..model }), ModelError::Sixteens { name: "d_model", size: 24 });
     assert!(model.validate_micro_batch(&micro).is_ok());
 }
 
@@ -189,7 +195,23 @@ fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
 fn sizes_that_do_not_belong_together_are_refused() {
     let refused = |model: Transformer| model.validate().unwrap_err();
     assert_eq!(refused(Transformer { kv_heads: 5, ..PUBLISHED }), ModelError::Groups { heads: 12, kv_heads: 5 });
-    assert_eq!(refused(Transformer { heads: 7, ..PUBLISHED }), ModelError::Heads { d_model: 768, heads: 7 });
+    let seven = Transformer { heads: 7, head_size: 0, kv_heads: 7, ..PUBLISHED };
+    assert_eq!(refused(seven), ModelError::Heads { d_model: 768, heads: 7 });
+    assert!(Transformer { head_size: 64, ..seven }.validate().is_ok());
+    assert_eq!(refused(Transformer { head_size: 0, ..PUBLISHED }), ModelError::Zero("head_size"));
+    let wide = Transformer { heads: 1 << 14, head_size: 1 << 14, kv_heads: 1, ..PUBLISHED };
+    assert_eq!(refused(wide), ModelError::TooLarge("heads * head_size"));
+    let scaled = |factor, low, high, original| Transformer {
+        rotary_scaling: RotaryScaling::Llama3 { factor, low, high, original },
+        ..PUBLISHED
+    };
+    assert!(scaled(8.0, 1.0, 4.0, 8192).validate().is_ok());
+    assert_eq!(refused(scaled(8.0, 4.0, 4.0, 8192)), ModelError::Scaling { low: 4.0, high: 4.0 });
+    assert_eq!(refused(scaled(8.0, 1.0, 4.0, 0)), ModelError::Zero("rotary_original"));
+    for (factor, low, high) in [(0.0, 1.0, 4.0), (f32::INFINITY, 1.0, 4.0), (8.0, 0.0, 4.0), (8.0, 1.0, f32::INFINITY)]
+    {
+        assert!(matches!(refused(scaled(factor, low, high, 8192)), ModelError::Constant { must: "above 0", .. }));
+    }
     assert_eq!(refused(Transformer { rank: Some(769), ..PUBLISHED }), ModelError::Rank { rank: 769, d_model: 768 });
     assert_eq!(refused(Transformer { rank: Some(0), ..PUBLISHED }), ModelError::Zero("rank"));
     assert_eq!(refused(Transformer { tied: false, ..PUBLISHED }), ModelError::Untied);
@@ -246,11 +268,22 @@ fn absurd_sizes_are_refused_or_laid_and_nothing_wraps() {
             SIZES[random.below(at, SIZES.len() as u64) as usize]
         };
         let (layers, d_model, d_ff, vocab_size) = (draw(), draw(), draw(), draw());
-        let (context, heads, kv_heads, rotary_dims) = (u32::MAX >> 4, 1, 1, 2);
+        let (context, heads, kv_heads, head_size, rotary_dims) = (u32::MAX >> 4, 1, 1, d_model, 2);
         let drawn = mixture(&random, i);
         let rank = drawn.rank.map(|_| 1);
-        let model =
-            Transformer { layers, d_model, heads, kv_heads, d_ff, vocab_size, context, rank, rotary_dims, ..drawn };
+        let model = Transformer {
+            layers,
+            d_model,
+            heads,
+            kv_heads,
+            head_size,
+            d_ff,
+            vocab_size,
+            context,
+            rank,
+            rotary_dims,
+            ..drawn
+        };
         let micro = micro(&mut draw);
         let found = lays(&model, &micro);
         laid += u32::from(found == Some(true));

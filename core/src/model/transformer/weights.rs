@@ -53,7 +53,7 @@ pub struct Weights {
     pub factor: Option<Region>,
     /// [(heads + 2 kv_heads) · size, d_model]: queries, keys and values, as [`crate::ops::Heads`] says.
     pub qkv: Dense,
-    /// [d_model, d_model].
+    /// [d_model, heads · size].
     pub out: Dense,
     /// [d_ff, d_model], or [2 d_ff, d_model]: gate, up.
     pub up: Dense,
@@ -79,8 +79,8 @@ impl Weights {
 impl Transformer {
     /// Rows of queries, keys and values where they are tensors of their own.
     const fn qkv_parts(&self) -> [u32; 3] {
-        let keys = self.kv_heads * self.head_size();
-        if self.interleaved() { [0; 3] } else { [self.d_model, keys, keys] }
+        let keys = self.kv_heads * self.head_size;
+        if self.interleaved() { [0; 3] } else { [self.mixed_width(), keys, keys] }
     }
 
     fn norm(&self, names: &Pair, layers: u32, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Gain {
@@ -111,22 +111,22 @@ impl Parameters for Transformer {
         let embed = matrix(name, 1, [rows, self.rank.unwrap_or(d)], small, ids).first;
         let factor = self.rank.map(|rank| matrix(names.factors[1], 1, [d, rank], small, [0; 3]).first);
         let qkv = matrix(qkv_names[0], layers, [self.qkv_width(), d], small, qkv_parts);
-        let out = matrix(names.out[0], layers, [d, d], residual, [0; 3]);
+        let out = matrix(names.out[0], layers, [d, self.mixed_width()], residual, [0; 3]);
         let up = matrix(up_names[0], layers, [self.up_width(), d], small, up_parts);
         let down = matrix(names.down[0], layers, [d, ff], residual, [0; 3]);
         let untied = (!self.tied).then(|| matrix(names.head, 1, [rows, d], small, ids).first);
 
         let norm1 = self.norm(&names.norm1, layers, place);
         let norm2 = self.norm(&names.norm2, layers, place);
-        let mut bias = |name, len, parts| {
+        let mut bias = |there: bool, name, len, parts| {
             let parameter = Parameter { parts, ..Parameter::vector(name, layers, len, Init::Zero) };
-            self.bias.then(|| place(&parameter))
+            there.then(|| place(&parameter))
         };
         let biases = [
-            bias(qkv_names[1], self.qkv_width(), qkv_parts),
-            bias(names.out[1], d, [0; 3]),
-            bias(up_names[1], self.up_width(), up_parts),
-            bias(names.down[1], d, [0; 3]),
+            bias(self.bias.qkv, qkv_names[1], self.qkv_width(), qkv_parts),
+            bias(self.bias.out, names.out[1], d, [0; 3]),
+            bias(self.bias.feed, up_names[1], self.up_width(), up_parts),
+            bias(self.bias.feed, names.down[1], d, [0; 3]),
         ];
         let final_norm = self.norm(&names.final_norm, 1, place);
         let [qkv, out, up, down] = [(qkv, biases[0]), (out, biases[1]), (up, biases[2]), (down, biases[3])]

@@ -4,8 +4,8 @@ use capful_core::device::{Access, Device as _, Operand, Operation, Profile as _,
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Epilogue, Gelu, HeadGrad,
-    HeadLoss, Heads, IGNORE, Kind, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Rotary, Rotate, SquaredNorm,
-    SwiGlu, SwiGluGrad,
+    HeadLoss, Heads, IGNORE, Kind, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Rotary, RotaryScaling,
+    Rotate, SquaredNorm, SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
 use capful_core::train::{Results, Settings};
@@ -75,7 +75,7 @@ impl Bench {
 
     fn rotary(&mut self, heads: Heads, dims: u32, positions: u32) -> Rotary {
         let angles: Vec<f32> = (0..positions)
-            .flat_map(|p| (0..dims / 2).flat_map(move |pair| Rotary::angle(100.0, dims, p, pair)))
+            .flat_map(|p| (0..dims / 2).flat_map(move |pair| Rotary::angle(100.0, RotaryScaling::None, dims, p, pair)))
             .collect();
         let table = self.values([1, positions, dims / 2, 2], &angles);
         Rotary { table, heads, positions }

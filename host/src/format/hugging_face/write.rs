@@ -1,9 +1,9 @@
 //! The `config.json` that `transformers` reads a model by.
 
 use capful_core::model::neurogen::Module;
-use capful_core::model::transformer::{Dialect, Feed, Residual};
+use capful_core::model::transformer::{Biases, Dialect, Feed, Residual};
 use capful_core::model::{NeuroGen, Transformer};
-use capful_core::ops::{Kind, NormKind, Pattern};
+use capful_core::ops::{Kind, NormKind, Pattern, RotaryScaling};
 use serde_json::{Value, json};
 
 use crate::config::AnyFamily;
@@ -40,7 +40,7 @@ impl HuggingFace for Transformer {
             "max_position_embeddings": self.context,
             "initializer_range": initializer_range(self),
             "tie_word_embeddings": self.tied,
-            "attention_bias": self.bias,
+            "attention_bias": self.bias.qkv,
             "attention_dropout": 0.0,
             "bos_token_id": bos.or(eos),
             "eos_token_id": eos,
@@ -72,20 +72,21 @@ fn initializer_range(model: &Transformer) -> f64 {
 
 /// Share of a head that rotates.
 fn rotary_pct(model: &Transformer) -> f64 {
-    f64::from(model.rotary_dims) / f64::from(model.d_model / model.heads.max(1))
+    f64::from(model.rotary_dims) / f64::from(model.head_size)
 }
 
 /// Whether GPT-NeoX's model is all that this is.
 fn is_gpt_neox(model: &Transformer) -> bool {
     let parts = (model.dialect, model.norm, model.feed) == (Dialect::GptNeox, NormKind::Layer, Feed::Gelu);
-    parts && model.bias && model.kv_heads == model.heads && model.rank.is_none()
+    let heads = model.kv_heads == model.heads && model.head_size * model.heads == model.d_model && !model.qk_norm;
+    parts && heads && model.bias == Biases::ALL && model.rotary_scaling == RotaryScaling::None && model.rank.is_none()
 }
 
 /// Whether Llama's is.
 fn is_llama(model: &Transformer) -> bool {
     let parts = (model.dialect, model.norm, model.feed) == (Dialect::Llama, NormKind::Rms, Feed::SwiGlu);
-    let whole = model.rotary_dims * model.heads == model.d_model;
-    parts && model.residual == Residual::Sequential && whole && model.rank.is_none()
+    let heads = model.rotary_dims == model.head_size && !model.qk_norm && model.bias.qkv == model.bias.out;
+    parts && heads && model.residual == Residual::Sequential && model.rank.is_none()
 }
 
 /// What only GPT-NeoX says.
@@ -104,16 +105,35 @@ fn gpt_neox(model: &Transformer) -> Value {
 
 /// What only Llama says.
 fn llama(model: &Transformer, architecture: &str, model_type: &str) -> Value {
-    json!({
+    let mut config = json!({
         "architectures": [architecture],
         "model_type": model_type,
         "hidden_act": "silu",
         "num_key_value_heads": model.kv_heads,
-        "head_dim": model.d_model / model.heads.max(1),
+        "head_dim": model.head_size,
         "rope_theta": f64::from(model.rotary_base),
         "rms_norm_eps": decimal(model.norm_eps),
-        "mlp_bias": model.bias,
-    })
+        "mlp_bias": model.bias.feed,
+    });
+    if let Some(scaling) = rope_scaling(model) {
+        config["rope_scaling"] = scaling;
+    }
+    config
+}
+
+/// How the rotary wavelengths are stretched, where they are.
+fn rope_scaling(model: &Transformer) -> Option<Value> {
+    match model.rotary_scaling {
+        RotaryScaling::None => None,
+        RotaryScaling::Linear { factor } => Some(json!({ "rope_type": "linear", "factor": decimal(factor) })),
+        RotaryScaling::Llama3 { factor, low, high, original } => Some(json!({
+            "rope_type": "llama3",
+            "factor": decimal(factor),
+            "low_freq_factor": decimal(low),
+            "high_freq_factor": decimal(high),
+            "original_max_position_embeddings": original,
+        })),
+    }
 }
 
 /// What any other transformer says.
@@ -124,6 +144,12 @@ fn mixture(model: &Transformer) -> Value {
     config["feed"] = (if model.feed == Feed::Gelu { "gelu" } else { "swiglu" }).into();
     config["use_parallel_residual"] = (model.residual == Residual::Parallel).into();
     config["partial_rotary_factor"] = rotary_pct(model).into();
+    if model.bias.out != model.bias.qkv {
+        config["attention_out_bias"] = model.bias.out.into();
+    }
+    if model.qk_norm {
+        config["qk_norm"] = true.into();
+    }
     if let Some(rank) = model.rank {
         config["embedding_rank"] = rank.into();
     }

@@ -21,6 +21,7 @@ fn model() -> Transformer {
         d_model: 42,
         heads: 3,
         kv_heads: 3,
+        head_size: 14,
         d_ff: 101,
         vocab_size: 131,
         context: 80,

@@ -3,7 +3,7 @@
 use capful_core::device::{Device, Meter, Op, Operation, OperationError, Profile, Rates, Reference, Single};
 use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::transformer::{Feed, Lasting, Residual, Training};
+use capful_core::model::transformer::{Biases, Feed, Lasting, Residual, Training};
 use capful_core::model::{Family, MicroBatch, Products as Kind, Purpose, Recompute, Transformer};
 use capful_core::ops::{
     Affine, AffineGrad, Epilogue, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised,
@@ -288,6 +288,7 @@ const MODEL: Transformer = Transformer {
     d_model: 32,
     heads: 4,
     kv_heads: 2,
+    head_size: 8,
     d_ff: 48,
     vocab_size: 61,
     context: 24,
@@ -352,10 +353,10 @@ fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
         Init::Zero | Init::Wiring { .. } => vec![0.0; count as usize],
         Init::One => vec![1.0; count as usize],
         Init::Normal(deviation) => (0..count).map(|i| random.normal(i.into()) * deviation * 4.0).collect(),
-        Init::Rotary { base } => {
+        Init::Rotary { base, scaling } => {
             let [_, positions, pairs, _] = slot.shape;
             let each = (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j)));
-            each.flat_map(|(p, j)| Rotary::angle(base, 2 * pairs, p, j)).collect()
+            each.flat_map(|(p, j)| Rotary::angle(base, scaling, 2 * pairs, p, j)).collect()
         }
     }
 }
@@ -473,9 +474,9 @@ fn learn_alike(wide: &[f32], eighths: &[f32], tolerance: f32) {
 
 #[test]
 fn the_reference_learns_as_well_with_copies_in_8_bits() {
-    let heads = Transformer { rotary_dims: 8, vocab_size: 61, context: 24, ..Transformer::GPT_NEOX };
+    let heads = Transformer { head_size: 8, rotary_dims: 8, vocab_size: 61, context: 24, ..Transformer::GPT_NEOX };
     let pythia = Transformer { layers: 2, d_model: 32, heads: 4, kv_heads: 4, d_ff: 48, ..heads };
-    let parallel = Transformer { residual: Residual::Parallel, bias: true, ..MODEL };
+    let parallel = Transformer { residual: Residual::Parallel, bias: Biases::ALL, ..MODEL };
     let layered = Transformer { norm: NormKind::Layer, feed: Feed::Gelu, ..MODEL };
     for (model, steps) in [(MODEL, 60), (pythia, 28), (parallel, 28), (layered, 28)] {
         let (wide, _) = on_reference(model, &Single, steps, |_| Kind::Wide);

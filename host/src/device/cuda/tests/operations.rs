@@ -3,7 +3,7 @@
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
-    Heads, IGNORE, Kind, Norm, NormGrad, NormKind, Pattern, Rotary, SquaredNorm, SwiGlu, SwiGluGrad,
+    Heads, IGNORE, Kind, Norm, NormGrad, NormKind, Pattern, Rotary, RotaryScaling, SquaredNorm, SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
 
@@ -200,7 +200,7 @@ fn rotary(l: &mut Lay, heads: Heads, positions: u32, all: bool) -> Rotary {
     let pairs = if all { heads.size / 2 } else { heads.size / 4 };
     let mut angles = Vec::new();
     for (position, pair) in (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j))) {
-        angles.extend(Rotary::angle(100.0, 2 * pairs, position, pair));
+        angles.extend(Rotary::angle(100.0, RotaryScaling::None, 2 * pairs, position, pair));
     }
     Rotary { table: l.values([1, positions, pairs, 2], angles), heads, positions }
 }

@@ -1,7 +1,7 @@
 //! Linear layers and their gradients: the product in all three cases, with everything folded into it.
 
 use capful_core::memory::{Dtype, Region, Space};
-use capful_core::ops::{Epilogue, Heads, Linear, LinearGrad, Rotary, Rotate};
+use capful_core::ops::{Epilogue, Heads, Linear, LinearGrad, Rotary, RotaryScaling, Rotate};
 use capful_core::random::Random;
 
 use super::bench::{Bench, Lay, decode, encode, open};
@@ -51,7 +51,7 @@ fn queries_and_keys_are_turned() {
         bench.agree(|l| {
             let mut angles = Vec::new();
             for (position, pair) in (0..positions).flat_map(|p| (0..dims / 2).map(move |j| (p, j))) {
-                angles.extend(Rotary::angle(50.0, dims, position, pair));
+                angles.extend(Rotary::angle(50.0, RotaryScaling::None, dims, position, pair));
             }
             let table = l.values([1, positions, dims / 2, 2], angles);
             Rotate { qkv: l.normal([1, 1, rows, heads.width()], 1.0), rotary: Rotary { table, heads, positions } }

@@ -17,6 +17,7 @@ const PYTHIA: Transformer = Transformer {
     d_model: 32,
     heads: 2,
     kv_heads: 2,
+    head_size: 16,
     d_ff: 72,
     vocab_size: 61,
     context: 24,
@@ -29,6 +30,7 @@ const YXANUL: Transformer = Transformer {
     d_model: 32,
     heads: 4,
     kv_heads: 2,
+    head_size: 8,
     d_ff: 72,
     vocab_size: 61,
     context: 24,
@@ -89,10 +91,10 @@ fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
         Init::Zero | Init::Wiring { .. } => vec![0.0; count as usize],
         Init::One => vec![1.0; count as usize],
         Init::Normal(deviation) => (0..count).map(|i| random.normal(i.into()) * deviation).collect(),
-        Init::Rotary { base } => {
+        Init::Rotary { base, scaling } => {
             let [_, positions, pairs, _] = slot.shape;
             let each = (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j)));
-            each.flat_map(|(p, j)| Rotary::angle(base, 2 * pairs, p, j)).collect()
+            each.flat_map(|(p, j)| Rotary::angle(base, scaling, 2 * pairs, p, j)).collect()
         }
     }
 }
