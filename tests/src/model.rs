@@ -16,7 +16,7 @@ use capful_host::run::{Rows, Session};
 use crate::oracle::attention::Pattern;
 use crate::oracle::tensor::{Tensor, Tensors};
 use crate::oracle::train::Recipe;
-use crate::oracle::transformer::{Config, Feed, Names, Norm, Residual};
+use crate::oracle::transformer::{Config, Feed, Names, Norm, Residual, Scaling};
 use crate::oracle::{Batch, IGNORE, Oracle};
 
 /// Every level of recomputation.
@@ -73,7 +73,7 @@ impl Peer for Config {
             d_model,
             heads,
             kv_heads,
-            head_size: self.head_size() as u32,
+            head_size: self.head_size as u32,
             d_ff,
             vocab_size,
             context,
@@ -91,11 +91,20 @@ impl Peer for Config {
                 Feed::Gelu => transformer::Feed::Gelu,
                 Feed::SwiGlu => transformer::Feed::SwiGlu,
             },
-            bias: if self.bias { Biases::ALL } else { Biases::NONE },
-            qk_norm: false,
+            bias: Biases { qkv: self.bias.qkv, out: self.bias.output, feed: self.bias.feed },
+            qk_norm: self.qk_norm,
             rotary_dims,
             rotary_base: self.rotary_base as f32,
-            rotary_scaling: RotaryScaling::None,
+            rotary_scaling: match self.scaling {
+                Scaling::None => RotaryScaling::None,
+                Scaling::Linear(factor) => RotaryScaling::Linear { factor: factor as f32 },
+                Scaling::Llama3 { factor, low, high, original } => RotaryScaling::Llama3 {
+                    factor: factor as f32,
+                    low: low as f32,
+                    high: high as f32,
+                    original: original as u32,
+                },
+            },
             norm_eps: self.eps as f32,
             dialect: match self.names {
                 Names::GptNeox => Dialect::GptNeox,

@@ -4,9 +4,9 @@ use super::{Operand, Operation, OperationError};
 use crate::memory::Arena;
 use crate::ops::{
     AdamW, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed, EmbedGrad, EmbedUpdate,
-    FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad,
-    Quantise, Readout, ReadoutGrad, Rescale, Rotate, Spike, SpikeGrad, SquaredNorm, SwiGlu, SwiGluGrad, SynapseGrad,
-    SynapseInputGrad, Taps, TapsGrad,
+    FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad, QkNorm,
+    QkNormGrad, Quantise, Readout, ReadoutGrad, Rescale, Rotate, Spike, SpikeGrad, SquaredNorm, SwiGlu, SwiGluGrad,
+    SynapseGrad, SynapseInputGrad, Taps, TapsGrad,
 };
 
 /// Declares the enum of all operations and what is asked of whichever one it is.
@@ -99,6 +99,8 @@ operations! {
     Modulate,
     Norm,
     NormGrad,
+    QkNorm,
+    QkNormGrad,
     Quantise,
     Readout,
     ReadoutGrad,

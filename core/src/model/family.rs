@@ -119,8 +119,6 @@ pub enum ModelError {
         /// Of the shortest.
         high: f32,
     },
-    /// Queries and keys that are normalised.
-    QkNorm,
     /// The sequences are longer than the context.
     Context {
         /// Tokens of a sequence.
@@ -207,7 +205,6 @@ impl core::fmt::Display for ModelError {
             ModelError::Scaling { low, high } => {
                 write!(f, "rotary_low is {low} and rotary_high {high}; rotary_low must be the smaller one")
             }
-            ModelError::QkNorm => f.write_str("no device has qk_norm yet; set qk_norm=false"),
             ModelError::Context { seq_len, context } => write!(
                 f,
                 "sequences of {seq_len} tokens are longer than the context of {context}; lower --seq-len or raise --set context=N"

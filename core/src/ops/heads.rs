@@ -53,6 +53,16 @@ impl Heads {
         (self.key.0 + self.key.1 * head) as usize
     }
 
+    /// Query and key heads together.
+    pub const fn normed(&self) -> u32 {
+        self.queries + self.keys
+    }
+
+    /// First element of head `head` of the queries and, behind them, the keys.
+    pub const fn query_or_key(&self, head: u32) -> usize {
+        if head < self.queries { self.query(head) } else { self.key(head - self.queries) }
+    }
+
     /// First element of value head `head`.
     pub const fn value(&self, head: u32) -> usize {
         (self.value.0 + self.value.1 * head) as usize

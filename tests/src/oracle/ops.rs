@@ -164,10 +164,16 @@ pub fn gelu_gradient(x: &[f64], dy: &[f64]) -> Vec<f64> {
     x.iter().zip(dy).map(|(&x, dy)| dy * slope(x)).collect()
 }
 
-/// Rotary position embedding of x [rows, heads, head_dim], row r at `positions[r]`: of each head's first `rotary`
-/// dimensions the pairs (j, j + rotary/2) turn by position · base^(−2j/rotary); the others stay.
-pub fn rotary(x: &[f64], positions: &[usize], heads: usize, head_dim: usize, rotary: usize, base: f64) -> Vec<f64> {
-    turn(x, positions, heads, head_dim, rotary, base, 1.0)
+/// Rotary position embedding of x [rows, heads, head_dim], row r at `positions[r]`: of each head the pairs
+/// (j, j + n), n the number of `frequencies`, turn by position · frequency j; what is behind 2 n stays.
+pub fn rotary(x: &[f64], positions: &[usize], heads: usize, head_dim: usize, frequencies: &[f64]) -> Vec<f64> {
+    turn(x, positions, heads, head_dim, frequencies, 1.0)
+}
+
+/// The frequencies of `dims` dimensions: base^(−2j/dims).
+pub fn frequencies(dims: usize, base: f64) -> Vec<f64> {
+    assert!(dims.is_multiple_of(2));
+    (0..dims / 2).map(|j| libm::pow(base, -2.0 * j as f64 / dims as f64)).collect()
 }
 
 /// The gradient of [`rotary`]: the same turn backwards.
@@ -176,10 +182,9 @@ pub fn rotary_gradient(
     positions: &[usize],
     heads: usize,
     head_dim: usize,
-    rotary: usize,
-    base: f64,
+    frequencies: &[f64],
 ) -> Vec<f64> {
-    turn(dy, positions, heads, head_dim, rotary, base, -1.0)
+    turn(dy, positions, heads, head_dim, frequencies, -1.0)
 }
 
 fn turn(
@@ -187,18 +192,17 @@ fn turn(
     positions: &[usize],
     heads: usize,
     head_dim: usize,
-    rotary: usize,
-    base: f64,
+    frequencies: &[f64],
     direction: f64,
 ) -> Vec<f64> {
     assert_eq!(x.len(), positions.len() * heads * head_dim);
-    assert!(rotary.is_multiple_of(2) && rotary <= head_dim);
-    let half = rotary / 2;
+    let half = frequencies.len();
+    assert!(2 * half <= head_dim);
     let mut y = x.to_vec();
     for (row, &position) in y.chunks_mut(heads * head_dim).zip(positions) {
         for head in row.chunks_mut(head_dim) {
-            for j in 0..half {
-                let angle = position as f64 * libm::pow(base, -2.0 * j as f64 / rotary as f64);
+            for (j, frequency) in frequencies.iter().enumerate() {
+                let angle = position as f64 * frequency;
                 let (cos, sin) = (libm::cos(angle), direction * libm::sin(angle));
                 let (a, b) = (head[j], head[j + half]);
                 head[j] = a * cos - b * sin;

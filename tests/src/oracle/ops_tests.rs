@@ -84,13 +84,13 @@ fn gelu_by_table_and_by_differences() {
 #[test]
 fn rotary_turns_halves_of_the_first_dimensions_and_leaves_the_rest() {
     // Position 2, two pairs of six dimensions: (0, 2) turns by 2, (1, 3) by 2 · 100^(−1/2) = 0.2.
-    let y = rotary(&[1.0, 0.0, 0.0, 1.0, 7.0, 8.0], &[2], 1, 6, 4, 100.0);
+    let y = rotary(&[1.0, 0.0, 0.0, 1.0, 7.0, 8.0], &[2], 1, 6, &frequencies(4, 100.0));
     let expected = [libm::cos(2.0), -libm::sin(0.2), libm::sin(2.0), libm::cos(0.2), 7.0, 8.0];
     assert_close("rotary", &y, &expected, 1e-15);
 
     let (x, dy) = (waves(1, 3 * 2 * 6), waves(2, 3 * 2 * 6));
-    let dx = rotary_gradient(&dy, &[0, 1, 9], 2, 6, 4, 10_000.0);
-    let f = |x: &[f64]| inner(&rotary(x, &[0, 1, 9], 2, 6, 4, 10_000.0), &dy);
+    let dx = rotary_gradient(&dy, &[0, 1, 9], 2, 6, &frequencies(4, 10_000.0));
+    let f = |x: &[f64]| inner(&rotary(x, &[0, 1, 9], 2, 6, &frequencies(4, 10_000.0)), &dy);
     assert_close("dx", &dx, &gradient(f, &x, H), TOLERANCE);
 }
 

@@ -14,7 +14,8 @@ pub use names::Names;
 
 use super::attention::Pattern;
 use super::ops::{
-    cross_entropy, cross_entropy_gradient, embedding, embedding_gradient, linear, linear_gradient, transposed,
+    cross_entropy, cross_entropy_gradient, embedding, embedding_gradient, frequencies, linear, linear_gradient,
+    transposed,
 };
 use super::tensor::{Tensor, Tensors};
 use super::{Batch, Oracle};
@@ -48,6 +49,45 @@ pub enum Feed {
     SwiGlu,
 }
 
+/// Which linear layers of a block have biases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Biases {
+    /// Those of queries, keys and values.
+    pub qkv: bool,
+    /// The attention's last.
+    pub output: bool,
+    /// The feed-forward's.
+    pub feed: bool,
+}
+
+impl Biases {
+    /// None of them.
+    pub const NONE: Biases = Biases { qkv: false, output: false, feed: false };
+    /// All.
+    pub const ALL: Biases = Biases { qkv: true, output: true, feed: true };
+}
+
+/// How rotary wavelengths are stretched.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Scaling {
+    /// Not at all.
+    None,
+    /// By a factor.
+    Linear(f64),
+    /// As Llama 3.1's: by `factor` where a wavelength is over `original / low` positions, not where it is under
+    /// `original / high`, and in between by something between.
+    Llama3 {
+        /// The factor.
+        factor: f64,
+        /// Wavelengths of the original context.
+        low: f64,
+        /// More of them.
+        high: f64,
+        /// Positions of the original context.
+        original: f64,
+    },
+}
+
 /// What a model is, and the pattern of its attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
@@ -55,10 +95,12 @@ pub struct Config {
     pub layers: usize,
     /// Width of the residual stream.
     pub d: usize,
-    /// Query heads, each of d / heads dimensions.
+    /// Query heads.
     pub heads: usize,
     /// Key and value heads, a divisor of `heads`.
     pub kv_heads: usize,
+    /// Dimensions of a head.
+    pub head_size: usize,
     /// Width inside the feed-forward.
     pub d_ff: usize,
     /// Tokens in the vocabulary.
@@ -73,12 +115,16 @@ pub struct Config {
     pub residual: Residual,
     /// What the feed-forward is.
     pub feed: Feed,
-    /// Whether the linear layers of a block have biases. The head and P have none.
-    pub bias: bool,
+    /// Which linear layers of a block have biases. The head and P have none.
+    pub bias: Biases,
+    /// Whether queries and keys go through an RMSNorm, head by head, before they rotate.
+    pub qk_norm: bool,
     /// Dimensions of each head that rotate, an even number.
     pub rotary: usize,
     /// Base of the rotary frequencies.
     pub rotary_base: f64,
+    /// How their wavelengths are stretched.
+    pub scaling: Scaling,
     /// Added to the variance or mean square in every norm.
     pub eps: f64,
     /// What the weights are called.
@@ -95,6 +141,7 @@ impl Config {
             d,
             heads,
             kv_heads: heads,
+            head_size: d / heads,
             d_ff,
             vocab,
             rank: None,
@@ -102,9 +149,11 @@ impl Config {
             norm: Norm::Layer,
             residual: Residual::Parallel,
             feed: Feed::Gelu,
-            bias: true,
+            bias: Biases::ALL,
+            qk_norm: false,
             rotary: d / heads / 4,
             rotary_base: 10_000.0,
+            scaling: Scaling::None,
             eps: 1e-5,
             names: Names::GptNeox,
             attention: Pattern::Dense,
@@ -124,16 +173,32 @@ impl Config {
             norm: Norm::Rms,
             residual: Residual::Sequential,
             feed: Feed::SwiGlu,
-            bias: false,
+            bias: Biases::NONE,
             rotary: d / heads,
             names: Names::Llama,
             ..Self::pythia(layers, d, heads, d_ff, vocab)
         }
     }
 
-    /// Dimensions of a head.
-    pub fn head_size(&self) -> usize {
-        self.d / self.heads
+    /// Radians a position of each rotating pair.
+    fn frequencies(&self) -> Vec<f64> {
+        let mut all = frequencies(self.rotary, self.rotary_base);
+        match self.scaling {
+            Scaling::None => {}
+            Scaling::Linear(factor) => all.iter_mut().for_each(|f| *f /= factor),
+            Scaling::Llama3 { factor, low, high, original } => {
+                for f in &mut all {
+                    let wavelength = 2.0 * std::f64::consts::PI / *f;
+                    if wavelength > original / low {
+                        *f /= factor;
+                    } else if wavelength > original / high {
+                        let smooth = (original / wavelength - low) / (high - low);
+                        *f = (1.0 - smooth) * *f / factor + smooth * *f;
+                    }
+                }
+            }
+        }
+        all
     }
 
     /// Number of weights.

@@ -8,7 +8,9 @@ use super::weights::{Dense, Gain, Weights};
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::model::family::MicroBatch;
-use crate::ops::{AffineGrad, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, LinearGrad, NormGrad, SwiGluGrad};
+use crate::ops::{
+    AffineGrad, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, LinearGrad, NormGrad, QkNormGrad, SwiGluGrad,
+};
 
 /// The backward pass of a micro-batch whose forward pass has run.
 #[derive(Clone, Copy)]
@@ -66,6 +68,26 @@ impl Backward<'_> {
         NormGrad { kind, x, stats, x_grad, first, second, add: true, accumulate, copy }
     }
 
+    /// The gradient of the norm of queries and keys, where there is one.
+    fn qk_norm(&self, l: u32, qkv_grad: Region) -> Option<QkNormGrad> {
+        let input = self.pass.forward.qk_input?;
+        let [query_gain, key_gain] = self.pass.lasting.weights.qk_norm?.map(|gain| gain.at(l));
+        let [query_gain_grad, key_gain_grad] = self.grads.qk_norm?.map(|gain| gain.at(l));
+        let (raw, stats, heads) = (input.raw.at(l), input.stats.at(l), self.pass.model.attention_heads());
+        let accumulate = self.accumulate;
+        Some(QkNormGrad {
+            qkv_grad,
+            raw,
+            stats,
+            query_gain,
+            key_gain,
+            query_gain_grad,
+            key_gain_grad,
+            heads,
+            accumulate,
+        })
+    }
+
     /// One output's gradients of a norm.
     fn affine(&self, part: fn(&Weights) -> &Gain, l: u32, out_grad: Region) -> AffineGrad {
         part(self.grads).affine_grad(part(&self.pass.lasting.weights), l, out_grad)
@@ -109,6 +131,9 @@ impl Backward<'_> {
             pattern: pass.pattern,
             rotary: model.rotary(pass.lasting.table, micro.seq_len),
         })?;
+        if let Some(norm) = self.qk_norm(l, qkv_grad) {
+            device.emit(norm)?;
+        }
         self.dense(device, (Projection::Qkv, l), |w| &w.qkv, [f.norm1.at(l), qkv_grad, t.norm1_grad], None)?;
         let first = self.affine(|w| &w.norm1, l, t.norm1_grad);
         let second = model.parallel().then(|| self.affine(|w| &w.norm2, l, t.norm2_grad));

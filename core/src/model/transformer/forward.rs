@@ -100,6 +100,9 @@ impl Pass<'_> {
         let (qkv, out) = (f.qkv.at(l), f.mixed.at(l));
         let linear = Linear::new(f.norm1.at(l), w.qkv.weight.at(l), w.qkv.bias(l), qkv);
         model.project(device, self.copying, (Projection::Qkv, l), linear)?;
+        if let Some(norm) = model.qk_norm(w, l, qkv, self.forward.qk_input) {
+            device.emit(norm)?;
+        }
         match self.past {
             Past::Sequence { seq_len } => {
                 device.emit(Rotate { qkv, rotary: model.rotary(self.lasting.table, seq_len) })?;

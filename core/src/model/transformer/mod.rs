@@ -16,6 +16,7 @@ mod tests;
 mod weights;
 
 pub use names::Dialect;
+use regions::QkInput;
 pub use regions::{Decoding, Evaluation, Lasting, Training};
 pub use weights::{Dense, Gain, Weights};
 
@@ -23,7 +24,7 @@ use super::checks::{Must, check_constants, check_sizes};
 use super::family::ModelError;
 use crate::device::{Device, OperationError, count};
 use crate::memory::Region;
-use crate::ops::{Heads, Linear, NormKind, Rotary, RotaryScaling};
+use crate::ops::{Heads, Linear, NormKind, QkNorm, Rotary, RotaryScaling};
 
 /// How attention and feed-forward are added to the residual stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,6 +186,13 @@ impl Transformer {
         }
     }
 
+    /// The norm of queries and keys of layer `l`, where there is one; `keep` is where the backward pass finds its input.
+    fn qk_norm(&self, weights: &Weights, l: u32, qkv: Region, keep: Option<QkInput>) -> Option<QkNorm> {
+        let [query_gain, key_gain] = weights.qk_norm?.map(|gain| gain.at(l));
+        let (raw, stats) = (keep.map(|k| k.raw.at(l)), keep.map(|k| k.stats.at(l)));
+        Some(QkNorm { qkv, raw, stats, query_gain, key_gain, eps: self.norm_eps, heads: self.attention_heads() })
+    }
+
     /// The rotation of rows that count positions from 0 again after `positions` of them.
     const fn rotary(&self, table: Region, positions: u32) -> Rotary {
         Rotary { table, heads: self.attention_heads(), positions }
@@ -228,9 +236,6 @@ impl Transformer {
             return Err(ModelError::Heads { d_model, heads });
         }
         check_sizes(&[("head_size", size), ("heads * head_size", heads.saturating_mul(size))])?;
-        if self.qk_norm {
-            return Err(ModelError::QkNorm);
-        }
         if !heads.is_multiple_of(kv_heads) {
             return Err(ModelError::Groups { heads, kv_heads });
         }

@@ -20,6 +20,8 @@ pub(super) struct Names {
     /// One tensor of all heads; a dialect that has none takes three.
     pub fused: Pair,
     pub qkv: Pair,
+    /// The gains of queries and of keys.
+    pub qk_norm: [&'static str; 2],
     pub out: Pair,
     pub up: Pair,
     pub gate_up: Pair,
@@ -42,6 +44,7 @@ const GPT_NEOX: Names = Names {
     factors: ["gpt_neox.embed_in.E", "gpt_neox.embed_in.P"],
     fused: pair!("gpt_neox.layers.*.attention.query_key_value"),
     qkv: pair!("gpt_neox.layers.*.attention.{query,key,value}"),
+    qk_norm: ["gpt_neox.layers.*.attention.query_norm.weight", "gpt_neox.layers.*.attention.key_norm.weight"],
     out: pair!("gpt_neox.layers.*.attention.dense"),
     up: pair!("gpt_neox.layers.*.mlp.dense_h_to_4h"),
     gate_up: pair!("gpt_neox.layers.*.mlp.{gate,dense_h_to_4h}"),
@@ -57,6 +60,7 @@ const LLAMA: Names = Names {
     factors: ["model.embed_tokens.E", "model.embed_tokens.P"],
     fused: pair!("model.layers.*.self_attn.{q,k,v}_proj"),
     qkv: pair!("model.layers.*.self_attn.{q,k,v}_proj"),
+    qk_norm: ["model.layers.*.self_attn.q_norm.weight", "model.layers.*.self_attn.k_norm.weight"],
     out: pair!("model.layers.*.self_attn.o_proj"),
     up: pair!("model.layers.*.mlp.up_proj"),
     gate_up: pair!("model.layers.*.mlp.{gate,up}_proj"),

@@ -36,8 +36,10 @@ pub(super) struct Forward {
     pub stats1: Stacked,
     /// [batch, seq_len, d_model]: norm₁.
     pub norm1: Stacked,
-    /// [batch, seq_len, (heads + 2 kv_heads) · size]: rotated.
+    /// [batch, seq_len, (heads + 2 kv_heads) · size]: normalised where they are, and rotated.
     pub qkv: Stacked,
+    /// What the norm of queries and keys had before it, where its gradient will be asked for.
+    pub qk_input: Option<QkInput>,
     /// [batch, heads, seq_len].
     pub log_sum: Stacked,
     /// [batch, seq_len, heads · size]: attention's output, before its projection.
@@ -59,6 +61,15 @@ pub(super) struct Forward {
     pub final_out: Region,
     /// [batch · seq_len]: nats.
     pub losses: Region,
+}
+
+/// The input of the norm of queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct QkInput {
+    /// [batch, seq_len, (heads + kv_heads) · size]: queries and keys.
+    pub raw: Stacked,
+    /// [batch, seq_len, heads + kv_heads]: what they are made with.
+    pub stats: Stacked,
 }
 
 /// What a training step needs besides the state.
@@ -123,6 +134,12 @@ impl Transformer {
         let stats1 = all.lay_f32("layers.stats1", keep.inputs, layers, statistics);
         let norm1 = all.lay("layers.norm1", keep.element_wise, layers, d);
         let qkv = all.lay("layers.qkv", keep.products, layers, self.qkv_width());
+        // Only training keeps inputs, and only it has a backward pass.
+        let qk_input = (self.qk_norm && keep.inputs).then(|| {
+            let heads = self.attention_heads();
+            let raw = all.lay("layers.qk_raw", keep.products, layers, heads.normed() * heads.size);
+            QkInput { raw, stats: all.lay_f32("layers.qk_stats", keep.products, layers, heads.normed()) }
+        });
         let log_sum = all.log_sum(keep.products, layers, self.heads);
         let mixed = all.lay("layers.mixed", keep.products, layers, self.mixed_width());
         let mid = match sequential && keep.inputs {
@@ -142,6 +159,7 @@ impl Transformer {
             stats1,
             norm1,
             qkv,
+            qk_input,
             log_sum,
             mixed,
             mid,

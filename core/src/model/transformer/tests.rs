@@ -43,6 +43,7 @@ fn mixture(random: &Random, i: u64) -> Transformer {
         residual: if draw(4) { Residual::Sequential } else { Residual::Parallel },
         feed: if draw(5) { Feed::SwiGlu } else { Feed::Gelu },
         bias: Biases { qkv: draw(6), out: draw(10), feed: draw(11) },
+        qk_norm: draw(13),
         rotary_dims: if draw(7) { 8 } else { 4 },
         rotary_scaling: match random.below(16 * i + 12, 3) {
             0 => RotaryScaling::None,

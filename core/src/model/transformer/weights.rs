@@ -61,6 +61,8 @@ pub struct Weights {
     pub down: Dense,
     /// [padded vocabulary, d_model], where the head is untied.
     pub untied: Option<Region>,
+    /// `[size]`: the gains of queries and keys, where they are normalised.
+    pub qk_norm: Option<[Stacked; 2]>,
     /// Before attention.
     pub norm1: Gain,
     /// Before the feed-forward.
@@ -118,6 +120,8 @@ impl Parameters for Transformer {
 
         let norm1 = self.norm(&names.norm1, layers, place);
         let norm2 = self.norm(&names.norm2, layers, place);
+        let gain = |name| Parameter::vector(name, layers, self.head_size, Init::One);
+        let qk_norm = self.qk_norm.then(|| names.qk_norm.map(|name| place(&gain(name))));
         let mut bias = |there: bool, name, len, parts| {
             let parameter = Parameter { parts, ..Parameter::vector(name, layers, len, Init::Zero) };
             there.then(|| place(&parameter))
@@ -131,6 +135,6 @@ impl Parameters for Transformer {
         let final_norm = self.norm(&names.final_norm, 1, place);
         let [qkv, out, up, down] = [(qkv, biases[0]), (out, biases[1]), (up, biases[2]), (down, biases[3])]
             .map(|(weight, bias)| Dense { weight, bias });
-        Weights { embed, factor, qkv, out, up, down, untied, norm1, norm2, final_norm }
+        Weights { embed, factor, qkv, out, up, down, untied, qk_norm, norm1, norm2, final_norm }
     }
 }

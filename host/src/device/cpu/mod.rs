@@ -25,6 +25,8 @@ mod modulate;
 mod norm;
 mod norm_grad;
 pub mod pool;
+mod qk_norm;
+mod qk_norm_grad;
 mod quantise;
 mod readout;
 mod rotate;
@@ -74,6 +76,7 @@ impl Profile for CpuProfile {
             Op::LinearGrad(o) => self.linear_grad(o),
             Op::Modulate(o) => self.modulate(o),
             Op::NormGrad(o) => self.norm_grad(o),
+            Op::QkNormGrad(o) => self.qk_norm_grad(o),
             Op::Readout(o) => self.readout(o),
             Op::ReadoutGrad(o) => self.readout_grad(o),
             Op::SquaredNorm(o) => self.squared_norm(o),
@@ -89,6 +92,7 @@ impl Profile for CpuProfile {
             | Op::Memory(_)
             | Op::MemoryGrad(_)
             | Op::Norm(_)
+            | Op::QkNorm(_)
             | Op::Quantise(_)
             | Op::Rescale(_)
             | Op::Rotate(_)
@@ -152,6 +156,8 @@ impl Device for Cpu {
             Op::Modulate(o) => self.run_modulate(o),
             Op::Norm(o) => self.run_norm(o),
             Op::NormGrad(o) => self.run_norm_grad(o),
+            Op::QkNorm(o) => self.run_qk_norm(o),
+            Op::QkNormGrad(o) => self.run_qk_norm_grad(o),
             Op::Quantise(o) => self.run_quantise(o),
             Op::Readout(o) => self.run_readout(o),
             Op::ReadoutGrad(o) => self.run_readout_grad(o),

@@ -4,8 +4,8 @@ use capful_core::device::{Access, Device as _, Operand, Operation, Profile as _,
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Epilogue, Gelu, HeadGrad,
-    HeadLoss, Heads, IGNORE, Kind, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Rotary, RotaryScaling,
-    Rotate, SquaredNorm, SwiGlu, SwiGluGrad,
+    HeadLoss, Heads, IGNORE, Kind, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, QkNorm, QkNormGrad, Rotary,
+    RotaryScaling, Rotate, SquaredNorm, SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
 use capful_core::train::{Results, Settings};
@@ -256,6 +256,45 @@ fn rotation_of_queries_and_keys() {
         let rotary = b.rotary(heads, 2 + draw(4, u64::from(size / 2)) / 2 * 2, 7);
         let qkv = b.normal(matrix(1 + draw(0, 60), heads.width()), 1.0);
         b.witness(Rotate { qkv, rotary }, None);
+    }
+}
+
+#[test]
+fn the_norm_of_queries_and_keys_and_its_gradient() {
+    let random = Random::new(4, 2);
+    for case in 0..40u64 {
+        let draw = |which: u64, n| random.below(case * 16 + which, n) as u32;
+        let mut b = Bench::new(case);
+        let (keys, size) = (1 + draw(1, 4), 2 + draw(2, 70));
+        let heads = match draw(3, 2) {
+            0 => Heads::interleaved(keys, size),
+            _ => Heads::grouped(3 * keys, keys, size),
+        };
+        let (rows, eps) = (1 + draw(0, [9, 3000][usize::from(case % 8 == 7)]), 1e-5);
+        let [query_gain, key_gain] = [(); 2].map(|()| b.normal(matrix(1, size), 1.0));
+        let qkv = b.normal(matrix(rows, heads.width()), 2.0);
+        b.witness(QkNorm { qkv, raw: None, stats: None, query_gain, key_gain, eps, heads }, None);
+        let raw = b.poison(matrix(rows, heads.normed() * size));
+        let stats = b.poison(matrix(rows, heads.normed()));
+        let forward = QkNorm { qkv, raw: Some(raw), stats: Some(stats), query_gain, key_gain, eps, heads };
+        b.witness(forward, None);
+        b.words = b.after(|r| r.run(&forward.into()).unwrap());
+        let qkv_grad = b.normal(matrix(rows, heads.width()), 1.0);
+        for accumulate in [false, true] {
+            let [query_gain_grad, key_gain_grad] = [(); 2].map(|()| b.target(matrix(1, size), accumulate));
+            let gradients = QkNormGrad {
+                qkv_grad,
+                raw,
+                stats,
+                query_gain,
+                key_gain,
+                query_gain_grad,
+                key_gain_grad,
+                heads,
+                accumulate,
+            };
+            b.witness(gradients, None);
+        }
     }
 }
 

@@ -367,6 +367,8 @@ impl Device for Cuda {
             Op::Modulate(o) => self.run_modulate(o),
             Op::Norm(o) => self.run_norm(o),
             Op::NormGrad(o) => self.run_norm_grad(o),
+            Op::QkNorm(o) => self.run_qk_norm(o),
+            Op::QkNormGrad(o) => self.run_qk_norm_grad(o),
             Op::Quantise(o) => self.run_quantise(o),
             Op::Readout(o) => self.run_readout(o),
             Op::ReadoutGrad(o) => self.run_readout_grad(o),

@@ -43,6 +43,8 @@ mod norm;
 mod norm_grad;
 mod product;
 mod profile;
+mod qk_norm;
+mod qk_norm_grad;
 mod quantise;
 mod readout;
 mod rescale;

@@ -54,6 +54,7 @@ impl Profile for CudaProfile {
             Op::NormGrad(o) => {
                 piece_bytes(o.x.rows(), norm_sums(o.kind) * (1 + u32::from(o.second.is_some())), o.x.columns())
             }
+            Op::QkNormGrad(o) => piece_bytes(o.qkv_grad.rows(), 2, o.heads.size),
             Op::ReadoutGrad(o) => turned_bytes(&o.out_grad),
             Op::Spike(o) => bit_bytes(o.weights.rows(), o.signals.columns(), 1),
             Op::SquaredNorm(o) => 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64),
@@ -69,6 +70,7 @@ impl Profile for CudaProfile {
             | Op::Inhibit(_)
             | Op::Memory(_)
             | Op::Norm(_)
+            | Op::QkNorm(_)
             | Op::Quantise(_)
             | Op::Readout(_)
             | Op::Rescale(_)

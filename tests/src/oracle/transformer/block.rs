@@ -20,7 +20,9 @@ pub(super) struct Block<'a> {
 pub(super) struct Saved {
     input: Vec<f64>,
     norm1: Vec<f64>,
-    /// Queries and keys after their rotation, values as they are.
+    /// Queries, keys and values as they are projected.
+    projected: [Vec<f64>; 3],
+    /// Queries and keys after their norm and their rotation, values as they are.
     qkv: [Vec<f64>; 3],
     attended: Vec<f64>,
     /// What the second norm reads.
@@ -70,7 +72,8 @@ impl<'a> Block<'a> {
     pub(super) fn forward(self, input: Vec<f64>) -> (Vec<f64>, Saved) {
         let (model, names) = (self.model, self.config().spelling());
         let norm1 = model.norm(&self.name(NORM1), &input);
-        let qkv = self.rotated(self.project(&norm1));
+        let projected = self.project(&norm1);
+        let qkv = self.rotated(self.normed(projected.clone()));
         let [q, k, v] = &qkv;
         let (attended, _) = attention(self.shape(), q, k, v, &|_, i, j| self.config().attention.sees(i, j));
         let with_attention = sum(&input, &model.linear(&self.name(names.output), &attended));
@@ -81,7 +84,7 @@ impl<'a> Block<'a> {
         let norm2 = model.norm(&self.name(NORM2), &between);
         let hidden = self.hidden(&norm2);
         let output = sum(&with_attention, &model.linear(&self.name(names.down), &hidden.activated));
-        (output, Saved { input, norm1, qkv, attended, between, norm2, hidden })
+        (output, Saved { input, norm1, projected, qkv, attended, between, norm2, hidden })
     }
 
     /// The gradient of the layer's input; the gradients of its weights go into `gradients`.
@@ -98,7 +101,7 @@ impl<'a> Block<'a> {
     /// Queries, keys and values before any rotation.
     fn project(self, x: &[f64]) -> [Vec<f64>; 3] {
         match self.config().projection() {
-            Projection::Fused(name) => split(&self.model.linear(&self.name(name), x), self.config().head_size()),
+            Projection::Fused(name) => split(&self.model.linear(&self.name(name), x), self.config().head_size),
             Projection::Separate(names) => names.map(|name| self.model.linear(&self.name(name), x)),
         }
     }
@@ -107,7 +110,7 @@ impl<'a> Block<'a> {
     fn project_back(self, x: &[f64], d_qkv: &[Vec<f64>; 3], gradients: &mut Tensors) -> Vec<f64> {
         match self.config().projection() {
             Projection::Fused(name) => {
-                self.model.linear_back(&self.name(name), x, &fuse(d_qkv, self.config().head_size()), gradients)
+                self.model.linear_back(&self.name(name), x, &fuse(d_qkv, self.config().head_size), gradients)
             }
             Projection::Separate(names) => {
                 let parts = names.into_iter().zip(d_qkv);
@@ -124,7 +127,8 @@ impl<'a> Block<'a> {
         let [q, k, v] = &saved.qkv;
         let sees = |_, i, j| self.config().attention.sees(i, j);
         let (dq, dk, dv) = attention_gradient(self.shape(), q, k, v, &d_attended, &sees);
-        let d_norm1 = self.project_back(&saved.norm1, &self.rotated_back([dq, dk, dv]), gradients);
+        let d_qkv = self.normed_back(&saved.projected, self.rotated_back([dq, dk, dv]), gradients);
+        let d_norm1 = self.project_back(&saved.norm1, &d_qkv, gradients);
         self.model.norm_back(&self.name(NORM1), &saved.input, &d_norm1, gradients)
     }
 
@@ -162,23 +166,45 @@ impl<'a> Block<'a> {
 
     fn shape(self) -> Shape {
         let (config, batch) = (self.config(), self.batch);
-        let (heads, kv_heads, head_dim) = (config.heads, config.kv_heads, config.head_size());
+        let (heads, kv_heads, head_dim) = (config.heads, config.kv_heads, config.head_size);
         Shape { batch: batch.sequences(), length: batch.length, heads, kv_heads, head_dim }
+    }
+
+    /// Queries and keys through their norms, where they have some.
+    fn normed(self, [q, k, v]: [Vec<f64>; 3]) -> [Vec<f64>; 3] {
+        if !self.config().qk_norm {
+            return [q, k, v];
+        }
+        let [query, key] = self.config().spelling().qk_norms.map(|name| self.name(name));
+        [self.model.head_norm(&query, &q), self.model.head_norm(&key, &k), v]
+    }
+
+    /// The gradient of the input of [`Block::normed`].
+    fn normed_back(self, projected: &[Vec<f64>; 3], d: [Vec<f64>; 3], gradients: &mut Tensors) -> [Vec<f64>; 3] {
+        if !self.config().qk_norm {
+            return d;
+        }
+        let ([q, k, _], [dq, dk, dv]) = (projected, d);
+        let [query, key] = self.config().spelling().qk_norms.map(|name| self.name(name));
+        let mut back = |name: &str, x: &[f64], dy: &[f64]| self.model.head_norm_back(name, x, dy, gradients);
+        [back(&query, q, &dq), back(&key, k, &dk), dv]
     }
 
     /// Queries and keys turned by their positions.
     fn rotated(self, [q, k, v]: [Vec<f64>; 3]) -> [Vec<f64>; 3] {
-        let Config { heads, kv_heads, rotary: dims, rotary_base, .. } = *self.config();
-        let (size, positions) = (self.config().head_size(), self.batch.positions());
-        let turn = |x: &[f64], heads| rotary(x, &positions, heads, size, dims, rotary_base);
+        let Config { heads, kv_heads, .. } = *self.config();
+        let frequencies = self.config().frequencies();
+        let (size, positions) = (self.config().head_size, self.batch.positions());
+        let turn = |x: &[f64], heads| rotary(x, &positions, heads, size, &frequencies);
         [turn(&q, heads), turn(&k, kv_heads), v]
     }
 
     /// The gradient of [`Block::rotated`].
     fn rotated_back(self, [dq, dk, dv]: [Vec<f64>; 3]) -> [Vec<f64>; 3] {
-        let Config { heads, kv_heads, rotary: dims, rotary_base, .. } = *self.config();
-        let (size, positions) = (self.config().head_size(), self.batch.positions());
-        let turn = |dy: &[f64], heads| rotary_gradient(dy, &positions, heads, size, dims, rotary_base);
+        let Config { heads, kv_heads, .. } = *self.config();
+        let frequencies = self.config().frequencies();
+        let (size, positions) = (self.config().head_size, self.batch.positions());
+        let turn = |dy: &[f64], heads| rotary_gradient(dy, &positions, heads, size, &frequencies);
         [turn(&dq, heads), turn(&dk, kv_heads), dv]
     }
 }

@@ -27,7 +27,7 @@ fn names_are_only_names() {
 #[test]
 fn biases_of_zero_are_none() {
     for config in mixtures() {
-        let [with, without] = [true, false].map(|bias| Config { bias, ..config });
+        let [with, without] = [Biases::ALL, Biases::NONE].map(|bias| Config { bias, ..config });
         let mut weights = with.formula_weights(0.4);
         let kept: Vec<String> = without.tensors().into_iter().map(|(name, _)| name).collect();
         weights.iter_mut().filter(|(name, _)| !kept.contains(name)).for_each(|(_, bias)| bias.data.fill(0.0));
@@ -83,8 +83,8 @@ fn a_shared_key_head_is_one_that_is_written_for_each_of_its_queries() {
 /// In place of the shared heads of a layer's `weights`, theirs for every query head.
 fn give_each_its_own(config: &Config, own: &Config, layer: usize, weights: &mut Tensors) {
     let Projection::Separate(names) = config.projection() else { panic!("shared heads are separate") };
-    let mut kinds = vec![("weight", config.head_size() * config.d)];
-    kinds.extend(config.bias.then_some(("bias", config.head_size())));
+    let mut kinds = vec![("weight", config.head_size * config.d)];
+    kinds.extend(config.bias.qkv.then_some(("bias", config.head_size)));
     for (kind, head) in kinds {
         let full = |name: &str| format!("{}.{kind}", config.part(layer, name));
         let [q, k, v] = names.map(|name| weights.remove(&full(name)).expect("a tensor").data);
@@ -93,7 +93,7 @@ fn give_each_its_own(config: &Config, own: &Config, layer: usize, weights: &mut 
         };
         let parts = [q, repeated(k), repeated(v)];
         let mut put = |name: &str, data: Vec<f64>| {
-            let rows = data.len() / (head / config.head_size());
+            let rows = data.len() / (head / config.head_size);
             let shape = if kind == "bias" { vec![rows] } else { vec![rows, config.d] };
             weights.insert(full(name), Tensor::new(&shape, data));
         };

@@ -1,11 +1,12 @@
-//! A dozen mixtures in which any two options meet in every way.
+//! Mixtures in which any two options meet in every way.
 
 use super::super::attention::Pattern;
 use super::Feed::{Gelu, SwiGlu};
 use super::Names::{GptNeox, Llama};
 use super::Norm::{Layer, Rms};
 use super::Residual::{Parallel, Sequential};
-use super::{Config, Feed, Names, Norm, Residual};
+use super::Scaling::None as Unscaled;
+use super::{Biases, Config, Feed, Names, Norm, Residual, Scaling};
 
 /// Rank, and whether the head is the embedding.
 type Embedding = (Option<usize>, bool);
@@ -13,48 +14,68 @@ const UNTIED: Embedding = (None, false);
 const TIED: Embedding = (None, true);
 const FACTORISED: Embedding = (Some(5), true);
 
-/// Norm, residual, feed-forward, biases, embedding, key heads of 4, rotated dimensions of 6, names.
-type Options = (Norm, Residual, Feed, bool, Embedding, usize, usize, Names);
+const NONE: Biases = Biases::NONE;
+const ALL: Biases = Biases::ALL;
+const ATTENTION: Biases = Biases { feed: false, ..ALL };
+const QKV: Biases = Biases { qkv: true, ..NONE };
+const FEED: Biases = Biases { feed: true, ..NONE };
 
-/// The first is a Pythia, the second a Llama. Found by search: of all pairs none is missing, of all triples few.
+const LINEAR: Scaling = Scaling::Linear(4.0);
+/// Of 6 or 8 dimensions the first pair stays, the second is in between, the others are stretched by the whole factor.
+const LLAMA3: Scaling = Scaling::Llama3 { factor: 8.0, low: 0.25, high: 4.0, original: 40.0 };
+
+/// Norm, residual, feed-forward; biases; embedding; key heads of 4, dimensions of a head, whether queries and keys are
+/// normalised; dimensions that rotate, and how they are scaled; names.
+type Options = ((Norm, Residual, Feed), Biases, Embedding, (usize, usize, bool), (usize, Scaling), Names);
+
+/// The first is a Pythia, the second a Llama. Found by search: of all pairs none is missing, and fewer rows have not room
+/// for those of five biases and three embeddings.
 #[rustfmt::skip]
-const MIXTURES: [Options; 12] = [
-    (Layer, Parallel, Gelu, true, UNTIED, 4, 4, GptNeox),
-    (Rms, Sequential, SwiGlu, false, FACTORISED, 2, 6, Llama),
-    (Rms, Parallel, Gelu, false, TIED, 2, 6, GptNeox),
-    (Layer, Parallel, Gelu, true, FACTORISED, 4, 6, Llama),
-    (Layer, Sequential, Gelu, false, FACTORISED, 4, 4, GptNeox),
-    (Rms, Sequential, Gelu, true, UNTIED, 4, 6, Llama),
-    (Rms, Parallel, SwiGlu, false, TIED, 4, 4, Llama),
-    (Layer, Sequential, Gelu, true, TIED, 2, 4, Llama),
-    (Layer, Sequential, SwiGlu, true, TIED, 4, 6, GptNeox),
-    (Rms, Parallel, SwiGlu, true, FACTORISED, 2, 4, GptNeox),
-    (Rms, Sequential, SwiGlu, false, UNTIED, 2, 4, GptNeox),
-    (Layer, Parallel, SwiGlu, false, UNTIED, 2, 6, Llama),
+const MIXTURES: [Options; 15] = [
+    ((Layer, Parallel, Gelu), ALL, UNTIED, (4, 6, false), (4, Unscaled), GptNeox),
+    ((Rms, Sequential, SwiGlu), NONE, FACTORISED, (2, 6, false), (6, Unscaled), Llama),
+    ((Layer, Parallel, Gelu), NONE, UNTIED, (2, 6, true), (4, LINEAR), GptNeox),
+    ((Rms, Sequential, Gelu), QKV, TIED, (2, 6, false), (4, Unscaled), Llama),
+    ((Layer, Parallel, Gelu), ATTENTION, FACTORISED, (2, 8, true), (4, Unscaled), Llama),
+    ((Rms, Sequential, SwiGlu), FEED, TIED, (4, 6, false), (6, LINEAR), GptNeox),
+    ((Layer, Sequential, SwiGlu), QKV, UNTIED, (2, 8, true), (8, LLAMA3), GptNeox),
+    ((Layer, Sequential, SwiGlu), ATTENTION, TIED, (4, 8, false), (8, LINEAR), GptNeox),
+    ((Rms, Parallel, Gelu), FEED, UNTIED, (2, 8, true), (4, LLAMA3), Llama),
+    ((Layer, Sequential, Gelu), FEED, FACTORISED, (4, 6, false), (6, Unscaled), Llama),
+    ((Rms, Parallel, Gelu), ALL, FACTORISED, (4, 6, false), (6, LLAMA3), GptNeox),
+    ((Rms, Parallel, SwiGlu), NONE, TIED, (4, 8, false), (4, LLAMA3), Llama),
+    ((Rms, Parallel, SwiGlu), ATTENTION, UNTIED, (4, 6, false), (6, LLAMA3), Llama),
+    ((Layer, Parallel, Gelu), QKV, FACTORISED, (4, 8, true), (8, LINEAR), GptNeox),
+    ((Rms, Sequential, SwiGlu), ALL, TIED, (2, 8, true), (8, LINEAR), Llama),
 ];
 
-/// Small models, of which any two options of norm, residual, feed-forward, biases, embedding, key heads, rotation and
-/// names have every pair of values somewhere: 2 layers of 4 heads of 6 dimensions, a feed-forward of 7, 11 ids, dense
-/// attention.
+/// Small models, of which any two options have every pair of values somewhere: 2 layers of width 24 and 4 heads, a
+/// feed-forward of 7, 11 ids, dense attention.
 pub fn mixtures() -> Vec<Config> {
-    let mix = |(norm, residual, feed, bias, (rank, tied), kv_heads, rotary, names): Options| Config {
-        layers: 2,
-        d: 24,
-        heads: 4,
-        kv_heads,
-        d_ff: 7,
-        vocab: 11,
-        rank,
-        tied,
-        norm,
-        residual,
-        feed,
-        bias,
-        rotary,
-        rotary_base: 10_000.0,
-        eps: 1e-5,
-        names,
-        attention: Pattern::Dense,
+    let mix = |((norm, residual, feed), bias, (rank, tied), heads, (rotary, scaling), names): Options| {
+        let (kv_heads, head_size, qk_norm) = heads;
+        Config {
+            layers: 2,
+            d: 24,
+            heads: 4,
+            kv_heads,
+            head_size,
+            d_ff: 7,
+            vocab: 11,
+            rank,
+            tied,
+            norm,
+            residual,
+            feed,
+            bias,
+            qk_norm,
+            rotary,
+            rotary_base: 10_000.0,
+            scaling,
+            eps: 1e-5,
+            names,
+            attention: Pattern::Dense,
+        }
     };
     MIXTURES.map(mix).to_vec()
 }
@@ -64,10 +85,10 @@ mod tests {
     use super::*;
 
     /// How many values each option has.
-    const VALUES: [usize; 8] = [2, 2, 2, 2, 3, 2, 2, 2];
+    const VALUES: [usize; 11] = [2, 2, 2, 5, 3, 2, 2, 2, 2, 2, 3];
 
     /// The value of each option.
-    fn options(config: &Config) -> [usize; 8] {
+    fn options(config: &Config) -> [usize; 11] {
         let embedding = match (config.rank, config.tied) {
             (None, false) => 0,
             (None, true) => 1,
@@ -77,11 +98,14 @@ mod tests {
             (config.norm == Rms).into(),
             (config.residual == Sequential).into(),
             (config.feed == SwiGlu).into(),
-            config.bias.into(),
+            [NONE, ALL, ATTENTION, QKV, FEED].iter().position(|bias| *bias == config.bias).expect("one of them"),
             embedding,
             (config.kv_heads < config.heads).into(),
-            (config.rotary < config.head_size()).into(),
+            (config.rotary < config.head_size).into(),
             (config.names == Llama).into(),
+            (config.head_size * config.heads > config.d).into(),
+            config.qk_norm.into(),
+            [Unscaled, LINEAR, LLAMA3].iter().position(|scaling| *scaling == config.scaling).expect("one of them"),
         ]
     }
 

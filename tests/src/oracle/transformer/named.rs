@@ -31,7 +31,7 @@ impl<'a> Named<'a> {
     pub(super) fn linear(self, name: &str, x: &[f64]) -> Vec<f64> {
         let weight = self.get(&format!("{name}.weight"));
         let (outputs, inputs) = (weight.shape[0], weight.shape[1]);
-        let bias = self.config.bias.then(|| self.data(&format!("{name}.bias")));
+        let bias = self.weights.get(&format!("{name}.bias")).map(|bias| bias.data.as_slice());
         linear(x, &weight.data, bias, x.len() / inputs, inputs, outputs)
     }
 
@@ -41,7 +41,7 @@ impl<'a> Named<'a> {
         let (outputs, inputs) = (weight.shape[0], weight.shape[1]);
         let (dx, dw, db) = linear_gradient(x, &weight.data, dy, x.len() / inputs, inputs, outputs);
         gradients.insert(format!("{name}.weight"), Tensor::new(&[outputs, inputs], dw));
-        if self.config.bias {
+        if self.weights.contains_key(&format!("{name}.bias")) {
             gradients.insert(format!("{name}.bias"), Tensor::new(&[outputs], db));
         }
         dx
@@ -55,6 +55,20 @@ impl<'a> Named<'a> {
             Norm::Layer => layer_norm(x, gain, self.data(&format!("{name}.bias")), d, eps),
             Norm::Rms => rms_norm(x, gain, d, eps),
         }
+    }
+
+    /// The RMSNorm `name` of each head of rows `x`.
+    pub(super) fn head_norm(self, name: &str, x: &[f64]) -> Vec<f64> {
+        rms_norm(x, self.data(&format!("{name}.weight")), self.config.head_size, self.config.eps)
+    }
+
+    /// The gradient of the input of [`Named::head_norm`]; that of its gain goes into `gradients`.
+    pub(super) fn head_norm_back(self, name: &str, x: &[f64], dy: &[f64], gradients: &mut Tensors) -> Vec<f64> {
+        let Config { head_size, eps, .. } = *self.config;
+        let name = format!("{name}.weight");
+        let (dx, dgain) = rms_norm_gradient(x, self.data(&name), dy, head_size, eps);
+        gradients.insert(name, Tensor::new(&[head_size], dgain));
+        dx
     }
 
     /// The gradient of the input of [`Named::norm`]; those of its weights go into `gradients`.

@@ -27,6 +27,8 @@ pub(super) struct Spelling {
     fused: Option<&'static str>,
     /// Query, key and value.
     separate: [&'static str; 3],
+    /// The norms of queries and of keys.
+    pub(super) qk_norms: [&'static str; 2],
     /// The attention's output.
     pub(super) output: &'static str,
     pub(super) gate: &'static str,
@@ -41,6 +43,7 @@ const GPT_NEOX: Spelling = Spelling {
     head: "embed_out",
     fused: Some("attention.query_key_value"),
     separate: ["attention.query", "attention.key", "attention.value"],
+    qk_norms: ["attention.query_norm", "attention.key_norm"],
     output: "attention.dense",
     gate: "mlp.gate",
     up: "mlp.dense_h_to_4h",
@@ -54,6 +57,7 @@ const LLAMA: Spelling = Spelling {
     head: "lm_head",
     fused: None,
     separate: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    qk_norms: ["self_attn.q_norm", "self_attn.k_norm"],
     output: "self_attn.o_proj",
     gate: "mlp.gate_proj",
     up: "mlp.up_proj",
@@ -70,6 +74,11 @@ pub(super) enum Projection {
 
 /// A tensor's name and shape.
 type Shaped = (String, Vec<usize>);
+
+fn linear_of(name: &str, outputs: usize, inputs: usize, bias: bool) -> Vec<Shaped> {
+    let bias = bias.then(|| (format!("{name}.bias"), vec![outputs]));
+    [(format!("{name}.weight"), vec![outputs, inputs])].into_iter().chain(bias).collect()
+}
 
 impl Config {
     /// Name and shape of every weight, in the order of the model's forward pass.
@@ -99,29 +108,29 @@ impl Config {
     }
 
     fn attention_of(&self) -> Vec<Shaped> {
-        let (d, narrow) = (self.d, self.kv_heads * self.head_size());
+        let (d, wide, narrow) = (self.d, self.heads * self.head_size, self.kv_heads * self.head_size);
+        let qkv = |name, outputs| linear_of(name, outputs, d, self.bias.qkv);
         let mut all = match self.projection() {
-            Projection::Fused(name) => self.linear_of(name, 3 * d, d),
+            Projection::Fused(name) => qkv(name, 3 * wide),
             Projection::Separate(names) => {
-                names.into_iter().zip([d, narrow, narrow]).flat_map(|(name, n)| self.linear_of(name, n, d)).collect()
+                names.into_iter().zip([wide, narrow, narrow]).flat_map(|(name, n)| qkv(name, n)).collect()
             }
         };
-        all.extend(self.linear_of(self.spelling().output, d, d));
+        all.extend(linear_of(self.spelling().output, d, wide, self.bias.output));
+        if self.qk_norm {
+            all.extend(self.spelling().qk_norms.map(|name| (format!("{name}.weight"), vec![self.head_size])));
+        }
         all
     }
 
     fn feed_of(&self) -> Vec<Shaped> {
         let (d, ff, names) = (self.d, self.d_ff, self.spelling());
+        let bias = self.bias.feed;
         let gate = match self.feed {
             Feed::Gelu => vec![],
-            Feed::SwiGlu => self.linear_of(names.gate, ff, d),
+            Feed::SwiGlu => linear_of(names.gate, ff, d, bias),
         };
-        [gate, self.linear_of(names.up, ff, d), self.linear_of(names.down, d, ff)].concat()
-    }
-
-    fn linear_of(&self, name: &str, outputs: usize, inputs: usize) -> Vec<Shaped> {
-        let bias = self.bias.then(|| (format!("{name}.bias"), vec![outputs]));
-        [(format!("{name}.weight"), vec![outputs, inputs])].into_iter().chain(bias).collect()
+        [gate, linear_of(names.up, ff, d, bias), linear_of(names.down, d, ff, bias)].concat()
     }
 
     fn norm_of(&self, name: &str) -> Vec<Shaped> {

@@ -3,7 +3,8 @@
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
-    Heads, IGNORE, Kind, Norm, NormGrad, NormKind, Pattern, Rotary, RotaryScaling, SquaredNorm, SwiGlu, SwiGluGrad,
+    Heads, IGNORE, Kind, Norm, NormGrad, NormKind, Pattern, QkNorm, QkNormGrad, Rotary, RotaryScaling, SquaredNorm,
+    SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
 
@@ -133,6 +134,55 @@ fn norm_and_its_gradient() {
                 add: two,
                 accumulate: two,
                 copy: None,
+            });
+        }
+    }
+}
+
+#[test]
+fn the_norm_of_queries_and_keys_and_its_gradient() {
+    let mut bench = Bench::new();
+    // Heads of one value a thread, and of 16 bytes by 8, 16 and 32 threads; more rows than a piece has.
+    let cases = vec![
+        (Heads::interleaved(1, 2), 1),
+        (Heads::grouped(4, 2, 6), 33),
+        (Heads::interleaved(3, 64), 70),
+        (Heads::grouped(6, 2, 128), 131),
+        (Heads::grouped(3, 1, 33), 65),
+        (Heads::grouped(2, 1, 256), 9),
+        (Heads::interleaved(2, 250), 7),
+        (Heads::grouped(4, 4, 8), 300),
+        (Heads::grouped(2, 1, 80), 17),
+    ];
+    for (heads, rows) in share(cases) {
+        let (width, size, normed) = (heads.width(), heads.size, heads.normed());
+        for kept in [false, true] {
+            bench.agree(|l| QkNorm {
+                qkv: l.normal([1, 1, rows, width], 2.0),
+                raw: kept.then(|| l.poison([1, 1, rows, normed * size])),
+                stats: kept.then(|| l.poison_exact([1, 1, rows, normed])),
+                query_gain: l.normal([1, 1, 1, size], 1.0),
+                key_gain: l.normal([1, 1, 1, size], 1.0),
+                eps: 1e-5,
+                heads,
+            });
+        }
+        for accumulate in [false, true] {
+            let sum = |l: &mut Lay| match accumulate {
+                true => l.exact([1, 1, 1, size], 1.0),
+                false => l.poison_exact([1, 1, 1, size]),
+            };
+            let stats: Vec<f32> = (0..rows * normed).map(|i| 0.3 + 0.01 * (i % 7) as f32).collect();
+            bench.agree(|l| QkNormGrad {
+                qkv_grad: l.normal([1, 1, rows, width], 1.0),
+                raw: l.normal([1, 1, rows, normed * size], 2.0),
+                stats: l.values([1, 1, rows, normed], stats.clone()),
+                query_gain: l.normal([1, 1, 1, size], 1.0),
+                key_gain: l.normal([1, 1, 1, size], 1.0),
+                query_gain_grad: sum(l),
+                key_gain_grad: sum(l),
+                heads,
+                accumulate,
             });
         }
     }
