@@ -71,7 +71,11 @@ def logits(model, weights, ids):
 def run(rank, tied):
     # Untied to the library, so that the head is what it is given.
     model = LlamaForCausalLM(LlamaConfig(**CONFIG, tie_word_embeddings=False, attn_implementation="eager"))
-    weights, made = start(rank, tied), batches(CONFIG, LENGTH)
+    return dict(rank=rank, tied=tied, **train(model, start(rank, tied), batches(CONFIG, LENGTH)))
+
+
+def train(model, weights, made):
+    """The steps of `made` on `weights`: what a case says of them."""
     groups = [
         dict(params=[w for w in weights.values() if w.dim() > 1], weight_decay=0.1),
         dict(params=[w for w in weights.values() if w.dim() == 1], weight_decay=0.0),
@@ -83,7 +87,7 @@ def run(rank, tied):
         with torch.no_grad():
             return [float(f"{x:.8g}") for x in logits(model, weights, first_ids).flatten().tolist()]
 
-    case = dict(rank=rank, tied=tied, logits_before=shown(), losses=[], gradient_norms=[], first_gradients={})
+    case = dict(logits_before=shown(), losses=[], gradient_norms=[], first_gradients={})
     for inputs, targets, rate in zip(made["inputs"], made["targets"], made["learning_rates"], strict=True):
         targets = torch.tensor(targets)
         targets = targets.masked_fill(targets == 4294967295, -100)

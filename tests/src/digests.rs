@@ -61,7 +61,7 @@ const fn case(name: &'static str, family: &'static str, flags: &'static str) -> 
 }
 
 /// Every family, with what changes the operations of its step.
-pub const CASES: [Case; 36] = [
+pub const CASES: [Case; 39] = [
     case("pythia", PYTHIA, ""),
     case("pythia-cheap", PYTHIA, "--recompute cheap --accumulate 2"),
     case("pythia-full", PYTHIA, "--recompute full --accumulate 3"),
@@ -87,6 +87,17 @@ pub const CASES: [Case; 36] = [
     case("llama-parallel", LLAMA, "--set residual=parallel --set bias=true --recompute full"),
     case("llama-neox", LLAMA, "--set norm=layer --set feed=gelu --set rotary_pct=0.5 --recompute cheap"),
     case("yxanul-gelu", YXANUL, "--set feed=gelu --set bias=true --accumulate 2"),
+    case("llama-qk-norm", LLAMA, "--set qk_norm=true --set head_size=16 --set rotary_scaling=linear"),
+    case(
+        "yxanul-qk-norm",
+        YXANUL,
+        "--set qk_norm=true --set bias=qkv --set rotary_scaling=llama3 --set rotary_original=64 --recompute full --accumulate 2",
+    ),
+    case(
+        "pythia-qk-norm",
+        PYTHIA,
+        "--set qk_norm=true --set head_size=6 --set rotary_pct=1.0 --set bias=feed --recompute cheap",
+    ),
     case("neurogen", NEUROGEN, ""),
     case("neurogen-bptt", NEUROGEN, "--set rule=bptt"),
     case("neurogen-random", NEUROGEN, "--set rule=eprop-random --set eligibility=full"),

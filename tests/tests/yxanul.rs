@@ -179,10 +179,10 @@ fn a_later_token_changes_no_earlier_logit() {
 #[test]
 fn twenty_steps_follow_transformers() {
     let cases = llama_fixture::cases();
-    assert_eq!(cases.len(), 3);
+    assert_eq!(cases.len(), 7);
     for case in &cases {
         for (name, device) in devices() {
-            let what = format!("{name}, rank {:?}, tied {}", case.config.rank, case.config.tied);
+            let what = format!("{name}, {:?}", case.config);
             let mut model = Model::new(&device, &case.config, &case.weights(), 2, case.length, Recompute::None);
             let show = |model: &mut Model, expected: &[f64], apart: f64| {
                 let both = [case.prompt(), case.prompt()].concat();

@@ -1,10 +1,11 @@
-//! Twenty training steps of a very small Llama as transformers took them:
-//! `tests/fixtures/llama_transformers_20_steps.json`, made by `tests/peers/llama_fixture.py`, whose head says how.
+//! Twenty training steps of very small Llamas, and of a Qwen2 and a Qwen3, as transformers took them:
+//! `tests/fixtures/llama_transformers_20_steps.json` and `parts_transformers_20_steps.json`, made by
+//! `tests/peers/llama_fixture.py` and `parts_fixture.py`, whose heads say how.
 
 use super::Batch;
 use super::fixture::{Step, numbers, pairs, size, step};
 use super::tensor::Tensors;
-use super::transformer::Config;
+use super::transformer::{Biases, Config, Scaling};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -43,15 +44,41 @@ impl Case {
     }
 }
 
-/// All cases of the fixture: factorised, tied, untied.
+/// All cases of both fixtures: a Llama factorised, tied and untied; a Qwen3, a Qwen2, a Llama 3.1, and a Llama with all
+/// biases and wavelengths stretched alike.
 pub fn cases() -> Vec<Case> {
-    let file: Value =
-        serde_json::from_str(include_str!("../../fixtures/llama_transformers_20_steps.json")).expect("JSON");
-    file["cases"].as_array().expect("cases").iter().map(|case| read(&file, case)).collect()
+    let files = [
+        include_str!("../../fixtures/llama_transformers_20_steps.json"),
+        include_str!("../../fixtures/parts_transformers_20_steps.json"),
+    ];
+    let parsed = files.map(|text| serde_json::from_str::<Value>(text).expect("JSON"));
+    parsed.iter().flat_map(|file| list(&file["cases"]).iter().map(move |case| read(file, case))).collect()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().expect("a list")
+}
+
+/// How transformers says that wavelengths are stretched.
+fn scaling(rope: &Value) -> Scaling {
+    let number = |key: &str| rope[key].as_f64().unwrap_or_else(|| panic!("{key} of {rope}"));
+    match rope["rope_type"].as_str() {
+        None | Some("default") => Scaling::None,
+        Some("linear") => Scaling::Linear(number("factor")),
+        Some("llama3") => Scaling::Llama3 {
+            factor: number("factor"),
+            low: number("low_freq_factor"),
+            high: number("high_freq_factor"),
+            original: number("original_max_position_embeddings"),
+        },
+        other => panic!("rope_type {other:?}"),
+    }
 }
 
 fn read(file: &Value, case: &Value) -> Case {
-    let get = |key: &str| size(&file["config"][key]);
+    // One for all cases, or one each.
+    let model = file.get("config").unwrap_or(&case["config"]);
+    let get = |key: &str| size(&model[key]);
     let base = Config::llama(
         get("num_hidden_layers"),
         get("hidden_size"),
@@ -61,7 +88,19 @@ fn read(file: &Value, case: &Value) -> Case {
         get("vocab_size"),
     );
     let rank = Some(size(&case["rank"])).filter(|&rank| rank > 0);
-    let config = Config { rank, tied: case["tied"].as_bool().expect("a truth"), ..base };
+    let (is, kind) = (|key: &str| model[key].as_bool().unwrap_or(false), case["model"].as_str().unwrap_or("llama"));
+    let attention = is("attention_bias");
+    let head_size = model.get("head_dim").map_or(base.head_size, size);
+    let config = Config {
+        rank,
+        tied: case["tied"].as_bool().expect("a truth"),
+        head_size,
+        rotary: head_size,
+        bias: Biases { qkv: attention || kind == "qwen2", output: attention, feed: is("mlp_bias") },
+        qk_norm: kind == "qwen3",
+        scaling: scaling(&model["rope_parameters"]),
+        ..base
+    };
     let (length, losses) = (size(&file["length"]), numbers(&case["losses"]));
     Case {
         config,
@@ -84,10 +123,10 @@ mod tests {
     #[test]
     fn twenty_steps_follow_transformers() {
         let cases = cases();
-        assert_eq!(cases.len(), 3);
+        assert_eq!(cases.len(), 7);
         for case in cases {
             let mut training = Training::new(case.weights());
-            let what = format!("rank {:?}, tied {}", case.config.rank, case.config.tied);
+            let what = format!("{:?}", case.config);
             let (batch, _) = case.batches()[0];
             let (_, gradients) = case.config.loss_and_gradients(&training.weights, batch);
             assert_eq!(gradients.len(), case.first_gradients.len());
