@@ -7,7 +7,8 @@ use capful_core::device::{Device as _, Meter, Operation, Rates};
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{
     Affine, AffineGrad, Attention, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, Heads, Linear, LinearGrad,
-    Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, Rotary, Rotate, Scaling, SwiGlu, SwiGluGrad,
+    Norm, NormGrad, NormKind, Pattern, QkNorm, QkNormGrad, Quantise, Quantised, Rotary, Rotate, Scaling, SwiGlu,
+    SwiGluGrad,
 };
 use capful_core::train::{Results, Settings};
 use capful_host::device::cuda::{Cuda, CudaProfile, Precision, Products, Room, describe};
@@ -85,6 +86,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     let (gate_up, activated) = (l.bf16(rows, 2 * FF), l.bf16(rows, FF));
     let (qkv, qkv_grad) = (l.bf16(rows, HEADS.width()), l.bf16(rows, HEADS.width()));
     let log_sum = l.f32(rows, HEADS.queries);
+    let (raw, head_stats) = (l.bf16(rows, HEADS.normed() * HEADS.size), l.f32(rows, HEADS.normed()));
     let table = l.lay(Dtype::F32, [1, 4096, HEADS.size / 2, 2]);
     let weights = [[HEADS.width(), D], [D, D], [2 * FF, D], [D, FF], [D, RANK]].map(|[out, from]| l.bf16(out, from));
     let [qkv_weight, out_weight, gate_up_weight, down_weight, project] = weights;
@@ -214,6 +216,17 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
         time(c, what, o, None)?;
     }
     time(c, "rotate", Rotate { qkv, rotary: Rotary { table, heads: HEADS, positions: 8 } }, None)?;
+    fill(c, qkv, 0.5)?;
+    let gains = |of: Region| [0, HEADS.size].map(|first| of.slice_columns(first, HEADS.size));
+    let ([query_gain, key_gain], [query_gain_grad, key_gain_grad]) = (gains(gain), gains(gain_grad));
+    let (heads, accumulate) = (HEADS, true);
+    let (stats, eps) = (head_stats, 1e-5);
+    let qk_norm = QkNorm { qkv, raw: Some(raw), stats: Some(stats), query_gain, key_gain, eps, heads };
+    time(c, "qk_norm", QkNorm { raw: None, stats: None, ..qk_norm }, None)?;
+    time(c, "qk_norm, kept for the gradient", qk_norm, None)?;
+    let qk_norm_grad =
+        QkNormGrad { qkv_grad, raw, stats, query_gain, key_gain, query_gain_grad, key_gain_grad, heads, accumulate };
+    time(c, "qk_norm_grad", qk_norm_grad, None)?;
     for (what, o) in backward {
         time(c, what, o, None)?;
     }

@@ -96,6 +96,59 @@ fn a_layer_keeps_the_bytes_a_token_that_were_worked_out_by_hand() {
     assert_eq!(kept(Recompute::Full), 2 * 768 + 4);
 }
 
+#[test]
+fn parts_of_their_own_take_what_was_worked_out_by_hand() {
+    // Qwen3 of 0.6 billion: 16 heads of 128 in a width of 1024, 8 for keys; q and k have a gain of 128 each.
+    let qwen3 = Transformer {
+        layers: 28,
+        d_model: 1024,
+        heads: 16,
+        kv_heads: 8,
+        head_size: 128,
+        d_ff: 3072,
+        vocab_size: 151_936,
+        rank: None,
+        qk_norm: true,
+        rotary_dims: 128,
+        ..PUBLISHED
+    };
+    qwen3.validate().unwrap();
+    let layer = 1024 * (2048 + 1024 + 1024) + 2048 * 1024 + 3 * 1024 * 3072 + 2 * 1024 + 2 * 128;
+    assert_eq!(parameters(&qwen3), 596_049_920);
+    assert_eq!(parameters(&qwen3), 28 * layer + 151_936 * 1024 + 1024);
+    // Biases: 4096 of q, k and v; 1024 behind attention; 2 · 3072 + 1024 of the feed-forward.
+    for (bias, more) in [
+        (Biases::QKV, 4096),
+        (Biases::ATTENTION, 4096 + 1024),
+        (Biases::FEED, 2 * 3072 + 1024),
+        (Biases::ALL, 4096 + 1024 + 2 * 3072 + 1024),
+    ] {
+        assert_eq!(parameters(&Transformer { bias, ..qwen3 }), 596_049_920 + 28 * more);
+    }
+    // Training keeps q and k as they were, 24 heads of 128 in two bytes, and 24 scales of four; an evaluation nothing.
+    let micro = MicroBatch {
+        batch: 1,
+        seq_len: 64,
+        chunk: 8,
+        recompute: Recompute::None,
+        pattern: Pattern::DENSE,
+        products: Products::Wide,
+    };
+    for (recompute, slots) in [(Recompute::None, 28), (Recompute::Cheap, 28), (Recompute::Full, 1)] {
+        let mut bytes = [0; 2];
+        for (qk_norm, bytes) in [false, true].into_iter().zip(&mut bytes) {
+            let mut visit = |e: &Entry| *bytes += e.bytes;
+            let model = Transformer { qk_norm, ..qwen3 };
+            model.lay_training(&MicroBatch { recompute, ..micro }, &Half, &mut Layout::new(&mut visit));
+        }
+        assert_eq!(bytes[1] - bytes[0], slots * 64 * (24 * 128 * 2 + 24 * 4), "{recompute:?}");
+    }
+    let mut visit = |e: &Entry| assert!(!e.slot.name.contains("qk_"), "{}", e.slot.name);
+    let mut layout = Layout::new(&mut visit);
+    qwen3.lay_evaluation(&micro, &Half, &mut layout);
+    qwen3.lay_decoding(9, &Half, &mut layout);
+}
+
 /// [`Half`] with copies in 8 bits.
 struct Eighths;
 
@@ -189,6 +242,13 @@ fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
     };
     assert_eq!(odd(Transformer { d_ff: 40, ..model }), ModelError::Sixteens { name: "d_ff", size: 40 });
     assert_eq!(odd(Transformer { d_model: 24, ..model }), ModelError::Sixteens { name: "d_model", size: 24 });
+    let heads = Transformer { heads: 3, kv_heads: 3, head_size: 8, ..model };
+    assert_eq!(odd(heads), ModelError::Sixteens { name: "the width of qkv", size: 72 });
+    let heads = Transformer { heads: 3, kv_heads: 1, head_size: 16, ..model };
+    assert!(heads.validate_micro_batch(&MicroBatch { products: Products::Quantised, ..micro }).is_ok());
+    // 16 columns of qkv, of which 12 are queries.
+    let heads = Transformer { heads: 6, kv_heads: 1, head_size: 2, rotary_dims: 2, ..model };
+    assert_eq!(odd(heads), ModelError::Sixteens { name: "heads * head_size", size: 12 });
     assert!(model.validate_micro_batch(&micro).is_ok());
 }
 

@@ -478,7 +478,8 @@ fn the_reference_learns_as_well_with_copies_in_8_bits() {
     let pythia = Transformer { layers: 2, d_model: 32, heads: 4, kv_heads: 4, d_ff: 48, ..heads };
     let parallel = Transformer { residual: Residual::Parallel, bias: Biases::ALL, ..MODEL };
     let layered = Transformer { norm: NormKind::Layer, feed: Feed::Gelu, ..MODEL };
-    for (model, steps) in [(MODEL, 60), (pythia, 28), (parallel, 28), (layered, 28)] {
+    let normed = Transformer { head_size: 16, qk_norm: true, ..MODEL };
+    for (model, steps) in [(MODEL, 60), (pythia, 28), (parallel, 28), (layered, 28), (normed, 28)] {
         let (wide, _) = on_reference(model, &Single, steps, |_| Kind::Wide);
         let (eighths, saved) = on_reference(model, &SingleFp8, steps, chosen);
         assert_eq!(wide[..FILLS as usize], eighths[..FILLS as usize], "while the history fills nothing differs");

@@ -2,7 +2,7 @@
 
 use capful_core::device::{Meter, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
-use capful_core::model::transformer::{Lasting, Training};
+use capful_core::model::transformer::{Biases, Lasting, Training};
 use capful_core::model::{self, Family as _, MicroBatch, Purpose, Recompute, Transformer};
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::optimizer::Optimizer;
@@ -38,6 +38,9 @@ const YXANUL: Transformer = Transformer {
     rotary_dims: 8,
     ..Transformer::LLAMA
 };
+
+/// Heads that fill more than the width, normalised, with biases before attention alone.
+const QWEN: Transformer = Transformer { head_size: 16, qk_norm: true, bias: Biases::QKV, rotary_dims: 16, ..YXANUL };
 
 const STAGE: MicroBatch = MicroBatch {
     batch: 2,
@@ -229,6 +232,13 @@ fn steps_of_a_yxanul_agree_with_the_reference_in_both_precisions() {
     agree(&Transformer { rank: None, tied: false, ..YXANUL }, &STAGE);
 }
 
+#[test]
+fn steps_with_norms_of_queries_and_keys_agree_with_the_reference_in_both_precisions() {
+    agree(&QWEN, &STAGE);
+    // Interleaved heads of odd sizes, side by side with the feed-forward.
+    agree(&Transformer { head_size: 10, qk_norm: true, ..PYTHIA }, &SHORT);
+}
+
 fn repeats(model: &Transformer, stage: &MicroBatch) {
     for precision in [Precision::F32, Precision::Bf16] {
         let steps = || on_gpu(model, precision, Products::Own, 2, stage);
@@ -240,6 +250,7 @@ fn repeats(model: &Transformer, stage: &MicroBatch) {
 fn the_same_steps_give_the_same_bits() {
     repeats(&PYTHIA, &STAGE);
     repeats(&YXANUL, &SHORT);
+    repeats(&QWEN, &STAGE);
 }
 
 fn recomputes(model: &Transformer, stage: &MicroBatch) {
@@ -255,5 +266,6 @@ fn recomputes(model: &Transformer, stage: &MicroBatch) {
 #[test]
 fn recomputing_changes_no_bit() {
     recomputes(&PYTHIA, &STAGE);
+    recomputes(&QWEN, &STAGE);
     recomputes(&YXANUL, &STAGE);
 }
