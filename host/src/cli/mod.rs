@@ -6,6 +6,7 @@ mod completions;
 mod data;
 mod doctor;
 mod eval;
+mod export;
 mod generate;
 mod logits;
 mod output;
@@ -113,6 +114,8 @@ enum Command {
     Vocab(vocab::Vocab),
     /// Encodes text once into token shards that train, plan and eval read with --data
     Data(data::Data),
+    /// Writes a trained model for other programs: Hugging Face's transformers
+    Export(export::Export),
     /// Times steps of a plan on synthetic tokens
     Bench(bench::Bench),
     /// What this machine offers, and what is missing for each device
@@ -206,6 +209,7 @@ pub fn main() -> ExitCode {
         Command::Logits(c) => c.run(),
         Command::Vocab(c) => c.run(),
         Command::Data(c) => c.run(),
+        Command::Export(c) => c.run(),
         Command::Bench(c) => c.run(),
         Command::Doctor(c) => c.run(),
         Command::Presets(c) => c.run(),

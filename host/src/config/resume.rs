@@ -66,7 +66,10 @@ impl Config {
     }
 
     /// The configuration as a user would write all of it: every key, so that no default is asked for.
-    fn as_written(&self) -> Result<RawConfig, ConfigError> {
+    ///
+    /// # Errors
+    /// A model that no table holds.
+    pub fn as_written(&self) -> Result<RawConfig, ConfigError> {
         // Every field by name: a new one must say how it is written.
         let Config {
             preset,

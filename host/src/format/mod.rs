@@ -1,4 +1,5 @@
 //! Files that others read and write too.
 
+pub mod export;
 pub mod hugging_face;
 pub mod safetensors;

@@ -181,6 +181,58 @@ impl TensorFile {
         self.header.tensors().keys().any(|name| name.starts_with(prefix))
     }
 
+    /// The elements' type and the shape of a tensor; nothing where there is none of this name.
+    pub fn describe(&self, name: &str) -> Option<(FileDtype, &[usize])> {
+        self.header.info(name).map(|info| (info.dtype, info.shape.as_slice()))
+    }
+
+    /// Fills `numbers` with those of the tensor `name`, f32 or bf16, from element `first` on, through `bytes`.
+    ///
+    /// # Errors
+    /// A tensor that is missing, shorter or of another type; numbers that are not finite.
+    pub fn read_numbers(
+        &mut self,
+        name: &str,
+        first: u64,
+        numbers: &mut [f32],
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), TensorFileError> {
+        let damaged = |what| TensorFileError::Damaged { path: self.path.clone(), what };
+        let info = self.header.info(name).ok_or_else(|| damaged(format!("{name} is missing; the file is damaged")))?;
+        let dtype = match info.dtype {
+            FileDtype::F32 => Dtype::F32,
+            FileDtype::BF16 => Dtype::Bf16,
+            other => return Err(damaged(format!("{name} is {other:?}; known are F32 and BF16"))),
+        };
+        let (begin, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
+        let count = numbers.len() as u64;
+        let from = first.checked_mul(dtype.size()).and_then(|at| at.checked_add(begin));
+        let to = count.checked_mul(dtype.size()).zip(from).and_then(|(n, from)| n.checked_add(from));
+        let Some((from, _)) = from.zip(to.filter(|to| *to <= end)) else {
+            return Err(damaged(format!(
+                "{name} ends before element {}; the file is damaged",
+                first.saturating_add(count)
+            )));
+        };
+        bytes.resize(numbers.len() * dtype.size() as usize, 0);
+        let io = |source| TensorFileError::Io { path: self.path.clone(), source };
+        self.file.seek(SeekFrom::Start(self.data + from)).map_err(io)?;
+        self.file.read_exact(bytes).map_err(io)?;
+        if !all_finite(bytes, dtype) {
+            return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() });
+        }
+        if dtype == Dtype::F32 {
+            for (x, y) in bytes.as_chunks().0.iter().zip(numbers) {
+                *y = f32::from_le_bytes(*x);
+            }
+        } else {
+            for (x, y) in bytes.as_chunks().0.iter().zip(numbers) {
+                *y = half::bf16::from_le_bytes(*x).to_f32();
+            }
+        }
+        Ok(())
+    }
+
     /// Reads every region of `entries` from the tensor of its name. f32 and bf16 are turned into each other, to the
     /// nearest, where file and region differ.
     ///

@@ -48,7 +48,12 @@ impl Score {
     /// Bits a byte of text, where the text is known and `tokenizer` restores it: with one that changes or merges words a
     /// model has less to say than the text holds, and the number could not be compared.
     pub fn bits_per_byte(&self, tokenizer: &dyn Tokenizer) -> Option<f64> {
-        let known = self.bytes > 0 && tokenizer.restores_bytes();
+        self.bits_a_byte(tokenizer.restores_bytes())
+    }
+
+    /// The same of a tokenizer of which that is known.
+    pub fn bits_a_byte(&self, restores: bool) -> Option<f64> {
+        let known = self.bytes > 0 && restores;
         known.then(|| self.nats / std::f64::consts::LN_2 / self.bytes as f64)
     }
 

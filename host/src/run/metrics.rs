@@ -47,6 +47,8 @@ pub struct EvalMetrics {
     pub val_loss_se: Option<f64>,
     /// Targets scored.
     pub val_tokens: u64,
+    /// Bits a byte of text, where tokens restore it.
+    pub val_bits_per_byte: Option<f64>,
 }
 
 /// A line that fits its buffer whatever the numbers.
@@ -90,12 +92,16 @@ impl EvalMetrics {
     /// The line of JSON, with its end.
     pub fn json(&self) -> Line {
         let mut line = Line::new();
-        let Self { step, val_loss, val_loss_se, val_tokens } = self;
+        let Self { step, val_loss, val_loss_se, val_tokens, val_bits_per_byte } = self;
         let _ = write!(line, "{{\"step\":{step},\"val_loss\":{val_loss:.6}");
         if let Some(error) = val_loss_se {
             let _ = write!(line, ",\"val_loss_se\":{error:.6}");
         }
-        let _ = writeln!(line, ",\"val_tokens\":{val_tokens}}}");
+        let _ = write!(line, ",\"val_tokens\":{val_tokens}");
+        if let Some(bits) = val_bits_per_byte {
+            let _ = write!(line, ",\"val_bits_per_byte\":{bits:.6}");
+        }
+        let _ = line.push_str("}\n");
         line
     }
 }
@@ -185,6 +191,29 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }
 
+/// The last evaluation of a run's metrics up to `step`; nothing where none was written down.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn last_evaluation(run: &Path, step: u64) -> io::Result<Option<EvalMetrics>> {
+    let path = run.join(LINES);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = regular::read_to_string(&path)?;
+    let evaluation = |line: &str| {
+        let value: serde_json::Value = serde_json::from_str(line).ok()?;
+        Some(EvalMetrics {
+            step: value["step"].as_u64().filter(|of| *of <= step)?,
+            val_loss: value["val_loss"].as_f64()?,
+            val_loss_se: value["val_loss_se"].as_f64(),
+            val_tokens: value["val_tokens"].as_u64()?,
+            val_bits_per_byte: value["val_bits_per_byte"].as_f64(),
+        })
+    };
+    Ok(text.lines().rev().find_map(evaluation))
+}
+
 /// Drops lines of steps that a resumed run will take again, and evaluations that are there twice. Gives the step of the
 /// last evaluation that stays.
 fn keep_until(path: &Path, step: u64) -> io::Result<Option<u64>> {
@@ -236,7 +265,8 @@ mod tests {
     #[test]
     fn an_evaluation_of_a_step_is_written_once() {
         let dir = tempfile::tempdir().unwrap();
-        let evaluation = |step| EvalMetrics { step, val_loss: 2.0, val_loss_se: None, val_tokens: 9 };
+        let evaluation =
+            |step| EvalMetrics { step, val_loss: 2.0, val_loss_se: None, val_tokens: 9, val_bits_per_byte: None };
         let mut metrics = Metrics::open(dir.path(), 0).unwrap();
         metrics.step(&STEP).unwrap();
         for step in [5, 7, 9] {

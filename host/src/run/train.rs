@@ -85,6 +85,8 @@ pub struct Trainer<'a> {
     loader: Loader,
     validation: &'a ValidationSet,
     evaluator: Evaluator,
+    /// Whether tokens restore the bytes of their text.
+    restores: bool,
     writer: checkpoint::Writer,
     metrics: Metrics,
     gauges: Gauges,
@@ -166,6 +168,7 @@ impl<'a> Trainer<'a> {
             loader,
             validation,
             evaluator: Evaluator::new(stage.batch, stage.seq_len),
+            restores: corpus.tokenizer.restores_bytes(),
             writer: writer.map_err(refused)?,
             gauges: Gauges::new(gauges),
             metrics: Metrics::open(dir, state.step).map_err(|e| directory::DirectoryError::io(dir, &e))?,
@@ -285,6 +288,7 @@ impl<'a> Trainer<'a> {
             val_loss: score.loss(),
             val_loss_se: score.standard_error(),
             val_tokens: score.tokens,
+            val_bits_per_byte: score.bits_a_byte(self.restores),
         };
         if !metrics.val_loss.is_finite() {
             // The update after the last finite training loss ruined the weights: they must not be saved.

@@ -161,7 +161,8 @@ impl Transformer {
         matches!(self.dialect, Dialect::GptNeox) && self.heads == self.kv_heads
     }
 
-    const fn attention_heads(&self) -> Heads {
+    /// Where queries, keys and values lie in the rows of their one projection.
+    pub const fn attention_heads(&self) -> Heads {
         match self.interleaved() {
             true => Heads::interleaved(self.heads, self.head_size),
             false => Heads::grouped(self.heads, self.kv_heads, self.head_size),

@@ -7,6 +7,7 @@ use capful_core::ops::{Kind, NormKind, Pattern, RotaryScaling};
 use serde_json::{Value, json};
 
 use crate::config::AnyFamily;
+use crate::format::export::Architecture;
 
 /// The configuration of a model of any family, trained with attention of this pattern.
 pub fn config(family: &AnyFamily, pattern: &Pattern, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
@@ -31,21 +32,7 @@ impl HuggingFace for Transformer {
     /// GPT-NeoX's or Llama's where it is one. Any other mixture is a model of its own, of type `yxanul`, that says what it
     /// has, and so is one that does not attend to every earlier token, which others would load as if it did; a factorised one with `model.embed_tokens.weight` = E · Pᵀ, and otherwise a Llama, is a tied Llama.
     fn config(&self, pattern: &Pattern, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
-        let mut config = json!({
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.d_model,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "intermediate_size": self.d_ff,
-            "max_position_embeddings": self.context,
-            "initializer_range": initializer_range(self),
-            "tie_word_embeddings": self.tied,
-            "attention_bias": self.bias.qkv,
-            "attention_dropout": 0.0,
-            "bos_token_id": bos.or(eos),
-            "eos_token_id": eos,
-            "torch_dtype": dtype,
-        });
+        let mut config = common(self, bos, eos, dtype);
         let own = if pattern.kind != Kind::Dense {
             block_sparse(self, pattern)
         } else if is_gpt_neox(self) {
@@ -55,11 +42,52 @@ impl HuggingFace for Transformer {
         } else {
             mixture(self)
         };
-        if let (Some(config), Value::Object(own)) = (config.as_object_mut(), own) {
-            config.extend(own);
-        }
+        extend(&mut config, own);
         config
     }
+}
+
+/// The configuration of a model that is of this architecture, whatever its tensors are called in a checkpoint. One with
+/// a factorised embedding has the product of the factors.
+pub fn exported(
+    model: &Transformer,
+    architecture: Architecture,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    dtype: &str,
+) -> Value {
+    let mut config = common(model, bos, eos, dtype);
+    let own = match architecture {
+        Architecture::GptNeox => gpt_neox(model),
+        Architecture::Llama | Architecture::Qwen2 => llama(model, architecture.class(), architecture.model_type()),
+    };
+    extend(&mut config, own);
+    config
+}
+
+fn extend(config: &mut Value, own: Value) {
+    if let (Some(config), Value::Object(own)) = (config.as_object_mut(), own) {
+        config.extend(own);
+    }
+}
+
+/// What every transformer says.
+fn common(model: &Transformer, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
+    json!({
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.d_model,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "intermediate_size": model.d_ff,
+        "max_position_embeddings": model.context,
+        "initializer_range": initializer_range(model),
+        "tie_word_embeddings": model.tied,
+        "attention_bias": model.bias.qkv,
+        "attention_dropout": 0.0,
+        "bos_token_id": bos.or(eos),
+        "eos_token_id": eos,
+        "torch_dtype": dtype,
+    })
 }
 
 /// Deviation of most first values.

@@ -1,0 +1,148 @@
+//! `host export`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::output::{say, tell};
+use super::{Failure, request, work};
+use crate::config::{ByteSize, Config, human_bytes};
+use crate::data::tokenizer::{self, Tokenizer};
+use crate::format::export::{Architecture, Checkpoint, Element, ExportError, Stored};
+use crate::format::hugging_face::{self, Card};
+use crate::run::checkpoint::{self, TrainerState};
+use crate::run::{directory, metrics};
+
+/// Which programs read the export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum To {
+    /// A directory that Hugging Face's transformers loads
+    Hf,
+}
+
+/// Flags of `host export`.
+#[derive(Debug, clap::Args)]
+pub struct Export {
+    /// The run's directory; its last complete checkpoint is exported
+    #[arg(long = "run", value_name = "DIR")]
+    dir: PathBuf,
+    /// For which programs
+    #[arg(long, value_name = "FORMAT")]
+    to: To,
+    /// The directory to make; nothing may be there
+    out: PathBuf,
+    /// The type of every tensor; as saved if not given
+    #[arg(long, value_name = "TYPE")]
+    dtype: Option<Element>,
+    /// The most bytes of a file of weights; more are several files
+    #[arg(long, value_name = "SIZE", default_value = "5GB")]
+    shard_size: ByteSize,
+    /// JSON on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+impl From<ExportError> for Failure {
+    fn from(error: ExportError) -> Self {
+        match error {
+            ExportError::Refused(text) => Failure::Request(text),
+            ExportError::Failed(text) => Failure::Work(text),
+            ExportError::Interrupted => Failure::Interrupted(error.to_string()),
+        }
+    }
+}
+
+impl Export {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let start = Instant::now();
+        let config = directory::read_config(&self.dir)?;
+        let (architecture, model) = Architecture::of(&config.family(), &config.pattern())?;
+        let stored = Stored::new(model);
+        let from = checkpoint::latest(&self.dir).map_err(request)?;
+        let tokenizer = tokenizer::load(&from).map_err(request)?;
+        let state = match from.join(checkpoint::STATE).exists() {
+            true => Some(checkpoint::read_state(&from).map_err(request)?),
+            false => None,
+        };
+        if state.as_ref().is_some_and(|state| state.tokenizer != tokenizer.fingerprint()) {
+            let path = from.join(tokenizer::FILE_NAME);
+            return Err(request(format_args!(
+                "{}: this is not the vocabulary that the checkpoint was trained with; restore it",
+                path.display()
+            )));
+        }
+        let stop = stop()?;
+        let mut weights = Checkpoint::open(&from, &stop)?;
+        let card = self.card(&config, state.as_ref(), tokenizer.as_ref())?;
+        let asked = hugging_face::Request {
+            stored: &stored,
+            architecture,
+            tokenizer: tokenizer.as_ref(),
+            element: self.dtype,
+            shard: self.shard_size.0,
+            card: &card,
+        };
+        let made = hugging_face::export(&asked, &mut weights, &self.out)?;
+        self.report(architecture.class(), &made.files, start.elapsed().as_secs_f64(), &from)
+    }
+
+    /// What the run knows of its model.
+    fn card(&self, config: &Config, state: Option<&TrainerState>, tokenizer: &dyn Tokenizer) -> Result<Card, Failure> {
+        let name = |source: &str| {
+            let path = PathBuf::from(source);
+            path.file_name().map_or(source.to_owned(), |name| name.to_string_lossy().into_owned())
+        };
+        let step = state.map(|state| state.step);
+        Ok(Card {
+            data: name(&config.data),
+            tokenizer: name(&config.tokenizer),
+            tokenizer_size: tokenizer.vocab_size(),
+            step,
+            tokens: state.map(|state| state.tokens),
+            score: metrics::last_evaluation(&self.dir, step.unwrap_or(u64::MAX)).map_err(work)?,
+            config: toml::to_string(&config.as_written()?).map_err(work)?,
+            trained_by: state.map(|state| state.version.clone()).filter(|version| !version.is_empty()),
+        })
+    }
+
+    fn report(
+        &self,
+        class: &str,
+        files: &[(String, u64)],
+        seconds: f64,
+        from: &std::path::Path,
+    ) -> Result<(), Failure> {
+        let bytes: u64 = files.iter().map(|(_, bytes)| bytes).sum();
+        let out = self.out.display().to_string();
+        if self.json {
+            let files: serde_json::Map<_, _> = files.iter().map(|(name, n)| (name.clone(), (*n).into())).collect();
+            let line = json!({
+                "out": out,
+                "from": from.display().to_string(),
+                "architecture": class,
+                "files": files,
+                "bytes": bytes,
+                "seconds": seconds,
+            });
+            return say!("{line}");
+        }
+        tell!("from {}", from.display());
+        for (name, bytes) in files {
+            say!("{bytes:>14}  {name}")?;
+        }
+        say!("{out}: {class}, {} in {seconds:.1} s", human_bytes(bytes))
+    }
+}
+
+/// A flag that a signal raises; the second signal ends the program at once.
+fn stop() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop)).map_err(work)?;
+        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(work)?;
+    }
+    Ok(stop)
+}

@@ -1,0 +1,97 @@
+//! Which published architecture computes what a model of ours does, exactly.
+
+use capful_core::model::Transformer;
+use capful_core::model::transformer::{Feed, Residual};
+use capful_core::ops::{Kind, NormKind, Pattern};
+
+use super::error::ExportError;
+use crate::config::AnyFamily;
+
+/// An architecture that other programs have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Architecture {
+    /// LayerNorm, GELU, as many keys as queries; either residual, any share of a head rotates.
+    GptNeox,
+    /// RMSNorm, SwiGLU, whole heads rotate.
+    Llama,
+    /// The same with biases of queries, keys and values.
+    Qwen2,
+}
+
+impl Architecture {
+    /// The architecture of a model, trained with attention of this pattern, and the transformer that it is.
+    ///
+    /// # Errors
+    /// None has all of its parts: the part that is in the way, and what is possible.
+    pub fn of(family: &AnyFamily, pattern: &Pattern) -> Result<(Architecture, Transformer), ExportError> {
+        let AnyFamily::Transformer(model) = family else {
+            return refused(
+                "a NeuroGen is six modules of spiking neurons",
+                "`host generate`, `chat` and `eval` run it; pythia, yxanul and llama models can be exported",
+            );
+        };
+        if pattern.kind != Kind::Dense {
+            return refused(
+                "the run has block-sparse attention (--attention local, global or mixed)",
+                "a model trained with --attention dense can be exported",
+            );
+        }
+        let architecture = match (model.norm, model.feed) {
+            (NormKind::Layer, Feed::Gelu) => gpt_neox(model)?,
+            (NormKind::Rms, Feed::SwiGlu) => llama(model)?,
+            (NormKind::Layer, Feed::SwiGlu) => {
+                return refused("norm=layer stands beside feed=swiglu", "norm=rms or feed=gelu can be exported");
+            }
+            (NormKind::Rms, Feed::Gelu) => {
+                return refused("norm=rms stands beside feed=gelu", "norm=layer or feed=swiglu can be exported");
+            }
+        };
+        Ok((architecture, *model))
+    }
+}
+
+fn refused<T>(part: &str, instead: &str) -> Result<T, ExportError> {
+    Err(ExportError::Refused(format!("no architecture elsewhere computes this model: {part}; {instead}")))
+}
+
+fn gpt_neox(model: &Transformer) -> Result<Architecture, ExportError> {
+    if model.kv_heads != model.heads {
+        return refused("norm=layer with feed=gelu stands beside kv_heads below heads", "kv_heads=0 can be exported");
+    }
+    Ok(Architecture::GptNeox)
+}
+
+fn llama(model: &Transformer) -> Result<Architecture, ExportError> {
+    if model.residual != Residual::Sequential {
+        return refused(
+            "norm=rms with feed=swiglu stands beside residual=parallel",
+            "residual=sequential can be exported",
+        );
+    }
+    let size = model.attention_heads().size;
+    if model.rotary_dims != size {
+        let part = format!("of the {size} dims of a head {} rotate beside norm=rms", model.rotary_dims);
+        return refused(&part, "rotary_pct=1 can be exported");
+    }
+    Ok(Architecture::Llama)
+}
+
+impl Architecture {
+    /// The class of `transformers`.
+    pub const fn class(self) -> &'static str {
+        match self {
+            Architecture::GptNeox => "GPTNeoXForCausalLM",
+            Architecture::Llama => "LlamaForCausalLM",
+            Architecture::Qwen2 => "Qwen2ForCausalLM",
+        }
+    }
+
+    /// The `model_type` of `transformers`.
+    pub const fn model_type(self) -> &'static str {
+        match self {
+            Architecture::GptNeox => "gpt_neox",
+            Architecture::Llama => "llama",
+            Architecture::Qwen2 => "qwen2",
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Why nothing was exported.
+
+use std::path::Path;
+
+use crate::disk;
+use crate::format::safetensors::TensorFileError;
+
+/// Why nothing was exported. What was begun is removed.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// A wrong request.
+    #[error("{0}")]
+    Refused(String),
+    /// A failure while working.
+    #[error("{0}")]
+    Failed(String),
+    /// A signal came.
+    #[error("interrupted; nothing was exported")]
+    Interrupted,
+}
+
+impl ExportError {
+    /// What the file system said about `path`, which was to be made.
+    pub fn create(path: &Path, error: &std::io::Error) -> ExportError {
+        let text = format!("{}: {error}", path.display());
+        if disk::is_full(error) { ExportError::Failed(text) } else { ExportError::Refused(text) }
+    }
+
+    /// What it said while a file was written.
+    pub fn write(path: &Path, error: &std::io::Error) -> ExportError {
+        ExportError::Failed(format!("{}: {error}", path.display()))
+    }
+}
+
+impl From<TensorFileError> for ExportError {
+    fn from(error: TensorFileError) -> Self {
+        match error {
+            error @ TensorFileError::NotFinite { .. } => ExportError::Failed(error.to_string()),
+            error => ExportError::Refused(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! A file or directory that has its name once it is whole.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::error::ExportError;
+
+/// Where an export is made: beside its place, under a name of its own. What was begun is removed when this is dropped.
+#[derive(Debug)]
+pub struct Place {
+    out: PathBuf,
+    temporary: PathBuf,
+    done: bool,
+}
+
+impl Place {
+    /// A place for `out`, where nothing is yet.
+    ///
+    /// # Errors
+    /// Something is there; a path without a name or in a directory that does not exist.
+    pub fn new(out: &Path) -> Result<Place, ExportError> {
+        let refused = |what: &str| ExportError::Refused(format!("{}: {what}", out.display()));
+        let name = out.file_name().ok_or_else(|| refused("it names no file or directory"))?;
+        require_free(out)?;
+        let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if !parent.is_dir() {
+            return Err(refused("its directory does not exist; make it first"));
+        }
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}.tmp", std::process::id()));
+        let place = Place { out: out.to_owned(), temporary: parent.join(hidden), done: false };
+        place.remove();
+        Ok(place)
+    }
+
+    /// Where it is made.
+    pub fn temporary(&self) -> &Path {
+        &self.temporary
+    }
+
+    /// Gives it its name. Its files are synced before.
+    ///
+    /// # Errors
+    /// Something is there by now; the file system.
+    pub fn keep(mut self) -> Result<(), ExportError> {
+        require_free(&self.out)?;
+        let failed = |e| ExportError::write(&self.out, &e);
+        if self.temporary.is_dir() {
+            File::open(&self.temporary).and_then(|dir| dir.sync_all()).map_err(failed)?;
+        }
+        fs::rename(&self.temporary, &self.out).map_err(failed)?;
+        self.done = true;
+        let parent = self.out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(parent).and_then(|dir| dir.sync_all()).map_err(failed)
+    }
+
+    fn remove(&self) {
+        let _ = fs::remove_dir_all(&self.temporary);
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.done {
+            self.remove();
+        }
+    }
+}
+
+fn require_free(out: &Path) -> Result<(), ExportError> {
+    match fs::symlink_metadata(out) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(ExportError::create(out, &e)),
+        Ok(_) => Err(ExportError::Refused(format!("{} is there already; name another place", out.display()))),
+    }
+}
+
+/// A file that is written from its beginning to its end, and synced.
+pub struct Written {
+    path: PathBuf,
+    file: BufWriter<File>,
+    /// Bytes so far.
+    pub bytes: u64,
+}
+
+impl Written {
+    /// Makes the file.
+    ///
+    /// # Errors
+    /// The file system.
+    pub fn create(path: &Path) -> Result<Written, ExportError> {
+        let file = File::create_new(path).map_err(|e| ExportError::create(path, &e))?;
+        Ok(Written { path: path.to_owned(), file: BufWriter::with_capacity(64 << 10, file), bytes: 0 })
+    }
+
+    /// Appends `bytes`.
+    ///
+    /// # Errors
+    /// The file system: a full disk, say.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), ExportError> {
+        self.file.write_all(bytes).map_err(|e| ExportError::write(&self.path, &e))?;
+        self.bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Syncs the file and gives its bytes.
+    ///
+    /// # Errors
+    /// As [`Written::write`].
+    pub fn finish(mut self) -> Result<u64, ExportError> {
+        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        synced.map_err(|e| ExportError::write(&self.path, &e))?;
+        Ok(self.bytes)
+    }
+}

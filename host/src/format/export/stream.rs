@@ -1,0 +1,198 @@
+//! The numbers of exported tensors, in pieces, out of a checkpoint's file.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use safetensors::Dtype as FileDtype;
+
+use super::element::Element;
+use super::error::ExportError;
+use super::tensor::{Rows, Tensor, Values};
+use crate::format::safetensors::TensorFile;
+
+/// Most numbers of a piece; a multiple of every block of a quantised tensor.
+pub const PIECE: usize = 1 << 20;
+
+/// Most numbers of a factor P that is held in memory: 64 MiB.
+const FACTOR: u64 = 16 << 20;
+
+/// The weights of a checkpoint, read piece by piece.
+pub struct Checkpoint<'s> {
+    file: TensorFile,
+    path: String,
+    stop: &'s AtomicBool,
+    numbers: Vec<f32>,
+    bytes: Vec<u8>,
+}
+
+impl<'s> Checkpoint<'s> {
+    /// Opens `model.safetensors` of the directory `dir`. `stop` is raised where the work is to end.
+    ///
+    /// # Errors
+    /// A file that is missing or damaged.
+    pub fn open(dir: &Path, stop: &'s AtomicBool) -> Result<Checkpoint<'s>, ExportError> {
+        let path = dir.join("model.safetensors");
+        let file = TensorFile::open(&path)?;
+        Ok(Checkpoint { file, path: path.display().to_string(), stop, numbers: Vec::new(), bytes: Vec::new() })
+    }
+
+    /// The type that a tensor is stored in; a product's is its first factor's. Numbers of ours are f32.
+    ///
+    /// # Errors
+    /// Stored tensors that are missing, or not of the shape that `tensor` is made of.
+    pub fn element(&self, tensor: &Tensor) -> Result<Element, ExportError> {
+        let columns = tensor.columns();
+        match &tensor.values {
+            Values::Numbers(_) => Ok(Element::F32),
+            Values::Product([left, right]) => {
+                let rank = self.shape(right)?.1.last().copied().unwrap_or(0) as u64;
+                self.require(right, columns, rank)?;
+                if columns.checked_mul(rank).is_none_or(|n| n > FACTOR) {
+                    return Err(ExportError::Refused(format!(
+                        "{}: {right} is {columns} × {rank}; a factor of more than {FACTOR} numbers is not multiplied out",
+                        self.path
+                    )));
+                }
+                self.require(left, tensor.shape[0], rank)
+            }
+            Values::Rows(rows) => {
+                let mut found = Element::F32;
+                for part in rows {
+                    found = self.require(&part.tensor, part.first.saturating_add(part.count), columns)?;
+                }
+                Ok(found)
+            }
+        }
+    }
+
+    fn shape(&self, name: &str) -> Result<(FileDtype, &[usize]), ExportError> {
+        let missing = || ExportError::Refused(format!("{}: {name} is missing; the checkpoint is damaged", self.path));
+        self.file.describe(name).ok_or_else(missing)
+    }
+
+    /// Checks that a stored tensor has at least `rows` of `columns`, and gives its type.
+    fn require(&self, name: &str, rows: u64, columns: u64) -> Result<Element, ExportError> {
+        let (dtype, shape) = self.shape(name)?;
+        let there = match *shape {
+            [rows] => [rows, 1],
+            [rows, columns] => [rows, columns],
+            _ => [0, 0],
+        };
+        let element = match dtype {
+            FileDtype::F32 => Some(Element::F32),
+            FileDtype::BF16 => Some(Element::Bf16),
+            _ => None,
+        };
+        match element.filter(|_| there[0] as u64 >= rows && there[1] as u64 == columns) {
+            Some(element) => Ok(element),
+            None => Err(ExportError::Refused(format!(
+                "{}: {name} is {dtype:?} {shape:?} there, and the run's configuration has {rows} × {columns}; restore the \
+                 run's config.toml",
+                self.path
+            ))),
+        }
+    }
+
+    /// Shows all numbers of `tensor` to `visit`, in their order, at most [`PIECE`] at once: multiples of it but for the
+    /// last.
+    ///
+    /// # Errors
+    /// A file that cannot be read, numbers that are not finite, [`ExportError::Interrupted`], and those of `visit`.
+    pub fn stream(
+        &mut self,
+        tensor: &Tensor,
+        visit: &mut dyn FnMut(&[f32]) -> Result<(), ExportError>,
+    ) -> Result<(), ExportError> {
+        match &tensor.values {
+            Values::Numbers(numbers) => numbers.chunks(PIECE).try_for_each(visit),
+            Values::Rows(rows) => self.rows(rows, tensor.columns(), visit),
+            Values::Product(factors) => self.product(factors, tensor, visit),
+        }
+    }
+
+    fn going_on(&self) -> Result<(), ExportError> {
+        if self.stop.load(Ordering::Relaxed) { Err(ExportError::Interrupted) } else { Ok(()) }
+    }
+
+    fn rows(
+        &mut self,
+        rows: &[Rows],
+        columns: u64,
+        visit: &mut dyn FnMut(&[f32]) -> Result<(), ExportError>,
+    ) -> Result<(), ExportError> {
+        self.numbers.clear();
+        for part in rows {
+            if part.paired {
+                for i in 0..part.count {
+                    let row = part.first + i / 2 + (i % 2) * (part.count / 2);
+                    self.run(&part.tensor, row * columns, columns, visit)?;
+                }
+            } else {
+                self.run(&part.tensor, part.first * columns, part.count * columns, visit)?;
+            }
+        }
+        if self.numbers.is_empty() { Ok(()) } else { visit(&self.numbers) }
+    }
+
+    /// Reads a run of elements behind what is there, and shows whatever is a whole piece.
+    fn run(
+        &mut self,
+        name: &str,
+        first: u64,
+        count: u64,
+        visit: &mut dyn FnMut(&[f32]) -> Result<(), ExportError>,
+    ) -> Result<(), ExportError> {
+        let mut done = 0;
+        while done < count {
+            let begun = self.numbers.len();
+            let some = ((PIECE - begun) as u64).min(count - done);
+            self.numbers.resize(begun + some as usize, 0.0);
+            self.file.read_numbers(name, first + done, &mut self.numbers[begun..], &mut self.bytes)?;
+            done += some;
+            if self.numbers.len() == PIECE {
+                self.going_on()?;
+                visit(&self.numbers)?;
+                self.numbers.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn product(
+        &mut self,
+        [left, right]: &[std::rc::Rc<str>; 2],
+        tensor: &Tensor,
+        visit: &mut dyn FnMut(&[f32]) -> Result<(), ExportError>,
+    ) -> Result<(), ExportError> {
+        let (rows, columns) = (tensor.shape[0], tensor.columns());
+        let rank = self.shape(right)?.1.last().copied().unwrap_or(0);
+        let mut factor = vec![0.0; columns as usize * rank];
+        self.file.read_numbers(right, 0, &mut factor, &mut self.bytes)?;
+        let (mut row, mut out) = (vec![0.0; rank], Vec::with_capacity(PIECE));
+        for i in 0..rows {
+            self.file.read_numbers(left, i * rank as u64, &mut row, &mut self.bytes)?;
+            for column in factor.chunks_exact(rank) {
+                out.push(dot(&row, column));
+                if out.len() == PIECE {
+                    self.going_on()?;
+                    visit(&out)?;
+                    out.clear();
+                }
+            }
+        }
+        if out.is_empty() { Ok(()) } else { visit(&out) }
+    }
+}
+
+/// Σ x y in f32, in eight sums that are added at the end.
+fn dot(x: &[f32], y: &[f32]) -> f32 {
+    let mut sums = [0.0f32; 8];
+    let ((x8, x_rest), (y8, y_rest)) = (x.as_chunks::<8>(), y.as_chunks::<8>());
+    for (x, y) in x8.iter().zip(y8) {
+        for (sum, (x, y)) in sums.iter_mut().zip(x.iter().zip(y)) {
+            *sum += x * y;
+        }
+    }
+    let rest: f32 = x_rest.iter().zip(y_rest).map(|(x, y)| x * y).sum();
+    sums.iter().sum::<f32>() + rest
+}
