@@ -12,15 +12,21 @@ use super::{Failure, request, work};
 use crate::config::{ByteSize, Config, human_bytes};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::format::export::{Architecture, Checkpoint, Element, ExportError, Stored};
+use crate::format::gguf::{self, Weights};
 use crate::format::hugging_face::{self, Card};
 use crate::run::checkpoint::{self, TrainerState};
 use crate::run::{directory, metrics};
+
+/// Most bytes of a file of weights where nothing is asked for.
+const SHARD: u64 = 5_000_000_000;
 
 /// Which programs read the export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum To {
     /// A directory that Hugging Face's transformers loads
     Hf,
+    /// A file that llama.cpp loads
+    Gguf,
 }
 
 /// Flags of `host export`.
@@ -32,14 +38,20 @@ pub struct Export {
     /// For which programs
     #[arg(long, value_name = "FORMAT")]
     to: To,
-    /// The directory to make; nothing may be there
+    /// The directory or the file to make; nothing may be there
     out: PathBuf,
-    /// The type of every tensor; as saved if not given
+    /// hf: the type of every tensor; as saved if not given
     #[arg(long, value_name = "TYPE")]
     dtype: Option<Element>,
-    /// The most bytes of a file of weights; more are several files
-    #[arg(long, value_name = "SIZE", default_value = "5GB")]
-    shard_size: ByteSize,
+    /// hf: the most bytes of a file of weights, 5GB if not given; more are several files
+    #[arg(long, value_name = "SIZE")]
+    shard_size: Option<ByteSize>,
+    /// gguf: the type of matrices; as saved if not given. Vectors are f32
+    #[arg(long, value_name = "TYPE")]
+    weights: Option<Weights>,
+    /// gguf: leave the tokenizer out: llama.cpp is then given ids
+    #[arg(long)]
+    no_tokenizer: bool,
     /// JSON on standard output
     #[arg(long)]
     json: bool,
@@ -58,6 +70,7 @@ impl From<ExportError> for Failure {
 impl Export {
     pub(super) fn run(self) -> Result<(), Failure> {
         let start = Instant::now();
+        self.require_used()?;
         let config = directory::read_config(&self.dir)?;
         let (architecture, model) = Architecture::of(&config.family(), &config.pattern())?;
         let stored = Stored::new(model);
@@ -76,17 +89,62 @@ impl Export {
         }
         let stop = stop()?;
         let mut weights = Checkpoint::open(&from, &stop)?;
-        let card = self.card(&config, state.as_ref(), tokenizer.as_ref())?;
-        let asked = hugging_face::Request {
-            stored: &stored,
-            architecture,
-            tokenizer: tokenizer.as_ref(),
-            element: self.dtype,
-            shard: self.shard_size.0,
-            card: &card,
+        let (stored, tokenizer) = (&stored, tokenizer.as_ref());
+        let files = match self.to {
+            To::Hf => self.hugging_face(stored, architecture, tokenizer, &config, state.as_ref(), &mut weights)?,
+            To::Gguf => self.gguf(stored, architecture, tokenizer, &mut weights)?,
         };
-        let made = hugging_face::export(&asked, &mut weights, &self.out)?;
-        self.report(architecture.class(), &made.files, start.elapsed().as_secs_f64(), &from)
+        self.report(architecture.class(), &files, start.elapsed().as_secs_f64(), &from)
+    }
+
+    /// Refuses flags of the other format.
+    fn require_used(&self) -> Result<(), Failure> {
+        let given = [
+            ("--dtype", self.dtype.is_some(), To::Hf),
+            ("--shard-size", self.shard_size.is_some(), To::Hf),
+            ("--weights", self.weights.is_some(), To::Gguf),
+            ("--no-tokenizer", self.no_tokenizer, To::Gguf),
+        ];
+        match given.into_iter().find(|(_, given, to)| *given && *to != self.to) {
+            Some((flag, _, To::Hf)) => Err(request(format_args!("{flag} is for --to hf; leave it away"))),
+            Some((flag, _, To::Gguf)) => Err(request(format_args!("{flag} is for --to gguf; leave it away"))),
+            None => Ok(()),
+        }
+    }
+
+    fn gguf(
+        &self,
+        stored: &Stored,
+        architecture: Architecture,
+        tokenizer: &dyn Tokenizer,
+        weights: &mut Checkpoint<'_>,
+    ) -> Result<Vec<(String, u64)>, Failure> {
+        let vocabulary = match self.no_tokenizer {
+            true => None,
+            false => Some(gguf::vocabulary(tokenizer, stored.model.vocab_size)?),
+        };
+        let asked = gguf::Request { stored, architecture, vocabulary: vocabulary.as_ref(), weights: self.weights };
+        let made = gguf::export(&asked, weights, &self.out)?;
+        if let [first, ..] = &made.whole[..] {
+            let count = made.whole.len();
+            tell!("host: {count} matrices stay f16, their rows are no multiple of 32 numbers: {first} and the like");
+        }
+        Ok(vec![(made.weights.name().to_owned(), made.bytes)])
+    }
+
+    fn hugging_face(
+        &self,
+        stored: &Stored,
+        architecture: Architecture,
+        tokenizer: &dyn Tokenizer,
+        config: &Config,
+        state: Option<&TrainerState>,
+        weights: &mut Checkpoint<'_>,
+    ) -> Result<Vec<(String, u64)>, Failure> {
+        let card = self.card(config, state, tokenizer)?;
+        let shard = self.shard_size.map_or(SHARD, |size| size.0);
+        let asked = hugging_face::Request { stored, architecture, tokenizer, element: self.dtype, shard, card: &card };
+        Ok(hugging_face::export(&asked, weights, &self.out)?.files)
     }
 
     /// What the run knows of its model.

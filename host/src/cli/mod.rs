@@ -114,7 +114,7 @@ enum Command {
     Vocab(vocab::Vocab),
     /// Encodes text once into token shards that train, plan and eval read with --data
     Data(data::Data),
-    /// Writes a trained model for other programs: Hugging Face's transformers
+    /// Writes a trained model for other programs: Hugging Face's transformers, llama.cpp
     Export(export::Export),
     /// Times steps of a plan on synthetic tokens
     Bench(bench::Bench),

@@ -1,5 +1,6 @@
 //! Files that others read and write too.
 
 pub mod export;
+pub mod gguf;
 pub mod hugging_face;
 pub mod safetensors;

@@ -35,7 +35,7 @@ pub mod pieces;
 mod prefixes;
 pub mod sample;
 mod search;
-mod splits;
+pub mod splits;
 pub mod streamed;
 pub mod train;
 pub mod word;

@@ -29,7 +29,7 @@ pub(super) const THREES: &str = r"(?=(\d{3})+(?!\d))";
 
 /// A known way of cutting text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Split {
+pub enum Split {
     /// [`GPT2`]
     Gpt2,
     /// [`LLAMA3`] and [`QWEN2`], which differ in the most digits a piece has.
@@ -42,6 +42,11 @@ pub(super) enum Split {
 }
 
 impl Split {
+    /// The split that the `pre_tokenizer` of a `tokenizer.json` is; nothing for one that is none of these.
+    pub fn of_file(part: &serde_json::Value) -> Option<Self> {
+        Self::of(&serde_json::from_value(part.clone()).ok()?)
+    }
+
     /// The split that a pre-tokenizer of the library is; nothing for one that is none of these.
     pub(super) fn of(part: &PreTokenizerWrapper) -> Option<Self> {
         let plain = |part: &ByteLevel| !part.add_prefix_space;

@@ -1,0 +1,72 @@
+//! A model in one file.
+
+use std::path::Path;
+
+use super::container::{self, Info};
+use super::tokenizer::Vocabulary;
+use super::weights::Weights;
+use super::{metadata, names};
+use crate::format::export::{Architecture, Checkpoint, ExportError, Place, Stored};
+
+/// What is exported, and how.
+pub struct Request<'a> {
+    /// The model's parameters.
+    pub stored: &'a Stored,
+    /// What the model is elsewhere.
+    pub architecture: Architecture,
+    /// Its tokenizer; nothing for a file without one.
+    pub vocabulary: Option<&'a Vocabulary>,
+    /// The type of matrices; nothing for that in which each is saved. Vectors are f32.
+    pub weights: Option<Weights>,
+}
+
+/// What was written.
+pub struct Exported {
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// The type of most matrices.
+    pub weights: Weights,
+    /// Matrices that stay f16, because their rows are no multiple of a block.
+    pub whole: Vec<String>,
+}
+
+/// Writes the file `out`, which is not there.
+///
+/// # Errors
+/// [`ExportError`]; nothing is left of what was begun.
+pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> Result<Exported, ExportError> {
+    let Request { stored, architecture, vocabulary, weights } = *request;
+    let (mut tensors, mut infos, mut whole) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, tensor) in names::tensors(stored, architecture) {
+        let saved = from.element(&tensor)?;
+        let asked = weights.unwrap_or(saved.into());
+        let weights = match tensor.shape.len() {
+            1 => Weights::F32,
+            _ if asked.takes(tensor.columns()) => asked,
+            _ => {
+                whole.push(name.clone());
+                Weights::F16
+            }
+        };
+        infos.push(Info { name, shape: tensor.shape.clone(), weights });
+        tensors.push(tensor);
+    }
+    // The embedding is the first.
+    let most = weights.or_else(|| infos.first().map(|info| info.weights)).unwrap_or(Weights::F32);
+    let title = out.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let metadata = metadata::metadata(stored, architecture, most, &title, vocabulary);
+    let place = Place::new(out)?;
+    let mut bytes = Vec::new();
+    let total = container::write(place.temporary(), &metadata, &infos, |i, file| {
+        let Info { name, weights, .. } = &infos[i];
+        from.stream(&tensors[i], &mut |numbers| match weights.encode(numbers, &mut bytes) {
+            None => file.write(&bytes),
+            Some(most) => Err(ExportError::Failed(format!(
+                "{name}: {most:e} has no room in {}; export with --weights bf16 or f32",
+                weights.name()
+            ))),
+        })
+    })?;
+    place.keep()?;
+    Ok(Exported { bytes: total, weights: most, whole })
+}

@@ -1,0 +1,98 @@
+//! What a model says of itself.
+
+use capful_core::model::Transformer;
+use capful_core::model::transformer::Residual;
+
+use super::container::{ALIGNMENT, Value};
+use super::tokenizer::Vocabulary;
+use super::weights::Weights;
+use crate::format::export::{Architecture, Stored};
+
+/// What llama.cpp calls an architecture.
+const fn name(architecture: Architecture) -> &'static str {
+    match architecture {
+        Architecture::GptNeox => "gptneox",
+        Architecture::Llama => "llama",
+        Architecture::Qwen2 => "qwen2",
+    }
+}
+
+/// Every key with its value.
+pub(super) fn metadata(
+    stored: &Stored,
+    architecture: Architecture,
+    weights: Weights,
+    title: &str,
+    vocabulary: Option<&Vocabulary>,
+) -> Vec<(String, Value)> {
+    let mut all = general(architecture, weights, title);
+    all.extend(model(&stored.model, architecture));
+    all.extend(match vocabulary {
+        Some(vocabulary) => tokenizer(vocabulary),
+        None => vec![("tokenizer.ggml.model".to_owned(), Value::String("no_vocab".to_owned()))],
+    });
+    all
+}
+
+fn general(architecture: Architecture, weights: Weights, title: &str) -> Vec<(String, Value)> {
+    let text = |text: &str| Value::String(text.to_owned());
+    let mut all = vec![
+        ("general.architecture", text(name(architecture))),
+        ("general.type", text("model")),
+        ("general.name", text(title)),
+        ("general.alignment", Value::U32(ALIGNMENT as u32)),
+        ("general.file_type", Value::U32(weights.file_type())),
+    ];
+    if weights.quantised() {
+        all.push(("general.quantization_version", Value::U32(2)));
+    }
+    all.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+fn model(model: &Transformer, architecture: Architecture) -> Vec<(String, Value)> {
+    let size = model.attention_heads().size;
+    let mut all = vec![
+        ("vocab_size", Value::U32(model.vocab_size)),
+        ("context_length", Value::U32(model.context)),
+        ("embedding_length", Value::U32(model.d_model)),
+        ("block_count", Value::U32(model.layers)),
+        ("feed_forward_length", Value::U32(model.d_ff)),
+        ("attention.head_count", Value::U32(model.heads)),
+        ("attention.head_count_kv", Value::U32(model.kv_heads)),
+        ("attention.key_length", Value::U32(size)),
+        ("attention.value_length", Value::U32(size)),
+        ("rope.dimension_count", Value::U32(model.rotary_dims)),
+        ("rope.freq_base", Value::F32(model.rotary_base)),
+    ];
+    if architecture == Architecture::GptNeox {
+        all.push(("attention.layer_norm_epsilon", Value::F32(model.norm_eps)));
+        all.push(("use_parallel_residual", Value::Bool(model.residual == Residual::Parallel)));
+    } else {
+        all.push(("attention.layer_norm_rms_epsilon", Value::F32(model.norm_eps)));
+    }
+    let name = name(architecture);
+    all.into_iter().map(|(key, value)| (format!("{name}.{key}"), value)).collect()
+}
+
+fn tokenizer(vocabulary: &Vocabulary) -> Vec<(String, Value)> {
+    let Vocabulary { split, tokens, types, merges, bos, eos, unk, pad } = vocabulary;
+    let mut all = vec![
+        ("model", Value::String("gpt2".to_owned())),
+        ("pre", Value::String((*split).to_owned())),
+        ("tokens", Value::Strings(tokens.clone())),
+        ("token_type", Value::I32s(types.clone())),
+        ("merges", Value::Strings(merges.clone())),
+        // A document begins with its mark, where there is one; what a user writes does not end one.
+        ("add_bos_token", Value::Bool(bos.is_some())),
+        ("add_eos_token", Value::Bool(false)),
+    ];
+    // The default of a mark that is not named is an id that means something else.
+    let marks = [
+        ("bos_token_id", bos.or(*eos)),
+        ("eos_token_id", *eos),
+        ("unknown_token_id", *unk),
+        ("padding_token_id", *pad),
+    ];
+    all.extend(marks.into_iter().filter_map(|(key, id)| Some((key, Value::U32(id?)))));
+    all.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect()
+}
