@@ -58,7 +58,9 @@ def main():
         model.eval(ids)
         return model.scores[: len(ids)].copy()
 
-    ids = list(range(4, 4 + 24))
+    # Far enough for every wavelength.
+    size = model.n_vocab() - 4
+    ids = [4 + i * 37 % size for i in range(min(200, model.n_ctx()))]
     ours, other = logits(ids), theirs(ids)
     difference = float(abs(ours - other).max())
     text, agreed = ids[:8], 0

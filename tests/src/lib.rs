@@ -2,5 +2,7 @@
 
 pub mod binary;
 pub mod digests;
+pub mod gguf;
 pub mod model;
 pub mod oracle;
+pub mod safetensors;

@@ -29,7 +29,7 @@ pub enum RotaryScaling {
 
 impl RotaryScaling {
     /// `frequency`, in radians a position, as it is after the stretching.
-    fn scaled(self, frequency: f64) -> f64 {
+    pub fn scaled(self, frequency: f64) -> f64 {
         match self {
             RotaryScaling::None => frequency,
             RotaryScaling::Linear { factor } => frequency / f64::from(factor),

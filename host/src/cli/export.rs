@@ -20,6 +20,9 @@ use crate::run::{directory, metrics};
 /// Most bytes of a file of weights where nothing is asked for.
 const SHARD: u64 = 5_000_000_000;
 
+/// Names of files, or of what they hold, with their bytes.
+type Files = Vec<(String, u64)>;
+
 /// Which programs read the export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum To {
@@ -90,11 +93,11 @@ impl Export {
         let stop = stop()?;
         let mut weights = Checkpoint::open(&from, &stop)?;
         let (stored, tokenizer) = (&stored, tokenizer.as_ref());
-        let files = match self.to {
+        let (architecture, files) = match self.to {
             To::Hf => self.hugging_face(stored, architecture, tokenizer, &config, state.as_ref(), &mut weights)?,
             To::Gguf => self.gguf(stored, architecture, tokenizer, &mut weights)?,
         };
-        self.report(architecture.class(), &files, start.elapsed().as_secs_f64(), &from)
+        self.report(architecture, &files, start.elapsed().as_secs_f64(), &from)
     }
 
     /// Refuses flags of the other format.
@@ -118,7 +121,7 @@ impl Export {
         architecture: Architecture,
         tokenizer: &dyn Tokenizer,
         weights: &mut Checkpoint<'_>,
-    ) -> Result<Vec<(String, u64)>, Failure> {
+    ) -> Result<(&'static str, Files), Failure> {
         let vocabulary = match self.no_tokenizer {
             true => None,
             false => Some(gguf::vocabulary(tokenizer, stored.model.vocab_size)?),
@@ -129,7 +132,7 @@ impl Export {
             let count = made.whole.len();
             tell!("host: {count} matrices stay f16, their rows are no multiple of 32 numbers: {first} and the like");
         }
-        Ok(vec![(made.weights.name().to_owned(), made.bytes)])
+        Ok((made.architecture, vec![(made.weights.name().to_owned(), made.bytes)]))
     }
 
     fn hugging_face(
@@ -140,11 +143,12 @@ impl Export {
         config: &Config,
         state: Option<&TrainerState>,
         weights: &mut Checkpoint<'_>,
-    ) -> Result<Vec<(String, u64)>, Failure> {
+    ) -> Result<(&'static str, Files), Failure> {
         let card = self.card(config, state, tokenizer)?;
         let shard = self.shard_size.map_or(SHARD, |size| size.0);
         let asked = hugging_face::Request { stored, architecture, tokenizer, element: self.dtype, shard, card: &card };
-        Ok(hugging_face::export(&asked, weights, &self.out)?.files)
+        let made = hugging_face::export(&asked, weights, &self.out)?;
+        Ok((made.architecture, made.files))
     }
 
     /// What the run knows of its model.

@@ -1,7 +1,7 @@
 //! Which published architecture computes what a model of ours does, exactly.
 
 use capful_core::model::Transformer;
-use capful_core::model::transformer::{Feed, Residual};
+use capful_core::model::transformer::{Biases, Feed, Residual};
 use capful_core::ops::{Kind, NormKind, Pattern};
 
 use super::error::ExportError;
@@ -54,9 +54,17 @@ fn refused<T>(part: &str, instead: &str) -> Result<T, ExportError> {
     Err(ExportError::Refused(format!("no architecture elsewhere computes this model: {part}; {instead}")))
 }
 
+/// Whether the heads together are as wide as the model.
+fn square(model: &Transformer) -> bool {
+    u64::from(model.heads) * u64::from(model.head_size) == u64::from(model.d_model)
+}
+
 fn gpt_neox(model: &Transformer) -> Result<Architecture, ExportError> {
     if model.kv_heads != model.heads {
         return refused("norm=layer with feed=gelu stands beside kv_heads below heads", "kv_heads=0 can be exported");
+    }
+    if !square(model) {
+        return refused("norm=layer with feed=gelu stands beside heads of another size", "head_size=0 can be exported");
     }
     Ok(Architecture::GptNeox)
 }
@@ -68,12 +76,12 @@ fn llama(model: &Transformer) -> Result<Architecture, ExportError> {
             "residual=sequential can be exported",
         );
     }
-    let size = model.attention_heads().size;
+    let size = model.head_size;
     if model.rotary_dims != size {
         let part = format!("of the {size} dims of a head {} rotate beside norm=rms", model.rotary_dims);
         return refused(&part, "rotary_pct=1 can be exported");
     }
-    Ok(Architecture::Llama)
+    Ok(if model.bias == Biases::QKV && square(model) { Architecture::Qwen2 } else { Architecture::Llama })
 }
 
 impl Architecture {

@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+use capful_core::model::Transformer;
+use capful_core::ops::RotaryScaling;
+
 use super::container::{self, Info};
 use super::tokenizer::Vocabulary;
 use super::weights::Weights;
@@ -22,6 +25,8 @@ pub struct Request<'a> {
 
 /// What was written.
 pub struct Exported {
+    /// What llama.cpp calls the model.
+    pub architecture: &'static str,
     /// Bytes of the file.
     pub bytes: u64,
     /// The type of most matrices.
@@ -30,12 +35,27 @@ pub struct Exported {
     pub whole: Vec<String>,
 }
 
+/// The architecture that llama.cpp computes the model as.
+fn readable(model: &Transformer, architecture: Architecture) -> Result<Architecture, ExportError> {
+    let llama3 = matches!(model.rotary_scaling, RotaryScaling::Llama3 { .. });
+    match architecture {
+        // Its llama alone reads factors of wavelengths, and takes whatever biases there are.
+        Architecture::Qwen2 if llama3 => Ok(Architecture::Llama),
+        Architecture::GptNeox if llama3 => Err(ExportError::Refused(
+            "llama.cpp's gptneox has no rotary_scaling=llama3; rotary_scaling=none or linear can be exported, or --to hf"
+                .to_owned(),
+        )),
+        architecture => Ok(architecture),
+    }
+}
+
 /// Writes the file `out`, which is not there.
 ///
 /// # Errors
 /// [`ExportError`]; nothing is left of what was begun.
 pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> Result<Exported, ExportError> {
-    let Request { stored, architecture, vocabulary, weights } = *request;
+    let Request { stored, vocabulary, weights, .. } = *request;
+    let architecture = readable(&stored.model, request.architecture)?;
     let (mut tensors, mut infos, mut whole) = (Vec::new(), Vec::new(), Vec::new());
     for (name, tensor) in names::tensors(stored, architecture) {
         let saved = from.element(&tensor)?;
@@ -68,5 +88,5 @@ pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> R
         })
     })?;
     place.keep()?;
-    Ok(Exported { bytes: total, weights: most, whole })
+    Ok(Exported { architecture: metadata::name(architecture), bytes: total, weights: most, whole })
 }

@@ -2,6 +2,7 @@
 
 use capful_core::model::Transformer;
 use capful_core::model::transformer::Residual;
+use capful_core::ops::RotaryScaling;
 
 use super::container::{ALIGNMENT, Value};
 use super::tokenizer::Vocabulary;
@@ -9,7 +10,7 @@ use super::weights::Weights;
 use crate::format::export::{Architecture, Stored};
 
 /// What llama.cpp calls an architecture.
-const fn name(architecture: Architecture) -> &'static str {
+pub(super) const fn name(architecture: Architecture) -> &'static str {
     match architecture {
         Architecture::GptNeox => "gptneox",
         Architecture::Llama => "llama",
@@ -50,7 +51,7 @@ fn general(architecture: Architecture, weights: Weights, title: &str) -> Vec<(St
 }
 
 fn model(model: &Transformer, architecture: Architecture) -> Vec<(String, Value)> {
-    let size = model.attention_heads().size;
+    let size = model.head_size;
     let mut all = vec![
         ("vocab_size", Value::U32(model.vocab_size)),
         ("context_length", Value::U32(model.context)),
@@ -64,6 +65,10 @@ fn model(model: &Transformer, architecture: Architecture) -> Vec<(String, Value)
         ("rope.dimension_count", Value::U32(model.rotary_dims)),
         ("rope.freq_base", Value::F32(model.rotary_base)),
     ];
+    if let RotaryScaling::Linear { factor } = model.rotary_scaling {
+        all.push(("rope.scaling.type", Value::String("linear".to_owned())));
+        all.push(("rope.scaling.factor", Value::F32(factor)));
+    }
     if architecture == Architecture::GptNeox {
         all.push(("attention.layer_norm_epsilon", Value::F32(model.norm_eps)));
         all.push(("use_parallel_residual", Value::Bool(model.residual == Residual::Parallel)));

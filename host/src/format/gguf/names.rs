@@ -3,7 +3,10 @@
 //! Its `llama` rotates neighbours: rows of queries and keys are paired so. Its `gptneox`, `qwen2` and `qwen3` rotate
 //! halves, as capful does.
 
-use crate::format::export::{Architecture, Kind, Stored, Tensor};
+use capful_core::model::Transformer;
+use capful_core::ops::RotaryScaling;
+
+use crate::format::export::{Architecture, Kind, Stored, Tensor, Values};
 
 /// Every tensor, in the order of its layers.
 pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(String, Tensor)> {
@@ -15,26 +18,44 @@ pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(Strin
             let some = |kind, end| of(kind).map(|tensor| (format!("blk.{l}.{part}.{end}"), tensor));
             all.extend(some(Kind::Weight, "weight").into_iter().chain(some(Kind::Bias, "bias")));
         };
+        let model = &stored.model;
+        // llama.cpp's gptneox asks for every bias; the others take what is there.
+        let filled = |tensor: Option<Tensor>, kind, len: u32| {
+            tensor.or_else(|| (!gated && kind == Kind::Bias).then(|| Tensor::zeros(len.into())))
+        };
         pair("attn_norm", &|kind| stored.attention_norm(l, kind));
         if gated {
             pair("attn_q", &|kind| stored.queries(l, kind, paired));
             pair("attn_k", &|kind| stored.keys(l, kind, paired));
             pair("attn_v", &|kind| stored.values(l, kind));
         } else {
-            pair("attn_qkv", &|kind| stored.fused(l, kind));
+            pair("attn_qkv", &|kind| filled(stored.fused(l, kind), kind, 3 * model.d_model));
         }
-        pair("attn_output", &|kind| stored.attention_output(l, kind));
+        pair("attn_output", &|kind| filled(stored.attention_output(l, kind), kind, model.d_model));
         pair("ffn_norm", &|kind| stored.feed_norm(l, kind));
         if gated {
             pair("ffn_gate", &|kind| stored.gate(l, kind));
         }
-        pair("ffn_up", &|kind| stored.up(l, kind));
-        pair("ffn_down", &|kind| stored.down(l, kind));
+        pair("ffn_up", &|kind| filled(stored.up(l, kind), kind, model.d_ff));
+        pair("ffn_down", &|kind| filled(stored.down(l, kind), kind, model.d_model));
     }
+    all.extend(rope_factors(&stored.model).map(|factors| ("rope_freqs.weight".to_owned(), factors)));
     let norm = |kind, end| stored.final_norm(kind).map(|tensor| (format!("output_norm.{end}"), tensor));
     all.extend(norm(Kind::Weight, "weight").into_iter().chain(norm(Kind::Bias, "bias")));
     // Where there is none, llama.cpp takes the embedding; its gptneox asks for one.
     let head = stored.head().or_else(|| (!gated).then(|| stored.embedding()));
     all.extend(head.map(|head| ("output.weight".to_owned(), head)));
     all
+}
+
+/// What each rotated pair's wavelength is multiplied with, where that is not the same for all `[head_size / 2]`.
+fn rope_factors(model: &Transformer) -> Option<Tensor> {
+    let scaling @ RotaryScaling::Llama3 { .. } = model.rotary_scaling else { return None };
+    let factor = |pair: u32| {
+        let exponent = -2.0 * f64::from(pair) / f64::from(model.rotary_dims);
+        let frequency = f64::from(model.rotary_base).powf(exponent);
+        (frequency / scaling.scaled(frequency)) as f32
+    };
+    let factors: Vec<f32> = (0..model.rotary_dims / 2).map(factor).collect();
+    Some(Tensor { shape: vec![factors.len() as u64], values: Values::Numbers(factors) })
 }

@@ -8,6 +8,7 @@ use super::card::Card;
 use super::shards::{self, Named};
 use super::{names, write};
 use crate::data::tokenizer::Tokenizer;
+use crate::data::tokenizer::splits::Split;
 use crate::format::export::{Architecture, Checkpoint, Element, ExportError, Place, Stored, Written};
 
 /// What is exported, and how.
@@ -30,8 +31,23 @@ pub struct Request<'a> {
 pub struct Exported {
     /// Files and their bytes.
     pub files: Vec<(String, u64)>,
-    /// The type of most matrices.
-    pub element: Element,
+    /// The class of the model there.
+    pub architecture: &'static str,
+}
+
+/// transformers 5 cuts the text for every Qwen2 as Qwen2's own tokenizer does, whatever the files say. With another
+/// tokenizer the model is a Llama, whose one bias more is zeros.
+fn with_tokenizer(architecture: Architecture, tokenizer: &dyn Tokenizer) -> Result<Architecture, ExportError> {
+    if architecture != Architecture::Qwen2 {
+        return Ok(architecture);
+    }
+    let mut content = Vec::new();
+    let failed = |e: &dyn std::fmt::Display| ExportError::Failed(format!("the tokenizer cannot be written: {e}"));
+    tokenizer.write(&mut content).map_err(|e| failed(&e))?;
+    let file: Value = serde_json::from_slice(&content).map_err(|e| failed(&e))?;
+    let own = file["normalizer"]["type"] == "NFC"
+        && Split::of_file(&file["pre_tokenizer"]) == Some(Split::Modern { digits: 1 });
+    Ok(if own { Architecture::Qwen2 } else { Architecture::Llama })
 }
 
 /// Writes the directory `out`, which is not there.
@@ -39,7 +55,8 @@ pub struct Exported {
 /// # Errors
 /// [`ExportError`]; nothing is left of what was begun.
 pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> Result<Exported, ExportError> {
-    let Request { stored, architecture, tokenizer, .. } = *request;
+    let Request { stored, tokenizer, .. } = *request;
+    let architecture = with_tokenizer(request.architecture, tokenizer)?;
     let mut all = Vec::new();
     for (name, tensor) in names::tensors(stored, architecture) {
         let saved = from.element(&tensor)?;
@@ -72,7 +89,7 @@ pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> R
     file.write(card.as_bytes())?;
     files.push(("README.md".to_owned(), file.finish()?));
     place.keep()?;
-    Ok(Exported { files, element })
+    Ok(Exported { files, architecture: architecture.class() })
 }
 
 /// What `generate` does where nothing is asked for: greedy, to the end of a document.

@@ -6,8 +6,13 @@ use crate::format::export::{Architecture, Kind, Stored, Tensor};
 pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(String, Tensor)> {
     match architecture {
         Architecture::GptNeox => gpt_neox(stored),
-        Architecture::Llama | Architecture::Qwen2 => llama(stored),
+        Architecture::Llama | Architecture::Qwen2 => llama(stored, architecture),
     }
+}
+
+/// A layer's tensor, where it has none a bias of `len` zeros: an architecture that has a bias asks for all of a kind.
+fn filled(tensor: Option<Tensor>, kind: Kind, wanted: bool, len: u32) -> Option<Tensor> {
+    tensor.or_else(|| (wanted && kind == Kind::Bias).then(|| Tensor::zeros(len.into())))
 }
 
 /// Both tensors of one name, as far as the model has them.
@@ -17,30 +22,39 @@ fn pair(all: &mut Vec<(String, Tensor)>, name: &str, of: impl Fn(Kind) -> Option
 }
 
 fn gpt_neox(stored: &Stored) -> Vec<(String, Tensor)> {
+    let (d, ff) = (stored.model.d_model, stored.model.d_ff);
     let mut all = vec![("gpt_neox.embed_in.weight".to_owned(), stored.embedding())];
     for l in 0..stored.model.layers {
         let name = |part: &str| format!("gpt_neox.layers.{l}.{part}");
         pair(&mut all, &name("input_layernorm"), |kind| stored.attention_norm(l, kind));
         pair(&mut all, &name("post_attention_layernorm"), |kind| stored.feed_norm(l, kind));
-        pair(&mut all, &name("attention.query_key_value"), |kind| stored.interleaved(l, kind));
-        pair(&mut all, &name("attention.dense"), |kind| stored.attention_output(l, kind));
-        pair(&mut all, &name("mlp.dense_h_to_4h"), |kind| stored.up(l, kind));
-        pair(&mut all, &name("mlp.dense_4h_to_h"), |kind| stored.down(l, kind));
+        pair(&mut all, &name("attention.query_key_value"), |kind| {
+            filled(stored.interleaved(l, kind), kind, true, 3 * d)
+        });
+        pair(&mut all, &name("attention.dense"), |kind| filled(stored.attention_output(l, kind), kind, true, d));
+        pair(&mut all, &name("mlp.dense_h_to_4h"), |kind| filled(stored.up(l, kind), kind, true, ff));
+        pair(&mut all, &name("mlp.dense_4h_to_h"), |kind| filled(stored.down(l, kind), kind, true, d));
     }
     pair(&mut all, "gpt_neox.final_layer_norm", |kind| stored.final_norm(kind));
     all.extend(stored.head().map(|head| ("embed_out.weight".to_owned(), head)));
     all
 }
 
-fn llama(stored: &Stored) -> Vec<(String, Tensor)> {
+fn llama(stored: &Stored, architecture: Architecture) -> Vec<(String, Tensor)> {
+    // Llama has all biases of attention or none, Qwen2 those of queries, keys and values.
+    let (heads, bias) = (stored.model.attention_heads(), stored.model.bias);
+    let [queries, keys] = [heads.queries, heads.keys].map(|count| count * heads.size);
+    let some = architecture == Architecture::Llama && (bias.qkv || bias.out);
     let mut all = vec![("model.embed_tokens.weight".to_owned(), stored.embedding())];
     for l in 0..stored.model.layers {
         let name = |part: &str| format!("model.layers.{l}.{part}");
         pair(&mut all, &name("input_layernorm"), |kind| stored.attention_norm(l, kind));
-        pair(&mut all, &name("self_attn.q_proj"), |kind| stored.queries(l, kind, false));
-        pair(&mut all, &name("self_attn.k_proj"), |kind| stored.keys(l, kind, false));
-        pair(&mut all, &name("self_attn.v_proj"), |kind| stored.values(l, kind));
-        pair(&mut all, &name("self_attn.o_proj"), |kind| stored.attention_output(l, kind));
+        pair(&mut all, &name("self_attn.q_proj"), |kind| filled(stored.queries(l, kind, false), kind, some, queries));
+        pair(&mut all, &name("self_attn.k_proj"), |kind| filled(stored.keys(l, kind, false), kind, some, keys));
+        pair(&mut all, &name("self_attn.v_proj"), |kind| filled(stored.values(l, kind), kind, some, keys));
+        pair(&mut all, &name("self_attn.o_proj"), |kind| {
+            filled(stored.attention_output(l, kind), kind, some, stored.model.d_model)
+        });
         pair(&mut all, &name("post_attention_layernorm"), |kind| stored.feed_norm(l, kind));
         pair(&mut all, &name("mlp.gate_proj"), |kind| stored.gate(l, kind));
         pair(&mut all, &name("mlp.up_proj"), |kind| stored.up(l, kind));

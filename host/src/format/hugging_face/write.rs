@@ -48,8 +48,8 @@ impl HuggingFace for Transformer {
 }
 
 /// The configuration of a model that is of this architecture, whatever its tensors are called in a checkpoint. One with
-/// a factorised embedding has the product of the factors.
-pub fn exported(
+/// a factorised embedding has the product of the factors; biases that it lacks are zeros, see [`super::names`].
+pub(super) fn exported(
     model: &Transformer,
     architecture: Architecture,
     bos: Option<u32>,
@@ -57,12 +57,25 @@ pub fn exported(
     dtype: &str,
 ) -> Value {
     let mut config = common(model, bos, eos, dtype);
-    let own = match architecture {
+    let mut own = match architecture {
         Architecture::GptNeox => gpt_neox(model),
         Architecture::Llama | Architecture::Qwen2 => llama(model, architecture.class(), architecture.model_type()),
     };
+    if architecture == Architecture::GptNeox {
+        own["rotary_pct"] = whole_share(model).into();
+        if let Some(scaling) = rope_scaling(model) {
+            own["rope_scaling"] = scaling;
+        }
+    }
     extend(&mut config, own);
+    config["attention_bias"] = (architecture == Architecture::GptNeox || model.bias.qkv || model.bias.out).into();
     config
+}
+
+/// The share of a head that rotates, so that its product with the head, rounded down, is the dims that do.
+fn whole_share(model: &Transformer) -> f64 {
+    let (share, size) = (rotary_pct(model), f64::from(model.head_size));
+    if (share * size) as u32 == model.rotary_dims { share } else { share.next_up() }
 }
 
 fn extend(config: &mut Value, own: Value) {
