@@ -231,6 +231,34 @@ fn a_llama_s_queries_and_keys_are_paired_for_llama_cpp() {
 }
 
 #[test]
+fn a_norm_of_queries_and_keys_is_qwen_3_s() {
+    let dir = directory();
+    let dir = dir.path();
+    train(dir, "--preset llama-tiny --set kv_heads=1 --set qk_norm=true --set head_size=24");
+    let ((exported, config), stored) = (hugging_face(dir, ""), checkpoint(dir));
+    assert_eq!((&config["architectures"], &config["head_dim"]), (&json!(["Qwen3ForCausalLM"]), &json!(24)));
+    assert_eq!(exported, stored);
+    let file = gguf(dir, "");
+    assert_eq!((file.text("general.architecture"), file.number("qwen3.attention.key_length")), ("qwen3", 24));
+    for (name, ours) in
+        [("attn_q_norm", "q_norm"), ("attn_k_norm", "k_norm"), ("attn_q", "q_proj"), ("attn_k", "k_proj")]
+    {
+        let stored = &stored[&format!("model.layers.1.self_attn.{ours}.weight")];
+        let tensor = &file.tensors[&format!("blk.1.{name}.weight")];
+        assert_eq!((&tensor.shape, &tensor.bytes), (&stored.shape, &stored.bytes), "{name}");
+    }
+    for (flags, says) in [
+        ("--set bias=attention", "no bias behind attention"),
+        ("--set rotary_scaling=llama3 --set rotary_factor=8 --set rotary_original=64", "no rotary_scaling=llama3"),
+    ] {
+        let dir = directory();
+        train(dir.path(), &format!("--preset llama-tiny --set qk_norm=true {flags}"));
+        export(dir.path(), "--to gguf out.gguf").refused(2, &["llama.cpp's qwen3", says, "--to hf"]);
+        assert_eq!(hugging_face(dir.path(), "").1["model_type"], "qwen3");
+    }
+}
+
+#[test]
 fn a_gpt_neox_is_laid_as_llama_cpp_has_it() {
     let dir = directory();
     let dir = dir.path();
@@ -404,6 +432,8 @@ fn what_nobody_else_computes_is_refused_by_its_part() {
         (format!("{llama} --set rotary_pct=0.5"), "of the 16 dims of a head 8 rotate", "rotary_pct=1"),
         (format!("{llama} --attention local --block 16"), "block-sparse attention", "--attention dense"),
         ("--preset pythia-tiny --set kv_heads=1".to_owned(), "kv_heads below heads", "kv_heads=0"),
+        (format!("{llama} --set qk_norm=true --set bias=all"), "qk_norm stands beside biases", "bias=attention"),
+        ("--preset pythia-tiny --set qk_norm=true".to_owned(), "stands beside qk_norm", "qk_norm=false"),
         ("--preset pythia-tiny --set head_size=8".to_owned(), "heads of another size", "head_size=0"),
     ] {
         let dir = directory();

@@ -16,6 +16,8 @@ pub enum Architecture {
     Llama,
     /// The same with biases of queries, keys and values.
     Qwen2,
+    /// The same as Llama with a norm of queries and keys.
+    Qwen3,
 }
 
 impl Architecture {
@@ -66,6 +68,9 @@ fn gpt_neox(model: &Transformer) -> Result<Architecture, ExportError> {
     if !square(model) {
         return refused("norm=layer with feed=gelu stands beside heads of another size", "head_size=0 can be exported");
     }
+    if model.qk_norm {
+        return refused("norm=layer with feed=gelu stands beside qk_norm", "qk_norm=false can be exported");
+    }
     Ok(Architecture::GptNeox)
 }
 
@@ -81,6 +86,14 @@ fn llama(model: &Transformer) -> Result<Architecture, ExportError> {
         let part = format!("of the {size} dims of a head {} rotate beside norm=rms", model.rotary_dims);
         return refused(&part, "rotary_pct=1 can be exported");
     }
+    if model.qk_norm {
+        return match model.bias.feed {
+            true => {
+                refused("qk_norm stands beside biases of the feed-forward", "bias=attention or none can be exported")
+            }
+            false => Ok(Architecture::Qwen3),
+        };
+    }
     Ok(if model.bias == Biases::QKV && square(model) { Architecture::Qwen2 } else { Architecture::Llama })
 }
 
@@ -91,6 +104,7 @@ impl Architecture {
             Architecture::GptNeox => "GPTNeoXForCausalLM",
             Architecture::Llama => "LlamaForCausalLM",
             Architecture::Qwen2 => "Qwen2ForCausalLM",
+            Architecture::Qwen3 => "Qwen3ForCausalLM",
         }
     }
 
@@ -100,6 +114,7 @@ impl Architecture {
             Architecture::GptNeox => "gpt_neox",
             Architecture::Llama => "llama",
             Architecture::Qwen2 => "qwen2",
+            Architecture::Qwen3 => "qwen3",
         }
     }
 }

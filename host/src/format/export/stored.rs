@@ -162,6 +162,11 @@ impl Stored {
         self.heads(layer, kind, &firsts.collect::<Vec<_>>(), false)
     }
 
+    /// The gains of queries and of keys, where they are normalised.
+    pub fn head_norms(&self, layer: u32) -> Option<[Tensor; 2]> {
+        self.weights.qk_norm.map(|gains| gains.map(|gain| self.whole(layer, gain)))
+    }
+
     /// What makes a row of the residual stream of the heads.
     pub fn attention_output(&self, layer: u32, kind: Kind) -> Option<Tensor> {
         Self::of(self.weights.out, kind).map(|of| self.whole(layer, of))

@@ -37,14 +37,18 @@ pub struct Exported {
 
 /// The architecture that llama.cpp computes the model as.
 fn readable(model: &Transformer, architecture: Architecture) -> Result<Architecture, ExportError> {
+    let refused = |what: &str| Err(ExportError::Refused(format!("llama.cpp's {what}, or everything with --to hf")));
     let llama3 = matches!(model.rotary_scaling, RotaryScaling::Llama3 { .. });
     match architecture {
         // Its llama alone reads factors of wavelengths, and takes whatever biases there are.
         Architecture::Qwen2 if llama3 => Ok(Architecture::Llama),
-        Architecture::GptNeox if llama3 => Err(ExportError::Refused(
-            "llama.cpp's gptneox has no rotary_scaling=llama3; rotary_scaling=none or linear can be exported, or --to hf"
-                .to_owned(),
-        )),
+        Architecture::GptNeox if llama3 => {
+            refused("gptneox has no rotary_scaling=llama3; none or linear can be exported")
+        }
+        Architecture::Qwen3 if llama3 => refused("qwen3 has no rotary_scaling=llama3; none or linear can be exported"),
+        Architecture::Qwen3 if model.bias.out => {
+            refused("qwen3 has no bias behind attention; bias=qkv or none can be exported")
+        }
         architecture => Ok(architecture),
     }
 }

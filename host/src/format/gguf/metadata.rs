@@ -15,6 +15,7 @@ pub(super) const fn name(architecture: Architecture) -> &'static str {
         Architecture::GptNeox => "gptneox",
         Architecture::Llama => "llama",
         Architecture::Qwen2 => "qwen2",
+        Architecture::Qwen3 => "qwen3",
     }
 }
 

@@ -8,36 +8,42 @@ use capful_core::ops::RotaryScaling;
 
 use crate::format::export::{Architecture, Kind, Stored, Tensor, Values};
 
+/// Both tensors of a part of a layer, as far as the model has them.
+fn pair(all: &mut Vec<(String, Tensor)>, l: u32, part: &str, of: &dyn Fn(Kind) -> Option<Tensor>) {
+    let some = |kind, end| of(kind).map(|tensor| (format!("blk.{l}.{part}.{end}"), tensor));
+    all.extend(some(Kind::Weight, "weight").into_iter().chain(some(Kind::Bias, "bias")));
+}
+
 /// Every tensor, in the order of its layers.
 pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(String, Tensor)> {
     let mut all = vec![("token_embd.weight".to_owned(), stored.embedding())];
     let gated = architecture != Architecture::GptNeox;
     let paired = architecture == Architecture::Llama;
     for l in 0..stored.model.layers {
-        let mut pair = |part: &str, of: &dyn Fn(Kind) -> Option<Tensor>| {
-            let some = |kind, end| of(kind).map(|tensor| (format!("blk.{l}.{part}.{end}"), tensor));
-            all.extend(some(Kind::Weight, "weight").into_iter().chain(some(Kind::Bias, "bias")));
-        };
         let model = &stored.model;
         // llama.cpp's gptneox asks for every bias; the others take what is there.
         let filled = |tensor: Option<Tensor>, kind, len: u32| {
             tensor.or_else(|| (!gated && kind == Kind::Bias).then(|| Tensor::zeros(len.into())))
         };
-        pair("attn_norm", &|kind| stored.attention_norm(l, kind));
+        pair(&mut all, l, "attn_norm", &|kind| stored.attention_norm(l, kind));
         if gated {
-            pair("attn_q", &|kind| stored.queries(l, kind, paired));
-            pair("attn_k", &|kind| stored.keys(l, kind, paired));
-            pair("attn_v", &|kind| stored.values(l, kind));
+            pair(&mut all, l, "attn_q", &|kind| stored.queries(l, kind, paired));
+            pair(&mut all, l, "attn_k", &|kind| stored.keys(l, kind, paired));
+            pair(&mut all, l, "attn_v", &|kind| stored.values(l, kind));
         } else {
-            pair("attn_qkv", &|kind| filled(stored.fused(l, kind), kind, 3 * model.d_model));
+            pair(&mut all, l, "attn_qkv", &|kind| filled(stored.fused(l, kind), kind, 3 * model.d_model));
         }
-        pair("attn_output", &|kind| filled(stored.attention_output(l, kind), kind, model.d_model));
-        pair("ffn_norm", &|kind| stored.feed_norm(l, kind));
+        pair(&mut all, l, "attn_output", &|kind| filled(stored.attention_output(l, kind), kind, model.d_model));
+        pair(&mut all, l, "ffn_norm", &|kind| stored.feed_norm(l, kind));
+        if let Some(gains) = stored.head_norms(l) {
+            let names = ["q", "k"].map(|part| format!("blk.{l}.attn_{part}_norm.weight"));
+            all.extend(names.into_iter().zip(gains));
+        }
         if gated {
-            pair("ffn_gate", &|kind| stored.gate(l, kind));
+            pair(&mut all, l, "ffn_gate", &|kind| stored.gate(l, kind));
         }
-        pair("ffn_up", &|kind| filled(stored.up(l, kind), kind, model.d_ff));
-        pair("ffn_down", &|kind| filled(stored.down(l, kind), kind, model.d_model));
+        pair(&mut all, l, "ffn_up", &|kind| filled(stored.up(l, kind), kind, model.d_ff));
+        pair(&mut all, l, "ffn_down", &|kind| filled(stored.down(l, kind), kind, model.d_model));
     }
     all.extend(rope_factors(&stored.model).map(|factors| ("rope_freqs.weight".to_owned(), factors)));
     let norm = |kind, end| stored.final_norm(kind).map(|tensor| (format!("output_norm.{end}"), tensor));

@@ -6,7 +6,7 @@ use crate::format::export::{Architecture, Kind, Stored, Tensor};
 pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(String, Tensor)> {
     match architecture {
         Architecture::GptNeox => gpt_neox(stored),
-        Architecture::Llama | Architecture::Qwen2 => llama(stored, architecture),
+        Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 => llama(stored, architecture),
     }
 }
 
@@ -41,10 +41,10 @@ fn gpt_neox(stored: &Stored) -> Vec<(String, Tensor)> {
 }
 
 fn llama(stored: &Stored, architecture: Architecture) -> Vec<(String, Tensor)> {
-    // Llama has all biases of attention or none, Qwen2 those of queries, keys and values.
+    // Llama and Qwen3 have all biases of attention or none, Qwen2 those of queries, keys and values.
     let (heads, bias) = (stored.model.attention_heads(), stored.model.bias);
     let [queries, keys] = [heads.queries, heads.keys].map(|count| count * heads.size);
-    let some = architecture == Architecture::Llama && (bias.qkv || bias.out);
+    let some = architecture != Architecture::Qwen2 && (bias.qkv || bias.out);
     let mut all = vec![("model.embed_tokens.weight".to_owned(), stored.embedding())];
     for l in 0..stored.model.layers {
         let name = |part: &str| format!("model.layers.{l}.{part}");
@@ -55,6 +55,10 @@ fn llama(stored: &Stored, architecture: Architecture) -> Vec<(String, Tensor)> {
         pair(&mut all, &name("self_attn.o_proj"), |kind| {
             filled(stored.attention_output(l, kind), kind, some, stored.model.d_model)
         });
+        if let Some(gains) = stored.head_norms(l) {
+            let names = ["q_norm", "k_norm"].map(|norm| name(&format!("self_attn.{norm}.weight")));
+            all.extend(names.into_iter().zip(gains));
+        }
         pair(&mut all, &name("post_attention_layernorm"), |kind| stored.feed_norm(l, kind));
         pair(&mut all, &name("mlp.gate_proj"), |kind| stored.gate(l, kind));
         pair(&mut all, &name("mlp.up_proj"), |kind| stored.up(l, kind));

@@ -59,7 +59,9 @@ pub(super) fn exported(
     let mut config = common(model, bos, eos, dtype);
     let mut own = match architecture {
         Architecture::GptNeox => gpt_neox(model),
-        Architecture::Llama | Architecture::Qwen2 => llama(model, architecture.class(), architecture.model_type()),
+        Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 => {
+            llama(model, architecture.class(), architecture.model_type())
+        }
     };
     if architecture == Architecture::GptNeox {
         own["rotary_pct"] = whole_share(model).into();
