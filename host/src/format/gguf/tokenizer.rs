@@ -66,7 +66,7 @@ pub fn vocabulary(tokenizer: &dyn Tokenizer, size: u32) -> Result<Vocabulary, Ex
 fn refused(what: &str) -> ExportError {
     ExportError::Refused(format!(
         "llama.cpp would cut text into other ids: {what}; export with --no-tokenizer and give llama.cpp ids, or train with \
-         --tokenizer byte or a byte-level tokenizer.json (GPT-2's, Llama 3's or Qwen's split)"
+         --tokenizer byte or a byte-level tokenizer.json (GPT-2's, Llama 3's or Qwen's split, no normalizer)"
     ))
 }
 
