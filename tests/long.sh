@@ -4,6 +4,8 @@
 #   natural  bytes of a natural text (the prose of the Rust documentation beside the toolchain): under the trigram
 #   peers    speed beside PyTorch (needs torch: tests/peers/README.md)
 #   parity   20 steps beside PyTorch at full size (needs torch)
+#   export   exports in transformers and llama.cpp: logits, greedy tokens, ids (needs tests/peers/requirements-export.txt)
+#   harness  an export under lm-evaluation-harness, on a task made here (the same)
 #   targets  the core for thumb and aarch64, as far as they are installed
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -51,6 +53,48 @@ assert r["val_loss"] < r["baselines"]["trigram"]'
 peers() { "$python" tests/peers/compare.py --host "$host"; }
 
 parity() { cargo test --release -q -p capful-tests --test pythia; }
+
+# A run with the byte tokenizer; both of its exports.
+exported() {
+  local name=$1; shift
+  "$host" train --steps 60 --threads 2 --tokenizer byte --eval-tokens 2000 --out "$work/$name" --json "$@" >/dev/null
+  "$host" export --run "$work/$name" --to hf "$work/$name-hf"
+  "$host" export --run "$work/$name" --to gguf "$work/$name.gguf"
+}
+
+export() {
+  local llama="--preset llama-tiny" stretched="--set rotary_scaling=llama3 --set rotary_factor=8 --set rotary_original=64"
+  exported pythia --preset pythia-tiny
+  exported llama $llama
+  exported yxanul --preset yxanul-tiny
+  exported biased $llama --set bias=qkv
+  exported stretched $llama $stretched
+  exported normed $llama --set qk_norm=true --set head_size=48
+  for name in pythia llama yxanul biased stretched normed; do
+    "$python" tests/peers/export_parity.py --host "$host" --run "$work/$name" --export "$work/$name-hf"
+    "$python" tests/peers/gguf_parity.py --host "$host" --run "$work/$name" --export "$work/$name.gguf" \
+      --tokenizer "$work/$name-hf/tokenizer.json" --exact
+  done
+  for weights in q8_0 q4_0; do
+    "$host" export --run "$work/llama" --to gguf --weights $weights "$work/llama-$weights.gguf"
+    "$python" tests/peers/gguf_parity.py --host "$host" --run "$work/llama" --export "$work/llama-$weights.gguf"
+  done
+  cat docs/*.md tests/peers/*.py > "$work/text.txt"
+  "$python" tests/peers/tokenizers_of_splits.py "$work/text.txt" "$work/splits"
+  for split in gpt2 qwen2 llama3 llama3-merges; do
+    "$host" train $llama --steps 3 --threads 2 --tokenizer "$work/splits/$split/tokenizer.json" --data "$work/text.txt" \
+      --eval-tokens 500 --out "$work/split-$split" --json >/dev/null
+    "$host" export --run "$work/split-$split" --to gguf "$work/$split.gguf"
+    "$python" tests/peers/gguf_parity.py --host "$host" --run "$work/split-$split" --export "$work/$split.gguf" \
+      --tokenizer "$work/splits/$split/tokenizer.json" --exact
+  done
+}
+
+harness() {
+  exported scored --preset llama-tiny
+  HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 "$python" tests/peers/harness.py --host "$host" --run "$work/scored" \
+    --export "$work/scored-hf" --work "$work/harness"
+}
 
 targets() {
   for target in thumbv7em-none-eabihf aarch64-unknown-none; do
