@@ -45,9 +45,9 @@ pub const GPUS: [Gpu; 15] = [
     Gpu { name: "l40s", driver: "L40S", usable: 45_400 * MIB, context: 450 * MIB, f32_flops: 68e12, bf16_flops: 270e12, fp8_flops: 424e12, copy: 760e9, measured: false },
     Gpu { name: "a10", driver: "A10", usable: 22_500 * MIB, context: 350 * MIB, f32_flops: 23e12, bf16_flops: 95e12, fp8_flops: 95e12, copy: 530e9, measured: false },
     Gpu { name: "a100-80", driver: "A100", usable: 80_500 * MIB, context: 450 * MIB, f32_flops: 18e12, bf16_flops: 250e12, fp8_flops: 250e12, copy: 1.7e12, measured: false },
-    Gpu { name: "h100", driver: "H100", usable: 80_500 * MIB, context: 560 * MIB, f32_flops: 50e12, bf16_flops: 650e12, fp8_flops: 1020e12, copy: 2.9e12, measured: false },
-    Gpu { name: "h200", driver: "H200", usable: 142_300 * MIB, context: 560 * MIB, f32_flops: 50e12, bf16_flops: 700e12, fp8_flops: 1100e12, copy: 4.2e12, measured: true },
-    Gpu { name: "b200", driver: "B200", usable: 180_000 * MIB, context: 560 * MIB, f32_flops: 55e12, bf16_flops: 1500e12, fp8_flops: 2357e12, copy: 6.9e12, measured: false },
+    Gpu { name: "h100", driver: "H100", usable: 80_500 * MIB, context: 576 * MIB, f32_flops: 50e12, bf16_flops: 650e12, fp8_flops: 1020e12, copy: 2.9e12, measured: false },
+    Gpu { name: "h200", driver: "H200", usable: 142_300 * MIB, context: 576 * MIB, f32_flops: 50e12, bf16_flops: 700e12, fp8_flops: 1100e12, copy: 4.2e12, measured: true },
+    Gpu { name: "b200", driver: "B200", usable: 180_000 * MIB, context: 576 * MIB, f32_flops: 55e12, bf16_flops: 1500e12, fp8_flops: 2357e12, copy: 6.9e12, measured: false },
 ];
 
 impl Gpu {
