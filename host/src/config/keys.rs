@@ -236,6 +236,27 @@ mod tests {
     }
 
     #[test]
+    fn biases_are_said_in_words_and_as_the_switch_that_they_were() {
+        let of = |config: Config| match config.model {
+            ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.bias,
+            ModelConfig::NeuroGen(_) => panic!("a NeuroGen"),
+        };
+        let words = [("true", Bias::All), ("false", Bias::None), ("attention", Bias::Attention), ("qkv", Bias::Qkv)];
+        for (word, expected) in
+            words.into_iter().chain([("feed", Bias::Feed), ("all", Bias::All), ("none", Bias::None)])
+        {
+            assert_eq!(of(with("llama-tiny", format!("bias={word}")).unwrap()), expected, "{word}");
+            let value = word.parse::<bool>().map_or_else(|_| word.into(), toml::Value::from);
+            let table = toml::Table::from_iter([("bias".to_owned(), value)]);
+            // A file's table is over the preset's.
+            let raw = RawConfig { preset: Some("pythia-tiny".to_owned()), model: table, ..RawConfig::default() };
+            assert_eq!(of(Config::resolve(raw).unwrap()), expected, "{word}");
+        }
+        let saved = toml::Table::try_from(with("llama-tiny", "bias=true".to_owned()).unwrap().model).unwrap();
+        assert_eq!(saved["bias"].as_str(), Some("all"));
+    }
+
+    #[test]
     fn a_wrong_name_suggests_the_nearest() {
         assert_eq!(nearest("layer", ["d_model", "layers", "heads"]), Some("layers"));
         assert_eq!(nearest("pythia70m", ["pythia-70m", "pythia-14m", "yxanul-tiny"]), Some("pythia-70m"));

@@ -116,6 +116,9 @@ fn parts_of_their_own_take_what_was_worked_out_by_hand() {
     let layer = 1024 * (2048 + 1024 + 1024) + 2048 * 1024 + 3 * 1024 * 3072 + 2 * 1024 + 2 * 128;
     assert_eq!(parameters(&qwen3), 596_049_920);
     assert_eq!(parameters(&qwen3), 28 * layer + 151_936 * 1024 + 1024);
+    // A multiply-add is two, and twice again for the gradients; scores and their sums are of 16 · 128 columns.
+    let products = 28 * (1024 * 4096 + 2048 * 1024 + 3 * 1024 * 3072) + 151_936 * 1024;
+    assert_eq!(qwen3.flops_per_token(512), 6 * products + 12 * 28 * 2048 * 512);
     // Biases: 4096 of q, k and v; 1024 behind attention; 2 · 3072 + 1024 of the feed-forward.
     for (bias, more) in [
         (Biases::QKV, 4096),
