@@ -44,12 +44,12 @@ def main():
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (work / "capful_text.yaml").write_text(TASK.format(data=data.resolve()))
     results = lm_eval.simple_evaluate(
-        model="hf", model_args=f"pretrained={arguments.export},dtype=float32,add_bos_token=True", device="cpu", batch_size=1,
+        model="hf", model_args=f"pretrained={arguments.export},dtype=float32,add_bos_token=False", device="cpu", batch_size=1,
         tasks=["capful_text"], task_manager=TaskManager(include_path=str(work)), bootstrap_iters=0)
     theirs = results["results"]["capful_text"]["bits_per_byte,none"]
     nats = 0.0
     for text in texts:
-        # Each text from the beginning mark, without an end mark: as the harness scores it.
+        # Each text behind the beginning mark, which the harness puts there, without an end mark.
         ids = json.loads(subprocess.run(
             [arguments.host, "vocab", "--json", "--tokenizer", f"{arguments.export}/tokenizer.json", "--encode", text],
             capture_output=True, text=True, check=True).stdout)["ids"]
