@@ -158,8 +158,8 @@ mod tests {
                 assert!((found - slope).abs() < 2e-3 * (1.0 + slope.abs()), "element {i}: {found} against {slope}");
             }
             for (gain, grad) in [query_gain, key_gain].into_iter().zip(gain_grads) {
-                for i in 0..size as usize {
-                    let slope = slope(&mut b, Some(gain), i) + f64::from(if accumulate { before[i] } else { 0.0 });
+                for (i, before) in before.into_iter().take(size as usize).enumerate() {
+                    let slope = slope(&mut b, Some(gain), i) + f64::from(if accumulate { before } else { 0.0 });
                     let found = f64::from(b.get(grad)[i]);
                     assert!((found - slope).abs() < 2e-3 * (1.0 + slope.abs()), "gain {i}: {found} against {slope}");
                 }
