@@ -38,7 +38,7 @@ type a beginning and the model goes on; it sees the conversation as far back as 
 impl Chat {
     pub(super) fn run(self) -> Result<(), Failure> {
         self.sampling.sampler()?;
-        let (config, trained) = self.trained.decoding()?;
+        let (config, trained) = self.trained.decoding(self.sampling.context)?;
         let conversation = begun(&config, self.sampling.seed);
         tell!("{} with {} positions; /help for help", self.trained.dir.display(), config.context());
         let mut talk = Talk { config, trained, sampling: self.sampling, conversation, turns: Vec::new(), speed: None };

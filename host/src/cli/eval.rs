@@ -5,6 +5,7 @@ use serde_json::json;
 use super::output::say;
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
+use crate::config::IMPORTED;
 use crate::data::corpus::Corpus;
 use crate::plan::Sections;
 use crate::run::checkpoint;
@@ -32,6 +33,12 @@ impl Eval {
         let mut config = self.trained.config()?;
         config.validation = self.data.or(config.validation);
         let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
+        if config.validation.is_none() && config.preset == IMPORTED && !from.join(checkpoint::STATE).exists() {
+            let dir = self.trained.dir.display();
+            return Err(request(format!(
+                "{dir} holds an imported model, which held out no text; name some with --data"
+            )));
+        }
         let began = checkpoint::read_source(&from).map_err(request)?;
         let corpus = Corpus::reopen(&config, &from, &self.trained.dir, began, None).map_err(request)?;
         let validation = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;

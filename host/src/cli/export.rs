@@ -1,14 +1,12 @@
 //! `host export`.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use serde_json::json;
 
 use super::output::{say, tell};
-use super::{Failure, request, work};
+use super::{Failure, request, stop, work};
 use crate::config::{ByteSize, Config, human_bytes};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::format::export::{Architecture, Checkpoint, Element, ExportError, Stored};
@@ -197,14 +195,4 @@ impl Export {
         }
         say!("{out}: {class}, {} in {seconds:.1} s", human_bytes(bytes))
     }
-}
-
-/// A flag that a signal raises; the second signal ends the program at once.
-fn stop() -> Result<Arc<AtomicBool>, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop)).map_err(work)?;
-        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(work)?;
-    }
-    Ok(stop)
 }

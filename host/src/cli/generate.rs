@@ -29,7 +29,7 @@ pub struct Generate {
 impl Generate {
     pub(super) fn run(self) -> Result<(), Failure> {
         let sampler = self.sampling.sampler()?;
-        let (config, Trained { mut session, tokenizer }) = self.trained.decoding()?;
+        let (config, Trained { mut session, tokenizer }) = self.trained.decoding(self.sampling.context)?;
         let context = config.context();
         let mut prompt: Vec<u32> = tokenizer.bos().or(tokenizer.eos()).into_iter().collect();
         tokenizer.encode(&self.prompt, &mut prompt).map_err(request)?;

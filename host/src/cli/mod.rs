@@ -8,6 +8,7 @@ mod doctor;
 mod eval;
 mod export;
 mod generate;
+mod import;
 mod logits;
 mod output;
 mod plan;
@@ -22,6 +23,7 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
@@ -32,6 +34,7 @@ use crate::device::DeviceError;
 use crate::plan::Plan;
 use crate::run::Session;
 use crate::run::directory::DirectoryError;
+use crate::run::origin::Origin;
 
 /// Why a command failed, by its exit status.
 #[derive(Debug, thiserror::Error)]
@@ -114,6 +117,8 @@ enum Command {
     Vocab(vocab::Vocab),
     /// Encodes text once into token shards that train, plan and eval read with --data
     Data(data::Data),
+    /// Makes a run of a model that was trained elsewhere
+    Import(import::Import),
     /// Writes a trained model for other programs: Hugging Face's transformers, llama.cpp
     Export(export::Export),
     /// Times steps of a plan on synthetic tokens
@@ -147,11 +152,30 @@ impl RunFlags {
 
 /// Decides everything that was written, and says what the budget decided.
 fn settle(written: RawConfig) -> Result<Config, ConfigError> {
+    let origin = written.init_from.as_deref().map(|dir| Origin::of(dir.as_ref())).transpose()?;
+    let written = match &origin {
+        Some(origin) => origin.overlaid(written)?,
+        None => written,
+    };
     let (config, line) = Plan::settle(written)?;
+    if let Some(origin) = origin {
+        origin.require(&config)?;
+        origin.tokenizer(config.vocab_size())?;
+    }
     if let Some(line) = line {
         tell!("{line}");
     }
     Ok(config)
+}
+
+/// A flag that a signal raises; the second signal ends the program at once.
+fn stop() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop)).map_err(work)?;
+        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(work)?;
+    }
+    Ok(stop)
 }
 
 /// What is wrong with a command line, without the usage that `--help` shows.
@@ -209,6 +233,7 @@ pub fn main() -> ExitCode {
         Command::Logits(c) => c.run(),
         Command::Vocab(c) => c.run(),
         Command::Data(c) => c.run(),
+        Command::Import(c) => c.run(),
         Command::Export(c) => c.run(),
         Command::Bench(c) => c.run(),
         Command::Doctor(c) => c.run(),

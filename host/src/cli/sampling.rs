@@ -13,6 +13,9 @@ pub struct Sampling {
     /// The most tokens to generate
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub max_tokens: u32,
+    /// Positions that are kept; all that the model has if not given, up to 8192
+    #[arg(long, value_name = "N")]
+    pub context: Option<u32>,
     /// Divides the logits; 0 takes the most likely token
     #[arg(long, value_name = "X", default_value_t = 0.8)]
     pub temperature: f32,
@@ -67,7 +70,7 @@ impl Sampling {
 
     /// All of them with their values.
     pub(super) fn shown(&self) -> String {
-        let Sampling { max_tokens, temperature, top_k, top_p, repetition_penalty, seed } = *self;
+        let Sampling { max_tokens, temperature, top_k, top_p, repetition_penalty, seed, context: _ } = *self;
         format!(
             "max-tokens {max_tokens}, temperature {temperature}, top-k {top_k}, top-p {top_p}, repetition-penalty \
              {repetition_penalty}, seed {seed}"

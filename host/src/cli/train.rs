@@ -2,8 +2,6 @@
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use capful_core::generate::Sampler;
 use capful_core::train::Curriculum;
@@ -11,7 +9,7 @@ use serde_json::json;
 
 use super::output::{fitting, lost, say, tell};
 use super::usage::Usage;
-use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
+use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, stop, work};
 use crate::config::{Cache, Config, Device, RawConfig, human_bytes};
 use crate::data::corpus::{Corpus, CorpusError};
 use crate::data::error::SourceError;
@@ -76,7 +74,8 @@ impl Train {
                 dir.display()
             ))),
             None => {
-                let decided = Decided { warmup: written.warmup.is_some(), vocabulary: written.decides_vocabulary() };
+                let vocabulary = written.decides_vocabulary() || written.init_from.is_some();
+                let decided = Decided { warmup: written.warmup.is_some(), vocabulary };
                 self.begin(settle(written)?, decided, None)
             }
         }
@@ -94,6 +93,14 @@ impl Train {
         let Some(from) = checkpoint::complete(dir).map_err(request)?.pop() else {
             return self.begin(config, Decided { warmup: true, vocabulary: true }, Some(claim));
         };
+        if !from.join(checkpoint::STATE).exists() {
+            return Err(request(format!(
+                "{} holds an imported model, which has no optimizer state to go on with; begin a run from it with \
+                 --init-from {} and another --out",
+                from.display(),
+                dir.display()
+            )));
+        }
         AnyProfile::of(&config)?.require()?;
         let TrainerState { source, algorithms, .. } = checkpoint::read_state(&from).map_err(request)?;
         let mut say = encoding(&config, dir, self.json);
@@ -259,12 +266,7 @@ impl Job<'_> {
             let text = serde_json::to_string_pretty(&written).map_err(work)?;
             directory::create(dir, config, &text, corpus.tokenizer.as_ref()).map_err(work)?;
         }
-        let stop = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            // The second signal ends the program at once.
-            signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop)).map_err(work)?;
-            signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(work)?;
-        }
+        let stop = stop()?;
         let trainer = Trainer::new(config, session, corpus, &validation.set, dir, resume, model_config, stop);
         if trainer.is_err() && fresh {
             directory::discard(dir);

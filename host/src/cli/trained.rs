@@ -7,6 +7,9 @@ use crate::config::{Config, ConfigError};
 use crate::plan::Sections;
 use crate::run::directory::{self, Trained};
 
+/// Positions of a key/value cache where nothing is said: models from elsewhere may have a million.
+const CACHED: u32 = 8192;
+
 /// Which model, and where it runs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TrainedFlags {
@@ -24,9 +27,12 @@ impl TrainedFlags {
         directory::read_config(&self.dir)?.on(self.device.clone())
     }
 
-    /// The model, ready to decode as many tokens as its context has.
-    pub(super) fn decoding(&self) -> Result<(Config, Trained), Failure> {
-        let config = self.config()?;
+    /// The model, ready to decode `context` tokens; where nothing is said as many as its own context has, up to
+    /// [`CACHED`] of a model that keeps them.
+    pub(super) fn decoding(&self, context: Option<u32>) -> Result<(Config, Trained), Failure> {
+        let mut config = self.config()?;
+        let most = if config.span().is_none() { CACHED } else { u32::MAX };
+        config.limit_context(context.unwrap_or(config.context().min(most)))?;
         let sections = Sections { decoding: Some(config.context()), ..Sections::none(&config) };
         let mut trained = Trained::load(&self.dir, &config, &sections)?;
         say_warnings(&mut trained.session);

@@ -23,7 +23,7 @@ pub use keys::{Key, Values, keys};
 pub use model::{AnyFamily, ModelConfig};
 pub use neurogen::{Eligibility, Mode, NeuroGenConfig, Rule};
 pub use order::{Cache, NO_CACHE, OWN};
-pub use preset::{Preset, presets};
+pub use preset::{IMPORTED, Preset, presets};
 pub use raw::{RawConfig, RawStage};
 pub use resolved::Config;
 pub use size::{ByteSize, human_bytes};

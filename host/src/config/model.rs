@@ -122,6 +122,14 @@ impl ModelConfig {
         }
     }
 
+    /// Makes `positions` the most.
+    pub(super) fn set_context(&mut self, positions: u32) {
+        match self {
+            ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.context = positions,
+            ModelConfig::NeuroGen(model) => model.context = positions,
+        }
+    }
+
     /// The model, of so many streams side by side where it has any.
     pub fn family(&self, streams: u32) -> AnyFamily {
         match self {

@@ -87,6 +87,11 @@ pub const PRESETS: [Preset; 14] = [
     },
 ];
 
+/// The preset of a run whose model comes from elsewhere: it says nothing, and no list has it.
+pub const IMPORTED: &str = "imported";
+
+const NOTHING: Preset = Preset { name: IMPORTED, about: "a model from elsewhere", text: "" };
+
 /// Every preset, the default first.
 pub fn presets() -> &'static [Preset] {
     &PRESETS
@@ -95,7 +100,7 @@ pub fn presets() -> &'static [Preset] {
 impl Preset {
     /// The preset called `name`.
     pub fn find(name: &str) -> Option<&'static Preset> {
-        PRESETS.iter().find(|p| p.name == name)
+        PRESETS.iter().chain([&NOTHING]).find(|p| p.name == name)
     }
 
     /// What it says.

@@ -31,6 +31,9 @@ pub struct RawConfig {
     /// A named starting point; `host presets` lists them
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
+    /// Begins from the weights of a model: a run made here, or a directory of Hugging Face's transformers
+    #[arg(long, value_name = "DIR")]
+    pub init_from: Option<String>,
     /// What to learn from: tales (built in), a file (.txt .jsonl .jsonl.zst .parquet) or a directory of such
     #[arg(long, value_name = "SOURCE")]
     pub data: Option<String>,
@@ -254,6 +257,7 @@ impl RawConfig {
         }
         pick!(
             preset,
+            init_from,
             data,
             validation,
             text_field,

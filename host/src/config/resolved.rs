@@ -93,6 +93,9 @@ fn accumulated(
 pub struct Config {
     /// The preset it began from.
     pub preset: String,
+    /// The model whose weights it began from.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub init_from: Option<String>,
     /// The training source.
     pub data: String,
     /// The validation source; none: a share of the documents is held out.
@@ -231,6 +234,7 @@ impl Config {
         let micro_batches = accumulated(raw.accumulate, raw.tokens_per_step, [batch_size, seq_len])?;
         let config = Config {
             preset,
+            init_from: raw.init_from,
             data,
             validation: raw.validation,
             text_field: raw.text_field.unwrap_or_else(|| "text".to_owned()),
@@ -394,6 +398,19 @@ impl Config {
     /// The most positions of the model.
     pub fn context(&self) -> u32 {
         self.model.context()
+    }
+
+    /// Uses `positions` of the model's.
+    ///
+    /// # Errors
+    /// None, or more than it has.
+    pub fn limit_context(&mut self, positions: u32) -> Result<(), ConfigError> {
+        let most = self.context();
+        if positions == 0 || positions > most {
+            return error(format!("--context {positions}: the model has positions 1 to {most}"));
+        }
+        self.model.set_context(positions);
+        Ok(())
     }
 
     /// The model.

@@ -73,6 +73,7 @@ impl Config {
         // Every field by name: a new one must say how it is written.
         let Config {
             preset,
+            init_from,
             data,
             validation,
             text_field,
@@ -118,6 +119,7 @@ impl Config {
         let table = toml::Table::try_from(model).map_err(|e| ConfigError(e.to_string()))?;
         Ok(RawConfig {
             preset: Some(preset),
+            init_from,
             data: Some(data),
             validation,
             text_field: Some(text_field),
@@ -176,7 +178,11 @@ impl Config {
                 theirs.clone_from(ours);
             }
         }
-        for (ours, theirs) in [(&self.validation, &mut config.validation), (&self.cache, &mut config.cache)] {
+        for (ours, theirs) in [
+            (&self.validation, &mut config.validation),
+            (&self.cache, &mut config.cache),
+            (&self.init_from, &mut config.init_from),
+        ] {
             if let (Some(ours), Some(theirs)) = (ours, theirs)
                 && same(ours, theirs)
             {

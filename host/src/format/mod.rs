@@ -4,3 +4,4 @@ pub mod export;
 pub mod gguf;
 pub mod hugging_face;
 pub mod safetensors;
+pub mod tensors;

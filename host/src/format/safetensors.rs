@@ -8,6 +8,7 @@ use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use capful_core::memory::{Dtype, Entry, Region, Role};
+use half::{bf16, f16};
 use safetensors::tensor::{Dtype as FileDtype, Metadata};
 
 use crate::device::{DeviceError, Storage};
@@ -45,19 +46,26 @@ pub enum TensorFileError {
     Device(#[from] DeviceError),
 }
 
+impl TensorFileError {
+    /// Whether it was no error: somebody ended the work.
+    pub fn is_interruption(&self) -> bool {
+        matches!(self, TensorFileError::Io { source, .. } if source.kind() == io::ErrorKind::Interrupted)
+    }
+}
+
 /// A region's shape as others write it: a vector has one dimension, a matrix two.
 fn file_shape(region: &Region) -> &[u32] {
     let first = region.shape.iter().position(|&n| n != 1).unwrap_or(3);
     &region.shape[first..]
 }
 
-const fn file_dtype(dtype: Dtype) -> &'static str {
+const fn file_type(dtype: Dtype) -> FileDtype {
     match dtype {
-        Dtype::F32 => "F32",
-        Dtype::Bf16 => "BF16",
-        Dtype::U32 => "U32",
-        Dtype::E4m3 => "F8_E4M3",
-        Dtype::E5m2 => "F8_E5M2",
+        Dtype::F32 => FileDtype::F32,
+        Dtype::Bf16 => FileDtype::BF16,
+        Dtype::U32 => FileDtype::U32,
+        Dtype::E4m3 => FileDtype::F8_E4M3,
+        Dtype::E5m2 => FileDtype::F8_E5M2,
     }
 }
 
@@ -79,7 +87,7 @@ fn write_header(entries: &[Entry], out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"{\"__metadata__\":{\"format\":\"pt\"}")?;
     let mut offset = 0;
     for (name, region) in entries.iter().flat_map(Entry::tensors) {
-        write!(out, ",\"{name}\":{{\"dtype\":\"{}\",\"shape\":[", file_dtype(region.dtype))?;
+        write!(out, ",\"{name}\":{{\"dtype\":\"{}\",\"shape\":[", file_type(region.dtype))?;
         for (i, n) in file_shape(&region).iter().enumerate() {
             write!(out, "{}{n}", if i > 0 { "," } else { "" })?;
         }
@@ -181,12 +189,27 @@ impl TensorFile {
         self.header.tensors().keys().any(|name| name.starts_with(prefix))
     }
 
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The names of its tensors, in the order of their bytes.
+    pub fn names(&self) -> Vec<String> {
+        self.header.offset_keys()
+    }
+
     /// The elements' type and the shape of a tensor; nothing where there is none of this name.
     pub fn describe(&self, name: &str) -> Option<(FileDtype, &[usize])> {
         self.header.info(name).map(|info| (info.dtype, info.shape.as_slice()))
     }
 
-    /// Fills `numbers` with those of the tensor `name`, f32 or bf16, from element `first` on, through `bytes`.
+    /// Bytes of a tensor; 0 where there is none of this name.
+    pub fn bytes(&self, name: &str) -> u64 {
+        self.header.info(name).map_or(0, |info| (info.data_offsets.1 - info.data_offsets.0) as u64)
+    }
+
+    /// Fills `numbers` with those of the tensor `name`, f32, f16 or bf16, from element `first` on, through `bytes`.
     ///
     /// # Errors
     /// A tensor that is missing, shorter or of another type; numbers that are not finite.
@@ -199,42 +222,42 @@ impl TensorFile {
     ) -> Result<(), TensorFileError> {
         let damaged = |what| TensorFileError::Damaged { path: self.path.clone(), what };
         let info = self.header.info(name).ok_or_else(|| damaged(format!("{name} is missing; the file is damaged")))?;
-        let dtype = match info.dtype {
-            FileDtype::F32 => Dtype::F32,
-            FileDtype::BF16 => Dtype::Bf16,
-            other => return Err(damaged(format!("{name} is {other:?}; known are F32 and BF16"))),
+        let width = match info.dtype {
+            FileDtype::F32 => 4,
+            FileDtype::F16 | FileDtype::BF16 => 2,
+            other => return Err(damaged(format!("{name} is {other:?}; known are F32, F16 and BF16"))),
         };
         let (begin, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
         let count = numbers.len() as u64;
-        let from = first.checked_mul(dtype.size()).and_then(|at| at.checked_add(begin));
-        let to = count.checked_mul(dtype.size()).zip(from).and_then(|(n, from)| n.checked_add(from));
+        let from = first.checked_mul(width).and_then(|at| at.checked_add(begin));
+        let to = count.checked_mul(width).zip(from).and_then(|(n, from)| n.checked_add(from));
         let Some((from, _)) = from.zip(to.filter(|to| *to <= end)) else {
             return Err(damaged(format!(
                 "{name} ends before element {}; the file is damaged",
                 first.saturating_add(count)
             )));
         };
-        bytes.resize(numbers.len() * dtype.size() as usize, 0);
+        bytes.resize(numbers.len() * width as usize, 0);
         let io = |source| TensorFileError::Io { path: self.path.clone(), source };
         self.file.seek(SeekFrom::Start(self.data + from)).map_err(io)?;
         self.file.read_exact(bytes).map_err(io)?;
-        if !all_finite(bytes, dtype) {
+        if !all_finite(bytes, info.dtype) {
             return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() });
         }
-        if dtype == Dtype::F32 {
-            for (x, y) in bytes.as_chunks().0.iter().zip(numbers) {
-                *y = f32::from_le_bytes(*x);
+        match info.dtype {
+            FileDtype::F32 => {
+                numbers.iter_mut().zip(bytes.as_chunks().0).for_each(|(y, x)| *y = f32::from_le_bytes(*x))
             }
-        } else {
-            for (x, y) in bytes.as_chunks().0.iter().zip(numbers) {
-                *y = half::bf16::from_le_bytes(*x).to_f32();
+            FileDtype::F16 => {
+                numbers.iter_mut().zip(bytes.as_chunks().0).for_each(|(y, x)| *y = f16::from_le_bytes(*x).to_f32())
             }
+            _ => numbers.iter_mut().zip(bytes.as_chunks().0).for_each(|(y, x)| *y = bf16::from_le_bytes(*x).to_f32()),
         }
         Ok(())
     }
 
-    /// Reads every region of `entries` from the tensor of its name. f32 and bf16 are turned into each other, to the
-    /// nearest, where file and region differ.
+    /// Reads every region of `entries` from the tensor of its name. Floating-point types are turned into each other, to
+    /// the nearest, where file and region differ.
     ///
     /// # Errors
     /// A tensor that is missing, of another shape (both are named) or another type; numbers that are not finite. Only the
@@ -246,29 +269,44 @@ impl TensorFile {
         staging: &mut [u8],
     ) -> Result<(), TensorFileError> {
         // All of the header is checked before anything is written: a refused file changes nothing.
-        for write in [false, true] {
-            let tensors = entries.iter().flat_map(|entry| entry.tensors().map(|tensor| (entry.slot.role, tensor)));
-            for (role, (name, region)) in tensors {
-                let (start, dtype) = self.find(&name.to_string(), &region)?;
-                if !write {
-                    continue;
-                }
-                let finite = if dtype == region.dtype {
-                    self.copy(start, region, device, staging)?
-                } else {
-                    self.convert(start, dtype, region, device, staging)?
-                };
-                // What is no parameter and no moment may be what it likes.
-                if !finite && role != Role::State {
-                    return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_string() });
-                }
-            }
+        let tensors = || entries.iter().flat_map(|entry| entry.tensors().map(|tensor| (entry.slot.role, tensor)));
+        for (_, (name, region)) in tensors() {
+            self.find(&name.to_string(), &region)?;
+        }
+        tensors()
+            .try_for_each(|(role, (name, region))| self.read_tensor(&name.to_string(), region, role, device, staging))
+    }
+
+    /// Reads the tensor `name` into `region`.
+    ///
+    /// # Errors
+    /// As [`TensorFile::read_into`].
+    pub fn read_tensor(
+        &mut self,
+        name: &str,
+        region: Region,
+        role: Role,
+        device: &mut dyn Storage,
+        staging: &mut [u8],
+    ) -> Result<(), TensorFileError> {
+        let (start, dtype) = self.find(name, &region)?;
+        let finite = if file_type(region.dtype) == dtype {
+            self.copy(start, region, device, staging)?
+        } else {
+            self.convert(start, dtype, region, device, staging)?
+        };
+        // What is no parameter and no moment may be what it likes.
+        if !finite && role != Role::State {
+            return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() });
         }
         Ok(())
     }
 
     /// First byte and type of the tensor `name`, which a region can take.
-    fn find(&self, name: &str, region: &Region) -> Result<(u64, Dtype), TensorFileError> {
+    ///
+    /// # Errors
+    /// As [`TensorFile::read_into`].
+    pub fn find(&self, name: &str, region: &Region) -> Result<(u64, FileDtype), TensorFileError> {
         let damaged = |what: String| TensorFileError::Damaged { path: self.path.clone(), what };
         let Some(info) = self.header.info(name) else {
             return Err(damaged(format!("it has no tensor {name}; it is of another model")));
@@ -280,46 +318,67 @@ impl TensorFile {
                 info.shape
             )));
         }
-        let dtype = match info.dtype {
-            FileDtype::F32 => Some(Dtype::F32),
-            FileDtype::BF16 => Some(Dtype::Bf16),
-            FileDtype::U32 => Some(Dtype::U32),
-            _ => None,
-        };
+        let known = [FileDtype::F32, FileDtype::F16, FileDtype::BF16, FileDtype::U32].contains(&info.dtype);
         // Ids are no numbers: they turn into nothing else.
-        match dtype.filter(|d| (*d == Dtype::U32) == (region.dtype == Dtype::U32)) {
-            Some(dtype) => Ok((self.data + info.data_offsets.0 as u64, dtype)),
-            None => Err(damaged(format!("{name} is {:?} there and {} in this run", info.dtype, region.dtype.name()))),
+        if !known || (info.dtype == FileDtype::U32) != (region.dtype == Dtype::U32) {
+            return Err(damaged(format!("{name} is {:?} there and {} in this run", info.dtype, region.dtype.name())));
         }
+        Ok((self.data + info.data_offsets.0 as u64, info.dtype))
+    }
+
+    /// Shows the bytes of the tensor `name` in pieces.
+    ///
+    /// # Errors
+    /// A file that cannot be read, numbers that are not finite, or what `visit` says.
+    pub fn read_bytes(
+        &mut self,
+        name: &str,
+        staging: &mut [u8],
+        visit: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), TensorFileError> {
+        let io = |source| TensorFileError::Io { path: self.path.clone(), source };
+        let Some(info) = self.header.info(name) else { return Ok(()) };
+        let (mut at, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
+        self.file.seek(SeekFrom::Start(self.data + at)).map_err(io)?;
+        while at < end {
+            let count = (end - at).min(staging.len() as u64 / 4 * 4) as usize;
+            self.file.read_exact(&mut staging[..count]).map_err(io)?;
+            if !all_finite(&staging[..count], info.dtype) {
+                return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() });
+            }
+            visit(&staging[..count]).map_err(io)?;
+            at += count as u64;
+        }
+        Ok(())
     }
 
     /// Fills a region of another type than the tensor's; gives whether all numbers are finite.
     fn convert(
         &mut self,
         start: u64,
-        from: Dtype,
+        from: FileDtype,
         region: Region,
         device: &mut dyn Storage,
         staging: &mut [u8],
     ) -> Result<bool, TensorFileError> {
         let (path, file, mut finite) = (&self.path, &mut self.file, true);
         let io = |source| TensorFileError::Io { path: path.clone(), source };
-        // Both forms of a piece lie in the staging: six bytes an element.
-        in_pieces(region, staging.len() / 6 * region.dtype.size() as usize, |at, piece| {
+        let width = if from == FileDtype::F32 { 4 } else { 2 };
+        // Both forms of a piece lie in the staging: eight bytes an element at most.
+        in_pieces(region, staging.len() / 8 * region.dtype.size() as usize, |at, piece| {
             let count = piece.elements() as usize;
-            let (read, written) = staging.split_at_mut(count * from.size() as usize);
+            let (read, written) = staging.split_at_mut(count * width);
             let written = &mut written[..count * region.dtype.size() as usize];
-            file.seek(SeekFrom::Start(start + at / region.dtype.size() * from.size())).map_err(io)?;
+            file.seek(SeekFrom::Start(start + at / region.dtype.size() * width as u64)).map_err(io)?;
             file.read_exact(read).map_err(io)?;
             finite &= all_finite(read, from);
-            if from == Dtype::F32 {
-                for (x, y) in read.as_chunks::<4>().0.iter().zip(written.as_chunks_mut::<2>().0) {
-                    *y = half::bf16::from_f32(f32::from_le_bytes(*x)).to_le_bytes();
+            // No loop with a match in it: each is done by vectors.
+            match from {
+                FileDtype::F32 => rounded(read.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)), written),
+                FileDtype::F16 => {
+                    put(read.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()), region, written)
                 }
-            } else {
-                for (x, y) in read.as_chunks::<2>().0.iter().zip(written.as_chunks_mut::<4>().0) {
-                    *y = half::bf16::from_le_bytes(*x).to_f32().to_le_bytes();
-                }
+                _ => put(read.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()), region, written),
             }
             Ok(device.write(piece, written)?)
         })?;
@@ -340,27 +399,43 @@ impl TensorFile {
             let staging = &mut staging[..piece.bytes() as usize];
             file.seek(SeekFrom::Start(start + from)).map_err(io)?;
             file.read_exact(staging).map_err(io)?;
-            finite &= all_finite(staging, region.dtype);
+            finite &= all_finite(staging, file_type(region.dtype));
             Ok(device.write(piece, staging)?)
         })?;
         Ok(finite)
     }
 }
 
-/// Whether little-endian numbers of type `dtype` are finite: not all bits of an exponent are set. Other than f32 and bf16
-/// everything is.
-fn all_finite(bytes: &[u8], dtype: Dtype) -> bool {
+/// The numbers in the type of `region`.
+fn put(numbers: impl Iterator<Item = f32>, region: Region, written: &mut [u8]) {
+    if region.dtype == Dtype::F32 {
+        numbers.zip(written.as_chunks_mut::<4>().0).for_each(|(x, y)| *y = x.to_le_bytes());
+    } else {
+        rounded(numbers, written);
+    }
+}
+
+/// The numbers as bf16, to the nearest.
+fn rounded(numbers: impl Iterator<Item = f32>, written: &mut [u8]) {
+    numbers.zip(written.as_chunks_mut::<2>().0).for_each(|(x, y)| *y = bf16::from_f32(x).to_le_bytes());
+}
+
+/// Whether little-endian numbers of type `dtype` are finite: not all bits of an exponent are set. Other than f32, f16 and
+/// bf16 everything is.
+fn all_finite(bytes: &[u8], dtype: FileDtype) -> bool {
     // Without an early end, so that it is done by vectors.
+    let halves = |mask: u16| {
+        let words = bytes.as_chunks().0.iter().map(|x| u16::from_le_bytes(*x) & mask);
+        !words.fold(false, |any, exponent| any | (exponent == mask))
+    };
     match dtype {
-        Dtype::F32 => {
+        FileDtype::F32 => {
             let words = bytes.as_chunks().0.iter().map(|x| u32::from_le_bytes(*x) & 0x7f80_0000);
             !words.fold(false, |any, exponent| any | (exponent == 0x7f80_0000))
         }
-        Dtype::Bf16 => {
-            let words = bytes.as_chunks().0.iter().map(|x| u16::from_le_bytes(*x) & 0x7f80);
-            !words.fold(false, |any, exponent| any | (exponent == 0x7f80))
-        }
-        Dtype::U32 | Dtype::E4m3 | Dtype::E5m2 => true,
+        FileDtype::BF16 => halves(0x7f80),
+        FileDtype::F16 => halves(0x7c00),
+        _ => true,
     }
 }
 
@@ -372,17 +447,19 @@ mod tests {
     fn numbers_are_finite_as_their_types_say() {
         for bits in (0..=u32::MAX).step_by(65_521).chain([0x7f80_0000, 0xff80_0000, 0x7fc0_0000, 0x7f7f_ffff, 1]) {
             let number = f32::from_bits(bits);
-            assert_eq!(all_finite(&bits.to_le_bytes(), Dtype::F32), number.is_finite(), "{number}");
-            assert!(all_finite(&bits.to_le_bytes(), Dtype::U32));
+            assert_eq!(all_finite(&bits.to_le_bytes(), FileDtype::F32), number.is_finite(), "{number}");
+            assert!(all_finite(&bits.to_le_bytes(), FileDtype::U32));
         }
         for bits in 0..=u16::MAX {
-            let number = half::bf16::from_bits(bits);
-            assert_eq!(all_finite(&bits.to_le_bytes(), Dtype::Bf16), number.is_finite(), "{number}");
+            let number = bf16::from_bits(bits);
+            assert_eq!(all_finite(&bits.to_le_bytes(), FileDtype::BF16), number.is_finite(), "{number}");
+            let number = f16::from_bits(bits);
+            assert_eq!(all_finite(&bits.to_le_bytes(), FileDtype::F16), number.is_finite(), "{number}");
         }
         let mut many = vec![0; 4096];
-        assert!(all_finite(&many, Dtype::F32));
+        assert!(all_finite(&many, FileDtype::F32));
         many[2051] = 0xff;
         many[2050] = 0x80;
-        assert!(!all_finite(&many, Dtype::F32));
+        assert!(!all_finite(&many, FileDtype::F32));
     }
 }

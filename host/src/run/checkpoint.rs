@@ -93,7 +93,7 @@ impl From<CheckpointError> for DeviceError {
     }
 }
 
-fn io_at(path: &Path) -> impl Fn(io::Error) -> CheckpointError + '_ {
+pub(super) fn io_at(path: &Path) -> impl Fn(io::Error) -> CheckpointError + '_ {
     move |source| CheckpointError::Io { path: path.to_owned(), source }
 }
 
@@ -113,7 +113,7 @@ pub struct Writer {
 /// Where a run stood, in a checkpoint trained here.
 pub const STATE: &str = "trainer_state.json";
 /// The file that a complete checkpoint has. It is written last.
-const DONE: &str = "DONE";
+pub const DONE: &str = "DONE";
 /// What the name of a checkpoint ends with while it is written.
 const TEMPORARY: &str = ".tmp";
 /// What the names of f32 masters begin with.
@@ -121,7 +121,7 @@ const MASTER: &str = "master.";
 /// Bytes copied at once between device and file.
 const STAGING: usize = 1 << 20;
 
-fn saved(entries: &[Entry], roles: &[Role]) -> Vec<Entry> {
+pub(super) fn saved(entries: &[Entry], roles: &[Role]) -> Vec<Entry> {
     entries.iter().filter(|e| roles.contains(&e.slot.role)).copied().collect()
 }
 
@@ -213,7 +213,7 @@ impl Writer {
 }
 
 /// Removes a checkpoint; one that is gone already is removed.
-fn remove(checkpoint: &Path) -> io::Result<()> {
+pub(super) fn remove(checkpoint: &Path) -> io::Result<()> {
     // DONE goes first: a removal that is cut short leaves no checkpoint that looks complete.
     let _ = fs::remove_file(checkpoint.join(DONE));
     match fs::remove_dir_all(checkpoint) {
@@ -223,7 +223,10 @@ fn remove(checkpoint: &Path) -> io::Result<()> {
 }
 
 /// Removes what a run that died left of its checkpoints: those that were not written or removed to the end.
-fn sweep(run: &Path) -> Result<(), CheckpointError> {
+///
+/// # Errors
+/// A directory that cannot be read, or leftovers that cannot be removed.
+pub fn sweep(run: &Path) -> Result<(), CheckpointError> {
     for entry in fs::read_dir(run).map_err(io_at(run))? {
         let path = entry.map_err(io_at(run))?.path();
         let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
@@ -236,8 +239,13 @@ fn sweep(run: &Path) -> Result<(), CheckpointError> {
     Ok(())
 }
 
+/// Removes the first checkpoint of a run that did not begin.
+pub fn discard(run: &Path) {
+    let _ = remove(&run.join(name_of(0)));
+}
+
 /// The name of the checkpoint of a step.
-fn name_of(step: u64) -> String {
+pub(super) fn name_of(step: u64) -> String {
     format!("checkpoint-{step:08}")
 }
 
@@ -257,7 +265,7 @@ fn write_state(path: &Path, state: &TrainerState) -> Result<(), CheckpointError>
     write().map_err(io_at(path))
 }
 
-fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     let write = || {
         let mut file = File::create(path)?;
         file.write_all(bytes)?;
@@ -266,7 +274,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     write().map_err(io_at(path))
 }
 
-fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
+pub(super) fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(io_at(dir))
 }
 

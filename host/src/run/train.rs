@@ -13,6 +13,7 @@ use super::directory;
 use super::evaluate::{Evaluator, Score};
 use super::gauges::Gauges;
 use super::metrics::{EvalMetrics, Metrics, StepMetrics};
+use super::origin::Origin;
 use super::progress::Progress;
 use super::session::Rows;
 use super::speed::Speedometer;
@@ -148,6 +149,10 @@ impl<'a> Trainer<'a> {
         if let Some(from) = resume {
             state = restore(from, state, &mut session)?;
             sequences.seek(state.position).map_err(refused)?;
+        } else if let Some(origin) = &config.init_from {
+            let lasting = session.laid.lasting.clone();
+            let origin = Origin::of(origin.as_ref()).map_err(refused)?;
+            origin.restore(&lasting, &config.family(), &mut session.device)?;
         }
         // On a processor those of the GPU stay as they are, for when the run comes back to it.
         state.algorithms = session.algorithms().unwrap_or(state.algorithms);

@@ -3,9 +3,12 @@
 mod card;
 mod export;
 mod names;
+mod read;
 mod shards;
 mod write;
 
 pub use card::Card;
 pub use export::{Exported, Request, export};
+pub use names::{is_buffer, tied_head};
+pub use read::model;
 pub use write::config;

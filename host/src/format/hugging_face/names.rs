@@ -1,6 +1,27 @@
 //! A transformer's tensors as `transformers` names and lays them.
 
+use capful_core::model::transformer::Dialect;
+
+use crate::config::AnyFamily;
 use crate::format::export::{Architecture, Kind, Stored, Tensor};
+
+/// The head of a model whose head is its embedding, and that embedding: some files have both.
+pub fn tied_head(family: &AnyFamily) -> Option<[&'static str; 2]> {
+    match family {
+        AnyFamily::Transformer(model) if model.tied => Some(match model.dialect {
+            Dialect::GptNeox => ["embed_out.weight", "gpt_neox.embed_in.weight"],
+            Dialect::Llama => ["lm_head.weight", "model.embed_tokens.weight"],
+        }),
+        _ => None,
+    }
+}
+
+/// Whether files of earlier versions have a tensor of this name that is computed and not learnt.
+pub fn is_buffer(name: &str) -> bool {
+    let masks = [".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq"];
+    let neox = name.starts_with("gpt_neox.layers.") && masks.iter().any(|end| name.ends_with(end));
+    neox || name.starts_with("model.") && name.ends_with("rotary_emb.inv_freq")
+}
 
 /// Every tensor of the model, in the order of its layers.
 pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(String, Tensor)> {

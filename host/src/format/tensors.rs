@@ -1,0 +1,205 @@
+//! The tensors of a model directory: one safetensors file, or several with an index.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::hash::Hasher as _;
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use capful_core::memory::Entry;
+use serde::Deserialize;
+use twox_hash::XxHash3_64;
+
+use super::safetensors::{TensorFile, TensorFileError};
+use crate::device::Storage;
+use crate::regular;
+
+/// The one file.
+pub const FILE: &str = "model.safetensors";
+/// What says in which of several files a tensor is.
+const INDEX: &str = "model.safetensors.index.json";
+/// The longest index that is believed: names of a hundred thousand tensors.
+const LONGEST_INDEX: u64 = 32 << 20;
+/// Bytes copied at once.
+const STAGING: usize = 1 << 20;
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: HashMap<String, String>,
+}
+
+/// Opened and checked files, each tensor in one of them.
+pub struct Tensors {
+    dir: PathBuf,
+    files: Vec<TensorFile>,
+}
+
+fn damaged(path: PathBuf, what: String) -> TensorFileError {
+    TensorFileError::Damaged { path, what }
+}
+
+impl Tensors {
+    /// Opens the files of `dir` and checks their headers, and the index where there is one.
+    ///
+    /// # Errors
+    /// No file, one that is damaged, an index that names files elsewhere or tensors that are not there.
+    pub fn open(dir: &Path) -> Result<Tensors, TensorFileError> {
+        let index = dir.join(INDEX);
+        if dir.join(FILE).exists() || !index.exists() {
+            let other =
+                ["pytorch_model.bin", "pytorch_model.bin.index.json"].into_iter().find(|f| dir.join(f).exists());
+            if let Some(other) = other.filter(|_| !dir.join(FILE).exists()) {
+                let what = format!("it is a pickle, which can run code; save the model as {FILE} with transformers");
+                return Err(damaged(dir.join(other), what));
+            }
+            return Ok(Tensors { dir: dir.to_owned(), files: vec![TensorFile::open(&dir.join(FILE))?] });
+        }
+        let io = |source| TensorFileError::Io { path: index.clone(), source };
+        let length = regular::open(&index).and_then(|file| file.metadata()).map_err(io)?.len();
+        if length > LONGEST_INDEX {
+            return Err(damaged(index, format!("{length} bytes are more than an index has; it is damaged")));
+        }
+        let text = regular::read(&index).map_err(io)?;
+        let Index { weight_map } = serde_json::from_slice(&text)
+            .map_err(|e| damaged(index.clone(), format!("it does not parse ({e}); it is damaged")))?;
+        let mut names: Vec<&String> = weight_map.values().collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut files = Vec::new();
+        for name in names {
+            // A name in a file is not believed to be a plain one.
+            let plain = name.ends_with(".safetensors") && !name.contains(['/', '\\', '\0']) && !name.starts_with('.');
+            if !plain {
+                let what = format!("it names a file {name:?}; it must name .safetensors files beside it");
+                return Err(damaged(index, what));
+            }
+            files.push((name.as_str(), TensorFile::open(&dir.join(name))?));
+        }
+        let mut seen = HashSet::new();
+        for (file, there) in &files {
+            for name in there.names() {
+                if weight_map.get(&name).map(String::as_str) != Some(file) || !seen.insert(name.clone()) {
+                    return Err(damaged(index, format!("it does not say that {name} is in {file}; it is damaged")));
+                }
+            }
+        }
+        if let Some(name) = weight_map.keys().find(|name| !seen.contains(*name)) {
+            return Err(damaged(index, format!("it says that {name} is in {}, which has none", weight_map[name])));
+        }
+        Ok(Tensors { dir: dir.to_owned(), files: files.into_iter().map(|(_, file)| file).collect() })
+    }
+
+    /// The file that has the tensor, or the first: it then says that it has none.
+    fn file(&mut self, name: &str) -> &mut TensorFile {
+        let index = self.files.iter().position(|file| file.describe(name).is_some()).unwrap_or(0);
+        &mut self.files[index]
+    }
+
+    /// Whether the parameters of `entries` are exactly the tensors that are there, but for those that `ignored` names
+    /// and, where `tied` says so, a head that equals the embedding.
+    ///
+    /// # Errors
+    /// A tensor that is missing, of another shape or type, or of no parameter; the last two names of `tied` differ.
+    pub fn require(
+        &mut self,
+        entries: &[Entry],
+        tied: Option<[&str; 2]>,
+        ignored: impl Fn(&str) -> bool,
+    ) -> Result<(), TensorFileError> {
+        let mut known = HashSet::new();
+        for (name, region) in entries.iter().flat_map(Entry::tensors) {
+            let name = name.to_string();
+            self.file(&name).find(&name, &region)?;
+            known.insert(name);
+        }
+        for file in &self.files {
+            let head = |name: &str| tied.is_some_and(|[head, _]| head == name);
+            let left = file.names().into_iter().find(|name| !known.contains(name) && !ignored(name) && !head(name));
+            if let Some(name) = left {
+                let what = format!("its tensor {name} is no parameter of the model in config.json");
+                return Err(damaged(file.path().to_owned(), what));
+            }
+        }
+        match tied {
+            Some([head, embedding]) if self.files.iter().any(|file| file.describe(head).is_some()) => {
+                if self.digest(head)? == self.digest(embedding)? {
+                    return Ok(());
+                }
+                let what = format!("{head} differs from {embedding}, and config.json says that they are one");
+                Err(damaged(self.file(head).path().to_owned(), what))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A tensor's type and shape, and a digest of its bytes.
+    fn digest(&mut self, name: &str) -> Result<(String, u64), TensorFileError> {
+        let file = self.file(name);
+        let described = format!("{:?}", file.describe(name));
+        let mut hash = XxHash3_64::new();
+        file.read_bytes(name, &mut vec![0; STAGING], &mut |piece| {
+            hash.write(piece);
+            Ok(())
+        })?;
+        Ok((described, hash.finish()))
+    }
+
+    /// Reads every region of `entries` from the tensor of its name, as [`TensorFile::read_into`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_into(&mut self, entries: &[Entry], device: &mut dyn Storage) -> Result<(), TensorFileError> {
+        let tensors = || entries.iter().flat_map(|entry| entry.tensors().map(|tensor| (entry.slot.role, tensor)));
+        for (_, (name, region)) in tensors() {
+            let name = name.to_string();
+            self.file(&name).find(&name, &region)?;
+        }
+        let mut staging = vec![0; STAGING];
+        tensors().try_for_each(|(role, (name, region))| {
+            let name = name.to_string();
+            self.file(&name).read_tensor(&name, region, role, device, &mut staging)
+        })
+    }
+
+    /// Writes the tensors of `entries`, as they are, into one file at `path`, and syncs it. Gives its bytes.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written, numbers that are not finite, or that `stop` was raised.
+    pub fn copy(&mut self, entries: &[Entry], path: &Path, stop: &AtomicBool) -> Result<u64, TensorFileError> {
+        let io = |source| TensorFileError::Io { path: path.to_owned(), source };
+        let names: Vec<_> = entries.iter().flat_map(Entry::tensors).map(|(name, _)| name.to_string()).collect();
+        let mut header = serde_json::Map::new();
+        header.insert("__metadata__".to_owned(), serde_json::json!({ "format": "pt" }));
+        let mut offset = 0;
+        for name in &names {
+            let file = self.file(name);
+            let Some((dtype, shape)) = file.describe(name) else { continue };
+            let bytes = file.bytes(name);
+            let described = serde_json::json!({
+                "dtype": dtype.to_string(), "shape": shape, "data_offsets": [offset, offset + bytes],
+            });
+            header.insert(name.clone(), described);
+            offset += bytes;
+        }
+        let mut text = serde_json::to_vec(&header).map_err(|e| io(e.into()))?;
+        text.resize(text.len().next_multiple_of(8), b' ');
+        let mut out = BufWriter::new(File::create(path).map_err(io)?);
+        out.write_all(&(text.len() as u64).to_le_bytes()).and_then(|()| out.write_all(&text)).map_err(io)?;
+        let mut staging = vec![0; STAGING];
+        for name in &names {
+            let file = self.file(name);
+            file.read_bytes(name, &mut staging, &mut |piece| match stop.load(Ordering::Relaxed) {
+                true => Err(std::io::ErrorKind::Interrupted.into()),
+                false => out.write_all(piece),
+            })?;
+        }
+        out.into_inner().map_err(|e| io(e.into_error()))?.sync_all().map_err(io)?;
+        Ok(8 + text.len() as u64 + offset)
+    }
+
+    /// Where they lie.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+}

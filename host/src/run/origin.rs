@@ -1,0 +1,192 @@
+//! The model that a run begins from: a run made here, one of its checkpoints, or a directory of `transformers`.
+
+use std::path::{Path, PathBuf};
+
+use capful_core::memory::{Entry, Role, Slot};
+use serde_json::Value;
+
+use super::checkpoint::{self, CheckpointError};
+use super::directory;
+use crate::config::{AnyFamily, Config, ConfigError, IMPORTED, RawConfig};
+use crate::data::tokenizer::{self, Tokenizer};
+use crate::device::{DeviceError, Storage};
+use crate::format::hugging_face;
+use crate::format::tensors::Tensors;
+use crate::regular;
+
+/// Where a model's weights and tokenizer lie, and what it is.
+pub struct Origin {
+    /// The directory of the weights.
+    weights: PathBuf,
+    /// The configuration that says what the model is, and nothing of its training.
+    raw: RawConfig,
+    /// Whether others wrote it: then its tensors are compared with its config.json.
+    foreign: bool,
+}
+
+/// The description of a model, beside its weights.
+const CONFIG: &str = "config.json";
+/// Tokens of a sequence where nothing is said.
+const SEQ_LEN: u32 = 128;
+/// The longest one that is believed.
+const LONGEST: usize = 1 << 20;
+
+fn at(path: &Path, what: impl std::fmt::Display) -> ConfigError {
+    ConfigError(format!("{}: {what}", path.display()))
+}
+
+impl Origin {
+    /// The model in `dir`.
+    ///
+    /// # Errors
+    /// Neither a run nor a model of a class that is covered.
+    pub fn of(dir: &Path) -> Result<Origin, ConfigError> {
+        let run = match dir.parent() {
+            Some(run) if !directory::holds_run(dir) && dir.join(checkpoint::DONE).is_file() => run,
+            _ => dir,
+        };
+        if !directory::holds_run(run) {
+            return Origin::foreign(dir);
+        }
+        let config = directory::read_config(run)?;
+        let weights = checkpoint::latest(dir).map_err(|e| ConfigError(e.to_string()))?;
+        let model = toml::Table::try_from(config.model).map_err(|e| at(run, e))?;
+        let raw = RawConfig {
+            preset: Some(IMPORTED.to_owned()),
+            tokenizer: Some(tokenizer_in(&weights)?),
+            attention: Some(config.attention),
+            block: Some(config.block),
+            window: Some(config.window),
+            stride: Some(config.stride),
+            model,
+            ..RawConfig::default()
+        };
+        Ok(Origin { weights, raw, foreign: false })
+    }
+
+    /// The model of `transformers` in `dir`.
+    ///
+    /// # Errors
+    /// No such model, or one of a class that is not covered.
+    pub fn foreign(dir: &Path) -> Result<Origin, ConfigError> {
+        let path = dir.join(CONFIG);
+        let text = regular::read_to_string(&path).map_err(|e| at(&path, e))?;
+        if text.len() > LONGEST {
+            return Err(at(&path, format_args!("{} bytes are more than a configuration has", text.len())));
+        }
+        let config: Value =
+            serde_json::from_str(&text).map_err(|e| at(&path, format_args!("it does not parse ({e})")))?;
+        let model = hugging_face::model(&config).map_err(|what| at(&path, what))?;
+        let tokenizer = tokenizer_in(dir)?;
+        let preset = Some(IMPORTED.to_owned());
+        // Where the usual sequences are longer than the model's.
+        let context = model.get("context").and_then(toml::Value::as_integer).and_then(|n| u32::try_from(n).ok());
+        let seq_len = context.filter(|positions| *positions < SEQ_LEN);
+        let raw = RawConfig { preset, tokenizer: Some(tokenizer), model, seq_len, ..RawConfig::default() };
+        Ok(Origin { weights: dir.to_owned(), raw, foreign: true })
+    }
+
+    /// What `written` says over this model.
+    ///
+    /// # Errors
+    /// It says another model: a preset, or another tokenizer.
+    pub fn overlaid(&self, mut written: RawConfig) -> Result<RawConfig, ConfigError> {
+        if let Some(preset) = &written.preset {
+            return Err(ConfigError(format!(
+                "--preset {preset} stands beside --init-from, which says what the model is; leave one of them away"
+            )));
+        }
+        if let (Some(asked), Some(own)) = (written.tokenizer.take(), &self.raw.tokenizer) {
+            let load = |path: &str| tokenizer::load_file(Path::new(path)).map(|tokenizer| tokenizer.fingerprint()).ok();
+            if load(&asked).is_none() || load(&asked) != load(own) {
+                return Err(ConfigError(format!(
+                    "--tokenizer {asked} is not the one that the model in --init-from was trained with; leave it away"
+                )));
+            }
+        }
+        Ok(self.raw.clone().overlaid(written))
+    }
+
+    /// Whether `config` is of this model; only the positions may be fewer.
+    ///
+    /// # Errors
+    /// The first size or part that differs, with both values.
+    pub fn require(&self, config: &Config) -> Result<(), ConfigError> {
+        let own = Config::resolve(self.raw.clone())?;
+        let table = |config: &Config| toml::Table::try_from(config.model).map_err(|e| ConfigError(e.to_string()));
+        let (own, asked) = (table(&own)?, table(config)?);
+        for (key, value) in &asked {
+            let same = own.get(key) == Some(value);
+            let fewer = key == "context" && value.as_integer() <= own[key].as_integer();
+            if !same && !fewer {
+                let there = own.get(key).map_or("another".to_owned(), ToString::to_string);
+                return Err(ConfigError(format!(
+                    "{key} = {value} differs from the model in --init-from, which has {there}; leave it away"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// What it says of its model.
+    pub fn raw(&self) -> &RawConfig {
+        &self.raw
+    }
+
+    /// Its tokenizer.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or with more ids than the model.
+    pub fn tokenizer(&self, ids: u32) -> Result<Box<dyn Tokenizer>, ConfigError> {
+        let tokenizer = tokenizer::load(&self.weights).map_err(|e| ConfigError(e.to_string()))?;
+        if tokenizer.vocab_size() > ids {
+            return Err(at(
+                &self.weights.join(tokenizer::FILE_NAME),
+                format_args!("it has {} ids and the model {ids}; it is of another model", tokenizer.vocab_size()),
+            ));
+        }
+        Ok(tokenizer)
+    }
+
+    /// Its weights, compared with what the model `family` has, as `entries`.
+    ///
+    /// # Errors
+    /// Files that are missing, damaged or of another model.
+    pub fn tensors(&self, entries: &[Entry], family: &AnyFamily) -> Result<Tensors, CheckpointError> {
+        let mut tensors = Tensors::open(&self.weights)?;
+        if self.foreign {
+            tensors.require(entries, hugging_face::tied_head(family), hugging_face::is_buffer)?;
+        }
+        Ok(tensors)
+    }
+
+    /// Fills the weights of `lasting`, and their masters where there are any, with the model's.
+    ///
+    /// # Errors
+    /// As [`Origin::tensors`]; weights that are not finite.
+    pub fn restore(&self, lasting: &[Entry], family: &AnyFamily, device: &mut dyn Storage) -> Result<(), DeviceError> {
+        let weights: Vec<Entry> = checkpoint::saved(lasting, &[Role::Weight]);
+        let masters = checkpoint::saved(lasting, &[Role::Master]);
+        let masters = masters.into_iter().map(|e| Entry { slot: Slot { prefix: "", ..e.slot }, ..e });
+        let mut tensors = self.tensors(&weights, family)?;
+        tensors.read_into(&weights, device).map_err(CheckpointError::from)?;
+        Ok(tensors.read_into(&masters.collect::<Vec<_>>(), device).map_err(CheckpointError::from)?)
+    }
+}
+
+/// The tokenizer's file in `dir`.
+fn tokenizer_in(dir: &Path) -> Result<String, ConfigError> {
+    let path = dir.join(tokenizer::FILE_NAME);
+    if path.is_file() {
+        return Ok(path.display().to_string());
+    }
+    let other = ["tokenizer.model", "vocab.json", "vocab.txt"].into_iter().find(|name| dir.join(name).is_file());
+    Err(match other {
+        Some(other) => at(
+            &dir.join(other),
+            "there is no tokenizer.json beside it; make one with transformers: \
+             AutoTokenizer.from_pretrained(DIR, use_fast=True).save_pretrained(DIR)",
+        ),
+        None => at(&path, "it is missing; a model is read with its tokenizer"),
+    })
+}
