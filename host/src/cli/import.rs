@@ -9,7 +9,9 @@ use super::output::say;
 use super::{Failure, request, stop, work};
 use crate::config::{Config, RawConfig, human_bytes};
 use crate::data::tokenizer;
+use crate::disk;
 use crate::format::hugging_face;
+use crate::format::safetensors::TensorFileError;
 use crate::plan::{Machine, Plan};
 use crate::run::checkpoint::{self, CheckpointError};
 use crate::run::claim::Claim;
@@ -107,6 +109,8 @@ fn failure(error: CheckpointError) -> Failure {
         CheckpointError::Tensors(tensors) if tensors.is_interruption() => {
             Failure::Interrupted("interrupted; nothing is left of the import".to_owned())
         }
+        // No room is no wrong request.
+        CheckpointError::Tensors(TensorFileError::Io { source, .. }) if disk::is_full(source) => work(error),
         CheckpointError::Io { .. } => work(error),
         _ => request(error),
     }

@@ -334,7 +334,7 @@ impl TensorFile {
         &mut self,
         name: &str,
         staging: &mut [u8],
-        visit: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+        visit: &mut dyn FnMut(&[u8]) -> Result<(), TensorFileError>,
     ) -> Result<(), TensorFileError> {
         let io = |source| TensorFileError::Io { path: self.path.clone(), source };
         let Some(info) = self.header.info(name) else { return Ok(()) };
@@ -346,7 +346,7 @@ impl TensorFile {
             if !all_finite(&staging[..count], info.dtype) {
                 return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() });
             }
-            visit(&staging[..count]).map_err(io)?;
+            visit(&staging[..count])?;
             at += count as u64;
         }
         Ok(())

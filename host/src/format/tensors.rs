@@ -66,6 +66,9 @@ impl Tensors {
         let mut names: Vec<&String> = weight_map.values().collect();
         names.sort_unstable();
         names.dedup();
+        if names.is_empty() {
+            return Err(damaged(index, "it names no file; it is damaged".to_owned()));
+        }
         let mut files = Vec::new();
         for name in names {
             // A name in a file is not believed to be a plain one.
@@ -190,8 +193,8 @@ impl Tensors {
         for name in &names {
             let file = self.file(name);
             file.read_bytes(name, &mut staging, &mut |piece| match stop.load(Ordering::Relaxed) {
-                true => Err(std::io::ErrorKind::Interrupted.into()),
-                false => out.write_all(piece),
+                true => Err(io(std::io::ErrorKind::Interrupted.into())),
+                false => out.write_all(piece).map_err(io),
             })?;
         }
         out.into_inner().map_err(|e| io(e.into_error()))?.sync_all().map_err(io)?;

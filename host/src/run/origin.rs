@@ -29,7 +29,7 @@ const CONFIG: &str = "config.json";
 /// Tokens of a sequence where nothing is said.
 const SEQ_LEN: u32 = 128;
 /// The longest one that is believed.
-const LONGEST: usize = 1 << 20;
+const LONGEST: u64 = 1 << 20;
 
 fn at(path: &Path, what: impl std::fmt::Display) -> ConfigError {
     ConfigError(format!("{}: {what}", path.display()))
@@ -58,6 +58,7 @@ impl Origin {
             block: Some(config.block),
             window: Some(config.window),
             stride: Some(config.stride),
+            seq_len: shorter(&model),
             model,
             ..RawConfig::default()
         };
@@ -70,18 +71,17 @@ impl Origin {
     /// No such model, or one of a class that is not covered.
     pub fn foreign(dir: &Path) -> Result<Origin, ConfigError> {
         let path = dir.join(CONFIG);
-        let text = regular::read_to_string(&path).map_err(|e| at(&path, e))?;
-        if text.len() > LONGEST {
-            return Err(at(&path, format_args!("{} bytes are more than a configuration has", text.len())));
+        let length = regular::open(&path).and_then(|file| file.metadata()).map_err(|e| at(&path, e))?.len();
+        if length > LONGEST {
+            return Err(at(&path, format_args!("{length} bytes are more than a configuration has")));
         }
+        let text = regular::read_to_string(&path).map_err(|e| at(&path, e))?;
         let config: Value =
             serde_json::from_str(&text).map_err(|e| at(&path, format_args!("it does not parse ({e})")))?;
         let model = hugging_face::model(&config).map_err(|what| at(&path, what))?;
         let tokenizer = tokenizer_in(dir)?;
         let preset = Some(IMPORTED.to_owned());
-        // Where the usual sequences are longer than the model's.
-        let context = model.get("context").and_then(toml::Value::as_integer).and_then(|n| u32::try_from(n).ok());
-        let seq_len = context.filter(|positions| *positions < SEQ_LEN);
+        let seq_len = shorter(&model);
         let raw = RawConfig { preset, tokenizer: Some(tokenizer), model, seq_len, ..RawConfig::default() };
         Ok(Origin { weights: dir.to_owned(), raw, foreign: true })
     }
@@ -172,6 +172,12 @@ impl Origin {
         tensors.read_into(&weights, device).map_err(CheckpointError::from)?;
         Ok(tensors.read_into(&masters.collect::<Vec<_>>(), device).map_err(CheckpointError::from)?)
     }
+}
+
+/// The length of sequences of a model that has fewer positions than the usual ones.
+fn shorter(model: &toml::Table) -> Option<u32> {
+    let context = model.get("context").and_then(toml::Value::as_integer);
+    context.and_then(|positions| u32::try_from(positions).ok()).filter(|positions| *positions < SEQ_LEN)
 }
 
 /// The tokenizer's file in `dir`.

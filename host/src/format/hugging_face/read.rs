@@ -34,7 +34,7 @@ pub fn model(config: &Value) -> Result<toml::Table, String> {
     let neox = class == Class::GptNeox;
     put("family", if neox { "pythia" } else { "llama" }.into());
     let (d_model, heads) = (keys.size("hidden_size")?, keys.size("num_attention_heads")?);
-    put("layers", keys.size("num_hidden_layers")?.into());
+    put("layers", keys.layers()?.into());
     put("d_model", d_model.into());
     put("heads", heads.into());
     put("d_ff", keys.size("intermediate_size")?.into());
@@ -89,6 +89,15 @@ impl Keys<'_> {
         match self.get(key) {
             None => Err(format!("it has no {}", self.name(key))),
             Some(_) => self.size_or(key, 0),
+        }
+    }
+
+    /// The number of layers. Whoever plans a model goes through all of them.
+    fn layers(&self) -> Result<i64, String> {
+        let key = "num_hidden_layers";
+        match self.size(key)? {
+            layers if layers <= LAYERS => Ok(layers),
+            _ => Err(self.refused(key, &format!("at most {LAYERS} are covered"))),
         }
     }
 
@@ -237,6 +246,8 @@ impl Keys<'_> {
 
 /// Sizes are at most this.
 const SIZES: i64 = (1 << 28) - 1;
+/// And layers this: of more, a file's header could not name the tensors.
+const LAYERS: i64 = 10_000;
 
 /// The share of a head that makes `share` of its dims, rounded down, whole numbers of f32.
 fn rotated(share: f64, head_size: i64) -> f64 {
@@ -301,6 +312,7 @@ mod tests {
             (json!({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["sliding_attention"]}), "layer_types is"),
             (json!({"hidden_size": 1u64 << 40}), "hidden_size is 1099511627776; it must be a whole number"),
             (json!({"num_hidden_layers": 0}), "num_hidden_layers is 0"),
+            (json!({"num_hidden_layers": 10_001}), "num_hidden_layers is 10001; at most 10000"),
             (json!({"num_hidden_layers": -3}), "num_hidden_layers is -3"),
             (json!({"vocab_size": "many"}), "vocab_size is \"many\""),
             (json!({"intermediate_size": null}), "it has no intermediate_size"),
