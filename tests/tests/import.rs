@@ -1,0 +1,504 @@
+//! Models of `transformers`: read, run, trained on, and refused. The fixtures are those of `tests/peers/import_fixture.py`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use capful_core::random::{Random, stream};
+use capful_tests::binary::{Outcome, TINY, directory, host};
+use serde_json::{Map, Value, json};
+
+/// Every case of the fixtures.
+const CASES: [&str; 7] =
+    ["gpt_neox_parallel", "gpt_neox_sequential", "llama_sharded", "llama3", "qwen3", "qwen2", "mistral"];
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/import").join(name)
+}
+
+/// A copy of a fixture's files in `dir/model`, to change at will.
+fn copy(name: &str, dir: &Path) -> PathBuf {
+    let to = dir.join("model");
+    let _ = fs::remove_dir_all(&to);
+    fs::create_dir(&to).unwrap();
+    for entry in fs::read_dir(fixture(name)).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+    to
+}
+
+fn json_file(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// Changes a file of JSON.
+fn edit(path: &Path, change: impl FnOnce(&mut Value)) {
+    let mut value = json_file(path);
+    change(&mut value);
+    fs::write(path, value.to_string()).unwrap();
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+}
+
+/// A safetensors file as its two parts.
+struct Tensors {
+    header: Map<String, Value>,
+    data: Vec<u8>,
+}
+
+impl Tensors {
+    fn read(path: &Path) -> Tensors {
+        let bytes = fs::read(path).unwrap();
+        let (length, rest) = bytes.split_at(8);
+        let (header, data) = rest.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
+        Tensors { header: serde_json::from_slice(header).unwrap(), data: data.to_vec() }
+    }
+
+    fn write(&self, path: &Path) {
+        let header = serde_json::to_vec(&self.header).unwrap();
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], &header, &self.data].concat();
+        fs::write(path, bytes).unwrap();
+    }
+
+    /// Type, shape and bytes of a tensor.
+    fn get(&self, name: &str) -> Option<(&str, &Value, &[u8])> {
+        let info = self.header.get(name)?;
+        let at = |i: usize| info["data_offsets"][i].as_u64().unwrap() as usize;
+        Some((info["dtype"].as_str().unwrap(), &info["shape"], &self.data[at(0)..at(1)]))
+    }
+
+    /// Without the tensor and its bytes.
+    fn without(&self, name: &str) -> Tensors {
+        let mut rest = Tensors { header: Map::new(), data: Vec::new() };
+        for other in self.names().filter(|other| *other != name) {
+            let (dtype, shape, bytes) = self.get(other).unwrap();
+            rest.add(other, dtype, shape.clone(), bytes);
+        }
+        rest
+    }
+
+    /// Adds a tensor behind all others.
+    fn add(&mut self, name: &str, dtype: &str, shape: Value, bytes: &[u8]) {
+        let begin = self.data.len();
+        self.data.extend_from_slice(bytes);
+        let info = json!({ "dtype": dtype, "shape": shape, "data_offsets": [begin, self.data.len()] });
+        self.header.insert(name.to_owned(), info);
+    }
+
+    fn names(&self) -> impl Iterator<Item = &String> {
+        self.header.keys().filter(|name| *name != "__metadata__")
+    }
+}
+
+/// Every file of weights in a directory.
+fn weights(dir: &Path) -> Vec<Tensors> {
+    let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|path| path.extension().is_some_and(|e| e == "safetensors")).map(|path| Tensors::read(&path)).collect()
+}
+
+fn import(dir: &Path, model: &Path) -> Outcome {
+    host(dir, &format!("import --from hf {} --out run", model.display()))
+}
+
+/// Logits of `ids`, position after position, and their largest difference from those of the fixture by the largest of
+/// them.
+fn difference(dir: &Path, run: &str, name: &str) -> f64 {
+    let expected = json_file(&fixture(name).join("expected.json"));
+    let ids: Vec<_> = numbers(&expected["ids"]).iter().map(|id| format!("{id}")).collect();
+    let got = host(dir, &format!("logits --json --run {run} --ids {}", ids.join(","))).ok().json();
+    let flat = |rows: &Value| rows.as_array().unwrap().iter().flat_map(numbers).collect::<Vec<_>>();
+    let [got, expected] = [&got["logits"], &expected["logits"]].map(flat);
+    assert_eq!(got.len(), expected.len(), "{name}");
+    let largest = expected.iter().fold(0.0f64, |a, x| a.max(x.abs()));
+    got.iter().zip(&expected).fold(0.0f64, |a, (x, y)| a.max((x - y).abs())) / largest
+}
+
+#[test]
+fn logits_are_those_of_transformers_and_every_byte_is_kept() {
+    for name in CASES {
+        let dir = directory();
+        let dir = dir.path();
+        import(dir, &fixture(name)).ok();
+        let off = difference(dir, "run", name);
+        assert!(off <= 1e-4, "{name}: {off:e} of the largest");
+
+        let saved = Tensors::read(&dir.join("run/checkpoint-00000000/model.safetensors"));
+        let given = weights(&fixture(name));
+        for tensor in saved.names() {
+            let source = given.iter().find_map(|file| file.get(tensor));
+            assert!(source.is_some() && source == saved.get(tensor), "{name}: {tensor}");
+        }
+        // All that is left out are the buffers of old files.
+        let kept = |tensor: &&String| saved.get(tensor).is_none();
+        let left: Vec<_> = given.iter().flat_map(Tensors::names).filter(kept).collect();
+        let expected = if name == "gpt_neox_parallel" { 6 } else { 0 };
+        assert!(left.len() == expected && left.iter().all(|tensor| tensor.contains("attention.")), "{name}: {left:?}");
+    }
+}
+
+#[test]
+fn an_imported_model_is_a_run() {
+    let dir = directory();
+    let dir = dir.path();
+    for name in ["gpt_neox_parallel", "qwen3"] {
+        import(dir, &fixture(name)).ok();
+        let texts = fixture("texts.jsonl");
+        let scored = host(dir, &format!("eval --json --run run --data {}", texts.display())).ok().json();
+        assert!(scored["loss"].as_f64().is_some_and(|loss| loss > 2.0 && loss < 8.0), "{name}: {scored}");
+        let line = host(dir, "generate --json --run run --prompt bear --max-tokens 4").ok().json();
+        let ids = line["ids"].as_array().unwrap();
+        assert!(ids.len() <= 4 && ids.iter().all(|id| id.as_u64().is_some_and(|id| id < 40)), "{name}: {line}");
+        let config = json_file(&dir.join("run/checkpoint-00000000/config.json"));
+        assert_eq!(config["eos_token_id"], 2, "{name}");
+        host(dir, "train --resume --out run").refused(2, &["optimizer", "--init-from"]);
+        // It is as it was.
+        import(dir, &fixture(name)).refused(2, &["run"]);
+        let again = host(dir, &format!("eval --json --run run --data {}", texts.display())).ok().json();
+        assert_eq!(again, scored, "{name}");
+        host(dir, "eval --run run").refused(2, &["run", "--data"]);
+        fs::remove_dir_all(dir.join("run")).unwrap();
+    }
+}
+
+/// The loss of each step.
+fn losses(outcome: &Outcome) -> Vec<f64> {
+    outcome.json_lines().iter().filter_map(|line| line["loss"].as_f64()).collect()
+}
+
+/// The training that `import_fixture.py` describes.
+fn training(texts: &Path) -> String {
+    format!(
+        "train --json --data {0} --validation {0} --order consecutive --steps 50 --batch-size 2 --seq-len 12 --lr 0.003 \
+         --schedule constant --warmup 5 --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --clip 1 --log-every 1",
+        texts.display()
+    )
+}
+
+#[test]
+fn fifty_steps_from_a_model_follow_pytorch() {
+    for name in ["gpt_neox_parallel", "qwen3"] {
+        let dir = directory();
+        let dir = dir.path();
+        let line = training(&fixture("texts.jsonl"));
+        let got = losses(&host(dir, &format!("{line} --init-from {} --out a", fixture(name).display())).ok());
+        let expected = numbers(&json_file(&fixture(name).join("expected.json"))["losses"]);
+        assert_eq!((got.len(), expected.len()), (50, 50), "{name}");
+        for (step, (got, torch)) in got.iter().zip(&expected).enumerate() {
+            assert!((got - torch).abs() <= 1e-3 * torch, "{name}, step {}: {got}, PyTorch {torch}", step + 1);
+        }
+        // By way of a run it is the same training.
+        import(dir, &fixture(name)).ok();
+        let again = losses(&host(dir, &format!("{line} --init-from run --out b")).ok());
+        assert_eq!(again, got, "{name}");
+    }
+}
+
+#[test]
+fn a_run_from_another_goes_on_without_it() {
+    let dir = directory();
+    let dir = dir.path();
+    let model = copy("qwen3", dir);
+    let line = training(&fixture("texts.jsonl"));
+    let whole = losses(&host(dir, &format!("{line} --init-from {} --out whole", model.display())).ok());
+    let half = line.replace("--steps 50", "--steps 30");
+    host(dir, &format!("{half} --init-from model --out part")).ok();
+    fs::remove_dir_all(&model).unwrap();
+    let rest = losses(&host(dir, "train --json --resume --out part --steps 50").ok());
+    assert_eq!(rest, whole[30..]);
+    let weights = |run: &str| fs::read(dir.join(run).join("checkpoint-00000050/model.safetensors")).unwrap();
+    assert!(weights("whole") == weights("part"));
+}
+
+#[test]
+fn a_run_may_begin_as_one_that_was_trained_here() {
+    let dir = directory();
+    let dir = dir.path();
+    let small = TINY.replace("--vocab-size 300", "--vocab-size 300 --seed 5");
+    host(dir, &format!("train --json {small} --steps 6 --out first")).ok();
+    let scored = host(dir, "eval --json --run first").ok().json();
+    // A step that moves nothing leaves what there was.
+    let flags = "--steps 1 --lr 0 --seed 5 --seq-len 32 --batch-size 4 --eval-tokens 500";
+    for from in ["first", "first/checkpoint-00000006"] {
+        let out = host(dir, &format!("train --json --init-from {from} {flags} --out second")).ok();
+        let last = out.json_lines().pop().unwrap();
+        assert_eq!(last["val_loss"], scored["loss"], "{from}");
+        fs::remove_dir_all(dir.join("second")).unwrap();
+    }
+    // What it is is not asked again, and not contradicted.
+    for (flags, says) in [
+        ("--preset yxanul-tiny", "--preset yxanul-tiny"),
+        ("--set layers=2", "layers"),
+        ("--set d_model=32", "d_model"),
+        ("--vocab-size 301", "vocab_size"),
+        ("--tokenizer byte", "--tokenizer"),
+    ] {
+        let line = format!("train --json --init-from first --steps 1 {flags} --out third");
+        host(dir, &line).refused(2, &[says, "--init-from"]);
+        assert!(!dir.join("third").exists(), "{flags}");
+    }
+    host(dir, "train --init-from nowhere --steps 1 --out third").refused(2, &["nowhere"]);
+    fs::create_dir(dir.join("empty")).unwrap();
+    host(dir, "train --init-from empty --steps 1 --out third").refused(2, &["empty"]);
+    // What says the same is no contradiction.
+    host(dir, &format!("train --json --init-from first {flags} --set layers=1 --set d_model=16 --out third")).ok();
+}
+
+#[test]
+fn a_run_from_a_model_is_planned_before_a_weight_is_read() {
+    let dir = directory();
+    let dir = dir.path();
+    let model = copy("llama3", dir);
+    fs::remove_file(model.join("model.safetensors")).unwrap();
+    let plan = |flags: &str| host(dir, &format!("plan --json --init-from model --seq-len 16 {flags}"));
+    let small = plan("").ok().json()["arena_bytes"].as_u64().unwrap();
+    // A long context is no reason to lay all of it.
+    edit(&model.join("config.json"), |config| config["max_position_embeddings"] = 131_072.into());
+    let long = plan("").ok().json()["arena_bytes"].as_u64().unwrap();
+    let short = plan("--set context=64").ok().json()["arena_bytes"].as_u64().unwrap();
+    // The tables of 131,072 positions: 8 · 4 bytes each.
+    assert!(short < small && small <= long && long <= small + 131_072 * 8 * 4, "{short}, {small}, {long}");
+    host(dir, "train --json --init-from model --seq-len 16 --steps 1 --out out").refused(2, &["model.safetensors"]);
+    assert!(!dir.join("out").exists());
+}
+
+#[test]
+fn what_is_no_model_of_these_is_refused_and_leaves_nothing() {
+    let dir = directory();
+    let dir = dir.path();
+    let refused = |what: &str, says: &[&str]| {
+        let outcome = import(dir, &dir.join("model"));
+        assert_eq!(outcome.status, Some(2), "{what}: {outcome:?}");
+        outcome.refused(2, says);
+        assert!(!dir.join("run").exists(), "{what}");
+        let left: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name()).filter(|n| n != "model").collect();
+        assert!(left.is_empty(), "{what}: {left:?}");
+    };
+    // Files that are missing or of another kind.
+    for (gone, says) in [
+        ("config.json", &["config.json"][..]),
+        ("tokenizer.json", &["tokenizer.json"]),
+        ("model.safetensors", &["model.safetensors"]),
+    ] {
+        let model = copy("qwen3", dir);
+        fs::remove_file(model.join(gone)).unwrap();
+        refused(gone, says);
+    }
+    let model = copy("qwen3", dir);
+    fs::rename(model.join("tokenizer.json"), model.join("tokenizer.model")).unwrap();
+    refused("tokenizer.model", &["tokenizer.model", "tokenizer.json"]);
+    let model = copy("qwen3", dir);
+    fs::rename(model.join("model.safetensors"), model.join("pytorch_model.bin")).unwrap();
+    refused("pytorch_model.bin", &["pytorch_model.bin", "safetensors"]);
+    fs::remove_dir_all(&model).unwrap();
+    refused("nothing", &["model"]);
+    fs::create_dir(&model).unwrap();
+    refused("empty", &["config.json"]);
+
+    // Keys of the configuration.
+    let set = |key: &'static str, value: Value| move |config: &mut Value| config[key] = value;
+    type Change = Box<dyn FnOnce(&mut Value)>;
+    let configs: [(&str, Change, &[&str]); 22] = [
+        ("llama3", Box::new(set("architectures", json!(["GemmaForCausalLM"]))), &["GemmaForCausalLM", "Qwen3ForCausalLM"]),
+        ("llama3", Box::new(set("architectures", json!([]))), &["architectures"]),
+        ("llama3", Box::new(set("hidden_act", json!("gelu_new"))), &["hidden_act", "gelu_new"]),
+        ("gpt_neox_parallel", Box::new(set("hidden_act", json!("gelu_fast"))), &["hidden_act", "gelu_fast"]),
+        ("gpt_neox_parallel", Box::new(set("rope_scaling", json!({"type": "dynamic", "factor": 2.0}))), &["dynamic"]),
+        ("llama3", Box::new(set("rope_scaling", json!({"rope_type": "yarn", "factor": 2.0}))), &["rope_type", "yarn"]),
+        ("llama3", Box::new(set("rope_scaling", json!({"rope_type": "linear"}))), &["factor"]),
+        ("qwen3", Box::new(set("rope_parameters", json!({"rope_type": "longrope", "rope_theta": 1e4}))), &["longrope"]),
+        ("llama3", Box::new(set("partial_rotary_factor", json!(0.5))), &["partial_rotary_factor", "0.5"]),
+        ("qwen3", Box::new(set("layer_types", json!(["full_attention", "sliding_attention"]))), &["layer_types"]),
+        ("qwen2", Box::new(set("use_sliding_window", json!(true))), &["sliding_window", "8"]),
+        ("mistral", Box::new(set("sliding_window", json!(8))), &["sliding_window", "8"]),
+        ("llama3", Box::new(set("quantization_config", json!({"bits": 4}))), &["quantization_config"]),
+        ("llama3", Box::new(set("num_hidden_layers", json!(1u64 << 40))), &["num_hidden_layers", "1099511627776"]),
+        ("llama3", Box::new(set("num_hidden_layers", json!(1 << 27))), &[]),
+        ("llama3", Box::new(set("vocab_size", json!(-1))), &["vocab_size", "-1"]),
+        ("llama3", Box::new(set("hidden_size", json!(0))), &["hidden_size", "0"]),
+        ("llama3", Box::new(set("num_key_value_heads", json!(3))), &["3"]),
+        ("llama3", Box::new(set("rms_norm_eps", json!("small"))), &["rms_norm_eps", "small"]),
+        ("llama3", Box::new(set("tie_word_embeddings", json!(false))), &["lm_head.weight"]),
+        ("llama3", Box::new(set("intermediate_size", json!(25))), &["mlp", "25", "24"]),
+        ("llama3", Box::new(set("vocab_size", json!(9))), &["9"]),
+    ];
+    for (name, change, says) in configs {
+        let model = copy(name, dir);
+        edit(&model.join("config.json"), change);
+        refused(&format!("{name}: {says:?}"), says);
+    }
+    let model = copy("llama3", dir);
+    fs::write(model.join("config.json"), "{\"architectures\": [").unwrap();
+    refused("config.json cut", &["config.json"]);
+    fs::write(model.join("config.json"), "[".repeat(100_000)).unwrap();
+    refused("config.json nested", &["config.json"]);
+}
+
+#[test]
+fn weights_that_are_not_the_models_are_refused_and_leave_nothing() {
+    let dir = directory();
+    let dir = dir.path();
+    let refused = |what: &str, says: &[&str]| {
+        import(dir, &dir.join("model")).refused(2, says);
+        assert!(fs::read_dir(dir).unwrap().count() == 1, "{what}");
+    };
+    type Change = Box<dyn FnOnce(&mut Tensors)>;
+    // 32 rows of 16 columns.
+    const QUERY: &str = "model.layers.1.self_attn.q_proj.weight";
+    let info = |key: &'static str, value: Value| -> Change { Box::new(move |file| file.header[QUERY][key] = value) };
+    let changes: [(Change, &[&str]); 14] = [
+        (Box::new(|file| *file = file.without(QUERY)), &[QUERY]),
+        (Box::new(|file| drop(file.header.remove(QUERY))), &["model.safetensors", "damaged"]),
+        (info("shape", json!([16, 16])), &["model.safetensors"]),
+        (info("shape", json!([8, 64])), &[QUERY, "[8, 64]", "[32, 16]"]),
+        (info("shape", json!([u64::MAX, u64::MAX])), &["model.safetensors"]),
+        (info("dtype", json!("I16")), &[QUERY, "I16"]),
+        (info("dtype", json!("F128")), &["model.safetensors"]),
+        (info("data_offsets", json!([0, 1024])), &["model.safetensors"]),
+        (info("data_offsets", json!([0, u64::MAX])), &["model.safetensors"]),
+        (info("data_offsets", json!([1024, 0])), &["model.safetensors"]),
+        (Box::new(|file| file.add("model.layers.2.input_layernorm.weight", "BF16", json!([16]), &[0; 32])), &[
+            "model.layers.2.input_layernorm.weight",
+        ]),
+        (Box::new(|file| file.add("lm_head.weight", "BF16", json!([40, 16]), &[0; 1280])), &[
+            "lm_head.weight",
+            "model.embed_tokens.weight",
+        ]),
+        (Box::new(|file| file.data.truncate(file.data.len() - 2)), &["model.safetensors", "truncated"]),
+        (
+            Box::new(|file| {
+                let begin = file.header[QUERY]["data_offsets"][0].as_u64().unwrap() as usize;
+                file.data[begin..][..2].copy_from_slice(&0x7fc0u16.to_le_bytes());
+            }),
+            &[QUERY, "not finite"],
+        ),
+    ];
+    for (number, (change, says)) in changes.into_iter().enumerate() {
+        let model = copy("llama3", dir).join("model.safetensors");
+        let mut file = Tensors::read(&model);
+        change(&mut file);
+        file.write(&model);
+        refused(&format!("change {number}"), says);
+    }
+    // Eight bits, and whole numbers.
+    for dtype in ["F8_E4M3", "I64"] {
+        let model = copy("llama3", dir).join("model.safetensors");
+        let mut file = Tensors::read(&model).without("model.norm.weight");
+        let bytes = vec![0; if dtype == "I64" { 128 } else { 16 }];
+        file.add("model.norm.weight", dtype, json!([16]), &bytes);
+        file.write(&model);
+        refused(dtype, &["model.norm.weight", dtype]);
+    }
+    // A head that is the embedding, bit for bit, is one.
+    let model = copy("llama3", dir).join("model.safetensors");
+    let mut file = Tensors::read(&model);
+    let (dtype, shape, bytes) = file.get("model.embed_tokens.weight").unwrap();
+    let (dtype, shape, bytes) = (dtype.to_owned(), shape.clone(), bytes.to_vec());
+    file.add("lm_head.weight", &dtype, shape, &bytes);
+    file.write(&model);
+    import(dir, &dir.join("model")).ok();
+    assert!(difference(dir, "run", "llama3") <= 1e-4);
+}
+
+#[test]
+fn shards_that_do_not_belong_together_are_refused_and_leave_nothing() {
+    let dir = directory();
+    let dir = dir.path();
+    const INDEX: &str = "model.safetensors.index.json";
+    const FIRST: &str = "model-00001-of-00003.safetensors";
+    const EMBEDDING: &str = "model.embed_tokens.weight";
+    let refused = |what: &str, says: &[&str]| {
+        import(dir, &dir.join("model")).refused(2, says);
+        assert!(!dir.join("run").exists(), "{what}");
+    };
+    fs::copy(fixture("llama_sharded").join(FIRST), dir.join("outside.safetensors")).unwrap();
+    let outside = dir.join("outside.safetensors").display().to_string();
+    let places: [&str; 7] = ["../outside.safetensors", &outside, "model-9.safetensors", "", ".", "..", "a/../b"];
+    for place in places {
+        let model = copy("llama_sharded", dir);
+        edit(&model.join(INDEX), |index| index["weight_map"][EMBEDDING] = place.into());
+        refused(place, &[if place == "model-9.safetensors" { place } else { INDEX }]);
+    }
+    let indices: [(&str, Box<dyn FnOnce(&mut Value)>); 5] = [
+        ("a number", Box::new(|index| index["weight_map"][EMBEDDING] = 7.into())),
+        ("a list", Box::new(|index| index["weight_map"] = json!([1]))),
+        ("nothing", Box::new(|index| index["weight_map"] = json!({}))),
+        ("another shard", Box::new(|index| {
+            let map = index["weight_map"].as_object_mut().unwrap();
+            let other = map.values().find(|file| **file != map[EMBEDDING]).unwrap().clone();
+            map[EMBEDDING] = other;
+        })),
+        ("a tensor less", Box::new(|index| {
+            index["weight_map"].as_object_mut().unwrap().remove(EMBEDDING);
+        })),
+    ];
+    for (what, change) in indices {
+        let model = copy("llama_sharded", dir);
+        edit(&model.join(INDEX), change);
+        refused(what, &[]);
+    }
+    let model = copy("llama_sharded", dir);
+    fs::write(model.join(INDEX), "{").unwrap();
+    refused("an index that is cut", &[INDEX]);
+    for (length, says) in [(4000, "truncated"), (4, "no safetensors"), (0, "no safetensors")] {
+        let model = copy("llama_sharded", dir);
+        let bytes = fs::read(model.join(FIRST)).unwrap();
+        fs::write(model.join(FIRST), &bytes[..length]).unwrap();
+        refused("a shard that is cut", &[FIRST, says]);
+    }
+    #[cfg(unix)]
+    {
+        // What is no regular file is not waited for.
+        let model = copy("llama_sharded", dir);
+        fs::remove_file(model.join(FIRST)).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(model.join(FIRST)).status().unwrap();
+        assert!(made.success());
+        refused("a pipe", &[FIRST, "regular file"]);
+    }
+}
+
+#[test]
+fn random_damage_is_read_or_refused_in_one_line() {
+    let dir = directory();
+    let dir = dir.path();
+    let random = Random::new(3, stream("damage"));
+    let mut drawn = 0;
+    let mut draw = |below: usize| {
+        drawn += 1;
+        random.below(drawn, below as u64) as usize
+    };
+    let (mut read, mut refused) = (0, 0);
+    for round in 0..300 {
+        let name = ["llama_sharded", "gpt_neox_parallel", "qwen3"][round % 3];
+        let model = copy(name, dir);
+        let mut files: Vec<_> = fs::read_dir(&model).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.retain(|path| !path.ends_with("expected.json"));
+        files.sort();
+        let path = &files[draw(files.len())];
+        let mut bytes = fs::read(path).unwrap();
+        for _ in 0..=draw(3) {
+            // Of a file of weights rather the header than numbers.
+            let within = bytes.len().min(1200);
+            let at = draw(within.max(1));
+            match draw(4) {
+                2 => bytes.truncate(bytes.len() - at),
+                _ if within == 0 => {}
+                0 => bytes[at] ^= 1 << draw(8),
+                1 => bytes[at] = draw(256) as u8,
+                _ => bytes[at] = b"0123456789{}[]\",:-"[draw(18)],
+            }
+        }
+        fs::write(path, &bytes).unwrap();
+        let outcome = import(dir, &model);
+        if outcome.status == Some(0) {
+            read += 1;
+            fs::remove_dir_all(dir.join("run")).unwrap();
+        } else {
+            refused += 1;
+            outcome.refused(2, &[]);
+            assert!(!dir.join("run").exists(), "round {round}");
+        }
+    }
+    assert!(read > 10 && refused > 100, "{read} read, {refused} refused");
+}
