@@ -272,7 +272,8 @@ fn what_is_no_model_of_these_is_refused_and_leaves_nothing() {
         assert_eq!(outcome.status, Some(2), "{what}: {outcome:?}");
         outcome.refused(2, says);
         assert!(!dir.join("run").exists(), "{what}");
-        let left: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name()).filter(|n| n != "model").collect();
+        let left: Vec<_> =
+            fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name()).filter(|n| n != "model").collect();
         assert!(left.is_empty(), "{what}: {left:?}");
     };
     // Files that are missing or of another kind.
@@ -300,7 +301,11 @@ fn what_is_no_model_of_these_is_refused_and_leaves_nothing() {
     let set = |key: &'static str, value: Value| move |config: &mut Value| config[key] = value;
     type Change = Box<dyn FnOnce(&mut Value)>;
     let configs: [(&str, Change, &[&str]); 22] = [
-        ("llama3", Box::new(set("architectures", json!(["GemmaForCausalLM"]))), &["GemmaForCausalLM", "Qwen3ForCausalLM"]),
+        (
+            "llama3",
+            Box::new(set("architectures", json!(["GemmaForCausalLM"]))),
+            &["GemmaForCausalLM", "Qwen3ForCausalLM"],
+        ),
         ("llama3", Box::new(set("architectures", json!([]))), &["architectures"]),
         ("llama3", Box::new(set("hidden_act", json!("gelu_new"))), &["hidden_act", "gelu_new"]),
         ("gpt_neox_parallel", Box::new(set("hidden_act", json!("gelu_fast"))), &["hidden_act", "gelu_fast"]),
@@ -358,13 +363,14 @@ fn weights_that_are_not_the_models_are_refused_and_leave_nothing() {
         (info("data_offsets", json!([0, 1024])), &["model.safetensors"]),
         (info("data_offsets", json!([0, u64::MAX])), &["model.safetensors"]),
         (info("data_offsets", json!([1024, 0])), &["model.safetensors"]),
-        (Box::new(|file| file.add("model.layers.2.input_layernorm.weight", "BF16", json!([16]), &[0; 32])), &[
-            "model.layers.2.input_layernorm.weight",
-        ]),
-        (Box::new(|file| file.add("lm_head.weight", "BF16", json!([40, 16]), &[0; 1280])), &[
-            "lm_head.weight",
-            "model.embed_tokens.weight",
-        ]),
+        (
+            Box::new(|file| file.add("model.layers.2.input_layernorm.weight", "BF16", json!([16]), &[0; 32])),
+            &["model.layers.2.input_layernorm.weight"],
+        ),
+        (
+            Box::new(|file| file.add("lm_head.weight", "BF16", json!([40, 16]), &[0; 1280])),
+            &["lm_head.weight", "model.embed_tokens.weight"],
+        ),
         (Box::new(|file| file.data.truncate(file.data.len() - 2)), &["model.safetensors", "truncated"]),
         (
             Box::new(|file| {
@@ -424,14 +430,20 @@ fn shards_that_do_not_belong_together_are_refused_and_leave_nothing() {
         ("a number", Box::new(|index| index["weight_map"][EMBEDDING] = 7.into())),
         ("a list", Box::new(|index| index["weight_map"] = json!([1]))),
         ("nothing", Box::new(|index| index["weight_map"] = json!({}))),
-        ("another shard", Box::new(|index| {
-            let map = index["weight_map"].as_object_mut().unwrap();
-            let other = map.values().find(|file| **file != map[EMBEDDING]).unwrap().clone();
-            map[EMBEDDING] = other;
-        })),
-        ("a tensor less", Box::new(|index| {
-            index["weight_map"].as_object_mut().unwrap().remove(EMBEDDING);
-        })),
+        (
+            "another shard",
+            Box::new(|index| {
+                let map = index["weight_map"].as_object_mut().unwrap();
+                let other = map.values().find(|file| **file != map[EMBEDDING]).unwrap().clone();
+                map[EMBEDDING] = other;
+            }),
+        ),
+        (
+            "a tensor less",
+            Box::new(|index| {
+                index["weight_map"].as_object_mut().unwrap().remove(EMBEDDING);
+            }),
+        ),
     ];
     for (what, change) in indices {
         let model = copy("llama_sharded", dir);
@@ -501,4 +513,123 @@ fn random_damage_is_read_or_refused_in_one_line() {
         }
     }
     assert!(read > 10 && refused > 100, "{read} read, {refused} refused");
+}
+
+#[test]
+fn a_checkpoint_of_our_own_is_read_without_its_run() {
+    // Blocks of attention and a factorised embedding; GPT-NeoX's names; a mixture of both.
+    for flags in [
+        "--preset yxanul-tiny --attention mixed --block 16 --set layers=2 --set d_model=32 --set heads=4 --set kv_heads=2 \
+         --set rank=8 --set d_ff=48",
+        "--preset pythia-tiny --attention local --block 16 --set layers=2 --set d_model=32 --set heads=2 --set d_ff=48",
+        "--preset pythia-tiny --set layers=2 --set d_model=32 --set heads=2 --set kv_heads=1 --set norm=rms --set feed=swiglu \
+         --set bias=qkv --set d_ff=48 --set rotary_pct=0.5 --set rotary_scaling=linear --set qk_norm=true --set tied=true",
+    ] {
+        let dir = directory();
+        let dir = dir.path();
+        let train =
+            format!("train --json {flags} --vocab-size 300 --seq-len 64 --batch-size 2 --steps 3 --eval-tokens 200");
+        host(dir, &format!("{train} --out first")).ok();
+        fs::rename(dir.join("first/checkpoint-00000003"), dir.join("model")).unwrap();
+        import(dir, &dir.join("model")).ok();
+        // As the run was, so that its logits can be had.
+        fs::rename(dir.join("model"), dir.join("first/checkpoint-00000003")).unwrap();
+        let ids: Vec<String> = (0..60).map(|n| (n * n % 300).to_string()).collect();
+        let logits = |run: &str| host(dir, &format!("logits --json --run {run} --ids {}", ids.join(","))).ok().json();
+        assert_eq!(logits("run"), logits("first"), "{flags}");
+    }
+}
+
+#[test]
+fn what_is_exported_again_is_what_was_imported() {
+    let dir = directory();
+    let dir = dir.path();
+    for name in ["gpt_neox_sequential", "qwen2", "mistral", "qwen3"] {
+        import(dir, &fixture(name)).ok();
+        host(dir, "export --run run --to hf there").ok();
+        let (given, there) = (weights(&fixture(name)), Tensors::read(&dir.join("there/model.safetensors")));
+        for tensor in given[0].names() {
+            assert!(there.get(tensor) == given[0].get(tensor), "{name}: {tensor}");
+        }
+        // A Qwen2 with another tokenizer than Qwen2's own is exported as a Llama, whose bias more is zeros.
+        for more in there.names().filter(|tensor| given[0].get(tensor).is_none()) {
+            let (_, _, bytes) = there.get(more).unwrap();
+            let zeros = bytes.iter().all(|byte| *byte == 0);
+            assert!(name == "qwen2" && more.ends_with("o_proj.bias") && zeros, "{name}: {more}");
+        }
+        for run in ["run", "there"] {
+            fs::remove_dir_all(dir.join(run)).unwrap();
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_leaves_nothing() {
+    let dir = directory();
+    let dir = dir.path();
+    let host = capful_tests::binary::path().display();
+    for kib in [1, 8] {
+        let line = format!("import --from hf {} --out run", fixture("qwen3").display());
+        let script = format!("trap '' XFSZ; ulimit -f {kib}; exec {host} {line}");
+        let output = std::process::Command::new("bash").args(["-c", &script]).current_dir(dir).output().unwrap();
+        Outcome::of(&line, output).refused(1, &["run/checkpoint-00000000"]);
+        assert!(!dir.join("run").exists());
+    }
+}
+
+/// A model of 256 MB, whose embedding is a hole in its file, in `dir/model`.
+#[cfg(target_os = "linux")]
+fn large(dir: &Path) -> PathBuf {
+    const ROWS: u64 = 4_000_000;
+    let model = copy("llama3", dir);
+    edit(&model.join("config.json"), |config| config["vocab_size"] = ROWS.into());
+    let path = model.join("model.safetensors");
+    let mut file = Tensors::read(&path).without("model.embed_tokens.weight");
+    file.add("model.embed_tokens.weight", "F32", json!([ROWS, 16]), &[]);
+    let bytes = 4 * 16 * ROWS;
+    file.header["model.embed_tokens.weight"]["data_offsets"][1] = (file.data.len() as u64 + bytes).into();
+    file.write(&path);
+    let hole = fs::OpenOptions::new().append(true).open(&path).unwrap();
+    hole.set_len(hole.metadata().unwrap().len() + bytes).unwrap();
+    model
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_large_model_takes_little_memory_and_a_signal_leaves_nothing_of_it() {
+    use std::process::{Command, Stdio};
+    let dir = directory();
+    let dir = dir.path();
+    large(dir);
+    let start = || {
+        let mut command = capful_tests::binary::command(dir, "import --from hf model --out run");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut process = start();
+    let (status, mut most) = (format!("/proc/{}/status", process.id()), 0);
+    while process.try_wait().unwrap().is_none() {
+        let text = fs::read_to_string(&status).unwrap_or_default();
+        let peak = text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
+        most = most.max(peak.unwrap_or(0u64));
+    }
+    Outcome::of("import", process.wait_with_output().unwrap()).ok();
+    assert!(most > 1 << 10 && most < 64 << 10, "{most} KiB");
+    let written = dir.join("run/checkpoint-00000000/model.safetensors").metadata().unwrap().len();
+    assert!(written > 256_000_000, "{written}");
+
+    // A signal that comes when all is written changes nothing.
+    let stopped = (0..5).any(|_| {
+        fs::remove_dir_all(dir.join("run")).unwrap_or_default();
+        let mut process = start();
+        while !dir.join("run/checkpoint-00000000.tmp/model.safetensors").exists()
+            && process.try_wait().unwrap().is_none()
+        {}
+        Command::new("kill").args(["-INT", &process.id().to_string()]).status().unwrap();
+        let outcome = Outcome::of("import", process.wait_with_output().unwrap());
+        assert!([Some(0), Some(130)].contains(&outcome.status), "{outcome:?}");
+        assert_eq!(outcome.status == Some(0), dir.join("run").exists());
+        outcome.status == Some(130)
+    });
+    assert!(stopped);
 }

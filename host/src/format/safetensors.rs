@@ -326,6 +326,20 @@ impl TensorFile {
         Ok((self.data + info.data_offsets.0 as u64, info.dtype))
     }
 
+    /// Fills `bytes` with those of the tensor `name` from byte `at` on.
+    ///
+    /// # Errors
+    /// A tensor that is missing or shorter; a file that cannot be read.
+    pub fn read_part(&mut self, name: &str, at: u64, bytes: &mut [u8]) -> Result<(), TensorFileError> {
+        let io = |source| TensorFileError::Io { path: self.path.clone(), source };
+        let Some(info) = self.header.info(name).filter(|_| at.saturating_add(bytes.len() as u64) <= self.bytes(name))
+        else {
+            return Err(io(io::ErrorKind::UnexpectedEof.into()));
+        };
+        self.file.seek(SeekFrom::Start(self.data + info.data_offsets.0 as u64 + at)).map_err(io)?;
+        self.file.read_exact(bytes).map_err(io)
+    }
+
     /// Shows the bytes of the tensor `name` in pieces.
     ///
     /// # Errors
@@ -336,14 +350,12 @@ impl TensorFile {
         staging: &mut [u8],
         visit: &mut dyn FnMut(&[u8]) -> Result<(), TensorFileError>,
     ) -> Result<(), TensorFileError> {
-        let io = |source| TensorFileError::Io { path: self.path.clone(), source };
-        let Some(info) = self.header.info(name) else { return Ok(()) };
-        let (mut at, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
-        self.file.seek(SeekFrom::Start(self.data + at)).map_err(io)?;
+        let Some((dtype, _)) = self.describe(name) else { return Ok(()) };
+        let (mut at, end) = (0, self.bytes(name));
         while at < end {
             let count = (end - at).min(staging.len() as u64 / 4 * 4) as usize;
-            self.file.read_exact(&mut staging[..count]).map_err(io)?;
-            if !all_finite(&staging[..count], info.dtype) {
+            self.read_part(name, at, &mut staging[..count])?;
+            if !all_finite(&staging[..count], dtype) {
                 return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() });
             }
             visit(&staging[..count])?;

@@ -2,14 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::hash::Hasher as _;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use capful_core::memory::Entry;
 use serde::Deserialize;
-use twox_hash::XxHash3_64;
 
 use super::safetensors::{TensorFile, TensorFileError};
 use crate::device::Storage;
@@ -126,7 +124,7 @@ impl Tensors {
         }
         match tied {
             Some([head, embedding]) if self.files.iter().any(|file| file.describe(head).is_some()) => {
-                if self.digest(head)? == self.digest(embedding)? {
+                if self.same([head, embedding])? {
                     return Ok(());
                 }
                 let what = format!("{head} differs from {embedding}, and config.json says that they are one");
@@ -136,16 +134,23 @@ impl Tensors {
         }
     }
 
-    /// A tensor's type and shape, and a digest of its bytes.
-    fn digest(&mut self, name: &str) -> Result<(String, u64), TensorFileError> {
-        let file = self.file(name);
-        let described = format!("{:?}", file.describe(name));
-        let mut hash = XxHash3_64::new();
-        file.read_bytes(name, &mut vec![0; STAGING], &mut |piece| {
-            hash.write(piece);
-            Ok(())
-        })?;
-        Ok((described, hash.finish()))
+    /// Whether two tensors are the same, bit for bit.
+    fn same(&mut self, names: [&str; 2]) -> Result<bool, TensorFileError> {
+        let [one, other] = names.map(|name| format!("{:?}", self.file(name).describe(name)));
+        let bytes = self.file(names[0]).bytes(names[0]);
+        let mut pieces = [vec![0; STAGING], vec![0; STAGING]];
+        let mut at = 0;
+        while one == other && at < bytes {
+            let count = (bytes - at).min(STAGING as u64) as usize;
+            for (name, piece) in names.into_iter().zip(&mut pieces) {
+                self.file(name).read_part(name, at, &mut piece[..count])?;
+            }
+            if pieces[0][..count] != pieces[1][..count] {
+                return Ok(false);
+            }
+            at += count as u64;
+        }
+        Ok(one == other)
     }
 
     /// Reads every region of `entries` from the tensor of its name, as [`TensorFile::read_into`].

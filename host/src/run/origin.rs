@@ -78,11 +78,11 @@ impl Origin {
         let text = regular::read_to_string(&path).map_err(|e| at(&path, e))?;
         let config: Value =
             serde_json::from_str(&text).map_err(|e| at(&path, format_args!("it does not parse ({e})")))?;
-        let model = hugging_face::model(&config).map_err(|what| at(&path, what))?;
+        let read = hugging_face::described(&config).map_err(|what| at(&path, what))?;
         let tokenizer = tokenizer_in(dir)?;
         let preset = Some(IMPORTED.to_owned());
-        let seq_len = shorter(&model);
-        let raw = RawConfig { preset, tokenizer: Some(tokenizer), model, seq_len, ..RawConfig::default() };
+        let seq_len = shorter(&read.model);
+        let raw = RawConfig { preset, tokenizer: Some(tokenizer), seq_len, ..read };
         Ok(Origin { weights: dir.to_owned(), raw, foreign: true })
     }
 

@@ -81,6 +81,7 @@ impl<'s> Checkpoint<'s> {
         let element = match dtype {
             FileDtype::F32 => Some(Element::F32),
             FileDtype::BF16 => Some(Element::Bf16),
+            FileDtype::F16 => Some(Element::F16),
             _ => None,
         };
         match element.filter(|_| there[0] as u64 >= rows && there[1] as u64 == columns) {

@@ -10,5 +10,5 @@ mod write;
 pub use card::Card;
 pub use export::{Exported, Request, export};
 pub use names::{is_buffer, tied_head};
-pub use read::model;
+pub use read::described;
 pub use write::config;

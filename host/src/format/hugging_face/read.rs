@@ -1,4 +1,5 @@
-//! The model that a `config.json` of `transformers` describes, as the table `[model]`.
+//! The model that a `config.json` of `transformers` describes, as the table `[model]`; one of our own with its pattern of
+//! attention besides.
 //!
 //! What a key of an architecture changes in the mathematics is either taken over or refused by its name. Keys that
 //! change nothing about a prediction (dropout, caches, initial values) are not looked at. Defaults are those of the
@@ -6,9 +7,31 @@
 
 use serde_json::{Map, Value};
 
+use crate::config::{Attention, RawConfig};
+
 /// The classes that are read.
-const CLASSES: [&str; 5] =
-    ["GPTNeoXForCausalLM", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"];
+const CLASSES: [&str; 6] = [
+    "GPTNeoXForCausalLM",
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MistralForCausalLM",
+    "YxanulForCausalLM",
+];
+/// Keys of other classes, each of which changes what a model computes: whoever wrote one meant it.
+const OF_OTHERS: [&str; 11] = [
+    "clip_qkv",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "embedding_multiplier",
+    "attention_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+    "scale_attn_by_inverse_layer_idx",
+];
 
 /// The class of a model, as its configuration names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,13 +41,49 @@ enum Class {
     Qwen2,
     Qwen3,
     Mistral,
+    /// What `write` calls a mixture that no other class has.
+    Yxanul,
+}
+
+/// What `config` says of a model: the table `[model]`, and the pattern of attention where it is not dense.
+///
+/// # Errors
+/// A line that names the key that is missing, out of range or not covered, and its value.
+pub fn described(config: &Value) -> Result<RawConfig, String> {
+    let model = model(config)?;
+    let raw = RawConfig { model, ..RawConfig::default() };
+    let Some(object) = config.as_object() else { return Ok(raw) };
+    let keys = Keys { object, within: "" };
+    let Some(keys) = keys.inside("attention", "attention.")?.filter(|_| keys.class() == Ok(Class::Yxanul)) else {
+        return Ok(raw);
+    };
+    let attention = match keys.get("pattern").and_then(Value::as_str) {
+        Some("dense") => Attention::Dense,
+        Some("local") => Attention::Local,
+        Some("global") => Attention::Global,
+        Some("mixed") => Attention::Mixed,
+        _ => return Err(keys.refused("pattern", "covered are dense, local, global, mixed")),
+    };
+    // What the pattern does not use is written all the same.
+    let used = |key, by: &[Attention]| match by.contains(&attention) {
+        true => keys.size(key).map(|size| u32::try_from(size).ok()),
+        false => Ok(None),
+    };
+    let [local, global] = [[Attention::Local, Attention::Mixed], [Attention::Global, Attention::Mixed]];
+    Ok(RawConfig {
+        attention: Some(attention),
+        block: used("block", &[Attention::Local, Attention::Global, Attention::Mixed])?,
+        window: used("window", &local)?,
+        stride: used("stride", &global)?,
+        ..raw
+    })
 }
 
 /// The table `[model]` of the model that `config` describes.
 ///
 /// # Errors
 /// A line that names the key that is missing, out of range or not covered, and its value.
-pub fn model(config: &Value) -> Result<toml::Table, String> {
+fn model(config: &Value) -> Result<toml::Table, String> {
     let Some(object) = config.as_object() else { return Err("it is no JSON object".to_owned()) };
     let keys = Keys { object, within: "" };
     let class = keys.class()?;
@@ -32,7 +91,9 @@ pub fn model(config: &Value) -> Result<toml::Table, String> {
     let mut table = toml::Table::new();
     let mut put = |key: &str, value: toml::Value| table.insert(key.to_owned(), value);
     let neox = class == Class::GptNeox;
-    put("family", if neox { "pythia" } else { "llama" }.into());
+    let own = class == Class::Yxanul;
+    let neox_names = neox || own && keys.word("tensor_names", &["llama", "gpt_neox"])? == "gpt_neox";
+    put("family", if neox_names { "pythia" } else { "llama" }.into());
     let (d_model, heads) = (keys.size("hidden_size")?, keys.size("num_attention_heads")?);
     put("layers", keys.layers()?.into());
     put("d_model", d_model.into());
@@ -42,21 +103,30 @@ pub fn model(config: &Value) -> Result<toml::Table, String> {
     put("vocab_size", keys.size("vocab_size")?.into());
     put("kv_heads", if neox { heads } else { keys.size_or("num_key_value_heads", heads)? }.into());
     let head_size = match class {
-        Class::GptNeox | Class::Qwen2 => 0,
-        Class::Llama | Class::Mistral => keys.size_or("head_dim", 0)?,
+        Class::GptNeox => 0,
+        Class::Llama | Class::Mistral | Class::Qwen2 | Class::Yxanul => keys.size_or("head_dim", 0)?,
         Class::Qwen3 => keys.size_or("head_dim", 128)?,
     };
     put("head_size", head_size.into());
     put("tied", keys.switch("tie_word_embeddings", false)?.into());
     put("bias", keys.bias(class)?.into());
-    put("qk_norm", (class == Class::Qwen3).into());
+    put("qk_norm", (class == Class::Qwen3 || own && keys.switch("qk_norm", false)?).into());
     let eps = if neox { keys.number("layer_norm_eps", 1e-5)? } else { keys.number("rms_norm_eps", 1e-6)? };
     put("norm_eps", eps.into());
-    if neox {
-        let parallel = keys.switch("use_parallel_residual", true)?;
+    if neox || own {
+        let parallel = keys.switch("use_parallel_residual", neox)?;
         put("residual", if parallel { "parallel" } else { "sequential" }.into());
     }
-    let size = if head_size > 0 { head_size } else { d_model / heads };
+    if own {
+        put("norm", keys.word("norm", &["rms", "layer"])?.into());
+        put("feed", keys.word("feed", &["swiglu", "gelu"])?.into());
+        put("rank", keys.size_or("embedding_rank", 0)?.into());
+    }
+    let size = match head_size {
+        0 if d_model % heads != 0 => return Err(keys.refused("num_attention_heads", "it does not divide hidden_size")),
+        0 => d_model / heads,
+        given => given,
+    };
     table.extend(keys.rotary(class, size)?);
     Ok(table)
 }
@@ -119,6 +189,13 @@ impl Keys<'_> {
         value.as_bool().ok_or_else(|| self.refused(key, "it must be true or false"))
     }
 
+    /// One of these words, the first where none is given.
+    fn word(&self, key: &str, words: &[&'static str]) -> Result<&'static str, String> {
+        let Some(value) = self.get(key) else { return Ok(words.first().copied().unwrap_or_default()) };
+        let known = words.iter().find(|word| value.as_str() == Some(word));
+        known.copied().ok_or_else(|| self.refused(key, &format!("covered are {}", words.join(", "))))
+    }
+
     fn class(&self) -> Result<Class, String> {
         let covered = || format!("covered are {}", CLASSES.join(", "));
         let classes = self.get("architectures").and_then(Value::as_array);
@@ -131,14 +208,20 @@ impl Keys<'_> {
             Some("Qwen2ForCausalLM") => Ok(Class::Qwen2),
             Some("Qwen3ForCausalLM") => Ok(Class::Qwen3),
             Some("MistralForCausalLM") => Ok(Class::Mistral),
+            Some("YxanulForCausalLM") => Ok(Class::Yxanul),
             _ => Err(self.refused("architectures", &covered())),
         }
     }
 
     /// Refuses what changes a prediction and is not built here.
     fn refuse_what_is_not_covered(&self, class: Class) -> Result<(), String> {
-        let (activation, default) = if class == Class::GptNeox { ("gelu", "gelu") } else { ("silu", "silu") };
-        let given = self.get("hidden_act").map_or(Some(default), Value::as_str);
+        let gelu = match class {
+            Class::GptNeox => true,
+            Class::Yxanul => self.word("feed", &["swiglu", "gelu"])? == "gelu",
+            _ => false,
+        };
+        let activation = if gelu { "gelu" } else { "silu" };
+        let given = self.get("hidden_act").map_or(Some(activation), Value::as_str);
         // PyTorch has two names for x · sigmoid(x).
         if given != Some(activation) && !(activation == "silu" && given == Some("swish")) {
             return Err(self.refused("hidden_act", &format!("covered is {activation}, in its exact form")));
@@ -146,7 +229,12 @@ impl Keys<'_> {
         if self.get("quantization_config").is_some() {
             return Err(self.refused("quantization_config", "export the model unquantised first"));
         }
-        if class != Class::GptNeox && self.number("partial_rotary_factor", 1.0)? != 1.0 {
+        if let Some(key) = OF_OTHERS.iter().find(|key| self.get(key).is_some_and(|value| *value != Value::Bool(false)))
+        {
+            return Err(self.refused(key, "no class that is covered has it"));
+        }
+        let whole = !matches!(class, Class::GptNeox | Class::Yxanul);
+        if whole && self.number("partial_rotary_factor", 1.0)? != 1.0 {
             return Err(self.refused("partial_rotary_factor", "covered is the rotation of whole heads"));
         }
         let layers = self.get("layer_types").and_then(Value::as_array);
@@ -159,7 +247,7 @@ impl Keys<'_> {
     /// Refuses attention that does not see all of the context.
     fn refuse_windows(&self, class: Class) -> Result<(), String> {
         let used = match class {
-            Class::GptNeox | Class::Llama => false,
+            Class::GptNeox | Class::Llama | Class::Yxanul => false,
             Class::Qwen2 | Class::Qwen3 => self.switch("use_sliding_window", false)?,
             Class::Mistral => self.object.get("sliding_window") != Some(&Value::Null),
         };
@@ -176,8 +264,19 @@ impl Keys<'_> {
 
     /// Which linear layers have biases.
     fn bias(&self, class: Class) -> Result<&'static str, String> {
-        let feed = class == Class::Llama && self.switch("mlp_bias", false)?;
+        let feed = matches!(class, Class::Llama | Class::Yxanul) && self.switch("mlp_bias", false)?;
         match class {
+            Class::Yxanul => {
+                let qkv = self.switch("attention_bias", false)?;
+                match (qkv, self.switch("attention_out_bias", qkv)?, feed) {
+                    (true, true, true) => Ok("all"),
+                    (true, true, false) => Ok("attention"),
+                    (true, false, false) => Ok("qkv"),
+                    (false, false, true) => Ok("feed"),
+                    (false, false, false) => Ok("none"),
+                    _ => Err(self.refused("attention_out_bias", "no model here has such biases")),
+                }
+            }
             Class::GptNeox if self.switch("attention_bias", true)? => Ok("all"),
             Class::GptNeox => Ok("feed"),
             Class::Qwen2 => Ok("qkv"),
@@ -198,9 +297,9 @@ impl Keys<'_> {
         let base = all.number("rope_theta", self.number(old, 10_000.0)?)?;
         let share = match neox {
             true => all.number("partial_rotary_factor", self.number("rotary_pct", 0.25)?)?,
-            false => all.number("partial_rotary_factor", 1.0)?,
+            false => all.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0)?)?,
         };
-        if share > 1.0 || !neox && share != 1.0 {
+        if share > 1.0 || !neox && class != Class::Yxanul && share != 1.0 {
             return Err(all.refused("partial_rotary_factor", "covered is the rotation of whole heads"));
         }
         let mut table = toml::Table::new();
@@ -299,6 +398,11 @@ mod tests {
             (json!({"rope_parameters": {"rope_type": "longrope"}}), "rope_parameters.rope_type"),
             (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5"),
             (json!({"quantization_config": {"bits": 4}}), "quantization_config"),
+            (json!({"final_logit_softcapping": 30.0}), "final_logit_softcapping is 30.0; no class"),
+            (json!({"num_local_experts": 8}), "num_local_experts is 8"),
+            (json!({"clip_qkv": null}), ""),
+            (json!({"num_attention_heads": 5}), "num_attention_heads is 5; it does not divide hidden_size"),
+            (json!({"num_attention_heads": 64}), "num_attention_heads is 64"),
             (json!({"architectures": ["MistralForCausalLM"]}), ""),
             (
                 json!({"architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192}),

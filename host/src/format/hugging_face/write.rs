@@ -187,6 +187,9 @@ fn mixture(model: &Transformer) -> Value {
     config["feed"] = (if model.feed == Feed::Gelu { "gelu" } else { "swiglu" }).into();
     config["use_parallel_residual"] = (model.residual == Residual::Parallel).into();
     config["partial_rotary_factor"] = rotary_pct(model).into();
+    if model.dialect == Dialect::GptNeox {
+        config["tensor_names"] = "gpt_neox".into();
+    }
     if model.bias.out != model.bias.qkv {
         config["attention_out_bias"] = model.bias.out.into();
     }
