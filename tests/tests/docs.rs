@@ -92,7 +92,7 @@ fn every_command_in_the_documents_is_known() {
                 let help = host_with(dir.path(), "", &[&words[..], &["--help"]].concat());
                 assert_eq!(help.status, Some(0), "{place}\n{}", help.err);
                 // A plan needs nothing but itself, unless it is made for a file or for this machine's GPU.
-                let files = ["--data", "--tokenizer", "--config", "--device"];
+                let files = ["--data", "--tokenizer", "--config", "--device", "--init-from"];
                 if words[0] == "plan" && !words.iter().any(|word| files.contains(word)) {
                     host_with(dir.path(), "", &words).ok();
                 }
