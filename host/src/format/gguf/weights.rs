@@ -195,7 +195,8 @@ mod tests {
         assert_eq!(out[..2], f16::from_f32(127.0 / 8.0).to_le_bytes());
         assert_eq!((out[2], out[3], out[17]), (12 << 4, 8 | 8 << 4, 8 | 8 << 4));
         Weights::Q4_0.encode(&[0.0; 32], &mut out);
-        assert_eq!(out, [[0, 0].as_slice(), &[0x88; 16]].concat());
+        // 0 / −8 is −0, as in llama.cpp.
+        assert_eq!(out, [[0, 0x80].as_slice(), &[0x88; 16]].concat());
     }
 
     #[test]
