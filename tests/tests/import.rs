@@ -27,6 +27,9 @@ fn copy(name: &str, dir: &Path) -> PathBuf {
     to
 }
 
+/// What is done to a file.
+type Change<T> = Box<dyn FnOnce(&mut T)>;
+
 fn json_file(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
@@ -203,7 +206,19 @@ fn a_run_from_another_goes_on_without_it() {
     let line = training(&fixture("texts.jsonl"));
     let whole = losses(&host(dir, &format!("{line} --init-from {} --out whole", model.display())).ok());
     let half = line.replace("--steps 50", "--steps 30");
-    host(dir, &format!("{half} --init-from model --out part")).ok();
+    // The key of a file says the same as the flag.
+    fs::write(dir.join("run.toml"), "init_from = 'model'\n").unwrap();
+    host(dir, &format!("{half} --config run.toml --out part")).ok();
+    // Begun, and nothing saved: it begins again, and needs the model for it.
+    let (saved, aside) = (dir.join("part/checkpoint-00000030"), dir.join("aside"));
+    fs::rename(&saved, &aside).unwrap();
+    let hidden = dir.join("hidden");
+    fs::rename(&model, &hidden).unwrap();
+    host(dir, "train --json --resume --out part").refused(2, &["model"]);
+    fs::rename(&hidden, &model).unwrap();
+    let again = losses(&host(dir, "train --json --resume --out part").ok());
+    assert_eq!(again, whole[..30]);
+    assert!(fs::read(saved.join("model.safetensors")).unwrap() == fs::read(aside.join("model.safetensors")).unwrap());
     fs::remove_dir_all(&model).unwrap();
     let rest = losses(&host(dir, "train --json --resume --out part --steps 50").ok());
     assert_eq!(rest, whole[30..]);
@@ -299,8 +314,7 @@ fn what_is_no_model_of_these_is_refused_and_leaves_nothing() {
 
     // Keys of the configuration.
     let set = |key: &'static str, value: Value| move |config: &mut Value| config[key] = value;
-    type Change = Box<dyn FnOnce(&mut Value)>;
-    let configs: [(&str, Change, &[&str]); 22] = [
+    let configs: [(&str, Change<Value>, &[&str]); 22] = [
         (
             "llama3",
             Box::new(set("architectures", json!(["GemmaForCausalLM"]))),
@@ -348,11 +362,11 @@ fn weights_that_are_not_the_models_are_refused_and_leave_nothing() {
         import(dir, &dir.join("model")).refused(2, says);
         assert!(fs::read_dir(dir).unwrap().count() == 1, "{what}");
     };
-    type Change = Box<dyn FnOnce(&mut Tensors)>;
     // 32 rows of 16 columns.
     const QUERY: &str = "model.layers.1.self_attn.q_proj.weight";
-    let info = |key: &'static str, value: Value| -> Change { Box::new(move |file| file.header[QUERY][key] = value) };
-    let changes: [(Change, &[&str]); 14] = [
+    let info =
+        |key: &'static str, value: Value| -> Change<Tensors> { Box::new(move |file| file.header[QUERY][key] = value) };
+    let changes: [(Change<Tensors>, &[&str]); 14] = [
         (Box::new(|file| *file = file.without(QUERY)), &[QUERY]),
         (Box::new(|file| drop(file.header.remove(QUERY))), &["model.safetensors", "damaged"]),
         (info("shape", json!([16, 16])), &["model.safetensors"]),
@@ -426,7 +440,7 @@ fn shards_that_do_not_belong_together_are_refused_and_leave_nothing() {
         edit(&model.join(INDEX), |index| index["weight_map"][EMBEDDING] = place.into());
         refused(place, &[if place == "model-9.safetensors" { place } else { INDEX }]);
     }
-    let indices: [(&str, Box<dyn FnOnce(&mut Value)>); 5] = [
+    let indices: [(&str, Change<Value>); 5] = [
         ("a number", Box::new(|index| index["weight_map"][EMBEDDING] = 7.into())),
         ("a list", Box::new(|index| index["weight_map"] = json!([1]))),
         ("nothing", Box::new(|index| index["weight_map"] = json!({}))),
