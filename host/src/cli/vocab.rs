@@ -32,6 +32,9 @@ pub struct Vocab {
     /// Shows the text of ids, separated by commas
     #[arg(long, value_name = "1,2,3", value_delimiter = ',')]
     decode: Option<Vec<u32>>,
+    /// Reads JSON from standard input, a text or a list of ids a line, and prints ids and their text for each
+    #[arg(long, conflicts_with_all = ["encode", "decode"])]
+    lines: bool,
     /// Writes the tokenizer into this directory
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -50,6 +53,9 @@ impl Vocab {
         if self.encode.is_some() || self.decode.is_some() {
             return self.translate(tokenizer.as_ref());
         }
+        if self.lines {
+            return translate_lines(tokenizer.as_ref());
+        }
         let shown: Vec<_> = (0..tokenizer.vocab_size()).filter_map(|id| tokenizer.token(id)).collect();
         if self.json {
             let coverage = coverage.map(|c| {
@@ -58,10 +64,18 @@ impl Vocab {
                     "error_bound": c.error_bound, "counts": c.counts,
                 })
             });
-            say!("{}", json!({ "vocab_size": tokenizer.vocab_size(), "tokens": shown, "coverage": coverage }))?;
+            say!(
+                "{}",
+                json!({
+                    "vocab_size": tokenizer.vocab_size(), "bos": tokenizer.bos(), "eos": tokenizer.eos(), "tokens": shown,
+                    "coverage": coverage,
+                })
+            )?;
             return Ok(());
         }
-        say!("{} ids", tokenizer.vocab_size())?;
+        let mark = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_else(|| "no mark".to_owned());
+        let (bos, eos) = (mark(tokenizer.bos()), mark(tokenizer.eos()));
+        say!("{} ids; documents begin with {bos} and end with {eos}", tokenizer.vocab_size())?;
         if let Some(c) = &coverage {
             let exact = if c.error_bound == 0 { String::new() } else { format!(", counts ± {}", c.error_bound) };
             say!("{:.2} % of {} words are covered{exact}", 100.0 * c.share(), c.words)?;
@@ -113,9 +127,7 @@ impl Vocab {
             }
             (None, ids) => {
                 let ids = ids.clone().unwrap_or_default();
-                if let Some(id) = ids.iter().find(|&&id| id >= tokenizer.vocab_size()) {
-                    return Err(request(format!("id {id} is outside the vocabulary of {}", tokenizer.vocab_size())));
-                }
+                require_known(&ids, tokenizer)?;
                 let text = tokenizer.decode(&ids);
                 (ids, text)
             }
@@ -129,5 +141,42 @@ impl Vocab {
             say!("{text}")?;
         }
         Ok(())
+    }
+}
+
+/// One line of standard input.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+fn translate_lines(tokenizer: &dyn Tokenizer) -> Result<(), Failure> {
+    for (number, line) in (1u64..).zip(std::io::stdin().lines()) {
+        let line = line.map_err(|e| request(format!("standard input: {e}")))?;
+        let ids = match serde_json::from_str(&line) {
+            Ok(Line::Text(text)) => {
+                let mut ids = Vec::new();
+                tokenizer.encode(&text, &mut ids).map_err(request)?;
+                ids
+            }
+            Ok(Line::Ids(ids)) => ids,
+            Err(_) => {
+                return Err(request(format!(
+                    "line {number} of standard input is neither a text nor a list of ids in JSON, such as \"a text\" or [1,2]"
+                )));
+            }
+        };
+        require_known(&ids, tokenizer)?;
+        say!("{}", json!({ "ids": ids, "text": tokenizer.decode(&ids) }))?;
+    }
+    Ok(())
+}
+
+fn require_known(ids: &[u32], tokenizer: &dyn Tokenizer) -> Result<(), Failure> {
+    match ids.iter().find(|&&id| id >= tokenizer.vocab_size()) {
+        Some(id) => Err(request(format!("id {id} is outside the vocabulary of {}", tokenizer.vocab_size()))),
+        None => Ok(()),
     }
 }

@@ -91,8 +91,25 @@ impl Refusal {
 
     pub(super) fn at(self, path: PathBuf) -> TokenizerError {
         match self {
-            Self::Damaged(what) => TokenizerError::Damaged { path, what },
-            Self::Unsupported(what) => TokenizerError::Unsupported { path, what },
+            Self::Damaged(what) => TokenizerError::Damaged { path, what: shown(&what) },
+            Self::Unsupported(what) => TokenizerError::Unsupported { path, what: shown(&what) },
         }
     }
+}
+
+/// A library's message, which may run over several lines.
+pub(super) fn one_line(message: &str) -> String {
+    message.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A message that quotes a file, in which line ends and other control characters are written out.
+fn shown(message: &str) -> String {
+    let mut shown = String::with_capacity(message.len());
+    for c in message.chars() {
+        match c.is_control() {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown
 }

@@ -1,6 +1,8 @@
 //! Any `tokenizer.json` of Hugging Face's `tokenizers` library, run by that library; the usual byte-level BPE is
 //! encoded by ourselves, to the same ids.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::io::{self, Write};
 
 use serde::Deserialize;
@@ -12,28 +14,13 @@ use tokenizers::{
 
 use super::super::contain::contain;
 use super::byte_level::ByteLevel;
-use super::error::Refusal;
+use super::error::{Refusal, one_line};
 use super::expansion::{MOST, expansion};
 use super::lossless;
+use super::marks::{self, Beside, Marks};
+use super::patterns;
 use super::splits::THREES;
 use super::{EncodeError, Tokenizer};
-
-/// What files call the token that begins a document, the likeliest first.
-const BOS_NAMES: [&str; 8] =
-    ["<bos>", "<s>", "<|begin_of_text|>", "<|startoftext|>", "<|bos|>", "<|begin▁of▁sentence|>", "[BOS]", "[CLS]"];
-
-/// What files call the token that ends a document, the likeliest first.
-const EOS_NAMES: [&str; 9] = [
-    "<eos>",
-    "</s>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|eos|>",
-    "<|im_end|>",
-    "<|end▁of▁sentence|>",
-    "[EOS]",
-    "[SEP]",
-];
 
 /// A foreign tokenizer. Its content is kept as it was read, so that it is saved unchanged.
 #[derive(Debug, Clone)]
@@ -43,11 +30,19 @@ pub struct HuggingFaceTokenizer {
     ours: Option<ByteLevel>,
     content: String,
     vocab_size: u32,
-    bos: Option<u32>,
-    eos: Option<u32>,
+    marks: Marks,
+    /// Whether the names of tokens say the marks, so that the content alone tells it from others.
+    usual: bool,
+    /// The `tokenizer_config.json` that is saved with it.
+    config: String,
+    /// Whether tokens such as `<0x41>` are bytes, which are a text where all in a row are.
+    bytes_in_rows: bool,
     /// Whether [`THREES`] cuts its numbers, of which the library's time grows with the square of the digits.
     threes: bool,
 }
+
+/// The most ids: published tokenizers have a sixteenth of it.
+const MOST_IDS: u32 = 1 << 24;
 
 /// Longer numbers are cut beforehand.
 const LONG_NUMBER: usize = 60;
@@ -56,11 +51,16 @@ const LONG_NUMBER: usize = 60;
 struct Parts {
     normalizer: Option<IgnoredAny>,
     pre_tokenizer: Option<Value>,
+    #[serde(default)]
+    post_processor: Value,
+    #[serde(default)]
+    decoder: Value,
 }
 
 #[derive(Deserialize)]
-struct Expanding {
+struct TextParts {
     normalizer: Option<Value>,
+    pre_tokenizer: Option<Value>,
     decoder: Option<Value>,
 }
 
@@ -77,14 +77,15 @@ struct AddedToken {
 }
 
 impl HuggingFaceTokenizer {
-    pub(super) fn parse(content: String) -> Result<Self, Refusal> {
-        refuse_expansion(&content)?;
-        contain(|| Self::parse_whole(content)).unwrap_or_else(|reason| {
+    /// The tokenizer of a file, with what the files `beside` it say.
+    pub(super) fn parse(content: String, beside: &Beside) -> Result<Self, Refusal> {
+        refuse_parts(&content)?;
+        contain(|| Self::parse_whole(content, beside)).unwrap_or_else(|reason| {
             Err(Refusal::Unsupported(format!("the `tokenizers` library fails on it ({})", one_line(&reason))))
         })
     }
 
-    fn parse_whole(content: String) -> Result<Self, Refusal> {
+    fn parse_whole(content: String, beside: &Beside) -> Result<Self, Refusal> {
         let mut library: Library = match serde_json::from_str(&content) {
             Ok(library) => library,
             Err(error) => return Err(blame(&content, &error)),
@@ -118,26 +119,57 @@ impl HuggingFaceTokenizer {
         let splits = parts.pre_tokenizer.as_ref().and_then(|part| part.get("pretokenizers")?.as_array());
         let cuts = |part: &Value| part.pointer("/pattern/Regex").and_then(Value::as_str) == Some(THREES);
         let threes = parts.normalizer.is_none() && splits.is_some_and(|splits| splits.iter().any(cuts));
-        let ids = library.get_vocab(true);
-        let Some(&last) = ids.values().max() else {
-            return Err(Refusal::damaged("its vocabulary is empty"));
-        };
-        let vocab_size = last.checked_add(1).ok_or_else(|| Refusal::damaged("an id is out of range"))?;
+        let vocab_size = vocab_size(library.get_vocab(true))?;
         let added = library.get_added_tokens_decoder();
-        let named = |names: &[&str]| {
-            let id = |name: &&str| added.iter().find(|(_, token)| token.content == **name).map(|(&id, _)| id);
-            names.iter().find_map(id)
-        };
-        let (bos, eos) = (named(&BOS_NAMES), named(&EOS_NAMES));
+        let named = |name: &str| added.iter().find(|(_, token)| token.content == name).map(|(&id, _)| id);
+        let guessed = marks::guessed(named);
+        let marks = beside.marks(&parts.post_processor, guessed, |token| library.token_to_id(token))?;
+        let name = |id: Option<u32>| id.and_then(|id| library.id_to_token(id));
+        let config = beside.config(marks.bos.is_some(), name(marks.bos), name(marks.eos));
+        let bytes_in_rows = has_byte_fallback(&parts.decoder);
         let ours = ByteLevel::of(&library, &content);
-        Ok(Self { library, ours, content, vocab_size, bos, eos, threes })
+        Ok(Self { library, ours, content, vocab_size, marks, usual: marks == guessed, config, bytes_in_rows, threes })
     }
 }
 
-/// Refuses a file that may make too much text of a little.
-fn refuse_expansion(content: &str) -> Result<(), Refusal> {
+/// One more than the last id; each token has its own.
+fn vocab_size(ids: HashMap<String, u32>) -> Result<u32, Refusal> {
+    let mut tokens: Vec<(u32, String)> = ids.into_iter().map(|(token, id)| (id, token)).collect();
+    tokens.sort_unstable();
+    if let Some([(id, one), (_, other)]) = tokens.array_windows().find(|[(one, _), (other, _)]| one == other) {
+        return Err(Refusal::Damaged(format!("its tokens `{one}` and `{other}` have the id {id}")));
+    }
+    match tokens.last() {
+        None => Err(Refusal::damaged("its vocabulary is empty")),
+        Some((id, token)) if *id >= MOST_IDS => Err(Refusal::Unsupported(format!(
+            "its token `{token}` has an id of {id}, at most {} is allowed",
+            MOST_IDS - 1
+        ))),
+        Some((id, _)) => Ok(id + 1),
+    }
+}
+
+fn has_byte_fallback(decoder: &Value) -> bool {
+    let within = decoder.get("decoders").and_then(Value::as_array);
+    decoder.get("type").is_some_and(|kind| kind == "ByteFallback")
+        || within.is_some_and(|all| all.iter().any(has_byte_fallback))
+}
+
+/// Whether a token stands for one byte where bytes do that.
+fn is_byte(token: &str) -> bool {
+    let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
+}
+
+/// Refuses a file that may make too much text of a little, or whose patterns mean something else in Python.
+fn refuse_parts(content: &str) -> Result<(), Refusal> {
     // A file without a model, which is none, is told apart by the library.
-    let parts: Expanding = serde_json::from_str(content).map_err(Refusal::damaged)?;
+    let parts: TextParts = serde_json::from_str(content).map_err(Refusal::damaged)?;
+    for (name, part) in
+        [("normalizer", &parts.normalizer), ("pre_tokenizer", &parts.pre_tokenizer), ("decoder", &parts.decoder)]
+    {
+        part.as_ref().map_or(Ok(()), |part| patterns::require_same(name, part))?;
+    }
     for (name, part) in [("normalizer", parts.normalizer), ("decoder", parts.decoder)] {
         let bytes = part.as_ref().map_or(1, expansion);
         if bytes > MOST {
@@ -147,11 +179,6 @@ fn refuse_expansion(content: &str) -> Result<(), Refusal> {
         }
     }
     Ok(())
-}
-
-/// The library's messages may run over several lines.
-fn one_line(message: &str) -> String {
-    message.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Where to cut the first number of more than [`LONG_NUMBER`] digits: at a place where it is cut anyway.
@@ -210,11 +237,11 @@ impl Tokenizer for HuggingFaceTokenizer {
     }
 
     fn bos(&self) -> Option<u32> {
-        self.bos
+        self.marks.bos
     }
 
     fn eos(&self) -> Option<u32> {
-        self.eos
+        self.marks.eos
     }
 
     fn restores_bytes(&self) -> bool {
@@ -251,14 +278,42 @@ impl Tokenizer for HuggingFaceTokenizer {
         self.library.id_to_token(id)
     }
 
+    fn unsettled(&self, ids: &[u32]) -> usize {
+        if !self.bytes_in_rows {
+            return 0;
+        }
+        let mut last = 0;
+        for (i, &id) in (1..).zip(ids.iter().rev()) {
+            match self.library.id_to_token(id) {
+                Some(token) if is_byte(&token) => last = i,
+                // What gives no text does not end a row.
+                Some(token) if !self.library.get_added_vocabulary().is_special_token(&token) => break,
+                _ => {}
+            }
+        }
+        last
+    }
+
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         out.write_all(self.content.as_bytes())
+    }
+
+    fn config(&self) -> Cow<'_, str> {
+        Cow::Borrowed(&self.config)
+    }
+
+    fn write_identity(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.write(out)?;
+        if self.usual {
+            return Ok(());
+        }
+        let id = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
+        write!(out, "\nbos {} eos {}", id(self.marks.bos), id(self.marks.eos))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
     use std::path::Path;
     use std::sync::{Arc, LazyLock};
 
@@ -332,7 +387,8 @@ mod tests {
     }
 
     fn parsed(file: &Value) -> Result<HuggingFaceTokenizer, String> {
-        HuggingFaceTokenizer::parse(file.to_string()).map_err(|refusal| refusal.at("t.json".into()).to_string())
+        HuggingFaceTokenizer::parse(file.to_string(), &Beside::default())
+            .map_err(|refusal| refusal.at("t.json".into()).to_string())
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Reads a saved tokenizer of any kind.
 
+use std::io;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -9,6 +10,7 @@ use super::bpe::BpeTokenizer;
 use super::byte::ByteTokenizer;
 use super::error::Refusal;
 use super::hugging_face::HuggingFaceTokenizer;
+use super::marks::Beside;
 use super::own_file::{Mark, VERSION};
 use super::word::WordTokenizer;
 use super::{Tokenizer, TokenizerError};
@@ -20,7 +22,11 @@ pub const FILE_NAME: &str = "tokenizer.json";
 /// The first version of our own files, which have a `type` at the top. They are read, and written no more.
 pub(super) const FIRST_VERSION: u32 = 1;
 
-/// Loads the tokenizer saved in the directory `dir`.
+/// What a tokenizer may be kept as instead.
+const OTHER_FILE_NAMES: [&str; 5] = ["tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json"];
+
+/// Loads the tokenizer in the directory `dir`: of a checkpoint, or of a model that others saved. Which tokens begin and
+/// end documents is said in the files beside [`FILE_NAME`], where they are there.
 ///
 /// # Errors
 /// [`TokenizerError::Read`], [`TokenizerError::Damaged`], [`TokenizerError::Unsupported`].
@@ -28,14 +34,36 @@ pub fn load(dir: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
     load_file(&dir.join(FILE_NAME))
 }
 
-/// Loads a tokenizer from a file: one of ours, or a Hugging Face `tokenizer.json`.
+/// Loads a tokenizer from a file: one of ours, or a Hugging Face `tokenizer.json`. Where it has that name, the files
+/// beside it are read as [`load()`] does.
 ///
 /// # Errors
 /// As [`load()`].
 pub fn load_file(path: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
-    let content =
-        regular::read_to_string(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
-    parse(content).map_err(|refusal| refusal.at(path.to_owned()))
+    let content = regular::read_to_string(path).map_err(|source| unread(path, source))?;
+    let refused = |refusal: Refusal| refusal.at(path.to_owned());
+    if let Some(own) = parse_own(&content).map_err(refused)? {
+        return Ok(own);
+    }
+    let dir = path.parent().filter(|_| path.file_name().is_some_and(|name| name == FILE_NAME));
+    let beside = dir.map_or(Ok(Beside::default()), Beside::read)?;
+    Ok(Box::new(HuggingFaceTokenizer::parse(content, &beside).map_err(refused)?))
+}
+
+/// The error of a file that is not read.
+fn unread(path: &Path, source: io::Error) -> TokenizerError {
+    let other = || OTHER_FILE_NAMES.into_iter().find(|name| path.with_file_name(name).exists());
+    if source.kind() == io::ErrorKind::NotFound
+        && path.file_name().is_some_and(|name| name == FILE_NAME)
+        && let Some(other) = other()
+    {
+        let what = format!(
+            "it is not there, but {other} is: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of `transformers` \
+             writes it"
+        );
+        return TokenizerError::Unsupported { path: path.to_owned(), what };
+    }
+    TokenizerError::Read { path: path.to_owned(), source }
 }
 
 #[derive(Deserialize)]
@@ -50,18 +78,16 @@ struct Model {
     capful: Option<Mark>,
 }
 
-fn parse(content: String) -> Result<Box<dyn Tokenizer>, Refusal> {
-    let header: Header = serde_json::from_str(&content).map_err(Refusal::damaged)?;
+/// One of ours; nothing for a file of others.
+fn parse_own(content: &str) -> Result<Option<Box<dyn Tokenizer>>, Refusal> {
+    let header: Header = serde_json::from_str(content).map_err(Refusal::damaged)?;
     if let Some(Model { capful: Some(mark) }) = header.model {
-        return parse_own(&content, &mark);
+        return parse_second(content, &mark).map(Some);
     }
-    match header.r#type {
-        Some(kind) => parse_first(&content, &kind, header.version),
-        None => Ok(Box::new(HuggingFaceTokenizer::parse(content)?)),
-    }
+    header.r#type.map(|kind| parse_first(content, &kind, header.version)).transpose()
 }
 
-fn parse_own(content: &str, mark: &Mark) -> Result<Box<dyn Tokenizer>, Refusal> {
+fn parse_second(content: &str, mark: &Mark) -> Result<Box<dyn Tokenizer>, Refusal> {
     if mark.version != VERSION {
         return Err(other_version(&mark.version.to_string()));
     }
@@ -154,7 +180,7 @@ mod tests {
         let merges = format!(r#"{{"type":"bpe","version":1,"merges":{}}}"#, serde_json::to_string(&merges).unwrap());
         for (tokenizer, first) in [(&*word(), words), (&ByteTokenizer, bytes), (&*TRAINED, merges)] {
             assert_eq!(identity(tokenizer), first);
-            let loaded = parse(first.clone()).unwrap();
+            let loaded = parse_own(&first).unwrap().unwrap();
             assert_eq!((identity(&*loaded), loaded.fingerprint()), (first, tokenizer.fingerprint()));
             assert_eq!(written(&*loaded), written(tokenizer));
         }
@@ -175,11 +201,7 @@ mod tests {
                 let ends: Vec<usize> = content.char_indices().map(|(end, _)| end).collect();
                 // All of a short file, some of a long one.
                 for &end in ends.iter().step_by(ends.len() / 500 + 1) {
-                    assert!(
-                        matches!(parse(content[..end].to_owned()), Err(Refusal::Damaged(_))),
-                        "{}",
-                        &content[..end]
-                    );
+                    assert!(matches!(parse_own(&content[..end]), Err(Refusal::Damaged(_))), "{}", &content[..end]);
                 }
             }
         }

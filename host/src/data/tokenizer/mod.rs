@@ -8,12 +8,15 @@
 //!   of characters)
 //! - `own_file`: what the first three are saved as
 //! - `expansion`: how much text they may make of a little
+//! - `patterns`: which of their patterns mean the same here as in Python
 //! - `lossless`: which of them restore every byte
+//! - `marks`: which tokens begin and end a document of theirs
 //! - [`streamed`]: the text of ids that come one by one
 //! - `search`: the encoder of pieces behind both, on a trie of tokens (`prefixes`)
 //!
 //! [`build()`] makes one from documents, [`load()`] reads one that was saved with a checkpoint.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -30,7 +33,9 @@ mod expansion;
 pub mod hugging_face;
 pub mod load;
 mod lossless;
+mod marks;
 mod own_file;
+mod patterns;
 pub mod pieces;
 mod prefixes;
 pub mod sample;
@@ -80,6 +85,13 @@ pub trait Tokenizer: Send + Sync {
     /// text: a word stood there.)
     fn decode(&self, ids: &[u32]) -> String;
 
+    /// How many of the last ids have a text that the next ones may change. Bytes of a character that is not whole yet do
+    /// not count.
+    fn unsettled(&self, ids: &[u32]) -> usize {
+        let _ = ids;
+        0
+    }
+
     /// What one id is called, special ids included, for people to look at. Nothing for ids outside.
     fn token(&self, id: u32) -> Option<String> {
         (id < self.vocab_size()).then(|| self.decode(&[id]))
@@ -95,19 +107,32 @@ pub trait Tokenizer: Send + Sync {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this tokenizer cannot be saved"))
     }
 
+    /// The content of [`CLASS_FILE_NAME`]. Without it, `transformers` takes the class and the marks that a model's family
+    /// usually has.
+    fn config(&self) -> Cow<'_, str> {
+        let name = |id: Option<u32>| id.and_then(|id| self.token(id));
+        let config = serde_json::json!({
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": name(self.bos()),
+            "eos_token": name(self.eos()),
+            "clean_up_tokenization_spaces": false,
+        });
+        Cow::Owned(format!("{config:#}\n"))
+    }
+
     /// Saves the tokenizer in the directory `dir`, which exists, as [`FILE_NAME`] and, for `transformers`,
     /// [`CLASS_FILE_NAME`], and syncs both.
     ///
     /// # Errors
     /// [`TokenizerError::Write`].
     fn save(&self, dir: &Path) -> Result<(), TokenizerError> {
-        let class = class(self.bos().and_then(|id| self.token(id)), self.eos().and_then(|id| self.token(id)));
+        let config = self.config();
         write_file(dir.join(FILE_NAME), &mut |file| {
             let mut out = BufWriter::new(file);
             self.write(&mut out)?;
             out.flush()
         })?;
-        write_file(dir.join(CLASS_FILE_NAME), &mut |file| file.write_all(class.as_bytes()))
+        write_file(dir.join(CLASS_FILE_NAME), &mut |file| file.write_all(config.as_bytes()))
     }
 
     /// Writes what tells the tokenizer from others. Runs and caches keep the hash of it: it never changes, whatever the
@@ -126,17 +151,6 @@ pub trait Tokenizer: Send + Sync {
         let _ = self.write_identity(&mut hash);
         hash.0
     }
-}
-
-/// What `transformers` reads first: without it, it takes the class and the marks that a model's family usually has.
-fn class(bos: Option<String>, eos: Option<String>) -> String {
-    let class = serde_json::json!({
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": bos,
-        "eos_token": eos,
-        "clean_up_tokenization_spaces": false,
-    });
-    format!("{class:#}\n")
 }
 
 fn write_file(path: PathBuf, write: &mut dyn FnMut(&mut File) -> io::Result<()>) -> Result<(), TokenizerError> {

@@ -5,7 +5,8 @@ use super::Tokenizer;
 /// Ids whose text is made again when the next one comes: what a token's text is depends on those before it.
 const KEPT: usize = 16;
 
-/// Shows text as soon as it is certain. A character whose bytes are spread over several tokens waits for its last one.
+/// Shows text as soon as it is certain. A character whose bytes are spread over several tokens waits for its last one;
+/// where bytes in a row are a text only together ([`Tokenizer::unsettled`]), all of them wait for what follows.
 pub struct Streamed<'a> {
     tokenizer: &'a dyn Tokenizer,
     window: Vec<u32>,
@@ -22,9 +23,12 @@ impl<'a> Streamed<'a> {
     /// What `id` adds.
     pub fn push(&mut self, id: u32) -> String {
         self.window.push(id);
+        if self.tokenizer.unsettled(&self.window) > 0 {
+            return String::new();
+        }
         let more = self.rest(true);
-        if self.window.len() == 2 * KEPT {
-            self.window.drain(..KEPT);
+        if self.window.len() >= 2 * KEPT {
+            self.window.drain(..self.window.len() - KEPT);
             self.shown = 0;
             self.rest(true);
         }
