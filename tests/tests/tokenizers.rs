@@ -168,6 +168,27 @@ proptest! {
     }
 }
 
+/// As long documents are cut.
+#[test]
+fn a_text_cut_before_a_word_has_the_ids_of_the_whole() {
+    let mut cuts = 0;
+    for (kind, tokenizer) in LOADED.iter().filter(|(kind, _)| *kind != "bpe_super") {
+        for text in &*TEXTS {
+            let word = |c: Option<char>| c.is_some_and(char::is_alphabetic);
+            for (at, _) in text.match_indices(' ') {
+                let (before, rest) = text.split_at(at);
+                if word(before.chars().next_back()) && word(rest.chars().nth(1)) {
+                    let mut ids = encode(&**tokenizer, before);
+                    tokenizer.encode_rest(rest, &mut ids).unwrap();
+                    assert_eq!(ids, encode(&**tokenizer, text), "{kind}: {before:?} {rest:?}");
+                    cuts += 1;
+                }
+            }
+        }
+    }
+    assert!(cuts > 1000, "{cuts}");
+}
+
 #[test]
 fn bytes_are_restored_by_byte_level_alone() {
     for (kind, tokenizer) in &*LOADED {

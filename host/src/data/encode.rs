@@ -46,6 +46,11 @@ impl Coder {
     }
 }
 
+/// Encodes a document's first piece or another one.
+fn encode(tokenizer: &dyn Tokenizer, begins: bool, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
+    if begins { tokenizer.encode(text, ids) } else { tokenizer.encode_rest(text, ids) }
+}
+
 /// A piece of a document in a [`Load`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
@@ -115,7 +120,7 @@ impl Load {
             self.ids.extend(coder.bos.filter(|_| piece.begins));
             if let Some(tokenizer) = &coder.tokenizer
                 && text < piece.text
-                && let Err(error) = tokenizer.encode(&self.text[text..piece.text], &mut self.ids)
+                && let Err(error) = encode(&**tokenizer, piece.begins, &self.text[text..piece.text], &mut self.ids)
             {
                 self.failed = Some(error);
             }
@@ -272,7 +277,7 @@ impl Encoder {
         self.ids.extend(self.coder.bos.filter(|_| begins));
         if self.document.ids.is_empty() {
             if let Some(tokenizer) = &self.coder.tokenizer {
-                let encoded = tokenizer.encode(&self.document.text[range], &mut self.ids);
+                let encoded = encode(&**tokenizer, begins, &self.document.text[range], &mut self.ids);
                 encoded.map_err(|reason| SourceError::NotEncoded { name: self.name(), reason })?;
             }
         } else {

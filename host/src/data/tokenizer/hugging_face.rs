@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 
 use serde::Deserialize;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokenizers::{
     DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer as Library,
@@ -35,6 +35,8 @@ pub struct HuggingFaceTokenizer {
     usual: bool,
     /// The `tokenizer_config.json` that is saved with it.
     config: String,
+    /// Whether its normalizer puts before every text what stands for a space.
+    prepends: bool,
     /// Whether tokens such as `<0x41>` are bytes, which are a text where all in a row are.
     bytes_in_rows: bool,
     /// Whether [`THREES`] cuts its numbers, of which the library's time grows with the square of the digits.
@@ -49,7 +51,7 @@ const LONG_NUMBER: usize = 60;
 
 #[derive(Deserialize)]
 struct Parts {
-    normalizer: Option<IgnoredAny>,
+    normalizer: Option<Value>,
     pre_tokenizer: Option<Value>,
     #[serde(default)]
     post_processor: Value,
@@ -126,9 +128,21 @@ impl HuggingFaceTokenizer {
         let marks = beside.marks(&parts.post_processor, guessed, |token| library.token_to_id(token))?;
         let name = |id: Option<u32>| id.and_then(|id| library.id_to_token(id));
         let config = beside.config(marks.bos.is_some(), name(marks.bos), name(marks.eos));
+        let prepends = parts.normalizer.as_ref().is_some_and(prepends_space);
         let bytes_in_rows = has_byte_fallback(&parts.decoder);
         let ours = ByteLevel::of(&library, &content);
-        Ok(Self { library, ours, content, vocab_size, marks, usual: marks == guessed, config, bytes_in_rows, threes })
+        Ok(Self {
+            library,
+            ours,
+            content,
+            vocab_size,
+            marks,
+            usual: marks == guessed,
+            config,
+            prepends,
+            bytes_in_rows,
+            threes,
+        })
     }
 }
 
@@ -147,6 +161,13 @@ fn vocab_size(ids: HashMap<String, u32>) -> Result<u32, Refusal> {
         ))),
         Some((id, _)) => Ok(id + 1),
     }
+}
+
+fn prepends_space(normalizer: &Value) -> bool {
+    let within = normalizer.get("normalizers").and_then(Value::as_array);
+    let prepend = normalizer.get("type").is_some_and(|kind| kind == "Prepend");
+    prepend && normalizer.get("prepend").is_some_and(|text| text == "▁")
+        || within.is_some_and(|all| all.iter().any(prepends_space))
 }
 
 fn has_byte_fallback(decoder: &Value) -> bool {
@@ -267,6 +288,11 @@ impl Tokenizer for HuggingFaceTokenizer {
             rest = &rest[at..];
         }
         encode(rest)
+    }
+
+    fn encode_rest(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
+        let rest = if self.prepends { text.strip_prefix(' ') } else { None };
+        self.encode(rest.unwrap_or(text), ids)
     }
 
     fn decode(&self, ids: &[u32]) -> String {

@@ -81,6 +81,15 @@ pub trait Tokenizer: Send + Sync {
     /// [`EncodeError`], of tokenizers that others wrote.
     fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError>;
 
+    /// As [`Tokenizer::encode`], of the rest of a document that was cut before a space: what is put before a document is
+    /// not put before the rest.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    fn encode_rest(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
+        self.encode(text, ids)
+    }
+
     /// The text of `ids`; special ids give nothing, invalid UTF-8 is replaced. (`<unk>` of a word tokenizer gives its
     /// text: a word stood there.)
     fn decode(&self, ids: &[u32]) -> String;
