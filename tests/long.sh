@@ -6,6 +6,7 @@
 #   parity   20 steps beside PyTorch at full size (needs torch)
 #   export   exports in transformers and llama.cpp: logits, greedy tokens, ids (needs tests/peers/requirements-export.txt)
 #   harness  an export under lm-evaluation-harness, on a task made here (the same)
+#   tokenizers  ids and texts of every kind of tokenizer.json beside Python's library (tests/peers/environment.sh)
 #   targets  the core for thumb and aarch64, as far as they are installed
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -94,6 +95,12 @@ harness() {
   exported scored --preset llama-tiny
   HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 "$python" tests/peers/harness.py --host "$host" --run "$work/scored" \
     --export "$work/scored-hf" --work "$work/harness"
+}
+
+tokenizers() {
+  bash tests/corpus/make.sh "$work/corpus"
+  "$python" tests/peers/tokenizer_parity.py --host "$host" --natural "$work/corpus/docs.jsonl"
+  "$python" tests/peers/tokenizer_parity.py --host "$host" --classes
 }
 
 targets() {
