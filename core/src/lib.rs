@@ -12,6 +12,7 @@
 //! - [`train`]: the numbers that change from step to step;
 //! - [`generate`]: choosing the next token;
 //! - [`vocab`]: the capped vocabulary, its bounded builder, a BPE encoder;
+//! - [`image`]: a trained model in flash, read where it lies;
 //! - [`random`]: numbers that are a function of (seed, stream, index), and [`permutation`]s made of them.
 #![no_std]
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ pub mod data;
 pub mod device;
 pub mod fp8;
 pub mod generate;
+pub mod image;
 pub mod memory;
 pub mod model;
 pub mod ops;

@@ -7,10 +7,13 @@
 
 use core::fmt;
 
+use bytemuck::{Pod, Zeroable};
+
 use super::{EMPTY, fold, index_len};
 
 /// One merge: the ids of two neighbours and the id that takes their place. Its rank is its place in the list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
 pub struct Merge {
     /// Id of the left neighbour.
     pub left: u32,

@@ -2,11 +2,12 @@
 //!
 //! - [`builder`] counts the words of an unbounded stream in storage of fixed size.
 //! - [`capped`] keeps the most frequent of them: word to id and back, everything else is `<unk>`.
-//! - [`bpe`] splits bytes into trained pieces, so that nothing is ever unknown.
+//! - [`bpe`] splits bytes into trained pieces, so that nothing is ever unknown; [`pieces`] cuts text before.
 
 pub mod bpe;
 pub mod builder;
 pub mod capped;
+pub mod pieces;
 
 /// Id of `<pad>`: fills a batch, never predicted.
 pub const PAD: u32 = 0;

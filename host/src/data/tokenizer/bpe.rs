@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 
 use capful_core::vocab::bpe::{Encoder, Merge, Node};
+use capful_core::vocab::pieces::pieces;
 use capful_core::vocab::{BOS, EOS, SPECIALS, index_len};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -11,7 +12,6 @@ use super::build::Documents;
 use super::error::Refusal;
 use super::load::FIRST_VERSION;
 use super::own_file::{self, write_bytes};
-use super::pieces::pieces;
 use super::sample::{SAMPLE_BYTES, Sample};
 use super::search::{Scratch, Search};
 use super::train::{LONGEST_TOKEN, train};

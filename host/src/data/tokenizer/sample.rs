@@ -2,9 +2,10 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+use capful_core::vocab::pieces::pieces;
+
 use super::TokenizerError;
 use super::build::Documents;
-use super::pieces::pieces;
 
 /// Bytes of text that training looks at, from the first document on.
 pub const SAMPLE_BYTES: usize = 32 << 20;

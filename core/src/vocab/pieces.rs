@@ -30,7 +30,7 @@ fn class(c: char) -> Class {
 /// The pieces of `text`, in order.
 pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
-    std::iter::from_fn(move || {
+    core::iter::from_fn(move || {
         let first = rest.chars().next()?;
         let (piece, after) = rest.split_at(piece_len(rest, first));
         rest = after;
@@ -55,6 +55,10 @@ fn piece_len(text: &str, first: char) -> usize {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+    use std::string::String;
+    use std::vec::Vec;
+
     use proptest::prelude::*;
 
     use super::*;

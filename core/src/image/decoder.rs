@@ -1,0 +1,180 @@
+//! A model that speaks from an image, a token at a time.
+
+use core::fmt;
+
+use super::Image;
+use crate::device::{Device, OperationError, Single};
+use crate::memory::{Arena, ArenaError, Entry, Layout, LayoutError, Region};
+use crate::model::transformer::{Decoding, Lasting};
+use crate::model::{Family, Purpose, Transformer};
+use crate::ops::Pattern;
+
+/// Why a token could not be decoded.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum DecodeError {
+    /// A context of no position, or of more than the model has.
+    Context {
+        /// What was asked for.
+        asked: u32,
+        /// The model's.
+        most: u32,
+    },
+    /// The regions make no memory.
+    Layout(LayoutError),
+    /// The storage is too small.
+    Storage {
+        /// Its bytes.
+        found: u64,
+        /// Those that are needed.
+        needed: u64,
+    },
+    /// An id that the model does not have.
+    Id {
+        /// The id.
+        id: u32,
+        /// Ids of the model.
+        ids: u32,
+    },
+    /// Every position of the context is taken.
+    Full(u32),
+    /// An operation failed.
+    Operation(OperationError),
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DecodeError::Context { asked, most } => {
+                write!(f, "a context of {asked} positions was asked for; the model has 1 to {most}")
+            }
+            DecodeError::Layout(error) => error.fmt(f),
+            DecodeError::Storage { found, needed } => write!(f, "{needed} bytes of storage are needed, not {found}"),
+            DecodeError::Id { id, ids } => write!(f, "id {id} is outside the model's {ids}"),
+            DecodeError::Full(context) => write!(f, "all {context} positions of the context are taken"),
+            DecodeError::Operation(error) => error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for DecodeError {}
+
+impl From<OperationError> for DecodeError {
+    fn from(error: OperationError) -> Self {
+        DecodeError::Operation(error)
+    }
+}
+
+impl From<ArenaError> for DecodeError {
+    fn from(error: ArenaError) -> Self {
+        DecodeError::Operation(error.into())
+    }
+}
+
+/// A device whose operands lie in an arena.
+pub trait OnArena<'a>: Device {
+    /// The arena.
+    fn arena(&mut self) -> &mut Arena<'a>;
+}
+
+impl<'a> OnArena<'a> for crate::device::Reference<'a> {
+    fn arena(&mut self) -> &mut Arena<'a> {
+        &mut self.arena
+    }
+}
+
+/// Where the model of an image lies, and how far it has read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Decoder {
+    model: Transformer,
+    pattern: Pattern,
+    lasting: Lasting,
+    decoding: Decoding,
+    bytes: u64,
+    context: u32,
+    position: u32,
+}
+
+impl Decoder {
+    /// A decoder of up to `context` tokens of the image's model.
+    ///
+    /// # Errors
+    /// [`DecodeError::Context`], [`DecodeError::Layout`].
+    pub fn new(image: &Image<'_>, context: u32) -> Result<Decoder, DecodeError> {
+        let description = image.description();
+        let (model, pattern) = (description.model, description.pattern);
+        if context == 0 || context > model.context {
+            return Err(DecodeError::Context { asked: context, most: model.context });
+        }
+        let mut visit = |_: &Entry| {};
+        let mut layout = Layout::with_image(&mut visit);
+        let lasting = model.lay_lasting(&Single, Purpose::Decoding, &mut layout);
+        let decoding = model.lay_decoding(context, &Single, &mut layout);
+        let bytes = layout.high_water().map_err(DecodeError::Layout)?;
+        Ok(Decoder { model, pattern, lasting, decoding, bytes, context, position: 0 })
+    }
+
+    /// Bytes of storage that it needs.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The arena of this decoder, over `storage` and the image that it was made of. What is in the storage does not
+    /// matter.
+    ///
+    /// # Errors
+    /// [`DecodeError::Storage`] for storage that is too small.
+    pub fn arena<'a>(&self, storage: &'a mut [u64], image: &Image<'a>) -> Result<Arena<'a>, DecodeError> {
+        let found = storage.len() as u64 * 8;
+        if found < self.bytes {
+            return Err(DecodeError::Storage { found, needed: self.bytes });
+        }
+        Ok(Arena::with_image(storage, image.weights())?)
+    }
+
+    /// Tokens read so far.
+    pub fn position(&self) -> u32 {
+        self.position
+    }
+
+    /// Positions left.
+    pub fn room(&self) -> u32 {
+        self.context - self.position
+    }
+
+    /// Forgets everything read.
+    pub fn clear(&mut self) {
+        self.position = 0;
+    }
+
+    /// Reads `id` and gives back the logits of what follows it, `[vocab_size]`, to use and to change.
+    ///
+    /// # Errors
+    /// [`DecodeError::Id`], [`DecodeError::Full`]; what the device could not do.
+    pub fn feed<'d, 'a: 'd, D: OnArena<'a>>(
+        &mut self,
+        device: &'d mut D,
+        id: u32,
+    ) -> Result<&'d mut [f32], DecodeError> {
+        if id >= self.model.vocab_size {
+            return Err(DecodeError::Id { id, ids: self.model.vocab_size });
+        }
+        if self.position >= self.context {
+            return Err(DecodeError::Full(self.context));
+        }
+        let (ids, cursor, logits) = Transformer::decoding_io(&self.decoding);
+        for (region, value) in [(ids, id), (cursor, self.position)] {
+            word(device.arena(), region, value)?;
+        }
+        self.model.decode(device, &self.lasting, &self.decoding, self.pattern)?;
+        self.position += 1;
+        let ([], [logits]) = device.arena().f32s([], [Some(logits)])?;
+        Ok(logits)
+    }
+}
+
+/// Writes a region of one word.
+fn word(arena: &mut Arena<'_>, region: Region, value: u32) -> Result<(), ArenaError> {
+    let [mut view] = arena.views([Some(region)])?;
+    view.u32_mut()?.fill(value);
+    Ok(())
+}

@@ -1,0 +1,310 @@
+//! The model of an image: every field in a word.
+
+use crate::model::transformer::{Biases, Dialect, Feed, Residual};
+use crate::model::{ModelError, Transformer};
+use crate::ops::{Kind, NormKind, Pattern, RotaryScaling};
+
+use super::ImageError;
+
+/// What the elements of an image's matrices are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightType {
+    /// Floats of 32 bits.
+    F32,
+}
+
+/// What an image holds besides numbers: the model, and how it is run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Description {
+    /// The model.
+    pub model: Transformer,
+    /// What a query sees.
+    pub pattern: Pattern,
+    /// The type of the weights.
+    pub weights: WeightType,
+}
+
+/// The family, the first word.
+const TRANSFORMER: u32 = 1;
+
+/// What a word stands for, in the order of the words.
+macro_rules! choice {
+    ($name:ident: $type:ty { $($word:literal => $value:pat, $made:expr;)* }) => {
+        mod $name {
+            use super::*;
+
+            pub fn word(value: &$type) -> u32 {
+                match value {
+                    $($value => $word,)*
+                }
+            }
+
+            pub fn value(word: u32) -> Result<$type, ImageError> {
+                match word {
+                    $($word => Ok($made),)*
+                    _ => Err(ImageError::Word { field: stringify!($name), word }),
+                }
+            }
+        }
+    };
+}
+
+choice!(weights: WeightType { 0 => WeightType::F32, WeightType::F32; });
+choice!(pattern: Kind {
+    0 => Kind::Dense, Kind::Dense;
+    1 => Kind::Local, Kind::Local;
+    2 => Kind::Global, Kind::Global;
+    3 => Kind::Mixed, Kind::Mixed;
+});
+choice!(yes: bool { 0 => false, false; 1 => true, true; });
+choice!(norm: NormKind { 0 => NormKind::Layer, NormKind::Layer; 1 => NormKind::Rms, NormKind::Rms; });
+choice!(residual: Residual {
+    0 => Residual::Sequential, Residual::Sequential;
+    1 => Residual::Parallel, Residual::Parallel;
+});
+choice!(feed: Feed { 0 => Feed::Gelu, Feed::Gelu; 1 => Feed::SwiGlu, Feed::SwiGlu; });
+choice!(dialect: Dialect { 0 => Dialect::GptNeox, Dialect::GptNeox; 1 => Dialect::Llama, Dialect::Llama; });
+
+fn scaling_words(scaling: &RotaryScaling) -> [u32; 5] {
+    match *scaling {
+        RotaryScaling::None => [0; 5],
+        RotaryScaling::Linear { factor } => [1, factor.to_bits(), 0, 0, 0],
+        RotaryScaling::Llama3 { factor, low, high, original } => {
+            [2, factor.to_bits(), low.to_bits(), high.to_bits(), original]
+        }
+    }
+}
+
+fn scaling([kind, factor, low, high, original]: [u32; 5]) -> Result<RotaryScaling, ImageError> {
+    let [factor, low, high] = [factor, low, high].map(f32::from_bits);
+    match kind {
+        0 => Ok(RotaryScaling::None),
+        1 => Ok(RotaryScaling::Linear { factor }),
+        2 => Ok(RotaryScaling::Llama3 { factor, low, high, original }),
+        word => Err(ImageError::Word { field: "rotary scaling", word }),
+    }
+}
+
+impl Description {
+    /// How many words it takes.
+    pub const WORDS: usize = 36;
+    /// The largest size of a model in any dimension, so that no row passes 32 bits.
+    const LARGEST: u32 = 1 << 24;
+
+    /// As an image holds it: family, type of the weights, pattern, then the model's fields as they are declared.
+    pub fn words(&self) -> [u32; Self::WORDS] {
+        let Description { model, pattern: seen, weights: element } = self;
+        // By name, so that a new field does not compile until it has a word.
+        let Transformer {
+            layers,
+            d_model,
+            heads,
+            kv_heads,
+            head_size,
+            d_ff,
+            vocab_size,
+            context,
+            rank,
+            tied,
+            norm: kind,
+            residual: branches,
+            feed: forward,
+            bias,
+            qk_norm,
+            rotary_dims,
+            rotary_base,
+            rotary_scaling,
+            norm_eps,
+            dialect: names,
+        } = model;
+        let [s0, s1, s2, s3, s4] = scaling_words(rotary_scaling);
+        let Biases { qkv, out, feed: up } = bias;
+        let used = [
+            TRANSFORMER,
+            weights::word(element),
+            pattern::word(&seen.kind),
+            seen.block,
+            seen.window,
+            seen.stride,
+            *layers,
+            *d_model,
+            *heads,
+            *kv_heads,
+            *head_size,
+            *d_ff,
+            *vocab_size,
+            *context,
+            rank.unwrap_or(0),
+            yes::word(tied),
+            norm::word(kind),
+            residual::word(branches),
+            feed::word(forward),
+            yes::word(qkv),
+            yes::word(out),
+            yes::word(up),
+            yes::word(qk_norm),
+            *rotary_dims,
+            rotary_base.to_bits(),
+            s0,
+            s1,
+            s2,
+            s3,
+            s4,
+            norm_eps.to_bits(),
+            dialect::word(names),
+        ];
+        let mut words = [0; Self::WORDS];
+        words.iter_mut().zip(used).for_each(|(to, word)| *to = word);
+        words
+    }
+
+    /// What `words` describe.
+    ///
+    /// # Errors
+    /// [`ImageError::Family`], [`ImageError::Word`] for a word that stands for nothing, [`ImageError::Model`] for sizes
+    /// that make no model.
+    pub fn of(words: &[u32; Self::WORDS]) -> Result<Description, ImageError> {
+        let [
+            family,
+            element,
+            kind,
+            block,
+            window,
+            stride,
+            layers,
+            d_model,
+            heads,
+            kv_heads,
+            head_size,
+            d_ff,
+            vocab_size,
+            context,
+            rank,
+            tied,
+            normalised,
+            branches,
+            forward,
+            qkv,
+            out,
+            up,
+            qk_norm,
+            rotary_dims,
+            rotary_base,
+            s0,
+            s1,
+            s2,
+            s3,
+            s4,
+            norm_eps,
+            names,
+            rest @ ..,
+        ] = *words;
+        if family != TRANSFORMER {
+            return Err(ImageError::Family(family));
+        }
+        if let Some(&word) = rest.iter().find(|&&word| word != 0) {
+            return Err(ImageError::Word { field: "reserved", word });
+        }
+        for (field, word) in [("block", block), ("stride", stride)] {
+            if word == 0 {
+                return Err(ImageError::Word { field, word });
+            }
+        }
+        let sizes = [layers, d_model, heads, kv_heads, head_size, d_ff, vocab_size, context, rank, rotary_dims];
+        let widths = [heads, kv_heads].map(|heads| heads.saturating_mul(head_size));
+        if let Some(&word) = sizes.iter().chain(&widths).find(|&&size| size > Self::LARGEST) {
+            return Err(ImageError::Word { field: "size", word });
+        }
+        let model = Transformer {
+            layers,
+            d_model,
+            heads,
+            kv_heads,
+            head_size,
+            d_ff,
+            vocab_size,
+            context,
+            rank: (rank > 0).then_some(rank),
+            tied: yes::value(tied)?,
+            norm: norm::value(normalised)?,
+            residual: residual::value(branches)?,
+            feed: feed::value(forward)?,
+            bias: Biases { qkv: yes::value(qkv)?, out: yes::value(out)?, feed: yes::value(up)? },
+            qk_norm: yes::value(qk_norm)?,
+            rotary_dims,
+            rotary_base: f32::from_bits(rotary_base),
+            rotary_scaling: scaling([s0, s1, s2, s3, s4])?,
+            norm_eps: f32::from_bits(norm_eps),
+            dialect: dialect::value(names)?,
+        };
+        crate::model::Family::validate(&model).map_err(|error: ModelError| ImageError::Model(error))?;
+        let pattern = Pattern { kind: pattern::value(kind)?, block, window, stride };
+        Ok(Description { model, pattern, weights: weights::value(element)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: Transformer = Transformer {
+        layers: 2,
+        d_model: 16,
+        heads: 4,
+        kv_heads: 2,
+        head_size: 6,
+        d_ff: 24,
+        vocab_size: 300,
+        context: 32,
+        rotary_dims: 4,
+        ..Transformer::LLAMA
+    };
+
+    fn described(model: Transformer, pattern: Pattern) -> Description {
+        Description { model, pattern, weights: WeightType::F32 }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let mixed = Pattern { kind: Kind::Mixed, block: 8, window: 3, stride: 5 };
+        let llama3 = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 16 };
+        let models = [
+            MODEL,
+            Transformer { rank: Some(8), bias: Biases::QKV, rotary_scaling: llama3, ..MODEL },
+            Transformer { rotary_scaling: RotaryScaling::Linear { factor: 2.0 }, bias: Biases::ATTENTION, ..MODEL },
+            Transformer {
+                tied: false,
+                norm: NormKind::Layer,
+                residual: Residual::Parallel,
+                feed: Feed::Gelu,
+                bias: Biases::FEED,
+                rotary_base: 500.0,
+                norm_eps: 1e-3,
+                dialect: Dialect::GptNeox,
+                ..MODEL
+            },
+        ];
+        for model in models {
+            for pattern in [Pattern::DENSE, mixed] {
+                let description = described(model, pattern);
+                assert_eq!(Description::of(&description.words()), Ok(description));
+            }
+        }
+    }
+
+    #[test]
+    fn each_word_counts_and_none_makes_it_panic() {
+        let description = described(MODEL, Pattern::DENSE);
+        let words = description.words();
+        for at in 0..Description::WORDS {
+            for word in [0, 1, 2, 3, 7, 1 << 24, 1 << 31, u32::MAX] {
+                let mut changed = words;
+                changed[at] = word;
+                // What a scaling of none does not use may be anything.
+                let unused = (26..30).contains(&at);
+                let found = Description::of(&changed);
+                assert!(word == words[at] || unused || found != Ok(description), "word {at} does not count");
+            }
+        }
+    }
+}

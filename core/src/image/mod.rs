@@ -1,0 +1,34 @@
+//! A trained model as one read-only image: in a chip's flash, or in a mapped file. It is read where it lies.
+//!
+//! Everything is of 32-bit words, the lowest byte first, and the image begins at a multiple of
+//! [`Arena::IMAGE_ALIGNMENT`] bytes:
+//!
+//! | words | what |
+//! | --- | --- |
+//! | 2 | [`MAGIC`] |
+//! | 1 | [`VERSION`] |
+//! | 1 | bytes of the whole image, the checksum included |
+//! | 2 each | where description, weights and vocabulary begin, and their bytes: in this order, at multiples of 16, without overlap |
+//! | 6 | zero |
+//! | | the description ([`Description`]) |
+//! | | weights and constant tables, as [`Layout::with_image`] lays them for decoding; padding is zero |
+//! | | the vocabulary ([`Vocabulary`]) |
+//! | 1 | CRC-32 of everything before it |
+//!
+//! [`Image::open`] checks all of it, so that what follows cannot fail on the image's account: the checksum finds damage,
+//! and every offset, length, size and id is checked besides, since whoever makes an image can make its checksum too.
+
+mod checksum;
+mod decoder;
+mod description;
+mod open;
+mod vocabulary;
+
+pub use checksum::crc32;
+pub use decoder::{DecodeError, Decoder, OnArena};
+pub use description::{Description, WeightType};
+pub use open::{Header, Image, ImageError, MAGIC, VERSION};
+pub use vocabulary::{TextError, Tokens, Unknown, Vocabulary, VocabularyHeader};
+
+#[cfg(doc)]
+use crate::memory::{Arena, Layout};

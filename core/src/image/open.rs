@@ -1,0 +1,215 @@
+//! The frame of an image: what is checked before anything in it is used.
+
+use core::fmt;
+
+use crate::device::Single;
+use crate::memory::{Arena, Entry, Layout, LayoutError};
+use crate::model::{Family, ModelError, Purpose};
+
+use super::{Description, Vocabulary, crc32};
+
+/// The first eight bytes, `capful` and two that no text has, as words.
+pub const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"capf"), u32::from_le_bytes(*b"ul\x1a\n")];
+
+/// The version of the format that is written and read here.
+pub const VERSION: u32 = 1;
+
+/// Why an image cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ImageError {
+    /// It does not begin at a multiple of [`Arena::IMAGE_ALIGNMENT`] bytes.
+    Alignment,
+    /// It does not begin with [`MAGIC`]: there is something else, or nothing.
+    Magic,
+    /// It is of another version than [`VERSION`].
+    Version(u32),
+    /// It was cut off.
+    Truncated {
+        /// Bytes that are there.
+        found: usize,
+        /// Bytes that it says it has.
+        wanted: usize,
+    },
+    /// Its bytes are not those that were written.
+    Checksum,
+    /// A part lies outside, within another, or at an odd place.
+    Part(&'static str),
+    /// A family of models that is not read here.
+    Family(u32),
+    /// A word of the description that stands for nothing.
+    Word {
+        /// What it should say.
+        field: &'static str,
+        /// What it is.
+        word: u32,
+    },
+    /// The sizes make no model.
+    Model(ModelError),
+    /// The sizes make a model that no memory holds.
+    Layout(LayoutError),
+    /// The weights are not as many bytes as the model has.
+    Weights {
+        /// Bytes that are there.
+        found: u64,
+        /// Bytes of the model.
+        wanted: u64,
+    },
+    /// The vocabulary's tables do not belong together, or to the model.
+    Vocabulary(&'static str),
+}
+
+impl fmt::Display for ImageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ImageError::Alignment => {
+                write!(f, "the image does not begin at a multiple of {} bytes", Arena::IMAGE_ALIGNMENT)
+            }
+            ImageError::Magic => f.write_str("there is no image: the first bytes are others"),
+            ImageError::Version(version) => {
+                write!(f, "the image is of version {version}, and version {VERSION} is read; export it again")
+            }
+            ImageError::Truncated { found, wanted } => {
+                write!(f, "the image was cut off: {found} bytes of {wanted} are there")
+            }
+            ImageError::Checksum => f.write_str("the image is damaged: its checksum is another"),
+            ImageError::Part(part) => write!(f, "the image's {part} lies outside it or at an odd place"),
+            ImageError::Family(family) => write!(f, "the image is of a model of family {family}, which is not known"),
+            ImageError::Word { field, word } => write!(f, "the image's description says {word} for {field}"),
+            ImageError::Model(error) => error.fmt(f),
+            ImageError::Layout(error) => error.fmt(f),
+            ImageError::Weights { found, wanted } => {
+                write!(f, "the image has {found} bytes of weights, and its model {wanted}")
+            }
+            ImageError::Vocabulary(what) => write!(f, "the image's vocabulary: {what}"),
+        }
+    }
+}
+
+impl core::error::Error for ImageError {}
+
+/// What an image begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Bytes of the whole.
+    pub bytes: u32,
+    /// Where description, weights and vocabulary begin, and their bytes.
+    pub parts: [[u32; 2]; 3],
+}
+
+impl Header {
+    /// Words that it takes.
+    pub const WORDS: usize = 16;
+    const NAMES: [&'static str; 3] = ["description", "weights", "vocabulary"];
+
+    /// A header of parts of these lengths one behind the other; none beyond 32 bits.
+    pub fn of(lengths: [u64; 3]) -> Option<Header> {
+        let mut end = (Self::WORDS * 4) as u64;
+        let mut parts = [[0; 2]; 3];
+        for (part, length) in parts.iter_mut().zip(lengths) {
+            *part = [u32::try_from(end).ok()?, u32::try_from(length).ok()?];
+            end = end.checked_add(length)?.checked_next_multiple_of(Arena::IMAGE_ALIGNMENT as u64)?;
+        }
+        Some(Header { bytes: u32::try_from(end + 4).ok()?, parts })
+    }
+
+    /// As an image holds it.
+    pub fn words(&self) -> [u32; Self::WORDS] {
+        let [[a, b], [c, d], [e, f]] = self.parts;
+        [MAGIC[0], MAGIC[1], VERSION, self.bytes, a, b, c, d, e, f, 0, 0, 0, 0, 0, 0]
+    }
+
+    /// The header of `bytes`, as many of which as the image has are there.
+    fn read(bytes: &[u8]) -> Result<Header, ImageError> {
+        let short = |wanted| ImageError::Truncated { found: bytes.len(), wanted };
+        let head = bytes.get(..Self::WORDS * 4).ok_or(short(Self::WORDS * 4));
+        let Ok(words) = bytemuck::try_cast_slice::<u8, u32>(head?) else { return Err(ImageError::Alignment) };
+        let &[first, second, version, length, a, b, c, d, e, f, ref rest @ ..] = words else {
+            return Err(ImageError::Magic);
+        };
+        if [first, second] != MAGIC {
+            return Err(ImageError::Magic);
+        }
+        if version != VERSION {
+            return Err(ImageError::Version(version));
+        }
+        if bytes.len() < length as usize {
+            return Err(short(length as usize));
+        }
+        if rest.iter().any(|word| *word != 0) {
+            return Err(ImageError::Part("header"));
+        }
+        Ok(Header { bytes: length, parts: [[a, b], [c, d], [e, f]] })
+    }
+
+    /// The parts of `whole`, which ends with the checksum: in their order, aligned, of whole words, apart.
+    fn parts<'a>(&self, whole: &'a [u8]) -> Result<[&'a [u8]; 3], ImageError> {
+        let mut least = (Self::WORDS * 4) as u32;
+        let mut found = [&[][..]; 3];
+        for ((to, [start, length]), name) in found.iter_mut().zip(self.parts).zip(Self::NAMES) {
+            let wrong = ImageError::Part(name);
+            let placed = start >= least && start.is_multiple_of(Arena::IMAGE_ALIGNMENT as u32);
+            if !placed || !length.is_multiple_of(4) {
+                return Err(wrong);
+            }
+            least = start.checked_add(length).ok_or(wrong)?;
+            *to = whole.get(start as usize..least as usize).ok_or(wrong)?;
+        }
+        Ok(found)
+    }
+}
+
+/// An image that was checked from end to end.
+#[derive(Debug, Clone, Copy)]
+pub struct Image<'a> {
+    description: Description,
+    weights: &'a [u8],
+    vocabulary: Vocabulary<'a>,
+}
+
+impl<'a> Image<'a> {
+    /// The image that `bytes` begin with; what is behind it is not looked at. Reads every byte once, and copies none.
+    ///
+    /// # Errors
+    /// [`ImageError`], whatever the bytes are.
+    pub fn open(bytes: &'a [u8]) -> Result<Image<'a>, ImageError> {
+        if !bytes.as_ptr().addr().is_multiple_of(Arena::IMAGE_ALIGNMENT) {
+            return Err(ImageError::Alignment);
+        }
+        let header = Header::read(bytes)?;
+        let cut = ImageError::Truncated { found: bytes.len(), wanted: Header::WORDS * 4 + 4 };
+        let whole = bytes.get(..header.bytes as usize).ok_or(cut)?;
+        let (whole, sum) = whole.split_last_chunk::<4>().ok_or(cut)?;
+        if crc32(whole) != u32::from_le_bytes(*sum) {
+            return Err(ImageError::Checksum);
+        }
+        let [description, weights, vocabulary] = header.parts(whole)?;
+        let wrong = ImageError::Part("description");
+        let words = bytemuck::try_cast_slice::<u8, u32>(description).map_err(|_| wrong)?;
+        let description = Description::of(words.try_into().map_err(|_| wrong)?)?;
+        let mut visit = |_: &Entry| {};
+        let mut layout = Layout::with_image(&mut visit);
+        description.model.lay_lasting(&Single, Purpose::Decoding, &mut layout);
+        layout.high_water().map_err(ImageError::Layout)?;
+        let (found, wanted) = (weights.len() as u64, layout.image_bytes());
+        if found != wanted {
+            return Err(ImageError::Weights { found, wanted });
+        }
+        let vocabulary = Vocabulary::open(vocabulary, description.model.vocab_size)?;
+        Ok(Image { description, weights, vocabulary })
+    }
+
+    /// The model, and how it is run.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// Weights and constant tables, as [`Layout::with_image`] lays them.
+    pub fn weights(&self) -> &'a [u8] {
+        self.weights
+    }
+
+    /// Text to ids and back.
+    pub fn vocabulary(&self) -> &Vocabulary<'a> {
+        &self.vocabulary
+    }
+}
