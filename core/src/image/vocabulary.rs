@@ -6,7 +6,7 @@ use super::ImageError;
 use crate::vocab::bpe::{BpeError, Encoder, Merge, Node};
 use crate::vocab::capped::CappedVocabulary;
 use crate::vocab::pieces::pieces;
-use crate::vocab::{SPECIALS, UNK, index_len};
+use crate::vocab::{SPECIALS, UNK};
 
 /// What a vocabulary begins with, in an image: eight words. Behind it lie its tables, in the order of the fields, and
 /// its text, zeros to a whole word behind that.
@@ -309,6 +309,7 @@ mod tests {
 
     use super::*;
     use crate::vocab::capped::{write, written_len};
+    use crate::vocab::index_len;
 
     #[test]
     fn words_are_lower_cased_as_whole_texts_are() {

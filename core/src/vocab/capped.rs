@@ -170,6 +170,11 @@ impl<'a> CappedVocabulary<'a> {
         Ok(Self { text, ends, index })
     }
 
+    /// Line ends and index, to keep them beside the text for [`CappedVocabulary::from_parts`].
+    pub fn parts(&self) -> (&'a [u32], &'a [u32]) {
+        (self.ends, self.index)
+    }
+
     /// Number of ids, the special ones included.
     pub fn len(&self) -> u32 {
         self.ends.len() as u32

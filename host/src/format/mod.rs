@@ -2,6 +2,7 @@
 
 pub mod export;
 pub mod gguf;
+pub mod firmware;
 pub mod hugging_face;
 pub mod safetensors;
 pub mod tensors;

@@ -15,7 +15,7 @@ use super::own_file::{self, write_bytes};
 use super::sample::{SAMPLE_BYTES, Sample};
 use super::search::{Scratch, Search};
 use super::train::{LONGEST_TOKEN, train};
-use super::{EncodeError, Tokenizer, TokenizerError, byte};
+use super::{EncodeError, Tables, Tokenizer, TokenizerError, byte};
 
 /// The largest cap.
 pub const MOST_TOKENS: u32 = 1 << 20;
@@ -161,6 +161,11 @@ impl Tokenizer for BpeTokenizer {
 
     fn restores_bytes(&self) -> bool {
         true
+    }
+
+    fn tables(&self) -> Option<Tables<'_>> {
+        let Self { merges, index, ends, text, .. } = self;
+        Some(Tables::Pieces { merges, index, ends, text })
     }
 
     fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {

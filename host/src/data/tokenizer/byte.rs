@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::error::Refusal;
 use super::load::FIRST_VERSION;
 use super::own_file::{self, write_bytes};
-use super::{EncodeError, Tokenizer};
+use super::{EncodeError, Tables, Tokenizer};
 
 /// The id of byte 0.
 pub(super) const FIRST_BYTE: u32 = SPECIALS.len() as u32;
@@ -67,6 +67,10 @@ impl Tokenizer for ByteTokenizer {
 
     fn restores_bytes(&self) -> bool {
         true
+    }
+
+    fn tables(&self) -> Option<Tables<'_>> {
+        Some(Tables::Bytes)
     }
 
     fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {

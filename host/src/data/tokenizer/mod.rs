@@ -23,6 +23,8 @@ use std::path::{Path, PathBuf};
 
 use capful_core::vocab::{FINGERPRINT, fingerprint};
 
+use crate::format::firmware::Tables;
+
 pub mod bpe;
 pub mod build;
 pub mod byte;
@@ -72,6 +74,11 @@ pub trait Tokenizer: Send + Sync {
     /// Where that is not certain, they are taken not to.
     fn restores_bytes(&self) -> bool {
         false
+    }
+
+    /// What a tokenizer of ours is made of, for a chip.
+    fn tables(&self) -> Option<Tables<'_>> {
+        None
     }
 
     /// Appends the ids of `text` to `ids`, without adding document marks.

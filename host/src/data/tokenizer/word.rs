@@ -11,7 +11,7 @@ use super::build::Documents;
 use super::error::Refusal;
 use super::load::FIRST_VERSION;
 use super::own_file::{self, Mark, write_words};
-use super::{EncodeError, Tokenizer, TokenizerError};
+use super::{EncodeError, Tables, Tokenizer, TokenizerError};
 
 /// The largest cap: what is counted to find it fills 600 MiB.
 pub const MOST_WORDS: u32 = 1 << 22;
@@ -213,6 +213,10 @@ impl Tokenizer for WordTokenizer {
 
     fn eos(&self) -> Option<u32> {
         Some(EOS)
+    }
+
+    fn tables(&self) -> Option<Tables<'_>> {
+        Some(Tables::Words { words: self.vocabulary(), lower_case: self.lower_case })
     }
 
     fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {

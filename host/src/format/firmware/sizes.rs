@@ -1,0 +1,55 @@
+//! The bytes of an image and of what its model needs beside it.
+
+use capful_core::device::Single;
+use capful_core::image::{Description, Header};
+use capful_core::memory::{Entry, Layout, LayoutError, Role};
+use capful_core::model::{Family, Purpose, Transformer};
+
+/// The bytes of a model's image, part by part, and of its arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// Weights, with their padding.
+    pub weights: u64,
+    /// Constant tables, with their padding.
+    pub tables: u64,
+    /// The vocabulary.
+    pub vocabulary: u64,
+    /// Header, description, checksum and what aligns them.
+    pub frame: u64,
+    /// The key/value cache, a part of the arena.
+    pub cache: u64,
+    /// The arena.
+    pub arena: u64,
+}
+
+impl Sizes {
+    /// Those of `model`, which decodes `context` tokens, with a vocabulary of this many bytes. Laid as the chip lays it.
+    ///
+    /// # Errors
+    /// A region that cannot be laid.
+    pub fn of(model: &Transformer, context: u32, vocabulary: u64) -> Result<Sizes, LayoutError> {
+        let (mut weights, mut tables, mut cache) = (0, 0, 0);
+        let mut visit = |entry: &Entry| {
+            let bytes = entry.bytes + entry.padding;
+            match entry.slot.role {
+                Role::Weight => weights += bytes,
+                Role::Constant => tables += bytes,
+                _ if entry.slot.name == "decode.cache" => cache += bytes,
+                _ => {}
+            }
+        };
+        let mut layout = Layout::with_image(&mut visit);
+        model.lay_lasting(&Single, Purpose::Decoding, &mut layout);
+        model.lay_decoding(context, &Single, &mut layout);
+        let arena = layout.high_water()?;
+        let header = Header::of([(Description::WORDS * 4) as u64, weights + tables, vocabulary]);
+        let whole = header.ok_or(LayoutError::Bytes("the image"))?.bytes;
+        let frame = u64::from(whole) - weights - tables - vocabulary;
+        Ok(Sizes { weights, tables, vocabulary, frame, cache, arena })
+    }
+
+    /// Bytes of the whole image.
+    pub fn image(&self) -> u64 {
+        self.weights + self.tables + self.vocabulary + self.frame
+    }
+}

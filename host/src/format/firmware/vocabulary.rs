@@ -1,0 +1,102 @@
+//! A tokenizer's tables as a chip reads them.
+
+use capful_core::image::VocabularyHeader;
+use capful_core::vocab::bpe::Merge;
+use capful_core::vocab::builder::WORD_BYTES;
+use capful_core::vocab::capped::CappedVocabulary;
+use capful_core::vocab::index_len;
+
+use crate::data::tokenizer::Tokenizer;
+use crate::device::DeviceError;
+
+/// What a tokenizer of ours is made of.
+#[derive(Debug, Clone, Copy)]
+pub enum Tables<'a> {
+    /// The 256 bytes.
+    Bytes,
+    /// Words.
+    Words {
+        /// The words.
+        words: CappedVocabulary<'a>,
+        /// Whether text is lower-cased first.
+        lower_case: bool,
+    },
+    /// BPE.
+    Pieces {
+        /// In the order of their ranks.
+        merges: &'a [Merge],
+        /// Ranks by the pair that they join, as [`capful_core::vocab::bpe::Encoder`] fills it.
+        index: &'a [u32],
+        /// Where the bytes of each token from id 4 on end.
+        ends: &'a [u32],
+        /// The tokens' bytes.
+        text: &'a [u8],
+    },
+}
+
+impl Tables<'_> {
+    /// The header and the bytes behind it.
+    fn bytes(&self) -> Vec<u8> {
+        let (header, tables, text): (_, [&[u32]; 3], &[u8]) = match *self {
+            Tables::Bytes => (VocabularyHeader::BYTES, [&[]; 3], &[]),
+            Tables::Words { words, lower_case } => {
+                let (ends, index) = words.parts();
+                let text = words.as_str().as_bytes();
+                (VocabularyHeader { kind: 2, lower_case, ..VocabularyHeader::NONE }, [ends, &[], index], text)
+            }
+            Tables::Pieces { merges, index, ends, text } => {
+                let header = VocabularyHeader { kind: 3, ..VocabularyHeader::NONE };
+                (header, [ends, bytemuck::cast_slice(merges), index], text)
+            }
+        };
+        let [ends, merges, index] = tables.map(|table| table.len() as u32);
+        let header = VocabularyHeader { ends, merges: merges / 3, index, text: text.len() as u32, ..header };
+        let words = header.words().into_iter().chain(tables.into_iter().flatten().copied());
+        let mut bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        bytes.extend_from_slice(text);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+}
+
+/// The most bytes that the vocabulary of a tokenizer of this kind (`byte`, `word` or `bpe`) and this many ids takes,
+/// whatever text it is made of.
+pub fn most_bytes(kind: &str, ids: u32, longest: usize) -> Option<u64> {
+    let header = (VocabularyHeader::WORDS * 4) as u64;
+    let index = |entries: u32| index_len(entries as usize) as u64 * 4;
+    let ids64 = u64::from(ids);
+    Some(match kind {
+        "byte" => header,
+        "word" => header + ids64 * 4 + index(ids) + ids64 * (WORD_BYTES as u64 + 1),
+        "bpe" => {
+            let merges = ids.saturating_sub(260);
+            header + ids64 * 4 + u64::from(merges) * 12 + index(merges) + 256 + u64::from(merges) * longest as u64
+        }
+        _ => return None,
+    })
+}
+
+/// The vocabulary of `tokenizer`, for a chip.
+///
+/// # Errors
+/// A tokenizer that a chip does not have.
+pub fn tables(tokenizer: &dyn Tokenizer) -> Result<Vec<u8>, DeviceError> {
+    let refused = |what: &str| Err(DeviceError::Refused(what.to_owned()));
+    let Some(tables) = tokenizer.tables() else {
+        return refused(
+            "a chip reads and writes text with a tokenizer of our own: train with --tokenizer byte, word or bpe, or \
+             export ids only with --no-tokenizer",
+        );
+    };
+    if let Tables::Words { words, lower_case: true } = tables
+        && words.words().any(|word| word.len() > WORD_BYTES)
+    {
+        return refused("a word of the lower-cased vocabulary is longer than 64 bytes, which a chip does not look up");
+    }
+    Ok(tables.bytes())
+}
+
+/// No vocabulary: ids in, ids out.
+pub(super) fn none() -> Vec<u8> {
+    VocabularyHeader::NONE.words().into_iter().flat_map(u32::to_le_bytes).collect()
+}
