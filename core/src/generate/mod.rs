@@ -2,4 +2,4 @@
 
 mod sampler;
 
-pub use sampler::Sampler;
+pub use sampler::{Sampler, most_likely};

@@ -32,7 +32,7 @@ impl Sampler {
         let order = &mut order[..logits.len()];
         let more_likely = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then_with(|| a.cmp(b));
         if self.temperature <= 0.0 {
-            return Some(largest(logits)).filter(|&best| logits.get(best as usize).is_some_and(|x| x.is_finite()));
+            return most_likely(logits);
         }
         let mut kept = if self.top_k == 0 { order.len() } else { order.len().min(self.top_k as usize) };
         if kept < order.len() {
@@ -117,6 +117,12 @@ fn largest(logits: &[f32]) -> u32 {
         Some(key)
     });
     best
+}
+
+/// The token that a temperature of 0 takes: the id of the largest logit, the lower of two; None where that is not finite.
+/// A program that samples in no other way leaves the rest of the sampler, most of it sorting, out of its flash.
+pub fn most_likely(logits: &[f32]) -> Option<u32> {
+    Some(largest(logits)).filter(|&best| logits.get(best as usize).is_some_and(|x| x.is_finite()))
 }
 
 /// Puts the ids of the `kept` largest logits first in `order`, in any order.

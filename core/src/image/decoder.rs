@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::Image;
+use super::{Description, Image};
 use crate::device::{Device, OperationError, Single};
 use crate::memory::{Arena, ArenaError, Entry, Layout, LayoutError, Region};
 use crate::model::transformer::{Decoding, Lasting};
@@ -89,44 +89,52 @@ pub struct Decoder {
     pattern: Pattern,
     lasting: Lasting,
     decoding: Decoding,
-    bytes: u64,
+    bytes: Result<u64, LayoutError>,
     context: u32,
     position: u32,
 }
 
 impl Decoder {
-    /// A decoder of up to `context` tokens of the image's model.
-    ///
-    /// # Errors
-    /// [`DecodeError::Context`], [`DecodeError::Layout`].
-    pub fn new(image: &Image<'_>, context: u32) -> Result<Decoder, DecodeError> {
-        let description = image.description();
-        let (model, pattern) = (description.model, description.pattern);
-        if context == 0 || context > model.context {
-            return Err(DecodeError::Context { asked: context, most: model.context });
-        }
+    /// A decoder of up to `context` tokens of the image's model, four kilobytes of places. Whether the context is one is
+    /// found when it is asked for its bytes or its arena, so that what is returned is not moved through a result.
+    // What it needs of the stack is not its caller's for longer.
+    #[inline(never)]
+    pub fn new(image: &Image<'_>, context: u32) -> Decoder {
+        let Description { model, pattern, .. } = *image.description();
         let mut visit = |_: &Entry| {};
         let mut layout = Layout::with_image(&mut visit);
-        let lasting = model.lay_lasting(&Single, Purpose::Decoding, &mut layout);
-        let decoding = model.lay_decoding(context, &Single, &mut layout);
-        let bytes = layout.high_water().map_err(DecodeError::Layout)?;
-        Ok(Decoder { model, pattern, lasting, decoding, bytes, context, position: 0 })
+        Decoder {
+            lasting: model.lay_lasting(&Single, Purpose::Decoding, &mut layout),
+            decoding: model.lay_decoding(context, &Single, &mut layout),
+            bytes: layout.high_water(),
+            model,
+            pattern,
+            context,
+            position: 0,
+        }
     }
 
     /// Bytes of storage that it needs.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+    ///
+    /// # Errors
+    /// [`DecodeError::Context`], [`DecodeError::Layout`].
+    pub fn bytes(&self) -> Result<u64, DecodeError> {
+        let (asked, most) = (self.context, self.model.context);
+        match asked == 0 || asked > most {
+            true => Err(DecodeError::Context { asked, most }),
+            false => self.bytes.map_err(DecodeError::Layout),
+        }
     }
 
     /// The arena of this decoder, over `storage` and the image that it was made of. What is in the storage does not
     /// matter.
     ///
     /// # Errors
-    /// [`DecodeError::Storage`] for storage that is too small.
+    /// Those of [`Decoder::bytes`]; [`DecodeError::Storage`] for storage that is too small.
     pub fn arena<'a>(&self, storage: &'a mut [u64], image: &Image<'a>) -> Result<Arena<'a>, DecodeError> {
-        let found = storage.len() as u64 * 8;
-        if found < self.bytes {
-            return Err(DecodeError::Storage { found, needed: self.bytes });
+        let (found, needed) = (storage.len() as u64 * 8, self.bytes()?);
+        if found < needed {
+            return Err(DecodeError::Storage { found, needed });
         }
         Ok(Arena::with_image(storage, image.weights())?)
     }

@@ -58,29 +58,40 @@ pub enum ImageError {
     Vocabulary(&'static str),
 }
 
+impl ImageError {
+    /// What is wrong, without numbers: on a chip, formatting them may take more flash than the model's operations.
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            ImageError::Alignment => "the image does not begin at a multiple of 16 bytes",
+            ImageError::Magic => "there is no image: the first bytes are others",
+            ImageError::Version(_) => "the image is of another version; export it again",
+            ImageError::Truncated { .. } => "the image was cut off",
+            ImageError::Checksum => "the image is damaged: its checksum is another",
+            ImageError::Part(_) => "a part of the image lies outside it or at an odd place",
+            ImageError::Family(_) => "the image is of a family of models that is not known",
+            ImageError::Word { .. } => "the image's description has a word that stands for nothing",
+            ImageError::Model(_) => "the image's sizes make no model",
+            ImageError::Layout(_) => "the image's model is larger than any memory",
+            ImageError::Weights { .. } => "the image's weights are not those of its model",
+            ImageError::Vocabulary(_) => "the image's vocabulary does not belong together",
+        }
+    }
+}
+
 impl fmt::Display for ImageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.reason())?;
         match self {
-            ImageError::Alignment => {
-                write!(f, "the image does not begin at a multiple of {} bytes", Arena::IMAGE_ALIGNMENT)
-            }
-            ImageError::Magic => f.write_str("there is no image: the first bytes are others"),
-            ImageError::Version(version) => {
-                write!(f, "the image is of version {version}, and version {VERSION} is read; export it again")
-            }
-            ImageError::Truncated { found, wanted } => {
-                write!(f, "the image was cut off: {found} bytes of {wanted} are there")
-            }
-            ImageError::Checksum => f.write_str("the image is damaged: its checksum is another"),
-            ImageError::Part(part) => write!(f, "the image's {part} lies outside it or at an odd place"),
-            ImageError::Family(family) => write!(f, "the image is of a model of family {family}, which is not known"),
-            ImageError::Word { field, word } => write!(f, "the image's description says {word} for {field}"),
-            ImageError::Model(error) => error.fmt(f),
-            ImageError::Layout(error) => error.fmt(f),
-            ImageError::Weights { found, wanted } => {
-                write!(f, "the image has {found} bytes of weights, and its model {wanted}")
-            }
-            ImageError::Vocabulary(what) => write!(f, "the image's vocabulary: {what}"),
+            ImageError::Version(version) => write!(f, ": {version}, and {VERSION} is read"),
+            ImageError::Truncated { found, wanted } => write!(f, ": {found} bytes of {wanted} are there"),
+            ImageError::Part(part) => write!(f, ": its {part}"),
+            ImageError::Family(family) => write!(f, ": {family}"),
+            ImageError::Word { field, word } => write!(f, ": {word} for {field}"),
+            ImageError::Model(error) => write!(f, ": {error}"),
+            ImageError::Layout(error) => write!(f, ": {error}"),
+            ImageError::Weights { found, wanted } => write!(f, ": {found} bytes, not {wanted}"),
+            ImageError::Vocabulary(what) => write!(f, ": {what}"),
+            ImageError::Alignment | ImageError::Magic | ImageError::Checksum => Ok(()),
         }
     }
 }
@@ -171,6 +182,8 @@ impl<'a> Image<'a> {
     ///
     /// # Errors
     /// [`ImageError`], whatever the bytes are.
+    // What it needs of the stack is not its caller's for longer.
+    #[inline(never)]
     pub fn open(bytes: &'a [u8]) -> Result<Image<'a>, ImageError> {
         if !bytes.as_ptr().addr().is_multiple_of(Arena::IMAGE_ALIGNMENT) {
             return Err(ImageError::Alignment);

@@ -6,7 +6,7 @@ use super::ImageError;
 use crate::vocab::bpe::{BpeError, Encoder, Merge, Node};
 use crate::vocab::capped::CappedVocabulary;
 use crate::vocab::pieces::pieces;
-use crate::vocab::{SPECIALS, UNK};
+use crate::vocab::{BOS, EOS, SPECIALS, UNK};
 
 /// What a vocabulary begins with, in an image: eight words. Behind it lie its tables, in the order of the fields, and
 /// its text, zeros to a whole word behind that.
@@ -213,6 +213,11 @@ impl<'a> Vocabulary<'a> {
     /// Number of ids; the model may have more, of which none is to be chosen.
     pub fn size(&self) -> u32 {
         self.size
+    }
+
+    /// The ids that begin and end a document, where text is known.
+    pub fn marks(&self) -> Option<[u32; 2]> {
+        (!matches!(self.tokens, Tokens::None)).then_some([BOS, EOS])
     }
 
     /// Writes the ids of `text` to `ids` and says how many they are. `scratch` has a node for every byte of the longest

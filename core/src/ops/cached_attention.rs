@@ -24,6 +24,9 @@ pub struct CachedAttention {
     pub pattern: Pattern,
 }
 
+/// Scores that are kept from finding the largest to using them; those of later positions are made twice.
+const KEPT: usize = 128;
+
 impl Operation for CachedAttention {
     const NAME: &'static str = "cached_attention";
 
@@ -67,16 +70,25 @@ impl Operation for CachedAttention {
             keys[at..at + size].copy_from_slice(&row[heads.key(h)..][..size]);
             values[at..at + size].copy_from_slice(&row[heads.value(h)..][..size]);
         }
+        let (scale, mut kept) = (heads.scale(), [0.0f32; KEPT]);
         for (h, out) in (0..heads.queries).zip(out.f32_mut()?.chunks_exact_mut(size)) {
             let query = &row[heads.query(h)..][..size];
             let at = |j: usize| j * columns + heads.key_of(h) as usize * size;
-            let seen = (0..=now).filter(|&j| self.pattern.sees(now as u32, j as u32));
-            let score = |j: usize| dot(query, &keys[at(j)..][..size]) * heads.scale();
-            let largest = seen.clone().map(score).fold(f32::NEG_INFINITY, |a, s| if s > a { s } else { a });
+            let seen = || (0..=now).filter(|&j| self.pattern.sees(now as u32, j as u32));
+            let score = |j: usize| dot(query, &keys[at(j)..][..size]) * scale;
+            let mut largest = f32::NEG_INFINITY;
+            for j in seen() {
+                let s = score(j);
+                if let Some(kept) = kept.get_mut(j) {
+                    *kept = s;
+                }
+                largest = if s > largest { s } else { largest };
+            }
             out.fill(0.0);
             let mut total = 0.0;
-            for j in seen {
-                let weight = libm::expf(score(j) - largest);
+            for j in seen() {
+                let s = kept.get(j).copied().unwrap_or_else(|| score(j));
+                let weight = libm::expf(s - largest);
                 total += weight;
                 axpy(weight, &values[at(j)..][..size], out);
             }

@@ -1,6 +1,6 @@
 //! The linear layer: a product, its bias, and one epilogue.
 
-use super::math::{axpy, dot, gelu};
+use super::math::{axpy, dot, dots, gelu};
 use super::quantise::{CodeRows, QuantisedProduct};
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
@@ -137,13 +137,23 @@ impl Operation for Linear {
                     axpy(*x, w, out);
                 }
             } else {
-                for (y, w) in out.iter_mut().zip(weight.chunks_exact(inputs)) {
+                let (pairs, last) = out.as_chunks_mut::<2>();
+                let mut rows = weight.chunks_exact(inputs);
+                for ([y, z], (v, w)) in pairs.iter_mut().zip(core::iter::from_fn(|| rows.next().zip(rows.next()))) {
+                    let [first, second] = dots(row(), [v, w]);
+                    (*y, *z) = (add(*y, first), add(*z, second));
+                }
+                for (y, w) in last.iter_mut().zip(rows) {
                     *y = add(*y, dot(row(), w));
                 }
             }
-            for (o, y) in out.iter_mut().enumerate() {
-                *y += bias.get(o).copied().unwrap_or_default();
-                *y += residual.get(r * outputs + o).copied().unwrap_or_default();
+            // What is not there counts as zeros, which make −0 of a product 0; once does as twice.
+            let residual = residual.get(r * outputs..).unwrap_or_default();
+            if bias.is_empty() && residual.is_empty() {
+                out.iter_mut().for_each(|y| *y += 0.0);
+            }
+            for added in [bias, residual] {
+                out.iter_mut().zip(added).for_each(|(y, x)| *y += x);
             }
             for (a, y) in activated.f32_mut()?.iter_mut().skip(r * outputs).zip(&*out) {
                 *a = gelu(*y);

@@ -16,6 +16,24 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     tree(lanes)
 }
 
+/// [`dot`] of `a` with each of two others, which reads `a` once: the same bits.
+pub fn dots(a: &[f32], [b, c]: [&[f32]; 2]) -> [f32; 2] {
+    let mut lanes = [[0.0f32; 8]; 2];
+    let (a8, a_rest) = a.as_chunks::<8>();
+    let ((b8, b_rest), (c8, c_rest)) = (b.as_chunks::<8>(), c.as_chunks::<8>());
+    for ((x, y), z) in a8.iter().zip(b8).zip(c8) {
+        for i in 0..8 {
+            lanes[0][i] += x[i] * y[i];
+            lanes[1][i] += x[i] * z[i];
+        }
+    }
+    for (i, ((x, y), z)) in a_rest.iter().zip(b_rest).zip(c_rest).enumerate() {
+        lanes[0][i] += x * y;
+        lanes[1][i] += x * z;
+    }
+    lanes.map(tree)
+}
+
 /// Sum in eight lanes and a fixed tree.
 pub fn sum(a: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 8];
@@ -69,4 +87,19 @@ pub fn gelu_derivative(x: f32) -> f32 {
 pub fn silu(x: f32) -> [f32; 2] {
     let sigmoid = 1.0 / (1.0 + libm::expf(-x));
     [x * sigmoid, sigmoid + x * sigmoid * (1.0 - sigmoid)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_sums_at_once_are_two_sums() {
+        let wave = |k: u32| core::array::from_fn::<f32, 29, _>(|i| libm::sinf((k + 1) as f32 * i as f32) - 0.3);
+        let (a, b, c) = (wave(0), wave(1), wave(2));
+        for n in 0..29 {
+            let expected = [dot(&a[..n], &b[..n]), dot(&a[..n], &c[..n])];
+            assert_eq!(dots(&a[..n], [&b[..n], &c[..n]]).map(f32::to_bits), expected.map(f32::to_bits), "{n}");
+        }
+    }
 }

@@ -111,10 +111,18 @@ impl Operation for Norm {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let second = self.second;
-        let ([x, gain, bias, gain2, bias2], [stats, out, out2]) = arena.f32s(
-            [Some(self.x), Some(self.first.gain), self.first.bias, second.map(|s| s.gain), second.and_then(|s| s.bias)],
-            [Some(self.stats), Some(self.first.out), second.map(|s| s.out)],
-        )?;
+        let [x, gain, bias, gain2, bias2, mut stats, mut out, mut out2] = arena.views([
+            Some(self.x),
+            Some(self.first.gain),
+            self.first.bias,
+            second.map(|s| s.gain),
+            second.and_then(|s| s.bias),
+            Some(self.stats),
+            Some(self.first.out),
+            second.map(|s| s.out),
+        ])?;
+        let (x, gain, bias, gain2, bias2) = (x.f32()?, gain.f32()?, bias.f32()?, gain2.f32()?, bias2.f32()?);
+        let (stats, out, out2) = (stats.f32_mut()?, out.f32_mut()?, out2.f32_mut()?);
         let d = self.x.columns() as usize;
         let stats = stats.chunks_exact_mut(self.kind.stats() as usize);
         for (r, (row, stat)) in x.chunks_exact(d).zip(stats).enumerate() {

@@ -1,0 +1,38 @@
+//! What the programs share: a start, a line to whoever debugs the chip, a count of instructions, the stack's depth, and
+//! a device of the operations that a transformer speaks with.
+//!
+//! Unsafe code is what a chip needs: the start, registers, storage that lives as long as the program.
+#![no_std]
+#![deny(missing_docs)]
+
+mod chip;
+mod count;
+pub mod semihosting;
+mod stack;
+mod start;
+
+pub use chip::Speaker;
+pub use count::Counter;
+pub use semihosting::{Line, exit};
+pub use stack::used as stack_used;
+
+/// Storage that lives as long as the program, taken once.
+pub struct Once<T>(core::cell::UnsafeCell<T>, core::sync::atomic::AtomicBool);
+
+// One core and no interrupts: what is taken is taken once, and nobody else has it.
+unsafe impl<T> Sync for Once<T> {}
+
+impl<T> Once<T> {
+    /// Storage that begins as `value`.
+    pub const fn new(value: T) -> Once<T> {
+        Once(core::cell::UnsafeCell::new(value), core::sync::atomic::AtomicBool::new(false))
+    }
+
+    /// The storage, the first time.
+    #[allow(clippy::mut_from_ref, reason = "given away once")]
+    pub fn take(&'static self) -> Option<&'static mut T> {
+        let taken = self.1.swap(true, core::sync::atomic::Ordering::Relaxed);
+        // Safety: the flag was false, so this is the only reference there ever is.
+        (!taken).then(|| unsafe { &mut *self.0.get() })
+    }
+}

@@ -1,0 +1,9 @@
+// Sizes of tales.img, for the firmware that runs it; written by `host export`.
+/// Bytes of the image.
+pub const IMAGE_BYTES: usize = 1053972;
+/// Words of 64 bits of storage that a decoder of the whole context needs.
+pub const ARENA_WORDS: usize = 14336;
+/// Ids of the model.
+pub const IDS: usize = 512;
+/// Positions of the context.
+pub const CONTEXT: usize = 80;

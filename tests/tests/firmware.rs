@@ -1,0 +1,353 @@
+//! A trained model as an image: the bits of the run that it was made of, on the host and on an emulated chip, and no
+//! damage that makes anything but an error.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use capful_core::device::Reference;
+use capful_core::generate::most_likely;
+use capful_core::image::{DecodeError, Decoder, Description, Image, ImageError, TextError, Unknown, crc32};
+use capful_core::vocab::bpe::Node;
+use capful_core::vocab::{FINGERPRINT, fingerprint};
+use capful_host::plan::Sections;
+use capful_host::run::directory::{self, Trained};
+use capful_tests::binary::host;
+
+/// The tale-teller that the documentation measures: 260,032 parameters.
+const TALES: &str = "--preset llama-tiny --set layers=5 --set d_model=64 --set heads=8 --set kv_heads=4 --set d_ff=172 \
+                     --set context=80 --tokenizer bpe --vocab-size 512 --seq-len 80";
+const PROMPT: &str = "Once upon a time";
+/// Tokens that the chip says.
+const TOKENS: usize = 64;
+
+/// An image that begins where images begin.
+struct Flash {
+    words: Vec<u128>,
+    bytes: usize,
+}
+
+impl Flash {
+    fn of(bytes: &[u8]) -> Flash {
+        let mut words = vec![0u128; bytes.len().div_ceil(16) + 1];
+        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
+        Flash { words, bytes: bytes.len() }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.bytes]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
+    }
+}
+
+/// A run of `steps` steps in `dir`, and its image.
+fn exported(dir: &Path, model: &str, steps: u32) -> Flash {
+    let flags = format!("train {model} --device cpu --batch-size 8 --steps {steps} --eval-tokens 500 --out run");
+    host(dir, &flags).ok();
+    host(dir, "firmware --run run tales.img").ok();
+    Flash::of(&std::fs::read(dir.join("tales.img")).unwrap())
+}
+
+/// What was said, and what a checksum of all logits' bits is.
+#[derive(Debug, PartialEq)]
+struct Said {
+    text: String,
+    checksum: u64,
+    tokens: usize,
+}
+
+fn add(checksum: u64, logits: &[f32]) -> u64 {
+    logits.iter().fold(checksum, |sum, x| fingerprint(sum, &x.to_bits().to_le_bytes()))
+}
+
+/// The run itself, on the reference device, with weights in the arena and the host's tokenizer.
+fn said_by_the_run(dir: &Path) -> Said {
+    let config = directory::read_config(&dir.join("run")).unwrap().on(Some("reference".to_owned())).unwrap();
+    let sections = Sections { decoding: Some(config.context()), ..Sections::none(&config) };
+    let Trained { mut session, tokenizer } = Trained::load(&dir.join("run"), &config, &sections).unwrap();
+    let mut ids: Vec<u32> = tokenizer.bos().into_iter().collect();
+    tokenizer.encode(PROMPT, &mut ids).unwrap();
+    let (prompt, mut checksum, mut fed) = (ids.len(), FINGERPRINT, 0);
+    while fed < (prompt + TOKENS).min(config.context() as usize) {
+        let logits = session.decode(ids[fed], fed as u32).unwrap();
+        checksum = add(checksum, logits);
+        fed += 1;
+        if fed == ids.len() {
+            let chosen = most_likely(&logits[..tokenizer.vocab_size() as usize]).unwrap();
+            if Some(chosen) == tokenizer.eos() {
+                break;
+            }
+            ids.push(chosen);
+        }
+    }
+    Said { text: tokenizer.decode(&ids[prompt..]), checksum, tokens: fed }
+}
+
+/// The same from the image alone, as the program on a chip does it.
+fn said_by(image: &Image<'_>) -> Said {
+    let vocabulary = image.vocabulary();
+    let mut decoder = Decoder::new(image, image.description().model.context);
+    let mut storage = vec![u64::MAX; decoder.bytes().unwrap() as usize / 8];
+    let mut device = Reference { arena: decoder.arena(&mut storage, image).unwrap() };
+    let [begin, end] = vocabulary.marks().unwrap();
+    let mut ids = vec![begin; 80];
+    let count = vocabulary.encode(PROMPT, Unknown::Mark, &mut [Node::EMPTY; 24], &mut ids[1..]).unwrap();
+    ids.truncate(1 + count);
+    let (prompt, mut checksum, mut text) = (ids.len(), FINGERPRINT, Vec::new());
+    for at in 0..(prompt + TOKENS).min(80) {
+        let logits = decoder.feed(&mut device, ids[at]).unwrap();
+        checksum = add(checksum, logits);
+        if at + 1 < ids.len() {
+            continue;
+        }
+        let chosen = most_likely(&logits[..vocabulary.size() as usize]).unwrap();
+        if chosen == end {
+            break;
+        }
+        text.extend_from_slice(vocabulary.separator());
+        text.extend_from_slice(vocabulary.bytes(chosen).unwrap_or_default());
+        ids.push(chosen);
+    }
+    Said { text: String::from_utf8_lossy(&text).into_owned(), checksum, tokens: decoder.position() as usize }
+}
+
+#[test]
+fn an_image_says_what_the_run_says_bit_by_bit() {
+    let words = "--preset yxanul-tiny --set context=80 --tokenizer word --vocab-size 300 --seq-len 80";
+    let bytes = "--preset pythia-tiny --set context=80 --tokenizer byte --seq-len 80 --attention mixed --block 16";
+    for (model, steps) in [(TALES, 20), (words, 5), (bytes, 5)] {
+        let dir = tempfile::tempdir().unwrap();
+        let flash = exported(dir.path(), model, steps);
+        let image = Image::open(flash.bytes()).unwrap();
+        let (found, mut expected) = (said_by(&image), said_by_the_run(dir.path()));
+        if model == words {
+            expected.text.insert(0, ' ');
+        }
+        assert_eq!(found, expected, "{model}");
+        // The program's constants are those that are written beside the image.
+        if model == TALES {
+            let (made, kept) = (std::fs::read_to_string(dir.path().join("tales.rs")).unwrap(), SIZES);
+            assert_eq!(made, kept, "tests/firmware/src/model.rs is of another model");
+        }
+    }
+}
+
+const SIZES: &str = include_str!("../firmware/src/model.rs");
+
+/// A small image, of each kind of vocabulary.
+fn small(dir: &Path, tokenizer: &str) -> Flash {
+    let model = format!(
+        "--preset llama-tiny --set layers=1 --set d_model=16 --set heads=2 --set kv_heads=2 --set d_ff=16 \
+         --set context=16 --seq-len 16 --tokenizer {tokenizer}"
+    );
+    exported(dir, &model, 1)
+}
+
+#[test]
+fn no_damage_passes_and_none_panics() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut flash = small(dir.path(), "bpe --vocab-size 300");
+    assert!(Image::open(flash.bytes()).is_ok());
+    // Every byte in turn, one bit of it, another each time.
+    for at in 0..flash.bytes {
+        let bit = 1 << (at % 8);
+        flash.bytes_mut()[at] ^= bit;
+        assert!(Image::open(flash.bytes()).is_err(), "bit {} of byte {at}", at % 8);
+        flash.bytes_mut()[at] ^= bit;
+    }
+    for end in (0..flash.bytes).step_by(61).chain(flash.bytes - 20..flash.bytes) {
+        assert!(Image::open(&flash.bytes()[..end]).is_err(), "cut off at {end}");
+    }
+    let moved = [vec![0; 4], flash.bytes().to_vec()].concat();
+    let moved = Flash::of(&moved);
+    assert_eq!(Image::open(&moved.bytes()[4..]).unwrap_err(), ImageError::Alignment);
+    // Bytes behind it do not matter.
+    let longer = Flash::of(&[flash.bytes().to_vec(), vec![7; 99]].concat());
+    assert!(Image::open(longer.bytes()).is_ok());
+}
+
+/// Damage whose checksum was made anew: what the checksum does not find, checks of lengths, sizes and ids find, or it is
+/// harmless: the image then says something else, and nothing panics.
+#[test]
+fn images_made_to_deceive_are_refused_or_harmless() {
+    for tokenizer in ["byte", "word --vocab-size 300", "bpe --vocab-size 300"] {
+        let dir = tempfile::tempdir().unwrap();
+        let whole = small(dir.path(), tokenizer);
+        let words = whole.bytes / 4;
+        let vocabulary = u32::from_le_bytes(whole.bytes()[32..36].try_into().unwrap()) as usize / 4;
+        let frame = (0..16 + Description::WORDS).chain(vocabulary..words - 1);
+        let (mut refused, mut harmless) = (0, 0);
+        for word in frame {
+            for value in [0, 1, 2, 3, 7, 255, 1 << 16, 1 << 30, u32::MAX - 1, u32::MAX] {
+                let mut flash = Flash::of(whole.bytes());
+                flash.bytes_mut()[word * 4..][..4].copy_from_slice(&value.to_le_bytes());
+                let end = whole.bytes - 4;
+                let sum = crc32(&flash.bytes()[..end]);
+                flash.bytes_mut()[end..].copy_from_slice(&sum.to_le_bytes());
+                let Ok(image) = Image::open(flash.bytes()) else {
+                    refused += 1;
+                    continue;
+                };
+                harmless += 1;
+                use_all(&image);
+            }
+        }
+        assert!(refused > 300 && harmless > 0, "{tokenizer}: {refused} refused, {harmless} harmless");
+    }
+}
+
+/// Text, ids and a token, whatever comes of them.
+fn use_all(image: &Image<'_>) {
+    let vocabulary = image.vocabulary();
+    let mut ids = [0; 40];
+    let _ = vocabulary.encode("A cat, 42 İΣ— <unk> x", Unknown::Mark, &mut [Node::EMPTY; 24], &mut ids);
+    for id in (0..400).chain([u32::MAX - 1, u32::MAX]) {
+        let _ = vocabulary.bytes(id);
+    }
+    let mut decoder = Decoder::new(image, image.description().model.context.min(16));
+    let Ok(bytes) = decoder.bytes() else { return };
+    if bytes > 1 << 24 {
+        return;
+    }
+    let mut storage = vec![0; bytes as usize / 8];
+    let Ok(arena) = decoder.arena(&mut storage, image) else { return };
+    let mut device = Reference { arena };
+    for id in ids.into_iter().take(3) {
+        let _ = decoder.feed(&mut device, id);
+    }
+}
+
+#[test]
+fn what_a_caller_may_do_wrong_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let flash = small(dir.path(), "bpe --vocab-size 300");
+    let image = Image::open(flash.bytes()).unwrap();
+    let most = image.description().model.context;
+    for context in [0, most + 1] {
+        let refused = DecodeError::Context { asked: context, most };
+        assert_eq!(Decoder::new(&image, context).bytes(), Err(refused));
+    }
+    let mut decoder = Decoder::new(&image, 3);
+    let needed = decoder.bytes().unwrap();
+    let mut storage = vec![0; needed as usize / 8];
+    let short = storage.len() - 1;
+    let error = decoder.arena(&mut storage[..short], &image).unwrap_err();
+    assert_eq!(error, DecodeError::Storage { found: needed - 8, needed });
+    let mut device = Reference { arena: decoder.arena(&mut storage, &image).unwrap() };
+    let ids = image.description().model.vocab_size;
+    assert_eq!(decoder.feed(&mut device, ids).unwrap_err(), DecodeError::Id { id: ids, ids });
+    for _ in 0..3 {
+        assert_eq!(decoder.feed(&mut device, 5).unwrap().len(), ids as usize);
+    }
+    assert_eq!(decoder.feed(&mut device, 5).unwrap_err(), DecodeError::Full(3));
+    assert_eq!((decoder.position(), decoder.room()), (3, 0));
+    let (vocabulary, mut places) = (image.vocabulary(), [0; 4]);
+    let mut encode =
+        |text, nodes: usize| vocabulary.encode(text, Unknown::Refuse, &mut vec![Node::EMPTY; nodes], &mut places);
+    assert_eq!(encode("\u{1}\u{2} \u{3} \u{4} \u{5}", 8), Err(TextError::Full { places: 4 }));
+    assert_eq!(encode("abc", 2), Err(TextError::Scratch(3)));
+}
+
+/// Where `tests/firmware/run.sh` put the program for the chip.
+fn program() -> Option<PathBuf> {
+    std::env::var_os("CAPFUL_FIRMWARE").map(PathBuf::from)
+}
+
+/// A chip: QEMU's name of its board, and where its memory for the image is.
+const CHIPS: [(&str, &str, u64); 3] = [
+    ("Cortex-M4F", "mps2-an386", 0x2100_0000),
+    ("Cortex-M7", "mps2-an500", 0x6000_0000),
+    ("Cortex-M55", "mps3-an547", 0x2100_0000),
+];
+
+/// Runs the program on a chip, and gives its exit status and what it printed.
+fn run(
+    program: &Path,
+    (_, board, address): (&str, &str, u64),
+    image: &Path,
+    bytes: u64,
+    prompt: &str,
+) -> (i32, String) {
+    let prompt = prompt.replace(',', ",,");
+    let mut qemu = Command::new("timeout");
+    qemu.args(["120", "qemu-system-arm", "-M", board, "-nographic", "-monitor", "none", "-serial", "none"]);
+    // An instruction is a nanosecond, so that the board's timer counts them.
+    qemu.args(["-icount", "shift=0", "-semihosting-config"]);
+    qemu.arg(format!("enable=on,target=native,arg=speak,arg={address:#x},arg={bytes},arg={TOKENS},arg={prompt}"));
+    qemu.arg("-device").arg(format!("loader,file={},addr={address:#x},force-raw=on", image.display()));
+    let output = qemu.arg("-kernel").arg(program).output().expect("QEMU runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.code().unwrap_or(-1), text + &String::from_utf8_lossy(&output.stderr))
+}
+
+/// What follows `name` in a line of its own.
+fn line<'t>(text: &'t str, name: &str) -> &'t str {
+    let found = text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    found.unwrap_or_else(|| panic!("no {name} in:\n{text}"))
+}
+
+/// The run and the image that all chips get.
+fn tales() -> &'static (tempfile::TempDir, Said, u64) {
+    static TALE: OnceLock<(tempfile::TempDir, Said, u64)> = OnceLock::new();
+    TALE.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let bytes = exported(dir.path(), TALES, 60).bytes as u64;
+        let said = said_by_the_run(dir.path());
+        (dir, said, bytes)
+    })
+}
+
+#[test]
+#[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
+fn chips_say_what_the_run_says_bit_by_bit() {
+    let program = program().expect("CAPFUL_FIRMWARE names the program");
+    let (dir, said, bytes) = tales();
+    let image = dir.path().join("tales.img");
+    for chip in CHIPS {
+        let (status, text) = run(&program, chip, &image, *bytes, PROMPT);
+        assert_eq!(status, 0, "{chip:?}\n{text}");
+        println!("{}:\n{text}", chip.0);
+        let (_, told) = text.split_once(&format!("{PROMPT}|")).expect("the prompt");
+        let told = told.split_once("\nchecksum").expect("a checksum").0;
+        // The chip writes the bytes of a character that was not finished as they are.
+        assert_eq!(told.trim_end_matches('\u{fffd}'), said.text.trim_end_matches('\u{fffd}'), "{chip:?}");
+        assert_eq!(line(&text, "checksum"), format!("{:016x}", said.checksum), "{chip:?}");
+        assert_eq!(line(&text, "tokens"), said.tokens.to_string(), "{chip:?}");
+        // The measure itself: two million instructions, and some around them.
+        let known = line(&text, "counter").split(", ").nth(1).expect("a known loop");
+        let known: u64 = known.split(' ').next().expect("a number").parse().unwrap();
+        assert!((2_000_000..2_000_200).contains(&known), "{chip:?}: {known} instructions in a loop of two million");
+        let each: u64 = line(&text, "instructions").split(' ').next().expect("a number").parse().unwrap();
+        assert!(each <= 1_500_000, "{chip:?}: {each} instructions a token");
+        let stack: Vec<u64> = line(&text, "stack").split(" of ").map(|n| n.parse().unwrap()).collect();
+        assert!(stack[0] < stack[1], "{chip:?}: the stack was full");
+    }
+}
+
+#[test]
+#[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
+fn a_chip_refuses_what_is_wrong() {
+    let program = program().expect("CAPFUL_FIRMWARE names the program");
+    let (dir, _, bytes) = tales();
+    let whole = std::fs::read(dir.path().join("tales.img")).unwrap();
+    let refused = |name: &str, image: &[u8], chip: (&str, &str, u64), bytes: u64, prompt: &str, says: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, image).unwrap();
+        let (status, text) = run(&program, chip, &path, bytes, prompt);
+        assert!(status == 3 && text.contains(says), "{name}: {status}\n{text}");
+    };
+    let chip = CHIPS[0];
+    let mut flipped = whole.clone();
+    flipped[700_000] ^= 4;
+    refused("flipped", &flipped, chip, *bytes, PROMPT, "its checksum is another");
+    refused("cut", &whole[..whole.len() - 1], chip, *bytes - 1, PROMPT, "was cut off");
+    refused("nothing", &[0; 64], chip, *bytes, PROMPT, "the first bytes are others");
+    refused("short", &whole, chip, 12, PROMPT, "was cut off");
+    let odd = (chip.0, chip.1, chip.2 + 8);
+    refused("odd", &whole, odd, *bytes, PROMPT, "multiple of 16 bytes");
+    refused("long", &whole, chip, *bytes, &"a z 1 ".repeat(25), "more than 79 tokens");
+    refused("piece", &whole, chip, *bytes, &"a".repeat(25), "needs 25 nodes");
+}
