@@ -1,6 +1,6 @@
 //! `host export`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde_json::json;
@@ -10,6 +10,7 @@ use super::{Failure, request, stop, work};
 use crate::config::{ByteSize, Config, human_bytes};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::format::export::{Architecture, Checkpoint, Element, ExportError, Stored};
+use crate::format::firmware;
 use crate::format::gguf::{self, Weights};
 use crate::format::hugging_face::{self, Card};
 use crate::run::checkpoint::{self, TrainerState};
@@ -28,6 +29,8 @@ enum To {
     Hf,
     /// A file that llama.cpp loads
     Gguf,
+    /// An image for a microcontroller's flash, and its sizes as a Rust file beside it
+    Firmware,
 }
 
 /// Flags of `host export`.
@@ -50,7 +53,7 @@ pub struct Export {
     /// gguf: the type of matrices; as saved if not given. Vectors are f32
     #[arg(long, value_name = "TYPE")]
     weights: Option<Weights>,
-    /// gguf: leave the tokenizer out: llama.cpp is then given ids
+    /// gguf, firmware: leave the tokenizer out: llama.cpp or the chip is then given ids
     #[arg(long)]
     no_tokenizer: bool,
     /// JSON on standard output
@@ -72,6 +75,9 @@ impl Export {
     pub(super) fn run(self) -> Result<(), Failure> {
         let start = Instant::now();
         self.require_used()?;
+        if self.to == To::Firmware {
+            return self.firmware(start);
+        }
         let config = directory::read_config(&self.dir)?;
         let (architecture, model) = Architecture::of(&config.family(), &config.pattern())?;
         let stored = Stored::new(model);
@@ -93,7 +99,7 @@ impl Export {
         let (stored, tokenizer) = (&stored, tokenizer.as_ref());
         let (architecture, files) = match self.to {
             To::Hf => self.hugging_face(stored, architecture, tokenizer, &config, state.as_ref(), &mut weights)?,
-            To::Gguf => self.gguf(stored, architecture, tokenizer, &mut weights)?,
+            _ => self.gguf(stored, architecture, tokenizer, &mut weights)?,
         };
         self.report(architecture, &files, start.elapsed().as_secs_f64(), &from)
     }
@@ -101,16 +107,24 @@ impl Export {
     /// Refuses flags of the other format.
     fn require_used(&self) -> Result<(), Failure> {
         let given = [
-            ("--dtype", self.dtype.is_some(), To::Hf),
-            ("--shard-size", self.shard_size.is_some(), To::Hf),
-            ("--weights", self.weights.is_some(), To::Gguf),
-            ("--no-tokenizer", self.no_tokenizer, To::Gguf),
+            ("--dtype", self.dtype.is_some(), &[To::Hf][..], "hf"),
+            ("--shard-size", self.shard_size.is_some(), &[To::Hf], "hf"),
+            ("--weights", self.weights.is_some(), &[To::Gguf], "gguf"),
+            ("--no-tokenizer", self.no_tokenizer, &[To::Gguf, To::Firmware], "gguf or firmware"),
         ];
-        match given.into_iter().find(|(_, given, to)| *given && *to != self.to) {
-            Some((flag, _, To::Hf)) => Err(request(format_args!("{flag} is for --to hf; leave it away"))),
-            Some((flag, _, To::Gguf)) => Err(request(format_args!("{flag} is for --to gguf; leave it away"))),
+        match given.into_iter().find(|(_, given, to, _)| *given && !to.contains(&self.to)) {
+            Some((flag, _, _, to)) => Err(request(format_args!("{flag} is for --to {to}; leave it away"))),
             None => Ok(()),
         }
+    }
+
+    /// The image of the run, whatever its parts: a chip runs what the core runs.
+    fn firmware(&self, start: Instant) -> Result<(), Failure> {
+        let made = firmware::export(&self.dir, &self.out, !self.no_tokenizer)?;
+        tell!("host: the model needs {} bytes of storage to speak", made.sizes.arena);
+        let name = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let files: Files = made.files.iter().map(|(path, bytes)| (name(path), *bytes)).collect();
+        self.report("image", &files, start.elapsed().as_secs_f64(), &made.from)
     }
 
     fn gguf(

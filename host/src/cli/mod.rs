@@ -7,7 +7,6 @@ mod data;
 mod doctor;
 mod eval;
 mod export;
-mod firmware;
 mod generate;
 mod import;
 mod logits;
@@ -114,8 +113,6 @@ enum Command {
     Chat(chat::Chat),
     /// The logits at every position of a sequence
     Logits(logits::Logits),
-    /// Writes a trained model as an image for a microcontroller's flash
-    Firmware(firmware::Firmware),
     /// Builds and shows a capped vocabulary, or encodes and decodes with a tokenizer
     Vocab(vocab::Vocab),
     /// Encodes text once into token shards that train, plan and eval read with --data
@@ -234,7 +231,6 @@ pub fn main() -> ExitCode {
         Command::Generate(c) => c.run(),
         Command::Chat(c) => c.run(),
         Command::Logits(c) => c.run(),
-        Command::Firmware(c) => c.run(),
         Command::Vocab(c) => c.run(),
         Command::Data(c) => c.run(),
         Command::Import(c) => c.run(),

@@ -1,8 +1,8 @@
 //! Files that others read and write too.
 
 pub mod export;
-pub mod gguf;
 pub mod firmware;
+pub mod gguf;
 pub mod hugging_face;
 pub mod safetensors;
 pub mod tensors;

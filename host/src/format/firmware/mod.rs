@@ -10,4 +10,4 @@ mod write;
 
 pub use sizes::Sizes;
 pub use vocabulary::{Tables, tables};
-pub use write::{export, image};
+pub use write::{Exported, Read, export, image};

@@ -4,7 +4,6 @@ use capful_core::image::VocabularyHeader;
 use capful_core::vocab::bpe::Merge;
 use capful_core::vocab::builder::WORD_BYTES;
 use capful_core::vocab::capped::CappedVocabulary;
-use capful_core::vocab::index_len;
 
 use crate::data::tokenizer::Tokenizer;
 use crate::device::DeviceError;
@@ -57,23 +56,6 @@ impl Tables<'_> {
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         bytes
     }
-}
-
-/// The most bytes that the vocabulary of a tokenizer of this kind (`byte`, `word` or `bpe`) and this many ids takes,
-/// whatever text it is made of.
-pub fn most_bytes(kind: &str, ids: u32, longest: usize) -> Option<u64> {
-    let header = (VocabularyHeader::WORDS * 4) as u64;
-    let index = |entries: u32| index_len(entries as usize) as u64 * 4;
-    let ids64 = u64::from(ids);
-    Some(match kind {
-        "byte" => header,
-        "word" => header + ids64 * 4 + index(ids) + ids64 * (WORD_BYTES as u64 + 1),
-        "bpe" => {
-            let merges = ids.saturating_sub(260);
-            header + ids64 * 4 + u64::from(merges) * 12 + index(merges) + 256 + u64::from(merges) * longest as u64
-        }
-        _ => return None,
-    })
 }
 
 /// The vocabulary of `tokenizer`, for a chip.

@@ -15,6 +15,7 @@ use crate::config::AnyFamily;
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{DeviceError, Storage as _};
 use crate::plan::Sections;
+use crate::run::checkpoint;
 use crate::run::directory::{self, Trained};
 
 /// Weights and tables of a model as a chip has them, and where they are now.
@@ -28,16 +29,15 @@ fn places(model: &Transformer) -> Result<(Vec<Entry>, u64), DeviceError> {
     Ok((entries, bytes))
 }
 
+/// Fills the bytes of an entry's layer.
+pub type Read<'a> = dyn FnMut(&Entry, u32, &mut [u8]) -> Result<(), DeviceError> + 'a;
+
 /// The image of `description`, whose weights and tables `read` gives: called with every such entry, its layer and the
 /// bytes to fill.
 ///
 /// # Errors
 /// Those of `read`; a model that no image holds.
-pub fn image(
-    description: &Description,
-    vocabulary: &[u8],
-    read: &mut dyn FnMut(&Entry, u32, &mut [u8]) -> Result<(), DeviceError>,
-) -> Result<Vec<u8>, DeviceError> {
+pub fn image(description: &Description, vocabulary: &[u8], read: &mut Read<'_>) -> Result<Vec<u8>, DeviceError> {
     let (entries, weights) = places(&description.model)?;
     let lengths = [(Description::WORDS * 4) as u64, weights, vocabulary.len() as u64];
     let Some(header) = Header::of(lengths) else {
@@ -66,6 +66,8 @@ pub fn image(
 /// What was exported.
 #[derive(Debug, Clone)]
 pub struct Exported {
+    /// The checkpoint.
+    pub from: PathBuf,
     /// Its sizes.
     pub sizes: Sizes,
     /// Every file and its bytes.
@@ -108,7 +110,7 @@ pub fn export(dir: &Path, out: &Path, tokenizer: bool) -> Result<Exported, Devic
     keep(out, &bytes)?;
     keep(&constants, text.as_bytes()).inspect_err(|_| drop(fs::remove_file(out)))?;
     let files = vec![(out.to_owned(), bytes.len() as u64), (constants, text.len() as u64)];
-    Ok(Exported { sizes, files })
+    Ok(Exported { from: checkpoint::latest(dir)?, sizes, files })
 }
 
 fn vocabulary(tokenizer: &dyn Tokenizer, model: &Transformer) -> Result<Vec<u8>, DeviceError> {
@@ -147,7 +149,7 @@ fn require_free(out: &Path) -> Result<(), DeviceError> {
     }
 }
 
-/// Writes a file that has its name once it is whole.
+/// Writes a file that has its name once it is whole. Both files are small and are made in memory.
 fn keep(out: &Path, bytes: &[u8]) -> Result<(), DeviceError> {
     let mut name = out.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
