@@ -5,7 +5,7 @@
 //! From the bottom up:
 //! - [`memory`]: regions of one arena, and the ledger that lays them;
 //! - [`device`]: what an operation is, and the two devices that run every one of them, `Reference` and `Meter`;
-//! - [`fp8`]: floats of 8 bits;
+//! - [`fp8`]: floats of 8 bits; [`float16`]: of 16; [`integer`]: weights and activations in integers;
 //! - [`ops`]: the operations, a file each, with their definition in plain loops;
 //! - [`model`]: a family's regions and its step, written once for all devices;
 //! - [`data`]: batches out of a token stream, rows out of documents;
@@ -20,9 +20,11 @@
 
 pub mod data;
 pub mod device;
+pub mod float16;
 pub mod fp8;
 pub mod generate;
 pub mod image;
+pub mod integer;
 pub mod memory;
 pub mod model;
 pub mod ops;

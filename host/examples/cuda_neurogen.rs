@@ -132,6 +132,7 @@ fn report(&Sizes { small, streams, tokens, block }: &Sizes) -> Result<(), Box<dy
         settings,
         results,
         add_loss: false,
+        integer: None,
         gradient: Some(HeadGrad { x_grad, weight_grad: None, accumulate: false }),
     };
     let update = FactoredUpdate {

@@ -123,6 +123,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
         settings,
         results,
         add_loss: false,
+        integer: None,
         gradient: Some(HeadGrad { x_grad: low_grad, weight_grad: Some(weight_grad), accumulate: true }),
     };
     let forward = [
@@ -200,7 +201,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     time(c, "swiglu_grad, copied", SwiGluGrad { copy: copy(Dtype::E5m2, 2 * FF), ..swiglu_grad }, None)?;
     time(c, "quantise of its output", alone(gate_up, Dtype::E5m2), None)?;
     fill(c, gate_up, 0.5)?;
-    time(c, "embed", Embed { ids, table: embed, out: low }, None)?;
+    time(c, "embed", Embed { ids, table: embed, scales: None, out: low }, None)?;
     time(c, "embed_grad", EmbedGrad { ids, out_grad: low, table_grad: weight_grad, accumulate: true }, None)?;
     for t in [8, 16, 32, 64, 128, 512, 2048].into_iter().filter(|t| rows.is_multiple_of(*t)) {
         let shaped = |r: Region| r.reshaped([1, rows / t, t, r.columns()]);

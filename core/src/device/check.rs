@@ -60,7 +60,12 @@ mod tests {
 
     /// Three rows out of five, f32 unless `dtype` says otherwise.
     fn embed(dtype: Dtype) -> Embed {
-        Embed { ids: region(Dtype::U32, 0, 1, 3), table: region(dtype, 16, 5, 4), out: region(dtype, 256, 3, 4) }
+        Embed {
+            ids: region(Dtype::U32, 0, 1, 3),
+            table: region(dtype, 16, 5, 4),
+            scales: None,
+            out: region(dtype, 256, 3, 4),
+        }
     }
 
     fn refused(op: impl Into<Op>) -> OperationError {

@@ -15,6 +15,7 @@ pub use op::Op;
 pub use operand::{Access, Element, Operand};
 pub use reference::Reference;
 
+use crate::integer::Integer;
 use crate::memory::{ArenaError, Dtype, Role};
 
 /// What a device and a precision imply for memory. Plain data: a plan needs no device and no driver.
@@ -36,6 +37,51 @@ pub trait Profile {
     fn quantises(&self) -> bool {
         false
     }
+
+    /// Whether it multiplies integers: those of an [`Element::Integers`].
+    fn multiplies_integers(&self) -> bool {
+        false
+    }
+
+    /// The integers that the matrices of a model are kept in. Such a model is not trained.
+    fn weights(&self) -> Option<Integer> {
+        None
+    }
+}
+
+/// Another profile, with the matrices of a model in integers.
+#[derive(Clone, Copy)]
+pub struct InIntegers<'p> {
+    /// The profile.
+    pub profile: &'p dyn Profile,
+    /// The integers, if any.
+    pub weights: Option<Integer>,
+}
+
+impl Profile for InIntegers<'_> {
+    fn dtype(&self, role: Role) -> Dtype {
+        self.profile.dtype(role)
+    }
+
+    fn computes(&self, dtype: Dtype) -> bool {
+        self.profile.computes(dtype)
+    }
+
+    fn scratch(&self, op: &Op) -> u64 {
+        self.profile.scratch(op)
+    }
+
+    fn quantises(&self) -> bool {
+        self.profile.quantises()
+    }
+
+    fn multiplies_integers(&self) -> bool {
+        self.profile.multiplies_integers()
+    }
+
+    fn weights(&self) -> Option<Integer> {
+        self.weights
+    }
 }
 
 /// Single precision everywhere, no scratch: the profile of [`Reference`].
@@ -48,6 +94,10 @@ impl Profile for Single {
             Role::Batch => Dtype::U32,
             _ => Dtype::F32,
         }
+    }
+
+    fn multiplies_integers(&self) -> bool {
+        true
     }
 }
 
@@ -91,6 +141,8 @@ pub enum OperationError {
         /// The operand.
         operand: &'static str,
     },
+    /// A step that moves weights in integers.
+    Untrainable,
     /// More floating-point operations or bytes than 64 bits count.
     TooLarge {
         /// The operation.
@@ -118,6 +170,9 @@ impl core::fmt::Display for OperationError {
             }
             OperationError::ReadOnly { operation, operand } => {
                 write!(f, "{operation}: {operand} is written and lies in the read-only image")
+            }
+            OperationError::Untrainable => {
+                f.write_str("weights in integers are not trained; train in floats and turn the result into integers")
             }
             OperationError::TooLarge { operation } => {
                 write!(f, "{operation} is too large: its floating-point operations, or a step's up to it, pass 64 bits")

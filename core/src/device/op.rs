@@ -5,8 +5,8 @@ use crate::memory::Arena;
 use crate::ops::{
     AdamW, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed, EmbedGrad, EmbedUpdate,
     FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad, QkNorm,
-    QkNormGrad, Quantise, Readout, ReadoutGrad, Rescale, Rotate, Spike, SpikeGrad, SquaredNorm, SwiGlu, SwiGluGrad,
-    SynapseGrad, SynapseInputGrad, Taps, TapsGrad,
+    QkNormGrad, Quantise, QuantiseRows, Readout, ReadoutGrad, Rescale, Rotate, Spike, SpikeGrad, SquaredNorm, SwiGlu,
+    SwiGluGrad, SynapseGrad, SynapseInputGrad, Taps, TapsGrad,
 };
 
 /// Declares the enum of all operations and what is asked of whichever one it is.
@@ -102,6 +102,7 @@ operations! {
     QkNorm,
     QkNormGrad,
     Quantise,
+    QuantiseRows,
     Readout,
     ReadoutGrad,
     Rescale,

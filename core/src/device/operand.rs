@@ -23,8 +23,12 @@ pub enum Element {
     Exact,
     /// u32: ids, offsets, a wiring.
     Ids,
-    /// 8 bits.
+    /// Floats of 8 bits.
     Codes,
+    /// Integers of 8 or 4 bits, on a device that multiplies them.
+    Integers,
+    /// f16, of such a device.
+    Half,
     /// Whatever they are: they are copied as bytes.
     Any,
 }
@@ -37,6 +41,8 @@ impl Element {
             Element::Exact => dtype == Dtype::F32,
             Element::Ids => dtype == Dtype::U32,
             Element::Codes => matches!(dtype, Dtype::E4m3 | Dtype::E5m2),
+            Element::Integers => matches!(dtype, Dtype::I8 | Dtype::I4) && profile.multiplies_integers(),
+            Element::Half => dtype == Dtype::F16 && profile.multiplies_integers(),
             Element::Any => true,
         }
     }
@@ -86,9 +92,19 @@ impl Operand {
         Operand { element: Element::Ids, ..self }
     }
 
-    /// The same of 8 bits.
+    /// The same of floats of 8 bits.
     pub const fn codes(self) -> Operand {
         Operand { element: Element::Codes, ..self }
+    }
+
+    /// The same of integers.
+    pub const fn integers(self) -> Operand {
+        Operand { element: Element::Integers, ..self }
+    }
+
+    /// The same of f16.
+    pub const fn half(self) -> Operand {
+        Operand { element: Element::Half, ..self }
     }
 
     /// The same of any type.

@@ -164,22 +164,49 @@ impl<'a> View<'a> {
         Ok(bytemuck::cast_slice_mut(self.bytes_mut()?))
     }
 
-    /// The elements of an 8-bit type.
+    /// The elements of an 8-bit float.
     ///
     /// # Errors
     /// As [`View::f32`].
     pub fn codes(&self) -> Result<&[u8], ArenaError> {
-        self.expect(|dtype| dtype.size() == 1, "8 bits")?;
+        self.expect(|dtype| matches!(dtype, Dtype::E4m3 | Dtype::E5m2), "8-bit floats")?;
         Ok(self.bytes())
     }
 
-    /// The elements of an 8-bit type, to write.
+    /// The elements of an 8-bit float, to write.
     ///
     /// # Errors
     /// As [`View::f32_mut`].
     pub fn codes_mut(&mut self) -> Result<&mut [u8], ArenaError> {
-        self.expect(|dtype| dtype.size() == 1, "8 bits")?;
+        self.expect(|dtype| matches!(dtype, Dtype::E4m3 | Dtype::E5m2), "8-bit floats")?;
         self.bytes_mut()
+    }
+
+    /// The elements as integers of 8 bits.
+    ///
+    /// # Errors
+    /// As [`View::f32`].
+    pub fn i8(&self) -> Result<&[i8], ArenaError> {
+        self.expect(|dtype| dtype == Dtype::I8, "i8")?;
+        Ok(bytemuck::cast_slice(self.bytes()))
+    }
+
+    /// The elements as integers of 8 bits, to write.
+    ///
+    /// # Errors
+    /// As [`View::f32_mut`].
+    pub fn i8_mut(&mut self) -> Result<&mut [i8], ArenaError> {
+        self.expect(|dtype| dtype == Dtype::I8, "i8")?;
+        Ok(bytemuck::cast_slice_mut(self.bytes_mut()?))
+    }
+
+    /// The elements as bits of half precision.
+    ///
+    /// # Errors
+    /// As [`View::f32`].
+    pub fn f16(&self) -> Result<&[u16], ArenaError> {
+        self.expect(|dtype| dtype == Dtype::F16, "f16")?;
+        Ok(bytemuck::cast_slice(self.bytes()))
     }
 }
 

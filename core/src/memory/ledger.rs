@@ -9,6 +9,8 @@ use crate::wiring::Wiring;
 pub enum Role {
     /// A parameter as the products read it.
     Weight,
+    /// What the codes of a weight in integers are multiplied with.
+    Scale,
     /// The f32 copy of a parameter that is kept in fewer bits.
     Master,
     /// The gradient of a parameter.
@@ -34,6 +36,7 @@ impl Role {
     pub const fn name(self) -> &'static str {
         match self {
             Role::Weight => "weight",
+            Role::Scale => "scale",
             Role::Master => "master",
             Role::Gradient => "gradient",
             Role::Moment => "moment",
@@ -135,6 +138,16 @@ impl Slot {
             (0, _) => a as u64 * b as u64 * c as u64 * columns as u64,
             (_, true) => parts,
             (_, false) => parts * columns as u64,
+        }
+    }
+
+    /// Bytes of those.
+    const fn bytes(&self) -> u64 {
+        let ([a, b, c, columns], [p, q, r]) = (self.shape, self.parts);
+        match (p as u64 + q as u64 + r as u64, self.is_vector()) {
+            (0, _) => a as u64 * b as u64 * c as u64 * self.dtype.row_bytes(columns),
+            (parts, true) => parts * self.dtype.size(),
+            (parts, false) => parts * self.dtype.row_bytes(columns),
         }
     }
 }
@@ -255,7 +268,7 @@ impl<'v> Layout<'v> {
         Self { visit, offset: 0, high: 0, image: None, refused: None }
     }
 
-    /// The same, but weights and constant tables lie in a read-only image of their own.
+    /// The same, but weights, their scales and constant tables lie in a read-only image of their own.
     pub fn with_image(visit: &'v mut dyn FnMut(&Entry)) -> Self {
         Self { image: Some(0), ..Self::new(visit) }
     }
@@ -277,8 +290,13 @@ impl<'v> Layout<'v> {
     fn place(slot: &Slot, start: u64) -> Result<(u64, u64), LayoutError> {
         let [a, b, c, columns] = slot.shape;
         let rows = a.checked_mul(b).and_then(|rows| rows.checked_mul(c)).ok_or(LayoutError::Rows(slot.name))?;
-        let padded = (u64::from(rows) * u64::from(columns)).checked_next_multiple_of(Self::GRAIN);
-        let padded = padded.and_then(|elements| elements.checked_mul(slot.dtype.size()));
+        let padded = match slot.dtype {
+            // No optimizer moves them, so bytes are all that is padded.
+            Dtype::I4 => u64::from(rows).checked_mul(slot.dtype.row_bytes(columns)),
+            _ => (u64::from(rows) * u64::from(columns))
+                .checked_next_multiple_of(Self::GRAIN)
+                .and_then(|elements| elements.checked_mul(slot.dtype.size())),
+        };
         let padded = padded.and_then(|bytes| bytes.checked_next_multiple_of(Self::ALIGNMENT));
         let end = padded.and_then(|bytes| bytes.checked_mul(slot.layers.into()));
         let end = end.and_then(|bytes| bytes.checked_add(start)).filter(|end| *end <= Self::LIMIT);
@@ -294,7 +312,7 @@ impl<'v> Layout<'v> {
 
 impl Ledger for Layout<'_> {
     fn region(&mut self, slot: Slot) -> Stacked {
-        let image = self.image.filter(|_| matches!(slot.role, Role::Weight | Role::Constant));
+        let image = self.image.filter(|_| matches!(slot.role, Role::Weight | Role::Scale | Role::Constant));
         let offset = image.unwrap_or(self.offset);
         let (padded, end) = match Self::place(&slot, offset) {
             Ok(place) => place,
@@ -308,7 +326,7 @@ impl Ledger for Layout<'_> {
             Space::Arena => (self.offset, self.high) = (end, self.high.max(end)),
         }
         let place = Stacked { first, stride: if layers > 1 { padded } else { 0 } };
-        let bytes = slot.elements() * slot.dtype.size() * layers;
+        let bytes = slot.bytes() * layers;
         (self.visit)(&Entry { slot, place, bytes, padding: padded * layers - bytes });
         place
     }

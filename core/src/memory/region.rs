@@ -13,15 +13,30 @@ pub enum Dtype {
     E4m3,
     /// An 8-bit float of 5 exponent and 2 mantissa bits.
     E5m2,
+    /// IEEE 754 half precision, 2 bytes: scales of weights in integers.
+    F16,
+    /// A signed integer of 8 bits: see [`crate::integer`].
+    I8,
+    /// A signed integer of 4 bits, two a byte, the first of them in the lower half. Every row begins with a byte of its
+    /// own.
+    I4,
 }
 
 impl Dtype {
-    /// Bytes an element.
+    /// Bytes an element; of [`Dtype::I4`], two of which share one, the byte that they share.
     pub const fn size(self) -> u64 {
         match self {
             Dtype::F32 | Dtype::U32 => 4,
-            Dtype::Bf16 => 2,
-            Dtype::E4m3 | Dtype::E5m2 => 1,
+            Dtype::Bf16 | Dtype::F16 => 2,
+            Dtype::E4m3 | Dtype::E5m2 | Dtype::I8 | Dtype::I4 => 1,
+        }
+    }
+
+    /// Bytes of a row of `columns` elements.
+    pub const fn row_bytes(self, columns: u32) -> u64 {
+        match self {
+            Dtype::I4 => (columns as u64).div_ceil(2),
+            _ => columns as u64 * self.size(),
         }
     }
 
@@ -33,6 +48,9 @@ impl Dtype {
             Dtype::U32 => "u32",
             Dtype::E4m3 => "e4m3",
             Dtype::E5m2 => "e5m2",
+            Dtype::F16 => "f16",
+            Dtype::I8 => "i8",
+            Dtype::I4 => "i4",
         }
     }
 }
@@ -69,7 +87,8 @@ impl Region {
 
     /// Bytes that the elements take, padding not counted.
     pub const fn bytes(&self) -> u64 {
-        self.elements().saturating_mul(self.dtype.size())
+        let [a, b, c, columns] = self.shape;
+        (a as u64 * b as u64).saturating_mul(c as u64).saturating_mul(self.dtype.row_bytes(columns))
     }
 
     /// One past the last byte.
@@ -90,7 +109,7 @@ impl Region {
     /// `count` rows from row `first` on, as a region of its own. Out of range is found when the view is used.
     pub const fn slice_rows(&self, first: u32, count: u32) -> Region {
         Region {
-            offset: self.offset + first as u64 * self.columns() as u64 * self.dtype.size(),
+            offset: self.offset + first as u64 * self.dtype.row_bytes(self.columns()),
             shape: [1, 1, count, self.columns()],
             ..*self
         }

@@ -191,7 +191,7 @@ impl NeuroGen {
         pass: Pass,
     ) -> Result<(), OperationError> {
         let w = &lasting.weights;
-        device.emit(Embed { ids: c.ids, table: w.embedding, out: c.x })?;
+        device.emit(Embed { ids: c.ids, table: w.embedding, scales: None, out: c.x })?;
         let Pass { fresh, .. } = pass;
         device.emit(Taps { x: c.x, offsets: c.offsets, signals: c.signals, keep: c.keep, taps: self.taps, fresh })?;
         for t in 0..c.x.shape[2] {
@@ -399,6 +399,7 @@ impl NeuroGen {
             results,
             add_loss: false,
             gradient,
+            integer: None,
         }
     }
 }

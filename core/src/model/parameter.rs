@@ -1,5 +1,6 @@
 //! A parameter as data, and a model's list of them.
 
+use crate::integer::{Integer, Kind};
 use crate::memory::{Dtype, Init, Role, Slot, Stacked};
 use crate::optimizer::Rule;
 
@@ -19,17 +20,27 @@ pub struct Parameter {
     pub init: Init,
     /// How it learns.
     pub rule: Rule,
+    /// What it is to the products.
+    pub kind: Kind,
 }
 
 impl Parameter {
     /// A matrix or an embedding, which decays: [rows, columns].
     pub const fn matrix(name: &'static str, layers: u32, shape: [u32; 2], init: Init) -> Parameter {
-        Parameter { name, parts: [0; 3], shape, layers, init, rule: Rule::AdamW { decays: true } }
+        Parameter { name, parts: [0; 3], shape, layers, init, rule: Rule::AdamW { decays: true }, kind: Kind::Matrix }
     }
 
     /// A bias or a gain, which does not: `[len]`.
     pub const fn vector(name: &'static str, layers: u32, len: u32, init: Init) -> Parameter {
-        Parameter { name, parts: [0; 3], shape: [1, len], layers, init, rule: Rule::AdamW { decays: false } }
+        Parameter {
+            name,
+            parts: [0; 3],
+            shape: [1, len],
+            layers,
+            init,
+            rule: Rule::AdamW { decays: false },
+            kind: Kind::Vector,
+        }
     }
 
     /// The slot of the parameter itself, of its master, or of what else belongs to it; that begins as zeros.
@@ -37,6 +48,20 @@ impl Parameter {
         let Parameter { name, parts, shape: [rows, columns], layers, .. } = *self;
         let init = if matches!(role, Role::Weight | Role::Master) { self.init } else { Init::Zero };
         Slot { prefix, layers, init, parts, ..Slot::new(name, role, dtype, [1, 1, rows, columns]) }
+    }
+
+    /// Whether a model in integers keeps it in them.
+    pub fn in_integers(&self) -> bool {
+        self.kind != Kind::Vector
+    }
+
+    /// The slot of its scales, where it is kept in `integer`: [rows, groups], as [`WeightScales`] says.
+    ///
+    /// [`WeightScales`]: crate::ops::WeightScales
+    pub fn scale_slot(&self, integer: Integer) -> Slot {
+        let Parameter { name, parts, shape: [rows, columns], layers, kind, .. } = *self;
+        let shape = [1, 1, rows, columns.div_ceil(integer.group(kind, columns))];
+        Slot { prefix: "scale.", layers, parts, ..Slot::new(name, Role::Scale, Dtype::F16, shape) }
     }
 }
 

@@ -4,14 +4,17 @@ use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
 use super::math::axpy;
+use super::quantise_rows::{IntegerRows, WeightScales};
 
-/// `out[r] = table[ids[r]]`.
+/// `out[r] = table[ids[r]]`; of a table in integers the numbers that its codes stand for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Embed {
     /// `[rows]` u32, each below the table's rows.
     pub ids: Region,
     /// [vocabulary, d].
     pub table: Region,
+    /// The table's, where it is in integers.
+    pub scales: Option<WeightScales>,
     /// [rows, d].
     pub out: Region,
 }
@@ -21,13 +24,20 @@ impl Operation for Embed {
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read("ids", self.ids).ids());
-        visit(Operand::read("table", self.table));
+        match self.scales {
+            Some(WeightScales { scales, .. }) => {
+                visit(Operand::read("table", self.table).integers());
+                visit(Operand::read("scales", scales).half());
+            }
+            None => visit(Operand::read("table", self.table)),
+        }
         visit(Operand::write("out", self.out));
     }
 
     fn validate(&self) -> Result<(), OperationError> {
         self.expect(self.out.rows() == self.ids.columns(), "out")?;
-        self.expect(self.out.columns() == self.table.columns(), "table")
+        self.expect(self.out.columns() == self.table.columns(), "table")?;
+        self.expect(self.scales.is_none_or(|scales| scales.fits(&self.table)), "scales")
     }
 
     fn flops(&self) -> u64 {
@@ -35,9 +45,17 @@ impl Operation for Embed {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [ids, table, mut out] = arena.views([Some(self.ids), Some(self.table), Some(self.out)])?;
-        let d = self.table.columns() as usize;
-        for (row, &id) in out.f32_mut()?.chunks_exact_mut(d).zip(ids.u32()?) {
+        let scales = self.scales.map(|s| s.scales);
+        let [ids, table, scales, mut out] = arena.views([Some(self.ids), Some(self.table), scales, Some(self.out)])?;
+        let (d, rows) = (self.table.columns() as usize, out.f32_mut()?);
+        if let Some(of) = self.scales {
+            let table = IntegerRows::new(self.table, of, &table, &scales)?;
+            for (row, &id) in rows.chunks_exact_mut(d).zip(ids.u32()?) {
+                table.row(id as usize).decoded(d, |i, x| row[i] = x);
+            }
+            return Ok(());
+        }
+        for (row, &id) in rows.chunks_exact_mut(d).zip(ids.u32()?) {
             row.copy_from_slice(&table.f32()?[id as usize * d..][..d]);
         }
         Ok(())
@@ -101,7 +119,7 @@ mod tests {
         let ids = bench.ids(&[2, 0, 2]);
         let table = bench.values([1, 1, 3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
         let out = bench.poison([1, 1, 3, 2]);
-        bench.run(Embed { ids, table, out });
+        bench.run(Embed { ids, table, scales: None, out });
         assert_eq!(bench.get(out), [5.0, 6.0, 1.0, 2.0, 5.0, 6.0]);
         let table_grad = bench.poison([1, 1, 3, 2]);
         bench.run(EmbedGrad { ids, out_grad: out, table_grad, accumulate: false });

@@ -1,6 +1,7 @@
 //! The output head, the cross-entropy and their gradients, a chunk of rows at a time: whole logits never exist.
 
 use super::math::{axpy, dot, max, sum};
+use super::quantise_rows::{IntegerProduct, IntegerRows};
 use crate::data::IGNORE;
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
@@ -43,14 +44,21 @@ pub struct HeadLoss {
     pub add_loss: bool,
     /// Gradients, in training.
     pub gradient: Option<HeadGrad>,
+    /// What goes with `x` and `weight` where both are integers: no product of a training step.
+    pub integer: Option<IntegerProduct>,
 }
 
 impl Operation for HeadLoss {
     const NAME: &'static str = "head_loss";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-        visit(Operand::read("x", self.x));
-        visit(Operand::read("weight", self.weight));
+        match &self.integer {
+            Some(product) => product.operands(self.x, self.weight, visit),
+            None => {
+                visit(Operand::read("x", self.x));
+                visit(Operand::read("weight", self.weight));
+            }
+        }
         self.bias.into_iter().for_each(|r| visit(Operand::read("bias", r).exact()));
         visit(Operand::read("targets", self.targets).ids());
         visit(Operand::read("settings", self.settings).exact());
@@ -73,6 +81,9 @@ impl Operation for HeadLoss {
         self.expect(self.losses.elements() == u64::from(rows), "losses")?;
         self.expect(self.settings.elements() == Settings::LEN, "settings")?;
         self.expect(self.results.elements() == Results::LEN, "results")?;
+        let fits =
+            |p: &IntegerProduct| self.gradient.is_none() && p.x_scales.is_some() && p.fits(&self.x, &self.weight);
+        self.expect(self.integer.as_ref().is_none_or(fits), "integer")?;
         if let Some(g) = &self.gradient {
             self.expect(g.x_grad.rows() == rows && g.x_grad.columns() == d, "x_grad")?;
             match g.weight_grad {
@@ -92,26 +103,50 @@ impl Operation for HeadLoss {
         count(&[2, products, self.x.rows().into(), self.weight.elements()])
     }
 
+    fn flops_8bit(&self) -> u64 {
+        if self.integer.is_some() { self.flops() } else { 0 }
+    }
+
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [x, weight, bias, targets, mut logits, mut losses, settings, mut results, mut x_grad, mut weight_grad] =
-            arena.views([
-                Some(self.x),
-                Some(self.weight),
-                self.bias,
-                Some(self.targets),
-                Some(self.logits),
-                Some(self.losses),
-                Some(self.settings),
-                Some(self.results),
-                self.gradient.map(|g| g.x_grad),
-                self.gradient.and_then(|g| g.weight_grad),
-            ])?;
+        let [
+            x,
+            weight,
+            bias,
+            targets,
+            mut logits,
+            mut losses,
+            settings,
+            mut results,
+            mut x_grad,
+            mut weight_grad,
+            x_scales,
+            scales,
+        ] = arena.views([
+            Some(self.x),
+            Some(self.weight),
+            self.bias,
+            Some(self.targets),
+            Some(self.logits),
+            Some(self.losses),
+            Some(self.settings),
+            Some(self.results),
+            self.gradient.map(|g| g.x_grad),
+            self.gradient.and_then(|g| g.weight_grad),
+            self.integer.and_then(|p| p.x_scales),
+            self.integer.map(|p| p.weight.scales),
+        ])?;
+        let integers = match self.integer {
+            Some(product) => Some(IntegerRows::new(self.weight, product.weight, &weight, &scales)?),
+            None => None,
+        };
+        let (x, x_codes) = if integers.is_some() { (&[][..], x.i8()?) } else { (x.f32()?, &[][..]) };
+        let weight = if integers.is_some() { &[] } else { weight.f32()? };
         let (d, vocabulary) = (self.x.columns() as usize, self.weight.rows() as usize);
         let scale = Settings::from_slice(settings.f32()?)?.loss_scale;
         if self.gradient.is_some_and(|g| !g.accumulate) {
             weight_grad.f32_mut()?.fill(0.0);
         }
-        for (r, (x, &target)) in x.f32()?.chunks_exact(d).zip(targets.u32()?).enumerate() {
+        for (r, &target) in targets.u32()?.iter().enumerate() {
             // Kept where they are wanted, in one place where they are not.
             let keeps = self.gradient.is_some_and(|g| g.weight_grad.is_none());
             let all = &mut logits.f32_mut()?[if keeps { r * vocabulary } else { 0 }..][..vocabulary];
@@ -122,8 +157,15 @@ impl Operation for HeadLoss {
                 continue;
             }
             let (logits, padding) = all.split_at_mut(self.ids as usize);
-            for (v, (z, w)) in logits.iter_mut().zip(weight.f32()?.chunks_exact(d)).enumerate() {
-                *z = dot(x, w) + bias.f32()?.get(v).copied().unwrap_or(0.0);
+            if let Some(weight) = &integers {
+                let (x, scale) = (&x_codes[r * d..][..d], x_scales.f32()?[r]);
+                logits.iter_mut().enumerate().for_each(|(v, z)| *z = weight.row(v).dot(x, scale));
+            } else {
+                let x = &x[r * d..][..d];
+                logits.iter_mut().zip(weight.chunks_exact(d)).for_each(|(z, w)| *z = dot(x, w));
+            }
+            for (z, bias) in logits.iter_mut().zip(bias.f32()?) {
+                *z += bias;
             }
             padding.fill(0.0);
             let (largest, at_target) = (max(logits), logits[target as usize]);
@@ -136,9 +178,10 @@ impl Operation for HeadLoss {
             // d loss / d logit = probability − [v = target].
             logits.iter_mut().for_each(|z| *z *= scale / total);
             logits[target as usize] -= scale;
+            let x = &x[r * d..][..d];
             let dx = &mut x_grad.f32_mut()?[r * d..][..d];
             dx.fill(0.0);
-            for (v, (&dz, w)) in logits.iter().zip(weight.f32()?.chunks_exact(d)).enumerate() {
+            for (v, (&dz, w)) in logits.iter().zip(weight.chunks_exact(d)).enumerate() {
                 axpy(dz, w, dx);
                 if let Some(to) = weight_grad.f32_mut()?.get_mut(v * d..(v + 1) * d) {
                     axpy(dz, x, to);
@@ -171,6 +214,7 @@ mod tests {
             results: b.results(Results { loss: 7.0, squared_norm: 0.0 }),
             add_loss: false,
             gradient: None,
+            integer: None,
         }
     }
 

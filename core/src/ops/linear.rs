@@ -2,6 +2,7 @@
 
 use super::math::{axpy, dot, dots, gelu};
 use super::quantise::{CodeRows, QuantisedProduct};
+use super::quantise_rows::{IntegerProduct, IntegerRows};
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
@@ -52,12 +53,17 @@ pub struct Linear {
     pub epilogue: Epilogue,
     /// Copies of `x` and `weight` that are multiplied in their stead; then neither is read.
     pub quantised: Option<QuantisedProduct>,
+    /// What goes with `x` and `weight` where they are integers, or the weight alone: see [`Row::dot`] for y. A transposed
+    /// weight's scales are its inputs', so then x is of floats and `y = Σ x_i · (code · scale)` in the order of i.
+    ///
+    /// [`Row::dot`]: crate::integer::Row::dot
+    pub integer: Option<IntegerProduct>,
 }
 
 impl Linear {
     /// `out = x · weightᵀ + bias`.
     pub const fn new(x: Region, weight: Region, bias: Option<Region>, out: Region) -> Linear {
-        Linear { x, weight, transposed: false, bias, out, epilogue: Epilogue::Store, quantised: None }
+        Linear { x, weight, transposed: false, bias, out, epilogue: Epilogue::Store, quantised: None, integer: None }
     }
 }
 
@@ -70,9 +76,10 @@ impl Operation for Linear {
     const NAME: &'static str = "linear";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-        match &self.quantised {
-            Some(product) => product.operands(visit),
-            None => {
+        match (&self.quantised, &self.integer) {
+            (Some(product), _) => product.operands(visit),
+            (None, Some(product)) => product.operands(self.x, self.weight, visit),
+            (None, None) => {
                 visit(Operand::read("x", self.x));
                 visit(Operand::read("weight", self.weight));
             }
@@ -92,7 +99,11 @@ impl Operation for Linear {
         self.expect(self.epilogue.residual().is_none_or(|r| like_out(&r)), "residual")?;
         self.expect(self.epilogue.activated().is_none_or(|r| like_out(&r)), "activated")?;
         let fits = |p: &QuantisedProduct| !self.transposed && p.fits(rows, out, inputs);
-        self.expect(self.quantised.as_ref().is_none_or(fits), "quantised")
+        self.expect(self.quantised.as_ref().is_none_or(fits), "quantised")?;
+        let fits = |p: &IntegerProduct| {
+            self.quantised.is_none() && p.fits(&self.x, &self.weight) && p.x_scales.is_none() == self.transposed
+        };
+        self.expect(self.integer.as_ref().is_none_or(fits), "integer")
     }
 
     fn flops(&self) -> u64 {
@@ -100,13 +111,14 @@ impl Operation for Linear {
     }
 
     fn flops_8bit(&self) -> u64 {
-        if self.quantised.is_some() { self.flops() } else { 0 }
+        let integers = self.integer.is_some_and(|p| p.x_scales.is_some());
+        if self.quantised.is_some() || integers { self.flops() } else { 0 }
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [codes_x, codes_weight, inverse_x, inverse_weight] = QuantisedProduct::regions(self.quantised.as_ref());
         let whole = |region| self.quantised.is_none().then_some(region);
-        let [x, weight, bias, mut out, residual, mut activated, cx, cw, ix, iw] = arena.views([
+        let [x, weight, bias, mut out, residual, mut activated, cx, cw, ix, iw, x_scales, scales] = arena.views([
             whole(self.x),
             whole(self.weight),
             self.bias,
@@ -117,10 +129,20 @@ impl Operation for Linear {
             codes_weight,
             inverse_x,
             inverse_weight,
+            self.integer.and_then(|p| p.x_scales),
+            self.integer.map(|p| p.weight.scales),
         ])?;
         let codes = self.quantised.as_ref().and_then(|p| CodeRows::new(p, [&cx, &cw, &ix, &iw]));
         let (inputs, outputs) = (self.x.columns() as usize, self.out.columns() as usize);
-        let (x, weight, bias, residual) = (x.f32()?, weight.f32()?, bias.f32()?, residual.f32()?);
+        let integers = match self.integer {
+            Some(product) => Some(IntegerRows::new(self.weight, product.weight, &weight, &scales)?),
+            None => None,
+        };
+        let integers = integers.as_ref();
+        let x_codes = if self.integer.is_some_and(|p| p.x_scales.is_some()) { x.i8()? } else { &[] };
+        let x = if x_codes.is_empty() { x.f32()? } else { &[] };
+        let weight = if integers.is_none() { weight.f32()? } else { &[] };
+        let (bias, residual, x_scales) = (bias.f32()?, residual.f32()?, x_scales.f32()?);
         let adds = self.epilogue.adds();
         for (r, out) in out.f32_mut()?.chunks_exact_mut(outputs).enumerate() {
             let row = || &x[r * inputs..][..inputs];
@@ -129,9 +151,19 @@ impl Operation for Linear {
                 for (o, y) in out.iter_mut().enumerate() {
                     *y = add(*y, codes.dot(r, o));
                 }
+            } else if let Some(weight) = integers.filter(|_| !self.transposed) {
+                let (x, scale) = (&x_codes[r * inputs..][..inputs], x_scales[r]);
+                for (o, y) in out.iter_mut().enumerate() {
+                    *y = add(*y, weight.row(o).dot(x, scale));
+                }
             } else if self.transposed {
                 if !adds {
                     out.fill(0.0);
+                }
+                if let Some(weight) = integers {
+                    for (i, x) in row().iter().enumerate() {
+                        weight.row(i).decoded(outputs, |o, w| out[o] += x * w);
+                    }
                 }
                 for (x, w) in row().iter().zip(weight.chunks_exact(outputs)) {
                     axpy(*x, w, out);

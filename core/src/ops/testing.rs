@@ -81,6 +81,11 @@ impl<const WORDS: usize> Bench<WORDS> {
         region
     }
 
+    pub fn set_bytes(&mut self, region: Region, at: usize, bytes: &[u8]) {
+        let all: &mut [u8] = bytemuck::cast_slice_mut(&mut self.storage);
+        all[region.offset as usize + at..][..bytes.len()].copy_from_slice(bytes);
+    }
+
     pub fn bytes(&self, region: Region) -> &[u8] {
         let bytes: &[u8] = bytemuck::cast_slice(&self.storage);
         &bytes[region.offset as usize..region.end() as usize]

@@ -76,6 +76,14 @@ impl Profile for AnyProfile {
         }
     }
 
+    fn multiplies_integers(&self) -> bool {
+        match self {
+            AnyProfile::Cpu(profile) => profile.multiplies_integers(),
+            AnyProfile::Reference(profile) => profile.multiplies_integers(),
+            AnyProfile::Cuda { profile, .. } => profile.multiplies_integers(),
+        }
+    }
+
     fn quantises(&self) -> bool {
         match self {
             AnyProfile::Cuda { profile, .. } => profile.quantises(),

@@ -66,6 +66,10 @@ const fn file_type(dtype: Dtype) -> FileDtype {
         Dtype::U32 => FileDtype::U32,
         Dtype::E4m3 => FileDtype::F8_E4M3,
         Dtype::E5m2 => FileDtype::F8_E5M2,
+        Dtype::F16 => FileDtype::F16,
+        Dtype::I8 => FileDtype::I8,
+        // A file has no type for two codes a byte.
+        Dtype::I4 => FileDtype::U8,
     }
 }
 

@@ -158,6 +158,7 @@ impl Backward<'_> {
             results: control.results,
             add_loss: accumulate,
             gradient: Some(HeadGrad { x_grad, weight_grad: Some(grads.head()), accumulate }),
+            integer: None,
         })?;
         if let (Some(factor), Some(low_grad), Some(factor_grad)) = (w.factor, t.low_grad, grads.factor) {
             let linear = LinearGrad::new([f.final_out, factor], low_grad, [t.norm1_grad, factor_grad]);
@@ -181,7 +182,7 @@ impl Backward<'_> {
             return device.emit(EmbedGrad { ids, out_grad: t.x_grad, table_grad, accumulate });
         };
         // The head took the slot of the rows; they are looked up again.
-        device.emit(Embed { ids, table: w.embed, out: low })?;
+        device.emit(Embed { ids, table: w.embed, scales: None, out: low })?;
         let linear = LinearGrad::new([low, factor], t.x_grad, [low_grad, factor_grad]);
         device.emit(LinearGrad { accumulate, ..linear })?;
         device.emit(EmbedGrad { ids, out_grad: low_grad, table_grad, accumulate })

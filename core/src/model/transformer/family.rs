@@ -4,14 +4,25 @@ use super::Transformer;
 use super::backward::Backward;
 use super::copies::{Copies, Copying, lay_scales};
 use super::forward::{Pass, Past};
+use super::integers::Integers;
 use super::regions::{Decoding, Evaluation, Lasting, Training};
+use super::weights::Weights;
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot};
+use crate::model::Parameter;
 use crate::model::activations::{Keep, larger};
 use crate::model::checks::check_micro_batch;
 use crate::model::family::{Batch, Control, Family, MicroBatch, ModelError, Products, Purpose};
-use crate::ops::{HeadLoss, Pattern, QuantisedProduct};
-use crate::optimizer::{self, Optimizer};
+use crate::ops::{HeadLoss, IntegerProduct, Pattern, QuantisedProduct};
+use crate::optimizer::{self, Learning, Optimizer};
+
+impl Transformer {
+    /// What a training step needs of what was laid.
+    fn learning<'a>(&self, lasting: &'a Lasting) -> Result<&'a Learning<Weights>, OperationError> {
+        let missing = if lasting.integers.is_some() { OperationError::Untrainable } else { OperationError::Device };
+        lasting.learning.as_ref().ok_or(missing)
+    }
+}
 
 impl Family for Transformer {
     type Lasting = Lasting;
@@ -43,14 +54,21 @@ impl Family for Transformer {
     }
 
     fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Lasting {
-        let training = purpose == Purpose::Training;
-        let (weights, learning) = optimizer::lay(self, training, profile, &|_| profile.dtype(Role::Weight), ledger);
+        let integer = profile.weights();
+        // Weights in integers do not learn: a step finds nothing to train.
+        let training = purpose == Purpose::Training && integer.is_none();
+        let dtype = |p: &Parameter| match integer.filter(|_| p.in_integers()) {
+            Some(integer) => integer.dtype(),
+            None => profile.dtype(Role::Weight),
+        };
+        let (weights, learning) = optimizer::lay(self, training, profile, &dtype, ledger);
+        let integers = integer.map(|integer| Integers::lay(self, integer, ledger));
         let init = Init::Rotary { base: self.rotary_base, scaling: self.rotary_scaling };
         let shape = [1, self.context, self.rotary_dims / 2, 2];
         let table = Slot { init, ..Slot::new("rotary_table", Role::Constant, Dtype::F32, shape) };
         let (table, control) = (ledger.region(table).first, Control::lay(ledger));
         let scales = (training && profile.quantises()).then(|| lay_scales(self.layers, ledger));
-        Lasting { weights, learning, table, control, scales }
+        Lasting { weights, integers, learning, table, control, scales }
     }
 
     fn lay_training(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
@@ -127,7 +145,7 @@ impl Family for Transformer {
         micro: &MicroBatch,
         first: bool,
     ) -> Result<(), OperationError> {
-        let Some(learning) = &lasting.learning else { return Err(OperationError::Device) };
+        let learning = self.learning(lasting)?;
         let copying = Copying::of(lasting, training, micro);
         if let Some(copying) = copying.filter(|_| first) {
             copying.weights(device, self, lasting)?;
@@ -141,7 +159,7 @@ impl Family for Transformer {
     }
 
     fn update(&self, device: &mut dyn Device, lasting: &Lasting, optimizer: &Optimizer) -> Result<(), OperationError> {
-        let Some(learning) = &lasting.learning else { return Err(OperationError::Device) };
+        let learning = self.learning(lasting)?;
         learning.moments.update(device, &lasting.control, optimizer)?;
         lasting.scales.iter().flatten().try_for_each(|scales| scales.update(device))
     }
@@ -155,9 +173,17 @@ impl Family for Transformer {
     ) -> Result<(), OperationError> {
         let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len }, micro.pattern);
         let pass = Pass { model: self, lasting, forward: &e.forward, past, pattern, copying: None };
-        let x = pass.run(device, e.batch.ids)?;
+        let head = pass.run(device, e.batch.ids)?;
+        let (x, integer) = match (lasting.head_scales(), &e.forward.codes) {
+            (Some(weight), Some(codes)) => {
+                let (x, scales) = codes.make(device, head)?;
+                (x, Some(IntegerProduct { x_scales: Some(scales), weight }))
+            }
+            _ => (head, None),
+        };
         device.emit(HeadLoss {
             x,
+            integer,
             weight: lasting.weights.head(),
             bias: None,
             ids: self.vocab_size,
@@ -180,7 +206,7 @@ impl Family for Transformer {
         count: u32,
     ) -> Result<(), OperationError> {
         let x = e.forward.low.unwrap_or(e.forward.final_out).slice_rows(first, count);
-        self.head(device, lasting, x, e.logits.slice_rows(0, count))
+        self.head(device, lasting, e.forward.codes.as_ref(), x, e.logits.slice_rows(0, count))
     }
 
     fn decode(
@@ -193,6 +219,6 @@ impl Family for Transformer {
         let past = Past::Cache { cache: s.cache, cursor: s.cursor };
         let pass = Pass { model: self, lasting, forward: &s.forward, past, pattern, copying: None };
         let x = pass.run(device, s.id)?;
-        self.head(device, lasting, x, s.logits)
+        self.head(device, lasting, s.forward.codes.as_ref(), x, s.logits)
     }
 }

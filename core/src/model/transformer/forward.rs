@@ -1,6 +1,7 @@
 //! The forward pass, over sequences or of one token behind a cache.
 
 use super::copies::{Copying, Projection};
+use super::integers;
 use super::regions::{Forward, Lasting};
 use super::{Feed, Transformer};
 use crate::device::{Device, OperationError};
@@ -55,12 +56,12 @@ impl Pass<'_> {
 
     /// The tokens' vectors into the first layer's input.
     fn embed(&self, device: &mut dyn Device, ids: Region) -> Result<(), OperationError> {
-        let (w, x) = (&self.lasting.weights, self.forward.x.at(0));
+        let (w, scales, x) = (&self.lasting.weights, self.lasting.embed_scales(), self.forward.x.at(0));
         let (Some(factor), Some(low)) = (w.factor, self.forward.low) else {
-            return device.emit(Embed { ids, table: w.embed, out: x });
+            return device.emit(Embed { ids, table: w.embed, scales, out: x });
         };
-        device.emit(Embed { ids, table: w.embed, out: low })?;
-        device.emit(Linear::new(low, factor, None, x))
+        device.emit(Embed { ids, table: w.embed, scales, out: low })?;
+        integers::factor(device, self.lasting, self.forward.codes.as_ref(), Linear::new(low, factor, None, x))
     }
 
     /// norm₁; of parallel branches both norms at once, since they are of the same x.
@@ -99,7 +100,7 @@ impl Pass<'_> {
         let (model, w, f, pattern) = (self.model, &self.lasting.weights, self.forward, self.pattern);
         let (qkv, out) = (f.qkv.at(l), f.mixed.at(l));
         let linear = Linear::new(f.norm1.at(l), w.qkv.weight.at(l), w.qkv.bias(l), qkv);
-        model.project(device, self.copying, (Projection::Qkv, l), linear)?;
+        self.project(device, (Projection::Qkv, l), linear)?;
         if let Some(norm) = model.qk_norm(w, l, qkv, self.forward.qk_input) {
             device.emit(norm)?;
         }
@@ -116,6 +117,19 @@ impl Pass<'_> {
         }
     }
 
+    /// A product of a layer, by way of copies or codes where there are any.
+    fn project(
+        &self,
+        device: &mut dyn Device,
+        product: (Projection, u32),
+        linear: Linear,
+    ) -> Result<(), OperationError> {
+        match &self.forward.codes {
+            Some(codes) => integers::project(device, self.lasting, Some(codes), product, linear),
+            None => self.model.project(device, self.copying, product, linear),
+        }
+    }
+
     /// Adds `residual` to a product of layer `l`; in place where it is the product's own slot.
     fn add(
         &self,
@@ -125,7 +139,7 @@ impl Pass<'_> {
         residual: Region,
     ) -> Result<(), OperationError> {
         let epilogue = if residual == linear.out { Epilogue::Add } else { Epilogue::Residual(residual) };
-        self.model.project(device, self.copying, product, Linear { epilogue, ..linear })
+        self.project(device, product, Linear { epilogue, ..linear })
     }
 
     /// Attention's branch into the residual stream.
@@ -143,7 +157,7 @@ impl Pass<'_> {
             Feed::SwiGlu => Epilogue::Store,
         };
         let linear = Linear::new(f.norm2.at(l), w.weight.at(l), w.bias(l), f.up.at(l));
-        model.project(device, self.copying, (Projection::Up, l), Linear { epilogue, ..linear })
+        self.project(device, (Projection::Up, l), Linear { epilogue, ..linear })
     }
 
     /// The feed-forward's activation, where the product did not make it.
@@ -176,7 +190,8 @@ impl Pass<'_> {
             copy: None,
         })?;
         let (Some(factor), Some(low)) = (w.factor, f.low) else { return Ok(f.final_out) };
-        device.emit(Linear { transposed: true, ..Linear::new(f.final_out, factor, None, low) })?;
+        let linear = Linear { transposed: true, ..Linear::new(f.final_out, factor, None, low) };
+        integers::factor(device, self.lasting, f.codes.as_ref(), linear)?;
         Ok(low)
     }
 

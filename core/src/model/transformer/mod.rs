@@ -9,17 +9,20 @@ mod backward;
 mod copies;
 mod family;
 mod forward;
+mod integers;
 mod names;
 mod regions;
 #[cfg(test)]
 mod tests;
 mod weights;
 
+pub use integers::Integers;
 pub use names::Dialect;
 use regions::QkInput;
 pub use regions::{Decoding, Evaluation, Lasting, Training};
 pub use weights::{Dense, Gain, Weights};
 
+use self::integers::Codes;
 use super::checks::{Must, check_constants, check_sizes};
 use super::family::ModelError;
 use crate::device::{Device, OperationError, count};
@@ -212,8 +215,17 @@ impl Transformer {
     }
 
     /// Logits of rows `x`, of the vocabulary's rows that are ids.
-    fn head(&self, device: &mut dyn Device, lasting: &Lasting, x: Region, out: Region) -> Result<(), OperationError> {
-        device.emit(Linear::new(x, lasting.weights.head().slice_rows(0, self.vocab_size), None, out))
+    fn head(
+        &self,
+        device: &mut dyn Device,
+        lasting: &Lasting,
+        codes: Option<&Codes>,
+        x: Region,
+        out: Region,
+    ) -> Result<(), OperationError> {
+        let ids = self.vocab_size;
+        let linear = Linear::new(x, lasting.weights.head().slice_rows(0, ids), None, out);
+        integers::multiply(device, linear, lasting.head_scales().map(|scales| scales.slice_rows(0, ids)), codes)
     }
 
     fn check(&self) -> Result<(), ModelError> {

@@ -2,6 +2,7 @@
 
 use super::Transformer;
 use super::copies::Copies;
+use super::integers::{Codes, Integers};
 use super::weights::Weights;
 use crate::device::Profile;
 use crate::memory::{Ledger, Region, Stacked};
@@ -15,6 +16,8 @@ use crate::optimizer::Learning;
 pub struct Lasting {
     /// The weights.
     pub weights: Weights,
+    /// What the weights are kept in where it is integers, and their scales.
+    pub integers: Option<Integers>,
     /// Gradients, and what the optimizer keeps, in training.
     pub learning: Option<Learning<Weights>>,
     /// [context, rotated dims / 2, 2].
@@ -61,6 +64,8 @@ pub(super) struct Forward {
     pub final_out: Region,
     /// [batch · seq_len]: nats.
     pub losses: Region,
+    /// A product's input, where weights are in integers.
+    pub codes: Option<Codes>,
 }
 
 /// The input of the norm of queries and keys.
@@ -153,6 +158,7 @@ impl Transformer {
         let final_stats = all.lay_f32("final.stats", false, 1, statistics).first;
         let final_out = all.lay("final.out", false, 1, d).first;
         let losses = all.losses();
+        let codes = Codes::lay(self, shape[0] * shape[1], profile, ledger);
         Forward {
             low,
             x,
@@ -170,6 +176,7 @@ impl Transformer {
             final_stats,
             final_out,
             losses,
+            codes,
         }
     }
 }

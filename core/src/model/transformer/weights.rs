@@ -2,6 +2,7 @@
 
 use super::names::Pair;
 use super::{Feed, Transformer};
+use crate::integer::Kind;
 use crate::memory::{Init, Region, Stacked};
 use crate::model::{Parameter, Parameters};
 use crate::ops::{Affine, AffineGrad, NormKind};
@@ -106,17 +107,17 @@ impl Parameters for Transformer {
         let [qkv_parts, ids] = [self.qkv_parts(), [self.vocab_size, 0, 0]];
         let rows = self.vocabulary_rows();
 
-        let mut matrix = |name, layers, shape: [u32; 2], init, parts| {
-            place(&Parameter { parts, ..Parameter::matrix(name, layers, shape, init) })
+        let mut matrix = |name, layers, shape: [u32; 2], init, parts, kind| {
+            place(&Parameter { parts, kind, ..Parameter::matrix(name, layers, shape, init) })
         };
         let name = if self.rank.is_some() { names.factors[0] } else { names.embed };
-        let embed = matrix(name, 1, [rows, self.rank.unwrap_or(d)], small, ids).first;
-        let factor = self.rank.map(|rank| matrix(names.factors[1], 1, [d, rank], small, [0; 3]).first);
-        let qkv = matrix(qkv_names[0], layers, [self.qkv_width(), d], small, qkv_parts);
-        let out = matrix(names.out[0], layers, [d, self.mixed_width()], residual, [0; 3]);
-        let up = matrix(up_names[0], layers, [self.up_width(), d], small, up_parts);
-        let down = matrix(names.down[0], layers, [d, ff], residual, [0; 3]);
-        let untied = (!self.tied).then(|| matrix(names.head, 1, [rows, d], small, ids).first);
+        let embed = matrix(name, 1, [rows, self.rank.unwrap_or(d)], small, ids, Kind::Table).first;
+        let factor = self.rank.map(|rank| matrix(names.factors[1], 1, [d, rank], small, [0; 3], Kind::Matrix).first);
+        let qkv = matrix(qkv_names[0], layers, [self.qkv_width(), d], small, qkv_parts, Kind::Matrix);
+        let out = matrix(names.out[0], layers, [d, self.mixed_width()], residual, [0; 3], Kind::Matrix);
+        let up = matrix(up_names[0], layers, [self.up_width(), d], small, up_parts, Kind::Matrix);
+        let down = matrix(names.down[0], layers, [d, ff], residual, [0; 3], Kind::Matrix);
+        let untied = (!self.tied).then(|| matrix(names.head, 1, [rows, d], small, ids, Kind::Table).first);
 
         let norm1 = self.norm(&names.norm1, layers, place);
         let norm2 = self.norm(&names.norm2, layers, place);

@@ -2,7 +2,7 @@
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
-use capful_core::ops::{Embed, EmbedGrad};
+use capful_core::ops::{Embed, EmbedGrad, IntegerRows};
 
 use super::Cpu;
 use super::simd;
@@ -16,8 +16,19 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_embed(&mut self, op: Embed) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [ids, table, mut out] = arena.views([Some(op.ids), Some(op.table), Some(op.out)])?;
-        let (ids, table, d) = (ids.u32()?, table.f32()?, op.table.columns() as usize);
+        let scales = op.scales.map(|s| s.scales);
+        let [ids, table, scales, mut out] = arena.views([Some(op.ids), Some(op.table), scales, Some(op.out)])?;
+        let (ids, d) = (ids.u32()?, op.table.columns() as usize);
+        if let Some(of) = op.scales {
+            let table = IntegerRows::new(op.table, of, &table, &scales)?;
+            self.pool.chunks(out.f32_mut()?, ROWS * d, |_, chunk, out| {
+                for (row, &id) in out.chunks_exact_mut(d).zip(&ids[chunk * ROWS..]) {
+                    table.row(id as usize).decoded(d, |i, x| row[i] = x);
+                }
+            });
+            return Ok(());
+        }
+        let table = table.f32()?;
         self.pool.chunks(out.f32_mut()?, ROWS * d, |_, chunk, out| {
             for (row, &id) in out.chunks_exact_mut(d).zip(&ids[chunk * ROWS..]) {
                 row.copy_from_slice(&table[id as usize * d..][..d]);

@@ -2,10 +2,11 @@
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
-use capful_core::ops::{HeadLoss, IGNORE};
+use capful_core::ops::{HeadLoss, IGNORE, IntegerRows};
 use capful_core::train::{Results, Settings};
 
 use super::gemm::{self, Matrix, MatrixMut, Update};
+use super::integer::{self, Codes};
 use super::simd;
 use super::{Cpu, CpuProfile, bytes};
 
@@ -18,6 +19,9 @@ impl CpuProfile {
         let chunk = rows.min(op.logits.rows() as usize);
         let len = |m, n, k| gemm::scratch_len(m, n, k, self.workers());
         let forward = len(chunk, vocabulary, d);
+        if op.integer.is_some() {
+            return 0;
+        }
         bytes(match op.gradient {
             Some(_) => forward.max(len(chunk, d, vocabulary)).max(len(vocabulary, d, chunk)),
             None => forward,
@@ -41,6 +45,8 @@ impl Cpu {
             mut x_grad,
             mut weight_grad,
             mut scratch,
+            x_scales,
+            scales,
         ] = arena.views([
             Some(op.x),
             Some(op.weight),
@@ -53,20 +59,39 @@ impl Cpu {
             op.gradient.map(|g| g.x_grad),
             op.gradient.and_then(|g| g.weight_grad),
             Some(self.scratch),
+            op.integer.and_then(|p| p.x_scales),
+            op.integer.map(|p| p.weight.scales),
         ])?;
         let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
-        let (x, bias, targets, scratch) = (x.f32()?, bias.f32()?, targets.u32()?, scratch.f32_mut()?);
-        let weight = Matrix::new(weight.f32()?, vocabulary, d);
+        let (bias, targets, scratch) = (bias.f32()?, targets.u32()?, scratch.f32_mut()?);
+        let integers = match &op.integer {
+            Some(product) => {
+                let weight = IntegerRows::new(op.weight, product.weight, &weight, &scales)?;
+                Some((weight, Codes { codes: x.i8()?, scales: x_scales.f32()?, inputs: d }))
+            }
+            None => None,
+        };
+        let (x, weight) = if integers.is_some() { (&[][..], &[][..]) } else { (x.f32()?, weight.f32()?) };
+        let weight = Matrix::new(weight, weight.len() / d.max(1), d);
         let scale = Settings::from_slice(settings.f32()?)?.loss_scale;
         let (ids, gradient_scale) = (op.ids as usize, op.gradient.map(|_| scale));
         let (chunk, together) = (op.logits.rows() as usize, (LOGITS / vocabulary.max(1)).max(1));
         for first in (0..rows).step_by(chunk) {
             let count = chunk.min(rows - first);
             let (own, inputs) = (first..first + count, first * d..(first + count) * d);
-            let x = Matrix::new(&x[inputs.clone()], count, d);
             let logits = &mut logits.f32_mut()?[..count * vocabulary];
-            let to = MatrixMut::new(logits, count, vocabulary);
-            gemm::product(&mut self.pool, x, weight.transposed(), to, Update::Overwrite, scratch, |_, _| {});
+            let x = Matrix::new(x.get(inputs.clone()).unwrap_or_default(), if x.is_empty() { 0 } else { count }, d);
+            match &integers {
+                Some((weight, all)) => {
+                    let own = Codes { codes: &all.codes[inputs.clone()], scales: &all.scales[own.clone()], ..*all };
+                    let store = |_, _, z: &[f32], to: &mut [f32]| to.copy_from_slice(z);
+                    integer::product(&mut self.pool, own, weight, logits, vocabulary, store);
+                }
+                None => {
+                    let to = MatrixMut::new(logits, count, vocabulary);
+                    gemm::product(&mut self.pool, x, weight.transposed(), to, Update::Overwrite, scratch, |_, _| {});
+                }
+            }
             let bands = [(&mut *logits, together * vocabulary), (&mut losses.f32_mut()?[own], together)];
             self.pool.bands(bands, |_, band, [logits, losses]| {
                 let targets = &targets[first + band * together..];

@@ -2,9 +2,10 @@
 
 use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
-use capful_core::ops::Linear;
+use capful_core::ops::{IntegerProduct, IntegerRows, Linear};
 
 use super::gemm::{self, Matrix, MatrixMut, Update};
+use super::integer::{self, Codes};
 use super::pool::Parts;
 use super::simd;
 use super::{Cpu, CpuProfile, bytes};
@@ -12,16 +13,64 @@ use super::{Cpu, CpuProfile, bytes};
 impl CpuProfile {
     pub(super) fn linear(&self, op: &Linear) -> u64 {
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out.columns()].map(|n| n as usize);
-        bytes(gemm::scratch_len(rows, outputs, inputs, self.workers()))
+        if op.integer.is_some() { 0 } else { bytes(gemm::scratch_len(rows, outputs, inputs, self.workers())) }
     }
 }
 
 impl Cpu {
+    /// The same of integers: their products, then everything else as the reference loops do it, but for the GELU.
+    #[inline(never)]
+    fn run_integer_linear(&mut self, op: &Linear, product: &IntegerProduct) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words());
+        let [x, weight, scales, x_scales, bias, residual, mut out, mut activated] = arena.views([
+            Some(op.x),
+            Some(op.weight),
+            Some(product.weight.scales),
+            product.x_scales,
+            op.bias,
+            op.epilogue.residual(),
+            Some(op.out),
+            op.epilogue.activated(),
+        ])?;
+        let weight = IntegerRows::new(op.weight, product.weight, &weight, &scales)?;
+        let (inputs, outputs) = (op.x.columns() as usize, op.out.columns() as usize);
+        let (bias, residual, activated) = (bias.f32()?, residual.f32()?, Parts::new(activated.f32_mut()?));
+        let (out, adds, activates) = (out.f32_mut()?, op.epilogue.adds(), op.epilogue.activated().is_some());
+        // What is behind the product, on a part of row `r` from column `first` on.
+        let finish = |r: usize, first: usize, out: &mut [f32]| {
+            let at = r * outputs + first..r * outputs + first + out.len();
+            for (i, y) in out.iter_mut().enumerate() {
+                *y += bias.get(first + i).copied().unwrap_or_default();
+                *y += residual.get(at.start + i).copied().unwrap_or_default();
+            }
+            if activates {
+                // SAFETY: parts of `out` are disjoint, and this is the same part of a matrix as large.
+                simd::gelu_forward(out, unsafe { activated.range(at) });
+            }
+        };
+        if op.transposed {
+            let rows = |r: usize, row: &mut [f32]| finish(r, 0, row);
+            integer::transposed(&mut self.pool, (x.f32()?, inputs), &weight, (out, outputs), adds, rows);
+            return Ok(());
+        }
+        let x = Codes { codes: x.i8()?, scales: x_scales.f32()?, inputs };
+        integer::product(&mut self.pool, x, &weight, out, outputs, |r, first, products, out| {
+            for (y, product) in out.iter_mut().zip(products) {
+                *y = if adds { *y + product } else { *product };
+            }
+            finish(r, first, out);
+        });
+        Ok(())
+    }
+
     #[inline(never)]
     pub(super) fn run_linear(&mut self, op: Linear) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
         if op.quantised.is_some() {
             return op.reference(&mut arena);
+        }
+        if let Some(product) = op.integer {
+            return self.run_integer_linear(&op, &product);
         }
         let ([x, weight, bias, residual], [out, activated, scratch]) = arena.f32s(
             [Some(op.x), Some(op.weight), op.bias, op.epilogue.residual()],

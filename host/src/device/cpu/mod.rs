@@ -17,6 +17,7 @@ mod gelu;
 pub mod gemm;
 mod head_loss;
 mod inhibit;
+mod integer;
 mod lanes;
 mod linear;
 mod linear_grad;
@@ -28,6 +29,7 @@ pub mod pool;
 mod qk_norm;
 mod qk_norm_grad;
 mod quantise;
+mod quantise_rows;
 mod readout;
 mod rotate;
 pub mod simd;
@@ -65,6 +67,10 @@ impl Profile for CpuProfile {
         Single.dtype(role)
     }
 
+    fn multiplies_integers(&self) -> bool {
+        true
+    }
+
     fn scratch(&self, op: &Op) -> u64 {
         match op {
             Op::Attention(o) => self.attention(o),
@@ -94,6 +100,7 @@ impl Profile for CpuProfile {
             | Op::Norm(_)
             | Op::QkNorm(_)
             | Op::Quantise(_)
+            | Op::QuantiseRows(_)
             | Op::Rescale(_)
             | Op::Rotate(_)
             | Op::Spike(_)
@@ -159,6 +166,7 @@ impl Device for Cpu {
             Op::QkNorm(o) => self.run_qk_norm(o),
             Op::QkNormGrad(o) => self.run_qk_norm_grad(o),
             Op::Quantise(o) => self.run_quantise(o),
+            Op::QuantiseRows(o) => self.run_quantise_rows(o),
             Op::Readout(o) => self.run_readout(o),
             Op::ReadoutGrad(o) => self.run_readout_grad(o),
             Op::Rescale(o) => self.run_rescale(o),

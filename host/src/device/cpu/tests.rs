@@ -166,7 +166,7 @@ fn embed_and_its_gradient() {
         let mut b = Bench::new(seed as u64);
         let (ids, table) = (b.ids(rows, vocabulary), b.normal(matrix(vocabulary, d), 1.0));
         let (out, out_grad) = (b.poison(matrix(rows, d)), b.normal(matrix(rows, d), 1.0));
-        b.witness(Embed { ids, table, out }, None);
+        b.witness(Embed { ids, table, scales: None, out }, None);
         for accumulate in [false, true] {
             let table_grad = b.target(matrix(vocabulary, d), accumulate);
             b.witness(EmbedGrad { ids, out_grad, table_grad, accumulate }, None);
@@ -427,6 +427,7 @@ fn head_loss_in_chunks_with_ignored_rows() {
             results: b.results(7.0, 3.0),
             add_loss: draw(4, 2) == 1,
             gradient: None,
+            integer: None,
         };
         b.witness(op, Some(logits));
         // A gradient of nothing but zeros has no norm to compare with.
@@ -491,6 +492,7 @@ fn adamw_moves_as_defined_to_the_bit_and_not_at_all_without_a_norm() {
     }
 }
 
+mod integer;
 mod neurogen;
 mod neurogen_step;
 mod step;

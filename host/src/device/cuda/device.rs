@@ -370,6 +370,7 @@ impl Device for Cuda {
             Op::QkNorm(o) => self.run_qk_norm(o),
             Op::QkNormGrad(o) => self.run_qk_norm_grad(o),
             Op::Quantise(o) => self.run_quantise(o),
+            Op::QuantiseRows(o) => self.run_quantise_rows(o),
             Op::Readout(o) => self.run_readout(o),
             Op::ReadoutGrad(o) => self.run_readout_grad(o),
             Op::Rescale(o) => self.run_rescale(o),

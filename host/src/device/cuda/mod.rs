@@ -46,6 +46,7 @@ mod profile;
 mod qk_norm;
 mod qk_norm_grad;
 mod quantise;
+mod quantise_rows;
 mod readout;
 mod rescale;
 mod rotate;

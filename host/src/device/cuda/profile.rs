@@ -72,6 +72,7 @@ impl Profile for CudaProfile {
             | Op::Norm(_)
             | Op::QkNorm(_)
             | Op::Quantise(_)
+            | Op::QuantiseRows(_)
             | Op::Readout(_)
             | Op::Rescale(_)
             | Op::Rotate(_)

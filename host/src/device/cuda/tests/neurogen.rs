@@ -525,6 +525,7 @@ fn a_head_with_a_bias_keeps_its_logits_gradient() {
                     settings,
                     results,
                     add_loss: false,
+                    integer: None,
                     gradient: gradient.then(|| HeadGrad {
                         x_grad: if rounded { l.poison([1, 1, rows, d]) } else { l.poison_exact([1, 1, rows, d]) },
                         weight_grad: None,

@@ -34,6 +34,7 @@ fn embed_and_its_gradient() {
         bench.agree(|l| Embed {
             ids: l.ids(ids(rows, vocabulary)),
             table: l.normal([1, 1, vocabulary, d], 1.0),
+            scales: None,
             out: l.poison([1, 1, rows, d]),
         });
         for accumulate in [false, true] {
@@ -373,6 +374,7 @@ fn head_loss(l: &mut Lay, Head { shape: [rows, d, vocabulary, own, chunk], gradi
         settings,
         results,
         add_loss: again,
+        integer: None,
         gradient: gradient.then(|| HeadGrad {
             x_grad: l.poison([1, 1, rows, d]),
             weight_grad: Some(weight_grad(l)),

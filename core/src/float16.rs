@@ -1,0 +1,66 @@
+//! Numbers of IEEE 754 half precision, the scales of weights in integers: converted by integer arithmetic, so that a
+//! machine without instructions for them has the same bits.
+
+/// The largest finite number.
+pub const MAX: f32 = 65_504.0;
+
+/// The number that these bits stand for, exactly.
+pub const fn decode(bits: u16) -> f32 {
+    let (sign, exponent, fraction) = ((bits as u32 & 0x8000) << 16, bits as u32 >> 10 & 0x1f, bits as u32 & 0x3ff);
+    let magnitude = match exponent {
+        // In units of 2⁻²⁴; both are exact in f32.
+        0 => (fraction as f32 * (1.0 / 16_777_216.0)).to_bits(),
+        31 => 0x7f80_0000 | fraction << 13,
+        _ => (exponent + 112) << 23 | fraction << 13,
+    };
+    f32::from_bits(sign | magnitude)
+}
+
+/// The nearest number, of two the even one; [`MAX`] of its sign where |x| is larger. NaN stays NaN.
+pub const fn encode(x: f32) -> u16 {
+    let (sign, magnitude) = ((x.to_bits() >> 16) as u16 & 0x8000, x.to_bits() & 0x7fff_ffff);
+    if magnitude > 0x7f80_0000 {
+        return 0x7e00;
+    }
+    let bits = if magnitude > MAX.to_bits() { MAX.to_bits() } else { magnitude };
+    let code = if bits >= 113 << 23 {
+        // Half a unit of the last bit kept, less one where that bit is even; a carry is the next exponent.
+        ((bits + 0xfff + (bits >> 13 & 1)) >> 13) - (112 << 10)
+    } else {
+        // In units of 2⁻²⁴, which a sum with 2²³ rounds to whole ones.
+        (f32::from_bits(bits) * 16_777_216.0 + 8_388_608.0).to_bits() & 0x7ff
+    };
+    sign | code as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_the_number_that_another_implementation_says() {
+        for bits in 0..=u16::MAX {
+            let (found, expected) = (decode(bits), half::f16::from_bits(bits).to_f32());
+            assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{bits:04x}");
+            if expected.is_finite() {
+                assert_eq!(encode(expected), bits, "{expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_become_the_nearest_code_as_another_implementation_says_and_the_largest_beyond_it() {
+        for x in (0..=u32::MAX).step_by(9_973).map(f32::from_bits) {
+            let expected = half::f16::from_f32(x);
+            match () {
+                () if x.is_nan() => assert!(decode(encode(x)).is_nan()),
+                () if expected.is_infinite() => assert_eq!(decode(encode(x)), MAX.copysign(x)),
+                () => assert_eq!(encode(x), expected.to_bits(), "{x}"),
+            }
+        }
+        // Ties: between 1 and the next number, and between that and its next.
+        assert_eq!([1.0 + 1.0 / 2048.0, 1.0 + 3.0 / 2048.0].map(encode), [0x3c00, 0x3c02]);
+        // Between the smallest number and nothing, and a little above.
+        assert_eq!([1.0 / 33_554_432.0, 1.01 / 33_554_432.0].map(encode), [0, 1]);
+    }
+}
