@@ -70,6 +70,14 @@ impl Integer {
     }
 }
 
+impl Integer {
+    /// The group of a row of `columns` that has so many, whatever its kind; nothing where no kind has.
+    pub fn group_of(self, columns: u32, groups: u32) -> Option<u32> {
+        let fits = |group: &u32| columns.div_ceil(*group) == groups;
+        [Kind::Matrix, Kind::Table].map(|kind| self.group(kind, columns)).into_iter().find(fits)
+    }
+}
+
 /// Code `i` of a row of two a byte: the even one in the lower half.
 const fn nibble(codes: &[u8], i: usize) -> i32 {
     let byte = codes[i / 2];
@@ -401,6 +409,15 @@ mod tests {
         assert_eq!(i64::from(dot8(&X, &CODES)), 127 * 128 * LONGEST as i64);
         assert_eq!(Integer::Int8.group(Kind::Matrix, u32::MAX), Integer::LONGEST);
         assert_eq!([31, 32, 500].map(|columns| Integer::Int4.group(Kind::Matrix, columns)), [32, 32, 32]);
+        // How many groups there are says which they are.
+        for (integer, columns) in [Integer::Int8, Integer::Int4].into_iter().flat_map(|i| (1..700).map(move |c| (i, c)))
+        {
+            for kind in [Kind::Matrix, Kind::Table] {
+                let group = integer.group(kind, columns);
+                assert_eq!(integer.group_of(columns, columns.div_ceil(group)), Some(group));
+            }
+        }
+        assert_eq!(Integer::Int4.group_of(500, 5), None);
         assert_eq!([9, 64, 500].map(|columns| Integer::Int4.group(Kind::Table, columns)), [10, 64, 128]);
     }
 }

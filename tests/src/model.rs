@@ -167,6 +167,7 @@ impl Model {
             evaluation: Some(evaluation),
             decoding: Some(stage.seq_len),
             constants: Constants { optimizer: optimizer(), pattern: stage.pattern },
+            weights: None,
         };
         let family = config.family(seq_len);
         let laid = Laid::new(&family, profile, Rates::ONE, &sections).and_then(|laid| laid.recorded(&family, profile));

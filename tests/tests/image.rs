@@ -1,6 +1,7 @@
 //! Decoding with weights and tables in a read-only image: the bits of decoding with everything in the arena.
 
-use capful_core::device::{Device as _, Meter, Op, OperationError, Rates, Reference, Single};
+use capful_core::device::{Device as _, InIntegers, Meter, Op, OperationError, Rates, Reference, Single};
+use capful_core::integer::Integer;
 use capful_core::memory::{Arena, ArenaError, Dtype, Entry, Layout, Region, Role, Space};
 use capful_core::model::{Family, Purpose, Transformer};
 use capful_core::ops::{Linear, Pattern};
@@ -19,37 +20,43 @@ struct Laid<F: Family> {
     image: u64,
 }
 
-fn lay<F: Family>(model: &F, image: bool) -> Laid<F> {
+fn lay<F: Family>(model: &F, image: bool, weights: Option<Integer>) -> Laid<F> {
+    let profile = InIntegers { profile: &Single, weights };
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = if image { Layout::with_image(&mut visit) } else { Layout::new(&mut visit) };
-    let lasting = model.lay_lasting(&Single, Purpose::Decoding, &mut layout);
-    let decoding = model.lay_decoding(LENGTH, &Single, &mut layout);
+    let lasting = model.lay_lasting(&profile, Purpose::Decoding, &mut layout);
+    let decoding = model.lay_decoding(LENGTH, &profile, &mut layout);
     let (arena, image) = (layout.high_water().expect("it fits"), layout.image_bytes());
     Laid { lasting, decoding, entries, arena, image }
 }
 
 /// What the image would hold.
 fn constants<F: Family>(laid: &Laid<F>) -> impl Iterator<Item = &Entry> {
-    laid.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Constant))
+    laid.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Scale | Role::Constant))
 }
 
-/// Element `i` of tensor number `n`.
-fn value(dtype: Dtype, n: usize, i: u64) -> [u8; 4] {
-    match dtype {
-        Dtype::U32 => ((i % 8) as u32).to_le_bytes(),
-        _ => ((0.4 * (0.37 * (i * i) as f64 + n as f64).sin()) as f32).to_le_bytes(),
+/// The bytes of tensor number `n`.
+fn bytes(region: &Region, n: usize) -> Vec<u8> {
+    let all = |of: &dyn Fn(u64) -> Vec<u8>, count: u64| (0..count).flat_map(of).collect();
+    let number = |i: u64| 0.4 * (0.37 * (i * i) as f64 + n as f64).sin();
+    match region.dtype {
+        Dtype::U32 => all(&|i| ((i % 8) as u32).to_le_bytes().to_vec(), region.elements()),
+        // 2⁻⁷ and a little more.
+        Dtype::F16 => all(&|i| (0x2000 | (i * 7 + n as u64) as u16 & 0x3ff).to_le_bytes().to_vec(), region.elements()),
+        Dtype::I8 | Dtype::I4 => all(&|i| vec![(i * i * 37 + n as u64) as u8], region.bytes()),
+        _ => all(&|i| (number(i) as f32).to_le_bytes().to_vec(), region.elements()),
     }
 }
 
 /// The logits of every position, as bits.
-fn decode<F: Family>(model: &F, vocab: u32, image: bool) -> Vec<u32> {
-    let laid = lay(model, image);
+fn decode<F: Family>(model: &F, vocab: u32, image: bool, weights: Option<Integer>) -> Vec<u32> {
+    let laid = lay(model, image, weights);
     let mut storage = vec![0u64; laid.arena as usize / 8];
     let mut flash = vec![0u128; laid.image.div_ceil(16) as usize];
     for (n, entry) in constants(&laid).enumerate() {
         for region in (0..entry.slot.layers).map(|l| entry.place.at(l)) {
-            let bytes: Vec<u8> = (0..region.elements()).flat_map(|i| value(region.dtype, n, i)).collect();
+            let bytes = bytes(&region, n);
             let place = match region.space {
                 Space::Arena => bytemuck::cast_slice_mut(&mut storage),
                 Space::Image => bytemuck::cast_slice_mut::<_, u8>(&mut flash),
@@ -71,11 +78,11 @@ fn decode<F: Family>(model: &F, vocab: u32, image: bool) -> Vec<u32> {
     all
 }
 
-fn agree<F: Family>(model: &F, vocab: u32, what: &str) {
-    let expected = decode(model, vocab, false);
+fn agree<F: Family>(model: &F, vocab: u32, weights: Option<Integer>, what: &str) {
+    let expected = decode(model, vocab, false, weights);
     assert!(expected.iter().any(|bits| *bits != expected[0]), "{what}: all logits are alike");
-    assert!(decode(model, vocab, true) == expected, "{what}");
-    let (whole, apart) = (lay(model, false), lay(model, true));
+    assert!(decode(model, vocab, true, weights) == expected, "{what}");
+    let (whole, apart) = (lay(model, false, weights), lay(model, true, weights));
     assert_eq!(apart.arena + apart.image, whole.arena, "{what}");
     assert_eq!(constants(&apart).map(|e| e.bytes + e.padding).sum::<u64>(), apart.image, "{what}");
 }
@@ -84,17 +91,19 @@ fn agree<F: Family>(model: &F, vocab: u32, what: &str) {
 fn weights_in_a_read_only_image_give_the_same_bits() {
     for config in mixtures() {
         let AnyFamily::Transformer(model) = config.family(LENGTH) else { panic!("another family") };
-        agree(&model, model.vocab_size, &format!("{config:?}"));
+        for weights in [None, Some(Integer::Int8), Some(Integer::Int4)] {
+            agree(&model, model.vocab_size, weights, &format!("{config:?}, {weights:?}"));
+        }
     }
     let raw = RawConfig { preset: Some("neurogen-tiny".to_owned()), ..RawConfig::default() };
     let AnyFamily::NeuroGen(model) = Config::resolve(raw).expect("a preset").family() else { panic!("another family") };
-    agree(&model, model.vocab_size, "neurogen-tiny");
+    agree(&model, model.vocab_size, None, "neurogen-tiny");
 }
 
 #[test]
 fn an_image_is_not_written_and_a_device_without_one_says_so() {
     let AnyFamily::Transformer(model) = mixtures()[0].family(LENGTH) else { panic!("another family") };
-    let laid: Laid<Transformer> = lay(&model, true);
+    let laid: Laid<Transformer> = lay(&model, true, None);
     let mut storage = vec![0u64; laid.arena as usize / 8];
     let mut device = Reference { arena: Arena::new(&mut storage) };
     let error = model.decode(&mut device, &laid.lasting, &laid.decoding, Pattern::DENSE).unwrap_err();

@@ -341,6 +341,11 @@ pub trait Family {
         true
     }
 
+    /// Whether its matrices can be kept in integers, where it is not trained: [`Profile::weights`].
+    fn in_integers(&self) -> bool {
+        false
+    }
+
     /// Floating-point operations of training on one token by the field's convention: 6 a weight of a product,
     /// and attention's scores and mixing counted dense: 12 · layers · width · seq_len.
     fn flops_per_token(&self, seq_len: u32) -> u64;

@@ -26,6 +26,10 @@ pub struct Eval {
     /// JSON on standard output
     #[arg(long)]
     json: bool,
+    /// In the JSON also each document's nats and tokens, in order: two evaluations of the same documents can be compared
+    /// document by document
+    #[arg(long, requires = "json")]
+    documents: bool,
 }
 
 impl Eval {
@@ -47,7 +51,9 @@ impl Eval {
         let Trained { mut session, .. } = Trained::load(&self.trained.dir, &config, &sections)?;
         say_warnings(&mut session);
         let stage = session.evaluation_stage().map_err(work)?;
-        let score = Evaluator::new(stage.batch, stage.seq_len).score(&mut session, set).map_err(work)?;
+        let (mut evaluator, mut documents) = (Evaluator::new(stage.batch, stage.seq_len), Vec::new());
+        let mut visit = |document: (f64, usize)| documents.extend((document.1 > 0).then_some(document));
+        let score = evaluator.score_each(&mut session, set, &mut visit).map_err(work)?;
         if !score.loss().is_finite() {
             let (from, loss) = (from.display(), score.loss());
             return Err(work(format!(
@@ -56,7 +62,7 @@ impl Eval {
         }
         let (floor, bits) = (corpus.floor(set), score.bits_per_byte(corpus.tokenizer.as_ref()));
         if self.json {
-            let line = json!({
+            let mut line = json!({
                 "loss": score.loss(),
                 "loss_se": score.standard_error(),
                 "perplexity": score.loss().exp(),
@@ -66,6 +72,9 @@ impl Eval {
                 "overlap": overlap.map(|o| o.share),
                 "floor": floor,
             });
+            if self.documents {
+                line["documents"] = json!(documents);
+            }
             say!("{line}")?;
             return Ok(());
         }

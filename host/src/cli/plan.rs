@@ -4,7 +4,8 @@ use std::io;
 
 use super::output::{fitting, say};
 use super::{Failure, RunFlags, settle, work};
-use crate::plan::{Machine, Plan as Planned, Row, listing};
+use crate::config::Weights;
+use crate::plan::{Decoding, Machine, Plan as Planned, Row, listing};
 
 /// Flags of `host plan`.
 #[derive(Debug, clap::Args)]
@@ -20,6 +21,9 @@ pub struct Plan {
     /// Every region of memory, every stage and every line outside the arena, before the summary
     #[arg(long, conflicts_with_all = ["sweep", "program"])]
     regions: bool,
+    /// What generating alone would need instead of the run: every region of its weights, in this type, and of its arena
+    #[arg(long, value_enum, value_name = "TYPE", conflicts_with_all = ["sweep", "program", "regions"])]
+    weights: Option<Weights>,
     /// JSON on standard output
     #[arg(long)]
     json: bool,
@@ -34,6 +38,13 @@ enum Sweep {
 impl Plan {
     pub(super) fn run(self) -> Result<(), Failure> {
         let config = settle(self.flags.written()?)?;
+        if let Some(weights) = self.weights {
+            let decoding = Decoding::of(&config.in_integers(weights.integer())?)?;
+            return match self.json {
+                true => say!("{}", serde_json::to_string_pretty(&decoding).map_err(work)?),
+                false => say!("{}", decoding.table().trim_end()),
+            };
+        }
         let machine = Machine::of(&config)?;
         if self.sweep.is_some() {
             let rows = Planned::sweep(&config, &machine)?;

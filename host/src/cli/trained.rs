@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{Failure, say_warnings};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Weights};
 use crate::plan::Sections;
 use crate::run::directory::{self, Trained};
 
@@ -19,12 +19,16 @@ pub struct TrainedFlags {
     /// Another device than it was trained on; other than cuda in f32
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
+    /// What its matrices are kept in: rounded to integers as they are read, with activations in 8 bits; on cpu and
+    /// reference
+    #[arg(long, value_enum, value_name = "TYPE", default_value = "f32")]
+    weights: Weights,
 }
 
 impl TrainedFlags {
     /// The run's configuration on the device asked for.
     pub(super) fn config(&self) -> Result<Config, ConfigError> {
-        directory::read_config(&self.dir)?.on(self.device.clone())
+        directory::read_config(&self.dir)?.on(self.device.clone())?.in_integers(self.weights.integer())
     }
 
     /// The model, ready to decode `context` tokens; where nothing is said as many as its own context has, up to

@@ -1,5 +1,6 @@
 //! What a configuration chooses from.
 
+use capful_core::integer::Integer;
 use serde::{Deserialize, Serialize};
 
 use super::error::{ConfigError, error};
@@ -83,6 +84,28 @@ impl Precision {
         match self {
             Precision::F32 => "float32",
             Precision::Bf16 | Precision::Fp8 => "bfloat16",
+        }
+    }
+}
+
+/// What the matrices of a trained model are kept in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Weights {
+    /// What the device computes in.
+    F32,
+    /// Integers of 8 bits, a scale a row.
+    Int8,
+    /// Integers of 4 bits, a scale a group of 32 inputs.
+    Int4,
+}
+
+impl Weights {
+    /// The integers, where they are any.
+    pub const fn integer(self) -> Option<Integer> {
+        match self {
+            Weights::F32 => None,
+            Weights::Int8 => Some(Integer::Int8),
+            Weights::Int4 => Some(Integer::Int4),
         }
     }
 }

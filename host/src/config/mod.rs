@@ -17,7 +17,7 @@ mod stage;
 mod transformer;
 mod vocabulary;
 
-pub use choices::{Attention, BatchSize, Device, LrSchedule, Order, Precision, Recompute, TokenizerChoice};
+pub use choices::{Attention, BatchSize, Device, LrSchedule, Order, Precision, Recompute, TokenizerChoice, Weights};
 pub use error::ConfigError;
 pub use keys::{Key, Values, keys};
 pub use model::{AnyFamily, ModelConfig};

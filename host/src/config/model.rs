@@ -87,6 +87,14 @@ impl AnyFamily {
         }
     }
 
+    /// Whether its matrices can be kept in integers.
+    pub fn in_integers(&self) -> bool {
+        match self {
+            AnyFamily::Transformer(family) => family.in_integers(),
+            AnyFamily::NeuroGen(family) => family.in_integers(),
+        }
+    }
+
     /// Whether a step may be of several micro-batches.
     pub fn accumulates(&self) -> bool {
         match self {

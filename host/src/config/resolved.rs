@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use capful_core::integer::Integer;
 use capful_core::model::{self, MicroBatch, Products};
 use capful_core::ops::{Kind, Pattern};
 use capful_core::optimizer::Optimizer;
@@ -185,6 +186,10 @@ pub struct Config {
     pub skip_non_finite: u32,
     /// Checkpoints to keep.
     pub keep: u32,
+    /// What the weights are kept in where it is integers. No run has them: who scores a trained model, or generates, asks
+    /// for them.
+    #[serde(skip)]
+    pub weights: Option<Integer>,
     /// The model.
     pub model: ModelConfig,
     /// The stages of a curriculum; empty where all steps are of one shape.
@@ -274,6 +279,7 @@ impl Config {
             save_minutes: raw.save_minutes.unwrap_or(default_save_minutes()),
             skip_non_finite: raw.skip_non_finite.unwrap_or(default_skip_non_finite()),
             keep: raw.keep.unwrap_or(2),
+            weights: None,
             model,
             stage,
         };
@@ -387,6 +393,27 @@ impl Config {
             self.device = device;
         }
         self.device()?;
+        Ok(self)
+    }
+
+    /// The same with weights in integers, if any.
+    ///
+    /// # Errors
+    /// A device or a family that has none.
+    pub fn in_integers(mut self, weights: Option<Integer>) -> Result<Config, ConfigError> {
+        if let Some(integer) = weights {
+            let name = integer.name();
+            if !self.family().in_integers() {
+                return error(format!("--weights {name}: a NeuroGen has no weights in integers; use --weights f32"));
+            }
+            if let Device::Cuda(_) = self.device()? {
+                return error(format!(
+                    "--weights {name}: {} multiplies no integers; use --device cpu, or --weights f32",
+                    self.device
+                ));
+            }
+        }
+        self.weights = weights;
         Ok(self)
     }
 

@@ -113,6 +113,8 @@ impl Config {
             save_minutes,
             skip_non_finite,
             keep,
+            // No run has them.
+            weights: _,
             model,
             stage,
         } = self.clone();

@@ -4,5 +4,6 @@ pub mod export;
 pub mod firmware;
 pub mod gguf;
 pub mod hugging_face;
+pub mod quantise;
 pub mod safetensors;
 pub mod tensors;

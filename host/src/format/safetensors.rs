@@ -146,6 +146,9 @@ fn in_pieces(
     Ok(())
 }
 
+/// Takes a row of a tensor, with its number.
+pub type VisitRow<'a> = &'a mut dyn FnMut(u32, &[f32]) -> Result<(), TensorFileError>;
+
 /// A file whose header was read and checked.
 pub struct TensorFile {
     path: PathBuf,
@@ -302,6 +305,33 @@ impl TensorFile {
         // What is no parameter and no moment may be what it likes.
         if !finite && role != Role::State {
             return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Shows the tensor `name`, of the shape of `region`, row by row in f32.
+    ///
+    /// # Errors
+    /// A tensor that is missing, of another shape or of another type; numbers that are not finite; what `visit` says.
+    pub fn rows(&mut self, name: &str, region: &Region, visit: VisitRow<'_>) -> Result<(), TensorFileError> {
+        let (start, dtype) = self.find(name, region)?;
+        let io = |source| TensorFileError::Io { path: self.path.clone(), source };
+        let width = if dtype == FileDtype::F32 { 4 } else { 2 };
+        let mut bytes = vec![0; region.columns() as usize * width];
+        let mut row = vec![0.0; region.columns() as usize];
+        self.file.seek(SeekFrom::Start(start)).map_err(io)?;
+        for r in 0..region.rows() {
+            self.file.read_exact(&mut bytes).map_err(io)?;
+            if !all_finite(&bytes, dtype) {
+                return Err(TensorFileError::NotFinite { path: self.path.clone(), name: name.to_owned() });
+            }
+            let halves = bytes.as_chunks().0.iter().zip(&mut row);
+            match dtype {
+                FileDtype::F16 => halves.for_each(|(x, y)| *y = f16::from_le_bytes(*x).to_f32()),
+                FileDtype::BF16 => halves.for_each(|(x, y)| *y = bf16::from_le_bytes(*x).to_f32()),
+                _ => bytes.as_chunks().0.iter().zip(&mut row).for_each(|(x, y)| *y = f32::from_le_bytes(*x)),
+            }
+            visit(r, &row)?;
         }
         Ok(())
     }

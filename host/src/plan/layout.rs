@@ -2,7 +2,8 @@
 
 use std::cell::Cell;
 
-use capful_core::device::{Meter, OperationError, Rates};
+use capful_core::device::{InIntegers, Meter, OperationError, Rates};
+use capful_core::integer::Integer;
 use capful_core::memory::{Dtype, Entry, Layout, LayoutError, Ledger, Region, Role, Slot, Space};
 use capful_core::model::{MicroBatch, Products, Purpose};
 use serde::Serialize;
@@ -39,7 +40,7 @@ pub struct Line {
 }
 
 impl Line {
-    fn new(entry: &Entry, section: Option<String>) -> Line {
+    pub(super) fn new(entry: &Entry, section: Option<String>) -> Line {
         let slot = &entry.slot;
         Line {
             name: format!("{}{}", slot.prefix, slot.name),
@@ -82,13 +83,22 @@ pub struct Sections {
     pub decoding: Option<u32>,
     /// What else the operations of steps carry.
     pub constants: Constants,
+    /// What the weights are kept in where it is integers; then nothing is trained.
+    pub weights: Option<Integer>,
 }
 
 impl Sections {
     /// Nothing but what lasts.
     pub fn none(config: &Config) -> Sections {
         let constants = Constants { optimizer: config.optimizer(), pattern: config.pattern() };
-        Sections { training: Vec::new(), accumulate: Vec::new(), evaluation: None, decoding: None, constants }
+        Sections {
+            training: Vec::new(),
+            accumulate: Vec::new(),
+            evaluation: None,
+            decoding: None,
+            constants,
+            weights: config.weights,
+        }
     }
 
     /// Everything a training run does: steps, evaluations, a sample.
@@ -201,7 +211,7 @@ fn refused(error: OperationError) -> ConfigError {
     ConfigError(format!("this configuration has no step: {error}"))
 }
 
-fn too_large(error: LayoutError) -> ConfigError {
+pub(super) fn too_large(error: LayoutError) -> ConfigError {
     ConfigError(format!("this run has no plan: {error}; choose smaller sizes"))
 }
 
@@ -219,6 +229,7 @@ struct Regions {
 
 /// Lays what lasts, and behind it the section that takes most; the others overlay it.
 fn lay(model: &mut dyn Model, profile: &AnyProfile, sections: &Sections) -> Result<Regions, ConfigError> {
+    let profile = &InIntegers { profile, weights: sections.weights };
     let stages = sections.training.len();
     let mut wanted: Vec<Section> = Vec::new();
     wanted.extend(sections.training.iter().enumerate().map(|(i, stage)| Section::Training(i, *stage)));

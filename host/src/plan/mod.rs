@@ -6,6 +6,7 @@
 mod advice;
 mod batch;
 mod cgroup;
+mod decoding;
 mod estimates;
 mod gpu;
 mod layout;
@@ -19,6 +20,7 @@ mod smaller;
 mod summary;
 mod sweep;
 
+pub use decoding::Decoding;
 pub use estimates::{Estimates, Generation};
 pub use gpu::Gpu;
 pub use layout::{Cost, Laid, Line, Sections};

@@ -8,6 +8,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use capful_core::integer::Integer;
 use capful_core::memory::{Dtype, Entry, Role, Slot};
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +17,7 @@ use crate::data::snapshot::Snapshot;
 use crate::data::stream::Position;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::device::{Choice, DeviceError, Storage};
+use crate::format::quantise;
 use crate::format::safetensors::{self, TensorFile, TensorFileError};
 use crate::regular;
 
@@ -350,7 +352,10 @@ pub fn restore(
     let mut model = TensorFile::open(&checkpoint.join("model.safetensors"))?;
     let weights = saved(lasting, &[Role::Weight]);
     if !optimizer {
-        return Ok(model.read_into(&weights, device, &mut staging)?);
+        let (integers, floats): (Vec<Entry>, _) = weights.iter().partition(|e| Integer::of(e.slot.dtype).is_some());
+        model.read_into(&floats, device, &mut staging)?;
+        let scales = saved(lasting, &[Role::Scale]);
+        return Ok(quantise::read_into(&mut model, &integers, &scales, device)?);
     }
     let mut rest = TensorFile::open(&checkpoint.join("optimizer.safetensors"))?;
     // The f32 parameters: masters where the run that saved them kept the weights in fewer bits, else the weights.

@@ -95,6 +95,19 @@ impl Evaluator {
     /// # Errors
     /// A lost device.
     pub fn score(&mut self, session: &mut Session, set: &ValidationSet) -> Result<Score, DeviceError> {
+        self.score_each(session, set, &mut |_| {})
+    }
+
+    /// The same; each document's nats and targets are shown to `visit`.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn score_each(
+        &mut self,
+        session: &mut Session,
+        set: &ValidationSet,
+        visit: &mut dyn FnMut((f64, usize)),
+    ) -> Result<Score, DeviceError> {
         let mut score = Score { bytes: set.bytes(), ..Score::default() };
         let (mut rows, mut document) = (set.rows(), (0.0, 0));
         let shape = |e: ShapeError| DeviceError::Failed(e.to_string());
@@ -102,6 +115,7 @@ impl Evaluator {
             let Evaluator { rows: count, length, tokens, targets, offsets, losses } = self;
             let mut batch = BatchMut::new(*count, *length, tokens, targets, offsets).map_err(shape)?;
             if rows.fill(&mut batch).is_none() {
+                visit(document);
                 score.add(document);
                 return Ok(score);
             }
@@ -111,6 +125,7 @@ impl Evaluator {
             for ((losses, targets), offsets) in rows.zip(offsets.chunks_exact(*length)) {
                 // A document begins at offset 0; a row without a target is padding.
                 if offsets.first() == Some(&0) {
+                    visit(document);
                     score.add(std::mem::take(&mut document));
                 }
                 document.0 += losses.iter().map(|&x| f64::from(x)).sum::<f64>();

@@ -49,6 +49,10 @@ impl Family for Transformer {
         odd.map_or(Ok(()), |(name, size)| Err(ModelError::Sixteens { name, size }))
     }
 
+    fn in_integers(&self) -> bool {
+        true
+    }
+
     fn flops_per_token(&self, seq_len: u32) -> u64 {
         self.training_flops(seq_len)
     }

@@ -111,6 +111,7 @@ fn session(profile: &AnyProfile, model: NeuroGen) -> Session {
         evaluation: Some(STAGE),
         decoding: Some(64),
         constants: Constants { optimizer: OPTIMIZER, pattern: Pattern::DENSE },
+        weights: None,
     };
     let family = AnyFamily::NeuroGen(model);
     let laid = Laid::new(&family, profile, Rates::ONE, &sections).unwrap().recorded(&family, profile).unwrap();

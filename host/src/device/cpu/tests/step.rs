@@ -41,6 +41,7 @@ fn outcome(profile: &AnyProfile, stage: MicroBatch) -> Vec<(String, Vec<f32>)> {
         decoding: Some(20),
         // An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of
         // zeros.
+        weights: None,
         constants: Constants {
             optimizer: Optimizer { beta1: 0.9, beta2: 0.95, eps: 0.1, decay: 0.1 },
             pattern: stage.pattern,

@@ -1,0 +1,38 @@
+//! Weights of a file, turned into integers as they are read. Rounding only: see [`quantise_row`].
+
+use capful_core::integer::{Integer, quantise_row};
+use capful_core::memory::Entry;
+
+use super::safetensors::{TensorFile, TensorFileError};
+use crate::device::{DeviceError, Storage};
+
+/// Reads every weight of `weights`, which are in integers, from the tensor of its name, and writes its codes, and its scales
+/// where the entry of its name in `scales` lies.
+///
+/// # Errors
+/// As [`TensorFile::rows`]; a device that refuses.
+pub fn read_into(
+    file: &mut TensorFile,
+    weights: &[Entry],
+    scales: &[Entry],
+    device: &mut dyn Storage,
+) -> Result<(), TensorFileError> {
+    for weight in weights {
+        let name = weight.slot.name;
+        let missing = || DeviceError::Failed(format!("{name} has no scales that suit its codes"));
+        let scale = scales.iter().find(|scale| scale.slot.name == name).ok_or_else(missing)?;
+        let [columns, groups] = [weight, scale].map(|entry| entry.slot.shape[3]);
+        let integer = Integer::of(weight.slot.dtype).ok_or_else(missing)?;
+        let group = integer.group_of(columns, groups).ok_or_else(missing)?;
+        let mut codes = vec![0; integer.dtype().row_bytes(columns) as usize];
+        let mut halves = vec![0u16; groups as usize];
+        for ((name, to), (_, scales)) in weight.tensors().zip(scale.tensors()) {
+            file.rows(&name.to_string(), &to, &mut |r, row| {
+                quantise_row(integer, row, group, &mut codes, &mut halves);
+                device.write(to.slice_rows(r, 1), &codes)?;
+                Ok(device.write(scales.slice_rows(r, 1), bytemuck::cast_slice(&halves))?)
+            })?;
+        }
+    }
+    Ok(())
+}
