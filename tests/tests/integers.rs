@@ -68,11 +68,12 @@ fn losses(model: &Transformer, integer: Integer, in_integers: bool) -> Vec<f32> 
         for layer in 0..entry.slot.layers {
             let mut values = vec![0.0; entry.slot.elements() as usize];
             FirstValues::new(&entry.slot, layer, 5).fill(0, &mut values);
-            // Trained matrices have larger weights than the first ones.
-            if groups.contains_key(entry.slot.name) {
-                values.iter_mut().for_each(|x| *x *= 6.0);
-            }
             let (place, columns) = (entry.place.at(layer), entry.slot.shape[3]);
+            // Every matrix hands on what it is given about as large as it was, so that each of them counts.
+            if groups.contains_key(entry.slot.name) {
+                let rms = (values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32).sqrt();
+                values.iter_mut().for_each(|x| *x /= rms * (columns as f32).sqrt());
+            }
             let Some(&count) = groups.get(entry.slot.name) else {
                 write(place, bytemuck::cast_slice(&values));
                 continue;
