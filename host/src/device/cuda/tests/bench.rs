@@ -80,6 +80,7 @@ pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
         Dtype::U32 => values.iter().flat_map(|v| (*v as u32).to_le_bytes()).collect(),
         Dtype::E4m3 => values.iter().map(|v| Format::E4m3.encode(*v)).collect(),
         Dtype::E5m2 => values.iter().map(|v| Format::E5m2.encode(*v)).collect(),
+        Dtype::F16 | Dtype::I8 | Dtype::I4 => unreachable!("no operand of a kernel"),
     }
 }
 
@@ -91,6 +92,7 @@ pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
         Dtype::U32 => bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b) as f32).collect(),
         Dtype::E4m3 => bytes.iter().map(|b| Format::E4m3.decode(*b)).collect(),
         Dtype::E5m2 => bytes.iter().map(|b| Format::E5m2.decode(*b)).collect(),
+        Dtype::F16 | Dtype::I8 | Dtype::I4 => unreachable!("no operand of a kernel"),
     }
 }
 
