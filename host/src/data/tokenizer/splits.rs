@@ -30,14 +30,14 @@ pub(super) const THREES: &str = r"(?=(\d{3})+(?!\d))";
 /// A known way of cutting text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
-    /// [`GPT2`]
+    /// `GPT2`
     Gpt2,
-    /// [`LLAMA3`] and [`QWEN2`], which differ in the most digits a piece has.
+    /// `LLAMA3` and `QWEN2`, which differ in the most digits a piece has.
     Modern {
         /// 3 or 1.
         digits: u32,
     },
-    /// [`NUMBERS`], then [`THREES`].
+    /// `NUMBERS`, then `THREES`.
     Threes,
 }
 
