@@ -3,6 +3,7 @@
 use capful_core::device::{Device, Op, Operation, OperationError};
 use capful_core::image::OnArena;
 use capful_core::memory::Arena;
+use capful_core::ops::{CachedAttention, Embed, Linear, Norm, SwiGlu};
 
 /// Decodes transformers.
 pub struct Speaker<'a> {
@@ -10,21 +11,59 @@ pub struct Speaker<'a> {
     pub arena: Arena<'a>,
 }
 
-/// Runs one operation. A function each, so that the stack is as deep as the deepest and not as all together.
+// A function an operation, so that the stack is as deep as the deepest and not as all together. Each says what the program
+// does not use, so that the linker leaves it out.
+
 #[inline(never)]
-fn one<O: Operation>(operation: &O, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-    operation.reference(arena)
+fn attention(attention: &CachedAttention, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+    attention.reference(arena)
+}
+
+/// A table of floats.
+#[inline(never)]
+fn embed(embed: &Embed, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+    match embed.scales {
+        Some(_) => Err(OperationError::Device),
+        None => Embed { scales: None, ..*embed }.reference(arena),
+    }
+}
+
+/// A product of floats.
+#[inline(never)]
+fn linear(linear: &Linear, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+    if linear.integer.is_some() || linear.quantised.is_some() {
+        return Err(OperationError::Device);
+    }
+    Linear { integer: None, quantised: None, ..*linear }.reference(arena)
+}
+
+/// A norm whose output is not copied in 8 bits.
+#[inline(never)]
+fn norm(norm: &Norm, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+    match norm.copy {
+        Some(_) => Err(OperationError::Device),
+        None => Norm { copy: None, ..*norm }.reference(arena),
+    }
+}
+
+/// An activation whose output is not copied in 8 bits.
+#[inline(never)]
+fn swiglu(swiglu: &SwiGlu, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+    match swiglu.copy {
+        Some(_) => Err(OperationError::Device),
+        None => SwiGlu { copy: None, ..*swiglu }.reference(arena),
+    }
 }
 
 impl Device for Speaker<'_> {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
         let arena = &mut self.arena;
         match op {
-            Op::Embed(o) => one(o, arena),
-            Op::Norm(o) => one(o, arena),
-            Op::Linear(o) => one(o, arena),
-            Op::CachedAttention(o) => one(o, arena),
-            Op::SwiGlu(o) => one(o, arena),
+            Op::Embed(o) => embed(o, arena),
+            Op::Norm(o) => norm(o, arena),
+            Op::Linear(o) => linear(o, arena),
+            Op::CachedAttention(o) => attention(o, arena),
+            Op::SwiGlu(o) => swiglu(o, arena),
             _ => Err(OperationError::Device),
         }
     }
