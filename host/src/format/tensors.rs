@@ -29,7 +29,6 @@ struct Index {
 
 /// Opened and checked files, each tensor in one of them.
 pub struct Tensors {
-    dir: PathBuf,
     files: Vec<TensorFile>,
 }
 
@@ -51,7 +50,7 @@ impl Tensors {
                 let what = format!("it is a pickle, which can run code; save the model as {FILE} with transformers");
                 return Err(damaged(dir.join(other), what));
             }
-            return Ok(Tensors { dir: dir.to_owned(), files: vec![TensorFile::open(&dir.join(FILE))?] });
+            return Ok(Tensors { files: vec![TensorFile::open(&dir.join(FILE))?] });
         }
         let io = |source| TensorFileError::Io { path: index.clone(), source };
         let length = regular::open(&index).and_then(|file| file.metadata()).map_err(io)?.len();
@@ -88,7 +87,7 @@ impl Tensors {
         if let Some(name) = weight_map.keys().find(|name| !seen.contains(*name)) {
             return Err(damaged(index, format!("it says that {name} is in {}, which has none", weight_map[name])));
         }
-        Ok(Tensors { dir: dir.to_owned(), files: files.into_iter().map(|(_, file)| file).collect() })
+        Ok(Tensors { files: files.into_iter().map(|(_, file)| file).collect() })
     }
 
     /// The file that has the tensor, or the first: it then says that it has none.
@@ -204,10 +203,5 @@ impl Tensors {
         }
         out.into_inner().map_err(|e| io(e.into_error()))?.sync_all().map_err(io)?;
         Ok(8 + text.len() as u64 + offset)
-    }
-
-    /// Where they lie.
-    pub fn dir(&self) -> &Path {
-        &self.dir
     }
 }
