@@ -78,6 +78,13 @@ enum Storage<'a> {
     Image(&'a [u8]),
 }
 
+impl Storage<'_> {
+    /// No bytes, where words may begin, so that they can be seen as any type.
+    fn nothing() -> Self {
+        Storage::Arena(bytemuck::cast_slice_mut::<u64, u8>(&mut []))
+    }
+}
+
 /// Regions of f32: to read, and to write.
 pub type Slices<'a, const R: usize, const W: usize> = ([&'a [f32]; R], [&'a mut [f32]; W]);
 
@@ -240,25 +247,37 @@ impl<'a> Arena<'a> {
     /// begins within an element, [`ArenaError::Overlap`] when two of them share bytes of the arena (a region that is
     /// read twice is asked for once).
     pub fn views<const N: usize>(&mut self, regions: [Option<Region>; N]) -> Result<[View<'_>; N], ArenaError> {
-        let mut ranges = [const { 0..0 }; N];
-        for (range, region) in ranges.iter_mut().zip(&regions) {
-            let Some(region) = region else { continue };
-            let whole = self.range(*region)?;
-            if region.space == Space::Arena {
-                *range = whole;
+        let mut views = regions.map(|region| View { region, storage: Storage::nothing() });
+        self.carve(&mut views)?;
+        Ok(views)
+    }
+
+    /// Gives every view of a region its bytes. One function for any number of them: a chip has the code once.
+    #[inline(never)]
+    fn carve<'v>(&'v mut self, views: &mut [View<'v>]) -> Result<(), ArenaError> {
+        let image = self.image;
+        for view in views.iter_mut() {
+            let Some(region) = view.region else { continue };
+            let range = self.range(region)?;
+            if region.space == Space::Image {
+                view.storage = image.get(range).map_or(Storage::nothing(), Storage::Image);
             }
         }
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(self.storage);
-        let carved = bytes.get_disjoint_mut(ranges).map_err(|_| ArenaError::Overlap)?;
-        let (image, mut carved) = (self.image, carved.into_iter());
-        Ok(regions.map(|region| {
-            let bytes = carved.next().unwrap_or(&mut []);
-            let storage = match region {
-                Some(r) if r.space == Space::Image => Storage::Image(&image[r.offset as usize..r.end() as usize]),
-                _ => Storage::Arena(bytes),
-            };
-            View { region, storage }
-        }))
+        // From the storage's beginning to its end, each time the first region that has no bytes yet.
+        let (mut rest, mut before): (&mut [u8], _) = (bytemuck::cast_slice_mut(self.storage), 0);
+        let place = |view: &View<'_>| {
+            let waits = matches!(&view.storage, Storage::Arena(bytes) if bytes.is_empty());
+            view.region.filter(|_| waits).map(|r| (r.offset as usize, r.bytes() as usize)).filter(|place| place.1 > 0)
+        };
+        while let Some((view, (start, bytes))) =
+            views.iter_mut().filter_map(|view| place(view).map(|place| (view, place))).min_by_key(|(_, place)| place.0)
+        {
+            let behind = start.checked_sub(before).and_then(|skipped| rest.split_at_mut_checked(skipped));
+            let found = behind.and_then(|(_, behind)| behind.split_at_mut_checked(bytes));
+            let (own, behind) = found.ok_or(ArenaError::Overlap)?;
+            (view.storage, rest, before) = (Storage::Arena(own), behind, start + bytes);
+        }
+        Ok(())
     }
 
     /// As [`Arena::views`], up to sixteen regions of f32: those to read, and those to write.
