@@ -109,7 +109,7 @@ fn an_image_is_not_written_and_a_device_without_one_says_so() {
     let error = model.decode(&mut device, &laid.lasting, &laid.decoding, Pattern::DENSE).unwrap_err();
     assert!(matches!(error, OperationError::Arena(ArenaError::NoImage(_))), "{error}");
     // A product into a weight.
-    let weight = laid.lasting.weights.out.weight.at(0);
+    let weight = laid.lasting.network.weights.out.weight.at(0);
     let square = Region { offset: 0, space: Space::Arena, ..weight };
     let op: Op = Linear::new(square, Region { offset: square.end(), ..square }, None, weight).into();
     let flash = vec![0u128; laid.image.div_ceil(16) as usize];

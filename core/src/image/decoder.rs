@@ -5,8 +5,8 @@ use core::fmt;
 use super::{Description, Image};
 use crate::device::{Device, OperationError, Single};
 use crate::memory::{Arena, ArenaError, Entry, Layout, LayoutError, Region};
-use crate::model::transformer::{Decoding, Lasting};
-use crate::model::{Family, Purpose, Transformer};
+use crate::model::transformer::{Decoding, Network};
+use crate::model::{Family, Transformer};
 use crate::ops::Pattern;
 
 /// Why a token could not be decoded.
@@ -87,7 +87,7 @@ impl<'a> OnArena<'a> for crate::device::Reference<'a> {
 pub struct Decoder {
     model: Transformer,
     pattern: Pattern,
-    lasting: Lasting,
+    network: Network,
     decoding: Decoding,
     bytes: Result<u64, LayoutError>,
     context: u32,
@@ -104,7 +104,7 @@ impl Decoder {
         let mut visit = |_: &Entry| {};
         let mut layout = Layout::with_image(&mut visit);
         Decoder {
-            lasting: model.lay_lasting(&Single, Purpose::Decoding, &mut layout),
+            network: model.lay_network(&Single, &mut layout),
             decoding: model.lay_decoding(context, &Single, &mut layout),
             bytes: layout.high_water(),
             model,
@@ -173,7 +173,7 @@ impl Decoder {
         for (region, value) in [(ids, id), (cursor, self.position)] {
             word(device.arena(), region, value)?;
         }
-        self.model.decode(device, &self.lasting, &self.decoding, self.pattern)?;
+        self.model.decode_with(device, &self.network, &self.decoding, self.pattern)?;
         self.position += 1;
         let ([], [logits]) = device.arena().f32s([], [Some(logits)])?;
         Ok(logits)

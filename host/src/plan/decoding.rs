@@ -5,13 +5,13 @@ use std::fmt::Write as _;
 
 use capful_core::device::{InIntegers, Single};
 use capful_core::memory::{Entry, Layout, Role, Space};
-use capful_core::model::Purpose;
+use capful_core::model::{Family as _, Purpose};
 use serde::Serialize;
 
 use super::Line;
 use super::layout::{Section, too_large};
 use super::program;
-use crate::config::{Config, ConfigError, human_bytes};
+use crate::config::{AnyFamily, Config, ConfigError, human_bytes};
 
 /// Decoding token by token, in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -37,7 +37,7 @@ impl Decoding {
     /// # Errors
     /// A region that is too large to be counted.
     pub fn of(config: &Config) -> Result<Decoding, ConfigError> {
-        let (mut model, context) = (program::model(&config.family()), config.context());
+        let context = config.context();
         let profile = InIntegers { profile: &Single, weights: config.weights };
         let (mut image, mut arena) = (Vec::new(), Vec::new());
         let mut visit = |entry: &Entry| {
@@ -45,8 +45,17 @@ impl Decoding {
             lines.push(Line::new(entry, None));
         };
         let mut layout = Layout::with_image(&mut visit);
-        model.lay_lasting(&profile, Purpose::Decoding, &mut layout);
-        model.lay(Section::Decoding(context), &profile, &mut layout);
+        match config.family() {
+            AnyFamily::Transformer(model) => {
+                model.lay_network(&profile, &mut layout);
+                model.lay_decoding(context, &profile, &mut layout);
+            }
+            family @ AnyFamily::NeuroGen(_) => {
+                let mut model = program::model(&family);
+                model.lay_lasting(&profile, Purpose::Decoding, &mut layout);
+                model.lay(Section::Decoding(context), &profile, &mut layout);
+            }
+        }
         let (arena_bytes, image_bytes) = (layout.high_water().map_err(too_large)?, layout.image_bytes());
         let params = image.iter().filter(|line| line.role == Role::Weight.name()).map(Line::elements).sum();
         Ok(Decoding { params, context, image_bytes, arena_bytes, image, arena })

@@ -2,7 +2,7 @@
 /// Bytes of the image.
 pub const IMAGE_BYTES: usize = 1053972;
 /// Words of 64 bits of storage that a decoder of the whole context needs.
-pub const ARENA_WORDS: usize = 14336;
+pub const ARENA_WORDS: usize = 14208;
 /// Ids of the model.
 pub const IDS: usize = 512;
 /// Positions of the context.

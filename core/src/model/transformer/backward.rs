@@ -7,7 +7,7 @@ use super::regions::Training;
 use super::weights::{Dense, Gain, Weights};
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
-use crate::model::family::MicroBatch;
+use crate::model::family::{Control, MicroBatch};
 use crate::ops::{
     AffineGrad, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, LinearGrad, NormGrad, QkNormGrad, SwiGluGrad,
 };
@@ -16,6 +16,7 @@ use crate::ops::{
 #[derive(Clone, Copy)]
 pub(super) struct Backward<'a> {
     pub pass: Pass<'a>,
+    pub control: &'a Control,
     /// Where the parameters' gradients lie.
     pub grads: &'a Weights,
     pub training: &'a Training,
@@ -44,7 +45,7 @@ impl Backward<'_> {
         [x, out_grad, x_grad]: [Region; 3],
         before_gelu: Option<Region>,
     ) -> Result<(), OperationError> {
-        let (weights, grads) = (part(&self.pass.lasting.weights), part(self.grads));
+        let (weights, grads) = (part(&self.pass.network.weights), part(self.grads));
         let linear = LinearGrad {
             before_gelu,
             bias_grad: grads.bias(l),
@@ -71,7 +72,7 @@ impl Backward<'_> {
     /// The gradient of the norm of queries and keys, where there is one.
     fn qk_norm(&self, l: u32, qkv_grad: Region) -> Option<QkNormGrad> {
         let input = self.pass.forward.qk_input?;
-        let [query_gain, key_gain] = self.pass.lasting.weights.qk_norm?.map(|gain| gain.at(l));
+        let [query_gain, key_gain] = self.pass.network.weights.qk_norm?.map(|gain| gain.at(l));
         let [query_gain_grad, key_gain_grad] = self.grads.qk_norm?.map(|gain| gain.at(l));
         let (raw, stats, heads) = (input.raw.at(l), input.stats.at(l), self.pass.model.attention_heads());
         let accumulate = self.accumulate;
@@ -90,7 +91,7 @@ impl Backward<'_> {
 
     /// One output's gradients of a norm.
     fn affine(&self, part: fn(&Weights) -> &Gain, l: u32, out_grad: Region) -> AffineGrad {
-        part(self.grads).affine_grad(part(&self.pass.lasting.weights), l, out_grad)
+        part(self.grads).affine_grad(part(&self.pass.network.weights), l, out_grad)
     }
 
     /// The feed-forward's branch; where branches are sequential through norm₂ into the residual stream.
@@ -129,7 +130,7 @@ impl Backward<'_> {
             qkv_grad,
             heads: model.attention_heads(),
             pattern: pass.pattern,
-            rotary: model.rotary(pass.lasting.table, micro.seq_len),
+            rotary: model.rotary(pass.network.table, micro.seq_len),
         })?;
         if let Some(norm) = self.qk_norm(l, qkv_grad) {
             device.emit(norm)?;
@@ -143,8 +144,8 @@ impl Backward<'_> {
 
     /// From the loss to the gradient of the last layer's output; `x` is the head's input.
     pub fn head(&self, device: &mut dyn Device, x: Region) -> Result<(), OperationError> {
-        let Backward { pass, grads, training: t, micro, accumulate } = *self;
-        let (model, w, f, control) = (pass.model, &pass.lasting.weights, pass.forward, &pass.lasting.control);
+        let Backward { pass, control, grads, training: t, micro, accumulate } = *self;
+        let (model, w, f) = (pass.model, &pass.network.weights, pass.forward);
         let x_grad = t.low_grad.unwrap_or(t.norm1_grad);
         device.emit(HeadLoss {
             x,
@@ -174,7 +175,7 @@ impl Backward<'_> {
     /// From the gradient of the first layer's input to the embedding. A tied table's gradient is added to the head's.
     fn embed(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         let Backward { pass, grads, training: t, accumulate, .. } = *self;
-        let (w, ids) = (&pass.lasting.weights, t.batch.ids);
+        let (w, ids) = (&pass.network.weights, t.batch.ids);
         let (table_grad, accumulate) = (grads.embed, accumulate || pass.model.tied);
         let (Some(factor), Some(low), Some(low_grad), Some(factor_grad)) =
             (w.factor, pass.forward.low, t.low_grad, grads.factor)

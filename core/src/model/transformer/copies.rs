@@ -111,7 +111,7 @@ impl Copying {
         model: &Transformer,
         lasting: &Lasting,
     ) -> Result<(), OperationError> {
-        let w = &lasting.weights;
+        let w = &lasting.network.weights;
         for l in 0..model.layers {
             for (p, x) in Projection::ALL.into_iter().zip([w.qkv, w.out, w.up, w.down]) {
                 let transposed = Some(self.weight(p, l, true).codes);

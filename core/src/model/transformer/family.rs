@@ -5,22 +5,63 @@ use super::backward::Backward;
 use super::copies::{Copies, Copying, lay_scales};
 use super::forward::{Pass, Past};
 use super::integers::Integers;
-use super::regions::{Decoding, Evaluation, Lasting, Training};
+use super::regions::{Decoding, Evaluation, Lasting, Network, Training};
 use super::weights::Weights;
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot};
-use crate::model::Parameter;
 use crate::model::activations::{Keep, larger};
 use crate::model::checks::check_micro_batch;
 use crate::model::family::{Batch, Control, Family, MicroBatch, ModelError, Products, Purpose};
+use crate::model::{Parameter, Parameters as _};
 use crate::ops::{HeadLoss, IntegerProduct, Pattern, QuantisedProduct};
 use crate::optimizer::{self, Learning, Optimizer};
 
 impl Transformer {
+    /// Lays what a forward pass reads and nothing else, as [`Family::lay_lasting`] does for decoding.
+    pub fn lay_network(&self, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Network {
+        let weights = self.parameters(&mut |p| ledger.region(p.slot("", Role::Weight, weight_type(p, profile))));
+        self.lay_beside(weights, profile, ledger)
+    }
+
+    /// Lays what belongs to `weights` that are laid: their scales, and the rotary table.
+    fn lay_beside(&self, weights: Weights, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Network {
+        let integers = profile.weights().map(|integer| Integers::lay(self, integer, ledger));
+        let init = Init::Rotary { base: self.rotary_base, scaling: self.rotary_scaling };
+        let shape = [1, self.context, self.rotary_dims / 2, 2];
+        let table = Slot { init, ..Slot::new("rotary_table", Role::Constant, Dtype::F32, shape) };
+        Network { weights, integers, table: ledger.region(table).first }
+    }
+
+    /// The logits after one more token: [`Family::decode`], of what a forward pass reads alone.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn decode_with(
+        &self,
+        device: &mut dyn Device,
+        network: &Network,
+        s: &Decoding,
+        pattern: Pattern,
+    ) -> Result<(), OperationError> {
+        let past = Past::Cache { cache: s.cache, cursor: s.cursor };
+        let pass = Pass { model: self, network, forward: &s.forward, past, pattern, copying: None };
+        let x = pass.run(device, s.id)?;
+        self.head(device, network, s.forward.codes.as_ref(), x, s.logits)
+    }
+
     /// What a training step needs of what was laid.
     fn learning<'a>(&self, lasting: &'a Lasting) -> Result<&'a Learning<Weights>, OperationError> {
-        let missing = if lasting.integers.is_some() { OperationError::Untrainable } else { OperationError::Device };
+        let missing =
+            if lasting.network.integers.is_some() { OperationError::Untrainable } else { OperationError::Device };
         lasting.learning.as_ref().ok_or(missing)
+    }
+}
+
+/// The element type of a parameter.
+fn weight_type(p: &Parameter, profile: &dyn Profile) -> Dtype {
+    match profile.weights().filter(|_| p.in_integers()) {
+        Some(integer) => integer.dtype(),
+        None => profile.dtype(Role::Weight),
     }
 }
 
@@ -58,21 +99,14 @@ impl Family for Transformer {
     }
 
     fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Lasting {
-        let integer = profile.weights();
         // Weights in integers do not learn: a step finds nothing to train.
-        let training = purpose == Purpose::Training && integer.is_none();
-        let dtype = |p: &Parameter| match integer.filter(|_| p.in_integers()) {
-            Some(integer) => integer.dtype(),
-            None => profile.dtype(Role::Weight),
-        };
+        let training = purpose == Purpose::Training && profile.weights().is_none();
+        let dtype = |p: &Parameter| weight_type(p, profile);
         let (weights, learning) = optimizer::lay(self, training, profile, &dtype, ledger);
-        let integers = integer.map(|integer| Integers::lay(self, integer, ledger));
-        let init = Init::Rotary { base: self.rotary_base, scaling: self.rotary_scaling };
-        let shape = [1, self.context, self.rotary_dims / 2, 2];
-        let table = Slot { init, ..Slot::new("rotary_table", Role::Constant, Dtype::F32, shape) };
-        let (table, control) = (ledger.region(table).first, Control::lay(ledger));
+        let network = self.lay_beside(weights, profile, ledger);
+        let control = Control::lay(ledger);
         let scales = (training && profile.quantises()).then(|| lay_scales(self.layers, ledger));
-        Lasting { weights, integers, learning, table, control, scales }
+        Lasting { network, learning, control, scales }
     }
 
     fn lay_training(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
@@ -155,9 +189,10 @@ impl Family for Transformer {
             copying.weights(device, self, lasting)?;
         }
         let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len }, micro.pattern);
-        let pass = Pass { model: self, lasting, forward: &training.forward, past, pattern, copying: copying.as_ref() };
+        let (network, control) = (&lasting.network, &lasting.control);
+        let pass = Pass { model: self, network, forward: &training.forward, past, pattern, copying: copying.as_ref() };
         let head = pass.run(device, training.batch.ids)?;
-        let backward = Backward { pass, grads: &learning.gradients, training, micro, accumulate: !first };
+        let backward = Backward { pass, control, grads: &learning.gradients, training, micro, accumulate: !first };
         backward.head(device, head)?;
         backward.run(device)
     }
@@ -176,9 +211,10 @@ impl Family for Transformer {
         micro: &MicroBatch,
     ) -> Result<(), OperationError> {
         let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len }, micro.pattern);
-        let pass = Pass { model: self, lasting, forward: &e.forward, past, pattern, copying: None };
+        let network = &lasting.network;
+        let pass = Pass { model: self, network, forward: &e.forward, past, pattern, copying: None };
         let head = pass.run(device, e.batch.ids)?;
-        let (x, integer) = match (lasting.head_scales(), &e.forward.codes) {
+        let (x, integer) = match (network.head_scales(), &e.forward.codes) {
             (Some(weight), Some(codes)) => {
                 let (x, scales) = codes.make(device, head)?;
                 (x, Some(IntegerProduct { x_scales: Some(scales), weight }))
@@ -188,7 +224,7 @@ impl Family for Transformer {
         device.emit(HeadLoss {
             x,
             integer,
-            weight: lasting.weights.head(),
+            weight: network.weights.head(),
             bias: None,
             ids: self.vocab_size,
             targets: e.batch.targets,
@@ -210,7 +246,7 @@ impl Family for Transformer {
         count: u32,
     ) -> Result<(), OperationError> {
         let x = e.forward.low.unwrap_or(e.forward.final_out).slice_rows(first, count);
-        self.head(device, lasting, e.forward.codes.as_ref(), x, e.logits.slice_rows(0, count))
+        self.head(device, &lasting.network, e.forward.codes.as_ref(), x, e.logits.slice_rows(0, count))
     }
 
     fn decode(
@@ -220,9 +256,6 @@ impl Family for Transformer {
         s: &Decoding,
         pattern: Pattern,
     ) -> Result<(), OperationError> {
-        let past = Past::Cache { cache: s.cache, cursor: s.cursor };
-        let pass = Pass { model: self, lasting, forward: &s.forward, past, pattern, copying: None };
-        let x = pass.run(device, s.id)?;
-        self.head(device, lasting, s.forward.codes.as_ref(), x, s.logits)
+        self.decode_with(device, &lasting.network, s, pattern)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::copies::{Copying, Projection};
 use super::integers;
-use super::regions::{Forward, Lasting};
+use super::regions::{Forward, Network};
 use super::{Feed, Transformer};
 use crate::device::{Device, OperationError};
 use crate::memory::{Region, Stacked};
@@ -30,7 +30,7 @@ pub(super) enum Past {
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
     pub model: &'a Transformer,
-    pub lasting: &'a Lasting,
+    pub network: &'a Network,
     pub forward: &'a Forward,
     pub past: Past,
     pub pattern: Pattern,
@@ -56,17 +56,17 @@ impl Pass<'_> {
 
     /// The tokens' vectors into the first layer's input.
     fn embed(&self, device: &mut dyn Device, ids: Region) -> Result<(), OperationError> {
-        let (w, scales, x) = (&self.lasting.weights, self.lasting.embed_scales(), self.forward.x.at(0));
+        let (w, scales, x) = (&self.network.weights, self.network.embed_scales(), self.forward.x.at(0));
         let (Some(factor), Some(low)) = (w.factor, self.forward.low) else {
             return device.emit(Embed { ids, table: w.embed, scales, out: x });
         };
         device.emit(Embed { ids, table: w.embed, scales, out: low })?;
-        integers::factor(device, self.lasting, self.forward.codes.as_ref(), Linear::new(low, factor, None, x))
+        integers::factor(device, self.network, self.forward.codes.as_ref(), Linear::new(low, factor, None, x))
     }
 
     /// norm₁; of parallel branches both norms at once, since they are of the same x.
     fn norm1(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let (model, w, f) = (self.model, &self.lasting.weights, self.forward);
+        let (model, w, f) = (self.model, &self.network.weights, self.forward);
         device.emit(Norm {
             kind: model.norm,
             x: f.x.at(l),
@@ -80,7 +80,7 @@ impl Pass<'_> {
 
     /// norm₂ of what attention was added to.
     fn norm2(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let (model, w, f) = (self.model, &self.lasting.weights, self.forward);
+        let (model, w, f) = (self.model, &self.network.weights, self.forward);
         if model.parallel() {
             return Ok(());
         }
@@ -97,7 +97,7 @@ impl Pass<'_> {
 
     /// Queries, keys and values, and what attention makes of them.
     fn attend(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let (model, w, f, pattern) = (self.model, &self.lasting.weights, self.forward, self.pattern);
+        let (model, w, f, pattern) = (self.model, &self.network.weights, self.forward, self.pattern);
         let (qkv, out) = (f.qkv.at(l), f.mixed.at(l));
         let linear = Linear::new(f.norm1.at(l), w.qkv.weight.at(l), w.qkv.bias(l), qkv);
         self.project(device, (Projection::Qkv, l), linear)?;
@@ -106,12 +106,12 @@ impl Pass<'_> {
         }
         match self.past {
             Past::Sequence { seq_len } => {
-                device.emit(Rotate { qkv, rotary: model.rotary(self.lasting.table, seq_len) })?;
+                device.emit(Rotate { qkv, rotary: model.rotary(self.network.table, seq_len) })?;
                 let heads = model.attention_heads();
                 device.emit(Attention { qkv, out, log_sum: f.log_sum.at(l), heads, pattern })
             }
             Past::Cache { cache, cursor } => {
-                let rotary = model.rotary(self.lasting.table, model.context);
+                let rotary = model.rotary(self.network.table, model.context);
                 device.emit(CachedAttention { qkv, cache: cache.at(l), cursor, out, rotary, pattern })
             }
         }
@@ -125,7 +125,7 @@ impl Pass<'_> {
         linear: Linear,
     ) -> Result<(), OperationError> {
         match &self.forward.codes {
-            Some(codes) => integers::project(device, self.lasting, Some(codes), product, linear),
+            Some(codes) => integers::project(device, self.network, Some(codes), product, linear),
             None => self.model.project(device, self.copying, product, linear),
         }
     }
@@ -144,14 +144,14 @@ impl Pass<'_> {
 
     /// Attention's branch into the residual stream.
     fn mix(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let (w, f) = (&self.lasting.weights.out, self.forward);
+        let (w, f) = (&self.network.weights.out, self.forward);
         let linear = Linear::new(f.mixed.at(l), w.weight.at(l), w.bias(l), f.mid.at(l));
         self.add(device, (Projection::Out, l), linear, f.x.at(l))
     }
 
     /// The feed-forward's first product, with its GELU.
     fn expand(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let (model, w, f) = (self.model, &self.lasting.weights.up, self.forward);
+        let (model, w, f) = (self.model, &self.network.weights.up, self.forward);
         let epilogue = match model.feed {
             Feed::Gelu => Epilogue::Gelu(f.activated.at(l)),
             Feed::SwiGlu => Epilogue::Store,
@@ -172,14 +172,14 @@ impl Pass<'_> {
 
     /// The feed-forward's branch into the residual stream.
     fn contract(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let (w, f) = (&self.lasting.weights.down, self.forward);
+        let (w, f) = (&self.network.weights.down, self.forward);
         let linear = Linear::new(f.activated.at(l), w.weight.at(l), w.bias(l), f.x.at(l + 1));
         self.add(device, (Projection::Down, l), linear, f.mid.at(l))
     }
 
     /// The final norm, and of it what the vocabulary's rows are multiplied with.
     fn finish(&self, device: &mut dyn Device) -> Result<Region, OperationError> {
-        let (model, w, f) = (self.model, &self.lasting.weights, self.forward);
+        let (model, w, f) = (self.model, &self.network.weights, self.forward);
         device.emit(Norm {
             kind: model.norm,
             x: f.x.at(model.layers),
@@ -191,7 +191,7 @@ impl Pass<'_> {
         })?;
         let (Some(factor), Some(low)) = (w.factor, f.low) else { return Ok(f.final_out) };
         let linear = Linear { transposed: true, ..Linear::new(f.final_out, factor, None, low) };
-        integers::factor(device, self.lasting, f.codes.as_ref(), linear)?;
+        integers::factor(device, self.network, f.codes.as_ref(), linear)?;
         Ok(low)
     }
 

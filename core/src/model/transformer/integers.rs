@@ -6,7 +6,7 @@
 
 use super::Transformer;
 use super::copies::Projection;
-use super::regions::Lasting;
+use super::regions::Network;
 use super::weights::Weights;
 use crate::device::{Device, OperationError, Profile};
 use crate::integer::{Integer, Kind};
@@ -72,7 +72,7 @@ impl Codes {
     }
 }
 
-impl Lasting {
+impl Network {
     /// The scales of layer `l`'s projection.
     fn projection_scales(&self, (p, l): (Projection, u32)) -> Option<WeightScales> {
         let (integers, w) = (self.integers.as_ref()?, &self.weights);
@@ -123,20 +123,20 @@ pub(super) fn multiply(
 /// A projection of a layer, whose input is codes where weights are.
 pub(super) fn project(
     device: &mut dyn Device,
-    lasting: &Lasting,
+    network: &Network,
     codes: Option<&Codes>,
     product: (Projection, u32),
     linear: Linear,
 ) -> Result<(), OperationError> {
-    multiply(device, linear, lasting.projection_scales(product), codes)
+    multiply(device, linear, network.projection_scales(product), codes)
 }
 
 /// A product with the embedding's factor.
 pub(super) fn factor(
     device: &mut dyn Device,
-    lasting: &Lasting,
+    network: &Network,
     codes: Option<&Codes>,
     linear: Linear,
 ) -> Result<(), OperationError> {
-    multiply(device, linear, lasting.factor_scales(), codes)
+    multiply(device, linear, network.factor_scales(), codes)
 }

@@ -19,7 +19,7 @@ mod weights;
 pub use integers::Integers;
 pub use names::Dialect;
 use regions::QkInput;
-pub use regions::{Decoding, Evaluation, Lasting, Training};
+pub use regions::{Decoding, Evaluation, Lasting, Network, Training};
 pub use weights::{Dense, Gain, Weights};
 
 use self::integers::Codes;
@@ -218,14 +218,14 @@ impl Transformer {
     fn head(
         &self,
         device: &mut dyn Device,
-        lasting: &Lasting,
+        network: &Network,
         codes: Option<&Codes>,
         x: Region,
         out: Region,
     ) -> Result<(), OperationError> {
         let ids = self.vocab_size;
-        let linear = Linear::new(x, lasting.weights.head().slice_rows(0, ids), None, out);
-        integers::multiply(device, linear, lasting.head_scales().map(|scales| scales.slice_rows(0, ids)), codes)
+        let linear = Linear::new(x, network.weights.head().slice_rows(0, ids), None, out);
+        integers::multiply(device, linear, network.head_scales().map(|scales| scales.slice_rows(0, ids)), codes)
     }
 
     fn check(&self) -> Result<(), ModelError> {

@@ -11,17 +11,24 @@ use crate::model::activations::{Activations, Keep};
 use crate::model::family::{Batch, Control};
 use crate::optimizer::Learning;
 
-/// What lasts from step to step.
+/// What a forward pass reads of what lasts: all that a decoder keeps.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Lasting {
+pub struct Network {
     /// The weights.
     pub weights: Weights,
     /// What the weights are kept in where it is integers, and their scales.
     pub integers: Option<Integers>,
-    /// Gradients, and what the optimizer keeps, in training.
-    pub learning: Option<Learning<Weights>>,
     /// [context, rotated dims / 2, 2].
     pub(super) table: Region,
+}
+
+/// What lasts from step to step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lasting {
+    /// What a forward pass reads.
+    pub network: Network,
+    /// Gradients, and what the optimizer keeps, in training.
+    pub learning: Option<Learning<Weights>>,
     /// Settings and results.
     pub control: Control,
     /// The scaling of values and of gradients that are copied in 8 bits, where they are.

@@ -3,7 +3,7 @@
 use capful_core::device::Single;
 use capful_core::image::{Description, Header};
 use capful_core::memory::{Entry, Layout, LayoutError, Role};
-use capful_core::model::{Family, Purpose, Transformer};
+use capful_core::model::{Family as _, Transformer};
 
 /// The bytes of a model's image, part by part, and of its arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Sizes {
             }
         };
         let mut layout = Layout::with_image(&mut visit);
-        model.lay_lasting(&Single, Purpose::Decoding, &mut layout);
+        model.lay_network(&Single, &mut layout);
         model.lay_decoding(context, &Single, &mut layout);
         let arena = layout.high_water()?;
         let header = Header::of([(Description::WORDS * 4) as u64, weights + tables, vocabulary]);

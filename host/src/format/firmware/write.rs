@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use capful_core::device::Single;
 use capful_core::image::{Description, Header, WeightType, crc32};
 use capful_core::memory::{Entry, Layout, Role};
-use capful_core::model::{Family, Purpose, Transformer};
+use capful_core::model::Transformer;
 
 use super::Sizes;
 use super::vocabulary::{none, tables};
@@ -23,7 +23,7 @@ fn places(model: &Transformer) -> Result<(Vec<Entry>, u64), DeviceError> {
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::with_image(&mut visit);
-    model.lay_lasting(&Single, Purpose::Decoding, &mut layout);
+    model.lay_network(&Single, &mut layout);
     let bytes = layout.high_water().map(|_| layout.image_bytes()).map_err(|e| DeviceError::Refused(e.to_string()))?;
     entries.retain(|entry| matches!(entry.slot.role, Role::Weight | Role::Constant));
     Ok((entries, bytes))
