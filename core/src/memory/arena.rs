@@ -76,6 +76,11 @@ pub struct View<'a> {
 enum Storage<'a> {
     Arena(&'a mut [u8]),
     Image(&'a [u8]),
+    /// Bytes of the arena that are not lent yet; in no view that is given away.
+    Waiting {
+        start: usize,
+        bytes: usize,
+    },
 }
 
 impl Storage<'_> {
@@ -95,6 +100,7 @@ impl<'a> View<'a> {
         Ok(match self.storage {
             Storage::Arena(bytes) => bytemuck::cast_slice(bytes),
             Storage::Image(bytes) => bytemuck::cast_slice(bytes),
+            Storage::Waiting { .. } => &[],
         })
     }
 
@@ -103,7 +109,7 @@ impl<'a> View<'a> {
         self.f32_mut()?;
         Ok(match self.storage {
             Storage::Arena(bytes) => bytemuck::cast_slice_mut(bytes),
-            Storage::Image(_) => &mut [],
+            Storage::Image(_) | Storage::Waiting { .. } => &mut [],
         })
     }
 
@@ -112,6 +118,7 @@ impl<'a> View<'a> {
         match &self.storage {
             Storage::Arena(b) => b,
             Storage::Image(b) => b,
+            Storage::Waiting { .. } => &[],
         }
     }
 
@@ -122,8 +129,8 @@ impl<'a> View<'a> {
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], ArenaError> {
         match (&mut self.storage, self.region) {
             (Storage::Arena(b), _) => Ok(b),
-            (Storage::Image(_), Some(region)) => Err(ArenaError::ReadOnly(region)),
-            (Storage::Image(_), None) => Ok(&mut []),
+            (_, Some(region)) => Err(ArenaError::ReadOnly(region)),
+            (_, None) => Ok(&mut []),
         }
     }
 
@@ -259,18 +266,20 @@ impl<'a> Arena<'a> {
         for view in views.iter_mut() {
             let Some(region) = view.region else { continue };
             let range = self.range(region)?;
-            if region.space == Space::Image {
-                view.storage = image.get(range).map_or(Storage::nothing(), Storage::Image);
-            }
+            view.storage = match region.space {
+                Space::Image => image.get(range).map_or(Storage::nothing(), Storage::Image),
+                Space::Arena if range.is_empty() => Storage::nothing(),
+                Space::Arena => Storage::Waiting { start: range.start, bytes: range.len() },
+            };
         }
-        // From the storage's beginning to its end, each time the first region that has no bytes yet.
+        // From the storage's beginning to its end, each time the first region that still waits.
         let (mut rest, mut before): (&mut [u8], _) = (bytemuck::cast_slice_mut(self.storage), 0);
-        let place = |view: &View<'_>| {
-            let waits = matches!(&view.storage, Storage::Arena(bytes) if bytes.is_empty());
-            view.region.filter(|_| waits).map(|r| (r.offset as usize, r.bytes() as usize)).filter(|place| place.1 > 0)
+        let start = |view: &View<'_>| match view.storage {
+            Storage::Waiting { start, bytes } => Some((start, bytes)),
+            _ => None,
         };
         while let Some((view, (start, bytes))) =
-            views.iter_mut().filter_map(|view| place(view).map(|place| (view, place))).min_by_key(|(_, place)| place.0)
+            views.iter_mut().filter_map(|view| start(view).map(|place| (view, place))).min_by_key(|(_, place)| place.0)
         {
             let behind = start.checked_sub(before).and_then(|skipped| rest.split_at_mut_checked(skipped));
             let found = behind.and_then(|(_, behind)| behind.split_at_mut_checked(bytes));
@@ -310,14 +319,15 @@ impl<'a> Arena<'a> {
             Space::Image if self.image.is_empty() => return Err(ArenaError::NoImage(region)),
             Space::Image => self.image.len() as u64,
         };
-        if region.end() > limit {
+        let end = region.end();
+        if end > limit {
             return Err(ArenaError::OutOfBounds(region));
         }
-        // Storage is of words, and an image is aligned as well.
-        if !region.offset.is_multiple_of(region.dtype.size()) {
+        // Storage is of words, and an image is aligned as well. Sizes are powers of two, and a chip divides slowly.
+        if region.offset & (region.dtype.size() - 1) != 0 {
             return Err(ArenaError::Misaligned(region));
         }
-        Ok(region.offset as usize..region.end() as usize)
+        Ok(region.offset as usize..end as usize)
     }
 
     /// One f32 region to read.

@@ -1,7 +1,7 @@
 //! Attention of one new token over the keys and values of those before it.
 
-use super::math::{axpy, dot};
-use super::pattern::Pattern;
+use super::math::{axpy, dot, short_dot};
+use super::pattern::{Kind, Pattern};
 use super::rotary::Rotary;
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
@@ -70,15 +70,16 @@ impl Operation for CachedAttention {
             keys[at..at + size].copy_from_slice(&row[heads.key(h)..][..size]);
             values[at..at + size].copy_from_slice(&row[heads.value(h)..][..size]);
         }
+        let all = self.pattern.kind == Kind::Dense;
         let (scale, mut kept) = (heads.scale(), [0.0f32; KEPT]);
         for (h, out) in (0..heads.queries).zip(out.f32_mut()?.chunks_exact_mut(size)) {
             let query = &row[heads.query(h)..][..size];
-            let at = |j: usize| j * columns + heads.key_of(h) as usize * size;
-            let seen = || (0..=now).filter(|&j| self.pattern.sees(now as u32, j as u32));
-            let score = |j: usize| dot(query, &keys[at(j)..][..size]) * scale;
+            let own = heads.key_of(h) as usize * size;
+            let (keys, values) = (&keys[own..], &values[own..]);
+            let seen = || (0..now + 1).filter(|&j| all || self.pattern.sees(now as u32, j as u32));
             let mut largest = f32::NEG_INFINITY;
             for j in seen() {
-                let s = score(j);
+                let s = short_dot(query, &keys[j * columns..][..size]) * scale;
                 if let Some(kept) = kept.get_mut(j) {
                     *kept = s;
                 }
@@ -87,10 +88,10 @@ impl Operation for CachedAttention {
             out.fill(0.0);
             let mut total = 0.0;
             for j in seen() {
-                let s = kept.get(j).copied().unwrap_or_else(|| score(j));
-                let weight = libm::expf(s - largest);
+                let again = || dot(query, &keys[j * columns..][..size]) * scale;
+                let weight = libm::expf(kept.get(j).copied().unwrap_or_else(again) - largest);
                 total += weight;
-                axpy(weight, &values[at(j)..][..size], out);
+                axpy(weight, &values[j * columns..][..size], out);
             }
             out.iter_mut().for_each(|o| *o /= total);
         }
@@ -102,7 +103,7 @@ impl Operation for CachedAttention {
 mod tests {
     use super::*;
     use crate::ops::testing::Bench;
-    use crate::ops::{Attention, Heads, Kind, Linear, RotaryScaling, Rotate};
+    use crate::ops::{Attention, Heads, Linear, RotaryScaling, Rotate};
 
     #[test]
     fn token_by_token_equals_the_whole_sequence() {

@@ -2,6 +2,12 @@
 
 /// Sum of products in eight lanes and a fixed tree: vectorises, and gives the same bits everywhere.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    short_dot(a, b)
+}
+
+/// [`dot`] for short vectors, of which a call would be a large part: it stands where it is used.
+#[inline(always)]
+pub(super) fn short_dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 8];
     let (a8, a_rest) = a.as_chunks::<8>();
     let (b8, b_rest) = b.as_chunks::<8>();
