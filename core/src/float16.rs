@@ -6,14 +6,12 @@ pub const MAX: f32 = 65_504.0;
 
 /// The number that these bits stand for, exactly.
 pub const fn decode(bits: u16) -> f32 {
-    let (sign, exponent, fraction) = ((bits as u32 & 0x8000) << 16, bits as u32 >> 10 & 0x1f, bits as u32 & 0x3ff);
-    let magnitude = match exponent {
-        // In units of 2⁻²⁴; both are exact in f32.
-        0 => (fraction as f32 * (1.0 / 16_777_216.0)).to_bits(),
-        31 => 0x7f80_0000 | fraction << 13,
-        _ => (exponent + 112) << 23 | fraction << 13,
-    };
-    f32::from_bits(sign | magnitude)
+    let (sign, magnitude) = ((bits as u32 & 0x8000) << 16, (bits as u32 & 0x7fff) << 13);
+    if magnitude >= 31 << 23 {
+        return f32::from_bits(sign | 0x7f80_0000 | magnitude);
+    }
+    // The exponent is 112 too small, of an f32 of few digits as well; the product is exact.
+    f32::from_bits(sign | magnitude) * f32::from_bits((127 + 112) << 23)
 }
 
 /// The nearest number, of two the even one; [`MAX`] of its sign where |x| is larger. NaN stays NaN.

@@ -4,6 +4,10 @@
 //! row, made as the model runs. Codes are to the nearest, of two the even one. Nothing here needs more than f32 additions,
 //! multiplications and divisions, each rounded by itself, so the bits are the same on every machine.
 
+mod sums;
+
+pub use sums::{Portable, Sums};
+
 use crate::float16;
 use crate::memory::Dtype;
 

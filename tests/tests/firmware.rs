@@ -10,6 +10,7 @@ use capful_core::generate::most_likely;
 use capful_core::image::{DecodeError, Decoder, Description, Image, ImageError, TextError, Unknown, crc32};
 use capful_core::vocab::bpe::Node;
 use capful_core::vocab::{FINGERPRINT, fingerprint};
+use capful_host::config::Weights;
 use capful_host::plan::Sections;
 use capful_host::run::directory::{self, Trained};
 use capful_tests::binary::host;
@@ -43,12 +44,24 @@ impl Flash {
     }
 }
 
-/// A run of `steps` steps in `dir`, and its image.
-fn exported(dir: &Path, model: &str, steps: u32) -> Flash {
+/// A run of `steps` steps in `dir`.
+fn train(dir: &Path, model: &str, steps: u32) {
     let flags = format!("train {model} --device cpu --batch-size 8 --steps {steps} --eval-tokens 500 --out run");
     host(dir, &flags).ok();
-    host(dir, "export --run run --to firmware tales.img").ok();
-    Flash::of(&std::fs::read(dir.join("tales.img")).unwrap())
+}
+
+/// The image of the run in `dir`, made as a file of the weights' name.
+fn image(dir: &Path, weights: Weights) -> Flash {
+    let name = name(weights);
+    host(dir, &format!("export --run run --to firmware --weights {name} {name}.img")).ok();
+    Flash::of(&std::fs::read(dir.join(format!("{name}.img"))).unwrap())
+}
+
+/// What weights are kept in on a chip.
+const WEIGHTS: [Weights; 3] = [Weights::F32, Weights::Int8, Weights::Int4];
+
+fn name(weights: Weights) -> &'static str {
+    weights.integer().map_or("f32", |integer| integer.name())
 }
 
 /// What was said, and what a checksum of all logits' bits is.
@@ -64,8 +77,9 @@ fn add(checksum: u64, logits: &[f32]) -> u64 {
 }
 
 /// The run itself, on the reference device, with weights in the arena and the host's tokenizer.
-fn said_by_the_run(dir: &Path) -> Said {
+fn said_by_the_run(dir: &Path, weights: Weights) -> Said {
     let config = directory::read_config(&dir.join("run")).unwrap().on(Some("reference".to_owned())).unwrap();
+    let config = config.in_integers(weights.integer()).unwrap();
     let sections = Sections { decoding: Some(config.context()), ..Sections::none(&config) };
     let Trained { mut session, tokenizer } = Trained::load(&dir.join("run"), &config, &sections).unwrap();
     let mut ids: Vec<u32> = tokenizer.bos().into_iter().collect();
@@ -120,43 +134,72 @@ fn an_image_says_what_the_run_says_bit_by_bit() {
     let bytes = "--preset pythia-tiny --set context=80 --tokenizer byte --seq-len 80 --attention mixed --block 16";
     for (model, steps) in [(TALES, 20), (words, 5), (bytes, 5)] {
         let dir = tempfile::tempdir().unwrap();
-        let flash = exported(dir.path(), model, steps);
-        let image = Image::open(flash.bytes()).unwrap();
-        let (found, mut expected) = (said_by(&image), said_by_the_run(dir.path()));
-        if model == words {
-            expected.text.insert(0, ' ');
-        }
-        assert_eq!(found, expected, "{model}");
-        // The program's constants are those that are written beside the image.
-        if model == TALES {
-            let (made, kept) = (std::fs::read_to_string(dir.path().join("tales.rs")).unwrap(), SIZES);
-            assert_eq!(made, kept, "tests/firmware/src/model.rs is of another model");
+        train(dir.path(), model, steps);
+        let mut checksums = vec![];
+        for weights in WEIGHTS {
+            let flash = image(dir.path(), weights);
+            let image = Image::open(flash.bytes()).unwrap();
+            let (found, mut expected) = (said_by(&image), said_by_the_run(dir.path(), weights));
+            if model == words {
+                expected.text.insert(0, ' ');
+            }
+            assert_eq!(found, expected, "{model} {weights:?}");
+            assert!(!checksums.contains(&found.checksum), "{model}: {weights:?} are others' weights");
+            checksums.push(found.checksum);
         }
     }
 }
 
+/// The sizes that docs/firmware.md names, and the program's constants: those that are written beside the image in
+/// integers, which needs the most storage.
+#[test]
+fn images_are_as_large_as_documented() {
+    let dir = tempfile::tempdir().unwrap();
+    train(dir.path(), TALES, 1);
+    let bytes = WEIGHTS.map(|weights| image(dir.path(), weights).bytes);
+    assert_eq!(bytes, IMAGE_BYTES);
+    assert!(bytes[1] <= 290 << 10 && bytes[2] <= 170 << 10, "{bytes:?}");
+    let constants = |weights: &str| std::fs::read_to_string(dir.path().join(format!("{weights}.rs"))).unwrap();
+    assert_eq!(constants("int8"), SIZES, "tests/firmware/src/model.rs is of another model");
+    let words = |weights| {
+        let text = constants(weights);
+        let line = text.lines().find_map(|line| line.strip_prefix("pub const ARENA_WORDS: usize = ")).unwrap();
+        line.trim_end_matches(';').parse::<u64>().unwrap()
+    };
+    assert_eq!(["f32", "int8", "int4"].map(words), [14208, 14304, 14304]);
+}
+
+/// Bytes of the tale-teller's images.
+const IMAGE_BYTES: [usize; 3] = [1_053_972, 284_692, 163_348];
+
 const SIZES: &str = include_str!("../firmware/src/model.rs");
 
 /// A small image, of each kind of vocabulary.
-fn small(dir: &Path, tokenizer: &str) -> Flash {
+fn small(dir: &Path, tokenizer: &str, weights: Weights) -> Flash {
     let model = format!(
         "--preset llama-tiny --set layers=1 --set d_model=16 --set heads=2 --set kv_heads=2 --set d_ff=16 \
          --set context=16 --seq-len 16 --tokenizer {tokenizer}"
     );
-    exported(dir, &model, 1)
+    train(dir, &model, 1);
+    image(dir, weights)
 }
 
 #[test]
 fn no_damage_passes_and_none_panics() {
     let dir = tempfile::tempdir().unwrap();
-    let mut flash = small(dir.path(), "bpe --vocab-size 300");
-    assert!(Image::open(flash.bytes()).is_ok());
-    // Every byte in turn, one bit of it, another each time.
-    for at in 0..flash.bytes {
-        let bit = 1 << (at % 8);
-        flash.bytes_mut()[at] ^= bit;
-        assert!(Image::open(flash.bytes()).is_err(), "bit {} of byte {at}", at % 8);
-        flash.bytes_mut()[at] ^= bit;
+    let mut flash = small(dir.path(), "bpe --vocab-size 300", Weights::F32);
+    for weights in WEIGHTS {
+        if weights != Weights::F32 {
+            flash = image(dir.path(), weights);
+        }
+        assert!(Image::open(flash.bytes()).is_ok());
+        // Every byte in turn, one bit of it, another each time.
+        for at in 0..flash.bytes {
+            let bit = 1 << (at % 8);
+            flash.bytes_mut()[at] ^= bit;
+            assert!(Image::open(flash.bytes()).is_err(), "{weights:?}: bit {} of byte {at}", at % 8);
+            flash.bytes_mut()[at] ^= bit;
+        }
     }
     for end in (0..flash.bytes).step_by(61).chain(flash.bytes - 20..flash.bytes) {
         assert!(Image::open(&flash.bytes()[..end]).is_err(), "cut off at {end}");
@@ -173,9 +216,10 @@ fn no_damage_passes_and_none_panics() {
 /// harmless: the image then says something else, and nothing panics.
 #[test]
 fn images_made_to_deceive_are_refused_or_harmless() {
-    for tokenizer in ["byte", "word --vocab-size 300", "bpe --vocab-size 300"] {
+    let tokenizers = ["byte", "word --vocab-size 300", "bpe --vocab-size 300"];
+    for (tokenizer, weights) in tokenizers.into_iter().zip(WEIGHTS) {
         let dir = tempfile::tempdir().unwrap();
-        let whole = small(dir.path(), tokenizer);
+        let whole = small(dir.path(), tokenizer, weights);
         let words = whole.bytes / 4;
         let vocabulary = u32::from_le_bytes(whole.bytes()[32..36].try_into().unwrap()) as usize / 4;
         let frame = (0..16 + Description::WORDS).chain(vocabulary..words - 1);
@@ -223,7 +267,7 @@ fn use_all(image: &Image<'_>) {
 #[test]
 fn what_a_caller_may_do_wrong_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let flash = small(dir.path(), "bpe --vocab-size 300");
+    let flash = small(dir.path(), "bpe --vocab-size 300", Weights::Int4);
     let image = Image::open(flash.bytes()).unwrap();
     let most = image.description().model.context;
     for context in [0, most + 1] {
@@ -283,6 +327,21 @@ fn run(
     (output.status.code().unwrap_or(-1), text + &String::from_utf8_lossy(&output.stderr))
 }
 
+#[test]
+#[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
+fn sums_by_a_chips_instructions_are_those_of_plain_code() {
+    let program = program().expect("CAPFUL_FIRMWARE names the program").with_file_name("sums");
+    for (chip, board, _) in CHIPS {
+        let mut qemu = Command::new("timeout");
+        qemu.args(["120", "qemu-system-arm", "-M", board, "-nographic", "-monitor", "none", "-serial", "none"]);
+        let output = qemu.args(["-semihosting-config", "enable=on,target=native", "-kernel"]).arg(&program).output();
+        let output = output.expect("QEMU runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        // Two kinds of codes, 76 lengths, 9 numbers of rows, 4 offsets, bytes and halves.
+        assert_eq!((output.status.code(), line(&text, "sums")), (Some(0), "10944"), "{chip}\n{text}");
+    }
+}
+
 /// What follows `name` in a line of its own.
 fn line<'t>(text: &'t str, name: &str) -> &'t str {
     let found = text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
@@ -290,28 +349,36 @@ fn line<'t>(text: &'t str, name: &str) -> &'t str {
 }
 
 /// The run and the image that all chips get.
-fn tales() -> &'static (tempfile::TempDir, Said, u64) {
-    static TALE: OnceLock<(tempfile::TempDir, Said, u64)> = OnceLock::new();
+fn tales() -> &'static (tempfile::TempDir, [(Weights, Said); 3]) {
+    static TALE: OnceLock<(tempfile::TempDir, [(Weights, Said); 3])> = OnceLock::new();
     TALE.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
         // So few steps that no end comes: all positions are looked at.
-        let bytes = exported(dir.path(), TALES, 20).bytes as u64;
-        let said = said_by_the_run(dir.path());
-        assert!(said.tokens > TOKENS, "{said:?}");
-        (dir, said, bytes)
+        train(dir.path(), TALES, 20);
+        let said = WEIGHTS.map(|weights| {
+            image(dir.path(), weights);
+            let said = said_by_the_run(dir.path(), weights);
+            assert!(said.tokens > TOKENS, "{said:?}");
+            (weights, said)
+        });
+        (dir, said)
     })
 }
+
+/// The most instructions of a token, mean over positions 0 to 63.
+const INSTRUCTIONS: [u64; 3] = [1_340_000, 1_060_000, 1_440_000];
 
 #[test]
 #[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
 fn chips_say_what_the_run_says_bit_by_bit() {
     let program = program().expect("CAPFUL_FIRMWARE names the program");
-    let (dir, said, bytes) = tales();
-    let image = dir.path().join("tales.img");
-    for chip in CHIPS {
-        let (status, text) = run(&program, chip, &image, *bytes, PROMPT);
+    let (dir, said) = tales();
+    let all = said.iter().zip(IMAGE_BYTES).zip(INSTRUCTIONS).flat_map(|said| CHIPS.map(|chip| (chip, said)));
+    for (chip, (((weights, said), bytes), most)) in all {
+        let image = dir.path().join(format!("{}.img", name(*weights)));
+        let (status, text) = run(&program, chip, &image, bytes as u64, PROMPT);
         assert_eq!(status, 0, "{chip:?}\n{text}");
-        println!("{}:\n{text}", chip.0);
+        println!("{}, {}:\n{text}", chip.0, name(*weights));
         let (_, told) = text.split_once(&format!("{PROMPT}|")).expect("the prompt");
         let told = told.split_once("\nchecksum").expect("a checksum").0;
         // The chip writes the bytes of a character that was not finished as they are.
@@ -323,7 +390,7 @@ fn chips_say_what_the_run_says_bit_by_bit() {
         let known: u64 = known.split(' ').next().expect("a number").parse().unwrap();
         assert!((2_000_000..2_000_200).contains(&known), "{chip:?}: {known} instructions in a loop of two million");
         let each: u64 = line(&text, "instructions").split(' ').next().expect("a number").parse().unwrap();
-        assert!(each <= 1_500_000, "{chip:?}: {each} instructions a token");
+        assert!(each <= most, "{chip:?}, {weights:?}: {each} instructions a token");
         let stack: Vec<u64> = line(&text, "stack").split(" of ").map(|n| n.parse().unwrap()).collect();
         assert!(stack[0] < stack[1], "{chip:?}: the stack was full");
     }
@@ -333,8 +400,8 @@ fn chips_say_what_the_run_says_bit_by_bit() {
 #[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
 fn a_chip_refuses_what_is_wrong() {
     let program = program().expect("CAPFUL_FIRMWARE names the program");
-    let (dir, _, bytes) = tales();
-    let whole = std::fs::read(dir.path().join("tales.img")).unwrap();
+    let ((dir, _), bytes) = (tales(), IMAGE_BYTES[0] as u64);
+    let whole = std::fs::read(dir.path().join("f32.img")).unwrap();
     let refused = |name: &str, image: &[u8], chip: (&str, &str, u64), bytes: u64, prompt: &str, says: &str| {
         let path = dir.path().join(name);
         std::fs::write(&path, image).unwrap();
@@ -344,12 +411,12 @@ fn a_chip_refuses_what_is_wrong() {
     let chip = CHIPS[0];
     let mut flipped = whole.clone();
     flipped[700_000] ^= 4;
-    refused("flipped", &flipped, chip, *bytes, PROMPT, "its checksum is another");
-    refused("cut", &whole[..whole.len() - 1], chip, *bytes - 1, PROMPT, "was cut off");
-    refused("nothing", &[0; 64], chip, *bytes, PROMPT, "the first bytes are others");
+    refused("flipped", &flipped, chip, bytes, PROMPT, "its checksum is another");
+    refused("cut", &whole[..whole.len() - 1], chip, bytes - 1, PROMPT, "was cut off");
+    refused("nothing", &[0; 64], chip, bytes, PROMPT, "the first bytes are others");
     refused("short", &whole, chip, 12, PROMPT, "was cut off");
     let odd = (chip.0, chip.1, chip.2 + 8);
-    refused("odd", &whole, odd, *bytes, PROMPT, "multiple of 16 bytes");
-    refused("long", &whole, chip, *bytes, &"a z 1 ".repeat(25), "more than 79 tokens");
-    refused("piece", &whole, chip, *bytes, &"a".repeat(25), "needs 25 nodes");
+    refused("odd", &whole, odd, bytes, PROMPT, "multiple of 16 bytes");
+    refused("long", &whole, chip, bytes, &"a z 1 ".repeat(25), "more than 79 tokens");
+    refused("piece", &whole, chip, bytes, &"a".repeat(25), "needs 25 nodes");
 }

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::{Description, Image};
-use crate::device::{Device, OperationError, Single};
+use crate::device::{Device, OperationError};
 use crate::memory::{Arena, ArenaError, Entry, Layout, LayoutError, Region};
 use crate::model::transformer::{Decoding, Network};
 use crate::model::{Family, Transformer};
@@ -95,17 +95,17 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder of up to `context` tokens of the image's model, four kilobytes of places. Whether the context is one is
+    /// A decoder of up to `context` tokens of the image's model, two and a half kilobytes of places. Whether the context is one is
     /// found when it is asked for its bytes or its arena, so that what is returned is not moved through a result.
     // What it needs of the stack is not its caller's for longer.
     #[inline(never)]
     pub fn new(image: &Image<'_>, context: u32) -> Decoder {
-        let Description { model, pattern, .. } = *image.description();
+        let (Description { model, pattern, .. }, profile) = (*image.description(), image.description().profile());
         let mut visit = |_: &Entry| {};
         let mut layout = Layout::with_image(&mut visit);
         Decoder {
-            network: model.lay_network(&Single, &mut layout),
-            decoding: model.lay_decoding(context, &Single, &mut layout),
+            network: model.lay_network(&profile, &mut layout),
+            decoding: model.lay_decoding(context, &profile, &mut layout),
             bytes: layout.high_water(),
             model,
             pattern,

@@ -1,5 +1,7 @@
 //! The model of an image: every field in a word.
 
+use crate::device::{InIntegers, Single};
+use crate::integer::Integer;
 use crate::model::transformer::{Biases, Dialect, Feed, Residual};
 use crate::model::{ModelError, Transformer};
 use crate::ops::{Kind, NormKind, Pattern, RotaryScaling};
@@ -11,6 +13,31 @@ use super::ImageError;
 pub enum WeightType {
     /// Floats of 32 bits.
     F32,
+    /// Integers of 8 bits and their scales.
+    Int8,
+    /// Integers of 4 bits and their scales.
+    Int4,
+}
+
+impl WeightType {
+    /// The integers, where they are any.
+    pub const fn integer(self) -> Option<Integer> {
+        match self {
+            WeightType::F32 => None,
+            WeightType::Int8 => Some(Integer::Int8),
+            WeightType::Int4 => Some(Integer::Int4),
+        }
+    }
+}
+
+impl From<Option<Integer>> for WeightType {
+    fn from(integer: Option<Integer>) -> WeightType {
+        match integer {
+            None => WeightType::F32,
+            Some(Integer::Int8) => WeightType::Int8,
+            Some(Integer::Int4) => WeightType::Int4,
+        }
+    }
 }
 
 /// What an image holds besides numbers: the model, and how it is run.
@@ -49,7 +76,11 @@ macro_rules! choice {
     };
 }
 
-choice!(weights: WeightType { 0 => WeightType::F32, WeightType::F32; });
+choice!(weights: WeightType {
+    0 => WeightType::F32, WeightType::F32;
+    1 => WeightType::Int8, WeightType::Int8;
+    2 => WeightType::Int4, WeightType::Int4;
+});
 choice!(pattern: Kind {
     0 => Kind::Dense, Kind::Dense;
     1 => Kind::Local, Kind::Local;
@@ -90,6 +121,11 @@ impl Description {
     pub const WORDS: usize = 36;
     /// The largest size of a model in any dimension, so that no row passes 32 bits.
     const LARGEST: u32 = 1 << 24;
+
+    /// What its regions are laid for: floats of 32 bits, and the weights as they are.
+    pub fn profile(&self) -> InIntegers<'static> {
+        InIntegers { profile: &Single, weights: self.weights.integer() }
+    }
 
     /// As an image holds it: family, type of the weights, pattern, then the model's fields as they are declared.
     pub fn words(&self) -> [u32; Self::WORDS] {
@@ -261,7 +297,7 @@ mod tests {
     };
 
     fn described(model: Transformer, pattern: Pattern) -> Description {
-        Description { model, pattern, weights: WeightType::F32 }
+        Description { model, pattern, weights: WeightType::Int8 }
     }
 
     #[test]
@@ -286,8 +322,11 @@ mod tests {
         ];
         for model in models {
             for pattern in [Pattern::DENSE, mixed] {
-                let description = described(model, pattern);
-                assert_eq!(Description::of(&description.words()), Ok(description));
+                for weights in [WeightType::F32, WeightType::Int8, WeightType::Int4] {
+                    let description = Description { weights, ..described(model, pattern) };
+                    assert_eq!(Description::of(&description.words()), Ok(description));
+                    assert_eq!(WeightType::from(weights.integer()), weights);
+                }
             }
         }
     }

@@ -11,7 +11,7 @@
 //! | 2 each | where description, weights and vocabulary begin, and their bytes: in this order, at multiples of 16, without overlap |
 //! | 6 | zero |
 //! | | the description ([`Description`]) |
-//! | | weights and constant tables, as [`Layout::with_image`] lays them for decoding; padding is zero |
+//! | | weights, their scales and constant tables, as [`Layout::with_image`] lays them for decoding; padding is zero |
 //! | | the vocabulary ([`Vocabulary`]) |
 //! | 1 | CRC-32 of everything before it |
 //!

@@ -2,7 +2,6 @@
 
 use core::fmt;
 
-use crate::device::Single;
 use crate::memory::{Arena, Entry, Layout, LayoutError};
 use crate::model::ModelError;
 
@@ -201,7 +200,7 @@ impl<'a> Image<'a> {
         let description = Description::of(words.try_into().map_err(|_| wrong)?)?;
         let mut visit = |_: &Entry| {};
         let mut layout = Layout::with_image(&mut visit);
-        description.model.lay_network(&Single, &mut layout);
+        description.model.lay_network(&description.profile(), &mut layout);
         layout.high_water().map_err(ImageError::Layout)?;
         let (found, wanted) = (weights.len() as u64, layout.image_bytes());
         if found != wanted {

@@ -4,6 +4,7 @@ use super::math::{axpy, dot, dots, gelu};
 use super::quantise::{CodeRows, QuantisedProduct};
 use super::quantise_rows::{IntegerProduct, IntegerRows};
 use crate::device::{Operand, Operation, OperationError, count};
+use crate::integer::{Portable, Sums};
 use crate::memory::{Arena, Region};
 
 /// What becomes of a product and its bias, y.
@@ -116,6 +117,16 @@ impl Operation for Linear {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        self.run::<Portable>(arena)
+    }
+}
+
+impl Linear {
+    /// As [`Operation::reference`], bit by bit, with the sums of codes by `S`.
+    ///
+    /// # Errors
+    /// An operand that cannot be carved.
+    pub fn run<S: Sums>(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [codes_x, codes_weight, inverse_x, inverse_weight] = QuantisedProduct::regions(self.quantised.as_ref());
         let whole = |region| self.quantised.is_none().then_some(region);
         let [x, weight, bias, mut out, residual, mut activated, cx, cw, ix, iw, x_scales, scales] = arena.views([
@@ -153,9 +164,7 @@ impl Operation for Linear {
                 }
             } else if let Some(weight) = integers.filter(|_| !self.transposed) {
                 let (x, scale) = (&x_codes[r * inputs..][..inputs], x_scales[r]);
-                for (o, y) in out.iter_mut().enumerate() {
-                    *y = add(*y, weight.row(o).dot(x, scale));
-                }
+                weight.products::<S>(x, scale, out, adds);
             } else if self.transposed {
                 if !adds {
                     out.fill(0.0);

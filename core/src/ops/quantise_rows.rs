@@ -1,7 +1,8 @@
 //! Activations in integers, a scale a row, and what products of such rows with weights in integers read.
 
 use crate::device::{Operand, Operation, OperationError};
-use crate::integer::{Integer, Row, quantise_activations};
+use crate::float16;
+use crate::integer::{Integer, Row, Sums, quantise_activations};
 use crate::memory::{Arena, ArenaError, Region, View};
 
 /// The scales of a weight in integers.
@@ -84,6 +85,36 @@ impl<'a> IntegerRows<'a> {
         let integer = Integer::of(weight.dtype).ok_or(ArenaError::Type { region: weight, wanted: "i8 or i4" })?;
         let strides = [weight.dtype.row_bytes(weight.columns()) as usize, scales.scales.columns() as usize];
         Ok(IntegerRows { integer, codes: codes.bytes(), scales: halves.f16()?, group: scales.group as usize, strides })
+    }
+
+    /// `out[r] = row r · x`, or what it was and that: see [`Row::dot`], with sums by `S`.
+    // By itself it has a small core's registers to itself.
+    #[inline(never)]
+    pub fn products<S: Sums>(&self, x: &[i8], x_scale: f32, out: &mut [f32], adds: bool) {
+        const BLOCK: usize = 32;
+        let [bytes, scales] = self.strides;
+        let (mut codes, mut halves) = (self.codes, self.scales);
+        let (mut sums, mut products) = ([0; BLOCK], [0.0f32; BLOCK]);
+        for out in out.chunks_mut(BLOCK) {
+            let (sums, products, mut from) = (&mut sums[..out.len()], &mut products[..out.len()], 0);
+            products.iter_mut().for_each(|y| *y = 0.0);
+            for (g, x) in x.chunks(self.group.max(2)).enumerate() {
+                match self.integer {
+                    Integer::Int8 => S::bytes(x, &codes[from..], bytes, sums),
+                    Integer::Int4 => S::nibbles(x, &codes[from..], bytes, sums),
+                }
+                from += self.integer.dtype().row_bytes(x.len() as u32) as usize;
+                for ((y, sum), halves) in products.iter_mut().zip(&*sums).zip(halves.chunks_exact(scales)) {
+                    *y += *sum as f32 * (float16::decode(halves[g]) * x_scale);
+                }
+            }
+            match adds {
+                true => out.iter_mut().zip(products).for_each(|(y, product)| *y += *product),
+                false => out.copy_from_slice(products),
+            }
+            codes = codes.get(BLOCK * bytes..).unwrap_or_default();
+            halves = halves.get(BLOCK * scales..).unwrap_or_default();
+        }
     }
 
     /// Row `i`.

@@ -3,15 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use serde_json::json;
 
 use super::output::{say, tell};
 use super::{Failure, request, stop, work};
-use crate::config::{ByteSize, Config, human_bytes};
+use crate::config::{self, ByteSize, Config, human_bytes};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::format::export::{Architecture, Checkpoint, Element, ExportError, Stored};
 use crate::format::firmware;
-use crate::format::gguf::{self, Weights};
+use crate::format::gguf;
 use crate::format::hugging_face::{self, Card};
 use crate::run::checkpoint::{self, TrainerState};
 use crate::run::{directory, metrics};
@@ -50,15 +52,33 @@ pub struct Export {
     /// hf: the most bytes of a file of weights, 5GB if not given; more are several files
     #[arg(long, value_name = "SIZE")]
     shard_size: Option<ByteSize>,
-    /// gguf: the type of matrices; as saved if not given. Vectors are f32
-    #[arg(long, value_name = "TYPE")]
-    weights: Option<Weights>,
+    /// gguf: the type of matrices, one of f32, f16, bf16, q8_0, q4_0; as saved if not given. firmware: f32, int8 or int4;
+    /// f32 if not given. Vectors are f32
+    #[arg(long, value_name = "TYPE", hide_possible_values = true, value_parser = types_of_weights())]
+    weights: Option<String>,
     /// gguf, firmware: leave the tokenizer out: llama.cpp or the chip is then given ids
     #[arg(long)]
     no_tokenizer: bool,
     /// JSON on standard output
     #[arg(long)]
     json: bool,
+}
+
+/// The types that a format has, by name.
+fn types<T: ValueEnum>() -> Vec<PossibleValue> {
+    T::value_variants().iter().filter_map(ValueEnum::to_possible_value).collect()
+}
+
+/// Those of every format.
+fn types_of_weights() -> PossibleValuesParser {
+    let mut all = types::<gguf::Weights>();
+    let known = |all: &[PossibleValue], name: &str| all.iter().any(|value| value.get_name() == name);
+    for value in types::<config::Weights>() {
+        if !known(&all, value.get_name()) {
+            all.push(value);
+        }
+    }
+    PossibleValuesParser::new(all)
 }
 
 impl From<ExportError> for Failure {
@@ -109,7 +129,7 @@ impl Export {
         let given = [
             ("--dtype", self.dtype.is_some(), &[To::Hf][..], "hf"),
             ("--shard-size", self.shard_size.is_some(), &[To::Hf], "hf"),
-            ("--weights", self.weights.is_some(), &[To::Gguf], "gguf"),
+            ("--weights", self.weights.is_some(), &[To::Gguf, To::Firmware], "gguf or firmware"),
             ("--no-tokenizer", self.no_tokenizer, &[To::Gguf, To::Firmware], "gguf or firmware"),
         ];
         match given.into_iter().find(|(_, given, to, _)| *given && !to.contains(&self.to)) {
@@ -118,9 +138,19 @@ impl Export {
         }
     }
 
+    /// What `--weights` says, of the types that this format has.
+    fn weights<T: ValueEnum>(&self, format: &str) -> Result<Option<T>, Failure> {
+        let Some(name) = &self.weights else { return Ok(None) };
+        T::from_str(name, false).map(Some).map_err(|_| {
+            let there: Vec<_> = types::<T>().iter().map(|value| value.get_name().to_owned()).collect();
+            request(format_args!("--weights {name} is not for --to {format}; it has {}", there.join(", ")))
+        })
+    }
+
     /// The image of the run, whatever its parts: a chip runs what the core runs.
     fn firmware(&self, start: Instant) -> Result<(), Failure> {
-        let made = firmware::export(&self.dir, &self.out, !self.no_tokenizer)?;
+        let weights = self.weights::<config::Weights>("firmware")?.and_then(config::Weights::integer);
+        let made = firmware::export(&self.dir, &self.out, weights, !self.no_tokenizer)?;
         tell!("host: the model needs {} bytes of storage to speak", made.sizes.arena);
         let name = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let files: Files = made.files.iter().map(|(path, bytes)| (name(path), *bytes)).collect();
@@ -138,7 +168,8 @@ impl Export {
             true => None,
             false => Some(gguf::vocabulary(tokenizer, stored.model.vocab_size)?),
         };
-        let asked = gguf::Request { stored, architecture, vocabulary: vocabulary.as_ref(), weights: self.weights };
+        let asked =
+            gguf::Request { stored, architecture, vocabulary: vocabulary.as_ref(), weights: self.weights("gguf")? };
         let made = gguf::export(&asked, weights, &self.out)?;
         if let [first, ..] = &made.whole[..] {
             let count = made.whole.len();

@@ -3,7 +3,9 @@
 use capful_core::device::{Device, Op, Operation, OperationError};
 use capful_core::image::OnArena;
 use capful_core::memory::Arena;
-use capful_core::ops::{CachedAttention, Embed, Linear, Norm, SwiGlu};
+use capful_core::ops::{CachedAttention, Embed, Linear, Norm, QuantiseRows, SwiGlu};
+
+use crate::dsp::Dsp;
 
 /// Decodes transformers.
 pub struct Speaker<'a> {
@@ -19,22 +21,23 @@ fn attention(attention: &CachedAttention, arena: &mut Arena<'_>) -> Result<(), O
     attention.reference(arena)
 }
 
-/// A table of floats.
 #[inline(never)]
 fn embed(embed: &Embed, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-    match embed.scales {
+    embed.reference(arena)
+}
+
+/// A product of floats, or of integers by the chip's instructions for them.
+#[inline(never)]
+fn linear(linear: &Linear, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+    match linear.quantised {
         Some(_) => Err(OperationError::Device),
-        None => Embed { scales: None, ..*embed }.reference(arena),
+        None => Linear { quantised: None, ..*linear }.run::<Dsp>(arena),
     }
 }
 
-/// A product of floats.
 #[inline(never)]
-fn linear(linear: &Linear, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-    if linear.integer.is_some() || linear.quantised.is_some() {
-        return Err(OperationError::Device);
-    }
-    Linear { integer: None, quantised: None, ..*linear }.reference(arena)
+fn quantise_rows(rows: &QuantiseRows, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+    rows.reference(arena)
 }
 
 /// A norm whose output is not copied in 8 bits.
@@ -62,6 +65,7 @@ impl Device for Speaker<'_> {
             Op::Embed(o) => embed(o, arena),
             Op::Norm(o) => norm(o, arena),
             Op::Linear(o) => linear(o, arena),
+            Op::QuantiseRows(o) => quantise_rows(o, arena),
             Op::CachedAttention(o) => attention(o, arena),
             Op::SwiGlu(o) => swiglu(o, arena),
             _ => Err(OperationError::Device),

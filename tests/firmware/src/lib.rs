@@ -7,12 +7,14 @@
 
 mod chip;
 mod count;
+mod dsp;
 pub mod semihosting;
 mod stack;
 mod start;
 
 pub use chip::Speaker;
 pub use count::Counter;
+pub use dsp::Dsp;
 pub use semihosting::{Line, exit};
 pub use stack::used as stack_used;
 

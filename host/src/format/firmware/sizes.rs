@@ -1,15 +1,16 @@
 //! The bytes of an image and of what its model needs beside it.
 
-use capful_core::device::Single;
 use capful_core::image::{Description, Header};
 use capful_core::memory::{Entry, Layout, LayoutError, Role};
-use capful_core::model::{Family as _, Transformer};
+use capful_core::model::Family as _;
 
 /// The bytes of a model's image, part by part, and of its arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
     /// Weights, with their padding.
     pub weights: u64,
+    /// Their scales, with their padding, where they are integers.
+    pub scales: u64,
     /// Constant tables, with their padding.
     pub tables: u64,
     /// The vocabulary.
@@ -23,33 +24,35 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Those of `model`, which decodes `context` tokens, with a vocabulary of this many bytes. Laid as the chip lays it.
+    /// Those of a model, which decodes `context` tokens, with a vocabulary of this many bytes. Laid as the chip lays it.
     ///
     /// # Errors
     /// A region that cannot be laid.
-    pub fn of(model: &Transformer, context: u32, vocabulary: u64) -> Result<Sizes, LayoutError> {
-        let (mut weights, mut tables, mut cache) = (0, 0, 0);
+    pub fn of(description: &Description, context: u32, vocabulary: u64) -> Result<Sizes, LayoutError> {
+        let (mut weights, mut scales, mut tables, mut cache) = (0, 0, 0, 0);
         let mut visit = |entry: &Entry| {
             let bytes = entry.bytes + entry.padding;
             match entry.slot.role {
                 Role::Weight => weights += bytes,
+                Role::Scale => scales += bytes,
                 Role::Constant => tables += bytes,
                 _ if entry.slot.name == "decode.cache" => cache += bytes,
                 _ => {}
             }
         };
         let mut layout = Layout::with_image(&mut visit);
-        model.lay_network(&Single, &mut layout);
-        model.lay_decoding(context, &Single, &mut layout);
+        let (model, profile) = (description.model, description.profile());
+        model.lay_network(&profile, &mut layout);
+        model.lay_decoding(context, &profile, &mut layout);
         let arena = layout.high_water()?;
-        let header = Header::of([(Description::WORDS * 4) as u64, weights + tables, vocabulary]);
+        let header = Header::of([(Description::WORDS * 4) as u64, weights + scales + tables, vocabulary]);
         let whole = header.ok_or(LayoutError::Bytes("the image"))?.bytes;
-        let frame = u64::from(whole) - weights - tables - vocabulary;
-        Ok(Sizes { weights, tables, vocabulary, frame, cache, arena })
+        let frame = u64::from(whole) - weights - scales - tables - vocabulary;
+        Ok(Sizes { weights, scales, tables, vocabulary, frame, cache, arena })
     }
 
     /// Bytes of the whole image.
     pub fn image(&self) -> u64 {
-        self.weights + self.tables + self.vocabulary + self.frame
+        self.weights + self.scales + self.tables + self.vocabulary + self.frame
     }
 }

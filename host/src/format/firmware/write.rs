@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use capful_core::device::Single;
-use capful_core::image::{Description, Header, WeightType, crc32};
+use capful_core::image::{Description, Header, crc32};
+use capful_core::integer::Integer;
 use capful_core::memory::{Entry, Layout, Role};
 use capful_core::model::Transformer;
 
@@ -18,27 +18,27 @@ use crate::plan::Sections;
 use crate::run::checkpoint;
 use crate::run::directory::{self, Trained};
 
-/// Weights and tables of a model as a chip has them, and where they are now.
-fn places(model: &Transformer) -> Result<(Vec<Entry>, u64), DeviceError> {
+/// Weights, their scales and tables of a model as a chip has them, and where they are now.
+fn places(description: &Description) -> Result<(Vec<Entry>, u64), DeviceError> {
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::with_image(&mut visit);
-    model.lay_network(&Single, &mut layout);
+    description.model.lay_network(&description.profile(), &mut layout);
     let bytes = layout.high_water().map(|_| layout.image_bytes()).map_err(|e| DeviceError::Refused(e.to_string()))?;
-    entries.retain(|entry| matches!(entry.slot.role, Role::Weight | Role::Constant));
+    entries.retain(|entry| matches!(entry.slot.role, Role::Weight | Role::Scale | Role::Constant));
     Ok((entries, bytes))
 }
 
 /// Fills the bytes of an entry's layer.
 pub type Read<'a> = dyn FnMut(&Entry, u32, &mut [u8]) -> Result<(), DeviceError> + 'a;
 
-/// The image of `description`, whose weights and tables `read` gives: called with every such entry, its layer and the
+/// The image of `description`, whose weights, scales and tables `read` gives: called with every such entry, its layer and the
 /// bytes to fill.
 ///
 /// # Errors
 /// Those of `read`; a model that no image holds.
 pub fn image(description: &Description, vocabulary: &[u8], read: &mut Read<'_>) -> Result<Vec<u8>, DeviceError> {
-    let (entries, weights) = places(&description.model)?;
+    let (entries, weights) = places(description)?;
     let lengths = [(Description::WORDS * 4) as u64, weights, vocabulary.len() as u64];
     let Some(header) = Header::of(lengths) else {
         return Err(DeviceError::Refused(format!("an image has at most 4 GiB; these weights are {weights} bytes")));
@@ -75,14 +75,16 @@ pub struct Exported {
 }
 
 /// Writes the image of the run in `dir` to `out`, and its sizes as Rust constants beside it, under the same name with
-/// `.rs`. Neither may be there. Without `tokenizer` it takes and gives ids.
+/// `.rs`. Neither may be there. Matrices and tables become `weights`, where that is integers. Without `tokenizer` it
+/// takes and gives ids.
 ///
 /// # Errors
 /// No run, no complete checkpoint, a model or a tokenizer that a chip does not have, the file system.
-pub fn export(dir: &Path, out: &Path, tokenizer: bool) -> Result<Exported, DeviceError> {
+pub fn export(dir: &Path, out: &Path, weights: Option<Integer>, tokenizer: bool) -> Result<Exported, DeviceError> {
     let refused = |e: &dyn std::fmt::Display| DeviceError::Refused(e.to_string());
     let config =
         directory::read_config(dir).and_then(|c| c.on(Some("reference".to_owned()))).map_err(|e| refused(&e))?;
+    let config = config.in_integers(weights).map_err(|e| refused(&e))?;
     let AnyFamily::Transformer(model) = config.family() else {
         let what = "a NeuroGen has no image yet: export a run of a transformer";
         return Err(DeviceError::Refused(what.to_owned()));
@@ -98,14 +100,14 @@ pub fn export(dir: &Path, out: &Path, tokenizer: bool) -> Result<Exported, Devic
     let sections = Sections { decoding: Some(config.context()), ..Sections::none(&config) };
     let Trained { mut session, tokenizer: spoken } = Trained::load(dir, &config, &sections)?;
     let vocabulary = if tokenizer { vocabulary(spoken.as_ref(), &model)? } else { none() };
-    let description = Description { model, pattern: config.pattern(), weights: WeightType::F32 };
+    let description = Description { model, pattern: config.pattern(), weights: weights.into() };
     let lasting = session.laid.lasting.clone();
     let bytes = image(&description, &vocabulary, &mut |entry, layer, bytes| {
         let here = lasting.iter().find(|e| (e.slot.name, e.slot.role) == (entry.slot.name, entry.slot.role));
         let from = here.ok_or_else(|| DeviceError::Failed(format!("{} is not there", entry.slot.name)))?;
         session.device.read(from.place.at(layer), bytes)
     })?;
-    let sizes = Sizes::of(&model, model.context, vocabulary.len() as u64).map_err(|e| refused(&e))?;
+    let sizes = Sizes::of(&description, model.context, vocabulary.len() as u64).map_err(|e| refused(&e))?;
     let text = constants_of(out, &bytes, &sizes, &model);
     keep(out, &bytes)?;
     keep(&constants, text.as_bytes()).inspect_err(|_| drop(fs::remove_file(out)))?;

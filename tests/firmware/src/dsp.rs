@@ -1,0 +1,184 @@
+//! Sums of codes by the instructions that a Cortex-M4 and everything above it have for two products at once. Integers are
+//! exact, so they are [`Portable`]'s.
+
+use capful_core::integer::{Portable, Sums};
+
+/// Makes sums with SXTB16, which widens two bytes of a word, and SMLAD, which adds two products.
+pub struct Dsp;
+
+unsafe extern "C" {
+    /// `sums[r] = Σ x · row r` of `4 · fours` rows of `4 · words` codes. Row r begins at `rows + r · stride`.
+    fn sums_of_bytes(x: *const i8, rows: *const u8, stride: usize, sums: *mut i32, words: usize, fours: usize);
+
+    /// The same of `2 · twos` rows of `8 · words` codes, two a byte.
+    fn sums_of_nibbles(x: *const i8, rows: *const u8, stride: usize, sums: *mut i32, words: usize, twos: usize);
+}
+
+// Four rows share the load of x: 23 instructions for 16 products. r0 is x, r1 to r4 the rows, r5 to r8 their sums, lr what
+// is left; x, rows, stride and sums are kept on the stack. A load of a word may begin anywhere.
+core::arch::global_asm!(
+    ".macro one_row row, sum",
+    "ldr r11, [\\row], #4",
+    "sxtb16 r12, r11",
+    "sxtb16 r11, r11, ror #8",
+    "smlad \\sum, r9, r12, \\sum",
+    "smlad \\sum, r10, r11, \\sum",
+    ".endm",
+    ".macro four_rows",
+    "ldr r11, [r0], #4",
+    "sxtb16 r9, r11",
+    "sxtb16 r10, r11, ror #8",
+    "one_row r1, r5",
+    "one_row r2, r6",
+    "one_row r3, r7",
+    "one_row r4, r8",
+    ".endm",
+    ".section .text.sums_of_bytes",
+    ".global sums_of_bytes",
+    ".thumb_func",
+    "sums_of_bytes:",
+    "push {{r0-r11, lr}}",
+    "1: ldrd r0, r1, [sp]",
+    "ldr r12, [sp, #8]",
+    "add r2, r1, r12",
+    "add r3, r2, r12",
+    "add r4, r3, r12",
+    "add r12, r4, r12",
+    "str r12, [sp, #4]",
+    "movs r5, #0",
+    "movs r6, #0",
+    "movs r7, #0",
+    "mov r8, r7",
+    "ldr lr, [sp, #52]",
+    "ands lr, lr, #3",
+    "beq 3f",
+    "2: four_rows",
+    "subs lr, lr, #1",
+    "bne 2b",
+    "3: ldr lr, [sp, #52]",
+    "lsrs lr, lr, #2",
+    "beq 5f",
+    "4: .rept 4",
+    "four_rows",
+    ".endr",
+    "subs lr, lr, #1",
+    "bne 4b",
+    "5: ldr r12, [sp, #12]",
+    "stmia r12!, {{r5-r8}}",
+    "str r12, [sp, #12]",
+    "ldr r12, [sp, #56]",
+    "subs r12, r12, #1",
+    "str r12, [sp, #56]",
+    "bne 1b",
+    "add sp, sp, #16",
+    "pop {{r4-r11, pc}}",
+);
+
+// Two rows share eight codes of x, put in pairs four apart as the halves of the bytes come. A code stands in the upper half
+// of its byte, where its sign is the byte's, and is 16 times too large; so is the sum, which stays within 32 bits.
+core::arch::global_asm!(
+    ".macro one_row_of_nibbles row, sum",
+    "ldr r11, [\\row], #4",
+    "lsl r12, r11, #4",
+    "and r11, r11, #0xf0f0f0f0",
+    "and r12, r12, #0xf0f0f0f0",
+    "sxtb16 r7, r12",
+    "sxtb16 r12, r12, ror #8",
+    "smlad \\sum, r3, r7, \\sum",
+    "smlad \\sum, r4, r12, \\sum",
+    "sxtb16 r7, r11",
+    "sxtb16 r11, r11, ror #8",
+    "smlad \\sum, r8, r7, \\sum",
+    "smlad \\sum, r9, r11, \\sum",
+    ".endm",
+    ".section .text.sums_of_nibbles",
+    ".global sums_of_nibbles",
+    ".thumb_func",
+    "sums_of_nibbles:",
+    "push {{r0-r11, lr}}",
+    "1: ldrd r0, r1, [sp]",
+    "ldr r12, [sp, #8]",
+    "add r2, r1, r12",
+    "add r12, r2, r12",
+    "str r12, [sp, #4]",
+    "movs r5, #0",
+    "movs r6, #0",
+    "ldr lr, [sp, #52]",
+    "2: ldr r11, [r0], #4",
+    "ldr r12, [r0], #4",
+    "sxtb16 r7, r11",
+    "sxtb16 r9, r12",
+    "pkhbt r3, r7, r9, lsl #16",
+    "pkhtb r4, r9, r7, asr #16",
+    "sxtb16 r7, r11, ror #8",
+    "sxtb16 r9, r12, ror #8",
+    "pkhbt r8, r7, r9, lsl #16",
+    "pkhtb r9, r9, r7, asr #16",
+    "one_row_of_nibbles r1, r5",
+    "one_row_of_nibbles r2, r6",
+    "subs lr, lr, #1",
+    "bne 2b",
+    "asrs r5, r5, #4",
+    "asrs r6, r6, #4",
+    "ldr r12, [sp, #12]",
+    "stmia r12!, {{r5, r6}}",
+    "str r12, [sp, #12]",
+    "ldr r12, [sp, #56]",
+    "subs r12, r12, #1",
+    "str r12, [sp, #56]",
+    "bne 1b",
+    "add sp, sp, #16",
+    "pop {{r4-r11, pc}}",
+);
+
+/// Whether `count` rows of `bytes` bytes, `stride` apart, are in `rows`.
+fn there(rows: &[u8], stride: usize, count: usize, bytes: usize) -> bool {
+    count > 0
+        && (count - 1).checked_mul(stride).and_then(|last| last.checked_add(bytes)).is_some_and(|n| n <= rows.len())
+}
+
+impl Sums for Dsp {
+    fn bytes(x: &[i8], rows: &[u8], stride: usize, sums: &mut [i32]) {
+        let (words, fours) = (x.len() / 4, sums.len() / 4);
+        let whole = 4 * fours;
+        if !there(rows, stride, whole, x.len()) {
+            return Portable::bytes(x, rows, stride, sums);
+        }
+        // Safety: `whole` rows as long as x are there, as many sums, and no less than `words` words of x.
+        unsafe { sums_of_bytes(x.as_ptr(), rows.as_ptr(), stride, sums.as_mut_ptr(), words, fours) };
+        let (done, rest) = sums.split_at_mut(whole);
+        add_rest(Portable::bytes, (&x[4 * words..], &rows[4 * words..], stride), done);
+        if !rest.is_empty() {
+            Portable::bytes(x, &rows[whole * stride..], stride, rest);
+        }
+    }
+
+    fn nibbles(x: &[i8], rows: &[u8], stride: usize, sums: &mut [i32]) {
+        let (words, twos) = (x.len() / 8, sums.len() / 2);
+        let whole = 2 * twos;
+        if words == 0 || !there(rows, stride, whole, x.len().div_ceil(2)) {
+            return Portable::nibbles(x, rows, stride, sums);
+        }
+        // Safety: as above.
+        unsafe { sums_of_nibbles(x.as_ptr(), rows.as_ptr(), stride, sums.as_mut_ptr(), words, twos) };
+        let (done, rest) = sums.split_at_mut(whole);
+        add_rest(Portable::nibbles, (&x[8 * words..], &rows[4 * words..], stride), done);
+        if !rest.is_empty() {
+            Portable::nibbles(x, &rows[whole * stride..], stride, rest);
+        }
+    }
+}
+
+type Plain = fn(&[i8], &[u8], usize, &mut [i32]);
+
+/// Adds the sums of the codes that make no whole word.
+fn add_rest(sums: Plain, (x, rows, stride): (&[i8], &[u8], usize), done: &mut [i32]) {
+    if x.is_empty() {
+        return;
+    }
+    for (r, sum) in done.iter_mut().enumerate() {
+        let mut more = [0];
+        sums(x, &rows[r * stride..], stride, &mut more);
+        *sum += more[0];
+    }
+}
