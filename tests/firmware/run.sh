@@ -32,15 +32,18 @@ program=$PWD/target/firmware/$target/release/speak
 
 # Results are the same bits everywhere because nothing is contracted: vfma rounds once where the host rounds twice.
 objdump=$(command -v arm-none-eabi-objdump || command -v llvm-objdump)
-"$objdump" -d "$program" > target/firmware/speak.asm
-grep -q vmul target/firmware/speak.asm || { echo "tests/firmware/run.sh: no float instruction was found"; exit 1; }
-if grep -E '\bvf(n)?m[as]\.' target/firmware/speak.asm; then
-  echo "tests/firmware/run.sh: a fused multiply-add in the program; the bits would differ"
-  exit 1
-fi
-size=$("$objdump" -h "$program" | awk '$2 ~ /^\.(vectors|text|rodata|data)$/ { print $3 }')
-total=0
-for bytes in $size; do total=$((total + 16#$bytes)); done
-echo "code and constants: $total bytes of flash"
+for name in speak large; do
+  asm=target/firmware/$name.asm
+  "$objdump" -d "${program%/*}/$name" > "$asm"
+  grep -q vmul "$asm" || { echo "tests/firmware/run.sh: no float instruction was found in $name"; exit 1; }
+  if grep -E '\bvf(n)?m[as]\.' "$asm"; then
+    echo "tests/firmware/run.sh: a fused multiply-add in $name; the bits would differ"
+    exit 1
+  fi
+  size=$("$objdump" -h "${program%/*}/$name" | awk '$2 ~ /^\.(vectors|text|rodata|data)$/ { print $3 }')
+  total=0
+  for bytes in $size; do total=$((total + 16#$bytes)); done
+  echo "$name: $total bytes of code and constants"
+done
 
 CAPFUL_FIRMWARE=$program cargo test -p capful-tests --test firmware --locked "$@" -- --ignored --nocapture

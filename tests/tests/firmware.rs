@@ -77,7 +77,7 @@ fn add(checksum: u64, logits: &[f32]) -> u64 {
 }
 
 /// The run itself, on the reference device, with weights in the arena and the host's tokenizer.
-fn said_by_the_run(dir: &Path, weights: Weights) -> Said {
+fn said_by_the_run(dir: &Path, weights: Weights, tokens: usize) -> Said {
     let config = directory::read_config(&dir.join("run")).unwrap().on(Some("reference".to_owned())).unwrap();
     let config = config.in_integers(weights.integer()).unwrap();
     let sections = Sections { decoding: Some(config.context()), ..Sections::none(&config) };
@@ -85,7 +85,7 @@ fn said_by_the_run(dir: &Path, weights: Weights) -> Said {
     let mut ids: Vec<u32> = tokenizer.bos().into_iter().collect();
     tokenizer.encode(PROMPT, &mut ids).unwrap();
     let (prompt, mut checksum, mut fed) = (ids.len(), FINGERPRINT, 0);
-    while fed < (prompt + TOKENS).min(config.context() as usize) {
+    while fed < (prompt + tokens).min(config.context() as usize) {
         let logits = session.decode(ids[fed], fed as u32).unwrap();
         checksum = add(checksum, logits);
         fed += 1;
@@ -139,7 +139,7 @@ fn an_image_says_what_the_run_says_bit_by_bit() {
         for weights in WEIGHTS {
             let flash = image(dir.path(), weights);
             let image = Image::open(flash.bytes()).unwrap();
-            let (found, mut expected) = (said_by(&image), said_by_the_run(dir.path(), weights));
+            let (found, mut expected) = (said_by(&image), said_by_the_run(dir.path(), weights, TOKENS));
             if model == words {
                 expected.text.insert(0, ' ');
             }
@@ -315,13 +315,21 @@ fn run(
     bytes: u64,
     prompt: &str,
 ) -> (i32, String) {
-    let prompt = prompt.replace(',', ",,");
+    let command = format!("speak {address:#x} {bytes} {TOKENS}");
+    start(program, board, &command, prompt, Some((image, address)))
+}
+
+/// Starts a program with a command and a prompt, and an image in the board's memory.
+fn start(program: &Path, board: &str, command: &str, prompt: &str, image: Option<(&Path, u64)>) -> (i32, String) {
+    let arguments: String =
+        command.split(' ').chain([prompt]).map(|a| format!(",arg={}", a.replace(',', ",,"))).collect();
     let mut qemu = Command::new("timeout");
     qemu.args(["120", "qemu-system-arm", "-M", board, "-nographic", "-monitor", "none", "-serial", "none"]);
     // An instruction is a nanosecond, so that the board's timer counts them.
-    qemu.args(["-icount", "shift=0", "-semihosting-config"]);
-    qemu.arg(format!("enable=on,target=native,arg=speak,arg={address:#x},arg={bytes},arg={TOKENS},arg={prompt}"));
-    qemu.arg("-device").arg(format!("loader,file={},addr={address:#x},force-raw=on", image.display()));
+    qemu.args(["-icount", "shift=0", "-semihosting-config"]).arg(format!("enable=on,target=native{arguments}"));
+    if let Some((image, address)) = image {
+        qemu.arg("-device").arg(format!("loader,file={},addr={address:#x},force-raw=on", image.display()));
+    }
     let output = qemu.arg("-kernel").arg(program).output().expect("QEMU runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     (output.status.code().unwrap_or(-1), text + &String::from_utf8_lossy(&output.stderr))
@@ -332,15 +340,49 @@ fn run(
 fn sums_by_a_chips_instructions_are_those_of_plain_code() {
     let program = program().expect("CAPFUL_FIRMWARE names the program").with_file_name("sums");
     for (chip, board, _) in CHIPS {
-        let mut qemu = Command::new("timeout");
-        qemu.args(["120", "qemu-system-arm", "-M", board, "-nographic", "-monitor", "none", "-serial", "none"]);
-        let output = qemu.args(["-semihosting-config", "enable=on,target=native", "-kernel"]).arg(&program).output();
-        let output = output.expect("QEMU runs");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (status, text) = start(&program, board, "sums", "", None);
         // Two kinds of codes, 76 lengths, 9 numbers of rows, 4 offsets, bytes and halves.
-        assert_eq!((output.status.code(), line(&text, "sums")), (Some(0), "10944"), "{chip}\n{text}");
+        assert_eq!((status, line(&text, "sums")), (0, "10944"), "{chip}\n{text}");
     }
 }
+
+/// A factorised model of 28,911,104 parameters, whose int4 image fits 16 MiB with the program.
+const LARGE: &str = "--preset yxanul-tiny --set layers=9 --set d_model=512 --set heads=8 --set kv_heads=4 --set d_ff=1536 \
+                     --set rank=128 --set context=128 --tokenizer bpe --vocab-size 4096 --seq-len 16";
+
+#[test]
+#[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
+fn a_model_of_29_million_parameters_speaks_from_external_memory_with_the_bits_of_the_run() {
+    const TOKENS: usize = 4;
+    let program = program().expect("CAPFUL_FIRMWARE names the program").with_file_name("large");
+    let dir = tempfile::tempdir().unwrap();
+    // A batch of one: so many weights need half a gigabyte to train.
+    let train = format!("train {LARGE} --device cpu --batch-size 1 --steps 2 --eval-tokens 100 --out run");
+    host(dir.path(), &train).ok();
+    let bytes = image(dir.path(), Weights::Int4).bytes;
+    let planned = host(dir.path(), &format!("plan {LARGE} --weights int4 --json")).ok().json();
+    assert_eq!(planned["params"], 28_911_104);
+    // Vocabulary and frame are beside what is planned.
+    let frame = bytes as u64 - planned["image_bytes"].as_u64().unwrap();
+    assert!(bytes + FLASH <= 16 << 20 && frame < 40_000, "{bytes} bytes, {frame} of them frame");
+    let storage = planned["arena_bytes"].as_u64().unwrap();
+    let said = said_by_the_run(dir.path(), Weights::Int4, TOKENS);
+    let path = dir.path().join("int4.img");
+    let speak = |storage: u64| {
+        let command = format!("large 0x60000000 {bytes} 0x21000000 {storage} {TOKENS}");
+        start(&program, CHIPS[2].1, &command, PROMPT, Some((&path, 0x6000_0000)))
+    };
+    let (status, text) = speak(storage);
+    println!("28,911,104 parameters in int4, image {bytes}, storage {storage}:\n{text}");
+    assert_eq!((status, line(&text, "checksum")), (0, &*format!("{:016x}", said.checksum)), "{text}");
+    assert_eq!(line(&text, "tokens"), said.tokens.to_string());
+    // The plan is what it needs, to the word.
+    let (status, text) = speak(storage - 8);
+    assert!(status == 3 && text.contains(&format!("{storage} bytes of storage are needed")), "{status}\n{text}");
+}
+
+/// The most code and constants that the program links with.
+const FLASH: usize = 96 << 10;
 
 /// What follows `name` in a line of its own.
 fn line<'t>(text: &'t str, name: &str) -> &'t str {
@@ -357,7 +399,7 @@ fn tales() -> &'static (tempfile::TempDir, [(Weights, Said); 3]) {
         train(dir.path(), TALES, 20);
         let said = WEIGHTS.map(|weights| {
             image(dir.path(), weights);
-            let said = said_by_the_run(dir.path(), weights);
+            let said = said_by_the_run(dir.path(), weights, TOKENS);
             assert!(said.tokens > TOKENS, "{said:?}");
             (weights, said)
         });

@@ -11,12 +11,14 @@ mod dsp;
 pub mod semihosting;
 mod stack;
 mod start;
+mod tell;
 
 pub use chip::Speaker;
 pub use count::Counter;
 pub use dsp::Dsp;
 pub use semihosting::{Line, exit};
 pub use stack::used as stack_used;
+pub use tell::{Refused, number, open, tell};
 
 /// Storage that lives as long as the program, taken once.
 pub struct Once<T>(core::cell::UnsafeCell<T>, core::sync::atomic::AtomicBool);
