@@ -2,12 +2,6 @@
 
 /// Sum of products in eight lanes and a fixed tree: vectorises, and gives the same bits everywhere.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
-    short_dot(a, b)
-}
-
-/// [`dot`] for short vectors, of which a call would be a large part: it stands where it is used.
-#[inline(always)]
-pub(super) fn short_dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 8];
     let (a8, a_rest) = a.as_chunks::<8>();
     let (b8, b_rest) = b.as_chunks::<8>();
@@ -20,6 +14,16 @@ pub(super) fn short_dot(a: &[f32], b: &[f32]) -> f32 {
         lanes[i] += x * y;
     }
     tree(lanes)
+}
+
+/// [`dot`], bit by bit, where vectors may be so short that a call and its loops would be most of it.
+#[inline(always)]
+pub(super) fn short_dot(a: &[f32], b: &[f32]) -> f32 {
+    match (<&[f32; 8]>::try_from(a), <&[f32; 8]>::try_from(b)) {
+        // The sum with 0 is the lane's first: it makes 0 of −0.
+        (Ok(a), Ok(b)) => tree(core::array::from_fn(|i| 0.0 + a[i] * b[i])),
+        _ => dot(a, b),
+    }
 }
 
 /// [`dot`] of `a` with each of two others, which reads `a` once: the same bits.

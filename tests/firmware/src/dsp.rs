@@ -10,7 +10,7 @@ unsafe extern "C" {
     /// `sums[r] = Σ x · row r` of `4 · fours` rows of `4 · words` codes. Row r begins at `rows + r · stride`.
     fn sums_of_bytes(x: *const i8, rows: *const u8, stride: usize, sums: *mut i32, words: usize, fours: usize);
 
-    /// The same of `2 · twos` rows of `8 · words` codes, two a byte.
+    /// The same of `2 · twos` rows of `8 · words` codes, two a byte; `words` is 1 to [`ROOM`].
     fn sums_of_nibbles(x: *const i8, rows: *const u8, stride: usize, sums: *mut i32, words: usize, twos: usize);
 }
 
@@ -74,8 +74,10 @@ core::arch::global_asm!(
     "pop {{r4-r11, pc}}",
 );
 
-// Two rows share eight codes of x, put in pairs four apart as the halves of the bytes come. A code stands in the upper half
-// of its byte, where its sign is the byte's, and is 16 times too large; so is the sum, which stays within 32 bits.
+// A code stands in the upper half of its byte, where its sign is the byte's, and is 16 times too large; so is the sum, which
+// stays within 32 bits. First x is put in pairs four apart, as the halves of the bytes come, on the stack: sixteen bytes for
+// eight codes. Two rows share the load of them: 25 instructions for 16 products. r0 is x, r1 and r2 the rows, r5 and r6
+// their sums, lr what is left.
 core::arch::global_asm!(
     ".macro one_row_of_nibbles row, sum",
     "ldr r11, [\\row], #4",
@@ -91,45 +93,68 @@ core::arch::global_asm!(
     "smlad \\sum, r8, r7, \\sum",
     "smlad \\sum, r9, r11, \\sum",
     ".endm",
+    ".macro two_rows",
+    "ldmia r0!, {{r3, r4, r8, r9}}",
+    "one_row_of_nibbles r1, r5",
+    "one_row_of_nibbles r2, r6",
+    ".endm",
     ".section .text.sums_of_nibbles",
     ".global sums_of_nibbles",
     ".thumb_func",
     "sums_of_nibbles:",
     "push {{r0-r11, lr}}",
-    "1: ldrd r0, r1, [sp]",
-    "ldr r12, [sp, #8]",
-    "add r2, r1, r12",
-    "add r12, r2, r12",
-    "str r12, [sp, #4]",
-    "movs r5, #0",
-    "movs r6, #0",
-    "ldr lr, [sp, #52]",
-    "2: ldr r11, [r0], #4",
-    "ldr r12, [r0], #4",
-    "sxtb16 r7, r11",
-    "sxtb16 r9, r12",
+    "sub sp, sp, #256",
+    "ldr lr, [sp, #308]",
+    "mov r12, sp",
+    "1: ldr r5, [r0], #4",
+    "ldr r6, [r0], #4",
+    "sxtb16 r7, r5",
+    "sxtb16 r9, r6",
+    "pkhbt r1, r7, r9, lsl #16",
+    "pkhtb r2, r9, r7, asr #16",
+    "sxtb16 r7, r5, ror #8",
+    "sxtb16 r9, r6, ror #8",
     "pkhbt r3, r7, r9, lsl #16",
     "pkhtb r4, r9, r7, asr #16",
-    "sxtb16 r7, r11, ror #8",
-    "sxtb16 r9, r12, ror #8",
-    "pkhbt r8, r7, r9, lsl #16",
-    "pkhtb r9, r9, r7, asr #16",
-    "one_row_of_nibbles r1, r5",
-    "one_row_of_nibbles r2, r6",
+    "stmia r12!, {{r1-r4}}",
     "subs lr, lr, #1",
-    "bne 2b",
-    "asrs r5, r5, #4",
-    "asrs r6, r6, #4",
-    "ldr r12, [sp, #12]",
-    "stmia r12!, {{r5, r6}}",
-    "str r12, [sp, #12]",
-    "ldr r12, [sp, #56]",
-    "subs r12, r12, #1",
-    "str r12, [sp, #56]",
     "bne 1b",
-    "add sp, sp, #16",
+    "2: mov r0, sp",
+    "ldr r1, [sp, #260]",
+    "ldr r12, [sp, #264]",
+    "add r2, r1, r12",
+    "add r12, r2, r12",
+    "str r12, [sp, #260]",
+    "movs r5, #0",
+    "movs r6, #0",
+    "ldr r10, [sp, #308]",
+    "ands lr, r10, #3",
+    "beq 4f",
+    "3: two_rows",
+    "subs lr, lr, #1",
+    "bne 3b",
+    "4: lsrs lr, r10, #2",
+    "beq 6f",
+    "5: .rept 4",
+    "two_rows",
+    ".endr",
+    "subs lr, lr, #1",
+    "bne 5b",
+    "6: asrs r5, r5, #4",
+    "asrs r6, r6, #4",
+    "ldr r12, [sp, #268]",
+    "stmia r12!, {{r5, r6}}",
+    "str r12, [sp, #268]",
+    "ldr r12, [sp, #312]",
+    "subs r12, r12, #1",
+    "str r12, [sp, #312]",
+    "bne 2b",
+    "add sp, sp, #272",
     "pop {{r4-r11, pc}}",
 );
+
+/// Words of codes that [`sums_of_nibbles`] has room for: groups are of 128 at most.
+const ROOM: usize = 16;
 
 /// Whether `count` rows of `bytes` bytes, `stride` apart, are in `rows`.
 fn there(rows: &[u8], stride: usize, count: usize, bytes: usize) -> bool {
@@ -156,10 +181,10 @@ impl Sums for Dsp {
     fn nibbles(x: &[i8], rows: &[u8], stride: usize, sums: &mut [i32]) {
         let (words, twos) = (x.len() / 8, sums.len() / 2);
         let whole = 2 * twos;
-        if words == 0 || !there(rows, stride, whole, x.len().div_ceil(2)) {
+        if words == 0 || words > ROOM || !there(rows, stride, whole, x.len().div_ceil(2)) {
             return Portable::nibbles(x, rows, stride, sums);
         }
-        // Safety: as above.
+        // Safety: as above; x has room on the stack.
         unsafe { sums_of_nibbles(x.as_ptr(), rows.as_ptr(), stride, sums.as_mut_ptr(), words, twos) };
         let (done, rest) = sums.split_at_mut(whole);
         add_rest(Portable::nibbles, (&x[8 * words..], &rows[4 * words..], stride), done);

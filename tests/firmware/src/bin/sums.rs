@@ -10,11 +10,11 @@ use capful_core::random::Random;
 use capful_firmware::{Dsp, Line, Once, exit};
 
 /// The longest row, in codes.
-const LONGEST: usize = 75;
+const LONGEST: usize = 150;
 /// The most rows.
 const ROWS: usize = 9;
 
-static CODES: Once<[u8; 1024]> = Once::new([0; 1024]);
+static CODES: Once<[u8; 2048]> = Once::new([0; 2048]);
 
 /// Compares one product; `x` and the rows begin within a word. Of rows of two codes a byte where `halves`.
 fn agree(codes: &[u8], [length, rows, offset]: [usize; 3], halves: bool) -> bool {
