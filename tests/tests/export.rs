@@ -461,6 +461,10 @@ fn a_place_that_is_taken_and_flags_of_the_other_format_are_refused() {
     export(dir, "--to gguf file.gguf").refused(2, &["file.gguf is there already"]);
     export(dir, "--to hf no/out").refused(2, &["no/out", "does not exist"]);
     export(dir, "--to hf out --weights q8_0").refused(2, &["--weights is for --to gguf"]);
+    export(dir, "--to gguf out --weights int8").refused(2, &["--weights int8 is not for --to gguf", "q8_0, q4_0"]);
+    export(dir, "--to firmware out --weights q8_0")
+        .refused(2, &["--weights q8_0 is not for --to firmware; it has f32, int8, int4"]);
+    export(dir, "--to gguf out --weights int5").refused(2, &["int5", "q4_0, int8, int4"]);
     export(dir, "--to gguf out --dtype f16").refused(2, &["--dtype is for --to hf"]);
     export(dir, "--to gguf out --shard-size 1GB").refused(2, &["--shard-size is for --to hf"]);
     export(dir, "--to hf out --no-tokenizer").refused(2, &["--no-tokenizer is for --to gguf"]);
