@@ -305,6 +305,11 @@ API cuEventRecord(void* event, void* stream) {
         return SUCCESS;
     });
 }
+// An external mark is a node of the graph that is being recorded, and nothing elsewhere.
+API cuEventRecordWithFlags(void* event, void* stream, unsigned flags) {
+    if (flags == 1 && !(stream && ((Stream*)stream)->capturing)) return INVALID_VALUE;
+    return cuEventRecord(event, stream);
+}
 API cuEventQuery(void*) { return broken; }
 API cuEventSynchronize(void*) { return broken; }
 API cuEventElapsedTime(float* ms, void* from, void* to) {

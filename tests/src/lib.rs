@@ -5,4 +5,5 @@ pub mod digests;
 pub mod gguf;
 pub mod model;
 pub mod oracle;
+pub mod profile;
 pub mod safetensors;

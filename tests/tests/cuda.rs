@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use capful_tests::binary::{Outcome, command, directory};
+use capful_tests::profile::check;
 use serde_json::Value;
 
 /// Few tokens: on the stand-in every thread of a kernel is played out.
@@ -330,4 +331,21 @@ fn an_evaluation_uses_the_algorithms_of_its_run() {
         let warned = host(dir, line).ok();
         assert!(warned.err.contains("Voodoo2") && !quiet.err.contains("Voodoo2"), "{}", warned.err);
     }
+}
+
+#[test]
+fn a_profile_is_of_the_recorded_programs_in_their_place() {
+    let dir = directory();
+    let dir = dir.path();
+    for flags in ["--accumulate 2 --recompute full", "--precision bf16"] {
+        check(
+            dir,
+            &format!("{SMALL} --device cuda {flags}"),
+            if flags.contains("accumulate") { 2 } else { 1 },
+            |line| host(dir, line),
+        );
+    }
+    // Copies of states that follow each other are one kernel.
+    let neurogen = "--preset neurogen-tiny --set span=64 --batch-size 4 --seq-len 8 --device cuda";
+    check(dir, neurogen, 1, |line| host(dir, line));
 }

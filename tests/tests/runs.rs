@@ -308,7 +308,8 @@ fn bench_doctor_and_completions() {
     assert!((number(&bench, "tokens_per_s") * seconds - 128.0).abs() < 1e-6);
     let peak = number(&bench, "peak_rss_bytes");
     assert!(peak <= number(&bench, "arena_bytes") + f64::from(96 << 20), "{peak}");
-    let names: Vec<_> = bench["profile"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
+    let totals = bench["profile"]["totals"].as_array().unwrap();
+    let names: Vec<_> = totals.iter().map(|s| s["operation"].as_str().unwrap()).collect();
     for name in ["head_loss", "attention", "attention_grad", "linear", "linear_grad", "adamw"] {
         assert!(names.contains(&name), "no {name} in {names:?}");
     }

@@ -1,5 +1,7 @@
 //! `host bench`.
 
+use std::path::PathBuf;
+
 use serde_json::json;
 
 use super::output::say;
@@ -10,7 +12,8 @@ use crate::config::{Config, human_bytes};
 use crate::device::{AnyProfile, DeviceError};
 use crate::plan::{Machine, Plan, memory};
 use crate::run::Session;
-use crate::run::bench::{Bench as Steps, Share};
+use crate::run::bench::Bench as Steps;
+use crate::run::trace::TraceFile;
 
 /// Steps that are timed or taken before; each timed one is remembered.
 const MOST_STEPS: u64 = 1_000_000;
@@ -26,9 +29,12 @@ pub struct Bench {
     /// The stage of the curriculum to time, counted from 1; the last if not given
     #[arg(long, value_name = "N")]
     stage: Option<usize>,
-    /// One more step, operation by operation, with the roofline beside each
+    /// The time of each operation as the step runs it, with bytes, arithmetic and the roofline beside it
     #[arg(long)]
     profile: bool,
+    /// Write a step's operations as trace events, for Perfetto (ui.perfetto.dev) or Chrome
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// JSON on standard output
     #[arg(long)]
     json: bool,
@@ -54,6 +60,11 @@ impl Bench {
     }
 
     fn time(self, config: &Config, profile: &AnyProfile, timed: u64) -> Result<(), Failure> {
+        let trace = self
+            .trace
+            .as_deref()
+            .map(|path| TraceFile::create(path).map_err(|e| request(format!("--trace {}: {e}", path.display()))));
+        let trace = trace.transpose()?;
         let machine = Machine::of(config)?;
         let (plan, laid) = Plan::new(config, &machine)?;
         plan.require_fit(config, &machine)?;
@@ -66,8 +77,16 @@ impl Bench {
         let timing = steps.time(self.warm.max(1), timed).map_err(work)?;
         let gpu = gpu_memory(&mut session).map_err(work)?;
         let mut steps = Steps::new(&mut session, config).map_err(work)?;
-        let shares = if self.profile { steps.profile().map_err(work)? } else { Vec::new() };
+        let profiled = match self.profile || trace.is_some() {
+            true => Some(steps.profile(profile, machine.rates, timed).map_err(work)?),
+            false => None,
+        };
         let seconds = timing.median();
+        if let (Some(trace), Some(profiled)) = (trace, &profiled) {
+            let title = format!("a step of host bench, {} tokens", plan.tokens_per_step);
+            trace.write(profiled, &title).map_err(|e| work(format!("the trace cannot be written: {e}")))?;
+        }
+        let profiled = profiled.filter(|_| self.profile);
         let tokens_per_s = plan.tokens_per_step as f64 / seconds;
         let peak = memory::most_resident();
         let allocations = allocations::installed().then(|| timing.allocations as f64 / timed as f64);
@@ -84,7 +103,7 @@ impl Bench {
                 "device_bytes_allocated_in_steps": timing.device_bytes,
                 "gpu": gpu,
                 "algorithms": session.algorithms(),
-                "profile": shares,
+                "profile": profiled,
             });
             say!("{line}")?;
             return Ok(());
@@ -101,7 +120,10 @@ impl Bench {
         if let Some(gpu) = &gpu {
             say!("GPU: {}", gpu.line())?;
         }
-        table(&shares, &machine)
+        match profiled {
+            Some(profiled) => say!("{}", profiled.table(seconds).trim_end()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -134,24 +156,4 @@ fn gpu_memory(session: &mut Session) -> Result<Option<GpuMemory>, DeviceError> {
     let (used_bytes, outside) = (gpu.used()?, gpu.outside().to_vec());
     let named: u64 = gpu.arena_bytes() + outside.iter().map(|(_, bytes)| bytes).sum::<u64>();
     Ok(Some(GpuMemory { used_bytes, outside, unexplained_bytes: used_bytes as i64 - named as i64 }))
-}
-
-fn table(shares: &[Share], machine: &Machine) -> Result<(), Failure> {
-    if shares.is_empty() {
-        return Ok(());
-    }
-    say!("  {:<18} {:>6} {:>10} {:>10} {:>9} {:>9}", "operation", "count", "ms", "roofline", "GFLOP/s", "GB/s")?;
-    for s in shares {
-        let bound = machine.rates.seconds(s.flops, s.flops_8bit, s.bytes);
-        say!(
-            "  {:<18} {:>6} {:>10.3} {:>10.3} {:>9.1} {:>9.2}",
-            s.name,
-            s.count,
-            s.seconds * 1e3,
-            bound * 1e3,
-            s.flops as f64 / s.seconds / 1e9,
-            s.bytes as f64 / s.seconds / 1e9
-        )?;
-    }
-    Ok(())
 }

@@ -1,7 +1,5 @@
 //! One type for every device, so that a run is compiled once.
 
-use std::time::Instant;
-
 use capful_core::device::{Device, Op, OperationError, Profile, Single};
 use capful_core::memory::{Dtype, Region, Role};
 
@@ -290,20 +288,6 @@ impl AnyDevice {
             Some(failure) => failure.into(),
             None => error.into(),
         }
-    }
-
-    /// Runs an operation and says how many seconds it took, waiting included.
-    ///
-    /// # Errors
-    /// What it could not do.
-    pub fn time(&mut self, op: &Op) -> Result<f64, OperationError> {
-        if let Some(gpu) = self.gpu() {
-            let timed = gpu.time(5, |gpu| gpu.run(op));
-            return timed.map_err(|e| gpu.fail(e));
-        }
-        let start = Instant::now();
-        self.run(op)?;
-        Ok(start.elapsed().as_secs_f64())
     }
 }
 

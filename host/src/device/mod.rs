@@ -9,9 +9,11 @@ pub mod cuda;
 #[path = "cuda/absent.rs"]
 pub mod cuda;
 mod reference;
+mod stopwatch;
 
 pub use allocation::Allocation;
 pub use any::{AnyDevice, AnyProfile, Ticket};
+pub use stopwatch::Stopwatch;
 
 pub use cuda::Choice;
 

@@ -111,6 +111,15 @@ fn operation(op: &Op, name: &dyn Fn(Region) -> String, profile: &AnyProfile, rat
     Operation { operation: op.name(), operands, bytes, flops, seconds }
 }
 
+/// The operations of one sequence of what was recorded, in words; nothing where it was not recorded.
+pub fn operations(laid: &Laid, sequence: Sequence, profile: &AnyProfile, rates: Rates) -> Vec<Operation> {
+    let lines: Vec<&Line> = laid.lines.iter().chain(&laid.overlays).collect();
+    let (_, section) = described(sequence, laid.sections.training.len());
+    let name = |region| named(&lines, section.as_deref(), region);
+    let ops = laid.programs.get(sequence).unwrap_or_default();
+    ops.iter().map(|op| operation(op, &name, profile, rates)).collect()
+}
+
 /// Every program of the run that `config` describes.
 ///
 /// # Errors
@@ -118,12 +127,9 @@ fn operation(op: &Op, name: &dyn Fn(Region) -> String, profile: &AnyProfile, rat
 pub fn programs(config: &Config, laid: Laid, rates: Rates) -> Result<Vec<Program>, ConfigError> {
     let profile = AnyProfile::of(config)?;
     let laid = laid.recorded(&config.family(), &profile)?;
-    let lines: Vec<&Line> = laid.lines.iter().chain(&laid.overlays).collect();
-    let program = |(sequence, ops): (Sequence, &[Op])| {
-        let (program, section) = described(sequence, laid.sections.training.len());
-        let name = |region| named(&lines, section.as_deref(), region);
-        let operations = ops.iter().map(|op| operation(op, &name, &profile, rates)).collect();
-        Program { program, operations }
+    let program = |(sequence, _): (Sequence, &[Op])| {
+        let (program, _) = described(sequence, laid.sections.training.len());
+        Program { program, operations: operations(&laid, sequence, &profile, rates) }
     };
     Ok(laid.programs.iter().map(program).collect())
 }

@@ -2,16 +2,20 @@
 
 use std::time::Instant;
 
-use capful_core::device::{Device, Op, OperationError};
+use capful_core::device::Rates;
 use capful_core::random::{Random, stream};
 use capful_core::train::Settings;
 
 use super::Session;
+use super::profile::Profile;
 use super::session::Rows;
 use crate::allocations::{self, Activity};
 use crate::config::Config;
-use crate::device::{AnyDevice, DeviceError, Ticket};
-use crate::plan::Sequence;
+use crate::device::{AnyProfile, DeviceError, Stopwatch, Ticket};
+use crate::plan::{Sequence, listing};
+
+/// The most steps of which each operation is timed.
+const PROFILED: u64 = 5;
 
 /// What the steps took.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,46 +34,6 @@ impl Timing {
         let mut sorted = self.steps.clone();
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
-    }
-}
-
-/// One kind of operation in a step.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct Share {
-    /// The operation.
-    pub name: &'static str,
-    /// How many ran.
-    pub count: u64,
-    /// Seconds together.
-    pub seconds: f64,
-    /// Floating-point operations together.
-    pub flops: u64,
-    /// Those of them whose operands are of 8 bits.
-    pub flops_8bit: u64,
-    /// Operand bytes together.
-    pub bytes: u64,
-}
-
-/// A device that notes how long each operation takes.
-pub struct Profiler<'a> {
-    device: &'a mut AnyDevice,
-    shares: Vec<Share>,
-}
-
-impl Device for Profiler<'_> {
-    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
-        let (name, seconds) = (op.name(), self.device.time(op)?);
-        let at = self.shares.iter().position(|s| s.name == name).unwrap_or_else(|| {
-            self.shares.push(Share { name, count: 0, seconds: 0.0, flops: 0, flops_8bit: 0, bytes: 0 });
-            self.shares.len() - 1
-        });
-        let share = &mut self.shares[at];
-        share.count += 1;
-        share.seconds += seconds;
-        share.flops += op.flops();
-        share.flops_8bit += op.flops_8bit();
-        share.bytes += op.traffic();
-        Ok(())
     }
 }
 
@@ -156,20 +120,59 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// One step, operation by operation, the longest first.
+    /// Times every operation of a step in its place in the step's programs. Of up to `steps` such steps it gives the one
+    /// whose operations together took the median time.
     ///
     /// # Errors
     /// A lost device.
-    pub fn profile(&mut self) -> Result<Vec<Share>, DeviceError> {
-        let Session { laid, device, .. } = &mut *self.session;
-        let mut profiler = Profiler { device, shares: Vec::new() };
-        let micro_batches =
-            (0..self.config.accumulate).map(|i| Sequence::MicroBatch { stage: 0, first: i == 0, warming: false });
-        let mut ops = micro_batches.chain([Sequence::Update]).filter_map(|s| laid.programs.get(s)).flatten();
-        let ran = ops.try_for_each(|op| profiler.run(op));
-        let Profiler { device, mut shares } = profiler;
-        ran.map_err(|e| device.explain(e))?;
-        shares.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        Ok(shares)
+    pub fn profile(&mut self, profile: &AnyProfile, rates: Rates, steps: u64) -> Result<Profile, DeviceError> {
+        let micro_batches = (0..self.config.accumulate).map(|i| {
+            (format!("micro-batch {}", i + 1), Sequence::MicroBatch { stage: 0, first: i == 0, warming: false })
+        });
+        let parts: Vec<(String, Sequence)> = micro_batches.chain([("update".to_owned(), Sequence::Update)]).collect();
+        // Micro-batches behind the first are of one program.
+        let mut ready: Vec<(Sequence, Stopwatch)> = Vec::new();
+        for (_, sequence) in &parts {
+            if ready.iter().all(|(known, _)| known != sequence) {
+                ready.push((*sequence, self.session.stopwatch(*sequence)?));
+            }
+        }
+        // A GPU prepares a graph when it first runs.
+        if self.session.device.gpu().is_some() {
+            self.profiled_step(&parts, &ready)?;
+        }
+        let steps = (0..steps.clamp(1, PROFILED)).map(|_| self.profiled_step(&parts, &ready));
+        let mut steps = steps.collect::<Result<Vec<_>, _>>()?;
+        let total = |step: &Vec<Vec<f64>>| step.iter().flatten().sum::<f64>();
+        steps.sort_by(|a, b| total(a).total_cmp(&total(b)));
+        let median = steps.swap_remove(steps.len() / 2);
+        let laid = &self.session.laid;
+        let parts = parts
+            .into_iter()
+            .zip(median)
+            .map(|((name, sequence), seconds)| (name, listing::operations(laid, sequence, profile, rates), seconds));
+        Ok(Profile::new(parts))
+    }
+
+    /// A step of which each operation is timed: the seconds of each part's.
+    fn profiled_step(
+        &mut self,
+        parts: &[(String, Sequence)],
+        ready: &[(Sequence, Stopwatch)],
+    ) -> Result<Vec<Vec<f64>>, DeviceError> {
+        self.session.begin(self.settings)?;
+        let mut seconds = Vec::with_capacity(parts.len());
+        for (_, sequence) in parts {
+            if let (Sequence::MicroBatch { .. }, Some(batch)) = (sequence, self.session.laid.places.training.first()) {
+                let rows = Rows { ids: &self.ids, targets: &self.targets, offsets: &self.offsets };
+                self.session.write_batch(*batch, rows)?;
+            }
+            let stopwatch = ready.iter().find(|(known, _)| known == sequence).map(|(_, stopwatch)| stopwatch);
+            let stopwatch = stopwatch.ok_or_else(|| DeviceError::Failed("a program was not made ready".to_owned()))?;
+            seconds.push(self.session.run_timed(*sequence, stopwatch)?);
+        }
+        let ticket = self.session.finish()?;
+        self.session.results(ticket)?;
+        Ok(seconds)
     }
 }

@@ -8,7 +8,7 @@ use half::slice::HalfFloatSliceExt as _;
 
 use super::wiring;
 use crate::config::Config;
-use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Storage, Ticket};
+use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Stopwatch, Storage, Ticket};
 use crate::plan::{EvaluationPlaces, Laid, Sequence};
 
 impl From<OperationError> for DeviceError {
@@ -231,7 +231,8 @@ impl Session {
         Ok(results)
     }
 
-    fn write_batch(&mut self, place: Batch, rows: Rows<'_>) -> Result<(), DeviceError> {
+    /// Writes a batch, behind what was queued.
+    pub(super) fn write_batch(&mut self, place: Batch, rows: Rows<'_>) -> Result<(), DeviceError> {
         self.device.queue_write(place.ids, bytemuck::cast_slice(rows.ids))?;
         self.device.queue_write(place.targets, bytemuck::cast_slice(rows.targets))?;
         match place.offsets {
@@ -244,6 +245,18 @@ impl Session {
     fn replay(&mut self, sequence: Sequence, section: &str) -> Result<(), DeviceError> {
         let program = self.laid.programs.get(sequence).ok_or_else(|| missing(section))?;
         self.device.replay(sequence.key(), program)
+    }
+
+    /// Makes what was recorded of `sequence` ready to be timed.
+    pub(super) fn stopwatch(&mut self, sequence: Sequence) -> Result<Stopwatch, DeviceError> {
+        let program = self.laid.programs.get(sequence).ok_or_else(|| missing("training"))?;
+        self.device.stopwatch(program)
+    }
+
+    /// Runs what was recorded of `sequence` and says how many seconds each operation took.
+    pub(super) fn run_timed(&mut self, sequence: Sequence, stopwatch: &Stopwatch) -> Result<Vec<f64>, DeviceError> {
+        let program = self.laid.programs.get(sequence).ok_or_else(|| missing("training"))?;
+        self.device.run_timed(program, stopwatch)
     }
 
     /// Forward and backward of one micro-batch of the stage of this index: [batch · seq_len].

@@ -161,6 +161,7 @@ functions! {
     cuEventElapsedTime
     cuEventQuery
     cuEventRecord
+    cuEventRecordWithFlags
     cuEventSynchronize
     cuExternalMemoryGetMappedBuffer
     cuFuncGetAttribute

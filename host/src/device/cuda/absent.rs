@@ -70,6 +70,9 @@ pub enum Cuda {}
 #[derive(Debug, Clone, Copy)]
 pub enum Pending {}
 
+/// A program that cannot be.
+pub enum TimedGraph {}
+
 impl Cuda {
     /// Refuses.
     ///
@@ -77,14 +80,6 @@ impl Cuda {
     /// Always.
     pub fn open(_: u32, _: Room, _: Products) -> Result<Cuda, CudaError> {
         Err(CudaError)
-    }
-
-    /// Cannot be called.
-    ///
-    /// # Errors
-    /// None.
-    pub fn time(&mut self, _: u32, _: impl FnMut(&mut Cuda) -> Result<(), OperationError>) -> Result<f64, CudaError> {
-        match *self {}
     }
 }
 
@@ -107,7 +102,6 @@ never! {
     busy_seconds() -> f64;
     choices() -> Vec<Choice>;
     clear() -> Result<(), CudaError>;
-    fail(CudaError) -> OperationError;
     end_recording(u64, Result<(), OperationError>) -> Result<(), CudaError>;
     name_outside(&'static str) -> Result<(), CudaError>;
     next_step() -> Result<(), CudaError>;
@@ -115,8 +109,10 @@ never! {
     queue_read(Region) -> Result<Pending, CudaError>;
     queue_write(Region, &[u8]) -> Result<(), CudaError>;
     read(Region, &mut [u8]) -> Result<(), CudaError>;
+    record_timed(&[Op]) -> Result<TimedGraph, CudaError>;
     recorded(u64) -> bool;
     replay_recorded(u64) -> Result<(), CudaError>;
+    replay_timed(&TimedGraph) -> Result<Vec<f64>, CudaError>;
     results(Pending) -> Result<&[u8], CudaError>;
     results_soon(Pending) -> Result<&[u8], CudaError>;
     require_library() -> Result<(), CudaError>;

@@ -57,6 +57,7 @@ mod staging;
 mod streams;
 mod swiglu;
 mod taps;
+mod timed;
 mod timing;
 mod tuning;
 
@@ -66,6 +67,7 @@ pub use device::{Cuda, Products, Room};
 pub use error::CudaError;
 pub use profile::{CudaProfile, Precision};
 pub use staging::Pending;
+pub use timed::TimedGraph;
 pub use tuning::Choice;
 
 #[cfg(test)]

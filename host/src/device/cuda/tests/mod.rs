@@ -9,4 +9,5 @@ mod neurogen;
 mod operations;
 mod products;
 mod step;
+mod timed;
 mod tuning;

@@ -1,0 +1,129 @@
+//! A program recorded as a graph that reads the GPU's clock before its first operation and behind each one.
+//!
+//! The marks are nodes of the graph, so the operations follow each other as in a step: queuing them one by one would add
+//! the time of a launch to each. A mark costs about a microsecond, and the kernel behind it is not made ready early.
+
+use std::ptr;
+
+use capful_core::device::{Device as _, Op, OperationError};
+use cust::sys;
+
+use super::device::Cuda;
+use super::error::CudaError;
+use super::graph::Graph;
+
+/// CU_EVENT_RECORD_EXTERNAL: recorded into a graph, the event is a node that notes the time at every replay.
+const EXTERNAL: u32 = 1;
+
+/// A moment on the GPU's clock.
+struct Mark(sys::CUevent);
+
+impl Mark {
+    fn new() -> Result<Mark, CudaError> {
+        let mut event = ptr::null_mut();
+        // SAFETY: a place for the handle made.
+        let code = unsafe { sys::cuEventCreate(&mut event, 0) };
+        CudaError::check("cuEventCreate", code).map(|()| Mark(event))
+    }
+
+    /// Seconds since `before`. Both are over.
+    fn since(&self, before: &Mark) -> Result<f64, CudaError> {
+        let mut ms = 0.0;
+        // SAFETY: two events that exist, and a place for the number.
+        let code = unsafe { sys::cuEventElapsedTime(&mut ms, before.0, self.0) };
+        CudaError::check("cuEventElapsedTime", code).map(|()| f64::from(ms) / 1e3)
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // SAFETY: made by `new` and destroyed once. A failure leaves nothing to do.
+        unsafe { sys::cuEventDestroy_v2(self.0) };
+    }
+}
+
+/// A program with marks.
+pub struct TimedGraph {
+    // Dropped before what its nodes refer to.
+    graph: Graph,
+    /// The first, and one behind each interval.
+    marks: Vec<Mark>,
+    /// Of each operation the interval that it runs in, and its part of it.
+    portions: Vec<(usize, f64)>,
+}
+
+/// The interval of each operation, and its part of the interval's time. Copies that follow each other are one kernel: they
+/// share an interval by their bytes.
+fn portions(ops: &[Op]) -> Vec<(usize, f64)> {
+    let copies = |a: &Op, b: &Op| matches!((a, b), (Op::Carry(_), Op::Carry(_)));
+    let parts = |(interval, group): (usize, &[Op])| {
+        let bytes: f64 = group.iter().map(|op| op.traffic() as f64).sum();
+        let equal = 1.0 / group.len() as f64;
+        let part = |op: &Op| if bytes > 0.0 { op.traffic() as f64 / bytes } else { equal };
+        group.iter().map(|op| (interval, part(op))).collect::<Vec<_>>()
+    };
+    ops.chunk_by(copies).enumerate().flat_map(parts).collect()
+}
+
+impl Cuda {
+    /// Records `ops` with marks. Nothing runs.
+    ///
+    /// # Errors
+    /// What an operation or the driver could not do.
+    pub fn record_timed(&mut self, ops: &[Op]) -> Result<TimedGraph, CudaError> {
+        let portions = portions(ops);
+        let intervals = portions.last().map_or(0, |(last, _)| last + 1);
+        let marks = (0..=intervals).map(|_| Mark::new()).collect::<Result<Vec<_>, _>>()?;
+        let graph = self.record(|cuda| {
+            cuda.mark(&marks[0])?;
+            for (i, op) in ops.iter().enumerate() {
+                cuda.run(op)?;
+                let interval = portions[i].0;
+                if portions.get(i + 1).is_none_or(|next| next.0 != interval) {
+                    cuda.carry_all()?;
+                    cuda.mark(&marks[interval + 1])?;
+                }
+            }
+            Ok(())
+        })?;
+        Ok(TimedGraph { graph, marks, portions })
+    }
+
+    fn mark(&mut self, mark: &Mark) -> Result<(), OperationError> {
+        // SAFETY: an event that outlives the graph, and our own stream.
+        let code = unsafe { sys::cuEventRecordWithFlags(mark.0, self.stream.as_inner(), EXTERNAL) };
+        CudaError::check("cuEventRecordWithFlags", code).map_err(|e| self.fail(e))
+    }
+
+    /// Runs what was recorded and waits for it: the seconds of each operation, from the end of the one before it to its
+    /// own.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn replay_timed(&mut self, timed: &TimedGraph) -> Result<Vec<f64>, CudaError> {
+        self.launch_graph(&timed.graph)?;
+        self.synchronise()?;
+        let seconds =
+            timed.marks.windows(2).map(|pair| pair[1].since(&pair[0])).collect::<Result<Vec<_>, CudaError>>()?;
+        Ok(timed.portions.iter().map(|(interval, part)| part * seconds[*interval]).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::portions;
+    use capful_core::device::Op;
+    use capful_core::memory::{Dtype, Region, Space};
+    use capful_core::ops::{Carry, Gelu};
+
+    #[test]
+    fn copies_that_follow_each_other_share_an_interval_by_their_bytes() {
+        let at = |n| Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [1, 1, 1, n] };
+        let carry = |n| Op::from(Carry { from: at(n), to: at(n) });
+        let gelu = Op::from(Gelu { x: at(5), out: at(5) });
+        let shared = portions(&[gelu, carry(1), carry(3), gelu, gelu, carry(7)]);
+        assert_eq!(shared, [(0, 1.0), (1, 0.25), (1, 0.75), (2, 1.0), (3, 1.0), (4, 1.0)]);
+        assert_eq!(portions(&[carry(0), carry(0)]), [(0, 0.5), (0, 0.5)]);
+        assert!(portions(&[]).is_empty());
+    }
+}
