@@ -20,7 +20,12 @@ use crate::oracle::transformer::{Config, Feed, Names, Norm, Residual, Scaling};
 use crate::oracle::{Batch, IGNORE, Oracle};
 
 /// Every level of recomputation.
-pub const LEVELS: [Recompute; 3] = [Recompute::None, Recompute::Cheap, Recompute::Full];
+pub const LEVELS: [Recompute; 3] = [Recompute::NONE, Recompute::CHEAP, Recompute::FULL];
+
+/// The sets of which the number among all 128 is `part` modulo `parts`.
+pub fn sets(part: usize, parts: usize) -> impl Iterator<Item = Recompute> {
+    Recompute::FULL.subsets().skip(part % parts).step_by(parts)
+}
 
 /// Patterns in blocks of 16, and none.
 pub const PATTERNS: [Pattern; 5] = [
@@ -160,7 +165,7 @@ impl Model {
             pattern: pattern(config.attention()),
             products: Products::Wide,
         };
-        let evaluation = MicroBatch { recompute: Recompute::None, ..stage };
+        let evaluation = MicroBatch { recompute: Recompute::NONE, ..stage };
         let sections = Sections {
             training: vec![stage],
             accumulate: vec![2],

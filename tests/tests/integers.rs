@@ -19,7 +19,7 @@ const MICRO: MicroBatch = MicroBatch {
     batch: 2,
     seq_len: 12,
     chunk: 7,
-    recompute: Recompute::None,
+    recompute: Recompute::NONE,
     pattern: Pattern::DENSE,
     products: Products::Wide,
 };

@@ -1,7 +1,8 @@
 //! Every mixture of what a transformer can be on every device of this machine against the f64 oracle.
 
 use capful_core::model::Recompute;
-use capful_tests::model::{LEVELS, Model, assert_gradients, devices, tokens};
+use capful_host::device::AnyProfile;
+use capful_tests::model::{LEVELS, Model, assert_gradients, devices, sets, tokens};
 use capful_tests::oracle::Batch;
 use capful_tests::oracle::attention::Pattern;
 use capful_tests::oracle::differences::relative_error;
@@ -39,6 +40,28 @@ fn loss_and_every_gradient_are_the_oracles_whatever_is_computed_again() {
     });
 }
 
+/// On the Reference every set with every mixture; on the other devices every set with one mixture at least.
+#[test]
+fn whatever_set_of_activations_is_computed_again_no_bit_changes() {
+    let parts = cases().len();
+    cases().into_par_iter().enumerate().for_each(|(i, config)| {
+        let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
+        let batch = Batch { inputs: &inputs, targets: &targets, length: LENGTH };
+        let weights = config.formula_weights(0.4);
+        for (name, device) in devices() {
+            let gradients = |recompute| {
+                let mut model = Model::new(&device, &config, &weights, 2, LENGTH, recompute);
+                (model.loss(batch).to_bits(), model.bits("gradient."))
+            };
+            let kept = gradients(Recompute::NONE);
+            let parts = if matches!(device, AnyProfile::Reference(_)) { 1 } else { parts };
+            for recompute in sets(i, parts) {
+                assert!(gradients(recompute) == kept, "{name}, {config:?}, {recompute:?}");
+            }
+        }
+    });
+}
+
 #[test]
 fn micro_batches_add_up_to_one_large_batch() {
     cases().into_par_iter().for_each(|config| {
@@ -52,7 +75,7 @@ fn micro_batches_add_up_to_one_large_batch() {
         let (expected_loss, expected) =
             loss_and_gradients(&config, &weights, Batch { inputs: &inputs, targets: &targets, length: LENGTH });
         for (name, device) in devices() {
-            let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::None);
+            let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::NONE);
             let got = model.losses(&[half(0), half(1)]);
             assert!((got - expected_loss).abs() <= 1e-4 * expected_loss, "{name}, {config:?}: {got}, {expected_loss}");
             assert_gradients(&format!("{name}, {config:?}"), &model.tensors("gradient."), &expected, 1e-4);
@@ -67,7 +90,7 @@ fn logits_of_a_batch_and_of_token_after_token_are_the_oracles() {
         let weights = config.formula_weights(0.4);
         let expected = logits(&config, &weights, &inputs, LENGTH);
         for (name, device) in devices() {
-            let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::None);
+            let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::NONE);
             for (what, got) in [("batch", model.logits(&inputs)), ("decoded", model.decoded(&inputs))] {
                 let got: Vec<f64> = got.into_iter().map(f64::from).collect();
                 let error = relative_error(&got, &expected);

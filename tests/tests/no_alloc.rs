@@ -50,7 +50,7 @@ fn train() -> Option<()> {
         rotary_dims: 2,
         ..Transformer::GPT_NEOX
     };
-    let stage = MicroBatch { batch: 2, seq_len: 6, chunk: 5, recompute: Recompute::Cheap, pattern: Pattern::DENSE, products: Products::Wide };
+    let stage = MicroBatch { batch: 2, seq_len: 6, chunk: 5, recompute: Recompute::CHEAP, pattern: Pattern::DENSE, products: Products::Wide };
     model.validate().ok()?;
     model.validate_micro_batch(&stage).ok()?;
     let mut entries = [None::<Entry>; 128];

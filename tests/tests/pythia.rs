@@ -28,7 +28,7 @@ fn loss_and_every_gradient_are_the_oracles_under_every_pattern() {
         let weights = config.formula_weights(0.4);
         let (expected_loss, expected) = loss_and_gradients(&config, &weights, batch);
         for (name, device) in devices() {
-            let mut model = Model::new(&device, &config, &weights, 2, LENGTH, Recompute::None);
+            let mut model = Model::new(&device, &config, &weights, 2, LENGTH, Recompute::NONE);
             let got = model.loss(batch);
             let what = format!("{name}, {pattern:?}");
             assert!((got - expected_loss).abs() <= 1e-4 * expected_loss, "{what}: {got}, {expected_loss} expected");
@@ -68,7 +68,7 @@ fn micro_batches_add_up_to_one_large_batch() {
     let config = odd(Pattern::Dense);
     let weights = config.formula_weights(0.4);
     for (name, device) in devices() {
-        let mut large = Model::new(&device, &config, &weights, 3, LENGTH, Recompute::None);
+        let mut large = Model::new(&device, &config, &weights, 3, LENGTH, Recompute::NONE);
         let whole = large.loss(Batch { inputs: &inputs, targets: &targets, length: LENGTH });
         let expected = large.tensors("gradient.");
         for level in LEVELS {
@@ -90,7 +90,7 @@ fn pythia_70m_agrees_with_the_oracle() {
     let batch = Batch { inputs: &inputs, targets: &targets, length: 3 };
     let (expected_loss, expected) = loss_and_gradients(&config, &weights, batch);
     let [_, _, (name, device)] = devices();
-    let mut model = Model::new(&device, &config, &weights, 2, 3, Recompute::None);
+    let mut model = Model::new(&device, &config, &weights, 2, 3, Recompute::NONE);
     let got = model.loss(batch);
     assert!((got - expected_loss).abs() <= 1e-4 * expected_loss, "{got}, {expected_loss} expected");
     let gradients = model.tensors("gradient.");
@@ -104,7 +104,7 @@ fn twenty_steps_follow_pytorch() {
     assert_eq!(cases.len(), 4);
     for case in &cases {
         for (name, device) in devices() {
-            let mut model = Model::new(&device, &case.config, &case.weights(), 2, case.length, Recompute::None);
+            let mut model = Model::new(&device, &case.config, &case.weights(), 2, case.length, Recompute::NONE);
             let what = format!("{name}, {:?}", case.config.attention);
             for (i, (batch, lr)) in case.batches().into_iter().enumerate() {
                 let loss = model.step(i as i32 + 1, lr, batch);
@@ -143,7 +143,7 @@ fn an_update_moves_every_weight_as_the_oracle_does() {
     let batches = &case.batches()[..3];
     train::train(&case.config, &mut expected, Recipe::pythia(), batches);
     for (name, device) in devices() {
-        let mut model = Model::new(&device, &case.config, &case.weights(), 2, case.length, Recompute::Full);
+        let mut model = Model::new(&device, &case.config, &case.weights(), 2, case.length, Recompute::FULL);
         for (i, &(batch, lr)) in batches.iter().enumerate() {
             model.step(i as i32 + 1, lr, batch);
         }
@@ -168,7 +168,7 @@ fn decoding_gives_the_logits_of_an_evaluation_and_of_the_oracle() {
         let weights = config.formula_weights(0.4);
         let expected = logits(&config, &weights, &inputs, LENGTH);
         for (name, device) in devices() {
-            let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::None);
+            let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::NONE);
             let wide = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<_>>();
             for (way, got) in [("evaluation", wide(model.logits(&inputs))), ("decoding", wide(model.decoded(&inputs)))]
             {
@@ -187,7 +187,7 @@ fn an_evaluation_scores_what_the_oracle_does() {
     let mean = loss(&config, &weights, Batch { inputs: &inputs, targets: &targets, length: LENGTH });
     let expected = mean * targets.iter().filter(|&&t| t != IGNORE).count() as f64;
     for (name, device) in devices() {
-        let mut model = Model::new(&device, &config, &weights, 2, LENGTH, Recompute::None);
+        let mut model = Model::new(&device, &config, &weights, 2, LENGTH, Recompute::NONE);
         let got =
             model.session.evaluate(Rows { ids: &inputs, targets: &targets, offsets: &[] }).expect("an evaluation");
         assert!((got - expected).abs() <= 1e-5 * expected, "{name}: {got}, {expected} expected");
@@ -201,7 +201,7 @@ fn a_later_token_changes_no_earlier_logit() {
         let config = odd(pattern);
         let weights = config.formula_weights(0.4);
         for (name, device) in devices() {
-            let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::None);
+            let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::NONE);
             let base = model.logits(&inputs);
             for changed in [0, 1, 15, 16, 40, LENGTH - 1] {
                 let mut inputs = inputs.clone();
@@ -227,7 +227,7 @@ fn a_loss_sends_no_gradient_to_later_tokens() {
             for at in [0, 17, 50, length - 1] {
                 let mut targets = vec![IGNORE; length];
                 targets[at] = 3;
-                let mut model = Model::new(&device, &config, &weights, 1, length, Recompute::Cheap);
+                let mut model = Model::new(&device, &config, &weights, 1, length, Recompute::CHEAP);
                 model.loss(Batch { inputs: &inputs, targets: &targets, length });
                 let table = &model.tensors("gradient.")["gpt_neox.embed_in.weight"].data;
                 for (position, &id) in inputs.iter().enumerate() {

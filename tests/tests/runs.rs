@@ -634,3 +634,67 @@ fn a_batch_left_to_the_budget_is_a_number_before_anything_starts() {
     // Not even one sequence: the refusal says by how much.
     host(dir, &format!("train {auto} --budget 1MiB --out none")).refused(2, &["more than the 1.0 MiB of --budget"]);
 }
+
+#[test]
+fn activations_are_computed_again_by_name_and_the_plan_is_exact() {
+    let dir = directory();
+    let dir = dir.path();
+    let tiny = format!("{TINY} --preset yxanul-tiny --set layers=3 --set kv_heads=1 --set rank=8");
+    let weights = |run: &str| fs::read(dir.join(run).join("checkpoint-00000003/model.safetensors")).unwrap();
+    let mut arenas = Vec::new();
+    for (i, recompute) in ["none", "gate_up,mid", "cheap,qkv", "mixed"].into_iter().enumerate() {
+        let line = format!("{tiny} --recompute {recompute}");
+        host(dir, &format!("train {line} --steps 3 --out run{i}")).ok();
+        assert!(weights(&format!("run{i}")) == weights("run0"), "{recompute}");
+        let plan = host(dir, &format!("plan --json {line}")).ok().json();
+        let bench = host(dir, &format!("bench --json {line} --warm 1 --steps 1")).ok().json();
+        assert_eq!(bench["allocated_bytes"], plan["arena_bytes"], "{recompute}");
+        arenas.push(plan["arena_bytes"].as_u64().unwrap());
+        // Each line is the difference of two plans.
+        for row in plan["recompute"].as_array().unwrap() {
+            keys(row, &["activation", "again", "saved_bytes", "flops", "bytes", "seconds"]);
+            let kind = row["activation"].as_str().unwrap();
+            let kinds: Vec<_> =
+                recompute.replace("cheap", "norm1,norm2,activated").split(',').map(str::to_owned).collect();
+            assert_eq!(row["again"].as_bool(), Some(kinds.iter().any(|k| k == kind)), "{recompute} {kind}");
+            let others: Vec<_> = kinds.iter().filter(|k| *k != kind).cloned().collect();
+            let arena = |kinds: &[String]| {
+                let list = if kinds.is_empty() { "none".to_owned() } else { kinds.join(",") };
+                number(&host(dir, &format!("plan --json {tiny} --recompute {list}")).ok().json(), "arena_bytes")
+            };
+            let again: Vec<_> = others.iter().cloned().chain([kind.to_owned()]).collect();
+            assert_eq!(number(row, "saved_bytes"), arena(&others) - arena(&again), "{recompute} {kind}");
+        }
+    }
+    // Two layers of [4, 32, 64 + 16] f32: gate and up, and mid.
+    assert_eq!(arenas[0] - arenas[1], 2 * 4 * 32 * (64 + 16) * 4);
+    let config = fs::read_to_string(dir.join("run2/config.toml")).unwrap();
+    assert!(config.contains("recompute = \"norm1,qkv,norm2,activated\""), "{config}");
+    let table = host(dir, &format!("plan {tiny} --regions")).ok().out;
+    assert!(table.contains("saved bytes") && table.contains("gate_up"), "{table}");
+
+    // A GPU's memory: what is outside the arena is the same whatever is kept.
+    let gpu = format!("{tiny} --device cuda --gpu h200").replace("--batch-size 4", "--batch-size 640");
+    let needed = |recompute: &str| {
+        let plan = host(dir, &format!("plan --json {gpu} --recompute {recompute}")).ok();
+        (plan.json()["needed_bytes"].as_u64().unwrap(), plan.err.clone())
+    };
+    let (full, _) = needed("full");
+    let (fitted, line) = needed(&format!("fit:{}", full + 1_000_000));
+    assert!(fitted <= full + 1_000_000 && line.contains("recompute ") && line.contains("the cheapest"), "{line}");
+    host(dir, &format!("plan {gpu} --recompute fit:{}", full - 1)).refused(2, &["--recompute fit", "--batch-size"]);
+    // A run keeps what fitted when it began.
+    let fit = format!("train --json {tiny} --device reference --recompute fit:4GiB --out fitted");
+    host(dir, &format!("{fit} --steps 2")).ok();
+    host(dir, &format!("{fit} --steps 3 --resume")).ok();
+    for (wrong, says) in [
+        ("gate", "gate_up"),
+        ("mid,", "none, cheap, full"),
+        ("fit:much", "no size"),
+        ("fit:1GiB --batch-size auto", "give one of them"),
+        ("mid --set residual=parallel", "no mid"),
+    ] {
+        let line = format!("plan {} --recompute {wrong}", TINY.replace("--batch-size 4", ""));
+        host(dir, &line).refused(2, &[says]);
+    }
+}

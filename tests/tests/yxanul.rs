@@ -40,7 +40,7 @@ fn loss_and_every_gradient_are_the_oracles() {
         let weights = config.formula_weights(0.4);
         let (expected_loss, expected) = loss_and_gradients(&config, &weights, batch);
         for (name, device) in devices() {
-            let mut model = Model::new(&device, &config, &weights, 2, LENGTH, Recompute::None);
+            let mut model = Model::new(&device, &config, &weights, 2, LENGTH, Recompute::NONE);
             let got = model.loss(batch);
             let what = format!("{name}, {config:?}");
             assert!((got - expected_loss).abs() <= 1e-4 * expected_loss, "{what}: {got}, {expected_loss} expected");
@@ -81,7 +81,7 @@ fn micro_batches_add_up_to_one_large_batch() {
     for config in kinds(Pattern::Dense) {
         let weights = config.formula_weights(0.4);
         for (name, device) in devices() {
-            let mut large = Model::new(&device, &config, &weights, 3, LENGTH, Recompute::None);
+            let mut large = Model::new(&device, &config, &weights, 3, LENGTH, Recompute::NONE);
             let whole = large.loss(Batch { inputs: &inputs, targets: &targets, length: LENGTH });
             let expected = large.tensors("gradient.");
             for level in LEVELS {
@@ -106,7 +106,7 @@ fn an_update_moves_every_weight_as_the_oracle_does() {
         train::train(&config, &mut expected, Recipe::pythia(), &batches);
         for (name, device) in devices() {
             let weights = config.formula_weights(0.1);
-            let mut model = Model::new(&device, &config, &weights, 2, LENGTH, Recompute::Full);
+            let mut model = Model::new(&device, &config, &weights, 2, LENGTH, Recompute::FULL);
             for (i, &(batch, lr)) in batches.iter().enumerate() {
                 model.step(i as i32 + 1, lr, batch);
             }
@@ -130,7 +130,7 @@ fn decoding_gives_the_logits_of_an_evaluation_and_of_the_oracle() {
         let weights = config.formula_weights(0.4);
         let expected = logits(&config, &weights, &inputs, LENGTH);
         for (name, device) in devices() {
-            let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::None);
+            let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::NONE);
             let wide = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<_>>();
             for (way, got) in [("evaluation", wide(model.logits(&inputs))), ("decoding", wide(model.decoded(&inputs)))]
             {
@@ -149,7 +149,7 @@ fn an_evaluation_scores_what_the_oracle_does() {
         let mean = loss(&config, &weights, Batch { inputs: &inputs, targets: &targets, length: LENGTH });
         let expected = mean * targets.iter().filter(|&&t| t != IGNORE).count() as f64;
         for (name, device) in devices() {
-            let mut model = Model::new(&device, &config, &weights, 2, LENGTH, Recompute::None);
+            let mut model = Model::new(&device, &config, &weights, 2, LENGTH, Recompute::NONE);
             let got =
                 model.session.evaluate(Rows { ids: &inputs, targets: &targets, offsets: &[] }).expect("an evaluation");
             assert!((got - expected).abs() <= 1e-5 * expected, "{name}: {got}, {expected} expected");
@@ -163,7 +163,7 @@ fn a_later_token_changes_no_earlier_logit() {
     let config = odd(Pattern::Dense);
     let weights = config.formula_weights(0.4);
     for (name, device) in devices() {
-        let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::None);
+        let mut model = Model::new(&device, &config, &weights, 1, LENGTH, Recompute::NONE);
         let base = model.logits(&inputs);
         for changed in [0, 1, 15, 16, LENGTH - 1] {
             let mut inputs = inputs.clone();
@@ -183,7 +183,7 @@ fn twenty_steps_follow_transformers() {
     for case in &cases {
         for (name, device) in devices() {
             let what = format!("{name}, {:?}", case.config);
-            let mut model = Model::new(&device, &case.config, &case.weights(), 2, case.length, Recompute::None);
+            let mut model = Model::new(&device, &case.config, &case.weights(), 2, case.length, Recompute::NONE);
             let show = |model: &mut Model, expected: &[f64], apart: f64| {
                 let both = [case.prompt(), case.prompt()].concat();
                 let got = model.logits(&both);

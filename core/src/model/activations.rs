@@ -1,26 +1,27 @@
 //! The activations of a forward pass: which are kept for the backward pass, and where they lie.
 
-use super::family::Recompute;
+use super::recompute::{Activation, Recompute};
 use crate::device::{Profile, count};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, Stacked};
 
 /// Which activations every layer has slots of its own for.
 #[derive(Clone, Copy)]
 pub(super) struct Keep {
+    /// The layers' inputs: in training, which has a backward pass.
     pub inputs: bool,
-    pub products: bool,
-    pub element_wise: bool,
+    /// What is not kept besides.
+    again: Recompute,
 }
 
 impl Keep {
-    pub const NOTHING: Keep = Keep { inputs: false, products: false, element_wise: false };
+    pub const NOTHING: Keep = Keep { inputs: false, again: Recompute::FULL };
 
     pub const fn of(recompute: Recompute) -> Keep {
-        match recompute {
-            Recompute::None => Keep { inputs: true, products: true, element_wise: true },
-            Recompute::Cheap => Keep { inputs: true, products: true, element_wise: false },
-            Recompute::Full => Keep { inputs: true, products: false, element_wise: false },
-        }
+        Keep { inputs: true, again: recompute }
+    }
+
+    pub const fn keeps(&self, activation: Activation) -> bool {
+        !self.again.contains(activation)
     }
 }
 

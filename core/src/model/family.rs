@@ -1,21 +1,11 @@
 //! What every family has in common: the shape of a step, and how a host drives it.
 
+use super::recompute::Recompute;
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot};
 use crate::ops::Pattern;
 use crate::optimizer::Optimizer;
 use crate::train::{Results, Settings};
-
-/// How much of the forward pass is kept for the backward pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Recompute {
-    /// Everything is kept.
-    None,
-    /// The outputs of norms and of GELU or SwiGLU are computed again: element-wise work only.
-    Cheap,
-    /// Only each layer's input is kept.
-    Full,
-}
 
 /// What the products of the layers read. The embedding, the head and the weights' gradients are always wide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -344,6 +334,11 @@ pub trait Family {
     /// Whether its matrices can be kept in integers, where it is not trained: [`Profile::weights`].
     fn in_integers(&self) -> bool {
         false
+    }
+
+    /// The activations that its backward pass can compute again.
+    fn recomputable(&self) -> Recompute {
+        Recompute::NONE
     }
 
     /// Floating-point operations of training on one token by the field's convention: 6 a weight of a product,

@@ -6,16 +6,16 @@ mod family;
 mod initial;
 pub mod neurogen;
 mod parameter;
+mod recompute;
 mod scales;
 #[cfg(test)]
 mod testing;
 pub mod transformer;
 
-pub use family::{
-    Batch, Control, Family, GAUGES, Gauge, Measure, MicroBatch, ModelError, Products, Purpose, Recompute,
-};
+pub use family::{Batch, Control, Family, GAUGES, Gauge, Measure, MicroBatch, ModelError, Products, Purpose};
 pub use initial::FirstValues;
 pub use neurogen::NeuroGen;
 pub use parameter::{Parameter, Parameters};
+pub use recompute::{Activation, Recompute};
 pub use scales::Scales;
 pub use transformer::Transformer;

@@ -5,7 +5,7 @@ use std::io;
 use super::output::{fitting, say};
 use super::{Failure, RunFlags, settle, work};
 use crate::config::Weights;
-use crate::plan::{Decoding, Machine, Plan as Planned, Row, listing};
+use crate::plan::{Decoding, Machine, Plan as Planned, Row, listing, recompute};
 
 /// Flags of `host plan`.
 #[derive(Debug, clap::Args)]
@@ -18,7 +18,8 @@ pub struct Plan {
     /// Every operation of the run's programs with its operands, bytes, floating-point operations and roofline time
     #[arg(long, conflicts_with = "sweep")]
     program: bool,
-    /// Every region of memory, every stage and every line outside the arena, before the summary
+    /// Every region of memory, every stage and every line outside the arena, before the summary; and what each
+    /// activation that --recompute can name saves and costs
     #[arg(long, conflicts_with_all = ["sweep", "program"])]
     regions: bool,
     /// What generating alone would need instead of the run: every region of its weights, in this type, and of its arena
@@ -68,11 +69,20 @@ impl Plan {
             }
             return Ok(());
         }
+        let tradeoffs = match self.json || self.regions {
+            true => Planned::tradeoffs(&config, &machine)?,
+            false => Vec::new(),
+        };
         if self.json {
-            say!("{}", serde_json::to_string_pretty(&plan).map_err(work)?)?;
+            let mut value = serde_json::to_value(&plan).map_err(work)?;
+            value["recompute"] = serde_json::to_value(&tradeoffs).map_err(work)?;
+            say!("{}", serde_json::to_string_pretty(&value).map_err(work)?)?;
         } else {
             if self.regions {
                 say!("{}", plan.ledger().trim_end())?;
+            }
+            if !tradeoffs.is_empty() {
+                say!("{}", recompute::table(&tradeoffs).trim_end())?;
             }
             say!("{}", fitting(plan.summary(&config).trim_end(), &io::stdout()))?;
             if let Some(line) = config.attention_kept() {

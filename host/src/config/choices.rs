@@ -124,18 +124,6 @@ pub enum Attention {
     Mixed,
 }
 
-/// What the backward pass computes again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Recompute {
-    /// Nothing.
-    None,
-    /// Norm and GELU outputs.
-    Cheap,
-    /// Everything but the layers' inputs.
-    Full,
-}
-
 /// Where a step runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {

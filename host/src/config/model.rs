@@ -1,7 +1,7 @@
 //! Which model, and its sizes.
 
 use capful_core::model::transformer::Dialect;
-use capful_core::model::{Family as _, MicroBatch, ModelError, NeuroGen, Transformer};
+use capful_core::model::{Family as _, MicroBatch, ModelError, NeuroGen, Recompute, Transformer};
 use serde::{Deserialize, Serialize};
 
 use super::error::{ConfigError, error};
@@ -92,6 +92,14 @@ impl AnyFamily {
         match self {
             AnyFamily::Transformer(family) => family.in_integers(),
             AnyFamily::NeuroGen(family) => family.in_integers(),
+        }
+    }
+
+    /// The activations that its backward pass can compute again.
+    pub fn recomputable(&self) -> Recompute {
+        match self {
+            AnyFamily::Transformer(family) => family.recomputable(),
+            AnyFamily::NeuroGen(family) => family.recomputable(),
         }
     }
 

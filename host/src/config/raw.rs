@@ -135,9 +135,10 @@ pub struct RawConfig {
     /// Distance of the blocks that global attention sees
     #[arg(long, value_name = "N")]
     pub stride: Option<u32>,
-    /// What the backward pass computes again to save memory: none, cheap or full
-    #[arg(long, value_name = "LEVEL")]
-    pub recompute: Option<super::Recompute>,
+    /// What the backward pass computes again to save memory: none, cheap, full, a list of activations as `host plan` names
+    /// them, or fit:SIZE for the list that costs least time where the run has so much memory
+    #[arg(long, value_name = "LEVEL|LIST|fit:SIZE")]
+    pub recompute: Option<super::RecomputeChoice>,
     /// Rows of logits that exist at once
     #[arg(long, value_name = "N")]
     pub chunk: Option<u32>,

@@ -13,7 +13,7 @@ use super::keys::nearest;
 use super::model::model;
 use super::{
     AnyFamily, Attention, BatchSize, ByteSize, ConfigError, Device, LrSchedule, ModelConfig, Order, Precision, Preset,
-    RawConfig, Recompute, StageConfig, TokenizerChoice,
+    RawConfig, Recompute, RecomputeChoice, StageConfig, TokenizerChoice, kinds,
 };
 
 /// Bytes of the pool where nothing else is asked for: two halves of 64 MiB, of 61,679 sequences of 512 each where the
@@ -235,6 +235,13 @@ impl Config {
             (None, None) => 8,
             (None, Some(BatchSize::Auto)) => return error("--batch-size auto is for train, plan and bench".to_owned()),
         };
+        let recompute = match raw.recompute {
+            None => Recompute::NONE,
+            Some(RecomputeChoice::Set(set)) => set,
+            Some(RecomputeChoice::Fit(_)) => {
+                return error("--recompute fit:SIZE is for train, plan and bench".to_owned());
+            }
+        };
         let seq_len = last.map_or(raw.seq_len.unwrap_or(128), |s| s.seq_len);
         let micro_batches = accumulated(raw.accumulate, raw.tokens_per_step, [batch_size, seq_len])?;
         let config = Config {
@@ -269,7 +276,7 @@ impl Config {
             block: raw.block.unwrap_or(64),
             window: raw.window.unwrap_or(1),
             stride: raw.stride.unwrap_or(if raw.attention == Some(Attention::Mixed) { 4 } else { 2 }),
-            recompute: raw.recompute.unwrap_or(Recompute::None),
+            recompute,
             chunk: raw.chunk.unwrap_or(chunk),
             budget,
             gpu: raw.gpu,
@@ -296,6 +303,15 @@ impl Config {
         self.family().validate()?;
         self.validate_stages()?;
         self.family().validate_micro_batch(&self.micro_batch())?;
+        let (recompute, there) = (self.recompute, self.family().recomputable());
+        let level = Recompute::LEVELS.iter().any(|(_, level)| *level == recompute);
+        if let Some(missing) = recompute.0.iter().find(|kind| !level && !there.contains(*kind)) {
+            return error(format!(
+                "--recompute {recompute}: this model has no {}; it has {}",
+                missing.name(),
+                kinds(there)
+            ));
+        }
         let positive = [
             ("accumulate", u64::from(self.accumulate)),
             ("threads", u64::from(self.threads)),
@@ -447,7 +463,7 @@ impl Config {
 
     /// The shape of an evaluation. Streams begin each of its rows with nothing before it: fewer and longer ones then.
     pub fn evaluation(&self) -> MicroBatch {
-        let stage = MicroBatch { recompute: model::Recompute::None, products: Products::Wide, ..self.micro_batch() };
+        let stage = MicroBatch { recompute: model::Recompute::NONE, products: Products::Wide, ..self.micro_batch() };
         match self.model {
             ModelConfig::NeuroGen(_) => {
                 let longer = (1..=4).rev().find(|n| stage.batch.is_multiple_of(*n)).unwrap_or(1);
@@ -476,11 +492,7 @@ impl Config {
             batch,
             seq_len,
             chunk: self.chunk,
-            recompute: match self.recompute {
-                Recompute::None => model::Recompute::None,
-                Recompute::Cheap => model::Recompute::Cheap,
-                Recompute::Full => model::Recompute::Full,
-            },
+            recompute: self.recompute.0,
             pattern: self.pattern(),
             products: if self.precision == Precision::Fp8 { Products::Quantised } else { Products::Wide },
         }
@@ -591,6 +603,9 @@ mod tests {
             ("preset = 'yxanul-tiny'\n[model]\nnorm = 'batch'", "layer"),
             ("preset = 'pythia-tiny'\n[model]\nrank = 8", "tied"),
             ("preset = 'neurogen-tiny'\nrecompute = 'full'", "--recompute"),
+            ("preset = 'neurogen-tiny'\nrecompute = 'mid'", "--recompute"),
+            ("preset = 'pythia-tiny'\nrecompute = 'norm1,mid'", "this model has no mid; it has norm1, qkv"),
+            ("recompute = 'fit:1GiB'", "train, plan and bench"),
             ("preset = 'neurogen-tiny'\nattention = 'local'", "--attention"),
             ("preset = 'neurogen-tiny'\naccumulate = 2", "--accumulate"),
             ("preset = 'neurogen-tiny'\nwindow = 2", "a NeuroGen has no attention"),

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::error::error;
-use super::{BatchSize, Config, ConfigError, RawConfig, RawStage, StageConfig};
+use super::{BatchSize, Config, ConfigError, RawConfig, RawStage, RecomputeChoice, StageConfig};
 
 /// The keys that may differ when a run goes on. The rest decides its numbers.
 const MAY_DIFFER: [&str; 12] = [
@@ -45,10 +45,14 @@ impl Config {
         Ok(config)
     }
 
-    /// Takes away what became numbers of this run when it began: the batch that fitted then, and the factor of its stages.
+    /// Takes away what became numbers of this run when it began: the batch and the activations that fitted then, and the
+    /// factor of its stages.
     fn same_shape(&self, written: &mut RawConfig) -> Result<(), ConfigError> {
         if written.batch_size == Some(BatchSize::Auto) {
             (written.batch_size, written.tokens_per_step) = (None, None);
+        }
+        if let Some(RecomputeChoice::Fit(_)) = written.recompute {
+            written.recompute = None;
         }
         if let Some(scale) = written.stage_scale {
             let preset = written.preset.clone().unwrap_or_else(|| self.preset.clone());
@@ -156,7 +160,7 @@ impl Config {
             block: Some(block),
             window: Some(window),
             stride: Some(stride),
-            recompute: Some(recompute),
+            recompute: Some(RecomputeChoice::Set(recompute)),
             chunk: Some(chunk),
             budget: budget.map(|bytes| bytes.to_string()),
             gpu,

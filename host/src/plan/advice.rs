@@ -11,7 +11,7 @@ pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan, budget: u64) -
     }
     let mut least = plan.needed_bytes;
     let most = config.stages().iter().map(|p| p.micro_tokens()).max().unwrap_or(1);
-    for recompute in [config.recompute, Recompute::Cheap, Recompute::Full] {
+    for recompute in [config.recompute, Recompute::CHEAP, Recompute::FULL] {
         let mut tokens = most;
         while tokens >= 1 {
             let mut changed = config.clone();
@@ -59,8 +59,7 @@ fn smaller(config: &mut Config, tokens: u64) -> bool {
 fn flags(from: &Config, to: &Config) -> String {
     let mut flags = Vec::new();
     if from.recompute != to.recompute {
-        let level = if to.recompute == Recompute::Cheap { "cheap" } else { "full" };
-        flags.push(format!("--recompute {level}"));
+        flags.push(format!("--recompute {}", to.recompute));
     }
     if from.stage.is_empty() && from.batch_size != to.batch_size {
         flags.push(format!("--batch-size {} --accumulate {}", to.batch_size, to.accumulate));

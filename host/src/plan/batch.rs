@@ -2,7 +2,7 @@
 
 use super::sweep::largest;
 use super::{Machine, Plan};
-use crate::config::{BatchSize, Config, ConfigError, RawConfig, human_bytes};
+use crate::config::{BatchSize, ByteSize, Config, ConfigError, RawConfig, RecomputeChoice, human_bytes};
 
 impl Plan {
     /// Decides what `raw` leaves to the budget, and everything else; a line for people where there was something.
@@ -10,6 +10,16 @@ impl Plan {
     /// # Errors
     /// As [`Config::resolve`]; no budget is known.
     pub fn settle(raw: RawConfig) -> Result<(Config, Option<String>), ConfigError> {
+        if let Some(RecomputeChoice::Fit(ByteSize(most))) = raw.recompute {
+            if raw.batch_size == Some(BatchSize::Auto) {
+                return Err(ConfigError(
+                    "--recompute fit:SIZE fits one batch size, and --batch-size auto any; give one of them".to_owned(),
+                ));
+            }
+            let config = Config::resolve(RawConfig { recompute: None, ..raw })?;
+            let (config, line) = Plan::fit_recompute(&config, &Machine::of(&config)?, most)?;
+            return Ok((config, Some(line)));
+        }
         if raw.batch_size != Some(BatchSize::Auto) {
             return Ok((Config::resolve(raw)?, None));
         }

@@ -16,6 +16,7 @@ mod machine;
 pub mod memory;
 mod outside;
 mod program;
+pub mod recompute;
 mod smaller;
 mod summary;
 mod sweep;

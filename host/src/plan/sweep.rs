@@ -20,9 +20,6 @@ pub struct Row {
     pub arena_bytes: u64,
 }
 
-const LEVELS: [(Recompute, &str); 3] =
-    [(Recompute::None, "none"), (Recompute::Cheap, "cheap"), (Recompute::Full, "full")];
-
 /// A smaller chunk is tried down to this: below it the head's product is too thin.
 const LEAST_CHUNK: u32 = 16;
 
@@ -40,9 +37,9 @@ impl Plan {
         }
         let mut rows = Vec::new();
         // About as many tokens fit at the next length.
-        let mut tokens = [1; LEVELS.len()];
+        let mut tokens = [1; Recompute::LEVELS.len()];
         for seq_len in lengths(config.context()) {
-            for (level, tokens) in LEVELS.iter().zip(&mut tokens) {
+            for (level, tokens) in Recompute::LEVELS.iter().zip(&mut tokens) {
                 let row = row(config, machine, seq_len, *level, *tokens / seq_len)?;
                 *tokens = row.batch_size.saturating_mul(seq_len);
                 rows.push(row);
@@ -63,7 +60,7 @@ fn row(
     config: &Config,
     machine: &Machine,
     seq_len: u32,
-    (recompute, name): (Recompute, &'static str),
+    (name, recompute): (&'static str, Recompute),
     guess: u32,
 ) -> Result<Row, ConfigError> {
     let largest = |chunk: u32, guess: u32| {

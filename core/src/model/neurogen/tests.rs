@@ -46,7 +46,7 @@ const MODEL: NeuroGen = NeuroGen {
 
 #[test]
 fn every_step_of_every_rule_passes_the_meter() {
-    let (recompute, products) = (Recompute::None, Products::Wide);
+    let (recompute, products) = (Recompute::NONE, Products::Wide);
     let micro = MicroBatch { batch: 2, seq_len: 7, chunk: 4, recompute, pattern: Pattern::DENSE, products };
     for rule in [Rule::Eprop, Rule::EpropRandom, Rule::Bptt, Rule::Frozen] {
         let bare = NeuroGen { skip: 0, memory: 0, gate: false, dopamine: 0.0, novelty: 0.0, ..MODEL };

@@ -29,7 +29,7 @@ impl Backward<'_> {
     /// Every layer and the embedding, behind [`Backward::head`].
     pub fn run(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         for l in (0..self.pass.model.layers).rev() {
-            self.pass.rebuild(device, self.micro, l)?;
+            self.pass.rebuild(device, self.micro.recompute, l)?;
             self.feed(device, l)?;
             self.attention(device, l)?;
         }

@@ -12,7 +12,7 @@ use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot};
 use crate::model::activations::{Keep, larger};
 use crate::model::checks::check_micro_batch;
 use crate::model::family::{Batch, Control, Family, MicroBatch, ModelError, Products, Purpose};
-use crate::model::{Parameter, Parameters as _};
+use crate::model::{Activation, Parameter, Parameters as _, Recompute};
 use crate::ops::{HeadLoss, IntegerProduct, Pattern, QuantisedProduct};
 use crate::optimizer::{self, Learning, Optimizer};
 
@@ -92,6 +92,11 @@ impl Family for Transformer {
 
     fn in_integers(&self) -> bool {
         true
+    }
+
+    fn recomputable(&self) -> Recompute {
+        // Parallel branches have no residual stream between them.
+        if self.parallel() { Recompute::FULL.without(Activation::Mid) } else { Recompute::FULL }
     }
 
     fn flops_per_token(&self, seq_len: u32) -> u64 {

@@ -6,8 +6,8 @@ use super::regions::{Forward, Network};
 use super::{Feed, Transformer};
 use crate::device::{Device, OperationError};
 use crate::memory::{Region, Stacked};
-use crate::model::family::{MicroBatch, Recompute};
-use crate::ops::{Attention, CachedAttention, Embed, Epilogue, Gelu, Linear, Norm, Pattern, Rotate, SwiGlu};
+use crate::model::{Activation, Recompute};
+use crate::ops::{Attention, CachedAttention, Embed, Epilogue, Gelu, Linear, Norm, Pattern, Quantise, Rotate, SwiGlu};
 
 /// What queries look back on.
 #[derive(Clone, Copy)]
@@ -44,6 +44,7 @@ impl Pass<'_> {
         self.embed(device, ids)?;
         for l in 0..self.model.layers {
             self.norm1(device, l)?;
+            self.queries(device, l)?;
             self.attend(device, l)?;
             self.mix(device, l)?;
             self.norm2(device, l)?;
@@ -95,18 +96,29 @@ impl Pass<'_> {
         })
     }
 
-    /// Queries, keys and values, and what attention makes of them.
-    fn attend(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
-        let (model, w, f, pattern) = (self.model, &self.network.weights, self.forward, self.pattern);
-        let (qkv, out) = (f.qkv.at(l), f.mixed.at(l));
+    /// Queries, keys and values. Behind a cache attention rotates them itself.
+    fn queries(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
+        let (model, w, f) = (self.model, &self.network.weights, self.forward);
+        let qkv = f.qkv.at(l);
         let linear = Linear::new(f.norm1.at(l), w.qkv.weight.at(l), w.qkv.bias(l), qkv);
         self.project(device, (Projection::Qkv, l), linear)?;
-        if let Some(norm) = model.qk_norm(w, l, qkv, self.forward.qk_input) {
+        if let Some(norm) = model.qk_norm(w, l, qkv, f.qk_input) {
             device.emit(norm)?;
         }
         match self.past {
             Past::Sequence { seq_len } => {
-                device.emit(Rotate { qkv, rotary: model.rotary(self.network.table, seq_len) })?;
+                device.emit(Rotate { qkv, rotary: model.rotary(self.network.table, seq_len) })
+            }
+            Past::Cache { .. } => Ok(()),
+        }
+    }
+
+    /// What attention makes of them.
+    fn attend(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
+        let (model, f, pattern) = (self.model, self.forward, self.pattern);
+        let (qkv, out) = (f.qkv.at(l), f.mixed.at(l));
+        match self.past {
+            Past::Sequence { .. } => {
                 let heads = model.attention_heads();
                 device.emit(Attention { qkv, out, log_sum: f.log_sum.at(l), heads, pattern })
             }
@@ -195,28 +207,67 @@ impl Pass<'_> {
         Ok(low)
     }
 
-    /// Rebuilds what layer `l`'s shared slots lost to later layers. The last layer's are still there.
-    pub fn rebuild(&self, device: &mut dyn Device, micro: &MicroBatch, l: u32) -> Result<(), OperationError> {
-        if l + 1 == self.model.layers || micro.recompute == Recompute::None {
+    /// Rebuilds what layer `l`'s shared slots lost to later layers, in the order of the forward pass. The last layer's are
+    /// still there.
+    pub fn rebuild(&self, device: &mut dyn Device, again: Recompute, l: u32) -> Result<(), OperationError> {
+        if l + 1 == self.model.layers {
             return Ok(());
         }
-        if micro.recompute == Recompute::Full {
-            self.norm1(device, l)?;
-            self.attend(device, l)?;
-            if !self.model.parallel() {
-                self.mix(device, l)?;
-            }
-            self.norm2(device, l)?;
-            self.expand(device, l)?;
-            return Pass { copying: None, ..*self }.activate(device, l);
+        let (parallel, again) = (self.model.parallel(), |a| again.contains(a));
+        let (qkv, up) = (again(Activation::Qkv), again(Activation::GateUp));
+        // Copies are for a product that follows.
+        let reading = |read: bool| Pass { copying: self.copying.filter(|_| read), ..*self };
+        if parallel {
+            self.parallel_norms(device, l, again(Activation::Norm1), again(Activation::Norm2))?;
+        } else if again(Activation::Norm1) {
+            reading(qkv).norm1(device, l)?;
+        } else if qkv {
+            self.copy(device, Projection::Qkv, l, self.forward.norm1.at(l))?;
         }
-        // No product is computed again, so nobody reads copies.
-        let uncopied = Pass { copying: None, ..*self };
-        uncopied.norm1(device, l)?;
-        uncopied.norm2(device, l)?;
+        if qkv {
+            self.queries(device, l)?;
+        }
+        if again(Activation::Mixed) {
+            self.attend(device, l)?;
+        }
+        if again(Activation::Mid) && !parallel {
+            self.mix(device, l)?;
+        }
+        if again(Activation::Norm2) {
+            reading(up).norm2(device, l)?;
+        } else if up {
+            self.copy(device, Projection::Up, l, self.forward.norm2.at(l))?;
+        }
+        if up {
+            self.expand(device, l)?;
+        }
         match self.model.feed {
+            _ if !again(Activation::Activated) => Ok(()),
+            // The product made it.
+            Feed::Gelu if up => Ok(()),
             Feed::Gelu => device.emit(Gelu { x: self.forward.up.at(l), out: self.forward.activated.at(l) }),
-            Feed::SwiGlu => uncopied.activate(device, l),
+            Feed::SwiGlu => reading(false).activate(device, l),
+        }
+    }
+
+    /// Those of the norms of parallel branches that are computed again.
+    fn parallel_norms(&self, device: &mut dyn Device, l: u32, first: bool, second: bool) -> Result<(), OperationError> {
+        let (model, w, f) = (self.model, &self.network.weights, self.forward);
+        let (norm1, norm2) = (w.norm1.affine(l, f.norm1.at(l)), w.norm2.affine(l, f.norm2.at(l)));
+        let (first, second) = match (first, second) {
+            (false, false) => return Ok(()),
+            (true, second) => (norm1, second.then_some(norm2)),
+            (false, true) => (norm2, None),
+        };
+        let (kind, eps) = (model.norm, model.norm_eps);
+        device.emit(Norm { kind, x: f.x.at(l), eps, stats: f.stats1.at(l), first, second, copy: None })
+    }
+
+    /// Copies the kept input of a product that is computed again, where the operation that wrote it had copied it.
+    fn copy(&self, device: &mut dyn Device, p: Projection, l: u32, x: Region) -> Result<(), OperationError> {
+        match self.model.input_copy(self.copying, p, l, x) {
+            Some(out) => device.emit(Quantise { x, out, transposed: None }),
+            None => Ok(()),
         }
     }
 }

@@ -6,6 +6,7 @@ use super::integers::{Codes, Integers};
 use super::weights::Weights;
 use crate::device::Profile;
 use crate::memory::{Ledger, Region, Stacked};
+use crate::model::Activation;
 use crate::model::Scales;
 use crate::model::activations::{Activations, Keep};
 use crate::model::family::{Batch, Control};
@@ -54,7 +55,7 @@ pub(super) struct Forward {
     pub log_sum: Stacked,
     /// [batch, seq_len, heads · size]: attention's output, before its projection.
     pub mixed: Stacked,
-    /// [batch, seq_len, d_model]: x after attention was added. Of parallel branches, or where nothing is kept, the slot of
+    /// [batch, seq_len, d_model]: x after attention was added. Of parallel branches, or in no training, the slot of
     /// the layer's output.
     pub mid: Stacked,
     /// [batch, seq_len, 1 or 2]: what norm₂ is made with.
@@ -144,24 +145,28 @@ impl Transformer {
         let low = self.rank.map(|rank| all.lay("embed.low", false, 1, rank).first);
         let x = all.lay("layers.x", keep.inputs, layers + 1, d);
         let stats1 = all.lay_f32("layers.stats1", keep.inputs, layers, statistics);
-        let norm1 = all.lay("layers.norm1", keep.element_wise, layers, d);
-        let qkv = all.lay("layers.qkv", keep.products, layers, self.qkv_width());
+        let norm1 = all.lay("layers.norm1", keep.keeps(Activation::Norm1), layers, d);
+        let keep_qkv = keep.keeps(Activation::Qkv);
+        let qkv = all.lay("layers.qkv", keep_qkv, layers, self.qkv_width());
         // Only training keeps inputs, and only it has a backward pass.
         let qk_input = (self.qk_norm && keep.inputs).then(|| {
             let heads = self.attention_heads();
-            let raw = all.lay("layers.qk_raw", keep.products, layers, heads.normed() * heads.size);
-            QkInput { raw, stats: all.lay_f32("layers.qk_stats", keep.products, layers, heads.normed()) }
+            let raw = all.lay("layers.qk_raw", keep_qkv, layers, heads.normed() * heads.size);
+            QkInput { raw, stats: all.lay_f32("layers.qk_stats", keep_qkv, layers, heads.normed()) }
         });
-        let log_sum = all.log_sum(keep.products, layers, self.heads);
-        let mixed = all.lay("layers.mixed", keep.products, layers, self.mixed_width());
+        let keep_mixed = keep.keeps(Activation::Mixed);
+        let log_sum = all.log_sum(keep_mixed, layers, self.heads);
+        let mixed = all.lay("layers.mixed", keep_mixed, layers, self.mixed_width());
         let mid = match sequential && keep.inputs {
-            true => all.lay("layers.mid", keep.products, layers, d),
+            true => all.lay("layers.mid", keep.keeps(Activation::Mid), layers, d),
             false => Stacked { first: x.at(1), ..x },
         };
-        let stats2 = if sequential { all.lay_f32("layers.stats2", keep.products, layers, statistics) } else { stats1 };
-        let norm2 = all.lay("layers.norm2", keep.element_wise, layers, d);
-        let up = all.lay("layers.up", keep.products, layers, self.up_width());
-        let activated = all.lay("layers.activated", keep.element_wise, layers, self.d_ff);
+        // They are made again with norm₂; beside a kept mid they are kept too, as they always were.
+        let keep_stats2 = keep.keeps(Activation::Mid) || keep.keeps(Activation::Norm2);
+        let stats2 = if sequential { all.lay_f32("layers.stats2", keep_stats2, layers, statistics) } else { stats1 };
+        let norm2 = all.lay("layers.norm2", keep.keeps(Activation::Norm2), layers, d);
+        let up = all.lay("layers.up", keep.keeps(Activation::GateUp), layers, self.up_width());
+        let activated = all.lay("layers.activated", keep.keeps(Activation::Activated), layers, self.d_ff);
         let final_stats = all.lay_f32("final.stats", false, 1, statistics).first;
         let final_out = all.lay("final.out", false, 1, d).first;
         let losses = all.losses();

@@ -4,7 +4,7 @@ use super::*;
 use crate::device::{Meter, Profile, Rates, Single};
 use crate::memory::{Dtype, Entry, Layout, Role, Stacked};
 use crate::model::testing::{Half, metered};
-use crate::model::{Family, MicroBatch, Parameter, Parameters, Products, Purpose, Recompute};
+use crate::model::{Activation, Family, MicroBatch, Parameter, Parameters, Products, Purpose, Recompute};
 use crate::ops::Pattern;
 use crate::optimizer::Rule;
 use crate::random::Random;
@@ -80,7 +80,7 @@ fn a_layer_keeps_the_bytes_a_token_that_were_worked_out_by_hand() {
         batch: 1,
         seq_len: 128,
         chunk: 8,
-        recompute: Recompute::None,
+        recompute: Recompute::NONE,
         pattern: Pattern::DENSE,
         products: Products::Wide,
     };
@@ -90,10 +90,24 @@ fn a_layer_keeps_the_bytes_a_token_that_were_worked_out_by_hand() {
         PUBLISHED.lay_training(&MicroBatch { recompute, ..micro }, &Half, &mut Layout::new(&mut visit));
         bytes / u64::from(micro.tokens())
     };
-    assert_eq!(kept(Recompute::None), 22_072);
-    assert_eq!(kept(Recompute::Cheap), 14_904);
+    assert_eq!(kept(Recompute::NONE), 22_072);
+    assert_eq!(kept(Recompute::CHEAP), 14_904);
     // x and the scale of its norm.
-    assert_eq!(kept(Recompute::Full), 2 * 768 + 4);
+    assert_eq!(kept(Recompute::FULL), 2 * 768 + 4);
+    // In bf16 two bytes a number: 12 heads and twice 2 of 64, 12 logarithms in f32, 2 · 2048 and 2048 of the feed-forward.
+    for (kind, bytes) in [
+        (Activation::Norm1, 2 * 768),
+        (Activation::Qkv, 2 * 16 * 64),
+        (Activation::Mixed, 2 * 768 + 4 * 12),
+        (Activation::Mid, 2 * 768),
+        (Activation::Norm2, 2 * 768),
+        (Activation::GateUp, 2 * 2 * 2048),
+        (Activation::Activated, 2 * 2048),
+    ] {
+        assert_eq!(kept(Recompute::NONE.with(kind)), 22_072 - bytes, "{kind:?}");
+    }
+    // The scale of norm₂ is kept for the one of both that is.
+    assert_eq!(kept(Recompute::NONE.with(Activation::Mid).with(Activation::Norm2)), 22_072 - 4 * 768 - 4);
 }
 
 #[test]
@@ -133,11 +147,11 @@ fn parts_of_their_own_take_what_was_worked_out_by_hand() {
         batch: 1,
         seq_len: 64,
         chunk: 8,
-        recompute: Recompute::None,
+        recompute: Recompute::NONE,
         pattern: Pattern::DENSE,
         products: Products::Wide,
     };
-    for (recompute, slots) in [(Recompute::None, 28), (Recompute::Cheap, 28), (Recompute::Full, 1)] {
+    for (recompute, slots) in [(Recompute::NONE, 28), (Recompute::CHEAP, 28), (Recompute::FULL, 1)] {
         let mut bytes = [0; 2];
         for (qk_norm, bytes) in [false, true].into_iter().zip(&mut bytes) {
             let mut visit = |e: &Entry| *bytes += e.bytes;
@@ -175,8 +189,10 @@ fn every_step_of_every_mixture_passes_the_meter() {
     for i in 0..60 {
         let model = mixture(&random, i);
         model.validate().unwrap();
-        for (recompute, products) in [Recompute::None, Recompute::Cheap, Recompute::Full]
+        let sets = Recompute::FULL.subsets().skip(i as usize % 8).step_by(8);
+        for (recompute, products) in [Recompute::NONE, Recompute::CHEAP, Recompute::FULL]
             .into_iter()
+            .chain(sets)
             .flat_map(|r| [Products::Wide, Products::Warming, Products::Quantised].map(|p| (r, p)))
         {
             let micro = MicroBatch { batch: 2, seq_len: 7, chunk: 4, recompute, pattern: Pattern::DENSE, products };
@@ -220,11 +236,11 @@ fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
         batch: 2,
         seq_len: 7,
         chunk: 4,
-        recompute: Recompute::None,
+        recompute: Recompute::NONE,
         pattern: Pattern::DENSE,
         products: Products::Wide,
     };
-    for (recompute, products) in [Recompute::None, Recompute::Cheap, Recompute::Full]
+    for (recompute, products) in [Recompute::NONE, Recompute::CHEAP, Recompute::FULL]
         .into_iter()
         .flat_map(|r| [Products::Wide, Products::Warming, Products::Quantised].map(|p| (r, p)))
     {
@@ -287,7 +303,7 @@ const SIZES: [u32; 10] = [1, 2, 16, 48, 256, 1 << 16, (1 << 20) + 16, (1 << 28) 
 
 fn micro(draw: &mut impl FnMut() -> u32) -> MicroBatch {
     let (batch, seq_len, chunk) = (draw(), draw(), draw());
-    let recompute = [Recompute::None, Recompute::Cheap, Recompute::Full][draw() as usize % 3];
+    let recompute = [Recompute::NONE, Recompute::CHEAP, Recompute::FULL][draw() as usize % 3];
     MicroBatch { batch, seq_len, chunk, recompute, pattern: Pattern::DENSE, products: Products::Wide }
 }
 

@@ -21,7 +21,7 @@ const STAGE: MicroBatch = MicroBatch {
     batch: STREAMS as u32,
     seq_len: LENGTH as u32,
     chunk: 8,
-    recompute: Recompute::None,
+    recompute: Recompute::NONE,
     pattern: Pattern::DENSE,
     products: Products::Wide,
 };

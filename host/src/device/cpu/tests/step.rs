@@ -99,7 +99,7 @@ fn apart(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 fn whole_steps_agree_with_the_reference_and_threads_with_each_other() {
     let patterns = [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed];
-    let recomputes = [Recompute::None, Recompute::Cheap, Recompute::Full];
+    let recomputes = [Recompute::NONE, Recompute::CHEAP, Recompute::FULL];
     for (case, kind) in patterns.into_iter().enumerate() {
         for recompute in recomputes {
             let pattern = Pattern { kind, block: 8, window: 1, stride: 3 };

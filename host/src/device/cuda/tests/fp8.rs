@@ -301,7 +301,7 @@ const STAGE: MicroBatch = MicroBatch {
     batch: 2,
     seq_len: 19,
     chunk: 16,
-    recompute: Recompute::None,
+    recompute: Recompute::NONE,
     pattern: Pattern::DENSE,
     products: Kind::Quantised,
 };
@@ -532,7 +532,8 @@ fn steps_in_fp8_go_on_with_the_same_bits() {
     let soon = |step| if step < 2 { Kind::Warming } else { Kind::Quantised };
     let whole = on_gpu(Precision::Fp8, &STAGE, 5, soon);
     assert_eq!(on_gpu(Precision::Fp8, &STAGE, 5, soon), whole, "twice");
-    for recompute in [Recompute::Cheap, Recompute::Full] {
+    let singles = Recompute::FULL.iter().map(|kind| Recompute::NONE.with(kind));
+    for recompute in singles.chain([Recompute::CHEAP, Recompute::FULL]) {
         let (losses, _) = on_gpu(Precision::Fp8, &MicroBatch { recompute, ..STAGE }, 5, soon);
         assert_eq!(losses, whole.0, "{recompute:?}");
     }
@@ -594,16 +595,32 @@ impl<M: Machine> Machine for Apart<M> {
 }
 
 #[test]
+fn whatever_is_computed_again_steps_in_fp8_have_the_same_losses_on_the_reference() {
+    let soon = |step| if step < 2 { Kind::Warming } else { Kind::Quantised };
+    let losses = |recompute| {
+        let stage = MicroBatch { recompute, ..STAGE };
+        let plan = plan(MODEL, &SingleFp8, 0, &stage);
+        let mut storage = vec![0u64; (plan.bytes / 8) as usize];
+        train(&mut Reference { arena: Arena::new(&mut storage) }, &plan, &stage, (0, 4), None, soon).0
+    };
+    let kept = losses(Recompute::NONE);
+    let pairs = |set: &Recompute| set.iter().count() <= 2 || set.iter().count() >= 6;
+    for recompute in Recompute::FULL.subsets().filter(pairs) {
+        assert_eq!(losses(recompute), kept, "{recompute:?}");
+    }
+}
+
+#[test]
 fn a_step_whose_operations_copy_has_the_bits_of_one_whose_copies_are_apart() {
     let soon = |step| if step < 2 { Kind::Warming } else { Kind::Quantised };
     let able = Bench::of_eighths().is_some();
-    for recompute in [Recompute::None, Recompute::Cheap, Recompute::Full] {
+    for recompute in [Recompute::NONE, Recompute::CHEAP, Recompute::FULL] {
         let stage = MicroBatch { recompute, ..STAGE };
         // Of each of two micro-batches of four steps, in two layers: both norms, SwiGLU, its gradient, both norms'
         // gradients less the first, and that of the final norm. What is computed again is copied for products only.
-        let fused = 4 * 2 * (12 + if recompute == Recompute::Full { 2 } else { 0 });
+        let fused = 4 * 2 * (12 + if recompute == Recompute::FULL { 2 } else { 0 });
         // Attention's output and the gradient of qkv; the weights once a step.
-        let alone = 4 * 2 * (4 + u64::from(recompute == Recompute::Full)) + 4 * 8;
+        let alone = 4 * 2 * (4 + u64::from(recompute == Recompute::FULL)) + 4 * 8;
         let plain = plan(MODEL, &SingleFp8, 0, &stage);
         let on = |machine: &mut Apart<Reference<'_>>| train(machine, &plain, &stage, (0, 4), None, soon);
         let mut storage = [vec![0u64; (plain.bytes / 8) as usize], vec![0u64; (plain.bytes / 8) as usize]];
