@@ -38,7 +38,7 @@ fn blocks(page: &Path) -> Vec<(String, Vec<String>)> {
 fn commands(lines: &[String]) -> Vec<String> {
     let joined = lines.join("\n").replace("\\\n", " ");
     let bare = joined.lines().map(|line| line.split(" #").next().unwrap_or("").trim().to_owned());
-    bare.filter(|line| !line.is_empty()).collect()
+    bare.filter(|line| !line.is_empty() && !line.starts_with('#')).collect()
 }
 
 /// The arguments as a shell would cut them; `…` stands for those of the command above it, a letter for a number.
