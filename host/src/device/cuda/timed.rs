@@ -1,7 +1,7 @@
 //! A program recorded as a graph that reads the GPU's clock before its first operation and behind each one.
 //!
 //! The marks are nodes of the graph, so the operations follow each other as in a step: queuing them one by one would add
-//! the time of a launch to each. A mark costs about a microsecond, and the kernel behind it is not made ready early.
+//! the time of a launch to each. A mark takes some time itself, and the kernel behind it is not made ready early.
 
 use std::ptr;
 
