@@ -23,6 +23,14 @@
 #define LAUNCH_SHARED(name, bytes) extern __shared__ __align__(1024) unsigned char name[]
 #endif
 
+// For the parts of a kernel that does many things in turn: each has the registers to itself, and nothing is kept in them
+// for the others.
+#ifdef CAPFUL_STAND_IN
+#define NOINLINE inline
+#else
+#define NOINLINE __noinline__
+#endif
+
 #ifdef CAPFUL_STAND_IN
 #define PTX(meaning, ...) meaning
 #else
@@ -154,6 +162,47 @@ __device__ inline float reciprocal(float x) {
     float result;
     PTX(result = 1.0f / x, asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x)));
     return result;
+}
+
+// Keeps the compiler from knowing what a pointer points at.
+template <class T>
+__device__ inline const T* opaque(const T* pointer) {
+    PTX((void)0, asm volatile("" : "+l"(pointer)));
+    return pointer;
+}
+
+// Says that this thread has come: what its block wrote before the last barrier is seen by whoever waits for it.
+__device__ inline void arrive(u32* count) {
+    PTX(__atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST),
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(__cvta_generic_to_global(count)) : "memory"));
+}
+
+// Waits until `all` have come. They must run at the same time.
+__device__ inline void await_arrivals(const u32* count, u32 all) {
+    u32 seen;
+    do {
+        PTX((stand_in::let_others_run(), seen = __atomic_load_n(count, __ATOMIC_SEQ_CST)),
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                         : "=r"(seen)
+                         : "l"(__cvta_generic_to_global(count))
+                         : "memory"));
+    } while (seen < all);
+}
+
+// Every thread of a block comes here: whether it is the last of `all` blocks to do so, and sees what the others wrote.
+__device__ inline bool arrive_last(u32* count, u32 all, u32* shared) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32 before;
+        PTX(before = __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST),
+            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                         : "=r"(before)
+                         : "l"(__cvta_generic_to_global(count))
+                         : "memory"));
+        *shared = before + 1 == all;
+    }
+    __syncthreads();
+    return *shared;
 }
 
 // Starts copying 16 bytes (both addresses multiples of 16) to shared memory; zeros unless `there`.

@@ -1,5 +1,6 @@
 // SwiGLU, silu(gate) up with silu(x) = x / (1 + exp(-x)), and its gradient, which takes the place of gate and up.
 #include "fp8.cuh"
+#include "sigmoid.cuh"
 
 struct SwiGluArgs {
     void* gate_up;  // [rows, 2 d]: the gate, then up; of the gradient: their gradients
@@ -9,21 +10,6 @@ struct SwiGluArgs {
     u32 d, vectors; // vectors of a row of d
     u32 wide;       // whether a vector is 16 bytes, else one value
 };
-
-// 1 / (1 + exp(-x)) of a value that is stored as T.
-template <class T>
-__device__ inline float sigmoid(float x);
-
-template <>
-__device__ inline float sigmoid<float>(float x) {
-    return 1.0f / (1.0f + expf(-x));
-}
-
-// A few ulp of f32 are nothing to bf16, and a pass over memory has room for few instructions.
-template <>
-__device__ inline float sigmoid<bf16>(float x) {
-    return reciprocal(1.0f + power_of_two(-LOG2_E * x));
-}
 
 // A thread a vector: calls `visit(gate, single)` with where they lie.
 template <int N, class Visit>

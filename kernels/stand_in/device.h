@@ -1,4 +1,5 @@
-// CUDA C++ for g++: a kernel's threads are fibers of one CPU thread, blocks run one after the other.
+// CUDA C++ for g++: a kernel's threads are fibers of one CPU thread, blocks run one after the other unless the launch
+// says that they wait for each other.
 //
 // What it catches: accesses beyond the allocation (a guard page), outputs never written (storage starts as NaN, and so
 // does every block's shared memory), unknown kernels and wrong block sizes, barriers that not all threads reach. Blocks run their threads forwards and
@@ -37,6 +38,9 @@ const Words* warp_exchange(Words brought, const char* file, int line);
 inline const Words* warp_exchange(uint64_t brought, const char* file, int line) {
     return warp_exchange(Words{{brought, 0, 0}}, file, line);
 }
+
+// For who waits for another block.
+void let_others_run();
 
 // A copy that happens when its thread waits for it, so that a missing wait shows. From nowhere: zeros.
 void copy_later(void* to, const void* from, size_t bytes);

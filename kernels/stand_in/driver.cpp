@@ -230,6 +230,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
         case 75: *value = capability / 10; break;
         case 76: *value = capability % 10; break;
         case 16: *value = 4; break;  // multiprocessors
+        case 95: *value = 1; break;  // launches of blocks that wait for each other
         case 38: *value = (int)setting("CAPFUL_STAND_IN_CACHE", 0); break;
         default: *value = 0;
     }
@@ -327,8 +328,8 @@ API cuModuleGetFunction(const void** made, void*, const char* name) {
     return *made ? SUCCESS : NOT_FOUND;
 }
 API cuFuncSetAttribute(const void*, int, int) { return SUCCESS; }
-API cuLaunchKernel(const void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared, void* stream, void** arguments, void**) {
+static int launch(const void* function, Index grid, Index block, unsigned shared, void* stream, void** arguments,
+                  bool together) {
     // What a block may have on the GPUs that have most; the kernels bring it themselves here.
     if (shared > 227 << 10 || !arguments) return INVALID_VALUE;
     const auto& kernel = *(const stand_in::Kernel*)function;
@@ -337,23 +338,35 @@ API cuLaunchKernel(const void* function, unsigned gx, unsigned gy, unsigned gz, 
     memcpy(kept->data(), first, kernel.argument_bytes);
     return queue(stream, [=, &kernel]() -> int {
         if (int code = injected("launch")) return broken = code, SUCCESS;
-        std::string wrong = stand_in::run_grid(kernel, kept->data(), Index{gx, gy, gz}, Index{bx, by, bz});
+        std::string wrong = together ? stand_in::run_grid_together(kernel, kept->data(), grid, block)
+                                     : stand_in::run_grid(kernel, kept->data(), grid, block);
         if (wrong.empty()) return SUCCESS;
         fprintf(stderr, "stand-in: %s\n", wrong.c_str());
         return broken = FAILED;
     });
 }
+API cuLaunchKernel(const void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void* stream, void** arguments, void**) {
+    return launch(function, {gx, gy, gz}, {bx, by, bz}, shared, stream, arguments, false);
+}
+// A CUlaunchAttribute.
+struct Attribute {
+    unsigned id, padding;
+    uint64_t value[8];
+};
 // A CUlaunchConfig.
 struct Launch {
     unsigned grid[3], block[3], shared;
     void* stream;
-    const void* attributes;
+    const Attribute* attributes;
     unsigned count;
 };
 // Kernels here always end before the next begins.
-API cuLaunchKernelEx(const Launch* l, const void* function, void** arguments, void** more) {
-    const unsigned *g = l->grid, *b = l->block;
-    return cuLaunchKernel(function, g[0], g[1], g[2], b[0], b[1], b[2], l->shared, l->stream, arguments, more);
+API cuLaunchKernelEx(const Launch* l, const void* function, void** arguments, void**) {
+    bool together = false;
+    for (unsigned i = 0; i < l->count; i++) together |= l->attributes[i].id == 2 && l->attributes[i].value[0];
+    auto index = [](const unsigned(&sizes)[3]) { return Index{sizes[0], sizes[1], sizes[2]}; };
+    return launch(function, index(l->grid), index(l->block), l->shared, l->stream, arguments, together);
 }
 
 API cuStreamBeginCapture_v2(void* stream, int) { return ((Stream*)stream)->capturing = new Graph, SUCCESS; }

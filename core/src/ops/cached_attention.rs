@@ -10,7 +10,7 @@ use crate::memory::{Arena, Region};
 /// positions 0 … cursor that the pattern sees.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CachedAttention {
-    /// [1, width]; queries and keys are turned in place.
+    /// [1, width]; a device may turn queries and keys in place, and nobody reads them afterwards.
     pub qkv: Region,
     /// [2, context, keys · size]: keys, then values.
     pub cache: Region,

@@ -276,7 +276,7 @@ impl AnyDevice {
         }
         if !gpu.recorded(key) {
             gpu.begin_recording()?;
-            let queued = ops.iter().try_for_each(|op| gpu.run(op));
+            let queued = gpu.run_program(ops);
             gpu.end_recording(key, queued)?;
         }
         Ok(gpu.replay_recorded(key)?)

@@ -1,20 +1,22 @@
-//! Attention of one new token over the cache.
+//! Attention of one new token over the cache, a step of `token`.
 
 use capful_core::device::OperationError;
 use capful_core::ops::CachedAttention;
 
 use super::device::Cuda;
 use super::heads::{HeadsArgs, PatternArgs};
+use super::profile::TokenRoom;
 
 /// Mirrors CachedAttentionArgs.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct CachedAttentionArgs {
+pub(super) struct CachedAttentionArgs {
     qkv: u64,
     cache: u64,
-    cursor: u64,
     table: u64,
     out: u64,
+    done: u64,
+    partial: u64,
     context: u32,
     dims: u32,
     scale: f32,
@@ -22,26 +24,26 @@ struct CachedAttentionArgs {
     pattern: PatternArgs,
 }
 
+/// The largest head that it takes: LARGEST_SIZE of cached_attention.cuh.
+pub(super) const LARGEST_SIZE: u32 = 256;
+
 impl Cuda {
-    #[inline(never)]
-    pub(super) fn run_cached_attention(&mut self, o: CachedAttention) -> Result<(), OperationError> {
-        const NAME: &str = "cached_attention";
-        let dtype = self.dtype(NAME, [o.qkv, o.cache, o.out])?.name();
-        let heads = o.rotary.heads;
-        self.padded(NAME, heads.size)?;
-        let arguments = CachedAttentionArgs {
+    /// What the step takes. Its counters lie behind the first word of scratch.
+    pub(super) fn cached_attention(&mut self, o: &CachedAttention) -> Result<CachedAttentionArgs, OperationError> {
+        let (heads, room) = (&o.rotary.heads, TokenRoom::of(o));
+        self.padded("cached_attention", heads.size)?;
+        Ok(CachedAttentionArgs {
             qkv: self.address(o.qkv)?,
             cache: self.address(o.cache)?,
-            cursor: self.address(o.cursor)?,
             table: self.address(o.rotary.table)?,
             out: self.address(o.out)?,
+            done: self.scratch_at(4, 4 * u64::from(heads.queries))?,
+            partial: self.scratch_at(room.before(), room.partial)?,
             context: o.cache.shape[2],
             dims: o.rotary.dims(),
             scale: heads.scale(),
-            heads: HeadsArgs::new(&heads),
+            heads: HeadsArgs::new(heads),
             pattern: PatternArgs::new(&o.pattern),
-        };
-        self.launch(NAME, &format!("cached_attention_store_{dtype}"), [1, 1, 1], 256, &arguments)?;
-        self.launch(NAME, &format!("cached_attention_{dtype}"), [heads.queries, 1, 1], 256, &arguments)
+        })
     }
 }

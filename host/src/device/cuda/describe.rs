@@ -47,6 +47,15 @@ pub(super) fn gpu(device: Device) -> Result<Gpu, CudaError> {
     })
 }
 
+/// Whether blocks of a grid can wait for each other.
+pub(super) fn waits(device: Device) -> Result<bool, CudaError> {
+    let (which, mut can) = (cust::sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 0);
+    // SAFETY: a place for one integer.
+    let code = unsafe { cust::sys::cuDeviceGetAttribute(&mut can, which, device.as_raw()) };
+    CudaError::check("cuDeviceGetAttribute", code)?;
+    Ok(can != 0 && capful_driver::has("cuLaunchKernelEx"))
+}
+
 /// What the code among `targets` that a GPU runs was compiled for, as in 90; 0 where none fits. Machine code serves its
 /// own generation, PTX every later one, and what ends in `a` one GPU only.
 fn runs_as(targets: &str, (major, minor): (i32, i32)) -> i32 {

@@ -64,6 +64,8 @@ pub struct Cuda {
     pub(super) warpgroups: bool,
     /// Whether a kernel is made ready while the one before it runs.
     pub(super) early: bool,
+    /// Blocks that can wait for each other: one a multiprocessor.
+    pub(super) together: u32,
     /// Sequences that attention launches together.
     pub(super) sequences: u32,
     /// Bytes of the GPU's last cache.
@@ -84,7 +86,8 @@ impl Cuda {
     pub fn open(ordinal: u32, room: Room, products: Products) -> Result<Cuda, CudaError> {
         let Room { arena: arena_bytes, scratch, staging } = room;
         let device = describe::find(ordinal)?;
-        let super::Gpu { name, bf16: tensor_cores, warpgroups, early, .. } = describe::gpu(device)?;
+        let super::Gpu { name, bf16: tensor_cores, warpgroups, early, multiprocessors, .. } = describe::gpu(device)?;
+        let together = if describe::waits(device)? { u32::try_from(multiprocessors).unwrap_or(1) } else { 1 };
         let cache =
             device.get_attribute(DeviceAttribute::L2CacheSize).map_err(CudaError::of("cuDeviceGetAttribute"))?;
         let cache = u64::try_from(cache).unwrap_or(0);
@@ -140,6 +143,7 @@ impl Cuda {
             tf32: false,
             warpgroups,
             early,
+            together,
             sequences: super::heads::SEQUENCES,
             cache,
             warnings,

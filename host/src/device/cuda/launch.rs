@@ -1,4 +1,5 @@
-//! Queuing kernels. On GPUs of compute capability 9.0 and later a kernel's blocks are made ready while the kernel
+//! Queuing kernels. All blocks of some wait for each other, which the launch then promises to run at the same time
+//! (CUDA's cooperative launch). Of the others, on GPUs of compute capability 9.0 and later a kernel's blocks are made ready while the kernel
 //! before it runs (CUDA's programmatic dependent launch): each waits at its beginning, as `common.cuh` says, so only
 //! the time between kernels changes.
 
@@ -10,7 +11,7 @@ use cust::sys;
 use super::device::Cuda;
 use super::error::CudaError;
 
-/// Mirrors CUlaunchAttribute, of which this one kind is used.
+/// Mirrors CUlaunchAttribute, of which these two kinds are used.
 #[repr(C)]
 struct Attribute {
     id: u32,
@@ -18,8 +19,21 @@ struct Attribute {
     value: [u64; 8],
 }
 
+/// CU_LAUNCH_ATTRIBUTE_COOPERATIVE.
+const TOGETHER: u32 = 2;
 /// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
 const EARLY: u32 = 6;
+
+/// How a kernel's blocks are started.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Start {
+    /// As the GPU has room for them.
+    Plain,
+    /// As that, made ready while the kernel before runs.
+    Early,
+    /// All at the same time, or the launch fails.
+    Together,
+}
 
 /// Mirrors CUlaunchConfig.
 #[repr(C)]
@@ -65,6 +79,32 @@ impl Cuda {
         shared: u32,
         arguments: &A,
     ) -> Result<(), OperationError> {
+        let start = if self.early { Start::Early } else { Start::Plain };
+        self.start(module, kernel, (grid, threads, shared), start, arguments)
+    }
+
+    /// As [`Cuda::launch_with`], one block a multiprocessor, which may wait for each other.
+    pub(super) fn launch_together<A: Copy>(
+        &mut self,
+        module: &'static str,
+        kernel: &str,
+        threads: u32,
+        shared: u32,
+        arguments: &A,
+    ) -> Result<(), OperationError> {
+        let grid = [self.together, 1, 1];
+        let start = if self.together > 1 { Start::Together } else { Start::Plain };
+        self.start(module, kernel, (grid, threads, shared), start, arguments)
+    }
+
+    fn start<A: Copy>(
+        &mut self,
+        module: &'static str,
+        kernel: &str,
+        (grid, threads, shared): ([u32; 3], u32, u32),
+        start: Start,
+        arguments: &A,
+    ) -> Result<(), OperationError> {
         self.carry_all()?;
         if grid.contains(&0) {
             return Ok(());
@@ -84,16 +124,17 @@ impl Cuda {
                 CudaError::check("cuFuncSetAttribute", code)?;
             }
             let mut arguments = [std::ptr::from_ref(arguments) as *mut c_void];
-            if !self.early {
+            if start == Start::Plain {
                 // SAFETY: one argument, a struct that mirrors the kernel's; addresses in it were checked by `address`.
                 return unsafe {
                     self.stream.launch(&function, (grid[0], grid[1], grid[2]), threads, shared, &arguments)
                 }
                 .map_err(CudaError::of(module));
             }
-            let early = Attribute { id: EARLY, padding: 0, value: [1, 0, 0, 0, 0, 0, 0, 0] };
+            let id = if start == Start::Together { TOGETHER } else { EARLY };
+            let how = Attribute { id, padding: 0, value: [1, 0, 0, 0, 0, 0, 0, 0] };
             let (block, stream) = ([threads, 1, 1], self.stream.as_inner());
-            let config = Config { grid, block, shared, stream, attributes: &early, count: 1 };
+            let config = Config { grid, block, shared, stream, attributes: &how, count: 1 };
             // SAFETY: as above; the attribute outlives the call.
             let code =
                 unsafe { cuLaunchKernelEx(&config, function.to_raw(), arguments.as_mut_ptr(), std::ptr::null_mut()) };

@@ -6,6 +6,7 @@
 //! - `graph`: a step recorded once and replayed;
 //! - `timing`: how long operations take;
 //! - `profile`: what the precision implies for memory;
+//! - `token`: the operations of one token in one launch;
 //! - `product`: the matrix product, by cublasLt (`blas`, its algorithms chosen in `tuning`) or by our own tiled kernel;
 //! - `streams`: signals as neurons read them and as products do;
 //! - `describe`: what is there and what is missing (`description`), before anything is opened;
@@ -59,6 +60,7 @@ mod swiglu;
 mod taps;
 mod timed;
 mod timing;
+mod token;
 mod tuning;
 
 pub use describe::{describe, gpus, require};

@@ -77,18 +77,18 @@ struct ProductArgs {
 /// Mirrors RowArgs.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct RowArgs {
-    x: u64,
-    weight: u64,
-    out: u64,
-    bias: u64,
-    residual: u64,
-    before_gelu: u64,
-    activated: u64,
-    n: u32,
-    k: u32,
-    accumulate: u32,
-    wide: u32,
+pub(super) struct RowArgs {
+    pub(super) x: u64,
+    pub(super) weight: u64,
+    pub(super) out: u64,
+    pub(super) bias: u64,
+    pub(super) residual: u64,
+    pub(super) before_gelu: u64,
+    pub(super) activated: u64,
+    pub(super) n: u32,
+    pub(super) k: u32,
+    pub(super) accumulate: u32,
+    pub(super) wide: u32,
 }
 
 /// Mirrors NaiveArgs.

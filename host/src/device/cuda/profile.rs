@@ -2,7 +2,7 @@
 
 use capful_core::device::{Op, Profile};
 use capful_core::memory::{Dtype, Region, Role};
-use capful_core::ops::{FactoredUpdate, NormKind, SquaredNorm};
+use capful_core::ops::{CachedAttention, FactoredUpdate, NormKind, SquaredNorm};
 
 /// How numbers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,6 +43,7 @@ impl Profile for CudaProfile {
     fn scratch(&self, op: &Op) -> u64 {
         match op {
             Op::AttentionGrad(o) => o.log_sum.bytes(),
+            Op::CachedAttention(o) => TokenRoom::of(o).bytes(),
             Op::EmbedGrad(o) => SortRoom::of(o.out_grad.rows()).bytes(),
             Op::EmbedUpdate(o) => SortRoom::of(o.x_grad.rows()).bytes(),
             Op::FactoredUpdate(o) => FactoredRoom::of(o).bytes(),
@@ -61,7 +62,6 @@ impl Profile for CudaProfile {
             Op::SynapseGrad(o) => bit_bytes(o.grad.shape[2], o.grad.columns(), o.grad.shape[1]),
             Op::AdamW(_)
             | Op::Attention(_)
-            | Op::CachedAttention(_)
             | Op::Carry(_)
             | Op::Context(_)
             | Op::ContextGrad(_)
@@ -106,6 +106,37 @@ pub const fn norm_sums(kind: NormKind) -> u32 {
     match kind {
         NormKind::Layer => 2,
         NormKind::Rms => 1,
+    }
+}
+
+/// The scratch of a token's attention: counters, then what each piece of the positions gives for each head.
+pub struct TokenRoom {
+    /// Words that count: blocks that wait, and for each head pieces that are done.
+    pub counters: u64,
+    /// Bytes of the pieces' sums.
+    pub partial: u64,
+}
+
+impl TokenRoom {
+    /// Positions of a piece: PIECE of cached_attention.cuh.
+    const PIECE: u32 = 128;
+
+    /// For this operation.
+    pub fn of(o: &CachedAttention) -> TokenRoom {
+        let heads = &o.rotary.heads;
+        let pieces = u64::from(o.cache.shape[2].div_ceil(TokenRoom::PIECE));
+        let partial = 4 * u64::from(heads.queries) * pieces * (2 + u64::from(heads.size));
+        TokenRoom { counters: 1 + u64::from(heads.queries), partial }
+    }
+
+    /// Bytes before the sums.
+    pub fn before(&self) -> u64 {
+        (4 * self.counters).next_multiple_of(256)
+    }
+
+    /// Bytes of all.
+    pub fn bytes(&self) -> u64 {
+        self.before() + self.partial
     }
 }
 

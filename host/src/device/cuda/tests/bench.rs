@@ -154,6 +154,12 @@ impl Lay {
         self.region(self.kept, shape, values, Vec::new(), true)
     }
 
+    /// Normal numbers in the precision's type, of which the operation may leave anything.
+    pub fn spent(&mut self, shape: [u32; 4], scale: f32) -> Region {
+        let values = self.drawn(shape, scale);
+        self.region(self.kept, shape, values, Vec::new(), false)
+    }
+
     /// Normal numbers in f32.
     pub fn exact(&mut self, shape: [u32; 4], scale: f32) -> Region {
         let values = self.drawn(shape, scale);

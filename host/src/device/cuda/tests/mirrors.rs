@@ -15,6 +15,8 @@ struct Mirror {
     name: String,
     /// Names and types.
     fields: Vec<(String, String)>,
+    /// Whether all of them begin at byte 0.
+    union: bool,
 }
 
 fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
@@ -37,7 +39,8 @@ fn mirrors() -> (BTreeMap<String, Mirror>, BTreeMap<String, u64>) {
         }
         for part in text.split("/// Mirrors ").skip(1).filter(|part| !part.starts_with("CU")) {
             let mirrored: String = part.chars().take_while(|c| c.is_alphanumeric()).collect();
-            let (attributes, rest) = part.split_once("struct ").expect("a struct");
+            let union = part.lines().any(|line| line.starts_with("union "));
+            let (attributes, rest) = part.split_once(if union { "union " } else { "struct " }).expect("a struct");
             assert!(attributes.contains("#[repr(C)]"), "{mirrored} is not laid out as in C");
             let (name, rest) = rest.split_once(" {\n").unwrap();
             let fields = rest.split_once("\n}").unwrap().0.lines().map(str::trim);
@@ -52,7 +55,7 @@ fn mirrors() -> (BTreeMap<String, Mirror>, BTreeMap<String, u64>) {
             };
             let fields = fields.filter(|line| !line.starts_with("//")).map(field).collect();
             let file = path.file_name().unwrap().to_string_lossy().into_owned();
-            let before = mirrors.insert(mirrored.clone(), Mirror { file, name: name.to_owned(), fields });
+            let before = mirrors.insert(mirrored.clone(), Mirror { file, name: name.to_owned(), fields, union });
             assert!(before.is_none(), "{mirrored} has two mirrors");
         }
     }
@@ -88,9 +91,9 @@ impl Layouts {
         let (mut end, mut most, mut offsets) = (0u64, 1, Vec::new());
         for (name, kind) in &mirror.fields {
             let [size, alignment] = self.of(kind);
-            let offset = end.next_multiple_of(alignment);
+            let offset = if mirror.union { 0 } else { end.next_multiple_of(alignment) };
             offsets.push((name.as_str(), offset));
-            (end, most) = (offset + size, most.max(alignment));
+            (end, most) = (end.max(offset + size), most.max(alignment));
         }
         (end.next_multiple_of(most), most, offsets)
     }
@@ -110,7 +113,9 @@ fn whole(path: &Path, seen: &mut BTreeSet<PathBuf>) -> String {
 
 /// The structs of a text that kernels take or have fields of.
 fn structs(text: &str) -> Vec<&str> {
-    let names = text.lines().filter_map(|line| line.strip_prefix("struct ")?.strip_suffix(" {"));
+    let names = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("struct ").or(line.strip_prefix("union "))?.strip_suffix(" {"));
     names.filter(|name| name.ends_with("Args") || matches!(*name, "Heads" | "Pattern")).collect()
 }
 

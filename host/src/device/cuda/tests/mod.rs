@@ -10,4 +10,5 @@ mod operations;
 mod products;
 mod step;
 mod timed;
+mod token;
 mod tuning;

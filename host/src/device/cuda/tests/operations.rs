@@ -332,7 +332,7 @@ fn cached_attention() {
     for (heads, _, t, pattern) in attentions() {
         for cursor in [0, t / 2, t - 1] {
             bench.agree(|l| CachedAttention {
-                qkv: l.normal([1, 1, 1, heads.width()], 1.0),
+                qkv: l.spent([1, 1, 1, heads.width()], 1.0),
                 cache: l.normal([1, 2, t, heads.keys * heads.size], 1.0),
                 cursor: l.ids(vec![cursor]),
                 out: l.poison([1, 1, 1, heads.out_width()]),

@@ -12,7 +12,7 @@ use capful_core::train::{Results, Settings};
 use super::bench::{decode, distance, encode, open_with, replay};
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
 
-const PYTHIA: Transformer = Transformer {
+pub(super) const PYTHIA: Transformer = Transformer {
     layers: 2,
     d_model: 32,
     heads: 2,
@@ -25,7 +25,7 @@ const PYTHIA: Transformer = Transformer {
     ..Transformer::GPT_NEOX
 };
 
-const YXANUL: Transformer = Transformer {
+pub(super) const YXANUL: Transformer = Transformer {
     layers: 2,
     d_model: 32,
     heads: 4,
@@ -40,7 +40,8 @@ const YXANUL: Transformer = Transformer {
 };
 
 /// Heads that fill more than the width, normalised, with biases before attention alone.
-const QWEN: Transformer = Transformer { head_size: 16, qk_norm: true, bias: Biases::QKV, rotary_dims: 16, ..YXANUL };
+pub(super) const QWEN: Transformer =
+    Transformer { head_size: 16, qk_norm: true, bias: Biases::QKV, rotary_dims: 16, ..YXANUL };
 
 const STAGE: MicroBatch = MicroBatch {
     batch: 2,
@@ -86,7 +87,7 @@ fn parameters(plan: &Plan) -> impl Iterator<Item = Region> {
 }
 
 /// The first values of one layer of a slot; the same for a weight and its master.
-fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
+pub(super) fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
     let count = slot.shape.iter().product::<u32>();
     let name: u64 = slot.name.bytes().fold(7, |hash, b| hash.wrapping_mul(31).wrapping_add(b.into()));
     let random = Random::new(name, layer.into());

@@ -1,0 +1,145 @@
+//! The operations of a token in one launch, against the Reference and against the same one by one.
+
+use capful_core::device::{Device as _, Meter, Op, OperationError, Rates, Reference, Single};
+use capful_core::memory::{Arena, Dtype, Entry, Layout, Ledger, Region, Role, Slot};
+use capful_core::model::transformer::{Biases, Decoding, Lasting};
+use capful_core::model::{Family as _, Purpose, Transformer};
+use capful_core::ops::{Kind, Pattern};
+
+use super::bench::{decode, distance, encode, open_with};
+use super::step::{PYTHIA, QWEN, YXANUL, first_values};
+use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
+
+struct Plan {
+    entries: Vec<Entry>,
+    lasting: Lasting,
+    decoding: Decoding,
+    scratch: Region,
+    bytes: u64,
+}
+
+fn plan(model: &Transformer, profile: &dyn capful_core::device::Profile, scratch: u64) -> Plan {
+    let mut entries = Vec::new();
+    let mut visit = |entry: &Entry| entries.push(*entry);
+    let mut layout = Layout::new(&mut visit);
+    let lasting = model.lay_lasting(profile, Purpose::Decoding, &mut layout);
+    let decoding = model.lay_decoding(model.context, profile, &mut layout);
+    let words = scratch.div_ceil(4).max(1) as u32;
+    let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
+    let bytes = layout.high_water().expect("it fits");
+    Plan { entries, lasting, decoding, scratch, bytes }
+}
+
+/// What a device is asked to do.
+#[derive(Default)]
+struct Recorder(Vec<Op>);
+
+impl capful_core::device::Device for Recorder {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        self.0.push(*op);
+        Ok(())
+    }
+}
+
+fn program(model: &Transformer, plan: &Plan, pattern: Pattern) -> Vec<Op> {
+    let mut recorder = Recorder::default();
+    model.decode(&mut recorder, &plan.lasting, &plan.decoding, pattern).expect("a program");
+    recorder.0
+}
+
+/// First values, the biases and gains no zeros and ones.
+fn values(entry: &Entry, layer: u32) -> Vec<f32> {
+    let drawn = first_values(&entry.slot, layer).into_iter().zip(0u32..);
+    drawn.map(|(x, i)| if entry.slot.role == Role::Weight { x + 0.01 * (i % 13) as f32 - 0.06 } else { x }).collect()
+}
+
+fn id(position: u32) -> u32 {
+    (position * 17 + 5) % 61
+}
+
+fn by_reference(model: &Transformer, pattern: Pattern) -> Vec<f32> {
+    let plan = plan(model, &Single, 0);
+    let mut storage = vec![0u64; (plan.bytes / 8) as usize];
+    let mut device = Reference { arena: Arena::new(&mut storage) };
+    for entry in plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Constant)) {
+        for layer in 0..entry.slot.layers {
+            let [mut view] = device.arena.views([Some(entry.place.at(layer))]).expect("in the arena");
+            view.f32_mut().expect("of this type").copy_from_slice(&values(entry, layer));
+        }
+    }
+    let (ids, cursor, logits) = Transformer::decoding_io(&plan.decoding);
+    let mut all = Vec::new();
+    for position in 0..model.context {
+        for (region, word) in [(ids, id(position)), (cursor, position)] {
+            let [mut view] = device.arena.views([Some(region)]).expect("in the arena");
+            view.u32_mut().expect("of this type").fill(word);
+        }
+        model.decode(&mut device, &plan.lasting, &plan.decoding, pattern).expect("a token");
+        all.extend_from_slice(device.arena.f32(logits).expect("in the arena"));
+    }
+    all
+}
+
+/// All logits; each token's operations in one launch, or one by one.
+fn on_gpu(model: &Transformer, pattern: Pattern, precision: Precision, whole: bool) -> Vec<f32> {
+    let profile = CudaProfile { precision };
+    let mut meter = Meter::new(&profile, Rates::ONE);
+    let draft = plan(model, &profile, 0);
+    model.decode(&mut meter, &draft.lasting, &draft.decoding, pattern).expect("a plan");
+    let plan = plan(model, &profile, meter.scratch);
+    let ops = program(model, &plan, pattern);
+    let mut cuda = open_with(plan.bytes, plan.scratch, 4096, Products::Own);
+    for entry in plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Constant)) {
+        for layer in 0..entry.slot.layers {
+            cuda.write(entry.place.at(layer), &encode(entry.slot.dtype, &values(entry, layer))).expect("in the arena");
+        }
+    }
+    let (ids, cursor, logits) = Transformer::decoding_io(&plan.decoding);
+    let mut all = Vec::new();
+    for position in 0..model.context {
+        cuda.write(ids, &id(position).to_le_bytes()).expect("in the arena");
+        cuda.write(cursor, &position.to_le_bytes()).expect("in the arena");
+        let ran = if whole { cuda.run_program(&ops) } else { ops.iter().try_for_each(|op| cuda.run(op)) };
+        if ran.is_err() {
+            panic!("{:?}", Cuda::take_failure(&mut cuda));
+        }
+        let mut bytes = vec![0; logits.bytes() as usize];
+        cuda.read(logits, &mut bytes).expect("in the arena");
+        all.extend(decode(logits.dtype, &bytes));
+    }
+    all
+}
+
+fn agree(model: &Transformer, pattern: Pattern) {
+    let expected = by_reference(model, pattern);
+    for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 2e-2)] {
+        let off = distance(&on_gpu(model, pattern, precision, true), &expected);
+        println!("parity token {precision:?} {off:.1e}");
+        assert!(off < tolerance, "{precision:?}: off by {off}");
+    }
+}
+
+#[test]
+fn a_token_in_one_launch_agrees_with_the_reference() {
+    // Positions for two pieces of attention.
+    agree(&Transformer { context: 70, ..YXANUL }, Pattern::DENSE);
+    agree(&PYTHIA, Pattern::DENSE);
+    agree(&YXANUL, Pattern { kind: Kind::Mixed, block: 4, window: 1, stride: 3 });
+    agree(&Transformer { rank: None, bias: Biases::QKV, ..YXANUL }, Pattern::DENSE);
+    // Operations that are no steps between others that are.
+    agree(&QWEN, Pattern::DENSE);
+    // Rows that begin anywhere.
+    agree(
+        &Transformer { head_size: 7, rotary_dims: 6, d_model: 35, d_ff: 51, heads: 3, kv_heads: 3, ..PYTHIA },
+        Pattern::DENSE,
+    );
+}
+
+#[test]
+fn one_launch_gives_the_same_bits_again_and_what_one_by_one_gives() {
+    let once = || on_gpu(&YXANUL, Pattern::DENSE, Precision::F32, true);
+    let whole = once();
+    assert!(whole == once());
+    let off = distance(&on_gpu(&YXANUL, Pattern::DENSE, Precision::F32, false), &whole);
+    assert!(off < 1e-6, "off by {off}");
+}
