@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the program for a Cortex-M, looks at what was built, and runs the tests that start it on emulated chips.
+# Builds the programs for a Cortex-M, looks at what was built, and runs the tests that start them on emulated chips.
 #
 # With the target of rustup if it is installed; else with Debian's compiler for the web browser, which is the one that
 # makes the core library for other machines of its own source. Installs what it needs.
@@ -32,7 +32,7 @@ program=$PWD/target/firmware/$target/release/speak
 
 # Results are the same bits everywhere because nothing is contracted: vfma rounds once where the host rounds twice.
 objdump=$(command -v arm-none-eabi-objdump || command -v llvm-objdump)
-for name in speak large; do
+for name in speak large learn spike; do
   asm=target/firmware/$name.asm
   "$objdump" -d "${program%/*}/$name" > "$asm"
   grep -q vmul "$asm" || { echo "tests/firmware/run.sh: no float instruction was found in $name"; exit 1; }
@@ -46,4 +46,4 @@ for name in speak large; do
   echo "$name: $total bytes of code and constants"
 done
 
-CAPFUL_FIRMWARE=$program cargo test -p capful-tests --test firmware --locked "$@" -- --ignored --nocapture
+CAPFUL_FIRMWARE=$program cargo test -p capful-tests --test firmware --test firmware_learn --locked "$@" -- --ignored --nocapture

@@ -1,5 +1,5 @@
 //! What the programs share: a start, a line to whoever debugs the chip, a count of instructions, the stack's depth, and
-//! a device of the operations that a transformer speaks with.
+//! devices of the operations that a program has: a transformer's that speaks, and those of models that learn.
 //!
 //! Unsafe code is what a chip needs: the start, registers, storage that lives as long as the program.
 #![no_std]
@@ -8,6 +8,9 @@
 mod chip;
 mod count;
 mod dsp;
+mod learn;
+mod learner;
+pub mod recipe;
 pub mod semihosting;
 mod stack;
 mod start;
@@ -16,6 +19,8 @@ mod tell;
 pub use chip::Speaker;
 pub use count::Counter;
 pub use dsp::Dsp;
+pub use learn::learn;
+pub use learner::{Learner, SpikingLearner};
 pub use semihosting::{Line, exit};
 pub use stack::used as stack_used;
 pub use tell::{Refused, number, open, tell};

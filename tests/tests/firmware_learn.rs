@@ -1,0 +1,181 @@
+//! Training on an emulated chip has the bits of the reference device: losses, weights, moments, and what a step leaves.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use capful_core::device::{Rates, Single};
+use capful_core::memory::Role;
+use capful_core::train::Settings;
+use capful_core::vocab::{FINGERPRINT, fingerprint};
+use capful_host::config::AnyFamily;
+use capful_host::device::{AnyProfile, Storage as _};
+use capful_host::plan::{Constants, Laid, Sections};
+use capful_host::run::{Rows, Session};
+
+#[path = "../firmware/src/recipe.rs"]
+mod recipe;
+
+use recipe::{CLIP, IDS, NEUROGEN, OPTIMIZER, PYTHIA, RATE, SEED, STAGE};
+
+/// Steps that are taken.
+const STEPS: u32 = 20;
+
+/// What the models read, again and again.
+const TEXT: &str = "a cat sat on a mat. a dog sat on a log. a hen sat in a pen. ";
+
+fn tokens() -> Vec<u8> {
+    let wanted = (STEPS * STAGE.tokens() + 1) as usize;
+    TEXT.bytes().cycle().take(wanted).collect()
+}
+
+/// What training came to.
+#[derive(Debug, PartialEq)]
+struct Learnt {
+    losses: Vec<f32>,
+    weights: u64,
+    moments: u64,
+    state: u64,
+}
+
+/// The same steps by the host's session on the reference device: its own layout, its recorded programs.
+fn learnt_on_the_host(family: &AnyFamily, tokens: &[u8]) -> Learnt {
+    let profile = AnyProfile::Reference(Single);
+    let sections = Sections {
+        training: vec![STAGE],
+        accumulate: vec![1],
+        evaluation: None,
+        decoding: None,
+        constants: Constants { optimizer: OPTIMIZER, pattern: STAGE.pattern },
+        weights: None,
+    };
+    let laid = Laid::new(family, &profile, Rates::ONE, &sections).and_then(|laid| laid.recorded(family, &profile));
+    let mut session = Session::start(laid.unwrap(), &profile, Some(SEED), IDS).unwrap();
+    let (seq_len, piece) = (STAGE.seq_len as usize, (STEPS * STAGE.seq_len) as usize);
+    let step = |step: u32| {
+        let first = step as usize * seq_len;
+        let settings = Settings::of(step.into(), RATE, &OPTIMIZER, CLIP, STAGE.tokens().into());
+        session.begin(settings).unwrap();
+        let rows = |skip: usize| -> Vec<u32> {
+            let row = |r: usize| tokens[r * piece + first + skip..][..seq_len].iter().map(|id| u32::from(*id));
+            (0..STAGE.batch as usize).flat_map(row).collect()
+        };
+        let offsets: Vec<u32> = (0..STAGE.batch).flat_map(|_| first as u32..(first + seq_len) as u32).collect();
+        session.micro_batch(0, Rows { ids: &rows(0), targets: &rows(1), offsets: &offsets }, true).unwrap();
+        let ticket = session.finish().unwrap();
+        session.update().unwrap();
+        session.results(ticket).unwrap().loss
+    };
+    let losses = (0..STEPS).map(step).collect();
+    let mut sum = |role| {
+        let entries = session.laid.lasting.iter().filter(|entry| entry.slot.role == role);
+        let regions: Vec<_> = entries.flat_map(|e| (0..e.slot.layers).map(|layer| e.place.at(layer))).collect();
+        regions.into_iter().fold(FINGERPRINT, |sum, region| {
+            let mut bytes = vec![0; region.bytes() as usize];
+            session.device.read(region, &mut bytes).unwrap();
+            fingerprint(sum, &bytes)
+        })
+    };
+    let (weights, moments, state) = (sum(Role::Weight), sum(Role::Moment), sum(Role::State));
+    Learnt { losses, weights, moments, state }
+}
+
+/// A chip: QEMU's name of its board, and where its memory for the tokens is.
+const CHIPS: [(&str, &str, u64); 3] = [
+    ("Cortex-M4F", "mps2-an386", 0x2100_0000),
+    ("Cortex-M7", "mps2-an500", 0x6000_0000),
+    ("Cortex-M55", "mps3-an547", 0x2100_0000),
+];
+
+/// The program of this name, beside the one that `tests/firmware/run.sh` names.
+fn program(name: &str) -> PathBuf {
+    let speak = std::env::var_os("CAPFUL_FIRMWARE").expect("CAPFUL_FIRMWARE names the program");
+    Path::new(&speak).with_file_name(name)
+}
+
+/// Runs a program on a chip, and gives its exit status and what it printed.
+fn run(name: &str, (_, board, address): (&str, &str, u64), tokens: &[u8], steps: u32) -> (i32, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, bytes) = (dir.path().join("tokens"), tokens.len());
+    std::fs::write(&file, tokens).unwrap();
+    let mut qemu = Command::new("timeout");
+    qemu.args(["120", "qemu-system-arm", "-M", board, "-nographic", "-monitor", "none", "-serial", "none"]);
+    // An instruction is a nanosecond, so that the board's timer counts them.
+    qemu.args(["-icount", "shift=0", "-semihosting-config"]);
+    qemu.arg(format!("enable=on,target=native,arg={name},arg={address:#x},arg={bytes},arg={steps}"));
+    qemu.arg("-device").arg(format!("loader,file={},addr={address:#x},force-raw=on", file.display()));
+    let output = qemu.arg("-kernel").arg(program(name)).output().expect("QEMU runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.code().unwrap_or(-1), text + &String::from_utf8_lossy(&output.stderr))
+}
+
+/// What follows `name` in a line of its own.
+fn line<'t>(text: &'t str, name: &str) -> &'t str {
+    let found = text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    found.unwrap_or_else(|| panic!("no {name} in:\n{text}"))
+}
+
+/// The two numbers of a line `name A of B`.
+fn pair(text: &str, name: &str) -> [u64; 2] {
+    let (a, b) = line(text, name).split_once(" of ").expect("two numbers");
+    [a, b].map(|n| n.parse().unwrap())
+}
+
+/// What a program says that it learnt.
+fn said(text: &str) -> Learnt {
+    let sum = |name| u64::from_str_radix(line(text, name), 16).unwrap();
+    let losses = (0..STEPS).map(|step| {
+        let bits = line(text, &format!("step {step} loss ")).split(' ').next().unwrap();
+        f32::from_bits(u32::from_str_radix(bits, 16).unwrap())
+    });
+    Learnt { losses: losses.collect(), weights: sum("weights"), moments: sum("moments"), state: sum("state") }
+}
+
+/// A family's program on every chip, and what its steps may cost.
+fn learns(name: &str, family: &AnyFamily, most: u64) {
+    let tokens = tokens();
+    let expected = learnt_on_the_host(family, &tokens);
+    let (first, last) = (expected.losses[0], expected.losses[STEPS as usize - 1]);
+    println!("{name}: loss {first} → {last}");
+    assert!(last < 0.85 * first, "{first} → {last}");
+    for chip in CHIPS {
+        let (status, text) = run(name, chip, &tokens, STEPS);
+        assert_eq!(status, 0, "{chip:?}\n{text}");
+        println!("{}:\n{text}", chip.0);
+        assert_eq!(said(&text), expected, "{chip:?}");
+        let [needed, storage] = pair(&text, "arena");
+        assert_eq!(needed, storage, "{chip:?}: the program's storage is another size than the plan's");
+        let [deep, whole] = pair(&text, "stack");
+        assert!(deep < whole, "{chip:?}: the stack was full");
+        for step in 0..STEPS {
+            let instructions = line(&text, &format!("step {step} loss ")).rsplit(' ').next().unwrap();
+            let instructions: u64 = instructions.parse().unwrap();
+            assert!(instructions <= most, "{chip:?}: {instructions} instructions in step {step}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "tests/firmware/run.sh builds the programs for the chip and runs this"]
+fn a_pythia_learns_on_chips_with_the_references_bits() {
+    learns("learn", &AnyFamily::Transformer(PYTHIA), 7_200_000);
+}
+
+#[test]
+#[ignore = "tests/firmware/run.sh builds the programs for the chip and runs this"]
+fn a_neurogen_learns_on_chips_with_the_references_bits() {
+    learns("spike", &AnyFamily::NeuroGen(NEUROGEN), 7_900_000);
+}
+
+#[test]
+#[ignore = "tests/firmware/run.sh builds the programs for the chip and runs this"]
+fn tokens_that_no_step_can_use_are_refused() {
+    let (chip, tokens) = (CHIPS[0], tokens());
+    let (status, text) = run("learn", chip, &tokens[1..], STEPS);
+    assert_eq!(status, 3, "{text}");
+    assert!(text.contains("refused: 640 tokens, and the steps need 641"), "{text}");
+    let mut other = tokens;
+    other[77] = 200;
+    let (status, text) = run("learn", chip, &other, STEPS);
+    assert_eq!(status, 3, "{text}");
+    assert!(text.contains("refused: a token 200, and the model has 128 ids"), "{text}");
+}
