@@ -6,6 +6,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target=thumbv7em-none-eabihf
+# Calls of what panics that the program that speaks may have.
+PANICS=118
 
 missing=()
 command -v qemu-system-arm >/dev/null || missing+=(qemu-system-arm)
@@ -22,12 +24,28 @@ fi
 # A flag for the host's build is none for the chip's.
 build=(--manifest-path tests/firmware/Cargo.toml --target-dir target/firmware --target "$target" --release --locked --quiet)
 cargo fmt --manifest-path tests/firmware/Cargo.toml --check
-if installed; then
-  cargo build "${build[@]}"
-else
-  RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 CARGO_TARGET_THUMBV7EM_NONE_EABIHF_LINKER=ld.lld \
-    /usr/bin/cargo build -Zbuild-std=core "${build[@]}"
+chip() {
+  if installed; then
+    cargo "$@"
+  else
+    RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 CARGO_TARGET_THUMBV7EM_NONE_EABIHF_LINKER=ld.lld \
+      /usr/bin/cargo "$@" -Zbuild-std=core
+  fi
+}
+chip build "${build[@]}"
+# Of the standard library there is nothing but core: a line that asks for the part that allocates does not compile.
+# rustup's target brings that part along, so this proves nothing there.
+if ! installed; then
+  refused=$(chip build "${build[@]}" --lib --features alloc 2>&1) && { echo "tests/firmware/run.sh: alloc compiled"; exit 1; }
+  grep -q "can't find crate for \`alloc\`" <<< "$refused" || { echo "$refused"; exit 1; }
 fi
+# The bits depend on libm: the chip's packages are the workspace's.
+python3 - Cargo.lock tests/firmware/Cargo.lock <<'PYTHON'
+import sys, tomllib
+host, chip = ({(p["name"], p["version"]): p.get("checksum") for p in tomllib.load(open(f, "rb"))["package"]} for f in sys.argv[1:])
+other = [name for name, sum in chip.items() if sum and host.get(name) != sum]
+sys.exit(f"tests/firmware/Cargo.lock has other packages than Cargo.lock: {other}" if other else 0)
+PYTHON
 program=$PWD/target/firmware/$target/release/speak
 
 # Results are the same bits everywhere because nothing is contracted: vfma rounds once where the host rounds twice.
@@ -45,5 +63,19 @@ for name in speak large learn spike; do
   for bytes in $size; do total=$((total + 16#$bytes)); done
   echo "$name: $total bytes of code and constants"
 done
+
+# Where the program that speaks could panic: calls of what panics, each with the function that it stands in. Their number
+# may fall.
+panics=target/firmware/speak.panics
+awk -F '\t' '
+  /^[0-9a-f]+ <.*>:$/ { function_of = $0; sub(/^[0-9a-f]+ </, "", function_of); sub(/>:$/, "", function_of) }
+  match($0, /\tb[a-z.]*\t[0-9a-f]+ </) {
+    to = substr($0, RSTART + RLENGTH); sub(/>$/, "", to)
+    fails = "core::panicking|slice_index_fail|len_mismatch_fail|slice_error_fail|unwrap_failed|expect_failed|something_went_wrong"
+    if (to ~ fails && function_of !~ fails) print function_of ": " to
+  }' <("$objdump" -dC "$program") | sort | uniq -c | sort -rn > "$panics"
+count=$(awk '{ n += $1 } END { print n + 0 }' "$panics")
+echo "speak: $count calls of what panics, listed in $panics"
+[ "$count" -le "$PANICS" ] || { echo "tests/firmware/run.sh: more than $PANICS"; exit 1; }
 
 CAPFUL_FIRMWARE=$program cargo test -p capful-tests --test firmware --test firmware_learn --locked "$@" -- --ignored --nocapture

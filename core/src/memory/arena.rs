@@ -1,5 +1,7 @@
 //! The arena: carves regions out of storage that the caller owns.
 
+use bytemuck::{AnyBitPattern, Pod};
+
 use super::region::{Dtype, Region, Space};
 
 /// Storage for the regions of a plan: words to read and write, and a read-only image beside them.
@@ -93,24 +95,34 @@ impl Storage<'_> {
 /// Regions of f32: to read, and to write.
 pub type Slices<'a, const R: usize, const W: usize> = ([&'a [f32]; R], [&'a mut [f32]; W]);
 
+// Regions are carved on whole elements, so these do not fail. A failure is a value all the same: no panic is linked.
+fn cast<T: AnyBitPattern>(region: Option<Region>, bytes: &[u8]) -> Result<&[T], ArenaError> {
+    bytemuck::try_cast_slice(bytes).map_err(|_| region.map_or(ArenaError::Image, ArenaError::Misaligned))
+}
+
+fn cast_mut<T: Pod>(region: Option<Region>, bytes: &mut [u8]) -> Result<&mut [T], ArenaError> {
+    bytemuck::try_cast_slice_mut(bytes).map_err(|_| region.map_or(ArenaError::Image, ArenaError::Misaligned))
+}
+
 impl<'a> View<'a> {
     /// As [`View::f32`], for as long as the arena is lent.
     fn into_f32(self) -> Result<&'a [f32], ArenaError> {
-        self.f32()?;
-        Ok(match self.storage {
-            Storage::Arena(bytes) => bytemuck::cast_slice(bytes),
-            Storage::Image(bytes) => bytemuck::cast_slice(bytes),
-            Storage::Waiting { .. } => &[],
-        })
+        self.expect(|dtype| dtype == Dtype::F32, "f32")?;
+        match self.storage {
+            Storage::Arena(bytes) => cast(self.region, bytes),
+            Storage::Image(bytes) => cast(self.region, bytes),
+            Storage::Waiting { .. } => Ok(&[]),
+        }
     }
 
     /// As [`View::f32_mut`], for as long as the arena is lent.
-    fn into_f32_mut(mut self) -> Result<&'a mut [f32], ArenaError> {
-        self.f32_mut()?;
-        Ok(match self.storage {
-            Storage::Arena(bytes) => bytemuck::cast_slice_mut(bytes),
-            Storage::Image(_) | Storage::Waiting { .. } => &mut [],
-        })
+    fn into_f32_mut(self) -> Result<&'a mut [f32], ArenaError> {
+        self.expect(|dtype| dtype == Dtype::F32, "f32")?;
+        match (self.storage, self.region) {
+            (Storage::Arena(bytes), region) => cast_mut(region, bytes),
+            (_, Some(region)) => Err(ArenaError::ReadOnly(region)),
+            (_, None) => Ok(&mut []),
+        }
     }
 
     /// The bytes, whatever they mean.
@@ -147,8 +159,7 @@ impl<'a> View<'a> {
     /// [`ArenaError::Type`] for a region of another type.
     pub fn f32(&self) -> Result<&[f32], ArenaError> {
         self.expect(|dtype| dtype == Dtype::F32, "f32")?;
-        // Carved on whole elements, so that the cast cannot fail.
-        Ok(bytemuck::cast_slice(self.bytes()))
+        cast(self.region, self.bytes())
     }
 
     /// The elements as f32, to write.
@@ -157,7 +168,7 @@ impl<'a> View<'a> {
     /// [`ArenaError::Type`] for a region of another type, [`ArenaError::ReadOnly`] for one of the image.
     pub fn f32_mut(&mut self) -> Result<&mut [f32], ArenaError> {
         self.expect(|dtype| dtype == Dtype::F32, "f32")?;
-        Ok(bytemuck::cast_slice_mut(self.bytes_mut()?))
+        cast_mut(self.region, self.bytes_mut()?)
     }
 
     /// The elements as u32.
@@ -166,7 +177,7 @@ impl<'a> View<'a> {
     /// As [`View::f32`].
     pub fn u32(&self) -> Result<&[u32], ArenaError> {
         self.expect(|dtype| dtype == Dtype::U32, "u32")?;
-        Ok(bytemuck::cast_slice(self.bytes()))
+        cast(self.region, self.bytes())
     }
 
     /// The elements as u32, to write.
@@ -175,7 +186,7 @@ impl<'a> View<'a> {
     /// As [`View::f32_mut`].
     pub fn u32_mut(&mut self) -> Result<&mut [u32], ArenaError> {
         self.expect(|dtype| dtype == Dtype::U32, "u32")?;
-        Ok(bytemuck::cast_slice_mut(self.bytes_mut()?))
+        cast_mut(self.region, self.bytes_mut()?)
     }
 
     /// The elements of an 8-bit float.
@@ -202,7 +213,7 @@ impl<'a> View<'a> {
     /// As [`View::f32`].
     pub fn i8(&self) -> Result<&[i8], ArenaError> {
         self.expect(|dtype| dtype == Dtype::I8, "i8")?;
-        Ok(bytemuck::cast_slice(self.bytes()))
+        cast(self.region, self.bytes())
     }
 
     /// The elements as integers of 8 bits, to write.
@@ -211,7 +222,7 @@ impl<'a> View<'a> {
     /// As [`View::f32_mut`].
     pub fn i8_mut(&mut self) -> Result<&mut [i8], ArenaError> {
         self.expect(|dtype| dtype == Dtype::I8, "i8")?;
-        Ok(bytemuck::cast_slice_mut(self.bytes_mut()?))
+        cast_mut(self.region, self.bytes_mut()?)
     }
 
     /// The elements as bits of half precision.
@@ -220,7 +231,7 @@ impl<'a> View<'a> {
     /// As [`View::f32`].
     pub fn f16(&self) -> Result<&[u16], ArenaError> {
         self.expect(|dtype| dtype == Dtype::F16, "f16")?;
-        Ok(bytemuck::cast_slice(self.bytes()))
+        cast(self.region, self.bytes())
     }
 }
 
@@ -343,7 +354,7 @@ impl<'a> Arena<'a> {
             Space::Arena => bytemuck::cast_slice(&*self.storage),
             Space::Image => self.image,
         };
-        Ok(bytemuck::cast_slice(&bytes[range]))
+        cast(Some(region), bytes.get(range).ok_or(ArenaError::OutOfBounds(region))?)
     }
 }
 

@@ -5,6 +5,9 @@
 #![no_std]
 #![deny(missing_docs)]
 
+#[cfg(feature = "alloc")]
+extern crate alloc;
+
 mod chip;
 mod count;
 mod dsp;
