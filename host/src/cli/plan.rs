@@ -1,11 +1,14 @@
 //! `host plan`.
 
 use std::io;
+use std::path::PathBuf;
 
 use super::output::{fitting, say};
 use super::{Failure, RunFlags, settle, work};
 use crate::config::Weights;
+use crate::format::firmware::{self, Chip};
 use crate::plan::{Decoding, Machine, Plan as Planned, Row, listing, recompute};
+use crate::run::directory;
 
 /// Flags of `host plan`.
 #[derive(Debug, clap::Args)]
@@ -25,6 +28,16 @@ pub struct Plan {
     /// What generating alone would need instead of the run: every region of its weights, in this type, and of its arena
     #[arg(long, value_enum, value_name = "TYPE", conflicts_with_all = ["sweep", "program", "regions"])]
     weights: Option<Weights>,
+    /// What a microcontroller's flash and RAM would hold of the model instead: FLASH/RAM such as 1MiB/192KiB, or
+    /// stm32f407, stm32h743, rp2350, nrf52840 or esp32s3
+    #[arg(long, value_name = "CHIP", conflicts_with_all = ["sweep", "program", "regions"])]
+    chip: Option<Chip>,
+    /// --chip: the model and the vocabulary of this run
+    #[arg(long, value_name = "DIR", requires = "chip", conflicts_with_all = ["preset", "config", "set", "tokenizer"])]
+    run: Option<PathBuf>,
+    /// --chip: positions that the decoder keeps; all that the model has if not given
+    #[arg(long, value_name = "N", requires = "chip")]
+    context: Option<u32>,
     /// JSON on standard output
     #[arg(long)]
     json: bool,
@@ -38,6 +51,9 @@ enum Sweep {
 
 impl Plan {
     pub(super) fn run(self) -> Result<(), Failure> {
+        if let Some(chip) = &self.chip {
+            return self.on_chip(chip);
+        }
         let config = settle(self.flags.written()?)?;
         if let Some(weights) = self.weights {
             let decoding = Decoding::of(&config.in_integers(weights.integer())?)?;
@@ -93,5 +109,18 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    fn on_chip(&self, chip: &Chip) -> Result<(), Failure> {
+        let config = match &self.run {
+            Some(dir) => directory::read_config(dir)?,
+            None => settle(self.flags.written()?)?,
+        };
+        let weights = self.weights.unwrap_or(Weights::F32);
+        let planned = firmware::on_chip(chip, &config, self.run.as_deref(), weights, self.context)?;
+        match self.json {
+            true => say!("{}", serde_json::to_string_pretty(&planned).map_err(work)?),
+            false => say!("{}", planned.table().trim_end()),
+        }
     }
 }

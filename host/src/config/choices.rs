@@ -100,6 +100,15 @@ pub enum Weights {
 }
 
 impl Weights {
+    /// The name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Weights::F32 => "f32",
+            Weights::Int8 => "int8",
+            Weights::Int4 => "int4",
+        }
+    }
+
     /// The integers, where they are any.
     pub const fn integer(self) -> Option<Integer> {
         match self {

@@ -116,6 +116,7 @@ never! {
     results(Pending) -> Result<&[u8], CudaError>;
     results_soon(Pending) -> Result<&[u8], CudaError>;
     require_library() -> Result<(), CudaError>;
+    run_program(&[Op]) -> Result<(), OperationError>;
     reuse(&[Choice]) -> Result<(), String>;
     set_tuning(bool) -> ();
     synchronise() -> Result<(), CudaError>;

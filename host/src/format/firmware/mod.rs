@@ -1,13 +1,16 @@
 //! A trained model as an image for a microcontroller's flash: see [`capful_core::image`].
 //!
-//! - `sizes`: what the image holds and what its model needs beside it, to the byte; `host plan --chip` asks it too
+//! - `chip`: what of that a microcontroller has room for
+//! - `sizes`: what the image holds and what its model needs beside it, to the byte
 //! - `vocabulary`: the tables of a tokenizer
 //! - `write`: the image, and a Rust file of its sizes beside it
 
+mod chip;
 mod sizes;
 mod vocabulary;
 mod write;
 
+pub use chip::{Chip, OnChip, on_chip};
 pub use sizes::Sizes;
 pub use vocabulary::{Tables, tables};
 pub use write::{Exported, Read, export, image};

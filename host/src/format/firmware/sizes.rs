@@ -3,9 +3,10 @@
 use capful_core::image::{Description, Header};
 use capful_core::memory::{Entry, Layout, LayoutError, Role};
 use capful_core::model::Family as _;
+use serde::Serialize;
 
 /// The bytes of a model's image, part by part, and of its arena.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Sizes {
     /// Weights, with their padding.
     pub weights: u64,

@@ -35,7 +35,7 @@ pub enum Tables<'a> {
 
 impl Tables<'_> {
     /// The header and the bytes behind it.
-    fn bytes(&self) -> Vec<u8> {
+    pub(super) fn bytes(&self) -> Vec<u8> {
         let (header, tables, text): (_, [&[u32]; 3], &[u8]) = match *self {
             Tables::Bytes => (VocabularyHeader::BYTES, [&[]; 3], &[]),
             Tables::Words { words, lower_case } => {
