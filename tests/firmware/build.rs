@@ -9,5 +9,8 @@ fn main() {
             println!("cargo::rustc-link-arg-bin={name}=--defsym={size}");
         }
     }
+    for size in ["flash_size=256K", "ram_size=2304K", "stack_size=32K"] {
+        println!("cargo::rustc-link-arg-bin=adapt=--defsym={size}");
+    }
     println!("cargo::rerun-if-changed=link.x");
 }

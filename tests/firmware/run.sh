@@ -50,7 +50,7 @@ program=$PWD/target/firmware/$target/release/speak
 
 # Results are the same bits everywhere because nothing is contracted: vfma rounds once where the host rounds twice.
 objdump=$(command -v arm-none-eabi-objdump || command -v llvm-objdump)
-for name in speak large learn spike; do
+for name in speak large learn spike adapt; do
   asm=target/firmware/$name.asm
   "$objdump" -d "${program%/*}/$name" > "$asm"
   grep -q vmul "$asm" || { echo "tests/firmware/run.sh: no float instruction was found in $name"; exit 1; }
@@ -78,4 +78,4 @@ count=$(awk '{ n += $1 } END { print n + 0 }' "$panics")
 echo "speak: $count calls of what panics, listed in $panics"
 [ "$count" -le "$PANICS" ] || { echo "tests/firmware/run.sh: more than $PANICS"; exit 1; }
 
-CAPFUL_FIRMWARE=$program cargo test -p capful-tests --test firmware --test firmware_learn --locked "$@" -- --ignored --nocapture
+CAPFUL_FIRMWARE=$program cargo test -p capful-tests --test firmware --test firmware_learn --test firmware_adapt --locked "$@" -- --ignored --nocapture

@@ -12,6 +12,7 @@ use capful_host::device::{AnyProfile, Storage as _};
 use capful_host::plan::{Constants, Laid, Sections};
 use capful_host::run::{Rows, Session};
 
+#[allow(dead_code, reason = "as the programs share it")]
 #[path = "../firmware/src/recipe.rs"]
 mod recipe;
 

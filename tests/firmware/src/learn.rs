@@ -57,7 +57,7 @@ fn tokens(command: &str) -> Option<(&'static [u8], u32)> {
 }
 
 /// Writes what a region begins with, where that is not zeros.
-fn begin(arena: &mut Arena<'_>, entry: &Entry) -> Result<(), ArenaError> {
+pub(crate) fn begin(arena: &mut Arena<'_>, entry: &Entry) -> Result<(), ArenaError> {
     let slot = &entry.slot;
     if slot.init == Init::Zero || !matches!(slot.role, Role::Weight | Role::Master | Role::Constant | Role::State) {
         return Ok(());
@@ -76,14 +76,17 @@ fn begin(arena: &mut Arena<'_>, entry: &Entry) -> Result<(), ArenaError> {
 }
 
 /// Writes ids.
-fn write(arena: &mut Arena<'_>, region: Region, id: impl Fn(usize) -> u32) -> Result<(), ArenaError> {
+pub(crate) fn write(arena: &mut Arena<'_>, region: Region, id: impl Fn(usize) -> u32) -> Result<(), ArenaError> {
     let [mut view] = arena.views([Some(region)])?;
     view.u32_mut()?.iter_mut().enumerate().for_each(|(i, place)| *place = id(i));
     Ok(())
 }
 
 /// Shows every region that lasts, in order.
-fn lasting<F: Family>(family: &F, mut visit: impl FnMut(&Entry) -> Result<(), ArenaError>) -> Result<(), ArenaError> {
+pub(crate) fn lasting<F: Family>(
+    family: &F,
+    mut visit: impl FnMut(&Entry) -> Result<(), ArenaError>,
+) -> Result<(), ArenaError> {
     let mut result = Ok(());
     let mut each = |entry: &Entry| {
         if result.is_ok() {
@@ -162,7 +165,7 @@ fn train<'a, F: Family, D: OnArena<'a> + From<Arena<'a>>>(
 
 /// One step.
 #[inline(never)]
-fn advance<F: Family>(
+pub(crate) fn advance<F: Family>(
     family: &F,
     device: &mut dyn Device,
     lasting: &F::Lasting,

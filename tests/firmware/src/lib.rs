@@ -8,6 +8,7 @@
 #[cfg(feature = "alloc")]
 extern crate alloc;
 
+mod adapt;
 mod chip;
 mod count;
 mod dsp;
@@ -19,6 +20,7 @@ mod stack;
 mod start;
 mod tell;
 
+pub use adapt::adapt;
 pub use chip::Speaker;
 pub use count::Counter;
 pub use dsp::Dsp;

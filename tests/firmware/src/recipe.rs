@@ -40,6 +40,26 @@ pub const PYTHIA: Transformer = Transformer {
     ..Transformer::GPT_NEOX
 };
 
+/// A tale-teller that is trained on a host and goes on learning on the chip: a token is a byte.
+pub const TELLER: Transformer = Transformer {
+    layers: 2,
+    d_model: 32,
+    heads: 4,
+    kv_heads: 4,
+    head_size: 8,
+    d_ff: 96,
+    vocab_size: 260,
+    context: LESSON.seq_len,
+    rotary_dims: 2,
+    ..Transformer::GPT_NEOX
+};
+
+/// A step of its lesson: eight sentences of at most 64 bytes, activations computed again.
+pub const LESSON: MicroBatch = MicroBatch { batch: 8, seq_len: 64, chunk: 16, recompute: Recompute::FULL, ..STAGE };
+
+/// The learning rate of its steps.
+pub const LESSON_RATE: f64 = 4e-3;
+
 /// A NeuroGen with every part that learns by e-prop.
 pub const NEUROGEN: NeuroGen = NeuroGen {
     vocab_size: IDS,
