@@ -71,15 +71,16 @@ impl Operation for CachedAttention {
             values[at..at + size].copy_from_slice(&row[heads.value(h)..][..size]);
         }
         let all = self.pattern.kind == Kind::Dense;
+        let (pattern, last) = (&self.pattern, now as u32);
+        let sees = move |j: usize| all || pattern.sees(last, j as u32);
+        let (keys, values) = (&keys[..(now + 1) * columns], &values[..(now + 1) * columns]);
         let (scale, mut kept) = (heads.scale(), [0.0f32; KEPT]);
         for (h, out) in (0..heads.queries).zip(out.f32_mut()?.chunks_exact_mut(size)) {
             let query = &row[heads.query(h)..][..size];
             let own = heads.key_of(h) as usize * size;
-            let (keys, values) = (&keys[own..], &values[own..]);
-            let seen = || (0..now + 1).filter(|&j| all || self.pattern.sees(now as u32, j as u32));
             let mut largest = f32::NEG_INFINITY;
-            for j in seen() {
-                let s = short_dot(query, &keys[j * columns..][..size]) * scale;
+            for (j, key) in keys.chunks_exact(columns).enumerate().filter(move |(j, _)| sees(*j)) {
+                let s = short_dot(query, &key[own..own + size]) * scale;
                 if let Some(kept) = kept.get_mut(j) {
                     *kept = s;
                 }
@@ -87,11 +88,32 @@ impl Operation for CachedAttention {
             }
             out.fill(0.0);
             let mut total = 0.0;
-            for j in seen() {
-                let again = || dot(query, &keys[j * columns..][..size]) * scale;
-                let weight = libm::expf(kept.get(j).copied().unwrap_or_else(again) - largest);
-                total += weight;
-                axpy(weight, &values[j * columns..][..size], out);
+            for (block, values) in values.chunks(KEPT * columns).enumerate() {
+                let first = block * KEPT;
+                let sees = move |i: &usize| sees(first + i);
+                let weights = &mut kept[..values.len() / columns];
+                for (i, weight) in weights.iter_mut().enumerate().filter(move |(i, _)| sees(i)) {
+                    let again = || dot(query, &keys[(first + i) * columns + own..][..size]) * scale;
+                    *weight = libm::expf(if block == 0 { *weight } else { again() } - largest);
+                    total += *weight;
+                }
+                // Eight sums at a time stay in registers over all positions.
+                let (eights, rest) = out.as_chunks_mut::<8>();
+                let weights = &*weights;
+                let seen = || values.chunks_exact(columns).zip(weights).enumerate().filter(move |(i, _)| sees(i));
+                let mut from = own;
+                for out in eights {
+                    let mut sums = *out;
+                    for (_, (value, weight)) in seen() {
+                        for (sum, x) in sums.iter_mut().zip(&value[from..from + 8]) {
+                            *sum += weight * x;
+                        }
+                    }
+                    (*out, from) = (sums, from + 8);
+                }
+                if !rest.is_empty() {
+                    seen().for_each(|(_, (value, weight))| axpy(*weight, &value[from..from + rest.len()], rest));
+                }
             }
             out.iter_mut().for_each(|o| *o /= total);
         }
