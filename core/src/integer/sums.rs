@@ -1,7 +1,9 @@
-//! Exact sums of products of codes: the one part of a product of integers for which a chip may have instructions of its
-//! own. Sums are exact in any order, so whoever makes them, the product has the same bits.
+//! Exact sums of products of codes, and their scales: the parts of a product of integers for which a chip may have
+//! instructions of its own. Sums are exact in any order, and the scales' steps are given, so that whoever makes them, the
+//! product has the same bits.
 
 use super::{dot4, dot8};
+use crate::float16;
 
 /// Makes the sums.
 pub trait Sums {
@@ -11,6 +13,14 @@ pub trait Sums {
 
     /// The same of rows of two codes a byte.
     fn nibbles(x: &[i8], rows: &[u8], stride: usize, sums: &mut [i32]);
+
+    /// `products[r] += sums[r] · (scale r · x_scale)`, each rounded by itself. Scale r is `scales[r · stride]`, as bits of half
+    /// precision; all are there.
+    fn weigh(sums: &[i32], scales: &[u16], stride: usize, x_scale: f32, products: &mut [f32]) {
+        for ((y, sum), scale) in products.iter_mut().zip(sums).zip(scales.iter().step_by(stride)) {
+            *y += *sum as f32 * (float16::decode(*scale) * x_scale);
+        }
+    }
 }
 
 /// In plain code, which every machine has.

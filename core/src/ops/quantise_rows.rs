@@ -1,7 +1,6 @@
 //! Activations in integers, a scale a row, and what products of such rows with weights in integers read.
 
 use crate::device::{Operand, Operation, OperationError};
-use crate::float16;
 use crate::integer::{Integer, Row, Sums, quantise_activations};
 use crate::memory::{Arena, ArenaError, Region, View};
 
@@ -104,9 +103,7 @@ impl<'a> IntegerRows<'a> {
                     Integer::Int4 => S::nibbles(x, &codes[from..], bytes, sums),
                 }
                 from += self.integer.dtype().row_bytes(x.len() as u32) as usize;
-                for ((y, sum), halves) in products.iter_mut().zip(&*sums).zip(halves.chunks_exact(scales)) {
-                    *y += *sum as f32 * (float16::decode(halves[g]) * x_scale);
-                }
+                S::weigh(sums, &halves[g..], scales, x_scale, products);
             }
             match adds {
                 true => out.iter_mut().zip(products).for_each(|(y, product)| *y += *product),

@@ -12,7 +12,34 @@ unsafe extern "C" {
 
     /// The same of `2 · twos` rows of `8 · words` codes, two a byte; `words` is 1 to [`ROOM`].
     fn sums_of_nibbles(x: *const i8, rows: *const u8, stride: usize, sums: *mut i32, words: usize, twos: usize);
+
+    /// `products[r] += sums[r] · (scale r · x_scale)` of one row or more; the scales are `stride` bytes apart.
+    fn weigh(sums: *const i32, scales: *const u16, stride: usize, products: *mut f32, count: usize, x_scale: f32);
 }
+
+// VCVTB reads half precision, of IEEE 754 as the control register says from reset on; VMLA rounds twice. x_scale is s0.
+core::arch::global_asm!(
+    ".fpu fpv4-sp-d16",
+    ".section .text.weigh",
+    ".global weigh",
+    ".thumb_func",
+    "weigh:",
+    "push {{r4, lr}}",
+    "ldr lr, [sp, #8]",
+    "1: ldrh r12, [r1]",
+    "add r1, r1, r2",
+    "vmov s1, r12",
+    "vcvtb.f32.f16 s1, s1",
+    "vldmia r0!, {{s2}}",
+    "vcvt.f32.s32 s2, s2",
+    "vldr s3, [r3]",
+    "vmul.f32 s1, s1, s0",
+    "vmla.f32 s3, s2, s1",
+    "vstmia r3!, {{s3}}",
+    "subs lr, lr, #1",
+    "bne 1b",
+    "pop {{r4, pc}}",
+);
 
 // Four rows share the load of x: 23 instructions for 16 products. r0 is x, r1 to r4 the rows, r5 to r8 their sums, lr what
 // is left; x, rows, stride and sums are kept on the stack. A load of a word may begin anywhere.
@@ -191,6 +218,16 @@ impl Sums for Dsp {
         if !rest.is_empty() {
             Portable::nibbles(x, &rows[whole * stride..], stride, rest);
         }
+    }
+
+    fn weigh(sums: &[i32], scales: &[u16], stride: usize, x_scale: f32, products: &mut [f32]) {
+        let count = products.len().min(sums.len());
+        let last = count.checked_sub(1).and_then(|last| last.checked_mul(stride));
+        if last.is_none_or(|last| last >= scales.len()) {
+            return Portable::weigh(sums, scales, stride, x_scale, products);
+        }
+        // Safety: `count` sums and products are there, and as many scales, the last of which was looked for.
+        unsafe { weigh(sums.as_ptr(), scales.as_ptr(), 2 * stride, products.as_mut_ptr(), count, x_scale) };
     }
 }
 

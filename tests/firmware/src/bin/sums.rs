@@ -36,6 +36,17 @@ fn agree(codes: &[u8], [length, rows, offset]: [usize; 3], halves: bool) -> bool
 extern "C" fn main() -> ! {
     let mut line = Line::open();
     let Some(codes) = CODES.take() else { exit(1) };
+    // Every scale; a signalling NaN becomes a quiet one, which a product with it does as well.
+    for bits in (0..=u16::MAX).step_by(3) {
+        let (sums, scales) = ([3, -1_000_001, 0], [bits, bits ^ 0x8000, bits.wrapping_add(1), 9, bits.wrapping_add(2)]);
+        let (mut found, mut expected) = ([-0.0f32, 1.5, 1e-6], [-0.0f32, 1.5, 1e-6]);
+        Dsp::weigh(&sums, &scales, 2, 0.37, &mut found);
+        Portable::weigh(&sums, &scales, 2, 0.37, &mut expected);
+        if found.map(f32::to_bits) != expected.map(f32::to_bits) {
+            let _ = writeln!(line, "scales from {bits:#06x}: {found:?} in place of {expected:?}");
+            exit(1);
+        }
+    }
     let mut products = 0;
     // Numbers of every size, then the largest of both signs alone.
     for extreme in [false, true] {
