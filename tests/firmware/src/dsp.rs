@@ -10,6 +10,9 @@ unsafe extern "C" {
     /// `sums[r] = Σ x · row r` of `4 · fours` rows of `4 · words` codes. Row r begins at `rows + r · stride`.
     fn sums_of_bytes(x: *const i8, rows: *const u8, stride: usize, sums: *mut i32, words: usize, fours: usize);
 
+    /// The same of `2 · twos` rows, which begin at multiples of four; `words` is 1 to [`LONG`].
+    fn sums_of_words(x: *const i8, rows: *const u8, stride: usize, sums: *mut i32, words: usize, twos: usize);
+
     /// The same of `2 · twos` rows of `8 · words` codes, two a byte; `words` is 1 to [`ROOM`].
     fn sums_of_nibbles(x: *const i8, rows: *const u8, stride: usize, sums: *mut i32, words: usize, twos: usize);
 
@@ -101,6 +104,79 @@ core::arch::global_asm!(
     "pop {{r4-r11, pc}}",
 );
 
+// x is widened once, on the stack: eight bytes for four codes. Two rows share the load of it, and a row's load brings eight
+// codes: 19 instructions for 16 products. LDRD, unlike LDR, must begin at a multiple of four. r0 is x, r1 and r2 the rows, r5
+// and r6 their sums, r7 the words of a row, lr what is left.
+core::arch::global_asm!(
+    ".macro four_codes from, low, high, sum",
+    "sxtb16 r12, \\from",
+    "sxtb16 \\from, \\from, ror #8",
+    "smlad \\sum, \\low, r12, \\sum",
+    "smlad \\sum, \\high, \\from, \\sum",
+    ".endm",
+    ".macro two_words row, sum",
+    "ldrd r10, r11, [\\row], #8",
+    "four_codes r10, r3, r4, \\sum",
+    "four_codes r11, r8, r9, \\sum",
+    ".endm",
+    ".macro two_rows_of_words",
+    "ldmia r0!, {{r3, r4, r8, r9}}",
+    "two_words r1, r5",
+    "two_words r2, r6",
+    ".endm",
+    ".section .text.sums_of_words",
+    ".global sums_of_words",
+    ".thumb_func",
+    "sums_of_words:",
+    "push {{r0-r11, lr}}",
+    "sub sp, sp, #512",
+    "ldr lr, [sp, #564]",
+    "mov r12, sp",
+    "1: ldr r5, [r0], #4",
+    "sxtb16 r6, r5",
+    "sxtb16 r7, r5, ror #8",
+    "stmia r12!, {{r6, r7}}",
+    "subs lr, lr, #1",
+    "bne 1b",
+    "ldr r7, [sp, #564]",
+    "2: mov r0, sp",
+    "ldr r1, [sp, #516]",
+    "ldr r12, [sp, #520]",
+    "add r2, r1, r12",
+    "add r12, r2, r12",
+    "str r12, [sp, #516]",
+    "movs r5, #0",
+    "movs r6, #0",
+    "lsrs lr, r7, #1",
+    "bcc 3f",
+    "ldmia r0!, {{r3, r4}}",
+    "ldr r10, [r1], #4",
+    "ldr r11, [r2], #4",
+    "four_codes r10, r3, r4, r5",
+    "four_codes r11, r3, r4, r6",
+    "3: ands lr, lr, #3",
+    "beq 5f",
+    "4: two_rows_of_words",
+    "subs lr, lr, #1",
+    "bne 4b",
+    "5: lsrs lr, r7, #3",
+    "beq 7f",
+    "6: .rept 4",
+    "two_rows_of_words",
+    ".endr",
+    "subs lr, lr, #1",
+    "bne 6b",
+    "7: ldr r12, [sp, #524]",
+    "stmia r12!, {{r5, r6}}",
+    "str r12, [sp, #524]",
+    "ldr r12, [sp, #568]",
+    "subs r12, r12, #1",
+    "str r12, [sp, #568]",
+    "bne 2b",
+    "add sp, sp, #528",
+    "pop {{r4-r11, pc}}",
+);
+
 // A code stands in the upper half of its byte, where its sign is the byte's, and is 16 times too large; so is the sum, which
 // stays within 32 bits. First x is put in pairs four apart, as the halves of the bytes come, on the stack: sixteen bytes for
 // eight codes. Two rows share the load of them: 25 instructions for 16 products. r0 is x, r1 and r2 the rows, r5 and r6
@@ -180,6 +256,8 @@ core::arch::global_asm!(
     "pop {{r4-r11, pc}}",
 );
 
+/// Words of codes that [`sums_of_words`] has room for.
+const LONG: usize = 64;
 /// Words of codes that [`sums_of_nibbles`] has room for: groups are of 128 at most.
 const ROOM: usize = 16;
 
@@ -191,13 +269,18 @@ fn there(rows: &[u8], stride: usize, count: usize, bytes: usize) -> bool {
 
 impl Sums for Dsp {
     fn bytes(x: &[i8], rows: &[u8], stride: usize, sums: &mut [i32]) {
-        let (words, fours) = (x.len() / 4, sums.len() / 4);
-        let whole = 4 * fours;
+        let words = x.len() / 4;
+        let aligned = (rows.as_ptr() as usize | stride).is_multiple_of(4) && (1..LONG + 1).contains(&words);
+        let at_once = if aligned { 2 } else { 4 };
+        let times = sums.len() / at_once;
+        let whole = at_once * times;
         if !there(rows, stride, whole, x.len()) {
             return Portable::bytes(x, rows, stride, sums);
         }
-        // Safety: `whole` rows as long as x are there, as many sums, and no less than `words` words of x.
-        unsafe { sums_of_bytes(x.as_ptr(), rows.as_ptr(), stride, sums.as_mut_ptr(), words, fours) };
+        let made_by = if aligned { sums_of_words } else { sums_of_bytes };
+        // Safety: `whole` rows as long as x are there, as many sums, and no less than `words` words of x, for which
+        // `sums_of_words` has room.
+        unsafe { made_by(x.as_ptr(), rows.as_ptr(), stride, sums.as_mut_ptr(), words, times) };
         let (done, rest) = sums.split_at_mut(whole);
         add_rest(Portable::bytes, (&x[4 * words..], &rows[4 * words..], stride), done);
         if !rest.is_empty() {

@@ -19,9 +19,11 @@ static CODES: Once<[u8; 2048]> = Once::new([0; 2048]);
 /// Compares one product; `x` and the rows begin within a word. Of rows of two codes a byte where `halves`.
 fn agree(codes: &[u8], [length, rows, offset]: [usize; 3], halves: bool) -> bool {
     let bytes = if halves { length.div_ceil(2) } else { length };
-    let (x, stride) = (&codes[offset..][..length], bytes + offset % 3);
+    // Rows at multiples of four, and others.
+    let stride = if offset == 0 { bytes.next_multiple_of(4) } else { bytes + offset % 3 };
+    let (x, first) = (&codes[offset..][..length], codes.as_ptr().align_offset(4) + LONGEST.next_multiple_of(4) + 4);
     // The last row is all that is there of the rest.
-    let weight = &codes[LONGEST + 5 + offset..][..(rows - 1) * stride + bytes];
+    let weight = &codes[first + offset..][..(rows - 1) * stride + bytes];
     let (mut found, mut expected) = ([i32::MIN; ROWS], [i32::MIN; ROWS]);
     let x: &[i8] = bytemuck::cast_slice(x);
     let (own, plain) = (&mut found[..rows], &mut expected[..rows]);
