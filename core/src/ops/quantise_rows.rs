@@ -93,10 +93,17 @@ impl<'a> IntegerRows<'a> {
         const BLOCK: usize = 32;
         let [bytes, scales] = self.strides;
         let (mut codes, mut halves) = (self.codes, self.scales);
-        let (mut sums, mut products) = ([0; BLOCK], [0.0f32; BLOCK]);
+        let mut sums = [0; BLOCK];
         for out in out.chunks_mut(BLOCK) {
-            let (sums, products, mut from) = (&mut sums[..out.len()], &mut products[..out.len()], 0);
-            products.iter_mut().for_each(|y| *y = 0.0);
+            let (sums, mut from) = (&mut sums[..out.len()], 0);
+            let mut apart = if adds { Some([0.0f32; BLOCK]) } else { None };
+            let products = match &mut apart {
+                Some(products) => &mut products[..out.len()],
+                None => {
+                    out.fill(0.0);
+                    &mut *out
+                }
+            };
             for (g, x) in x.chunks(self.group.max(2)).enumerate() {
                 match self.integer {
                     Integer::Int8 => S::bytes(x, &codes[from..], bytes, sums),
@@ -105,9 +112,8 @@ impl<'a> IntegerRows<'a> {
                 from += self.integer.dtype().row_bytes(x.len() as u32) as usize;
                 S::weigh(sums, &halves[g..], scales, x_scale, products);
             }
-            match adds {
-                true => out.iter_mut().zip(products).for_each(|(y, product)| *y += *product),
-                false => out.copy_from_slice(products),
+            if let Some(products) = &apart {
+                out.iter_mut().zip(products).for_each(|(y, product)| *y += *product);
             }
             codes = codes.get(BLOCK * bytes..).unwrap_or_default();
             halves = halves.get(BLOCK * scales..).unwrap_or_default();
