@@ -48,7 +48,7 @@ one day quentin saw a small bird .
 fn train(dir: &Path) -> Vec<u8> {
     let model = "--preset pythia-tiny --set layers=2 --set d_model=32 --set heads=4 --set d_ff=96 --set context=64";
     let steps = "--tokenizer byte --seq-len 64 --batch-size 16 --steps 1500 --lr 5e-3 --eval-tokens 2000";
-    host(dir, &format!("train {model} {steps} --device cpu --threads 1 --out run")).ok();
+    host(dir, &format!("train {model} {steps} --device cpu --out run")).ok();
     host(dir, "export --run run --to firmware teller.img").ok();
     std::fs::read(dir.join("teller.img")).unwrap()
 }
