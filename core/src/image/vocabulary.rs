@@ -6,7 +6,7 @@ use super::ImageError;
 use crate::vocab::bpe::{BpeError, Encoder, Merge, Node};
 use crate::vocab::capped::CappedVocabulary;
 use crate::vocab::pieces::pieces;
-use crate::vocab::{BOS, EOS, SPECIALS, UNK};
+use crate::vocab::{BOS, BYTES, EOS, SPECIALS, UNK};
 
 /// What a vocabulary begins with, in an image: eight words. Behind it lie its tables, in the order of the fields, and
 /// its text, zeros to a whole word behind that.
@@ -134,17 +134,6 @@ static BYTE_IDS: [u32; 256] = {
     ids
 };
 
-/// All bytes in their order.
-static ALL: [u8; 256] = {
-    let mut all = [0; 256];
-    let mut byte = 0;
-    while byte < all.len() {
-        all[byte] = byte as u8;
-        byte += 1;
-    }
-    all
-};
-
 /// The most bytes of a word that is lower-cased; longer ones are unknown, as where vocabularies are built.
 const WORD_BYTES: usize = crate::vocab::builder::WORD_BYTES;
 
@@ -269,7 +258,7 @@ impl<'a> Vocabulary<'a> {
         let place = id.checked_sub(FIRST_BYTE).map(|place| place as usize);
         match self.tokens {
             Tokens::None => None,
-            Tokens::Bytes => ALL.get(place?..=place?),
+            Tokens::Bytes => BYTES.get(place?..=place?),
             Tokens::Words { words, .. } if id == UNK || place.is_some() => words.word(id).map(str::as_bytes),
             Tokens::Words { .. } => None,
             Tokens::Pieces { ends, text, .. } => {

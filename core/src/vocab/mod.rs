@@ -21,6 +21,17 @@ pub const EOS: u32 = 3;
 /// The texts of the special ids, in the order of the ids. Every vocabulary of ours starts with them.
 pub const SPECIALS: [&str; 4] = ["<pad>", "<unk>", "<bos>", "<eos>"];
 
+/// All bytes in their order: the bytes of the tokens of a vocabulary of bytes.
+pub static BYTES: [u8; 256] = {
+    let mut all = [0; 256];
+    let mut byte = 0;
+    while byte < all.len() {
+        all[byte] = byte as u8;
+        byte += 1;
+    }
+    all
+};
+
 /// The id of a special whose text is `word`.
 pub fn special(word: &str) -> Option<u32> {
     // Nearly every word ends here.

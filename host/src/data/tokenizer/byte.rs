@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use capful_core::vocab::{BOS, EOS, SPECIALS};
+use capful_core::vocab::{BOS, BYTES, EOS, SPECIALS};
 use serde::Serialize;
 
 use super::error::Refusal;
@@ -19,17 +19,6 @@ pub const SIZE: u32 = FIRST_BYTE + 256;
 /// Every byte of UTF-8 is a token. 260 ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByteTokenizer;
-
-/// All bytes in their order.
-static ALL: [u8; 256] = {
-    let mut all = [0; 256];
-    let mut byte = 0;
-    while byte < all.len() {
-        all[byte] = byte as u8;
-        byte += 1;
-    }
-    all
-};
 
 #[derive(Serialize)]
 struct Identity {
@@ -48,7 +37,7 @@ impl ByteTokenizer {
     /// The byte of an id; nothing for special ids and ids outside.
     fn bytes(id: u32) -> Option<&'static [u8]> {
         let byte = id.checked_sub(FIRST_BYTE)? as usize;
-        ALL.get(byte..=byte)
+        BYTES.get(byte..=byte)
     }
 }
 

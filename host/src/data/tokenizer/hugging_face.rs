@@ -352,11 +352,8 @@ mod tests {
     use super::*;
     use crate::config::{Config, RawConfig};
     use crate::data::error::SourceError;
-    use crate::data::files::Files;
     use crate::data::fixtures::{Numbered, feed};
-    use crate::data::source::SourceOptions;
     use crate::data::stream::TokenStream;
-    use crate::data::tales::Tales;
 
     /// GPT-2's characters for bytes: printable ones stand for themselves, the others follow from 256 on.
     fn character(byte: u8) -> char {
@@ -556,44 +553,6 @@ mod tests {
             assert_eq!(tokenizer.decode(&ids), text);
             // Any piece of them is some text.
             tokenizer.decode(&ids[ids.len() / 3..]);
-        }
-    }
-
-    /// Prints how fast the published tokenizer streams the built-in tales, run by name with `--nocapture`.
-    #[test]
-    #[ignore = "asserts nothing: prints a speed, by hand with CAPFUL_SUPERBPE and --ignored --nocapture"]
-    fn how_fast_superbpe_streams() {
-        let Some(tokenizer) = published() else { return };
-        let tokenizer = Arc::new(tokenizer);
-        let mut text = String::new();
-        let directory = tempfile::tempdir().unwrap();
-        let mut lines = String::new();
-        for i in 0..20_000u64 {
-            // A document is ten tales.
-            Tales::training(0).tale(i, &mut text);
-            if i % 10 == 9 {
-                lines += &(json!({ "text": text }).to_string() + "\n");
-                text.clear();
-            } else {
-                text.push(' ');
-            }
-        }
-        let path = directory.path().join("tales.jsonl");
-        std::fs::write(&path, &lines).unwrap();
-        for threads in [0, 1, 2, 4] {
-            let files = Files::open(&path, &SourceOptions::default()).unwrap();
-            let mut feed = feed(files);
-            feed.tokenizer = Some(tokenizer.clone());
-            let mut stream = TokenStream::with_threads(feed, threads).unwrap();
-            stream.limit_epochs(1);
-            let start = std::time::Instant::now();
-            let mut tokens = 0u64;
-            while stream.next_token().unwrap().is_some() {
-                tokens += 1;
-            }
-            let (seconds, bytes) = (start.elapsed().as_secs_f64(), lines.len() as f64);
-            let (rate, megabytes) = (tokens as f64 / seconds, bytes / seconds / 1e6);
-            println!("{threads} threads: {tokens} tokens, {rate:.0} tokens/s, {megabytes:.1} MB/s");
         }
     }
 
