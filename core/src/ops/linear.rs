@@ -188,9 +188,11 @@ impl Linear {
                     *y = add(*y, dot(row(), w));
                 }
             }
-            // What is not there counts as zeros, which make −0 of a product 0; once does as twice.
+            // What is not there counts as zeros, which make 0 of −0; once does as twice. A sum that began with 0, as those of
+            // rows do, is never −0.
             let residual = residual.get(r * outputs..).unwrap_or_default();
-            if bias.is_empty() && residual.is_empty() {
+            let begun = codes.is_none() && !self.transposed;
+            if !begun && bias.is_empty() && residual.is_empty() {
                 out.iter_mut().for_each(|y| *y += 0.0);
             }
             for added in [bias, residual] {
