@@ -80,7 +80,7 @@ impl Operation for CachedAttention {
             let own = heads.key_of(h) as usize * size;
             let mut largest = f32::NEG_INFINITY;
             for (j, key) in keys.chunks_exact(columns).enumerate().filter(move |(j, _)| sees(*j)) {
-                let s = short_dot(query, &key[own..own + size]) * scale;
+                let s = short_dot(query, key.get(own..own + size).unwrap_or_default()) * scale;
                 if let Some(kept) = kept.get_mut(j) {
                     *kept = s;
                 }
@@ -88,31 +88,30 @@ impl Operation for CachedAttention {
             }
             out.fill(0.0);
             let mut total = 0.0;
-            for (block, values) in values.chunks(KEPT * columns).enumerate() {
-                let first = block * KEPT;
-                let sees = move |i: &usize| sees(first + i);
-                let weights = &mut kept[..values.len() / columns];
-                for (i, weight) in weights.iter_mut().enumerate().filter(move |(i, _)| sees(i)) {
+            for first in (0..now + 1).step_by(KEPT) {
+                let (sees, count) = (move |i: &usize| sees(first + i), now + 1 - first);
+                for (i, weight) in kept.iter_mut().take(count).enumerate().filter(move |(i, _)| sees(i)) {
                     let again = || dot(query, &keys[(first + i) * columns + own..][..size]) * scale;
-                    *weight = libm::expf(if block == 0 { *weight } else { again() } - largest);
+                    *weight = libm::expf(if first == 0 { *weight } else { again() } - largest);
                     total += *weight;
                 }
+                let (values, mut from) = (values.get(first * columns..).unwrap_or_default(), own);
                 // Eight sums at a time stay in registers over all positions.
-                let (eights, rest) = out.as_chunks_mut::<8>();
-                let weights = &*weights;
-                let seen = || values.chunks_exact(columns).zip(weights).enumerate().filter(move |(i, _)| sees(i));
-                let mut from = own;
-                for out in eights {
-                    let mut sums = *out;
-                    for (_, (value, weight)) in seen() {
-                        for (sum, x) in sums.iter_mut().zip(&value[from..from + 8]) {
-                            *sum += weight * x;
+                for out in out.chunks_mut(8) {
+                    let seen = values.chunks_exact(columns).zip(&kept).enumerate().filter(|(i, _)| sees(i));
+                    if let Some(out) = <&mut [f32; 8]>::try_from(&mut *out).ok() {
+                        let mut sums = *out;
+                        for (_, (value, weight)) in seen {
+                            let Some(value) = value.get(from..from + 8) else { break };
+                            sums.iter_mut().zip(value).for_each(|(sum, x)| *sum += weight * x);
+                        }
+                        *out = sums;
+                    } else {
+                        for (_, (value, weight)) in seen {
+                            axpy(*weight, value.get(from..).unwrap_or_default(), out);
                         }
                     }
-                    (*out, from) = (sums, from + 8);
-                }
-                if !rest.is_empty() {
-                    seen().for_each(|(_, (value, weight))| axpy(*weight, &value[from..from + rest.len()], rest));
+                    from += 8;
                 }
             }
             out.iter_mut().for_each(|o| *o /= total);

@@ -110,7 +110,7 @@ impl<'a> IntegerRows<'a> {
                     Integer::Int4 => S::nibbles(x, &codes[from..], bytes, sums),
                 }
                 from += self.integer.dtype().row_bytes(x.len() as u32) as usize;
-                S::weigh(sums, &halves[g..], scales, x_scale, products);
+                S::weigh(sums, halves.get(g..).unwrap_or_default(), scales, x_scale, products);
             }
             if let Some(products) = &apart {
                 out.iter_mut().zip(products).for_each(|(y, product)| *y += *product);
