@@ -88,30 +88,30 @@ impl Operation for CachedAttention {
             }
             out.fill(0.0);
             let mut total = 0.0;
-            for first in (0..now + 1).step_by(KEPT) {
-                let (sees, count) = (move |i: &usize| sees(first + i), now + 1 - first);
+            for (block, values) in values.chunks(KEPT * columns).enumerate() {
+                let first = block * KEPT;
+                let sees = move |i: &usize| sees(first + i);
+                let count = now + 1 - first;
                 for (i, weight) in kept.iter_mut().take(count).enumerate().filter(move |(i, _)| sees(i)) {
                     let again = || dot(query, &keys[(first + i) * columns + own..][..size]) * scale;
-                    *weight = libm::expf(if first == 0 { *weight } else { again() } - largest);
+                    *weight = libm::expf(if block == 0 { *weight } else { again() } - largest);
                     total += *weight;
                 }
-                let (values, mut from) = (values.get(first * columns..).unwrap_or_default(), own);
                 // Eight sums at a time stay in registers over all positions.
-                for out in out.chunks_mut(8) {
-                    let seen = values.chunks_exact(columns).zip(&kept).enumerate().filter(|(i, _)| sees(i));
-                    if let Some(out) = <&mut [f32; 8]>::try_from(&mut *out).ok() {
-                        let mut sums = *out;
-                        for (_, (value, weight)) in seen {
-                            let Some(value) = value.get(from..from + 8) else { break };
-                            sums.iter_mut().zip(value).for_each(|(sum, x)| *sum += weight * x);
-                        }
-                        *out = sums;
-                    } else {
-                        for (_, (value, weight)) in seen {
-                            axpy(*weight, value.get(from..).unwrap_or_default(), out);
+                let (eights, rest) = out.as_chunks_mut::<8>();
+                let seen = || values.chunks_exact(columns).zip(&kept).enumerate().filter(move |(i, _)| sees(i));
+                let mut from = own;
+                for out in eights {
+                    let mut sums = *out;
+                    for (_, (value, weight)) in seen() {
+                        for (sum, x) in sums.iter_mut().zip(value.get(from..from + 8).unwrap_or_default()) {
+                            *sum += weight * x;
                         }
                     }
-                    from += 8;
+                    (*out, from) = (sums, from + 8);
+                }
+                if !rest.is_empty() {
+                    seen().for_each(|(_, (value, weight))| axpy(*weight, value.get(from..).unwrap_or_default(), rest));
                 }
             }
             out.iter_mut().for_each(|o| *o /= total);
