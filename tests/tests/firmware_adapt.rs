@@ -1,196 +1,164 @@
-//! A tale-teller that was trained on the host learns new names on an emulated chip: its loss on sentences that it did not
-//! learn falls, and every bit is the reference device's.
+//! A tale-teller that goes on learning on an emulated chip: names that no tale has, with the reference device's bits.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use capful_core::data::IGNORE;
-use capful_core::device::{Rates, Single};
 use capful_core::memory::Role;
 use capful_core::train::Settings;
 use capful_core::vocab::{FINGERPRINT, fingerprint};
-use capful_host::config::AnyFamily;
-use capful_host::device::{AnyProfile, Storage as _};
-use capful_host::plan::{Constants, Laid, Sections};
+use capful_host::device::Storage as _;
+use capful_host::plan::{Constants, Sections};
 use capful_host::run::directory::{self, Trained};
 use capful_host::run::{Rows, Session};
 use capful_tests::binary::host;
 
-#[allow(dead_code, reason = "as the programs share it")]
 #[path = "../firmware/src/recipe.rs"]
+#[allow(dead_code, reason = "the other programs' models")]
 mod recipe;
 
-use recipe::{CLIP, LESSON, LESSON_RATE, OPTIMIZER, TELLER};
+use recipe::{ADAPT, ADAPT_RATE, CLIP, OPTIMIZER, start};
 
-const STEPS: u64 = 8;
+/// The tale-teller.
+const MODEL: &str = "--preset pythia-tiny --set layers=2 --set d_model=32 --set heads=4 --set d_ff=64 --set context=32 \
+                     --tokenizer bpe --vocab-size 320 --seq-len 32 --batch-size 16 --steps 1000 --lr 3e-3 --warmup 20 \
+                     --eval-tokens 500 --device cpu";
+/// Steps on the chip.
+const STEPS: u32 = 12;
+/// What it learns. The names are of no tale.
+const LEARNT: &str = "Zuri had a red ball. Kwame saw the ball. Zuri and Kwame went to the park. \
+                      Kwame gave the ball to Zuri. Zuri was happy. Kwame was happy too. \
+                      Zuri saw a big dog. The dog ran to Kwame. Zuri and Kwame ran home. ";
+/// What its loss is measured on: other sentences with these names.
+const HELD: &str = "Kwame had a blue kite. Zuri saw the kite. Kwame and Zuri went to the garden. \
+                    Zuri gave the kite to Kwame. Kwame and Zuri were happy. ";
 
-/// Sentences of names that no tale has: eight to learn, then eight others of the same names.
-const SENTENCES: &str = "\
-once upon a time there was a girl named zofia .
-zofia had a big red ball .
-once upon a time there was a boy named bjorn .
-bjorn went to the dark wood .
-once upon a time there was a girl named ximena .
-ximena was very brave .
-once upon a time there was a boy named quentin .
-quentin saw a tiny dog .
-zofia was very happy .
-one day zofia saw a small bird .
-bjorn was very happy .
-one day bjorn saw a small bird .
-ximena was very happy .
-one day ximena saw a small bird .
-quentin was very happy .
-one day quentin saw a small bird .
-";
-
-/// The run of a tale-teller in `dir`, and its image.
-fn train(dir: &Path) -> Vec<u8> {
-    let model = "--preset pythia-tiny --set layers=2 --set d_model=32 --set heads=4 --set d_ff=96 --set context=64";
-    let steps = "--tokenizer byte --seq-len 64 --batch-size 16 --steps 1500 --lr 5e-3 --eval-tokens 2000";
-    host(dir, &format!("train {model} {steps} --device cpu --out run")).ok();
-    host(dir, "export --run run --to firmware teller.img").ok();
-    std::fs::read(dir.join("teller.img")).unwrap()
-}
-
-/// Losses of the sentences that are held out, before and after, those of the steps between, and a checksum of weights.
+/// What adapting came to.
 #[derive(Debug, PartialEq)]
-struct Learnt {
-    held_out: [f32; 2],
-    losses: Vec<f32>,
+struct Adapted {
+    losses: [u32; 2],
     weights: u64,
+    moments: u64,
 }
 
-/// Ids and targets of eight sentences: the mark of a beginning, then a byte a token behind the four marks.
-fn rows(lines: &[&str]) -> (Vec<u32>, Vec<u32>) {
-    let length = LESSON.seq_len as usize;
-    let (mut ids, mut targets) = (vec![], vec![]);
-    for line in lines {
-        let bytes: Vec<u32> = line.bytes().map(|b| 4 + u32::from(b)).collect();
-        let begin = 2;
-        let all: Vec<u32> = [begin].into_iter().chain(bytes.iter().copied()).collect();
-        ids.extend((0..length).map(|i| all.get(i).copied().unwrap_or(begin)));
-        targets.extend((0..length).map(|i| bytes.get(i).copied().unwrap_or(IGNORE)));
-    }
-    (ids, targets)
-}
-
-/// The same lesson by the host's session on the reference device, from the checkpoint.
-fn learnt_on_the_host(dir: &Path) -> Learnt {
-    let config = directory::read_config(&dir.join("run")).and_then(|c| c.on(Some("reference".into()))).unwrap();
-    let decoding = Sections { decoding: Some(config.context()), ..Sections::none(&config) };
-    let mut trained = Trained::load(&dir.join("run"), &config, &decoding).unwrap().session;
-    let (family, profile) = (AnyFamily::Transformer(TELLER), AnyProfile::Reference(Single));
+/// The same by the host's session on the reference device, from the run's checkpoint and with the host's tokenizer.
+fn adapted_on_the_host(dir: &Path, learnt: &str) -> Adapted {
+    let config = directory::read_config(&dir.join("run")).unwrap().on(Some("reference".to_owned())).unwrap();
     let sections = Sections {
-        training: vec![LESSON],
+        training: vec![ADAPT],
         accumulate: vec![1],
         evaluation: None,
         decoding: None,
-        constants: Constants { optimizer: OPTIMIZER, pattern: LESSON.pattern },
+        constants: Constants { optimizer: OPTIMIZER, pattern: ADAPT.pattern },
         weights: None,
     };
-    let laid = Laid::new(&family, &profile, Rates::ONE, &sections).and_then(|laid| laid.recorded(&family, &profile));
-    let mut session = Session::start(laid.unwrap(), &profile, Some(recipe::SEED), TELLER.vocab_size).unwrap();
-    let entries: Vec<_> = session.laid.lasting.iter().filter(|e| e.slot.role == Role::Weight).copied().collect();
-    for entry in &entries {
-        let same = |e: &&capful_core::memory::Entry| e.slot.role == Role::Weight && e.slot.name == entry.slot.name;
-        let from = trained.laid.lasting.iter().find(same).copied().expect("the run has it");
-        for layer in 0..entry.slot.layers {
-            let mut bytes = vec![0; from.place.at(layer).bytes() as usize];
-            trained.device.read(from.place.at(layer), &mut bytes).unwrap();
-            session.device.write(entry.place.at(layer), &bytes).unwrap();
-        }
-    }
-    let lines: Vec<&str> = SENTENCES.lines().collect();
-    let (learnt, held_out) = lines.split_at(LESSON.batch as usize);
-    let mut pass = |lines: &[&str], step: u64, learns: bool| {
-        let (ids, targets) = rows(lines);
-        let count = targets.iter().filter(|t| **t != IGNORE).count() as u64;
-        session.begin(Settings::of(step, LESSON_RATE, &OPTIMIZER, CLIP, count)).unwrap();
-        session.micro_batch(0, Rows { ids: &ids, targets: &targets, offsets: &[] }, true).unwrap();
+    let Trained { mut session, tokenizer } = Trained::load(&dir.join("run"), &config, &sections).unwrap();
+    let ids = [learnt, HELD].map(|text| {
+        let mut ids = vec![];
+        tokenizer.encode(text, &mut ids).unwrap();
+        ids
+    });
+    let seq_len = ADAPT.seq_len as usize;
+    let batch = |session: &mut Session, ids: &[u32], step: usize, moves: bool| -> f32 {
+        let settings = Settings::of(step as u64, ADAPT_RATE, &OPTIMIZER, CLIP, ADAPT.tokens().into());
+        session.begin(settings).unwrap();
+        let rows = |skip: usize| -> Vec<u32> {
+            let row = |r: usize| ids[start(step, r, ids.len()) + skip..][..seq_len].to_vec();
+            (0..ADAPT.batch as usize).flat_map(row).collect()
+        };
+        let zeros = vec![0; ADAPT.tokens() as usize];
+        session.micro_batch(0, Rows { ids: &rows(0), targets: &rows(1), offsets: &zeros }, true).unwrap();
         let ticket = session.finish().unwrap();
-        if learns {
+        if moves {
             session.update().unwrap();
         }
         session.results(ticket).unwrap().loss
     };
-    let before = pass(held_out, 0, false);
-    let losses = (0..STEPS).map(|step| pass(learnt, step, true)).collect();
-    let after = pass(held_out, STEPS, false);
-    let regions = entries.iter().flat_map(|e| (0..e.slot.layers).map(|layer| e.place.at(layer)));
-    let weights = regions.fold(FINGERPRINT, |sum, region| {
-        let mut bytes = vec![0; region.bytes() as usize];
-        session.device.read(region, &mut bytes).unwrap();
-        fingerprint(sum, &bytes)
+    let before = batch(&mut session, &ids[1], 0, false);
+    (0..STEPS as usize).for_each(|step| {
+        batch(&mut session, &ids[0], step, true);
     });
-    Learnt { held_out: [before, after], losses, weights }
+    let after = batch(&mut session, &ids[1], 0, false);
+    let mut sum = |role| {
+        let entries = session.laid.lasting.iter().filter(|entry| entry.slot.role == role);
+        let regions: Vec<_> = entries.flat_map(|e| (0..e.slot.layers).map(|layer| e.place.at(layer))).collect();
+        regions.into_iter().fold(FINGERPRINT, |sum, region| {
+            let mut bytes = vec![0; region.bytes() as usize];
+            session.device.read(region, &mut bytes).unwrap();
+            fingerprint(sum, &bytes)
+        })
+    };
+    let (weights, moments) = (sum(Role::Weight), sum(Role::Moment));
+    Adapted { losses: [before, after].map(f32::to_bits), weights, moments }
 }
 
-/// Runs the program on a board whose memory for image and text is at `address`: its exit status and what it printed.
-fn run(board: &str, address: u64, image: &[u8], text: &str) -> (i32, String) {
-    let dir = tempfile::tempdir().unwrap();
-    let place = |name: &str, bytes: &[u8]| -> PathBuf {
-        let path = dir.path().join(name);
-        std::fs::write(&path, bytes).unwrap();
-        path
-    };
-    let (flash, lines) = (place("image", image), place("text", text.as_bytes()));
-    let behind = address + (image.len() as u64).next_multiple_of(16);
+/// Bytes of storage that the program needs.
+const STORAGE: u64 = 895_488;
+
+/// A chip: QEMU's name of its board, and where its memory for image, text and storage is.
+const CHIPS: [(&str, &str, u64); 3] = [
+    ("Cortex-M4F", "mps2-an386", 0x2100_0000),
+    ("Cortex-M7", "mps2-an500", 0x6000_0000),
+    ("Cortex-M55", "mps3-an547", 0x6000_0000),
+];
+
+/// Runs the program on a chip with the image of `dir`; its exit status and what it printed.
+fn run(dir: &Path, (_, board, memory): (&str, &str, u64), storage: u64, text: &str) -> (i32, String) {
     let speak = std::env::var_os("CAPFUL_FIRMWARE").expect("CAPFUL_FIRMWARE names the program");
+    let program: PathBuf = Path::new(&speak).with_file_name("adapt");
+    let (image, file) = (dir.join("tales.img"), dir.join("text"));
+    std::fs::write(&file, text).unwrap();
+    let bytes = std::fs::metadata(&image).unwrap().len();
+    let [at_text, place] = [memory + (4 << 20), memory + (8 << 20)];
     let mut qemu = Command::new("timeout");
     qemu.args(["120", "qemu-system-arm", "-M", board, "-nographic", "-monitor", "none", "-serial", "none"]);
+    // An instruction is a nanosecond, so that the board's timer counts them.
     qemu.args(["-icount", "shift=0", "-semihosting-config"]);
-    let numbers = [address, image.len() as u64, behind, text.len() as u64, STEPS];
-    let arguments: String = numbers.iter().map(|n| format!(",arg={n}")).collect();
-    qemu.arg(format!("enable=on,target=native,arg=adapt{arguments}"));
-    for (file, address) in [(flash, address), (lines, behind)] {
-        qemu.arg("-device").arg(format!("loader,file={},addr={address:#x},force-raw=on", file.display()));
+    let command = format!("adapt {memory:#x} {bytes} {place:#x} {storage} {at_text:#x} {} {STEPS}", text.len());
+    let words: Vec<String> = command.split(' ').map(|word| format!("arg={word}")).collect();
+    qemu.arg(format!("enable=on,target=native,{}", words.join(",")));
+    for (file, at) in [(&image, memory), (&file, at_text)] {
+        qemu.arg("-device").arg(format!("loader,file={},addr={at:#x},force-raw=on", file.display()));
     }
-    let output = qemu.arg("-kernel").arg(Path::new(&speak).with_file_name("adapt")).output().expect("QEMU runs");
-    (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stdout).into_owned())
+    let output = qemu.arg("-kernel").arg(program).output().expect("QEMU runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.code().unwrap_or(-1), text + &String::from_utf8_lossy(&output.stderr))
 }
 
+/// What follows `name` in a line of its own.
 fn line<'t>(text: &'t str, name: &str) -> &'t str {
     let found = text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     found.unwrap_or_else(|| panic!("no {name} in:\n{text}"))
 }
 
 #[test]
-#[ignore = "tests/firmware/run.sh builds the programs for the chip and runs this"]
-fn a_tale_teller_learns_new_names_on_chips_with_the_references_bits() {
+#[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
+fn a_tale_teller_learns_new_names_on_chips() {
     let dir = tempfile::tempdir().unwrap();
-    let image = train(dir.path());
-    let expected = learnt_on_the_host(dir.path());
-    let [before, after] = expected.held_out;
-    println!("held out: {before} → {after} nats a byte");
-    assert!(after < 0.8 * before, "{before} → {after}");
-    // The M55's board has its memory in pieces, none of which is as large where programs have theirs.
-    for (board, address) in [("mps2-an386", 0x2120_0000), ("mps2-an500", 0x6000_0000)] {
-        let (status, text) = run(board, address, &image, SENTENCES);
-        assert_eq!(status, 0, "{board}\n{text}");
-        println!("{board}\n{text}");
-        let float = |name: &str| {
-            let bits = line(&text, name).split(' ').next().unwrap();
-            f32::from_bits(u32::from_str_radix(bits, 16).unwrap())
-        };
-        let found = Learnt {
-            held_out: [float("before "), float("after ")],
-            losses: (0..STEPS).map(|step| float(&format!("step {step} loss "))).collect(),
-            weights: u64::from_str_radix(line(&text, "weights "), 16).unwrap(),
-        };
-        assert_eq!(found, expected, "{board}");
-        let (needed, there) = line(&text, "arena ").split_once(" of ").unwrap();
-        assert_eq!(needed, there, "the program's storage is another size than the plan's");
+    host(dir.path(), &format!("train {MODEL} --out run")).ok();
+    host(dir.path(), "export --run run --to firmware tales.img").ok();
+    let (expected, storage) = (adapted_on_the_host(dir.path(), LEARNT), STORAGE);
+    let [before, after] = expected.losses.map(f32::from_bits);
+    // The same sentences of others teach the sentences and not the names.
+    let others = LEARNT.replace("Zuri", "Lily").replace("Kwame", "Tom");
+    let without = f32::from_bits(adapted_on_the_host(dir.path(), &others).losses[1]);
+    println!("loss {before}, then {after}; {without} after other names");
+    assert!(after < 0.55 * before && after < 0.7 * without, "{before}, {after}, {without}");
+    let text = format!("{LEARNT}|{HELD}");
+    for chip in CHIPS {
+        let (status, said) = run(dir.path(), chip, storage, &text);
+        println!("{}:\n{said}", chip.0);
+        assert_eq!(status, 0, "{chip:?}\n{said}");
+        let hex = |text: &str| u64::from_str_radix(text, 16).unwrap();
+        let (before, after) = line(&said, "bits").split_once(' ').unwrap();
+        let losses = [before, after].map(|bits| hex(bits) as u32);
+        let found = Adapted { losses, weights: hex(line(&said, "weights")), moments: hex(line(&said, "moments")) };
+        assert_eq!(found, expected, "{chip:?}");
+        let [deep, whole] = [0, 1].map(|i| line(&said, "stack").split(" of ").nth(i).unwrap().parse::<u64>().unwrap());
+        assert!(deep < whole, "{chip:?}: the stack was full");
     }
-    // What no lesson can be made of.
-    let mut damaged = image.clone();
-    damaged[image.len() / 2] ^= 1;
-    for (image, text, said) in [
-        (&damaged[..], SENTENCES.to_owned(), "checksum"),
-        (&image, SENTENCES.lines().skip(1).collect::<Vec<_>>().join("\n"), "15 lines of text, and 16 are needed"),
-        (&image, SENTENCES.replace("zofia", &"z".repeat(70)), "refused"),
-    ] {
-        let (status, text) = run("mps2-an386", 0x2120_0000, image, &text);
-        assert!(status == 3 && text.contains(said), "{status} {text}");
-    }
+    // A text too short for a step, and storage that is 8 bytes too small.
+    let (status, said) = run(dir.path(), CHIPS[0], storage, "Zuri.|Kwame.");
+    assert!(status == 3 && said.contains("give a longer one"), "{status}\n{said}");
+    let (status, said) = run(dir.path(), CHIPS[0], storage - 8, &text);
+    assert!(status == 3 && said.contains(&format!("{storage} are needed")), "{status}\n{said}");
 }

@@ -126,35 +126,40 @@ mod tests {
     use crate::ops::testing::Bench;
     use crate::ops::{Attention, Heads, Linear, RotaryScaling, Rotate};
 
+    /// Tokens one by one against all of them at once, the same bits: `OUT` is the width of the result.
+    fn equals<const WORDS: usize, const OUT: usize>(heads: Heads, t: u32, kind: Kind) {
+        let mut b = Bench::<WORDS>::new();
+        let width = heads.width();
+        let pairs = (0..t).flat_map(|p| [0, 1].map(|j| Rotary::angle(100.0, RotaryScaling::None, 4, p, j)));
+        let mut angles = [0.0; 1024];
+        angles.chunks_exact_mut(2).zip(pairs).for_each(|(place, pair)| place.copy_from_slice(&pair));
+        let table = b.values([1, t, 2, 2], &angles[..4 * t as usize]);
+        let rotary = Rotary { table, heads, positions: t };
+        let pattern = Pattern { kind, block: 3, window: 1, stride: 2 };
+        let (x, weight) = (b.normal([1, 1, t, 3], 1, 1.0), b.normal([1, 1, width, 3], 2, 1.0));
+        let qkv = b.poison([1, 1, t, width]);
+        let (out, log_sum) = (b.poison([1, 1, t, OUT as u32]), b.poison([1, 1, heads.queries, t]));
+        b.run(Linear::new(x, weight, None, qkv));
+        b.run(Rotate { qkv, rotary });
+        b.run(Attention { qkv, out, log_sum, heads, pattern });
+
+        let (row, cache) = (b.poison([1, 1, 1, width]), b.poison([1, 2, t, heads.keys * heads.size]));
+        let (step, cursor) = (b.poison([1, 1, 1, OUT as u32]), b.ids(&[0]));
+        for position in 0..t {
+            b.set_bytes(cursor, 0, &position.to_le_bytes());
+            b.run(Linear::new(x.slice_rows(position, 1), weight, None, row));
+            b.run(CachedAttention { qkv: row, cache, cursor, out: step, rotary, pattern });
+            let whole: [f32; OUT] = b.get(out.slice_rows(position, 1)).try_into().unwrap();
+            assert_eq!(b.get(step), whole, "{kind:?} at {position}");
+        }
+    }
+
     #[test]
     fn token_by_token_equals_the_whole_sequence() {
         for kind in [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed] {
-            let mut b = Bench::<4096>::new();
-            let heads = Heads::grouped(4, 2, 4);
-            let (t, width) = (10u32, heads.width());
-            let mut angles = [0.0; 40];
-            for (i, pair) in angles.chunks_exact_mut(2).enumerate() {
-                pair.copy_from_slice(&Rotary::angle(100.0, RotaryScaling::None, 4, i as u32 / 2, i as u32 % 2));
-            }
-            let table = b.values([1, t, 2, 2], &angles);
-            let rotary = Rotary { table, heads, positions: t };
-            let pattern = Pattern { kind, block: 3, window: 1, stride: 2 };
-            let (x, weight) = (b.normal([1, 1, t, 3], 1, 1.0), b.normal([1, 1, width, 3], 2, 1.0));
-            let qkv = b.poison([1, 1, t, width]);
-            let (out, log_sum) = (b.poison([1, 1, t, 16]), b.poison([1, 1, 4, t]));
-            b.run(Linear::new(x, weight, None, qkv));
-            b.run(Rotate { qkv, rotary });
-            b.run(Attention { qkv, out, log_sum, heads, pattern });
-
-            let (row, cache) = (b.poison([1, 1, 1, width]), b.poison([1, 2, t, 8]));
-            let step = b.poison([1, 1, 1, 16]);
-            for position in 0..t {
-                let cursor = b.ids(&[position]);
-                b.run(Linear::new(x.slice_rows(position, 1), weight, None, row));
-                b.run(CachedAttention { qkv: row, cache, cursor, out: step, rotary, pattern });
-                let whole: [f32; 16] = b.get(out.slice_rows(position, 1)).try_into().unwrap();
-                assert_eq!(b.get(step), whole, "{kind:?} at {position}");
-            }
+            equals::<4096, 16>(Heads::grouped(4, 2, 4), 10, kind);
+            // More positions than there are scores to keep, and heads that are no multiple of eight.
+            equals::<16384, 24>(Heads::grouped(2, 1, 12), 140, kind);
         }
     }
 }

@@ -1,62 +1,52 @@
-//! A lesson for a model that comes in an image: steps on some sentences, and the loss on others before and after.
+//! A trained model that goes on learning: weights copied from an image in flash, a loss on a text that is not learnt,
+//! steps on another, and the loss again.
 
 use core::fmt::Write as _;
 
-use capful_core::data::IGNORE;
 use capful_core::device::{OperationError, Single};
-use capful_core::image::{Image, ImageError, TextError, Unknown, Vocabulary};
+use capful_core::image::{Image, ImageError, TextError, Unknown};
 use capful_core::memory::{Arena, ArenaError, Entry, Layout, LayoutError, Region, Role};
-use capful_core::model::Family as _;
+use capful_core::model::transformer::{Lasting, Training};
+use capful_core::model::{Family as _, ModelError, Purpose, Transformer};
 use capful_core::train::{Results, Settings};
 use capful_core::vocab::bpe::Node;
 use capful_core::vocab::{FINGERPRINT, fingerprint};
 
-use crate::learn::{advance, begin, lasting, write};
-use crate::recipe::{CLIP, LESSON, LESSON_RATE, OPTIMIZER, TELLER};
-use crate::semihosting::command_line;
-use crate::{Counter, Learner, Line, exit, number, open, stack_used};
+use crate::learn::{advance, lasting, write};
+use crate::recipe::{ADAPT, ADAPT_RATE, CLIP, OPTIMIZER, start};
+use crate::{Counter, Learner, Line, exit, number, stack_used};
 
-const ROWS: usize = LESSON.batch as usize;
-const LENGTH: usize = LESSON.seq_len as usize;
+/// The longest piece of a text, in bytes.
+const PIECE: usize = 24;
 
-/// Why nothing was learnt.
 enum Refused {
     Command,
     Image(ImageError),
-    /// The image is of another model than the program's.
-    Model,
+    Integers,
+    Model(ModelError),
     Layout(LayoutError),
-    Storage {
-        found: u64,
-        needed: u64,
-    },
-    Lines(usize),
+    Storage { found: usize, needed: u64 },
     Text(TextError),
+    Short { found: usize, needed: usize },
     Operation(OperationError),
 }
 
-impl From<ImageError> for Refused {
-    fn from(error: ImageError) -> Refused {
-        Refused::Image(error)
-    }
+macro_rules! refused {
+    ($($error:ty => $name:ident,)*) => {
+        $(impl From<$error> for Refused {
+            fn from(error: $error) -> Refused {
+                Refused::$name(error)
+            }
+        })*
+    };
 }
 
-impl From<LayoutError> for Refused {
-    fn from(error: LayoutError) -> Refused {
-        Refused::Layout(error)
-    }
-}
-
-impl From<TextError> for Refused {
-    fn from(error: TextError) -> Refused {
-        Refused::Text(error)
-    }
-}
-
-impl From<OperationError> for Refused {
-    fn from(error: OperationError) -> Refused {
-        Refused::Operation(error)
-    }
+refused! {
+    ImageError => Image,
+    ModelError => Model,
+    LayoutError => Layout,
+    TextError => Text,
+    OperationError => Operation,
 }
 
 impl From<ArenaError> for Refused {
@@ -65,160 +55,171 @@ impl From<ArenaError> for Refused {
     }
 }
 
-/// Where the image has the weight of this name.
-fn place(name: &str) -> Option<Entry> {
-    let mut found = None;
-    let mut visit = |entry: &Entry| {
-        if entry.slot.role == Role::Weight && entry.slot.name == name {
-            found = Some(*entry);
+/// What the command names: the image, the storage, both texts, the steps.
+type Command = (&'static [u8], &'static mut [u64], [&'static str; 2], u32);
+
+fn command(text: &str) -> Option<Command> {
+    let mut words = text.split(' ').skip(1).map(|word| number(word).ok());
+    let mut next = || words.next().flatten();
+    let (image, image_bytes, place, room) = (next()?, next()?, next()?, next()?);
+    let (text, text_bytes, steps) = (next()?, next()?, next()?);
+    if [image, place, text].contains(&0) || !place.is_multiple_of(8) {
+        return None;
+    }
+    // Safety: whoever starts the program has put image and text there, which nobody writes, and names storage that nothing
+    // else uses.
+    let (image, storage, text) = unsafe {
+        (
+            core::slice::from_raw_parts(core::ptr::with_exposed_provenance(image), image_bytes),
+            core::slice::from_raw_parts_mut(core::ptr::with_exposed_provenance_mut(place), room / 8),
+            core::slice::from_raw_parts(core::ptr::with_exposed_provenance(text), text_bytes),
+        )
+    };
+    let (learnt, held) = core::str::from_utf8(text).ok()?.split_once('|')?;
+    Some((image, storage, [learnt, held], u32::try_from(steps).ok()?))
+}
+
+/// Copies what the image has of a region that lasts: weights and the rotary table.
+fn copy(model: &Transformer, arena: &mut Arena<'_>, to: &Entry) -> Result<(), ArenaError> {
+    if !matches!(to.slot.role, Role::Weight | Role::Constant) {
+        return Ok(());
+    }
+    let mut result = Ok(());
+    let mut each = |from: &Entry| {
+        if from.slot.name == to.slot.name && from.slot.role == to.slot.role {
+            result = (0..to.slot.layers).try_for_each(|layer| {
+                let ([from], [to]) = arena.f32s([Some(from.place.at(layer))], [Some(to.place.at(layer))])?;
+                if from.len() != to.len() {
+                    return Err(ArenaError::Length { found: from.len() as u64, wanted: to.len() as u64 });
+                }
+                to.copy_from_slice(from);
+                Ok(())
+            });
         }
     };
-    TELLER.lay_network(&Single, &mut Layout::with_image(&mut visit));
-    found
+    model.lay_network(&Single, &mut Layout::with_image(&mut each));
+    result
 }
 
-/// Copies a weight from the image; what is none stays.
-fn copy(arena: &mut Arena<'_>, entry: &Entry, weights: &[u8]) -> Result<(), ArenaError> {
-    let Some(from) = place(entry.slot.name).filter(|_| entry.slot.role == Role::Weight) else { return Ok(()) };
-    for layer in 0..entry.slot.layers {
-        let [mut view] = arena.views([Some(entry.place.at(layer))])?;
-        let (to, start) = (view.bytes_mut()?, from.place.at(layer).offset as usize);
-        match weights.get(start..start + to.len()) {
-            Some(bytes) => to.copy_from_slice(bytes),
-            None => return Err(ArenaError::Image),
-        }
+/// A model that learns.
+struct Adapting<'a> {
+    model: Transformer,
+    laid: Lasting,
+    training: Training,
+    device: Learner<'a>,
+}
+
+impl Adapting<'_> {
+    /// The batch of `step`, and the settings of the update behind it.
+    fn begin(&mut self, ids: &[u32], step: usize) -> Result<(), Refused> {
+        let (batch, control) = (Transformer::training_batch(&self.training), Transformer::control(&self.laid));
+        let seq_len = ADAPT.seq_len as usize;
+        let id = |i: usize| ids.get(start(step, i / seq_len, ids.len()) + i % seq_len).copied().unwrap_or_default();
+        let next =
+            |i: usize| ids.get(start(step, i / seq_len, ids.len()) + i % seq_len + 1).copied().unwrap_or_default();
+        write(&mut self.device.arena, batch.ids, id)?;
+        write(&mut self.device.arena, batch.targets, next)?;
+        let settings = Settings::of(step as u64, ADAPT_RATE, &OPTIMIZER, CLIP, ADAPT.tokens().into());
+        let [mut view] = self.device.arena.views([Some(control.settings)])?;
+        *Settings::from_slice_mut(view.f32_mut()?)? = settings;
+        Ok(())
     }
-    Ok(())
-}
 
-/// Ids and targets of eight sentences; gives the number of targets.
-fn sentences(
-    arena: &mut Arena<'_>,
-    [ids, targets]: [Region; 2],
-    vocabulary: &Vocabulary<'_>,
-    lines: &[&str],
-) -> Result<u32, Refused> {
-    let [first, _] = vocabulary.marks().ok_or(TextError::None)?;
-    let (mut rows, mut counts) = ([[first; LENGTH + 1]; ROWS], [0; ROWS]);
-    for ((row, count), line) in rows.iter_mut().zip(&mut counts).zip(lines) {
-        let (_, rest) = row.split_at_mut(1);
-        *count = vocabulary.encode(line, Unknown::Refuse, &mut [Node::EMPTY; 1], rest)?;
+    fn loss(&mut self) -> Result<f32, Refused> {
+        let results: Region = Transformer::control(&self.laid).results;
+        Ok(Results::from_slice(self.device.arena.f32(results)?)?.loss)
     }
-    let at = |i: usize| rows.get(i / LENGTH).and_then(|row| row.get(i % LENGTH..)?.get(..2));
-    write(arena, ids, |i| at(i).map_or(0, |pair| pair[0]))?;
-    let there = |i: usize| counts.get(i / LENGTH).is_some_and(|count| i % LENGTH < *count);
-    write(arena, targets, |i| at(i).filter(|_| there(i)).map_or(IGNORE, |pair| pair[1]))?;
-    Ok(counts.iter().sum::<usize>() as u32)
+
+    /// The loss on the first sequences of `ids`. The gradient is made and not used.
+    #[inline(never)]
+    fn measure(&mut self, ids: &[u32]) -> Result<f32, Refused> {
+        self.begin(ids, 0)?;
+        self.model.micro_batch(&mut self.device, &self.laid, &self.training, &ADAPT, true)?;
+        self.loss()
+    }
 }
 
-/// The lesson, and what it came to.
 #[inline(never)]
-fn teach(
-    line: &mut Line,
-    storage: &mut [u64],
-    image: &Image<'_>,
-    lines: [&str; 2 * ROWS],
-    steps: u64,
-) -> Result<(), Refused> {
-    if image.description().model != TELLER {
-        return Err(Refused::Model);
+fn run(line: &mut Line, (image, storage, texts, steps): Command, ids: &mut [u32]) -> Result<(), Refused> {
+    let image = Image::open(image)?;
+    if image.description().weights.integer().is_some() {
+        return Err(Refused::Integers);
     }
+    let model = image.description().model;
+    model.validate_micro_batch(&ADAPT)?;
     let mut nothing = |_: &Entry| {};
     let mut layout = Layout::new(&mut nothing);
-    let laid = TELLER.lay_lasting(&Single, capful_core::model::Purpose::Training, &mut layout);
-    let training = TELLER.lay_training(&LESSON, &Single, &mut layout);
-    let (needed, found) = (layout.high_water()?, 8 * storage.len() as u64);
+    let laid = model.lay_lasting(&Single, Purpose::Training, &mut layout);
+    let training = model.lay_training(&ADAPT, &Single, &mut layout);
+    let (needed, found) = (layout.high_water()?, 8 * storage.len());
     let Some(storage) = storage.get_mut(..needed as usize / 8) else { return Err(Refused::Storage { found, needed }) };
-    let _ = writeln!(line, "arena {needed} of {found}");
-    let mut device = Learner { arena: Arena::new(storage) };
-    lasting(&TELLER, |entry| {
-        begin(&mut device.arena, entry)?;
-        copy(&mut device.arena, entry, image.weights())
-    })?;
+    let _ = writeln!(line, "arena {needed}");
 
-    let batch = capful_core::model::Transformer::training_batch(&training);
-    let regions = [batch.ids, batch.targets];
-    let control = laid.control;
-    let (learnt, held_out) = lines.split_at(ROWS);
-    let counter = Counter::start();
-    // The loss of each step, and before the first and behind the last that of the sentences that are held out.
-    for step in 0..steps + 2 {
-        let learns = step > 0 && step <= steps;
-        let count = sentences(&mut device.arena, regions, image.vocabulary(), if learns { learnt } else { held_out })?;
-        let settings = Settings::of(step.saturating_sub(1), LESSON_RATE, &OPTIMIZER, CLIP, count.into());
-        let [mut view] = device.arena.views([Some(control.settings)])?;
-        *Settings::from_slice_mut(view.f32_mut()?)? = settings;
-        let (done, instructions) = counter.count(|| match learns {
-            true => advance(&TELLER, &mut device, &laid, &training, &LESSON),
-            false => TELLER.micro_batch(&mut device, &laid, &training, &LESSON, true),
-        });
-        done?;
-        let loss = Results::from_slice(device.arena.f32(control.results)?)?.loss.to_bits();
-        let _ = match learns {
-            true => writeln!(line, "step {} loss {loss:08x} instructions {instructions}", step - 1),
-            false => writeln!(line, "{} {loss:08x}", if step == 0 { "before" } else { "after" }),
-        };
-    }
-    let mut sum = FINGERPRINT;
-    lasting(&TELLER, |entry| {
-        for layer in (0..entry.slot.layers).filter(|_| entry.slot.role == Role::Weight) {
-            let [view] = device.arena.views([Some(entry.place.at(layer))])?;
-            sum = fingerprint(sum, view.bytes());
+    let [mut counts, needed] = [[0; 2], [ADAPT.tokens() as usize + 1; 2]];
+    let mut first = 0;
+    for ((text, count), needed) in texts.into_iter().zip(&mut counts).zip(needed) {
+        let room = ids.get_mut(first..).unwrap_or_default();
+        *count = image.vocabulary().encode(text, Unknown::Refuse, &mut [Node::EMPTY; PIECE], room)?;
+        if *count < needed {
+            return Err(Refused::Short { found: *count, needed });
         }
-        Ok(())
-    })?;
+        first += *count;
+    }
+    let (learnt, held) = ids.split_at(counts[0]);
+    let held = held.get(..counts[1]).unwrap_or_default();
+
+    storage.fill(0);
+    let device = Learner::from(Arena::with_image(storage, image.weights())?);
+    let mut adapting = Adapting { model, laid, training, device };
+    lasting(&model, |entry| copy(&model, &mut adapting.device.arena, entry))?;
+    let before = adapting.measure(held)?;
+    let (counter, mut most) = (Counter::start(), 0);
+    for step in 0..steps as usize {
+        adapting.begin(learnt, step)?;
+        let Adapting { model, laid, training, device } = &mut adapting;
+        let (done, instructions) = counter.count(|| advance(model, device, laid, training, &ADAPT));
+        done?;
+        most = instructions.max(most);
+    }
+    let after = adapting.measure(held)?;
+    let _ = writeln!(line, "loss {before:.3} before, {after:.3} after {steps} steps");
+    let _ = writeln!(line, "bits {:08x} {:08x}", before.to_bits(), after.to_bits());
+    let _ = writeln!(line, "instructions {most}");
+    for (name, role) in [("weights", Role::Weight), ("moments", Role::Moment)] {
+        let mut sum = FINGERPRINT;
+        lasting(&model, |entry| {
+            for layer in (0..entry.slot.layers).filter(|_| entry.slot.role == role) {
+                let [view] = adapting.device.arena.views([Some(entry.place.at(layer))])?;
+                sum = fingerprint(sum, view.bytes());
+            }
+            Ok(())
+        })?;
+        let _ = writeln!(line, "{name} {sum:016x}");
+    }
     let (deep, whole) = stack_used();
-    let _ = writeln!(line, "weights {sum:016x}");
     let _ = writeln!(line, "stack {deep} of {whole}");
     Ok(())
 }
 
-fn run(line: &mut Line, command: &str, storage: &mut [u64]) -> Result<(), Refused> {
-    let mut words = command.split(' ').skip(1).map(|word| number(word).ok());
-    let mut next = || words.next().flatten().ok_or(Refused::Command);
-    let [at, bytes, text, length, steps] = [next()?, next()?, next()?, next()?, next()?];
-    // Safety: whoever starts the program has put image and text there, which nobody writes.
-    let (image, text) = unsafe {
-        (
-            open(line, &Counter::start(), at, bytes),
-            core::slice::from_raw_parts(core::ptr::with_exposed_provenance(text), length),
-        )
-    };
-    let image = match image {
-        Ok(image) => image,
-        Err(crate::Refused::Image(error)) => return Err(Refused::Image(error)),
-        Err(_) => return Err(Refused::Model),
-    };
-    let Ok(text) = core::str::from_utf8(text) else { return Err(Refused::Lines(0)) };
-    let (mut lines, mut count) = ([""; 2 * ROWS], 0);
-    for (place, line) in lines.iter_mut().zip(text.lines()) {
-        (*place, count) = (line, count + 1);
-    }
-    if count < 2 * ROWS {
-        return Err(Refused::Lines(count));
-    }
-    teach(line, storage, &image, lines, steps as u64)
-}
-
-/// The whole program: teaches the model in the image that the command names, in `storage`, and ends with 0; with 3 where
-/// something is refused, by a line that says what.
-pub fn adapt(storage: Option<&mut [u64]>) -> ! {
-    let (mut line, mut buffer) = (Line::open(), [0; 128]);
-    let done = match storage {
-        Some(storage) => run(&mut line, command_line(&mut buffer), storage),
-        None => Err(Refused::Command),
-    };
+/// The whole program, as `text` commands it, with `ids` to hold both texts.
+pub fn adapt(line: &mut Line, text: &str, ids: &mut [u32]) -> ! {
+    let done = command(text).ok_or(Refused::Command).and_then(|command| run(line, command, ids));
     let _ = match done {
         Ok(()) => exit(0),
-        Err(Refused::Command) => line.write_str("adapt IMAGE BYTES TEXT BYTES STEPS\n"),
+        Err(Refused::Command) => {
+            line.write_str("adapt IMAGE BYTES STORAGE BYTES TEXT BYTES STEPS, the text as LEARNT|MEASURED\n")
+        }
         Err(Refused::Image(error)) => writeln!(line, "refused: {}", error.reason()),
-        Err(Refused::Model) => line.write_str("refused: the image is of another model\n"),
+        Err(Refused::Integers) => line.write_str("refused: weights in integers are not trained; export them as f32\n"),
+        Err(Refused::Model(error)) => writeln!(line, "refused: {error}"),
         Err(Refused::Layout(error)) => writeln!(line, "refused: {error}"),
         Err(Refused::Storage { found, needed }) => {
             writeln!(line, "refused: {found} bytes of storage, and {needed} are needed")
         }
-        Err(Refused::Lines(found)) => writeln!(line, "refused: {found} lines of text, and {} are needed", 2 * ROWS),
         Err(Refused::Text(error)) => writeln!(line, "refused: {error}"),
+        Err(Refused::Short { found, needed }) => {
+            writeln!(line, "refused: a text of {found} tokens, and a step reads {needed}; give a longer one")
+        }
         Err(Refused::Operation(error)) => writeln!(line, "refused: {error}"),
     };
     exit(3)

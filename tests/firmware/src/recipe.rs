@@ -40,26 +40,6 @@ pub const PYTHIA: Transformer = Transformer {
     ..Transformer::GPT_NEOX
 };
 
-/// A tale-teller that is trained on a host and goes on learning on the chip: a token is a byte.
-pub const TELLER: Transformer = Transformer {
-    layers: 2,
-    d_model: 32,
-    heads: 4,
-    kv_heads: 4,
-    head_size: 8,
-    d_ff: 96,
-    vocab_size: 260,
-    context: LESSON.seq_len,
-    rotary_dims: 2,
-    ..Transformer::GPT_NEOX
-};
-
-/// A step of its lesson: eight sentences of at most 64 bytes, activations computed again.
-pub const LESSON: MicroBatch = MicroBatch { batch: 8, seq_len: 64, chunk: 16, recompute: Recompute::FULL, ..STAGE };
-
-/// The learning rate of its steps.
-pub const LESSON_RATE: f64 = 4e-3;
-
 /// A NeuroGen with every part that learns by e-prop.
 pub const NEUROGEN: NeuroGen = NeuroGen {
     vocab_size: IDS,
@@ -97,3 +77,15 @@ pub const NEUROGEN: NeuroGen = NeuroGen {
     },
     streams: STAGE.batch,
 };
+
+/// A step of the program that adapts: two sequences of 32 tokens.
+pub const ADAPT: MicroBatch = MicroBatch { seq_len: 32, chunk: 32, ..STAGE };
+/// Its learning rate: smaller, since the weights are trained.
+pub const ADAPT_RATE: f64 = 3e-3;
+
+/// Where the sequences of a step begin among `count` ids: one after the other, round and round. Sequence `row` of step
+/// `step`.
+pub const fn start(step: usize, row: usize, count: usize) -> usize {
+    let (batch, seq_len) = (ADAPT.batch as usize, ADAPT.seq_len as usize);
+    (step * batch + row) * seq_len % (count - seq_len)
+}
