@@ -1,7 +1,8 @@
 //! A program recorded as a graph that reads the GPU's clock before its first operation and behind each one.
 //!
 //! The marks are nodes of the graph, so the operations follow each other as in a step: queuing them one by one would add
-//! the time of a launch to each. A mark takes some time itself, and the kernel behind it is not made ready early.
+//! the time of a launch to each. What a mark takes is measured between marks with nothing between them, and taken away
+//! from every interval; that a kernel behind a mark is not made ready early is not.
 
 use std::ptr;
 
@@ -14,6 +15,9 @@ use super::graph::Graph;
 
 /// CU_EVENT_RECORD_EXTERNAL: recorded into a graph, the event is a node that notes the time at every replay.
 const EXTERNAL: u32 = 1;
+
+/// Intervals with nothing in them, behind the operations.
+const EMPTY: usize = 8;
 
 /// A moment on the GPU's clock.
 struct Mark(sys::CUevent);
@@ -46,8 +50,10 @@ impl Drop for Mark {
 pub struct TimedGraph {
     // Dropped before what its nodes refer to.
     graph: Graph,
-    /// The first, and one behind each interval.
+    /// The first, one behind each interval, and those of the empty ones.
     marks: Vec<Mark>,
+    /// Intervals of operations.
+    intervals: usize,
     /// Of each operation the interval that it runs in, and its part of it.
     portions: Vec<(usize, f64)>,
 }
@@ -65,6 +71,13 @@ fn portions(ops: &[Op]) -> Vec<(usize, f64)> {
     ops.chunk_by(copies).enumerate().flat_map(parts).collect()
 }
 
+/// The one in the middle of some numbers; 0 of none.
+fn middle(numbers: &[f64]) -> f64 {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+}
+
 impl Cuda {
     /// Records `ops` with marks. Nothing runs.
     ///
@@ -73,7 +86,7 @@ impl Cuda {
     pub fn record_timed(&mut self, ops: &[Op]) -> Result<TimedGraph, CudaError> {
         let portions = portions(ops);
         let intervals = portions.last().map_or(0, |(last, _)| last + 1);
-        let marks = (0..=intervals).map(|_| Mark::new()).collect::<Result<Vec<_>, _>>()?;
+        let marks = (0..=intervals + EMPTY).map(|_| Mark::new()).collect::<Result<Vec<_>, _>>()?;
         let graph = self.record(|cuda| {
             cuda.mark(&marks[0])?;
             for (i, op) in ops.iter().enumerate() {
@@ -84,9 +97,9 @@ impl Cuda {
                     cuda.mark(&marks[interval + 1])?;
                 }
             }
-            Ok(())
+            marks[intervals + 1..].iter().try_for_each(|mark| cuda.mark(mark))
         })?;
-        Ok(TimedGraph { graph, marks, portions })
+        Ok(TimedGraph { graph, marks, intervals, portions })
     }
 
     fn mark(&mut self, mark: &Mark) -> Result<(), OperationError> {
@@ -103,9 +116,11 @@ impl Cuda {
     pub fn replay_timed(&mut self, timed: &TimedGraph) -> Result<Vec<f64>, CudaError> {
         self.launch_graph(&timed.graph)?;
         self.synchronise()?;
-        let seconds =
-            timed.marks.windows(2).map(|pair| pair[1].since(&pair[0])).collect::<Result<Vec<_>, CudaError>>()?;
-        Ok(timed.portions.iter().map(|(interval, part)| part * seconds[*interval]).collect())
+        let between = |pair: &[Mark]| pair[1].since(&pair[0]);
+        let seconds = timed.marks.windows(2).map(between).collect::<Result<Vec<_>, CudaError>>()?;
+        let (seconds, empty) = seconds.split_at(timed.intervals);
+        let mark = middle(empty);
+        Ok(timed.portions.iter().map(|(interval, part)| part * (seconds[*interval] - mark).max(0.0)).collect())
     }
 }
 
