@@ -11,7 +11,7 @@ PANICS=116
 
 missing=()
 command -v qemu-system-arm >/dev/null || missing+=(qemu-system-arm)
-command -v llvm-objdump >/dev/null || command -v arm-none-eabi-objdump >/dev/null || missing+=(binutils-arm-none-eabi)
+command -v arm-none-eabi-objdump >/dev/null || missing+=(binutils-arm-none-eabi)
 installed() { rustup target list --installed 2>/dev/null | grep -qx "$target"; }
 installed || for package in rustc-web cargo-web rust-web-src lld; do
   dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")
@@ -49,7 +49,7 @@ PYTHON
 program=$PWD/target/firmware/$target/release/speak
 
 # Results are the same bits everywhere because nothing is contracted: vfma rounds once where the host rounds twice.
-objdump=$(command -v arm-none-eabi-objdump || command -v llvm-objdump)
+objdump=arm-none-eabi-objdump
 for name in speak large learn spike adapt; do
   asm=target/firmware/$name.asm
   "$objdump" -d "${program%/*}/$name" > "$asm"
@@ -76,6 +76,8 @@ awk -F '\t' '
   }' <("$objdump" -dC "$program") | sort | uniq -c | sort -rn > "$panics"
 count=$(awk '{ n += $1 } END { print n + 0 }' "$panics")
 echo "speak: $count calls of what panics, listed in $panics"
+# None may be found only where none of these functions is there.
+[ "$count" -gt 0 ] || ! "$objdump" -tC "$program" | grep -q "core::panicking" || { echo "$0: no call was found"; exit 1; }
 [ "$count" -le "$PANICS" ] || { echo "tests/firmware/run.sh: more than $PANICS"; exit 1; }
 
 CAPFUL_FIRMWARE=$program cargo test -p capful-tests --test firmware --test firmware_learn --test firmware_adapt --locked "$@" -- --ignored --nocapture

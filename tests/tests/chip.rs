@@ -42,6 +42,8 @@ fn the_plan_of_a_chip_is_the_image_and_the_storage_to_the_byte() {
             assert_eq!(constant(&constants, "IMAGE_BYTES"), image);
             assert_eq!(number(&planned, "flash_bytes"), image + number(&planned, "code"), "{model} {weights}");
             let storage = 8 * constant(&constants, "ARENA_WORDS");
+            // As the program's: ids of the whole context, and 272 bytes besides.
+            assert_eq!(number(&planned, "statics"), 272 + 4 * constant(&constants, "CONTEXT"));
             let beside = number(&planned, "stack") + number(&planned, "statics");
             assert_eq!(number(&planned, "ram_bytes"), storage + beside, "{model} {weights}");
 

@@ -43,8 +43,8 @@ const CHIPS: [(&str, u64, u64); 5] = [
 const CODE: u64 = 96 * KIB;
 /// Bytes of stack that link.x keeps for it.
 const STACK: u64 = 12_288;
-/// Bytes of its own static storage.
-const STATICS: u64 = 592;
+/// Bytes of its own static storage, but for the ids of a text as long as the model's context.
+const STATICS: u64 = 272;
 
 impl FromStr for Chip {
     type Err = String;
@@ -81,7 +81,7 @@ pub struct OnChip {
     pub code: u64,
     /// The program's stack.
     pub stack: u64,
-    /// Its own static storage.
+    /// Its own static storage, the ids of a text among it.
     pub statics: u64,
     /// Of flash: image, code and constants.
     pub flash_bytes: u64,
@@ -102,6 +102,7 @@ impl OnChip {
         }
         let sizes = Sizes::of(description, context, vocabulary.unwrap_or(super::vocabulary::none().len() as u64));
         let sizes = sizes.map_err(|e| ConfigError(e.to_string()))?;
+        let statics = STATICS + 4 * u64::from(most);
         Ok(OnChip {
             chip: chip.clone(),
             weights: weights.name(),
@@ -109,9 +110,9 @@ impl OnChip {
             vocabulary_known: vocabulary.is_some(),
             code: CODE,
             stack: STACK,
-            statics: STATICS,
+            statics,
             flash_bytes: sizes.image() + CODE,
-            ram_bytes: sizes.arena.next_multiple_of(8) + STACK + STATICS,
+            ram_bytes: sizes.arena.next_multiple_of(8) + STACK + statics,
             sizes,
         })
     }
