@@ -304,18 +304,25 @@ impl Tokenizer for HuggingFaceTokenizer {
         self.library.id_to_token(id)
     }
 
+    fn silent(&self, id: u32) -> bool {
+        let special = |token: &str| self.library.get_added_vocabulary().is_special_token(token);
+        self.library.id_to_token(id).is_none_or(|token| special(&token))
+    }
+
     fn unsettled(&self, ids: &[u32]) -> usize {
         if !self.bytes_in_rows {
             return 0;
         }
         let mut last = 0;
         for (i, &id) in (1..).zip(ids.iter().rev()) {
-            match self.library.id_to_token(id) {
-                Some(token) if is_byte(&token) => last = i,
-                // What gives no text does not end a row.
-                Some(token) if !self.library.get_added_vocabulary().is_special_token(&token) => break,
-                _ => {}
+            // What gives no text does not end a row.
+            if self.silent(id) {
+                continue;
             }
+            if !self.library.id_to_token(id).is_some_and(|token| is_byte(&token)) {
+                break;
+            }
+            last = i;
         }
         last
     }

@@ -101,6 +101,11 @@ pub trait Tokenizer: Send + Sync {
     /// text: a word stood there.)
     fn decode(&self, ids: &[u32]) -> String;
 
+    /// Whether `id` gives no text, so that other ids have the same text with it and without it.
+    fn silent(&self, id: u32) -> bool {
+        self.decode(&[id]).is_empty()
+    }
+
     /// How many of the last ids have a text that the next ones may change. Bytes of a character that is not whole yet do
     /// not count.
     fn unsettled(&self, ids: &[u32]) -> usize {

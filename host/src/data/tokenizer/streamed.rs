@@ -22,6 +22,10 @@ impl<'a> Streamed<'a> {
 
     /// What `id` adds.
     pub fn push(&mut self, id: u32) -> String {
+        // A window full of such ids would say nothing of what stands before the next word.
+        if self.tokenizer.silent(id) {
+            return String::new();
+        }
         self.window.push(id);
         if self.tokenizer.unsettled(&self.window) > 0 {
             return String::new();
@@ -70,6 +74,19 @@ mod tests {
             pieces.push(streamed.finish());
             assert_eq!(pieces.concat(), built.tokenizer.decode(&ids), "{kind}");
         }
+    }
+
+    #[test]
+    fn what_gives_no_text_leaves_no_trace() {
+        let mut documents = ["one two"].into_iter().map(|text| Ok(text.to_owned()));
+        let built = build("word", Some(10), false, &mut documents).unwrap();
+        let mut ids = Vec::new();
+        built.tokenizer.encode("one two", &mut ids).unwrap();
+        let end = built.tokenizer.eos().unwrap();
+        ids.splice(1..1, vec![end; 5 * KEPT]);
+        let mut streamed = Streamed::new(built.tokenizer.as_ref());
+        let shown: String = ids.iter().map(|id| streamed.push(*id)).collect();
+        assert_eq!(shown + &streamed.finish(), "one two");
     }
 
     #[test]
