@@ -192,6 +192,13 @@ pub struct TensorName {
     part: usize,
 }
 
+impl TensorName {
+    /// The layer whose tensor it is.
+    pub const fn layer(&self) -> u32 {
+        self.layer
+    }
+}
+
 impl core::fmt::Display for TensorName {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(self.slot.prefix)?;

@@ -88,7 +88,15 @@ impl Region {
     /// Bytes that the elements take, padding not counted.
     pub const fn bytes(&self) -> u64 {
         let [a, b, c, columns] = self.shape;
-        (a as u64 * b as u64).saturating_mul(c as u64).saturating_mul(self.dtype.row_bytes(columns))
+        let row = self.dtype.row_bytes(columns);
+        // Products of 32 bits, which a small core has instructions for, where there are no more rows and bytes of a row.
+        if let Some(rows) = a.checked_mul(b)
+            && let Some(rows) = rows.checked_mul(c)
+            && row <= u32::MAX as u64
+        {
+            return rows as u64 * row;
+        }
+        (a as u64 * b as u64).saturating_mul(c as u64).saturating_mul(row)
     }
 
     /// One past the last byte.

@@ -42,7 +42,7 @@ impl Epilogue {
 pub struct Linear {
     /// [rows, in].
     pub x: Region,
-    /// [out, in]; [in, out] where it is `transposed`.
+    /// [out, in]; [in, out] where it is `transposed`. Of rows in pairs the last may be one more than there are outputs.
     pub weight: Region,
     /// Whether the weight is another layer's, used the other way round: `x · weight`.
     pub transposed: bool,
@@ -92,7 +92,11 @@ impl Operation for Linear {
     }
 
     fn validate(&self) -> Result<(), OperationError> {
-        let (rows, (inputs, out)) = (self.x.rows(), sides(&self.weight, self.transposed));
+        let (rows, (inputs, held)) = (self.x.rows(), sides(&self.weight, self.transposed));
+        // Rows in pairs are there in pairs.
+        let spare =
+            self.integer.is_some() && !self.transposed && held.is_multiple_of(2) && self.out.columns() + 1 == held;
+        let out = if spare { held - 1 } else { held };
         let like_out = |r: &Region| r.rows() == rows && r.columns() == out;
         self.expect(inputs == self.x.columns(), "weight")?;
         self.expect(self.bias.is_none_or(|b| b.elements() == u64::from(out)), "bias")?;
@@ -129,19 +133,20 @@ impl Linear {
     pub fn run<S: Sums>(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [codes_x, codes_weight, inverse_x, inverse_weight] = QuantisedProduct::regions(self.quantised.as_ref());
         let whole = |region| self.quantised.is_none().then_some(region);
-        let [x, weight, bias, mut out, residual, mut activated, cx, cw, ix, iw, x_scales, scales] = arena.views([
+        // What few products have comes last.
+        let [x, weight, mut out, residual, x_scales, scales, bias, mut activated, cx, cw, ix, iw] = arena.views([
             whole(self.x),
             whole(self.weight),
-            self.bias,
             Some(self.out),
             self.epilogue.residual(),
+            self.integer.and_then(|p| p.x_scales),
+            self.integer.map(|p| p.weight.scales),
+            self.bias,
             self.epilogue.activated(),
             codes_x,
             codes_weight,
             inverse_x,
             inverse_weight,
-            self.integer.and_then(|p| p.x_scales),
-            self.integer.map(|p| p.weight.scales),
         ])?;
         let codes = self.quantised.as_ref().and_then(|p| CodeRows::new(p, [&cx, &cw, &ix, &iw]));
         let (inputs, outputs) = (self.x.columns() as usize, self.out.columns() as usize);
