@@ -14,6 +14,17 @@ pub const fn decode(bits: u16) -> f32 {
     f32::from_bits(sign | magnitude) * f32::from_bits((127 + 112) << 23)
 }
 
+/// As [`decode`], of two at once: in fewer steps where both are positive and finite, as most scales are.
+pub const fn decode_two(bits: [u16; 2]) -> [f32; 2] {
+    let both = bits[0] as u32 | (bits[1] as u32) << 16;
+    // Infinity and what is above it would carry into the sign.
+    if both.wrapping_add(0x0400_0400) & 0x8000_8000 != 0 || both & 0x8000_8000 != 0 {
+        return [decode(bits[0]), decode(bits[1])];
+    }
+    const UP: f32 = f32::from_bits((127 + 112) << 23);
+    [f32::from_bits((both & 0xffff) << 13) * UP, f32::from_bits((both >> 16) << 13) * UP]
+}
+
 /// The nearest number, of two the even one; [`MAX`] of its sign where |x| is larger. NaN stays NaN.
 pub const fn encode(x: f32) -> u16 {
     let (sign, magnitude) = ((x.to_bits() >> 16) as u16 & 0x8000, x.to_bits() & 0x7fff_ffff);
@@ -42,6 +53,11 @@ mod tests {
             assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{bits:04x}");
             if expected.is_finite() {
                 assert_eq!(encode(expected), bits, "{expected}");
+            }
+            for other in [0, 0x3c00, 0x7bff, 0x7c00, 0x8000, 0xffff] {
+                let two = [decode_two([bits, other]), decode_two([other, bits])].map(|two| two.map(f32::to_bits));
+                let [this, that] = [decode(bits), decode(other)].map(f32::to_bits);
+                assert_eq!(two, [[this, that], [that, this]], "{bits:04x} {other:04x}");
             }
         }
     }

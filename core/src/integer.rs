@@ -1,13 +1,18 @@
 //! Numbers in integers with scales: weights of 8 or 4 bits, activations of 8. `x ≈ code · scale`.
 //!
-//! A weight's scales are of half precision: one a row in 8 bits, one a group of inputs in 4. An activation's is f32, one a
+//! Codes of 4 bits stand two a byte, row behind row. In 8 bits two rows share their bytes, in [`pair`]s, which a chip adds
+//! up with fewer instructions. A weight's scales are of half precision: one a row in 8 bits, one a group of inputs in 4. An activation's is f32, one a
 //! row, made as the model runs. Codes are to the nearest, of two the even one. Nothing here needs more than f32 additions,
 //! multiplications and divisions, each rounded by itself, so the bits are the same on every machine.
 
+pub mod pair;
+mod row;
 mod sums;
 
+pub use row::{Row, dot4};
 pub use sums::{Portable, Sums};
 
+use self::pair::Side;
 use crate::float16;
 use crate::memory::Dtype;
 
@@ -75,18 +80,31 @@ impl Integer {
 }
 
 impl Integer {
+    /// How many of `rows` rows are in pairs, from the first on: in 8 bits all, but for the last of an odd number.
+    pub const fn paired(self, rows: u32) -> u32 {
+        match self {
+            Integer::Int8 => rows & !1,
+            Integer::Int4 => 0,
+        }
+    }
+
+    /// Puts the codes of row `r` into those of a matrix of `rows` rows.
+    ///
+    /// # Panics
+    /// A matrix without the row.
+    pub fn put_row(self, [rows, r]: [u32; 2], codes: &[u8], matrix: &mut [u8]) {
+        let (bytes, r) = (codes.len(), r as usize);
+        match r < self.paired(rows) as usize {
+            true => Side::of(r).put(codes, &mut matrix[(r & !1) * bytes..][..2 * bytes]),
+            false => matrix[r * bytes..][..bytes].copy_from_slice(codes),
+        }
+    }
+
     /// The group of a row of `columns` that has so many, whatever its kind; nothing where no kind has.
     pub fn group_of(self, columns: u32, groups: u32) -> Option<u32> {
         let fits = |group: &u32| columns.div_ceil(*group) == groups;
         [Kind::Matrix, Kind::Table].map(|kind| self.group(kind, columns)).into_iter().find(fits)
     }
-}
-
-/// Code `i` of a row of two a byte: the even one in the lower half.
-const fn nibble(codes: &[u8], i: usize) -> i32 {
-    let byte = codes[i / 2];
-    // The arithmetic shift brings the sign down.
-    (if i.is_multiple_of(2) { (byte << 4) as i8 >> 4 } else { byte as i8 >> 4 }) as i32
 }
 
 /// 1.5 · 2²³: a sum with it rounds a number of less than 2²² to a whole one, which then stands in the low bits.
@@ -185,75 +203,6 @@ pub fn quantise_row(integer: Integer, x: &[f32], group: u32, codes: &mut [u8], s
     }
 }
 
-/// A row of a weight in integers.
-#[derive(Debug, Clone, Copy)]
-pub struct Row<'a> {
-    /// What the codes are.
-    pub integer: Integer,
-    /// The codes, as bytes.
-    pub codes: &'a [u8],
-    /// A scale a group, as bits of half precision.
-    pub scales: &'a [u16],
-    /// Inputs of a scale.
-    pub group: usize,
-}
-
-impl Row<'_> {
-    /// `Σ over the groups g, in their order, of (Σ codes · x) · (scale_g · x_scale)`: the sum within a group is an i32 and
-    /// exact, everything else f32.
-    pub fn dot(&self, x: &[i8], x_scale: f32) -> f32 {
-        let group = self.group.max(2);
-        let mut y = 0.0;
-        match self.integer {
-            Integer::Int8 => {
-                let codes: &[i8] = bytemuck::cast_slice(self.codes);
-                for ((x, codes), scale) in x.chunks(group).zip(codes.chunks(group)).zip(self.scales) {
-                    y += dot8(x, codes) as f32 * (float16::decode(*scale) * x_scale);
-                }
-            }
-            Integer::Int4 => {
-                for ((x, codes), scale) in x.chunks(group).zip(self.codes.chunks(group / 2)).zip(self.scales) {
-                    y += dot4(x, codes) as f32 * (float16::decode(*scale) * x_scale);
-                }
-            }
-        }
-        y
-    }
-
-    /// The numbers that the codes stand for, each shown with its column: `code · scale`, which f32 holds exactly.
-    pub fn decoded(&self, columns: usize, mut visit: impl FnMut(usize, f32)) {
-        let group = self.group.max(2);
-        for (g, scale) in self.scales.iter().enumerate() {
-            let scale = float16::decode(*scale);
-            for i in g * group..((g + 1) * group).min(columns) {
-                let code = match self.integer {
-                    Integer::Int8 => i32::from(self.codes[i] as i8),
-                    Integer::Int4 => nibble(self.codes, i),
-                };
-                visit(i, code as f32 * scale);
-            }
-        }
-    }
-}
-
-/// `Σ a · b`, for at most [`Integer::LONGEST`] codes.
-pub fn dot8(a: &[i8], b: &[i8]) -> i32 {
-    a.iter().zip(b).fold(0, |sum, (a, b)| sum + i32::from(*a) * i32::from(*b))
-}
-
-/// `Σ x · code` of codes of two a byte.
-pub fn dot4(x: &[i8], codes: &[u8]) -> i32 {
-    let (pairs, rest) = x.as_chunks::<2>();
-    let mut sum = 0;
-    for (x, byte) in pairs.iter().zip(codes) {
-        sum += i32::from(x[0]) * i32::from((byte << 4) as i8 >> 4) + i32::from(x[1]) * i32::from(*byte as i8 >> 4);
-    }
-    match rest {
-        [x] => sum + i32::from(*x) * nibble(codes, 2 * pairs.len()),
-        _ => sum,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -298,7 +247,7 @@ mod tests {
             assert_eq!(codes, [0; 3]);
         }
         // What is made of them is not finite either.
-        let row = Row { integer: Integer::Int8, codes: &[1, 2, 3], scales: &[0x3c00], group: 4 };
+        let row = Row { side: None, integer: Integer::Int8, codes: &[1, 2, 3], scales: &[0x3c00], group: 4 };
         assert!(row.dot(&codes, f32::NAN).is_nan());
     }
 
@@ -307,7 +256,7 @@ mod tests {
         let x = normal::<101>(2);
         let (mut codes, mut scales) = ([0; 101], [0; 1]);
         quantise_row(Integer::Int8, &x, Integer::Int8.group(Kind::Matrix, 101), &mut codes, &mut scales);
-        let row = Row { integer: Integer::Int8, codes: &codes, scales: &scales, group: 102 };
+        let row = Row { side: None, integer: Integer::Int8, codes: &codes, scales: &scales, group: 102 };
         let scale = float16::decode(scales[0]);
         for (x, y) in x.iter().zip(decoded::<101>(&row)) {
             // Where the scale was rounded down, the largest are cut off by 127 times a half of its last bit.
@@ -324,7 +273,7 @@ mod tests {
         let group = Integer::Int4.group(Kind::Matrix, 75);
         let (mut codes, mut scales) = ([0; 38], [0; 3]);
         quantise_row(Integer::Int4, &x, group, &mut codes, &mut scales);
-        let row = Row { integer: Integer::Int4, codes: &codes, scales: &scales, group: group as usize };
+        let row = Row { side: None, integer: Integer::Int4, codes: &codes, scales: &scales, group: group as usize };
         let found = decoded::<75>(&row);
         let (mut better, mut all) = (0.0, 0.0);
         for (x, found) in x.chunks(32).zip(found.chunks(32)) {
@@ -346,7 +295,7 @@ mod tests {
     #[test]
     fn every_code_of_4_bits_is_its_number_and_what_lies_on_the_grid_stays() {
         let bytes: [u8; 8] = core::array::from_fn(|i| (2 * i) as u8 | ((2 * i + 1) as u8) << 4);
-        let row = Row { integer: Integer::Int4, codes: &bytes, scales: &[0x3800], group: 16 };
+        let row = Row { side: None, integer: Integer::Int4, codes: &bytes, scales: &[0x3800], group: 16 };
         let numbers = decoded::<16>(&row);
         assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1].map(|x: i8| f32::from(x) * 0.5));
         let (mut codes, mut scales) = ([0; 8], [0; 1]);
@@ -362,7 +311,9 @@ mod tests {
         for integer in [Integer::Int8, Integer::Int4] {
             let (mut codes, mut scales) = ([0xff; 8], [0xffff; 1]);
             quantise_row(integer, &[0.0; 8], 8, &mut codes, &mut scales);
-            let of = |codes: &[u8; 8], scales: &[u16; 1]| decoded::<8>(&Row { integer, codes, scales, group: 8 });
+            let of = |codes: &[u8; 8], scales: &[u16; 1]| {
+                decoded::<8>(&Row { side: None, integer, codes, scales, group: 8 })
+            };
             assert_eq!(of(&codes, &scales), [0.0; 8]);
             quantise_row(integer, &[f32::MAX, -f32::MAX, 1.0, 0.0, 1e30, 5.0, 6.0, 7.0], 8, &mut codes, &mut scales);
             assert!(of(&codes, &scales).iter().all(|x| x.is_finite()));
@@ -398,7 +349,7 @@ mod tests {
                     exact += code(i) as f64 * f64::from(scale) * f64::from(x[i]) * f64::from(x_scale);
                 }
             }
-            let row = Row { integer, codes: &codes, scales: &scales, group: group as usize };
+            let row = Row { side: None, integer, codes: &codes, scales: &scales, group: group as usize };
             let found = row.dot(&x[..columns], x_scale);
             assert_eq!(found.to_bits(), expected.to_bits(), "{integer:?} {columns} {group}");
             assert!((f64::from(found) - exact).abs() < 1e-5 * exact.abs().max(1.0), "{found} {exact}");
@@ -410,7 +361,9 @@ mod tests {
         const LONGEST: usize = Integer::LONGEST as usize;
         static CODES: [i8; LONGEST] = [-128; LONGEST];
         static X: [i8; LONGEST] = [-127; LONGEST];
-        assert_eq!(i64::from(dot8(&X, &CODES)), 127 * 128 * LONGEST as i64);
+        let codes = bytemuck::cast_slice(&CODES);
+        let row = Row { integer: Integer::Int8, codes, side: None, scales: &[0x3c00], group: LONGEST };
+        assert_eq!(row.dot(&X, 1.0), (127 * 128 * LONGEST as i64) as f32);
         assert_eq!(Integer::Int8.group(Kind::Matrix, u32::MAX), Integer::LONGEST);
         assert_eq!([31, 32, 500].map(|columns| Integer::Int4.group(Kind::Matrix, columns)), [32, 32, 32]);
         // How many groups there are says which they are.

@@ -24,15 +24,16 @@ const MICRO: MicroBatch = MicroBatch {
     products: Products::Wide,
 };
 
-/// The numbers of a weight, as integers say them.
-fn rounded(integer: Integer, weight: &[f32], columns: usize, group: u32) -> (Vec<u8>, Vec<u16>, Vec<f32>) {
+/// The numbers of a weight, as integers say them; its region has so many rows, the last of which may be padding.
+fn rounded(integer: Integer, weight: &[f32], [rows, columns]: [usize; 2], group: u32) -> (Vec<u8>, Vec<u16>, Vec<f32>) {
     let (stride, groups) = (integer.dtype().row_bytes(columns as u32) as usize, columns.div_ceil(group as usize));
-    let (mut codes, mut scales, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
-    for row in weight.chunks_exact(columns) {
+    let (mut codes, mut scales, mut numbers) = (vec![0; rows * stride], Vec::new(), Vec::new());
+    for (r, row) in weight.chunks_exact(columns).enumerate() {
         let (mut to, mut halves, mut found) = (vec![0; stride], vec![0; groups], vec![0.0; columns]);
         quantise_row(integer, row, group, &mut to, &mut halves);
-        Row { integer, codes: &to, scales: &halves, group: group as usize }.decoded(columns, |i, x| found[i] = x);
-        codes.extend(to);
+        Row { integer, codes: &to, side: None, scales: &halves, group: group as usize }
+            .decoded(columns, |i, x| found[i] = x);
+        integer.put_row([rows as u32, r as u32], &to, &mut codes);
         scales.extend(halves);
         numbers.extend(found);
     }
@@ -79,7 +80,7 @@ fn losses(model: &Transformer, integer: Integer, in_integers: bool) -> Vec<f32> 
                 continue;
             };
             let group = integer.group_of(columns, count).expect("a group");
-            let (codes, scales, numbers) = rounded(integer, &values, columns as usize, group);
+            let (codes, scales, numbers) = rounded(integer, &values, [place.rows() as usize, columns as usize], group);
             if !in_integers {
                 write(place, bytemuck::cast_slice(&numbers));
                 continue;

@@ -11,7 +11,7 @@ use super::{Description, Vocabulary, crc32};
 pub const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"capf"), u32::from_le_bytes(*b"ul\x1a\n")];
 
 /// The version of the format that is written and read here.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Why an image cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,17 +1,24 @@
-//! Exact sums of products of codes, and their scales: the parts of a product of integers for which a chip may have
-//! instructions of its own. Sums are exact in any order, and the scales' steps are given, so that whoever makes them, the
-//! product has the same bits.
+//! Products of rows of codes: the parts of a product of integers for which a chip may have instructions of its own. Sums of
+//! codes are exact in any order, and the scales' steps are given, so that whoever makes them, the product has the same
+//! bits.
 
-use super::{dot4, dot8};
+use core::sync::atomic::{Ordering, compiler_fence};
+
+use heapless::Vec;
+
+use super::pair;
+use super::row::dot4;
 use crate::float16;
 
-/// Makes the sums.
+/// Makes the products.
 pub trait Sums {
-    /// `sums[r] = Σ x · row r`, of rows as long as `x`: at most [`super::Integer::LONGEST`] codes. Row r begins at byte
-    /// `r · stride` of `rows`, all of which are there.
-    fn bytes(x: &[i8], rows: &[u8], stride: usize, sums: &mut [i32]);
+    /// `products[r] = 0 + (Σ x · row r) · (scale r · x_scale)`, each step rounded by itself, of rows as long as `x` in pairs (see
+    /// [`super::pair`]), a scale each: at most [`super::Integer::LONGEST`] codes. The products are of even number, and all
+    /// of `pairs` and `scales` that they need is there.
+    fn pairs(x: &[i8], x_scale: f32, pairs: &[u8], scales: &[u16], products: &mut [f32]);
 
-    /// The same of rows of two codes a byte.
+    /// `sums[r] = Σ x · row r`, of rows of two codes a byte as long as `x`. Row r begins at byte `r · stride` of `rows`, all of
+    /// which are there.
     fn nibbles(x: &[i8], rows: &[u8], stride: usize, sums: &mut [i32]);
 
     /// `products[r] += sums[r] · (scale r · x_scale)`, each rounded by itself. Scale r is `scales[r · stride]`, as bits of half
@@ -28,15 +35,24 @@ pub trait Sums {
 pub struct Portable;
 
 impl Sums for Portable {
-    fn bytes(x: &[i8], rows: &[u8], stride: usize, sums: &mut [i32]) {
-        let (pairs, last) = sums.as_chunks_mut::<2>();
-        let mut rows = rows;
-        for pair in pairs {
-            *pair = two_of_bytes(x, bytemuck::cast_slice(rows), bytemuck::cast_slice(&rows[stride..]));
-            rows = rows.get(2 * stride..).unwrap_or_default();
-        }
-        for sum in last {
-            *sum = dot8(x, bytemuck::cast_slice(rows));
+    fn pairs(x: &[i8], x_scale: f32, pairs: &[u8], scales: &[u16], products: &mut [f32]) {
+        let (products, _) = products.as_chunks_mut::<2>();
+        let rows = products.iter_mut().zip(scales.as_chunks::<2>().0);
+        let put = |(y, scales): (&mut [f32; 2], &[u16; 2]), [low, high]: [i32; 2]| {
+            let [first, second] = float16::decode_two(*scales);
+            *y = [0.0 + low as f32 * (first * x_scale), 0.0 + high as f32 * (second * x_scale)];
+        };
+        let mut words = Vec::new();
+        if let (Some(offset), Ok(halves)) = (widen(x, &mut words), bytemuck::try_cast_slice::<u8, u32>(pairs)) {
+            let mask = core::hint::black_box(0x00ff_00ff);
+            for (row, halves) in rows.zip(halves.chunks_exact(words.len().max(1))) {
+                let both = of_pair(mask, &words, halves);
+                put(row, [both as i32 - offset, (both >> 32) as i32]);
+            }
+        } else {
+            for (row, pair) in rows.zip(pairs.chunks_exact((2 * x.len()).max(1))) {
+                put(row, pair::sums(x, pair));
+            }
         }
     }
 
@@ -53,26 +69,41 @@ impl Sums for Portable {
     }
 }
 
-// Two rows at a time have a small core's registers to themselves, if nothing else is inlined beside them.
+/// Codes of x that are made halves of words at once: as many as C and U have room for, and a small stack.
+const WIDE: usize = 256;
 
+/// Puts the codes of `x` as halves into `words` and gives 128 · their sum; nothing of an odd number of them, or of more than
+/// [`WIDE`].
+fn widen(x: &[i8], words: &mut Vec<u32, { WIDE / 2 }>) -> Option<i32> {
+    let (pairs, []) = x.as_chunks::<2>() else { return None };
+    let mut sum = 0;
+    for x in pairs {
+        let [low, high] = x.map(i32::from);
+        words.push(u32::from(low as u16) | (high as u32) << 16).ok()?;
+        sum += low + high;
+    }
+    Some(128 * sum)
+}
+
+// A function by itself has a small core's registers to itself.
+
+/// U of a pair in the lower half and (C − U) / 256 in the upper, which are two registers: see [`super::pair`]. The `mask` of
+/// U's halves is one that the compiler does not know, or it would take them apart byte by byte.
 #[inline(never)]
-fn two_of_bytes(x: &[i8], a: &[i8], b: &[i8]) -> [i32; 2] {
-    let (a, b) = (&a[..x.len()], &b[..x.len()]);
-    let ((x, x_rest), (a, a_rest), (b, b_rest)) = (x.as_chunks::<8>(), a.as_chunks::<8>(), b.as_chunks::<8>());
-    let mut sums = [0; 2];
-    let mut add = |x: i8, a: i8, b: i8| {
-        sums[0] += i32::from(x) * i32::from(a);
-        sums[1] += i32::from(x) * i32::from(b);
-    };
-    for ((x, a), b) in x.iter().zip(a).zip(b) {
-        for i in 0..8 {
-            add(x[i], a[i], b[i]);
-        }
+fn of_pair(mask: u32, x: &[u32], halves: &[u32]) -> u64 {
+    let [mut c, mut u] = [0i32; 2];
+    let product = |x: u32, half: u32| i32::from(x as i16) * i32::from(half as i16);
+    for (x, halves) in x.iter().zip(halves) {
+        let halves = u32::from_le(*halves);
+        c = c.wrapping_add(product(*x, halves));
+        c = c.wrapping_add(product(x >> 16, halves >> 16));
+        let low = halves & mask;
+        u = u.wrapping_add(product(*x, low));
+        u = u.wrapping_add(product(x >> 16, low >> 16));
+        // One word behind the other: there are not registers enough for all that could be read before.
+        compiler_fence(Ordering::SeqCst);
     }
-    for ((x, a), b) in x_rest.iter().zip(a_rest).zip(b_rest) {
-        add(*x, *a, *b);
-    }
-    sums
+    u64::from(u as u32) | u64::from((c.wrapping_sub(u) >> 8) as u32) << 32
 }
 
 #[inline(never)]
@@ -100,30 +131,41 @@ fn two_of_nibbles(x: &[i8], a: &[u8], b: &[u8]) -> [i32; 2] {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pair::Side;
+    use super::super::{Integer, Row};
     use super::*;
     use crate::random::Random;
 
     #[test]
-    fn many_rows_at_once_have_the_sums_of_each() {
+    fn many_rows_of_nibbles_at_once_have_the_sums_of_each() {
         let random = Random::new(3, 1);
         let all: [u8; 1024] = core::array::from_fn(|i| random.bits(i as u64) as u8);
-        let codes: &[i8] = bytemuck::cast_slice(&all);
         for length in 0..70 {
-            let x = &codes[..length];
-            for (count, bytes) in [(5, length), (4, length.div_ceil(2))] {
-                // The last row is all that is there of the rest.
-                let rows = &all[100..100 * count + bytes];
-                let row = |r: usize| &rows[100 * r..][..bytes];
-                let (mut found, mut expected) = ([0; 5], [0; 5]);
-                if bytes == length {
-                    Portable::bytes(x, rows, 100, &mut found[..count]);
-                    (0..count).for_each(|r| expected[r] = dot8(x, bytemuck::cast_slice(row(r))));
-                    assert_eq!(found, expected, "{length}");
-                }
-                if bytes == length.div_ceil(2) {
-                    Portable::nibbles(x, rows, 100, &mut found[..count]);
-                    (0..count).for_each(|r| expected[r] = dot4(x, row(r)));
-                    assert_eq!(found, expected, "{length}");
+            let (x, bytes) = (bytemuck::cast_slice(&all[..length]), length.div_ceil(2));
+            // The last row is all that is there of the rest.
+            let rows = &all[100..400 + bytes];
+            let (mut found, mut expected) = ([0; 4], [0; 4]);
+            Portable::nibbles(x, rows, 100, &mut found);
+            (0..4).for_each(|r| expected[r] = dot4(x, &rows[100 * r..][..bytes]));
+            assert_eq!(found, expected, "{length}");
+        }
+    }
+
+    #[test]
+    fn products_of_pairs_are_those_of_each_row() {
+        let random = Random::new(4, 1);
+        let all: [u8; 8192] = core::array::from_fn(|i| random.bits(i as u64) as u8);
+        let scales: [u16; 6] = core::array::from_fn(|i| float16::encode(0.01 + 0.02 * i as f32));
+        for length in [1, 2, 3, 64, 65, 511, 513] {
+            let (x, pairs) = (bytemuck::cast_slice(&all[..length]), &all[1024..][..6 * length]);
+            for count in [2, 4, 6] {
+                let mut found = [f32::NAN; 6];
+                Portable::pairs(x, 0.37, &pairs[..count * length], &scales[..count], &mut found[..count]);
+                for (r, found) in found[..count].iter().enumerate() {
+                    let codes = &pairs[r / 2 * 2 * length..][..2 * length];
+                    let (side, scales) = (Some(Side::of(r)), &scales[r..=r]);
+                    let row = Row { integer: Integer::Int8, codes, side, scales, group: 1024 };
+                    assert_eq!(found.to_bits(), row.dot(x, 0.37).to_bits(), "{length}");
                 }
             }
         }

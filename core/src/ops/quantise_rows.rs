@@ -1,6 +1,7 @@
 //! Activations in integers, a scale a row, and what products of such rows with weights in integers read.
 
 use crate::device::{Operand, Operation, OperationError};
+use crate::integer::pair::Side;
 use crate::integer::{Integer, Row, Sums, quantise_activations};
 use crate::memory::{Arena, ArenaError, Region, View};
 
@@ -11,12 +12,20 @@ pub struct WeightScales {
     pub scales: Region,
     /// Columns that share one; the last group of a row may have fewer. Even.
     pub group: u32,
+    /// Rows of the whole weight that are in pairs, from the first on: see [`Integer::paired`].
+    pub paired: u32,
 }
 
 impl WeightScales {
-    /// Those of rows `first` … `first + count` of the weight.
-    pub const fn slice_rows(self, first: u32, count: u32) -> WeightScales {
-        WeightScales { scales: self.scales.slice_rows(first, count), ..self }
+    /// Those of `weight`, whose codes have `group` columns of a scale.
+    pub fn new(weight: &Region, scales: Region, group: u32) -> WeightScales {
+        let paired = Integer::of(weight.dtype).map_or(0, |integer| integer.paired(weight.rows()));
+        WeightScales { scales, group, paired }
+    }
+
+    /// Those of the weight's first `count` rows.
+    pub const fn first_rows(self, count: u32) -> WeightScales {
+        WeightScales { scales: self.scales.slice_rows(0, count), ..self }
     }
 
     /// Whether they belong to `weight`, and a group's sum fits in an i32.
@@ -27,6 +36,8 @@ impl WeightScales {
             && group <= Integer::LONGEST
             && self.scales.rows() == weight.rows()
             && self.scales.columns() == weight.columns().div_ceil(group)
+            // The last row of a pair has the other one beside it.
+            && Integer::of(weight.dtype).is_some_and(|i| i.paired(weight.rows()) == self.paired.min(weight.rows()))
     }
 }
 
@@ -66,6 +77,8 @@ pub struct IntegerRows<'a> {
     codes: &'a [u8],
     scales: &'a [u16],
     group: usize,
+    /// Rows in pairs.
+    paired: usize,
     /// Bytes and scales of a row.
     strides: [usize; 2],
 }
@@ -83,37 +96,58 @@ impl<'a> IntegerRows<'a> {
     ) -> Result<Self, ArenaError> {
         let integer = Integer::of(weight.dtype).ok_or(ArenaError::Type { region: weight, wanted: "i8 or i4" })?;
         let strides = [weight.dtype.row_bytes(weight.columns()) as usize, scales.scales.columns() as usize];
-        Ok(IntegerRows { integer, codes: codes.bytes(), scales: halves.f16()?, group: scales.group as usize, strides })
+        let WeightScales { group, paired, .. } = scales;
+        let (group, paired) = (group as usize, paired as usize);
+        Ok(IntegerRows { integer, codes: codes.bytes(), scales: halves.f16()?, group, paired, strides })
     }
 
     /// `out[r] = row r · x`, or what it was and that: see [`Row::dot`], with sums by `S`.
-    // By itself it has a small core's registers to itself.
-    #[inline(never)]
     pub fn products<S: Sums>(&self, x: &[i8], x_scale: f32, out: &mut [f32], adds: bool) {
+        if !adds {
+            return self.part::<S>(0, x, x_scale, out);
+        }
+        const BLOCK: usize = 32;
+        for (block, out) in out.chunks_mut(BLOCK).enumerate() {
+            let mut products = [0.0; BLOCK];
+            self.part::<S>(BLOCK * block, x, x_scale, &mut products[..out.len()]);
+            out.iter_mut().zip(products).for_each(|(y, product)| *y += product);
+        }
+    }
+
+    /// The products of as many rows as `out` has, from row `first` on, an even one.
+    fn part<S: Sums>(&self, first: usize, x: &[i8], x_scale: f32, out: &mut [f32]) {
+        match self.integer {
+            Integer::Int8 => self.of_pairs::<S>(first, x, x_scale, out),
+            Integer::Int4 => self.of_nibbles::<S>(first, x, x_scale, out),
+        }
+    }
+
+    /// In pairs where a row has one scale and another row beside it, else row by row.
+    fn of_pairs<S: Sums>(&self, first: usize, x: &[i8], x_scale: f32, out: &mut [f32]) {
+        let [bytes, scales] = self.strides;
+        let whole = if scales == 1 { self.paired.saturating_sub(first).min(out.len()) & !1 } else { 0 };
+        if let (Some(codes), Some(halves)) = (self.codes.get(first * bytes..), self.scales.get(first..))
+            && let Some((pairs, rest)) = out.split_at_mut_checked(whole)
+        {
+            S::pairs(x, x_scale, codes, halves, pairs);
+            rest.iter_mut().enumerate().for_each(|(r, y)| *y = self.row(first + whole + r).dot(x, x_scale));
+        }
+    }
+
+    fn of_nibbles<S: Sums>(&self, first: usize, x: &[i8], x_scale: f32, out: &mut [f32]) {
         const BLOCK: usize = 32;
         let [bytes, scales] = self.strides;
-        let (mut codes, mut halves) = (self.codes, self.scales);
+        let codes = self.codes.get(first * bytes..).unwrap_or_default();
+        let halves = self.scales.get(first * scales..).unwrap_or_default();
+        let (mut codes, mut halves) = (codes, halves);
         let mut sums = [0; BLOCK];
         for out in out.chunks_mut(BLOCK) {
             let (sums, mut from) = (&mut sums[..out.len()], 0);
-            let mut apart = if adds { Some([0.0f32; BLOCK]) } else { None };
-            let products = match &mut apart {
-                Some(products) => &mut products[..out.len()],
-                None => {
-                    out.fill(0.0);
-                    &mut *out
-                }
-            };
+            out.fill(0.0);
             for (g, x) in x.chunks(self.group.max(2)).enumerate() {
-                match self.integer {
-                    Integer::Int8 => S::bytes(x, &codes[from..], bytes, sums),
-                    Integer::Int4 => S::nibbles(x, &codes[from..], bytes, sums),
-                }
+                S::nibbles(x, &codes[from..], bytes, sums);
                 from += self.integer.dtype().row_bytes(x.len() as u32) as usize;
-                S::weigh(sums, halves.get(g..).unwrap_or_default(), scales, x_scale, products);
-            }
-            if let Some(products) = &apart {
-                out.iter_mut().zip(products).for_each(|(y, product)| *y += *product);
+                S::weigh(sums, halves.get(g..).unwrap_or_default(), scales, x_scale, out);
             }
             codes = codes.get(BLOCK * bytes..).unwrap_or_default();
             halves = halves.get(BLOCK * scales..).unwrap_or_default();
@@ -123,12 +157,13 @@ impl<'a> IntegerRows<'a> {
     /// Row `i`.
     pub fn row(&self, i: usize) -> Row<'a> {
         let [bytes, scales] = self.strides;
-        Row {
-            integer: self.integer,
-            codes: &self.codes[i * bytes..][..bytes],
-            scales: &self.scales[i * scales..][..scales],
-            group: self.group,
-        }
+        let side = if i < self.paired { Some(Side::of(i)) } else { None };
+        let codes = match side {
+            Some(_) => &self.codes[(i & !1) * bytes..][..2 * bytes],
+            None => &self.codes[i * bytes..][..bytes],
+        };
+        let scales = &self.scales[i * scales..][..scales];
+        Row { integer: self.integer, codes, side, scales, group: self.group }
     }
 }
 
@@ -199,18 +234,19 @@ mod tests {
         let codes = b.codes(integer.dtype(), whole.shape);
         let scales = b.codes(Dtype::F16, [1, 1, rows, columns.div_ceil(group)]);
         let [bytes, halves] = [&codes, &scales].map(|r| (r.bytes() / u64::from(rows)) as usize);
-        let mut numbers = [0.0; MOST];
+        let (mut numbers, mut all) = ([0.0; MOST], [0; 1024]);
         for r in 0..rows as usize {
             let (mut to, mut scale) = ([0; 64], [0; 8]);
             let x: heapless::Vec<f32, 64> =
                 b.get(whole)[r * columns as usize..][..columns as usize].iter().copied().collect();
             quantise_row(integer, &x, group, &mut to[..bytes], &mut scale[..halves / 2]);
-            b.set_bytes(codes, r * bytes, &to[..bytes]);
+            integer.put_row([rows, r as u32], &to[..bytes], &mut all);
             b.set_bytes(scales, r * halves, bytemuck::cast_slice(&scale[..halves / 2]));
-            let row = Row { integer, codes: &to, scales: &scale[..halves / 2], group: group as usize };
+            let row = Row { integer, codes: &to, side: None, scales: &scale[..halves / 2], group: group as usize };
             row.decoded(columns as usize, |i, x| numbers[r * columns as usize + i] = x);
         }
-        (codes, WeightScales { scales, group }, numbers)
+        b.set_bytes(codes, 0, &all[..rows as usize * bytes]);
+        (codes, WeightScales::new(&codes, scales, group), numbers)
     }
 
     /// `x` in integers, its scales and the numbers of its codes.

@@ -1,5 +1,6 @@
 //! Weights of a file, turned into integers as they are read. Rounding only: see [`quantise_row`].
 
+use capful_core::integer::pair::Side;
 use capful_core::integer::{Integer, quantise_row};
 use capful_core::memory::Entry;
 
@@ -26,10 +27,23 @@ pub fn read_into(
         let group = integer.group_of(columns, groups).ok_or_else(missing)?;
         let mut codes = vec![0; integer.dtype().row_bytes(columns) as usize];
         let mut halves = vec![0u16; groups as usize];
+        let mut pair = vec![0; 2 * codes.len()];
         for ((name, to), (_, scales)) in weight.tensors().zip(scale.tensors()) {
+            let whole = weight.place.at(name.layer());
+            let paired = integer.paired(whole.rows());
+            // Of the whole weight, whose rows are in pairs across the tensors that it consists of.
+            let first = ((to.offset - whole.offset) / whole.dtype.row_bytes(columns)) as u32;
             file.rows(&name.to_string(), &to, &mut |r, row| {
                 quantise_row(integer, row, group, &mut codes, &mut halves);
-                device.write(to.slice_rows(r, 1), &codes)?;
+                let r_whole = first + r;
+                if r_whole < paired {
+                    let place = whole.slice_rows(r_whole & !1, 2);
+                    device.read(place, &mut pair)?;
+                    Side::of(r_whole as usize).put(&codes, &mut pair);
+                    device.write(place, &pair)?;
+                } else {
+                    device.write(to.slice_rows(r, 1), &codes)?;
+                }
                 Ok(device.write(scales.slice_rows(r, 1), bytemuck::cast_slice(&halves))?)
             })?;
         }

@@ -5,7 +5,10 @@ use capful_core::image::OnArena;
 use capful_core::memory::Arena;
 use capful_core::ops::{CachedAttention, Embed, Linear, Norm, QuantiseRows, SwiGlu};
 
-use crate::dsp::Dsp;
+#[cfg(not(feature = "plain"))]
+use crate::dsp::Dsp as Codes;
+#[cfg(feature = "plain")]
+use capful_core::integer::Portable as Codes;
 
 /// Decodes transformers.
 pub struct Speaker<'a> {
@@ -26,12 +29,12 @@ fn embed(embed: &Embed, arena: &mut Arena<'_>) -> Result<(), OperationError> {
     embed.reference(arena)
 }
 
-/// A product of floats, or of integers by the chip's instructions for them.
+/// A product of floats, or of integers by the chip's instructions for them where they are wanted.
 #[inline(never)]
 fn linear(linear: &Linear, arena: &mut Arena<'_>) -> Result<(), OperationError> {
     match linear.quantised {
         Some(_) => Err(OperationError::Device),
-        None => Linear { quantised: None, ..*linear }.run::<Dsp>(arena),
+        None => Linear { quantised: None, ..*linear }.run::<Codes>(arena),
     }
 }
 

@@ -1,19 +1,27 @@
 //! Sums of codes by the instructions that a Cortex-M4 and everything above it have for two products at once. Integers are
 //! exact, so they are [`Portable`]'s.
 
-use capful_core::integer::{Portable, Sums};
+use capful_core::integer::{Portable, Sums, dot4, pair};
 
 /// Makes sums with SXTB16, which widens two bytes of a word, and SMLAD, which adds two products.
 pub struct Dsp;
 
 unsafe extern "C" {
-    /// `sums[r] = Σ x · row r` of `4 · fours` rows of `4 · words` codes. Row r begins at `rows + r · stride`.
-    fn sums_of_bytes(x: *const i8, rows: *const u8, stride: usize, sums: *mut i32, words: usize, fours: usize);
+    /// Sums of `pairs` pairs of rows of `4 · words` codes; a pair begins `stride` bytes behind the one before, at a multiple
+    /// of four. With scales they become products, without any they are added to the i32 in their place; `words` is 8 to
+    /// [`LONG`].
+    fn rows_in_pairs(
+        x: *const i8,
+        rows: *const u8,
+        stride: usize,
+        out: *mut f32,
+        words: usize,
+        pairs: usize,
+        scales: *const u16,
+        x_scale: f32,
+    );
 
-    /// The same of `2 · twos` rows, which begin at multiples of four; `words` is 1 to [`LONG`].
-    fn sums_of_words(x: *const i8, rows: *const u8, stride: usize, sums: *mut i32, words: usize, twos: usize);
-
-    /// The same of `2 · twos` rows of `8 · words` codes, two a byte; `words` is 1 to [`ROOM`].
+    /// `sums[r] = Σ x · row r` of `2 · twos` rows of `8 · words` codes, two a byte. Row r begins at `rows + r · stride`; `words` is 1 to [`ROOM`].
     fn sums_of_nibbles(x: *const i8, rows: *const u8, stride: usize, sums: *mut i32, words: usize, twos: usize);
 
     /// `products[r] += sums[r] · (scale r · x_scale)` of one row or more; the scales are `stride` bytes apart.
@@ -29,7 +37,9 @@ core::arch::global_asm!(
     "weigh:",
     "push {{r4, lr}}",
     "ldr lr, [sp, #8]",
-    "1: ldrh r12, [r1]",
+    "lsrs lr, lr, #1",
+    "bcc 1f",
+    "ldrh r12, [r1]",
     "add r1, r1, r2",
     "vmov s1, r12",
     "vcvtb.f32.f16 s1, s1",
@@ -39,142 +49,128 @@ core::arch::global_asm!(
     "vmul.f32 s1, s1, s0",
     "vmla.f32 s3, s2, s1",
     "vstmia r3!, {{s3}}",
-    "subs lr, lr, #1",
-    "bne 1b",
-    "pop {{r4, pc}}",
-);
-
-// Four rows share the load of x: 23 instructions for 16 products. r0 is x, r1 to r4 the rows, r5 to r8 their sums, lr what
-// is left; x, rows, stride and sums are kept on the stack. A load of a word may begin anywhere.
-core::arch::global_asm!(
-    ".macro one_row row, sum",
-    "ldr r11, [\\row], #4",
-    "sxtb16 r12, r11",
-    "sxtb16 r11, r11, ror #8",
-    "smlad \\sum, r9, r12, \\sum",
-    "smlad \\sum, r10, r11, \\sum",
-    ".endm",
-    ".macro four_rows",
-    "ldr r11, [r0], #4",
-    "sxtb16 r9, r11",
-    "sxtb16 r10, r11, ror #8",
-    "one_row r1, r5",
-    "one_row r2, r6",
-    "one_row r3, r7",
-    "one_row r4, r8",
-    ".endm",
-    ".section .text.sums_of_bytes",
-    ".global sums_of_bytes",
-    ".thumb_func",
-    "sums_of_bytes:",
-    "push {{r0-r11, lr}}",
-    "1: ldrd r0, r1, [sp]",
-    "ldr r12, [sp, #8]",
-    "add r2, r1, r12",
-    "add r3, r2, r12",
-    "add r4, r3, r12",
-    "add r12, r4, r12",
-    "str r12, [sp, #4]",
-    "movs r5, #0",
-    "movs r6, #0",
-    "movs r7, #0",
-    "mov r8, r7",
-    "ldr lr, [sp, #52]",
-    "ands lr, lr, #3",
+    "1: cmp lr, #0",
     "beq 3f",
-    "2: four_rows",
+    // Two at a time.
+    "2: ldrh r12, [r1]",
+    "ldrh r4, [r1, r2]",
+    "add r1, r1, r2, lsl #1",
+    "vmov s2, s3, r12, r4",
+    "vldmia r0!, {{s4, s5}}",
+    "vldmia r3, {{s6, s7}}",
+    "vcvtb.f32.f16 s2, s2",
+    "vcvtb.f32.f16 s3, s3",
+    "vcvt.f32.s32 s4, s4",
+    "vcvt.f32.s32 s5, s5",
+    "vmul.f32 s2, s2, s0",
+    "vmul.f32 s3, s3, s0",
+    "vmla.f32 s6, s4, s2",
+    "vmla.f32 s7, s5, s3",
+    "vstmia r3!, {{s6, s7}}",
     "subs lr, lr, #1",
     "bne 2b",
-    "3: ldr lr, [sp, #52]",
-    "lsrs lr, lr, #2",
-    "beq 5f",
-    "4: .rept 4",
-    "four_rows",
-    ".endr",
-    "subs lr, lr, #1",
-    "bne 4b",
-    "5: ldr r12, [sp, #12]",
-    "stmia r12!, {{r5-r8}}",
-    "str r12, [sp, #12]",
-    "ldr r12, [sp, #56]",
-    "subs r12, r12, #1",
-    "str r12, [sp, #56]",
-    "bne 1b",
-    "add sp, sp, #16",
-    "pop {{r4-r11, pc}}",
+    "3: pop {{r4, pc}}",
 );
 
-// x is widened once, on the stack: eight bytes for four codes. Two rows share the load of it, and a row's load brings eight
-// codes: 19 instructions for 16 products. LDRD, unlike LDR, must begin at a multiple of four. r0 is x, r1 and r2 the rows, r5
-// and r6 their sums, r7 the words of a row, lr what is left.
+// x is widened once, on the stack: eight bytes for four codes. Of a pair, C in r2 takes a half as it is and U in r3 its
+// lower byte, so 14 instructions make 16 products. r0 is x, r1 the pair, r12 where the results go, lr
+// what is left. Both sums begin with −128 · Σ x.
 core::arch::global_asm!(
-    ".macro four_codes from, low, high, sum",
-    "sxtb16 r12, \\from",
-    "sxtb16 \\from, \\from, ror #8",
-    "smlad \\sum, \\low, r12, \\sum",
-    "smlad \\sum, \\high, \\from, \\sum",
+    ".macro two_columns x, halves",
+    "smlad r2, \\x, \\halves, r2",
+    "uxtb16 \\halves, \\halves",
+    "smlad r3, \\x, \\halves, r3",
     ".endm",
-    ".macro two_words row, sum",
-    "ldrd r10, r11, [\\row], #8",
-    "four_codes r10, r3, r4, \\sum",
-    "four_codes r11, r8, r9, \\sum",
+    ".macro eight_columns",
+    "ldmia r0!, {{r4-r7}}",
+    "ldmia r1!, {{r8-r11}}",
+    "two_columns r4, r8",
+    "two_columns r5, r9",
+    "two_columns r6, r10",
+    "two_columns r7, r11",
     ".endm",
-    ".macro two_rows_of_words",
-    "ldmia r0!, {{r3, r4, r8, r9}}",
-    "two_words r1, r5",
-    "two_words r2, r6",
-    ".endm",
-    ".section .text.sums_of_words",
-    ".global sums_of_words",
+    ".section .text.rows_in_pairs",
+    ".global rows_in_pairs",
     ".thumb_func",
-    "sums_of_words:",
+    "rows_in_pairs:",
     "push {{r0-r11, lr}}",
-    "sub sp, sp, #512",
-    "ldr lr, [sp, #564]",
+    "sub sp, sp, #536",
+    "ldr lr, [sp, #588]",
+    // What of a row goes in steps of 32 columns, and what is left in steps of 4.
+    "lsrs r4, lr, #3",
+    "and r5, lr, #7",
+    "strd r4, r5, [sp, #520]",
+    // From the end of a pair to the next.
+    "ldr r4, [sp, #544]",
+    "sub r4, r4, lr, lsl #3",
+    "str r4, [sp, #528]",
     "mov r12, sp",
-    "1: ldr r5, [r0], #4",
-    "sxtb16 r6, r5",
-    "sxtb16 r7, r5, ror #8",
-    "stmia r12!, {{r6, r7}}",
+    "movs r4, #0",
+    "mov r5, #0x00010001",
+    "1: ldr r6, [r0], #4",
+    "sxtb16 r7, r6",
+    "sxtb16 r6, r6, ror #8",
+    "pkhbt r8, r7, r6, lsl #16",
+    "pkhtb r9, r6, r7, asr #16",
+    "smlad r4, r8, r5, r4",
+    "smlad r4, r9, r5, r4",
+    "stmia r12!, {{r8, r9}}",
     "subs lr, lr, #1",
     "bne 1b",
-    "ldr r7, [sp, #564]",
+    "lsls r4, r4, #7",
+    "rsbs r4, r4, #0",
+    "mov r5, r4",
+    "strd r4, r5, [sp, #512]",
+    "ldr r12, [sp, #548]",
+    "ldr r4, [sp, #592]",
+    "add r4, r12, r4, lsl #3",
+    "str r4, [sp, #592]",
     "2: mov r0, sp",
-    "ldr r1, [sp, #516]",
-    "ldr r12, [sp, #520]",
-    "add r2, r1, r12",
-    "add r12, r2, r12",
-    "str r12, [sp, #516]",
-    "movs r5, #0",
-    "movs r6, #0",
-    "lsrs lr, r7, #1",
-    "bcc 3f",
-    "ldmia r0!, {{r3, r4}}",
-    "ldr r10, [r1], #4",
-    "ldr r11, [r2], #4",
-    "four_codes r10, r3, r4, r5",
-    "four_codes r11, r3, r4, r6",
-    "3: ands lr, lr, #3",
-    "beq 5f",
-    "4: two_rows_of_words",
-    "subs lr, lr, #1",
-    "bne 4b",
-    "5: lsrs lr, r7, #3",
-    "beq 7f",
-    "6: .rept 4",
-    "two_rows_of_words",
+    "ldrd r2, r3, [sp, #512]",
+    "ldr lr, [sp, #520]",
+    "3: .rept 4",
+    "eight_columns",
     ".endr",
     "subs lr, lr, #1",
-    "bne 6b",
-    "7: ldr r12, [sp, #524]",
-    "stmia r12!, {{r5, r6}}",
-    "str r12, [sp, #524]",
-    "ldr r12, [sp, #568]",
-    "subs r12, r12, #1",
-    "str r12, [sp, #568]",
+    "bne 3b",
+    "ldr r6, [sp, #524]",
+    "cbz r6, 6f",
+    "5: ldmia r0!, {{r4, r5}}",
+    "ldmia r1!, {{r8, r9}}",
+    "two_columns r4, r8",
+    "two_columns r5, r9",
+    "subs r6, r6, #1",
+    "bne 5b",
+    "6: subs r2, r2, r3",
+    "ldr r6, [sp, #596]",
+    "asrs r2, r2, #8",
+    "cbz r6, 8f",
+    "vmov s4, s5, r3, r2",
+    "vldmia r6!, {{s6}}",
+    "str r6, [sp, #596]",
+    "vcvtt.f32.f16 s7, s6",
+    "vcvtb.f32.f16 s6, s6",
+    "vcvt.f32.s32 s4, s4",
+    "vcvt.f32.s32 s5, s5",
+    "vmul.f32 s6, s6, s0",
+    "vmul.f32 s7, s7, s0",
+    // lr is 0. VMLA rounds twice.
+    "vmov s2, s3, lr, lr",
+    "vmla.f32 s2, s4, s6",
+    "vmla.f32 s3, s5, s7",
+    "vstmia r12!, {{s2, s3}}",
+    "7: ldr r4, [sp, #592]",
+    "cmp r12, r4",
     "bne 2b",
-    "add sp, sp, #528",
+    "add sp, sp, #552",
     "pop {{r4-r11, pc}}",
+    "8: ldrd r4, r5, [r12]",
+    "add r4, r4, r3",
+    "add r5, r5, r2",
+    "stmia r12!, {{r4, r5}}",
+    "ldr r4, [sp, #528]",
+    "add r1, r1, r4",
+    "b 7b",
 );
 
 // A code stands in the upper half of its byte, where its sign is the byte's, and is 16 times too large; so is the sum, which
@@ -256,7 +252,9 @@ core::arch::global_asm!(
     "pop {{r4-r11, pc}}",
 );
 
-/// Words of codes that [`sums_of_words`] has room for.
+/// Words of codes of x that [`rows_in_pairs`] begins with.
+const SHORT: usize = 8;
+/// Those that it has room for.
 const LONG: usize = 64;
 /// Words of codes that [`sums_of_nibbles`] has room for: groups are of 128 at most.
 const ROOM: usize = 16;
@@ -268,38 +266,49 @@ fn there(rows: &[u8], stride: usize, count: usize, bytes: usize) -> bool {
 }
 
 impl Sums for Dsp {
-    fn bytes(x: &[i8], rows: &[u8], stride: usize, sums: &mut [i32]) {
-        let words = x.len() / 4;
-        let aligned = (rows.as_ptr() as usize | stride).is_multiple_of(4) && (1..LONG + 1).contains(&words);
-        let at_once = if aligned { 2 } else { 4 };
-        let times = sums.len() / at_once;
-        let whole = at_once * times;
-        if !there(rows, stride, whole, x.len()) {
-            return Portable::bytes(x, rows, stride, sums);
+    fn pairs(x: &[i8], x_scale: f32, pairs: &[u8], scales: &[u16], products: &mut [f32]) {
+        let (stride, count, words) = (2 * x.len(), products.len() / 2, x.len() / 4);
+        if scales.len() < 2 * count || !there(pairs, stride, count, stride) {
+            return products.fill(f32::NAN);
         }
-        let made_by = if aligned { sums_of_words } else { sums_of_bytes };
-        // Safety: `whole` rows as long as x are there, as many sums, and no less than `words` words of x, for which
-        // `sums_of_words` has room.
-        unsafe { made_by(x.as_ptr(), rows.as_ptr(), stride, sums.as_mut_ptr(), words, times) };
-        let (done, rest) = sums.split_at_mut(whole);
-        add_rest(Portable::bytes, (&x[4 * words..], &rows[4 * words..], stride), done);
-        if !rest.is_empty() {
-            Portable::bytes(x, &rows[whole * stride..], stride, rest);
+        let aligned = (pairs.as_ptr() as usize | scales.as_ptr() as usize | stride).is_multiple_of(4);
+        if aligned && x.len() == 4 * words && (SHORT..LONG + 1).contains(&words) {
+            let (x, rows, out) = (x.as_ptr(), pairs.as_ptr(), products.as_mut_ptr());
+            // Safety: `count` pairs of rows as long as x are there, as many products and scales, and room for x.
+            return unsafe { rows_in_pairs(x, rows, stride, out, words, count, scales.as_ptr(), x_scale) };
+        }
+        let rows = pairs.chunks((BLOCK / 2 * stride).max(1)).zip(scales.chunks(BLOCK));
+        for (products, (pairs, scales)) in products.chunks_mut(BLOCK).zip(rows) {
+            let mut sums = [0; BLOCK];
+            let sums = &mut sums[..products.len()];
+            for (piece, x) in x.chunks(4 * LONG).enumerate() {
+                add_piece(x, &pairs[8 * LONG * piece..], stride, sums);
+            }
+            products.fill(0.0);
+            Self::weigh(sums, scales, 1, x_scale, products);
         }
     }
 
     fn nibbles(x: &[i8], rows: &[u8], stride: usize, sums: &mut [i32]) {
         let (words, twos) = (x.len() / 8, sums.len() / 2);
         let whole = 2 * twos;
-        if words == 0 || words > ROOM || !there(rows, stride, whole, x.len().div_ceil(2)) {
-            return Portable::nibbles(x, rows, stride, sums);
+        let by_words = (1..ROOM + 1).contains(&words) && there(rows, stride, whole, x.len().div_ceil(2));
+        let mut done = 0;
+        if by_words {
+            // Safety: `whole` rows as long as x are there, as many sums, and room for x.
+            unsafe { sums_of_nibbles(x.as_ptr(), rows.as_ptr(), stride, sums.as_mut_ptr(), words, twos) };
+            done = whole;
         }
-        // Safety: as above; x has room on the stack.
-        unsafe { sums_of_nibbles(x.as_ptr(), rows.as_ptr(), stride, sums.as_mut_ptr(), words, twos) };
-        let (done, rest) = sums.split_at_mut(whole);
-        add_rest(Portable::nibbles, (&x[8 * words..], &rows[4 * words..], stride), done);
-        if !rest.is_empty() {
-            Portable::nibbles(x, &rows[whole * stride..], stride, rest);
+        let (made, left) = sums.split_at_mut(done);
+        let row = |r: usize| rows.get(r * stride..).unwrap_or_default();
+        left.iter_mut().enumerate().for_each(|(r, sum)| *sum = dot4(x, row(done + r)));
+        // What makes no word of its row.
+        let rest = &x[8 * words..];
+        if rest.is_empty() {
+            return;
+        }
+        for (r, sum) in made.iter_mut().enumerate() {
+            *sum += dot4(rest, row(r).get(4 * words..).unwrap_or_default());
         }
     }
 
@@ -314,16 +323,24 @@ impl Sums for Dsp {
     }
 }
 
-type Plain = fn(&[i8], &[u8], usize, &mut [i32]);
+/// Rows whose sums wait for the rest of long rows.
+const BLOCK: usize = 32;
 
-/// Adds the sums of the codes that make no whole word.
-fn add_rest(sums: Plain, (x, rows, stride): (&[i8], &[u8], usize), done: &mut [i32]) {
-    if x.is_empty() {
-        return;
+/// Adds the sums of a piece of x, at most `4 · LONG`, with the pairs of rows that begin `stride` apart.
+#[inline(never)]
+fn add_piece(x: &[i8], pairs: &[u8], stride: usize, sums: &mut [i32]) {
+    let (words, count) = (x.len() / 4, sums.len() / 2);
+    let aligned = (pairs.as_ptr() as usize | stride).is_multiple_of(4);
+    let whole = if aligned && words >= SHORT && there(pairs, stride, count, 8 * words) { words } else { 0 };
+    if whole > 0 {
+        let out = sums.as_mut_ptr().cast();
+        // Safety: `count` pairs are there with `8 · words` bytes each, as many sums, and room for x; without scales what is at
+        // `out` is added to as i32.
+        unsafe { rows_in_pairs(x.as_ptr(), pairs.as_ptr(), stride, out, whole, count, core::ptr::null(), 0.0) };
     }
-    for (r, sum) in done.iter_mut().enumerate() {
-        let mut more = [0];
-        sums(x, &rows[r * stride..], stride, &mut more);
-        *sum += more[0];
+    let rest = &x[4 * whole..];
+    for (p, sums) in sums.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        let more = pair::sums(rest, &pairs[p * stride + 8 * whole..]);
+        *sums = [sums[0] + more[0], sums[1] + more[1]];
     }
 }

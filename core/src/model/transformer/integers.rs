@@ -33,9 +33,9 @@ impl Integers {
         Integers { integer, scales }
     }
 
-    /// Those of a weight of so many `columns`.
-    fn of(&self, kind: Kind, columns: u32, scales: Region) -> WeightScales {
-        WeightScales { scales, group: self.integer.group(kind, columns) }
+    /// Those of a weight.
+    fn of(&self, kind: Kind, weight: &Region, scales: Region) -> WeightScales {
+        WeightScales::new(weight, scales, self.integer.group(kind, weight.columns()))
     }
 }
 
@@ -76,7 +76,7 @@ impl Network {
     /// The scales of layer `l`'s projection.
     fn projection_scales(&self, (p, l): (Projection, u32)) -> Option<WeightScales> {
         let (integers, w) = (self.integers.as_ref()?, &self.weights);
-        let of = |scales: &Stacked, weight: &Stacked| integers.of(Kind::Matrix, weight.first.columns(), scales.at(l));
+        let of = |scales: &Stacked, weight: &Stacked| integers.of(Kind::Matrix, &weight.first, scales.at(l));
         let table = &integers.scales;
         Some(match p {
             Projection::Qkv => of(&table.qkv.weight, &w.qkv.weight),
@@ -89,19 +89,19 @@ impl Network {
     /// The embedding's scales.
     pub(super) fn embed_scales(&self) -> Option<WeightScales> {
         let integers = self.integers.as_ref()?;
-        Some(integers.of(Kind::Table, self.weights.embed.columns(), integers.scales.embed))
+        Some(integers.of(Kind::Table, &self.weights.embed, integers.scales.embed))
     }
 
     /// The head's.
     pub(super) fn head_scales(&self) -> Option<WeightScales> {
         let integers = self.integers.as_ref()?;
-        Some(integers.of(Kind::Table, self.weights.head().columns(), integers.scales.head()))
+        Some(integers.of(Kind::Table, &self.weights.head(), integers.scales.head()))
     }
 
     /// Those of the embedding's factor.
     fn factor_scales(&self) -> Option<WeightScales> {
         let integers = self.integers.as_ref()?;
-        Some(integers.of(Kind::Matrix, self.weights.factor?.columns(), integers.scales.factor?))
+        Some(integers.of(Kind::Matrix, &self.weights.factor?, integers.scales.factor?))
     }
 }
 

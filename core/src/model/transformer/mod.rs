@@ -223,9 +223,14 @@ impl Transformer {
         x: Region,
         out: Region,
     ) -> Result<(), OperationError> {
-        let ids = self.vocab_size;
-        let linear = Linear::new(x, network.weights.head().slice_rows(0, ids), None, out);
-        integers::multiply(device, linear, network.head_scales().map(|scales| scales.slice_rows(0, ids)), codes)
+        let (weight, scales) = (network.weights.head(), network.head_scales());
+        let rows = match scales {
+            // The last one's pair is whole.
+            Some(scales) if self.vocab_size < scales.paired => self.vocab_size.next_multiple_of(2),
+            _ => self.vocab_size,
+        };
+        let linear = Linear::new(x, weight.slice_rows(0, rows), None, out);
+        integers::multiply(device, linear, scales.map(|scales| scales.first_rows(rows)), codes)
     }
 
     fn check(&self) -> Result<(), ModelError> {

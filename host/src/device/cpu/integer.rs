@@ -1,7 +1,10 @@
 //! Products of integers: the bits of the reference loops, for sums of integers are exact in any order and everything else
 //! is done as there, one rounding at a time.
 
+use std::ops::Range;
+
 use capful_core::float16;
+use capful_core::integer::pair::Side;
 use capful_core::integer::{Integer, Row};
 use capful_core::ops::IntegerRows;
 
@@ -65,10 +68,7 @@ fn column(x: Codes<'_>, first: usize, count: usize, row: Row<'_>) -> [f32; ROWS]
         let (begin, end) = (g * row.group, ((g + 1) * row.group).min(x.inputs));
         for from in (begin..end).step_by(PIECE) {
             let to = end.min(from + PIECE);
-            let codes = match row.integer {
-                Integer::Int8 => bytemuck::cast_slice(&row.codes[from..to]),
-                Integer::Int4 => unpack(&row.codes[from / 2..to.div_ceil(2)], &mut unpacked, to - from),
-            };
+            let codes = codes(&row, from..to, &mut unpacked);
             for (r, sum) in (first..first + count).zip(&mut sums) {
                 *sum += dot(&x.codes[r * x.inputs..][from..to], codes);
             }
@@ -81,13 +81,25 @@ fn column(x: Codes<'_>, first: usize, count: usize, row: Row<'_>) -> [f32; ROWS]
     y
 }
 
-/// The `count` codes of pairs a byte.
+/// The codes of a few columns of a row, from an even one on.
 #[inline(always)]
-fn unpack<'a>(pairs: &[u8], codes: &'a mut [i8; PIECE], count: usize) -> &'a [i8] {
-    for (to, pair) in codes.as_chunks_mut::<2>().0.iter_mut().zip(pairs) {
-        *to = [(pair << 4) as i8 >> 4, *pair as i8 >> 4];
+fn codes<'a>(row: &Row<'a>, columns: Range<usize>, unpacked: &'a mut [i8; PIECE]) -> &'a [i8] {
+    let Range { start: from, end: to } = columns;
+    match (row.integer, row.side) {
+        (Integer::Int8, None) => return bytemuck::cast_slice(&row.codes[from..to]),
+        (Integer::Int8, Some(side)) => {
+            for (code, bytes) in unpacked.iter_mut().zip(row.codes[2 * from..2 * to].as_chunks().0) {
+                *code = Side::code(*bytes, side);
+            }
+        }
+        (Integer::Int4, _) => {
+            let bytes = &row.codes[from / 2..to.div_ceil(2)];
+            for (codes, byte) in unpacked.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
+                *codes = [(byte << 4) as i8 >> 4, *byte as i8 >> 4];
+            }
+        }
     }
-    &codes[..count]
+    &unpacked[..to - from]
 }
 
 /// `Σ a · b`.
@@ -133,10 +145,7 @@ pub(super) fn transposed(
 fn decode(row: Row<'_>, from: usize, numbers: &mut [f32]) {
     let mut unpacked = [0; PIECE];
     let to = from + numbers.len();
-    let codes: &[i8] = match row.integer {
-        Integer::Int8 => bytemuck::cast_slice(&row.codes[from..to]),
-        Integer::Int4 => unpack(&row.codes[from / 2..to.div_ceil(2)], &mut unpacked, numbers.len()),
-    };
+    let codes = codes(&row, from..to, &mut unpacked);
     let mut column = from;
     while column < to {
         let end = to.min((column / row.group + 1) * row.group);

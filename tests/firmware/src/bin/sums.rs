@@ -1,5 +1,5 @@
-//! Compares the sums of codes that the chip's instructions make with those of plain code: every length, every number of
-//! rows, at every offset within a word. Ends with 0, or with 1 and a line that says where they differ.
+//! Compares the sums and products of codes that the chip's instructions make with those of plain code: many lengths, every
+//! number of rows, at every offset within a word. Ends with 0, or with 1 and a line that says where they differ.
 #![no_std]
 #![no_main]
 
@@ -10,28 +10,41 @@ use capful_core::random::Random;
 use capful_firmware::{Dsp, Line, Once, exit};
 
 /// The longest row, in codes.
-const LONGEST: usize = 150;
+const LONGEST: usize = 600;
 /// The most rows.
 const ROWS: usize = 9;
 
-static CODES: Once<[u8; 2048]> = Once::new([0; 2048]);
+static CODES: Once<[u8; 8192]> = Once::new([0; 8192]);
 
-/// Compares one product; `x` and the rows begin within a word. Of rows of two codes a byte where `halves`.
-fn agree(codes: &[u8], [length, rows, offset]: [usize; 3], halves: bool) -> bool {
-    let bytes = if halves { length.div_ceil(2) } else { length };
+/// Compares sums of rows of two codes a byte; `x` and the rows begin within a word.
+fn nibbles_agree(codes: &[u8], [length, rows, offset]: [usize; 3]) -> bool {
+    let bytes = length.div_ceil(2);
     // Rows at multiples of four, and others.
     let stride = if offset == 0 { bytes.next_multiple_of(4) } else { bytes + offset % 3 };
-    let (x, first) = (&codes[offset..][..length], codes.as_ptr().align_offset(4) + LONGEST.next_multiple_of(4) + 4);
+    let (x, first) = (&codes[offset..][..length], first(codes));
     // The last row is all that is there of the rest.
     let weight = &codes[first + offset..][..(rows - 1) * stride + bytes];
     let (mut found, mut expected) = ([i32::MIN; ROWS], [i32::MIN; ROWS]);
     let x: &[i8] = bytemuck::cast_slice(x);
-    let (own, plain) = (&mut found[..rows], &mut expected[..rows]);
-    match halves {
-        true => (Dsp::nibbles(x, weight, stride, own), Portable::nibbles(x, weight, stride, plain)),
-        false => (Dsp::bytes(x, weight, stride, own), Portable::bytes(x, weight, stride, plain)),
-    };
+    Dsp::nibbles(x, weight, stride, &mut found[..rows]);
+    Portable::nibbles(x, weight, stride, &mut expected[..rows]);
     found == expected
+}
+
+/// Compares products of pairs of rows. Scales are finite numbers.
+fn pairs_agree(codes: &[u8], [length, rows, offset]: [usize; 3]) -> bool {
+    let x: &[i8] = bytemuck::cast_slice(&codes[offset..][..length]);
+    let weight = &codes[first(codes) + offset..][..rows * length];
+    let scales: [u16; ROWS] = core::array::from_fn(|r| 0x2000 + 97 * r as u16);
+    let (mut found, mut expected) = ([f32::NAN; ROWS], [f32::NAN; ROWS]);
+    Dsp::pairs(x, 0.37, weight, &scales[..rows], &mut found[..rows]);
+    Portable::pairs(x, 0.37, weight, &scales[..rows], &mut expected[..rows]);
+    found.map(f32::to_bits) == expected.map(f32::to_bits)
+}
+
+/// Where rows may begin: at a multiple of four, behind x.
+fn first(codes: &[u8]) -> usize {
+    codes.as_ptr().align_offset(4) + LONGEST.next_multiple_of(4) + 4
 }
 
 #[unsafe(no_mangle)]
@@ -61,15 +74,19 @@ extern "C" fn main() -> ! {
                 (true, _) => 0x7f,
             };
         }
-        for length in 0..LONGEST + 1 {
+        // Every length that a block of columns may have, and longer ones than x has room for.
+        for length in (0..151).chain([255, 256, 257, 260, 512, 515, LONGEST]) {
             for (rows, offset) in (1..ROWS + 1).flat_map(|rows| (0..4).map(move |offset| (rows, offset))) {
-                for halves in [false, true] {
-                    if !agree(codes, [length, rows, offset], halves) {
-                        let _ = writeln!(line, "{rows} rows of {length} codes, from {offset}, {halves}: another sum");
-                        exit(1);
-                    }
-                    products += 1;
+                if !nibbles_agree(codes, [length, rows, offset]) {
+                    let _ = writeln!(line, "{rows} rows of {length} codes, from {offset}, two a byte: another sum");
+                    exit(1);
                 }
+                let in_pairs = length > 0 && rows.is_multiple_of(2);
+                if in_pairs && !pairs_agree(codes, [length, rows, offset]) {
+                    let _ = writeln!(line, "{rows} rows of {length} codes, from {offset}, in pairs: another product");
+                    exit(1);
+                }
+                products += 1 + usize::from(in_pairs);
             }
         }
     }

@@ -16,11 +16,13 @@ impl Bench {
         let (mut bytes, mut halves) = (vec![0u8; codes.bytes() as usize], vec![0u16; scales.elements() as usize]);
         let [stride, across] = [codes.dtype.row_bytes(columns) as usize, scales.columns() as usize];
         for (r, x) in x.chunks_exact(columns as usize).enumerate() {
-            quantise_row(integer, x, group, &mut bytes[r * stride..][..stride], &mut halves[r * across..][..across]);
+            let mut row = vec![0; stride];
+            quantise_row(integer, x, group, &mut row, &mut halves[r * across..][..across]);
+            integer.put_row([rows, r as u32], &row, &mut bytes);
         }
         self.set(codes, &bytes);
         self.set(scales, &halves);
-        (codes, WeightScales { scales, group })
+        (codes, WeightScales::new(&codes, scales, group))
     }
 
     /// Activations in integers, with their scales.
