@@ -2,6 +2,7 @@
 
 pub mod binary;
 pub mod digests;
+pub mod emulated;
 pub mod gguf;
 pub mod model;
 pub mod oracle;

@@ -5,10 +5,11 @@ use std::path::Path;
 use capful_tests::binary::host;
 use serde_json::Value;
 
-const MODELS: [&str; 3] = [
+const MODELS: [&str; 4] = [
     "--preset llama-tiny --set context=80 --tokenizer bpe --vocab-size 300 --seq-len 80",
     "--preset yxanul-tiny --set context=64 --tokenizer word --vocab-size 300 --seq-len 64",
     "--preset pythia-tiny --set context=96 --tokenizer byte --seq-len 96",
+    "--preset neurogen-tiny --set memory=0 --tokenizer byte --seq-len 48",
 ];
 
 fn number(value: &Value, name: &str) -> u64 {
@@ -17,7 +18,7 @@ fn number(value: &Value, name: &str) -> u64 {
 
 /// A constant of the Rust file beside an image.
 fn constant(text: &str, name: &str) -> u64 {
-    let line = text.lines().find(|line| line.contains(name)).expect("it is there");
+    let line = text.lines().find(|line| line.contains(&format!("const {name}:"))).expect("it is there");
     line.split('=').nth(1).unwrap().trim().trim_end_matches(';').parse().unwrap()
 }
 
@@ -31,7 +32,8 @@ fn the_plan_of_a_chip_is_the_image_and_the_storage_to_the_byte() {
         let dir = tempfile::tempdir().unwrap();
         host(dir.path(), &format!("train {model} --device cpu --batch-size 2 --steps 1 --eval-tokens 100 --out run"))
             .ok();
-        for weights in ["f32", "int8", "int4"] {
+        let spiking = model.contains("neurogen");
+        for weights in ["f32", "int8", "int4"].into_iter().take(if spiking { 1 } else { 3 }) {
             host(dir.path(), &format!("export --run run --to firmware --weights {weights} {weights}.img")).ok();
             let image = std::fs::metadata(dir.path().join(format!("{weights}.img"))).unwrap().len();
             let constants = std::fs::read_to_string(dir.path().join(format!("{weights}.rs"))).unwrap();
@@ -46,6 +48,19 @@ fn the_plan_of_a_chip_is_the_image_and_the_storage_to_the_byte() {
             assert_eq!(number(&planned, "statics"), 272 + 4 * constant(&constants, "CONTEXT"));
             let beside = number(&planned, "stack") + number(&planned, "statics");
             assert_eq!(number(&planned, "ram_bytes"), storage + beside, "{model} {weights}");
+
+            // Of fewer positions, both know.
+            host(
+                dir.path(),
+                &format!("export --run run --to firmware --weights {weights} --context 9 {weights}-9.img"),
+            )
+            .ok();
+            let constants = std::fs::read_to_string(dir.path().join(format!("{weights}-9.rs"))).unwrap();
+            let fewer = plan(dir.path(), &format!("--run run --weights {weights} --context 9"));
+            assert_eq!(constant(&constants, "CONTEXT"), 9);
+            assert_eq!(number(&fewer, "statics"), 272 + 4 * 9);
+            let ram = 8 * constant(&constants, "ARENA_WORDS") + number(&fewer, "stack") + number(&fewer, "statics");
+            assert_eq!(number(&fewer, "ram_bytes"), ram, "{model} {weights}");
 
             // Without the run everything but the vocabulary is the same.
             let before = plan(dir.path(), &format!("{model} --weights {weights}"));
@@ -84,7 +99,8 @@ fn what_is_too_large_is_refused_with_what_fits() {
     }
     for (wrong, said) in [
         ("plan --preset llama-tiny --chip stm32", "is no chip"),
-        ("plan --preset neurogen-tiny --chip rp2350", "NeuroGen"),
+        ("plan --preset neurogen-tiny --chip rp2350 --weights int8", "a NeuroGen has no weights in integers"),
+        ("plan --preset neurogen-tiny --chip 1MiB/1MiB", "plan a smaller model or a larger chip"),
         ("plan --preset llama-tiny --chip rp2350 --context 0", "--context 0"),
         ("plan --chip rp2350 --run nowhere", "holds no run"),
         ("plan --run nowhere", "--chip"),

@@ -1,19 +1,18 @@
 //! A trained model as an image: the bits of the run that it was made of, on the host and on an emulated chip, and no
 //! damage that makes anything but an error.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use capful_core::device::Reference;
-use capful_core::generate::most_likely;
-use capful_core::image::{DecodeError, Decoder, Description, Image, ImageError, TextError, Unknown, crc32};
+use capful_core::image::{
+    DecodeError, Decoder, Described, Description, Image, ImageError, SpikingImage, TextError, Unknown, crc32,
+};
 use capful_core::vocab::bpe::Node;
-use capful_core::vocab::{FINGERPRINT, fingerprint};
 use capful_host::config::Weights;
-use capful_host::plan::Sections;
-use capful_host::run::directory::{self, Trained};
+use capful_host::run::directory;
 use capful_tests::binary::host;
+use capful_tests::emulated::{self, BOARDS, Board, Flash, Said, line, said_by, start};
 
 /// The tale-teller that the documentation measures: 260,032 parameters.
 const TALES: &str = "--preset llama-tiny --set layers=5 --set d_model=64 --set heads=8 --set kv_heads=4 --set d_ff=172 \
@@ -21,28 +20,6 @@ const TALES: &str = "--preset llama-tiny --set layers=5 --set d_model=64 --set h
 const PROMPT: &str = "Once upon a time";
 /// Tokens that the chip says.
 const TOKENS: usize = 64;
-
-/// An image that begins where images begin.
-struct Flash {
-    words: Vec<u128>,
-    bytes: usize,
-}
-
-impl Flash {
-    fn of(bytes: &[u8]) -> Flash {
-        let mut words = vec![0u128; bytes.len().div_ceil(16) + 1];
-        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
-        Flash { words, bytes: bytes.len() }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.bytes]
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
-    }
-}
 
 /// A run of `steps` steps in `dir`.
 fn train(dir: &Path, model: &str, steps: u32) {
@@ -64,68 +41,10 @@ fn name(weights: Weights) -> &'static str {
     weights.integer().map_or("f32", |integer| integer.name())
 }
 
-/// What was said, and what a checksum of all logits' bits is.
-#[derive(Debug, PartialEq)]
-struct Said {
-    text: String,
-    checksum: u64,
-    tokens: usize,
-}
-
-fn add(checksum: u64, logits: &[f32]) -> u64 {
-    logits.iter().fold(checksum, |sum, x| fingerprint(sum, &x.to_bits().to_le_bytes()))
-}
-
-/// The run itself, on the reference device, with weights in the arena and the host's tokenizer.
 fn said_by_the_run(dir: &Path, weights: Weights, tokens: usize) -> Said {
-    let config = directory::read_config(&dir.join("run")).unwrap().on(Some("reference".to_owned())).unwrap();
-    let config = config.in_integers(weights.integer()).unwrap();
-    let sections = Sections { decoding: Some(config.context()), ..Sections::none(&config) };
-    let Trained { mut session, tokenizer } = Trained::load(&dir.join("run"), &config, &sections).unwrap();
-    let mut ids: Vec<u32> = tokenizer.bos().into_iter().collect();
-    tokenizer.encode(PROMPT, &mut ids).unwrap();
-    let (prompt, mut checksum, mut fed) = (ids.len(), FINGERPRINT, 0);
-    while fed < (prompt + tokens).min(config.context() as usize) {
-        let logits = session.decode(ids[fed], fed as u32).unwrap();
-        checksum = add(checksum, logits);
-        fed += 1;
-        if fed == ids.len() {
-            let chosen = most_likely(&logits[..tokenizer.vocab_size() as usize]).unwrap();
-            if Some(chosen) == tokenizer.eos() {
-                break;
-            }
-            ids.push(chosen);
-        }
-    }
-    Said { text: tokenizer.decode(&ids[prompt..]), checksum, tokens: fed }
-}
-
-/// The same from the image alone, as the program on a chip does it.
-fn said_by(image: &Image<'_>) -> Said {
-    let vocabulary = image.vocabulary();
-    let mut decoder = Decoder::new(image, image.description().model.context);
-    let mut storage = vec![u64::MAX; decoder.bytes().unwrap() as usize / 8];
-    let mut device = Reference { arena: decoder.arena(&mut storage, image).unwrap() };
-    let [begin, end] = vocabulary.marks().unwrap();
-    let mut ids = vec![begin; 80];
-    let count = vocabulary.encode(PROMPT, Unknown::Mark, &mut [Node::EMPTY; 24], &mut ids[1..]).unwrap();
-    ids.truncate(1 + count);
-    let (prompt, mut checksum, mut text) = (ids.len(), FINGERPRINT, Vec::new());
-    for at in 0..(prompt + TOKENS).min(80) {
-        let logits = decoder.feed(&mut device, ids[at]).unwrap();
-        checksum = add(checksum, logits);
-        if at + 1 < ids.len() {
-            continue;
-        }
-        let chosen = most_likely(&logits[..vocabulary.size() as usize]).unwrap();
-        if chosen == end {
-            break;
-        }
-        text.extend_from_slice(vocabulary.separator());
-        text.extend_from_slice(vocabulary.bytes(chosen).unwrap_or_default());
-        ids.push(chosen);
-    }
-    Said { text: String::from_utf8_lossy(&text).into_owned(), checksum, tokens: decoder.position() as usize }
+    let run = dir.join("run");
+    let context = directory::read_config(&run).unwrap().context();
+    emulated::said_by_the_run(&run, weights.integer(), (PROMPT, tokens, context))
 }
 
 #[test]
@@ -139,7 +58,8 @@ fn an_image_says_what_the_run_says_bit_by_bit() {
         for weights in WEIGHTS {
             let flash = image(dir.path(), weights);
             let image = Image::open(flash.bytes()).unwrap();
-            let (found, mut expected) = (said_by(&image), said_by_the_run(dir.path(), weights, TOKENS));
+            let (found, mut expected) =
+                (said_by(&image, (PROMPT, TOKENS, 80)), said_by_the_run(dir.path(), weights, TOKENS));
             if model == words {
                 expected.text.insert(0, ' ');
             }
@@ -156,7 +76,7 @@ fn an_image_says_what_the_run_says_bit_by_bit() {
 fn images_are_as_large_as_documented() {
     let dir = tempfile::tempdir().unwrap();
     train(dir.path(), TALES, 1);
-    let bytes = WEIGHTS.map(|weights| image(dir.path(), weights).bytes);
+    let bytes = WEIGHTS.map(|weights| image(dir.path(), weights).bytes().len());
     assert_eq!(bytes, IMAGE_BYTES);
     assert!(bytes[1] <= 290 << 10 && bytes[2] <= 170 << 10, "{bytes:?}");
     let constants = |weights: &str| std::fs::read_to_string(dir.path().join(format!("{weights}.rs"))).unwrap();
@@ -194,19 +114,20 @@ fn no_damage_passes_and_none_panics() {
         }
         assert!(Image::open(flash.bytes()).is_ok());
         // Every byte in turn, one bit of it, another each time.
-        for at in 0..flash.bytes {
+        for at in 0..flash.bytes().len() {
             let bit = 1 << (at % 8);
             flash.bytes_mut()[at] ^= bit;
             assert!(Image::open(flash.bytes()).is_err(), "{weights:?}: bit {} of byte {at}", at % 8);
             flash.bytes_mut()[at] ^= bit;
         }
     }
-    for end in (0..flash.bytes).step_by(61).chain(flash.bytes - 20..flash.bytes) {
+    for end in (0..flash.bytes().len()).step_by(61).chain(flash.bytes().len() - 20..flash.bytes().len()) {
         assert!(Image::open(&flash.bytes()[..end]).is_err(), "cut off at {end}");
     }
     let moved = [vec![0; 4], flash.bytes().to_vec()].concat();
     let moved = Flash::of(&moved);
     assert_eq!(Image::open(&moved.bytes()[4..]).unwrap_err(), ImageError::Alignment);
+    assert_eq!(SpikingImage::open(flash.bytes()).unwrap_err(), ImageError::Family(1));
     // Bytes behind it do not matter.
     let longer = Flash::of(&[flash.bytes().to_vec(), vec![7; 99]].concat());
     assert!(Image::open(longer.bytes()).is_ok());
@@ -220,15 +141,15 @@ fn images_made_to_deceive_are_refused_or_harmless() {
     for (tokenizer, weights) in tokenizers.into_iter().zip(WEIGHTS) {
         let dir = tempfile::tempdir().unwrap();
         let whole = small(dir.path(), tokenizer, weights);
-        let words = whole.bytes / 4;
+        let words = whole.bytes().len() / 4;
         let vocabulary = u32::from_le_bytes(whole.bytes()[32..36].try_into().unwrap()) as usize / 4;
-        let frame = (0..16 + Description::WORDS).chain(vocabulary..words - 1);
+        let frame = (0..16 + <Description as Described>::WORDS).chain(vocabulary..words - 1);
         let (mut refused, mut harmless) = (0, 0);
         for word in frame {
             for value in [0, 1, 2, 3, 7, 255, 1 << 16, 1 << 30, u32::MAX - 1, u32::MAX] {
                 let mut flash = Flash::of(whole.bytes());
                 flash.bytes_mut()[word * 4..][..4].copy_from_slice(&value.to_le_bytes());
-                let end = whole.bytes - 4;
+                let end = whole.bytes().len() - 4;
                 let sum = crc32(&flash.bytes()[..end]);
                 flash.bytes_mut()[end..].copy_from_slice(&sum.to_le_bytes());
                 let Ok(image) = Image::open(flash.bytes()) else {
@@ -295,52 +216,17 @@ fn what_a_caller_may_do_wrong_is_an_error() {
     assert_eq!(encode("abc", 2), Err(TextError::Scratch(3)));
 }
 
-/// Where `tests/firmware/run.sh` put the program for the chip.
-fn program() -> Option<PathBuf> {
-    std::env::var_os("CAPFUL_FIRMWARE").map(PathBuf::from)
-}
-
-/// A chip: QEMU's name of its board, and where its memory for the image is.
-const CHIPS: [(&str, &str, u64); 3] = [
-    ("Cortex-M4F", "mps2-an386", 0x2100_0000),
-    ("Cortex-M7", "mps2-an500", 0x6000_0000),
-    ("Cortex-M55", "mps3-an547", 0x2100_0000),
-];
-
-/// Runs the program on a chip, and gives its exit status and what it printed.
-fn run(
-    program: &Path,
-    (_, board, address): (&str, &str, u64),
-    image: &Path,
-    bytes: u64,
-    prompt: &str,
-) -> (i32, String) {
-    let command = format!("speak {address:#x} {bytes} {TOKENS}");
-    start(program, board, &command, prompt, Some((image, address)))
-}
-
-/// Starts a program with a command and a prompt, and an image in the board's memory.
-fn start(program: &Path, board: &str, command: &str, prompt: &str, image: Option<(&Path, u64)>) -> (i32, String) {
-    let arguments: String =
-        command.split(' ').chain([prompt]).map(|a| format!(",arg={}", a.replace(',', ",,"))).collect();
-    let mut qemu = Command::new("timeout");
-    qemu.args(["120", "qemu-system-arm", "-M", board, "-nographic", "-monitor", "none", "-serial", "none"]);
-    // An instruction is a nanosecond, so that the board's timer counts them.
-    qemu.args(["-icount", "shift=0", "-semihosting-config"]).arg(format!("enable=on,target=native{arguments}"));
-    if let Some((image, address)) = image {
-        qemu.arg("-device").arg(format!("loader,file={},addr={address:#x},force-raw=on", image.display()));
-    }
-    let output = qemu.arg("-kernel").arg(program).output().expect("QEMU runs");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    (output.status.code().unwrap_or(-1), text + &String::from_utf8_lossy(&output.stderr))
+/// Runs the program on a board, and gives its exit status and what it printed.
+fn run((_, board, address): Board, image: &Path, bytes: u64, prompt: &str) -> (i32, String) {
+    let words = [format!("{address:#x}"), bytes.to_string(), TOKENS.to_string(), prompt.to_owned()];
+    start("speak", board, &words, &[(image, address)])
 }
 
 #[test]
 #[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
 fn sums_by_a_chips_instructions_are_those_of_plain_code() {
-    let program = program().expect("CAPFUL_FIRMWARE names the program").with_file_name("sums");
-    for (chip, board, _) in CHIPS {
-        let (status, text) = start(&program, board, "sums", "", None);
+    for (chip, board, _) in BOARDS {
+        let (status, text) = start("sums", board, &[], &[]);
         // Two sets of codes, 158 lengths, 4 offsets: 9 numbers of rows of two codes a byte, and, but for no code, 4 in pairs.
         assert_eq!((status, line(&text, "sums")), (0, "16400"), "{chip}\n{text}");
     }
@@ -354,12 +240,11 @@ const LARGE: &str = "--preset yxanul-tiny --set layers=9 --set d_model=512 --set
 #[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
 fn a_model_of_29_million_parameters_speaks_from_external_memory_with_the_bits_of_the_run() {
     const TOKENS: usize = 4;
-    let program = program().expect("CAPFUL_FIRMWARE names the program").with_file_name("large");
     let dir = tempfile::tempdir().unwrap();
     // A batch of one: so many weights need half a gigabyte to train.
     let train = format!("train {LARGE} --device cpu --batch-size 1 --steps 2 --eval-tokens 100 --out run");
     host(dir.path(), &train).ok();
-    let bytes = image(dir.path(), Weights::Int4).bytes;
+    let bytes = image(dir.path(), Weights::Int4).bytes().len();
     let planned = host(dir.path(), &format!("plan {LARGE} --weights int4 --json")).ok().json();
     assert_eq!(planned["params"], 28_911_104);
     // Vocabulary and frame are beside what is planned.
@@ -369,8 +254,8 @@ fn a_model_of_29_million_parameters_speaks_from_external_memory_with_the_bits_of
     let said = said_by_the_run(dir.path(), Weights::Int4, TOKENS);
     let path = dir.path().join("int4.img");
     let speak = |storage: u64| {
-        let command = format!("large 0x60000000 {bytes} 0x21000000 {storage} {TOKENS}");
-        start(&program, CHIPS[2].1, &command, PROMPT, Some((&path, 0x6000_0000)))
+        let words = ["0x60000000", &bytes.to_string(), "0x21000000", &storage.to_string(), &TOKENS.to_string(), PROMPT];
+        start("large", BOARDS[2].1, &words.map(str::to_owned), &[(&path, 0x6000_0000)])
     };
     let (status, text) = speak(storage);
     println!("28,911,104 parameters in int4, image {bytes}, storage {storage}:\n{text}");
@@ -383,12 +268,6 @@ fn a_model_of_29_million_parameters_speaks_from_external_memory_with_the_bits_of
 
 /// The most code and constants that the program links with.
 const FLASH: usize = 96 << 10;
-
-/// What follows `name` in a line of its own.
-fn line<'t>(text: &'t str, name: &str) -> &'t str {
-    let found = text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    found.unwrap_or_else(|| panic!("no {name} in:\n{text}"))
-}
 
 /// The run and the image that all chips get.
 fn tales() -> &'static (tempfile::TempDir, [(Weights, Said); 3]) {
@@ -413,12 +292,11 @@ const INSTRUCTIONS: [u64; 3] = [1_270_000, 750_000, 1_110_000];
 #[test]
 #[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
 fn chips_say_what_the_run_says_bit_by_bit() {
-    let program = program().expect("CAPFUL_FIRMWARE names the program");
     let (dir, said) = tales();
-    let all = said.iter().zip(IMAGE_BYTES).zip(INSTRUCTIONS).flat_map(|said| CHIPS.map(|chip| (chip, said)));
+    let all = said.iter().zip(IMAGE_BYTES).zip(INSTRUCTIONS).flat_map(|said| BOARDS.map(|chip| (chip, said)));
     for (chip, (((weights, said), bytes), most)) in all {
         let image = dir.path().join(format!("{}.img", name(*weights)));
-        let (status, text) = run(&program, chip, &image, bytes as u64, PROMPT);
+        let (status, text) = run(chip, &image, bytes as u64, PROMPT);
         assert_eq!(status, 0, "{chip:?}\n{text}");
         println!("{}, {}:\n{text}", chip.0, name(*weights));
         let (_, told) = text.split_once(&format!("{PROMPT}|")).expect("the prompt");
@@ -441,16 +319,15 @@ fn chips_say_what_the_run_says_bit_by_bit() {
 #[test]
 #[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
 fn a_chip_refuses_what_is_wrong() {
-    let program = program().expect("CAPFUL_FIRMWARE names the program");
     let ((dir, _), bytes) = (tales(), IMAGE_BYTES[0] as u64);
     let whole = std::fs::read(dir.path().join("f32.img")).unwrap();
-    let refused = |name: &str, image: &[u8], chip: (&str, &str, u64), bytes: u64, prompt: &str, says: &str| {
+    let refused = |name: &str, image: &[u8], chip: Board, bytes: u64, prompt: &str, says: &str| {
         let path = dir.path().join(name);
         std::fs::write(&path, image).unwrap();
-        let (status, text) = run(&program, chip, &path, bytes, prompt);
+        let (status, text) = run(chip, &path, bytes, prompt);
         assert!(status == 3 && text.contains(says), "{name}: {status}\n{text}");
     };
-    let chip = CHIPS[0];
+    let chip = BOARDS[0];
     let mut flipped = whole.clone();
     flipped[700_000] ^= 4;
     refused("flipped", &flipped, chip, bytes, PROMPT, "its checksum is another");

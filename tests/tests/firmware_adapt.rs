@@ -1,7 +1,6 @@
 //! A tale-teller that goes on learning on an emulated chip: names that no tale has, with the reference device's bits.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use capful_core::memory::Role;
 use capful_core::train::Settings;
@@ -11,6 +10,7 @@ use capful_host::plan::{Constants, Sections};
 use capful_host::run::directory::{self, Trained};
 use capful_host::run::{Rows, Session};
 use capful_tests::binary::host;
+use capful_tests::emulated::{self, BOARDS, Board, line};
 
 #[path = "../firmware/src/recipe.rs"]
 #[allow(dead_code, reason = "the other programs' models")]
@@ -94,40 +94,17 @@ fn adapted_on_the_host(dir: &Path, learnt: &str) -> Adapted {
 /// Bytes of storage that the program needs.
 const STORAGE: u64 = 895_488;
 
-/// A chip: QEMU's name of its board, and where its memory for image, text and storage is.
-const CHIPS: [(&str, &str, u64); 3] = [
-    ("Cortex-M4F", "mps2-an386", 0x2100_0000),
-    ("Cortex-M7", "mps2-an500", 0x6000_0000),
-    ("Cortex-M55", "mps3-an547", 0x6000_0000),
-];
-
-/// Runs the program on a chip with the image of `dir`; its exit status and what it printed.
-fn run(dir: &Path, (_, board, memory): (&str, &str, u64), storage: u64, text: &str) -> (i32, String) {
-    let speak = std::env::var_os("CAPFUL_FIRMWARE").expect("CAPFUL_FIRMWARE names the program");
-    let program: PathBuf = Path::new(&speak).with_file_name("adapt");
+/// Runs the program on a board with the image of `dir`; its exit status and what it printed.
+fn run(dir: &Path, (chip, board, memory): Board, storage: u64, text: &str) -> (i32, String) {
+    // The M55's large memory is elsewhere.
+    let memory = if chip == "Cortex-M55" { 0x6000_0000 } else { memory };
     let (image, file) = (dir.join("tales.img"), dir.join("text"));
     std::fs::write(&file, text).unwrap();
     let bytes = std::fs::metadata(&image).unwrap().len();
     let [at_text, place] = [memory + (4 << 20), memory + (8 << 20)];
-    let mut qemu = Command::new("timeout");
-    qemu.args(["120", "qemu-system-arm", "-M", board, "-nographic", "-monitor", "none", "-serial", "none"]);
-    // An instruction is a nanosecond, so that the board's timer counts them.
-    qemu.args(["-icount", "shift=0", "-semihosting-config"]);
-    let command = format!("adapt {memory:#x} {bytes} {place:#x} {storage} {at_text:#x} {} {STEPS}", text.len());
-    let words: Vec<String> = command.split(' ').map(|word| format!("arg={word}")).collect();
-    qemu.arg(format!("enable=on,target=native,{}", words.join(",")));
-    for (file, at) in [(&image, memory), (&file, at_text)] {
-        qemu.arg("-device").arg(format!("loader,file={},addr={at:#x},force-raw=on", file.display()));
-    }
-    let output = qemu.arg("-kernel").arg(program).output().expect("QEMU runs");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    (output.status.code().unwrap_or(-1), text + &String::from_utf8_lossy(&output.stderr))
-}
-
-/// What follows `name` in a line of its own.
-fn line<'t>(text: &'t str, name: &str) -> &'t str {
-    let found = text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    found.unwrap_or_else(|| panic!("no {name} in:\n{text}"))
+    let command = format!("{memory:#x} {bytes} {place:#x} {storage} {at_text:#x} {} {STEPS}", text.len());
+    let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+    emulated::start("adapt", board, &words, &[(&image, memory), (&file, at_text)])
 }
 
 #[test]
@@ -144,7 +121,7 @@ fn a_tale_teller_learns_new_names_on_chips() {
     println!("loss {before}, then {after}; {without} after other names");
     assert!(after < 0.55 * before && after < 0.7 * without, "{before}, {after}, {without}");
     let text = format!("{LEARNT}|{HELD}");
-    for chip in CHIPS {
+    for chip in BOARDS {
         let (status, said) = run(dir.path(), chip, storage, &text);
         println!("{}:\n{said}", chip.0);
         assert_eq!(status, 0, "{chip:?}\n{said}");
@@ -157,8 +134,8 @@ fn a_tale_teller_learns_new_names_on_chips() {
         assert!(deep < whole, "{chip:?}: the stack was full");
     }
     // A text too short for a step, and storage that is 8 bytes too small.
-    let (status, said) = run(dir.path(), CHIPS[0], storage, "Zuri.|Kwame.");
+    let (status, said) = run(dir.path(), BOARDS[0], storage, "Zuri.|Kwame.");
     assert!(status == 3 && said.contains("give a longer one"), "{status}\n{said}");
-    let (status, said) = run(dir.path(), CHIPS[0], storage - 8, &text);
+    let (status, said) = run(dir.path(), BOARDS[0], storage - 8, &text);
     assert!(status == 3 && said.contains(&format!("{storage} are needed")), "{status}\n{said}");
 }

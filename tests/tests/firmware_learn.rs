@@ -1,8 +1,5 @@
 //! Training on an emulated chip has the bits of the reference device: losses, weights, moments, and what a step leaves.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
 use capful_core::device::{Rates, Single};
 use capful_core::memory::Role;
 use capful_core::train::Settings;
@@ -11,6 +8,7 @@ use capful_host::config::AnyFamily;
 use capful_host::device::{AnyProfile, Storage as _};
 use capful_host::plan::{Constants, Laid, Sections};
 use capful_host::run::{Rows, Session};
+use capful_tests::emulated::{BOARDS, Board, line, start};
 
 #[allow(dead_code, reason = "as the programs share it")]
 #[path = "../firmware/src/recipe.rs"]
@@ -80,39 +78,13 @@ fn learnt_on_the_host(family: &AnyFamily, tokens: &[u8]) -> Learnt {
     Learnt { losses, weights, moments, state }
 }
 
-/// A chip: QEMU's name of its board, and where its memory for the tokens is.
-const CHIPS: [(&str, &str, u64); 3] = [
-    ("Cortex-M4F", "mps2-an386", 0x2100_0000),
-    ("Cortex-M7", "mps2-an500", 0x6000_0000),
-    ("Cortex-M55", "mps3-an547", 0x2100_0000),
-];
-
-/// The program of this name, beside the one that `tests/firmware/run.sh` names.
-fn program(name: &str) -> PathBuf {
-    let speak = std::env::var_os("CAPFUL_FIRMWARE").expect("CAPFUL_FIRMWARE names the program");
-    Path::new(&speak).with_file_name(name)
-}
-
-/// Runs a program on a chip, and gives its exit status and what it printed.
-fn run(name: &str, (_, board, address): (&str, &str, u64), tokens: &[u8], steps: u32) -> (i32, String) {
+/// Runs a program on a board, and gives its exit status and what it printed.
+fn run(name: &str, (_, board, address): Board, tokens: &[u8], steps: u32) -> (i32, String) {
     let dir = tempfile::tempdir().unwrap();
-    let (file, bytes) = (dir.path().join("tokens"), tokens.len());
+    let file = dir.path().join("tokens");
     std::fs::write(&file, tokens).unwrap();
-    let mut qemu = Command::new("timeout");
-    qemu.args(["120", "qemu-system-arm", "-M", board, "-nographic", "-monitor", "none", "-serial", "none"]);
-    // An instruction is a nanosecond, so that the board's timer counts them.
-    qemu.args(["-icount", "shift=0", "-semihosting-config"]);
-    qemu.arg(format!("enable=on,target=native,arg={name},arg={address:#x},arg={bytes},arg={steps}"));
-    qemu.arg("-device").arg(format!("loader,file={},addr={address:#x},force-raw=on", file.display()));
-    let output = qemu.arg("-kernel").arg(program(name)).output().expect("QEMU runs");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    (output.status.code().unwrap_or(-1), text + &String::from_utf8_lossy(&output.stderr))
-}
-
-/// What follows `name` in a line of its own.
-fn line<'t>(text: &'t str, name: &str) -> &'t str {
-    let found = text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    found.unwrap_or_else(|| panic!("no {name} in:\n{text}"))
+    let words = [format!("{address:#x}"), tokens.len().to_string(), steps.to_string()];
+    start(name, board, &words, &[(&file, address)])
 }
 
 /// The two numbers of a line `name A of B`.
@@ -138,7 +110,7 @@ fn learns(name: &str, family: &AnyFamily, most: u64) {
     let (first, last) = (expected.losses[0], expected.losses[STEPS as usize - 1]);
     println!("{name}: loss {first} → {last}");
     assert!(last < 0.85 * first, "{first} → {last}");
-    for chip in CHIPS {
+    for chip in BOARDS {
         let (status, text) = run(name, chip, &tokens, STEPS);
         assert_eq!(status, 0, "{chip:?}\n{text}");
         println!("{}:\n{text}", chip.0);
@@ -170,7 +142,7 @@ fn a_neurogen_learns_on_chips_with_the_references_bits() {
 #[test]
 #[ignore = "tests/firmware/run.sh builds the programs for the chip and runs this"]
 fn tokens_that_no_step_can_use_are_refused() {
-    let (chip, tokens) = (CHIPS[0], tokens());
+    let (chip, tokens) = (BOARDS[0], tokens());
     let (status, text) = run("learn", chip, &tokens[1..], STEPS);
     assert_eq!(status, 3, "{text}");
     assert!(text.contains("refused: 640 tokens, and the steps need 641"), "{text}");

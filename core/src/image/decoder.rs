@@ -2,12 +2,9 @@
 
 use core::fmt;
 
-use super::{Description, Image};
+use super::{Described, Description, ImageOf};
 use crate::device::{Device, OperationError};
 use crate::memory::{Arena, ArenaError, Entry, Layout, LayoutError, Region};
-use crate::model::transformer::{Decoding, Network};
-use crate::model::{Family, Transformer};
-use crate::ops::Pattern;
 
 /// Why a token could not be decoded.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -83,32 +80,30 @@ impl<'a> OnArena<'a> for crate::device::Reference<'a> {
 }
 
 /// Where the model of an image lies, and how far it has read.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Decoder {
-    model: Transformer,
-    pattern: Pattern,
-    network: Network,
-    decoding: Decoding,
+#[derive(Debug, Clone, Copy)]
+pub struct Decoder<M: Described = Description> {
+    description: M,
+    network: M::Network,
+    decoding: M::Decoding,
     bytes: Result<u64, LayoutError>,
     context: u32,
     position: u32,
 }
 
-impl Decoder {
+impl<M: Described> Decoder<M> {
     /// A decoder of up to `context` tokens of the image's model, two and a half kilobytes of places. Whether the context is one is
     /// found when it is asked for its bytes or its arena, so that what is returned is not moved through a result.
     // What it needs of the stack is not its caller's for longer.
     #[inline(never)]
-    pub fn new(image: &Image<'_>, context: u32) -> Decoder {
-        let (Description { model, pattern, .. }, profile) = (*image.description(), image.description().profile());
+    pub fn new(image: &ImageOf<'_, M>, context: u32) -> Decoder<M> {
+        let description = *image.description();
         let mut visit = |_: &Entry| {};
         let mut layout = Layout::with_image(&mut visit);
         Decoder {
-            network: model.lay_network(&profile, &mut layout),
-            decoding: model.lay_decoding(context, &profile, &mut layout),
+            network: description.lay_network(&mut layout),
+            decoding: description.lay_decoding(context, &mut layout),
             bytes: layout.high_water(),
-            model,
-            pattern,
+            description,
             context,
             position: 0,
         }
@@ -119,7 +114,7 @@ impl Decoder {
     /// # Errors
     /// [`DecodeError::Context`], [`DecodeError::Layout`].
     pub fn bytes(&self) -> Result<u64, DecodeError> {
-        let (asked, most) = (self.context, self.model.context);
+        let (asked, most) = (self.context, self.description.context());
         match asked == 0 || asked > most {
             true => Err(DecodeError::Context { asked, most }),
             false => self.bytes.map_err(DecodeError::Layout),
@@ -131,7 +126,7 @@ impl Decoder {
     ///
     /// # Errors
     /// Those of [`Decoder::bytes`]; [`DecodeError::Storage`] for storage that is too small.
-    pub fn arena<'a>(&self, storage: &'a mut [u64], image: &Image<'a>) -> Result<Arena<'a>, DecodeError> {
+    pub fn arena<'a>(&self, storage: &'a mut [u64], image: &ImageOf<'a, M>) -> Result<Arena<'a>, DecodeError> {
         let (found, needed) = (storage.len() as u64 * 8, self.bytes()?);
         if found < needed {
             return Err(DecodeError::Storage { found, needed });
@@ -163,17 +158,18 @@ impl Decoder {
         device: &'d mut D,
         id: u32,
     ) -> Result<&'d mut [f32], DecodeError> {
-        if id >= self.model.vocab_size {
-            return Err(DecodeError::Id { id, ids: self.model.vocab_size });
+        let ids = self.description.ids();
+        if id >= ids {
+            return Err(DecodeError::Id { id, ids });
         }
         if self.position >= self.context {
             return Err(DecodeError::Full(self.context));
         }
-        let (ids, cursor, logits) = Transformer::decoding_io(&self.decoding);
+        let (ids, cursor, logits) = M::io(&self.decoding);
         for (region, value) in [(ids, id), (cursor, self.position)] {
             word(device.arena(), region, value)?;
         }
-        self.model.decode_with(device, &self.network, &self.decoding, self.pattern)?;
+        self.description.decode(device, &self.network, &self.decoding)?;
         self.position += 1;
         let ([], [logits]) = device.arena().f32s([], [Some(logits)])?;
         Ok(logits)

@@ -10,7 +10,7 @@
 //! | 1 | bytes of the whole image, the checksum included |
 //! | 2 each | where description, weights and vocabulary begin, and their bytes: in this order, at multiples of 16, without overlap |
 //! | 6 | zero |
-//! | | the description ([`Description`]) |
+//! | | the description ([`Described`]) |
 //! | | weights, their scales and constant tables, as [`Layout::with_image`] lays them for decoding; padding is zero |
 //! | | the vocabulary ([`Vocabulary`]) |
 //! | 1 | CRC-32 of everything before it |
@@ -26,8 +26,8 @@ mod vocabulary;
 
 pub use checksum::crc32;
 pub use decoder::{DecodeError, Decoder, OnArena};
-pub use description::{Description, WeightType};
-pub use open::{Header, Image, ImageError, MAGIC, VERSION};
+pub use description::{Described, Description, SpikingDescription, WeightType};
+pub use open::{Header, Image, ImageError, ImageOf, MAGIC, SpikingImage, VERSION};
 pub use vocabulary::{TextError, Tokens, Unknown, Vocabulary, VocabularyHeader};
 
 #[cfg(doc)]

@@ -5,7 +5,7 @@ use core::fmt;
 use crate::memory::{Arena, Entry, Layout, LayoutError};
 use crate::model::ModelError;
 
-use super::{Description, Vocabulary, crc32};
+use super::{Described, Description, SpikingDescription, Vocabulary, crc32};
 
 /// The first eight bytes, `capful` and two that no text has, as words.
 pub const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"capf"), u32::from_le_bytes(*b"ul\x1a\n")];
@@ -168,22 +168,28 @@ impl Header {
     }
 }
 
-/// An image that was checked from end to end.
+/// An image of a model that `D` describes, checked from end to end.
 #[derive(Debug, Clone, Copy)]
-pub struct Image<'a> {
-    description: Description,
+pub struct ImageOf<'a, D> {
+    description: D,
     weights: &'a [u8],
     vocabulary: Vocabulary<'a>,
 }
 
-impl<'a> Image<'a> {
+/// A transformer's image.
+pub type Image<'a> = ImageOf<'a, Description>;
+
+/// A NeuroGen's image.
+pub type SpikingImage<'a> = ImageOf<'a, SpikingDescription>;
+
+impl<'a, D: Described> ImageOf<'a, D> {
     /// The image that `bytes` begin with; what is behind it is not looked at. Reads every byte once, and copies none.
     ///
     /// # Errors
     /// [`ImageError`], whatever the bytes are.
     // What it needs of the stack is not its caller's for longer.
     #[inline(never)]
-    pub fn open(bytes: &'a [u8]) -> Result<Image<'a>, ImageError> {
+    pub fn open(bytes: &'a [u8]) -> Result<ImageOf<'a, D>, ImageError> {
         if !bytes.as_ptr().addr().is_multiple_of(Arena::IMAGE_ALIGNMENT) {
             return Err(ImageError::Alignment);
         }
@@ -197,21 +203,25 @@ impl<'a> Image<'a> {
         let [description, weights, vocabulary] = header.parts(whole)?;
         let wrong = ImageError::Part("description");
         let words = bytemuck::try_cast_slice::<u8, u32>(description).map_err(|_| wrong)?;
-        let description = Description::of(words.try_into().map_err(|_| wrong)?)?;
+        if let Some(&family) = words.first().filter(|family| **family != D::FAMILY) {
+            return Err(ImageError::Family(family));
+        }
+        let description = D::of(words)?;
         let mut visit = |_: &Entry| {};
         let mut layout = Layout::with_image(&mut visit);
-        description.model.lay_network(&description.profile(), &mut layout);
+        let network = description.lay_network(&mut layout);
         layout.high_water().map_err(ImageError::Layout)?;
         let (found, wanted) = (weights.len() as u64, layout.image_bytes());
         if found != wanted {
             return Err(ImageError::Weights { found, wanted });
         }
-        let vocabulary = Vocabulary::open(vocabulary, description.model.vocab_size)?;
-        Ok(Image { description, weights, vocabulary })
+        description.check_tables(&network, weights)?;
+        let vocabulary = Vocabulary::open(vocabulary, description.ids())?;
+        Ok(ImageOf { description, weights, vocabulary })
     }
 
     /// The model, and how it is run.
-    pub fn description(&self) -> &Description {
+    pub fn description(&self) -> &D {
         &self.description
     }
 

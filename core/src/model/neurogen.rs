@@ -27,7 +27,7 @@ mod tests;
 mod weights;
 
 pub use connectome::{Connectome, MODULES, Module};
-pub use regions::{Decoding, Evaluation, Lasting, Training};
+pub use regions::{Decoding, Evaluation, Lasting, Network, Training};
 pub use weights::Weights;
 
 use self::regions::{Kept, Segment};
@@ -145,8 +145,8 @@ impl NeuroGen {
         let thalamus = Module::Thalamus.index();
         let inhibitory = self.connectome.inhibitory();
         device.emit(Inhibit {
-            sources: lasting.sources[thalamus],
-            weights: lasting.weights.synapses[thalamus],
+            sources: lasting.network.sources[thalamus],
+            weights: lasting.network.weights.synapses[thalamus],
             first: inhibitory.first,
             count: inhibitory.count,
         })
@@ -156,7 +156,7 @@ impl NeuroGen {
     fn spike(
         &self,
         device: &mut dyn Device,
-        lasting: &Lasting,
+        network: &Network,
         c: &Segment,
         pass: Pass,
         t: u32,
@@ -169,11 +169,11 @@ impl NeuroGen {
                 signals: c.signals,
                 spikes: c.spikes[m],
                 keep: c.keep,
-                sources: lasting.sources[m],
-                weights: lasting.weights.synapses[m],
+                sources: network.sources[m],
+                weights: network.weights.synapses[m],
                 potential: c.potential[m],
                 fatigue: c.fatigue[m],
-                offset: lasting.weights.thresholds[m],
+                offset: network.weights.thresholds[m],
                 slope: c.slope.map(|s| s[m]),
                 outputs: self.connectome.outputs(module),
                 cell: Cell { homeostasis, ..self.cell },
@@ -186,16 +186,16 @@ impl NeuroGen {
     fn forward(
         &self,
         device: &mut dyn Device,
-        lasting: &Lasting,
+        network: &Network,
         c: &Segment,
         pass: Pass,
     ) -> Result<(), OperationError> {
-        let w = &lasting.weights;
+        let w = &network.weights;
         device.emit(Embed { ids: c.ids, table: w.embedding, scales: None, out: c.x })?;
         let Pass { fresh, .. } = pass;
         device.emit(Taps { x: c.x, offsets: c.offsets, signals: c.signals, keep: c.keep, taps: self.taps, fresh })?;
         for t in 0..c.x.shape[2] {
-            self.spike(device, lasting, c, pass, t)?;
+            self.spike(device, network, c, pass, t)?;
         }
         let layout = self.connectome.readout();
         device.emit(Readout { signals: c.signals, layout, weights: w.readout, gate: self.gate(w), out: c.stream })?;
@@ -239,7 +239,7 @@ impl NeuroGen {
         grads: &Weights,
         t: &Training,
     ) -> Result<(), OperationError> {
-        let (w, c) = (&lasting.weights, &t.segment);
+        let (w, c) = (&lasting.network.weights, &t.segment);
         let linear =
             |x, weight, out_grad, x_grad, weight_grad| LinearGrad::new([x, weight], out_grad, [x_grad, weight_grad]);
         if let (Some([down, up]), Some([down_grad, up_grad]), Some(low), Some(low_grad)) =
@@ -327,7 +327,7 @@ impl NeuroGen {
                         device.emit(SynapseInputGrad {
                             token,
                             grad: t.slope[m],
-                            weights: lasting.weights.synapses[m],
+                            weights: lasting.network.weights.synapses[m],
                             starts: index[m].starts,
                             synapses: index[m].synapses,
                             keep: c.keep,
@@ -350,7 +350,7 @@ impl NeuroGen {
                 signals: c.signals,
                 spikes: c.spikes[m],
                 keep: c.keep,
-                sources: lasting.sources[m],
+                sources: lasting.network.sources[m],
                 weight_grad: grads.synapses[m],
             })?;
         }
@@ -389,8 +389,8 @@ impl NeuroGen {
         let Control { settings, results } = lasting.control;
         HeadLoss {
             x: c.stream,
-            weight: lasting.weights.decoder,
-            bias: Some(lasting.weights.decoder_bias),
+            weight: lasting.network.weights.decoder,
+            bias: Some(lasting.network.weights.decoder_bias),
             ids: self.vocab_size,
             targets,
             logits,

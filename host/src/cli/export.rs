@@ -59,6 +59,9 @@ pub struct Export {
     /// gguf, firmware: leave the tokenizer out: llama.cpp or the chip is then given ids
     #[arg(long)]
     no_tokenizer: bool,
+    /// firmware: the positions that the chip keeps; all that the model has if not given, of a NeuroGen its sequences' length
+    #[arg(long, value_name = "N")]
+    context: Option<u32>,
     /// JSON on standard output
     #[arg(long)]
     json: bool,
@@ -131,6 +134,7 @@ impl Export {
             ("--shard-size", self.shard_size.is_some(), &[To::Hf], "hf"),
             ("--weights", self.weights.is_some(), &[To::Gguf, To::Firmware], "gguf or firmware"),
             ("--no-tokenizer", self.no_tokenizer, &[To::Gguf, To::Firmware], "gguf or firmware"),
+            ("--context", self.context.is_some(), &[To::Firmware], "firmware"),
         ];
         match given.into_iter().find(|(_, given, to, _)| *given && !to.contains(&self.to)) {
             Some((flag, _, _, to)) => Err(request(format_args!("{flag} is for --to {to}; leave it away"))),
@@ -150,7 +154,7 @@ impl Export {
     /// The image of the run, whatever its parts: a chip runs what the core runs.
     fn firmware(&self, start: Instant) -> Result<(), Failure> {
         let weights = self.weights::<config::Weights>("firmware")?.and_then(config::Weights::integer);
-        let made = firmware::export(&self.dir, &self.out, weights, !self.no_tokenizer)?;
+        let made = firmware::export(&self.dir, &self.out, weights, self.context, !self.no_tokenizer)?;
         tell!("host: the model needs {} bytes of storage to speak", made.sizes.arena);
         let name = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let files: Files = made.files.iter().map(|(path, bytes)| (name(path), *bytes)).collect();

@@ -1,4 +1,4 @@
-//! A device of no more operations than a program has: the linker leaves out the rest.
+//! A device of no more operations than a transformer decodes with: the linker leaves out the rest.
 
 use capful_core::device::{Device, Op, Operation, OperationError};
 use capful_core::image::OnArena;
@@ -45,7 +45,7 @@ fn quantise_rows(rows: &QuantiseRows, arena: &mut Arena<'_>) -> Result<(), Opera
 
 /// A norm whose output is not copied in 8 bits.
 #[inline(never)]
-fn norm(norm: &Norm, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+pub fn norm(norm: &Norm, arena: &mut Arena<'_>) -> Result<(), OperationError> {
     match norm.copy {
         Some(_) => Err(OperationError::Device),
         None => Norm { copy: None, ..*norm }.reference(arena),
@@ -73,6 +73,12 @@ impl Device for Speaker<'_> {
             Op::SwiGlu(o) => swiglu(o, arena),
             _ => Err(OperationError::Device),
         }
+    }
+}
+
+impl<'a> From<Arena<'a>> for Speaker<'a> {
+    fn from(arena: Arena<'a>) -> Self {
+        Speaker { arena }
     }
 }
 

@@ -4,11 +4,12 @@
 use core::fmt::Write as _;
 
 use capful_core::generate::most_likely;
-use capful_core::image::{DecodeError, Decoder, Image, ImageError, TextError, Unknown};
+use capful_core::image::{DecodeError, Decoder, Described, ImageError, ImageOf, OnArena, TextError, Unknown};
+use capful_core::memory::Arena;
 use capful_core::vocab::bpe::Node;
 use capful_core::vocab::{FINGERPRINT, fingerprint};
 
-use crate::{Counter, Line, Speaker, exit, stack_used};
+use crate::{Counter, Line, exit, stack_used};
 
 /// The longest piece of a prompt, in bytes.
 const PIECE: usize = 24;
@@ -77,16 +78,16 @@ pub fn number(text: &str) -> Result<usize, Refused> {
 /// So many bytes are there, which nobody writes.
 ///
 /// # Errors
-/// As [`Image::open`].
-pub unsafe fn open(
+/// As [`ImageOf::open`].
+pub unsafe fn open<M: Described>(
     line: &mut Line,
     counter: &Counter,
     address: usize,
     bytes: usize,
-) -> Result<Image<'static>, Refused> {
+) -> Result<ImageOf<'static, M>, Refused> {
     // Safety: the caller's.
     let flash = unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance(address), bytes) };
-    let (image, instructions) = counter.count(|| Image::open(flash));
+    let (image, instructions) = counter.count(|| ImageOf::open(flash));
     let _ = writeln!(line, "opening {instructions}");
     Ok(image?)
 }
@@ -98,24 +99,24 @@ struct Tally {
     fed: usize,
 }
 
-/// Continues `prompt` by up to `tokens` tokens. The regions of the model lie in `storage`, its ids in `ids`, of which there
+/// Continues `prompt` by up to `tokens` tokens on a device `D`. The regions of the model lie in `storage`, its ids in `ids`, of which there
 /// is one a position.
 ///
 /// # Errors
 /// What the image, the prompt or the storage is refused for.
 // In a function of its own, so that the stack is as deep as opening or speaking and not as both.
 #[inline(never)]
-pub fn tell(
+pub fn tell<'a, M: Described, D: OnArena<'a> + From<Arena<'a>>>(
     line: &mut Line,
-    image: &Image<'_>,
-    (storage, ids): (&mut [u64], &mut [u32]),
+    image: &ImageOf<'a, M>,
+    (storage, ids): (&'a mut [u64], &mut [u32]),
     counter: &Counter,
     (prompt, tokens): (&str, usize),
 ) -> Result<(), Refused> {
     let vocabulary = image.vocabulary();
-    let mut decoder = Decoder::new(image, image.description().model.context);
+    let mut decoder = Decoder::new(image, image.description().context());
     let arena = decoder.arena(storage, image)?;
-    let mut device = Speaker { arena };
+    let mut device = D::from(arena);
     // A document begins with its mark.
     let [begin, end] = vocabulary.marks().ok_or(TextError::None)?;
     let (first, rest) = ids.split_at_mut_checked(1).ok_or(Refused::Command)?;

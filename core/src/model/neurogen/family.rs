@@ -1,15 +1,49 @@
 //! A NeuroGen as a family: its memory, and its steps.
 
 use super::connectome::{MODULES, Module};
-use super::regions::{Decoding, Evaluation, Index, LEAST_TILE, Lasting, MemoryBackward, TILE, Training};
+use super::regions::{Decoding, Evaluation, Index, LEAST_TILE, Lasting, MemoryBackward, Network, TILE, Training};
 use super::{NeuroGen, Pass, Rule};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, WiringPart};
-use crate::model::Parameter;
 use crate::model::activations::larger;
 use crate::model::family::{Batch, Control, Family, Gauge, Measure, MicroBatch, ModelError, Purpose};
+use crate::model::{Parameter, Parameters as _};
 use crate::ops::{Carry, HeadGrad, Linear, Modulate, Pattern, ReadoutGrad, Spike, TapsGrad};
 use crate::optimizer::{self, Optimizer, Rule as Learns};
+
+impl NeuroGen {
+    /// Lays what a forward pass reads and nothing else, as [`Family::lay_lasting`] does for decoding.
+    pub fn lay_network(&self, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Network {
+        let dtype = |p: &Parameter| self.weight_type(p, Purpose::Decoding, profile);
+        let weights = self.parameters(&mut |p| ledger.region(p.slot("", Role::Weight, dtype(p))));
+        Network { weights, sources: self.lay_wiring(WiringPart::Sources, ledger) }
+    }
+
+    /// The logits after one more token: [`Family::decode`], of what a forward pass reads alone.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn decode_with(&self, device: &mut dyn Device, network: &Network, s: &Decoding) -> Result<(), OperationError> {
+        let (w, c) = (&network.weights, &s.segment);
+        self.forward(device, network, c, Pass { fresh: false, learning: false })?;
+        device.emit(Linear::new(c.stream, w.decoder, Some(w.decoder_bias), s.logits))?;
+        // One token is a segment of its own.
+        device.emit(Carry { from: Spike::slot(c.signals, 1), to: Spike::slot(c.signals, 0) })?;
+        for spikes in c.spikes {
+            device.emit(Carry { from: Spike::slot(spikes, 1), to: Spike::slot(spikes, 0) })?;
+        }
+        let Some(m) = &c.memory else { return Ok(()) };
+        device.emit(Carry { from: m.after.matrix, to: m.before.matrix })?;
+        device.emit(Carry { from: m.after.key, to: m.before.key })
+    }
+
+    /// The element type of a parameter.
+    fn weight_type(&self, p: &Parameter, purpose: Purpose, profile: &dyn Profile) -> Dtype {
+        // A token by itself is bound by how fast the decoder is read.
+        let table = purpose == Purpose::Decoding && p.rule == Learns::Factored && p.shape[0] > 1;
+        if table { profile.dtype(Role::Weight) } else { Dtype::F32 }
+    }
+}
 
 impl Family for NeuroGen {
     type Lasting = Lasting;
@@ -35,9 +69,7 @@ impl Family for NeuroGen {
 
     fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Lasting {
         let training = purpose == Purpose::Training;
-        // A token by itself is bound by how fast the decoder is read.
-        let table = |p: &Parameter| purpose == Purpose::Decoding && p.rule == Learns::Factored && p.shape[0] > 1;
-        let dtype = |p: &Parameter| if table(p) { profile.dtype(Role::Weight) } else { Dtype::F32 };
+        let dtype = |p: &Parameter| self.weight_type(p, purpose, profile);
         let (weights, adamw) = optimizer::lay(self, training, profile, &dtype, ledger);
         let sources = self.lay_wiring(WiringPart::Sources, ledger);
         let index = (training && self.rule == Rule::Bptt).then(|| {
@@ -47,7 +79,7 @@ impl Family for NeuroGen {
         });
         let control = Control::lay(ledger);
         let learning = adamw.map(|adamw| self.lay_learning(adamw, profile, ledger));
-        Lasting { weights, sources, index, control, learning }
+        Lasting { network: Network { weights, sources }, index, control, learning }
     }
 
     fn lay_training(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
@@ -143,7 +175,7 @@ impl Family for NeuroGen {
         for (name, spikes) in named!("firing").into_iter().zip(learning.kept.spikes) {
             visit(Gauge { name, measure: Measure::Mean(spikes) });
         }
-        if let Some([weight, bias]) = lasting.weights.gate {
+        if let Some([weight, bias]) = lasting.network.weights.gate {
             let outputs = self.connectome.outputs(Module::BasalGanglia);
             let signals = learning.kept.signals.slice_rows(outputs.first, outputs.count);
             visit(Gauge { name: "gate", measure: Measure::Gate { signals, weight, bias } });
@@ -188,10 +220,10 @@ impl Family for NeuroGen {
     ) -> Result<(), OperationError> {
         // Micro-batches that add up would need gradients of what moves in the backward pass.
         let Some(learning) = lasting.learning.as_ref().filter(|_| first) else { return Err(OperationError::Device) };
-        let (w, c, grads) = (&lasting.weights, &learning.kept.serve(&t.segment), &learning.gradients);
+        let (w, c, grads) = (&lasting.network.weights, &learning.kept.serve(&t.segment), &learning.gradients);
         self.inhibit(device, lasting)?;
         self.resume(device, &learning.kept, c)?;
-        self.forward(device, lasting, c, Pass { fresh: false, learning: true })?;
+        self.forward(device, &lasting.network, c, Pass { fresh: false, learning: true })?;
         let gradient = HeadGrad { x_grad: t.stream_grad, weight_grad: None, accumulate: false };
         device.emit(self.head(lasting, c, t.batch.targets, t.logits, Some(gradient)))?;
         // At once: the logits make room for the signals' gradient.
@@ -251,7 +283,7 @@ impl Family for NeuroGen {
         e: &Evaluation,
         _: &MicroBatch,
     ) -> Result<(), OperationError> {
-        self.forward(device, lasting, &e.segment, Pass { fresh: true, learning: false })?;
+        self.forward(device, &lasting.network, &e.segment, Pass { fresh: true, learning: false })?;
         device.emit(self.head(lasting, &e.segment, e.targets, e.logits, None))
     }
 
@@ -263,7 +295,7 @@ impl Family for NeuroGen {
         first: u32,
         count: u32,
     ) -> Result<(), OperationError> {
-        let (w, x) = (&lasting.weights, e.segment.stream.slice_rows(first, count));
+        let (w, x) = (&lasting.network.weights, e.segment.stream.slice_rows(first, count));
         device.emit(Linear::new(x, w.decoder, Some(w.decoder_bias), e.logits.slice_rows(0, count)))
     }
 
@@ -274,16 +306,6 @@ impl Family for NeuroGen {
         s: &Decoding,
         _: Pattern,
     ) -> Result<(), OperationError> {
-        let (w, c) = (&lasting.weights, &s.segment);
-        self.forward(device, lasting, c, Pass { fresh: false, learning: false })?;
-        device.emit(Linear::new(c.stream, w.decoder, Some(w.decoder_bias), s.logits))?;
-        // One token is a segment of its own.
-        device.emit(Carry { from: Spike::slot(c.signals, 1), to: Spike::slot(c.signals, 0) })?;
-        for spikes in c.spikes {
-            device.emit(Carry { from: Spike::slot(spikes, 1), to: Spike::slot(spikes, 0) })?;
-        }
-        let Some(m) = &c.memory else { return Ok(()) };
-        device.emit(Carry { from: m.after.matrix, to: m.before.matrix })?;
-        device.emit(Carry { from: m.after.key, to: m.before.key })
+        self.decode_with(device, &lasting.network, s)
     }
 }

@@ -54,12 +54,25 @@ pub(super) struct Learning {
     pub(super) kept: Kept,
 }
 
-/// What lasts from step to step.
+/// What a forward pass reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Lasting {
+pub struct Network {
     pub(super) weights: Weights,
     /// [N, F] u32 a module.
     pub(super) sources: [Region; MODULES],
+}
+
+impl Network {
+    /// The sources of each module's neurons, `[neurons, fan_in]` u32.
+    pub const fn sources(&self) -> &[Region; MODULES] {
+        &self.sources
+    }
+}
+
+/// What lasts from step to step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lasting {
+    pub(super) network: Network,
     /// For backpropagation through time.
     pub(super) index: Option<[Index; MODULES]>,
     pub(super) control: Control,

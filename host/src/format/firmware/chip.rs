@@ -4,11 +4,10 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::str::FromStr;
 
-use capful_core::image::Description;
 use serde::Serialize;
 
-use super::{Sizes, tables, vocabulary};
-use crate::config::{AnyFamily, ByteSize, Config, ConfigError, TokenizerChoice, Weights};
+use super::{Model, Sizes, described, positions, tables, vocabulary};
+use crate::config::{ByteSize, Config, ConfigError, TokenizerChoice, Weights};
 use crate::data::tokenizer::{self, Tokenizer};
 
 /// A microcontroller's memory.
@@ -43,7 +42,7 @@ const CHIPS: [(&str, u64, u64); 5] = [
 const CODE: u64 = 96 * KIB;
 /// Bytes of stack that link.x keeps for it.
 const STACK: u64 = 12_288;
-/// Bytes of its own static storage, but for the ids of a text as long as the model's context.
+/// Bytes of its own static storage, but for the ids of a text of all its positions.
 const STATICS: u64 = 272;
 
 impl FromStr for Chip {
@@ -92,17 +91,13 @@ pub struct OnChip {
 impl OnChip {
     fn of(
         chip: &Chip,
-        (weights, description): (Weights, &Description),
+        (weights, model): (Weights, &Model),
         context: u32,
         vocabulary: Option<u64>,
     ) -> Result<Self, ConfigError> {
-        let most = description.model.context;
-        if context == 0 || context > most {
-            return Err(ConfigError(format!("--context {context}: the model has 1 to {most} positions")));
-        }
-        let sizes = Sizes::of(description, context, vocabulary.unwrap_or(super::vocabulary::none().len() as u64));
+        let sizes = model.sizes(context, vocabulary.unwrap_or(super::vocabulary::none().len() as u64));
         let sizes = sizes.map_err(|e| ConfigError(e.to_string()))?;
-        let statics = STATICS + 4 * u64::from(most);
+        let statics = STATICS + 4 * u64::from(context);
         Ok(OnChip {
             chip: chip.clone(),
             weights: weights.name(),
@@ -126,18 +121,23 @@ impl OnChip {
     pub fn table(&self) -> String {
         let mut out = String::new();
         let s = &self.sizes;
+        // A NeuroGen keeps no keys and values, and its tables say which neuron reads which.
+        let (tables, state) = match s.cache {
+            0 => ("wiring", "state, activations and control"),
+            _ => ("rotary table", "activations and control"),
+        };
         let spelled = if self.vocabulary_known { "vocabulary" } else { "vocabulary: none yet; --run DIR counts it" };
         let flash = [
             (format!("weights, {}", self.weights), s.weights),
             ("scales of weights".to_owned(), s.scales),
-            ("rotary table".to_owned(), s.tables),
+            (tables.to_owned(), s.tables),
             (spelled.to_owned(), s.vocabulary),
             ("header, description, checksum".to_owned(), s.frame),
             ("code and constants, at most (tests/firmware)".to_owned(), self.code),
         ];
         let ram = [
             (format!("key/value cache of {} positions", self.context), s.cache),
-            ("activations and control".to_owned(), s.arena - s.cache),
+            (state.to_owned(), s.arena - s.cache),
             ("stack (tests/firmware)".to_owned(), self.stack),
             ("the program's own (tests/firmware)".to_owned(), self.statics),
         ];
@@ -155,12 +155,12 @@ impl OnChip {
     }
 }
 
-/// The model of `config`, or of the run in `run`, on `chip`, with matrices in `weights` and `context` positions, all that it
-/// has if none are given.
+/// The model of `config`, or of the run in `run`, on `chip`, with matrices in `weights` and `context` positions: see
+/// [`positions`].
 ///
 /// # Errors
-/// A family without an image, a tokenizer that a chip does not have; and, in a line that says what would fit, a model that
-/// is too large.
+/// Weights or positions that the model does not have, a tokenizer that a chip does not have; and, in a line that says what
+/// would fit, a model that is too large.
 pub fn on_chip(
     chip: &Chip,
     config: &Config,
@@ -168,9 +168,14 @@ pub fn on_chip(
     weights: Weights,
     context: Option<u32>,
 ) -> Result<OnChip, ConfigError> {
-    let AnyFamily::Transformer(model) = config.family() else {
-        return Err(ConfigError("a NeuroGen has no image for a chip; plan a transformer".to_owned()));
+    let types: &[Weights] = match config.family().in_integers() {
+        true => &[weights, Weights::F32, Weights::Int8, Weights::Int4],
+        false => &[Weights::F32],
     };
+    if !types.contains(&weights) {
+        let name = weights.name();
+        return Err(ConfigError(format!("--weights {name}: a NeuroGen has no weights in integers; use --weights f32")));
+    }
     let vocabulary = match run {
         Some(dir) => Some(spelled(&*tokenizer::load(dir).map_err(|e| ConfigError(e.to_string()))?)?),
         None => match TokenizerChoice::parse(&config.tokenizer)? {
@@ -181,26 +186,24 @@ pub fn on_chip(
             TokenizerChoice::Word | TokenizerChoice::Bpe => None,
         },
     };
-    let described =
-        |weights: Weights| Description { model, pattern: config.pattern(), weights: weights.integer().into() };
-    let context = context.unwrap_or(model.context);
-    let plan = |weights, context| OnChip::of(chip, (weights, &described(weights)), context, vocabulary);
+    let model = |weights: Weights| described(&Config { weights: weights.integer(), ..config.clone() });
+    let context = positions(config, context)?;
+    let plan = |weights, context| OnChip::of(chip, (weights, &model(weights)), context, vocabulary);
     let planned = plan(weights, context)?;
     if planned.fits() {
         return Ok(planned);
     }
     // What would fit: first other weights, then fewer positions with each.
-    let types = [weights, Weights::F32, Weights::Int8, Weights::Int4];
     let fits = |weights, context| plan(weights, context).is_ok_and(|p| p.fits());
-    let advice = match types.into_iter().find(|&w| fits(w, context)) {
+    let advice = match types.iter().find(|&&w| fits(w, context)) {
         Some(w) => format!("--weights {} fits", w.name()),
-        None => match types.into_iter().find(|&w| fits(w, 1)) {
+        None => match types.iter().find(|&&w| fits(w, 1)) {
             Some(w) => {
                 // The storage grows with the positions.
                 let (mut fit, mut too_many) = (1, context);
                 while too_many - fit > 1 {
                     let middle = fit + (too_many - fit) / 2;
-                    if fits(w, middle) { fit = middle } else { too_many = middle }
+                    if fits(*w, middle) { fit = middle } else { too_many = middle }
                 }
                 format!("--weights {} --context {fit} fits", w.name())
             }

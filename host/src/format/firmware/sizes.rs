@@ -1,8 +1,7 @@
 //! The bytes of an image and of what its model needs beside it.
 
-use capful_core::image::{Description, Header};
+use capful_core::image::{Described, Header};
 use capful_core::memory::{Entry, Layout, LayoutError, Role};
-use capful_core::model::Family as _;
 use serde::Serialize;
 
 /// The bytes of a model's image, part by part, and of its arena.
@@ -29,7 +28,7 @@ impl Sizes {
     ///
     /// # Errors
     /// A region that cannot be laid.
-    pub fn of(description: &Description, context: u32, vocabulary: u64) -> Result<Sizes, LayoutError> {
+    pub fn of<D: Described>(description: &D, context: u32, vocabulary: u64) -> Result<Sizes, LayoutError> {
         let (mut weights, mut scales, mut tables, mut cache) = (0, 0, 0, 0);
         let mut visit = |entry: &Entry| {
             let bytes = entry.bytes + entry.padding;
@@ -42,11 +41,10 @@ impl Sizes {
             }
         };
         let mut layout = Layout::with_image(&mut visit);
-        let (model, profile) = (description.model, description.profile());
-        model.lay_network(&profile, &mut layout);
-        model.lay_decoding(context, &profile, &mut layout);
+        description.lay_network(&mut layout);
+        description.lay_decoding(context, &mut layout);
         let arena = layout.high_water()?;
-        let header = Header::of([(Description::WORDS * 4) as u64, weights + scales + tables, vocabulary]);
+        let header = Header::of([(D::WORDS * 4) as u64, weights + scales + tables, vocabulary]);
         let whole = header.ok_or(LayoutError::Bytes("the image"))?.bytes;
         let frame = u64::from(whole) - weights - scales - tables - vocabulary;
         Ok(Sizes { weights, scales, tables, vocabulary, frame, cache, arena })

@@ -4,26 +4,25 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use capful_core::image::{Description, Header, crc32};
+use capful_core::image::{Described, Header, crc32};
 use capful_core::integer::Integer;
 use capful_core::memory::{Entry, Layout, Role};
-use capful_core::model::Transformer;
 
-use super::Sizes;
 use super::vocabulary::{none, tables};
-use crate::config::AnyFamily;
+use super::{Model, Sizes, described, positions};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{DeviceError, Storage as _};
 use crate::plan::Sections;
+use crate::run::Session;
 use crate::run::checkpoint;
 use crate::run::directory::{self, Trained};
 
 /// Weights, their scales and tables of a model as a chip has them, and where they are now.
-fn places(description: &Description) -> Result<(Vec<Entry>, u64), DeviceError> {
+fn places(description: &impl Described) -> Result<(Vec<Entry>, u64), DeviceError> {
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::with_image(&mut visit);
-    description.model.lay_network(&description.profile(), &mut layout);
+    description.lay_network(&mut layout);
     let bytes = layout.high_water().map(|_| layout.image_bytes()).map_err(|e| DeviceError::Refused(e.to_string()))?;
     entries.retain(|entry| matches!(entry.slot.role, Role::Weight | Role::Scale | Role::Constant));
     Ok((entries, bytes))
@@ -37,9 +36,9 @@ pub type Read<'a> = dyn FnMut(&Entry, u32, &mut [u8]) -> Result<(), DeviceError>
 ///
 /// # Errors
 /// Those of `read`; a model that no image holds.
-pub fn image(description: &Description, vocabulary: &[u8], read: &mut Read<'_>) -> Result<Vec<u8>, DeviceError> {
+pub fn image<D: Described>(description: &D, vocabulary: &[u8], read: &mut Read<'_>) -> Result<Vec<u8>, DeviceError> {
     let (entries, weights) = places(description)?;
-    let lengths = [(Description::WORDS * 4) as u64, weights, vocabulary.len() as u64];
+    let lengths = [(D::WORDS * 4) as u64, weights, vocabulary.len() as u64];
     let Some(header) = Header::of(lengths) else {
         return Err(DeviceError::Refused(format!("an image has at most 4 GiB; these weights are {weights} bytes")));
     };
@@ -48,7 +47,9 @@ pub fn image(description: &Description, vocabulary: &[u8], read: &mut Read<'_>) 
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
     let [[described, _], [weighed, _], [spelled, _]] = header.parts;
     put(0, &words(&header.words()));
-    put(described, &words(&description.words()));
+    let mut fields = Vec::with_capacity(D::WORDS);
+    description.words(&mut |word| fields.push(word));
+    put(described, &words(&fields));
     put(spelled, vocabulary);
     for entry in &entries {
         for layer in 0..entry.slot.layers {
@@ -75,20 +76,23 @@ pub struct Exported {
 }
 
 /// Writes the image of the run in `dir` to `out`, and its sizes as Rust constants beside it, under the same name with
-/// `.rs`. Neither may be there. Matrices and tables become `weights`, where that is integers. Without `tokenizer` it
-/// takes and gives ids.
+/// `.rs`. Neither may be there. Matrices and tables become `weights`, where that is integers. The sizes are those of
+/// `context` positions: see [`positions`]. Without `tokenizer` it takes and gives ids.
 ///
 /// # Errors
-/// No run, no complete checkpoint, a model or a tokenizer that a chip does not have, the file system.
-pub fn export(dir: &Path, out: &Path, weights: Option<Integer>, tokenizer: bool) -> Result<Exported, DeviceError> {
+/// No run, no complete checkpoint, a tokenizer that a chip does not have, weights that the family does not have, the file system.
+pub fn export(
+    dir: &Path,
+    out: &Path,
+    weights: Option<Integer>,
+    context: Option<u32>,
+    tokenizer: bool,
+) -> Result<Exported, DeviceError> {
     let refused = |e: &dyn std::fmt::Display| DeviceError::Refused(e.to_string());
     let config =
         directory::read_config(dir).and_then(|c| c.on(Some("reference".to_owned()))).map_err(|e| refused(&e))?;
     let config = config.in_integers(weights).map_err(|e| refused(&e))?;
-    let AnyFamily::Transformer(model) = config.family() else {
-        let what = "a NeuroGen has no image yet: export a run of a transformer";
-        return Err(DeviceError::Refused(what.to_owned()));
-    };
+    let context = positions(&config, context).map_err(|e| refused(&e))?;
     let constants = out.with_extension("rs");
     if constants == out {
         let what = format!("{}: the constants beside the image end in .rs; name the image otherwise", out.display());
@@ -97,49 +101,56 @@ pub fn export(dir: &Path, out: &Path, weights: Option<Integer>, tokenizer: bool)
     for path in [out, &constants] {
         require_free(path)?;
     }
-    let sections = Sections { decoding: Some(config.context()), ..Sections::none(&config) };
+    let sections = Sections { decoding: Some(context), ..Sections::none(&config) };
     let Trained { mut session, tokenizer: spoken } = Trained::load(dir, &config, &sections)?;
-    let vocabulary = if tokenizer { vocabulary(spoken.as_ref(), &model)? } else { none() };
-    let description = Description { model, pattern: config.pattern(), weights: weights.into() };
-    let lasting = session.laid.lasting.clone();
-    let bytes = image(&description, &vocabulary, &mut |entry, layer, bytes| {
-        let here = lasting.iter().find(|e| (e.slot.name, e.slot.role) == (entry.slot.name, entry.slot.role));
-        let from = here.ok_or_else(|| DeviceError::Failed(format!("{} is not there", entry.slot.name)))?;
-        session.device.read(from.place.at(layer), bytes)
-    })?;
-    let sizes = Sizes::of(&description, model.context, vocabulary.len() as u64).map_err(|e| refused(&e))?;
-    let text = constants_of(out, &bytes, &sizes, &model);
+    let model = described(&config);
+    let vocabulary = if tokenizer { vocabulary(spoken.as_ref(), model.ids())? } else { none() };
+    let bytes = match &model {
+        Model::Transformer(description) => of_session(description, &mut session, &vocabulary)?,
+        Model::NeuroGen(description) => of_session(description, &mut session, &vocabulary)?,
+    };
+    let sizes = model.sizes(context, vocabulary.len() as u64).map_err(|e| refused(&e))?;
+    let text = constants_of(out, &bytes, &sizes, [model.ids(), context]);
     keep(out, &bytes)?;
     keep(&constants, text.as_bytes()).inspect_err(|_| drop(fs::remove_file(out)))?;
     let files = vec![(out.to_owned(), bytes.len() as u64), (constants, text.len() as u64)];
     Ok(Exported { from: checkpoint::latest(dir)?, sizes, files })
 }
 
-fn vocabulary(tokenizer: &dyn Tokenizer, model: &Transformer) -> Result<Vec<u8>, DeviceError> {
-    let (found, ids) = (tokenizer.vocab_size(), model.vocab_size);
-    match found > ids {
-        true => Err(DeviceError::Refused(format!("the tokenizer has {found} ids and the model {ids}"))),
-        false => tables(tokenizer),
+/// The image of a session's weights.
+fn of_session<D: Described>(description: &D, session: &mut Session, vocabulary: &[u8]) -> Result<Vec<u8>, DeviceError> {
+    let lasting = session.laid.lasting.clone();
+    image(description, vocabulary, &mut |entry, layer, bytes| {
+        let here = lasting.iter().find(|e| (e.slot.name, e.slot.role) == (entry.slot.name, entry.slot.role));
+        let from = here.ok_or_else(|| DeviceError::Failed(format!("{} is not there", entry.slot.name)))?;
+        session.device.read(from.place.at(layer), bytes)
+    })
+}
+
+fn vocabulary(tokenizer: &dyn Tokenizer, ids: u32) -> Result<Vec<u8>, DeviceError> {
+    match tokenizer.vocab_size() {
+        found if found > ids => Err(DeviceError::Refused(format!("the tokenizer has {found} ids and the model {ids}"))),
+        _ => tables(tokenizer),
     }
 }
 
 /// The sizes as Rust constants.
-fn constants_of(out: &Path, image: &[u8], sizes: &Sizes, model: &Transformer) -> String {
+fn constants_of(out: &Path, image: &[u8], sizes: &Sizes, [ids, context]: [u32; 2]) -> String {
     let name = out.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     format!(
         "// Sizes of {name}, for the firmware that runs it; written by `host export`.\n\
          /// Bytes of the image.\n\
          pub const IMAGE_BYTES: usize = {};\n\
-         /// Words of 64 bits of storage that a decoder of the whole context needs.\n\
+         /// Words of 64 bits of storage that a decoder of CONTEXT positions needs.\n\
          pub const ARENA_WORDS: usize = {};\n\
          /// Ids of the model.\n\
          pub const IDS: usize = {};\n\
-         /// Positions of the context.\n\
+         /// Positions that the decoder keeps.\n\
          pub const CONTEXT: usize = {};\n",
         image.len(),
         sizes.arena.div_ceil(8),
-        model.vocab_size,
-        model.context,
+        ids,
+        context,
     )
 }
 

@@ -5,8 +5,9 @@
 #![no_std]
 #![no_main]
 
+use capful_core::image::Description;
 use capful_firmware::semihosting::command_line;
-use capful_firmware::{Counter, Line, Once, Refused, exit, number, open, tell};
+use capful_firmware::{Counter, Line, Once, Refused, Speaker, exit, number, open, tell};
 
 #[allow(dead_code, reason = "as exported")]
 mod model {
@@ -26,8 +27,8 @@ fn speak(line: &mut Line, command: &str) -> Result<(), Refused> {
     let (Some(storage), Some(ids)) = (STORAGE.take(), IDS.take()) else { return Err(Refused::Command) };
     let counter = Counter::start();
     // Safety: whoever starts the program has put the image there.
-    let image = unsafe { open(line, &counter, address, bytes)? };
-    tell(line, &image, (storage, ids), &counter, (prompt, tokens))
+    let image = unsafe { open::<Description>(line, &counter, address, bytes)? };
+    tell::<_, Speaker<'_>>(line, &image, (storage, ids), &counter, (prompt, tokens))
 }
 
 #[unsafe(no_mangle)]

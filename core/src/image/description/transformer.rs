@@ -1,12 +1,13 @@
-//! The model of an image: every field in a word.
+//! A transformer's description: every field in a word.
 
-use crate::device::{InIntegers, Single};
+use super::super::ImageError;
+use super::{Described, LARGEST, choice, yes};
+use crate::device::{Device, InIntegers, OperationError, Single};
 use crate::integer::Integer;
-use crate::model::transformer::{Biases, Dialect, Feed, Residual};
-use crate::model::{ModelError, Transformer};
+use crate::memory::{Ledger, Region};
+use crate::model::transformer::{Biases, Decoding, Dialect, Feed, Network, Residual};
+use crate::model::{Family as _, ModelError, Transformer};
 use crate::ops::{Kind, NormKind, Pattern, RotaryScaling};
-
-use super::ImageError;
 
 /// What the elements of an image's matrices are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,31 +52,6 @@ pub struct Description {
     pub weights: WeightType,
 }
 
-/// The family, the first word.
-const TRANSFORMER: u32 = 1;
-
-/// What a word stands for, in the order of the words.
-macro_rules! choice {
-    ($name:ident: $type:ty { $($word:literal => $value:pat, $made:expr;)* }) => {
-        mod $name {
-            use super::*;
-
-            pub fn word(value: &$type) -> u32 {
-                match value {
-                    $($value => $word,)*
-                }
-            }
-
-            pub fn value(word: u32) -> Result<$type, ImageError> {
-                match word {
-                    $($word => Ok($made),)*
-                    _ => Err(ImageError::Word { field: stringify!($name), word }),
-                }
-            }
-        }
-    };
-}
-
 choice!(weights: WeightType {
     0 => WeightType::F32, WeightType::F32;
     1 => WeightType::Int8, WeightType::Int8;
@@ -87,7 +63,6 @@ choice!(pattern: Kind {
     2 => Kind::Global, Kind::Global;
     3 => Kind::Mixed, Kind::Mixed;
 });
-choice!(yes: bool { 0 => false, false; 1 => true, true; });
 choice!(norm: NormKind { 0 => NormKind::Layer, NormKind::Layer; 1 => NormKind::Rms, NormKind::Rms; });
 choice!(residual: Residual {
     0 => Residual::Sequential, Residual::Sequential;
@@ -117,10 +92,8 @@ fn scaling([kind, factor, low, high, original]: [u32; 5]) -> Result<RotaryScalin
 }
 
 impl Description {
-    /// How many words it takes.
-    pub const WORDS: usize = 36;
-    /// The largest size of a model in any dimension, so that no row passes 32 bits.
-    const LARGEST: u32 = 1 << 24;
+    /// Words that it takes.
+    const LENGTH: usize = 36;
 
     /// What its regions are laid for: floats of 32 bits, and the weights as they are.
     pub fn profile(&self) -> InIntegers<'static> {
@@ -128,7 +101,7 @@ impl Description {
     }
 
     /// As an image holds it: family, type of the weights, pattern, then the model's fields as they are declared.
-    pub fn words(&self) -> [u32; Self::WORDS] {
+    fn as_words(&self) -> [u32; Self::LENGTH] {
         let Description { model, pattern: seen, weights: element } = self;
         // By name, so that a new field does not compile until it has a word.
         let Transformer {
@@ -156,7 +129,7 @@ impl Description {
         let [s0, s1, s2, s3, s4] = scaling_words(rotary_scaling);
         let Biases { qkv, out, feed: up } = bias;
         let used = [
-            TRANSFORMER,
+            Self::FAMILY,
             weights::word(element),
             pattern::word(&seen.kind),
             seen.block,
@@ -189,17 +162,12 @@ impl Description {
             norm_eps.to_bits(),
             dialect::word(names),
         ];
-        let mut words = [0; Self::WORDS];
+        let mut words = [0; Self::LENGTH];
         words.iter_mut().zip(used).for_each(|(to, word)| *to = word);
         words
     }
 
-    /// What `words` describe.
-    ///
-    /// # Errors
-    /// [`ImageError::Family`], [`ImageError::Word`] for a word that stands for nothing, [`ImageError::Model`] for sizes
-    /// that make no model.
-    pub fn of(words: &[u32; Self::WORDS]) -> Result<Description, ImageError> {
+    fn of_words(words: &[u32; Self::LENGTH]) -> Result<Description, ImageError> {
         let [
             family,
             element,
@@ -235,7 +203,7 @@ impl Description {
             names,
             rest @ ..,
         ] = *words;
-        if family != TRANSFORMER {
+        if family != Self::FAMILY {
             return Err(ImageError::Family(family));
         }
         if let Some(&word) = rest.iter().find(|&&word| word != 0) {
@@ -248,7 +216,7 @@ impl Description {
         }
         let sizes = [layers, d_model, heads, kv_heads, head_size, d_ff, vocab_size, context, rank, rotary_dims];
         let widths = [heads, kv_heads].map(|heads| heads.saturating_mul(head_size));
-        if let Some(&word) = sizes.iter().chain(&widths).find(|&&size| size > Self::LARGEST) {
+        if let Some(&word) = sizes.iter().chain(&widths).find(|&&size| size > LARGEST) {
             return Err(ImageError::Word { field: "size", word });
         }
         let model = Transformer {
@@ -273,9 +241,48 @@ impl Description {
             norm_eps: f32::from_bits(norm_eps),
             dialect: dialect::value(names)?,
         };
-        crate::model::Family::validate(&model).map_err(|error: ModelError| ImageError::Model(error))?;
+        model.validate().map_err(|error: ModelError| ImageError::Model(error))?;
         let pattern = Pattern { kind: pattern::value(kind)?, block, window, stride };
         Ok(Description { model, pattern, weights: weights::value(element)? })
+    }
+}
+
+impl Described for Description {
+    const FAMILY: u32 = 1;
+    const WORDS: usize = Self::LENGTH;
+    type Network = Network;
+    type Decoding = Decoding;
+
+    fn words(&self, show: &mut dyn FnMut(u32)) {
+        self.as_words().into_iter().for_each(show);
+    }
+
+    fn of(words: &[u32]) -> Result<Self, ImageError> {
+        Self::of_words(words.try_into().map_err(|_| ImageError::Part("description"))?)
+    }
+
+    fn ids(&self) -> u32 {
+        self.model.vocab_size
+    }
+
+    fn context(&self) -> u32 {
+        self.model.context
+    }
+
+    fn lay_network(&self, ledger: &mut dyn Ledger) -> Network {
+        self.model.lay_network(&self.profile(), ledger)
+    }
+
+    fn lay_decoding(&self, context: u32, ledger: &mut dyn Ledger) -> Decoding {
+        self.model.lay_decoding(context, &self.profile(), ledger)
+    }
+
+    fn io(decoding: &Decoding) -> (Region, Region, Region) {
+        Transformer::decoding_io(decoding)
+    }
+
+    fn decode(&self, device: &mut dyn Device, network: &Network, decoding: &Decoding) -> Result<(), OperationError> {
+        self.model.decode_with(device, network, decoding, self.pattern)
     }
 }
 
@@ -324,7 +331,7 @@ mod tests {
             for pattern in [Pattern::DENSE, mixed] {
                 for weights in [WeightType::F32, WeightType::Int8, WeightType::Int4] {
                     let description = Description { weights, ..described(model, pattern) };
-                    assert_eq!(Description::of(&description.words()), Ok(description));
+                    assert_eq!(Description::of_words(&description.as_words()), Ok(description));
                     assert_eq!(WeightType::from(weights.integer()), weights);
                 }
             }
@@ -334,14 +341,14 @@ mod tests {
     #[test]
     fn each_word_counts_and_none_makes_it_panic() {
         let description = described(MODEL, Pattern::DENSE);
-        let words = description.words();
-        for at in 0..Description::WORDS {
+        let words = description.as_words();
+        for at in 0..Description::LENGTH {
             for word in [0, 1, 2, 3, 7, 1 << 24, 1 << 31, u32::MAX] {
                 let mut changed = words;
                 changed[at] = word;
                 // What a scaling of none does not use may be anything.
                 let unused = (26..30).contains(&at);
-                let found = Description::of(&changed);
+                let found = Description::of_words(&changed);
                 assert!(word == words[at] || unused || found != Ok(description), "word {at} does not count");
             }
         }

@@ -1,0 +1,275 @@
+//! A NeuroGen's description: every field in a word.
+
+use super::super::ImageError;
+use super::{Described, LARGEST, choice, yes};
+use crate::device::{Device, OperationError, Single};
+use crate::memory::{Ledger, Region};
+use crate::model::neurogen::{Connectome, Decoding, Network, Rule};
+use crate::model::{Family as _, NeuroGen};
+use crate::ops::Cell;
+
+/// What an image holds of a NeuroGen besides numbers. Its weights are f32.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SpikingDescription {
+    /// The model.
+    pub model: NeuroGen,
+    /// The most positions. Nothing in storage grows with them.
+    pub context: u32,
+}
+
+choice!(rule: Rule {
+    0 => Rule::Eprop, Rule::Eprop;
+    1 => Rule::EpropRandom, Rule::EpropRandom;
+    2 => Rule::Bptt, Rule::Bptt;
+    3 => Rule::Frozen, Rule::Frozen;
+});
+
+impl SpikingDescription {
+    /// Words that it takes.
+    const LENGTH: usize = 52;
+
+    /// As an image holds it: the family, then the model's fields as they are declared.
+    fn as_words(&self) -> [u32; Self::LENGTH] {
+        // By name, so that a new field does not compile until it has a word.
+        let SpikingDescription { model, context } = self;
+        let NeuroGen {
+            vocab_size,
+            embedding,
+            taps,
+            connectome,
+            fan_out,
+            skip,
+            memory,
+            memory_decay,
+            gate,
+            rule: learns,
+            full,
+            dopamine,
+            novelty,
+            cell,
+            streams,
+        } = model;
+        let Connectome { taps: signals, neurons, outputs, fan_in, tap_share, pipelined, feedback, seed } = connectome;
+        let Cell { leak, threshold, fatigue, adaptation, filter, rate, homeostasis, block, winners } = cell;
+        let [[n0, n1, n2, n3, n4, n5], [o0, o1, o2, o3, o4, o5], [f0, f1, f2, f3, f4, f5]] =
+            [neurons, outputs, fan_in].map(|sizes| *sizes);
+        let used = [
+            Self::FAMILY,
+            *context,
+            *vocab_size,
+            *embedding,
+            *taps,
+            *signals,
+            n0,
+            n1,
+            n2,
+            n3,
+            n4,
+            n5,
+            o0,
+            o1,
+            o2,
+            o3,
+            o4,
+            o5,
+            f0,
+            f1,
+            f2,
+            f3,
+            f4,
+            f5,
+            tap_share.to_bits(),
+            yes::word(pipelined),
+            yes::word(feedback),
+            *seed as u32,
+            (*seed >> 32) as u32,
+            *fan_out,
+            *skip,
+            *memory,
+            memory_decay.to_bits(),
+            yes::word(gate),
+            rule::word(learns),
+            yes::word(full),
+            dopamine.to_bits(),
+            novelty.to_bits(),
+            leak.to_bits(),
+            threshold.to_bits(),
+            fatigue.to_bits(),
+            adaptation.to_bits(),
+            filter.to_bits(),
+            rate.to_bits(),
+            homeostasis.to_bits(),
+            *block,
+            *winners,
+            *streams,
+        ];
+        let mut words = [0; Self::LENGTH];
+        words.iter_mut().zip(used).for_each(|(to, word)| *to = word);
+        words
+    }
+
+    fn of_words(words: &[u32; Self::LENGTH]) -> Result<SpikingDescription, ImageError> {
+        let [
+            family,
+            context,
+            vocab_size,
+            embedding,
+            taps,
+            signals,
+            n0,
+            n1,
+            n2,
+            n3,
+            n4,
+            n5,
+            o0,
+            o1,
+            o2,
+            o3,
+            o4,
+            o5,
+            f0,
+            f1,
+            f2,
+            f3,
+            f4,
+            f5,
+            tap_share,
+            pipelined,
+            feedback,
+            seed_low,
+            seed_high,
+            fan_out,
+            skip,
+            memory,
+            memory_decay,
+            gate,
+            learns,
+            full,
+            dopamine,
+            novelty,
+            leak,
+            threshold,
+            fatigue,
+            adaptation,
+            filter,
+            rate,
+            homeostasis,
+            block,
+            winners,
+            streams,
+            rest @ ..,
+        ] = *words;
+        if family != Self::FAMILY {
+            return Err(ImageError::Family(family));
+        }
+        if let Some(&word) = rest.iter().find(|&&word| word != 0) {
+            return Err(ImageError::Word { field: "reserved", word });
+        }
+        let [neurons, outputs, fan_in] = [[n0, n1, n2, n3, n4, n5], [o0, o1, o2, o3, o4, o5], [f0, f1, f2, f3, f4, f5]];
+        let sizes = [vocab_size, embedding, taps, signals, fan_out, skip, memory, block, winners, streams, context];
+        let sizes = sizes.iter().chain(&neurons).chain(&outputs).chain(&fan_in);
+        // All neurons together have a number of 32 bits, twice.
+        if let Some(&word) = sizes.clone().find(|&&size| size > LARGEST) {
+            return Err(ImageError::Word { field: "size", word });
+        }
+        if context == 0 {
+            return Err(ImageError::Word { field: "context", word: context });
+        }
+        let model = NeuroGen {
+            vocab_size,
+            embedding,
+            taps,
+            connectome: Connectome {
+                taps: signals,
+                neurons,
+                outputs,
+                fan_in,
+                tap_share: f32::from_bits(tap_share),
+                pipelined: yes::value(pipelined)?,
+                feedback: yes::value(feedback)?,
+                seed: u64::from(seed_low) | u64::from(seed_high) << 32,
+            },
+            fan_out,
+            skip,
+            memory,
+            memory_decay: f32::from_bits(memory_decay),
+            gate: yes::value(gate)?,
+            rule: rule::value(learns)?,
+            full: yes::value(full)?,
+            dopamine: f32::from_bits(dopamine),
+            novelty: f32::from_bits(novelty),
+            cell: Cell {
+                leak: f32::from_bits(leak),
+                threshold: f32::from_bits(threshold),
+                fatigue: f32::from_bits(fatigue),
+                adaptation: f32::from_bits(adaptation),
+                filter: f32::from_bits(filter),
+                rate: f32::from_bits(rate),
+                homeostasis: f32::from_bits(homeostasis),
+                block,
+                winners,
+            },
+            streams,
+        };
+        model.validate().map_err(ImageError::Model)?;
+        // The taps of the embedding are the signals that are taps, and their product is what `Taps` makes.
+        if u64::from(taps) * u64::from(embedding) != u64::from(signals) {
+            return Err(ImageError::Word { field: "taps", word: signals });
+        }
+        Ok(SpikingDescription { model, context })
+    }
+}
+
+impl Described for SpikingDescription {
+    const FAMILY: u32 = 2;
+    const WORDS: usize = Self::LENGTH;
+    type Network = Network;
+    type Decoding = Decoding;
+
+    fn words(&self, show: &mut dyn FnMut(u32)) {
+        self.as_words().into_iter().for_each(show);
+    }
+
+    fn of(words: &[u32]) -> Result<Self, ImageError> {
+        Self::of_words(words.try_into().map_err(|_| ImageError::Part("description"))?)
+    }
+
+    fn ids(&self) -> u32 {
+        self.model.vocab_size
+    }
+
+    fn context(&self) -> u32 {
+        self.context
+    }
+
+    fn lay_network(&self, ledger: &mut dyn Ledger) -> Network {
+        self.model.lay_network(&Single, ledger)
+    }
+
+    fn lay_decoding(&self, context: u32, ledger: &mut dyn Ledger) -> Decoding {
+        self.model.lay_decoding(context, &Single, ledger)
+    }
+
+    fn check_tables(&self, network: &Network, weights: &[u8]) -> Result<(), ImageError> {
+        let wrong = ImageError::Part("wiring");
+        let Connectome { neurons, .. } = self.model.connectome;
+        for (region, neurons) in network.sources().iter().zip(neurons) {
+            let bytes = weights.get(region.offset as usize..region.end() as usize).ok_or(wrong)?;
+            let sources = bytemuck::try_cast_slice::<u8, u32>(bytes).map_err(|_| wrong)?;
+            let places = 2 * self.model.connectome.signals() + neurons;
+            if sources.iter().any(|source| *source >= places) {
+                return Err(wrong);
+            }
+        }
+        Ok(())
+    }
+
+    fn io(decoding: &Decoding) -> (Region, Region, Region) {
+        NeuroGen::decoding_io(decoding)
+    }
+
+    fn decode(&self, device: &mut dyn Device, network: &Network, decoding: &Decoding) -> Result<(), OperationError> {
+        self.model.decode_with(device, network, decoding)
+    }
+}

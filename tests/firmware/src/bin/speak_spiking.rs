@@ -1,0 +1,13 @@
+//! [`speak`] for a NeuroGen: `speak_spiking ADDRESS BYTES STORAGE BYTES TOKENS PROMPT…`. What is named is all that it has.
+//!
+//! [`speak`]: ../speak/index.html
+#![no_std]
+#![no_main]
+
+use capful_core::image::SpikingDescription;
+use capful_firmware::{SpikingSpeaker, outside};
+
+#[unsafe(no_mangle)]
+extern "C" fn main() -> ! {
+    outside::<SpikingDescription, SpikingSpeaker<'_>>("speak_spiking ADDRESS BYTES STORAGE BYTES TOKENS PROMPT")
+}
