@@ -53,7 +53,7 @@ impl Profile for CudaProfile {
             Op::MemoryGrad(o) => score_bytes(&o.keys),
             Op::Modulate(o) => modulate_bytes(&o.factors),
             Op::NormGrad(o) => {
-                piece_bytes(o.x.rows(), norm_sums(o.kind) * (1 + u32::from(o.second.is_some())), o.x.columns())
+                norm_bytes(o.x.rows(), norm_sums(o.kind) * (1 + u32::from(o.second.is_some())), o.x.columns())
             }
             Op::QkNormGrad(o) => piece_bytes(o.qkv_grad.rows(), 2, o.heads.size),
             Op::ReadoutGrad(o) => turned_bytes(&o.out_grad),
@@ -99,6 +99,17 @@ pub fn pieces(rows: u32) -> (u32, u32) {
 /// Bytes of scratch for the pieces of `sums` sums over `rows` of `columns`.
 pub fn piece_bytes(rows: u32, sums: u32, columns: u32) -> u64 {
     4 * u64::from(pieces(rows).1) * u64::from(sums) * u64::from(columns)
+}
+
+/// The same of a norm's gradient, whose blocks take a row a warp: as many as fill the largest GPUs.
+pub fn norm_pieces(rows: u32) -> (u32, u32) {
+    let piece = rows.div_ceil(512).max(8);
+    (piece, rows.div_ceil(piece))
+}
+
+/// Bytes of scratch for the pieces of a norm's gradient.
+pub fn norm_bytes(rows: u32, sums: u32, columns: u32) -> u64 {
+    4 * u64::from(norm_pieces(rows).1) * u64::from(sums) * u64::from(columns)
 }
 
 /// Sums over rows that the gradient of one output of a norm takes: the gain's, and the bias's where there is one.
