@@ -234,7 +234,12 @@ pub trait Operation: Copy + Into<Op> {
     /// # Errors
     /// [`OperationError::Shape`].
     fn expect(&self, fits: bool, operand: &'static str) -> Result<(), OperationError> {
-        if fits { Ok(()) } else { Err(OperationError::Shape { operation: Self::NAME, operand }) }
+        if fits { Ok(()) } else { Err(self.misfit(operand)) }
+    }
+
+    /// The error that names `operand`, for `ok_or` where a piece of it is taken.
+    fn misfit(&self, operand: &'static str) -> OperationError {
+        OperationError::Shape { operation: Self::NAME, operand }
     }
 }
 

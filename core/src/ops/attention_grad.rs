@@ -93,7 +93,8 @@ impl Operation for AttentionGrad {
         }
         for (r, row) in qkv_grad.chunks_exact_mut(width).enumerate() {
             let position = r % self.rotary.positions as usize;
-            Rotary::rotate(heads, table, self.rotary.dims() as usize, position, row, true);
+            Rotary::rotate(heads, table, self.rotary.dims() as usize, position, row, true)
+                .ok_or(self.misfit("rotary"))?;
         }
         Ok(())
     }

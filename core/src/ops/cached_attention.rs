@@ -1,5 +1,6 @@
 //! Attention of one new token over the keys and values of those before it.
 
+use super::heads::Heads;
 use super::math::{axpy, dot, short_dot};
 use super::pattern::{Kind, Pattern};
 use super::rotary::Rotary;
@@ -60,27 +61,46 @@ impl Operation for CachedAttention {
         ])?;
         let (heads, size) = (&self.rotary.heads, self.rotary.heads.size as usize);
         let (context, columns) = (self.cache.shape[2] as usize, self.cache.columns() as usize);
-        let now = cursor.u32()?[0] as usize;
+        // No head and no row is empty, and a block of rows is counted.
+        let block_len = KEPT.checked_mul(columns).filter(|len| *len > 0).ok_or(self.misfit("cache"))?;
+        self.expect(size > 0 && columns == heads.keys as usize * size, "cache")?;
+        self.expect(self.pattern.fits(), "pattern")?;
+        let served = heads.served().ok_or(self.misfit("qkv"))?;
+        let now = cursor.u32()?.first().map_or(context, |now| *now as usize);
         self.expect(now < context, "cursor")?;
         let row = qkv.f32_mut()?;
-        Rotary::rotate(heads, table.f32()?, self.rotary.dims() as usize, now, row, false);
-        let (keys, values) = cache.f32_mut()?.split_at_mut(context * columns);
-        for h in 0..heads.keys {
-            let at = now * columns + h as usize * size;
-            keys[at..at + size].copy_from_slice(&row[heads.key(h)..][..size]);
-            values[at..at + size].copy_from_slice(&row[heads.value(h)..][..size]);
+        Rotary::rotate(heads, table.f32()?, self.rotary.dims() as usize, now, row, false)
+            .ok_or(self.misfit("rotary"))?;
+        let (keys, values) = cache.f32_mut()?.split_at_mut_checked(context * columns).ok_or(self.misfit("cache"))?;
+        // Those of positions 0 to now; the last is stored first.
+        let seen = ..(now + 1) * columns;
+        let keys = keys.get_mut(seen).ok_or(self.misfit("cache"))?;
+        let values = values.get_mut(seen).ok_or(self.misfit("cache"))?;
+        for (cache, head) in [(&mut *keys, Heads::key as fn(&Heads, u32) -> usize), (&mut *values, Heads::value)] {
+            let last = cache.get_mut(now * columns..).ok_or(self.misfit("cache"))?;
+            for (h, place) in (0..).zip(last.chunks_exact_mut(size)) {
+                let at = head(heads, h);
+                place.copy_from_slice(row.get(at..at + size).ok_or(self.misfit("qkv"))?);
+            }
         }
         let all = self.pattern.kind == Kind::Dense;
         let (pattern, last) = (&self.pattern, now as u32);
-        let sees = move |j: usize| all || pattern.sees(last, j as u32);
-        let (keys, values) = (&keys[..(now + 1) * columns], &values[..(now + 1) * columns]);
+        let sees = move |j: usize| pattern.sees(last, j as u32);
+        let (row, keys, values) = (&*row, &*keys, &*values);
         let (scale, mut kept) = (heads.scale(), [0.0f32; KEPT]);
         for (h, out) in (0..heads.queries).zip(out.f32_mut()?.chunks_exact_mut(size)) {
-            let query = &row[heads.query(h)..][..size];
-            let own = heads.key_of(h) as usize * size;
+            let at = heads.query(h);
+            let query = row.get(at..at + size).ok_or(self.misfit("qkv"))?;
+            let own = (h / served) as usize * size;
+            // Of every key and value.
+            let part = own..own + size;
+            self.expect(part.end <= columns, "cache")?;
             let mut largest = f32::NEG_INFINITY;
-            for (j, key) in keys.chunks_exact(columns).enumerate().filter(move |(j, _)| sees(*j)) {
-                let s = short_dot(query, key.get(own..own + size).unwrap_or_default()) * scale;
+            for (j, key) in keys.chunks_exact(columns).enumerate() {
+                if !(all || sees(j)) {
+                    continue;
+                }
+                let s = short_dot(query, key.get(part.clone()).unwrap_or_default()) * scale;
                 if let Some(kept) = kept.get_mut(j) {
                     *kept = s;
                 }
@@ -88,30 +108,41 @@ impl Operation for CachedAttention {
             }
             out.fill(0.0);
             let mut total = 0.0;
-            for (block, values) in values.chunks(KEPT * columns).enumerate() {
+            for (block, values) in values.chunks(block_len).enumerate() {
                 let first = block * KEPT;
-                let sees = move |i: &usize| sees(first + i);
-                let count = now + 1 - first;
-                for (i, weight) in kept.iter_mut().take(count).enumerate().filter(move |(i, _)| sees(i)) {
-                    let again = || dot(query, &keys[(first + i) * columns + own..][..size]) * scale;
-                    *weight = libm::expf(if block == 0 { *weight } else { again() } - largest);
-                    total += *weight;
+                if block > 0 {
+                    for (i, (score, key)) in kept.iter_mut().zip(keys.chunks_exact(columns).skip(first)).enumerate() {
+                        if all || sees(first + i) {
+                            *score = dot(query, key.get(part.clone()).unwrap_or_default()) * scale;
+                        }
+                    }
+                }
+                for (i, weight) in kept.iter_mut().take(now + 1 - first).enumerate() {
+                    if all || sees(first + i) {
+                        *weight = libm::expf(*weight - largest);
+                        total += *weight;
+                    }
                 }
                 // Eight sums at a time stay in registers over all positions.
                 let (eights, rest) = out.as_chunks_mut::<8>();
-                let seen = || values.chunks_exact(columns).zip(&kept).enumerate().filter(move |(i, _)| sees(i));
                 let mut from = own;
                 for out in eights {
                     let mut sums = *out;
-                    for (_, (value, weight)) in seen() {
-                        for (sum, x) in sums.iter_mut().zip(value.get(from..from + 8).unwrap_or_default()) {
-                            *sum += weight * x;
+                    for (i, (value, weight)) in values.chunks_exact(columns).zip(&kept).enumerate() {
+                        if all || sees(first + i) {
+                            for (sum, x) in sums.iter_mut().zip(value.get(from..from + 8).unwrap_or_default()) {
+                                *sum += weight * x;
+                            }
                         }
                     }
                     (*out, from) = (sums, from + 8);
                 }
                 if !rest.is_empty() {
-                    seen().for_each(|(_, (value, weight))| axpy(*weight, value.get(from..).unwrap_or_default(), rest));
+                    for (i, (value, weight)) in values.chunks_exact(columns).zip(&kept).enumerate() {
+                        if all || sees(first + i) {
+                            axpy(*weight, value.get(from..).unwrap_or_default(), rest);
+                        }
+                    }
                 }
             }
             out.iter_mut().for_each(|o| *o /= total);
@@ -124,7 +155,7 @@ impl Operation for CachedAttention {
 mod tests {
     use super::*;
     use crate::ops::testing::Bench;
-    use crate::ops::{Attention, Heads, Linear, RotaryScaling, Rotate};
+    use crate::ops::{Attention, Linear, RotaryScaling, Rotate};
 
     /// Tokens one by one against all of them at once, the same bits: `OUT` is the width of the result.
     fn equals<const WORDS: usize, const OUT: usize>(heads: Heads, t: u32, kind: Kind) {
@@ -152,6 +183,35 @@ mod tests {
             let whole: [f32; OUT] = b.get(out.slice_rows(position, 1)).try_into().unwrap();
             assert_eq!(b.get(step), whole, "{kind:?} at {position}");
         }
+    }
+
+    #[test]
+    fn operands_that_do_not_belong_together_are_errors() {
+        let mut b = Bench::<4096>::new();
+        let heads = Heads::grouped(4, 2, 4);
+        let table = b.values([1, 3, 2, 2], &[0.5; 12]);
+        let (qkv, cache) = (b.poison([1, 1, 1, heads.width()]), b.poison([1, 2, 3, 8]));
+        let (out, cursor) = (b.poison([1, 1, 1, 16]), b.ids(&[2]));
+        let rotary = Rotary { table, heads, positions: 3 };
+        let whole = CachedAttention { qkv, cache, cursor, out, rotary, pattern: Pattern::DENSE };
+        let of = |heads| Rotary { heads, ..rotary };
+        let local = Pattern { kind: Kind::Local, block: 0, window: 1, stride: 2 };
+        let wrong = [
+            (CachedAttention { qkv: qkv.slice_columns(0, 24), ..whole }, "qkv"),
+            (CachedAttention { qkv: qkv.slice_columns(0, 16), ..whole }, "rotary"),
+            (CachedAttention { rotary: of(Heads::grouped(1, 2, 4)), ..whole }, "qkv"),
+            (CachedAttention { rotary: of(Heads::grouped(4, 0, 4)), ..whole }, "cache"),
+            (CachedAttention { rotary: of(Heads::grouped(4, 2, 0)), ..whole }, "cache"),
+            (CachedAttention { cache: cache.reshaped([1, 1, 3, 8]), ..whole }, "cache"),
+            (CachedAttention { cache: cache.reshaped([1, 2, 2, 8]), ..whole }, "cursor"),
+            (CachedAttention { cache: cache.reshaped([1, 2, 3, 0]), ..whole }, "cache"),
+            (CachedAttention { rotary: Rotary { table: table.reshaped([1, 2, 2, 2]), ..rotary }, ..whole }, "rotary"),
+            (CachedAttention { pattern: local, ..whole }, "pattern"),
+        ];
+        for (wrong, operand) in wrong {
+            assert_eq!(b.fails(wrong), Some(wrong.misfit(operand)), "{wrong:?}");
+        }
+        assert_eq!(b.fails(whole), None);
     }
 
     #[test]

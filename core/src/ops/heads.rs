@@ -1,5 +1,7 @@
 //! Where queries, keys and values lie in a row of a fused projection.
 
+use core::num::NonZeroU32;
+
 /// The heads of an attention and their places in a row. All offsets and strides count elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
@@ -73,6 +75,14 @@ impl Heads {
         head / (self.queries / self.keys)
     }
 
+    /// Query heads that a key head serves, whole ones; nothing where there are fewer than key heads.
+    pub const fn served(&self) -> Option<NonZeroU32> {
+        match self.queries.checked_div(self.keys) {
+            Some(served) => NonZeroU32::new(served),
+            None => None,
+        }
+    }
+
     /// 1 / √size, the scale of the scores.
     pub fn scale(&self) -> f32 {
         1.0 / libm::sqrtf(self.size as f32)
@@ -98,5 +108,7 @@ mod tests {
             assert!(owners[..width].iter().all(|&n| n == 1) && owners[width..].iter().all(|&n| n == 0));
         }
         assert_eq!(Heads::grouped(6, 2, 4).key_of(5), 1);
+        assert_eq!(Heads::grouped(6, 2, 4).served(), NonZeroU32::new(3));
+        assert_eq!([Heads::grouped(6, 0, 4), Heads::grouped(1, 2, 4)].map(|heads| heads.served()), [None; 2]);
     }
 }

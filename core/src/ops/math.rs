@@ -20,8 +20,13 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 #[inline(always)]
 pub(super) fn short_dot(a: &[f32], b: &[f32]) -> f32 {
     match (<&[f32; 8]>::try_from(a), <&[f32; 8]>::try_from(b)) {
-        // The sum with 0 is the lane's first: it makes 0 of −0.
-        (Ok(a), Ok(b)) => tree(core::array::from_fn(|i| 0.0 + a[i] * b[i])),
+        (Ok(a), Ok(b)) => {
+            let mut lanes = [0.0; 8];
+            for i in 0..8 {
+                lanes[i] += a[i] * b[i];
+            }
+            tree(lanes)
+        }
         _ => dot(a, b),
     }
 }

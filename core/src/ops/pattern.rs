@@ -43,10 +43,20 @@ impl Pattern {
             }
     }
 
-    /// Whether the query at position `i` sees the key at position `j`.
+    /// Whether its blocks have positions; what is dense asks for none.
+    pub const fn fits(&self) -> bool {
+        self.block > 0 || matches!(self.kind, Kind::Dense)
+    }
+
+    /// Whether the query at position `i` sees the key at position `j`. One that does not [fit](Pattern::fits) sees none.
     pub const fn sees(&self, i: u32, j: u32) -> bool {
         // Dense needs no division, which small chips take long for.
-        j <= i && (matches!(self.kind, Kind::Dense) || self.sees_block(i / self.block, j / self.block))
+        j <= i
+            && (matches!(self.kind, Kind::Dense)
+                || match (i.checked_div(self.block), j.checked_div(self.block)) {
+                    (Some(i), Some(j)) => self.sees_block(i, j),
+                    _ => false,
+                })
     }
 
     /// Active blocks of a sequence of `seq_len` positions.

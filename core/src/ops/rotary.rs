@@ -69,22 +69,28 @@ impl Rotary {
             && self.dims() <= self.heads.size
     }
 
-    /// Rotates the queries and keys of `row` by `table`'s angles at `position`; backwards where `inverse`.
-    pub fn rotate(heads: &Heads, table: &[f32], dims: usize, position: usize, row: &mut [f32], inverse: bool) {
-        let (angles, _) = table[position * dims..(position + 1) * dims].as_chunks::<2>();
-        let turn = |head: &mut [f32]| {
-            let (low, high) = head.split_at_mut(dims / 2);
+    /// Rotates the queries and keys of `row` by `table`'s angles at `position`; backwards where `inverse`. Nothing where the
+    /// table is without the position or the row without a head.
+    #[must_use = "a row that is too short is not rotated"]
+    pub fn rotate(
+        heads: &Heads,
+        table: &[f32],
+        dims: usize,
+        position: usize,
+        row: &mut [f32],
+        inverse: bool,
+    ) -> Option<()> {
+        let (angles, _) = table.get(position * dims..(position + 1) * dims)?.as_chunks::<2>();
+        let mut turn = |at: usize| {
+            let (low, high) = row.get_mut(at..at + dims)?.split_at_mut_checked(dims / 2)?;
             for ((a, b), &[cos, sin]) in low.iter_mut().zip(high).zip(angles) {
                 let sin = if inverse { -sin } else { sin };
                 (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
             }
+            Some(())
         };
-        for h in 0..heads.queries {
-            turn(&mut row[heads.query(h)..][..dims]);
-        }
-        for h in 0..heads.keys {
-            turn(&mut row[heads.key(h)..][..dims]);
-        }
+        (0..heads.queries).try_for_each(|h| turn(heads.query(h)))?;
+        (0..heads.keys).try_for_each(|h| turn(heads.key(h)))
     }
 
     /// Entry (cosine, sine) of pair `pair` of `dims / 2` at `position`, in f64 and rounded once.

@@ -33,7 +33,9 @@ impl Operation for Rotate {
         let [mut qkv, table] = arena.views([Some(self.qkv), Some(self.rotary.table)])?;
         let Rotary { heads, positions, .. } = &self.rotary;
         for (r, row) in qkv.f32_mut()?.chunks_exact_mut(self.qkv.columns() as usize).enumerate() {
-            Rotary::rotate(heads, table.f32()?, self.rotary.dims() as usize, r % *positions as usize, row, false);
+            let position = r % *positions as usize;
+            Rotary::rotate(heads, table.f32()?, self.rotary.dims() as usize, position, row, false)
+                .ok_or(self.misfit("rotary"))?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! A small arena with operands, for the tests at the bottom of each operation's file.
 
-use crate::device::{Device as _, Meter, Operation, Rates, Reference, Single};
+use crate::device::{Device as _, Meter, Operation, OperationError, Rates, Reference, Single};
 use crate::memory::{Arena, Dtype, Region, Space};
 use crate::random::Random;
 use crate::train::{Results, Settings};
@@ -70,6 +70,11 @@ impl<const WORDS: usize> Bench<WORDS> {
         let [mut view] = arena.views([Some(region)]).unwrap();
         view.u32_mut().expect("a region of this type").copy_from_slice(ids);
         region
+    }
+
+    /// What `operation` fails with, run without a look at its shapes before.
+    pub fn fails(&mut self, operation: impl Operation) -> Option<OperationError> {
+        operation.reference(&mut Arena::new(&mut self.storage)).err()
     }
 
     /// Codes that nobody wrote: NaN.

@@ -183,7 +183,7 @@ impl Head<'_> {
         let rotary = &self.op.rotary;
         let (dims, alone) = (rotary.dims() as usize, Heads::grouped(1, 0, rotary.heads.size));
         let position = (b * self.op.qkv.shape[2] as usize + row) % rotary.positions as usize;
-        Rotary::rotate(&alone, self.table, dims, position, head, true);
+        Rotary::rotate(&alone, self.table, dims, position, head, true).expect("a validated operation's table");
     }
 
     /// Writes one head's gradient at a row of sequence `b`.

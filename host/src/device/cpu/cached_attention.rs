@@ -23,7 +23,8 @@ impl Cpu {
         let now = cursor.u32()?[0] as usize;
         op.expect(now < context, "cursor")?;
         let row = qkv.f32_mut()?;
-        Rotary::rotate(&heads, table.f32()?, op.rotary.dims() as usize, now, row, false);
+        let turned = Rotary::rotate(&heads, table.f32()?, op.rotary.dims() as usize, now, row, false);
+        turned.ok_or(op.misfit("rotary"))?;
         let (keys, values) = cache.f32_mut()?.split_at_mut(context * columns);
         for h in 0..heads.keys {
             let at = now * columns + h as usize * size;

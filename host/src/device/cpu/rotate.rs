@@ -18,7 +18,8 @@ impl Cpu {
         let (dims, positions) = (op.rotary.dims() as usize, op.rotary.positions as usize);
         self.pool.chunks(qkv.f32_mut()?, ROWS * width, |_, chunk, part| {
             for (row, values) in (chunk * ROWS..).zip(part.chunks_exact_mut(width)) {
-                Rotary::rotate(&op.rotary.heads, table, dims, row % positions, values, false);
+                Rotary::rotate(&op.rotary.heads, table, dims, row % positions, values, false)
+                    .expect("a validated operation's rows");
             }
         });
         Ok(())
