@@ -97,14 +97,13 @@ impl Operation for CachedAttention {
             self.expect(part.end <= columns, "cache")?;
             let mut largest = f32::NEG_INFINITY;
             for (j, key) in keys.chunks_exact(columns).enumerate() {
-                if !(all || sees(j)) {
-                    continue;
+                if all || sees(j) {
+                    let s = short_dot(query, key.get(part.clone()).unwrap_or_default()) * scale;
+                    if let Some(kept) = kept.get_mut(j) {
+                        *kept = s;
+                    }
+                    largest = if s > largest { s } else { largest };
                 }
-                let s = short_dot(query, key.get(part.clone()).unwrap_or_default()) * scale;
-                if let Some(kept) = kept.get_mut(j) {
-                    *kept = s;
-                }
-                largest = if s > largest { s } else { largest };
             }
             out.fill(0.0);
             let mut total = 0.0;

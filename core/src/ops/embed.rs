@@ -48,15 +48,21 @@ impl Operation for Embed {
         let scales = self.scales.map(|s| s.scales);
         let [ids, table, scales, mut out] = arena.views([Some(self.ids), Some(self.table), scales, Some(self.out)])?;
         let (d, rows) = (self.table.columns() as usize, out.f32_mut()?);
+        self.expect(d > 0, "table")?;
         if let Some(of) = self.scales {
             let table = IntegerRows::new(self.table, of, &table, &scales)?;
             for (row, &id) in rows.chunks_exact_mut(d).zip(ids.u32()?) {
-                table.row(id as usize).decoded(d, |i, x| row[i] = x);
+                table.row(id as usize).decoded(d, |i, x| {
+                    if let Some(place) = row.get_mut(i) {
+                        *place = x;
+                    }
+                });
             }
             return Ok(());
         }
+        let table = table.f32()?.chunks_exact(d);
         for (row, &id) in rows.chunks_exact_mut(d).zip(ids.u32()?) {
-            row.copy_from_slice(&table.f32()?[id as usize * d..][..d]);
+            row.copy_from_slice(table.clone().nth(id as usize).ok_or(self.misfit("ids"))?);
         }
         Ok(())
     }
@@ -126,5 +132,18 @@ mod tests {
         assert_eq!(bench.get(table_grad), [1.0, 2.0, 0.0, 0.0, 10.0, 12.0]);
         bench.run(EmbedGrad { ids, out_grad: out, table_grad, accumulate: true });
         assert_eq!(bench.get(table_grad), [2.0, 4.0, 0.0, 0.0, 20.0, 24.0]);
+    }
+
+    #[test]
+    fn an_id_without_a_row_is_an_error() {
+        let mut bench = Bench::<64>::new();
+        let (table, out) = (bench.values([1, 1, 3, 2], &[1.0; 6]), bench.poison([1, 1, 1, 2]));
+        for (id, expected) in [(2, None), (3, Some("ids")), (u32::MAX, Some("ids"))] {
+            let embed = Embed { ids: bench.ids(&[id]), table, scales: None, out };
+            assert_eq!(bench.fails(embed), expected.map(|operand| embed.misfit(operand)), "{id}");
+        }
+        let ids = bench.ids(&[0]);
+        let embed = Embed { ids, table: table.reshaped([1, 1, 3, 0]), scales: None, out };
+        assert_eq!(bench.fails(embed), Some(embed.misfit("table")));
     }
 }

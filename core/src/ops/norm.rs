@@ -36,10 +36,11 @@ impl NormKind {
     /// Writes mean and scale of a row, as far as they are kept.
     #[inline(always)]
     pub fn keep(self, mean: f32, scale: f32, stats: &mut [f32]) {
-        match self {
-            NormKind::Layer => stats.copy_from_slice(&[mean, scale]),
-            NormKind::Rms => stats[0] = scale,
-        }
+        let kept: &[f32] = match self {
+            NormKind::Layer => &[mean, scale],
+            NormKind::Rms => &[scale],
+        };
+        stats.iter_mut().zip(kept).for_each(|(to, x)| *to = *x);
     }
 }
 
@@ -123,29 +124,31 @@ impl Operation for Norm {
         ])?;
         let (x, gain, bias, gain2, bias2) = (x.f32()?, gain.f32()?, bias.f32()?, gain2.f32()?, bias2.f32()?);
         let (stats, out, out2) = (stats.f32_mut()?, out.f32_mut()?, out2.f32_mut()?);
-        let d = self.x.columns() as usize;
-        let stats = stats.chunks_exact_mut(self.kind.stats() as usize);
-        for (r, (row, stat)) in x.chunks_exact(d).zip(stats).enumerate() {
+        let (d, kept) = (self.x.columns() as usize, self.kind.stats() as usize);
+        self.expect(d > 0, "x")?;
+        self.expect(gain.len() == d && (gain2.len() == d || second.is_none()), "gain")?;
+        for (r, row) in x.chunks_exact(d).enumerate() {
+            let stat = stats.get_mut(r * kept..(r + 1) * kept).ok_or(self.misfit("stats"))?;
             let mean = match self.kind {
                 NormKind::Layer => sum(row) / d as f32,
                 NormKind::Rms => 0.0,
             };
-            let out = &mut out[r * d..][..d];
+            let out = out.get_mut(r * d..(r + 1) * d).ok_or(self.misfit("out"))?;
             for (o, x) in out.iter_mut().zip(row) {
                 *o = x - mean;
             }
             // Two passes: the variance of centred values keeps its digits where the mean is large.
             let scale = 1.0 / libm::sqrtf(dot(out, out) / d as f32 + self.eps);
             self.kind.keep(mean, scale, stat);
-            let affine = |i: usize, x: f32, gain: &[f32], bias: &[f32]| {
-                let scaled = x * scale * gain[i];
-                bias.get(i).map_or(scaled, |b| scaled + b)
+            let affine = |x: f32, gain: &f32, bias: Option<&f32>| {
+                let scaled = x * scale * gain;
+                bias.map_or(scaled, |b| scaled + b)
             };
-            for (i, (o2, o)) in out2.iter_mut().skip(r * d).zip(&*out).enumerate() {
-                *o2 = affine(i, *o, gain2, bias2);
+            for (i, ((o2, o), gain)) in out2.iter_mut().skip(r * d).zip(&*out).zip(gain2).enumerate() {
+                *o2 = affine(*o, gain, bias2.get(i));
             }
-            for (i, o) in out.iter_mut().enumerate() {
-                *o = affine(i, *o, gain, bias);
+            for (i, (o, gain)) in out.iter_mut().zip(gain).enumerate() {
+                *o = affine(*o, gain, bias.get(i));
             }
         }
         self.copy.map_or(Ok(()), |copy| copy.make(self.first.out, arena))
@@ -186,6 +189,27 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn operands_that_do_not_belong_together_are_errors() {
+        let mut b = Bench::<256>::new();
+        let (x, gain, out) = (b.normal([1, 1, 3, 5], 1, 1.0), b.normal([1, 1, 1, 5], 2, 1.0), b.poison([1, 1, 3, 5]));
+        let (stats, first) = (b.poison([1, 1, 3, 2]), Affine { gain, bias: None, out });
+        let second = Some(Affine { gain: b.poison([1, 1, 1, 4]), bias: None, out: b.poison([1, 1, 3, 5]) });
+        let whole = Norm { kind: NormKind::Layer, x, eps: 1e-5, stats, first, second: None, copy: None };
+        let short = Affine { gain: gain.slice_columns(0, 4), ..first };
+        let wrong = [
+            (Norm { x: x.reshaped([1, 1, 3, 0]), ..whole }, "x"),
+            (Norm { stats: stats.slice_rows(0, 2), ..whole }, "stats"),
+            (Norm { first: short, ..whole }, "gain"),
+            (Norm { first: Affine { out: out.slice_rows(0, 2), ..first }, ..whole }, "out"),
+            (Norm { second, ..whole }, "gain"),
+        ];
+        for (wrong, operand) in wrong {
+            assert_eq!(b.fails(wrong), Some(wrong.misfit(operand)), "{wrong:?}");
+        }
+        assert_eq!(b.fails(whole), None);
     }
 
     #[test]

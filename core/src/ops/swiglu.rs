@@ -41,9 +41,10 @@ impl Operation for SwiGlu {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [gate_up, mut out] = arena.views([Some(self.gate_up), Some(self.out)])?;
-        let d = self.out.columns() as usize;
-        for (row, out) in gate_up.f32()?.chunks_exact(2 * d).zip(out.f32_mut()?.chunks_exact_mut(d)) {
-            let (gate, up) = row.split_at(d);
+        let (d, width) = (self.out.columns() as usize, self.gate_up.columns() as usize);
+        self.expect(d > 0 && width > 0 && width == 2 * d, "out")?;
+        for (row, out) in gate_up.f32()?.chunks_exact(width).zip(out.f32_mut()?.chunks_exact_mut(d)) {
+            let (gate, up) = row.split_at_checked(d).ok_or(self.misfit("gate_up"))?;
             for (out, (g, u)) in out.iter_mut().zip(gate.iter().zip(up)) {
                 *out = silu(*g)[0] * u;
             }
@@ -116,6 +117,20 @@ mod tests {
             let expected = g / (1.0 + libm::exp(-g)) * u;
             approx::assert_relative_eq!(f64::from(b.get(out)[i]), expected, epsilon = 1e-30, max_relative = 1e-6);
         }
+    }
+
+    #[test]
+    fn a_gate_that_is_not_twice_as_wide_is_an_error() {
+        let mut b = Bench::<64>::new();
+        let (gate_up, out) = (b.poison([1, 1, 2, 16]), b.poison([1, 1, 2, 8]));
+        let fails = |b: &mut Bench<64>, columns, out| {
+            let wrong = SwiGlu { gate_up: gate_up.reshaped([1, 1, 2, columns]), out, copy: None };
+            b.fails(wrong) == Some(wrong.misfit("out"))
+        };
+        for (columns, expected) in [(16, false), (15, true), (8, true), (0, true)] {
+            assert_eq!(fails(&mut b, columns, out), expected, "{columns}");
+        }
+        assert!(fails(&mut b, 0, out.reshaped([1, 1, 2, 0])));
     }
 
     #[test]
