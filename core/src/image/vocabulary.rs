@@ -172,7 +172,8 @@ impl<'a> Vocabulary<'a> {
             3 => {
                 let encoder = Encoder::from_parts(&BYTE_IDS, merges, index).map_err(|_| wrong("its index"))?;
                 let last = ends.last().copied().unwrap_or(0) as usize;
-                if ends.len() < 256 || !ends.is_sorted() || last != text.len() {
+                let sorted = ends.iter().zip(ends.iter().skip(1)).all(|(end, next)| end <= next);
+                if ends.len() < 256 || !sorted || last != text.len() {
                     return Err(wrong("its tokens"));
                 }
                 if merges.iter().any(|merge| merge.id as usize >= SPECIALS.len() + ends.len()) {

@@ -280,8 +280,10 @@ impl<'a> Arena<'a> {
     fn carve<'v>(&'v mut self, views: &mut [View<'v>]) -> Result<(), ArenaError> {
         let image = self.image;
         // Places behind the last region are looked at once.
-        let used = views.iter().rposition(|view| view.region.is_some()).map_or(0, |last| last + 1);
-        let (views, _) = views.split_at_mut(used);
+        let mut views = views;
+        while let [used @ .., View { region: None, .. }] = views {
+            views = used;
+        }
         for view in views.iter_mut() {
             let Some(region) = view.region else { continue };
             let range = self.range(region)?;

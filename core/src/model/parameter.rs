@@ -60,7 +60,8 @@ impl Parameter {
     /// [`WeightScales`]: crate::ops::WeightScales
     pub fn scale_slot(&self, integer: Integer) -> Slot {
         let Parameter { name, parts, shape: [rows, columns], layers, kind, .. } = *self;
-        let shape = [1, 1, rows, columns.div_ceil(integer.group(kind, columns))];
+        // A group has a pair of columns at least; no columns have none.
+        let shape = [1, 1, rows, columns.div_ceil(integer.group(kind, columns).max(2))];
         Slot { prefix: "scale.", layers, parts, ..Slot::new(name, Role::Scale, Dtype::F16, shape) }
     }
 }

@@ -34,6 +34,8 @@ pub enum BpeError {
     Duplicate(u32),
     /// More merges or bytes than 32 bits count.
     TooLong,
+    /// The scratch's links lead out of it, which no text and no merges make them do.
+    Links,
 }
 
 impl fmt::Display for BpeError {
@@ -43,6 +45,7 @@ impl fmt::Display for BpeError {
             Self::Scratch(needed) => write!(f, "encoding this piece of text needs {needed} nodes"),
             Self::Duplicate(rank) => write!(f, "merge {rank} joins the same pair as an earlier one"),
             Self::TooLong => write!(f, "more merges or bytes than 32 bits count"),
+            Self::Links => write!(f, "the encoder lost a token; this is a fault of the program"),
         }
     }
 }
@@ -116,7 +119,7 @@ impl<'a> Encoder<'a> {
     /// The ids of `piece`, in order. `scratch` has a node for every byte.
     ///
     /// # Errors
-    /// [`BpeError::Scratch`], [`BpeError::TooLong`].
+    /// [`BpeError::Scratch`], [`BpeError::TooLong`]; never [`BpeError::Links`], which stands where else would be a panic.
     ///
     /// ```
     /// use capful_core::vocab::{bpe::*, index_len};
@@ -143,12 +146,7 @@ impl<'a> Encoder<'a> {
             *node = Node { id: self.bytes[byte as usize], prev, next, ..Node::EMPTY };
         }
         let mut chain = Chain { encoder: self, nodes, waiting: 0 };
-        for i in 0..piece.len() as u32 {
-            chain.rate(i);
-        }
-        while let Some(left) = chain.first() {
-            chain.join(left);
-        }
+        chain.join_all(piece.len() as u32).ok_or(BpeError::Links)?;
         let nodes: &'s [Node] = chain.nodes;
         let mut at = if nodes.is_empty() { EMPTY } else { 0 };
         Ok(core::iter::from_fn(move || {
@@ -166,7 +164,7 @@ impl<'a> Encoder<'a> {
         let mut place = hash as usize & mask;
         // Bounded, so that not even a foreign index without a free place can hang.
         for _ in 0..self.index.len() {
-            let rank = self.index[place];
+            let Some(&rank) = self.index.get(place) else { break };
             let Some(merge) = self.merges.get(rank as usize) else { break };
             if merge.left == left && merge.right == right {
                 return (place, Some(rank));
@@ -177,7 +175,8 @@ impl<'a> Encoder<'a> {
     }
 }
 
-/// The chain of tokens of one piece, and the heap of its pairs: lowest (rank, position) first.
+/// The chain of tokens of one piece, and the heap of its pairs: lowest (rank, position) first. Its methods give nothing
+/// where a link leads to no node.
 struct Chain<'e, 's> {
     encoder: &'e Encoder<'e>,
     nodes: &'s mut [Node],
@@ -186,109 +185,122 @@ struct Chain<'e, 's> {
 }
 
 impl Chain<'_, '_> {
-    fn node(&mut self, i: u32) -> &mut Node {
-        &mut self.nodes[i as usize]
+    fn node(&mut self, i: u32) -> Option<&mut Node> {
+        self.nodes.get_mut(i as usize)
     }
 
-    /// The left half of the pair to join next.
-    fn first(&self) -> Option<u32> {
-        (self.waiting > 0).then(|| self.nodes[0].heap)
+    /// Joins pairs of `tokens` tokens until none is left.
+    fn join_all(&mut self, tokens: u32) -> Option<()> {
+        (0..tokens).try_for_each(|i| self.rate(i))?;
+        while self.waiting > 0 {
+            let left = self.node(0)?.heap;
+            self.join(left)?;
+        }
+        Some(())
     }
 
-    fn join(&mut self, left: u32) {
-        let Node { next: right, rank, .. } = *self.node(left);
-        let Node { next, .. } = *self.node(right);
-        self.leave(right);
-        self.node(left).id = self.encoder.merges[rank as usize].id;
-        self.node(left).next = next;
+    fn join(&mut self, left: u32) -> Option<()> {
+        let Node { next: right, rank, prev, .. } = *self.node(left)?;
+        let Node { next, .. } = *self.node(right)?;
+        self.leave(right)?;
+        let id = self.encoder.merges.get(rank as usize)?.id;
+        let node = self.node(left)?;
+        (node.id, node.next) = (id, next);
         if next != EMPTY {
-            self.node(next).prev = left;
+            self.node(next)?.prev = left;
         }
-        self.rate(left);
-        let prev = self.node(left).prev;
-        if prev != EMPTY {
-            self.rate(prev);
-        }
+        self.rate(left)?;
+        if prev == EMPTY { Some(()) } else { self.rate(prev) }
     }
 
     /// Looks up the pair that starts at node `i`, and puts it into the heap, moves it there or takes it out.
-    fn rate(&mut self, i: u32) {
-        let Node { id, next, at, rank: old, .. } = *self.node(i);
+    fn rate(&mut self, i: u32) -> Option<()> {
+        let Node { id, next, at, rank: old, .. } = *self.node(i)?;
         let rank = match self.nodes.get(next as usize) {
             Some(right) => self.encoder.find(id, right.id).1.unwrap_or(EMPTY),
             None => EMPTY,
         };
         if rank == EMPTY {
-            self.leave(i);
-            return;
+            return self.leave(i);
         }
-        self.node(i).rank = rank;
+        self.node(i)?.rank = rank;
         if at == EMPTY {
             self.waiting += 1;
-            self.up(self.waiting - 1, i);
+            self.up(self.waiting - 1, i)
         } else if rank < old {
-            self.up(at, i);
+            self.up(at, i)
         } else {
-            self.down(at, i);
+            self.down(at, i)
         }
     }
 
     /// Takes node `i` out of the heap, if it is there.
-    fn leave(&mut self, i: u32) {
-        let at = self.node(i).at;
+    fn leave(&mut self, i: u32) -> Option<()> {
+        let at = core::mem::replace(&mut self.node(i)?.at, EMPTY);
         if at == EMPTY {
-            return;
+            return Some(());
         }
-        self.node(i).at = EMPTY;
         self.waiting -= 1;
-        let last = self.node(self.waiting).heap;
-        if last != i {
-            // The last one fills the gap; it may belong above or below it.
-            self.up(at, last);
-            let at = self.node(last).at;
-            self.down(at, last);
+        let last = self.node(self.waiting)?.heap;
+        if last == i {
+            return Some(());
         }
+        // The last one fills the gap; it may belong above or below it.
+        self.up(at, last)?;
+        let at = self.node(last)?.at;
+        self.down(at, last)
     }
 
-    fn key(&self, i: u32) -> (u32, u32) {
-        (self.nodes[i as usize].rank, i)
+    /// The node at place `at` of the heap, and its key.
+    fn waits(&self, at: u32) -> Option<(u32, (u32, u32))> {
+        let i = self.nodes.get(at as usize)?.heap;
+        Some((i, self.key(i)?))
     }
 
-    fn place(&mut self, at: u32, i: u32) {
-        self.node(at).heap = i;
-        self.node(i).at = at;
+    fn key(&self, i: u32) -> Option<(u32, u32)> {
+        Some((self.nodes.get(i as usize)?.rank, i))
+    }
+
+    fn place(&mut self, at: u32, i: u32) -> Option<()> {
+        self.node(at)?.heap = i;
+        self.node(i)?.at = at;
+        Some(())
     }
 
     /// Places node `i` at `at` or above.
-    fn up(&mut self, mut at: u32, i: u32) {
+    fn up(&mut self, mut at: u32, i: u32) -> Option<()> {
+        let key = self.key(i)?;
         while at > 0 {
             let parent = (at - 1) / 2;
-            let other = self.node(parent).heap;
-            if self.key(other) <= self.key(i) {
+            let (other, above) = self.waits(parent)?;
+            if above <= key {
                 break;
             }
-            self.place(at, other);
+            self.place(at, other)?;
             at = parent;
         }
-        self.place(at, i);
+        self.place(at, i)
     }
 
     /// Places node `i` at `at` or below.
-    fn down(&mut self, mut at: u32, i: u32) {
+    fn down(&mut self, mut at: u32, i: u32) -> Option<()> {
+        let key = self.key(i)?;
         while at < self.waiting / 2 {
             let mut child = 2 * at + 1;
+            let (mut other, mut below) = self.waits(child)?;
             if child + 1 < self.waiting {
-                let (left, right) = (self.node(child).heap, self.node(child + 1).heap);
-                child += u32::from(self.key(right) < self.key(left));
+                let (right, key) = self.waits(child + 1)?;
+                if key < below {
+                    (child, other, below) = (child + 1, right, key);
+                }
             }
-            let other = self.node(child).heap;
-            if self.key(i) <= self.key(other) {
+            if key <= below {
                 break;
             }
-            self.place(at, other);
+            self.place(at, other)?;
             at = child;
         }
-        self.place(at, i);
+        self.place(at, i)
     }
 }
 

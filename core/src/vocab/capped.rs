@@ -194,7 +194,10 @@ impl<'a> CappedVocabulary<'a> {
     pub fn word(&self, id: u32) -> Option<&'a str> {
         let id = id as usize;
         let end = *self.ends.get(id)? as usize;
-        let start = if id == 0 { 0 } else { self.ends[id - 1] as usize + 1 };
+        let start = match id.checked_sub(1) {
+            Some(before) => *self.ends.get(before)? as usize + 1,
+            None => 0,
+        };
         self.text.get(start..end)
     }
 
@@ -214,10 +217,7 @@ impl<'a> CappedVocabulary<'a> {
         let mut place = hash_word(word.as_bytes()) as usize & mask;
         // Bounded, so that not even a foreign index without a free place can hang.
         for _ in 0..self.index.len() {
-            let id = self.index[place];
-            if id == EMPTY {
-                break;
-            }
+            let Some(&id) = self.index.get(place).filter(|id| **id != EMPTY) else { break };
             if self.word(id) == Some(word) {
                 return (place, Some(id));
             }

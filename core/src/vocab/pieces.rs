@@ -31,26 +31,31 @@ fn class(c: char) -> Class {
 pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     core::iter::from_fn(move || {
-        let first = rest.chars().next()?;
-        let (piece, after) = rest.split_at(piece_len(rest, first));
+        // Where it ends is where a character begins; were it not, the rest would be one piece, and no text be lost.
+        let (piece, after) = rest.split_at_checked(piece_len(rest)?).unwrap_or((rest, ""));
         rest = after;
         Some(piece)
     })
 }
 
-fn piece_len(text: &str, first: char) -> usize {
-    let (start, first) = match text[first.len_utf8()..].chars().next() {
-        Some(second) if first == ' ' && class(second) != Class::Space => (1, second),
-        _ => (0, first),
+/// Bytes of the first piece of `text`, if it has any.
+fn piece_len(text: &str) -> Option<usize> {
+    let mut chars = text.char_indices();
+    let (_, first) = chars.next()?;
+    let mut behind = chars.clone();
+    let (mut last, chars) = match behind.next() {
+        Some((_, second)) if first == ' ' && class(second) != Class::Space => (second, behind),
+        _ => (first, chars),
     };
-    let kind = class(first);
-    let end_of = |(at, c): (usize, char)| (class(c) != kind).then_some(at);
-    match text[start..].char_indices().find_map(end_of) {
-        // More than one: the last space goes with what follows.
-        Some(len) if kind == Class::Space && len > 1 && text[..len].ends_with(' ') => len - 1,
-        Some(len) => start + len,
-        None => text.len(),
+    let kind = class(last);
+    for (at, c) in chars {
+        if class(c) != kind {
+            // Of several spaces the last one goes with what follows.
+            return Some(at - usize::from(kind == Class::Space && last == ' '));
+        }
+        last = c;
     }
+    Some(text.len())
 }
 
 #[cfg(test)]

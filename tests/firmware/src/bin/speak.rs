@@ -19,11 +19,13 @@ static IDS: Once<[u32; model::CONTEXT]> = Once::new([0; model::CONTEXT]);
 static COMMAND: Once<[u8; 256]> = Once::new([0; 256]);
 
 #[inline(never)]
-fn speak(line: &mut Line, command: &str) -> Result<(), Refused> {
-    let mut words = command.splitn(5, ' ').skip(1);
-    let mut next = || words.next().ok_or(Refused::Command);
-    let [address, bytes, tokens] = [number(next()?)?, number(next()?)?, number(next()?)?];
-    let prompt = next()?;
+fn speak<'a>(line: &mut Line, command: &'a str) -> Result<(), Refused> {
+    let cut = |words: &'a str| words.split_once(' ').ok_or(Refused::Command);
+    let (_, words) = cut(command)?;
+    let (address, words) = cut(words)?;
+    let (bytes, words) = cut(words)?;
+    let (tokens, prompt) = cut(words)?;
+    let [address, bytes, tokens] = [number(address)?, number(bytes)?, number(tokens)?];
     let (Some(storage), Some(ids)) = (STORAGE.take(), IDS.take()) else { return Err(Refused::Command) };
     let counter = Counter::start();
     // Safety: whoever starts the program has put the image there.
