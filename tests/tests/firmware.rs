@@ -339,3 +339,31 @@ fn a_chip_refuses_what_is_wrong() {
     refused("long", &whole, chip, bytes, &"a z 1 ".repeat(25), "more than 79 tokens");
     refused("piece", &whole, chip, bytes, &"a".repeat(25), "needs 25 nodes");
 }
+
+/// Words outside the vocabulary, where text is read by the word: an error and no panic. What is known is said.
+#[test]
+#[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
+fn a_chip_refuses_a_word_that_it_does_not_know() {
+    let dir = tempfile::tempdir().unwrap();
+    // As many positions as the program keeps.
+    let model = "--preset llama-tiny --set layers=1 --set d_model=16 --set heads=2 --set kv_heads=2 --set d_ff=16 \
+                 --set context=80 --seq-len 80 --tokenizer word --vocab-size 300";
+    train(dir.path(), model, 1);
+    let bytes = image(dir.path(), Weights::Int8).bytes().len() as u64;
+    let path = dir.path().join("int8.img");
+    let endless = format!("the {}", "A".repeat(80));
+    // Marks that combine, letters whose small form is longer, and a word beyond all room.
+    let unknown = [("Zwölfter", 0), ("the Zwölfter", 4), ("the  and Σ\u{307}ß the", 9), ("the İ", 4), (&endless, 4)];
+    for board in BOARDS {
+        for (prompt, at) in unknown {
+            let (status, text) = run(board, &path, bytes, prompt);
+            let said = format!(": the word at byte {at} is not in the vocabulary");
+            assert_eq!((status, line(&text, "refused")), (3, &*said), "{board:?} {prompt}\n{text}");
+        }
+        // The mark itself is a word that is known.
+        for prompt in ["the", "THE <unk> the"] {
+            let (status, text) = run(board, &path, bytes, prompt);
+            assert!(status == 0 && text.contains(&format!("{prompt}|")), "{board:?} {prompt}: {status}\n{text}");
+        }
+    }
+}
