@@ -273,3 +273,93 @@ impl Described for SpikingDescription {
         self.model.decode_with(device, network, decoding)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No two numbers are equal, so that two fields that change places are found. Presets have many that are.
+    const DESCRIBED: SpikingDescription = SpikingDescription {
+        model: NeuroGen {
+            vocab_size: 61,
+            embedding: 10,
+            taps: 17,
+            connectome: Connectome {
+                taps: 170,
+                neurons: [41, 42, 43, 44, 45, 46],
+                outputs: [31, 32, 33, 34, 35, 36],
+                fan_in: [18, 19, 20, 21, 22, 23],
+                tap_share: 0.4,
+                pipelined: false,
+                feedback: false,
+                seed: 0x0123_4567_89ab_cdef,
+            },
+            fan_out: 7,
+            skip: 8,
+            memory: 9,
+            memory_decay: 0.9,
+            gate: false,
+            rule: Rule::Frozen,
+            full: false,
+            dopamine: 0.5,
+            novelty: 0.3,
+            cell: Cell {
+                leak: 0.85,
+                threshold: 1.5,
+                fatigue: 0.96,
+                adaptation: 0.2,
+                filter: 0.6,
+                rate: 0.1,
+                homeostasis: 0.005,
+                block: 6,
+                winners: 5,
+            },
+            streams: 4,
+        },
+        context: 100,
+    };
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let words = DESCRIBED.as_words();
+        for (at, word) in words.iter().enumerate() {
+            // 0 is what is no, and what nothing stands in.
+            assert!(*word == 0 || !words[..at].contains(word), "word {at} is not the only {word}");
+        }
+        assert_eq!(SpikingDescription::of_words(&words), Ok(DESCRIBED));
+        let NeuroGen { connectome, .. } = DESCRIBED.model;
+        let models = [
+            NeuroGen { gate: true, rule: Rule::Eprop, ..DESCRIBED.model },
+            NeuroGen { full: true, rule: Rule::EpropRandom, ..DESCRIBED.model },
+            NeuroGen { connectome: Connectome { pipelined: true, ..connectome }, rule: Rule::Bptt, ..DESCRIBED.model },
+            NeuroGen { connectome: Connectome { feedback: true, ..connectome }, ..DESCRIBED.model },
+        ];
+        for model in models {
+            let description = SpikingDescription { model, ..DESCRIBED };
+            assert_eq!(SpikingDescription::of_words(&description.as_words()), Ok(description));
+        }
+    }
+
+    #[test]
+    fn each_word_counts_and_none_makes_it_panic() {
+        let words = DESCRIBED.as_words();
+        for at in 0..SpikingDescription::LENGTH {
+            for word in [0, 1, 2, 3, 7, 1 << 24, 1 << 31, u32::MAX] {
+                let mut changed = words;
+                changed[at] = word;
+                let found = SpikingDescription::of_words(&changed);
+                assert!(word == words[at] || found != Ok(DESCRIBED), "word {at} does not count");
+            }
+        }
+    }
+
+    #[test]
+    fn words_of_another_family_or_number_are_refused() {
+        let mut words = DESCRIBED.as_words();
+        let part = Err(ImageError::Part("description"));
+        assert_eq!(SpikingDescription::of(&words[1..]), part);
+        assert_eq!(SpikingDescription::of(&[]), part);
+        words[0] = super::super::Description::FAMILY;
+        assert_eq!(SpikingDescription::of(&words), Err(ImageError::Family(1)));
+    }
+}
