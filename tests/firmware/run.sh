@@ -24,7 +24,11 @@ fi
 # A flag for the host's build is none for the chip's.
 build=(--manifest-path tests/firmware/Cargo.toml --target-dir target/firmware --target "$target" --release --locked --quiet)
 cargo fmt --manifest-path tests/firmware/Cargo.toml --check
+# A panic's message holds the path of its source, whose length must not decide whether the program fits.
+paths="--remap-path-prefix=$PWD=capful --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
 chip() {
+  local RUSTFLAGS="${RUSTFLAGS:-} $paths"
+  export RUSTFLAGS
   if installed; then
     cargo "$@"
   else
