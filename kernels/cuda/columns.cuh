@@ -37,11 +37,11 @@ __device__ inline void finish_columns(const FinishArgs& a) {
     });
 }
 
-// Writes a piece's sums: `N` neighbouring columns a lane, over 8 rows of threads.
-template <int N>
-__device__ inline void write_piece(const float (&sums)[N], float* partial, u32 columns) {
+// Writes a piece's sums: `N` neighbouring columns a lane, for each of `SUMS` sums, over 8 rows of threads.
+template <int SUMS, int N>
+__device__ inline void write_piece(const float (&sums)[SUMS * N], float* partial, u32 columns) {
     add_rows<8>(sums, [&](u32 v, u32 x, float total) {
-        u32 column = (blockIdx.x * 32 + x) * N + v;
-        if (column < columns) partial[(u64)blockIdx.y * columns + column] = total;
+        u32 column = (blockIdx.x * 32 + x) * N + v % N;
+        if (column < columns) partial[((u64)blockIdx.y * SUMS + v / N) * columns + column] = total;
     });
 }

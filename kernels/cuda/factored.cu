@@ -61,7 +61,7 @@ __device__ inline void square_sums(const FactoredArgs& a) {
 #pragma unroll
             for (int i = 0; i < N; i++) sums[i] += g[i] * g[i];
         }
-    write_piece<N>(sums, a.partial, a.columns);
+    write_piece<1, N>(sums, a.partial, a.columns);
 }
 
 // Grid (columns / 32 N, pieces).

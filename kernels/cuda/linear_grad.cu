@@ -22,7 +22,7 @@ __device__ inline void piece_sums(const BiasGradArgs& a) {
 #pragma unroll
             for (int i = 0; i < N; i++) sums[i] += g[i];
         }
-    write_piece<N>(sums, a.partial, a.columns);
+    write_piece<1, N>(sums, a.partial, a.columns);
 }
 
 // Grid (columns / 32 N, pieces).

@@ -1,5 +1,4 @@
-// The gradient of LayerNorm, and of RMSNorm without biases, of one or two affine outputs at once, in one pass over its
-// operands.
+// The gradient of LayerNorm, and of RMSNorm without biases, of one or two affine outputs at once.
 #include "columns.cuh"
 #include "fp8.cuh"
 #include "ptx.cuh"
@@ -51,10 +50,9 @@ __device__ inline void add(float* to, const float (&x)[N]) {
     }
 }
 
-// A warp a row: x_grad, and what the row adds to this warp's `sums` [gain and bias of each output, columns].
+// A warp a row: x_grad, and what the row adds to this warp's `sums` [outputs, columns] of the gains, where RMSNorm has them.
 template <class T, int N, bool RMS, int OUTPUTS, class F>
 __device__ inline void norm_grad_row(const NormGradArgs& a, u32 at, float* sums, Copier<F>& copier) {
-    constexpr int EACH = RMS ? 1 : 2;
     u64 start = (u64)at * a.columns;
     float mean = mean_of<RMS>(a, at), scale = scale_of<RMS>(a, at);
     Row<T, N, 32, RMS ? 3 : 2> x((const T*)a.x + start, a.columns, threadIdx.x % 32);
@@ -77,12 +75,13 @@ __device__ inline void norm_grad_row(const NormGradArgs& a, u32 at, float* sums,
             sum += g[i];
             dot += g[i] * normal[i];
         }
+        if constexpr (RMS) {
 #pragma unroll
-        for (int o = 0; o < OUTPUTS; o++) {
-            float part[N];
-            for (int i = 0; i < N; i++) part[i] = out_grad[o][i] * normal[i];
-            add(sums + (u64)EACH * o * a.columns + column, part);
-            if (!RMS) add(sums + (u64)(EACH * o + 1) * a.columns + column, out_grad[o]);
+            for (int o = 0; o < OUTPUTS; o++) {
+                float part[N];
+                for (int i = 0; i < N; i++) part[i] = out_grad[o][i] * normal[i];
+                add(sums + (u64)o * a.columns + column, part);
+            }
         }
     });
     float mean_g = RMS ? 0.0f : warp_sum(sum) / a.columns, mean_gx = warp_sum(dot) / a.columns;
@@ -96,21 +95,22 @@ __device__ inline void norm_grad_row(const NormGradArgs& a, u32 at, float* sums,
     });
 }
 
-// A block takes `piece` rows, a warp every so many of them. What they add to the gains' and biases' sums is kept apart, a warp
-// each, and added up at the end in the warps' order. Rows whose sums no shared memory holds are one warp's, in place.
-template <class T, bool RMS, int OUTPUTS, class F = Uncopied>
-__device__ void norm_grad(const NormGradArgs& a) {
+// RMSNorm, in one pass. A block takes `piece` rows, a warp every so many of them. What they add to the gains' sums is kept
+// apart, a warp each, and added up at the end in the warps' order. Rows whose sums no shared memory holds are one warp's, with
+// sums in place.
+template <class T, int OUTPUTS, class F = Uncopied>
+__device__ void norm_grad_rms(const NormGradArgs& a) {
     LAUNCH_SHARED(pool, NORM_SUMS * sizeof(float));
     Copier<F> copier(a.copy);
-    u32 count = (RMS ? 1 : 2) * OUTPUTS * a.columns, warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    u32 count = OUTPUTS * a.columns, warps = blockDim.x / 32, warp = threadIdx.x / 32;
     float* partial = a.partial + (u64)blockIdx.x * count;
     float* sums = a.shared ? (float*)pool + warp * count : partial;
     for (u32 i = threadIdx.x % 32; i < count; i += 32) sums[i] = 0;
     __syncwarp();
     u32 end = min(a.rows, (blockIdx.x + 1) * a.piece);
     for (u32 at = blockIdx.x * a.piece + warp; at < end; at += warps)
-        a.wide ? norm_grad_row<T, WIDE<T>, RMS, OUTPUTS>(a, at, sums, copier)
-               : norm_grad_row<T, 1, RMS, OUTPUTS>(a, at, sums, copier);
+        a.wide ? norm_grad_row<T, WIDE<T>, true, OUTPUTS>(a, at, sums, copier)
+               : norm_grad_row<T, 1, true, OUTPUTS>(a, at, sums, copier);
     __syncthreads();
     if (a.shared)
         for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
@@ -121,14 +121,57 @@ __device__ void norm_grad(const NormGradArgs& a) {
     copier.finish(a.copy);
 }
 
-#define EXPORT_OUTPUTS(name, threads, body, rms)                  \
-    EXPORT(name##1_f32, NormGradArgs, threads, body<float, rms, 1>) \
-    EXPORT(name##2_f32, NormGradArgs, threads, body<float, rms, 2>) \
-    EXPORT(name##1_bf16, NormGradArgs, threads, body<bf16, rms, 1>) \
-    EXPORT(name##2_bf16, NormGradArgs, threads, body<bf16, rms, 2>)
+// LayerNorm: a warp a row. The sums are a pass of their own: of two outputs they are four a column, and what so many blocks
+// keep of them is more than the operands of a small batch.
+template <class T, int OUTPUTS>
+__device__ void norm_grad_layer(const NormGradArgs& a) {
+    Copier<Uncopied> copier(a.copy);
+    u32 at = blockIdx.x * 4 + threadIdx.x / 32;
+    if (at < a.rows)
+        a.wide ? norm_grad_row<T, WIDE<T>, false, OUTPUTS>(a, at, nullptr, copier)
+               : norm_grad_row<T, 1, false, OUTPUTS>(a, at, nullptr, copier);
+}
 
-EXPORT_OUTPUTS(norm_grad_layer, 256, norm_grad, false)
-EXPORT_OUTPUTS(norm_grad_rms, 256, norm_grad, true)
-EXPORT(norm_grad_rms1_e5m2_f32, NormGradArgs, 256, norm_grad<float, true, 1, E5m2>)
-EXPORT(norm_grad_rms1_e5m2_bf16, NormGradArgs, 256, norm_grad<bf16, true, 1, E5m2>)
+// Over `piece` rows, 32 N columns and 8 rows at a time: the sums of gains and biases.
+template <class T, int N, int OUTPUTS>
+__device__ inline void piece_sums(const NormGradArgs& a) {
+    u32 column = (blockIdx.x * 32 + threadIdx.x % 32) * N;
+    u32 end = min(a.rows, (blockIdx.y + 1) * a.piece);
+    float sums[2 * OUTPUTS * N] = {};
+    if (column < a.columns)
+#pragma unroll 2
+        for (u32 row = blockIdx.y * a.piece + threadIdx.x / 32; row < end; row += 8) {
+            u64 at = (u64)row * a.columns + column;
+            float x[N], g[N], mean = mean_of<false>(a, row), scale = scale_of<false>(a, row);
+            read(x, (const T*)a.x + at);
+#pragma unroll
+            for (int o = 0; o < OUTPUTS; o++) {
+                read(g, (const T*)a.out_grad[o] + at);
+#pragma unroll
+                for (int i = 0; i < N; i++) {
+                    sums[2 * o * N + i] += g[i] * ((x[i] - mean) * scale);
+                    sums[(2 * o + 1) * N + i] += g[i];
+                }
+            }
+        }
+    write_piece<2 * OUTPUTS, N>(sums, a.partial, a.columns);
+}
+
+// Grid (columns / 32 N, pieces).
+template <class T, int OUTPUTS>
+__device__ void norm_grad_piece(const NormGradArgs& a) {
+    a.wide ? piece_sums<T, WIDE<T>, OUTPUTS>(a) : piece_sums<T, 1, OUTPUTS>(a);
+}
+
+#define EXPORT_OUTPUTS(name, threads, body)                  \
+    EXPORT(name##1_f32, NormGradArgs, threads, body<float, 1>) \
+    EXPORT(name##2_f32, NormGradArgs, threads, body<float, 2>) \
+    EXPORT(name##1_bf16, NormGradArgs, threads, body<bf16, 1>) \
+    EXPORT(name##2_bf16, NormGradArgs, threads, body<bf16, 2>)
+
+EXPORT_OUTPUTS(norm_grad_layer, 128, norm_grad_layer)
+EXPORT_OUTPUTS(norm_grad_piece_layer, 256, norm_grad_piece)
+EXPORT_OUTPUTS(norm_grad_rms, 256, norm_grad_rms)
+EXPORT(norm_grad_rms1_e5m2_f32, NormGradArgs, 256, norm_grad_rms<float, 1, E5m2>)
+EXPORT(norm_grad_rms1_e5m2_bf16, NormGradArgs, 256, norm_grad_rms<bf16, 1, E5m2>)
 EXPORT(norm_grad_finish, FinishArgs, 1024, finish_columns)

@@ -5,7 +5,7 @@ use capful_core::memory::Dtype;
 use capful_core::ops::{NormGrad, NormKind};
 
 use super::columns::FinishArgs;
-use super::device::{Cuda, width};
+use super::device::{Cuda, blocks, width};
 use super::error::CudaError;
 use super::norm::{BIASES, COPIES};
 use super::profile::{norm_bytes, norm_pieces, norm_sums};
@@ -52,7 +52,7 @@ impl Cuda {
         let types = affines().flat_map(|a| [a.gain, a.out_grad]).chain([o.x, o.x_grad]);
         let dtype = self.dtype("norm_grad", types)?;
         let (rows, columns, outputs) = (o.x.rows(), o.x.columns(), affines().count() as u32);
-        let (each, (piece, count)) = (norm_sums(o.kind), norm_pieces(rows));
+        let (each, (piece, count)) = (norm_sums(o.kind), norm_pieces(o.kind, rows));
         let mut arguments = NormGradArgs {
             x: self.address(o.x)?,
             stats: self.address(o.stats)?,
@@ -60,7 +60,7 @@ impl Cuda {
             gain: [0; 2],
             out_grad: [0; 2],
             copy,
-            partial: self.scratch_at(0, norm_bytes(rows, each * outputs, columns))?,
+            partial: self.scratch_at(0, norm_bytes(o.kind, [rows, outputs, columns]))?,
             rows,
             columns,
             outputs,
@@ -90,12 +90,18 @@ impl Cuda {
         let width = width(dtype, columns.into(), [[x, x_grad], gain, out_grad, [copy.codes; 2]].as_flattened());
         arguments.wide = (width > 1).into();
         let dtype = dtype.name();
-        // As many warps as shared memory has sums for; if for none, one that keeps them where they are wanted.
-        let sums = each * outputs * columns;
-        let warps = (ROOM / sums).min(MOST_WARPS);
-        arguments.shared = (warps > 0).into();
-        let (threads, shared) = (32 * warps.max(1), 4 * warps * sums);
         let kernel = format!("norm_grad_{kind}{outputs}{format}_{dtype}");
+        if o.kind == NormKind::Layer {
+            let (piece, grid) =
+                (format!("norm_grad_piece_layer{outputs}_{dtype}"), [blocks(columns.into(), 32 * width), count, 1]);
+            self.launch("norm_grad", &piece, grid, 256, &arguments)?;
+            self.finish_columns("norm_grad", "norm_grad_finish", &finish)?;
+            return self.launch("norm_grad", &kernel, [blocks(rows.into(), 4), 1, 1], 128, &arguments);
+        }
+        // As many warps as shared memory has sums for; if for none, one that keeps them where they are wanted.
+        let warps = (ROOM / (outputs * columns)).min(MOST_WARPS);
+        arguments.shared = (warps > 0).into();
+        let (threads, shared) = (32 * warps.max(1), 4 * warps * outputs * columns);
         self.launch_with("norm_grad", &kernel, [count, 1, 1], threads, shared, &arguments)?;
         self.finish_columns("norm_grad", "norm_grad_finish", &finish)
     }

@@ -52,9 +52,7 @@ impl Profile for CudaProfile {
             Op::LinearGrad(o) => WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns())),
             Op::MemoryGrad(o) => score_bytes(&o.keys),
             Op::Modulate(o) => modulate_bytes(&o.factors),
-            Op::NormGrad(o) => {
-                norm_bytes(o.x.rows(), norm_sums(o.kind) * (1 + u32::from(o.second.is_some())), o.x.columns())
-            }
+            Op::NormGrad(o) => norm_bytes(o.kind, [o.x.rows(), 1 + u32::from(o.second.is_some()), o.x.columns()]),
             Op::QkNormGrad(o) => piece_bytes(o.qkv_grad.rows(), 2, o.heads.size),
             Op::ReadoutGrad(o) => turned_bytes(&o.out_grad),
             Op::Spike(o) => bit_bytes(o.weights.rows(), o.signals.columns(), 1),
@@ -101,15 +99,18 @@ pub fn piece_bytes(rows: u32, sums: u32, columns: u32) -> u64 {
     4 * u64::from(pieces(rows).1) * u64::from(sums) * u64::from(columns)
 }
 
-/// The same of a norm's gradient, whose blocks take a row a warp: as many as fill the largest GPUs.
-pub fn norm_pieces(rows: u32) -> (u32, u32) {
-    let piece = rows.div_ceil(512).max(8);
+/// The same of a norm's gradient. The blocks of RMSNorm's go through whole rows: as many as fill the largest GPUs.
+pub fn norm_pieces(kind: NormKind, rows: u32) -> (u32, u32) {
+    if kind == NormKind::Layer {
+        return pieces(rows);
+    }
+    let piece = rows.div_ceil(512).max(32);
     (piece, rows.div_ceil(piece))
 }
 
-/// Bytes of scratch for the pieces of a norm's gradient.
-pub fn norm_bytes(rows: u32, sums: u32, columns: u32) -> u64 {
-    4 * u64::from(norm_pieces(rows).1) * u64::from(sums) * u64::from(columns)
+/// Bytes of scratch for the pieces of a norm's gradient, of so many rows, outputs and columns.
+pub fn norm_bytes(kind: NormKind, [rows, outputs, columns]: [u32; 3]) -> u64 {
+    4 * u64::from(norm_pieces(kind, rows).1) * u64::from(norm_sums(kind) * outputs) * u64::from(columns)
 }
 
 /// Sums over rows that the gradient of one output of a norm takes: the gain's, and the bias's where there is one.
