@@ -38,6 +38,7 @@ impl Operation for Attention {
     fn validate(&self) -> Result<(), OperationError> {
         self.expect(self.qkv.columns() == self.heads.width(), "qkv")?;
         self.expect(rows_fit(&self.qkv, &self.out, self.heads.out_width()), "out")?;
+        self.expect(self.pattern.fits(), "pattern")?;
         let [_, batch, seq_len, _] = self.qkv.shape;
         self.expect(self.log_sum.shape == [1, batch, self.heads.queries, seq_len], "log_sum")
     }
@@ -125,6 +126,20 @@ mod tests {
                     approx::assert_relative_eq!(found, expected, epsilon = 2e-6, max_relative = 1e-5);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_pattern_of_blocks_without_positions_is_an_error() {
+        let mut b = Bench::<64>::new();
+        let heads = Heads::interleaved(1, 2);
+        let (qkv, out, log_sum) = (b.poison([1, 1, 3, 6]), b.poison([1, 1, 3, 2]), b.poison([1, 1, 1, 3]));
+        for kind in PATTERNS {
+            let pattern = Pattern { kind, block: 0, window: 1, stride: 2 };
+            let attention = Attention { qkv, out, log_sum, heads, pattern };
+            let expected = if kind == Kind::Dense { Ok(()) } else { Err(attention.misfit("pattern")) };
+            assert_eq!(attention.validate(), expected, "{kind:?}");
+            assert_eq!(pattern.sees(1, 0), kind == Kind::Dense);
         }
     }
 

@@ -50,6 +50,7 @@ impl Operation for AttentionGrad {
         self.expect(rows_fit(&self.qkv, &self.out_grad, heads.out_width()), "out_grad")?;
         self.expect(rows_fit(&self.qkv, &self.qkv_grad, heads.width()), "qkv_grad")?;
         self.expect(self.log_sum.shape == [1, batch, heads.queries, seq_len], "log_sum")?;
+        self.expect(self.pattern.fits(), "pattern")?;
         self.expect(self.rotary.fits() && self.rotary.heads == self.heads, "rotary")
     }
 

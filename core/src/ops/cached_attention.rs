@@ -44,6 +44,7 @@ impl Operation for CachedAttention {
         self.expect(self.qkv.rows() == 1 && self.qkv.columns() == heads.width(), "qkv")?;
         self.expect(self.cache.shape[1] == 2 && self.cache.columns() == heads.keys * heads.size, "cache")?;
         self.expect(self.rotary.fits() && self.rotary.positions >= self.cache.shape[2], "rotary")?;
+        self.expect(self.pattern.fits(), "pattern")?;
         self.expect(self.out.elements() == u64::from(heads.out_width()), "out")
     }
 
@@ -211,6 +212,8 @@ mod tests {
             assert_eq!(b.fails(wrong), Some(wrong.misfit(operand)), "{wrong:?}");
         }
         assert_eq!(b.fails(whole), None);
+        let sparse = CachedAttention { pattern: local, ..whole };
+        assert_eq!((whole.validate(), sparse.validate()), (Ok(()), Err(sparse.misfit("pattern"))));
     }
 
     #[test]
