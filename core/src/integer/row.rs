@@ -20,14 +20,14 @@ pub struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Code `i`.
+    /// Code `i`; 0 behind the last one.
     // Small on a chip: what is read often is read otherwise.
     #[inline(never)]
     pub fn code(&self, i: usize) -> i8 {
         match (self.integer, self.side) {
             (Integer::Int4, _) => nibble(self.codes, i) as i8,
-            (Integer::Int8, None) => self.codes[i] as i8,
-            (Integer::Int8, Some(side)) => Side::code([self.codes[2 * i], self.codes[2 * i + 1]], side),
+            (Integer::Int8, None) => self.codes.get(i).map_or(0, |code| *code as i8),
+            (Integer::Int8, Some(side)) => self.codes.as_chunks().0.get(i).map_or(0, |pair| Side::code(*pair, side)),
         }
     }
 
@@ -57,9 +57,9 @@ impl Row<'_> {
     }
 }
 
-/// Code `i` of a row of two a byte: the even one in the lower half.
-const fn nibble(codes: &[u8], i: usize) -> i32 {
-    let byte = codes[i / 2];
+/// Code `i` of a row of two a byte, the even one in the lower half; 0 behind the last one.
+fn nibble(codes: &[u8], i: usize) -> i32 {
+    let Some(&byte) = codes.get(i / 2) else { return 0 };
     // The arithmetic shift brings the sign down.
     (if i.is_multiple_of(2) { (byte << 4) as i8 >> 4 } else { byte as i8 >> 4 }) as i32
 }

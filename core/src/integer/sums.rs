@@ -24,7 +24,7 @@ pub trait Sums {
     /// `products[r] += sums[r] · (scale r · x_scale)`, each rounded by itself. Scale r is `scales[r · stride]`, as bits of half
     /// precision; all are there.
     fn weigh(sums: &[i32], scales: &[u16], stride: usize, x_scale: f32, products: &mut [f32]) {
-        for ((y, sum), scale) in products.iter_mut().zip(sums).zip(scales.iter().step_by(stride)) {
+        for ((y, sum), scale) in products.iter_mut().zip(sums).zip(scales.iter().step_by(stride.max(1))) {
             *y += *sum as f32 * (float16::decode(*scale) * x_scale);
         }
     }

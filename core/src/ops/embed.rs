@@ -52,7 +52,7 @@ impl Operation for Embed {
         if let Some(of) = self.scales {
             let table = IntegerRows::new(self.table, of, &table, &scales)?;
             for (row, &id) in rows.chunks_exact_mut(d).zip(ids.u32()?) {
-                table.row(id as usize).decoded(d, |i, x| {
+                table.row(id as usize).ok_or(self.misfit("ids"))?.decoded(d, |i, x| {
                     if let Some(place) = row.get_mut(i) {
                         *place = x;
                     }

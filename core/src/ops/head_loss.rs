@@ -159,7 +159,9 @@ impl Operation for HeadLoss {
             let (logits, padding) = all.split_at_mut(self.ids as usize);
             if let Some(weight) = &integers {
                 let (x, scale) = (&x_codes[r * d..][..d], x_scales.f32()?[r]);
-                logits.iter_mut().enumerate().for_each(|(v, z)| *z = weight.row(v).dot(x, scale));
+                for (v, z) in logits.iter_mut().enumerate() {
+                    *z = weight.row(v).ok_or(self.misfit("weight"))?.dot(x, scale);
+                }
             } else {
                 let x = &x[r * d..][..d];
                 logits.iter_mut().zip(weight.chunks_exact(d)).for_each(|(z, w)| *z = dot(x, w));

@@ -150,6 +150,7 @@ impl Linear {
         ])?;
         let codes = self.quantised.as_ref().and_then(|p| CodeRows::new(p, [&cx, &cw, &ix, &iw]));
         let (inputs, outputs) = (self.x.columns() as usize, self.out.columns() as usize);
+        self.expect(inputs > 0 && outputs > 0, "x")?;
         let integers = match self.integer {
             Some(product) => Some(IntegerRows::new(self.weight, product.weight, &weight, &scales)?),
             None => None,
@@ -161,36 +162,42 @@ impl Linear {
         let (bias, residual, x_scales) = (bias.f32()?, residual.f32()?, x_scales.f32()?);
         let adds = self.epilogue.adds();
         for (r, out) in out.f32_mut()?.chunks_exact_mut(outputs).enumerate() {
-            let row = || &x[r * inputs..][..inputs];
+            let row = || x.get(r * inputs..(r + 1) * inputs).ok_or(self.misfit("x"));
             let add = |y: f32, product| if adds { y + product } else { product };
             if let Some(codes) = &codes {
                 for (o, y) in out.iter_mut().enumerate() {
                     *y = add(*y, codes.dot(r, o));
                 }
             } else if let Some(weight) = integers.filter(|_| !self.transposed) {
-                let (x, scale) = (&x_codes[r * inputs..][..inputs], x_scales[r]);
-                weight.products::<S>(x, scale, out, adds);
+                let x = x_codes.get(r * inputs..(r + 1) * inputs).ok_or(self.misfit("x"))?;
+                let scale = *x_scales.get(r).ok_or(self.misfit("x scales"))?;
+                weight.products::<S>(x, scale, out, adds).ok_or(self.misfit("weight"))?;
             } else if self.transposed {
                 if !adds {
                     out.fill(0.0);
                 }
                 if let Some(weight) = integers {
-                    for (i, x) in row().iter().enumerate() {
-                        weight.row(i).decoded(outputs, |o, w| out[o] += x * w);
+                    for (i, x) in row()?.iter().enumerate() {
+                        weight.row(i).ok_or(self.misfit("weight"))?.decoded(outputs, |o, w| {
+                            if let Some(y) = out.get_mut(o) {
+                                *y += x * w;
+                            }
+                        });
                     }
                 }
-                for (x, w) in row().iter().zip(weight.chunks_exact(outputs)) {
+                for (x, w) in row()?.iter().zip(weight.chunks_exact(outputs)) {
                     axpy(*x, w, out);
                 }
             } else {
+                let x = row()?;
                 let (pairs, last) = out.as_chunks_mut::<2>();
                 let mut rows = weight.chunks_exact(inputs);
                 for ([y, z], (v, w)) in pairs.iter_mut().zip(core::iter::from_fn(|| rows.next().zip(rows.next()))) {
-                    let [first, second] = dots(row(), [v, w]);
+                    let [first, second] = dots(x, [v, w]);
                     (*y, *z) = (add(*y, first), add(*z, second));
                 }
                 for (y, w) in last.iter_mut().zip(rows) {
-                    *y = add(*y, dot(row(), w));
+                    *y = add(*y, dot(x, w));
                 }
             }
             // What is not there counts as zeros, which make 0 of −0; once does as twice. A sum that began with 0, as those of

@@ -32,6 +32,8 @@ pub(super) fn short_dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// [`dot`] of `a` with each of two others, which reads `a` once: the same bits.
+// A call of it is as long as eight columns of two short rows.
+#[inline(always)]
 pub fn dots(a: &[f32], [b, c]: [&[f32]; 2]) -> [f32; 2] {
     let mut lanes = [[0.0f32; 8]; 2];
     let (a8, a_rest) = a.as_chunks::<8>();

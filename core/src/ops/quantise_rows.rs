@@ -101,21 +101,23 @@ impl<'a> IntegerRows<'a> {
         Ok(IntegerRows { integer, codes: codes.bytes(), scales: halves.f16()?, group, paired, strides })
     }
 
-    /// `out[r] = row r · x`, or what it was and that: see [`Row::dot`], with sums by `S`.
-    pub fn products<S: Sums>(&self, x: &[i8], x_scale: f32, out: &mut [f32], adds: bool) {
+    /// `out[r] = row r · x`, or what it was and that: see [`Row::dot`], with sums by `S`. Nothing where there are fewer rows.
+    #[must_use]
+    pub fn products<S: Sums>(&self, x: &[i8], x_scale: f32, out: &mut [f32], adds: bool) -> Option<()> {
         if !adds {
             return self.part::<S>(0, x, x_scale, out);
         }
         const BLOCK: usize = 32;
         for (block, out) in out.chunks_mut(BLOCK).enumerate() {
             let mut products = [0.0; BLOCK];
-            self.part::<S>(BLOCK * block, x, x_scale, &mut products[..out.len()]);
+            self.part::<S>(BLOCK * block, x, x_scale, products.get_mut(..out.len())?)?;
             out.iter_mut().zip(products).for_each(|(y, product)| *y += product);
         }
+        Some(())
     }
 
     /// The products of as many rows as `out` has, from row `first` on, an even one.
-    fn part<S: Sums>(&self, first: usize, x: &[i8], x_scale: f32, out: &mut [f32]) {
+    fn part<S: Sums>(&self, first: usize, x: &[i8], x_scale: f32, out: &mut [f32]) -> Option<()> {
         match self.integer {
             Integer::Int8 => self.of_pairs::<S>(first, x, x_scale, out),
             Integer::Int4 => self.of_nibbles::<S>(first, x, x_scale, out),
@@ -123,47 +125,53 @@ impl<'a> IntegerRows<'a> {
     }
 
     /// In pairs where a row has one scale and another row beside it, else row by row.
-    fn of_pairs<S: Sums>(&self, first: usize, x: &[i8], x_scale: f32, out: &mut [f32]) {
+    fn of_pairs<S: Sums>(&self, first: usize, x: &[i8], x_scale: f32, out: &mut [f32]) -> Option<()> {
         let [bytes, scales] = self.strides;
         let whole = if scales == 1 { self.paired.saturating_sub(first).min(out.len()) & !1 } else { 0 };
-        if let (Some(codes), Some(halves)) = (self.codes.get(first * bytes..), self.scales.get(first..))
-            && let Some((pairs, rest)) = out.split_at_mut_checked(whole)
-        {
+        let (pairs, rest) = out.split_at_mut_checked(whole)?;
+        if whole > 0 {
+            let codes = self.codes.get(first * bytes..).filter(|codes| codes.len() >= whole * bytes)?;
+            let halves = self.scales.get(first..).filter(|halves| halves.len() >= whole)?;
             S::pairs(x, x_scale, codes, halves, pairs);
-            rest.iter_mut().enumerate().for_each(|(r, y)| *y = self.row(first + whole + r).dot(x, x_scale));
         }
+        for (r, y) in (first + whole..).zip(rest) {
+            *y = self.row(r)?.dot(x, x_scale);
+        }
+        Some(())
     }
 
-    fn of_nibbles<S: Sums>(&self, first: usize, x: &[i8], x_scale: f32, out: &mut [f32]) {
+    fn of_nibbles<S: Sums>(&self, first: usize, x: &[i8], x_scale: f32, out: &mut [f32]) -> Option<()> {
         const BLOCK: usize = 32;
         let [bytes, scales] = self.strides;
-        let codes = self.codes.get(first * bytes..).unwrap_or_default();
-        let halves = self.scales.get(first * scales..).unwrap_or_default();
-        let (mut codes, mut halves) = (codes, halves);
+        let (mut codes, mut halves) = (self.codes.get(first * bytes..)?, self.scales.get(first * scales..)?);
+        if codes.len() < out.len() * bytes || halves.len() < out.len() * scales {
+            return None;
+        }
         let mut sums = [0; BLOCK];
         for out in out.chunks_mut(BLOCK) {
-            let (sums, mut from) = (&mut sums[..out.len()], 0);
+            let (sums, mut from) = (sums.get_mut(..out.len())?, 0);
             out.fill(0.0);
             for (g, x) in x.chunks(self.group.max(2)).enumerate() {
-                S::nibbles(x, &codes[from..], bytes, sums);
+                S::nibbles(x, codes.get(from..)?, bytes, sums);
                 from += self.integer.dtype().row_bytes(x.len() as u32) as usize;
                 S::weigh(sums, halves.get(g..).unwrap_or_default(), scales, x_scale, out);
             }
             codes = codes.get(BLOCK * bytes..).unwrap_or_default();
             halves = halves.get(BLOCK * scales..).unwrap_or_default();
         }
+        Some(())
     }
 
-    /// Row `i`.
-    pub fn row(&self, i: usize) -> Row<'a> {
+    /// Row `i`, where there is one.
+    pub fn row(&self, i: usize) -> Option<Row<'a>> {
         let [bytes, scales] = self.strides;
         let side = if i < self.paired { Some(Side::of(i)) } else { None };
         let codes = match side {
-            Some(_) => &self.codes[(i & !1) * bytes..][..2 * bytes],
-            None => &self.codes[i * bytes..][..bytes],
+            Some(_) => self.codes.get((i & !1).checked_mul(bytes)?..)?.get(..2 * bytes)?,
+            None => self.codes.get(i.checked_mul(bytes)?..)?.get(..bytes)?,
         };
-        let scales = &self.scales[i * scales..][..scales];
-        Row { integer: self.integer, codes, side, scales, group: self.group }
+        let scales = self.scales.get(i.checked_mul(scales)?..)?.get(..scales)?;
+        Some(Row { integer: self.integer, codes, side, scales, group: self.group })
     }
 }
 
@@ -200,6 +208,7 @@ impl Operation for QuantiseRows {
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [x, mut codes, mut scales] = arena.views([Some(self.x), Some(self.codes), Some(self.scales)])?;
         let columns = self.x.columns() as usize;
+        self.expect(columns > 0, "x")?;
         let rows = x.f32()?.chunks_exact(columns).zip(codes.i8_mut()?.chunks_exact_mut(columns));
         for ((x, codes), scale) in rows.zip(scales.f32_mut()?) {
             *scale = quantise_activations(x, codes);

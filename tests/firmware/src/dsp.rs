@@ -280,9 +280,9 @@ impl Sums for Dsp {
         let rows = pairs.chunks((BLOCK / 2 * stride).max(1)).zip(scales.chunks(BLOCK));
         for (products, (pairs, scales)) in products.chunks_mut(BLOCK).zip(rows) {
             let mut sums = [0; BLOCK];
-            let sums = &mut sums[..products.len()];
+            let (sums, _) = sums.split_at_mut(products.len().min(BLOCK));
             for (piece, x) in x.chunks(4 * LONG).enumerate() {
-                add_piece(x, &pairs[8 * LONG * piece..], stride, sums);
+                add_piece(x, pairs.get(8 * LONG * piece..).unwrap_or_default(), stride, sums);
             }
             products.fill(0.0);
             Self::weigh(sums, scales, 1, x_scale, products);
@@ -303,7 +303,7 @@ impl Sums for Dsp {
         let row = |r: usize| rows.get(r * stride..).unwrap_or_default();
         left.iter_mut().enumerate().for_each(|(r, sum)| *sum = dot4(x, row(done + r)));
         // What makes no word of its row.
-        let rest = &x[8 * words..];
+        let (_, rest) = x.as_chunks::<8>();
         if rest.is_empty() {
             return;
         }
@@ -338,9 +338,9 @@ fn add_piece(x: &[i8], pairs: &[u8], stride: usize, sums: &mut [i32]) {
         // `out` is added to as i32.
         unsafe { rows_in_pairs(x.as_ptr(), pairs.as_ptr(), stride, out, whole, count, core::ptr::null(), 0.0) };
     }
-    let rest = &x[4 * whole..];
+    let rest = x.get(4 * whole..).unwrap_or_default();
     for (p, sums) in sums.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-        let more = pair::sums(rest, &pairs[p * stride + 8 * whole..]);
+        let more = pair::sums(rest, pairs.get(p * stride + 8 * whole..).unwrap_or_default());
         *sums = [sums[0] + more[0], sums[1] + more[1]];
     }
 }

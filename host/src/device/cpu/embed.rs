@@ -23,7 +23,8 @@ impl Cpu {
             let table = IntegerRows::new(op.table, of, &table, &scales)?;
             self.pool.chunks(out.f32_mut()?, ROWS * d, |_, chunk, out| {
                 for (row, &id) in out.chunks_exact_mut(d).zip(&ids[chunk * ROWS..]) {
-                    table.row(id as usize).decoded(d, |i, x| row[i] = x);
+                    let from = table.row(id as usize).expect("ids are below the table's rows");
+                    from.decoded(d, |i, x| row[i] = x);
                 }
             });
             return Ok(());

@@ -45,7 +45,7 @@ pub(super) fn product(
         let (count, width) = (ROWS.min(rows - first_row), OUTPUTS.min(outputs - first));
         let mut block = [[0.0; OUTPUTS]; ROWS];
         vectorise!(for o in 0..width {
-            let column = column(x, first_row, count, weight.row(first + o));
+            let column = column(x, first_row, count, weight.row(first + o).expect("the weight has a row an output"));
             for (row, y) in block.iter_mut().zip(column) {
                 row[o] = y;
             }
@@ -124,7 +124,7 @@ pub(super) fn transposed(
             out.fill(0.0);
         }
         vectorise!(for i in 0..inputs {
-            let row = weight.row(i);
+            let row = weight.row(i).expect("the weight has a row an input");
             let mut numbers = [0.0; PIECE];
             for from in (0..outputs).step_by(PIECE) {
                 let to = outputs.min(from + PIECE);
