@@ -1,9 +1,10 @@
 //! Numbers in integers with scales: weights of 8 or 4 bits, activations of 8. `x ≈ code · scale`.
 //!
 //! Codes of 4 bits stand two a byte, row behind row. In 8 bits two rows share their bytes, in [`pair`]s, which a chip adds
-//! up with fewer instructions. A weight's scales are of half precision: one a row in 8 bits, one a group of inputs in 4. An activation's is f32, one a
-//! row, made as the model runs. Codes are to the nearest, of two the even one. Nothing here needs more than f32 additions,
-//! multiplications and divisions, each rounded by itself, so the bits are the same on every machine.
+//! up with fewer instructions. A weight's scales are of half precision: one a row in 8 bits, one a group of inputs in 4. An
+//! activation's is f32, one a row, made as the model runs. Codes are to the nearest, of two the even one. Nothing here needs
+//! more than f32 additions, multiplications and divisions, each rounded by itself, so the bits are the same on every
+//! machine.
 
 pub mod pair;
 mod row;
@@ -363,7 +364,20 @@ mod tests {
         static X: [i8; LONGEST] = [-127; LONGEST];
         let codes = bytemuck::cast_slice(&CODES);
         let row = Row { integer: Integer::Int8, codes, side: None, scales: &[0x3c00], group: LONGEST };
+        // 127 · 2²⁴, which f32 holds exactly.
         assert_eq!(row.dot(&X, 1.0), (127 * 128 * LONGEST as i64) as f32);
+        // Of pairs as well, whatever the sign of the first row's codes.
+        static PAIRS: [[u8; 2 * LONGEST]; 2] = {
+            let mut pairs = [[(-127i8) as u8; 2 * LONGEST]; 2];
+            let mut i = 0;
+            while i < LONGEST {
+                (pairs[0][2 * i], pairs[1][2 * i]) = ((-127i8) as u8 ^ 0x80, 127 ^ 0x80);
+                i += 1;
+            }
+            pairs
+        };
+        let most = 127 * 127 * LONGEST as i32;
+        assert_eq!([0, 1].map(|p| pair::sums(&X, &PAIRS[p])), [[most, most], [-most, most]]);
         assert_eq!(Integer::Int8.group(Kind::Matrix, u32::MAX), Integer::LONGEST);
         assert_eq!([31, 32, 500].map(|columns| Integer::Int4.group(Kind::Matrix, columns)), [32, 32, 32]);
         // How many groups there are says which they are.

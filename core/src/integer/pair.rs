@@ -30,9 +30,9 @@ impl Side {
         if r.is_multiple_of(2) { Side::Low } else { Side::High }
     }
 
-    /// A code of this row.
-    pub const fn code([low, high]: [u8; 2], side: Side) -> i8 {
-        match side {
+    /// This row's code of those two.
+    pub const fn code(self, [low, high]: [u8; 2]) -> i8 {
+        match self {
             Side::Low => (low ^ 0x80) as i8,
             Side::High => high as i8,
         }
@@ -87,7 +87,7 @@ mod tests {
             Side::Low.put(bytemuck::cast_slice(&a[..length]), &mut pair[..2 * length]);
             Side::High.put(bytemuck::cast_slice(&b[..length]), &mut pair[..2 * length]);
             for (i, bytes) in pair.as_chunks().0[..length].iter().enumerate() {
-                assert_eq!([Side::Low, Side::High].map(|side| Side::code(*bytes, side)), [a[i], b[i]]);
+                assert_eq!([Side::Low, Side::High].map(|side| side.code(*bytes)), [a[i], b[i]]);
             }
             let exact =
                 |row: &[i8]| x[..length].iter().zip(row).map(|(x, y)| i64::from(*x) * i64::from(*y)).sum::<i64>();

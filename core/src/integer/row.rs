@@ -27,7 +27,7 @@ impl Row<'_> {
         match (self.integer, self.side) {
             (Integer::Int4, _) => nibble(self.codes, i) as i8,
             (Integer::Int8, None) => self.codes.get(i).map_or(0, |code| *code as i8),
-            (Integer::Int8, Some(side)) => self.codes.as_chunks().0.get(i).map_or(0, |pair| Side::code(*pair, side)),
+            (Integer::Int8, Some(side)) => self.codes.as_chunks().0.get(i).map_or(0, |pair| side.code(*pair)),
         }
     }
 

@@ -4,7 +4,6 @@
 use std::ops::Range;
 
 use capful_core::float16;
-use capful_core::integer::pair::Side;
 use capful_core::integer::{Integer, Row};
 use capful_core::ops::IntegerRows;
 
@@ -89,7 +88,7 @@ fn codes<'a>(row: &Row<'a>, columns: Range<usize>, unpacked: &'a mut [i8; PIECE]
         (Integer::Int8, None) => return bytemuck::cast_slice(&row.codes[from..to]),
         (Integer::Int8, Some(side)) => {
             for (code, bytes) in unpacked.iter_mut().zip(row.codes[2 * from..2 * to].as_chunks().0) {
-                *code = Side::code(*bytes, side);
+                *code = side.code(*bytes);
             }
         }
         (Integer::Int4, _) => {
