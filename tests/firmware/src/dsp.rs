@@ -3,7 +3,7 @@
 
 use capful_core::integer::{Portable, Sums, dot4, pair};
 
-/// Makes sums with SXTB16, which widens two bytes of a word, and SMLAD, which adds two products.
+/// Makes sums with SMLAD, which adds two products of halves of words. SXTB16 and UXTB16 make two halves of bytes.
 pub struct Dsp;
 
 unsafe extern "C" {
@@ -21,7 +21,8 @@ unsafe extern "C" {
         x_scale: f32,
     );
 
-    /// `sums[r] = Σ x · row r` of `2 · twos` rows of `8 · words` codes, two a byte. Row r begins at `rows + r · stride`; `words` is 1 to [`ROOM`].
+    /// `sums[r] = Σ x · row r` of `2 · twos` rows of `8 · words` codes, two a byte. Row r begins at `rows + r · stride`;
+    /// `words` is 1 to [`ROOM`].
     fn sums_of_nibbles(x: *const i8, rows: *const u8, stride: usize, sums: *mut i32, words: usize, twos: usize);
 
     /// `products[r] += sums[r] · (scale r · x_scale)` of one row or more; the scales are `stride` bytes apart.
