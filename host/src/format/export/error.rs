@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::device::DeviceError;
 use crate::disk;
 use crate::format::safetensors::TensorFileError;
 
@@ -37,6 +38,15 @@ impl From<TensorFileError> for ExportError {
         match error {
             error @ TensorFileError::NotFinite { .. } => ExportError::Failed(error.to_string()),
             error => ExportError::Refused(error.to_string()),
+        }
+    }
+}
+
+impl From<ExportError> for DeviceError {
+    fn from(error: ExportError) -> Self {
+        match error {
+            ExportError::Refused(what) => DeviceError::Refused(what),
+            error => DeviceError::Failed(error.to_string()),
         }
     }
 }

@@ -207,6 +207,7 @@ pub fn on_chip(
                 }
                 format!("--weights {} --context {fit} fits", w.name())
             }
+            None if types.len() == 1 => "plan a smaller model or a larger chip".to_owned(),
             None => "no type of weights fits, whatever the context; plan a smaller model or a larger chip".to_owned(),
         },
     };

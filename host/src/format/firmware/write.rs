@@ -1,7 +1,6 @@
 //! The image of a run's last checkpoint.
 
-use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use capful_core::image::{Described, Header, crc32};
@@ -12,6 +11,7 @@ use super::vocabulary::{none, tables};
 use super::{Model, Sizes, described, positions};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{DeviceError, Storage as _};
+use crate::format::export::{ExportError, Place, Written};
 use crate::plan::Sections;
 use crate::run::Session;
 use crate::run::checkpoint;
@@ -98,9 +98,7 @@ pub fn export(
         let what = format!("{}: the constants beside the image end in .rs; name the image otherwise", out.display());
         return Err(DeviceError::Refused(what));
     }
-    for path in [out, &constants] {
-        require_free(path)?;
-    }
+    let [image_place, constants_place] = [Place::new(out)?, Place::new(&constants)?];
     let sections = Sections { decoding: Some(context), ..Sections::none(&config) };
     let Trained { mut session, tokenizer: spoken } = Trained::load(dir, &config, &sections)?;
     let model = described(&config);
@@ -111,8 +109,10 @@ pub fn export(
     };
     let sizes = model.sizes(context, vocabulary.len() as u64).map_err(|e| refused(&e))?;
     let text = constants_of(out, &bytes, &sizes, [model.ids(), context]);
-    keep(out, &bytes)?;
-    keep(&constants, text.as_bytes()).inspect_err(|_| drop(fs::remove_file(out)))?;
+    put(&image_place, &bytes)?;
+    put(&constants_place, text.as_bytes())?;
+    image_place.keep()?;
+    constants_place.keep().inspect_err(|_| drop(fs::remove_file(out)))?;
     let files = vec![(out.to_owned(), bytes.len() as u64), (constants, text.len() as u64)];
     Ok(Exported { from: checkpoint::latest(dir)?, sizes, files })
 }
@@ -154,25 +154,9 @@ fn constants_of(out: &Path, image: &[u8], sizes: &Sizes, [ids, context]: [u32; 2
     )
 }
 
-fn require_free(out: &Path) -> Result<(), DeviceError> {
-    match fs::symlink_metadata(out) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(DeviceError::Refused(format!("{}: {e}", out.display()))),
-        Ok(_) => Err(DeviceError::Refused(format!("{} is there already; name another place", out.display()))),
-    }
-}
-
-/// Writes a file that has its name once it is whole. Both files are small and are made in memory.
-fn keep(out: &Path, bytes: &[u8]) -> Result<(), DeviceError> {
-    let mut name = out.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = out.with_file_name(name);
-    let written = File::create_new(&temporary)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&temporary, out));
-    written.map_err(|e| {
-        let _ = fs::remove_file(&temporary);
-        let text = format!("{}: {e}", out.display());
-        if crate::disk::is_full(&e) { DeviceError::Failed(text) } else { DeviceError::Refused(text) }
-    })
+/// Writes what lies in memory to `place`, and syncs it.
+fn put(place: &Place, bytes: &[u8]) -> Result<(), ExportError> {
+    let mut file = Written::create(place.temporary())?;
+    file.write(bytes)?;
+    file.finish().map(drop)
 }
