@@ -18,5 +18,6 @@ pub mod device;
 pub mod disk;
 pub mod format;
 pub mod plan;
+pub mod ranks;
 pub mod regular;
 pub mod run;

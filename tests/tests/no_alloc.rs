@@ -20,7 +20,7 @@ use capful_core::memory::{Arena, Entry, Layout, Region, Role};
 use capful_core::model::{Family, FirstValues, Products, Purpose, Recompute, MicroBatch, Transformer};
 use capful_core::ops::Pattern;
 use capful_core::optimizer::Optimizer;
-use capful_core::train::{Results, Settings};
+use capful_core::train::{Ranks, Results, Settings};
 
 #[link(name = "c")]
 unsafe extern "C" {}
@@ -62,7 +62,7 @@ fn train() -> Option<()> {
         count += 1;
     };
     let mut layout = Layout::new(&mut note);
-    let lasting = model.lay_lasting(&Single, Purpose::Training, &mut layout);
+    let lasting = model.lay_lasting(&Single, Purpose::Training(Ranks::ALONE), &mut layout);
     let training = model.lay_training(&stage, &Single, &mut layout);
     let bytes = layout.high_water().ok()?;
     let mut storage = [0u64; 24 << 10];

@@ -3,10 +3,11 @@
 use super::{Operand, Operation, OperationError};
 use crate::memory::Arena;
 use crate::ops::{
-    AdamW, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed, EmbedGrad, EmbedUpdate,
-    FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate, Norm, NormGrad, QkNorm,
-    QkNormGrad, Quantise, QuantiseRows, Readout, ReadoutGrad, Rescale, Rotate, Spike, SpikeGrad, SquaredNorm, SwiGlu,
-    SwiGluGrad, SynapseGrad, SynapseInputGrad, Taps, TapsGrad,
+    AdamW, AllGather, AllToAll, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed,
+    EmbedGrad, EmbedUpdate, FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate,
+    Norm, NormGrad, PieceNorms, QkNorm, QkNormGrad, Quantise, QuantiseRows, Readout, ReadoutGrad, Rescale, Rotate,
+    Spike, SpikeGrad, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad, SynapseGrad, SynapseInputGrad, Taps,
+    TapsGrad,
 };
 
 /// Declares the enum of all operations and what is asked of whichever one it is.
@@ -79,6 +80,8 @@ macro_rules! operations {
 
 operations! {
     AdamW,
+    AllGather,
+    AllToAll,
     Attention,
     AttentionGrad,
     CachedAttention,
@@ -99,6 +102,7 @@ operations! {
     Modulate,
     Norm,
     NormGrad,
+    PieceNorms,
     QkNorm,
     QkNormGrad,
     Quantise,
@@ -110,6 +114,8 @@ operations! {
     Spike,
     SpikeGrad,
     SquaredNorm,
+    SumNorms,
+    SumParts,
     SwiGlu,
     SwiGluGrad,
     SynapseGrad,

@@ -289,8 +289,8 @@ impl<'a> Arena<'a> {
             let range = self.range(region)?;
             view.storage = match region.space {
                 Space::Image => image.get(range).map_or(Storage::nothing(), Storage::Image),
-                Space::Arena if range.is_empty() => Storage::nothing(),
-                Space::Arena => Storage::Waiting { start: range.start, bytes: range.len() },
+                Space::Arena | Space::Shared if range.is_empty() => Storage::nothing(),
+                Space::Arena | Space::Shared => Storage::Waiting { start: range.start, bytes: range.len() },
             };
         }
         // From the storage's beginning to its end, each time the first region that still waits.
@@ -339,6 +339,8 @@ impl<'a> Arena<'a> {
             Space::Arena => self.bytes(),
             Space::Image if self.image.is_empty() => return Err(ArenaError::NoImage(region)),
             Space::Image => self.image.len() as u64,
+            // Only this rank's share of it lies in the arena, under another offset.
+            Space::Shared => return Err(ArenaError::OutOfBounds(region)),
         };
         let end = region.end();
         if end > limit {
@@ -361,7 +363,7 @@ impl<'a> Arena<'a> {
         }
         let range = self.range(region)?;
         let bytes = match region.space {
-            Space::Arena => bytemuck::cast_slice(&*self.storage),
+            Space::Arena | Space::Shared => bytemuck::cast_slice(&*self.storage),
             Space::Image => self.image,
         };
         cast(Some(region), bytes.get(range).ok_or(ArenaError::OutOfBounds(region))?)

@@ -163,6 +163,8 @@ pub struct Entry {
     pub bytes: u64,
     /// Bytes that alignment and padded rows add, over all layers.
     pub padding: u64,
+    /// Its first byte in [`Space::Shared`], and the one after its last, if it is this rank's share of a table there.
+    pub window: Option<[u64; 2]>,
 }
 
 impl Entry {
@@ -226,6 +228,12 @@ pub trait Ledger {
     /// Goes back to `mark`: what is laid from here on shares bytes with what was laid since.
     fn rewind(&mut self, mark: u64);
 
+    /// Shows `slot` as a part of a table that ranks share: it takes no bytes here.
+    fn shared(&mut self, slot: Slot) -> Stacked;
+
+    /// Gives `slot` its place: this rank's share, bytes `of` of [`Space::Shared`], which may be fewer than it has room for.
+    fn window(&mut self, slot: Slot, of: [u64; 2]) -> Region;
+
     /// What was laid from byte `start` to `end` as one region, for operations that take all of it; both lie on the
     /// grain.
     fn range(&mut self, name: &'static str, dtype: Dtype, start: u64, end: u64) -> Region;
@@ -258,6 +266,8 @@ pub struct Layout<'v> {
     high: u64,
     /// Where the next region of the image will lie, in a layout that has one.
     image: Option<u64>,
+    /// Where the next part of a shared table will lie.
+    shared: u64,
     refused: Option<LayoutError>,
 }
 
@@ -272,7 +282,7 @@ impl<'v> Layout<'v> {
 
     /// A layout that begins at offset 0 and shows each entry to `visit`.
     pub fn new(visit: &'v mut dyn FnMut(&Entry)) -> Self {
-        Self { visit, offset: 0, high: 0, image: None, refused: None }
+        Self { visit, offset: 0, high: 0, image: None, shared: 0, refused: None }
     }
 
     /// The same, but weights, their scales and constant tables lie in a read-only image of their own.
@@ -317,25 +327,44 @@ impl<'v> Layout<'v> {
     }
 }
 
-impl Ledger for Layout<'_> {
-    fn region(&mut self, slot: Slot) -> Stacked {
-        let image = self.image.filter(|_| matches!(slot.role, Role::Weight | Role::Scale | Role::Constant));
-        let offset = image.unwrap_or(self.offset);
+impl Layout<'_> {
+    /// Gives `slot` its place in `space`.
+    fn lay(&mut self, slot: Slot, space: Space, window: Option<[u64; 2]>) -> Stacked {
+        let offset = match space {
+            Space::Arena => self.offset,
+            Space::Image => self.image_bytes(),
+            Space::Shared => self.shared,
+        };
         let (padded, end) = match Self::place(&slot, offset) {
             Ok(place) => place,
             Err(error) => return Stacked { first: self.refuse(error, slot.dtype), stride: 0 },
         };
-        let space = if image.is_some() { Space::Image } else { Space::Arena };
         let first = Region { space, dtype: slot.dtype, offset, shape: slot.shape };
         let layers = u64::from(slot.layers);
         match space {
-            Space::Image => self.image = Some(end),
             Space::Arena => (self.offset, self.high) = (end, self.high.max(end)),
+            Space::Image => self.image = Some(end),
+            Space::Shared => self.shared = end,
         }
         let place = Stacked { first, stride: if layers > 1 { padded } else { 0 } };
         let bytes = slot.bytes() * layers;
-        (self.visit)(&Entry { slot, place, bytes, padding: padded * layers - bytes });
+        (self.visit)(&Entry { slot, place, bytes, padding: padded * layers - bytes, window });
         place
+    }
+}
+
+impl Ledger for Layout<'_> {
+    fn region(&mut self, slot: Slot) -> Stacked {
+        let image = self.image.is_some() && matches!(slot.role, Role::Weight | Role::Scale | Role::Constant);
+        self.lay(slot, if image { Space::Image } else { Space::Arena }, None)
+    }
+
+    fn shared(&mut self, slot: Slot) -> Stacked {
+        self.lay(slot, Space::Shared, None)
+    }
+
+    fn window(&mut self, slot: Slot, of: [u64; 2]) -> Region {
+        self.lay(slot, Space::Arena, Some(of)).first
     }
 
     fn mark(&self) -> u64 {

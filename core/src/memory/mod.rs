@@ -4,8 +4,10 @@ mod arena;
 mod budget;
 mod ledger;
 mod region;
+mod share;
 
 pub use arena::{Arena, ArenaError, View};
 pub use budget::{Budget, Excess};
 pub use ledger::{Entry, Init, Layout, LayoutError, Ledger, Role, Slot, TensorName, WiringPart};
 pub use region::{Dtype, Region, Space, Stacked};
+pub use share::Share;

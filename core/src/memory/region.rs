@@ -62,6 +62,8 @@ pub enum Space {
     Arena,
     /// A read-only image: weights in flash or in a mapped file.
     Image,
+    /// Tables that ranks share, as if all of them lay here: see [`crate::memory::Ledger::window`].
+    Shared,
 }
 
 /// A typed, shaped piece of storage. Plain data: it names memory, it does not hold it.

@@ -5,7 +5,7 @@ use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot};
 use crate::ops::Pattern;
 use crate::optimizer::Optimizer;
-use crate::train::{Results, Settings};
+use crate::train::{Ranks, Results, Settings};
 
 /// What the products of the layers read. The embedding, the head and the weights' gradients are always wide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,8 +21,8 @@ pub enum Products {
 /// What a model's state is laid for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Training, and whatever else.
-    Training,
+    /// Training as one of these ranks, and whatever else.
+    Training(Ranks),
     /// Losses and logits of sequences.
     Evaluation,
     /// Token by token only.
@@ -237,14 +237,35 @@ pub struct Control {
     pub settings: Region,
     /// [`Results`].
     pub results: Region,
+    /// [`Results`] of this rank's micro-batches alone: those of the step where there is one rank.
+    pub own: Region,
+    /// Where ranks share: [1 + ranks, [`Control::RANK`]], the step's results, and under them what each rank has: its
+    /// own results, and a number that it tells the others.
+    pub of_ranks: Option<Region>,
 }
 
 impl Control {
-    /// Lays both.
-    pub fn lay(ledger: &mut dyn Ledger) -> Control {
+    /// Numbers of a rank's row: its results, and what it tells the others.
+    pub const RANK: u32 = Results::LEN as u32 + 1;
+
+    /// Lays them for one of `ranks`.
+    pub fn lay(ranks: Ranks, ledger: &mut dyn Ledger) -> Control {
         let mut region =
-            |name, len| ledger.region(Slot::new(name, Role::Control, Dtype::F32, [1, 1, 1, len as u32])).first;
-        Control { settings: region("settings", Settings::LEN), results: region("results", Results::LEN) }
+            |name, rows, len| ledger.region(Slot::new(name, Role::Control, Dtype::F32, [1, 1, rows, len])).first;
+        let len = Results::LEN as u32;
+        let settings = region("settings", 1, Settings::LEN as u32);
+        if !ranks.shares() {
+            let results = region("results", 1, len);
+            return Control { settings, results, own: results, of_ranks: None };
+        }
+        let all = region("results", ranks.count.saturating_add(1), Self::RANK);
+        let row = |row| all.slice_rows(row, 1).slice_columns(0, len);
+        Control { settings, results: row(0), own: row(1 + ranks.rank), of_ranks: Some(all) }
+    }
+
+    /// Where rank `rank` tells the others a number; nothing where there is one rank.
+    pub fn told(&self, rank: u32) -> Option<Region> {
+        self.of_ranks.map(|all| all.slice_rows(1 + rank, 1).slice_columns(Results::LEN as u32, 1))
     }
 }
 

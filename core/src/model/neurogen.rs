@@ -386,7 +386,7 @@ impl NeuroGen {
         logits: Region,
         gradient: Option<HeadGrad>,
     ) -> HeadLoss {
-        let Control { settings, results } = lasting.control;
+        let Control { settings, results, .. } = lasting.control;
         HeadLoss {
             x: c.stream,
             weight: lasting.network.weights.decoder,

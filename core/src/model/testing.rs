@@ -5,6 +5,7 @@ use crate::device::{Device, Meter, Op, OperationError, Profile, Rates, Single};
 use crate::memory::{Dtype, Entry, Layout, Ledger as _, Role};
 use crate::ops::Pattern;
 use crate::optimizer::Optimizer;
+use crate::train::Ranks;
 
 /// bfloat16 activations.
 pub struct Half;
@@ -41,7 +42,7 @@ pub fn metered<F: Family>(family: &F, micro: &MicroBatch, profile: &dyn Profile)
     let mut seen = heapless::Vec::new();
     let mut visit = |e: &Entry| seen.push(*e).expect("room for 320");
     let mut layout = Layout::new(&mut visit);
-    let lasting = family.lay_lasting(profile, Purpose::Training, &mut layout);
+    let lasting = family.lay_lasting(profile, Purpose::Training(Ranks::ALONE), &mut layout);
     let mark = layout.mark();
     let training = family.lay_training(micro, profile, &mut layout);
     layout.rewind(mark);

@@ -3,6 +3,8 @@
 //! Regions are row-major. `rows` are tokens; weights of products are `[out, in]`, as in PyTorch.
 
 mod adamw;
+mod all_gather;
+mod all_to_all;
 mod attention;
 mod attention_grad;
 mod cached_attention;
@@ -22,6 +24,7 @@ mod modulate;
 mod norm;
 mod norm_grad;
 mod pattern;
+mod piece_norms;
 mod qk_norm;
 mod qk_norm_grad;
 mod quantise;
@@ -33,11 +36,14 @@ mod rotate;
 mod spike;
 mod spike_grad;
 mod squared_norm;
+mod sum_parts;
 mod swiglu;
 mod taps;
 
 pub use crate::data::IGNORE;
 pub use adamw::AdamW;
+pub use all_gather::AllGather;
+pub use all_to_all::AllToAll;
 pub use attention::Attention;
 pub use attention_grad::AttentionGrad;
 pub use cached_attention::CachedAttention;
@@ -56,6 +62,7 @@ pub use modulate::{FOLLOW, LIMITS, Modulate};
 pub use norm::{Affine, Norm, NormKind};
 pub use norm_grad::{AffineGrad, NormGrad};
 pub use pattern::{Kind, Pattern};
+pub use piece_norms::{PieceNorms, SumNorms};
 pub use qk_norm::QkNorm;
 pub use qk_norm_grad::QkNormGrad;
 pub use quantise::{Quantise, Quantised, QuantisedProduct, Scaling};
@@ -67,6 +74,7 @@ pub use rotate::Rotate;
 pub use spike::{Cell, FAINT, LOWEST_POTENTIAL, OFFSET_LIMIT, Outputs, Spike};
 pub use spike_grad::{SpikeGrad, SynapseGrad, SynapseInputGrad};
 pub use squared_norm::SquaredNorm;
+pub use sum_parts::SumParts;
 pub use swiglu::{SwiGlu, SwiGluGrad};
 pub use taps::{Taps, TapsGrad, reach};
 

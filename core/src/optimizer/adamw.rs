@@ -1,10 +1,12 @@
 //! AdamW (Loshchilov and Hutter 2019): a gradient, two moments and, for weights of fewer bits, an f32 master each.
 
+use super::shared::Shared;
 use super::{Optimizer, Rule};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Stacked};
 use crate::model::{Control, Parameter, Parameters};
 use crate::ops::{AdamW, SquaredNorm};
+use crate::train::Ranks;
 
 /// The most ranges of a model's parameters.
 const RANGES: usize = 8;
@@ -44,12 +46,22 @@ impl Ranges {
         }
         self.open = true;
     }
+
+    /// All of them as one region.
+    fn all(&self, ledger: &mut dyn Ledger) -> Region {
+        let ends = self.found.first().zip(self.found.last());
+        let (dtype, start, end) = ends.map_or((Dtype::F32, 0, 0), |(a, z)| (a.dtype, a.start, z.end));
+        ledger.range("all gradients", dtype, start, end)
+    }
 }
 
-/// Lays one table of `model`'s parameters: all of them as weights, otherwise those that AdamW moves, in the type `dtype`.
+/// A table of `model`'s parameters: all of them as weights, otherwise those that AdamW moves, in the type `dtype`.
+type Described = (&'static str, Role, Option<Dtype>);
+
+/// Lays such a table.
 fn table<M: Parameters>(
     model: &M,
-    (prefix, role, dtype): (&'static str, Role, Option<Dtype>),
+    (prefix, role, dtype): Described,
     weight: &dyn Fn(&Parameter) -> Dtype,
     ledger: &mut dyn Ledger,
 ) -> (M::Table, Ranges) {
@@ -67,7 +79,28 @@ fn table<M: Parameters>(
     (table, ranges)
 }
 
-/// Neighbouring parameters that one operation moves.
+/// Shows such a table as one that ranks share, and lays this rank's share of it under `name`.
+fn shared_table<M: Parameters>(
+    model: &M,
+    (prefix, role, dtype): Described,
+    name: &'static str,
+    shared: &Shared,
+    weight: &dyn Fn(&Parameter) -> Dtype,
+    ledger: &mut dyn Ledger,
+) -> Region {
+    let mut begins = None;
+    model.parameters(&mut |p| {
+        if !matches!(p.rule, Rule::AdamW { .. }) {
+            return Stacked::NOTHING;
+        }
+        let place = ledger.shared(p.slot(prefix, role, dtype.unwrap_or(weight(p))));
+        begins.get_or_insert(place.first.offset);
+        place
+    });
+    shared.window(name, role, begins.unwrap_or(0), ledger)
+}
+
+/// Neighbouring parameters that one operation moves: of those, what this rank has.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Range {
     decays: bool,
@@ -78,10 +111,20 @@ struct Range {
     second: Region,
 }
 
+/// Neighbouring weights that ranks give each other.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Given {
+    weight: Region,
+    /// Their first row among those of all gradients.
+    first: u32,
+}
+
 /// What AdamW keeps from step to step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moments {
     ranges: [Option<Range>; RANGES],
+    /// What ranks share, where they do, and the weights of every range.
+    shared: Option<(Shared, [Option<Given>; RANGES])>,
     /// Every gradient, as one region.
     gradient: Region,
     /// Whether the model has more ranges than there is room for.
@@ -97,17 +140,44 @@ pub struct Learning<T> {
     pub moments: Moments,
 }
 
-/// Lays the weights of `model` in the types that `weight` says and, in training, masters, gradients and moments.
+impl<T> Learning<T> {
+    /// Whether the gradients of a micro-batch are added to those before it, which is not the step's first unless `first`.
+    pub fn accumulates(&self, first: bool) -> bool {
+        !first && !self.moments.shared.is_some_and(|(shared, _)| shared.exact())
+    }
+
+    /// Ends a micro-batch, the step's first or a later one: where every one forms its gradient by itself, it is added to the
+    /// step's.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    pub fn end_micro_batch(
+        &self,
+        device: &mut dyn Device,
+        control: &Control,
+        first: bool,
+    ) -> Result<(), OperationError> {
+        match self.moments.shared.filter(|(shared, _)| shared.exact()) {
+            Some((shared, _)) => shared.reduce(device, control, !first),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Lays the weights of `model` in the types that `weight` says and, for one of the ranks in training, masters, gradients and
+/// moments.
 pub fn lay<M: Parameters>(
     model: &M,
-    training: bool,
+    training: Option<Ranks>,
     profile: &dyn Profile,
     weight: &dyn Fn(&Parameter) -> Dtype,
     ledger: &mut dyn Ledger,
 ) -> (M::Table, Option<Learning<M::Table>>) {
     let (weights, weight_ranges) = table(model, ("", Role::Weight, None), weight, ledger);
-    if !training {
-        return (weights, None);
+    let Some(ranks) = training else { return (weights, None) };
+    if ranks.shares() {
+        let learning = lay_shared(model, ranks, &weight_ranges, profile, weight, ledger);
+        return (weights, Some(learning));
     }
     let mut other = |prefix, role| table(model, (prefix, role, Some(profile.dtype(role))), weight, ledger);
     let reduced = weight_ranges.found.iter().any(|range| range.dtype != Dtype::F32);
@@ -116,6 +186,48 @@ pub fn lay<M: Parameters>(
     let [first, second] = ["first_moment.", "second_moment."].map(|prefix| other(prefix, Role::Moment).1);
     let moments = Moments::of([&weight_ranges, &gradient_ranges, &first, &second], masters.as_ref(), ledger);
     (weights, Some(Learning { gradients, moments }))
+}
+
+/// The same of what is learned with, for one of several ranks.
+fn lay_shared<M: Parameters>(
+    model: &M,
+    ranks: Ranks,
+    weights: &Ranges,
+    profile: &dyn Profile,
+    weight: &dyn Fn(&Parameter) -> Dtype,
+    ledger: &mut dyn Ledger,
+) -> Learning<M::Table> {
+    let described = |prefix, role| (prefix, role, Some(profile.dtype(role)));
+    let (gradients, ranges) = table(model, described("gradient.", Role::Gradient), weight, ledger);
+    let gradient = ranges.all(ledger);
+    let shared = Shared::lay(ranks, gradient, ledger);
+    let mut share = |prefix, name, role| shared_table(model, described(prefix, role), name, &shared, weight, ledger);
+    let reduced = weights.found.iter().any(|range| range.dtype != Dtype::F32);
+    let master = reduced.then(|| share("master.", "share of masters", Role::Master));
+    let first = share("first_moment.", "share of first moments", Role::Moment);
+    let second = share("second_moment.", "share of second moments", Role::Moment);
+    let given: [Option<Given>; RANGES] = core::array::from_fn(|i| {
+        let (weights, gradients) = (weights.found.get(i)?, ranges.found.get(i)?);
+        let weight = ledger.range("a range of parameters", weights.dtype, weights.start, weights.end);
+        let before = (gradients.start - gradient.offset) / gradients.dtype.row_bytes(gradient.columns());
+        Some(Given { weight, first: before as u32 })
+    });
+    let ranges = core::array::from_fn(|i| {
+        let (Given { weight, first: row }, bytes) = (given[i]?, weights.found.get(i)?);
+        let (own, at) = shared.own(row, weight.rows());
+        let count = own.len() as u32;
+        let here = |of: Region| of.slice_rows(at, count);
+        (count > 0).then(|| Range {
+            decays: bytes.decays,
+            weight: weight.slice_rows(own.start, count),
+            master: master.map(here),
+            gradient: here(shared.sum()),
+            first: here(first),
+            second: here(second),
+        })
+    });
+    let moments = Moments { ranges, shared: Some((shared, given)), gradient, full: weights.full };
+    Learning { gradients, moments }
 }
 
 impl Moments {
@@ -137,13 +249,11 @@ impl Moments {
                 second: region(second, i)?,
             })
         });
-        let ends = gradients.found.first().zip(gradients.found.last());
-        let (dtype, start, end) = ends.map_or((Dtype::F32, 0, 0), |(a, z)| (a.dtype, a.start, z.end));
-        let gradient = ledger.range("all gradients", dtype, start, end);
-        Moments { ranges, gradient, full: weights.full }
+        Moments { ranges, shared: None, gradient: gradients.all(ledger), full: weights.full }
     }
 
-    /// Clips by the global norm of all gradients, then moves every range.
+    /// Adds up the gradients of all ranks unless that is done, clips by their global norm, then moves every range, or this
+    /// rank's part of it, which it gives to the others.
     ///
     /// # Errors
     /// What the device could not do; a model of too many ranges.
@@ -156,13 +266,23 @@ impl Moments {
         if self.full {
             return Err(OperationError::Device);
         }
-        let Control { settings, results } = *control;
+        let Control { settings, results, .. } = *control;
         let Optimizer { beta1, beta2, eps, .. } = *optimizer;
-        device.emit(SquaredNorm { gradient: self.gradient, results })?;
+        match &self.shared {
+            None => device.emit(SquaredNorm { gradient: self.gradient, results })?,
+            Some((shared, _)) => {
+                if !shared.exact() {
+                    shared.reduce(device, control, false)?;
+                }
+                shared.norm(device, results)?;
+            }
+        }
         self.ranges.iter().flatten().try_for_each(|range| {
             let Range { decays, weight, master, gradient, first, second } = *range;
             let decay = if decays { optimizer.decay } else { 0.0 };
             device.emit(AdamW { weight, master, gradient, first, second, settings, results, beta1, beta2, eps, decay })
-        })
+        })?;
+        let Some((shared, given)) = &self.shared else { return Ok(()) };
+        given.iter().flatten().try_for_each(|given| shared.gather(device, given.weight, given.first))
     }
 }

@@ -39,7 +39,7 @@ impl Factored {
         [x, out_grad]: [Region; 2],
         tile: Region,
     ) -> Result<(), OperationError> {
-        let Control { settings, results } = *control;
+        let Control { settings, results, .. } = *control;
         device.emit(FactoredUpdate {
             x,
             out_grad,

@@ -30,7 +30,7 @@ impl InPlace {
         table: Region,
         [ids, x_grad]: [Region; 2],
     ) -> Result<(), OperationError> {
-        let Control { settings, results } = *control;
+        let Control { settings, results, .. } = *control;
         let (moment, beta2) = (self.moment, Factored::BETA2);
         device.emit(EmbedUpdate { ids, x_grad, table, moment, settings, results, beta2 })
     }

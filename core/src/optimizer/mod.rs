@@ -6,6 +6,7 @@
 mod adamw;
 mod factored;
 mod in_place;
+mod shared;
 
 pub use adamw::{Learning, Moments, lay};
 pub use factored::Factored;

@@ -3,8 +3,10 @@
 
 mod control;
 mod curriculum;
+mod ranks;
 mod schedule;
 
 pub use control::{Results, Settings};
 pub use curriculum::{Curriculum, CurriculumError, Stage};
+pub use ranks::Ranks;
 pub use schedule::{Schedule, Shape};

@@ -9,6 +9,7 @@ mod model;
 mod neurogen;
 mod order;
 mod preset;
+mod ranks;
 mod raw;
 mod recompute;
 mod resolved;

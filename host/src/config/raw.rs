@@ -167,6 +167,17 @@ pub struct RawConfig {
     /// Checkpoints to keep
     #[arg(long, value_name = "N")]
     pub keep: Option<u32>,
+    /// Adds up gradients micro-batch by micro-batch, so that any number of ranks gives the same bits
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub exact_ranks: Option<bool>,
+    /// The rank that this process is; a launcher says it.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub rank: Option<u32>,
+    /// How many there are.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub ranks: Option<u32>,
     /// A size or a part of the model, several times; `host presets --keys PRESET` lists the keys
     #[arg(long = "set", value_name = "KEY=VALUE")]
     #[serde(skip)]
@@ -301,7 +312,10 @@ impl RawConfig {
             save_every,
             save_minutes,
             skip_non_finite,
-            keep
+            keep,
+            exact_ranks,
+            rank,
+            ranks
         )
     }
 }

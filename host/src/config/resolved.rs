@@ -37,6 +37,11 @@ const fn default_skip_non_finite() -> u32 {
     5
 }
 
+/// Ranks where no launcher began more.
+const fn one_rank() -> u32 {
+    1
+}
+
 /// What a configuration is made of: the preset's name, its word and `raw`'s over it, source, tokenizer and model.
 fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConfig), ConfigError> {
     let name = raw.preset.clone().unwrap_or_else(|| super::presets()[0].name.to_owned());
@@ -186,6 +191,15 @@ pub struct Config {
     pub skip_non_finite: u32,
     /// Checkpoints to keep.
     pub keep: u32,
+    /// Whether gradients are added up so that their bits do not depend on the number of ranks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exact_ranks: bool,
+    /// This rank: of a process and not of a run.
+    #[serde(skip)]
+    pub rank: u32,
+    /// How many there are.
+    #[serde(skip, default = "one_rank")]
+    pub ranks: u32,
     /// What the weights are kept in where it is integers. No run has them: who scores a trained model, or generates, asks
     /// for them.
     #[serde(skip)]
@@ -286,6 +300,9 @@ impl Config {
             save_minutes: raw.save_minutes.unwrap_or(default_save_minutes()),
             skip_non_finite: raw.skip_non_finite.unwrap_or(default_skip_non_finite()),
             keep: raw.keep.unwrap_or(2),
+            exact_ranks: raw.exact_ranks.unwrap_or(false),
+            rank: raw.rank.unwrap_or(0),
+            ranks: raw.ranks.unwrap_or(one_rank()),
             weights: None,
             model,
             stage,
@@ -329,6 +346,7 @@ impl Config {
                 self.accumulate
             ));
         }
+        self.validate_ranks()?;
         if self.threads > 1024 {
             return error(format!("--threads {} is more than 1024; give the number of cores", self.threads));
         }

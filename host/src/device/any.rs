@@ -6,7 +6,7 @@ use capful_core::memory::{Dtype, Region, Role};
 use super::cpu::{Cpu, CpuProfile};
 use super::cuda::{self, Cuda, CudaError, CudaProfile, Products};
 use super::reference::Reference;
-use super::{Allocation, DeviceError, Storage};
+use super::{Allocation, DeviceError, Others, Storage};
 use crate::config::{self, Config, ConfigError, Precision};
 
 /// What the configured device implies for memory.
@@ -133,7 +133,9 @@ impl AnyDevice {
     pub fn start(profile: &AnyProfile, bytes: u64, scratch: Region, staging: u64) -> Result<AnyDevice, DeviceError> {
         match profile {
             AnyProfile::Cpu(profile) => Ok(AnyDevice::Cpu(Cpu::start(profile, Allocation::new(bytes)?, scratch)?)),
-            AnyProfile::Reference(_) => Ok(AnyDevice::Reference(Reference { memory: Allocation::new(bytes)? })),
+            AnyProfile::Reference(_) => {
+                Ok(AnyDevice::Reference(Reference { memory: Allocation::new(bytes)?, others: Others::default() }))
+            }
             AnyProfile::Cuda { gpu, profile } => {
                 let room = cuda::Room { arena: bytes, scratch, staging };
                 #[allow(unused_mut, reason = "the stand-in's methods all want it")]
@@ -282,8 +284,20 @@ impl AnyDevice {
         Ok(gpu.replay_recorded(key)?)
     }
 
+    /// The other ranks, as main memory reaches them.
+    pub fn others(&mut self) -> Option<&mut Others> {
+        match self {
+            AnyDevice::Cpu(device) => Some(&mut device.others),
+            AnyDevice::Reference(device) => Some(&mut device.others),
+            AnyDevice::Cuda(_) => None,
+        }
+    }
+
     /// Why an operation failed, in one line.
     pub fn explain(&mut self, error: OperationError) -> DeviceError {
+        if let Some(failure) = self.others().and_then(Others::take_failure) {
+            return failure;
+        }
         match self.gpu().and_then(|gpu| gpu.take_failure()) {
             Some(failure) => failure.into(),
             None => error.into(),

@@ -8,14 +8,20 @@ pub mod cuda;
 #[cfg(not(feature = "cuda"))]
 #[path = "cuda/absent.rs"]
 pub mod cuda;
+mod others;
 mod reference;
 mod stopwatch;
+mod window;
 
 pub use allocation::Allocation;
 pub use any::{AnyDevice, AnyProfile, Ticket};
+pub use others::Others;
 pub use stopwatch::Stopwatch;
+pub use window::{Held, Window};
 
 pub use cuda::Choice;
+
+use std::ops::Range;
 
 use capful_core::memory::Region;
 
@@ -43,4 +49,10 @@ pub trait Storage {
     /// # Errors
     /// A region beyond the arena, a lost device.
     fn read(&mut self, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Which of the region's bytes are here: others are neither written nor read. All of them but of tables that ranks
+    /// share.
+    fn held(&self, region: Region) -> Range<usize> {
+        0..region.bytes() as usize
+    }
 }

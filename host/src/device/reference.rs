@@ -3,17 +3,24 @@
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::Arena;
 
-use super::Allocation;
+use super::{Allocation, Others};
 
 /// Runs every operation's definition.
 #[derive(Debug)]
 pub struct Reference {
     /// The arena.
     pub memory: Allocation,
+    /// The other ranks.
+    pub others: Others,
 }
 
 impl Device for Reference {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
-        op.reference(&mut Arena::new(self.memory.words()))
+        let mut arena = Arena::new(self.memory.words());
+        match op {
+            Op::AllGather(op) => self.others.all_gather(arena, op),
+            Op::AllToAll(op) => self.others.all_to_all(arena, op),
+            op => op.reference(&mut arena),
+        }
     }
 }

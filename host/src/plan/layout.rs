@@ -6,12 +6,13 @@ use capful_core::device::{InIntegers, Meter, OperationError, Rates};
 use capful_core::integer::Integer;
 use capful_core::memory::{Dtype, Entry, Layout, LayoutError, Ledger, Region, Role, Slot, Space};
 use capful_core::model::{MicroBatch, Products, Purpose};
+use capful_core::train::Ranks;
 use serde::Serialize;
 
 use super::estimates::Generation;
 use super::program::{self, Constants, Model, Places, Programs, Sequence};
 use crate::config::{AnyFamily, Config, ConfigError};
-use crate::device::AnyProfile;
+use crate::device::{AnyProfile, Window};
 
 /// One line of the ledger: a region, or one a layer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -75,8 +76,10 @@ impl Line {
 pub struct Sections {
     /// Training steps: a shape a stage of the curriculum.
     pub training: Vec<MicroBatch>,
-    /// Micro-batches of a step of each.
+    /// Micro-batches of a step of each that this rank forms.
     pub accumulate: Vec<u32>,
+    /// This rank among the run's.
+    pub ranks: Ranks,
     /// Evaluations, or logits.
     pub evaluation: Option<MicroBatch>,
     /// Positions of token-by-token decoding.
@@ -94,6 +97,7 @@ impl Sections {
         Sections {
             training: Vec::new(),
             accumulate: Vec::new(),
+            ranks: Ranks::ALONE,
             evaluation: None,
             decoding: None,
             constants,
@@ -106,7 +110,8 @@ impl Sections {
         let stages = config.stages();
         Sections {
             training: stages.iter().map(|p| config.shaped(p.batch, p.seq_len)).collect(),
-            accumulate: stages.iter().map(|p| p.accumulate).collect(),
+            accumulate: stages.iter().map(|p| p.accumulate / config.ranks).collect(),
+            ranks: config.ranks(),
             evaluation: Some(config.evaluation()),
             decoding: Some(config.context().min(256)),
             ..Sections::none(config)
@@ -174,8 +179,10 @@ pub struct Laid {
     pub sections: Sections,
     /// The devices' scratch.
     pub scratch: Region,
-    /// The entries of what lasts, for initialiser and checkpoint.
+    /// The entries of what lasts, for initialiser and checkpoint: of tables that ranks share, those of all ranks.
     pub lasting: Vec<Entry>,
+    /// This rank's shares of those tables.
+    pub windows: Vec<Window>,
     /// Physical regions.
     pub lines: Vec<Line>,
     /// Regions that share their bytes.
@@ -249,7 +256,7 @@ fn lay(model: &mut dyn Model, profile: &AnyProfile, sections: &Sections) -> Resu
     let mut visit = |entry: &Entry| entries.push((under_way.get(), *entry));
     let mut layout = Layout::new(&mut visit);
     let purpose = match sections {
-        _ if stages > 0 => Purpose::Training,
+        _ if stages > 0 => Purpose::Training(sections.ranks),
         Sections { evaluation: Some(_), .. } => Purpose::Evaluation,
         _ => Purpose::Decoding,
     };
@@ -348,6 +355,7 @@ impl Laid {
             sections: sections.clone(),
             scratch,
             lasting: Vec::new(),
+            windows: Vec::new(),
             lines: Vec::new(),
             overlays: Vec::new(),
             bytes,
@@ -376,6 +384,11 @@ impl Laid {
     fn list(&mut self, entries: &[(Option<Section>, Entry)], mark: u64) {
         let (mut reached, stages) = (0, self.sections.training.len());
         for (section, entry) in entries {
+            if entry.place.first.space == Space::Shared {
+                self.lasting.push(*entry);
+                continue;
+            }
+            self.windows.extend(entry.window.map(|of| Window { of, place: entry.place.first }));
             let end = entry.place.first.offset + entry.bytes + entry.padding;
             let line = Line::new(entry, section.map(|s| s.name(stages)));
             if end > reached {
@@ -384,7 +397,7 @@ impl Laid {
             } else {
                 self.overlays.push(line);
             }
-            if end <= mark {
+            if end <= mark && entry.window.is_none() {
                 self.lasting.push(*entry);
             }
         }

@@ -2,14 +2,15 @@
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Entry, Init, Region, Role};
-use capful_core::model::{Batch, FirstValues, MicroBatch, Scales};
+use capful_core::model::{Batch, Control, FirstValues, MicroBatch, Scales};
 use capful_core::train::{Results, Settings, Stage};
 use half::slice::HalfFloatSliceExt as _;
 
 use super::wiring;
 use crate::config::Config;
-use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Stopwatch, Storage, Ticket};
+use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Held, Stopwatch, Storage, Ticket};
 use crate::plan::{EvaluationPlaces, Laid, Sequence};
+use crate::ranks::SharedPeers;
 
 impl From<OperationError> for DeviceError {
     fn from(error: OperationError) -> Self {
@@ -45,6 +46,8 @@ pub struct Session {
     logits: Vec<f32>,
     /// Steps in the history of the largest values, of which as many as it holds make scales worth using.
     seen: u32,
+    /// The results of a step as they come out of the device: where ranks share, with those of each.
+    results: Vec<f32>,
 }
 
 /// Bytes that initialisation writes at once.
@@ -76,7 +79,9 @@ impl Session {
         algorithms: &[Choice],
     ) -> Result<Self, DeviceError> {
         let laid = laid.recorded(&config.family(), profile).map_err(|e| DeviceError::Refused(e.to_string()))?;
-        let staging = staging(&laid, config.vocab_size(), &config.stages());
+        let mut stages = config.stages();
+        stages.iter_mut().zip(&laid.sections.accumulate).for_each(|(stage, here)| stage.accumulate = *here);
+        let staging = staging(&laid, config.vocab_size(), &stages);
         let mut session = Session::open(laid, profile, config.vocab_size(), staging)?;
         session.rehearse(config, algorithms)?;
         session.initialise(Some(config.seed))?;
@@ -85,7 +90,30 @@ impl Session {
 
     fn open(laid: Laid, profile: &AnyProfile, vocab_size: u32, staging: u64) -> Result<Self, DeviceError> {
         let device = AnyDevice::start(profile, laid.bytes, laid.scratch, staging)?;
-        Ok(Session { laid, device, logits: vec![0.0; vocab_size as usize], seen: 0 })
+        let results = vec![0.0; results_of(&laid.places.control).elements() as usize];
+        Ok(Session { laid, device, logits: vec![0.0; vocab_size as usize], seen: 0, results })
+    }
+
+    /// Joins the other ranks of its plan, which `peers` reaches.
+    ///
+    /// # Errors
+    /// A device that does not reach them.
+    pub fn join(&mut self, peers: SharedPeers) -> Result<(), DeviceError> {
+        let others = self.device.others().ok_or_else(|| {
+            DeviceError::Refused("ranks on GPUs do not reach each other; use --device cpu".to_owned())
+        })?;
+        others.join(peers);
+        Ok(())
+    }
+
+    /// The other ranks, where there are any.
+    pub fn peers(&mut self) -> Option<SharedPeers> {
+        self.device.others()?.peers()
+    }
+
+    /// Its storage: of tables that ranks share, this rank's part.
+    pub fn storage(&mut self) -> Held<'_> {
+        Held { storage: &mut self.device, windows: &self.laid.windows }
     }
 
     /// Lets a GPU's products use the algorithms that a run chose, before anything is recorded; it warns where it cannot.
@@ -124,7 +152,7 @@ impl Session {
             let zeros = &zeros[..stage.micro_tokens() as usize];
             self.seen = seen;
             self.begin(settings)?;
-            for micro in 0..stage.accumulate.min(2) {
+            for micro in 0..self.laid.sections.accumulate[index].min(2) {
                 self.micro_batch(index, Rows::of(zeros), micro == 0)?;
             }
             self.update()?;
@@ -168,6 +196,8 @@ impl Session {
     fn initialise(&mut self, seed: Option<u64>) -> Result<(), DeviceError> {
         let mut piece = vec![0.0f32; PIECE / 4];
         let mut halves = vec![half::bf16::ZERO; PIECE / 4];
+        let threads = self.device.threads();
+        let mut storage = Held { storage: &mut self.device, windows: &self.laid.windows };
         for entry in &self.laid.lasting {
             let slot = &entry.slot;
             // Fresh storage is zero; gradients and moments begin there.
@@ -177,9 +207,8 @@ impl Session {
                 continue;
             }
             if let Init::Wiring { wiring, part, neurons, fan_in } = slot.init {
-                let (len, threads) = (slot.elements() as usize, self.device.threads());
-                let table = wiring::table(&wiring, part, [neurons, fan_in], len, threads);
-                self.device.write(entry.place.first, bytemuck::cast_slice(&table))?;
+                let table = wiring::table(&wiring, part, [neurons, fan_in], slot.elements() as usize, threads);
+                storage.write(entry.place.first, bytemuck::cast_slice(&table))?;
                 continue;
             }
             for layer in 0..slot.layers {
@@ -193,9 +222,9 @@ impl Session {
                     let place = Region { offset, shape: [1, 1, 1, count as u32], ..region };
                     if region.dtype == Dtype::Bf16 {
                         halves[..count].convert_from_f32_slice(&piece[..count]);
-                        self.device.write(place, bytemuck::cast_slice(&halves[..count]))?;
+                        storage.write(place, bytemuck::cast_slice(&halves[..count]))?;
                     } else {
-                        self.device.write(place, bytemuck::cast_slice(&piece[..count]))?;
+                        storage.write(place, bytemuck::cast_slice(&piece[..count]))?;
                     }
                     done += count as u64;
                 }
@@ -213,12 +242,23 @@ impl Session {
         self.device.queue_write(self.laid.places.control.settings, bytemuck::bytes_of(&settings))
     }
 
+    /// Tells the other ranks a number in this step; nothing where there are none.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn tell(&mut self, number: f32) -> Result<(), DeviceError> {
+        match self.laid.places.control.told(self.laid.sections.ranks.rank) {
+            Some(place) => self.device.queue_write(place, &number.to_le_bytes()),
+            None => Ok(()),
+        }
+    }
+
     /// Ends a step by asking for its results.
     ///
     /// # Errors
     /// A lost device.
     pub fn finish(&mut self) -> Result<Ticket, DeviceError> {
-        self.device.queue_read(self.laid.places.control.results)
+        self.device.queue_read(results_of(&self.laid.places.control))
     }
 
     /// Waits for a step and reads its results. On a GPU the next step may be under way.
@@ -226,9 +266,15 @@ impl Session {
     /// # Errors
     /// What went wrong in that step.
     pub fn results(&mut self, ticket: Ticket) -> Result<Results, DeviceError> {
-        let mut results = Results::default();
-        self.device.results(ticket, bytemuck::bytes_of_mut(&mut results))?;
-        Ok(results)
+        self.device.results(ticket, bytemuck::cast_slice_mut(&mut self.results))?;
+        let results = Results::from_slice(&self.results[..Results::LEN as usize]);
+        results.copied().map_err(|e| DeviceError::Failed(e.to_string()))
+    }
+
+    /// Of the step whose results were read last: the loss of each rank's micro-batches, and what it told.
+    pub fn of_ranks(&self) -> impl Iterator<Item = [f32; 2]> + '_ {
+        let rows = self.results.chunks_exact(Control::RANK as usize).skip(1);
+        rows.map(|row| [row[0], row[Results::LEN as usize]])
     }
 
     /// Writes a batch, behind what was queued.
@@ -353,6 +399,11 @@ pub(crate) fn staging(laid: &Laid, vocab_size: u32, stages: &[Stage]) -> u64 {
     let evaluation = laid.sections.evaluation.map_or(0, |stage| tokens(stage.tokens().into()));
     let decoding = if laid.sections.decoding.is_some() { 4 * u64::from(vocab_size) + 64 } else { 0 };
     training.unwrap_or(0).max(evaluation).max(decoding) + 128
+}
+
+/// The region that a step's results come from: where ranks share, with those of each.
+fn results_of(control: &Control) -> Region {
+    control.of_ranks.unwrap_or(control.results)
 }
 
 fn missing(section: &str) -> DeviceError {

@@ -6,7 +6,7 @@ use capful_core::device::{Device, OperationError, Single};
 use capful_core::image::OnArena;
 use capful_core::memory::{Arena, ArenaError, Entry, Init, Layout, LayoutError, Region, Role, WiringPart};
 use capful_core::model::{Family, FirstValues, MicroBatch, ModelError, Purpose};
-use capful_core::train::{Results, Settings};
+use capful_core::train::{Ranks, Results, Settings};
 use capful_core::vocab::{FINGERPRINT, fingerprint};
 
 use crate::semihosting::command_line;
@@ -93,7 +93,7 @@ pub(crate) fn lasting<F: Family>(
             result = visit(entry);
         }
     };
-    family.lay_lasting(&Single, Purpose::Training, &mut Layout::new(&mut each));
+    family.lay_lasting(&Single, Purpose::Training(Ranks::ALONE), &mut Layout::new(&mut each));
     result
 }
 
@@ -109,7 +109,7 @@ fn train<'a, F: Family, D: OnArena<'a> + From<Arena<'a>>>(
     family.validate_micro_batch(stage)?;
     let mut nothing = |_: &Entry| {};
     let mut layout = Layout::new(&mut nothing);
-    let laid = family.lay_lasting(&Single, Purpose::Training, &mut layout);
+    let laid = family.lay_lasting(&Single, Purpose::Training(Ranks::ALONE), &mut layout);
     let training = family.lay_training(stage, &Single, &mut layout);
     let (needed, found) = (layout.high_water()?, 8 * storage.len() as u64);
     let Some(storage) = storage.get_mut(..needed as usize / 8) else { return Err(Refused::Storage { found, needed }) };

@@ -10,6 +10,7 @@ use crate::model::family::{Batch, Control, Family, Gauge, Measure, MicroBatch, M
 use crate::model::{Parameter, Parameters as _};
 use crate::ops::{Carry, HeadGrad, Linear, Modulate, Pattern, ReadoutGrad, Spike, TapsGrad};
 use crate::optimizer::{self, Optimizer, Rule as Learns};
+use crate::train::Ranks;
 
 impl NeuroGen {
     /// Lays what a forward pass reads and nothing else, as [`Family::lay_lasting`] does for decoding.
@@ -68,16 +69,17 @@ impl Family for NeuroGen {
     }
 
     fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Lasting {
-        let training = purpose == Purpose::Training;
+        // It moves parameters in its backward pass, so it never has several ranks.
+        let training = matches!(purpose, Purpose::Training(_));
         let dtype = |p: &Parameter| self.weight_type(p, purpose, profile);
-        let (weights, adamw) = optimizer::lay(self, training, profile, &dtype, ledger);
+        let (weights, adamw) = optimizer::lay(self, training.then_some(Ranks::ALONE), profile, &dtype, ledger);
         let sources = self.lay_wiring(WiringPart::Sources, ledger);
         let index = (training && self.rule == Rule::Bptt).then(|| {
             let starts = self.lay_wiring(WiringPart::Starts, ledger);
             let synapses = self.lay_wiring(WiringPart::Synapses, ledger);
             core::array::from_fn(|m| Index { starts: starts[m], synapses: synapses[m] })
         });
-        let control = Control::lay(ledger);
+        let control = Control::lay(Ranks::ALONE, ledger);
         let learning = adamw.map(|adamw| self.lay_learning(adamw, profile, ledger));
         Lasting { network: Network { weights, sources }, index, control, learning }
     }

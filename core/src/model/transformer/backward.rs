@@ -156,7 +156,7 @@ impl Backward<'_> {
             logits: t.wide.reshaped([1, 1, micro.chunk_rows(), model.vocabulary_rows()]),
             losses: f.losses,
             settings: control.settings,
-            results: control.results,
+            results: control.own,
             add_loss: accumulate,
             gradient: Some(HeadGrad { x_grad, weight_grad: Some(grads.head()), accumulate }),
             integer: None,

@@ -15,6 +15,7 @@ use crate::model::family::{Batch, Control, Family, MicroBatch, ModelError, Produ
 use crate::model::{Activation, Parameter, Parameters as _, Recompute};
 use crate::ops::{HeadLoss, IntegerProduct, Pattern, QuantisedProduct};
 use crate::optimizer::{self, Learning, Optimizer};
+use crate::train::Ranks;
 
 impl Transformer {
     /// Lays what a forward pass reads and nothing else, as [`Family::lay_lasting`] does for decoding.
@@ -105,12 +106,15 @@ impl Family for Transformer {
 
     fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Lasting {
         // Weights in integers do not learn: a step finds nothing to train.
-        let training = purpose == Purpose::Training && profile.weights().is_none();
+        let training = match purpose {
+            Purpose::Training(ranks) if profile.weights().is_none() => Some(ranks),
+            _ => None,
+        };
         let dtype = |p: &Parameter| weight_type(p, profile);
         let (weights, learning) = optimizer::lay(self, training, profile, &dtype, ledger);
         let network = self.lay_beside(weights, profile, ledger);
-        let control = Control::lay(ledger);
-        let scales = (training && profile.quantises()).then(|| lay_scales(self.layers, ledger));
+        let control = Control::lay(training.unwrap_or(Ranks::ALONE), ledger);
+        let scales = (training.is_some() && profile.quantises()).then(|| lay_scales(self.layers, ledger));
         Lasting { network, learning, control, scales }
     }
 
@@ -197,9 +201,11 @@ impl Family for Transformer {
         let (network, control) = (&lasting.network, &lasting.control);
         let pass = Pass { model: self, network, forward: &training.forward, past, pattern, copying: copying.as_ref() };
         let head = pass.run(device, training.batch.ids)?;
-        let backward = Backward { pass, control, grads: &learning.gradients, training, micro, accumulate: !first };
+        let accumulate = learning.accumulates(first);
+        let backward = Backward { pass, control, grads: &learning.gradients, training, micro, accumulate };
         backward.head(device, head)?;
-        backward.run(device)
+        backward.run(device)?;
+        learning.end_micro_batch(device, control, first)
     }
 
     fn update(&self, device: &mut dyn Device, lasting: &Lasting, optimizer: &Optimizer) -> Result<(), OperationError> {

@@ -8,6 +8,7 @@ use crate::model::{Activation, Family, MicroBatch, Parameter, Parameters, Produc
 use crate::ops::Pattern;
 use crate::optimizer::Rule;
 use crate::random::Random;
+use crate::train::Ranks;
 
 const PUBLISHED: Transformer = Transformer {
     layers: 28,
@@ -320,7 +321,7 @@ fn lays(family: &Transformer, micro: &MicroBatch) -> Option<bool> {
         largest = bytes.max(largest);
     };
     let mut layout = Layout::new(&mut visit);
-    let lasting = family.lay_lasting(&Single, Purpose::Training, &mut layout);
+    let lasting = family.lay_lasting(&Single, Purpose::Training(Ranks::ALONE), &mut layout);
     let training = family.lay_training(micro, &Single, &mut layout);
     family.lay_evaluation(micro, &Single, &mut layout);
     family.lay_decoding(micro.seq_len, &Single, &mut layout);

@@ -36,6 +36,7 @@ pub mod simd;
 mod spike;
 mod spike_grad;
 mod squared_norm;
+mod sum_parts;
 mod swiglu;
 mod taps;
 #[cfg(test)]
@@ -43,10 +44,10 @@ mod tests;
 mod tiles;
 
 use capful_core::device::{Device, Op, OperationError, Profile, Single};
-use capful_core::memory::{Dtype, Region, Role};
+use capful_core::memory::{Arena, Dtype, Region, Role};
 
 use self::pool::Pool;
-use super::{Allocation, DeviceError};
+use super::{Allocation, DeviceError, Others};
 
 /// What the CPU device implies for memory.
 #[derive(Debug, Clone, Copy)]
@@ -87,6 +88,8 @@ impl Profile for CpuProfile {
             Op::ReadoutGrad(o) => self.readout_grad(o),
             Op::SquaredNorm(o) => self.squared_norm(o),
             Op::AdamW(_)
+            | Op::AllGather(_)
+            | Op::AllToAll(_)
             | Op::CachedAttention(_)
             | Op::Carry(_)
             | Op::Context(_)
@@ -98,6 +101,7 @@ impl Profile for CpuProfile {
             | Op::Memory(_)
             | Op::MemoryGrad(_)
             | Op::Norm(_)
+            | Op::PieceNorms(_)
             | Op::QkNorm(_)
             | Op::Quantise(_)
             | Op::QuantiseRows(_)
@@ -105,6 +109,8 @@ impl Profile for CpuProfile {
             | Op::Rotate(_)
             | Op::Spike(_)
             | Op::SpikeGrad(_)
+            | Op::SumNorms(_)
+            | Op::SumParts(_)
             | Op::SwiGlu(_)
             | Op::SwiGluGrad(_)
             | Op::SynapseGrad(_)
@@ -119,6 +125,8 @@ impl Profile for CpuProfile {
 pub struct Cpu {
     /// The arena.
     pub memory: Allocation,
+    /// The other ranks.
+    pub others: Others,
     pool: Pool,
     scratch: Region,
 }
@@ -135,7 +143,7 @@ impl Cpu {
     /// # Errors
     /// The system refuses the threads.
     pub fn start(profile: &CpuProfile, memory: Allocation, scratch: Region) -> Result<Cpu, DeviceError> {
-        Ok(Cpu { memory, pool: Pool::new(profile.threads as usize), scratch })
+        Ok(Cpu { memory, others: Others::default(), pool: Pool::new(profile.threads as usize), scratch })
     }
 }
 
@@ -143,6 +151,8 @@ impl Device for Cpu {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
         match *op {
             Op::AdamW(o) => self.run_adamw(o),
+            Op::AllGather(o) => self.others.all_gather(Arena::new(self.memory.words()), &o),
+            Op::AllToAll(o) => self.others.all_to_all(Arena::new(self.memory.words()), &o),
             Op::Attention(o) => self.run_attention(o),
             Op::AttentionGrad(o) => self.run_attention_grad(o),
             Op::CachedAttention(o) => self.run_cached_attention(o),
@@ -163,6 +173,7 @@ impl Device for Cpu {
             Op::Modulate(o) => self.run_modulate(o),
             Op::Norm(o) => self.run_norm(o),
             Op::NormGrad(o) => self.run_norm_grad(o),
+            Op::PieceNorms(o) => self.run_piece_norms(o),
             Op::QkNorm(o) => self.run_qk_norm(o),
             Op::QkNormGrad(o) => self.run_qk_norm_grad(o),
             Op::Quantise(o) => self.run_quantise(o),
@@ -174,6 +185,8 @@ impl Device for Cpu {
             Op::Spike(o) => self.run_spike(o),
             Op::SpikeGrad(o) => self.run_spike_grad(o),
             Op::SquaredNorm(o) => self.run_squared_norm(o),
+            Op::SumNorms(o) => self.run_sum_norms(o),
+            Op::SumParts(o) => self.run_sum_parts(o),
             Op::SwiGlu(o) => self.run_swiglu(o),
             Op::SwiGluGrad(o) => self.run_swiglu_grad(o),
             Op::SynapseGrad(o) => self.run_synapse_grad(o),

@@ -1,10 +1,12 @@
-//! The squared norm of all gradients: pieces of a fixed length in any order, their sums in order.
+//! The squared norm of all gradients, or of those that ranks share: pieces of a fixed length in any order, their sums in
+//! order.
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
-use capful_core::ops::SquaredNorm;
+use capful_core::ops::{PieceNorms, SquaredNorm, SumNorms};
 use capful_core::train::Results;
 
+use super::pool::Pool;
 use super::simd::{self, vectorise};
 use super::{Cpu, CpuProfile, bytes};
 
@@ -27,15 +29,40 @@ impl Cpu {
         let mut arena = Arena::new(self.memory.words());
         let [gradient, mut results, mut scratch] =
             arena.views([Some(op.gradient), Some(op.results), Some(self.scratch)])?;
-        let (gradient, sums) = (gradient.f32()?, &mut scratch.f32_mut()?[..pieces(&op)]);
-        self.pool.chunks(sums, PIECES, |_, chunk, sums| {
-            let pieces = gradient[chunk * PIECES * SquaredNorm::PIECE..].chunks(SquaredNorm::PIECE);
-            vectorise!(for (sum, piece) in sums.iter_mut().zip(pieces) {
-                *sum = simd::dot(piece, piece);
-            });
-        });
-        let total = sums.iter().fold(0.0f64, |total, &sum| total + f64::from(sum));
-        Results::from_slice_mut(results.f32_mut()?)?.squared_norm = total as f32;
+        let sums = &mut scratch.f32_mut()?[..pieces(&op)];
+        sum_pieces(&mut self.pool, gradient.f32()?, sums);
+        Results::from_slice_mut(results.f32_mut()?)?.squared_norm = total(sums);
         Ok(())
     }
+
+    #[inline(never)]
+    pub(super) fn run_piece_norms(&mut self, op: PieceNorms) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words());
+        let [gradient, mut norms] = arena.views([Some(op.gradient), Some(op.norms)])?;
+        sum_pieces(&mut self.pool, gradient.f32()?, norms.f32_mut()?);
+        Ok(())
+    }
+
+    #[inline(never)]
+    pub(super) fn run_sum_norms(&mut self, op: SumNorms) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words());
+        let [norms, mut results] = arena.views([Some(op.norms), Some(op.results)])?;
+        Results::from_slice_mut(results.f32_mut()?)?.squared_norm = total(norms.f32()?);
+        Ok(())
+    }
+}
+
+/// The squared norm of each piece.
+fn sum_pieces(pool: &mut Pool, gradient: &[f32], sums: &mut [f32]) {
+    pool.chunks(sums, PIECES, |_, chunk, sums| {
+        let pieces = gradient[chunk * PIECES * SquaredNorm::PIECE..].chunks(SquaredNorm::PIECE);
+        vectorise!(for (sum, piece) in sums.iter_mut().zip(pieces) {
+            *sum = simd::dot(piece, piece);
+        });
+    });
+}
+
+/// The sum of all pieces'.
+fn total(sums: &[f32]) -> f32 {
+    sums.iter().fold(0.0f64, |total, &sum| total + f64::from(sum)) as f32
 }

@@ -351,6 +351,8 @@ impl Device for Cuda {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
         match *op {
             Op::AdamW(o) => self.run_adamw(o),
+            Op::AllGather(o) => self.run_all_gather(o),
+            Op::AllToAll(o) => self.run_all_to_all(o),
             Op::Attention(o) => self.run_attention(o),
             Op::AttentionGrad(o) => self.run_attention_grad(o),
             Op::CachedAttention(o) => self.run_cached_attention(o),
@@ -371,6 +373,7 @@ impl Device for Cuda {
             Op::Modulate(o) => self.run_modulate(o),
             Op::Norm(o) => self.run_norm(o),
             Op::NormGrad(o) => self.run_norm_grad(o),
+            Op::PieceNorms(o) => self.run_piece_norms(o),
             Op::QkNorm(o) => self.run_qk_norm(o),
             Op::QkNormGrad(o) => self.run_qk_norm_grad(o),
             Op::Quantise(o) => self.run_quantise(o),
@@ -382,6 +385,8 @@ impl Device for Cuda {
             Op::Spike(o) => self.run_spike(o),
             Op::SpikeGrad(o) => self.run_spike_grad(o),
             Op::SquaredNorm(o) => self.run_squared_norm(o),
+            Op::SumNorms(o) => self.run_sum_norms(o),
+            Op::SumParts(o) => self.run_sum_parts(o),
             Op::SwiGlu(o) => self.run_swiglu(o),
             Op::SwiGluGrad(o) => self.run_swiglu_grad(o),
             Op::SynapseGrad(o) => self.run_synapse_grad(o),

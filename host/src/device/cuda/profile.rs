@@ -59,6 +59,8 @@ impl Profile for CudaProfile {
             Op::SquaredNorm(o) => 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64),
             Op::SynapseGrad(o) => bit_bytes(o.grad.shape[2], o.grad.columns(), o.grad.shape[1]),
             Op::AdamW(_)
+            | Op::AllGather(_)
+            | Op::AllToAll(_)
             | Op::Attention(_)
             | Op::Carry(_)
             | Op::Context(_)
@@ -68,6 +70,7 @@ impl Profile for CudaProfile {
             | Op::Inhibit(_)
             | Op::Memory(_)
             | Op::Norm(_)
+            | Op::PieceNorms(_)
             | Op::QkNorm(_)
             | Op::Quantise(_)
             | Op::QuantiseRows(_)
@@ -75,6 +78,8 @@ impl Profile for CudaProfile {
             | Op::Rescale(_)
             | Op::Rotate(_)
             | Op::SpikeGrad(_)
+            | Op::SumNorms(_)
+            | Op::SumParts(_)
             | Op::SwiGlu(_)
             | Op::SwiGluGrad(_)
             | Op::SynapseInputGrad(_)

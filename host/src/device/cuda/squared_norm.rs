@@ -1,7 +1,8 @@
-//! The squared norm of all gradients.
+//! The squared norm of all gradients, or of those that ranks share.
 
 use capful_core::device::OperationError;
-use capful_core::ops::SquaredNorm;
+use capful_core::memory::Region;
+use capful_core::ops::{PieceNorms, SquaredNorm, SumNorms};
 
 use super::device::{Cuda, blocks};
 
@@ -17,23 +18,47 @@ struct SquaredNormArgs {
     piece: u32,
 }
 
-fn pieces(o: &SquaredNorm) -> u32 {
-    blocks(o.gradient.elements(), SquaredNorm::PIECE as u32)
+impl SquaredNormArgs {
+    const NONE: Self =
+        Self { gradient: 0, partial: 0, results: 0, count: 0, pieces: 0, piece: SquaredNorm::PIECE as u32 };
+}
+
+fn pieces(gradient: Region) -> u32 {
+    blocks(gradient.elements(), SquaredNorm::PIECE as u32)
 }
 
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_squared_norm(&mut self, o: SquaredNorm) -> Result<(), OperationError> {
-        let pieces = pieces(&o);
-        let arguments = SquaredNormArgs {
-            gradient: self.address(o.gradient)?,
-            partial: self.scratch_at(0, 4 * u64::from(pieces))?,
-            results: self.address(o.results)?,
-            count: o.gradient.elements(),
-            pieces,
-            piece: SquaredNorm::PIECE as u32,
-        };
-        self.launch("squared_norm", "squared_norm_piece", [pieces, 1, 1], 256, &arguments)?;
+        let partial = self.scratch_at(0, 4 * u64::from(pieces(o.gradient)))?;
+        self.sum_pieces(o.gradient, partial)?;
+        self.sum_sums(partial, pieces(o.gradient), o.results)
+    }
+
+    #[inline(never)]
+    pub(super) fn run_piece_norms(&mut self, o: PieceNorms) -> Result<(), OperationError> {
+        let partial = self.address(o.norms)?;
+        self.sum_pieces(o.gradient, partial)
+    }
+
+    #[inline(never)]
+    pub(super) fn run_sum_norms(&mut self, o: SumNorms) -> Result<(), OperationError> {
+        let partial = self.address(o.norms)?;
+        self.sum_sums(partial, o.norms.elements() as u32, o.results)
+    }
+
+    /// The squared norm of each piece.
+    fn sum_pieces(&mut self, gradient: Region, partial: u64) -> Result<(), OperationError> {
+        let (pieces, count) = (pieces(gradient), gradient.elements());
+        let gradient = self.address(gradient)?;
+        let arguments = SquaredNormArgs { gradient, partial, count, pieces, ..SquaredNormArgs::NONE };
+        self.launch("squared_norm", "squared_norm_piece", [pieces, 1, 1], 256, &arguments)
+    }
+
+    /// The sum of all pieces'.
+    fn sum_sums(&mut self, partial: u64, pieces: u32, results: Region) -> Result<(), OperationError> {
+        let results = self.address(results)?;
+        let arguments = SquaredNormArgs { partial, results, pieces, ..SquaredNormArgs::NONE };
         self.launch("squared_norm", "squared_norm_finish", [1, 1, 1], 256, &arguments)
     }
 }

@@ -108,6 +108,7 @@ fn session(profile: &AnyProfile, model: NeuroGen) -> Session {
     let sections = Sections {
         training: vec![STAGE],
         accumulate: vec![1],
+        ranks: capful_core::train::Ranks::ALONE,
         evaluation: Some(STAGE),
         decoding: Some(64),
         constants: Constants { optimizer: OPTIMIZER, pattern: Pattern::DENSE },

@@ -37,6 +37,7 @@ fn outcome(profile: &AnyProfile, stage: MicroBatch) -> Vec<(String, Vec<f32>)> {
     let sections = Sections {
         training: vec![stage],
         accumulate: vec![2],
+        ranks: capful_core::train::Ranks::ALONE,
         evaluation: Some(stage),
         decoding: Some(20),
         // An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of

@@ -11,7 +11,7 @@ use capful_core::ops::{
 };
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
-use capful_core::train::{Results, Settings};
+use capful_core::train::{Ranks, Results, Settings};
 
 use super::bench::{Bench, Lay, apart, decode, encode, open_with, share};
 use crate::device::cuda::{Cuda, CudaError, CudaProfile, Precision, Products, Room, require};
@@ -337,7 +337,7 @@ fn plan(model: Transformer, profile: &dyn Profile, scratch: u64, stage: &MicroBa
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::new(&mut visit);
-    let state = model.lay_lasting(profile, Purpose::Training, &mut layout);
+    let state = model.lay_lasting(profile, Purpose::Training(Ranks::ALONE), &mut layout);
     let training = model.lay_training(stage, profile, &mut layout);
     let words = scratch.div_ceil(4).max(1) as u32;
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;

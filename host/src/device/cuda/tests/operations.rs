@@ -3,8 +3,8 @@
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
-    Heads, IGNORE, Kind, Norm, NormGrad, NormKind, Pattern, QkNorm, QkNormGrad, Rotary, RotaryScaling, SquaredNorm,
-    SwiGlu, SwiGluGrad,
+    Heads, IGNORE, Kind, Norm, NormGrad, NormKind, Pattern, PieceNorms, QkNorm, QkNormGrad, Rotary, RotaryScaling,
+    SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
 
@@ -438,6 +438,33 @@ fn squared_norm() {
     let mut bench = Bench::new();
     for count in [1, 255, 16_383, 16_384, 16_385, 200_001] {
         bench.agree(|l| SquaredNorm { gradient: l.exact([1, 1, 1, count], 0.01), results: control(l)[1] });
+    }
+}
+
+#[test]
+fn norms_of_pieces_and_their_sum() {
+    let mut bench = Bench::new();
+    for count in [1u32, 16_384, 16_385, 200_001] {
+        let pieces = count.div_ceil(16_384);
+        bench.agree(|l| PieceNorms {
+            gradient: l.exact([1, 1, 1, count], 0.01),
+            norms: l.exact([1, 1, pieces, 1], 1.0),
+        });
+        bench.agree(|l| SumNorms { norms: l.exact([1, 1, pieces, 1], 1.0), results: control(l)[1] });
+    }
+}
+
+#[test]
+fn parts_are_added_with_the_reference_s_bits() {
+    let mut bench = Bench::new();
+    for (n, rows, columns, summed) in [(1, 3, 128, 3), (2, 7, 128, 5), (5, 4, 3, 4), (8, 33, 128, 1)] {
+        for adds in [false, true] {
+            bench.agree_in(Precision::F32, 0.0, &|l| SumParts {
+                parts: l.exact([1, n, rows, columns], 1.0),
+                sum: l.exact([1, 1, summed, columns], 1.0),
+                adds,
+            });
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use capful_core::model::{self, Family as _, MicroBatch, Purpose, Recompute, Tran
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
-use capful_core::train::{Results, Settings};
+use capful_core::train::{Ranks, Results, Settings};
 
 use super::bench::{decode, distance, encode, open_with, replay};
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
@@ -70,7 +70,7 @@ fn plan(model: &Transformer, profile: &dyn Profile, scratch: u64, stage: &MicroB
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::new(&mut visit);
-    let state = model.lay_lasting(profile, Purpose::Training, &mut layout);
+    let state = model.lay_lasting(profile, Purpose::Training(Ranks::ALONE), &mut layout);
     let training = model.lay_training(stage, profile, &mut layout);
     let words = scratch.div_ceil(4).max(1) as u32;
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;

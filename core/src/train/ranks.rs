@@ -1,0 +1,22 @@
+//! Ranks: processes that train one model together, each on micro-batches of its own (data parallelism).
+
+/// A rank among those of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ranks {
+    /// This one.
+    pub rank: u32,
+    /// How many there are.
+    pub count: u32,
+    /// Whether gradients are added up micro-batch by micro-batch, so that their bits do not depend on `count`.
+    pub exact: bool,
+}
+
+impl Ranks {
+    /// One process.
+    pub const ALONE: Ranks = Ranks { rank: 0, count: 1, exact: false };
+
+    /// Whether gradients are added up outside of a micro-batch, and the optimizer's tables are shared.
+    pub const fn shares(&self) -> bool {
+        self.count > 1 || self.exact
+    }
+}

@@ -1,0 +1,68 @@
+//! Ranks that MPI started and reaches.
+
+use mpi::Threading;
+use mpi::environment::Universe;
+use mpi::point_to_point::send_receive_into;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::Communicator as _;
+
+use super::watch::Watch;
+use super::{PeerError, Peers};
+
+/// The longest message; MPI counts bytes in 31 bits.
+const LONGEST: usize = 1 << 30;
+
+/// MPI's world.
+pub struct MpiPeers {
+    world: SimpleCommunicator,
+    watch: Watch,
+    /// Ends MPI when it is dropped: after everything else.
+    _universe: Universe,
+}
+
+impl MpiPeers {
+    /// Joins the world of `count` processes that a launcher began.
+    ///
+    /// # Errors
+    /// Another number of processes: the launcher is of another MPI.
+    pub fn start(count: u32, watch: Watch) -> Result<MpiPeers, PeerError> {
+        let Some((universe, _)) = mpi::initialize_with_threading(Threading::Serialized) else {
+            return Err(PeerError("MPI was started before".to_owned()));
+        };
+        let world = universe.world();
+        let found = world.size();
+        if i64::from(found) != i64::from(count) {
+            return Err(PeerError(format!(
+                "the launcher says {count} ranks and MPI {found}; use the launcher of the MPI that this program was built with"
+            )));
+        }
+        Ok(MpiPeers { world, watch, _universe: universe })
+    }
+}
+
+impl Peers for MpiPeers {
+    fn rank(&self) -> u32 {
+        self.world.rank() as u32
+    }
+
+    fn count(&self) -> u32 {
+        self.world.size() as u32
+    }
+
+    fn send_receive(&mut self, to: u32, send: &[u8], from: u32, receive: &mut [u8]) -> Result<(), PeerError> {
+        let (to, source) = (self.world.process_at_rank(to as i32), self.world.process_at_rank(from as i32));
+        let _waits = self.watch.waits_for(from);
+        let (mut sent, mut received) = (0, 0);
+        while sent < send.len() || received < receive.len() {
+            let [next_sent, next_received] =
+                [(sent, send.len()), (received, receive.len())].map(|(done, all)| all.min(done + LONGEST));
+            send_receive_into(&send[sent..next_sent], &to, &mut receive[received..next_received], &source);
+            (sent, received) = (next_sent, next_received);
+        }
+        Ok(())
+    }
+
+    fn abort(&mut self, status: i32) {
+        self.world.abort(status);
+    }
+}

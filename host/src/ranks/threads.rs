@@ -1,0 +1,57 @@
+//! Ranks that are threads of one process, for tests.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use super::{PeerError, Peers};
+
+/// A rank with a channel from and to every rank.
+pub struct ThreadPeers {
+    rank: u32,
+    to: Vec<Sender<Vec<u8>>>,
+    from: Vec<Receiver<Vec<u8>>>,
+}
+
+impl Peers for ThreadPeers {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn count(&self) -> u32 {
+        self.to.len() as u32
+    }
+
+    fn send_receive(&mut self, to: u32, send: &[u8], from: u32, receive: &mut [u8]) -> Result<(), PeerError> {
+        let gone = |rank| PeerError(format!("rank {rank} is gone"));
+        if !send.is_empty() {
+            self.to[to as usize].send(send.to_vec()).map_err(|_| gone(to))?;
+        }
+        if !receive.is_empty() {
+            receive.copy_from_slice(&self.from[from as usize].recv().map_err(|_| gone(from))?);
+        }
+        Ok(())
+    }
+}
+
+/// Ranks that can talk to each other.
+fn group(count: u32) -> Vec<ThreadPeers> {
+    let mut to: Vec<Vec<_>> = (0..count).map(|_| Vec::new()).collect();
+    let mut ranks = Vec::new();
+    for rank in 0..count {
+        let (senders, from): (Vec<_>, Vec<_>) = (0..count).map(|_| channel()).unzip();
+        // What this rank hears from rank r, rank r says.
+        to.iter_mut().zip(senders).for_each(|(of, sender)| of.push(sender));
+        ranks.push(ThreadPeers { rank, to: Vec::new(), from });
+    }
+    ranks.iter_mut().zip(to).for_each(|(rank, to)| rank.to = to);
+    ranks
+}
+
+/// What `work` gives on each of `count` ranks, in their order.
+pub fn run<T: Send>(count: u32, work: impl Fn(ThreadPeers) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = group(count).into_iter().map(|peers| scope.spawn(move || work(peers))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+    })
+}
