@@ -127,6 +127,24 @@ impl Batcher {
         self.carry = Some(token);
         Ok(true)
     }
+
+    /// Reads what [`Batcher::fill`] would read for `positions` positions, and keeps none of it but the shared token.
+    ///
+    /// # Errors
+    /// Those of `next`.
+    pub fn skip<E>(&mut self, positions: usize, mut next: impl FnMut() -> Result<Option<Token>, E>) -> Result<bool, E> {
+        let carried = usize::from(self.carry.is_some());
+        for _ in carried..=positions {
+            match next() {
+                Ok(Some(token)) => self.carry = Some(token),
+                ended => {
+                    self.carry = None;
+                    return ended.map(|_| false);
+                }
+            }
+        }
+        Ok(true)
+    }
 }
 
 #[cfg(test)]
@@ -201,6 +219,37 @@ mod tests {
                 resumed().unwrap();
             }
             prop_assert_eq!(fill(&mut Batcher::new(), second, &mut resumed), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_skipped_is_what_would_have_been_filled() {
+        for (before, skipped) in [(0, 1), (5, 7), (3, 0)] {
+            let follow = |skips: bool| {
+                let (mut batcher, mut next) = (Batcher::new(), stream(before + skipped + 5, 4));
+                let mut fill = |batcher: &mut Batcher, size: u32| {
+                    let mut storage = [(); 3].map(|()| vec![0; size as usize]);
+                    let [x, y, o] = &mut storage;
+                    let mut batch = BatchMut::new(1, size as usize, x, y, o).unwrap();
+                    assert!(batcher.fill(&mut batch, &mut next).unwrap());
+                    storage
+                };
+                if before > 0 {
+                    fill(&mut batcher, before);
+                }
+                match (skipped, skips) {
+                    (0, false) => {}
+                    (_, false) => drop(fill(&mut batcher, skipped)),
+                    (_, true) => assert!(batcher.skip(skipped as usize, &mut next).unwrap()),
+                }
+                let mut storage = [(); 3].map(|()| [0; 4]);
+                let [x, y, o] = &mut storage;
+                assert!(batcher.fill(&mut BatchMut::new(1, 4, x, y, o).unwrap(), &mut next).unwrap());
+                // The stream has ended.
+                assert_eq!(batcher.skip(1, &mut next), Ok(false));
+                storage
+            };
+            assert_eq!(follow(true), follow(false), "{skipped} after {before}");
         }
     }
 

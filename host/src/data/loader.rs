@@ -42,6 +42,21 @@ pub struct InBlock {
 /// state. Without it consecutive rows are consecutive pieces.
 pub type Blocks = Box<dyn Fn(u64) -> InBlock + Send>;
 
+/// Whose turn it is: of `ranks` ranks that take batches in turn, number `rank` takes every batch whose number it is modulo
+/// `ranks`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// This rank.
+    pub rank: u32,
+    /// How many there are.
+    pub ranks: u32,
+}
+
+impl Turn {
+    /// Every batch.
+    pub const ALONE: Turn = Turn { rank: 0, ranks: 1 };
+}
+
 /// How much is made ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slots {
@@ -89,6 +104,7 @@ struct Filler {
     schedule: Shapes,
     number: u64,
     block: Option<Block>,
+    turn: Turn,
 }
 
 /// A block of batches, read at once.
@@ -153,7 +169,23 @@ impl Filler {
         Ok(true)
     }
 
+    /// This rank's batch of the next round, which is over when every rank has its batch: all end at the same one.
     fn fill_whole(&mut self, slot: &mut Slot) -> Result<bool, SourceError> {
+        for rank in 0..self.turn.ranks {
+            let whole = match (self.schedule)(self.number) {
+                _ if rank == self.turn.rank => self.fill_own(slot)?,
+                Shape { rows, length } => self.sequences.skip(rows, length)?,
+            };
+            if !whole {
+                return Ok(false);
+            }
+            self.number += 1;
+        }
+        slot.position = self.sequences.position();
+        Ok(true)
+    }
+
+    fn fill_own(&mut self, slot: &mut Slot) -> Result<bool, SourceError> {
         let Shape { rows, length } = (self.schedule)(self.number);
         let capacity = slot.tokens.len();
         let size = rows.checked_mul(length).filter(|&size| (1..=capacity).contains(&size));
@@ -163,10 +195,8 @@ impl Filler {
         let Ok(mut batch) = BatchMut::new(rows, length, tokens, targets, offsets) else {
             return Err(SourceError::Shape { rows, length, capacity });
         };
-        let filled = self.sequences.fill(&mut batch)?;
-        (slot.shape, slot.number, slot.position) = (Shape { rows, length }, self.number, self.sequences.position());
-        self.number += 1;
-        Ok(filled)
+        (slot.shape, slot.number) = (Shape { rows, length }, self.number);
+        self.sequences.fill(&mut batch)
     }
 }
 
@@ -249,12 +279,13 @@ pub struct Loader {
 impl Loader {
     /// Starts reading `sequences` from where they are. `first` is the number of the first batch, for the schedule: 0 at
     /// the beginning of a run, and on resume the number of batches already taken; then the sequences are where the last
-    /// of them said.
+    /// of them said. Of several ranks this one gets the batches of its turn, and a batch's position is that after its round.
     pub fn start(
         sequences: Box<dyn Sequences>,
         schedule: Shapes,
         blocks: Option<Blocks>,
         first: u64,
+        turn: Turn,
         slots: Slots,
     ) -> Result<Self, SourceError> {
         let count = slots.count.max(1);
@@ -267,7 +298,7 @@ impl Loader {
             let storage = [(); 3].map(|()| vec![0; slots.block].into_boxed_slice());
             Block { blocks, storage, first: None, begin: Position::default(), end: Position::default() }
         });
-        let filler = Filler { sequences, schedule, number: first, block };
+        let filler = Filler { sequences, schedule, number: first, block, turn };
         let thread = thread::Builder::new().name("reader".to_owned()).stack_size(STACK_BYTES).spawn({
             let shared = Arc::clone(&shared);
             move || allocations::during(Activity::Read, || read(&shared, filler))

@@ -38,7 +38,7 @@ const SLOTS: Slots = Slots { count: 3, capacity: 64, block: 0 };
 fn the_batches_are_those_of_the_stream_read_directly() {
     let mut direct = stream(Numbered::finite(9));
     let mut token = direct.next_token().unwrap().unwrap();
-    let loader = Loader::start(sequences(Numbered::finite(9)), Box::new(shape), None, 0, SLOTS).unwrap();
+    let loader = Loader::start(sequences(Numbered::finite(9)), Box::new(shape), None, 0, Turn::ALONE, SLOTS).unwrap();
     let mut positions = Vec::new();
     for (number, seen) in take(&loader, 20).into_iter().enumerate() {
         let (n, s, x, y, o, position) = seen;
@@ -57,13 +57,70 @@ fn the_batches_are_those_of_the_stream_read_directly() {
 }
 
 #[test]
+fn ranks_take_the_batches_of_one_loader_in_turn() {
+    // Shapes change with the rounds of 6 batches.
+    let rounds = |number: u64| shape(number / 6 * 3);
+    for (ranks, resumed) in [(2, 3), (3, 1), (6, 2), (1, 6)] {
+        let start = |first: u64, position: Option<Position>, turn| {
+            let mut sequences = sequences(Numbered::finite(9));
+            position.map(|position| sequences.seek(position).unwrap());
+            Loader::start(sequences, Box::new(rounds), None, first, turn, SLOTS).unwrap()
+        };
+        let expected = take(&start(0, None, Turn::ALONE), 18);
+        let share = |first: u64, position, ranks: u32, batches: usize| {
+            let mut all = Vec::new();
+            for rank in 0..ranks {
+                let seen = take(&start(first, position, Turn { rank, ranks }), batches / ranks as usize);
+                // Positions are those after a round.
+                for (n, .., position) in &seen {
+                    assert_eq!(
+                        *position,
+                        expected[(n / u64::from(ranks) * u64::from(ranks) + u64::from(ranks) - 1) as usize].5
+                    );
+                }
+                all.extend(seen);
+            }
+            all.sort_by_key(|(number, ..)| *number);
+            all
+        };
+        let whole = |seen: &[Seen]| {
+            seen.iter().map(|(n, s, x, y, o, _)| (*n, *s, x.clone(), y.clone(), o.clone())).collect::<Vec<_>>()
+        };
+        assert_eq!(whole(&share(0, None, ranks, 18)), whole(&expected), "{ranks} ranks");
+        // Others go on after a step.
+        assert_eq!(whole(&share(6, Some(expected[5].5), resumed, 12)), whole(&expected[6..]), "{resumed} ranks go on");
+    }
+}
+
+#[test]
+fn all_ranks_end_with_the_last_whole_round() {
+    let stream = || {
+        let mut stream = stream(Numbered::finite(9));
+        stream.limit_epochs(1);
+        stream
+    };
+    let count = |turn| {
+        let sequences = Box::new(Consecutive::new(stream()));
+        let schedule = Box::new(|_| Shape { rows: 1, length: 5 });
+        let loader = Loader::start(sequences, schedule, None, 0, turn, SLOTS).unwrap();
+        std::iter::from_fn(|| loader.take().unwrap().map(drop)).count()
+    };
+    let alone = count(Turn::ALONE);
+    for ranks in [2, 3, 4] {
+        for rank in 0..ranks {
+            assert_eq!(count(Turn { rank, ranks }), alone / ranks as usize, "rank {rank} of {ranks}");
+        }
+    }
+}
+
+#[test]
 fn a_loader_that_starts_at_a_batch_s_position_goes_on_the_same() {
-    let loader = Loader::start(sequences(Numbered::finite(9)), Box::new(shape), None, 0, SLOTS).unwrap();
+    let loader = Loader::start(sequences(Numbered::finite(9)), Box::new(shape), None, 0, Turn::ALONE, SLOTS).unwrap();
     let whole = take(&loader, 20);
     for stop in 1..12 {
         let mut resumed = sequences(Numbered::finite(9));
         resumed.seek(whole[stop - 1].5).unwrap();
-        let loader = Loader::start(resumed, Box::new(shape), None, stop as u64, SLOTS).unwrap();
+        let loader = Loader::start(resumed, Box::new(shape), None, stop as u64, Turn::ALONE, SLOTS).unwrap();
         assert_eq!(take(&loader, 8), whole[stop..stop + 8]);
     }
 }
@@ -72,7 +129,8 @@ fn a_loader_that_starts_at_a_batch_s_position_goes_on_the_same() {
 fn the_number_of_slots_changes_nothing_and_slots_come_round() {
     let batches = |count| {
         let slots = Slots { count, capacity: 64, block: 0 };
-        let loader = Loader::start(sequences(Numbered::endless()), Box::new(shape), None, 0, slots).unwrap();
+        let loader =
+            Loader::start(sequences(Numbered::endless()), Box::new(shape), None, 0, Turn::ALONE, slots).unwrap();
         let mut storage = Vec::new();
         let mut all = Vec::new();
         for _ in 0..20 {
@@ -93,7 +151,7 @@ fn the_number_of_slots_changes_nothing_and_slots_come_round() {
 
 #[test]
 fn several_batches_can_be_held_at_once() {
-    let loader = Loader::start(sequences(Numbered::endless()), Box::new(shape), None, 0, SLOTS).unwrap();
+    let loader = Loader::start(sequences(Numbered::endless()), Box::new(shape), None, 0, Turn::ALONE, SLOTS).unwrap();
     let held: Vec<Batch<'_>> = (0..3).map(|_| loader.take().unwrap().unwrap()).collect();
     assert_eq!(held.iter().map(Batch::number).collect::<Vec<_>>(), [0, 1, 2]);
     drop(held);
@@ -109,9 +167,15 @@ fn a_stream_that_ends_gives_its_whole_batches_and_then_none() {
         counted.limit_epochs(2);
         std::iter::from_fn(|| counted.next_token().unwrap()).count()
     };
-    let loader =
-        Loader::start(Box::new(Consecutive::new(limited)), Box::new(|_| Shape { rows: 2, length: 5 }), None, 0, SLOTS)
-            .unwrap();
+    let loader = Loader::start(
+        Box::new(Consecutive::new(limited)),
+        Box::new(|_| Shape { rows: 2, length: 5 }),
+        None,
+        0,
+        Turn::ALONE,
+        SLOTS,
+    )
+    .unwrap();
     let mut batches = 0;
     while let Some(batch) = loader.take().unwrap() {
         batches += 1;
@@ -157,7 +221,8 @@ fn an_error_comes_after_the_batches_before_it_and_a_lost_reader_is_an_error_too(
     for panics in [false, true] {
         // 4 documents of 12 tokens: 4 batches of 11 inputs.
         let schedule = Box::new(|_| Shape { rows: 1, length: 11 });
-        let loader = Loader::start(sequences(Failing { left: 4, panics }), schedule, None, 0, SLOTS).unwrap();
+        let loader =
+            Loader::start(sequences(Failing { left: 4, panics }), schedule, None, 0, Turn::ALONE, SLOTS).unwrap();
         take(&loader, 4);
         let message = loader.take().err().unwrap().to_string();
         match panics {
@@ -173,7 +238,7 @@ fn an_error_comes_after_the_batches_before_it_and_a_lost_reader_is_an_error_too(
 fn a_batch_that_no_slot_holds_is_refused() {
     for (rows, length) in [(5, 13), (0, 4), (usize::MAX, 2)] {
         let schedule = Box::new(move |_| Shape { rows, length });
-        let loader = Loader::start(sequences(Numbered::endless()), schedule, None, 0, SLOTS).unwrap();
+        let loader = Loader::start(sequences(Numbered::endless()), schedule, None, 0, Turn::ALONE, SLOTS).unwrap();
         let message = loader.take().err().unwrap().to_string();
         assert!(message.contains("the loader's slots hold 1 to 64 tokens"), "{message}");
     }
@@ -183,7 +248,8 @@ fn a_batch_that_no_slot_holds_is_refused() {
 fn dropping_ends_the_thread_whatever_it_waits_for() {
     // Its slots full, with a batch out, and before the first batch is made.
     for wait in [0, 20] {
-        let loader = Loader::start(sequences(Numbered::endless()), Box::new(shape), None, 0, SLOTS).unwrap();
+        let loader =
+            Loader::start(sequences(Numbered::endless()), Box::new(shape), None, 0, Turn::ALONE, SLOTS).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(wait));
         let shared = Arc::clone(&loader.shared);
         drop(loader);
@@ -211,7 +277,7 @@ fn four(end: u64) -> Option<Blocks> {
 }
 
 fn blocks(end: u64) -> Loader {
-    Loader::start(sequences(Numbered::endless()), rows(), four(end), 0, BLOCK).unwrap()
+    Loader::start(sequences(Numbered::endless()), rows(), four(end), 0, Turn::ALONE, BLOCK).unwrap()
 }
 
 /// The first tokens of the stream.
@@ -287,7 +353,7 @@ fn a_loader_goes_on_in_the_middle_of_a_block() {
         assert_eq!(position.tokens, (stop / 4 * 4 * ROWS * LENGTH) as u64);
         let mut resumed = sequences(Numbered::endless());
         resumed.seek(position).unwrap();
-        let loader = Loader::start(resumed, rows(), four(19), stop as u64, BLOCK).unwrap();
+        let loader = Loader::start(resumed, rows(), four(19), stop as u64, Turn::ALONE, BLOCK).unwrap();
         assert!(take(&loader, 19 - stop) == whole[stop..], "after {stop}");
     }
 }
@@ -295,8 +361,8 @@ fn a_loader_goes_on_in_the_middle_of_a_block() {
 #[test]
 fn rows_of_one_batch_a_block_begin_anew_and_are_the_stream() {
     let single: Blocks = Box::new(|_| InBlock { index: 0, batches: 1 });
-    let loader = Loader::start(sequences(Numbered::endless()), rows(), Some(single), 0, BLOCK).unwrap();
-    let plain = Loader::start(sequences(Numbered::endless()), rows(), None, 0, BLOCK).unwrap();
+    let loader = Loader::start(sequences(Numbered::endless()), rows(), Some(single), 0, Turn::ALONE, BLOCK).unwrap();
+    let plain = Loader::start(sequences(Numbered::endless()), rows(), None, 0, Turn::ALONE, BLOCK).unwrap();
     for (one, other) in take(&loader, 9).into_iter().zip(take(&plain, 9)) {
         assert_eq!((one.2, one.3, one.5), (other.2, other.3, other.5));
         let clipped = other.4.iter().enumerate().map(|(i, o)| (*o).min((i % LENGTH) as u32));
@@ -307,7 +373,7 @@ fn rows_of_one_batch_a_block_begin_anew_and_are_the_stream() {
 #[test]
 fn a_block_that_the_storage_does_not_hold_is_refused() {
     let five: Blocks = Box::new(|number| InBlock { index: (number % 5) as usize, batches: 5 });
-    let loader = Loader::start(sequences(Numbered::endless()), rows(), Some(five), 0, BLOCK).unwrap();
+    let loader = Loader::start(sequences(Numbered::endless()), rows(), Some(five), 0, Turn::ALONE, BLOCK).unwrap();
     let message = loader.take().err().unwrap().to_string();
     assert!(message.contains("the loader's slots hold 1 to 12 tokens"), "{message}");
 }
@@ -358,9 +424,15 @@ fn every_token_of_a_pass_is_a_target_once_whatever_its_id_and_its_document_s_len
     let mut expected: Vec<Vec<u32>> = (0..60).map(marked).collect();
     let total: usize = expected.iter().map(Vec::len).sum();
 
-    let loader =
-        Loader::start(Box::new(Consecutive::new(open())), Box::new(|_| Shape { rows: 3, length: 7 }), None, 0, SLOTS)
-            .unwrap();
+    let loader = Loader::start(
+        Box::new(Consecutive::new(open())),
+        Box::new(|_| Shape { rows: 3, length: 7 }),
+        None,
+        0,
+        Turn::ALONE,
+        SLOTS,
+    )
+    .unwrap();
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
     while targets.len() < total {
         let batch = loader.take().unwrap().unwrap();

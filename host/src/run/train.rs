@@ -20,7 +20,7 @@ use super::speed::Speedometer;
 use crate::allocations::{self, Activity};
 use crate::config::Config;
 use crate::data::corpus::Corpus;
-use crate::data::loader::{Blocks, InBlock, Loader, Shape, Shapes, Slots};
+use crate::data::loader::{Blocks, InBlock, Loader, Shape, Shapes, Slots, Turn};
 use crate::data::snapshot::Snapshot;
 use crate::data::stream::Position;
 use crate::data::validation::ValidationSet;
@@ -162,7 +162,8 @@ impl<'a> Trainer<'a> {
             blocks(stages.clone(), ends, span)
         });
         let first = Curriculum::new(&stages).map_err(refused)?.micro_batches(state.step);
-        let loader = Loader::start(sequences, shapes(stages.clone()), blocks, first, slots).map_err(refused)?;
+        let turn = Turn { rank: config.rank, ranks: config.ranks };
+        let loader = Loader::start(sequences, shapes(stages.clone()), blocks, first, turn, slots).map_err(refused)?;
         let stage = session.evaluation_stage()?;
         let gauges = session.laid.places.gauges.clone();
         let tokenizer = Arc::clone(&corpus.tokenizer);
@@ -220,7 +221,7 @@ impl<'a> Trainer<'a> {
     /// Queues a step: its micro-batches and the update. Nothing where the data ended.
     fn submit(&mut self) -> Result<Option<Submitted>, DeviceError> {
         let (index, stage) = self.stage(self.state.step);
-        for micro in 0..stage.accumulate {
+        for micro in 0..self.session.laid.sections.accumulate[index] {
             let asked = Instant::now();
             let batch = self.loader.take().map_err(|e| DeviceError::Failed(e.to_string()))?;
             let Some(batch) = batch else { return Ok(None) };

@@ -32,6 +32,14 @@ impl Sequences for Consecutive {
         })
     }
 
+    fn skip(&mut self, rows: usize, length: usize) -> Result<bool, SourceError> {
+        let Self { stream, batcher, next } = self;
+        batcher.skip(rows * length, || {
+            *next = stream.position();
+            stream.next_token()
+        })
+    }
+
     fn position(&self) -> Position {
         self.next
     }

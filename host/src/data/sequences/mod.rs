@@ -20,6 +20,12 @@ pub trait Sequences: Send {
     /// A source that cannot be read.
     fn fill(&mut self, batch: &mut BatchMut<'_>) -> Result<bool, SourceError>;
 
+    /// Goes past `rows` sequences of `length` tokens as if they had been given; `false` where a stream ends before.
+    ///
+    /// # Errors
+    /// As [`Sequences::fill`].
+    fn skip(&mut self, rows: usize, length: usize) -> Result<bool, SourceError>;
+
     /// Where the next sequence begins.
     fn position(&self) -> Position;
 

@@ -47,6 +47,11 @@ impl Sequences for Permuted {
         Ok(true)
     }
 
+    fn skip(&mut self, rows: usize, length: usize) -> Result<bool, SourceError> {
+        self.read += (rows * length) as u64;
+        Ok(true)
+    }
+
     fn position(&self) -> Position {
         let (epoch, epoch_tokens) = (self.read / self.tokens.tokens(), self.read % self.tokens.tokens());
         Position { epoch: epoch as u32, epoch_tokens, tokens: self.read, ..Position::default() }

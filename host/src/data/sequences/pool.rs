@@ -166,6 +166,13 @@ impl Pool {
         Ok(true)
     }
 
+    /// Reads as much of the other half as was drawn of this one; `false` where the stream ends first.
+    fn keep_up(&mut self) -> Result<bool, SourceError> {
+        let Window { begin, end } = self.window();
+        let drawn = u128::from(self.read - begin) * u128::from(self.most) / u128::from((end - begin).max(1));
+        self.read_ahead(drawn as u64)
+    }
+
     /// Makes the half that was filled the one to draw from, and begins another with what is left over.
     fn turn(&mut self) -> Result<bool, SourceError> {
         if !self.read_ahead(u64::MAX)? {
@@ -204,10 +211,20 @@ impl Sequences for Pool {
                 self.read += count as u64;
             }
         }
-        // As much of the other half as was drawn of this one.
-        let Window { begin, end } = self.window();
-        let drawn = u128::from(self.read - begin) * u128::from(self.most) / u128::from((end - begin).max(1));
-        self.read_ahead(drawn as u64)
+        self.keep_up()
+    }
+
+    fn skip(&mut self, rows: usize, length: usize) -> Result<bool, SourceError> {
+        let mut left = (rows * length) as u64;
+        while left > 0 {
+            if self.read >= self.window().end && !self.turn()? {
+                return Ok(false);
+            }
+            let here = left.min(self.window().end - self.read);
+            self.read += here;
+            left -= here;
+        }
+        self.keep_up()
     }
 
     fn position(&self) -> Position {

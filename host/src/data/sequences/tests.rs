@@ -45,6 +45,20 @@ fn take(sequences: &mut dyn Sequences, shapes: &[(usize, usize)]) -> Batches {
     shapes.iter().map(one).collect()
 }
 
+/// The batches that are `taken`, the others skipped; with the position after each.
+fn take_some(sequences: &mut dyn Sequences, shapes: &[(usize, usize)], taken: impl Fn(usize) -> bool) -> Batches {
+    let mut some = Vec::new();
+    for (i, &(rows, length)) in shapes.iter().enumerate() {
+        if taken(i) {
+            some.extend(take(sequences, &shapes[i..=i]));
+        } else {
+            assert!(sequences.skip(rows, length).unwrap());
+            some.push(([Vec::new(), Vec::new(), Vec::new()], sequences.position()));
+        }
+    }
+    some
+}
+
 /// How often each token comes before each other one.
 fn pairs<'a>(pairs: impl Iterator<Item = (&'a u32, &'a u32)>) -> BTreeMap<(u32, u32), usize> {
     let mut counts = BTreeMap::new();
@@ -157,6 +171,15 @@ proptest! {
                 }
             };
             let whole = take(open().as_mut(), &shapes);
+            for ranks in 2..4 {
+                for rank in 0..ranks {
+                    let some = take_some(open().as_mut(), &shapes, |i| i % ranks == rank);
+                    for (i, (some, whole)) in some.iter().zip(&whole).enumerate() {
+                        prop_assert_eq!(some.1, whole.1, "{} skipped to {}", order, i);
+                        prop_assert!(i % ranks != rank || some.0 == whole.0, "{} skipped to {}", order, i);
+                    }
+                }
+            }
             for stop in 1..shapes.len() {
                 let mut resumed = open();
                 resumed.seek(whole[stop - 1].1).unwrap();
