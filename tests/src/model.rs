@@ -169,6 +169,7 @@ impl Model {
         let sections = Sections {
             training: vec![stage],
             accumulate: vec![2],
+            ranks: capful_core::train::Ranks::ALONE,
             evaluation: Some(evaluation),
             decoding: Some(stage.seq_len),
             constants: Constants { optimizer: optimizer(), pattern: stage.pattern },

@@ -39,8 +39,10 @@ mod tests {
 
     #[test]
     fn every_row_belongs_to_one_rank() {
-        for (ranks, pieces, piece, rest) in [(1, 5, 4, 0), (3, 7, 4, 3), (4, 2, 128, 1), (8, 100, 1, 0), (2, 0, 4, 0)] {
-            let rows: u32 = (pieces * piece as u32).saturating_sub(rest);
+        for (ranks, pieces, piece, rest) in
+            [(1, 5u32, 4, 0), (3, 7, 4, 3), (4, 2, 128, 1), (8, 100, 1, 0), (2, 0, 4, 0)]
+        {
+            let rows = (pieces * piece).saturating_sub(rest);
             let share = |rank| Share::of_pieces(rank, ranks, pieces, piece);
             let mut next = 0;
             for rank in 0..ranks {

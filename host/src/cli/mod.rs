@@ -14,6 +14,7 @@ mod output;
 mod plan;
 mod presets;
 mod sampling;
+mod team;
 mod train;
 mod trained;
 mod usage;
@@ -48,6 +49,30 @@ pub enum Failure {
     /// Interrupted after saving: 130.
     #[error("{0}")]
     Interrupted(String),
+    /// Rank 0 says why, with this status.
+    #[error("rank 0 says why")]
+    Elsewhere(u8),
+}
+
+impl Failure {
+    /// The exit status.
+    fn status(&self) -> u8 {
+        match self {
+            Failure::Work(_) => 1,
+            Failure::Request(_) => 2,
+            Failure::Interrupted(_) => 130,
+            Failure::Elsewhere(status) => *status,
+        }
+    }
+
+    /// A failure of this status.
+    fn of(status: u8, line: String) -> Failure {
+        match status {
+            2 => Failure::Request(line),
+            130 => Failure::Interrupted(line),
+            _ => Failure::Work(line),
+        }
+    }
 }
 
 impl From<ConfigError> for Failure {
@@ -171,11 +196,17 @@ fn settle(written: RawConfig) -> Result<Config, ConfigError> {
 /// A flag that a signal raises; the second signal ends the program at once.
 fn stop() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop)).map_err(work)?;
-        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(work)?;
-    }
+    raise(&stop)?;
     Ok(stop)
+}
+
+/// Lets a signal raise `stop`; the second one ends the program at once.
+fn raise(stop: &Arc<AtomicBool>) -> Result<(), Failure> {
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(stop)).map_err(work)?;
+        signal_hook::flag::register(signal, Arc::clone(stop)).map_err(work)?;
+    }
+    Ok(())
 }
 
 /// What is wrong with a command line, without the usage that `--help` shows.
@@ -207,6 +238,9 @@ fn end_with_the_reader() -> Result<(), Failure> {
 
 /// Reads the command line, runs the command and gives its exit status.
 pub fn main() -> ExitCode {
+    if team::follows() {
+        output::silence();
+    }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(e) => {
@@ -245,10 +279,8 @@ pub fn main() -> ExitCode {
 
 /// Says why a command failed, and gives its exit status.
 fn end(failure: &Failure) -> ExitCode {
-    tell!("host: {}", shown(&failure.to_string()));
-    ExitCode::from(match failure {
-        Failure::Work(_) => 1,
-        Failure::Request(_) => 2,
-        Failure::Interrupted(_) => 130,
-    })
+    if !matches!(failure, Failure::Elsewhere(_)) {
+        tell!("host: {}", shown(&failure.to_string()));
+    }
+    ExitCode::from(failure.status())
 }

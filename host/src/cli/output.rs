@@ -4,6 +4,7 @@
 
 use std::fmt::Arguments;
 use std::io::{self, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anstream::adapter::strip_str;
 use anstream::stream::RawStream;
@@ -23,8 +24,19 @@ macro_rules! tell {
 
 pub(super) use {say, tell};
 
+/// Whether another rank speaks for this one.
+static SILENT: AtomicBool = AtomicBool::new(false);
+
+/// Lets this process say nothing more: another rank speaks for it.
+pub(super) fn silence() {
+    SILENT.store(true, Ordering::Relaxed);
+}
+
 /// See [`say`].
 pub(super) fn result(line: Arguments<'_>) -> Result<(), Failure> {
+    if SILENT.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     let mut out = io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).map_err(lost)
 }
@@ -37,6 +49,9 @@ pub(super) fn part(text: &str) -> Result<(), Failure> {
 
 /// See [`tell`].
 pub(super) fn aside(line: Arguments<'_>) {
+    if SILENT.load(Ordering::Relaxed) {
+        return;
+    }
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 

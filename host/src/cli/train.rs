@@ -8,8 +8,9 @@ use capful_core::train::Curriculum;
 use serde_json::json;
 
 use super::output::{fitting, lost, say, tell};
+use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
-use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, stop, work};
+use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
 use crate::config::{Cache, Config, Device, RawConfig, human_bytes};
 use crate::data::corpus::{Corpus, CorpusError};
 use crate::data::error::SourceError;
@@ -19,7 +20,7 @@ use crate::data::shards::build::Event;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::validation::ValidationSet;
 use crate::device::cuda::gpus;
-use crate::device::{AnyProfile, Choice};
+use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::format::hugging_face;
 use crate::plan::{Machine, Plan, memory};
 use crate::run::checkpoint::TrainerState;
@@ -66,76 +67,121 @@ const MOST_WAITED: f64 = 0.03;
 
 impl Train {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let written = self.flags.written()?;
-        match self.out.clone().filter(|dir| directory::holds_run(dir)) {
-            Some(dir) if self.resume => self.go_on(Claim::of(&dir)?, written),
-            Some(dir) => Err(request(format!(
-                "{} holds a run already; continue it with --resume or name another with --out",
-                dir.display()
-            ))),
-            None => {
+        let team = Team::join()?;
+        let done = self.run_on(&team);
+        team.end(done)
+    }
+
+    fn run_on(self, team: &Team) -> Result<(), Failure> {
+        // Before rank 0 makes anything.
+        let there = self.out.clone().filter(|dir| directory::holds_run(dir));
+        let written = self.flags.written().map_err(Failure::from).and_then(|written| team.write(written));
+        let there = team.agree(
+            written.and_then(|written| match there {
+                Some(dir) if !self.resume => Err(request(format!(
+                    "{} holds a run already; continue it with --resume or name another with --out",
+                    dir.display()
+                ))),
+                there => Ok((there, written)),
+            }),
+            &[],
+        )?;
+        match there {
+            (Some(dir), written) => {
+                let claim = team.led(|| Ok(Claim::of(&dir)?))?;
+                self.go_on(team, claim, &dir, written)
+            }
+            (None, written) => {
                 let vocabulary = written.decides_vocabulary() || written.init_from.is_some();
                 let decided = Decided { warmup: written.warmup.is_some(), vocabulary };
-                self.begin(settle(written)?, decided, None)
+                let config = team.agree(settle(written).map_err(Failure::from), &[])?;
+                self.begin(team, config, decided, None)
             }
         }
     }
 
-    fn shown(&self) -> Shown {
-        Shown { json: self.json, regions: self.regions }
+    fn shown(&self, team: &Team) -> Shown {
+        Shown { json: self.json && team.leads(), regions: self.regions }
     }
 
-    /// Goes on with the run in the directory claimed, or begins it again where nothing was saved yet.
-    fn go_on(self, claim: Claim, written: RawConfig) -> Result<(), Failure> {
-        let dir = claim.dir();
-        let saved = directory::read_config(dir)?;
-        let mut config = saved.resumed(written).map_err(|e| request(format_args!("{}: {e}", dir.display())))?;
-        let Some(from) = checkpoint::complete(dir).map_err(request)?.pop() else {
-            return self.begin(config, Decided { warmup: true, vocabulary: true }, Some(claim));
+    /// Goes on with the run in `dir`, which rank 0 has claimed, or begins it again where nothing was saved yet.
+    fn go_on(self, team: &Team, claim: Option<Claim>, dir: &Path, written: RawConfig) -> Result<(), Failure> {
+        let read = || -> Result<_, Failure> {
+            let saved = directory::read_config(dir)?;
+            let config = saved.resumed(written).map_err(|e| request(format_args!("{}: {e}", dir.display())))?;
+            let from = checkpoint::complete(dir).map_err(request)?.pop();
+            Ok((config, from))
         };
-        if !from.join(checkpoint::STATE).exists() {
-            return Err(request(format!(
-                "{} holds an imported model, which has no optimizer state to go on with; begin a run from it with \
-                 --init-from {} and another --out",
-                from.display(),
-                dir.display()
-            )));
-        }
-        AnyProfile::of(&config)?.require()?;
-        let TrainerState { source, algorithms, .. } = checkpoint::read_state(&from).map_err(request)?;
-        let mut say = encoding(&config, dir, self.json);
-        let corpus = Corpus::reopen(&config, &from, dir, source, Some(&mut say)).map_err(encoded)?;
-        count_epochs(&mut config, &corpus, true)?;
-        start(config, &corpus, dir, Some(&from), &algorithms, self.shown())
+        let (mut config, from) = team.agree(read(), &[])?;
+        let Some(from) = from else {
+            return self.begin(team, config, Decided { warmup: true, vocabulary: true }, Some(claim));
+        };
+        let state = || -> Result<_, Failure> {
+            if !from.join(checkpoint::STATE).exists() {
+                return Err(request(format!(
+                    "{} holds an imported model, which has no optimizer state to go on with; begin a run from it with \
+                     --init-from {} and another --out",
+                    from.display(),
+                    dir.display()
+                )));
+            }
+            AnyProfile::of(&config)?.require()?;
+            let state = checkpoint::read_state(&from).map_err(request)?;
+            let text = serde_json::to_vec(&state).map_err(work)?;
+            Ok((state, team::digest(&text)))
+        };
+        let state = state();
+        let digest = state.as_ref().map_or(0, |(_, digest)| *digest);
+        let (TrainerState { source, algorithms, .. }, _) = team.agree(state, &[("checkpoint", digest)])?;
+        let corpus = team.led_by_first(|| {
+            let mut say = encoding(&config, dir, self.json);
+            Corpus::reopen(&config, &from, dir, source, Some(&mut say)).map_err(encoded)
+        })?;
+        team.agree(count_epochs(&mut config, &corpus, true), &[])?;
+        start(team, config, &corpus, dir, Some(&from), &algorithms, self.shown(team))
     }
 
     /// Begins the run of `config`, of which something was `decided`. Where the run was begun before, its directory is
     /// claimed already.
-    fn begin(self, mut config: Config, decided: Decided, claim: Option<Claim>) -> Result<(), Failure> {
-        let shown = self.shown();
+    fn begin(
+        self,
+        team: &Team,
+        mut config: Config,
+        decided: Decided,
+        claim: Option<Option<Claim>>,
+    ) -> Result<(), Failure> {
+        let shown = self.shown(team);
         let Train { out, algorithms, json, .. } = self;
         // Refused before a GPU is asked for and the data is read, where that can be known.
-        let machine = Machine::of(&config)?;
-        let plan = Plan::of(&config, &machine)?;
-        plan.require_fit(&config, &machine)?;
-        machine.require_main_memory(&config, &plan)?;
-        AnyProfile::of(&config)?.require()?;
-        let begun = claim.is_some();
-        let claim = match (claim, out) {
-            (Some(claim), _) => claim,
-            (None, Some(dir)) => Claim::of(&dir)?,
-            (None, None) => Claim::next(&config.preset)?,
+        let fits = || -> Result<(), Failure> {
+            let machine = Machine::of(&config)?;
+            let plan = Plan::of(&config, &machine)?;
+            plan.require_fit(&config, &machine)?;
+            machine.require_main_memory(&config, &plan)?;
+            Ok(AnyProfile::of(&config)?.require()?)
         };
-        let dir = claim.dir();
-        if !begun {
-            directory::require_free(dir)?;
-        }
-        let corpus = open(&mut config, dir, decided, json)?;
-        if algorithms.is_some() && !config.device.starts_with("cuda") {
-            return Err(request(format!("--algorithms is for GPUs; the device is {}", config.device)));
-        }
-        let algorithms = algorithms.as_deref().map_or(Ok(Vec::new()), directory::read_algorithms)?;
-        start(config, &corpus, dir, None, &algorithms, shown)
+        team.agree(fits(), &[])?;
+        let begun = claim.is_some();
+        let claim = match claim {
+            Some(claim) => claim,
+            None => team.led(|| {
+                let claim = out.as_deref().map_or_else(|| Claim::next(&config.preset), Claim::of)?;
+                directory::require_free(claim.dir())?;
+                Ok(claim)
+            })?,
+        };
+        debug_assert!(begun || claim.is_some() == team.leads());
+        let dir = &team.path(claim.as_ref().map(|claim| claim.dir().to_owned()))?;
+        let corpus = team.led_by_first(|| open(&mut config, dir, decided, json))?;
+        let algorithms = match algorithms {
+            Some(_) if !config.device.starts_with("cuda") => {
+                Err(request(format!("--algorithms is for GPUs; the device is {}", config.device)))
+            }
+            algorithms => {
+                algorithms.as_deref().map_or(Ok(Vec::new()), directory::read_algorithms).map_err(Failure::from)
+            }
+        };
+        start(team, config, &corpus, dir, None, &team.agree(algorithms, &[])?, shown)
     }
 }
 
@@ -204,6 +250,7 @@ fn count_epochs(config: &mut Config, corpus: &Corpus, warmup: bool) -> Result<()
 }
 
 fn start(
+    team: &Team,
     config: Config,
     corpus: &Corpus,
     dir: &Path,
@@ -211,12 +258,13 @@ fn start(
     algorithms: &[Choice],
     shown: Shown,
 ) -> Result<(), Failure> {
-    let job = Job { config: &config, corpus, dir, resume, algorithms, shown };
+    let job = Job { team, config: &config, corpus, dir, resume, algorithms, shown };
     job.run()
 }
 
 /// One training job.
 struct Job<'a> {
+    team: &'a Team,
     config: &'a Config,
     corpus: &'a Corpus,
     dir: &'a Path,
@@ -227,20 +275,35 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn run(self) -> Result<(), Failure> {
-        let Job { config, corpus, dir, resume, algorithms, shown: Shown { json, regions } } = self;
+        let Job { team, config, corpus, dir, resume, algorithms, shown: Shown { json, regions } } = self;
         let machine = Machine::of(config)?;
-        let (plan, laid) = Plan::new(config, &machine)?;
-        plan.require_fit(config, &machine)?;
-        machine.require_main_memory(config, &plan)?;
         let tokenizer = corpus.tokenizer.as_ref();
         let (bos, eos) = (tokenizer.bos(), tokenizer.eos());
         let model_config =
             hugging_face::config(&config.family(), &config.pattern(), bos, eos, config.precision.of_weights());
         let model_config = serde_json::to_vec_pretty(&model_config).map_err(work)?;
-        let validation = corpus.validation(config.eval_tokens).map_err(request)?;
-        let overlap = corpus.overlap(&validation.set).map_err(request)?;
-        let profile = AnyProfile::of(config)?;
-        let mut session = Session::start_training(laid, &profile, config, algorithms)?;
+        let start = || -> Result<_, Failure> {
+            let (plan, laid) = Plan::new(config, &machine)?;
+            plan.require_fit(config, &machine)?;
+            machine.require_main_memory(config, &plan)?;
+            let validation = corpus.validation(config.eval_tokens).map_err(request)?;
+            let overlap = corpus.overlap(&validation.set).map_err(request)?;
+            let session = Session::start_training(laid, &AnyProfile::of(config)?, config, algorithms)?;
+            let digests = [
+                ("configuration", team::digest_of(config)?),
+                ("plan", team::digest_of_plan(&plan)),
+                ("tokenizer", tokenizer.fingerprint()),
+                ("data", corpus.training().map_err(request)?.fingerprint()),
+                ("validation data", validation.set.bytes()),
+            ];
+            Ok((plan, session, validation, overlap, digests))
+        };
+        let started = start();
+        let digests = started.as_ref().map_or(Vec::new(), |(.., digests)| digests.to_vec());
+        let (plan, mut session, validation, overlap, _) = team.agree(started, &digests)?;
+        if let Some(peers) = team.peers() {
+            session.join(peers)?;
+        }
         if !json {
             if regions {
                 tell!("{}", plan.ledger().trim_end());
@@ -253,6 +316,7 @@ impl Job<'_> {
             tell!("{}", corpus.order(config));
             tell!("{}", validation.describe(overlap));
             session.laid.introduction.iter().for_each(|line| tell!("{line}"));
+            tell_of_ranks(config);
         }
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
@@ -260,34 +324,44 @@ impl Job<'_> {
             tell!("host: {line}");
         }
         let fresh = !directory::holds_run(dir);
-        if resume.is_none() {
+        team.led(|| {
+            if resume.is_some() {
+                return Ok(());
+            }
             let mut written = serde_json::to_value(&plan).map_err(work)?;
             written["algorithms"] = json!(session.algorithms());
             let text = serde_json::to_string_pretty(&written).map_err(work)?;
-            directory::create(dir, config, &text, corpus.tokenizer.as_ref()).map_err(work)?;
-        }
-        let stop = stop()?;
+            directory::create(dir, config, &text, corpus.tokenizer.as_ref()).map_err(work)
+        })?;
+        team.led(|| checkpoint::sweep(dir).map_err(|e| DeviceError::from(e).into()))?;
+        let stop = team.stop()?;
         let trainer = Trainer::new(config, session, corpus, &validation.set, dir, resume, model_config, stop);
-        if trainer.is_err() && fresh {
+        let trainer = team.agree(trainer.map_err(Failure::from), &[]);
+        if trainer.is_err() && fresh && team.leads() {
             directory::discard(dir);
         }
         let trainer = trainer?;
-        if resume.is_some() {
-            directory::keep_config(dir, config).map_err(work)?;
-        }
+        team.led(|| match resume {
+            Some(_) => directory::keep_config(dir, config).map_err(work),
+            None => Ok(()),
+        })?;
         if !json {
             tell!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
         }
         // On a GPU the plan is of its memory, which is all allocated by now.
         let planned = (!config.device.starts_with("cuda")).then(|| plan.until_trained());
-        let progress = Progress::start(config.steps, &config.stages(), planned, json);
+        let progress = Progress::start(config.steps, &config.stages(), planned, json || !team.leads());
         let mut lines = Lines::default();
         let ran = if json { trainer.run(&mut lines, &progress) } else { trainer.run(&mut Silent, &progress) };
         drop(progress);
         let (outcome, mut session) = ran.map_err(|e| match e {
-            TrainError::Failed { .. } => work(e),
-            TrainError::Interrupted { .. } => Failure::Interrupted(e.to_string()),
+            TrainError::Here { .. } => work(e),
+            TrainError::Failed { .. } => team.all_know(work(e)),
+            TrainError::Interrupted { .. } => team.all_know(Failure::Interrupted(e.to_string())),
         })?;
+        if !team.leads() {
+            return Ok(());
+        }
         end_with_the_reader()?;
         let sample = if json { Ok(String::new()) } else { sample(config, &mut session, corpus.tokenizer.as_ref()) };
         let usage = Usage::of(&plan, &outcome, &mut session);

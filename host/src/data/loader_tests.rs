@@ -63,7 +63,9 @@ fn ranks_take_the_batches_of_one_loader_in_turn() {
     for (ranks, resumed) in [(2, 3), (3, 1), (6, 2), (1, 6)] {
         let start = |first: u64, position: Option<Position>, turn| {
             let mut sequences = sequences(Numbered::finite(9));
-            position.map(|position| sequences.seek(position).unwrap());
+            if let Some(position) = position {
+                sequences.seek(position).unwrap();
+            }
             Loader::start(sequences, Box::new(rounds), None, first, turn, SLOTS).unwrap()
         };
         let expected = take(&start(0, None, Turn::ALONE), 18);

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use capful_core::memory::{Dtype, Entry, Region, Role};
+use capful_core::memory::{Dtype, Entry, Region, Role, Space};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype as FileDtype, Metadata};
 
@@ -127,6 +127,70 @@ pub fn write(
         })?;
     }
     let file = out.into_inner().map_err(|e| io(e.into_error()))?;
+    file.sync_all().map_err(io)
+}
+
+/// Bytes before the tensors', and of all of the file.
+fn sizes(entries: &[Entry]) -> io::Result<(u64, u64)> {
+    let mut header = Counter(0);
+    write_header(entries, &mut header)?;
+    let begin = 8 + header.0.next_multiple_of(8);
+    Ok((begin, begin + entries.iter().flat_map(Entry::tensors).map(|(_, region)| region.bytes()).sum::<u64>()))
+}
+
+/// Makes the file of `entries` for several ranks to write to: its header, and room for the tensors.
+///
+/// # Errors
+/// The file system.
+pub fn begin(path: &Path, entries: &[Entry]) -> Result<(), TensorFileError> {
+    let io = |source| TensorFileError::Io { path: path.to_owned(), source };
+    let (begin, bytes) = sizes(entries).map_err(io)?;
+    let mut out = BufWriter::with_capacity(8 << 10, File::create(path).map_err(io)?);
+    let header = |out: &mut BufWriter<File>| {
+        out.write_all(&(begin - 8).to_le_bytes())?;
+        let mut counter = Counter(0);
+        write_header(entries, &mut counter)?;
+        write_header(entries, out)?;
+        out.write_all(&b"       "[..(begin - 8 - counter.0) as usize])
+    };
+    header(&mut out).map_err(io)?;
+    let file = out.into_inner().map_err(|e| io(e.into_error()))?;
+    file.set_len(bytes).and_then(|()| file.sync_all()).map_err(io)
+}
+
+/// Writes the part of rank `rank` of `ranks` to a file that was begun: of tables that ranks share what it holds, of the rest
+/// a piece in turn.
+///
+/// # Errors
+/// The file system or the device.
+pub fn write_part(
+    path: &Path,
+    entries: &[Entry],
+    device: &mut dyn Storage,
+    staging: &mut [u8],
+    [rank, ranks]: [u32; 2],
+) -> Result<(), TensorFileError> {
+    let io = |source| TensorFileError::Io { path: path.to_owned(), source };
+    let (mut at, _) = sizes(entries).map_err(io)?;
+    let mut file = File::options().write(true).open(path).map_err(io)?;
+    let mut number = 0;
+    for (_, region) in entries.iter().flat_map(Entry::tensors) {
+        in_pieces(region, staging.len(), |first, piece| {
+            let mut held = device.held(piece);
+            if region.space != Space::Shared {
+                held.end = if number % ranks == rank { held.end } else { 0 };
+                number += 1;
+            }
+            if held.is_empty() {
+                return Ok(());
+            }
+            let staging = &mut staging[..piece.bytes() as usize];
+            device.read(piece, staging)?;
+            file.seek(SeekFrom::Start(at + first + held.start as u64)).map_err(io)?;
+            file.write_all(&staging[held]).map_err(io)
+        })?;
+        at += region.bytes();
+    }
     file.sync_all().map_err(io)
 }
 

@@ -12,6 +12,7 @@ pub mod peers;
 mod tests;
 #[cfg(test)]
 pub mod threads;
+pub mod together;
 pub mod watch;
 
 use std::cell::RefCell;

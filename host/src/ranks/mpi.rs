@@ -4,7 +4,7 @@ use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::point_to_point::send_receive_into;
 use mpi::topology::SimpleCommunicator;
-use mpi::traits::Communicator as _;
+use mpi::traits::{Communicator as _, Destination as _, Source as _};
 
 use super::watch::Watch;
 use super::{PeerError, Peers};
@@ -52,12 +52,15 @@ impl Peers for MpiPeers {
     fn send_receive(&mut self, to: u32, send: &[u8], from: u32, receive: &mut [u8]) -> Result<(), PeerError> {
         let (to, source) = (self.world.process_at_rank(to as i32), self.world.process_at_rank(from as i32));
         let _waits = self.watch.waits_for(from);
-        let (mut sent, mut received) = (0, 0);
-        while sent < send.len() || received < receive.len() {
-            let [next_sent, next_received] =
-                [(sent, send.len()), (received, receive.len())].map(|(done, all)| all.min(done + LONGEST));
-            send_receive_into(&send[sent..next_sent], &to, &mut receive[received..next_received], &source);
-            (sent, received) = (next_sent, next_received);
+        // Messages of equal numbers pair: an empty one is none on either side.
+        let (mut sends, mut receives) = (send.chunks(LONGEST), receive.chunks_mut(LONGEST));
+        loop {
+            match (sends.next(), receives.next()) {
+                (Some(send), Some(receive)) => drop(send_receive_into(send, &to, receive, &source)),
+                (Some(send), None) => to.send(send),
+                (None, Some(receive)) => drop(source.receive_into(receive)),
+                (None, None) => break,
+            }
         }
         Ok(())
     }

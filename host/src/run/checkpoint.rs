@@ -19,6 +19,7 @@ use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::device::{Choice, DeviceError, Storage};
 use crate::format::quantise;
 use crate::format::safetensors::{self, TensorFile, TensorFileError};
+use crate::ranks::{SharedPeers, together};
 use crate::regular;
 
 /// Where a run stood.
@@ -73,6 +74,9 @@ pub enum CheckpointError {
     /// There is none.
     #[error("{path} holds no complete checkpoint; nothing can be resumed or run from it", path = .0.display())]
     None(PathBuf),
+    /// Another rank could not do its part.
+    #[error("{0}")]
+    Elsewhere(String),
     /// The state does not parse.
     #[error("{path}: {what}", path = path.display())]
     Damaged {
@@ -90,9 +94,15 @@ impl From<CheckpointError> for DeviceError {
             CheckpointError::Tensors(error @ TensorFileError::NotFinite { .. }) => {
                 DeviceError::Failed(error.to_string())
             }
+            CheckpointError::Elsewhere(what) => DeviceError::Failed(what),
             other => DeviceError::Refused(other.to_string()),
         }
     }
+}
+
+/// Whether a part of the work went well on all ranks.
+fn together(peers: Option<&SharedPeers>, done: Result<(), CheckpointError>) -> Result<(), CheckpointError> {
+    together::together(peers, done, ToString::to_string, |elsewhere| CheckpointError::Elsewhere(elsewhere.what))
 }
 
 pub(super) fn io_at(path: &Path) -> impl Fn(io::Error) -> CheckpointError + '_ {
@@ -110,6 +120,9 @@ pub struct Writer {
     staging: Vec<u8>,
     /// Complete checkpoints, oldest first.
     there: Vec<PathBuf>,
+    /// The ranks that write it together, where there are several.
+    peers: Option<SharedPeers>,
+    rank: u32,
 }
 
 /// Where a run stood, in a checkpoint trained here.
@@ -120,6 +133,9 @@ pub const DONE: &str = "DONE";
 const TEMPORARY: &str = ".tmp";
 /// What the names of f32 masters begin with.
 const MASTER: &str = "master.";
+/// The weights, and what the optimizer and the next step need besides.
+const MODEL: &str = "model.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
 /// Bytes copied at once between device and file.
 const STAGING: usize = 1 << 20;
 
@@ -128,19 +144,20 @@ pub(super) fn saved(entries: &[Entry], roles: &[Role]) -> Vec<Entry> {
 }
 
 impl Writer {
-    /// A writer into the run's directory `dir`; `config` is the model's config.json. What a run that died left there of
-    /// its checkpoints is removed.
+    /// A writer into the run's directory `dir`; `config` is the model's config.json. Ranks that
+    /// reach each other through `peers` write together.
     ///
     /// # Errors
-    /// A directory that cannot be read; leftovers that cannot be removed.
+    /// A directory that cannot be read.
     pub fn new(
         dir: &Path,
         keep: u32,
         lasting: &[Entry],
         config: Vec<u8>,
         tokenizer: Arc<dyn Tokenizer>,
+        peers: Option<SharedPeers>,
     ) -> Result<Writer, CheckpointError> {
-        sweep(dir)?;
+        let rank = peers.as_ref().map_or(0, |peers| peers.borrow().rank());
         // What its file always has is made now, and not in a save. One that cannot be saved says so there.
         let _ = tokenizer.write(&mut io::sink());
         Ok(Writer {
@@ -152,6 +169,8 @@ impl Writer {
             tokenizer,
             staging: vec![0; STAGING],
             there: complete(dir)?,
+            peers,
+            rank,
         })
     }
 
@@ -171,24 +190,53 @@ impl Writer {
             if self.there.contains(&last) {
                 return Ok(());
             }
-            let written = self.write(&temporary, device, state).and_then(|()| {
-                if last.exists() {
-                    fs::remove_dir_all(&last).map_err(io_at(&last))?;
-                }
-                fs::rename(&temporary, &last).map_err(io_at(&last))?;
-                let done = last.join(DONE);
-                File::create(&done).and_then(|f| f.sync_all()).map_err(io_at(&done))?;
-                sync_dir(&last)?;
-                sync_dir(&self.dir)
-            });
+            let written = self.write_all(&temporary, &last, device, state);
             if written.is_err() {
-                let _ = fs::remove_dir_all(&temporary);
+                if self.rank == 0 {
+                    let _ = fs::remove_dir_all(&temporary);
+                }
                 return written;
             }
             self.there.push(last);
             self.remove_oldest();
             Ok(())
         })
+    }
+
+    /// Writes it under a temporary name and gives it its own. Of several ranks each writes its part of the tensors, between
+    /// what rank 0 does before and after.
+    fn write_all(
+        &mut self,
+        temporary: &Path,
+        last: &Path,
+        device: &mut dyn Storage,
+        state: &TrainerState,
+    ) -> Result<(), CheckpointError> {
+        let Some(peers) = self.peers.clone() else {
+            return self.write(temporary, device, state).and_then(|()| self.finish(temporary, last));
+        };
+        let begun = if self.rank == 0 { self.begin(temporary, state) } else { Ok(()) };
+        together(Some(&peers), begun)?;
+        let part = [self.rank, peers.borrow().count()];
+        let written =
+            [(MODEL, &self.weights), (OPTIMIZER, &self.optimizer)].into_iter().try_for_each(|(name, entries)| {
+                safetensors::write_part(&temporary.join(name), entries, device, &mut self.staging, part)
+            });
+        together(Some(&peers), written.map_err(CheckpointError::from))?;
+        let finished = if self.rank == 0 { self.finish(temporary, last) } else { Ok(()) };
+        together(Some(&peers), finished)
+    }
+
+    /// Gives a checkpoint that is written its name, and marks it as complete.
+    fn finish(&self, temporary: &Path, last: &Path) -> Result<(), CheckpointError> {
+        if last.exists() {
+            fs::remove_dir_all(last).map_err(io_at(last))?;
+        }
+        fs::rename(temporary, last).map_err(io_at(last))?;
+        let done = last.join(DONE);
+        File::create(&done).and_then(|f| f.sync_all()).map_err(io_at(&done))?;
+        sync_dir(last)?;
+        sync_dir(&self.dir)
     }
 
     /// Removes the oldest checkpoints beyond those to keep. One that cannot be removed is no reason to stop: the next save
@@ -198,15 +246,29 @@ impl Writer {
         self.there.retain(|path| {
             let old = beyond > 0;
             beyond = beyond.saturating_sub(1);
-            !old || remove(path).is_err()
+            !old || self.rank == 0 && remove(path).is_err()
         });
     }
 
     fn write(&mut self, dir: &Path, device: &mut dyn Storage, state: &TrainerState) -> Result<(), CheckpointError> {
         let _ = fs::remove_dir_all(dir);
         fs::create_dir(dir).map_err(io_at(dir))?;
-        safetensors::write(&dir.join("model.safetensors"), &self.weights, device, &mut self.staging)?;
-        safetensors::write(&dir.join("optimizer.safetensors"), &self.optimizer, device, &mut self.staging)?;
+        safetensors::write(&dir.join(MODEL), &self.weights, device, &mut self.staging)?;
+        safetensors::write(&dir.join(OPTIMIZER), &self.optimizer, device, &mut self.staging)?;
+        self.write_rest(dir, state)
+    }
+
+    /// Makes everything but the tensors' numbers.
+    fn begin(&self, dir: &Path, state: &TrainerState) -> Result<(), CheckpointError> {
+        let _ = fs::remove_dir_all(dir);
+        fs::create_dir(dir).map_err(io_at(dir))?;
+        safetensors::begin(&dir.join(MODEL), &self.weights)?;
+        safetensors::begin(&dir.join(OPTIMIZER), &self.optimizer)?;
+        self.write_rest(dir, state)
+    }
+
+    /// What is small.
+    fn write_rest(&self, dir: &Path, state: &TrainerState) -> Result<(), CheckpointError> {
         write_file(&dir.join("config.json"), &self.config)?;
         write_state(&dir.join(STATE), state)?;
         // From memory: the run's own file may have been damaged since it was read.
@@ -349,7 +411,7 @@ pub fn restore(
     device: &mut dyn Storage,
 ) -> Result<(), CheckpointError> {
     let mut staging = vec![0; STAGING];
-    let mut model = TensorFile::open(&checkpoint.join("model.safetensors"))?;
+    let mut model = TensorFile::open(&checkpoint.join(MODEL))?;
     let weights = saved(lasting, &[Role::Weight]);
     if !optimizer {
         let (integers, floats): (Vec<Entry>, _) = weights.iter().partition(|e| Integer::of(e.slot.dtype).is_some());
@@ -357,7 +419,7 @@ pub fn restore(
         let scales = saved(lasting, &[Role::Scale]);
         return Ok(quantise::read_into(&mut model, &integers, &scales, device)?);
     }
-    let mut rest = TensorFile::open(&checkpoint.join("optimizer.safetensors"))?;
+    let mut rest = TensorFile::open(&checkpoint.join(OPTIMIZER))?;
     // The f32 parameters: masters where the run that saved them kept the weights in fewer bits, else the weights.
     let called = |entries: &[Entry], prefix| -> Vec<Entry> {
         entries.iter().map(|e| Entry { slot: Slot { prefix, ..e.slot }, ..*e }).collect()
@@ -401,7 +463,7 @@ mod tests {
 
     fn writer(dir: &Path, keep: u32) -> Writer {
         let tokenizer = tokenizer::build("byte", None, true, &mut std::iter::empty()).unwrap().tokenizer;
-        Writer::new(dir, keep, &[], b"{}".to_vec(), tokenizer.into()).unwrap()
+        Writer::new(dir, keep, &[], b"{}".to_vec(), tokenizer.into(), None).unwrap()
     }
 
     fn state(step: u64) -> TrainerState {

@@ -7,6 +7,7 @@ use super::session::Rows;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::validation::ValidationSet;
 use crate::device::DeviceError;
+use crate::ranks::{SharedPeers, peers};
 
 /// What an evaluation found.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -70,24 +71,32 @@ impl Score {
     }
 }
 
-/// Scores validation sets, in storage made beforehand.
-#[derive(Debug)]
+/// Scores validation sets, in storage made beforehand. Several ranks take batches in turn and tell each other the losses,
+/// which are added up in the order of the documents: their number does not change the sum.
 pub struct Evaluator {
     rows: usize,
     length: usize,
+    /// Of a batch for each rank.
     tokens: Vec<u32>,
     targets: Vec<u32>,
     offsets: Vec<u32>,
     losses: Vec<f32>,
+    peers: Option<SharedPeers>,
 }
 
 impl Evaluator {
     /// An evaluator for batches of `rows` · `length`.
     pub fn new(rows: u32, length: u32) -> Evaluator {
+        Evaluator::of_ranks(rows, length, None)
+    }
+
+    /// The same, shared with the ranks of `peers`.
+    pub fn of_ranks(rows: u32, length: u32, peers: Option<SharedPeers>) -> Evaluator {
         let (rows, length) = (rows as usize, length as usize);
-        let zeros = || vec![0; rows * length];
-        let losses = vec![0.0; rows * length];
-        Evaluator { rows, length, tokens: zeros(), targets: zeros(), offsets: zeros(), losses }
+        let ranks = peers.as_ref().map_or(1, |peers| peers.borrow().count() as usize);
+        let zeros = || vec![0; ranks * rows * length];
+        let losses = vec![0.0; ranks * rows * length];
+        Evaluator { rows, length, tokens: zeros(), targets: zeros(), offsets: zeros(), losses, peers }
     }
 
     /// Scores every document of `set`. Allocates nothing.
@@ -109,20 +118,42 @@ impl Evaluator {
         visit: &mut dyn FnMut((f64, usize)),
     ) -> Result<Score, DeviceError> {
         let mut score = Score { bytes: set.bytes(), ..Score::default() };
-        let (mut rows, mut document) = (set.rows(), (0.0, 0));
+        let (mut documents, mut document) = (set.rows(), (0.0, 0));
         let shape = |e: ShapeError| DeviceError::Failed(e.to_string());
+        let Evaluator { rows: count, length, tokens, targets, offsets, losses, peers } = self;
+        let (length, size) = (*length, *count * *length);
+        let (rank, ranks) = peers.as_ref().map_or((0, 1), |peers| {
+            let peers = peers.borrow();
+            (peers.rank() as usize, peers.count() as usize)
+        });
         loop {
-            let Evaluator { rows: count, length, tokens, targets, offsets, losses } = self;
-            let mut batch = BatchMut::new(*count, *length, tokens, targets, offsets).map_err(shape)?;
-            if rows.fill(&mut batch).is_none() {
-                visit(document);
-                score.add(document);
-                return Ok(score);
+            let mut filled = 0;
+            while filled < ranks {
+                let here = filled * size..(filled + 1) * size;
+                let (tokens, targets) = (&mut tokens[here.clone()], &mut targets[here.clone()]);
+                let mut batch = BatchMut::new(*count, length, tokens, targets, &mut offsets[here]).map_err(shape)?;
+                if documents.fill(&mut batch).is_none() {
+                    break;
+                }
+                filled += 1;
             }
-            session.evaluate(Rows { ids: tokens, targets, offsets })?;
-            session.losses(losses)?;
-            let rows = losses.chunks_exact(*length).zip(targets.chunks_exact(*length));
-            for ((losses, targets), offsets) in rows.zip(offsets.chunks_exact(*length)) {
+            if rank < filled {
+                let own = rank * size..(rank + 1) * size;
+                session.evaluate(Rows {
+                    ids: &tokens[own.clone()],
+                    targets: &targets[own.clone()],
+                    offsets: &offsets[own.clone()],
+                })?;
+                session.losses(&mut losses[own])?;
+            }
+            if let Some(peers) = peers {
+                let of = |rank: u32| 4 * size * filled.min(rank as usize)..4 * size * filled.min(rank as usize + 1);
+                peers::all_gather(&mut *peers.borrow_mut(), bytemuck::cast_slice_mut(losses), of)
+                    .map_err(|e| DeviceError::Failed(e.to_string()))?;
+            }
+            let end = filled * size;
+            let rows = losses[..end].chunks_exact(length).zip(targets[..end].chunks_exact(length));
+            for ((losses, targets), offsets) in rows.zip(offsets[..end].chunks_exact(length)) {
                 // A document begins at offset 0; a row without a target is padding.
                 if offsets.first() == Some(&0) {
                     visit(document);
@@ -130,6 +161,11 @@ impl Evaluator {
                 }
                 document.0 += losses.iter().map(|&x| f64::from(x)).sum::<f64>();
                 document.1 += targets.iter().filter(|&&target| target != IGNORE).count();
+            }
+            if filled < ranks {
+                visit(document);
+                score.add(document);
+                return Ok(score);
             }
         }
     }

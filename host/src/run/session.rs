@@ -239,6 +239,14 @@ impl Session {
     /// A lost device.
     pub fn begin(&mut self, settings: Settings) -> Result<(), DeviceError> {
         self.device.next_step()?;
+        self.set(settings)
+    }
+
+    /// Changes them for what follows in this step.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn set(&mut self, settings: Settings) -> Result<(), DeviceError> {
         self.device.queue_write(self.laid.places.control.settings, bytemuck::bytes_of(&settings))
     }
 

@@ -26,6 +26,7 @@ use crate::data::stream::Position;
 use crate::data::validation::ValidationSet;
 use crate::device::{DeviceError, Ticket};
 use crate::plan::LOADER_SLOTS;
+use crate::ranks::{SharedPeers, together};
 
 /// What goes wrong while working, and how a run can end early.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +34,14 @@ pub enum TrainError {
     /// The device, the data or the file system failed; the last good checkpoint is named.
     #[error("{what}; {kept}")]
     Failed {
+        /// What failed.
+        what: String,
+        /// What is still there.
+        kept: String,
+    },
+    /// This rank failed by itself; the others do not know.
+    #[error("{what}; {kept}")]
+    Here {
         /// What failed.
         what: String,
         /// What is still there.
@@ -89,7 +98,8 @@ pub struct Trainer<'a> {
     /// Whether tokens restore the bytes of their text.
     restores: bool,
     writer: checkpoint::Writer,
-    metrics: Metrics,
+    /// Of rank 0 alone.
+    metrics: Option<Metrics>,
     gauges: Gauges,
     state: TrainerState,
     /// Steps done before this session.
@@ -103,6 +113,27 @@ pub struct Trainer<'a> {
     /// Steps in a row, up to the last one that is known, that changed nothing: see [`Trainer::passed_over`].
     in_a_row: u32,
     stop: Arc<AtomicBool>,
+    /// The other ranks, where there are any.
+    peers: Option<SharedPeers>,
+    /// What any rank told in the last step that is known: [`STOP`] and the like.
+    told: u8,
+    /// Why this rank cannot go on, until all ranks know.
+    lost: Option<String>,
+    /// A micro-batch of nothing, for a rank that has no data.
+    nothing: Vec<u32>,
+}
+
+/// What a rank tells the others in a step: a signal came, it is time to save, it has lost its data or its files.
+const STOP: u8 = 1;
+const SAVE: u8 = 2;
+const LOST: u8 = 4;
+
+/// Where a run stood before a step.
+#[derive(Clone, Copy)]
+struct Before {
+    step: u64,
+    tokens: u64,
+    position: Position,
 }
 
 /// A step that was queued.
@@ -110,6 +141,7 @@ struct Submitted {
     step: u64,
     tokens: u64,
     ticket: Ticket,
+    before: Before,
 }
 
 impl<'a> Trainer<'a> {
@@ -152,7 +184,7 @@ impl<'a> Trainer<'a> {
         } else if let Some(origin) = &config.init_from {
             let lasting = session.laid.lasting.clone();
             let origin = Origin::of(origin.as_ref()).map_err(refused)?;
-            origin.restore(&lasting, &config.family(), &mut session.device)?;
+            origin.restore(&lasting, &config.family(), &mut session.storage())?;
         }
         // On a processor those of the GPU stay as they are, for when the run comes back to it.
         state.algorithms = session.algorithms().unwrap_or(state.algorithms);
@@ -167,17 +199,24 @@ impl<'a> Trainer<'a> {
         let stage = session.evaluation_stage()?;
         let gauges = session.laid.places.gauges.clone();
         let tokenizer = Arc::clone(&corpus.tokenizer);
-        let writer = checkpoint::Writer::new(dir, config.keep, &session.laid.lasting, model_config, tokenizer);
+        let peers = session.peers();
+        let writer = {
+            let (lasting, peers) = (&session.laid.lasting, peers.clone());
+            checkpoint::Writer::new(dir, config.keep, lasting, model_config, tokenizer, peers)
+        };
         Ok(Trainer {
             config,
             stages,
             loader,
             validation,
-            evaluator: Evaluator::new(stage.batch, stage.seq_len),
+            evaluator: Evaluator::of_ranks(stage.batch, stage.seq_len, peers.clone()),
             restores: corpus.tokenizer.restores_bytes(),
             writer: writer.map_err(refused)?,
             gauges: Gauges::new(gauges),
-            metrics: Metrics::open(dir, state.step).map_err(|e| directory::DirectoryError::io(dir, &e))?,
+            metrics: match config.rank {
+                0 => Some(Metrics::open(dir, state.step).map_err(|e| directory::DirectoryError::io(dir, &e))?),
+                _ => None,
+            },
             session,
             first: state.step,
             waited: 0.0,
@@ -186,6 +225,10 @@ impl<'a> Trainer<'a> {
             in_a_row: 0,
             state,
             stop,
+            nothing: vec![0; if peers.is_some() { micro as usize } else { 0 }],
+            peers,
+            told: 0,
+            lost: None,
         })
     }
 
@@ -194,12 +237,21 @@ impl<'a> Trainer<'a> {
         self.state.step
     }
 
-    fn failed(&self, what: impl std::fmt::Display) -> TrainError {
-        let kept = match self.writer.last() {
+    fn kept(&self) -> String {
+        match self.writer.last() {
             Some(path) => format!("the last good checkpoint is {}", path.display()),
             None => "there is no checkpoint yet".to_owned(),
-        };
-        TrainError::Failed { what: what.to_string(), kept }
+        }
+    }
+
+    /// A failure that every rank has.
+    fn failed(&self, what: impl std::fmt::Display) -> TrainError {
+        TrainError::Failed { what: what.to_string(), kept: self.kept() }
+    }
+
+    /// A failure of this rank's device.
+    fn failed_here(&self, what: impl std::fmt::Display) -> TrainError {
+        TrainError::Here { what: what.to_string(), kept: self.kept() }
     }
 
     /// Seconds that the GPU's steps took so far.
@@ -221,26 +273,70 @@ impl<'a> Trainer<'a> {
     /// Queues a step: its micro-batches and the update. Nothing where the data ended.
     fn submit(&mut self) -> Result<Option<Submitted>, DeviceError> {
         let (index, stage) = self.stage(self.state.step);
+        let TrainerState { step, tokens, position, .. } = self.state;
+        let rate = self.learning_rate(step, &stage);
+        let settings = Settings::of(step, rate, &self.config.optimizer(), stage.clip, stage.step_tokens());
         for micro in 0..self.session.laid.sections.accumulate[index] {
             let asked = Instant::now();
-            let batch = self.loader.take().map_err(|e| DeviceError::Failed(e.to_string()))?;
-            let Some(batch) = batch else { return Ok(None) };
+            let batch = match self.loader.take() {
+                Ok(None) => return Ok(None),
+                Ok(batch) => batch,
+                Err(e) if self.peers.is_none() => return Err(DeviceError::Failed(e.to_string())),
+                Err(e) => {
+                    // The others are in this step: it goes on, and changes nothing.
+                    self.lost.get_or_insert_with(|| e.to_string());
+                    None
+                }
+            };
             self.waited += asked.elapsed().as_secs_f64();
             if micro == 0 {
                 // Not before its data is there: waiting for the reader is no work of the GPU's.
-                let (step, rate) = (self.state.step, self.learning_rate(self.state.step, &stage));
-                let optimizer = self.config.optimizer();
-                self.session.begin(Settings::of(step, rate, &optimizer, stage.clip, stage.step_tokens()))?;
+                self.session.begin(settings)?;
             }
-            let rows = Rows { ids: batch.tokens(), targets: batch.targets(), offsets: batch.offsets() };
+            let told = self.news();
+            let nothing = &self.nothing[..if batch.is_none() { stage.micro_tokens() as usize } else { 0 }];
+            let rows = batch.as_ref().map_or(Rows::of(nothing), |batch| Rows {
+                ids: batch.tokens(),
+                targets: batch.targets(),
+                offsets: batch.offsets(),
+            });
+            if batch.is_none() {
+                self.session.set(Settings { loss_scale: f32::NAN, ..settings })?;
+            }
+            // Exact ranks hear it in every micro-batch, others in the update: of the last one all hear the same.
+            self.session.tell(f32::from(told))?;
             self.session.micro_batch(index, rows, micro == 0)?;
-            self.state.position = batch.position();
+            self.state.position = batch.map_or(self.state.position, |batch| batch.position());
         }
         self.session.update()?;
         let ticket = self.session.finish()?;
         self.state.step += 1;
         self.state.tokens += stage.step_tokens();
-        Ok(Some(Submitted { step: self.state.step, tokens: self.state.tokens, ticket }))
+        let before = Before { step, tokens, position };
+        Ok(Some(Submitted { step: self.state.step, tokens: self.state.tokens, ticket, before }))
+    }
+
+    /// What this rank tells the others. The clock is that of rank 0.
+    fn news(&self) -> u8 {
+        let flag = |flag, raised| if raised { flag } else { 0 };
+        flag(STOP, self.stop.load(Ordering::Relaxed))
+            | flag(SAVE, self.config.rank == 0 && self.saves_now())
+            | flag(LOST, self.lost.is_some())
+    }
+
+    /// Ends the run on all ranks after a step in which one of them had no data: saved as it stood before.
+    fn end_with_the_lost(&mut self, before: Before) -> TrainError {
+        let Before { step, tokens, position } = before;
+        (self.state.step, self.state.tokens, self.state.position) = (step, tokens, position);
+        let lost =
+            together::together(self.peers.as_ref(), self.lost.take().map_or(Ok(()), Err), String::clone, |elsewhere| {
+                elsewhere.what
+            });
+        let what = lost.err().unwrap_or_default();
+        match self.save() {
+            Ok(()) => self.failed(what),
+            Err(_) => self.failed(format!("{what}; and that step could not be saved")),
+        }
     }
 
     /// Waits for a step if there is one, checks its loss and logs it where it is its turn.
@@ -251,18 +347,31 @@ impl<'a> Trainer<'a> {
         observer: &mut dyn Observer,
         progress: &Progress,
     ) -> Result<(), TrainError> {
-        let Some(Submitted { step, tokens, ticket }) = submitted else { return Ok(()) };
-        let results = self.session.results(ticket).map_err(|e| self.failed(e))?;
+        let Some(Submitted { step, tokens, ticket, before }) = submitted else { return Ok(()) };
+        let results = self.session.results(ticket).map_err(|e| self.failed_here(e))?;
+        self.told = match &self.peers {
+            Some(_) => self.session.of_ranks().fold(0, |told, [_, news]| told | news as u8),
+            None => self.news(),
+        };
+        if self.told & LOST != 0 {
+            return Err(self.end_with_the_lost(before));
+        }
         let (loss, norm) = (f64::from(results.loss), f64::from(results.squared_norm).sqrt());
         self.passed_over(step, loss, norm)?;
         if step.is_multiple_of(self.config.log_every) || step == self.config.steps || step == self.first + 1 {
             let speed = meter.read(tokens, self.busy(), self.waited);
             let (index, stage) = self.stage(step - 1);
             let lr = self.learning_rate(step - 1, &stage);
-            let gauges = self.gauges.read(&mut self.session.device).map_err(|e| self.failed(e))?;
+            let gauges = self.gauges.read(&mut self.session.device).map_err(|e| self.failed_here(e))?;
             let skipped = self.state.skipped;
             let metrics = StepMetrics { step, stage: index + 1, loss, lr, norm, skipped, tokens, speed, gauges };
-            self.metrics.step(&metrics).map_err(|e| self.failed(e))?;
+            if let Err(e) = self.metrics.as_mut().map_or(Ok(()), |to| to.step(&metrics)) {
+                if self.peers.is_none() {
+                    return Err(self.failed(e));
+                }
+                // The others hear of it in the next step, or at the evaluation after the last.
+                self.lost.get_or_insert_with(|| e.to_string());
+            }
             observer.step(&metrics);
             progress.step(step, index, loss, skipped, speed.tokens_per_s);
         }
@@ -283,12 +392,17 @@ impl<'a> Trainer<'a> {
             return Ok(());
         }
         let before = if most > 0 { format!(", after {most} such steps that were skipped") } else { String::new() };
-        Err(self.failed(format!("step {step}: the loss is {loss} and the gradient's norm {norm}{before}; lower --lr")))
+        let ranks = self.session.of_ranks().enumerate().filter(|(_, [loss, _])| !loss.is_finite());
+        let ranks: Vec<_> = ranks.map(|(rank, _)| rank.to_string()).collect();
+        let on =
+            if ranks.is_empty() { String::new() } else { format!(" (first not finite on rank {})", ranks.join(", ")) };
+        let what = format!("the loss is {loss} and the gradient's norm {norm}{on}");
+        Err(self.failed(format!("step {step}: {what}{before}; lower --lr")))
     }
 
     fn evaluate(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<Score, TrainError> {
         let score = self.evaluator.score(&mut self.session, self.validation);
-        let score = score.map_err(|e| self.failed(e))?;
+        let score = score.map_err(|e| self.failed_here(e))?;
         let metrics = EvalMetrics {
             step: self.state.step,
             val_loss: score.loss(),
@@ -301,7 +415,10 @@ impl<'a> Trainer<'a> {
             let step = self.state.step;
             return Err(self.failed(format!("step {step}: the validation loss is {}; lower --lr", metrics.val_loss)));
         }
-        self.metrics.evaluation(&metrics).map_err(|e| self.failed(e))?;
+        let written = self.metrics.as_mut().map_or(Ok(()), |to| to.evaluation(&metrics)).map_err(|e| e.to_string());
+        let written = self.lost.take().map_or(written, Err);
+        together::together(self.peers.as_ref(), written, String::clone, |elsewhere| elsewhere.what)
+            .map_err(|e| self.failed(e))?;
         observer.evaluation(&metrics);
         progress.evaluation(metrics.val_loss);
         Ok(score)
@@ -309,7 +426,7 @@ impl<'a> Trainer<'a> {
 
     fn save(&mut self) -> Result<(), TrainError> {
         let before = allocations::count(Activity::Save);
-        let saved = self.writer.save(&mut self.session.device, &self.state);
+        let saved = self.writer.save(&mut self.session.storage(), &self.state);
         saved.map_err(|e| self.failed(format!("the checkpoint of step {} was not written: {e}", self.state.step)))?;
         let made = allocations::since(Activity::Save, before);
         if made.bytes > self.save.bytes {
@@ -341,7 +458,7 @@ impl<'a> Trainer<'a> {
         let mut due = false;
         while self.state.step < self.config.steps {
             let submitted = self.submit();
-            let Some(submitted) = submitted.map_err(|e| self.failed(e))? else { break };
+            let Some(submitted) = submitted.map_err(|e| self.failed_here(e))? else { break };
             let known = if ahead { pending.replace(submitted) } else { Some(submitted) };
             self.conclude(known, &mut meter, observer, progress)?;
             let step = self.state.step;
@@ -354,8 +471,9 @@ impl<'a> Trainer<'a> {
                 break;
             }
             let turn = |every: u64| every > 0 && step.is_multiple_of(every);
-            let (stop, evaluate) = (self.stop.load(Ordering::Relaxed), turn(self.config.eval_every));
-            due |= turn(self.config.save_every) || self.saves_now();
+            let told = if self.peers.is_some() { self.told } else { self.news() };
+            let (stop, evaluate) = (told & STOP != 0, turn(self.config.eval_every));
+            due |= turn(self.config.save_every) || told & SAVE != 0;
             if stop || evaluate || due {
                 // What is evaluated or saved waits for its own loss.
                 self.conclude(pending.take(), &mut meter, observer, progress)?;
@@ -413,7 +531,7 @@ fn restore(from: &std::path::Path, fresh: TrainerState, session: &mut Session) -
         }
     }
     let lasting = session.laid.lasting.clone();
-    checkpoint::restore(from, &lasting, true, &mut session.device)?;
+    checkpoint::restore(from, &lasting, true, &mut session.storage())?;
     session.count_history()?;
     let TrainerState { device, version, data, source, .. } = fresh;
     Ok(TrainerState { device, version, data, source, ..saved })

@@ -1,0 +1,184 @@
+//! The ranks of a command that several processes run together.
+
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::output::tell;
+use super::{Failure, raise, request, shown, work};
+use crate::config::{Config, RawConfig};
+use crate::plan::Plan;
+use crate::ranks::agreement::{Disagreement, Report, agree, share_text};
+use crate::ranks::{self, PeerError, Rank, SharedPeers, environment};
+use crate::regular;
+
+/// This process among its ranks. Rank 0 alone speaks, claims the run's directory and writes what is not a tensor.
+pub(super) struct Team {
+    rank: Rank,
+    /// Raised by a signal, once the run listens to them.
+    stop: Arc<AtomicBool>,
+    peers: Option<SharedPeers>,
+    /// Whether all ranks know of the failure that this one has, or of none.
+    known: Cell<bool>,
+}
+
+/// Whether a launcher says that another rank speaks for this one.
+pub(super) fn follows() -> bool {
+    environment::rank(&variable).is_ok_and(|rank| rank.is_some_and(|rank| rank.rank > 0))
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+impl Team {
+    /// Joins the ranks that a launcher began, where one did.
+    pub fn join() -> Result<Team, Failure> {
+        let found = environment::rank(&variable).map_err(request)?;
+        let rank = found.unwrap_or(Rank { rank: 0, count: 1, local: 0 });
+        let stop = Arc::new(AtomicBool::new(false));
+        let peers = found.map(|rank| ranks::join(rank, Arc::clone(&stop))).transpose().map_err(request)?;
+        let team = Team { rank, stop, peers, known: Cell::new(false) };
+        let program = if team.peers.is_some() { own_digest()? } else { 0 };
+        team.agree(Ok(()), &[("program", program)])?;
+        Ok(team)
+    }
+
+    /// Whether this rank speaks and writes for all.
+    pub fn leads(&self) -> bool {
+        self.rank.rank == 0
+    }
+
+    /// The other ranks.
+    pub fn peers(&self) -> Option<SharedPeers> {
+        self.peers.clone()
+    }
+
+    /// Writes this rank into a configuration.
+    pub fn write(&self, written: RawConfig) -> Result<RawConfig, Failure> {
+        let device = written.device.as_deref().unwrap_or_default();
+        if self.peers.is_some() && (device.starts_with("cuda") || written.gpu.is_some() && device.is_empty()) {
+            return Err(request("ranks on GPUs do not reach each other; start one process, or use --device cpu"));
+        }
+        Ok(RawConfig { rank: Some(self.rank.rank), ranks: Some(self.rank.count), ..written })
+    }
+
+    /// What a piece of work gave, where it went well on all ranks and their `digests` are equal.
+    pub fn agree<T>(&self, done: Result<T, Failure>, digests: &[(&'static str, u64)]) -> Result<T, Failure> {
+        let Some(peers) = &self.peers else { return done };
+        let line = done.as_ref().err().map(|failure| (failure.status(), failure.to_string()));
+        let report = Report { failure: line.as_ref().map(|(status, line)| (*status, line.as_str())), digests };
+        let found = agree(&mut *peers.borrow_mut(), &report).map_err(|PeerError(what)| work(what))?;
+        let Some(found) = found else { return done };
+        self.known.set(true);
+        let (rank, status, what) = match found {
+            Disagreement::Failed { rank, status, what } => (rank, status, what),
+            Disagreement::Differs { rank, what } => {
+                let what = format!("its {what} is another than that of rank 0; start all ranks alike");
+                (rank, 2, what)
+            }
+        };
+        match done {
+            Err(own) if self.leads() && rank == 0 => Err(own),
+            _ if !self.leads() => Err(Failure::Elsewhere(status)),
+            _ => Err(Failure::of(status, format!("rank {rank}: {what}"))),
+        }
+    }
+
+    /// Work that only rank 0 does; the others get nothing.
+    pub fn led<T>(&self, do_it: impl FnOnce() -> Result<T, Failure>) -> Result<Option<T>, Failure> {
+        let done = if self.leads() { do_it().map(Some) } else { Ok(None) };
+        self.agree(done, &[])
+    }
+
+    /// Work that rank 0 does before the others: what it leaves in files is there for them.
+    pub fn led_by_first<T>(&self, do_it: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        let mut do_it = Some(do_it);
+        let mut run = || do_it.take().map(|do_it| do_it()).transpose();
+        let first = self.agree(if self.leads() { run() } else { Ok(None) }, &[])?;
+        let done = self.agree(if self.leads() { Ok(first) } else { run() }, &[])?;
+        done.ok_or_else(|| work("nothing was done"))
+    }
+
+    /// Rank 0's path, on all ranks.
+    pub fn path(&self, own: Option<PathBuf>) -> Result<PathBuf, Failure> {
+        let Some(peers) = &self.peers else { return Ok(own.unwrap_or_default()) };
+        let text = own.as_ref().and_then(|path| path.to_str()).unwrap_or_default();
+        let text = share_text(&mut *peers.borrow_mut(), text).map_err(work)?;
+        if text.is_empty() {
+            return self.agree(Err(request("several ranks need a run's directory whose name is UTF-8")), &[]);
+        }
+        Ok(text.into())
+    }
+
+    /// Notes that all ranks know of what ended the run.
+    pub fn all_know(&self, failure: Failure) -> Failure {
+        self.known.set(true);
+        failure
+    }
+
+    /// A flag that a signal raises from here on.
+    pub fn stop(&self) -> Result<Arc<AtomicBool>, Failure> {
+        raise(&self.stop)?;
+        Ok(Arc::clone(&self.stop))
+    }
+
+    /// Ends the command. What the other ranks do not know of ends them too.
+    pub fn end(self, done: Result<(), Failure>) -> Result<(), Failure> {
+        let Some(peers) = &self.peers else { return done };
+        match done {
+            Err(failure) if !self.known.get() => {
+                let rank = self.rank.rank;
+                let line = format!("host: rank {rank}: {failure}");
+                let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{line}\n").as_bytes());
+                peers.borrow_mut().abort(failure.status().into());
+                Err(Failure::Elsewhere(failure.status()))
+            }
+            Err(failure) => {
+                // Said before any rank is gone: a launcher that sees one end with a failure ends the others.
+                if self.leads() {
+                    tell!("host: {}", shown(&failure.to_string()));
+                }
+                let _ = share_text(&mut *peers.borrow_mut(), "");
+                Err(Failure::Elsewhere(failure.status()))
+            }
+            done => done,
+        }
+    }
+}
+
+/// The digest of this program.
+fn own_digest() -> Result<u64, Failure> {
+    let path = std::env::current_exe().map_err(work)?;
+    let bytes = regular::read(&path).map_err(|e| work(format_args!("{}: {e}", path.display())))?;
+    Ok(digest(&bytes))
+}
+
+/// The digest of bytes.
+pub(super) fn digest(bytes: &[u8]) -> u64 {
+    twox_hash::XxHash3_64::oneshot(bytes)
+}
+
+/// The digest of what decides a run's numbers: threads and budgets are a machine's own.
+pub(super) fn digest_of(config: &Config) -> Result<u64, Failure> {
+    let config = Config { threads: 1, budget: None, ..config.clone() };
+    Ok(digest(toml::to_string(&config).map_err(work)?.as_bytes()))
+}
+
+/// The digest of what a plan lays out.
+pub(super) fn digest_of_plan(plan: &Plan) -> u64 {
+    let numbers = [plan.params, plan.arena_bytes, plan.flops_per_step, plan.regions.len() as u64];
+    digest(bytemuck::cast_slice(&numbers))
+}
+
+/// Says that a run goes on with others than before.
+pub(super) fn tell_of_ranks(config: &Config) {
+    if config.ranks > 1 {
+        let bits = match config.exact_ranks {
+            true => "their number changes no bit",
+            false => "with another number of ranks the last bits differ",
+        };
+        tell!("{} ranks; {bits}", config.ranks);
+    }
+}

@@ -1,0 +1,274 @@
+//! Several processes train one model, under the machine's own mpirun.
+
+#![cfg(unix)]
+
+use std::fs;
+
+use capful_tests::binary::{TINY, command, directory};
+
+/// Runs `host train` as a rank that a launcher says it is, without the launcher.
+fn alone(line: &str, variables: &[(&str, &str)]) -> capful_tests::binary::Outcome {
+    let dir = directory();
+    let mut command = command(dir.path(), line);
+    command.envs(variables.iter().copied());
+    let outcome = capful_tests::binary::Outcome::of(line, command.output().expect("the binary starts"));
+    assert!(fs::read_dir(dir.path()).unwrap().next().is_none(), "{line}: something is left");
+    outcome
+}
+
+#[test]
+fn a_launcher_that_says_too_little_is_refused() {
+    let line = format!("train {TINY} --steps 2 --out run");
+    alone(&line, &[("WORLD_SIZE", "2")]).refused(2, &["WORLD_SIZE is set and RANK is not"]);
+    alone(&line, &[("RANK", "2"), ("WORLD_SIZE", "2")]).refused(2, &["RANK is 2", "numbered from 0"]);
+    let says = if cfg!(feature = "mpi") { "the launcher says 2 ranks and MPI 1" } else { "built without MPI" };
+    alone(&line, &[("RANK", "0"), ("WORLD_SIZE", "2")]).refused(2, &[says]);
+}
+
+#[cfg(feature = "mpi")]
+mod mpi {
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use capful_tests::binary::{Outcome, TINY, directory, path};
+    use serde_json::Value;
+
+    use super::fs;
+
+    /// What ranks run: so many of a line, in a directory, through a shell that a limit may be set in.
+    struct Part<'a> {
+        ranks: u32,
+        line: &'a str,
+        dir: &'a Path,
+        before: &'a str,
+    }
+
+    fn mpirun(parts: &[Part<'_>]) -> Command {
+        let mut command = Command::new("mpirun");
+        // As many as asked for on whatever cores there are; a container's root.
+        command.args(["--allow-run-as-root", "--oversubscribe", "--quiet"]);
+        for (i, Part { ranks, line, dir, before }) in parts.iter().enumerate() {
+            if i > 0 {
+                command.arg(":");
+            }
+            let script = format!("{before} exec \"$0\" {line}");
+            command.args(["-n", &ranks.to_string(), "--wdir"]).arg(dir).args(["bash", "-c", &script]).arg(path());
+        }
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn run(ranks: u32, dir: &Path, line: &str) -> Outcome {
+        let parts = [Part { ranks, line, dir, before: "" }];
+        Outcome::of(line, mpirun(&parts).output().expect("mpirun starts"))
+    }
+
+    /// What the ranks said: one line, of rank 0.
+    #[track_caller]
+    fn refused(outcome: &Outcome, status: i32, says: &[&str]) {
+        assert_eq!(outcome.status, Some(status), "{}\n{}{}", outcome.line, outcome.out, outcome.err);
+        let lines: Vec<_> = outcome.err.lines().filter(|line| line.starts_with("host: ")).collect();
+        assert_eq!(lines.len(), 1, "{}", outcome.err);
+        for what in says {
+            assert!(lines[0].contains(what), "no '{what}' in\n{}", lines[0]);
+        }
+    }
+
+    fn tensors(dir: &Path, step: u32) -> [Vec<u8>; 2] {
+        let checkpoint = dir.join(format!("checkpoint-{step:08}"));
+        ["model.safetensors", "optimizer.safetensors"].map(|name| fs::read(checkpoint.join(name)).unwrap())
+    }
+
+    /// The steps and evaluations that were logged, without times.
+    fn logged(dir: &Path) -> Vec<[Value; 4]> {
+        let text = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.map(|line| ["step", "loss", "norm", "val_loss"].map(|key| line[key].clone())).collect()
+    }
+
+    fn text() -> String {
+        let document = |d: usize| {
+            let words = (0..300).map(|w| ["one", "two", "three", "four", "five"][(d + w * (w + d)) % 5]);
+            format!("{} {d}\n\n", words.collect::<Vec<_>>().join(" "))
+        };
+        (0..60).map(document).collect()
+    }
+
+    const SIX: &str =
+        "--steps 8 --accumulate 6 --threads 1 --log-every 1 --eval-every 4 --schedule constant --warmup 2";
+
+    #[test]
+    fn any_number_of_exact_ranks_gives_the_bits_of_one_and_goes_on_with_another() {
+        let dir = directory();
+        let dir = dir.path();
+        fs::write(dir.join("corpus.txt"), text()).unwrap();
+        for (name, data) in [
+            ("tales", "--data tales"),
+            ("random", "--data corpus.txt --tokenizer byte"),
+            ("pool", "--data corpus.txt --tokenizer byte --cache none --pool 12KiB"),
+            (
+                "consecutive",
+                "--data corpus.txt --tokenizer byte --order consecutive --preset yxanul-tiny --set rank=8 --set kv_heads=1",
+            ),
+        ] {
+            let line = |out: &str| format!("train {TINY} {data} {SIX} --exact-ranks --out {name}-{out}");
+            run(1, dir, &line("alone")).ok();
+            let alone = dir.join(format!("{name}-alone"));
+            for ranks in [2, 3] {
+                let out = ranks.to_string();
+                run(ranks, dir, &line(&out)).ok();
+                let ours = dir.join(format!("{name}-{out}"));
+                assert!(tensors(&ours, 8) == tensors(&alone, 8), "{name}: {ranks} ranks have other bits");
+                assert_eq!(logged(&ours), logged(&alone), "{name}: {ranks} ranks");
+            }
+            let resumed = |steps: u32| format!("train --out {name}-on --resume --steps {steps}");
+            run(2, dir, &line("on").replace("--steps 8", "--steps 3")).ok();
+            run(3, dir, &resumed(5)).ok();
+            run(1, dir, &resumed(8)).ok();
+            let on = dir.join(format!("{name}-on"));
+            assert!(tensors(&on, 8) == tensors(&alone, 8), "{name}: resumed by others, other bits");
+        }
+    }
+
+    #[test]
+    fn ranks_give_the_same_bits_twice() {
+        let dir = directory();
+        let line = |out| format!("train {TINY} {SIX} --out {out}");
+        for out in ["once", "again"] {
+            run(3, dir.path(), &line(out)).ok();
+        }
+        let [once, again] = ["once", "again"].map(|out| dir.path().join(out));
+        assert!(tensors(&once, 8) == tensors(&again, 8) && logged(&once) == logged(&again));
+        // And those of one rank but for rounding.
+        run(1, dir.path(), &line("alone")).ok();
+        let losses = |dir: &Path| logged(dir).iter().filter_map(|line| line[1].as_f64()).collect::<Vec<_>>();
+        for (a, b) in losses(&once).iter().zip(losses(&dir.path().join("alone"))) {
+            assert!((a - b).abs() < 2e-5 * b, "{a} {b}");
+        }
+    }
+
+    /// A run of two ranks that goes on until it is ended, and the process numbers of its ranks.
+    fn long_run(dir: &Path, parts: &[Part<'_>], out: &str) -> (Child, Vec<u32>) {
+        let child = mpirun(parts).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun starts");
+        let log = dir.join(out).join("metrics.jsonl");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while fs::read_to_string(&log).map_or(0, |text| text.lines().count()) < 5 {
+            assert!(Instant::now() < deadline, "the run does not begin");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let ranks = Command::new("pgrep").args(["-P", &child.id().to_string()]).output().expect("pgrep is there");
+        let ranks = String::from_utf8(ranks.stdout).unwrap();
+        (child, ranks.split_whitespace().map(|pid| pid.parse().unwrap()).collect())
+    }
+
+    fn kill(signal: &str, pid: u32) {
+        assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
+    }
+
+    const ENDLESS: &str =
+        "--steps 1000000 --accumulate 2 --threads 1 --log-every 1 --exact-ranks --schedule constant --warmup 2";
+
+    #[test]
+    fn a_signal_to_one_rank_saves_on_all_and_the_run_goes_on_with_the_same_bits() {
+        let dir = directory();
+        let dir = dir.path();
+        let line = format!("train {TINY} {ENDLESS} --out run");
+        let (child, ranks) = long_run(dir, &[Part { ranks: 2, line: &line, dir, before: "" }], "run");
+        assert_eq!(ranks.len(), 2);
+        kill("-TERM", ranks[1]);
+        let ended = Outcome::of(&line, child.wait_with_output().unwrap());
+        refused(&ended, 130, &["interrupted after step", "--resume"]);
+        let mut saved =
+            fs::read_dir(dir.join("run")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let step = saved.find_map(|name| name.strip_prefix("checkpoint-")?.parse::<u32>().ok()).expect("a checkpoint");
+        let more = step + 2;
+        run(1, dir, &format!("train --out run --resume --steps {more}")).ok();
+        run(1, dir, &line.replace("1000000", &more.to_string()).replace("--out run", "--out whole")).ok();
+        assert!(tensors(&dir.join("run"), more) == tensors(&dir.join("whole"), more));
+    }
+
+    #[test]
+    fn a_rank_that_is_killed_ends_the_others_and_the_run_goes_on_from_its_checkpoint() {
+        let dir = directory();
+        let dir = dir.path();
+        let line = format!("train {TINY} {ENDLESS} --save-every 2 --out run");
+        let (child, ranks) = long_run(dir, &[Part { ranks: 2, line: &line, dir, before: "" }], "run");
+        let began = Instant::now();
+        kill("-KILL", ranks[1]);
+        let ended = Outcome::of(&line, child.wait_with_output().unwrap());
+        assert!(ended.status != Some(0) && began.elapsed() < Duration::from_secs(60), "{ended:?}");
+        run(2, dir, "train --out run --resume --steps 1000").ok();
+        let line = line.replace("1000000", "1000").replace("--out run", "--out whole").replace("--save-every 2", "");
+        run(1, dir, &line).ok();
+        assert!(tensors(&dir.join("run"), 1_000) == tensors(&dir.join("whole"), 1_000));
+    }
+
+    #[test]
+    fn a_rank_that_loses_its_data_or_its_disk_ends_all_and_is_named() {
+        let root = directory();
+        let root = root.path();
+        let out = root.join("out");
+        let dirs = ["a", "b"].map(|name| root.join(name));
+        for dir in &dirs {
+            fs::create_dir(dir).unwrap();
+            fs::write(dir.join("corpus.txt"), text()).unwrap();
+        }
+        let data = "--data corpus.txt --tokenizer byte --order consecutive --cache none";
+        let line = format!("train {TINY} {ENDLESS} {data} --out {}", out.join("lost").display());
+        let part = |i: usize| Part { ranks: 1, line: &line, dir: &dirs[i], before: "" };
+        let (child, _) = long_run(&out, &[part(0), part(1)], "lost");
+        fs::remove_file(dirs[1].join("corpus.txt")).unwrap();
+        let ended = Outcome::of(&line, child.wait_with_output().unwrap());
+        refused(&ended, 1, &["rank 1: ", "corpus.txt", "the last good checkpoint is"]);
+
+        // A file of at most 16 KiB on rank 1: its part of the tensors lies beyond.
+        let large = TINY.replace("300", "402");
+        let line = format!("train {large} {SIX} --save-every 2 --out {}", out.join("full").display());
+        let limited = "trap '' XFSZ; ulimit -f 16;";
+        let parts = [
+            Part { ranks: 1, line: &line, dir: root, before: "" },
+            Part { ranks: 1, line: &line, dir: root, before: limited },
+        ];
+        let ended = Outcome::of(&line, mpirun(&parts).output().unwrap());
+        refused(&ended, 1, &["the checkpoint of step 2 was not written", "rank 1: ", "there is no checkpoint yet"]);
+        let left =
+            fs::read_dir(out.join("full")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        assert!(!left.into_iter().any(|name| name.starts_with("checkpoint")), "something half-written is left");
+    }
+
+    #[test]
+    fn ranks_that_do_not_belong_together_are_refused_in_one_line() {
+        let root = directory();
+        let root = root.path();
+        let dirs = ["a", "b"].map(|name| root.join(name));
+        for (dir, text) in dirs.iter().zip([text(), text().replace("one", "six")]) {
+            fs::create_dir(dir).unwrap();
+            fs::write(dir.join("corpus.txt"), text).unwrap();
+        }
+        let out = root.join("out");
+        let line = |more: &str| {
+            let micro_batches = if more.contains("--accumulate") { "" } else { "--accumulate 6" };
+            format!("train {TINY} --steps 8 --threads 1 {micro_batches} {more} --out {}", out.display())
+        };
+        let both = |lines: [&str; 2]| {
+            let part = |i: usize| Part { ranks: 1, line: lines[i], dir: &dirs[i], before: "" };
+            let outcome = Outcome::of(lines[0], mpirun(&[part(0), part(1)]).output().unwrap());
+            assert!(!out.exists(), "{} left something", lines[0]);
+            outcome
+        };
+        let same = |more: &str| both([&line(more), &line(more)]);
+        refused(&both([&line(""), &line("--lr 0.5")]), 2, &["rank 1", "configuration is another"]);
+        refused(&same("--data corpus.txt --tokenizer byte --cache none"), 2, &["rank 1", "data is another"]);
+        refused(&same("--accumulate 3"), 2, &["2 ranks share a step of 3 micro-batches", "--accumulate 4"]);
+        let spiking = format!("train --preset neurogen-tiny --steps 2 --out {}", out.display());
+        refused(&both([&spiking, &spiking]), 2, &["2 ranks: a NeuroGen"]);
+        refused(&same("--device cuda:1"), 2, &["ranks on GPUs"]);
+        refused(&both([&line("--data gone.txt"), &line("")]), 2, &["gone.txt"]);
+        refused(&same("--budget 1MiB"), 2, &["more than the 1.0 MiB"]);
+        fs::create_dir(&out).unwrap();
+        fs::write(out.join("something"), "").unwrap();
+        let parts = [Part { ranks: 2, line: &line(""), dir: root, before: "" }];
+        refused(&Outcome::of("", mpirun(&parts).output().unwrap()), 2, &["the directory is not empty"]);
+    }
+}
