@@ -46,6 +46,7 @@ fn adapted_on_the_host(dir: &Path, learnt: &str) -> Adapted {
     let sections = Sections {
         training: vec![ADAPT],
         accumulate: vec![1],
+        ranks: capful_core::train::Ranks::ALONE,
         evaluation: None,
         decoding: None,
         constants: Constants { optimizer: OPTIMIZER, pattern: ADAPT.pattern },

@@ -42,6 +42,7 @@ fn learnt_on_the_host(family: &AnyFamily, tokens: &[u8]) -> Learnt {
     let sections = Sections {
         training: vec![STAGE],
         accumulate: vec![1],
+        ranks: capful_core::train::Ranks::ALONE,
         evaluation: None,
         decoding: None,
         constants: Constants { optimizer: OPTIMIZER, pattern: STAGE.pattern },

@@ -58,7 +58,7 @@ fn decode<F: Family>(model: &F, vocab: u32, image: bool, weights: Option<Integer
         for region in (0..entry.slot.layers).map(|l| entry.place.at(l)) {
             let bytes = bytes(&region, n);
             let place = match region.space {
-                Space::Arena => bytemuck::cast_slice_mut(&mut storage),
+                Space::Arena | Space::Shared => bytemuck::cast_slice_mut(&mut storage),
                 Space::Image => bytemuck::cast_slice_mut::<_, u8>(&mut flash),
             };
             place[region.offset as usize..][..bytes.len()].copy_from_slice(&bytes);
