@@ -35,6 +35,10 @@ pub struct Meter<'p> {
     pub flops: u64,
     /// Operand bytes, each read or written once: the least traffic.
     pub bytes: u64,
+    /// Bytes sent to other ranks.
+    pub sent: u64,
+    /// Messages that they are sent in.
+    pub messages: u64,
     /// The most scratch that one operation wants, in bytes.
     pub scratch: u64,
     /// Seconds on the roofline: for each operation the longer of its arithmetic and its traffic.
@@ -44,7 +48,7 @@ pub struct Meter<'p> {
 impl<'p> Meter<'p> {
     /// A meter that starts at zero.
     pub fn new(profile: &'p dyn Profile, rates: Rates) -> Self {
-        Self { profile, rates, operations: 0, flops: 0, bytes: 0, scratch: 0, seconds: 0.0 }
+        Self { profile, rates, operations: 0, flops: 0, bytes: 0, sent: 0, messages: 0, scratch: 0, seconds: 0.0 }
     }
 }
 
@@ -55,6 +59,8 @@ impl Device for Meter<'_> {
         let fits = |n: &u64| *n < u64::MAX;
         let sum = |a: u64, b| a.checked_add(b).filter(fits).ok_or(OperationError::TooLarge { operation: op.name() });
         (self.flops, self.bytes) = (sum(self.flops, flops)?, sum(self.bytes, bytes)?);
+        let [sent, messages] = op.sent();
+        (self.sent, self.messages) = (sum(self.sent, sent)?, sum(self.messages, messages)?);
         self.operations += 1;
         self.scratch = self.scratch.max(self.profile.scratch(op));
         self.seconds += self.rates.seconds(flops, op.flops_8bit(), bytes);

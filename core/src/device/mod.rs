@@ -223,6 +223,11 @@ pub trait Operation: Copy + Into<Op> {
         0
     }
 
+    /// Bytes that it sends to other ranks, and in how many messages.
+    fn sent(&self) -> [u64; 2] {
+        [0; 2]
+    }
+
     /// The definition, in f32 and in a fixed order of summation.
     ///
     /// # Errors

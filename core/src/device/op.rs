@@ -65,6 +65,13 @@ macro_rules! operations {
                 }
             }
 
+            /// See [`Operation::sent`].
+            pub fn sent(&self) -> [u64; 2] {
+                match self {
+                    $(Op::$name(o) => o.sent(),)*
+                }
+            }
+
             /// See [`Operation::reference`].
             ///
             /// # Errors

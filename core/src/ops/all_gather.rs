@@ -19,12 +19,6 @@ impl AllGather {
     pub fn rows_of(&self, rank: u32) -> core::ops::Range<u32> {
         self.share.rows_of(rank, self.first, self.whole.rows())
     }
-
-    /// Bytes that this rank sends: its rows to every other one.
-    pub fn sent(&self) -> u64 {
-        let own = self.rows_of(self.share.rank).len() as u64 * self.whole.dtype.row_bytes(self.whole.columns());
-        own * u64::from(self.share.ranks.saturating_sub(1))
-    }
 }
 
 impl Operation for AllGather {
@@ -42,6 +36,12 @@ impl Operation for AllGather {
 
     fn flops(&self) -> u64 {
         0
+    }
+
+    fn sent(&self) -> [u64; 2] {
+        let own = self.rows_of(self.share.rank).len() as u64 * self.whole.dtype.row_bytes(self.whole.columns());
+        let others = if own > 0 { u64::from(self.share.ranks.saturating_sub(1)) } else { 0 };
+        [own * others, others]
     }
 
     fn reference(&self, _: &mut Arena<'_>) -> Result<(), OperationError> {

@@ -24,13 +24,6 @@ impl AllToAll {
         let start = rows.start.saturating_add(self.first).min(rows.end);
         start..start.saturating_add(self.to.shape[2]).min(rows.end)
     }
-
-    /// Bytes that this rank sends.
-    pub fn sent(&self) -> u64 {
-        let others = (0..self.share.ranks).filter(|rank| *rank != self.share.rank);
-        let rows = others.map(|rank| self.rows_for(rank).len() as u64).sum::<u64>();
-        rows * self.from.dtype.row_bytes(self.from.columns())
-    }
 }
 
 impl Operation for AllToAll {
@@ -49,6 +42,13 @@ impl Operation for AllToAll {
 
     fn flops(&self) -> u64 {
         0
+    }
+
+    fn sent(&self) -> [u64; 2] {
+        let row = self.from.dtype.row_bytes(self.from.columns());
+        let others = (0..self.share.ranks).filter(|rank| *rank != self.share.rank);
+        let messages = others.map(|rank| self.rows_for(rank).len() as u64).filter(|rows| *rows > 0);
+        messages.fold([0; 2], |[bytes, count], rows| [bytes + rows * row, count + 1])
     }
 
     fn reference(&self, _: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -77,7 +77,7 @@ mod tests {
                 let pieces = (0..share.rows).step_by(chunk as usize).map(op);
                 assert!(pieces.clone().all(|op| op.validate().is_ok()));
                 let others = rows - share.own(0, rows).len() as u32;
-                assert_eq!(pieces.map(|op| op.sent()).sum::<u64>(), u64::from(others) * 32, "{rank} of {ranks}");
+                assert_eq!(pieces.map(|op| op.sent()[0]).sum::<u64>(), u64::from(others) * 32, "{rank} of {ranks}");
             }
         }
     }

@@ -15,7 +15,8 @@ use crate::train::Ranks;
 
 /// Rows of a piece, which is never cut.
 const PIECE_ROWS: u32 = SquaredNorm::PIECE as u32 / Layout::GRAIN as u32;
-/// Bytes of gradients that come from all ranks at once: enough to hide what a message costs, little beside a model.
+/// Bytes of gradients that come from all ranks at once: enough to hide what a message costs, little beside a model. Of so
+/// many ranks that a message would have less than a piece, it has that.
 const INCOMING: u64 = 16 << 20;
 
 /// A rank's share of the optimizer, and what gradients are added up with.
@@ -51,7 +52,7 @@ impl Shared {
         };
         let others = ranks.count > 1;
         let bytes = u64::from(columns) * Dtype::F32.size() * u64::from(ranks.count);
-        let most = (INCOMING / bytes).max(1).min(share.rows.into()) as u32;
+        let most = (INCOMING / bytes).max(PIECE_ROWS.into()).min(share.rows.into()) as u32;
         let incoming = others.then(|| region("gradients of ranks", Role::Work, [1, ranks.count, most, columns]));
         let norms = others.then(|| region("norms of pieces", Role::Work, [1, 1, pieces, 1]));
         Shared { ranks, share, gradient, sum, incoming, norms }

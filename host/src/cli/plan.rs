@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use super::output::{fitting, say};
 use super::{Failure, RunFlags, settle, work};
-use crate::config::Weights;
+use crate::config::{RawConfig, Weights};
 use crate::format::firmware::{self, Chip};
-use crate::plan::{Decoding, Machine, Plan as Planned, Row, listing, recompute};
+use crate::plan::{Decoding, Link, Machine, Plan as Planned, Row, Scale, listing, recompute};
 use crate::run::directory;
 
 /// Flags of `host plan`.
@@ -15,8 +15,9 @@ use crate::run::directory;
 pub struct Plan {
     #[command(flatten)]
     flags: RunFlags,
-    /// The largest batch that fits for each length, at each level of recomputation
-    #[arg(long, value_name = "seq-len")]
+    /// seq-len: the largest batch that fits for each length, at each level of recomputation; ranks: what 1 to 1,024 ranks
+    /// need and how long a step takes them over each link, where each forms --accumulate micro-batches
+    #[arg(long, value_name = "seq-len|ranks")]
     sweep: Option<Sweep>,
     /// Every operation of the run's programs with its operands, bytes, floating-point operations and roofline time
     #[arg(long, conflicts_with = "sweep")]
@@ -38,6 +39,12 @@ pub struct Plan {
     /// --chip: positions that the decoder keeps; all that the model has if not given
     #[arg(long, value_name = "N", requires = "chip")]
     context: Option<u32>,
+    /// As one of so many ranks: processes that share the run
+    #[arg(long, value_name = "N", conflicts_with = "chip", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    ranks: Option<u32>,
+    /// What connects the ranks: nvlink, pcie or 100gbe; the time of what they send is then in the estimates
+    #[arg(long, value_name = "LINK", conflicts_with = "chip")]
+    link: Option<Link>,
     /// JSON on standard output
     #[arg(long)]
     json: bool,
@@ -47,6 +54,7 @@ pub struct Plan {
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Sweep {
     SeqLen,
+    Ranks,
 }
 
 impl Plan {
@@ -54,7 +62,8 @@ impl Plan {
         if let Some(chip) = &self.chip {
             return self.on_chip(chip);
         }
-        let config = settle(self.flags.written()?)?;
+        let written = self.flags.written()?;
+        let config = settle(RawConfig { ranks: self.ranks, link: self.link, ..written })?;
         if let Some(weights) = self.weights {
             let decoding = Decoding::of(&config.in_integers(weights.integer())?)?;
             return match self.json {
@@ -63,6 +72,13 @@ impl Plan {
             };
         }
         let machine = Machine::of(&config)?;
+        if let Some(Sweep::Ranks) = self.sweep {
+            let rows = Planned::scales(&config, &machine)?;
+            return match self.json {
+                true => say!("{}", serde_json::to_string_pretty(&rows).map_err(work)?),
+                false => say!("{}", Scale::table(&rows).trim_end()),
+            };
+        }
         if self.sweep.is_some() {
             let rows = Planned::sweep(&config, &machine)?;
             if self.json {

@@ -178,6 +178,10 @@ pub struct RawConfig {
     #[arg(skip)]
     #[serde(skip)]
     pub ranks: Option<u32>,
+    /// What they are connected by, for a plan.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub link: Option<crate::plan::Link>,
     /// A size or a part of the model, several times; `host presets --keys PRESET` lists the keys
     #[arg(long = "set", value_name = "KEY=VALUE")]
     #[serde(skip)]
@@ -315,7 +319,8 @@ impl RawConfig {
             keep,
             exact_ranks,
             rank,
-            ranks
+            ranks,
+            link
         )
     }
 }

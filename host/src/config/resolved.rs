@@ -15,6 +15,7 @@ use super::{
     AnyFamily, Attention, BatchSize, ByteSize, ConfigError, Device, LrSchedule, ModelConfig, Order, Precision, Preset,
     RawConfig, Recompute, RecomputeChoice, StageConfig, TokenizerChoice, kinds,
 };
+use crate::plan::Link;
 
 /// Bytes of the pool where nothing else is asked for: two halves of 64 MiB, of 61,679 sequences of 512 each where the
 /// vocabulary has at most 65,536 ids.
@@ -200,6 +201,9 @@ pub struct Config {
     /// How many there are.
     #[serde(skip, default = "one_rank")]
     pub ranks: u32,
+    /// What they are connected by, where a plan asks for their time.
+    #[serde(skip)]
+    pub link: Option<Link>,
     /// What the weights are kept in where it is integers. No run has them: who scores a trained model, or generates, asks
     /// for them.
     #[serde(skip)]
@@ -303,6 +307,7 @@ impl Config {
             exact_ranks: raw.exact_ranks.unwrap_or(false),
             rank: raw.rank.unwrap_or(0),
             ranks: raw.ranks.unwrap_or(one_rank()),
+            link: raw.link,
             weights: None,
             model,
             stage,

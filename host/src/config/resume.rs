@@ -120,6 +120,7 @@ impl Config {
             exact_ranks,
             rank,
             ranks,
+            link,
             // No run has them.
             weights: _,
             model,
@@ -176,6 +177,7 @@ impl Config {
             exact_ranks: Some(exact_ranks),
             rank: Some(rank),
             ranks: Some(ranks),
+            link,
             set: Vec::new(),
             model: table,
             stage: stage.into_iter().map(StageConfig::as_written).collect(),

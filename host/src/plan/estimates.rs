@@ -3,7 +3,7 @@
 use capful_core::device::Meter;
 use serde::Serialize;
 
-use super::StagePlan;
+use super::{Link, StagePlan};
 
 /// Speeds on the roofline, a step's of the last stage.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -12,6 +12,9 @@ pub struct Estimates {
     pub basis: &'static str,
     /// Seconds of a step.
     pub seconds_per_step: f64,
+    /// Of those, seconds in which ranks send each other gradients and weights, where their link was named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_seconds_per_step: Option<f64>,
     /// Tokens a second.
     pub tokens_per_s: f64,
     /// Sequences a second.
@@ -36,12 +39,15 @@ pub struct Generation {
 }
 
 impl Estimates {
-    pub(super) fn of(stage: &StagePlan, generation: Option<Generation>) -> Estimates {
-        let seconds = stage.roofline_seconds;
+    /// Of a step, with the time of `link` where it is named: nothing is sent while something is computed.
+    pub(super) fn of(stage: &StagePlan, link: Option<Link>, generation: Option<Generation>) -> Estimates {
+        let link_seconds = link.map(|link| link.seconds(stage.sent_per_step, stage.messages_per_step));
+        let seconds = stage.roofline_seconds + link_seconds.unwrap_or(0.0);
         let tokens_per_s = stage.tokens_per_step as f64 / seconds;
         Estimates {
             basis: "roofline",
             seconds_per_step: seconds,
+            link_seconds_per_step: link_seconds,
             tokens_per_s,
             sequences_per_s: tokens_per_s / f64::from(stage.seq_len),
             hours_per_billion_tokens: 1e9 / tokens_per_s / 3600.0,

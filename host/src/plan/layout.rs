@@ -156,6 +156,10 @@ pub struct Cost {
     pub bytes: u64,
     /// Operations.
     pub operations: u64,
+    /// Bytes that this rank sends to others.
+    pub sent: u64,
+    /// Messages that they are sent in.
+    pub messages: u64,
     /// Seconds on the roofline.
     pub seconds: f64,
 }
@@ -293,12 +297,13 @@ fn cost(
         all.filter(|n| *n < u64::MAX).ok_or(OperationError::TooLarge { operation: "a step" })
     };
     let (flops, bytes, operations) = (total(|m| m.flops)?, total(|m| m.bytes)?, total(|m| m.operations)?);
+    let (sent, messages) = (total(|m| m.sent)?, total(|m| m.messages)?);
     let seconds = once.seconds + times as f64 * further.seconds;
     let flops_per_token = model.flops_per_token(sections.training[stage].seq_len);
     if flops_per_token == u64::MAX {
         return Err(OperationError::TooLarge { operation: "a token" });
     }
-    Ok(Cost { flops_per_token, flops, bytes, operations, seconds })
+    Ok(Cost { flops_per_token, flops, bytes, operations, sent, messages, seconds })
 }
 
 /// A generated token on the meter.

@@ -11,6 +11,7 @@ mod estimates;
 mod gpu;
 mod layout;
 mod ledger;
+mod link;
 pub mod listing;
 mod machine;
 pub mod memory;
@@ -25,6 +26,7 @@ pub use decoding::Decoding;
 pub use estimates::{Estimates, Generation};
 pub use gpu::Gpu;
 pub use layout::{Cost, Laid, Line, Sections};
+pub use link::{Link, Scale};
 pub use machine::Machine;
 pub use outside::{LOADER_SLOTS, Outside};
 pub use program::{Constants, EvaluationPlaces, Places, Programs, Sequence};
@@ -59,7 +61,11 @@ pub struct StagePlan {
     pub bytes_per_step: u64,
     /// Operations of a whole step.
     pub operations_per_step: u64,
-    /// Seconds of a step on the machine's roofline.
+    /// Bytes that this rank sends to others in a step.
+    pub sent_per_step: u64,
+    /// Messages that they are sent in.
+    pub messages_per_step: u64,
+    /// Seconds of a step on the machine's roofline; what is sent is not in them.
     pub roofline_seconds: f64,
     /// What the arena would be for this stage alone.
     pub arena_bytes: u64,
@@ -125,6 +131,8 @@ fn stages(config: &Config, laid: &Laid) -> Vec<StagePlan> {
         flops_per_step: cost.flops,
         bytes_per_step: cost.bytes,
         operations_per_step: cost.operations,
+        sent_per_step: cost.sent,
+        messages_per_step: cost.messages,
         roofline_seconds: cost.seconds,
         arena_bytes: *arena_bytes,
     };
@@ -166,7 +174,7 @@ impl Plan {
             operations_per_step: last.operations_per_step,
             roofline_seconds: last.roofline_seconds,
             tokens_per_step: last.tokens_per_step,
-            estimates: Estimates::of(last, laid.generation),
+            estimates: Estimates::of(last, config.link, laid.generation),
             stages,
             arena_bytes: laid.bytes,
             regions: laid.lines.clone(),

@@ -40,6 +40,9 @@ impl Plan {
             let _ = writeln!(out, "{}", row.trim_end());
         }
         let _ = writeln!(out, "{}", self.fit());
+        if config.ranks > 1 {
+            let _ = writeln!(out, "{}", self.ranks(config));
+        }
         out.push_str(&self.speed());
         out
     }
@@ -123,6 +126,16 @@ impl Plan {
             true => format!("{needed}: {GOOD}fits{GOOD:#}"),
             false => format!("{needed}: {BAD}does not fit{BAD:#}"),
         }
+    }
+
+    /// What the ranks send each other.
+    fn ranks(&self, config: &Config) -> String {
+        let Some(stage) = self.stages.last() else { return String::new() };
+        let link = match (config.link, self.estimates.link_seconds_per_step) {
+            (Some(link), Some(seconds)) => format!("{} over {link}, no time hidden", duration(seconds)),
+            _ => "not in the estimates; --link says over what".to_owned(),
+        };
+        format!("rank 0 of {}: sends {} a step ({link})", config.ranks, human_bytes(stage.sent_per_step))
     }
 
     /// What the roofline allows.

@@ -1,0 +1,193 @@
+//! What connects ranks, and how long a step takes them: a simulation out of a plan's bytes and floating-point operations.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::{Machine, Plan};
+use crate::config::{Config, ConfigError, human_bytes};
+
+/// What connects ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Link {
+    /// NVLink 4: 450 GB/s from each GPU.
+    Nvlink,
+    /// PCI Express 4.0 × 16: 31.5 GB/s.
+    Pcie,
+    /// Ethernet of 100 Gbit/s, of its own for each rank: 12.5 GB/s.
+    #[value(name = "100gbe")]
+    #[serde(rename = "100gbe")]
+    Ethernet,
+}
+
+impl Link {
+    /// All of them.
+    pub const ALL: [Link; 3] = [Link::Nvlink, Link::Pcie, Link::Ethernet];
+
+    /// Bytes a second that a rank sends while it receives as many, at best.
+    pub const fn bytes_per_s(self) -> f64 {
+        match self {
+            Link::Nvlink => 450e9,
+            Link::Pcie => 31.5e9,
+            Link::Ethernet => 12.5e9,
+        }
+    }
+
+    /// Seconds that a message takes besides, as is commonly measured: an assumption, not a limit.
+    pub const fn seconds_per_message(self) -> f64 {
+        match self {
+            Link::Nvlink => 2e-6,
+            Link::Pcie => 5e-6,
+            Link::Ethernet => 10e-6,
+        }
+    }
+
+    /// Seconds of so many bytes in so many messages, one after the other.
+    pub fn seconds(self, bytes: u64, messages: u64) -> f64 {
+        bytes as f64 / self.bytes_per_s() + messages as f64 * self.seconds_per_message()
+    }
+}
+
+impl std::fmt::Display for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Link::Nvlink => "NVLink",
+            Link::Pcie => "PCIe 4.0",
+            Link::Ethernet => "100 Gbit/s Ethernet",
+        })
+    }
+}
+
+/// A run on so many ranks, each of which forms as many micro-batches of a step as the configuration says of one process.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Scale {
+    /// Ranks.
+    pub ranks: u32,
+    /// Bytes of rank 0's arena.
+    pub arena_bytes: u64,
+    /// Bytes that it sends in a step.
+    pub sent_per_step: u64,
+    /// Messages that they are sent in.
+    pub messages_per_step: u64,
+    /// Seconds of a step over each link: the roofline, and then what is sent.
+    pub seconds_per_step: [f64; Link::ALL.len()],
+    /// Tokens a second of all ranks.
+    pub tokens_per_s: [f64; Link::ALL.len()],
+    /// Tokens a second beside as many processes that send nothing.
+    pub efficiency: [f64; Link::ALL.len()],
+}
+
+/// The most ranks that are simulated.
+const MOST: u32 = 1024;
+
+impl Plan {
+    /// The run of `config` on 1 to 1,024 ranks.
+    ///
+    /// # Errors
+    /// As [`Plan::new`]; a model that ranks do not share.
+    pub fn scales(config: &Config, machine: &Machine) -> Result<Vec<Scale>, ConfigError> {
+        let counts = std::iter::successors(Some(1u32), |n| (*n < MOST).then_some(n * 2));
+        let alone = Plan::of(&Config { ranks: 1, exact_ranks: false, ..config.clone() }, machine)?;
+        counts.map(|ranks| scale(config, machine, ranks, alone.roofline_seconds)).collect()
+    }
+}
+
+fn scale(config: &Config, machine: &Machine, ranks: u32, alone: f64) -> Result<Scale, ConfigError> {
+    let more = |accumulate: u32| {
+        let all = accumulate.checked_mul(ranks);
+        all.ok_or_else(|| ConfigError(format!("--accumulate {accumulate} is too many for {ranks} ranks")))
+    };
+    let mut tried = Config { ranks, accumulate: more(config.accumulate)?, ..config.clone() };
+    for stage in &mut tried.stage {
+        stage.accumulate = more(stage.accumulate)?;
+    }
+    tried.validate()?;
+    let plan = Plan::of(&tried, machine)?;
+    let last = plan.stages.last().ok_or_else(|| ConfigError("a run has at least one stage".to_owned()))?;
+    let (sent, messages) = (last.sent_per_step, last.messages_per_step);
+    let seconds_per_step = Link::ALL.map(|link| last.roofline_seconds + link.seconds(sent, messages));
+    Ok(Scale {
+        ranks,
+        arena_bytes: plan.arena_bytes,
+        sent_per_step: sent,
+        messages_per_step: messages,
+        seconds_per_step,
+        tokens_per_s: seconds_per_step.map(|seconds| last.tokens_per_step as f64 / seconds),
+        efficiency: seconds_per_step.map(|seconds| alone / seconds),
+    })
+}
+
+impl Scale {
+    /// A line for each number of ranks.
+    pub fn table(rows: &[Scale]) -> String {
+        let mut out = String::from("  ranks       arena        sent");
+        for link in Link::ALL {
+            let _ = write!(out, "  {:>22}", link.to_string());
+        }
+        out.push('\n');
+        for row in rows {
+            let (arena, sent) = (human_bytes(row.arena_bytes), human_bytes(row.sent_per_step));
+            let _ = write!(out, "  {:>5}  {arena:>10}  {sent:>10}", row.ranks);
+            for (seconds, efficiency) in row.seconds_per_step.iter().zip(row.efficiency) {
+                let _ = write!(out, "  {:>14.3} ms {:>3.0} %", 1e3 * seconds, 100.0 * efficiency);
+            }
+            out.push('\n');
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RawConfig;
+
+    fn config(text: &str, ranks: u32) -> Config {
+        let raw: RawConfig = toml::from_str(text).unwrap();
+        Config::resolve(RawConfig { ranks: Some(ranks), ..raw }).unwrap()
+    }
+
+    /// By hand: gradients of 4 bytes and weights of w are sent but for the own share, norms and results besides.
+    #[test]
+    fn what_is_sent_is_what_the_formula_says() {
+        for (text, weight) in [
+            ("preset = 'pythia-14m'\naccumulate = 24", 4),
+            ("preset = 'pythia-70m'\ngpu = 'h200'\nprecision = 'bf16'\naccumulate = 24", 2),
+        ] {
+            for (ranks, exact) in [(2, false), (8, false), (4, true)] {
+                let config = Config { exact_ranks: exact, ..config(text, ranks) };
+                let plan = Plan::of(&config, &Machine::of(&config).unwrap()).unwrap();
+                let rows = |role: &str, name: &str| -> u64 {
+                    let of = plan.regions.iter().filter(|l| l.role == role && l.name.starts_with(name));
+                    of.map(|l| l.bytes + l.padding).sum()
+                };
+                let elements = rows("gradient", "gradient.") / 4;
+                let pieces = elements.div_ceil(16_384);
+                let own = pieces.div_ceil(ranks.into());
+                let share = (own * 16_384).min(elements);
+                let others = u64::from(ranks) - 1;
+                let reduced = 4 * (elements - share) + others * 12;
+                let rounds = if exact { 24 / u64::from(ranks) } else { 1 };
+                let expected = rounds * reduced + others * (share * weight + 4 * own);
+                assert_eq!(plan.stages[0].sent_per_step, expected, "{text}: {ranks} ranks");
+            }
+        }
+    }
+
+    #[test]
+    fn more_ranks_need_less_memory_and_lose_to_their_link() {
+        let config =
+            config("preset = 'pythia-70m'\ngpu = 'h200'\nprecision = 'bf16'\nseq_len = 2048\nbatch_size = 32", 1);
+        let rows = Plan::scales(&config, &Machine::of(&config).unwrap()).unwrap();
+        assert_eq!(rows.len(), 11);
+        assert_eq!((rows[0].ranks, rows[0].sent_per_step, rows[0].efficiency), (1, 0, [1.0; 3]));
+        for pair in rows.windows(2) {
+            assert!(pair[1].ranks == 2 * pair[0].ranks && pair[1].sent_per_step > pair[0].sent_per_step);
+            assert!(pair[1].efficiency.iter().zip(pair[0].efficiency).all(|(more, fewer)| *more <= fewer));
+            let [nvlink, pcie, ethernet] = pair[1].efficiency;
+            assert!(nvlink > pcie && pcie > ethernet);
+        }
+        assert!(rows[3].arena_bytes < rows[0].arena_bytes);
+    }
+}
