@@ -198,7 +198,7 @@ fn weights_and_moments_keep_their_bits_where_loss_or_norm_are_not_finite() {
             let machine = Machine::of(&config).unwrap();
             let (_, laid) = Plan::new(&config, &machine).unwrap();
             let profile = AnyProfile::of(&config).unwrap();
-            let mut session = Session::start_training(laid, &profile, &config, &[]).unwrap();
+            let mut session = Session::start_training(laid, &profile, &config, &[], None).unwrap();
             let first = bits(&mut session);
             assert!(step(&mut session, &config, 0, None).iter().all(|x| x.is_finite()));
             let before = bits(&mut session);

@@ -272,3 +272,109 @@ mod mpi {
         refused(&Outcome::of("", mpirun(&parts).output().unwrap()), 2, &["the directory is not empty"]);
     }
 }
+
+/// Ranks as torchrun starts them, each with a stand-in for a GPU and one for NCCL.
+#[cfg(feature = "cuda")]
+mod gpus {
+    use std::net::TcpListener;
+    use std::path::Path;
+    use std::process::{Child, Stdio};
+
+    use capful_tests::binary::{Outcome, command, directory};
+
+    use super::fs;
+
+    /// Few tokens: every thread of a kernel is played out.
+    const SMALL: &str = "--set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 16 \
+                         --batch-size 2 --eval-tokens 60 --schedule constant --warmup 2 --accumulate 6 --log-every 1";
+
+    fn start(rank: u32, count: u32, port: u16, dir: &Path, line: &str, variables: &[(&str, &str)]) -> Child {
+        let mut command = command(dir, line);
+        let [rank, count] = [rank, count].map(|n| n.to_string());
+        command.env("CAPFUL_CUDA_DRIVER", capful_kernels::STAND_IN).env("CAPFUL_STAND_IN_GPUS", "3");
+        command.envs([("RANK", &rank), ("WORLD_SIZE", &count), ("LOCAL_RANK", &rank)]);
+        command.envs([("MASTER_ADDR", "127.0.0.1"), ("TORCHELASTIC_RUN_ID", "test")]);
+        command.env("CAPFUL_PORT", port.to_string()).envs(variables.iter().copied());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
+    }
+
+    /// What each rank said.
+    fn run(count: u32, dir: &Path, line: &str) -> Vec<Outcome> {
+        run_with(count, dir, |_| (line.to_owned(), Vec::new()))
+    }
+
+    fn run_with(
+        count: u32,
+        dir: &Path,
+        of: impl Fn(u32) -> (String, Vec<(&'static str, &'static str)>),
+    ) -> Vec<Outcome> {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let ranks: Vec<_> = (0..count)
+            .map(|rank| {
+                let (line, variables) = of(rank);
+                let child = start(rank, count, port, dir, &line, &variables);
+                (line, child)
+            })
+            .collect();
+        ranks.into_iter().map(|(line, child)| Outcome::of(&line, child.wait_with_output().unwrap())).collect()
+    }
+
+    fn tensors(dir: &Path, step: u32) -> [Vec<u8>; 2] {
+        let checkpoint = dir.join(format!("checkpoint-{step:08}"));
+        ["model.safetensors", "optimizer.safetensors"].map(|name| fs::read(checkpoint.join(name)).unwrap())
+    }
+
+    #[test]
+    fn exact_ranks_on_gpus_have_the_bits_of_one() {
+        let dir = directory();
+        let dir = dir.path();
+        for precision in ["f32", "bf16"] {
+            let line = |out: &str, steps: u32| {
+                format!(
+                    "train --device cuda --precision {precision} {SMALL} --exact-ranks --steps {steps} --out {precision}-{out}"
+                )
+            };
+            let alone = dir.join(format!("{precision}-alone"));
+            run(1, dir, &line("alone", 3)).remove(0).ok();
+            for count in [2, 3] {
+                let out = count.to_string();
+                let ended = run(count, dir, &line(&out, 3));
+                assert!(ended[1..].iter().all(|rank| rank.out.is_empty() && rank.err.is_empty()), "{ended:?}");
+                ended.into_iter().for_each(|rank| drop(rank.ok()));
+                let ours = dir.join(format!("{precision}-{out}"));
+                assert!(tensors(&ours, 3) == tensors(&alone, 3), "{precision}: {count} ranks have other bits");
+            }
+            run(2, dir, &line("on", 1)).into_iter().for_each(|rank| drop(rank.ok()));
+            let resumed = run(3, dir, &format!("train --out {precision}-on --resume --steps 3"));
+            resumed.into_iter().for_each(|rank| drop(rank.ok()));
+            assert!(tensors(&dir.join(format!("{precision}-on")), 3) == tensors(&alone, 3), "{precision}: resumed");
+        }
+        // Without it: the same bits twice.
+        let line = |out| format!("train --device cuda --precision bf16 {SMALL} --steps 3 --out {out}");
+        for out in ["once", "again"] {
+            run(2, dir, &line(out)).into_iter().for_each(|rank| drop(rank.ok()));
+        }
+        assert!(tensors(&dir.join("once"), 3) == tensors(&dir.join("again"), 3));
+    }
+
+    #[test]
+    fn what_gpus_cannot_share_is_refused_by_all_in_one_line() {
+        let dir = directory();
+        let dir = dir.path();
+        let line = format!("train --device cuda {SMALL} --steps 2 --out run");
+        let refused = |ended: Vec<Outcome>, says: &[&str]| {
+            assert!(ended.iter().all(|rank| rank.status == Some(2)), "{ended:?}");
+            ended[0].refused(2, says);
+            assert!(ended[1..].iter().all(|rank| rank.out.is_empty() && rank.err.is_empty()), "{ended:?}");
+            assert!(!dir.join("run").exists());
+        };
+        refused(run(2, dir, &line.replace("cuda", "cuda:1")), &["--device cuda:1", "use --device cuda"]);
+        refused(run(2, dir, &line.replace("--accumulate 6", "--accumulate 5")), &["2 ranks share a step of 5"]);
+        let other =
+            |rank| (line.clone(), if rank == 1 { vec![("CAPFUL_STAND_IN_NAME", "Another GPU")] } else { Vec::new() });
+        refused(run_with(2, dir, other), &["rank 1: its GPU is another"]);
+        let small =
+            |rank| (line.clone(), if rank == 1 { vec![("CAPFUL_STAND_IN_TOTAL", "100000")] } else { Vec::new() });
+        refused(run_with(2, dir, small), &["rank 1"]);
+    }
+}

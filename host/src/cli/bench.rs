@@ -69,7 +69,7 @@ impl Bench {
         let (plan, laid) = Plan::new(config, &machine)?;
         plan.require_fit(config, &machine)?;
         profile.require()?;
-        let mut session = Session::start_training(laid, profile, config, &[])?;
+        let mut session = Session::start_training(laid, profile, config, &[], None)?;
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
         let allocated = session.device.arena_bytes();

@@ -10,12 +10,14 @@ use super::{Failure, raise, request, shown, work};
 use crate::config::{Config, RawConfig};
 use crate::plan::Plan;
 use crate::ranks::agreement::{Disagreement, Report, agree, share_text};
-use crate::ranks::{self, PeerError, Rank, SharedPeers, environment};
+use crate::ranks::{self, PeerError, Rank, SharedPeers, Transport, environment};
 use crate::regular;
 
 /// This process among its ranks. Rank 0 alone speaks, claims the run's directory and writes what is not a tensor.
 pub(super) struct Team {
     rank: Rank,
+    /// Whether each trains on a GPU.
+    gpus: bool,
     /// Raised by a signal, once the run listens to them.
     stop: Arc<AtomicBool>,
     peers: Option<SharedPeers>,
@@ -33,13 +35,14 @@ fn variable(name: &str) -> Option<String> {
 }
 
 impl Team {
-    /// Joins the ranks that a launcher began, where one did.
-    pub fn join() -> Result<Team, Failure> {
+    /// Joins the ranks that a launcher began, where one did, to train on GPUs or else on CPUs.
+    pub fn join(gpus: bool) -> Result<Team, Failure> {
         let found = environment::rank(&variable).map_err(request)?;
         let rank = found.unwrap_or(Rank { rank: 0, count: 1, local: 0 });
         let stop = Arc::new(AtomicBool::new(false));
-        let peers = found.map(|rank| ranks::join(rank, Arc::clone(&stop))).transpose().map_err(request)?;
-        let team = Team { rank, stop, peers, known: Cell::new(false) };
+        let transport = if gpus { Transport::Nccl } else { Transport::Mpi };
+        let peers = found.map(|rank| ranks::join(rank, transport, Arc::clone(&stop))).transpose().map_err(request)?;
+        let team = Team { rank, gpus, stop, peers, known: Cell::new(false) };
         let program = if team.peers.is_some() { own_digest()? } else { 0 };
         team.agree(Ok(()), &[("program", program)])?;
         Ok(team)
@@ -57,11 +60,17 @@ impl Team {
 
     /// Writes this rank into a configuration.
     pub fn write(&self, written: RawConfig) -> Result<RawConfig, Failure> {
-        let device = written.device.as_deref().unwrap_or_default();
-        if self.peers.is_some() && (device.starts_with("cuda") || written.gpu.is_some() && device.is_empty()) {
-            return Err(request("ranks on GPUs do not reach each other; start one process, or use --device cpu"));
+        let mut device = written.device;
+        if self.gpus && self.peers.is_some() {
+            if let Some(one) = device.filter(|device| device != "cuda") {
+                return Err(request(format!(
+                    "--device {one}: several ranks were started, and each uses the GPU of its number on its machine; use \
+                     --device cuda"
+                )));
+            }
+            device = Some(format!("cuda:{}", self.rank.local));
         }
-        Ok(RawConfig { rank: Some(self.rank.rank), ranks: Some(self.rank.count), ..written })
+        Ok(RawConfig { rank: Some(self.rank.rank), ranks: Some(self.rank.count), device, ..written })
     }
 
     /// What a piece of work gave, where it went well on all ranks and their `digests` are equal.
@@ -160,9 +169,10 @@ pub(super) fn digest(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }
 
-/// The digest of what decides a run's numbers: threads and budgets are a machine's own.
+/// The digest of what decides a run's numbers: threads, budgets and a GPU's number are a machine's own.
 pub(super) fn digest_of(config: &Config) -> Result<u64, Failure> {
-    let config = Config { threads: 1, budget: None, ..config.clone() };
+    let device = config.device.split(':').next().unwrap_or_default().to_owned();
+    let config = Config { threads: 1, budget: None, device, ..config.clone() };
     Ok(digest(toml::to_string(&config).map_err(work)?.as_bytes()))
 }
 

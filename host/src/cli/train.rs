@@ -67,9 +67,19 @@ const MOST_WAITED: f64 = 0.03;
 
 impl Train {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let team = Team::join()?;
+        let team = Team::join(self.on_gpus())?;
         let done = self.run_on(&team);
         team.end(done)
+    }
+
+    /// Whether the run is for GPUs, as far as can be told before anything is checked.
+    fn on_gpus(&self) -> bool {
+        let saved = self.out.as_deref().filter(|_| self.resume).and_then(|dir| directory::read_config(dir).ok());
+        let written = self.flags.written().ok();
+        let named = written.as_ref().and_then(|written| written.device.clone());
+        let planned = written.filter(|written| written.gpu.is_some()).map(|_| "cuda".to_owned());
+        let device = named.or(saved.map(|config| config.device)).or(planned);
+        device.is_some_and(|device| device.starts_with("cuda"))
     }
 
     fn run_on(self, team: &Team) -> Result<(), Failure> {
@@ -282,28 +292,31 @@ impl Job<'_> {
         let model_config =
             hugging_face::config(&config.family(), &config.pattern(), bos, eos, config.precision.of_weights());
         let model_config = serde_json::to_vec_pretty(&model_config).map_err(work)?;
-        let start = || -> Result<_, Failure> {
+        let prepare = || -> Result<_, Failure> {
             let (plan, laid) = Plan::new(config, &machine)?;
             plan.require_fit(config, &machine)?;
             machine.require_main_memory(config, &plan)?;
             let validation = corpus.validation(config.eval_tokens).map_err(request)?;
             let overlap = corpus.overlap(&validation.set).map_err(request)?;
-            let session = Session::start_training(laid, &AnyProfile::of(config)?, config, algorithms)?;
+            Ok((plan, laid, validation, overlap))
+        };
+        let (plan, laid, validation, overlap) = team.agree(prepare(), &[])?;
+        let start = || -> Result<_, Failure> {
+            let profile = AnyProfile::of(config)?;
+            let session = Session::start_training(laid, &profile, config, algorithms, team.peers())?;
             let digests = [
                 ("configuration", team::digest_of(config)?),
                 ("plan", team::digest_of_plan(&plan)),
                 ("tokenizer", tokenizer.fingerprint()),
                 ("data", corpus.training().map_err(request)?.fingerprint()),
                 ("validation data", validation.set.bytes()),
+                ("GPU", team::digest(on_device(config)?.split(':').skip(2).collect::<String>().as_bytes())),
             ];
-            Ok((plan, session, validation, overlap, digests))
+            Ok((session, digests))
         };
         let started = start();
-        let digests = started.as_ref().map_or(Vec::new(), |(.., digests)| digests.to_vec());
-        let (plan, mut session, validation, overlap, _) = team.agree(started, &digests)?;
-        if let Some(peers) = team.peers() {
-            session.join(peers)?;
-        }
+        let digests = started.as_ref().map_or(Vec::new(), |(_, digests)| digests.to_vec());
+        let (mut session, _) = team.agree(started, &digests)?;
         if !json {
             if regions {
                 tell!("{}", plan.ledger().trim_end());

@@ -1,5 +1,7 @@
 //! One type for every device, so that a run is compiled once.
 
+use std::rc::Rc;
+
 use capful_core::device::{Device, Op, OperationError, Profile, Single};
 use capful_core::memory::{Dtype, Region, Role};
 
@@ -8,6 +10,7 @@ use super::cuda::{self, Cuda, CudaError, CudaProfile, Products};
 use super::reference::Reference;
 use super::{Allocation, DeviceError, Others, Storage};
 use crate::config::{self, Config, ConfigError, Precision};
+use crate::ranks::SharedPeers;
 
 /// What the configured device implies for memory.
 #[derive(Debug, Clone)]
@@ -284,8 +287,21 @@ impl AnyDevice {
         Ok(gpu.replay_recorded(key)?)
     }
 
+    /// Joins the ranks that `peers` reaches.
+    ///
+    /// # Errors
+    /// A GPU without NCCL.
+    pub fn join(&mut self, peers: &SharedPeers) -> Result<(), DeviceError> {
+        match self {
+            AnyDevice::Cpu(device) => device.others.join(Rc::clone(peers)),
+            AnyDevice::Reference(device) => device.others.join(Rc::clone(peers)),
+            AnyDevice::Cuda(device) => device.join(peers)?,
+        }
+        Ok(())
+    }
+
     /// The other ranks, as main memory reaches them.
-    pub fn others(&mut self) -> Option<&mut Others> {
+    fn others(&mut self) -> Option<&mut Others> {
         match self {
             AnyDevice::Cpu(device) => Some(&mut device.others),
             AnyDevice::Reference(device) => Some(&mut device.others),

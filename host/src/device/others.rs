@@ -27,11 +27,6 @@ impl Others {
         self.peers = Some(peers);
     }
 
-    /// The others.
-    pub fn peers(&self) -> Option<SharedPeers> {
-        self.peers.clone()
-    }
-
     /// Why the last collective failed.
     pub fn take_failure(&mut self) -> Option<DeviceError> {
         self.failure.take().map(|failure| DeviceError::Failed(failure.to_string()))

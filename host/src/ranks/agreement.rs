@@ -44,14 +44,23 @@ pub struct Report<'a> {
 /// # Errors
 /// A rank that is gone.
 pub fn agree(peers: &mut dyn Peers, report: &Report<'_>) -> Result<Option<Disagreement>, PeerError> {
-    let mut all = vec![0; MESSAGE * peers.count() as usize];
+    let mut all = std::mem::take(peers.room());
+    all.clear();
+    all.resize(MESSAGE * peers.count() as usize, 0);
     let of = |rank: u32| rank as usize * MESSAGE..(rank as usize + 1) * MESSAGE;
     report.write(&mut all[of(peers.rank())]);
-    all_gather(peers, &mut all, of)?;
+    let gathered = all_gather(peers, &mut all, of);
+    let found = first_disagreement(&all, report);
+    *peers.room() = all;
+    gathered.map(|()| found)
+}
+
+/// The first rank of all messages that failed, or else that has something else than rank 0.
+fn first_disagreement(all: &[u8], report: &Report<'_>) -> Option<Disagreement> {
     let digests = |message: &[u8]| -> [u64; DIGESTS] {
         std::array::from_fn(|i| u64::from_le_bytes(message[8 + 8 * i..].first_chunk().copied().unwrap_or_default()))
     };
-    let expected = digests(&all[of(0)]);
+    let expected = digests(&all[..MESSAGE]);
     let messages = (0..).zip(all.chunks_exact(MESSAGE));
     let failed = messages.clone().find_map(|(rank, message)| {
         let status = message[0];
@@ -66,7 +75,7 @@ pub fn agree(peers: &mut dyn Peers, report: &Report<'_>) -> Result<Option<Disagr
             other.map(|(&(what, _), _)| Disagreement::Differs { rank, what })
         })
     };
-    Ok(failed.or_else(differs))
+    failed.or_else(differs)
 }
 
 impl Report<'_> {
@@ -85,21 +94,27 @@ impl Report<'_> {
     }
 }
 
+/// Rank 0's bytes, on every rank.
+///
+/// # Errors
+/// A rank that is gone.
+pub fn share_bytes(peers: &mut dyn Peers, bytes: &mut [u8]) -> Result<(), PeerError> {
+    if peers.rank() > 0 {
+        return peers.send_receive(0, &[], 0, bytes);
+    }
+    (1..peers.count()).try_for_each(|other| peers.send_receive(other, bytes, other, &mut []))
+}
+
 /// Rank 0's text, of at most 1,016 bytes, on every rank.
 ///
 /// # Errors
 /// A rank that is gone.
 pub fn share_text(peers: &mut dyn Peers, text: &str) -> Result<String, PeerError> {
-    let (rank, count) = (peers.rank(), peers.count());
     let mut message = [0; MESSAGE];
     let length = text.len().min(MESSAGE - 8);
     message[..8].copy_from_slice(&(length as u64).to_le_bytes());
     message[8..][..length].copy_from_slice(&text.as_bytes()[..length]);
-    if rank == 0 {
-        (1..count).try_for_each(|other| peers.send_receive(other, &message, other, &mut []))?;
-    } else {
-        peers.send_receive(0, &[], 0, &mut message)?;
-    }
+    share_bytes(peers, &mut message)?;
     let length = message.first_chunk().map_or(0, |n| u64::from_le_bytes(*n) as usize).min(MESSAGE - 8);
     Ok(String::from_utf8_lossy(&message[8..][..length]).into_owned())
 }

@@ -8,6 +8,7 @@ pub mod environment;
 #[cfg(feature = "mpi")]
 mod mpi;
 pub mod peers;
+pub mod rendezvous;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -20,30 +21,47 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use watch::Watch;
+
 pub use environment::Rank;
 pub use peers::{PeerError, Peers};
 
 /// The other ranks, as everything in this process that talks to them shares them.
 pub type SharedPeers = Rc<RefCell<dyn Peers>>;
 
+/// How ranks reach each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// MPI, between CPUs.
+    Mpi,
+    /// NCCL, between GPUs; a few words over TCP.
+    Nccl,
+}
+
 /// Joins the ranks that `rank` is one of. `signal` is raised by one.
 ///
 /// # Errors
-/// A build without MPI; another number of ranks there.
+/// A build without MPI; another number of ranks there; a rank 0 that is not found.
+pub fn join(rank: Rank, transport: Transport, signal: Arc<AtomicBool>) -> Result<SharedPeers, PeerError> {
+    let watch = Watch::start(rank.rank, signal);
+    match transport {
+        Transport::Mpi => join_mpi(rank, watch),
+        Transport::Nccl => {
+            let meeting = rendezvous::Meeting::of(&|name| std::env::var(name).ok())?;
+            Ok(Rc::new(RefCell::new(rendezvous::TcpPeers::meet(rank, &meeting, watch)?)))
+        }
+    }
+}
+
 #[cfg(feature = "mpi")]
-pub fn join(rank: Rank, signal: Arc<AtomicBool>) -> Result<SharedPeers, PeerError> {
-    let watch = watch::Watch::start(rank.rank, signal);
+fn join_mpi(rank: Rank, watch: Watch) -> Result<SharedPeers, PeerError> {
     Ok(Rc::new(RefCell::new(mpi::MpiPeers::start(rank.count, watch)?)))
 }
 
-/// The same of a build without it.
-///
-/// # Errors
-/// Always.
 #[cfg(not(feature = "mpi"))]
-pub fn join(rank: Rank, _: Arc<AtomicBool>) -> Result<SharedPeers, PeerError> {
+fn join_mpi(rank: Rank, _: Watch) -> Result<SharedPeers, PeerError> {
     Err(PeerError(format!(
-        "{} ranks were started and this program was built without MPI; build it with --features mpi",
+        "{} ranks were started on CPUs and this program was built without MPI; build it with --features mpi",
         rank.count
     )))
 }

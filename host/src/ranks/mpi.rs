@@ -16,6 +16,7 @@ const LONGEST: usize = 1 << 30;
 pub struct MpiPeers {
     world: SimpleCommunicator,
     watch: Watch,
+    room: Vec<u8>,
     /// Ends MPI when it is dropped: after everything else.
     _universe: Universe,
 }
@@ -36,7 +37,7 @@ impl MpiPeers {
                 "the launcher says {count} ranks and MPI {found}; use the launcher of the MPI that this program was built with"
             )));
         }
-        Ok(MpiPeers { world, watch, _universe: universe })
+        Ok(MpiPeers { world, watch, room: Vec::new(), _universe: universe })
     }
 }
 
@@ -51,18 +52,23 @@ impl Peers for MpiPeers {
 
     fn send_receive(&mut self, to: u32, send: &[u8], from: u32, receive: &mut [u8]) -> Result<(), PeerError> {
         let (to, source) = (self.world.process_at_rank(to as i32), self.world.process_at_rank(from as i32));
-        let _waits = self.watch.waits_for(from);
         // Messages of equal numbers pair: an empty one is none on either side.
         let (mut sends, mut receives) = (send.chunks(LONGEST), receive.chunks_mut(LONGEST));
-        loop {
-            match (sends.next(), receives.next()) {
-                (Some(send), Some(receive)) => drop(send_receive_into(send, &to, receive, &source)),
-                (Some(send), None) => to.send(send),
-                (None, Some(receive)) => drop(source.receive_into(receive)),
-                (None, None) => break,
+        self.watch.wait_for(from, || {
+            loop {
+                match (sends.next(), receives.next()) {
+                    (Some(send), Some(receive)) => drop(send_receive_into(send, &to, receive, &source)),
+                    (Some(send), None) => to.send(send),
+                    (None, Some(receive)) => drop(source.receive_into(receive)),
+                    (None, None) => break,
+                }
             }
-        }
+        });
         Ok(())
+    }
+
+    fn room(&mut self) -> &mut Vec<u8> {
+        &mut self.room
     }
 
     fn abort(&mut self, status: i32) {

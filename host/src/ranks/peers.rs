@@ -25,6 +25,30 @@ pub trait Peers {
     /// A rank that is gone.
     fn send_receive(&mut self, to: u32, send: &[u8], from: u32, receive: &mut [u8]) -> Result<(), PeerError>;
 
+    /// See [`all_gather`].
+    ///
+    /// # Errors
+    /// A rank that is gone.
+    fn all_gather(&mut self, whole: &mut [u8], of: &dyn Fn(u32) -> Range<usize>) -> Result<(), PeerError> {
+        let rank = self.rank();
+        let own = of(rank);
+        for [to, from] in rounds(rank, self.count()) {
+            let theirs = of(from);
+            let (own, theirs) = if from < rank {
+                let (before, after) = whole.split_at_mut(own.start);
+                (&after[..own.len()], &mut before[theirs])
+            } else {
+                let (before, after) = whole.split_at_mut(theirs.start);
+                (&before[own.clone()], &mut after[..theirs.len()])
+            };
+            self.send_receive(to, own, from, theirs)?;
+        }
+        Ok(())
+    }
+
+    /// Storage that messages are collected in; it keeps what it has grown to, so that steps allocate nothing.
+    fn room(&mut self) -> &mut Vec<u8>;
+
     /// Ends every rank with this exit status, and does not return where that is possible.
     fn abort(&mut self, _status: i32) {}
 }
@@ -40,20 +64,7 @@ fn rounds(rank: u32, count: u32) -> impl Iterator<Item = [u32; 2]> {
 /// # Errors
 /// A rank that is gone.
 pub fn all_gather(peers: &mut dyn Peers, whole: &mut [u8], of: impl Fn(u32) -> Range<usize>) -> Result<(), PeerError> {
-    let rank = peers.rank();
-    let own = of(rank);
-    for [to, from] in rounds(rank, peers.count()) {
-        let theirs = of(from);
-        let (own, theirs) = if from < rank {
-            let (before, after) = whole.split_at_mut(own.start);
-            (&after[..own.len()], &mut before[theirs])
-        } else {
-            let (before, after) = whole.split_at_mut(theirs.start);
-            (&before[own.clone()], &mut after[..theirs.len()])
-        };
-        peers.send_receive(to, own, from, theirs)?;
-    }
-    Ok(())
+    peers.all_gather(whole, &of)
 }
 
 /// Sends bytes `sent(r)` of `from` to every rank r, and puts what rank r sends to this one at bytes `received(r)` of `to`;

@@ -51,9 +51,14 @@ fn train(device: &str, exact: bool, count: u32) -> Vec<Left> {
         let rank = super::Peers::rank(&peers);
         let config = config(device, exact, rank, count);
         let (_, laid) = Plan::new(&config, &Machine::of(&config).expect("a machine")).expect("a plan");
-        let mut session =
-            Session::start_training(laid, &AnyProfile::of(&config).unwrap(), &config, &[]).expect("a session");
-        session.join(Rc::new(RefCell::new(peers))).unwrap();
+        let mut session = Session::start_training(
+            laid,
+            &AnyProfile::of(&config).unwrap(),
+            &config,
+            &[],
+            Some(Rc::new(RefCell::new(peers))),
+        )
+        .expect("a session");
         let mut results = Vec::new();
         for step in 0..STEPS {
             let stage = config.stages()[0];

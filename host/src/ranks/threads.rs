@@ -10,6 +10,7 @@ pub struct ThreadPeers {
     rank: u32,
     to: Vec<Sender<Vec<u8>>>,
     from: Vec<Receiver<Vec<u8>>>,
+    room: Vec<u8>,
 }
 
 impl Peers for ThreadPeers {
@@ -31,6 +32,10 @@ impl Peers for ThreadPeers {
         }
         Ok(())
     }
+
+    fn room(&mut self) -> &mut Vec<u8> {
+        &mut self.room
+    }
 }
 
 /// Ranks that can talk to each other.
@@ -41,7 +46,7 @@ fn group(count: u32) -> Vec<ThreadPeers> {
         let (senders, from): (Vec<_>, Vec<_>) = (0..count).map(|_| channel()).unzip();
         // What this rank hears from rank r, rank r says.
         to.iter_mut().zip(senders).for_each(|(of, sender)| of.push(sender));
-        ranks.push(ThreadPeers { rank, to: Vec::new(), from });
+        ranks.push(ThreadPeers { rank, to: Vec::new(), from, room: Vec::new() });
     }
     ranks.iter_mut().zip(to).for_each(|(rank, to)| rank.to = to);
     ranks

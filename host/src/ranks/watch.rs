@@ -18,15 +18,6 @@ pub struct Watch {
     wait: Arc<AtomicU64>,
 }
 
-/// A wait; it is over when this is dropped.
-pub struct Wait<'a>(&'a AtomicU64);
-
-impl Drop for Wait<'_> {
-    fn drop(&mut self) {
-        self.0.store(0, Ordering::Relaxed);
-    }
-}
-
 const RANK: u64 = (1 << 24) - 1;
 
 impl Watch {
@@ -54,11 +45,13 @@ impl Watch {
         watch
     }
 
-    /// Notes a wait for rank `other`.
-    pub fn waits_for(&self, other: u32) -> Wait<'_> {
+    /// Runs what waits for rank `other`.
+    pub fn wait_for<T>(&self, other: u32, wait: impl FnOnce() -> T) -> T {
         let since = self.began.elapsed().as_millis() as u64 + 1;
         self.wait.store(since << 24 | u64::from(other) & RANK, Ordering::Relaxed);
-        Wait(&self.wait)
+        let done = wait();
+        self.wait.store(0, Ordering::Relaxed);
+        done
     }
 }
 
@@ -101,10 +94,8 @@ mod tests {
     #[test]
     fn a_wait_is_noted_while_it_lasts() {
         let watch = Watch::start(0, Arc::new(AtomicBool::new(false)));
-        let wait = watch.waits_for(5);
-        assert_eq!(watch.wait.load(Ordering::Relaxed) & RANK, 5);
-        assert!(watch.wait.load(Ordering::Relaxed) >> 24 > 0);
-        drop(wait);
+        let noted = watch.wait_for(5, || watch.wait.load(Ordering::Relaxed));
+        assert!(noted & RANK == 5 && noted >> 24 > 0);
         assert_eq!(watch.wait.load(Ordering::Relaxed), 0);
     }
 }

@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Held, Stopwatch, Storage, Ticket};
 use crate::plan::{EvaluationPlaces, Laid, Sequence};
 use crate::ranks::SharedPeers;
+use crate::ranks::together::together;
 
 impl From<OperationError> for DeviceError {
     fn from(error: OperationError) -> Self {
@@ -48,6 +49,8 @@ pub struct Session {
     seen: u32,
     /// The results of a step as they come out of the device: where ranks share, with those of each.
     results: Vec<f32>,
+    /// The other ranks, where there are any.
+    peers: Option<SharedPeers>,
 }
 
 /// Bytes that initialisation writes at once.
@@ -67,7 +70,8 @@ impl Session {
     }
 
     /// As [`Session::start`], for the training that `config` describes: everything that it does has run once when
-    /// this returns, so that nothing is chosen, recorded, loaded or allocated later. Products use `algorithms` again,
+    /// this returns, so that nothing is chosen, recorded, loaded or allocated later. Of several ranks it joins the others,
+    /// which `peers` reaches. Products use `algorithms` again,
     /// those that a run before chose; the GPU warns where it cannot.
     ///
     /// # Errors
@@ -77,12 +81,20 @@ impl Session {
         profile: &AnyProfile,
         config: &Config,
         algorithms: &[Choice],
+        peers: Option<SharedPeers>,
     ) -> Result<Self, DeviceError> {
         let laid = laid.recorded(&config.family(), profile).map_err(|e| DeviceError::Refused(e.to_string()))?;
         let mut stages = config.stages();
         stages.iter_mut().zip(&laid.sections.accumulate).for_each(|(stage, here)| stage.accumulate = *here);
         let staging = staging(&laid, config.vocab_size(), &stages);
-        let mut session = Session::open(laid, profile, config.vocab_size(), staging)?;
+        let opened = Session::open(laid, profile, config.vocab_size(), staging);
+        // Nobody waits for a rank that has not so much memory.
+        let line = |e: &DeviceError| e.to_string();
+        let mut session = together(peers.as_ref(), opened, line, |elsewhere| DeviceError::Refused(elsewhere.what))?;
+        if let Some(peers) = peers {
+            session.device.join(&peers)?;
+            session.peers = Some(peers);
+        }
         session.rehearse(config, algorithms)?;
         session.initialise(Some(config.seed))?;
         Ok(session)
@@ -91,24 +103,12 @@ impl Session {
     fn open(laid: Laid, profile: &AnyProfile, vocab_size: u32, staging: u64) -> Result<Self, DeviceError> {
         let device = AnyDevice::start(profile, laid.bytes, laid.scratch, staging)?;
         let results = vec![0.0; results_of(&laid.places.control).elements() as usize];
-        Ok(Session { laid, device, logits: vec![0.0; vocab_size as usize], seen: 0, results })
-    }
-
-    /// Joins the other ranks of its plan, which `peers` reaches.
-    ///
-    /// # Errors
-    /// A device that does not reach them.
-    pub fn join(&mut self, peers: SharedPeers) -> Result<(), DeviceError> {
-        let others = self.device.others().ok_or_else(|| {
-            DeviceError::Refused("ranks on GPUs do not reach each other; use --device cpu".to_owned())
-        })?;
-        others.join(peers);
-        Ok(())
+        Ok(Session { laid, device, logits: vec![0.0; vocab_size as usize], seen: 0, results, peers: None })
     }
 
     /// The other ranks, where there are any.
-    pub fn peers(&mut self) -> Option<SharedPeers> {
-        self.device.others()?.peers()
+    pub fn peers(&self) -> Option<SharedPeers> {
+        self.peers.clone()
     }
 
     /// Its storage: of tables that ranks share, this rank's part.

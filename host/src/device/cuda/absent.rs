@@ -10,6 +10,8 @@ pub use profile::{CudaProfile, Precision};
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::Region;
 
+use crate::ranks::SharedPeers;
+
 /// The memory that a run asks of the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
@@ -103,6 +105,7 @@ never! {
     choices() -> Vec<Choice>;
     clear() -> Result<(), CudaError>;
     end_recording(u64, Result<(), OperationError>) -> Result<(), CudaError>;
+    join(&SharedPeers) -> Result<(), CudaError>;
     name_outside(&'static str) -> Result<(), CudaError>;
     next_step() -> Result<(), CudaError>;
     outside() -> &[(&'static str, u64)];

@@ -1,21 +1,84 @@
-//! Messages between ranks: a GPU sends none yet.
+//! Messages between ranks: through NCCL, on the stream and in the graph that everything else is in.
 
 use capful_core::device::OperationError;
-use capful_core::ops::{AllGather, AllToAll};
+use capful_core::ops::{AllGather, AllToAll, Carry};
 
 use super::device::Cuda;
 use super::error::CudaError;
-
-const WHY: &str = "ranks on GPUs do not reach each other; use --device cpu";
+use super::nccl::{ID, Message, Nccl};
+use crate::ranks::agreement::share_bytes;
+use crate::ranks::{SharedPeers, together};
 
 impl Cuda {
-    #[inline(never)]
-    pub(super) fn run_all_gather(&mut self, _: AllGather) -> Result<(), OperationError> {
-        Err(self.fail(CudaError::Unsupported { operation: "all_gather", why: WHY }))
+    /// Joins the ranks that `peers` reaches, each with a GPU. They wait for each other.
+    ///
+    /// # Errors
+    /// No NCCL; what it says.
+    pub fn join(&mut self, peers: &SharedPeers) -> Result<(), CudaError> {
+        let (rank, count) = (peers.borrow().rank(), peers.borrow().count());
+        let ready = Nccl::load().and_then(|nccl| {
+            let id = if rank == 0 { nccl.id()? } else { [0; ID] };
+            Ok((nccl, id))
+        });
+        // Nobody waits in NCCL for a rank that has none.
+        let elsewhere = |elsewhere: together::Elsewhere| CudaError::NoNccl(elsewhere.what);
+        let (nccl, mut id) = together::together(Some(peers), ready, ToString::to_string, elsewhere)?;
+        let shared = share_bytes(&mut *peers.borrow_mut(), &mut id);
+        shared.map_err(|e| CudaError::NoNccl(e.to_string()))?;
+        self.communicator = Some(nccl.join(id, rank, count)?);
+        self.name_outside("NCCL")
+    }
+
+    fn exchange(
+        &mut self,
+        operation: &'static str,
+        sends: &[Message],
+        receives: &[Message],
+    ) -> Result<(), OperationError> {
+        // What was queued before is queued before.
+        self.carry_all()?;
+        let stream = self.stream.as_inner().cast();
+        let done = match &self.communicator {
+            Some(communicator) => communicator.exchange(sends, receives, stream),
+            None => Err(CudaError::Unsupported { operation, why: "the other ranks are not joined" }),
+        };
+        done.map_err(|e| self.fail(e))
     }
 
     #[inline(never)]
-    pub(super) fn run_all_to_all(&mut self, _: AllToAll) -> Result<(), OperationError> {
-        Err(self.fail(CudaError::Unsupported { operation: "all_to_all", why: WHY }))
+    pub(super) fn run_all_gather(&mut self, o: AllGather) -> Result<(), OperationError> {
+        let (start, row) = (self.address(o.whole)?, o.whole.dtype.row_bytes(o.whole.columns()));
+        let of = |rank: u32| {
+            let rows = o.rows_of(rank);
+            Message { rank, address: start + u64::from(rows.start) * row, bytes: rows.len() as u64 * row }
+        };
+        let own = of(o.share.rank);
+        let others = (0..o.share.ranks).filter(|rank| *rank != o.share.rank);
+        let sends: Vec<_> = others.clone().map(|rank| Message { rank, ..own }).collect();
+        let receives: Vec<_> = others.map(of).collect();
+        self.exchange("all_gather", &sends, &receives)
+    }
+
+    #[inline(never)]
+    pub(super) fn run_all_to_all(&mut self, o: AllToAll) -> Result<(), OperationError> {
+        let row = o.from.dtype.row_bytes(o.from.columns());
+        let own = o.rows_for(o.share.rank);
+        let part = u64::from(o.to.shape[2]) * row;
+        let to = |rank: u32| u64::from(rank) * part;
+        if !own.is_empty() {
+            let from = o.from.slice_rows(own.start, own.len() as u32);
+            let offset = o.to.offset + to(o.share.rank);
+            self.run_carry(Carry { from, to: capful_core::memory::Region { offset, ..from } })?;
+        }
+        let (from, received) = (self.address(o.from)?, self.address(o.to)?);
+        let others = (0..o.share.ranks).filter(|rank| *rank != o.share.rank);
+        let send = |rank: u32| {
+            let rows = o.rows_for(rank);
+            Message { rank, address: from + u64::from(rows.start) * row, bytes: rows.len() as u64 * row }
+        };
+        let receive = |rank: u32| Message { rank, address: received + to(rank), bytes: own.len() as u64 * row };
+        let sends: Vec<_> = others.clone().map(send).collect();
+        let receives: Vec<_> = others.map(receive).collect();
+        self.exchange("all_to_all", &sends, &receives)
     }
 }

@@ -15,6 +15,7 @@ use super::carry::Carries;
 use super::describe;
 use super::error::CudaError;
 use super::graph::Graph;
+use super::nccl::Communicator;
 use super::staging::Staging;
 
 /// The memory that a run asks of the GPU.
@@ -41,6 +42,8 @@ pub enum Products {
 pub struct Cuda {
     // Dropped in this order: what uses the context before the context.
     pub(super) graphs: HashMap<u64, Graph>,
+    /// The other ranks, where there are any.
+    pub(super) communicator: Option<Communicator>,
     pub(super) blas: Option<Blas>,
     pub(super) staging: Staging,
     arena: DeviceBuffer<u8>,
@@ -128,6 +131,7 @@ impl Cuda {
         note(&mut outside, "cublasLt", used()?.saturating_sub(arena_bytes));
         Ok(Cuda {
             graphs: HashMap::new(),
+            communicator: None,
             blas,
             staging,
             arena,

@@ -88,6 +88,11 @@ pub enum CudaError {
         /// The CUresult's name.
         code: String,
     },
+    /// Several ranks without the library that connects them.
+    #[error(
+        "ranks on GPUs need NCCL, which cannot be used ({0}); install libnccl2, or python3 -m pip install nvidia-nccl-cu13"
+    )]
+    NoNccl(String),
     /// An operation that the kernels have no form for.
     #[error("the CUDA device cannot run {operation}: {why}")]
     Unsupported {

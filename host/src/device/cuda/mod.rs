@@ -41,6 +41,7 @@ mod linear;
 mod linear_grad;
 mod memory;
 mod modulate;
+mod nccl;
 mod norm;
 mod norm_grad;
 mod product;

@@ -1,0 +1,164 @@
+// A stand-in for NCCL between processes of one machine: messages over Unix sockets, one connection a pair of ranks.
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "driver.h"
+
+#define API extern "C" __attribute__((visibility("default"))) int
+
+enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4 };
+// Seconds that a rank waits for the others.
+static const int PATIENCE = 60;
+
+struct Id {
+    char bytes[128];
+};
+struct Comm {
+    int rank, count;
+    std::vector<int> to;  // a socket for each rank, -1 for itself
+};
+struct Message {
+    Comm* comm;
+    int rank;
+    bool sends;
+    char* at;
+    size_t left;
+    void* stream;
+};
+
+// What a thread has begun. Not thread_local: kernels' shared memory is, and is made NaN with all that lies beside it.
+struct Group {
+    int depth = 0;
+    std::vector<Message> messages;
+};
+static Group& mine() {
+    static std::mutex lock;
+    static std::map<std::thread::id, Group> groups;
+    std::lock_guard guard(lock);
+    return groups[std::this_thread::get_id()];
+}
+
+// An abstract address: it is gone with the last process that has it.
+static socklen_t name(sockaddr_un& address, const Id& id, int rank) {
+    address = {};
+    address.sun_family = AF_UNIX;
+    int n = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "capful-%.40s-%d", id.bytes, rank);
+    return (socklen_t)(sizeof(sa_family_t) + 1 + n);
+}
+
+static int failed(const char* why) {
+    fprintf(stderr, "stand-in: NCCL: %s\n", why);
+    return 719;
+}
+
+// All of the group's messages at once, as far as the sockets take and give them; those of a pair in their order.
+static int run(std::vector<Message> messages) {
+    for (;;) {
+        std::vector<pollfd> waits;
+        std::vector<Message*> whose;
+        for (auto& message : messages) {
+            if (!message.left) continue;
+            bool first = true;
+            for (auto* other : whose)
+                first &= other->comm != message.comm || other->rank != message.rank || other->sends != message.sends;
+            if (!first) continue;
+            waits.push_back({message.comm->to[message.rank], (short)(message.sends ? POLLOUT : POLLIN), 0});
+            whose.push_back(&message);
+        }
+        if (waits.empty()) return 0;
+        if (poll(waits.data(), waits.size(), PATIENCE * 1000) <= 0) return failed("a rank does not answer");
+        for (size_t i = 0; i < waits.size(); i++) {
+            if (!waits[i].revents) continue;
+            Message& m = *whose[i];
+            ssize_t n = m.sends ? send(waits[i].fd, m.at, m.left, MSG_NOSIGNAL | MSG_DONTWAIT)
+                                : recv(waits[i].fd, m.at, m.left, MSG_DONTWAIT);
+            if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+            if (n <= 0) return failed("a rank is gone");
+            m.at += n;
+            m.left -= n;
+        }
+    }
+}
+
+static int add(const void* at, size_t bytes, int type, int rank, Comm* comm, void* stream, bool sends) {
+    bool good = type == 1 && rank >= 0 && rank < comm->count && rank != comm->rank;
+    good = good && stand_in::inside((uint64_t)at, bytes);
+    // What is not grouped may wait for ever for its answer.
+    if (!good || !mine().depth) return INVALID_ARGUMENT;
+    mine().messages.push_back({comm, rank, sends, (char*)at, bytes, stream});
+    return SUCCESS;
+}
+
+API ncclGetUniqueId(Id* id) {
+    std::random_device random;
+    *id = {};
+    snprintf(id->bytes, sizeof(id->bytes), "%08x%08x%08x", random(), random(), random());
+    return SUCCESS;
+}
+API ncclCommInitRank(Comm** made, int count, Id id, int rank) {
+    auto comm = new Comm{rank, count, std::vector<int>(count, -1)};
+    int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    sockaddr_un address;
+    socklen_t length = name(address, id, rank);
+    if (bind(listener, (sockaddr*)&address, length) || listen(listener, count)) return SYSTEM_ERROR;
+    // Every rank calls those before it and is called by those behind it.
+    for (int other = 0; other < rank; other++) {
+        int peer = socket(AF_UNIX, SOCK_STREAM, 0);
+        length = name(address, id, other);
+        int tries = 0;
+        while (connect(peer, (sockaddr*)&address, length)) {
+            if (++tries > PATIENCE * 100) return SYSTEM_ERROR;
+            usleep(10000);
+        }
+        if (send(peer, &rank, sizeof(rank), MSG_NOSIGNAL) != sizeof(rank)) return SYSTEM_ERROR;
+        comm->to[other] = peer;
+    }
+    for (int others = rank + 1; others < count; others++) {
+        pollfd wait = {listener, POLLIN, 0};
+        int who = -1;
+        if (poll(&wait, 1, PATIENCE * 1000) <= 0) return SYSTEM_ERROR;
+        int peer = accept(listener, nullptr, nullptr);
+        bool said = recv(peer, &who, sizeof(who), MSG_WAITALL) == sizeof(who);
+        if (!said || who <= rank || who >= count) return SYSTEM_ERROR;
+        comm->to[who] = peer;
+    }
+    close(listener);
+    return *made = comm, SUCCESS;
+}
+API ncclCommDestroy(Comm* comm) {
+    for (int peer : comm->to)
+        if (peer >= 0) close(peer);
+    return delete comm, SUCCESS;
+}
+API ncclGroupStart() { return mine().depth++, SUCCESS; }
+API ncclGroupEnd() {
+    Group& group = mine();
+    if (group.depth == 0) return INVALID_ARGUMENT;
+    if (--group.depth) return SUCCESS;
+    auto messages = std::move(group.messages);
+    group.messages.clear();
+    if (messages.empty()) return SUCCESS;
+    void* stream = messages[0].stream;
+    return stand_in::queue(stream, [=] { return run(messages); }) ? SYSTEM_ERROR : SUCCESS;
+}
+API ncclSend(const void* from, size_t count, int type, int rank, Comm* comm, void* stream) {
+    return add(from, count, type, rank, comm, stream, true);
+}
+API ncclRecv(void* to, size_t count, int type, int rank, Comm* comm, void* stream) {
+    return add(to, count, type, rank, comm, stream, false);
+}
+extern "C" __attribute__((visibility("default"))) const char* ncclGetErrorString(int status) {
+    return status == SYSTEM_ERROR ? "the stand-in's sockets failed" : status == SUCCESS ? "no error" : "invalid argument";
+}
