@@ -102,6 +102,16 @@ pub enum SourceError {
     Ngram { reason: String },
     #[error("a batch of {rows} rows of {length} tokens was scheduled; the loader's slots hold 1 to {capacity} tokens")]
     Shape { rows: usize, length: usize, capacity: usize },
+    #[error("rank {rank} of {ranks} ranks was given; the first rank is 0, and the last is one less than their number")]
+    Rank { rank: u32, ranks: u32 },
+    #[error(
+        "micro-batch {first} comes next and {ranks} ranks take {ranks} at a time; choose a number of ranks that divides the micro-batches of a step"
+    )]
+    Round { first: u64, ranks: u32 },
+    #[error(
+        "rows of this model are streams that keep their state, which {ranks} ranks cannot share; train it with one rank"
+    )]
+    RanksOfStreams { ranks: u32 },
     #[error("the reader thread could not be started ({reason})")]
     Thread { reason: io::Error },
     #[error("the reader thread ended unexpectedly; the data could not be read further")]

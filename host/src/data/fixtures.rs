@@ -1,13 +1,21 @@
-//! Small sources and tokenizers for tests.
+//! Small sources, tokenizers and sequences for tests.
 
 use std::sync::Arc;
 
+use capful_core::data::Stretch;
 use capful_core::random::Random;
+use tempfile::TempDir;
 
 use super::error::SourceError;
+use super::sequences::consecutive::Consecutive;
+use super::sequences::permuted::Permuted;
+use super::sequences::pool::Pool;
+use super::shards::build::open_or_build;
+use super::shards::training::TrainingTokens;
+use super::shards::{Origin, Shards};
 use super::source::{Document, Documents, Place};
 use super::split::{Part, Split};
-use super::stream::Feed;
+use super::stream::{Feed, TokenStream};
 use super::tokenizer::{EncodeError, Tokenizer};
 
 /// Bytes 0..=255, then a beginning mark 256 and an end mark 257, each where wanted.
@@ -153,4 +161,45 @@ pub fn text_document(text: &str) -> Document {
 pub fn feed(documents: impl Documents + 'static) -> Feed {
     let split = Split::new(0, 0.0).expect("a fraction of nothing");
     Feed { documents: Box::new(documents), tokenizer: bytes(), split, part: Part::All }
+}
+
+/// Numbered documents are encoded by a tokenizer of so many ids.
+pub const VOCAB: u32 = 258;
+pub const ORIGIN: Origin = Origin { source: 1, tokenizer: 2 };
+
+/// So many numbered documents, encoded.
+pub fn shards(documents: u64) -> (TempDir, Arc<Shards>) {
+    let dir = TempDir::new().unwrap();
+    let source = || Ok(feed(Numbered::finite(documents)));
+    let made = open_or_build(dir.path(), ORIGIN, || Ok(None), source, 0, &mut |_| {}).unwrap();
+    (dir, Arc::new(made))
+}
+
+/// Stages of `parts`: so many batches of so many rows of such a length.
+pub fn course(parts: &[(usize, usize, usize)]) -> (Vec<Stretch>, Vec<(usize, usize)>) {
+    let mut from = 0;
+    let mut shapes = Vec::new();
+    let stretch = |&(count, rows, length): &(usize, usize, usize)| {
+        let stretch = Stretch { from, length: length as u64 };
+        from += (count * rows * length) as u64;
+        shapes.extend(std::iter::repeat_n((rows, length), count));
+        stretch
+    };
+    (parts.iter().map(stretch).collect(), shapes)
+}
+
+/// The order of a run over all tokens of such a set.
+pub fn permuted(shards: &Arc<Shards>, seed: u64, stretches: &[Stretch]) -> Permuted {
+    let split = Split::new(0, 0.0).unwrap();
+    Permuted::new(TrainingTokens::new(Arc::clone(shards), &split, "numbered").unwrap(), seed, stretches.to_vec(), 5)
+}
+
+/// A pool of `bytes` over so many numbered documents.
+pub fn pool(documents: u64, seed: u64, stretches: &[Stretch], bytes: u64) -> Pool {
+    Pool::new(TokenStream::new(feed(Numbered::finite(documents))).unwrap(), seed, stretches.to_vec(), bytes, VOCAB)
+}
+
+/// So many numbered documents as they come.
+pub fn consecutive(documents: u64) -> Consecutive {
+    Consecutive::new(TokenStream::new(feed(Numbered::finite(documents))).unwrap())
 }

@@ -43,18 +43,33 @@ pub struct InBlock {
 pub type Blocks = Box<dyn Fn(u64) -> InBlock + Send>;
 
 /// Whose turn it is: of `ranks` ranks that take batches in turn, number `rank` takes every batch whose number it is modulo
-/// `ranks`.
+/// `ranks`. A round is a batch for each rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
-    /// This rank.
+    /// This rank, below `ranks`.
     pub rank: u32,
-    /// How many there are.
+    /// How many there are, at least 1.
     pub ranks: u32,
 }
 
 impl Turn {
     /// Every batch.
     pub const ALONE: Turn = Turn { rank: 0, ranks: 1 };
+
+    /// Checks that there is such a rank, and that it can go on from batch `first`, with or without blocks.
+    fn check(self, first: u64, blocks: bool) -> Result<(), SourceError> {
+        let Self { rank, ranks } = self;
+        if rank >= ranks {
+            return Err(SourceError::Rank { rank, ranks });
+        }
+        if blocks && ranks > 1 {
+            return Err(SourceError::RanksOfStreams { ranks });
+        }
+        if !first.is_multiple_of(u64::from(ranks)) {
+            return Err(SourceError::Round { first, ranks });
+        }
+        Ok(())
+    }
 }
 
 /// How much is made ahead.
@@ -172,10 +187,7 @@ impl Filler {
     /// This rank's batch of the next round, which is over when every rank has its batch: all end at the same one.
     fn fill_whole(&mut self, slot: &mut Slot) -> Result<bool, SourceError> {
         for rank in 0..self.turn.ranks {
-            let whole = match (self.schedule)(self.number) {
-                _ if rank == self.turn.rank => self.fill_own(slot)?,
-                Shape { rows, length } => self.sequences.skip(rows, length)?,
-            };
+            let whole = if rank == self.turn.rank { self.fill_own(slot)? } else { self.skip(slot.tokens.len())? };
             if !whole {
                 return Ok(false);
             }
@@ -185,11 +197,23 @@ impl Filler {
         Ok(true)
     }
 
-    fn fill_own(&mut self, slot: &mut Slot) -> Result<bool, SourceError> {
+    /// The next batch's shape and its size, one that slots of `capacity` positions hold.
+    fn shape(&self, capacity: usize) -> Result<(Shape, usize), SourceError> {
         let Shape { rows, length } = (self.schedule)(self.number);
-        let capacity = slot.tokens.len();
         let size = rows.checked_mul(length).filter(|&size| (1..=capacity).contains(&size));
         let Some(size) = size else { return Err(SourceError::Shape { rows, length, capacity }) };
+        Ok((Shape { rows, length }, size))
+    }
+
+    /// Goes past another rank's batch, which is refused here too if no slot holds it: one rank alone would end.
+    fn skip(&mut self, capacity: usize) -> Result<bool, SourceError> {
+        let (Shape { rows, length }, _) = self.shape(capacity)?;
+        self.sequences.skip(rows, length)
+    }
+
+    fn fill_own(&mut self, slot: &mut Slot) -> Result<bool, SourceError> {
+        let capacity = slot.tokens.len();
+        let (Shape { rows, length }, size) = self.shape(capacity)?;
         let (tokens, targets, offsets) =
             (&mut slot.tokens[..size], &mut slot.targets[..size], &mut slot.offsets[..size]);
         let Ok(mut batch) = BatchMut::new(rows, length, tokens, targets, offsets) else {
@@ -280,6 +304,9 @@ impl Loader {
     /// Starts reading `sequences` from where they are. `first` is the number of the first batch, for the schedule: 0 at
     /// the beginning of a run, and on resume the number of batches already taken; then the sequences are where the last
     /// of them said. Of several ranks this one gets the batches of its turn, and a batch's position is that after its round.
+    ///
+    /// # Errors
+    /// A rank that is none; several ranks with blocks, or from the middle of a round; a thread that cannot be started.
     pub fn start(
         sequences: Box<dyn Sequences>,
         schedule: Shapes,
@@ -288,6 +315,7 @@ impl Loader {
         turn: Turn,
         slots: Slots,
     ) -> Result<Self, SourceError> {
+        turn.check(first, blocks.is_some())?;
         let count = slots.count.max(1);
         let mut free = Vec::with_capacity(count);
         free.extend((0..count).map(|_| Slot::new(slots.capacity)));
@@ -307,8 +335,8 @@ impl Loader {
         Ok(Self { shared, thread })
     }
 
-    /// The next batch, after waiting for it if need be; `None` after the last whole batch of a stream that ends (what
-    /// is left over is less than a batch and is not given).
+    /// The next batch, after waiting for it if need be; `None` after the last whole round of a stream that ends (what
+    /// is left over is less than a batch for every rank and is not given).
     ///
     /// Batches already made come before an error; the error itself comes once, and [`SourceError::ReaderLost`] after
     /// it. Holding as many batches as there are slots and taking one more would wait for ever: give one back first.
@@ -361,7 +389,7 @@ impl Batch<'_> {
         self.slot().shape
     }
 
-    /// The batch's number, as the schedule was asked for it.
+    /// The batch's number among those of all ranks, as the schedule was asked for it.
     pub fn number(&self) -> u64 {
         self.slot().number
     }
@@ -381,7 +409,8 @@ impl Batch<'_> {
         &self.slot().offsets[..self.slot().size()]
     }
 
-    /// Where the sequences must be for the next batch to follow this one. Within a block it is where the block begins.
+    /// Where the sequences must be for the next round to follow this batch's: the same for all ranks. Within a block it
+    /// is where the block begins.
     pub fn position(&self) -> Position {
         self.slot().position
     }
@@ -399,3 +428,7 @@ impl Drop for Batch<'_> {
 #[cfg(test)]
 #[path = "loader_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "loader_turn_tests.rs"]
+mod turn_tests;

@@ -57,65 +57,6 @@ fn the_batches_are_those_of_the_stream_read_directly() {
 }
 
 #[test]
-fn ranks_take_the_batches_of_one_loader_in_turn() {
-    // Shapes change with the rounds of 6 batches.
-    let rounds = |number: u64| shape(number / 6 * 3);
-    for (ranks, resumed) in [(2, 3), (3, 1), (6, 2), (1, 6)] {
-        let start = |first: u64, position: Option<Position>, turn| {
-            let mut sequences = sequences(Numbered::finite(9));
-            if let Some(position) = position {
-                sequences.seek(position).unwrap();
-            }
-            Loader::start(sequences, Box::new(rounds), None, first, turn, SLOTS).unwrap()
-        };
-        let expected = take(&start(0, None, Turn::ALONE), 18);
-        let share = |first: u64, position, ranks: u32, batches: usize| {
-            let mut all = Vec::new();
-            for rank in 0..ranks {
-                let seen = take(&start(first, position, Turn { rank, ranks }), batches / ranks as usize);
-                // Positions are those after a round.
-                for (n, .., position) in &seen {
-                    assert_eq!(
-                        *position,
-                        expected[(n / u64::from(ranks) * u64::from(ranks) + u64::from(ranks) - 1) as usize].5
-                    );
-                }
-                all.extend(seen);
-            }
-            all.sort_by_key(|(number, ..)| *number);
-            all
-        };
-        let whole = |seen: &[Seen]| {
-            seen.iter().map(|(n, s, x, y, o, _)| (*n, *s, x.clone(), y.clone(), o.clone())).collect::<Vec<_>>()
-        };
-        assert_eq!(whole(&share(0, None, ranks, 18)), whole(&expected), "{ranks} ranks");
-        // Others go on after a step.
-        assert_eq!(whole(&share(6, Some(expected[5].5), resumed, 12)), whole(&expected[6..]), "{resumed} ranks go on");
-    }
-}
-
-#[test]
-fn all_ranks_end_with_the_last_whole_round() {
-    let stream = || {
-        let mut stream = stream(Numbered::finite(9));
-        stream.limit_epochs(1);
-        stream
-    };
-    let count = |turn| {
-        let sequences = Box::new(Consecutive::new(stream()));
-        let schedule = Box::new(|_| Shape { rows: 1, length: 5 });
-        let loader = Loader::start(sequences, schedule, None, 0, turn, SLOTS).unwrap();
-        std::iter::from_fn(|| loader.take().unwrap().map(drop)).count()
-    };
-    let alone = count(Turn::ALONE);
-    for ranks in [2, 3, 4] {
-        for rank in 0..ranks {
-            assert_eq!(count(Turn { rank, ranks }), alone / ranks as usize, "rank {rank} of {ranks}");
-        }
-    }
-}
-
-#[test]
 fn a_loader_that_starts_at_a_batch_s_position_goes_on_the_same() {
     let loader = Loader::start(sequences(Numbered::finite(9)), Box::new(shape), None, 0, Turn::ALONE, SLOTS).unwrap();
     let whole = take(&loader, 20);

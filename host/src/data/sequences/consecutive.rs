@@ -32,6 +32,7 @@ impl Sequences for Consecutive {
         })
     }
 
+    /// Reads the tokens: how many a document has is known only once it is encoded.
     fn skip(&mut self, rows: usize, length: usize) -> Result<bool, SourceError> {
         let Self { stream, batcher, next } = self;
         batcher.skip(rows * length, || {

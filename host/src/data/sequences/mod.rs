@@ -20,7 +20,9 @@ pub trait Sequences: Send {
     /// A source that cannot be read.
     fn fill(&mut self, batch: &mut BatchMut<'_>) -> Result<bool, SourceError>;
 
-    /// Goes past `rows` sequences of `length` tokens as if they had been given; `false` where a stream ends before.
+    /// Goes past `rows` sequences of `length` tokens as if they had been given; `false` where a stream ends before. The
+    /// position after it and every batch that follows are those after [`Sequences::fill`]. An error in tokens that need
+    /// not be looked at stays unseen.
     ///
     /// # Errors
     /// As [`Sequences::fill`].

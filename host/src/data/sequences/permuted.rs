@@ -47,6 +47,7 @@ impl Sequences for Permuted {
         Ok(true)
     }
 
+    /// Arithmetic alone: no token is read.
     fn skip(&mut self, rows: usize, length: usize) -> Result<bool, SourceError> {
         self.read += (rows * length) as u64;
         Ok(true)

@@ -214,6 +214,7 @@ impl Sequences for Pool {
         self.keep_up()
     }
 
+    /// Arithmetic within a half; halves are filled as drawing fills them, since a rank may draw any part of one.
     fn skip(&mut self, rows: usize, length: usize) -> Result<bool, SourceError> {
         let mut left = (rows * length) as u64;
         while left > 0 {

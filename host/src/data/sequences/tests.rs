@@ -1,29 +1,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use capful_core::data::{BatchMut, Stretch};
+use capful_core::data::BatchMut;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::super::fixtures::{Numbered, feed};
+use super::super::fixtures::{Numbered, ORIGIN, VOCAB, consecutive, course, feed, permuted, pool, shards};
 use super::super::shards::build::open_or_build;
 use super::super::shards::training::TrainingTokens;
-use super::super::shards::{Origin, Shards};
 use super::super::split::{Part, Split};
 use super::super::stream::{Position, TokenStream};
-use super::permuted::Permuted;
 use super::pool::{Pool, half, memory};
 use super::*;
-
-const ORIGIN: Origin = Origin { source: 1, tokenizer: 2 };
-const VOCAB: u32 = 258;
-
-fn shards(documents: u64) -> (TempDir, Arc<Shards>) {
-    let dir = TempDir::new().unwrap();
-    let source = || Ok(feed(Numbered::finite(documents)));
-    let made = open_or_build(dir.path(), ORIGIN, || Ok(None), source, 0, &mut |_| {}).unwrap();
-    (dir, Arc::new(made))
-}
 
 /// The tokens of one reading.
 fn tokens(documents: u64) -> Vec<u32> {
@@ -75,28 +63,6 @@ fn expected(tokens: &[u32], epochs: usize) -> BTreeMap<(u32, u32), usize> {
     let mut once = pairs(tokens.iter().zip(tokens[1..].iter().chain(&tokens[..1])));
     once.values_mut().for_each(|n| *n *= epochs);
     once
-}
-
-/// Stages of `parts`: so many batches of so many rows of such a length.
-fn course(parts: &[(usize, usize, usize)]) -> (Vec<Stretch>, Vec<(usize, usize)>) {
-    let mut from = 0;
-    let mut shapes = Vec::new();
-    let stretch = |&(count, rows, length): &(usize, usize, usize)| {
-        let stretch = Stretch { from, length: length as u64 };
-        from += (count * rows * length) as u64;
-        shapes.extend(std::iter::repeat_n((rows, length), count));
-        stretch
-    };
-    (parts.iter().map(stretch).collect(), shapes)
-}
-
-fn permuted(shards: &Arc<Shards>, seed: u64, stretches: &[Stretch]) -> Permuted {
-    let split = Split::new(0, 0.0).unwrap();
-    Permuted::new(TrainingTokens::new(Arc::clone(shards), &split, "numbered").unwrap(), seed, stretches.to_vec(), 5)
-}
-
-fn pool(documents: u64, seed: u64, stretches: &[Stretch], bytes: u64) -> Pool {
-    Pool::new(TokenStream::new(feed(Numbered::finite(documents))).unwrap(), seed, stretches.to_vec(), bytes, VOCAB)
 }
 
 #[test]
@@ -167,7 +133,7 @@ proptest! {
                 match order {
                     "random" => Box::new(permuted(&shards, seed, &stretches)),
                     "pool" => Box::new(pool(documents, seed, &stretches, bytes)),
-                    _ => Box::new(consecutive::Consecutive::new(TokenStream::new(feed(Numbered::finite(documents))).unwrap())),
+                    _ => Box::new(consecutive(documents)),
                 }
             };
             let whole = take(open().as_mut(), &shapes);
@@ -302,5 +268,113 @@ fn a_source_shorter_than_a_batch_is_refused() {
         sequences.require(has).unwrap();
         let message = sequences.require(has + 1).unwrap_err().to_string();
         assert!(message.contains(&format!("an epoch has {has} tokens and one batch needs {}", has + 1)), "{message}");
+    }
+}
+
+/// Takes batches of these shapes, or skips them where `skips` says so. Gives what was taken, and the position after each.
+fn take_or_skip(
+    sequences: &mut dyn Sequences,
+    shapes: &[(usize, usize)],
+    skips: &[bool],
+) -> (Batches, Vec<Option<Position>>) {
+    let (mut taken, mut positions) = (Vec::new(), Vec::new());
+    for (&(rows, length), skip) in shapes.iter().zip(skips.iter().cycle()) {
+        let mut storage = [vec![7; rows * length], vec![7; rows * length], vec![7; rows * length]];
+        let [x, y, o] = &mut storage;
+        let whole = match skip {
+            true => sequences.skip(rows, length).unwrap(),
+            false => sequences.fill(&mut BatchMut::new(rows, length, x, y, o).unwrap()).unwrap(),
+        };
+        positions.push(whole.then(|| sequences.position()));
+        if !whole {
+            break;
+        }
+        if !skip {
+            taken.push((storage, sequences.position()));
+        }
+    }
+    (taken, positions)
+}
+
+/// Whether skipping is filling: the same positions, the same batches where they are filled, the same end.
+fn skipping_is_filling(
+    mut open: impl FnMut() -> Box<dyn Sequences>,
+    shapes: &[(usize, usize)],
+    skips: &[bool],
+) -> Vec<Option<Position>> {
+    let (mut all, positions) = take_or_skip(open().as_mut(), shapes, &[false]);
+    let (found, after) = take_or_skip(open().as_mut(), shapes, skips);
+    assert_eq!(after, positions);
+    let mut skips = skips.iter().cycle();
+    all.retain(|_| !skips.next().unwrap());
+    assert!(found == all, "another batch after a skipped one");
+    positions
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn a_skipped_batch_is_as_if_it_had_been_filled(
+        seed in any::<u64>(), documents in 3u64..20,
+        parts in proptest::collection::vec((1usize..5, 1usize..5, 1usize..20), 1..4),
+        shapes in proptest::collection::vec((1usize..5, 1usize..40), 1..8),
+        skips in proptest::collection::vec(any::<bool>(), 1..12),
+        bytes in 50u64..3000,
+    ) {
+        let (_dir, shards) = shards(documents);
+        // Shapes of their own, which the stretches' grain does not divide, through three epochs.
+        let (stretches, _) = course(&parts);
+        let (mut shapes, mut size, round) = (shapes.clone(), 0, shapes);
+        while size < 3 * tokens(documents).len() {
+            shapes.extend(&round);
+            size += round.iter().map(|(rows, length)| rows * length).sum::<usize>();
+        }
+        for name in ["random", "pool", "consecutive"] {
+            let open = || -> Box<dyn Sequences> {
+                match name {
+                    "random" => Box::new(permuted(&shards, seed, &stretches)),
+                    "pool" => Box::new(pool(documents, seed, &stretches, bytes)),
+                    _ => Box::new(consecutive(documents)),
+                }
+            };
+            let positions = skipping_is_filling(open, &shapes, &skips);
+            prop_assert!(positions.last().unwrap().unwrap().epoch >= 1, "{}: one epoch", name);
+        }
+    }
+
+    #[test]
+    fn a_stream_that_ends_does_so_at_the_same_batch_whether_it_was_skipped(
+        seed in any::<u64>(), documents in 3u64..12, epochs in 1u32..3,
+        shapes in proptest::collection::vec((1usize..4, 1usize..12), 1..8),
+        skips in proptest::collection::vec(any::<bool>(), 1..12),
+        bytes in 50u64..800,
+    ) {
+        let stream = || {
+            let mut stream = TokenStream::new(feed(Numbered::finite(documents))).unwrap();
+            stream.limit_epochs(epochs);
+            stream
+        };
+        let has = tokens(documents).len() * epochs as usize;
+        let shapes: Vec<_> = shapes.into_iter().cycle().take(has + 1).collect();
+        let (stretches, _) = course(&[(1, 1, 6)]);
+        let open = || -> Box<dyn Sequences> { Box::new(consecutive::Consecutive::new(stream())) };
+        let positions = skipping_is_filling(open, &shapes, &skips);
+        prop_assert_eq!(positions.last(), Some(&None));
+        let open = || -> Box<dyn Sequences> { Box::new(Pool::new(stream(), seed, stretches.clone(), bytes, VOCAB)) };
+        let positions = skipping_is_filling(open, &shapes, &skips);
+        prop_assert_eq!(positions.last(), Some(&None));
+    }
+}
+
+#[test]
+fn a_skipped_batch_may_be_longer_than_a_half_of_a_pool_and_than_an_epoch() {
+    let (stretches, _) = course(&[(1, 1, 8)]);
+    let epoch = tokens(40).len();
+    assert!(epoch > 3 * half(700, VOCAB, 8) as usize);
+    let shapes = [(1, 5), (3, epoch), (2, 8), (5, 61), (1, 3)];
+    for skips in [&[true][..], &[true, false], &[false, true], &[false, true, true]] {
+        let positions = skipping_is_filling(|| Box::new(pool(40, 3, &stretches, 700)), &shapes, skips);
+        assert_eq!(positions.last().unwrap().map(|p| p.epoch), Some(3));
     }
 }
