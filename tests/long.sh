@@ -7,6 +7,7 @@
 #   export   exports in transformers and llama.cpp: logits, greedy tokens, ids (needs tests/peers/requirements-export.txt)
 #   harness  an export under lm-evaluation-harness, on a task made here (the same)
 #   tokenizers  ids and texts of every kind of tokenizer.json beside Python's library (tests/peers/environment.sh)
+#   nccl     two ranks on two GPUs: bits, repeatability, throughput beside one (needs two GPUs and NCCL)
 #   targets  the core for thumb and aarch64, as far as they are installed
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -52,6 +53,53 @@ assert r["val_loss"] < r["baselines"]["trigram"]'
 }
 
 peers() { "$python" tests/peers/compare.py --host "$host"; }
+
+# So many ranks of a run, as torchrun would start them.
+ranks() {
+  local count=$1 out=$2 pids=() rank
+  shift 2
+  for ((rank = 0; rank < count; rank++)); do
+    RANK=$rank WORLD_SIZE=$count LOCAL_RANK=$rank MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \
+      "$gpu_host" train --device cuda --precision ${PRECISION:-bf16} --json --out "$work/$out" "$@" >"$work/$out-$rank.jsonl" &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid"; done
+}
+
+nccl() {
+  gpu_host=${CAPFUL_HOST:-}
+  if [ -z "$gpu_host" ]; then
+    cargo build --release -q --features cuda
+    gpu_host=$host
+  fi
+  local small="--preset pythia-tiny --accumulate 6 --steps 20 --schedule constant --warmup 2"
+  ranks 1 one $small --exact-ranks
+  ranks 2 two $small --exact-ranks
+  ranks 2 once $small
+  ranks 2 again $small
+  for pair in "one two" "once again"; do
+    read -r a b <<<"$pair"
+    for file in model optimizer; do
+      cmp "$work/$a/checkpoint-00000020/$file.safetensors" "$work/$b/checkpoint-00000020/$file.safetensors"
+    done
+    echo "$a and $b: the same bits"
+  done
+  local preset shape
+  for preset in ${PRESETS:-yxanul-197m:2048:32 pythia-160m:2048:16}; do
+    IFS=: read -r preset seq_len batch <<<"$preset"
+    shape="--preset $preset --seq-len $seq_len --batch-size $batch --steps ${STEPS:-100} --eval-tokens 4096"
+    ranks 1 "$preset-1" $shape --accumulate 1
+    ranks 2 "$preset-2" $shape --accumulate 2
+    "$python" - "$work/$preset-1-0.jsonl" "$work/$preset-2-0.jsonl" $preset <<'PY'
+import json, statistics, sys
+def speed(path):
+    lines = [json.loads(line) for line in open(path)]
+    return statistics.median([l["tokens_per_s"] for l in lines if "tokens_per_s" in l][2:])
+one, two = map(speed, sys.argv[1:3])
+print(f"{sys.argv[3]}: {one:.0f} tokens/s on one GPU, {two:.0f} on two: {two / one:.2f} times")
+PY
+  done
+}
 
 parity() { cargo test --release -q -p capful-tests --test pythia; }
 

@@ -61,6 +61,9 @@ fn arguments(line: &str) -> Vec<String> {
 /// What is called, and with what, where the command is capful's own.
 fn ours(line: &str) -> Option<&str> {
     let starts = ["host ", "target/release/host ", "cargo run --release -- "];
+    // Behind a launcher, whose own flags end where the program begins.
+    let launched = ["mpirun ", "torchrun "].iter().any(|launcher| line.starts_with(launcher));
+    let line = if launched { line.find("target/release/host ").map_or(line, |at| &line[at..]) } else { line };
     starts.iter().find_map(|start| line.strip_prefix(start))
 }
 

@@ -84,9 +84,7 @@ impl Session {
         peers: Option<SharedPeers>,
     ) -> Result<Self, DeviceError> {
         let laid = laid.recorded(&config.family(), profile).map_err(|e| DeviceError::Refused(e.to_string()))?;
-        let mut stages = config.stages();
-        stages.iter_mut().zip(&laid.sections.accumulate).for_each(|(stage, here)| stage.accumulate = *here);
-        let staging = staging(&laid, config.vocab_size(), &stages);
+        let staging = staging(&laid, config.vocab_size(), &config.stages());
         let opened = Session::open(laid, profile, config.vocab_size(), staging);
         // Nobody waits for a rank that has not so much memory.
         let line = |e: &DeviceError| e.to_string();
@@ -403,10 +401,16 @@ impl Session {
 pub(crate) fn staging(laid: &Laid, vocab_size: u32, stages: &[Stage]) -> u64 {
     // Ids, targets and offsets.
     let tokens = |count: u64| 3 * (4 * count).next_multiple_of(16);
-    let training = stages.iter().map(|p| tokens(p.micro_tokens()) * u64::from(p.accumulate)).max();
+    let here = &laid.sections.accumulate;
+    let training = stages.iter().zip(here).map(|(p, here)| tokens(p.micro_tokens()) * u64::from(*here)).max();
     let evaluation = laid.sections.evaluation.map_or(0, |stage| tokens(stage.tokens().into()));
     let decoding = if laid.sections.decoding.is_some() { 4 * u64::from(vocab_size) + 64 } else { 0 };
-    training.unwrap_or(0).max(evaluation).max(decoding) + 128
+    // What a rank tells the others with every micro-batch, and what all of them told.
+    let told = match laid.places.control.of_ranks {
+        Some(results) => 32 * u64::from(here.iter().copied().max().unwrap_or(0)) + results.bytes(),
+        None => 0,
+    };
+    told + training.unwrap_or(0).max(evaluation).max(decoding) + 128
 }
 
 /// The region that a step's results come from: where ranks share, with those of each.
