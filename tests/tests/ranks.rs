@@ -148,6 +148,13 @@ mod mpi {
         }
     }
 
+    #[test]
+    fn a_loss_that_is_not_finite_names_its_ranks() {
+        let dir = directory();
+        let line = format!("train {TINY} {SIX} --skip-non-finite 0 --lr 1e30 --out run");
+        refused(&run(2, dir.path(), &line), 1, &["the loss is NaN", "(the loss of rank 0, 1)", "lower --lr"]);
+    }
+
     /// A run of two ranks that goes on until it is ended, and the process numbers of its ranks.
     fn long_run(dir: &Path, parts: &[Part<'_>], out: &str) -> (Child, Vec<u32>) {
         let child = mpirun(parts).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun starts");

@@ -49,9 +49,13 @@ pub(super) fn part(text: &str) -> Result<(), Failure> {
 
 /// See [`tell`].
 pub(super) fn aside(line: Arguments<'_>) {
-    if SILENT.load(Ordering::Relaxed) {
-        return;
+    if !SILENT.load(Ordering::Relaxed) {
+        urgent(line);
     }
+}
+
+/// The same even of a process that is silent: what no other rank can say.
+pub(super) fn urgent(line: Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 

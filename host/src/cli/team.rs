@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::output::tell;
+use super::output::{tell, urgent};
 use super::{Failure, raise, request, shown, work};
 use crate::config::{Config, RawConfig};
 use crate::plan::Plan;
@@ -138,9 +138,7 @@ impl Team {
         let Some(peers) = &self.peers else { return done };
         match done {
             Err(failure) if !self.known.get() => {
-                let rank = self.rank.rank;
-                let line = format!("host: rank {rank}: {failure}");
-                let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{line}\n").as_bytes());
+                urgent(format_args!("host: rank {}: {}", self.rank.rank, shown(&failure.to_string())));
                 peers.borrow_mut().abort(failure.status().into());
                 Err(Failure::Elsewhere(failure.status()))
             }
@@ -182,7 +180,7 @@ pub(super) fn digest_of_plan(plan: &Plan) -> u64 {
     digest(bytemuck::cast_slice(&numbers))
 }
 
-/// Says that a run goes on with others than before.
+/// Says how many ranks there are, and what their number does to the bits.
 pub(super) fn tell_of_ranks(config: &Config) {
     if config.ranks > 1 {
         let bits = match config.exact_ranks {

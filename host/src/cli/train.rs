@@ -8,27 +8,25 @@ use capful_core::train::Curriculum;
 use serde_json::json;
 
 use super::output::{fitting, lost, say, tell};
+use super::report::{Beside, report};
 use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
 use crate::config::{Cache, Config, Device, RawConfig, human_bytes};
 use crate::data::corpus::{Corpus, CorpusError};
 use crate::data::error::SourceError;
-use crate::data::ngram::Baselines;
-use crate::data::overlap::Overlap;
 use crate::data::shards::build::Event;
 use crate::data::tokenizer::Tokenizer;
-use crate::data::validation::ValidationSet;
 use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::format::hugging_face;
-use crate::plan::{Machine, Plan, memory};
+use crate::plan::{Machine, Plan};
 use crate::run::checkpoint::TrainerState;
 use crate::run::claim::Claim;
 use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::progress::Progress;
-use crate::run::train::{Observer, Outcome, TrainError, Trainer};
+use crate::run::train::{Observer, TrainError, Trainer};
 use crate::run::{Session, checkpoint, directory};
 
 /// Flags of `host train`.
@@ -61,9 +59,6 @@ struct Shown {
     /// The whole ledger.
     regions: bool,
 }
-
-/// A run that waits for text for more than this share of its time is told so.
-const MOST_WAITED: f64 = 0.03;
 
 impl Train {
     pub(super) fn run(self) -> Result<(), Failure> {
@@ -99,7 +94,7 @@ impl Train {
         match there {
             (Some(dir), written) => {
                 let claim = team.led(|| Ok(Claim::of(&dir)?))?;
-                self.go_on(team, claim, &dir, written)
+                self.go_on(team, Claimed { dir, _claim: claim }, written)
             }
             (None, written) => {
                 let vocabulary = written.decides_vocabulary() || written.init_from.is_some();
@@ -114,8 +109,9 @@ impl Train {
         Shown { json: self.json && team.leads(), regions: self.regions }
     }
 
-    /// Goes on with the run in `dir`, which rank 0 has claimed, or begins it again where nothing was saved yet.
-    fn go_on(self, team: &Team, claim: Option<Claim>, dir: &Path, written: RawConfig) -> Result<(), Failure> {
+    /// Goes on with the run in the directory claimed, or begins it again where nothing was saved yet.
+    fn go_on(self, team: &Team, claimed: Claimed, written: RawConfig) -> Result<(), Failure> {
+        let dir = &*claimed.dir;
         let read = || -> Result<_, Failure> {
             let saved = directory::read_config(dir)?;
             let config = saved.resumed(written).map_err(|e| request(format_args!("{}: {e}", dir.display())))?;
@@ -124,7 +120,7 @@ impl Train {
         };
         let (mut config, from) = team.agree(read(), &[])?;
         let Some(from) = from else {
-            return self.begin(team, config, Decided { warmup: true, vocabulary: true }, Some(claim));
+            return self.begin(team, config, Decided { warmup: true, vocabulary: true }, Some(claimed));
         };
         let state = || -> Result<_, Failure> {
             if !from.join(checkpoint::STATE).exists() {
@@ -153,13 +149,7 @@ impl Train {
 
     /// Begins the run of `config`, of which something was `decided`. Where the run was begun before, its directory is
     /// claimed already.
-    fn begin(
-        self,
-        team: &Team,
-        mut config: Config,
-        decided: Decided,
-        claim: Option<Option<Claim>>,
-    ) -> Result<(), Failure> {
+    fn begin(self, team: &Team, mut config: Config, decided: Decided, claimed: Option<Claimed>) -> Result<(), Failure> {
         let shown = self.shown(team);
         let Train { out, algorithms, json, .. } = self;
         // Refused before a GPU is asked for and the data is read, where that can be known.
@@ -171,17 +161,8 @@ impl Train {
             Ok(AnyProfile::of(&config)?.require()?)
         };
         team.agree(fits(), &[])?;
-        let begun = claim.is_some();
-        let claim = match claim {
-            Some(claim) => claim,
-            None => team.led(|| {
-                let claim = out.as_deref().map_or_else(|| Claim::next(&config.preset), Claim::of)?;
-                directory::require_free(claim.dir())?;
-                Ok(claim)
-            })?,
-        };
-        debug_assert!(begun || claim.is_some() == team.leads());
-        let dir = &team.path(claim.as_ref().map(|claim| claim.dir().to_owned()))?;
+        let claimed = claimed.map_or_else(|| Claimed::new(team, out.as_deref(), &config.preset), Ok)?;
+        let dir = &*claimed.dir;
         let corpus = team.led_by_first(|| open(&mut config, dir, decided, json))?;
         let algorithms = match algorithms {
             Some(_) if !config.device.starts_with("cuda") => {
@@ -192,6 +173,26 @@ impl Train {
             }
         };
         start(team, config, &corpus, dir, None, &team.agree(algorithms, &[])?, shown)
+    }
+}
+
+/// A run's directory, which rank 0 has claimed.
+struct Claimed {
+    dir: PathBuf,
+    /// Until it is dropped.
+    _claim: Option<Claim>,
+}
+
+impl Claimed {
+    /// Claims `out`, or the next free directory of a preset, for a new run.
+    fn new(team: &Team, out: Option<&Path>, preset: &str) -> Result<Claimed, Failure> {
+        let claim = team.led(|| {
+            let claim = out.map_or_else(|| Claim::next(preset), Claim::of)?;
+            directory::require_free(claim.dir())?;
+            Ok(claim)
+        })?;
+        let dir = team.path(claim.as_ref().map(|claim| claim.dir().to_owned()))?;
+        Ok(Claimed { dir, _claim: claim })
     }
 }
 
@@ -310,7 +311,7 @@ impl Job<'_> {
                 ("tokenizer", tokenizer.fingerprint()),
                 ("data", corpus.training().map_err(request)?.fingerprint()),
                 ("validation data", validation.set.bytes()),
-                ("GPU", team::digest(on_device(config)?.split(':').skip(2).collect::<String>().as_bytes())),
+                ("GPU", team::digest(gpu_of(config)?.as_bytes())),
             ];
             Ok((session, digests))
         };
@@ -396,14 +397,20 @@ impl Job<'_> {
 
 /// What the run is on.
 fn on_device(config: &Config) -> Result<String, Failure> {
-    let Device::Cuda(number) = config.device()? else {
-        return Ok(format!("device {}, {} threads", config.device, config.threads));
-    };
+    Ok(match config.device()? {
+        Device::Cuda(_) => format!("device {}: {}", config.device, gpu_of(config)?),
+        _ => format!("device {}, {} threads", config.device, config.threads),
+    })
+}
+
+/// The GPU that the run is on; nothing where it is on none.
+fn gpu_of(config: &Config) -> Result<String, Failure> {
+    let Device::Cuda(number) = config.device()? else { return Ok(String::new()) };
     let gpu = gpus().into_iter().nth(number as usize).map(|gpu| {
         let (major, minor) = gpu.capability;
         format!("{}, compute capability {major}.{minor}, {}", gpu.name, human_bytes(gpu.bytes))
     });
-    Ok(format!("device {}: {}", config.device, gpu.unwrap_or_default()))
+    Ok(gpu.unwrap_or_default())
 }
 
 /// Refuses a run that with what lies outside the arena, as measured on the GPU, passes the budget asked for. What other
@@ -466,100 +473,6 @@ struct Silent;
 impl Observer for Silent {
     fn step(&mut self, _: &StepMetrics) {}
     fn evaluation(&mut self, _: &EvalMetrics) {}
-}
-
-/// What is said of a run whose steps waited for text, and what would help.
-fn waited(config: &Config, corpus: &Corpus, outcome: &Outcome) -> Option<String> {
-    let share = outcome.waited / outcome.seconds;
-    if share <= MOST_WAITED {
-        return None;
-    }
-    let help = match corpus.shards() {
-        Some(_) => "the token shards lie on a slow disk: name a faster one with --cache DIR",
-        None if config.data == "tales" => "the tales are made by one thread: a larger model or device would not wait",
-        None => "encode the text once: with --cache DIR, or with `host data` beforehand",
-    };
-    Some(format!("steps waited {:.1} s for text, {:.0} % of the run; {help}", outcome.waited, 100.0 * share))
-}
-
-/// What a run's loss is held against.
-struct Beside<'a> {
-    validation: &'a ValidationSet,
-    overlap: Option<Overlap>,
-    baselines: Baselines,
-}
-
-fn report(
-    config: &Config,
-    corpus: &Corpus,
-    dir: &Path,
-    beside: &Beside<'_>,
-    outcome: &Outcome,
-    usage: &Usage,
-    json: bool,
-) -> Result<(), Failure> {
-    let Beside { validation, overlap, baselines } = beside;
-    if let Some(line) = waited(config, corpus, outcome) {
-        tell!("host: {line}");
-    }
-    let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
-    if json {
-        let line = json!({
-            "done": true,
-            "run": dir.display().to_string(),
-            "val_loss": loss,
-            "val_loss_se": outcome.score.standard_error(),
-            "val_tokens": outcome.score.tokens,
-            "val_overlap": overlap.map(|o| o.share),
-            "floor": floor,
-            "bits_per_byte": outcome.score.bits_per_byte(corpus.tokenizer.as_ref()),
-            "baselines": {
-                "unigram": baselines.unigram,
-                "bigram": baselines.bigram,
-                "trigram": baselines.trigram,
-                "fourgram": baselines.fourgram,
-                "tokens": baselines.tokens,
-            },
-            "seconds": outcome.seconds,
-            "tokens": outcome.tokens,
-            "steps": config.steps,
-            "waited_s": outcome.waited,
-            "heap_allocations": outcome.allocations,
-            "loader_allocations": outcome.loader_allocations,
-            "peak_rss_bytes": memory::most_resident(),
-            "training_peak_rss_bytes": usage.resident,
-            "planned_bytes": usage.planned,
-            "device_bytes": usage.device,
-            "gpu_busy": usage.busy,
-            "heap_allocations_per_save": outcome.save.allocations,
-            "heap_bytes_per_save": outcome.save.bytes,
-        });
-        say!("{line}")?;
-        return Ok(());
-    }
-    say!("validation loss {} nats a token over {} tokens", outcome.score.shown(), outcome.score.tokens)?;
-    if let Some(floor) = floor {
-        say!("  the corpus's own floor is {floor:.4}: {:.3} times that", loss / floor)?;
-    }
-    say!(
-        "  n-grams of {} training tokens on the same tokens: unigram {:.3}, bigram {:.3}, trigram {:.3}, 4-gram {:.3}",
-        baselines.tokens,
-        baselines.unigram,
-        baselines.bigram,
-        baselines.trigram,
-        baselines.fourgram
-    )?;
-    say!(
-        "  {:.1} s, {:.0} tokens/s, {} heap allocations in steps, {} in the largest save ({})",
-        outcome.seconds,
-        outcome.tokens as f64 / outcome.seconds,
-        outcome.allocations,
-        outcome.save.allocations,
-        human_bytes(outcome.save.bytes)
-    )?;
-    say!("  {}", usage.line())?;
-    say!("  run {}", dir.display())?;
-    Ok(())
 }
 
 /// A sample from the document's beginning.

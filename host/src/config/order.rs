@@ -11,7 +11,7 @@ use crate::data::files::Files;
 use crate::data::shards::{MANIFEST, Manifest};
 use crate::data::source::{Documents as _, Source, SourceOptions};
 use crate::data::tokenizer;
-use crate::run::train::{in_span, largest_block};
+use crate::run::shapes::{in_span, largest_block};
 
 /// `--cache` with this keeps nothing.
 pub const NO_CACHE: &str = "none";

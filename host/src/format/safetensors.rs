@@ -101,35 +101,6 @@ fn write_header(entries: &[Entry], out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"}")
 }
 
-/// Writes every region of `entries` as a tensor, through `staging`, and syncs the file.
-///
-/// # Errors
-/// The file system (a full disk, say) or the device.
-pub fn write(
-    path: &Path,
-    entries: &[Entry],
-    device: &mut dyn Storage,
-    staging: &mut [u8],
-) -> Result<(), TensorFileError> {
-    let io = |source| TensorFileError::Io { path: path.to_owned(), source };
-    let mut header = Counter(0);
-    write_header(entries, &mut header).map_err(io)?;
-    let padding = header.0.next_multiple_of(8) - header.0;
-    let mut out = BufWriter::with_capacity(8 << 10, File::create(path).map_err(io)?);
-    out.write_all(&(header.0 + padding).to_le_bytes()).map_err(io)?;
-    write_header(entries, &mut out).map_err(io)?;
-    out.write_all(&b"       "[..padding as usize]).map_err(io)?;
-    for (_, region) in entries.iter().flat_map(Entry::tensors) {
-        in_pieces(region, staging.len(), |_, piece| {
-            let staging = &mut staging[..piece.bytes() as usize];
-            device.read(piece, staging)?;
-            out.write_all(staging).map_err(io)
-        })?;
-    }
-    let file = out.into_inner().map_err(|e| io(e.into_error()))?;
-    file.sync_all().map_err(io)
-}
-
 /// Bytes before the tensors', and of all of the file.
 fn sizes(entries: &[Entry]) -> io::Result<(u64, u64)> {
     let mut header = Counter(0);
@@ -138,7 +109,7 @@ fn sizes(entries: &[Entry]) -> io::Result<(u64, u64)> {
     Ok((begin, begin + entries.iter().flat_map(Entry::tensors).map(|(_, region)| region.bytes()).sum::<u64>()))
 }
 
-/// Makes the file of `entries` for several ranks to write to: its header, and room for the tensors.
+/// Makes the file of `entries`, each region a tensor: its header, and room for the numbers, which [`write_part`] writes.
 ///
 /// # Errors
 /// The file system.
@@ -158,11 +129,11 @@ pub fn begin(path: &Path, entries: &[Entry]) -> Result<(), TensorFileError> {
     file.set_len(bytes).and_then(|()| file.sync_all()).map_err(io)
 }
 
-/// Writes the part of rank `rank` of `ranks` to a file that was begun: of tables that ranks share what it holds, of the rest
-/// a piece in turn.
+/// Writes the part of rank `rank` of `ranks` to a file that was begun, through `staging`, and syncs it: of tables that ranks
+/// share what it holds, of the rest a piece in turn.
 ///
 /// # Errors
-/// The file system or the device.
+/// The file system (a full disk, say) or the device.
 pub fn write_part(
     path: &Path,
     entries: &[Entry],

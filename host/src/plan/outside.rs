@@ -14,8 +14,8 @@ use crate::data::shards::{Manifest, training};
 use crate::data::source::{Source, SourceOptions};
 use crate::data::validation::ValidationSet;
 use crate::data::{ahead, choice, overlap, shuffle, tokenizer};
+use crate::run::shapes::largest_block;
 use crate::run::staging;
-use crate::run::train::largest_block;
 
 /// Batches that the reader makes ahead.
 pub const LOADER_SLOTS: u64 = 3;

@@ -144,8 +144,8 @@ pub(super) fn saved(entries: &[Entry], roles: &[Role]) -> Vec<Entry> {
 }
 
 impl Writer {
-    /// A writer into the run's directory `dir`; `config` is the model's config.json. Ranks that
-    /// reach each other through `peers` write together.
+    /// A writer into the run's directory `dir`; `config` is the model's config.json. Ranks that reach each
+    /// other through `peers` write together.
     ///
     /// # Errors
     /// A directory that cannot be read.
@@ -190,7 +190,7 @@ impl Writer {
             if self.there.contains(&last) {
                 return Ok(());
             }
-            let written = self.write_all(&temporary, &last, device, state);
+            let written = self.write(&temporary, &last, device, state);
             if written.is_err() {
                 if self.rank == 0 {
                     let _ = fs::remove_dir_all(&temporary);
@@ -203,28 +203,25 @@ impl Writer {
         })
     }
 
-    /// Writes it under a temporary name and gives it its own. Of several ranks each writes its part of the tensors, between
-    /// what rank 0 does before and after.
-    fn write_all(
+    /// Writes it under a temporary name and gives it its own. Each rank writes its part of the tensors, between what rank 0
+    /// does before and after.
+    fn write(
         &mut self,
         temporary: &Path,
         last: &Path,
         device: &mut dyn Storage,
         state: &TrainerState,
     ) -> Result<(), CheckpointError> {
-        let Some(peers) = self.peers.clone() else {
-            return self.write(temporary, device, state).and_then(|()| self.finish(temporary, last));
-        };
-        let begun = if self.rank == 0 { self.begin(temporary, state) } else { Ok(()) };
-        together(Some(&peers), begun)?;
-        let part = [self.rank, peers.borrow().count()];
-        let written =
-            [(MODEL, &self.weights), (OPTIMIZER, &self.optimizer)].into_iter().try_for_each(|(name, entries)| {
-                safetensors::write_part(&temporary.join(name), entries, device, &mut self.staging, part)
-            });
-        together(Some(&peers), written.map_err(CheckpointError::from))?;
-        let finished = if self.rank == 0 { self.finish(temporary, last) } else { Ok(()) };
-        together(Some(&peers), finished)
+        let peers = self.peers.clone();
+        let together = |done| together(peers.as_ref(), done);
+        together(if self.rank == 0 { self.begin(temporary, state) } else { Ok(()) })?;
+        let part = [self.rank, peers.as_ref().map_or(1, |peers| peers.borrow().count())];
+        let Writer { weights, optimizer, staging, .. } = self;
+        let written = [(MODEL, weights), (OPTIMIZER, optimizer)].into_iter().try_for_each(|(name, entries)| {
+            safetensors::write_part(&temporary.join(name), entries, device, staging, part)
+        });
+        together(written.map_err(CheckpointError::from))?;
+        together(if self.rank == 0 { self.finish(temporary, last) } else { Ok(()) })
     }
 
     /// Gives a checkpoint that is written its name, and marks it as complete.
@@ -250,25 +247,12 @@ impl Writer {
         });
     }
 
-    fn write(&mut self, dir: &Path, device: &mut dyn Storage, state: &TrainerState) -> Result<(), CheckpointError> {
-        let _ = fs::remove_dir_all(dir);
-        fs::create_dir(dir).map_err(io_at(dir))?;
-        safetensors::write(&dir.join(MODEL), &self.weights, device, &mut self.staging)?;
-        safetensors::write(&dir.join(OPTIMIZER), &self.optimizer, device, &mut self.staging)?;
-        self.write_rest(dir, state)
-    }
-
     /// Makes everything but the tensors' numbers.
     fn begin(&self, dir: &Path, state: &TrainerState) -> Result<(), CheckpointError> {
         let _ = fs::remove_dir_all(dir);
         fs::create_dir(dir).map_err(io_at(dir))?;
         safetensors::begin(&dir.join(MODEL), &self.weights)?;
         safetensors::begin(&dir.join(OPTIMIZER), &self.optimizer)?;
-        self.write_rest(dir, state)
-    }
-
-    /// What is small.
-    fn write_rest(&self, dir: &Path, state: &TrainerState) -> Result<(), CheckpointError> {
         write_file(&dir.join("config.json"), &self.config)?;
         write_state(&dir.join(STATE), state)?;
         // From memory: the run's own file may have been damaged since it was read.

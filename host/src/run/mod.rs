@@ -14,6 +14,7 @@ pub mod origin;
 pub mod profile;
 pub mod progress;
 mod session;
+pub mod shapes;
 mod speed;
 mod tensorboard;
 pub mod trace;

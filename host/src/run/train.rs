@@ -16,11 +16,12 @@ use super::metrics::{EvalMetrics, Metrics, StepMetrics};
 use super::origin::Origin;
 use super::progress::Progress;
 use super::session::Rows;
+use super::shapes::{blocks, largest_block, shapes};
 use super::speed::Speedometer;
 use crate::allocations::{self, Activity};
 use crate::config::Config;
 use crate::data::corpus::Corpus;
-use crate::data::loader::{Blocks, InBlock, Loader, Shape, Shapes, Slots, Turn};
+use crate::data::loader::{Loader, Slots, Turn};
 use crate::data::snapshot::Snapshot;
 use crate::data::stream::Position;
 use crate::data::validation::ValidationSet;
@@ -394,8 +395,10 @@ impl<'a> Trainer<'a> {
         let before = if most > 0 { format!(", after {most} such steps that were skipped") } else { String::new() };
         let ranks = self.session.of_ranks().enumerate().filter(|(_, [loss, _])| !loss.is_finite());
         let ranks: Vec<_> = ranks.map(|(rank, _)| rank.to_string()).collect();
-        let on =
-            if ranks.is_empty() { String::new() } else { format!(" (first not finite on rank {})", ranks.join(", ")) };
+        let on = match (&self.peers, &ranks[..]) {
+            (None, _) | (_, []) => String::new(),
+            (_, ranks) => format!(" (the loss of rank {})", ranks.join(", ")),
+        };
         let what = format!("the loss is {loss} and the gradient's norm {norm}{on}");
         Err(self.failed(format!("step {step}: {what}{before}; lower --lr")))
     }
@@ -535,43 +538,4 @@ fn restore(from: &std::path::Path, fresh: TrainerState, session: &mut Session) -
     session.count_history()?;
     let TrainerState { device, version, data, source, .. } = fresh;
     Ok(TrainerState { device, version, data, source, ..saved })
-}
-
-/// The shape of each micro-batch of the run.
-fn shapes(stages: Vec<Stage>) -> Shapes {
-    Box::new(move |number| {
-        let index = Curriculum::new(&stages).map_or(0, |c| c.of_micro_batch(number));
-        let Stage { batch, seq_len, .. } = stages[index];
-        Shape { rows: batch as usize, length: seq_len as usize }
-    })
-}
-
-/// Batches of a stage's blocks: as many as `span` tokens of a row take, one at least.
-pub fn in_span(stage: &Stage, span: u32) -> u64 {
-    u64::from((span / stage.seq_len.max(1)).max(1))
-}
-
-/// Tokens of the largest block.
-pub fn largest_block(stages: &[Stage], span: u32) -> u64 {
-    stages.iter().map(|p| p.micro_tokens() * in_span(p, span)).max().unwrap_or(0)
-}
-
-/// Each batch's place in its block. The last block of a stage is as long as what is left of it, but not that of the run:
-/// its steps may become more when it is resumed.
-///
-/// `ends` are the stages' ends but the last one's, of stages that the run does not reach too.
-fn blocks(stages: Vec<Stage>, ends: Vec<u64>, span: u32) -> Blocks {
-    Box::new(move |number| {
-        let Ok(curriculum) = Curriculum::new(&stages) else { return InBlock { index: 0, batches: 1 } };
-        let stage = curriculum.of_micro_batch(number);
-        let begins = curriculum.micro_batches(stages[stage].from);
-        let batches = in_span(&stages[stage], span);
-        let (index, first) = ((number - begins) % batches, number - (number - begins) % batches);
-        let left = ends.get(stage).map_or(batches, |&end| curriculum.micro_batches(end).saturating_sub(first));
-        if left <= index {
-            // A reader ahead of a run that ends with its stage.
-            return InBlock { index: 0, batches: 1 };
-        }
-        InBlock { index: index as usize, batches: batches.min(left) as usize }
-    })
 }

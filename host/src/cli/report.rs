@@ -1,0 +1,114 @@
+//! What a training run says at its end.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use super::Failure;
+use super::output::{say, tell};
+use super::usage::Usage;
+use crate::config::{Config, human_bytes};
+use crate::data::corpus::Corpus;
+use crate::data::ngram::Baselines;
+use crate::data::overlap::Overlap;
+use crate::data::validation::ValidationSet;
+use crate::plan::memory;
+use crate::run::train::Outcome;
+
+/// A run that waits for text for more than this share of its time is told so.
+const MOST_WAITED: f64 = 0.03;
+
+/// What is said of a run whose steps waited for text, and what would help.
+fn waited(config: &Config, corpus: &Corpus, outcome: &Outcome) -> Option<String> {
+    let share = outcome.waited / outcome.seconds;
+    if share <= MOST_WAITED {
+        return None;
+    }
+    let help = match corpus.shards() {
+        Some(_) => "the token shards lie on a slow disk: name a faster one with --cache DIR",
+        None if config.data == "tales" => "the tales are made by one thread: a larger model or device would not wait",
+        None => "encode the text once: with --cache DIR, or with `host data` beforehand",
+    };
+    Some(format!("steps waited {:.1} s for text, {:.0} % of the run; {help}", outcome.waited, 100.0 * share))
+}
+
+/// What a run's loss is held against.
+pub(super) struct Beside<'a> {
+    pub validation: &'a ValidationSet,
+    pub overlap: Option<Overlap>,
+    pub baselines: Baselines,
+}
+
+/// Says it, as JSON or for people.
+pub(super) fn report(
+    config: &Config,
+    corpus: &Corpus,
+    dir: &Path,
+    beside: &Beside<'_>,
+    outcome: &Outcome,
+    usage: &Usage,
+    json: bool,
+) -> Result<(), Failure> {
+    let Beside { validation, overlap, baselines } = beside;
+    if let Some(line) = waited(config, corpus, outcome) {
+        tell!("host: {line}");
+    }
+    let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
+    if json {
+        let line = json!({
+            "done": true,
+            "run": dir.display().to_string(),
+            "val_loss": loss,
+            "val_loss_se": outcome.score.standard_error(),
+            "val_tokens": outcome.score.tokens,
+            "val_overlap": overlap.map(|o| o.share),
+            "floor": floor,
+            "bits_per_byte": outcome.score.bits_per_byte(corpus.tokenizer.as_ref()),
+            "baselines": {
+                "unigram": baselines.unigram,
+                "bigram": baselines.bigram,
+                "trigram": baselines.trigram,
+                "fourgram": baselines.fourgram,
+                "tokens": baselines.tokens,
+            },
+            "seconds": outcome.seconds,
+            "tokens": outcome.tokens,
+            "steps": config.steps,
+            "waited_s": outcome.waited,
+            "heap_allocations": outcome.allocations,
+            "loader_allocations": outcome.loader_allocations,
+            "peak_rss_bytes": memory::most_resident(),
+            "training_peak_rss_bytes": usage.resident,
+            "planned_bytes": usage.planned,
+            "device_bytes": usage.device,
+            "gpu_busy": usage.busy,
+            "heap_allocations_per_save": outcome.save.allocations,
+            "heap_bytes_per_save": outcome.save.bytes,
+        });
+        say!("{line}")?;
+        return Ok(());
+    }
+    say!("validation loss {} nats a token over {} tokens", outcome.score.shown(), outcome.score.tokens)?;
+    if let Some(floor) = floor {
+        say!("  the corpus's own floor is {floor:.4}: {:.3} times that", loss / floor)?;
+    }
+    say!(
+        "  n-grams of {} training tokens on the same tokens: unigram {:.3}, bigram {:.3}, trigram {:.3}, 4-gram {:.3}",
+        baselines.tokens,
+        baselines.unigram,
+        baselines.bigram,
+        baselines.trigram,
+        baselines.fourgram
+    )?;
+    say!(
+        "  {:.1} s, {:.0} tokens/s, {} heap allocations in steps, {} in the largest save ({})",
+        outcome.seconds,
+        outcome.tokens as f64 / outcome.seconds,
+        outcome.allocations,
+        outcome.save.allocations,
+        human_bytes(outcome.save.bytes)
+    )?;
+    say!("  {}", usage.line())?;
+    say!("  run {}", dir.display())?;
+    Ok(())
+}

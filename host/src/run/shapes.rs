@@ -1,0 +1,44 @@
+//! The shape of every micro-batch of a run, and its place in a block of streams.
+
+use capful_core::train::{Curriculum, Stage};
+
+use crate::data::loader::{Blocks, InBlock, Shape, Shapes};
+
+/// The shape of each micro-batch of the run.
+pub(super) fn shapes(stages: Vec<Stage>) -> Shapes {
+    Box::new(move |number| {
+        let index = Curriculum::new(&stages).map_or(0, |c| c.of_micro_batch(number));
+        let Stage { batch, seq_len, .. } = stages[index];
+        Shape { rows: batch as usize, length: seq_len as usize }
+    })
+}
+
+/// Batches of a stage's blocks: as many as `span` tokens of a row take, one at least.
+pub fn in_span(stage: &Stage, span: u32) -> u64 {
+    u64::from((span / stage.seq_len.max(1)).max(1))
+}
+
+/// Tokens of the largest block.
+pub fn largest_block(stages: &[Stage], span: u32) -> u64 {
+    stages.iter().map(|p| p.micro_tokens() * in_span(p, span)).max().unwrap_or(0)
+}
+
+/// Each batch's place in its block. The last block of a stage is as long as what is left of it, but not that of the run:
+/// its steps may become more when it is resumed.
+///
+/// `ends` are the stages' ends but the last one's, of stages that the run does not reach too.
+pub(super) fn blocks(stages: Vec<Stage>, ends: Vec<u64>, span: u32) -> Blocks {
+    Box::new(move |number| {
+        let Ok(curriculum) = Curriculum::new(&stages) else { return InBlock { index: 0, batches: 1 } };
+        let stage = curriculum.of_micro_batch(number);
+        let begins = curriculum.micro_batches(stages[stage].from);
+        let batches = in_span(&stages[stage], span);
+        let (index, first) = ((number - begins) % batches, number - (number - begins) % batches);
+        let left = ends.get(stage).map_or(batches, |&end| curriculum.micro_batches(end).saturating_sub(first));
+        if left <= index {
+            // A reader ahead of a run that ends with its stage.
+            return InBlock { index: 0, batches: 1 };
+        }
+        InBlock { index: index as usize, batches: batches.min(left) as usize }
+    })
+}
