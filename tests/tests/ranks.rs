@@ -356,6 +356,15 @@ mod gpus {
             resumed.into_iter().for_each(|rank| drop(rank.ok()));
             assert!(tensors(&dir.join(format!("{precision}-on")), 3) == tensors(&alone, 3), "{precision}: resumed");
         }
+        // In fp8 as well, after the sixteen steps in which scales are found.
+        let line = |out: &str| {
+            let two = SMALL.replace("--accumulate 6", "--accumulate 2");
+            format!("train --device cuda --precision fp8 {two} --exact-ranks --steps 18 --out fp8-{out}")
+        };
+        for count in [1, 2] {
+            run(count, dir, &line(&count.to_string())).into_iter().for_each(|rank| drop(rank.ok()));
+        }
+        assert!(tensors(&dir.join("fp8-1"), 18) == tensors(&dir.join("fp8-2"), 18), "fp8");
         // Without it: the same bits twice.
         let line = |out| format!("train --device cuda --precision bf16 {SMALL} --steps 3 --out {out}");
         for out in ["once", "again"] {

@@ -4,9 +4,9 @@ use super::{Operand, Operation, OperationError};
 use crate::memory::Arena;
 use crate::ops::{
     AdamW, AllGather, AllToAll, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed,
-    EmbedGrad, EmbedUpdate, FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, Memory, MemoryGrad, Modulate,
-    Norm, NormGrad, PieceNorms, QkNorm, QkNormGrad, Quantise, QuantiseRows, Readout, ReadoutGrad, Rescale, Rotate,
-    Spike, SpikeGrad, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad, SynapseGrad, SynapseInputGrad, Taps,
+    EmbedGrad, EmbedUpdate, FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, MaxParts, Memory, MemoryGrad,
+    Modulate, Norm, NormGrad, PieceNorms, QkNorm, QkNormGrad, Quantise, QuantiseRows, Readout, ReadoutGrad, Rescale,
+    Rotate, Spike, SpikeGrad, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad, SynapseGrad, SynapseInputGrad, Taps,
     TapsGrad,
 };
 
@@ -104,6 +104,7 @@ operations! {
     Inhibit,
     Linear,
     LinearGrad,
+    MaxParts,
     Memory,
     MemoryGrad,
     Modulate,

@@ -1,8 +1,9 @@
 //! The scaling of a model's tensors in 8 bits, which lasts from step to step.
 
 use crate::device::{Device, OperationError};
-use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot};
-use crate::ops::{Rescale, Scaling};
+use crate::memory::{Dtype, Init, Ledger, Region, Role, Share, Slot};
+use crate::ops::{AllGather, Carry, MaxParts, Rescale, Scaling};
+use crate::train::Ranks;
 
 /// The scaling of all tensors in one format, as many in each layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -10,6 +11,8 @@ pub struct Scales {
     all: Rescale,
     /// Tensors of a layer.
     tensors: u32,
+    /// Where there are several ranks: [ranks, tensors of all layers], the largest |x| of each, and which this one is.
+    of_ranks: Option<(Region, u32)>,
 }
 
 impl Scales {
@@ -22,6 +25,7 @@ impl Scales {
         dtype: Dtype,
         layers: u32,
         tensors: u32,
+        ranks: Ranks,
         ledger: &mut dyn Ledger,
     ) -> Scales {
         let mut lay = |name, shape: [u32; 2], init| {
@@ -33,7 +37,11 @@ impl Scales {
         let amax = lay("amax", [1, count], Init::Zero);
         let (scale, inverse) =
             (lay("scale", [1, count], Init::One), lay("inverse", [count, Rescale::APART], Init::One));
-        Scales { all: Rescale { dtype, amax, history, scale, inverse }, tensors }
+        let of_ranks = (ranks.count > 1).then(|| {
+            let slot = Slot::new("largest of ranks", Role::Work, Dtype::F32, [1, 1, ranks.count, count]);
+            (ledger.region(Slot { prefix, ..slot }).first, ranks.rank)
+        });
+        Scales { all: Rescale { dtype, amax, history, scale, inverse }, tensors, of_ranks }
     }
 
     /// The numbers of one tensor of a layer.
@@ -44,8 +52,14 @@ impl Scales {
         Scaling::at(of(self.all.amax, at), of(self.all.scale, at), inverse)
     }
 
-    /// Ends a step.
+    /// Ends a step: of several ranks with the largest values of all, so that all have the same scales.
     pub(super) fn update(&self, device: &mut dyn Device) -> Result<(), OperationError> {
+        if let Some((parts, rank)) = self.of_ranks {
+            let largest = self.all.amax;
+            device.emit(Carry { from: largest, to: parts.slice_rows(rank, 1) })?;
+            device.emit(AllGather { whole: parts, first: 0, share: Share { rank, ranks: parts.rows(), rows: 1 } })?;
+            device.emit(MaxParts { parts, largest })?;
+        }
         device.emit(self.all)
     }
 }

@@ -3,7 +3,7 @@
 use capful_core::train::Ranks;
 
 use super::error::error;
-use super::{Config, ConfigError, Precision};
+use super::{Config, ConfigError};
 
 impl Config {
     /// This rank among the run's.
@@ -22,9 +22,6 @@ impl Config {
             return error(format!(
                 "{why}: a NeuroGen moves its decoder in every micro-batch, so one process trains it alone"
             ));
-        }
-        if ranks.count > 1 && self.precision == Precision::Fp8 {
-            return error(format!("{why}: the scales of fp8 are not shared by ranks; use --precision bf16"));
         }
         match self.stages().iter().find(|stage| !stage.accumulate.is_multiple_of(ranks.count)) {
             None => Ok(()),
@@ -62,7 +59,6 @@ mod tests {
             (stages, 4, "6 micro-batches, which is not divisible by 4; use --accumulate 8"),
             ("preset = 'neurogen-tiny'", 2, "one process trains it alone"),
             ("preset = 'neurogen-tiny'\nexact_ranks = true", 1, "--exact-ranks: a NeuroGen"),
-            ("device = 'cuda'\nprecision = 'fp8'\npreset = 'yxanul-tiny'\naccumulate = 2", 2, "use --precision bf16"),
         ] {
             let message = resolved(text, count).unwrap_err();
             assert!(message.contains(says) && !message.contains('\n'), "{message}");

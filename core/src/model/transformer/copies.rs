@@ -12,6 +12,7 @@ use crate::memory::{Dtype, Ledger, Region, Role, Slot, Stacked};
 use crate::model::Scales;
 use crate::model::family::{MicroBatch, Products};
 use crate::ops::{Linear, LinearGrad, NormKind, Quantise, Quantised, QuantisedProduct};
+use crate::train::Ranks;
 
 /// A product of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,11 +63,11 @@ impl Copies {
 }
 
 /// Lays the scaling of everything that is copied: of values, then of gradients.
-pub(super) fn lay_scales(layers: u32, ledger: &mut dyn Ledger) -> [Scales; 2] {
+pub(super) fn lay_scales(layers: u32, ranks: Ranks, ledger: &mut dyn Ledger) -> [Scales; 2] {
     [
         // Inputs, then weights.
-        Scales::lay("fp8.values.", Dtype::E4m3, layers, 2 * Projection::COUNT, ledger),
-        Scales::lay("fp8.gradients.", Dtype::E5m2, layers, Projection::COUNT, ledger),
+        Scales::lay("fp8.values.", Dtype::E4m3, layers, 2 * Projection::COUNT, ranks, ledger),
+        Scales::lay("fp8.gradients.", Dtype::E5m2, layers, Projection::COUNT, ranks, ledger),
     ]
 }
 

@@ -113,8 +113,9 @@ impl Family for Transformer {
         let dtype = |p: &Parameter| weight_type(p, profile);
         let (weights, learning) = optimizer::lay(self, training, profile, &dtype, ledger);
         let network = self.lay_beside(weights, profile, ledger);
-        let control = Control::lay(training.unwrap_or(Ranks::ALONE), ledger);
-        let scales = (training.is_some() && profile.quantises()).then(|| lay_scales(self.layers, ledger));
+        let ranks = training.unwrap_or(Ranks::ALONE);
+        let control = Control::lay(ranks, ledger);
+        let scales = (training.is_some() && profile.quantises()).then(|| lay_scales(self.layers, ranks, ledger));
         Lasting { network, learning, control, scales }
     }
 

@@ -43,7 +43,7 @@ mod taps;
 mod tests;
 mod tiles;
 
-use capful_core::device::{Device, Op, OperationError, Profile, Single};
+use capful_core::device::{Device, Op, Operation as _, OperationError, Profile, Single};
 use capful_core::memory::{Arena, Dtype, Region, Role};
 
 use self::pool::Pool;
@@ -98,6 +98,7 @@ impl Profile for CpuProfile {
             | Op::EmbedGrad(_)
             | Op::Gelu(_)
             | Op::Inhibit(_)
+            | Op::MaxParts(_)
             | Op::Memory(_)
             | Op::MemoryGrad(_)
             | Op::Norm(_)
@@ -168,6 +169,8 @@ impl Device for Cpu {
             Op::Inhibit(o) => self.run_inhibit(o),
             Op::Linear(o) => self.run_linear(o),
             Op::LinearGrad(o) => self.run_linear_grad(o),
+            // No precision of this device has tensors in 8 bits.
+            Op::MaxParts(o) => o.reference(&mut Arena::new(self.memory.words())),
             Op::Memory(o) => self.run_memory(o),
             Op::MemoryGrad(o) => self.run_memory_grad(o),
             Op::Modulate(o) => self.run_modulate(o),

@@ -372,6 +372,7 @@ impl Device for Cuda {
             Op::Inhibit(o) => self.run_inhibit(o),
             Op::Linear(o) => self.run_linear(o),
             Op::LinearGrad(o) => self.run_linear_grad(o),
+            Op::MaxParts(o) => self.run_max_parts(o),
             Op::Memory(o) => self.run_memory(o),
             Op::MemoryGrad(o) => self.run_memory_grad(o),
             Op::Modulate(o) => self.run_modulate(o),

@@ -39,6 +39,7 @@ mod inhibit;
 mod launch;
 mod linear;
 mod linear_grad;
+mod max_parts;
 mod memory;
 mod modulate;
 mod nccl;

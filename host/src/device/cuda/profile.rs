@@ -68,6 +68,7 @@ impl Profile for CudaProfile {
             | Op::Embed(_)
             | Op::Gelu(_)
             | Op::Inhibit(_)
+            | Op::MaxParts(_)
             | Op::Memory(_)
             | Op::Norm(_)
             | Op::PieceNorms(_)

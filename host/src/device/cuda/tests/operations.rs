@@ -3,8 +3,8 @@
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
-    Heads, IGNORE, Kind, Norm, NormGrad, NormKind, Pattern, PieceNorms, QkNorm, QkNormGrad, Rotary, RotaryScaling,
-    SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad,
+    Heads, IGNORE, Kind, MaxParts, Norm, NormGrad, NormKind, Pattern, PieceNorms, QkNorm, QkNormGrad, Rotary,
+    RotaryScaling, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
 
@@ -465,6 +465,17 @@ fn parts_are_added_with_the_reference_s_bits() {
                 adds,
             });
         }
+    }
+}
+
+#[test]
+fn the_largest_of_parts() {
+    let mut bench = Bench::new();
+    for [n, columns] in [[1, 1], [2, 37], [5, 300]] {
+        bench.agree_in(Precision::F32, 0.0, &|l| MaxParts {
+            parts: l.exact([1, 1, n, columns], 1.0),
+            largest: l.exact([1, 1, 1, columns], 1.0),
+        });
     }
 }
 
