@@ -19,6 +19,7 @@ struct Launcher {
     variables: [&'static str; 3],
 }
 
+/// A launcher may start one that stands before it here.
 const LAUNCHERS: [Launcher; 4] = [
     Launcher { name: "torchrun", variables: ["RANK", "WORLD_SIZE", "LOCAL_RANK"] },
     Launcher {
@@ -29,9 +30,20 @@ const LAUNCHERS: [Launcher; 4] = [
     Launcher { name: "srun", variables: ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"] },
 ];
 
+/// The least number of a step that Slurm counts apart: an allocation's shell, a batch script (slurm.h).
+const SLURMS_OWN_STEPS: u32 = 0xffff_fff0;
+
+/// What a launcher says of a process.
+struct Said<'a> {
+    launcher: &'a Launcher,
+    rank: u32,
+    count: u32,
+    local: Option<u32>,
+}
+
 impl Launcher {
     /// What it says, if it says anything.
-    fn rank(&self, variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Rank>, PeerError> {
+    fn said(&self, variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Said<'_>>, PeerError> {
         let Launcher { name, variables } = self;
         let read = |name: &'static str| -> Result<Option<u32>, PeerError> {
             let Some(text) = variable(name) else { return Ok(None) };
@@ -50,14 +62,15 @@ impl Launcher {
                 )));
             }
         };
-        if rank >= count {
-            return Err(PeerError(format!(
-                "{} is {rank} and {} is {count}; ranks are numbered from 0 to one less than their count",
-                variables[0], variables[1]
-            )));
+        for (number, variable) in [(Some(rank), variables[0]), (local, variables[2])] {
+            if let Some(number) = number.filter(|number| *number >= count) {
+                return Err(PeerError(format!(
+                    "{variable} is {number} and {} is {count}; ranks are numbered from 0 to one less than their count",
+                    variables[1]
+                )));
+            }
         }
-        // Where nothing says it, all ranks are taken to be on one machine.
-        Ok(Some(Rank { rank, count, local: local.unwrap_or(rank) }))
+        Ok(Some(Said { launcher: self, rank, count, local }))
     }
 }
 
@@ -67,24 +80,35 @@ impl Launcher {
 /// # Errors
 /// Variables that are missing, no numbers or contradict each other.
 pub fn rank(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Rank>, PeerError> {
-    // Slurm sets its variables for a batch script as well, which is no rank; only a step of srun has a number.
-    let in_step = variable("SLURM_STEP_ID").is_some_and(|step| step.trim().parse::<u32>().is_ok());
-    let mut found: Option<(&Launcher, Rank)> = None;
+    // Slurm sets its variables for a shell or a batch script as well, which is no rank; a step of srun is one.
+    let step = variable("SLURM_STEP_ID").and_then(|step| step.trim().parse::<u32>().ok());
+    let in_step = step.is_some_and(|step| step < SLURMS_OWN_STEPS);
+    // RANK and WORLD_SIZE may also be a job script's, as others' numbers by another name.
+    let torchrun = variable("TORCHELASTIC_RUN_ID").is_some();
+    let mut found: Option<Said<'_>> = None;
     for launcher in LAUNCHERS.iter().filter(|launcher| launcher.name != "srun" || in_step) {
-        let Some(rank) = launcher.rank(variable)? else { continue };
-        // A launcher that another one started as one task of its own says nothing of ranks.
-        let Some((before, other)) = found.filter(|(_, other)| other.count > 1 && rank.count > 1) else {
-            found = found.filter(|(_, other)| other.count > 1).or(Some((launcher, rank)));
+        // A launcher that was started once says nothing of ranks.
+        let Some(said) = launcher.said(variable)?.filter(|said| said.count > 1) else { continue };
+        let Some(inner) = &mut found else {
+            found = Some(said);
             continue;
         };
-        if (other.rank, other.count) != (rank.rank, rank.count) {
+        let name = inner.launcher.name;
+        if (inner.rank, inner.count) == (said.rank, said.count) {
+            inner.local = inner.local.or(said.local);
+        } else if name == "torchrun" && torchrun && said.count <= inner.count {
+            // These are torchruns, one on each machine, in whatever order they met.
+        } else if name == "mpirun" && launcher.name == "srun" && said.count < inner.count {
+            // These are what mpirun starts on each machine, in some MPIs on all but its own.
+        } else {
             return Err(PeerError(format!(
                 "{} says rank {} of {} and {} says rank {} of {}; start the run with one of them",
-                before.variables[0], other.rank, other.count, launcher.variables[0], rank.rank, rank.count
+                inner.launcher.variables[0], inner.rank, inner.count, launcher.variables[0], said.rank, said.count
             )));
         }
     }
-    Ok(found.map(|(_, rank)| rank).filter(|rank| rank.count > 1))
+    // Where nothing says it, all ranks are taken to be on one machine.
+    Ok(found.map(|Said { rank, count, local, .. }| Rank { rank, count, local: local.unwrap_or(rank) }))
 }
 
 #[cfg(test)]
@@ -125,7 +149,52 @@ mod tests {
         // mpirun within a task of srun, and srun that starts MPI's ranks itself.
         let alone = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_STEP_ID", "0")];
         assert_eq!(of(&[&openmpi[..], &alone].concat()), some(1, 2, 1));
-        assert_eq!(of(&[&srun[..], &[("PMI_RANK", "9"), ("PMI_SIZE", "16")]].concat()), some(9, 16, 9));
+        // PMI names no number on a machine, and Slurm does.
+        assert_eq!(of(&[&srun[..], &[("PMI_RANK", "9"), ("PMI_SIZE", "16")]].concat()), some(9, 16, 1));
+        // A job script that names its ranks after Slurm's.
+        assert_eq!(of(&[&srun[..], &[("RANK", "9"), ("WORLD_SIZE", "16")]].concat()), some(9, 16, 1));
+    }
+
+    #[test]
+    fn the_shell_of_an_allocation_is_no_rank() {
+        let salloc = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "16"), ("SLURM_LOCALID", "0")];
+        let in_step = |id| of(&[&salloc[..], &[("SLURM_STEP_ID", id)]].concat());
+        // Interactive, batch, extern, pending, and what older versions call a script.
+        for id in ["4294967290", "4294967291", "4294967292", "4294967293", "4294967294", "4294967295", "", "batch"] {
+            assert_eq!(in_step(id), Ok(None), "{id}");
+        }
+        assert_eq!(in_step("3"), some(0, 16, 0));
+        assert_eq!(in_step("4294967279"), some(0, 16, 0));
+    }
+
+    #[test]
+    fn the_tasks_of_a_launcher_may_be_launchers() {
+        // `srun --ntasks-per-node 1 torchrun --nproc-per-node 8` on two machines: Slurm counts torchruns.
+        let tasks = |rank, count| {
+            [("SLURM_PROCID", rank), ("SLURM_NTASKS", count), ("SLURM_LOCALID", "0"), ("SLURM_STEP_ID", "0")]
+        };
+        let torchrun = |rank, count, local| {
+            [("RANK", rank), ("WORLD_SIZE", count), ("LOCAL_RANK", local), ("TORCHELASTIC_RUN_ID", "none")]
+        };
+        assert_eq!(of(&[torchrun("11", "16", "3"), tasks("1", "2")].concat()), some(11, 16, 3));
+        // It numbers machines as they arrive, so with one rank on each the numbers are others than Slurm's.
+        assert_eq!(of(&[torchrun("1", "2", "0"), tasks("0", "2")].concat()), some(1, 2, 0));
+        let mpi = |rank, count, local| {
+            [("OMPI_COMM_WORLD_RANK", rank), ("OMPI_COMM_WORLD_SIZE", count), ("OMPI_COMM_WORLD_LOCAL_RANK", local)]
+        };
+        assert_eq!(of(&[&torchrun("11", "16", "3")[..], &mpi("1", "2", "0")].concat()), some(11, 16, 3));
+        // mpirun in an allocation of three machines starts a daemon on each of the other two with srun.
+        assert_eq!(of(&[&mpi("5", "6", "1")[..], &tasks("1", "2")].concat()), some(5, 6, 1));
+        // No launcher starts fewer ranks than there are of itself.
+        for variables in [
+            [&mpi("1", "2", "1")[..], &tasks("3", "4")].concat(),
+            [&mpi("1", "2", "1")[..], &tasks("0", "2")].concat(),
+            [&torchrun("0", "2", "0")[..], &tasks("3", "4")].concat(),
+            [&torchrun("0", "4", "0")[..3], &tasks("1", "2")].concat(),
+        ] {
+            let message = of(&variables).unwrap_err();
+            assert!(message.contains("and SLURM_PROCID says rank"), "{message}");
+        }
     }
 
     #[test]
@@ -136,6 +205,7 @@ mod tests {
             (&[("RANK", "two"), ("WORLD_SIZE", "2")], "RANK is 'two'"),
             (&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is 2 and WORLD_SIZE is 2"),
             (&[("PMI_SIZE", "-1"), ("PMI_RANK", "0")], "PMI_SIZE is '-1'"),
+            (&[("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "2")], "LOCAL_RANK is 2 and WORLD_SIZE is 2"),
             (
                 &[("RANK", "0"), ("WORLD_SIZE", "4"), ("PMI_RANK", "1"), ("PMI_SIZE", "2")],
                 "RANK says rank 0 of 4 and PMI_RANK says rank 1 of 2",
