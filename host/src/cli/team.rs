@@ -68,7 +68,7 @@ impl Team {
                      --device cuda"
                 )));
             }
-            device = Some(format!("cuda:{}", self.rank.local));
+            device = Some(format!("cuda:{}", environment::gpu(self.rank, &variable)));
         }
         Ok(RawConfig { rank: Some(self.rank.rank), ranks: Some(self.rank.count), device, ..written })
     }

@@ -111,6 +111,13 @@ pub fn rank(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Rank>, P
     Ok(found.map(|Said { rank, count, local, .. }| Rank { rank, count, local: local.unwrap_or(rank) }))
 }
 
+/// The number of the GPU that a rank trains on, among those that its process sees: its own number on the machine, or 0
+/// where a scheduler shows each process one GPU alone (`srun --gpus-per-task 1`). torchrun shows all its ranks the same.
+pub fn gpu(rank: Rank, variable: &dyn Fn(&str) -> Option<String>) -> u32 {
+    let one = variable("CUDA_VISIBLE_DEVICES").is_some_and(|seen| !seen.trim().is_empty() && !seen.contains(','));
+    if one && variable("TORCHELASTIC_RUN_ID").is_none() { 0 } else { rank.local }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,5 +221,22 @@ mod tests {
             let message = of(variables).unwrap_err();
             assert!(message.contains(says) && !message.contains('\n'), "{message}");
         }
+    }
+    #[test]
+    fn a_rank_that_sees_one_gpu_uses_it() {
+        let of = |variables: &[(&str, &str)]| {
+            let variable =
+                |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+            gpu(Rank { rank: 11, count: 16, local: 3 }, &variable)
+        };
+        assert_eq!(of(&[]), 3);
+        for all in ["0,1,2,3", "4,5,6,7", ""] {
+            assert_eq!(of(&[("CUDA_VISIBLE_DEVICES", all)]), 3, "{all}");
+        }
+        for one in ["0", "3", "GPU-5a3f", "MIG-77c1"] {
+            assert_eq!(of(&[("CUDA_VISIBLE_DEVICES", one)]), 0, "{one}");
+        }
+        // More ranks than GPUs: better no fourth GPU than one that several share.
+        assert_eq!(of(&[("CUDA_VISIBLE_DEVICES", "0"), ("TORCHELASTIC_RUN_ID", "none")]), 3);
     }
 }
