@@ -4,12 +4,14 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use super::output::{tell, urgent};
 use super::{Failure, raise, request, shown, work};
 use crate::config::{Config, RawConfig};
 use crate::plan::Plan;
 use crate::ranks::agreement::{Disagreement, Report, agree, share_text};
+use crate::ranks::watch::{LONGEST, LONGEST_LED};
 use crate::ranks::{self, PeerError, Rank, SharedPeers, Transport, environment};
 use crate::regular;
 
@@ -105,9 +107,18 @@ impl Team {
     pub fn led_by_first<T>(&self, do_it: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let mut do_it = Some(do_it);
         let mut run = || do_it.take().map(|do_it| do_it()).transpose();
-        let first = self.agree(if self.leads() { run() } else { Ok(None) }, &[])?;
+        self.wait_at_most(LONGEST_LED);
+        let first = self.agree(if self.leads() { run() } else { Ok(None) }, &[]);
+        self.wait_at_most(LONGEST);
+        let first = first?;
         let done = self.agree(if self.leads() { Ok(first) } else { run() }, &[])?;
         done.ok_or_else(|| work("nothing was done"))
+    }
+
+    fn wait_at_most(&self, longest: Duration) {
+        if let Some(peers) = &self.peers {
+            peers.borrow_mut().wait_at_most(longest);
+        }
     }
 
     /// Rank 0's path, on all ranks.

@@ -1,5 +1,7 @@
 //! Ranks that MPI started and reaches.
 
+use std::time::Duration;
+
 use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::point_to_point::send_receive_into;
@@ -65,6 +67,10 @@ impl Peers for MpiPeers {
             }
         });
         Ok(())
+    }
+
+    fn wait_at_most(&mut self, longest: Duration) {
+        self.watch.wait_at_most(longest);
     }
 
     fn room(&mut self) -> &mut Vec<u8> {

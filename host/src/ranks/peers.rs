@@ -4,6 +4,7 @@
 //! d places before it. So it has one order, needs no storage, and no two ranks wait for each other's turn.
 
 use std::ops::Range;
+use std::time::Duration;
 
 /// Why ranks do not work together.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +46,9 @@ pub trait Peers {
         }
         Ok(())
     }
+
+    /// Lets waits for other ranks last as long as this from here on, where they have an end.
+    fn wait_at_most(&mut self, _longest: Duration) {}
 
     /// Storage that messages are collected in; it keeps what it has grown to, so that steps allocate nothing.
     fn room(&mut self) -> &mut Vec<u8>;

@@ -236,6 +236,10 @@ impl Peers for TcpPeers {
         (1..count).try_for_each(|rank| self.send(rank, &whole[of(0).start..of(count - 1).end]))
     }
 
+    fn wait_at_most(&mut self, longest: Duration) {
+        self.watch.wait_at_most(longest);
+    }
+
     fn room(&mut self) -> &mut Vec<u8> {
         &mut self.room
     }
