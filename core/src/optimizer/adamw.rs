@@ -3,7 +3,7 @@
 use super::shared::Shared;
 use super::{Optimizer, Rule};
 use crate::device::{Device, OperationError, Profile};
-use crate::memory::{Dtype, Ledger, Region, Role, Stacked};
+use crate::memory::{Dtype, Layout, Ledger, Region, Role, Space, Stacked};
 use crate::model::{Control, Parameter, Parameters};
 use crate::ops::{AdamW, SquaredNorm};
 use crate::train::Ranks;
@@ -100,31 +100,38 @@ fn shared_table<M: Parameters>(
     shared.window(name, role, begins.unwrap_or(0), ledger)
 }
 
-/// Neighbouring parameters that one operation moves: of those, what this rank has.
+/// Neighbouring parameters that one operation moves: rows of [`Layout::GRAIN`] elements. Small, because a chip carries it on
+/// its stack: all but the weight is f32, and every region has the same rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Range {
     decays: bool,
-    weight: Region,
-    master: Option<Region>,
-    gradient: Region,
-    first: Region,
-    second: Region,
+    /// The weights' type.
+    dtype: Dtype,
+    /// Rows that this rank moves, and where they begin in each table.
+    rows: u32,
+    weight: u64,
+    master: Option<u64>,
+    gradient: u64,
+    first: u64,
+    second: u64,
+    /// Rows before those, and rows in all: other ranks move the rest.
+    before: u32,
+    whole: u32,
+    /// Its first row, before those, among those of all gradients.
+    row: u32,
 }
 
-/// Neighbouring weights that ranks give each other.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Given {
-    weight: Region,
-    /// Their first row among those of all gradients.
-    first: u32,
+/// Rows of a table from byte `offset` on.
+const fn band(dtype: Dtype, offset: u64, rows: u32) -> Region {
+    Region { space: Space::Arena, dtype, offset, shape: [1, 1, rows, Layout::GRAIN as u32] }
 }
 
 /// What AdamW keeps from step to step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moments {
     ranges: [Option<Range>; RANGES],
-    /// What ranks share, where they do, and the weights of every range.
-    shared: Option<(Shared, [Option<Given>; RANGES])>,
+    /// What ranks share, where they do.
+    shared: Option<Shared>,
     /// Every gradient, as one region.
     gradient: Region,
     /// Whether the model has more ranges than there is room for.
@@ -143,7 +150,7 @@ pub struct Learning<T> {
 impl<T> Learning<T> {
     /// Whether the gradients of a micro-batch are added to those before it, which is not the step's first unless `first`.
     pub fn accumulates(&self, first: bool) -> bool {
-        !first && !self.moments.shared.is_some_and(|(shared, _)| shared.exact())
+        !first && !self.moments.shared.is_some_and(|shared| shared.exact())
     }
 
     /// Ends a micro-batch, the step's first or a later one: where every one forms its gradient by itself, it is added to the
@@ -157,8 +164,8 @@ impl<T> Learning<T> {
         control: &Control,
         first: bool,
     ) -> Result<(), OperationError> {
-        match self.moments.shared.filter(|(shared, _)| shared.exact()) {
-            Some((shared, _)) => shared.reduce(device, control, !first),
+        match self.moments.shared.filter(Shared::exact) {
+            Some(shared) => shared.reduce(device, control, !first),
             None => Ok(()),
         }
     }
@@ -206,27 +213,28 @@ fn lay_shared<M: Parameters>(
     let master = reduced.then(|| share("master.", "share of masters", Role::Master));
     let first = share("first_moment.", "share of first moments", Role::Moment);
     let second = share("second_moment.", "share of second moments", Role::Moment);
-    let given: [Option<Given>; RANGES] = core::array::from_fn(|i| {
-        let (weights, gradients) = (weights.found.get(i)?, ranges.found.get(i)?);
-        let weight = ledger.range("a range of parameters", weights.dtype, weights.start, weights.end);
-        let before = (gradients.start - gradient.offset) / gradients.dtype.row_bytes(gradient.columns());
-        Some(Given { weight, first: before as u32 })
-    });
+    let row_bytes = |dtype: Dtype| dtype.row_bytes(gradient.columns());
     let ranges = core::array::from_fn(|i| {
-        let (Given { weight, first: row }, bytes) = (given[i]?, weights.found.get(i)?);
-        let (own, at) = shared.own(row, weight.rows());
-        let count = own.len() as u32;
-        let here = |of: Region| of.slice_rows(at, count);
-        (count > 0).then(|| Range {
-            decays: bytes.decays,
-            weight: weight.slice_rows(own.start, count),
+        let (weights, gradients) = (weights.found.get(i)?, ranges.found.get(i)?);
+        let whole = ((weights.end - weights.start) / row_bytes(weights.dtype)) as u32;
+        let row = ((gradients.start - gradient.offset) / row_bytes(gradients.dtype)) as u32;
+        let (own, at) = shared.own(row, whole);
+        let here = |of: Region| of.offset + u64::from(at) * row_bytes(of.dtype);
+        Some(Range {
+            decays: weights.decays,
+            dtype: weights.dtype,
+            rows: own.len() as u32,
+            weight: weights.start + u64::from(own.start) * row_bytes(weights.dtype),
             master: master.map(here),
             gradient: here(shared.sum()),
             first: here(first),
             second: here(second),
+            before: own.start,
+            whole,
+            row,
         })
     });
-    let moments = Moments { ranges, shared: Some((shared, given)), gradient, full: weights.full };
+    let moments = Moments { ranges, shared: Some(shared), gradient, full: weights.full };
     Learning { gradients, moments }
 }
 
@@ -236,17 +244,22 @@ impl Moments {
         masters: Option<&Ranges>,
         ledger: &mut dyn Ledger,
     ) -> Moments {
-        let mut region = |of: &Ranges, i: usize| {
-            of.found.get(i).map(|b| ledger.range("a range of parameters", b.dtype, b.start, b.end))
-        };
         let ranges = core::array::from_fn(|i| {
+            let weights = weights.found.get(i)?;
+            // One that is too large was refused as it was laid.
+            let rows = ledger.range("a range of parameters", weights.dtype, weights.start, weights.end).rows();
             Some(Range {
-                decays: weights.found.get(i)?.decays,
-                weight: region(weights, i)?,
-                master: masters.and_then(|m| region(m, i)),
-                gradient: region(gradients, i)?,
-                first: region(first, i)?,
-                second: region(second, i)?,
+                decays: weights.decays,
+                dtype: weights.dtype,
+                rows,
+                weight: weights.start,
+                master: masters.and_then(|masters| masters.found.get(i)).map(|bytes| bytes.start),
+                gradient: gradients.found.get(i)?.start,
+                first: first.found.get(i)?.start,
+                second: second.found.get(i)?.start,
+                before: 0,
+                whole: rows,
+                row: 0,
             })
         });
         Moments { ranges, shared: None, gradient: gradients.all(ledger), full: weights.full }
@@ -270,19 +283,35 @@ impl Moments {
         let Optimizer { beta1, beta2, eps, .. } = *optimizer;
         match &self.shared {
             None => device.emit(SquaredNorm { gradient: self.gradient, results })?,
-            Some((shared, _)) => {
+            Some(shared) => {
                 if !shared.exact() {
                     shared.reduce(device, control, false)?;
                 }
                 shared.norm(device, results)?;
             }
         }
-        self.ranges.iter().flatten().try_for_each(|range| {
-            let Range { decays, weight, master, gradient, first, second } = *range;
-            let decay = if decays { optimizer.decay } else { 0.0 };
-            device.emit(AdamW { weight, master, gradient, first, second, settings, results, beta1, beta2, eps, decay })
+        self.ranges.iter().flatten().filter(|range| range.rows > 0).try_for_each(|range| {
+            let Range { decays, dtype, rows, .. } = *range;
+            let exact = |offset| band(Dtype::F32, offset, rows);
+            device.emit(AdamW {
+                weight: band(dtype, range.weight, rows),
+                master: range.master.map(exact),
+                gradient: exact(range.gradient),
+                first: exact(range.first),
+                second: exact(range.second),
+                settings,
+                results,
+                beta1,
+                beta2,
+                eps,
+                decay: if decays { optimizer.decay } else { 0.0 },
+            })
         })?;
-        let Some((shared, given)) = &self.shared else { return Ok(()) };
-        given.iter().flatten().try_for_each(|given| shared.gather(device, given.weight, given.first))
+        let Some(shared) = &self.shared else { return Ok(()) };
+        self.ranges.iter().flatten().try_for_each(|range| {
+            let whole = band(range.dtype, 0, range.whole);
+            let before = u64::from(range.before) * range.dtype.row_bytes(whole.columns());
+            shared.gather(device, Region { offset: range.weight - before, ..whole }, range.row)
+        })
     }
 }

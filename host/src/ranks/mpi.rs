@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use mpi::Threading;
 use mpi::environment::Universe;
-use mpi::point_to_point::send_receive_into;
+use mpi::point_to_point::{Status, send_receive_into};
 use mpi::topology::SimpleCommunicator;
-use mpi::traits::{Communicator as _, Destination as _, Source as _};
+use mpi::traits::{Communicator as _, Destination as _, Equivalence as _, Source as _};
 
 use super::watch::Watch;
 use super::{PeerError, Peers};
@@ -53,20 +53,28 @@ impl Peers for MpiPeers {
     }
 
     fn send_receive(&mut self, to: u32, send: &[u8], from: u32, receive: &mut [u8]) -> Result<(), PeerError> {
-        let (to, source) = (self.world.process_at_rank(to as i32), self.world.process_at_rank(from as i32));
+        let (other, source) = (self.world.process_at_rank(to as i32), self.world.process_at_rank(from as i32));
         // Messages of equal numbers pair: an empty one is none on either side.
         let (mut sends, mut receives) = (send.chunks(LONGEST), receive.chunks_mut(LONGEST));
-        self.watch.wait_for(from, || {
+        let whole = |status: Status, wanted: usize| match status.count(u8::equivalent_datatype()) as usize {
+            found if found == wanted => Ok(()),
+            found => {
+                Err(PeerError(format!("rank {from} sent {found} bytes where {wanted} were due; it is in another step")))
+            }
+        };
+        let waited_for = if receives.len() > 0 { from } else { to };
+        self.watch.wait_for(waited_for, || {
             loop {
                 match (sends.next(), receives.next()) {
-                    (Some(send), Some(receive)) => drop(send_receive_into(send, &to, receive, &source)),
-                    (Some(send), None) => to.send(send),
-                    (None, Some(receive)) => drop(source.receive_into(receive)),
-                    (None, None) => break,
+                    (Some(send), Some(receive)) => {
+                        whole(send_receive_into(send, &other, receive, &source), receive.len())?;
+                    }
+                    (Some(send), None) => other.send(send),
+                    (None, Some(receive)) => whole(source.receive_into(receive), receive.len())?,
+                    (None, None) => return Ok(()),
                 }
             }
-        });
-        Ok(())
+        })
     }
 
     fn wait_at_most(&mut self, longest: Duration) {
