@@ -158,6 +158,7 @@ impl<T> Learning<T> {
     ///
     /// # Errors
     /// What the device could not do.
+    #[inline(never)]
     pub fn end_micro_batch(
         &self,
         device: &mut dyn Device,
@@ -195,7 +196,8 @@ pub fn lay<M: Parameters>(
     (weights, Some(Learning { gradients, moments }))
 }
 
-/// The same of what is learned with, for one of several ranks.
+/// The same of what is learned with, for one of several ranks; a chip for one has no room for it on its stack.
+#[inline(never)]
 fn lay_shared<M: Parameters>(
     model: &M,
     ranks: Ranks,

@@ -6,6 +6,8 @@
 //! the share at a time comes from every rank ([`AllToAll`]) and is summed ([`SumParts`]). Where that has to be exact it
 //! happens after every micro-batch, and micro-batch k is formed by rank k mod n, so that the order of the additions is that
 //! of the micro-batches.
+//!
+//! What emits these operations is never inlined: one process, on a chip for one, has no room for them on its stack.
 
 use crate::device::{Device, OperationError};
 use crate::memory::{Dtype, Layout, Ledger, Region, Role, Share, Slot};
@@ -90,6 +92,7 @@ impl Shared {
     ///
     /// # Errors
     /// What the device could not do.
+    #[inline(never)]
     pub fn reduce(&self, device: &mut dyn Device, control: &Control, adds: bool) -> Result<(), OperationError> {
         if let Some(all) = control.of_ranks {
             let Ranks { rank, count, .. } = self.ranks;
@@ -118,6 +121,7 @@ impl Shared {
     ///
     /// # Errors
     /// What the device could not do.
+    #[inline(never)]
     pub fn norm(&self, device: &mut dyn Device, results: Region) -> Result<(), OperationError> {
         let Some(norms) = self.norms else {
             return device.emit(SquaredNorm { gradient: self.sum, results });
@@ -136,6 +140,7 @@ impl Shared {
     ///
     /// # Errors
     /// What the device could not do.
+    #[inline(never)]
     pub fn gather(&self, device: &mut dyn Device, whole: Region, first: u32) -> Result<(), OperationError> {
         if self.ranks.count == 1 {
             return Ok(());
