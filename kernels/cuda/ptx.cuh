@@ -73,37 +73,6 @@ inline void multiply(float (&sums)[4], const u32 (&left)[4], u32 right1, u32 rig
         }
 }
 
-// Element (row, column) of rows of 64 as warpgroups read them.
-inline float of_swizzled(const bf16* rows, u32 row, u32 column) {
-    return load(rows[64 * row + (column / 8 ^ row % 8) * 8 + column % 8]);
-}
-
-// Both factors are in shared memory, the left one's 64 rows for the whole warpgroup.
-template <int N>
-inline void multiply_group_by_rows(float (&sums)[N][4], const bf16* left, const bf16* rows, u32 first, bool add) {
-    u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16;
-    for (int n = 0; n < N; n++)
-        for (int e = 0; e < 4; e++) {
-            u32 r = row + lane / 4 + e / 2 * 8, c = 8 * n + lane % 4 * 2 + e % 2;
-            float sum = add ? sums[n][e] : 0;
-            for (u32 k = first; k < first + 16; k++) sum += of_swizzled(left, r, k) * of_swizzled(rows, c, k);
-            sums[n][e] = sum;
-        }
-}
-
-inline void multiply_group_by_columns(float (&sums)[8][4], const u32 (&left)[4], const bf16* rows) {
-    auto join = [](u32 low, u32 high) { return (uint64_t)high << 32 | low; };
-    const Words* words =
-        warp_exchange(Words{{join(left[0], left[1]), join(left[2], left[3]), 0}}, __FILE__, __LINE__);
-    u32 lane = threadIdx.x % 32;
-    for (int n = 0; n < 8; n++)
-        for (int e = 0; e < 4; e++)
-            for (u32 k = 0; k < 16; k++) {
-                uint64_t a = words[lane / 4 * 4 + k % 8 / 2].word[k / 8] >> 32 * (e / 2);
-                sums[n][e] += half_of((u32)a, k % 2) * of_swizzled(rows, k, 8 * n + lane % 4 * 2 + e % 2);
-            }
-}
-
 }  // namespace stand_in
 
 #endif
@@ -221,6 +190,29 @@ __device__ inline void copy_word(void* to, const void* from, bool there) {
                      : "memory"));
 }
 
+// The copies that this thread started since the last of these are one group.
+__device__ inline void end_copies() {
+    PTX(stand_in::end_copies(), asm volatile("cp.async.commit_group;" ::: "memory"));
+}
+
+// Waits until no more than the last LEFT groups of this thread's copies are on their way.
+template <int LEFT>
+__device__ inline void wait_for_earlier_copies() {
+    static_assert(LEFT > 0, "else all are waited for");
+    PTX(stand_in::copy_now(LEFT), asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"));
+}
+
+// Barrier `id` of the block, 1 to 15, for `threads` threads in whole warps: says that this one has come.
+__device__ inline void arrive_at(u32 id, u32 threads) {
+    PTX(stand_in::arrive_at(id, threads), asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"));
+}
+
+// The same, and waits until all have: what they wrote before is seen.
+__device__ inline void wait_at(u32 id, u32 threads) {
+    PTX(stand_in::wait_at(id, threads, __FILE__, __LINE__),
+        asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"));
+}
+
 // Waits for the copies that this thread started.
 __device__ inline void wait_for_copies() {
     PTX(stand_in::copy_now(), asm volatile("cp.async.wait_all;" ::: "memory"));
@@ -239,84 +231,4 @@ __device__ inline unsigned short convert_e5m2(float low, float high) {
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     return pair;
 }
-#endif
-
-#ifdef WARPGROUPS
-
-// Products of a warpgroup, four warps that follow each other: sums [64, 64], of which a warp has 16 rows as of
-// `multiply`'s. Factors in shared memory are rows of 64 elements, whose pieces of 16 bytes are swizzled: piece p of row
-// r lies at p ^ r % 8, and row 0 at a multiple of 1024 bytes. The products only start; see `wait_for_products`.
-
-// Such rows.
-struct Matrix {
-#ifdef CAPFUL_STAND_IN
-    const bf16* rows;
-    explicit Matrix(const bf16* rows) : rows(rows) {}
-    // From row `first` on, a multiple of eight.
-    Matrix row(u32 first) const { return Matrix(rows + 64 * first); }
-#else
-    // The lower half of what the instruction takes: the address.
-    u32 low;
-    __device__ explicit Matrix(const bf16* rows) : low((u32)__cvta_generic_to_shared(rows) >> 4 & 0x3fff | 1 << 16) {}
-    __device__ Matrix row(u32 first) const {
-        Matrix there = *this;
-        there.low += 8 * first;
-        return there;
-    }
-    // From a column on; 1024 bytes from eight rows to the next, a swizzle of 128 bytes.
-    __device__ u64 from(u32 column) const { return (u64)(1u << 30 | 1024 >> 4) << 32 | (low + column / 8); }
-#endif
-};
-
-#define SUMS(n) "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])
-
-// sums (+)= 64 rows at `left` times the transposed 64 rows at `right`: the 16 columns from `first` on.
-__device__ inline void multiply_group_by_rows(float (&sums)[8][4], Matrix left, Matrix right, u32 first, bool add) {
-    PTX(stand_in::multiply_group_by_rows(sums, left.rows, right.rows, first, add),
-        asm volatile(
-                      "{ .reg .pred add; setp.ne.b32 add, %34, 0; "
-                      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, "
-                      "%9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
-                      "%27, %28, %29, %30, %31}, %32, %33, add, 1, 1, 0, 0; }"
-                      : SUMS(0), SUMS(1), SUMS(2), SUMS(3), SUMS(4), SUMS(5), SUMS(6), SUMS(7)
-                      : "l"(left.from(first)), "l"(right.from(first)), "r"((u32)add)));
-}
-
-// sums += left [64, 16], as `multiply`'s, times the 16 rows at `right`.
-__device__ inline void multiply_group_by_columns(float (&sums)[8][4], const u32 (&left)[4], Matrix right) {
-    PTX(stand_in::multiply_group_by_columns(sums, left, right.rows),
-        asm volatile(
-                      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, "
-                      "%9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
-                      "%27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
-                      : SUMS(0), SUMS(1), SUMS(2), SUMS(3), SUMS(4), SUMS(5), SUMS(6), SUMS(7)
-                      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right.from(0))));
-}
-
-#undef SUMS
-
-// Before products: what was written to their registers is seen.
-__device__ inline void begin_products() {
-    PTX((void)0, asm volatile("wgmma.fence.sync.aligned;" ::: "memory"));
-}
-
-// The products since the last of these are one group.
-__device__ inline void end_products() {
-    PTX((void)0, asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"));
-}
-
-// Waits until no more than the last LEFT groups run; the sums are of a group that has ended.
-template <int LEFT, int N>
-__device__ inline void wait_for_products(float (&sums)[N][4]) {
-    PTX((void)sums, asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-        // So that nothing that reads them is moved before.
-        _Pragma("unroll") for (int n = 0; n < N; n++)
-            asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory"));
-}
-
-// What this thread wrote to shared memory, copies that it waited for too, is seen by products after the next barrier.
-__device__ inline void show_to_products() {
-    PTX((void)0, asm volatile("fence.proxy.async.shared::cta;" ::: "memory"));
-}
-
 #endif

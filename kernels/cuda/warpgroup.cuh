@@ -1,6 +1,7 @@
-// Tiles for warpgroups: rows of one head padded to 64 bf16, swizzled as ptx.cuh says, and their products.
+// Tiles for warpgroups: rows of one head padded to 64 bf16, swizzled as wgmma.cuh says, and their products.
 #pragma once
 #include "tiles.cuh"
+#include "wgmma.cuh"
 
 // Rows and columns of a tile; threads of a block, which is one warpgroup.
 constexpr u32 SIDE = 64, THREADS = 128, TILE = SIDE * SIDE;

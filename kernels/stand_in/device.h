@@ -44,7 +44,14 @@ void let_others_run();
 
 // A copy that happens when its thread waits for it, so that a missing wait shows. From nowhere: zeros.
 void copy_later(void* to, const void* from, size_t bytes);
-void copy_now();
+// What was started since the last of these is one group.
+void end_copies();
+// All but the last `left` groups.
+void copy_now(unsigned left = 0);
+
+// A barrier of the block by its number, for so many of its threads: who arrives goes on, who waits does not.
+void arrive_at(unsigned id, unsigned threads);
+void wait_at(unsigned id, unsigned threads, const char* file, int line);
 
 // Makes a kernel known by its name.
 struct Kernel {

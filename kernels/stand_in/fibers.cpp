@@ -17,15 +17,16 @@ __thread Running* now = nullptr;
 
 namespace {
 
-enum State { READY, AT_BLOCK, AT_WARP, DONE };
+enum State { READY, AT_BLOCK, AT_WARP, AT_NUMBER, DONE };
 
 constexpr size_t STACK = 128 << 10;
-constexpr unsigned MOST_THREADS = 1024;
+constexpr unsigned MOST_THREADS = 1024, BARRIERS = 16;
 
 struct Copy {
     void* to;
     const void* from;
     size_t bytes;
+    unsigned group;
 };
 
 }  // namespace
@@ -37,6 +38,8 @@ struct Fiber {
     int line = 0;
     Words brought = {};
     std::vector<Copy> copies;  // started, not waited for
+    unsigned groups = 0;       // of copies, ended
+    unsigned barrier = 0;      // where it waits AT_NUMBER
     jmp_buf at;
     void* stack = nullptr;
     ucontext_t entry;
@@ -55,6 +58,7 @@ Kernel* kernels = nullptr;
 struct Machine {
     std::vector<std::unique_ptr<Fiber>> fibers;
     Warp warps[MOST_THREADS / 32];
+    unsigned arrived[BARRIERS] = {};  // at each barrier that has a number
     jmp_buf scheduler;
     void (*body)(const void*);
     const void* arguments;
@@ -177,7 +181,13 @@ std::string run_block(unsigned threads, bool backwards) {
             // The fibers are stuck where they are: new ones take their place.
             std::string where = std::string(f.file) + ":" + std::to_string(f.line);
             fibers.clear();
+            std::fill_n(machine->arrived, BARRIERS, 0);
             return "not all threads reach the barrier at " + where;
+        }
+        for (unsigned& arrived : machine->arrived) {
+            if (!arrived) continue;
+            arrived = 0;
+            return "some threads arrive at a barrier and none waits";
         }
         return {};
     }
@@ -204,14 +214,37 @@ const Words* warp_exchange(Words brought, const char* file, int line) {
     return machine->warps[now->thread.x / 32].brought;
 }
 
-void copy_later(void* to, const void* from, size_t bytes) { self()->copies.push_back({to, from, bytes}); }
+void copy_later(void* to, const void* from, size_t bytes) {
+    self()->copies.push_back({to, from, bytes, self()->groups});
+}
 
-void copy_now() {
-    for (const Copy& copy : self()->copies) {
+void end_copies() { self()->groups++; }
+
+void copy_now(unsigned left) {
+    auto& copies = self()->copies;
+    // Waiting for all waits also for those that are of no group yet.
+    auto due = std::find_if(copies.begin(), copies.end(),
+                            [&](const Copy& copy) { return left && copy.group + left >= self()->groups; });
+    std::for_each(copies.begin(), due, [](const Copy& copy) {
         if (copy.from) memcpy(copy.to, copy.from, copy.bytes);
         else memset(copy.to, 0, copy.bytes);
-    }
-    self()->copies.clear();
+    });
+    copies.erase(copies.begin(), due);
+}
+
+void arrive_at(unsigned id, unsigned threads) {
+    if (++machine->arrived[id] < threads) return;
+    machine->arrived[id] = 0;
+    for (auto& f : machine->fibers)
+        if (f->state == AT_NUMBER && f->barrier == id) f->state = READY;
+}
+
+void wait_at(unsigned id, unsigned threads, const char* file, int line) {
+    bool last = machine->arrived[id] + 1 == threads;
+    arrive_at(id, threads);
+    if (last) return;
+    self()->barrier = id;
+    wait(AT_NUMBER, file, line);
 }
 
 namespace {
@@ -234,6 +267,7 @@ std::string run_blocks(const Kernel& kernel, const void* arguments, Index grid, 
                     f.running = {{i, 0, 0}, {x, y, z}, block, grid};
                     f.state = READY;
                     f.copies.clear();
+                    f.groups = 0;
                 }
                 Machine* own = machine;
                 memset(poisoned.start, 0xff, poisoned.bytes);
