@@ -20,7 +20,7 @@ command -v "$sanitizer" >/dev/null || { echo "racecheck: $sanitizer is not there
 most() {
     case $1 in
         *long_rows* | *spikes_are*) echo 2097152 ;;
-        *head_loss* | *attention* | *sequences*) echo 262144 ;;
+        *head_loss* | *fused_head* | *attention* | *sequences*) echo 262144 ;;
         *) echo 32768 ;;
     esac
 }

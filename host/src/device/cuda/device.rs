@@ -69,6 +69,8 @@ pub struct Cuda {
     pub(super) early: bool,
     /// Blocks that can wait for each other: one a multiprocessor.
     pub(super) together: u32,
+    /// Multiprocessors.
+    pub(super) multiprocessors: u32,
     /// Sequences that attention launches together.
     pub(super) sequences: u32,
     /// Bytes of the GPU's last cache.
@@ -90,7 +92,8 @@ impl Cuda {
         let Room { arena: arena_bytes, scratch, staging } = room;
         let device = describe::find(ordinal)?;
         let super::Gpu { name, bf16: tensor_cores, warpgroups, early, multiprocessors, .. } = describe::gpu(device)?;
-        let together = if describe::waits(device)? { u32::try_from(multiprocessors).unwrap_or(1) } else { 1 };
+        let multiprocessors = u32::try_from(multiprocessors).unwrap_or(1).max(1);
+        let together = if describe::waits(device)? { multiprocessors } else { 1 };
         let cache =
             device.get_attribute(DeviceAttribute::L2CacheSize).map_err(CudaError::of("cuDeviceGetAttribute"))?;
         let cache = u64::try_from(cache).unwrap_or(0);
@@ -148,6 +151,7 @@ impl Cuda {
             warpgroups,
             early,
             together,
+            multiprocessors,
             sequences: super::heads::SEQUENCES,
             cache,
             warnings,

@@ -1,4 +1,4 @@
-//! The output head, the cross-entropy and their gradients, a chunk of rows at a time.
+//! The output head, the cross-entropy and their gradients: fused, or a chunk of rows at a time.
 
 use capful_core::device::OperationError;
 use capful_core::ops::HeadLoss;
@@ -39,8 +39,25 @@ const LONG: u64 = 128 << 10;
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_head_loss(&mut self, o: HeadLoss) -> Result<(), OperationError> {
-        let (rows, chunk) = (o.x.rows(), o.logits.rows());
         self.exact("head_loss", o.bias)?;
+        if self.fuses_head(&o) {
+            self.fused_head(&o)?;
+        } else {
+            self.head_in_chunks(&o)?;
+        }
+        let arguments = LossSumArgs {
+            losses: self.address(o.losses)?,
+            settings: self.address(o.settings)?,
+            results: self.address(o.results)?,
+            rows: o.x.rows(),
+            add: o.add_loss.into(),
+        };
+        self.launch("head_loss", "head_loss_sum", [1, 1, 1], 1024, &arguments)
+    }
+
+    /// With the logits of a chunk of rows in memory.
+    fn head_in_chunks(&mut self, o: &HeadLoss) -> Result<(), OperationError> {
+        let (rows, chunk) = (o.x.rows(), o.logits.rows());
         let flat = |r: capful_core::memory::Region| r.reshaped([1, 1, r.elements() as u32, 1]);
         let long = u64::from(o.weight.rows()) * o.logits.dtype.size() > LONG;
         let (way, threads) = if long { ("long", 1024) } else { ("short", 512) };
@@ -70,13 +87,6 @@ impl Cuda {
             let accumulate = g.accumulate || first > 0;
             self.product(Product { accumulate, ..Product::new("head_loss", Case::Tn, logits, x, weight_grad) })?;
         }
-        let arguments = LossSumArgs {
-            losses: self.address(o.losses)?,
-            settings: self.address(o.settings)?,
-            results: self.address(o.results)?,
-            rows,
-            add: o.add_loss.into(),
-        };
-        self.launch("head_loss", "head_loss_sum", [1, 1, 1], 1024, &arguments)
+        Ok(())
     }
 }

@@ -33,6 +33,7 @@ mod error;
 mod factored;
 mod gelu;
 mod graph;
+mod head_fused;
 mod head_loss;
 mod heads;
 mod inhibit;

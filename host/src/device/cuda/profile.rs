@@ -47,7 +47,7 @@ impl Profile for CudaProfile {
             Op::EmbedGrad(o) => SortRoom::of(o.out_grad.rows()).bytes(),
             Op::EmbedUpdate(o) => SortRoom::of(o.x_grad.rows()).bytes(),
             Op::FactoredUpdate(o) => FactoredRoom::of(o).bytes(),
-            Op::HeadLoss(_) => WORKSPACE,
+            Op::HeadLoss(o) => WORKSPACE.max(4 * u64::from(o.x.rows())),
             Op::Linear(_) => WORKSPACE,
             Op::LinearGrad(o) => WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns())),
             Op::MemoryGrad(o) => score_bytes(&o.keys),

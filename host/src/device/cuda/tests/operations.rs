@@ -1,5 +1,6 @@
 //! Operations with kernels of their own, over random and odd shapes.
 
+use capful_core::device::Device;
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
@@ -421,6 +422,31 @@ fn long_rows_of_logits() {
         bench.agree(|l| head_loss(l, Head { shape, gradient: true, again }));
     }
     clears_padding(&mut bench, [1, 1, 66_048, 50_005, 1]);
+}
+
+/// Without logits in memory: rows, ids and widths that fill no tile, one tile and several, more tiles than a block holds.
+#[test]
+fn a_fused_head() {
+    let mut bench = Bench::new();
+    // As if the GPU were so small that these keep it busy.
+    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.multiprocessors = 1);
+    let cases = vec![
+        [128, 128, 128, 128, 1],
+        [100, 64, 128, 96, 1],
+        [300, 128, 256, 200, 1],
+        [190, 40, 900, 897, 1],
+        [700, 24, 192, 160, 1],
+    ];
+    for shape in share(cases) {
+        for (gradient, again) in [(false, false), (true, false), (true, true)] {
+            let build = |l: &mut Lay| head_loss(l, Head { shape, gradient, again });
+            bench.agree_by(Precision::Bf16, 4e-3, &build, &|cuda, operation| {
+                assert_eq!(cuda.fuses_head(&operation), cuda.warpgroups, "{shape:?}");
+                cuda.run(&operation.into())
+            });
+        }
+        clears_padding(&mut bench, shape);
+    }
 }
 
 fn clears_padding(bench: &mut Bench, shape: [u32; 5]) {
