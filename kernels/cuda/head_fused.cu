@@ -4,10 +4,10 @@
 //   losses    x [128 rows] stays, the weight streams by    scores = x W^T -> exp2 -> sums += p W    x's gradient
 //   weights   W [128 ids] stays, x streams by              scores = W x^T -> exp2 -> sums += p x    W's gradient
 //
-// A block has two warpgroups that compute, 64 of the rows that stay each, and one that fetches: while one is at its
-// exponentials, the other's products keep the tensor cores busy, and so does its own product with the tile before.
+// A block has two warpgroups that compute, 64 of the rows that stay each: while one is at its exponentials, the other's
+// products keep the tensor cores busy, and so does its own product with the tile before.
 #include "control.cuh"
-#include "wgmma.cuh"
+#include "pipeline.cuh"
 
 struct FusedHeadArgs {
     const void* x;           // [rows, d], d a multiple of 8
@@ -27,16 +27,8 @@ struct FusedHeadArgs {
 namespace {
 
 // Rows of a tile; elements of its panels of 64 columns, and of a tile.
-constexpr u32 TALL = 128, PANEL = 64 * TALL, TILE = 2 * PANEL;
-constexpr u32 STAGES = 4, AHEAD = 1;
-// Threads.
-constexpr u32 COMPUTING = 256, FETCHING = 128;
-
-// Rows of d bf16.
-struct Rows {
-    const bf16* first;
-    u32 count, d;
-};
+constexpr u32 TALL = 128, PANEL = 64 * TALL, WHOLE = 2 * PANEL, STAGES = 4;
+using Blocks = Pipeline<2, STAGES>;
 
 struct Room {
     bf16* own;        // a tile
@@ -46,134 +38,48 @@ struct Room {
 
     __device__ explicit Room(unsigned char* pool)
         : own((bf16*)pool),
-          tiles(own + TILE),
-          log_sums((float*)(tiles + STAGES * TILE)),
+          tiles(own + WHOLE),
+          log_sums((float*)(tiles + STAGES * WHOLE)),
           targets((u32*)(log_sums + STAGES * TALL)) {}
 };
-constexpr u32 ROOM = (1 + STAGES) * TILE * sizeof(bf16) + 2 * STAGES * TALL * sizeof(float);
+constexpr u32 ROOM = (1 + STAGES) * WHOLE * sizeof(bf16) + 2 * STAGES * TALL * sizeof(float);
 static_assert(ROOM <= 227 << 10, "what a block may have");
 
-// Barriers: a stage is full for a warpgroup; a stage is empty.
-__device__ inline u32 full(u32 stage, u32 group) { return 1 + 2 * stage + group; }
-__device__ inline u32 empty(u32 stage) { return 1 + 2 * STAGES + stage; }
-
-// Starts copying rows [row, row + TALL) to a tile; zeros beyond the last row and column.
-__device__ inline void fetch_tile(bf16* tile, const Rows& from, u32 row) {
-    constexpr u32 STEP = FETCHING / 16;
-    u32 thread = threadIdx.x - COMPUTING, r = thread / 16, c = thread % 16;
-    u32 end = c * 8 < from.d && row < from.count ? from.count - row : 0;
-    const bf16* piece = from.first + (u64)(row + r) * from.d + c * 8;
-    bf16* panel = tile + c / 8 * PANEL;
-    static_assert(STEP % 8 == 0, "a thread's pieces lie alike in their rows");
-    panel += (c % 8 ^ r % 8) * 8;
-#pragma unroll 4
-    for (; r < TALL; r += STEP, piece += STEP * from.d)
-        copy_piece(panel + 64 * r, r < end ? piece : from.first, r < end);
+// Starts copying rows [row, row + TALL) of d columns to a tile; zeros beyond the last of `count` and beyond d.
+__device__ inline void fetch_tile(bf16* tile, const void* rows, u32 row, u32 count, u32 d) {
+    fetch_swizzled<TALL>(tile, Part(rows, 0, d, 0, min(d, SIDE)), row, count);
+    fetch_swizzled<TALL>(tile + PANEL, Part(rows, 0, d, SIDE, d - min(d, SIDE)), row, count);
 }
 
-// The warpgroup that fetches: its block's own rows from `row` on, then all others in turn, and what `with` does beside them.
-template <class With>
-__device__ inline void fetch_all(const Room& room, const Rows& own, u32 row, const Rows& others, u32 tiles, With with) {
-    give_registers<40>();
-    auto show = [&](u32 stage) {
-        show_to_products();
-        arrive_at(full(stage, 0), COMPUTING / 2 + FETCHING);
-        arrive_at(full(stage, 1), COMPUTING / 2 + FETCHING);
-    };
-    fetch_tile(room.own, own, row);
-    for (u32 t = 0; t < tiles; t++) {
-        u32 stage = t % STAGES;
-        if (t >= STAGES) wait_at(empty(stage), COMPUTING + FETCHING);
-        fetch_tile(room.tiles + stage * TILE, others, t * TALL);
-        with(stage, t * TALL);
-        end_copies();
-        if (t < AHEAD) continue;
-        wait_for_earlier_copies<AHEAD>();
-        show((t - AHEAD) % STAGES);
-    }
-    wait_for_copies();
-    for (u32 t = tiles < AHEAD ? 0 : tiles - AHEAD; t < tiles; t++) show(t % STAGES);
-}
+// The products of a warpgroup's 64 rows, of tiles.
+struct Products {
+    Matrix own, tiles;
 
-// Starts scores = 64 rows times the transposed rows of a tile.
-__device__ inline void start_scores(float (&scores)[16][4], Matrix own, Matrix tile) {
+    __device__ explicit Products(const Room& room)
+        : own(Matrix(room.own).row(threadIdx.x / 128 * 64)), tiles(room.tiles) {}
+
+    __device__ void start_scores(float (&scores)[16][4], u32 stage) const {
+        Matrix tile = tiles.row(2 * TALL * stage);
 #pragma unroll
-    for (u32 k = 0; k < 8; k++)
-        multiply_group_by_rows(scores, own.row(k / 4 * TALL), tile.row(k / 4 * TALL), k % 4 * 16, k > 0);
-    end_products();
-}
-
-// Starts sums += weights times the rows of a tile.
-__device__ inline void start_sums(float (&sums)[16][4], const u32 (&weights)[8][4], Matrix tile) {
-#pragma unroll
-    for (u32 k = 0; k < 8; k++) multiply_group_by_columns(sums, weights[k], tile.row(16 * k), PANEL);
-    end_products();
-}
-
-// Rounds a warp's 16 rows to a left factor.
-__device__ inline void round_left(u32 (&pairs)[8][4], const float (&sums)[16][4]) {
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        const float(&low)[4] = sums[2 * k], (&high)[4] = sums[2 * k + 1];
-        pairs[k][0] = pack(low[0], low[1]), pairs[k][1] = pack(low[2], low[3]);
-        pairs[k][2] = pack(high[0], high[1]), pairs[k][3] = pack(high[2], high[3]);
+        for (u32 k = 0; k < 8; k++)
+            multiply_group_by_rows(scores, own.row(k / 4 * TALL), tile.row(k / 4 * TALL), k % 4 * 16, k > 0);
+        end_products();
     }
-}
 
-// A warpgroup that computes. `turn` makes weights of a tile's scores and `settle` brings the sums so far to them.
-template <bool SUMS, class Turn>
-__device__ inline void compute_all(const Room& room, u32 tiles, float (&sums)[16][4], Turn& turn) {
-    take_registers<232>();
-    u32 group = threadIdx.x / 128, stage = 0;
-    Matrix own = Matrix(room.own).row(64 * group), all(room.tiles);
-    float scores[16][4];
-    u32 weights[8][4];
-    auto await = [&](u32 stage) {
-        wait_at(full(stage, group), COMPUTING / 2 + FETCHING);
-        begin_products();
-    };
-    // The last tiles' room is not wanted again.
-    auto release = [&](u32 stage, u32 t) {
-        if (t + STAGES < tiles) arrive_at(empty(stage), COMPUTING + FETCHING);
-    };
-    await(0);
-    start_scores(scores, own, all);
-    wait_for_products<0>(scores);
-    if (!SUMS) release(0, 0);
-    turn.weigh(scores, 0, 0);
-    if (SUMS) round_left(weights, scores);
-#pragma unroll 1
-    for (u32 t = 1; t < tiles; t++) {
-        u32 next = stage + 1 == STAGES ? 0 : stage + 1;
-        await(next);
-        start_scores(scores, own, all.row(2 * TALL * next));
-        if (SUMS) {
-            start_sums(sums, weights, all.row(2 * TALL * stage));
-            wait_for_products<1>(scores);
-            turn.weigh(scores, t, next);
-            wait_for_products<0>(sums);
-            release(stage, t - 1);
-            turn.settle(sums);
-            round_left(weights, scores);
-        } else {
-            wait_for_products<0>(scores);
-            release(next, t);
-            turn.weigh(scores, t, next);
-        }
-        stage = next;
+    __device__ void start_sums(float (&sums)[16][4], const u32 (&weights)[8][4], u32 stage) const {
+        Matrix tile = tiles.row(2 * TALL * stage);
+#pragma unroll
+        for (u32 k = 0; k < 8; k++) multiply_group_by_columns(sums, weights[k], tile.row(16 * k), PANEL);
+        end_products();
     }
-    if (!SUMS) return;
-    begin_products();
-    start_sums(sums, weights, all.row(2 * TALL * stage));
-    wait_for_products<0>(sums);
-}
+};
 
-// Online softmax of a warp's 16 rows. Weights are relative to the largest score so far or to one that is exceeded by
-// less than 2^8: sums are brought to larger ones no more often than that.
-struct Softmax {
+// Probabilities of ids for a warp's 16 rows, not yet divided by their sums.
+struct Powers : Products {
     u32 ids;
-    float largest[2] = {-INFINITY, -INFINITY}, total[2] = {}, before[2] = {1, 1};
-    bool raised = false;
+    Softmax softmax{LOG2_E};
+
+    __device__ Powers(const Room& room, u32 ids) : Products(room), ids(ids) {}
 
     __device__ void weigh(float (&scores)[16][4], u32 t, u32) {
         if ((t + 1) * TALL > ids) {
@@ -184,55 +90,18 @@ struct Softmax {
                 for (int e = 0; e < 4; e++)
                     if (first + 8 * n + e % 2 >= ids) scores[n][e] = -INFINITY;
         }
-        float now[2], base[2], sum[4] = {};
-        bool larger = false;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            // Two halves at a time, so that neither waits for the other.
-            float other = scores[0][2 * h];
-            now[h] = largest[h];
-#pragma unroll
-            for (int n = 0; n < 16; n++)
-                now[h] = fmaxf(now[h], scores[n][2 * h + 1]), other = fmaxf(other, scores[n][2 * h]);
-            now[h] = fmaxf(now[h], other);
-            now[h] = fmaxf(now[h], __shfl_xor_sync(FULL_WARP, now[h], 1));
-            now[h] = fmaxf(now[h], __shfl_xor_sync(FULL_WARP, now[h], 2));
-            larger |= (now[h] - largest[h]) * LOG2_E > 8.0f;
-        }
-        raised = __ballot_sync(FULL_WARP, larger) != 0;
-        if (raised)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                before[h] = power_of_two((largest[h] - now[h]) * LOG2_E);
-                largest[h] = now[h];
-                total[h] *= before[h];
-            }
-#pragma unroll
-        for (int h = 0; h < 2; h++) base[h] = largest[h] * LOG2_E;
-#pragma unroll
-        for (int n = 0; n < 16; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                scores[n][e] = power_of_two(scores[n][e] * LOG2_E - base[e / 2]);
-                sum[e] += scores[n][e];
-            }
-#pragma unroll
-        for (int h = 0; h < 2; h++) total[h] += sum[2 * h] + sum[2 * h + 1];
+        softmax.weigh(scores);
     }
 
-    __device__ void settle(float (&sums)[16][4]) const {
-        if (!raised) return;
-#pragma unroll
-        for (int n = 0; n < 16; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) sums[n][e] *= before[e / 2];
-    }
+    __device__ void settle(float (&sums)[16][4]) const { softmax.settle(sums); }
 };
 
 // Probabilities, less 1 for targets, of a warp's 16 ids from `row` on.
-struct Gradient {
+struct Gradient : Products {
     const Room& room;
     u32 row;
+
+    __device__ Gradient(const Room& room, u32 row) : Products(room), room(room), row(row) {}
 
     __device__ void weigh(float (&scores)[16][4], u32, u32 stage) const {
         u32 lane = threadIdx.x % 32;
@@ -258,6 +127,20 @@ struct Gradient {
     __device__ void settle(float (&)[16][4]) const {}
 };
 
+// All tiles' scores for the sums of their powers only.
+__device__ inline void weigh_all(const Blocks& blocks, Powers& powers) {
+    blocks.start();
+    float scores[16][4];
+#pragma unroll 1
+    for (u32 t = 0, stage = 0; t < blocks.tiles; t++, stage = Blocks::next(stage)) {
+        blocks.await(stage);
+        powers.start_scores(scores, stage);
+        wait_for_products<0>(scores);
+        blocks.release(stage, t);
+        powers.weigh(scores, t, stage);
+    }
+}
+
 // Two elements that follow each other.
 __device__ inline float low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ inline float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
@@ -273,21 +156,26 @@ __device__ inline void head_fused_losses(const FusedHeadArgs& a) {
     LAUNCH_SHARED(pool, ROOM);
     Room room(pool);
     u32 first = blockIdx.x * TALL, tiles = (a.ids + TALL - 1) / TALL;
-    Rows x{(const bf16*)a.x, a.rows, a.d}, weight{(const bf16*)a.weight, a.vocabulary, a.d};
-    if (threadIdx.x >= COMPUTING) return fetch_all(room, x, first, weight, tiles, [](u32, u32) {});
+    Blocks blocks{tiles};
+    if (blocks.fetches()) {
+        fetch_tile(room.own, a.x, first, a.rows, a.d);
+        return blocks.fetch_all(
+            [&](u32 stage, u32 t) { fetch_tile(room.tiles + stage * WHOLE, a.weight, t * TALL, a.vocabulary, a.d); });
+    }
 
     float sums[16][4] = {};
-    Softmax softmax{a.ids};
-    compute_all<GRADIENT>(room, tiles, sums, softmax);
+    Powers powers(room, a.ids);
+    if (GRADIENT) compute_all(blocks, sums, powers);
+    else weigh_all(blocks, powers);
 
+    const Softmax& softmax = powers.softmax;
+    const bf16* weight = (const bf16*)a.weight;
     u32 lane = threadIdx.x % 32;
     float scale = a.settings->loss_scale;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         u32 r = threadIdx.x / 32 * 16 + lane / 4 + 8 * h, row = first + r;
-        float total = softmax.total[h];
-        total += __shfl_xor_sync(FULL_WARP, total, 1);
-        total += __shfl_xor_sync(FULL_WARP, total, 2);
+        float total = softmax.row_total(h);
         u32 target = row < a.rows ? a.targets[row] : a.ids;
         bool counts = target < a.ids;
         float at_target = 0;
@@ -297,7 +185,7 @@ __device__ inline void head_fused_losses(const FusedHeadArgs& a) {
             u32 column = 8 * n + lane % 4 * 2;
             if (!counts || column >= a.d) continue;
             u32 own = *(const u32*)(room.own + n / 8 * PANEL + 64 * r + (n % 8 ^ r % 8) * 8 + column % 8);
-            u32 of = *(const u32*)(weight.first + (u64)target * a.d + column);
+            u32 of = *(const u32*)(weight + (u64)target * a.d + column);
             at_target += low(own) * low(of) + high(own) * high(of);
         }
         at_target += __shfl_xor_sync(FULL_WARP, at_target, 1);
@@ -313,7 +201,7 @@ __device__ inline void head_fused_losses(const FusedHeadArgs& a) {
         for (int n = 0; n < 16; n++) {
             u32 column = 8 * n + lane % 4 * 2;
             if (column >= a.d) continue;
-            u32 of = counts ? *(const u32*)(weight.first + (u64)target * a.d + column) : 0;
+            u32 of = counts ? *(const u32*)(weight + (u64)target * a.d + column) : 0;
             float left = sums[n][2 * h] * share - low(of), right = sums[n][2 * h + 1] * share - high(of);
             *(u32*)((bf16*)a.x_grad + (u64)row * a.d + column) = counts ? pack(left * scale, right * scale) : 0;
         }
@@ -329,22 +217,24 @@ __device__ inline void head_fused_weights(const FusedHeadArgs& a) {
     LAUNCH_SHARED(pool, ROOM);
     Room room(pool);
     u32 first = blockIdx.x * TALL, tiles = (a.rows + TALL - 1) / TALL;
-    Rows x{(const bf16*)a.x, a.rows, a.d}, weight{(const bf16*)a.weight, a.vocabulary, a.d};
-    if (threadIdx.x >= COMPUTING) {
+    Blocks blocks{tiles};
+    if (blocks.fetches()) {
+        fetch_tile(room.own, a.weight, first, a.vocabulary, a.d);
+        static_assert(Blocks::FETCHING == TALL, "a thread a row");
+        u32 r = threadIdx.x % TALL;
         // Beyond the last row x is zeros, and so is all that comes of it.
-        static_assert(FETCHING == TALL, "a thread a row");
-        u32 r = threadIdx.x - COMPUTING;
-        return fetch_all(room, weight, first, x, tiles, [&](u32 stage, u32 row) {
-            u32 at = min(row + r, a.rows - 1);
-            copy_word(room.log_sums + stage * TALL + r, a.log_sums + at, row + r < a.rows);
+        return blocks.fetch_all([&](u32 stage, u32 t) {
+            u32 row = t * TALL + r, at = min(row, a.rows - 1);
+            fetch_tile(room.tiles + stage * WHOLE, a.x, t * TALL, a.rows, a.d);
+            copy_word(room.log_sums + stage * TALL + r, a.log_sums + at, row < a.rows);
             copy_word(room.targets + stage * TALL + r, a.targets + at, true);
         });
     }
 
     float sums[16][4] = {};
     u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * 16;
-    Gradient gradient{room, row};
-    compute_all<true>(room, tiles, sums, gradient);
+    Gradient gradient(room, row);
+    compute_all(blocks, sums, gradient);
 
     float scale = a.settings->loss_scale;
 #pragma unroll

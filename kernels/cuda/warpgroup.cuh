@@ -13,26 +13,29 @@ __device__ inline const bf16* piece_at(const bf16* rows, u32 row, u32 piece) {
     return piece_at((bf16*)rows, row, piece);
 }
 
-// Starts copying rows [row, row + 64) to a tile; zeros for rows from `end` on and beyond the head's size.
+// Starts copying rows [row, row + ROWS) to a tile; zeros for rows from `end` on and beyond the head's size. A warpgroup
+// does it.
+template <u32 ROWS = SIDE>
 __device__ inline void fetch_swizzled(bf16* tile, const Part& part, u32 row, u32 end) {
     // A multiple of eight, so that a thread's pieces lie alike in their rows.
     constexpr u32 STEP = THREADS / 8;
+    u32 thread = threadIdx.x % THREADS;
     if (part.whole) {
-        u32 r = threadIdx.x / 8, c = threadIdx.x % 8;
+        u32 r = thread / 8, c = thread % 8;
         u64 step = (u64)STEP * part.stride;
         const bf16* from = part.at(row + r, c * 8);
         bf16* to = piece_at(tile, r, c);
-        if (row + SIDE <= end && part.size == SIDE) {
+        if (row + ROWS <= end && part.size == SIDE) {
 #pragma unroll
-            for (u32 i = 0; i < SIDE; i += STEP, from += step) copy_piece(to + i * SIDE, from, true);
+            for (u32 i = 0; i < ROWS; i += STEP, from += step) copy_piece(to + i * SIDE, from, true);
         } else {
             u32 rows = row < end && c * 8 < part.size ? end - row : 0;
 #pragma unroll
-            for (u32 i = 0; i < SIDE; i += STEP, from += step) copy_piece(to + i * SIDE, from, r + i < rows);
+            for (u32 i = 0; i < ROWS; i += STEP, from += step) copy_piece(to + i * SIDE, from, r + i < rows);
         }
     } else {
 #pragma unroll 1
-        for (u32 e = threadIdx.x; e < SIDE * SIDE; e += THREADS) {
+        for (u32 e = thread; e < ROWS * SIDE; e += THREADS) {
             u32 r = e / SIDE, c = e % SIDE;
             piece_at(tile, r, c / 8)[c % 8] = row + r < end && c < part.size ? *part.at(row + r, c) : bf16{0};
         }
@@ -54,19 +57,21 @@ __device__ inline void start_turned(float (&sums)[8][4], Matrix left, Matrix rig
 }
 
 // Rounds a warp's 16 rows to a left factor.
-__device__ inline void round_left(u32 (&pairs)[4][4], const float (&sums)[8][4]) {
+template <int K>
+__device__ inline void round_left(u32 (&pairs)[K][4], const float (&sums)[2 * K][4]) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < K; k++) {
         const float(&low)[4] = sums[2 * k], (&high)[4] = sums[2 * k + 1];
         pairs[k][0] = pack(low[0], low[1]), pairs[k][1] = pack(low[2], low[3]);
         pairs[k][2] = pack(high[0], high[1]), pairs[k][3] = pack(high[2], high[3]);
     }
 }
 
-// Starts sums += left times 64 rows.
-__device__ inline void start_adding(float (&sums)[8][4], const u32 (&left)[4][4], Matrix right) {
+// Starts sums += left times rows.
+template <int K>
+__device__ inline void start_adding(float (&sums)[8][4], const u32 (&left)[K][4], Matrix right) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) multiply_group_by_columns(sums, left[k], right.row(16 * k));
+    for (int k = 0; k < K; k++) multiply_group_by_columns(sums, left[k], right.row(16 * k));
     end_products();
 }
 

@@ -26,6 +26,24 @@ inline void multiply_group_by_rows(float (&sums)[N][4], const bf16* left, const 
         }
 }
 
+// The left factor's 16 columns are in registers.
+template <int N>
+inline void multiply_group_by_rows(float (&sums)[N][4], const u32 (&left)[4], const bf16* rows, u32 first, bool add) {
+    auto join = [](u32 low, u32 high) { return (uint64_t)high << 32 | low; };
+    const Words* words =
+        warp_exchange(Words{{join(left[0], left[1]), join(left[2], left[3]), 0}}, __FILE__, __LINE__);
+    u32 lane = threadIdx.x % 32;
+    for (int n = 0; n < N; n++)
+        for (int e = 0; e < 4; e++) {
+            float sum = add ? sums[n][e] : 0;
+            for (u32 k = 0; k < 16; k++) {
+                uint64_t a = words[lane / 4 * 4 + k % 8 / 2].word[k / 8] >> 32 * (e / 2);
+                sum += half_of((u32)a, k % 2) * of_swizzled(rows, 8 * n + lane % 4 * 2 + e % 2, first + k);
+            }
+            sums[n][e] = sum;
+        }
+}
+
 // Of the right factor's rows every 64 columns lie `panel` elements further.
 template <int N>
 inline void multiply_group_by_columns(float (&sums)[N][4], const u32 (&left)[4], const bf16* rows, u32 panel) {
@@ -87,6 +105,19 @@ __device__ inline void multiply_group_by_rows(float (&sums)[8][4], Matrix left, 
                       "%27, %28, %29, %30, %31}, %32, %33, add, 1, 1, 0, 0; }"
                       : SUMS(0), SUMS(1), SUMS(2), SUMS(3), SUMS(4), SUMS(5), SUMS(6), SUMS(7)
                       : "l"(left.from(first)), "l"(right.from(first)), "r"((u32)add)));
+}
+
+// The same; the left factor's columns are in registers, as `multiply`'s.
+__device__ inline void multiply_group_by_rows(float (&sums)[8][4], const u32 (&left)[4], Matrix right, u32 first, bool add) {
+    PTX(stand_in::multiply_group_by_rows(sums, left, right.rows, first, add),
+        asm volatile(
+            "{ .reg .pred add; setp.ne.b32 add, %37, 0; "
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
+            "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+            "}, {%32, %33, %34, %35}, %36, add, 1, 1, 0; }"
+            : SUMS(0), SUMS(1), SUMS(2), SUMS(3), SUMS(4), SUMS(5), SUMS(6), SUMS(7)
+            : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right.from(first)), "r"((u32)add)));
 }
 
 // sums += left [64, 16], as `multiply`'s, times the 16 rows at `right`.

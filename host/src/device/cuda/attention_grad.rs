@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use capful_core::device::OperationError;
-use capful_core::ops::AttentionGrad;
+use capful_core::ops::{AttentionGrad, Kind};
 
 use super::device::{Cuda, blocks};
 use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, packed_tile, sequences, span};
@@ -27,6 +27,12 @@ struct AttentionGradArgs {
     pattern: PatternArgs,
     rows: u32,
 }
+
+/// Keys of a block of the kernel for long sequences.
+const PIPELINE_TILE: u32 = 128;
+/// Its shared memory: the keys and values, four stages of queries and gradients with log-sums and means, and rows that
+/// eight warps write, of 72 elements.
+const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 72 * 2;
 
 impl Cuda {
     #[inline(never)]
@@ -76,6 +82,12 @@ impl Cuda {
                 // Beside the tiles, log_sum and mean of two tiles' queries.
                 let shared = [6 * GROUP_TILE, 6 * GROUP_TILE + 4 * TENSOR_TILE * 4];
                 for ((side, heads), shared) in sides.into_iter().zip(shared) {
+                    if side == "keys" && o.pattern.kind == Kind::Dense && seq_len >= self.long_sequence {
+                        let (module, kernel) = ("attention_grad_pipeline", "attention_grad_keys_pipeline");
+                        let grid = [heads, batch, blocks(seq_len.into(), PIPELINE_TILE)];
+                        self.launch_with(module, kernel, grid, 384, PIPELINE_ROOM, &arguments)?;
+                        continue;
+                    }
                     let (module, kernel) = ("attention_grad_warpgroup", format!("attention_grad_{side}_warpgroup"));
                     self.launch_with(module, &kernel, [heads, batch, tiles], 128, shared, &arguments)?;
                 }

@@ -73,6 +73,8 @@ pub struct Cuda {
     pub(super) multiprocessors: u32,
     /// Sequences that attention launches together.
     pub(super) sequences: u32,
+    /// The length from which attention's gradient by keys has a kernel of its own.
+    pub(super) long_sequence: u32,
     /// Bytes of the GPU's last cache.
     pub(super) cache: u64,
     /// Said once, at start-up: what is missing and what it costs.
@@ -153,6 +155,7 @@ impl Cuda {
             together,
             multiprocessors,
             sequences: super::heads::SEQUENCES,
+            long_sequence: super::heads::LONG_SEQUENCE,
             cache,
             warnings,
             outside,

@@ -301,6 +301,23 @@ fn attention_and_its_gradient_in_tiles_of_bf16() {
     }
 }
 
+/// Sequences that do not fill the last tile of keys or of queries, keys of one query head and of several, narrow heads.
+#[test]
+fn long_sequences_have_a_gradient_by_keys() {
+    let mut bench = Bench::of_attention();
+    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.long_sequence = 1);
+    for (heads, batch, t) in share(vec![
+        (Heads::interleaved(1, 64), 2, 64),
+        (Heads::interleaved(2, 40), 1, 130),
+        (Heads::grouped(4, 2, 64), 1, 200),
+        (Heads::grouped(3, 1, 64), 1, 257),
+        (Heads::grouped(2, 1, 34), 1, 190),
+    ]) {
+        let case = (heads, batch, t, Pattern::DENSE);
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
+    }
+}
+
 #[test]
 fn short_sequences_share_a_tile() {
     let mut bench = Bench::of_attention();

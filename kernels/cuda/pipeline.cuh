@@ -1,0 +1,154 @@
+// A block of warpgroups that compute and one that fetches for them. Tiles come through stages of shared memory; a stage
+// is full, for a warpgroup, or empty by a barrier of its own, so that no warpgroup waits for another that computes.
+#pragma once
+#include "warpgroup.cuh"
+
+#ifdef WARPGROUPS
+
+template <u32 GROUPS, u32 STAGES>
+struct Pipeline {
+    static constexpr u32 COMPUTING = 128 * GROUPS, FETCHING = 128, ALL = COMPUTING + FETCHING;
+    static_assert(1 + STAGES * (GROUPS + 1) <= 16, "the barriers of a block");
+    static_assert(GROUPS == 2, "the registers below");
+
+    // How many the block goes through.
+    u32 tiles;
+
+    static __device__ u32 full(u32 stage, u32 group) { return 1 + GROUPS * stage + group; }
+    static __device__ u32 empty(u32 stage) { return 1 + GROUPS * STAGES + stage; }
+    static __device__ bool fetches() { return threadIdx.x >= COMPUTING; }
+    static __device__ u32 next(u32 stage) { return stage + 1 == STAGES ? 0 : stage + 1; }
+
+    // For the warpgroup that fetches: `fetch(stage, t)` starts the copies of tile t. Those started before belong to the
+    // first. A tile is shown when the next is on its way: two would have to wait for the tile that is being used.
+    template <class Fetch>
+    __device__ void fetch_all(Fetch fetch) const {
+        give_registers<40>();
+        auto show = [](u32 stage) {
+            show_to_products();
+#pragma unroll
+            for (u32 group = 0; group < GROUPS; group++) arrive_at(full(stage, group), 128 + FETCHING);
+        };
+        for (u32 t = 0; t < tiles; t++) {
+            if (t >= STAGES) wait_at(empty(t % STAGES), ALL);
+            fetch(t % STAGES, t);
+            end_copies();
+            if (t == 0) continue;
+            wait_for_earlier_copies<1>();
+            show((t - 1) % STAGES);
+        }
+        wait_for_copies();
+        if (tiles) show((tiles - 1) % STAGES);
+    }
+
+    // For a warpgroup that computes, before the first tile.
+    __device__ void start() const { take_registers<232>(); }
+
+    // Waits until a stage is full; products may begin.
+    __device__ void await(u32 stage) const {
+        wait_at(full(stage, threadIdx.x / 128), 128 + FETCHING);
+        begin_products();
+    }
+
+    // Done with tile t. The last ones' room is not wanted again.
+    __device__ void release(u32 stage, u32 t) const {
+        if (t + STAGES < tiles) arrive_at(empty(stage), ALL);
+    }
+};
+
+// For each tile scores, weights that are made of them, and a product with the weights that is added to the sums: while
+// it runs, the next tile's weights are made. Of `work` start_scores(scores, stage) and start_sums(sums, weights, stage)
+// start products; weigh(scores, t, stage) makes weights, and settle(sums) brings the sums so far to them.
+template <class P, class Work, int N>
+__device__ inline void compute_all(const P& pipeline, float (&sums)[N][4], Work& work) {
+    pipeline.start();
+    float scores[16][4];
+    u32 weights[8][4], stage = 0;
+    pipeline.await(0);
+    work.start_scores(scores, 0);
+    wait_for_products<0>(scores);
+    work.weigh(scores, 0, 0);
+    round_left(weights, scores);
+#pragma unroll 1
+    for (u32 t = 1; t < pipeline.tiles; t++) {
+        u32 next = P::next(stage);
+        pipeline.await(next);
+        work.start_scores(scores, next);
+        work.start_sums(sums, weights, stage);
+        wait_for_products<1>(scores);
+        work.weigh(scores, t, next);
+        wait_for_products<0>(sums);
+        pipeline.release(stage, t - 1);
+        work.settle(sums);
+        round_left(weights, scores);
+        stage = next;
+    }
+    begin_products();
+    work.start_sums(sums, weights, stage);
+    wait_for_products<0>(sums);
+}
+
+// Online softmax of a warp's 16 rows. Weights are relative to the largest score so far or to one that is exceeded by
+// less than 2^8: sums are brought to larger ones no more often than that.
+struct Softmax {
+    // Its multiples of the scores are powers of two.
+    float c;
+    float largest[2] = {-INFINITY, -INFINITY}, total[2] = {}, before[2] = {1, 1};
+    bool raised = false;
+
+    template <int N>
+    __device__ void weigh(float (&scores)[N][4]) {
+        float now[2], base[2], sum[4] = {};
+        bool larger = false;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            // Two halves at a time, so that neither waits for the other.
+            float other = scores[0][2 * h];
+            now[h] = largest[h];
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                now[h] = fmaxf(now[h], scores[n][2 * h + 1]), other = fmaxf(other, scores[n][2 * h]);
+            now[h] = fmaxf(now[h], other);
+            now[h] = fmaxf(now[h], __shfl_xor_sync(FULL_WARP, now[h], 1));
+            now[h] = fmaxf(now[h], __shfl_xor_sync(FULL_WARP, now[h], 2));
+            larger |= (now[h] - largest[h]) * c > 8.0f;
+        }
+        raised = __ballot_sync(FULL_WARP, larger) != 0;
+        if (raised)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                before[h] = power_of_two((largest[h] - now[h]) * c);
+                largest[h] = now[h];
+                total[h] *= before[h];
+            }
+#pragma unroll
+        for (int h = 0; h < 2; h++) base[h] = largest[h] * c;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                scores[n][e] = power_of_two(scores[n][e] * c - base[e / 2]);
+                sum[e] += scores[n][e];
+            }
+#pragma unroll
+        for (int h = 0; h < 2; h++) total[h] += sum[2 * h] + sum[2 * h + 1];
+    }
+
+    template <int N>
+    __device__ void settle(float (&sums)[N][4]) const {
+        if (!raised) return;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sums[n][e] *= before[e / 2];
+    }
+
+    // The sum of a row's powers, of the lanes that have its scores.
+    __device__ float row_total(int h) const {
+        float sum = total[h];
+        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+        return sum + __shfl_xor_sync(FULL_WARP, sum, 2);
+    }
+};
+
+#endif
