@@ -1,4 +1,4 @@
-// Where heads lie in a row of a fused projection, which keys a query sees, and the rotation of a row's heads.
+// Where heads lie in a row of a fused projection, which keys a query sees, and the rotation of a pair.
 #pragma once
 #include "common.cuh"
 
@@ -56,15 +56,4 @@ __device__ inline void turn(T* head, const float* angles, u32 dims, u32 pair, bo
     float low = load(head[pair]), high = load(head[pair + dims / 2]);
     head[pair] = store<T>(low * cosine - high * sine);
     head[pair + dims / 2] = store<T>(high * cosine + low * sine);
-}
-
-// A block a row: its threads turn the pairs of all query and key heads.
-template <class T>
-__device__ inline void rotate_row(T* row, const float* angles, const Heads& heads, u32 dims, bool inverse) {
-    u32 pairs = dims / 2;
-    for (u32 i = threadIdx.x; i < (heads.queries + heads.keys) * pairs; i += blockDim.x) {
-        u32 head = i / pairs;
-        u32 at = head < heads.queries ? heads.query(head) : heads.key(head - heads.queries);
-        turn(row + at, angles, dims, i % pairs, inverse);
-    }
 }

@@ -13,15 +13,15 @@ use super::error::CudaError;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct HeadsArgs {
-    queries: u32,
-    keys: u32,
-    size: u32,
-    query_first: u32,
-    query_stride: u32,
-    key_first: u32,
-    key_stride: u32,
-    value_first: u32,
-    value_stride: u32,
+    pub queries: u32,
+    pub keys: u32,
+    pub size: u32,
+    pub query_first: u32,
+    pub query_stride: u32,
+    pub key_first: u32,
+    pub key_stride: u32,
+    pub value_first: u32,
+    pub value_stride: u32,
 }
 
 impl HeadsArgs {

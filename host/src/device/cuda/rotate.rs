@@ -4,7 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::{Rotary, Rotate};
 
-use super::device::Cuda;
+use super::device::{Cuda, blocks, width};
 use super::heads::HeadsArgs;
 
 /// Mirrors RotateArgs.
@@ -13,10 +13,12 @@ use super::heads::HeadsArgs;
 struct RotateArgs {
     rows: u64,
     table: u64,
-    count: u32,
+    count: u64,
     dims: u32,
     positions: u32,
     inverse: u32,
+    vectors: u32,
+    wide: u32,
     heads: HeadsArgs,
 }
 
@@ -28,16 +30,26 @@ impl Cuda {
 
     /// Turns the queries and keys of all rows in place, or back where `inverse`.
     pub(super) fn rotate(&mut self, rows: Region, rotary: &Rotary, inverse: bool) -> Result<(), OperationError> {
+        let (address, table, dims) = (self.address(rows)?, self.address(rotary.table)?, rotary.dims());
+        let (h, heads) = (&rotary.heads, HeadsArgs::new(&rotary.heads));
+        // Heads begin at multiples of 16 bytes where these do.
+        let apart = [h.width(), heads.query_first, heads.query_stride, heads.key_first, heads.key_stride, dims / 2];
+        let vector = width(rows.dtype, 16 / rows.dtype.size(), &[address, table]);
+        let width = if apart.iter().all(|n| n.is_multiple_of(vector)) { vector } else { 1 };
+        let vectors = dims / 2 / width;
+        let count = u64::from(rows.rows()) * u64::from((h.queries + h.keys) * vectors);
         let arguments = RotateArgs {
-            rows: self.address(rows)?,
-            table: self.address(rotary.table)?,
-            count: rows.rows(),
-            dims: rotary.dims(),
+            rows: address,
+            table,
+            count,
+            dims,
             positions: rotary.positions,
             inverse: inverse.into(),
-            heads: HeadsArgs::new(&rotary.heads),
+            vectors,
+            wide: (width > 1).into(),
+            heads,
         };
         let kernel = format!("rotate_{}", rows.dtype.name());
-        self.launch("rotate", &kernel, [rows.rows(), 1, 1], 128, &arguments)
+        self.launch("rotate", &kernel, [blocks(count, 256), 1, 1], 256, &arguments)
     }
 }
