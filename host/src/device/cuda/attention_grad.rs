@@ -1,6 +1,6 @@
 //! The gradient of causal attention: the queries' in one pass, the keys' and values' in another, then turned back.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use capful_core::device::OperationError;
 use capful_core::ops::{AttentionGrad, Kind};
@@ -34,6 +34,11 @@ const PIPELINE_TILE: u32 = 128;
 /// eight warps write, of 72 elements.
 const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 72 * 2;
 
+/// Lengths of sequences that stay on the chip.
+const SHORT: RangeInclusive<u32> = 65..=128;
+/// Their kernel's shared memory: eleven times two tiles, seven rows of sums, and rows that eight warps write.
+const SHORT_ROOM: u32 = 11 * 2 * GROUP_TILE + 7 * 128 * 4 + 8 * 16 * 72 * 2;
+
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_attention_grad(&mut self, o: AttentionGrad) -> Result<(), OperationError> {
@@ -47,6 +52,14 @@ impl Cuda {
             ..o
         };
         self.parts(batch).try_for_each(|part| self.attention_grad_of_a_part(of(&part)))
+    }
+
+    /// Whether a block a head of keys does it all: measured, where it has several queries' heads to go through, or where
+    /// there are so few blocks that a second kernel would only wait for the first.
+    fn on_chip(&self, o: &AttentionGrad) -> bool {
+        let [_, batch, seq_len, _] = o.qkv.shape;
+        let few = u64::from(batch) * u64::from(o.heads.keys) <= 2 * u64::from(self.multiprocessors);
+        SHORT.contains(&seq_len) && (few || o.heads.queries / o.heads.keys >= 4)
     }
 
     fn attention_grad_of_a_part(&mut self, o: AttentionGrad) -> Result<(), OperationError> {
@@ -78,6 +91,10 @@ impl Cuda {
                 return self.launch("attention_grad_tensor", &kernel, grid, threads, &arguments);
             }
             let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
+            if self.by_warpgroup(padded) && o.pattern.kind == Kind::Dense && self.on_chip(&o) {
+                let (module, grid) = ("attention_grad_short", [o.heads.keys, batch, 1]);
+                return self.launch_with(module, module, grid, 384, SHORT_ROOM, &arguments);
+            }
             if self.by_warpgroup(padded) {
                 // Beside the tiles, log_sum and mean of two tiles' queries.
                 let shared = [6 * GROUP_TILE, 6 * GROUP_TILE + 4 * TENSOR_TILE * 4];

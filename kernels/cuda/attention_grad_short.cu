@@ -1,0 +1,165 @@
+// The gradient of dense causal attention in sequences of up to 128 tokens, in bf16 by warpgroups (wgmma) with one that
+// fetches for them: a sequence's keys and values stay on the chip, and each of their heads' queries, gradients and outputs
+// come once. Heads of up to 64 elements.
+//
+// A warpgroup has 64 of the queries and the same 64 of the keys: the second has an earlier tile of keys to look at, the
+// first a later one of queries, so both have three pairs of tiles a head.
+#include "pipeline.cuh"
+
+#ifdef WARPGROUPS
+
+namespace {
+
+constexpr u32 TALL = 128, BOTH = 2 * TILE, STAGES = 3;
+using Blocks = Pipeline<2, STAGES>;
+
+// Keys and values; of each stage queries, gradients and outputs, and log-sums; for each warpgroup the means of two heads;
+// rows that a warp writes.
+constexpr u32 ROOM = (2 + STAGES * 3) * BOTH * sizeof(bf16) + (STAGES + 4) * TALL * sizeof(float) +
+                     8 * 16 * sizeof(Row<SIDE>);
+static_assert(ROOM <= 227 << 10, "what a block may have");
+// The barriers of a warpgroup by itself, behind the pipeline's.
+constexpr u32 OWN = 1 + STAGES * 3;
+
+// out_grad . out of a row; a lane of four has a quarter of it.
+__device__ inline float row_dot(const bf16* grads, const bf16* outs, u32 row) {
+    float sum = 0;
+#pragma unroll
+    for (u32 p = 0; p < 2; p++) {
+        u32 piece = threadIdx.x % 4 * 2 + p;
+        Piece x = *(const Piece*)piece_at(grads, row, piece), y = *(const Piece*)piece_at(outs, row, piece);
+#pragma unroll
+        for (u32 e = 0; e < 4; e++) {
+            sum += __uint_as_float(x.words[e] << 16) * __uint_as_float(y.words[e] << 16);
+            sum += __uint_as_float(x.words[e] & 0xffff0000u) * __uint_as_float(y.words[e] & 0xffff0000u);
+        }
+    }
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    return sum + __shfl_xor_sync(FULL_WARP, sum, 2);
+}
+
+}  // namespace
+
+#endif
+
+// Grid (keys, batch).
+__device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
+#ifdef WARPGROUPS
+    LAUNCH_SHARED(pool, ROOM);
+    bf16 *keys = (bf16*)pool, *values = keys + BOTH, *stages = values + BOTH;
+    // By stage; then by warpgroup.
+    float *log_sums = (float*)(stages + STAGES * 3 * BOTH), *all_means = log_sums + STAGES * TALL;
+    u32 key_head = blockIdx.x, group = a.heads.group(), size = a.heads.size, width = a.heads.width();
+    u32 out_width = a.heads.queries * size, end = a.seq_len, key = a.heads.key(key_head), value = a.heads.value(key_head);
+    u64 first = (u64)blockIdx.y * end;
+    Blocks blocks{group};
+    if (blocks.fetches()) {
+        fetch_swizzled<TALL>(keys, Part(a.qkv, first, width, key, size), 0, end);
+        fetch_swizzled<TALL>(values, Part(a.qkv, first, width, value, size), 0, end);
+        static_assert(Blocks::FETCHING == TALL, "a thread a row");
+        return blocks.fetch_all([&](u32 stage, u32 t) {
+            u32 head = key_head * group + t, r = threadIdx.x % TALL;
+            bf16* to = stages + stage * 3 * BOTH;
+            fetch_swizzled<TALL>(to, Part(a.qkv, first, width, a.heads.query(head), size), 0, end);
+            fetch_swizzled<TALL>(to + BOTH, Part(a.out_grad, first, out_width, head * size, size), 0, end);
+            fetch_swizzled<TALL>(to + 2 * BOTH, Part(a.out, first, out_width, head * size, size), 0, end);
+            // Beyond the end queries and gradients are zeros, and so is all that comes of them.
+            u64 at = ((u64)blockIdx.y * a.heads.queries + head) * end + min(r, end - 1);
+            copy_word(&log_sums[stage * TALL + r], a.log_sum + at, r < end);
+        });
+    }
+
+    blocks.start();
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = threadIdx.x / 128, row = 16 * warp, quarter = warp % 4 * 16;
+    Row<SIDE>* rows = (Row<SIDE>*)(all_means + 4 * TALL) + 16 * warp;
+    Matrix all_keys(keys), all_values(values);
+    float c = a.scale * LOG2_E, key_sums[8][4] = {}, value_sums[8][4] = {}, scores[8][4], products[8][4];
+    u32 weights[4][4], gradients[4][4];
+    for (u32 t = 0, stage = 0; t < group; t++, stage = Blocks::next(stage)) {
+        u32 head = key_head * group + t;
+        const bf16* queries = stages + stage * 3 * BOTH;
+        const float* sums = log_sums + stage * TALL;
+        // In turn: some warps may still read the last head's.
+        float* means = all_means + (2 * own + t % 2) * TALL;
+        Matrix all_queries(queries), all_grads(queries + BOTH);
+        blocks.await(stage);
+        // Of the queries from this warpgroup's on: the first has both halves of them to look at.
+        for (u32 i = own; i < 2; i++)
+#pragma unroll
+            for (u32 h = 0; h < 2; h++) {
+                u32 r = i * SIDE + quarter + lane / 4 + 8 * h;
+                float mean = row_dot(queries + BOTH, queries + 2 * BOTH, r);
+                if (lane % 4 == 0) means[r] = mean;
+            }
+        wait_at(OWN + own, 128);
+
+        float query_sums[8][4] = {}, mean[2], log_sum[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            mean[h] = means[row + lane / 4 + 8 * h];
+            log_sum[h] = sums[row + lane / 4 + 8 * h] * LOG2_E;
+        }
+#pragma unroll 1
+        for (u32 j = 0; j <= own; j++) {
+            begin_products();
+            start_turned(scores, all_queries.row(own * SIDE), all_keys.row(j * SIDE));
+            start_turned(products, all_grads.row(own * SIDE), all_values.row(j * SIDE));
+            wait_for_products<1>(scores);
+            hide<false>(scores, a.pattern, row, j * SIDE);
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) scores[n][e] = power_of_two(scores[n][e] * c - log_sum[e / 2]);
+            wait_for_products<0>(products);
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) products[n][e] = scores[n][e] * (products[n][e] - mean[e / 2]);
+            round_left(gradients, products);
+            begin_products();
+            start_adding(query_sums, gradients, all_keys.row(j * SIDE));
+            wait_for_products<0>(query_sums);
+        }
+#pragma unroll 1
+        for (u32 i = own; i < 2; i++) {
+            begin_products();
+            start_turned(scores, all_keys.row(own * SIDE), all_queries.row(i * SIDE));
+            start_turned(products, all_values.row(own * SIDE), all_grads.row(i * SIDE));
+            wait_for_products<1>(scores);
+            hide<true>(scores, a.pattern, row, i * SIDE);
+            u32 column = i * SIDE + lane % 4 * 2;
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                float log_sum[2] = {sums[column + 8 * n] * LOG2_E, sums[column + 8 * n + 1] * LOG2_E};
+#pragma unroll
+                for (int e = 0; e < 4; e++) scores[n][e] = power_of_two(scores[n][e] * c - log_sum[e % 2]);
+            }
+            wait_for_products<0>(products);
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    products[n][e] = scores[n][e] * (products[n][e] - means[column + 8 * n + e % 2]);
+            round_left(weights, scores);
+            round_left(gradients, products);
+            begin_products();
+            start_adding(value_sums, weights, all_grads.row(i * SIDE));
+            start_adding(key_sums, gradients, all_queries.row(i * SIDE));
+            wait_for_products<0>(value_sums);
+            wait_for_products<0>(key_sums);
+        }
+        blocks.release(stage, t);
+        put_back<SIDE>(rows, query_sums, a, first + row);
+        write<SIDE>(Part(a.qkv_grad, first, width, a.heads.query(head), size), rows, row, end);
+    }
+
+    put_back<SIDE>(rows, key_sums, a, first + row);
+    write<SIDE>(Part(a.qkv_grad, first, width, key, size), rows, row, end);
+    put<SIDE>(rows, value_sums, 1, 1);
+    write<SIDE>(Part(a.qkv_grad, first, width, value, size), rows, row, end);
+#else
+    __trap();
+#endif
+}
+
+EXPORT_MANY(attention_grad_short, AttentionGradArgs, 384, 1, attention_grad_of_short)
