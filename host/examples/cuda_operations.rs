@@ -105,9 +105,14 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
         weight,
         transposed: false,
         out_grad,
-        x_grad,
+        x_grad: Some(x_grad),
         before_gelu: None,
-        weight_grad: Region { dtype: Dtype::F32, ..weight_grad }.reshaped([1, 1, weight.rows(), weight.columns()]),
+        weight_grad: Some(Region { dtype: Dtype::F32, ..weight_grad }.reshaped([
+            1,
+            1,
+            weight.rows(),
+            weight.columns(),
+        ])),
         bias_grad: None,
         accumulate: true,
         quantised: None,
@@ -195,7 +200,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     time(c, "swiglu", swiglu, None)?;
     time(c, "swiglu, copied", SwiGlu { copy: copy(Dtype::E4m3, FF), ..swiglu }, None)?;
     time(c, "quantise of its output", alone(activated, Dtype::E4m3), None)?;
-    let swiglu_grad = SwiGluGrad { gate_up, out_grad: activated, copy: None };
+    let swiglu_grad = SwiGluGrad { gate_up, out_grad: activated, out: None, copy: None };
     time(c, "swiglu_grad", swiglu_grad, None)?;
     fill(c, gate_up, 0.5)?;
     time(c, "swiglu_grad, copied", SwiGluGrad { copy: copy(Dtype::E5m2, 2 * FF), ..swiglu_grad }, None)?;

@@ -5,6 +5,7 @@
 struct SwiGluArgs {
     void* gate_up;  // [rows, 2 d]: the gate, then up; of the gradient: their gradients
     void* single;   // [rows, d]: what comes out, or its gradient
+    void* again;    // [rows, d]: of the gradient: what comes out, or null
     CopyArgs copy;  // of what is written
     u64 count;      // rows times vectors
     u32 d, vectors; // vectors of a row of d
@@ -39,16 +40,18 @@ template <class T, int N, class F>
 __device__ inline void backward(const SwiGluArgs& a, Copier<F>& copier) {
     each_pair<N>(a, [&](u64 wide, u64 single) {
         T *gates = (T*)a.gate_up + wide, *ups = gates + a.d;
-        float gate[N], up[N], out_grad[N];
+        float gate[N], up[N], out_grad[N], again[N];
         read(gate, gates);
         read(up, ups);
         read(out_grad, (const T*)a.single + single);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float s = sigmoid<T>(gate[i]), value = gate[i] * s;
+            again[i] = up[i] * value;
             gate[i] = out_grad[i] * up[i] * (s + value * (1.0f - s));
             up[i] = out_grad[i] * value;
         }
+        if (a.again) write((T*)a.again + single, again);
         write_rounded(gates, gate);
         write_rounded(ups, up);
         copier.put(wide, gate);

@@ -7,7 +7,8 @@ use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// `x_grad = out_grad · weight (∘ gelu'(before_gelu))`, `weight_grad (+)= out_gradᵀ · x`,
-/// `bias_grad (+)= Σ rows out_grad`; of a transposed weight `out_grad · weightᵀ` and `xᵀ · out_grad`.
+/// `bias_grad (+)= Σ rows out_grad`; of a transposed weight `out_grad · weightᵀ` and `xᵀ · out_grad`. One of the two, where
+/// the other is made at another time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinearGrad {
     /// [rows, in]: the input of the forward pass.
@@ -19,11 +20,11 @@ pub struct LinearGrad {
     /// [rows, out].
     pub out_grad: Region,
     /// [rows, in].
-    pub x_grad: Region,
+    pub x_grad: Option<Region>,
     /// [rows, in]: where x = gelu(this), the gradient goes through the GELU as it is written.
     pub before_gelu: Option<Region>,
     /// As the weight.
-    pub weight_grad: Region,
+    pub weight_grad: Option<Region>,
     /// `[out]`.
     pub bias_grad: Option<Region>,
     /// Whether to add to the parameters' gradients instead of writing over them.
@@ -41,9 +42,9 @@ impl LinearGrad {
             weight,
             transposed: false,
             out_grad,
-            x_grad,
+            x_grad: Some(x_grad),
             before_gelu: None,
-            weight_grad,
+            weight_grad: Some(weight_grad),
             bias_grad: None,
             accumulate: false,
             quantised: None,
@@ -55,15 +56,19 @@ impl Operation for LinearGrad {
     const NAME: &'static str = "linear_grad";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-        visit(Operand::read("x", self.x));
-        match &self.quantised {
-            Some(product) => product.operands(visit),
-            None => visit(Operand::read("weight", self.weight)),
+        if self.weight_grad.is_some() {
+            visit(Operand::read("x", self.x));
+        }
+        match (self.x_grad, &self.quantised) {
+            (None, _) => {}
+            (_, Some(product)) => product.operands(visit),
+            (_, None) => visit(Operand::read("weight", self.weight)),
         }
         visit(Operand::read("out_grad", self.out_grad));
         self.before_gelu.into_iter().for_each(|r| visit(Operand::read("before_gelu", r)));
-        visit(Operand::write("x_grad", self.x_grad));
-        visit(Operand::sum("weight_grad", self.weight_grad, self.accumulate).exact());
+        self.x_grad.into_iter().for_each(|r| visit(Operand::write("x_grad", r)));
+        let weight_grad = |r| Operand::sum("weight_grad", r, self.accumulate).exact();
+        self.weight_grad.into_iter().for_each(|r| visit(weight_grad(r)));
         let bias_grad = |r| Operand::sum("bias_grad", r, self.accumulate).exact();
         self.bias_grad.into_iter().for_each(|r| visit(bias_grad(r)));
     }
@@ -73,22 +78,25 @@ impl Operation for LinearGrad {
         let like_x = |r: &Region| r.rows() == rows && r.columns() == inputs;
         self.expect(self.x.columns() == inputs, "weight")?;
         self.expect(self.out_grad.rows() == rows && self.out_grad.columns() == outputs, "out_grad")?;
-        self.expect(like_x(&self.x_grad), "x_grad")?;
+        self.expect(self.x_grad.or(self.weight_grad).is_some(), "x_grad")?;
+        self.expect(self.x_grad.is_none_or(|r| like_x(&r)), "x_grad")?;
         self.expect(self.before_gelu.is_none_or(|r| like_x(&r)), "before_gelu")?;
         let sizes = |r: &Region| (r.rows(), r.columns());
-        self.expect(sizes(&self.weight_grad) == sizes(&self.weight), "weight_grad")?;
+        self.expect(self.weight_grad.is_none_or(|r| sizes(&r) == sizes(&self.weight)), "weight_grad")?;
         self.expect(self.bias_grad.is_none_or(|b| b.elements() == u64::from(outputs)), "bias_grad")?;
         let fits = |p: &QuantisedProduct| !self.transposed && p.fits(rows, inputs, outputs);
         self.expect(self.quantised.as_ref().is_none_or(fits), "quantised")
     }
 
     fn flops(&self) -> u64 {
-        count(&[4, self.x.rows().into(), self.weight.elements()])
+        let products = u64::from(self.x_grad.is_some()) + u64::from(self.weight_grad.is_some());
+        count(&[2, products, self.x.rows().into(), self.weight.elements()])
     }
 
     fn flops_8bit(&self) -> u64 {
         // The input's gradient; the weight's is a product of the tensors themselves.
-        if self.quantised.is_some() { self.flops() / 2 } else { 0 }
+        let quantised = self.quantised.is_some() && self.x_grad.is_some();
+        if quantised { count(&[2, self.x.rows().into(), self.weight.elements()]) } else { 0 }
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -96,12 +104,12 @@ impl Operation for LinearGrad {
             QuantisedProduct::regions(self.quantised.as_ref());
         let [x, weight, out_grad, before_gelu, mut x_grad, mut weight_grad, mut bias_grad, cg, cw, ig, iw] = arena
             .views([
-                Some(self.x),
+                self.weight_grad.map(|_| self.x),
                 self.quantised.is_none().then_some(self.weight),
                 Some(self.out_grad),
                 self.before_gelu,
-                Some(self.x_grad),
-                Some(self.weight_grad),
+                self.x_grad,
+                self.weight_grad,
                 self.bias_grad,
                 codes_grad,
                 codes_weight,
@@ -114,23 +122,22 @@ impl Operation for LinearGrad {
             weight_grad.f32_mut()?.fill(0.0);
             bias_grad.f32_mut()?.fill(0.0);
         }
-        for (r, (x, dy)) in x.f32()?.chunks_exact(inputs).zip(out_grad.f32()?.chunks_exact(outputs)).enumerate() {
-            let dx = &mut x_grad.f32_mut()?[r * inputs..][..inputs];
+        let (x, dx, dw) = (x.f32()?, x_grad.f32_mut()?, weight_grad.f32_mut()?);
+        for (r, dy) in out_grad.f32()?.chunks_exact(outputs).enumerate() {
+            // Empty where it is not wanted.
+            let x = x.get(r * inputs..(r + 1) * inputs).unwrap_or_default();
+            let dx = dx.get_mut(r * inputs..(r + 1) * inputs).unwrap_or_default();
             if self.transposed {
-                for (i, (dx, w)) in dx.iter_mut().zip(weight.f32()?.chunks_exact(outputs)).enumerate() {
-                    *dx = dot(dy, w);
-                    axpy(x[i], dy, &mut weight_grad.f32_mut()?[i * outputs..][..outputs]);
-                }
+                dx.iter_mut().zip(weight.f32()?.chunks_exact(outputs)).for_each(|(dx, w)| *dx = dot(dy, w));
+                x.iter().zip(dw.chunks_exact_mut(outputs)).for_each(|(x, dw)| axpy(*x, dy, dw));
             } else {
                 if let Some(codes) = &codes {
                     dx.iter_mut().enumerate().for_each(|(i, dx)| *dx = codes.dot(r, i));
-                } else {
+                } else if !dx.is_empty() {
                     dx.fill(0.0);
                     dy.iter().zip(weight.f32()?.chunks_exact(inputs)).for_each(|(&dy, w)| axpy(dy, w, dx));
                 }
-                for (o, &dy) in dy.iter().enumerate() {
-                    axpy(dy, x, &mut weight_grad.f32_mut()?[o * inputs..][..inputs]);
-                }
+                dy.iter().zip(dw.chunks_exact_mut(inputs)).for_each(|(&dy, dw)| axpy(dy, x, dw));
             }
             axpy(1.0, dy, bias_grad.f32_mut()?);
             for (dx, h) in dx.iter_mut().zip(before_gelu.f32()?.iter().skip(r * inputs)) {
@@ -162,9 +169,9 @@ mod tests {
                 weight,
                 transposed,
                 out_grad,
-                x_grad,
+                x_grad: Some(x_grad),
                 before_gelu: None,
-                weight_grad,
+                weight_grad: Some(weight_grad),
                 bias_grad: Some(bias_grad),
                 accumulate: false,
                 quantised: None,
@@ -176,6 +183,19 @@ mod tests {
             let once = b.get(weight_grad)[7];
             b.run(LinearGrad { accumulate: true, ..backward });
             approx::assert_relative_eq!(b.get(weight_grad)[7], 2.0 * once, max_relative = 1e-6);
+            // One at a time they are the same.
+            let (whole_x, whole_weight): ([f32; 45], [f32; 54]) =
+                (b.get(x_grad).try_into().unwrap(), b.get(weight_grad).try_into().unwrap());
+            b.set(weight_grad, &[once; 54]);
+            b.run(LinearGrad { x_grad: None, ..backward });
+            b.run(LinearGrad { x_grad: None, accumulate: true, ..backward });
+            b.set(x_grad, &[f32::NAN; 45]);
+            b.run(LinearGrad { weight_grad: None, bias_grad: None, ..backward });
+            assert_eq!(b.get(x_grad), whole_x);
+            assert_eq!(b.get(weight_grad), whole_weight);
+            let neither = LinearGrad { x_grad: None, weight_grad: None, ..backward };
+            assert_eq!(neither.validate(), Err(neither.misfit("x_grad")));
+            assert_eq!(LinearGrad { x_grad: None, ..backward }.flops(), 2 * 5 * 54);
         }
     }
 
@@ -192,9 +212,9 @@ mod tests {
             weight,
             transposed: false,
             out_grad,
-            x_grad,
+            x_grad: Some(x_grad),
             before_gelu: Some(h),
-            weight_grad,
+            weight_grad: Some(weight_grad),
             bias_grad: None,
             accumulate: false,
             quantised: None,

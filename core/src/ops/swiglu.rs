@@ -61,6 +61,8 @@ pub struct SwiGluGrad {
     pub gate_up: Region,
     /// [rows, d].
     pub out_grad: Region,
+    /// [rows, d]: where wanted, what [`SwiGlu`] makes of gate and up, bit for bit.
+    pub out: Option<Region>,
     /// A copy of both gradients as they are stored.
     pub copy: Option<Quantised>,
 }
@@ -71,11 +73,13 @@ impl Operation for SwiGluGrad {
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::update("gate_up", self.gate_up));
         visit(Operand::read("out_grad", self.out_grad));
+        self.out.into_iter().for_each(|r| visit(Operand::write("out", r)));
         self.copy.iter().for_each(|c| c.visit_made(visit));
     }
 
     fn validate(&self) -> Result<(), OperationError> {
         self.expect(fits(&self.gate_up, &self.out_grad), "out_grad")?;
+        self.expect(self.out.is_none_or(|r| fits(&self.gate_up, &r)), "out")?;
         self.expect(self.copy.is_none_or(|c| c.fits(&self.gate_up)), "copy")
     }
 
@@ -84,10 +88,16 @@ impl Operation for SwiGluGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [mut gate_up, out_grad] = arena.views([Some(self.gate_up), Some(self.out_grad)])?;
+        let [mut gate_up, out_grad, mut out] = arena.views([Some(self.gate_up), Some(self.out_grad), self.out])?;
         let d = self.out_grad.columns() as usize;
-        for (row, out_grad) in gate_up.f32_mut()?.chunks_exact_mut(2 * d).zip(out_grad.f32()?.chunks_exact(d)) {
+        let rows = gate_up.f32_mut()?.chunks_exact_mut(2 * d).zip(out_grad.f32()?.chunks_exact(d));
+        let out = out.f32_mut()?;
+        for (r, (row, out_grad)) in rows.enumerate() {
             let (gate, up) = row.split_at_mut(d);
+            // Empty where it is not wanted.
+            for ((out, g), u) in out.iter_mut().skip(r * d).zip(&*gate).zip(&*up) {
+                *out = silu(*g)[0] * u;
+            }
             for ((g, u), dy) in gate.iter_mut().zip(up).zip(out_grad) {
                 let [value, slope] = silu(*g);
                 (*g, *u) = (dy * *u * slope, dy * value);
@@ -140,7 +150,11 @@ mod tests {
         let copy: [f32; 70] = core::array::from_fn(|i| b.get(gate_up)[i]);
         let (out, out_grad) = (b.poison([1, 1, 5, 7]), b.normal([1, 1, 5, 7], 2, 1.0));
         let gradient = b.values([1, 1, 5, 14], &copy);
-        b.run(SwiGluGrad { gate_up: gradient, out_grad, copy: None });
+        let again = b.poison([1, 1, 5, 7]);
+        b.run(SwiGluGrad { gate_up: gradient, out_grad, out: Some(again), copy: None });
         b.check_gradient(SwiGlu { gate_up, out, copy: None }, gate_up, gradient, out, out_grad);
+        b.run(SwiGlu { gate_up, out, copy: None });
+        let forward: [f32; 35] = b.get(out).try_into().unwrap();
+        assert_eq!(b.get(again), forward);
     }
 }

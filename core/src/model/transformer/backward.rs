@@ -7,6 +7,7 @@ use super::regions::Training;
 use super::weights::{Dense, Gain, Weights};
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
+use crate::model::Activation;
 use crate::model::family::{Control, MicroBatch};
 use crate::ops::{
     AffineGrad, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, LinearGrad, NormGrad, QkNormGrad, SwiGluGrad,
@@ -40,19 +41,23 @@ impl Backward<'_> {
     fn dense(
         &self,
         device: &mut dyn Device,
-        (p, l): (Projection, u32),
+        at: (Projection, u32),
         part: fn(&Weights) -> &Dense,
-        [x, out_grad, x_grad]: [Region; 3],
+        regions: [Region; 3],
         before_gelu: Option<Region>,
     ) -> Result<(), OperationError> {
+        let linear = LinearGrad { before_gelu, ..self.linear(at.1, part, regions) };
+        self.pass.model.project_grad(device, self.pass.copying, at, linear)
+    }
+
+    /// The gradients of layer `l`'s linear layer, all of them.
+    fn linear(&self, l: u32, part: fn(&Weights) -> &Dense, [x, out_grad, x_grad]: [Region; 3]) -> LinearGrad {
         let (weights, grads) = (part(&self.pass.network.weights), part(self.grads));
-        let linear = LinearGrad {
-            before_gelu,
+        LinearGrad {
             bias_grad: grads.bias(l),
             accumulate: self.accumulate,
             ..LinearGrad::new([x, weights.weight.at(l)], out_grad, [x_grad, grads.weight.at(l)])
-        };
-        self.pass.model.project_grad(device, self.pass.copying, (p, l), linear)
+        }
     }
 
     /// The gradients of a norm of `x`, one output's or two's, added to the residual stream's.
@@ -99,20 +104,42 @@ impl Backward<'_> {
         let Backward { pass, training: t, .. } = *self;
         let (f, up, activated) = (pass.forward, pass.forward.up.at(l), pass.forward.activated.at(l));
         let activated_grad = t.wide.reshaped(activated.shape);
-        let gelu = pass.model.feed == Feed::Gelu;
         let regions = [activated, t.x_grad, activated_grad];
-        self.dense(device, (Projection::Down, l), |w| &w.down, regions, gelu.then_some(up))?;
-        let up_grad = if gelu { activated_grad } else { up };
-        if !gelu {
-            let copy = pass.model.grad_copy(pass.copying, Projection::Up, l, up);
-            device.emit(SwiGluGrad { gate_up: up, out_grad: activated_grad, copy })?;
-        }
+        let up_grad = match pass.model.feed {
+            Feed::Gelu => {
+                self.dense(device, (Projection::Down, l), |w| &w.down, regions, Some(up))?;
+                activated_grad
+            }
+            Feed::SwiGlu => {
+                self.gated(device, l, regions)?;
+                up
+            }
+        };
         self.dense(device, (Projection::Up, l), |w| &w.up, [f.norm2.at(l), up_grad, t.norm2_grad], None)?;
         if pass.model.parallel() {
             return Ok(());
         }
         let first = self.affine(|w| &w.norm2, l, t.norm2_grad);
         device.emit(self.norm([f.mid.at(l), f.stats2.at(l)], first, None, Some((Projection::Out, l))))
+    }
+
+    /// The gradients of SwiGLU and of the product behind it. SwiGLU's output, which the weight's gradient is made of, is
+    /// computed again, where it is, in the pass that has gate and up at hand.
+    fn gated(
+        &self,
+        device: &mut dyn Device,
+        l: u32,
+        [activated, out_grad, activated_grad]: [Region; 3],
+    ) -> Result<(), OperationError> {
+        let (pass, at) = (self.pass, (Projection::Down, l));
+        let again = pass.rebuilds(self.micro.recompute, Activation::Activated, l);
+        let down = self.linear(l, |w| &w.down, [activated, out_grad, activated_grad]);
+        let input = LinearGrad { weight_grad: None, bias_grad: None, ..down };
+        let gate_up = pass.forward.up.at(l);
+        let copy = pass.model.grad_copy(pass.copying, Projection::Up, l, gate_up);
+        pass.model.project_grad(device, pass.copying, at, if again { input } else { down })?;
+        device.emit(SwiGluGrad { gate_up, out_grad: activated_grad, out: again.then_some(activated), copy })?;
+        if again { device.emit(LinearGrad { x_grad: None, ..down }) } else { Ok(()) }
     }
 
     /// Attention's branch and norm₁; of parallel branches norm₂ as well.

@@ -207,13 +207,15 @@ impl Pass<'_> {
         Ok(low)
     }
 
-    /// Rebuilds what layer `l`'s shared slots lost to later layers, in the order of the forward pass. The last layer's are
-    /// still there.
+    /// Whether an activation of layer `l` is to be computed again. The last layer's are still there.
+    pub fn rebuilds(&self, again: Recompute, activation: Activation, l: u32) -> bool {
+        again.contains(activation) && l + 1 < self.model.layers
+    }
+
+    /// Rebuilds what layer `l`'s shared slots lost to later layers, in the order of the forward pass, but for SwiGLU's
+    /// output.
     pub fn rebuild(&self, device: &mut dyn Device, again: Recompute, l: u32) -> Result<(), OperationError> {
-        if l + 1 == self.model.layers {
-            return Ok(());
-        }
-        let (parallel, again) = (self.model.parallel(), |a| again.contains(a));
+        let (parallel, again) = (self.model.parallel(), |a| self.rebuilds(again, a, l));
         let (qkv, up) = (again(Activation::Qkv), again(Activation::GateUp));
         // Copies are for a product that follows.
         let reading = |read: bool| Pass { copying: self.copying.filter(|_| read), ..*self };
@@ -246,7 +248,8 @@ impl Pass<'_> {
             // The product made it.
             Feed::Gelu if up => Ok(()),
             Feed::Gelu => device.emit(Gelu { x: self.forward.up.at(l), out: self.forward.activated.at(l) }),
-            Feed::SwiGlu => reading(false).activate(device, l),
+            // Its gradient makes it beside its own.
+            Feed::SwiGlu => Ok(()),
         }
     }
 

@@ -32,37 +32,35 @@ impl Cpu {
         }
         let ([x, weight, out_grad, before_gelu], [x_grad, weight_grad, bias_grad, scratch]) = arena.f32s(
             [Some(op.x), Some(op.weight), Some(op.out_grad), op.before_gelu],
-            [Some(op.x_grad), Some(op.weight_grad), op.bias_grad, Some(self.scratch)],
+            [op.x_grad, op.weight_grad, op.bias_grad, Some(self.scratch)],
         )?;
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out_grad.columns()].map(|n| n as usize);
-        let (x, dy) = (Matrix::new(x, rows, inputs), Matrix::new(out_grad, rows, outputs));
-        let weight = match op.transposed {
-            true => Matrix::new(weight, inputs, outputs).transposed(),
-            false => Matrix::new(weight, outputs, inputs),
-        };
-        gemm::product(
-            &mut self.pool,
-            dy,
-            weight,
-            MatrixMut::new(x_grad, rows, inputs),
-            Update::Overwrite,
-            scratch,
-            |_, mut block| {
+        let dy = Matrix::new(out_grad, rows, outputs);
+        if op.x_grad.is_some() {
+            let weight = match op.transposed {
+                true => Matrix::new(weight, inputs, outputs).transposed(),
+                false => Matrix::new(weight, outputs, inputs),
+            };
+            let (dx, update) = (MatrixMut::new(x_grad, rows, inputs), Update::Overwrite);
+            gemm::product(&mut self.pool, dy, weight, dx, update, scratch, |_, mut block| {
                 let cols = block.cols();
                 for row in block.rows() {
                     if let Some(hidden) = before_gelu.get(row * inputs + cols.start..row * inputs + cols.end) {
                         simd::gelu_backward(hidden, block.row(row));
                     }
                 }
-            },
-        );
-        let update = if op.accumulate { Update::Accumulate } else { Update::Overwrite };
-        let (left, right, [m, n]) = match op.transposed {
-            true => (x, dy, [inputs, outputs]),
-            false => (dy, x, [outputs, inputs]),
-        };
-        let dw = MatrixMut::new(weight_grad, m, n);
-        gemm::product(&mut self.pool, left.transposed(), right, dw, update, scratch, |_, _| {});
+            });
+        }
+        if op.weight_grad.is_some() {
+            let update = if op.accumulate { Update::Accumulate } else { Update::Overwrite };
+            let x = Matrix::new(x, rows, inputs);
+            let (left, right, [m, n]) = match op.transposed {
+                true => (x, dy, [inputs, outputs]),
+                false => (dy, x, [outputs, inputs]),
+            };
+            let dw = MatrixMut::new(weight_grad, m, n);
+            gemm::product(&mut self.pool, left.transposed(), right, dw, update, scratch, |_, _| {});
+        }
         sum_columns(&mut self.pool, out_grad, outputs, bias_grad, op.accumulate);
         Ok(())
     }

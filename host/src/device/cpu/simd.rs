@@ -184,7 +184,7 @@ pub fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
     });
 }
 
-/// Turns gate and up into their gradients: `dy · up · silu′(gate)` and `dy · silu(gate)`.
+/// Turns gate and up into their gradients, `dy · up · silu′(gate)` and `dy · silu(gate)`.
 ///
 /// # Panics
 /// If the lengths differ.

@@ -37,13 +37,18 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_swiglu_grad(&mut self, op: SwiGluGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [mut gate_up, out_grad] = arena.views([Some(op.gate_up), Some(op.out_grad)])?;
+        let [mut gate_up, out_grad, mut out] = arena.views([Some(op.gate_up), Some(op.out_grad), op.out])?;
         let (out_grad, d) = (out_grad.f32()?, op.out_grad.columns() as usize);
         let rows = rows(d);
-        self.pool.chunks(gate_up.f32_mut()?, rows * 2 * d, |_, piece, gate_up| {
+        let slices = [(gate_up.f32_mut()?, rows * 2 * d), (out.f32_mut()?, rows * d)];
+        self.pool.bands(slices, |_, piece, [gate_up, out]| {
             let out_grad = out_grad[piece * rows * d..].chunks_exact(d);
-            for (row, out_grad) in gate_up.chunks_exact_mut(2 * d).zip(out_grad) {
+            for (r, (row, out_grad)) in gate_up.chunks_exact_mut(2 * d).zip(out_grad).enumerate() {
                 let (gate, up) = row.split_at_mut(d);
+                // Empty where it is not wanted.
+                if let Some(out) = out.get_mut(r * d..(r + 1) * d) {
+                    simd::swiglu(gate, up, out);
+                }
                 simd::swiglu_backward(gate, up, out_grad);
             }
         });

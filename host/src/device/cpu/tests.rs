@@ -305,6 +305,8 @@ fn linear_gradients() {
         let draw = |which: u64, n| 1 + random.below(case * 16 + which, n) as u32;
         let (rows, inputs, outputs) = (draw(0, [9, 600][case as usize % 2]), draw(1, 200), draw(2, 200));
         let (accumulate, transposed) = (draw(3, 2) == 1, draw(6, 3) == 1);
+        // Only the weight's, only the input's, or both.
+        let one = draw(7, 4);
         let shape = if transposed { matrix(inputs, outputs) } else { matrix(outputs, inputs) };
         let mut b = Bench::new(case);
         let op = LinearGrad {
@@ -312,10 +314,10 @@ fn linear_gradients() {
             x: b.normal(matrix(rows, inputs), 1.0),
             weight: b.normal(shape, 1.0),
             out_grad: b.normal(matrix(rows, outputs), 1.0),
-            x_grad: b.poison(matrix(rows, inputs)),
-            before_gelu: (draw(4, 2) == 1).then(|| b.normal(matrix(rows, inputs), 1.5)),
-            weight_grad: b.target(shape, accumulate),
-            bias_grad: (draw(5, 3) > 1).then(|| b.target(matrix(1, outputs), accumulate)),
+            x_grad: (one != 1).then(|| b.poison(matrix(rows, inputs))),
+            before_gelu: (one != 1 && draw(4, 2) == 1).then(|| b.normal(matrix(rows, inputs), 1.5)),
+            weight_grad: (one != 2).then(|| b.target(shape, accumulate)),
+            bias_grad: (one != 2 && draw(5, 3) > 1).then(|| b.target(matrix(1, outputs), accumulate)),
             accumulate,
             quantised: None,
         };
@@ -339,7 +341,10 @@ fn swiglu_and_its_gradient() {
         let (gate_up, out) = (b.normal(matrix(rows, 2 * d), 3.0), b.poison(matrix(rows, d)));
         b.witness(SwiGlu { gate_up, out, copy: None }, None);
         let out_grad = b.normal(matrix(rows, d), 1.0);
-        b.witness(SwiGluGrad { gate_up, out_grad, copy: None }, None);
+        let again = b.poison(matrix(rows, d));
+        for out in [None, Some(again)] {
+            b.witness(SwiGluGrad { gate_up, out_grad, out, copy: None }, None);
+        }
     }
 }
 

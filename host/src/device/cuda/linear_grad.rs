@@ -26,14 +26,20 @@ struct BiasGradArgs {
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_linear_grad(&mut self, o: LinearGrad) -> Result<(), OperationError> {
-        let x_grad = match &o.quantised {
-            Some(of) => Product::quantised(NAME, of, o.x_grad),
-            None => Product::new(NAME, if o.transposed { Case::Nt } else { Case::Nn }, o.out_grad, o.weight, o.x_grad),
-        };
-        self.product(Product { before_gelu: o.before_gelu, ..x_grad })?;
-        let (left, right) = if o.transposed { (o.x, o.out_grad) } else { (o.out_grad, o.x) };
-        let weight_grad = Product::new(NAME, Case::Tn, left, right, o.weight_grad);
-        self.product(Product { accumulate: o.accumulate, ..weight_grad })?;
+        if let Some(x_grad) = o.x_grad {
+            let product = match &o.quantised {
+                Some(of) => Product::quantised(NAME, of, x_grad),
+                None => {
+                    Product::new(NAME, if o.transposed { Case::Nt } else { Case::Nn }, o.out_grad, o.weight, x_grad)
+                }
+            };
+            self.product(Product { before_gelu: o.before_gelu, ..product })?;
+        }
+        if let Some(weight_grad) = o.weight_grad {
+            let (left, right) = if o.transposed { (o.x, o.out_grad) } else { (o.out_grad, o.x) };
+            let product = Product::new(NAME, Case::Tn, left, right, weight_grad);
+            self.product(Product { accumulate: o.accumulate, ..product })?;
+        }
         // Not the library's epilogue, which overwrites where accumulated gradients are added to.
         let Some(bias_grad) = o.bias_grad else { return Ok(()) };
         let partial = self.scratch_at(0, piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns()))?;

@@ -120,7 +120,7 @@ fn operations_copy_what_they_store() {
         });
         copies_as_quantise(&mut bench, Dtype::E5m2, matrix(2 * d), (amax, true), &|l, copy| {
             let (gate_up, out_grad) = (l.normal(matrix(2 * d), 2.0), l.normal(matrix(d), 1.0));
-            (SwiGluGrad { gate_up, out_grad, copy: Some(copy) }, 4)
+            (SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy) }, 4)
         });
         let (kind, eps) = (NormKind::Rms, 1e-5);
         copies_as_quantise(&mut bench, Dtype::E4m3, matrix(d), (amax, true), &|l, copy| {
@@ -161,7 +161,7 @@ fn operations_copy_what_is_not_finite_as_quantise_does() {
         });
         copies_as_quantise(&mut bench, Dtype::E5m2, matrix(2 * d), (0.5, false), &|l, copy| {
             let (gate_up, out_grad) = (l.kept(matrix(2 * d), values()), l.normal(matrix(d), 1.0));
-            (SwiGluGrad { gate_up, out_grad, copy: Some(copy) }, 4)
+            (SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy) }, 4)
         });
     }
 }
@@ -178,7 +178,7 @@ fn copies_that_no_kernel_makes_are_refused() {
         assert!(matches!(cuda.take_failure(), Some(CudaError::Unsupported { .. })));
     };
     refused(&mut |c| c.run(&SwiGlu { gate_up, out, copy: copy(Dtype::E5m2, 16) }.into()));
-    refused(&mut |c| c.run(&SwiGluGrad { gate_up, out_grad: out, copy: copy(Dtype::E4m3, 32) }.into()));
+    refused(&mut |c| c.run(&SwiGluGrad { gate_up, out_grad: out, out: None, copy: copy(Dtype::E4m3, 32) }.into()));
     let first = Affine { gain: at(2048, Dtype::F32, 16), bias: Some(at(2560, Dtype::F32, 16)), out };
     let (kind, x, stats) = (NormKind::Layer, at(3072, Dtype::F32, 16), at(3584, Dtype::F32, 2));
     let copy = copy(Dtype::E4m3, 16);
@@ -242,9 +242,9 @@ fn products_of_copies() {
                     x: l.normal([1, 1, rows, inputs], 1.0),
                     weight: l.normal(sides, 1.0),
                     out_grad: l.normal([1, 1, rows, outputs], 1.0),
-                    x_grad: l.poison([1, 1, rows, inputs]),
+                    x_grad: Some(l.poison([1, 1, rows, inputs])),
                     before_gelu: None,
-                    weight_grad: if accumulate { l.exact(sides, 1.0) } else { l.poison_exact(sides) },
+                    weight_grad: Some(if accumulate { l.exact(sides, 1.0) } else { l.poison_exact(sides) }),
                     bias_grad: None,
                     accumulate,
                     quantised: Some(QuantisedProduct {

@@ -70,11 +70,14 @@ fn swiglu_and_its_gradient() {
             out: l.poison([1, 1, rows, d]),
             copy: None,
         });
-        bench.agree(|l| SwiGluGrad {
-            gate_up: l.normal([1, 1, rows, 2 * d], 2.0),
-            out_grad: l.normal([1, 1, rows, d], 1.0),
-            copy: None,
-        });
+        for again in [false, true] {
+            bench.agree(|l| SwiGluGrad {
+                gate_up: l.normal([1, 1, rows, 2 * d], 2.0),
+                out_grad: l.normal([1, 1, rows, d], 1.0),
+                out: again.then(|| l.poison([1, 1, rows, d])),
+                copy: None,
+            });
+        }
     }
 }
 
@@ -85,6 +88,7 @@ fn swiglu_far_out_is_a_number() {
     bench.agree(|l| SwiGluGrad {
         gate_up: l.normal([1, 1, 9, 48], 60.0),
         out_grad: l.normal([1, 1, 9, 24], 1.0),
+        out: Some(l.poison([1, 1, 9, 24])),
         copy: None,
     });
 }
@@ -312,6 +316,21 @@ fn long_sequences_have_a_gradient_by_keys() {
         (Heads::grouped(4, 2, 64), 1, 200),
         (Heads::grouped(3, 1, 64), 1, 257),
         (Heads::grouped(2, 1, 34), 1, 190),
+    ]) {
+        let case = (heads, batch, t, Pattern::DENSE);
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
+    }
+}
+
+/// One head of a key and more than a block has stages for, whole tiles and parts of them, narrow heads.
+#[test]
+fn sequences_that_stay_on_the_chip_have_a_gradient() {
+    let mut bench = Bench::of_attention();
+    for (heads, batch, t) in share(vec![
+        (Heads::interleaved(2, 64), 2, 128),
+        (Heads::grouped(5, 1, 64), 1, 100),
+        (Heads::grouped(4, 2, 40), 2, 65),
+        (Heads::grouped(8, 2, 64), 1, 127),
     ]) {
         let case = (heads, batch, t, Pattern::DENSE);
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));

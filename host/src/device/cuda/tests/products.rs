@@ -47,6 +47,8 @@ fn queries_and_keys_are_turned() {
         (Heads::interleaved(2, 8), 2, 13, 13),
         (Heads::grouped(4, 2, 6), 6, 20, 5),
         (Heads::interleaved(3, 64), 16, 9, 9),
+        (Heads::grouped(4, 2, 64), 64, 30, 10),
+        (Heads::interleaved(2, 40), 24, 7, 7),
     ] {
         bench.agree(|l| {
             let mut angles = Vec::new();
@@ -89,7 +91,15 @@ fn a_row_in_f32_by_a_weight_in_the_precisions_type() {
 fn linear_grad_overwrites_and_accumulates() {
     let mut bench = Bench::of_products();
     for [rows, inputs, outputs] in sizes() {
-        for (accumulate, transposed) in [(false, false), (true, false), (false, true), (true, true)] {
+        // Of the last ones only the input's gradient, and only the weight's.
+        for (accumulate, transposed, x_grad, weight_grad) in [
+            (false, false, true, true),
+            (true, false, true, true),
+            (false, true, true, true),
+            (true, true, true, true),
+            (false, false, true, false),
+            (true, false, false, true),
+        ] {
             bench.agree(|l| {
                 let sum = |l: &mut Lay, shape| if accumulate { l.exact(shape, 1.0) } else { l.poison_exact(shape) };
                 let sides = if transposed { [1, 1, inputs, outputs] } else { [1, 1, outputs, inputs] };
@@ -98,10 +108,10 @@ fn linear_grad_overwrites_and_accumulates() {
                     x: l.normal([1, 1, rows, inputs], 1.0),
                     weight: l.normal(sides, 1.0),
                     out_grad: l.normal([1, 1, rows, outputs], 1.0),
-                    x_grad: l.poison([1, 1, rows, inputs]),
-                    before_gelu: accumulate.then(|| l.normal([1, 1, rows, inputs], 1.0)),
-                    weight_grad: sum(l, sides),
-                    bias_grad: Some(sum(l, [1, 1, 1, outputs])),
+                    x_grad: x_grad.then(|| l.poison([1, 1, rows, inputs])),
+                    before_gelu: (accumulate && x_grad).then(|| l.normal([1, 1, rows, inputs], 1.0)),
+                    weight_grad: weight_grad.then(|| sum(l, sides)),
+                    bias_grad: weight_grad.then(|| sum(l, [1, 1, 1, outputs])),
                     accumulate,
                     quantised: None,
                 }
@@ -140,16 +150,16 @@ fn a_gelu_apart_from_its_product_gives_the_same() {
             x: l.normal([1, 1, 21, 9], 1.0),
             weight: l.normal([1, 1, 33, 9], 1.0),
             out_grad: l.normal([1, 1, 21, 33], 1.0),
-            x_grad: l.poison([1, 1, 21, 9]),
+            x_grad: Some(l.poison([1, 1, 21, 9])),
             before_gelu: Some(l.normal([1, 1, 21, 9], 1.0)),
-            weight_grad: l.poison_exact([1, 1, 33, 9]),
+            weight_grad: Some(l.poison_exact([1, 1, 33, 9])),
             bias_grad: None,
             accumulate: false,
             quantised: None,
         };
         bench.agree_by(precision, tolerance, &backward, &|cuda, o| {
             cuda.run_linear_grad(LinearGrad { before_gelu: None, ..o })?;
-            let product = Product::new("linear_grad", Case::Nn, o.out_grad, o.weight, o.x_grad);
+            let product = Product::new("linear_grad", Case::Nn, o.out_grad, o.weight, o.x_grad.expect("an input's"));
             cuda.epilogue(&Product { before_gelu: o.before_gelu, ..product })
         });
     }
