@@ -29,7 +29,8 @@ impl Cuda {
         self.name_outside("NCCL")
     }
 
-    fn exchange(
+    /// Queues messages to and from other ranks, all at once.
+    pub(super) fn exchange(
         &mut self,
         operation: &'static str,
         sends: &[Message],

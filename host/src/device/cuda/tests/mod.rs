@@ -4,6 +4,7 @@
 mod bench;
 mod errors;
 mod fp8;
+mod messages;
 mod mirrors;
 mod neurogen;
 mod operations;
