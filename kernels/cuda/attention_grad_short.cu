@@ -21,23 +21,6 @@ static_assert(ROOM <= 227 << 10, "what a block may have");
 // The barriers of a warpgroup by itself, behind the pipeline's.
 constexpr u32 OWN = 1 + STAGES * 3;
 
-// out_grad . out of a row; a lane of four has a quarter of it.
-__device__ inline float row_dot(const bf16* grads, const bf16* outs, u32 row) {
-    float sum = 0;
-#pragma unroll
-    for (u32 p = 0; p < 2; p++) {
-        u32 piece = threadIdx.x % 4 * 2 + p;
-        Piece x = *(const Piece*)piece_at(grads, row, piece), y = *(const Piece*)piece_at(outs, row, piece);
-#pragma unroll
-        for (u32 e = 0; e < 4; e++) {
-            sum += __uint_as_float(x.words[e] << 16) * __uint_as_float(y.words[e] << 16);
-            sum += __uint_as_float(x.words[e] & 0xffff0000u) * __uint_as_float(y.words[e] & 0xffff0000u);
-        }
-    }
-    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-    return sum + __shfl_xor_sync(FULL_WARP, sum, 2);
-}
-
 }  // namespace
 
 #endif

@@ -30,20 +30,7 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradArgs&
     float log_sum[2], mean[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        // out_grad . out: a quarter of a row each lane of four.
-        float sum = 0;
-#pragma unroll
-        for (u32 p = 0; p < 2; p++) {
-            u32 r = own + lane / 4 + 8 * h, piece = lane % 4 * 2 + p;
-            Piece x = *(const Piece*)piece_at(own_grads, r, piece), y = *(const Piece*)piece_at(own_outs, r, piece);
-#pragma unroll
-            for (u32 e = 0; e < 4; e++) {
-                sum += __uint_as_float(x.words[e] << 16) * __uint_as_float(y.words[e] << 16);
-                sum += __uint_as_float(x.words[e] & 0xffff0000u) * __uint_as_float(y.words[e] & 0xffff0000u);
-            }
-        }
-        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-        mean[h] = sum + __shfl_xor_sync(FULL_WARP, sum, 2);
+        mean[h] = row_dot(own_grads, own_outs, own + lane / 4 + 8 * h);
         u32 i = row + lane / 4 + 8 * h;
         u64 at = ((u64)blockIdx.y * a.heads.queries + head) * end + i;
         log_sum[h] = i < end ? a.log_sum[at] * LOG2_E : 0.0f;

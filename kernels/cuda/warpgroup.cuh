@@ -56,6 +56,23 @@ __device__ inline void start_turned(float (&sums)[8][4], Matrix left, Matrix rig
     end_products();
 }
 
+// The product of the same row of two tiles; a lane of four has a quarter of it.
+__device__ inline float row_dot(const bf16* left, const bf16* right, u32 row) {
+    float sum = 0;
+#pragma unroll
+    for (u32 p = 0; p < 2; p++) {
+        u32 piece = threadIdx.x % 4 * 2 + p;
+        Piece x = *(const Piece*)piece_at(left, row, piece), y = *(const Piece*)piece_at(right, row, piece);
+#pragma unroll
+        for (u32 e = 0; e < 4; e++) {
+            sum += __uint_as_float(x.words[e] << 16) * __uint_as_float(y.words[e] << 16);
+            sum += __uint_as_float(x.words[e] & 0xffff0000u) * __uint_as_float(y.words[e] & 0xffff0000u);
+        }
+    }
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    return sum + __shfl_xor_sync(FULL_WARP, sum, 2);
+}
+
 // Rounds a warp's 16 rows to a left factor.
 template <int K>
 __device__ inline void round_left(u32 (&pairs)[K][4], const float (&sums)[2 * K][4]) {
