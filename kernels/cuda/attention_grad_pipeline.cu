@@ -45,7 +45,7 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradArgs& 
     bf16 *own_keys = (bf16*)pool, *own_values = own_keys + 2 * TILE, *tiles = own_values + 2 * TILE;
     // By stage.
     float *log_sums = (float*)(tiles + STAGES * 2 * TILE), *means = log_sums + STAGES * SIDE;
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, key_head = blockIdx.x, group = a.heads.group();
+    u32 warp = threadIdx.x / 32, key_head = blockIdx.x, group = a.heads.group();
     u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, end = a.seq_len;
     u64 first = (u64)blockIdx.y * end;
     // The longest columns of all first. Of each head of the group the queries that see a key.
@@ -91,27 +91,14 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradArgs& 
     auto weigh = [&](u32 stage) {
         hide<true>(scores, a.pattern, row, now);
         now = now + SIDE < end ? now + SIDE : j0;
-        const float* own = log_sums + stage * SIDE + lane % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-            float sums[2] = {own[8 * n] * LOG2_E, own[8 * n + 1] * LOG2_E};
-#pragma unroll
-            for (int e = 0; e < 4; e++) scores[n][e] = power_of_two(scores[n][e] * c - sums[e % 2]);
-        }
-    };
-    auto derive = [&](u32 stage) {
-        const float* own = means + stage * SIDE + lane % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) products[n][e] = scores[n][e] * (products[n][e] - own[8 * n + e % 2]);
+        weigh_columns(scores, c, log_sums + stage * SIDE);
     };
     begin_products();
     start(0);
     wait_for_products<1>(scores);
     weigh(0);
     wait_for_products<0>(products);
-    derive(0);
+    derive_columns(products, scores, means);
     round_left(weights, scores);
     round_left(gradients, products);
 #pragma unroll 1
@@ -123,7 +110,7 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradArgs& 
         wait_for_products<3>(scores);
         weigh(next);
         wait_for_products<2>(products);
-        derive(next);
+        derive_columns(products, scores, means + next * SIDE);
         wait_for_products<0>(value_sums);
         wait_for_products<0>(key_sums);
         blocks.release(stage, t - 1);

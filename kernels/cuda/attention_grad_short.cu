@@ -89,15 +89,9 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
             start_turned(products, all_grads.row(own * SIDE), all_values.row(j * SIDE));
             wait_for_products<1>(scores);
             hide<false>(scores, a.pattern, row, j * SIDE);
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) scores[n][e] = power_of_two(scores[n][e] * c - log_sum[e / 2]);
+            weigh_rows(scores, c, log_sum);
             wait_for_products<0>(products);
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) products[n][e] = scores[n][e] * (products[n][e] - mean[e / 2]);
+            derive_rows(products, scores, mean);
             round_left(gradients, products);
             begin_products();
             start_adding(query_sums, gradients, all_keys.row(j * SIDE));
@@ -110,19 +104,9 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
             start_turned(products, all_values.row(own * SIDE), all_grads.row(i * SIDE));
             wait_for_products<1>(scores);
             hide<true>(scores, a.pattern, row, i * SIDE);
-            u32 column = i * SIDE + lane % 4 * 2;
-#pragma unroll
-            for (int n = 0; n < 8; n++) {
-                float log_sum[2] = {sums[column + 8 * n] * LOG2_E, sums[column + 8 * n + 1] * LOG2_E};
-#pragma unroll
-                for (int e = 0; e < 4; e++) scores[n][e] = power_of_two(scores[n][e] * c - log_sum[e % 2]);
-            }
+            weigh_columns(scores, c, sums + i * SIDE);
             wait_for_products<0>(products);
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    products[n][e] = scores[n][e] * (products[n][e] - means[column + 8 * n + e % 2]);
+            derive_columns(products, scores, means + i * SIDE);
             round_left(weights, scores);
             round_left(gradients, products);
             begin_products();

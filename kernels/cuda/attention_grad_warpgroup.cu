@@ -51,15 +51,9 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradArgs&
         if (next < i_end) fetch_tile(stage ^ 1, next);
         wait_for_products<1>(scores);
         hide<false>(scores, a.pattern, row, j);
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) scores[n][e] = power_of_two(scores[n][e] * c - log_sum[e / 2]);
+        weigh_rows(scores, c, log_sum);
         wait_for_products<0>(products);
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) products[n][e] = scores[n][e] * (products[n][e] - mean[e / 2]);
+        derive_rows(products, scores, mean);
         round_left(gradients, products);
         begin_products();
         start_adding(sums, gradients, tile_keys);
@@ -149,11 +143,7 @@ __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a)
                 scores[n][e] = power_of_two(scores[n][e] * c - log_sums[at]);
             }
         wait_for_products<0>(products);
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                products[n][e] = scores[n][e] * (products[n][e] - means[stage * SIDE + 8 * n + lane % 4 * 2 + e % 2]);
+        derive_columns(products, scores, means + stage * SIDE);
         // Rounded at last, for want of registers.
         round_left(weights, scores);
         round_left(gradients, products);

@@ -73,6 +73,42 @@ __device__ inline float row_dot(const bf16* left, const bf16* right, u32 row) {
     return sum + __shfl_xor_sync(FULL_WARP, sum, 2);
 }
 
+// Scores, `c` times which are powers of two, to probabilities, by the log-sum of each row, to base 2.
+__device__ inline void weigh_rows(float (&scores)[8][4], float c, const float (&log_sum)[2]) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) scores[n][e] = power_of_two(scores[n][e] * c - log_sum[e / 2]);
+}
+
+// The same by the natural log-sum of each column.
+__device__ inline void weigh_columns(float (&scores)[8][4], float c, const float* log_sums) {
+    const float* own = log_sums + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        float sums[2] = {own[8 * n] * LOG2_E, own[8 * n + 1] * LOG2_E};
+#pragma unroll
+        for (int e = 0; e < 4; e++) scores[n][e] = power_of_two(scores[n][e] * c - sums[e % 2]);
+    }
+}
+
+// Gradients of probabilities to those of their scores, by the mean of each row.
+__device__ inline void derive_rows(float (&gradients)[8][4], const float (&weights)[8][4], const float (&mean)[2]) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) gradients[n][e] = weights[n][e] * (gradients[n][e] - mean[e / 2]);
+}
+
+// The same by the mean of each column.
+__device__ inline void derive_columns(float (&gradients)[8][4], const float (&weights)[8][4], const float* means) {
+    const float* own = means + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) gradients[n][e] = weights[n][e] * (gradients[n][e] - own[8 * n + e % 2]);
+}
+
 // Rounds a warp's 16 rows to a left factor.
 template <int K>
 __device__ inline void round_left(u32 (&pairs)[K][4], const float (&sums)[2 * K][4]) {
