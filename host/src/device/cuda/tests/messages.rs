@@ -26,7 +26,7 @@ fn a_gpu_sends_to_itself_in_a_recorded_graph() {
     let sends = [message(0, 400), message(512, 24)];
     let receives = [message(1024, 400), message(2048, 24)];
     for round in 0..3u8 {
-        let bytes: Vec<u8> = (0..4096u32).map(|i| (i * 7) as u8 ^ round).collect();
+        let bytes: Vec<u8> = (0..4096u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 24) as u8 ^ round).collect();
         cuda.write(region(0, 1024), &bytes).expect("room");
         let queue = |cuda: &mut Cuda| cuda.exchange("all_to_all", &sends, &receives);
         replay(&mut cuda, 1, queue).expect("a graph with messages");
