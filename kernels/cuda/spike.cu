@@ -1,173 +1,149 @@
-// One token's step of a module of spiking neurons: the potentials and who fires, then the outputs.
-//
-// Every sum goes over a row's synapses in their order, products and sums rounded one by one, so that the spikes are
-// those of every other device.
-#include "streams.cuh"
-
-struct SpikeArgs {
-    void* signals;         // [2, rows, B]: the token before, then this one
-    void* spikes;          // [2, neurons, B]
-    const float* keep;     // [B]
-    const u32* sources;    // [neurons, fan_in]: rising
-    const float* weights;  // [neurons, fan_in]
-    float* potential;      // [neurons, B]
-    float* fatigue;        // [neurons, B]
-    float* offset;         // [neurons]
-    void* slope;           // [neurons, B], or null
-    u32* bits;             // [groups of 32 streams, neurons]: who fired before; null: a block has one stream
-    u32 rows, streams, neurons, fan_in;
-    u32 block, winners;    // neurons that compete, and how many of them may fire
-    u32 together;          // streams of a thread block: a power of two
-    u32 quads;             // whether synapses come four at a time
-    u32 pooled;            // whether a thread block writes its neurons' outputs itself
-    u32 first, count;      // outputs
-    float leak, threshold, tiring, adaptation, filter, rate, homeostasis;
-};
+// One token's step of a module of spiking neurons in many streams: the potentials and who fires, then the outputs.
+#include "spike.cuh"
 
 // Neurons times streams of a thread block.
 constexpr u32 ROOM = 4096;
-// How far homeostasis may move a threshold.
-constexpr float OFFSET_LIMIT = 3;
-// No potential falls lower.
-constexpr float LOWEST_POTENTIAL = -OFFSET_LIMIT;
-// What is left of an output counts as nothing from here down.
-constexpr float FAINT = 1e-12f;
 // Threads that decide who of a stream fires.
 constexpr u32 JUDGES = 16;
 
-// A warp 32 neurons: who of a group fired before, a word each. Grid (neurons / 256, groups).
+// A thread 8 streams of a neuron: who of them fired before, a byte. Grid (neurons / 64, groups of 32 streams).
 template <class T>
 __device__ void pack_before(const SpikeArgs& a) {
-    u32 first = blockIdx.x * 256 + threadIdx.x / 32 * 32, word = 0;
-#pragma unroll 8
-    for (u32 i = 0; i < 32; i++) {
-        u32 neuron = min(first + i, a.neurons - 1);
-        u32 found = fired((const T*)a.spikes + (u64)neuron * a.streams, blockIdx.y * 32, a.streams);
-        word = threadIdx.x % 32 == i ? found : word;
+    u32 neuron = blockIdx.x * 64 + threadIdx.x / 4, stream = blockIdx.y * 32 + threadIdx.x % 4 * 8, byte = 0;
+    if (neuron >= a.neurons) return;
+    const T* spikes = (const T*)a.spikes + (u64)neuron * a.streams + stream;
+    if (a.wide && stream + 8 <= a.streams) {
+        float z[8];
+        read(z, spikes);
+#pragma unroll
+        for (int i = 0; i < 8; i++) byte |= (z[i] > 0) << i;
+    } else {
+        for (u32 i = 0; i < 8 && stream + i < a.streams; i++) byte |= (load(spikes[i]) > 0) << i;
     }
-    u32 neuron = first + threadIdx.x % 32;
-    if (neuron < a.neurons) a.bits[blockIdx.y * a.neurons + neuron] = word;
+    ((unsigned char*)(a.bits + blockIdx.y * a.neurons + neuron))[threadIdx.x % 4] = (unsigned char)byte;
 }
 
 EXPORT_BOTH(spike_pack, SpikeArgs, 256, pack_before)
 
-// The potential of a neuron in a stream, from what its synapses bring; gives its distance to the threshold.
-template <class T>
-__device__ inline float integrate(const SpikeArgs& a, u32 neuron, u32 stream, float current, float previous) {
-    u64 i = (u64)neuron * a.streams + stream;
-    float keep = a.keep[stream], z = load(((const T*)a.spikes)[i]);
-    float left = __fsub_rn(__fmul_rn(a.leak, a.potential[i]), __fmul_rn(a.threshold, z));
-    // What lies before a document counts for nothing, even if it is not a number.
-    float v = keep > 0 ? __fadd_rn(__fadd_rn(left, previous), current) : current;
-    v = v < LOWEST_POTENTIAL ? LOWEST_POTENTIAL : v;
-    a.potential[i] = v;
-    float adaptation = neuron % 2 == 0 ? a.adaptation : 0.0f;
-    float tired = __fmul_rn(adaptation, keep > 0 ? a.fatigue[i] : 0.0f);
-    return __fsub_rn(v, __fadd_rn(__fadd_rn(a.threshold, a.offset[neuron]), tired));
+template <class T, int N>
+__device__ inline void add_signal(float (&sum)[N], float weight, const Vector<T, N>& x) {
+    float values[N];
+    unpack(values, x);
+#pragma unroll
+    for (int i = 0; i < N; i++) sum[i] = __fadd_rn(sum[i], __fmul_rn(weight, values[i]));
 }
 
-// A thread N streams of a neuron, Q synapses at a time. What fired is 1: a sum goes on by the weight itself, or not
-// at all, read from a word of 32 streams.
-template <class T, int N, int Q>
-__device__ inline void potentials(const SpikeArgs& a, u32 first, u32 end, float* above) {
-    u32 lanes = a.together / N, at_once = 256 / lanes;
-    u32 own = threadIdx.x % lanes * N, stream = blockIdx.y * a.together + own;
-    if (stream >= a.streams) return;
-    const T* before = (const T*)a.signals + stream;
-    const u32* bits = a.bits + stream / 32 * a.neurons;
-    u32 shift = stream % 32;
-    for (u32 neuron = first + threadIdx.x / lanes; neuron < end; neuron += at_once) {
-        const u32* sources = a.sources + (u64)neuron * a.fan_in;
-        const float* weights = a.weights + (u64)neuron * a.fan_in;
-        // Sources of this token come first, those of the token before after them.
-        float sum[N] = {}, current[N] = {};
-        bool of_before = false;
-        Vector<u32, Q> next = fetch<u32, Q>(sources);
-        Vector<float, Q> next_weights = fetch<float, Q>(weights);
+// What fired is 1: a sum goes on by the weight itself, or not at all.
+template <int N>
+__device__ inline void add_spikes(float (&sum)[N], float weight, u32 fired) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (fired >> i & 1) sum[i] = __fadd_rn(sum[i], weight);
+}
+
+// A neuron's synapses, Q at a time, those behind on their way.
+template <int Q>
+struct Synapses {
+    const u32* sources;
+    const float* weights;
+    u32 left;  // with these
+    Vector<u32, Q> s, next;
+    Vector<float, Q> w, next_weights;
+
+    __device__ Synapses(const SpikeArgs& a, u32 neuron)
+        : sources(a.sources + (u64)neuron * a.fan_in), weights(a.weights + (u64)neuron * a.fan_in), left(a.fan_in) {
+        s = fetch<u32, Q>(sources), w = fetch<float, Q>(weights);
+        ask();
+    }
+
+    __device__ void ask() {
+        sources += Q, weights += Q;
+        if (left > Q) next = fetch<u32, Q>(sources), next_weights = fetch<float, Q>(weights);
+    }
+
+    // Calls `visit` with all that have a source below `end`. Sources rise: the last may have others too.
+    template <class Visit>
+    __device__ void until(u32 end, Visit visit) {
 #pragma unroll 1
-        for (u32 f = 0; f < a.fan_in; f += Q) {
-            Vector<u32, Q> s = next;
-            Vector<float, Q> w = next_weights;
-            // Asked for while what these point at is on its way.
-            if (f + Q < a.fan_in) {
-                next = fetch<u32, Q>(sources + f + Q);
-                next_weights = fetch<float, Q>(weights + f + Q);
-            }
-            Vector<T, N> x[Q];
-            u32 word[Q];
-#pragma unroll
-            for (int q = 0; q < Q; q++) {
-                u32 at = s.x[q];
-                if (at < 2 * a.rows) x[q] = fetch<T, N>(before + (at < a.rows ? at + a.rows : at - a.rows) * a.streams);
-                else word[q] = bits[at - 2 * a.rows] >> shift;
-            }
-#pragma unroll
-            for (int q = 0; q < Q; q++) {
-                if (s.x[q] >= a.rows && !of_before) {
-                    of_before = true;
-#pragma unroll
-                    for (int i = 0; i < N; i++) current[i] = sum[i], sum[i] = 0;
-                }
-                if (s.x[q] < 2 * a.rows) {
-#pragma unroll
-                    for (int i = 0; i < N; i++) sum[i] = __fadd_rn(sum[i], __fmul_rn(w.x[q], load(x[q].x[i])));
-                } else {
-#pragma unroll
-                    for (int i = 0; i < N; i++)
-                        if (word[q] >> i & 1) sum[i] = __fadd_rn(sum[i], w.x[q]);
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            float now = of_before ? current[i] : sum[i], previous = of_before ? sum[i] : 0.0f;
-            above[(neuron - first) * a.together + own + i] = integrate<T>(a, neuron, stream + i, now, previous);
+        while (left > 0 && s.x[0] < end) {
+            visit();
+            if (s.x[Q - 1] >= end) break;
+            s = next, w = next_weights;
+            left -= Q;
+            ask();
         }
     }
+};
+
+// What a neuron's synapses bring to N streams from `stream` on: from this token's signals, and from the signals and
+// spikes of the token before. Neurons of a warp go from one kind to the next at nearly the same time.
+template <class T, int N, int Q>
+__device__ inline void bring(const SpikeArgs& a, u32 neuron, u32 stream, float (&now)[N], float (&before)[N]) {
+    Synapses<Q> synapses(a, neuron);
+    const Vector<u32, Q>& s = synapses.s;
+    u32 step = a.streams * sizeof(T);
+    auto signals = [&](const T* values, u32 first, float (&sum)[N]) {
+        // Of source 0, so that a source's place is one multiplication.
+        const char* from = (const char*)values - (u64)first * step;
+        synapses.until(first + a.rows, [&] {
+            Vector<T, N> x[Q] = {};
+#pragma unroll
+            for (int q = 0; q < Q; q++)
+                if (s.x[q] - first < a.rows) x[q] = fetch<T, N>((const T*)(from + (u64)s.x[q] * step));
+#pragma unroll
+            for (int q = 0; q < Q; q++) add_signal(sum, synapses.w.x[q], x[q]);
+        });
+    };
+    const T* values = (const T*)a.signals + stream;
+    signals(values + (u64)a.rows * a.streams, 0, now);
+    signals(values, a.rows, before);
+    const u32* bits = a.bits + stream / 32 * a.neurons;
+    u32 first = 2 * a.rows, shift = stream % 32;
+    synapses.until(~0u, [&] {
+        u32 fired[Q] = {};
+#pragma unroll
+        for (int q = 0; q < Q; q++)
+            if (s.x[q] >= first) fired[q] = bits[s.x[q] - first] >> shift;
+#pragma unroll
+        for (int q = 0; q < Q; q++) add_spikes(before, synapses.w.x[q], fired[q]);
+    });
 }
 
-// One stream: all threads read synapses in the order they lie and multiply; then a thread a neuron adds up. `products`
-// has ROOM places.
-template <class T>
-__device__ inline void potentials_of_one(const SpikeArgs& a, u32 first, u32 end, float* above, float* products) {
-    constexpr u32 PIECE = 128;
-    __shared__ u32 of_now[256];
-    u32 stream = blockIdx.y, piece = min(a.fan_in, PIECE), apart = piece | 1, at_once = min(256u, ROOM / apart);
-    u32 times = (end - first + at_once - 1) / at_once;
-    at_once = (end - first + times - 1) / times;
-    const T* before = (const T*)a.signals + stream;
-    const T* spiked = (const T*)a.spikes + stream;
-    for (u32 start = first; start < end; start += at_once) {
-        u32 neurons = min(at_once, end - start);
-        float current = 0, previous = 0;
-        for (u32 f0 = 0; f0 < a.fan_in; f0 += piece) {
-            u32 count = min(piece, a.fan_in - f0);
-            __syncthreads();
-            if (threadIdx.x < neurons) of_now[threadIdx.x] = 0;
-            __syncthreads();
-#pragma unroll 4
-            for (u32 i = threadIdx.x; i < neurons * count; i += 256) {
-                u32 row = i / count, f = i % count;
-                u64 synapse = (u64)(start + row) * a.fan_in + f0 + f;
-                u32 s = a.sources[synapse];
-                float x;
-                if (s < 2 * a.rows) x = load(before[(u64)(s < a.rows ? s + a.rows : s - a.rows) * a.streams]);
-                else x = load(spiked[(u64)(s - 2 * a.rows) * a.streams]);
-                products[row * apart + f] = __fmul_rn(a.weights[synapse], x);
-                if (s < a.rows) atomicAdd(&of_now[row], 1);
-            }
-            __syncthreads();
-            if (threadIdx.x < neurons) {
-                const float* own = products + threadIdx.x * apart;
-                u32 now = of_now[threadIdx.x];
-                for (u32 f = 0; f < now; f++) current = __fadd_rn(current, own[f]);
-                for (u32 f = now; f < count; f++) previous = __fadd_rn(previous, own[f]);
-            }
-        }
-        u32 neuron = start + threadIdx.x;
-        if (threadIdx.x < neurons) above[neuron - first] = integrate<T>(a, neuron, stream, current, previous);
+// How far N streams of a neuron lie above the threshold after this token; `tired` gets the fatigue before it.
+template <class T, int N>
+__device__ inline void integrate(const SpikeArgs& a, u32 neuron, u32 stream, float (&above)[N], float (&tired)[N]) {
+    float now[N] = {}, before[N] = {}, v[N], z[N], keep[N];
+    a.quads ? bring<T, N, 4>(a, neuron, stream, now, before) : bring<T, N, 1>(a, neuron, stream, now, before);
+    u64 i = (u64)neuron * a.streams + stream;
+    read(v, a.potential + i);
+    read(z, (const T*)a.spikes + i);
+    read(keep, a.keep + stream);
+    read(tired, a.fatigue + i);
+    float offset = a.offset[neuron];
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        tired[n] = keep[n] > 0 ? tired[n] : 0.0f;
+        v[n] = potential(leak(a, v[n], z[n]), keep[n] > 0, before[n], now[n]);
+        above[n] = __fsub_rn(v[n], threshold(a, neuron, offset, tired[n]));
     }
-    __syncthreads();
+    write(a.potential + i, v);
+}
+
+// Writes what follows from who fires.
+template <class T, int N>
+__device__ inline void settle(const SpikeArgs& a, u32 neuron, u32 stream, const float (&above)[N], float (&tired)[N],
+                              const float (&z)[N]) {
+    u64 i = (u64)neuron * a.streams + stream;
+    float keep[N], slope[N];
+    read(keep, a.keep + stream);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        tired[n] = tire(a, keep[n] > 0, tired[n], z[n]);
+        slope[n] = slope_of(a, above[n]);
+    }
+    write((T*)a.spikes + (u64)a.neurons * a.streams + i, z);
+    write(a.fatigue + i, tired);
+    if (a.slope) write((T*)a.slope + i, slope);
 }
 
 // Says in `fires` who does. Each judge has some neurons of a stream; those above their threshold are listed in their
@@ -207,188 +183,95 @@ __device__ inline void judge(const SpikeArgs& a, u32 neurons, const float* above
     __syncthreads();
 }
 
-// A block the neurons that compete, and some streams. Grid (neurons / block, B / together).
+// Moves thresholds so that neurons fire at their rate.
+__device__ inline void hold(const SpikeArgs& a, u32 neuron, u32 fired) {
+    float more = __fsub_rn(__fdiv_rn((float)fired, (float)a.streams), a.rate);
+    float moved = __fadd_rn(a.offset[neuron], __fmul_rn(a.homeostasis, more));
+    a.offset[neuron] = fminf(fmaxf(moved, -OFFSET_LIMIT), OFFSET_LIMIT);
+}
+
+// The outputs and thresholds of a block that has whole groups of neurons, and all streams if thresholds move.
 template <class T>
-__device__ void fire(const SpikeArgs& a) {
-    __shared__ float above[ROOM];
+__device__ inline void pool_block(const SpikeArgs& a, u32 first, u32 end, const unsigned char* fires) {
+    u32 group = a.neurons / a.count, outputs = (end - first) / group;
+    for (u32 i = threadIdx.x; i < outputs * a.together; i += 256) {
+        u32 o = i / a.together, own = i % a.together, stream = blockIdx.y * a.together + own, fired = 0;
+        if (stream >= a.streams) continue;
+        for (u32 j = 0; j < group; j++) fired += fires[(o * group + j) * a.together + own];
+        put_output<T>(a, first / group + o, stream, group, fired);
+    }
+    if (a.homeostasis <= 0) return;
+    for (u32 j = threadIdx.x; j < end - first; j += 256) {
+        u32 fired = 0;
+        for (u32 b = 0; b < a.streams; b++) fired += fires[j * a.together + b];
+        hold(a, first + j, fired);
+    }
+}
+
+// A block some neurons, those that compete if any do, and some streams; a thread N streams of a neuron.
+template <class T, int N, bool COMPETE>
+__device__ inline void fire(const SpikeArgs& a, float* above, float* listed, unsigned char* fires) {
+    u32 first = blockIdx.x * a.block, end = min(a.neurons, first + a.block), lanes = a.together / N;
+    u32 own = threadIdx.x % lanes * N, stream = blockIdx.y * a.together + own, at_once = 256 / lanes;
+    // Threads read their rows piece by piece, each after the one before: from L2, not from memory.
+    u64 begin = (u64)first * a.fan_in;
+    for (u32 i = threadIdx.x * 32; i < (end - first) * a.fan_in; i += 256 * 32) {
+        prefetch(a.sources + begin + i);
+        prefetch(a.weights + begin + i);
+    }
+    bool has = stream < a.streams;
+    float x[N] = {}, tired[N] = {}, z[N];
+    for (u32 j = threadIdx.x / lanes; j < end - first; j += at_once) {
+        if (has) integrate<T, N>(a, first + j, stream, x, tired);
+        u32 place = j * a.together + own;
+        if constexpr (COMPETE) {
+            // Streams beyond the last are judged too.
+            write(above + place, x);
+        } else {
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                z[n] = x[n] > 0 ? 1.0f : 0.0f;
+                fires[place + n] = x[n] > 0;
+            }
+            if (has) settle<T, N>(a, first + j, stream, x, tired, z);
+        }
+    }
+    __syncthreads();
+    if constexpr (COMPETE) {
+        judge(a, end - first, above, listed, fires);
+        for (u32 j = threadIdx.x / lanes; has && j < end - first; j += at_once) {
+            u32 place = j * a.together + own;
+            read(x, above + place);
+            read(tired, a.fatigue + (u64)(first + j) * a.streams + stream);
+#pragma unroll
+            for (int n = 0; n < N; n++) z[n] = fires[place + n];
+            settle<T, N>(a, first + j, stream, x, tired, z);
+        }
+    }
+    if (a.pooled) pool_block<T>(a, first, end, fires);
+}
+
+// Every neuron decides for itself. Grid (neurons / block, B / together).
+template <class T>
+__device__ void fire_freely(const SpikeArgs& a) {
+    __shared__ unsigned char fires[ROOM];
+    a.wide ? fire<T, WIDE<T>, false>(a, nullptr, nullptr, fires) : fire<T, 1, false>(a, nullptr, nullptr, fires);
+}
+
+EXPORT_MANY(spike_fire_f32, SpikeArgs, 256, 4, fire_freely<float>)
+EXPORT_MANY(spike_fire_bf16, SpikeArgs, 256, 3, fire_freely<bf16>)
+
+// The neurons of a block compete. The same grid.
+template <class T>
+__device__ void fire_in_competition(const SpikeArgs& a) {
+    alignas(16) __shared__ float above[ROOM];
     __shared__ float listed[ROOM];
     __shared__ unsigned char fires[ROOM];
-    u32 first = blockIdx.x * a.block, end = min(a.neurons, first + a.block);
-    if (a.bits) {
-        // Threads read their rows piece by piece, each after the one before: from L2, not from memory.
-        u64 begin = (u64)first * a.fan_in;
-        for (u32 i = threadIdx.x * 32; i < (end - first) * a.fan_in; i += 256 * 32) {
-            prefetch(a.sources + begin + i);
-            prefetch(a.weights + begin + i);
-        }
-        // Streams beyond the last are judged too.
-        for (u32 i = threadIdx.x; i < (end - first) * a.together; i += 256)
-            if (blockIdx.y * a.together + i % a.together >= a.streams) above[i] = 0;
-        a.quads ? potentials<T, WIDE<T>, 4>(a, first, end, above) : potentials<T, WIDE<T>, 1>(a, first, end, above);
-        __syncthreads();
-    } else {
-        potentials_of_one<T>(a, first, end, above, listed);
-    }
-    judge(a, end - first, above, listed, fires);
-    T* spikes = (T*)a.spikes + (u64)a.neurons * a.streams;
-    for (u32 i = threadIdx.x; i < (end - first) * a.together; i += 256) {
-        u32 stream = blockIdx.y * a.together + i % a.together;
-        if (stream >= a.streams) continue;
-        u64 at = (u64)(first + i / a.together) * a.streams + stream;
-        float z = fires[i] ? 1.0f : 0.0f;
-        spikes[at] = store<T>(z);
-        a.fatigue[at] = __fadd_rn(a.keep[stream] > 0 ? __fmul_rn(a.tiring, a.fatigue[at]) : 0.0f, z);
-        if (!a.slope) continue;
-        float slope = __fsub_rn(1.0f, __fdiv_rn(fabsf(above[i]), a.threshold));
-        ((T*)a.slope)[at] = store<T>(slope > 0 ? __fmul_rn(0.3f, slope) : 0.0f);
-    }
+    a.wide ? fire<T, WIDE<T>, true>(a, above, listed, fires) : fire<T, 1, true>(a, above, listed, fires);
 }
 
-EXPORT_MANY(spike_fire_f32, SpikeArgs, 256, 4, fire<float>)
-EXPORT_MANY(spike_fire_bf16, SpikeArgs, 256, 3, fire<bf16>)
-
-// Output `o`, of whose `group` neurons so many fired.
-template <class T>
-__device__ inline void put_output(const SpikeArgs& a, u32 o, u32 stream, u32 group, u32 fired) {
-    float share = __fdiv_rn(1.0f, __fsqrt_rn((float)group));
-    T* before = (T*)a.signals + ((u64)a.first + o) * a.streams + stream;
-    float left = a.keep[stream] > 0 ? __fmul_rn(a.filter, load(*before)) : 0.0f;
-    left = fabsf(left) > FAINT ? left : 0.0f;
-    before[(u64)a.rows * a.streams] = store<T>(__fadd_rn(left, __fmul_rn(share, (float)fired)));
-}
-
-// The same of the only stream: a bit a neuron, of 32 in a word. Grid (neurons / 256).
-template <class T>
-__device__ void pack_one(const SpikeArgs& a) {
-    u32 neuron = blockIdx.x * 256 + threadIdx.x;
-    u32 word = __ballot_sync(FULL_WARP, neuron < a.neurons && load(((const T*)a.spikes)[min(neuron, a.neurons - 1)]) > 0);
-    if (threadIdx.x % 32 == 0 && neuron < a.neurons) a.bits[neuron / 32] = word;
-}
-
-EXPORT_BOTH(spike_pack_one, SpikeArgs, 256, pack_one)
-
-// Places for the products of a block's synapses.
-constexpr u32 PLACES = 8448;
-// Neurons that a block decides about, a thread each.
-constexpr u32 ALONE = 256;
-// Threads that read their synapses: blocks are few, and what a thread reads one after the other takes the time.
-constexpr u32 THREADS_OF_ONE = 512;
-
-// Products of `Q` synapses a thread into `products`, rows `apart`; how many of a row are this token's into `of_now`.
-template <class T, int Q>
-__device__ inline void multiply(const SpikeArgs& a, u32 first, u32 neurons, u32 apart, float* products, u32* of_now) {
-    const T* before = (const T*)a.signals + blockIdx.y;
-    const T* spiked = (const T*)a.spikes + blockIdx.y;
-    const u32* sources = a.sources + (u64)first * a.fan_in;
-    const float* weights = a.weights + (u64)first * a.fan_in;
-    u32 quads = a.fan_in / Q, all = neurons * quads;
-    constexpr int AT_ONCE = 4;
-    for (u32 start = threadIdx.x; start < all; start += AT_ONCE * THREADS_OF_ONE) {
-        Vector<u32, Q> s[AT_ONCE];
-        Vector<float, Q> w[AT_ONCE];
-        float x[AT_ONCE][Q];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (start + i * THREADS_OF_ONE < all) {
-                s[i] = fetch<u32, Q>(sources + (start + i * THREADS_OF_ONE) * Q);
-                w[i] = fetch<float, Q>(weights + (start + i * THREADS_OF_ONE) * Q);
-            }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (start + i * THREADS_OF_ONE < all) {
-#pragma unroll
-                for (int q = 0; q < Q; q++) {
-                    u32 at = s[i].x[q];
-                    u32 index = at < a.rows ? at + a.rows : at < 2 * a.rows ? at - a.rows : at - 2 * a.rows;
-                    if (a.bits && at >= 2 * a.rows) x[i][q] = (float)(a.bits[index / 32] >> index % 32 & 1);
-                    else x[i][q] = load((at < 2 * a.rows ? before : spiked)[(u64)index * a.streams]);
-                }
-            }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            u32 at = start + i * THREADS_OF_ONE, row = at / quads, f = at % quads * Q, now = 0;
-            if (at >= all) break;
-#pragma unroll
-            for (int q = 0; q < Q; q++) {
-                products[row * apart + f + q] = __fmul_rn(w[i].x[q], x[i][q]);
-                now += s[i].x[q] < a.rows;
-            }
-            if (now > 0) atomicAdd(&of_now[row], now);
-        }
-    }
-}
-
-// A block the neurons that compete in one stream, at most ALONE, whose products have places. Grid (neurons / block, B).
-template <class T>
-__device__ void fire_one(const SpikeArgs& a) {
-    __shared__ float products[PLACES];
-    __shared__ float above[ALONE];
-    __shared__ u32 of_now[ALONE];
-    u32 first = blockIdx.x * a.block, neurons = min(a.block, a.neurons - first), apart = a.fan_in | 1;
-    u32 stream = blockIdx.y, own = threadIdx.x;
-    bool has = own < neurons;
-    u64 i = (u64)(first + own) * a.streams + stream;
-    bool keep = a.keep[stream] > 0;
-    float left = 0, limit = 0, fatigue = 0;
-    // Asked for at once with the synapses.
-    if (has) {
-        float z = load(((const T*)a.spikes)[i]), adaptation = (first + own) % 2 == 0 ? a.adaptation : 0.0f;
-        left = __fsub_rn(__fmul_rn(a.leak, a.potential[i]), __fmul_rn(a.threshold, z));
-        fatigue = keep ? a.fatigue[i] : 0.0f;
-        limit = __fadd_rn(__fadd_rn(a.threshold, a.offset[first + own]), __fmul_rn(adaptation, fatigue));
-        of_now[own] = 0;
-    }
-    __syncthreads();
-    if (a.quads) multiply<T, 4>(a, first, neurons, apart, products, of_now);
-    else multiply<T, 1>(a, first, neurons, apart, products, of_now);
-    __syncthreads();
-    float x = 0;
-    if (has) {
-        const float* row = products + own * apart;
-        float current = 0, previous = 0;
-        u32 now = of_now[own];
-#pragma unroll 8
-        for (u32 f = 0; f < a.fan_in; f++) {
-            float product = row[f];
-            if (f < now) current = __fadd_rn(current, product);
-            else previous = __fadd_rn(previous, product);
-        }
-        // What lies before a document counts for nothing, even if it is not a number.
-        float v = keep ? __fadd_rn(__fadd_rn(left, previous), current) : current;
-        v = v < LOWEST_POTENTIAL ? LOWEST_POTENTIAL : v;
-        a.potential[i] = v;
-        x = __fsub_rn(v, limit);
-        above[own] = x;
-    }
-    __syncthreads();
-    u32 rank = 0;
-    if (x > 0) {
-        // Of equals the lower index wins.
-#pragma unroll 8
-        for (u32 j = 0; j < neurons; j++) rank += j < own ? above[j] >= x : above[j] > x;
-    }
-    bool fires = x > 0 && rank < a.winners;
-    if (has) {
-        float z = fires ? 1.0f : 0.0f;
-        ((T*)a.spikes)[(u64)a.neurons * a.streams + i] = store<T>(z);
-        a.fatigue[i] = __fadd_rn(keep ? __fmul_rn(a.tiring, fatigue) : 0.0f, z);
-        of_now[own] = fires;
-    }
-    if (has && a.slope) {
-        float slope = __fsub_rn(1.0f, __fdiv_rn(fabsf(x), a.threshold));
-        ((T*)a.slope)[i] = store<T>(slope > 0 ? __fmul_rn(0.3f, slope) : 0.0f);
-    }
-    if (!a.pooled) return;
-    __syncthreads();
-    u32 group = a.neurons / a.count;
-    if (own >= neurons / group) return;
-    u32 fired = 0;
-    for (u32 j = 0; j < group; j++) fired += of_now[own * group + j];
-    put_output<T>(a, first / group + own, stream, group, fired);
-}
-
-EXPORT_PAIR(spike_one_f32, SpikeArgs, THREADS_OF_ONE, fire_one<float>)
-EXPORT_PAIR(spike_one_bf16, SpikeArgs, THREADS_OF_ONE, fire_one<bf16>)
+EXPORT_MANY(spike_compete_f32, SpikeArgs, 256, 4, fire_in_competition<float>)
+EXPORT_MANY(spike_compete_bf16, SpikeArgs, 256, 4, fire_in_competition<bf16>)
 
 // A thread an output of a stream, and behind those a thread a neuron for its threshold.
 template <class T>
@@ -403,9 +286,7 @@ __device__ void pool(const SpikeArgs& a) {
     } else if (i - outputs < a.neurons && a.homeostasis > 0) {
         u32 j = (u32)(i - outputs), fired = 0;
         for (u32 b = 0; b < a.streams; b++) fired += load(spikes[(u64)j * a.streams + b]) > 0;
-        float more = __fsub_rn(__fdiv_rn((float)fired, (float)a.streams), a.rate);
-        float moved = __fadd_rn(a.offset[j], __fmul_rn(a.homeostasis, more));
-        a.offset[j] = fminf(fmaxf(moved, -OFFSET_LIMIT), OFFSET_LIMIT);
+        hold(a, j, fired);
     }
 }
 

@@ -32,10 +32,22 @@ __device__ inline Vector<T, N> fetch_once(const T* from) {
     return fetch<T, N>(from);
 }
 
-template <class T, int N>
-__device__ inline void unpack(float (&to)[N], const Vector<T, N>& from) {
+template <int N>
+__device__ inline void unpack(float (&to)[N], const Vector<float, N>& from) {
 #pragma unroll
-    for (int i = 0; i < N; i++) to[i] = load(from.x[i]);
+    for (int i = 0; i < N; i++) to[i] = from.x[i];
+}
+
+template <int N>
+__device__ inline void unpack(float (&to)[N], const Vector<bf16, N>& from) {
+    if constexpr (N == 1) {
+        to[0] = load(from.x[0]);
+    } else {
+        // By words, one instruction a value.
+        const u32* words = (const u32*)from.x;
+#pragma unroll
+        for (int i = 0; i < N; i++) to[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+    }
 }
 
 template <int N, class T>

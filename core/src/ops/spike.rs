@@ -139,7 +139,7 @@ pub struct Spike {
     pub spikes: Region,
     /// [T, B]: 0 where a document begins.
     pub keep: Region,
-    /// [N, F] u32: rising.
+    /// [N, F] u32: rising. None is an output that the module makes at this token.
     pub sources: Region,
     /// [N, F].
     pub weights: Region,

@@ -116,6 +116,8 @@ impl Cuda {
         let Some((_, found)) = self.modules.iter().find(|(name, _)| *name == module) else {
             return Err(self.fail(CudaError::Unsupported { operation: module, why: "its kernels are not embedded" }));
         };
+        #[cfg(test)]
+        assert!(super::tests::mirrors::exports(module, kernel), "{module}.cu has no kernel {kernel}");
         let result = found.get_function(kernel).map_err(CudaError::of(module)).and_then(|function| {
             if shared > 0 {
                 let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

@@ -8,6 +8,8 @@ use super::error::CudaError;
 use super::profile::bit_bytes;
 
 const NAME: &str = "spike";
+/// The module of one stream's kernels.
+const OF_ONE: &str = "spike_one";
 
 /// Mirrors SpikeArgs.
 #[repr(C)]
@@ -30,6 +32,7 @@ struct SpikeArgs {
     block: u32,
     winners: u32,
     together: u32,
+    wide: u32,
     quads: u32,
     pooled: u32,
     first: u32,
@@ -46,29 +49,34 @@ struct SpikeArgs {
 /// ROOM of spike.cu: neurons times streams of a thread block.
 const ROOM: u32 = 4096;
 
-/// PLACES and ALONE of spike.cu: of a block that has one stream, products and neurons.
+/// PLACES and ALONE of spike_one.cu: of a block that has one stream, products and neurons.
 const PLACES: u32 = 8448;
 const MOST: u32 = 256;
 
-/// THREADS_OF_ONE of spike.cu.
+/// THREADS_OF_ONE of spike_one.cu.
 const THREADS_OF_ONE: u32 = 512;
 
 /// From so many neurons on, spikes of the only stream are packed into bits before they are read.
 const PACKED: u32 = 16_384;
 
-/// Neurons of a thread block where nobody competes.
+/// Neurons of a thread block where nobody competes, in one stream and in many.
 const ALONE: u32 = 128;
+const FREE: u32 = 64;
 
 /// How thread blocks share a module's neurons and streams.
 struct Shares {
     /// Neurons of a thread block, of which so many may fire.
     block: u32,
     winners: u32,
+    /// Whether they compete.
+    compete: bool,
     /// Streams of a thread block.
     together: u32,
+    /// Whether a thread has 16 bytes of signals of them.
+    wide: bool,
     /// Whether its products lie in shared memory: it has one stream.
     one: bool,
-    /// Whether spikes of the only stream are packed.
+    /// Whether spikes are packed.
     packs: bool,
     /// Whether it has whole groups of outputs and pools them itself.
     pooled: bool,
@@ -78,20 +86,40 @@ impl Shares {
     /// `vector` are the signals of 16 bytes, or 1.
     fn of(o: &Spike, vector: u32) -> Result<Shares, CudaError> {
         let (neurons, fan_in, streams) = (o.weights.rows(), o.weights.columns(), o.signals.columns());
-        let (block, winners) =
-            if o.cell.winners >= o.cell.block { (ALONE, ALONE) } else { (o.cell.block.min(neurons), o.cell.winners) };
+        let compete = o.cell.winners < o.cell.block;
+        // Of the outputs' groups, where all have as many neurons.
+        let group = neurons / o.outputs.count.max(1);
+        let group = if group > 0 && neurons == group * o.outputs.count { group } else { 0 };
+        let shared = |block: u32| {
+            let together = streams.next_power_of_two().min(32).min(1 << (ROOM / block).ilog2());
+            if vector > 1 && together >= vector { together } else { 1 }
+        };
+        let alone = |most: u32| if (1..=most).contains(&group) { most / group * group } else { most };
+        let block = match compete {
+            true => o.cell.block.min(neurons),
+            false if shared(FREE) > 1 => alone(FREE),
+            false => alone(ALONE),
+        };
         if block > ROOM {
             let why = "a GPU lets no more than 4,096 neurons compete with each other";
             return Err(CudaError::Unsupported { operation: NAME, why });
         }
-        let together = streams.next_power_of_two().min(32).min(1 << (ROOM / block).ilog2());
-        let together = if vector > 1 && together >= vector { together } else { 1 };
+        let together = shared(block);
         let one = together == 1 && block <= MOST && u64::from(block) * u64::from(fan_in | 1) <= PLACES.into();
-        let group = neurons / o.outputs.count.max(1);
-        let whole = group > 0 && neurons == group * o.outputs.count && block.is_multiple_of(group);
-        // Packed where they are too many for the first cache.
-        let packs = one && streams == 1 && neurons >= PACKED;
-        Ok(Shares { block, winners, together, one, packs, pooled: one && whole && o.cell.homeostasis <= 0.0 })
+        // Those of the only stream where they are too many for the first cache.
+        let packs = !one || streams == 1 && neurons >= PACKED;
+        // Thresholds move by the spikes of all streams.
+        let holds = o.cell.homeostasis <= 0.0 || !one && streams <= together;
+        Ok(Shares {
+            block,
+            winners: if compete { o.cell.winners } else { block },
+            compete,
+            together,
+            wide: together > 1,
+            one,
+            packs,
+            pooled: group > 0 && block.is_multiple_of(group) && holds,
+        })
     }
 }
 
@@ -115,24 +143,29 @@ impl Cuda {
             (self.address(Spike::slot(o.signals, o.token))?, self.address(Spike::slot(o.spikes, o.token))?);
         let (sources, weights) = (self.address(o.sources)?, self.address(o.weights)?);
         // The streams of a thread are 16 bytes of signals, or one.
-        let vector = width(dtype, streams.into(), &[signals, spikes]);
-        let Shares { block, winners, together, one, packs, pooled } =
+        let (keep, slope) = (
+            self.address(o.keep.slice_rows(o.token, 1))?,
+            self.address_or_null(o.slope.map(|s| Spike::slot(s, o.token)))?,
+        );
+        let (potential, fatigue) = (self.address(o.potential)?, self.address(o.fatigue)?);
+        let vector = width(dtype, streams.into(), &[signals, spikes, keep, potential, fatigue, slope]);
+        let Shares { block, winners, compete, together, wide, one, packs, pooled } =
             Shares::of(&o, vector).map_err(|e| self.fail(e))?;
         if !countable([rows, streams, neurons, fan_in], block) {
             let why = "a token's signals, packed spikes or a block's synapses pass 32 bits; lower --batch-size";
             return Err(self.fail(CudaError::Unsupported { operation: NAME, why }));
         }
-        let bits = if together > 1 || packs { self.scratch_at(0, bit_bytes(neurons, streams, 1))? } else { 0 };
+        let bits = if packs { self.scratch_at(0, bit_bytes(neurons, streams, 1))? } else { 0 };
         let arguments = SpikeArgs {
             signals,
             spikes,
-            keep: self.address(o.keep.slice_rows(o.token, 1))?,
+            keep,
             sources,
             weights,
-            potential: self.address(o.potential)?,
-            fatigue: self.address(o.fatigue)?,
+            potential,
+            fatigue,
             offset: self.address(o.offset)?,
-            slope: self.address_or_null(o.slope.map(|s| Spike::slot(s, o.token)))?,
+            slope,
             bits,
             rows,
             streams,
@@ -142,6 +175,7 @@ impl Cuda {
             winners,
             together,
             pooled: pooled.into(),
+            wide: wide.into(),
             quads: (width(o.weights.dtype, fan_in.into(), &[sources, weights]) > 1).into(),
             first: o.outputs.first,
             count: o.outputs.count,
@@ -154,14 +188,18 @@ impl Cuda {
             homeostasis: o.cell.homeostasis,
         };
         let dtype = dtype.name();
-        if bits != 0 {
-            let grid = [blocks(neurons.into(), 256), streams.div_ceil(32), 1];
-            let one = if packs { "one_" } else { "" };
-            self.launch(NAME, &format!("spike_pack_{one}{dtype}"), grid, 256, &arguments)?;
+        let (module, kernel, threads) = match (one, compete) {
+            (true, _) => (OF_ONE, "one", THREADS_OF_ONE),
+            (false, true) => (NAME, "compete", 256),
+            (false, false) => (NAME, "fire", 256),
+        };
+        if packs {
+            let (pack, neurons_of_block) = if one { ("pack_one", 256) } else { ("pack", 64) };
+            let grid = [blocks(neurons.into(), neurons_of_block), streams.div_ceil(32), 1];
+            self.launch(module, &format!("spike_{pack}_{dtype}"), grid, 256, &arguments)?;
         }
-        let (kernel, threads) = if one { ("one", THREADS_OF_ONE) } else { ("fire", 256) };
         let grid = [neurons.div_ceil(block), streams.div_ceil(together), 1];
-        self.launch(NAME, &format!("spike_{kernel}_{dtype}"), grid, threads, &arguments)?;
+        self.launch(module, &format!("spike_{kernel}_{dtype}"), grid, threads, &arguments)?;
         if pooled {
             return Ok(());
         }

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 /// A struct of the host's, by the name that the kernels give it.
 struct Mirror {
@@ -125,6 +126,24 @@ fn misnamed(text: &str) -> Vec<&str> {
     let exported = |line: &&str| kinds.iter().any(|kind| line.starts_with(kind));
     let argument = |line: &str| line.split(", ").nth(1).is_some_and(|name| name.ends_with("Args"));
     text.lines().filter(exported).filter(|line| !argument(line)).collect()
+}
+
+/// Whether a file of kernels exports one of this name: it names it, or what a macro makes it of begins like it. A
+/// driver looks for a kernel in its own file's code only; the stand-in has all of them in one.
+pub fn exports(module: &str, kernel: &str) -> bool {
+    static BEGINNINGS: OnceLock<BTreeMap<String, Vec<String>>> = OnceLock::new();
+    let beginnings = BEGINNINGS.get_or_init(|| {
+        let of = |path: PathBuf| {
+            let text = fs::read_to_string(&path).unwrap();
+            let calls = text.lines().filter_map(|line| line.trim().strip_prefix("EXPORT")?.split_once('('));
+            let names = calls.filter_map(|(_, arguments)| arguments.split([',', '#', ')']).next());
+            let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
+            (stem, names.filter(|name| !matches!(*name, "" | "name")).map(str::to_owned).collect())
+        };
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/cuda");
+        files(&folder, &["cu"]).into_iter().map(of).collect()
+    });
+    beginnings.get(module).is_some_and(|names| names.iter().any(|name| kernel.starts_with(name.as_str())))
 }
 
 #[test]

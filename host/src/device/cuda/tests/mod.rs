@@ -5,7 +5,7 @@ mod bench;
 mod errors;
 mod fp8;
 mod messages;
-mod mirrors;
+pub mod mirrors;
 mod neurogen;
 mod operations;
 mod products;

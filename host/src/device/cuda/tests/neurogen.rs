@@ -135,7 +135,7 @@ struct Module {
 }
 
 impl Module {
-    /// Sources in rising order, none twice and none itself.
+    /// Sources in rising order, none twice and none itself, nor the outputs that it makes at this token.
     fn sources(&self) -> Vec<u32> {
         let random = Random::new(3, 3);
         let (mut sources, mut at) = (Vec::new(), 0);
@@ -144,7 +144,7 @@ impl Module {
             while row.len() < self.fan_in as usize {
                 at += 1;
                 let source = random.below(at, u64::from(2 * self.rows + self.neurons)) as u32;
-                if source != 2 * self.rows + neuron {
+                if source != 2 * self.rows + neuron && !(2..2 + self.outputs).contains(&source) {
                     row.insert(source);
                 }
             }

@@ -1,0 +1,130 @@
+// One token's step of a module of spiking neurons that has one stream: a thread block reads the synapses of its neurons
+// in the order they lie, and a thread a neuron adds up their products.
+#include "spike.cuh"
+
+// Who fired before in the only stream: a bit a neuron, of 32 in a word. Grid (neurons / 256).
+template <class T>
+__device__ void pack_one(const SpikeArgs& a) {
+    u32 neuron = blockIdx.x * 256 + threadIdx.x;
+    u32 word = __ballot_sync(FULL_WARP, neuron < a.neurons && load(((const T*)a.spikes)[min(neuron, a.neurons - 1)]) > 0);
+    if (threadIdx.x % 32 == 0 && neuron < a.neurons) a.bits[neuron / 32] = word;
+}
+
+EXPORT_BOTH(spike_pack_one, SpikeArgs, 256, pack_one)
+
+// Places for the products of a block's synapses.
+constexpr u32 PLACES = 8448;
+// Neurons that a block decides about, a thread each.
+constexpr u32 ALONE = 256;
+// Threads that read their synapses: blocks are few, and what a thread reads one after the other takes the time.
+constexpr u32 THREADS_OF_ONE = 512;
+
+// Products of `Q` synapses a thread into `products`, rows `apart`; how many of a row are this token's into `of_now`.
+template <class T, int Q>
+__device__ inline void multiply(const SpikeArgs& a, u32 first, u32 neurons, u32 apart, float* products, u32* of_now) {
+    const T* before = (const T*)a.signals + blockIdx.y;
+    const T* spiked = (const T*)a.spikes + blockIdx.y;
+    const u32* sources = a.sources + (u64)first * a.fan_in;
+    const float* weights = a.weights + (u64)first * a.fan_in;
+    u32 quads = a.fan_in / Q, all = neurons * quads;
+    constexpr int AT_ONCE = 4;
+    for (u32 start = threadIdx.x; start < all; start += AT_ONCE * THREADS_OF_ONE) {
+        Vector<u32, Q> s[AT_ONCE];
+        Vector<float, Q> w[AT_ONCE];
+        float x[AT_ONCE][Q];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (start + i * THREADS_OF_ONE < all) {
+                s[i] = fetch<u32, Q>(sources + (start + i * THREADS_OF_ONE) * Q);
+                w[i] = fetch<float, Q>(weights + (start + i * THREADS_OF_ONE) * Q);
+            }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (start + i * THREADS_OF_ONE < all) {
+#pragma unroll
+                for (int q = 0; q < Q; q++) {
+                    u32 at = s[i].x[q];
+                    u32 index = at < a.rows ? at + a.rows : at < 2 * a.rows ? at - a.rows : at - 2 * a.rows;
+                    if (a.bits && at >= 2 * a.rows) x[i][q] = (float)(a.bits[index / 32] >> index % 32 & 1);
+                    else x[i][q] = load((at < 2 * a.rows ? before : spiked)[(u64)index * a.streams]);
+                }
+            }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            u32 at = start + i * THREADS_OF_ONE, row = at / quads, f = at % quads * Q, now = 0;
+            if (at >= all) break;
+#pragma unroll
+            for (int q = 0; q < Q; q++) {
+                products[row * apart + f + q] = __fmul_rn(w[i].x[q], x[i][q]);
+                now += s[i].x[q] < a.rows;
+            }
+            if (now > 0) atomicAdd(&of_now[row], now);
+        }
+    }
+}
+
+// A block the neurons that compete in one stream, at most ALONE, whose products have places. Grid (neurons / block, B).
+template <class T>
+__device__ void fire_one(const SpikeArgs& a) {
+    __shared__ float products[PLACES];
+    __shared__ float above[ALONE];
+    __shared__ u32 of_now[ALONE];
+    u32 first = blockIdx.x * a.block, neurons = min(a.block, a.neurons - first), apart = a.fan_in | 1;
+    u32 stream = blockIdx.y, own = threadIdx.x;
+    bool has = own < neurons;
+    u64 i = (u64)(first + own) * a.streams + stream;
+    bool keep = a.keep[stream] > 0;
+    float left = 0, limit = 0, fatigue = 0;
+    // Asked for at once with the synapses.
+    if (has) {
+        left = leak(a, a.potential[i], load(((const T*)a.spikes)[i]));
+        fatigue = keep ? a.fatigue[i] : 0.0f;
+        limit = threshold(a, first + own, a.offset[first + own], fatigue);
+        of_now[own] = 0;
+    }
+    __syncthreads();
+    if (a.quads) multiply<T, 4>(a, first, neurons, apart, products, of_now);
+    else multiply<T, 1>(a, first, neurons, apart, products, of_now);
+    __syncthreads();
+    float x = 0;
+    if (has) {
+        const float* row = products + own * apart;
+        float current = 0, previous = 0;
+        u32 now = of_now[own];
+#pragma unroll 8
+        for (u32 f = 0; f < a.fan_in; f++) {
+            float product = row[f];
+            if (f < now) current = __fadd_rn(current, product);
+            else previous = __fadd_rn(previous, product);
+        }
+        float v = potential(left, keep, previous, current);
+        a.potential[i] = v;
+        x = __fsub_rn(v, limit);
+        above[own] = x;
+    }
+    __syncthreads();
+    u32 rank = 0;
+    if (x > 0) {
+        // Of equals the lower index wins.
+#pragma unroll 8
+        for (u32 j = 0; j < neurons; j++) rank += j < own ? above[j] >= x : above[j] > x;
+    }
+    bool fires = x > 0 && rank < a.winners;
+    if (has) {
+        float z = fires ? 1.0f : 0.0f;
+        ((T*)a.spikes)[(u64)a.neurons * a.streams + i] = store<T>(z);
+        a.fatigue[i] = tire(a, keep, fatigue, z);
+        of_now[own] = fires;
+    }
+    if (has && a.slope) ((T*)a.slope)[i] = store<T>(slope_of(a, x));
+    if (!a.pooled) return;
+    __syncthreads();
+    u32 group = a.neurons / a.count;
+    if (own >= neurons / group) return;
+    u32 fired = 0;
+    for (u32 j = 0; j < group; j++) fired += of_now[own * group + j];
+    put_output<T>(a, first / group + own, stream, group, fired);
+}
+
+EXPORT_PAIR(spike_one_f32, SpikeArgs, THREADS_OF_ONE, fire_one<float>)
+EXPORT_PAIR(spike_one_bf16, SpikeArgs, THREADS_OF_ONE, fire_one<bf16>)
