@@ -62,6 +62,8 @@ mod staging;
 mod streams;
 mod sum_parts;
 mod swiglu;
+mod synapse_grad;
+mod synapse_input_grad;
 mod taps;
 mod timed;
 mod timing;
