@@ -10,7 +10,7 @@ struct ReadoutArgs {
     float* out;                // [B, T, dims]; of the gradient: its gradient
     const float* back;         // [fan_out, outputs]: what the gradient goes back by
     const float* back_direct;  // [dims]: the same of the direct outputs, or null: the gate
-    float* turned;             // [tokens of a launch, dims, B]: gradients as signals lie
+    float* turned;             // [dims, B, tokens of a launch]: gradients as signals lie
     void* signals_grad;        // [T, rows, B]
     float* weight_grad;        // [fan_out, outputs]
     float* gate_weight_grad;   // [dims]
@@ -20,36 +20,67 @@ struct ReadoutArgs {
     u32 gate_first, gate_count;
     u32 token;                 // the first of this launch
     u32 tile;
+    u32 wide;                  // whether a thread has 16 bytes of signals
 
     __device__ float gate(u32 d, float r) const { return 2.0f / (1.0f + expf(-(gate_weight[d] * r + gate_bias[d]))); }
 };
 
-// Grid (dims / columns of a tile, B / its streams, T).
+// Weights and signals that a thread asks for at once.
+constexpr u32 AT_ONCE = 4;
+
+// A thread N streams of a dim. Grid (dims / columns of a block, B / its streams, T).
+template <class T, int N>
+__device__ inline void sum_up(const ReadoutArgs& a, float* turned) {
+    u32 lanes = a.tile / N, columns = 256 / lanes, column = threadIdx.x / lanes, own = threadIdx.x % lanes * N;
+    u32 d = blockIdx.x * columns + column, b = blockIdx.y * a.tile + own, t = blockIdx.z;
+    const T* signals = (const T*)a.signals + (u64)t * a.rows * a.streams + b;
+    auto signal = [&](u32 row) { return fetch<T, N>(signals + row * a.streams); };
+    if (d < a.dims && b < a.streams) {
+        float sum[N];
+        unpack(sum, signal(a.direct + d));
+        if (a.gate_weight) {
+            float by[N];
+            unpack(by, signal(a.gate_first + d % a.gate_count));
+#pragma unroll
+            for (int n = 0; n < N; n++) sum[n] *= a.gate(d, by[n]);
+        }
+        for (u32 o0 = d; o0 < a.outputs + a.dims; o0 += a.dims) {
+            for (u32 f0 = 0; f0 < a.fan_out; f0 += AT_ONCE) {
+                float weights[AT_ONCE];
+                Vector<T, N> x[AT_ONCE] = {};
+#pragma unroll
+                for (u32 j = 0; j < AT_ONCE; j++) {
+                    // Those in front of the first output wrap around to behind it, a round later.
+                    u32 f = f0 + j, o = o0 - f * a.step;
+                    bool there = f < a.fan_out && o < a.outputs;
+                    weights[j] = there ? a.weights[(u64)f * a.outputs + o] : 0.0f;
+                    if (there) x[j] = signal(a.first + o);
+                }
+#pragma unroll
+                for (u32 j = 0; j < AT_ONCE; j++) {
+                    float values[N];
+                    unpack(values, x[j]);
+#pragma unroll
+                    for (int n = 0; n < N; n++) sum[n] += weights[j] * values[n];
+                }
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) turned[column * (a.tile + 1) + own + n] = sum[n];
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < columns * a.tile; i += 256) {
+        u32 d = blockIdx.x * columns + i % columns, b = blockIdx.y * a.tile + i / columns;
+        if (d < a.dims && b < a.streams)
+            a.out[((u64)b * a.tokens + t) * a.dims + d] = turned[i % columns * (a.tile + 1) + i / columns];
+    }
+}
+
 template <class T>
 __device__ void readout(const ReadoutArgs& a) {
-    __shared__ float turned[TURNED];
-    Tile tile(a.tile);
-    u32 d0 = blockIdx.x * tile.columns, b0 = blockIdx.y * tile.streams, t = blockIdx.z;
-    const T* signals = (const T*)a.signals + (u64)t * a.rows * a.streams;
-    tile.as_signals([&](u32 column, u32 stream) {
-        u32 d = d0 + column, b = b0 + stream;
-        if (d >= a.dims || b >= a.streams) return;
-        auto signal = [&](u32 row) { return load(signals[(u64)row * a.streams + b]); };
-        float sum = signal(a.direct + d);
-        if (a.gate_weight) sum *= a.gate(d, signal(a.gate_first + d % a.gate_count));
-        for (u32 f = 0; f < a.fan_out; f++) {
-            u32 shift = f * a.step, from = d >= shift ? d - shift : d + a.dims - shift;
-#pragma unroll 4
-            for (u32 o = from; o < a.outputs; o += a.dims)
-                sum += a.weights[(u64)f * a.outputs + o] * signal(a.first + o);
-        }
-        tile.at(turned, column, stream) = sum;
-    });
-    __syncthreads();
-    tile.as_rows([&](u32 column, u32 stream) {
-        u32 d = d0 + column, b = b0 + stream;
-        if (d < a.dims && b < a.streams) a.out[((u64)b * a.tokens + t) * a.dims + d] = tile.at(turned, column, stream);
-    });
+    // Of 8 streams or more a thread has 4 or 8.
+    __shared__ float turned[256 * 9];
+    a.wide ? sum_up<T, WIDE<T>>(a, turned) : sum_up<T, 1>(a, turned);
 }
 
 EXPORT_BOTH(readout, ReadoutArgs, 256, readout)
@@ -92,28 +123,48 @@ __device__ void readout_of_one(const ReadoutArgs& a) {
 
 EXPORT_BOTH(readout_one, ReadoutArgs, 256, readout_of_one)
 
-// The same grid, of the tokens of a launch.
+// Tokens of a launch of the gradient.
+constexpr u32 TOKENS = 8;
+
+// A tile's gradients of all of them, those beyond the last as zeros. Grid (dims / columns of a tile, B / its streams).
 __device__ void turn(const ReadoutArgs& a) {
     __shared__ float turned[TURNED];
     Tile tile(a.tile);
-    u32 d0 = blockIdx.x * tile.columns, b0 = blockIdx.y * tile.streams, t = a.token + blockIdx.z;
-    tile.as_rows([&](u32 column, u32 stream) {
-        u32 d = d0 + column, b = b0 + stream;
-        bool there = d < a.dims && b < a.streams;
-        tile.at(turned, column, stream) = there ? a.out[((u64)b * a.tokens + t) * a.dims + d] : 0.0f;
-    });
-    __syncthreads();
-    tile.as_signals([&](u32 column, u32 stream) {
-        u32 d = d0 + column, b = b0 + stream;
-        if (d < a.dims && b < a.streams)
-            a.turned[((u64)blockIdx.z * a.dims + d) * a.streams + b] = tile.at(turned, column, stream);
-    });
+    u32 d0 = blockIdx.x * tile.columns, b0 = blockIdx.y * tile.streams;
+    for (u32 i = 0; i < TOKENS; i++) {
+        u32 t = a.token + i;
+        tile.as_rows([&](u32 column, u32 stream) {
+            u32 d = d0 + column, b = b0 + stream;
+            bool there = d < a.dims && b < a.streams && t < a.tokens;
+            tile.at(turned, column, stream) = there ? a.out[((u64)b * a.tokens + t) * a.dims + d] : 0.0f;
+        });
+        __syncthreads();
+        tile.as_signals([&](u32 column, u32 stream) {
+            u32 d = d0 + column, b = b0 + stream;
+            if (d < a.dims && b < a.streams)
+                a.turned[((u64)d * a.streams + b) * TOKENS + i] = tile.at(turned, column, stream);
+        });
+        __syncthreads();
+    }
 }
 
 EXPORT(readout_turn, ReadoutArgs, 256, turn)
 
-// Tokens of a launch.
-constexpr u32 TOKENS = 8;
+// Sums over a warp of eight values a lane; lane l gets that of value l % 8.
+__device__ inline float warp_sums(float (&x)[8]) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 4; half > 0; half /= 2)
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            // Who keeps the upper values gives the lower ones away.
+            bool upper = lane & half;
+            float given = upper ? x[i] : x[i + half], kept = upper ? x[i + half] : x[i];
+            x[i] = kept + __shfl_xor_sync(FULL_WARP, given, half);
+        }
+    x[0] += __shfl_xor_sync(FULL_WARP, x[0], 8);
+    return x[0] + __shfl_xor_sync(FULL_WARP, x[0], 16);
+}
 
 // A warp a signal, a lane a stream. Grid (rows / 8).
 template <class T, class G>
@@ -128,56 +179,69 @@ __device__ void readout_grad(const ReadoutArgs& a) {
             u64 at = ((u64)(a.token + i) * a.rows + row) * a.streams + b;
             return there && i < count ? load(((const T*)a.signals)[at]) : 0.0f;
         };
-        auto grad = [&](u32 d, u32 i) {
-            return there && i < count ? a.turned[((u64)i * a.dims + d) * a.streams + b] : 0.0f;
-        };
-        auto add = [&](float* to, float sum) {
-            sum = warp_sum(sum);
-            if (lane == 0) *to = begins ? sum : *to + sum;
+        auto grads = [&](float (&to)[TOKENS], u32 d) {
+            if (there) read(to, a.turned + ((u64)d * a.streams + b) * TOKENS);
         };
         float own[TOKENS], back[TOKENS] = {};
 #pragma unroll
         for (u32 i = 0; i < TOKENS; i++) own[i] = signal(row, i);
-        if (o < a.outputs)
-            for (u32 f = 0; f < a.fan_out; f++) {
-                float weight = a.back[(u64)f * a.outputs + o], sum = 0;
-                u32 to = (o + f * a.step) % a.dims;
+        if (o < a.outputs) {
+            u32 to = o % a.dims;
+            for (u32 f0 = 0; f0 < a.fan_out; f0 += 8) {
+                float sums[8] = {};
 #pragma unroll
-                for (u32 i = 0; i < TOKENS; i++) {
-                    float g = grad(to, i);
-                    back[i] += weight * g;
-                    sum += own[i] * g;
+                for (u32 j = 0; j < 8; j++) {
+                    if (f0 + j >= a.fan_out) continue;
+                    float weight = a.back[(u64)(f0 + j) * a.outputs + o], g[TOKENS] = {};
+                    grads(g, to);
+                    to = to + a.step < a.dims ? to + a.step : to + a.step - a.dims;
+#pragma unroll
+                    for (u32 i = 0; i < TOKENS; i++) {
+                        back[i] += weight * g[i];
+                        sums[j] += own[i] * g[i];
+                    }
                 }
-                add(a.weight_grad + (u64)f * a.outputs + o, sum);
+                float sum = warp_sums(sums);
+                float* at = a.weight_grad + (u64)(f0 + lane) * a.outputs + o;
+                if (lane < 8 && f0 + lane < a.fan_out) *at = begins ? sum : *at + sum;
             }
+        }
         if (d < a.dims) {
-            float weight_sum = 0, bias_sum = 0;
+            float weight_sum = 0, bias_sum = 0, g[TOKENS] = {};
+            grads(g, d);
 #pragma unroll
             for (u32 i = 0; i < TOKENS; i++) {
-                float g = grad(d, i), opening = 1;
+                float opening = 1;
                 if (a.gate_weight) {
                     float by = signal(a.gate_first + d % a.gate_count, i);
                     opening = a.gate(d, by);
                     // d G / d x = G (1 - G / 2).
-                    float inner = g * own[i] * opening * (1.0f - 0.5f * opening);
+                    float inner = g[i] * own[i] * opening * (1.0f - 0.5f * opening);
                     weight_sum += inner * by;
                     bias_sum += inner;
                 }
-                back[i] += (a.back_direct ? a.back_direct[d] : opening) * g;
+                back[i] += (a.back_direct ? a.back_direct[d] : opening) * g[i];
             }
+            auto add = [&](float* to, float sum) {
+                sum = warp_sum(sum);
+                if (lane == 0) *to = begins ? sum : *to + sum;
+            };
             if (a.gate_weight) {
                 add(a.gate_weight_grad + d, weight_sum);
                 add(a.gate_bias_grad + d, bias_sum);
             }
         }
         if (a.gate_weight && !a.back_direct && r < a.gate_count)
-            for (u32 to = r; to < a.dims; to += a.gate_count)
+            for (u32 to = r; to < a.dims; to += a.gate_count) {
+                float g[TOKENS] = {};
+                grads(g, to);
 #pragma unroll
                 for (u32 i = 0; i < TOKENS; i++) {
                     float opening = a.gate(to, own[i]);
-                    float inner = grad(to, i) * signal(a.direct + to, i) * opening * (1.0f - 0.5f * opening);
+                    float inner = g[i] * signal(a.direct + to, i) * opening * (1.0f - 0.5f * opening);
                     back[i] += inner * a.gate_weight[to];
                 }
+            }
 #pragma unroll
         for (u32 i = 0; i < TOKENS; i++)
             if (there && i < count)

@@ -193,8 +193,8 @@ pub const READOUT_TOKENS: u32 = 8;
 
 /// Bytes of their gradients as signals lie.
 pub fn turned_bytes(out_grad: &Region) -> u64 {
-    let [_, streams, tokens, dims] = out_grad.shape;
-    4 * u64::from(streams) * u64::from(tokens.min(READOUT_TOKENS)) * u64::from(dims)
+    let [_, streams, _, dims] = out_grad.shape;
+    4 * u64::from(streams) * u64::from(READOUT_TOKENS) * u64::from(dims)
 }
 
 /// Bytes of the two scores of a memory's gradient for each pair of tokens.

@@ -4,7 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::{Gate, Readout, ReadoutGrad, ReadoutLayout};
 
-use super::device::Cuda;
+use super::device::{Cuda, blocks, width};
 use super::profile::{READOUT_TOKENS, turned_bytes};
 use super::streams::{tile, tiles};
 
@@ -37,6 +37,7 @@ struct ReadoutArgs {
     gate_count: u32,
     token: u32,
     tile: u32,
+    wide: u32,
 }
 
 impl Cuda {
@@ -50,6 +51,8 @@ impl Cuda {
         self.exact("readout", [weights, out].into_iter().chain(gate.into_iter().flat_map(|g| [g.weight, g.bias])))?;
         let [_, streams, tokens, dims] = out.shape;
         let (rows, fan_out, outputs) = (signals.shape[2], weights.rows(), weights.columns());
+        let first = self.address(signals)?;
+        let width = width(signals.dtype, streams.into(), &[first]);
         Ok(ReadoutArgs {
             signals: self.address(signals.slice_rows(rows, tokens * rows))?,
             weights: self.address(weights)?,
@@ -76,6 +79,7 @@ impl Cuda {
             gate_count: gate.map_or(1, |g| g.count),
             token: 0,
             tile: tile(streams),
+            wide: (width > 1 && tile(streams) >= width).into(),
         })
     }
 }
@@ -84,10 +88,12 @@ impl Cuda {
     #[inline(never)]
     pub(super) fn run_readout(&mut self, o: Readout) -> Result<(), OperationError> {
         let arguments = self.readout([o.signals, o.weights, o.out], o.layout, o.gate)?;
-        let ReadoutArgs { dims, streams, tokens, .. } = arguments;
+        let ReadoutArgs { dims, streams, tokens, tile, wide, .. } = arguments;
+        // Streams of a thread.
+        let own = if wide > 0 { 16 / o.signals.dtype.size() as u32 } else { 1 };
         let (kernel, grid) = match streams {
             1 => ("readout_one", [dims.div_ceil(32), 1, tokens]),
-            _ => ("readout", tiles(dims, streams, tokens)),
+            _ => ("readout", [blocks(dims.into(), 256 * own / tile), streams.div_ceil(tile), tokens]),
         };
         self.launch("readout", &format!("{kernel}_{}", o.signals.dtype.name()), grid, 256, &arguments)
     }
@@ -116,8 +122,7 @@ impl Cuda {
         // A few tokens at a time, whose gradients stay in L2.
         for token in (0..tokens).step_by(READOUT_TOKENS as usize) {
             arguments.token = token;
-            let count = READOUT_TOKENS.min(tokens - token);
-            self.launch("readout", "readout_turn", tiles(dims, streams, count), 256, &arguments)?;
+            self.launch("readout", "readout_turn", tiles(dims, streams, 1), 256, &arguments)?;
             self.launch("readout", &kernel, [rows.div_ceil(8), 1, 1], 256, &arguments)?;
         }
         Ok(())
