@@ -96,56 +96,73 @@ __device__ inline void update_bias(const FactoredArgs& a, u32 v) {
     a.bias[v] -= a.settings->learning_rate * grad / (sqrtf(moment / a.settings->correction2) + EPS);
 }
 
-// A block a row of the tile.
-template <int N>
+// Vectors of N of a row that a thread keeps in registers.
+constexpr u32 HELD = 8;
+
+// A block a row of the tile. Rows of at most 256 HELD N columns are read once, with their weights, and held.
+template <int N, bool HOLDS>
 __device__ inline void update_row(const FactoredArgs& a) {
     if (!a.counts()) return;
     u32 v = a.first + blockIdx.x;
     const float* from = a.tile + (u64)blockIdx.x * a.columns;
     float* weight = a.weight + (u64)v * a.columns;
     float squares = 0, lr = a.settings->learning_rate, correction = a.settings->correction2, mean = *a.mean;
+    constexpr u32 KEPT = HOLDS ? HELD : 1;
+    float g[KEPT][N], w[KEPT][N];
+    // Calls `visit(d, k)`: vector k lies at column d.
     auto each = [&](auto visit) {
-#pragma unroll 4
-        for (u32 d = threadIdx.x * N; d < a.columns; d += 256 * N) {
-            float g[N];
-            read(g, from + d);
-            visit(d, g);
+        if constexpr (HOLDS) {
+#pragma unroll
+            for (u32 k = 0; k < KEPT; k++)
+                if (u32 d = (k * 256 + threadIdx.x) * N; d < a.columns) visit(d, k);
+        } else {
+            for (u32 d = threadIdx.x * N; d < a.columns; d += 256 * N) visit(d, 0u);
         }
     };
-    each([&](u32, float(&g)[N]) {
+    if constexpr (HOLDS)
+        each([&](u32 d, u32 k) { read(g[k], from + d), read(w[k], weight + d); });
+    each([&](u32 d, u32 k) {
+        if constexpr (!HOLDS) read(g[k], from + d);
 #pragma unroll
-        for (int i = 0; i < N; i++) squares += g[i] * g[i];
+        for (int i = 0; i < N; i++) squares += g[k][i] * g[k][i];
     });
     squares = block_sum(squares);
     if (threadIdx.x == 0) update_bias(a, v);
     if (!finite(squares)) return;
     float moment = a.beta2 * a.row_moment[v] + (1.0f - a.beta2) * (squares / (float)a.columns);
     float scale = moment / correction, inverse = mean > 0 ? 1.0f / mean : 0.0f;
-    auto scaled = [&](u32 d, float(&g)[N]) {
+    auto scaled = [&](u32 d, float(&x)[N]) {
         float column[N];
         read(column, a.column_moment + d);
 #pragma unroll
-        for (int i = 0; i < N; i++) g[i] /= sqrtf(scale * (mean > 0 ? column[i] * inverse : 1.0f)) + EPS;
+        for (int i = 0; i < N; i++) x[i] /= sqrtf(scale * (mean > 0 ? column[i] * inverse : 1.0f)) + EPS;
     };
     squares = 0;
-    each([&](u32 d, float(&g)[N]) {
-        scaled(d, g);
+    each([&](u32 d, u32 k) {
+        if constexpr (!HOLDS) read(g[k], from + d);
+        scaled(d, g[k]);
 #pragma unroll
-        for (int i = 0; i < N; i++) squares += g[i] * g[i];
+        for (int i = 0; i < N; i++) squares += g[k][i] * g[k][i];
     });
     float rms = sqrtf(block_sum(squares) / (float)a.columns), factor = lr * a.rate * (rms > 1 ? 1.0f / rms : 1.0f);
-    each([&](u32 d, float(&g)[N]) {
-        scaled(d, g);
-        float w[N];
-        read(w, weight + d);
+    each([&](u32 d, u32 k) {
+        if constexpr (!HOLDS) {
+            read(g[k], from + d);
+            scaled(d, g[k]);
+            read(w[k], weight + d);
+        }
 #pragma unroll
-        for (int i = 0; i < N; i++) w[i] -= factor * g[i];
-        write(weight + d, w);
+        for (int i = 0; i < N; i++) w[k][i] -= factor * g[k][i];
+        write(weight + d, w[k]);
     });
     if (threadIdx.x == 0) a.row_moment[v] = moment;
 }
 
-__device__ void update_rows(const FactoredArgs& a) { a.wide ? update_row<4>(a) : update_row<1>(a); }
+__device__ void update_rows(const FactoredArgs& a) {
+    if (a.wide && a.columns <= 256 * HELD * 4) update_row<4, true>(a);
+    else if (a.wide) update_row<4, false>(a);
+    else update_row<1, false>(a);
+}
 
 EXPORT(factored_rows, FactoredArgs, 256, update_rows)
 

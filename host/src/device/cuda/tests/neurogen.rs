@@ -426,7 +426,7 @@ fn control(l: &mut Lay, loss: f32) -> [Region; 2] {
 #[test]
 fn a_decoder_is_updated_tile_by_tile() {
     let mut bench = Bench::of_products();
-    for [rows, d, vocabulary, tile] in [[1, 1, 1, 1], [70, 40, 96, 32], [33, 37, 61, 20], [5, 1100, 9, 40]] {
+    for [rows, d, vocabulary, tile] in [[1, 1, 1, 1], [70, 40, 96, 32], [33, 37, 61, 20], [5, 1100, 9, 40], [2, 8196, 3, 8]] {
         for (begun, loss) in [(true, 0.5), (false, 0.5), (true, f32::NAN)] {
             bench.agree(|l| {
                 let [settings, results] = control(l, loss);
