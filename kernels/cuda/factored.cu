@@ -8,7 +8,7 @@ constexpr float EPS = 1e-12f;
 
 struct FactoredArgs {
     const float* out_grad;  // [rows, vocabulary]
-    float* slab;            // [rows, count]: the tile's columns of it
+    void* slab;             // [rows, count]: the tile's columns of it
     const float* tile;      // [count, columns]: the gradient of rows `first` on
     float* weight;          // [vocabulary, columns]
     float* bias;            // [vocabulary]
@@ -37,17 +37,24 @@ __device__ void column_mean(const FactoredArgs& a) {
 
 EXPORT(factored_mean, FactoredArgs, 1024, column_mean)
 
-// Columns of the logits' gradient as a matrix of their own, which a product can read. Grid (rows).
-__device__ void copy_slab(const FactoredArgs& a) {
+template <class T, int N>
+__device__ inline void copy_columns(const FactoredArgs& a) {
     const float* from = a.out_grad + (u64)blockIdx.x * a.vocabulary + a.first;
-    float* to = a.slab + (u64)blockIdx.x * a.count;
-    if (a.wide)
-        for (u32 i = threadIdx.x * 4; i < a.count; i += 1024) *(Vector<float, 4>*)(to + i) = fetch<float, 4>(from + i);
-    else
-        for (u32 i = threadIdx.x; i < a.count; i += 256) to[i] = from[i];
+    T* to = (T*)a.slab + (u64)blockIdx.x * a.count;
+    for (u32 i = threadIdx.x * N; i < a.count; i += 256 * N) {
+        float x[N];
+        read(x, from + i);
+        write(to + i, x);
+    }
 }
 
-EXPORT(factored_slab, FactoredArgs, 256, copy_slab)
+// Columns of the logits' gradient as a matrix of their own, which a product can read. Grid (rows).
+template <class T>
+__device__ void copy_slab(const FactoredArgs& a) {
+    a.wide ? copy_columns<T, WIDE<T>>(a) : copy_columns<T, 1>(a);
+}
+
+EXPORT_BOTH(factored_slab, FactoredArgs, 256, copy_slab)
 
 template <int N>
 __device__ inline void square_sums(const FactoredArgs& a) {

@@ -46,7 +46,7 @@ impl Profile for CudaProfile {
             Op::CachedAttention(o) => TokenRoom::of(o).bytes(),
             Op::EmbedGrad(o) => SortRoom::of(o.out_grad.rows()).bytes(),
             Op::EmbedUpdate(o) => SortRoom::of(o.x_grad.rows()).bytes(),
-            Op::FactoredUpdate(o) => FactoredRoom::of(o).bytes(),
+            Op::FactoredUpdate(o) => FactoredRoom::of(o, self.precision != Precision::F32).bytes(),
             Op::HeadLoss(o) => WORKSPACE.max(4 * u64::from(o.x.rows())),
             Op::Linear(_) => WORKSPACE,
             Op::LinearGrad(o) => WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns())),
@@ -212,6 +212,8 @@ pub fn modulate_bytes(factors: &Region) -> u64 {
 pub struct FactoredRoom {
     /// Bytes of the tile's columns of the logits' gradient.
     pub slab: u64,
+    /// Bytes of the inputs in bf16.
+    pub x: u64,
     /// Bytes of the biases' gradient.
     pub bias_grad: u64,
     /// Bytes of the pieces of sums.
@@ -219,13 +221,15 @@ pub struct FactoredRoom {
 }
 
 impl FactoredRoom {
-    /// For this update.
-    pub fn of(o: &FactoredUpdate) -> FactoredRoom {
+    /// For this update; `half` is whether its product may read bf16.
+    pub fn of(o: &FactoredUpdate, half: bool) -> FactoredRoom {
         let (rows, vocabulary) = (o.x.rows(), o.weight.rows());
         let tile = o.tile.rows().min(vocabulary);
-        let copied = if tile < vocabulary { 4 * u64::from(rows) * u64::from(tile) } else { 0 };
+        let halves = |columns: u32| if half { 2 * u64::from(rows) * u64::from(columns) } else { 0 };
+        let copied = if tile < vocabulary { 4 * u64::from(rows) * u64::from(tile) } else { halves(tile) };
         FactoredRoom {
             slab: copied.next_multiple_of(256),
+            x: halves(o.x.columns()).next_multiple_of(256),
             bias_grad: (4 * u64::from(vocabulary)).next_multiple_of(256),
             partial: piece_bytes(rows, 1, vocabulary).max(piece_bytes(tile, 1, o.x.columns())),
         }
@@ -233,6 +237,6 @@ impl FactoredRoom {
 
     /// Bytes of all.
     pub fn bytes(&self) -> u64 {
-        WORKSPACE + self.slab + self.bias_grad + self.partial + 4
+        WORKSPACE + self.slab + self.x + self.bias_grad + self.partial + 4
     }
 }

@@ -423,29 +423,51 @@ fn control(l: &mut Lay, loss: f32) -> [Region; 2] {
     [l.settings(SETTINGS), l.results(loss, 9.0)]
 }
 
+/// [rows, columns, ids, tile].
+fn decoder_update(l: &mut Lay, [rows, d, vocabulary, tile]: [u32; 4], begun: bool, loss: f32) -> FactoredUpdate {
+    let [settings, results] = control(l, loss);
+    let moments = |count: u32| (0..count).map(|i| if begun { 0.1 + 0.01 * (i % 9) as f32 } else { 0.0 });
+    FactoredUpdate {
+        x: l.exact([1, 1, rows, d], 1.0),
+        out_grad: l.exact([1, 1, rows, vocabulary], 0.1),
+        weight: l.exact([1, 1, vocabulary, d], 1.0),
+        bias: l.exact([1, 1, 1, vocabulary], 1.0),
+        row_moment: l.values([1, 1, 2, vocabulary], moments(2 * vocabulary).collect()),
+        column_moment: l.values([1, 1, 2, d], moments(2 * d).collect()),
+        tile: l.left([1, 1, tile, d], Some(Dtype::F32)),
+        settings,
+        results,
+        beta2: 0.99,
+        rate: 0.25,
+    }
+}
+
+/// With a row that is held in registers and one that is not.
+const DECODERS: [[u32; 4]; 5] = [[1, 1, 1, 1], [70, 40, 96, 32], [33, 37, 61, 20], [5, 1100, 9, 40], [2, 8196, 3, 8]];
+
 #[test]
 fn a_decoder_is_updated_tile_by_tile() {
     let mut bench = Bench::of_products();
-    for [rows, d, vocabulary, tile] in [[1, 1, 1, 1], [70, 40, 96, 32], [33, 37, 61, 20], [5, 1100, 9, 40], [2, 8196, 3, 8]] {
+    for sizes in DECODERS {
         for (begun, loss) in [(true, 0.5), (false, 0.5), (true, f32::NAN)] {
-            bench.agree(|l| {
-                let [settings, results] = control(l, loss);
-                let moments = |count: u32| (0..count).map(|i| if begun { 0.1 + 0.01 * (i % 9) as f32 } else { 0.0 });
-                FactoredUpdate {
-                    x: l.exact([1, 1, rows, d], 1.0),
-                    out_grad: l.exact([1, 1, rows, vocabulary], 0.1),
-                    weight: l.exact([1, 1, vocabulary, d], 1.0),
-                    bias: l.exact([1, 1, 1, vocabulary], 1.0),
-                    row_moment: l.values([1, 1, 2, vocabulary], moments(2 * vocabulary).collect()),
-                    column_moment: l.values([1, 1, 2, d], moments(2 * d).collect()),
-                    tile: l.left([1, 1, tile, d], Some(Dtype::F32)),
-                    settings,
-                    results,
-                    beta2: 0.99,
-                    rate: 0.25,
-                }
-            });
+            bench.agree(|l| decoder_update(l, sizes, begun, loss));
         }
+    }
+}
+
+#[test]
+fn a_decoder_is_updated_by_products_of_bf16_where_f32_may_be_rounded() {
+    let mut bench = Bench::of_products();
+    for gpu in bench.gpus_mut() {
+        gpu.allow_tf32(true);
+    }
+    for sizes in DECODERS {
+        let update = |l: &mut Lay| decoder_update(l, sizes, true, 0.5);
+        bench.agree_in(Precision::Bf16, 5e-3, &update);
+    }
+    for gpu in bench.gpus().iter().filter(|gpu| gpu.blas.is_some()) {
+        let choices = gpu.choices();
+        assert!(choices.iter().any(|c| c.product.starts_with("tn 32 40 70 bf16 f32 plain")), "{choices:?}");
     }
 }
 
