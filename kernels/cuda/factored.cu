@@ -171,7 +171,7 @@ __device__ void update_rows(const FactoredArgs& a) {
     else update_row<1, false>(a);
 }
 
-EXPORT(factored_rows, FactoredArgs, 256, update_rows)
+EXPORT_MANY(factored_rows, FactoredArgs, 256, 3, update_rows)
 
 struct EmbedUpdateArgs {
     const u32* ids;         // [rows]
