@@ -1,5 +1,7 @@
 // One token's step of a module of spiking neurons that has one stream: a thread block reads the synapses of its neurons
 // in the order they lie, and a thread a neuron adds up their products.
+#include <type_traits>
+
 #include "spike.cuh"
 
 // Who fired before in the only stream: a bit a neuron, of 32 in a word. Grid (neurons / 256).
@@ -19,43 +21,68 @@ constexpr u32 ALONE = 256;
 // Threads that read their synapses: blocks are few, and what a thread reads one after the other takes the time.
 constexpr u32 THREADS_OF_ONE = 512;
 
+// What a synapse brings, without branches, so that many are on their way: from signals or from who fired, packed or not.
+template <class T>
+struct Sources {
+    // As wide as a value, so that both kinds are read by the same instruction.
+    using Word = std::conditional_t<sizeof(T) == 2, unsigned short, u32>;
+    static constexpr u32 BITS = 8 * sizeof(T);
+    const Word *signals, *spikes;
+    u32 rows, streams;
+    bool packed;
+
+    __device__ explicit Sources(const SpikeArgs& a)
+        : signals((const Word*)a.signals + blockIdx.y),
+          spikes(a.bits ? (const Word*)a.bits : (const Word*)a.spikes + blockIdx.y), rows(a.rows), streams(a.streams),
+          packed(a.bits) {}
+
+    __device__ Word read(u32 source) const {
+        bool spike = source >= 2 * rows;
+        u32 index = spike ? source - 2 * rows : source < rows ? source + rows : source - rows;
+        u64 at = spike && packed ? index / BITS : (u64)index * streams;
+        return (spike ? spikes : signals)[at];
+    }
+
+    __device__ float value(u32 source, Word word) const {
+        bool spike = source >= 2 * rows;
+        float bit = word >> (source - 2 * rows) % BITS & 1 ? 1.0f : 0.0f;
+        float x = __uint_as_float((u32)word << (32 - BITS));
+        return spike && packed ? bit : x;
+    }
+};
+
 // Products of `Q` synapses a thread into `products`, rows `apart`; how many of a row are this token's into `of_now`.
 template <class T, int Q>
 __device__ inline void multiply(const SpikeArgs& a, u32 first, u32 neurons, u32 apart, float* products, u32* of_now) {
-    const T* before = (const T*)a.signals + blockIdx.y;
-    const T* spiked = (const T*)a.spikes + blockIdx.y;
+    Sources<T> of(a);
     const u32* sources = a.sources + (u64)first * a.fan_in;
     const float* weights = a.weights + (u64)first * a.fan_in;
-    u32 quads = a.fan_in / Q, all = neurons * quads;
-    constexpr int AT_ONCE = 4;
+    // at / quads is the upper half of at times this: products have few places.
+    u32 quads = a.fan_in / Q, all = neurons * quads, inverse = quads > 1 ? ~0u / quads + 1 : 0;
+    constexpr int AT_ONCE = 2;
     for (u32 start = threadIdx.x; start < all; start += AT_ONCE * THREADS_OF_ONE) {
         Vector<u32, Q> s[AT_ONCE];
         Vector<float, Q> w[AT_ONCE];
-        float x[AT_ONCE][Q];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (start + i * THREADS_OF_ONE < all) {
-                s[i] = fetch<u32, Q>(sources + (start + i * THREADS_OF_ONE) * Q);
-                w[i] = fetch<float, Q>(weights + (start + i * THREADS_OF_ONE) * Q);
-            }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (start + i * THREADS_OF_ONE < all) {
-#pragma unroll
-                for (int q = 0; q < Q; q++) {
-                    u32 at = s[i].x[q];
-                    u32 index = at < a.rows ? at + a.rows : at < 2 * a.rows ? at - a.rows : at - 2 * a.rows;
-                    if (a.bits && at >= 2 * a.rows) x[i][q] = (float)(a.bits[index / 32] >> index % 32 & 1);
-                    else x[i][q] = load((at < 2 * a.rows ? before : spiked)[(u64)index * a.streams]);
-                }
-            }
+        typename Sources<T>::Word x[AT_ONCE][Q];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            u32 at = start + i * THREADS_OF_ONE, row = at / quads, f = at % quads * Q, now = 0;
+            // Beyond the last it is read again.
+            u32 at = min(start + i * THREADS_OF_ONE, all - 1) * Q;
+            s[i] = fetch<u32, Q>(sources + at);
+            w[i] = fetch<float, Q>(weights + at);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+            for (int q = 0; q < Q; q++) x[i][q] = of.read(s[i].x[q]);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            u32 at = start + i * THREADS_OF_ONE, row = quads > 1 ? __umulhi(at, inverse) : at, now = 0;
             if (at >= all) break;
+            float* to = products + row * apart + (at - row * quads) * Q;
 #pragma unroll
             for (int q = 0; q < Q; q++) {
-                products[row * apart + f + q] = __fmul_rn(w[i].x[q], x[i][q]);
+                to[q] = __fmul_rn(w[i].x[q], of.value(s[i].x[q], x[i][q]));
                 now += s[i].x[q] < a.rows;
             }
             if (now > 0) atomicAdd(&of_now[row], now);
@@ -104,7 +131,7 @@ __device__ void fire_one(const SpikeArgs& a) {
     }
     __syncthreads();
     u32 rank = 0;
-    if (x > 0) {
+    if (x > 0 && a.winners < neurons) {
         // Of equals the lower index wins.
 #pragma unroll 8
         for (u32 j = 0; j < neurons; j++) rank += j < own ? above[j] >= x : above[j] > x;

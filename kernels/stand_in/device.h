@@ -105,6 +105,7 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return sqrtf(a); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
 inline float __uint_as_float(unsigned x) { return stand_in::bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return stand_in::bits<unsigned>(x); }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }

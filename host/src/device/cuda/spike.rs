@@ -98,7 +98,11 @@ impl Shares {
         let block = match compete {
             true => o.cell.block.min(neurons),
             false if shared(FREE) > 1 => alone(FREE),
-            false => alone(ALONE),
+            // As many as have places for their products, so that threads share the reading of a row.
+            false => match PLACES / (fan_in | 1) {
+                places @ 32.. => alone(places.min(ALONE)),
+                _ => alone(ALONE),
+            },
         };
         if block > ROOM {
             let why = "a GPU lets no more than 4,096 neurons compete with each other";

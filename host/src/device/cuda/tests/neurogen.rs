@@ -227,7 +227,9 @@ fn spikes_are_the_references_to_the_bit() {
     let mut bench = Bench::new();
     // So many that a stream's spikes are packed.
     let many = Module { rows: 50, neurons: 16_500, fan_in: 8, outputs: 33, streams: 1 };
-    for (i, m) in Module::all().into_iter().chain([many]).enumerate() {
+    // So many synapses that fewer neurons share a thread block.
+    let dense = Module { rows: 90, neurons: 200, fan_in: 96, outputs: 40, streams: 1 };
+    for (i, m) in Module::all().into_iter().chain([many, dense]).enumerate() {
         for (block, winners) in [(16, 3), (128, 9), (1000, 20), (7, 7)] {
             for coarse in [false, true] {
                 let cell = cell(block, winners, if coarse { 0.0 } else { 0.02 });
