@@ -4,14 +4,12 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use super::output::{tell, urgent};
 use super::{Failure, raise, request, shown, work};
 use crate::config::{Config, RawConfig};
 use crate::plan::Plan;
 use crate::ranks::agreement::{Disagreement, Report, agree, share_text};
-use crate::ranks::watch::{LONGEST, LONGEST_LED};
 use crate::ranks::{self, PeerError, Rank, SharedPeers, Transport, environment};
 use crate::regular;
 
@@ -107,17 +105,17 @@ impl Team {
     pub fn led_by_first<T>(&self, do_it: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let mut do_it = Some(do_it);
         let mut run = || do_it.take().map(|do_it| do_it()).transpose();
-        self.wait_at_most(LONGEST_LED);
+        self.waits_for_led_work(true);
         let first = self.agree(if self.leads() { run() } else { Ok(None) }, &[]);
-        self.wait_at_most(LONGEST);
+        self.waits_for_led_work(false);
         let first = first?;
         let done = self.agree(if self.leads() { Ok(first) } else { run() }, &[])?;
         done.ok_or_else(|| work("nothing was done"))
     }
 
-    fn wait_at_most(&self, longest: Duration) {
-        if let Some(peers) = &self.peers {
-            peers.borrow_mut().wait_at_most(longest);
+    fn waits_for_led_work(&self, led: bool) {
+        if let Some(watch) = self.peers.as_ref().and_then(|peers| peers.borrow().watch()) {
+            watch.led(led);
         }
     }
 

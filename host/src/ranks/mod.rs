@@ -41,13 +41,14 @@ pub enum Transport {
 /// Joins the ranks that `rank` is one of. `signal` is raised by one.
 ///
 /// # Errors
-/// A build without MPI; another number of ranks there; a rank 0 that is not found.
+/// A longest wait that is none; a build without MPI; another number of ranks there; a rank 0 that is not found.
 pub fn join(rank: Rank, transport: Transport, signal: Arc<AtomicBool>) -> Result<SharedPeers, PeerError> {
-    let watch = Watch::start(rank.rank, signal);
+    let variable = |name: &str| std::env::var(name).ok();
+    let watch = Watch::start(rank.rank, watch::longest(&variable)?, signal);
     match transport {
         Transport::Mpi => join_mpi(rank, watch),
         Transport::Nccl => {
-            let meeting = rendezvous::Meeting::of(&|name| std::env::var(name).ok())?;
+            let meeting = rendezvous::Meeting::of(&variable)?;
             Ok(Rc::new(RefCell::new(rendezvous::TcpPeers::meet(rank, &meeting, watch)?)))
         }
     }
