@@ -268,6 +268,13 @@ mod mpi {
         let same = |more: &str| both([&line(more), &line(more)]);
         refused(&both([&line(""), &line("--lr 0.5")]), 2, &["rank 1", "configuration is another"]);
         refused(&same("--data corpus.txt --tokenizer byte --cache none"), 2, &["rank 1", "data is another"]);
+        // Another build, which a zero byte more makes of this one.
+        let own = Part { ranks: 1, line: &line(""), dir: &dirs[0], before: "" };
+        let copy = r#"cp "$0" copy; printf '\0' >> copy; BASH_ARGV0=./copy;"#;
+        let other = Part { ranks: 1, line: &line(""), dir: &dirs[1], before: copy };
+        let outcome = Outcome::of(own.line, mpirun(&[own, other]).output().unwrap());
+        refused(&outcome, 2, &["rank 1: its program is another"]);
+        assert!(!out.exists());
         refused(&same("--accumulate 3"), 2, &["2 ranks share a step of 3 micro-batches", "--accumulate 4"]);
         let spiking = format!("train --preset neurogen-tiny --steps 2 --out {}", out.display());
         refused(&both([&spiking, &spiking]), 2, &["2 ranks: a NeuroGen"]);
@@ -398,9 +405,16 @@ mod gpus {
         let other =
             |rank| (line.clone(), if rank == 1 { vec![("CAPFUL_STAND_IN_NAME", "Another GPU")] } else { Vec::new() });
         all_refused(run_with(2, dir, other), &["rank 1: its GPU is another"]);
-        let small =
-            |rank| (line.clone(), if rank == 1 { vec![("CAPFUL_STAND_IN_TOTAL", "100000")] } else { Vec::new() });
-        all_refused(run_with(2, dir, small), &["rank 1"]);
+        // What rank 1 alone has.
+        for (name, value, says) in [
+            ("CAPFUL_STAND_IN_TOTAL", "100000", "rank 1"),
+            ("CAPFUL_WAIT", "soon", "rank 1: CAPFUL_WAIT is 'soon'; set it to the longest wait in seconds"),
+            // A stack that no machine has room for.
+            ("RUST_MIN_STACK", "1000000000000000", "rank 1: the thread that looks after waits cannot start"),
+        ] {
+            let of = |rank| (line.clone(), if rank == 1 { vec![(name, value)] } else { Vec::new() });
+            all_refused(run_with(2, dir, of), &[says]);
+        }
     }
 
     #[test]
@@ -441,14 +455,5 @@ mod gpus {
         run(2, dir, &format!("{} --resume", line(4, "run"))).into_iter().for_each(|rank| drop(rank.ok()));
         run(2, dir, &line(4, "whole")).into_iter().for_each(|rank| drop(rank.ok()));
         assert!(tensors(&dir.join("run"), 4) == tensors(&dir.join("whole"), 4));
-    }
-
-    #[test]
-    fn a_longest_wait_that_is_none_is_refused() {
-        let dir = directory();
-        let line = format!("train --device cuda {SMALL} --steps 2 --out run");
-        let ended = run_with(2, dir.path(), |_| (line.clone(), vec![("CAPFUL_WAIT", "soon")]));
-        ended[0].refused(2, &["CAPFUL_WAIT is 'soon'", "in seconds"]);
-        assert!(ended[1].status == Some(2) && ended[1].err.is_empty() && !dir.path().join("run").exists());
     }
 }

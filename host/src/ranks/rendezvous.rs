@@ -269,7 +269,7 @@ mod tests {
     }
 
     fn watch() -> Watch {
-        Watch::start(0, Duration::from_secs(600), Arc::default())
+        Watch::new(0, Arc::default())
     }
 
     fn run<T: Send>(count: u32, work: impl Fn(TcpPeers) -> T + Sync) -> Vec<T> {

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::PeerError;
+use crate::contain::contain;
 
 /// The longest wait where nobody says otherwise: others may choose algorithms meanwhile.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -28,8 +29,6 @@ struct Shared {
     /// Raised by a signal.
     signal: Arc<AtomicBool>,
     began: Instant,
-    /// The longest wait, but for led work.
-    usual: Duration,
     /// Whether a rank does led work.
     led: AtomicBool,
     /// 0 where nobody waits, [`OVERDUE`], or else milliseconds since `began`, plus 1, and the rank waited for in the lower
@@ -45,14 +44,12 @@ type Free = Box<dyn FnOnce() + Send>;
 const RANK: u64 = (1 << 24) - 1;
 /// In the place of a rank: all others, where a GPU waits for one of them.
 const OTHERS: u64 = RANK;
+const RESUME: &str = "continue with --resume from the last checkpoint";
 /// A wait that was too long: the process is about to end.
 const OVERDUE: u64 = u64::MAX;
 
 /// The longest wait that the environment asks for.
-///
-/// # Errors
-/// No number of seconds.
-pub fn longest(variable: &dyn Fn(&str) -> Option<String>) -> Result<Duration, PeerError> {
+fn longest(variable: &dyn Fn(&str) -> Option<String>) -> Result<Duration, PeerError> {
     let Some(text) = variable(VARIABLE) else { return Ok(LONGEST) };
     let most = LONGEST_LED.as_secs();
     let seconds = text.trim().parse().ok().filter(|seconds| (1..=most).contains(seconds));
@@ -62,22 +59,49 @@ pub fn longest(variable: &dyn Fn(&str) -> Option<String>) -> Result<Duration, Pe
 }
 
 impl Watch {
-    /// Begins to watch, on a thread of its own: rank `rank`, with a flag that a signal raises. A wait of more than `usual`
-    /// ends the process with status 1 and a line.
-    pub fn start(rank: u32, usual: Duration, signal: Arc<AtomicBool>) -> Watch {
-        let watch = Watch(Arc::new(Shared {
+    /// Of rank `rank`, with a flag that a signal raises.
+    pub fn new(rank: u32, signal: Arc<AtomicBool>) -> Watch {
+        Watch(Arc::new(Shared {
             rank,
             signal,
             began: Instant::now(),
-            usual,
             led: AtomicBool::new(false),
             wait: AtomicU64::new(0),
             free: Mutex::new(None),
-        }));
-        let shared = Arc::clone(&watch.0);
-        // Without a thread for it, waits have no end; the run itself is not in danger.
-        let _ = thread::Builder::new().name("watch".to_owned()).spawn(move || shared.end(&shared.look()));
-        watch
+        }))
+    }
+
+    /// Begins to watch, on a thread of its own: from here on a wait that is too long ends the process with status 1 and a
+    /// line.
+    ///
+    /// # Errors
+    /// A longest wait in the environment that is none; no thread.
+    pub fn begin(&self, variable: &dyn Fn(&str) -> Option<String>) -> Result<(), PeerError> {
+        let usual = longest(variable)?;
+        self.begin_with(move |shared| shared.look(usual))
+    }
+
+    /// The same with `look`, which says what is wrong with a wait.
+    fn begin_with(&self, look: impl FnOnce(&Shared) -> String + Send + 'static) -> Result<(), PeerError> {
+        let shared = Arc::clone(&self.0);
+        let watch = move || match contain(|| look(&shared)) {
+            Ok(overdue) => {
+                shared.say(&overdue);
+                shared.free();
+                leave()
+            }
+            // Nobody waits for sure, so nothing is aborted under a run that goes on until the process is gone.
+            Err(panic) => {
+                shared.say(&format!("looks after its waits no more ({panic}); {RESUME}"));
+                leave()
+            }
+        };
+        let started = thread::Builder::new().name("watch".to_owned()).spawn(watch);
+        started.map(drop).map_err(|e| {
+            PeerError(format!(
+                "the thread that looks after waits cannot start ({e}); end other programs, or allow more threads and memory"
+            ))
+        })
     }
 
     /// Whether waits are for led work from here on, which may take days.
@@ -116,7 +140,7 @@ impl Shared {
     }
 
     /// Looks until a wait is overdue, and says so.
-    fn look(&self) -> String {
+    fn look(&self, usual: Duration) -> String {
         let mut signalled = None;
         loop {
             thread::sleep(Duration::from_millis(500));
@@ -124,7 +148,7 @@ impl Shared {
             if self.signal.load(Ordering::Relaxed) {
                 signalled.get_or_insert(now);
             }
-            let longest = if self.led.load(Ordering::Relaxed) { LONGEST_LED } else { self.usual };
+            let longest = if self.led.load(Ordering::Relaxed) { LONGEST_LED } else { usual };
             let wait = self.wait.load(Ordering::Relaxed);
             if let Some(what) = overdue(wait, now, signalled, longest)
                 && self.wait.compare_exchange(wait, OVERDUE, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -134,9 +158,12 @@ impl Shared {
         }
     }
 
-    /// Ends the process, with a line.
-    fn end(&self, what: &str) {
+    fn say(&self, what: &str) {
         let _ = writeln!(std::io::stderr(), "host: rank {} {what}", self.rank);
+    }
+
+    /// Frees this process of what it waits in, or tries to.
+    fn free(&self) {
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(free) = free {
             // Another thread, because this may wait as well.
@@ -148,9 +175,12 @@ impl Shared {
             let _ = thread::Builder::new().name("free".to_owned()).spawn(free);
             let _ = freed.recv_timeout(GRACE);
         }
-        // Without exit handlers: those of a library may wait for the GPU.
-        signal_hook::low_level::exit(1);
     }
+}
+
+/// Ends the process. Without exit handlers: those of a library may wait for the GPU.
+fn leave() {
+    signal_hook::low_level::exit(1);
 }
 
 /// What is wrong with a wait at `now`, where it is longer than `longest`. A signal came at `signalled`.
@@ -158,16 +188,15 @@ fn overdue(wait: u64, now: Duration, signalled: Option<Duration>, longest: Durat
     let since = Duration::from_millis((wait >> 24).checked_sub(1)?);
     let (other, waited) = (wait & RANK, now.saturating_sub(since));
     let seconds = waited.as_secs();
-    let resume = "continue with --resume from the last checkpoint";
     if other == OTHERS {
         return (waited >= longest).then(|| {
-            format!("has waited {seconds} s for the GPUs of the other ranks, one of which is gone or hangs; {resume}")
+            format!("has waited {seconds} s for the GPUs of the other ranks, one of which is gone or hangs; {RESUME}")
         });
     }
     if signalled.is_some_and(|signal| now.saturating_sub(signal.max(since)) >= AFTER_SIGNAL) {
-        return Some(format!("has waited {seconds} s for rank {other}, which is gone; {resume}"));
+        return Some(format!("has waited {seconds} s for rank {other}, which is gone; {RESUME}"));
     }
-    (waited >= longest).then(|| format!("has waited {seconds} s for rank {other}, which is gone or hangs; {resume}"))
+    (waited >= longest).then(|| format!("has waited {seconds} s for rank {other}, which is gone or hangs; {RESUME}"))
 }
 
 #[cfg(test)]
@@ -198,11 +227,32 @@ mod tests {
 
     #[test]
     fn a_wait_is_noted_while_it_lasts() {
-        let watch = Watch::start(0, LONGEST, Arc::default());
+        let watch = Watch::new(0, Arc::default());
         let noted = || watch.0.wait.load(Ordering::Relaxed);
         let (outer, inner, again) = watch.wait_for(5, || (noted(), watch.wait_for_gpu(noted), noted()));
         assert!(outer & RANK == 5 && outer >> 24 > 0 && inner & RANK == OTHERS && again == outer);
         assert_eq!(noted(), 0);
+    }
+
+    #[test]
+    fn a_watch_that_fails_ends_the_process_with_a_line() {
+        const APART: &str = "CAPFUL_TEST_APART";
+        if std::env::var_os(APART).is_some() {
+            let watch = Watch::new(3, Arc::default());
+            watch.free_by(Some(Box::new(|| thread::sleep(GRACE))));
+            watch.begin_with(|_| panic!("out of order")).unwrap();
+            thread::sleep(Duration::from_secs(20));
+            return;
+        }
+        let name = "ranks::watch::tests::a_watch_that_fails_ends_the_process_with_a_line";
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let began = Instant::now();
+        let output = again.args(["--exact", "--nocapture", name]).env(APART, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let line = "host: rank 3 looks after its waits no more (out of order); continue with --resume";
+        assert!(said.starts_with(line) && said.matches('\n').count() == 1, "{said}");
+        assert!(began.elapsed() < GRACE, "something was aborted");
     }
 
     #[test]
