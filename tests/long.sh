@@ -7,7 +7,8 @@
 #   export   exports in transformers and llama.cpp: logits, greedy tokens, ids (needs tests/peers/requirements-export.txt)
 #   harness  an export under lm-evaluation-harness, on a task made here (the same)
 #   tokenizers  ids and texts of every kind of tokenizer.json beside Python's library (tests/peers/environment.sh)
-#   nccl     two ranks on two GPUs: bits, repeatability, throughput beside one (needs two GPUs and NCCL)
+#   nccl     two ranks on two GPUs: bits, repeatability, a rank that is killed, throughput beside one (needs two GPUs and
+#            NCCL)
 #   targets  the core for thumb and aarch64, as far as they are installed
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -54,16 +55,53 @@ assert r["val_loss"] < r["baselines"]["trigram"]'
 
 peers() { "$python" tests/peers/compare.py --host "$host"; }
 
-# So many ranks of a run, as torchrun would start them.
-ranks() {
-  local count=$1 out=$2 pids=() rank
+# Starts so many ranks of a run, as torchrun would: their processes are in pids.
+start_ranks() {
+  local count=$1 out=$2 rank
   shift 2
+  pids=()
   for ((rank = 0; rank < count; rank++)); do
     RANK=$rank WORLD_SIZE=$count LOCAL_RANK=$rank MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \
-      "$gpu_host" train --device cuda --precision ${PRECISION:-bf16} --json --out "$work/$out" "$@" >"$work/$out-$rank.jsonl" &
+      "$gpu_host" train --device cuda --precision ${PRECISION:-bf16} --json --out "$work/$out" "$@" \
+      >"$work/$out-$rank.jsonl" 2>"$work/$out-$rank.err" &
     pids+=($!)
   done
-  for pid in "${pids[@]}"; do wait "$pid"; done
+}
+
+# Runs them to their end.
+ranks() {
+  local rank pid
+  start_ranks "$@"
+  for rank in "${!pids[@]}"; do
+    pid=${pids[rank]}
+    wait "$pid" || { cat "$work/$2-$rank.err" >&2; return 1; }
+  done
+}
+
+# Of two ranks one gets a signal that it does not answer: the other ends with its line and status 1, at most 11 s after its
+# longest wait, and the run goes on.
+lost() {
+  local signal=$1 lost=$2 waits=$((1 - $2)) out=lost-$2 status=0 began took
+  shift 2
+  ranks 2 "$out" "$@" --steps 4
+  CAPFUL_WAIT=20 start_ranks 2 "$out" "$@" --steps 100000000 --resume
+  while [ "$(wc -l <"$work/$out/metrics.jsonl")" -lt 20 ]; do
+    sleep 0.1
+    kill -0 "${pids[waits]}"
+  done
+  kill -"$signal" "${pids[lost]}"
+  began=$SECONDS
+  wait "${pids[waits]}" || status=$?
+  took=$((SECONDS - began))
+  kill -KILL "${pids[lost]}" 2>/dev/null || true
+  wait "${pids[lost]}" 2>/dev/null || true
+  grep "host: rank $waits has waited 20 s for the GPUs of the other ranks" "$work/$out-$waits.err"
+  echo "rank $lost got SIG$signal: rank $waits ended with $status after $took s"
+  [ $status = 1 ]
+  [ $took -le 31 ]
+  ranks 2 "$out" "$@" --steps 6 --resume
+  ranks 2 "$out-whole" "$@" --steps 6
+  cmp "$work/$out/checkpoint-00000006/model.safetensors" "$work/$out-whole/checkpoint-00000006/model.safetensors"
 }
 
 nccl() {
@@ -84,6 +122,10 @@ nccl() {
     done
     echo "$a and $b: the same bits"
   done
+  # Without evaluations, at which ranks speak over TCP as well.
+  local endless="${small/--steps 20 /} --exact-ranks --eval-every 0 --log-every 1"
+  lost KILL 1 $endless
+  lost STOP 0 $endless
   local preset shape
   for preset in ${PRESETS:-yxanul-197m:2048:32 pythia-160m:2048:16}; do
     IFS=: read -r preset seq_len batch <<<"$preset"

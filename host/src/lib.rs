@@ -13,6 +13,7 @@
 pub mod allocations;
 pub mod cli;
 pub mod config;
+mod contain;
 pub mod data;
 pub mod device;
 pub mod disk;

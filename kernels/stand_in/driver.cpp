@@ -12,6 +12,7 @@
 //   CAPFUL_STAND_IN_FAIL_AT=graph:5:214  the 5th call of a kind (init, context, launch, graph) fails with this
 //                                        CUresult, 719 if none is given; launches and graphs fail as on a GPU: the
 //                                        call itself returns success, and everything after it the error
+//   CAPFUL_STAND_IN_ABORT_HANGS=1        to abort a group of ranks takes for ever
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -297,6 +298,7 @@ API cuStreamCreate(void** made, unsigned) { return *made = new Stream, SUCCESS; 
 API cuStreamCreateWithPriority(void** made, unsigned, int) { return *made = new Stream, SUCCESS; }
 API cuStreamDestroy_v2(void* stream) { return delete (Stream*)stream, SUCCESS; }
 API cuStreamSynchronize(void*) { return broken; }
+API cuStreamQuery(void*) { return broken; }
 API cuStreamWaitEvent(void*, void*, unsigned) { return SUCCESS; }
 API cuEventCreate(void** made, unsigned) { return *made = new Event, SUCCESS; }
 API cuEventDestroy_v2(void* event) { return delete (Event*)event, SUCCESS; }

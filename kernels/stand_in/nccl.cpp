@@ -1,5 +1,7 @@
-// A stand-in for NCCL between processes of one machine: messages over Unix sockets, one connection a pair of ranks.
+// A stand-in for NCCL between processes of one machine: messages over Unix sockets, one connection a pair of ranks. Who
+// waits for a rank that is gone waits until the group is aborted, as with NCCL.
 #include <algorithm>
+#include <atomic>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -20,15 +22,19 @@
 #define API extern "C" __attribute__((visibility("default"))) int
 
 enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4 };
-// Seconds that a rank waits for the others.
-static const int PATIENCE = 60;
+// Milliseconds between two looks whether a group is aborted.
+static const int LOOK = 20;
+// Groups that were.
+static std::atomic<uint64_t> aborted = 0;
 
 struct Id {
     char bytes[128];
 };
 struct Comm {
     int rank, count;
-    std::vector<int> to;  // a socket for each rank, -1 for itself
+    std::vector<int> to;  // a socket for each rank, -1 for itself and for one that is gone
+    std::atomic<bool> ended = false;
+    std::atomic<int> running = 0;
 };
 struct Message {
     Comm* comm;
@@ -78,10 +84,12 @@ static bool to_itself(std::vector<Message>& messages) {
     return true;
 }
 
-// All of the group's messages at once, as far as the sockets take and give them; those of a pair in their order.
+// All of the group's messages at once, as far as the sockets take and give them; those of a pair in their order. On a GPU
+// an aborted kernel ends without an error.
 static int run(std::vector<Message> messages) {
     if (!to_itself(messages)) return failed("a message to itself has no other end");
-    for (;;) {
+    Comm& comm = *messages[0].comm;
+    while (!comm.ended) {
         std::vector<pollfd> waits;
         std::vector<Message*> whose;
         for (auto& message : messages) {
@@ -94,18 +102,24 @@ static int run(std::vector<Message> messages) {
             whose.push_back(&message);
         }
         if (waits.empty()) return 0;
-        if (poll(waits.data(), waits.size(), PATIENCE * 1000) <= 0) return failed("a rank does not answer");
+        // A socket of -1 is passed over.
+        if (poll(waits.data(), waits.size(), LOOK) <= 0) continue;
         for (size_t i = 0; i < waits.size(); i++) {
             if (!waits[i].revents) continue;
             Message& m = *whose[i];
             ssize_t n = m.sends ? send(waits[i].fd, m.at, m.left, MSG_NOSIGNAL | MSG_DONTWAIT)
                                 : recv(waits[i].fd, m.at, m.left, MSG_DONTWAIT);
             if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-            if (n <= 0) return failed("a rank is gone");
+            if (n <= 0) {
+                close(waits[i].fd);
+                comm.to[m.rank] = -1;
+                break;
+            }
             m.at += n;
             m.left -= n;
         }
     }
+    return 0;
 }
 
 static int add(const void* at, size_t bytes, int type, int rank, Comm* comm, void* stream, bool sends) {
@@ -124,7 +138,7 @@ API ncclGetUniqueId(Id* id) {
     return SUCCESS;
 }
 API ncclCommInitRank(Comm** made, int count, Id id, int rank) {
-    auto comm = new Comm{rank, count, std::vector<int>(count, -1)};
+    auto comm = new Comm{.rank = rank, .count = count, .to = std::vector<int>(count, -1)};
     int listener = socket(AF_UNIX, SOCK_STREAM, 0);
     sockaddr_un address;
     socklen_t length = name(address, id, rank);
@@ -133,18 +147,12 @@ API ncclCommInitRank(Comm** made, int count, Id id, int rank) {
     for (int other = 0; other < rank; other++) {
         int peer = socket(AF_UNIX, SOCK_STREAM, 0);
         length = name(address, id, other);
-        int tries = 0;
-        while (connect(peer, (sockaddr*)&address, length)) {
-            if (++tries > PATIENCE * 100) return SYSTEM_ERROR;
-            usleep(10000);
-        }
+        while (connect(peer, (sockaddr*)&address, length)) usleep(10000);
         if (send(peer, &rank, sizeof(rank), MSG_NOSIGNAL) != sizeof(rank)) return SYSTEM_ERROR;
         comm->to[other] = peer;
     }
     for (int others = rank + 1; others < count; others++) {
-        pollfd wait = {listener, POLLIN, 0};
         int who = -1;
-        if (poll(&wait, 1, PATIENCE * 1000) <= 0) return SYSTEM_ERROR;
         int peer = accept(listener, nullptr, nullptr);
         bool said = recv(peer, &who, sizeof(who), MSG_WAITALL) == sizeof(who);
         if (!said || who <= rank || who >= count) return SYSTEM_ERROR;
@@ -158,6 +166,13 @@ API ncclCommDestroy(Comm* comm) {
         if (peer >= 0) close(peer);
     return delete comm, SUCCESS;
 }
+API ncclCommAbort(Comm* comm) {
+    while (stand_in::setting("CAPFUL_STAND_IN_ABORT_HANGS", 0)) pause();
+    comm->ended = true;
+    while (comm->running) usleep(1000);
+    aborted++;
+    return ncclCommDestroy(comm);
+}
 API ncclGroupStart() { return mine().depth++, SUCCESS; }
 API ncclGroupEnd() {
     Group& group = mine();
@@ -167,7 +182,13 @@ API ncclGroupEnd() {
     group.messages.clear();
     if (messages.empty()) return SUCCESS;
     void* stream = messages[0].stream;
-    return stand_in::queue(stream, [=] { return run(messages); }) ? SYSTEM_ERROR : SUCCESS;
+    Comm* comm = messages[0].comm;
+    return stand_in::queue(stream, [=] {
+        comm->running++;
+        int code = run(messages);
+        comm->running--;
+        return code;
+    }) ? SYSTEM_ERROR : SUCCESS;
 }
 API ncclSend(const void* from, size_t count, int type, int rank, Comm* comm, void* stream) {
     return add(from, count, type, rank, comm, stream, true);
@@ -178,3 +199,5 @@ API ncclRecv(void* to, size_t count, int type, int rank, Comm* comm, void* strea
 extern "C" __attribute__((visibility("default"))) const char* ncclGetErrorString(int status) {
     return status == SYSTEM_ERROR ? "the stand-in's sockets failed" : status == SUCCESS ? "no error" : "invalid argument";
 }
+// Groups that were aborted.
+extern "C" __attribute__((visibility("default"))) uint64_t capful_stand_in_aborts() { return aborted; }

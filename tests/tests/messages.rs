@@ -6,9 +6,11 @@
 
 use std::env;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use capful_host::allocations::{self, Activity, Counting};
 use capful_host::ranks::peers::{all_gather, all_to_all};
+use capful_host::ranks::watch::Watch;
 use capful_host::ranks::{Peers, Rank, Transport, environment, join};
 
 #[global_allocator]
@@ -66,7 +68,7 @@ fn exchange(peers: &mut dyn Peers, unit: usize) -> u64 {
 
 fn as_a_rank(rank: Rank) {
     assert!(allocations::installed());
-    let peers = join(rank, Transport::Mpi, Default::default()).unwrap();
+    let peers = join(rank, Transport::Mpi, Watch::new(rank.rank, Arc::default())).unwrap();
     let peers = &mut *peers.borrow_mut();
     assert_eq!((peers.rank(), peers.count()), (rank.rank, rank.count));
     for unit in UNITS {

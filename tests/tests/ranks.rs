@@ -4,16 +4,28 @@
 
 use std::fs;
 
-use capful_tests::binary::{TINY, command, directory};
+use capful_tests::binary::{Outcome, TINY, command, directory};
 
 /// Runs `host train` as a rank that a launcher says it is, without the launcher.
-fn alone(line: &str, variables: &[(&str, &str)]) -> capful_tests::binary::Outcome {
+fn alone(line: &str, variables: &[(&str, &str)]) -> Outcome {
     let dir = directory();
     let mut command = command(dir.path(), line);
     command.envs(variables.iter().copied());
-    let outcome = capful_tests::binary::Outcome::of(line, command.output().expect("the binary starts"));
+    let outcome = Outcome::of(line, command.output().expect("the binary starts"));
     assert!(fs::read_dir(dir.path()).unwrap().next().is_none(), "{line}: something is left");
     outcome
+}
+
+/// What ranks said when they ended: one line, of one of them.
+#[track_caller]
+#[cfg(any(feature = "mpi", feature = "cuda"))]
+fn refused(outcome: &Outcome, status: i32, says: &[&str]) {
+    assert_eq!(outcome.status, Some(status), "{}\n{}{}", outcome.line, outcome.out, outcome.err);
+    let lines: Vec<_> = outcome.err.lines().filter(|line| line.starts_with("host: ")).collect();
+    assert_eq!(lines.len(), 1, "{}", outcome.err);
+    for what in says {
+        assert!(lines[0].contains(what), "no '{what}' in\n{}", lines[0]);
+    }
 }
 
 #[test]
@@ -34,7 +46,7 @@ mod mpi {
     use capful_tests::binary::{Outcome, TINY, directory, path};
     use serde_json::Value;
 
-    use super::fs;
+    use super::{fs, refused};
 
     /// What ranks run: so many of a line, in a directory, through a shell that a limit may be set in.
     struct Part<'a> {
@@ -62,17 +74,6 @@ mod mpi {
     fn run(ranks: u32, dir: &Path, line: &str) -> Outcome {
         let parts = [Part { ranks, line, dir, before: "" }];
         Outcome::of(line, mpirun(&parts).output().expect("mpirun starts"))
-    }
-
-    /// What the ranks said: one line, of rank 0.
-    #[track_caller]
-    fn refused(outcome: &Outcome, status: i32, says: &[&str]) {
-        assert_eq!(outcome.status, Some(status), "{}\n{}{}", outcome.line, outcome.out, outcome.err);
-        let lines: Vec<_> = outcome.err.lines().filter(|line| line.starts_with("host: ")).collect();
-        assert_eq!(lines.len(), 1, "{}", outcome.err);
-        for what in says {
-            assert!(lines[0].contains(what), "no '{what}' in\n{}", lines[0]);
-        }
     }
 
     fn tensors(dir: &Path, step: u32) -> [Vec<u8>; 2] {
@@ -267,6 +268,13 @@ mod mpi {
         let same = |more: &str| both([&line(more), &line(more)]);
         refused(&both([&line(""), &line("--lr 0.5")]), 2, &["rank 1", "configuration is another"]);
         refused(&same("--data corpus.txt --tokenizer byte --cache none"), 2, &["rank 1", "data is another"]);
+        // Another build, which a zero byte more makes of this one.
+        let own = Part { ranks: 1, line: &line(""), dir: &dirs[0], before: "" };
+        let copy = r#"cp "$0" copy; printf '\0' >> copy; BASH_ARGV0=./copy;"#;
+        let other = Part { ranks: 1, line: &line(""), dir: &dirs[1], before: copy };
+        let outcome = Outcome::of(own.line, mpirun(&[own, other]).output().unwrap());
+        refused(&outcome, 2, &["rank 1: its program is another"]);
+        assert!(!out.exists());
         refused(&same("--accumulate 3"), 2, &["2 ranks share a step of 3 micro-batches", "--accumulate 4"]);
         let spiking = format!("train --preset neurogen-tiny --steps 2 --out {}", out.display());
         refused(&both([&spiking, &spiking]), 2, &["2 ranks: a NeuroGen"]);
@@ -285,11 +293,12 @@ mod mpi {
 mod gpus {
     use std::net::TcpListener;
     use std::path::Path;
-    use std::process::{Child, Stdio};
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
 
     use capful_tests::binary::{Outcome, command, directory};
 
-    use super::fs;
+    use super::{fs, refused};
 
     /// Few tokens: every thread of a kernel is played out.
     const SMALL: &str = "--set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 16 \
@@ -315,15 +324,22 @@ mod gpus {
         dir: &Path,
         of: impl Fn(u32) -> (String, Vec<(&'static str, &'static str)>),
     ) -> Vec<Outcome> {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let ranks: Vec<_> = (0..count)
-            .map(|rank| {
-                let (line, variables) = of(rank);
-                let child = start(rank, count, port, dir, &line, &variables);
-                (line, child)
-            })
-            .collect();
+        let ranks: Vec<_> = begun(count, dir, of).collect();
         ranks.into_iter().map(|(line, child)| Outcome::of(&line, child.wait_with_output().unwrap())).collect()
+    }
+
+    /// The line of each rank, and its process.
+    fn begun(
+        count: u32,
+        dir: &Path,
+        of: impl Fn(u32) -> (String, Vec<(&'static str, &'static str)>),
+    ) -> impl Iterator<Item = (String, Child)> {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        (0..count).map(move |rank| {
+            let (line, variables) = of(rank);
+            let child = start(rank, count, port, dir, &line, &variables);
+            (line, child)
+        })
     }
 
     fn tensors(dir: &Path, step: u32) -> [Vec<u8>; 2] {
@@ -378,19 +394,66 @@ mod gpus {
         let dir = directory();
         let dir = dir.path();
         let line = format!("train --device cuda {SMALL} --steps 2 --out run");
-        let refused = |ended: Vec<Outcome>, says: &[&str]| {
+        let all_refused = |ended: Vec<Outcome>, says: &[&str]| {
             assert!(ended.iter().all(|rank| rank.status == Some(2)), "{ended:?}");
             ended[0].refused(2, says);
             assert!(ended[1..].iter().all(|rank| rank.out.is_empty() && rank.err.is_empty()), "{ended:?}");
             assert!(!dir.join("run").exists());
         };
-        refused(run(2, dir, &line.replace("cuda", "cuda:1")), &["--device cuda:1", "use --device cuda"]);
-        refused(run(2, dir, &line.replace("--accumulate 6", "--accumulate 5")), &["2 ranks share a step of 5"]);
+        all_refused(run(2, dir, &line.replace("cuda", "cuda:1")), &["--device cuda:1", "use --device cuda"]);
+        all_refused(run(2, dir, &line.replace("--accumulate 6", "--accumulate 5")), &["2 ranks share a step of 5"]);
         let other =
             |rank| (line.clone(), if rank == 1 { vec![("CAPFUL_STAND_IN_NAME", "Another GPU")] } else { Vec::new() });
-        refused(run_with(2, dir, other), &["rank 1: its GPU is another"]);
-        let small =
-            |rank| (line.clone(), if rank == 1 { vec![("CAPFUL_STAND_IN_TOTAL", "100000")] } else { Vec::new() });
-        refused(run_with(2, dir, small), &["rank 1"]);
+        all_refused(run_with(2, dir, other), &["rank 1: its GPU is another"]);
+        // What rank 1 alone has.
+        for (name, value, says) in [
+            ("CAPFUL_STAND_IN_TOTAL", "100000", "rank 1"),
+            ("CAPFUL_WAIT", "soon", "rank 1: CAPFUL_WAIT is 'soon'; set it to the longest wait in seconds"),
+            // A stack that no machine has room for.
+            ("RUST_MIN_STACK", "1000000000000000", "rank 1: the thread that looks after waits cannot start"),
+        ] {
+            let of = |rank| (line.clone(), if rank == 1 { vec![(name, value)] } else { Vec::new() });
+            all_refused(run_with(2, dir, of), &[says]);
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_killed_or_stopped_ends_the_other_in_time_and_the_run_goes_on() {
+        let dir = directory();
+        let dir = dir.path();
+        let line = |steps: u32, out: &str| {
+            format!(
+                "train --device cuda --precision f32 {SMALL} --exact-ranks --eval-every 0 --steps {steps} --out {out}"
+            )
+        };
+        run(2, dir, &line(2, "run")).into_iter().for_each(|rank| drop(rank.ok()));
+        let logged = || fs::read_to_string(dir.join("run/metrics.jsonl")).unwrap().lines().count();
+        // The second time an abort does not end, so that all of its grace passes.
+        for (signal, ended, hangs, seconds) in [("-KILL", 1, "0", 8), ("-STOP", 0, "1", 18)] {
+            let before = logged();
+            let variables = vec![("CAPFUL_WAIT", "8"), ("CAPFUL_STAND_IN_ABORT_HANGS", hangs)];
+            let long = |_| (format!("{} --resume", line(1_000_000, "run")), variables.clone());
+            let mut ranks: Vec<_> = begun(2, dir, long).collect();
+            let (_, mut lost) = ranks.remove(ended);
+            let (line, waits) = ranks.remove(0);
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while logged() < before + 3 {
+                assert!(Instant::now() < deadline, "the run does not go on");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let began = Instant::now();
+            assert!(Command::new("kill").args([signal, &lost.id().to_string()]).status().unwrap().success());
+            let outcome = Outcome::of(&line, waits.wait_with_output().unwrap());
+            let took = began.elapsed();
+            lost.kill().unwrap();
+            lost.wait().unwrap();
+            let who = format!("rank {} has waited 8 s for the GPUs of the other ranks", 1 - ended);
+            refused(&outcome, 1, &[&who, "gone or hangs", "--resume"]);
+            let most = Duration::from_secs(seconds + 5);
+            assert!((Duration::from_secs(seconds)..most).contains(&took), "{signal}: {took:?}");
+        }
+        run(2, dir, &format!("{} --resume", line(4, "run"))).into_iter().for_each(|rank| drop(rank.ok()));
+        run(2, dir, &line(4, "whole")).into_iter().for_each(|rank| drop(rank.ok()));
+        assert!(tensors(&dir.join("run"), 4) == tensors(&dir.join("whole"), 4));
     }
 }

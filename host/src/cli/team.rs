@@ -4,14 +4,13 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use super::output::{tell, urgent};
 use super::{Failure, raise, request, shown, work};
 use crate::config::{Config, RawConfig};
 use crate::plan::Plan;
 use crate::ranks::agreement::{Disagreement, Report, agree, share_text};
-use crate::ranks::watch::{LONGEST, LONGEST_LED};
+use crate::ranks::watch::Watch;
 use crate::ranks::{self, PeerError, Rank, SharedPeers, Transport, environment};
 use crate::regular;
 
@@ -43,11 +42,18 @@ impl Team {
         let rank = found.unwrap_or(Rank { rank: 0, count: 1, local: 0 });
         let stop = Arc::new(AtomicBool::new(false));
         let transport = if gpus { Transport::Nccl } else { Transport::Mpi };
-        let peers = found.map(|rank| ranks::join(rank, transport, Arc::clone(&stop))).transpose().map_err(request)?;
-        let team = Team { rank, gpus, stop, peers, known: Cell::new(false) };
-        let program = if team.peers.is_some() { own_digest()? } else { 0 };
-        team.agree(Ok(()), &[("program", program)])?;
-        Ok(team)
+        let watch = Watch::new(rank.rank, Arc::clone(&stop));
+        let peers = found.map(|rank| ranks::join(rank, transport, watch)).transpose().map_err(request)?;
+        Ok(Team { rank, gpus, stop, peers, known: Cell::new(false) })
+    }
+
+    /// Begins to look after waits, and finds out whether all ranks are the same program.
+    pub fn begin(&self) -> Result<(), Failure> {
+        let Some(peers) = &self.peers else { return Ok(()) };
+        let watch = peers.borrow().watch();
+        let begun = watch.map_or(Ok(()), |watch| watch.begin(&variable)).map_err(request).and_then(|()| own_digest());
+        let program = begun.as_ref().copied().unwrap_or_default();
+        self.agree(begun.map(drop), &[("program", program)])
     }
 
     /// Whether this rank speaks and writes for all.
@@ -107,17 +113,17 @@ impl Team {
     pub fn led_by_first<T>(&self, do_it: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let mut do_it = Some(do_it);
         let mut run = || do_it.take().map(|do_it| do_it()).transpose();
-        self.wait_at_most(LONGEST_LED);
+        self.waits_for_led_work(true);
         let first = self.agree(if self.leads() { run() } else { Ok(None) }, &[]);
-        self.wait_at_most(LONGEST);
+        self.waits_for_led_work(false);
         let first = first?;
         let done = self.agree(if self.leads() { Ok(first) } else { run() }, &[])?;
         done.ok_or_else(|| work("nothing was done"))
     }
 
-    fn wait_at_most(&self, longest: Duration) {
-        if let Some(peers) = &self.peers {
-            peers.borrow_mut().wait_at_most(longest);
+    fn waits_for_led_work(&self, led: bool) {
+        if let Some(watch) = self.peers.as_ref().and_then(|peers| peers.borrow().watch()) {
+            watch.led(led);
         }
     }
 

@@ -63,7 +63,7 @@ struct Shown {
 impl Train {
     pub(super) fn run(self) -> Result<(), Failure> {
         let team = Team::join(self.on_gpus())?;
-        let done = self.run_on(&team);
+        let done = team.begin().and_then(|()| self.run_on(&team));
         team.end(done)
     }
 

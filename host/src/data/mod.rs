@@ -28,7 +28,6 @@ pub mod token_file;
 pub mod tokenizer;
 pub mod validation;
 
-mod contain;
 mod encode;
 mod jsonl;
 mod parquet;

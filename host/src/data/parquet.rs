@@ -12,11 +12,11 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
-use super::contain::contain;
 use super::error::SourceError;
 use super::files::{MOST_BLANK, Reader};
 use super::pages::{self, Pages};
 use super::source::{Document, SourceOptions};
+use crate::contain::contain;
 
 /// Reads one parquet file.
 pub(super) struct ParquetReader {

@@ -18,8 +18,6 @@ pub mod watch;
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use watch::Watch;
 
@@ -38,12 +36,11 @@ pub enum Transport {
     Nccl,
 }
 
-/// Joins the ranks that `rank` is one of. `signal` is raised by one.
+/// Joins the ranks that `rank` is one of. `watch` looks after its waits for them.
 ///
 /// # Errors
 /// A build without MPI; another number of ranks there; a rank 0 that is not found.
-pub fn join(rank: Rank, transport: Transport, signal: Arc<AtomicBool>) -> Result<SharedPeers, PeerError> {
-    let watch = Watch::start(rank.rank, signal);
+pub fn join(rank: Rank, transport: Transport, watch: Watch) -> Result<SharedPeers, PeerError> {
     match transport {
         Transport::Mpi => join_mpi(rank, watch),
         Transport::Nccl => {

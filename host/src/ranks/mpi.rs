@@ -1,7 +1,5 @@
 //! Ranks that MPI started and reaches.
 
-use std::time::Duration;
-
 use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::point_to_point::{Status, send_receive_into};
@@ -77,8 +75,8 @@ impl Peers for MpiPeers {
         })
     }
 
-    fn wait_at_most(&mut self, longest: Duration) {
-        self.watch.wait_at_most(longest);
+    fn watch(&self) -> Option<Watch> {
+        Some(self.watch.clone())
     }
 
     fn room(&mut self) -> &mut Vec<u8> {

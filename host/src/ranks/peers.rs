@@ -4,7 +4,8 @@
 //! d places before it. So it has one order, needs no storage, and no two ranks wait for each other's turn.
 
 use std::ops::Range;
-use std::time::Duration;
+
+use super::watch::Watch;
 
 /// Why ranks do not work together.
 #[derive(Debug, thiserror::Error)]
@@ -47,8 +48,10 @@ pub trait Peers {
         Ok(())
     }
 
-    /// Lets waits for other ranks last as long as this from here on, where they have an end.
-    fn wait_at_most(&mut self, _longest: Duration) {}
+    /// What looks after this process' waits for other ranks, where they have an end.
+    fn watch(&self) -> Option<Watch> {
+        None
+    }
 
     /// Storage that messages are collected in; it keeps what it has grown to, so that steps allocate nothing.
     fn room(&mut self) -> &mut Vec<u8>;

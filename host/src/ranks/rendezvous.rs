@@ -236,8 +236,8 @@ impl Peers for TcpPeers {
         (1..count).try_for_each(|rank| self.send(rank, &whole[of(0).start..of(count - 1).end]))
     }
 
-    fn wait_at_most(&mut self, longest: Duration) {
-        self.watch.wait_at_most(longest);
+    fn watch(&self) -> Option<Watch> {
+        Some(self.watch.clone())
     }
 
     fn room(&mut self) -> &mut Vec<u8> {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     fn watch() -> Watch {
-        Watch::start(0, Arc::default())
+        Watch::new(0, Arc::default())
     }
 
     fn run<T: Send>(count: u32, work: impl Fn(TcpPeers) -> T + Sync) -> Vec<T> {

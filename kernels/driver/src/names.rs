@@ -233,6 +233,7 @@ functions! {
     cuStreamEndCapture
     cuStreamGetFlags
     cuStreamGetPriority
+    cuStreamQuery
     cuStreamSynchronize
     cuStreamWaitEvent
     cuSurfObjectCreate

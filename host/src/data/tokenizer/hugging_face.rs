@@ -12,7 +12,6 @@ use tokenizers::{
     DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer as Library,
 };
 
-use super::super::contain::contain;
 use super::byte_level::ByteLevel;
 use super::error::{Refusal, one_line};
 use super::expansion::{MOST, expansion};
@@ -21,6 +20,7 @@ use super::marks::{self, Beside, Marks};
 use super::patterns;
 use super::splits::THREES;
 use super::{EncodeError, Tokenizer};
+use crate::contain::contain;
 
 /// A foreign tokenizer. Its content is kept as it was read, so that it is saved unchanged.
 #[derive(Debug, Clone)]

@@ -25,7 +25,8 @@ impl Cuda {
         let (nccl, mut id) = together::together(Some(peers), ready, ToString::to_string, elsewhere)?;
         let shared = share_bytes(&mut *peers.borrow_mut(), &mut id);
         shared.map_err(|e| CudaError::NoNccl(e.to_string()))?;
-        self.communicator = Some(nccl.join(id, rank, count)?);
+        let watch = peers.borrow().watch();
+        self.communicator = Some(nccl.join(id, [rank, count], self.stream.as_inner(), watch)?);
         self.name_outside("NCCL")
     }
 
@@ -38,9 +39,8 @@ impl Cuda {
     ) -> Result<(), OperationError> {
         // What was queued before is queued before.
         self.carry_all()?;
-        let stream = self.stream.as_inner().cast();
         let done = match &self.communicator {
-            Some(communicator) => communicator.exchange(sends, receives, stream),
+            Some(communicator) => communicator.exchange(sends, receives),
             None => Err(CudaError::Unsupported { operation, why: "the other ranks are not joined" }),
         };
         done.map_err(|e| self.fail(e))

@@ -342,7 +342,15 @@ impl Cuda {
     /// # Errors
     /// What went wrong since the last time.
     pub fn synchronise(&self) -> Result<(), CudaError> {
-        self.stream.synchronize().map_err(CudaError::of("cuStreamSynchronize"))
+        self.wait(|| self.stream.synchronize()).map_err(CudaError::of("cuStreamSynchronize"))
+    }
+
+    /// Runs what waits for the GPU. Where it waits for other ranks' the wait has an end: see [`crate::ranks::watch`].
+    pub(super) fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
+        match &self.communicator {
+            Some(communicator) => communicator.wait(wait),
+            None => wait(),
+        }
     }
 }
 

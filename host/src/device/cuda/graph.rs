@@ -55,7 +55,9 @@ impl Cuda {
 
     pub(super) fn launch_graph(&self, graph: &Graph) -> Result<(), CudaError> {
         // SAFETY: an instantiated graph whose addresses lie in the arena, on the stream it was recorded on.
-        let code = unsafe { sys::cuGraphLaunch(graph.executable, self.stream.as_inner()) };
+        let launch = || unsafe { sys::cuGraphLaunch(graph.executable, self.stream.as_inner()) };
+        // Waits where the GPU's queue is full.
+        let code = self.wait(launch);
         CudaError::check("cuGraphLaunch", code)
     }
 

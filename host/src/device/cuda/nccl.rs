@@ -5,10 +5,14 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
 use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
+use cust::sys;
 use libloading::Library;
 
 use super::error::CudaError;
+use crate::ranks::watch::Watch;
 
 const LIBRARIES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 /// Bytes of a unique id.
@@ -26,7 +30,7 @@ struct UniqueId([u8; ID]);
 
 type GetUniqueIdFn = unsafe extern "C" fn(*mut UniqueId) -> Status;
 type InitRankFn = unsafe extern "C" fn(*mut Comm, i32, UniqueId, i32) -> Status;
-type DestroyFn = unsafe extern "C" fn(Comm) -> Status;
+type LeaveFn = unsafe extern "C" fn(Comm) -> Status;
 type GroupFn = unsafe extern "C" fn() -> Status;
 type SendFn = unsafe extern "C" fn(*const c_void, usize, i32, i32, Comm, *mut c_void) -> Status;
 type ReceiveFn = unsafe extern "C" fn(*mut c_void, usize, i32, i32, Comm, *mut c_void) -> Status;
@@ -36,7 +40,8 @@ type ErrorFn = unsafe extern "C" fn(Status) -> *const c_char;
 pub struct Nccl {
     unique_id: GetUniqueIdFn,
     init_rank: InitRankFn,
-    destroy: DestroyFn,
+    destroy: LeaveFn,
+    abort: LeaveFn,
     group_start: GroupFn,
     group_end: GroupFn,
     send: SendFn,
@@ -45,10 +50,17 @@ pub struct Nccl {
     _library: Library,
 }
 
-/// This rank's end of a group of GPUs.
+/// This rank's end of a group of GPUs, on a stream.
 pub struct Communicator {
+    end: Arc<End>,
+    stream: sys::CUstream,
+    watch: Option<Watch>,
+}
+
+/// What a watch shares of it: the library, and its handle until it is left.
+struct End {
     nccl: Nccl,
-    comm: Comm,
+    comm: AtomicPtr<c_void>,
 }
 
 /// Bytes on their way from or to another rank: its number, the address here, and how many.
@@ -107,6 +119,7 @@ impl Nccl {
             unique_id: function!(b"ncclGetUniqueId\0"),
             init_rank: function!(b"ncclCommInitRank\0"),
             destroy: function!(b"ncclCommDestroy\0"),
+            abort: function!(b"ncclCommAbort\0"),
             group_start: function!(b"ncclGroupStart\0"),
             group_end: function!(b"ncclGroupEnd\0"),
             send: function!(b"ncclSend\0"),
@@ -142,39 +155,86 @@ impl Nccl {
         Ok(id.0)
     }
 
-    /// Joins the group of `id` on the current context; waits for all ranks.
+    /// Joins the group of `id` on the current context, for messages on `stream`; waits for all ranks. A wait that is
+    /// overdue for `watch` is aborted.
     ///
     /// # Errors
     /// What the library says.
-    pub fn join(self, id: [u8; ID], rank: u32, count: u32) -> Result<Communicator, CudaError> {
-        let mut comm = ptr::null_mut();
+    pub fn join(
+        self,
+        id: [u8; ID],
+        [rank, count]: [u32; 2],
+        stream: sys::CUstream,
+        watch: Option<Watch>,
+    ) -> Result<Communicator, CudaError> {
+        let end = Arc::new(End { nccl: self, comm: AtomicPtr::new(ptr::null_mut()) });
+        let joined = Communicator { end, stream, watch };
+        let (mut comm, nccl) = (ptr::null_mut(), &joined.end.nccl);
         // SAFETY: a place for the handle; the current context is the device's.
-        let status = unsafe { (self.init_rank)(&mut comm, count as i32, UniqueId(id), rank as i32) };
-        self.check("ncclCommInitRank", status)?;
-        Ok(Communicator { nccl: self, comm })
+        let status = joined.wait(|| unsafe { (nccl.init_rank)(&mut comm, count as i32, UniqueId(id), rank as i32) });
+        nccl.check("ncclCommInitRank", status)?;
+        joined.end.comm.store(comm, Ordering::Release);
+        if let Some(watch) = &joined.watch {
+            watch.free_by(Some(Box::new(joined.aborts())));
+        }
+        Ok(joined)
+    }
+}
+
+impl End {
+    /// The handle, once.
+    fn take(&self) -> Option<Comm> {
+        Some(self.comm.swap(ptr::null_mut(), Ordering::AcqRel)).filter(|comm| !comm.is_null())
+    }
+
+    /// Ends what is under way, whatever it waits for.
+    fn abort(&self) {
+        if let Some(comm) = self.take() {
+            // SAFETY: a handle that nobody leaves but who took it. A failure leaves nothing to do.
+            unsafe { (self.nccl.abort)(comm) };
+        }
     }
 }
 
 impl Communicator {
-    /// Queues messages on a stream, all of them at once: none waits for another one.
+    /// Runs what waits for the GPU, which waits for other ranks' where they send to each other.
+    pub fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
+        match &self.watch {
+            Some(watch) => watch.wait_for_gpu(wait),
+            None => wait(),
+        }
+    }
+
+    /// What ends the messages under way, on any thread.
+    pub fn aborts(&self) -> impl FnOnce() + Send + use<> {
+        let end = Arc::clone(&self.end);
+        move || end.abort()
+    }
+
+    /// Queues messages, all of them at once: none waits for another one. The first ones to a rank wait until it takes part.
     ///
     /// # Errors
     /// What the library says.
-    pub fn exchange(&self, sends: &[Message], receives: &[Message], stream: *mut c_void) -> Result<(), CudaError> {
-        let Communicator { nccl, comm } = self;
+    pub fn exchange(&self, sends: &[Message], receives: &[Message]) -> Result<(), CudaError> {
+        self.wait(|| self.queue(sends, receives))
+    }
+
+    fn queue(&self, sends: &[Message], receives: &[Message]) -> Result<(), CudaError> {
+        let nccl = &self.end.nccl;
+        let (comm, stream) = (self.end.comm.load(Ordering::Acquire), self.stream.cast());
         // SAFETY: no arguments.
         nccl.check("ncclGroupStart", unsafe { (nccl.group_start)() })?;
         let mut done = Ok(());
         for Message { rank, address, bytes } in sends.iter().filter(|message| message.bytes > 0) {
             // SAFETY: bytes of the arena, which outlives the communicator; the device's own stream.
             let status =
-                unsafe { (nccl.send)(*address as *const c_void, *bytes as usize, BYTES, *rank as i32, *comm, stream) };
+                unsafe { (nccl.send)(*address as *const c_void, *bytes as usize, BYTES, *rank as i32, comm, stream) };
             done = done.and(nccl.check("ncclSend", status));
         }
         for Message { rank, address, bytes } in receives.iter().filter(|message| message.bytes > 0) {
             // SAFETY: as above; no other message of the group touches these bytes.
             let status =
-                unsafe { (nccl.receive)(*address as *mut c_void, *bytes as usize, BYTES, *rank as i32, *comm, stream) };
+                unsafe { (nccl.receive)(*address as *mut c_void, *bytes as usize, BYTES, *rank as i32, comm, stream) };
             done = done.and(nccl.check("ncclRecv", status));
         }
         // SAFETY: ends what was begun above, whatever happened between.
@@ -184,7 +244,16 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // SAFETY: made by `join` and destroyed once. A failure leaves nothing to do.
-        unsafe { (self.nccl.destroy)(self.comm) };
+        if let Some(watch) = &self.watch {
+            watch.free_by(None);
+        }
+        let Some(comm) = self.end.take() else { return };
+        let End { nccl, .. } = &*self.end;
+        // SAFETY: the device's own stream, which outlives this.
+        let over = unsafe { sys::cuStreamQuery(self.stream) } == sys::cudaError_enum::CUDA_SUCCESS;
+        // Destroying waits for messages under way, which after a failure may never end.
+        let leave = if over { nccl.destroy } else { nccl.abort };
+        // SAFETY: made by `join` and left once. A failure leaves nothing to do.
+        self.wait(|| unsafe { leave(comm) });
     }
 }

@@ -67,7 +67,6 @@ impl Cuda {
     /// What went wrong in that step.
     pub fn next_step(&mut self) -> Result<(), CudaError> {
         let Cuda { staging: s, stream, .. } = self;
-        let event = CudaError::of("cuEventSynchronize");
         if s.steps > 0 && !s.ended {
             s.done[((s.steps - 1) % 2) as usize].record(stream).map_err(CudaError::of("cuEventRecord"))?;
         }
@@ -77,9 +76,9 @@ impl Cuda {
         // Indexed by the step that used the half: two steps before this one.
         let half = ((s.steps - 1) % 2) as usize;
         if s.steps > 2 {
-            s.done[half].synchronize().map_err(event)?;
+            self.wait(|| self.staging.done[half].synchronize()).map_err(CudaError::of("cuEventSynchronize"))?;
         }
-        s.begun[half].record(stream).map_err(CudaError::of("cuEventRecord"))
+        self.staging.begun[half].record(&self.stream).map_err(CudaError::of("cuEventRecord"))
     }
 
     /// Seconds that the steps whose results were read took on the GPU.
@@ -154,7 +153,7 @@ impl Cuda {
 
     fn results_of(&mut self, pending: Pending, half: usize) -> Result<&[u8], CudaError> {
         let (begun, done) = (&self.staging.begun[half], &self.staging.done[half]);
-        done.synchronize().map_err(CudaError::of("cuEventSynchronize"))?;
+        self.wait(|| done.synchronize()).map_err(CudaError::of("cuEventSynchronize"))?;
         let ms = done.elapsed_time_f32(begun).map_err(CudaError::of("cuEventElapsedTime"))?;
         self.staging.busy += f64::from(ms) / 1e3;
         Ok(&self.staging.memory[pending.start..pending.start + pending.len])

@@ -63,11 +63,20 @@ fn most() -> Option<u64> {
 
 /// Allocations that the stand-in ever made, the GPU's and pinned ones.
 pub fn allocations() -> u64 {
-    // SAFETY: the library that is loaded already; the function takes nothing.
+    counted(b"capful_stand_in_allocations\0")
+}
+
+/// Groups of the stand-in's NCCL that were aborted.
+pub fn aborts() -> u64 {
+    counted(b"capful_stand_in_aborts\0")
+}
+
+/// What a counter of the stand-in's says.
+fn counted(name: &[u8]) -> u64 {
+    // SAFETY: the library that is loaded already; its counters take nothing.
     unsafe {
         let library = libloading::Library::new(capful_kernels::STAND_IN).expect("the stand-in");
-        let count: libloading::Symbol<unsafe extern "C" fn() -> u64> =
-            library.get(b"capful_stand_in_allocations\0").expect("its counter");
+        let count: libloading::Symbol<unsafe extern "C" fn() -> u64> = library.get(name).expect("its counter");
         count()
     }
 }

@@ -1,4 +1,4 @@
-//! Turns a panic of a library that was given damaged data into an error.
+//! Turns a panic into an error: of a library that was given damaged data, of a thread that others rely on.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -11,7 +11,7 @@ thread_local! {
 
 /// Calls `f`; if it panics, gives the panic's message and prints nothing. What `f` was working on is then to be
 /// dropped.
-pub(super) fn contain<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+pub fn contain<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let usual = panic::take_hook();
