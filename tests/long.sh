@@ -7,16 +7,17 @@
 #   export   exports in transformers and llama.cpp: logits, greedy tokens, ids (needs tests/peers/requirements-export.txt)
 #   harness  an export under lm-evaluation-harness, on a task made here (the same)
 #   tokenizers  ids and texts of every kind of tokenizer.json beside Python's library (tests/peers/environment.sh)
-#   nccl     two ranks on two GPUs: bits, repeatability, a rank that is killed, throughput beside one (needs two GPUs and
-#            NCCL)
+#   nccl     two ranks on two GPUs: bits, repeatability, torchrun, a rank that is killed, throughput beside one, bytes over
+#            NVLink (needs two GPUs and NCCL)
 #   targets  the core for thumb and aarch64, as far as they are installed
+# CAPFUL_HOST names a binary that is built already, on a machine without cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-cargo build --release -q
-host=${CARGO_TARGET_DIR:-target}/release/host
+host=${CAPFUL_HOST:-${CARGO_TARGET_DIR:-target}/release/host}
+[ -n "${CAPFUL_HOST:-}" ] || cargo build --release -q
 
 seeds() {
   for seed in 0 1 2; do
@@ -62,7 +63,7 @@ start_ranks() {
   pids=()
   for ((rank = 0; rank < count; rank++)); do
     RANK=$rank WORLD_SIZE=$count LOCAL_RANK=$rank MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \
-      "$gpu_host" train --device cuda --precision ${PRECISION:-bf16} --json --out "$work/$out" "$@" \
+      "$host" train --device cuda --precision ${PRECISION:-bf16} --json --out "$work/$out" "$@" \
       >"$work/$out-$rank.jsonl" 2>"$work/$out-$rank.err" &
     pids+=($!)
   done
@@ -104,12 +105,43 @@ lost() {
   cmp "$work/$out/checkpoint-00000006/model.safetensors" "$work/$out-whole/checkpoint-00000006/model.safetensors"
 }
 
+# Two ranks that torchrun starts: the run of before, which it did not start.
+launched() {
+  command -v torchrun >/dev/null || { echo "there is no torchrun: not checked"; return; }
+  torchrun --nproc-per-node 2 --no-python "$host" train --device cuda --precision ${PRECISION:-bf16} --json \
+    --out "$work/launched" "$@" >"$work/launched.jsonl" 2>"$work/launched.err" || { cat "$work/launched.err"; return 1; }
+  cmp "$work/once/checkpoint-00000020/model.safetensors" "$work/launched/checkpoint-00000020/model.safetensors"
+  echo "torchrun: the same bits"
+}
+
+# What the first GPU's links have sent, in KiB; nothing where the driver does not say.
+sent() {
+  nvidia-smi nvlink -gt d -i 0 2>/dev/null | awk '/Tx/ { sum += $(NF - 1) } END { if (NR) print sum }'
+}
+
+# Bytes that rank 0 sends a step, by its GPU's own counters: of a long run, less those of a short one.
+traffic() {
+  local shape="--preset pythia-160m --seq-len 512 --batch-size 8 --accumulate 2 --eval-every 0 --tokenizer byte --vocab-size 260"
+  [ -n "$(sent)" ] || { echo "the driver does not count bytes over NVLink: not checked"; return; }
+  local before between after
+  before=$(sent)
+  ranks 2 short $shape --steps 20
+  between=$(sent)
+  ranks 2 long $shape --steps 120
+  after=$(sent)
+  "$host" plan $shape --device cuda --precision ${PRECISION:-bf16} --ranks 2 --json >"$work/plan.json"
+  "$python" - "$work/plan.json" $before $between $after <<'PY'
+import json, sys
+before, between, after = map(int, sys.argv[2:])
+planned = json.load(open(sys.argv[1]))["stages"][-1]["sent_per_step"]
+counted = 1024 * (after - between - (between - before)) / 100
+print(f"rank 0 sends {planned} bytes a step by its plan, {counted:.0f} by its GPU's counters")
+assert abs(counted / planned - 1) < 1e-3
+PY
+}
+
 nccl() {
-  gpu_host=${CAPFUL_HOST:-}
-  if [ -z "$gpu_host" ]; then
-    cargo build --release -q --features cuda
-    gpu_host=$host
-  fi
+  [ -n "${CAPFUL_HOST:-}" ] || cargo build --release -q --features cuda
   local small="--preset pythia-tiny --accumulate 6 --steps 20 --schedule constant --warmup 2"
   ranks 1 one $small --exact-ranks
   ranks 2 two $small --exact-ranks
@@ -126,6 +158,8 @@ nccl() {
   local endless="${small/--steps 20 /} --exact-ranks --eval-every 0 --log-every 1"
   lost KILL 1 $endless
   lost STOP 0 $endless
+  launched $small
+  traffic
   local preset shape
   for preset in ${PRESETS:-yxanul-197m:2048:32 pythia-160m:2048:16}; do
     IFS=: read -r preset seq_len batch <<<"$preset"
