@@ -171,11 +171,8 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     let scaling = Scaling::at(numbers[0].offset, numbers[1].offset, numbers[2].offset);
     let copy =
         |dtype, columns| Some(Quantised { codes: Region { dtype, shape: [1, 1, rows, columns], ..codes }, scaling });
-    let alone = |x: Region, dtype| Quantise {
-        x,
-        out: Quantised { codes: Region { dtype, shape: x.shape, ..codes }, scaling },
-        transposed: None,
-    };
+    let alone =
+        |x: Region, dtype| Quantise::new(x, Quantised { codes: Region { dtype, shape: x.shape, ..codes }, scaling });
     let first = Affine { gain, bias: None, out: normal };
     let norm = Norm { kind: NormKind::Rms, x, eps: 1e-5, stats, first, second: None, copy: None };
     time(c, "norm", norm, None)?;
@@ -200,7 +197,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     time(c, "swiglu", swiglu, None)?;
     time(c, "swiglu, copied", SwiGlu { copy: copy(Dtype::E4m3, FF), ..swiglu }, None)?;
     time(c, "quantise of its output", alone(activated, Dtype::E4m3), None)?;
-    let swiglu_grad = SwiGluGrad { gate_up, out_grad: activated, out: None, copy: None };
+    let swiglu_grad = SwiGluGrad { gate_up, out_grad: activated, out: None, copy: None, transposed: None };
     time(c, "swiglu_grad", swiglu_grad, None)?;
     fill(c, gate_up, 0.5)?;
     time(c, "swiglu_grad, copied", SwiGluGrad { copy: copy(Dtype::E5m2, 2 * FF), ..swiglu_grad }, None)?;

@@ -1,4 +1,5 @@
-// Floats of 8 bits: E4M3 for values, E5M2 for gradients. Nearest, ties to even, saturating; NaN becomes 0x7f.
+// Floats of 8 bits: E4M3 for values, E5M2 for gradients. Nearest, ties to even, saturating; NaN becomes 0x7f, and in a copy
+// so does what is infinite.
 // core/src/fp8.rs says what they are.
 #pragma once
 #include "vector.cuh"
@@ -47,6 +48,19 @@ __device__ inline float finite_magnitude(float x) {
     return __float_as_uint(magnitude) < 0x7f800000u ? magnitude : 0.0f;
 }
 
+// What is encoded: x times the scale, and NaN where x is infinite.
+__device__ inline float scaled(float x, float scale) { return x * scale - (x - x); }
+
+// The codes of neighbouring values.
+template <class F, int N, int M>
+__device__ inline void codes_of_all(u32 (&words)[M], const float (&x)[N], float scale) {
+    static_assert(N == 4 * M, "whole words");
+#pragma unroll
+    for (int i = 0; i < M; i++)
+        words[i] = codes_of<F>(scaled(x[4 * i], scale), scaled(x[4 * i + 1], scale), scaled(x[4 * i + 2], scale),
+                               scaled(x[4 * i + 3], scale));
+}
+
 // What a block's first thread sees at `amax` before it has work to wait for; the others keep away from the one address.
 __device__ inline float seen_by_first(const float* amax) {
     return threadIdx.x == 0 ? *(const volatile float*)amax : 0.0f;
@@ -89,17 +103,23 @@ struct Copier {
     template <int N>
     __device__ void put(u64 at, const float (&x)[N]) {
         static_assert(N == 1 || N % 4 == 0, "whole words");
-#pragma unroll
-        for (int i = 0; i < N; i++) largest = fmaxf(largest, finite_magnitude(x[i]));
         if constexpr (N == 1) {
-            codes[at] = codes_of<F>(x[0] * scale, 0, 0, 0) & 0xffu;
+            largest = fmaxf(largest, finite_magnitude(x[0]));
+            codes[at] = codes_of<F>(scaled(x[0], scale), 0, 0, 0) & 0xffu;
         } else {
             Words<N / 4> out;
-#pragma unroll
-            for (int i = 0; i < N / 4; i++)
-                out.x[i] = codes_of<F>(x[4 * i] * scale, x[4 * i + 1] * scale, x[4 * i + 2] * scale, x[4 * i + 3] * scale);
+            convert(out.x, x);
             *(Words<N / 4>*)(codes + at) = out;
         }
+    }
+
+    // Their codes.
+    template <int N, int M>
+    __device__ void convert(u32 (&words)[M], const float (&x)[N]) {
+        static_assert(N == 4 * M, "whole words");
+#pragma unroll
+        for (int i = 0; i < N; i++) largest = fmaxf(largest, finite_magnitude(x[i]));
+        codes_of_all<F>(words, x, scale);
     }
 
     // Every thread of the block comes here.

@@ -218,6 +218,18 @@ __device__ inline void wait_for_copies() {
     PTX(stand_in::copy_now(), asm volatile("cp.async.wait_all;" ::: "memory"));
 }
 
+// Four of the eight bytes of `low` and `high`, each by a hexadecimal digit of `which`, the lowest first.
+__device__ inline u32 pick_bytes(u32 low, u32 high, u32 which) {
+#ifdef CAPFUL_STAND_IN
+    uint64_t both = (uint64_t)high << 32 | low;
+    u32 picked = 0;
+    for (u32 i = 0; i < 4; i++) picked |= (u32)(both >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
+    return picked;
+#else
+    return __byte_perm(low, high, which);
+#endif
+}
+
 #ifdef EIGHT_BIT_UNITS
 // Two values as codes of 8 bits, `low` in the lower half; saturates. What they mean elsewhere is in fp8.cuh.
 __device__ inline unsigned short convert_e4m3(float low, float high) {

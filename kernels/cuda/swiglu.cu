@@ -1,6 +1,5 @@
 // SwiGLU, silu(gate) up with silu(x) = x / (1 + exp(-x)), and its gradient, which takes the place of gate and up.
-#include "fp8.cuh"
-#include "sigmoid.cuh"
+#include "swiglu.cuh"
 
 struct SwiGluArgs {
     void* gate_up;  // [rows, 2 d]: the gate, then up; of the gradient: their gradients
@@ -44,13 +43,7 @@ __device__ inline void backward(const SwiGluArgs& a, Copier<F>& copier) {
         read(gate, gates);
         read(up, ups);
         read(out_grad, (const T*)a.single + single);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            float s = sigmoid<T>(gate[i]), value = gate[i] * s;
-            again[i] = up[i] * value;
-            gate[i] = out_grad[i] * up[i] * (s + value * (1.0f - s));
-            up[i] = out_grad[i] * value;
-        }
+        derive_swiglu<T>(gate, up, again, out_grad);
         if (a.again) write((T*)a.again + single, again);
         write_rounded(gates, gate);
         write_rounded(ups, up);

@@ -98,6 +98,14 @@ __device__ inline void write_rounded(bf16* to, float (&x)[N]) {
     }
 }
 
+// What could be read where `x` is stored as `T`.
+template <class T, int N>
+__device__ inline void round_to(float (&x)[N]) {
+    Vector<T, N> stored;
+    write(stored.x, x);
+    unpack(x, stored);
+}
+
 // Keeps the compiler from holding what it made of `vector` before.
 template <class T, int N>
 __device__ inline void opaque(Vector<T, N>& vector) {

@@ -137,7 +137,7 @@ mod tests {
         }
         // The kind comes after the shapes, which want 8 bits of a copy already.
         let out = Quantised { codes: region(Dtype::E5m2, 64, 2, 4), scaling: Scaling::at(128, 132, 136) };
-        let quantise = Quantise { x: region(Dtype::F32, 0, 2, 4), out, transposed: None };
+        let quantise = Quantise::new(region(Dtype::F32, 0, 2, 4), out);
         assert_eq!(check(&quantise.into(), &Single), Ok(()));
         let ids = Quantise { x: region(Dtype::U32, 0, 2, 4), ..quantise };
         assert_eq!(refused(ids), OperationError::Type { operation: "quantise", operand: "x" });

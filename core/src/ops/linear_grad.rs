@@ -29,8 +29,9 @@ pub struct LinearGrad {
     pub bias_grad: Option<Region>,
     /// Whether to add to the parameters' gradients instead of writing over them.
     pub accumulate: bool,
-    /// Copies that `x_grad` is the product of: of `out_grad`, and of the weight transposed to [in, out]. The parameters'
-    /// gradients are made of the tensors themselves.
+    /// Copies that `x_grad` is the product of: of `out_grad`, and of the weight transposed to [in, out]. Where only the
+    /// weight's gradient is wanted, those that it is the product of: of `out_grad` and of `x`, transposed to [out, rows] and
+    /// [in, rows]. Every other gradient is made of the tensors themselves.
     pub quantised: Option<QuantisedProduct>,
 }
 
@@ -50,21 +51,29 @@ impl LinearGrad {
             quantised: None,
         }
     }
+
+    /// Whether the weight's gradient is the product of copies.
+    pub fn weight_of_copies(&self) -> bool {
+        self.quantised.is_some() && self.x_grad.is_none()
+    }
 }
 
 impl Operation for LinearGrad {
     const NAME: &'static str = "linear_grad";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-        if self.weight_grad.is_some() {
+        if self.weight_grad.is_some() && !self.weight_of_copies() {
             visit(Operand::read("x", self.x));
         }
         match (self.x_grad, &self.quantised) {
-            (None, _) => {}
             (_, Some(product)) => product.operands(visit),
-            (_, None) => visit(Operand::read("weight", self.weight)),
+            (None, None) => {}
+            (Some(_), None) => visit(Operand::read("weight", self.weight)),
         }
-        visit(Operand::read("out_grad", self.out_grad));
+        let only_copies = self.weight_of_copies() && self.bias_grad.is_none();
+        if !only_copies {
+            visit(Operand::read("out_grad", self.out_grad));
+        }
         self.before_gelu.into_iter().for_each(|r| visit(Operand::read("before_gelu", r)));
         self.x_grad.into_iter().for_each(|r| visit(Operand::write("x_grad", r)));
         let weight_grad = |r| Operand::sum("weight_grad", r, self.accumulate).exact();
@@ -84,7 +93,11 @@ impl Operation for LinearGrad {
         let sizes = |r: &Region| (r.rows(), r.columns());
         self.expect(self.weight_grad.is_none_or(|r| sizes(&r) == sizes(&self.weight)), "weight_grad")?;
         self.expect(self.bias_grad.is_none_or(|b| b.elements() == u64::from(outputs)), "bias_grad")?;
-        let fits = |p: &QuantisedProduct| !self.transposed && p.fits(rows, inputs, outputs);
+        let fits = |p: &QuantisedProduct| {
+            let fits =
+                if self.x_grad.is_some() { p.fits(rows, inputs, outputs) } else { p.fits(outputs, inputs, rows) };
+            !self.transposed && fits
+        };
         self.expect(self.quantised.as_ref().is_none_or(fits), "quantised")
     }
 
@@ -94,9 +107,8 @@ impl Operation for LinearGrad {
     }
 
     fn flops_8bit(&self) -> u64 {
-        // The input's gradient; the weight's is a product of the tensors themselves.
-        let quantised = self.quantised.is_some() && self.x_grad.is_some();
-        if quantised { count(&[2, self.x.rows().into(), self.weight.elements()]) } else { 0 }
+        // One of the two gradients.
+        if self.quantised.is_some() { count(&[2, self.x.rows().into(), self.weight.elements()]) } else { 0 }
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
@@ -104,9 +116,9 @@ impl Operation for LinearGrad {
             QuantisedProduct::regions(self.quantised.as_ref());
         let [x, weight, out_grad, before_gelu, mut x_grad, mut weight_grad, mut bias_grad, cg, cw, ig, iw] = arena
             .views([
-                self.weight_grad.map(|_| self.x),
+                self.weight_grad.filter(|_| !self.weight_of_copies()).map(|_| self.x),
                 self.quantised.is_none().then_some(self.weight),
-                Some(self.out_grad),
+                Some(self.out_grad).filter(|_| !self.weight_of_copies() || self.bias_grad.is_some()),
                 self.before_gelu,
                 self.x_grad,
                 self.weight_grad,
@@ -123,6 +135,12 @@ impl Operation for LinearGrad {
             bias_grad.f32_mut()?.fill(0.0);
         }
         let (x, dx, dw) = (x.f32()?, x_grad.f32_mut()?, weight_grad.f32_mut()?);
+        if let (Some(codes), true) = (&codes, self.weight_of_copies()) {
+            dw.iter_mut().enumerate().for_each(|(i, dw)| *dw += codes.dot(i / inputs, i % inputs));
+            let bias_grad = bias_grad.f32_mut()?;
+            out_grad.f32()?.chunks_exact(outputs).for_each(|dy| axpy(1.0, dy, bias_grad));
+            return Ok(());
+        }
         for (r, dy) in out_grad.f32()?.chunks_exact(outputs).enumerate() {
             // Empty where it is not wanted.
             let x = x.get(r * inputs..(r + 1) * inputs).unwrap_or_default();

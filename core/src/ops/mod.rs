@@ -77,7 +77,7 @@ pub use spike::{Cell, FAINT, LOWEST_POTENTIAL, OFFSET_LIMIT, Outputs, Spike};
 pub use spike_grad::{SpikeGrad, SynapseGrad, SynapseInputGrad};
 pub use squared_norm::SquaredNorm;
 pub use sum_parts::SumParts;
-pub use swiglu::{SwiGlu, SwiGluGrad};
+pub use swiglu::{SwiGlu, SwiGluGrad, TransposedCopies};
 pub use taps::{Taps, TapsGrad, reach};
 
 #[cfg(test)]

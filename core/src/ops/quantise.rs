@@ -71,22 +71,51 @@ impl Quantised {
     /// # Errors
     /// An operand that cannot be carved.
     pub fn make(self, x: Region, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        Quantise { x, out: self, transposed: None }.reference(arena)
+        Quantise::new(x, self).reference(arena)
     }
 }
 
-/// `out = saturate(x · scale)` and `amax = max(amax, max |x|)`.
+/// `codes = saturate(x · scale)` and `amax = max(amax, max |x|)`.
 ///
-/// An infinity becomes the largest code and NaN stays NaN; neither is in `amax`, so that one bad step does not decide
-/// the scales of the next ones. Such a step is found by its weights' gradients, which are not made of codes.
+/// What is not finite becomes NaN and is not in `amax`: one bad step does not decide the scales of the next ones, and is
+/// found by the gradients that are made of such codes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Quantise {
     /// [rows, columns].
     pub x: Region,
-    /// The copy.
-    pub out: Quantised,
+    /// Its numbers.
+    pub scaling: Scaling,
+    /// [rows, columns]: the codes. There are these or the transposed ones, or both.
+    pub codes: Option<Region>,
     /// [columns, rows]: the same codes the other way round.
     pub transposed: Option<Region>,
+}
+
+impl Quantise {
+    /// Makes a copy of `x` as it lies.
+    pub const fn new(x: Region, out: Quantised) -> Quantise {
+        Quantise { x, scaling: out.scaling, codes: Some(out.codes), transposed: None }
+    }
+
+    /// Makes only the transposed copy.
+    pub const fn transposed(x: Region, out: Quantised) -> Quantise {
+        Quantise { x, scaling: out.scaling, codes: None, transposed: Some(out.codes) }
+    }
+
+    /// The type of the codes.
+    pub fn format(&self) -> Option<Format> {
+        self.codes.or(self.transposed).and_then(|codes| Format::of(codes.dtype))
+    }
+}
+
+/// What is encoded: `x · scale`, and NaN where x is infinite.
+fn scaled(x: f32, scale: f32) -> f32 {
+    if x.is_infinite() { f32::NAN } else { x * scale }
+}
+
+/// The code of `x` in a type of 8 bits; 0 in any other.
+pub(super) fn encoded(dtype: Dtype, x: f32, scale: f32) -> u8 {
+    Format::of(dtype).map_or(0, |format| format.encode(scaled(x, scale)))
 }
 
 impl Operation for Quantise {
@@ -94,15 +123,18 @@ impl Operation for Quantise {
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read("x", self.x));
-        self.out.visit_made(visit);
+        self.codes.into_iter().for_each(|r| visit(Operand::write("codes", r).codes()));
+        visit(Operand::read("scale", self.scaling.scale()).exact());
+        visit(Operand::update("amax", self.scaling.amax()).exact());
         self.transposed.into_iter().for_each(|r| visit(Operand::write("transposed", r).codes()));
     }
 
     fn validate(&self) -> Result<(), OperationError> {
-        self.expect(self.out.fits(&self.x), "out")?;
-        let sides = |r: &Region| (r.rows(), r.columns(), r.dtype);
-        let turned = (self.x.columns(), self.x.rows(), self.out.codes.dtype);
-        self.expect(self.transposed.is_none_or(|r| sides(&r) == turned), "transposed")
+        let sides = |r: &Region| (r.rows(), r.columns(), Format::of(r.dtype));
+        let (rows, columns, format) = (self.x.rows(), self.x.columns(), self.format());
+        self.expect(format.is_some(), "codes")?;
+        self.expect(self.codes.is_none_or(|r| sides(&r) == (rows, columns, format)), "codes")?;
+        self.expect(self.transposed.is_none_or(|r| sides(&r) == (columns, rows, format)), "transposed")
     }
 
     fn flops(&self) -> u64 {
@@ -110,21 +142,22 @@ impl Operation for Quantise {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let format = self.out.format().ok_or(OperationError::Shape { operation: Self::NAME, operand: "out" })?;
+        let format = self.format().ok_or(OperationError::Shape { operation: Self::NAME, operand: "codes" })?;
         let [x, mut codes, scale, mut amax, mut transposed] = arena.views([
             Some(self.x),
-            Some(self.out.codes),
-            Some(self.out.scaling.scale()),
-            Some(self.out.scaling.amax()),
+            self.codes,
+            Some(self.scaling.scale()),
+            Some(self.scaling.amax()),
             self.transposed,
         ])?;
-        let (x, scale, codes) = (x.f32()?, scale.f32()?[0], codes.codes_mut()?);
-        for (code, x) in codes.iter_mut().zip(x) {
-            *code = format.encode(x * scale);
+        let (x, scale) = (x.f32()?, scale.f32()?[0]);
+        // Empty where it is not wanted.
+        for (code, x) in codes.codes_mut()?.iter_mut().zip(x) {
+            *code = format.encode(scaled(*x, scale));
         }
         let (rows, columns) = (self.x.rows() as usize, self.x.columns() as usize);
         for (i, code) in transposed.codes_mut()?.iter_mut().enumerate() {
-            *code = codes[i % rows * columns + i / rows];
+            *code = format.encode(scaled(x[i % rows * columns + i / rows], scale));
         }
         let largest = x.iter().map(|x| x.abs()).filter(|x| x.is_finite()).fold(0.0, f32::max);
         amax.f32_mut()?[0] = amax.f32()?[0].max(largest);
@@ -210,7 +243,10 @@ mod tests {
     use crate::device::{Device as _, Meter, Rates, Single};
     use crate::memory::Dtype;
     use crate::ops::testing::Bench;
-    use crate::ops::{Affine, AffineGrad, Epilogue, Linear, LinearGrad, Norm, NormGrad, NormKind, SwiGlu, SwiGluGrad};
+    use crate::ops::{
+        Affine, AffineGrad, Epilogue, Linear, LinearGrad, Norm, NormGrad, NormKind, SwiGlu, SwiGluGrad,
+        TransposedCopies,
+    };
 
     fn scaling<const N: usize>(b: &mut Bench<N>, scale: f32) -> Scaling {
         let mut one = |x| b.values([1, 1, 1, 1], &[x]).offset;
@@ -220,7 +256,7 @@ mod tests {
     /// A copy of `x` in 8 bits.
     fn copy<const N: usize>(b: &mut Bench<N>, x: Region, dtype: Dtype, scale: f32) -> Quantised {
         let out = Quantised { codes: b.codes(dtype, x.shape), scaling: scaling(b, scale) };
-        b.run(Quantise { x, out, transposed: None });
+        b.run(Quantise::new(x, out));
         out
     }
 
@@ -236,7 +272,7 @@ mod tests {
         let x = b.normal([1, 1, 5, 7], 1, 3.0);
         let out = Quantised { codes: b.codes(Dtype::E4m3, x.shape), scaling: scaling(&mut b, 32.0) };
         let transposed = b.codes(Dtype::E4m3, [1, 1, 7, 5]);
-        b.run(Quantise { x, out, transposed: Some(transposed) });
+        b.run(Quantise { transposed: Some(transposed), ..Quantise::new(x, out) });
         let mut amax = 0.0f32;
         for i in 0..35 {
             let value = b.get(x)[i];
@@ -251,17 +287,17 @@ mod tests {
         assert_eq!(b.get(out.scaling.amax())[0], amax);
         // A smaller tensor afterwards does not lower it.
         let small = b.normal([1, 1, 5, 7], 2, 0.01);
-        b.run(Quantise { x: small, out, transposed: None });
+        b.run(Quantise::new(small, out));
         assert_eq!(b.get(out.scaling.amax())[0], amax);
     }
 
     #[test]
-    fn what_is_not_finite_saturates_or_stays_nan_and_is_not_remembered() {
+    fn what_is_not_finite_becomes_nan_and_is_not_remembered() {
         let mut b = Bench::<64>::new();
         let x = b.values([1, 1, 1, 5], &[1.5, f32::NAN, f32::INFINITY, -2.0, f32::NEG_INFINITY]);
-        for (dtype, top) in [(Dtype::E4m3, 0x7e), (Dtype::E5m2, 0x7b)] {
+        for dtype in [Dtype::E4m3, Dtype::E5m2] {
             let out = copy(&mut b, x, dtype, 1.0);
-            assert_eq!([1, 2, 4].map(|i| b.bytes(out.codes)[i]), [0x7f, top, top | 0x80]);
+            assert_eq!([1, 2, 4].map(|i| b.bytes(out.codes)[i]), [0x7f; 3]);
             assert_eq!(b.get(out.scaling.amax())[0], 2.0);
         }
     }
@@ -303,7 +339,7 @@ mod tests {
         let a = copy(&mut b, out_grad, Dtype::E5m2, libm::exp2f(30.0));
         let (codes, turned) = (b.codes(Dtype::E4m3, weight.shape), b.codes(Dtype::E4m3, [1, 1, 16, 32]));
         let scaling = scaling(&mut b, 128.0);
-        b.run(Quantise { x: weight, out: Quantised { codes, scaling }, transposed: Some(turned) });
+        b.run(Quantise { transposed: Some(turned), ..Quantise::new(weight, Quantised { codes, scaling }) });
         let product = QuantisedProduct { a, b: Quantised { codes: turned, scaling } };
         let (x_grad, weight_grad) = (b.poison([1, 1, 5, 16]), b.poison([1, 1, 32, 16]));
         let op = LinearGrad {
@@ -335,6 +371,83 @@ mod tests {
     }
 
     #[test]
+    fn a_weights_gradient_of_copies_sums_over_the_rows() {
+        let mut b = Bench::<8192>::new();
+        let (x, weight) = (b.normal([1, 1, 32, 16], 1, 1.0), b.normal([1, 1, 16, 16], 2, 0.5));
+        let out_grad = b.normal([1, 1, 32, 16], 3, 1e-6);
+        let mut turned = |x: Region, dtype, scale| {
+            let out = Quantised { codes: b.codes(dtype, [1, 1, 16, 32]), scaling: scaling(&mut b, scale) };
+            b.run(Quantise::transposed(x, out));
+            out
+        };
+        let product =
+            QuantisedProduct { a: turned(out_grad, Dtype::E5m2, libm::exp2f(30.0)), b: turned(x, Dtype::E4m3, 64.0) };
+        let (x_grad, weight_grad) = (b.poison([1, 1, 32, 16]), b.poison([1, 1, 16, 16]));
+        let both = LinearGrad::new([x, weight], out_grad, [x_grad, weight_grad]);
+        let op = LinearGrad { x_grad: None, quantised: Some(product), ..both };
+        b.run(op);
+        let (mut off, mut norm) = (0.0, 0.0);
+        for i in 0..256 {
+            let (mut expected, mut exact) = (0.0, 0.0);
+            for r in 0..32 {
+                let [o, c] = [i / 16, i % 16];
+                expected += dequantised(&mut b, product.a, o * 32 + r) * dequantised(&mut b, product.b, c * 32 + r);
+                exact += f64::from(b.get(out_grad)[r * 16 + o]) * f64::from(b.get(x)[r * 16 + c]);
+            }
+            let found = f64::from(b.get(weight_grad)[i]);
+            approx::assert_relative_eq!(found, expected, epsilon = 1e-11, max_relative = 1e-5);
+            off += (expected - exact) * (expected - exact);
+            norm += exact * exact;
+        }
+        // Two bits of one side and three of the other.
+        let off = libm::sqrt(off / norm);
+        assert!(off > 1e-3 && off < 0.12, "{off}");
+        let once: [f32; 256] = b.get(weight_grad).try_into().unwrap();
+        b.run(LinearGrad { accumulate: true, ..op });
+        let twice = once.map(|x| x + x);
+        assert!(b.get(weight_grad).iter().zip(twice).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs()));
+        assert_eq!((op.flops(), op.flops_8bit()), (2 * 32 * 256, 2 * 32 * 256));
+        // Products of the other gradient's operands, and sums that are no sixteens.
+        assert!(LinearGrad { weight_grad: None, x_grad: Some(x_grad), ..op }.validate().is_err());
+        let tall = |r: Region| r.reshaped([1, 1, 24, 16]);
+        assert!(LinearGrad { x: tall(x), out_grad: tall(out_grad), ..op }.validate().is_err());
+    }
+
+    #[test]
+    fn swiglus_gradient_copies_both_ways_round_and_keeps_gate_and_up() {
+        let mut b = Bench::<4096>::new();
+        let (gate_up, out_grad) = (b.normal([1, 1, 3, 16], 1, 2.0), b.normal([1, 1, 3, 8], 2, 1.0));
+        let before: [f32; 48] = b.get(gate_up).try_into().unwrap();
+        let copy = Quantised { codes: b.codes(Dtype::E5m2, gate_up.shape), scaling: scaling(&mut b, 1024.0) };
+        let out = Quantised { codes: b.codes(Dtype::E4m3, [1, 1, 8, 3]), scaling: scaling(&mut b, 32.0) };
+        let transposed = TransposedCopies { gate_up: b.codes(Dtype::E5m2, [1, 1, 16, 3]), out };
+        let op = SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy), transposed: Some(transposed) };
+        b.run(op);
+        assert_eq!(b.get(gate_up), before);
+        let of = |b: &Bench<4096>, r: Region| -> [u8; 48] {
+            core::array::from_fn(|i| b.bytes(r).get(i).copied().unwrap_or(0))
+        };
+        let found = [copy.codes, transposed.gate_up, out.codes].map(|r| of(&b, r));
+        let amax = b.get(copy.scaling.amax())[0];
+        // The same by an operation each.
+        let whole = b.poison([1, 1, 3, 8]);
+        b.run(SwiGlu { gate_up, out: whole, copy: None });
+        b.run(SwiGluGrad { copy: None, transposed: None, ..op });
+        b.run(Quantise { transposed: Some(transposed.gate_up), ..Quantise::new(gate_up, copy) });
+        b.run(Quantise::transposed(whole, out));
+        assert_eq!(found, [copy.codes, transposed.gate_up, out.codes].map(|r| of(&b, r)));
+        assert_eq!(amax, b.get(copy.scaling.amax())[0]);
+        let refused = [
+            SwiGluGrad { copy: None, ..op },
+            SwiGluGrad { out: Some(whole), ..op },
+            SwiGluGrad { transposed: Some(TransposedCopies { gate_up: copy.codes, ..transposed }), ..op },
+        ];
+        for wrong in refused {
+            assert_eq!(wrong.validate(), Err(wrong.misfit("transposed")));
+        }
+    }
+
+    #[test]
     fn operations_copy_what_they_write_and_no_other_shape() {
         let mut b = Bench::<2048>::new();
         let (gate_up, out) = (b.normal([1, 1, 3, 16], 1, 2.0), b.poison([1, 1, 3, 8]));
@@ -345,7 +458,7 @@ mod tests {
         let wide = Quantised { codes: b.codes(Dtype::E5m2, x.shape), scaling: scaling(&mut b, 1024.0) };
         let (kind, eps) = (NormKind::Rms, 1e-5);
         let swiglu = |copy| SwiGlu { gate_up, out, copy: Some(copy) };
-        let swiglu_grad = |copy| SwiGluGrad { gate_up, out_grad: out, out: None, copy: Some(copy) };
+        let swiglu_grad = |copy| SwiGluGrad { gate_up, out_grad: out, out: None, copy: Some(copy), transposed: None };
         let first = Affine { gain, bias: None, out: normal };
         let norm = |copy| Norm { kind, x, eps, stats, first, second: None, copy: Some(copy) };
         let first = AffineGrad { gain, out_grad: normal, gain_grad, bias_grad: None };

@@ -1,7 +1,7 @@
 //! SwiGLU (Shazeer 2020): the gate's SiLU times the other half of one fused projection, and its gradient.
 
 use super::math::silu;
-use super::quantise::Quantised;
+use super::quantise::{Quantised, encoded};
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
@@ -54,7 +54,8 @@ impl Operation for SwiGlu {
 }
 
 /// `gate_grad = out_grad ∘ up ∘ silu'(gate)`, `up_grad = out_grad ∘ silu(gate)`, with
-/// silu'(x) = σ + x σ (1 − σ) and σ = 1 / (1 + e⁻ˣ). They take the place of the values they are the gradients of.
+/// silu'(x) = σ + x σ (1 − σ) and σ = 1 / (1 + e⁻ˣ). They take the place of the values they are the gradients of, but
+/// where there are `transposed` copies: then copies are all that is made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SwiGluGrad {
     /// [rows, 2 d]: gate and up, then their gradients.
@@ -65,22 +66,55 @@ pub struct SwiGluGrad {
     pub out: Option<Region>,
     /// A copy of both gradients as they are stored.
     pub copy: Option<Quantised>,
+    /// Transposed copies, beside `copy` and without `out`.
+    pub transposed: Option<TransposedCopies>,
+}
+
+/// Copies in 8 bits that the weights' gradients on both sides of a SwiGLU are products of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TransposedCopies {
+    /// [2 d, rows]: the codes of the gradients' copy.
+    pub gate_up: Region,
+    /// [d, rows]: of what [`SwiGlu`] makes of gate and up. Its largest magnitude was noted when that made it.
+    pub out: Quantised,
+}
+
+impl TransposedCopies {
+    /// Whether they are of something like `gate_up`, whose copy has a `format`.
+    fn fit(&self, gate_up: &Region, copy: Option<Quantised>) -> bool {
+        let sides = |r: &Region| (r.rows(), r.columns());
+        let (rows, columns) = sides(gate_up);
+        copy.is_some_and(|c| c.codes.dtype == self.gate_up.dtype)
+            && self.out.fits(&self.out.codes)
+            && sides(&self.gate_up) == (columns, rows)
+            && sides(&self.out.codes) == (columns / 2, rows)
+    }
 }
 
 impl Operation for SwiGluGrad {
     const NAME: &'static str = "swiglu_grad";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-        visit(Operand::update("gate_up", self.gate_up));
+        match self.transposed {
+            None => visit(Operand::update("gate_up", self.gate_up)),
+            Some(_) => visit(Operand::read("gate_up", self.gate_up)),
+        }
         visit(Operand::read("out_grad", self.out_grad));
         self.out.into_iter().for_each(|r| visit(Operand::write("out", r)));
         self.copy.iter().for_each(|c| c.visit_made(visit));
+        if let Some(transposed) = &self.transposed {
+            visit(Operand::write("transposed gate_up", transposed.gate_up).codes());
+            visit(Operand::write("transposed out", transposed.out.codes).codes());
+            visit(Operand::read("scale of out", transposed.out.scaling.scale()).exact());
+        }
     }
 
     fn validate(&self) -> Result<(), OperationError> {
         self.expect(fits(&self.gate_up, &self.out_grad), "out_grad")?;
         self.expect(self.out.is_none_or(|r| fits(&self.gate_up, &r)), "out")?;
-        self.expect(self.copy.is_none_or(|c| c.fits(&self.gate_up)), "copy")
+        self.expect(self.copy.is_none_or(|c| c.fits(&self.gate_up)), "copy")?;
+        let fit = |t: TransposedCopies| self.out.is_none() && t.fit(&self.gate_up, self.copy);
+        self.expect(self.transposed.is_none_or(fit), "transposed")
     }
 
     fn flops(&self) -> u64 {
@@ -88,6 +122,9 @@ impl Operation for SwiGluGrad {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        if let Some((copy, transposed)) = self.copy.zip(self.transposed) {
+            return self.copies(copy, transposed, arena);
+        }
         let [mut gate_up, out_grad, mut out] = arena.views([Some(self.gate_up), Some(self.out_grad), self.out])?;
         let d = self.out_grad.columns() as usize;
         let rows = gate_up.f32_mut()?.chunks_exact_mut(2 * d).zip(out_grad.f32()?.chunks_exact(d));
@@ -104,6 +141,44 @@ impl Operation for SwiGluGrad {
             }
         }
         self.copy.map_or(Ok(()), |copy| copy.make(self.gate_up, arena))
+    }
+}
+
+impl SwiGluGrad {
+    /// The copies alone.
+    fn copies(
+        &self,
+        copy: Quantised,
+        transposed: TransposedCopies,
+        arena: &mut Arena<'_>,
+    ) -> Result<(), OperationError> {
+        let [gate_up, out_grad, mut codes, scale, mut amax, mut turned, mut out, out_scale] = arena.views([
+            Some(self.gate_up),
+            Some(self.out_grad),
+            Some(copy.codes),
+            Some(copy.scaling.scale()),
+            Some(copy.scaling.amax()),
+            Some(transposed.gate_up),
+            Some(transposed.out.codes),
+            Some(transposed.out.scaling.scale()),
+        ])?;
+        let (rows, d) = (self.out_grad.rows() as usize, self.out_grad.columns() as usize);
+        let (scale, out_scale, mut largest) = (scale.f32()?[0], out_scale.f32()?[0], amax.f32()?[0]);
+        let (codes, turned, out) = (codes.codes_mut()?, turned.codes_mut()?, out.codes_mut()?);
+        for (i, dy) in out_grad.f32()?.iter().enumerate() {
+            let (row, column) = (i / d, i % d);
+            let [gate, up] = [column, column + d].map(|c| (row * 2 * d + c, c * rows + row));
+            let (g, u) = (gate_up.f32()?[gate.0], gate_up.f32()?[up.0]);
+            let [value, slope] = silu(g);
+            out[gate.1] = encoded(transposed.out.codes.dtype, value * u, out_scale);
+            for ((at, turned_at), x) in [(gate, dy * u * slope), (up, dy * value)] {
+                codes[at] = encoded(copy.codes.dtype, x, scale);
+                turned[turned_at] = codes[at];
+                largest = if x.is_finite() { largest.max(x.abs()) } else { largest };
+            }
+        }
+        amax.f32_mut()?[0] = largest;
+        Ok(())
     }
 }
 
@@ -151,7 +226,7 @@ mod tests {
         let (out, out_grad) = (b.poison([1, 1, 5, 7]), b.normal([1, 1, 5, 7], 2, 1.0));
         let gradient = b.values([1, 1, 5, 14], &copy);
         let again = b.poison([1, 1, 5, 7]);
-        b.run(SwiGluGrad { gate_up: gradient, out_grad, out: Some(again), copy: None });
+        b.run(SwiGluGrad { gate_up: gradient, out_grad, out: Some(again), copy: None, transposed: None });
         b.check_gradient(SwiGlu { gate_up, out, copy: None }, gate_up, gradient, out, out_grad);
         b.run(SwiGlu { gate_up, out, copy: None });
         let forward: [f32; 35] = b.get(out).try_into().unwrap();

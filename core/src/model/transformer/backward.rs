@@ -1,7 +1,7 @@
 //! The backward pass, from the loss to the gradient of every parameter.
 
 use super::Feed;
-use super::copies::Projection;
+use super::copies::{FeedCopies, Projection};
 use super::forward::Pass;
 use super::regions::Training;
 use super::weights::{Dense, Gain, Weights};
@@ -10,7 +10,8 @@ use crate::memory::Region;
 use crate::model::Activation;
 use crate::model::family::{Control, MicroBatch};
 use crate::ops::{
-    AffineGrad, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, LinearGrad, NormGrad, QkNormGrad, SwiGluGrad,
+    AffineGrad, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, LinearGrad, NormGrad, QkNormGrad, Quantise,
+    QuantisedProduct, SwiGluGrad,
 };
 
 /// The backward pass of a micro-batch whose forward pass has run.
@@ -105,17 +106,23 @@ impl Backward<'_> {
         let (f, up, activated) = (pass.forward, pass.forward.up.at(l), pass.forward.activated.at(l));
         let activated_grad = t.wide.reshaped(activated.shape);
         let regions = [activated, t.x_grad, activated_grad];
-        let up_grad = match pass.model.feed {
-            Feed::Gelu => {
+        match (pass.model.feed, pass.copying.and_then(|c| c.feed(pass.model, l))) {
+            (Feed::Gelu, _) => {
                 self.dense(device, (Projection::Down, l), |w| &w.down, regions, Some(up))?;
-                activated_grad
+                self.dense(
+                    device,
+                    (Projection::Up, l),
+                    |w| &w.up,
+                    [f.norm2.at(l), activated_grad, t.norm2_grad],
+                    None,
+                )?;
             }
-            Feed::SwiGlu => {
+            (Feed::SwiGlu, None) => {
                 self.gated(device, l, regions)?;
-                up
+                self.dense(device, (Projection::Up, l), |w| &w.up, [f.norm2.at(l), up, t.norm2_grad], None)?;
             }
-        };
-        self.dense(device, (Projection::Up, l), |w| &w.up, [f.norm2.at(l), up_grad, t.norm2_grad], None)?;
+            (Feed::SwiGlu, Some(copies)) => self.gated_by_copies(device, l, regions, &copies)?,
+        }
         if pass.model.parallel() {
             return Ok(());
         }
@@ -138,8 +145,44 @@ impl Backward<'_> {
         let gate_up = pass.forward.up.at(l);
         let copy = pass.model.grad_copy(pass.copying, Projection::Up, l, gate_up);
         pass.model.project_grad(device, pass.copying, at, if again { input } else { down })?;
-        device.emit(SwiGluGrad { gate_up, out_grad: activated_grad, out: again.then_some(activated), copy })?;
+        device.emit(SwiGluGrad {
+            gate_up,
+            out_grad: activated_grad,
+            out: again.then_some(activated),
+            copy,
+            transposed: None,
+        })?;
         if again { device.emit(LinearGrad { x_grad: None, ..down }) } else { Ok(()) }
+    }
+
+    /// The same, and the gradients of the product before SwiGLU, where the weights' are made of copies. The gradients of gate
+    /// and up are copies only.
+    fn gated_by_copies(
+        &self,
+        device: &mut dyn Device,
+        l: u32,
+        [activated, out_grad, activated_grad]: [Region; 3],
+        copies: &FeedCopies,
+    ) -> Result<(), OperationError> {
+        let Backward { pass, training: t, .. } = *self;
+        let (gate_up, norm2) = (pass.forward.up.at(l), pass.forward.norm2.at(l));
+        let down = self.linear(l, |w| &w.down, [activated, out_grad, activated_grad]);
+        let up = self.linear(l, |w| &w.up, [norm2, gate_up, t.norm2_grad]);
+        let input = |linear: LinearGrad| LinearGrad { weight_grad: None, ..linear };
+        let weight = |linear: LinearGrad, a, b| LinearGrad {
+            x_grad: None,
+            quantised: Some(QuantisedProduct { a, b }),
+            ..linear
+        };
+        pass.model.project_grad(device, pass.copying, (Projection::Down, l), input(down))?;
+        let copy = pass.model.grad_copy(pass.copying, Projection::Up, l, gate_up);
+        let transposed = Some(copies.of_swiglu());
+        device.emit(SwiGluGrad { gate_up, out_grad: activated_grad, out: None, copy, transposed })?;
+        device.emit(Quantise::transposed(out_grad, copies.down_grad))?;
+        device.emit(weight(down, copies.down_grad, copies.activated))?;
+        pass.model.project_grad(device, pass.copying, (Projection::Up, l), input(up))?;
+        device.emit(Quantise::transposed(norm2, copies.norm2))?;
+        device.emit(weight(up, copies.up_grad, copies.norm2))
     }
 
     /// Attention's branch and norm₁; of parallel branches norm₂ as well.

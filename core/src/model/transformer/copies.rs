@@ -3,7 +3,9 @@
 //! Inputs and gradients are copied right before the product that reads them, into one slot for all layers: by the operation
 //! that writes them where that is an RMSNorm of one output, a SwiGLU or the gradient of one, else by a `Quantise`. The
 //! weights' copies last through a step, and are kept both ways round: forward sums over the inputs, backward over the
-//! outputs.
+//! outputs. A weight's gradient sums over the tokens, so it wants its factors transposed. That pays for the two widest
+//! products, on both sides of a SwiGLU, whose gradient writes most of what they want; the others' are of the tensors
+//! themselves.
 
 use super::regions::{Lasting, Training};
 use super::{Feed, Transformer};
@@ -11,7 +13,7 @@ use crate::device::{Device, OperationError};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, Stacked};
 use crate::model::Scales;
 use crate::model::family::{MicroBatch, Products};
-use crate::ops::{Linear, LinearGrad, NormKind, Quantise, Quantised, QuantisedProduct};
+use crate::ops::{Linear, LinearGrad, NormKind, Quantise, Quantised, QuantisedProduct, TransposedCopies};
 use crate::train::Ranks;
 
 /// A product of a layer.
@@ -37,6 +39,19 @@ pub(super) struct Copies {
     out_grad: Region,
     /// E4M3 [out, in] a layer, for each projection; and [in, out].
     weights: [[Stacked; 2]; 4],
+    /// What the weights' gradients on both sides of a SwiGLU sum over the tokens of.
+    transposed: Option<Transposed>,
+}
+
+/// Copies whose rows are columns of tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Transposed {
+    /// E4M3 [d_model or d_ff, batch · seq_len]: a product's input.
+    input: Region,
+    /// E5M2 [d_model, batch · seq_len]: the gradient behind the feed-forward.
+    down_grad: Region,
+    /// E5M2 [2 d_ff, batch · seq_len]: the gradients of gate and up.
+    up_grad: Region,
 }
 
 impl Copies {
@@ -58,7 +73,12 @@ impl Copies {
         });
         let input = lay("fp8.input", Dtype::E4m3, [tokens, d.max(ff).max(mixed)], 1).first;
         let out_grad = lay("fp8.out_grad", Dtype::E5m2, [tokens, d.max(up).max(width)], 1).first;
-        Copies { input, out_grad, weights }
+        let transposed = model.weights_from_copies(tokens).then(|| Transposed {
+            input: lay("fp8.input_transposed", Dtype::E4m3, [d.max(ff), tokens], 1).first,
+            down_grad: lay("fp8.down_grad_transposed", Dtype::E5m2, [d, tokens], 1).first,
+            up_grad: lay("fp8.up_grad_transposed", Dtype::E5m2, [up, tokens], 1).first,
+        });
+        Copies { input, out_grad, weights, transposed }
     }
 }
 
@@ -99,6 +119,22 @@ impl Copying {
         Quantised { codes: self.copies.out_grad.reshaped(x.shape), scaling: self.gradients.of(l, p as u32) }
     }
 
+    /// The transposed copies of layer `l`, where products read them.
+    pub(super) fn feed(&self, model: &Transformer, l: u32) -> Option<FeedCopies> {
+        let transposed = self.copies.transposed.filter(|_| self.used)?;
+        let tokens = transposed.down_grad.columns();
+        let of = |slot: Region, rows, scales: &Scales, p: Projection| Quantised {
+            codes: slot.reshaped([1, 1, rows, tokens]),
+            scaling: scales.of(l, p as u32),
+        };
+        Some(FeedCopies {
+            activated: of(transposed.input, model.d_ff, &self.values, Projection::Down),
+            norm2: of(transposed.input, model.d_model, &self.values, Projection::Up),
+            down_grad: of(transposed.down_grad, model.d_model, &self.gradients, Projection::Down),
+            up_grad: of(transposed.up_grad, model.up_width(), &self.gradients, Projection::Up),
+        })
+    }
+
     /// A weight's copy, or its transposed one.
     fn weight(&self, p: Projection, l: u32, transposed: bool) -> Quantised {
         let codes = self.copies.weights[p as usize][usize::from(transposed)].at(l);
@@ -116,14 +152,44 @@ impl Copying {
         for l in 0..model.layers {
             for (p, x) in Projection::ALL.into_iter().zip([w.qkv, w.out, w.up, w.down]) {
                 let transposed = Some(self.weight(p, l, true).codes);
-                device.emit(Quantise { x: x.weight.at(l), out: self.weight(p, l, false), transposed })?;
+                let quantise = Quantise::new(x.weight.at(l), self.weight(p, l, false));
+                device.emit(Quantise { transposed, ..quantise })?;
             }
         }
         Ok(())
     }
 }
 
+/// The transposed copies of a layer's feed-forward, with their scaling.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct FeedCopies {
+    /// SwiGLU's output, [d_ff, tokens].
+    pub activated: Quantised,
+    /// Its product's input, norm₂: [d_model, tokens]. The slot of `activated`.
+    pub norm2: Quantised,
+    /// The gradient behind the feed-forward, [d_model, tokens].
+    pub down_grad: Quantised,
+    /// The gradients of gate and up, [2 d_ff, tokens].
+    pub up_grad: Quantised,
+}
+
+impl FeedCopies {
+    /// What SwiGLU's gradient makes of them.
+    pub(super) const fn of_swiglu(&self) -> TransposedCopies {
+        TransposedCopies { gate_up: self.up_grad.codes, out: self.activated }
+    }
+}
+
 impl Transformer {
+    /// Whether the weights' gradients of a feed-forward are made of copies: SwiGLU's gradient makes them, then leaves no
+    /// gradients that a bias could be summed from, and the sum's length is a multiple of what products of copies take.
+    fn weights_from_copies(&self, tokens: u32) -> bool {
+        matches!(self.feed, Feed::SwiGlu)
+            && self.norms_copy()
+            && !self.bias.feed
+            && tokens.is_multiple_of(QuantisedProduct::GRAIN)
+    }
+
     /// Whether the norms of a layer copy what they write.
     const fn norms_copy(&self) -> bool {
         matches!(self.norm, NormKind::Rms) && !self.parallel()
@@ -168,7 +234,7 @@ impl Transformer {
         let Some(copying) = copying else { return device.emit(linear) };
         let a = copying.input(p, l, linear.x);
         if !self.input_is_copied(p) {
-            device.emit(Quantise { x: linear.x, out: a, transposed: None })?;
+            device.emit(Quantise::new(linear.x, a))?;
         }
         let product = QuantisedProduct { a, b: copying.weight(p, l, false) };
         device.emit(Linear { quantised: copying.used.then_some(product), ..linear })
@@ -185,7 +251,7 @@ impl Transformer {
         let Some(copying) = copying else { return device.emit(linear) };
         let a = copying.out_grad(p, l, linear.out_grad);
         if !self.grad_is_copied(p) {
-            device.emit(Quantise { x: linear.out_grad, out: a, transposed: None })?;
+            device.emit(Quantise::new(linear.out_grad, a))?;
         }
         let product = QuantisedProduct { a, b: copying.weight(p, l, true) };
         device.emit(LinearGrad { quantised: copying.used.then_some(product), ..linear })

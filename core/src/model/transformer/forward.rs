@@ -269,7 +269,7 @@ impl Pass<'_> {
     /// Copies the kept input of a product that is computed again, where the operation that wrote it had copied it.
     fn copy(&self, device: &mut dyn Device, p: Projection, l: u32, x: Region) -> Result<(), OperationError> {
         match self.model.input_copy(self.copying, p, l, x) {
-            Some(out) => device.emit(Quantise { x, out, transposed: None }),
+            Some(out) => device.emit(Quantise::new(x, out)),
             None => Ok(()),
         }
     }

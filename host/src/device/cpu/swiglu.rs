@@ -1,6 +1,6 @@
 //! SwiGLU and its gradient, some rows a task.
 
-use capful_core::device::OperationError;
+use capful_core::device::{Operation as _, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::{SwiGlu, SwiGluGrad};
 
@@ -37,6 +37,9 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_swiglu_grad(&mut self, op: SwiGluGrad) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
+        if op.transposed.is_some() {
+            return op.reference(&mut arena);
+        }
         let [mut gate_up, out_grad, mut out] = arena.views([Some(op.gate_up), Some(op.out_grad), op.out])?;
         let (out_grad, d) = (out_grad.f32()?, op.out_grad.columns() as usize);
         let rows = rows(d);

@@ -343,7 +343,7 @@ fn swiglu_and_its_gradient() {
         let out_grad = b.normal(matrix(rows, d), 1.0);
         let again = b.poison(matrix(rows, d));
         for out in [None, Some(again)] {
-            b.witness(SwiGluGrad { gate_up, out_grad, out, copy: None }, None);
+            b.witness(SwiGluGrad { gate_up, out_grad, out, copy: None, transposed: None }, None);
         }
     }
 }

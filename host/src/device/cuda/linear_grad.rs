@@ -37,7 +37,10 @@ impl Cuda {
         }
         if let Some(weight_grad) = o.weight_grad {
             let (left, right) = if o.transposed { (o.x, o.out_grad) } else { (o.out_grad, o.x) };
-            let product = Product::new(NAME, Case::Tn, left, right, weight_grad);
+            let product = match &o.quantised {
+                Some(of) if o.weight_of_copies() => Product::quantised(NAME, of, weight_grad),
+                _ => Product::new(NAME, Case::Tn, left, right, weight_grad),
+            };
             self.product(Product { accumulate: o.accumulate, ..product })?;
         }
         // Not the library's epilogue, which overwrites where accumulated gradients are added to.

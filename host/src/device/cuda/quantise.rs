@@ -1,6 +1,7 @@
 //! Copies in 8 bits.
 
 use capful_core::device::OperationError;
+use capful_core::fp8::Format;
 use capful_core::memory::Dtype;
 use capful_core::ops::{Quantise, Quantised};
 
@@ -50,25 +51,29 @@ impl Cuda {
 }
 
 /// Values that a thread converts at a time.
-const RUN: u32 = 16;
+pub(super) const RUN: u32 = 16;
 /// Sides of a tile that is turned.
-const TILE: u32 = 64;
+pub(super) const TILE: u32 = 64;
 /// Blocks that are enough for any GPU; each takes its turn again where there is more to do.
 const BLOCKS: u32 = 2048;
 
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_quantise(&mut self, o: Quantise) -> Result<(), OperationError> {
-        let format = o.out.codes.dtype;
-        if !matches!(format, Dtype::E4m3 | Dtype::E5m2) {
-            return Err(self.fail(CudaError::Unsupported { operation: "quantise", why: "its copy is not of 8 bits" }));
-        }
+        let format = match o.format() {
+            Some(Format::E4m3) => Dtype::E4m3,
+            Some(Format::E5m2) => Dtype::E5m2,
+            None => {
+                let why = "its copy is not of 8 bits";
+                return Err(self.fail(CudaError::Unsupported { operation: "quantise", why }));
+            }
+        };
         let mut arguments = QuantiseArgs {
             x: self.address(o.x)?,
-            codes: self.address(o.out.codes)?,
+            codes: self.address_or_null(o.codes)?,
             transposed: self.address_or_null(o.transposed)?,
-            scale: self.address(o.out.scaling.scale())?,
-            amax: self.address(o.out.scaling.amax())?,
+            scale: self.address(o.scaling.scale())?,
+            amax: self.address(o.scaling.amax())?,
             count: o.x.elements(),
             rows: o.x.rows(),
             columns: o.x.columns(),

@@ -2,10 +2,11 @@
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
-use capful_core::ops::{Quantised, SwiGlu, SwiGluGrad};
+use capful_core::ops::{Quantised, SwiGlu, SwiGluGrad, TransposedCopies};
 
 use super::device::{Cuda, blocks, width};
-use super::quantise::CopyArgs;
+use super::error::CudaError;
+use super::quantise::{CopyArgs, RUN, TILE};
 
 /// Mirrors SwiGluArgs.
 #[repr(C)]
@@ -52,6 +53,53 @@ impl Cuda {
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_swiglu_grad(&mut self, o: SwiGluGrad) -> Result<(), OperationError> {
+        if let Some(transposed) = o.transposed {
+            return self.swiglu_copies(&o, transposed);
+        }
         self.swiglu("swiglu_grad", [o.gate_up, o.out_grad], o.out, (o.copy, Dtype::E5m2))
+    }
+}
+
+/// Mirrors SwiGluCopiesArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SwiGluCopiesArgs {
+    gate_up: u64,
+    out_grad: u64,
+    copy: CopyArgs,
+    gate_up_turned: u64,
+    out_turned: u64,
+    out_scale: u64,
+    rows: u32,
+    d: u32,
+}
+
+impl Cuda {
+    fn swiglu_copies(&mut self, o: &SwiGluGrad, transposed: TransposedCopies) -> Result<(), OperationError> {
+        const NAME: &str = "swiglu_grad";
+        let (copy, _) = self.copy(NAME, o.copy, Dtype::E5m2)?;
+        let out = transposed.out;
+        let (rows, d) = (o.out_grad.rows(), o.out_grad.columns());
+        let whole = out.codes.dtype == Dtype::E4m3 && rows.is_multiple_of(RUN) && d.is_multiple_of(RUN);
+        let arguments = SwiGluCopiesArgs {
+            gate_up: self.address(o.gate_up)?,
+            out_grad: self.address(o.out_grad)?,
+            copy,
+            gate_up_turned: self.address(transposed.gate_up)?,
+            out_turned: self.address(out.codes)?,
+            out_scale: self.address(out.scaling.scale())?,
+            rows,
+            d,
+        };
+        let SwiGluCopiesArgs { gate_up, out_grad, gate_up_turned, out_turned, .. } = arguments;
+        let all = gate_up | out_grad | copy.codes | gate_up_turned | out_turned;
+        if !whole || !all.is_multiple_of(16) {
+            let why = "transposed copies are of whole sixteens of rows and columns";
+            return Err(self.fail(CudaError::Unsupported { operation: NAME, why }));
+        }
+        let dtype = self.dtype(NAME, [o.gate_up, o.out_grad])?;
+        let kernel = format!("swiglu_grad_copies_{}", dtype.name());
+        let grid = [blocks(rows.into(), TILE) * blocks(d.into(), TILE), 1, 1];
+        self.launch("swiglu_copies", &kernel, grid, 256, &arguments)
     }
 }

@@ -7,7 +7,7 @@ use capful_core::model::transformer::{Biases, Feed, Lasting, Residual, Training}
 use capful_core::model::{Family, MicroBatch, Products as Kind, Purpose, Recompute, Transformer};
 use capful_core::ops::{
     Affine, AffineGrad, Epilogue, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised,
-    QuantisedProduct, Rescale, Rotary, Scaling, SwiGlu, SwiGluGrad,
+    QuantisedProduct, Rescale, Rotary, Scaling, SwiGlu, SwiGluGrad, TransposedCopies,
 };
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
@@ -31,12 +31,14 @@ fn copies_are_the_reference_s_to_the_bit() {
     let mut bench = Bench::new();
     for [rows, columns] in [[1, 1], [16, 16], [33, 48], [64, 64], [80, 144], [65, 7], [3, 1000], [700, 304]] {
         for (dtype, scale) in [(Dtype::E4m3, 32.0), (Dtype::E5m2, 1024.0)] {
-            for (precision, turned) in
-                [Precision::F32, Precision::Bf16].into_iter().flat_map(|p| [false, true].map(|t| (p, t)))
+            let forms = [(true, false), (true, true), (false, true)];
+            for (precision, (straight, turned)) in
+                [Precision::F32, Precision::Bf16].into_iter().flat_map(|p| forms.map(|form| (p, form)))
             {
                 bench.agree_in(precision, 0.0, &|l: &mut Lay| Quantise {
                     x: l.normal([1, 1, rows, columns], 3.0),
-                    out: Quantised { codes: l.poison_codes(dtype, [1, 1, rows, columns]), scaling: scaling(l, scale) },
+                    scaling: scaling(l, scale),
+                    codes: straight.then(|| l.poison_codes(dtype, [1, 1, rows, columns])),
                     transposed: turned.then(|| l.poison_codes(dtype, [1, 1, columns, rows])),
                 });
             }
@@ -62,7 +64,8 @@ fn every_kind_of_number_has_the_reference_s_code() {
             let shape = [1, 1, 1, count as u32];
             bench.agree_in(Precision::F32, 0.0, &|l: &mut Lay| Quantise {
                 x: l.values(shape, values.iter().copied().cycle().take(count).collect()),
-                out: Quantised { codes: l.poison_codes(dtype, shape), scaling: scaling(l, 1.0) },
+                scaling: scaling(l, 1.0),
+                codes: Some(l.poison_codes(dtype, shape)),
                 transposed: None,
             });
         }
@@ -102,7 +105,7 @@ fn copies_as_quantise<O: Operation>(
         });
         let expected = bench.left::<Quantise>(precision, &|l: &mut Lay| {
             let out = out(l);
-            Quantise { x: l.kept(shape, found[stored.get()].clone()), out, transposed: None }
+            Quantise::new(l.kept(shape, found[stored.get()].clone()), out)
         });
         assert!(bits(&found) == bits(&expected), "{} {shape:?} {precision:?}: another copy than Quantise's", O::NAME);
     }
@@ -120,7 +123,7 @@ fn operations_copy_what_they_store() {
         });
         copies_as_quantise(&mut bench, Dtype::E5m2, matrix(2 * d), (amax, true), &|l, copy| {
             let (gate_up, out_grad) = (l.normal(matrix(2 * d), 2.0), l.normal(matrix(d), 1.0));
-            (SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy) }, 4)
+            (SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy), transposed: None }, 4)
         });
         let (kind, eps) = (NormKind::Rms, 1e-5);
         copies_as_quantise(&mut bench, Dtype::E4m3, matrix(d), (amax, true), &|l, copy| {
@@ -149,6 +152,46 @@ fn operations_copy_what_they_store() {
 }
 
 #[test]
+fn swiglus_gradient_makes_the_copies_that_quantise_makes() {
+    let mut bench = Bench::new();
+    let shapes = share(vec![[16, 16], [16, 48], [48, 16], [64, 64], [80, 96], [144, 208], [272, 64]]);
+    for (precision, [rows, d]) in shapes.iter().flat_map(|s| [(Precision::F32, *s), (Precision::Bf16, *s)]) {
+        let matrix = |columns| [1, 1, rows, columns];
+        let turned = |columns| [1, 1, columns, rows];
+        let given = |l: &mut Lay| [l.normal(matrix(2 * d), 2.0), l.normal(matrix(d), 1.0)];
+        let scales = |l: &mut Lay| [scaling(l, 16.0), scaling(l, 64.0)];
+        let found = bench.left(precision, &|l: &mut Lay| {
+            let ([gate_up, out_grad], [scaling, out_scaling]) = (given(l), scales(l));
+            let copy = Quantised { codes: l.poison_codes(Dtype::E5m2, matrix(2 * d)), scaling };
+            let transposed = TransposedCopies {
+                gate_up: l.poison_codes(Dtype::E5m2, turned(2 * d)),
+                out: Quantised { codes: l.poison_codes(Dtype::E4m3, turned(d)), scaling: out_scaling },
+            };
+            SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy), transposed: Some(transposed) }
+        });
+        let stored = bench.left(precision, &|l: &mut Lay| {
+            let [gate_up, out_grad] = given(l);
+            SwiGluGrad { gate_up, out_grad, out: Some(l.poison(matrix(d))), copy: None, transposed: None }
+        });
+        let gradients = bench.left(precision, &|l: &mut Lay| {
+            let (x, [scaling, _]) = (l.kept(matrix(2 * d), stored[0].clone()), scales(l));
+            let codes = Some(l.poison_codes(Dtype::E5m2, matrix(2 * d)));
+            Quantise { x, scaling, codes, transposed: Some(l.poison_codes(Dtype::E5m2, turned(2 * d))) }
+        });
+        let out = bench.left(precision, &|l: &mut Lay| {
+            let (x, [_, scaling]) = (l.kept(matrix(d), stored[2].clone()), scales(l));
+            Quantise::transposed(x, Quantised { codes: l.poison_codes(Dtype::E4m3, turned(d)), scaling })
+        });
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let [largest, codes, both, single] = [2, 8, 9, 10].map(|i| bits(&found[i]));
+        let expected = [&gradients[1], &gradients[7], &gradients[8], &out[7]].map(|x| bits(x));
+        assert!([largest, codes, both, single] == expected, "[{rows}, {d}] {precision:?}: other copies");
+        let unwritten = found[8..].iter().flatten().any(|x| x.is_nan());
+        assert!(!unwritten && (found[0] != stored[0]), "gate and up stay");
+    }
+}
+
+#[test]
 fn operations_copy_what_is_not_finite_as_quantise_does() {
     let mut bench = Bench::new();
     for d in [5, 16] {
@@ -161,7 +204,7 @@ fn operations_copy_what_is_not_finite_as_quantise_does() {
         });
         copies_as_quantise(&mut bench, Dtype::E5m2, matrix(2 * d), (0.5, false), &|l, copy| {
             let (gate_up, out_grad) = (l.kept(matrix(2 * d), values()), l.normal(matrix(d), 1.0));
-            (SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy) }, 4)
+            (SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy), transposed: None }, 4)
         });
     }
 }
@@ -178,7 +221,9 @@ fn copies_that_no_kernel_makes_are_refused() {
         assert!(matches!(cuda.take_failure(), Some(CudaError::Unsupported { .. })));
     };
     refused(&mut |c| c.run(&SwiGlu { gate_up, out, copy: copy(Dtype::E5m2, 16) }.into()));
-    refused(&mut |c| c.run(&SwiGluGrad { gate_up, out_grad: out, out: None, copy: copy(Dtype::E4m3, 32) }.into()));
+    refused(&mut |c| {
+        c.run(&SwiGluGrad { gate_up, out_grad: out, out: None, copy: copy(Dtype::E4m3, 32), transposed: None }.into())
+    });
     let first = Affine { gain: at(2048, Dtype::F32, 16), bias: Some(at(2560, Dtype::F32, 16)), out };
     let (kind, x, stats) = (NormKind::Layer, at(3072, Dtype::F32, 16), at(3584, Dtype::F32, 2));
     let copy = copy(Dtype::E4m3, 16);
@@ -232,6 +277,20 @@ fn products_of_copies() {
                     3 => Linear { out: l.poison_exact(like_out), ..plain },
                     _ => plain,
                 }
+            });
+        }
+        for (accumulate, rows) in [(false, rows.next_multiple_of(16)), (true, 208)] {
+            bench.agree_in_eighths(|l| {
+                let (sides, x) = ([1, 1, outputs, inputs], l.normal([1, 1, rows, inputs], 1.0));
+                let (weight, out_grad) = (l.normal(sides, 1.0), l.normal([1, 1, rows, outputs], 1.0));
+                let weight_grad = if accumulate { l.exact(sides, 1.0) } else { l.poison_exact(sides) };
+                let product = QuantisedProduct {
+                    a: copy(l, Dtype::E5m2, outputs, rows, 4096.0),
+                    b: copy(l, Dtype::E4m3, inputs, rows, 64.0),
+                };
+                // It has no gradient of the input.
+                let both = LinearGrad::new([x, weight], out_grad, [x, weight_grad]);
+                LinearGrad { x_grad: None, accumulate, quantised: Some(product), ..both }
             });
         }
         for accumulate in [false, true] {
@@ -299,7 +358,7 @@ const MODEL: Transformer = Transformer {
 
 const STAGE: MicroBatch = MicroBatch {
     batch: 2,
-    seq_len: 19,
+    seq_len: 24,
     chunk: 16,
     recompute: Recompute::NONE,
     pattern: Pattern::DENSE,
@@ -330,6 +389,8 @@ struct Plan {
     state: Lasting,
     training: Training,
     scratch: Region,
+    /// As large as SwiGLU's output.
+    spare: Region,
     bytes: u64,
 }
 
@@ -341,8 +402,11 @@ fn plan(model: Transformer, profile: &dyn Profile, scratch: u64, stage: &MicroBa
     let training = model.lay_training(stage, profile, &mut layout);
     let words = scratch.div_ceil(4).max(1) as u32;
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
+    let saved = profile.dtype(Role::Saved);
+    let shape = [1, 1, stage.batch * stage.seq_len, model.d_ff];
+    let spare = layout.region(Slot::new("spare", Role::Work, saved, shape)).first;
     let bytes = layout.high_water().expect("it fits");
-    Plan { model, entries, state, training, scratch, bytes }
+    Plan { model, entries, state, training, scratch, spare, bytes }
 }
 
 fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
@@ -365,12 +429,12 @@ fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
 fn batch(step: u64, part: u64) -> [Vec<u32>; 2] {
     let random = Random::new(100 + step, part);
     let mut ids = vec![random.below(0, 61) as u32];
-    for i in 1..=38 {
+    for i in 1..=48 {
         let drawn = random.below(2 * i, 61) as u32;
         let last = ids[i as usize - 1];
         ids.push(if random.below(2 * i + 1, 10) == 0 { drawn } else { (5 * last + 7) % 61 });
     }
-    [ids[..38].to_vec(), ids[1..].to_vec()]
+    [ids[..48].to_vec(), ids[1..].to_vec()]
 }
 
 /// A device whose regions can be written and read.
@@ -429,7 +493,7 @@ fn train<M: Machine>(
     let bytes_of = |ids: Vec<u32>| ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>();
     let mut losses = Vec::new();
     for step in from..to {
-        let settings = Settings::of(step, 0.01, &OPTIMIZER, 1.0, 76);
+        let settings = Settings::of(step, 0.01, &OPTIMIZER, 1.0, 96);
         machine.put(plan.state.control.settings, bytemuck::bytes_of(&settings));
         let stage = MicroBatch { products: products(step), ..*stage };
         for part in 0..2 {
@@ -549,6 +613,8 @@ fn steps_in_fp8_go_on_with_the_same_bits() {
 /// Makes every copy by a `Quantise` of its own, as if no operation copied what it writes.
 struct Apart<M> {
     machine: M,
+    /// Where SwiGLU's output is before it is copied transposed.
+    spare: Region,
     /// Copies that operations were asked for.
     fused: u64,
     /// `Quantise` operations of the step itself.
@@ -556,14 +622,14 @@ struct Apart<M> {
 }
 
 impl<M: Machine> Apart<M> {
-    fn new(machine: M) -> Self {
-        Apart { machine, fused: 0, alone: 0 }
+    fn new(machine: M, plan: &Plan) -> Self {
+        Apart { machine, spare: plan.spare, fused: 0, alone: 0 }
     }
 
     fn split(&mut self, x: Region, copy: Option<Quantised>) -> Result<(), OperationError> {
         let Some(out) = copy else { return Ok(()) };
         self.fused += 1;
-        self.machine.run(&Quantise { x, out, transposed: None }.into())
+        self.machine.run(&Quantise::new(x, out).into())
     }
 }
 
@@ -573,6 +639,14 @@ impl<M: Machine> Device for Apart<M> {
             Op::Norm(o) => (Norm { copy: None, ..o }.into(), o.first.out, o.copy),
             Op::NormGrad(o) => (NormGrad { copy: None, ..o }.into(), o.x_grad, o.copy),
             Op::SwiGlu(o) => (SwiGlu { copy: None, ..o }.into(), o.out, o.copy),
+            Op::SwiGluGrad(o @ SwiGluGrad { transposed: Some(both), copy: Some(copy), .. }) => {
+                self.fused += 1;
+                let out = Some(self.spare);
+                self.machine.run(&SwiGluGrad { out, copy: None, transposed: None, ..o }.into())?;
+                self.machine.run(&Quantise::transposed(self.spare, both.out).into())?;
+                let transposed = Some(both.gate_up);
+                return self.machine.run(&Quantise { transposed, ..Quantise::new(o.gate_up, copy) }.into());
+            }
             Op::SwiGluGrad(o) => (SwiGluGrad { copy: None, ..o }.into(), o.gate_up, o.copy),
             other => {
                 self.alone += u64::from(matches!(other, Op::Quantise(_)));
@@ -619,19 +693,20 @@ fn a_step_whose_operations_copy_has_the_bits_of_one_whose_copies_are_apart() {
         // Of each of two micro-batches of four steps, in two layers: both norms, SwiGLU, its gradient, both norms'
         // gradients less the first, and that of the final norm. What is computed again is copied for products only.
         let fused = 4 * 2 * (12 + if recompute == Recompute::FULL { 2 } else { 0 });
-        // Attention's output and the gradient of qkv; the weights once a step.
-        let alone = 4 * 2 * (4 + u64::from(recompute == Recompute::FULL)) + 4 * 8;
+        // Attention's output and the gradient of qkv; in the two steps whose products read copies, transposed ones of the
+        // gradient behind the feed-forward and of its norm; the weights once a step.
+        let alone = 4 * 2 * (4 + u64::from(recompute == Recompute::FULL)) + 2 * 2 * 4 + 4 * 8;
         let plain = plan(MODEL, &SingleFp8, 0, &stage);
         let on = |machine: &mut Apart<Reference<'_>>| train(machine, &plain, &stage, (0, 4), None, soon);
         let mut storage = [vec![0u64; (plain.bytes / 8) as usize], vec![0u64; (plain.bytes / 8) as usize]];
         let [one, two] = storage.each_mut().map(|s| Reference { arena: Arena::new(s) });
-        let mut apart = Apart::new(two);
+        let mut apart = Apart::new(two, &plain);
         let together = train(&mut { one }, &plain, &stage, (0, 4), None, soon);
         assert!(on(&mut apart) == together, "{recompute:?} on the Reference");
         assert_eq!((apart.fused, apart.alone), (fused, alone), "{recompute:?}");
         if able {
             let (cuda, plan) = gpu(Precision::Fp8, &stage);
-            let mut apart = Apart::new(cuda);
+            let mut apart = Apart::new(cuda, &plan);
             let (losses, left) = train(&mut apart, &plan, &stage, (0, 4), None, soon);
             let together = on_gpu(Precision::Fp8, &stage, 4, soon);
             assert!(losses == together.0 && left == together.1, "{recompute:?} on the GPU");

@@ -76,6 +76,7 @@ fn swiglu_and_its_gradient() {
                 out_grad: l.normal([1, 1, rows, d], 1.0),
                 out: again.then(|| l.poison([1, 1, rows, d])),
                 copy: None,
+                transposed: None,
             });
         }
     }
@@ -90,6 +91,7 @@ fn swiglu_far_out_is_a_number() {
         out_grad: l.normal([1, 1, 9, 24], 1.0),
         out: Some(l.poison([1, 1, 9, 24])),
         copy: None,
+        transposed: None,
     });
 }
 
