@@ -59,12 +59,14 @@ pub struct Operand {
     pub access: Access,
     /// What it consists of.
     pub element: Element,
+    /// Bytes of it that are used, where that is not all of it.
+    pub part: Option<u64>,
 }
 
 impl Operand {
     /// Floats that are read.
     pub const fn read(name: &'static str, region: Region) -> Operand {
-        Operand { name, region, access: Access::Read, element: Element::Float }
+        Operand { name, region, access: Access::Read, element: Element::Float, part: None }
     }
 
     /// Floats that are written whole.
@@ -112,13 +114,19 @@ impl Operand {
         Operand { element: Element::Any, ..self }
     }
 
+    /// The same, of which only `bytes` are used.
+    pub const fn only(self, bytes: u64) -> Operand {
+        Operand { part: Some(bytes), ..self }
+    }
+
     /// Whether it is written, read or not.
     pub fn is_written(&self) -> bool {
         self.access != Access::Read
     }
 
-    /// Bytes read and written: those of the region, twice where it is updated.
+    /// Bytes read and written: those of the region that are used, twice where it is updated.
     pub fn traffic(&self) -> u64 {
-        count(&[self.region.bytes(), if self.access == Access::Update { 2 } else { 1 }])
+        let bytes = self.part.unwrap_or_else(|| self.region.bytes());
+        count(&[bytes, if self.access == Access::Update { 2 } else { 1 }])
     }
 }

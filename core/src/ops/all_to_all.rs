@@ -30,8 +30,12 @@ impl Operation for AllToAll {
     const NAME: &'static str = "all_to_all";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-        visit(Operand::read("from", self.from).exact());
-        visit(Operand::write("to", self.to).exact());
+        // A piece of the table, of which every rank sends one as long as this one's.
+        let bytes = |rows: u64| rows * self.from.dtype.row_bytes(self.from.columns());
+        let sent = (0..self.share.ranks).map(|rank| self.rows_for(rank).len() as u64).sum();
+        let own = self.rows_for(self.share.rank).len() as u64;
+        visit(Operand::read("from", self.from).exact().only(bytes(sent)));
+        visit(Operand::write("to", self.to).exact().only(bytes(own * u64::from(self.share.ranks))));
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -60,6 +64,7 @@ impl Operation for AllToAll {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Op;
     use crate::memory::{Dtype, Space};
 
     #[test]
@@ -77,7 +82,14 @@ mod tests {
                 let pieces = (0..share.rows).step_by(chunk as usize).map(op);
                 assert!(pieces.clone().all(|op| op.validate().is_ok()));
                 let others = rows - share.own(0, rows).len() as u32;
-                assert_eq!(pieces.map(|op| op.sent()[0]).sum::<u64>(), u64::from(others) * 32, "{rank} of {ranks}");
+                assert_eq!(
+                    pieces.clone().map(|op| op.sent()[0]).sum::<u64>(),
+                    u64::from(others) * 32,
+                    "{rank} of {ranks}"
+                );
+                // The table is read once, and this rank's share written once from every rank.
+                let moved = u64::from(rows) + u64::from(ranks) * u64::from(rows - others);
+                assert_eq!(pieces.map(|op| Op::from(op).traffic()).sum::<u64>(), moved * 32, "{rank} of {ranks}");
             }
         }
     }
