@@ -114,6 +114,7 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
             weight.columns(),
         ])),
         bias_grad: None,
+        x_bias_grad: None,
         accumulate: true,
         quantised: None,
     };

@@ -1,14 +1,16 @@
 // The bias gradient of a linear layer: sums over the rows. Its products are in product.cu.
 #include "columns.cuh"
+#include "gelu.cuh"
 
 struct BiasGradArgs {
-    const void* out_grad;  // [rows, columns]
-    float* partial;        // [pieces, columns]
+    void* out_grad;           // [rows, columns]
+    const void* before_gelu;  // [rows, columns] or null: out_grad is multiplied by gelu'(this) first
+    float* partial;           // [pieces, columns]
     u32 rows, columns, piece;
-    u32 wide;              // whether rows begin at multiples of 16 bytes
+    u32 wide;                 // whether rows begin at multiples of 16 bytes
 };
 
-// Over `piece` rows, 32 N columns and 8 rows at a time.
+// Over `piece` rows, 32 N columns and 8 rows at a time. What is summed is what is stored.
 template <class T, int N>
 __device__ inline void piece_sums(const BiasGradArgs& a) {
     u32 column = (blockIdx.x * 32 + threadIdx.x % 32) * N;
@@ -18,7 +20,16 @@ __device__ inline void piece_sums(const BiasGradArgs& a) {
 #pragma unroll 4
         for (u32 row = blockIdx.y * a.piece + threadIdx.x / 32; row < end; row += 8) {
             float g[N];
-            read(g, (const T*)a.out_grad + (u64)row * a.columns + column);
+            u64 at = (u64)row * a.columns + column;
+            read(g, (const T*)a.out_grad + at);
+            if (a.before_gelu) {
+                float before[N];
+                read(before, (const T*)a.before_gelu + at);
+#pragma unroll
+                for (int i = 0; i < N; i++) g[i] *= gelu_derivative<T>(before[i]);
+                write((T*)a.out_grad + at, g);
+                round_to<T>(g);
+            }
 #pragma unroll
             for (int i = 0; i < N; i++) sums[i] += g[i];
         }

@@ -7,8 +7,8 @@ use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
 
 /// `x_grad = out_grad · weight (∘ gelu'(before_gelu))`, `weight_grad (+)= out_gradᵀ · x`,
-/// `bias_grad (+)= Σ rows out_grad`; of a transposed weight `out_grad · weightᵀ` and `xᵀ · out_grad`. One of the two, where
-/// the other is made at another time.
+/// `bias_grad (+)= Σ rows out_grad`, `x_bias_grad (+)= Σ rows x_grad`; of a transposed weight `out_grad · weightᵀ` and
+/// `xᵀ · out_grad`. One of the two products, where the other is made at another time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinearGrad {
     /// [rows, in]: the input of the forward pass.
@@ -27,6 +27,8 @@ pub struct LinearGrad {
     pub weight_grad: Option<Region>,
     /// `[out]`.
     pub bias_grad: Option<Region>,
+    /// `[in]`, beside `x_grad`: the gradient of the bias behind which x was made, while `x_grad` is at hand.
+    pub x_bias_grad: Option<Region>,
     /// Whether to add to the parameters' gradients instead of writing over them.
     pub accumulate: bool,
     /// Copies that `x_grad` is the product of: of `out_grad`, and of the weight transposed to [in, out]. Where only the
@@ -47,6 +49,7 @@ impl LinearGrad {
             before_gelu: None,
             weight_grad: Some(weight_grad),
             bias_grad: None,
+            x_bias_grad: None,
             accumulate: false,
             quantised: None,
         }
@@ -78,8 +81,9 @@ impl Operation for LinearGrad {
         self.x_grad.into_iter().for_each(|r| visit(Operand::write("x_grad", r)));
         let weight_grad = |r| Operand::sum("weight_grad", r, self.accumulate).exact();
         self.weight_grad.into_iter().for_each(|r| visit(weight_grad(r)));
-        let bias_grad = |r| Operand::sum("bias_grad", r, self.accumulate).exact();
-        self.bias_grad.into_iter().for_each(|r| visit(bias_grad(r)));
+        for (name, bias_grad) in [("bias_grad", self.bias_grad), ("x_bias_grad", self.x_bias_grad)] {
+            bias_grad.into_iter().for_each(|r| visit(Operand::sum(name, r, self.accumulate).exact()));
+        }
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -93,6 +97,8 @@ impl Operation for LinearGrad {
         let sizes = |r: &Region| (r.rows(), r.columns());
         self.expect(self.weight_grad.is_none_or(|r| sizes(&r) == sizes(&self.weight)), "weight_grad")?;
         self.expect(self.bias_grad.is_none_or(|b| b.elements() == u64::from(outputs)), "bias_grad")?;
+        let of_x = |b: Region| self.x_grad.is_some() && b.elements() == u64::from(inputs);
+        self.expect(self.x_bias_grad.is_none_or(of_x), "x_bias_grad")?;
         let fits = |p: &QuantisedProduct| {
             let fits =
                 if self.x_grad.is_some() { p.fits(rows, inputs, outputs) } else { p.fits(outputs, inputs, rows) };
@@ -114,25 +120,39 @@ impl Operation for LinearGrad {
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let [codes_grad, codes_weight, inverse_grad, inverse_weight] =
             QuantisedProduct::regions(self.quantised.as_ref());
-        let [x, weight, out_grad, before_gelu, mut x_grad, mut weight_grad, mut bias_grad, cg, cw, ig, iw] = arena
-            .views([
-                self.weight_grad.filter(|_| !self.weight_of_copies()).map(|_| self.x),
-                self.quantised.is_none().then_some(self.weight),
-                Some(self.out_grad).filter(|_| !self.weight_of_copies() || self.bias_grad.is_some()),
-                self.before_gelu,
-                self.x_grad,
-                self.weight_grad,
-                self.bias_grad,
-                codes_grad,
-                codes_weight,
-                inverse_grad,
-                inverse_weight,
-            ])?;
+        let [
+            x,
+            weight,
+            out_grad,
+            before_gelu,
+            mut x_grad,
+            mut weight_grad,
+            mut bias_grad,
+            mut x_bias_grad,
+            cg,
+            cw,
+            ig,
+            iw,
+        ] = arena.views([
+            self.weight_grad.filter(|_| !self.weight_of_copies()).map(|_| self.x),
+            self.quantised.is_none().then_some(self.weight),
+            Some(self.out_grad).filter(|_| !self.weight_of_copies() || self.bias_grad.is_some()),
+            self.before_gelu,
+            self.x_grad,
+            self.weight_grad,
+            self.bias_grad,
+            self.x_bias_grad,
+            codes_grad,
+            codes_weight,
+            inverse_grad,
+            inverse_weight,
+        ])?;
         let codes = self.quantised.as_ref().and_then(|p| CodeRows::new(p, [&cg, &cw, &ig, &iw]));
         let (inputs, outputs) = (self.x.columns() as usize, self.out_grad.columns() as usize);
         if !self.accumulate {
             weight_grad.f32_mut()?.fill(0.0);
             bias_grad.f32_mut()?.fill(0.0);
+            x_bias_grad.f32_mut()?.fill(0.0);
         }
         let (x, dx, dw) = (x.f32()?, x_grad.f32_mut()?, weight_grad.f32_mut()?);
         if let (Some(codes), true) = (&codes, self.weight_of_copies()) {
@@ -161,6 +181,7 @@ impl Operation for LinearGrad {
             for (dx, h) in dx.iter_mut().zip(before_gelu.f32()?.iter().skip(r * inputs)) {
                 *dx *= gelu_derivative(*h);
             }
+            axpy(1.0, dx, x_bias_grad.f32_mut()?);
         }
         Ok(())
     }
@@ -191,6 +212,7 @@ mod tests {
                 before_gelu: None,
                 weight_grad: Some(weight_grad),
                 bias_grad: Some(bias_grad),
+                x_bias_grad: None,
                 accumulate: false,
                 quantised: None,
             };
@@ -225,19 +247,24 @@ mod tests {
         b.run(Gelu { x: h, out: x });
         let out_grad = b.normal([1, 1, 5, 9], 4, 1.0);
         let (x_grad, weight_grad) = (b.poison([1, 1, 5, 9]), b.poison([1, 1, 9, 9]));
-        b.run(LinearGrad {
-            x,
-            weight,
-            transposed: false,
-            out_grad,
-            x_grad: Some(x_grad),
+        let x_bias_grad = b.poison([1, 1, 1, 9]);
+        let backward = LinearGrad {
             before_gelu: Some(h),
-            weight_grad: Some(weight_grad),
-            bias_grad: None,
-            accumulate: false,
-            quantised: None,
-        });
+            x_bias_grad: Some(x_bias_grad),
+            ..LinearGrad::new([x, weight], out_grad, [x_grad, weight_grad])
+        };
+        b.run(backward);
         // With the identity for a weight, x_grad is the gradient of gelu alone.
         b.check_gradient(Gelu { x: h, out: x }, h, x_grad, x, out_grad);
+        let mut sums = [0.0f64; 9];
+        b.get(x_grad).iter().enumerate().for_each(|(i, x)| sums[i % 9] += f64::from(*x));
+        for accumulated in [1.0, 2.0] {
+            for (found, sum) in b.get(x_bias_grad).iter().zip(sums) {
+                approx::assert_relative_eq!(f64::from(*found), accumulated * sum, epsilon = 1e-6);
+            }
+            b.run(LinearGrad { accumulate: true, ..backward });
+        }
+        let alone = LinearGrad { x_grad: None, before_gelu: None, ..backward };
+        assert_eq!(alone.validate(), Err(alone.misfit("x_bias_grad")));
     }
 }

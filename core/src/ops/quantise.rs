@@ -351,6 +351,7 @@ mod tests {
             before_gelu: None,
             weight_grad: Some(weight_grad),
             bias_grad: None,
+            x_bias_grad: None,
             accumulate: false,
             quantised: Some(product),
         };
@@ -514,6 +515,7 @@ mod tests {
             before_gelu: None,
             weight_grad: Some(weight_grad),
             bias_grad: None,
+            x_bias_grad: None,
             accumulate: false,
             quantised: None,
         };

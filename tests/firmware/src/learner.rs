@@ -46,7 +46,7 @@ macro_rules! device {
 
 device! {
     /// Trains a Pythia by AdamW.
-    Learner: AdamW, Attention, AttentionGrad, Embed, EmbedGrad, Gelu, HeadLoss, Linear, LinearGrad, Norm, NormGrad,
+    Learner: AdamW, Attention, AttentionGrad, Carry, Embed, EmbedGrad, Gelu, HeadLoss, Linear, LinearGrad, Norm, NormGrad,
         Rotate, SquaredNorm,
 }
 

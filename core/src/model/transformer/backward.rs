@@ -10,7 +10,7 @@ use crate::memory::Region;
 use crate::model::Activation;
 use crate::model::family::{Control, MicroBatch};
 use crate::ops::{
-    AffineGrad, AttentionGrad, Embed, EmbedGrad, HeadGrad, HeadLoss, LinearGrad, NormGrad, QkNormGrad, Quantise,
+    AffineGrad, AttentionGrad, Carry, Embed, EmbedGrad, HeadGrad, HeadLoss, LinearGrad, NormGrad, QkNormGrad, Quantise,
     QuantisedProduct, SwiGluGrad,
 };
 
@@ -45,10 +45,8 @@ impl Backward<'_> {
         at: (Projection, u32),
         part: fn(&Weights) -> &Dense,
         regions: [Region; 3],
-        before_gelu: Option<Region>,
     ) -> Result<(), OperationError> {
-        let linear = LinearGrad { before_gelu, ..self.linear(at.1, part, regions) };
-        self.pass.model.project_grad(device, self.pass.copying, at, linear)
+        self.pass.model.project_grad(device, self.pass.copying, at, self.linear(at.1, part, regions))
     }
 
     /// The gradients of layer `l`'s linear layer, all of them.
@@ -108,18 +106,18 @@ impl Backward<'_> {
         let regions = [activated, t.x_grad, activated_grad];
         match (pass.model.feed, pass.copying.and_then(|c| c.feed(pass.model, l))) {
             (Feed::Gelu, _) => {
-                self.dense(device, (Projection::Down, l), |w| &w.down, regions, Some(up))?;
-                self.dense(
-                    device,
-                    (Projection::Up, l),
-                    |w| &w.up,
-                    [f.norm2.at(l), activated_grad, t.norm2_grad],
-                    None,
-                )?;
+                // The sums for up's bias are made with the gradient that they are of.
+                let up_bias_grad = self.grads.up.bias(l);
+                let down = self.linear(l, |w| &w.down, regions);
+                let down = LinearGrad { before_gelu: Some(up), x_bias_grad: up_bias_grad, ..down };
+                pass.model.project_grad(device, pass.copying, (Projection::Down, l), down)?;
+                let up = self.linear(l, |w| &w.up, [f.norm2.at(l), activated_grad, t.norm2_grad]);
+                let up = LinearGrad { bias_grad: None, ..up };
+                pass.model.project_grad(device, pass.copying, (Projection::Up, l), up)?;
             }
             (Feed::SwiGlu, None) => {
                 self.gated(device, l, regions)?;
-                self.dense(device, (Projection::Up, l), |w| &w.up, [f.norm2.at(l), up, t.norm2_grad], None)?;
+                self.dense(device, (Projection::Up, l), |w| &w.up, [f.norm2.at(l), up, t.norm2_grad])?;
             }
             (Feed::SwiGlu, Some(copies)) => self.gated_by_copies(device, l, regions, &copies)?,
         }
@@ -191,7 +189,14 @@ impl Backward<'_> {
         let (model, f) = (pass.model, pass.forward);
         let (qkv, mixed) = (f.qkv.at(l), f.mixed.at(l));
         let qkv_grad = t.wide.reshaped(qkv.shape);
-        self.dense(device, (Projection::Out, l), |w| &w.out, [mixed, t.x_grad, t.mixed_grad], None)?;
+        let mut out = self.linear(l, |w| &w.out, [mixed, t.x_grad, t.mixed_grad]);
+        // Parallel branches end in the same sum, so their biases have the same gradient.
+        let same = self.grads.down.bias(l).zip(out.bias_grad).filter(|_| model.parallel());
+        if let Some((from, to)) = same {
+            device.emit(Carry { from, to })?;
+            out.bias_grad = None;
+        }
+        model.project_grad(device, pass.copying, (Projection::Out, l), out)?;
         device.emit(AttentionGrad {
             qkv,
             out: mixed,
@@ -205,7 +210,7 @@ impl Backward<'_> {
         if let Some(norm) = self.qk_norm(l, qkv_grad) {
             device.emit(norm)?;
         }
-        self.dense(device, (Projection::Qkv, l), |w| &w.qkv, [f.norm1.at(l), qkv_grad, t.norm1_grad], None)?;
+        self.dense(device, (Projection::Qkv, l), |w| &w.qkv, [f.norm1.at(l), qkv_grad, t.norm1_grad])?;
         let first = self.affine(|w| &w.norm1, l, t.norm1_grad);
         let second = model.parallel().then(|| self.affine(|w| &w.norm2, l, t.norm2_grad));
         let before = l.checked_sub(1).map(|before| (Projection::Down, before));

@@ -30,9 +30,9 @@ impl Cpu {
         if op.quantised.is_some() {
             return op.reference(&mut arena);
         }
-        let ([x, weight, out_grad, before_gelu], [x_grad, weight_grad, bias_grad, scratch]) = arena.f32s(
+        let ([x, weight, out_grad, before_gelu], [x_grad, weight_grad, bias_grad, x_bias_grad, scratch]) = arena.f32s(
             [Some(op.x), Some(op.weight), Some(op.out_grad), op.before_gelu],
-            [op.x_grad, op.weight_grad, op.bias_grad, Some(self.scratch)],
+            [op.x_grad, op.weight_grad, op.bias_grad, op.x_bias_grad, Some(self.scratch)],
         )?;
         let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out_grad.columns()].map(|n| n as usize);
         let dy = Matrix::new(out_grad, rows, outputs);
@@ -41,7 +41,7 @@ impl Cpu {
                 true => Matrix::new(weight, inputs, outputs).transposed(),
                 false => Matrix::new(weight, outputs, inputs),
             };
-            let (dx, update) = (MatrixMut::new(x_grad, rows, inputs), Update::Overwrite);
+            let (dx, update) = (MatrixMut::new(&mut *x_grad, rows, inputs), Update::Overwrite);
             gemm::product(&mut self.pool, dy, weight, dx, update, scratch, |_, mut block| {
                 let cols = block.cols();
                 for row in block.rows() {
@@ -62,6 +62,7 @@ impl Cpu {
             gemm::product(&mut self.pool, left.transposed(), right, dw, update, scratch, |_, _| {});
         }
         sum_columns(&mut self.pool, out_grad, outputs, bias_grad, op.accumulate);
+        sum_columns(&mut self.pool, x_grad, inputs, x_bias_grad, op.accumulate);
         Ok(())
     }
 }

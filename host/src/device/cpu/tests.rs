@@ -318,6 +318,7 @@ fn linear_gradients() {
             before_gelu: (one != 1 && draw(4, 2) == 1).then(|| b.normal(matrix(rows, inputs), 1.5)),
             weight_grad: (one != 2).then(|| b.target(shape, accumulate)),
             bias_grad: (one != 2 && draw(5, 3) > 1).then(|| b.target(matrix(1, outputs), accumulate)),
+            x_bias_grad: (one != 1 && draw(8, 2) == 1).then(|| b.target(matrix(1, inputs), accumulate)),
             accumulate,
             quantised: None,
         };

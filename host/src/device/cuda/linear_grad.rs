@@ -16,6 +16,7 @@ const NAME: &str = "linear_grad";
 #[derive(Clone, Copy)]
 struct BiasGradArgs {
     out_grad: u64,
+    before_gelu: u64,
     partial: u64,
     rows: u32,
     columns: u32,
@@ -33,7 +34,12 @@ impl Cuda {
                     Product::new(NAME, if o.transposed { Case::Nt } else { Case::Nn }, o.out_grad, o.weight, x_grad)
                 }
             };
-            self.product(Product { before_gelu: o.before_gelu, ..product })?;
+            // With sums to be made of it, it goes through the GELU as it is summed.
+            let before_gelu = o.before_gelu.filter(|_| o.x_bias_grad.is_none());
+            self.product(Product { before_gelu, ..product })?;
+            if let Some(bias_grad) = o.x_bias_grad {
+                self.bias_of(x_grad, o.before_gelu, bias_grad, o.accumulate)?;
+            }
         }
         if let Some(weight_grad) = o.weight_grad {
             let (left, right) = if o.transposed { (o.x, o.out_grad) } else { (o.out_grad, o.x) };
@@ -43,25 +49,37 @@ impl Cuda {
             };
             self.product(Product { accumulate: o.accumulate, ..product })?;
         }
-        // Not the library's epilogue, which overwrites where accumulated gradients are added to.
-        let Some(bias_grad) = o.bias_grad else { return Ok(()) };
-        let partial = self.scratch_at(0, piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns()))?;
-        let to = self.address(bias_grad)?;
-        self.bias_grad(o.out_grad, partial, to, o.accumulate)
+        // Not the library's epilogue: its products with sums of columns take longer than both apart.
+        o.bias_grad.map_or(Ok(()), |bias_grad| self.bias_of(o.out_grad, None, bias_grad, o.accumulate))
     }
 
-    /// The sum of each column of `from`, of pieces of it that wait in `partial`.
-    pub(super) fn bias_grad(
+    /// The bias' gradient of `from`, which goes through the GELU of `before_gelu` first.
+    fn bias_of(
         &mut self,
         from: Region,
+        before_gelu: Option<Region>,
+        bias_grad: Region,
+        accumulate: bool,
+    ) -> Result<(), OperationError> {
+        let partial = self.scratch_at(0, piece_bytes(from.rows(), 1, from.columns()))?;
+        let to = self.address(bias_grad)?;
+        self.bias_grad((from, before_gelu), partial, to, accumulate)
+    }
+
+    /// The sum of each column of the first, which goes through the GELU of the second before, of pieces of it that wait in
+    /// `partial`.
+    pub(super) fn bias_grad(
+        &mut self,
+        (from, before_gelu): (Region, Option<Region>),
         partial: u64,
         to: u64,
         accumulate: bool,
     ) -> Result<(), OperationError> {
         let (rows, columns, out_grad) = (from.rows(), from.columns(), self.address(from)?);
+        let before_gelu = self.address_or_null(before_gelu)?;
         let (piece, count) = pieces(rows);
-        let width = width(from.dtype, columns.into(), &[out_grad]);
-        let arguments = BiasGradArgs { out_grad, partial, rows, columns, piece, wide: (width > 1).into() };
+        let width = width(from.dtype, columns.into(), &[out_grad, before_gelu]);
+        let arguments = BiasGradArgs { out_grad, before_gelu, partial, rows, columns, piece, wide: (width > 1).into() };
         let kernel = format!("linear_grad_piece_{}", from.dtype.name());
         self.launch(NAME, &kernel, [blocks(columns.into(), 32 * width), count, 1], 256, &arguments)?;
         let (out, accumulate) = ([to, 0, 0, 0], accumulate.into());

@@ -49,7 +49,10 @@ impl Profile for CudaProfile {
             Op::FactoredUpdate(o) => FactoredRoom::of(o, self.precision != Precision::F32).bytes(),
             Op::HeadLoss(o) => WORKSPACE.max(4 * u64::from(o.x.rows())),
             Op::Linear(_) => WORKSPACE,
-            Op::LinearGrad(o) => WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, o.out_grad.columns())),
+            Op::LinearGrad(o) => {
+                let columns = o.out_grad.columns().max(o.x_bias_grad.map_or(0, |_| o.x.columns()));
+                WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, columns))
+            }
             Op::MemoryGrad(o) => score_bytes(&o.keys),
             Op::Modulate(o) => modulate_bytes(&o.factors),
             Op::NormGrad(o) => norm_bytes(o.kind, [o.x.rows(), 1 + u32::from(o.second.is_some()), o.x.columns()]),

@@ -305,6 +305,7 @@ fn products_of_copies() {
                     before_gelu: None,
                     weight_grad: Some(if accumulate { l.exact(sides, 1.0) } else { l.poison_exact(sides) }),
                     bias_grad: None,
+                    x_bias_grad: None,
                     accumulate,
                     quantised: Some(QuantisedProduct {
                         a: copy(l, Dtype::E5m2, rows, outputs, 4096.0),

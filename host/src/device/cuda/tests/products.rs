@@ -112,6 +112,8 @@ fn linear_grad_overwrites_and_accumulates() {
                     before_gelu: (accumulate && x_grad).then(|| l.normal([1, 1, rows, inputs], 1.0)),
                     weight_grad: weight_grad.then(|| sum(l, sides)),
                     bias_grad: weight_grad.then(|| sum(l, [1, 1, 1, outputs])),
+                    // Of so many columns that roundings before the sums are averaged.
+                    x_bias_grad: (x_grad && !transposed && inputs >= 16).then(|| sum(l, [1, 1, 1, inputs])),
                     accumulate,
                     quantised: None,
                 }
@@ -154,6 +156,7 @@ fn a_gelu_apart_from_its_product_gives_the_same() {
             before_gelu: Some(l.normal([1, 1, 21, 9], 1.0)),
             weight_grad: Some(l.poison_exact([1, 1, 33, 9])),
             bias_grad: None,
+            x_bias_grad: None,
             accumulate: false,
             quantised: None,
         };
