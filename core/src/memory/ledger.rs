@@ -163,11 +163,44 @@ pub struct Entry {
     pub bytes: u64,
     /// Bytes that alignment and padded rows add, over all layers.
     pub padding: u64,
-    /// Its first byte in [`Space::Shared`], and the one after its last, if it is this rank's share of a table there.
-    pub window: Option<[u64; 2]>,
+    /// Of what it is this rank's share, if it is one.
+    pub window: Option<Window>,
+    /// Whether another region has its bytes too, and they are counted there.
+    pub overlay: bool,
+}
+
+/// What a rank's share of a table is a window on, in [`Space::Shared`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// The first layer's first byte, and the one after its last.
+    pub of: [u64; 2],
+    /// Bytes from a layer's first to the next one's.
+    pub stride: u64,
+}
+
+/// Where a part of a table lies that [`Ledger::table`] made room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// The space of the table.
+    pub space: Space,
+    /// The first layer's first byte.
+    pub offset: u64,
+    /// Bytes from a layer's first to the next one's.
+    pub stride: u64,
+    /// As [`Entry::overlay`].
+    pub overlay: bool,
 }
 
 impl Entry {
+    /// Of a rank's share the bytes of [`Space::Shared`] that each layer has, and where they lie.
+    pub fn windows(&self) -> impl Iterator<Item = ([u64; 2], Region)> + use<> {
+        let Entry { slot, place, .. } = *self;
+        let layer = move |window: Window| {
+            (0..slot.layers).map(move |l| (window.of.map(|byte| byte + u64::from(l) * window.stride), place.at(l)))
+        };
+        self.window.into_iter().flat_map(layer)
+    }
+
     /// Every tensor that the entry is in files, with its place.
     pub fn tensors(&self) -> impl Iterator<Item = (TensorName, Region)> + use<> {
         let Entry { slot, place, .. } = *self;
@@ -228,11 +261,15 @@ pub trait Ledger {
     /// Goes back to `mark`: what is laid from here on shares bytes with what was laid since.
     fn rewind(&mut self, mark: u64);
 
-    /// Shows `slot` as a part of a table that ranks share: it takes no bytes here.
-    fn shared(&mut self, slot: Slot) -> Stacked;
+    /// Makes room for a table of `bytes`, in the arena or in [`Space::Shared`], where it takes none of them here: its
+    /// first byte. Its parts are then shown one by one.
+    fn table(&mut self, name: &'static str, space: Space, bytes: u64) -> u64;
 
-    /// Gives `slot` its place: this rank's share, bytes `of` of [`Space::Shared`], which may be fewer than it has room for.
-    fn window(&mut self, slot: Slot, of: [u64; 2]) -> Region;
+    /// Shows `slot` in its place in a table. Its layers need not follow each other.
+    fn part(&mut self, slot: Slot, part: Part) -> Stacked;
+
+    /// Gives `slot` its place: this rank's share of what `window` shows, which may be less than it has room for.
+    fn window(&mut self, slot: Slot, window: Window) -> Region;
 
     /// What was laid from byte `start` to `end` as one region, for operations that take all of it; both lie on the
     /// grain.
@@ -329,27 +366,37 @@ impl<'v> Layout<'v> {
 
 impl Layout<'_> {
     /// Gives `slot` its place in `space`.
-    fn lay(&mut self, slot: Slot, space: Space, window: Option<[u64; 2]>) -> Stacked {
-        let offset = match space {
-            Space::Arena => self.offset,
-            Space::Image => self.image_bytes(),
-            Space::Shared => self.shared,
-        };
+    fn lay(&mut self, slot: Slot, space: Space, window: Option<Window>) -> Stacked {
+        let offset = self.next(space);
         let (padded, end) = match Self::place(&slot, offset) {
             Ok(place) => place,
             Err(error) => return Stacked { first: self.refuse(error, slot.dtype), stride: 0 },
         };
         let first = Region { space, dtype: slot.dtype, offset, shape: slot.shape };
         let layers = u64::from(slot.layers);
+        self.advance(space, end);
+        let place = Stacked { first, stride: if layers > 1 { padded } else { 0 } };
+        let bytes = slot.bytes() * layers;
+        (self.visit)(&Entry { slot, place, bytes, padding: padded * layers - bytes, window, overlay: false });
+        place
+    }
+
+    /// Where what comes next lies in `space`.
+    fn next(&self, space: Space) -> u64 {
+        match space {
+            Space::Arena => self.offset,
+            Space::Image => self.image_bytes(),
+            Space::Shared => self.shared,
+        }
+    }
+
+    /// What comes next in `space` lies at `end`.
+    fn advance(&mut self, space: Space, end: u64) {
         match space {
             Space::Arena => (self.offset, self.high) = (end, self.high.max(end)),
             Space::Image => self.image = Some(end),
             Space::Shared => self.shared = end,
         }
-        let place = Stacked { first, stride: if layers > 1 { padded } else { 0 } };
-        let bytes = slot.bytes() * layers;
-        (self.visit)(&Entry { slot, place, bytes, padding: padded * layers - bytes, window });
-        place
     }
 }
 
@@ -359,12 +406,31 @@ impl Ledger for Layout<'_> {
         self.lay(slot, if image { Space::Image } else { Space::Arena }, None)
     }
 
-    fn shared(&mut self, slot: Slot) -> Stacked {
-        self.lay(slot, Space::Shared, None)
+    fn table(&mut self, name: &'static str, space: Space, bytes: u64) -> u64 {
+        let start = self.next(space);
+        match start.checked_add(bytes).filter(|end| *end <= Self::LIMIT) {
+            Some(end) => self.advance(space, end),
+            None => drop(self.refused.get_or_insert(LayoutError::Bytes(name))),
+        }
+        start
     }
 
-    fn window(&mut self, slot: Slot, of: [u64; 2]) -> Region {
-        self.lay(slot, Space::Arena, Some(of)).first
+    fn part(&mut self, slot: Slot, part: Part) -> Stacked {
+        let Part { space, offset, stride, overlay } = part;
+        let padded = match Self::place(&slot, offset) {
+            Ok((padded, _)) => padded,
+            Err(error) => return Stacked { first: self.refuse(error, slot.dtype), stride: 0 },
+        };
+        let layers = u64::from(slot.layers);
+        let first = Region { space, dtype: slot.dtype, offset, shape: slot.shape };
+        let place = Stacked { first, stride: if layers > 1 { stride } else { 0 } };
+        let bytes = slot.bytes() * layers;
+        (self.visit)(&Entry { slot, place, bytes, padding: padded * layers - bytes, window: None, overlay });
+        place
+    }
+
+    fn window(&mut self, slot: Slot, window: Window) -> Region {
+        self.lay(slot, Space::Arena, Some(window)).first
     }
 
     fn mark(&self) -> u64 {

@@ -50,6 +50,11 @@ impl Parameter {
         Slot { prefix, layers, init, parts, ..Slot::new(name, role, dtype, [1, 1, rows, columns]) }
     }
 
+    /// Whether each layer has one.
+    pub fn is_layered(&self) -> bool {
+        self.name.contains('*')
+    }
+
     /// Whether a model in integers keeps it in them.
     pub fn in_integers(&self) -> bool {
         self.kind != Kind::Vector

@@ -1,6 +1,6 @@
 //! AdamW (Loshchilov and Hutter 2019): a gradient, two moments and, for weights of fewer bits, an f32 master each.
 
-use super::shared::Shared;
+use super::shared::{self, Shared};
 use super::{Optimizer, Rule};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Layout, Ledger, Region, Role, Space, Stacked};
@@ -79,27 +79,6 @@ fn table<M: Parameters>(
     (table, ranges)
 }
 
-/// Shows such a table as one that ranks share, and lays this rank's share of it under `name`.
-fn shared_table<M: Parameters>(
-    model: &M,
-    (prefix, role, dtype): Described,
-    name: &'static str,
-    shared: &Shared,
-    weight: &dyn Fn(&Parameter) -> Dtype,
-    ledger: &mut dyn Ledger,
-) -> Region {
-    let mut begins = None;
-    model.parameters(&mut |p| {
-        if !matches!(p.rule, Rule::AdamW { .. }) {
-            return Stacked::NOTHING;
-        }
-        let place = ledger.shared(p.slot(prefix, role, dtype.unwrap_or(weight(p))));
-        begins.get_or_insert(place.first.offset);
-        place
-    });
-    shared.window(name, role, begins.unwrap_or(0), ledger)
-}
-
 /// Neighbouring parameters that one operation moves: rows of [`Layout::GRAIN`] elements. Small, because a chip carries it on
 /// its stack: all but the weight is f32, and every region has the same rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -107,18 +86,13 @@ struct Range {
     decays: bool,
     /// The weights' type.
     dtype: Dtype,
-    /// Rows that this rank moves, and where they begin in each table.
+    /// Its rows, and where they begin in each table.
     rows: u32,
     weight: u64,
     master: Option<u64>,
     gradient: u64,
     first: u64,
     second: u64,
-    /// Rows before those, and rows in all: other ranks move the rest.
-    before: u32,
-    whole: u32,
-    /// Its first row, before those, among those of all gradients.
-    row: u32,
 }
 
 /// Rows of a table from byte `offset` on.
@@ -128,10 +102,17 @@ const fn band(dtype: Dtype, offset: u64, rows: u32) -> Region {
 
 /// What AdamW keeps from step to step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Moments {
+pub enum Moments {
+    /// All of it.
+    Whole(Whole),
+    /// What one of several ranks keeps.
+    Shared(Shared),
+}
+
+/// What one process keeps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Whole {
     ranges: [Option<Range>; RANGES],
-    /// What ranks share, where they do.
-    shared: Option<Shared>,
     /// Every gradient, as one region.
     gradient: Region,
     /// Whether the model has more ranges than there is room for.
@@ -150,7 +131,7 @@ pub struct Learning<T> {
 impl<T> Learning<T> {
     /// Whether the gradients of a micro-batch are added to those before it, which is not the step's first unless `first`.
     pub fn accumulates(&self, first: bool) -> bool {
-        !first && !self.moments.shared.is_some_and(|shared| shared.exact())
+        !first && !matches!(&self.moments, Moments::Shared(shared) if shared.exact())
     }
 
     /// Ends a micro-batch, the step's first or a later one: where every one forms its gradient by itself, it is added to the
@@ -158,16 +139,15 @@ impl<T> Learning<T> {
     ///
     /// # Errors
     /// What the device could not do.
-    #[inline(never)]
     pub fn end_micro_batch(
         &self,
         device: &mut dyn Device,
         control: &Control,
         first: bool,
     ) -> Result<(), OperationError> {
-        match self.moments.shared.filter(Shared::exact) {
-            Some(shared) => shared.reduce(device, control, !first),
-            None => Ok(()),
+        match &self.moments {
+            Moments::Shared(shared) if shared.exact() => shared.reduce(device, control, !first),
+            _ => Ok(()),
         }
     }
 }
@@ -181,71 +161,28 @@ pub fn lay<M: Parameters>(
     weight: &dyn Fn(&Parameter) -> Dtype,
     ledger: &mut dyn Ledger,
 ) -> (M::Table, Option<Learning<M::Table>>) {
+    if let Some(ranks) = training.filter(Ranks::shares) {
+        return shared::lay(model, ranks, profile, weight, ledger);
+    }
     let (weights, weight_ranges) = table(model, ("", Role::Weight, None), weight, ledger);
-    let Some(ranks) = training else { return (weights, None) };
-    if ranks.shares() {
-        let learning = lay_shared(model, ranks, &weight_ranges, profile, weight, ledger);
-        return (weights, Some(learning));
+    if training.is_none() {
+        return (weights, None);
     }
     let mut other = |prefix, role| table(model, (prefix, role, Some(profile.dtype(role))), weight, ledger);
     let reduced = weight_ranges.found.iter().any(|range| range.dtype != Dtype::F32);
     let masters = reduced.then(|| other("master.", Role::Master).1);
     let (gradients, gradient_ranges) = other("gradient.", Role::Gradient);
     let [first, second] = ["first_moment.", "second_moment."].map(|prefix| other(prefix, Role::Moment).1);
-    let moments = Moments::of([&weight_ranges, &gradient_ranges, &first, &second], masters.as_ref(), ledger);
-    (weights, Some(Learning { gradients, moments }))
+    let moments = Whole::of([&weight_ranges, &gradient_ranges, &first, &second], masters.as_ref(), ledger);
+    (weights, Some(Learning { gradients, moments: Moments::Whole(moments) }))
 }
 
-/// The same of what is learned with, for one of several ranks; a chip for one has no room for it on its stack.
-#[inline(never)]
-fn lay_shared<M: Parameters>(
-    model: &M,
-    ranks: Ranks,
-    weights: &Ranges,
-    profile: &dyn Profile,
-    weight: &dyn Fn(&Parameter) -> Dtype,
-    ledger: &mut dyn Ledger,
-) -> Learning<M::Table> {
-    let described = |prefix, role| (prefix, role, Some(profile.dtype(role)));
-    let (gradients, ranges) = table(model, described("gradient.", Role::Gradient), weight, ledger);
-    let gradient = ranges.all(ledger);
-    let shared = Shared::lay(ranks, gradient, ledger);
-    let mut share = |prefix, name, role| shared_table(model, described(prefix, role), name, &shared, weight, ledger);
-    let reduced = weights.found.iter().any(|range| range.dtype != Dtype::F32);
-    let master = reduced.then(|| share("master.", "share of masters", Role::Master));
-    let first = share("first_moment.", "share of first moments", Role::Moment);
-    let second = share("second_moment.", "share of second moments", Role::Moment);
-    let row_bytes = |dtype: Dtype| dtype.row_bytes(gradient.columns());
-    let ranges = core::array::from_fn(|i| {
-        let (weights, gradients) = (weights.found.get(i)?, ranges.found.get(i)?);
-        let whole = ((weights.end - weights.start) / row_bytes(weights.dtype)) as u32;
-        let row = ((gradients.start - gradient.offset) / row_bytes(gradients.dtype)) as u32;
-        let (own, at) = shared.own(row, whole);
-        let here = |of: Region| of.offset + u64::from(at) * row_bytes(of.dtype);
-        Some(Range {
-            decays: weights.decays,
-            dtype: weights.dtype,
-            rows: own.len() as u32,
-            weight: weights.start + u64::from(own.start) * row_bytes(weights.dtype),
-            master: master.map(here),
-            gradient: here(shared.sum()),
-            first: here(first),
-            second: here(second),
-            before: own.start,
-            whole,
-            row,
-        })
-    });
-    let moments = Moments { ranges, shared: Some(shared), gradient, full: weights.full };
-    Learning { gradients, moments }
-}
-
-impl Moments {
+impl Whole {
     fn of(
         [weights, gradients, first, second]: [&Ranges; 4],
         masters: Option<&Ranges>,
         ledger: &mut dyn Ledger,
-    ) -> Moments {
+    ) -> Whole {
         let ranges = core::array::from_fn(|i| {
             let weights = weights.found.get(i)?;
             // One that is too large was refused as it was laid.
@@ -259,16 +196,15 @@ impl Moments {
                 gradient: gradients.found.get(i)?.start,
                 first: first.found.get(i)?.start,
                 second: second.found.get(i)?.start,
-                before: 0,
-                whole: rows,
-                row: 0,
             })
         });
-        Moments { ranges, shared: None, gradient: gradients.all(ledger), full: weights.full }
+        Whole { ranges, gradient: gradients.all(ledger), full: weights.full }
     }
+}
 
-    /// Adds up the gradients of all ranks unless that is done, clips by their global norm, then moves every range, or this
-    /// rank's part of it, which it gives to the others.
+impl Moments {
+    /// Clips by the global norm, then moves every range. A rank adds up the gradients of all before, unless that is done, and
+    /// moves its part, which it gives to the others.
     ///
     /// # Errors
     /// What the device could not do; a model of too many ranges.
@@ -278,21 +214,17 @@ impl Moments {
         control: &Control,
         optimizer: &Optimizer,
     ) -> Result<(), OperationError> {
-        if self.full {
+        let Whole { ranges, gradient, full } = match self {
+            Moments::Whole(whole) => whole,
+            Moments::Shared(shared) => return shared.update(device, control, optimizer),
+        };
+        if *full {
             return Err(OperationError::Device);
         }
         let Control { settings, results, .. } = *control;
         let Optimizer { beta1, beta2, eps, .. } = *optimizer;
-        match &self.shared {
-            None => device.emit(SquaredNorm { gradient: self.gradient, results })?,
-            Some(shared) => {
-                if !shared.exact() {
-                    shared.reduce(device, control, false)?;
-                }
-                shared.norm(device, results)?;
-            }
-        }
-        self.ranges.iter().flatten().filter(|range| range.rows > 0).try_for_each(|range| {
+        device.emit(SquaredNorm { gradient: *gradient, results })?;
+        ranges.iter().flatten().filter(|range| range.rows > 0).try_for_each(|range| {
             let Range { decays, dtype, rows, .. } = *range;
             let exact = |offset| band(Dtype::F32, offset, rows);
             device.emit(AdamW {
@@ -308,12 +240,6 @@ impl Moments {
                 eps,
                 decay: if decays { optimizer.decay } else { 0.0 },
             })
-        })?;
-        let Some(shared) = &self.shared else { return Ok(()) };
-        self.ranges.iter().flatten().try_for_each(|range| {
-            let whole = band(range.dtype, 0, range.whole);
-            let before = u64::from(range.before) * range.dtype.row_bytes(whole.columns());
-            shared.gather(device, Region { offset: range.weight - before, ..whole }, range.row)
         })
     }
 }

@@ -8,9 +8,10 @@ mod factored;
 mod in_place;
 mod shared;
 
-pub use adamw::{Learning, Moments, lay};
+pub use adamw::{Learning, Moments, Whole, lay};
 pub use factored::Factored;
 pub use in_place::InPlace;
+pub use shared::Shared;
 
 /// How a parameter learns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,90 +1,311 @@
 //! What ranks share: each keeps its part of masters and moments, moves its part of the weights and gives it to the others
 //! (ZeRO stage 1, Rajbhandari et al. 2020).
 //!
-//! All gradients are one table of rows. A rank's share of it is whole pieces of [`SquaredNorm::PIECE`] elements, so that the
+//! Every table of parameters is laid in sections ([`Sections`]): what lies before the layers, each layer, what lies behind
+//! them. A section is a table of rows. A rank's share of it is whole pieces of [`SquaredNorm::PIECE`] elements, so that the
 //! norm is made of the same sums whatever the number of ranks. A gradient is added up in the order of the ranks: a piece of
 //! the share at a time comes from every rank ([`AllToAll`]) and is summed ([`SumParts`]). Where that has to be exact it
 //! happens after every micro-batch, and micro-batch k is formed by rank k mod n, so that the order of the additions is that
 //! of the micro-batches.
 //!
-//! What emits these operations is never inlined: one process, on a chip for one, has no room for them on its stack.
+//! What lays and emits this is never inlined: one process, on a chip for one, has no room for it on its stack.
 
-use crate::device::{Device, OperationError};
-use crate::memory::{Dtype, Layout, Ledger, Region, Role, Share, Slot};
-use crate::model::Control;
-use crate::ops::{AllGather, AllToAll, PieceNorms, SquaredNorm, SumNorms, SumParts};
+use super::adamw::{Learning, Moments};
+use super::{Optimizer, Rule};
+use crate::device::{Device, OperationError, Profile};
+use crate::memory::{
+    Dtype, Layout, Ledger, Part, Region, Role, Section, Sections, Share, Slot, Space, Stacked, Window,
+};
+use crate::model::{Control, Parameter, Parameters};
+use crate::ops::{AdamW, AllGather, AllToAll, PieceNorms, SquaredNorm, SumNorms, SumParts};
 use crate::train::Ranks;
 
+/// Elements of a row.
+const COLUMNS: u32 = Layout::GRAIN as u32;
 /// Rows of a piece, which is never cut.
-const PIECE_ROWS: u32 = SquaredNorm::PIECE as u32 / Layout::GRAIN as u32;
+const PIECE_ROWS: u32 = SquaredNorm::PIECE as u32 / COLUMNS;
 /// Bytes of gradients that come from all ranks at once: enough to hide what a message costs, little beside a model. Of so
 /// many ranks that a message would have less than a piece, it has that.
 const INCOMING: u64 = 16 << 20;
+/// The most ranges of all sections.
+const RANGES: usize = 8;
+
+/// Neighbours in a section that AdamW moves alike.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Range {
+    decays: bool,
+    /// The section; of layers the first.
+    section: Section,
+    /// Its first row there, and its rows.
+    first: u32,
+    rows: u32,
+}
+
+/// What a model's parameters take of the sections, found as they are listed.
+#[derive(Clone, Copy)]
+struct Outline {
+    /// Rows before the layers, of a layer, behind them.
+    rows: [u64; 3],
+    layers: u32,
+}
+
+impl Outline {
+    const NOTHING: Outline = Outline { rows: [0; 3], layers: 1 };
+
+    /// Takes the next parameter: its section, of layers the first, its first row there, and its rows.
+    fn take(&mut self, p: &Parameter) -> (Section, u64, u64) {
+        let [rows, columns] = p.shape.map(u64::from);
+        let rows = (rows * columns).div_ceil(COLUMNS.into());
+        let (section, taken) = match p.is_layered() {
+            true => (Section::Layer(0), 1),
+            false if self.rows[1] == 0 => (Section::Before, 0),
+            false => (Section::Behind, 2),
+        };
+        if p.is_layered() {
+            self.layers = p.layers;
+        }
+        let first = self.rows[taken];
+        self.rows[taken] = first.saturating_add(rows);
+        (section, first, rows)
+    }
+
+    /// The sections, none of which has more rows than are counted.
+    fn sections(&self, ledger: &mut dyn Ledger) -> Sections {
+        let row = Dtype::F32.row_bytes(COLUMNS);
+        let [before, layer, behind] = self
+            .rows
+            .map(|rows| ledger.range("a section of parameters", Dtype::F32, 0, rows.saturating_mul(row)).rows());
+        let sections = Sections { before, layer, layers: self.layers, behind };
+        ledger.range("all parameters", Dtype::F32, 0, sections.total().saturating_mul(row));
+        sections
+    }
+}
+
+/// Where the sections of a table lie.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Table {
+    dtype: Dtype,
+    before: u64,
+    layers: u64,
+    /// Bytes from a layer's first to the next one's.
+    stride: u64,
+    behind: u64,
+}
+
+impl Table {
+    /// Makes room for a table whose sections follow each other.
+    fn lay(name: &'static str, space: Space, dtype: Dtype, sections: &Sections, ledger: &mut dyn Ledger) -> Table {
+        let bytes = |rows: u64| rows.saturating_mul(dtype.row_bytes(COLUMNS));
+        let start = ledger.table(name, space, bytes(sections.total()));
+        let at = |section| start.saturating_add(bytes(sections.start(section)));
+        Table {
+            dtype,
+            before: start,
+            layers: at(Section::Layer(0)),
+            stride: bytes(sections.layer.into()),
+            behind: at(Section::Behind),
+        }
+    }
+
+    /// Shows the parameters of `model` in it.
+    fn show<M: Parameters>(
+        &self,
+        model: &M,
+        space: Space,
+        (prefix, role): (&'static str, Role),
+        ledger: &mut dyn Ledger,
+    ) -> M::Table {
+        let mut outline = Outline::NOTHING;
+        model.parameters(&mut |p| {
+            let (section, first, _) = outline.take(p);
+            let offset = self.at(section).saturating_add(first.saturating_mul(self.dtype.row_bytes(COLUMNS)));
+            let part = Part { space, offset, stride: self.stride, overlay: false };
+            ledger.part(p.slot(prefix, role, self.dtype), part)
+        })
+    }
+
+    /// Where `section` begins.
+    const fn at(&self, section: Section) -> u64 {
+        match section {
+            Section::Before => self.before,
+            Section::Layer(l) => self.layers + l as u64 * self.stride,
+            Section::Behind => self.behind,
+        }
+    }
+
+    /// `rows` rows of `section` from row `first` on.
+    const fn rows(&self, section: Section, first: u32, rows: u32) -> Region {
+        let offset = self.at(section) + first as u64 * self.dtype.row_bytes(COLUMNS);
+        Region { space: Space::Arena, dtype: self.dtype, offset, shape: [1, 1, rows, COLUMNS] }
+    }
+}
+
+/// Names of a rank's share of a table: of what lies before the layers, of the layers, of what lies behind them.
+type Names = [&'static str; 3];
 
 /// A rank's share of the optimizer, and what gradients are added up with.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shared {
     ranks: Ranks,
-    /// Of the rows of all gradients.
-    share: Share,
-    /// [rows, 128]: every gradient of this rank's micro-batches.
-    gradient: Region,
-    /// [rows, 128]: the sum of all ranks' of this rank's share. Beyond its end there is nothing.
-    sum: Region,
-    /// [1, ranks, rows, 128]: pieces of it on their way.
+    /// Rows of each section.
+    sections: Sections,
+    ranges: [Option<Range>; RANGES],
+    weights: Table,
+    /// The gradients of this rank's micro-batches.
+    gradients: Table,
+    /// The sum of all ranks' of this rank's share, where it does not take the place of this rank's own.
+    sums: Option<Table>,
+    /// This rank's shares.
+    masters: Option<Table>,
+    moments: [Table; 2],
+    /// [1, ranks, rows, 128]: pieces of gradients on their way.
     incoming: Option<Region>,
-    /// `[pieces]`: the squared norm of each.
-    norms: Option<Region>,
+    /// [1, ranks, pieces of a rank, 1]: the squared norm of each.
+    norms: Region,
+    /// Whether the model has more ranges than there is room for, or parameters that ranks do not share.
+    refused: bool,
+}
+
+/// Lays the weights of `model` and what is learned with, for one of several ranks.
+#[inline(never)]
+pub(super) fn lay<M: Parameters>(
+    model: &M,
+    ranks: Ranks,
+    profile: &dyn Profile,
+    weight: &dyn Fn(&Parameter) -> Dtype,
+    ledger: &mut dyn Ledger,
+) -> (M::Table, Option<Learning<M::Table>>) {
+    let (mut outline, mut ranges, mut refused) = (Outline::NOTHING, heapless::Vec::new(), false);
+    let dtype = profile.dtype(Role::Weight);
+    model.parameters(&mut |p| {
+        let (section, first, rows) = outline.take(p);
+        match p.rule {
+            Rule::AdamW { decays } if weight(p) == dtype => {
+                refused |= !extend(&mut ranges, decays, section, [first, rows])
+            }
+            _ => refused = true,
+        }
+        Stacked::NOTHING
+    });
+    let sections = outline.sections(ledger);
+    let table = |name, role, ledger: &mut dyn Ledger| {
+        let dtype = profile.dtype(role);
+        Table::lay(name, Space::Arena, dtype, &sections, ledger)
+    };
+    let weights = table("weights", Role::Weight, ledger);
+    let own = weights.show(model, Space::Arena, ("", Role::Weight), ledger);
+    let gradients = table("gradients", Role::Gradient, ledger);
+    let formed = gradients.show(model, Space::Arena, ("gradient.", Role::Gradient), ledger);
+    let mut shared = Shared {
+        ranks,
+        sections,
+        ranges: core::array::from_fn(|i| ranges.get(i).copied()),
+        weights,
+        gradients,
+        sums: None,
+        masters: None,
+        moments: [gradients; 2],
+        incoming: None,
+        norms: gradients.rows(Section::Before, 0, 0),
+        refused,
+    };
+    shared.lay_sums(ledger);
+    let mut share = |prefix, names: &Names, role| {
+        let whole = Table::lay("a table that ranks share", Space::Shared, Dtype::F32, &sections, ledger);
+        whole.show(model, Space::Shared, (prefix, role), ledger);
+        shared.lay_share(names, role, Some(&whole), ledger)
+    };
+    let masters = (dtype != Dtype::F32).then(|| {
+        let names = ["before.share of masters", "layers.share of masters", "behind.share of masters"];
+        share("master.", &names, Role::Master)
+    });
+    let names = ["before.share of first moments", "layers.share of first moments", "behind.share of first moments"];
+    let first = share("first_moment.", &names, Role::Moment);
+    let names = ["before.share of second moments", "layers.share of second moments", "behind.share of second moments"];
+    let second = share("second_moment.", &names, Role::Moment);
+    (shared.masters, shared.moments) = (masters, [first, second]);
+    (own, Some(Learning { gradients: formed, moments: Moments::Shared(shared) }))
+}
+
+/// Takes the next parameter, of `[first, rows]` of `section`, into the last range or a new one. Says whether there was room.
+fn extend(ranges: &mut heapless::Vec<Range, RANGES>, decays: bool, section: Section, [first, rows]: [u64; 2]) -> bool {
+    // More rows than are counted were refused as they were laid.
+    let [first, rows] = [first, rows].map(|rows| rows.min(u32::MAX.into()) as u32);
+    let neighbour = |range: &&mut Range| {
+        (range.section, range.decays, range.first.saturating_add(range.rows)) == (section, decays, first)
+    };
+    match ranges.iter_mut().find(neighbour) {
+        Some(range) => {
+            range.rows = range.rows.saturating_add(rows);
+            true
+        }
+        None => ranges.push(Range { decays, section, first, rows }).is_ok(),
+    }
 }
 
 impl Shared {
-    /// Lays what one of `ranks` needs to add up `gradient`.
-    pub fn lay(ranks: Ranks, gradient: Region, ledger: &mut dyn Ledger) -> Shared {
-        let (rows, columns) = (gradient.rows(), Layout::GRAIN as u32);
-        let pieces = rows.div_ceil(PIECE_ROWS);
-        let share = Share::of_pieces(ranks.rank, ranks.count, pieces, PIECE_ROWS);
-        let own = share.own(0, rows);
-        let mut region = |name, role, shape| ledger.region(Slot::new(name, role, Dtype::F32, shape)).first;
-        let sum = if ranks.exact {
-            let all = region("gradient sum", Role::Gradient, [1, 1, share.rows, columns]);
-            all.slice_rows(0, own.len() as u32)
-        } else {
-            // What comes from this rank has left its place by then.
-            gradient.slice_rows(own.start, own.len() as u32)
+    /// What the rows of a section of `rows` rows are of the ranks.
+    fn share_of(&self, rows: u32) -> Share {
+        Share::of_pieces(self.ranks.rank, self.ranks.count, rows.div_ceil(PIECE_ROWS), PIECE_ROWS)
+    }
+
+    fn share(&self, section: Section) -> Share {
+        self.share_of(self.sections.len(section))
+    }
+
+    /// Lays what gradients are added up with.
+    fn lay_sums(&mut self, ledger: &mut dyn Ledger) {
+        let Ranks { count, exact, .. } = self.ranks;
+        let names = ["before.gradient sum", "layers.gradient sum", "behind.gradient sum"];
+        self.sums = exact.then(|| self.lay_share(&names, Role::Gradient, None, ledger));
+        let mut region = |name, shape| ledger.region(Slot::new(name, Role::Work, Dtype::F32, shape)).first;
+        let bytes = u64::from(COLUMNS) * Dtype::F32.size() * u64::from(count);
+        let shares = self.sections.map(|rows| self.share_of(rows).rows);
+        let longest = shares.before.max(shares.layer).max(shares.behind);
+        let most = (INCOMING / bytes).max(PIECE_ROWS.into()).min(longest.into()) as u32;
+        self.incoming = (count > 1).then(|| region("gradients of ranks", [1, count, most, COLUMNS]));
+        let pieces = shares.map(|rows| rows / PIECE_ROWS).total();
+        self.norms = region("norms of pieces", [1, count, pieces.min(u32::MAX.into()) as u32, 1]);
+    }
+
+    /// Lays this rank's share of a table as long as that of the gradients: of `whole`, where ranks have it together.
+    fn lay_share(&self, names: &Names, role: Role, whole: Option<&Table>, ledger: &mut dyn Ledger) -> Table {
+        let mut lay = |name, section, layers| {
+            let (share, rows) = (self.share(section), self.sections.len(section));
+            let slot = Slot::new(name, role, Dtype::F32, [1, 1, share.rows, COLUMNS]).layers(layers);
+            let Some(whole) = whole else { return ledger.region(slot).first.offset };
+            let own = share.own(0, rows);
+            let own = whole.rows(section, own.start, own.len() as u32);
+            ledger.window(slot, Window { of: [own.offset, own.end()], stride: whole.stride }).offset
         };
-        let others = ranks.count > 1;
-        let bytes = u64::from(columns) * Dtype::F32.size() * u64::from(ranks.count);
-        let most = (INCOMING / bytes).max(PIECE_ROWS.into()).min(share.rows.into()) as u32;
-        let incoming = others.then(|| region("gradients of ranks", Role::Work, [1, ranks.count, most, columns]));
-        let norms = others.then(|| region("norms of pieces", Role::Work, [1, 1, pieces, 1]));
-        Shared { ranks, share, gradient, sum, incoming, norms }
+        Table {
+            dtype: Dtype::F32,
+            before: lay(names[0], Section::Before, 1),
+            layers: lay(names[1], Section::Layer(0), self.sections.layers),
+            stride: u64::from(self.share(Section::Layer(0)).rows) * Dtype::F32.row_bytes(COLUMNS),
+            behind: lay(names[2], Section::Behind, 1),
+        }
     }
 
-    /// Lays this rank's share of a table as long as that of the gradients; `begins` is where that table begins in the
-    /// shared space.
-    pub fn window(&self, name: &'static str, role: Role, begins: u64, ledger: &mut dyn Ledger) -> Region {
-        let columns = Layout::GRAIN as u32;
-        let slot = Slot::new(name, role, Dtype::F32, [1, 1, self.share.rows, columns]);
-        let own = self.share.own(0, self.gradient.rows());
-        ledger.window(slot, [own.start, own.end].map(|row| begins + u64::from(row) * Dtype::F32.row_bytes(columns)))
+    /// Every gradient of `section` of this rank's micro-batches.
+    fn gradient(&self, section: Section) -> Region {
+        self.gradients.rows(section, 0, self.sections.len(section))
     }
 
-    /// This rank's rows among `count` rows of all gradients from row `first` on, counted from `first`, and where they are in
-    /// its share.
-    pub fn own(&self, first: u32, count: u32) -> (core::ops::Range<u32>, u32) {
-        let rows = self.share.own(first, count);
-        let before = (u64::from(self.share.rank) * u64::from(self.share.rows)).min(u32::MAX.into()) as u32;
-        let at = (first + rows.start).saturating_sub(before);
-        (rows, at)
-    }
-
-    /// The gradients of this rank's share, added up.
-    pub const fn sum(&self) -> Region {
-        self.sum
+    /// `rows` rows of the sum from row `first` of this rank's share of `section` on.
+    fn sum(&self, section: Section, first: u32, rows: u32) -> Region {
+        match self.sums {
+            Some(sums) => sums.rows(section, first, rows),
+            // What comes from this rank has left its place by then.
+            None => {
+                let own = self.share(section).own(0, self.sections.len(section));
+                self.gradients.rows(section, own.start + first, rows)
+            }
+        }
     }
 
     /// Whether every micro-batch forms its gradient by itself.
-    pub fn exact(&self) -> bool {
+    pub(super) const fn exact(&self) -> bool {
         self.ranks.exact
     }
 
@@ -93,7 +314,7 @@ impl Shared {
     /// # Errors
     /// What the device could not do.
     #[inline(never)]
-    pub fn reduce(&self, device: &mut dyn Device, control: &Control, adds: bool) -> Result<(), OperationError> {
+    pub(super) fn reduce(&self, device: &mut dyn Device, control: &Control, adds: bool) -> Result<(), OperationError> {
         if let Some(all) = control.of_ranks {
             let Ranks { rank, count, .. } = self.ranks;
             let each = all.slice_rows(1, count);
@@ -103,48 +324,104 @@ impl Shared {
             let parts = each.reshaped([1, count, 1, Control::RANK]);
             device.emit(SumParts { parts, sum: all.slice_rows(0, 1), adds })?;
         }
-        let Some(to) = self.incoming else {
-            let parts = self.gradient.reshaped([1, 1, self.gradient.rows(), self.gradient.columns()]);
-            return device.emit(SumParts { parts, sum: self.sum, adds });
+        self.sections.all().try_for_each(|section| self.exchange(device, section, adds))
+    }
+
+    /// Adds up the gradients of `section` of all ranks, to those before where it `adds`.
+    fn exchange(&self, device: &mut dyn Device, section: Section, adds: bool) -> Result<(), OperationError> {
+        let (from, share) = (self.gradient(section), self.share(section));
+        let own = share.own(0, from.rows()).len() as u32;
+        let Some(incoming) = self.incoming else {
+            let parts = from.reshaped([1, 1, from.rows(), COLUMNS]);
+            return device.emit(SumParts { parts, sum: self.sum(section, 0, own), adds });
         };
-        let rows = to.shape[2];
-        (0..self.share.rows).step_by(rows as usize).try_for_each(|first| {
-            device.emit(AllToAll { from: self.gradient, to, share: self.share, first })?;
-            match self.sum.rows().saturating_sub(first).min(rows) {
+        let rows = incoming.shape[2].min(share.rows).max(1);
+        let to = incoming.reshaped([1, self.ranks.count, rows, COLUMNS]);
+        (0..share.rows).step_by(rows as usize).try_for_each(|first| {
+            device.emit(AllToAll { from, to, share, first })?;
+            match own.saturating_sub(first).min(rows) {
                 0 => Ok(()),
-                here => device.emit(SumParts { parts: to, sum: self.sum.slice_rows(first, here), adds }),
+                here => device.emit(SumParts { parts: to, sum: self.sum(section, first, here), adds }),
             }
         })
     }
 
     /// The norm of the sum.
-    ///
-    /// # Errors
-    /// What the device could not do.
-    #[inline(never)]
-    pub fn norm(&self, device: &mut dyn Device, results: Region) -> Result<(), OperationError> {
-        let Some(norms) = self.norms else {
-            return device.emit(SquaredNorm { gradient: self.sum, results });
-        };
-        let share = Share { rows: self.share.rows / PIECE_ROWS, ..self.share };
-        let own = share.own(0, norms.rows());
-        if !own.is_empty() {
-            let norms = norms.slice_rows(own.start, own.len() as u32);
-            device.emit(PieceNorms { gradient: self.sum, norms })?;
+    fn norm(&self, device: &mut dyn Device, results: Region) -> Result<(), OperationError> {
+        let Ranks { rank, count, .. } = self.ranks;
+        let pieces = self.sections.map(|rows| rows.div_ceil(PIECE_ROWS));
+        let (shares, each) = (pieces.map(|pieces| pieces.div_ceil(count)), self.norms.shape[2]);
+        for section in self.sections.all() {
+            let own = self.share(section).own(0, self.sections.len(section)).len() as u32;
+            if own > 0 {
+                let first = rank * each + shares.start(section) as u32;
+                let norms = self.norms.slice_rows(first, own.div_ceil(PIECE_ROWS));
+                device.emit(PieceNorms { gradient: self.sum(section, 0, own), norms })?;
+            }
         }
-        device.emit(AllGather { whole: norms, first: 0, share })?;
-        device.emit(SumNorms { norms, results })
+        if count > 1 {
+            device.emit(AllGather { whole: self.norms, first: 0, share: Share { rank, ranks: count, rows: each } })?;
+        }
+        device.emit(SumNorms { norms: self.norms.reshaped([1, 1, count, each]), sections: pieces, results })
     }
 
-    /// Gives the others this rank's rows of `whole`, whose first row is row `first` of the table, and takes theirs.
+    /// The ranges of `section`.
+    fn ranges(&self, section: Section) -> impl Iterator<Item = &Range> {
+        let kind = if let Section::Layer(_) = section { Section::Layer(0) } else { section };
+        self.ranges.iter().flatten().filter(move |range| range.section == kind)
+    }
+
+    /// Adds up the gradients of all ranks unless that is done, clips by their global norm, moves this rank's part of every
+    /// range and gives it to the others.
     ///
     /// # Errors
-    /// What the device could not do.
+    /// As [`Moments::update`].
     #[inline(never)]
-    pub fn gather(&self, device: &mut dyn Device, whole: Region, first: u32) -> Result<(), OperationError> {
+    pub(super) fn update(
+        &self,
+        device: &mut dyn Device,
+        control: &Control,
+        optimizer: &Optimizer,
+    ) -> Result<(), OperationError> {
+        if self.refused {
+            return Err(OperationError::Device);
+        }
+        if !self.exact() {
+            self.reduce(device, control, false)?;
+        }
+        self.norm(device, control.results)?;
+        let Optimizer { beta1, beta2, eps, decay } = *optimizer;
+        let Control { settings, results, .. } = *control;
+        for section in self.sections.all() {
+            let (share, begins) = (self.share(section), self.share(section).own(0, self.sections.len(section)).start);
+            for range in self.ranges(section) {
+                let own = share.own(range.first, range.rows);
+                let (first, rows) = (range.first + own.start, own.len() as u32);
+                if rows == 0 {
+                    continue;
+                }
+                let here = |table: Table| table.rows(section, first - begins, rows);
+                device.emit(AdamW {
+                    weight: self.weights.rows(section, first, rows),
+                    master: self.masters.map(here),
+                    gradient: self.sum(section, first - begins, rows),
+                    first: here(self.moments[0]),
+                    second: here(self.moments[1]),
+                    settings,
+                    results,
+                    beta1,
+                    beta2,
+                    eps,
+                    decay: if range.decays { decay } else { 0.0 },
+                })?;
+            }
+        }
         if self.ranks.count == 1 {
             return Ok(());
         }
-        device.emit(AllGather { whole, first, share: self.share })
+        self.sections.all().filter(|section| self.sections.len(*section) > 0).try_for_each(|section| {
+            let whole = self.weights.rows(section, 0, self.sections.len(section));
+            device.emit(AllGather { whole, first: 0, share: self.share(section) })
+        })
     }
 }

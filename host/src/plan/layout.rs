@@ -38,6 +38,9 @@ pub struct Line {
     pub section: Option<String>,
     #[serde(skip)]
     elements: u64,
+    /// Bytes from a layer's first to the next one's.
+    #[serde(skip)]
+    stride: u64,
 }
 
 impl Line {
@@ -54,12 +57,23 @@ impl Line {
             padding: entry.padding,
             section,
             elements: slot.elements() * u64::from(slot.layers),
+            stride: entry.place.stride,
         }
     }
 
     /// Elements, over all layers; padded rows left out.
     pub fn elements(&self) -> u64 {
         self.elements
+    }
+
+    /// The layer that byte `offset` of the arena is in, where it lies in this line.
+    pub fn layer_of(&self, offset: u64) -> Option<u32> {
+        let each = (self.bytes + self.padding) / u64::from(self.layers.max(1));
+        let (layer, within) = match offset.checked_sub(self.offset)? {
+            first if self.stride == 0 => (0, first),
+            from => (from / self.stride, from % self.stride),
+        };
+        (within < each && layer < self.layers.into()).then_some(layer as u32)
     }
 
     /// Type and shape, without leading ones.
@@ -387,18 +401,20 @@ impl Laid {
 
     /// Sorts the entries into lines, overlays and what lasts, which ends at `mark`.
     fn list(&mut self, entries: &[(Option<Section>, Entry)], mark: u64) {
-        let (mut reached, stages) = (0, self.sections.training.len());
+        let (mut reached, stages) = (mark, self.sections.training.len());
         for (section, entry) in entries {
             if entry.place.first.space == Space::Shared {
                 self.lasting.push(*entry);
                 continue;
             }
-            self.windows.extend(entry.window.map(|of| Window { of, place: entry.place.first }));
+            self.windows.extend(entry.windows().map(|(of, place)| Window { of, place }));
             let end = entry.place.first.offset + entry.bytes + entry.padding;
             let line = Line::new(entry, section.map(|s| s.name(stages)));
-            if end > reached {
+            // What lasts lies in the order of the arena but for tables, whose parts share bytes where they say so.
+            let lasts = section.is_none() && !entry.overlay;
+            if lasts || section.is_some() && end > reached {
                 self.lines.push(line);
-                reached = end;
+                reached = reached.max(end);
             } else {
                 self.overlays.push(line);
             }

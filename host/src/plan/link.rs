@@ -142,6 +142,7 @@ impl Scale {
 mod tests {
     use super::*;
     use crate::config::RawConfig;
+    use crate::plan::Line;
 
     fn config(text: &str, ranks: u32) -> Config {
         let raw: RawConfig = toml::from_str(text).unwrap();
@@ -158,16 +159,24 @@ mod tests {
             for (ranks, exact) in [(2, false), (8, false), (4, true)] {
                 let config = Config { exact_ranks: exact, ..config(text, ranks) };
                 let plan = Plan::of(&config, &Machine::of(&config).unwrap()).unwrap();
-                let rows = |role: &str, name: &str| -> u64 {
-                    let of = plan.regions.iter().filter(|l| l.role == role && l.name.starts_with(name));
-                    of.map(|l| l.bytes + l.padding).sum()
+                // Each section is shared by itself: the embedding, a layer, the head and the last norm.
+                let rows = |of: &dyn Fn(&&Line) -> bool| -> u64 {
+                    let gradients = plan.regions.iter().filter(|l| l.name.starts_with("gradient.") && of(l));
+                    gradients.map(|l| (l.bytes + l.padding) / u64::from(l.layers) / 4).sum()
                 };
-                let elements = rows("gradient", "gradient.") / 4;
-                let pieces = elements.div_ceil(16_384);
-                let own = pieces.div_ceil(ranks.into());
-                let share = (own * 16_384).min(elements);
+                let embedding = |l: &&Line| l.name.contains("embed_in");
+                let sections = [
+                    (1, rows(&embedding)),
+                    (6, rows(&|l| l.layers == 6)),
+                    (1, rows(&|l| l.layers == 1 && !embedding(l))),
+                ];
+                let all: u64 = sections.iter().map(|(times, elements)| times * elements).sum();
+                let pieces = |elements: u64| elements.div_ceil(16_384).div_ceil(ranks.into());
+                let own: u64 = sections.iter().map(|(times, elements)| times * pieces(*elements)).sum();
+                let of = |(times, elements): &(u64, u64)| times * (pieces(*elements) * 16_384).min(*elements);
+                let share: u64 = sections.iter().map(of).sum();
                 let others = u64::from(ranks) - 1;
-                let reduced = 4 * (elements - share) + others * 12;
+                let reduced = 4 * (all - share) + others * 12;
                 let rounds = if exact { 24 / u64::from(ranks) } else { 1 };
                 let expected = rounds * reduced + others * (share * weight + 4 * own);
                 assert_eq!(plan.stages[0].sent_per_step, expected, "{text}: {ranks} ranks");

@@ -74,11 +74,10 @@ fn described(sequence: Sequence, stages: usize) -> (String, Option<String>) {
 fn named(lines: &[&Line], section: Option<&str>, region: Region) -> String {
     let holds = |line: &&&Line| {
         let here = line.section.is_none() || line.section.as_deref() == section;
-        here && (line.offset..line.offset + line.bytes + line.padding).contains(&region.offset)
+        here && line.layer_of(region.offset).is_some()
     };
     let Some(line) = lines.iter().find(holds) else { return "?".to_owned() };
-    let stride = (line.bytes + line.padding) / u64::from(line.layers.max(1));
-    let layer = (region.offset - line.offset).checked_div(stride).unwrap_or(0);
+    let layer = line.layer_of(region.offset).unwrap_or(0);
     match line.name.contains('*') {
         false if line.layers > 1 => format!("{}[{layer}]", line.name),
         _ => line.name.replace('*', &layer.to_string()),

@@ -13,15 +13,34 @@ use crate::device::{AnyProfile, Storage as _};
 use crate::plan::{Machine, Plan};
 use crate::run::{Rows, Session};
 
-/// Micro-batches of a step, and steps.
-const MICRO: u32 = 6;
+/// Steps of a run.
 const STEPS: u64 = 3;
 
-/// A model whose parameters are no whole number of pieces, nor equal shares of them.
-fn config(device: &str, exact: bool, rank: u32, ranks: u32) -> Config {
+/// What is run.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    device: &'static str,
+    model: &'static str,
+    exact: bool,
+    /// Micro-batches of a step.
+    micro: u32,
+    clip: f32,
+}
+
+/// Models whose parameters are no whole number of pieces, nor equal shares of them, and whose tensors no whole rows: one
+/// with a table for the embedding and one for the head, and one whose only table is multiplied with a factor.
+const UNTIED: &str = "preset = 'pythia-tiny'\n[model]\nlayers = 3\nd_model = 72\nheads = 3\nd_ff = 97\nhead_size = 24";
+const FACTORISED: &str = "preset = 'yxanul-tiny'\n[model]\nlayers = 3\nd_model = 73\nheads = 3\nkv_heads = 1\nd_ff = 97\n\
+                          head_size = 26\nrank = 51\nbias = true";
+
+const EXACT: Run = Run { device: "cpu", model: UNTIED, exact: true, micro: 6, clip: 1.0 };
+const PLAIN: Run = Run { exact: false, ..EXACT };
+
+fn config(run: Run, rank: u32, ranks: u32) -> Config {
+    let Run { device, model, exact, micro, .. } = run;
     let text = format!(
-        "preset = 'pythia-tiny'\ndevice = '{device}'\nthreads = 1\nvocab_size = 300\nbatch_size = 2\nseq_len = 12\n\
-         accumulate = {MICRO}\nexact_ranks = {exact}\n[model]\nlayers = 3\nd_model = 72\nheads = 3\nd_ff = 97\nhead_size = 24"
+        "device = '{device}'\nthreads = 1\nvocab_size = 300\nbatch_size = 2\nseq_len = 12\naccumulate = {micro}\n\
+         exact_ranks = {exact}\n{model}"
     );
     let raw: RawConfig = toml::from_str(&text).expect("TOML");
     Config::resolve(RawConfig { rank: Some(rank), ranks: Some(ranks), ..raw }).expect("a configuration")
@@ -46,10 +65,10 @@ fn batch(config: &Config, number: u64) -> [Vec<u32>; 3] {
     [(0..tokens).map(id).collect(), (1..=tokens).map(id).collect(), vec![0; tokens as usize]]
 }
 
-fn train(device: &str, exact: bool, count: u32) -> Vec<Left> {
+fn train(run: Run, count: u32) -> Vec<Left> {
     threads::run(count, |peers| {
         let rank = super::Peers::rank(&peers);
-        let config = config(device, exact, rank, count);
+        let config = config(run, rank, count);
         let (_, laid) = Plan::new(&config, &Machine::of(&config).expect("a machine")).expect("a plan");
         let mut session = Session::start_training(
             laid,
@@ -62,11 +81,11 @@ fn train(device: &str, exact: bool, count: u32) -> Vec<Left> {
         let mut results = Vec::new();
         for step in 0..STEPS {
             let stage = config.stages()[0];
-            let settings = Settings::of(step, 1e-2, &config.optimizer(), 1.0, stage.step_tokens());
+            let settings = Settings::of(step, 1e-2, &config.optimizer(), run.clip, stage.step_tokens());
             session.begin(settings).unwrap();
             session.tell((10 * step + u64::from(rank)) as f32).unwrap();
-            for round in 0..MICRO / count {
-                let number = step * u64::from(MICRO) + u64::from(round * count + rank);
+            for round in 0..run.micro / count {
+                let number = step * u64::from(run.micro) + u64::from(round * count + rank);
                 let [ids, targets, offsets] = batch(&config, number);
                 let rows = Rows { ids: &ids, targets: &targets, offsets: &offsets };
                 session.micro_batch(0, rows, round == 0).unwrap();
@@ -114,29 +133,46 @@ fn apart(a: &[u32], b: &[u32]) -> f64 {
 
 #[test]
 fn exact_ranks_have_the_bits_of_one_whatever_their_number() {
-    for device in ["cpu", "reference"] {
-        let alone = train(device, true, 1);
+    for (device, model) in [("cpu", UNTIED), ("cpu", FACTORISED), ("reference", UNTIED), ("reference", FACTORISED)] {
+        let run = Run { device, model, ..EXACT };
+        let alone = train(run, 1);
         let expected = moments(&alone);
         for count in [2, 3, 6] {
-            let ranks = train(device, true, count);
+            let ranks = train(run, count);
             for rank in &ranks {
-                assert_eq!(rank.results, alone[0].results, "{device}: {count} ranks");
-                assert!(rank.weights == alone[0].weights, "{device}: {count} ranks have other weights");
+                assert_eq!(rank.results, alone[0].results, "{run:?}: {count} ranks");
+                assert!(rank.weights == alone[0].weights, "{run:?}: {count} ranks have other weights");
                 let told: Vec<f32> = rank.of_ranks.iter().map(|of| of[1]).collect();
                 let expected: Vec<f32> = (0..count).map(|rank| (10 * (STEPS - 1) as u32 + rank) as f32).collect();
                 assert_eq!(told, expected);
             }
-            assert!(moments(&ranks) == expected, "{device}: {count} ranks have other moments");
+            assert!(moments(&ranks) == expected, "{run:?}: {count} ranks have other moments");
+        }
+    }
+}
+
+/// Only the order of the norm's pieces differs from that of one process whose tables are laid parameter by parameter, and
+/// without a clip it moves nothing.
+#[test]
+fn a_single_micro_batch_has_the_bits_of_one_process_however_tables_are_laid() {
+    for model in [UNTIED, FACTORISED] {
+        let alone = train(Run { model, micro: 1, clip: 0.0, ..PLAIN }, 1);
+        let exact = train(Run { model, micro: 1, clip: 0.0, ..EXACT }, 1);
+        assert!(exact[0].weights == alone[0].weights, "{model}");
+        assert!(moments(&exact) == moments(&alone), "{model}");
+        for ([loss, norm], [other_loss, other_norm]) in exact[0].results.iter().zip(&alone[0].results) {
+            assert_eq!(loss, other_loss);
+            approx::assert_relative_eq!(f32::from_bits(*norm), f32::from_bits(*other_norm), max_relative = 1e-6);
         }
     }
 }
 
 #[test]
 fn ranks_agree_with_each_other_with_themselves_and_with_accumulation() {
-    let exact = train("cpu", true, 1);
-    let alone = train("cpu", false, 1);
+    let exact = train(EXACT, 1);
+    let alone = train(PLAIN, 1);
     for count in [2, 3] {
-        let [once, again] = [(); 2].map(|()| train("cpu", false, count));
+        let [once, again] = [(); 2].map(|()| train(PLAIN, count));
         for (rank, same) in once.iter().zip(&again) {
             assert!(rank.weights == once[0].weights && rank.results == once[0].results, "{count} ranks");
             assert!(rank.weights == same.weights, "{count} ranks, other bits the second time");
@@ -156,15 +192,17 @@ fn ranks_agree_with_each_other_with_themselves_and_with_accumulation() {
 #[test]
 fn a_rank_plans_a_share_of_moments() {
     let bytes = |role: Role, count| {
-        let config = config("cpu", false, 0, count);
+        let config = config(PLAIN, 0, count);
         let (plan, _) = Plan::new(&config, &Machine::of(&config).expect("a machine")).expect("a plan");
         plan.regions.iter().filter(|l| l.role == role.name()).map(|l| l.bytes + l.padding).sum::<u64>()
     };
     let all = bytes(Role::Gradient, 1);
     assert_eq!(bytes(Role::Moment, 1), 2 * all);
+    // Whole pieces of 16,384 numbers: of 320 × 72 embeddings, of 36,096 numbers of a layer, of as many rows of the head and
+    // a norm.
+    let sections = [2u64, 3, 3, 3, 2];
     for count in [2u64, 3, 6] {
-        // Whole pieces of 16,384 numbers.
-        let share = all.div_ceil(4 * 16_384).div_ceil(count) * 4 * 16_384;
+        let share = sections.map(|pieces| pieces.div_ceil(count)).iter().sum::<u64>() * 4 * 16_384;
         assert_eq!(bytes(Role::Moment, count as u32), 2 * share, "{count} ranks");
         assert_eq!(bytes(Role::Gradient, count as u32), all, "{count} ranks");
         assert_eq!(bytes(Role::Weight, count as u32), bytes(Role::Weight, 1));

@@ -31,7 +31,7 @@ impl Cpu {
             arena.views([Some(op.gradient), Some(op.results), Some(self.scratch)])?;
         let sums = &mut scratch.f32_mut()?[..pieces(&op)];
         sum_pieces(&mut self.pool, gradient.f32()?, sums);
-        Results::from_slice_mut(results.f32_mut()?)?.squared_norm = total(sums);
+        Results::from_slice_mut(results.f32_mut()?)?.squared_norm = total(sums.iter());
         Ok(())
     }
 
@@ -47,7 +47,8 @@ impl Cpu {
     pub(super) fn run_sum_norms(&mut self, op: SumNorms) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
         let [norms, mut results] = arena.views([Some(op.norms), Some(op.results)])?;
-        Results::from_slice_mut(results.f32_mut()?)?.squared_norm = total(norms.f32()?);
+        let norms = norms.f32()?;
+        Results::from_slice_mut(results.f32_mut()?)?.squared_norm = total(op.places().map(|place| &norms[place]));
         Ok(())
     }
 }
@@ -63,6 +64,6 @@ fn sum_pieces(pool: &mut Pool, gradient: &[f32], sums: &mut [f32]) {
 }
 
 /// The sum of all pieces'.
-fn total(sums: &[f32]) -> f32 {
-    sums.iter().fold(0.0f64, |total, &sum| total + f64::from(sum)) as f32
+fn total<'a>(sums: impl Iterator<Item = &'a f32>) -> f32 {
+    sums.fold(0.0f64, |total, &sum| total + f64::from(sum)) as f32
 }

@@ -1,7 +1,7 @@
 //! The squared norm of all gradients, or of those that ranks share.
 
 use capful_core::device::OperationError;
-use capful_core::memory::Region;
+use capful_core::memory::{Region, Sections};
 use capful_core::ops::{PieceNorms, SquaredNorm, SumNorms};
 
 use super::device::{Cuda, blocks};
@@ -23,6 +23,21 @@ impl SquaredNormArgs {
         Self { gradient: 0, partial: 0, results: 0, count: 0, pieces: 0, piece: SquaredNorm::PIECE as u32 };
 }
 
+/// Mirrors SumNormsArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SumNormsArgs {
+    norms: u64,
+    results: u64,
+    /// Pieces before the layers, of a layer, behind them.
+    pieces: [u32; 3],
+    layers: u32,
+    /// The most of them that a rank has.
+    shares: [u32; 3],
+    /// All of a rank's.
+    each: u32,
+}
+
 fn pieces(gradient: Region) -> u32 {
     blocks(gradient.elements(), SquaredNorm::PIECE as u32)
 }
@@ -32,7 +47,9 @@ impl Cuda {
     pub(super) fn run_squared_norm(&mut self, o: SquaredNorm) -> Result<(), OperationError> {
         let partial = self.scratch_at(0, 4 * u64::from(pieces(o.gradient)))?;
         self.sum_pieces(o.gradient, partial)?;
-        self.sum_sums(partial, pieces(o.gradient), o.results)
+        let results = self.address(o.results)?;
+        let arguments = SquaredNormArgs { partial, results, pieces: pieces(o.gradient), ..SquaredNormArgs::NONE };
+        self.launch("squared_norm", "squared_norm_finish", [1, 1, 1], 256, &arguments)
     }
 
     #[inline(never)]
@@ -43,8 +60,18 @@ impl Cuda {
 
     #[inline(never)]
     pub(super) fn run_sum_norms(&mut self, o: SumNorms) -> Result<(), OperationError> {
-        let partial = self.address(o.norms)?;
-        self.sum_sums(partial, o.norms.elements() as u32, o.results)
+        let (norms, results) = (self.address(o.norms)?, self.address(o.results)?);
+        let shares = o.sections.map(|pieces| pieces.div_ceil(o.norms.rows()));
+        let each = |Sections { before, layer, behind, .. }| [before, layer, behind];
+        let arguments = SumNormsArgs {
+            norms,
+            results,
+            pieces: each(o.sections),
+            layers: o.sections.layers,
+            shares: each(shares),
+            each: o.norms.columns(),
+        };
+        self.launch("squared_norm", "sum_norms", [1, 1, 1], 256, &arguments)
     }
 
     /// The squared norm of each piece.
@@ -53,12 +80,5 @@ impl Cuda {
         let gradient = self.address(gradient)?;
         let arguments = SquaredNormArgs { gradient, partial, count, pieces, ..SquaredNormArgs::NONE };
         self.launch("squared_norm", "squared_norm_piece", [pieces, 1, 1], 256, &arguments)
-    }
-
-    /// The sum of all pieces'.
-    fn sum_sums(&mut self, partial: u64, pieces: u32, results: Region) -> Result<(), OperationError> {
-        let results = self.address(results)?;
-        let arguments = SquaredNormArgs { partial, results, pieces, ..SquaredNormArgs::NONE };
-        self.launch("squared_norm", "squared_norm_finish", [1, 1, 1], 256, &arguments)
     }
 }

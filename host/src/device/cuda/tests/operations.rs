@@ -1,7 +1,7 @@
 //! Operations with kernels of their own, over random and odd shapes.
 
 use capful_core::device::Device;
-use capful_core::memory::{Dtype, Region};
+use capful_core::memory::{Dtype, Region, Sections};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
     Heads, IGNORE, Kind, MaxParts, Norm, NormGrad, NormKind, Pattern, PieceNorms, QkNorm, QkNormGrad, Rotary,
@@ -514,7 +514,13 @@ fn norms_of_pieces_and_their_sum() {
             gradient: l.exact([1, 1, 1, count], 0.01),
             norms: l.exact([1, 1, pieces, 1], 1.0),
         });
-        bench.agree(|l| SumNorms { norms: l.exact([1, 1, pieces, 1], 1.0), results: control(l)[1] });
+    }
+    for (ranks, [before, layer, layers, behind]) in
+        [(1, [3, 0, 1, 0]), (1, [700, 3, 5, 1]), (2, [3, 2, 4, 1]), (3, [0, 97, 6, 700]), (8, [1, 5, 3, 0])]
+    {
+        let sections = Sections { before, layer, layers, behind };
+        let each = sections.map(|pieces: u32| pieces.div_ceil(ranks)).total() as u32;
+        bench.agree(|l| SumNorms { norms: l.exact([1, 1, ranks, each], 1.0), sections, results: control(l)[1] });
     }
 }
 
