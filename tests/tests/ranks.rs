@@ -116,16 +116,16 @@ mod mpi {
             let line = |out: &str| format!("train {TINY} {data} {SIX} --exact-ranks --out {name}-{out}");
             run(1, dir, &line("alone")).ok();
             let alone = dir.join(format!("{name}-alone"));
-            for ranks in [2, 3] {
-                let out = ranks.to_string();
-                run(ranks, dir, &line(&out)).ok();
+            for (ranks, zero) in [(2, 1), (3, 1), (2, 2)] {
+                let out = format!("{ranks}-{zero}");
+                run(ranks, dir, &format!("{} --zero {zero}", line(&out))).ok();
                 let ours = dir.join(format!("{name}-{out}"));
-                assert!(tensors(&ours, 8) == tensors(&alone, 8), "{name}: {ranks} ranks have other bits");
-                assert_eq!(logged(&ours), logged(&alone), "{name}: {ranks} ranks");
+                assert!(tensors(&ours, 8) == tensors(&alone, 8), "{name}: {ranks} ranks, --zero {zero}: other bits");
+                assert_eq!(logged(&ours), logged(&alone), "{name}: {ranks} ranks, --zero {zero}");
             }
             let resumed = |steps: u32| format!("train --out {name}-on --resume --steps {steps}");
             run(2, dir, &line("on").replace("--steps 8", "--steps 3")).ok();
-            run(3, dir, &resumed(5)).ok();
+            run(3, dir, &format!("{} --zero 2", resumed(5))).ok();
             run(1, dir, &resumed(8)).ok();
             let on = dir.join(format!("{name}-on"));
             assert!(tensors(&on, 8) == tensors(&alone, 8), "{name}: resumed by others, other bits");
@@ -275,6 +275,8 @@ mod mpi {
         let outcome = Outcome::of(own.line, mpirun(&[own, other]).output().unwrap());
         refused(&outcome, 2, &["rank 1: its program is another"]);
         assert!(!out.exists());
+        refused(&both([&line(""), &line("--zero 2")]), 2, &["rank 1", "configuration is another"]);
+        refused(&same("--zero 3"), 2, &["--zero 3 is none of 1, 2"]);
         refused(&same("--accumulate 3"), 2, &["2 ranks share a step of 3 micro-batches", "--accumulate 4"]);
         let spiking = format!("train --preset neurogen-tiny --steps 2 --out {}", out.display());
         refused(&both([&spiking, &spiking]), 2, &["2 ranks: a NeuroGen"]);
@@ -301,7 +303,7 @@ mod gpus {
     use super::{fs, refused};
 
     /// Few tokens: every thread of a kernel is played out.
-    const SMALL: &str = "--set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 16 \
+    const SMALL: &str = "--set layers=2 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 16 \
                          --batch-size 2 --eval-tokens 60 --schedule constant --warmup 2 --accumulate 6 --log-every 1";
 
     fn start(rank: u32, count: u32, port: u16, dir: &Path, line: &str, variables: &[(&str, &str)]) -> Child {
@@ -359,13 +361,16 @@ mod gpus {
             };
             let alone = dir.join(format!("{precision}-alone"));
             run(1, dir, &line("alone", 3)).remove(0).ok();
-            for count in [2, 3] {
-                let out = count.to_string();
-                let ended = run(count, dir, &line(&out, 3));
+            for (count, zero) in [(2, 1), (3, 1), (2, 2)] {
+                let out = format!("{count}-{zero}");
+                let ended = run(count, dir, &format!("{} --zero {zero}", line(&out, 3)));
                 assert!(ended[1..].iter().all(|rank| rank.out.is_empty() && rank.err.is_empty()), "{ended:?}");
                 ended.into_iter().for_each(|rank| drop(rank.ok()));
                 let ours = dir.join(format!("{precision}-{out}"));
-                assert!(tensors(&ours, 3) == tensors(&alone, 3), "{precision}: {count} ranks have other bits");
+                assert!(
+                    tensors(&ours, 3) == tensors(&alone, 3),
+                    "{precision}: {count} ranks, --zero {zero}: other bits"
+                );
             }
             run(2, dir, &line("on", 1)).into_iter().for_each(|rank| drop(rank.ok()));
             let resumed = run(3, dir, &format!("train --out {precision}-on --resume --steps 3"));
@@ -377,8 +382,9 @@ mod gpus {
             let two = SMALL.replace("--accumulate 6", "--accumulate 2");
             format!("train --device cuda --precision fp8 {two} --exact-ranks --steps 18 --out fp8-{out}")
         };
-        for count in [1, 2] {
-            run(count, dir, &line(&count.to_string())).into_iter().for_each(|rank| drop(rank.ok()));
+        for (count, zero) in [(1, 1), (2, 2)] {
+            let line = format!("{} --zero {zero}", line(&count.to_string()));
+            run(count, dir, &line).into_iter().for_each(|rank| drop(rank.ok()));
         }
         assert!(tensors(&dir.join("fp8-1"), 18) == tensors(&dir.join("fp8-2"), 18), "fp8");
         // Without it: the same bits twice.

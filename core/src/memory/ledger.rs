@@ -159,9 +159,9 @@ pub struct Entry {
     pub slot: Slot,
     /// Where it lies.
     pub place: Stacked,
-    /// Bytes of the elements, over all layers.
+    /// Bytes of the elements, over all layers that have some of their own.
     pub bytes: u64,
-    /// Bytes that alignment and padded rows add, over all layers.
+    /// Bytes that alignment and padded rows add, over the same.
     pub padding: u64,
     /// Of what it is this rank's share, if it is one.
     pub window: Option<Window>,
@@ -185,7 +185,7 @@ pub struct Part {
     pub space: Space,
     /// The first layer's first byte.
     pub offset: u64,
-    /// Bytes from a layer's first to the next one's.
+    /// Bytes from a layer's first to the next one's; 0 where all layers use the same.
     pub stride: u64,
     /// As [`Entry::overlay`].
     pub overlay: bool,
@@ -421,11 +421,11 @@ impl Ledger for Layout<'_> {
             Ok((padded, _)) => padded,
             Err(error) => return Stacked { first: self.refuse(error, slot.dtype), stride: 0 },
         };
-        let layers = u64::from(slot.layers);
         let first = Region { space, dtype: slot.dtype, offset, shape: slot.shape };
-        let place = Stacked { first, stride: if layers > 1 { stride } else { 0 } };
-        let bytes = slot.bytes() * layers;
-        (self.visit)(&Entry { slot, place, bytes, padding: padded * layers - bytes, window: None, overlay });
+        let place = Stacked { first, stride: if slot.layers > 1 { stride } else { 0 } };
+        let there = if place.is_shared() { 1 } else { slot.layers.into() };
+        let bytes = slot.bytes() * there;
+        (self.visit)(&Entry { slot, place, bytes, padding: padded * there - bytes, window: None, overlay });
         place
     }
 
@@ -491,6 +491,32 @@ mod tests {
         let b = layout.region(Slot::new("b", Role::Work, Dtype::F32, [1, 1, 2, 128]));
         assert_eq!(a.first.offset, b.first.offset);
         assert_eq!(layout.high_water(), Ok(5 * 512));
+    }
+
+    #[test]
+    fn parts_of_a_table_lie_where_they_are_put_and_nothing_lies_between_tables() {
+        let mut seen = heapless::Vec::<Entry, 8>::new();
+        let mut visit = |e: &Entry| seen.push(*e).expect("room for 8");
+        let mut layout = Layout::new(&mut visit);
+        let slot = |name, columns| Slot::new(name, Role::Weight, Dtype::F32, [1, 1, 1, columns]);
+        // Three layers of two rows, of which each parameter has one; then both in one layer's place.
+        let table = layout.table("apart", Space::Arena, 6 * 512);
+        let part = |offset, stride| Part { space: Space::Arena, offset, stride, overlay: false };
+        let a = layout.part(slot("a.*", 100).layers(3), part(table, 1024));
+        let b = layout.part(slot("b.*", 128).layers(3), part(table + 512, 1024));
+        let turns = layout.table("in turn", Space::Arena, 512);
+        let c = layout.part(slot("c.*", 100).layers(3), part(turns, 0));
+        assert_eq!([a.at(2).offset, b.at(0).offset, b.at(2).offset], [2048, 512, 2560]);
+        assert_eq!((turns, c.at(0), c.is_shared()), (3072, c.at(2), true));
+        assert_eq!(layout.table("shared", Space::Shared, 1 << 40), 0);
+        let share = Slot::new("share", Role::Moment, Dtype::F32, [1, 1, 2, 128]).layers(3);
+        layout.window(share, Window { of: [512, 1024], stride: 4096 });
+        assert_eq!((layout.mark(), layout.high_water()), (3584 + 3072, Ok(3584 + 3072)));
+        layout.table("too long", Space::Arena, u64::MAX);
+        assert_eq!(layout.high_water(), Err(LayoutError::Bytes("too long")));
+        assert_eq!(seen.iter().map(|e| e.bytes + e.padding).sum::<u64>(), 3584 + 3072);
+        let windows = seen[3].windows().map(|(of, place)| (of, place.offset));
+        assert!(windows.eq([([512, 1024], 3584), ([4608, 5120], 4608), ([8704, 9216], 5632)]));
     }
 
     #[test]

@@ -79,4 +79,10 @@ pub trait Parameters {
     /// Shows every parameter to `place` in the order in which they are laid and saved, and keeps the places that it
     /// gives. Neighbours that learn alike share an operation, so all matrices come first.
     fn parameters(&self, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Self::Table;
+
+    /// Whether the gradients before the layers are begun when those behind them are no longer needed, and the tensors before
+    /// the layers are as large as the first ones behind them: then both can be formed in one place.
+    fn ends_take_turns(&self) -> bool {
+        false
+    }
 }

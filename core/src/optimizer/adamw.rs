@@ -3,7 +3,7 @@
 use super::shared::{self, Shared};
 use super::{Optimizer, Rule};
 use crate::device::{Device, OperationError, Profile};
-use crate::memory::{Dtype, Layout, Ledger, Region, Role, Space, Stacked};
+use crate::memory::{Dtype, Layout, Ledger, Region, Role, Section, Space, Stacked};
 use crate::model::{Control, Parameter, Parameters};
 use crate::ops::{AdamW, SquaredNorm};
 use crate::train::Ranks;
@@ -131,7 +131,19 @@ pub struct Learning<T> {
 impl<T> Learning<T> {
     /// Whether the gradients of a micro-batch are added to those before it, which is not the step's first unless `first`.
     pub fn accumulates(&self, first: bool) -> bool {
-        !first && !matches!(&self.moments, Moments::Shared(shared) if shared.exact())
+        !first && !matches!(&self.moments, Moments::Shared(shared) if shared.ranks().each())
+    }
+
+    /// Goes on from the gradients of `section`, which a micro-batch has formed, the step's first or a later one: where ranks
+    /// share gradients they are added to the step's.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    pub fn formed(&self, device: &mut dyn Device, section: Section, first: bool) -> Result<(), OperationError> {
+        match &self.moments {
+            Moments::Shared(shared) if shared.ranks().gradients => shared.exchange(device, section, !first),
+            _ => Ok(()),
+        }
     }
 
     /// Ends a micro-batch, the step's first or a later one: where every one forms its gradient by itself, it is added to the
@@ -146,7 +158,7 @@ impl<T> Learning<T> {
         first: bool,
     ) -> Result<(), OperationError> {
         match &self.moments {
-            Moments::Shared(shared) if shared.exact() => shared.reduce(device, control, !first),
+            Moments::Shared(shared) if shared.ranks().each() => shared.reduce(device, control, !first),
             _ => Ok(()),
         }
     }

@@ -8,6 +8,9 @@
 //! happens after every micro-batch, and micro-batch k is formed by rank k mod n, so that the order of the additions is that
 //! of the micro-batches.
 //!
+//! Ranks that share gradients too (stage 2) keep the sum of their share alone. A micro-batch forms the gradients of a layer
+//! in a place that all layers use in turn, and they are added up before the next layer takes it.
+//!
 //! What lays and emits this is never inlined: one process, on a chip for one, has no room for it on its stack.
 
 use super::adamw::{Learning, Moments};
@@ -87,7 +90,7 @@ struct Table {
     dtype: Dtype,
     before: u64,
     layers: u64,
-    /// Bytes from a layer's first to the next one's.
+    /// Bytes from a layer's first to the next one's; 0 where all layers use the same.
     stride: u64,
     behind: u64,
 }
@@ -107,6 +110,17 @@ impl Table {
         }
     }
 
+    /// Makes room for gradients that are kept until they are added up: all layers use one place, and so do both ends where
+    /// they take turns.
+    fn lay_in_turn(sections: &Sections, ends_take_turns: bool, dtype: Dtype, ledger: &mut dyn Ledger) -> Table {
+        let bytes = |rows: u32| u64::from(rows) * dtype.row_bytes(COLUMNS);
+        let [before, behind] = [sections.before, sections.behind].map(bytes);
+        let start =
+            ledger.table("gradients", Space::Arena, if ends_take_turns { before.max(behind) } else { before + behind });
+        let layers = ledger.table("gradients", Space::Arena, bytes(sections.layer));
+        Table { dtype, before: start, layers, stride: 0, behind: if ends_take_turns { start } else { start + before } }
+    }
+
     /// Shows the parameters of `model` in it.
     fn show<M: Parameters>(
         &self,
@@ -119,8 +133,9 @@ impl Table {
         model.parameters(&mut |p| {
             let (section, first, _) = outline.take(p);
             let offset = self.at(section).saturating_add(first.saturating_mul(self.dtype.row_bytes(COLUMNS)));
-            let part = Part { space, offset, stride: self.stride, overlay: false };
-            ledger.part(p.slot(prefix, role, self.dtype), part)
+            // What lies behind the layers and begins where what lies before them does has its bytes.
+            let overlay = section == Section::Behind && self.behind == self.before && first < outline.rows[0];
+            ledger.part(p.slot(prefix, role, self.dtype), Part { space, offset, stride: self.stride, overlay })
         })
     }
 
@@ -194,7 +209,10 @@ pub(super) fn lay<M: Parameters>(
     };
     let weights = table("weights", Role::Weight, ledger);
     let own = weights.show(model, Space::Arena, ("", Role::Weight), ledger);
-    let gradients = table("gradients", Role::Gradient, ledger);
+    let gradients = match ranks.gradients {
+        true => Table::lay_in_turn(&sections, model.ends_take_turns(), profile.dtype(Role::Gradient), ledger),
+        false => table("gradients", Role::Gradient, ledger),
+    };
     let formed = gradients.show(model, Space::Arena, ("gradient.", Role::Gradient), ledger);
     let mut shared = Shared {
         ranks,
@@ -255,9 +273,9 @@ impl Shared {
 
     /// Lays what gradients are added up with.
     fn lay_sums(&mut self, ledger: &mut dyn Ledger) {
-        let Ranks { count, exact, .. } = self.ranks;
+        let count = self.ranks.count;
         let names = ["before.gradient sum", "layers.gradient sum", "behind.gradient sum"];
-        self.sums = exact.then(|| self.lay_share(&names, Role::Gradient, None, ledger));
+        self.sums = self.ranks.each().then(|| self.lay_share(&names, Role::Gradient, None, ledger));
         let mut region = |name, shape| ledger.region(Slot::new(name, Role::Work, Dtype::F32, shape)).first;
         let bytes = u64::from(COLUMNS) * Dtype::F32.size() * u64::from(count);
         let shares = self.sections.map(|rows| self.share_of(rows).rows);
@@ -304,12 +322,13 @@ impl Shared {
         }
     }
 
-    /// Whether every micro-batch forms its gradient by itself.
-    pub(super) const fn exact(&self) -> bool {
-        self.ranks.exact
+    /// How many ranks there are, and what they share.
+    pub(super) const fn ranks(&self) -> Ranks {
+        self.ranks
     }
 
-    /// Adds up the gradients and results of all ranks, to those before where it `adds`.
+    /// Ends a micro-batch: adds up the results of all ranks, and their gradients unless that is done, to those before where
+    /// it `adds`.
     ///
     /// # Errors
     /// What the device could not do.
@@ -324,12 +343,22 @@ impl Shared {
             let parts = each.reshaped([1, count, 1, Control::RANK]);
             device.emit(SumParts { parts, sum: all.slice_rows(0, 1), adds })?;
         }
+        if self.ranks.gradients {
+            return Ok(());
+        }
         self.sections.all().try_for_each(|section| self.exchange(device, section, adds))
     }
 
     /// Adds up the gradients of `section` of all ranks, to those before where it `adds`.
-    fn exchange(&self, device: &mut dyn Device, section: Section, adds: bool) -> Result<(), OperationError> {
+    ///
+    /// # Errors
+    /// What the device could not do.
+    #[inline(never)]
+    pub(super) fn exchange(&self, device: &mut dyn Device, section: Section, adds: bool) -> Result<(), OperationError> {
         let (from, share) = (self.gradient(section), self.share(section));
+        if from.rows() == 0 {
+            return Ok(());
+        }
         let own = share.own(0, from.rows()).len() as u32;
         let Some(incoming) = self.incoming else {
             let parts = from.reshaped([1, 1, from.rows(), COLUMNS]);
@@ -386,7 +415,7 @@ impl Shared {
         if self.refused {
             return Err(OperationError::Device);
         }
-        if !self.exact() {
+        if !self.ranks.each() {
             self.reduce(device, control, false)?;
         }
         self.norm(device, control.results)?;

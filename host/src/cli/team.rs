@@ -200,9 +200,10 @@ pub(super) fn digest_of_plan(plan: &Plan) -> u64 {
 /// Says how many ranks there are, and what their number does to the bits.
 pub(super) fn tell_of_ranks(config: &Config) {
     if config.ranks > 1 {
-        let bits = match config.exact_ranks {
-            true => "their number changes no bit",
-            false => "with another number of ranks the last bits differ",
+        let bits = match (config.exact_ranks, config.zero) {
+            (true, _) => "their number changes no bit",
+            (false, 2) => "with another number of ranks, but one, no bit differs",
+            _ => "with another number of ranks the last bits differ",
         };
         tell!("{} ranks; {bits}", config.ranks);
     }

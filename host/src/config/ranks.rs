@@ -8,11 +8,14 @@ use super::{Config, ConfigError};
 impl Config {
     /// This rank among the run's.
     pub const fn ranks(&self) -> Ranks {
-        Ranks { rank: self.rank, count: self.ranks, exact: self.exact_ranks }
+        Ranks { rank: self.rank, count: self.ranks, exact: self.exact_ranks, gradients: self.zero == 2 }
     }
 
     /// Whether the run can be shared by its ranks.
     pub(super) fn validate_ranks(&self) -> Result<(), ConfigError> {
+        if !matches!(self.zero, 1 | 2) {
+            return error(format!("--zero {} is none of 1, 2", self.zero));
+        }
         let ranks = self.ranks();
         if !ranks.shares() {
             return Ok(());
@@ -49,7 +52,10 @@ mod tests {
 
     #[test]
     fn what_ranks_cannot_share_is_refused_in_a_line() {
-        assert_eq!(resolved("accumulate = 6", 3).unwrap().ranks(), Ranks { rank: 0, count: 3, exact: false });
+        let three = Ranks { rank: 0, count: 3, exact: false, gradients: false };
+        assert_eq!(resolved("accumulate = 6", 3).unwrap().ranks(), three);
+        assert_eq!(resolved("accumulate = 6\nzero = 2", 3).unwrap().ranks(), Ranks { gradients: true, ..three });
+        assert!(!resolved("zero = 2", 1).unwrap().ranks().shares());
         assert!(resolved("exact_ranks = true", 1).unwrap().ranks().shares());
         let stages = "[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 2\naccumulate = 4\n\
                       [[stage]]\nfrom = 5\nseq_len = 16\nbatch_size = 1\naccumulate = 6";
@@ -57,6 +63,9 @@ mod tests {
             ("", 2, "2 ranks share a step of 1 micro-batch, which is not divisible by 2; use --accumulate 2 or"),
             ("accumulate = 4", 3, "4 micro-batches, which is not divisible by 3; use --accumulate 6"),
             (stages, 4, "6 micro-batches, which is not divisible by 4; use --accumulate 8"),
+            ("zero = 3", 1, "--zero 3 is none of 1, 2"),
+            ("accumulate = 2\nzero = 0", 2, "--zero 0 is none of 1, 2"),
+            ("preset = 'neurogen-tiny'\nzero = 2", 2, "2 ranks: a NeuroGen"),
             ("preset = 'neurogen-tiny'", 2, "one process trains it alone"),
             ("preset = 'neurogen-tiny'\nexact_ranks = true", 1, "--exact-ranks: a NeuroGen"),
         ] {

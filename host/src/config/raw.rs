@@ -170,6 +170,9 @@ pub struct RawConfig {
     /// Adds up gradients micro-batch by micro-batch, so that any number of ranks gives the same bits
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub exact_ranks: Option<bool>,
+    /// What ranks share, by the stages of ZeRO: 1 the optimizer, 2 gradients too; 1 if not given
+    #[arg(long, value_name = "1|2")]
+    pub zero: Option<u32>,
     /// The rank that this process is; a launcher says it.
     #[arg(skip)]
     #[serde(skip)]
@@ -318,6 +321,7 @@ impl RawConfig {
             skip_non_finite,
             keep,
             exact_ranks,
+            zero,
             rank,
             ranks,
             link

@@ -38,6 +38,16 @@ const fn default_skip_non_finite() -> u32 {
     5
 }
 
+/// What ranks share where nothing else is asked for.
+const fn default_zero() -> u32 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+const fn is_default_zero(zero: &u32) -> bool {
+    *zero == default_zero()
+}
+
 /// Ranks where no launcher began more.
 const fn one_rank() -> u32 {
     1
@@ -195,6 +205,9 @@ pub struct Config {
     /// Whether gradients are added up so that their bits do not depend on the number of ranks.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exact_ranks: bool,
+    /// What ranks share: 1 the optimizer, 2 gradients too.
+    #[serde(default = "default_zero", skip_serializing_if = "is_default_zero")]
+    pub zero: u32,
     /// This rank: of a process and not of a run.
     #[serde(skip)]
     pub rank: u32,
@@ -305,6 +318,7 @@ impl Config {
             skip_non_finite: raw.skip_non_finite.unwrap_or(default_skip_non_finite()),
             keep: raw.keep.unwrap_or(2),
             exact_ranks: raw.exact_ranks.unwrap_or(false),
+            zero: raw.zero.unwrap_or(default_zero()),
             rank: raw.rank.unwrap_or(0),
             ranks: raw.ranks.unwrap_or(one_rank()),
             link: raw.link,

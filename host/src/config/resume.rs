@@ -6,7 +6,7 @@ use super::error::error;
 use super::{BatchSize, Config, ConfigError, RawConfig, RawStage, RecomputeChoice, StageConfig};
 
 /// The keys that may differ when a run goes on. The rest decides its numbers.
-const MAY_DIFFER: [&str; 12] = [
+const MAY_DIFFER: [&str; 13] = [
     "steps",
     "epochs",
     "log_every",
@@ -19,6 +19,7 @@ const MAY_DIFFER: [&str; 12] = [
     "precision",
     "budget",
     "gpu",
+    "zero",
 ];
 
 impl Config {
@@ -118,6 +119,7 @@ impl Config {
             skip_non_finite,
             keep,
             exact_ranks,
+            zero,
             rank,
             ranks,
             link,
@@ -175,6 +177,7 @@ impl Config {
             skip_non_finite: Some(skip_non_finite),
             keep: Some(keep),
             exact_ranks: Some(exact_ranks),
+            zero: Some(zero),
             rank: Some(rank),
             ranks: Some(ranks),
             link,
@@ -292,6 +295,7 @@ mod tests {
         let on = run.resumed(raw("steps = 40\nsave_every = 7\nkeep = 9\nlog_every = 2\nbudget = '1GiB'")).unwrap();
         let expected = Config { steps: 40, save_every: 7, keep: 9, log_every: 2, budget: Some(1 << 30), ..run.clone() };
         assert_eq!(on, expected);
+        assert_eq!(run.resumed(raw("zero = 2")).unwrap(), Config { zero: 2, ..run.clone() });
         // The warm-up was decided when the run began.
         assert_eq!(run.resumed(raw("steps = 400000")).unwrap().warmup, run.warmup);
     }

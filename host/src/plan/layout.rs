@@ -41,23 +41,29 @@ pub struct Line {
     /// Bytes from a layer's first to the next one's.
     #[serde(skip)]
     stride: u64,
+    /// Whether all layers of the model use it in turn.
+    #[serde(skip)]
+    pub(super) in_turn: bool,
 }
 
 impl Line {
     pub(super) fn new(entry: &Entry, section: Option<String>) -> Line {
         let slot = &entry.slot;
+        let in_turn = slot.layers > 1 && entry.place.is_shared();
+        let layers = if in_turn { 1 } else { slot.layers };
         Line {
             name: format!("{}{}", slot.prefix, slot.name),
             role: slot.role.name(),
             dtype: slot.dtype.name(),
             shape: slot.shape,
-            layers: slot.layers,
+            layers,
             offset: entry.place.first.offset,
             bytes: entry.bytes,
             padding: entry.padding,
             section,
-            elements: slot.elements() * u64::from(slot.layers),
+            elements: slot.elements() * u64::from(layers),
             stride: entry.place.stride,
+            in_turn,
         }
     }
 

@@ -80,6 +80,7 @@ fn named(lines: &[&Line], section: Option<&str>, region: Region) -> String {
     let layer = line.layer_of(region.offset).unwrap_or(0);
     match line.name.contains('*') {
         false if line.layers > 1 => format!("{}[{layer}]", line.name),
+        true if line.in_turn => line.name.clone(),
         _ => line.name.replace('*', &layer.to_string()),
     }
 }
@@ -162,13 +163,22 @@ pub fn table(programs: &[Program]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RawConfig;
     use crate::plan::{Machine, Plan};
 
     #[test]
     fn every_operand_has_the_name_of_a_region_that_holds_it_and_sums_are_the_plan_s() {
-        for preset in ["pythia-tiny", "yxanul-tiny", "neurogen-tiny"] {
-            let raw = toml::from_str(&format!("preset = '{preset}'\nseq_len = 32")).unwrap();
-            let config = Config::resolve(raw).unwrap();
+        let zero = |zero| format!("accumulate = 2\nzero = {zero}");
+        for (preset, more, ranks) in [
+            ("pythia-tiny", String::new(), 1),
+            ("yxanul-tiny", String::new(), 1),
+            ("neurogen-tiny", String::new(), 1),
+            ("pythia-tiny", zero(1), 2),
+            ("pythia-tiny", zero(2), 2),
+            ("yxanul-tiny", zero(2), 2),
+        ] {
+            let raw = toml::from_str(&format!("preset = '{preset}'\nseq_len = 32\n{more}")).unwrap();
+            let config = Config::resolve(RawConfig { ranks: Some(ranks), ..raw }).unwrap();
             let machine = Machine::of(&config).unwrap();
             let (plan, laid) = Plan::new(&config, &machine).unwrap();
             let known: Vec<String> = laid.lines.iter().chain(&laid.overlays).map(|l| l.name.clone()).collect();

@@ -22,6 +22,7 @@ struct Run {
     device: &'static str,
     model: &'static str,
     exact: bool,
+    zero: u32,
     /// Micro-batches of a step.
     micro: u32,
     clip: f32,
@@ -33,14 +34,14 @@ const UNTIED: &str = "preset = 'pythia-tiny'\n[model]\nlayers = 3\nd_model = 72\
 const FACTORISED: &str = "preset = 'yxanul-tiny'\n[model]\nlayers = 3\nd_model = 73\nheads = 3\nkv_heads = 1\nd_ff = 97\n\
                           head_size = 26\nrank = 51\nbias = true";
 
-const EXACT: Run = Run { device: "cpu", model: UNTIED, exact: true, micro: 6, clip: 1.0 };
+const EXACT: Run = Run { device: "cpu", model: UNTIED, exact: true, zero: 1, micro: 6, clip: 1.0 };
 const PLAIN: Run = Run { exact: false, ..EXACT };
 
 fn config(run: Run, rank: u32, ranks: u32) -> Config {
-    let Run { device, model, exact, micro, .. } = run;
+    let Run { device, model, exact, zero, micro, .. } = run;
     let text = format!(
         "device = '{device}'\nthreads = 1\nvocab_size = 300\nbatch_size = 2\nseq_len = 12\naccumulate = {micro}\n\
-         exact_ranks = {exact}\n{model}"
+         exact_ranks = {exact}\nzero = {zero}\n{model}"
     );
     let raw: RawConfig = toml::from_str(&text).expect("TOML");
     Config::resolve(RawConfig { rank: Some(rank), ranks: Some(ranks), ..raw }).expect("a configuration")
@@ -137,7 +138,10 @@ fn exact_ranks_have_the_bits_of_one_whatever_their_number() {
         let run = Run { device, model, ..EXACT };
         let alone = train(run, 1);
         let expected = moments(&alone);
-        for count in [2, 3, 6] {
+        // Where gradients are shared too, whatever is asked for is exact, but on one rank.
+        let zero = Run { zero: 2, ..run };
+        let counts = [2, 3, 6].map(|count| [(run, count), (zero, count), (Run { exact: false, ..zero }, count)]);
+        for (run, count) in counts.into_iter().flatten().chain([(zero, 1)]) {
             let ranks = train(run, count);
             for rank in &ranks {
                 assert_eq!(rank.results, alone[0].results, "{run:?}: {count} ranks");
@@ -157,12 +161,14 @@ fn exact_ranks_have_the_bits_of_one_whatever_their_number() {
 fn a_single_micro_batch_has_the_bits_of_one_process_however_tables_are_laid() {
     for model in [UNTIED, FACTORISED] {
         let alone = train(Run { model, micro: 1, clip: 0.0, ..PLAIN }, 1);
-        let exact = train(Run { model, micro: 1, clip: 0.0, ..EXACT }, 1);
-        assert!(exact[0].weights == alone[0].weights, "{model}");
-        assert!(moments(&exact) == moments(&alone), "{model}");
-        for ([loss, norm], [other_loss, other_norm]) in exact[0].results.iter().zip(&alone[0].results) {
-            assert_eq!(loss, other_loss);
-            approx::assert_relative_eq!(f32::from_bits(*norm), f32::from_bits(*other_norm), max_relative = 1e-6);
+        for zero in [1, 2] {
+            let exact = train(Run { model, micro: 1, clip: 0.0, zero, ..EXACT }, 1);
+            assert!(exact[0].weights == alone[0].weights, "{model}, {zero}");
+            assert!(moments(&exact) == moments(&alone), "{model}, {zero}");
+            for ([loss, norm], [other_loss, other_norm]) in exact[0].results.iter().zip(&alone[0].results) {
+                assert_eq!(loss, other_loss);
+                approx::assert_relative_eq!(f32::from_bits(*norm), f32::from_bits(*other_norm), max_relative = 1e-6);
+            }
         }
     }
 }
@@ -190,12 +196,14 @@ fn ranks_agree_with_each_other_with_themselves_and_with_accumulation() {
 }
 
 #[test]
-fn a_rank_plans_a_share_of_moments() {
-    let bytes = |role: Role, count| {
-        let config = config(PLAIN, 0, count);
+fn a_rank_plans_a_share_of_moments_and_of_gradients() {
+    let planned = |run, role: Role, count| {
+        let config = config(run, 0, count);
         let (plan, _) = Plan::new(&config, &Machine::of(&config).expect("a machine")).expect("a plan");
+        assert_eq!(plan.regions.iter().map(|l| l.bytes + l.padding).sum::<u64>(), plan.arena_bytes, "{run:?}, {count}");
         plan.regions.iter().filter(|l| l.role == role.name()).map(|l| l.bytes + l.padding).sum::<u64>()
     };
+    let bytes = |role, count| planned(PLAIN, role, count);
     let all = bytes(Role::Gradient, 1);
     assert_eq!(bytes(Role::Moment, 1), 2 * all);
     // Whole pieces of 16,384 numbers: of 320 × 72 embeddings, of 36,096 numbers of a layer, of as many rows of the head and
@@ -206,5 +214,22 @@ fn a_rank_plans_a_share_of_moments() {
         assert_eq!(bytes(Role::Moment, count as u32), 2 * share, "{count} ranks");
         assert_eq!(bytes(Role::Gradient, count as u32), all, "{count} ranks");
         assert_eq!(bytes(Role::Weight, count as u32), bytes(Role::Weight, 1));
+        // The sum of the share; a layer; and of the ends the larger one, which has the head's rows and two rows of a norm.
+        let formed = 4 * (36_096 + 320 * 72 + 2 * 128);
+        let gradients = planned(Run { zero: 2, ..PLAIN }, Role::Gradient, count as u32);
+        assert_eq!(gradients, share + formed, "{count} ranks");
+        // A tied table and the last norm beside it: 320 × 51 + 73 × 51 numbers, in rows of 128, and one row.
+        let tied = Run { zero: 2, model: FACTORISED, ..PLAIN };
+        let layer: u64 = [130 * 73, 73 * 78, 194 * 73, 73 * 97, 73, 73, 130, 73, 194, 73].map(padded).iter().sum();
+        let ends = [padded(320 * 51) + padded(73 * 51), padded(73)];
+        let pieces = [ends[0], layer, layer, layer, ends[1]].map(|elements: u64| elements.div_ceil(16_384));
+        let share = pieces.map(|pieces| pieces.div_ceil(count)).iter().sum::<u64>() * 4 * 16_384;
+        let gradients = planned(tied, Role::Gradient, count as u32);
+        assert_eq!(gradients, share + 4 * (ends[0] + ends[1] + layer), "{count} ranks");
     }
+}
+
+/// Elements in whole rows of 128.
+fn padded(elements: u64) -> u64 {
+    elements.next_multiple_of(128)
 }

@@ -6,23 +6,26 @@ use super::forward::Pass;
 use super::regions::Training;
 use super::weights::{Dense, Gain, Weights};
 use crate::device::{Device, OperationError};
-use crate::memory::Region;
+use crate::memory::{Region, Section};
 use crate::model::Activation;
 use crate::model::family::{Control, MicroBatch};
 use crate::ops::{
     AffineGrad, AttentionGrad, Carry, Embed, EmbedGrad, HeadGrad, HeadLoss, LinearGrad, NormGrad, QkNormGrad, Quantise,
     QuantisedProduct, SwiGluGrad,
 };
+use crate::optimizer::Learning;
 
 /// The backward pass of a micro-batch whose forward pass has run.
 #[derive(Clone, Copy)]
 pub(super) struct Backward<'a> {
     pub pass: Pass<'a>,
     pub control: &'a Control,
-    /// Where the parameters' gradients lie.
-    pub grads: &'a Weights,
+    /// Where the parameters' gradients lie, and what becomes of them.
+    pub learning: &'a Learning<Weights>,
     pub training: &'a Training,
     pub micro: &'a MicroBatch,
+    /// Whether it is the step's first.
+    pub first: bool,
     /// Whether to add to what micro-batches before left.
     pub accumulate: bool,
 }
@@ -34,8 +37,14 @@ impl Backward<'_> {
             self.pass.rebuild(device, self.micro.recompute, l)?;
             self.feed(device, l)?;
             self.attention(device, l)?;
+            self.formed(device, Section::Layer(l))?;
         }
-        self.embed(device)
+        self.embed(device)?;
+        self.formed(device, Section::Before)
+    }
+
+    fn formed(&self, device: &mut dyn Device, section: Section) -> Result<(), OperationError> {
+        self.learning.formed(device, section, self.first)
     }
 
     /// The gradients of a layer's linear layer.
@@ -51,7 +60,7 @@ impl Backward<'_> {
 
     /// The gradients of layer `l`'s linear layer, all of them.
     fn linear(&self, l: u32, part: fn(&Weights) -> &Dense, [x, out_grad, x_grad]: [Region; 3]) -> LinearGrad {
-        let (weights, grads) = (part(&self.pass.network.weights), part(self.grads));
+        let (weights, grads) = (part(&self.pass.network.weights), part(&self.learning.gradients));
         LinearGrad {
             bias_grad: grads.bias(l),
             accumulate: self.accumulate,
@@ -77,7 +86,7 @@ impl Backward<'_> {
     fn qk_norm(&self, l: u32, qkv_grad: Region) -> Option<QkNormGrad> {
         let input = self.pass.forward.qk_input?;
         let [query_gain, key_gain] = self.pass.network.weights.qk_norm?.map(|gain| gain.at(l));
-        let [query_gain_grad, key_gain_grad] = self.grads.qk_norm?.map(|gain| gain.at(l));
+        let [query_gain_grad, key_gain_grad] = self.learning.gradients.qk_norm?.map(|gain| gain.at(l));
         let (raw, stats, heads) = (input.raw.at(l), input.stats.at(l), self.pass.model.attention_heads());
         let accumulate = self.accumulate;
         Some(QkNormGrad {
@@ -95,7 +104,7 @@ impl Backward<'_> {
 
     /// One output's gradients of a norm.
     fn affine(&self, part: fn(&Weights) -> &Gain, l: u32, out_grad: Region) -> AffineGrad {
-        part(self.grads).affine_grad(part(&self.pass.network.weights), l, out_grad)
+        part(&self.learning.gradients).affine_grad(part(&self.pass.network.weights), l, out_grad)
     }
 
     /// The feed-forward's branch; where branches are sequential through norm₂ into the residual stream.
@@ -107,7 +116,7 @@ impl Backward<'_> {
         match (pass.model.feed, pass.copying.and_then(|c| c.feed(pass.model, l))) {
             (Feed::Gelu, _) => {
                 // The sums for up's bias are made with the gradient that they are of.
-                let up_bias_grad = self.grads.up.bias(l);
+                let up_bias_grad = self.learning.gradients.up.bias(l);
                 let down = self.linear(l, |w| &w.down, regions);
                 let down = LinearGrad { before_gelu: Some(up), x_bias_grad: up_bias_grad, ..down };
                 pass.model.project_grad(device, pass.copying, (Projection::Down, l), down)?;
@@ -191,7 +200,7 @@ impl Backward<'_> {
         let qkv_grad = t.wide.reshaped(qkv.shape);
         let mut out = self.linear(l, |w| &w.out, [mixed, t.x_grad, t.mixed_grad]);
         // Parallel branches end in the same sum, so their biases have the same gradient.
-        let same = self.grads.down.bias(l).zip(out.bias_grad).filter(|_| model.parallel());
+        let same = self.learning.gradients.down.bias(l).zip(out.bias_grad).filter(|_| model.parallel());
         if let Some((from, to)) = same {
             device.emit(Carry { from, to })?;
             out.bias_grad = None;
@@ -219,8 +228,9 @@ impl Backward<'_> {
 
     /// From the loss to the gradient of the last layer's output; `x` is the head's input.
     pub fn head(&self, device: &mut dyn Device, x: Region) -> Result<(), OperationError> {
-        let Backward { pass, control, grads, training: t, micro, accumulate } = *self;
+        let Backward { pass, control, learning, training: t, micro, accumulate, .. } = *self;
         let (model, w, f) = (pass.model, &pass.network.weights, pass.forward);
+        let grads = &learning.gradients;
         let x_grad = t.low_grad.unwrap_or(t.norm1_grad);
         device.emit(HeadLoss {
             x,
@@ -244,12 +254,14 @@ impl Backward<'_> {
         let last = (Projection::Down, model.layers - 1);
         // It is the first to write the residual stream's gradient.
         let norm = self.norm([f.x.at(model.layers), f.final_stats], first, None, Some(last));
-        device.emit(NormGrad { add: false, ..norm })
+        device.emit(NormGrad { add: false, ..norm })?;
+        self.formed(device, Section::Behind)
     }
 
     /// From the gradient of the first layer's input to the embedding. A tied table's gradient is added to the head's.
     fn embed(&self, device: &mut dyn Device) -> Result<(), OperationError> {
-        let Backward { pass, grads, training: t, accumulate, .. } = *self;
+        let Backward { pass, learning, training: t, accumulate, .. } = *self;
+        let grads = &learning.gradients;
         let (w, ids) = (&pass.network.weights, t.batch.ids);
         let (table_grad, accumulate) = (grads.embed, accumulate || pass.model.tied);
         let (Some(factor), Some(low), Some(low_grad), Some(factor_grad)) =

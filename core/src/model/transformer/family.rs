@@ -203,7 +203,7 @@ impl Family for Transformer {
         let pass = Pass { model: self, network, forward: &training.forward, past, pattern, copying: copying.as_ref() };
         let head = pass.run(device, training.batch.ids)?;
         let accumulate = learning.accumulates(first);
-        let backward = Backward { pass, control, grads: &learning.gradients, training, micro, accumulate };
+        let backward = Backward { pass, control, learning, training, micro, first, accumulate };
         backward.head(device, head)?;
         backward.run(device)?;
         learning.end_micro_batch(device, control, first)

@@ -138,4 +138,9 @@ impl Parameters for Transformer {
             .map(|(weight, bias)| Dense { weight, bias });
         Weights { embed, factor, qkv, out, up, down, untied, qk_norm, norm1, norm2, final_norm }
     }
+
+    fn ends_take_turns(&self) -> bool {
+        // A tied table has gradients from the head to the embedding.
+        !self.tied
+    }
 }
