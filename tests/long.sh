@@ -145,9 +145,10 @@ nccl() {
   local small="--preset pythia-tiny --accumulate 6 --steps 20 --schedule constant --warmup 2"
   ranks 1 one $small --exact-ranks
   ranks 2 two $small --exact-ranks
+  ranks 2 thin $small --zero 2
   ranks 2 once $small
   ranks 2 again $small
-  for pair in "one two" "once again"; do
+  for pair in "one two" "one thin" "once again"; do
     read -r a b <<<"$pair"
     for file in model optimizer; do
       cmp "$work/$a/checkpoint-00000020/$file.safetensors" "$work/$b/checkpoint-00000020/$file.safetensors"
