@@ -189,6 +189,15 @@ mod tests {
                 let pattern = name.split('.').map(part).collect::<Vec<_>>().join(".");
                 assert!(known.iter().any(|k| *k == name || *k == pattern), "{preset}: {operand:?}");
             }
+            // A layer's gradient is that of its weight; ranks that share gradients have one for all layers.
+            let gradients = programs.iter().flat_map(|p| &p.operations).filter(|o| o.operation == "linear_grad");
+            for o in gradients.filter(|_| !preset.starts_with("neurogen")) {
+                let called = |name| o.operands.iter().find(|operand| operand.operand == name).map(|o| o.name.clone());
+                let (Some(weight), Some(gradient)) = (called("weight"), called("weight_grad")) else { continue };
+                let layer = (0..16).find(|l| weight.contains(&format!(".{l}."))).filter(|_| config.zero == 2);
+                let weight = layer.map_or(weight.clone(), |l| weight.replace(&format!(".{l}."), ".*."));
+                assert_eq!(gradient, format!("gradient.{weight}"), "{preset}, {ranks} ranks");
+            }
             let step = programs.iter().filter(|p| p.program.starts_with("training") || p.program == "update");
             let (mut flops, mut bytes, mut operations) = (0, 0, 0);
             for o in step.flat_map(|p| &p.operations) {
