@@ -136,7 +136,8 @@ before, between, after = map(int, sys.argv[2:])
 planned = json.load(open(sys.argv[1]))["stages"][-1]["sent_per_step"]
 counted = 1024 * (after - between - (between - before)) / 100
 print(f"rank 0 sends {planned} bytes a step by its plan, {counted:.0f} by its GPU's counters")
-assert abs(counted / planned - 1) < 1e-3
+# NCCL sends flags beside what short messages hold.
+assert 0 <= counted / planned - 1 < 0.01
 PY
 }
 
@@ -162,9 +163,10 @@ nccl() {
   launched $small
   traffic
   local preset shape
-  for preset in ${PRESETS:-yxanul-197m:2048:32 pythia-160m:2048:16}; do
-    IFS=: read -r preset seq_len batch <<<"$preset"
+  for preset in ${PRESETS:-yxanul-197m:2048:32:200005 pythia-160m:2048:16:50304}; do
+    IFS=: read -r preset seq_len batch vocabulary <<<"$preset"
     shape="--preset $preset --seq-len $seq_len --batch-size $batch --steps ${STEPS:-100} --eval-tokens 4096"
+    shape="$shape --vocab-size $vocabulary"
     ranks 1 "$preset-1" $shape --accumulate 1
     ranks 2 "$preset-2" $shape --accumulate 2
     "$python" - "$work/$preset-1-0.jsonl" "$work/$preset-2-0.jsonl" $preset <<'PY'
