@@ -276,7 +276,7 @@ mod mpi {
         refused(&outcome, 2, &["rank 1: its program is another"]);
         assert!(!out.exists());
         refused(&both([&line(""), &line("--zero 2")]), 2, &["rank 1", "configuration is another"]);
-        refused(&same("--zero 3"), 2, &["--zero 3 is none of 1, 2"]);
+        refused(&same("--zero 3"), 2, &["--zero 3: use 1, where ranks share"]);
         refused(&same("--accumulate 3"), 2, &["2 ranks share a step of 3 micro-batches", "--accumulate 4"]);
         let spiking = format!("train --preset neurogen-tiny --steps 2 --out {}", out.display());
         refused(&both([&spiking, &spiking]), 2, &["2 ranks: a NeuroGen"]);

@@ -14,7 +14,10 @@ impl Config {
     /// Whether the run can be shared by its ranks.
     pub(super) fn validate_ranks(&self) -> Result<(), ConfigError> {
         if !matches!(self.zero, 1 | 2) {
-            return error(format!("--zero {} is none of 1, 2", self.zero));
+            return error(format!(
+                "--zero {}: use 1, where ranks share the optimizer state, or 2, where they share gradients too",
+                self.zero
+            ));
         }
         let ranks = self.ranks();
         if !ranks.shares() {
@@ -63,8 +66,8 @@ mod tests {
             ("", 2, "2 ranks share a step of 1 micro-batch, which is not divisible by 2; use --accumulate 2 or"),
             ("accumulate = 4", 3, "4 micro-batches, which is not divisible by 3; use --accumulate 6"),
             (stages, 4, "6 micro-batches, which is not divisible by 4; use --accumulate 8"),
-            ("zero = 3", 1, "--zero 3 is none of 1, 2"),
-            ("accumulate = 2\nzero = 0", 2, "--zero 0 is none of 1, 2"),
+            ("zero = 3", 1, "--zero 3: use 1, where"),
+            ("accumulate = 2\nzero = 0", 2, "--zero 0: use 1, where"),
             ("preset = 'neurogen-tiny'\nzero = 2", 2, "2 ranks: a NeuroGen"),
             ("preset = 'neurogen-tiny'", 2, "one process trains it alone"),
             ("preset = 'neurogen-tiny'\nexact_ranks = true", 1, "--exact-ranks: a NeuroGen"),
