@@ -4,6 +4,7 @@
 mod bench;
 mod errors;
 mod fp8;
+mod fp8_step;
 mod messages;
 pub mod mirrors;
 mod neurogen;
