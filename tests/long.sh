@@ -9,6 +9,7 @@
 #   tokenizers  ids and texts of every kind of tokenizer.json beside Python's library (tests/peers/environment.sh)
 #   nccl     two ranks on two GPUs: bits, repeatability, torchrun, a rank that is killed, throughput beside one, bytes over
 #            NVLink (needs two GPUs and NCCL)
+#   scaling  its throughput alone
 #   targets  the core for thumb and aarch64, as far as they are installed
 # CAPFUL_HOST names a binary that is built already, on a machine without cargo.
 set -euo pipefail
@@ -162,6 +163,11 @@ nccl() {
   lost STOP 0 $endless
   launched $small
   traffic
+  scaling
+}
+
+# Tokens a second of two ranks beside one, a micro-batch a rank.
+scaling() {
   local preset shape
   for preset in ${PRESETS:-yxanul-197m:2048:32:200005 pythia-160m:2048:16:50304}; do
     IFS=: read -r preset seq_len batch vocabulary <<<"$preset"
