@@ -26,9 +26,14 @@ pub struct Sections {
 
 impl Sections {
     /// Every section of so many layers, in the order in which they lie.
-    pub fn all(&self) -> impl Iterator<Item = Section> + use<> {
+    pub fn all(&self) -> impl DoubleEndedIterator<Item = Section> + use<> {
         let layers = (0..self.layers).map(Section::Layer);
         core::iter::once(Section::Before).chain(layers).chain([Section::Behind])
+    }
+
+    /// The same in the order in which a backward pass completes their gradients.
+    pub fn as_formed(&self) -> impl Iterator<Item = Section> + use<> {
+        self.all().rev()
     }
 
     /// The length of `section`.

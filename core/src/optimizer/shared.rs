@@ -29,7 +29,7 @@ const COLUMNS: u32 = Layout::GRAIN as u32;
 const PIECE_ROWS: u32 = SquaredNorm::PIECE as u32 / COLUMNS;
 /// Bytes of gradients that come from all ranks at once: enough to hide what a message costs, little beside a model. Of so
 /// many ranks that a message would have less than a piece, it has that.
-const INCOMING: u64 = 16 << 20;
+const INCOMING: u64 = 32 << 20;
 /// The most ranges of all sections.
 const RANGES: usize = 8;
 
@@ -346,7 +346,8 @@ impl Shared {
         if self.ranks.gradients {
             return Ok(());
         }
-        self.sections.all().try_for_each(|section| self.exchange(device, section, adds))
+        // On a device with two streams each goes while others are formed.
+        self.sections.as_formed().try_for_each(|section| self.exchange(device, section, adds))
     }
 
     /// Adds up the gradients of `section` of all ranks, to those before where it `adds`.
@@ -380,7 +381,7 @@ impl Shared {
         let Ranks { rank, count, .. } = self.ranks;
         let pieces = self.sections.map(|rows| rows.div_ceil(PIECE_ROWS));
         let (shares, each) = (pieces.map(|pieces| pieces.div_ceil(count)), self.norms.shape[2]);
-        for section in self.sections.all() {
+        for section in self.sections.as_formed() {
             let own = self.share(section).own(0, self.sections.len(section)).len() as u32;
             if own > 0 {
                 let first = rank * each + shares.start(section) as u32;

@@ -270,18 +270,19 @@ impl AnyDevice {
         ops.iter().try_for_each(|op| self.run(op)).map_err(|e| self.explain(e))
     }
 
-    /// The same: on a GPU recorded under `key` at the first call and replayed at every call, unless it is being tuned.
+    /// The same of programs that follow each other: on a GPU recorded together under `key` at the first call and replayed at
+    /// every call, unless it is being tuned.
     ///
     /// # Errors
     /// What one of them could not do.
-    pub fn replay(&mut self, key: u64, ops: &[Op]) -> Result<(), DeviceError> {
-        let Some(gpu) = self.gpu() else { return self.run_all(ops) };
-        if gpu.tuning() {
-            return self.run_all(ops);
-        }
+    pub fn replay(&mut self, key: u64, programs: &[&[Op]]) -> Result<(), DeviceError> {
+        let Some(gpu) = self.gpu().filter(|gpu| !gpu.tuning()) else {
+            return programs.iter().try_for_each(|ops| self.run_all(ops));
+        };
         if !gpu.recorded(key) {
+            let ops = programs.concat();
             gpu.begin_recording()?;
-            let queued = gpu.run_program(ops);
+            let queued = gpu.run_program(&ops);
             gpu.end_recording(key, queued)?;
         }
         Ok(gpu.replay_recorded(key)?)

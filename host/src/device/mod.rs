@@ -9,6 +9,7 @@ pub mod cuda;
 #[path = "cuda/absent.rs"]
 pub mod cuda;
 mod others;
+mod overlap;
 mod reference;
 mod stopwatch;
 mod window;
@@ -16,6 +17,7 @@ mod window;
 pub use allocation::Allocation;
 pub use any::{AnyDevice, AnyProfile, Ticket};
 pub use others::Others;
+pub use overlap::{Overlap, Place, Stream};
 pub use stopwatch::Stopwatch;
 pub use window::{Held, Window};
 

@@ -12,7 +12,8 @@ pub struct Estimates {
     pub basis: &'static str,
     /// Seconds of a step.
     pub seconds_per_step: f64,
-    /// Of those, seconds in which ranks send each other gradients and weights, where their link was named.
+    /// Of those, seconds that ranks add by sending each other gradients and weights, where their link was named: what the
+    /// backward pass does not hide.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_seconds_per_step: Option<f64>,
     /// Tokens a second.
@@ -39,15 +40,16 @@ pub struct Generation {
 }
 
 impl Estimates {
-    /// Of a step, with the time of `link` where it is named: nothing is sent while something is computed.
+    /// Of a step, with the time of `link` where it is named.
     pub(super) fn of(stage: &StagePlan, link: Option<Link>, generation: Option<Generation>) -> Estimates {
-        let link_seconds = link.map(|link| link.seconds(stage.sent_per_step, stage.messages_per_step));
-        let seconds = stage.roofline_seconds + link_seconds.unwrap_or(0.0);
+        let over = link.map(|link| stage.seconds_over_links[link as usize]);
+        let seconds = over.unwrap_or(stage.roofline_seconds);
         let tokens_per_s = stage.tokens_per_step as f64 / seconds;
         Estimates {
             basis: "roofline",
             seconds_per_step: seconds,
-            link_seconds_per_step: link_seconds,
+            // Sums that are hidden may take longer than what is not.
+            link_seconds_per_step: over.map(|over| (over - stage.roofline_seconds).max(0.0)),
             tokens_per_s,
             sequences_per_s: tokens_per_s / f64::from(stage.seq_len),
             hours_per_billion_tokens: 1e9 / tokens_per_s / 3600.0,

@@ -10,7 +10,9 @@ use capful_core::train::Ranks;
 use serde::Serialize;
 
 use super::estimates::Generation;
+use super::link::Link;
 use super::program::{self, Constants, Model, Places, Programs, Sequence};
+use super::timeline::{OverLinks, Timeline};
 use crate::config::{AnyFamily, Config, ConfigError};
 use crate::device::{AnyProfile, Window};
 
@@ -182,6 +184,8 @@ pub struct Cost {
     pub messages: u64,
     /// Seconds on the roofline.
     pub seconds: f64,
+    /// The same with what is sent over each link.
+    pub over_links: OverLinks,
 }
 
 /// Where everything lies: what the allocator, the initialiser, the checkpoint and the step agree on.
@@ -319,11 +323,39 @@ fn cost(
     let (flops, bytes, operations) = (total(|m| m.flops)?, total(|m| m.bytes)?, total(|m| m.operations)?);
     let (sent, messages) = (total(|m| m.sent)?, total(|m| m.messages)?);
     let seconds = once.seconds + times as f64 * further.seconds;
+    let over_links = match sections.ranks.count {
+        1 => [seconds; Link::ALL.len()],
+        _ => over_links(model, profile, rates, sections, stage)?,
+    };
     let flops_per_token = model.flops_per_token(sections.training[stage].seq_len);
     if flops_per_token == u64::MAX {
         return Err(OperationError::TooLarge { operation: "a token" });
     }
-    Ok(Cost { flops_per_token, flops, bytes, operations, sent, messages, seconds })
+    Ok(Cost { flops_per_token, flops, bytes, operations, sent, messages, seconds, over_links })
+}
+
+/// Seconds of a step of the stage of index `stage`, of one of several ranks. Its last micro-batch and the update are one
+/// recording.
+fn over_links(
+    model: &dyn Model,
+    profile: &AnyProfile,
+    rates: Rates,
+    sections: &Sections,
+    stage: usize,
+) -> Result<OverLinks, OperationError> {
+    let time = |sequences: &[Sequence]| {
+        let mut timeline = Timeline::new(rates, matches!(profile, AnyProfile::Cuda { .. }));
+        sequences.iter().try_for_each(|sequence| model.run(*sequence, sections, &mut timeline))?;
+        Ok(timeline.end())
+    };
+    let micro_batch = |first| Sequence::MicroBatch { stage, first, warming: false };
+    let further = sections.accumulate[stage].saturating_sub(1);
+    if further == 0 {
+        return time(&[micro_batch(true), Sequence::Update]);
+    }
+    let [first, between, last] =
+        [time(&[micro_batch(true)])?, time(&[micro_batch(false)])?, time(&[micro_batch(false), Sequence::Update])?];
+    Ok(std::array::from_fn(|link| first[link] + f64::from(further - 1) * between[link] + last[link]))
 }
 
 /// A generated token on the meter.

@@ -70,7 +70,7 @@ pub struct Scale {
     pub sent_per_step: u64,
     /// Messages that they are sent in.
     pub messages_per_step: u64,
-    /// Seconds of a step over each link: the roofline, and then what is sent.
+    /// Seconds of a step over each link: the roofline, and what is sent as far as nothing hides it.
     pub seconds_per_step: [f64; Link::ALL.len()],
     /// Tokens a second of all ranks.
     pub tokens_per_s: [f64; Link::ALL.len()],
@@ -106,7 +106,7 @@ fn scale(config: &Config, machine: &Machine, ranks: u32, alone: f64) -> Result<S
     let plan = Plan::of(&tried, machine)?;
     let last = plan.stages.last().ok_or_else(|| ConfigError("a run has at least one stage".to_owned()))?;
     let (sent, messages) = (last.sent_per_step, last.messages_per_step);
-    let seconds_per_step = Link::ALL.map(|link| last.roofline_seconds + link.seconds(sent, messages));
+    let seconds_per_step = last.seconds_over_links;
     Ok(Scale {
         ranks,
         arena_bytes: plan.arena_bytes,
@@ -198,9 +198,10 @@ mod tests {
         assert_eq!((rows[0].ranks, rows[0].sent_per_step, rows[0].efficiency), (1, 0, [1.0; 3]));
         for pair in rows.windows(2) {
             assert!(pair[1].ranks == 2 * pair[0].ranks && pair[1].sent_per_step > pair[0].sent_per_step);
-            assert!(pair[1].efficiency.iter().zip(pair[0].efficiency).all(|(more, fewer)| *more <= fewer));
+            // Over NVLink few ranks gain as much by sharing the update as they lose.
+            assert!(pair[1].efficiency[1..].iter().zip(&pair[0].efficiency[1..]).all(|(more, fewer)| more <= fewer));
             let [nvlink, pcie, ethernet] = pair[1].efficiency;
-            assert!(nvlink > pcie && pcie > ethernet);
+            assert!(1.01 > nvlink && nvlink > pcie && pcie > ethernet);
         }
         assert!(rows[3].arena_bytes < rows[0].arena_bytes);
     }

@@ -21,6 +21,7 @@ pub mod recompute;
 mod smaller;
 mod summary;
 mod sweep;
+mod timeline;
 
 pub use decoding::Decoding;
 pub use estimates::{Estimates, Generation};
@@ -31,6 +32,7 @@ pub use machine::Machine;
 pub use outside::{LOADER_SLOTS, Outside};
 pub use program::{Constants, EvaluationPlaces, Places, Programs, Sequence};
 pub use sweep::Row;
+pub use timeline::OverLinks;
 
 use capful_core::memory::{Budget, Role};
 use capful_core::train::Stage;
@@ -67,6 +69,9 @@ pub struct StagePlan {
     pub messages_per_step: u64,
     /// Seconds of a step on the machine's roofline; what is sent is not in them.
     pub roofline_seconds: f64,
+    /// The same with what is sent over each link.
+    #[serde(skip)]
+    pub seconds_over_links: OverLinks,
     /// What the arena would be for this stage alone.
     pub arena_bytes: u64,
 }
@@ -134,6 +139,7 @@ fn stages(config: &Config, laid: &Laid) -> Vec<StagePlan> {
         sent_per_step: cost.sent,
         messages_per_step: cost.messages,
         roofline_seconds: cost.seconds,
+        seconds_over_links: cost.over_links,
         arena_bytes: *arena_bytes,
     };
     config.stages().iter().zip(laid.costs.iter().zip(&laid.training_bytes)).map(stage).collect()

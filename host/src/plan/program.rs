@@ -47,6 +47,11 @@ impl Sequence {
             Sequence::Logits { chunk } => 8 * u64::from(chunk) + 3,
         }
     }
+
+    /// The number of the recording of this and an update behind it.
+    pub fn key_with_update(self) -> u64 {
+        self.key() | 1 << 63
+    }
 }
 
 /// The constants of steps that are no part of their shapes.

@@ -132,7 +132,7 @@ impl Plan {
     fn ranks(&self, config: &Config) -> String {
         let Some(stage) = self.stages.last() else { return String::new() };
         let link = match (config.link, self.estimates.link_seconds_per_step) {
-            (Some(link), Some(seconds)) => format!("{} over {link}, no time hidden", duration(seconds)),
+            (Some(link), Some(seconds)) => format!("over {link} that adds {}", duration(seconds)),
             _ => "not in the estimates; --link says over what".to_owned(),
         };
         format!("rank 0 of {}: sends {} a step ({link})", config.ranks, human_bytes(stage.sent_per_step))

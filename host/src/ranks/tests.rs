@@ -89,9 +89,11 @@ fn train(run: Run, count: u32) -> Vec<Left> {
                 let number = step * u64::from(run.micro) + u64::from(round * count + rank);
                 let [ids, targets, offsets] = batch(&config, number);
                 let rows = Rows { ids: &ids, targets: &targets, offsets: &offsets };
-                session.micro_batch(0, rows, round == 0).unwrap();
+                match round + 1 < run.micro / count {
+                    true => session.micro_batch(0, rows, round == 0).unwrap(),
+                    false => session.last_micro_batch(0, rows, round == 0).unwrap(),
+                }
             }
-            session.update().unwrap();
             let ticket = session.finish().unwrap();
             results.push(<[f32; 2]>::from(session.results(ticket).unwrap()).map(f32::to_bits));
         }

@@ -72,11 +72,12 @@ impl<'a> Bench<'a> {
 
     fn step(&mut self) -> Result<Ticket, DeviceError> {
         self.session.begin(self.settings)?;
-        for micro in 0..self.config.accumulate {
-            let rows = Rows { ids: &self.ids, targets: &self.targets, offsets: &self.offsets };
+        let rows = Rows { ids: &self.ids, targets: &self.targets, offsets: &self.offsets };
+        let last = self.config.accumulate - 1;
+        for micro in 0..last {
             self.session.micro_batch(0, rows, micro == 0)?;
         }
-        self.session.update()?;
+        self.session.last_micro_batch(0, rows, last == 0)?;
         self.session.finish()
     }
 

@@ -150,10 +150,12 @@ impl Session {
             let zeros = &zeros[..stage.micro_tokens() as usize];
             self.seen = seen;
             self.begin(settings)?;
-            for micro in 0..self.laid.sections.accumulate[index].min(2) {
-                self.micro_batch(index, Rows::of(zeros), micro == 0)?;
+            let rows = Rows::of(zeros);
+            let last = self.laid.sections.accumulate[index].clamp(1, 3) - 1;
+            for micro in 0..last {
+                self.micro_batch(index, rows, micro == 0)?;
             }
-            self.update()?;
+            self.last_micro_batch(index, rows, last == 0)?;
             let ticket = self.finish()?;
             self.results(ticket)?;
         }
@@ -296,7 +298,7 @@ impl Session {
     /// Runs what was recorded of `sequence`.
     fn replay(&mut self, sequence: Sequence, section: &str) -> Result<(), DeviceError> {
         let program = self.laid.programs.get(sequence).ok_or_else(|| missing(section))?;
-        self.device.replay(sequence.key(), program)
+        self.device.replay(sequence.key(), &[program])
     }
 
     /// Makes what was recorded of `sequence` ready to be timed.
@@ -316,10 +318,34 @@ impl Session {
     /// # Errors
     /// A session without that training section, a lost device.
     pub fn micro_batch(&mut self, stage: usize, rows: Rows<'_>, first: bool) -> Result<(), DeviceError> {
+        let sequence = self.next_micro_batch(stage, rows, first)?;
+        self.replay(sequence, "training")
+    }
+
+    /// The step's last micro-batch, as [`Session::micro_batch`], and [`Session::update`]: on a GPU in one recording, so that
+    /// ranks send each other what is complete while the rest is formed.
+    ///
+    /// # Errors
+    /// As those.
+    pub fn last_micro_batch(&mut self, stage: usize, rows: Rows<'_>, first: bool) -> Result<(), DeviceError> {
+        let sequence = self.next_micro_batch(stage, rows, first)?;
+        if self.peers.is_none() && !first {
+            // It is recorded already, and nothing is sent.
+            self.replay(sequence, "training")?;
+            return self.update();
+        }
+        self.seen = (self.seen + 1).min(Scales::WARMUP);
+        let program = |sequence| self.laid.programs.get(sequence).ok_or_else(|| missing("training"));
+        let programs = [program(sequence)?, program(Sequence::Update)?];
+        self.device.replay(sequence.key_with_update(), &programs)
+    }
+
+    /// Writes the batch of the next micro-batch, and says which it is.
+    fn next_micro_batch(&mut self, stage: usize, rows: Rows<'_>, first: bool) -> Result<Sequence, DeviceError> {
         let warming = self.seen < Scales::WARMUP && self.laid.sections.quantises(stage);
         let batch = self.laid.places.training.get(stage).copied().ok_or_else(|| missing("training"))?;
         self.write_batch(batch, rows)?;
-        self.replay(Sequence::MicroBatch { stage, first, warming }, "training")
+        Ok(Sequence::MicroBatch { stage, first, warming })
     }
 
     /// Moves the parameters.

@@ -277,7 +277,8 @@ impl<'a> Trainer<'a> {
         let TrainerState { step, tokens, position, .. } = self.state;
         let rate = self.learning_rate(step, &stage);
         let settings = Settings::of(step, rate, &self.config.optimizer(), stage.clip, stage.step_tokens());
-        for micro in 0..self.session.laid.sections.accumulate[index] {
+        let micro_batches = self.session.laid.sections.accumulate[index];
+        for micro in 0..micro_batches {
             let asked = Instant::now();
             let batch = match self.loader.take() {
                 Ok(None) => return Ok(None),
@@ -306,10 +307,12 @@ impl<'a> Trainer<'a> {
             }
             // Exact ranks hear it in every micro-batch, others in the update: of the last one all hear the same.
             self.session.tell(f32::from(told))?;
-            self.session.micro_batch(index, rows, micro == 0)?;
+            match micro + 1 < micro_batches {
+                true => self.session.micro_batch(index, rows, micro == 0)?,
+                false => self.session.last_micro_batch(index, rows, micro == 0)?,
+            }
             self.state.position = batch.map_or(self.state.position, |batch| batch.position());
         }
-        self.session.update()?;
         let ticket = self.session.finish()?;
         self.state.step += 1;
         self.state.tokens += stage.step_tokens();

@@ -1,4 +1,4 @@
-//! Messages between ranks: through NCCL, on the stream and in the graph that everything else is in.
+//! Messages between ranks: through NCCL, in the graph that everything else is in.
 
 use capful_core::device::OperationError;
 use capful_core::ops::{AllGather, AllToAll, Carry};
@@ -27,6 +27,7 @@ impl Cuda {
         shared.map_err(|e| CudaError::NoNccl(e.to_string()))?;
         let watch = peers.borrow().watch();
         self.communicator = Some(nccl.join(id, [rank, count], self.stream.as_inner(), watch)?);
+        self.open_exchange()?;
         self.name_outside("NCCL")
     }
 
@@ -40,7 +41,7 @@ impl Cuda {
         // What was queued before is queued before.
         self.carry_all()?;
         let done = match &self.communicator {
-            Some(communicator) => communicator.exchange(sends, receives),
+            Some(communicator) => communicator.exchange(self.stream.as_inner(), sends, receives),
             None => Err(CudaError::Unsupported { operation, why: "the other ranks are not joined" }),
         };
         done.map_err(|e| self.fail(e))
@@ -48,15 +49,23 @@ impl Cuda {
 
     #[inline(never)]
     pub(super) fn run_all_gather(&mut self, o: AllGather) -> Result<(), OperationError> {
-        let (start, row) = (self.address(o.whole)?, o.whole.dtype.row_bytes(o.whole.columns()));
-        let of = |rank: u32| {
-            let rows = o.rows_of(rank);
-            Message { rank, address: start + u64::from(rows.start) * row, bytes: rows.len() as u64 * row }
-        };
-        let own = of(o.share.rank);
-        let others = (0..o.share.ranks).filter(|rank| *rank != o.share.rank);
-        let sends: Vec<_> = others.clone().map(|rank| Message { rank, ..own }).collect();
-        let receives: Vec<_> = others.map(of).collect();
+        self.gather(&[o])
+    }
+
+    /// Queues several at once, in one kernel of NCCL's.
+    pub(super) fn gather(&mut self, gathers: &[AllGather]) -> Result<(), OperationError> {
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        for o in gathers {
+            let (start, row) = (self.address(o.whole)?, o.whole.dtype.row_bytes(o.whole.columns()));
+            let of = |rank: u32| {
+                let rows = o.rows_of(rank);
+                Message { rank, address: start + u64::from(rows.start) * row, bytes: rows.len() as u64 * row }
+            };
+            let own = of(o.share.rank);
+            let others = (0..o.share.ranks).filter(|rank| *rank != o.share.rank);
+            sends.extend(others.clone().map(|rank| Message { rank, ..own }));
+            receives.extend(others.map(of));
+        }
         self.exchange("all_gather", &sends, &receives)
     }
 

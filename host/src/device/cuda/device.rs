@@ -49,12 +49,16 @@ pub struct Cuda {
     arena: DeviceBuffer<u8>,
     pub(super) modules: Vec<(&'static str, Module)>,
     pub(super) stream: Stream,
+    /// The stream beside it for what ranks send each other, where there are several.
+    pub(super) exchange: Option<Stream>,
     scratch: Region,
     failure: Option<CudaError>,
     /// The GPU's name.
     pub(super) gpu: String,
     /// A graph is being recorded.
     pub(super) recording: bool,
+    /// The next kernel waits for two streams: it is not made ready early.
+    pub(super) joined: bool,
     /// Copies that wait to be recorded together.
     pub(super) carries: Carries,
     /// Algorithms are timed for products that have none.
@@ -142,10 +146,12 @@ impl Cuda {
             arena,
             modules,
             stream,
+            exchange: None,
             scratch,
             failure: None,
             gpu: name,
             recording: false,
+            joined: false,
             carries: Carries::new(),
             tuning: false,
             tensor_cores,

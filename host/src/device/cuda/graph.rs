@@ -8,6 +8,9 @@ use cust::sys;
 use super::device::Cuda;
 use super::error::CudaError;
 
+/// CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY, of CUDA 11.7: nodes have the priority of the stream they come from.
+const BY_NODE: u64 = 8;
+
 /// An instantiated graph.
 pub struct Graph {
     executable: sys::CUgraphExec,
@@ -93,7 +96,7 @@ impl Cuda {
         let result = recorded.map_err(|e| self.explain(e)).and_then(|()| {
             CudaError::check("cuStreamEndCapture", ended)?;
             // SAFETY: a graph just recorded.
-            let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) };
+            let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, BY_NODE) };
             CudaError::check("cuGraphInstantiate", code)
         });
         if !graph.is_null() {

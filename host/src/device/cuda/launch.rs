@@ -79,7 +79,7 @@ impl Cuda {
         shared: u32,
         arguments: &A,
     ) -> Result<(), OperationError> {
-        let start = if self.early { Start::Early } else { Start::Plain };
+        let start = if self.early && !self.joined { Start::Early } else { Start::Plain };
         self.start(module, kernel, (grid, threads, shared), start, arguments)
     }
 
@@ -109,6 +109,7 @@ impl Cuda {
         if grid.contains(&0) {
             return Ok(());
         }
+        self.joined &= !self.early;
         if grid[1].max(grid[2]) > 65_535 {
             let why = "a GPU takes no more than 65,535 streams, tokens of a stream or heads at once; lower --batch-size or --seq-len";
             return Err(self.fail(CudaError::Unsupported { operation: module, why }));

@@ -2,6 +2,7 @@
 //!
 //! - `device`: the GPU, its one allocation, copies in and out;
 //! - `launch`: kernels queued, each made ready while the one before it runs;
+//! - `beside`: a program on two streams, what ranks send each other on one of them;
 //! - `staging`: inputs and results through pinned memory;
 //! - `graph`: a step recorded once and replayed;
 //! - `timing`: how long operations take;
@@ -13,12 +14,13 @@
 //! - `absent`: what stands here in a build without the feature `cuda`;
 //! - the rest: one file an operation, named as in the core's `ops` and in `kernels/cuda`.
 //!
-//! Every operation is queued on one stream and none waits. Sums have a fixed order and no float is added
+//! Every operation is queued on one stream and none waits; but for what ranks send each other, which has a stream of its own. Sums have a fixed order and no float is added
 //! atomically, so the same inputs give the same bits.
 
 mod adamw;
 mod attention;
 mod attention_grad;
+mod beside;
 mod blas;
 mod cached_attention;
 mod carry;

@@ -50,9 +50,10 @@ pub struct Nccl {
     _library: Library,
 }
 
-/// This rank's end of a group of GPUs, on a stream.
+/// This rank's end of a group of GPUs.
 pub struct Communicator {
     end: Arc<End>,
+    /// The device's, which waits for all messages.
     stream: sys::CUstream,
     watch: Option<Watch>,
 }
@@ -155,7 +156,7 @@ impl Nccl {
         Ok(id.0)
     }
 
-    /// Joins the group of `id` on the current context, for messages on `stream`; waits for all ranks. A wait that is
+    /// Joins the group of `id` on the current context, whose messages `stream` waits for in the end; waits for all ranks. A wait that is
     /// overdue for `watch` is aborted.
     ///
     /// # Errors
@@ -211,22 +212,22 @@ impl Communicator {
         move || end.abort()
     }
 
-    /// Queues messages, all of them at once: none waits for another one. The first ones to a rank wait until it takes part.
+    /// Queues messages on `stream`, all of them at once: none waits for another one. The first ones to a rank wait until it takes part.
     ///
     /// # Errors
     /// What the library says.
-    pub fn exchange(&self, sends: &[Message], receives: &[Message]) -> Result<(), CudaError> {
-        self.wait(|| self.queue(sends, receives))
+    pub fn exchange(&self, stream: sys::CUstream, sends: &[Message], receives: &[Message]) -> Result<(), CudaError> {
+        self.wait(|| self.queue(stream, sends, receives))
     }
 
-    fn queue(&self, sends: &[Message], receives: &[Message]) -> Result<(), CudaError> {
+    fn queue(&self, stream: sys::CUstream, sends: &[Message], receives: &[Message]) -> Result<(), CudaError> {
         let nccl = &self.end.nccl;
-        let (comm, stream) = (self.end.comm.load(Ordering::Acquire), self.stream.cast());
+        let (comm, stream) = (self.end.comm.load(Ordering::Acquire), stream.cast());
         // SAFETY: no arguments.
         nccl.check("ncclGroupStart", unsafe { (nccl.group_start)() })?;
         let mut done = Ok(());
         for Message { rank, address, bytes } in sends.iter().filter(|message| message.bytes > 0) {
-            // SAFETY: bytes of the arena, which outlives the communicator; the device's own stream.
+            // SAFETY: bytes of the arena, which outlives the communicator; one of the device's streams.
             let status =
                 unsafe { (nccl.send)(*address as *const c_void, *bytes as usize, BYTES, *rank as i32, comm, stream) };
             done = done.and(nccl.check("ncclSend", status));

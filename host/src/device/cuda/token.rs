@@ -9,6 +9,7 @@ use super::device::{Cuda, width};
 use super::error::CudaError;
 use super::product::RowArgs;
 use super::profile::TokenRoom;
+use crate::device::Stream;
 
 /// Mirrors TokenEmbedArgs.
 #[repr(C)]
@@ -244,6 +245,9 @@ impl Cuda {
     /// # Errors
     /// What an operation could not do.
     pub fn run_program(&mut self, mut ops: &[Op]) -> Result<(), OperationError> {
+        if self.exchange.is_some() && self.recording && ops.iter().any(|op| Stream::of(op) == Stream::Exchange) {
+            return self.run_beside(ops);
+        }
         while let Some(first) = ops.first() {
             let count = together(ops);
             match count {

@@ -1,0 +1,175 @@
+//! What ranks send each other, beside what they compute: a pass that gives every operation of a program one of two streams.
+//!
+//! Each stream runs its operations in the order of the program. Before one that uses what the other stream writes, or
+//! writes what that one uses, it waits for the last such operation of the other stream, unless it has waited for a later
+//! one. So a layer's gradients are on their way as soon as they are complete, while those of the layers before it are
+//! formed, and nothing else changes: the operations, what they read and their bits are those of one stream.
+
+use capful_core::device::{Access, Op};
+use capful_core::memory::Region;
+
+/// Where an operation runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    /// With what forms gradients and moves weights.
+    Compute,
+    /// With what ranks send each other, and its sums. Such operations take no scratch, which the others share.
+    Exchange,
+}
+
+impl Stream {
+    /// Where `op` runs.
+    pub const fn of(op: &Op) -> Stream {
+        match op {
+            Op::AllGather(_) | Op::AllToAll(_) | Op::SumParts(_) => Stream::Exchange,
+            _ => Stream::Compute,
+        }
+    }
+
+    const fn other(self) -> Stream {
+        match self {
+            Stream::Compute => Stream::Exchange,
+            Stream::Exchange => Stream::Compute,
+        }
+    }
+}
+
+/// An operation's stream, and what it waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Its stream.
+    pub stream: Stream,
+    /// The operation of the other stream that it waits for, by its number there.
+    pub behind: Option<usize>,
+}
+
+/// What an operation uses.
+struct Uses(Vec<(Region, bool)>);
+
+impl Uses {
+    fn of(op: &Op) -> Uses {
+        let mut uses = Vec::new();
+        op.operands(&mut |operand| uses.push((operand.region, operand.access != Access::Read)));
+        Uses(uses)
+    }
+
+    /// Whether one of both writes what the other one uses.
+    fn meets(&self, other: &Uses) -> bool {
+        let meet = |(a, written): &(Region, bool)| {
+            other.0.iter().any(|(b, also)| (*written || *also) && a.bytes() > 0 && b.bytes() > 0 && a.overlaps(b))
+        };
+        self.0.iter().any(meet)
+    }
+}
+
+/// The operations of a program so far.
+#[derive(Default)]
+pub struct Overlap {
+    /// What those of each stream use.
+    done: [Vec<Uses>; 2],
+    /// How many of the other stream's each has waited for.
+    waited: [usize; 2],
+}
+
+impl Overlap {
+    /// Places the next operation of the program.
+    pub fn place(&mut self, op: &Op) -> Place {
+        let (stream, uses) = (Stream::of(op), Uses::of(op));
+        let (own, other) = (stream as usize, stream.other() as usize);
+        let since = self.waited[own];
+        let behind = self.done[other][since..].iter().rposition(|before| before.meets(&uses)).map(|i| since + i);
+        if let Some(last) = behind {
+            self.waited[own] = last + 1;
+        }
+        self.done[own].push(uses);
+        Place { stream, behind }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, RawConfig};
+    use crate::device::AnyProfile;
+    use crate::plan::{Machine, Plan, Sequence};
+
+    /// The programs of a step of rank 0 of two: a micro-batch, and the update.
+    fn step(preset: &str, more: &str) -> Vec<Op> {
+        let text = format!("preset = '{preset}'\naccumulate = 2\n{more}");
+        let raw: RawConfig = toml::from_str(&text).expect("TOML");
+        let config = Config::resolve(RawConfig { ranks: Some(2), ..raw }).expect("a configuration");
+        let (_, laid) = Plan::new(&config, &Machine::of(&config).expect("a machine")).expect("a plan");
+        let laid = laid.recorded(&config.family(), &AnyProfile::of(&config).expect("a device")).expect("programs");
+        let of = |sequence| laid.programs.get(sequence).expect("recorded").iter().copied();
+        let micro_batch = of(Sequence::MicroBatch { stage: 0, first: true, warming: false });
+        micro_batch.chain(of(Sequence::Update)).collect()
+    }
+
+    /// Every pair that meets is ordered: by its stream, or by a wait of the later one's stream, at it or before it, for the
+    /// earlier one or one behind it. Pairs are found by bytes, each by itself.
+    #[test]
+    fn whatever_meets_is_ordered() {
+        for (preset, more) in [("pythia-tiny", ""), ("pythia-tiny", "zero = 2"), ("yxanul-tiny", "exact_ranks = true")]
+        {
+            let ops = step(preset, more);
+            let mut overlap = Overlap::default();
+            let mut numbers = [0; 2];
+            let places: Vec<(usize, Place)> = ops
+                .iter()
+                .map(|op| {
+                    let place = overlap.place(op);
+                    numbers[place.stream as usize] += 1;
+                    (numbers[place.stream as usize] - 1, place)
+                })
+                .collect();
+            let uses = |op: &Op| {
+                let mut uses = Vec::new();
+                op.operands(&mut |o| uses.push((o.region.offset..o.region.end(), o.access != Access::Read)));
+                uses
+            };
+            let mut across = 0;
+            for (late, op) in ops.iter().enumerate() {
+                for early in 0..late {
+                    let ([(number, a), (_, b)], later) = ([places[early], places[late]], uses(op));
+                    let meets = uses(&ops[early]).iter().any(|(x, written)| {
+                        later.iter().any(|(y, also)| (*written || *also) && x.start.max(y.start) < x.end.min(y.end))
+                    });
+                    if !meets || a.stream == b.stream {
+                        continue;
+                    }
+                    across += 1;
+                    let waits = places[..=late].iter().filter(|(_, place)| place.stream == b.stream);
+                    assert!(waits.filter_map(|(_, place)| place.behind).any(|i| i >= number), "{preset}: {op:?}");
+                }
+            }
+            assert!(across > 10, "{preset}: {across}");
+        }
+    }
+
+    /// What a section sends waits for its gradients, and for those of no section that is formed later.
+    #[test]
+    fn a_layers_gradients_are_sent_before_the_next_one_forms_its_own() {
+        let ops = step("pythia-tiny", "");
+        let mut overlap = Overlap::default();
+        let places: Vec<Place> = ops.iter().map(|op| overlap.place(op)).collect();
+        let computed: Vec<&Op> = ops.iter().filter(|op| Stream::of(op) == Stream::Compute).collect();
+        let sections = ops.iter().zip(&places).filter_map(|(op, place)| match op {
+            Op::AllToAll(exchange) => Some((exchange.from, place.behind?)),
+            _ => None,
+        });
+        let mut found = 0;
+        for (gradients, behind) in sections {
+            let writes = |op: &&Op| {
+                let mut writes = false;
+                op.operands(&mut |o| writes |= o.access != Access::Read && o.region.overlaps(&gradients));
+                writes
+            };
+            let last = computed.iter().rposition(writes).expect("its gradients are formed");
+            assert_eq!(behind, last);
+            found += 1;
+        }
+        // The head with the last norm, the layers, the embedding.
+        let layers = computed.iter().filter(|op| matches!(op, Op::AttentionGrad(_))).count();
+        assert_eq!(found, layers + 2);
+    }
+}
