@@ -1,7 +1,9 @@
-//! Copying regions. While a graph is recorded, those that follow each other are copied by one kernel.
+//! Copying regions, and a step's inputs and results. Copies that follow each other are made by one kernel: of regions while
+//! a graph is recorded, of inputs before the step that reads them.
 
 use capful_core::device::OperationError;
 use capful_core::ops::Carry;
+use cust::sys;
 
 use super::device::{Cuda, blocks, threads};
 
@@ -18,38 +20,65 @@ struct CarryArgs {
     wide: [u32; REGIONS],
 }
 
-/// Copies that are not queued yet: from, to and how many bytes.
-pub(super) type Carries = Vec<[u64; 3]>;
+/// Copies that are not queued yet, and the kernel that makes them.
+pub(super) struct Carries {
+    /// From, to and how many bytes.
+    waiting: heapless::Vec<[u64; 3], REGIONS>,
+    /// Found once, because a step allocates nothing.
+    kernel: Option<sys::CUfunction>,
+}
 
-impl Cuda {
-    #[inline(never)]
-    pub(super) fn run_carry(&mut self, o: Carry) -> Result<(), OperationError> {
-        let (from, to, bytes) = (self.address(o.from)?, self.address(o.to)?, o.from.bytes());
-        let meets = |a: u64, b: u64, bytes_of_b: u64| a < b + bytes_of_b && b < a + bytes;
-        // In one kernel nobody reads or writes what another writes.
-        let waits = |&[f, t, n]: &[u64; 3]| meets(from, t, n) || meets(to, f, n) || meets(to, t, n);
-        if self.carries.len() == REGIONS || self.carries.iter().any(waits) {
-            self.carry_all()?;
-        }
-        self.carries.push([from, to, bytes]);
-        if self.recording { Ok(()) } else { self.carry_all() }
+impl Carries {
+    pub(super) const fn new() -> Carries {
+        Carries { waiting: heapless::Vec::new(), kernel: None }
+    }
+
+    /// Forgets those that wait.
+    pub(super) fn clear(&mut self) {
+        self.waiting.clear();
     }
 }
 
 impl Cuda {
+    #[inline(never)]
+    pub(super) fn run_carry(&mut self, o: Carry) -> Result<(), OperationError> {
+        let copy = [self.address(o.from)?, self.address(o.to)?, o.from.bytes()];
+        self.carry(copy)?;
+        if self.recording { Ok(()) } else { self.carry_all() }
+    }
+
+    /// Copies from an address to another so many bytes, before anything else is queued. Pinned memory of the host has
+    /// addresses on the GPU too.
+    pub(super) fn carry(&mut self, [from, to, bytes]: [u64; 3]) -> Result<(), OperationError> {
+        let meets = |a: u64, b: u64, bytes_of_b: u64| a < b + bytes_of_b && b < a + bytes;
+        // In one kernel nobody reads or writes what another writes.
+        let waits = |&[f, t, n]: &[u64; 3]| meets(from, t, n) || meets(to, f, n) || meets(to, t, n);
+        if self.carries.waiting.is_full() || self.carries.waiting.iter().any(waits) {
+            self.carry_all()?;
+        }
+        self.carries.waiting.push([from, to, bytes]).map_err(|_| OperationError::Device)
+    }
+
     /// Queues the copies that wait: before anything else is queued.
     pub(super) fn carry_all(&mut self) -> Result<(), OperationError> {
-        if self.carries.is_empty() {
+        if self.carries.waiting.is_empty() {
             return Ok(());
         }
         let mut arguments = CarryArgs { from: [0; REGIONS], to: [0; REGIONS], bytes: [0; REGIONS], wide: [0; REGIONS] };
-        let (mut most, count) = (0, self.carries.len());
-        for (i, [from, to, bytes]) in self.carries.drain(..).enumerate() {
+        let mut most = 0;
+        for (i, &[from, to, bytes]) in self.carries.waiting.iter().enumerate() {
             let wide = (from | to).is_multiple_of(16);
             (arguments.from[i], arguments.to[i], arguments.bytes[i]) = (from, to, bytes);
             arguments.wide[i] = wide.into();
             most = most.max(threads(bytes, if wide { 16 } else { 1 }));
         }
-        self.launch("carry", "carry", [blocks(most, 256), count as u32, 1], 256, &arguments)
+        let grid = [blocks(most, 256), self.carries.waiting.len() as u32, 1];
+        self.carries.waiting.clear();
+        let kernel = match self.carries.kernel {
+            Some(kernel) => kernel,
+            None => self.kernel("carry", "carry")?,
+        };
+        self.carries.kernel = Some(kernel);
+        self.launch_kernel("carry", kernel, grid, 256, &arguments)
     }
 }

@@ -347,7 +347,8 @@ impl Cuda {
     ///
     /// # Errors
     /// What went wrong since the last time.
-    pub fn synchronise(&self) -> Result<(), CudaError> {
+    pub fn synchronise(&mut self) -> Result<(), CudaError> {
+        self.carry_all().map_err(|e| self.explain(e))?;
         self.wait(|| self.stream.synchronize()).map_err(CudaError::of("cuStreamSynchronize"))
     }
 

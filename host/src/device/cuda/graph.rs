@@ -53,10 +53,17 @@ impl Cuda {
     /// # Errors
     /// What the driver says.
     pub fn replay_recorded(&mut self, key: u64) -> Result<(), CudaError> {
-        self.graphs.get(&key).map_or(Ok(()), |graph| self.launch_graph(graph))
+        self.carry_all().map_err(|e| self.explain(e))?;
+        self.graphs.get(&key).map_or(Ok(()), |graph| self.replay(graph))
     }
 
-    pub(super) fn launch_graph(&self, graph: &Graph) -> Result<(), CudaError> {
+    pub(super) fn launch_graph(&mut self, graph: &Graph) -> Result<(), CudaError> {
+        self.carry_all().map_err(|e| self.explain(e))?;
+        self.replay(graph)
+    }
+
+    /// Queues a graph behind what is queued already.
+    fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
         // SAFETY: an instantiated graph whose addresses lie in the arena, on the stream it was recorded on.
         let launch = || unsafe { sys::cuGraphLaunch(graph.executable, self.stream.as_inner()) };
         // Waits where the GPU's queue is full.
@@ -75,6 +82,7 @@ impl Cuda {
 
     /// From here on what is queued is recorded instead.
     fn begin(&mut self) -> Result<(), CudaError> {
+        self.carry_all().map_err(|e| self.explain(e))?;
         // Relaxed: libraries may load a kernel's code while it is recorded, and nobody else uses this stream.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: our own stream.

@@ -79,7 +79,9 @@ impl Cuda {
         shared: u32,
         arguments: &A,
     ) -> Result<(), OperationError> {
+        self.carry_all()?;
         let start = if self.early && !self.joined { Start::Early } else { Start::Plain };
+        let kernel = self.kernel(module, kernel)?;
         self.start(module, kernel, (grid, threads, shared), start, arguments)
     }
 
@@ -92,20 +94,45 @@ impl Cuda {
         shared: u32,
         arguments: &A,
     ) -> Result<(), OperationError> {
+        self.carry_all()?;
         let grid = [self.together, 1, 1];
+        let kernel = self.kernel(module, kernel)?;
         let start = if self.together > 1 { Start::Together } else { Start::Plain };
         self.start(module, kernel, (grid, threads, shared), start, arguments)
+    }
+
+    /// As [`Cuda::launch`], a kernel that was found before.
+    pub(super) fn launch_kernel<A: Copy>(
+        &mut self,
+        module: &'static str,
+        kernel: sys::CUfunction,
+        grid: [u32; 3],
+        threads: u32,
+        arguments: &A,
+    ) -> Result<(), OperationError> {
+        let start = if self.early && !self.joined { Start::Early } else { Start::Plain };
+        self.start(module, kernel, (grid, threads, 0), start, arguments)
+    }
+
+    /// Finds a kernel.
+    pub(super) fn kernel(&mut self, module: &'static str, kernel: &str) -> Result<sys::CUfunction, OperationError> {
+        let Some((_, found)) = self.modules.iter().find(|(name, _)| *name == module) else {
+            return Err(self.fail(CudaError::Unsupported { operation: module, why: "its kernels are not embedded" }));
+        };
+        #[cfg(test)]
+        assert!(super::tests::mirrors::exports(module, kernel), "{module}.cu has no kernel {kernel}");
+        let function = found.get_function(kernel).map(|function| function.to_raw());
+        function.map_err(CudaError::of(module)).map_err(|e| self.fail(e))
     }
 
     fn start<A: Copy>(
         &mut self,
         module: &'static str,
-        kernel: &str,
+        kernel: sys::CUfunction,
         (grid, threads, shared): ([u32; 3], u32, u32),
         start: Start,
         arguments: &A,
     ) -> Result<(), OperationError> {
-        self.carry_all()?;
         if grid.contains(&0) {
             return Ok(());
         }
@@ -114,35 +141,24 @@ impl Cuda {
             let why = "a GPU takes no more than 65,535 streams, tokens of a stream or heads at once; lower --batch-size or --seq-len";
             return Err(self.fail(CudaError::Unsupported { operation: module, why }));
         }
-        let Some((_, found)) = self.modules.iter().find(|(name, _)| *name == module) else {
-            return Err(self.fail(CudaError::Unsupported { operation: module, why: "its kernels are not embedded" }));
-        };
-        #[cfg(test)]
-        assert!(super::tests::mirrors::exports(module, kernel), "{module}.cu has no kernel {kernel}");
-        let result = found.get_function(kernel).map_err(CudaError::of(module)).and_then(|function| {
+        let queued = || {
             if shared > 0 {
                 let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 // SAFETY: a function of a module that is loaded.
-                let code = unsafe { sys::cuFuncSetAttribute(function.to_raw(), most, shared as i32) };
+                let code = unsafe { sys::cuFuncSetAttribute(kernel, most, shared as i32) };
                 CudaError::check("cuFuncSetAttribute", code)?;
             }
             let mut arguments = [std::ptr::from_ref(arguments) as *mut c_void];
-            if start == Start::Plain {
-                // SAFETY: one argument, a struct that mirrors the kernel's; addresses in it were checked by `address`.
-                return unsafe {
-                    self.stream.launch(&function, (grid[0], grid[1], grid[2]), threads, shared, &arguments)
-                }
-                .map_err(CudaError::of(module));
-            }
             let id = if start == Start::Together { TOGETHER } else { EARLY };
             let how = Attribute { id, padding: 0, value: [1, 0, 0, 0, 0, 0, 0, 0] };
             let (block, stream) = ([threads, 1, 1], self.stream.as_inner());
-            let config = Config { grid, block, shared, stream, attributes: &how, count: 1 };
-            // SAFETY: as above; the attribute outlives the call.
-            let code =
-                unsafe { cuLaunchKernelEx(&config, function.to_raw(), arguments.as_mut_ptr(), std::ptr::null_mut()) };
+            let count = u32::from(start != Start::Plain);
+            let config = Config { grid, block, shared, stream, attributes: &how, count };
+            // SAFETY: one argument, a struct that mirrors the kernel's; addresses in it were checked by `address`. The
+            // attribute outlives the call.
+            let code = unsafe { cuLaunchKernelEx(&config, kernel, arguments.as_mut_ptr(), std::ptr::null_mut()) };
             CudaError::check(module, code)
-        });
-        result.map_err(|e| self.fail(e))
+        };
+        queued().map_err(|e| self.fail(e))
     }
 }

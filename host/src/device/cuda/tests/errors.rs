@@ -182,7 +182,7 @@ fn a_driver_that_does_not_start_says_its_own_code() {
     });
 }
 
-/// Steps of one kernel by a graph, until something goes wrong.
+/// Steps of one kernel by a graph, and two for input and result, until something goes wrong.
 fn steps(cuda: &mut Cuda) -> (u32, CudaError) {
     for step in 0..100 {
         let run = |cuda: &mut Cuda| {
@@ -203,8 +203,8 @@ fn steps(cuda: &mut Cuda) -> (u32, CudaError) {
 fn a_gpu_that_fails_in_a_step_fails_for_good() {
     let environments = [
         ("graph:5", "CUDA_ERROR_LAUNCH_FAILED"),
-        ("launch:5:214", "CUDA_ERROR_ECC_UNCORRECTABLE"),
-        ("launch:5:913", "CUDA_ERROR_FUNCTION_NOT_LOADED"),
+        ("launch:14:214", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+        ("launch:14:913", "CUDA_ERROR_FUNCTION_NOT_LOADED"),
     ]
     .map(failing);
     let environments = environments.each_ref().map(|e| e.as_slice());
