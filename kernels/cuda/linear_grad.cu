@@ -1,10 +1,11 @@
-// The bias gradient of a linear layer: sums over the rows. Its products are in product.cu.
+// The bias gradient of a linear layer: sums over the rows; and what else that pass makes. Its products are in product.cu.
 #include "columns.cuh"
 #include "gelu.cuh"
 
 struct BiasGradArgs {
     void* out_grad;           // [rows, columns]
     const void* before_gelu;  // [rows, columns] or null: out_grad is multiplied by gelu'(this) first
+    void* activated;          // [rows, columns] or null: takes gelu(before_gelu)
     float* partial;           // [pieces, columns]
     u32 rows, columns, piece;
     u32 wide;                 // whether rows begin at multiples of 16 bytes
@@ -28,6 +29,11 @@ __device__ inline void piece_sums(const BiasGradArgs& a) {
 #pragma unroll
                 for (int i = 0; i < N; i++) g[i] *= gelu_derivative<T>(before[i]);
                 write((T*)a.out_grad + at, g);
+                if (a.activated) {
+#pragma unroll
+                    for (int i = 0; i < N; i++) before[i] = gelu<T>(before[i]);
+                    write((T*)a.activated + at, before);
+                }
                 round_to<T>(g);
             }
 #pragma unroll

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use capful_core::device::{Device as _, Op, Operation as _, OperationError};
+use capful_core::device::{Op, Operation as _, OperationError};
 use capful_core::ops::AllGather;
 use cust::context::CurrentContext;
 use cust::event::{Event, EventFlags};
@@ -45,7 +45,7 @@ impl Cuda {
         // The other stream joins the recording.
         let begun = self.end_of(Stream::Compute)?;
         self.wait_for(Stream::Exchange, begun)?;
-        for (op, Place { stream, behind }) in ops.iter().zip(&places) {
+        for (at, (op, Place { stream, behind })) in ops.iter().zip(&places).enumerate() {
             let own = *stream as usize;
             if behind.is_some() {
                 let end = ends[1 - own].pop_front().ok_or(OperationError::Device)?;
@@ -64,7 +64,7 @@ impl Cuda {
                 _ if *stream == Stream::Exchange => self.gather_beside(&mut gathers)?,
                 _ => (),
             }
-            self.on(*stream, |cuda| cuda.run(op))?;
+            self.on(*stream, |cuda| cuda.run_at(ops, at))?;
             if end {
                 ends[own].push_back(self.end_of(*stream)?);
             }

@@ -17,6 +17,7 @@ const NAME: &str = "linear_grad";
 struct BiasGradArgs {
     out_grad: u64,
     before_gelu: u64,
+    activated: u64,
     partial: u64,
     rows: u32,
     columns: u32,
@@ -24,9 +25,31 @@ struct BiasGradArgs {
     wide: u32,
 }
 
+/// A pass over a gradient, whose columns it can sum.
+pub(super) struct Pass {
+    /// [rows, columns].
+    rows: Region,
+    /// The same: the gradient goes through the GELU of this first, where it is.
+    before_gelu: Option<Region>,
+    /// The same: takes the GELU of that.
+    activated: Option<Region>,
+}
+
+impl Pass {
+    /// Over a gradient that stays as it is.
+    pub(super) const fn over(rows: Region) -> Pass {
+        Pass { rows, before_gelu: None, activated: None }
+    }
+}
+
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_linear_grad(&mut self, o: LinearGrad) -> Result<(), OperationError> {
+        self.linear_grad(o, None)
+    }
+
+    /// The same; `activated` takes the GELU of what is before it, in the pass that takes the gradient through it.
+    pub(super) fn linear_grad(&mut self, o: LinearGrad, activated: Option<Region>) -> Result<(), OperationError> {
         if let Some(x_grad) = o.x_grad {
             let product = match &o.quantised {
                 Some(of) => Product::quantised(NAME, of, x_grad),
@@ -38,7 +61,7 @@ impl Cuda {
             let before_gelu = o.before_gelu.filter(|_| o.x_bias_grad.is_none());
             self.product(Product { before_gelu, ..product })?;
             if let Some(bias_grad) = o.x_bias_grad {
-                self.bias_of(x_grad, o.before_gelu, bias_grad, o.accumulate)?;
+                self.pass(Pass { rows: x_grad, before_gelu: o.before_gelu, activated }, bias_grad, o.accumulate)?;
             }
         }
         if let Some(weight_grad) = o.weight_grad {
@@ -50,37 +73,31 @@ impl Cuda {
             self.product(Product { accumulate: o.accumulate, ..product })?;
         }
         // Not the library's epilogue: its products with sums of columns take longer than both apart.
-        o.bias_grad.map_or(Ok(()), |bias_grad| self.bias_of(o.out_grad, None, bias_grad, o.accumulate))
+        o.bias_grad.map_or(Ok(()), |bias_grad| self.pass(Pass::over(o.out_grad), bias_grad, o.accumulate))
     }
 
-    /// The bias' gradient of `from`, which goes through the GELU of `before_gelu` first.
-    fn bias_of(
-        &mut self,
-        from: Region,
-        before_gelu: Option<Region>,
-        bias_grad: Region,
-        accumulate: bool,
-    ) -> Result<(), OperationError> {
-        let partial = self.scratch_at(0, piece_bytes(from.rows(), 1, from.columns()))?;
+    /// A pass, and the bias' gradient that is summed in it.
+    fn pass(&mut self, pass: Pass, bias_grad: Region, accumulate: bool) -> Result<(), OperationError> {
+        let partial = self.scratch_at(0, piece_bytes(pass.rows.rows(), 1, pass.rows.columns()))?;
         let to = self.address(bias_grad)?;
-        self.bias_grad((from, before_gelu), partial, to, accumulate)
+        self.bias_grad(pass, partial, to, accumulate)
     }
 
-    /// The sum of each column of the first, which goes through the GELU of the second before, of pieces of it that wait in
-    /// `partial`.
+    /// A pass, and the sum of each column to `to`, of pieces that wait in `partial`.
     pub(super) fn bias_grad(
         &mut self,
-        (from, before_gelu): (Region, Option<Region>),
+        pass: Pass,
         partial: u64,
         to: u64,
         accumulate: bool,
     ) -> Result<(), OperationError> {
-        let (rows, columns, out_grad) = (from.rows(), from.columns(), self.address(from)?);
-        let before_gelu = self.address_or_null(before_gelu)?;
+        let (rows, columns, out_grad) = (pass.rows.rows(), pass.rows.columns(), self.address(pass.rows)?);
+        let [before_gelu, activated] = [self.address_or_null(pass.before_gelu)?, self.address_or_null(pass.activated)?];
         let (piece, count) = pieces(rows);
-        let width = width(from.dtype, columns.into(), &[out_grad, before_gelu]);
-        let arguments = BiasGradArgs { out_grad, before_gelu, partial, rows, columns, piece, wide: (width > 1).into() };
-        let kernel = format!("linear_grad_piece_{}", from.dtype.name());
+        let width = width(pass.rows.dtype, columns.into(), &[out_grad, before_gelu, activated]);
+        let wide = (width > 1).into();
+        let arguments = BiasGradArgs { out_grad, before_gelu, activated, partial, rows, columns, piece, wide };
+        let kernel = format!("linear_grad_piece_{}", pass.rows.dtype.name());
         self.launch(NAME, &kernel, [blocks(columns.into(), 32 * width), count, 1], 256, &arguments)?;
         let (out, accumulate) = ([to, 0, 0, 0], accumulate.into());
         let finish = FinishArgs { partial, out, pieces: count, sums: 1, columns, accumulate };

@@ -7,6 +7,7 @@
 //! - `graph`: a step recorded once and replayed;
 //! - `timing`: how long operations take;
 //! - `profile`: what the precision implies for memory;
+//! - `fused`: operations that one kernel makes together;
 //! - `token`: the operations of one token in one launch;
 //! - `product`: the matrix product, by cublasLt (`blas`, its algorithms chosen in `tuning`) or by our own tiled kernel;
 //! - `streams`: signals as neurons read them and as products do;
@@ -33,6 +34,7 @@ mod device;
 mod embed;
 mod error;
 mod factored;
+mod fused;
 mod gelu;
 mod graph;
 mod head_fused;

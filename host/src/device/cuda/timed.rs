@@ -6,7 +6,7 @@
 
 use std::ptr;
 
-use capful_core::device::{Device as _, Op, OperationError};
+use capful_core::device::{Op, OperationError};
 use cust::sys;
 
 use super::device::Cuda;
@@ -89,8 +89,8 @@ impl Cuda {
         let marks = (0..=intervals + EMPTY).map(|_| Mark::new()).collect::<Result<Vec<_>, _>>()?;
         let graph = self.record(|cuda| {
             cuda.mark(&marks[0])?;
-            for (i, op) in ops.iter().enumerate() {
-                cuda.run(op)?;
+            for i in 0..ops.len() {
+                cuda.run_at(ops, i)?;
                 let interval = portions[i].0;
                 if portions.get(i + 1).is_none_or(|next| next.0 != interval) {
                     cuda.carry_all()?;

@@ -244,17 +244,18 @@ impl Cuda {
     ///
     /// # Errors
     /// What an operation could not do.
-    pub fn run_program(&mut self, mut ops: &[Op]) -> Result<(), OperationError> {
+    pub fn run_program(&mut self, ops: &[Op]) -> Result<(), OperationError> {
         if self.exchange.is_some() && self.recording && ops.iter().any(|op| Stream::of(op) == Stream::Exchange) {
             return self.run_beside(ops);
         }
-        while let Some(first) = ops.first() {
-            let count = together(ops);
+        let mut at = 0;
+        while at < ops.len() {
+            let count = together(&ops[at..]);
             match count {
-                0 => self.run(first)?,
-                _ => self.token(&ops[..count])?,
+                0 => self.run_at(ops, at)?,
+                _ => self.token(&ops[at..at + count])?,
             }
-            ops = &ops[count.max(1)..];
+            at += count.max(1);
         }
         Ok(())
     }

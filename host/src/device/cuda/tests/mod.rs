@@ -5,6 +5,7 @@ mod bench;
 mod errors;
 mod fp8;
 mod fp8_step;
+mod fused;
 mod messages;
 pub mod mirrors;
 mod neurogen;

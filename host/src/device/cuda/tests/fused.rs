@@ -1,0 +1,81 @@
+//! Operations that one kernel makes together, beside the same ones by themselves: bit for bit.
+
+use capful_core::device::Op;
+use capful_core::memory::{Dtype, Region, Space};
+use capful_core::ops::{Gelu, LinearGrad};
+use capful_core::random::Random;
+
+use super::bench::{encode, open};
+use crate::device::cuda::Cuda;
+
+/// Regions laid one behind the other.
+struct Laid(u64);
+
+impl Laid {
+    fn take(&mut self, dtype: Dtype, rows: u32, columns: u32) -> Region {
+        let region = Region { space: Space::Arena, dtype, offset: self.0, shape: [1, 1, rows, columns] };
+        self.0 = (region.end() + 64).next_multiple_of(256);
+        region
+    }
+}
+
+/// What a run leaves in the regions, which are numbers before it.
+fn left(cuda: &mut Cuda, regions: &[Region], run: impl FnOnce(&mut Cuda)) -> Vec<u8> {
+    for (stream, region) in (0..).zip(regions) {
+        let random = Random::new(7, stream);
+        let values: Vec<f32> = (0..region.elements()).map(|i| random.normal(i)).collect();
+        cuda.write(*region, &encode(region.dtype, &values)).expect("room");
+    }
+    run(cuda);
+    let mut all = Vec::new();
+    for region in regions {
+        let mut bytes = vec![0; region.bytes() as usize];
+        cuda.read(*region, &mut bytes).expect("room");
+        all.extend(bytes);
+    }
+    all
+}
+
+#[test]
+fn a_gelu_is_made_again_in_the_pass_of_its_gradient() {
+    // Rows that begin at multiples of 16 bytes, and others; with and without the other bias.
+    for (dtype, [rows, inputs, outputs], bias) in [
+        (Dtype::Bf16, [70, 24, 16], true),
+        (Dtype::Bf16, [33, 9, 7], false),
+        (Dtype::F32, [65, 20, 12], false),
+        (Dtype::F32, [5, 3, 30], true),
+    ] {
+        let mut laid = Laid(0);
+        let wide = [rows, rows, rows].map(|rows| laid.take(dtype, rows, inputs));
+        let [before, x, x_grad] = wide;
+        let (weight, out_grad) = (laid.take(dtype, outputs, inputs), laid.take(dtype, rows, outputs));
+        let weight_grad = laid.take(Dtype::F32, outputs, inputs);
+        let sums = [outputs, inputs].map(|n| laid.take(Dtype::F32, 1, n));
+        let scratch = laid.take(Dtype::F32, 1, 1 << 18);
+        let grad = LinearGrad {
+            before_gelu: Some(before),
+            bias_grad: bias.then_some(sums[0]),
+            x_bias_grad: Some(sums[1]),
+            accumulate: true,
+            ..LinearGrad::new([x, weight], out_grad, [x_grad, weight_grad])
+        };
+        let ops = [Op::from(Gelu { x: before, out: x }), Op::from(grad)];
+        let regions = [before, x, x_grad, weight, out_grad, weight_grad, sums[0], sums[1]];
+        let mut cuda = open(laid.0, scratch, 0);
+        let apart = left(&mut cuda, &regions, |cuda| {
+            cuda.run_gelu(Gelu { x: before, out: x }).expect("a GELU");
+            cuda.run_linear_grad(grad).expect("gradients");
+        });
+        let together = left(&mut cuda, &regions, |cuda| {
+            (0..ops.len()).for_each(|at| cuda.run_at(&ops, at).expect("both"));
+        });
+        assert!(apart == together, "{dtype:?}, {rows} x {inputs} x {outputs}");
+        // The first operation by itself leaves what it is for to the second.
+        let first = left(&mut cuda, &regions, |cuda| cuda.run_at(&ops, 0).expect("nothing"));
+        assert!(first == left(&mut cuda, &regions, |_| ()), "{dtype:?}: the GELU was not left out");
+        // Of another tensor it is made by itself.
+        let other = [Op::from(Gelu { x: before, out: x_grad }), ops[1]];
+        let by_itself = left(&mut cuda, &regions, |cuda| cuda.run_at(&other, 0).expect("a GELU"));
+        assert!(by_itself != first, "{dtype:?}: another GELU was left out");
+    }
+}
