@@ -63,8 +63,16 @@ fn build() -> Result<(), String> {
             "-o",
         ])
         .arg(&library);
-        job.args(["stand_in/fibers.cpp", "stand_in/driver.cpp", "stand_in/blas.cpp", "stand_in/nccl.cpp", "-x", "c++"])
-            .args(&sources);
+        job.args([
+            "stand_in/fibers.cpp",
+            "stand_in/driver.cpp",
+            "stand_in/streams.cpp",
+            "stand_in/blas.cpp",
+            "stand_in/nccl.cpp",
+            "-x",
+            "c++",
+        ])
+        .args(&sources);
         jobs.insert(0, job);
         stand_in = format!(
             "/// A stand-in for the driver's library that runs the same kernels on the CPU.\n\

@@ -13,8 +13,6 @@
 
 #include "driver.h"
 
-#define API extern "C" __attribute__((visibility("default"))) int
-
 namespace {
 
 // Those of cublasLt.h.

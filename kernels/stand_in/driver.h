@@ -1,11 +1,32 @@
 // What the stand-in's libraries share.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 
+#define API extern "C" __attribute__((visibility("default"))) int
+
 namespace stand_in {
+
+// CUresults.
+enum Code {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    NOT_FOUND = 500,
+    FAILED = 719,
+    UNJOINED = 904
+};
+
+// What a failed kernel makes of everything after it, as on a GPU.
+extern std::atomic<int> broken;
+
+// The code that this call of a kind is to fail with.
+int injected(const char* kind);
 
 // Gives 0 or a CUresult.
 using Work = std::function<int()>;

@@ -19,8 +19,6 @@
 
 #include "driver.h"
 
-#define API extern "C" __attribute__((visibility("default"))) int
-
 enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4 };
 // Milliseconds between two looks whether a group is aborted.
 static const int LOOK = 20;

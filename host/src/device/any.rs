@@ -276,7 +276,8 @@ impl AnyDevice {
     /// # Errors
     /// What one of them could not do.
     pub fn replay(&mut self, key: u64, programs: &[&[Op]]) -> Result<(), DeviceError> {
-        let Some(gpu) = self.gpu().filter(|gpu| !gpu.tuning()) else {
+        let one_by_one = self.gpu().is_none_or(|gpu| gpu.tuning());
+        let Some(gpu) = self.gpu().filter(|_| !one_by_one) else {
             return programs.iter().try_for_each(|ops| self.run_all(ops));
         };
         if !gpu.recorded(key) {
