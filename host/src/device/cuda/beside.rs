@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use capful_core::device::{Op, Operation as _, OperationError};
+use capful_core::device::{Op, OperationError};
 use capful_core::ops::AllGather;
 use cust::context::CurrentContext;
 use cust::event::{Event, EventFlags};
@@ -14,8 +14,9 @@ use super::device::Cuda;
 use super::error::CudaError;
 use crate::device::{Overlap, Place, Stream};
 
-/// Bytes that are worth a kernel of NCCL's: tables that are gathered one behind the other go together up to here.
-const TOGETHER: u64 = 32 << 20;
+/// Bytes that are worth a kernel of NCCL's: tables that are gathered one behind the other go together up to here. Of whole
+/// tables, so that all ranks put the same ones together.
+const TOGETHER: u64 = 64 << 20;
 
 impl Cuda {
     /// Opens the stream for what ranks send each other. Its blocks go first: they are few, and would otherwise wait for those
@@ -56,7 +57,7 @@ impl Cuda {
             match op {
                 Op::AllGather(gather) if !end => {
                     gathers.push(*gather);
-                    if gathers.iter().map(|gather| gather.sent()[0]).sum::<u64>() >= TOGETHER {
+                    if gathers.iter().map(|gather| gather.whole.bytes()).sum::<u64>() >= TOGETHER {
                         self.gather_beside(&mut gathers)?;
                     }
                     continue;
