@@ -1,15 +1,16 @@
 //! Steps of a small Yxanul whose products are of copies in 8 bits, against the Reference.
 
 use capful_core::device::{Device, Meter, Op, OperationError, Profile, Rates, Reference, Single};
-use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
+use capful_core::memory::{Arena, Dtype, Entry, Init, Region, Role, Slot, Space};
 use capful_core::model::transformer::{Biases, Feed, Lasting, Residual, Training};
-use capful_core::model::{Family, MicroBatch, Products as Kind, Purpose, Recompute, Transformer};
-use capful_core::ops::{Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, Rotary, SwiGlu, SwiGluGrad};
+use capful_core::model::{Family, MicroBatch, Products as Kind, Recompute, Transformer};
+use capful_core::ops::{Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, SwiGlu, SwiGluGrad};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
-use capful_core::train::{Ranks, Results, Settings};
+use capful_core::train::{Results, Settings};
 
 use super::bench::{Bench, decode, encode, open_with};
+use super::step;
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
 
 const MODEL: Transformer = Transformer {
@@ -65,34 +66,16 @@ struct Plan {
 }
 
 fn plan(model: Transformer, profile: &dyn Profile, scratch: u64, stage: &MicroBatch) -> Plan {
-    let mut entries = Vec::new();
-    let mut visit = |entry: &Entry| entries.push(*entry);
-    let mut layout = Layout::new(&mut visit);
-    let state = model.lay_lasting(profile, Purpose::Training(Ranks::ALONE), &mut layout);
-    let training = model.lay_training(stage, profile, &mut layout);
-    let words = scratch.div_ceil(4).max(1) as u32;
-    let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
-    let saved = profile.dtype(Role::Saved);
-    let shape = [1, 1, stage.batch * stage.seq_len, model.d_ff];
-    let spare = layout.region(Slot::new("spare", Role::Work, saved, shape)).first;
-    let bytes = layout.high_water().expect("it fits");
-    Plan { model, entries, state, training, scratch, spare, bytes }
+    let step::Plan { entries, state, training, scratch, bytes } = step::plan(&model, profile, scratch, stage);
+    let (dtype, shape) = (profile.dtype(Role::Saved), [1, 1, stage.tokens(), model.d_ff]);
+    let spare = Region { space: Space::Arena, dtype, offset: bytes.next_multiple_of(256), shape };
+    Plan { model, entries, state, training, scratch, spare, bytes: spare.end().next_multiple_of(256) }
 }
 
+/// Those of other steps, but weights have four times the deviation.
 fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
-    let count = slot.shape.iter().product::<u32>();
-    let name: u64 = slot.name.bytes().fold(7, |hash, b| hash.wrapping_mul(31).wrapping_add(b.into()));
-    let random = Random::new(name, layer.into());
-    match slot.init {
-        Init::Zero | Init::Wiring { .. } => vec![0.0; count as usize],
-        Init::One => vec![1.0; count as usize],
-        Init::Normal(deviation) => (0..count).map(|i| random.normal(i.into()) * deviation * 4.0).collect(),
-        Init::Rotary { base, scaling } => {
-            let [_, positions, pairs, _] = slot.shape;
-            let each = (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j)));
-            each.flat_map(|(p, j)| Rotary::angle(base, scaling, 2 * pairs, p, j)).collect()
-        }
-    }
+    let scale = if matches!(slot.init, Init::Normal(_)) { 4.0 } else { 1.0 };
+    step::first_values(slot, layer).into_iter().map(|x| x * scale).collect()
 }
 
 /// Ids and targets of a micro-batch: each id is mostly decided by the one before.

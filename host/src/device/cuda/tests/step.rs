@@ -58,15 +58,15 @@ const SHORT: MicroBatch = MicroBatch { batch: 9, seq_len: 8, ..STAGE };
 // A large eps: where a gradient is rounding noise, its sign decides nothing.
 const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay: 0.1 };
 
-struct Plan {
-    entries: Vec<Entry>,
-    state: Lasting,
-    training: Training,
-    scratch: Region,
-    bytes: u64,
+pub(super) struct Plan {
+    pub entries: Vec<Entry>,
+    pub state: Lasting,
+    pub training: Training,
+    pub scratch: Region,
+    pub bytes: u64,
 }
 
-fn plan(model: &Transformer, profile: &dyn Profile, scratch: u64, stage: &MicroBatch) -> Plan {
+pub(super) fn plan(model: &Transformer, profile: &dyn Profile, scratch: u64, stage: &MicroBatch) -> Plan {
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::new(&mut visit);
