@@ -62,7 +62,7 @@ fn copy(from: &Path, to: &Path) {
 
 /// With `CAPFUL_OLD`, `CAPFUL_NEW` and `CAPFUL_DEVICES`, the last separated by commas: see tests/digests.sh.
 #[test]
-#[ignore = "compares two binaries: tests/digests.sh OLD NEW runs it"]
+#[ignore = "needs an old binary and a new one: tests/digests.sh OLD NEW runs this, by hand"]
 fn two_binaries_leave_the_same_bits() {
     let variable = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
     let [old, new] = ["CAPFUL_OLD", "CAPFUL_NEW"].map(|name| PathBuf::from(variable(name)));

@@ -223,7 +223,7 @@ fn run((_, board, address): Board, image: &Path, bytes: u64, prompt: &str) -> (i
 }
 
 #[test]
-#[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
+#[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
 fn sums_by_a_chips_instructions_are_those_of_plain_code() {
     for (chip, board, _) in BOARDS {
         let (status, text) = start("sums", board, &[], &[]);
@@ -237,7 +237,7 @@ const LARGE: &str = "--preset yxanul-tiny --set layers=9 --set d_model=512 --set
                      --set rank=128 --set context=128 --tokenizer bpe --vocab-size 4096 --seq-len 16";
 
 #[test]
-#[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
+#[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
 fn a_model_of_29_million_parameters_speaks_from_external_memory_with_the_bits_of_the_run() {
     const TOKENS: usize = 4;
     let dir = tempfile::tempdir().unwrap();
@@ -290,7 +290,7 @@ fn tales() -> &'static (tempfile::TempDir, [(Weights, Said); 3]) {
 const INSTRUCTIONS: [u64; 3] = [1_250_000, 720_000, 1_080_000];
 
 #[test]
-#[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
+#[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
 fn chips_say_what_the_run_says_bit_by_bit() {
     let (dir, said) = tales();
     let all = said.iter().zip(IMAGE_BYTES).zip(INSTRUCTIONS).flat_map(|said| BOARDS.map(|chip| (chip, said)));
@@ -317,7 +317,7 @@ fn chips_say_what_the_run_says_bit_by_bit() {
 }
 
 #[test]
-#[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
+#[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
 fn a_chip_refuses_what_is_wrong() {
     let ((dir, _), bytes) = (tales(), IMAGE_BYTES[0] as u64);
     let whole = std::fs::read(dir.path().join("f32.img")).unwrap();
@@ -342,7 +342,7 @@ fn a_chip_refuses_what_is_wrong() {
 
 /// Words outside the vocabulary, where text is read by the word: an error and no panic. What is known is said.
 #[test]
-#[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
+#[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
 fn a_chip_refuses_a_word_that_it_does_not_know() {
     let dir = tempfile::tempdir().unwrap();
     // As many positions as the program keeps.
