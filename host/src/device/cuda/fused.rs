@@ -17,6 +17,11 @@ fn behind_gelu(ops: &[Op]) -> Option<LinearGrad> {
     }
 }
 
+/// Whether two operations that follow each other are made together.
+pub(super) fn together(a: &Op, b: &Op) -> bool {
+    behind_gelu(&[*a, *b]).is_some()
+}
+
 impl Cuda {
     /// Queues operation `at` of a program: with the one before it where they are made together, and then not that one.
     pub(super) fn run_at(&mut self, ops: &[Op], at: usize) -> Result<(), OperationError> {

@@ -11,6 +11,7 @@ use cust::sys;
 
 use super::device::Cuda;
 use super::error::CudaError;
+use super::fused::together;
 use super::graph::Graph;
 
 /// CU_EVENT_RECORD_EXTERNAL: recorded into a graph, the event is a node that notes the time at every replay.
@@ -58,17 +59,17 @@ pub struct TimedGraph {
     portions: Vec<(usize, f64)>,
 }
 
-/// The interval of each operation, and its part of the interval's time. Copies that follow each other are one kernel: they
-/// share an interval by their bytes.
+/// The interval of each operation, and its part of the interval's time. Copies that follow each other are one kernel, as are
+/// operations that are made together: they share an interval by their bytes.
 fn portions(ops: &[Op]) -> Vec<(usize, f64)> {
-    let copies = |a: &Op, b: &Op| matches!((a, b), (Op::Carry(_), Op::Carry(_)));
+    let one = |a: &Op, b: &Op| matches!((a, b), (Op::Carry(_), Op::Carry(_))) || together(a, b);
     let parts = |(interval, group): (usize, &[Op])| {
         let bytes: f64 = group.iter().map(|op| op.traffic() as f64).sum();
         let equal = 1.0 / group.len() as f64;
         let part = |op: &Op| if bytes > 0.0 { op.traffic() as f64 / bytes } else { equal };
         group.iter().map(|op| (interval, part(op))).collect::<Vec<_>>()
     };
-    ops.chunk_by(copies).enumerate().flat_map(parts).collect()
+    ops.chunk_by(one).enumerate().flat_map(parts).collect()
 }
 
 /// The one in the middle of some numbers; 0 of none.
@@ -129,16 +130,28 @@ mod tests {
     use super::portions;
     use capful_core::device::Op;
     use capful_core::memory::{Dtype, Region, Space};
-    use capful_core::ops::{Carry, Gelu};
+    use capful_core::ops::{Carry, Gelu, LinearGrad};
 
     #[test]
     fn copies_that_follow_each_other_share_an_interval_by_their_bytes() {
         let at = |n| Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [1, 1, 1, n] };
+        let far = |n, place: u64| Region { offset: 256 * place, ..at(n) };
         let carry = |n| Op::from(Carry { from: at(n), to: at(n) });
         let gelu = Op::from(Gelu { x: at(5), out: at(5) });
         let shared = portions(&[gelu, carry(1), carry(3), gelu, gelu, carry(7)]);
         assert_eq!(shared, [(0, 1.0), (1, 0.25), (1, 0.75), (2, 1.0), (3, 1.0), (4, 1.0)]);
         assert_eq!(portions(&[carry(0), carry(0)]), [(0, 0.5), (0, 0.5)]);
+        // A GELU that is made again in its gradient's pass.
+        let again = Op::from(Gelu { x: far(4, 0), out: far(4, 1) });
+        let grad = LinearGrad {
+            before_gelu: Some(far(4, 0)),
+            x_bias_grad: Some(far(4, 2)),
+            ..LinearGrad::new([far(4, 1), far(4, 3)], far(1, 4), [far(4, 5), far(4, 6)])
+        };
+        let grad = Op::from(grad);
+        let both = (again.traffic() + grad.traffic()) as f64;
+        let parts = [again, grad].map(|op| op.traffic() as f64 / both);
+        assert_eq!(portions(&[gelu, again, grad]), [(0, 1.0), (1, parts[0]), (1, parts[1])]);
         assert!(portions(&[]).is_empty());
     }
 }
