@@ -79,6 +79,6 @@ impl Cuda {
             None => self.kernel("carry", "carry")?,
         };
         self.carries.kernel = Some(kernel);
-        self.launch_kernel("carry", kernel, grid, 256, &arguments)
+        self.launch_kernel("carry", kernel, (grid, 256, 0), &arguments)
     }
 }

@@ -80,9 +80,8 @@ impl Cuda {
         arguments: &A,
     ) -> Result<(), OperationError> {
         self.carry_all()?;
-        let start = if self.early && !self.joined { Start::Early } else { Start::Plain };
         let kernel = self.kernel(module, kernel)?;
-        self.start(module, kernel, (grid, threads, shared), start, arguments)
+        self.launch_kernel(module, kernel, (grid, threads, shared), arguments)
     }
 
     /// As [`Cuda::launch_with`], one block a multiprocessor, which may wait for each other.
@@ -101,17 +100,16 @@ impl Cuda {
         self.start(module, kernel, (grid, threads, shared), start, arguments)
     }
 
-    /// As [`Cuda::launch`], a kernel that was found before.
+    /// As [`Cuda::launch_with`], a kernel that was found before: grid, threads and shared bytes.
     pub(super) fn launch_kernel<A: Copy>(
         &mut self,
         module: &'static str,
         kernel: sys::CUfunction,
-        grid: [u32; 3],
-        threads: u32,
+        shape: ([u32; 3], u32, u32),
         arguments: &A,
     ) -> Result<(), OperationError> {
         let start = if self.early && !self.joined { Start::Early } else { Start::Plain };
-        self.start(module, kernel, (grid, threads, 0), start, arguments)
+        self.start(module, kernel, shape, start, arguments)
     }
 
     /// Finds a kernel.
