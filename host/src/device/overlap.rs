@@ -91,7 +91,9 @@ mod tests {
     use super::*;
     use crate::config::{Config, RawConfig};
     use crate::device::AnyProfile;
+    use crate::device::cuda::{CudaProfile, Precision};
     use crate::plan::{Machine, Plan, Sequence};
+    use capful_core::device::Profile as _;
 
     /// The programs of a step of rank 0 of two: a micro-batch, and the update.
     fn step(preset: &str, more: &str) -> Vec<Op> {
@@ -112,6 +114,9 @@ mod tests {
         for (preset, more) in [("pythia-tiny", ""), ("pythia-tiny", "zero = 2"), ("yxanul-tiny", "exact_ranks = true")]
         {
             let ops = step(preset, more);
+            // The scratch is the other stream's.
+            let gpu = AnyProfile::Cuda { gpu: 0, profile: CudaProfile { precision: Precision::Bf16 } };
+            assert!(ops.iter().all(|op| Stream::of(op) == Stream::Compute || gpu.scratch(op) == 0), "{preset}");
             let mut overlap = Overlap::default();
             let mut numbers = [0; 2];
             let places: Vec<(usize, Place)> = ops
