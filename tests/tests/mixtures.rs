@@ -1,6 +1,7 @@
 //! Every mixture of what a transformer can be on every device of this machine against the f64 oracle.
 
-use capful_core::model::Recompute;
+use capful_core::model::{Activation, Recompute};
+use capful_core::random::Random;
 use capful_host::device::AnyProfile;
 use capful_tests::model::{LEVELS, Model, assert_gradients, devices, sets, tokens};
 use capful_tests::oracle::Batch;
@@ -56,6 +57,31 @@ fn whatever_set_of_activations_is_computed_again_no_bit_changes() {
             let kept = gradients(Recompute::NONE);
             let parts = if matches!(device, AnyProfile::Reference(_)) { 1 } else { parts };
             for recompute in sets(i, parts) {
+                assert!(gradients(recompute) == kept, "{name}, {config:?}, {recompute:?}");
+            }
+        }
+    });
+}
+
+/// Choices for four layers: of each kind none, some or all.
+#[test]
+fn of_however_many_layers_activations_are_computed_again_no_bit_changes() {
+    let random = Random::new(5, 0);
+    cases().into_par_iter().enumerate().for_each(|(i, config)| {
+        let config = Config { layers: 4, ..config };
+        let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
+        let batch = Batch { inputs: &inputs, targets: &targets, length: LENGTH };
+        let weights = config.formula_weights(0.4);
+        for (name, device) in devices() {
+            let gradients = |recompute| {
+                let mut model = Model::new(&device, &config, &weights, 2, LENGTH, recompute);
+                (model.loss(batch).to_bits(), model.bits("gradient."))
+            };
+            let kept = gradients(Recompute::NONE);
+            for choice in 0..6 {
+                let layers = |a: Activation| random.below(64 * i as u64 + 8 * choice + a as u64, 5) as u16;
+                let recompute =
+                    Activation::ALL.into_iter().fold(Recompute::NONE, |all, a| all.with_layers(a, layers(a)));
                 assert!(gradients(recompute) == kept, "{name}, {config:?}, {recompute:?}");
             }
         }

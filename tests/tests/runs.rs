@@ -642,7 +642,7 @@ fn activations_are_computed_again_by_name_and_the_plan_is_exact() {
     let tiny = format!("{TINY} --preset yxanul-tiny --set layers=3 --set kv_heads=1 --set rank=8");
     let weights = |run: &str| fs::read(dir.join(run).join("checkpoint-00000003/model.safetensors")).unwrap();
     let mut arenas = Vec::new();
-    for (i, recompute) in ["none", "gate_up,mid", "cheap,qkv", "mixed"].into_iter().enumerate() {
+    for (i, recompute) in ["none", "gate_up,mid", "cheap,qkv", "mixed", "gate_up:1,mid"].into_iter().enumerate() {
         let line = format!("{tiny} --recompute {recompute}");
         host(dir, &format!("train {line} --steps 3 --out run{i}")).ok();
         assert!(weights(&format!("run{i}")) == weights("run0"), "{recompute}");
@@ -656,8 +656,9 @@ fn activations_are_computed_again_by_name_and_the_plan_is_exact() {
             let kind = row["activation"].as_str().unwrap();
             let kinds: Vec<_> =
                 recompute.replace("cheap", "norm1,norm2,activated").split(',').map(str::to_owned).collect();
-            assert_eq!(row["again"].as_bool(), Some(kinds.iter().any(|k| k == kind)), "{recompute} {kind}");
-            let others: Vec<_> = kinds.iter().filter(|k| *k != kind).cloned().collect();
+            let named = |k: &String| k.split(':').next() == Some(kind);
+            assert_eq!(row["again"].as_bool(), Some(kinds.iter().any(named)), "{recompute} {kind}");
+            let others: Vec<_> = kinds.iter().filter(|k| !named(k)).cloned().collect();
             let arena = |kinds: &[String]| {
                 let list = if kinds.is_empty() { "none".to_owned() } else { kinds.join(",") };
                 number(&host(dir, &format!("plan --json {tiny} --recompute {list}")).ok().json(), "arena_bytes")
@@ -668,6 +669,7 @@ fn activations_are_computed_again_by_name_and_the_plan_is_exact() {
     }
     // Two layers of [4, 32, 64 + 16] f32: gate and up, and mid.
     assert_eq!(arenas[0] - arenas[1], 2 * 4 * 32 * (64 + 16) * 4);
+    assert_eq!(arenas[0] - arenas[4], 4 * 32 * (64 + 2 * 16) * 4);
     let config = fs::read_to_string(dir.join("run2/config.toml")).unwrap();
     assert!(config.contains("recompute = \"norm1,qkv,norm2,activated\""), "{config}");
     let table = host(dir, &format!("plan {tiny} --regions")).ok().out;
@@ -682,6 +684,10 @@ fn activations_are_computed_again_by_name_and_the_plan_is_exact() {
     let (full, _) = needed("full");
     let (fitted, line) = needed(&format!("fit:{}", full + 1_000_000));
     assert!(fitted <= full + 1_000_000 && line.contains("recompute ") && line.contains("the cheapest"), "{line}");
+    // One layer of a kind is enough: of [640, 32, 64] and more numbers in two bytes at least.
+    let (kept, _) = needed("none");
+    let (fitted, line) = needed(&format!("fit:{}", kept - 1));
+    assert!(fitted < kept && line.contains(":1"), "{line}");
     host(dir, &format!("plan {gpu} --recompute fit:{}", full - 1)).refused(2, &["--recompute fit", "--batch-size"]);
     // A run keeps what fitted when it began.
     let fit = format!("train --json {tiny} --device reference --recompute fit:4GiB --out fitted");
@@ -689,6 +695,9 @@ fn activations_are_computed_again_by_name_and_the_plan_is_exact() {
     host(dir, &format!("{fit} --steps 3 --resume")).ok();
     for (wrong, says) in [
         ("gate", "gate_up"),
+        ("gate_up:0", "gate_up:3"),
+        ("gate_up:many", "gate_up:3"),
+        ("gate_up:7", "layers; write gate_up for all"),
         ("mid,", "none, cheap, full"),
         ("fit:much", "no size"),
         ("fit:1GiB --batch-size auto", "give one of them"),

@@ -370,12 +370,12 @@ impl Layout<'_> {
         let offset = self.next(space);
         let (padded, end) = match Self::place(&slot, offset) {
             Ok(place) => place,
-            Err(error) => return Stacked { first: self.refuse(error, slot.dtype), stride: 0 },
+            Err(error) => return Stacked::new(self.refuse(error, slot.dtype), 0),
         };
         let first = Region { space, dtype: slot.dtype, offset, shape: slot.shape };
         let layers = u64::from(slot.layers);
         self.advance(space, end);
-        let place = Stacked { first, stride: if layers > 1 { padded } else { 0 } };
+        let place = Stacked::new(first, if layers > 1 { padded } else { 0 });
         let bytes = slot.bytes() * layers;
         (self.visit)(&Entry { slot, place, bytes, padding: padded * layers - bytes, window, overlay: false });
         place
@@ -419,10 +419,10 @@ impl Ledger for Layout<'_> {
         let Part { space, offset, stride, overlay } = part;
         let padded = match Self::place(&slot, offset) {
             Ok((padded, _)) => padded,
-            Err(error) => return Stacked { first: self.refuse(error, slot.dtype), stride: 0 },
+            Err(error) => return Stacked::new(self.refuse(error, slot.dtype), 0),
         };
         let first = Region { space, dtype: slot.dtype, offset, shape: slot.shape };
-        let place = Stacked { first, stride: if slot.layers > 1 { stride } else { 0 } };
+        let place = Stacked::new(first, if slot.layers > 1 { stride } else { 0 });
         let there = if place.is_shared() { 1 } else { slot.layers.into() };
         let bytes = slot.bytes() * there;
         (self.visit)(&Entry { slot, place, bytes, padding: padded * there - bytes, window: None, overlay });

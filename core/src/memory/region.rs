@@ -141,23 +141,31 @@ impl Region {
     }
 }
 
-/// One region a layer: a first one and a stride. A stride of 0 is one slot that every layer rebuilds.
+/// One region a layer: a first one and a stride. A stride of 0 is one slot that every layer rebuilds; so is the first slot
+/// for the layers that share it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stacked {
     /// The region of layer 0.
     pub first: Region,
-    /// Bytes from a layer's region to the next one's.
+    /// Bytes from a slot to the next one.
     pub stride: u64,
+    /// Layers, from the first on, that use the slot of the layer behind them as well.
+    pub shared: u32,
 }
 
 impl Stacked {
     /// No bytes: what a parameter has where nothing is kept of it. No operation takes it.
     pub const NOTHING: Stacked =
-        Stacked { first: Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [0; 4] }, stride: 0 };
+        Stacked::new(Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [0; 4] }, 0);
+
+    /// A slot a layer, so many bytes apart.
+    pub const fn new(first: Region, stride: u64) -> Stacked {
+        Stacked { first, stride, shared: 0 }
+    }
 
     /// The region of `layer`.
     pub const fn at(&self, layer: u32) -> Region {
-        Region { offset: self.first.offset + self.stride * layer as u64, ..self.first }
+        Region { offset: self.first.offset + self.stride * layer.saturating_sub(self.shared) as u64, ..self.first }
     }
 
     /// Whether every layer uses the same bytes.
@@ -190,8 +198,14 @@ mod tests {
 
     #[test]
     fn a_stride_of_zero_is_one_slot_for_all_layers() {
-        let stacked = Stacked { first: region(512, 2, 2), stride: 0 };
+        let stacked = Stacked::new(region(512, 2, 2), 0);
         assert_eq!(stacked.at(0), stacked.at(7));
         assert_eq!(Stacked { stride: 1024, ..stacked }.at(3).offset, 512 + 3 * 1024);
+    }
+
+    #[test]
+    fn layers_that_share_a_slot_have_that_of_the_layer_behind_them() {
+        let stacked = Stacked { shared: 2, ..Stacked::new(region(512, 2, 2), 1024) };
+        assert_eq!([0, 1, 2, 3, 4].map(|layer| stacked.at(layer).offset), [512, 512, 512, 512 + 1024, 512 + 2048]);
     }
 }

@@ -4,27 +4,66 @@ use super::recompute::{Activation, Recompute};
 use crate::device::{Profile, count};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, Stacked};
 
-/// Which activations every layer has slots of its own for.
+/// Which activations are kept for a backward pass.
 #[derive(Clone, Copy)]
 pub(super) struct Keep {
     /// The layers' inputs: in training, which has a backward pass.
     pub inputs: bool,
     /// What is not kept besides.
     again: Recompute,
+    layers: u32,
 }
 
 impl Keep {
-    pub const NOTHING: Keep = Keep { inputs: false, again: Recompute::FULL };
-
-    pub const fn of(recompute: Recompute) -> Keep {
-        Keep { inputs: true, again: recompute }
+    /// What a pass over so many layers keeps where nothing follows it.
+    pub const fn nothing(layers: u32) -> Keep {
+        Keep { inputs: false, again: Recompute::FULL, layers }
     }
 
-    pub const fn keeps(&self, activation: Activation) -> bool {
-        !self.again.contains(activation)
+    pub const fn of(recompute: Recompute, layers: u32) -> Keep {
+        Keep { inputs: true, again: recompute, layers }
+    }
+
+    /// The slots of the layers' inputs, and of the last one's output.
+    pub fn inputs(&self) -> Slots {
+        Slots::new(self.layers + 1, if self.inputs { 0 } else { self.layers })
+    }
+
+    /// Those of what is kept with the inputs.
+    pub fn beside_inputs(&self) -> Slots {
+        Slots::new(self.layers, if self.inputs { 0 } else { self.layers })
+    }
+
+    /// Those of an activation.
+    pub fn of_kind(&self, activation: Activation) -> Slots {
+        Slots::new(self.layers, self.again.layers(activation).into())
     }
 }
 
+/// The slots of an activation. Layers whose activation is computed again share one with the layer behind them, which
+/// wrote it last.
+#[derive(Clone, Copy)]
+pub(super) struct Slots {
+    layers: u32,
+    shared: u32,
+    role: Role,
+}
+
+impl Slots {
+    /// One, of one layer.
+    pub const ONE: Slots = Slots { layers: 1, shared: 0, role: Role::Work };
+
+    const fn new(layers: u32, again: u32) -> Slots {
+        // The last layer's is still there when the backward pass begins.
+        let shared = if again < layers { again } else { layers.saturating_sub(1) };
+        Slots { layers, shared, role: if again > 0 && shared + 1 == layers { Role::Work } else { Role::Saved } }
+    }
+
+    /// Where layers share a slot that do here and there.
+    pub fn both(self, other: Slots) -> Slots {
+        if self.shared < other.shared { self } else { other }
+    }
+}
 /// Lays the activations of a forward pass over [batch, seq_len]: in slots of their own where they are kept.
 pub(super) struct Activations<'a> {
     pub profile: &'a dyn Profile,
@@ -34,21 +73,21 @@ pub(super) struct Activations<'a> {
 
 impl Activations<'_> {
     /// [batch, seq_len, columns] in the type of activations.
-    pub fn lay(&mut self, name: &'static str, keep: bool, layers: u32, columns: u32) -> Stacked {
-        let dtype = self.profile.dtype(if keep { Role::Saved } else { Role::Work });
-        self.lay_as(name, keep, layers, columns, dtype)
+    pub fn lay(&mut self, name: &'static str, slots: Slots, columns: u32) -> Stacked {
+        let [batch, seq_len] = self.shape;
+        let dtype = self.profile.dtype(slots.role);
+        self.lay_as(Slot::new(name, slots.role, dtype, [1, batch, seq_len, columns]), slots)
     }
 
     /// The same in f32: what a sum over many values gives (statistics, losses), whatever the profile.
-    pub fn lay_f32(&mut self, name: &'static str, keep: bool, layers: u32, columns: u32) -> Stacked {
-        self.lay_as(name, keep, layers, columns, Dtype::F32)
+    pub fn lay_f32(&mut self, name: &'static str, slots: Slots, columns: u32) -> Stacked {
+        let [batch, seq_len] = self.shape;
+        self.lay_as(Slot::new(name, slots.role, Dtype::F32, [1, batch, seq_len, columns]), slots)
     }
 
-    fn lay_as(&mut self, name: &'static str, keep: bool, layers: u32, columns: u32, dtype: Dtype) -> Stacked {
-        let role = if keep { Role::Saved } else { Role::Work };
-        let [batch, seq_len] = self.shape;
-        let slot = Slot::new(name, role, dtype, [1, batch, seq_len, columns]);
-        self.ledger.region(slot.layers(if keep { layers } else { 1 }))
+    fn lay_as(&mut self, slot: Slot, slots: Slots) -> Stacked {
+        let Slots { layers, shared, .. } = slots;
+        Stacked { shared, ..self.ledger.region(slot.layers(layers - shared)) }
     }
 
     /// `[batch · seq_len]`: a loss each row.
@@ -58,10 +97,9 @@ impl Activations<'_> {
     }
 
     /// [batch, heads, seq_len]: attention's logarithmic sums.
-    pub fn log_sum(&mut self, keep: bool, layers: u32, heads: u32) -> Stacked {
+    pub fn log_sum(&mut self, slots: Slots, heads: u32) -> Stacked {
         let [batch, seq_len] = self.shape;
-        let slot = Slot::new("layers.log_sum", Role::Saved, Dtype::F32, [1, batch, heads, seq_len]);
-        self.ledger.region(slot.layers(if keep { layers } else { 1 }))
+        self.lay_as(Slot::new("layers.log_sum", Role::Saved, Dtype::F32, [1, batch, heads, seq_len]), slots)
     }
 }
 

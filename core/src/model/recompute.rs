@@ -45,47 +45,59 @@ impl Activation {
             Activation::Activated => "activated",
         }
     }
-
-    const fn bit(self) -> u8 {
-        1 << self as u8
-    }
 }
 
-/// The set of activations that the backward pass computes again. Any set gives the same gradients, bit for bit: what is
-/// computed again is computed as before, from what is kept or from what was computed again before it.
+/// What the backward pass computes again: of each kind of activation those of so many layers, from the first on. Any choice
+/// gives the same gradients, bit for bit: what is computed again is computed as before, from what is kept or from what was
+/// computed again before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Recompute(u8);
+pub struct Recompute([u16; Activation::ALL.len()]);
 
 impl Recompute {
+    /// Stands for the layers of every model.
+    pub const ALL_LAYERS: u16 = u16::MAX;
+
     /// Everything is kept.
-    pub const NONE: Recompute = Recompute(0);
+    pub const NONE: Recompute = Recompute([0; Activation::ALL.len()]);
     /// The outputs of norms and of GELU or SwiGLU are computed again: element-wise work only.
     pub const CHEAP: Recompute =
         Recompute::NONE.with(Activation::Norm1).with(Activation::Norm2).with(Activation::Activated);
     /// Only each layer's input is kept.
-    pub const FULL: Recompute = Recompute((1 << Activation::ALL.len()) - 1);
+    pub const FULL: Recompute = Recompute([Recompute::ALL_LAYERS; Activation::ALL.len()]);
 
-    /// This set and one more kind.
+    /// This choice, and one kind of all layers.
     #[must_use]
     pub const fn with(self, activation: Activation) -> Recompute {
-        Recompute(self.0 | activation.bit())
+        self.with_layers(activation, Recompute::ALL_LAYERS)
     }
 
-    /// This set less one kind.
+    /// This choice, and one kind of `layers` layers, whatever it was before.
+    #[must_use]
+    pub const fn with_layers(mut self, activation: Activation, layers: u16) -> Recompute {
+        self.0[activation as usize] = layers;
+        self
+    }
+
+    /// This choice less one kind.
     #[must_use]
     pub const fn without(self, activation: Activation) -> Recompute {
-        Recompute(self.0 & !activation.bit())
+        self.with_layers(activation, 0)
     }
 
-    /// What is in this set, in the other, or in both.
+    /// What is computed again in this choice, in the other, or in both.
     #[must_use]
-    pub const fn union(self, other: Recompute) -> Recompute {
-        Recompute(self.0 | other.0)
+    pub fn union(self, other: Recompute) -> Recompute {
+        Recompute(core::array::from_fn(|i| self.0[i].max(other.0[i])))
     }
 
-    /// Whether a kind is computed again.
+    /// Of how many layers a kind is computed again, [`Recompute::ALL_LAYERS`] for all.
+    pub const fn layers(self, activation: Activation) -> u16 {
+        self.0[activation as usize]
+    }
+
+    /// Whether a kind is computed again in any layer.
     pub const fn contains(self, activation: Activation) -> bool {
-        self.0 & activation.bit() != 0
+        self.layers(activation) > 0
     }
 
     /// Its kinds, in the order that a layer computes them.
@@ -93,9 +105,15 @@ impl Recompute {
         Activation::ALL.into_iter().filter(move |a| self.contains(*a))
     }
 
-    /// Every set of kinds of this one, itself and the empty set among them.
+    /// This choice with every set of its kinds, itself and the empty one among them.
     pub fn subsets(self) -> impl Iterator<Item = Recompute> {
-        (0..=self.0).map(Recompute).filter(move |set| set.0 & !self.0 == 0)
+        (0..1 << Activation::ALL.len()).filter_map(move |set: u32| {
+            let mut some = Recompute::NONE;
+            for activation in Activation::ALL.into_iter().filter(|a| set >> *a as u32 & 1 == 1) {
+                some = some.with_layers(activation, self.layers(activation));
+            }
+            (some.iter().count() == set.count_ones() as usize).then_some(some)
+        })
     }
 }
 
@@ -114,10 +132,20 @@ mod tests {
     }
 
     #[test]
+    fn a_union_has_the_layers_of_both() {
+        let (few, more) =
+            (Recompute::NONE.with_layers(Activation::GateUp, 2), Recompute::NONE.with_layers(Activation::GateUp, 5));
+        assert_eq!(few.with(Activation::Mid).union(more), more.union(few.with(Activation::Mid)));
+        assert_eq!(few.union(more).layers(Activation::GateUp), 5);
+        assert_eq!(few.union(Recompute::FULL), Recompute::FULL);
+        assert_eq!((few.layers(Activation::Mid), few.without(Activation::GateUp)), (0, Recompute::NONE));
+    }
+
+    #[test]
     fn the_subsets_of_a_set_are_two_to_its_size() {
-        let set = Recompute::NONE.with(Activation::Norm1).with(Activation::Mid).with(Activation::Activated);
+        let set = Recompute::NONE.with(Activation::Norm1).with_layers(Activation::Mid, 3).with(Activation::Activated);
         assert_eq!(set.subsets().count(), 8);
-        assert!(set.subsets().all(|subset| subset.iter().all(|a| set.contains(a))));
+        assert!(set.subsets().all(|subset| subset.iter().all(|a| subset.layers(a) == set.layers(a))));
         assert_eq!(Recompute::FULL.subsets().count(), 128);
         assert_eq!(Recompute::NONE.subsets().count(), 1);
     }

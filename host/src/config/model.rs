@@ -122,6 +122,14 @@ impl ModelConfig {
         }
     }
 
+    /// Layers of a transformer; 0 of a model without any.
+    pub fn layers(&self) -> u32 {
+        match self {
+            ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.layers,
+            ModelConfig::NeuroGen(_) => 0,
+        }
+    }
+
     /// Token ids of the model.
     pub fn vocab_size(&self) -> u32 {
         match self {

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::ByteSize;
 
-/// The activations that are computed again, written as a level or a list: `none`, `cheap`, `full`, `gate_up,mid`.
+/// The activations that are computed again, written as a level or a list: `none`, `cheap`, `full`, `gate_up,mid`; of the
+/// first layers only: `gate_up:3`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Recompute(pub model::Recompute);
@@ -35,7 +36,13 @@ impl fmt::Display for Recompute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match Recompute::LEVELS.iter().find(|(_, level)| level == self) {
             Some((name, _)) => f.write_str(name),
-            None => f.write_str(&kinds(self.0).replace(' ', "")),
+            None => {
+                let one = |kind: Activation| match self.0.layers(kind) {
+                    model::Recompute::ALL_LAYERS => kind.name().to_owned(),
+                    layers => format!("{}:{layers}", kind.name()),
+                };
+                f.write_str(&self.0.iter().map(one).collect::<Vec<_>>().join(","))
+            }
         }
     }
 }
@@ -44,11 +51,17 @@ impl FromStr for Recompute {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        let kind = |name: &str| Activation::ALL.into_iter().find(|a| a.name() == name);
         let one = |name: &str| {
+            if let Some((kind, layers)) = name.split_once(':').and_then(|(name, layers)| Some((kind(name)?, layers))) {
+                let most = model::Recompute::ALL_LAYERS;
+                let some = layers.parse().ok().filter(|n| (1..most).contains(n));
+                return some.map(|n| model::Recompute::NONE.with_layers(kind, n)).ok_or_else(|| {
+                    format!("'{name}' is of no number of layers; write {0}:3, or {0} for all layers", kind.name())
+                });
+            }
             let level = Recompute::LEVELS.iter().find(|(level, _)| *level == name).map(|(_, set)| set.0);
-            let kind =
-                || Activation::ALL.into_iter().find(|a| a.name() == name).map(|a| model::Recompute::NONE.with(a));
-            level.or_else(kind).ok_or_else(|| {
+            level.or_else(|| kind(name).map(|a| model::Recompute::NONE.with(a))).ok_or_else(|| {
                 let known = kinds(model::Recompute::FULL);
                 format!("'{name}' names no activations; there are none, cheap, full, fit:SIZE, or of {known} any list")
             })
@@ -126,10 +139,15 @@ mod tests {
             ("mid,gate_up,mid", "mid,gate_up"),
             ("cheap,gate_up", "norm1,norm2,gate_up,activated"),
             ("none,mid", "mid"),
+            ("gate_up:3, mid", "mid,gate_up:3"),
+            ("gate_up:3,gate_up:5,mid:1", "mid:1,gate_up:5"),
+            ("norm1:2,cheap", "cheap"),
         ] {
             assert_eq!(text.parse::<Recompute>().map(|set| set.to_string()), Ok(shown.to_owned()), "{text}");
         }
-        for text in ["", "gate", "mid,", "fit:1GiB,mid", "Full"] {
+        for text in
+            ["", "gate", "mid,", "fit:1GiB,mid", "Full", "mid:", "mid:0", "mid:-1", "mid:65535", "full:3", "gate:3"]
+        {
             let message = text.parse::<RecomputeChoice>().unwrap_err();
             assert!(!message.contains('\n'), "{text}: {message}");
         }

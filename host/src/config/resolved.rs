@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use capful_core::integer::Integer;
-use capful_core::model::{self, MicroBatch, Products};
+use capful_core::model::{self, Activation, MicroBatch, Products};
 use capful_core::ops::{Kind, Pattern};
 use capful_core::optimizer::Optimizer;
 use capful_core::train;
@@ -348,6 +348,15 @@ impl Config {
                 kinds(there)
             ));
         }
+        let (layers, every) = (self.model.layers(), model::Recompute::ALL_LAYERS);
+        let beyond =
+            |kind: &Activation| recompute.0.layers(*kind) < every && u32::from(recompute.0.layers(*kind)) > layers;
+        if let Some(kind) = recompute.0.iter().find(beyond) {
+            return error(format!(
+                "--recompute {recompute}: this model has {layers} layers; write {} for all of them",
+                kind.name()
+            ));
+        }
         let positive = [
             ("accumulate", u64::from(self.accumulate)),
             ("threads", u64::from(self.threads)),
@@ -592,13 +601,6 @@ mod tests {
         assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
     }
 
-    fn layers(config: &Config) -> u32 {
-        match config.model {
-            ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.layers,
-            ModelConfig::NeuroGen(_) => 0,
-        }
-    }
-
     #[test]
     fn a_llama_is_a_yxanul_without_a_rank() {
         let config = Config::resolve(raw("[model]\nfamily = 'llama'\ntied = false")).unwrap();
@@ -657,7 +659,7 @@ mod tests {
             assert!(message.contains(expected) && !message.contains('\n'), "{text}: {message}");
         }
         let set = |pair: &str| Config::resolve(RawConfig { set: vec![pair.to_owned()], ..raw("") });
-        assert_eq!(layers(&set("layers=2").unwrap()), 2);
+        assert_eq!(set("layers=2").unwrap().model.layers(), 2);
         for (pair, expected) in
             [("layers", "KEY=VALUE"), ("d_modell=2", "d_model"), ("layers=two", "1 to 2^28"), ("layers=-2", "layers")]
         {

@@ -122,7 +122,7 @@ impl Family for Transformer {
     fn lay_training(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
         let MicroBatch { batch, seq_len, recompute, .. } = *micro;
         let regions = Batch::lay(micro.tokens(), ledger);
-        let forward = self.lay_forward([batch, seq_len], Keep::of(recompute), profile, ledger);
+        let forward = self.lay_forward([batch, seq_len], Keep::of(recompute, self.layers), profile, ledger);
         let dtype = profile.dtype(Role::Work);
         let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, dtype, shape)).first;
         let x_grad = lay("grad.x", [1, batch, seq_len, self.d_model]);
@@ -141,7 +141,7 @@ impl Family for Transformer {
 
     fn lay_evaluation(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
         let batch = Batch::lay(micro.tokens(), ledger);
-        let forward = self.lay_forward([micro.batch, micro.seq_len], Keep::NOTHING, profile, ledger);
+        let forward = self.lay_forward([micro.batch, micro.seq_len], Keep::nothing(self.layers), profile, ledger);
         let rows = micro.chunk_rows();
         let shape = [1, 1, rows, self.vocabulary_rows()];
         let padded_logits = ledger.region(Slot::new("logits", Role::Work, Dtype::F32, shape)).first;
@@ -150,7 +150,7 @@ impl Family for Transformer {
     }
 
     fn lay_decoding(&self, context: u32, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Decoding {
-        let forward = self.lay_forward([1, 1], Keep::NOTHING, profile, ledger);
+        let forward = self.lay_forward([1, 1], Keep::nothing(self.layers), profile, ledger);
         let mut lay =
             |name, role, dtype, shape, layers| ledger.region(Slot::new(name, role, dtype, shape).layers(layers));
         let id = lay("decode.id", Role::Batch, Dtype::U32, [1, 1, 1, 1], 1).first;

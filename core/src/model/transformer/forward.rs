@@ -209,7 +209,7 @@ impl Pass<'_> {
 
     /// Whether an activation of layer `l` is to be computed again. The last layer's are still there.
     pub fn rebuilds(&self, again: Recompute, activation: Activation, l: u32) -> bool {
-        again.contains(activation) && l + 1 < self.model.layers
+        l < u32::from(again.layers(activation)) && l + 1 < self.model.layers
     }
 
     /// Rebuilds what layer `l`'s shared slots lost to later layers, in the order of the forward pass, but for SwiGLU's

@@ -8,7 +8,7 @@ use crate::device::Profile;
 use crate::memory::{Ledger, Region, Stacked};
 use crate::model::Activation;
 use crate::model::Scales;
-use crate::model::activations::{Activations, Keep};
+use crate::model::activations::{Activations, Keep, Slots};
 use crate::model::family::{Batch, Control};
 use crate::optimizer::Learning;
 
@@ -139,36 +139,35 @@ impl Transformer {
         profile: &dyn Profile,
         ledger: &mut dyn Ledger,
     ) -> Forward {
-        let (d, layers, statistics) = (self.d_model, self.layers, self.statistics());
+        let (d, statistics) = (self.d_model, self.statistics());
         let sequential = !self.parallel();
+        let kind = |activation| keep.of_kind(activation);
         let mut all = Activations { profile, ledger, shape };
-        let low = self.rank.map(|rank| all.lay("embed.low", false, 1, rank).first);
-        let x = all.lay("layers.x", keep.inputs, layers + 1, d);
-        let stats1 = all.lay_f32("layers.stats1", keep.inputs, layers, statistics);
-        let norm1 = all.lay("layers.norm1", keep.keeps(Activation::Norm1), layers, d);
-        let keep_qkv = keep.keeps(Activation::Qkv);
-        let qkv = all.lay("layers.qkv", keep_qkv, layers, self.qkv_width());
+        let low = self.rank.map(|rank| all.lay("embed.low", Slots::ONE, rank).first);
+        let x = all.lay("layers.x", keep.inputs(), d);
+        let stats1 = all.lay_f32("layers.stats1", keep.beside_inputs(), statistics);
+        let norm1 = all.lay("layers.norm1", kind(Activation::Norm1), d);
+        let qkv = all.lay("layers.qkv", kind(Activation::Qkv), self.qkv_width());
         // Only training keeps inputs, and only it has a backward pass.
         let qk_input = (self.qk_norm && keep.inputs).then(|| {
             let heads = self.attention_heads();
-            let raw = all.lay("layers.qk_raw", keep_qkv, layers, heads.normed() * heads.size);
-            QkInput { raw, stats: all.lay_f32("layers.qk_stats", keep_qkv, layers, heads.normed()) }
+            let raw = all.lay("layers.qk_raw", kind(Activation::Qkv), heads.normed() * heads.size);
+            QkInput { raw, stats: all.lay_f32("layers.qk_stats", kind(Activation::Qkv), heads.normed()) }
         });
-        let keep_mixed = keep.keeps(Activation::Mixed);
-        let log_sum = all.log_sum(keep_mixed, layers, self.heads);
-        let mixed = all.lay("layers.mixed", keep_mixed, layers, self.mixed_width());
+        let log_sum = all.log_sum(kind(Activation::Mixed), self.heads);
+        let mixed = all.lay("layers.mixed", kind(Activation::Mixed), self.mixed_width());
         let mid = match sequential && keep.inputs {
-            true => all.lay("layers.mid", keep.keeps(Activation::Mid), layers, d),
+            true => all.lay("layers.mid", kind(Activation::Mid), d),
             false => Stacked { first: x.at(1), ..x },
         };
         // They are made again with norm₂; beside a kept mid they are kept too, as they always were.
-        let keep_stats2 = keep.keeps(Activation::Mid) || keep.keeps(Activation::Norm2);
-        let stats2 = if sequential { all.lay_f32("layers.stats2", keep_stats2, layers, statistics) } else { stats1 };
-        let norm2 = all.lay("layers.norm2", keep.keeps(Activation::Norm2), layers, d);
-        let up = all.lay("layers.up", keep.keeps(Activation::GateUp), layers, self.up_width());
-        let activated = all.lay("layers.activated", keep.keeps(Activation::Activated), layers, self.d_ff);
-        let final_stats = all.lay_f32("final.stats", false, 1, statistics).first;
-        let final_out = all.lay("final.out", false, 1, d).first;
+        let slots2 = kind(Activation::Mid).both(kind(Activation::Norm2));
+        let stats2 = if sequential { all.lay_f32("layers.stats2", slots2, statistics) } else { stats1 };
+        let norm2 = all.lay("layers.norm2", kind(Activation::Norm2), d);
+        let up = all.lay("layers.up", kind(Activation::GateUp), self.up_width());
+        let activated = all.lay("layers.activated", kind(Activation::Activated), self.d_ff);
+        let final_stats = all.lay_f32("final.stats", Slots::ONE, statistics).first;
+        let final_out = all.lay("final.out", Slots::ONE, d).first;
         let losses = all.losses();
         let codes = Codes::lay(self, shape[0] * shape[1], profile, ledger);
         Forward {

@@ -112,6 +112,33 @@ fn a_layer_keeps_the_bytes_a_token_that_were_worked_out_by_hand() {
 }
 
 #[test]
+fn layers_that_keep_an_activation_have_slots_of_their_own_and_one_is_shared() {
+    let micro = MicroBatch {
+        batch: 1,
+        seq_len: 128,
+        chunk: 8,
+        recompute: Recompute::NONE,
+        pattern: Pattern::DENSE,
+        products: Products::Wide,
+    };
+    let bytes = |recompute| {
+        let mut ignore = |_: &Entry| ();
+        let mut layout = Layout::new(&mut ignore);
+        PUBLISHED.lay_training(&MicroBatch { recompute, ..micro }, &Half, &mut layout);
+        layout.high_water().unwrap()
+    };
+    let (all, gate_up) = (bytes(Recompute::NONE), 128 * 2 * 2 * 2048);
+    for (layers, saved) in [(0, 0), (1, 1), (3, 3), (26, 26), (27, 27), (28, 27), (40, 27), (Recompute::ALL_LAYERS, 27)]
+    {
+        let some = Recompute::NONE.with_layers(Activation::GateUp, layers);
+        assert_eq!(all - bytes(some), saved * gate_up, "{layers} layers");
+    }
+    // The scale of norm₂ goes with the one of both that fewer layers compute again.
+    let both = Recompute::NONE.with_layers(Activation::Mid, 5).with_layers(Activation::Norm2, 7);
+    assert_eq!(all - bytes(both), 128 * (12 * 2 * 768 + 5 * 4));
+}
+
+#[test]
 fn parts_of_their_own_take_what_was_worked_out_by_hand() {
     // Qwen3 of 0.6 billion: 16 heads of 128 in a width of 1024, 8 for keys; q and k have a gain of 128 each.
     let qwen3 = Transformer {
@@ -191,9 +218,15 @@ fn every_step_of_every_mixture_passes_the_meter() {
         let model = mixture(&random, i);
         model.validate().unwrap();
         let sets = Recompute::FULL.subsets().skip(i as usize % 8).step_by(8);
+        // Of each kind up to three layers.
+        let some = (0..4).map(|set| {
+            let layers = |a: Activation| random.below(1000 + 32 * i + 8 * set + a as u64, 4) as u16;
+            Activation::ALL.into_iter().fold(Recompute::NONE, |all, a| all.with_layers(a, layers(a)))
+        });
         for (recompute, products) in [Recompute::NONE, Recompute::CHEAP, Recompute::FULL]
             .into_iter()
             .chain(sets)
+            .chain(some)
             .flat_map(|r| [Products::Wide, Products::Warming, Products::Quantised].map(|p| (r, p)))
         {
             let micro = MicroBatch { batch: 2, seq_len: 7, chunk: 4, recompute, pattern: Pattern::DENSE, products };

@@ -210,7 +210,7 @@ impl Stored {
 
     /// The embedding `[vocabulary, d_model]`; a factorised one is E · Pᵀ.
     pub fn embedding(&self) -> Tensor {
-        let once = |first: Region| Stacked { first, stride: 0 };
+        let once = |first: Region| Stacked::new(first, 0);
         let table = self.whole(0, once(self.weights.embed));
         let Some(factor) = self.weights.factor else { return table };
         let name = |region: Region| self.tensors(0, once(region)).map(|(name, _)| name).next().unwrap_or_default();
@@ -220,6 +220,6 @@ impl Stored {
 
     /// The head's own table; nothing where it is the embedding's.
     pub fn head(&self) -> Option<Tensor> {
-        self.weights.untied.map(|first| self.whole(0, Stacked { first, stride: 0 }))
+        self.weights.untied.map(|first| self.whole(0, Stacked::new(first, 0)))
     }
 }

@@ -335,6 +335,19 @@ fn whatever_is_computed_again_steps_in_fp8_have_the_same_losses_on_the_reference
     for recompute in Recompute::FULL.subsets().filter(pairs) {
         assert_eq!(losses(recompute), kept, "{recompute:?}");
     }
+    let some = |recompute| {
+        let (model, stage) = (Transformer { layers: 3, ..MODEL }, MicroBatch { recompute, ..STAGE });
+        let plan = plan(model, &SingleFp8, 0, &stage);
+        let mut storage = vec![0u64; (plan.bytes / 8) as usize];
+        train(&mut Reference { arena: Arena::new(&mut storage) }, &plan, &stage, (0, 4), None, soon).0
+    };
+    let kept = some(Recompute::NONE);
+    for kind in Recompute::FULL.iter() {
+        for others in [Recompute::NONE, Recompute::CHEAP, Recompute::FULL] {
+            let recompute = others.with_layers(kind, 1);
+            assert_eq!(some(recompute), kept, "{recompute:?}");
+        }
+    }
 }
 
 #[test]

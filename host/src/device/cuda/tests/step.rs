@@ -3,7 +3,7 @@
 use capful_core::device::{Meter, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
 use capful_core::model::transformer::{Biases, Lasting, Training};
-use capful_core::model::{self, Family as _, MicroBatch, Purpose, Recompute, Transformer};
+use capful_core::model::{self, Activation, Family as _, MicroBatch, Purpose, Recompute, Transformer};
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
@@ -265,6 +265,11 @@ fn recomputes(model: &Transformer, stage: &MicroBatch) {
             assert_eq!(again, kept, "{recompute:?}");
         }
     }
+    // Of the first of three layers, or of two.
+    let model = Transformer { layers: 3, ..*model };
+    let steps = |recompute| on_gpu(&model, Precision::Bf16, Products::Own, 2, &MicroBatch { recompute, ..*stage });
+    let some = Recompute::CHEAP.with_layers(Activation::GateUp, 1).with_layers(Activation::Norm2, 1);
+    assert_eq!(steps(some.with_layers(Activation::Qkv, 1)), steps(Recompute::NONE));
 }
 
 #[test]
