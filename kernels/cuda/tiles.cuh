@@ -268,6 +268,12 @@ __device__ inline void finish(const AttentionArgs& a, Row<SIZE>* rows, const flo
     write<SIZE>(Part(a.out, first, a.heads.queries * size, head * size, size), rows, row, end);
 }
 
+__device__ inline void turn_back(float& low, float& high, float cosine, float sine) {
+    float before = low;
+    low = before * cosine + high * sine;
+    high = high * cosine - before * sine;
+}
+
 // Turns back 16 rows in shared memory; the first is row `row` of all.
 template <int SIZE>
 __device__ inline void turn_back(Row<SIZE>* rows, const AttentionGradArgs& a, u64 row) {
@@ -298,9 +304,7 @@ __device__ inline void put_back(Row<SIZE>* rows, float (&sums)[SIZE / 8][4], con
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 float cosine = __uint_as_float(two.words[2 * e]), sine = __uint_as_float(two.words[2 * e + 1]);
-                float &low = sums[n][2 * h + e], &high = sums[n + SIZE / 16][2 * h + e], before = low;
-                low = before * cosine + high * sine;
-                high = high * cosine - before * sine;
+                turn_back(sums[n][2 * h + e], sums[n + SIZE / 16][2 * h + e], cosine, sine);
             }
         }
     }

@@ -128,4 +128,21 @@ __device__ inline void start_adding(float (&sums)[8][4], const u32 (&left)[K][4]
     end_products();
 }
 
+// Starts sums += the transposed 64 rows at `left` times 64 rows.
+__device__ inline void start_adding_turned(float (&sums)[8][4], Matrix left, Matrix right) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) multiply_group_turned_by_columns(sums, left.row(16 * k), right.row(16 * k));
+    end_products();
+}
+
+// Stores a warp's 16 rows, rounded as a left factor, in a tile from `row` on.
+__device__ inline void put_left(bf16* tile, const u32 (&pairs)[4][4], u32 row) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 k = 0; k < 4; k++)
+#pragma unroll
+        for (u32 e = 0; e < 4; e++)
+            *(u32*)(piece_at(tile, row + lane / 4 + e % 2 * 8, 2 * k + e / 2) + lane % 4 * 2) = pairs[k][e];
+}
+
 #endif

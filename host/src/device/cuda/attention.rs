@@ -6,7 +6,7 @@ use capful_core::device::OperationError;
 use capful_core::ops::Attention;
 
 use super::device::{Cuda, blocks};
-use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, packed_tile, sequences, span};
+use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
 
 /// Mirrors AttentionArgs.
 #[repr(C)]
@@ -21,6 +21,11 @@ struct AttentionArgs {
     pattern: PatternArgs,
     rows: u32,
 }
+
+/// Shared memory of the kernel for short windows: three tiles of keys and values, two of queries, and rows that four
+/// warps write, of 72 elements. So many of its blocks run on a multiprocessor.
+const LOCAL_ROOM: u32 = (2 * 3 + 2) * GROUP_TILE + 64 * 72 * 2;
+const LOCAL_BLOCKS: u32 = 3;
 
 impl Cuda {
     #[inline(never)]
@@ -56,6 +61,12 @@ impl Cuda {
                 return self.launch("attention_tensor", &kernel, [tiles * o.heads.queries, 1, 1], threads, &arguments);
             }
             let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
+            if self.by_warpgroup(padded) && local(&o.pattern) {
+                let most = LOCAL_BLOCKS * self.multiprocessors;
+                let stripes = stripes(u64::from(batch) * u64::from(o.heads.queries), tiles, most);
+                let (module, grid) = ("attention_local", [o.heads.queries, batch, stripes]);
+                return self.launch_with(module, module, grid, 128, LOCAL_ROOM, &arguments);
+            }
             if self.by_warpgroup(padded) {
                 let (module, shared) = ("attention_warpgroup", 5 * GROUP_TILE);
                 return self.launch_with(module, module, [o.heads.queries, batch, tiles], 128, shared, &arguments);

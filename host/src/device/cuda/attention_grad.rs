@@ -6,7 +6,7 @@ use capful_core::device::OperationError;
 use capful_core::ops::{AttentionGrad, Kind};
 
 use super::device::{Cuda, blocks};
-use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, packed_tile, sequences, span};
+use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
 
 /// Mirrors AttentionGradArgs.
 #[repr(C)]
@@ -38,6 +38,12 @@ const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 
 const SHORT: RangeInclusive<u32> = 65..=128;
 /// Their kernel's shared memory: eleven times two tiles, seven rows of sums, and rows that eight warps write.
 const SHORT_ROOM: u32 = 11 * 2 * GROUP_TILE + 7 * 128 * 4 + 8 * 16 * 72 * 2;
+
+/// Shared memory of the kernel for short windows: three tiles of keys and values, two of queries and gradients, one of
+/// outputs and one of the scores' gradients, rows that four warps write, of 72 elements, and three rows of sums. So
+/// many of its blocks run on a multiprocessor.
+const LOCAL_ROOM: u32 = (2 * 3 + 2 * 2 + 2) * GROUP_TILE + 64 * 72 * 2 + 3 * 64 * 4;
+const LOCAL_BLOCKS: u32 = 2;
 
 impl Cuda {
     #[inline(never)]
@@ -94,6 +100,12 @@ impl Cuda {
             if self.by_warpgroup(padded) && o.pattern.kind == Kind::Dense && self.on_chip(&o) {
                 let (module, grid) = ("attention_grad_short", [o.heads.keys, batch, 1]);
                 return self.launch_with(module, module, grid, 384, SHORT_ROOM, &arguments);
+            }
+            if self.by_warpgroup(padded) && o.heads.queries == o.heads.keys && local(&o.pattern) {
+                let most = LOCAL_BLOCKS * self.multiprocessors;
+                let stripes = stripes(u64::from(batch) * u64::from(o.heads.keys), tiles, most);
+                let (module, grid) = ("attention_grad_local", [o.heads.keys, batch, stripes]);
+                return self.launch_with(module, module, grid, 128, LOCAL_ROOM, &arguments);
             }
             if self.by_warpgroup(padded) {
                 // Beside the tiles, log_sum and mean of two tiles' queries.

@@ -99,6 +99,22 @@ pub fn span(seq_len: u32, pattern: &Pattern) -> Option<u32> {
     }
 }
 
+/// Whether no query sees a key before the tile that is before its own; the pattern's blocks are whole sixteens.
+pub fn local(pattern: &Pattern) -> bool {
+    // How far a tile begins into a block, at most; what is seen begins whole blocks before that.
+    let into = pattern.block - (1 << pattern.block.trailing_zeros()).min(TENSOR_TILE);
+    let back = u64::from(pattern.window) * u64::from(pattern.block) + u64::from(into);
+    pattern.kind == Kind::Local && back <= u64::from(TENSOR_TILE)
+}
+
+/// The stripes of as many tiles of each of `sequences` that end soonest where `most` of them run at a time: each takes
+/// its tiles' time and that of one more, which it shares with the next.
+pub fn stripes(sequences: u64, tiles: u32, most: u32) -> u32 {
+    let time =
+        |count: &u32| (sequences * u64::from(*count)).div_ceil(most.into()) * u64::from(tiles.div_ceil(*count) + 1);
+    (1..=tiles.min(most)).min_by_key(time).unwrap_or(1)
+}
+
 /// Sequences of one launch: a grid has room for 65,535, and multiples of this many begin where wide reads want them.
 pub const SEQUENCES: u32 = 1 << 15;
 

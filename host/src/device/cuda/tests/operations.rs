@@ -11,6 +11,7 @@ use capful_core::random::Random;
 
 use super::bench::{Bench, Lay, SETTINGS, share};
 use crate::device::cuda::Precision;
+use crate::device::cuda::heads::{local, stripes};
 
 /// Numbers from 1 to `most`, the same in every run.
 fn shapes<const N: usize>(seed: u64, count: u64, most: [u32; N]) -> Vec<[u32; N]> {
@@ -337,6 +338,104 @@ fn sequences_that_stay_on_the_chip_have_a_gradient() {
         let case = (heads, batch, t, Pattern::DENSE);
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
     }
+}
+
+/// Blocks of the pattern that are a tile, a part of one, two and neither; sequences of one tile, of whole ones and not;
+/// narrow heads. Then grouped heads.
+fn short_windows() -> [Vec<(Heads, u32, u32, Pattern)>; 2] {
+    let local = |block, window| Pattern { kind: Kind::Local, block, window, stride: 3 };
+    let heads = |count, size| Heads::interleaved(count, size);
+    let single = vec![
+        (heads(2, 64), 1, 64, local(64, 1)),
+        (heads(1, 48), 2, 65, local(64, 1)),
+        (heads(2, 64), 2, 128, local(64, 0)),
+        (heads(1, 64), 1, 200, local(64, 1)),
+        (heads(2, 48), 1, 256, local(64, 1)),
+        (heads(2, 64), 1, 333, local(64, 1)),
+        (heads(1, 64), 1, 1100, local(64, 1)),
+        (heads(1, 34), 2, 193, local(32, 2)),
+        (heads(1, 64), 1, 300, local(16, 4)),
+        (heads(2, 64), 1, 320, local(128, 0)),
+        (heads(1, 40), 1, 210, local(48, 0)),
+    ];
+    let grouped = vec![
+        (Heads::grouped(4, 2, 64), 1, 333, local(64, 1)),
+        (Heads::grouped(3, 1, 48), 2, 130, local(64, 1)),
+        (Heads::grouped(2, 1, 64), 1, 128, local(64, 0)),
+    ];
+    [single, grouped]
+}
+
+/// One stripe of a sequence, several, and a tile a stripe.
+#[test]
+fn short_windows_go_by_stripes() {
+    let mut bench = Bench::new();
+    if !bench.gpus()[0].warpgroups {
+        return;
+    }
+    let [single, grouped] = short_windows();
+    let every = single.iter().chain(&grouped).copied().collect::<Vec<_>>();
+    for multiprocessors in [1, 3, 1000] {
+        // Nothing else is there to be launched.
+        let gpu = &mut bench.gpus_mut()[0];
+        gpu.multiprocessors = multiprocessors;
+        gpu.modules.retain(|(name, _)| ["attention_local", "attention_grad_local"].contains(name));
+        for case in share(every.clone()) {
+            bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
+        }
+        for case in share(single.clone()) {
+            bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
+        }
+    }
+    // The gradient of grouped heads, and wider windows, by tiles.
+    let mut bench = Bench::of_attention();
+    for case in share(grouped) {
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
+    }
+    for (block, window) in share(vec![(64, 2), (128, 1), (48, 1)]) {
+        let pattern = Pattern { kind: Kind::Local, block, window, stride: 3 };
+        let case = (Heads::interleaved(1, 64), 1, 333, pattern);
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
+    }
+}
+
+#[test]
+fn stripes_do_not_change_the_bits() {
+    let mut bench = Bench::new();
+    let pattern = Pattern { kind: Kind::Local, block: 64, window: 1, stride: 3 };
+    let case = (Heads::interleaved(2, 64), 1, 400, pattern);
+    let found = [1, 3, 1000].map(|multiprocessors| {
+        bench.gpus_mut()[0].multiprocessors = multiprocessors;
+        let forward = bench.left(Precision::Bf16, &|l: &mut Lay| attention(l, case));
+        (forward, bench.left(Precision::Bf16, &|l: &mut Lay| attention_grad(l, case)))
+    });
+    assert!(found.iter().all(|one| *one == found[0]));
+}
+
+/// What is taken for a short window is one, and all that are are.
+#[test]
+fn a_short_window_ends_a_tile_before() {
+    for block in (16..=256).step_by(16) {
+        for window in 0..6 {
+            let pattern = Pattern { kind: Kind::Local, block, window, stride: 3 };
+            // Tiles begin everywhere in blocks that they ever begin in.
+            let tiles = 2..block + 8;
+            let seen = |tile: u32| pattern.sees_block(64 * tile / block, (64 * tile - 65) / block);
+            assert_eq!(local(&pattern), !tiles.clone().any(seen), "{pattern:?}");
+        }
+    }
+    assert!(!local(&Pattern::DENSE) && !local(&Pattern { kind: Kind::Mixed, ..Pattern::DENSE }));
+}
+
+#[test]
+fn stripes_fill_the_gpu_or_are_few() {
+    // Pythia-70M on an H200: forward three blocks a multiprocessor, then two.
+    assert_eq!(stripes(256, 32, 396), 3);
+    assert_eq!(stripes(256, 32, 264), 1);
+    assert_eq!(stripes(8, 32, 264), 32);
+    assert_eq!(stripes(1, 1, 264), 1);
+    assert_eq!(stripes(100_000, 32, 264), 1);
 }
 
 #[test]

@@ -1,0 +1,137 @@
+// The gradient of attention with a short window, in bf16 by warpgroups (wgmma): of a stripe of tiles each comes once
+// and is written once. A key's head has one of queries, of up to 64 elements.
+#include "stripe.cuh"
+
+#ifdef WARPGROUPS
+
+namespace {
+
+// Keys and values; queries and their gradients; outputs; the scores' gradients; rows that a warp writes; log-sums and
+// means.
+constexpr u32 ROOM = (2 * Stripe::KEYS + 2 * Stripe::QUERIES + 2) * TILE * sizeof(bf16) + SIDE * sizeof(Row<SIDE>) +
+                     (Stripe::QUERIES + 1) * SIDE * sizeof(float);
+static_assert(2 * (ROOM + 1024) <= 228 << 10, "two blocks a multiprocessor");
+
+}  // namespace
+
+#endif
+
+// Grid (heads, batch, stripes). Tile i of queries looks at the keys of tile i - 1, then at those of tile i, whose sums
+// stay in registers until tile i + 1 has looked at them.
+__device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
+#ifdef WARPGROUPS
+    LAUNCH_SHARED(pool, ROOM);
+    bf16 *all_keys = (bf16*)pool, *all_values = all_keys + Stripe::KEYS * TILE;
+    bf16 *all_queries = all_values + Stripe::KEYS * TILE, *all_grads = all_queries + Stripe::QUERIES * TILE;
+    bf16 *outs = all_grads + Stripe::QUERIES * TILE, *score_grads = outs + TILE;
+    u32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16, head = blockIdx.x;
+    Row<SIDE>*all_rows = (Row<SIDE>*)(score_grads + TILE), *rows = all_rows + own;
+    float *all_log_sums = (float*)(all_rows + SIDE), *means = all_log_sums + Stripe::QUERIES * SIDE;
+    u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, end = a.seq_len;
+    u32 query = a.heads.query(head), key = a.heads.key(head), value = a.heads.value(head);
+    u64 first = (u64)blockIdx.y * end;
+    Stripe stripe(end);
+
+    auto fetch_keys = [&](u32 j) {
+        u32 stage = j % Stripe::KEYS;
+        fetch_swizzled(all_keys + stage * TILE, Part(a.qkv, first, width, key, size), SIDE * j, end);
+        fetch_swizzled(all_values + stage * TILE, Part(a.qkv, first, width, value, size), SIDE * j, end);
+    };
+    auto fetch_queries = [&](u32 i) {
+        u32 stage = i % Stripe::QUERIES, r = SIDE * i + threadIdx.x;
+        fetch_swizzled(all_queries + stage * TILE, Part(a.qkv, first, width, query, size), SIDE * i, end);
+        fetch_swizzled(all_grads + stage * TILE, Part(a.out_grad, first, out_width, head * size, size), SIDE * i, end);
+        fetch_swizzled(outs, Part(a.out, first, out_width, head * size, size), SIDE * i, end);
+        // Beyond the end queries and gradients are zeros, and so is all that comes of them.
+        u64 at = ((u64)blockIdx.y * a.heads.queries + head) * end + min(r, end - 1);
+        if (threadIdx.x < SIDE) copy_word(&all_log_sums[stage * SIDE + threadIdx.x], a.log_sum + at, r < end);
+    };
+
+    float c = a.scale * LOG2_E, query_sums[8][4], key_sums[8][4] = {}, value_sums[8][4] = {};
+    auto angles_of = [&](u32 tile) { return Angles(a, first + SIDE * tile + own); };
+    // Adds what queries of tile i and keys of tile j have for the sums; gives the angles of tile j, of which the sums
+    // of the queries or the keys are then complete.
+    auto add_pair = [&](u32 i, u32 j) {
+        u32 stage = i % Stripe::QUERIES;
+        Matrix queries(all_queries + stage * TILE), grads(all_grads + stage * TILE);
+        Matrix keys(all_keys + j % Stripe::KEYS * TILE), values(all_values + j % Stripe::KEYS * TILE);
+        float scores[8][4], products[8][4];
+        u32 weights[4][4], gradients[4][4];
+        begin_products();
+        start_turned(scores, keys, queries);
+        start_turned(products, values, grads);
+        wait_for_products<1>(scores);
+        hide<true>(scores, a.pattern, SIDE * j + own, SIDE * i);
+        weigh_columns(scores, c, all_log_sums + stage * SIDE);
+        wait_for_products<0>(products);
+        derive_columns(products, scores, means);
+        round_left(weights, scores);
+        round_left(gradients, products);
+        // All warps are done with those of the last pair.
+        __syncthreads();
+        put_left(score_grads, gradients, own);
+        show_to_products();
+        __syncthreads();
+        begin_products();
+        start_adding(value_sums, weights, grads);
+        start_adding(key_sums, gradients, queries);
+        start_adding_turned(query_sums, Matrix(score_grads), keys);
+        Angles angles = angles_of(j);
+        wait_for_products<0>(query_sums);
+        wait_for_products<0>(key_sums);
+        wait_for_products<0>(value_sums);
+        return angles;
+    };
+    auto write_keys = [&](u32 j, const Angles& angles) {
+        u32 row = SIDE * j + own;
+        put_back(rows, key_sums, a, first + row, angles);
+        write<SIDE>(Part(a.qkv_grad, first, width, key, size), rows, row, end);
+        put<SIDE>(rows, value_sums, 1, 1);
+        write<SIDE>(Part(a.qkv_grad, first, width, value, size), rows, row, end);
+    };
+
+    // The queries behind the stripe add to the keys of its last tile.
+    u32 steps_end = min(stripe.last + 1, stripe.tiles);
+    if (stripe.first > 0) fetch_keys(stripe.first - 1);
+    fetch_keys(stripe.first);
+    fetch_queries(stripe.first);
+#pragma unroll 1
+    for (u32 i = stripe.first; i < steps_end; i++) {
+        await_tiles();
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            u32 r = own + lane / 4 + 8 * h;
+            float mean = row_dot(all_grads + i % Stripe::QUERIES * TILE, outs, r);
+            if (lane % 4 == 0) means[r] = mean;
+        }
+        __syncthreads();
+        if (i + 1 < stripe.last) fetch_keys(i + 1);
+        if (i + 1 < steps_end) fetch_queries(i + 1);
+
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) query_sums[n][e] = 0;
+#pragma unroll 1
+        for (u32 j = i - min(i, 1); j <= i && j < stripe.last; j++) {
+            Angles angles = add_pair(i, j);
+            if (j == i) {
+                put_back(rows, query_sums, a, first + SIDE * i + own, angles);
+                write<SIDE>(Part(a.qkv_grad, first, width, query, size), rows, SIDE * i + own, end);
+                break;
+            }
+            // The keys before the stripe are another's.
+            if (i > stripe.first) write_keys(j, angles);
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) key_sums[n][e] = value_sums[n][e] = 0;
+        }
+    }
+    if (stripe.last == stripe.tiles) write_keys(stripe.last - 1, angles_of(stripe.last - 1));
+#else
+    __trap();
+#endif
+}
+
+EXPORT_MANY(attention_grad_local, AttentionGradArgs, 128, 2, attention_grad_by_stripes)
