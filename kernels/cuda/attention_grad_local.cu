@@ -108,10 +108,7 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
         if (i + 1 < stripe.last) fetch_keys(i + 1);
         if (i + 1 < steps_end) fetch_queries(i + 1);
 
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) query_sums[n][e] = 0;
+        fill(query_sums, 0);
 #pragma unroll 1
         for (u32 j = i - min(i, 1); j <= i && j < stripe.last; j++) {
             Angles angles = add_pair(i, j);
@@ -122,10 +119,8 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
             }
             // The keys before the stripe are another's.
             if (i > stripe.first) write_keys(j, angles);
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) key_sums[n][e] = value_sums[n][e] = 0;
+            fill(key_sums, 0);
+            fill(value_sums, 0);
         }
     }
     if (stripe.last == stripe.tiles) write_keys(stripe.last - 1, angles_of(stripe.last - 1));

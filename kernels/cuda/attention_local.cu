@@ -24,16 +24,15 @@ __device__ inline void attention_by_stripes(const AttentionArgs& a) {
     Row<SIDE>* rows = (Row<SIDE>*)(all_queries + Stripe::QUERIES * TILE) + own;
     u32 size = a.heads.size, width = a.heads.width(), end = a.seq_len;
     u64 first = (u64)blockIdx.y * end;
-    Part queries(a.qkv, first, width, a.heads.query(head), size);
-    Part keys(a.qkv, first, width, a.heads.key(key_head), size);
-    Part values(a.qkv, first, width, a.heads.value(key_head), size);
     Stripe stripe(end);
+    auto part = [&](u32 column) { return Part(a.qkv, first, width, column, size); };
     auto fetch_keys = [&](u32 j) {
-        fetch_swizzled(all_keys + j % Stripe::KEYS * TILE, keys, SIDE * j, end);
-        fetch_swizzled(all_values + j % Stripe::KEYS * TILE, values, SIDE * j, end);
+        u32 stage = j % Stripe::KEYS;
+        fetch_swizzled(all_keys + stage * TILE, part(a.heads.key(key_head)), SIDE * j, end);
+        fetch_swizzled(all_values + stage * TILE, part(a.heads.value(key_head)), SIDE * j, end);
     };
     auto fetch_tiles = [&](u32 i) {
-        fetch_swizzled(all_queries + i % Stripe::QUERIES * TILE, queries, SIDE * i, end);
+        fetch_swizzled(all_queries + i % Stripe::QUERIES * TILE, part(a.heads.query(head)), SIDE * i, end);
         fetch_keys(i);
     };
 
@@ -45,22 +44,33 @@ __device__ inline void attention_by_stripes(const AttentionArgs& a) {
         await_tiles();
         if (i + 1 < stripe.last) fetch_tiles(i + 1);
         Matrix left(all_queries + i % Stripe::QUERIES * TILE);
-        float largest[2] = {-INFINITY, -INFINITY}, total[2] = {}, sums[8][4] = {};
-        u32 row = SIDE * i + own;
-#pragma unroll 1
-        for (u32 j = i - min(i, 1); j <= i; j++) {
-            float scores[8][4];
-            u32 weights[4][4];
-            begin_products();
-            start_turned(scores, left, Matrix(all_keys + j % Stripe::KEYS * TILE));
-            wait_for_products<0>(scores);
-            hide<false>(scores, a.pattern, row, SIDE * j);
-            soften<SIDE>(scores, sums, largest, total, c);
-            round_left(weights, scores);
-            begin_products();
-            start_adding(sums, weights, Matrix(all_values + j % Stripe::KEYS * TILE));
-            wait_for_products<0>(sums);
+        // The first tile has none before it: it takes that place itself, all hidden.
+        u32 row = SIDE * i + own, before = i - min(i, 1), stages[2] = {before % Stripe::KEYS, i % Stripe::KEYS};
+        float scores[2][8][4], largest[2], total[2] = {};
+        begin_products();
+        start_turned(scores[0], left, Matrix(all_keys + stages[0] * TILE));
+        start_turned(scores[1], left, Matrix(all_keys + stages[1] * TILE));
+        wait_for_products<1>(scores[0]);
+        if (i > 0) hide<false>(scores[0], a.pattern, row, SIDE * before);
+        else fill(scores[0], -INFINITY);
+        wait_for_products<0>(scores[1]);
+        hide<false>(scores[1], a.pattern, row, SIDE * i);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float of_first = largest_of(scores[0], h, -INFINITY);
+            largest[h] = largest_of_row(largest_of(scores[1], h, of_first));
         }
+        float sums[8][4] = {};
+        // The second half's weights are made while the first half's product runs.
+#pragma unroll
+        for (u32 t = 0; t < 2; t++) {
+            u32 weights[4][4];
+            make_weights(scores[t], largest, total, c);
+            round_left(weights, scores[t]);
+            begin_products();
+            start_adding(sums, weights, Matrix(all_values + stages[t] * TILE));
+        }
+        wait_for_products<0>(sums);
         finish<SIDE>(a, rows, sums, largest, total, first, head, row, end,
                      [&](u32 i) { return ((u64)blockIdx.y * a.heads.queries + head) * end + i; });
     }

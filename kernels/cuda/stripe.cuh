@@ -19,6 +19,13 @@ struct Stripe {
     }
 };
 
+__device__ inline void fill(float (&sums)[8][4], float with) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums[n][e] = with;
+}
+
 // The angles by which a lane turns back its elements of a warp's 16 rows, the first of which is row `row` of all: read
 // while products run.
 struct Angles {

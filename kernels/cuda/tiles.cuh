@@ -205,6 +205,41 @@ __device__ inline void write(const Part& part, const Row<SIZE>* rows, u32 row, u
     __syncwarp();
 }
 
+// The largest of `so_far` and of a lane's scores of its first row (h = 0) or second.
+template <int N>
+__device__ inline float largest_of(const float (&scores)[N][4], int h, float so_far) {
+    // Two halves at a time, so that neither waits for the other.
+    float other = scores[0][2 * h];
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        so_far = fmaxf(so_far, scores[n][2 * h + 1]), other = fmaxf(other, scores[n][2 * h]);
+    return fmaxf(so_far, other);
+}
+
+// The largest that the four lanes of a row have.
+__device__ inline float largest_of_row(float own) {
+    own = fmaxf(own, __shfl_xor_sync(FULL_WARP, own, 1));
+    return fmaxf(own, __shfl_xor_sync(FULL_WARP, own, 2));
+}
+
+// Turns scores into weights, relative to what is called the largest, and adds up this lane's. `c` times the scores are
+// powers of two.
+template <int N>
+__device__ inline void make_weights(float (&scores)[N][4], const float (&largest)[2], float (&total)[2], float c) {
+    float base[2], sum[4] = {};
+#pragma unroll
+    for (int h = 0; h < 2; h++) base[h] = largest[h] == -INFINITY ? 0.0f : largest[h] * c;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            scores[n][e] = power_of_two(scores[n][e] * c - base[e / 2]);
+            sum[e] += scores[n][e];
+        }
+#pragma unroll
+    for (int h = 0; h < 2; h++) total[h] += sum[2 * h] + sum[2 * h + 1];
+}
+
 // Online softmax of a warp's 16 rows: turns scores into weights, relative to the largest scores so far or to ones that
 // they exceed by less than 2^8: sums are brought to larger ones no more often than that, for it costs as much as a
 // product does. `c` times the scores are powers of two.
@@ -215,15 +250,7 @@ __device__ inline void soften(float (&scores)[N][4], float (&sums)[SIZE / 8][4],
     bool larger = false;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        // Two halves at a time, so that neither waits for the other.
-        float other = scores[0][2 * h];
-        now[h] = largest[h];
-#pragma unroll
-        for (int n = 0; n < N; n++)
-            now[h] = fmaxf(now[h], scores[n][2 * h + 1]), other = fmaxf(other, scores[n][2 * h]);
-        now[h] = fmaxf(now[h], other);
-        now[h] = fmaxf(now[h], __shfl_xor_sync(FULL_WARP, now[h], 1));
-        now[h] = fmaxf(now[h], __shfl_xor_sync(FULL_WARP, now[h], 2));
+        now[h] = largest_of_row(largest_of(scores, h, largest[h]));
         larger |= (now[h] - largest[h]) * c > 8.0f;
     }
     if (__ballot_sync(FULL_WARP, larger)) {
@@ -237,18 +264,7 @@ __device__ inline void soften(float (&scores)[N][4], float (&sums)[SIZE / 8][4],
             for (int n = 0; n < SIZE / 8; n++) sums[n][2 * h] *= before, sums[n][2 * h + 1] *= before;
         }
     }
-    float base[2], sum[4] = {};
-#pragma unroll
-    for (int h = 0; h < 2; h++) base[h] = largest[h] == -INFINITY ? 0.0f : largest[h] * c;
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            scores[n][e] = power_of_two(scores[n][e] * c - base[e / 2]);
-            sum[e] += scores[n][e];
-        }
-#pragma unroll
-    for (int h = 0; h < 2; h++) total[h] += sum[2 * h] + sum[2 * h + 1];
+    make_weights(scores, largest, total, c);
 }
 
 // Writes 16 rows of outputs, by way of shared memory, and their log_sum, which of row i lies at `place(i)`.
