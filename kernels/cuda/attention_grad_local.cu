@@ -1,5 +1,5 @@
-// The gradient of attention with a short window, in bf16 by warpgroups (wgmma): of a stripe of tiles each comes once
-// and is written once. A key's head has one of queries, of up to 64 elements.
+// The gradient of attention with a window of one block, in bf16 by warpgroups (wgmma): of a stripe of tiles each comes
+// once and is written once. A key's head has one of queries.
 #include "stripe.cuh"
 
 #ifdef WARPGROUPS
@@ -27,28 +27,31 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
     u32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16, head = blockIdx.x;
     Row<SIDE>*all_rows = (Row<SIDE>*)(score_grads + TILE), *rows = all_rows + own;
     float *all_log_sums = (float*)(all_rows + SIDE), *means = all_log_sums + Stripe::QUERIES * SIDE;
-    u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, end = a.seq_len;
+    u32 width = a.heads.width(), out_width = a.heads.queries * SIDE, end = a.seq_len;
     u32 query = a.heads.query(head), key = a.heads.key(head), value = a.heads.value(head);
     u64 first = (u64)blockIdx.y * end;
+    const float* log_sum = a.log_sum + ((u64)blockIdx.y * a.heads.queries + head) * end;
+    auto of_qkv = [&](u32 column) { return HeadRows(a.qkv, first, width, column, end); };
+    auto of_out = [&](const void* all) { return HeadRows(all, first, out_width, head * SIDE, end); };
+    auto of_qkv_grad = [&](u32 column) { return HeadRows(a.qkv_grad, first, width, column, end); };
     Stripe stripe(end);
 
     auto fetch_keys = [&](u32 j) {
         u32 stage = j % Stripe::KEYS;
-        fetch_swizzled(all_keys + stage * TILE, Part(a.qkv, first, width, key, size), SIDE * j, end);
-        fetch_swizzled(all_values + stage * TILE, Part(a.qkv, first, width, value, size), SIDE * j, end);
+        of_qkv(key).fetch(all_keys + stage * TILE, j);
+        of_qkv(value).fetch(all_values + stage * TILE, j);
     };
     auto fetch_queries = [&](u32 i) {
         u32 stage = i % Stripe::QUERIES, r = SIDE * i + threadIdx.x;
-        fetch_swizzled(all_queries + stage * TILE, Part(a.qkv, first, width, query, size), SIDE * i, end);
-        fetch_swizzled(all_grads + stage * TILE, Part(a.out_grad, first, out_width, head * size, size), SIDE * i, end);
-        fetch_swizzled(outs, Part(a.out, first, out_width, head * size, size), SIDE * i, end);
+        of_qkv(query).fetch(all_queries + stage * TILE, i);
+        of_out(a.out_grad).fetch(all_grads + stage * TILE, i);
+        of_out(a.out).fetch(outs, i);
         // Beyond the end queries and gradients are zeros, and so is all that comes of them.
-        u64 at = ((u64)blockIdx.y * a.heads.queries + head) * end + min(r, end - 1);
-        if (threadIdx.x < SIDE) copy_word(&all_log_sums[stage * SIDE + threadIdx.x], a.log_sum + at, r < end);
+        if (threadIdx.x < SIDE) copy_word(&all_log_sums[stage * SIDE + threadIdx.x], log_sum + min(r, end - 1), r < end);
     };
 
     float c = a.scale * LOG2_E, query_sums[8][4], key_sums[8][4] = {}, value_sums[8][4] = {};
-    auto angles_of = [&](u32 tile) { return Angles(a, first + SIDE * tile + own); };
+    auto angles_of = [&](u32 tile) { return Angles(a, SIDE * tile + own); };
     // Adds what queries of tile i and keys of tile j have for the sums; gives the angles of tile j, of which the sums
     // of the queries or the keys are then complete.
     auto add_pair = [&](u32 i, u32 j) {
@@ -61,7 +64,7 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
         start_turned(scores, keys, queries);
         start_turned(products, values, grads);
         wait_for_products<1>(scores);
-        hide<true>(scores, a.pattern, SIDE * j + own, SIDE * i);
+        if (i == j) hide_later<true>(scores, own);
         weigh_columns(scores, c, all_log_sums + stage * SIDE);
         wait_for_products<0>(products);
         derive_columns(products, scores, means);
@@ -84,10 +87,11 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
     };
     auto write_keys = [&](u32 j, const Angles& angles) {
         u32 row = SIDE * j + own;
-        put_back(rows, key_sums, a, first + row, angles);
-        write<SIDE>(Part(a.qkv_grad, first, width, key, size), rows, row, end);
+        angles.turn(key_sums);
+        put<SIDE>(rows, key_sums, a.scale, a.scale);
+        of_qkv_grad(key).write(rows, row);
         put<SIDE>(rows, value_sums, 1, 1);
-        write<SIDE>(Part(a.qkv_grad, first, width, value, size), rows, row, end);
+        of_qkv_grad(value).write(rows, row);
     };
 
     // The queries behind the stripe add to the keys of its last tile.
@@ -113,8 +117,9 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
         for (u32 j = i - min(i, 1); j <= i && j < stripe.last; j++) {
             Angles angles = add_pair(i, j);
             if (j == i) {
-                put_back(rows, query_sums, a, first + SIDE * i + own, angles);
-                write<SIDE>(Part(a.qkv_grad, first, width, query, size), rows, SIDE * i + own, end);
+                angles.turn(query_sums);
+                put<SIDE>(rows, query_sums, a.scale, a.scale);
+                of_qkv_grad(query).write(rows, SIDE * i + own);
                 break;
             }
             // The keys before the stripe are another's.

@@ -1,5 +1,4 @@
-// Attention with a short window, in bf16 by warpgroups (wgmma): of a stripe of tiles each comes once. Heads of up to 64
-// elements.
+// Attention with a window of one block, in bf16 by warpgroups (wgmma): of a stripe of tiles each comes once.
 #include "stripe.cuh"
 
 #ifdef WARPGROUPS
@@ -20,19 +19,22 @@ __device__ inline void attention_by_stripes(const AttentionArgs& a) {
     LAUNCH_SHARED(pool, ROOM);
     bf16 *all_keys = (bf16*)pool, *all_values = all_keys + Stripe::KEYS * TILE;
     bf16* all_queries = all_values + Stripe::KEYS * TILE;
-    u32 own = threadIdx.x / 32 * 16, head = blockIdx.x, key_head = head / a.heads.group();
+    u32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16, head = blockIdx.x, key_head = head / a.heads.group();
     Row<SIDE>* rows = (Row<SIDE>*)(all_queries + Stripe::QUERIES * TILE) + own;
-    u32 size = a.heads.size, width = a.heads.width(), end = a.seq_len;
+    u32 width = a.heads.width(), end = a.seq_len;
     u64 first = (u64)blockIdx.y * end;
+    HeadRows queries(a.qkv, first, width, a.heads.query(head), end), keys(a.qkv, first, width, a.heads.key(key_head), end);
+    HeadRows values(a.qkv, first, width, a.heads.value(key_head), end);
+    HeadRows outs(a.out, first, a.heads.queries * SIDE, head * SIDE, end);
+    float* log_sum = a.log_sum + ((u64)blockIdx.y * a.heads.queries + head) * end;
     Stripe stripe(end);
-    auto part = [&](u32 column) { return Part(a.qkv, first, width, column, size); };
     auto fetch_keys = [&](u32 j) {
         u32 stage = j % Stripe::KEYS;
-        fetch_swizzled(all_keys + stage * TILE, part(a.heads.key(key_head)), SIDE * j, end);
-        fetch_swizzled(all_values + stage * TILE, part(a.heads.value(key_head)), SIDE * j, end);
+        keys.fetch(all_keys + stage * TILE, j);
+        values.fetch(all_values + stage * TILE, j);
     };
     auto fetch_tiles = [&](u32 i) {
-        fetch_swizzled(all_queries + i % Stripe::QUERIES * TILE, part(a.heads.query(head)), SIDE * i, end);
+        queries.fetch(all_queries + i % Stripe::QUERIES * TILE, i);
         fetch_keys(i);
     };
 
@@ -45,16 +47,15 @@ __device__ inline void attention_by_stripes(const AttentionArgs& a) {
         if (i + 1 < stripe.last) fetch_tiles(i + 1);
         Matrix left(all_queries + i % Stripe::QUERIES * TILE);
         // The first tile has none before it: it takes that place itself, all hidden.
-        u32 row = SIDE * i + own, before = i - min(i, 1), stages[2] = {before % Stripe::KEYS, i % Stripe::KEYS};
+        u32 row = SIDE * i + own, stages[2] = {(i - min(i, 1)) % Stripe::KEYS, i % Stripe::KEYS};
         float scores[2][8][4], largest[2], total[2] = {};
         begin_products();
         start_turned(scores[0], left, Matrix(all_keys + stages[0] * TILE));
         start_turned(scores[1], left, Matrix(all_keys + stages[1] * TILE));
         wait_for_products<1>(scores[0]);
-        if (i > 0) hide<false>(scores[0], a.pattern, row, SIDE * before);
-        else fill(scores[0], -INFINITY);
+        if (i == 0) fill(scores[0], -INFINITY);
         wait_for_products<0>(scores[1]);
-        hide<false>(scores[1], a.pattern, row, SIDE * i);
+        hide_later<false>(scores[1], own);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float of_first = largest_of(scores[0], h, -INFINITY);
@@ -71,8 +72,17 @@ __device__ inline void attention_by_stripes(const AttentionArgs& a) {
             start_adding(sums, weights, Matrix(all_values + stages[t] * TILE));
         }
         wait_for_products<0>(sums);
-        finish<SIDE>(a, rows, sums, largest, total, first, head, row, end,
-                     [&](u32 i) { return ((u64)blockIdx.y * a.heads.queries + head) * end + i; });
+        float inverse[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            total[h] += __shfl_xor_sync(FULL_WARP, total[h], 1);
+            total[h] += __shfl_xor_sync(FULL_WARP, total[h], 2);
+            inverse[h] = reciprocal(total[h]);
+            u32 r = row + lane / 4 + 8 * h;
+            if (lane % 4 == 0 && r < end) log_sum[r] = largest[h] * a.scale + logf(total[h]);
+        }
+        put<SIDE>(rows, sums, inverse[0], inverse[1]);
+        outs.write(rows, row);
     }
 #else
     __trap();

@@ -1,5 +1,6 @@
-// Attention with a short window: a query sees keys of its own tile and of the one before. A block, which is a
-// warpgroup, walks along a stripe of a sequence's tiles, the next of which come while it computes.
+// Attention with a window of one block: a query sees keys of its own tile and of the one before, which are blocks. A
+// block of threads, which is a warpgroup, walks along a stripe of a sequence's tiles, the next of which come while it
+// computes. Heads have 64 elements, and rows are whole pieces of 16 bytes.
 #pragma once
 #include "warpgroup.cuh"
 
@@ -19,6 +20,35 @@ struct Stripe {
     }
 };
 
+// One head's elements in the `end` rows of a sequence, `stride` from one to the next.
+struct HeadRows {
+    bf16* first;
+    u32 stride, end;
+
+    __device__ HeadRows(const void* all, u64 row, u32 stride, u32 column, u32 end)
+        : first((bf16*)all + row * stride + column), stride(stride), end(end) {}
+
+    // Starts copying tile `index`; zeros behind the last row.
+    __device__ void fetch(bf16* tile, u32 index) const {
+        constexpr u32 STEP = THREADS / 8;
+        u32 r = threadIdx.x / 8, c = threadIdx.x % 8, rows = end - SIDE * index;
+        const bf16* from = first + (u64)(SIDE * index + r) * stride + c * 8;
+        bf16* to = piece_at(tile, r, c);
+#pragma unroll
+        for (u32 i = 0; i < SIDE; i += STEP) copy_piece(to + i * SIDE, from + (u64)i * stride, r + i < rows);
+    }
+
+    // Writes a warp's 16 rows from `row` on.
+    __device__ void write(const Row<SIDE>* rows, u32 row) const {
+        u32 r = threadIdx.x % 32 / 8, c = threadIdx.x % 8 * 8;
+        bf16* to = first + (u64)(row + r) * stride + c;
+#pragma unroll
+        for (u32 i = 0; i < 16; i += 4)
+            if (row + r + i < end) *(Piece*)(to + (u64)i * stride) = *(const Piece*)&rows[r + i][c];
+        __syncwarp();
+    }
+};
+
 __device__ inline void fill(float (&sums)[8][4], float with) {
 #pragma unroll
     for (int n = 0; n < 8; n++)
@@ -26,21 +56,32 @@ __device__ inline void fill(float (&sums)[8][4], float with) {
         for (int e = 0; e < 4; e++) sums[n][e] = with;
 }
 
-// The angles by which a lane turns back its elements of a warp's 16 rows, the first of which is row `row` of all: read
-// while products run.
+// Hides the later keys from the queries of the same tile; a warp's rows, from `own` on, are queries, or keys where
+// TURNED.
+template <bool TURNED>
+__device__ inline void hide_later(float (&scores)[8][4], u32 own) {
+    int lane = threadIdx.x % 32, ahead = (int)own + lane / 4 - lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int column = 8 * n + e % 2 - e / 2 * 8;
+            if (TURNED ? ahead > column : column > ahead) scores[n][e] = -INFINITY;
+        }
+}
+
+// The angles by which a lane turns back its elements of a warp's 16 rows, from `row` of the sequence on: read while
+// products run. Heads turn 16, 32 or 64 elements.
 struct Angles {
-    // Of how many sixteens of a head's elements a lane has both of each pair; none where rows are turned in shared
-    // memory.
     u32 sixteens;
     // Two cosines and sines each.
     Piece of[2][SIDE / 16];
 
-    __device__ Angles(const AttentionGradArgs& a, u64 row)
-        : sixteens(a.dims % 16 == 0 && (u64)a.table % sizeof(Piece) == 0 ? a.dims / 16 : 0) {
+    __device__ Angles(const AttentionGradArgs& a, u32 row) : sixteens(a.dims / 16) {
         u32 lane = threadIdx.x % 32;
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
-            u32 at = (u32)(row + lane / 4 + 8 * h) % a.period;
+            u32 at = min(row + lane / 4 + 8 * h, a.seq_len - 1);
             const Piece* angles = (const Piece*)(a.table + (u64)at * a.dims) + lane % 4;
 #pragma unroll
             for (u32 n = 0; n < SIDE / 16; n++)
@@ -48,8 +89,15 @@ struct Angles {
         }
     }
 
-    template <u32 SIXTEENS>
     __device__ void turn(float (&sums)[8][4]) const {
+        if (sixteens == 1) turn_some<1>(sums);
+        else if (sixteens == 2) turn_some<2>(sums);
+        else turn_some<4>(sums);
+    }
+
+  private:
+    template <u32 SIXTEENS>
+    __device__ void turn_some(float (&sums)[8][4]) const {
 #pragma unroll
         for (u32 n = 0; n < SIXTEENS; n++)
 #pragma unroll
@@ -60,15 +108,5 @@ struct Angles {
             }
     }
 };
-
-// As put_back with the angles that were read for it.
-__device__ inline void put_back(Row<SIDE>* rows, float (&sums)[8][4], const AttentionGradArgs& a, u64 row,
-                                const Angles& angles) {
-    if (angles.sixteens == 1) angles.turn<1>(sums);
-    if (angles.sixteens == 2) angles.turn<2>(sums);
-    if (angles.sixteens == 4) angles.turn<4>(sums);
-    put<SIDE>(rows, sums, a.scale, a.scale);
-    if (angles.sixteens == 0 || angles.sixteens == 3) turn_back<SIDE>(rows, a, row);
-}
 
 #endif

@@ -5,7 +5,7 @@ use std::ops::Range;
 use capful_core::device::OperationError;
 use capful_core::ops::Attention;
 
-use super::device::{Cuda, blocks};
+use super::device::{Cuda, blocks, width};
 use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
 
 /// Mirrors AttentionArgs.
@@ -22,7 +22,7 @@ struct AttentionArgs {
     rows: u32,
 }
 
-/// Shared memory of the kernel for short windows: three tiles of keys and values, two of queries, and rows that four
+/// Shared memory of the kernel by stripes: three tiles of keys and values, two of queries, and rows that four
 /// warps write, of 72 elements. So many of its blocks run on a multiprocessor.
 const LOCAL_ROOM: u32 = (2 * 3 + 2) * GROUP_TILE + 64 * 72 * 2;
 const LOCAL_BLOCKS: u32 = 3;
@@ -61,7 +61,8 @@ impl Cuda {
                 return self.launch("attention_tensor", &kernel, [tiles * o.heads.queries, 1, 1], threads, &arguments);
             }
             let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
-            if self.by_warpgroup(padded) && local(&o.pattern) {
+            let whole = width(dtype, 64, &[arguments.qkv, arguments.out]) > 1;
+            if self.by_warpgroup(padded) && local(&o.heads, &o.pattern) && whole {
                 let most = LOCAL_BLOCKS * self.multiprocessors;
                 let stripes = stripes(u64::from(batch) * u64::from(o.heads.queries), tiles, most);
                 let (module, grid) = ("attention_local", [o.heads.queries, batch, stripes]);

@@ -3,9 +3,10 @@
 use std::ops::{Range, RangeInclusive};
 
 use capful_core::device::OperationError;
+use capful_core::memory::Dtype;
 use capful_core::ops::{AttentionGrad, Kind};
 
-use super::device::{Cuda, blocks};
+use super::device::{Cuda, blocks, width};
 use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
 
 /// Mirrors AttentionGradArgs.
@@ -39,11 +40,18 @@ const SHORT: RangeInclusive<u32> = 65..=128;
 /// Their kernel's shared memory: eleven times two tiles, seven rows of sums, and rows that eight warps write.
 const SHORT_ROOM: u32 = 11 * 2 * GROUP_TILE + 7 * 128 * 4 + 8 * 16 * 72 * 2;
 
-/// Shared memory of the kernel for short windows: three tiles of keys and values, two of queries and gradients, one of
+/// Shared memory of the kernel by stripes: three tiles of keys and values, two of queries and gradients, one of
 /// outputs and one of the scores' gradients, rows that four warps write, of 72 elements, and three rows of sums. So
 /// many of its blocks run on a multiprocessor.
 const LOCAL_ROOM: u32 = (2 * 3 + 2 * 2 + 2) * GROUP_TILE + 64 * 72 * 2 + 3 * 64 * 4;
 const LOCAL_BLOCKS: u32 = 2;
+
+/// Whether the kernel by stripes takes it.
+fn by_stripes(o: &AttentionGrad, a: &AttentionGradArgs) -> bool {
+    let rows = width(Dtype::Bf16, 64, &[a.qkv, a.out, a.out_grad, a.qkv_grad, a.table]) > 1;
+    let turned = [16, 32, 64].contains(&a.dims) && a.period == a.seq_len;
+    local(&o.heads, &o.pattern) && o.heads.queries == o.heads.keys && rows && turned
+}
 
 impl Cuda {
     #[inline(never)]
@@ -101,7 +109,7 @@ impl Cuda {
                 let (module, grid) = ("attention_grad_short", [o.heads.keys, batch, 1]);
                 return self.launch_with(module, module, grid, 384, SHORT_ROOM, &arguments);
             }
-            if self.by_warpgroup(padded) && o.heads.queries == o.heads.keys && local(&o.pattern) {
+            if self.by_warpgroup(padded) && by_stripes(&o, &arguments) {
                 let most = LOCAL_BLOCKS * self.multiprocessors;
                 let stripes = stripes(u64::from(batch) * u64::from(o.heads.keys), tiles, most);
                 let (module, grid) = ("attention_grad_local", [o.heads.keys, batch, stripes]);

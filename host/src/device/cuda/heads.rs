@@ -99,12 +99,9 @@ pub fn span(seq_len: u32, pattern: &Pattern) -> Option<u32> {
     }
 }
 
-/// Whether no query sees a key before the tile that is before its own; the pattern's blocks are whole sixteens.
-pub fn local(pattern: &Pattern) -> bool {
-    // How far a tile begins into a block, at most; what is seen begins whole blocks before that.
-    let into = pattern.block - (1 << pattern.block.trailing_zeros()).min(TENSOR_TILE);
-    let back = u64::from(pattern.window) * u64::from(pattern.block) + u64::from(into);
-    pattern.kind == Kind::Local && back <= u64::from(TENSOR_TILE)
+/// Whether queries see their own tile and the one before, of heads that `stripe.cuh` takes.
+pub fn local(heads: &Heads, pattern: &Pattern) -> bool {
+    (pattern.kind, pattern.block, pattern.window, heads.size) == (Kind::Local, TENSOR_TILE, 1, 64)
 }
 
 /// The stripes of as many tiles of each of `sequences` that end soonest where `most` of them run at a time: each takes

@@ -11,7 +11,7 @@ use capful_core::random::Random;
 
 use super::bench::{Bench, Lay, SETTINGS, share};
 use crate::device::cuda::Precision;
-use crate::device::cuda::heads::{local, stripes};
+use crate::device::cuda::heads::stripes;
 
 /// Numbers from 1 to `most`, the same in every run.
 fn shapes<const N: usize>(seed: u64, count: u64, most: [u32; N]) -> Vec<[u32; N]> {
@@ -257,7 +257,11 @@ fn packed_attentions() -> Vec<(Heads, u32, u32, Pattern)> {
 /// Everything turns where `all`, else half of each head.
 fn rotary(l: &mut Lay, heads: Heads, positions: u32, all: bool) -> Rotary {
     // At least one pair where the head has two elements; else angles of zero dims.
-    let pairs = if all { heads.size / 2 } else { heads.size / 4 };
+    turning(l, heads, positions, if all { heads.size / 2 } else { heads.size / 4 })
+}
+
+/// So many pairs of each head turn.
+fn turning(l: &mut Lay, heads: Heads, positions: u32, pairs: u32) -> Rotary {
     let mut angles = Vec::new();
     for (position, pair) in (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j))) {
         angles.extend(Rotary::angle(100.0, RotaryScaling::None, 2 * pairs, position, pair));
@@ -340,61 +344,50 @@ fn sequences_that_stay_on_the_chip_have_a_gradient() {
     }
 }
 
-/// Blocks of the pattern that are a tile, a part of one, two and neither; sequences of one tile, of whole ones and not;
-/// narrow heads. Then grouped heads.
-fn short_windows() -> [Vec<(Heads, u32, u32, Pattern)>; 2] {
-    let local = |block, window| Pattern { kind: Kind::Local, block, window, stride: 3 };
-    let heads = |count, size| Heads::interleaved(count, size);
-    let single = vec![
-        (heads(2, 64), 1, 64, local(64, 1)),
-        (heads(1, 48), 2, 65, local(64, 1)),
-        (heads(2, 64), 2, 128, local(64, 0)),
-        (heads(1, 64), 1, 200, local(64, 1)),
-        (heads(2, 48), 1, 256, local(64, 1)),
-        (heads(2, 64), 1, 333, local(64, 1)),
-        (heads(1, 64), 1, 1100, local(64, 1)),
-        (heads(1, 34), 2, 193, local(32, 2)),
-        (heads(1, 64), 1, 300, local(16, 4)),
-        (heads(2, 64), 1, 320, local(128, 0)),
-        (heads(1, 40), 1, 210, local(48, 0)),
-    ];
-    let grouped = vec![
-        (Heads::grouped(4, 2, 64), 1, 333, local(64, 1)),
-        (Heads::grouped(3, 1, 48), 2, 130, local(64, 1)),
-        (Heads::grouped(2, 1, 64), 1, 128, local(64, 0)),
-    ];
-    [single, grouped]
-}
+/// A block and the one before it.
+const SHORT_WINDOW: Pattern = Pattern { kind: Kind::Local, block: 64, window: 1, stride: 3 };
 
-/// One stripe of a sequence, several, and a tile a stripe.
+/// One stripe of a sequence, several, and a tile a stripe; sequences of one tile, of whole ones and not.
 #[test]
 fn short_windows_go_by_stripes() {
     let mut bench = Bench::new();
     if !bench.gpus()[0].warpgroups {
         return;
     }
-    let [single, grouped] = short_windows();
-    let every = single.iter().chain(&grouped).copied().collect::<Vec<_>>();
+    let cases = [(2, 1, 64), (1, 2, 65), (2, 2, 128), (1, 1, 200), (2, 1, 333), (1, 1, 1100)];
     for multiprocessors in [1, 3, 1000] {
         // Nothing else is there to be launched.
         let gpu = &mut bench.gpus_mut()[0];
         gpu.multiprocessors = multiprocessors;
         gpu.modules.retain(|(name, _)| ["attention_local", "attention_grad_local"].contains(name));
-        for case in share(every.clone()) {
+        for (i, (heads, batch, t)) in share(cases.into_iter().enumerate().collect()) {
+            let case = (Heads::interleaved(heads, 64), batch, t, SHORT_WINDOW);
+            bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
+            let turned = |l: &mut Lay| {
+                let rotary = turning(l, case.0, t, [8, 16, 32][i % 3]);
+                AttentionGrad { rotary, ..attention_grad(l, case) }
+            };
+            bench.agree_in(Precision::Bf16, 1e-2, &turned);
+        }
+        for (queries, keys) in [(4, 2), (3, 1)] {
+            let case = (Heads::grouped(queries, keys, 64), 1, 333, SHORT_WINDOW);
             bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
         }
-        for case in share(single.clone()) {
-            bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
-        }
     }
-    // The gradient of grouped heads, and wider windows, by tiles.
+}
+
+#[test]
+fn other_short_windows_and_heads_go_by_tiles() {
     let mut bench = Bench::of_attention();
-    for case in share(grouped) {
-        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
-    }
-    for (block, window) in share(vec![(64, 2), (128, 1), (48, 1)]) {
-        let pattern = Pattern { kind: Kind::Local, block, window, stride: 3 };
-        let case = (Heads::interleaved(1, 64), 1, 333, pattern);
+    let windows = [(64, 0), (64, 2), (32, 2), (16, 4), (128, 0), (128, 1), (48, 0), (48, 1)];
+    let mut cases: Vec<_> = windows
+        .into_iter()
+        .map(|(block, window)| (Heads::interleaved(1, 64), 1, 333, Pattern { block, window, ..SHORT_WINDOW }))
+        .collect();
+    cases.push((Heads::grouped(4, 2, 64), 1, 333, SHORT_WINDOW));
+    cases.push((Heads::interleaved(2, 48), 2, 130, SHORT_WINDOW));
+    cases.push((Heads::interleaved(1, 34), 2, 193, SHORT_WINDOW));
+    for case in share(cases) {
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
     }
@@ -403,29 +396,13 @@ fn short_windows_go_by_stripes() {
 #[test]
 fn stripes_do_not_change_the_bits() {
     let mut bench = Bench::new();
-    let pattern = Pattern { kind: Kind::Local, block: 64, window: 1, stride: 3 };
-    let case = (Heads::interleaved(2, 64), 1, 400, pattern);
+    let case = (Heads::interleaved(2, 64), 1, 400, SHORT_WINDOW);
     let found = [1, 3, 1000].map(|multiprocessors| {
         bench.gpus_mut()[0].multiprocessors = multiprocessors;
         let forward = bench.left(Precision::Bf16, &|l: &mut Lay| attention(l, case));
         (forward, bench.left(Precision::Bf16, &|l: &mut Lay| attention_grad(l, case)))
     });
     assert!(found.iter().all(|one| *one == found[0]));
-}
-
-/// What is taken for a short window is one, and all that are are.
-#[test]
-fn a_short_window_ends_a_tile_before() {
-    for block in (16..=256).step_by(16) {
-        for window in 0..6 {
-            let pattern = Pattern { kind: Kind::Local, block, window, stride: 3 };
-            // Tiles begin everywhere in blocks that they ever begin in.
-            let tiles = 2..block + 8;
-            let seen = |tile: u32| pattern.sees_block(64 * tile / block, (64 * tile - 65) / block);
-            assert_eq!(local(&pattern), !tiles.clone().any(seen), "{pattern:?}");
-        }
-    }
-    assert!(!local(&Pattern::DENSE) && !local(&Pattern { kind: Kind::Mixed, ..Pattern::DENSE }));
 }
 
 #[test]
