@@ -42,7 +42,8 @@ inline const Words* warp_exchange(uint64_t brought, const char* file, int line) 
 // For who waits for another block.
 void let_others_run();
 
-// A copy that happens when its thread waits for it, so that a missing wait shows. From nowhere: zeros.
+// A copy of at most 16 bytes as they are now, which arrive when its thread waits for it, so that a missing wait shows as
+// well as a start before they were written. From nowhere: zeros.
 void copy_later(void* to, const void* from, size_t bytes);
 // What was started since the last of these is one group.
 void end_copies();

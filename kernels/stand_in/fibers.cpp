@@ -24,8 +24,8 @@ constexpr unsigned MOST_THREADS = 1024, BARRIERS = 16;
 
 struct Copy {
     void* to;
-    const void* from;
-    size_t bytes;
+    unsigned char bytes[16];
+    size_t count;
     unsigned group;
 };
 
@@ -215,7 +215,9 @@ const Words* warp_exchange(Words brought, const char* file, int line) {
 }
 
 void copy_later(void* to, const void* from, size_t bytes) {
-    self()->copies.push_back({to, from, bytes, self()->groups});
+    Copy copy = {to, {}, bytes, self()->groups};
+    if (from) memcpy(copy.bytes, from, bytes);
+    self()->copies.push_back(copy);
 }
 
 void end_copies() { self()->groups++; }
@@ -225,10 +227,7 @@ void copy_now(unsigned left) {
     // Waiting for all waits also for those that are of no group yet.
     auto due = std::find_if(copies.begin(), copies.end(),
                             [&](const Copy& copy) { return left && copy.group + left >= self()->groups; });
-    std::for_each(copies.begin(), due, [](const Copy& copy) {
-        if (copy.from) memcpy(copy.to, copy.from, copy.bytes);
-        else memset(copy.to, 0, copy.bytes);
-    });
+    std::for_each(copies.begin(), due, [](const Copy& copy) { memcpy(copy.to, copy.bytes, copy.count); });
     copies.erase(copies.begin(), due);
 }
 
