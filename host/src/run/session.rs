@@ -410,8 +410,8 @@ impl Session {
         self.device.queue_write(cursor, &position.to_le_bytes())?;
         self.replay(Sequence::Decode, "decoding")?;
         let ticket = self.device.queue_read(logits)?;
-        self.device.results_soon(ticket, bytemuck::cast_slice_mut(&mut self.logits))?;
-        Ok(&mut self.logits)
+        let logits = self.device.results_soon(ticket, bytemuck::cast_slice_mut(&mut self.logits))?;
+        Ok(bytemuck::cast_slice_mut(logits))
     }
 
     /// The shape of an evaluation.

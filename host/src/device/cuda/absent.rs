@@ -117,7 +117,7 @@ never! {
     replay_recorded(u64) -> Result<(), CudaError>;
     replay_timed(&TimedGraph) -> Result<Vec<f64>, CudaError>;
     results(Pending) -> Result<&[u8], CudaError>;
-    results_soon(Pending) -> Result<&[u8], CudaError>;
+    results_soon(Pending) -> Result<&mut [u8], CudaError>;
     require_library() -> Result<(), CudaError>;
     run_program(&[Op]) -> Result<(), OperationError>;
     reuse(&[Choice]) -> Result<(), String>;

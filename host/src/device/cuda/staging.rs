@@ -124,15 +124,15 @@ impl Cuda {
     /// What went wrong in that step; the step after the next has begun, whose results take their place.
     pub fn results(&mut self, pending: Pending) -> Result<&[u8], CudaError> {
         let half = self.half_of(pending)?;
-        self.results_of(pending, half)
+        self.results_of(pending, half).map(|bytes| &*bytes)
     }
 
-    /// As [`Cuda::results`], for a step that takes less time than waking up does: looks again and again, a millisecond
-    /// at most.
+    /// As [`Cuda::results`], to change at will, for a step that takes less time than waking up does: looks again and
+    /// again, a millisecond at most.
     ///
     /// # Errors
     /// As [`Cuda::results`].
-    pub fn results_soon(&mut self, pending: Pending) -> Result<&[u8], CudaError> {
+    pub fn results_soon(&mut self, pending: Pending) -> Result<&mut [u8], CudaError> {
         let half = self.half_of(pending)?;
         let (done, start) = (&self.staging.done[half], std::time::Instant::now());
         while start.elapsed() < LOOKING && matches!(done.query(), Ok(EventStatus::NotReady)) {
@@ -150,11 +150,11 @@ impl Cuda {
         Ok(((step.max(1) - 1) % 2) as usize)
     }
 
-    fn results_of(&mut self, pending: Pending, half: usize) -> Result<&[u8], CudaError> {
+    fn results_of(&mut self, pending: Pending, half: usize) -> Result<&mut [u8], CudaError> {
         let (begun, done) = (&self.staging.begun[half], &self.staging.done[half]);
         self.wait(|| done.synchronize()).map_err(CudaError::of("cuEventSynchronize"))?;
         let ms = done.elapsed_time_f32(begun).map_err(CudaError::of("cuEventElapsedTime"))?;
         self.staging.busy += f64::from(ms) / 1e3;
-        Ok(&self.staging.memory[pending.start..pending.start + pending.len])
+        Ok(&mut self.staging.memory[pending.start..pending.start + pending.len])
     }
 }

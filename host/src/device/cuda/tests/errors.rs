@@ -5,6 +5,7 @@ use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::Gelu;
 
 use super::bench::{allocations, apart, open, replay};
+use crate::device::AnyDevice;
 use crate::device::cuda::{Cuda, CudaError, Products, Room, describe};
 
 fn region(offset: u64, columns: u32) -> Region {
@@ -48,7 +49,21 @@ fn results_whose_place_a_later_step_has_taken_are_an_error_and_not_its_bytes() {
     assert_eq!(cuda.results(first), Err(CudaError::Stale { step: 1, now: 3 }));
     assert_eq!(cuda.results_soon(first), Err(CudaError::Stale { step: 1, now: 3 }));
     assert_eq!(cuda.results(second), Ok(&2.0f32.to_le_bytes()[..]));
-    assert_eq!(cuda.results_soon(third), Ok(&3.0f32.to_le_bytes()[..]));
+    assert_eq!(cuda.results_soon(third), Ok(&mut 3.0f32.to_le_bytes()[..]));
+}
+
+#[test]
+fn results_that_come_soon_are_changed_where_they_lie() {
+    let mut device = AnyDevice::Cuda(Box::new(open(512, region(0, 64), 16)));
+    device.next_step().expect("a step");
+    device.queue_write(region(0, 1), &1.0f32.to_le_bytes()).expect("room");
+    let (ticket, mut bytes) = (device.queue_read(region(0, 1)).expect("room"), [9; 4]);
+    let found = device.results_soon(ticket, &mut bytes).expect("a good step");
+    assert_eq!(*found, 1.0f32.to_le_bytes());
+    found.fill(0);
+    assert_eq!(bytes, [9; 4]);
+    device.results(ticket, &mut bytes).expect("a good step");
+    assert_eq!(bytes, [0; 4]);
 }
 
 #[test]
