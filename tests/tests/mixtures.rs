@@ -41,24 +41,29 @@ fn loss_and_every_gradient_are_the_oracles_whatever_is_computed_again() {
     });
 }
 
+/// Loss and gradients have the same bits with each of the choices as where everything is kept.
+fn changes_no_bit(device: (&str, &AnyProfile), config: &Config, choices: impl Iterator<Item = Recompute>) {
+    let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
+    let batch = Batch { inputs: &inputs, targets: &targets, length: LENGTH };
+    let weights = config.formula_weights(0.4);
+    let bits = |recompute| {
+        let mut model = Model::new(device.1, config, &weights, 2, LENGTH, recompute);
+        (model.loss(batch).to_bits(), model.bits("gradient."))
+    };
+    let kept = bits(Recompute::NONE);
+    for recompute in choices {
+        assert!(bits(recompute) == kept, "{}, {config:?}, {recompute:?}", device.0);
+    }
+}
+
 /// On the Reference every set with every mixture; on the other devices every set with one mixture at least.
 #[test]
 fn whatever_set_of_activations_is_computed_again_no_bit_changes() {
     let parts = cases().len();
     cases().into_par_iter().enumerate().for_each(|(i, config)| {
-        let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
-        let batch = Batch { inputs: &inputs, targets: &targets, length: LENGTH };
-        let weights = config.formula_weights(0.4);
         for (name, device) in devices() {
-            let gradients = |recompute| {
-                let mut model = Model::new(&device, &config, &weights, 2, LENGTH, recompute);
-                (model.loss(batch).to_bits(), model.bits("gradient."))
-            };
-            let kept = gradients(Recompute::NONE);
             let parts = if matches!(device, AnyProfile::Reference(_)) { 1 } else { parts };
-            for recompute in sets(i, parts) {
-                assert!(gradients(recompute) == kept, "{name}, {config:?}, {recompute:?}");
-            }
+            changes_no_bit((name, &device), &config, sets(i, parts));
         }
     });
 }
@@ -69,21 +74,12 @@ fn of_however_many_layers_activations_are_computed_again_no_bit_changes() {
     let random = Random::new(5, 0);
     cases().into_par_iter().enumerate().for_each(|(i, config)| {
         let config = Config { layers: 4, ..config };
-        let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
-        let batch = Batch { inputs: &inputs, targets: &targets, length: LENGTH };
-        let weights = config.formula_weights(0.4);
+        let choice = |which: u64| {
+            let layers = |a: Activation| random.below(64 * i as u64 + 8 * which + a as u64, 5) as u16;
+            Activation::ALL.into_iter().fold(Recompute::NONE, |all, a| all.with_layers(a, layers(a)))
+        };
         for (name, device) in devices() {
-            let gradients = |recompute| {
-                let mut model = Model::new(&device, &config, &weights, 2, LENGTH, recompute);
-                (model.loss(batch).to_bits(), model.bits("gradient."))
-            };
-            let kept = gradients(Recompute::NONE);
-            for choice in 0..6 {
-                let layers = |a: Activation| random.below(64 * i as u64 + 8 * choice + a as u64, 5) as u16;
-                let recompute =
-                    Activation::ALL.into_iter().fold(Recompute::NONE, |all, a| all.with_layers(a, layers(a)));
-                assert!(gradients(recompute) == kept, "{name}, {config:?}, {recompute:?}");
-            }
+            changes_no_bit((name, &device), &config, (0..6).map(choice));
         }
     });
 }

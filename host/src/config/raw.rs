@@ -136,7 +136,8 @@ pub struct RawConfig {
     #[arg(long, value_name = "N")]
     pub stride: Option<u32>,
     /// What the backward pass computes again to save memory: none, cheap, full, a list of activations as `host plan` names
-    /// them, or fit:SIZE for the list that costs least time where the run has so much memory
+    /// them, in the first three layers only where NAME:3, or fit:SIZE for the list that costs least time where the run has
+    /// so much memory
     #[arg(long, value_name = "LEVEL|LIST|fit:SIZE")]
     pub recompute: Option<super::RecomputeChoice>,
     /// Rows of logits that exist at once

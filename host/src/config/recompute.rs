@@ -57,7 +57,10 @@ impl FromStr for Recompute {
                 let most = model::Recompute::ALL_LAYERS;
                 let some = layers.parse().ok().filter(|n| (1..most).contains(n));
                 return some.map(|n| model::Recompute::NONE.with_layers(kind, n)).ok_or_else(|| {
-                    format!("'{name}' is of no number of layers; write {0}:3, or {0} for all layers", kind.name())
+                    format!(
+                        "'{name}' needs a number of layers, 1 or more, as in {0}:3; {0} alone is for all",
+                        kind.name()
+                    )
                 });
             }
             let level = Recompute::LEVELS.iter().find(|(level, _)| *level == name).map(|(_, set)| set.0);

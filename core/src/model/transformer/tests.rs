@@ -75,21 +75,22 @@ fn the_published_model_has_its_parameters() {
     assert_eq!(parameters(&Transformer { tied: false, ..plain }), parameters(&plain) + 200_005 * 768);
 }
 
+const SEQUENCE: MicroBatch = MicroBatch {
+    batch: 1,
+    seq_len: 128,
+    chunk: 8,
+    recompute: Recompute::NONE,
+    pattern: Pattern::DENSE,
+    products: Products::Wide,
+};
+
 #[test]
 fn a_layer_keeps_the_bytes_a_token_that_were_worked_out_by_hand() {
-    let micro = MicroBatch {
-        batch: 1,
-        seq_len: 128,
-        chunk: 8,
-        recompute: Recompute::NONE,
-        pattern: Pattern::DENSE,
-        products: Products::Wide,
-    };
     let kept = |recompute| {
         let mut bytes = 0;
         let mut visit = |e: &Entry| bytes += if e.slot.layers > 1 { e.bytes / u64::from(e.slot.layers) } else { 0 };
-        PUBLISHED.lay_training(&MicroBatch { recompute, ..micro }, &Half, &mut Layout::new(&mut visit));
-        bytes / u64::from(micro.tokens())
+        PUBLISHED.lay_training(&MicroBatch { recompute, ..SEQUENCE }, &Half, &mut Layout::new(&mut visit));
+        bytes / u64::from(SEQUENCE.tokens())
     };
     assert_eq!(kept(Recompute::NONE), 22_072);
     assert_eq!(kept(Recompute::CHEAP), 14_904);
@@ -113,18 +114,10 @@ fn a_layer_keeps_the_bytes_a_token_that_were_worked_out_by_hand() {
 
 #[test]
 fn layers_that_keep_an_activation_have_slots_of_their_own_and_one_is_shared() {
-    let micro = MicroBatch {
-        batch: 1,
-        seq_len: 128,
-        chunk: 8,
-        recompute: Recompute::NONE,
-        pattern: Pattern::DENSE,
-        products: Products::Wide,
-    };
     let bytes = |recompute| {
         let mut ignore = |_: &Entry| ();
         let mut layout = Layout::new(&mut ignore);
-        PUBLISHED.lay_training(&MicroBatch { recompute, ..micro }, &Half, &mut layout);
+        PUBLISHED.lay_training(&MicroBatch { recompute, ..SEQUENCE }, &Half, &mut layout);
         layout.high_water().unwrap()
     };
     let (all, gate_up) = (bytes(Recompute::NONE), 128 * 2 * 2 * 2048);
