@@ -70,6 +70,49 @@ __device__ inline void hide_later(float (&scores)[8][4], u32 own) {
         }
 }
 
+// Attention of the 64 queries at `left` with TILES tiles of keys, the last of which is their own and all of the others
+// earlier; a warp's are 16 of them, from `row` of the sequence on, which it writes by way of `rows`.
+template <u32 TILES>
+__device__ inline void attend(const AttentionArgs& a, Matrix left, const Matrix (&keys)[TILES],
+                              const Matrix (&values)[TILES], Row<SIDE>* rows, const HeadRows& outs, float* log_sum,
+                              u32 row) {
+    u32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16;
+    float c = a.scale * LOG2_E, scores[TILES][8][4], largest[2], total[2] = {}, inverse[2], sums[8][4] = {};
+    begin_products();
+#pragma unroll
+    for (u32 t = 0; t < TILES; t++) start_turned(scores[t], left, keys[t]);
+#pragma unroll
+    for (u32 t = 0; t < TILES; t++) wait_for_products<0>(scores[t]);
+    hide_later<false>(scores[TILES - 1], own);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        largest[h] = -INFINITY;
+#pragma unroll
+        for (u32 t = 0; t < TILES; t++) largest[h] = largest_of(scores[t], h, largest[h]);
+        largest[h] = largest_of_row(largest[h]);
+    }
+    // The second half's weights are made while the first half's product runs.
+#pragma unroll
+    for (u32 t = 0; t < TILES; t++) {
+        u32 weights[4][4];
+        make_weights(scores[t], largest, total, c);
+        round_left(weights, scores[t]);
+        begin_products();
+        start_adding(sums, weights, values[t]);
+    }
+    wait_for_products<0>(sums);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 1);
+        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 2);
+        inverse[h] = reciprocal(total[h]);
+        u32 r = row + lane / 4 + 8 * h;
+        if (lane % 4 == 0 && r < a.seq_len) log_sum[r] = largest[h] * a.scale + logf(total[h]);
+    }
+    put<SIDE>(rows, sums, inverse[0], inverse[1]);
+    outs.write(rows, row);
+}
+
 // The angles by which a lane turns back its elements of a warp's 16 rows, from `row` of the sequence on: read while
 // products run. Heads turn 16, 32 or 64 elements.
 struct Angles {

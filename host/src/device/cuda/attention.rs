@@ -3,10 +3,12 @@
 use std::ops::Range;
 
 use capful_core::device::OperationError;
-use capful_core::ops::Attention;
+use capful_core::ops::{Attention, Kind};
 
 use super::device::{Cuda, blocks, width};
-use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
+use super::heads::{
+    GROUP_TILE, HeadsArgs, PatternArgs, SHORT, TENSOR_TILE, local, packed_tile, sequences, span, stripes,
+};
 
 /// Mirrors AttentionArgs.
 #[repr(C)]
@@ -26,6 +28,9 @@ struct AttentionArgs {
 /// warps write, of 72 elements. So many of its blocks run on a multiprocessor.
 const LOCAL_ROOM: u32 = (2 * 3 + 2) * GROUP_TILE + 64 * 72 * 2;
 const LOCAL_BLOCKS: u32 = 3;
+
+/// Shared memory of the kernel for short sequences: two tiles of keys, of values and of queries, and such rows.
+const SHORT_ROOM: u32 = 6 * GROUP_TILE + 64 * 72 * 2;
 
 impl Cuda {
     #[inline(never)]
@@ -61,7 +66,14 @@ impl Cuda {
                 return self.launch("attention_tensor", &kernel, [tiles * o.heads.queries, 1, 1], threads, &arguments);
             }
             let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
+            let dense = o.pattern.kind == Kind::Dense;
             let whole = width(dtype, 64, &[arguments.qkv, arguments.out]) > 1;
+            let many = u64::from(batch) * u64::from(o.heads.keys) > 2 * u64::from(self.multiprocessors);
+            let grouped = o.heads.size == 64 && o.heads.queries / o.heads.keys >= 4 && many;
+            if self.by_warpgroup(padded) && dense && SHORT.contains(&seq_len) && grouped && whole {
+                let (module, grid) = ("attention_short", [o.heads.keys, batch, 1]);
+                return self.launch_with(module, module, grid, 128, SHORT_ROOM, &arguments);
+            }
             if self.by_warpgroup(padded) && local(&o.heads, &o.pattern) && whole {
                 let most = LOCAL_BLOCKS * self.multiprocessors;
                 let stripes = stripes(u64::from(batch) * u64::from(o.heads.queries), tiles, most);

@@ -1,13 +1,15 @@
 //! The gradient of causal attention: the queries' in one pass, the keys' and values' in another, then turned back.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 
 use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::{AttentionGrad, Kind};
 
 use super::device::{Cuda, blocks, width};
-use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
+use super::heads::{
+    GROUP_TILE, HeadsArgs, PatternArgs, SHORT, TENSOR_TILE, local, packed_tile, sequences, span, stripes,
+};
 
 /// Mirrors AttentionGradArgs.
 #[repr(C)]
@@ -35,9 +37,7 @@ const PIPELINE_TILE: u32 = 128;
 /// eight warps write, of 72 elements.
 const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 72 * 2;
 
-/// Lengths of sequences that stay on the chip.
-const SHORT: RangeInclusive<u32> = 65..=128;
-/// Their kernel's shared memory: eleven times two tiles, seven rows of sums, and rows that eight warps write.
+/// Shared memory of the kernel for short sequences: eleven times two tiles, seven rows of sums, and rows that eight warps write.
 const SHORT_ROOM: u32 = 11 * 2 * GROUP_TILE + 7 * 128 * 4 + 8 * 16 * 72 * 2;
 
 /// Shared memory of the kernel by stripes: three tiles of keys and values, two of queries and gradients, one of

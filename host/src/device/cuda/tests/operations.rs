@@ -344,6 +344,22 @@ fn sequences_that_stay_on_the_chip_have_a_gradient() {
     }
 }
 
+#[test]
+fn short_sequences_of_grouped_heads_stay_on_the_chip() {
+    let mut bench = Bench::new();
+    if !bench.gpus()[0].warpgroups {
+        return;
+    }
+    let gpu = &mut bench.gpus_mut()[0];
+    // However few they are; and nothing else is there to be launched.
+    gpu.multiprocessors = 0;
+    gpu.modules.retain(|(name, _)| *name == "attention_short");
+    for (queries, keys, batch, t) in share(vec![(4, 1, 2, 65), (5, 1, 1, 100), (12, 2, 2, 127), (8, 2, 1, 128)]) {
+        let case = (Heads::grouped(queries, keys, 64), batch, t, Pattern::DENSE);
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
+    }
+}
+
 /// A block and the one before it.
 const SHORT_WINDOW: Pattern = Pattern { kind: Kind::Local, block: 64, window: 1, stride: 3 };
 
