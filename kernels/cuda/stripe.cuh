@@ -1,6 +1,7 @@
 // Attention with a window of one block: a query sees keys of its own tile and of the one before, which are blocks. A
 // block of threads, which is a warpgroup, walks along a stripe of a sequence's tiles, the next of which come while it
-// computes. Heads have 64 elements, and rows are whole pieces of 16 bytes.
+// computes. Heads have 64 elements, and rows are whole pieces of 16 bytes. Sequences of two tiles have such a window
+// without a pattern.
 #pragma once
 #include "warpgroup.cuh"
 
