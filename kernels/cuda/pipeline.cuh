@@ -98,19 +98,11 @@ struct Softmax {
 
     template <int N>
     __device__ void weigh(float (&scores)[N][4]) {
-        float now[2], base[2], sum[4] = {};
+        float now[2];
         bool larger = false;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            // Two halves at a time, so that neither waits for the other.
-            float other = scores[0][2 * h];
-            now[h] = largest[h];
-#pragma unroll
-            for (int n = 0; n < N; n++)
-                now[h] = fmaxf(now[h], scores[n][2 * h + 1]), other = fmaxf(other, scores[n][2 * h]);
-            now[h] = fmaxf(now[h], other);
-            now[h] = fmaxf(now[h], __shfl_xor_sync(FULL_WARP, now[h], 1));
-            now[h] = fmaxf(now[h], __shfl_xor_sync(FULL_WARP, now[h], 2));
+            now[h] = largest_of_row(largest_of(scores, h, largest[h]));
             larger |= (now[h] - largest[h]) * c > 8.0f;
         }
         raised = __ballot_sync(FULL_WARP, larger) != 0;
@@ -121,17 +113,9 @@ struct Softmax {
                 largest[h] = now[h];
                 total[h] *= before[h];
             }
-#pragma unroll
-        for (int h = 0; h < 2; h++) base[h] = largest[h] * c;
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                scores[n][e] = power_of_two(scores[n][e] * c - base[e / 2]);
-                sum[e] += scores[n][e];
-            }
-#pragma unroll
-        for (int h = 0; h < 2; h++) total[h] += sum[2 * h] + sum[2 * h + 1];
+        // Something is seen in every row.
+        const float base[2] = {largest[0] * c, largest[1] * c};
+        make_weights(scores, base, total, c);
     }
 
     template <int N>

@@ -92,11 +92,12 @@ __device__ inline void attend(const AttentionArgs& a, Matrix left, const Matrix 
         for (u32 t = 0; t < TILES; t++) largest[h] = largest_of(scores[t], h, largest[h]);
         largest[h] = largest_of_row(largest[h]);
     }
+    const float base[2] = {base_of(largest[0], c), base_of(largest[1], c)};
     // The second half's weights are made while the first half's product runs.
 #pragma unroll
     for (u32 t = 0; t < TILES; t++) {
         u32 weights[4][4];
-        make_weights(scores[t], largest, total, c);
+        make_weights(scores[t], base, total, c);
         round_left(weights, scores[t]);
         begin_products();
         start_adding(sums, weights, values[t]);

@@ -222,13 +222,13 @@ __device__ inline float largest_of_row(float own) {
     return fmaxf(own, __shfl_xor_sync(FULL_WARP, own, 2));
 }
 
-// Turns scores into weights, relative to what is called the largest, and adds up this lane's. `c` times the scores are
-// powers of two.
+// What weights are relative to, as a power of two; where nothing is seen yet a number as well.
+__device__ inline float base_of(float largest, float c) { return largest == -INFINITY ? 0.0f : largest * c; }
+
+// Turns scores, `c` times which are powers of two, into weights, relative to a base, and adds up this lane's.
 template <int N>
-__device__ inline void make_weights(float (&scores)[N][4], const float (&largest)[2], float (&total)[2], float c) {
-    float base[2], sum[4] = {};
-#pragma unroll
-    for (int h = 0; h < 2; h++) base[h] = largest[h] == -INFINITY ? 0.0f : largest[h] * c;
+__device__ inline void make_weights(float (&scores)[N][4], const float (&base)[2], float (&total)[2], float c) {
+    float sum[4] = {};
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
@@ -264,7 +264,8 @@ __device__ inline void soften(float (&scores)[N][4], float (&sums)[SIZE / 8][4],
             for (int n = 0; n < SIZE / 8; n++) sums[n][2 * h] *= before, sums[n][2 * h + 1] *= before;
         }
     }
-    make_weights(scores, largest, total, c);
+    const float base[2] = {base_of(largest[0], c), base_of(largest[1], c)};
+    make_weights(scores, base, total, c);
 }
 
 // Writes 16 rows of outputs, by way of shared memory, and their log_sum, which of row i lies at `place(i)`.

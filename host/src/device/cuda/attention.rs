@@ -45,6 +45,15 @@ impl Cuda {
         self.parts(batch).try_for_each(|part| self.attention_of_a_part(of(&part)))
     }
 
+    /// Whether a block keeps a head's keys and values for all its queries: measured where there are several heads of
+    /// them, and so many blocks that they fill the GPU.
+    fn keeps_keys(&self, o: &Attention) -> bool {
+        let [_, batch, seq_len, _] = o.qkv.shape;
+        let many = u64::from(batch) * u64::from(o.heads.keys) > 2 * u64::from(self.multiprocessors);
+        let grouped = o.heads.size == 64 && o.heads.queries / o.heads.keys >= 4;
+        o.pattern.kind == Kind::Dense && SHORT.contains(&seq_len) && grouped && many
+    }
+
     fn attention_of_a_part(&mut self, o: Attention) -> Result<(), OperationError> {
         let dtype = self.dtype("attention", [o.qkv, o.out])?;
         let [_, batch, seq_len, _] = o.qkv.shape;
@@ -66,11 +75,8 @@ impl Cuda {
                 return self.launch("attention_tensor", &kernel, [tiles * o.heads.queries, 1, 1], threads, &arguments);
             }
             let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
-            let dense = o.pattern.kind == Kind::Dense;
             let whole = width(dtype, 64, &[arguments.qkv, arguments.out]) > 1;
-            let many = u64::from(batch) * u64::from(o.heads.keys) > 2 * u64::from(self.multiprocessors);
-            let grouped = o.heads.size == 64 && o.heads.queries / o.heads.keys >= 4 && many;
-            if self.by_warpgroup(padded) && dense && SHORT.contains(&seq_len) && grouped && whole {
+            if self.by_warpgroup(padded) && self.keeps_keys(&o) && whole {
                 let (module, grid) = ("attention_short", [o.heads.keys, batch, 1]);
                 return self.launch_with(module, module, grid, 128, SHORT_ROOM, &arguments);
             }
