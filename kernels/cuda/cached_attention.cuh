@@ -19,11 +19,14 @@ struct CachedAttentionArgs {
 
 // The warps of a block, positions of a warp and of a piece, and the largest head.
 constexpr u32 TOKEN_WARPS = 16, EACH = 8, PIECE = EACH * TOKEN_WARPS, LARGEST_SIZE = 256;
+// Threads that bring one of a token's three rows.
+constexpr u32 PART = 128;
+static_assert(3 * PART <= 32 * TOKEN_WARPS, "the three rows come at the same time");
 
-// A head's row with its pairs turned, rounded as it is stored.
+// A head's row with its pairs turned, rounded as it is stored, by PART threads.
 template <class T>
 __device__ NOINLINE void turned_head(float* to, const T* from, const float* angles, u32 size, u32 dims) {
-    for (u32 c = threadIdx.x; c < size; c += blockDim.x) {
+    for (u32 c = threadIdx.x % PART; c < size; c += PART) {
         float own = load(from[c]);
         if (c < dims) {
             bool low = c < dims / 2;
@@ -158,13 +161,15 @@ __device__ void cached_attention(const CachedAttentionArgs& a, u32 now, PieceSum
         u32 head = item % queries, piece = item / queries, key_head = head / a.heads.group(), first = piece * PIECE;
         const T* row = (const T*)a.qkv;
         __syncthreads();
-        turned_head(s.query, row + a.heads.query(head), angles, size, a.dims);
-        if (piece == now / PIECE) {
-            turned_head(s.key, row + a.heads.key(key_head), angles, size, a.dims);
-            for (u32 c = threadIdx.x; c < size; c += blockDim.x) s.value[c] = load(row[a.heads.value(key_head) + c]);
-        }
+        u32 part = threadIdx.x / PART;
+        bool newest = piece == now / PIECE;
+        if (part == 0 || (part == 1 && newest))
+            turned_head(part ? s.key : s.query, row + (part ? a.heads.key(key_head) : a.heads.query(head)), angles, size,
+                        a.dims);
+        else if (part == 2 && newest)
+            for (u32 c = threadIdx.x % PART; c < size; c += PART) s.value[c] = load(row[a.heads.value(key_head) + c]);
         __syncthreads();
-        if (piece == now / PIECE && head % a.heads.group() == 0) {
+        if (newest && head % a.heads.group() == 0) {
             T* at = (T*)a.cache + (u64)now * columns + key_head * size;
             for (u32 c = threadIdx.x; c < size; c += blockDim.x) {
                 at[c] = store<T>(s.key[c]);
@@ -205,10 +210,12 @@ __device__ void cached_attention(const CachedAttentionArgs& a, u32 now, PieceSum
         for (u32 c = threadIdx.x; c < size; c += blockDim.x) own[2 + c] = joined(c);
         if (!arrive_last(a.done + head, pieces, &s.last)) continue;
         top = -INFINITY;
-        for (u32 p = 0; p < pieces; p++) top = fmaxf(top, of_head[(u64)p * (2 + size)]);
+        // A piece a lane: one after the other they would each wait for memory.
+        for (u32 p = lane; p < pieces; p += 32) top = fmaxf(top, of_head[(u64)p * (2 + size)]);
+        top = warp_max(top);
         for (u32 c = threadIdx.x; c < size; c += blockDim.x) {
             float sum = 0, all = 0;
-#pragma unroll 4
+#pragma unroll 8
             for (u32 p = 0; p < pieces; p++) {
                 const float* at = of_head + (u64)p * (2 + size);
                 float factor = part_factor(at[0], top);
