@@ -146,6 +146,13 @@ __device__ inline void arrive(u32* count) {
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(__cvta_generic_to_global(count)) : "memory"));
 }
 
+// Raises what is there to `value` where that is larger.
+__device__ inline void raise(u64* at, u64 value) {
+    PTX(*at = *at > value ? *at : value,
+        asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "l"(value)
+                     : "memory"));
+}
+
 // Waits until `all` have come. They must run at the same time.
 __device__ inline void await_arrivals(const u32* count, u32 all) {
     u32 seen;

@@ -5,7 +5,11 @@
 // out among the blocks. Small ones, norms and SwiGLU, are computed by every block for itself into shared memory, where
 // the product that follows finds them; the first block writes them out besides. All blocks wait for each other only
 // before a step that reads or overwrites what others wrote since the last time, as the host says in `wait`.
+//
+// Where the most likely token follows, the list is gone through again for it, and again: each time the blocks raise a word
+// of their own to the best of the logits that they wrote, and after the wait before the next token all of them read it.
 #include "cached_attention.cuh"
+#include "most_likely.cuh"
 #include "row.cuh"
 #include "sigmoid.cuh"
 
@@ -33,7 +37,11 @@ struct TokenSwiGluArgs {
     u32 d;
 };
 
-enum StepKind { EMBED, NORM, PRODUCT, TURNED, ATTENTION, SWIGLU };
+struct TokenChoiceArgs {
+    u32 wide;  // as of the product that wrote the logits, where no wait came between: a thread reads those that it wrote
+};
+
+enum StepKind { EMBED, NORM, PRODUCT, TURNED, ATTENTION, SWIGLU, MOST_LIKELY };
 
 // Where a product finds its input: in memory, or in a slot of shared memory.
 constexpr u32 NOWHERE = 3;
@@ -44,6 +52,7 @@ union AnyStepArgs {
     RowArgs product;  // TURNED: the weight is [k, n]
     CachedAttentionArgs attention;
     TokenSwiGluArgs swiglu;
+    TokenChoiceArgs choice;
 };
 
 struct StepArgs {
@@ -60,7 +69,9 @@ struct TokenArgs {
     StepArgs step[MOST_STEPS];
     const u32* cursor;  // the token's position, for every attention
     u32* arrivals;  // 0 before
-    u32 steps;
+    u64* best;      // [tokens]: 0 before; the largest candidate after each token. Null where none is chosen
+    MostLikelyArgs choice;  // what MOST_LIKELY is about
+    u32 steps, tokens;
 };
 
 // f32 of a slot: two for norms, one for SwiGLU in the place where attention has its sums.
@@ -80,10 +91,10 @@ __device__ inline float token_sum(float x) {
 }
 
 template <class T>
-__device__ NOINLINE void token_embed(const TokenEmbedArgs& a) {
-    u32 id = *a.id;
+__device__ NOINLINE void token_embed(const TokenEmbedArgs& a, u32 id) {
     const T* from = (const T*)a.table + (u64)id * a.columns;
-    for (u32 c = blockIdx.x * THREADS + threadIdx.x; c < a.columns; c += gridDim.x * THREADS)
+    // Every block the same values: then none waits for another's.
+    for (u32 c = threadIdx.x; c < a.columns; c += THREADS)
         ((T*)a.out)[c] = id < a.vocabulary ? from[c] : store<T>(__uint_as_float(0x7fc00000u));
 }
 
@@ -242,41 +253,86 @@ __device__ NOINLINE void token_attention(const CachedAttentionArgs& a, u32 now, 
     cached_attention<T>(a, now, *(PieceSums*)slot_at(pool, 2));
 }
 
+// Raises `best` to the best logit of this block: those whose sums its threads finished, unless all have waited.
+__device__ NOINLINE void token_most_likely(const MostLikelyArgs& a, u64* best, u32 wide) {
+    Sharing sharing(a.vocabulary);
+    u32 rows = wide ? sharing.at_once : 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 groups = TOKEN_WARPS / sharing.group, end = min(a.vocabulary, *a.limit);
+    u64 own = 0;
+    if (lane < rows && warp % sharing.group == 0)
+#pragma unroll 4
+        for (u32 i = (blockIdx.x * groups + warp / sharing.group) * rows + lane; i < end; i += gridDim.x * groups * rows) {
+            u64 now = candidate(a.logits[i], i);
+            own = now > own ? now : own;
+        }
+    own = block_largest<THREADS>(own);
+    if (threadIdx.x == 0 && own) raise(best, own);
+}
+
+// The first block writes down what was chosen after each token, once all have raised the last one's word.
+__device__ NOINLINE void token_chosen(const TokenArgs& a, u32 first, u32 waited) {
+    if (threadIdx.x == 0) arrive(a.arrivals);
+    if (blockIdx.x > 0) return;
+    if (threadIdx.x == 0) await_arrivals(a.arrivals, waited + gridDim.x);
+    __syncthreads();
+    if (threadIdx.x >= a.tokens) return;
+    u32 id = chosen_id(a.best[threadIdx.x]);
+    a.choice.chosen[(first + threadIdx.x) % a.choice.places] = id;
+    if (threadIdx.x + 1 < a.tokens) return;
+    *a.choice.id = id;
+    *a.choice.cursor = first + a.tokens;
+}
+
+// A step, where it stands in the list, how many tokens were chosen before, and whether the list begins again with it.
+struct Held {
+    StepArgs step;
+    u32 at, tokens, again;
+};
+
 template <class T>
 __device__ void token(const TokenArgs& a) {
     LAUNCH_SHARED(pool, (2 * NORMED + WIDEST) * sizeof(float));
-    // This step and the next, which is on its way while this one is done: what a launch brings is slow to arrive.
-    __shared__ StepArgs steps[2];
+    // This step and the next, which is on its way while this one is done: what a launch brings is slow to arrive. What
+    // else changes lies here too, because a step's functions want the registers.
+    __shared__ Held held[2];
+    __shared__ u32 first;
     constexpr u32 WORDS = sizeof(StepArgs) / 8;
     const u64* words = opaque((const u64*)a.step);
-    auto next_word = [&](u32 i) { return i < a.steps && threadIdx.x < WORDS ? words[i * WORDS + threadIdx.x] : 0; };
-    auto keep_word = [&](u32 i, u64 word) {
-        if (threadIdx.x < WORDS) ((u64*)&steps[i % 2])[threadIdx.x] = word;
+    auto next_word = [&](u32 i) { return threadIdx.x < WORDS ? words[i * WORDS + threadIdx.x] : 0; };
+    auto keep = [&](Held& next, u64 word, u32 at, u32 tokens, bool again) {
+        if (threadIdx.x < WORDS) ((u64*)&next.step)[threadIdx.x] = word;
+        if (threadIdx.x == 0) next.at = at, next.tokens = tokens, next.again = again;
     };
-    keep_word(0, next_word(0));
-    u32 waited = 0, now = *a.cursor;
-    for (u32 i = 0; i < a.steps; i++) {
+    if (threadIdx.x == 0) first = *a.cursor;
+    keep(held[0], next_word(0), 0, 0, false);
+    u32 waited = 0, total = a.steps * a.tokens;
+    // Only the loop and a parity hang on n: with more, ptxas takes warps for divided and its code is a third longer.
+    for (u32 n = 0; n < total; n++) {
         __syncthreads();
-        const StepArgs& s = steps[i % 2];
-        u64 word = next_word(i + 1);
-        if (s.wait) {
+        const Held& h = held[n % 2];
+        const StepArgs& s = h.step;
+        u64 word = next_word(h.at + 1 < a.steps ? h.at + 1 : 0);
+        if (s.wait || h.again) {
             waited += gridDim.x;
             if (threadIdx.x == 0) arrive(a.arrivals);
-            expect_own<T>(s, now);
+            expect_own<T>(s, first + h.tokens);
             if (threadIdx.x == 0) await_arrivals(a.arrivals, waited);
             __syncthreads();
         }
         T* slot = s.slot == NOWHERE ? nullptr : (T*)slot_at(pool, s.slot);
         switch (s.kind) {
-            case EMBED: token_embed<T>(s.of.embed); break;
+            case EMBED: token_embed<T>(s.of.embed, h.tokens > 0 ? chosen_id(a.best[h.tokens - 1]) : *s.of.embed.id); break;
             case NORM: token_norm<T>(s.of.norm, slot); break;
             case SWIGLU: token_swiglu<T>(s.of.swiglu, slot); break;
             case TURNED: token_turned<T>(s.of.product, slot ? slot : (const T*)s.of.product.x); break;
-            case ATTENTION: token_attention<T>(s.of.attention, now, pool); break;
+            case ATTENTION: token_attention<T>(s.of.attention, first + h.tokens, pool); break;
             case PRODUCT: token_product<T>(s.of.product, slot ? slot : (const T*)s.of.product.x, s.exact); break;
+            case MOST_LIKELY: token_most_likely(a.choice, a.best + h.tokens, s.of.choice.wide); break;
         }
-        keep_word(i + 1, word);
+        bool last = h.at + 1 == a.steps;
+        keep(held[(n + 1) % 2], word, last ? 0 : h.at + 1, h.tokens + last, last);
     }
+    if (a.best) token_chosen(a, first, waited);
 }
 
 EXPORT_MANY(token_f32, TokenArgs, THREADS, 1, token<float>)

@@ -3,6 +3,7 @@
 #![cfg(feature = "cuda")]
 
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -136,11 +137,36 @@ fn bf16_follows_f32_and_both_answer_as_the_processor_does() {
         let [gpu, processor] = ["cuda", "cpu"].map(|d| found(d)["loss"].as_f64().expect("a loss"));
         assert!((gpu / processor - 1.0).abs() <= tolerance, "{precision}: {gpu} and {processor}");
     }
-    let words = |device: &str| {
-        let line = format!("generate --json --run f32 --temperature 0 --max-tokens 12 --device {device}");
-        host(dir, &line).ok().json()["ids"].clone()
+    // The likeliest tokens follow each other in turns on the GPU; the sampler looks at the logits of each.
+    for flags in ["--max-tokens 12", "--max-tokens 16", "--max-tokens 39", "--max-tokens 100 --context 24"] {
+        let words = |chosen: &str| {
+            let said = host(dir, &format!("generate --json --run f32 --prompt a {flags} {chosen}")).ok().json();
+            (said["ids"].clone(), said["end"].clone())
+        };
+        let expected = words("--temperature 0 --device cpu");
+        assert_eq!(words("--temperature 0 --device cuda"), expected, "{flags}");
+        assert_eq!(words("--temperature 0.7 --top-k 1 --device cuda"), expected, "{flags}");
+    }
+}
+
+/// A turn of tokens is under way when an answer ends: what comes next goes on behind the answer alone.
+#[test]
+fn a_chat_on_a_gpu_says_what_one_on_the_processor_says() {
+    let dir = directory();
+    let dir = dir.path();
+    host(dir, &format!("train --json --device cuda {SMALL} --steps 60 --out run")).ok();
+    let said = |device: &str| {
+        let line = format!("chat --run run --device {device} --temperature 0 --max-tokens 20");
+        let mut chat = command(dir, &line);
+        if !gpu() {
+            chat.env(DRIVER, capful_kernels::STAND_IN);
+        }
+        let mut chat =
+            chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        chat.stdin.take().expect("a pipe").write_all(b"the bear\nand then\na\n").expect("it reads");
+        Outcome::of(&line, chat.wait_with_output().expect("it ends")).ok().out
     };
-    assert_eq!(words("cuda"), words("cpu"));
+    assert_eq!(said("cuda"), said("cpu"));
 }
 
 /// Token by token, by kernels for one stream and a decoder of half the size, the likeliest token is that of whole

@@ -5,9 +5,9 @@ use crate::memory::Arena;
 use crate::ops::{
     AdamW, AllGather, AllToAll, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed,
     EmbedGrad, EmbedUpdate, FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, MaxParts, Memory, MemoryGrad,
-    Modulate, Norm, NormGrad, PieceNorms, QkNorm, QkNormGrad, Quantise, QuantiseRows, Readout, ReadoutGrad, Rescale,
-    Rotate, Spike, SpikeGrad, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad, SynapseGrad, SynapseInputGrad, Taps,
-    TapsGrad,
+    Modulate, MostLikely, Norm, NormGrad, PieceNorms, QkNorm, QkNormGrad, Quantise, QuantiseRows, Readout, ReadoutGrad,
+    Rescale, Rotate, Spike, SpikeGrad, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad, SynapseGrad,
+    SynapseInputGrad, Taps, TapsGrad,
 };
 
 /// Declares the enum of all operations and what is asked of whichever one it is.
@@ -108,6 +108,7 @@ operations! {
     Memory,
     MemoryGrad,
     Modulate,
+    MostLikely,
     Norm,
     NormGrad,
     PieceNorms,

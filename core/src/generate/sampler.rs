@@ -17,6 +17,11 @@ pub struct Sampler {
 }
 
 impl Sampler {
+    /// Whether it takes the largest logit and nothing else counts.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature <= 0.0 && self.repetition_penalty == 1.0
+    }
+
     /// Chooses a token. `logits` `[vocabulary]` are changed; `order` `[vocabulary]` is scratch; `history` are the ids
     /// to penalise; number `index` of `random` decides. Ties go to the lower id. None where the largest logit is not
     /// finite or one that is kept is not a number: what a diverged model gives.

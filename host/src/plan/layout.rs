@@ -145,6 +145,11 @@ impl Sections {
         self.training.get(stage).is_some_and(|stage| stage.products == Products::Quantised)
     }
 
+    /// Whether tokens are only generated: then the most likely ones follow each other without the host.
+    fn continues(&self) -> bool {
+        self.decoding.is_some() && self.training.is_empty()
+    }
+
     /// Every sequence of operations there is.
     pub(super) fn sequences(&self) -> Vec<Sequence> {
         let mut all = Vec::new();
@@ -163,6 +168,9 @@ impl Sections {
             all.extend((0..chunks).map(|chunk| Sequence::Logits { chunk }));
         }
         all.extend(self.decoding.map(|_| Sequence::Decode));
+        if self.continues() {
+            all.push(Sequence::Continue);
+        }
         all
     }
 }
@@ -270,10 +278,17 @@ fn lay(model: &mut dyn Model, profile: &AnyProfile, sections: &Sections) -> Resu
     wanted.extend(sections.training.iter().enumerate().map(|(i, stage)| Section::Training(i, *stage)));
     wanted.extend(sections.evaluation.map(Section::Evaluation));
     wanted.extend(sections.decoding.map(Section::Decoding));
+    let continues = sections.continues();
+    let lay = |section: Section, layout: &mut Layout<'_>, model: &mut dyn Model| {
+        model.lay(section, profile, layout);
+        if continues && matches!(section, Section::Decoding(_)) {
+            model.lay_choice(layout);
+        }
+    };
     let mut size = |section: &Section| {
         let mut ignore = |_: &Entry| {};
         let mut layout = Layout::new(&mut ignore);
-        model.lay(*section, profile, &mut layout);
+        lay(*section, &mut layout, model);
         Ok((*section, layout.high_water().map_err(too_large)?))
     };
     let mut wanted = wanted.iter().map(&mut size).collect::<Result<Vec<(Section, u64)>, ConfigError>>()?;
@@ -293,7 +308,7 @@ fn lay(model: &mut dyn Model, profile: &AnyProfile, sections: &Sections) -> Resu
     for (section, _) in &wanted {
         layout.rewind(mark);
         under_way.set(Some(*section));
-        model.lay(*section, profile, &mut layout);
+        lay(*section, &mut layout, model);
     }
     let high = layout.high_water().map_err(too_large)?;
     Ok(Regions { entries, mark, high, training_bytes })

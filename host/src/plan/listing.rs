@@ -67,6 +67,7 @@ fn described(sequence: Sequence, stages: usize) -> (String, Option<String>) {
         Sequence::Evaluate => ("evaluation".to_owned(), Some("evaluation".to_owned())),
         Sequence::Logits { chunk } => (format!("logits of chunk {chunk}"), Some("evaluation".to_owned())),
         Sequence::Decode => ("one more token".to_owned(), Some("decoding".to_owned())),
+        Sequence::Continue => ("one more token, and the most likely after it".to_owned(), Some("decoding".to_owned())),
     }
 }
 

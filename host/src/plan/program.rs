@@ -1,9 +1,9 @@
 //! What a session does, recorded once as lists of operations. Here alone it matters which family a model is of.
 
 use capful_core::device::{Device, Op, OperationError, Profile};
-use capful_core::memory::{Layout, Region};
+use capful_core::memory::{Dtype, Layout, Ledger as _, Region, Role, Slot};
 use capful_core::model::{Batch, Control, Family, Gauge, MicroBatch, Products, Purpose};
-use capful_core::ops::Pattern;
+use capful_core::ops::{MostLikely, Pattern};
 use capful_core::optimizer::Optimizer;
 
 use super::layout::{Section, Sections};
@@ -32,6 +32,8 @@ pub enum Sequence {
     },
     /// One more token.
     Decode,
+    /// One more token and the most likely one after it.
+    Continue,
 }
 
 impl Sequence {
@@ -41,6 +43,7 @@ impl Sequence {
             Sequence::Update => 0,
             Sequence::Evaluate => 1,
             Sequence::Decode => 2,
+            Sequence::Continue => 8,
             Sequence::MicroBatch { stage, first, warming } => {
                 8 * stage as u64 + 4 + 2 * u64::from(warming) + u64::from(first)
             }
@@ -51,6 +54,11 @@ impl Sequence {
     /// The number of the recording of this and an update behind it.
     pub fn key_with_update(self) -> u64 {
         self.key() | 1 << 63
+    }
+
+    /// The number of the recording of so many of it, below 2^15.
+    pub fn key_of(self, count: usize) -> u64 {
+        self.key() | (count as u64) << 48
     }
 }
 
@@ -68,6 +76,9 @@ pub struct Constants {
 pub struct Programs(Vec<(Sequence, Vec<Op>)>);
 
 impl Programs {
+    /// The most tokens that follow each other before the host looks at them.
+    pub const TOGETHER: usize = 16;
+
     /// Bytes of so many operations.
     pub const fn bytes(operations: u64) -> u64 {
         operations * size_of::<Op>() as u64
@@ -131,6 +142,8 @@ pub struct Places {
     pub evaluation: Option<EvaluationPlaces>,
     /// A token's id and position, and the logits after it.
     pub decoding: Option<[Region; 3]>,
+    /// What chooses the most likely token, where tokens are only generated.
+    pub choice: Option<MostLikely>,
     /// What is worth watching.
     pub gauges: Vec<Gauge>,
 }
@@ -142,6 +155,9 @@ pub(super) trait Model {
 
     /// Lays a section.
     fn lay(&mut self, section: Section, profile: &dyn Profile, layout: &mut Layout<'_>);
+
+    /// Lays what chooses the most likely token, behind a section that decodes.
+    fn lay_choice(&mut self, layout: &mut Layout<'_>);
 
     /// Where inputs and results were laid; nothing before what lasts was.
     fn places(&self) -> Option<Places>;
@@ -174,11 +190,12 @@ struct Placed<F: Family> {
     training: Vec<Option<F::Training>>,
     evaluation: Option<F::Evaluation>,
     decoding: Option<F::Decoding>,
+    choice: Option<MostLikely>,
 }
 
 impl<F: Family> Placed<F> {
     fn new(family: F) -> Self {
-        Placed { family, lasting: None, training: Vec::new(), evaluation: None, decoding: None }
+        Placed { family, lasting: None, training: Vec::new(), evaluation: None, decoding: None, choice: None }
     }
 }
 
@@ -198,6 +215,13 @@ impl<F: Family> Model for Placed<F> {
         }
     }
 
+    fn lay_choice(&mut self, layout: &mut Layout<'_>) {
+        let Some((id, cursor, logits)) = self.decoding.as_ref().map(F::decoding_io) else { return };
+        let mut words = |name, count| layout.region(Slot::new(name, Role::Batch, Dtype::U32, [1, 1, 1, count])).first;
+        let (limit, chosen) = (words("decode.limit", 1), words("decode.chosen", Programs::TOGETHER as u32));
+        self.choice = Some(MostLikely { logits, limit, id, cursor, chosen });
+    }
+
     fn places(&self) -> Option<Places> {
         let lasting = self.lasting.as_ref()?;
         let mut gauges = Vec::new();
@@ -211,6 +235,7 @@ impl<F: Family> Model for Placed<F> {
                 losses: F::evaluation_losses(e),
             }),
             decoding: self.decoding.as_ref().map(|d| F::decoding_io(d).into()),
+            choice: self.choice,
             gauges,
         })
     }
@@ -239,6 +264,10 @@ impl<F: Family> Model for Placed<F> {
             Sequence::Decode => {
                 let decoding = self.decoding.as_ref().ok_or(OperationError::Device)?;
                 family.decode(device, lasting, decoding, sections.constants.pattern)
+            }
+            Sequence::Continue => {
+                self.run(Sequence::Decode, sections, device)?;
+                device.run(&self.choice.ok_or(OperationError::Device)?.into())
             }
         }
     }

@@ -1,10 +1,12 @@
 //! Token by token from a trained model.
 
 use capful_core::generate::Sampler;
+use capful_core::ops::MostLikely;
 use capful_core::random::{Random, stream};
 
 use super::Session;
 use crate::device::DeviceError;
+use crate::plan::Programs;
 
 /// Continues a sequence, in storage made beforehand.
 #[derive(Debug)]
@@ -89,6 +91,9 @@ impl Generator {
             self.feed(session, id)?;
         }
         let mut next = prompt[prompt.len() - 1];
+        if let Some(turn) = session.turn().filter(|_| sampler.is_greedy()) {
+            return self.most_likely(session, turn, next, max_tokens, limit, eos, visit);
+        }
         for _ in 0..max_tokens {
             if self.room() == 0 {
                 return Ok(End::Context);
@@ -97,19 +102,65 @@ impl Generator {
             self.history.push(next);
             let logits = &mut session.decode(next, position)?[..limit];
             let drawn = sampler.sample(logits, &mut self.order, &self.history, &self.random, self.drawn);
-            next = drawn.ok_or_else(|| {
-                let what = "the model's logits are not numbers: its training diverged or its weights are damaged";
-                DeviceError::Failed(format!("{what}; generate from an earlier checkpoint"))
-            })?;
+            next = drawn.ok_or_else(no_numbers)?;
             self.drawn += 1;
             if Some(next) == eos {
                 return Ok(End::Eos);
             }
             visit(next);
         }
-        // The last token shown belongs to what a next call continues.
+        self.end(session, next, max_tokens)
+    }
+
+    /// As [`Generator::run`] behind its prompt, whose last token is `next`, for the most likely tokens, so many a turn.
+    #[allow(clippy::too_many_arguments, reason = "as of what it is a part of")]
+    fn most_likely(
+        &mut self,
+        session: &mut Session,
+        turn: usize,
+        mut next: u32,
+        max_tokens: usize,
+        limit: usize,
+        eos: Option<u32>,
+        visit: &mut dyn FnMut(u32),
+    ) -> Result<End, DeviceError> {
+        let (begun, count) = (self.history.len(), max_tokens.min(self.room()));
+        let (mut queued, mut after) = (0, Some([next, begun as u32, limit as u32]));
+        let mut queue = |session: &mut Session| match count - queued {
+            0 => Ok(None),
+            left => {
+                let tokens = if left < turn { 1 } else { turn };
+                queued += tokens;
+                session.choose(tokens, after.take()).map(|ticket| Some((ticket, tokens)))
+            }
+        };
+        let mut waiting = queue(session)?;
+        while let Some((ticket, tokens)) = waiting {
+            // A turn of one token is over when it is queued.
+            let ahead = if turn > 1 { queue(session)? } else { None };
+            let chosen = session.chosen(ticket)?;
+            for _ in 0..tokens {
+                let after = chosen[self.history.len() % Programs::TOGETHER];
+                self.history.push(next);
+                next = after;
+                if next == MostLikely::NO_TOKEN {
+                    return Err(no_numbers());
+                }
+                // What was chosen beyond it is forgotten: whatever comes next writes over it.
+                if Some(next) == eos {
+                    return Ok(End::Eos);
+                }
+                visit(next);
+            }
+            waiting = if turn > 1 { ahead } else { queue(session)? };
+        }
+        if count < max_tokens { Ok(End::Context) } else { self.end(session, next, max_tokens) }
+    }
+
+    /// After as many tokens as asked for, the last of which belongs to what a next call continues.
+    fn end(&mut self, session: &mut Session, last: u32, max_tokens: usize) -> Result<End, DeviceError> {
         if self.room() > 0 && max_tokens > 0 {
-            self.feed(session, next)?;
+            self.feed(session, last)?;
         }
         Ok(End::MaxTokens)
     }
@@ -120,4 +171,9 @@ impl Generator {
         session.decode(id, position)?;
         Ok(())
     }
+}
+
+fn no_numbers() -> DeviceError {
+    let what = "the model's logits are not numbers: its training diverged or its weights are damaged";
+    DeviceError::Failed(format!("{what}; generate from an earlier checkpoint"))
 }

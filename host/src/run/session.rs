@@ -9,7 +9,7 @@ use half::slice::HalfFloatSliceExt as _;
 use super::wiring;
 use crate::config::Config;
 use crate::device::{AnyDevice, AnyProfile, Choice, DeviceError, Held, Stopwatch, Storage, Ticket};
-use crate::plan::{EvaluationPlaces, Laid, Sequence};
+use crate::plan::{EvaluationPlaces, Laid, Programs, Sequence};
 use crate::ranks::SharedPeers;
 use crate::ranks::together::together;
 
@@ -412,6 +412,39 @@ impl Session {
         let ticket = self.device.queue_read(logits)?;
         let logits = self.device.results_soon(ticket, bytemuck::cast_slice_mut(&mut self.logits))?;
         Ok(bytemuck::cast_slice_mut(logits))
+    }
+
+    /// How many of the most likely tokens are chosen in one turn; nothing in a session that does not choose. On a GPU
+    /// many, and a turn may be queued while the one before is under way: what the host takes for a token then costs no time.
+    pub fn turn(&mut self) -> Option<usize> {
+        self.laid.places.choice.map(|_| if self.device.gpu().is_some() { Programs::TOGETHER } else { 1 })
+    }
+
+    /// Queues a turn of `count` tokens, a whole one or 1, behind the turn before, or else behind the token `after`: its id
+    /// and position, and the number of ids to choose from.
+    ///
+    /// # Errors
+    /// A session that does not choose, a lost device.
+    pub fn choose(&mut self, count: usize, after: Option<[u32; 3]>) -> Result<Ticket, DeviceError> {
+        let choice = self.laid.places.choice.ok_or_else(|| missing("choosing"))?;
+        self.device.next_step()?;
+        for (place, word) in [choice.id, choice.cursor, choice.limit].into_iter().zip(after.into_iter().flatten()) {
+            self.device.queue_write(place, &word.to_le_bytes())?;
+        }
+        let program = self.laid.programs.get(Sequence::Continue).ok_or_else(|| missing("choosing"))?;
+        self.device.replay(Sequence::Continue.key_of(count), &[program; Programs::TOGETHER][..count])?;
+        self.device.queue_read(choice.chosen)
+    }
+
+    /// What a turn chose: behind position p at p modulo their number.
+    ///
+    /// # Errors
+    /// What went wrong in that turn.
+    pub fn chosen(&mut self, turn: Ticket) -> Result<[u32; Programs::TOGETHER], DeviceError> {
+        let mut ids = [0; Programs::TOGETHER];
+        let mut here = ids;
+        ids.copy_from_slice(bytemuck::cast_slice(self.device.results_soon(turn, bytemuck::cast_slice_mut(&mut here))?));
+        Ok(ids)
     }
 
     /// The shape of an evaluation.

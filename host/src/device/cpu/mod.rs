@@ -101,6 +101,7 @@ impl Profile for CpuProfile {
             | Op::MaxParts(_)
             | Op::Memory(_)
             | Op::MemoryGrad(_)
+            | Op::MostLikely(_)
             | Op::Norm(_)
             | Op::PieceNorms(_)
             | Op::QkNorm(_)
@@ -174,6 +175,7 @@ impl Device for Cpu {
             Op::Memory(o) => self.run_memory(o),
             Op::MemoryGrad(o) => self.run_memory_grad(o),
             Op::Modulate(o) => self.run_modulate(o),
+            Op::MostLikely(o) => o.reference(&mut Arena::new(self.memory.words())),
             Op::Norm(o) => self.run_norm(o),
             Op::NormGrad(o) => self.run_norm_grad(o),
             Op::PieceNorms(o) => self.run_piece_norms(o),

@@ -28,7 +28,7 @@ pub(super) struct CachedAttentionArgs {
 pub(super) const LARGEST_SIZE: u32 = 256;
 
 impl Cuda {
-    /// What the step takes. Its counters lie behind the first word of scratch.
+    /// What the step takes. Its counters lie behind those of the launch.
     pub(super) fn cached_attention(&mut self, o: &CachedAttention) -> Result<CachedAttentionArgs, OperationError> {
         let (heads, room) = (&o.rotary.heads, TokenRoom::of(o));
         self.padded("cached_attention", heads.size)?;
@@ -37,7 +37,7 @@ impl Cuda {
             cache: self.address(o.cache)?,
             table: self.address(o.rotary.table)?,
             out: self.address(o.out)?,
-            done: self.scratch_at(4, 4 * u64::from(heads.queries))?,
+            done: self.scratch_at(TokenRoom::DONE, 4 * u64::from(heads.queries))?,
             partial: self.scratch_at(room.before(), room.partial)?,
             context: o.cache.shape[2],
             dims: o.rotary.dims(),

@@ -398,6 +398,7 @@ impl Device for Cuda {
             Op::Memory(o) => self.run_memory(o),
             Op::MemoryGrad(o) => self.run_memory_grad(o),
             Op::Modulate(o) => self.run_modulate(o),
+            Op::MostLikely(o) => self.run_most_likely(o),
             Op::Norm(o) => self.run_norm(o),
             Op::NormGrad(o) => self.run_norm_grad(o),
             Op::PieceNorms(o) => self.run_piece_norms(o),

@@ -47,6 +47,7 @@ mod linear_grad;
 mod max_parts;
 mod memory;
 mod modulate;
+mod most_likely;
 mod nccl;
 mod norm;
 mod norm_grad;

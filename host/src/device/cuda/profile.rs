@@ -73,6 +73,7 @@ impl Profile for CudaProfile {
             | Op::Inhibit(_)
             | Op::MaxParts(_)
             | Op::Memory(_)
+            | Op::MostLikely(_)
             | Op::Norm(_)
             | Op::PieceNorms(_)
             | Op::QkNorm(_)
@@ -132,7 +133,7 @@ pub const fn norm_sums(kind: NormKind) -> u32 {
 
 /// The scratch of a token's attention: counters, then what each piece of the positions gives for each head.
 pub struct TokenRoom {
-    /// Words that count: blocks that wait, and for each head pieces that are done.
+    /// Words that are 0 before: how many blocks wait, the best logits of tokens, and for each head how many pieces are done.
     pub counters: u64,
     /// Bytes of the pieces' sums.
     pub partial: u64,
@@ -141,13 +142,18 @@ pub struct TokenRoom {
 impl TokenRoom {
     /// Positions of a piece: PIECE of cached_attention.cuh.
     const PIECE: u32 = 128;
+    /// The most tokens that one launch chooses.
+    pub const TOKENS: usize = 16;
+    /// The first byte of their words, of 8 bytes each, and of the heads' counters.
+    pub const BEST: u64 = 8;
+    pub const DONE: u64 = TokenRoom::BEST + 8 * TokenRoom::TOKENS as u64;
 
     /// For this operation.
     pub fn of(o: &CachedAttention) -> TokenRoom {
         let heads = &o.rotary.heads;
         let pieces = u64::from(o.cache.shape[2].div_ceil(TokenRoom::PIECE));
         let partial = 4 * u64::from(heads.queries) * pieces * (2 + u64::from(heads.size));
-        TokenRoom { counters: 1 + u64::from(heads.queries), partial }
+        TokenRoom { counters: TokenRoom::DONE / 4 + u64::from(heads.queries), partial }
     }
 
     /// Bytes before the sums.

@@ -2,11 +2,12 @@
 
 use capful_core::device::{Access, Device as _, Op, OperationError};
 use capful_core::memory::{Dtype, Region};
-use capful_core::ops::{CachedAttention, Embed, Linear, Norm, NormKind, SwiGlu};
+use capful_core::ops::{CachedAttention, Embed, Linear, MostLikely, Norm, NormKind, SwiGlu};
 
 use super::cached_attention::{CachedAttentionArgs, LARGEST_SIZE};
 use super::device::{Cuda, width};
 use super::error::CudaError;
+use super::most_likely::MostLikelyArgs;
 use super::product::RowArgs;
 use super::profile::TokenRoom;
 use crate::device::Stream;
@@ -46,6 +47,13 @@ struct TokenSwiGluArgs {
     d: u32,
 }
 
+/// Mirrors TokenChoiceArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct TokenChoiceArgs {
+    wide: u32,
+}
+
 /// Mirrors AnyStepArgs.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -55,6 +63,7 @@ union AnyStepArgs {
     product: RowArgs,
     attention: CachedAttentionArgs,
     swiglu: TokenSwiGluArgs,
+    choice: TokenChoiceArgs,
 }
 
 /// As StepKind of token.cu.
@@ -66,6 +75,7 @@ enum Kind {
     Turned,
     Attention,
     SwiGlu,
+    MostLikely,
 }
 
 /// Mirrors StepArgs.
@@ -86,7 +96,10 @@ struct TokenArgs {
     step: [StepArgs; MOST_STEPS],
     cursor: u64,
     arrivals: u64,
+    best: u64,
+    choice: MostLikelyArgs,
     steps: u32,
+    tokens: u32,
 }
 
 // As in token.cu.
@@ -105,6 +118,8 @@ struct Use {
     /// Of a product: how many rows, of which each is read and written by the thread that finishes it, and whether they
     /// begin at multiples of 16 bytes. Products alike in both have the same threads for the same rows.
     rows: Option<(u32, bool)>,
+    /// Whether every block writes all of it.
+    by_all: bool,
 }
 
 impl Use {
@@ -122,11 +137,12 @@ impl Use {
         op.operands(&mut |o| {
             let rows = product.filter(|_| matches!(o.name, "out" | "residual" | "activated"));
             let held = slot.is_some() && matches!(op, Op::Linear(_)) && o.name == "x";
+            let of = |written| Use { region: o.region, written, rows, by_all: written && matches!(op, Op::Embed(_)) };
             if o.access != Access::Write && !held {
-                uses.push(Use { region: o.region, written: false, rows });
+                uses.push(of(false));
             }
             if o.access != Access::Read {
-                uses.push(Use { region: o.region, written: true, rows });
+                uses.push(of(true));
             }
         });
         uses
@@ -134,7 +150,8 @@ impl Use {
 
     /// Whether all blocks have to wait between this and a later use.
     fn waits(&self, later: &Use) -> bool {
-        let own = self.region == later.region && self.rows.is_some() && self.rows == later.rows;
+        let own = self.region == later.region && self.rows.is_some() && self.rows == later.rows
+            || self.by_all && !later.written;
         (self.written || later.written) && self.region.overlaps(&later.region) && !own
     }
 }
@@ -190,6 +207,15 @@ impl Steps {
         self.made.push(StepArgs { of, kind: kind as u32, wait: wait.into(), slot, exact: exact.into() });
     }
 
+    /// Adds the choice of the most likely token. Who wrote a logit reads it: nobody waits for that.
+    fn choose(&mut self, o: &MostLikely) {
+        let written = self.used.iter().find(|u| u.written && u.region.overlaps(&o.logits));
+        let rows = written.filter(|u| u.region == o.logits).and_then(|u| u.rows);
+        let (wait, wide) = (written.is_some() && rows.is_none(), rows.is_some_and(|(_, whole)| whole));
+        let of = AnyStepArgs { choice: TokenChoiceArgs { wide: wide.into() } };
+        self.made.push(StepArgs { of, kind: Kind::MostLikely as u32, wait: wait.into(), slot: NOWHERE, exact: 0 });
+    }
+
     /// The slot that holds a region.
     fn holding(&self, x: Region) -> Option<usize> {
         self.slots.iter().position(|held| *held == Some(x))
@@ -231,12 +257,42 @@ fn cursor(ops: &[Op]) -> Option<Region> {
     cursors.all(|cursor| cursor == first).then_some(first)
 }
 
-/// How many operations from the first on are one launch; 0 where it is launched by itself.
-fn together(ops: &[Op]) -> usize {
-    let Some(dtype) = ops.first().and_then(kept) else { return 0 };
-    let count = ops.iter().take(MOST_STEPS).take_while(|op| kept(op) == Some(dtype)).count();
-    // Without attention it is no token, and there is no room for counters.
-    if cursor(&ops[..count]).is_some() { count } else { 0 }
+/// What one launch does.
+struct Launch<'a> {
+    /// A token's operations.
+    ops: &'a [Op],
+    /// What chooses the token behind it, which follows them.
+    choice: Option<&'a MostLikely>,
+    /// How often all of that comes, each time with the token chosen before.
+    tokens: usize,
+}
+
+impl<'a> Launch<'a> {
+    /// Of the first operations of `ops`; nothing where the first is launched by itself.
+    fn of(ops: &'a [Op]) -> Option<Launch<'a>> {
+        let dtype = ops.first().and_then(kept)?;
+        let count = ops.iter().take(MOST_STEPS - 1).take_while(|op| kept(op) == Some(dtype)).count();
+        let (token, rest) = ops.split_at(count);
+        // Without attention it is no token, and there is no room for counters.
+        let cursor = cursor(token)?;
+        let alone = Launch { ops: token, choice: None, tokens: 1 };
+        let Some(Op::MostLikely(choice)) = rest.first() else { return Some(alone) };
+        // Where its cursor is none of theirs, it is launched by itself.
+        if choice.cursor != cursor {
+            return Some(alone);
+        }
+        let own = |op: &Op| !matches!(op, Op::Embed(embed) if embed.ids != choice.id);
+        let again = || ops.chunks_exact(count + 1).take_while(|other| other[..] == ops[..=count]).count();
+        // Each has a place of its own.
+        let most = TokenRoom::TOKENS.min(choice.chosen.columns() as usize).max(1);
+        let tokens = if token.iter().all(own) { again().clamp(1, most) } else { 1 };
+        Some(Launch { ops: token, choice: Some(choice), tokens })
+    }
+
+    /// How many operations it does.
+    fn count(&self) -> usize {
+        (self.ops.len() + usize::from(self.choice.is_some())) * self.tokens
+    }
 }
 
 impl Cuda {
@@ -250,12 +306,10 @@ impl Cuda {
         }
         let mut at = 0;
         while at < ops.len() {
-            let count = together(&ops[at..]);
-            match count {
-                0 => self.run_at(ops, at)?,
-                _ => self.token(&ops[at..at + count])?,
-            }
-            at += count.max(1);
+            at += match Launch::of(&ops[at..]) {
+                Some(launch) => self.token(&launch)?,
+                None => self.run_at(ops, at).map(|()| 1)?,
+            };
         }
         Ok(())
     }
@@ -267,14 +321,14 @@ impl Cuda {
             let why = "its queries, cache and result are of different types, or a head is larger than 256";
             return Err(self.fail(CudaError::Unsupported { operation: "cached_attention", why }));
         }
-        self.token(&[op])
+        self.token(&Launch { ops: &[op], choice: None, tokens: 1 }).map(drop)
     }
 
-    /// Queues operations that `together` found.
-    fn token(&mut self, ops: &[Op]) -> Result<(), OperationError> {
+    /// Queues a launch, and says how many operations it does.
+    fn token(&mut self, launch: &Launch<'_>) -> Result<usize, OperationError> {
         let (mut steps, mut counters, mut dtype) = (Steps::default(), 1, Dtype::F32);
-        let Some(cursor) = cursor(ops) else { return Ok(()) };
-        for op in ordered(ops) {
+        let Some(cursor) = cursor(launch.ops) else { return Ok(launch.count()) };
+        for op in ordered(launch.ops) {
             dtype = kept(op).unwrap_or(dtype);
             match op {
                 Op::Embed(o) => {
@@ -307,14 +361,23 @@ impl Cuda {
                 other => self.run(other)?,
             }
         }
-        let Some(&first) = steps.made.first() else { return Ok(()) };
+        let Some(&first) = steps.made.first() else { return Ok(launch.count()) };
         let arrivals = self.scratch_at(0, 4 * counters)?;
         self.fill(arrivals, 0, counters)?;
-        let (cursor, count) = (self.address(cursor)?, steps.made.len() as u32);
-        let mut arguments = TokenArgs { step: [first; MOST_STEPS], cursor, arrivals, steps: count };
-        arguments.step[..steps.made.len()].copy_from_slice(&steps.made);
+        let (mut best, mut choice) = (0, MostLikelyArgs::default());
+        if let Some(o) = launch.choice {
+            steps.choose(o);
+            best = self.scratch_at(TokenRoom::BEST, 8 * TokenRoom::TOKENS as u64)?;
+            choice = self.most_likely(o)?;
+        }
+        let (cursor, steps) = (self.address(cursor)?, steps.made);
+        let (count, tokens) = (steps.len() as u32, launch.tokens as u32);
+        let mut arguments =
+            TokenArgs { step: [first; MOST_STEPS], cursor, arrivals, best, choice, steps: count, tokens };
+        arguments.step[..steps.len()].copy_from_slice(&steps);
         let shared = 4 * (2 * NORMED + WIDEST);
-        self.launch_together("token", &format!("token_{}", dtype.name()), THREADS, shared, &arguments)
+        self.launch_together("token", &format!("token_{}", dtype.name()), THREADS, shared, &arguments)?;
+        Ok(launch.count())
     }
 
     fn token_embed(&mut self, o: &Embed) -> Result<TokenEmbedArgs, OperationError> {

@@ -4,8 +4,8 @@ use capful_core::device::Device;
 use capful_core::memory::{Dtype, Region, Sections};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Gelu, HeadGrad, HeadLoss,
-    Heads, IGNORE, Kind, MaxParts, Norm, NormGrad, NormKind, Pattern, PieceNorms, QkNorm, QkNormGrad, Rotary,
-    RotaryScaling, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad,
+    Heads, IGNORE, Kind, MaxParts, MostLikely, Norm, NormGrad, NormKind, Pattern, PieceNorms, QkNorm, QkNormGrad,
+    Rotary, RotaryScaling, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
 
@@ -472,6 +472,35 @@ fn cached_attention() {
                 pattern,
             });
         }
+    }
+}
+
+#[test]
+fn most_likely() {
+    let mut bench = Bench::new();
+    // Vocabulary, limit, position, and the ids of logits that stand out: of two the lower one, unless it is ruled out.
+    for (vocabulary, limit, position, largest, value) in [
+        (1, 1, 0, vec![0], 1.0),
+        (61, 61, 5, vec![17, 60], 30.0),
+        (3000, 2999, 7, vec![2047, 2048, 2999], 30.0),
+        (50_304, 50_257, 1_000, vec![50_300, 40_000], 30.0),
+        (50_304, 50_304, 3, vec![], 0.0),
+        (3000, 3000, 9, vec![5], f32::INFINITY),
+        (3000, 3000, 9, vec![1500], f32::NAN),
+        (3000, 0, 2, vec![], 0.0),
+    ] {
+        bench.agree(|l| {
+            let random = Random::new(31, 0);
+            let mut logits: Vec<f32> = (0..u64::from(vocabulary)).map(|i| random.normal(i)).collect();
+            largest.iter().for_each(|id| logits[*id as usize] = value);
+            MostLikely {
+                logits: l.values([1, 1, 1, vocabulary], logits),
+                limit: l.ids(vec![limit]),
+                id: l.ids(vec![9]),
+                cursor: l.ids(vec![position]),
+                chosen: l.ids(vec![7; 16]),
+            }
+        });
     }
 }
 

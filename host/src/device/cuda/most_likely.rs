@@ -1,0 +1,41 @@
+//! Choosing the most likely token.
+
+use capful_core::device::OperationError;
+use capful_core::ops::MostLikely;
+
+use super::device::Cuda;
+
+/// Mirrors MostLikelyArgs.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct MostLikelyArgs {
+    logits: u64,
+    limit: u64,
+    id: u64,
+    cursor: u64,
+    chosen: u64,
+    vocabulary: u32,
+    places: u32,
+}
+
+impl Cuda {
+    /// What the kernel takes.
+    pub(super) fn most_likely(&mut self, o: &MostLikely) -> Result<MostLikelyArgs, OperationError> {
+        self.exact("most_likely", [o.logits])?;
+        Ok(MostLikelyArgs {
+            logits: self.address(o.logits)?,
+            limit: self.address(o.limit)?,
+            id: self.address(o.id)?,
+            cursor: self.address(o.cursor)?,
+            chosen: self.address(o.chosen)?,
+            vocabulary: o.logits.columns(),
+            places: o.chosen.columns(),
+        })
+    }
+
+    #[inline(never)]
+    pub(super) fn run_most_likely(&mut self, o: MostLikely) -> Result<(), OperationError> {
+        let arguments = self.most_likely(&o)?;
+        self.launch("most_likely", "most_likely", [1, 1, 1], 1024, &arguments)
+    }
+}
