@@ -158,7 +158,9 @@ __device__ void cached_attention(const CachedAttentionArgs& a, u32 now, PieceSum
     u32 pieces = now / PIECE + 1, room = (a.context + PIECE - 1) / PIECE;
     const float* angles = a.table + (u64)now * a.dims;
     for (u32 item = blockIdx.x; item < queries * pieces; item += gridDim.x) {
-        u32 head = item % queries, piece = item / queries, key_head = head / a.heads.group(), first = piece * PIECE;
+        // A division takes as long as a tenth of a head.
+        u32 piece = item < queries ? 0 : item / queries, head = item - piece * queries;
+        u32 key_head = head * a.heads.keys / queries, first = piece * PIECE;
         const T* row = (const T*)a.qkv;
         __syncthreads();
         u32 part = threadIdx.x / PART;
@@ -169,7 +171,7 @@ __device__ void cached_attention(const CachedAttentionArgs& a, u32 now, PieceSum
         else if (part == 2 && newest)
             for (u32 c = threadIdx.x % PART; c < size; c += PART) s.value[c] = load(row[a.heads.value(key_head) + c]);
         __syncthreads();
-        if (newest && head % a.heads.group() == 0) {
+        if (newest && key_head * queries == head * a.heads.keys) {
             T* at = (T*)a.cache + (u64)now * columns + key_head * size;
             for (u32 c = threadIdx.x; c < size; c += blockDim.x) {
                 at[c] = store<T>(s.key[c]);
