@@ -149,7 +149,7 @@ fn bf16_follows_f32_and_both_answer_as_the_processor_does() {
     }
 }
 
-/// A turn of tokens is under way when an answer ends: what comes next goes on behind the answer alone.
+/// An answer is chosen in turns of several tokens: the next line goes on behind what was said.
 #[test]
 fn a_chat_on_a_gpu_says_what_one_on_the_processor_says() {
     let dir = directory();
