@@ -158,7 +158,7 @@ __device__ void cached_attention(const CachedAttentionArgs& a, u32 now, PieceSum
     u32 pieces = now / PIECE + 1, room = (a.context + PIECE - 1) / PIECE;
     const float* angles = a.table + (u64)now * a.dims;
     for (u32 item = blockIdx.x; item < queries * pieces; item += gridDim.x) {
-        // A division takes as long as a tenth of a head.
+        // Divisions are slow: a first piece does without this one.
         u32 piece = item < queries ? 0 : item / queries, head = item - piece * queries;
         u32 key_head = head * a.heads.keys / queries, first = piece * PIECE;
         const T* row = (const T*)a.qkv;

@@ -146,8 +146,11 @@ impl Generator {
                 if next == MostLikely::NO_TOKEN {
                     return Err(no_numbers());
                 }
-                // What was chosen beyond it is forgotten: whatever comes next writes over it.
                 if Some(next) == eos {
+                    // A turn may have gone beyond it. What comes next writes over that, or is fed from the beginning.
+                    if turn > 1 && !session.remembers_by_position() {
+                        self.clear();
+                    }
                     return Ok(End::Eos);
                 }
                 visit(next);

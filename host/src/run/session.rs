@@ -1,6 +1,6 @@
 //! A model on a device: its arena, and the few ways a command talks to it.
 
-use capful_core::device::OperationError;
+use capful_core::device::{Op, OperationError};
 use capful_core::memory::{Dtype, Entry, Init, Region, Role};
 use capful_core::model::{Batch, Control, FirstValues, MicroBatch, Scales};
 use capful_core::train::{Results, Settings, Stage};
@@ -418,6 +418,13 @@ impl Session {
     /// many, and a turn may be queued while the one before is under way: what the host takes for a token then costs no time.
     pub fn turn(&mut self) -> Option<usize> {
         self.laid.places.choice.map(|_| if self.device.gpu().is_some() { Programs::TOGETHER } else { 1 })
+    }
+
+    /// Whether all that a model remembers lies by position, as keys and values do, so that a position fed again takes the
+    /// place of what was there. The state of a spiking model has gone on.
+    pub fn remembers_by_position(&self) -> bool {
+        let decode = self.laid.programs.get(Sequence::Decode).unwrap_or_default();
+        decode.iter().any(|op| matches!(op, Op::CachedAttention(_)))
     }
 
     /// Queues a turn of `count` tokens, a whole one or 1, behind the turn before, or else behind the token `after`: its id
