@@ -169,29 +169,6 @@ fn a_chat_on_a_gpu_says_what_one_on_the_processor_says() {
     assert_eq!(said("cuda"), said("cpu"));
 }
 
-/// A turn has gone beyond an end token when it is seen: a spiking model's state is of the answer alone all the same.
-#[test]
-fn a_chat_with_a_neurogen_goes_on_behind_an_end_token() {
-    let dir = directory();
-    let dir = dir.path();
-    fs::write(dir.join("data.jsonl"), "{\"text\": \"ab\"}\n{\"text\": \"ba\"}\n".repeat(4000)).expect("a file");
-    let line = "train --json --device cpu --preset neurogen-tiny --data data.jsonl --tokenizer byte --vocab-size 300 \
-                --batch-size 4 --seq-len 16 --steps 60 --eval-tokens 50 --out run";
-    host(dir, line).ok();
-    let said = |sampler: &str| {
-        let line = format!("chat --run run --device cuda {sampler} --max-tokens 12");
-        let mut chat = command(dir, &line);
-        if !gpu() {
-            chat.env(DRIVER, capful_kernels::STAND_IN);
-        }
-        let mut chat =
-            chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-        chat.stdin.take().expect("a pipe").write_all(b"a\nb\nab\nb\n").expect("it reads");
-        Outcome::of(&line, chat.wait_with_output().expect("it ends")).ok().out
-    };
-    assert_eq!(said("--temperature 0"), said("--temperature 0.7 --top-k 1"));
-}
-
 /// Token by token, by kernels for one stream and a decoder of half the size, the likeliest token is that of whole
 /// sequences.
 #[test]
