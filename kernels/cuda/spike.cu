@@ -183,13 +183,6 @@ __device__ inline void judge(const SpikeArgs& a, u32 neurons, const float* above
     __syncthreads();
 }
 
-// Moves thresholds so that neurons fire at their rate.
-__device__ inline void hold(const SpikeArgs& a, u32 neuron, u32 fired) {
-    float more = __fsub_rn(__fdiv_rn((float)fired, (float)a.streams), a.rate);
-    float moved = __fadd_rn(a.offset[neuron], __fmul_rn(a.homeostasis, more));
-    a.offset[neuron] = fminf(fmaxf(moved, -OFFSET_LIMIT), OFFSET_LIMIT);
-}
-
 // The outputs and thresholds of a block that has whole groups of neurons, and all streams if thresholds move.
 template <class T>
 __device__ inline void pool_block(const SpikeArgs& a, u32 first, u32 end, const unsigned char* fires) {

@@ -62,12 +62,25 @@ __device__ inline float slope_of(const SpikeArgs& a, float above) {
     return slope > 0 ? __fmul_rn(0.3f, slope) : 0.0f;
 }
 
-// Output `o`, of whose `group` neurons so many fired.
+// An output of whose `group` neurons so many fired, behind that of the token before.
+template <class T>
+__device__ inline T output_of(const SpikeArgs& a, T before, bool keep, u32 group, u32 fired) {
+    float share = __fdiv_rn(1.0f, __fsqrt_rn((float)group));
+    float left = keep ? __fmul_rn(a.filter, load(before)) : 0.0f;
+    left = fabsf(left) > FAINT ? left : 0.0f;
+    return store<T>(__fadd_rn(left, __fmul_rn(share, (float)fired)));
+}
+
+// Writes output `o` of a stream.
 template <class T>
 __device__ inline void put_output(const SpikeArgs& a, u32 o, u32 stream, u32 group, u32 fired) {
-    float share = __fdiv_rn(1.0f, __fsqrt_rn((float)group));
     T* before = (T*)a.signals + ((u64)a.first + o) * a.streams + stream;
-    float left = a.keep[stream] > 0 ? __fmul_rn(a.filter, load(*before)) : 0.0f;
-    left = fabsf(left) > FAINT ? left : 0.0f;
-    before[(u64)a.rows * a.streams] = store<T>(__fadd_rn(left, __fmul_rn(share, (float)fired)));
+    before[(u64)a.rows * a.streams] = output_of(a, *before, a.keep[stream] > 0, group, fired);
+}
+
+// Moves a threshold so that its neuron, of which so many streams fired, fires at its rate.
+__device__ inline void hold(const SpikeArgs& a, u32 neuron, u32 fired) {
+    float more = __fsub_rn(__fdiv_rn((float)fired, (float)a.streams), a.rate);
+    float moved = __fadd_rn(a.offset[neuron], __fmul_rn(a.homeostasis, more));
+    a.offset[neuron] = fminf(fmaxf(moved, -OFFSET_LIMIT), OFFSET_LIMIT);
 }

@@ -187,6 +187,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
         case 76: *value = capability % 10; break;
         case 16: *value = 4; break;  // multiprocessors
         case 95: *value = 1; break;  // launches of blocks that wait for each other
+        case 97: *value = 80 << 10; break;  // shared memory of a block: as spikes.cu says
         case 38: *value = (int)setting("CAPFUL_STAND_IN_CACHE", 0); break;
         default: *value = 0;
     }

@@ -47,13 +47,24 @@ pub(super) fn gpu(device: Device) -> Result<Gpu, CudaError> {
     })
 }
 
+/// An attribute that cust has no name for.
+fn attribute(device: Device, which: cust::sys::CUdevice_attribute) -> Result<i32, CudaError> {
+    let mut value = 0;
+    // SAFETY: a place for one integer.
+    let code = unsafe { cust::sys::cuDeviceGetAttribute(&mut value, which, device.as_raw()) };
+    CudaError::check("cuDeviceGetAttribute", code).map(|()| value)
+}
+
 /// Whether blocks of a grid can wait for each other.
 pub(super) fn waits(device: Device) -> Result<bool, CudaError> {
-    let (which, mut can) = (cust::sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 0);
-    // SAFETY: a place for one integer.
-    let code = unsafe { cust::sys::cuDeviceGetAttribute(&mut can, which, device.as_raw()) };
-    CudaError::check("cuDeviceGetAttribute", code)?;
+    let can = attribute(device, cust::sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)?;
     Ok(can != 0 && capful_driver::has("cuLaunchKernelEx"))
+}
+
+/// The most bytes of shared memory that a block may have.
+pub(super) fn shared(device: Device) -> Result<u64, CudaError> {
+    let most = cust::sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    Ok(u64::try_from(attribute(device, most)?).unwrap_or(0))
 }
 
 /// What the code among `targets` that a GPU runs was compiled for, as in 90; 0 where none fits. Machine code serves its

@@ -75,6 +75,8 @@ pub struct Cuda {
     pub(super) together: u32,
     /// Multiprocessors.
     pub(super) multiprocessors: u32,
+    /// The most bytes of shared memory of a block.
+    pub(super) shared: u64,
     /// Sequences that attention launches together.
     pub(super) sequences: u32,
     /// The length from which attention's gradient by keys has a kernel of its own.
@@ -160,6 +162,7 @@ impl Cuda {
             early,
             together,
             multiprocessors,
+            shared: describe::shared(device)?,
             sequences: super::heads::SEQUENCES,
             long_sequence: super::heads::LONG_SEQUENCE,
             cache,

@@ -62,6 +62,7 @@ mod rescale;
 mod rotate;
 mod spike;
 mod spike_grad;
+mod spikes;
 mod squared_norm;
 mod staging;
 mod streams;

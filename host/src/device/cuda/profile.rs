@@ -2,7 +2,7 @@
 
 use capful_core::device::{Op, Profile};
 use capful_core::memory::{Dtype, Region, Role};
-use capful_core::ops::{CachedAttention, FactoredUpdate, NormKind, SquaredNorm};
+use capful_core::ops::{CachedAttention, FactoredUpdate, NormKind, Spike, SquaredNorm};
 
 /// How numbers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -58,7 +58,7 @@ impl Profile for CudaProfile {
             Op::NormGrad(o) => norm_bytes(o.kind, [o.x.rows(), 1 + u32::from(o.second.is_some()), o.x.columns()]),
             Op::QkNormGrad(o) => piece_bytes(o.qkv_grad.rows(), 2, o.heads.size),
             Op::ReadoutGrad(o) => turned_bytes(&o.out_grad),
-            Op::Spike(o) => bit_bytes(o.weights.rows(), o.signals.columns(), 1),
+            Op::Spike(o) => BitRoom::of(o),
             Op::SquaredNorm(o) => 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64),
             Op::SynapseGrad(o) => bit_bytes(o.grad.shape[2], o.grad.columns(), o.grad.shape[1]),
             Op::AdamW(_)
@@ -195,6 +195,34 @@ impl SortRoom {
 /// Bytes of a bit for each neuron, stream and token: whether it fired.
 pub fn bit_bytes(neurons: u32, streams: u32, tokens: u32) -> u64 {
     4 * u64::from(neurons) * u64::from(streams.div_ceil(32)) * u64::from(tokens)
+}
+
+/// The scratch of spiking modules of one stream that come in one launch: how many blocks wait, then bits of who fired at an
+/// even token and at an odd one, module by module.
+pub struct BitRoom;
+
+impl BitRoom {
+    /// The most modules of a launch: MOST_MODULES of spikes.cu.
+    const MODULES: u64 = 8;
+    /// The first byte of bits.
+    pub const FIRST: u64 = 16;
+
+    /// Words of the bits of so many neurons.
+    pub const fn words(neurons: u32) -> u32 {
+        neurons.div_ceil(32)
+    }
+
+    /// Bytes of a module of so many neurons.
+    pub fn of_one(neurons: u32) -> u64 {
+        8 * u64::from(BitRoom::words(neurons))
+    }
+
+    /// Bytes for a module, enough for a launch of which it is the largest.
+    pub fn of(o: &Spike) -> u64 {
+        let (neurons, streams) = (o.weights.rows(), o.signals.columns());
+        let together = if streams == 1 { BitRoom::FIRST + BitRoom::MODULES * BitRoom::of_one(neurons) } else { 0 };
+        together.max(bit_bytes(neurons, streams, 1))
+    }
 }
 
 /// Tokens of the readout's gradient that one launch takes: TOKENS of readout.cu.

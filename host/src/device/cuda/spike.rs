@@ -1,6 +1,6 @@
 //! One token's step of a module of spiking neurons.
 
-use capful_core::device::OperationError;
+use capful_core::device::{Op, OperationError};
 use capful_core::ops::Spike;
 
 use super::device::{Cuda, blocks, width};
@@ -14,7 +14,7 @@ const OF_ONE: &str = "spike_one";
 /// Mirrors SpikeArgs.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct SpikeArgs {
+pub(super) struct SpikeArgs {
     signals: u64,
     spikes: u64,
     keep: u64,
@@ -24,12 +24,12 @@ struct SpikeArgs {
     fatigue: u64,
     offset: u64,
     slope: u64,
-    bits: u64,
+    pub(super) bits: u64,
     rows: u32,
     streams: u32,
     neurons: u32,
     fan_in: u32,
-    block: u32,
+    pub(super) block: u32,
     winners: u32,
     together: u32,
     wide: u32,
@@ -129,7 +129,7 @@ impl Shares {
 
 /// Whether the kernel can count in 32 bits where it does: a token's signals and those of the token before, the words of
 /// packed spikes, the synapses of a thread block.
-fn countable([rows, streams, neurons, fan_in]: [u32; 4], block: u32) -> bool {
+pub(super) fn countable([rows, streams, neurons, fan_in]: [u32; 4], block: u32) -> bool {
     let product = |a: u64, b: u32| a.checked_mul(b.into()).is_some_and(|n| n <= u32::MAX.into());
     product(2 * u64::from(rows), streams)
         && product(streams.div_ceil(32).into(), neurons)
@@ -137,49 +137,32 @@ fn countable([rows, streams, neurons, fan_in]: [u32; 4], block: u32) -> bool {
 }
 
 impl Cuda {
-    #[inline(never)]
-    pub(super) fn run_spike(&mut self, o: Spike) -> Result<(), OperationError> {
-        let dtype = self.dtype(NAME, [Some(o.signals), Some(o.spikes), o.slope].into_iter().flatten())?;
+    /// What the kernels take but for how thread blocks share the work: neurons that compete come together.
+    pub(super) fn spike_arguments(&mut self, o: &Spike) -> Result<SpikeArgs, OperationError> {
         self.exact(NAME, [o.keep, o.weights, o.potential, o.fatigue, o.offset])?;
         let [_, _, rows, streams] = o.signals.shape;
         let (neurons, fan_in) = (o.weights.rows(), o.weights.columns());
-        let (signals, spikes) =
-            (self.address(Spike::slot(o.signals, o.token))?, self.address(Spike::slot(o.spikes, o.token))?);
         let (sources, weights) = (self.address(o.sources)?, self.address(o.weights)?);
-        // The streams of a thread are 16 bytes of signals, or one.
-        let (keep, slope) = (
-            self.address(o.keep.slice_rows(o.token, 1))?,
-            self.address_or_null(o.slope.map(|s| Spike::slot(s, o.token)))?,
-        );
-        let (potential, fatigue) = (self.address(o.potential)?, self.address(o.fatigue)?);
-        let vector = width(dtype, streams.into(), &[signals, spikes, keep, potential, fatigue, slope]);
-        let Shares { block, winners, compete, together, wide, one, packs, pooled } =
-            Shares::of(&o, vector).map_err(|e| self.fail(e))?;
-        if !countable([rows, streams, neurons, fan_in], block) {
-            let why = "a token's signals, packed spikes or a block's synapses pass 32 bits; lower --batch-size";
-            return Err(self.fail(CudaError::Unsupported { operation: NAME, why }));
-        }
-        let bits = if packs { self.scratch_at(0, bit_bytes(neurons, streams, 1))? } else { 0 };
-        let arguments = SpikeArgs {
-            signals,
-            spikes,
-            keep,
+        Ok(SpikeArgs {
+            signals: self.address(Spike::slot(o.signals, o.token))?,
+            spikes: self.address(Spike::slot(o.spikes, o.token))?,
+            keep: self.address(o.keep.slice_rows(o.token, 1))?,
             sources,
             weights,
-            potential,
-            fatigue,
+            potential: self.address(o.potential)?,
+            fatigue: self.address(o.fatigue)?,
             offset: self.address(o.offset)?,
-            slope,
-            bits,
+            slope: self.address_or_null(o.slope.map(|s| Spike::slot(s, o.token)))?,
+            bits: 0,
             rows,
             streams,
             neurons,
             fan_in,
-            block,
-            winners,
-            together,
-            pooled: pooled.into(),
-            wide: wide.into(),
+            block: o.cell.block.min(neurons),
+            winners: o.cell.winners,
+            together: 1,
+            pooled: 0,
+            wide: 0,
             quads: (width(o.weights.dtype, fan_in.into(), &[sources, weights]) > 1).into(),
             first: o.outputs.first,
             count: o.outputs.count,
@@ -190,7 +173,28 @@ impl Cuda {
             filter: o.cell.filter,
             rate: o.cell.rate,
             homeostasis: o.cell.homeostasis,
-        };
+        })
+    }
+
+    #[inline(never)]
+    pub(super) fn run_spike(&mut self, o: Spike) -> Result<(), OperationError> {
+        if let Some(modules) = self.modules(&[Op::Spike(o)]) {
+            return self.run_modules(&modules).map(drop);
+        }
+        let dtype = self.dtype(NAME, [Some(o.signals), Some(o.spikes), o.slope].into_iter().flatten())?;
+        let mut arguments = self.spike_arguments(&o)?;
+        let SpikeArgs { signals, spikes, keep, potential, fatigue, slope, rows, streams, neurons, fan_in, .. } =
+            arguments;
+        // The streams of a thread are 16 bytes of signals, or one.
+        let vector = width(dtype, streams.into(), &[signals, spikes, keep, potential, fatigue, slope]);
+        let Shares { block, winners, compete, together, wide, one, packs, pooled } =
+            Shares::of(&o, vector).map_err(|e| self.fail(e))?;
+        if !countable([rows, streams, neurons, fan_in], block) {
+            let why = "a token's signals, packed spikes or a block's synapses pass 32 bits; lower --batch-size";
+            return Err(self.fail(CudaError::Unsupported { operation: NAME, why }));
+        }
+        let bits = if packs { self.scratch_at(0, bit_bytes(neurons, streams, 1))? } else { 0 };
+        arguments = SpikeArgs { bits, block, winners, together, wide: wide.into(), pooled: pooled.into(), ..arguments };
         let dtype = dtype.name();
         let (module, kernel, threads) = match (one, compete) {
             (true, _) => (OF_ONE, "one", THREADS_OF_ONE),

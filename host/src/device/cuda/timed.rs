@@ -90,13 +90,13 @@ impl Cuda {
         let marks = (0..=intervals + EMPTY).map(|_| Mark::new()).collect::<Result<Vec<_>, _>>()?;
         let graph = self.record(|cuda| {
             cuda.mark(&marks[0])?;
-            for i in 0..ops.len() {
-                cuda.run_at(ops, i)?;
-                let interval = portions[i].0;
-                if portions.get(i + 1).is_none_or(|next| next.0 != interval) {
-                    cuda.carry_all()?;
-                    cuda.mark(&marks[interval + 1])?;
-                }
+            let mut rest = ops;
+            for (group, mark) in portions.chunk_by(|a, b| a.0 == b.0).zip(&marks[1..]) {
+                let (own, later) = rest.split_at(group.len());
+                rest = later;
+                cuda.run_all(own)?;
+                cuda.carry_all()?;
+                cuda.mark(mark)?;
             }
             marks[intervals + 1..].iter().try_for_each(|mark| cuda.mark(mark))
         })?;

@@ -10,7 +10,6 @@ use super::error::CudaError;
 use super::most_likely::MostLikelyArgs;
 use super::product::RowArgs;
 use super::profile::TokenRoom;
-use crate::device::Stream;
 
 /// Mirrors TokenEmbedArgs.
 #[repr(C)]
@@ -258,7 +257,7 @@ fn cursor(ops: &[Op]) -> Option<Region> {
 }
 
 /// What one launch does.
-struct Launch<'a> {
+pub(super) struct Launch<'a> {
     /// A token's operations.
     ops: &'a [Op],
     /// What chooses the token behind it, which follows them.
@@ -269,7 +268,7 @@ struct Launch<'a> {
 
 impl<'a> Launch<'a> {
     /// Of the first operations of `ops`; nothing where the first is launched by itself.
-    fn of(ops: &'a [Op]) -> Option<Launch<'a>> {
+    pub(super) fn of(ops: &'a [Op]) -> Option<Launch<'a>> {
         let dtype = ops.first().and_then(kept)?;
         let count = ops.iter().take(MOST_STEPS - 1).take_while(|op| kept(op) == Some(dtype)).count();
         let (token, rest) = ops.split_at(count);
@@ -296,24 +295,6 @@ impl<'a> Launch<'a> {
 }
 
 impl Cuda {
-    /// Queues a program.
-    ///
-    /// # Errors
-    /// What an operation could not do.
-    pub fn run_program(&mut self, ops: &[Op]) -> Result<(), OperationError> {
-        if self.exchange.is_some() && self.recording && ops.iter().any(|op| Stream::of(op) == Stream::Exchange) {
-            return self.run_beside(ops);
-        }
-        let mut at = 0;
-        while at < ops.len() {
-            at += match Launch::of(&ops[at..]) {
-                Some(launch) => self.token(&launch)?,
-                None => self.run_at(ops, at).map(|()| 1)?,
-            };
-        }
-        Ok(())
-    }
-
     #[inline(never)]
     pub(super) fn run_cached_attention(&mut self, o: CachedAttention) -> Result<(), OperationError> {
         let op = Op::CachedAttention(o);
@@ -325,7 +306,7 @@ impl Cuda {
     }
 
     /// Queues a launch, and says how many operations it does.
-    fn token(&mut self, launch: &Launch<'_>) -> Result<usize, OperationError> {
+    pub(super) fn token(&mut self, launch: &Launch<'_>) -> Result<usize, OperationError> {
         let (mut steps, mut counters, mut dtype) = (Steps::default(), 1, Dtype::F32);
         let Some(cursor) = cursor(launch.ops) else { return Ok(launch.count()) };
         for op in ordered(launch.ops) {

@@ -1,6 +1,6 @@
 //! The same operation on the GPU and on the Reference, over the same numbers.
 
-use capful_core::device::{Device as _, Meter, Operation, OperationError, Rates, Reference};
+use capful_core::device::{Device as _, Meter, Op, Operation, OperationError, Rates, Reference};
 use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::random::Random;
@@ -139,8 +139,14 @@ pub struct Lay {
 }
 
 impl Lay {
-    fn new(kept: Dtype) -> Lay {
+    /// Of this type where the precision decides.
+    pub fn new(kept: Dtype) -> Lay {
         Lay { kept, offset: 0, stream: 0, operands: Vec::new() }
+    }
+
+    /// For the GPU in this precision, and for the Reference.
+    fn both(precision: Precision) -> [Lay; 2] {
+        [Lay::new(if precision == Precision::F32 { Dtype::F32 } else { Dtype::Bf16 }), Lay::new(Dtype::F32)]
     }
 
     fn region(&mut self, dtype: Dtype, shape: [u32; 4], values: Vec<f32>, ids: Vec<u32>, compared: bool) -> Region {
@@ -298,7 +304,7 @@ impl Bench {
 
     /// The operands, in the order they were laid, as the operation leaves them on the first GPU.
     pub fn left<O: Operation>(&mut self, precision: Precision, build: &impl Fn(&mut Lay) -> O) -> Vec<Vec<f32>> {
-        let mut lay = Lay::new(if precision == Precision::F32 { Dtype::F32 } else { Dtype::Bf16 });
+        let [mut lay, _] = Lay::both(precision);
         let operation = build(&mut lay);
         let bytes = after(&mut self.gpus[0], &lay, |cuda| cuda.run(&operation.into()));
         let values = |r: Region| decode(r.dtype, &bytes[r.offset as usize..r.end() as usize]);
@@ -318,16 +324,42 @@ impl Bench {
         build: &impl Fn(&mut Lay) -> O,
         run: &dyn Fn(&mut Cuda, O) -> Result<(), OperationError>,
     ) {
-        let kept = if precision == Precision::F32 { Dtype::F32 } else { Dtype::Bf16 };
-        let (mut ours, mut theirs) = (Lay::new(kept), Lay::new(Dtype::F32));
+        let [mut ours, mut theirs] = Lay::both(precision);
         let (operation, reference) = (build(&mut ours), build(&mut theirs));
+        let ops = [[operation.into()], [reference.into()]];
+        self.compare(precision, tolerance, O::NAME, [&ours, &theirs], [&ops[0], &ops[1]], &|cuda| run(cuda, operation));
+    }
+
+    /// The same of a program.
+    pub fn agree_program(
+        &mut self,
+        precision: Precision,
+        tolerance: f64,
+        name: &str,
+        build: &impl Fn(&mut Lay) -> Vec<Op>,
+    ) {
+        let [mut ours, mut theirs] = Lay::both(precision);
+        let (program, reference) = (build(&mut ours), build(&mut theirs));
+        let run = |cuda: &mut Cuda| cuda.run_program(&program);
+        self.compare(precision, tolerance, name, [&ours, &theirs], [&program, &reference], &run);
+    }
+
+    fn compare(
+        &mut self,
+        precision: Precision,
+        tolerance: f64,
+        name: &str,
+        [ours, theirs]: [&Lay; 2],
+        [program, reference]: [&[Op]; 2],
+        run: &dyn Fn(&mut Cuda) -> Result<(), OperationError>,
+    ) {
         let most = most();
         if most.is_some_and(|most| ours.offset > most) {
             return;
         }
         let profile = CudaProfile { precision };
         let mut meter = Meter::new(&profile, Rates::ONE);
-        meter.run(&operation.into()).expect("shapes that belong together");
+        program.iter().for_each(|op| meter.run(op).expect("shapes that belong together"));
         assert!(meter.scratch <= SCRATCH && ours.offset <= OPERANDS);
 
         let mut storage = vec![u64::MAX; (theirs.offset / 8) as usize];
@@ -341,14 +373,15 @@ impl Bench {
                 view.u32_mut().expect("of this type").copy_from_slice(&operand.ids);
             }
         }
-        Reference { arena: Arena::new(&mut storage) }.run(&reference.into()).expect("the reference runs");
+        let mut device = Reference { arena: Arena::new(&mut storage) };
+        reference.iter().for_each(|op| device.run(op).expect("the reference runs"));
         for cuda in &mut self.gpus {
-            let found = after(cuda, &ours, |cuda| run(cuda, operation));
+            let found = after(cuda, ours, run);
             if most.is_none() {
-                let again = after(cuda, &ours, |cuda| run(cuda, operation));
-                assert!(found == again, "{}: other bits the second time", O::NAME);
+                let again = after(cuda, ours, run);
+                assert!(found == again, "{name}: other bits the second time");
             }
-            ours.check(O::NAME, &found, &theirs, bytemuck::cast_slice(&storage), tolerance);
+            ours.check(name, &found, theirs, bytemuck::cast_slice(&storage), tolerance);
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod mirrors;
 mod neurogen;
 mod operations;
 mod products;
+mod spikes;
 mod step;
 mod timed;
 mod token;
