@@ -6,6 +6,7 @@ mod errors;
 mod fp8;
 mod fp8_step;
 mod fused;
+mod generate;
 mod messages;
 pub mod mirrors;
 mod neurogen;
