@@ -85,4 +85,4 @@ panics() { "$objdump" -tC "$1" | grep "core::panicking" >/dev/null; }
 # The same looks find some in a program that has them.
 panics "${program%/*}/learn" || { echo "$0: panics are called otherwise"; exit 1; }
 
-CAPFUL_FIRMWARE=$program cargo test -p capful-tests --test firmware --test firmware_spiking --test firmware_learn --test firmware_adapt --locked "$@" -- --ignored --nocapture
+CAPFUL_FIRMWARE=$program cargo test --workspace --test firmware --test firmware_spiking --test firmware_learn --test firmware_adapt --locked "$@" -- --ignored --nocapture
