@@ -96,7 +96,9 @@ impl Modules {
             let own = share(o, blocks)?;
             let alike = [Some(o.spikes), o.slope].into_iter().flatten().all(|r| r.dtype == o.signals.dtype);
             // A lane reads four synapses at a time.
-            let quads = fan_in.is_multiple_of(4) && [o.sources, o.weights].iter().all(|r| r.offset.is_multiple_of(16));
+            let quads = fan_in > 0
+                && fan_in.is_multiple_of(4)
+                && [o.sources, o.weights].iter().all(|r| r.offset.is_multiple_of(16));
             if !alone(o) || !alike || !quads || !countable([rows, streams, neurons, fan_in], own) {
                 return None;
             }

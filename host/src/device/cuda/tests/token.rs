@@ -217,9 +217,11 @@ fn chosen(model: &Transformer, precision: Precision, limit: u32, together: usize
 #[test]
 fn tokens_that_follow_each_other_in_one_launch_are_those_of_the_reference() {
     let odd = Transformer { head_size: 7, rotary_dims: 6, d_model: 35, d_ff: 51, heads: 3, kv_heads: 3, ..PYTHIA };
-    // Rows for fewer warps than there are, and for four at a time; a product that is no step; rows that begin anywhere.
-    let wide = Transformer { vocab_size: 40_000, ..PYTHIA };
-    for (model, limit) in [(Transformer { context: 70, ..YXANUL }, 59), (wide, 39_990), (QWEN, 61), (odd, 61)] {
+    // Rows for fewer warps than there are, and four for each of all blocks' sixteen, twice; a product that is no step; rows
+    // that begin anywhere.
+    let rows = 2 * 4 * 16 * gpu(&PYTHIA, Pattern::DENSE, Precision::F32).1.together + 100;
+    let wide = Transformer { vocab_size: rows, ..PYTHIA };
+    for (model, limit) in [(Transformer { context: 70, ..YXANUL }, 59), (wide, rows - 10), (QWEN, 61), (odd, 61)] {
         let expected = chosen_by_reference(&model, limit);
         assert!(expected.iter().any(|id| *id != expected[0]), "{expected:?}");
         for together in [16, 5, 1, 40] {
