@@ -148,7 +148,7 @@ __device__ inline void arrive(u32* count) {
 
 // Raises what is there to `value` where that is larger.
 __device__ inline void raise(u64* at, u64 value) {
-    PTX(*at = *at > value ? *at : value,
+    PTX(stand_in::raise(at, value),
         asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "l"(value)
                      : "memory"));
 }

@@ -42,6 +42,14 @@ inline const Words* warp_exchange(uint64_t brought, const char* file, int line) 
 // For who waits for another block.
 void let_others_run();
 
+// Blocks that wait for each other run at the same time.
+inline void raise(unsigned long long* at, unsigned long long value) {
+    unsigned long long before = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (before < value &&
+           !__atomic_compare_exchange_n(at, &before, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+}
+
 // A copy of at most 16 bytes as they are now, which arrive when its thread waits for it, so that a missing wait shows as
 // well as a start before they were written. From nowhere: zeros.
 void copy_later(void* to, const void* from, size_t bytes);
