@@ -34,6 +34,7 @@ struct Products {
     alignas(16) float of[NEURONS][APART];
     alignas(8) unsigned char kinds[NEURONS][SYNAPSES / QUAD];
 };
+static_assert(sizeof(Products) == 16 * (4 * 36 + 8), "as spikes.rs makes room for them");
 
 // What synapses read, in shared memory: signals in the order of sources, and a bit for each neuron that fired.
 template <class T>

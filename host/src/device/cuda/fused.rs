@@ -45,10 +45,12 @@ impl Cuda {
         let mut at = 0;
         while at < ops.len() {
             let rest = &ops[at..];
-            at += match (Launch::of(rest), self.modules(rest)) {
-                (Some(launch), _) => self.token(&launch)?,
-                (None, Some(modules)) => self.run_modules(&modules)?,
-                (None, None) => self.run_at(ops, at).map(|()| 1)?,
+            at += if let Some(launch) = Launch::of(rest) {
+                self.token(&launch)?
+            } else if let Some(modules) = self.modules(rest) {
+                self.run_modules(&modules)?
+            } else {
+                self.run_at(ops, at).map(|()| 1)?
             };
         }
         Ok(())

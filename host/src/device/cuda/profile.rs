@@ -203,7 +203,7 @@ pub struct BitRoom;
 
 impl BitRoom {
     /// The most modules of a launch: MOST_MODULES of spikes.cu.
-    const MODULES: u64 = 8;
+    pub const MODULES: u64 = 8;
     /// The first byte of bits.
     pub const FIRST: u64 = 16;
 

@@ -2,7 +2,6 @@
 //! over its list.
 
 use capful_core::device::{Op, OperationError};
-use capful_core::memory::Dtype;
 use capful_core::ops::Spike;
 
 use super::device::Cuda;
@@ -23,9 +22,12 @@ struct SpikesArgs {
 
 // As in spikes.cu.
 const MOST_MODULES: usize = 8;
-const THREADS: u32 = 640;
+const WARPS: u32 = 20;
+const THREADS: u32 = 32 * WARPS;
 /// Bytes of all warps' Products.
-const PRODUCTS: u32 = 20 * 16 * (4 * 36 + 8);
+const PRODUCTS: u32 = WARPS * 16 * (4 * 36 + 8);
+// There is scratch for as many.
+const _: () = assert!(MOST_MODULES as u64 == BitRoom::MODULES);
 
 /// Operations of one launch: modules at a first token, and how many tokens go through them.
 pub(super) struct Modules {
@@ -64,28 +66,25 @@ impl Modules {
     /// Of the first operations of `ops`; nothing where the first is no such operation, or has no room in `shared` bytes of
     /// each of so many `blocks`.
     pub(super) fn of(ops: &[Op], blocks: u32, shared: u64) -> Option<Modules> {
-        let first = match ops.first() {
-            Some(Op::Spike(first)) => *first,
-            _ => return None,
-        };
-        let spikes = ops.iter().map_while(|op| if let Op::Spike(o) = op { Some(*o) } else { None });
-        let alike: Vec<Spike> = spikes.take_while(|o| follows(&first, o)).collect();
-        let mut at_first: Vec<Spike> = alike.iter().copied().take_while(|o| o.token == first.token).collect();
+        let spike = |op: &Op| if let Op::Spike(o) = op { Some(*o) } else { None };
+        let first = ops.first().and_then(spike)?;
+        let own = |o: &Spike| o.token == first.token && follows(&first, o);
+        let mut at_first: Vec<Spike> = ops.iter().map_while(spike).take(MOST_MODULES).take_while(own).collect();
         let found = loop {
             match Modules::room(&at_first, blocks) {
                 Some(found) if found.shared <= shared => break found,
                 _ => at_first.pop().filter(|_| !at_first.is_empty())?,
             };
         };
-        let later = |(o, t): (&Spike, u32)| Spike { token: o.token + t, ..*o };
-        let same = |(t, ops): (u32, &[Spike])| found.at_first.iter().map(|o| later((o, t))).eq(ops.iter().copied());
-        let tokens = (0u32..).zip(alike.chunks_exact(found.at_first.len())).take_while(|token| same(*token)).count();
+        let at = |t: u32, o: &Spike| Op::Spike(Spike { token: o.token + t, ..*o });
+        let again = |(t, ops): &(u32, &[Op])| ops.iter().zip(&found.at_first).all(|(op, o)| *op == at(*t, o));
+        let tokens = (0u32..).zip(ops.chunks_exact(found.at_first.len())).take_while(again).count();
         Some(Modules { tokens: tokens as u32, ..found })
     }
 
     /// What modules take of a thread block's memory.
     fn room(modules: &[Spike], blocks: u32) -> Option<Modules> {
-        if blocks < 2 || modules.len() > MOST_MODULES {
+        if blocks < 2 {
             return None;
         }
         let mut found =
@@ -99,7 +98,7 @@ impl Modules {
             let quads = fan_in > 0
                 && fan_in.is_multiple_of(4)
                 && [o.sources, o.weights].iter().all(|r| r.offset.is_multiple_of(16));
-            if !alone(o) || !alike || !quads || !countable([rows, streams, neurons, fan_in], own) {
+            if !alike || !quads || !countable([rows, streams, neurons, fan_in], own) {
                 return None;
             }
             found.bits = found.bits.max(BitRoom::words(neurons).checked_mul(4)?.next_multiple_of(16));
@@ -137,7 +136,7 @@ impl Cuda {
             bits += bytes;
         }
         let Some((&first, o)) = all.first().zip(modules.at_first.first()) else { return Ok(0) };
-        let dtype: Dtype = o.signals.dtype;
+        let kernel = format!("spikes_{}", o.signals.dtype.name());
         let arrivals = self.scratch_at(0, 4)?;
         self.fill(arrivals, 0, 1)?;
         let (count, tokens) = (all.len() as u32, modules.tokens);
@@ -145,13 +144,7 @@ impl Cuda {
         let mut arguments =
             SpikesArgs { module: [first; MOST_MODULES], arrivals, modules: count, tokens, bits_room, fired_room };
         arguments.module[..all.len()].copy_from_slice(&all);
-        self.launch_together(
-            "spikes",
-            &format!("spikes_{}", dtype.name()),
-            THREADS,
-            modules.shared as u32,
-            &arguments,
-        )?;
+        self.launch_together("spikes", &kernel, THREADS, modules.shared as u32, &arguments)?;
         Ok(modules.count())
     }
 }
