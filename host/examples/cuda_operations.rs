@@ -194,11 +194,11 @@ fn report(rows: u32) -> Result<(), Box<dyn Error>> {
     time(c, "norm_grad", norm_grad, None)?;
     time(c, "norm_grad, copied", NormGrad { copy: copy(Dtype::E5m2, D), ..norm_grad }, None)?;
     time(c, "quantise of its output", alone(x_grad, Dtype::E5m2), None)?;
-    let swiglu = SwiGlu { gate_up, out: activated, copy: None };
+    let swiglu = SwiGlu { gate_up, out: activated, copy: None, kept: None };
     time(c, "swiglu", swiglu, None)?;
     time(c, "swiglu, copied", SwiGlu { copy: copy(Dtype::E4m3, FF), ..swiglu }, None)?;
     time(c, "quantise of its output", alone(activated, Dtype::E4m3), None)?;
-    let swiglu_grad = SwiGluGrad { gate_up, out_grad: activated, out: None, copy: None, transposed: None };
+    let swiglu_grad = SwiGluGrad { gate_up, out_grad: activated, out: None, copy: None, transposed: None, kept: None };
     time(c, "swiglu_grad", swiglu_grad, None)?;
     fill(c, gate_up, 0.5)?;
     time(c, "swiglu_grad, copied", SwiGluGrad { copy: copy(Dtype::E5m2, 2 * FF), ..swiglu_grad }, None)?;

@@ -42,6 +42,25 @@ __device__ inline u32 codes_of(float a, float b, float c, float d) {
 #endif
 }
 
+// What a code in E4M3 stands for, in plain arithmetic.
+__device__ inline float value_of_e4m3(u32 code) {
+    // Exponent and mantissa where an f32 has them; the product moves the bias, and takes the smallest numbers along.
+    float magnitude = __uint_as_float((code & 0x7fu) << 20) * __uint_as_float((127 + 127 - E4m3::BIAS) << 23);
+    u32 bits = (code & 0x7fu) == 0x7fu ? 0x7fc00000u : __float_as_uint(magnitude);
+    return __uint_as_float(bits | (code & 0x80u) << 24);
+}
+
+// What four neighbouring codes in E4M3 stand for.
+__device__ inline void expand_all(float* x, u32 codes) {
+#ifdef EIGHT_BIT_UNITS
+    expand_e4m3((unsigned short)codes, x[0], x[1]);
+    expand_e4m3((unsigned short)(codes >> 16), x[2], x[3]);
+#else
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = value_of_e4m3(codes >> 8 * i & 0xffu);
+#endif
+}
+
 // |x| where it is finite, else 0: what a scale may be made of.
 __device__ inline float finite_magnitude(float x) {
     float magnitude = fabsf(x);

@@ -250,4 +250,18 @@ __device__ inline unsigned short convert_e5m2(float low, float high) {
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     return pair;
 }
+
+// What two such codes stand for.
+__device__ inline void expand_e4m3(unsigned short pair, float& low, float& high) {
+    asm("{\n"
+        "    .reg .b32 both;\n"
+        "    .reg .b16 low, high;\n"
+        "    cvt.rn.f16x2.e4m3x2 both, %2;\n"
+        "    mov.b32 {low, high}, both;\n"
+        "    cvt.f32.f16 %0, low;\n"
+        "    cvt.f32.f16 %1, high;\n"
+        "}"
+        : "=f"(low), "=f"(high)
+        : "h"(pair));
+}
 #endif

@@ -142,6 +142,23 @@ fn a_corpus_shorter_than_a_batch_says_how_short() {
     assert!(!dir.path().join("out").exists());
 }
 
+#[test]
+fn gate_and_up_in_8_bits_are_refused_where_there_are_none_and_where_they_are_computed_again() {
+    let dir = directory();
+    for (flags, says) in [
+        ("--preset pythia-tiny --recompute gate_up8", "a model with SwiGLU"),
+        ("--preset yxanul-tiny --recompute gate_up:1,gate_up8", "leave out gate_up"),
+        ("--preset yxanul-tiny --recompute full,gate_up8:2", "leave out gate_up and full"),
+        ("--preset yxanul-tiny --recompute gate_up8:0", "a number of layers"),
+        ("--preset yxanul-tiny --recompute gate_up9", "gate_up8"),
+    ] {
+        for command in ["plan", "train --steps 2 --out out"] {
+            host(dir.path(), &format!("{command} {flags}")).refused(2, &[says]);
+        }
+    }
+    assert!(!dir.path().join("out").exists());
+}
+
 /// The flags that a refusal says would fit.
 fn advised(message: &str) -> &str {
     let flags = message.rsplit_once("; ").expect("advice").1;

@@ -36,7 +36,14 @@ impl Keep {
 
     /// Those of an activation.
     pub fn of_kind(&self, activation: Activation) -> Slots {
-        Slots::new(self.layers, self.again.layers(activation).into())
+        // What is kept in 8 bits has the layers' shared slot for its gradients.
+        let eight_bits = if activation == Activation::GateUp { self.again.eight_bits() } else { 0 };
+        Slots::new(self.layers, self.again.layers(activation).max(eight_bits).into())
+    }
+
+    /// Layers whose gate and up are kept in 8 bits. The last one's are still there.
+    pub fn eight_bits(&self) -> u32 {
+        if self.inputs { self.layers.saturating_sub(1).min(self.again.eight_bits().into()) } else { 0 }
     }
 }
 
@@ -64,6 +71,22 @@ impl Slots {
         if self.shared < other.shared { self } else { other }
     }
 }
+
+/// What is kept of an activation in 8 bits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Kept {
+    codes: Stacked,
+    /// Layers, from the first on.
+    layers: u32,
+}
+
+impl Kept {
+    /// Of layer `l`, where it is kept so.
+    pub fn at(&self, l: u32) -> Option<Region> {
+        (l < self.layers).then(|| self.codes.at(l))
+    }
+}
+
 /// Lays the activations of a forward pass over [batch, seq_len]: in slots of their own where they are kept.
 pub(super) struct Activations<'a> {
     pub profile: &'a dyn Profile,
@@ -77,6 +100,16 @@ impl Activations<'_> {
         let [batch, seq_len] = self.shape;
         let dtype = self.profile.dtype(slots.role);
         self.lay_as(Slot::new(name, slots.role, dtype, [1, batch, seq_len, columns]), slots)
+    }
+
+    /// The same in E4M3, of the first layers: what is kept of them for the backward pass. Nothing of none.
+    pub fn lay_eight_bits(&mut self, name: &'static str, layers: u32, columns: u32) -> Kept {
+        if layers == 0 {
+            return Kept { codes: Stacked::NOTHING, layers };
+        }
+        let [batch, seq_len] = self.shape;
+        let slot = Slot::new(name, Role::Saved, Dtype::E4m3, [1, batch, seq_len, columns]);
+        Kept { codes: self.ledger.region(slot.layers(layers)), layers }
     }
 
     /// The same in f32: what a sum over many values gives (statistics, losses), whatever the profile.

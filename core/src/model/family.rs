@@ -166,6 +166,8 @@ pub enum ModelError {
         /// Its size.
         size: u32,
     },
+    /// Activations that cannot be kept in 8 bits: whose could.
+    EightBits(&'static str),
     /// A tensor of more than 2³² − 1 rows or elements of a row.
     TooLarge(&'static str),
 }
@@ -223,6 +225,7 @@ impl core::fmt::Display for ModelError {
             ModelError::Sixteens { name, size } => {
                 write!(f, "{name} is {size}, and fp8 multiplies sides of whole sixteens; use --precision bf16")
             }
+            ModelError::EightBits(of) => write!(f, "--recompute gate_up8 keeps {of}"),
             ModelError::TooLarge(name) => write!(f, "{name} is too large: a dimension passes 32 bits"),
         }
     }

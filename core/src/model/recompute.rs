@@ -49,21 +49,24 @@ impl Activation {
 
 /// What the backward pass computes again: of each kind of activation those of so many layers, from the first on. Any choice
 /// gives the same gradients, bit for bit: what is computed again is computed as before, from what is kept or from what was
-/// computed again before it.
+/// computed again before it. Only where gate and up are kept in 8 bits are gradients those of the rounded values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Recompute([u16; Activation::ALL.len()]);
+pub struct Recompute {
+    again: [u16; Activation::ALL.len()],
+    eight_bits: u16,
+}
 
 impl Recompute {
     /// Stands for the layers of every model.
     pub const ALL_LAYERS: u16 = u16::MAX;
 
     /// Everything is kept.
-    pub const NONE: Recompute = Recompute([0; Activation::ALL.len()]);
+    pub const NONE: Recompute = Recompute { again: [0; Activation::ALL.len()], eight_bits: 0 };
     /// The outputs of norms and of GELU or SwiGLU are computed again: element-wise work only.
     pub const CHEAP: Recompute =
         Recompute::NONE.with(Activation::Norm1).with(Activation::Norm2).with(Activation::Activated);
     /// Only each layer's input is kept.
-    pub const FULL: Recompute = Recompute([Recompute::ALL_LAYERS; Activation::ALL.len()]);
+    pub const FULL: Recompute = Recompute { again: [Recompute::ALL_LAYERS; Activation::ALL.len()], eight_bits: 0 };
 
     /// This choice, and one kind of all layers.
     #[must_use]
@@ -74,8 +77,20 @@ impl Recompute {
     /// This choice, and one kind of `layers` layers, whatever it was before.
     #[must_use]
     pub const fn with_layers(mut self, activation: Activation, layers: u16) -> Recompute {
-        self.0[activation as usize] = layers;
+        self.again[activation as usize] = layers;
         self
+    }
+
+    /// This choice with gate and up of the first `layers` layers kept in E4M3, without a scale, in place of what the
+    /// forward pass works with.
+    #[must_use]
+    pub const fn with_eight_bits(self, layers: u16) -> Recompute {
+        Recompute { eight_bits: layers, ..self }
+    }
+
+    /// Of how many layers gate and up are kept in E4M3, [`Recompute::ALL_LAYERS`] for all.
+    pub const fn eight_bits(self) -> u16 {
+        self.eight_bits
     }
 
     /// This choice less one kind.
@@ -87,12 +102,15 @@ impl Recompute {
     /// What is computed again in this choice, in the other, or in both.
     #[must_use]
     pub fn union(self, other: Recompute) -> Recompute {
-        Recompute(core::array::from_fn(|i| self.0[i].max(other.0[i])))
+        Recompute {
+            again: core::array::from_fn(|i| self.again[i].max(other.again[i])),
+            eight_bits: self.eight_bits.max(other.eight_bits),
+        }
     }
 
     /// Of how many layers a kind is computed again, [`Recompute::ALL_LAYERS`] for all.
     pub const fn layers(self, activation: Activation) -> u16 {
-        self.0[activation as usize]
+        self.again[activation as usize]
     }
 
     /// Whether a kind is computed again in any layer.
@@ -105,10 +123,10 @@ impl Recompute {
         Activation::ALL.into_iter().filter(move |a| self.contains(*a))
     }
 
-    /// This choice with every set of its kinds, itself and the empty one among them.
+    /// This choice with every set of its kinds, itself and the empty one among them. What is kept in 8 bits stays so.
     pub fn subsets(self) -> impl Iterator<Item = Recompute> {
         (0..1 << Activation::ALL.len()).filter_map(move |set: u32| {
-            let mut some = Recompute::NONE;
+            let mut some = Recompute::NONE.with_eight_bits(self.eight_bits);
             for activation in Activation::ALL.into_iter().filter(|a| set >> *a as u32 & 1 == 1) {
                 some = some.with_layers(activation, self.layers(activation));
             }
@@ -139,6 +157,8 @@ mod tests {
         assert_eq!(few.union(more).layers(Activation::GateUp), 5);
         assert_eq!(few.union(Recompute::FULL), Recompute::FULL);
         assert_eq!((few.layers(Activation::Mid), few.without(Activation::GateUp)), (0, Recompute::NONE));
+        let (two, three) = (few.with_eight_bits(2), more.with_eight_bits(3));
+        assert_eq!((two.union(three).eight_bits(), two.union(few).eight_bits()), (3, 2));
     }
 
     #[test]

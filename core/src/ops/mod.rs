@@ -69,7 +69,7 @@ pub use pattern::{Kind, Pattern};
 pub use piece_norms::{PieceNorms, SumNorms};
 pub use qk_norm::QkNorm;
 pub use qk_norm_grad::QkNormGrad;
-pub use quantise::{Quantise, Quantised, QuantisedProduct, Scaling};
+pub use quantise::{Quantise, Quantised, QuantisedProduct, Scaling, encoded};
 pub use quantise_rows::{IntegerProduct, IntegerRows, QuantiseRows, WeightScales};
 pub use readout::{Feedback, Gate, GateGrad, Layout as ReadoutLayout, Readout, ReadoutGrad, gate};
 pub use rescale::Rescale;

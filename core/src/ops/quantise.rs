@@ -114,7 +114,7 @@ fn scaled(x: f32, scale: f32) -> f32 {
 }
 
 /// The code of `x` in a type of 8 bits; 0 in any other.
-pub(super) fn encoded(dtype: Dtype, x: f32, scale: f32) -> u8 {
+pub fn encoded(dtype: Dtype, x: f32, scale: f32) -> u8 {
     Format::of(dtype).map_or(0, |format| format.encode(scaled(x, scale)))
 }
 
@@ -422,7 +422,8 @@ mod tests {
         let copy = Quantised { codes: b.codes(Dtype::E5m2, gate_up.shape), scaling: scaling(&mut b, 1024.0) };
         let out = Quantised { codes: b.codes(Dtype::E4m3, [1, 1, 8, 3]), scaling: scaling(&mut b, 32.0) };
         let transposed = TransposedCopies { gate_up: b.codes(Dtype::E5m2, [1, 1, 16, 3]), out };
-        let op = SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy), transposed: Some(transposed) };
+        let op =
+            SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy), transposed: Some(transposed), kept: None };
         b.run(op);
         assert_eq!(b.get(gate_up), before);
         let of = |b: &Bench<4096>, r: Region| -> [u8; 48] {
@@ -432,7 +433,7 @@ mod tests {
         let amax = b.get(copy.scaling.amax())[0];
         // The same by an operation each.
         let whole = b.poison([1, 1, 3, 8]);
-        b.run(SwiGlu { gate_up, out: whole, copy: None });
+        b.run(SwiGlu { gate_up, out: whole, copy: None, kept: None });
         b.run(SwiGluGrad { copy: None, transposed: None, ..op });
         b.run(Quantise { transposed: Some(transposed.gate_up), ..Quantise::new(gate_up, copy) });
         b.run(Quantise::transposed(whole, out));
@@ -458,8 +459,9 @@ mod tests {
         let short = Quantised { codes: b.codes(Dtype::E4m3, out.shape), scaling: scaling(&mut b, 32.0) };
         let wide = Quantised { codes: b.codes(Dtype::E5m2, x.shape), scaling: scaling(&mut b, 1024.0) };
         let (kind, eps) = (NormKind::Rms, 1e-5);
-        let swiglu = |copy| SwiGlu { gate_up, out, copy: Some(copy) };
-        let swiglu_grad = |copy| SwiGluGrad { gate_up, out_grad: out, out: None, copy: Some(copy), transposed: None };
+        let swiglu = |copy| SwiGlu { gate_up, out, copy: Some(copy), kept: None };
+        let swiglu_grad =
+            |copy| SwiGluGrad { gate_up, out_grad: out, out: None, copy: Some(copy), transposed: None, kept: None };
         let first = Affine { gain, bias: None, out: normal };
         let norm = |copy| Norm { kind, x, eps, stats, first, second: None, copy: Some(copy) };
         let first = AffineGrad { gain, out_grad: normal, gain_grad, bias_grad: None };

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::ByteSize;
 
 /// The activations that are computed again, written as a level or a list: `none`, `cheap`, `full`, `gate_up,mid`; of the
-/// first layers only: `gate_up:3`.
+/// first layers only: `gate_up:3`. `gate_up8` are gate and up that are kept in 8 bits; of the first layers: `gate_up8:3`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Recompute(pub model::Recompute);
@@ -27,6 +27,9 @@ impl Recompute {
         [("none", Recompute::NONE), ("cheap", Recompute::CHEAP), ("full", Recompute::FULL)];
 }
 
+/// What users write for gate and up that are kept in 8 bits.
+const EIGHT_BITS: &str = "gate_up8";
+
 /// The names of kinds, for people.
 pub fn kinds(set: model::Recompute) -> String {
     set.iter().map(Activation::name).collect::<Vec<_>>().join(", ")
@@ -37,11 +40,13 @@ impl fmt::Display for Recompute {
         match Recompute::LEVELS.iter().find(|(_, level)| level == self) {
             Some((name, _)) => f.write_str(name),
             None => {
-                let one = |kind: Activation| match self.0.layers(kind) {
-                    model::Recompute::ALL_LAYERS => kind.name().to_owned(),
-                    layers => format!("{}:{layers}", kind.name()),
+                let one = |(name, layers): (&str, u16)| match layers {
+                    model::Recompute::ALL_LAYERS => name.to_owned(),
+                    layers => format!("{name}:{layers}"),
                 };
-                f.write_str(&self.0.iter().map(one).collect::<Vec<_>>().join(","))
+                let again = self.0.iter().map(|kind| (kind.name(), self.0.layers(kind)));
+                let kept = Some((EIGHT_BITS, self.0.eight_bits())).filter(|(_, layers)| *layers > 0);
+                f.write_str(&again.chain(kept).map(one).collect::<Vec<_>>().join(","))
             }
         }
     }
@@ -51,22 +56,28 @@ impl FromStr for Recompute {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let kind = |name: &str| Activation::ALL.into_iter().find(|a| a.name() == name);
-        let one = |name: &str| {
-            if let Some((kind, layers)) = name.split_once(':').and_then(|(name, layers)| Some((kind(name)?, layers))) {
-                let most = model::Recompute::ALL_LAYERS;
-                let some = layers.parse().ok().filter(|n| (1..most).contains(n));
-                return some.map(|n| model::Recompute::NONE.with_layers(kind, n)).ok_or_else(|| {
-                    format!(
-                        "'{name}' needs a number of layers, 1 or more, as in {0}:3; {0} alone is for all",
-                        kind.name()
-                    )
+        let none = model::Recompute::NONE;
+        let some = |name: &str, layers: u16| match Activation::ALL.into_iter().find(|a| a.name() == name) {
+            Some(kind) => Some(none.with_layers(kind, layers)),
+            None => (name == EIGHT_BITS).then(|| none.with_eight_bits(layers)),
+        };
+        let one = |text: &str| {
+            let most = model::Recompute::ALL_LAYERS;
+            if let Some((name, layers)) = text.split_once(':')
+                && some(name, most).is_some()
+            {
+                let layers = layers.parse().ok().filter(|n| (1..most).contains(n));
+                return layers.and_then(|n| some(name, n)).ok_or_else(|| {
+                    format!("'{text}' needs a number of layers, 1 or more, as in {name}:3; {name} alone is for all")
                 });
             }
-            let level = Recompute::LEVELS.iter().find(|(level, _)| *level == name).map(|(_, set)| set.0);
-            level.or_else(|| kind(name).map(|a| model::Recompute::NONE.with(a))).ok_or_else(|| {
+            let level = Recompute::LEVELS.iter().find(|(level, _)| *level == text).map(|(_, set)| set.0);
+            level.or_else(|| some(text, most)).ok_or_else(|| {
                 let known = kinds(model::Recompute::FULL);
-                format!("'{name}' names no activations; there are none, cheap, full, fit:SIZE, or of {known} any list")
+                format!(
+                    "'{text}' names no activations; there are none, cheap, full, fit:SIZE, or of {known}, {EIGHT_BITS} \
+                     any list"
+                )
             })
         };
         let sets = text.split(',').map(|name| one(name.trim()));
@@ -145,12 +156,26 @@ mod tests {
             ("gate_up:3, mid", "mid,gate_up:3"),
             ("gate_up:3,gate_up:5,mid:1", "mid:1,gate_up:5"),
             ("norm1:2,cheap", "cheap"),
+            ("gate_up8:3,cheap", "norm1,norm2,activated,gate_up8:3"),
+            ("gate_up8:2, gate_up8", "gate_up8"),
         ] {
             assert_eq!(text.parse::<Recompute>().map(|set| set.to_string()), Ok(shown.to_owned()), "{text}");
         }
-        for text in
-            ["", "gate", "mid,", "fit:1GiB,mid", "Full", "mid:", "mid:0", "mid:-1", "mid:65535", "full:3", "gate:3"]
-        {
+        for text in [
+            "",
+            "gate",
+            "mid,",
+            "fit:1GiB,mid",
+            "Full",
+            "mid:",
+            "mid:0",
+            "mid:-1",
+            "mid:65535",
+            "full:3",
+            "gate:3",
+            "gate_up8:0",
+            "gate_up8:x",
+        ] {
             let message = text.parse::<RecomputeChoice>().unwrap_err();
             assert!(!message.contains('\n'), "{text}: {message}");
         }

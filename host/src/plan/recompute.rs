@@ -82,7 +82,10 @@ impl Plan {
         let with = |set: model::Recompute| Plan::of(&Config { recompute: Recompute(set), ..config.clone() }, machine);
         let tradeoff = |activation: Activation| {
             let set = config.recompute.0;
-            let (again, kept) = (with(set.with(activation))?, with(set.without(activation))?);
+            // What is computed again is not kept in 8 bits as well.
+            let eight_bits = if activation == Activation::GateUp { 0 } else { set.eight_bits() };
+            let again = with(set.with(activation).with_eight_bits(eight_bits))?;
+            let kept = with(set.without(activation))?;
             Ok(Tradeoff {
                 activation: activation.name(),
                 again: set.contains(activation),
@@ -262,6 +265,24 @@ mod tests {
             assert_eq!(all.recompute, Recompute::NONE);
             let refused = Plan::fit_recompute(&config, &machine, least - 1).unwrap_err().to_string();
             assert!(refused.contains("--batch-size") && !refused.contains('\n'), "{refused}");
+        }
+    }
+
+    #[test]
+    fn gate_and_up_in_8_bits_take_a_byte_a_value_of_their_layers() {
+        let needs = |recompute: &str| {
+            let (config, machine) =
+                config(&format!("preset = 'yxanul-tiny'\nbatch_size = 2\nseq_len = 64\nrecompute = '{recompute}'"));
+            Plan::of(&config, &machine).unwrap().arena_bytes
+        };
+        // [2, 64, 2 d_ff] f32 or E4M3, of all layers but the last one: its gate and up are still there.
+        let (config, _) = config("preset = 'yxanul-tiny'");
+        let ModelConfig::Yxanul(shape) = &config.model else { panic!("{config:?}") };
+        let d_ff = u64::from(shape.d_ff);
+        let most = u64::from(config.model.layers()) - 1;
+        let all = format!("gate_up8:{}", most + 1);
+        for (recompute, layers) in [("gate_up8:1", 1), ("gate_up8:3", 3), (&all, most), ("gate_up8", most)] {
+            assert_eq!(needs("none") - needs(recompute), layers * 2 * 64 * 2 * d_ff * 3, "{recompute}");
         }
     }
 }

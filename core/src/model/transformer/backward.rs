@@ -158,6 +158,7 @@ impl Backward<'_> {
             out: again.then_some(activated),
             copy,
             transposed: None,
+            kept: pass.forward.up_kept.at(l),
         })?;
         if again { device.emit(LinearGrad { x_grad: None, ..down }) } else { Ok(()) }
     }
@@ -184,7 +185,7 @@ impl Backward<'_> {
         pass.model.project_grad(device, pass.copying, (Projection::Down, l), input(down))?;
         let copy = pass.model.grad_copy(pass.copying, Projection::Up, l, gate_up);
         let transposed = Some(copies.of_swiglu());
-        device.emit(SwiGluGrad { gate_up, out_grad: activated_grad, out: None, copy, transposed })?;
+        device.emit(SwiGluGrad { gate_up, out_grad: activated_grad, out: None, copy, transposed, kept: None })?;
         device.emit(Quantise::transposed(out_grad, copies.down_grad))?;
         device.emit(weight(down, copies.down_grad, copies.activated))?;
         pass.model.project_grad(device, pass.copying, (Projection::Up, l), input(up))?;

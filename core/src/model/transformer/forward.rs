@@ -178,7 +178,7 @@ impl Pass<'_> {
         let copy = self.model.input_copy(self.copying, Projection::Down, l, out);
         match self.model.feed {
             Feed::Gelu => Ok(()),
-            Feed::SwiGlu => device.emit(SwiGlu { gate_up, out, copy }),
+            Feed::SwiGlu => device.emit(SwiGlu { gate_up, out, copy, kept: self.forward.up_kept.at(l) }),
         }
     }
 

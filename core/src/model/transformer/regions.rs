@@ -8,7 +8,7 @@ use crate::device::Profile;
 use crate::memory::{Ledger, Region, Stacked};
 use crate::model::Activation;
 use crate::model::Scales;
-use crate::model::activations::{Activations, Keep, Slots};
+use crate::model::activations::{Activations, Keep, Kept, Slots};
 use crate::model::family::{Batch, Control};
 use crate::optimizer::Learning;
 
@@ -64,6 +64,8 @@ pub(super) struct Forward {
     pub norm2: Stacked,
     /// [batch, seq_len, d_ff or 2 d_ff]: up, or gate and up; in the backward pass the gradients of gate and up.
     pub up: Stacked,
+    /// [batch, seq_len, 2 d_ff] E4M3: gate and up of the layers that keep them in 8 bits.
+    pub up_kept: Kept,
     /// [batch, seq_len, d_ff]: GELU or SwiGLU of that.
     pub activated: Stacked,
     /// [batch, seq_len, 1 or 2].
@@ -165,6 +167,7 @@ impl Transformer {
         let stats2 = if sequential { all.lay_f32("layers.stats2", slots2, statistics) } else { stats1 };
         let norm2 = all.lay("layers.norm2", kind(Activation::Norm2), d);
         let up = all.lay("layers.up", kind(Activation::GateUp), self.up_width());
+        let up_kept = all.lay_eight_bits("layers.up_e4m3", keep.eight_bits(), self.up_width());
         let activated = all.lay("layers.activated", kind(Activation::Activated), self.d_ff);
         let final_stats = all.lay_f32("final.stats", Slots::ONE, statistics).first;
         let final_out = all.lay("final.out", Slots::ONE, d).first;
@@ -183,6 +186,7 @@ impl Transformer {
             stats2,
             norm2,
             up,
+            up_kept,
             activated,
             final_stats,
             final_out,

@@ -1,8 +1,9 @@
 //! SwiGLU and its gradient, some rows a task.
 
 use capful_core::device::{Operation as _, OperationError};
-use capful_core::memory::Arena;
-use capful_core::ops::{SwiGlu, SwiGluGrad};
+use capful_core::fp8::Format;
+use capful_core::memory::{Arena, Dtype};
+use capful_core::ops::{SwiGlu, SwiGluGrad, encoded};
 
 use super::Cpu;
 use super::simd;
@@ -19,7 +20,7 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_swiglu(&mut self, op: SwiGlu) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        let [gate_up, mut out] = arena.views([Some(op.gate_up), Some(op.out)])?;
+        let [gate_up, mut out, mut kept] = arena.views([Some(op.gate_up), Some(op.out), op.kept])?;
         let (gate_up, d) = (gate_up.f32()?, op.out.columns() as usize);
         let rows = rows(d);
         self.pool.chunks(out.f32_mut()?, rows * d, |_, piece, out| {
@@ -29,6 +30,13 @@ impl Cpu {
                 simd::swiglu(gate, up, out);
             }
         });
+        if op.kept.is_some() {
+            self.pool.chunks(kept.codes_mut()?, PIECE, |_, piece, codes| {
+                for (code, x) in codes.iter_mut().zip(&gate_up[piece * PIECE..]) {
+                    *code = encoded(Dtype::E4m3, *x, 1.0);
+                }
+            });
+        }
         op.copy.map_or(Ok(()), |copy| copy.make(op.out, &mut arena))
     }
 }
@@ -40,7 +48,16 @@ impl Cpu {
         if op.transposed.is_some() {
             return op.reference(&mut arena);
         }
-        let [mut gate_up, out_grad, mut out] = arena.views([Some(op.gate_up), Some(op.out_grad), op.out])?;
+        let [mut gate_up, out_grad, mut out, kept] =
+            arena.views([Some(op.gate_up), Some(op.out_grad), op.out, op.kept])?;
+        if op.kept.is_some() {
+            let codes = kept.codes()?;
+            self.pool.chunks(gate_up.f32_mut()?, PIECE, |_, piece, gate_up| {
+                for (x, code) in gate_up.iter_mut().zip(&codes[piece * PIECE..]) {
+                    *x = Format::E4m3.decode(*code);
+                }
+            });
+        }
         let (out_grad, d) = (out_grad.f32()?, op.out_grad.columns() as usize);
         let rows = rows(d);
         let slices = [(gate_up.f32_mut()?, rows * 2 * d), (out.f32_mut()?, rows * d)];

@@ -340,11 +340,11 @@ fn swiglu_and_its_gradient() {
     for (seed, (rows, d)) in [(1, 1), (5, 7), (33, 130), (1000, 33), (3, 20_000)].into_iter().enumerate() {
         let mut b = Bench::new(seed as u64);
         let (gate_up, out) = (b.normal(matrix(rows, 2 * d), 3.0), b.poison(matrix(rows, d)));
-        b.witness(SwiGlu { gate_up, out, copy: None }, None);
+        b.witness(SwiGlu { gate_up, out, copy: None, kept: None }, None);
         let out_grad = b.normal(matrix(rows, d), 1.0);
         let again = b.poison(matrix(rows, d));
         for out in [None, Some(again)] {
-            b.witness(SwiGluGrad { gate_up, out_grad, out, copy: None, transposed: None }, None);
+            b.witness(SwiGluGrad { gate_up, out_grad, out, copy: None, transposed: None, kept: None }, None);
         }
     }
 }

@@ -16,6 +16,7 @@ struct SwiGluArgs {
     single: u64,
     again: u64,
     copy: CopyArgs,
+    kept: u64,
     count: u64,
     d: u32,
     vectors: u32,
@@ -27,18 +28,21 @@ impl Cuda {
         &mut self,
         name: &'static str,
         [gate_up, single]: [Region; 2],
-        again: Option<Region>,
+        [again, kept]: [Option<Region>; 2],
         (copy, format): (Option<Quantised>, Dtype),
     ) -> Result<(), OperationError> {
-        let (copy, format) = self.copy(name, copy, format)?;
+        let (copy, mut format) = self.copy(name, copy, format)?;
+        if kept.is_some() {
+            format = "_kept".into();
+        }
         let dtype = self.dtype(name, [gate_up, single].into_iter().chain(again))?;
         let d = single.columns();
         let (gate_up, rows, single) = (self.address(gate_up)?, single.rows(), self.address(single)?);
-        let again = self.address_or_null(again)?;
-        let width = width(dtype, d.into(), &[gate_up, single, again, copy.codes]);
+        let (again, kept) = (self.address_or_null(again)?, self.address_or_null(kept)?);
+        let width = width(dtype, d.into(), &[gate_up, single, again, copy.codes, kept]);
         let vectors = d / width;
         let count = u64::from(rows) * u64::from(vectors);
-        let arguments = SwiGluArgs { gate_up, single, again, copy, count, d, vectors, wide: (width > 1).into() };
+        let arguments = SwiGluArgs { gate_up, single, again, copy, kept, count, d, vectors, wide: (width > 1).into() };
         self.launch("swiglu", &format!("{name}{format}_{}", dtype.name()), [blocks(count, 256), 1, 1], 256, &arguments)
     }
 }
@@ -46,7 +50,7 @@ impl Cuda {
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_swiglu(&mut self, o: SwiGlu) -> Result<(), OperationError> {
-        self.swiglu("swiglu", [o.gate_up, o.out], None, (o.copy, Dtype::E4m3))
+        self.swiglu("swiglu", [o.gate_up, o.out], [None, o.kept], (o.copy, Dtype::E4m3))
     }
 }
 
@@ -56,7 +60,7 @@ impl Cuda {
         if let Some(transposed) = o.transposed {
             return self.swiglu_copies(&o, transposed);
         }
-        self.swiglu("swiglu_grad", [o.gate_up, o.out_grad], o.out, (o.copy, Dtype::E5m2))
+        self.swiglu("swiglu_grad", [o.gate_up, o.out_grad], [o.out, o.kept], (o.copy, Dtype::E5m2))
     }
 }
 

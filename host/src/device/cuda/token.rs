@@ -240,7 +240,7 @@ fn kept(op: &Op) -> Option<Dtype> {
             if out && same(o.out.dtype, &outputs).is_some() { same(o.x.dtype, &inputs) } else { None }
         }
         Op::CachedAttention(o) if o.rotary.heads.size <= LARGEST_SIZE => same(o.qkv.dtype, &[o.cache, o.out]),
-        Op::SwiGlu(o) if o.out.rows() == 1 && o.out.columns() <= WIDEST && o.copy.is_none() => {
+        Op::SwiGlu(o) if o.out.rows() == 1 && o.out.columns() <= WIDEST && o.copy.is_none() && o.kept.is_none() => {
             same(o.gate_up.dtype, &[o.out])
         }
         _ => None,

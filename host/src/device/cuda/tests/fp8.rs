@@ -114,11 +114,11 @@ fn operations_copy_what_they_store() {
         let matrix = |columns| [1, 1, rows, columns];
         copies_as_quantise(&mut bench, Dtype::E4m3, matrix(d), (amax, true), &|l, copy| {
             let (gate_up, out) = (l.normal(matrix(2 * d), 2.0), l.poison(matrix(d)));
-            (SwiGlu { gate_up, out, copy: Some(copy) }, 5)
+            (SwiGlu { gate_up, out, copy: Some(copy), kept: None }, 5)
         });
         copies_as_quantise(&mut bench, Dtype::E5m2, matrix(2 * d), (amax, true), &|l, copy| {
             let (gate_up, out_grad) = (l.normal(matrix(2 * d), 2.0), l.normal(matrix(d), 1.0));
-            (SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy), transposed: None }, 4)
+            (SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy), transposed: None, kept: None }, 4)
         });
         let (kind, eps) = (NormKind::Rms, 1e-5);
         copies_as_quantise(&mut bench, Dtype::E4m3, matrix(d), (amax, true), &|l, copy| {
@@ -162,11 +162,11 @@ fn swiglus_gradient_makes_the_copies_that_quantise_makes() {
                 gate_up: l.poison_codes(Dtype::E5m2, turned(2 * d)),
                 out: Quantised { codes: l.poison_codes(Dtype::E4m3, turned(d)), scaling: out_scaling },
             };
-            SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy), transposed: Some(transposed) }
+            SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy), transposed: Some(transposed), kept: None }
         });
         let stored = bench.left(precision, &|l: &mut Lay| {
             let [gate_up, out_grad] = given(l);
-            SwiGluGrad { gate_up, out_grad, out: Some(l.poison(matrix(d))), copy: None, transposed: None }
+            SwiGluGrad { gate_up, out_grad, out: Some(l.poison(matrix(d))), copy: None, transposed: None, kept: None }
         });
         let gradients = bench.left(precision, &|l: &mut Lay| {
             let (x, [scaling, _]) = (l.kept(matrix(2 * d), stored[0].clone()), scales(l));
@@ -195,11 +195,11 @@ fn operations_copy_what_is_not_finite_as_quantise_does() {
         let matrix = |columns| [1, 1, 3, columns];
         copies_as_quantise(&mut bench, Dtype::E4m3, matrix(d), (0.5, false), &|l, copy| {
             let (gate_up, out) = (l.kept(matrix(2 * d), values()), l.poison(matrix(d)));
-            (SwiGlu { gate_up, out, copy: Some(copy) }, 5)
+            (SwiGlu { gate_up, out, copy: Some(copy), kept: None }, 5)
         });
         copies_as_quantise(&mut bench, Dtype::E5m2, matrix(2 * d), (0.5, false), &|l, copy| {
             let (gate_up, out_grad) = (l.kept(matrix(2 * d), values()), l.normal(matrix(d), 1.0));
-            (SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy), transposed: None }, 4)
+            (SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy), transposed: None, kept: None }, 4)
         });
     }
 }
@@ -215,9 +215,19 @@ fn copies_that_no_kernel_makes_are_refused() {
         assert!(run(&mut cuda).is_err());
         assert!(matches!(cuda.take_failure(), Some(CudaError::Unsupported { .. })));
     };
-    refused(&mut |c| c.run(&SwiGlu { gate_up, out, copy: copy(Dtype::E5m2, 16) }.into()));
+    refused(&mut |c| c.run(&SwiGlu { gate_up, out, copy: copy(Dtype::E5m2, 16), kept: None }.into()));
     refused(&mut |c| {
-        c.run(&SwiGluGrad { gate_up, out_grad: out, out: None, copy: copy(Dtype::E4m3, 32), transposed: None }.into())
+        c.run(
+            &SwiGluGrad {
+                gate_up,
+                out_grad: out,
+                out: None,
+                copy: copy(Dtype::E4m3, 32),
+                transposed: None,
+                kept: None,
+            }
+            .into(),
+        )
     });
     let first = Affine { gain: at(2048, Dtype::F32, 16), bias: Some(at(2560, Dtype::F32, 16)), out };
     let (kind, x, stats) = (NormKind::Layer, at(3072, Dtype::F32, 16), at(3584, Dtype::F32, 2));

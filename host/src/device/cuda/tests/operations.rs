@@ -66,18 +66,23 @@ fn gelu() {
 fn swiglu_and_its_gradient() {
     let mut bench = Bench::new();
     for [rows, d] in [[1, 1], [3, 8], [130, 12], [7, 2056]].into_iter().chain(shapes(6, 5, [90, 300])) {
-        bench.agree(|l| SwiGlu {
-            gate_up: l.normal([1, 1, rows, 2 * d], 2.0),
-            out: l.poison([1, 1, rows, d]),
-            copy: None,
-        });
-        for again in [false, true] {
+        let wide = [1, 1, rows, 2 * d];
+        for kept in [false, true] {
+            bench.agree(|l| SwiGlu {
+                gate_up: l.normal(wide, 2.0),
+                out: l.poison([1, 1, rows, d]),
+                copy: None,
+                kept: kept.then(|| l.poison_codes(Dtype::E4m3, wide)),
+            });
+        }
+        for (again, kept) in [(false, false), (true, false), (false, true), (true, true)] {
             bench.agree(|l| SwiGluGrad {
-                gate_up: l.normal([1, 1, rows, 2 * d], 2.0),
+                gate_up: if kept { l.poison(wide) } else { l.normal(wide, 2.0) },
                 out_grad: l.normal([1, 1, rows, d], 1.0),
                 out: again.then(|| l.poison([1, 1, rows, d])),
                 copy: None,
                 transposed: None,
+                kept: kept.then(|| l.codes(Dtype::E4m3, wide, 16.0)),
             });
         }
     }
@@ -86,13 +91,19 @@ fn swiglu_and_its_gradient() {
 #[test]
 fn swiglu_far_out_is_a_number() {
     let mut bench = Bench::new();
-    bench.agree(|l| SwiGlu { gate_up: l.normal([1, 1, 9, 48], 60.0), out: l.poison([1, 1, 9, 24]), copy: None });
+    bench.agree(|l| SwiGlu {
+        gate_up: l.normal([1, 1, 9, 48], 60.0),
+        out: l.poison([1, 1, 9, 24]),
+        copy: None,
+        kept: None,
+    });
     bench.agree(|l| SwiGluGrad {
         gate_up: l.normal([1, 1, 9, 48], 60.0),
         out_grad: l.normal([1, 1, 9, 24], 1.0),
         out: Some(l.poison([1, 1, 9, 24])),
         copy: None,
         transposed: None,
+        kept: None,
     });
 }
 

@@ -240,6 +240,25 @@ fn steps_with_norms_of_queries_and_keys_agree_with_the_reference_in_both_precisi
     agree(&Transformer { head_size: 10, qk_norm: true, ..PYTHIA }, &SHORT);
 }
 
+#[test]
+fn gate_and_up_in_eight_bits_give_the_steps_of_the_reference() {
+    let model = Transformer { layers: 3, ..YXANUL };
+    // The last layer's are still there, of however many layers they are kept.
+    for (recompute, layers) in [(Recompute::CHEAP, 2), (Recompute::NONE, 1), (Recompute::CHEAP, Recompute::ALL_LAYERS)]
+    {
+        agree(&model, &MicroBatch { recompute: recompute.with_eight_bits(layers), ..STAGE });
+    }
+    let steps = |layers| {
+        let recompute = Recompute::CHEAP.with_eight_bits(layers);
+        on_gpu(&model, Precision::Bf16, Products::Own, 2, &MicroBatch { recompute, ..STAGE })
+    };
+    assert_eq!(steps(2), steps(Recompute::ALL_LAYERS));
+    let (some, all, none) = (steps(1).1, steps(2).1, steps(0).1);
+    let [from_some, from_none] = [distance(&all, &some), distance(&all, &none)];
+    // Rounded, and no worse: of another layer's gate and up the weights would be off by a hundredth.
+    assert!(from_some > 0.0 && from_none > from_some && from_none < 4e-3, "{from_some}, {from_none}");
+}
+
 fn repeats(model: &Transformer, stage: &MicroBatch) {
     for precision in [Precision::F32, Precision::Bf16] {
         let steps = || on_gpu(model, precision, Products::Own, 2, stage);
