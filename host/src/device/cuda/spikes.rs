@@ -51,6 +51,22 @@ pub(super) fn follows(a: &Spike, b: &Spike) -> bool {
     alone(a) && alone(b) && a.signals == b.signals && a.keep == b.keep
 }
 
+/// The first operations of `ops` that are modules at the same token, as many as one launch takes, of which each one may
+/// come with the first.
+pub(super) fn at_one_token(ops: &[Op], may: impl Fn(&Spike, &Spike) -> bool) -> Vec<Spike> {
+    let spike = |op: &Op| if let Op::Spike(o) = op { Some(*o) } else { None };
+    let Some(first) = ops.first().and_then(spike) else { return Vec::new() };
+    let own = |o: &Spike| o.token == first.token && may(&first, o);
+    ops.iter().map_while(spike).take(MOST_MODULES).take_while(own).collect()
+}
+
+/// How many tokens `ops` takes through these modules, one after the other.
+pub(super) fn tokens_of(ops: &[Op], modules: &[Spike]) -> u32 {
+    let at = |t: u32, o: &Spike| Op::Spike(Spike { token: o.token + t, ..*o });
+    let again = |(t, ops): &(u32, &[Op])| ops.iter().zip(modules).all(|(op, o)| *op == at(*t, o));
+    (0u32..).zip(ops.chunks_exact(modules.len().max(1))).take_while(again).count() as u32
+}
+
 /// Neurons of one of `blocks` thread blocks: whole groups of outputs, and whole bytes of bits.
 fn share(o: &Spike, blocks: u32) -> Option<u32> {
     let neurons = o.weights.rows();
@@ -66,20 +82,14 @@ impl Modules {
     /// Of the first operations of `ops`; nothing where the first is no such operation, or has no room in `shared` bytes of
     /// each of so many `blocks`.
     pub(super) fn of(ops: &[Op], blocks: u32, shared: u64) -> Option<Modules> {
-        let spike = |op: &Op| if let Op::Spike(o) = op { Some(*o) } else { None };
-        let first = ops.first().and_then(spike)?;
-        let own = |o: &Spike| o.token == first.token && follows(&first, o);
-        let mut at_first: Vec<Spike> = ops.iter().map_while(spike).take(MOST_MODULES).take_while(own).collect();
+        let mut at_first = at_one_token(ops, follows);
         let found = loop {
             match Modules::room(&at_first, blocks) {
                 Some(found) if found.shared <= shared => break found,
                 _ => at_first.pop().filter(|_| !at_first.is_empty())?,
             };
         };
-        let at = |t: u32, o: &Spike| Op::Spike(Spike { token: o.token + t, ..*o });
-        let again = |(t, ops): &(u32, &[Op])| ops.iter().zip(&found.at_first).all(|(op, o)| *op == at(*t, o));
-        let tokens = (0u32..).zip(ops.chunks_exact(found.at_first.len())).take_while(again).count();
-        Some(Modules { tokens: tokens as u32, ..found })
+        Some(Modules { tokens: tokens_of(ops, &found.at_first), ..found })
     }
 
     /// What modules take of a thread block's memory.
