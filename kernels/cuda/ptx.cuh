@@ -42,6 +42,11 @@ __device__ inline void prefetch(const void* from) {
     PTX((void)from, asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from))));
 }
 
+// Keeps the compiler from taking an address in global memory apart: what is added to it is one instruction then.
+__device__ inline void opaque(const char*& address) {
+    PTX((void)address, asm volatile("" : "+l"(address)); __builtin_assume(__isGlobal(address)));
+}
+
 #ifdef CAPFUL_STAND_IN
 
 namespace stand_in {

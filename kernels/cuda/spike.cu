@@ -96,16 +96,23 @@ __device__ inline void bring(const SpikeArgs& a, u32 neuron, u32 stream, float (
     };
     const T* values = (const T*)a.signals + stream;
     signals(values + (u64)a.rows * a.streams, 0, now);
-    signals(values, a.rows, before);
-    const u32* bits = a.bits + stream / 32 * a.neurons;
-    u32 first = 2 * a.rows, shift = stream % 32;
+    // Not for four that lie astride a kind of which there are none.
+    bool any = false;
+#pragma unroll
+    for (int q = 0; q < Q; q++) any |= s.x[q] - a.rows < a.rows;
+    if (any) signals(values, a.rows, before);
+    // Of source 0, so that a source's word, or its byte of these streams, is one multiplication.
+    u32 first = 2 * a.rows;
+    const char* bits = (const char*)(a.bits + stream / 32 * a.neurons) - (u64)first * sizeof(u32) + stream % 32 / 8;
+    opaque(bits);
     synapses.until(~0u, [&] {
-        u32 fired[Q] = {};
+        // All on their way before one is looked at; a source that is none of these reads what is there.
+        unsigned char fired[Q];
+#pragma unroll
+        for (int q = 0; q < Q; q++) fired[q] = *(const unsigned char*)(bits + (u64)max(s.x[q], first) * sizeof(u32));
 #pragma unroll
         for (int q = 0; q < Q; q++)
-            if (s.x[q] >= first) fired[q] = bits[s.x[q] - first] >> shift;
-#pragma unroll
-        for (int q = 0; q < Q; q++) add_spikes(before, synapses.w.x[q], fired[q]);
+            add_spikes(before, synapses.w.x[q], s.x[q] >= first ? (u32)fired[q] >> (N == 8 ? 0 : stream % 8) : 0);
     });
 }
 
