@@ -1,5 +1,6 @@
 // One token's step of a module of spiking neurons in many streams: the potentials and who fires, then the outputs.
 #include "spike.cuh"
+#include "spike_sum.cuh"
 
 // Neurons times streams of a thread block.
 constexpr u32 ROOM = 4096;
@@ -25,14 +26,6 @@ __device__ void pack_before(const SpikeArgs& a) {
 
 EXPORT_BOTH(spike_pack, SpikeArgs, 256, pack_before)
 
-template <class T, int N>
-__device__ inline void add_signal(float (&sum)[N], float weight, const Vector<T, N>& x) {
-    float values[N];
-    unpack(values, x);
-#pragma unroll
-    for (int i = 0; i < N; i++) sum[i] = __fadd_rn(sum[i], __fmul_rn(weight, values[i]));
-}
-
 // What fired is 1: a sum goes on by the weight itself, or not at all.
 template <int N>
 __device__ inline void add_spikes(float (&sum)[N], float weight, u32 fired) {
@@ -44,47 +37,53 @@ __device__ inline void add_spikes(float (&sum)[N], float weight, u32 fired) {
 // A neuron's synapses, Q at a time, those behind on their way.
 template <int Q>
 struct Synapses {
-    const u32* sources;
-    const float* weights;
-    u32 left;  // with these
+    const char *sources, *weights;
+    u32 at, end;  // of these, and of the row
     Vector<u32, Q> s, next;
     Vector<float, Q> w, next_weights;
 
-    __device__ Synapses(const SpikeArgs& a, u32 neuron)
-        : sources(a.sources + (u64)neuron * a.fan_in), weights(a.weights + (u64)neuron * a.fan_in), left(a.fan_in) {
-        s = fetch<u32, Q>(sources), w = fetch<float, Q>(weights);
-        ask();
+    // From synapse `first` on.
+    __device__ Synapses(const SpikeArgs& a, u32 neuron, u32 first)
+        : sources((const char*)(a.sources + (u64)neuron * a.fan_in)),
+          weights((const char*)(a.weights + (u64)neuron * a.fan_in)), at(first), end(a.fan_in) {
+        opaque(sources), opaque(weights);
+        ask(at);
+        s = next, w = next_weights;
+        ask(at + Q);
     }
 
-    __device__ void ask() {
-        sources += Q, weights += Q;
-        if (left > Q) next = fetch<u32, Q>(sources), next_weights = fetch<float, Q>(weights);
+    // Behind the last ones there are the last ones again, which nobody looks at.
+    __device__ void ask(u32 place) {
+        u64 bytes = (u64)min(place, max(end, (u32)Q) - Q) * sizeof(u32);
+        next = fetch<u32, Q>((const u32*)(sources + bytes));
+        next_weights = fetch<float, Q>((const float*)(weights + bytes));
     }
 
-    // Calls `visit` with all that have a source below `end`. Sources rise: the last may have others too.
+    // Calls `visit` with all that have a source below `limit`. Sources rise: the last may have others too.
     template <class Visit>
-    __device__ void until(u32 end, Visit visit) {
+    __device__ void until(u32 limit, Visit visit) {
 #pragma unroll 1
-        while (left > 0 && s.x[0] < end) {
+        while (at < end && s.x[0] < limit) {
             visit();
-            if (s.x[Q - 1] >= end) break;
+            if (s.x[Q - 1] >= limit) break;
             s = next, w = next_weights;
-            left -= Q;
-            ask();
+            at += Q;
+            ask(at + Q);
         }
     }
 };
 
-// What a neuron's synapses bring to N streams from `stream` on: from this token's signals, and from the signals and
-// spikes of the token before. Neurons of a warp go from one kind to the next at nearly the same time.
+// What a neuron's synapses add for N streams from `stream` on: from this token's signals, and from the signals and
+// spikes of the token before; but for those that are in the sums already. Neurons of a warp go from one kind to the next at nearly the same time.
 template <class T, int N, int Q>
 __device__ inline void bring(const SpikeArgs& a, u32 neuron, u32 stream, float (&now)[N], float (&before)[N]) {
-    Synapses<Q> synapses(a, neuron);
+    Synapses<Q> synapses(a, neuron, a.taken ? a.taken[neuron] : 0);
     const Vector<u32, Q>& s = synapses.s;
     u32 step = a.streams * sizeof(T);
     auto signals = [&](const T* values, u32 first, float (&sum)[N]) {
         // Of source 0, so that a source's place is one multiplication.
         const char* from = (const char*)values - (u64)first * step;
+        opaque(from);
         synapses.until(first + a.rows, [&] {
             Vector<T, N> x[Q] = {};
 #pragma unroll
@@ -120,8 +119,9 @@ __device__ inline void bring(const SpikeArgs& a, u32 neuron, u32 stream, float (
 template <class T, int N>
 __device__ inline void integrate(const SpikeArgs& a, u32 neuron, u32 stream, float (&above)[N], float (&tired)[N]) {
     float now[N] = {}, before[N] = {}, v[N], z[N], keep[N];
-    a.quads ? bring<T, N, 4>(a, neuron, stream, now, before) : bring<T, N, 1>(a, neuron, stream, now, before);
     u64 i = (u64)neuron * a.streams + stream;
+    if (a.taken) take_up(now, (const T*)a.slope + i, (const T*)a.spikes + (u64)a.neurons * a.streams + i);
+    a.quads ? bring<T, N, 4>(a, neuron, stream, now, before) : bring<T, N, 1>(a, neuron, stream, now, before);
     read(v, a.potential + i);
     read(z, (const T*)a.spikes + i);
     read(keep, a.keep + stream);
@@ -149,6 +149,14 @@ __device__ inline void settle(const SpikeArgs& a, u32 neuron, u32 stream, const 
         slope[n] = slope_of(a, above[n]);
     }
     write((T*)a.spikes + (u64)a.neurons * a.streams + i, z);
+    if constexpr (N == 8) {
+        if (a.bits_after) {
+            u32 byte = 0;
+#pragma unroll
+            for (int n = 0; n < N; n++) byte |= (z[n] > 0) << n;
+            ((unsigned char*)(a.bits_after + stream / 32 * a.neurons + neuron))[stream % 32 / 8] = (unsigned char)byte;
+        }
+    }
     write(a.fatigue + i, tired);
     if (a.slope) write((T*)a.slope + i, slope);
 }
@@ -213,11 +221,21 @@ template <class T, int N, bool COMPETE>
 __device__ inline void fire(const SpikeArgs& a, float* above, float* listed, unsigned char* fires) {
     u32 first = blockIdx.x * a.block, end = min(a.neurons, first + a.block), lanes = a.together / N;
     u32 own = threadIdx.x % lanes * N, stream = blockIdx.y * a.together + own, at_once = 256 / lanes;
-    // Threads read their rows piece by piece, each after the one before: from L2, not from memory.
+    // Threads read their rows piece by piece, each after the one before: from L2, not from memory. Rows have about as
+    // many taps as the first one.
     u64 begin = (u64)first * a.fan_in;
-    for (u32 i = threadIdx.x * 32; i < (end - first) * a.fan_in; i += 256 * 32) {
-        prefetch(a.sources + begin + i);
-        prefetch(a.weights + begin + i);
+    u32 taken = a.taken ? a.taken[first] : 0, lines = (a.fan_in - taken) / 32 + 1;
+    if (taken == 0) {
+        for (u32 i = threadIdx.x * 32; i < (end - first) * a.fan_in; i += 256 * 32) {
+            prefetch(a.sources + begin + i);
+            prefetch(a.weights + begin + i);
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < (end - first) * lines; i += 256) {
+            u64 at = begin + i / lines * a.fan_in + min(taken + i % lines * 32, a.fan_in - 1);
+            prefetch(a.sources + at);
+            prefetch(a.weights + at);
+        }
     }
     bool has = stream < a.streams;
     float x[N] = {}, tired[N] = {}, z[N];

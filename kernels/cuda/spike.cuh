@@ -16,6 +16,9 @@ struct SpikeArgs {
     float* offset;         // [neurons]
     void* slope;           // [neurons, B], or null
     u32* bits;             // [groups of 32 streams, neurons]: who fired before; null: the spikes themselves are read
+    u32* bits_after;       // the same of this token, for the next one; null: nobody asks
+    const u32* taken;      // [neurons]: synapses of this token's signals whose sum was left in the place of slopes and of
+                           // spikes, a multiple of four; null: of none
     u32 rows, streams, neurons, fan_in;
     u32 block, winners;    // neurons that compete, and how many of them may fire
     u32 together;          // streams of a thread block: a power of two

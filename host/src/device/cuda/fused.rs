@@ -4,6 +4,7 @@ use capful_core::device::{Device as _, Op, OperationError};
 use capful_core::ops::LinearGrad;
 
 use super::device::Cuda;
+use super::spike_chain::{begins, linked};
 use super::spikes::follows;
 use super::token::Launch;
 use crate::device::Stream;
@@ -23,7 +24,8 @@ fn behind_gelu(ops: &[Op]) -> Option<LinearGrad> {
 /// Whether two operations that follow each other may be made together.
 pub(super) fn together(a: &Op, b: &Op) -> bool {
     match (a, b) {
-        (Op::Spike(a), Op::Spike(b)) => follows(a, b),
+        (Op::Spike(a), Op::Spike(b)) => follows(a, b) || linked(a, b),
+        (Op::Taps(a), Op::Spike(b)) => begins(a, b),
         _ => behind_gelu(&[*a, *b]).is_some(),
     }
 }
@@ -49,6 +51,8 @@ impl Cuda {
                 self.token(&launch)?
             } else if let Some(modules) = self.modules(rest) {
                 self.run_modules(&modules)?
+            } else if let Some(chain) = self.chain(rest) {
+                self.run_chain(&chain)?
             } else {
                 self.run_at(ops, at).map(|()| 1)?
             };

@@ -9,6 +9,7 @@
 //! - `profile`: what the precision implies for memory;
 //! - `fused`: operations that one kernel makes together;
 //! - `token`: the operations of one token in one launch;
+//! - `spikes`, `spike_chain`: spiking modules of one stream in one launch, of many streams token after token;
 //! - `product`: the matrix product, by cublasLt (`blas`, its algorithms chosen in `tuning`) or by our own tiled kernel;
 //! - `streams`: signals as neurons read them and as products do;
 //! - `describe`: what is there and what is missing (`description`), before anything is opened;
@@ -61,7 +62,9 @@ mod readout;
 mod rescale;
 mod rotate;
 mod spike;
+mod spike_chain;
 mod spike_grad;
+mod spike_taps;
 mod spikes;
 mod squared_norm;
 mod staging;

@@ -217,11 +217,34 @@ impl BitRoom {
         8 * u64::from(BitRoom::words(neurons))
     }
 
-    /// Bytes for a module, enough for a launch of which it is the largest.
+    /// Bytes for a module, enough for a launch or a chain of which it is the largest.
     pub fn of(o: &Spike) -> u64 {
         let (neurons, streams) = (o.weights.rows(), o.signals.columns());
-        let together = if streams == 1 { BitRoom::FIRST + BitRoom::MODULES * BitRoom::of_one(neurons) } else { 0 };
-        together.max(bit_bytes(neurons, streams, 1))
+        match streams {
+            1 => (BitRoom::FIRST + BitRoom::MODULES * BitRoom::of_one(neurons)).max(bit_bytes(neurons, 1, 1)),
+            _ => BitRoom::MODULES * ChainRoom::of(o).bytes(),
+        }
+    }
+}
+
+/// The scratch of a spiking module of many streams in a chain of tokens, in this order.
+pub struct ChainRoom {
+    /// Bytes of who fired at an even token, and at an odd one.
+    pub bits: u64,
+    /// Bytes of how many synapses of each neuron are summed before.
+    pub taken: u64,
+}
+
+impl ChainRoom {
+    /// For this module.
+    pub fn of(o: &Spike) -> ChainRoom {
+        let (neurons, streams) = (o.weights.rows(), o.signals.columns());
+        ChainRoom { bits: bit_bytes(neurons, streams, 1), taken: 4 * u64::from(neurons) }
+    }
+
+    /// Bytes of all.
+    pub fn bytes(&self) -> u64 {
+        2 * self.bits + self.taken
     }
 }
 

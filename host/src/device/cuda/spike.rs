@@ -25,6 +25,8 @@ pub(super) struct SpikeArgs {
     offset: u64,
     slope: u64,
     pub(super) bits: u64,
+    bits_after: u64,
+    taken: u64,
     rows: u32,
     streams: u32,
     neurons: u32,
@@ -62,6 +64,18 @@ const PACKED: u32 = 16_384;
 /// Neurons of a thread block where nobody competes, in one stream and in many.
 const ALONE: u32 = 128;
 const FREE: u32 = 64;
+
+/// What the step of a module in a chain of tokens finds, and where it leaves who fires.
+#[derive(Clone, Copy)]
+pub(super) struct Links {
+    /// Room for who fired before, and whether the step of the token before has written it.
+    pub(super) bits: u64,
+    pub(super) packed: bool,
+    /// Of this token; 0 for nowhere.
+    pub(super) after: u64,
+    /// How many synapses of each neuron are summed already; 0 for none of any.
+    pub(super) taken: u64,
+}
 
 /// How thread blocks share a module's neurons and streams.
 struct Shares {
@@ -127,6 +141,15 @@ impl Shares {
     }
 }
 
+/// The signals of 16 bytes where a module's threads have as many streams each.
+pub(super) fn wide(o: &Spike) -> Option<u32> {
+    let regions = [Some(o.signals), Some(o.spikes), Some(o.keep), Some(o.potential), Some(o.fatigue), o.slope];
+    let offsets: Vec<u64> = regions.into_iter().flatten().map(|r| r.offset).collect();
+    let vector = width(o.signals.dtype, o.signals.columns().into(), &offsets);
+    let shares = Shares::of(o, vector).ok()?;
+    (shares.wide && shares.packs).then_some(vector)
+}
+
 /// Whether the kernel can count in 32 bits where it does: a token's signals and those of the token before, the words of
 /// packed spikes, the synapses of a thread block.
 pub(super) fn countable([rows, streams, neurons, fan_in]: [u32; 4], block: u32) -> bool {
@@ -154,6 +177,8 @@ impl Cuda {
             offset: self.address(o.offset)?,
             slope: self.address_or_null(o.slope.map(|s| Spike::slot(s, o.token)))?,
             bits: 0,
+            bits_after: 0,
+            taken: 0,
             rows,
             streams,
             neurons,
@@ -181,27 +206,41 @@ impl Cuda {
         if let Some(modules) = self.modules(&[Op::Spike(o)]) {
             return self.run_modules(&modules).map(drop);
         }
+        self.spike(&o, None)
+    }
+
+    /// Queues a module's step, which may have links to those of the tokens before and behind.
+    pub(super) fn spike(&mut self, o: &Spike, links: Option<Links>) -> Result<(), OperationError> {
         let dtype = self.dtype(NAME, [Some(o.signals), Some(o.spikes), o.slope].into_iter().flatten())?;
-        let mut arguments = self.spike_arguments(&o)?;
+        let mut arguments = self.spike_arguments(o)?;
         let SpikeArgs { signals, spikes, keep, potential, fatigue, slope, rows, streams, neurons, fan_in, .. } =
             arguments;
         // The streams of a thread are 16 bytes of signals, or one.
         let vector = width(dtype, streams.into(), &[signals, spikes, keep, potential, fatigue, slope]);
         let Shares { block, winners, compete, together, wide, one, packs, pooled } =
-            Shares::of(&o, vector).map_err(|e| self.fail(e))?;
+            Shares::of(o, vector).map_err(|e| self.fail(e))?;
         if !countable([rows, streams, neurons, fan_in], block) {
             let why = "a token's signals, packed spikes or a block's synapses pass 32 bits; lower --batch-size";
             return Err(self.fail(CudaError::Unsupported { operation: NAME, why }));
         }
-        let bits = if packs { self.scratch_at(0, bit_bytes(neurons, streams, 1))? } else { 0 };
-        arguments = SpikeArgs { bits, block, winners, together, wide: wide.into(), pooled: pooled.into(), ..arguments };
+        let links = match links {
+            Some(links) => links,
+            None if packs => {
+                let bits = self.scratch_at(0, bit_bytes(neurons, streams, 1))?;
+                Links { bits, packed: false, after: 0, taken: 0 }
+            }
+            None => Links { bits: 0, packed: true, after: 0, taken: 0 },
+        };
+        let (wide, pooled_here) = (wide.into(), pooled.into());
+        arguments = SpikeArgs { block, winners, together, wide, pooled: pooled_here, ..arguments };
+        (arguments.bits, arguments.bits_after, arguments.taken) = (links.bits, links.after, links.taken);
         let dtype = dtype.name();
         let (module, kernel, threads) = match (one, compete) {
             (true, _) => (OF_ONE, "one", THREADS_OF_ONE),
             (false, true) => (NAME, "compete", 256),
             (false, false) => (NAME, "fire", 256),
         };
-        if packs {
+        if !links.packed {
             let (pack, neurons_of_block) = if one { ("pack_one", 256) } else { ("pack", 64) };
             let grid = [blocks(neurons.into(), neurons_of_block), streams.div_ceil(32), 1];
             self.launch(module, &format!("spike_{pack}_{dtype}"), grid, 256, &arguments)?;

@@ -12,6 +12,7 @@ pub mod mirrors;
 mod neurogen;
 mod operations;
 mod products;
+mod spike_chain;
 mod spikes;
 mod step;
 mod timed;
