@@ -74,7 +74,8 @@ struct Synapses {
 };
 
 // What a neuron's synapses add for N streams from `stream` on: from this token's signals, and from the signals and
-// spikes of the token before; but for those that are in the sums already. Neurons of a warp go from one kind to the next at nearly the same time.
+// spikes of the token before; but for those that are in the sums already. Neurons of a warp go from one kind to the next
+// at nearly the same time.
 template <class T, int N, int Q>
 __device__ inline void bring(const SpikeArgs& a, u32 neuron, u32 stream, float (&now)[N], float (&before)[N]) {
     Synapses<Q> synapses(a, neuron, a.taken ? a.taken[neuron] : 0);
