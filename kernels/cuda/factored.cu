@@ -9,18 +9,17 @@ constexpr float EPS = 1e-12f;
 struct FactoredArgs {
     const float* out_grad;  // [rows, vocabulary]
     void* slab;             // [rows, count]: the tile's columns of it
-    const float* tile;      // [count, columns]: the gradient of rows `first` on
+    float* tile;            // [count, columns]: the gradient of rows `first` on; then a block's sums in its first row
     float* weight;          // [vocabulary, columns]
     float* bias;            // [vocabulary]
     float* row_moment;      // [2, vocabulary]: of the rows, of the biases
     float* column_moment;   // [2, columns]: the moments, their sums under way
     float* bias_grad;       // [vocabulary]
-    float* partial;         // [pieces, columns]
     float* mean;            // of the column moments
     const Settings* settings;
     const Results* results;
     u32 rows, columns, vocabulary, first, count;
-    u32 piece, pieces;      // of the tile's rows
+    u32 piece;              // of the tile's rows, a block each
     u32 wide;               // whether rows begin at multiples of 16 bytes
     float beta2, rate;
 
@@ -56,32 +55,140 @@ __device__ void copy_slab(const FactoredArgs& a) {
 
 EXPORT_BOTH(factored_slab, FactoredArgs, 256, copy_slab)
 
-template <int N>
-__device__ inline void square_sums(const FactoredArgs& a) {
-    u32 column = (blockIdx.x * 32 + threadIdx.x % 32) * N, end = min(a.count, (blockIdx.y + 1) * a.piece);
-    float sums[N] = {};
-    if (column < a.columns)
-#pragma unroll 4
-        for (u32 row = blockIdx.y * a.piece + threadIdx.x / 32; row < end; row += 8) {
-            float g[N];
-            read(g, a.tile + (u64)row * a.columns + column);
-#pragma unroll
-            for (int i = 0; i < N; i++) sums[i] += g[i] * g[i];
-        }
-    write_piece<1, N>(sums, a.partial, a.columns);
+__device__ inline void update_bias(const FactoredArgs& a, u32 v) {
+    float grad = a.bias_grad[v], squared = grad * grad, &moment = a.row_moment[a.vocabulary + v];
+    if (!finite(squared)) return;
+    moment = a.beta2 * moment + (1.0f - a.beta2) * squared;
+    a.bias[v] -= a.settings->learning_rate * grad / (sqrtf(moment / a.settings->correction2) + EPS);
 }
 
-// Grid (columns / 32 N, pieces).
-__device__ void squares(const FactoredArgs& a) { a.wide ? square_sums<4>(a) : square_sums<1>(a); }
+// Threads of a row, and the vectors of four of it that each keeps where a row has no more.
+constexpr u32 THREADS = 512, HELD = 4, MOST = THREADS * HELD * 4;
 
-EXPORT(factored_squares, FactoredArgs, 256, squares)
+// A block some rows of the tile, one after the other, the next one on its way. Rows of at most MOST columns are read once,
+// with their weights, and held.
+template <int N, bool HOLDS>
+__device__ inline void update_rows(const FactoredArgs& a, float* roots) {
+    if (!a.counts()) return;
+    u32 begin = blockIdx.x * a.piece, end = min(a.count, begin + a.piece);
+    float lr = a.settings->learning_rate, correction = a.settings->correction2, mean = *a.mean;
+    float inverse = mean > 0 ? 1.0f / mean : 0.0f;
+    constexpr u32 KEPT = HOLDS ? HELD : 1;
+    float g[KEPT][N], w[KEPT][N], next_g[KEPT][N], next_w[KEPT][N], sums[KEPT][N] = {};
+    // Calls `visit(d, k)`: vector k lies at column d, and is the same thread's in every row.
+    auto each = [&](auto visit) {
+        if constexpr (HOLDS) {
+#pragma unroll
+            for (u32 k = 0; k < KEPT; k++)
+                if (u32 d = (k * THREADS + threadIdx.x) * N; d < a.columns) visit(d, k);
+        } else {
+            for (u32 d = threadIdx.x * N; d < a.columns; d += THREADS * N) visit(d, 0u);
+        }
+    };
+    auto gradient = [&](u32 row) { return a.tile + (u64)row * a.columns; };
+    auto weight = [&](u32 row) { return a.weight + (u64)(a.first + row) * a.columns; };
+    auto ask = [&](u32 row) {
+        if (HOLDS && row < end)
+            each([&](u32 d, u32 k) { read(next_g[k], gradient(row) + d), read(next_w[k], weight(row) + d); });
+    };
+    // What a column's gradients are divided by but for the row's share.
+    auto root = [&](u32 d, float (&x)[N]) {
+        read(x, a.column_moment + d);
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = mean > 0 ? sqrtf(x[i] * inverse) : 1.0f;
+    };
+    ask(begin);
+    for (u32 row = begin + threadIdx.x; row < end; row += THREADS) update_bias(a, a.first + row);
+    if constexpr (HOLDS)
+        each([&](u32 d, u32) {
+            float x[N];
+            root(d, x);
+            write(roots + d, x);
+        });
+    for (u32 row = begin; row < end; row++) {
+        if constexpr (HOLDS)
+            each([&](u32, u32 k) {
+#pragma unroll
+                for (int i = 0; i < N; i++) g[k][i] = next_g[k][i], w[k][i] = next_w[k][i];
+            });
+        ask(row + 1);
+        float moment = a.row_moment[a.first + row], squares = 0;
+        each([&](u32 d, u32 k) {
+            if constexpr (!HOLDS) read(g[k], gradient(row) + d);
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                float square = g[k][i] * g[k][i];
+                squares += square;
+                if constexpr (HOLDS) sums[k][i] += square;
+            }
+        });
+        squares = block_sum(squares);
+        if (!finite(squares)) continue;
+        moment = a.beta2 * moment + (1.0f - a.beta2) * (squares / (float)a.columns);
+        float own = sqrtf(moment / correction);
+        auto scaled = [&](u32 d, float (&x)[N]) {
+            float of[N];
+            if constexpr (HOLDS) read(of, roots + d);
+            else root(d, of);
+#pragma unroll
+            for (int i = 0; i < N; i++) x[i] *= reciprocal(own * of[i] + EPS);
+        };
+        squares = 0;
+        each([&](u32 d, u32 k) {
+            if constexpr (!HOLDS) read(g[k], gradient(row) + d);
+            scaled(d, g[k]);
+#pragma unroll
+            for (int i = 0; i < N; i++) squares += g[k][i] * g[k][i];
+        });
+        float rms = sqrtf(block_sum(squares) / (float)a.columns), factor = lr * a.rate * (rms > 1 ? 1.0f / rms : 1.0f);
+        each([&](u32 d, u32 k) {
+            if constexpr (!HOLDS) {
+                read(g[k], gradient(row) + d);
+                scaled(d, g[k]);
+                read(w[k], weight(row) + d);
+            }
+#pragma unroll
+            for (int i = 0; i < N; i++) w[k][i] -= factor * g[k][i];
+            write(weight(row) + d, w[k]);
+        });
+        if (threadIdx.x == 0) a.row_moment[a.first + row] = moment;
+    }
+    // The squares' sums, where nobody wants the gradient any more.
+    each([&](u32 d, u32 k) {
+        float total[N] = {};
+        if constexpr (HOLDS) {
+#pragma unroll
+            for (int i = 0; i < N; i++) total[i] = sums[k][i];
+        } else {
+            for (u32 row = begin; row < end; row++) {
+                float x[N];
+                read(x, gradient(row) + d);
+#pragma unroll
+                for (int i = 0; i < N; i++) total[i] += x[i] * x[i];
+            }
+        }
+        write(gradient(begin) + d, total);
+    });
+}
+
+// Grid (count / piece).
+__device__ void rows_of_a_tile(const FactoredArgs& a) {
+    alignas(16) __shared__ float roots[MOST];
+    if (a.wide && a.columns <= MOST) update_rows<4, true>(a, roots);
+    else if (a.wide) update_rows<4, false>(a, roots);
+    else update_rows<1, false>(a, roots);
+}
+
+EXPORT_MANY(factored_rows, FactoredArgs, 512, 1, rows_of_a_tile)
 
 // The tile's sums, added to those before; behind the last tile the columns' moments. Grid (columns / 32).
 __device__ void add_squares(const FactoredArgs& a) {
     u32 column = blockIdx.x * 32 + threadIdx.x % 32;
     float total[1] = {};
     if (column < a.columns)
-        for (u32 p = threadIdx.x / 32; p < a.pieces; p += 32) total[0] += a.partial[(u64)p * a.columns + column];
+#pragma unroll 4
+        for (u32 row = threadIdx.x / 32 * a.piece; row < a.count; row += 32 * a.piece)
+            total[0] += a.tile[(u64)row * a.columns + column];
     add_rows<32>(total, [&](u32, u32 x, float sum) {
         u32 d = blockIdx.x * 32 + x;
         if (d >= a.columns || !a.counts()) return;
@@ -94,84 +201,6 @@ __device__ void add_squares(const FactoredArgs& a) {
 }
 
 EXPORT(factored_columns, FactoredArgs, 1024, add_squares)
-
-// By one thread.
-__device__ inline void update_bias(const FactoredArgs& a, u32 v) {
-    float grad = a.bias_grad[v], squared = grad * grad, &moment = a.row_moment[a.vocabulary + v];
-    if (!finite(squared)) return;
-    moment = a.beta2 * moment + (1.0f - a.beta2) * squared;
-    a.bias[v] -= a.settings->learning_rate * grad / (sqrtf(moment / a.settings->correction2) + EPS);
-}
-
-// Vectors of N of a row that a thread keeps in registers.
-constexpr u32 HELD = 8;
-
-// A block a row of the tile. Rows of at most 256 HELD N columns are read once, with their weights, and held.
-template <int N, bool HOLDS>
-__device__ inline void update_row(const FactoredArgs& a) {
-    if (!a.counts()) return;
-    u32 v = a.first + blockIdx.x;
-    const float* from = a.tile + (u64)blockIdx.x * a.columns;
-    float* weight = a.weight + (u64)v * a.columns;
-    float squares = 0, lr = a.settings->learning_rate, correction = a.settings->correction2, mean = *a.mean;
-    constexpr u32 KEPT = HOLDS ? HELD : 1;
-    float g[KEPT][N], w[KEPT][N];
-    // Calls `visit(d, k)`: vector k lies at column d.
-    auto each = [&](auto visit) {
-        if constexpr (HOLDS) {
-#pragma unroll
-            for (u32 k = 0; k < KEPT; k++)
-                if (u32 d = (k * 256 + threadIdx.x) * N; d < a.columns) visit(d, k);
-        } else {
-            for (u32 d = threadIdx.x * N; d < a.columns; d += 256 * N) visit(d, 0u);
-        }
-    };
-    if constexpr (HOLDS)
-        each([&](u32 d, u32 k) { read(g[k], from + d), read(w[k], weight + d); });
-    each([&](u32 d, u32 k) {
-        if constexpr (!HOLDS) read(g[k], from + d);
-#pragma unroll
-        for (int i = 0; i < N; i++) squares += g[k][i] * g[k][i];
-    });
-    squares = block_sum(squares);
-    if (threadIdx.x == 0) update_bias(a, v);
-    if (!finite(squares)) return;
-    float moment = a.beta2 * a.row_moment[v] + (1.0f - a.beta2) * (squares / (float)a.columns);
-    float scale = moment / correction, inverse = mean > 0 ? 1.0f / mean : 0.0f;
-    auto scaled = [&](u32 d, float(&x)[N]) {
-        float column[N];
-        read(column, a.column_moment + d);
-#pragma unroll
-        for (int i = 0; i < N; i++) x[i] /= sqrtf(scale * (mean > 0 ? column[i] * inverse : 1.0f)) + EPS;
-    };
-    squares = 0;
-    each([&](u32 d, u32 k) {
-        if constexpr (!HOLDS) read(g[k], from + d);
-        scaled(d, g[k]);
-#pragma unroll
-        for (int i = 0; i < N; i++) squares += g[k][i] * g[k][i];
-    });
-    float rms = sqrtf(block_sum(squares) / (float)a.columns), factor = lr * a.rate * (rms > 1 ? 1.0f / rms : 1.0f);
-    each([&](u32 d, u32 k) {
-        if constexpr (!HOLDS) {
-            read(g[k], from + d);
-            scaled(d, g[k]);
-            read(w[k], weight + d);
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) w[k][i] -= factor * g[k][i];
-        write(weight + d, w[k]);
-    });
-    if (threadIdx.x == 0) a.row_moment[v] = moment;
-}
-
-__device__ void update_rows(const FactoredArgs& a) {
-    if (a.wide && a.columns <= 256 * HELD * 4) update_row<4, true>(a);
-    else if (a.wide) update_row<4, false>(a);
-    else update_row<1, false>(a);
-}
-
-EXPORT_MANY(factored_rows, FactoredArgs, 256, 3, update_rows)
 
 struct EmbedUpdateArgs {
     const u32* ids;         // [rows]

@@ -7,9 +7,12 @@ use capful_core::ops::{EmbedUpdate, FactoredUpdate};
 use super::device::{Cuda, blocks, width};
 use super::linear_grad::Pass;
 use super::product::{Case, Product};
-use super::profile::{FactoredRoom, WORKSPACE, pieces};
+use super::profile::{FactoredRoom, WORKSPACE};
 
 const NAME: &str = "factored";
+/// THREADS of factored.cu, and the most blocks of them: about as many as a large GPU has multiprocessors.
+const THREADS: u32 = 512;
+const BLOCKS: u32 = 128;
 
 /// Mirrors FactoredArgs.
 #[repr(C)]
@@ -23,7 +26,6 @@ struct FactoredArgs {
     row_moment: u64,
     column_moment: u64,
     bias_grad: u64,
-    partial: u64,
     mean: u64,
     settings: u64,
     results: u64,
@@ -33,7 +35,6 @@ struct FactoredArgs {
     first: u32,
     count: u32,
     piece: u32,
-    pieces: u32,
     wide: u32,
     beta2: f32,
     rate: f32,
@@ -68,7 +69,6 @@ impl Cuda {
             row_moment: self.address(o.row_moment)?,
             column_moment,
             bias_grad,
-            partial,
             mean: partial + room.partial,
             settings: self.address(o.settings)?,
             results: self.address(o.results)?,
@@ -78,7 +78,6 @@ impl Cuda {
             first: 0,
             count: tile,
             piece: 0,
-            pieces: 0,
             wide: (wide > 1).into(),
             beta2: o.beta2,
             rate: o.rate,
@@ -91,8 +90,7 @@ impl Cuda {
         }
         for first in (0..vocabulary).step_by(tile as usize) {
             let count = tile.min(vocabulary - first);
-            (arguments.first, arguments.count) = (first, count);
-            (arguments.piece, arguments.pieces) = pieces(count);
+            (arguments.first, arguments.count, arguments.piece) = (first, count, count.div_ceil(BLOCKS));
             let logits = if count == vocabulary && !half {
                 o.out_grad
             } else {
@@ -100,10 +98,8 @@ impl Cuda {
                 slab.reshaped([1, 1, rows, count])
             };
             self.product(Product::new(NAME, Case::Tn, logits, x, o.tile.slice_rows(0, count)))?;
-            let grid = [blocks(columns.into(), 32 * wide), arguments.pieces, 1];
-            self.launch(NAME, "factored_squares", grid, 256, &arguments)?;
-            // Rows first: they divide by the columns' moments of the step before.
-            self.launch(NAME, "factored_rows", [count, 1, 1], 256, &arguments)?;
+            // These divide by the columns' moments of the step before.
+            self.launch(NAME, "factored_rows", [count.div_ceil(arguments.piece), 1, 1], THREADS, &arguments)?;
             self.launch(NAME, "factored_columns", [blocks(columns.into(), 32), 1, 1], 1024, &arguments)?;
         }
         Ok(())

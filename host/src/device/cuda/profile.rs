@@ -291,7 +291,7 @@ impl FactoredRoom {
             slab: copied.next_multiple_of(256),
             x: halves(o.x.columns()).next_multiple_of(256),
             bias_grad: (4 * u64::from(vocabulary)).next_multiple_of(256),
-            partial: piece_bytes(rows, 1, vocabulary).max(piece_bytes(tile, 1, o.x.columns())),
+            partial: piece_bytes(rows, 1, vocabulary),
         }
     }
 
