@@ -59,6 +59,7 @@ mod qk_norm_grad;
 mod quantise;
 mod quantise_rows;
 mod readout;
+mod readout_tensor;
 mod rescale;
 mod rotate;
 mod spike;

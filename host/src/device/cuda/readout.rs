@@ -87,6 +87,9 @@ impl Cuda {
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_readout(&mut self, o: Readout) -> Result<(), OperationError> {
+        if self.readout_on_tensor_cores(&o)? {
+            return Ok(());
+        }
         let arguments = self.readout([o.signals, o.weights, o.out], o.layout, o.gate)?;
         let ReadoutArgs { dims, streams, tokens, tile, wide, .. } = arguments;
         // Streams of a thread.
@@ -102,6 +105,9 @@ impl Cuda {
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_readout_grad(&mut self, o: ReadoutGrad) -> Result<(), OperationError> {
+        if self.readout_grad_on_tensor_cores(&o)? {
+            return Ok(());
+        }
         let types = self.pair("readout_grad", o.signals.dtype, o.signals_grad.dtype)?;
         let feedback = o.feedback.into_iter().flat_map(|f| [f.weights, f.direct]);
         let gate_grad = o.gate_grad.into_iter().flat_map(|g| [g.weight, g.bias]);
