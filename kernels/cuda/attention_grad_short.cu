@@ -2,8 +2,13 @@
 // fetches for them: a sequence's keys and values stay on the chip, and each of their heads' queries, gradients and outputs
 // come once. Heads of up to 64 elements.
 //
-// A warpgroup has 64 of the queries and the same 64 of the keys: the second has an earlier tile of keys to look at, the
-// first a later one of queries, so both have three pairs of tiles a head.
+// Each of a head's three pairs of tiles is looked at once, by the warpgroup that has its keys. That leaves the scores'
+// gradients in shared memory, where the second warpgroup, which has one pair in place of two, makes the queries' of them.
+// Of a single head each makes those of its own tile, since there is no next one that the first could begin with.
+//
+//              queries 0   queries 1
+//   keys 0     first       first        keys' and values' gradients: along a row, in registers
+//   keys 1                 second       queries' gradients: down a column, by the second
 #include "pipeline.cuh"
 
 #ifdef WARPGROUPS
@@ -13,13 +18,15 @@ namespace {
 constexpr u32 TALL = 128, BOTH = 2 * TILE, STAGES = 3;
 using Blocks = Pipeline<2, STAGES>;
 
-// Keys and values; of each stage queries, gradients and outputs, and log-sums; for each warpgroup the means of two heads;
-// rows that a warp writes.
-constexpr u32 ROOM = (2 + STAGES * 3) * BOTH * sizeof(bf16) + (STAGES + 4) * TALL * sizeof(float) +
-                     8 * 16 * sizeof(Row<SIDE>);
+// Keys and values; of each stage queries, gradients and outputs, and log-sums; the scores' gradients of three pairs; for
+// each warpgroup the means of two heads; rows that a warp writes.
+constexpr u32 ROOM = (2 + STAGES * 3) * BOTH * sizeof(bf16) + 3 * TILE * sizeof(bf16) +
+                     (STAGES + 4) * TALL * sizeof(float) + 8 * 16 * sizeof(Row<SIDE>);
 static_assert(ROOM <= 227 << 10, "what a block may have");
-// The barriers of a warpgroup by itself, behind the pipeline's.
-constexpr u32 OWN = 1 + STAGES * 3;
+// Barriers behind the pipeline's: of a warpgroup by itself; where the first has left the scores' gradients of a tile of
+// queries, and where the second is done with them.
+constexpr u32 OWN = 1 + STAGES * 3, LEFT = OWN + 2, DONE = LEFT + 2;
+static_assert(DONE + 2 <= 16, "the barriers of a block");
 
 }  // namespace
 
@@ -29,9 +36,9 @@ constexpr u32 OWN = 1 + STAGES * 3;
 __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
 #ifdef WARPGROUPS
     LAUNCH_SHARED(pool, ROOM);
-    bf16 *keys = (bf16*)pool, *values = keys + BOTH, *stages = values + BOTH;
+    bf16 *keys = (bf16*)pool, *values = keys + BOTH, *stages = values + BOTH, *score_grads = stages + STAGES * 3 * BOTH;
     // By stage; then by warpgroup.
-    float *log_sums = (float*)(stages + STAGES * 3 * BOTH), *all_means = log_sums + STAGES * TALL;
+    float *log_sums = (float*)(score_grads + 3 * TILE), *all_means = log_sums + STAGES * TALL;
     u32 key_head = blockIdx.x, group = a.heads.group(), size = a.heads.size, width = a.heads.width();
     u32 out_width = a.heads.queries * size, end = a.seq_len, key = a.heads.key(key_head), value = a.heads.value(key_head);
     u64 first = (u64)blockIdx.y * end;
@@ -58,6 +65,13 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
     Matrix all_keys(keys), all_values(values);
     float c = a.scale * LOG2_E, key_sums[8][4] = {}, value_sums[8][4] = {}, scores[8][4], products[8][4];
     u32 weights[4][4], gradients[4][4];
+    // The tiles of queries whose gradients this warpgroup makes.
+    u32 made = group > 1 ? 0 : own, made_end = group > 1 ? 2 * own : own + 1;
+    TurnBack<SIDE> angles;
+    auto ask = [&](u32 i) {
+        if (!TurnBack<SIDE>::paired(a)) return;
+        for (int h = 0; h < 2; h++) angles.ask(a, first + i * SIDE + quarter, h);
+    };
     for (u32 t = 0, stage = 0; t < group; t++, stage = Blocks::next(stage)) {
         u32 head = key_head * group + t;
         const bf16* queries = stages + stage * 3 * BOTH;
@@ -76,27 +90,6 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
             }
         wait_at(OWN + own, 128);
 
-        float query_sums[8][4] = {}, mean[2], log_sum[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            mean[h] = means[row + lane / 4 + 8 * h];
-            log_sum[h] = sums[row + lane / 4 + 8 * h] * LOG2_E;
-        }
-#pragma unroll 1
-        for (u32 j = 0; j <= own; j++) {
-            begin_products();
-            start_turned(scores, all_queries.row(own * SIDE), all_keys.row(j * SIDE));
-            start_turned(products, all_grads.row(own * SIDE), all_values.row(j * SIDE));
-            wait_for_products<1>(scores);
-            hide<false>(scores, a.pattern, row, j * SIDE);
-            weigh_rows(scores, c, log_sum);
-            wait_for_products<0>(products);
-            derive_rows(products, scores, mean);
-            round_left(gradients, products);
-            begin_products();
-            start_adding(query_sums, gradients, all_keys.row(j * SIDE));
-            wait_for_products<0>(query_sums);
-        }
 #pragma unroll 1
         for (u32 i = own; i < 2; i++) {
             begin_products();
@@ -109,15 +102,34 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
             derive_columns(products, scores, means + i * SIDE);
             round_left(weights, scores);
             round_left(gradients, products);
+            if (own == 0 && t > 0) wait_at(DONE + i, 256);
+            put_left(score_grads + (own + i) * TILE, gradients, quarter);
+            show_to_products();
+            if (own == 0 && (group > 1 || i == 1)) arrive_at(LEFT + i, 256);
             begin_products();
             start_adding(value_sums, weights, all_grads.row(i * SIDE));
             start_adding(key_sums, gradients, all_queries.row(i * SIDE));
+            if (made < made_end) ask(made);
             wait_for_products<0>(value_sums);
             wait_for_products<0>(key_sums);
         }
         blocks.release(stage, t);
-        put_back<SIDE>(rows, query_sums, a, first + row);
-        write<SIDE>(Part(a.qkv_grad, first, width, a.heads.query(head), size), rows, row, end);
+#pragma unroll 1
+        for (u32 i = made; i < made_end; i++) {
+            // Behind the first of these the own warps' are there too.
+            if (own == 0) wait_at(OWN, 128);
+            else wait_at(LEFT + i, 256);
+#pragma unroll 1
+            for (u32 j = 0; j <= i; j++) {
+                begin_products();
+                start_adding_turned(scores, Matrix(score_grads + (i + j) * TILE), all_keys.row(j * SIDE), j > 0);
+                wait_for_products<0>(scores);
+            }
+            if (t + 1 < group) arrive_at(DONE + i, 256);
+            put_back<SIDE, true>(rows, scores, a, first + i * SIDE + quarter, angles);
+            if (i + 1 < made_end) ask(i + 1);
+            write<SIDE>(Part(a.qkv_grad, first, width, a.heads.query(head), size), rows, i * SIDE + quarter, end);
+        }
     }
 
     put_back<SIDE>(rows, key_sums, a, first + row);

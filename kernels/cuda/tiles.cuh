@@ -302,28 +302,47 @@ __device__ inline void turn_back(Row<SIZE>* rows, const AttentionGradArgs& a, u6
     __syncwarp();
 }
 
-// Rounds 16 rows of sums, times the scale, into shared memory, turned back; the first is row `row` of all.
+// The angles by which 16 rows of a warp's sums are turned back, where all of a head's elements are: the lane that has one
+// has the other of its pair. h is a half of the rows.
 template <int SIZE>
-__device__ inline void put_back(Row<SIZE>* rows, float (&sums)[SIZE / 8][4], const AttentionGradArgs& a, u64 row) {
-    if (a.dims != SIZE || (u64)a.table % sizeof(Piece)) {
+struct TurnBack {
+    // Two cosines and sines each.
+    Piece of[2][SIZE / 16];
+
+    static __device__ bool paired(const AttentionGradArgs& a) { return a.dims == SIZE && (u64)a.table % sizeof(Piece) == 0; }
+
+    // The first row is row `row` of all.
+    __device__ void ask(const AttentionGradArgs& a, u64 row, int h) {
+        u32 lane = threadIdx.x % 32, at = (u32)(row + lane / 4 + 8 * h) % a.period;
+        const Piece* angles = (const Piece*)(a.table + (u64)at * SIZE) + lane % 4;
+#pragma unroll
+        for (int n = 0; n < SIZE / 16; n++) of[h][n] = angles[4 * n];
+    }
+
+    __device__ void turn(float (&sums)[SIZE / 8][4], int h) const {
+#pragma unroll
+        for (int n = 0; n < SIZE / 16; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float cosine = __uint_as_float(of[h][n].words[2 * e]), sine = __uint_as_float(of[h][n].words[2 * e + 1]);
+                turn_back(sums[n][2 * h + e], sums[n + SIZE / 16][2 * h + e], cosine, sine);
+            }
+    }
+};
+
+// Rounds 16 rows of sums, times the scale, into shared memory, turned back; the first is row `row` of all. ASKED: whether
+// the angles were asked for before, as they are for pairs.
+template <int SIZE, bool ASKED = false>
+__device__ inline void put_back(Row<SIZE>* rows, float (&sums)[SIZE / 8][4], const AttentionGradArgs& a, u64 row,
+                                TurnBack<SIZE> angles = {}) {
+    if (!TurnBack<SIZE>::paired(a)) {
         put<SIZE>(rows, sums, a.scale, a.scale);
         return turn_back<SIZE>(rows, a, row);
     }
-    // The lane that has an element has the other of its pair.
-    u32 lane = threadIdx.x % 32;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        u32 at = (u32)(row + lane / 4 + 8 * h) % a.period;
-        const Piece* angles = (const Piece*)(a.table + (u64)at * SIZE) + lane % 4;
-#pragma unroll
-        for (int n = 0; n < SIZE / 16; n++) {
-            Piece two = angles[4 * n];
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float cosine = __uint_as_float(two.words[2 * e]), sine = __uint_as_float(two.words[2 * e + 1]);
-                turn_back(sums[n][2 * h + e], sums[n + SIZE / 16][2 * h + e], cosine, sine);
-            }
-        }
+        if constexpr (!ASKED) angles.ask(a, row, h);
+        angles.turn(sums, h);
     }
     put<SIZE>(rows, sums, a.scale, a.scale);
 }

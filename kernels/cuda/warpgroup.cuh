@@ -49,6 +49,13 @@ __device__ inline void await_tiles() {
     __syncthreads();
 }
 
+__device__ inline void fill(float (&sums)[8][4], float with) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums[n][e] = with;
+}
+
 // Starts sums = 64 rows times 64 transposed rows.
 __device__ inline void start_turned(float (&sums)[8][4], Matrix left, Matrix right) {
 #pragma unroll
@@ -128,10 +135,11 @@ __device__ inline void start_adding(float (&sums)[8][4], const u32 (&left)[K][4]
     end_products();
 }
 
-// Starts sums += the transposed 64 rows at `left` times 64 rows.
-__device__ inline void start_adding_turned(float (&sums)[8][4], Matrix left, Matrix right) {
+// Starts sums += the transposed 64 rows at `left` times 64 rows; or sums = that.
+__device__ inline void start_adding_turned(float (&sums)[8][4], Matrix left, Matrix right, bool add = true) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) multiply_group_turned_by_columns(sums, left.row(16 * k), right.row(16 * k));
+    for (int k = 0; k < 4; k++)
+        multiply_group_turned_by_columns(sums, left.row(16 * k), right.row(16 * k), add || k > 0);
     end_products();
 }
 

@@ -46,12 +46,14 @@ inline void multiply_group_by_rows(float (&sums)[N][4], const u32 (&left)[4], co
 
 // The left factor lies transposed: a row of it is a column, for the whole warpgroup.
 template <int N>
-inline void multiply_group_turned_by_columns(float (&sums)[N][4], const bf16* left, const bf16* rows) {
+inline void multiply_group_turned_by_columns(float (&sums)[N][4], const bf16* left, const bf16* rows, bool add) {
     u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16;
     for (int n = 0; n < N; n++)
         for (int e = 0; e < 4; e++) {
             u32 r = row + lane / 4 + e / 2 * 8, c = 8 * n + lane % 4 * 2 + e % 2;
-            for (u32 k = 0; k < 16; k++) sums[n][e] += of_swizzled(left, k, r) * of_swizzled(rows, k, c);
+            float sum = add ? sums[n][e] : 0;
+            for (u32 k = 0; k < 16; k++) sum += of_swizzled(left, k, r) * of_swizzled(rows, k, c);
+            sums[n][e] = sum;
         }
 }
 
@@ -142,15 +144,16 @@ __device__ inline void multiply_group_by_columns(float (&sums)[8][4], const u32 
                       : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right.from(0))));
 }
 
-// sums += the transposed 16 rows at `left` times the 16 rows at `right`.
-__device__ inline void multiply_group_turned_by_columns(float (&sums)[8][4], Matrix left, Matrix right) {
-    PTX(stand_in::multiply_group_turned_by_columns(sums, left.rows, right.rows),
+// sums (+)= the transposed 16 rows at `left` times the 16 rows at `right`.
+__device__ inline void multiply_group_turned_by_columns(float (&sums)[8][4], Matrix left, Matrix right, bool add) {
+    PTX(stand_in::multiply_group_turned_by_columns(sums, left.rows, right.rows, add),
         asm volatile(
+                      "{ .reg .pred add; setp.ne.b32 add, %34, 0; "
                       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, "
                       "%9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
-                      "%27, %28, %29, %30, %31}, %32, %33, 1, 1, 1, 1, 1;"
+                      "%27, %28, %29, %30, %31}, %32, %33, add, 1, 1, 1, 1; }"
                       : SUMS(0), SUMS(1), SUMS(2), SUMS(3), SUMS(4), SUMS(5), SUMS(6), SUMS(7)
-                      : "l"(left.from(0)), "l"(right.from(0))));
+                      : "l"(left.from(0)), "l"(right.from(0)), "r"((u32)add)));
 }
 
 // sums (+)= 64 rows at `left` times the transposed 128 rows at `right`: the 16 columns from `first` on.

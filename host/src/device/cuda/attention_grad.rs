@@ -37,9 +37,9 @@ const PIPELINE_TILE: u32 = 128;
 /// eight warps write, of 72 elements.
 const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 72 * 2;
 
-/// Shared memory of the kernel for short sequences: eleven times two tiles, seven rows of sums, and rows that eight
-/// warps write.
-const SHORT_ROOM: u32 = 11 * 2 * GROUP_TILE + 7 * 128 * 4 + 8 * 16 * 72 * 2;
+/// Shared memory of the kernel for short sequences: eleven times two tiles, three of the scores' gradients, seven rows of
+/// sums, and rows that eight warps write.
+const SHORT_ROOM: u32 = 25 * GROUP_TILE + 7 * 128 * 4 + 8 * 16 * 72 * 2;
 
 /// Shared memory of the kernel by stripes: three tiles of keys and values, two of queries and gradients, one of
 /// outputs and one of the scores' gradients, rows that four warps write, of 72 elements, and three rows of sums. So
