@@ -61,6 +61,7 @@ struct StepArgs {
     u32 wait;   // whether all blocks wait for each other before it
     u32 slot;   // the first that a norm writes; where a product's input is, or NOWHERE
     u32 exact;  // whether a product's result is f32 whatever its operands are
+    u32 beside; // heads of queries of the attention that a product has no wait from; 0: there is none
 };
 
 constexpr u32 MOST_STEPS = 192;
@@ -142,14 +143,15 @@ __device__ NOINLINE void token_swiglu(const TokenSwiGluArgs& a, T* slot) {
     }
 }
 
-// How a product's rows are shared out: AT_ONCE neighbouring ones a group of warps, as many groups a block as fit. It
-// depends on how many there are only, so that of two products of as many rows a thread finishes the same.
+// How a product's rows are shared out among the last `blocks`: AT_ONCE neighbouring ones a group of warps, as many groups
+// a block as fit. It depends on how many there are only, so that of two products of as many rows a thread finishes the
+// same.
 constexpr u32 AT_ONCE = 4;
 struct Sharing {
     u32 group = 1, at_once = 1;
 
-    __device__ explicit Sharing(u32 rows) {
-        u32 warps = gridDim.x * TOKEN_WARPS;
+    __device__ explicit Sharing(u32 rows, u32 blocks = gridDim.x) {
+        u32 warps = blocks * TOKEN_WARPS;
         if (rows >= 2 * AT_ONCE * warps) at_once = AT_ONCE;
         else
             while (group < TOKEN_WARPS && 2 * group * rows <= warps) group *= 2;
@@ -186,15 +188,15 @@ __device__ NOINLINE void token_write(const RowArgs& a, u32 at, float value, u32 
     exact ? write_row<float>(a, at, value) : write_row<T>(a, at, value);
 }
 
-// Sums of ROWS rows a group of warps. Rows that are read once leave L2 to the others.
+// Sums of ROWS rows a group of warps, by the blocks from `skip` on. Rows that are read once leave L2 to the others.
 template <class T, int N, int ROWS, bool ONCE>
-__device__ inline void token_rows(const RowArgs& a, const T* x, u32 group, u32 exact) {
+__device__ inline void token_rows(const RowArgs& a, const T* x, u32 group, u32 exact, u32 skip = 0) {
     __shared__ float parts[TOKEN_WARPS][ROWS];
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = TOKEN_WARPS / group;
-    u32 own = (blockIdx.x * groups + warp / group) * ROWS, step = gridDim.x * groups * ROWS;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = TOKEN_WARPS / group, block = blockIdx.x - skip;
+    u32 own = (block * groups + warp / group) * ROWS, step = (gridDim.x - skip) * groups * ROWS;
     // As often in every warp of the block.
 #pragma unroll 1
-    for (u32 first = blockIdx.x * groups * ROWS; first < a.n; first += step, own += step) {
+    for (u32 first = block * groups * ROWS; first < a.n; first += step, own += step) {
         float sums[ROWS] = {}, added = 0;
         // Lane r finishes the r-th row.
         bool finishes = lane < ROWS && warp % group == 0 && own + lane < a.n;
@@ -218,11 +220,19 @@ __device__ inline void token_rows(const RowArgs& a, const T* x, u32 group, u32 e
 }
 
 template <class T>
-__device__ NOINLINE void token_product(const RowArgs& a, const T* x, u32 exact) {
-    Sharing sharing(a.n);
-    if (!a.wide) token_rows<T, 1, 1, false>(a, x, sharing.group, exact);
-    else if (sharing.at_once > 1) token_rows<T, WIDE<T>, AT_ONCE, true>(a, x, 1, exact);
-    else token_rows<T, WIDE<T>, 1, false>(a, x, sharing.group, exact);
+__device__ NOINLINE void token_product(const RowArgs& a, const T* x, u32 exact, u32 skip) {
+    if (blockIdx.x < skip) return;
+    Sharing sharing(a.n, gridDim.x - skip);
+    if (!a.wide) token_rows<T, 1, 1, false>(a, x, sharing.group, exact, skip);
+    else if (sharing.at_once > 1) token_rows<T, WIDE<T>, AT_ONCE, true>(a, x, 1, exact, skip);
+    else token_rows<T, WIDE<T>, 1, false>(a, x, sharing.group, exact, skip);
+}
+
+// The first blocks have attention to do, an item each. A product beside it leaves these alone, if they are no more than
+// half of all.
+__device__ inline u32 blocks_of_attention(u32 heads, u32 now) {
+    u32 items = heads * (now / PIECE + 1);
+    return 2 * items > gridDim.x ? 0 : items;
 }
 
 // x [k] times [k, n]: a block 32 columns, a warp every sixteenth row.
@@ -326,7 +336,10 @@ __device__ void token(const TokenArgs& a) {
             case SWIGLU: token_swiglu<T>(s.of.swiglu, slot); break;
             case TURNED: token_turned<T>(s.of.product, slot ? slot : (const T*)s.of.product.x); break;
             case ATTENTION: token_attention<T>(s.of.attention, first + h.tokens, pool); break;
-            case PRODUCT: token_product<T>(s.of.product, slot ? slot : (const T*)s.of.product.x, s.exact); break;
+            case PRODUCT:
+                token_product<T>(s.of.product, slot ? slot : (const T*)s.of.product.x, s.exact,
+                                 blocks_of_attention(s.beside, first + h.tokens));
+                break;
             case MOST_LIKELY: token_most_likely(a.choice, a.best + h.tokens, s.of.choice.wide); break;
         }
         bool last = h.at + 1 == a.steps;

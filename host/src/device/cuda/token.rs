@@ -86,6 +86,7 @@ struct StepArgs {
     wait: u32,
     slot: u32,
     exact: u32,
+    beside: u32,
 }
 
 /// Mirrors TokenArgs.
@@ -155,14 +156,26 @@ impl Use {
     }
 }
 
+/// What two products add to, in either order: branches of a layer that are parallel.
+fn sum_of_both(a: &Op, b: &Op) -> Option<Region> {
+    match (a, b) {
+        (Op::Linear(a), Op::Linear(b)) if a.epilogue.adds() && b.epilogue.adds() && a.out == b.out => Some(a.out),
+        _ => None,
+    }
+}
+
 /// The operations in an order of fewer waits: each as early as what it uses allows, otherwise as they were.
-fn ordered(ops: &[Op]) -> Vec<&Op> {
+pub(super) fn ordered(ops: &[Op]) -> Vec<&Op> {
     // Each with its level, how many waits come before it.
     let mut done: Vec<(usize, Vec<Use>, &Op)> = Vec::with_capacity(ops.len());
     for op in ops {
         let uses = Use::of(op, None);
         let level = done.iter().map(|(level, before, earlier)| {
-            let meets = |(a, b): (&Use, &Use)| (a.written || b.written) && a.region.overlaps(&b.region);
+            let sum = sum_of_both(earlier, op);
+            let meets = |(a, b): (&Use, &Use)| {
+                let added = sum.is_some() && sum == Some(a.region) && a.region == b.region;
+                (a.written || b.written) && a.region.overlaps(&b.region) && !added
+            };
             let pairs = || before.iter().flat_map(|a| uses.iter().map(move |b| (a, b)));
             // What a norm or SwiGLU writes is in every block's own slot.
             let local = matches!(earlier, Op::Norm(_) | Op::SwiGlu(_)) && matches!(op, Op::Linear(_));
@@ -203,7 +216,23 @@ impl Steps {
         }
         self.used.append(&mut uses);
         let slot = slot.map_or(NOWHERE, |slot| slot as u32);
-        self.made.push(StepArgs { of, kind: kind as u32, wait: wait.into(), slot, exact: exact.into() });
+        self.made.push(StepArgs { of, kind: kind as u32, wait: wait.into(), slot, exact: exact.into(), beside: 0 });
+    }
+
+    /// Tells products that have no wait from an attention of so many heads that its blocks are busy. The choice of a token
+    /// looks for logits where every block has some.
+    fn keep_apart(&mut self, heads: u32) {
+        let attends = |s: &StepArgs| s.kind == Kind::Attention as u32;
+        let chooses = |s: &StepArgs| s.kind == Kind::MostLikely as u32;
+        let mut rest = &mut self.made[..];
+        while !rest.is_empty() {
+            let end = rest.iter().skip(1).position(|s| s.wait != 0).map_or(rest.len(), |i| i + 1);
+            let (steps, behind) = rest.split_at_mut(end);
+            if steps.iter().any(attends) && !steps.iter().any(chooses) {
+                steps.iter_mut().filter(|s| s.kind == Kind::Product as u32).for_each(|s| s.beside = heads);
+            }
+            rest = behind;
+        }
     }
 
     /// Adds the choice of the most likely token. Who wrote a logit reads it: nobody waits for that.
@@ -212,7 +241,8 @@ impl Steps {
         let rows = written.filter(|u| u.region == o.logits).and_then(|u| u.rows);
         let (wait, wide) = (written.is_some() && rows.is_none(), rows.is_some_and(|(_, whole)| whole));
         let of = AnyStepArgs { choice: TokenChoiceArgs { wide: wide.into() } };
-        self.made.push(StepArgs { of, kind: Kind::MostLikely as u32, wait: wait.into(), slot: NOWHERE, exact: 0 });
+        let kind = Kind::MostLikely as u32;
+        self.made.push(StepArgs { of, kind, wait: wait.into(), slot: NOWHERE, exact: 0, beside: 0 });
     }
 
     /// The slot that holds a region.
@@ -307,7 +337,7 @@ impl Cuda {
 
     /// Queues a launch, and says how many operations it does.
     pub(super) fn token(&mut self, launch: &Launch<'_>) -> Result<usize, OperationError> {
-        let (mut steps, mut counters, mut dtype) = (Steps::default(), 1, Dtype::F32);
+        let (mut steps, mut counters, mut heads, mut dtype) = (Steps::default(), 1, 0, Dtype::F32);
         let Some(cursor) = cursor(launch.ops) else { return Ok(launch.count()) };
         for op in ordered(launch.ops) {
             dtype = kept(op).unwrap_or(dtype);
@@ -332,6 +362,7 @@ impl Cuda {
                     steps.add(op, Kind::Attention, None, false, AnyStepArgs { attention });
                     steps.slots[WIDE_SLOT] = None;
                     counters = counters.max(TokenRoom::of(o).counters);
+                    heads = heads.max(o.rotary.heads.queries);
                 }
                 Op::Linear(o) => {
                     let product = self.token_product(o)?;
@@ -351,6 +382,7 @@ impl Cuda {
             best = self.scratch_at(TokenRoom::BEST, 8 * TokenRoom::TOKENS as u64)?;
             choice = self.most_likely(o)?;
         }
+        steps.keep_apart(heads);
         let (cursor, steps) = (self.address(cursor)?, steps.made);
         let (count, tokens) = (steps.len() as u32, launch.tokens as u32);
         let mut arguments =

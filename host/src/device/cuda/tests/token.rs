@@ -8,6 +8,7 @@ use capful_core::ops::{Kind, MostLikely, Pattern};
 
 use super::bench::{decode, distance, encode, open_with};
 use super::step::{PYTHIA, QWEN, YXANUL, first_values};
+use crate::device::cuda::token::ordered;
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
 
 struct Plan {
@@ -152,6 +153,24 @@ fn a_token_in_one_launch_agrees_with_the_reference() {
         &Transformer { head_size: 7, rotary_dims: 6, d_model: 35, d_ff: 51, heads: 3, kv_heads: 3, ..PYTHIA },
         Pattern::DENSE,
     );
+}
+
+/// Which products are added to the residual stream, in order: whether each reads what attention wrote.
+fn added(model: &Transformer) -> Vec<bool> {
+    let plan = plan(model, &Single, 0);
+    let ops = program(model, &plan, Pattern::DENSE);
+    let attention = |x: Region| ops.iter().any(|op| matches!(op, Op::CachedAttention(o) if o.out == x));
+    let added = ordered(&ops).into_iter().filter_map(|op| match op {
+        Op::Linear(o) if o.epilogue.adds() => Some(attention(o.x)),
+        _ => None,
+    });
+    added.collect()
+}
+
+#[test]
+fn the_feed_forward_s_branch_is_added_beside_attention_where_it_is_parallel() {
+    assert_eq!(added(&PYTHIA), [false, true, false, true]);
+    assert_eq!(added(&YXANUL), [true, false, true, false]);
 }
 
 #[test]
