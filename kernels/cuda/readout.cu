@@ -1,29 +1,6 @@
 // The residual stream of a spiking model out of its signals, and the gradients. A sum of shifts: output o reaches, by
 // weight [f, o], dim (o + f step) mod dims.
-#include "streams.cuh"
-
-struct ReadoutArgs {
-    const void* signals;       // [T, rows, B]: the slots behind the first
-    const float* weights;      // [fan_out, outputs]
-    const float* gate_weight;  // [dims], or null: no gate
-    const float* gate_bias;    // [dims]
-    float* out;                // [B, T, dims]; of the gradient: its gradient
-    const float* back;         // [fan_out, outputs]: what the gradient goes back by
-    const float* back_direct;  // [dims]: the same of the direct outputs, or null: the gate
-    float* turned;             // [dims, B, tokens of a launch]: gradients as signals lie
-    void* signals_grad;        // [T, rows, B]
-    float* weight_grad;        // [fan_out, outputs]
-    float* gate_weight_grad;   // [dims]
-    float* gate_bias_grad;     // [dims]
-    u32 rows, streams, tokens, dims, fan_out, outputs, step;
-    u32 first, direct;         // signals that are projected, and that are the stream's
-    u32 gate_first, gate_count;
-    u32 token;                 // the first of this launch
-    u32 tile;
-    u32 wide;                  // whether a thread has 16 bytes of signals
-
-    __device__ float gate(u32 d, float r) const { return 2.0f / (1.0f + expf(-(gate_weight[d] * r + gate_bias[d]))); }
-};
+#include "readout.cuh"
 
 // Weights and signals that a thread asks for at once.
 constexpr u32 AT_ONCE = 4;

@@ -10,19 +10,7 @@
 //
 // Weights and the stream's gradients are f32. Each is two bf16, what is rounded and what is left, and a product three:
 // together they keep 16 bits.
-#include "vector.cuh"
-
-struct ReadoutTensorArgs {
-    const bf16* signals;  // [T, rows, B]: the slots behind the first
-    const float* weights; // [fan_out, outputs]; of the signals' gradient what it goes back by
-    float* out;           // [B, T, dims]; of the gradients: its gradient
-    void* signals_grad;   // [T, rows, B]
-    float* weight_grad;   // [fan_out, outputs]
-    u32 rows, streams, tokens, dims, fan_out, outputs;
-    u32 step, groups;     // of outputs
-    u32 first, direct;    // signals that are projected, and that are the stream's
-    u32 share;            // tokens of a thread block
-};
+#include "readout.cuh"
 
 #ifdef TENSOR_CORES
 
@@ -33,6 +21,8 @@ constexpr u32 TILES = 4, ROWS = 3;
 struct alignas(8) Bytes8 {
     u32 x[2];
 };
+
+__device__ inline u32 groups(const ReadoutArgs& a) { return (a.outputs + a.dims - 1) / a.dims; }
 
 // Two values, rounded and what is left.
 struct Pair {
@@ -52,8 +42,8 @@ static_assert(sizeof(Weights) == 1024, "as readout_tensor.rs makes room for them
 
 // Lays the weights of dims and outputs at `r`: rows are dims, columns the outputs of a group, or BACK the other way.
 template <bool BACK>
-__device__ inline void lay_weights(const ReadoutTensorArgs& a, Weights* to, u32 r) {
-    u32 tiles = a.fan_out / 16, count = a.groups * tiles * tiles * 32;
+__device__ inline void lay_weights(const ReadoutArgs& a, Weights* to, u32 r) {
+    u32 tiles = a.fan_out / 16, count = groups(a) * tiles * tiles * 32;
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
         u32 lane = i % 32, tile = i / 32, group = tile / (tiles * tiles);
         u32 row0 = tile / tiles % tiles * 16 + lane / 4, column0 = tile % tiles * 16 + lane % 4 * 2;
@@ -77,7 +67,7 @@ __device__ inline void lay_weights(const ReadoutTensorArgs& a, Weights* to, u32 
 #endif
 
 // A block the dims at one place of a step, a warp 32 streams of a token. Grid (step, T / share).
-__device__ void readout(const ReadoutTensorArgs& a) {
+__device__ void readout(const ReadoutArgs& a) {
 #ifdef TENSOR_CORES
     LAUNCH_SHARED(room, 144 << 10);
     Weights* weights = (Weights*)room;
@@ -87,7 +77,7 @@ __device__ void readout(const ReadoutTensorArgs& a) {
     u32 parts = (a.streams + 31) / 32, t0 = blockIdx.y * a.share, count = min(a.share, a.tokens - t0) * parts;
     for (u32 item = threadIdx.x / 32; item < count; item += blockDim.x / 32) {
         u32 t = t0 + item / parts, b0 = item % parts * 32;
-        const bf16* signals = a.signals + (u64)t * a.rows * a.streams + b0;
+        const bf16* signals = (const bf16*)a.signals + (u64)t * a.rows * a.streams + b0;
         // Product q has streams q, q + 4, ...
         float sums[TILES][4][4] = {};
         auto each = [&](auto visit) {
@@ -106,7 +96,7 @@ __device__ void readout(const ReadoutTensorArgs& a) {
                 sums[tile][q][e] = __uint_as_float(q % 2 ? x.x[q / 2] & 0xffff0000u : x.x[q / 2] << 16);
         });
 #pragma unroll 1
-        for (u32 group = 0; group < a.groups; group++) {
+        for (u32 group = 0; group < groups(a); group++) {
             u32 right[TILES][4][2] = {};
 #pragma unroll
             for (u32 tile = 0; tile < TILES; tile++)
@@ -149,15 +139,15 @@ __device__ void readout(const ReadoutTensorArgs& a) {
 #endif
 }
 
-EXPORT_MANY(readout_tensor, ReadoutTensorArgs, 128, 4, readout)
+EXPORT_MANY(readout_tensor, ReadoutArgs, 128, 4, readout)
 
 // A block the dims at two neighbouring places of a step, a warp 16 streams of a token. Grid (step / 2, T / share).
 template <class T>
-__device__ void signal_grads(const ReadoutTensorArgs& a) {
+__device__ void signal_grads(const ReadoutArgs& a) {
 #ifdef TENSOR_CORES
     LAUNCH_SHARED(room, 144 << 10);
     u32 r = blockIdx.x * 2, lane = threadIdx.x % 32, own = lane / 4, pair = lane % 4 * 2, tiles = a.fan_out / 16;
-    u32 of_one = a.groups * tiles * tiles;
+    u32 of_one = groups(a) * tiles * tiles;
     for (u32 i = 0; i < 2; i++) lay_weights<true>(a, (Weights*)room + i * of_one, r + i);
     __syncthreads();
     u32 parts = (a.streams + 15) / 16, t0 = blockIdx.y * a.share, count = min(a.share, a.tokens - t0) * parts;
@@ -189,7 +179,7 @@ __device__ void signal_grads(const ReadoutTensorArgs& a) {
 #pragma unroll
         for (u32 place = 0; place < 2; place++)
 #pragma unroll 1
-            for (u32 row = 0; row < a.groups * tiles; row++) {
+            for (u32 row = 0; row < groups(a) * tiles; row++) {
                 const Weights* left = (const Weights*)room + place * of_one + row * tiles;
                 float sums[2][4] = {};
 #pragma unroll
@@ -221,12 +211,12 @@ __device__ void signal_grads(const ReadoutTensorArgs& a) {
 #endif
 }
 
-EXPORT_PAIR(readout_signals_f32, ReadoutTensorArgs, 256, signal_grads<float>)
-EXPORT_PAIR(readout_signals_bf16, ReadoutTensorArgs, 256, signal_grads<bf16>)
+EXPORT_PAIR(readout_signals_f32, ReadoutArgs, 256, signal_grads<float>)
+EXPORT_PAIR(readout_signals_bf16, ReadoutArgs, 256, signal_grads<bf16>)
 
 // No gradient for signals that are neither projected nor the stream's. Grid (such signals / 8, T).
 template <class T>
-__device__ void no_grads(const ReadoutTensorArgs& a) {
+__device__ void no_grads(const ReadoutArgs& a) {
     u32 row = blockIdx.x * 8 + threadIdx.x / 32;
     bool ahead = a.first < a.direct;
     u32 begins[2] = {ahead ? a.first : a.direct, ahead ? a.direct : a.first};
@@ -237,22 +227,22 @@ __device__ void no_grads(const ReadoutTensorArgs& a) {
     for (u32 b = threadIdx.x % 32; b < a.streams; b += 32) to[b] = store<T>(0);
 }
 
-EXPORT(readout_rest_f32, ReadoutTensorArgs, 256, no_grads<float>)
-EXPORT(readout_rest_bf16, ReadoutTensorArgs, 256, no_grads<bf16>)
+EXPORT(readout_rest_f32, ReadoutArgs, 256, no_grads<float>)
+EXPORT(readout_rest_bf16, ReadoutArgs, 256, no_grads<bf16>)
 
 // A block the dims at two neighbouring places of a step and 48 outputs, a warp 8 of the dims. Grid (step / 2, groups
 // fan_out / 48).
-__device__ void weight_grads(const ReadoutTensorArgs& a) {
+__device__ void weight_grads(const ReadoutArgs& a) {
 #ifdef TENSOR_CORES
     u32 r = blockIdx.x * 2, lane = threadIdx.x % 32, own = lane / 4, pair = lane % 4 * 2, tiles = a.fan_out / 16;
-    u32 dims8 = threadIdx.x / 32 * 8, first = blockIdx.y * ROWS, end = min(first + ROWS, a.groups * tiles);
+    u32 dims8 = threadIdx.x / 32 * 8, first = blockIdx.y * ROWS, end = min(first + ROWS, groups(a) * tiles);
     auto output = [&](u32 row) { return row / tiles * a.dims + (row % tiles * 16 + own) * a.step + r; };
     float sums[2][ROWS][4] = {};
     for (u32 b0 = lane % 4 * 8; b0 - lane % 4 * 8 < a.streams; b0 += 32) {
         // Streams as they lie: a thread's 16 bytes of signals are half of two left matrices.
         bool has = b0 < a.streams;
         const float* grads = a.out + (u64)b0 * a.tokens * a.dims + (dims8 + own) * a.step + r;
-        const bf16* signals = a.signals + (u64)a.first * a.streams + b0;
+        const bf16* signals = (const bf16*)a.signals + (u64)a.first * a.streams + b0;
 #pragma unroll 2
         for (u32 t = 0; t < a.tokens; t++, grads += a.dims, signals += (u64)a.rows * a.streams) {
             u32 high[2][4], low[2][4];
@@ -304,4 +294,4 @@ __device__ void weight_grads(const ReadoutTensorArgs& a) {
 #endif
 }
 
-EXPORT(readout_weights, ReadoutTensorArgs, 256, weight_grads)
+EXPORT(readout_weights, ReadoutArgs, 256, weight_grads)

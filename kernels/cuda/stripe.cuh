@@ -50,6 +50,13 @@ struct HeadRows {
     }
 };
 
+__device__ inline void fill(float (&sums)[8][4], float with) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums[n][e] = with;
+}
+
 // Hides the later keys from the queries of the same tile; a warp's rows, from `own` on, are queries, or keys where
 // TURNED.
 template <bool TURNED>

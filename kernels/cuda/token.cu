@@ -150,7 +150,7 @@ constexpr u32 AT_ONCE = 4;
 struct Sharing {
     u32 group = 1, at_once = 1;
 
-    __device__ explicit Sharing(u32 rows, u32 blocks = gridDim.x) {
+    __device__ explicit Sharing(u32 rows, u32 blocks) {
         u32 warps = blocks * TOKEN_WARPS;
         if (rows >= 2 * AT_ONCE * warps) at_once = AT_ONCE;
         else
@@ -190,7 +190,7 @@ __device__ NOINLINE void token_write(const RowArgs& a, u32 at, float value, u32 
 
 // Sums of ROWS rows a group of warps, by the blocks from `skip` on. Rows that are read once leave L2 to the others.
 template <class T, int N, int ROWS, bool ONCE>
-__device__ inline void token_rows(const RowArgs& a, const T* x, u32 group, u32 exact, u32 skip = 0) {
+__device__ inline void token_rows(const RowArgs& a, const T* x, u32 group, u32 exact, u32 skip) {
     __shared__ float parts[TOKEN_WARPS][ROWS];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = TOKEN_WARPS / group, block = blockIdx.x - skip;
     u32 own = (block * groups + warp / group) * ROWS, step = (gridDim.x - skip) * groups * ROWS;
@@ -265,7 +265,7 @@ __device__ NOINLINE void token_attention(const CachedAttentionArgs& a, u32 now, 
 
 // Raises `best` to the best logit of this block: those whose sums its threads finished, unless all have waited.
 __device__ NOINLINE void token_most_likely(const MostLikelyArgs& a, u64* best, u32 wide) {
-    Sharing sharing(a.vocabulary);
+    Sharing sharing(a.vocabulary, gridDim.x);
     u32 rows = wide ? sharing.at_once : 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 groups = TOKEN_WARPS / sharing.group, end = min(a.vocabulary, *a.limit);
     u64 own = 0;

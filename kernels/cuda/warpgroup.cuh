@@ -49,13 +49,6 @@ __device__ inline void await_tiles() {
     __syncthreads();
 }
 
-__device__ inline void fill(float (&sums)[8][4], float with) {
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) sums[n][e] = with;
-}
-
 // Starts sums = 64 rows times 64 transposed rows.
 __device__ inline void start_turned(float (&sums)[8][4], Matrix left, Matrix right) {
 #pragma unroll
