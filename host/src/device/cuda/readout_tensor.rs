@@ -15,10 +15,15 @@ const ROOM: u64 = 144 << 10;
 /// ROWS of readout_tensor.cu.
 const ROWS: u32 = 3;
 
+/// Of outputs, as many as dims each.
+const fn groups(a: &ReadoutArgs) -> u32 {
+    a.outputs.div_ceil(a.dims)
+}
+
 /// Bytes of the weights of one place of a step.
 fn weights_bytes(a: &ReadoutArgs) -> u64 {
     let tiles = u64::from(a.fan_out / 16);
-    u64::from(a.outputs.div_ceil(a.dims)) * tiles * tiles * WEIGHTS
+    u64::from(groups(a)) * tiles * tiles * WEIGHTS
 }
 
 impl Cuda {
@@ -75,7 +80,7 @@ impl Cuda {
         self.launch_with(NAME, &format!("readout_signals_{dtype}"), grid, 256, 2 * weights_bytes(&a) as u32, &a)?;
         let grid = [(a.rows - a.outputs - a.dims).div_ceil(8), a.tokens, 1];
         self.launch(NAME, &format!("readout_rest_{dtype}"), grid, 256, &a)?;
-        let grid = [blocks, (a.outputs.div_ceil(a.dims) * a.fan_out / 16).div_ceil(ROWS), 1];
+        let grid = [blocks, (groups(&a) * a.fan_out / 16).div_ceil(ROWS), 1];
         self.launch(NAME, "readout_weights", grid, 32 * a.fan_out / 8, &a)?;
         Ok(true)
     }
