@@ -18,7 +18,7 @@ command -v "$sanitizer" >/dev/null || { echo "racecheck: $sanitizer is not there
 
 # Rows of logits that no block's registers hold, modules whose spikes are packed, wide heads.
 most() {
-    case $1 in
+    case ${1##*::} in
         *long_rows* | *spikes_are*) echo 2097152 ;;
         *head_loss* | *fused_head* | *attention* | *sequences*) echo 262144 ;;
         *) echo 32768 ;;
@@ -37,7 +37,7 @@ log=$(mktemp); trap 'rm -f "$log"' EXIT
 failed=0
 printf '| test | seconds | %s |\n| --- | --- | --- |\n' "$tool"
 for test in $("$libtest" --list --format terse | sed -n 's/: test$//p' |
-    grep -E '^device::cuda::tests::(operations|products|neurogen|fp8)::'); do
+    grep -E '^device::cuda::tests::(attention|head|operations|products|neurogen|fp8)::'); do
     wanted "$test" || continue
     began=$SECONDS
     CAPFUL_TEST_MOST=${CAPFUL_TEST_MOST:-$(most "$test")} timeout -k 10 "$limit" \

@@ -1,12 +1,14 @@
 //! Every operation against the core's Reference, and a whole step: on a GPU where there is one, else on the
 //! stand-in for its driver.
 
+mod attention;
 mod bench;
 mod errors;
 mod fp8;
 mod fp8_step;
 mod fused;
 mod generate;
+mod head;
 mod messages;
 pub mod mirrors;
 mod neurogen;

@@ -1,0 +1,284 @@
+//! Attention, its gradient and that of one token over a cache, by each of their kernels.
+
+use capful_core::ops::{Attention, AttentionGrad, CachedAttention, Heads, Kind, Pattern, Rotary, RotaryScaling};
+
+use super::bench::{Bench, Lay, share};
+use crate::device::cuda::Precision;
+use crate::device::cuda::heads::stripes;
+
+/// Heads, batch, length and pattern of a few kinds.
+fn attentions() -> Vec<(Heads, u32, u32, Pattern)> {
+    let pattern = |kind, block| Pattern { kind, block, window: 1, stride: 3 };
+    vec![
+        (Heads::interleaved(1, 1), 1, 1, Pattern::DENSE),
+        (Heads::interleaved(2, 64), 2, 70, Pattern::DENSE),
+        (Heads::grouped(4, 2, 6), 2, 65, pattern(Kind::Local, 16)),
+        (Heads::grouped(6, 2, 10), 1, 150, pattern(Kind::Global, 8)),
+        (Heads::interleaved(3, 32), 1, 129, pattern(Kind::Mixed, 7)),
+        (Heads::interleaved(1, 128), 2, 33, Pattern::DENSE),
+        (Heads::grouped(2, 1, 100), 1, 40, pattern(Kind::Local, 5)),
+        (Heads::interleaved(2, 256), 1, 21, Pattern::DENSE),
+        (Heads::grouped(2, 1, 200), 1, 35, pattern(Kind::Global, 4)),
+    ]
+}
+
+/// Lengths around the tiles' sides and sizes around the padded ones, each pair with one of the patterns.
+fn tiled_attentions() -> Vec<(Heads, u32, u32, Pattern)> {
+    let mut patterns = vec![Pattern::DENSE];
+    for kind in [Kind::Local, Kind::Global, Kind::Mixed] {
+        patterns.extend([16, 32, 64].map(|block| Pattern { kind, block, window: 1, stride: 3 }));
+    }
+    let mut cases = Vec::new();
+    for t in [1, 17, 64, 65, 140] {
+        for size in [16, 32, 48, 64, 80, 128] {
+            let pattern = patterns[cases.len() % patterns.len()];
+            let heads = match cases.len() % 3 {
+                0 => Heads::interleaved(2, size),
+                1 => Heads::grouped(4, 2, size),
+                _ => Heads::grouped(3, 1, size),
+            };
+            cases.push((heads, 1 + t % 2, t, pattern));
+        }
+    }
+    cases
+}
+
+/// Short sequences, several to a tile: tiles that are full, not full, and the only one.
+fn packed_attentions() -> Vec<(Heads, u32, u32, Pattern)> {
+    let local = |block| Pattern { kind: Kind::Local, block, window: 0, stride: 3 };
+    let grouped = Heads::grouped(6, 2, 64);
+    let mut cases = vec![
+        (Heads::grouped(12, 2, 64), 8, 8, Pattern::DENSE),
+        (Heads::interleaved(2, 24), 5, 1, Pattern::DENSE),
+        (Heads::interleaved(1, 12), 40, 2, local(16)),
+        (Heads::grouped(2, 1, 31), 19, 4, Pattern::DENSE),
+        (Heads::grouped(4, 2, 128), 9, 8, Pattern::DENSE),
+        (Heads::interleaved(2, 100), 3, 32, Pattern::DENSE),
+        (Heads::interleaved(2, 32), 3, 32, local(32)),
+        // The pattern hides a part: not packed.
+        (Heads::interleaved(2, 32), 3, 32, local(16)),
+    ];
+    cases.extend([(13, 8), (1, 8), (5, 16), (9, 16), (3, 32), (4, 32)].map(|(b, t)| (grouped, b, t, Pattern::DENSE)));
+    cases
+}
+
+/// Everything turns where `all`, else half of each head.
+fn rotary(l: &mut Lay, heads: Heads, positions: u32, all: bool) -> Rotary {
+    // At least one pair where the head has two elements; else angles of zero dims.
+    turning(l, heads, positions, if all { heads.size / 2 } else { heads.size / 4 })
+}
+
+/// So many pairs of each head turn.
+fn turning(l: &mut Lay, heads: Heads, positions: u32, pairs: u32) -> Rotary {
+    let mut angles = Vec::new();
+    for (position, pair) in (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j))) {
+        angles.extend(Rotary::angle(100.0, RotaryScaling::None, 2 * pairs, position, pair));
+    }
+    Rotary { table: l.values([1, positions, pairs, 2], angles), heads, positions }
+}
+
+fn attention(l: &mut Lay, (heads, batch, t, pattern): (Heads, u32, u32, Pattern)) -> Attention {
+    Attention {
+        qkv: l.normal([1, batch, t, heads.width()], 1.0),
+        out: l.poison([1, batch, t, heads.out_width()]),
+        log_sum: l.poison_exact([1, batch, heads.queries, t]),
+        heads,
+        pattern,
+    }
+}
+
+fn attention_grad(l: &mut Lay, (heads, batch, t, pattern): (Heads, u32, u32, Pattern)) -> AttentionGrad {
+    let (width, out_width) = (heads.width(), heads.out_width());
+    AttentionGrad {
+        qkv: l.normal([1, batch, t, width], 0.3),
+        out: l.normal([1, batch, t, out_width], 0.5),
+        // A sum near the real one, so that the probabilities are below 1.
+        log_sum: l.values([1, batch, heads.queries, t], vec![3.0; (batch * heads.queries * t) as usize]),
+        out_grad: l.normal([1, batch, t, out_width], 1.0),
+        qkv_grad: l.poison([1, batch, t, width]),
+        heads,
+        pattern,
+        rotary: rotary(l, heads, t, heads.size == 64),
+    }
+}
+
+#[test]
+fn attention_and_its_gradient() {
+    let mut bench = Bench::of_attention();
+    for case in share(attentions()) {
+        bench.agree(|l| attention(l, case));
+        bench.agree(|l| attention_grad(l, case));
+    }
+}
+
+#[test]
+fn attention_and_its_gradient_in_tiles_of_bf16() {
+    let mut bench = Bench::of_attention();
+    for case in share(tiled_attentions()) {
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
+    }
+}
+
+/// Sequences that do not fill the last tile of keys or of queries, keys of one query head and of several, narrow heads.
+#[test]
+fn long_sequences_have_a_gradient_by_keys() {
+    let mut bench = Bench::of_attention();
+    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.long_sequence = 1);
+    for (heads, batch, t) in share(vec![
+        (Heads::interleaved(1, 64), 2, 64),
+        (Heads::interleaved(2, 40), 1, 130),
+        (Heads::grouped(4, 2, 64), 1, 200),
+        (Heads::grouped(3, 1, 64), 1, 257),
+        (Heads::grouped(2, 1, 34), 1, 190),
+    ]) {
+        let case = (heads, batch, t, Pattern::DENSE);
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
+    }
+}
+
+/// One head of a key and more than a block has stages for, whole tiles and parts of them, narrow heads.
+#[test]
+fn sequences_that_stay_on_the_chip_have_a_gradient() {
+    let mut bench = Bench::of_attention();
+    for (heads, batch, t) in share(vec![
+        (Heads::interleaved(2, 64), 2, 128),
+        (Heads::grouped(5, 1, 64), 1, 100),
+        (Heads::grouped(4, 2, 40), 2, 65),
+        (Heads::grouped(8, 2, 64), 1, 127),
+    ]) {
+        let case = (heads, batch, t, Pattern::DENSE);
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
+    }
+}
+
+#[test]
+fn short_sequences_of_grouped_heads_stay_on_the_chip() {
+    let mut bench = Bench::new();
+    if !bench.gpus()[0].warpgroups {
+        return;
+    }
+    let gpu = &mut bench.gpus_mut()[0];
+    // However few they are; and nothing else is there to be launched.
+    gpu.multiprocessors = 0;
+    gpu.modules.retain(|(name, _)| *name == "attention_short");
+    for (queries, keys, batch, t) in share(vec![(4, 1, 2, 65), (5, 1, 1, 100), (12, 2, 2, 127), (8, 2, 1, 128)]) {
+        let case = (Heads::grouped(queries, keys, 64), batch, t, Pattern::DENSE);
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
+    }
+}
+
+/// A block and the one before it.
+const SHORT_WINDOW: Pattern = Pattern { kind: Kind::Local, block: 64, window: 1, stride: 3 };
+
+/// One stripe of a sequence, several, and a tile a stripe; sequences of one tile, of whole ones and not.
+#[test]
+fn short_windows_go_by_stripes() {
+    let mut bench = Bench::new();
+    if !bench.gpus()[0].warpgroups {
+        return;
+    }
+    let cases = [(2, 1, 64), (1, 2, 65), (2, 2, 128), (1, 1, 200), (2, 1, 333), (1, 1, 1100)];
+    for multiprocessors in [1, 3, 1000] {
+        // Nothing else is there to be launched.
+        let gpu = &mut bench.gpus_mut()[0];
+        gpu.multiprocessors = multiprocessors;
+        gpu.modules.retain(|(name, _)| ["attention_local", "attention_grad_local"].contains(name));
+        for (i, (heads, batch, t)) in share(cases.into_iter().enumerate().collect()) {
+            let case = (Heads::interleaved(heads, 64), batch, t, SHORT_WINDOW);
+            bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
+            let turned = |l: &mut Lay| {
+                let rotary = turning(l, case.0, t, [8, 16, 32][i % 3]);
+                AttentionGrad { rotary, ..attention_grad(l, case) }
+            };
+            bench.agree_in(Precision::Bf16, 1e-2, &turned);
+        }
+        for (queries, keys) in [(4, 2), (3, 1)] {
+            let case = (Heads::grouped(queries, keys, 64), 1, 333, SHORT_WINDOW);
+            bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
+        }
+    }
+}
+
+#[test]
+fn other_short_windows_and_heads_go_by_tiles() {
+    let mut bench = Bench::of_attention();
+    let windows = [(64, 0), (64, 2), (32, 2), (16, 4), (128, 0), (128, 1), (48, 0), (48, 1)];
+    let mut cases: Vec<_> = windows
+        .into_iter()
+        .map(|(block, window)| (Heads::interleaved(1, 64), 1, 333, Pattern { block, window, ..SHORT_WINDOW }))
+        .collect();
+    cases.push((Heads::grouped(4, 2, 64), 1, 333, SHORT_WINDOW));
+    cases.push((Heads::interleaved(2, 48), 2, 130, SHORT_WINDOW));
+    cases.push((Heads::interleaved(1, 34), 2, 193, SHORT_WINDOW));
+    for case in share(cases) {
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
+    }
+}
+
+#[test]
+fn stripes_do_not_change_the_bits() {
+    let mut bench = Bench::new();
+    let case = (Heads::interleaved(2, 64), 1, 400, SHORT_WINDOW);
+    let found = [1, 3, 1000].map(|multiprocessors| {
+        bench.gpus_mut()[0].multiprocessors = multiprocessors;
+        let forward = bench.left(Precision::Bf16, &|l: &mut Lay| attention(l, case));
+        (forward, bench.left(Precision::Bf16, &|l: &mut Lay| attention_grad(l, case)))
+    });
+    assert!(found.iter().all(|one| *one == found[0]));
+}
+
+#[test]
+fn stripes_fill_the_gpu_or_are_few() {
+    // Pythia-70M on an H200: forward three blocks a multiprocessor, then two.
+    assert_eq!(stripes(256, 32, 396), 3);
+    assert_eq!(stripes(256, 32, 264), 1);
+    assert_eq!(stripes(8, 32, 264), 32);
+    assert_eq!(stripes(1, 1, 264), 1);
+    assert_eq!(stripes(100_000, 32, 264), 1);
+}
+
+#[test]
+fn short_sequences_share_a_tile() {
+    let mut bench = Bench::of_attention();
+    for case in share(packed_attentions()) {
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
+    }
+}
+
+#[test]
+fn more_sequences_than_a_launch_has_room_for_are_launched_in_parts() {
+    let mut bench = Bench::of_attention();
+    bench.gpus_mut().iter_mut().for_each(|gpu| gpu.sequences = 2);
+    let grouped = Heads::grouped(4, 2, 6);
+    for case in [(grouped, 5, 3, Pattern::DENSE), (Heads::interleaved(2, 64), 3, 70, Pattern::DENSE)] {
+        bench.agree(|l| attention(l, case));
+        bench.agree(|l| attention_grad(l, case));
+    }
+    // As many as a grid has no room for, of a length that does not share tiles: on the stand-in it would take minutes.
+    let mut bench = Bench::new();
+    if bench.gpus()[0].gpu.contains("stand-in") {
+        return;
+    }
+    let many = (Heads::interleaved(1, 1), 65_537, 3, Pattern::DENSE);
+    bench.agree_in(Precision::F32, 1e-5, &|l: &mut Lay| attention(l, many));
+}
+
+#[test]
+fn cached_attention() {
+    let mut bench = Bench::new();
+    for (heads, _, t, pattern) in attentions() {
+        for cursor in [0, t / 2, t - 1] {
+            bench.agree(|l| CachedAttention {
+                qkv: l.spent([1, 1, 1, heads.width()], 1.0),
+                cache: l.normal([1, 2, t, heads.keys * heads.size], 1.0),
+                cursor: l.ids(vec![cursor]),
+                out: l.poison([1, 1, 1, heads.out_width()]),
+                rotary: rotary(l, heads, t, t % 2 == 0),
+                pattern,
+            });
+        }
+    }
+}
