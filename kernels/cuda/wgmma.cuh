@@ -57,6 +57,21 @@ inline void multiply_group_turned_by_columns(float (&sums)[N][4], const bf16* le
         }
 }
 
+// The left factor's 16 columns from `first` on are in shared memory; of the right one's rows every 64 columns lie `panel`
+// elements further.
+template <int N>
+inline void multiply_group_by_columns(float (&sums)[N][4], const bf16* left, u32 first, const bf16* rows, u32 panel,
+                                      bool add) {
+    u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16;
+    for (int n = 0; n < N; n++)
+        for (int e = 0; e < 4; e++) {
+            u32 r = row + lane / 4 + e / 2 * 8, c = 8 * (n % 8) + lane % 4 * 2 + e % 2;
+            float sum = add ? sums[n][e] : 0;
+            for (u32 k = 0; k < 16; k++) sum += of_swizzled(left, r, first + k) * of_swizzled(rows + n / 8 * panel, k, c);
+            sums[n][e] = sum;
+        }
+}
+
 // Of the right factor's rows every 64 columns lie `panel` elements further.
 template <int N>
 inline void multiply_group_by_columns(float (&sums)[N][4], const u32 (&left)[4], const bf16* rows, u32 panel) {
@@ -77,7 +92,7 @@ inline void multiply_group_by_columns(float (&sums)[N][4], const u32 (&left)[4],
 
 #endif
 
-// Products of a warpgroup, four warps that follow each other: sums [64, 64] or [64, 128], of which a warp has 16 rows as
+// Products of a warpgroup, four warps that follow each other: sums [64, 64], [64, 128] or [64, 256], of which a warp has 16 rows as
 // of `multiply`'s. Factors in shared memory are rows of 64 elements, whose pieces of 16 bytes are swizzled: piece p of row
 // r lies at p ^ r % 8, and row 0 at a multiple of 1024 bytes. The products only start; see `wait_for_products`.
 
@@ -188,6 +203,50 @@ __device__ inline void multiply_group_by_columns(float (&sums)[16][4], const u32
             : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right.across(panel))));
 }
 
+// The same with the transposed 256 rows at `right`.
+__device__ inline void multiply_group_by_rows(float (&sums)[32][4], Matrix left, Matrix right, u32 first, bool add) {
+    PTX(stand_in::multiply_group_by_rows(sums, left.rows, right.rows, first, add),
+        asm volatile(
+            "{ .reg .pred add; setp.ne.b32 add, %130, 0; "
+            "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
+            "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
+            "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, "
+            "%65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "
+            "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "
+            "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, "
+            "%122, %123, %124, %125, %126, %127"
+            "}, %128, %129, add, 1, 1, 0, 0; }"
+            : SUMS(0), SUMS(1), SUMS(2), SUMS(3), SUMS(4), SUMS(5), SUMS(6), SUMS(7),
+              SUMS(8), SUMS(9), SUMS(10), SUMS(11), SUMS(12), SUMS(13), SUMS(14), SUMS(15),
+              SUMS(16), SUMS(17), SUMS(18), SUMS(19), SUMS(20), SUMS(21), SUMS(22), SUMS(23),
+              SUMS(24), SUMS(25), SUMS(26), SUMS(27), SUMS(28), SUMS(29), SUMS(30), SUMS(31)
+            : "l"(left.from(first)), "l"(right.from(first)), "r"((u32)add)));
+}
+
+// sums (+)= 16 columns from `first` on of 64 rows at `left` times the 16 rows of 256 at `right`, of which every 64 columns
+// lie `panel` elements further.
+__device__ inline void multiply_group_by_columns(float (&sums)[32][4], Matrix left, u32 first, Matrix right, u32 panel,
+                                                 bool add) {
+    PTX(stand_in::multiply_group_by_columns(sums, left.rows, first, right.rows, panel, add),
+        asm volatile(
+            "{ .reg .pred add; setp.ne.b32 add, %130, 0; "
+            "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
+            "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
+            "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, "
+            "%65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "
+            "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "
+            "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, "
+            "%122, %123, %124, %125, %126, %127"
+            "}, %128, %129, add, 1, 1, 0, 1; }"
+            : SUMS(0), SUMS(1), SUMS(2), SUMS(3), SUMS(4), SUMS(5), SUMS(6), SUMS(7),
+              SUMS(8), SUMS(9), SUMS(10), SUMS(11), SUMS(12), SUMS(13), SUMS(14), SUMS(15),
+              SUMS(16), SUMS(17), SUMS(18), SUMS(19), SUMS(20), SUMS(21), SUMS(22), SUMS(23),
+              SUMS(24), SUMS(25), SUMS(26), SUMS(27), SUMS(28), SUMS(29), SUMS(30), SUMS(31)
+            : "l"(left.from(first)), "l"(right.across(panel)), "r"((u32)add)));
+}
+
 #undef SUMS
 
 // A warpgroup's registers a thread, a multiple of eight: fewer for who needs few, then more for the others of its block.
@@ -211,7 +270,13 @@ __device__ inline void end_products() {
     PTX((void)0, asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"));
 }
 
-// Waits until no more than the last LEFT groups run; the sums are of a group that has ended.
+// Waits until no more than the last LEFT groups run.
+template <int LEFT>
+__device__ inline void await_products() {
+    PTX((void)0, asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"));
+}
+
+// The same; the sums are of a group that has ended.
 template <int LEFT, int N>
 __device__ inline void wait_for_products(float (&sums)[N][4]) {
     PTX((void)sums, asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");

@@ -62,6 +62,22 @@ void copy_now(unsigned left = 0);
 void arrive_at(unsigned id, unsigned threads);
 void wait_at(unsigned id, unsigned threads, const char* file, int line);
 
+// A barrier in shared memory that counts arrivals and the bytes of tiles, phase after phase, as `start_phases` says.
+void start_phases(const void* barrier, unsigned arrivals);
+void arrive_in_phase(const void* barrier, unsigned bytes);
+// Whether a phase, the first of which has parity 0, is over.
+bool phase_over(const void* barrier, unsigned parity);
+void wait_for_phase(const void* barrier, unsigned parity, const char* file, int line);
+
+// A matrix of bf16 and how many of its rows are a tile, of 64 columns: what driver.cpp makes of a tensor map.
+struct TileMap {
+    uint64_t address, columns, rows, pitch, tile_rows;
+};
+
+// A tile as it is now, rows of eight pieces of 16 bytes, piece p of row r at p ^ r % 8; zeros beyond the matrix. It is
+// there when the barrier's phase ends.
+void copy_tile(void* to, const TileMap& map, const void* barrier, unsigned column, unsigned row);
+
 // Makes a kernel known by its name.
 struct Kernel {
     const char* name;

@@ -260,6 +260,18 @@ API cuModuleGetFunction(const void** made, void*, const char* name) {
     return *made ? SUCCESS : NOT_FOUND;
 }
 API cuFuncSetAttribute(const void*, int, int) { return SUCCESS; }
+// Matrices of bf16 (9), tiles of 64 columns swizzled by 128 bytes (3), zeros beyond: what fibers.cpp copies.
+API cuTensorMapEncodeTiled(void* map, int type, unsigned rank, uint64_t address, const uint64_t* sizes,
+                           const uint64_t* pitch, const unsigned* tile, const unsigned* steps, int interleave, int swizzle,
+                           int, int fill) {
+    bool known = type == 9 && rank == 2 && interleave == 0 && swizzle == 3 && fill == 0 && steps[0] == 1 && steps[1] == 1;
+    bool aligned = (uint64_t)map % 64 == 0 && address % 16 == 0 && pitch[0] % 16 == 0 && pitch[0] >= 2 * sizes[0];
+    if (!known || !aligned || tile[0] != 64 || !tile[1] || tile[1] > 256 || !inside(address, pitch[0] * sizes[1]))
+        return INVALID_VALUE;
+    stand_in::TileMap made = {address, sizes[0], sizes[1], pitch[0], tile[1]};
+    memset(map, 0, 128);
+    return memcpy(map, &made, sizeof made), SUCCESS;
+}
 static int launch(const void* function, Index grid, Index block, unsigned shared, void* stream, void** arguments,
                   bool together) {
     // What a block may have on the GPUs that have most; the kernels bring it themselves here.

@@ -4,6 +4,7 @@
 #include <csetjmp>
 #include <cstdlib>
 #include <link.h>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <sys/mman.h>
@@ -17,7 +18,7 @@ __thread Running* now = nullptr;
 
 namespace {
 
-enum State { READY, AT_BLOCK, AT_WARP, AT_NUMBER, DONE };
+enum State { READY, AT_BLOCK, AT_WARP, AT_NUMBER, AT_PHASE, DONE };
 
 constexpr size_t STACK = 128 << 10;
 constexpr unsigned MOST_THREADS = 1024, BARRIERS = 16;
@@ -40,6 +41,7 @@ struct Fiber {
     std::vector<Copy> copies;  // started, not waited for
     unsigned groups = 0;       // of copies, ended
     unsigned barrier = 0;      // where it waits AT_NUMBER
+    const void* phases = nullptr;  // where it waits AT_PHASE
     jmp_buf at;
     void* stack = nullptr;
     ucontext_t entry;
@@ -52,6 +54,20 @@ struct Warp {
     Words brought[32];
 };
 
+// A tile on its way, by rows of 128 bytes.
+struct Tile {
+    unsigned char* to;
+    std::vector<unsigned char> bytes;
+};
+
+// A barrier that counts arrivals and the bytes of tiles, phase after phase.
+struct Phases {
+    unsigned arrivals, missing;
+    long long bytes = 0;  // said to come and not copied
+    unsigned over = 0;    // phases, modulo 2
+    std::vector<Tile> tiles;
+};
+
 Kernel* kernels = nullptr;
 
 // What runs a grid. Several run at the same time, each for a thread of the caller's.
@@ -59,6 +75,7 @@ struct Machine {
     std::vector<std::unique_ptr<Fiber>> fibers;
     Warp warps[MOST_THREADS / 32];
     unsigned arrived[BARRIERS] = {};  // at each barrier that has a number
+    std::map<const void*, Phases> phases;
     jmp_buf scheduler;
     void (*body)(const void*);
     const void* arguments;
@@ -189,6 +206,8 @@ std::string run_block(unsigned threads, bool backwards) {
             arrived = 0;
             return "some threads arrive at a barrier and none waits";
         }
+        for (auto& [barrier, phases] : machine->phases)
+            if (!phases.tiles.empty()) return "a tile is copied and its barrier's phase does not end";
         return {};
     }
 }
@@ -238,6 +257,56 @@ void arrive_at(unsigned id, unsigned threads) {
         if (f->state == AT_NUMBER && f->barrier == id) f->state = READY;
 }
 
+namespace {
+
+// Ends a phase where all has come: only now are its tiles there.
+void end_phase(const void* barrier, Phases& phases) {
+    if (phases.missing || phases.bytes) return;
+    for (const Tile& tile : phases.tiles) memcpy(tile.to, tile.bytes.data(), tile.bytes.size());
+    phases.tiles.clear();
+    phases.missing = phases.arrivals;
+    phases.over ^= 1;
+    for (auto& f : machine->fibers)
+        if (f->state == AT_PHASE && f->phases == barrier) f->state = READY;
+}
+
+}  // namespace
+
+void start_phases(const void* barrier, unsigned arrivals) { machine->phases[barrier] = {arrivals, arrivals}; }
+
+void arrive_in_phase(const void* barrier, unsigned bytes) {
+    Phases& phases = machine->phases.at(barrier);
+    phases.missing--;
+    phases.bytes += bytes;
+    end_phase(barrier, phases);
+}
+
+bool phase_over(const void* barrier, unsigned parity) { return machine->phases.at(barrier).over != parity; }
+
+void wait_for_phase(const void* barrier, unsigned parity, const char* file, int line) {
+    while (!phase_over(barrier, parity)) {
+        self()->phases = barrier;
+        wait(AT_PHASE, file, line);
+    }
+}
+
+void copy_tile(void* to, const TileMap& map, const void* barrier, unsigned column, unsigned row) {
+    constexpr unsigned PIECES = 8, PIECE = 16;
+    Tile tile = {(unsigned char*)to, std::vector<unsigned char>(map.tile_rows * PIECES * PIECE)};
+    for (unsigned r = 0; r < map.tile_rows; r++)
+        for (unsigned p = 0; p < PIECES; p++) {
+            unsigned first = column + p * PIECE / 2;
+            if (row + r >= map.rows || first >= map.columns) continue;
+            const char* from = (const char*)map.address + (row + r) * map.pitch + 2 * first;
+            size_t bytes = std::min<size_t>(PIECE, 2 * (map.columns - first));
+            memcpy(&tile.bytes[(r * PIECES + (p ^ r % 8)) * PIECE], from, bytes);
+        }
+    Phases& phases = machine->phases.at(barrier);
+    phases.bytes -= tile.bytes.size();
+    phases.tiles.push_back(std::move(tile));
+    end_phase(barrier, phases);
+}
+
 void wait_at(unsigned id, unsigned threads, const char* file, int line) {
     bool last = machine->arrived[id] + 1 == threads;
     arrive_at(id, threads);
@@ -268,6 +337,7 @@ std::string run_blocks(const Kernel& kernel, const void* arguments, Index grid, 
                     f.copies.clear();
                     f.groups = 0;
                 }
+                machine->phases.clear();
                 Machine* own = machine;
                 memset(poisoned.start, 0xff, poisoned.bytes);
                 machine = own;

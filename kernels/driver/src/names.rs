@@ -70,7 +70,7 @@ macro_rules! first_argument {
 }
 
 /// Calls the function whose entry is in r11, with the arguments in registers and a copy of twelve words of the
-/// caller's stack: what the eleven arguments of cuLaunchKernel, the most of any, take at most. What it returns goes
+/// caller's stack: what the twelve arguments of cuTensorMapEncodeTiled, the most of any, take at most. What it returns goes
 /// through [`settle`] unless it is 0.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
@@ -239,6 +239,7 @@ functions! {
     cuSurfObjectCreate
     cuSurfObjectDestroy
     cuSurfObjectGetResourceDesc
+    cuTensorMapEncodeTiled
     cuTexObjectCreate
     cuTexObjectDestroy
     cuTexObjectGetResourceDesc

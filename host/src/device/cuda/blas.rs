@@ -106,6 +106,48 @@ type MatmulFn = unsafe extern "C" fn(
     *mut c_void,
 ) -> Status;
 
+/// What follows a product. The library adds a bias; a GELU or its gradient, with the sums of columns, is a pass behind it,
+/// or in a product of our own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum With {
+    /// Nothing, or a matrix that is added.
+    Plain,
+    /// A bias.
+    Bias,
+    /// A bias, and a GELU beside.
+    Gelu,
+    /// The gradient of a GELU, and sums of columns.
+    GeluGrad,
+}
+
+impl With {
+    pub(super) const ALL: [With; 4] = [With::Plain, With::Bias, With::Gelu, With::GeluGrad];
+
+    /// As it is saved.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            With::Plain => "plain",
+            With::Bias => "bias",
+            With::Gelu => "gelu",
+            With::GeluGrad => "gelu_grad",
+        }
+    }
+
+    /// Whether it takes a pass behind the library's product.
+    pub(super) fn passes(self) -> bool {
+        matches!(self, With::Gelu | With::GeluGrad)
+    }
+
+    fn of(p: &Product) -> With {
+        match (p.bias.is_some(), p.activated.is_some(), p.before_gelu.is_some() && p.summed.is_some()) {
+            (true, true, _) => With::Gelu,
+            (true, false, _) => With::Bias,
+            (false, _, true) => With::GeluGrad,
+            (false, ..) => With::Plain,
+        }
+    }
+}
+
 /// What decides an algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
@@ -117,7 +159,8 @@ pub struct Shape {
     /// A's type, and B's but for E5M2: that is of gradients, which are multiplied with E4M3.
     pub input: Dtype,
     pub output: Dtype,
-    pub bias: bool,
+    /// What the product is followed by.
+    pub with: With,
     /// What all addresses are multiples of, 256 at most: rows of a chunk begin where they begin.
     pub alignment: u32,
 }
@@ -257,7 +300,7 @@ impl Blas {
                 let value = i32::from(transposed);
                 check((self.desc_set)(desc, attribute, (&raw const value).cast(), 4))?;
             }
-            if shape.bias {
+            if matches!(shape.with, With::Bias | With::Gelu) {
                 let epilogue = EPILOGUE_BIAS;
                 check((self.desc_set)(desc, DESC_EPILOGUE, (&raw const epilogue).cast(), 4))?;
                 check((self.desc_set)(desc, DESC_BIAS_POINTER, (&raw const bias).cast(), 8))?;
@@ -458,11 +501,11 @@ impl Cuda {
             tf32: self.tf32 && p.a.dtype == Dtype::F32,
             input: p.a.dtype,
             output: p.c.dtype,
-            bias: bias != 0,
+            with: With::of(p),
             alignment: 1 << (a | b | c | bias | added).trailing_zeros().min(8),
         };
         let call = Call { shape, a, b, c, bias, added, inverses, workspace };
-        let Some(algorithm) = self.algorithm(&call)? else { return Ok(false) };
+        let Some(algorithm) = self.algorithm(&call, p)? else { return Ok(false) };
         let stream = self.stream.as_inner().cast();
         let queued = self.blas.as_ref().map_or(Ok(()), |blas| blas.queue(&call, &algorithm, stream));
         queued.map_err(|status| self.fail(failed("cublasLtMatmul", status)))?;

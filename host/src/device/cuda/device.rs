@@ -69,6 +69,8 @@ pub struct Cuda {
     pub(super) tf32: bool,
     /// Whether warpgroups multiply bf16.
     pub(super) warpgroups: bool,
+    /// Whether the driver describes matrices to the multiprocessors' copies of tiles.
+    pub(super) tensor_maps: bool,
     /// Whether a kernel is made ready while the one before it runs.
     pub(super) early: bool,
     /// Blocks that can wait for each other: one a multiprocessor.
@@ -159,6 +161,7 @@ impl Cuda {
             tensor_cores,
             tf32: false,
             warpgroups,
+            tensor_maps: capful_driver::has("cuTensorMapEncodeTiled"),
             early,
             together,
             multiprocessors,

@@ -6,7 +6,7 @@ use capful_core::ops::LinearGrad;
 
 use super::columns::FinishArgs;
 use super::device::{Cuda, blocks, width};
-use super::product::{Case, Product};
+use super::product::{Case, Product, Summed};
 use super::profile::{piece_bytes, pieces};
 
 const NAME: &str = "linear_grad";
@@ -28,11 +28,11 @@ struct BiasGradArgs {
 /// A pass over a gradient, whose columns it can sum.
 pub(super) struct Pass {
     /// [rows, columns].
-    rows: Region,
+    pub(super) rows: Region,
     /// The same: the gradient goes through the GELU of this first, where it is.
-    before_gelu: Option<Region>,
+    pub(super) before_gelu: Option<Region>,
     /// The same: takes the GELU of that.
-    activated: Option<Region>,
+    pub(super) activated: Option<Region>,
 }
 
 impl Pass {
@@ -57,12 +57,8 @@ impl Cuda {
                     Product::new(NAME, if o.transposed { Case::Nt } else { Case::Nn }, o.out_grad, o.weight, x_grad)
                 }
             };
-            // With sums to be made of it, it goes through the GELU as it is summed.
-            let before_gelu = o.before_gelu.filter(|_| o.x_bias_grad.is_none());
-            self.product(Product { before_gelu, ..product })?;
-            if let Some(bias_grad) = o.x_bias_grad {
-                self.pass(Pass { rows: x_grad, before_gelu: o.before_gelu, activated }, bias_grad, o.accumulate)?;
-            }
+            let summed = o.x_bias_grad.map(|to| Summed { to, accumulate: o.accumulate, activated });
+            self.product(Product { before_gelu: o.before_gelu, summed, ..product })?;
         }
         if let Some(weight_grad) = o.weight_grad {
             let (left, right) = if o.transposed { (o.x, o.out_grad) } else { (o.out_grad, o.x) };
@@ -73,14 +69,15 @@ impl Cuda {
             self.product(Product { accumulate: o.accumulate, ..product })?;
         }
         // Not the library's epilogue: its products with sums of columns take longer than both apart.
-        o.bias_grad.map_or(Ok(()), |bias_grad| self.pass(Pass::over(o.out_grad), bias_grad, o.accumulate))
+        let Some(to) = o.bias_grad else { return Ok(()) };
+        self.sum_columns(Pass::over(o.out_grad), Summed { to, accumulate: o.accumulate, activated: None })
     }
 
     /// A pass, and the bias' gradient that is summed in it.
-    fn pass(&mut self, pass: Pass, bias_grad: Region, accumulate: bool) -> Result<(), OperationError> {
+    pub(super) fn sum_columns(&mut self, pass: Pass, summed: Summed) -> Result<(), OperationError> {
         let partial = self.scratch_at(0, piece_bytes(pass.rows.rows(), 1, pass.rows.columns()))?;
-        let to = self.address(bias_grad)?;
-        self.bias_grad(pass, partial, to, accumulate)
+        let to = self.address(summed.to)?;
+        self.bias_grad(pass, partial, to, summed.accumulate)
     }
 
     /// A pass, and the sum of each column to `to`, of pieces that wait in `partial`.

@@ -79,6 +79,7 @@ mod timed;
 mod timing;
 mod token;
 mod tuning;
+mod warpgroup_product;
 
 pub use describe::{describe, gpus, require};
 pub use description::{Description, Gpu};

@@ -6,6 +6,7 @@ use capful_core::ops::QuantisedProduct;
 
 use super::device::{Cuda, blocks, threads, width};
 use super::error::CudaError;
+use super::linear_grad::Pass;
 
 /// How A and B lie in memory; C is always [m, n].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -16,6 +17,17 @@ pub enum Case {
     Nn,
     /// A [k, m], B [k, n].
     Tn,
+}
+
+/// The sums of a product's columns, behind the gradient of a GELU where there is one.
+#[derive(Debug, Clone, Copy)]
+pub struct Summed {
+    /// Takes them.
+    pub to: Region,
+    /// Whether they are added to what is there.
+    pub accumulate: bool,
+    /// Takes the GELU of what `before_gelu` is, made again.
+    pub activated: Option<Region>,
 }
 
 /// `C = A · B (+ bias) (+ residual) (+ C) (∘ gelu'(before_gelu))`, then `activated = gelu(C)`.
@@ -30,6 +42,7 @@ pub struct Product {
     pub residual: Option<Region>,
     pub before_gelu: Option<Region>,
     pub activated: Option<Region>,
+    pub summed: Option<Summed>,
     pub accumulate: bool,
     /// What A and B, of 8 bits, are multiplied with: a number each.
     pub inverses: Option<[Region; 2]>,
@@ -40,8 +53,8 @@ impl Product {
     pub fn new(operation: &'static str, case: Case, a: Region, b: Region, c: Region) -> Product {
         let none = None;
         let (bias, residual, before_gelu, activated) = (none, none, none, none);
-        let (accumulate, inverses) = (false, None);
-        Product { operation, case, a, b, c, bias, residual, before_gelu, activated, accumulate, inverses }
+        let (summed, accumulate, inverses) = (None, false, None);
+        Product { operation, case, a, b, c, bias, residual, before_gelu, activated, summed, accumulate, inverses }
     }
 
     /// The product of copies in 8 bits.
@@ -133,13 +146,19 @@ impl Cuda {
             let why = "its operands are f32 and its result bf16";
             return Err(self.fail(CudaError::Unsupported { operation: p.operation, why }));
         }
-        if one {
+        if one && p.summed.is_none() {
             return self.product_of_a_row(&p, output);
         }
         if self.blas.is_some() && self.product_by_library(&p)? {
             return self.epilogue(&p);
         }
-        self.product_by_tiles(&p, input, output)
+        if self.multiplies(&p)? {
+            return self.product_by_warpgroups(&p);
+        }
+        // With sums to be made of it, it goes through the GELU as it is summed.
+        let before_gelu = p.before_gelu.filter(|_| p.summed.is_none());
+        self.product_by_tiles(&Product { before_gelu, ..p }, input, output)?;
+        p.summed.map_or(Ok(()), |_| self.epilogue(&p))
     }
 
     fn product_of_a_row(&mut self, p: &Product, output: Dtype) -> Result<(), OperationError> {
@@ -213,6 +232,10 @@ impl Cuda {
 
     /// What the library's product leaves to do: its own GELU is the one with tanh.
     pub(super) fn epilogue(&mut self, p: &Product) -> Result<(), OperationError> {
+        if let Some(summed) = p.summed {
+            return self
+                .sum_columns(Pass { rows: p.c, before_gelu: p.before_gelu, activated: summed.activated }, summed);
+        }
         if p.before_gelu.is_none() && p.activated.is_none() {
             return Ok(());
         }

@@ -12,10 +12,10 @@ use capful_core::random::Random;
 use cust::sys;
 use serde::{Deserialize, Serialize};
 
-use super::blas::{Algorithm, Blas, Call, Shape, failed};
+use super::blas::{Algorithm, Blas, Call, Shape, With, failed};
 use super::device::Cuda;
 use super::error::CudaError;
-use super::product::Case;
+use super::product::{Case, Product};
 
 /// An algorithm for a shape. None where the library has none, so that our own kernel runs.
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +35,8 @@ const TF32: &str = "tf32";
 /// An algorithm chosen for one product, as it is saved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
-    /// Case, [m, n, k], types of the operands (`tf32`: of f32, rounded) and the result, what is added, alignment: `nt 64 128 32 bf16 f32 bias 256`.
+    /// Case, [m, n, k], types of the operands (`tf32`: of f32, rounded) and the result, what follows (`plain`, `bias`, `gelu`
+    /// or `gelu_grad`), alignment: `nt 64 128 32 bf16 f32 bias 256`.
     pub product: String,
     /// The algorithm's 64 bytes in hexadecimal digits; none where capful's own kernel runs.
     pub algorithm: Option<String>,
@@ -55,9 +56,9 @@ impl Display for Shape {
             Case::Nn => "nn",
             Case::Tn => "tn",
         };
-        let ([m, n, k], bias) = (self.sizes, if self.bias { "bias" } else { "plain" });
+        let ([m, n, k], with) = (self.sizes, self.with.name());
         let (input, output) = (if self.tf32 { TF32 } else { self.input.name() }, self.output.name());
-        write!(f, "{case} {m} {n} {k} {input} {output} {bias} {}", self.alignment)
+        write!(f, "{case} {m} {n} {k} {input} {output} {with} {}", self.alignment)
     }
 }
 
@@ -66,7 +67,7 @@ impl FromStr for Shape {
 
     fn from_str(text: &str) -> Result<Shape, ()> {
         let words: Vec<&str> = text.split(' ').collect();
-        let [case, m, n, k, input, output, bias, alignment] = words[..] else { return Err(()) };
+        let [case, m, n, k, input, output, with, alignment] = words[..] else { return Err(()) };
         let case = [("nt", Case::Nt), ("nn", Case::Nn), ("tn", Case::Tn)].into_iter().find(|(name, _)| *name == case);
         let size = |word: &str| word.parse::<u32>().map_err(drop);
         let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::E4m3, Dtype::E5m2];
@@ -78,11 +79,7 @@ impl FromStr for Shape {
             sizes: [size(m)?, size(n)?, size(k)?],
             input: if tf32 { Dtype::F32 } else { dtype(input)? },
             output: dtype(output)?,
-            bias: match bias {
-                "bias" => true,
-                "plain" => false,
-                _ => return Err(()),
-            },
+            with: With::ALL.into_iter().find(|w| w.name() == with).ok_or(())?,
             alignment: size(alignment)?,
         })
     }
@@ -206,10 +203,10 @@ impl Cuda {
     }
 
     /// The algorithm for a product; none where our own kernel has to do it.
-    pub(super) fn algorithm(&mut self, call: &Call) -> Result<Option<Algorithm>, OperationError> {
+    pub(super) fn algorithm(&mut self, call: &Call, p: &Product) -> Result<Option<Algorithm>, OperationError> {
         let Some(blas) = self.blas.take() else { return Ok(None) };
         let known = blas.chosen.iter().find(|c| c.shape == call.shape).copied();
-        let chosen = known.map_or_else(|| self.choose(&blas, call), Ok);
+        let chosen = known.map_or_else(|| self.choose(&blas, call, p), Ok);
         let blas = self.blas.insert(blas);
         let chosen = chosen?;
         if known.is_none() {
@@ -218,10 +215,13 @@ impl Cuda {
         Ok(chosen.algorithm)
     }
 
-    fn choose(&mut self, blas: &Blas, call: &Call) -> Result<Chosen, OperationError> {
+    fn choose(&mut self, blas: &Blas, call: &Call, p: &Product) -> Result<Chosen, OperationError> {
         let candidates = blas.candidates(call);
         let candidates = candidates.map_err(|status| self.fail(failed("cublasLtMatmulDescCreate", status)))?;
+        let own = self.multiplies(p)?;
         let first = Chosen { shape: call.shape, algorithm: candidates.first().copied(), milliseconds: None };
+        // What saves a pass is the better guess.
+        let first = if own && call.shape.with.passes() { Chosen { algorithm: None, ..first } } else { first };
         // Nothing can be timed while a graph is recorded.
         if !self.tuning || self.recording {
             return Ok(first);
@@ -236,6 +236,20 @@ impl Cuda {
             // An earlier one keeps its place unless it is clearly slower: so the choice is mostly the same next time.
             if best.milliseconds.is_none_or(|least| milliseconds < 0.97 * least) {
                 best = Chosen { algorithm: Some(algorithm), milliseconds: Some(milliseconds), ..first };
+            }
+        }
+        if own && let Some(algorithm) = best.algorithm {
+            let whole = self.time_cold(flush, |cuda| {
+                let stream = cuda.stream.as_inner().cast();
+                let queued = blas.queue(call, &algorithm, stream);
+                queued.map_err(|status| cuda.fail(failed("cublasLtMatmul", status)))?;
+                cuda.epilogue(p)
+            });
+            let (whole, ours) = (whole, self.time_cold(flush, |cuda| cuda.product_by_warpgroups(p)));
+            let [whole, ours] = [whole, ours].map(|seconds| seconds.map_err(|e| self.fail(e)));
+            let (whole, ours) = (whole?, ours?);
+            if ours < 0.97 * whole {
+                best = Chosen { algorithm: None, milliseconds: Some((ours * 1e3) as f32), ..first };
             }
         }
         // A GPU that failed meanwhile says so here.

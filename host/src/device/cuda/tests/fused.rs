@@ -42,6 +42,8 @@ fn a_gelu_is_made_again_in_the_pass_of_its_gradient() {
     for (dtype, [rows, inputs, outputs], bias) in [
         (Dtype::Bf16, [70, 24, 16], true),
         (Dtype::Bf16, [33, 9, 7], false),
+        // Of a size that warpgroups multiply.
+        (Dtype::Bf16, [128, 256, 512], true),
         (Dtype::F32, [65, 20, 12], false),
         (Dtype::F32, [5, 3, 30], true),
     ] {

@@ -168,6 +168,65 @@ fn a_gelu_apart_from_its_product_gives_the_same() {
     }
 }
 
+/// Shapes of which a block makes several tiles: whole ones and half of one, of no more products along k than slices, and of more.
+const OF_WARPGROUPS: [[u32; 3]; 2] = [[320, 512, 512], [192, 256, 576]];
+
+#[test]
+fn warpgroups_multiply_with_a_bias_and_a_gelu() {
+    let mut bench = Bench::of_products();
+    for [rows, outputs, inputs] in OF_WARPGROUPS {
+        for (bias, gelu) in [(false, false), (true, false), (true, true)] {
+            let lay = |l: &mut Lay| {
+                let (x, weight) = (l.normal([1, 1, rows, inputs], 1.0), l.normal([1, 1, outputs, inputs], 0.05));
+                let bias = bias.then(|| l.normal([1, 1, 1, outputs], 1.0));
+                let plain = Linear::new(x, weight, bias, l.poison([1, 1, rows, outputs]));
+                let epilogue = if gelu { Epilogue::Gelu(l.poison([1, 1, rows, outputs])) } else { Epilogue::Store };
+                Linear { epilogue, ..plain }
+            };
+            bench.agree_by(Precision::Bf16, 4e-3, &lay, &|cuda, o| {
+                cuda.multiprocessors = 2;
+                let (bias, activated) = (o.bias, o.epilogue.activated());
+                let p = Product { bias, activated, ..Product::new("linear", Case::Nt, o.x, o.weight, o.out) };
+                assert_eq!(cuda.multiplies(&p)?, cuda.warpgroups);
+                cuda.run_linear(o)
+            });
+        }
+    }
+}
+
+#[test]
+fn warpgroups_multiply_behind_a_gelu_and_sum_columns() {
+    let mut bench = Bench::of_products();
+    for [rows, inputs, outputs] in OF_WARPGROUPS {
+        for (gelu, accumulate) in [(false, false), (true, false), (true, true)] {
+            let lay = |l: &mut Lay| {
+                let sides = [1, 1, rows, inputs];
+                let sum = |l: &mut Lay, shape| if accumulate { l.exact(shape, 1.0) } else { l.poison_exact(shape) };
+                LinearGrad {
+                    transposed: false,
+                    x: l.normal(sides, 1.0),
+                    weight: l.normal([1, 1, outputs, inputs], 0.05),
+                    out_grad: l.normal([1, 1, rows, outputs], 1.0),
+                    x_grad: Some(l.poison(sides)),
+                    before_gelu: gelu.then(|| l.normal(sides, 1.0)),
+                    weight_grad: None,
+                    bias_grad: None,
+                    x_bias_grad: gelu.then(|| sum(l, [1, 1, 1, inputs])),
+                    accumulate,
+                    quantised: None,
+                }
+            };
+            bench.agree_by(Precision::Bf16, 4e-3, &lay, &|cuda, o| {
+                cuda.multiprocessors = 2;
+                let x_grad = o.x_grad.expect("an input's");
+                let p = Product::new("linear_grad", Case::Nn, o.out_grad, o.weight, x_grad);
+                assert_eq!(cuda.multiplies(&p)?, cuda.warpgroups);
+                cuda.run_linear_grad(o)
+            });
+        }
+    }
+}
+
 #[test]
 fn the_naive_product_is_a_product() {
     let region =

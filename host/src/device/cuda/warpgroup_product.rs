@@ -1,0 +1,162 @@
+//! The product in bf16 on warpgroups, with a bias and a GELU folded in.
+
+use std::ffi::c_void;
+
+use capful_core::device::OperationError;
+use capful_core::memory::{Dtype, Region};
+use cust::sys;
+
+use super::columns::FinishArgs;
+use super::device::Cuda;
+use super::error::CudaError;
+use super::product::{Case, Product};
+
+const NAME: &str = "warpgroup_product";
+
+/// Of warpgroup_product.cu: columns of a tile of C, rows of one of A, what k is a multiple of, the least k, the most
+/// columns that have a bias, threads, and bytes of shared memory.
+const COLUMNS: u32 = 256;
+const ROWS: u32 = 128;
+const DEEP: u32 = 64;
+const LEAST_K: u32 = 512;
+const MOST_BIAS: u32 = 4096;
+const THREADS: u32 = 384;
+const SHARED: u32 = 3 * 49_152 + 65_536 + 4 * MOST_BIAS + 48;
+
+/// Rows of a piece of the sums of columns.
+const PIECE: u32 = 64;
+
+/// Mirrors WarpgroupProductArgs.
+#[repr(C)]
+#[repr(align(64))]
+#[derive(Clone, Copy)]
+struct WarpgroupProductArgs {
+    left: [u64; 16],
+    right: [u64; 16],
+    out: u64,
+    bias: u64,
+    before_gelu: u64,
+    activated: u64,
+    partial: u64,
+    m: u64,
+    n: u64,
+    k: u64,
+}
+
+/// CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B and CU_TENSOR_MAP_L2_PROMOTION_L2_256B.
+const BFLOAT16: u32 = 9;
+const SWIZZLE_128B: u32 = 3;
+const PROMOTION_256B: u32 = 3;
+
+unsafe extern "C" {
+    /// Of CUDA 12.0, which cust's declarations precede.
+    fn cuTensorMapEncodeTiled(
+        map: *mut c_void,
+        kind: u32,
+        rank: u32,
+        address: u64,
+        sizes: *const u64,
+        pitch: *const u64,
+        tile: *const u32,
+        steps: *const u32,
+        interleave: u32,
+        swizzle: u32,
+        promotion: u32,
+        fill: u32,
+    ) -> sys::CUresult;
+}
+
+/// A tensor map where the driver wants it.
+#[repr(C, align(64))]
+struct Map([u64; 16]);
+
+/// Describes a matrix of bf16, of which a tile is `tile_rows` rows of 64 columns.
+fn describe(address: u64, region: Region, tile_rows: u32) -> Result<[u64; 16], CudaError> {
+    let sizes = [u64::from(region.columns()), u64::from(region.rows())];
+    let (pitch, tile, steps) = (2 * sizes[0], [DEEP, tile_rows], [1, 1]);
+    let mut map = Map([0; 16]);
+    // SAFETY: room for a tensor map at a multiple of 64; as many sizes, pitches and steps as a matrix has.
+    let code = unsafe {
+        cuTensorMapEncodeTiled(
+            (&raw mut map).cast(),
+            BFLOAT16,
+            2,
+            address,
+            sizes.as_ptr(),
+            &raw const pitch,
+            tile.as_ptr(),
+            steps.as_ptr(),
+            0,
+            SWIZZLE_128B,
+            PROMOTION_256B,
+            0,
+        )
+    };
+    CudaError::check("cuTensorMapEncodeTiled", code).map(|()| map.0)
+}
+
+impl Cuda {
+    /// Whether this GPU's warpgroups compute a product, with all that belongs to it.
+    pub(super) fn multiplies(&mut self, p: &Product) -> Result<bool, OperationError> {
+        let [m, n, k] = p.sizes();
+        let sizes = m.is_multiple_of(64) && n.is_multiple_of(COLUMNS) && k.is_multiple_of(DEEP) && k >= LEAST_K;
+        let operands = [Some(p.a), Some(p.b), Some(p.c), p.bias, p.before_gelu, p.activated];
+        let folded = match p.case {
+            Case::Nt => p.before_gelu.is_none() && p.summed.is_none() && n <= MOST_BIAS,
+            Case::Nn => {
+                let partial = 4 * u64::from(m / PIECE) * u64::from(n);
+                let sums = p.before_gelu.is_some() == p.summed.is_some() && partial <= self.scratch().bytes();
+                p.bias.is_none() && p.activated.is_none() && sums
+            }
+            Case::Tn => false,
+        };
+        if !(self.warpgroups && self.tensor_maps && sizes && folded) || p.residual.is_some() || p.accumulate {
+            return Ok(false);
+        }
+        for region in operands.into_iter().flatten().chain(p.summed.and_then(|s| s.activated)) {
+            if region.dtype != Dtype::Bf16 || self.address(region)? % 16 != 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Queues such a product.
+    pub(super) fn product_by_warpgroups(&mut self, p: &Product) -> Result<(), OperationError> {
+        let [m, n, k] = p.sizes();
+        let (a, b, nt) = (self.address(p.a)?, self.address(p.b)?, p.case == Case::Nt);
+        let left = describe(a, p.a, ROWS).map_err(|e| self.fail(e))?;
+        let right = describe(b, p.b, if nt { COLUMNS } else { DEEP }).map_err(|e| self.fail(e))?;
+        let again = p.summed.and_then(|s| s.activated);
+        let partial = match p.summed {
+            Some(_) => self.scratch_at(0, 4 * u64::from(m / PIECE) * u64::from(n))?,
+            None => 0,
+        };
+        let arguments = WarpgroupProductArgs {
+            left,
+            right,
+            out: self.address(p.c)?,
+            bias: self.address_or_null(p.bias)?,
+            before_gelu: self.address_or_null(p.before_gelu)?,
+            activated: self.address_or_null(p.activated.or(again))?,
+            partial,
+            m: m.into(),
+            n: n.into(),
+            k: k.into(),
+        };
+        let kernel = match (nt, p.activated, p.summed, again) {
+            (true, None, ..) => "warpgroup_product_nt",
+            (true, Some(_), ..) => "warpgroup_product_nt_gelu",
+            (false, _, None, _) => "warpgroup_product_nn",
+            (false, _, Some(_), None) => "warpgroup_product_nn_gelu_grad",
+            (false, _, Some(_), Some(_)) => "warpgroup_product_nn_gelu_grad_again",
+        };
+        let grid = [self.multiprocessors, 1, 1];
+        self.launch_with(NAME, kernel, grid, THREADS, SHARED, &arguments)?;
+        let Some(summed) = p.summed else { return Ok(()) };
+        let out = [self.address(summed.to)?, 0, 0, 0];
+        let finish =
+            FinishArgs { partial, out, pieces: m / PIECE, sums: 1, columns: n, accumulate: summed.accumulate.into() };
+        self.finish_columns("linear_grad", "linear_grad_finish", &finish)
+    }
+}

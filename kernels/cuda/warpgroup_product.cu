@@ -1,0 +1,288 @@
+// The matrix product in bf16 on warpgroups, its tiles copied by the TMA, with a linear layer's bias and GELU folded in.
+// The cases are those of product.cu:
+//   NT  A [m, k], B [n, k]   x weight^T, then the bias, then the GELU beside it
+//   NN  A [m, k], B [k, n]   out_grad weight, then through the gradient of a GELU, with the sums of columns
+// m is a multiple of 64, n of 256, k of 64 and at least 512.
+//
+// A block stays on its multiprocessor and makes one tile [128, 256] of C after the other; neighbouring blocks have
+// neighbouring columns, so that A's rows are in L2 for all of them.
+//
+//   fetching thread   | stage 0 | stage 1 | stage 2 | stage 0 ...        64 of k each, of A's rows and of B's
+//   warpgroup 0       |  products of rows  0 to  63 |    in turns: while one waits for its own, the
+//   warpgroup 1         |  products of rows 64 to 127 |  other's run
+//   each of its warps | slice 0 | slice 1 | ... | slice 7 |              of the tile before, two rows each
+//
+// A finished tile goes as bf16 to shared memory, 16 rows that are a warp's own. What is left to do with it, and the
+// stores, come in eight slices beside the next tile's first eight stages: tensor cores go on meanwhile.
+#include "gelu.cuh"
+#include "tma.cuh"
+#include "vector.cuh"
+
+struct WarpgroupProductArgs {
+    alignas(64) u64 left[16];  // tensor map of A: tiles of 128 rows
+    u64 right[16];             // of B: tiles of 256 rows in NT, of 64 in NN
+    bf16* out;                 // [m, n]
+    const bf16* bias;          // [n], at most 4096, or null
+    const bf16* before_gelu;   // [m, n]: out is multiplied by gelu'(this)
+    bf16* activated;           // [m, n]: takes gelu(out), or gelu(before_gelu)
+    float* partial;            // [m / 64, n]: sums of out's columns
+    u64 m, n, k;               // of so many bits that the struct ends at a multiple of 64
+};
+
+enum Then { STORE, GELU, GELU_GRAD, GELU_GRAD_AGAIN };
+
+#ifdef WARPGROUPS
+
+namespace {
+
+constexpr u32 ROWS = 128, COLUMNS = 256, DEEP = 64, STAGES = 3, GROUPS = 2, PANELS = COLUMNS / DEEP;
+constexpr u32 LEFT = ROWS * DEEP, RIGHT = COLUMNS * DEEP, STAGE = LEFT + RIGHT, PANEL = ROWS * DEEP;
+constexpr u32 MOST_BIAS = 4096, SLICES = 8;
+constexpr u32 AT_OUT = STAGES * STAGE * sizeof(bf16), AT_SIDE = AT_OUT + ROWS * COLUMNS * sizeof(bf16);
+constexpr u32 AT_BARRIERS = AT_SIDE + MOST_BIAS * sizeof(float);
+constexpr u32 ROOM = AT_BARRIERS + 2 * STAGES * sizeof(u64);
+static_assert(ROOM <= 227 << 10, "what a block may have");
+
+typedef Vector<bf16, 8> Eight;
+
+// What follows a tile's product. A warp's rows are in shared memory in panels of 64 columns, swizzled; a lane has eight
+// columns of a row.
+template <Then THEN>
+struct Behind {
+    const WarpgroupProductArgs& a;
+    bf16* rows;   // the warp's first, of the first panel
+    float* side;  // the bias, or each warp's sums
+    bool any = false;
+    u32 piece = 0;
+    u64 at = 0;
+    float sums[8] = {};
+    Eight values[2], before[2];
+
+    __device__ Behind(const WarpgroupProductArgs& a, bf16* out, float* side)
+        : a(a), rows(out + threadIdx.x / 32 * 16 * DEEP), side(side) {}
+
+    // Takes a tile whose products have ended.
+    __device__ void take(const float (&product)[32][4], u32 row, u32 column) {
+        u32 lane = threadIdx.x % 32, own = lane / 4;
+        row += threadIdx.x / 32 * 16;
+        any = row < a.m;
+        at = row * a.n + column + lane * 8;
+        if constexpr (THEN >= GELU_GRAD) {
+            piece = row / 64;
+            if (any)
+#pragma unroll
+                for (u32 h = 0; h < 2; h++) before[h] = fetch<bf16, 8>(a.before_gelu + at + h * a.n);
+#pragma unroll
+            for (float& sum : sums) sum = 0;
+        }
+        // The slices before have been read.
+        __syncwarp();
+        const float* bias = side + column + lane % 4 * 2;
+#pragma unroll
+        for (u32 i = 0; i < 32; i++) {
+            float first = 0, second = 0;
+            if constexpr (THEN < GELU_GRAD) first = bias[8 * i], second = bias[8 * i + 1];
+            u32* to = (u32*)(rows + i / 8 * PANEL + own * DEEP + (i % 8 ^ own) * 8) + lane % 4;
+            to[0] = pack(product[i][0] + first, product[i][1] + second);
+            to[8 * DEEP / 2] = pack(product[i][2] + first, product[i][3] + second);
+        }
+        __syncwarp();
+    }
+
+    // Reads a slice from shared memory.
+    __device__ void bring(u32 slice) {
+        u32 lane = threadIdx.x % 32;
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            u32 row = 2 * slice + h;
+            values[h] = fetch<bf16, 8>(rows + lane / 8 * PANEL + row * DEEP + (lane % 8 ^ row % 8) * 8);
+        }
+    }
+
+    // Does what is left to do with it.
+    __device__ void finish(u32 slice) {
+        if (!any) return;
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            if constexpr (THEN == STORE) {
+                *(Eight*)(a.out + at) = values[h];
+            } else {
+                float x[8];
+                unpack(x, values[h]);
+                if constexpr (THEN == GELU) {
+                    *(Eight*)(a.out + at) = values[h];
+#pragma unroll
+                    for (float& y : x) y = gelu<bf16>(y);
+                    write(a.activated + at, x);
+                } else {
+                    float inputs[8];
+                    unpack(inputs, before[h]);
+                    if (slice + 1 < SLICES) before[h] = fetch<bf16, 8>(a.before_gelu + at + 2 * a.n);
+#pragma unroll
+                    for (u32 i = 0; i < 8; i++) {
+                        x[i] *= gelu_derivative<bf16>(inputs[i]);
+                        sums[i] += x[i];
+                    }
+                    write(a.out + at, x);
+                    if constexpr (THEN == GELU_GRAD_AGAIN) {
+#pragma unroll
+                        for (float& y : inputs) y = gelu<bf16>(y);
+                        write(a.activated + at, inputs);
+                    }
+                }
+            }
+            at += a.n;
+        }
+        if constexpr (THEN >= GELU_GRAD)
+            if (slice + 1 == SLICES) add_up();
+    }
+
+    // The sums of a warpgroup's rows.
+    __device__ void add_up() {
+        u32 group = threadIdx.x / 128, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+        float* own = side + threadIdx.x / 32 * COLUMNS + lane * 8;
+        const float low[4] = {sums[0], sums[1], sums[2], sums[3]}, high[4] = {sums[4], sums[5], sums[6], sums[7]};
+        write(own, low);
+        write(own + 4, high);
+        wait_at(1 + GROUPS + group, 128);
+        const float* all = side + 4 * group * COLUMNS + 2 * thread;
+        float first = 0, second = 0;
+#pragma unroll
+        for (u32 warp = 0; warp < 4; warp++) first += all[warp * COLUMNS], second += all[warp * COLUMNS + 1];
+        // `at` is behind the lane's last row: its tile's first column is that of lane 0.
+        u64 column = (at - lane * 8) % a.n;
+        float* to = a.partial + piece * a.n + column + 2 * thread;
+        to[0] = first;
+        to[1] = second;
+    }
+};
+
+// Where the stages are, which is next, and in which phase its barriers are.
+struct Stages {
+    bf16* first;
+    u64* barriers;
+    u32 now = 0, phase = 0;
+
+    __device__ bf16* left() const { return first + now * STAGE; }
+    __device__ bf16* right() const { return left() + LEFT; }
+    __device__ u64* full() const { return barriers + 2 * now; }
+    __device__ u64* empty() const { return full() + 1; }
+    __device__ void advance() {
+        if (++now < STAGES) return;
+        now = 0;
+        phase ^= 1;
+    }
+};
+
+template <bool NN>
+__device__ inline void fetch_all(const WarpgroupProductArgs& a, Stages stages) {
+    u32 across = a.n / COLUMNS, tiles = across * ((a.m + ROWS - 1) / ROWS);
+    for (u32 t = blockIdx.x; t < tiles; t += gridDim.x) {
+        u32 row = t / across * ROWS, column = t % across * COLUMNS;
+        for (u32 k = 0; k < a.k; k += DEEP, stages.advance()) {
+            wait_for_phase(stages.empty(), stages.phase ^ 1);
+            u64* full = stages.full();
+            arrive_for_bytes(full, STAGE * sizeof(bf16));
+            copy_tile(stages.left(), a.left, full, k, row);
+            if constexpr (NN) {
+                for (u32 p = 0; p < PANELS; p++)
+                    copy_tile(stages.right() + p * DEEP * DEEP, a.right, full, column + p * DEEP, k);
+            } else {
+                copy_tile(stages.right(), a.right, full, k, column);
+            }
+        }
+    }
+}
+
+template <bool NN, Then THEN>
+__device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages stages, Behind<THEN> behind) {
+    u32 group = threadIdx.x / 128, across = a.n / COLUMNS, tiles = across * ((a.m + ROWS - 1) / ROWS);
+    // Each turn is a barrier that its warpgroup waits at, and the other arrives at.
+    u32 own_turn = 1 + group, other_turn = 2 - group;
+    float sums[32][4];
+    if (group == 1) arrive_at(other_turn, 256);
+    for (u32 t = blockIdx.x; t < tiles; t += gridDim.x) {
+        u64* used = nullptr;
+#pragma unroll 1
+        for (u32 k = 0; k < a.k / DEEP; k++) {
+            if (k < SLICES) behind.bring(k);
+            // All lanes go the same way.
+            if (__ballot_sync(FULL_WARP, phase_over(stages.full(), stages.phase)) != FULL_WARP) {
+                // The stage before may be what the fetching thread waits for.
+                if (used) {
+                    await_products<0>();
+                    arrive_together(used);
+                    used = nullptr;
+                }
+                wait_for_phase(stages.full(), stages.phase);
+            }
+            wait_at(own_turn, 256);
+            begin_products();
+            Matrix left = Matrix(stages.left()).row(64 * group), right = Matrix(stages.right());
+#pragma unroll
+            for (u32 q = 0; q < DEEP; q += 16) {
+                if constexpr (NN)
+                    multiply_group_by_columns(sums, left, q, right.row(q), DEEP * DEEP, k || q);
+                else
+                    multiply_group_by_rows(sums, left, right, q, k || q);
+            }
+            end_products();
+            arrive_at(other_turn, 256);
+            if (used) {
+                await_products<1>();
+                arrive_together(used);
+            }
+            used = stages.empty();
+            stages.advance();
+            if (k < SLICES) behind.finish(k);
+        }
+        wait_for_products<0>(sums);
+        arrive_together(used);
+        behind.take(sums, t / across * ROWS, t % across * COLUMNS);
+    }
+    // The other's last turn.
+    if (group == 0) wait_at(own_turn, 256);
+    for (u32 slice = 0; slice < SLICES; slice++) {
+        behind.bring(slice);
+        behind.finish(slice);
+    }
+}
+
+}  // namespace
+
+#endif
+
+// One block a multiprocessor.
+template <bool NN, Then THEN>
+__device__ void warpgroup_product(const WarpgroupProductArgs& a) {
+#ifdef WARPGROUPS
+    LAUNCH_SHARED(pool, ROOM);
+    Stages stages = {(bf16*)pool, (u64*)(pool + AT_BARRIERS)};
+    float* side = (float*)(pool + AT_SIDE);
+    if (threadIdx.x == 0) {
+        for (u32 stage = 0; stage < STAGES; stage++) {
+            start_phases(stages.barriers + 2 * stage, 1);
+            start_phases(stages.barriers + 2 * stage + 1, GROUPS * ARRIVALS_OF_A_GROUP);
+        }
+        show_phases();
+    }
+    if constexpr (THEN < GELU_GRAD)
+        for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) side[i] = a.bias ? load(a.bias[i]) : 0.0f;
+    __syncthreads();
+    if (threadIdx.x < 128 * GROUPS) {
+        take_registers<232>();
+        multiply_all<NN, THEN>(a, stages, Behind<THEN>(a, (bf16*)(pool + AT_OUT), side));
+    } else {
+        give_registers<40>();
+        if (threadIdx.x == 128 * GROUPS) fetch_all<NN>(a, stages);
+    }
+#else
+    __trap();
+#endif
+}
+
+EXPORT_MANY(warpgroup_product_nt, WarpgroupProductArgs, 384, 1, warpgroup_product<false, STORE>)
+EXPORT_MANY(warpgroup_product_nt_gelu, WarpgroupProductArgs, 384, 1, warpgroup_product<false, GELU>)
+EXPORT_MANY(warpgroup_product_nn, WarpgroupProductArgs, 384, 1, warpgroup_product<true, STORE>)
+EXPORT_MANY(warpgroup_product_nn_gelu_grad, WarpgroupProductArgs, 384, 1, warpgroup_product<true, GELU_GRAD>)
+EXPORT_MANY(warpgroup_product_nn_gelu_grad_again, WarpgroupProductArgs, 384, 1, warpgroup_product<true, GELU_GRAD_AGAIN>)
