@@ -16,10 +16,10 @@ names=("$@")
 tool=${TOOL:-racecheck} limit=${LIMIT:-300} sanitizer=${SANITIZER:-compute-sanitizer}
 command -v "$sanitizer" >/dev/null || { echo "racecheck: $sanitizer is not there; install CUDA 13's" >&2; exit 2; }
 
-# Rows of logits that no block's registers hold, modules whose spikes are packed, wide heads.
+# Rows of logits that no block's registers hold, modules whose spikes are packed, tiles of warpgroups, wide heads.
 most() {
     case ${1##*::} in
-        *long_rows* | *spikes_are*) echo 2097152 ;;
+        *long_rows* | *spikes_are* | *warpgroups_multiply*) echo 2097152 ;;
         *head_loss* | *fused_head* | *attention* | *sequences*) echo 262144 ;;
         *) echo 32768 ;;
     esac
