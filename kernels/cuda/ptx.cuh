@@ -64,6 +64,17 @@ inline void load_matrices(u32 (&to)[4], const bf16* row, bool turned) {
     }
 }
 
+inline void store_matrices(bf16* row, const u32 (&from)[4]) {
+    auto join = [](u32 low, u32 high) { return (uint64_t)high << 32 | low; };
+    const Words* words =
+        warp_exchange(Words{{(uint64_t)row, join(from[0], from[1]), join(from[2], from[3])}}, __FILE__, __LINE__);
+    u32 lane = threadIdx.x % 32, matrix = lane / 8;
+    for (u32 c = 0; c < 8; c++) {
+        u32 pair = (u32)(words[lane % 8 * 4 + c / 2].word[1 + matrix / 2] >> 32 * (matrix % 2));
+        row[c] = bf16{(unsigned short)(pair >> 16 * (c % 2))};
+    }
+}
+
 inline void multiply(float (&sums)[4], const u32 (&left)[4], u32 right1, u32 right2) {
     auto join = [](u32 low, u32 high) { return (uint64_t)high << 32 | low; };
     const Words* words =
@@ -98,6 +109,15 @@ __device__ inline void load_turned(u32 (&to)[4], const bf16* row) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                      : "r"((u32)__cvta_generic_to_shared(row))
+                     : "memory"));
+}
+
+// Four matrices of 8 x 8 to shared memory; lanes give addresses and have elements as with `load_matrices`.
+__device__ inline void store_matrices(bf16* row, const u32 (&from)[4]) {
+    PTX(stand_in::store_matrices(row, from),
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         (u32)__cvta_generic_to_shared(row)),
+                     "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
                      : "memory"));
 }
 

@@ -63,7 +63,7 @@ struct Behind {
 
     // Takes a tile whose products have ended.
     __device__ void take(const float (&product)[32][4], u32 row, u32 column) {
-        u32 lane = threadIdx.x % 32, own = lane / 4;
+        u32 lane = threadIdx.x % 32;
         row += threadIdx.x / 32 * 16;
         any = row < a.m;
         at = row * a.n + column + lane * 8;
@@ -77,16 +77,28 @@ struct Behind {
         }
         // The slices before have been read.
         __syncwarp();
-        const float* bias = side + column + lane % 4 * 2;
+        // Lane l has the address of row l % 16 of the 16 columns' first piece of eight, or of their second.
+        bf16* to = rows + lane % 16 * DEEP;
+        u32 first = lane / 16 ^ lane % 8;
 #pragma unroll
-        for (u32 i = 0; i < 32; i++) {
-            float first = 0, second = 0;
-            if constexpr (THEN < GELU_GRAD) first = bias[8 * i], second = bias[8 * i + 1];
-            u32* to = (u32*)(rows + i / 8 * PANEL + own * DEEP + (i % 8 ^ own) * 8) + lane % 4;
-            to[0] = pack(product[i][0] + first, product[i][1] + second);
-            to[8 * DEEP / 2] = pack(product[i][2] + first, product[i][3] + second);
+        for (u32 i = 0; i < 32; i += 2) {
+            const u32 four[4] = {pack(product[i][0], product[i][1]), pack(product[i][2], product[i][3]),
+                                 pack(product[i + 1][0], product[i + 1][1]), pack(product[i + 1][2], product[i + 1][3])};
+            store_matrices(to + i / 8 * PANEL + (first ^ i % 8) * 8, four);
         }
         __syncwarp();
+    }
+
+    // What the sums of products begin with.
+    __device__ void begin(float (&product)[32][4], u32 column) const {
+        if constexpr (THEN < GELU_GRAD) {
+            const float* bias = side + column + threadIdx.x % 4 * 2;
+#pragma unroll
+            for (u32 i = 0; i < 32; i++) {
+                product[i][0] = product[i][2] = bias[8 * i];
+                product[i][1] = product[i][3] = bias[8 * i + 1];
+            }
+        }
     }
 
     // Reads a slice from shared memory.
@@ -203,6 +215,7 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages stages
     if (group == 1) arrive_at(other_turn, 256);
     for (u32 t = blockIdx.x; t < tiles; t += gridDim.x) {
         u64* used = nullptr;
+        behind.begin(sums, t % across * COLUMNS);
 #pragma unroll 1
         for (u32 k = 0; k < a.k / DEEP; k++) {
             if (k < SLICES) behind.bring(k);
@@ -222,9 +235,9 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages stages
 #pragma unroll
             for (u32 q = 0; q < DEEP; q += 16) {
                 if constexpr (NN)
-                    multiply_group_by_columns(sums, left, q, right.row(q), DEEP * DEEP, k || q);
+                    multiply_group_by_columns(sums, left, q, right.row(q), DEEP * DEEP, THEN < GELU_GRAD || k || q);
                 else
-                    multiply_group_by_rows(sums, left, right, q, k || q);
+                    multiply_group_by_rows(sums, left, right, q, THEN < GELU_GRAD || k || q);
             }
             end_products();
             arrive_at(other_turn, 256);
