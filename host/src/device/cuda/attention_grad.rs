@@ -37,9 +37,12 @@ const PIPELINE_TILE: u32 = 128;
 /// eight warps write, of 72 elements.
 const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 72 * 2;
 
-/// Shared memory of the kernel for short sequences: eleven times two tiles, three of the scores' gradients, seven rows of
-/// sums, and rows that eight warps write.
-const SHORT_ROOM: u32 = 25 * GROUP_TILE + 7 * 128 * 4 + 8 * 16 * 72 * 2;
+/// Shared memory of the kernel for short sequences, with so many stages and room for the keys and values of so many heads:
+/// two tiles of each, three times two a stage with a row of log-sums, three of the scores' gradients, four rows of means,
+/// and rows that eight warps write.
+const fn short_room(stages: u32, heads: u32) -> u32 {
+    (4 * heads + 6 * stages + 3) * GROUP_TILE + (stages + 4) * 128 * 4 + 8 * 16 * 72 * 2
+}
 
 /// Shared memory of the kernel by stripes: three tiles of keys and values, two of queries and gradients, one of
 /// outputs and one of the scores' gradients, rows that four warps write, of 72 elements, and three rows of sums. So
@@ -67,14 +70,6 @@ impl Cuda {
             ..o
         };
         self.parts(batch).try_for_each(|part| self.attention_grad_of_a_part(of(&part)))
-    }
-
-    /// Whether a block a head of keys does it all: measured, where it has several queries' heads to go through, or where
-    /// there are so few blocks that a second kernel would only wait for the first.
-    fn on_chip(&self, o: &AttentionGrad) -> bool {
-        let [_, batch, seq_len, _] = o.qkv.shape;
-        let few = u64::from(batch) * u64::from(o.heads.keys) <= 2 * u64::from(self.multiprocessors);
-        SHORT.contains(&seq_len) && (few || o.heads.queries / o.heads.keys >= 4)
     }
 
     fn attention_grad_of_a_part(&mut self, o: AttentionGrad) -> Result<(), OperationError> {
@@ -106,9 +101,14 @@ impl Cuda {
                 return self.launch("attention_grad_tensor", &kernel, grid, threads, &arguments);
             }
             let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
-            if self.by_warpgroup(padded) && o.pattern.kind == Kind::Dense && self.on_chip(&o) {
-                let (module, grid) = ("attention_grad_short", [o.heads.keys, batch, 1]);
-                return self.launch_with(module, module, grid, 384, SHORT_ROOM, &arguments);
+            if self.by_warpgroup(padded) && o.pattern.kind == Kind::Dense && SHORT.contains(&seq_len) {
+                let (module, heads) = ("attention_grad_short", o.heads.keys * batch);
+                // With several heads of queries for one of keys a block has enough to fetch meanwhile.
+                if o.heads.queries / o.heads.keys >= 4 {
+                    return self.launch_with(module, module, [heads, 1, 1], 384, short_room(3, 1), &arguments);
+                }
+                let grid = [heads.min(self.multiprocessors), 1, 1];
+                return self.launch_with(module, "attention_grad_short_stream", grid, 384, short_room(2, 2), &arguments);
             }
             if self.by_warpgroup(padded) && by_stripes(&o, &arguments) {
                 let most = LOCAL_BLOCKS * self.multiprocessors;

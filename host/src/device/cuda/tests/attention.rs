@@ -131,13 +131,16 @@ fn long_sequences_have_a_gradient_by_keys() {
         (Heads::grouped(4, 2, 64), 1, 200),
         (Heads::grouped(3, 1, 64), 1, 257),
         (Heads::grouped(2, 1, 34), 1, 190),
+        // Several columns of keys for each block.
+        (Heads::interleaved(3, 64), 3, 300),
+        (Heads::interleaved(2, 64), 5, 130),
     ]) {
         let case = (heads, batch, t, Pattern::DENSE);
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
     }
 }
 
-/// One head of a key and more than a block has stages for, whole tiles and parts of them, narrow heads.
+/// One head of a key, several, and more than a block has stages for; whole tiles and parts of them, narrow heads.
 #[test]
 fn sequences_that_stay_on_the_chip_have_a_gradient() {
     let mut bench = Bench::of_attention();
@@ -146,6 +149,10 @@ fn sequences_that_stay_on_the_chip_have_a_gradient() {
         (Heads::grouped(5, 1, 64), 1, 100),
         (Heads::grouped(4, 2, 40), 2, 65),
         (Heads::grouped(8, 2, 64), 1, 127),
+        // Several heads of keys for each block.
+        (Heads::interleaved(3, 64), 5, 128),
+        (Heads::interleaved(2, 40), 4, 100),
+        (Heads::grouped(6, 3, 64), 4, 90),
     ]) {
         let case = (heads, batch, t, Pattern::DENSE);
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
