@@ -19,7 +19,7 @@ command -v "$sanitizer" >/dev/null || { echo "racecheck: $sanitizer is not there
 # Rows of logits that no block's registers hold, modules whose spikes are packed, tiles of warpgroups, wide heads.
 most() {
     case ${1##*::} in
-        *long_rows* | *spikes_are* | *warpgroups_multiply*) echo 2097152 ;;
+        *long_rows* | *spikes_are* | *warpgroups_multiply* | *folded_head*) echo 2097152 ;;
         *head_loss* | *fused_head* | *attention* | *sequences*) echo 262144 ;;
         *) echo 32768 ;;
     esac

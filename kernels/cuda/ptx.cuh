@@ -64,6 +64,23 @@ inline void load_matrices(u32 (&to)[4], const bf16* row, bool turned) {
     }
 }
 
+// As f16: rounded to the nearest, ties to even.
+inline u32 f16(float x) {
+    u32 bits = __float_as_uint(x), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+    if (size > 0x7f800000u) return sign | 0x7e00u;
+    if (size >= 0x477ff000u) return sign | 0x7c00u;
+    // Below 2^-14 a multiple of 2^-24.
+    if (size < 0x38800000u) return sign | (u32)rintf(__uint_as_float(size) * 16777216.0f);
+    return sign | (size + 0xfffu + (size >> 13 & 1) - 0x38000000u) >> 13;
+}
+
+inline float from_f16(u32 bits) {
+    u32 sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
+    if (size >= 0x7c00u) return __uint_as_float(sign | 0x7f800000u | (size & 0x3ffu) << 13);
+    float value = size < 0x400u ? (float)size / 16777216.0f : __uint_as_float((size << 13) + 0x38000000u);
+    return sign ? -value : value;
+}
+
 inline void store_matrices(bf16* row, const u32 (&from)[4]) {
     auto join = [](u32 low, u32 high) { return (uint64_t)high << 32 | low; };
     const Words* words =
@@ -149,6 +166,33 @@ __device__ inline float power_of_two(float x) {
     float power;
     PTX(power = exp2f(x), asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x)));
     return power;
+}
+
+// Two values as f16, `low` in the lower half; beyond 65,504 they are infinite.
+__device__ inline u32 pack_f16(float low, float high) {
+    u32 pair;
+    PTX(pair = stand_in::f16(low) | stand_in::f16(high) << 16,
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low)));
+    return pair;
+}
+
+__device__ inline void unpack_f16(float& low, float& high, u32 pair) {
+    PTX((low = stand_in::from_f16(pair & 0xffffu), high = stand_in::from_f16(pair >> 16)),
+        asm("{\n"
+            "    .reg .b16 low, high;\n"
+            "    mov.b32 {low, high}, %2;\n"
+            "    cvt.f32.f16 %0, low;\n"
+            "    cvt.f32.f16 %1, high;\n"
+            "}"
+            : "=f"(low), "=f"(high)
+            : "r"(pair)));
+}
+
+// The smaller of two, where fminf would lose a NaN.
+__device__ inline float least(float x, float y) {
+    float least;
+    PTX(least = x != x || x < y ? x : y, asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(y)));
+    return least;
 }
 
 // 1 / x to about 1 ulp; 0 for results below the normal numbers.

@@ -1,11 +1,12 @@
-// The matrix product in bf16 on warpgroups, its tiles copied by the TMA, with a linear layer's bias and GELU folded in.
-// The cases are those of product.cu:
-//   NT  A [m, k], B [n, k]   x weight^T, then the bias, then the GELU beside it
+// The matrix product in bf16 on warpgroups, its tiles copied by the TMA, with a linear layer's bias and GELU folded in, or
+// the powers of a softmax. The cases are those of product.cu:
+//   NT  A [m, k], B [n, k]   x weight^T, then the bias, then the GELU beside it; or powers, with the sums of rows
 //   NN  A [m, k], B [k, n]   out_grad weight, then through the gradient of a GELU, with the sums of columns
-// m is a multiple of 64, n of 256, k of 64 and at least 512.
+// m is a multiple of 64, n of 256 (for powers, of 8), k of 64 and at least 512.
 //
 // A block stays on its multiprocessor and makes one tile [128, 256] of C after the other; neighbouring blocks have
-// neighbouring columns, so that A's rows are in L2 for all of them.
+// neighbouring columns, so that A's rows are in L2 for all of them. For powers B is large as well, and neighbouring blocks
+// have neighbouring rows, sixteen tiles of them, before they go on to other columns.
 //
 //   fetching thread   | stage 0 | stage 1 | stage 2 | stage 0 ...        64 of k each, of A's rows and of B's
 //   warpgroup 0       |  products of rows  0 to  63 |    in turns: while one waits for its own, the
@@ -15,6 +16,7 @@
 // A finished tile goes as bf16 to shared memory, 16 rows that are a warp's own. What is left to do with it, and the
 // stores, come in eight slices beside the next tile's first eight stages: tensor cores go on meanwhile.
 #include "gelu.cuh"
+#include "powers.cuh"
 #include "tma.cuh"
 #include "vector.cuh"
 
@@ -25,11 +27,15 @@ struct WarpgroupProductArgs {
     const bf16* bias;          // [n], at most 4096, or null
     const bf16* before_gelu;   // [m, n]: out is multiplied by gelu'(this)
     bf16* activated;           // [m, n]: takes gelu(out), or gelu(before_gelu)
-    float* partial;            // [m / 64, n]: sums of out's columns
-    u64 m, n, k;               // of so many bits that the struct ends at a multiple of 64
+    float* partial;            // [m / 64, n]: sums of out's columns; for powers [m, n / 256 and what is left]: of its rows
+    const float* at_targets;   // [m]: what is left from each of a row's products before its power
+    u32 m, n, k;
+    u32 ids;                   // columns that have powers; those after them get zeros
 };
 
-enum Then { STORE, GELU, GELU_GRAD, GELU_GRAD_AGAIN };
+static_assert(sizeof(WarpgroupProductArgs) % 64 == 0, "no padding, which the host does not mirror");
+
+enum Then { STORE, GELU, GELU_GRAD, GELU_GRAD_AGAIN, POWERS };
 
 #ifdef WARPGROUPS
 
@@ -45,6 +51,32 @@ static_assert(ROOM <= 227 << 10, "what a block may have");
 
 typedef Vector<bf16, 8> Eight;
 
+template <Then THEN>
+constexpr bool BIASED = THEN == STORE || THEN == GELU;
+template <Then THEN>
+constexpr bool SUMMED = THEN == GELU_GRAD || THEN == GELU_GRAD_AGAIN;
+
+// C's tiles in the order in which blocks take them.
+template <u32 BAND>
+struct Tiles {
+    u32 across, down;
+
+    __device__ explicit Tiles(const WarpgroupProductArgs& a)
+        : across((a.n + COLUMNS - 1) / COLUMNS), down((a.m + ROWS - 1) / ROWS) {}
+    __device__ u32 count() const { return across * down; }
+    __device__ u32 row(u32 t) const { return (first(t) + of_band(t) % tall(t)) * ROWS; }
+    __device__ u32 column(u32 t) const { return of_band(t) / tall(t) * COLUMNS; }
+
+private:
+    // The first of a band's rows of tiles, how many it has, and the tile's number in it.
+    __device__ u32 first(u32 t) const { return t / (BAND * across) * BAND; }
+    __device__ u32 tall(u32 t) const { return BAND == 1 ? 1 : min(BAND, down - first(t)); }
+    __device__ u32 of_band(u32 t) const { return t % (BAND * across); }
+};
+
+template <Then THEN>
+using TilesOf = Tiles<THEN == POWERS ? 16 : 1>;
+
 // What follows a tile's product. A warp's rows are in shared memory in panels of 64 columns, swizzled; a lane has eight
 // columns of a row.
 template <Then THEN>
@@ -53,10 +85,11 @@ struct Behind {
     bf16* rows;   // the warp's first, of the first panel
     float* side;  // the bias, or each warp's sums
     bool any = false;
-    u32 piece = 0;
+    u32 piece = 0, column = 0;
     u64 at = 0;
-    float sums[8] = {};
+    float sums[8] = {}, left[2];
     Eight values[2], before[2];
+    float* row_sums;
 
     __device__ Behind(const WarpgroupProductArgs& a, bf16* out, float* side)
         : a(a), rows(out + threadIdx.x / 32 * 16 * DEEP), side(side) {}
@@ -66,8 +99,13 @@ struct Behind {
         u32 lane = threadIdx.x % 32;
         row += threadIdx.x / 32 * 16;
         any = row < a.m;
-        at = row * a.n + column + lane * 8;
-        if constexpr (THEN >= GELU_GRAD) {
+        at = (u64)row * a.n + column + lane * 8;
+        if constexpr (THEN == POWERS) {
+            u32 across = (a.n + COLUMNS - 1) / COLUMNS;
+            row_sums = a.partial + (u64)(row + lane / 16) * across + column / COLUMNS;
+            this->column = column + lane * 8;
+        }
+        if constexpr (SUMMED<THEN>) {
             piece = row / 64;
             if (any)
 #pragma unroll
@@ -82,16 +120,35 @@ struct Behind {
         u32 first = lane / 16 ^ lane % 8;
 #pragma unroll
         for (u32 i = 0; i < 32; i += 2) {
-            const u32 four[4] = {pack(product[i][0], product[i][1]), pack(product[i][2], product[i][3]),
-                                 pack(product[i + 1][0], product[i + 1][1]), pack(product[i + 1][2], product[i + 1][3])};
+            const u32 four[4] = {both(product[i][0], product[i][1]), both(product[i][2], product[i][3]),
+                                 both(product[i + 1][0], product[i + 1][1]), both(product[i + 1][2], product[i + 1][3])};
             store_matrices(to + i / 8 * PANEL + (first ^ i % 8) * 8, four);
         }
         __syncwarp();
     }
 
+    // As they lie in shared memory. What is left of logits is small where it matters, and there f16 has three bits more.
+    __device__ static u32 both(float low, float high) { return THEN == POWERS ? pack_f16(low, high) : pack(low, high); }
+
+    // Asks for what the rows of the next tile have left from them.
+    __device__ void ask(u32 row) {
+        if constexpr (THEN == POWERS) {
+            row += threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+            for (u32 h = 0; h < 2; h++) left[h] = row < a.m ? a.at_targets[row + 8 * h] : 0.0f;
+        }
+    }
+
     // What the sums of products begin with.
     __device__ void begin(float (&product)[32][4], u32 column) const {
-        if constexpr (THEN < GELU_GRAD) {
+        if constexpr (THEN == POWERS) {
+#pragma unroll
+            for (u32 i = 0; i < 32; i++) {
+                product[i][0] = product[i][1] = -left[0];
+                product[i][2] = product[i][3] = -left[1];
+            }
+        }
+        if constexpr (BIASED<THEN>) {
             const float* bias = side + column + threadIdx.x % 4 * 2;
 #pragma unroll
             for (u32 i = 0; i < 32; i++) {
@@ -114,6 +171,11 @@ struct Behind {
     // Does what is left to do with it.
     __device__ void finish(u32 slice) {
         if (!any) return;
+        if constexpr (THEN == POWERS) finish_powers();
+        else finish_values(slice);
+    }
+
+    __device__ void finish_values(u32 slice) {
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
             if constexpr (THEN == STORE) {
@@ -145,8 +207,39 @@ struct Behind {
             }
             at += a.n;
         }
-        if constexpr (THEN >= GELU_GRAD)
+        if constexpr (SUMMED<THEN>)
             if (slice + 1 == SLICES) add_up();
+    }
+
+    // Two rows of powers and their sums.
+    __device__ void finish_powers() {
+        float sum[2] = {};
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            const u32* pairs = (const u32*)values[h].x;
+            float x[8];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) unpack_f16(x[2 * i], x[2 * i + 1], pairs[i]);
+#pragma unroll
+            for (float& y : x) y = power_beside_target(y);
+            if (column + 8 > a.ids)
+#pragma unroll
+                for (u32 i = 0; i < 8; i++) x[i] = column + i < a.ids ? x[i] : 0.0f;
+#pragma unroll
+            for (float y : x) sum[h] += y;
+            if (column < a.n) write(a.out + at, x);
+            at += a.n;
+        }
+        // The first row's goes to the lower half of the warp.
+        bool upper = threadIdx.x % 32 / 16;
+        float given = upper ? sum[0] : sum[1], kept = upper ? sum[1] : sum[0];
+#pragma unroll
+        for (u32 lanes = 16; lanes > 0; lanes /= 2) {
+            kept += __shfl_xor_sync(FULL_WARP, given, lanes);
+            given = kept;
+        }
+        if (threadIdx.x % 16 == 0) *row_sums = kept;
+        row_sums += 2 * ((a.n + COLUMNS - 1) / COLUMNS);
     }
 
     // The sums of a warpgroup's rows.
@@ -163,7 +256,7 @@ struct Behind {
         for (u32 warp = 0; warp < 4; warp++) first += all[warp * COLUMNS], second += all[warp * COLUMNS + 1];
         // `at` is behind the lane's last row: its tile's first column is that of lane 0.
         u64 column = (at - lane * 8) % a.n;
-        float* to = a.partial + piece * a.n + column + 2 * thread;
+        float* to = a.partial + (u64)piece * a.n + column + 2 * thread;
         to[0] = first;
         to[1] = second;
     }
@@ -186,11 +279,11 @@ struct Stages {
     }
 };
 
-template <bool NN>
+template <bool NN, Then THEN>
 __device__ inline void fetch_all(const WarpgroupProductArgs& a, Stages stages) {
-    u32 across = a.n / COLUMNS, tiles = across * ((a.m + ROWS - 1) / ROWS);
-    for (u32 t = blockIdx.x; t < tiles; t += gridDim.x) {
-        u32 row = t / across * ROWS, column = t % across * COLUMNS;
+    TilesOf<THEN> tiles(a);
+    for (u32 t = blockIdx.x; t < tiles.count(); t += gridDim.x) {
+        u32 row = tiles.row(t), column = tiles.column(t);
         for (u32 k = 0; k < a.k; k += DEEP, stages.advance()) {
             wait_for_phase(stages.empty(), stages.phase ^ 1);
             u64* full = stages.full();
@@ -208,14 +301,18 @@ __device__ inline void fetch_all(const WarpgroupProductArgs& a, Stages stages) {
 
 template <bool NN, Then THEN>
 __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages stages, Behind<THEN> behind) {
-    u32 group = threadIdx.x / 128, across = a.n / COLUMNS, tiles = across * ((a.m + ROWS - 1) / ROWS);
+    u32 group = threadIdx.x / 128;
+    TilesOf<THEN> tiles(a);
     // Each turn is a barrier that its warpgroup waits at, and the other arrives at.
     u32 own_turn = 1 + group, other_turn = 2 - group;
     float sums[32][4];
     if (group == 1) arrive_at(other_turn, 256);
-    for (u32 t = blockIdx.x; t < tiles; t += gridDim.x) {
+    behind.ask(tiles.row(blockIdx.x));
+    for (u32 t = blockIdx.x; t < tiles.count(); t += gridDim.x) {
         u64* used = nullptr;
-        behind.begin(sums, t % across * COLUMNS);
+        u32 row = tiles.row(t), column = tiles.column(t);
+        behind.begin(sums, column);
+        behind.ask(tiles.row(t + gridDim.x));
 #pragma unroll 1
         for (u32 k = 0; k < a.k / DEEP; k++) {
             if (k < SLICES) behind.bring(k);
@@ -235,9 +332,9 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages stages
 #pragma unroll
             for (u32 q = 0; q < DEEP; q += 16) {
                 if constexpr (NN)
-                    multiply_group_by_columns(sums, left, q, right.row(q), DEEP * DEEP, THEN < GELU_GRAD || k || q);
+                    multiply_group_by_columns(sums, left, q, right.row(q), DEEP * DEEP, !SUMMED<THEN> || k || q);
                 else
-                    multiply_group_by_rows(sums, left, right, q, THEN < GELU_GRAD || k || q);
+                    multiply_group_by_rows(sums, left, right, q, !SUMMED<THEN> || k || q);
             }
             end_products();
             arrive_at(other_turn, 256);
@@ -251,7 +348,7 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages stages
         }
         wait_for_products<0>(sums);
         arrive_together(used);
-        behind.take(sums, t / across * ROWS, t % across * COLUMNS);
+        behind.take(sums, row, column);
     }
     // The other's last turn.
     if (group == 0) wait_at(own_turn, 256);
@@ -279,7 +376,7 @@ __device__ void warpgroup_product(const WarpgroupProductArgs& a) {
         }
         show_phases();
     }
-    if constexpr (THEN < GELU_GRAD)
+    if constexpr (BIASED<THEN>)
         for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) side[i] = a.bias ? load(a.bias[i]) : 0.0f;
     __syncthreads();
     if (threadIdx.x < 128 * GROUPS) {
@@ -287,7 +384,7 @@ __device__ void warpgroup_product(const WarpgroupProductArgs& a) {
         multiply_all<NN, THEN>(a, stages, Behind<THEN>(a, (bf16*)(pool + AT_OUT), side));
     } else {
         give_registers<40>();
-        if (threadIdx.x == 128 * GROUPS) fetch_all<NN>(a, stages);
+        if (threadIdx.x == 128 * GROUPS) fetch_all<NN, THEN>(a, stages);
     }
 #else
     __trap();
@@ -296,6 +393,7 @@ __device__ void warpgroup_product(const WarpgroupProductArgs& a) {
 
 EXPORT_MANY(warpgroup_product_nt, WarpgroupProductArgs, 384, 1, warpgroup_product<false, STORE>)
 EXPORT_MANY(warpgroup_product_nt_gelu, WarpgroupProductArgs, 384, 1, warpgroup_product<false, GELU>)
+EXPORT_MANY(warpgroup_product_nt_powers, WarpgroupProductArgs, 384, 1, warpgroup_product<false, POWERS>)
 EXPORT_MANY(warpgroup_product_nn, WarpgroupProductArgs, 384, 1, warpgroup_product<true, STORE>)
 EXPORT_MANY(warpgroup_product_nn_gelu_grad, WarpgroupProductArgs, 384, 1, warpgroup_product<true, GELU_GRAD>)
 EXPORT_MANY(warpgroup_product_nn_gelu_grad_again, WarpgroupProductArgs, 384, 1, warpgroup_product<true, GELU_GRAD_AGAIN>)

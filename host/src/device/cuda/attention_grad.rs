@@ -108,7 +108,14 @@ impl Cuda {
                     return self.launch_with(module, module, [heads, 1, 1], 384, short_room(3, 1), &arguments);
                 }
                 let grid = [heads.min(self.multiprocessors), 1, 1];
-                return self.launch_with(module, "attention_grad_short_stream", grid, 384, short_room(2, 2), &arguments);
+                return self.launch_with(
+                    module,
+                    "attention_grad_short_stream",
+                    grid,
+                    384,
+                    short_room(2, 2),
+                    &arguments,
+                );
             }
             if self.by_warpgroup(padded) && by_stripes(&o, &arguments) {
                 let most = LOCAL_BLOCKS * self.multiprocessors;

@@ -1,4 +1,5 @@
-//! The output head, the cross-entropy and their gradients: fused, or a chunk of rows at a time.
+//! The output head, the cross-entropy and their gradients: fused, or a chunk of rows at a time, folded into the products or
+//! between them.
 
 use capful_core::device::OperationError;
 use capful_core::ops::HeadLoss;
@@ -43,7 +44,8 @@ impl Cuda {
         if self.fuses_head(&o) {
             self.fused_head(&o)?;
         } else {
-            self.head_in_chunks(&o)?;
+            let folded = self.folded_head(&o)?;
+            self.head_in_chunks(&o, folded)?;
         }
         let arguments = LossSumArgs {
             losses: self.address(o.losses)?,
@@ -55,14 +57,14 @@ impl Cuda {
         self.launch("head_loss", "head_loss_sum", [1, 1, 1], 1024, &arguments)
     }
 
-    /// With the logits of a chunk of rows in memory.
-    fn head_in_chunks(&mut self, o: &HeadLoss) -> Result<(), OperationError> {
+    /// With the logits of a chunk of rows in memory, from row `from` on.
+    fn head_in_chunks(&mut self, o: &HeadLoss, from: u32) -> Result<(), OperationError> {
         let (rows, chunk) = (o.x.rows(), o.logits.rows());
         let flat = |r: capful_core::memory::Region| r.reshaped([1, 1, r.elements() as u32, 1]);
         let long = u64::from(o.weight.rows()) * o.logits.dtype.size() > LONG;
         let (way, threads) = if long { ("long", 1024) } else { ("short", 512) };
         let kernel = format!("head_loss_{way}_{}", o.logits.dtype.name());
-        for first in (0..rows).step_by(chunk as usize) {
+        for first in (from..rows).step_by(chunk as usize) {
             let count = chunk.min(rows - first);
             let (x, logits) = (o.x.slice_rows(first, count), o.logits.slice_rows(0, count));
             self.product(Product::new("head_loss", Case::Nt, x, o.weight, logits))?;

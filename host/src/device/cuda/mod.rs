@@ -38,6 +38,7 @@ mod factored;
 mod fused;
 mod gelu;
 mod graph;
+mod head_folded;
 mod head_fused;
 mod head_loss;
 mod heads;

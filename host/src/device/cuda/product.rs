@@ -30,6 +30,15 @@ pub struct Summed {
     pub activated: Option<Region>,
 }
 
+/// Powers in the place of a product, of which a softmax is made: only in the product of warpgroups.
+#[derive(Debug, Clone, Copy)]
+pub struct Powers {
+    /// `[m]` f32: what is left from each of a row's products.
+    pub at_targets: Region,
+    /// Columns that have powers.
+    pub ids: u32,
+}
+
 /// `C = A · B (+ bias) (+ residual) (+ C) (∘ gelu'(before_gelu))`, then `activated = gelu(C)`.
 #[derive(Debug, Clone, Copy)]
 pub struct Product {
@@ -43,6 +52,7 @@ pub struct Product {
     pub before_gelu: Option<Region>,
     pub activated: Option<Region>,
     pub summed: Option<Summed>,
+    pub powers: Option<Powers>,
     pub accumulate: bool,
     /// What A and B, of 8 bits, are multiplied with: a number each.
     pub inverses: Option<[Region; 2]>,
@@ -53,8 +63,22 @@ impl Product {
     pub fn new(operation: &'static str, case: Case, a: Region, b: Region, c: Region) -> Product {
         let none = None;
         let (bias, residual, before_gelu, activated) = (none, none, none, none);
-        let (summed, accumulate, inverses) = (None, false, None);
-        Product { operation, case, a, b, c, bias, residual, before_gelu, activated, summed, accumulate, inverses }
+        let (summed, powers, accumulate, inverses) = (None, None, false, None);
+        Product {
+            operation,
+            case,
+            a,
+            b,
+            c,
+            bias,
+            residual,
+            before_gelu,
+            activated,
+            summed,
+            powers,
+            accumulate,
+            inverses,
+        }
     }
 
     /// The product of copies in 8 bits.

@@ -1,4 +1,4 @@
-//! The product in bf16 on warpgroups, with a bias and a GELU folded in.
+//! The product in bf16 on warpgroups, with a bias and a GELU folded in, or the powers of a softmax.
 
 use std::ffi::c_void;
 
@@ -15,7 +15,7 @@ const NAME: &str = "warpgroup_product";
 
 /// Of warpgroup_product.cu: columns of a tile of C, rows of one of A, what k is a multiple of, the least k, the most
 /// columns that have a bias, threads, and bytes of shared memory.
-const COLUMNS: u32 = 256;
+pub(super) const COLUMNS: u32 = 256;
 const ROWS: u32 = 128;
 const DEEP: u32 = 64;
 const LEAST_K: u32 = 512;
@@ -23,7 +23,10 @@ const MOST_BIAS: u32 = 4096;
 const THREADS: u32 = 384;
 const SHARED: u32 = 3 * 49_152 + 65_536 + 4 * MOST_BIAS + 48;
 
-/// Rows of a piece of the sums of columns.
+/// What n is a multiple of for powers, whose last tile may be narrow.
+const POWERS_APART: u32 = 8;
+
+/// Rows of a piece of the sums of columns; those of rows have a tile's columns.
 const PIECE: u32 = 64;
 
 /// Mirrors WarpgroupProductArgs.
@@ -38,9 +41,11 @@ struct WarpgroupProductArgs {
     before_gelu: u64,
     activated: u64,
     partial: u64,
-    m: u64,
-    n: u64,
-    k: u64,
+    at_targets: u64,
+    m: u32,
+    n: u32,
+    k: u32,
+    ids: u32,
 }
 
 /// CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B and CU_TENSOR_MAP_L2_PROMOTION_L2_256B.
@@ -95,22 +100,30 @@ fn describe(address: u64, region: Region, tile_rows: u32) -> Result<[u64; 16], C
     CudaError::check("cuTensorMapEncodeTiled", code).map(|()| map.0)
 }
 
+/// Bytes of scratch for the pieces of what is summed beside a product.
+fn partial_bytes(p: &Product) -> u64 {
+    let [m, n, _] = p.sizes().map(u64::from);
+    match (p.summed, p.powers) {
+        (Some(_), _) => 4 * (m / u64::from(PIECE)) * n,
+        (None, Some(_)) => 4 * m * n.div_ceil(COLUMNS.into()),
+        (None, None) => 0,
+    }
+}
+
 impl Cuda {
     /// Whether this GPU's warpgroups compute a product, with all that belongs to it.
     pub(super) fn multiplies(&mut self, p: &Product) -> Result<bool, OperationError> {
         let [m, n, k] = p.sizes();
-        let sizes = m.is_multiple_of(64) && n.is_multiple_of(COLUMNS) && k.is_multiple_of(DEEP) && k >= LEAST_K;
+        let apart = if p.powers.is_some() { POWERS_APART } else { COLUMNS };
+        let sizes = m.is_multiple_of(64) && n.is_multiple_of(apart) && k.is_multiple_of(DEEP) && k >= LEAST_K;
         let operands = [Some(p.a), Some(p.b), Some(p.c), p.bias, p.before_gelu, p.activated];
+        let room = partial_bytes(p) <= self.scratch().bytes();
         let folded = match p.case {
-            Case::Nt => p.before_gelu.is_none() && p.summed.is_none() && n <= MOST_BIAS,
-            Case::Nn => {
-                let partial = 4 * u64::from(m / PIECE) * u64::from(n);
-                let sums = p.before_gelu.is_some() == p.summed.is_some() && partial <= self.scratch().bytes();
-                p.bias.is_none() && p.activated.is_none() && sums
-            }
+            Case::Nt => p.before_gelu.is_none() && p.summed.is_none() && (n <= MOST_BIAS || p.powers.is_some()),
+            Case::Nn => p.bias.is_none() && p.activated.is_none() && p.before_gelu.is_some() == p.summed.is_some(),
             Case::Tn => false,
         };
-        if !(self.warpgroups && self.tensor_maps && sizes && folded) || p.residual.is_some() || p.accumulate {
+        if !(self.warpgroups && self.tensor_maps && sizes && folded && room) || p.residual.is_some() || p.accumulate {
             return Ok(false);
         }
         for region in operands.into_iter().flatten().chain(p.summed.and_then(|s| s.activated)) {
@@ -121,16 +134,16 @@ impl Cuda {
         Ok(true)
     }
 
-    /// Queues such a product.
+    /// Queues such a product. Powers leave the pieces of their rows' sums where scratch begins.
     pub(super) fn product_by_warpgroups(&mut self, p: &Product) -> Result<(), OperationError> {
         let [m, n, k] = p.sizes();
         let (a, b, nt) = (self.address(p.a)?, self.address(p.b)?, p.case == Case::Nt);
         let left = describe(a, p.a, ROWS).map_err(|e| self.fail(e))?;
         let right = describe(b, p.b, if nt { COLUMNS } else { DEEP }).map_err(|e| self.fail(e))?;
         let again = p.summed.and_then(|s| s.activated);
-        let partial = match p.summed {
-            Some(_) => self.scratch_at(0, 4 * u64::from(m / PIECE) * u64::from(n))?,
-            None => 0,
+        let partial = match partial_bytes(p) {
+            0 => 0,
+            bytes => self.scratch_at(0, bytes)?,
         };
         let arguments = WarpgroupProductArgs {
             left,
@@ -140,11 +153,14 @@ impl Cuda {
             before_gelu: self.address_or_null(p.before_gelu)?,
             activated: self.address_or_null(p.activated.or(again))?,
             partial,
-            m: m.into(),
-            n: n.into(),
-            k: k.into(),
+            at_targets: self.address_or_null(p.powers.map(|powers| powers.at_targets))?,
+            m,
+            n,
+            k,
+            ids: p.powers.map_or(n, |powers| powers.ids),
         };
         let kernel = match (nt, p.activated, p.summed, again) {
+            _ if p.powers.is_some() => "warpgroup_product_nt_powers",
             (true, None, ..) => "warpgroup_product_nt",
             (true, Some(_), ..) => "warpgroup_product_nt_gelu",
             (false, _, None, _) => "warpgroup_product_nn",

@@ -15,7 +15,13 @@ struct Head {
     again: bool,
 }
 
-fn head_loss(l: &mut Lay, Head { shape: [rows, d, vocabulary, own, chunk], gradient, again }: Head) -> HeadLoss {
+fn head_loss(l: &mut Lay, head: Head) -> HeadLoss {
+    head_loss_of(l, head, 1.0)
+}
+
+/// Of rows with such a deviation.
+fn head_loss_of(l: &mut Lay, head: Head, deviation: f32) -> HeadLoss {
+    let Head { shape: [rows, d, vocabulary, own, chunk], gradient, again } = head;
     let mut targets = ids(rows, own);
     targets[rows as usize / 2] = IGNORE;
     let [settings, results] = control(l);
@@ -24,7 +30,7 @@ fn head_loss(l: &mut Lay, Head { shape: [rows, d, vocabulary, own, chunk], gradi
         false => l.poison_exact([1, 1, vocabulary, d]),
     };
     HeadLoss {
-        x: l.normal([1, 1, rows, d], 1.0),
+        x: l.normal([1, 1, rows, d], deviation),
         weight: l.normal([1, 1, vocabulary, d], 0.3),
         bias: None,
         ids: own,
@@ -101,6 +107,33 @@ fn a_fused_head() {
             let build = |l: &mut Lay| head_loss(l, Head { shape, gradient, again });
             bench.agree_by(Precision::Bf16, 4e-3, &build, &|cuda, operation| {
                 assert_eq!(cuda.fuses_head(&operation), cuda.warpgroups, "{shape:?}");
+                cuda.run(&operation.into())
+            });
+        }
+        clears_padding(&mut bench, shape);
+    }
+}
+
+/// With the softmax folded into the products: one tile and several, parts of them, padding, rows that are left for the other
+/// way, a target's logit far below the largest.
+#[test]
+fn a_folded_head() {
+    let mut bench = Bench::new();
+    let cases = vec![
+        ([64, 512, 256, 256, 64], 64, 1.0),
+        ([192, 512, 264, 257, 128], 192, 1.0),
+        ([200, 576, 520, 513, 128], 128, 0.3),
+        ([128, 512, 304, 290, 128], 128, 2.0),
+    ];
+    for (shape, folded, deviation) in share(cases) {
+        for again in [false, true] {
+            let build = |l: &mut Lay| head_loss_of(l, Head { shape, gradient: true, again }, deviation);
+            bench.agree_by(Precision::Bf16, 6e-3, &build, &|cuda, operation| {
+                // What is added to would be added to twice.
+                if !again {
+                    let rows = if cuda.warpgroups && cuda.tensor_maps { folded } else { 0 };
+                    assert_eq!(cuda.folded_head(&operation)?, rows, "{shape:?}");
+                }
                 cuda.run(&operation.into())
             });
         }
