@@ -130,10 +130,11 @@ struct Behind {
     // As they lie in shared memory. What is left of logits is small where it matters, and there f16 has three bits more.
     __device__ static u32 both(float low, float high) { return THEN == POWERS ? pack_f16(low, high) : pack(low, high); }
 
-    // Asks for what the rows of the next tile have left from them.
-    __device__ void ask(u32 row) {
+    // Asks for what the rows of tile `t` have left from them, if there is one.
+    __device__ void ask(const TilesOf<THEN>& tiles, u32 t) {
         if constexpr (THEN == POWERS) {
-            row += threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+            if (t >= tiles.count()) return;
+            u32 row = tiles.row(t) + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
             for (u32 h = 0; h < 2; h++) left[h] = row < a.m ? a.at_targets[row + 8 * h] : 0.0f;
         }
@@ -307,12 +308,12 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages stages
     u32 own_turn = 1 + group, other_turn = 2 - group;
     float sums[32][4];
     if (group == 1) arrive_at(other_turn, 256);
-    behind.ask(tiles.row(blockIdx.x));
+    behind.ask(tiles, blockIdx.x);
     for (u32 t = blockIdx.x; t < tiles.count(); t += gridDim.x) {
         u64* used = nullptr;
         u32 row = tiles.row(t), column = tiles.column(t);
         behind.begin(sums, column);
-        behind.ask(tiles.row(t + gridDim.x));
+        behind.ask(tiles, t + gridDim.x);
 #pragma unroll 1
         for (u32 k = 0; k < a.k / DEEP; k++) {
             if (k < SLICES) behind.bring(k);

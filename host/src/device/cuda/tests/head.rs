@@ -124,6 +124,8 @@ fn a_folded_head() {
         ([192, 512, 264, 257, 128], 192, 1.0),
         ([200, 576, 520, 513, 128], 128, 0.3),
         ([128, 512, 304, 290, 128], 128, 2.0),
+        // A whole band of tiles.
+        ([2048, 512, 64, 60, 2048], 2048, 0.3),
     ];
     for (shape, folded, deviation) in share(cases) {
         for again in [false, true] {
