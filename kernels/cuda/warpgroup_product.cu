@@ -1,6 +1,7 @@
-// The matrix product in bf16 on warpgroups, its tiles copied by the TMA, with a linear layer's bias and GELU folded in, or
-// the powers of a softmax. The cases are those of product.cu:
-//   NT  A [m, k], B [n, k]   x weight^T, then the bias, then the GELU beside it; or powers, with the sums of rows
+// The matrix product in bf16 on warpgroups, its tiles copied by the TMA, with a linear layer's bias and GELU or rotation
+// folded in, or the powers of a softmax. The cases are those of product.cu:
+//   NT  A [m, k], B [n, k]   x weight^T, then the bias, then the GELU beside it or the rotation of queries and keys; or
+//                            powers, with the sums of rows
 //   NN  A [m, k], B [k, n]   out_grad weight, then through the gradient of a GELU, with the sums of columns
 // m is a multiple of 64, n of 256 (for powers, of 8), k of 64 and at least 512.
 //
@@ -29,13 +30,17 @@ struct WarpgroupProductArgs {
     bf16* activated;           // [m, n]: takes gelu(out), or gelu(before_gelu)
     float* partial;            // [m / 64, n]: sums of out's columns; for powers [m, n / 256 and what is left]: of its rows
     const float* at_targets;   // [m]: what is left from each of a row's products before its power
+    const float* table;        // [positions, 8, 2]: cosine and sine, for the first 16 columns of heads of 64
     u32 m, n, k;
     u32 ids;                   // columns that have powers; those after them get zeros
+    u32 positions;             // row r is at position r mod this
+    u32 parts, turned;         // of each `parts` heads of 64 columns the first `turned` are turned
+    u32 unused[11];
 };
 
 static_assert(sizeof(WarpgroupProductArgs) % 64 == 0, "no padding, which the host does not mirror");
 
-enum Then { STORE, GELU, GELU_GRAD, GELU_GRAD_AGAIN, POWERS };
+enum Then { STORE, TURNED, GELU, GELU_GRAD, GELU_GRAD_AGAIN, POWERS };
 
 #ifdef WARPGROUPS
 
@@ -43,7 +48,7 @@ namespace {
 
 constexpr u32 ROWS = 128, COLUMNS = 256, DEEP = 64, STAGES = 3, GROUPS = 2, PANELS = COLUMNS / DEEP;
 constexpr u32 LEFT = ROWS * DEEP, RIGHT = COLUMNS * DEEP, STAGE = LEFT + RIGHT, PANEL = ROWS * DEEP;
-constexpr u32 MOST_BIAS = 4096, SLICES = 8;
+constexpr u32 MOST_BIAS = 4096, SLICES = 8, DIMS = 16;
 constexpr u32 AT_OUT = STAGES * STAGE * sizeof(bf16), AT_SIDE = AT_OUT + ROWS * COLUMNS * sizeof(bf16);
 constexpr u32 AT_BARRIERS = AT_SIDE + MOST_BIAS * sizeof(float);
 constexpr u32 ROOM = AT_BARRIERS + 2 * STAGES * sizeof(u64);
@@ -52,7 +57,7 @@ static_assert(ROOM <= 227 << 10, "what a block may have");
 typedef Vector<bf16, 8> Eight;
 
 template <Then THEN>
-constexpr bool BIASED = THEN == STORE || THEN == GELU;
+constexpr bool BIASED = THEN == STORE || THEN == TURNED || THEN == GELU;
 template <Then THEN>
 constexpr bool SUMMED = THEN == GELU_GRAD || THEN == GELU_GRAD_AGAIN;
 
@@ -87,7 +92,7 @@ struct Behind {
     bool any = false;
     u32 piece = 0, column = 0;
     u64 at = 0;
-    float sums[8] = {}, left[2];
+    float sums[8] = {}, left[2], angles[2][4];
     Eight values[2], before[2];
     float* row_sums;
 
@@ -127,6 +132,21 @@ struct Behind {
         __syncwarp();
     }
 
+    // Turns queries and keys. A panel is a head, and a lane has both sides of its pairs.
+    __device__ void turn(float (&product)[32][4], u32 column) const {
+#pragma unroll
+        for (u32 p = 0; p < PANELS; p++) {
+            if ((column / DEEP + p) % a.parts >= a.turned) continue;
+#pragma unroll
+            for (u32 e = 0; e < 4; e++) {
+                float &low = product[8 * p][e], &high = product[8 * p + 1][e], before = low;
+                float cosine = angles[e / 2][e % 2 * 2], sine = angles[e / 2][e % 2 * 2 + 1];
+                low = before * cosine - high * sine;
+                high = high * cosine + before * sine;
+            }
+        }
+    }
+
     // As they lie in shared memory. What is left of logits is small where it matters, and there f16 has three bits more.
     __device__ static u32 both(float low, float high) { return THEN == POWERS ? pack_f16(low, high) : pack(low, high); }
 
@@ -140,8 +160,14 @@ struct Behind {
         }
     }
 
-    // What the sums of products begin with.
-    __device__ void begin(float (&product)[32][4], u32 column) const {
+    // What the sums of products begin with, and the angles of the tile's rows.
+    __device__ void begin(float (&product)[32][4], u32 row, u32 column) {
+        if constexpr (THEN == TURNED) {
+            u32 lane = threadIdx.x % 32;
+            row += threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+            for (u32 h = 0; h < 2; h++) read(angles[h], a.table + (row + 8 * h) % a.positions * DIMS + lane % 4 * 4);
+        }
         if constexpr (THEN == POWERS) {
 #pragma unroll
             for (u32 i = 0; i < 32; i++) {
@@ -179,7 +205,7 @@ struct Behind {
     __device__ void finish_values(u32 slice) {
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
-            if constexpr (THEN == STORE) {
+            if constexpr (THEN == STORE || THEN == TURNED) {
                 *(Eight*)(a.out + at) = values[h];
             } else {
                 float x[8];
@@ -312,7 +338,7 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages stages
     for (u32 t = blockIdx.x; t < tiles.count(); t += gridDim.x) {
         u64* used = nullptr;
         u32 row = tiles.row(t), column = tiles.column(t);
-        behind.begin(sums, column);
+        behind.begin(sums, row, column);
         behind.ask(tiles, t + gridDim.x);
 #pragma unroll 1
         for (u32 k = 0; k < a.k / DEEP; k++) {
@@ -349,6 +375,7 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages stages
         }
         wait_for_products<0>(sums);
         arrive_together(used);
+        if constexpr (THEN == TURNED) behind.turn(sums, column);
         behind.take(sums, row, column);
     }
     // The other's last turn.
@@ -393,6 +420,7 @@ __device__ void warpgroup_product(const WarpgroupProductArgs& a) {
 }
 
 EXPORT_MANY(warpgroup_product_nt, WarpgroupProductArgs, 384, 1, warpgroup_product<false, STORE>)
+EXPORT_MANY(warpgroup_product_nt_turned, WarpgroupProductArgs, 384, 1, warpgroup_product<false, TURNED>)
 EXPORT_MANY(warpgroup_product_nt_gelu, WarpgroupProductArgs, 384, 1, warpgroup_product<false, GELU>)
 EXPORT_MANY(warpgroup_product_nt_powers, WarpgroupProductArgs, 384, 1, warpgroup_product<false, POWERS>)
 EXPORT_MANY(warpgroup_product_nn, WarpgroupProductArgs, 384, 1, warpgroup_product<true, STORE>)

@@ -270,15 +270,18 @@ impl AnyDevice {
     }
 
     /// The same of programs that follow each other: on a GPU recorded together under `key` at the first call and replayed at
-    /// every call, unless it is being tuned.
+    /// every call. While it is tuned, the same kernels are queued without a recording.
     ///
     /// # Errors
     /// What one of them could not do.
     pub fn replay(&mut self, key: u64, programs: &[&[Op]]) -> Result<(), DeviceError> {
-        let one_by_one = self.gpu().is_none_or(|gpu| gpu.tuning());
-        let Some(gpu) = self.gpu().filter(|_| !one_by_one) else {
+        let Some(gpu) = self.gpu() else {
             return programs.iter().try_for_each(|ops| self.run_all(ops));
         };
+        if gpu.tuning() {
+            let queued = gpu.run_program(&programs.concat());
+            return queued.map_err(|e| self.explain(e));
+        }
         if !gpu.recorded(key) {
             let ops = programs.concat();
             gpu.begin_recording()?;

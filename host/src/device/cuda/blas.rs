@@ -106,8 +106,8 @@ type MatmulFn = unsafe extern "C" fn(
     *mut c_void,
 ) -> Status;
 
-/// What follows a product. The library adds a bias; a GELU or its gradient, with the sums of columns, is a pass behind it,
-/// or in a product of our own.
+/// What follows a product. The library adds a bias; a GELU, a rotation, or the gradient of a GELU with the sums of columns,
+/// is a pass behind it, or in a product of our own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum With {
     /// Nothing, or a matrix that is added.
@@ -116,12 +116,14 @@ pub enum With {
     Bias,
     /// A bias, and a GELU beside.
     Gelu,
+    /// A bias, and the rotation of queries and keys.
+    Turned,
     /// The gradient of a GELU, and sums of columns.
     GeluGrad,
 }
 
 impl With {
-    pub(super) const ALL: [With; 4] = [With::Plain, With::Bias, With::Gelu, With::GeluGrad];
+    pub(super) const ALL: [With; 5] = [With::Plain, With::Bias, With::Gelu, With::Turned, With::GeluGrad];
 
     /// As it is saved.
     pub(super) fn name(self) -> &'static str {
@@ -129,18 +131,20 @@ impl With {
             With::Plain => "plain",
             With::Bias => "bias",
             With::Gelu => "gelu",
+            With::Turned => "turned",
             With::GeluGrad => "gelu_grad",
         }
     }
 
     /// Whether it takes a pass behind the library's product.
     pub(super) fn passes(self) -> bool {
-        matches!(self, With::Gelu | With::GeluGrad)
+        matches!(self, With::Gelu | With::Turned | With::GeluGrad)
     }
 
     fn of(p: &Product) -> With {
         match (p.bias.is_some(), p.activated.is_some(), p.before_gelu.is_some() && p.summed.is_some()) {
             (true, true, _) => With::Gelu,
+            (true, ..) if p.turned.is_some() => With::Turned,
             (true, false, _) => With::Bias,
             (false, _, true) => With::GeluGrad,
             (false, ..) => With::Plain,
@@ -300,7 +304,7 @@ impl Blas {
                 let value = i32::from(transposed);
                 check((self.desc_set)(desc, attribute, (&raw const value).cast(), 4))?;
             }
-            if matches!(shape.with, With::Bias | With::Gelu) {
+            if matches!(shape.with, With::Bias | With::Gelu | With::Turned) {
                 let epilogue = EPILOGUE_BIAS;
                 check((self.desc_set)(desc, DESC_EPILOGUE, (&raw const epilogue).cast(), 4))?;
                 check((self.desc_set)(desc, DESC_BIAS_POINTER, (&raw const bias).cast(), 8))?;

@@ -1,7 +1,7 @@
 //! Operations of a program that one kernel makes together, found as a pass over its list.
 
 use capful_core::device::{Device as _, Op, OperationError};
-use capful_core::ops::LinearGrad;
+use capful_core::ops::{Epilogue, Linear, LinearGrad, Rotary};
 
 use super::device::Cuda;
 use super::spike_chain::{begins, linked};
@@ -9,13 +9,25 @@ use super::spikes::follows;
 use super::token::Launch;
 use crate::device::Stream;
 
-/// The second operation, where the first one is the GELU that it is the gradient behind: made again for it, since it was not
-/// kept. The pass that takes the gradient through the GELU, where there is one for the sums of a bias, has its input at hand.
-fn behind_gelu(ops: &[Op]) -> Option<LinearGrad> {
+/// Two operations that follow each other and are made together, in the place of the second.
+enum Joint {
+    /// The first is the GELU that the second is the gradient behind: made again for it, since it was not kept. The pass that
+    /// takes the gradient through the GELU, where there is one for the sums of a bias, has its input at hand.
+    BehindGelu(LinearGrad),
+    /// Queries and keys are turned as they are made.
+    Turned(Linear, Rotary),
+}
+
+/// The first two operations, where they are made together.
+fn joint(ops: &[Op]) -> Option<Joint> {
     match ops {
         [Op::Gelu(gelu), Op::LinearGrad(grad), ..] => {
             let behind = grad.x == gelu.out && grad.before_gelu == Some(gelu.x) && grad.x_bias_grad.is_some();
-            behind.then_some(*grad)
+            behind.then_some(Joint::BehindGelu(*grad))
+        }
+        [Op::Linear(linear), Op::Rotate(rotate), ..] => {
+            let made = linear.out == rotate.qkv && linear.bias.is_some() && linear.epilogue == Epilogue::Store;
+            made.then_some(Joint::Turned(*linear, rotate.rotary))
         }
         _ => None,
     }
@@ -26,7 +38,7 @@ pub(super) fn together(a: &Op, b: &Op) -> bool {
     match (a, b) {
         (Op::Spike(a), Op::Spike(b)) => follows(a, b) || linked(a, b),
         (Op::Taps(a), Op::Spike(b)) => begins(a, b),
-        _ => behind_gelu(&[*a, *b]).is_some(),
+        _ => joint(&[*a, *b]).is_some(),
     }
 }
 
@@ -62,11 +74,12 @@ impl Cuda {
 
     /// Queues operation `at` of a program: with the one before it where they are made together, and then not that one.
     pub(super) fn run_at(&mut self, ops: &[Op], at: usize) -> Result<(), OperationError> {
-        if behind_gelu(&ops[at..]).is_some() {
+        if joint(&ops[at..]).is_some() {
             return Ok(());
         }
-        match at.checked_sub(1).and_then(|before| behind_gelu(&ops[before..])) {
-            Some(grad) => self.linear_grad(grad, Some(grad.x)),
+        match at.checked_sub(1).and_then(|before| joint(&ops[before..])) {
+            Some(Joint::BehindGelu(grad)) => self.linear_grad(grad, Some(grad.x)),
+            Some(Joint::Turned(linear, rotary)) => self.linear(linear, Some(rotary)),
             None => self.run(&ops[at]),
         }
     }

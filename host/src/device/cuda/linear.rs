@@ -1,7 +1,7 @@
 //! The linear layer: a product, its bias and its epilogue.
 
 use capful_core::device::OperationError;
-use capful_core::ops::Linear;
+use capful_core::ops::{Linear, Rotary};
 
 use super::device::Cuda;
 use super::product::{Case, Product};
@@ -9,6 +9,11 @@ use super::product::{Case, Product};
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_linear(&mut self, o: Linear) -> Result<(), OperationError> {
+        self.linear(o, None)
+    }
+
+    /// The same, with the rotation of the queries and keys that it makes.
+    pub(super) fn linear(&mut self, o: Linear, turned: Option<Rotary>) -> Result<(), OperationError> {
         let product = match &o.quantised {
             Some(of) => Product::quantised("linear", of, o.out),
             None => Product::new("linear", if o.transposed { Case::Nn } else { Case::Nt }, o.x, o.weight, o.out),
@@ -18,6 +23,7 @@ impl Cuda {
             residual: o.epilogue.residual(),
             accumulate: o.epilogue.adds(),
             activated: o.epilogue.activated(),
+            turned,
             ..product
         })
     }

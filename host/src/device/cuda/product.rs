@@ -2,7 +2,7 @@
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
-use capful_core::ops::QuantisedProduct;
+use capful_core::ops::{QuantisedProduct, Rotary};
 
 use super::device::{Cuda, blocks, threads, width};
 use super::error::CudaError;
@@ -39,7 +39,8 @@ pub struct Powers {
     pub ids: u32,
 }
 
-/// `C = A · B (+ bias) (+ residual) (+ C) (∘ gelu'(before_gelu))`, then `activated = gelu(C)`.
+/// `C = A · B (+ bias) (+ residual) (+ C) (∘ gelu'(before_gelu))`, then `activated = gelu(C)`, or C's queries and keys are
+/// turned.
 #[derive(Debug, Clone, Copy)]
 pub struct Product {
     pub operation: &'static str,
@@ -53,6 +54,8 @@ pub struct Product {
     pub activated: Option<Region>,
     pub summed: Option<Summed>,
     pub powers: Option<Powers>,
+    /// The rotation of C's queries and keys.
+    pub turned: Option<Rotary>,
     pub accumulate: bool,
     /// What A and B, of 8 bits, are multiplied with: a number each.
     pub inverses: Option<[Region; 2]>,
@@ -63,7 +66,7 @@ impl Product {
     pub fn new(operation: &'static str, case: Case, a: Region, b: Region, c: Region) -> Product {
         let none = None;
         let (bias, residual, before_gelu, activated) = (none, none, none, none);
-        let (summed, powers, accumulate, inverses) = (None, None, false, None);
+        let (summed, powers, turned, accumulate, inverses) = (None, None, None, false, None);
         Product {
             operation,
             case,
@@ -76,6 +79,7 @@ impl Product {
             activated,
             summed,
             powers,
+            turned,
             accumulate,
             inverses,
         }
@@ -171,7 +175,8 @@ impl Cuda {
             return Err(self.fail(CudaError::Unsupported { operation: p.operation, why }));
         }
         if one && p.summed.is_none() {
-            return self.product_of_a_row(&p, output);
+            self.product_of_a_row(&p, output)?;
+            return self.turn(&p);
         }
         if self.blas.is_some() && self.product_by_library(&p)? {
             return self.epilogue(&p);
@@ -182,7 +187,14 @@ impl Cuda {
         // With sums to be made of it, it goes through the GELU as it is summed.
         let before_gelu = p.before_gelu.filter(|_| p.summed.is_none());
         self.product_by_tiles(&Product { before_gelu, ..p }, input, output)?;
-        p.summed.map_or(Ok(()), |_| self.epilogue(&p))
+        match p.summed {
+            Some(_) => self.epilogue(&p),
+            None => self.turn(&p),
+        }
+    }
+
+    fn turn(&mut self, p: &Product) -> Result<(), OperationError> {
+        p.turned.map_or(Ok(()), |rotary| self.rotate(p.c, &rotary, false))
     }
 
     fn product_of_a_row(&mut self, p: &Product, output: Dtype) -> Result<(), OperationError> {
@@ -261,7 +273,7 @@ impl Cuda {
                 .sum_columns(Pass { rows: p.c, before_gelu: p.before_gelu, activated: summed.activated }, summed);
         }
         if p.before_gelu.is_none() && p.activated.is_none() {
-            return Ok(());
+            return self.turn(p);
         }
         let (out, count) = (self.address(p.c)?, p.c.elements());
         let (before_gelu, activated) = (self.address_or_null(p.before_gelu)?, self.address_or_null(p.activated)?);

@@ -130,7 +130,7 @@ mod tests {
     use super::portions;
     use capful_core::device::Op;
     use capful_core::memory::{Dtype, Region, Space};
-    use capful_core::ops::{Carry, Gelu, LinearGrad};
+    use capful_core::ops::{Carry, Gelu, Heads, Linear, LinearGrad, Rotary, Rotate};
 
     #[test]
     fn copies_that_follow_each_other_share_an_interval_by_their_bytes() {
@@ -152,6 +152,14 @@ mod tests {
         let both = (again.traffic() + grad.traffic()) as f64;
         let parts = [again, grad].map(|op| op.traffic() as f64 / both);
         assert_eq!(portions(&[gelu, again, grad]), [(0, 1.0), (1, parts[0]), (1, parts[1])]);
+        // A rotation in the product before it.
+        let linear = Op::from(Linear::new(far(4, 0), far(8, 1), Some(far(2, 2)), far(2, 3)));
+        let table = Region { shape: [1, 1, 1, 2], ..far(2, 4) };
+        let rotary = Rotary { table, heads: Heads::interleaved(1, 2), positions: 1 };
+        let rotate = Op::from(Rotate { qkv: far(2, 3), rotary });
+        let both = (linear.traffic() + rotate.traffic()) as f64;
+        let parts = [linear, rotate].map(|op| op.traffic() as f64 / both);
+        assert_eq!(portions(&[linear, rotate, gelu]), [(0, parts[0]), (0, parts[1]), (1, 1.0)]);
         assert!(portions(&[]).is_empty());
     }
 }

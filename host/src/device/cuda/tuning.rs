@@ -35,8 +35,8 @@ const TF32: &str = "tf32";
 /// An algorithm chosen for one product, as it is saved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
-    /// Case, [m, n, k], types of the operands (`tf32`: of f32, rounded) and the result, what follows (`plain`, `bias`, `gelu`
-    /// or `gelu_grad`), alignment: `nt 64 128 32 bf16 f32 bias 256`.
+    /// Case, [m, n, k], types of the operands (`tf32`: of f32, rounded) and the result, what follows (`plain`, `bias`, `gelu`,
+    /// `turned` or `gelu_grad`), alignment: `nt 64 128 32 bf16 f32 bias 256`.
     pub product: String,
     /// The algorithm's 64 bytes in hexadecimal digits; none where capful's own kernel runs.
     pub algorithm: Option<String>,

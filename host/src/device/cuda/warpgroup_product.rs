@@ -1,9 +1,10 @@
-//! The product in bf16 on warpgroups, with a bias and a GELU folded in, or the powers of a softmax.
+//! The product in bf16 on warpgroups, with a bias and a GELU or a rotation folded in, or the powers of a softmax.
 
 use std::ffi::c_void;
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
+use capful_core::ops::{Heads, Rotary};
 use cust::sys;
 
 use super::columns::FinishArgs;
@@ -26,6 +27,10 @@ const SHARED: u32 = 3 * 49_152 + 65_536 + 4 * MOST_BIAS + 48;
 /// What n is a multiple of for powers, whose last tile may be narrow.
 const POWERS_APART: u32 = 8;
 
+/// The heads that are turned, and how many of their dims.
+const HEAD: u32 = 64;
+const DIMS: u32 = 16;
+
 /// Rows of a piece of the sums of columns; those of rows have a tile's columns.
 const PIECE: u32 = 64;
 
@@ -42,10 +47,15 @@ struct WarpgroupProductArgs {
     activated: u64,
     partial: u64,
     at_targets: u64,
+    table: u64,
     m: u32,
     n: u32,
     k: u32,
     ids: u32,
+    positions: u32,
+    parts: u32,
+    turned: u32,
+    unused: [u32; 11],
 }
 
 /// CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B and CU_TENSOR_MAP_L2_PROMOTION_L2_256B.
@@ -110,6 +120,12 @@ fn partial_bytes(p: &Product) -> u64 {
     }
 }
 
+/// Heads after which their roles repeat, and how many of those, the first, are queries or keys.
+fn roles(heads: &Heads) -> [u32; 2] {
+    let interleaved = heads.query(1) != heads.size as usize;
+    if interleaved { [3, 2] } else { [heads.normed() + heads.keys, heads.normed()] }
+}
+
 impl Cuda {
     /// Whether this GPU's warpgroups compute a product, with all that belongs to it.
     pub(super) fn multiplies(&mut self, p: &Product) -> Result<bool, OperationError> {
@@ -118,6 +134,13 @@ impl Cuda {
         let sizes = m.is_multiple_of(64) && n.is_multiple_of(apart) && k.is_multiple_of(DEEP) && k >= LEAST_K;
         let operands = [Some(p.a), Some(p.b), Some(p.c), p.bias, p.before_gelu, p.activated];
         let room = partial_bytes(p) <= self.scratch().bytes();
+        if let Some(rotary) = p.turned {
+            let alone = p.case == Case::Nt && p.activated.is_none() && p.powers.is_none();
+            let heads = [rotary.heads.size, rotary.heads.width(), rotary.dims()] == [HEAD, n, DIMS];
+            if !(alone && heads && self.address(rotary.table)? % 16 == 0) {
+                return Ok(false);
+            }
+        }
         let folded = match p.case {
             Case::Nt => p.before_gelu.is_none() && p.summed.is_none() && (n <= MOST_BIAS || p.powers.is_some()),
             Case::Nn => p.bias.is_none() && p.activated.is_none() && p.before_gelu.is_some() == p.summed.is_some(),
@@ -145,6 +168,10 @@ impl Cuda {
             0 => 0,
             bytes => self.scratch_at(0, bytes)?,
         };
+        let (table, positions, [parts, turned]) = match p.turned {
+            Some(Rotary { table, heads, positions }) => (self.address(table)?, positions, roles(&heads)),
+            None => (0, 1, [1, 0]),
+        };
         let arguments = WarpgroupProductArgs {
             left,
             right,
@@ -154,13 +181,19 @@ impl Cuda {
             activated: self.address_or_null(p.activated.or(again))?,
             partial,
             at_targets: self.address_or_null(p.powers.map(|powers| powers.at_targets))?,
+            table,
             m,
             n,
             k,
             ids: p.powers.map_or(n, |powers| powers.ids),
+            positions,
+            parts,
+            turned,
+            unused: [0; 11],
         };
         let kernel = match (nt, p.activated, p.summed, again) {
             _ if p.powers.is_some() => "warpgroup_product_nt_powers",
+            (true, None, ..) if p.turned.is_some() => "warpgroup_product_nt_turned",
             (true, None, ..) => "warpgroup_product_nt",
             (true, Some(_), ..) => "warpgroup_product_nt_gelu",
             (false, _, None, _) => "warpgroup_product_nn",

@@ -2,7 +2,7 @@
 
 use capful_core::device::Op;
 use capful_core::memory::{Dtype, Region, Space};
-use capful_core::ops::{Gelu, LinearGrad};
+use capful_core::ops::{Epilogue, Gelu, Heads, Linear, LinearGrad, Rotary, Rotate};
 use capful_core::random::Random;
 
 use super::bench::{encode, open};
@@ -79,5 +79,45 @@ fn a_gelu_is_made_again_in_the_pass_of_its_gradient() {
         let other = [Op::from(Gelu { x: before, out: x_grad }), ops[1]];
         let by_itself = left(&mut cuda, &regions, |cuda| cuda.run_at(&other, 0).expect("a GELU"));
         assert!(by_itself != first, "{dtype:?}: another GELU was left out");
+    }
+}
+
+#[test]
+fn queries_and_keys_are_turned_where_they_are_made() {
+    // Of sizes that take a pass behind the product.
+    for (dtype, rows, inputs) in [(Dtype::Bf16, 70, 24), (Dtype::F32, 65, 20), (Dtype::F32, 1, 9)] {
+        let (heads, mut laid) = (Heads::interleaved(2, 12), Laid(0));
+        let x = laid.take(dtype, rows, inputs);
+        let weight = laid.take(dtype, heads.width(), inputs);
+        let bias = laid.take(dtype, 1, heads.width());
+        let [out, other] = [rows, rows].map(|rows| laid.take(dtype, rows, heads.width()));
+        let table = Region { shape: [1, 10, 4, 2], ..laid.take(Dtype::F32, 1, 80) };
+        let scratch = laid.take(Dtype::F32, 1, 1 << 18);
+        let linear = Linear::new(x, weight, Some(bias), out);
+        let rotate = Rotate { qkv: out, rotary: Rotary { table, heads, positions: 10 } };
+        let regions = [x, weight, bias, out, other, table];
+        let mut cuda = open(laid.0, scratch, 0);
+        let apart = left(&mut cuda, &regions, |cuda| {
+            cuda.run_linear(linear).expect("a product");
+            cuda.run_rotate(rotate).expect("a rotation");
+        });
+        let ops = [Op::from(linear), Op::from(rotate)];
+        let together = left(&mut cuda, &regions, |cuda| {
+            (0..ops.len()).for_each(|at| cuda.run_at(&ops, at).expect("both"));
+        });
+        assert!(apart == together, "{dtype:?}, {rows} x {inputs}");
+        // The first operation by itself leaves what it is for to the second.
+        let nothing = left(&mut cuda, &regions, |_| ());
+        let first = left(&mut cuda, &regions, |cuda| cuda.run_at(&ops, 0).expect("nothing"));
+        assert!(first == nothing, "{dtype:?}: the product was not left out");
+        // Of another tensor, without a bias, or with more behind it, it is made by itself.
+        for ops in [
+            [ops[0], Op::from(Rotate { qkv: other, ..rotate })],
+            [Op::from(Linear { bias: None, ..linear }), ops[1]],
+            [Op::from(Linear { epilogue: Epilogue::Add, ..linear }), ops[1]],
+        ] {
+            let by_itself = left(&mut cuda, &regions, |cuda| cuda.run_at(&ops, 0).expect("a product"));
+            assert!(by_itself != nothing, "{dtype:?}: another product was left out");
+        }
     }
 }

@@ -40,6 +40,16 @@ fn linear_with_everything_that_belongs_to_it() {
     }
 }
 
+/// Lays a rotation of rows that are there.
+fn rotate(l: &mut Lay, qkv: Region, heads: Heads, dims: u32, positions: u32) -> Rotate {
+    let mut angles = Vec::new();
+    for (position, pair) in (0..positions).flat_map(|p| (0..dims / 2).map(move |j| (p, j))) {
+        angles.extend(Rotary::angle(50.0, RotaryScaling::None, dims, position, pair));
+    }
+    let table = l.values([1, positions, dims / 2, 2], angles);
+    Rotate { qkv, rotary: Rotary { table, heads, positions } }
+}
+
 #[test]
 fn queries_and_keys_are_turned() {
     let mut bench = Bench::of_products();
@@ -51,12 +61,8 @@ fn queries_and_keys_are_turned() {
         (Heads::interleaved(2, 40), 24, 7, 7),
     ] {
         bench.agree(|l| {
-            let mut angles = Vec::new();
-            for (position, pair) in (0..positions).flat_map(|p| (0..dims / 2).map(move |j| (p, j))) {
-                angles.extend(Rotary::angle(50.0, RotaryScaling::None, dims, position, pair));
-            }
-            let table = l.values([1, positions, dims / 2, 2], angles);
-            Rotate { qkv: l.normal([1, 1, rows, heads.width()], 1.0), rotary: Rotary { table, heads, positions } }
+            let qkv = l.normal([1, 1, rows, heads.width()], 1.0);
+            rotate(l, qkv, heads, dims, positions)
         });
     }
 }
@@ -191,6 +197,40 @@ fn warpgroups_multiply_with_a_bias_and_a_gelu() {
                 cuda.run_linear(o)
             });
         }
+    }
+}
+
+#[test]
+fn queries_and_keys_are_turned_as_they_are_made() {
+    let mut bench = Bench::of_products();
+    bench.gpus_mut().iter_mut().for_each(|cuda| cuda.multiprocessors = 2);
+    // Of heads of whose rows warpgroups turn some, and of others.
+    for (heads, dims, [rows, inputs, positions], by_warpgroups) in [
+        (Heads::interleaved(4, 64), 16, [320, 512, 100], true),
+        (Heads::grouped(6, 3, 64), 16, [192, 576, 7], true),
+        (Heads::interleaved(4, 64), 32, [128, 512, 64], false),
+        (Heads::grouped(12, 6, 32), 16, [128, 512, 64], false),
+        (Heads::interleaved(2, 24), 16, [21, 40, 21], false),
+        (Heads::interleaved(2, 24), 16, [1, 40, 21], false),
+    ] {
+        let lay = |l: &mut Lay| {
+            let (x, weight) = (l.normal([1, 1, rows, inputs], 1.0), l.normal([1, 1, heads.width(), inputs], 0.05));
+            let bias = Some(l.normal([1, 1, 1, heads.width()], 1.0));
+            let linear = Linear::new(x, weight, bias, l.poison([1, 1, rows, heads.width()]));
+            (linear, rotate(l, linear.out, heads, dims, positions))
+        };
+        let (o, Rotate { rotary, .. }) = lay(&mut Lay::new(Dtype::Bf16));
+        let p = Product { bias: o.bias, ..Product::new("linear", Case::Nt, o.x, o.weight, o.out) };
+        for cuda in bench.gpus_mut() {
+            let turned = cuda.multiplies(&Product { turned: Some(rotary), ..p }).expect("a product");
+            assert_eq!(turned, by_warpgroups && cuda.warpgroups);
+        }
+        let build = |l: &mut Lay| {
+            let (linear, rotate) = lay(l);
+            vec![linear.into(), rotate.into()]
+        };
+        bench.agree_program(Precision::F32, 1e-5, "linear, rotate", &build);
+        bench.agree_program(Precision::Bf16, if by_warpgroups { 2e-3 } else { 4e-3 }, "linear, rotate", &build);
     }
 }
 

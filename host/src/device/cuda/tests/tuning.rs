@@ -2,7 +2,7 @@
 
 use capful_core::device::{Device as _, OperationError};
 use capful_core::memory::{Dtype, Region, Space};
-use capful_core::ops::{Epilogue, Linear};
+use capful_core::ops::{Epilogue, Heads, Linear, Rotary, Rotate};
 
 use super::bench::{apart, decode, encode, open_with, replay};
 use crate::device::cuda::tuning::noise;
@@ -143,40 +143,47 @@ fn a_product_first_met_in_a_recording_takes_the_first_proposal() {
 }
 
 #[test]
-fn a_product_with_a_gelu_is_one_kernel_where_that_is_faster() {
+fn a_product_and_what_follows_it_are_one_kernel_where_that_is_faster() {
     // As if the library's first algorithm took no longer than it does, and as if all took a second more.
     let environments = ["1", "99"].map(|n| [("CAPFUL_STAND_IN_BLAS_FASTEST", n)]);
     let environments = environments.each_ref().map(|e| e.as_slice());
-    apart("tuning::a_product_with_a_gelu_is_one_kernel_where_that_is_faster", &environments, || {
+    apart("tuning::a_product_and_what_follows_it_are_one_kernel_where_that_is_faster", &environments, || {
         let at = |offset, rows, columns| Region { dtype: Dtype::Bf16, ..region(offset, rows, columns) };
-        let (x, weight, bias) = (at(0, 64, 512), at(1 << 16, 256, 512), at(5 << 16, 1, 256));
-        let (out, activated) = (at(6 << 16, 64, 256), at(7 << 16, 64, 256));
-        let o = Linear { epilogue: Epilogue::Gelu(activated), ..Linear::new(x, weight, Some(bias), out) };
-        let scratch = Region { offset: 8 << 16, ..region(0, 1, 8 << 20) };
+        let (x, weight, bias) = (at(0, 64, 512), at(1 << 16, 768, 512), at(13 << 16, 1, 768));
+        let (out, activated) = (at(14 << 16, 64, 768), at(16 << 16, 64, 768));
+        let table = Region { shape: [1, 4, 8, 2], ..region(18 << 16, 1, 64) };
+        let plain = Linear::new(x, weight, Some(bias), out);
+        let rotary = Rotary { table, heads: Heads::interleaved(4, 64), positions: 4 };
+        let turned = vec![plain.into(), Rotate { qkv: out, rotary }.into()];
+        let gelu = vec![Linear { epilogue: Epilogue::Gelu(activated), ..plain }.into()];
+        let scratch = Region { offset: 19 << 16, ..region(0, 1, 8 << 20) };
         let opened = || open_with(scratch.end(), scratch, 64, Products::Library);
-        let bits = |cuda: &mut Cuda| {
-            for region in [x, weight, bias] {
-                let values: Vec<f32> = (0..region.elements()).map(|i| ((i * 37 % 101) as f32 - 50.0) / 70.0).collect();
-                cuda.write(region, &encode(Dtype::Bf16, &values)).expect("in the arena");
-            }
-            cuda.run(&o.into()).expect("a product");
-            let mut bytes = vec![0; activated.bytes() as usize];
-            cuda.read(activated, &mut bytes).expect("in the arena");
-            bytes
-        };
-        let mut cuda = opened();
-        cuda.tune(|cuda| cuda.run(&o.into())).expect("a product");
-        let (choices, tuned) = (cuda.choices(), bits(&mut cuda));
-        let ours = std::env::var("CAPFUL_STAND_IN_BLAS_FASTEST").is_ok_and(|n| n == "99") && cuda.warpgroups;
-        let with = choices.iter().map(|c| (c.product.as_str(), c.algorithm.is_none())).collect::<Vec<_>>();
-        assert_eq!(with, [("nt 64 256 512 bf16 bf16 gelu 256", ours)]);
-        // What was saved is used again. Where nothing was timed, the one kernel is.
-        let mut again = opened();
-        again.reuse(&choices).expect("the same GPU and library");
-        assert_eq!((again.choices(), bits(&mut again) == tuned), (choices, true));
-        let mut untuned = opened();
-        bits(&mut untuned);
-        assert_eq!(untuned.choices()[0].algorithm.is_none(), untuned.warpgroups);
+        for (name, ops, result) in [("gelu", gelu, activated), ("turned", turned, out)] {
+            let bits = |cuda: &mut Cuda| {
+                for region in [x, weight, bias, table] {
+                    let values: Vec<f32> =
+                        (0..region.elements()).map(|i| ((i * 37 % 101) as f32 - 50.0) / 70.0).collect();
+                    cuda.write(region, &encode(region.dtype, &values)).expect("in the arena");
+                }
+                cuda.run_program(&ops).expect("a product");
+                let mut bytes = vec![0; result.bytes() as usize];
+                cuda.read(result, &mut bytes).expect("in the arena");
+                bytes
+            };
+            let mut cuda = opened();
+            cuda.tune(|cuda| cuda.run_program(&ops)).expect("a product");
+            let (choices, tuned) = (cuda.choices(), bits(&mut cuda));
+            let ours = std::env::var("CAPFUL_STAND_IN_BLAS_FASTEST").is_ok_and(|n| n == "99") && cuda.warpgroups;
+            let with = choices.iter().map(|c| (c.product.as_str(), c.algorithm.is_none())).collect::<Vec<_>>();
+            assert_eq!(with, [(format!("nt 64 768 512 bf16 bf16 {name} 256").as_str(), ours)]);
+            // What was saved is used again. Where nothing was timed, the one kernel is.
+            let mut again = opened();
+            again.reuse(&choices).expect("the same GPU and library");
+            assert_eq!((again.choices(), bits(&mut again) == tuned), (choices, true));
+            let mut untuned = opened();
+            bits(&mut untuned);
+            assert_eq!(untuned.choices()[0].algorithm.is_none(), untuned.warpgroups);
+        }
     });
 }
 
