@@ -19,8 +19,8 @@ command -v "$sanitizer" >/dev/null || { echo "racecheck: $sanitizer is not there
 # Rows of logits that no block's registers hold, modules whose spikes are packed, tiles of warpgroups, wide heads.
 most() {
     case ${1##*::} in
-        *long_rows* | *spikes_are* | *warpgroups_multiply* | *folded_head*) echo 2097152 ;;
-        *head_loss* | *fused_head* | *attention* | *sequences*) echo 262144 ;;
+        *long_rows* | *spikes_are* | *warpgroups_multiply* | *turned_as_they* | *folded_head*) echo 2097152 ;;
+        *head_loss* | *fused_head* | *reads_all_once* | *attention* | *sequences*) echo 262144 ;;
         *) echo 32768 ;;
     esac
 }

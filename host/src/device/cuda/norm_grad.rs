@@ -31,12 +31,46 @@ struct NormGradArgs {
     shared: u32,
 }
 
+/// Mirrors LayerNormGradArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LayerNormGradArgs {
+    x: u64,
+    stats: u64,
+    x_grad: u64,
+    gain: [u64; 2],
+    out_grad: [u64; 2],
+    partial: u64,
+    rows: u32,
+    columns: u32,
+    add: u32,
+    piece: u32,
+}
+
+/// Of layer_norm_grad.cu: columns of a warp's vectors, the most of them, warps of a block, and rows that come to each.
+const VECTORS: u32 = 256;
+const MOST_VECTORS: u32 = 4;
+const WARPS: u32 = 8;
+const STAGES: u32 = 3;
+
+/// Its shared memory: the gains, and of each row the operands; sums take less.
+fn room(outputs: u32, columns: u32) -> u32 {
+    2 * columns * (outputs + WARPS * STAGES * (2 + outputs))
+}
+
 /// Sums that a block has room for: NORM_SUMS of norm_grad.cu, which every GPU has shared memory for.
 const ROOM: u32 = 12_288;
 /// The most warps of a block.
 const MOST_WARPS: u32 = 8;
 
 impl Cuda {
+    /// Whether LayerNorm's gradient reads all once: in so many pieces that no multiprocessor is idle.
+    fn in_one_pass(&self, dtype: Dtype, a: &NormGradArgs, pieces: u32) -> bool {
+        let wide = a.wide > 0 && a.columns <= VECTORS * MOST_VECTORS;
+        let room = u64::from(room(a.outputs, a.columns)) <= self.shared;
+        self.tensor_cores && dtype == Dtype::Bf16 && wide && room && pieces >= self.multiprocessors
+    }
+
     #[inline(never)]
     pub(super) fn run_norm_grad(&mut self, o: NormGrad) -> Result<(), OperationError> {
         let affines = || [Some(o.first), o.second].into_iter().flatten();
@@ -91,6 +125,14 @@ impl Cuda {
         arguments.wide = (width > 1).into();
         let dtype = dtype.name();
         let kernel = format!("norm_grad_{kind}{outputs}{format}_{dtype}");
+        if o.kind == NormKind::Layer && self.in_one_pass(o.x.dtype, &arguments, count) {
+            let NormGradArgs { x, stats, x_grad, gain, out_grad, partial, rows, columns, add, piece, .. } = arguments;
+            let once = LayerNormGradArgs { x, stats, x_grad, gain, out_grad, partial, rows, columns, add, piece };
+            let kernel = format!("layer_norm_grad_{outputs}_{}", columns.div_ceil(VECTORS));
+            let shared = room(outputs, columns);
+            self.launch_with("layer_norm_grad", &kernel, [count, 1, 1], 32 * WARPS, shared, &once)?;
+            return self.finish_columns("norm_grad", "norm_grad_finish", &finish);
+        }
         if o.kind == NormKind::Layer {
             let (piece, grid) =
                 (format!("norm_grad_piece_layer{outputs}_{dtype}"), [blocks(columns.into(), 32 * width), count, 1]);

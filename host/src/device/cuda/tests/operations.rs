@@ -123,6 +123,22 @@ fn affine_grad(l: &mut Lay, rows: u32, d: u32, kind: NormKind, accumulate: bool)
     }
 }
 
+/// Lays the gradient of a norm of one output, or of two, added to what is there.
+fn norm_grad(l: &mut Lay, kind: NormKind, [rows, d]: [u32; 2], two: bool) -> NormGrad {
+    let stats = |i: u32| if kind == NormKind::Layer && i.is_multiple_of(2) { 0.1 } else { 0.3 + 0.01 * (i % 7) as f32 };
+    NormGrad {
+        kind,
+        x: l.normal([1, 1, rows, d], 3.0),
+        stats: l.values([1, 1, rows, kind.stats()], (0..kind.stats() * rows).map(stats).collect()),
+        x_grad: if two { l.normal([1, 1, rows, d], 1.0) } else { l.poison([1, 1, rows, d]) },
+        first: affine_grad(l, rows, d, kind, two),
+        second: two.then(|| affine_grad(l, rows, d, kind, two)),
+        add: two,
+        accumulate: two,
+        copy: None,
+    }
+}
+
 #[test]
 fn norm_and_its_gradient() {
     let mut bench = Bench::new();
@@ -140,19 +156,19 @@ fn norm_and_its_gradient() {
                 second: two.then(|| affine(l, rows, d, kind)),
                 copy: None,
             });
-            let stats =
-                |i: u32| if kind == NormKind::Layer && i.is_multiple_of(2) { 0.1 } else { 0.3 + 0.01 * (i % 7) as f32 };
-            bench.agree(|l| NormGrad {
-                kind,
-                x: l.normal([1, 1, rows, d], 3.0),
-                stats: l.values([1, 1, rows, kind.stats()], (0..kind.stats() * rows).map(stats).collect()),
-                x_grad: if two { l.normal([1, 1, rows, d], 1.0) } else { l.poison([1, 1, rows, d]) },
-                first: affine_grad(l, rows, d, kind, two),
-                second: two.then(|| affine_grad(l, rows, d, kind, two)),
-                add: two,
-                accumulate: two,
-                copy: None,
-            });
+            bench.agree(|l| norm_grad(l, kind, [rows, d], two));
+        }
+    }
+}
+
+/// Of so many rows that no multiprocessor would be idle, with one vector of a row for each lane to four.
+#[test]
+fn the_gradient_of_layer_norm_reads_all_once() {
+    let mut bench = Bench::new();
+    bench.gpus_mut().iter_mut().for_each(|cuda| cuda.multiprocessors = 1);
+    for size in share(vec![[257, 24], [65, 512], [130, 768], [70, 1000], [3, 256]]) {
+        for two in [false, true] {
+            bench.agree_in(Precision::Bf16, 4e-3, &|l: &mut Lay| norm_grad(l, NormKind::Layer, size, two));
         }
     }
 }
