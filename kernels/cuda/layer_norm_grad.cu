@@ -8,22 +8,12 @@
 //   warp      | row 0 | row 1 | row 2 | ...
 //
 // A row's two means are what all lanes wait for, by shuffles. At the end a block adds up its warps' sums in their order.
+#include "norm_grad.cuh"
 #include "vector.cuh"
 
-struct LayerNormGradArgs {
-    const bf16* x;            // [rows, columns]
-    const float* stats;       // [rows, 2]: mean and scale
-    bf16* x_grad;             // [rows, columns]
-    const bf16* gain[2];      // [columns]
-    const bf16* out_grad[2];  // [rows, columns]
-    float* partial;           // [pieces, 2 outputs, columns]: of gain and bias
-    u32 rows, columns;        // a multiple of 8, at most 256 HELD
-    u32 add, piece;
-};
-
-// HELD: vectors of a row that a lane has.
+// HELD: vectors of a row that a lane has. Rows are wide, of at most 256 HELD columns.
 template <int HELD, int OUTPUTS>
-__device__ inline void layer_norm_grad(const LayerNormGradArgs& a) {
+__device__ inline void layer_norm_grad(const NormGradArgs& a) {
 #ifdef TENSOR_CORES
     constexpr int N = WIDE<bf16>;
     constexpr u32 WARPS = 8, STAGES = 3, OPERANDS = 2 + OUTPUTS, SUMS = 2 * OUTPUTS;
@@ -31,9 +21,11 @@ __device__ inline void layer_norm_grad(const LayerNormGradArgs& a) {
     u32 columns = a.columns, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     bf16 *gains = (bf16*)pool, *ring = gains + (OUTPUTS + warp * STAGES * OPERANDS) * columns;
     for (u32 i = threadIdx.x * N; i < OUTPUTS * columns; i += blockDim.x * N)
-        *(Vector<bf16, N>*)(gains + i) = fetch<bf16, N>(i < columns ? a.gain[0] + i : a.gain[1] + (i - columns));
+        *(Vector<bf16, N>*)(gains + i) = fetch<bf16, N>((const bf16*)a.gain[i / columns] + i % columns);
     __syncthreads();
 
+    const bf16* x_rows = (const bf16*)a.x;
+    bf16* x_grad = (bf16*)a.x_grad;
     u32 end = min(a.rows, (blockIdx.x + 1) * a.piece), row = blockIdx.x * a.piece + warp;
     // Calls `visit(h, column)` for the lane's vectors.
     auto each = [&](auto visit) {
@@ -48,11 +40,11 @@ __device__ inline void layer_norm_grad(const LayerNormGradArgs& a) {
         bf16* to = ring + stage * OPERANDS * columns;
         if (row < end)
             each([&](int, u32 column) {
-                copy_piece(to + column, a.x + start + column, true);
+                copy_piece(to + column, x_rows + start + column, true);
 #pragma unroll
                 for (int o = 0; o < OUTPUTS; o++)
-                    copy_piece(to + (1 + o) * columns + column, a.out_grad[o] + start + column, true);
-                if (a.add) copy_piece(to + (1 + OUTPUTS) * columns + column, a.x_grad + start + column, true);
+                    copy_piece(to + (1 + o) * columns + column, (const bf16*)a.out_grad[o] + start + column, true);
+                if (a.add) copy_piece(to + (1 + OUTPUTS) * columns + column, x_grad + start + column, true);
             });
         end_copies();
     };
@@ -92,7 +84,7 @@ __device__ inline void layer_norm_grad(const LayerNormGradArgs& a) {
             if (a.add) read(value, at + (1 + OUTPUTS) * columns + column);
 #pragma unroll
             for (int i = 0; i < N; i++) value[i] += scale * (g[h][i] - mean_g - (x[i] - mean) * scale * mean_gx);
-            write(a.x_grad + (u64)row * columns + column, value);
+            write(x_grad + (u64)row * columns + column, value);
         });
         stage = (stage + 1) % STAGES;
     }
@@ -117,9 +109,9 @@ __device__ inline void layer_norm_grad(const LayerNormGradArgs& a) {
 #endif
 }
 
-#define EXPORT_HELD(held, blocks)                                                                    \
-    EXPORT_MANY(layer_norm_grad_1_##held, LayerNormGradArgs, 256, blocks, layer_norm_grad<held, 1>) \
-    EXPORT_MANY(layer_norm_grad_2_##held, LayerNormGradArgs, 256, blocks, layer_norm_grad<held, 2>)
+#define EXPORT_HELD(held, blocks)                                                              \
+    EXPORT_MANY(layer_norm_grad_1_##held, NormGradArgs, 256, blocks, layer_norm_grad<held, 1>) \
+    EXPORT_MANY(layer_norm_grad_2_##held, NormGradArgs, 256, blocks, layer_norm_grad<held, 2>)
 
 EXPORT_HELD(1, 2)
 EXPORT_HELD(2, 2)

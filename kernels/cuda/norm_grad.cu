@@ -1,21 +1,7 @@
 // The gradient of LayerNorm, and of RMSNorm without biases, of one or two affine outputs at once.
 #include "columns.cuh"
-#include "fp8.cuh"
+#include "norm_grad.cuh"
 #include "ptx.cuh"
-
-struct NormGradArgs {
-    const void* x;            // [rows, columns]
-    const float* stats;       // [rows, 2]; RMS: [rows, 1]
-    void* x_grad;             // [rows, columns]
-    const void* gain[2];      // [columns]
-    const void* out_grad[2];  // [rows, columns]
-    CopyArgs copy;            // of x_grad
-    float* partial;           // [pieces, 2 outputs, columns]: of gain and bias; RMS: [pieces, outputs, columns]
-    u32 rows, columns, outputs;
-    u32 add, piece;
-    u32 wide;                 // whether rows begin at multiples of 16 bytes
-    u32 shared;               // whether the sums of all warps are in shared memory
-};
 
 // Sums that a block has room for.
 #define NORM_SUMS 12288

@@ -31,22 +31,6 @@ struct NormGradArgs {
     shared: u32,
 }
 
-/// Mirrors LayerNormGradArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct LayerNormGradArgs {
-    x: u64,
-    stats: u64,
-    x_grad: u64,
-    gain: [u64; 2],
-    out_grad: [u64; 2],
-    partial: u64,
-    rows: u32,
-    columns: u32,
-    add: u32,
-    piece: u32,
-}
-
 /// Of layer_norm_grad.cu: columns of a warp's vectors, the most of them, warps of a block, and rows that come to each.
 const VECTORS: u32 = 256;
 const MOST_VECTORS: u32 = 4;
@@ -126,11 +110,9 @@ impl Cuda {
         let dtype = dtype.name();
         let kernel = format!("norm_grad_{kind}{outputs}{format}_{dtype}");
         if o.kind == NormKind::Layer && self.in_one_pass(o.x.dtype, &arguments, count) {
-            let NormGradArgs { x, stats, x_grad, gain, out_grad, partial, rows, columns, add, piece, .. } = arguments;
-            let once = LayerNormGradArgs { x, stats, x_grad, gain, out_grad, partial, rows, columns, add, piece };
             let kernel = format!("layer_norm_grad_{outputs}_{}", columns.div_ceil(VECTORS));
             let shared = room(outputs, columns);
-            self.launch_with("layer_norm_grad", &kernel, [count, 1, 1], 32 * WARPS, shared, &once)?;
+            self.launch_with("layer_norm_grad", &kernel, [count, 1, 1], 32 * WARPS, shared, &arguments)?;
             return self.finish_columns("norm_grad", "norm_grad_finish", &finish);
         }
         if o.kind == NormKind::Layer {

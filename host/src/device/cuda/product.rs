@@ -193,6 +193,7 @@ impl Cuda {
         }
     }
 
+    /// Turns the queries and keys of a product that is there.
     fn turn(&mut self, p: &Product) -> Result<(), OperationError> {
         p.turned.map_or(Ok(()), |rotary| self.rotate(p.c, &rotary, false))
     }
