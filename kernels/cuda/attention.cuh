@@ -26,4 +26,7 @@ struct AttentionGradArgs {
     Heads heads;
     Pattern pattern;
     u32 rows;              // batch * seq_len
+    // Of attention_grad_short_stream: [2 gridDim.x / keys, width] or null: sums of qkv_grad's columns, where heads have their
+    // keys to themselves and a block always the same head.
+    float* sums;
 };

@@ -51,7 +51,11 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
     };
 
     float c = a.scale * LOG2_E, query_sums[8][4], key_sums[8][4] = {}, value_sums[8][4] = {};
-    auto angles_of = [&](u32 tile) { return Angles(a, SIDE * tile + own); };
+    auto angles_of = [&](u32 tile) {
+        TurnBack<SIDE> angles;
+        angles.ask(a, SIDE * tile + own);
+        return angles;
+    };
     // Adds what queries of tile i and keys of tile j have for the sums; gives the angles of tile j, of which the sums
     // of the queries or the keys are then complete.
     auto add_pair = [&](u32 i, u32 j) {
@@ -79,15 +83,15 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
         start_adding(value_sums, weights, grads);
         start_adding(key_sums, gradients, queries);
         start_adding_turned(query_sums, Matrix(score_grads), keys);
-        Angles angles = angles_of(j);
+        TurnBack<SIDE> angles = angles_of(j);
         wait_for_products<0>(query_sums);
         wait_for_products<0>(key_sums);
         wait_for_products<0>(value_sums);
         return angles;
     };
-    auto write_keys = [&](u32 j, const Angles& angles) {
+    auto write_keys = [&](u32 j, const TurnBack<SIDE>& angles) {
         u32 row = SIDE * j + own;
-        angles.turn(key_sums);
+        angles.turn(key_sums, a);
         put<SIDE>(rows, key_sums, a.scale, a.scale);
         of_qkv_grad(key).write(rows, row);
         put<SIDE>(rows, value_sums, 1, 1);
@@ -115,9 +119,9 @@ __device__ inline void attention_grad_by_stripes(const AttentionGradArgs& a) {
         fill(query_sums, 0);
 #pragma unroll 1
         for (u32 j = i - min(i, 1); j <= i && j < stripe.last; j++) {
-            Angles angles = add_pair(i, j);
+            TurnBack<SIDE> angles = add_pair(i, j);
             if (j == i) {
-                angles.turn(query_sums);
+                angles.turn(query_sums, a);
                 put<SIDE>(rows, query_sums, a.scale, a.scale);
                 of_qkv_grad(query).write(rows, SIDE * i + own);
                 break;

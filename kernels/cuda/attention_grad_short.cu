@@ -19,10 +19,12 @@ namespace {
 constexpr u32 TALL = 128, BOTH = 2 * TILE;
 
 // Keys and values, of so many heads; of each stage queries, gradients and outputs, and log-sums; the scores' gradients of
-// three pairs; for each warpgroup the means of two heads; rows that a warp writes.
+// three pairs; for each warpgroup the means of two heads; rows that a warp writes; and, with room for several heads, for each
+// warpgroup the sums of its query's, key's and value's columns.
 template <u32 STAGES, u32 HEADS>
 constexpr u32 ROOM = (HEADS * 2 + STAGES * 3) * BOTH * sizeof(bf16) + 3 * TILE * sizeof(bf16) +
-                     (STAGES + 4) * TALL * sizeof(float) + 8 * 16 * sizeof(Row<SIDE>);
+                     (STAGES + 4) * TALL * sizeof(float) + 8 * 16 * sizeof(Row<SIDE>) +
+                     (HEADS > 1 ? 2 * 3 * sizeof(ColumnSums) : 0);
 
 }  // namespace
 
@@ -72,6 +74,11 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
     blocks.start();
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = threadIdx.x / 128, row = 16 * warp, quarter = warp % 4 * 16;
     Row<SIDE>* rows = (Row<SIDE>*)(all_means + 4 * TALL) + 16 * warp;
+    // Of its queries, keys and values.
+    bool summing = HEADS > 1 && a.sums;
+    ColumnSums* sums = (ColumnSums*)((Row<SIDE>*)(all_means + 4 * TALL) + 2 * SIDE) + 3 * own;
+    if (summing)
+        for (u32 part = 0; part < 3; part++) sums[part].clear();
     float c = a.scale * LOG2_E;
     // The tiles of queries whose gradients this warpgroup makes.
     u32 begin = group > 1 ? 0 : own, made_end = group > 1 ? 2 * own : own + 1, stage = 0, done = 0;
@@ -85,13 +92,12 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
         u32 weights[4][4], gradients[4][4];
         TurnBack<SIDE> angles;
         auto ask = [&](u32 i) {
-            if (!TurnBack<SIDE>::paired(a)) return;
-            for (int h = 0; h < 2; h++) angles.ask(a, first + i * SIDE + quarter, h);
+            if (TurnBack<SIDE>::paired(a)) angles.ask(a, first + i * SIDE + quarter);
         };
         for (u32 t = 0; t < group; t++, done++, stage = Blocks::next(stage)) {
             u32 head = key_head * group + t;
             const bf16* queries = stages + stage * 3 * BOTH;
-            const float* sums = log_sums + stage * TALL;
+            const float* row_sums = log_sums + stage * TALL;
             // In turn: some warps may still read the last head's.
             float* means = all_means + (2 * own + done % 2) * TALL;
             Matrix all_queries(queries), all_grads(queries + BOTH);
@@ -113,7 +119,7 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
                 start_turned(products, all_values.row(own * SIDE), all_grads.row(i * SIDE));
                 wait_for_products<1>(scores);
                 hide<true>(scores, a.pattern, row, i * SIDE);
-                weigh_columns(scores, c, sums + i * SIDE);
+                weigh_columns(scores, c, row_sums + i * SIDE);
                 wait_for_products<0>(products);
                 derive_columns(products, scores, means + i * SIDE);
                 round_left(weights, scores);
@@ -127,7 +133,7 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
                 begin_products();
                 start_adding(value_sums, weights, all_grads.row(i * SIDE));
                 start_adding(key_sums, gradients, all_queries.row(i * SIDE));
-                if (begin < made_end) ask(begin);
+                ask(begin);
                 wait_for_products<0>(value_sums);
                 wait_for_products<0>(key_sums);
             }
@@ -149,16 +155,27 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
                 put_back<SIDE, true>(rows, scores, a, first + i * SIDE + quarter, angles);
                 if (i + 1 < made_end) ask(i + 1);
                 write<SIDE>(Part(a.qkv_grad, first, width, a.heads.query(head), size), rows, i * SIDE + quarter, end);
+                if (summing) sums[0].add(rows);
             }
             // Of several heads the first warpgroup makes none.
             if (t + 1 == group && begin == made_end) blocks.release(stage, done);
         }
 
-        put_back<SIDE>(rows, key_sums, a, first + row);
+        // Of the same rows as the last queries'.
+        put_back<SIDE, true>(rows, key_sums, a, first + row, angles);
         write<SIDE>(Part(a.qkv_grad, first, width, a.heads.key(key_head), size), rows, row, end);
+        if (summing) sums[1].add(rows);
         put<SIDE>(rows, value_sums, 1, 1);
         write<SIDE>(Part(a.qkv_grad, first, width, a.heads.value(key_head), size), rows, row, end);
+        if (summing) sums[2].add(rows);
     }
+    if (!summing) return;
+    wait_at(OWN + own, 128);
+    u32 head = blockIdx.x % a.heads.keys;
+    float* to = a.sums + (u64)(blockIdx.x / a.heads.keys * 2 + own) * width;
+    sums[0].put(to + a.heads.query(head), size);
+    sums[1].put(to + a.heads.key(head), size);
+    sums[2].put(to + a.heads.value(head), size);
 #else
     __trap();
 #endif

@@ -4,7 +4,7 @@
 
 struct FinishArgs {
     const float* partial;  // [pieces, sums, columns]
-    float* out[4];         // [columns] each
+    float* out[5];         // [columns] each
     u32 pieces, sums, columns;
     u32 accumulate;
 };
@@ -23,18 +23,40 @@ __device__ inline void add_rows(const float (&sums)[COUNT], Give give) {
     }
 }
 
-// Blocks of 32 columns by 32 rows, over the pieces of one sum. Grid (columns / 32, sums).
+// Blocks of 8 columns, over the pieces of one sum, which threads have in turn. Grid (columns / 8, sums).
 __device__ inline void finish_columns(const FinishArgs& a) {
-    u32 first = blockIdx.x * 32, column = first + threadIdx.x % 32, sum = blockIdx.y;
-    float total[1] = {};
-    if (column < a.columns)
-#pragma unroll 8
-        for (u32 p = threadIdx.x / 32; p < a.pieces; p += 32)
-            total[0] += a.partial[((u64)p * a.sums + sum) * a.columns + column];
-    add_rows<32>(total, [&](u32, u32 x, float value) {
-        float* out = a.out[sum] + first + x;
-        if (first + x < a.columns) *out = a.accumulate ? *out + value : value;
-    });
+    constexpr u32 ACROSS = 8, AT_ONCE = 8;
+    __shared__ float warps[32][ACROSS];
+    u32 lane = threadIdx.x % 32, x = lane % ACROSS, column = blockIdx.x * ACROSS + x, sum = blockIdx.y;
+    u32 step = blockDim.x / ACROSS;
+    float total = 0;
+    for (u32 p = threadIdx.x / ACROSS; p < a.pieces; p += AT_ONCE * step) {
+        // All are asked for before any is added.
+        float some[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            u32 piece = p + i * step;
+            bool there = piece < a.pieces && column < a.columns;
+            some[i] = there ? a.partial[((u64)piece * a.sums + sum) * a.columns + column] : 0.0f;
+        }
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) total += some[i];
+    }
+    // Of the lanes that have a column.
+    auto add_up = [](float own) {
+        for (u32 apart = ACROSS; apart < 32; apart *= 2) own += __shfl_xor_sync(FULL_WARP, own, apart);
+        return own;
+    };
+    total = add_up(total);
+    if (lane < ACROSS) warps[threadIdx.x / 32][x] = total;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    total = 0;
+    for (u32 w = lane / ACROSS; w < blockDim.x / 32; w += 32 / ACROSS) total += warps[w][x];
+    total = add_up(total);
+    if (lane >= ACROSS || column >= a.columns) return;
+    float* out = a.out[sum] + column;
+    *out = a.accumulate ? *out + total : total;
 }
 
 // Writes a piece's sums: `N` neighbouring columns a lane, for each of `SUMS` sums, over 8 rows of threads.

@@ -115,43 +115,4 @@ __device__ inline void attend(const AttentionArgs& a, Matrix left, const Matrix 
     outs.write(rows, row);
 }
 
-// The angles by which a lane turns back its elements of a warp's 16 rows, from `row` of the sequence on: read while
-// products run. Heads turn 16, 32 or 64 elements.
-struct Angles {
-    u32 sixteens;
-    // Two cosines and sines each.
-    Piece of[2][SIDE / 16];
-
-    __device__ Angles(const AttentionGradArgs& a, u32 row) : sixteens(a.dims / 16) {
-        u32 lane = threadIdx.x % 32;
-#pragma unroll
-        for (u32 h = 0; h < 2; h++) {
-            u32 at = min(row + lane / 4 + 8 * h, a.seq_len - 1);
-            const Piece* angles = (const Piece*)(a.table + (u64)at * a.dims) + lane % 4;
-#pragma unroll
-            for (u32 n = 0; n < SIDE / 16; n++)
-                if (n < sixteens) of[h][n] = angles[4 * n];
-        }
-    }
-
-    __device__ void turn(float (&sums)[8][4]) const {
-        if (sixteens == 1) turn_some<1>(sums);
-        else if (sixteens == 2) turn_some<2>(sums);
-        else turn_some<4>(sums);
-    }
-
-  private:
-    template <u32 SIXTEENS>
-    __device__ void turn_some(float (&sums)[8][4]) const {
-#pragma unroll
-        for (u32 n = 0; n < SIXTEENS; n++)
-#pragma unroll
-            for (u32 e = 0; e < 4; e++) {
-                const Piece& two = of[e / 2][n];
-                float cosine = __uint_as_float(two.words[e % 2 * 2]), sine = __uint_as_float(two.words[e % 2 * 2 + 1]);
-                turn_back(sums[n][e], sums[n + SIXTEENS][e], cosine, sine);
-            }
-    }
-};
-
 #endif

@@ -302,30 +302,51 @@ __device__ inline void turn_back(Row<SIZE>* rows, const AttentionGradArgs& a, u6
     __syncwarp();
 }
 
-// The angles by which 16 rows of a warp's sums are turned back, where all of a head's elements are: the lane that has one
-// has the other of its pair. h is a half of the rows.
+// The angles by which 16 rows of a warp's sums are turned back, where 16, 32 or all of a head's elements are: the lane that
+// has one has the other of its pair. h is a half of the rows.
 template <int SIZE>
 struct TurnBack {
     // Two cosines and sines each.
     Piece of[2][SIZE / 16];
 
-    static __device__ bool paired(const AttentionGradArgs& a) { return a.dims == SIZE && (u64)a.table % sizeof(Piece) == 0; }
+    static __device__ bool paired(const AttentionGradArgs& a) {
+        bool some = a.dims == 16 || a.dims == 32 || a.dims == SIZE;
+        return some && a.dims <= SIZE && (u64)a.table % sizeof(Piece) == 0;
+    }
 
     // The first row is row `row` of all.
     __device__ void ask(const AttentionGradArgs& a, u64 row, int h) {
         u32 lane = threadIdx.x % 32, at = (u32)(row + lane / 4 + 8 * h) % a.period;
-        const Piece* angles = (const Piece*)(a.table + (u64)at * SIZE) + lane % 4;
+        const Piece* angles = (const Piece*)(a.table + (u64)at * a.dims) + lane % 4;
 #pragma unroll
-        for (int n = 0; n < SIZE / 16; n++) of[h][n] = angles[4 * n];
+        for (u32 n = 0; n < SIZE / 16; n++)
+            if (16 * n < a.dims) of[h][n] = angles[4 * n];
     }
 
-    __device__ void turn(float (&sums)[SIZE / 8][4], int h) const {
+    // Of both halves.
+    __device__ void ask(const AttentionGradArgs& a, u64 row) {
+        for (int h = 0; h < 2; h++) ask(a, row, h);
+    }
+
+    __device__ void turn(float (&sums)[SIZE / 8][4], const AttentionGradArgs& a) const {
+        for (int h = 0; h < 2; h++) turn(sums, a, h);
+    }
+
+    __device__ void turn(float (&sums)[SIZE / 8][4], const AttentionGradArgs& a, int h) const {
+        if (a.dims == SIZE) turn_some<SIZE / 16>(sums, h);
+        else if (a.dims == 16) turn_some<1>(sums, h);
+        else turn_some<2>(sums, h);
+    }
+
+  private:
+    template <int SIXTEENS>
+    __device__ void turn_some(float (&sums)[SIZE / 8][4], int h) const {
 #pragma unroll
-        for (int n = 0; n < SIZE / 16; n++)
+        for (int n = 0; n < SIXTEENS; n++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 float cosine = __uint_as_float(of[h][n].words[2 * e]), sine = __uint_as_float(of[h][n].words[2 * e + 1]);
-                turn_back(sums[n][2 * h + e], sums[n + SIZE / 16][2 * h + e], cosine, sine);
+                turn_back(sums[n][2 * h + e], sums[n + SIXTEENS][2 * h + e], cosine, sine);
             }
     }
 };
@@ -342,7 +363,7 @@ __device__ inline void put_back(Row<SIZE>* rows, float (&sums)[SIZE / 8][4], con
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if constexpr (!ASKED) angles.ask(a, row, h);
-        angles.turn(sums, h);
+        angles.turn(sums, a, h);
     }
     put<SIZE>(rows, sums, a.scale, a.scale);
 }

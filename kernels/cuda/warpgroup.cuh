@@ -146,4 +146,46 @@ __device__ inline void put_left(bf16* tile, const u32 (&pairs)[4][4], u32 row) {
             *(u32*)(piece_at(tile, row + lane / 4 + e % 2 * 8, 2 * k + e / 2) + lane % 4 * 2) = pairs[k][e];
 }
 
+// The sums by columns of what a warpgroup writes of one part of a head: each warp has those of its own rows, which may be
+// added up behind a barrier of the warpgroup.
+struct ColumnSums {
+    struct alignas(8) Two {
+        float x, y;
+    };
+
+    alignas(8) float of[4][SIDE];
+
+    // Before any rows.
+    __device__ void clear() {
+        float* own = of[threadIdx.x / 32 % 4];
+        own[threadIdx.x % 32] = own[32 + threadIdx.x % 32] = 0;
+        __syncwarp();
+    }
+
+    // Adds a warp's 16 rows as they are stored, zeros behind a sequence's last: a product with ones.
+    __device__ void add(const Row<SIDE>* rows) {
+        u32 lane = threadIdx.x % 32, one = pack(1, 1), ones[4] = {one, one, one, one};
+        u32 columns[4][4];
+        float sums[8][4] = {};
+#pragma unroll
+        for (u32 c = 0; c < 4; c++) load_turned(columns[c], &rows[lane % 16][16 * c + lane / 16 * 8]);
+#pragma unroll
+        for (u32 c = 0; c < 8; c++) multiply(sums[c], ones, columns[c / 2][c % 2 * 2], columns[c / 2][c % 2 * 2 + 1]);
+        // All rows of the product are alike.
+        if (lane < 4) {
+            Two *own = (Two*)of[threadIdx.x / 32 % 4] + lane, so_far[8];
+#pragma unroll
+            for (u32 c = 0; c < 8; c++) so_far[c] = own[4 * c];
+#pragma unroll
+            for (u32 c = 0; c < 8; c++) own[4 * c] = {so_far[c].x + sums[c][0], so_far[c].y + sums[c][1]};
+        }
+        __syncwarp();
+    }
+
+    __device__ void put(float* to, u32 size) const {
+        u32 c = threadIdx.x % THREADS;
+        if (c < size) to[c] = of[0][c] + of[1][c] + of[2][c] + of[3][c];
+    }
+};
+
 #endif

@@ -6,10 +6,13 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::{AttentionGrad, Kind};
 
+use super::columns::FinishArgs;
 use super::device::{Cuda, blocks, width};
 use super::heads::{
     GROUP_TILE, HeadsArgs, PatternArgs, SHORT, TENSOR_TILE, local, packed_tile, sequences, span, stripes,
 };
+use super::product::Summed;
+use super::profile::AttentionGradRoom;
 
 /// Mirrors AttentionGradArgs.
 #[repr(C)]
@@ -29,6 +32,7 @@ struct AttentionGradArgs {
     heads: HeadsArgs,
     pattern: PatternArgs,
     rows: u32,
+    sums: u64,
 }
 
 /// Keys of a block of the kernel for long sequences.
@@ -39,9 +43,10 @@ const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 
 
 /// Shared memory of the kernel for short sequences, with so many stages and room for the keys and values of so many heads:
 /// two tiles of each, three times two a stage with a row of log-sums, three of the scores' gradients, four rows of means,
-/// and rows that eight warps write.
+/// rows that eight warps write, and with room for several heads their sums by columns for three of its parts.
 const fn short_room(stages: u32, heads: u32) -> u32 {
-    (4 * heads + 6 * stages + 3) * GROUP_TILE + (stages + 4) * 128 * 4 + 8 * 16 * 72 * 2
+    let sums = if heads > 1 { 2 * 3 * 4 * 64 * 4 } else { 0 };
+    (4 * heads + 6 * stages + 3) * GROUP_TILE + (stages + 4) * 128 * 4 + 8 * 16 * 72 * 2 + sums
 }
 
 /// Shared memory of the kernel by stripes: three tiles of keys and values, two of queries and gradients, one of
@@ -60,7 +65,12 @@ fn by_stripes(o: &AttentionGrad, a: &AttentionGradArgs) -> bool {
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_attention_grad(&mut self, o: AttentionGrad) -> Result<(), OperationError> {
-        let batch = o.qkv.shape[1];
+        self.attention_grad(o, None)
+    }
+
+    /// The same, with the sums of the columns of what it writes where they are wanted.
+    pub(super) fn attention_grad(&mut self, o: AttentionGrad, summed: Option<Summed>) -> Result<(), OperationError> {
+        let (batch, room) = (o.qkv.shape[1], AttentionGradRoom::of(&o));
         let of = |part: &Range<u32>| AttentionGrad {
             qkv: sequences(o.qkv, batch, part),
             out: sequences(o.out, batch, part),
@@ -69,10 +79,27 @@ impl Cuda {
             qkv_grad: sequences(o.qkv_grad, batch, part),
             ..o
         };
-        self.parts(batch).try_for_each(|part| self.attention_grad_of_a_part(of(&part)))
+        let partial = self.scratch_at(room.means, room.sums)?;
+        // Pieces that are summed so far, where they are made with it.
+        let mut made = summed.map(|_| 0);
+        for part in self.parts(batch) {
+            let sums = partial + 4 * u64::from(made.unwrap_or(0)) * u64::from(o.qkv_grad.columns());
+            let pieces = self.attention_grad_of_a_part(of(&part), made.map(|_| sums))?;
+            made = made.zip(pieces).map(|(before, pieces)| before + pieces);
+        }
+        match summed.zip(made) {
+            Some((summed, pieces)) => {
+                let (out, columns) = ([self.address(summed.to)?, 0, 0, 0, 0], o.qkv_grad.columns());
+                let accumulate = summed.accumulate.into();
+                let finish = FinishArgs { partial, out, pieces, sums: 1, columns, accumulate };
+                self.finish_columns("linear_grad", "linear_grad_finish", &finish)
+            }
+            None => self.sum_written(o.qkv_grad, summed),
+        }
     }
 
-    fn attention_grad_of_a_part(&mut self, o: AttentionGrad) -> Result<(), OperationError> {
+    /// How many pieces of sums are made with it, where they are wanted and its kernel makes them.
+    fn attention_grad_of_a_part(&mut self, o: AttentionGrad, sums: Option<u64>) -> Result<Option<u32>, OperationError> {
         const NAME: &str = "attention_grad";
         let dtype = self.dtype(NAME, [o.qkv, o.out, o.out_grad, o.qkv_grad])?;
         let [_, batch, seq_len, _] = o.qkv.shape;
@@ -91,6 +118,7 @@ impl Cuda {
             heads: HeadsArgs::new(&o.heads),
             pattern: PatternArgs::new(&o.pattern),
             rows: o.qkv.rows(),
+            sums: 0,
         };
         let sides = [("queries", o.heads.queries), ("keys", o.heads.keys)];
         if let Some(padded) = self.tensors(dtype, o.heads.size, &o.pattern) {
@@ -98,30 +126,30 @@ impl Cuda {
                 let tiles = blocks(o.qkv.rows().into(), packed_tile(padded));
                 let kernel = format!("attention_grad_packed_{padded}_{span}");
                 let (grid, threads) = ([tiles * o.heads.keys, 1, 1], 2 * packed_tile(padded));
-                return self.launch("attention_grad_tensor", &kernel, grid, threads, &arguments);
+                return self.launch("attention_grad_tensor", &kernel, grid, threads, &arguments).map(|()| None);
             }
             let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
             if self.by_warpgroup(padded) && o.pattern.kind == Kind::Dense && SHORT.contains(&seq_len) {
                 let (module, heads) = ("attention_grad_short", o.heads.keys * batch);
                 // With several heads of queries for one of keys a block has enough to fetch meanwhile.
                 if o.heads.queries / o.heads.keys >= 4 {
-                    return self.launch_with(module, module, [heads, 1, 1], 384, short_room(3, 1), &arguments);
+                    self.launch_with(module, module, [heads, 1, 1], 384, short_room(3, 1), &arguments)?;
+                    return Ok(None);
                 }
-                let grid = [heads.min(self.multiprocessors), 1, 1];
-                return self.launch_with(
-                    module,
-                    "attention_grad_short_stream",
-                    grid,
-                    384,
-                    short_room(2, 2),
-                    &arguments,
-                );
+                // For sums a block has always the same head.
+                let most = self.multiprocessors / o.heads.keys * o.heads.keys;
+                let summing = sums.is_some() && o.heads.queries == o.heads.keys && most > 0;
+                let grid = heads.min(if summing { most } else { self.multiprocessors });
+                let arguments = AttentionGradArgs { sums: sums.filter(|_| summing).unwrap_or(0), ..arguments };
+                let (kernel, shared) = ("attention_grad_short_stream", short_room(2, 2));
+                self.launch_with(module, kernel, [grid, 1, 1], 384, shared, &arguments)?;
+                return Ok(summing.then(|| grid / o.heads.keys * 2));
             }
             if self.by_warpgroup(padded) && by_stripes(&o, &arguments) {
                 let most = LOCAL_BLOCKS * self.multiprocessors;
                 let stripes = stripes(u64::from(batch) * u64::from(o.heads.keys), tiles, most);
                 let (module, grid) = ("attention_grad_local", [o.heads.keys, batch, stripes]);
-                return self.launch_with(module, module, grid, 128, LOCAL_ROOM, &arguments);
+                return self.launch_with(module, module, grid, 128, LOCAL_ROOM, &arguments).map(|()| None);
             }
             if self.by_warpgroup(padded) {
                 // Beside the tiles, log_sum and mean of two tiles' queries.
@@ -136,13 +164,13 @@ impl Cuda {
                     let (module, kernel) = ("attention_grad_warpgroup", format!("attention_grad_{side}_warpgroup"));
                     self.launch_with(module, &kernel, [heads, batch, tiles], 128, shared, &arguments)?;
                 }
-                return Ok(());
+                return Ok(None);
             }
             for (side, heads) in sides {
                 let kernel = format!("attention_grad_{side}_tensor_{padded}");
                 self.launch("attention_grad_tensor", &kernel, [tiles, heads, batch], 128, &arguments)?;
             }
-            return Ok(());
+            return Ok(None);
         }
         let (dtype, (padded, _, tile)) = (dtype.name(), self.padded(NAME, o.heads.size)?);
         let grid = [seq_len, batch, 1];
@@ -152,6 +180,6 @@ impl Cuda {
             let kernel = format!("attention_grad_{side}_{padded}_{dtype}");
             self.launch(NAME, &kernel, [tiles, heads, batch], 128, &arguments)?;
         }
-        self.rotate(o.qkv_grad, &o.rotary, true)
+        self.rotate(o.qkv_grad, &o.rotary, true).map(|()| None)
     }
 }

@@ -4,12 +4,17 @@ use capful_core::device::OperationError;
 
 use super::device::{Cuda, blocks};
 
+/// Columns of a block, pieces that a thread adds up where they are few, and the most threads of a block.
+const COLUMNS: u32 = 8;
+const EACH: u32 = 4;
+const MOST: u32 = 1024;
+
 /// Mirrors FinishArgs of columns.cuh.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct FinishArgs {
     pub partial: u64,
-    pub out: [u64; 4],
+    pub out: [u64; 5],
     pub pieces: u32,
     pub sums: u32,
     pub columns: u32,
@@ -23,7 +28,8 @@ impl Cuda {
         kernel: &str,
         arguments: &FinishArgs,
     ) -> Result<(), OperationError> {
-        let grid = [blocks(u64::from(arguments.columns), 32), arguments.sums, 1];
-        self.launch(module, kernel, grid, 1024, arguments)
+        let grid = [blocks(u64::from(arguments.columns), COLUMNS), arguments.sums, 1];
+        let threads = (arguments.pieces.div_ceil(EACH) * COLUMNS).clamp(1, MOST).next_multiple_of(32);
+        self.launch(module, kernel, grid, threads, arguments)
     }
 }

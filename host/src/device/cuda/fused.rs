@@ -1,8 +1,11 @@
 //! Operations of a program that one kernel makes together, found as a pass over its list.
 
+use std::ops::Range;
+
 use capful_core::device::{Device as _, Op, OperationError};
 use capful_core::ops::{Epilogue, Linear, LinearGrad, Rotary};
 
+use super::column_sums::{made_before, made_by};
 use super::device::Cuda;
 use super::spike_chain::{begins, linked};
 use super::spikes::follows;
@@ -42,6 +45,11 @@ pub(super) fn together(a: &Op, b: &Op) -> bool {
     }
 }
 
+/// What is left to do of operation `at`, a linear layer's gradient.
+fn left(grad: LinearGrad, ops: &[Op], at: usize) -> LinearGrad {
+    LinearGrad { bias_grad: grad.bias_grad.filter(|_| !made_before(ops, at)), ..grad }
+}
+
 impl Cuda {
     /// Queues a program.
     ///
@@ -56,9 +64,14 @@ impl Cuda {
 
     /// Queues operations on one stream, those in one launch that one kernel makes.
     pub(super) fn run_all(&mut self, ops: &[Op]) -> Result<(), OperationError> {
-        let mut at = 0;
-        while at < ops.len() {
-            let rest = &ops[at..];
+        self.run_some(ops, 0..ops.len())
+    }
+
+    /// Queues some operations of a program, none of which is made together with one of the others.
+    pub(super) fn run_some(&mut self, ops: &[Op], some: Range<usize>) -> Result<(), OperationError> {
+        let mut at = some.start;
+        while at < some.end {
+            let rest = &ops[at..some.end];
             at += if let Some(launch) = Launch::of(rest) {
                 self.token(&launch)?
             } else if let Some(modules) = self.modules(rest) {
@@ -78,9 +91,14 @@ impl Cuda {
             return Ok(());
         }
         match at.checked_sub(1).and_then(|before| joint(&ops[before..])) {
-            Some(Joint::BehindGelu(grad)) => self.linear_grad(grad, Some(grad.x)),
+            Some(Joint::BehindGelu(grad)) => self.linear_grad(left(grad, ops, at), Some(grad.x)),
             Some(Joint::Turned(linear, rotary)) => self.linear(linear, Some(rotary)),
-            None => self.run(&ops[at]),
+            None => match ops[at] {
+                Op::AttentionGrad(grad) => self.attention_grad(grad, made_by(ops, at)),
+                Op::LinearGrad(grad) => self.linear_grad(left(grad, ops, at), None),
+                Op::NormGrad(grad) => self.norm_grad(grad, made_by(ops, at)),
+                _ => self.run(&ops[at]),
+            },
         }
     }
 }

@@ -73,6 +73,11 @@ impl Cuda {
         self.sum_columns(Pass::over(o.out_grad), Summed { to, accumulate: o.accumulate, activated: None })
     }
 
+    /// The sums of the columns of a gradient that is there, where they are wanted.
+    pub(super) fn sum_written(&mut self, rows: Region, summed: Option<Summed>) -> Result<(), OperationError> {
+        summed.map_or(Ok(()), |summed| self.sum_columns(Pass::over(rows), summed))
+    }
+
     /// A pass, and the bias' gradient that is summed in it.
     pub(super) fn sum_columns(&mut self, pass: Pass, summed: Summed) -> Result<(), OperationError> {
         let partial = self.scratch_at(0, piece_bytes(pass.rows.rows(), 1, pass.rows.columns()))?;
@@ -96,7 +101,7 @@ impl Cuda {
         let arguments = BiasGradArgs { out_grad, before_gelu, activated, partial, rows, columns, piece, wide };
         let kernel = format!("linear_grad_piece_{}", pass.rows.dtype.name());
         self.launch(NAME, &kernel, [blocks(columns.into(), 32 * width), count, 1], 256, &arguments)?;
-        let (out, accumulate) = ([to, 0, 0, 0], accumulate.into());
+        let (out, accumulate) = ([to, 0, 0, 0, 0], accumulate.into());
         let finish = FinishArgs { partial, out, pieces: count, sums: 1, columns, accumulate };
         self.finish_columns(NAME, "linear_grad_finish", &finish)
     }

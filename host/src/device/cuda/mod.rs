@@ -27,6 +27,7 @@ mod blas;
 mod cached_attention;
 mod carry;
 mod collective;
+mod column_sums;
 mod columns;
 mod context;
 mod describe;

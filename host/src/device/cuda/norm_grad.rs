@@ -8,6 +8,7 @@ use super::columns::FinishArgs;
 use super::device::{Cuda, blocks, width};
 use super::error::CudaError;
 use super::norm::{BIASES, COPIES};
+use super::product::Summed;
 use super::profile::{norm_bytes, norm_pieces, norm_sums};
 use super::quantise::CopyArgs;
 
@@ -29,13 +30,16 @@ struct NormGradArgs {
     piece: u32,
     wide: u32,
     shared: u32,
+    sums: u32,
 }
 
-/// Of layer_norm_grad.cu: columns of a warp's vectors, the most of them, warps of a block, and rows that come to each.
+/// Of layer_norm_grad.cu: columns of a warp's vectors, the most of them, warps of a block, rows that come to each, and
+/// bytes of the rows' moments.
 const VECTORS: u32 = 256;
 const MOST_VECTORS: u32 = 4;
 const WARPS: u32 = 8;
 const STAGES: u32 = 3;
+const MOMENTS: u32 = 8 * 16 * WARPS;
 
 /// Its shared memory: the gains, and of each row the operands; sums take less.
 fn room(outputs: u32, columns: u32) -> u32 {
@@ -48,15 +52,20 @@ const ROOM: u32 = 12_288;
 const MOST_WARPS: u32 = 8;
 
 impl Cuda {
-    /// Whether LayerNorm's gradient reads all once: in so many pieces that no multiprocessor is idle.
-    fn in_one_pass(&self, dtype: Dtype, a: &NormGradArgs, pieces: u32) -> bool {
+    /// Whether LayerNorm's gradient reads all once.
+    fn in_one_pass(&self, dtype: Dtype, a: &NormGradArgs) -> bool {
         let wide = a.wide > 0 && a.columns <= VECTORS * MOST_VECTORS;
-        let room = u64::from(room(a.outputs, a.columns)) <= self.shared;
-        self.tensor_cores && dtype == Dtype::Bf16 && wide && room && pieces >= self.multiprocessors
+        let room = u64::from(room(a.outputs, a.columns) + MOMENTS) <= self.shared;
+        self.tensor_cores && dtype == Dtype::Bf16 && wide && room
     }
 
     #[inline(never)]
     pub(super) fn run_norm_grad(&mut self, o: NormGrad) -> Result<(), OperationError> {
+        self.norm_grad(o, None)
+    }
+
+    /// The same, with the sums of the columns of x's gradient where they are wanted.
+    pub(super) fn norm_grad(&mut self, o: NormGrad, summed: Option<Summed>) -> Result<(), OperationError> {
         let affines = || [Some(o.first), o.second].into_iter().flatten();
         let kind = match o.kind {
             NormKind::Layer if affines().all(|a| a.bias_grad.is_some()) => "layer",
@@ -86,10 +95,11 @@ impl Cuda {
             piece,
             wide: 0,
             shared: 0,
+            sums: each * outputs,
         };
         let mut finish = FinishArgs {
             partial: arguments.partial,
-            out: [0; 4],
+            out: [0; 5],
             pieces: count,
             sums: each * outputs,
             columns,
@@ -109,7 +119,12 @@ impl Cuda {
         arguments.wide = (width > 1).into();
         let dtype = dtype.name();
         let kernel = format!("norm_grad_{kind}{outputs}{format}_{dtype}");
-        if o.kind == NormKind::Layer && self.in_one_pass(o.x.dtype, &arguments, count) {
+        if o.kind == NormKind::Layer && self.in_one_pass(o.x.dtype, &arguments) {
+            if let Some(summed) = summed {
+                finish.out[finish.sums as usize] = self.address(summed.to)?;
+                finish.sums += 1;
+                arguments.sums = finish.sums;
+            }
             let kernel = format!("layer_norm_grad_{outputs}_{}", columns.div_ceil(VECTORS));
             let shared = room(outputs, columns);
             self.launch_with("layer_norm_grad", &kernel, [count, 1, 1], 32 * WARPS, shared, &arguments)?;
@@ -120,13 +135,15 @@ impl Cuda {
                 (format!("norm_grad_piece_layer{outputs}_{dtype}"), [blocks(columns.into(), 32 * width), count, 1]);
             self.launch("norm_grad", &piece, grid, 256, &arguments)?;
             self.finish_columns("norm_grad", "norm_grad_finish", &finish)?;
-            return self.launch("norm_grad", &kernel, [blocks(rows.into(), 4), 1, 1], 128, &arguments);
+            self.launch("norm_grad", &kernel, [blocks(rows.into(), 4), 1, 1], 128, &arguments)?;
+            return self.sum_written(o.x_grad, summed);
         }
         // As many warps as shared memory has sums for; if for none, one that keeps them where they are wanted.
         let warps = (ROOM / (outputs * columns)).min(MOST_WARPS);
         arguments.shared = (warps > 0).into();
         let (threads, shared) = (32 * warps.max(1), 4 * warps * outputs * columns);
         self.launch_with("norm_grad", &kernel, [count, 1, 1], threads, shared, &arguments)?;
-        self.finish_columns("norm_grad", "norm_grad_finish", &finish)
+        self.finish_columns("norm_grad", "norm_grad_finish", &finish)?;
+        self.sum_written(o.x_grad, summed)
     }
 }

@@ -2,7 +2,9 @@
 
 use capful_core::device::{Op, Profile};
 use capful_core::memory::{Dtype, Region, Role};
-use capful_core::ops::{CachedAttention, FactoredUpdate, NormKind, Spike, SquaredNorm};
+use capful_core::ops::{AttentionGrad, CachedAttention, FactoredUpdate, NormKind, Spike, SquaredNorm};
+
+use super::heads::SHORT;
 
 /// How numbers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -42,7 +44,7 @@ impl Profile for CudaProfile {
 
     fn scratch(&self, op: &Op) -> u64 {
         match op {
-            Op::AttentionGrad(o) => o.log_sum.bytes(),
+            Op::AttentionGrad(o) => AttentionGradRoom::of(o).bytes(),
             Op::CachedAttention(o) => TokenRoom::of(o).bytes(),
             Op::EmbedGrad(o) => SortRoom::of(o.out_grad.rows()).bytes(),
             Op::EmbedUpdate(o) => SortRoom::of(o.x_grad.rows()).bytes(),
@@ -109,18 +111,21 @@ pub fn piece_bytes(rows: u32, sums: u32, columns: u32) -> u64 {
     4 * u64::from(pieces(rows).1) * u64::from(sums) * u64::from(columns)
 }
 
-/// The same of a norm's gradient. The blocks of RMSNorm's go through whole rows: as many as fill the largest GPUs.
+/// The same of a norm's gradient. Its blocks go through whole rows: as many as fill the largest GPUs.
 pub fn norm_pieces(kind: NormKind, rows: u32) -> (u32, u32) {
-    if kind == NormKind::Layer {
-        return pieces(rows);
-    }
-    let piece = rows.div_ceil(512).max(32);
+    let most = match kind {
+        NormKind::Layer => 256,
+        NormKind::Rms => 512,
+    };
+    let piece = rows.div_ceil(most).max(32);
     (piece, rows.div_ceil(piece))
 }
 
-/// Bytes of scratch for the pieces of a norm's gradient, of so many rows, outputs and columns.
+/// Bytes of scratch for the pieces of a norm's gradient, of so many rows, outputs and columns: of its sums, and of those of
+/// x's gradient that are made with them.
 pub fn norm_bytes(kind: NormKind, [rows, outputs, columns]: [u32; 3]) -> u64 {
-    4 * u64::from(norm_pieces(kind, rows).1) * u64::from(norm_sums(kind) * outputs) * u64::from(columns)
+    let sums = norm_sums(kind) * outputs + u32::from(kind == NormKind::Layer);
+    4 * u64::from(norm_pieces(kind, rows).1) * u64::from(sums) * u64::from(columns)
 }
 
 /// Sums over rows that the gradient of one output of a norm takes: the gain's, and the bias's where there is one.
@@ -128,6 +133,29 @@ pub const fn norm_sums(kind: NormKind) -> u32 {
     match kind {
         NormKind::Layer => 2,
         NormKind::Rms => 1,
+    }
+}
+
+/// The scratch of attention's gradient: the means of rows, then sums of the columns of what it writes.
+pub struct AttentionGradRoom {
+    /// Bytes of the means.
+    pub means: u64,
+    /// Bytes of the sums.
+    pub sums: u64,
+}
+
+impl AttentionGradRoom {
+    /// For this operation.
+    pub fn of(o: &AttentionGrad) -> AttentionGradRoom {
+        let [_, batch, seq_len, columns] = o.qkv_grad.shape;
+        // The kernel for short sequences makes them, two pieces a sequence at the most.
+        let pieces = if SHORT.contains(&seq_len) && o.qkv_grad.dtype == Dtype::Bf16 { 2 * u64::from(batch) } else { 0 };
+        AttentionGradRoom { means: o.log_sum.bytes().next_multiple_of(256), sums: 4 * pieces * u64::from(columns) }
+    }
+
+    /// Bytes of all.
+    pub fn bytes(&self) -> u64 {
+        self.means + self.sums
     }
 }
 

@@ -55,7 +55,7 @@ impl Cuda {
         arguments.lanes = lanes(dtype, size, &[qkv_grad, raw, query_gain, key_gain]);
         let finish = FinishArgs {
             partial: arguments.partial,
-            out: [self.address(o.query_gain_grad)?, self.address(o.key_gain_grad)?, 0, 0],
+            out: [self.address(o.query_gain_grad)?, self.address(o.key_gain_grad)?, 0, 0, 0],
             pieces: count,
             sums: 2,
             columns: size,

@@ -90,11 +90,10 @@ impl Cuda {
         let marks = (0..=intervals + EMPTY).map(|_| Mark::new()).collect::<Result<Vec<_>, _>>()?;
         let graph = self.record(|cuda| {
             cuda.mark(&marks[0])?;
-            let mut rest = ops;
+            let mut at = 0;
             for (group, mark) in portions.chunk_by(|a, b| a.0 == b.0).zip(&marks[1..]) {
-                let (own, later) = rest.split_at(group.len());
-                rest = later;
-                cuda.run_all(own)?;
+                cuda.run_some(ops, at..at + group.len())?;
+                at += group.len();
                 cuda.carry_all()?;
                 cuda.mark(mark)?;
             }

@@ -120,6 +120,17 @@ fn attention_and_its_gradient_in_tiles_of_bf16() {
     }
 }
 
+/// The gradient where 16, 32 or all of a head's 64 elements are turned, or a part of a narrower one.
+fn turned_attention_grad(bench: &mut Bench, case: (Heads, u32, u32, Pattern)) {
+    let (heads, _, t, _) = case;
+    for pairs in if heads.size == 64 { vec![8, 16, 32] } else { vec![heads.size / 4] } {
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| {
+            let rotary = turning(l, heads, t, pairs);
+            AttentionGrad { rotary, ..attention_grad(l, case) }
+        });
+    }
+}
+
 /// Sequences that do not fill the last tile of keys or of queries, keys of one query head and of several, narrow heads.
 #[test]
 fn long_sequences_have_a_gradient_by_keys() {
@@ -135,8 +146,7 @@ fn long_sequences_have_a_gradient_by_keys() {
         (Heads::interleaved(3, 64), 3, 300),
         (Heads::interleaved(2, 64), 5, 130),
     ]) {
-        let case = (heads, batch, t, Pattern::DENSE);
-        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
+        turned_attention_grad(&mut bench, (heads, batch, t, Pattern::DENSE));
     }
 }
 
@@ -154,8 +164,7 @@ fn sequences_that_stay_on_the_chip_have_a_gradient() {
         (Heads::interleaved(2, 40), 4, 100),
         (Heads::grouped(6, 3, 64), 4, 90),
     ]) {
-        let case = (heads, batch, t, Pattern::DENSE);
-        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
+        turned_attention_grad(&mut bench, (heads, batch, t, Pattern::DENSE));
     }
 }
 

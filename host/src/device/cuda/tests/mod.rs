@@ -3,6 +3,7 @@
 
 mod attention;
 mod bench;
+mod column_sums;
 mod errors;
 mod fp8;
 mod fp8_step;
