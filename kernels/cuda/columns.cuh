@@ -5,6 +5,7 @@
 struct FinishArgs {
     const float* partial;  // [pieces, sums, columns]
     float* out[5];         // [columns] each
+    float* copy;           // [columns]: of the last one, or null
     u32 pieces, sums, columns;
     u32 accumulate;
 };
@@ -56,7 +57,9 @@ __device__ inline void finish_columns(const FinishArgs& a) {
     total = add_up(total);
     if (lane >= ACROSS || column >= a.columns) return;
     float* out = a.out[sum] + column;
-    *out = a.accumulate ? *out + total : total;
+    total = a.accumulate ? *out + total : total;
+    *out = total;
+    if (a.copy && sum + 1 == a.sums) a.copy[column] = total;
 }
 
 // Writes a piece's sums: `N` neighbouring columns a lane, for each of `SUMS` sums, over 8 rows of threads.

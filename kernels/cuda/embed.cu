@@ -35,6 +35,7 @@ struct SortArgs {
 
     static constexpr u32 DIGITS = 256;
     static constexpr u32 PIECE = 1024;
+    static constexpr u32 FEW = 8192;
 };
 
 // A block a piece. Integers have one sum in every order.
@@ -112,6 +113,38 @@ __device__ void place_rows(const SortArgs& a) {
 }
 
 EXPORT(embed_place, SortArgs, 256, place_rows)
+
+// Few rows in one launch: a row's place is the number of rows that come before it. A block has 32 rows, one a lane, and each
+// warp compares them with its share of all.
+__device__ void place_few(const SortArgs& a) {
+    constexpr u32 AT_ONCE = 16;
+    alignas(16) __shared__ u32 ids[SortArgs::FEW];
+    __shared__ u32 before[8][32];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.x * 32 + lane, share = (a.rows + 31) / 32 * 4;
+    for (u32 first = threadIdx.x; first < 8 * share; first += AT_ONCE * 256) {
+        u32 some[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) some[i] = first + 256 * i < a.rows ? a.ids[first + 256 * i] : ~0u;
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++)
+            if (first + 256 * i < 8 * share) ids[first + 256 * i] = min(some[i], a.vocabulary);
+    }
+    __syncthreads();
+    u32 id = row < a.rows ? ids[row] : 0, place = 0;
+#pragma unroll 4
+    for (u32 first = warp * share; first < (warp + 1) * share; first += 4) {
+        Vector<u32, 4> others = fetch<u32, 4>(ids + first);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) place += others.x[i] < id + (first + i < row);
+    }
+    before[warp][lane] = place;
+    __syncthreads();
+    if (warp != 0 || row >= a.rows) return;
+    for (u32 w = 1; w < 8; w++) place += before[w][lane];
+    a.to[place] = row;
+}
+
+EXPORT(embed_place_few, SortArgs, 256, place_few)
 
 struct EmbedGradArgs {
     const u32* ids;        // [rows]

@@ -89,9 +89,8 @@ impl Cuda {
         }
         match summed.zip(made) {
             Some((summed, pieces)) => {
-                let (out, columns) = ([self.address(summed.to)?, 0, 0, 0, 0], o.qkv_grad.columns());
-                let accumulate = summed.accumulate.into();
-                let finish = FinishArgs { partial, out, pieces, sums: 1, columns, accumulate };
+                let sizes = [pieces, o.qkv_grad.columns()];
+                let finish = FinishArgs::of(partial, sizes, self.places(summed)?, summed.accumulate);
                 self.finish_columns("linear_grad", "linear_grad_finish", &finish)
             }
             None => self.sum_written(o.qkv_grad, summed),

@@ -15,10 +15,18 @@ const MOST: u32 = 1024;
 pub struct FinishArgs {
     pub partial: u64,
     pub out: [u64; 5],
+    pub copy: u64,
     pub pieces: u32,
     pub sums: u32,
     pub columns: u32,
     pub accumulate: u32,
+}
+
+impl FinishArgs {
+    /// Of the one sum of so many pieces and columns.
+    pub const fn of(partial: u64, [pieces, columns]: [u32; 2], [to, copy]: [u64; 2], accumulate: bool) -> FinishArgs {
+        FinishArgs { partial, out: [to, 0, 0, 0, 0], copy, pieces, sums: 1, columns, accumulate: accumulate as u32 }
+    }
 }
 
 impl Cuda {

@@ -60,6 +60,9 @@ struct EmbedGradArgs {
     wide: u32,
 }
 
+/// FEW of embed.cu: the most rows whose places are found by comparing each with all, which takes less time than launches.
+const FEW: u32 = 8192;
+
 impl Cuda {
     /// Queues sorting the rows by their ids; gives where they will lie.
     pub(super) fn sort(&mut self, ids: u64, rows: u32, vocabulary: u32) -> Result<u64, OperationError> {
@@ -67,6 +70,11 @@ impl Cuda {
         let (counts, lists) = (self.scratch_at(0, room.bytes())?, room.counts);
         let list = |i: u32| counts + lists + u64::from(i % 2) * room.list;
         let (mut from, mut shift, pieces) = (0, 0, SortRoom::pieces(rows));
+        if rows <= FEW {
+            let to = list(0);
+            let arguments = SortArgs { ids, from, to, counts, rows, vocabulary, shift, pieces };
+            return self.launch("embed", "embed_place_few", [rows.div_ceil(32), 1, 1], 256, &arguments).map(|()| to);
+        }
         // Ids beyond the vocabulary count as its size, which is sorted too.
         while shift < u32::BITS && (shift == 0 || vocabulary >> shift > 0) {
             let to = list(shift / 8);

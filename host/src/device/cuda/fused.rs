@@ -5,7 +5,7 @@ use std::ops::Range;
 use capful_core::device::{Device as _, Op, OperationError};
 use capful_core::ops::{Epilogue, Linear, LinearGrad, Rotary};
 
-use super::column_sums::{made_before, made_by};
+use super::column_sums::{copied_before, made_before, made_by};
 use super::device::Cuda;
 use super::spike_chain::{begins, linked};
 use super::spikes::follows;
@@ -94,6 +94,7 @@ impl Cuda {
             Some(Joint::BehindGelu(grad)) => self.linear_grad(left(grad, ops, at), Some(grad.x)),
             Some(Joint::Turned(linear, rotary)) => self.linear(linear, Some(rotary)),
             None => match ops[at] {
+                Op::Carry(_) if copied_before(ops, at) => Ok(()),
                 Op::AttentionGrad(grad) => self.attention_grad(grad, made_by(ops, at)),
                 Op::LinearGrad(grad) => self.linear_grad(left(grad, ops, at), None),
                 Op::NormGrad(grad) => self.norm_grad(grad, made_by(ops, at)),

@@ -57,7 +57,7 @@ impl Cuda {
                     Product::new(NAME, if o.transposed { Case::Nt } else { Case::Nn }, o.out_grad, o.weight, x_grad)
                 }
             };
-            let summed = o.x_bias_grad.map(|to| Summed { to, accumulate: o.accumulate, activated });
+            let summed = o.x_bias_grad.map(|to| Summed { activated, ..Summed::new(to, o.accumulate) });
             self.product(Product { before_gelu: o.before_gelu, summed, ..product })?;
         }
         if let Some(weight_grad) = o.weight_grad {
@@ -70,7 +70,7 @@ impl Cuda {
         }
         // Not the library's epilogue: its products with sums of columns take longer than both apart.
         let Some(to) = o.bias_grad else { return Ok(()) };
-        self.sum_columns(Pass::over(o.out_grad), Summed { to, accumulate: o.accumulate, activated: None })
+        self.sum_columns(Pass::over(o.out_grad), Summed::new(to, o.accumulate))
     }
 
     /// The sums of the columns of a gradient that is there, where they are wanted.
@@ -81,16 +81,21 @@ impl Cuda {
     /// A pass, and the bias' gradient that is summed in it.
     pub(super) fn sum_columns(&mut self, pass: Pass, summed: Summed) -> Result<(), OperationError> {
         let partial = self.scratch_at(0, piece_bytes(pass.rows.rows(), 1, pass.rows.columns()))?;
-        let to = self.address(summed.to)?;
+        let to = self.places(summed)?;
         self.bias_grad(pass, partial, to, summed.accumulate)
     }
 
-    /// A pass, and the sum of each column to `to`, of pieces that wait in `partial`.
+    /// Where sums go, and their copy or null.
+    pub(super) fn places(&mut self, summed: Summed) -> Result<[u64; 2], OperationError> {
+        Ok([self.address(summed.to)?, self.address_or_null(summed.copy)?])
+    }
+
+    /// A pass, and the sum of each column to both places, of pieces that wait in `partial`.
     pub(super) fn bias_grad(
         &mut self,
         pass: Pass,
         partial: u64,
-        to: u64,
+        to: [u64; 2],
         accumulate: bool,
     ) -> Result<(), OperationError> {
         let (rows, columns, out_grad) = (pass.rows.rows(), pass.rows.columns(), self.address(pass.rows)?);
@@ -101,8 +106,6 @@ impl Cuda {
         let arguments = BiasGradArgs { out_grad, before_gelu, activated, partial, rows, columns, piece, wide };
         let kernel = format!("linear_grad_piece_{}", pass.rows.dtype.name());
         self.launch(NAME, &kernel, [blocks(columns.into(), 32 * width), count, 1], 256, &arguments)?;
-        let (out, accumulate) = ([to, 0, 0, 0, 0], accumulate.into());
-        let finish = FinishArgs { partial, out, pieces: count, sums: 1, columns, accumulate };
-        self.finish_columns(NAME, "linear_grad_finish", &finish)
+        self.finish_columns(NAME, "linear_grad_finish", &FinishArgs::of(partial, [count, columns], to, accumulate))
     }
 }

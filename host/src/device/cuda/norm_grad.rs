@@ -100,6 +100,7 @@ impl Cuda {
         let mut finish = FinishArgs {
             partial: arguments.partial,
             out: [0; 5],
+            copy: 0,
             pieces: count,
             sums: each * outputs,
             columns,
@@ -121,7 +122,7 @@ impl Cuda {
         let kernel = format!("norm_grad_{kind}{outputs}{format}_{dtype}");
         if o.kind == NormKind::Layer && self.in_one_pass(o.x.dtype, &arguments) {
             if let Some(summed) = summed {
-                finish.out[finish.sums as usize] = self.address(summed.to)?;
+                [finish.out[finish.sums as usize], finish.copy] = self.places(summed)?;
                 finish.sums += 1;
                 arguments.sums = finish.sums;
             }

@@ -28,6 +28,15 @@ pub struct Summed {
     pub accumulate: bool,
     /// Takes the GELU of what `before_gelu` is, made again.
     pub activated: Option<Region>,
+    /// Takes the same sums.
+    pub copy: Option<Region>,
+}
+
+impl Summed {
+    /// Sums alone.
+    pub const fn new(to: Region, accumulate: bool) -> Summed {
+        Summed { to, accumulate, activated: None, copy: None }
+    }
 }
 
 /// Powers in the place of a product, of which a softmax is made: only in the product of warpgroups.

@@ -56,6 +56,7 @@ impl Cuda {
         let finish = FinishArgs {
             partial: arguments.partial,
             out: [self.address(o.query_gain_grad)?, self.address(o.key_gain_grad)?, 0, 0, 0],
+            copy: 0,
             pieces: count,
             sums: 2,
             columns: size,

@@ -203,9 +203,7 @@ impl Cuda {
         let grid = [self.multiprocessors, 1, 1];
         self.launch_with(NAME, kernel, grid, THREADS, SHARED, &arguments)?;
         let Some(summed) = p.summed else { return Ok(()) };
-        let out = [self.address(summed.to)?, 0, 0, 0, 0];
-        let finish =
-            FinishArgs { partial, out, pieces: m / PIECE, sums: 1, columns: n, accumulate: summed.accumulate.into() };
+        let finish = FinishArgs::of(partial, [m / PIECE, n], self.places(summed)?, summed.accumulate);
         self.finish_columns("linear_grad", "linear_grad_finish", &finish)
     }
 }

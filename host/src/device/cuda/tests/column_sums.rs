@@ -9,7 +9,7 @@ use capful_core::random::Random;
 
 use super::bench::{decode, encode, open, share};
 use crate::device::cuda::Cuda;
-use crate::device::cuda::column_sums::{made_before, made_by};
+use crate::device::cuda::column_sums::{copied_before, made_before, made_by};
 
 /// What is set on a device before its program runs.
 type Change = fn(&mut Cuda);
@@ -75,10 +75,14 @@ fn read(cuda: &mut Cuda, region: Region) -> Vec<f32> {
     decode(region.dtype, &bytes)
 }
 
-/// Runs both operations, which have these regions, and compares the bias's gradient with the sums of what was written.
-fn agree(l: Laid, writer: Op, linear: LinearGrad, change: Change, what: &str) {
-    let ops = [writer, Op::from(linear)];
-    assert!(made_by(&ops, 0).is_some() && made_before(&ops, 1), "{what}: not made together");
+/// Runs both operations, which have these regions, and a copy; compares the bias's gradient with the sums of what was
+/// written.
+fn agree(mut l: Laid, writer: Op, linear: LinearGrad, change: Change, what: &str) {
+    let to = linear.bias_grad.expect("it has one");
+    let copy = Carry { from: to, to: l.take(to.dtype, to.shape) };
+    let ops = [writer, Op::from(linear), Op::from(copy)];
+    let together = made_by(&ops, 0).is_some() && made_before(&ops, 1) && copied_before(&ops, 2);
+    assert!(together, "{what}: not made together");
     let scratch =
         Region { space: Space::Arena, dtype: Dtype::F32, offset: l.0.next_multiple_of(256), shape: [1, 1, 1, 1 << 18] };
     let mut cuda = open(scratch.end(), scratch, 0);
@@ -89,7 +93,6 @@ fn agree(l: Laid, writer: Op, linear: LinearGrad, change: Change, what: &str) {
         let values: Vec<f32> = (0..region.elements()).map(|i| 0.3 + 0.2 * random.normal(i).clamp(-1.0, 1.0)).collect();
         cuda.write(*region, &encode(region.dtype, &values)).expect("room");
     }
-    let to = linear.bias_grad.expect("it has one");
     let mut expected: Vec<f64> = read(&mut cuda, to).into_iter().map(f64::from).collect();
     if !linear.accumulate {
         expected.fill(0.0);
@@ -103,7 +106,9 @@ fn agree(l: Laid, writer: Op, linear: LinearGrad, change: Change, what: &str) {
             sizes[i] += f64::from(x.abs());
         }
     }
-    for (i, (found, expected)) in read(&mut cuda, to).iter().zip(&expected).enumerate() {
+    let found = read(&mut cuda, to);
+    assert_eq!(read(&mut cuda, copy.to), found, "{what}: the copy");
+    for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
         let most = 2e-6 * sizes[i].abs() + 1e-9;
         assert!((f64::from(*found) - expected).abs() <= most, "{what}: column {i} is {found}, not {expected}");
     }
@@ -192,4 +197,34 @@ fn sums_stay_where_they_are_if_somebody_would_see_them_early() {
     assert!(!together(&[writer, Op::from(LinearGrad { bias_grad: None, ..linear })], 0, 1));
     // Only the first one's.
     assert!(together(&[writer, reader, reader], 0, 1) && !made_before(&[writer, reader, reader], 2));
+}
+
+#[test]
+fn a_copy_of_sums_stays_where_it_is_if_somebody_would_see_it_early() {
+    let mut l = Laid(0, Vec::new());
+    let grad = norm_grad(&mut l, Dtype::Bf16, [8, 16], false, NormKind::Layer);
+    let linear = linear_grad(&mut l, grad.x_grad, false);
+    let to = linear.bias_grad.expect("it has one");
+    let [other, third] = [0; 2].map(|_| l.take(Dtype::F32, [1, 1, 1, 16]));
+    let (writer, reader) = (Op::from(grad), Op::from(linear));
+    let carry = |from, to| Op::from(Carry { from, to });
+    let gather = |whole| Op::from(AllGather { whole, first: 0, share: Share::of_pieces(0, 2, 2, 1) });
+    let together = |ops: &[Op], writer: usize, copy: usize| {
+        let (made, left) = (made_by(ops, writer).is_some_and(|made| made.copy.is_some()), copied_before(ops, copy));
+        assert_eq!(made, left, "one of both makes it");
+        made
+    };
+    let copy = carry(to, other);
+    assert!(together(&[writer, reader, copy], 0, 2));
+    assert!(together(&[writer, carry(third, grad.x), reader, gather(third), copy], 0, 4));
+    // Somebody reads or writes where the copy goes, before or after the sums are read; or its message is on its way.
+    assert!(!together(&[writer, carry(other, third), reader, copy], 0, 3));
+    assert!(!together(&[writer, reader, carry(third, other), copy], 0, 3));
+    assert!(!together(&[gather(other), writer, reader, copy], 1, 3));
+    // The sums change before; another copy is first; a copy of something else; the sums are not made.
+    assert!(!together(&[writer, reader, carry(third, to), copy], 0, 3));
+    assert!(together(&[writer, reader, carry(to, third), copy], 0, 2));
+    assert!(!copied_before(&[writer, reader, carry(to, third), copy], 3));
+    assert!(!copied_before(&[writer, reader, carry(third, other)], 2));
+    assert!(!copied_before(&[writer, carry(to, third), reader, copy], 3));
 }

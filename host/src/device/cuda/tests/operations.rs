@@ -26,7 +26,7 @@ pub(super) fn ids(rows: u32, vocabulary: u32) -> Vec<u32> {
 #[test]
 fn embed_and_its_gradient() {
     let mut bench = Bench::new();
-    for [rows, d, vocabulary] in [[1, 1, 1], [700, 33, 5], [700, 264, 5], [2100, 24, 300], [33, 8, 1]]
+    for [rows, d, vocabulary] in [[1, 1, 1], [700, 33, 5], [700, 264, 5], [2100, 24, 300], [8200, 8, 300], [33, 8, 1]]
         .into_iter()
         .chain(shapes(1, 4, [400, 99, 200]))
     {
