@@ -6,9 +6,8 @@ use capful_core::device::OperationError;
 use capful_core::ops::{Attention, Kind};
 
 use super::device::{Cuda, blocks, width};
-use super::heads::{
-    GROUP_TILE, HeadsArgs, PatternArgs, SHORT, TENSOR_TILE, local, packed_tile, sequences, span, stripes,
-};
+use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
+use super::profile::SHORT;
 
 /// Mirrors AttentionArgs.
 #[repr(C)]

@@ -8,11 +8,9 @@ use capful_core::ops::{AttentionGrad, Kind};
 
 use super::columns::FinishArgs;
 use super::device::{Cuda, blocks, width};
-use super::heads::{
-    GROUP_TILE, HeadsArgs, PatternArgs, SHORT, TENSOR_TILE, local, packed_tile, sequences, span, stripes,
-};
+use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
 use super::product::Summed;
-use super::profile::AttentionGradRoom;
+use super::profile::{AttentionGradRoom, SHORT};
 
 /// Mirrors AttentionGradArgs.
 #[repr(C)]

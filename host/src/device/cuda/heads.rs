@@ -1,6 +1,6 @@
 //! Heads and patterns as the kernels take them.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 
 use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
@@ -98,9 +98,6 @@ pub fn span(seq_len: u32, pattern: &Pattern) -> Option<u32> {
         _ => None,
     }
 }
-
-/// Lengths of sequences of two tiles, which stay on the chip.
-pub const SHORT: RangeInclusive<u32> = 65..=128;
 
 /// Whether queries see their own tile and the one before, of heads that `stripe.cuh` takes.
 pub fn local(heads: &Heads, pattern: &Pattern) -> bool {

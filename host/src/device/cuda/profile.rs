@@ -1,10 +1,10 @@
 //! What the CUDA device takes of memory: plain data, so that a run is planned where there is no GPU.
 
+use std::ops::RangeInclusive;
+
 use capful_core::device::{Op, Profile};
 use capful_core::memory::{Dtype, Region, Role};
 use capful_core::ops::{AttentionGrad, CachedAttention, FactoredUpdate, NormKind, Spike, SquaredNorm};
-
-use super::heads::SHORT;
 
 /// How numbers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -135,6 +135,9 @@ pub const fn norm_sums(kind: NormKind) -> u32 {
         NormKind::Rms => 1,
     }
 }
+
+/// Lengths of sequences of two tiles, which stay on the chip.
+pub const SHORT: RangeInclusive<u32> = 65..=128;
 
 /// The scratch of attention's gradient: the means of rows, then sums of the columns of what it writes.
 pub struct AttentionGradRoom {
