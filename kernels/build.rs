@@ -14,10 +14,13 @@ const PIP: &str = "python3 -m pip install --no-deps --target .cuda-toolchain nvi
 /// Machine code for these; PTX for GPUs between them, and for 10.x and 12.x, which the driver compiles for.
 const TARGETS: &str = "75 80 86 89 90a ptx75 ptx100 ptx120";
 
+/// Clippy runs nothing, so it gets empty kernels: they take minutes, and its builds share nothing with others.
+const LINTER: &str = "RUSTC_WORKSPACE_WRAPPER";
+
 fn main() {
     println!("cargo:rerun-if-changed=cuda");
     println!("cargo:rerun-if-changed=stand_in");
-    for name in ["NVCC", "CUDA_PATH", "CUDA_HOME", "CXX", "CAPFUL_CUDA_TARGETS"] {
+    for name in ["NVCC", "CUDA_PATH", "CUDA_HOME", "CXX", "CAPFUL_CUDA_TARGETS", LINTER] {
         println!("cargo:rerun-if-env-changed={name}");
     }
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
@@ -80,7 +83,14 @@ fn build() -> Result<(), String> {
             library.display().to_string()
         );
     }
-    run_all(jobs)?;
+    if env::var(LINTER).is_ok_and(|wrapper| wrapper.contains("clippy")) {
+        for source in &sources {
+            let kernel = out.join(stem(source)).with_extension("fatbin");
+            std::fs::write(kernel, []).map_err(|e| e.to_string())?;
+        }
+    } else {
+        run_all(jobs)?;
+    }
 
     let mut code =
         String::from("/// Each module's name and its fat binary.\npub static MODULES: &[(&str, &[u8])] = &[\n");
