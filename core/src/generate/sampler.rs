@@ -1,5 +1,7 @@
 //! Temperature, top-k, top-p and repetition penalty, in storage that the caller owns.
 
+use core::cmp::Ordering;
+
 use crate::random::Random;
 
 /// How the next token is chosen.
@@ -25,6 +27,8 @@ impl Sampler {
     /// Chooses a token. `logits` `[vocabulary]` are changed; `order` `[vocabulary]` is scratch; `history` are the ids
     /// to penalise; number `index` of `random` decides. Ties go to the lower id. None where the largest logit is not
     /// finite or one that is kept is not a number: what a diverged model gives.
+    ///
+    /// Weights are integers, so a choice is the same wherever and in whatever order they are added.
     pub fn sample(
         &self,
         logits: &mut [f32],
@@ -34,45 +38,57 @@ impl Sampler {
         index: u64,
     ) -> Option<u32> {
         self.penalise(logits, history);
-        let order = &mut order[..logits.len()];
-        let more_likely = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then_with(|| a.cmp(b));
+        self.draw(logits, order, random, index)
+    }
+
+    /// As [`Sampler::sample`] without a penalty. `order` is scratch of at least two words; with as many as logits nothing is
+    /// sorted twice.
+    pub fn draw(&self, logits: &[f32], order: &mut [u32], random: &Random, index: u64) -> Option<u32> {
         if self.temperature <= 0.0 {
             return most_likely(logits);
         }
-        let mut kept = if self.top_k == 0 { order.len() } else { order.len().min(self.top_k as usize) };
-        if kept < order.len() {
-            select(logits, order, kept);
-        } else {
-            order.iter_mut().enumerate().for_each(|(i, o)| *o = i as u32);
+        let kept = if self.top_k == 0 { logits.len() } else { logits.len().min(self.top_k as usize) };
+        let mut sorted = Sorted::new(logits, order, kept.min(FIRST));
+        let largest = logits[sorted.at(0)? as usize];
+        if !largest.is_finite() {
+            return None;
         }
-        let order = &mut order[..kept];
-        order.sort_unstable_by(more_likely);
-        let best = *order.first()?;
-        let largest = logits[best as usize];
-        let weight = |id: u32| f64::from(libm::expf((logits[id as usize] - largest) / self.temperature));
-        let mut total: f64 = order.iter().map(|&id| weight(id)).sum();
-        if !largest.is_finite() || total.is_nan() {
+        let inverse = 1.0 / self.temperature.max(COLDEST);
+        let weigh = |logit: f32| weight((logit - largest) * inverse);
+        let (mut total, mut numbers) = (0, true);
+        let mut add = |logit: f32| {
+            total += weigh(logit);
+            numbers &= !logit.is_nan();
+        };
+        if kept == logits.len() {
+            logits.iter().for_each(|logit| add(*logit));
+        } else {
+            (0..kept).filter_map(|i| sorted.at(i)).for_each(|id| add(logits[id as usize]));
+        }
+        if !numbers {
             return None;
         }
         if self.top_p < 1.0 {
-            let limit = total * f64::from(self.top_p);
-            let mut reached = 0.0;
-            kept = 0;
-            while kept < order.len() && reached < limit {
-                reached += weight(order[kept]);
-                kept += 1;
+            let limit = (total as f64 * f64::from(self.top_p)) as u64;
+            let mut reached = 0;
+            for i in 0..kept {
+                reached += weigh(logits[sorted.at(i)? as usize]);
+                if reached >= limit {
+                    break;
+                }
             }
-            (kept, total) = if kept == 0 { (1, weight(best)) } else { (kept, reached) };
+            total = reached;
         }
-        let mut left = random.uniform(index) * total;
-        for &id in &order[..kept] {
-            left -= weight(id);
-            if left < 0.0 {
+        let mut left = random.below(index, total);
+        for i in 0.. {
+            let id = sorted.at(i)?;
+            let weight = weigh(logits[id as usize]);
+            if left < weight {
                 return Some(id);
             }
+            left -= weight;
         }
-        // Rounding can leave a crumb: it belongs to the last token kept.
-        order[..kept].last().copied()
+        None
     }
 
     fn penalise(&self, logits: &mut [f32], history: &[u32]) {
@@ -130,24 +146,106 @@ pub fn most_likely(logits: &[f32]) -> Option<u32> {
     Some(largest(logits)).filter(|&best| logits.get(best as usize).is_some_and(|x| x.is_finite()))
 }
 
-/// Puts the ids of the `kept` largest logits first in `order`, in any order.
-fn select(logits: &[f32], order: &mut [u32], kept: usize) {
+/// e^x of an `x` of at most 0 in units of 2^-36, rounded down: 0 below -25, and of what is not a number. It is off by 1.3e-7
+/// of itself or by a unit at most. Each operation rounds once, as on a GPU, whose kernel has the same ones.
+fn weight(x: f32) -> u64 {
+    const LOG2_E: f32 = core::f32::consts::LOG2_E;
+    // The logarithm of 2 as one number of nine bits, whose multiples are exact, and the rest.
+    const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+    if x.is_nan() || x < LEAST {
+        return 0;
+    }
+    let twos = (x * LOG2_E - 0.5) as i32;
+    let power = twos as f32;
+    let r = (x - power * LN_2[0]) - power * LN_2[1];
+    // The series of e^r, |r| at most 0.35: the next term is below 5e-9.
+    let mut sum = 1.0 / 5040.0;
+    for factor in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+        sum = sum * r + factor;
+    }
+    // 24 bits, all of them before the point.
+    (((sum * (1 << 24) as f32) as u64) << 12) >> -twos
+}
+
+/// What [`weight`] takes for nothing, 2^-36.
+const LEAST: f32 = -25.0;
+
+/// Below it the most likely token has all the weight, and the inverse would be infinite.
+const COLDEST: f32 = 1e-30;
+
+/// How many ids are sorted at first: more than most choices look at.
+const FIRST: usize = 64;
+
+/// Ids by their logits, the largest first and of equals the lower id, sorted as far as somebody looks.
+struct Sorted<'a> {
+    logits: &'a [f32],
+    /// Ids in their order, as many of the last as there is room for.
+    order: &'a mut [u32],
+    /// How many were forgotten for want of room.
+    forgotten: usize,
+    /// How many of `order` are sorted.
+    count: usize,
+    /// How many are sorted next.
+    window: usize,
+}
+
+impl<'a> Sorted<'a> {
+    /// `order` has room for two.
+    fn new(logits: &'a [f32], order: &'a mut [u32], window: usize) -> Self {
+        Sorted { logits, order, forgotten: 0, count: 0, window }
+    }
+
+    fn at(&mut self, i: usize) -> Option<u32> {
+        if i >= self.logits.len() {
+            return None;
+        }
+        if i < self.forgotten {
+            (self.forgotten, self.count) = (0, 0);
+        }
+        while i - self.forgotten >= self.count {
+            let last = self.count.checked_sub(1).and_then(|at| self.order.get(at).copied());
+            let left = self.logits.len() - self.forgotten - self.count;
+            if self.order.len() - self.count < left.min(2 * self.window) {
+                (self.forgotten, self.count) = (self.forgotten + self.count, 0);
+            }
+            let end = self.order.len().min(self.count + left);
+            let room = &mut self.order[self.count..end];
+            let kept =
+                if room.len() == left { self.window.clamp(1, left) } else { self.window.min(room.len() / 2).max(1) };
+            select(self.logits, room, kept, last.map(|id| (key(self.logits[id as usize]), id)));
+            room[..kept].sort_unstable_by(more_likely(self.logits));
+            self.count += kept;
+            self.window = 4 * kept;
+        }
+        self.order.get(i - self.forgotten).copied()
+    }
+}
+
+/// The order of ids by their logits, the largest first and of equals the lower id.
+fn more_likely(logits: &[f32]) -> impl Fn(&u32, &u32) -> Ordering {
+    |a, b| key(logits[*b as usize]).cmp(&key(logits[*a as usize])).then_with(|| a.cmp(b))
+}
+
+/// Puts the ids of the `kept` largest logits behind `last`, a key and an id, first in `order`, in any order.
+fn select(logits: &[f32], order: &mut [u32], kept: usize, last: Option<(i32, u32)>) {
     let room = (2 * kept).max(256).min(order.len());
     let (mut count, mut bound) = (0, None);
-    let more_likely = |a: &u32, b: &u32| key(logits[*b as usize]).cmp(&key(logits[*a as usize])).then_with(|| a.cmp(b));
-    above(logits, None, &mut |id, _| {
+    above(logits, None, &mut |id, found| {
+        if last.is_some_and(|(key, last)| found > key || found == key && id <= last) {
+            return bound;
+        }
         order[count] = id;
         count += 1;
         if count == room && kept < room {
             // Only what is larger than the least of these can still be among them: of equals the lower id wins.
-            order[..room].select_nth_unstable_by(kept - 1, more_likely);
+            order[..room].select_nth_unstable_by(kept - 1, more_likely(logits));
             bound = Some(key(logits[order[kept - 1] as usize]));
             count = kept;
         }
         bound
     });
     if kept < count {
-        order[..count].select_nth_unstable_by(kept, more_likely);
+        order[..count].select_nth_unstable_by(kept, more_likely(logits));
     }
 }
 
@@ -196,6 +294,71 @@ mod tests {
     }
 
     #[test]
+    fn weights_are_powers_of_e() {
+        let unit = libm::exp2(-36.0);
+        assert_eq!((weight(0.0), weight(-0.0)), (1 << 36, 1 << 36));
+        for i in 1..200_000 {
+            let x = -25.0 * i as f32 / 200_000.0;
+            let (found, exact) = (weight(x) as f64 * unit, libm::exp(f64::from(x)));
+            // A rounding of f32 and one of the unit.
+            assert!((found - exact).abs() <= exact * 1.3e-7 + unit, "{x}: {found} against {exact}");
+        }
+        for x in [-25.1, f32::MIN, f32::NEG_INFINITY, f32::NAN] {
+            assert_eq!(weight(x), 0);
+        }
+    }
+
+    #[test]
+    fn choices_are_those_of_all_ids_sorted() {
+        let random = Random::new(11, 0);
+        let mut near = 0;
+        for trial in 0..1500 {
+            let draw = |i: u64| random.uniform(10_000 * trial + i);
+            let count = 1 + random.below(10_000 * trial, 3000) as usize;
+            let top_k = if trial % 3 == 0 { 0 } else { 1 + random.below(10_000 * trial + 1, 400) as u32 };
+            let top_p = if trial % 2 == 0 { 1.0 } else { draw(2) as f32 };
+            let sampler = Sampler { temperature: 0.2 + 3.0 * draw(3) as f32, top_k, top_p, ..PLAIN };
+            // Some are equal.
+            let logits: [f32; 3000] = core::array::from_fn(|i| (40.0 * draw(10 + i as u64)) as i32 as f32 * 0.25);
+            let found = sampler.draw(&logits[..count], &mut [0; 3000], &random, trial).unwrap();
+            for room in [2, 300] {
+                let mut order = [0; 300];
+                assert_eq!(sampler.draw(&logits[..count], &mut order[..room], &random, trial), Some(found), "{room}");
+            }
+
+            let mut order: [u32; 3000] = core::array::from_fn(|i| i as u32);
+            let order = &mut order[..count];
+            order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
+            let kept = if top_k == 0 { count } else { count.min(top_k as usize) };
+            let largest = f64::from(logits[order[0] as usize]);
+            let exact =
+                |id: &u32| libm::exp((f64::from(logits[*id as usize]) - largest) / f64::from(sampler.temperature));
+            let limit = order[..kept].iter().map(exact).sum::<f64>() * f64::from(top_p);
+            let mut total = 0.0;
+            for id in &order[..kept] {
+                total += exact(id);
+                if total >= limit {
+                    break;
+                }
+            }
+            let target = random.uniform(trial) * total;
+            let mut below = 0.0;
+            let expected = order.iter().find(|id| {
+                below += exact(id);
+                below > target
+            });
+            // Where rounding may decide, the next one is right as well.
+            let off = [below - target, below - exact(expected.unwrap()) - target].map(|x| x.abs() / total);
+            if off[0].min(off[1]) < 1e-5 || top_p < 1.0 && total - limit < 1e-5 * total {
+                near += 1;
+            } else {
+                assert_eq!(found, *expected.unwrap(), "{sampler:?}, trial {trial}");
+            }
+        }
+        assert!(near < 20, "{near}");
+    }
+
+    #[test]
     fn the_selected_are_the_first_of_all_sorted() {
         let random = Random::new(3, 0);
         for (count, kept) in [(1000, 1), (1000, 50), (3000, 200), (5000, 2000), (300, 299), (257, 128)] {
@@ -208,7 +371,7 @@ mod tests {
                 all[..count].sort_unstable_by(|a, b| {
                     logits[*b as usize].total_cmp(&logits[*a as usize]).then_with(|| a.cmp(b))
                 });
-                select(logits, &mut found[..count], kept);
+                select(logits, &mut found[..count], kept, None);
                 found[..kept].sort_unstable();
                 all[..kept].sort_unstable();
                 assert_eq!(found[..kept], all[..kept]);
