@@ -1,7 +1,9 @@
-//! Compiles every `cuda/*.cu` through nvcc into one fat binary each, and the stand-in driver through g++.
+//! Compiles every `cuda/*.cu` through nvcc into one fat binary each, and the stand-in driver through g++: what is not made
+//! of the same as before.
 
 use std::env;
 use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -35,7 +37,7 @@ fn main() {
 fn build() -> Result<(), String> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     let nvcc = find_nvcc()?;
-    let sources = sources()?;
+    let (sources, headers) = (files("cuda", &["cu"])?, files("cuda", &["cuh"])?);
     let targets = env::var("CAPFUL_CUDA_TARGETS").unwrap_or_else(|_| TARGETS.into());
     let mut arguments = Vec::new();
     for target in targets.split_whitespace() {
@@ -45,16 +47,18 @@ fn build() -> Result<(), String> {
             None => format!("arch=compute_{target},code=sm_{target}"),
         });
     }
-    let mut jobs: Vec<Command> = Vec::new();
+    let mut jobs: Vec<Job> = Vec::new();
     for source in &sources {
         let mut job = Command::new(&nvcc);
         job.args(["-fatbin", "-O3", "-std=c++17", "-Werror", "all-warnings"]).args(&arguments);
-        job.arg("-o").arg(out.join(stem(source)).with_extension("fatbin")).arg(source);
-        jobs.push(job);
+        let made = out.join(stem(source)).with_extension("fatbin");
+        job.arg("-o").arg(&made).arg(source);
+        jobs.extend(Job::of(job, made, &[&headers[..], std::slice::from_ref(source)].concat())?);
     }
     let mut stand_in = String::new();
     if env::var_os("CARGO_FEATURE_STAND_IN").is_some() {
         let library = out.join("libcuda_cpu.so");
+        let parts = files("stand_in", &["cpp"])?;
         let mut job = Command::new(env::var_os("CXX").unwrap_or_else(|| "g++".into()));
         job.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"]);
         job.args([
@@ -66,17 +70,11 @@ fn build() -> Result<(), String> {
             "-o",
         ])
         .arg(&library);
-        job.args([
-            "stand_in/fibers.cpp",
-            "stand_in/driver.cpp",
-            "stand_in/streams.cpp",
-            "stand_in/blas.cpp",
-            "stand_in/nccl.cpp",
-            "-x",
-            "c++",
-        ])
-        .args(&sources);
-        jobs.insert(0, job);
+        job.args(&parts).args(["-x", "c++"]).args(&sources);
+        let inputs = [parts, files("stand_in", &["h"])?, headers, sources.clone()].concat();
+        if let Some(job) = Job::of(job, library.clone(), &inputs)? {
+            jobs.insert(0, job);
+        }
         stand_in = format!(
             "/// A stand-in for the driver's library that runs the same kernels on the CPU.\n\
              pub const STAND_IN: &str = {:?};\n",
@@ -108,12 +106,48 @@ fn stem(source: &Path) -> String {
     source.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-fn sources() -> Result<Vec<PathBuf>, String> {
-    let folder = std::fs::read_dir("cuda").map_err(|e| format!("cannot read kernels/cuda: {e}"))?;
-    let mut sources: Vec<_> = folder.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    sources.retain(|path| path.extension().is_some_and(|e| e == "cu"));
-    sources.sort();
-    Ok(sources)
+/// The files of a folder with these extensions.
+fn files(folder: &str, extensions: &[&str]) -> Result<Vec<PathBuf>, String> {
+    let entries = std::fs::read_dir(folder).map_err(|e| format!("cannot read kernels/{folder}: {e}"))?;
+    let mut files: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    files.retain(|path| path.extension().is_some_and(|e| extensions.iter().any(|x| e == *x)));
+    files.sort();
+    Ok(files)
+}
+
+/// What makes a file of others.
+struct Job {
+    command: Command,
+    /// Beside the file: a hash of what it was made of.
+    stamp: PathBuf,
+    hash: String,
+}
+
+impl Job {
+    /// None where `made` was made of the same before.
+    fn of(command: Command, made: PathBuf, inputs: &[PathBuf]) -> Result<Option<Job>, String> {
+        let mut hasher = DefaultHasher::new();
+        format!("{command:?}").hash(&mut hasher);
+        let compiler = std::fs::metadata(command.get_program()).and_then(|m| m.modified());
+        compiler.ok().hash(&mut hasher);
+        for path in inputs {
+            let text = std::fs::read(path).map_err(|e| format!("cannot read kernels/{}: {e}", path.display()))?;
+            text.hash(&mut hasher);
+        }
+        let (stamp, hash) = (made.with_extension("made"), hasher.finish().to_string());
+        let there = made.metadata().is_ok_and(|m| m.len() > 0);
+        let same = there && std::fs::read_to_string(&stamp).is_ok_and(|before| before == hash);
+        Ok(if same { None } else { Some(Job { command, stamp, hash }) })
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        let command = &mut self.command;
+        let output = command.output().map_err(|e| format!("cannot run {:?}: {e}", command.get_program()))?;
+        if !output.status.success() {
+            return Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)));
+        }
+        std::fs::write(&self.stamp, &self.hash).map_err(|e| e.to_string())
+    }
 }
 
 fn find_nvcc() -> Result<PathBuf, String> {
@@ -130,21 +164,15 @@ fn find_nvcc() -> Result<PathBuf, String> {
 }
 
 /// Runs the commands, as many at a time as cargo allows.
-fn run_all(jobs: Vec<Command>) -> Result<(), String> {
+fn run_all(jobs: Vec<Job>) -> Result<(), String> {
     let threads = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
     let (queue, failed) = (Mutex::new(jobs.into_iter()), Mutex::new(None));
-    let lock = |m: &Mutex<Option<String>>, message| m.lock().map(|mut m| m.get_or_insert(message).clone()).ok();
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some(mut job) = queue.lock().ok().and_then(|mut q| q.next()) {
-                    match job.output() {
-                        Err(e) => drop(lock(&failed, format!("cannot run {:?}: {e}", job.get_program()))),
-                        Ok(output) if !output.status.success() => {
-                            let text = String::from_utf8_lossy(&output.stderr).into_owned();
-                            drop(lock(&failed, format!("{job:?}: {text}")));
-                        }
-                        Ok(_) => {}
+                    if let (Err(message), Ok(mut failed)) = (job.run(), failed.lock()) {
+                        failed.get_or_insert(message);
                     }
                 }
             });
