@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <thread>
 #include <ucontext.h>
+#include <unistd.h>
 #include <vector>
 
 namespace stand_in {
@@ -169,6 +170,53 @@ Shared shared() {
     return search.found;
 }
 
+// A file of nothing but NaN.
+int poison(size_t bytes) {
+    static std::mutex lock;
+    static int file = -1;
+    static size_t filled = 0;
+    std::lock_guard guard(lock);
+    if (file < 0) file = memfd_create("poison", MFD_CLOEXEC);
+    std::vector<char> more(bytes > filled ? bytes - filled : 0, (char)0xff);
+    if (file < 0 || pwrite(file, more.data(), more.size(), (off_t)filled) != (ssize_t)more.size()) abort();
+    filled += more.size();
+    return file;
+}
+
+// This thread's shared memory while blocks run: megabytes of all kernels, of which a block writes some kilobytes. Its pages
+// are copies of the file's that only exist once they are written, and are dropped before the next block.
+class Poisoned {
+    Shared all = shared();
+    char* begin;  // of whole pages
+    char* end;
+    Machine* own = machine;
+
+    void map(int flags, int file) {
+        if (mmap(begin, (size_t)(end - begin), PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | flags, file, 0) == MAP_FAILED)
+            abort();
+        machine = own;
+    }
+
+  public:
+    Poisoned() {
+        uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)all.start;
+        begin = (char*)((start + page - 1) / page * page), end = (char*)((start + all.bytes) / page * page);
+        if (begin < end) map(0, poison((size_t)(end - begin)));
+        else begin = end = all.start + all.bytes;
+    }
+    Poisoned(const Poisoned&) = delete;
+    // The allocator takes the pages back as it gave them.
+    ~Poisoned() {
+        if (begin < end) map(MAP_ANONYMOUS, -1);
+    }
+    void again() {
+        if (begin < end && madvise(begin, (size_t)(end - begin), MADV_DONTNEED) != 0) abort();
+        memset(all.start, 0xff, (size_t)(begin - all.start));
+        memset(end, 0xff, (size_t)(all.start + all.bytes - end));
+        machine = own;
+    }
+};
+
 std::string run_block(unsigned threads, bool backwards) {
     auto& fibers = machine->fibers;
     for (;; backwards = !backwards) {
@@ -326,7 +374,7 @@ std::string run_blocks(const Kernel& kernel, const void* arguments, Index grid, 
     machine->body = kernel.run;
     machine->arguments = arguments;
     bool backwards = false;
-    Shared poisoned = shared();
+    Poisoned poisoned;
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = begin; x < end; x++, backwards = !backwards) {
@@ -338,9 +386,7 @@ std::string run_blocks(const Kernel& kernel, const void* arguments, Index grid, 
                     f.groups = 0;
                 }
                 machine->phases.clear();
-                Machine* own = machine;
-                memset(poisoned.start, 0xff, poisoned.bytes);
-                machine = own;
+                poisoned.again();
                 std::string wrong = run_block(threads, backwards);
                 if (!wrong.empty()) return std::string(kernel.name) + ": " + wrong;
             }

@@ -70,7 +70,8 @@ pub fn mapped() -> u64 {
 fn mapping(line: &str) -> Option<u64> {
     let mut fields = line.split_whitespace();
     let (from, to) = fields.next()?.split_once('-')?;
-    fields.nth(4)?.starts_with('/').then_some(())?;
+    // Memory that has a name is no file.
+    fields.nth(4).filter(|path| path.starts_with('/') && !path.starts_with("/memfd:"))?;
     let address = |text| u64::from_str_radix(text, 16).ok();
     address(to)?.checked_sub(address(from)?)
 }
@@ -113,6 +114,7 @@ mod tests {
             ("55d0c0a00000-55d0c0a21000 r-xp 00000000 08:01 1311 /usr/bin/a program", Some(0x21000)),
             ("7ffd1c2e0000-7ffd1c301000 rw-p 00000000 00:00 0    [stack]", None),
             ("7f0000000000-7f0000021000 rw-p 00000000 00:00 0", None),
+            ("7f0000000000-7f0000021000 rw-p 00000000 00:01 8203 /memfd:poison (deleted)", None),
         ];
         for (line, bytes) in lines {
             assert_eq!(mapping(line), bytes, "{line}");
