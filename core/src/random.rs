@@ -16,6 +16,16 @@ impl Random {
         Self { seed, stream }
     }
 
+    /// Seed and stream, the lower halves first: what a device needs to draw the same numbers.
+    pub const fn words(&self) -> [u32; 4] {
+        [self.seed as u32, (self.seed >> 32) as u32, self.stream as u32, (self.stream >> 32) as u32]
+    }
+
+    /// What [`Random::words`] describes.
+    pub const fn of_words([seed, seed_high, stream, stream_high]: [u32; 4]) -> Self {
+        Self { seed: seed as u64 | (seed_high as u64) << 32, stream: stream as u64 | (stream_high as u64) << 32 }
+    }
+
     /// Four independent 32-bit words: block `index` of this stream.
     pub fn block(&self, index: u64) -> [u32; 4] {
         philox(

@@ -12,11 +12,13 @@ __device__ inline u64 candidate(float logit, u32 id) {
 
 constexpr u32 NO_TOKEN = 0xffffffffu;
 
-// The id of the largest candidate, where its logit is finite.
-__device__ inline u32 chosen_id(u64 best) {
-    u32 ordered = (u32)(best >> 32), bits = ordered ^ (ordered >> 31 ? 0x80000000u : 0xffffffffu);
-    return finite(__uint_as_float(bits)) ? ~(u32)best : NO_TOKEN;
+__device__ inline float candidate_logit(u64 of) {
+    u32 ordered = (u32)(of >> 32);
+    return __uint_as_float(ordered ^ (ordered >> 31 ? 0x80000000u : 0xffffffffu));
 }
+
+// The id of the largest candidate, where its logit is finite.
+__device__ inline u32 chosen_id(u64 best) { return finite(candidate_logit(best)) ? ~(u32)best : NO_TOKEN; }
 
 // The largest over a block of THREADS, a power of two; thread 0 gets it.
 template <u32 THREADS>

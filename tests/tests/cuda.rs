@@ -137,7 +137,7 @@ fn bf16_follows_f32_and_both_answer_as_the_processor_does() {
         let [gpu, processor] = ["cuda", "cpu"].map(|d| found(d)["loss"].as_f64().expect("a loss"));
         assert!((gpu / processor - 1.0).abs() <= tolerance, "{precision}: {gpu} and {processor}");
     }
-    // The likeliest tokens follow each other in turns on the GPU; the sampler looks at the logits of each.
+    // Tokens follow each other in turns on the GPU.
     for flags in ["--max-tokens 12", "--max-tokens 16", "--max-tokens 39", "--max-tokens 100 --context 24"] {
         let words = |chosen: &str| {
             let said = host(dir, &format!("generate --json --run f32 --prompt a {flags} {chosen}")).ok().json();
@@ -146,6 +146,16 @@ fn bf16_follows_f32_and_both_answer_as_the_processor_does() {
         let expected = words("--temperature 0 --device cpu");
         assert_eq!(words("--temperature 0 --device cuda"), expected, "{flags}");
         assert_eq!(words("--temperature 0.7 --top-k 1 --device cuda"), expected, "{flags}");
+    }
+    // Two turns and a part of one. With a penalty the processor's sampler looks at the logits of each token.
+    let words = |chosen: &str| {
+        let said = host(dir, &format!("generate --json --run f32 --prompt a --max-tokens 39 {chosen}")).ok().json();
+        said["ids"].clone()
+    };
+    for how in
+        ["--temperature 0 --repetition-penalty 1.2", "--seed 7", "--temperature 1.3 --top-k 9 --top-p 1 --seed 8"]
+    {
+        assert_eq!(words(&format!("{how} --device cuda")), words(&format!("{how} --device cpu")), "{how}");
     }
 }
 

@@ -6,7 +6,7 @@ use crate::ops::{
     AdamW, AllGather, AllToAll, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed,
     EmbedGrad, EmbedUpdate, FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, MaxParts, Memory, MemoryGrad,
     Modulate, MostLikely, Norm, NormGrad, PieceNorms, QkNorm, QkNormGrad, Quantise, QuantiseRows, Readout, ReadoutGrad,
-    Rescale, Rotate, Spike, SpikeGrad, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad, SynapseGrad,
+    Rescale, Rotate, Sample, Spike, SpikeGrad, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad, SynapseGrad,
     SynapseInputGrad, Taps, TapsGrad,
 };
 
@@ -120,6 +120,7 @@ operations! {
     ReadoutGrad,
     Rescale,
     Rotate,
+    Sample,
     Spike,
     SpikeGrad,
     SquaredNorm,

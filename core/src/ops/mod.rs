@@ -35,6 +35,7 @@ mod readout;
 mod rescale;
 mod rotary;
 mod rotate;
+mod sample;
 mod spike;
 mod spike_grad;
 mod squared_norm;
@@ -75,6 +76,7 @@ pub use readout::{Feedback, Gate, GateGrad, Layout as ReadoutLayout, Readout, Re
 pub use rescale::Rescale;
 pub use rotary::{Rotary, RotaryScaling};
 pub use rotate::Rotate;
+pub use sample::Sample;
 pub use spike::{Cell, FAINT, LOWEST_POTENTIAL, OFFSET_LIMIT, Outputs, Spike};
 pub use spike_grad::{SpikeGrad, SynapseGrad, SynapseInputGrad};
 pub use squared_norm::SquaredNorm;

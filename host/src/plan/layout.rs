@@ -169,7 +169,7 @@ impl Sections {
         }
         all.extend(self.decoding.map(|_| Sequence::Decode));
         if self.continues() {
-            all.push(Sequence::Continue);
+            all.extend([Sequence::Continue, Sequence::Sample]);
         }
         all
     }

@@ -68,6 +68,7 @@ fn described(sequence: Sequence, stages: usize) -> (String, Option<String>) {
         Sequence::Logits { chunk } => (format!("logits of chunk {chunk}"), Some("evaluation".to_owned())),
         Sequence::Decode => ("one more token".to_owned(), Some("decoding".to_owned())),
         Sequence::Continue => ("one more token, and the most likely after it".to_owned(), Some("decoding".to_owned())),
+        Sequence::Sample => ("one more token, and one drawn after it".to_owned(), Some("decoding".to_owned())),
     }
 }
 

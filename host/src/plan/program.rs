@@ -3,7 +3,7 @@
 use capful_core::device::{Device, Op, OperationError, Profile};
 use capful_core::memory::{Dtype, Layout, Ledger as _, Region, Role, Slot};
 use capful_core::model::{Batch, Control, Family, Gauge, MicroBatch, Products, Purpose};
-use capful_core::ops::{MostLikely, Pattern};
+use capful_core::ops::{MostLikely, Pattern, Sample};
 use capful_core::optimizer::Optimizer;
 
 use super::layout::{Section, Sections};
@@ -34,6 +34,8 @@ pub enum Sequence {
     Decode,
     /// One more token and the most likely one after it.
     Continue,
+    /// One more token and one that is drawn after it.
+    Sample,
 }
 
 impl Sequence {
@@ -44,6 +46,7 @@ impl Sequence {
             Sequence::Evaluate => 1,
             Sequence::Decode => 2,
             Sequence::Continue => 8,
+            Sequence::Sample => 16,
             Sequence::MicroBatch { stage, first, warming } => {
                 8 * stage as u64 + 4 + 2 * u64::from(warming) + u64::from(first)
             }
@@ -142,8 +145,8 @@ pub struct Places {
     pub evaluation: Option<EvaluationPlaces>,
     /// A token's id and position, and the logits after it.
     pub decoding: Option<[Region; 3]>,
-    /// What chooses the most likely token, where tokens are only generated.
-    pub choice: Option<MostLikely>,
+    /// What draws a token, where tokens are only generated. What chooses the most likely one has the same places.
+    pub choice: Option<Sample>,
     /// What is worth watching.
     pub gauges: Vec<Gauge>,
 }
@@ -156,7 +159,7 @@ pub(super) trait Model {
     /// Lays a section.
     fn lay(&mut self, section: Section, profile: &dyn Profile, layout: &mut Layout<'_>);
 
-    /// Lays what chooses the most likely token, behind a section that decodes.
+    /// Lays what chooses the most likely token and what draws one, behind a section that decodes.
     fn lay_choice(&mut self, layout: &mut Layout<'_>);
 
     /// Where inputs and results were laid; nothing before what lasts was.
@@ -190,7 +193,7 @@ struct Placed<F: Family> {
     training: Vec<Option<F::Training>>,
     evaluation: Option<F::Evaluation>,
     decoding: Option<F::Decoding>,
-    choice: Option<MostLikely>,
+    choice: Option<Sample>,
 }
 
 impl<F: Family> Placed<F> {
@@ -219,7 +222,9 @@ impl<F: Family> Model for Placed<F> {
         let Some((id, cursor, logits)) = self.decoding.as_ref().map(F::decoding_io) else { return };
         let mut words = |name, count| layout.region(Slot::new(name, Role::Batch, Dtype::U32, [1, 1, 1, count])).first;
         let (limit, chosen) = (words("decode.limit", 1), words("decode.chosen", Programs::TOGETHER as u32));
-        self.choice = Some(MostLikely { logits, limit, id, cursor, chosen });
+        let settings = words("decode.sampler", Sample::SETTINGS as u32);
+        let drawn = words("decode.drawn", 2);
+        self.choice = Some(Sample { logits, limit, settings, drawn, id, cursor, chosen });
     }
 
     fn places(&self) -> Option<Places> {
@@ -266,6 +271,11 @@ impl<F: Family> Model for Placed<F> {
                 family.decode(device, lasting, decoding, sections.constants.pattern)
             }
             Sequence::Continue => {
+                self.run(Sequence::Decode, sections, device)?;
+                let Sample { logits, limit, id, cursor, chosen, .. } = self.choice.ok_or(OperationError::Device)?;
+                device.run(&MostLikely { logits, limit, id, cursor, chosen }.into())
+            }
+            Sequence::Sample => {
                 self.run(Sequence::Decode, sections, device)?;
                 device.run(&self.choice.ok_or(OperationError::Device)?.into())
             }

@@ -1,10 +1,11 @@
 //! Token by token from a trained model.
 
 use capful_core::generate::Sampler;
-use capful_core::ops::MostLikely;
+use capful_core::ops::{MostLikely, Sample};
 use capful_core::random::{Random, stream};
 
 use super::Session;
+use super::session::{After, Choosing};
 use crate::device::DeviceError;
 use crate::plan::Programs;
 
@@ -91,8 +92,8 @@ impl Generator {
             self.feed(session, id)?;
         }
         let mut next = prompt[prompt.len() - 1];
-        if let Some(turn) = session.turn().filter(|_| sampler.is_greedy()) {
-            return self.most_likely(session, turn, next, max_tokens, limit, eos, visit);
+        if let Some((turn, how)) = session.turn().and_then(|turn| Some((turn, self.there(sampler, turn)?))) {
+            return self.choose(session, (turn, how), next, max_tokens, limit, eos, visit);
         }
         for _ in 0..max_tokens {
             if self.room() == 0 {
@@ -112,12 +113,21 @@ impl Generator {
         self.end(session, next, max_tokens)
     }
 
-    /// As [`Generator::run`] behind its prompt, whose last token is `next`, for the most likely tokens, so many a turn.
+    /// How `sampler` chooses where the logits are. The CPU's sampler is as near to them, and remembers what it has sorted.
+    fn there(&self, sampler: &Sampler, turn: usize) -> Option<Choosing> {
+        if sampler.is_greedy() {
+            return Some(Choosing::MostLikely);
+        }
+        Sample::settings(sampler, &self.random).filter(|_| turn > 1).map(Choosing::Drawn)
+    }
+
+    /// As [`Generator::run`] behind its prompt, whose last token is `next`, for tokens that are chosen where the logits are,
+    /// so many a turn.
     #[allow(clippy::too_many_arguments, reason = "as of what it is a part of")]
-    fn most_likely(
+    fn choose(
         &mut self,
         session: &mut Session,
-        turn: usize,
+        (turn, how): (usize, Choosing),
         mut next: u32,
         max_tokens: usize,
         limit: usize,
@@ -125,13 +135,14 @@ impl Generator {
         visit: &mut dyn FnMut(u32),
     ) -> Result<End, DeviceError> {
         let (begun, count) = (self.history.len(), max_tokens.min(self.room()));
-        let (mut queued, mut after) = (0, Some([next, begun as u32, limit as u32]));
+        let (position, limit) = (begun as u32, limit as u32);
+        let (mut queued, mut after) = (0, Some(After { id: next, position, limit, drawn: self.drawn }));
         let mut queue = |session: &mut Session| match count - queued {
             0 => Ok(None),
             left => {
                 let tokens = if left < turn { 1 } else { turn };
                 queued += tokens;
-                session.choose(tokens, after.take()).map(|ticket| Some((ticket, tokens)))
+                session.choose(tokens, how, after.take()).map(|ticket| Some((ticket, tokens)))
             }
         };
         let mut waiting = queue(session)?;
@@ -146,6 +157,7 @@ impl Generator {
                 if next == MostLikely::NO_TOKEN {
                     return Err(no_numbers());
                 }
+                self.drawn += u64::from(how != Choosing::MostLikely);
                 if Some(next) == eos {
                     // A turn may have gone beyond it. What comes next writes over that, or is fed from the beginning.
                     if turn > 1 && !session.remembers_by_position() {

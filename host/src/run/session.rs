@@ -3,6 +3,7 @@
 use capful_core::device::{Op, OperationError};
 use capful_core::memory::{Dtype, Entry, Init, Region, Role};
 use capful_core::model::{Batch, Control, FirstValues, MicroBatch, Scales};
+use capful_core::ops::Sample;
 use capful_core::train::{Results, Settings, Stage};
 use half::slice::HalfFloatSliceExt as _;
 
@@ -35,6 +36,28 @@ impl<'a> Rows<'a> {
     pub fn of(zeros: &'a [u32]) -> Rows<'a> {
         Rows { ids: zeros, targets: zeros, offsets: zeros }
     }
+}
+
+/// How tokens are chosen where the logits are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choosing {
+    /// The most likely one.
+    MostLikely,
+    /// As [`Sample::settings`] say.
+    Drawn([u32; Sample::SETTINGS]),
+}
+
+/// What the first token of turns comes after.
+#[derive(Debug, Clone, Copy)]
+pub struct After {
+    /// The token before.
+    pub id: u32,
+    /// Its position.
+    pub position: u32,
+    /// The number of ids to choose from.
+    pub limit: u32,
+    /// Random numbers drawn before.
+    pub drawn: u64,
 }
 
 /// A model, its memory and the device that runs it.
@@ -414,8 +437,8 @@ impl Session {
         Ok(bytemuck::cast_slice_mut(logits))
     }
 
-    /// How many of the most likely tokens are chosen in one turn; nothing in a session that does not choose. On a GPU
-    /// many, and a turn may be queued while the one before is under way: what the host takes for a token then costs no time.
+    /// How many tokens are chosen in one turn; nothing in a session that does not choose. On a GPU many, and a turn may be
+    /// queued while the one before is under way: what the host takes for a token then costs no time.
     pub fn turn(&mut self) -> Option<usize> {
         self.laid.places.choice.map(|_| if self.device.gpu().is_some() { Programs::TOGETHER } else { 1 })
     }
@@ -427,19 +450,28 @@ impl Session {
         decode.iter().any(|op| matches!(op, Op::CachedAttention(_)))
     }
 
-    /// Queues a turn of `count` tokens, a whole one or 1, behind the turn before, or else behind the token `after`: its id
-    /// and position, and the number of ids to choose from.
+    /// Queues a turn of `count` tokens, a whole one or 1, behind the turn before, or else behind what `after` says.
     ///
     /// # Errors
     /// A session that does not choose, a lost device.
-    pub fn choose(&mut self, count: usize, after: Option<[u32; 3]>) -> Result<Ticket, DeviceError> {
+    pub fn choose(&mut self, count: usize, how: Choosing, after: Option<After>) -> Result<Ticket, DeviceError> {
         let choice = self.laid.places.choice.ok_or_else(|| missing("choosing"))?;
         self.device.next_step()?;
-        for (place, word) in [choice.id, choice.cursor, choice.limit].into_iter().zip(after.into_iter().flatten()) {
-            self.device.queue_write(place, &word.to_le_bytes())?;
+        if let Some(after) = after {
+            for (place, word) in [(choice.id, after.id), (choice.cursor, after.position), (choice.limit, after.limit)] {
+                self.device.queue_write(place, &word.to_le_bytes())?;
+            }
+            if let Choosing::Drawn(settings) = how {
+                self.device.queue_write(choice.settings, bytemuck::cast_slice(&settings))?;
+                self.device.queue_write(choice.drawn, &after.drawn.to_le_bytes())?;
+            }
         }
-        let program = self.laid.programs.get(Sequence::Continue).ok_or_else(|| missing("choosing"))?;
-        self.device.replay(Sequence::Continue.key_of(count), &[program; Programs::TOGETHER][..count])?;
+        let sequence = match how {
+            Choosing::MostLikely => Sequence::Continue,
+            Choosing::Drawn(_) => Sequence::Sample,
+        };
+        let program = self.laid.programs.get(sequence).ok_or_else(|| missing("choosing"))?;
+        self.device.replay(sequence.key_of(count), &[program; Programs::TOGETHER][..count])?;
         self.device.queue_read(choice.chosen)
     }
 
@@ -470,7 +502,7 @@ pub(crate) fn staging(laid: &Laid, vocab_size: u32, stages: &[Stage]) -> u64 {
     let here = &laid.sections.accumulate;
     let training = stages.iter().zip(here).map(|(p, here)| tokens(p.micro_tokens()) * u64::from(*here)).max();
     let evaluation = laid.sections.evaluation.map_or(0, |stage| tokens(stage.tokens().into()));
-    let decoding = if laid.sections.decoding.is_some() { 4 * u64::from(vocab_size) + 64 } else { 0 };
+    let decoding = if laid.sections.decoding.is_some() { 4 * u64::from(vocab_size) + 128 } else { 0 };
     // What a rank tells the others with every micro-batch, and what all of them told.
     let told = match laid.places.control.of_ranks {
         Some(results) => 32 * u64::from(here.iter().copied().max().unwrap_or(0)) + results.bytes(),

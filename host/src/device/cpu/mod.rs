@@ -109,6 +109,7 @@ impl Profile for CpuProfile {
             | Op::QuantiseRows(_)
             | Op::Rescale(_)
             | Op::Rotate(_)
+            | Op::Sample(_)
             | Op::Spike(_)
             | Op::SpikeGrad(_)
             | Op::SumNorms(_)
@@ -187,6 +188,7 @@ impl Device for Cpu {
             Op::ReadoutGrad(o) => self.run_readout_grad(o),
             Op::Rescale(o) => self.run_rescale(o),
             Op::Rotate(o) => self.run_rotate(o),
+            Op::Sample(o) => o.reference(&mut Arena::new(self.memory.words())),
             Op::Spike(o) => self.run_spike(o),
             Op::SpikeGrad(o) => self.run_spike_grad(o),
             Op::SquaredNorm(o) => self.run_squared_norm(o),

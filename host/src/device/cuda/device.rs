@@ -416,6 +416,7 @@ impl Device for Cuda {
             Op::ReadoutGrad(o) => self.run_readout_grad(o),
             Op::Rescale(o) => self.run_rescale(o),
             Op::Rotate(o) => self.run_rotate(o),
+            Op::Sample(o) => self.run_sample(o),
             Op::Spike(o) => self.run_spike(o),
             Op::SpikeGrad(o) => self.run_spike_grad(o),
             Op::SquaredNorm(o) => self.run_squared_norm(o),

@@ -64,6 +64,7 @@ mod readout;
 mod readout_tensor;
 mod rescale;
 mod rotate;
+mod sample;
 mod spike;
 mod spike_chain;
 mod spike_grad;

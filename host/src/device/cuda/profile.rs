@@ -84,6 +84,7 @@ impl Profile for CudaProfile {
             | Op::Readout(_)
             | Op::Rescale(_)
             | Op::Rotate(_)
+            | Op::Sample(_)
             | Op::SpikeGrad(_)
             | Op::SumNorms(_)
             | Op::SumParts(_)

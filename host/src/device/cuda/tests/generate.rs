@@ -40,14 +40,13 @@ fn session(device: &str) -> Session {
 
 /// What it says behind the prompt until `eos`, then behind the end and another prompt, as a chat feeds it: all that was not
 /// fed yet, or all from the beginning.
-fn said(session: &mut Session, eos: Option<u32>) -> [Vec<u32>; 2] {
+fn said(session: &mut Session, sampler: &Sampler, eos: Option<u32>) -> [Vec<u32>; 2] {
     let mut generator = Generator::new(CONTEXT, IDS as u32, 1);
-    let greedy = Sampler { temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0 };
     let mut fed = PROMPT.to_vec();
     let mut said = [(); 2].map(|()| Vec::new());
     for (n, said) in said.iter_mut().enumerate() {
         let unread = fed[generator.position()..].to_vec();
-        let end = generator.run(session, &greedy, &unread, 40, IDS, eos, &mut |id| said.push(id)).expect("tokens");
+        let end = generator.run(session, sampler, &unread, 40, IDS, eos, &mut |id| said.push(id)).expect("tokens");
         assert_eq!(end, if n == 0 && eos.is_some() { End::Eos } else { end });
         fed.extend(&*said);
         fed.extend(eos.filter(|_| end == End::Eos).into_iter().chain([11, 13]));
@@ -59,10 +58,14 @@ fn said(session: &mut Session, eos: Option<u32>) -> [Vec<u32>; 2] {
 fn a_state_does_not_stay_behind_the_end_token() {
     capful_driver::load_or(Some(capful_kernels::STAND_IN)).expect("a driver or the stand-in");
     let [mut cpu, mut gpu] = ["cpu", "cuda"].map(session);
-    let [free, _] = said(&mut cpu, None);
-    // An end token in the middle of a turn of sixteen.
-    let eos = (3..12).find(|at| !free[..*at].contains(&free[*at])).map(|at| free[at]).expect("one that comes early");
-    let [expected, found] = [&mut cpu, &mut gpu].map(|session| said(session, Some(eos)));
-    assert_eq!(found, expected);
-    assert!(expected[1].len() > 2, "{expected:?}");
+    for (temperature, top_k, top_p) in [(0.0, 0, 1.0), (0.8, 0, 0.95), (1.5, 40, 1.0)] {
+        let sampler = Sampler { temperature, top_k, top_p, repetition_penalty: 1.0 };
+        let [free, _] = said(&mut cpu, &sampler, None);
+        // An end token in the middle of a turn of sixteen.
+        let eos =
+            (3..12).find(|at| !free[..*at].contains(&free[*at])).map(|at| free[at]).expect("one that comes early");
+        let [expected, found] = [&mut cpu, &mut gpu].map(|session| said(session, &sampler, Some(eos)));
+        assert_eq!(found, expected, "{sampler:?}");
+        assert!(expected[1].len() > 2, "{expected:?}");
+    }
 }

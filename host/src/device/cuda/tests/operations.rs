@@ -1,9 +1,10 @@
 //! Operations with kernels of their own, over random and odd shapes.
 
+use capful_core::generate::Sampler;
 use capful_core::memory::{Dtype, Region, Sections};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Embed, EmbedGrad, Gelu, Heads, MaxParts, MostLikely, Norm, NormGrad, NormKind,
-    PieceNorms, QkNorm, QkNormGrad, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad,
+    PieceNorms, QkNorm, QkNormGrad, Sample, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
 
@@ -247,6 +248,60 @@ fn most_likely() {
                 chosen: l.ids(vec![7; 16]),
             }
         });
+    }
+}
+
+#[test]
+fn drawn_tokens_are_those_of_the_sampler() {
+    let mut bench = Bench::new();
+    // Vocabulary, limit, temperature, top k, top p, and how far logits lie apart: 0 for all the same.
+    for (vocabulary, limit, temperature, top_k, top_p, spread) in [
+        (1, 1, 1.0, 0, 1.0, 1.0),
+        (61, 60, 0.8, 0, 0.95, 2.0),
+        (61, 61, 0.8, 5, 1.0, 2.0),
+        (3000, 2999, 0.8, 50, 0.9, 3.0),
+        (3000, 2999, 1.0, 5000, 0.5, 3.0),
+        (3000, 3000, 0.0, 0, 1.0, 3.0),
+        (3000, 3000, 1.5, 0, 0.0, 3.0),
+        (3000, 3000, 1e-3, 0, 1.0, 3.0),
+        // Several windows.
+        (10_000, 10_000, 1.0, 0, 1.0, 0.0),
+        (10_000, 9_000, 2.0, 700, 0.99, 0.5),
+        (10_000, 10_000, 1.0, 0, 0.999, 0.1),
+        // More of some threads than there is room for.
+        (40_000, 40_000, 1.0, 900, 0.7, -1.0),
+        (50_304, 50_257, 0.8, 50, 0.95, 4.0),
+        (50_304, 50_257, 0.8, 0, 0.95, 4.0),
+        (3000, 3000, 1.0, 0, 1.0, f32::INFINITY),
+        (3000, 3000, 1.0, 20, 1.0, f32::NAN),
+        (3000, 3000, 1.0, 0, 1.0, -f32::NAN),
+        (3000, 3000, 1.0, 20, 1.0, -f32::NAN),
+        (3000, 0, 1.0, 0, 1.0, 1.0),
+    ] {
+        for drawn in 0..4 {
+            bench.agree(|l| {
+                let random = Random::new(u64::from(vocabulary) << 32 | drawn, 3 << 33 | 1);
+                let logit = |i: u64| match spread {
+                    -1.0 => -((i % 1024) as f32) - (i / 1024) as f32 * 1e-3,
+                    spread if spread.is_finite() => spread * random.normal(i),
+                    _ => random.normal(i),
+                };
+                let mut logits: Vec<f32> = (0..u64::from(vocabulary)).map(logit).collect();
+                if !spread.is_finite() {
+                    logits[1700] = spread;
+                }
+                let sampler = Sampler { temperature, top_k, top_p, repetition_penalty: 1.0 };
+                Sample {
+                    logits: l.values([1, 1, 1, vocabulary], logits),
+                    limit: l.ids(vec![limit]),
+                    settings: l.ids(Sample::settings(&sampler, &random).unwrap().to_vec()),
+                    drawn: l.ids(vec![u32::MAX - 2 + drawn as u32 % 3, 4]),
+                    id: l.ids(vec![9]),
+                    cursor: l.ids(vec![drawn as u32]),
+                    chosen: l.ids(vec![7; 16]),
+                }
+            });
+        }
     }
 }
 
