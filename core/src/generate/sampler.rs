@@ -48,7 +48,7 @@ impl Sampler {
             return most_likely(logits);
         }
         let kept = if self.top_k == 0 { logits.len() } else { logits.len().min(self.top_k as usize) };
-        let mut sorted = Sorted::new(logits, order, kept.min(FIRST));
+        let mut sorted = Sorted { logits, order, forgotten: 0, count: 0, window: kept.min(FIRST) };
         let largest = logits[sorted.at(0)? as usize];
         if !largest.is_finite() {
             return None;
@@ -179,7 +179,7 @@ const FIRST: usize = 64;
 /// Ids by their logits, the largest first and of equals the lower id, sorted as far as somebody looks.
 struct Sorted<'a> {
     logits: &'a [f32],
-    /// Ids in their order, as many of the last as there is room for.
+    /// Ids in their order, as many of the last as there is room for, which is two at least.
     order: &'a mut [u32],
     /// How many were forgotten for want of room.
     forgotten: usize,
@@ -189,12 +189,7 @@ struct Sorted<'a> {
     window: usize,
 }
 
-impl<'a> Sorted<'a> {
-    /// `order` has room for two.
-    fn new(logits: &'a [f32], order: &'a mut [u32], window: usize) -> Self {
-        Sorted { logits, order, forgotten: 0, count: 0, window }
-    }
-
+impl Sorted<'_> {
     fn at(&mut self, i: usize) -> Option<u32> {
         if i >= self.logits.len() {
             return None;

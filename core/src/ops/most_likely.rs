@@ -25,6 +25,17 @@ pub struct MostLikely {
 impl MostLikely {
     /// What stands where no token can be chosen.
     pub const NO_TOKEN: u32 = u32::MAX;
+
+    /// Writes down `token` behind the position `cursor`, which goes on. None without places for it.
+    pub(super) fn keep(token: Option<u32>, id: &mut [u32], cursor: &mut [u32], chosen: &mut [u32]) -> Option<()> {
+        let token = token.unwrap_or(MostLikely::NO_TOKEN);
+        let now = cursor.first_mut()?;
+        let place = (*now as usize).checked_rem(chosen.len())?;
+        chosen[place] = token;
+        *now = now.wrapping_add(1);
+        id.fill(token);
+        Some(())
+    }
 }
 
 impl Operation for MostLikely {
@@ -54,14 +65,8 @@ impl Operation for MostLikely {
         let [logits, limit, mut id, mut cursor, mut chosen] =
             arena.views([Some(self.logits), Some(self.limit), Some(self.id), Some(self.cursor), Some(self.chosen)])?;
         let (logits, limit) = (logits.f32()?, limit.u32()?.first().map_or(0, |limit| *limit as usize));
-        let next = most_likely(&logits[..limit.min(logits.len())]).unwrap_or(MostLikely::NO_TOKEN);
-        let (cursor, chosen) = (cursor.u32_mut()?, chosen.u32_mut()?);
-        let now = cursor.first_mut().ok_or(self.misfit("cursor"))?;
-        let place = (*now as usize).checked_rem(chosen.len()).ok_or(self.misfit("chosen"))?;
-        chosen[place] = next;
-        *now = now.wrapping_add(1);
-        id.u32_mut()?.fill(next);
-        Ok(())
+        let next = most_likely(&logits[..limit.min(logits.len())]);
+        MostLikely::keep(next, id.u32_mut()?, cursor.u32_mut()?, chosen.u32_mut()?).ok_or(self.misfit("chosen"))
     }
 }
 

@@ -84,21 +84,13 @@ impl Operation for Sample {
         };
         let random = Random::of_words(random.try_into().map_err(|_| self.misfit("settings"))?);
         let [low, high] = drawn.u32_mut()? else { return Err(self.misfit("drawn")) };
-        let (cursor, chosen) = (cursor.u32_mut()?, chosen.u32_mut()?);
-        let now = cursor.first_mut().ok_or(self.misfit("cursor"))?;
-        let place = (*now as usize).checked_rem(chosen.len()).ok_or(self.misfit("chosen"))?;
-
         let [temperature, top_p] = [temperature, top_p].map(f32::from_bits);
         let sampler = Sampler { temperature, top_k, top_p, repetition_penalty: 1.0 };
         let index = u64::from(*low) | u64::from(*high) << 32;
         let token = sampler.draw(&logits[..limit.min(logits.len())], &mut [0; ROOM], &random, index);
-        let token = token.unwrap_or(MostLikely::NO_TOKEN);
         let next = index.wrapping_add(1);
         (*low, *high) = (next as u32, (next >> 32) as u32);
-        chosen[place] = token;
-        *now = now.wrapping_add(1);
-        id.u32_mut()?.fill(token);
-        Ok(())
+        MostLikely::keep(token, id.u32_mut()?, cursor.u32_mut()?, chosen.u32_mut()?).ok_or(self.misfit("chosen"))
     }
 }
 
