@@ -37,7 +37,7 @@ fn main() {
 fn build() -> Result<(), String> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     let nvcc = find_nvcc()?;
-    let (sources, headers) = (files("cuda", &["cu"])?, files("cuda", &["cuh"])?);
+    let (sources, headers) = (files("cuda", "cu")?, files("cuda", "cuh")?);
     let targets = env::var("CAPFUL_CUDA_TARGETS").unwrap_or_else(|_| TARGETS.into());
     let mut arguments = Vec::new();
     for target in targets.split_whitespace() {
@@ -58,7 +58,7 @@ fn build() -> Result<(), String> {
     let mut stand_in = String::new();
     if env::var_os("CARGO_FEATURE_STAND_IN").is_some() {
         let library = out.join("libcuda_cpu.so");
-        let parts = files("stand_in", &["cpp"])?;
+        let parts = files("stand_in", "cpp")?;
         let mut job = Command::new(env::var_os("CXX").unwrap_or_else(|| "g++".into()));
         job.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"]);
         job.args([
@@ -71,7 +71,7 @@ fn build() -> Result<(), String> {
         ])
         .arg(&library);
         job.args(&parts).args(["-x", "c++"]).args(&sources);
-        let inputs = [parts, files("stand_in", &["h"])?, headers, sources.clone()].concat();
+        let inputs = [parts, files("stand_in", "h")?, headers, sources.clone()].concat();
         if let Some(job) = Job::of(job, library.clone(), &inputs)? {
             jobs.insert(0, job);
         }
@@ -106,11 +106,11 @@ fn stem(source: &Path) -> String {
     source.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// The files of a folder with these extensions.
-fn files(folder: &str, extensions: &[&str]) -> Result<Vec<PathBuf>, String> {
+/// The files of a folder with this extension.
+fn files(folder: &str, extension: &str) -> Result<Vec<PathBuf>, String> {
     let entries = std::fs::read_dir(folder).map_err(|e| format!("cannot read kernels/{folder}: {e}"))?;
     let mut files: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    files.retain(|path| path.extension().is_some_and(|e| extensions.iter().any(|x| e == *x)));
+    files.retain(|path| path.extension().is_some_and(|e| e == extension));
     files.sort();
     Ok(files)
 }
@@ -142,6 +142,8 @@ impl Job {
 
     fn run(&mut self) -> Result<(), String> {
         let command = &mut self.command;
+        // Whatever stops this leaves no file that seems whole.
+        std::fs::write(&self.stamp, "").map_err(|e| e.to_string())?;
         let output = command.output().map_err(|e| format!("cannot run {:?}: {e}", command.get_program()))?;
         if !output.status.success() {
             return Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)));
