@@ -16,13 +16,16 @@ const PIP: &str = "python3 -m pip install --no-deps --target .cuda-toolchain nvi
 /// Machine code for these; PTX for GPUs between them, and for 10.x and 12.x, which the driver compiles for.
 const TARGETS: &str = "75 80 86 89 90a ptx75 ptx100 ptx120";
 
+/// Options that nvcc takes from the environment.
+const NVCC_FLAGS: &str = "NVCC_APPEND_FLAGS";
+
 /// Clippy runs nothing, so it gets empty kernels: they take minutes, and its builds share nothing with others.
 const LINTER: &str = "RUSTC_WORKSPACE_WRAPPER";
 
 fn main() {
     println!("cargo:rerun-if-changed=cuda");
     println!("cargo:rerun-if-changed=stand_in");
-    for name in ["NVCC", "CUDA_PATH", "CUDA_HOME", "CXX", "CAPFUL_CUDA_TARGETS", LINTER] {
+    for name in ["NVCC", NVCC_FLAGS, "CUDA_PATH", "CUDA_HOME", "CXX", "CAPFUL_CUDA_TARGETS", LINTER] {
         println!("cargo:rerun-if-env-changed={name}");
     }
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
@@ -60,7 +63,11 @@ fn build() -> Result<(), String> {
         let library = out.join("libcuda_cpu.so");
         let parts = files("stand_in", "cpp")?;
         let mut job = Command::new(env::var_os("CXX").unwrap_or_else(|| "g++".into()));
-        job.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"]);
+        job.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"]);
+        if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
+            // Shared memory is thread-local; elsewhere this way to it is the usual one.
+            job.arg("-mtls-dialect=gnu2");
+        }
         job.args([
             "-Wall",
             "-Wno-unknown-pragmas",
@@ -128,6 +135,7 @@ impl Job {
     fn of(command: Command, made: PathBuf, inputs: &[PathBuf]) -> Result<Option<Job>, String> {
         let mut hasher = DefaultHasher::new();
         format!("{command:?}").hash(&mut hasher);
+        env::var_os(NVCC_FLAGS).hash(&mut hasher);
         let compiler = std::fs::metadata(command.get_program()).and_then(|m| m.modified());
         compiler.ok().hash(&mut hasher);
         for path in inputs {

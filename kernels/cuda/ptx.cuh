@@ -96,14 +96,14 @@ inline void multiply(float (&sums)[4], const u32 (&left)[4], u32 right1, u32 rig
     auto join = [](u32 low, u32 high) { return (uint64_t)high << 32 | low; };
     const Words* words =
         warp_exchange({join(left[0], left[1]), join(left[2], left[3]), join(right1, right2)}, __FILE__, __LINE__);
-    u32 lane = threadIdx.x % 32;
-    for (int e = 0; e < 4; e++)
-        for (u32 k = 0; k < 16; k++) {
-            u32 column = lane % 4 * 2 + e % 2;
-            uint64_t a = words[lane / 4 * 4 + k % 8 / 2].word[k / 8] >> 32 * (e / 2);
-            uint64_t b = words[column * 4 + k % 8 / 2].word[2] >> 32 * (k / 8);
-            sums[e] += half_of((u32)a, k % 2) * half_of((u32)b, k % 2);
-        }
+    u32 lane = threadIdx.x % 32, column = lane % 4 * 2;
+    for (u32 k = 0; k < 16; k++) {
+        uint64_t pairs = words[lane / 4 * 4 + k % 8 / 2].word[k / 8];
+        auto right = [&](u32 c) { return half_of((u32)(words[c * 4 + k % 8 / 2].word[2] >> 32 * (k / 8)), k % 2); };
+        const float rows[2] = {half_of((u32)pairs, k % 2), half_of((u32)(pairs >> 32), k % 2)};
+        const float columns[2] = {right(column), right(column + 1)};
+        for (int e = 0; e < 4; e++) sums[e] += rows[e / 2] * columns[e % 2];
+    }
 }
 
 }  // namespace stand_in

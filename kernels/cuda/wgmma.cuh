@@ -13,79 +13,82 @@ inline float of_swizzled(const bf16* rows, u32 row, u32 column) {
     return load(rows[64 * row + (column / 8 ^ row % 8) * 8 + column % 8]);
 }
 
-// Both factors are in shared memory, the left one's 64 rows for the whole warpgroup.
+// Of the left factor's 16 columns, what a lane multiplies: of rows lane / 4 and lane / 4 + 8 of its warp's 16.
+struct Left {
+    float rows[2][16];
+};
+
+// Of elements in shared memory, for the whole warpgroup.
+template <class Element>
+inline Left left_of(Element element) {
+    Left left;
+    u32 row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    for (u32 h = 0; h < 2; h++)
+        for (u32 k = 0; k < 16; k++) left.rows[h][k] = element(row + 8 * h, k);
+    return left;
+}
+
+// Of registers, as `multiply`'s.
+inline Left left_in(const u32 (&own)[4]) {
+    auto join = [](u32 low, u32 high) { return (uint64_t)high << 32 | low; };
+    const Words* words = warp_exchange(Words{{join(own[0], own[1]), join(own[2], own[3]), 0}}, __FILE__, __LINE__);
+    Left left;
+    for (u32 k = 0; k < 16; k++) {
+        uint64_t pairs = words[threadIdx.x % 32 / 4 * 4 + k % 8 / 2].word[k / 8];
+        for (u32 h = 0; h < 2; h++) left.rows[h][k] = half_of((u32)(pairs >> 32 * h), k % 2);
+    }
+    return left;
+}
+
+// A lane's sums, of two columns in eight; `right` gives an element by k and column.
+template <int N, class Right>
+inline void add_products(float (&sums)[N][4], const Left& left, bool add, Right right) {
+    u32 pair = threadIdx.x % 4 * 2;
+    for (int n = 0; n < N; n++) {
+        float now[4] = {};
+        for (int e = 0; add && e < 4; e++) now[e] = sums[n][e];
+        for (u32 k = 0; k < 16; k++) {
+            const float two[2] = {right(k, 8 * n + pair), right(k, 8 * n + pair + 1)};
+            for (int e = 0; e < 4; e++) now[e] += left.rows[e / 2][k] * two[e % 2];
+        }
+        for (int e = 0; e < 4; e++) sums[n][e] = now[e];
+    }
+}
+
+// Both factors are in shared memory.
 template <int N>
 inline void multiply_group_by_rows(float (&sums)[N][4], const bf16* left, const bf16* rows, u32 first, bool add) {
-    u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16;
-    for (int n = 0; n < N; n++)
-        for (int e = 0; e < 4; e++) {
-            u32 r = row + lane / 4 + e / 2 * 8, c = 8 * n + lane % 4 * 2 + e % 2;
-            float sum = add ? sums[n][e] : 0;
-            for (u32 k = first; k < first + 16; k++) sum += of_swizzled(left, r, k) * of_swizzled(rows, c, k);
-            sums[n][e] = sum;
-        }
+    add_products(sums, left_of([&](u32 r, u32 k) { return of_swizzled(left, r, first + k); }), add,
+                 [&](u32 k, u32 c) { return of_swizzled(rows, c, first + k); });
 }
 
 // The left factor's 16 columns are in registers.
 template <int N>
 inline void multiply_group_by_rows(float (&sums)[N][4], const u32 (&left)[4], const bf16* rows, u32 first, bool add) {
-    auto join = [](u32 low, u32 high) { return (uint64_t)high << 32 | low; };
-    const Words* words =
-        warp_exchange(Words{{join(left[0], left[1]), join(left[2], left[3]), 0}}, __FILE__, __LINE__);
-    u32 lane = threadIdx.x % 32;
-    for (int n = 0; n < N; n++)
-        for (int e = 0; e < 4; e++) {
-            float sum = add ? sums[n][e] : 0;
-            for (u32 k = 0; k < 16; k++) {
-                uint64_t a = words[lane / 4 * 4 + k % 8 / 2].word[k / 8] >> 32 * (e / 2);
-                sum += half_of((u32)a, k % 2) * of_swizzled(rows, 8 * n + lane % 4 * 2 + e % 2, first + k);
-            }
-            sums[n][e] = sum;
-        }
+    add_products(sums, left_in(left), add, [&](u32 k, u32 c) { return of_swizzled(rows, c, first + k); });
 }
 
-// The left factor lies transposed: a row of it is a column, for the whole warpgroup.
+// The left factor lies transposed: a row of it is a column.
 template <int N>
 inline void multiply_group_turned_by_columns(float (&sums)[N][4], const bf16* left, const bf16* rows, bool add) {
-    u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16;
-    for (int n = 0; n < N; n++)
-        for (int e = 0; e < 4; e++) {
-            u32 r = row + lane / 4 + e / 2 * 8, c = 8 * n + lane % 4 * 2 + e % 2;
-            float sum = add ? sums[n][e] : 0;
-            for (u32 k = 0; k < 16; k++) sum += of_swizzled(left, k, r) * of_swizzled(rows, k, c);
-            sums[n][e] = sum;
-        }
-}
-
-// The left factor's 16 columns from `first` on are in shared memory; of the right one's rows every 64 columns lie `panel`
-// elements further.
-template <int N>
-inline void multiply_group_by_columns(float (&sums)[N][4], const bf16* left, u32 first, const bf16* rows, u32 panel,
-                                      bool add) {
-    u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16;
-    for (int n = 0; n < N; n++)
-        for (int e = 0; e < 4; e++) {
-            u32 r = row + lane / 4 + e / 2 * 8, c = 8 * (n % 8) + lane % 4 * 2 + e % 2;
-            float sum = add ? sums[n][e] : 0;
-            for (u32 k = 0; k < 16; k++) sum += of_swizzled(left, r, first + k) * of_swizzled(rows + n / 8 * panel, k, c);
-            sums[n][e] = sum;
-        }
+    add_products(sums, left_of([&](u32 r, u32 k) { return of_swizzled(left, k, r); }), add,
+                 [&](u32 k, u32 c) { return of_swizzled(rows, k, c); });
 }
 
 // Of the right factor's rows every 64 columns lie `panel` elements further.
+inline float of_panels(const bf16* rows, u32 panel, u32 k, u32 c) { return of_swizzled(rows + c / 64 * panel, k, c % 64); }
+
+// The left factor's 16 columns from `first` on are in shared memory.
+template <int N>
+inline void multiply_group_by_columns(float (&sums)[N][4], const bf16* left, u32 first, const bf16* rows, u32 panel,
+                                      bool add) {
+    add_products(sums, left_of([&](u32 r, u32 k) { return of_swizzled(left, r, first + k); }), add,
+                 [&](u32 k, u32 c) { return of_panels(rows, panel, k, c); });
+}
+
 template <int N>
 inline void multiply_group_by_columns(float (&sums)[N][4], const u32 (&left)[4], const bf16* rows, u32 panel) {
-    auto join = [](u32 low, u32 high) { return (uint64_t)high << 32 | low; };
-    const Words* words =
-        warp_exchange(Words{{join(left[0], left[1]), join(left[2], left[3]), 0}}, __FILE__, __LINE__);
-    u32 lane = threadIdx.x % 32;
-    for (int n = 0; n < N; n++)
-        for (int e = 0; e < 4; e++)
-            for (u32 k = 0; k < 16; k++) {
-                uint64_t a = words[lane / 4 * 4 + k % 8 / 2].word[k / 8] >> 32 * (e / 2);
-                const bf16* right = rows + n / 8 * panel;
-                sums[n][e] += half_of((u32)a, k % 2) * of_swizzled(right, k, 8 * (n % 8) + lane % 4 * 2 + e % 2);
-            }
+    add_products(sums, left_in(left), true, [&](u32 k, u32 c) { return of_panels(rows, panel, k, c); });
 }
 
 }  // namespace stand_in

@@ -1,17 +1,19 @@
 #include "fibers.h"
 
 #include <algorithm>
-#include <csetjmp>
+#include <condition_variable>
 #include <cstdlib>
+#include <functional>
 #include <link.h>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <sys/mman.h>
 #include <thread>
-#include <ucontext.h>
 #include <unistd.h>
 #include <vector>
+
+#include "stack.h"
 
 namespace stand_in {
 
@@ -21,7 +23,8 @@ namespace {
 
 enum State { READY, AT_BLOCK, AT_WARP, AT_NUMBER, AT_PHASE, DONE };
 
-constexpr size_t STACK = 128 << 10;
+// Stacks that all began at a multiple of a page would be in each other's way in the cache: they begin at different lines.
+constexpr size_t STACK = 128 << 10, APART = 33 * 64, BEGINNINGS = 31;
 constexpr unsigned MOST_THREADS = 1024, BARRIERS = 16;
 
 struct Copy {
@@ -43,9 +46,8 @@ struct Fiber {
     unsigned groups = 0;       // of copies, ended
     unsigned barrier = 0;      // where it waits AT_NUMBER
     const void* phases = nullptr;  // where it waits AT_PHASE
-    jmp_buf at;
+    Stopped at;
     void* stack = nullptr;
-    ucontext_t entry;
     bool started = false;
 };
 
@@ -77,7 +79,7 @@ struct Machine {
     Warp warps[MOST_THREADS / 32];
     unsigned arrived[BARRIERS] = {};  // at each barrier that has a number
     std::map<const void*, Phases> phases;
-    jmp_buf scheduler;
+    Stopped scheduler;
     void (*body)(const void*);
     const void* arguments;
     const void* owner = nullptr;  // where its thread-local storage lies
@@ -96,7 +98,7 @@ void live() {
     for (;;) {
         machine->body(machine->arguments);
         self()->state = DONE;
-        if (!_setjmp(self()->at)) _longjmp(machine->scheduler, 1);
+        Stopped::go(self()->at, machine->scheduler);
     }
 }
 
@@ -104,7 +106,8 @@ Fiber& fiber(unsigned i) {
     auto& fibers = machine->fibers;
     while (fibers.size() <= i) {
         auto made = std::make_unique<Fiber>();
-        made->stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+        made->stack = mmap(nullptr, STACK + BEGINNINGS * APART, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
         if (made->stack == MAP_FAILED) abort();
         fibers.push_back(std::move(made));
     }
@@ -112,27 +115,21 @@ Fiber& fiber(unsigned i) {
 }
 
 // Runs `f` until it waits or ends.
-__attribute__((noinline)) void resume(Fiber& f) {
+void resume(Fiber& f) {
     now = &f.running;
-    if (_setjmp(machine->scheduler)) return;
     if (!f.started) {
         f.started = true;
-        getcontext(&f.entry);
-        f.entry.uc_stack.ss_sp = f.stack;
-        f.entry.uc_stack.ss_size = STACK;
-        f.entry.uc_link = nullptr;
-        makecontext(&f.entry, live, 0);
-        setcontext(&f.entry);
+        f.at.start(f.stack, STACK + f.running.thread.x % BEGINNINGS * APART, live);
     }
-    _longjmp(f.at, 1);
+    Stopped::go(machine->scheduler, f.at);
 }
 
-__attribute__((noinline)) void wait(State state, const char* file, int line) {
+void wait(State state, const char* file, int line) {
     Fiber* me = self();
     me->state = state;
     me->file = file;
     me->line = line;
-    if (!_setjmp(me->at)) _longjmp(machine->scheduler, 1);
+    Stopped::go(me->at, machine->scheduler);
 }
 
 bool all_at(unsigned first, unsigned count, State state) {
@@ -422,17 +419,63 @@ std::string run_grid(const Kernel& kernel, const void* arguments, Index grid, In
     return run_on_machine(kernel, arguments, grid, block, 0, grid.x);
 }
 
+namespace {
+
+// A thread that runs one block after the other. Its shared memory, of all kernels, takes longer to make than a block to run.
+class Worker {
+    std::mutex lock;
+    std::condition_variable changed;
+    std::function<void()> work;
+
+    void run() {
+        for (std::unique_lock guard(lock);;) {
+            changed.wait(guard, [this] { return bool(work); });
+            work();
+            work = nullptr;
+            changed.notify_all();
+        }
+    }
+
+  public:
+    Worker() { std::thread(&Worker::run, this).detach(); }
+    void start(std::function<void()> what) {
+        std::lock_guard guard(lock);
+        work = std::move(what);
+        changed.notify_all();
+    }
+    void wait() {
+        std::unique_lock guard(lock);
+        changed.wait(guard, [this] { return !work; });
+    }
+};
+
+std::vector<Worker*> idle_workers;
+
+Worker* worker() {
+    std::lock_guard guard(idle_lock);
+    if (idle_workers.empty()) return new Worker;
+    Worker* last = idle_workers.back();
+    idle_workers.pop_back();
+    return last;
+}
+
+}  // namespace
+
 std::string run_grid_together(const Kernel& kernel, const void* arguments, Index grid, Index block) {
-    std::vector<std::thread> blocks;
-    for (unsigned x = 0; x < grid.x; x++)
-        blocks.emplace_back([=, &kernel] {
+    std::vector<Worker*> workers;
+    for (unsigned x = 0; x < grid.x; x++) {
+        workers.push_back(worker());
+        workers.back()->start([=, &kernel] {
             std::string wrong = run_on_machine(kernel, arguments, grid, block, x, x + 1);
             if (wrong.empty()) return;
             // The others would wait for this one for ever.
             fprintf(stderr, "stand-in: %s\n", wrong.c_str());
             abort();
         });
-    for (auto& running : blocks) running.join();
+    }
+    for (Worker* each : workers) each->wait();
+    std::lock_guard guard(idle_lock);
+    idle_workers.insert(idle_workers.end(), workers.begin(), workers.end());
     return {};
 }
 
