@@ -294,12 +294,13 @@ fn wrong_ids_prompts_and_sampling_are_refused() {
     let long = vec!["the"; 300].join(" ");
     host_with(dir, "generate --run run --prompt", &[&long]).refused(2, &["256", "shorten"]);
     for (flag, says) in
-        [("--temperature=-1", "--temperature"), ("--top-p 2", "--top-p"), ("--repetition-penalty 0", "0")]
+        [("--temperature -1", "no number of at least 0"), ("--top-p 2", "--top-p"), ("--repetition-penalty 0", "0")]
     {
         host(dir, &format!("generate --run run {flag}")).refused(2, &[says]);
         host(dir, &format!("chat --run run {flag}")).refused(2, &[says]);
     }
     host(dir, "bench --steps 0").refused(2, &["--steps"]);
+    host(dir, "bench --steps -5").refused(2, &["--steps", "-5"]);
 }
 
 #[test]

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::output::{lost, tell};
 use crate::config::{Config, ConfigError, RawConfig};
@@ -237,12 +237,22 @@ fn end_with_the_reader() -> Result<(), Failure> {
     Ok(())
 }
 
+/// A command whose flags take what begins with a minus and a digit as their value, to say what is wrong with it.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let allow = |arg: Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
+    command.mut_args(allow).mut_subcommands(with_negative_numbers)
+}
+
+fn parse() -> Result<Arguments, clap::Error> {
+    Arguments::from_arg_matches(&with_negative_numbers(Arguments::command()).try_get_matches()?)
+}
+
 /// Reads the command line, runs the command and gives its exit status.
 pub fn main() -> ExitCode {
     if team::follows() {
         output::silence();
     }
-    let arguments = match Arguments::try_parse() {
+    let arguments = match parse() {
         Ok(arguments) => arguments,
         Err(e) => {
             if !e.use_stderr() || e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
