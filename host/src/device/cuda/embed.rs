@@ -4,7 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::ops::{Embed, EmbedGrad};
 
 use super::device::{Cuda, blocks, width};
-use super::profile::SortRoom;
+use super::profile::{EmbedGradRoom, SortRoom};
 
 /// Mirrors EmbedArgs.
 #[repr(C)]
@@ -13,22 +13,28 @@ struct EmbedArgs {
     ids: u64,
     table: u64,
     out: u64,
+    rows: u32,
     columns: u32,
     vocabulary: u32,
+    wide: u32,
 }
 
 impl Cuda {
     #[inline(never)]
     pub(super) fn run_embed(&mut self, o: Embed) -> Result<(), OperationError> {
         let dtype = self.dtype("embed", [o.table, o.out])?;
+        let (table, out, rows, columns) =
+            (self.address(o.table)?, self.address(o.out)?, o.out.rows(), o.table.columns());
         let arguments = EmbedArgs {
             ids: self.address(o.ids)?,
-            table: self.address(o.table)?,
-            out: self.address(o.out)?,
-            columns: o.table.columns(),
+            table,
+            out,
+            rows,
+            columns,
             vocabulary: o.table.rows(),
+            wide: (width(dtype, columns.into(), &[table, out]) > 1).into(),
         };
-        self.launch("embed", &format!("embed_{}", dtype.name()), [o.out.rows(), 1, 1], 128, &arguments)
+        self.launch("embed", &format!("embed_{}", dtype.name()), [rows.div_ceil(8), 1, 1], 256, &arguments)
     }
 }
 
@@ -54,6 +60,7 @@ struct EmbedGradArgs {
     sorted: u64,
     out_grad: u64,
     table_grad: u64,
+    partial: u64,
     rows: u32,
     columns: u32,
     vocabulary: u32,
@@ -80,7 +87,6 @@ impl Cuda {
             let to = list(shift / 8);
             let arguments = SortArgs { ids, from, to, counts, rows, vocabulary, shift, pieces };
             self.launch("embed", "embed_count", [pieces, 1, 1], 256, &arguments)?;
-            self.launch("embed", "embed_add_counts", [1, 1, 1], 1024, &arguments)?;
             self.launch("embed", "embed_place", [pieces, 1, 1], 256, &arguments)?;
             (from, shift) = (to, shift + 8);
         }
@@ -98,10 +104,16 @@ impl Cuda {
             self.fill(table_grad, 0, o.table_grad.elements())?;
         }
         let sorted = self.sort(ids, rows, vocabulary)?;
+        let (room, pieces) = (EmbedGradRoom::of(&o), EmbedGradRoom::pieces(rows));
+        let partial = self.scratch_at(room.sort, room.partial)?;
         let width = width(o.out_grad.dtype, columns.into(), &[out_grad, table_grad]);
         let wide = (width > 1).into();
-        let arguments = EmbedGradArgs { ids, sorted, out_grad, table_grad, rows, columns, vocabulary, wide };
-        let kernel = format!("embed_grad_{}", o.out_grad.dtype.name());
-        self.launch("embed", &kernel, [rows.div_ceil(8), blocks(columns.into(), 32 * width), 1], 256, &arguments)
+        let arguments = EmbedGradArgs { ids, sorted, out_grad, table_grad, partial, rows, columns, vocabulary, wide };
+        let (dtype, across) = (o.out_grad.dtype.name(), blocks(columns.into(), 32 * width));
+        self.launch("embed", &format!("embed_grad_{dtype}"), [pieces.div_ceil(4), across, 1], 128, &arguments)?;
+        if pieces == 1 {
+            return Ok(());
+        }
+        self.launch("embed", &format!("embed_grad_pieces_{dtype}"), [pieces.div_ceil(8), across, 1], 256, &arguments)
     }
 }

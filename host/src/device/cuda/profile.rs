@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use capful_core::device::{Op, Profile};
 use capful_core::memory::{Dtype, Region, Role};
-use capful_core::ops::{AttentionGrad, CachedAttention, FactoredUpdate, NormKind, Spike, SquaredNorm};
+use capful_core::ops::{AttentionGrad, CachedAttention, EmbedGrad, FactoredUpdate, NormKind, Spike, SquaredNorm};
 
 /// How numbers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,7 +46,7 @@ impl Profile for CudaProfile {
         match op {
             Op::AttentionGrad(o) => AttentionGradRoom::of(o).bytes(),
             Op::CachedAttention(o) => TokenRoom::of(o).bytes(),
-            Op::EmbedGrad(o) => SortRoom::of(o.out_grad.rows()).bytes(),
+            Op::EmbedGrad(o) => EmbedGradRoom::of(o).bytes(),
             Op::EmbedUpdate(o) => SortRoom::of(o.x_grad.rows()).bytes(),
             Op::FactoredUpdate(o) => FactoredRoom::of(o, self.precision != Precision::F32).bytes(),
             Op::HeadLoss(o) => WORKSPACE.max(4 * u64::from(o.x.rows())),
@@ -221,6 +221,33 @@ impl SortRoom {
     /// Bytes of all.
     pub fn bytes(&self) -> u64 {
         self.counts + 2 * self.list
+    }
+}
+
+/// The scratch of an embedding's gradient: for sorting, then the sums of pieces of rows.
+pub struct EmbedGradRoom {
+    /// Bytes for sorting.
+    pub sort: u64,
+    /// Bytes of the sums: PIECE of embed.cu.
+    pub partial: u64,
+}
+
+impl EmbedGradRoom {
+    /// For an operation.
+    pub fn of(o: &EmbedGrad) -> EmbedGradRoom {
+        let [rows, columns] = [o.out_grad.rows(), o.out_grad.columns()];
+        let sums = 4 * u64::from(EmbedGradRoom::pieces(rows)) * u64::from(columns);
+        EmbedGradRoom { sort: SortRoom::of(rows).bytes().next_multiple_of(16), partial: sums }
+    }
+
+    /// Pieces of the sorted rows.
+    pub fn pieces(rows: u32) -> u32 {
+        rows.div_ceil(32)
+    }
+
+    /// Bytes of all.
+    pub fn bytes(&self) -> u64 {
+        self.sort + self.partial
     }
 }
 

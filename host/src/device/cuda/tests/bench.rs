@@ -302,6 +302,15 @@ impl Bench {
         self.agree_in(Precision::Bf16, 1e-2, &build);
     }
 
+    /// Leaves NaN in all scratch, so that it shows where an operation reads what it did not write.
+    pub fn poison_scratch(&mut self) {
+        let words = (SCRATCH / 4) as u32;
+        let scratch = Region { space: Space::Arena, dtype: Dtype::U32, offset: OPERANDS, shape: [1, 1, 1, words] };
+        for gpu in &mut self.gpus {
+            gpu.write(scratch, &vec![0xff; SCRATCH as usize]).expect("in the arena");
+        }
+    }
+
     /// The operands, in the order they were laid, as the operation leaves them on the first GPU.
     pub fn left<O: Operation>(&mut self, precision: Precision, build: &impl Fn(&mut Lay) -> O) -> Vec<Vec<f32>> {
         let [mut lay, _] = Lay::both(precision);

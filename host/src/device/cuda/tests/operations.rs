@@ -27,10 +27,18 @@ pub(super) fn ids(rows: u32, vocabulary: u32) -> Vec<u32> {
 #[test]
 fn embed_and_its_gradient() {
     let mut bench = Bench::new();
-    for [rows, d, vocabulary] in [[1, 1, 1], [700, 33, 5], [700, 264, 5], [2100, 24, 300], [8200, 8, 300], [33, 8, 1]]
-        .into_iter()
-        .chain(shapes(1, 4, [400, 99, 200]))
-    {
+    // Among them an id with more pieces of rows than a warp looks at, and one with more than a block does at once.
+    let cases = [
+        [1, 1, 1],
+        [700, 33, 5],
+        [700, 264, 5],
+        [2100, 24, 300],
+        [8200, 8, 300],
+        [33, 8, 1],
+        [2400, 24, 2],
+        [9000, 8, 1],
+    ];
+    for [rows, d, vocabulary] in cases.into_iter().chain(shapes(1, 4, [400, 99, 200])) {
         bench.agree(|l| Embed {
             ids: l.ids(ids(rows, vocabulary)),
             table: l.normal([1, 1, vocabulary, d], 1.0),
@@ -38,6 +46,7 @@ fn embed_and_its_gradient() {
             out: l.poison([1, 1, rows, d]),
         });
         for accumulate in [false, true] {
+            bench.poison_scratch();
             bench.agree(|l| EmbedGrad {
                 ids: l.ids(ids(rows, vocabulary)),
                 out_grad: l.normal([1, 1, rows, d], 1.0),
