@@ -51,6 +51,8 @@ __device__ inline void opaque(const char*& address) {
 
 namespace stand_in {
 
+inline uint64_t join(u32 low, u32 high) { return (uint64_t)high << 32 | low; }
+
 inline float half_of(u32 pair, int upper) { return load(bf16{(unsigned short)(pair >> 16 * upper)}); }
 
 // Lane `lane`'s rows are those whose addresses the eight lanes of a matrix brought.
@@ -82,7 +84,6 @@ inline float from_f16(u32 bits) {
 }
 
 inline void store_matrices(bf16* row, const u32 (&from)[4]) {
-    auto join = [](u32 low, u32 high) { return (uint64_t)high << 32 | low; };
     const Words* words =
         warp_exchange(Words{{(uint64_t)row, join(from[0], from[1]), join(from[2], from[3])}}, __FILE__, __LINE__);
     u32 lane = threadIdx.x % 32, matrix = lane / 8;
@@ -93,7 +94,6 @@ inline void store_matrices(bf16* row, const u32 (&from)[4]) {
 }
 
 inline void multiply(float (&sums)[4], const u32 (&left)[4], u32 right1, u32 right2) {
-    auto join = [](u32 low, u32 high) { return (uint64_t)high << 32 | low; };
     const Words* words =
         warp_exchange({join(left[0], left[1]), join(left[2], left[3]), join(right1, right2)}, __FILE__, __LINE__);
     u32 lane = threadIdx.x % 32, column = lane % 4 * 2;

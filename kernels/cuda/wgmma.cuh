@@ -30,7 +30,6 @@ inline Left left_of(Element element) {
 
 // Of registers, as `multiply`'s.
 inline Left left_in(const u32 (&own)[4]) {
-    auto join = [](u32 low, u32 high) { return (uint64_t)high << 32 | low; };
     const Words* words = warp_exchange(Words{{join(own[0], own[1]), join(own[2], own[3]), 0}}, __FILE__, __LINE__);
     Left left;
     for (u32 k = 0; k < 16; k++) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 #ifndef __x86_64__
 #include <ucontext.h>
@@ -12,8 +11,8 @@ namespace stand_in {
 
 #ifdef __x86_64__
 
-// Where a stack stopped. Blocks go from thread to thread many million times: the compiler saves what it needs at the two
-// places where this is written, and nothing is called.
+// Where a stack stopped. Blocks go from thread to thread many million times: the compiler saves what it needs wherever it
+// writes this into a function, and nothing is called.
 class Stopped {
     void* at = nullptr;
 
@@ -26,7 +25,7 @@ class Stopped {
         at = top;
     }
 
-    // Stops here and goes on there. `from` and `to` may be one.
+    // Stops here and goes on there, on another stack.
     [[gnu::always_inline]] static void go(Stopped& from, Stopped& to) {
         void** save = &from.at;
         void* there = to.at;
