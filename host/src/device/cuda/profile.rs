@@ -228,7 +228,7 @@ impl SortRoom {
 pub struct EmbedGradRoom {
     /// Bytes for sorting.
     pub sort: u64,
-    /// Bytes of the sums: PIECE of embed.cu.
+    /// Bytes of the sums.
     pub partial: u64,
 }
 
@@ -240,7 +240,7 @@ impl EmbedGradRoom {
         EmbedGradRoom { sort: SortRoom::of(rows).bytes().next_multiple_of(16), partial: sums }
     }
 
-    /// Pieces of the sorted rows.
+    /// Pieces of the sorted rows: PIECE of embed.cu.
     pub fn pieces(rows: u32) -> u32 {
         rows.div_ceil(32)
     }

@@ -11,6 +11,8 @@ use crate::device::cuda::{Cuda, CudaProfile, Precision, Products, Room, require}
 /// Bytes of the arena for operands, and of the scratch behind them.
 const OPERANDS: u64 = 8 << 20;
 const SCRATCH: u64 = 33 << 20;
+const ALL_SCRATCH: Region =
+    Region { space: Space::Arena, dtype: Dtype::F32, offset: OPERANDS, shape: [1, 1, 1, (SCRATCH / 4) as u32] };
 
 /// Settings that are all different, so that none can be taken for another.
 pub const SETTINGS: Settings =
@@ -282,9 +284,7 @@ impl Bench {
     }
 
     fn gpu(products: Products) -> Cuda {
-        let words = (SCRATCH / 4) as u32;
-        let scratch = Region { space: Space::Arena, dtype: Dtype::F32, offset: OPERANDS, shape: [1, 1, 1, words] };
-        open_with(OPERANDS + SCRATCH, scratch, 0, products)
+        open_with(OPERANDS + SCRATCH, ALL_SCRATCH, 0, products)
     }
 
     /// Runs the operation that `build` lays, in both precisions, on the GPU twice and on the Reference.
@@ -304,10 +304,8 @@ impl Bench {
 
     /// Leaves NaN in all scratch, so that it shows where an operation reads what it did not write.
     pub fn poison_scratch(&mut self) {
-        let words = (SCRATCH / 4) as u32;
-        let scratch = Region { space: Space::Arena, dtype: Dtype::U32, offset: OPERANDS, shape: [1, 1, 1, words] };
         for gpu in &mut self.gpus {
-            gpu.write(scratch, &vec![0xff; SCRATCH as usize]).expect("in the arena");
+            gpu.write(ALL_SCRATCH, &vec![0xff; SCRATCH as usize]).expect("in the arena");
         }
     }
 

@@ -61,6 +61,45 @@ fn embed_and_its_gradient() {
     }
 }
 
+/// A row of such an id is NaN, and its gradient goes nowhere. What lies behind the tables here is numbers.
+#[test]
+fn ids_beyond_the_vocabulary_are_rows_of_nan_without_a_gradient() {
+    let [rows, d, vocabulary] = [100, 128, 7];
+    let ids: Vec<u32> = ids(rows, vocabulary + 2).into_iter().map(|id| if id == 8 { u32::MAX } else { id }).collect();
+    assert!(ids.contains(&7) && ids.contains(&u32::MAX));
+    let numbers: Vec<f32> = (0..rows * d).map(|i| (i % 13) as f32).collect();
+    let at = |row: usize| row * d as usize..(row + 1) * d as usize;
+    let mut bench = Bench::new();
+    bench.poison_scratch();
+    for precision in [Precision::F32, Precision::Bf16] {
+        let left = bench.left(precision, &|l: &mut Lay| Embed {
+            out: l.poison([1, 1, rows, d]),
+            table: l.normal([1, 1, vocabulary, d], 1.0),
+            scales: None,
+            ids: l.ids(ids.clone()),
+        });
+        for (row, id) in ids.iter().enumerate() {
+            let found = &left[0][at(row)];
+            match *id < vocabulary {
+                true => assert_eq!(found, &left[1][at(*id as usize)]),
+                false => assert!(found.iter().all(|x| x.is_nan()), "{precision:?}: id {id}"),
+            }
+        }
+        let left = bench.left(precision, &|l: &mut Lay| EmbedGrad {
+            table_grad: l.poison_exact([1, 1, vocabulary, d]),
+            out_grad: l.values([1, 1, rows, d], numbers.clone()),
+            ids: l.ids(ids.clone()),
+            accumulate: false,
+        });
+        // Small integers have exact sums.
+        let mut expected = vec![0.0; (vocabulary * d) as usize];
+        for (row, id) in ids.iter().enumerate().filter(|(_, id)| **id < vocabulary) {
+            expected[at(*id as usize)].iter_mut().zip(&numbers[at(row)]).for_each(|(sum, x)| *sum += x);
+        }
+        assert!(left[0] == expected && left[1] == numbers, "{precision:?}");
+    }
+}
+
 #[test]
 fn gelu() {
     let mut bench = Bench::new();
