@@ -28,7 +28,7 @@ pub use order::{Cache, NO_CACHE, OWN};
 pub use preset::{IMPORTED, Preset, presets};
 pub use raw::{RawConfig, RawStage};
 pub use recompute::{Recompute, RecomputeChoice, kinds};
-pub use resolved::Config;
+pub use resolved::{Config, GPU_CHUNK};
 pub use size::{ByteSize, human_bytes};
 pub use stage::StageConfig;
 pub use transformer::{Bias, Feed, Norm, Residual, RotaryScaling, TransformerConfig};

@@ -228,6 +228,9 @@ pub struct Config {
     pub stage: Vec<StageConfig>,
 }
 
+/// Rows of logits at once on a GPU, where nothing else says: it wants wide products. A processor's stay in its caches.
+pub const GPU_CHUNK: u32 = 4096;
+
 impl Config {
     /// Decides everything: the preset's word, then `raw`'s over it, then defaults.
     ///
@@ -253,8 +256,7 @@ impl Config {
         let budget = bytes(raw.budget.as_deref())?;
         // Who plans for a GPU means a GPU.
         let device = raw.device.unwrap_or_else(|| if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned());
-        // A GPU wants wide products; a processor's chunk stays in its caches.
-        let chunk = if device.starts_with("cuda") { 4096 } else { 512 };
+        let chunk = if device.starts_with("cuda") { GPU_CHUNK } else { 512 };
         let here = raw.gpu_precision.filter(|_| device.starts_with("cuda"));
         let clip = raw.clip.unwrap_or(1.0);
         let stage = StageConfig::scaled(&raw.stage, clip, raw.stage_scale)?;

@@ -2,27 +2,14 @@
 
 use super::sweep::largest;
 use super::{Machine, Plan};
-use crate::config::{BatchSize, ByteSize, Config, ConfigError, RawConfig, RecomputeChoice, human_bytes};
+use crate::config::{BatchSize, Config, ConfigError, RawConfig, human_bytes};
 
 impl Plan {
-    /// Decides what `raw` leaves to the budget, and everything else; a line for people where there was something.
+    /// Decides everything of a run whose batch is left to the budget; a line for people where one was found.
     ///
     /// # Errors
     /// As [`Config::resolve`]; no budget is known.
-    pub fn settle(raw: RawConfig) -> Result<(Config, Option<String>), ConfigError> {
-        if let Some(RecomputeChoice::Fit(ByteSize(most))) = raw.recompute {
-            if raw.batch_size == Some(BatchSize::Auto) {
-                return Err(ConfigError(
-                    "--recompute fit:SIZE fits one batch size, and --batch-size auto any; give one of them".to_owned(),
-                ));
-            }
-            let config = Config::resolve(RawConfig { recompute: None, ..raw })?;
-            let (config, line) = Plan::fit_recompute(&config, &Machine::of(&config)?, most)?;
-            return Ok((config, Some(line)));
-        }
-        if raw.batch_size != Some(BatchSize::Auto) {
-            return Ok((Config::resolve(raw)?, None));
-        }
+    pub(super) fn largest_batch(raw: RawConfig) -> Result<(Config, Option<String>), ConfigError> {
         let asked = raw.tokens_per_step;
         let config =
             Config::resolve(RawConfig { batch_size: Some(BatchSize::Sequences(1)), tokens_per_step: None, ..raw })?;

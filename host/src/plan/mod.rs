@@ -6,6 +6,7 @@
 mod advice;
 mod batch;
 mod cgroup;
+mod chunk;
 mod decoding;
 mod estimates;
 mod gpu;
@@ -18,6 +19,7 @@ pub mod memory;
 mod outside;
 mod program;
 pub mod recompute;
+mod settle;
 mod smaller;
 mod summary;
 mod sweep;

@@ -1,0 +1,75 @@
+//! How many rows of logits are computed at once, where that is left to the plan.
+
+use super::{Machine, Plan};
+use crate::config::{Config, ConfigError, GPU_CHUNK};
+
+/// More rows make no product faster.
+const MOST: u32 = 16_384;
+
+impl Plan {
+    /// Doubles a GPU's own chunk as long as the run needs no more memory for it. Logits lie where a layer's gradients lie
+    /// later, so up to their size they cost nothing, and products of more rows are faster.
+    ///
+    /// # Errors
+    /// As [`Machine::of`].
+    pub(super) fn widen_chunk(mut config: Config) -> Result<Config, ConfigError> {
+        // A preset may say another.
+        if !config.device.starts_with("cuda") || config.chunk != GPU_CHUNK {
+            return Ok(config);
+        }
+        let tokens = config.stages().iter().map(|stage| u64::from(stage.batch) * u64::from(stage.seq_len)).max();
+        let machine = Machine::of(&config)?;
+        // What cannot be planned is refused later, with the reason.
+        let needed = |config: &Config| Plan::of(config, &machine).ok().map(|plan| plan.needed_bytes);
+        let Some(most) = needed(&config) else { return Ok(config) };
+        while config.chunk < MOST && Some(u64::from(config.chunk)) < tokens {
+            let tried = Config { chunk: 2 * config.chunk, ..config.clone() };
+            if needed(&tried).is_none_or(|bytes| bytes > most) {
+                break;
+            }
+            config = tried;
+        }
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settled(text: &str) -> Config {
+        let preset = if text.contains("preset") { "" } else { "preset = 'pythia-70m'\n" };
+        Plan::settle(toml::from_str(&format!("{preset}{text}")).unwrap()).unwrap().0
+    }
+
+    fn needed(config: &Config, chunk: u32) -> u64 {
+        let tried = Config { chunk, ..config.clone() };
+        Plan::of(&tried, &Machine::of(&tried).unwrap()).unwrap().needed_bytes
+    }
+
+    #[test]
+    fn a_chunk_is_as_wide_as_costs_nothing() {
+        for (text, chunk) in [
+            ("gpu = 'h200'\nvocab_size = 10000\nbatch_size = 1024", 16_384),
+            // The gradients of 65,536 rows of 2,048 values have room for 8,192 rows of 16,000 logits.
+            ("gpu = 'h200'\nvocab_size = 16000\nbatch_size = 512", 8192),
+            ("gpu = 'h200'\nvocab_size = 50304\nseq_len = 2048\nbatch_size = 32", 4096),
+        ] {
+            let config = settled(text);
+            assert_eq!((config.chunk, needed(&config, chunk)), (chunk, needed(&config, 4096)), "{text}");
+            assert!(chunk == MOST || needed(&config, 2 * chunk) > needed(&config, chunk), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_chunk_that_is_given_or_holds_all_rows_or_a_processors_stays() {
+        for (text, chunk) in [
+            ("gpu = 'h200'\nvocab_size = 10000\nbatch_size = 1024\nchunk = 4096", 4096),
+            ("gpu = 'h200'\nvocab_size = 10000\nbatch_size = 32", 4096),
+            ("device = 'cpu'\nvocab_size = 10000\nbatch_size = 1024", 512),
+            ("preset = 'yxanul-197m'\ngpu = 'h200'\nvocab_size = 4096", 1024),
+        ] {
+            assert_eq!(settled(text).chunk, chunk, "{text}");
+        }
+    }
+}
