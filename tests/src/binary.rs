@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// A model and a batch so small that a run takes a fraction of a second on any device.
 pub const TINY: &str = "--set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 32 \
-                        --batch-size 4 --eval-tokens 500";
+                        --batch-size 4 --eval-tokens 500 --baseline-tokens 20000";
 
 /// Where the binary is: where `CAPFUL_HOST` says, on a machine without cargo, else beside the tests.
 pub fn path() -> &'static Path {

@@ -27,7 +27,7 @@ pub struct Case {
 
 /// Bytes as tokens, so that no vocabulary has to be built, and a rate that moves every weight.
 const RUN: &str = "--data tales --tokenizer byte --steps 20 --schedule constant --warmup 2 --lr 1e-2 --eval-tokens 100 \
-                   --eval-every 0";
+                   --eval-every 0 --baseline-tokens 0";
 
 /// What a case does not say itself. Chunks of 10 rows do not divide 48.
 const SHAPE: [(&str, u32); 3] = [("--seq-len", 16), ("--batch-size", 3), ("--chunk", 10)];

@@ -30,8 +30,13 @@ fn plan(dir: &Path, flags: &str) -> Value {
 fn the_plan_of_a_chip_is_the_image_and_the_storage_to_the_byte() {
     for model in MODELS {
         let dir = tempfile::tempdir().unwrap();
-        host(dir.path(), &format!("train {model} --device cpu --batch-size 2 --steps 1 --eval-tokens 100 --out run"))
-            .ok();
+        host(
+            dir.path(),
+            &format!(
+                "train {model} --device cpu --batch-size 2 --steps 1 --eval-tokens 100 --baseline-tokens 0 --out run"
+            ),
+        )
+        .ok();
         let spiking = model.contains("neurogen");
         for weights in ["f32", "int8", "int4"].into_iter().take(if spiking { 1 } else { 3 }) {
             host(dir.path(), &format!("export --run run --to firmware --weights {weights} {weights}.img")).ok();

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 /// Few tokens: on the stand-in every thread of a kernel is played out.
 const SMALL: &str = "--set layers=1 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 16 \
-                     --batch-size 2 --chunk 32 --eval-tokens 100";
+                     --batch-size 2 --chunk 32 --eval-tokens 100 --baseline-tokens 20000";
 
 const DRIVER: &str = "CAPFUL_CUDA_DRIVER";
 

@@ -58,7 +58,8 @@ fn says<M: Described>(flash: &[u8], storage: &mut [u64], text: &mut [u8]) -> Opt
 /// Looks at the image of a run of `model`, exported with `flags`.
 fn look<M: Described>(model: &str, flags: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
-    let train = format!("train {model} --device cpu --batch-size 4 --steps 3 --eval-tokens 200 --out run");
+    let train =
+        format!("train {model} --device cpu --batch-size 4 --steps 3 --eval-tokens 200 --baseline-tokens 0 --out run");
     host(dir.path(), &train).ok();
     for (n, flags) in flags.iter().enumerate() {
         let name = format!("{n}.img");

@@ -23,7 +23,9 @@ const TOKENS: usize = 64;
 
 /// A run of `steps` steps in `dir`.
 fn train(dir: &Path, model: &str, steps: u32) {
-    let flags = format!("train {model} --device cpu --batch-size 8 --steps {steps} --eval-tokens 500 --out run");
+    let flags = format!(
+        "train {model} --device cpu --batch-size 8 --steps {steps} --eval-tokens 500 --baseline-tokens 0 --out run"
+    );
     host(dir, &flags).ok();
 }
 
@@ -242,7 +244,8 @@ fn a_model_of_29_million_parameters_speaks_from_external_memory_with_the_bits_of
     const TOKENS: usize = 4;
     let dir = tempfile::tempdir().unwrap();
     // A batch of one: so many weights need half a gigabyte to train.
-    let train = format!("train {LARGE} --device cpu --batch-size 1 --steps 2 --eval-tokens 100 --out run");
+    let train =
+        format!("train {LARGE} --device cpu --batch-size 1 --steps 2 --eval-tokens 100 --baseline-tokens 0 --out run");
     host(dir.path(), &train).ok();
     let bytes = image(dir.path(), Weights::Int4).bytes().len();
     let planned = host(dir.path(), &format!("plan {LARGE} --weights int4 --json")).ok().json();

@@ -21,7 +21,7 @@ use recipe::{ADAPT, ADAPT_RATE, CLIP, OPTIMIZER, start};
 /// The tale-teller.
 const MODEL: &str = "--preset pythia-tiny --set layers=2 --set d_model=32 --set heads=4 --set d_ff=64 --set context=32 \
                      --tokenizer bpe --vocab-size 320 --seq-len 32 --batch-size 16 --steps 1000 --lr 3e-3 --warmup 20 \
-                     --eval-tokens 500 --device cpu";
+                     --eval-tokens 500 --baseline-tokens 0 --device cpu";
 /// Steps on the chip.
 const STEPS: u32 = 12;
 /// What it learns. The names are of no tale.

@@ -25,8 +25,9 @@ const CONTEXT: u32 = 128;
 
 /// The image of a run of `steps` steps in `dir`.
 fn image(dir: &Path, flags: &str, steps: u32) -> Flash {
-    let train =
-        format!("train {SMALL} {flags} --device cpu --batch-size 4 --steps {steps} --eval-tokens 200 --out run");
+    let train = format!(
+        "train {SMALL} {flags} --device cpu --batch-size 4 --steps {steps} --eval-tokens 200 --baseline-tokens 0 --out run"
+    );
     host(dir, &train).ok();
     host(dir, &format!("export --run run --to firmware --context {CONTEXT} spiking.img")).ok();
     Flash::of(&std::fs::read(dir.join("spiking.img")).unwrap())

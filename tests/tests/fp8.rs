@@ -11,7 +11,7 @@ use capful_tests::binary::{Outcome, command, directory};
 /// Few tokens: on the stand-in every thread of a kernel is played out.
 const SMALL: &str = "--preset yxanul-tiny --set layers=1 --set d_model=16 --set heads=2 --set kv_heads=1 --set d_ff=32 \
                      --set rank=16 --vocab-size 300 --seq-len 16 --batch-size 2 --chunk 32 --eval-tokens 100 \
-                     --schedule constant --warmup 5 --eval-every 0";
+                     --schedule constant --warmup 5 --eval-every 0 --baseline-tokens 0";
 
 /// `host LINE` with these variables, on the stand-in.
 fn stand_in(dir: &Path, line: &str, variables: &[(&str, &str)]) -> Outcome {

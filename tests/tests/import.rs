@@ -541,8 +541,10 @@ fn a_checkpoint_of_our_own_is_read_without_its_run() {
     ] {
         let dir = directory();
         let dir = dir.path();
-        let train =
-            format!("train --json {flags} --vocab-size 300 --seq-len 64 --batch-size 2 --steps 3 --eval-tokens 200");
+        let train = format!(
+            "train --json {flags} --vocab-size 300 --seq-len 64 --batch-size 2 --steps 3 --eval-tokens 200 \
+                     --baseline-tokens 0"
+        );
         host(dir, &format!("{train} --out first")).ok();
         fs::rename(dir.join("first/checkpoint-00000003"), dir.join("model")).unwrap();
         import(dir, &dir.join("model")).ok();

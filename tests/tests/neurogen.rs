@@ -16,7 +16,8 @@ const SMALL: &str = "--preset neurogen-tiny --set embedding=24 \
     --set hippocampus_outputs=32 --set pfc_outputs=96 --set basal_ganglia_outputs=32 \
     --set thalamus_fan_in=24 --set wernicke_fan_in=24 --set broca_fan_in=24 \
     --set hippocampus_fan_in=24 --set pfc_fan_in=24 --set basal_ganglia_fan_in=24 \
-    --set fan_out=16 --set skip=16 --set memory=16 --set block=32 --set winners=4 --eval-every 0";
+    --set fan_out=16 --set skip=16 --set memory=16 --set block=32 --set winners=4 --eval-every 0 \
+    --baseline-tokens 200000";
 
 const MODULES: [&str; 6] = ["thalamus", "wernicke", "broca", "hippocampus", "pfc", "basal_ganglia"];
 

@@ -303,8 +303,9 @@ mod gpus {
     use super::{fs, refused};
 
     /// Few tokens: every thread of a kernel is played out.
-    const SMALL: &str = "--set layers=2 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 16 \
-                         --batch-size 2 --eval-tokens 60 --schedule constant --warmup 2 --accumulate 6 --log-every 1";
+    const SMALL: &str = "--json --set layers=2 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 16 \
+                         --batch-size 2 --eval-tokens 60 --schedule constant --warmup 2 --accumulate 6 --log-every 1 \
+                         --baseline-tokens 0";
 
     fn start(rank: u32, count: u32, port: u16, dir: &Path, line: &str, variables: &[(&str, &str)]) -> Child {
         let mut command = command(dir, line);
@@ -401,7 +402,7 @@ mod gpus {
                 );
             }
             run(2, dir, &line("on", 1)).into_iter().for_each(|rank| drop(rank.ok()));
-            let resumed = run(3, dir, &format!("train --out {precision}-on --resume --steps 3"));
+            let resumed = run(3, dir, &format!("train --json --out {precision}-on --resume --steps 3"));
             resumed.into_iter().for_each(|rank| drop(rank.ok()));
             assert!(tensors(&dir.join(format!("{precision}-on")), 3) == tensors(&alone, 3), "{precision}: resumed");
         }

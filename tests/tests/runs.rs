@@ -179,7 +179,13 @@ fn people_see_a_summary_floor_baselines_and_a_sample() {
     for said in ["validation loss", "trigram", "0 heap allocations in steps"] {
         assert!(outcome.out.contains(said), "{said}: {}", outcome.out);
     }
-    host(dir, &format!("train {TINY} --steps 3")).ok();
+    // Whole documents, as many as asked for or a little less.
+    let counted = outcome.out.split("n-grams of ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    assert!((19_000..=20_000).contains(&counted.parse::<u32>().unwrap()), "{counted}");
+    let without = TINY.replace("--baseline-tokens 20000", "--baseline-tokens 0");
+    let outcome = host(dir, &format!("train {without} --steps 3")).ok();
+    assert!(!outcome.out.contains("n-grams") && outcome.out.contains("validation loss"), "{}", outcome.out);
+    assert_eq!(number(&host(dir, &format!("plan --json {without}")).ok().json(), "baseline_bytes"), 0.0);
     assert_eq!(files(&dir.join("runs")), ["pythia-tiny-001", "pythia-tiny-002"]);
 }
 

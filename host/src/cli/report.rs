@@ -36,7 +36,7 @@ fn waited(config: &Config, corpus: &Corpus, outcome: &Outcome) -> Option<String>
 pub(super) struct Beside<'a> {
     pub validation: &'a ValidationSet,
     pub overlap: Option<Overlap>,
-    pub baselines: Baselines,
+    pub baselines: Option<Baselines>,
 }
 
 /// Says it, as JSON or for people.
@@ -64,13 +64,13 @@ pub(super) fn report(
             "val_overlap": overlap.map(|o| o.share),
             "floor": floor,
             "bits_per_byte": outcome.score.bits_per_byte(corpus.tokenizer.as_ref()),
-            "baselines": {
-                "unigram": baselines.unigram,
-                "bigram": baselines.bigram,
-                "trigram": baselines.trigram,
-                "fourgram": baselines.fourgram,
-                "tokens": baselines.tokens,
-            },
+            "baselines": baselines.map(|of| json!({
+                "unigram": of.unigram,
+                "bigram": of.bigram,
+                "trigram": of.trigram,
+                "fourgram": of.fourgram,
+                "tokens": of.tokens,
+            })),
             "seconds": outcome.seconds,
             "tokens": outcome.tokens,
             "steps": config.steps,
@@ -92,14 +92,12 @@ pub(super) fn report(
     if let Some(floor) = floor {
         say!("  the corpus's own floor is {floor:.4}: {:.3} times that", loss / floor)?;
     }
-    say!(
-        "  n-grams of {} training tokens on the same tokens: unigram {:.3}, bigram {:.3}, trigram {:.3}, 4-gram {:.3}",
-        baselines.tokens,
-        baselines.unigram,
-        baselines.bigram,
-        baselines.trigram,
-        baselines.fourgram
-    )?;
+    if let Some(Baselines { unigram, bigram, trigram, fourgram, tokens }) = baselines {
+        say!(
+            "  n-grams of {tokens} training tokens on the same tokens: unigram {unigram:.3}, bigram {bigram:.3}, \
+             trigram {trigram:.3}, 4-gram {fourgram:.3}"
+        )?;
+    }
     say!(
         "  {:.1} s, {:.0} tokens/s, {} heap allocations in steps, {} in the largest save ({})",
         outcome.seconds,

@@ -156,6 +156,9 @@ pub struct RawConfig {
     /// The most validation tokens of an evaluation
     #[arg(long, value_name = "N")]
     pub eval_tokens: Option<u64>,
+    /// The most training tokens that the n-gram baselines are counted on, 4,194,304 if not given; 0 for no baselines
+    #[arg(long, value_name = "N")]
+    pub baseline_tokens: Option<u32>,
     /// Steps between checkpoints; 0 for none by their number
     #[arg(long, value_name = "N")]
     pub save_every: Option<u64>,
@@ -317,6 +320,7 @@ impl RawConfig {
             gpu,
             eval_every,
             eval_tokens,
+            baseline_tokens,
             save_every,
             save_minutes,
             skip_non_finite,

@@ -28,6 +28,11 @@ const fn default_log_every() -> u64 {
     10
 }
 
+/// Training tokens of the n-gram baselines where nothing else is asked for.
+const fn default_baseline_tokens() -> u32 {
+    1 << 22
+}
+
 /// Minutes between saves where nothing else is asked for.
 const fn default_save_minutes() -> f64 {
     10.0
@@ -192,6 +197,9 @@ pub struct Config {
     pub eval_every: u64,
     /// The most validation tokens.
     pub eval_tokens: u64,
+    /// The most training tokens that the n-gram baselines are counted on; 0 for no baselines.
+    #[serde(default = "default_baseline_tokens")]
+    pub baseline_tokens: u32,
     /// Steps between checkpoints.
     pub save_every: u64,
     /// Minutes between them; 0 for none by the clock.
@@ -315,6 +323,7 @@ impl Config {
             gpu: raw.gpu,
             eval_every: raw.eval_every.unwrap_or(0),
             eval_tokens: raw.eval_tokens.unwrap_or(65_536),
+            baseline_tokens: raw.baseline_tokens.unwrap_or(default_baseline_tokens()),
             save_every: raw.save_every.unwrap_or(0),
             save_minutes: raw.save_minutes.unwrap_or(default_save_minutes()),
             skip_non_finite: raw.skip_non_finite.unwrap_or(default_skip_non_finite()),

@@ -6,10 +6,11 @@ use super::error::error;
 use super::{BatchSize, Config, ConfigError, RawConfig, RawStage, RecomputeChoice, StageConfig};
 
 /// The keys that may differ when a run goes on. The rest decides its numbers.
-const MAY_DIFFER: [&str; 13] = [
+const MAY_DIFFER: [&str; 14] = [
     "steps",
     "epochs",
     "log_every",
+    "baseline_tokens",
     "save_every",
     "save_minutes",
     "skip_non_finite",
@@ -114,6 +115,7 @@ impl Config {
             gpu,
             eval_every,
             eval_tokens,
+            baseline_tokens,
             save_every,
             save_minutes,
             skip_non_finite,
@@ -172,6 +174,7 @@ impl Config {
             gpu,
             eval_every: Some(eval_every),
             eval_tokens: Some(eval_tokens),
+            baseline_tokens: Some(baseline_tokens),
             save_every: Some(save_every),
             save_minutes: Some(save_minutes),
             skip_non_finite: Some(skip_non_finite),

@@ -32,8 +32,6 @@ use crate::config::{Cache, Config, OWN, Order};
 
 /// Documents of the built-in corpus that a tokenizer is built from: each of its words occurs in them many times.
 const TALES_READ: usize = 10_000;
-/// The most tokens that the n-gram baselines are counted on.
-const BASELINE_TOKENS: usize = 1 << 22;
 
 /// Why data cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -402,14 +400,14 @@ impl Corpus {
         overlap::look_for(set, &mut self.tokens(shards)?).map(Some)
     }
 
-    /// Kneser-Ney n-gram losses on `validation`, counted on at most 2²² training tokens and in at most `bytes` of memory:
-    /// of documents from all over the source where its tokens are at hand, else of the first ones.
+    /// Kneser-Ney n-gram losses on `validation`, counted on at most `most` training tokens and in at most `bytes` of
+    /// memory: of documents from all over the source where its tokens are at hand, else of the first ones.
     ///
     /// # Errors
     /// A source that cannot be read.
-    pub fn baselines(&self, validation: &ValidationSet, bytes: u64) -> Result<Baselines, SourceError> {
+    pub fn baselines(&self, validation: &ValidationSet, most: u32, bytes: u64) -> Result<Baselines, SourceError> {
         let feed = self.feed(Part::Training)?;
-        let tokens = baseline_tokens(bytes);
+        let tokens = baseline_tokens(most, bytes);
         let training = match &self.shards {
             Some(shards) => choice::of_shards(shards, feed, tokens)?.set,
             None => ValidationSet::first(feed, tokens)?,
@@ -435,13 +433,13 @@ impl Corpus {
     }
 }
 
-/// As many training tokens as leave two thirds of `bytes` to what is counted on them, and as can be chosen in `bytes`.
-fn baseline_tokens(bytes: u64) -> usize {
+/// As many training tokens up to `most` as leave two thirds of `bytes` to what is counted on them, and as can be chosen in `bytes`.
+fn baseline_tokens(most: u32, bytes: u64) -> usize {
     let fit = |tokens: usize| {
         let set = ValidationSet::storage(tokens);
         set <= bytes / 3 && set + choice::storage(tokens) <= bytes
     };
-    let mut tokens = BASELINE_TOKENS;
+    let mut tokens = most as usize;
     while tokens > 2 && !fit(tokens) {
         tokens /= 2;
     }

@@ -19,7 +19,8 @@ use serde_json::{Value, json};
 
 /// Two layers of odd sizes: 2 query heads of 16, so that a matrix of one is no matrix of the other.
 const SIZES: &str = "--set layers=2 --set d_model=32 --set heads=2 --set d_ff=48 --set context=64 --tokenizer byte \
-                     --vocab-size 262 --seq-len 32 --batch-size 2 --eval-tokens 500 --seed 3 --threads 1";
+                     --vocab-size 262 --seq-len 32 --batch-size 2 --eval-tokens 500 --baseline-tokens 0 --seed 3 \
+                     --threads 1";
 
 /// A run of two steps; its last checkpoint.
 fn train(dir: &Path, flags: &str) -> PathBuf {
