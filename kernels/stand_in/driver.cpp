@@ -12,6 +12,7 @@
 //   CAPFUL_STAND_IN_FAIL_AT=graph:5:214  the 5th call of a kind (init, context, launch, graph) fails with this
 //                                        CUresult, 719 if none is given; launches and graphs fail as on a GPU: the
 //                                        call itself returns success, and everything after it the error
+//   CAPFUL_STAND_IN_SLOW=text            kernels whose names begin with this seem to take a second longer
 //   CAPFUL_STAND_IN_EAGER=1              other streams of a graph run as early as they may
 //   CAPFUL_STAND_IN_ABORT_HANGS=1        to abort a group of ranks takes for ever
 #include <algorithm>
@@ -282,6 +283,8 @@ static int launch(const void* function, Index grid, Index block, unsigned shared
     memcpy(kept->data(), first, kernel.argument_bytes);
     return queue(stream, [=, &kernel]() -> int {
         if (int code = injected("launch")) return broken = code, SUCCESS;
+        const char* slow = getenv("CAPFUL_STAND_IN_SLOW");
+        if (slow && !strncmp(kernel.name, slow, strlen(slow))) stand_in::seem_slow(stream, 1);
         std::string wrong = together ? stand_in::run_grid_together(kernel, kept->data(), grid, block)
                                      : stand_in::run_grid(kernel, kept->data(), grid, block);
         if (wrong.empty()) return SUCCESS;
