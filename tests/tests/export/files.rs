@@ -50,7 +50,7 @@ fn what_nobody_else_computes_is_refused_by_its_part() {
     }
     let dir = directory();
     let sizes = "--seq-len 16 --batch-size 2 --eval-tokens 200 --threads 1 --baseline-tokens 0";
-    host(dir.path(), &format!("train --json --steps 1 --out run --preset neurogen-2048 {sizes}")).ok();
+    host(dir.path(), &format!("train --json --steps 1 --out run --preset neurogen-tiny {sizes}")).ok();
     export(dir.path(), "--to hf out").refused(2, &["NeuroGen", "spiking neurons", "host generate"]);
     assert_eq!(names(dir.path()), ["run"]);
 }

@@ -356,7 +356,6 @@ mod tests {
         }
     }
 
-    // ROOM-ONLY-BEGIN
     #[test]
     fn the_library_gives_the_same_ids_for_the_tales() {
         let mut tales = String::new();
@@ -366,7 +365,6 @@ mod tests {
         }
         agree(&tales);
     }
-    // ROOM-ONLY-END
 
     proptest! {
         #[test]
