@@ -382,9 +382,10 @@ impl Job<'_> {
         // The baselines get the memory that the session gives back.
         drop(session);
         let said = lines.complete().and_then(|()| {
-            let count = |most: u32| corpus.baselines(&validation.set, most, machine.for_baselines(config, &plan));
-            let asked = Some(config.baseline_tokens).filter(|most| *most > 0);
-            let baselines = asked.map(count).transpose().map_err(work)?;
+            let most = config.baseline_tokens;
+            let baselines =
+                (most > 0).then(|| corpus.baselines(&validation.set, most, machine.for_baselines(config, &plan)));
+            let baselines = baselines.transpose().map_err(work)?;
             let beside = Beside { validation: &validation.set, overlap, baselines };
             report(config, corpus, dir, &beside, &outcome, &usage, json)
         });

@@ -433,7 +433,8 @@ impl Corpus {
     }
 }
 
-/// As many training tokens up to `most` as leave two thirds of `bytes` to what is counted on them, and as can be chosen in `bytes`.
+/// As many training tokens up to `most` as leave two thirds of `bytes` to what is counted on them, and as can be chosen in
+/// `bytes`.
 fn baseline_tokens(most: u32, bytes: u64) -> usize {
     let fit = |tokens: usize| {
         let set = ValidationSet::storage(tokens);

@@ -16,6 +16,8 @@
 
 use std::hash::{BuildHasherDefault, Hasher};
 
+use serde::Serialize;
+
 /// The longest n-grams that a model can count.
 pub const MAX_ORDER: usize = 4;
 /// The most bytes that an n-gram takes, tables on their way to twice the size included.
@@ -372,7 +374,7 @@ fn discounts(n: [u64; 4]) -> [f64; 3] {
 }
 
 /// The mean losses of n-gram models on held-out documents, in nats a token.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Baselines {
     /// By a token's frequency alone.
     pub unigram: f64,

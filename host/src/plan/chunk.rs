@@ -1,5 +1,7 @@
 //! How many rows of logits are computed at once, where that is left to the plan.
 
+use capful_core::train::Stage;
+
 use super::{Machine, Plan};
 use crate::config::{Config, ConfigError, GPU_CHUNK};
 
@@ -17,12 +19,13 @@ impl Plan {
         if !config.device.starts_with("cuda") || config.chunk != GPU_CHUNK {
             return Ok(config);
         }
-        let tokens = config.stages().iter().map(|stage| u64::from(stage.batch) * u64::from(stage.seq_len)).max();
+        let rows = |stage: &Stage| u64::from(stage.batch) * u64::from(stage.seq_len);
+        let rows = config.stages().iter().map(rows).max().unwrap_or(0);
         let machine = Machine::of(&config)?;
         // What cannot be planned is refused later, with the reason.
         let needed = |config: &Config| Plan::of(config, &machine).ok().map(|plan| plan.needed_bytes);
         let Some(most) = needed(&config) else { return Ok(config) };
-        while config.chunk < MOST && Some(u64::from(config.chunk)) < tokens {
+        while config.chunk < MOST && u64::from(config.chunk) < rows {
             let tried = Config { chunk: 2 * config.chunk, ..config.clone() };
             if needed(&tried).is_none_or(|bytes| bytes > most) {
                 break;
