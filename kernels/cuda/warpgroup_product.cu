@@ -3,11 +3,13 @@
 //   NT  A [m, k], B [n, k]   x weight^T, then the bias, then the GELU beside it or the rotation of queries and keys; or
 //                            powers, with the sums of rows
 //   NN  A [m, k], B [k, n]   out_grad weight, then through the gradient of a GELU, with the sums of columns
-// m is a multiple of 64, n of 256 (for powers, of 8), k of 64 and at least 512.
+// m is a multiple of 64, n of 256 (for a rotation of 192, for powers of 8), k of 64 and at least 512.
 //
 // A block stays on its multiprocessor and makes one tile [128, 256] of C after the other; neighbouring blocks have
-// neighbouring columns, so that A's rows are in L2 for all of them. For powers B is large as well, and neighbouring blocks
-// have neighbouring rows, sixteen tiles of them, before they go on to other columns.
+// neighbouring columns, so that A's rows are in L2 for all of them. For a rotation a tile has 192 columns, three heads:
+// queries, keys and values of equal heads are whole tiles then, and of 4,096 rows and three times 512 columns every
+// multiprocessor has two at the most, as of tiles of 256, but smaller ones. For powers B is large as well, and neighbouring
+// blocks have neighbouring rows, sixteen tiles of them, before they go on to other columns.
 //
 //   fetching thread   | stage 0 | stage 1 | stage 2 | stage 0 ...        64 of k each, of A's rows and of B's
 //   warpgroup 0       |  products of rows  0 to  63 |    in turns: while one waits for its own, the
@@ -23,7 +25,7 @@
 
 struct WarpgroupProductArgs {
     alignas(64) u64 left[16];  // tensor map of A: tiles of 128 rows
-    u64 right[16];             // of B: tiles of 256 rows in NT, of 64 in NN
+    u64 right[16];             // of B: tiles of as many rows as C's have columns in NT, of 64 in NN
     bf16* out;                 // [m, n]
     const bf16* bias;          // [n], at most 4096, or null
     const bf16* before_gelu;   // [m, n]: out is multiplied by gelu'(this)
@@ -46,13 +48,26 @@ enum Then { STORE, TURNED, GELU, GELU_GRAD, GELU_GRAD_AGAIN, POWERS };
 
 namespace {
 
-constexpr u32 ROWS = 128, COLUMNS = 256, DEEP = 64, STAGES = 3, GROUPS = 2, PANELS = COLUMNS / DEEP;
-constexpr u32 LEFT = ROWS * DEEP, RIGHT = COLUMNS * DEEP, STAGE = LEFT + RIGHT, PANEL = ROWS * DEEP;
+constexpr u32 ROWS = 128, DEEP = 64, GROUPS = 2, LEFT = ROWS * DEEP, PANEL = ROWS * DEEP;
 constexpr u32 MOST_BIAS = 4096, SLICES = 8, DIMS = 16;
-constexpr u32 AT_OUT = STAGES * STAGE * sizeof(bf16), AT_SIDE = AT_OUT + ROWS * COLUMNS * sizeof(bf16);
-constexpr u32 AT_BARRIERS = AT_SIDE + MOST_BIAS * sizeof(float);
-constexpr u32 ROOM = AT_BARRIERS + 2 * STAGES * sizeof(u64);
-static_assert(ROOM <= 227 << 10, "what a block may have");
+
+// Columns of a tile; the stages that shared memory has room for.
+template <Then THEN>
+constexpr u32 COLUMNS = THEN == TURNED ? 192 : 256;
+template <Then THEN>
+constexpr u32 STAGES = THEN == TURNED ? 4 : 3;
+template <Then THEN>
+constexpr u32 PANELS = COLUMNS<THEN> / DEEP;
+template <Then THEN>
+constexpr u32 STAGE = LEFT + COLUMNS<THEN> * DEEP;
+
+// Where what a block has in shared memory begins, and its bytes.
+template <Then THEN>
+struct Room {
+    static constexpr u32 OUT = STAGES<THEN> * STAGE<THEN> * sizeof(bf16), SIDE = OUT + ROWS * COLUMNS<THEN> * sizeof(bf16);
+    static constexpr u32 BARRIERS = SIDE + MOST_BIAS * sizeof(float), BYTES = BARRIERS + 2 * STAGES<THEN> * sizeof(u64);
+    static_assert(BYTES <= 227 << 10, "what a block may have");
+};
 
 typedef Vector<bf16, 8> Eight;
 
@@ -62,7 +77,7 @@ template <Then THEN>
 constexpr bool SUMMED = THEN == GELU_GRAD || THEN == GELU_GRAD_AGAIN;
 
 // C's tiles in the order in which blocks take them.
-template <u32 BAND>
+template <u32 COLUMNS, u32 BAND>
 struct Tiles {
     u32 across, down;
 
@@ -80,12 +95,15 @@ private:
 };
 
 template <Then THEN>
-using TilesOf = Tiles<THEN == POWERS ? 16 : 1>;
+using TilesOf = Tiles<COLUMNS<THEN>, THEN == POWERS ? 16 : 1>;
 
 // What follows a tile's product. A warp's rows are in shared memory in panels of 64 columns, swizzled; a lane has eight
-// columns of a row.
+// columns of a row, if the row has so many.
 template <Then THEN>
 struct Behind {
+    static constexpr u32 COLUMNS = ::COLUMNS<THEN>, EIGHTS = COLUMNS / 8;
+    typedef float Sums[EIGHTS][4];
+
     const WarpgroupProductArgs& a;
     bf16* rows;   // the warp's first, of the first panel
     float* side;  // the bias, or each warp's sums
@@ -100,10 +118,10 @@ struct Behind {
         : a(a), rows(out + threadIdx.x / 32 * 16 * DEEP), side(side) {}
 
     // Takes a tile whose products have ended.
-    __device__ void take(const float (&product)[32][4], u32 row, u32 column) {
+    __device__ void take(const Sums& product, u32 row, u32 column) {
         u32 lane = threadIdx.x % 32;
         row += threadIdx.x / 32 * 16;
-        any = row < a.m;
+        any = row < a.m && lane < EIGHTS;
         at = (u64)row * a.n + column + lane * 8;
         if constexpr (THEN == POWERS) {
             u32 across = (a.n + COLUMNS - 1) / COLUMNS;
@@ -124,7 +142,7 @@ struct Behind {
         bf16* to = rows + lane % 16 * DEEP;
         u32 first = lane / 16 ^ lane % 8;
 #pragma unroll
-        for (u32 i = 0; i < 32; i += 2) {
+        for (u32 i = 0; i < EIGHTS; i += 2) {
             const u32 four[4] = {both(product[i][0], product[i][1]), both(product[i][2], product[i][3]),
                                  both(product[i + 1][0], product[i + 1][1]), both(product[i + 1][2], product[i + 1][3])};
             store_matrices(to + i / 8 * PANEL + (first ^ i % 8) * 8, four);
@@ -133,9 +151,9 @@ struct Behind {
     }
 
     // Turns queries and keys. A panel is a head, and a lane has both sides of its pairs.
-    __device__ void turn(float (&product)[32][4], u32 column) const {
+    __device__ void turn(Sums& product, u32 column) const {
 #pragma unroll
-        for (u32 p = 0; p < PANELS; p++) {
+        for (u32 p = 0; p < PANELS<THEN>; p++) {
             if ((column / DEEP + p) % a.parts >= a.turned) continue;
 #pragma unroll
             for (u32 e = 0; e < 4; e++) {
@@ -161,7 +179,7 @@ struct Behind {
     }
 
     // What the sums of products begin with, and the angles of the tile's rows.
-    __device__ void begin(float (&product)[32][4], u32 row, u32 column) {
+    __device__ void begin(Sums& product, u32 row, u32 column) {
         if constexpr (THEN == TURNED) {
             u32 lane = threadIdx.x % 32;
             row += threadIdx.x / 32 * 16 + lane / 4;
@@ -170,7 +188,7 @@ struct Behind {
         }
         if constexpr (THEN == POWERS) {
 #pragma unroll
-            for (u32 i = 0; i < 32; i++) {
+            for (u32 i = 0; i < EIGHTS; i++) {
                 product[i][0] = product[i][1] = -left[0];
                 product[i][2] = product[i][3] = -left[1];
             }
@@ -178,7 +196,7 @@ struct Behind {
         if constexpr (BIASED<THEN>) {
             const float* bias = side + column + threadIdx.x % 4 * 2;
 #pragma unroll
-            for (u32 i = 0; i < 32; i++) {
+            for (u32 i = 0; i < EIGHTS; i++) {
                 product[i][0] = product[i][2] = bias[8 * i];
                 product[i][1] = product[i][3] = bias[8 * i + 1];
             }
@@ -187,7 +205,7 @@ struct Behind {
 
     // Reads a slice from shared memory.
     __device__ void bring(u32 slice) {
-        u32 lane = threadIdx.x % 32;
+        u32 lane = min(threadIdx.x % 32, EIGHTS - 1);
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
             u32 row = 2 * slice + h;
@@ -290,34 +308,35 @@ struct Behind {
 };
 
 // Where the stages are, which is next, and in which phase its barriers are.
+template <Then THEN>
 struct Stages {
     bf16* first;
     u64* barriers;
     u32 now = 0, phase = 0;
 
-    __device__ bf16* left() const { return first + now * STAGE; }
+    __device__ bf16* left() const { return first + now * STAGE<THEN>; }
     __device__ bf16* right() const { return left() + LEFT; }
     __device__ u64* full() const { return barriers + 2 * now; }
     __device__ u64* empty() const { return full() + 1; }
     __device__ void advance() {
-        if (++now < STAGES) return;
+        if (++now < STAGES<THEN>) return;
         now = 0;
         phase ^= 1;
     }
 };
 
 template <bool NN, Then THEN>
-__device__ inline void fetch_all(const WarpgroupProductArgs& a, Stages stages) {
+__device__ inline void fetch_all(const WarpgroupProductArgs& a, Stages<THEN> stages) {
     TilesOf<THEN> tiles(a);
     for (u32 t = blockIdx.x; t < tiles.count(); t += gridDim.x) {
         u32 row = tiles.row(t), column = tiles.column(t);
         for (u32 k = 0; k < a.k; k += DEEP, stages.advance()) {
             wait_for_phase(stages.empty(), stages.phase ^ 1);
             u64* full = stages.full();
-            arrive_for_bytes(full, STAGE * sizeof(bf16));
+            arrive_for_bytes(full, STAGE<THEN> * sizeof(bf16));
             copy_tile(stages.left(), a.left, full, k, row);
             if constexpr (NN) {
-                for (u32 p = 0; p < PANELS; p++)
+                for (u32 p = 0; p < PANELS<THEN>; p++)
                     copy_tile(stages.right() + p * DEEP * DEEP, a.right, full, column + p * DEEP, k);
             } else {
                 copy_tile(stages.right(), a.right, full, k, column);
@@ -327,12 +346,12 @@ __device__ inline void fetch_all(const WarpgroupProductArgs& a, Stages stages) {
 }
 
 template <bool NN, Then THEN>
-__device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages stages, Behind<THEN> behind) {
+__device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages<THEN> stages, Behind<THEN> behind) {
     u32 group = threadIdx.x / 128;
     TilesOf<THEN> tiles(a);
     // Each turn is a barrier that its warpgroup waits at, and the other arrives at.
     u32 own_turn = 1 + group, other_turn = 2 - group;
-    float sums[32][4];
+    typename Behind<THEN>::Sums sums;
     if (group == 1) arrive_at(other_turn, 256);
     behind.ask(tiles, blockIdx.x);
     for (u32 t = blockIdx.x; t < tiles.count(); t += gridDim.x) {
@@ -394,11 +413,11 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages stages
 template <bool NN, Then THEN>
 __device__ void warpgroup_product(const WarpgroupProductArgs& a) {
 #ifdef WARPGROUPS
-    LAUNCH_SHARED(pool, ROOM);
-    Stages stages = {(bf16*)pool, (u64*)(pool + AT_BARRIERS)};
-    float* side = (float*)(pool + AT_SIDE);
+    LAUNCH_SHARED(pool, Room<THEN>::BYTES);
+    Stages<THEN> stages = {(bf16*)pool, (u64*)(pool + Room<THEN>::BARRIERS)};
+    float* side = (float*)(pool + Room<THEN>::SIDE);
     if (threadIdx.x == 0) {
-        for (u32 stage = 0; stage < STAGES; stage++) {
+        for (u32 stage = 0; stage < STAGES<THEN>; stage++) {
             start_phases(stages.barriers + 2 * stage, 1);
             start_phases(stages.barriers + 2 * stage + 1, GROUPS * ARRIVALS_OF_A_GROUP);
         }
@@ -409,7 +428,7 @@ __device__ void warpgroup_product(const WarpgroupProductArgs& a) {
     __syncthreads();
     if (threadIdx.x < 128 * GROUPS) {
         take_registers<232>();
-        multiply_all<NN, THEN>(a, stages, Behind<THEN>(a, (bf16*)(pool + AT_OUT), side));
+        multiply_all<NN, THEN>(a, stages, Behind<THEN>(a, (bf16*)(pool + Room<THEN>::OUT), side));
     } else {
         give_registers<40>();
         if (threadIdx.x == 128 * GROUPS) fetch_all<NN, THEN>(a, stages);

@@ -94,8 +94,8 @@ inline void multiply_group_by_columns(float (&sums)[N][4], const u32 (&left)[4],
 
 #endif
 
-// Products of a warpgroup, four warps that follow each other: sums [64, 64], [64, 128] or [64, 256], of which a warp has 16 rows as
-// of `multiply`'s. Factors in shared memory are rows of 64 elements, whose pieces of 16 bytes are swizzled: piece p of row
+// Products of a warpgroup, four warps that follow each other: sums [64, 64], [64, 128], [64, 192] or [64, 256], of which a warp has 16
+// rows as of `multiply`'s. Factors in shared memory are rows of 64 elements, whose pieces of 16 bytes are swizzled: piece p of row
 // r lies at p ^ r % 8, and row 0 at a multiple of 1024 bytes. The products only start; see `wait_for_products`.
 
 // Such rows.
@@ -203,6 +203,24 @@ __device__ inline void multiply_group_by_columns(float (&sums)[16][4], const u32
             : SUMS(0), SUMS(1), SUMS(2), SUMS(3), SUMS(4), SUMS(5), SUMS(6), SUMS(7),
               SUMS(8), SUMS(9), SUMS(10), SUMS(11), SUMS(12), SUMS(13), SUMS(14), SUMS(15)
             : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right.across(panel))));
+}
+
+// The same with the transposed 192 rows at `right`.
+__device__ inline void multiply_group_by_rows(float (&sums)[24][4], Matrix left, Matrix right, u32 first, bool add) {
+    PTX(stand_in::multiply_group_by_rows(sums, left.rows, right.rows, first, add),
+        asm volatile(
+            "{ .reg .pred add; setp.ne.b32 add, %98, 0; "
+            "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
+            "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
+            "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
+            "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "
+            "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+            "}, %96, %97, add, 1, 1, 0, 0; }"
+            : SUMS(0), SUMS(1), SUMS(2), SUMS(3), SUMS(4), SUMS(5), SUMS(6), SUMS(7),
+              SUMS(8), SUMS(9), SUMS(10), SUMS(11), SUMS(12), SUMS(13), SUMS(14), SUMS(15),
+              SUMS(16), SUMS(17), SUMS(18), SUMS(19), SUMS(20), SUMS(21), SUMS(22), SUMS(23)
+            : "l"(left.from(first)), "l"(right.from(first)), "r"((u32)add)));
 }
 
 // The same with the transposed 256 rows at `right`.

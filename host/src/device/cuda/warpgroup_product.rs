@@ -14,15 +14,15 @@ use super::product::{Case, Product};
 
 const NAME: &str = "warpgroup_product";
 
-/// Of warpgroup_product.cu: columns of a tile of C, rows of one of A, what k is a multiple of, the least k, the most
-/// columns that have a bias, threads, and bytes of shared memory.
+/// Of warpgroup_product.cu: columns of a tile of C, and where it is turned, rows of one of A, what k is a multiple of, the
+/// least k, the most columns that have a bias, and threads.
 pub(super) const COLUMNS: u32 = 256;
+const TURNED_COLUMNS: u32 = 192;
 const ROWS: u32 = 128;
 const DEEP: u32 = 64;
 const LEAST_K: u32 = 512;
 const MOST_BIAS: u32 = 4096;
 const THREADS: u32 = 384;
-const SHARED: u32 = 3 * 49_152 + 65_536 + 4 * MOST_BIAS + 48;
 
 /// What n is a multiple of for powers, whose last tile may be narrow.
 const POWERS_APART: u32 = 8;
@@ -110,6 +110,13 @@ fn describe(address: u64, region: Region, tile_rows: u32) -> Result<[u64; 16], C
     CudaError::check("cuTensorMapEncodeTiled", code).map(|()| map.0)
 }
 
+/// Columns of a tile, and what a block has of shared memory for it: stages, the tile, the bias, two barriers a stage.
+fn tile(p: &Product) -> (u32, u32) {
+    let (columns, stages) = if p.turned.is_some() { (TURNED_COLUMNS, 4) } else { (COLUMNS, 3) };
+    let stage = 2 * DEEP * (ROWS + columns);
+    (columns, stages * (stage + 16) + 2 * ROWS * columns + 4 * MOST_BIAS)
+}
+
 /// Bytes of scratch for the pieces of what is summed beside a product.
 fn partial_bytes(p: &Product) -> u64 {
     let [m, n, _] = p.sizes().map(u64::from);
@@ -130,7 +137,7 @@ impl Cuda {
     /// Whether this GPU's warpgroups compute a product, with all that belongs to it.
     pub(super) fn multiplies(&mut self, p: &Product) -> Result<bool, OperationError> {
         let [m, n, k] = p.sizes();
-        let apart = if p.powers.is_some() { POWERS_APART } else { COLUMNS };
+        let apart = if p.powers.is_some() { POWERS_APART } else { tile(p).0 };
         let sizes = m.is_multiple_of(64) && n.is_multiple_of(apart) && k.is_multiple_of(DEEP) && k >= LEAST_K;
         let operands = [Some(p.a), Some(p.b), Some(p.c), p.bias, p.before_gelu, p.activated];
         let room = partial_bytes(p) <= self.scratch().bytes();
@@ -159,10 +166,10 @@ impl Cuda {
 
     /// Queues such a product. Powers leave the pieces of their rows' sums where scratch begins.
     pub(super) fn product_by_warpgroups(&mut self, p: &Product) -> Result<(), OperationError> {
-        let [m, n, k] = p.sizes();
+        let ([m, n, k], (columns, shared)) = (p.sizes(), tile(p));
         let (a, b, nt) = (self.address(p.a)?, self.address(p.b)?, p.case == Case::Nt);
         let left = describe(a, p.a, ROWS).map_err(|e| self.fail(e))?;
-        let right = describe(b, p.b, if nt { COLUMNS } else { DEEP }).map_err(|e| self.fail(e))?;
+        let right = describe(b, p.b, if nt { columns } else { DEEP }).map_err(|e| self.fail(e))?;
         let again = p.summed.and_then(|s| s.activated);
         let partial = match partial_bytes(p) {
             0 => 0,
@@ -201,7 +208,7 @@ impl Cuda {
             (false, _, Some(_), Some(_)) => "warpgroup_product_nn_gelu_grad_again",
         };
         let grid = [self.multiprocessors, 1, 1];
-        self.launch_with(NAME, kernel, grid, THREADS, SHARED, &arguments)?;
+        self.launch_with(NAME, kernel, grid, THREADS, shared, &arguments)?;
         let Some(summed) = p.summed else { return Ok(()) };
         let finish = FinishArgs::of(partial, [m / PIECE, n], self.places(summed)?, summed.accumulate);
         self.finish_columns("linear_grad", "linear_grad_finish", &finish)
