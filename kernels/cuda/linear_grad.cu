@@ -49,4 +49,3 @@ __device__ void bias_grad_piece(const BiasGradArgs& a) {
 }
 
 EXPORT_BOTH(linear_grad_piece, BiasGradArgs, 256, bias_grad_piece)
-EXPORT(linear_grad_finish, FinishArgs, 1024, finish_columns)

@@ -92,4 +92,3 @@ __device__ void qk_norm_grad(const QkNormGradArgs& a) {
 }
 
 EXPORT_BOTH(qk_norm_grad, QkNormGradArgs, THREADS, qk_norm_grad)
-EXPORT(qk_norm_grad_finish, FinishArgs, 1024, finish_columns)

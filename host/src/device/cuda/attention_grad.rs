@@ -6,7 +6,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::{AttentionGrad, Kind};
 
-use super::columns::FinishArgs;
+use super::columns::SumsArgs;
 use super::device::{Cuda, blocks, width};
 use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
 use super::product::Summed;
@@ -77,19 +77,19 @@ impl Cuda {
             qkv_grad: sequences(o.qkv_grad, batch, part),
             ..o
         };
-        let partial = self.scratch_at(room.means, room.sums)?;
+        let partial = self.pieces_at(room.means, room.sums)?;
         // Pieces that are summed so far, where they are made with it.
         let mut made = summed.map(|_| 0);
         for part in self.parts(batch) {
-            let sums = partial + 4 * u64::from(made.unwrap_or(0)) * u64::from(o.qkv_grad.columns());
+            let sums = partial.at + 4 * u64::from(made.unwrap_or(0)) * u64::from(o.qkv_grad.columns());
             let pieces = self.attention_grad_of_a_part(of(&part), made.map(|_| sums))?;
             made = made.zip(pieces).map(|(before, pieces)| before + pieces);
         }
         match summed.zip(made) {
             Some((summed, pieces)) => {
                 let sizes = [pieces, o.qkv_grad.columns()];
-                let finish = FinishArgs::of(partial, sizes, self.places(summed)?, summed.accumulate);
-                self.finish_columns("linear_grad", "linear_grad_finish", &finish)
+                let sums = SumsArgs::of(partial.at, sizes, self.places(summed)?, summed.accumulate);
+                self.finish_columns(sums, partial.wait)
             }
             None => self.sum_written(o.qkv_grad, summed),
         }

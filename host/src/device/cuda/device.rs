@@ -12,10 +12,12 @@ use cust::stream::{Stream, StreamFlags};
 
 use super::blas::Blas;
 use super::carry::Carries;
+use super::columns::Waiting;
 use super::describe;
 use super::error::CudaError;
 use super::graph::Graph;
 use super::nccl::Communicator;
+use super::profile::WORKSPACE;
 use super::staging::Staging;
 
 /// The memory that a run asks of the GPU.
@@ -61,6 +63,8 @@ pub struct Cuda {
     pub(super) joined: bool,
     /// Copies that wait to be recorded together.
     pub(super) carries: Carries,
+    /// Sums over rows that wait to be finished together.
+    pub(super) waiting: Waiting,
     /// Algorithms are timed for products that have none.
     pub(super) tuning: bool,
     /// Whether bf16 is multiplied on tensor cores.
@@ -157,6 +161,7 @@ impl Cuda {
             recording: false,
             joined: false,
             carries: Carries::new(),
+            waiting: Waiting::new(),
             tuning: false,
             tensor_cores,
             tf32: false,
@@ -278,8 +283,16 @@ impl Cuda {
         region.map_or(Ok(0), |r| self.address(r))
     }
 
-    /// `bytes` of scratch at `offset` of it.
+    /// `bytes` of scratch at `offset` of it, behind the sums that wait where their pieces may lie.
     pub(super) fn scratch_at(&mut self, offset: u64, bytes: u64) -> Result<u64, OperationError> {
+        if offset.saturating_add(bytes) > WORKSPACE {
+            self.finish_all()?;
+        }
+        self.scratch_beside(offset, bytes)
+    }
+
+    /// The same, whoever waits.
+    pub(super) fn scratch_beside(&mut self, offset: u64, bytes: u64) -> Result<u64, OperationError> {
         let start = self.scratch.offset + offset;
         let (end, limit) = (start.saturating_add(bytes), self.scratch.end());
         if end > limit {
@@ -381,6 +394,7 @@ fn note(lines: &mut Vec<(&'static str, u64)>, name: &'static str, outside: u64) 
 
 impl Device for Cuda {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        self.finish_before(op)?;
         match *op {
             Op::AdamW(o) => self.run_adamw(o),
             Op::AllGather(o) => self.run_all_gather(o),

@@ -16,7 +16,7 @@ use crate::device::Stream;
 enum Joint {
     /// The first is the GELU that the second is the gradient behind: made again for it, since it was not kept. The pass that
     /// takes the gradient through the GELU, where there is one for the sums of a bias, has its input at hand.
-    BehindGelu(LinearGrad),
+    BehindGelu,
     /// Queries and keys are turned as they are made.
     Turned(Linear, Rotary),
 }
@@ -26,7 +26,7 @@ fn joint(ops: &[Op]) -> Option<Joint> {
     match ops {
         [Op::Gelu(gelu), Op::LinearGrad(grad), ..] => {
             let behind = grad.x == gelu.out && grad.before_gelu == Some(gelu.x) && grad.x_bias_grad.is_some();
-            behind.then_some(Joint::BehindGelu(*grad))
+            behind.then_some(Joint::BehindGelu)
         }
         [Op::Linear(linear), Op::Rotate(rotate), ..] => {
             let made = linear.out == rotate.qkv && linear.bias.is_some() && linear.epilogue == Epilogue::Store;
@@ -90,16 +90,21 @@ impl Cuda {
         if joint(&ops[at..]).is_some() {
             return Ok(());
         }
-        match at.checked_sub(1).and_then(|before| joint(&ops[before..])) {
-            Some(Joint::BehindGelu(grad)) => self.linear_grad(left(grad, ops, at), Some(grad.x)),
-            Some(Joint::Turned(linear, rotary)) => self.linear(linear, Some(rotary)),
-            None => match ops[at] {
-                Op::Carry(_) if copied_before(ops, at) => Ok(()),
-                Op::AttentionGrad(grad) => self.attention_grad(grad, made_by(ops, at)),
-                Op::LinearGrad(grad) => self.linear_grad(left(grad, ops, at), None),
-                Op::NormGrad(grad) => self.norm_grad(grad, made_by(ops, at)),
-                _ => self.run(&ops[at]),
-            },
+        if matches!(ops[at], Op::Carry(_)) && copied_before(ops, at) {
+            return Ok(());
+        }
+        let op = match ops[at] {
+            Op::LinearGrad(grad) => Op::LinearGrad(left(grad, ops, at)),
+            op => op,
+        };
+        self.finish_before(&op)?;
+        match (at.checked_sub(1).and_then(|before| joint(&ops[before..])), op) {
+            (Some(Joint::BehindGelu), Op::LinearGrad(grad)) => self.linear_grad(grad, Some(grad.x)),
+            (Some(Joint::Turned(linear, rotary)), _) => self.linear(linear, Some(rotary)),
+            (_, Op::AttentionGrad(grad)) => self.attention_grad(grad, made_by(ops, at)),
+            (_, Op::LinearGrad(grad)) => self.linear_grad(grad, None),
+            (_, Op::NormGrad(grad)) => self.norm_grad(grad, made_by(ops, at)),
+            _ => self.run(&op),
         }
     }
 }

@@ -94,7 +94,8 @@ impl Cuda {
 
     /// Ends what [`Cuda::begin`] began, whether or not the recording went well.
     fn end(&mut self, recorded: Result<(), OperationError>) -> Result<Graph, CudaError> {
-        let recorded = recorded.and_then(|()| self.carry_all());
+        let recorded = recorded.and_then(|()| self.finish_all()).and_then(|()| self.carry_all());
+        self.waiting.clear();
         self.carries.clear();
         self.recording = false;
         let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());

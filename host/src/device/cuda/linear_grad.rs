@@ -4,7 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::LinearGrad;
 
-use super::columns::FinishArgs;
+use super::columns::{Pieces, SumsArgs};
 use super::device::{Cuda, blocks, width};
 use super::product::{Case, Product, Summed};
 use super::profile::{piece_bytes, pieces};
@@ -80,7 +80,7 @@ impl Cuda {
 
     /// A pass, and the bias' gradient that is summed in it.
     pub(super) fn sum_columns(&mut self, pass: Pass, summed: Summed) -> Result<(), OperationError> {
-        let partial = self.scratch_at(0, piece_bytes(pass.rows.rows(), 1, pass.rows.columns()))?;
+        let partial = self.pieces_at(0, piece_bytes(pass.rows.rows(), 1, pass.rows.columns()))?;
         let to = self.places(summed)?;
         self.bias_grad(pass, partial, to, summed.accumulate)
     }
@@ -94,7 +94,7 @@ impl Cuda {
     pub(super) fn bias_grad(
         &mut self,
         pass: Pass,
-        partial: u64,
+        partial: Pieces,
         to: [u64; 2],
         accumulate: bool,
     ) -> Result<(), OperationError> {
@@ -103,9 +103,10 @@ impl Cuda {
         let (piece, count) = pieces(rows);
         let width = width(pass.rows.dtype, columns.into(), &[out_grad, before_gelu, activated]);
         let wide = (width > 1).into();
+        let Pieces { at: partial, wait } = partial;
         let arguments = BiasGradArgs { out_grad, before_gelu, activated, partial, rows, columns, piece, wide };
         let kernel = format!("linear_grad_piece_{}", pass.rows.dtype.name());
         self.launch(NAME, &kernel, [blocks(columns.into(), 32 * width), count, 1], 256, &arguments)?;
-        self.finish_columns(NAME, "linear_grad_finish", &FinishArgs::of(partial, [count, columns], to, accumulate))
+        self.finish_columns(SumsArgs::of(partial, [count, columns], to, accumulate), wait)
     }
 }

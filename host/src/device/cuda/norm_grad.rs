@@ -4,7 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::{NormGrad, NormKind};
 
-use super::columns::FinishArgs;
+use super::columns::SumsArgs;
 use super::device::{Cuda, blocks, width};
 use super::error::CudaError;
 use super::norm::{BIASES, COPIES};
@@ -80,6 +80,7 @@ impl Cuda {
         let dtype = self.dtype("norm_grad", types)?;
         let (rows, columns, outputs) = (o.x.rows(), o.x.columns(), affines().count() as u32);
         let (each, (piece, count)) = (norm_sums(o.kind), norm_pieces(o.kind, rows));
+        let partial = self.pieces_at(0, norm_bytes(o.kind, [rows, outputs, columns]))?;
         let mut arguments = NormGradArgs {
             x: self.address(o.x)?,
             stats: self.address(o.stats)?,
@@ -87,7 +88,7 @@ impl Cuda {
             gain: [0; 2],
             out_grad: [0; 2],
             copy,
-            partial: self.scratch_at(0, norm_bytes(o.kind, [rows, outputs, columns]))?,
+            partial: partial.at,
             rows,
             columns,
             outputs,
@@ -97,8 +98,8 @@ impl Cuda {
             shared: 0,
             sums: each * outputs,
         };
-        let mut finish = FinishArgs {
-            partial: arguments.partial,
+        let mut finish = SumsArgs {
+            partial: partial.at,
             out: [0; 5],
             copy: 0,
             pieces: count,
@@ -129,13 +130,13 @@ impl Cuda {
             let kernel = format!("layer_norm_grad_{outputs}_{}", columns.div_ceil(VECTORS));
             let shared = room(outputs, columns);
             self.launch_with("layer_norm_grad", &kernel, [count, 1, 1], 32 * WARPS, shared, &arguments)?;
-            return self.finish_columns("norm_grad", "norm_grad_finish", &finish);
+            return self.finish_columns(finish, partial.wait);
         }
         if o.kind == NormKind::Layer {
             let (piece, grid) =
                 (format!("norm_grad_piece_layer{outputs}_{dtype}"), [blocks(columns.into(), 32 * width), count, 1]);
             self.launch("norm_grad", &piece, grid, 256, &arguments)?;
-            self.finish_columns("norm_grad", "norm_grad_finish", &finish)?;
+            self.finish_columns(finish, partial.wait)?;
             self.launch("norm_grad", &kernel, [blocks(rows.into(), 4), 1, 1], 128, &arguments)?;
             return self.sum_written(o.x_grad, summed);
         }
@@ -144,7 +145,7 @@ impl Cuda {
         arguments.shared = (warps > 0).into();
         let (threads, shared) = (32 * warps.max(1), 4 * warps * outputs * columns);
         self.launch_with("norm_grad", &kernel, [count, 1, 1], threads, shared, &arguments)?;
-        self.finish_columns("norm_grad", "norm_grad_finish", &finish)?;
+        self.finish_columns(finish, partial.wait)?;
         self.sum_written(o.x_grad, summed)
     }
 }

@@ -53,7 +53,7 @@ impl Profile for CudaProfile {
             Op::Linear(_) => WORKSPACE,
             Op::LinearGrad(o) => {
                 let columns = o.out_grad.columns().max(o.x_bias_grad.map_or(0, |_| o.x.columns()));
-                WORKSPACE.max(piece_bytes(o.out_grad.rows(), 1, columns))
+                (WORKSPACE + SUMS).max(piece_bytes(o.out_grad.rows(), 1, columns))
             }
             Op::MemoryGrad(o) => score_bytes(&o.keys),
             Op::Modulate(o) => modulate_bytes(&o.factors),
@@ -97,8 +97,10 @@ impl Profile for CudaProfile {
     }
 }
 
-/// Bytes of the scratch that a product may use: what NVIDIA recommends for its largest GPUs.
-pub const WORKSPACE: u64 = 32 << 20;
+/// Bytes of the scratch that a product may use, and behind them bytes for pieces of sums that wait: together what NVIDIA
+/// recommends for products on its largest GPUs.
+pub const WORKSPACE: u64 = 28 << 20;
+pub const SUMS: u64 = 4 << 20;
 
 /// Rows of a piece of a sum over rows and the number of pieces: a function of the rows only, so that sums have one
 /// order.

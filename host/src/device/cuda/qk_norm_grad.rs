@@ -3,7 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::QkNormGrad;
 
-use super::columns::FinishArgs;
+use super::columns::SumsArgs;
 use super::device::Cuda;
 use super::error::CudaError;
 use super::heads::HeadsArgs;
@@ -39,13 +39,14 @@ impl Cuda {
         }
         let dtype = self.dtype("qk_norm_grad", [o.qkv_grad, o.raw, o.query_gain, o.key_gain])?;
         let (piece, count) = pieces(rows);
+        let partial = self.pieces_at(0, piece_bytes(rows, 2, size))?;
         let mut arguments = QkNormGradArgs {
             qkv_grad: self.address(o.qkv_grad)?,
             raw: self.address(o.raw)?,
             stats: self.address(o.stats)?,
             query_gain: self.address(o.query_gain)?,
             key_gain: self.address(o.key_gain)?,
-            partial: self.scratch_at(0, piece_bytes(rows, 2, size))?,
+            partial: partial.at,
             rows,
             piece,
             lanes: 0,
@@ -53,8 +54,8 @@ impl Cuda {
         };
         let QkNormGradArgs { qkv_grad, raw, query_gain, key_gain, .. } = arguments;
         arguments.lanes = lanes(dtype, size, &[qkv_grad, raw, query_gain, key_gain]);
-        let finish = FinishArgs {
-            partial: arguments.partial,
+        let finish = SumsArgs {
+            partial: partial.at,
             out: [self.address(o.query_gain_grad)?, self.address(o.key_gain_grad)?, 0, 0, 0],
             copy: 0,
             pieces: count,
@@ -63,6 +64,6 @@ impl Cuda {
             accumulate: o.accumulate.into(),
         };
         self.launch("qk_norm_grad", &format!("qk_norm_grad_{}", dtype.name()), [count, 1, 1], 512, &arguments)?;
-        self.finish_columns("qk_norm_grad", "qk_norm_grad_finish", &finish)
+        self.finish_columns(finish, partial.wait)
     }
 }

@@ -7,7 +7,7 @@ use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Heads, Rotary};
 use cust::sys;
 
-use super::columns::FinishArgs;
+use super::columns::{Pieces, SumsArgs};
 use super::device::Cuda;
 use super::error::CudaError;
 use super::product::{Case, Product};
@@ -172,8 +172,10 @@ impl Cuda {
         let right = describe(b, p.b, if nt { columns } else { DEEP }).map_err(|e| self.fail(e))?;
         let again = p.summed.and_then(|s| s.activated);
         let partial = match partial_bytes(p) {
-            0 => 0,
-            bytes => self.scratch_at(0, bytes)?,
+            0 => Pieces { at: 0, wait: false },
+            // The head reads what powers leave.
+            bytes if p.summed.is_none() => Pieces { at: self.scratch_at(0, bytes)?, wait: false },
+            bytes => self.pieces_at(0, bytes)?,
         };
         let (table, positions, [parts, turned]) = match p.turned {
             Some(Rotary { table, heads, positions }) => (self.address(table)?, positions, roles(&heads)),
@@ -186,7 +188,7 @@ impl Cuda {
             bias: self.address_or_null(p.bias)?,
             before_gelu: self.address_or_null(p.before_gelu)?,
             activated: self.address_or_null(p.activated.or(again))?,
-            partial,
+            partial: partial.at,
             at_targets: self.address_or_null(p.powers.map(|powers| powers.at_targets))?,
             table,
             m,
@@ -210,7 +212,7 @@ impl Cuda {
         let grid = [self.multiprocessors, 1, 1];
         self.launch_with(NAME, kernel, grid, THREADS, shared, &arguments)?;
         let Some(summed) = p.summed else { return Ok(()) };
-        let finish = FinishArgs::of(partial, [m / PIECE, n], self.places(summed)?, summed.accumulate);
-        self.finish_columns("linear_grad", "linear_grad_finish", &finish)
+        let sums = SumsArgs::of(partial.at, [m / PIECE, n], self.places(summed)?, summed.accumulate);
+        self.finish_columns(sums, partial.wait)
     }
 }

@@ -1,13 +1,13 @@
 //! Sums of a gradient's columns, made by the operation that writes it, beside the sums in f64 of what it wrote.
 
-use capful_core::device::Op;
+use capful_core::device::{Device as _, Op};
 use capful_core::memory::{Dtype, Region, Share, Space};
 use capful_core::ops::{
     AffineGrad, AllGather, AttentionGrad, Carry, Heads, Kind, LinearGrad, NormGrad, NormKind, Pattern, Rotary,
 };
 use capful_core::random::Random;
 
-use super::bench::{decode, encode, open, share};
+use super::bench::{decode, encode, open, replay, share};
 use crate::device::cuda::Cuda;
 use crate::device::cuda::column_sums::{copied_before, made_before, made_by};
 
@@ -69,6 +69,15 @@ fn linear_grad(l: &mut Laid, out_grad: Region, accumulate: bool) -> LinearGrad {
     LinearGrad { bias_grad, accumulate, ..LinearGrad::new([x, weight], out_grad, [x_grad, weight_grad]) }
 }
 
+/// Numbers in every region, log-sums that keep probabilities below 1, and positive moments.
+fn fill(cuda: &mut Cuda, regions: &[Region]) {
+    for (stream, region) in (0..).zip(regions) {
+        let random = Random::new(3, stream);
+        let values: Vec<f32> = (0..region.elements()).map(|i| 0.3 + 0.2 * random.normal(i).clamp(-1.0, 1.0)).collect();
+        cuda.write(*region, &encode(region.dtype, &values)).expect("room");
+    }
+}
+
 fn read(cuda: &mut Cuda, region: Region) -> Vec<f32> {
     let mut bytes = vec![0; region.bytes() as usize];
     cuda.read(region, &mut bytes).expect("room");
@@ -87,12 +96,7 @@ fn agree(mut l: Laid, writer: Op, linear: LinearGrad, change: Change, what: &str
         Region { space: Space::Arena, dtype: Dtype::F32, offset: l.0.next_multiple_of(256), shape: [1, 1, 1, 1 << 18] };
     let mut cuda = open(scratch.end(), scratch, 0);
     change(&mut cuda);
-    for (stream, region) in (0..).zip(&l.1) {
-        let random = Random::new(3, stream);
-        // Log-sums that keep probabilities below 1, and positive moments.
-        let values: Vec<f32> = (0..region.elements()).map(|i| 0.3 + 0.2 * random.normal(i).clamp(-1.0, 1.0)).collect();
-        cuda.write(*region, &encode(region.dtype, &values)).expect("room");
-    }
+    fill(&mut cuda, &l.1);
     let mut expected: Vec<f64> = read(&mut cuda, to).into_iter().map(f64::from).collect();
     if !linear.accumulate {
         expected.fill(0.0);
@@ -227,4 +231,39 @@ fn a_copy_of_sums_stays_where_it_is_if_somebody_would_see_it_early() {
     assert!(!copied_before(&[writer, reader, carry(to, third), copy], 3));
     assert!(!copied_before(&[writer, reader, carry(third, other)], 2));
     assert!(!copied_before(&[writer, carry(to, third), reader, copy], 3));
+}
+
+/// Recorded, the last pass of sums waits for others': until somebody reads one of them or adds to it, and until the end. The
+/// bits are those of sums that did not wait.
+#[test]
+fn recorded_sums_are_finished_together() {
+    let mut l = Laid(0, Vec::new());
+    let norm = norm_grad(&mut l, Dtype::F32, [70, 24], false, NormKind::Layer);
+    let out_grads = [[300, 40], [9, 7]].map(|[rows, columns]| l.take(Dtype::F32, [1, 1, rows, columns]));
+    let [a, b] = out_grads.map(|out_grad| linear_grad(&mut l, out_grad, false));
+    let to = a.bias_grad.expect("it has one");
+    let copy = Carry { from: to, to: l.take(to.dtype, to.shape) };
+    let again = LinearGrad { accumulate: true, ..b };
+    // How many operations' sums wait behind each.
+    let ops = [(norm.into(), 1), (a.into(), 2), (b.into(), 3), (copy.into(), 0), (b.into(), 1), (again.into(), 1)];
+    let scratch =
+        Region { space: Space::Arena, dtype: Dtype::F32, offset: l.0.next_multiple_of(256), shape: [1, 1, 1, 8 << 20] };
+    let [recorded, straight] = [true, false].map(|record| {
+        let mut cuda = open(scratch.end(), scratch, 0);
+        fill(&mut cuda, &l.1);
+        let queue = |cuda: &mut Cuda| {
+            ops.iter().try_for_each(|(op, waiting)| {
+                cuda.run(op)?;
+                assert_eq!(cuda.waiting.count(), if record { *waiting } else { 0 }, "{}", op.name());
+                Ok(())
+            })
+        };
+        if record {
+            replay(&mut cuda, 0, queue).expect("room")
+        } else {
+            queue(&mut cuda).expect("room")
+        }
+        l.1.iter().map(|region| read(&mut cuda, *region)).collect::<Vec<_>>()
+    });
+    assert_eq!(recorded, straight);
 }
