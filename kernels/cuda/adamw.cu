@@ -4,7 +4,7 @@
 
 struct AdamWArgs {
     void* weight;           // [count]
-    float* master;          // [count], or null where the weight itself is f32
+    short* remainder;       // [count]: what bf16 lack of the f32 that move, or null
     const float* gradient;  // [count]
     float* first;           // [count]
     float* second;          // [count]
@@ -15,6 +15,30 @@ struct AdamWArgs {
     u32 wide;               // whether all begin at multiples of 16 bytes
 };
 
+// Makes of bf16 the f32 that they are the rounding of.
+template <int N>
+__device__ inline void join(float (&w)[N], const short* remainder) {
+    Vector<short, N> lacks = fetch<short, N>(remainder);
+#pragma unroll
+    for (int i = 0; i < N; i++) w[i] = __uint_as_float(__float_as_uint(w[i]) + (u32)(int)lacks.x[i]);
+}
+
+// Writes the bf16 nearest to `w`, and what they lack. Of what lies halfway and falls that is one more than has a place.
+template <int N>
+__device__ inline void split(bf16* weight, short* remainder, const float (&w)[N]) {
+    float rounded[N];
+    Vector<short, N> lacks;
+#pragma unroll
+    for (int i = 0; i < N; i++) rounded[i] = w[i];
+    write_rounded(weight, rounded);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        int more = (int)(__float_as_uint(w[i]) - __float_as_uint(rounded[i]));
+        lacks.x[i] = (short)(more < 0x7fff ? more : 0x7fff);
+    }
+    *(Vector<short, N>*)remainder = lacks;
+}
+
 template <class T, int N>
 __device__ inline void update(const AdamWArgs& a, u64 at, float clip) {
     float rate = a.settings->learning_rate, step = rate / a.settings->correction1;
@@ -24,8 +48,10 @@ __device__ inline void update(const AdamWArgs& a, u64 at, float clip) {
     read(m, a.first + at);
     read(v, a.second + at);
     T* weight = (T*)a.weight + at;
-    if (a.master) read(w, a.master + at);
-    else read(w, weight);
+    read(w, weight);
+    if constexpr (sizeof(T) == sizeof(bf16)) {
+        if (a.remainder) join(w, a.remainder + at);
+    }
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float clipped = g[i] * clip;
@@ -35,7 +61,9 @@ __device__ inline void update(const AdamWArgs& a, u64 at, float clip) {
     }
     write(a.first + at, m);
     write(a.second + at, v);
-    if (a.master) write(a.master + at, w);
+    if constexpr (sizeof(T) == sizeof(bf16)) {
+        if (a.remainder) return split(weight, a.remainder + at, w);
+    }
     write(weight, w);
 }
 

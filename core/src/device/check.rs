@@ -126,9 +126,9 @@ mod tests {
                 matches!(dtype, Dtype::F32 | Dtype::Bf16)
             }
         }
-        let all = [Dtype::F32, Dtype::Bf16, Dtype::U32, Dtype::E4m3, Dtype::E5m2];
+        let all = [Dtype::F32, Dtype::Bf16, Dtype::Remainder, Dtype::U32, Dtype::E4m3, Dtype::E5m2];
         for (dtype, [single, both]) in
-            all.into_iter().zip([[true, true], [false, true], [false; 2], [false; 2], [false; 2]])
+            all.into_iter().zip([[true, true], [false, true], [false; 2], [false; 2], [false; 2], [false; 2]])
         {
             let op = Op::from(embed(dtype));
             assert_eq!([check(&op, &Single).is_ok(), check(&op, &Both).is_ok()], [single, both], "{dtype:?}");

@@ -21,6 +21,8 @@ pub enum Element {
     Float,
     /// f32 on every device.
     Exact,
+    /// What bf16 lack of f32.
+    Remainders,
     /// u32: ids, offsets, a wiring.
     Ids,
     /// Floats of 8 bits.
@@ -39,6 +41,7 @@ impl Element {
         match self {
             Element::Float => profile.computes(dtype),
             Element::Exact => dtype == Dtype::F32,
+            Element::Remainders => dtype == Dtype::Remainder,
             Element::Ids => dtype == Dtype::U32,
             Element::Codes => matches!(dtype, Dtype::E4m3 | Dtype::E5m2),
             Element::Integers => matches!(dtype, Dtype::I8 | Dtype::I4) && profile.multiplies_integers(),
@@ -87,6 +90,11 @@ impl Operand {
     /// The same of f32 on every device.
     pub const fn exact(self) -> Operand {
         Operand { element: Element::Exact, ..self }
+    }
+
+    /// The same of what bf16 lack.
+    pub const fn remainders(self) -> Operand {
+        Operand { element: Element::Remainders, ..self }
     }
 
     /// The same of u32.

@@ -171,6 +171,24 @@ impl<'a> View<'a> {
         cast_mut(self.region, self.bytes_mut()?)
     }
 
+    /// The elements as bits of bf16, to write.
+    ///
+    /// # Errors
+    /// As [`View::f32_mut`].
+    pub fn bf16_mut(&mut self) -> Result<&mut [u16], ArenaError> {
+        self.expect(|dtype| dtype == Dtype::Bf16, "bf16")?;
+        cast_mut(self.region, self.bytes_mut()?)
+    }
+
+    /// The elements as what bf16 lack, to write.
+    ///
+    /// # Errors
+    /// As [`View::f32_mut`].
+    pub fn remainders_mut(&mut self) -> Result<&mut [i16], ArenaError> {
+        self.expect(|dtype| dtype == Dtype::Remainder, "remainder")?;
+        cast_mut(self.region, self.bytes_mut()?)
+    }
+
     /// The elements as u32.
     ///
     /// # Errors

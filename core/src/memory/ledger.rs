@@ -11,7 +11,7 @@ pub enum Role {
     Weight,
     /// What the codes of a weight in integers are multiplied with.
     Scale,
-    /// The f32 copy of a parameter that is kept in fewer bits.
+    /// The f32 of a parameter that is kept in bf16: what that lacks of it.
     Master,
     /// The gradient of a parameter.
     Gradient,

@@ -7,6 +7,8 @@ pub enum Dtype {
     F32,
     /// The upper half of an f32, 2 bytes.
     Bf16,
+    /// What a bf16 lacks of an f32, 2 bytes: see [`crate::remainder`].
+    Remainder,
     /// Unsigned 32-bit integer, 4 bytes: token ids and counters.
     U32,
     /// An 8-bit float of 4 exponent and 3 mantissa bits, without infinities: see [`crate::fp8`].
@@ -27,7 +29,7 @@ impl Dtype {
     pub const fn size(self) -> u64 {
         match self {
             Dtype::F32 | Dtype::U32 => 4,
-            Dtype::Bf16 | Dtype::F16 => 2,
+            Dtype::Bf16 | Dtype::Remainder | Dtype::F16 => 2,
             Dtype::E4m3 | Dtype::E5m2 | Dtype::I8 | Dtype::I4 => 1,
         }
     }
@@ -45,6 +47,7 @@ impl Dtype {
         match self {
             Dtype::F32 => "f32",
             Dtype::Bf16 => "bf16",
+            Dtype::Remainder => "remainder",
             Dtype::U32 => "u32",
             Dtype::E4m3 => "e4m3",
             Dtype::E5m2 => "e5m2",

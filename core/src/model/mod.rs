@@ -9,7 +9,7 @@ mod parameter;
 mod recompute;
 mod scales;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod transformer;
 
 pub use family::{Batch, Control, Family, GAUGES, Gauge, Measure, MicroBatch, ModelError, Products, Purpose};

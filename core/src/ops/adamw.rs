@@ -1,7 +1,8 @@
 //! AdamW (Loshchilov and Hutter 2019) over a range of parameters, with the global clip folded in.
 
 use crate::device::{Operand, Operation, OperationError};
-use crate::memory::{Arena, Region};
+use crate::memory::{Arena, Dtype, Region};
+use crate::remainder;
 use crate::train::{Results, Settings};
 
 /// With g the clipped gradient: `m = β₁ m + (1 − β₁) g`, `v = β₂ v + (1 − β₂) g²`,
@@ -11,8 +12,8 @@ use crate::train::{Results, Settings};
 pub struct AdamW {
     /// `[n]`: the parameters.
     pub weight: Region,
-    /// `[n]`: their f32 copy, where the weights are kept in fewer bits; it moves, and the weight is its rounding.
-    pub master: Option<Region>,
+    /// `[n]`: what they lack of their f32 masters, where they are kept in bf16. A master moves, and is split again.
+    pub remainder: Option<Region>,
     /// `[n]`.
     pub gradient: Region,
     /// `[n]`: m.
@@ -83,9 +84,8 @@ impl Operation for AdamW {
     const NAME: &'static str = "adamw";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-        let weight = if self.master.is_some() { Operand::write } else { Operand::update };
-        visit(weight("weight", self.weight));
-        self.master.into_iter().for_each(|r| visit(Operand::update("master", r).exact()));
+        visit(Operand::update("weight", self.weight));
+        self.remainder.into_iter().for_each(|r| visit(Operand::update("remainder", r).remainders()));
         visit(Operand::read("gradient", self.gradient).exact());
         visit(Operand::update("first", self.first).exact());
         visit(Operand::update("second", self.second).exact());
@@ -95,7 +95,8 @@ impl Operation for AdamW {
 
     fn validate(&self) -> Result<(), OperationError> {
         let n = self.weight.elements();
-        self.expect(self.master.is_none_or(|m| m.elements() == n), "master")?;
+        let bf16 = self.weight.dtype == Dtype::Bf16;
+        self.expect(self.remainder.is_none_or(|r| r.elements() == n && bf16), "remainder")?;
         self.expect(self.gradient.elements() == n, "gradient")?;
         self.expect(self.first.elements() == n, "first")?;
         self.expect(self.second.elements() == n, "second")?;
@@ -108,9 +109,9 @@ impl Operation for AdamW {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [mut weight, mut master, gradient, mut first, mut second, settings, results] = arena.views([
+        let [mut weight, mut remainder, gradient, mut first, mut second, settings, results] = arena.views([
             Some(self.weight),
-            self.master,
+            self.remainder,
             Some(self.gradient),
             Some(self.first),
             Some(self.second),
@@ -120,12 +121,18 @@ impl Operation for AdamW {
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = self.factors(settings, results) else { return Ok(()) };
         let moments = first.f32_mut()?.iter_mut().zip(second.f32_mut()?);
-        let moved = if self.master.is_some() { &mut master } else { &mut weight };
-        for ((w, g), (m, v)) in moved.f32_mut()?.iter_mut().zip(gradient.f32()?).zip(moments) {
-            (*w, *m, *v) = self.element(&factors, *w, *g, *m, *v);
-        }
-        if self.master.is_some() {
-            weight.f32_mut()?.copy_from_slice(master.f32()?);
+        let rest = gradient.f32()?.iter().zip(moments);
+        if self.remainder.is_some() {
+            let masters = weight.bf16_mut()?.iter_mut().zip(remainder.remainders_mut()?);
+            for ((w, r), (g, (m, v))) in masters.zip(rest) {
+                let moved;
+                (moved, *m, *v) = self.element(&factors, remainder::join(*w, *r), *g, *m, *v);
+                (*w, *r) = remainder::split(moved);
+            }
+        } else {
+            for (w, (g, (m, v))) in weight.f32_mut()?.iter_mut().zip(rest) {
+                (*w, *m, *v) = self.element(&factors, *w, *g, *m, *v);
+            }
         }
         Ok(())
     }
@@ -134,6 +141,8 @@ impl Operation for AdamW {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::check;
+    use crate::model::testing::Half;
     use crate::ops::testing::Bench;
 
     const SETTINGS: Settings =
@@ -146,7 +155,7 @@ mod tests {
     fn with(b: &mut Bench<256>, results: Results) -> AdamW {
         AdamW {
             weight: b.normal([1, 1, 1, 13], 1, 1.0),
-            master: None,
+            remainder: None,
             gradient: b.normal([1, 1, 1, 13], 2, 1.0),
             first: b.values([1, 1, 1, 13], &[0.0; 13]),
             second: b.values([1, 1, 1, 13], &[0.0; 13]),
@@ -198,16 +207,44 @@ mod tests {
     }
 
     #[test]
-    fn a_master_moves_in_the_weights_stead() {
+    fn a_weight_and_its_remainder_are_the_f32_that_moves_alone() {
         let mut b = Bench::<256>::new();
         let alone = case(&mut b, 16.0);
-        let with = case(&mut b, 16.0);
-        let with = AdamW { weight: b.poison([1, 1, 1, 13]), master: Some(with.weight), ..with };
-        b.run(alone);
-        b.run(with);
-        let moved: [f32; 13] = b.get(alone.weight).try_into().unwrap();
-        assert!(moved[0].is_finite());
-        assert_eq!(b.get(with.weight), moved);
-        assert_eq!(b.get(with.master.unwrap()), moved);
+        let split = case(&mut b, 16.0);
+        // One that falls halfway comes back a unit of its last place lower.
+        let mut values: [f32; 13] = b.get(alone.weight).try_into().unwrap();
+        values[4] = f32::from_bits(0x3f80_8000);
+        let halves = values.map(remainder::split);
+        b.set(alone.weight, &halves.map(|(w, r)| remainder::join(w, r)));
+        let (weight, remainder) = (b.codes(Dtype::Bf16, [1, 1, 1, 13]), b.codes(Dtype::Remainder, [1, 1, 1, 13]));
+        b.set_bytes(weight, 0, bytemuck::cast_slice(&halves.map(|(w, _)| w)));
+        b.set_bytes(remainder, 0, bytemuck::cast_slice(&halves.map(|(_, r)| r)));
+        let with = AdamW { weight, remainder: Some(remainder), ..split };
+        for _ in 0..20 {
+            b.run(alone);
+            b.run_in(with, &Half);
+            let moved: [f32; 13] = b.get(alone.weight).try_into().unwrap();
+            let halves = moved.map(remainder::split);
+            assert!(halves.iter().zip(moved).all(|((w, r), x)| remainder::join(*w, *r) == x), "none falls halfway");
+            assert_eq!(b.bytes(weight), bytemuck::cast_slice::<u16, u8>(&halves.map(|(w, _)| w)));
+            assert_eq!(b.bytes(remainder), bytemuck::cast_slice::<i16, u8>(&halves.map(|(_, r)| r)));
+            assert_eq!((b.bytes(with.first), b.bytes(with.second)), (b.bytes(alone.first), b.bytes(alone.second)));
+        }
+    }
+
+    #[test]
+    fn a_remainder_belongs_to_a_bf16_of_as_many_elements() {
+        let mut b = Bench::<256>::new();
+        let op = case(&mut b, 16.0);
+        let remainder = b.codes(Dtype::Remainder, [1, 1, 1, 13]);
+        let weight = b.codes(Dtype::Bf16, [1, 1, 1, 13]);
+        let sound = AdamW { weight, remainder: Some(remainder), ..op };
+        let checked = |op: AdamW| check(&op.into(), &Half);
+        assert_eq!(checked(sound), Ok(()));
+        let refused = |op| assert!(matches!(checked(op), Err(OperationError::Shape { operand: "remainder", .. })));
+        refused(AdamW { weight: op.weight, ..sound });
+        refused(AdamW { remainder: Some(remainder.slice_columns(0, 12)), ..sound });
+        let exact = AdamW { remainder: Some(op.weight), ..sound };
+        assert_eq!(checked(exact), Err(OperationError::Type { operation: "adamw", operand: "remainder" }));
     }
 }

@@ -1,6 +1,6 @@
 //! A small arena with operands, for the tests at the bottom of each operation's file.
 
-use crate::device::{Device as _, Meter, Operation, OperationError, Rates, Reference, Single};
+use crate::device::{Device as _, Meter, Operation, OperationError, Profile, Rates, Reference, Single};
 use crate::memory::{Arena, Dtype, Region, Space};
 use crate::random::Random;
 use crate::train::{Results, Settings};
@@ -97,8 +97,13 @@ impl<const WORDS: usize> Bench<WORDS> {
     }
 
     pub fn run<O: Operation>(&mut self, operation: O) {
+        self.run_in(operation, &Single);
+    }
+
+    /// As [`Bench::run`], with operands of the types that `profile` computes in.
+    pub fn run_in<O: Operation>(&mut self, operation: O, profile: &dyn Profile) {
         let op = operation.into();
-        Meter::new(&Single, Rates::ONE).run(&op).unwrap();
+        Meter::new(profile, Rates::ONE).run(&op).unwrap();
         Reference { arena: Arena::new(&mut self.storage) }.run(&op).unwrap();
     }
 

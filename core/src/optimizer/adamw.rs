@@ -1,4 +1,4 @@
-//! AdamW (Loshchilov and Hutter 2019): a gradient, two moments and, for weights of fewer bits, an f32 master each.
+//! AdamW (Loshchilov and Hutter 2019): a gradient, two moments and, for a weight in bf16, what that lacks of its f32 master.
 
 use super::shared::{self, Shared};
 use super::{Optimizer, Rule};
@@ -80,7 +80,7 @@ fn table<M: Parameters>(
 }
 
 /// Neighbouring parameters that one operation moves: rows of [`Layout::GRAIN`] elements. Small, because a chip carries it on
-/// its stack: all but the weight is f32, and every region has the same rows.
+/// its stack: the types of all but the weight are known, and every region has the same rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Range {
     decays: bool,
@@ -89,7 +89,7 @@ struct Range {
     /// Its rows, and where they begin in each table.
     rows: u32,
     weight: u64,
-    master: Option<u64>,
+    remainder: Option<u64>,
     gradient: u64,
     first: u64,
     second: u64,
@@ -180,11 +180,12 @@ pub fn lay<M: Parameters>(
     if training.is_none() {
         return (weights, None);
     }
-    let mut other = |prefix, role| table(model, (prefix, role, Some(profile.dtype(role))), weight, ledger);
+    let mut other = |prefix, role, dtype| table(model, (prefix, role, Some(dtype)), weight, ledger);
     let reduced = weight_ranges.found.iter().any(|range| range.dtype != Dtype::F32);
-    let masters = reduced.then(|| other("master.", Role::Master).1);
-    let (gradients, gradient_ranges) = other("gradient.", Role::Gradient);
-    let [first, second] = ["first_moment.", "second_moment."].map(|prefix| other(prefix, Role::Moment).1);
+    let masters = reduced.then(|| other("master.", Role::Master, Dtype::Remainder).1);
+    let (gradients, gradient_ranges) = other("gradient.", Role::Gradient, profile.dtype(Role::Gradient));
+    let moment = |prefix| other(prefix, Role::Moment, profile.dtype(Role::Moment)).1;
+    let [first, second] = ["first_moment.", "second_moment."].map(moment);
     let moments = Whole::of([&weight_ranges, &gradient_ranges, &first, &second], masters.as_ref(), ledger);
     (weights, Some(Learning { gradients, moments: Moments::Whole(moments) }))
 }
@@ -204,7 +205,7 @@ impl Whole {
                 dtype: weights.dtype,
                 rows,
                 weight: weights.start,
-                master: masters.and_then(|masters| masters.found.get(i)).map(|bytes| bytes.start),
+                remainder: masters.and_then(|masters| masters.found.get(i)).map(|bytes| bytes.start),
                 gradient: gradients.found.get(i)?.start,
                 first: first.found.get(i)?.start,
                 second: second.found.get(i)?.start,
@@ -241,7 +242,7 @@ impl Moments {
             let exact = |offset| band(Dtype::F32, offset, rows);
             device.emit(AdamW {
                 weight: band(dtype, range.weight, rows),
-                master: range.master.map(exact),
+                remainder: range.remainder.map(|offset| band(Dtype::Remainder, offset, rows)),
                 gradient: exact(range.gradient),
                 first: exact(range.first),
                 second: exact(range.second),

@@ -228,19 +228,19 @@ pub(super) fn lay<M: Parameters>(
         refused,
     };
     shared.lay_sums(ledger);
-    let mut share = |prefix, names: &Names, role| {
-        let whole = Table::lay("a table that ranks share", Space::Shared, Dtype::F32, &sections, ledger);
+    let mut share = |prefix, names: &Names, role, dtype| {
+        let whole = Table::lay("a table that ranks share", Space::Shared, dtype, &sections, ledger);
         whole.show(model, Space::Shared, (prefix, role), ledger);
-        shared.lay_share(names, role, Some(&whole), ledger)
+        shared.lay_share(names, (role, dtype), Some(&whole), ledger)
     };
     let masters = (dtype != Dtype::F32).then(|| {
         let names = ["before.share of masters", "layers.share of masters", "behind.share of masters"];
-        share("master.", &names, Role::Master)
+        share("master.", &names, Role::Master, Dtype::Remainder)
     });
     let names = ["before.share of first moments", "layers.share of first moments", "behind.share of first moments"];
-    let first = share("first_moment.", &names, Role::Moment);
+    let first = share("first_moment.", &names, Role::Moment, Dtype::F32);
     let names = ["before.share of second moments", "layers.share of second moments", "behind.share of second moments"];
-    let second = share("second_moment.", &names, Role::Moment);
+    let second = share("second_moment.", &names, Role::Moment, Dtype::F32);
     (shared.masters, shared.moments) = (masters, [first, second]);
     (own, Some(Learning { gradients: formed, moments: Moments::Shared(shared) }))
 }
@@ -275,7 +275,7 @@ impl Shared {
     fn lay_sums(&mut self, ledger: &mut dyn Ledger) {
         let count = self.ranks.count;
         let names = ["before.gradient sum", "layers.gradient sum", "behind.gradient sum"];
-        self.sums = self.ranks.each().then(|| self.lay_share(&names, Role::Gradient, None, ledger));
+        self.sums = self.ranks.each().then(|| self.lay_share(&names, (Role::Gradient, Dtype::F32), None, ledger));
         let mut region = |name, shape| ledger.region(Slot::new(name, Role::Work, Dtype::F32, shape)).first;
         let bytes = u64::from(COLUMNS) * Dtype::F32.size() * u64::from(count);
         let shares = self.sections.map(|rows| self.share_of(rows).rows);
@@ -287,20 +287,26 @@ impl Shared {
     }
 
     /// Lays this rank's share of a table as long as that of the gradients: of `whole`, where ranks have it together.
-    fn lay_share(&self, names: &Names, role: Role, whole: Option<&Table>, ledger: &mut dyn Ledger) -> Table {
+    fn lay_share(
+        &self,
+        names: &Names,
+        (role, dtype): (Role, Dtype),
+        whole: Option<&Table>,
+        ledger: &mut dyn Ledger,
+    ) -> Table {
         let mut lay = |name, section, layers| {
             let (share, rows) = (self.share(section), self.sections.len(section));
-            let slot = Slot::new(name, role, Dtype::F32, [1, 1, share.rows, COLUMNS]).layers(layers);
+            let slot = Slot::new(name, role, dtype, [1, 1, share.rows, COLUMNS]).layers(layers);
             let Some(whole) = whole else { return ledger.region(slot).first.offset };
             let own = share.own(0, rows);
             let own = whole.rows(section, own.start, own.len() as u32);
             ledger.window(slot, Window { of: [own.offset, own.end()], stride: whole.stride }).offset
         };
         Table {
-            dtype: Dtype::F32,
+            dtype,
             before: lay(names[0], Section::Before, 1),
             layers: lay(names[1], Section::Layer(0), self.sections.layers),
-            stride: u64::from(self.share(Section::Layer(0)).rows) * Dtype::F32.row_bytes(COLUMNS),
+            stride: u64::from(self.share(Section::Layer(0)).rows) * dtype.row_bytes(COLUMNS),
             behind: lay(names[2], Section::Behind, 1),
         }
     }
@@ -433,7 +439,7 @@ impl Shared {
                 let here = |table: Table| table.rows(section, first - begins, rows);
                 device.emit(AdamW {
                     weight: self.weights.rows(section, first, rows),
-                    master: self.masters.map(here),
+                    remainder: self.masters.map(here),
                     gradient: self.sum(section, first - begins, rows),
                     first: here(self.moments[0]),
                     second: here(self.moments[1]),

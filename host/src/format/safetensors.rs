@@ -8,6 +8,7 @@ use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use capful_core::memory::{Dtype, Entry, Region, Role, Space};
+use capful_core::remainder;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype as FileDtype, Metadata};
 
@@ -61,7 +62,8 @@ fn file_shape(region: &Region) -> &[u32] {
 
 const fn file_type(dtype: Dtype) -> FileDtype {
     match dtype {
-        Dtype::F32 => FileDtype::F32,
+        // Remainders are joined with their weights.
+        Dtype::F32 | Dtype::Remainder => FileDtype::F32,
         Dtype::Bf16 => FileDtype::BF16,
         Dtype::U32 => FileDtype::U32,
         Dtype::E4m3 => FileDtype::F8_E4M3,
@@ -70,6 +72,14 @@ const fn file_type(dtype: Dtype) -> FileDtype {
         Dtype::I8 => FileDtype::I8,
         // A file has no type for two codes a byte.
         Dtype::I4 => FileDtype::U8,
+    }
+}
+
+/// Bytes of a region's tensor in a file.
+fn file_bytes(region: &Region) -> u64 {
+    match region.dtype {
+        Dtype::Remainder => Dtype::F32.size() * region.elements(),
+        _ => region.bytes(),
     }
 }
 
@@ -95,8 +105,9 @@ fn write_header(entries: &[Entry], out: &mut dyn Write) -> io::Result<()> {
         for (i, n) in file_shape(&region).iter().enumerate() {
             write!(out, "{}{n}", if i > 0 { "," } else { "" })?;
         }
-        write!(out, "],\"data_offsets\":[{offset},{}]}}", offset + region.bytes())?;
-        offset += region.bytes();
+        let end = offset + file_bytes(&region);
+        write!(out, "],\"data_offsets\":[{offset},{end}]}}")?;
+        offset = end;
     }
     out.write_all(b"}")
 }
@@ -106,7 +117,7 @@ fn sizes(entries: &[Entry]) -> io::Result<(u64, u64)> {
     let mut header = Counter(0);
     write_header(entries, &mut header)?;
     let begin = 8 + header.0.next_multiple_of(8);
-    Ok((begin, begin + entries.iter().flat_map(Entry::tensors).map(|(_, region)| region.bytes()).sum::<u64>()))
+    Ok((begin, begin + entries.iter().flat_map(Entry::tensors).map(|(_, region)| file_bytes(&region)).sum::<u64>()))
 }
 
 /// Makes the file of `entries`, each region a tensor: its header, and room for the numbers, which [`write_part`] writes.
@@ -130,13 +141,13 @@ pub fn begin(path: &Path, entries: &[Entry]) -> Result<(), TensorFileError> {
 }
 
 /// Writes the part of rank `rank` of `ranks` to a file that was begun, through `staging`, and syncs it: of tables that ranks
-/// share what it holds, of the rest a piece in turn.
+/// share what it holds, of the rest a piece in turn. Remainders are joined with those of `weights` that they are of.
 ///
 /// # Errors
 /// The file system (a full disk, say) or the device.
 pub fn write_part(
     path: &Path,
-    entries: &[Entry],
+    [entries, weights]: [&[Entry]; 2],
     device: &mut dyn Storage,
     staging: &mut [u8],
     [rank, ranks]: [u32; 2],
@@ -145,8 +156,13 @@ pub fn write_part(
     let (mut at, _) = sizes(entries).map_err(io)?;
     let mut file = File::options().write(true).open(path).map_err(io)?;
     let mut number = 0;
-    for (_, region) in entries.iter().flat_map(Entry::tensors) {
-        in_pieces(region, staging.len(), |first, piece| {
+    for (region, weight) in entries.iter().flat_map(|entry| with_weights(entry, weights)) {
+        if weight.is_none() && region.dtype == Dtype::Remainder {
+            return Err(DeviceError::Failed("remainders are saved without their weights".to_owned()).into());
+        }
+        // Of remainders both halves and what they make lie in the staging: eight bytes an element.
+        let [most, times] = if weight.is_some() { [staging.len() / 4, 2] } else { [staging.len(), 1] };
+        in_pieces(region, most, |first, piece| {
             let mut held = device.held(piece);
             if region.space != Space::Shared {
                 held.end = if number % ranks == rank { held.end } else { 0 };
@@ -155,14 +171,49 @@ pub fn write_part(
             if held.is_empty() {
                 return Ok(());
             }
-            let staging = &mut staging[..piece.bytes() as usize];
-            device.read(piece, staging)?;
+            let bytes = piece.bytes() as usize;
+            let numbers = match weight {
+                Some(weight) => {
+                    let weight = Region { offset: weight.offset + first, shape: piece.shape, ..weight };
+                    joined([weight, piece], device, &mut staging[..4 * bytes])?
+                }
+                None => {
+                    device.read(piece, &mut staging[..bytes])?;
+                    &staging[..bytes]
+                }
+            };
+            let (first, held) = (first * times as u64, times * held.start..times * held.end);
             file.seek(SeekFrom::Start(at + first + held.start as u64)).map_err(io)?;
-            file.write_all(&staging[held]).map_err(io)
+            file.write_all(&numbers[held]).map_err(io)
         })?;
-        at += region.bytes();
+        at += file_bytes(&region);
     }
     file.sync_all().map_err(io)
+}
+
+/// The tensors of `entry`, each of remainders with the weight that it is of, of those of `weights`.
+fn with_weights<'w>(entry: &Entry, weights: &'w [Entry]) -> impl Iterator<Item = (Region, Option<Region>)> + use<'w> {
+    let Entry { slot, .. } = *entry;
+    let own = weights.iter().find(|weight| slot.dtype == Dtype::Remainder && weight.slot.name == slot.name);
+    let mut own = own.into_iter().flat_map(Entry::tensors);
+    entry.tensors().map(move |(_, region)| (region, own.next().map(|(_, weight)| weight)))
+}
+
+/// The f32 of a piece of weights and of their remainders, in the second half of `staging`, of eight bytes an element.
+fn joined<'s>(
+    [weights, remainders]: [Region; 2],
+    device: &mut dyn Storage,
+    staging: &'s mut [u8],
+) -> Result<&'s [u8], DeviceError> {
+    let (halves, whole) = staging.split_at_mut(staging.len() / 2);
+    let (upper, lower) = halves.split_at_mut(halves.len() / 2);
+    device.read(weights, upper)?;
+    device.read(remainders, lower)?;
+    let halves = upper.as_chunks().0.iter().zip(lower.as_chunks().0);
+    for ((weight, remainder), number) in halves.zip(whole.as_chunks_mut().0) {
+        *number = remainder::join(u16::from_le_bytes(*weight), i16::from_le_bytes(*remainder)).to_le_bytes();
+    }
+    Ok(whole)
 }
 
 /// Cuts a region into pieces of at most `bytes`; each is shown with its first byte's place in the region.
@@ -332,7 +383,7 @@ impl TensorFile {
         staging: &mut [u8],
     ) -> Result<(), TensorFileError> {
         let (start, dtype) = self.find(name, &region)?;
-        let finite = if file_type(region.dtype) == dtype {
+        let finite = if file_type(region.dtype) == dtype && region.dtype != Dtype::Remainder {
             self.copy(start, region, device, staging)?
         } else {
             self.convert(start, dtype, region, device, staging)?
@@ -455,7 +506,7 @@ impl TensorFile {
             finite &= all_finite(read, from);
             // No loop with a match in it: each is done by vectors.
             match from {
-                FileDtype::F32 => rounded(read.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)), written),
+                FileDtype::F32 => put(read.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)), region, written),
                 FileDtype::F16 => {
                     put(read.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()), region, written)
                 }
@@ -487,18 +538,15 @@ impl TensorFile {
     }
 }
 
-/// The numbers in the type of `region`.
+/// The numbers in the type of `region`: as they are, what their bf16 lack, or as bf16, to the nearest.
 fn put(numbers: impl Iterator<Item = f32>, region: Region, written: &mut [u8]) {
-    if region.dtype == Dtype::F32 {
-        numbers.zip(written.as_chunks_mut::<4>().0).for_each(|(x, y)| *y = x.to_le_bytes());
-    } else {
-        rounded(numbers, written);
+    match region.dtype {
+        Dtype::F32 => numbers.zip(written.as_chunks_mut().0).for_each(|(x, y)| *y = x.to_le_bytes()),
+        Dtype::Remainder => {
+            numbers.zip(written.as_chunks_mut().0).for_each(|(x, y)| *y = remainder::split(x).1.to_le_bytes())
+        }
+        _ => numbers.zip(written.as_chunks_mut().0).for_each(|(x, y)| *y = bf16::from_f32(x).to_le_bytes()),
     }
-}
-
-/// The numbers as bf16, to the nearest.
-fn rounded(numbers: impl Iterator<Item = f32>, written: &mut [u8]) {
-    numbers.zip(written.as_chunks_mut::<2>().0).for_each(|(x, y)| *y = bf16::from_f32(x).to_le_bytes());
 }
 
 /// Whether little-endian numbers of type `dtype` are finite: not all bits of an exponent are set. Other than f32, f16 and

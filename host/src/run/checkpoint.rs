@@ -217,8 +217,8 @@ impl Writer {
         together(if self.rank == 0 { self.begin(temporary, state) } else { Ok(()) })?;
         let part = [self.rank, peers.as_ref().map_or(1, |peers| peers.borrow().count())];
         let Writer { weights, optimizer, staging, .. } = self;
-        let written = [(MODEL, weights), (OPTIMIZER, optimizer)].into_iter().try_for_each(|(name, entries)| {
-            safetensors::write_part(&temporary.join(name), entries, device, staging, part)
+        let written = [(MODEL, &*weights), (OPTIMIZER, optimizer)].into_iter().try_for_each(|(name, entries)| {
+            safetensors::write_part(&temporary.join(name), [entries, weights], device, staging, part)
         });
         together(written.map_err(CheckpointError::from))?;
         together(if self.rank == 0 { self.finish(temporary, last) } else { Ok(()) })
@@ -408,8 +408,8 @@ pub fn restore(
     let called = |entries: &[Entry], prefix| -> Vec<Entry> {
         entries.iter().map(|e| Entry { slot: Slot { prefix, ..e.slot }, ..*e }).collect()
     };
-    let (precise, reduced): (Vec<Entry>, Vec<Entry>) =
-        saved(lasting, &[Role::Weight, Role::Master]).into_iter().partition(|e| e.slot.dtype == Dtype::F32);
+    let (reduced, precise): (Vec<Entry>, Vec<Entry>) =
+        saved(lasting, &[Role::Weight, Role::Master]).into_iter().partition(|e| e.slot.dtype == Dtype::Bf16);
     model.read_into(&reduced, device, &mut staging)?;
     if rest.has(MASTER) {
         rest.read_into(&called(&precise, MASTER), device, &mut staging)?;
@@ -427,10 +427,13 @@ pub fn restore(
 mod tests {
     use std::mem::take;
 
-    use capful_core::memory::Region;
+    use capful_core::memory::{Layout, Ledger as _, Region, Space};
+    use capful_core::random::Random;
+    use capful_core::remainder;
 
     use super::*;
     use crate::data::tokenizer;
+    use crate::device::Allocation;
 
     /// A device that nothing is read from: the checkpoints have no tensors.
     struct Nothing;
@@ -445,9 +448,9 @@ mod tests {
         }
     }
 
-    fn writer(dir: &Path, keep: u32) -> Writer {
+    fn writer(dir: &Path, keep: u32, lasting: &[Entry]) -> Writer {
         let tokenizer = tokenizer::build("byte", None, true, &mut std::iter::empty()).unwrap().tokenizer;
-        Writer::new(dir, keep, &[], b"{}".to_vec(), tokenizer.into(), None).unwrap()
+        Writer::new(dir, keep, lasting, b"{}".to_vec(), tokenizer.into(), None).unwrap()
     }
 
     fn state(step: u64) -> TrainerState {
@@ -475,7 +478,7 @@ mod tests {
     #[test]
     fn an_old_checkpoint_that_is_gone_or_cannot_be_removed_ends_no_run() {
         let dir = tempfile::tempdir().unwrap();
-        let mut writer = writer(dir.path(), 1);
+        let mut writer = writer(dir.path(), 1, &[]);
         writer.save(&mut Nothing, &state(1)).unwrap();
         fs::remove_dir_all(dir.path().join(name_of(1))).unwrap();
         writer.save(&mut Nothing, &state(2)).unwrap();
@@ -491,6 +494,117 @@ mod tests {
         writer.save(&mut Nothing, &state(4)).unwrap();
         assert_eq!(names(dir.path()), [name_of(4)]);
         assert_eq!(take(&mut writer.there), [dir.path().join(name_of(4))]);
+    }
+
+    /// A weight of bf16 and what it lacks of its master, each of two layers of two tensors: longer than a piece of the
+    /// staging. And all bytes that they lie in.
+    fn split_parameter() -> (Vec<Entry>, u64) {
+        let mut entries = Vec::new();
+        let mut visit = |entry: &Entry| entries.push(*entry);
+        let mut layout = Layout::new(&mut visit);
+        let weight = Slot::new("l.*.{a,b}.w", Role::Weight, Dtype::Bf16, [1, 1, 410, 401]).layers(2);
+        let weight = Slot { parts: [397, 7, 0], ..weight };
+        layout.region(weight);
+        layout.region(Slot { prefix: MASTER, role: Role::Master, dtype: Dtype::Remainder, ..weight });
+        let bytes = layout.high_water().unwrap();
+        (entries, bytes)
+    }
+
+    /// Fills the tensors of a weight and its remainders with the halves of `masters`.
+    fn put(entries: &[Entry], masters: &[f32], memory: &mut Allocation) {
+        let halves: Vec<_> = masters.iter().map(|x| remainder::split(*x)).collect();
+        let upper = halves.iter().flat_map(|(weight, _)| weight.to_le_bytes()).collect::<Vec<_>>();
+        let lower = halves.iter().flat_map(|(_, remainder)| remainder.to_le_bytes()).collect::<Vec<_>>();
+        for (entry, bytes) in entries.iter().zip([upper, lower]) {
+            let mut rest = &bytes[..];
+            for (_, region) in entry.tensors() {
+                let (own, behind) = rest.split_at(region.bytes() as usize);
+                memory.write(region, own).unwrap();
+                rest = behind;
+            }
+            assert!(rest.is_empty());
+        }
+    }
+
+    /// All bytes of `memory`.
+    fn bytes_of(memory: &mut Allocation, bytes: u64) -> Vec<u8> {
+        let all = Region { space: Space::Arena, dtype: Dtype::E4m3, offset: 0, shape: [1, 1, 1, bytes as u32] };
+        let mut found = vec![0; bytes as usize];
+        memory.read(all, &mut found).unwrap();
+        found
+    }
+
+    #[test]
+    fn masters_are_f32_in_files_and_come_back_as_they_were() {
+        let dir = tempfile::tempdir().unwrap();
+        let (entries, bytes) = split_parameter();
+        let random = Random::new(3, 0);
+        let count = entries[0].tensors().map(|(_, region)| region.elements()).sum::<u64>();
+        // Two lie halfway between two bf16: one rises, one falls and is moved.
+        let mut masters: Vec<f32> = (0..count).map(|i| random.normal(i) * 1e3f32.powi(i as i32 % 13 - 6)).collect();
+        (masters[1], masters[200_000]) = (f32::from_bits(0x3f81_8000), f32::from_bits(0x3f80_8000));
+        let kept = masters.iter().map(|x| remainder::split(*x)).map(|(w, r)| remainder::join(w, r));
+        let kept: Vec<f32> = kept.collect();
+        assert_eq!(kept[200_000].to_bits(), 0x3f80_7fff);
+        let mut memory = Allocation::new(bytes).unwrap();
+        put(&entries, &masters, &mut memory);
+        writer(dir.path(), 1, &entries).save(&mut memory, &state(1)).unwrap();
+
+        // As another implementation reads it.
+        let checkpoint = dir.path().join(name_of(1));
+        let path = checkpoint.join(OPTIMIZER);
+        let mut file = fs::read(&path).unwrap();
+        let tensors = ::safetensors::SafeTensors::deserialize(&file).unwrap();
+        let mut rest = &kept[..];
+        for name in ["master.l.0.a.w", "master.l.0.b.w", "master.l.1.a.w", "master.l.1.b.w"] {
+            let tensor = tensors.tensor(name).unwrap();
+            let rows = if name.ends_with("a.w") { 397 } else { 7 };
+            assert_eq!((tensor.dtype(), tensor.shape()), (::safetensors::Dtype::F32, &[rows, 401][..]), "{name}");
+            let (own, behind) = rest.split_at(rows * 401);
+            assert!(tensor.data() == own.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>(), "{name}");
+            rest = behind;
+        }
+        assert!(rest.is_empty());
+
+        let restored = || {
+            let mut fresh = Allocation::new(bytes).unwrap();
+            restore(&checkpoint, &entries, true, &mut fresh).unwrap();
+            bytes_of(&mut fresh, bytes)
+        };
+        let before = bytes_of(&mut memory, bytes);
+        assert!(restored() == before);
+        // An f32 master that lies halfway, of a file that others wrote.
+        let place = file.len() - 4 * (count as usize - 200_000);
+        assert_eq!(file[place..place + 4], 0x3f80_7fff_u32.to_le_bytes());
+        file[place..place + 4].copy_from_slice(&0x3f80_8000_u32.to_le_bytes());
+        fs::write(&path, &file).unwrap();
+        assert!(restored() == before);
+    }
+
+    #[test]
+    fn a_run_in_f32_goes_on_in_bf16_from_the_same_numbers() {
+        let dir = tempfile::tempdir().unwrap();
+        let (entries, bytes) = split_parameter();
+        let weight = Slot { dtype: Dtype::F32, ..entries[0].slot };
+        let mut precise = Vec::new();
+        let mut visit = |entry: &Entry| precise.push(*entry);
+        Layout::new(&mut visit).region(weight);
+        let random = Random::new(4, 0);
+        let regions: Vec<Region> = precise[0].tensors().map(|(_, region)| region).collect();
+        let count = regions.iter().map(Region::elements).sum::<u64>();
+        let numbers: Vec<f32> = (0..count).map(|i| random.normal(i)).collect();
+        let mut memory = Allocation::new(precise[0].bytes + precise[0].padding).unwrap();
+        let mut rest = &numbers[..];
+        for region in &regions {
+            let (own, behind) = rest.split_at(region.elements() as usize);
+            memory.write(*region, bytemuck::cast_slice(own)).unwrap();
+            rest = behind;
+        }
+        writer(dir.path(), 1, &precise).save(&mut memory, &state(1)).unwrap();
+        let (mut expected, mut found) = (Allocation::new(bytes).unwrap(), Allocation::new(bytes).unwrap());
+        put(&entries, &numbers, &mut expected);
+        restore(&dir.path().join(name_of(1)), &entries, true, &mut found).unwrap();
+        assert!(bytes_of(&mut found, bytes) == bytes_of(&mut expected, bytes));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use capful_core::device::{Op, OperationError};
 use capful_core::memory::{Dtype, Entry, Init, Region, Role};
 use capful_core::model::{Batch, Control, FirstValues, MicroBatch, Scales};
 use capful_core::ops::Sample;
+use capful_core::remainder;
 use capful_core::train::{Results, Settings, Stage};
 use half::slice::HalfFloatSliceExt as _;
 
@@ -243,12 +244,20 @@ impl Session {
                     fill(&mut piece[..count], done, |first, part| values.fill(first, part));
                     let offset = region.offset + done * region.dtype.size();
                     let place = Region { offset, shape: [1, 1, 1, count as u32], ..region };
-                    if region.dtype == Dtype::Bf16 {
-                        halves[..count].convert_from_f32_slice(&piece[..count]);
-                        storage.write(place, bytemuck::cast_slice(&halves[..count]))?;
-                    } else {
-                        storage.write(place, bytemuck::cast_slice(&piece[..count]))?;
-                    }
+                    let (piece, halves) = (&piece[..count], &mut halves[..count]);
+                    let bytes = match region.dtype {
+                        Dtype::Bf16 => {
+                            halves.convert_from_f32_slice(piece);
+                            bytemuck::cast_slice(halves)
+                        }
+                        Dtype::Remainder => {
+                            let lacks = bytemuck::cast_slice_mut(halves);
+                            lacks.iter_mut().zip(piece).for_each(|(r, x)| *r = remainder::split(*x).1);
+                            bytemuck::cast_slice(lacks)
+                        }
+                        _ => bytemuck::cast_slice(piece),
+                    };
+                    storage.write(place, bytes)?;
                     done += count as u64;
                 }
             }

@@ -15,7 +15,7 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_adamw(&mut self, op: AdamW) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        if op.master.is_some() {
+        if op.remainder.is_some() {
             // No precision of this device keeps masters.
             return op.reference(&mut arena);
         }

@@ -469,7 +469,7 @@ fn adamw_moves_as_defined_to_the_bit_and_not_at_all_without_a_norm() {
         b.set(second, &squares);
         let op = AdamW {
             weight: b.normal(matrix(1, elements), 1.0),
-            master: None,
+            remainder: None,
             gradient: b.normal(matrix(1, elements), 1.0),
             first: b.normal(matrix(1, elements), 1.0),
             second,
@@ -488,10 +488,11 @@ fn adamw_moves_as_defined_to_the_bit_and_not_at_all_without_a_norm() {
         };
         b.witness(op, None);
         assert!(b.on_cpu(op, 2) == b.after(|reference| reference.run(&op.into()).unwrap()));
-        // Weights that follow a master, and moments that are no f32.
-        let op = AdamW { master: Some(b.normal(matrix(1, elements), 1.0)), ..op };
-        assert!(b.on_cpu(op, 2) == b.after(|reference| reference.run(&op.into()).unwrap()));
-        let halved = AdamW { master: None, first: Region { dtype: Dtype::Bf16, ..op.first }, ..op };
+        // Weights with remainders, of whatever bits, and moments that are no f32.
+        let remainder = Some(Region { dtype: Dtype::Remainder, ..b.normal(matrix(1, elements), 1.0) });
+        let split = AdamW { weight: Region { dtype: Dtype::Bf16, ..op.weight }, remainder, ..op };
+        assert!(b.on_cpu(split, 2) == b.after(|reference| reference.run(&split.into()).unwrap()));
+        let halved = AdamW { first: Region { dtype: Dtype::Bf16, ..op.first }, ..op };
         let mut cpu = b.cpu(halved, 1);
         let moved = cpu.run(&halved.into());
         assert_eq!(moved.is_err(), squared_norm.is_finite(), "{moved:?}");

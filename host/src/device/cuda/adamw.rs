@@ -10,7 +10,7 @@ use super::device::{Cuda, blocks, threads, width};
 #[derive(Clone, Copy)]
 struct AdamWArgs {
     weight: u64,
-    master: u64,
+    remainder: u64,
     gradient: u64,
     first: u64,
     second: u64,
@@ -29,7 +29,7 @@ impl Cuda {
     pub(super) fn run_adamw(&mut self, o: AdamW) -> Result<(), OperationError> {
         let mut arguments = AdamWArgs {
             weight: self.address(o.weight)?,
-            master: self.address_or_null(o.master)?,
+            remainder: self.address_or_null(o.remainder)?,
             gradient: self.address(o.gradient)?,
             first: self.address(o.first)?,
             second: self.address(o.second)?,
@@ -42,8 +42,8 @@ impl Cuda {
             decay: o.decay,
             wide: 0,
         };
-        let AdamWArgs { weight, master, gradient, first, second, count, .. } = arguments;
-        let width = width(o.weight.dtype, 0, &[weight, master, gradient, first, second]);
+        let AdamWArgs { weight, remainder, gradient, first, second, count, .. } = arguments;
+        let width = width(o.weight.dtype, 0, &[weight, remainder, gradient, first, second]);
         arguments.wide = (width > 1).into();
         let grid = [blocks(threads(count, width), 256), 1, 1];
         self.launch("adamw", &format!("adamw_{}", o.weight.dtype.name()), grid, 256, &arguments)

@@ -4,6 +4,7 @@ use capful_core::device::{Device as _, Meter, Op, Operation, OperationError, Rat
 use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::random::Random;
+use capful_core::remainder;
 use capful_core::train::{Results, Settings};
 
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products, Room, require};
@@ -87,6 +88,7 @@ fn counted(name: &[u8]) -> u64 {
 pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     match dtype {
         Dtype::Bf16 => values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect(),
+        Dtype::Remainder => values.iter().flat_map(|v| remainder::split(*v).1.to_le_bytes()).collect(),
         Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
         Dtype::U32 => values.iter().flat_map(|v| (*v as u32).to_le_bytes()).collect(),
         Dtype::E4m3 => values.iter().map(|v| Format::E4m3.encode(*v)).collect(),
@@ -99,6 +101,8 @@ pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
 pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     match dtype {
         Dtype::Bf16 => bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
+        // In units: without the bf16 they are no numbers.
+        Dtype::Remainder => bytes.as_chunks().0.iter().map(|b| i16::from_le_bytes(*b).into()).collect(),
         Dtype::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
         Dtype::U32 => bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b) as f32).collect(),
         Dtype::E4m3 => bytes.iter().map(|b| Format::E4m3.decode(*b)).collect(),
@@ -202,6 +206,12 @@ impl Lay {
     /// These numbers in the precision's type.
     pub fn kept(&mut self, shape: [u32; 4], values: Vec<f32>) -> Region {
         self.region(self.kept, shape, values, Vec::new(), true)
+    }
+
+    /// What the bf16 of these numbers lack, where the precision's type is bf16. The Reference has none, so this comes last.
+    pub fn remainders(&mut self, shape: [u32; 4], values: Vec<f32>) -> Option<Region> {
+        let bf16 = self.kept == Dtype::Bf16;
+        bf16.then(|| self.region(Dtype::Remainder, shape, values, Vec::new(), true))
     }
 
     fn nothing(shape: [u32; 4]) -> Vec<f32> {

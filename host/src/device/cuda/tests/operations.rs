@@ -7,6 +7,8 @@ use capful_core::ops::{
     PieceNorms, QkNorm, QkNormGrad, Sample, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad,
 };
 use capful_core::random::Random;
+use capful_core::remainder;
+use capful_core::train::Settings;
 
 use super::bench::{Bench, Lay, SETTINGS, share};
 use crate::device::cuda::Precision;
@@ -409,24 +411,95 @@ fn the_largest_of_parts() {
     }
 }
 
+/// AdamW of `count` weights like `values`; in bf16 with remainders, where it is so `split`.
+fn adamw(l: &mut Lay, values: &[f32], split: bool, squared_norm: f32) -> AdamW {
+    let (count, shape) = (values.len() as u32, [1, 1, 1, values.len() as u32]);
+    AdamW {
+        weight: l.kept(shape, values.to_vec()),
+        gradient: l.exact(shape, 1.0),
+        first: l.exact(shape, 0.1),
+        second: l.values(shape, (0..count).map(|i| (i % 17) as f32 * 0.01).collect()),
+        settings: control(l)[0],
+        results: l.results(0.0, squared_norm),
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        decay: 0.1,
+        remainder: if split { l.remainders(shape, values.to_vec()) } else { None },
+    }
+}
+
+/// Normal numbers.
+fn drawn(count: u32) -> Vec<f32> {
+    let random = Random::new(31, 0);
+    (0..count.into()).map(|i| random.normal(i)).collect()
+}
+
 #[test]
-fn adamw_with_and_without_masters() {
+fn adamw_with_and_without_remainders() {
     let mut bench = Bench::new();
     for (count, squared_norm) in [(1, 0.25), (1000, 9.0), (70_001, 9.0), (300, f32::NAN), (300, f32::INFINITY)] {
-        for master in [false, true] {
-            bench.agree(|l| AdamW {
-                weight: l.normal([1, 1, 1, count], 1.0),
-                master: master.then(|| l.exact([1, 1, 1, count], 1.0)),
-                gradient: l.exact([1, 1, 1, count], 1.0),
-                first: l.exact([1, 1, 1, count], 0.1),
-                second: l.values([1, 1, 1, count], (0..count).map(|i| (i % 17) as f32 * 0.01).collect()),
-                settings: control(l)[0],
-                results: l.results(0.0, squared_norm),
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                decay: 0.1,
-            });
+        for split in [false, true] {
+            bench.agree(|l| adamw(l, &drawn(count), split, squared_norm));
         }
+    }
+}
+
+/// What AdamW leaves of f32 weights, and of bf16 ones with remainders, as these two.
+fn moved(bench: &mut Bench, build: &impl Fn(&mut Lay) -> AdamW) -> [Vec<(u16, i16)>; 2] {
+    let alone = bench.left(Precision::F32, build);
+    let both = bench.left(Precision::Bf16, build);
+    assert!(alone[2..4] == both[2..4], "other moments");
+    let halves = both[0].iter().zip(both.last().expect("the remainders"));
+    let halves = halves.map(|(w, r)| ((w.to_bits() >> 16) as u16, *r as i16));
+    [alone[0].iter().map(|w| remainder::split(*w)).collect(), halves.collect()]
+}
+
+#[test]
+fn a_bf16_weight_and_its_remainder_are_the_f32_that_moves_alone() {
+    let mut bench = Bench::new();
+    // Whole vectors of eight, and what is left over.
+    for count in [7, 1000, 70_003] {
+        let mut values: Vec<f32> =
+            drawn(count).iter().map(|x| remainder::split(*x)).map(|(w, r)| remainder::join(w, r)).collect();
+        for _ in 0..5 {
+            let [expected, found] = moved(&mut bench, &|l| adamw(l, &values, true, 9.0));
+            assert!(found == expected, "{count}");
+            let next: Vec<f32> = found.iter().map(|(w, r)| remainder::join(*w, *r)).collect();
+            assert!(next.iter().zip(&values).all(|(a, b)| a != b), "{count}: a weight did not move");
+            values = next;
+        }
+    }
+}
+
+#[test]
+fn what_moves_to_halfway_between_two_bf16_is_rounded_and_split_as_others_do() {
+    let mut bench = Bench::new();
+    // From ±1 by the moment alone, halfway to the next bf16 and to the one after; the largest number, which is infinity in
+    // bf16; zero.
+    let unit = 1.0 / 256.0;
+    let (mut values, mut by) =
+        (vec![1.0, 1.0, -1.0, -1.0, f32::MAX, 0.0], vec![-unit, -3.0 * unit, unit, 3.0 * unit, 0.0, 0.0]);
+    let halves = [(0x3f80, i16::MAX), (0x3f82, i16::MIN), (0xbf80, i16::MAX), (0xbf82, i16::MIN), (0x7f80, -1), (0, 0)];
+    // In vectors of eight, and after them.
+    for times in [1, 7] {
+        values = values.repeat(times);
+        by = by.repeat(times);
+        let shape = [1, 1, 1, values.len() as u32];
+        let [expected, found] = moved(&mut bench, &|l| AdamW {
+            weight: l.kept(shape, values.clone()),
+            gradient: l.values(shape, vec![0.0; values.len()]),
+            first: l.values(shape, by.clone()),
+            second: l.values(shape, vec![0.0; values.len()]),
+            settings: l.settings(Settings { learning_rate: 1.0, correction1: 1.0, ..SETTINGS }),
+            results: l.results(0.0, 1.0),
+            beta1: 1.0,
+            beta2: 1.0,
+            eps: 1.0,
+            decay: 0.0,
+            remainder: l.remainders(shape, values.clone()),
+        });
+        assert_eq!(found, halves.repeat(times));
+        assert_eq!(found, expected);
     }
 }

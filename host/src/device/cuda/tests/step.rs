@@ -7,6 +7,7 @@ use capful_core::model::{self, Activation, Family as _, MicroBatch, Purpose, Rec
 use capful_core::ops::{Pattern, Rotary};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
+use capful_core::remainder;
 use capful_core::train::{Ranks, Results, Settings};
 
 use super::bench::{decode, distance, encode, open_with, replay};
@@ -78,10 +79,8 @@ pub(super) fn plan(model: &Transformer, profile: &dyn Profile, scratch: u64, sta
     Plan { entries, state, training, scratch, bytes }
 }
 
-/// All parameters, as exactly as they are kept.
-fn parameters(plan: &Plan) -> impl Iterator<Item = Region> {
-    let masters = plan.entries.iter().any(|e| e.slot.role == Role::Master);
-    let role = if masters { Role::Master } else { Role::Weight };
+/// All parameters, or what they lack of their masters.
+fn parameters(plan: &Plan, role: Role) -> impl Iterator<Item = Region> {
     let entries = plan.entries.iter().filter(move |e| e.slot.role == role);
     entries.flat_map(|e| (0..e.slot.layers).map(|layer| e.place.at(layer)))
 }
@@ -148,7 +147,10 @@ fn reference(model: &Transformer, steps: u64, stage: &MicroBatch) -> (Vec<f32>, 
         model.update(&mut device, &plan.state, &OPTIMIZER).expect("an update");
         losses.push(loss(device.arena.f32(plan.state.control.results).expect("in the arena")));
     }
-    (losses, parameters(&plan).flat_map(|r| device.arena.f32(r).expect("in the arena").to_vec()).collect())
+    (
+        losses,
+        parameters(&plan, Role::Weight).flat_map(|r| device.arena.f32(r).expect("in the arena").to_vec()).collect(),
+    )
 }
 
 /// The same on the GPU, each step replayed and its loss read a step late.
@@ -200,12 +202,17 @@ fn on_gpu(
         }
     }
     losses.extend(pending.map(|last| loss(&mut cuda, last)));
-    let mut read = |region: Region| {
-        let mut bytes = vec![0; region.bytes() as usize];
-        cuda.read(region, &mut bytes).expect("in the arena");
-        decode(region.dtype, &bytes)
+    let mut read = |role| -> Vec<f32> {
+        let read = |region: Region| {
+            let mut bytes = vec![0; region.bytes() as usize];
+            cuda.read(region, &mut bytes).expect("in the arena");
+            decode(region.dtype, &bytes)
+        };
+        parameters(&plan, role).flat_map(read).collect()
     };
-    (losses, parameters(&plan).flat_map(&mut read).collect())
+    let (weights, remainders) = (read(Role::Weight), read(Role::Master));
+    let masters = weights.iter().zip(&remainders).map(|(w, r)| remainder::join((w.to_bits() >> 16) as u16, *r as i16));
+    (losses, if remainders.is_empty() { weights } else { masters.collect() })
 }
 
 fn agree(model: &Transformer, stage: &MicroBatch) {
