@@ -2,6 +2,7 @@
 
 #![cfg(feature = "cuda")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
@@ -9,6 +10,7 @@ use std::process::Stdio;
 
 use capful_tests::binary::{Outcome, command, directory};
 use capful_tests::profile::check;
+use capful_tests::safetensors::{self, Tensor};
 use serde_json::Value;
 
 /// Few tokens: on the stand-in every thread of a kernel is played out.
@@ -116,6 +118,38 @@ fn a_run_goes_from_gpu_to_processor_and_back_and_between_precisions() {
         let resumed = host(dir, &format!("train --json --resume --steps 30 --device {to} --out {name}")).ok();
         let found = loss(&resumed);
         assert!((found / expected - 1.0).abs() <= tolerance, "{from}, then {to}: {found} and {expected}");
+    }
+}
+
+#[test]
+fn a_run_in_bf16_begins_with_the_masters_of_one_in_f32_and_saves_them_whole() {
+    let dir = directory();
+    let dir = dir.path();
+    // A step of the length 0 leaves what the runs begin with.
+    for (precision, more, name) in
+        [("f32", "--steps 1 --lr 0", "f32"), ("bf16", "--steps 1 --lr 0", "bf16"), ("bf16", "--steps 3", "moved")]
+    {
+        let line = format!("train --json --device cuda --precision {precision} {SMALL} {RUN} {more} --out {name}");
+        host(dir, &line).ok();
+    }
+    let bits = |run: &str, step: u32, file: &str| {
+        let tensors = safetensors::read(&dir.join(run).join(format!("checkpoint-{step:08}")).join(file));
+        let bits = |tensor: Tensor| tensor.numbers().into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        tensors.into_iter().map(|(name, tensor)| (name, bits(tensor))).collect::<BTreeMap<_, _>>()
+    };
+    // What lies halfway between two bf16 and falls is a unit of the last place less.
+    let kept = |bits: &u32| bits - u32::from(bits & 0x1_ffff == 0x8000);
+    let masters = bits("bf16", 1, "optimizer.safetensors");
+    for (name, first) in bits("f32", 1, "model.safetensors") {
+        assert_eq!(masters[&format!("master.{name}")], first.iter().map(kept).collect::<Vec<_>>(), "{name}");
+    }
+    let rounded = |bits: &u32| (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
+    for (run, step) in [("bf16", 1), ("moved", 3)] {
+        let masters = bits(run, step, "optimizer.safetensors");
+        for (name, weight) in bits(run, step, "model.safetensors") {
+            let master = &masters[&format!("master.{name}")];
+            assert_eq!(weight, master.iter().map(rounded).collect::<Vec<_>>(), "{run}: {name}");
+        }
     }
 }
 
