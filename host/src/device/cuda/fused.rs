@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use capful_core::device::{Device as _, Op, OperationError};
-use capful_core::ops::{Epilogue, Linear, LinearGrad, Rotary};
+use capful_core::ops::{Epilogue, LinearGrad};
 
 use super::column_sums::{copied_before, made_before, made_by};
 use super::device::Cuda;
@@ -12,27 +12,19 @@ use super::spikes::follows;
 use super::token::Launch;
 use crate::device::Stream;
 
-/// Two operations that follow each other and are made together, in the place of the second.
-enum Joint {
-    /// The first is the GELU that the second is the gradient behind: made again for it, since it was not kept. The pass that
-    /// takes the gradient through the GELU, where there is one for the sums of a bias, has its input at hand.
-    BehindGelu,
-    /// Queries and keys are turned as they are made.
-    Turned(Linear, Rotary),
-}
-
-/// The first two operations, where they are made together.
-fn joint(ops: &[Op]) -> Option<Joint> {
+/// Whether the first two operations are made together, in the place of the second.
+fn joined(ops: &[Op]) -> bool {
     match ops {
+        // The first is the GELU that the second is the gradient behind: made again for it, since it was not kept. The pass
+        // that takes the gradient through the GELU, where there is one for the sums of a bias, has its input at hand.
         [Op::Gelu(gelu), Op::LinearGrad(grad), ..] => {
-            let behind = grad.x == gelu.out && grad.before_gelu == Some(gelu.x) && grad.x_bias_grad.is_some();
-            behind.then_some(Joint::BehindGelu)
+            grad.x == gelu.out && grad.before_gelu == Some(gelu.x) && grad.x_bias_grad.is_some()
         }
+        // Queries and keys are turned as they are made.
         [Op::Linear(linear), Op::Rotate(rotate), ..] => {
-            let made = linear.out == rotate.qkv && linear.bias.is_some() && linear.epilogue == Epilogue::Store;
-            made.then_some(Joint::Turned(*linear, rotate.rotary))
+            linear.out == rotate.qkv && linear.bias.is_some() && linear.epilogue == Epilogue::Store
         }
-        _ => None,
+        _ => false,
     }
 }
 
@@ -41,7 +33,7 @@ pub(super) fn together(a: &Op, b: &Op) -> bool {
     match (a, b) {
         (Op::Spike(a), Op::Spike(b)) => follows(a, b) || linked(a, b),
         (Op::Taps(a), Op::Spike(b)) => begins(a, b),
-        _ => joint(&[*a, *b]).is_some(),
+        _ => joined(&[*a, *b]),
     }
 }
 
@@ -87,7 +79,7 @@ impl Cuda {
 
     /// Queues operation `at` of a program: with the one before it where they are made together, and then not that one.
     pub(super) fn run_at(&mut self, ops: &[Op], at: usize) -> Result<(), OperationError> {
-        if joint(&ops[at..]).is_some() {
+        if joined(&ops[at..]) {
             return Ok(());
         }
         if matches!(ops[at], Op::Carry(_)) && copied_before(ops, at) {
@@ -98,9 +90,10 @@ impl Cuda {
             op => op,
         };
         self.finish_before(&op)?;
-        match (at.checked_sub(1).and_then(|before| joint(&ops[before..])), op) {
-            (Some(Joint::BehindGelu), Op::LinearGrad(grad)) => self.linear_grad(grad, Some(grad.x)),
-            (Some(Joint::Turned(linear, rotary)), _) => self.linear(linear, Some(rotary)),
+        let before = at.checked_sub(1).filter(|before| joined(&ops[*before..])).map(|before| ops[before]);
+        match (before, op) {
+            (Some(Op::Gelu(_)), Op::LinearGrad(grad)) => self.linear_grad(grad, Some(grad.x)),
+            (Some(Op::Linear(linear)), Op::Rotate(rotate)) => self.linear(linear, Some(rotate.rotary)),
             (_, Op::AttentionGrad(grad)) => self.attention_grad(grad, made_by(ops, at)),
             (_, Op::LinearGrad(grad)) => self.linear_grad(grad, None),
             (_, Op::NormGrad(grad)) => self.norm_grad(grad, made_by(ops, at)),
