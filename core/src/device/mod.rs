@@ -20,7 +20,7 @@ use crate::memory::{ArenaError, Dtype, Role};
 
 /// What a device and a precision imply for memory. Plain data: a plan needs no device and no driver.
 pub trait Profile {
-    /// The element type of regions of this role; a master is [`Dtype::Remainder`] everywhere.
+    /// The element type of regions of this role. Of masters nobody asks it: they are [`Dtype::Remainder`] everywhere.
     fn dtype(&self, role: Role) -> Dtype;
 
     /// Whether it computes in floats of this type: those of an [`Element::Float`].

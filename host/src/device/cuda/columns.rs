@@ -6,7 +6,7 @@ use capful_core::device::{Op, OperationError};
 use super::device::{Cuda, blocks};
 use super::profile::{SUMS, WORKSPACE};
 
-/// Columns of a block, pieces that a thread adds up where they are few, and the most threads of a block.
+/// As columns.cu: columns of a block, pieces that a thread adds up where they are few, and the most threads of a block.
 const COLUMNS: u32 = 8;
 const EACH: u32 = 4;
 const MOST: u32 = 1024;
@@ -92,13 +92,14 @@ impl Waiting {
 }
 
 impl Cuda {
-    /// Scratch for so many bytes of pieces. Where their sums may wait it is apart from what other operations use, else at
-    /// `offset`. Scratch of a step is as large as its products say ([`WORKSPACE`] and [`SUMS`]).
-    pub(super) fn pieces_at(&mut self, offset: u64, bytes: u64) -> Result<Pieces, OperationError> {
-        let room = self.scratch().bytes() >= WORKSPACE + SUMS && bytes <= SUMS;
+    /// Scratch for so many bytes of pieces of an operation that uses `before` bytes besides. Where their sums may wait it is
+    /// apart from what other operations use, else behind those. Scratch of a step is as large as its products say
+    /// ([`WORKSPACE`] and [`SUMS`]).
+    pub(super) fn pieces_at(&mut self, before: u64, bytes: u64) -> Result<Pieces, OperationError> {
+        let room = self.scratch().bytes() >= WORKSPACE + SUMS && before <= WORKSPACE && bytes <= SUMS;
         // What ranks send each other on the stream beside may be such sums.
         if !(self.recording && room && self.exchange.is_none()) {
-            return Ok(Pieces { at: self.scratch_at(offset, bytes)?, wait: false });
+            return Ok(Pieces { at: self.scratch_at(before, bytes)?, wait: false });
         }
         if self.waiting.sums.is_full() || self.waiting.bytes + bytes > SUMS {
             self.finish_all()?;
