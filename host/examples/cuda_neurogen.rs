@@ -17,7 +17,7 @@ use capful_host::device::cuda::{Cuda, CudaProfile, Precision, Products, Room, de
 
 const T: u32 = 64;
 const VOCABULARY: u32 = 32_000;
-const PROFILE: CudaProfile = CudaProfile { precision: Precision::Bf16 };
+const PROFILE: CudaProfile = CudaProfile::new(Precision::Bf16);
 /// What an H200 reaches; products in TF32.
 const RATES: Rates = Rates { flops_per_s: 350e12, flops_8bit_per_s: 1100e12, bytes_per_s: 4.2e12 };
 /// Neurons, synapses of each, outputs: of neurogen-4gb and of neurogen-39k.

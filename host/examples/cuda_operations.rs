@@ -20,7 +20,7 @@ const RANK: u32 = 128;
 const IDS: u32 = 200_005;
 const VOCABULARY: u32 = 200_064;
 const CHUNK: u32 = 4096;
-const PROFILE: CudaProfile = CudaProfile { precision: Precision::Bf16 };
+const PROFILE: CudaProfile = CudaProfile::new(Precision::Bf16);
 /// What an H200 reaches.
 const RATES: Rates = Rates { flops_per_s: 700e12, flops_8bit_per_s: 1100e12, bytes_per_s: 4.2e12 };
 

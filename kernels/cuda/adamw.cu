@@ -5,7 +5,7 @@
 struct AdamWArgs {
     void* weight;           // [count]
     short* remainder;       // [count]: what bf16 lack of the f32 that move, or null
-    const float* gradient;  // [count]
+    const void* gradient;   // [count]: f32, or bf16
     float* first;           // [count]
     float* second;          // [count]
     const Settings* settings;
@@ -39,12 +39,13 @@ __device__ inline void split(bf16* weight, short* remainder, const float (&w)[N]
     *(Vector<short, N>*)remainder = lacks;
 }
 
-template <class T, int N>
+// Of weights `T` and gradients `G`.
+template <class T, class G, int N>
 __device__ inline void update(const AdamWArgs& a, u64 at, float clip) {
     float rate = a.settings->learning_rate, step = rate / a.settings->correction1;
     float root = 1.0f / sqrtf(a.settings->correction2);
     float g[N], m[N], v[N], w[N];
-    read(g, a.gradient + at);
+    read(g, (const G*)a.gradient + at);
     read(m, a.first + at);
     read(v, a.second + at);
     T* weight = (T*)a.weight + at;
@@ -68,12 +69,14 @@ __device__ inline void update(const AdamWArgs& a, u64 at, float clip) {
 }
 
 // A norm or a loss that is not finite changes nothing.
-template <class T>
+template <class T, class G>
 __device__ void adamw(const AdamWArgs& a) {
     float norm = sqrtf(a.results->squared_norm);
     if (!finite(norm) || !finite(a.results->loss)) return;
     float clip = fminf(a.settings->clip / (norm + 1e-6f), 1.0f);
-    each_wide<T>(a.count, a.wide, [&](auto n, u64 at) { update<T, n.value>(a, at, clip); });
+    each_wide<T>(a.count, a.wide, [&](auto n, u64 at) { update<T, G, n.value>(a, at, clip); });
 }
 
-EXPORT_BOTH(adamw, AdamWArgs, 256, adamw)
+EXPORT(adamw_f32_f32, AdamWArgs, 256, adamw<float, float>)
+EXPORT(adamw_bf16_f32, AdamWArgs, 256, adamw<bf16, float>)
+EXPORT(adamw_bf16_bf16, AdamWArgs, 256, adamw<bf16, bf16>)

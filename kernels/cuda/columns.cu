@@ -4,10 +4,11 @@
 // Sums that one operation has made pieces of.
 struct SumsArgs {
     const float* partial;  // [pieces, sums, columns]
-    float* out[5];         // [columns] each
-    float* copy;           // [columns]: of the last one, or null
+    void* out[5];          // [columns] each
+    void* copy;            // [columns]: of the last one, or null
     u32 pieces, sums, columns;
     u32 accumulate;
+    u32 reduced;           // whether they are bf16
 };
 
 struct FinishArgs {
@@ -22,6 +23,14 @@ constexpr u32 ACROSS = 8, AT_ONCE = 8, EACH = 4;
 // Threads that add up so many pieces. Blocks may have more, for others' sums; the order of additions depends on the
 // pieces alone.
 __device__ u32 threads_of(u32 pieces) { return min(((pieces + EACH - 1) / EACH * ACROSS + 31) / 32 * 32, 1024u); }
+
+template <class T>
+__device__ void put(const SumsArgs& a, u32 sum, u32 column, float total) {
+    T* out = (T*)a.out[sum] + column;
+    T stored = store<T>(a.accumulate ? load(*out) + total : total);
+    *out = stored;
+    if (a.copy && sum + 1 == a.sums) ((T*)a.copy)[column] = stored;
+}
 
 // Adds up 8 columns of one sum, whose pieces threads have in turn.
 __device__ void add_pieces(const SumsArgs& a, u32 sum, u32 first) {
@@ -55,10 +64,7 @@ __device__ void add_pieces(const SumsArgs& a, u32 sum, u32 first) {
     for (u32 w = lane / ACROSS; w < threads / 32; w += 32 / ACROSS) total += warps[w][x];
     total = add_up(total);
     if (lane >= ACROSS || column >= a.columns) return;
-    float* out = a.out[sum] + column;
-    total = a.accumulate ? *out + total : total;
-    *out = total;
-    if (a.copy && sum + 1 == a.sums) a.copy[column] = total;
+    a.reduced ? put<bf16>(a, sum, column, total) : put<float>(a, sum, column, total);
 }
 
 // A block has 8 columns of one sum.

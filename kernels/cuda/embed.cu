@@ -155,10 +155,11 @@ struct EmbedGradArgs {
     const u32* ids;        // [rows]
     const u32* sorted;     // [rows]: the rows by their ids
     const void* out_grad;  // [rows, columns]
-    float* table_grad;     // [vocabulary, columns]
+    void* table_grad;      // [vocabulary, columns]
     float* partial;        // [rows / 32, columns]: what each piece of the sorted rows has of the last one's id
     u32 rows, columns, vocabulary;
-    u32 wide;  // whether rows begin at multiples of 16 bytes
+    u32 wide;     // whether rows begin at multiples of 16 bytes
+    u32 reduced;  // whether table_grad is bf16
 
     static constexpr u32 PIECE = 32;
 
@@ -166,15 +167,20 @@ struct EmbedGradArgs {
     __device__ u32 id_at(u32 place) const { return place < rows ? min(ids[sorted[place]], vocabulary) : ~0u; }
 };
 
-// Adds to the gradient of N columns of an id's row.
-template <int N>
-__device__ inline void add_to(const EmbedGradArgs& a, u32 id, u32 column, const float (&sums)[N]) {
-    float* to = a.table_grad + (u64)id * a.columns + column;
+template <int N, class T>
+__device__ inline void add(T* to, const float (&sums)[N]) {
     float before[N];
     read(before, to);
 #pragma unroll
     for (int j = 0; j < N; j++) before[j] += sums[j];
     write(to, before);
+}
+
+// Adds to the gradient of N columns of an id's row.
+template <int N>
+__device__ inline void add_to(const EmbedGradArgs& a, u32 id, u32 column, const float (&sums)[N]) {
+    u64 at = (u64)id * a.columns + column;
+    a.reduced ? add((bf16*)a.table_grad + at, sums) : add((float*)a.table_grad + at, sums);
 }
 
 // A warp a piece of 32 places and 32 N columns. An id's rows are added to the table as far as the piece goes where they begin;

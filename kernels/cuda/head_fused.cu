@@ -16,10 +16,11 @@ struct FusedHeadArgs {
     float* losses;           // [rows]
     float* log_sums;         // [rows], to base 2; infinite where there is no target
     void* x_grad;            // [rows, d], or null
-    float* weight_grad;      // [vocabulary, d]
+    void* weight_grad;       // [vocabulary, d]: f32, or bf16
     const Settings* settings;
     u32 rows, vocabulary, ids, d;
     u32 accumulate;          // whether to add to weight_grad
+    u32 reduced;             // whether that is bf16
 };
 
 #ifdef WARPGROUPS
@@ -211,6 +212,17 @@ __device__ inline void head_fused_losses(const FusedHeadArgs& a) {
 #endif
 }
 
+#ifdef WARPGROUPS
+
+// Writes a pair of sums, or adds it to what is there.
+template <class T>
+__device__ inline void put(T* to, const float (&sums)[2], bool accumulate) {
+#pragma unroll
+    for (int e = 0; e < 2; e++) to[e] = store<T>(accumulate ? load(to[e]) + sums[e] : sums[e]);
+}
+
+#endif
+
 // The gradients of 128 ids' weights.
 __device__ inline void head_fused_weights(const FusedHeadArgs& a) {
 #ifdef WARPGROUPS
@@ -245,12 +257,10 @@ __device__ inline void head_fused_weights(const FusedHeadArgs& a) {
         for (int n = 0; n < 16; n++) {
             u32 column = 8 * n + lane % 4 * 2;
             if (column >= a.d) continue;
-            float* to = a.weight_grad + (u64)id * a.d + column;
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float own = id < a.ids ? sums[n][2 * h + e] * scale : 0.0f;
-                to[e] = a.accumulate ? to[e] + own : own;
-            }
+            u64 at = (u64)id * a.d + column;
+            float factor = id < a.ids ? scale : 0.0f, own[2] = {sums[n][2 * h] * factor, sums[n][2 * h + 1] * factor};
+            if (a.reduced) put((bf16*)a.weight_grad + at, own, a.accumulate);
+            else put((float*)a.weight_grad + at, own, a.accumulate);
         }
     }
 #else

@@ -3,7 +3,7 @@
 #include "vector.cuh"
 
 struct SquaredNormArgs {
-    const float* gradient;
+    const void* gradient;  // [count]: f32, or bf16
     float* partial;    // [pieces]
     Results* results;  // the squared norm is written
     u64 count;
@@ -11,24 +11,31 @@ struct SquaredNormArgs {
 };
 
 // A block a piece.
+template <class T>
 __device__ void sum_piece(const SquaredNormArgs& a) {
     u64 start = (u64)blockIdx.x * a.piece;
     u64 end = start + a.piece < a.count ? start + a.piece : a.count;
     float sum = 0;
+    const T* gradient = (const T*)a.gradient;
+    constexpr int N = WIDE<T>;
     // 16 bytes at a time where they begin at a multiple of it.
-    u64 middle = (u64)a.gradient % 16 == 0 ? end - (end - start) % 4 : start;
+    u64 middle = (u64)gradient % 16 == 0 ? end - (end - start) % N : start;
 #pragma unroll 8
-    for (u64 i = start + 4 * threadIdx.x; i < middle; i += 4 * 256) {
-        float x[4];
-        read(x, a.gradient + i);
-        sum += x[0] * x[0] + x[1] * x[1] + (x[2] * x[2] + x[3] * x[3]);
+    for (u64 i = start + N * threadIdx.x; i < middle; i += N * 256) {
+        float x[N];
+        read(x, gradient + i);
+#pragma unroll
+        for (int e = 0; e < N; e += 4) sum += x[e] * x[e] + x[e + 1] * x[e + 1] + (x[e + 2] * x[e + 2] + x[e + 3] * x[e + 3]);
     }
-    for (u64 i = middle + threadIdx.x; i < end; i += 256) sum += a.gradient[i] * a.gradient[i];
+    for (u64 i = middle + threadIdx.x; i < end; i += 256) {
+        float x = load(gradient[i]);
+        sum += x * x;
+    }
     sum = block_sum(sum);
     if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;
 }
 
-EXPORT(squared_norm_piece, SquaredNormArgs, 256, sum_piece)
+EXPORT_BOTH(squared_norm_piece, SquaredNormArgs, 256, sum_piece)
 
 // One block: 256 running sums, then those in order.
 template <class Norm>

@@ -86,7 +86,7 @@ impl Operation for AdamW {
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::update("weight", self.weight));
         self.remainder.into_iter().for_each(|r| visit(Operand::update("remainder", r).remainders()));
-        visit(Operand::read("gradient", self.gradient).exact());
+        visit(Operand::read("gradient", self.gradient));
         visit(Operand::update("first", self.first).exact());
         visit(Operand::update("second", self.second).exact());
         visit(Operand::read("settings", self.settings).exact());

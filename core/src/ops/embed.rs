@@ -87,7 +87,7 @@ impl Operation for EmbedGrad {
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read("ids", self.ids).ids());
         visit(Operand::read("out_grad", self.out_grad));
-        visit(Operand::sum("table_grad", self.table_grad, self.accumulate).exact());
+        visit(Operand::sum("table_grad", self.table_grad, self.accumulate));
     }
 
     fn validate(&self) -> Result<(), OperationError> {

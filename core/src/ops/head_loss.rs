@@ -67,8 +67,7 @@ impl Operation for HeadLoss {
         visit(Operand::update("results", self.results).exact());
         if let Some(g) = self.gradient {
             visit(Operand::write("x_grad", g.x_grad));
-            let parameter = |r| Operand::sum("weight_grad", r, g.accumulate).exact();
-            g.weight_grad.into_iter().for_each(|r| visit(parameter(r)));
+            g.weight_grad.into_iter().for_each(|r| visit(Operand::sum("weight_grad", r, g.accumulate)));
         }
     }
 

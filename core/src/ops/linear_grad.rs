@@ -79,10 +79,9 @@ impl Operation for LinearGrad {
         }
         self.before_gelu.into_iter().for_each(|r| visit(Operand::read("before_gelu", r)));
         self.x_grad.into_iter().for_each(|r| visit(Operand::write("x_grad", r)));
-        let weight_grad = |r| Operand::sum("weight_grad", r, self.accumulate).exact();
-        self.weight_grad.into_iter().for_each(|r| visit(weight_grad(r)));
+        self.weight_grad.into_iter().for_each(|r| visit(Operand::sum("weight_grad", r, self.accumulate)));
         for (name, bias_grad) in [("bias_grad", self.bias_grad), ("x_bias_grad", self.x_bias_grad)] {
-            bias_grad.into_iter().for_each(|r| visit(Operand::sum(name, r, self.accumulate).exact()));
+            bias_grad.into_iter().for_each(|r| visit(Operand::sum(name, r, self.accumulate)));
         }
     }
 

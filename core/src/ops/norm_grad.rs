@@ -24,8 +24,8 @@ impl AffineGrad {
     fn operands(&self, names: [&'static str; 4], accumulate: bool, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read(names[0], self.gain));
         visit(Operand::read(names[1], self.out_grad));
-        visit(Operand::sum(names[2], self.gain_grad, accumulate).exact());
-        self.bias_grad.into_iter().for_each(|r| visit(Operand::sum(names[3], r, accumulate).exact()));
+        visit(Operand::sum(names[2], self.gain_grad, accumulate));
+        self.bias_grad.into_iter().for_each(|r| visit(Operand::sum(names[3], r, accumulate)));
     }
 }
 

@@ -38,8 +38,8 @@ impl Operation for QkNormGrad {
         visit(Operand::read("stats", self.stats).exact());
         visit(Operand::read("query_gain", self.query_gain));
         visit(Operand::read("key_gain", self.key_gain));
-        visit(Operand::sum("query_gain_grad", self.query_gain_grad, self.accumulate).exact());
-        visit(Operand::sum("key_gain_grad", self.key_gain_grad, self.accumulate).exact());
+        visit(Operand::sum("query_gain_grad", self.query_gain_grad, self.accumulate));
+        visit(Operand::sum("key_gain_grad", self.key_gain_grad, self.accumulate));
     }
 
     fn validate(&self) -> Result<(), OperationError> {

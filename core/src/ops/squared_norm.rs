@@ -24,7 +24,7 @@ impl Operation for SquaredNorm {
     const NAME: &'static str = "squared_norm";
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-        visit(Operand::read("gradient", self.gradient).exact());
+        visit(Operand::read("gradient", self.gradient));
         visit(Operand::update("results", self.results).exact());
     }
 

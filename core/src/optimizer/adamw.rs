@@ -80,7 +80,7 @@ fn table<M: Parameters>(
 }
 
 /// Neighbouring parameters that one operation moves: rows of [`Layout::GRAIN`] elements. Small, because a chip carries it on
-/// its stack: the types of all but the weight are known, and every region has the same rows.
+/// its stack: the types of all but the weight are those of all ranges, and every region has the same rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Range {
     decays: bool,
@@ -243,7 +243,7 @@ impl Moments {
             device.emit(AdamW {
                 weight: band(dtype, range.weight, rows),
                 remainder: range.remainder.map(|offset| band(Dtype::Remainder, offset, rows)),
-                gradient: exact(range.gradient),
+                gradient: band(gradient.dtype, range.gradient, rows),
                 first: exact(range.first),
                 second: exact(range.second),
                 settings,

@@ -42,7 +42,7 @@ impl AnyProfile {
         Ok(match config.device()? {
             config::Device::Reference => AnyProfile::Reference(Single),
             config::Device::Cpu => AnyProfile::Cpu(CpuProfile { threads: config.threads }),
-            config::Device::Cuda(gpu) => AnyProfile::Cuda { gpu, profile: CudaProfile { precision } },
+            config::Device::Cuda(gpu) => AnyProfile::Cuda { gpu, profile: CudaProfile::new(precision) },
         })
     }
 }

@@ -115,7 +115,7 @@ mod tests {
         {
             let ops = step(preset, more);
             // The scratch is the other stream's.
-            let gpu = AnyProfile::Cuda { gpu: 0, profile: CudaProfile { precision: Precision::Bf16 } };
+            let gpu = AnyProfile::Cuda { gpu: 0, profile: CudaProfile::new(Precision::Bf16) };
             assert!(ops.iter().all(|op| Stream::of(op) == Stream::Compute || gpu.scratch(op) == 0), "{preset}");
             let mut overlap = Overlap::default();
             let mut numbers = [0; 2];

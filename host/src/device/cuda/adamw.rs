@@ -46,6 +46,7 @@ impl Cuda {
         let width = width(o.weight.dtype, 0, &[weight, remainder, gradient, first, second]);
         arguments.wide = (width > 1).into();
         let grid = [blocks(threads(count, width), 256), 1, 1];
-        self.launch("adamw", &format!("adamw_{}", o.weight.dtype.name()), grid, 256, &arguments)
+        let kernel = format!("adamw_{}_{}", o.weight.dtype.name(), o.gradient.dtype.name());
+        self.launch("adamw", &kernel, grid, 256, &arguments)
     }
 }

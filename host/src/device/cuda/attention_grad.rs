@@ -88,7 +88,7 @@ impl Cuda {
         match summed.zip(made) {
             Some((summed, pieces)) => {
                 let sizes = [pieces, o.qkv_grad.columns()];
-                let sums = SumsArgs::of(partial.at, sizes, self.places(summed)?, summed.accumulate);
+                let sums = SumsArgs::of(partial.at, sizes, self.places(summed)?);
                 self.finish_columns(sums, partial.wait)
             }
             None => self.sum_written(o.qkv_grad, summed),

@@ -2,6 +2,7 @@
 //! several: each is too short to be worth one of its own.
 
 use capful_core::device::{Op, OperationError};
+use capful_core::memory::Dtype;
 
 use super::device::{Cuda, blocks};
 use super::profile::{SUMS, WORKSPACE};
@@ -25,6 +26,7 @@ pub(super) struct SumsArgs {
     pub sums: u32,
     pub columns: u32,
     pub accumulate: u32,
+    pub reduced: u32,
 }
 
 /// Mirrors FinishArgs.
@@ -36,23 +38,49 @@ struct FinishArgs {
 }
 
 impl SumsArgs {
-    const NOTHING: SumsArgs = SumsArgs::of(0, [0; 2], [0; 2], false);
+    const NOTHING: SumsArgs =
+        SumsArgs { partial: 0, out: [0; 5], copy: 0, pieces: 0, sums: 0, columns: 0, accumulate: 0, reduced: 0 };
 
     /// The one sum of so many pieces and columns.
-    pub(super) const fn of(
-        partial: u64,
-        [pieces, columns]: [u32; 2],
-        [to, copy]: [u64; 2],
-        accumulate: bool,
-    ) -> SumsArgs {
-        SumsArgs { partial, out: [to, 0, 0, 0, 0], copy, pieces, sums: 1, columns, accumulate: accumulate as u32 }
+    pub(super) fn of(partial: u64, [pieces, columns]: [u32; 2], to: Places) -> SumsArgs {
+        let Places { to, copy, accumulate, dtype } = to;
+        let reduced = reduced(dtype);
+        SumsArgs {
+            partial,
+            out: [to, 0, 0, 0, 0],
+            copy,
+            pieces,
+            sums: 1,
+            columns,
+            accumulate: accumulate.into(),
+            reduced,
+        }
+    }
+
+    /// Bytes of one of its sums.
+    fn bytes(&self) -> u64 {
+        (if self.reduced > 0 { Dtype::Bf16 } else { Dtype::F32 }).size() * u64::from(self.columns)
     }
 
     /// Whether it writes some of these bytes.
     fn writes(&self, [first, end]: [u64; 2]) -> bool {
-        let bytes = 4 * u64::from(self.columns);
+        let bytes = self.bytes();
         self.out.iter().chain([&self.copy]).any(|&to| to != 0 && to < end && first < to + bytes)
     }
+}
+
+/// Whether what is kept in this type, f32 or bf16, is rounded, as kernels take it.
+pub(super) fn reduced(dtype: Dtype) -> u32 {
+    (dtype == Dtype::Bf16).into()
+}
+
+/// Where a sum goes: addresses, the copy's may be null.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    pub to: u64,
+    pub copy: u64,
+    pub accumulate: bool,
+    pub dtype: Dtype,
 }
 
 /// Where pieces of sums lie, and whether their second pass may wait.
@@ -115,7 +143,7 @@ impl Cuda {
     /// Sums whose pieces are queued.
     pub(super) fn finish_columns(&mut self, sums: SumsArgs, wait: bool) -> Result<(), OperationError> {
         // A bias may have been summed for another micro-batch.
-        let bytes = 4 * u64::from(sums.columns);
+        let bytes = sums.bytes();
         let places = sums.out.iter().chain([&sums.copy]).filter(|to| **to != 0);
         if places.into_iter().any(|to| self.waiting.writes([*to, to + bytes])) {
             self.finish_all()?;

@@ -330,6 +330,19 @@ impl Cuda {
         CudaError::check("cuMemsetD32Async", code).map_err(|e| self.fail(e))
     }
 
+    /// Queues filling so many bytes with zeros.
+    pub(super) fn fill_zeros(&mut self, address: u64, bytes: u64) -> Result<(), OperationError> {
+        let rest = bytes % 4;
+        self.fill(address, 0, bytes / 4)?;
+        if rest == 0 {
+            return Ok(());
+        }
+        // SAFETY: as in `fill`; what is behind the last word.
+        let code =
+            unsafe { cust::sys::cuMemsetD8Async(address + bytes - rest, 0, rest as usize, self.stream.as_inner()) };
+        CudaError::check("cuMemsetD8Async", code).map_err(|e| self.fail(e))
+    }
+
     /// Writes a region's bytes, in its own type. Waits.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::{Embed, EmbedGrad};
 
+use super::columns::reduced;
 use super::device::{Cuda, blocks, width};
 use super::profile::{EmbedGradRoom, SortRoom};
 
@@ -65,6 +66,7 @@ struct EmbedGradArgs {
     columns: u32,
     vocabulary: u32,
     wide: u32,
+    reduced: u32,
 }
 
 /// FEW of embed.cu: the most rows whose places are found by comparing each with all, which takes less time than launches.
@@ -101,14 +103,15 @@ impl Cuda {
         let (ids, out_grad, table_grad) =
             (self.address(o.ids)?, self.address(o.out_grad)?, self.address(o.table_grad)?);
         if !o.accumulate {
-            self.fill(table_grad, 0, o.table_grad.elements())?;
+            self.fill_zeros(table_grad, o.table_grad.bytes())?;
         }
         let sorted = self.sort(ids, rows, vocabulary)?;
         let (room, pieces) = (EmbedGradRoom::of(&o), EmbedGradRoom::pieces(rows));
         let partial = self.scratch_at(room.sort, room.partial)?;
         let width = width(o.out_grad.dtype, columns.into(), &[out_grad, table_grad]);
-        let wide = (width > 1).into();
-        let arguments = EmbedGradArgs { ids, sorted, out_grad, table_grad, partial, rows, columns, vocabulary, wide };
+        let (wide, reduced) = ((width > 1).into(), reduced(o.table_grad.dtype));
+        let arguments =
+            EmbedGradArgs { ids, sorted, out_grad, table_grad, partial, rows, columns, vocabulary, wide, reduced };
         let (dtype, across) = (o.out_grad.dtype.name(), blocks(columns.into(), 32 * width));
         self.launch("embed", &format!("embed_grad_{dtype}"), [pieces.div_ceil(4), across, 1], 128, &arguments)?;
         if pieces == 1 {

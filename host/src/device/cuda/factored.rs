@@ -4,7 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{EmbedUpdate, FactoredUpdate};
 
-use super::columns::Pieces;
+use super::columns::{Pieces, Places};
 use super::device::{Cuda, blocks, width};
 use super::linear_grad::Pass;
 use super::product::{Case, Product};
@@ -59,7 +59,8 @@ impl Cuda {
         let x = if half { copy_at(slab.offset + room.slab) } else { o.x };
         let (out_grad, weight, from) = (self.address(o.out_grad)?, self.address(o.weight)?, self.address(o.tile)?);
         let column_moment = self.address(o.column_moment)?;
-        self.bias_grad(Pass::over(o.out_grad), Pieces { at: partial, wait: false }, [bias_grad, 0], false)?;
+        let to = Places { to: bias_grad, copy: 0, accumulate: false, dtype: Dtype::F32 };
+        self.bias_grad(Pass::over(o.out_grad), Pieces { at: partial, wait: false }, to)?;
         let wide = width(Dtype::F32, columns.into(), &[weight, from, column_moment]);
         let mut arguments = FactoredArgs {
             out_grad,

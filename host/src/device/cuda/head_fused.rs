@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::HeadLoss;
 
+use super::columns::reduced;
 use super::device::{Cuda, blocks};
 
 /// Mirrors FusedHeadArgs.
@@ -23,6 +24,7 @@ struct FusedHeadArgs {
     ids: u32,
     d: u32,
     accumulate: u32,
+    reduced: u32,
 }
 
 /// Rows and columns of a tile of scores, and the largest width.
@@ -43,7 +45,7 @@ impl Cuda {
             && d <= TILE
             && o.bias.is_none()
             && o.integer.is_none()
-            && o.gradient.is_none_or(|g| g.weight_grad.is_some_and(|w| w.dtype == Dtype::F32));
+            && o.gradient.is_none_or(|g| g.weight_grad.is_some());
         let [row_tiles, id_tiles] = [rows, ids].map(|n| blocks(n.into(), TILE));
         let time = |own: u32, others: u32| u64::from(own.div_ceil(self.multiprocessors)) * u64::from(others);
         let kernels = if o.gradient.is_some() { 2 } else { 1 };
@@ -69,6 +71,7 @@ impl Cuda {
             ids: o.ids,
             d: o.x.columns(),
             accumulate: gradient.is_some_and(|g| g.accumulate).into(),
+            reduced: gradient.and_then(|g| g.weight_grad).map_or(0, |w| reduced(w.dtype)),
         };
         let mut launch = |kernel: &str, own: u32| {
             self.launch_with("head_fused", kernel, [blocks(own.into(), TILE), 1, 1], THREADS, ROOM, &arguments)

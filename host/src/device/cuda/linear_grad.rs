@@ -4,7 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::LinearGrad;
 
-use super::columns::{Pieces, SumsArgs};
+use super::columns::{Pieces, Places, SumsArgs};
 use super::device::{Cuda, blocks, width};
 use super::product::{Case, Product, Summed};
 use super::profile::{piece_bytes, pieces};
@@ -82,22 +82,17 @@ impl Cuda {
     pub(super) fn sum_columns(&mut self, pass: Pass, summed: Summed) -> Result<(), OperationError> {
         let partial = self.pieces_at(0, piece_bytes(pass.rows.rows(), 1, pass.rows.columns()))?;
         let to = self.places(summed)?;
-        self.bias_grad(pass, partial, to, summed.accumulate)
+        self.bias_grad(pass, partial, to)
     }
 
-    /// Where sums go, and their copy or null.
-    pub(super) fn places(&mut self, summed: Summed) -> Result<[u64; 2], OperationError> {
-        Ok([self.address(summed.to)?, self.address_or_null(summed.copy)?])
+    /// Where sums go.
+    pub(super) fn places(&mut self, summed: Summed) -> Result<Places, OperationError> {
+        let Summed { to, accumulate, copy, .. } = summed;
+        Ok(Places { to: self.address(to)?, copy: self.address_or_null(copy)?, accumulate, dtype: to.dtype })
     }
 
-    /// A pass, and the sum of each column to both places, of pieces that wait in `partial`.
-    pub(super) fn bias_grad(
-        &mut self,
-        pass: Pass,
-        partial: Pieces,
-        to: [u64; 2],
-        accumulate: bool,
-    ) -> Result<(), OperationError> {
+    /// A pass, and the sum of each column, of pieces that wait in `partial`.
+    pub(super) fn bias_grad(&mut self, pass: Pass, partial: Pieces, to: Places) -> Result<(), OperationError> {
         let (rows, columns, out_grad) = (pass.rows.rows(), pass.rows.columns(), self.address(pass.rows)?);
         let [before_gelu, activated] = [self.address_or_null(pass.before_gelu)?, self.address_or_null(pass.activated)?];
         let (piece, count) = pieces(rows);
@@ -107,6 +102,6 @@ impl Cuda {
         let arguments = BiasGradArgs { out_grad, before_gelu, activated, partial, rows, columns, piece, wide };
         let kernel = format!("linear_grad_piece_{}", pass.rows.dtype.name());
         self.launch(NAME, &kernel, [blocks(columns.into(), 32 * width), count, 1], 256, &arguments)?;
-        self.finish_columns(SumsArgs::of(partial, [count, columns], to, accumulate), wait)
+        self.finish_columns(SumsArgs::of(partial, [count, columns], to), wait)
     }
 }

@@ -4,7 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::{NormGrad, NormKind};
 
-use super::columns::SumsArgs;
+use super::columns::{SumsArgs, reduced};
 use super::device::{Cuda, blocks, width};
 use super::error::CudaError;
 use super::norm::{BIASES, COPIES};
@@ -78,6 +78,8 @@ impl Cuda {
         let (copy, format) = self.copy("norm_grad", o.copy, Dtype::E5m2)?;
         let types = affines().flat_map(|a| [a.gain, a.out_grad]).chain([o.x, o.x_grad]);
         let dtype = self.dtype("norm_grad", types)?;
+        let gradients = affines().flat_map(|a| [Some(a.gain_grad), a.bias_grad]).flatten();
+        let gradients = self.dtype("norm_grad", gradients.chain(summed.map(|summed| summed.to)))?;
         let (rows, columns, outputs) = (o.x.rows(), o.x.columns(), affines().count() as u32);
         let (each, (piece, count)) = (norm_sums(o.kind), norm_pieces(o.kind, rows));
         let partial = self.pieces_at(0, norm_bytes(o.kind, [rows, outputs, columns]))?;
@@ -106,6 +108,7 @@ impl Cuda {
             sums: each * outputs,
             columns,
             accumulate: o.accumulate.into(),
+            reduced: reduced(gradients),
         };
         for (i, affine) in affines().enumerate() {
             arguments.gain[i] = self.address(affine.gain)?;
@@ -123,7 +126,8 @@ impl Cuda {
         let kernel = format!("norm_grad_{kind}{outputs}{format}_{dtype}");
         if o.kind == NormKind::Layer && self.in_one_pass(o.x.dtype, &arguments) {
             if let Some(summed) = summed {
-                [finish.out[finish.sums as usize], finish.copy] = self.places(summed)?;
+                let places = self.places(summed)?;
+                (finish.out[finish.sums as usize], finish.copy) = (places.to, places.copy);
                 finish.sums += 1;
                 arguments.sums = finish.sums;
             }

@@ -11,7 +11,8 @@ use capful_core::ops::{AttentionGrad, CachedAttention, EmbedGrad, FactoredUpdate
 pub enum Precision {
     /// Single precision everywhere.
     F32,
-    /// Weights, activations and their gradients in bf16; masters, moments and the parameters' gradients in f32.
+    /// Weights, activations and their gradients in bf16; masters, moments and, where nothing else is said, the parameters'
+    /// gradients in f32.
     /// Sums are always f32.
     Bf16,
     /// As bf16; the products of a family's layers read copies of their operands in 8 bits, where the family has such.
@@ -23,12 +24,22 @@ pub enum Precision {
 pub struct CudaProfile {
     /// How numbers are kept.
     pub precision: Precision,
+    /// Whether the parameters' gradients are bf16 too.
+    pub bf16_gradients: bool,
+}
+
+impl CudaProfile {
+    /// With the parameters' gradients in f32.
+    pub const fn new(precision: Precision) -> CudaProfile {
+        CudaProfile { precision, bf16_gradients: false }
+    }
 }
 
 impl Profile for CudaProfile {
     fn dtype(&self, role: Role) -> Dtype {
         match role {
             Role::Batch => Dtype::U32,
+            Role::Gradient if self.bf16_gradients => Dtype::Bf16,
             Role::Weight | Role::Saved | Role::Work if self.precision != Precision::F32 => Dtype::Bf16,
             _ => Dtype::F32,
         }

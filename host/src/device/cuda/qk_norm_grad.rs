@@ -3,7 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::QkNormGrad;
 
-use super::columns::SumsArgs;
+use super::columns::{SumsArgs, reduced};
 use super::device::Cuda;
 use super::error::CudaError;
 use super::heads::HeadsArgs;
@@ -38,6 +38,7 @@ impl Cuda {
             return Err(self.fail(CudaError::Unsupported { operation: "qk_norm_grad", why }));
         }
         let dtype = self.dtype("qk_norm_grad", [o.qkv_grad, o.raw, o.query_gain, o.key_gain])?;
+        let gradients = self.dtype("qk_norm_grad", [o.query_gain_grad, o.key_gain_grad])?;
         let (piece, count) = pieces(rows);
         let partial = self.pieces_at(0, piece_bytes(rows, 2, size))?;
         let mut arguments = QkNormGradArgs {
@@ -62,6 +63,7 @@ impl Cuda {
             sums: 2,
             columns: size,
             accumulate: o.accumulate.into(),
+            reduced: reduced(gradients),
         };
         self.launch("qk_norm_grad", &format!("qk_norm_grad_{}", dtype.name()), [count, 1, 1], 512, &arguments)?;
         self.finish_columns(finish, partial.wait)

@@ -77,8 +77,9 @@ impl Cuda {
     /// The squared norm of each piece.
     fn sum_pieces(&mut self, gradient: Region, partial: u64) -> Result<(), OperationError> {
         let (pieces, count) = (pieces(gradient), gradient.elements());
+        let kernel = format!("squared_norm_piece_{}", gradient.dtype.name());
         let gradient = self.address(gradient)?;
         let arguments = SquaredNormArgs { gradient, partial, count, pieces, ..SquaredNormArgs::NONE };
-        self.launch("squared_norm", "squared_norm_piece", [pieces, 1, 1], 256, &arguments)
+        self.launch("squared_norm", &kernel, [pieces, 1, 1], 256, &arguments)
     }
 }

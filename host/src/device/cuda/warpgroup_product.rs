@@ -212,7 +212,7 @@ impl Cuda {
         let grid = [self.multiprocessors, 1, 1];
         self.launch_with(NAME, kernel, grid, THREADS, shared, &arguments)?;
         let Some(summed) = p.summed else { return Ok(()) };
-        let sums = SumsArgs::of(partial.at, [m / PIECE, n], self.places(summed)?, summed.accumulate);
+        let sums = SumsArgs::of(partial.at, [m / PIECE, n], self.places(summed)?);
         self.finish_columns(sums, partial.wait)
     }
 }

@@ -139,6 +139,9 @@ struct Operand {
 /// Lays operands for one operation.
 pub struct Lay {
     kept: Dtype,
+    /// The type of parameters' gradients, and whether there are any.
+    gradients: Dtype,
+    has_gradients: bool,
     offset: u64,
     stream: u64,
     operands: Vec<Operand>,
@@ -147,7 +150,8 @@ pub struct Lay {
 impl Lay {
     /// Of this type where the precision decides.
     pub fn new(kept: Dtype) -> Lay {
-        Lay { kept, offset: 0, stream: 0, operands: Vec::new() }
+        let (gradients, has_gradients) = (Dtype::F32, false);
+        Lay { kept, gradients, has_gradients, offset: 0, stream: 0, operands: Vec::new() }
     }
 
     /// For the GPU in this precision, and for the Reference.
@@ -185,6 +189,13 @@ impl Lay {
     pub fn exact(&mut self, shape: [u32; 4], scale: f32) -> Region {
         let values = self.drawn(shape, scale);
         self.region(Dtype::F32, shape, values, Vec::new(), true)
+    }
+
+    /// The gradient of parameters: normal numbers that it is added to, or to be written.
+    pub fn gradient(&mut self, shape: [u32; 4], there: bool) -> Region {
+        self.has_gradients = true;
+        let values = if there { self.drawn(shape, 1.0) } else { Self::nothing(shape) };
+        self.region(self.gradients, shape, values, Vec::new(), true)
     }
 
     /// These numbers in f32.
@@ -297,7 +308,8 @@ impl Bench {
         open_with(OPERANDS + SCRATCH, ALL_SCRATCH, 0, products)
     }
 
-    /// Runs the operation that `build` lays, in both precisions, on the GPU twice and on the Reference.
+    /// Runs the operation that `build` lays, in both precisions, on the GPU twice and on the Reference; in bf16 with
+    /// parameters' gradients of both types.
     pub fn agree<O: Operation>(&mut self, build: impl Fn(&mut Lay) -> O) {
         self.agree_in(Precision::F32, 1e-5, &build);
         self.agree_in(Precision::Bf16, 1e-2, &build);
@@ -341,10 +353,17 @@ impl Bench {
         build: &impl Fn(&mut Lay) -> O,
         run: &dyn Fn(&mut Cuda, O) -> Result<(), OperationError>,
     ) {
-        let [mut ours, mut theirs] = Lay::both(precision);
-        let (operation, reference) = (build(&mut ours), build(&mut theirs));
-        let ops = [[operation.into()], [reference.into()]];
-        self.compare(precision, tolerance, O::NAME, [&ours, &theirs], [&ops[0], &ops[1]], &|cuda| run(cuda, operation));
+        for gradients in [Dtype::F32, Dtype::Bf16] {
+            let [mut ours, mut theirs] = Lay::both(precision);
+            ours.gradients = gradients;
+            let (operation, reference) = (build(&mut ours), build(&mut theirs));
+            let ops = [[operation.into()], [reference.into()]];
+            let run = |cuda: &mut Cuda| run(cuda, operation);
+            self.compare(precision, tolerance, O::NAME, [&ours, &theirs], [&ops[0], &ops[1]], &run);
+            if precision == Precision::F32 || !ours.has_gradients {
+                break;
+            }
+        }
     }
 
     /// The same of a program.
@@ -374,7 +393,7 @@ impl Bench {
         if most.is_some_and(|most| ours.offset > most) {
             return;
         }
-        let profile = CudaProfile { precision };
+        let profile = CudaProfile::new(precision);
         let mut meter = Meter::new(&profile, Rates::ONE);
         program.iter().for_each(|op| meter.run(op).expect("shapes that belong together"));
         assert!(meter.scratch <= SCRATCH && ours.offset <= OPERANDS);

@@ -135,7 +135,7 @@ fn operations_copy_what_they_store() {
                 let first = AffineGrad {
                     gain: l.normal([1, 1, 1, d], 1.0),
                     out_grad: l.normal(matrix(d), 1.0),
-                    gain_grad: l.poison_exact([1, 1, 1, d]),
+                    gain_grad: l.gradient([1, 1, 1, d], false),
                     bias_grad: None,
                 };
                 let grad =
@@ -288,7 +288,7 @@ fn products_of_copies() {
             bench.agree_in_eighths(|l| {
                 let (sides, x) = ([1, 1, outputs, inputs], l.normal([1, 1, rows, inputs], 1.0));
                 let (weight, out_grad) = (l.normal(sides, 1.0), l.normal([1, 1, rows, outputs], 1.0));
-                let weight_grad = if accumulate { l.exact(sides, 1.0) } else { l.poison_exact(sides) };
+                let weight_grad = l.gradient(sides, accumulate);
                 let product = QuantisedProduct {
                     a: copy(l, Dtype::E5m2, outputs, rows, 4096.0),
                     b: copy(l, Dtype::E4m3, inputs, rows, 64.0),
@@ -308,7 +308,7 @@ fn products_of_copies() {
                     out_grad: l.normal([1, 1, rows, outputs], 1.0),
                     x_grad: Some(l.poison([1, 1, rows, inputs])),
                     before_gelu: None,
-                    weight_grad: Some(if accumulate { l.exact(sides, 1.0) } else { l.poison_exact(sides) }),
+                    weight_grad: Some(l.gradient(sides, accumulate)),
                     bias_grad: None,
                     x_bias_grad: None,
                     accumulate,

@@ -207,7 +207,7 @@ fn the_reference_learns_as_well_with_copies_in_8_bits() {
 
 /// A GPU with the plan of a run in `precision`, and the plan.
 fn gpu(precision: Precision, stage: &MicroBatch) -> (Cuda, Plan) {
-    let profile = CudaProfile { precision };
+    let profile = CudaProfile::new(precision);
     let draft = plan(MODEL, &profile, 0, stage);
     let mut meter = Meter::new(&profile, Rates::ONE);
     let mut all = || -> Result<(), OperationError> {

@@ -25,10 +25,7 @@ fn head_loss_of(l: &mut Lay, head: Head, deviation: f32) -> HeadLoss {
     let mut targets = ids(rows, own);
     targets[rows as usize / 2] = IGNORE;
     let [settings, results] = control(l);
-    let weight_grad = |l: &mut Lay| match again {
-        true => l.exact([1, 1, vocabulary, d], 1.0),
-        false => l.poison_exact([1, 1, vocabulary, d]),
-    };
+    let weight_grad = |l: &mut Lay| l.gradient([1, 1, vocabulary, d], again);
     HeadLoss {
         x: l.normal([1, 1, rows, d], deviation),
         weight: l.normal([1, 1, vocabulary, d], 0.3),

@@ -52,11 +52,7 @@ fn embed_and_its_gradient() {
             bench.agree(|l| EmbedGrad {
                 ids: l.ids(ids(rows, vocabulary)),
                 out_grad: l.normal([1, 1, rows, d], 1.0),
-                table_grad: if accumulate {
-                    l.exact([1, 1, vocabulary, d], 1.0)
-                } else {
-                    l.poison_exact([1, 1, vocabulary, d])
-                },
+                table_grad: l.gradient([1, 1, vocabulary, d], accumulate),
                 accumulate,
             });
         }
@@ -162,10 +158,7 @@ fn affine(l: &mut Lay, rows: u32, d: u32, kind: NormKind) -> Affine {
 }
 
 fn affine_grad(l: &mut Lay, rows: u32, d: u32, kind: NormKind, accumulate: bool) -> AffineGrad {
-    let sum = |l: &mut Lay| match accumulate {
-        true => l.exact([1, 1, 1, d], 1.0),
-        false => l.poison_exact([1, 1, 1, d]),
-    };
+    let sum = |l: &mut Lay| l.gradient([1, 1, 1, d], accumulate);
     AffineGrad {
         gain: l.normal([1, 1, 1, d], 1.0),
         out_grad: l.normal([1, 1, rows, d], 1.0),
@@ -252,10 +245,7 @@ fn the_norm_of_queries_and_keys_and_its_gradient() {
             });
         }
         for accumulate in [false, true] {
-            let sum = |l: &mut Lay| match accumulate {
-                true => l.exact([1, 1, 1, size], 1.0),
-                false => l.poison_exact([1, 1, 1, size]),
-            };
+            let sum = |l: &mut Lay| l.gradient([1, 1, 1, size], accumulate);
             let stats: Vec<f32> = (0..rows * normed).map(|i| 0.3 + 0.01 * (i % 7) as f32).collect();
             bench.agree(|l| QkNormGrad {
                 qkv_grad: l.normal([1, 1, rows, width], 1.0),
@@ -363,7 +353,7 @@ pub(super) fn control(l: &mut Lay) -> [Region; 2] {
 fn squared_norm() {
     let mut bench = Bench::new();
     for count in [1, 255, 16_383, 16_384, 16_385, 200_001] {
-        bench.agree(|l| SquaredNorm { gradient: l.exact([1, 1, 1, count], 0.01), results: control(l)[1] });
+        bench.agree(|l| SquaredNorm { gradient: l.gradient([1, 1, 1, count], true), results: control(l)[1] });
     }
 }
 
@@ -416,7 +406,7 @@ fn adamw(l: &mut Lay, values: &[f32], split: bool, squared_norm: f32) -> AdamW {
     let (count, shape) = (values.len() as u32, [1, 1, 1, values.len() as u32]);
     AdamW {
         weight: l.kept(shape, values.to_vec()),
-        gradient: l.exact(shape, 1.0),
+        gradient: l.gradient(shape, true),
         first: l.exact(shape, 0.1),
         second: l.values(shape, (0..count).map(|i| (i % 17) as f32 * 0.01).collect()),
         settings: control(l)[0],

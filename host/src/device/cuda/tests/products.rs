@@ -107,7 +107,7 @@ fn linear_grad_overwrites_and_accumulates() {
             (true, false, false, true),
         ] {
             bench.agree(|l| {
-                let sum = |l: &mut Lay, shape| if accumulate { l.exact(shape, 1.0) } else { l.poison_exact(shape) };
+                let sum = |l: &mut Lay, shape| l.gradient(shape, accumulate);
                 let sides = if transposed { [1, 1, inputs, outputs] } else { [1, 1, outputs, inputs] };
                 LinearGrad {
                     transposed,
@@ -160,7 +160,7 @@ fn a_gelu_apart_from_its_product_gives_the_same() {
             out_grad: l.normal([1, 1, 21, 33], 1.0),
             x_grad: Some(l.poison([1, 1, 21, 9])),
             before_gelu: Some(l.normal([1, 1, 21, 9], 1.0)),
-            weight_grad: Some(l.poison_exact([1, 1, 33, 9])),
+            weight_grad: Some(l.gradient([1, 1, 33, 9], false)),
             bias_grad: None,
             x_bias_grad: None,
             accumulate: false,
@@ -241,7 +241,7 @@ fn warpgroups_multiply_behind_a_gelu_and_sum_columns() {
         for (gelu, accumulate) in [(false, false), (true, false), (true, true)] {
             let lay = |l: &mut Lay| {
                 let sides = [1, 1, rows, inputs];
-                let sum = |l: &mut Lay, shape| if accumulate { l.exact(shape, 1.0) } else { l.poison_exact(shape) };
+                let sum = |l: &mut Lay, shape| l.gradient(shape, accumulate);
                 LinearGrad {
                     transposed: false,
                     x: l.normal(sides, 1.0),

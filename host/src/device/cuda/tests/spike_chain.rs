@@ -215,7 +215,7 @@ fn a_chain_takes_the_scratch_that_is_planned_for_its_largest_module() {
     let modules = [MODULE; 8];
     let mut lay = Lay::new(Dtype::Bf16);
     let ops = program(&mut lay, SHAPE, &modules);
-    let profile = CudaProfile { precision: Precision::Bf16 };
+    let profile = CudaProfile::new(Precision::Bf16);
     let planned = ops.iter().map(|op| profile.scratch(op)).max().expect("some");
     let regions = |op: &Op| if let Op::Spike(o) = op { o.slope.map_or(0, |r| r.end()) } else { 0 };
     let offset = ops.iter().map(regions).max().expect("some").next_multiple_of(256);

@@ -96,7 +96,7 @@ fn by_reference(model: &Transformer, pattern: Pattern) -> Vec<f32> {
 
 /// A GPU with the weights of a plan.
 fn gpu(model: &Transformer, pattern: Pattern, precision: Precision) -> (Plan, Cuda) {
-    let profile = CudaProfile { precision };
+    let profile = CudaProfile::new(precision);
     let mut meter = Meter::new(&profile, Rates::ONE);
     let draft = plan(model, &profile, 0);
     model.decode(&mut meter, &draft.lasting, &draft.decoding, pattern).expect("a plan");
