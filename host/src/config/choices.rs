@@ -88,6 +88,24 @@ impl Precision {
     }
 }
 
+/// The type of the parameters' gradients.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Gradients {
+    /// Single precision.
+    #[default]
+    F32,
+    /// bfloat16: sums are made in f32 and rounded as they are kept.
+    Bf16,
+}
+
+impl Gradients {
+    /// Whether they are what they are where nothing is said.
+    pub(super) fn is_default(&self) -> bool {
+        *self == Gradients::F32
+    }
+}
+
 /// What the matrices of a trained model are kept in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Weights {

@@ -4,6 +4,7 @@
 mod attention;
 mod choices;
 mod error;
+mod gradients;
 mod keys;
 mod model;
 mod neurogen;
@@ -19,7 +20,7 @@ mod stage;
 mod transformer;
 mod vocabulary;
 
-pub use choices::{Attention, BatchSize, Device, LrSchedule, Order, Precision, TokenizerChoice, Weights};
+pub use choices::{Attention, BatchSize, Device, Gradients, LrSchedule, Order, Precision, TokenizerChoice, Weights};
 pub use error::ConfigError;
 pub use keys::{Key, Values, keys};
 pub use model::{AnyFamily, ModelConfig};

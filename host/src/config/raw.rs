@@ -123,6 +123,9 @@ pub struct RawConfig {
     /// The precision on a GPU where none is asked for: what a preset made for a GPU's memory needs.
     #[arg(skip)]
     pub gpu_precision: Option<super::Precision>,
+    /// The type of the parameters' gradients, f32 or bf16: bf16 takes less memory and time, see the configuration's page
+    #[arg(long, value_name = "TYPE")]
+    pub gradients: Option<super::Gradients>,
     /// What a query sees: dense, local, global or mixed blocks of earlier tokens
     #[arg(long, value_name = "PATTERN")]
     pub attention: Option<super::Attention>,
@@ -310,6 +313,7 @@ impl RawConfig {
             threads,
             precision,
             gpu_precision,
+            gradients,
             attention,
             block,
             window,

@@ -12,8 +12,8 @@ use super::error::error;
 use super::keys::nearest;
 use super::model::model;
 use super::{
-    AnyFamily, Attention, BatchSize, ByteSize, ConfigError, Device, LrSchedule, ModelConfig, Order, Precision, Preset,
-    RawConfig, Recompute, RecomputeChoice, StageConfig, TokenizerChoice, kinds,
+    AnyFamily, Attention, BatchSize, ByteSize, ConfigError, Device, Gradients, LrSchedule, ModelConfig, Order,
+    Precision, Preset, RawConfig, Recompute, RecomputeChoice, StageConfig, TokenizerChoice, kinds,
 };
 use crate::plan::Link;
 
@@ -175,6 +175,9 @@ pub struct Config {
     pub threads: u32,
     /// The type of weights and products.
     pub precision: Precision,
+    /// That of the parameters' gradients.
+    #[serde(default, skip_serializing_if = "Gradients::is_default")]
+    pub gradients: Gradients,
     /// What a query sees.
     pub attention: Attention,
     /// Tokens of a block.
@@ -313,6 +316,7 @@ impl Config {
             device,
             threads: raw.threads.unwrap_or_else(cores),
             precision: raw.precision.or(here).unwrap_or(Precision::F32),
+            gradients: raw.gradients.unwrap_or_default(),
             attention: raw.attention.unwrap_or(Attention::Dense),
             block: raw.block.unwrap_or(64),
             window: raw.window.unwrap_or(1),
@@ -386,6 +390,7 @@ impl Config {
             ));
         }
         self.validate_ranks()?;
+        self.validate_gradients()?;
         if self.threads > 1024 {
             return error(format!("--threads {} is more than 1024; give the number of cores", self.threads));
         }
@@ -461,7 +466,7 @@ impl Config {
         if let Some(device) = device {
             let here = self.device.starts_with("cuda");
             if here && !device.starts_with("cuda") {
-                self.precision = Precision::F32;
+                (self.precision, self.gradients) = (Precision::F32, Gradients::F32);
             }
             self.device = device;
         }

@@ -6,7 +6,7 @@ use super::error::error;
 use super::{BatchSize, Config, ConfigError, RawConfig, RawStage, RecomputeChoice, StageConfig};
 
 /// The keys that may differ when a run goes on. The rest decides its numbers.
-const MAY_DIFFER: [&str; 14] = [
+const MAY_DIFFER: [&str; 15] = [
     "steps",
     "epochs",
     "log_every",
@@ -18,6 +18,7 @@ const MAY_DIFFER: [&str; 14] = [
     "device",
     "threads",
     "precision",
+    "gradients",
     "budget",
     "gpu",
     "zero",
@@ -105,6 +106,7 @@ impl Config {
             device,
             threads,
             precision,
+            gradients,
             attention,
             block,
             window,
@@ -164,6 +166,7 @@ impl Config {
             threads: Some(threads),
             precision: Some(precision),
             gpu_precision: None,
+            gradients: Some(gradients),
             attention: Some(attention),
             block: Some(block),
             window: Some(window),

@@ -9,7 +9,7 @@ use super::cpu::{Cpu, CpuProfile};
 use super::cuda::{self, Cuda, CudaError, CudaProfile, Products};
 use super::reference::Reference;
 use super::{Allocation, DeviceError, Others, Storage};
-use crate::config::{self, Config, ConfigError, Precision};
+use crate::config::{self, Config, ConfigError, Gradients, Precision};
 use crate::ranks::SharedPeers;
 
 /// What the configured device implies for memory.
@@ -42,7 +42,10 @@ impl AnyProfile {
         Ok(match config.device()? {
             config::Device::Reference => AnyProfile::Reference(Single),
             config::Device::Cpu => AnyProfile::Cpu(CpuProfile { threads: config.threads }),
-            config::Device::Cuda(gpu) => AnyProfile::Cuda { gpu, profile: CudaProfile::new(precision) },
+            config::Device::Cuda(gpu) => {
+                let bf16_gradients = config.gradients == Gradients::Bf16;
+                AnyProfile::Cuda { gpu, profile: CudaProfile { precision, bf16_gradients } }
+            }
         })
     }
 }
