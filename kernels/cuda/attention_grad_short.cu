@@ -41,7 +41,8 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
     static_assert(DONE + 2 <= 16, "the barriers of a block");
     constexpr u32 BYTES = ROOM<STAGES, HEADS>;
     static_assert(BYTES <= 227 << 10, "what a block may have");
-    LAUNCH_SHARED(pool, BYTES);
+    LAUNCH_SHARED(shared, BYTES);
+    unsigned char* pool = held(shared);
     bf16 *all_own = (bf16*)pool, *stages = all_own + HEADS * 2 * BOTH, *score_grads = stages + STAGES * 3 * BOTH;
     // By stage; then by warpgroup.
     float *log_sums = (float*)(score_grads + 3 * TILE), *all_means = log_sums + STAGES * TALL;
@@ -72,7 +73,7 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
     }
 
     blocks.start();
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = threadIdx.x / 128, row = 16 * warp, quarter = warp % 4 * 16;
+    u32 lane = threadIdx.x % 32, warp = of_warp(threadIdx.x / 32), own = warp / 4, row = 16 * warp, quarter = warp % 4 * 16;
     Row<SIDE>* rows = (Row<SIDE>*)(all_means + 4 * TALL) + 16 * warp;
     // Of its queries, keys and values.
     bool summing = HEADS > 1 && a.sums;
@@ -144,15 +145,17 @@ __device__ inline void attention_grad_of_short(const AttentionGradArgs& a) {
                 // Behind the first of these the own warps' are there too.
                 if (own == 0) wait_at(OWN, 128);
                 else wait_at(LEFT + i, 256);
+                // Not the scores' registers: what turns it would keep all products from following each other.
+                float made[8][4];
 #pragma unroll 1
                 for (u32 j = 0; j <= i; j++) {
                     begin_products();
-                    start_adding_turned(scores, Matrix(score_grads + (i + j) * TILE), all_keys.row(j * SIDE), j > 0);
-                    wait_for_products<0>(scores);
+                    start_adding_turned(made, Matrix(score_grads + (i + j) * TILE), all_keys.row(j * SIDE), j > 0);
+                    wait_for_products<0>(made);
                 }
                 if (own == 1 && done + 1 < blocks.tiles) arrive_at(DONE + i, 256);
                 if (t + 1 == group && i + 1 == made_end) blocks.release(stage, done);
-                put_back<SIDE, true>(rows, scores, a, first + i * SIDE + quarter, angles);
+                put_back<SIDE, true>(rows, made, a, first + i * SIDE + quarter, angles);
                 if (i + 1 < made_end) ask(i + 1);
                 write<SIDE>(Part(a.qkv_grad, first, width, a.heads.query(head), size), rows, i * SIDE + quarter, end);
                 if (summing) sums[0].add(rows);

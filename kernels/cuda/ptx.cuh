@@ -42,6 +42,24 @@ __device__ inline void prefetch(const void* from) {
     PTX((void)from, asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from))));
 }
 
+// A place in shared memory whose address stays in a register: otherwise the compiler works it out again at each use.
+template <class T>
+__device__ inline T* held(T* shared) {
+    PTX(return shared, u32 at = (u32)__cvta_generic_to_shared(shared); asm volatile("" : "+r"(at));
+        return (T*)__cvta_shared_to_generic(at));
+}
+
+// A value that stays in a register as well.
+__device__ inline u32 held(u32 x) {
+    PTX((void)0, asm volatile("" : "+r"(x)));
+    return x;
+}
+
+// What all lanes of a warp have alike, as the compiler then knows.
+__device__ inline u32 of_warp(u32 x) {
+    PTX(return x, return __shfl_sync(0xffffffffu, x, 0));
+}
+
 // Keeps the compiler from taking an address in global memory apart: what is added to it is one instruction then.
 __device__ inline void opaque(const char*& address) {
     PTX((void)address, asm volatile("" : "+l"(address)); __builtin_assume(__isGlobal(address)));

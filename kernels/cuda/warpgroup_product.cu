@@ -105,23 +105,30 @@ struct Behind {
     typedef float Sums[EIGHTS][4];
 
     const WarpgroupProductArgs& a;
-    bf16* rows;   // the warp's first, of the first panel
-    float* side;  // the bias, or each warp's sums
+    u32 warp;
+    bf16* rows;       // the warp's first, of the first panel
+    const bf16* own;  // the same of the lane's panel, of whose columns it has these of eight
+    u32 eighth;
+    float* side;      // the bias, or each warp's sums
     bool any = false;
     u32 piece = 0, column = 0;
     u64 at = 0;
     float sums[8] = {}, left[2], angles[2][4];
-    Eight values[2], before[2];
+    Eight values[2], before[2][2];  // before: of even slices, and of odd ones
     float* row_sums;
 
     __device__ Behind(const WarpgroupProductArgs& a, bf16* out, float* side)
-        : a(a), rows(out + threadIdx.x / 32 * 16 * DEEP), side(side) {}
+        : a(a), warp(of_warp(threadIdx.x / 32)), rows(out + warp * 16 * DEEP), side(side) {
+        u32 lane = min(threadIdx.x % 32, EIGHTS - 1);
+        own = held(rows + lane / 8 * PANEL);
+        eighth = held(lane % 8);
+    }
 
     // Takes a tile whose products have ended.
     __device__ void take(const Sums& product, u32 row, u32 column) {
         u32 lane = threadIdx.x % 32;
-        row += threadIdx.x / 32 * 16;
-        any = row < a.m && lane < EIGHTS;
+        row += warp * 16;
+        any = row < a.m && (EIGHTS == 32 || lane < EIGHTS);
         at = (u64)row * a.n + column + lane * 8;
         if constexpr (THEN == POWERS) {
             u32 across = (a.n + COLUMNS - 1) / COLUMNS;
@@ -130,9 +137,10 @@ struct Behind {
         }
         if constexpr (SUMMED<THEN>) {
             piece = row / 64;
+            this->column = column;
             if (any)
 #pragma unroll
-                for (u32 h = 0; h < 2; h++) before[h] = fetch<bf16, 8>(a.before_gelu + at + h * a.n);
+                for (u32 h = 0; h < 2; h++) before[0][h] = fetch<bf16, 8>(a.before_gelu + at + h * a.n);
 #pragma unroll
             for (float& sum : sums) sum = 0;
         }
@@ -172,7 +180,7 @@ struct Behind {
     __device__ void ask(const TilesOf<THEN>& tiles, u32 t) {
         if constexpr (THEN == POWERS) {
             if (t >= tiles.count()) return;
-            u32 row = tiles.row(t) + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+            u32 row = tiles.row(t) + warp * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
             for (u32 h = 0; h < 2; h++) left[h] = row < a.m ? a.at_targets[row + 8 * h] : 0.0f;
         }
@@ -180,9 +188,16 @@ struct Behind {
 
     // What the sums of products begin with, and the angles of the tile's rows.
     __device__ void begin(Sums& product, u32 row, u32 column) {
+        if constexpr (SUMMED<THEN>) {
+            // To L2, for when this tile's products have ended: a lane has 128 bytes of every eighth row.
+            u32 lane = threadIdx.x % 32, r = row + warp * 16 + lane / 4;
+#pragma unroll
+            for (u32 h = 0; h < 2; h++)
+                if (r + 8 * h < a.m) prefetch(a.before_gelu + (u64)(r + 8 * h) * a.n + column + lane % 4 * DEEP);
+        }
         if constexpr (THEN == TURNED) {
             u32 lane = threadIdx.x % 32;
-            row += threadIdx.x / 32 * 16 + lane / 4;
+            row += warp * 16 + lane / 4;
 #pragma unroll
             for (u32 h = 0; h < 2; h++) read(angles[h], a.table + (row + 8 * h) % a.positions * DIMS + lane % 4 * 4);
         }
@@ -205,21 +220,52 @@ struct Behind {
 
     // Reads a slice from shared memory.
     __device__ void bring(u32 slice) {
-        u32 lane = min(threadIdx.x % 32, EIGHTS - 1);
-#pragma unroll
-        for (u32 h = 0; h < 2; h++) {
-            u32 row = 2 * slice + h;
-            values[h] = fetch<bf16, 8>(rows + lane / 8 * PANEL + row * DEEP + (lane % 8 ^ row % 8) * 8);
-        }
+        u32 row = 2 * slice, piece = eighth ^ row % 8;
+        values[0] = fetch<bf16, 8>(own + row * DEEP + piece * 8);
+        values[1] = fetch<bf16, 8>(own + (row + 1) * DEEP + (piece ^ 1) * 8);
     }
 
-    // Does what is left to do with it.
+    // Asks for what the slice behind this one is multiplied by the gradients of, a whole step before: into registers that the
+    // compiler knows, so that they are not copied, for which they would be waited for.
+    template <u32 ODD>
+    __device__ void ask_for_next(u32 slice) {
+        if constexpr (SUMMED<THEN>)
+            if (any && slice + 1 < SLICES)
+#pragma unroll
+                for (u32 h = 0; h < 2; h++) before[1 - ODD][h] = fetch<bf16, 8>(a.before_gelu + at + (2 + h) * a.n);
+    }
+
+    // Does what is left to do with a slice.
+    template <u32 ODD>
     __device__ void finish(u32 slice) {
         if (!any) return;
         if constexpr (THEN == POWERS) finish_powers();
-        else finish_values(slice);
+        else finish_values<ODD>(slice);
     }
 
+    // All slices of a tile behind which nothing comes.
+    __device__ void finish_all() {
+        if constexpr (SUMMED<THEN>) {
+            // The products' registers are free: all that comes from memory is asked for at once.
+            Eight rest[SLICES][2];
+#pragma unroll
+            for (u32 i = 2; i < 2 * SLICES; i++)
+                if (any) rest[i / 2][i % 2] = fetch<bf16, 8>(a.before_gelu + at + i * a.n);
+#pragma unroll
+            for (u32 slice = 0; slice < SLICES; slice++) {
+                bring(slice);
+                if (slice > 0) before[0][0] = rest[slice][0], before[0][1] = rest[slice][1];
+                finish<0>(slice);
+            }
+        } else {
+            for (u32 slice = 0; slice < SLICES; slice++) {
+                bring(slice);
+                finish<0>(slice);
+            }
+        }
+    }
+
+    template <u32 ODD>
     __device__ void finish_values(u32 slice) {
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
@@ -235,8 +281,7 @@ struct Behind {
                     write(a.activated + at, x);
                 } else {
                     float inputs[8];
-                    unpack(inputs, before[h]);
-                    if (slice + 1 < SLICES) before[h] = fetch<bf16, 8>(a.before_gelu + at + 2 * a.n);
+                    unpack(inputs, before[ODD][h]);
 #pragma unroll
                     for (u32 i = 0; i < 8; i++) {
                         x[i] *= gelu_derivative<bf16>(inputs[i]);
@@ -289,8 +334,8 @@ struct Behind {
 
     // The sums of a warpgroup's rows.
     __device__ void add_up() {
-        u32 group = threadIdx.x / 128, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
-        float* own = side + threadIdx.x / 32 * COLUMNS + lane * 8;
+        u32 group = warp / 4, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+        float* own = side + warp * COLUMNS + lane * 8;
         const float low[4] = {sums[0], sums[1], sums[2], sums[3]}, high[4] = {sums[4], sums[5], sums[6], sums[7]};
         write(own, low);
         write(own + 4, high);
@@ -298,9 +343,7 @@ struct Behind {
         const float* all = side + 4 * group * COLUMNS + 2 * thread;
         float first = 0, second = 0;
 #pragma unroll
-        for (u32 warp = 0; warp < 4; warp++) first += all[warp * COLUMNS], second += all[warp * COLUMNS + 1];
-        // `at` is behind the lane's last row: its tile's first column is that of lane 0.
-        u64 column = (at - lane * 8) % a.n;
+        for (u32 w = 0; w < 4; w++) first += all[w * COLUMNS], second += all[w * COLUMNS + 1];
         float* to = a.partial + (u64)piece * a.n + column + 2 * thread;
         to[0] = first;
         to[1] = second;
@@ -318,6 +361,8 @@ struct Stages {
     __device__ bf16* right() const { return left() + LEFT; }
     __device__ u64* full() const { return barriers + 2 * now; }
     __device__ u64* empty() const { return full() + 1; }
+    // Of the stage before.
+    __device__ u64* used() const { return barriers + 2 * (now > 0 ? now - 1 : STAGES<THEN> - 1) + 1; }
     __device__ void advance() {
         if (++now < STAGES<THEN>) return;
         now = 0;
@@ -347,7 +392,7 @@ __device__ inline void fetch_all(const WarpgroupProductArgs& a, Stages<THEN> sta
 
 template <bool NN, Then THEN>
 __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages<THEN> stages, Behind<THEN> behind) {
-    u32 group = threadIdx.x / 128;
+    u32 group = of_warp(threadIdx.x / 128);
     TilesOf<THEN> tiles(a);
     // Each turn is a barrier that its warpgroup waits at, and the other arrives at.
     u32 own_turn = 1 + group, other_turn = 2 - group;
@@ -355,20 +400,20 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages<THEN> 
     if (group == 1) arrive_at(other_turn, 256);
     behind.ask(tiles, blockIdx.x);
     for (u32 t = blockIdx.x; t < tiles.count(); t += gridDim.x) {
-        u64* used = nullptr;
+        bool used = false;
         u32 row = tiles.row(t), column = tiles.column(t);
         behind.begin(sums, row, column);
         behind.ask(tiles, t + gridDim.x);
-#pragma unroll 1
-        for (u32 k = 0; k < a.k / DEEP; k++) {
+        auto step = [&](u32 k, auto odd) {
             if (k < SLICES) behind.bring(k);
+            behind.template ask_for_next<odd.value>(k);
             // All lanes go the same way.
             if (__ballot_sync(FULL_WARP, phase_over(stages.full(), stages.phase)) != FULL_WARP) {
                 // The stage before may be what the fetching thread waits for.
                 if (used) {
                     await_products<0>();
-                    arrive_together(used);
-                    used = nullptr;
+                    arrive_together(stages.used());
+                    used = false;
                 }
                 wait_for_phase(stages.full(), stages.phase);
             }
@@ -386,23 +431,31 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages<THEN> 
             arrive_at(other_turn, 256);
             if (used) {
                 await_products<1>();
-                arrive_together(used);
+                arrive_together(stages.used());
             }
-            used = stages.empty();
+            used = true;
             stages.advance();
-            if (k < SLICES) behind.finish(k);
+            if (k < SLICES) behind.template finish<odd.value>(k);
+        };
+        u32 steps = a.k / DEEP;
+        if constexpr (SUMMED<THEN>) {
+#pragma unroll 1
+            for (u32 k = 0; k < steps; k += 2) {
+                step(k, Count<0>());
+                if (k + 1 < steps) step(k + 1, Count<1>());
+            }
+        } else {
+#pragma unroll 1
+            for (u32 k = 0; k < steps; k++) step(k, Count<0>());
         }
         wait_for_products<0>(sums);
-        arrive_together(used);
+        arrive_together(stages.used());
         if constexpr (THEN == TURNED) behind.turn(sums, column);
         behind.take(sums, row, column);
     }
     // The other's last turn.
     if (group == 0) wait_at(own_turn, 256);
-    for (u32 slice = 0; slice < SLICES; slice++) {
-        behind.bring(slice);
-        behind.finish(slice);
-    }
+    behind.finish_all();
 }
 
 }  // namespace
@@ -413,7 +466,8 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages<THEN> 
 template <bool NN, Then THEN>
 __device__ void warpgroup_product(const WarpgroupProductArgs& a) {
 #ifdef WARPGROUPS
-    LAUNCH_SHARED(pool, Room<THEN>::BYTES);
+    LAUNCH_SHARED(shared, Room<THEN>::BYTES);
+    unsigned char* pool = held(shared);
     Stages<THEN> stages = {(bf16*)pool, (u64*)(pool + Room<THEN>::BARRIERS)};
     float* side = (float*)(pool + Room<THEN>::SIDE);
     if (threadIdx.x == 0) {
