@@ -87,9 +87,9 @@ fn a_yxanul_trains_and_resumes_on_a_gpu_as_on_the_processor() {
         format!("train --json --device {on} {small} {RUN} --steps {steps} --out {name}")
     };
     let expected = loss(&host(dir, &line("cpu", 20, "processor")).ok());
-    for (precision, tolerance) in [("f32", 1e-5), ("bf16", 5e-3)] {
+    for (precision, more, tolerance) in [("f32", "", 1e-5), ("bf16", "--gradients bf16", 5e-3)] {
         let [whole, halves] = ["whole", "halves"].map(|name| format!("{precision}-{name}"));
-        let on = format!("cuda --precision {precision}");
+        let on = format!("cuda --precision {precision} {more}");
         let found = loss(&host(dir, &line(&on, 20, &whole)).ok());
         assert!((found / expected - 1.0).abs() <= tolerance, "{precision}: {found} and {expected}");
         host(dir, &line(&format!("{on} --algorithms {whole}/plan.json"), 10, &halves)).ok();
@@ -110,7 +110,7 @@ fn a_run_goes_from_gpu_to_processor_and_back_and_between_precisions() {
     for (from, to, tolerance) in [
         ("cpu", "cuda", 1e-5),
         ("cuda", "cpu", 1e-5),
-        ("cuda --precision bf16", "cpu", 2e-3),
+        ("cuda --precision bf16 --gradients bf16", "cpu", 2e-3),
         ("cpu", "cuda --precision bf16", 2e-3),
     ] {
         let name = format!("{from}-{to}").replace(' ', "");
@@ -259,7 +259,7 @@ fn a_neurogen_generates_what_its_logits_say() {
 #[test]
 fn the_gpu_holds_what_the_plan_says_and_steps_allocate_nothing() {
     let dir = directory();
-    for flags in ["--precision f32", "--precision bf16 --accumulate 3 --recompute full"] {
+    for flags in ["--precision f32", "--precision bf16 --gradients bf16 --accumulate 3 --recompute full"] {
         let line = format!("{SMALL} --device cuda {flags}");
         let plan = host(dir.path(), &format!("plan --json {line}")).ok().json();
         let bench = host(dir.path(), &format!("bench --json --steps 5 {line}")).ok().json();
