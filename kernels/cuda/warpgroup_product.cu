@@ -106,10 +106,10 @@ struct Behind {
 
     const WarpgroupProductArgs& a;
     u32 warp;
-    bf16* rows;       // the warp's first, of the first panel
-    const bf16* own;  // the same of the lane's panel, of whose columns it has these of eight
-    u32 eighth;
-    float* side;      // the bias, or each warp's sums
+    bf16* rows;         // the warp's first, of the first panel
+    const bf16* panel;  // the same of the lane's panel
+    u32 eighth;         // which eight of the panel's columns it has
+    float* side;        // the bias, or each warp's sums
     bool any = false;
     u32 piece = 0, column = 0;
     u64 at = 0;
@@ -120,7 +120,7 @@ struct Behind {
     __device__ Behind(const WarpgroupProductArgs& a, bf16* out, float* side)
         : a(a), warp(of_warp(threadIdx.x / 32)), rows(out + warp * 16 * DEEP), side(side) {
         u32 lane = min(threadIdx.x % 32, EIGHTS - 1);
-        own = held(rows + lane / 8 * PANEL);
+        panel = held(rows + lane / 8 * PANEL);
         eighth = held(lane % 8);
     }
 
@@ -221,8 +221,8 @@ struct Behind {
     // Reads a slice from shared memory.
     __device__ void bring(u32 slice) {
         u32 row = 2 * slice, piece = eighth ^ row % 8;
-        values[0] = fetch<bf16, 8>(own + row * DEEP + piece * 8);
-        values[1] = fetch<bf16, 8>(own + (row + 1) * DEEP + (piece ^ 1) * 8);
+        values[0] = fetch<bf16, 8>(panel + row * DEEP + piece * 8);
+        values[1] = fetch<bf16, 8>(panel + (row + 1) * DEEP + (piece ^ 1) * 8);
     }
 
     // Asks for what the slice behind this one is multiplied by the gradients of, a whole step before: into registers that the
@@ -361,7 +361,7 @@ struct Stages {
     __device__ bf16* right() const { return left() + LEFT; }
     __device__ u64* full() const { return barriers + 2 * now; }
     __device__ u64* empty() const { return full() + 1; }
-    // Of the stage before.
+    // The stage before is empty again.
     __device__ u64* used() const { return barriers + 2 * (now > 0 ? now - 1 : STAGES<THEN> - 1) + 1; }
     __device__ void advance() {
         if (++now < STAGES<THEN>) return;
