@@ -4,7 +4,7 @@
 use capful_core::device::{Op, OperationError};
 use capful_core::memory::Dtype;
 
-use super::device::{Cuda, blocks};
+use super::device::{Cuda, blocks, reduced};
 use super::profile::{SUMS, WORKSPACE};
 
 /// As columns.cu: columns of a block, pieces that a thread adds up where they are few, and the most threads of a block.
@@ -67,11 +67,6 @@ impl SumsArgs {
         let bytes = self.bytes();
         self.out.iter().chain([&self.copy]).any(|&to| to != 0 && to < end && first < to + bytes)
     }
-}
-
-/// Whether what is kept in this type, f32 or bf16, is rounded, as kernels take it.
-pub(super) fn reduced(dtype: Dtype) -> u32 {
-    (dtype == Dtype::Bf16).into()
 }
 
 /// Where a sum goes: addresses, the copy's may be null.

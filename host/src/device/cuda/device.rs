@@ -466,6 +466,11 @@ pub(super) fn width(dtype: Dtype, columns: u64, addresses: &[u64]) -> u32 {
     if aligned { 16 / dtype.size() as u32 } else { 1 }
 }
 
+/// Whether what is kept in this type, f32 or bf16, is rounded, as kernels take it.
+pub(super) fn reduced(dtype: Dtype) -> u32 {
+    (dtype == Dtype::Bf16).into()
+}
+
 /// Threads for `count` values of which each takes `width`, and the last ones what is left over.
 pub(super) fn threads(count: u64, width: u32) -> u64 {
     count / u64::from(width) + count % u64::from(width)

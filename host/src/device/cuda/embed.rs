@@ -3,8 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::{Embed, EmbedGrad};
 
-use super::columns::reduced;
-use super::device::{Cuda, blocks, width};
+use super::device::{Cuda, blocks, reduced, width};
 use super::profile::{EmbedGradRoom, SortRoom};
 
 /// Mirrors EmbedArgs.

@@ -4,8 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::HeadLoss;
 
-use super::columns::reduced;
-use super::device::{Cuda, blocks};
+use super::device::{Cuda, blocks, reduced};
 
 /// Mirrors FusedHeadArgs.
 #[repr(C)]

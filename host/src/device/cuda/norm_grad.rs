@@ -4,8 +4,8 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::{NormGrad, NormKind};
 
-use super::columns::{SumsArgs, reduced};
-use super::device::{Cuda, blocks, width};
+use super::columns::SumsArgs;
+use super::device::{Cuda, blocks, reduced, width};
 use super::error::CudaError;
 use super::norm::{BIASES, COPIES};
 use super::product::Summed;

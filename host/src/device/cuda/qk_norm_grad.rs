@@ -3,8 +3,8 @@
 use capful_core::device::OperationError;
 use capful_core::ops::QkNormGrad;
 
-use super::columns::{SumsArgs, reduced};
-use super::device::Cuda;
+use super::columns::SumsArgs;
+use super::device::{Cuda, reduced};
 use super::error::CudaError;
 use super::heads::HeadsArgs;
 use super::profile::{piece_bytes, pieces};
