@@ -13,4 +13,4 @@ CAPFUL_OLD=$(realpath "$1") CAPFUL_NEW=$(realpath "$2") CAPFUL_DEVICES=${3:-cpu}
 cd "$(dirname "$0")/.."
 features=()
 [[ $CAPFUL_DEVICES != *cuda* ]] || features=(--features cuda)
-cargo test -p capful-tests "${features[@]}" --test digests -- --ignored --nocapture
+cargo test -p capful-tests "${features[@]}" --test suite digests:: -- --ignored --nocapture

@@ -186,7 +186,7 @@ PY
   done
 }
 
-parity() { cargo test --release -q -p capful-tests --test pythia; }
+parity() { cargo test --release -q -p capful-tests --test suite pythia::; }
 
 # A run with the byte tokenizer; both of its exports.
 exported() {

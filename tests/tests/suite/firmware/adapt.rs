@@ -12,11 +12,7 @@ use capful_host::run::{Rows, Session};
 use capful_tests::binary::host;
 use capful_tests::emulated::{self, BOARDS, Board, line};
 
-#[path = "../firmware/src/recipe.rs"]
-#[allow(dead_code, reason = "the other programs' models")]
-mod recipe;
-
-use recipe::{ADAPT, ADAPT_RATE, CLIP, OPTIMIZER, start};
+use super::recipe::{ADAPT, ADAPT_RATE, CLIP, OPTIMIZER, start};
 
 /// The tale-teller.
 const MODEL: &str = "--preset pythia-tiny --set layers=2 --set d_model=32 --set heads=4 --set d_ff=64 --set context=32 \

@@ -148,7 +148,7 @@ fn write_crate(expected: f64, name: &str) -> PathBuf {
 fn cargo(dir: &Path, command: &str) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args([command, "--offline", "--quiet"]).current_dir(dir);
-    cargo.arg("--target-dir").arg(dir.join("target")).env_remove("RUSTFLAGS");
+    cargo.arg("--target-dir").arg(dir.join("target")).env_remove("RUSTFLAGS").env_remove("RUSTC_WORKSPACE_WRAPPER");
     cargo
 }
 
@@ -158,8 +158,8 @@ fn build(dir: &Path, name: &str) -> Output {
 
 /// The code of the page about the core, one block after the other, and that of the front page in a function.
 fn documented() -> String {
-    let library = code(include_str!("../../docs/library.md"));
-    let front = code(include_str!("../../README.md"));
+    let library = code(include_str!("../../../docs/library.md"));
+    let front = code(include_str!("../../../README.md"));
     format!(
         "{library}
 /// The front page.

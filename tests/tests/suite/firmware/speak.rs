@@ -94,7 +94,7 @@ fn images_are_as_large_as_documented() {
 /// Bytes of the tale-teller's images.
 const IMAGE_BYTES: [usize; 3] = [1_053_972, 284_692, 163_348];
 
-const SIZES: &str = include_str!("../firmware/src/model.rs");
+const SIZES: &str = include_str!("../../../firmware/src/model.rs");
 
 /// A small image, of each kind of vocabulary.
 fn small(dir: &Path, tokenizer: &str, weights: Weights) -> Flash {

@@ -9,7 +9,7 @@ use capful_tests::binary::{self, directory, host};
 use capful_tests::digests::{CASES, Setting, checkpoint};
 use rayon::prelude::*;
 
-/// One file for all cases. To write it anew: `CAPFUL_DIGESTS=write cargo test -p capful-tests --test digests`; say in the
+/// One file for all cases. To write it anew: `CAPFUL_DIGESTS=write cargo test -p capful-tests --test suite digests::`; say in the
 /// change why bits changed.
 const COMMITTED: &str = "fixtures/digests.txt";
 

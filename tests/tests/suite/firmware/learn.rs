@@ -10,11 +10,7 @@ use capful_host::plan::{Constants, Laid, Sections};
 use capful_host::run::{Rows, Session};
 use capful_tests::emulated::{BOARDS, Board, line, start};
 
-#[allow(dead_code, reason = "as the programs share it")]
-#[path = "../firmware/src/recipe.rs"]
-mod recipe;
-
-use recipe::{CLIP, IDS, NEUROGEN, OPTIMIZER, PYTHIA, RATE, SEED, STAGE};
+use super::recipe::{CLIP, IDS, NEUROGEN, OPTIMIZER, PYTHIA, RATE, SEED, STAGE};
 
 /// Steps that are taken.
 const STEPS: u32 = 20;

@@ -311,7 +311,7 @@ fn numbers_are_rounded_to_the_type_asked_for_or_refused_by_name() {
 
 #[test]
 fn blocks_are_those_of_another_quantiser() {
-    let fixture: Value = serde_json::from_str(include_str!("../../fixtures/gguf_blocks.json")).unwrap();
+    let fixture: Value = serde_json::from_str(include_str!("../../../fixtures/gguf_blocks.json")).unwrap();
     let bits = |row: &Value| -> Vec<f32> {
         row.as_array().unwrap().iter().map(|b| f32::from_bits(b.as_u64().unwrap() as u32)).collect()
     };

@@ -1,0 +1,32 @@
+//! The real binary and the real files, as a user meets them, and whole models against independent oracles.
+//!
+//! One program, because each links everything again. Tests that count allocations have programs of their own.
+
+mod bad_input;
+mod chat;
+mod chip;
+mod cuda;
+mod curriculum;
+mod digests;
+mod docs;
+mod export;
+mod files;
+mod firmware;
+mod fp8;
+mod image;
+mod import;
+mod integers;
+mod memory;
+mod mixtures;
+mod neurogen;
+mod no_alloc;
+mod non_finite;
+mod profile;
+mod pythia;
+mod ranks;
+mod resume;
+mod runs;
+mod screen;
+mod tokenizers;
+mod validation;
+mod yxanul;
