@@ -240,10 +240,16 @@ fn tokens_that_follow_each_other_in_one_launch_are_those_of_the_reference() {
     // that begin anywhere.
     let rows = 2 * 4 * 16 * gpu(&PYTHIA, Pattern::DENSE, Precision::F32).1.together + 100;
     let wide = Transformer { vocab_size: rows, ..PYTHIA };
-    for (model, limit) in [(Transformer { context: 70, ..YXANUL }, 59), (wide, rows - 10), (QWEN, 61), (odd, 61)] {
+    let cases: [(Transformer, u32, &[usize]); 4] = [
+        (Transformer { context: 70, ..YXANUL }, 59, &[16, 5, 1, 40]),
+        (wide, rows - 10, &[16]),
+        (QWEN, 61, &[16]),
+        (odd, 61, &[16]),
+    ];
+    for (model, limit, counts) in cases {
         let expected = chosen_by_reference(&model, limit);
         assert!(expected.iter().any(|id| *id != expected[0]), "{expected:?}");
-        for together in [16, 5, 1, 40] {
+        for &together in counts {
             assert_eq!(chosen(&model, Precision::F32, limit, together).0, expected, "{together} of {model:?}");
         }
         let [once, many] = [1, 16].map(|together| chosen(&model, Precision::Bf16, limit, together));
