@@ -148,17 +148,20 @@ fn tile<S: Simd, const ROWS: usize, const VECS: usize>(simd: S, operands: &Opera
     }
 }
 
-/// Runs the largest tile of at most `rows` rows; returns its number of rows.
+/// Runs the largest tile of at most `rows` rows; returns its number of rows. Tiles that no register holds are not even
+/// compiled.
 fn largest_tile<S: Simd, const VECS: usize>(simd: S, rows: usize, operands: &Operands) -> usize {
-    match rows {
-        12.. if VECS <= 2 && S::REGISTER_COUNT >= 32 => {
+    if const { VECS <= 2 && S::REGISTER_COUNT >= 32 } {
+        if rows >= 12 {
             tile::<S, 12, VECS>(simd, operands);
-            12
+            return 12;
         }
-        8.. if VECS <= 2 && S::REGISTER_COUNT >= 32 => {
+        if rows >= 8 {
             tile::<S, 8, VECS>(simd, operands);
-            8
+            return 8;
         }
+    }
+    match rows {
         6.. => {
             tile::<S, 6, VECS>(simd, operands);
             6
@@ -175,6 +178,21 @@ fn largest_tile<S: Simd, const VECS: usize>(simd: S, rows: usize, operands: &Ope
             tile::<S, 1, VECS>(simd, operands);
             1
         }
+    }
+}
+
+/// The same of at most `vectors` vectors of columns.
+fn widest_tile<S: Simd>(simd: S, rows: usize, vectors: usize, operands: &Operands) -> usize {
+    if const { S::REGISTER_COUNT >= 32 } {
+        match vectors {
+            4.. => return largest_tile::<S, 4>(simd, rows, operands),
+            3 => return largest_tile::<S, 3>(simd, rows, operands),
+            _ => {}
+        }
+    }
+    match vectors {
+        2.. => largest_tile::<S, 2>(simd, rows, operands),
+        _ => largest_tile::<S, 1>(simd, rows, operands),
     }
 }
 
@@ -211,12 +229,7 @@ pub(super) unsafe fn product<S: Simd>(
                     operands.c = Target { start: spill.as_mut_ptr(), row: tile_cols };
                     operands.accumulate = false;
                 }
-                let done = match width.div_ceil(S::F32_LANES) {
-                    4.. if S::REGISTER_COUNT >= 32 => largest_tile::<S, 4>(simd, height - row, &operands),
-                    3 if S::REGISTER_COUNT >= 32 => largest_tile::<S, 3>(simd, height - row, &operands),
-                    2.. => largest_tile::<S, 2>(simd, height - row, &operands),
-                    _ => largest_tile::<S, 1>(simd, height - row, &operands),
-                };
+                let done = widest_tile(simd, height - row, width.div_ceil(S::F32_LANES), &operands);
                 if !whole {
                     for r in 0..done {
                         // SAFETY: row `row + r` and columns j..j + width lie in the block of C that is ours.
