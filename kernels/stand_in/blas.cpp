@@ -101,6 +101,15 @@ std::vector<float> rows_of(const void* x, const Layout& layout, bool rows_are_co
     return made;
 }
 
+// Rows in eights, whose values at one place of k lie side by side; zeros where there is no row.
+std::vector<float> eights_of(const std::vector<float>& rows, uint64_t k) {
+    uint64_t count = rows.size() / k;
+    std::vector<float> made((count + 7) / 8 * 8 * k);
+    for (uint64_t i = 0; i < count; i++)
+        for (uint64_t at = 0; at < k; at++) made[i / 8 * 8 * k + 8 * at + i % 8] = rows[i * k + at];
+    return made;
+}
+
 // Whether the types and shapes belong together; gives k.
 int shapes(const Desc& d, const Layout& a, const Layout& b, const Layout& c, const Layout& out, uint64_t* k) {
     if (d.compute != COMPUTE_F32 && (d.compute != COMPUTE_TF32 || a.type != F32)) return NOT_SUPPORTED;
@@ -124,21 +133,23 @@ int shapes(const Desc& d, const Layout& a, const Layout& b, const Layout& c, con
 
 void multiply(const Desc& d, float alpha, const void* a, const Layout& la, const void* b, const Layout& lb, float beta,
               const void* c, const Layout& lc, void* out, const Layout& lo, uint64_t number, uint64_t k) {
-    std::vector<float> left = rows_of(a, la, d.transpose_a), right = rows_of(b, lb, !d.transpose_b);
+    std::vector<float> left = eights_of(rows_of(a, la, d.transpose_a), k), right = rows_of(b, lb, !d.transpose_b);
     if (d.compute == COMPUTE_TF32)
         for (std::vector<float>* side : {&left, &right})
             for (float& x : *side) x = to_tf32(x);
+    float sums[2][8];
     for (uint64_t j = 0; j < lo.columns; j++)
         for (uint64_t i = 0; i < lo.rows; i++) {
-            const float *x = &left[i * k], *y = &right[j * k];
-            float sum[2] = {};
-            if (number == 1)
-                for (uint64_t at = 0; at < k; at++) sum[0] += x[at] * y[at];
-            else if (number == 2)
-                for (uint64_t at = k; at > 0; at--) sum[0] += x[at - 1] * y[at - 1];
-            else
-                for (uint64_t at = 0; at < k; at++) sum[at % 2] += x[at] * y[at];
-            float value = alpha * (sum[0] + sum[1]);
+            if (i % 8 == 0) {
+                memset(sums, 0, sizeof sums);
+                for (uint64_t step = 0; step < k; step++) {
+                    uint64_t at = number == 2 ? k - 1 - step : step;
+                    float *sum = sums[number > 2 ? at % 2 : 0], y = right[j * k + at];
+                    const float* x = &left[i * k + 8 * at];
+                    for (int r = 0; r < 8; r++) sum[r] += x[r] * y;
+                }
+            }
+            float value = alpha * (sums[0][i % 8] + sums[1][i % 8]);
             if (d.scale_a) value *= *(const float*)d.scale_a;
             if (d.scale_b) value *= *(const float*)d.scale_b;
             if (beta != 0) value += beta * load(c, lc.type, j * lc.leading + i);

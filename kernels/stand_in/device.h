@@ -16,15 +16,27 @@ struct Index {
     unsigned x, y, z;
 };
 
-// One lane of a warp, of the block that is running.
-struct Fiber;
-
 struct Running {
     Index thread, block, block_size, grid;
 };
 
-// The fiber that this thread of the caller's runs now.
-extern __thread Running* now;
+// A thread's stack lies in a place of its own, at a multiple of its size, with the thread's data behind it: wherever the
+// stack is, the data is found without memory being read. Places that all began alike would be in each other's way in the
+// cache, so 32 neighbours' data lie on different lines.
+constexpr uintptr_t PLACE = 256 << 10, DATA = 512, APART = 33 * 64;
+
+inline uintptr_t data_of(uintptr_t place) { return place + PLACE - DATA - place / PLACE % 32 * APART; }
+
+// The thread of a kernel that this is called in.
+inline Running& now() {
+#ifdef __x86_64__
+    uintptr_t here;
+    asm("movq %%rsp, %0" : "=r"(here));
+#else
+    uintptr_t here = (uintptr_t)__builtin_frame_address(0);
+#endif
+    return *(Running*)data_of(here & ~(PLACE - 1));
+}
 
 // Waits until every thread of the block is here.
 void block_barrier(const char* file, int line);
@@ -102,12 +114,12 @@ inline To bits(From from) {
 
 #define __device__
 #define __global__
-// So that all of it lies in one place, which is poisoned before a block starts; only fibers.cpp has more of that place.
+// So that all of it lies in one place, which is poisoned before a block starts.
 #define __shared__ static thread_local
-#define threadIdx (stand_in::now->thread)
-#define blockIdx (stand_in::now->block)
-#define blockDim (stand_in::now->block_size)
-#define gridDim (stand_in::now->grid)
+#define threadIdx (stand_in::now().thread)
+#define blockIdx (stand_in::now().block)
+#define blockDim (stand_in::now().block_size)
+#define gridDim (stand_in::now().grid)
 #define __syncthreads() stand_in::block_barrier(__FILE__, __LINE__)
 #define __syncwarp() stand_in::warp_exchange((uint64_t)0, __FILE__, __LINE__)
 #define __shfl_xor_sync(mask, value, lanes) \

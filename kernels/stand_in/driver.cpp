@@ -145,7 +145,8 @@ template <class T>
 int fill(void* stream, uint64_t to, T value, size_t count) {
     return queue(stream, [=] {
         if (!inside(to, count * sizeof(T))) return INVALID_VALUE;
-        for (size_t i = 0; i < count; i++) ((T*)to)[i] = value;
+        if (sizeof(T) == 1) memset((void*)to, (int)value, count);
+        else std::fill_n((T*)to, count, value);
         return SUCCESS;
     });
 }

@@ -17,15 +17,13 @@
 
 namespace stand_in {
 
-__thread Running* now = nullptr;
-
 namespace {
 
-enum State { READY, AT_BLOCK, AT_WARP, AT_NUMBER, AT_PHASE, DONE };
+enum State : uint8_t { READY, AT_BLOCK, AT_WARP, AT_NUMBER, AT_PHASE, DONE };
 
-// Stacks that all began at a multiple of a page would be in each other's way in the cache: they begin at different lines.
-constexpr size_t STACK = 128 << 10, APART = 33 * 64, BEGINNINGS = 31;
-constexpr unsigned MOST_THREADS = 1024, BARRIERS = 16;
+constexpr unsigned MOST_THREADS = 1024, BARRIERS = 16, LANES = 32;
+// Times that a warp goes on before others have their turn: some wait for each other by looking again and again.
+constexpr unsigned ROUNDS = 16;
 
 struct Copy {
     void* to;
@@ -34,27 +32,24 @@ struct Copy {
     unsigned group;
 };
 
-}  // namespace
+struct Machine;
 
+// A thread of a block: what lies behind its stack.
 struct Fiber {
-    Running running;  // first: `now` points at it
-    State state = DONE;
-    const char* file = nullptr;
-    int line = 0;
+    Running running;  // first: what `now` gives
+    Machine* machine;
     Words brought = {};
     std::vector<Copy> copies;  // started, not waited for
     unsigned groups = 0;       // of copies, ended
     unsigned barrier = 0;      // where it waits AT_NUMBER
     const void* phases = nullptr;  // where it waits AT_PHASE
     Stopped at;
-    void* stack = nullptr;
     bool started = false;
 };
-
-namespace {
+static_assert(sizeof(Fiber) <= DATA);
 
 struct Warp {
-    Words brought[32];
+    Words brought[LANES];
 };
 
 // A tile on its way, by rows of 128 bytes.
@@ -75,69 +70,94 @@ Kernel* kernels = nullptr;
 
 // What runs a grid. Several run at the same time, each for a thread of the caller's.
 struct Machine {
-    std::vector<std::unique_ptr<Fiber>> fibers;
+    std::vector<Fiber*> fibers;  // of whole warps
+    // Of each fiber, side by side: they are looked through again and again.
+    State states[MOST_THREADS] = {};
+    const char* files[MOST_THREADS];
+    int lines[MOST_THREADS];
     Warp warps[MOST_THREADS / 32];
     unsigned arrived[BARRIERS] = {};  // at each barrier that has a number
     std::map<const void*, Phases> phases;
     Stopped scheduler;
     void (*body)(const void*);
     const void* arguments;
-    const void* owner = nullptr;  // where its thread-local storage lies
+    const void* owner = nullptr;  // where shared memory lies of the thread that ran it
 };
-
-__thread Machine* machine = nullptr;
 
 // Those that nobody uses.
 std::mutex idle_lock;
 std::vector<std::unique_ptr<Machine>> idle;
 
-Fiber* self() { return reinterpret_cast<Fiber*>(now); }
+Fiber& self() { return reinterpret_cast<Fiber&>(now()); }
+
+// Stops this fiber where it waits, or where its kernel ends.
+void stop(State state, const char* file, int line) {
+    Fiber& me = self();
+    Machine& machine = *me.machine;
+    unsigned i = me.running.thread.x;
+    machine.states[i] = state;
+    machine.files[i] = file;
+    machine.lines[i] = line;
+    Stopped::go(me.at, machine.scheduler);
+}
 
 // A fiber lives on after its kernel, for the next block.
 void live() {
     for (;;) {
-        machine->body(machine->arguments);
-        self()->state = DONE;
-        Stopped::go(self()->at, machine->scheduler);
+        const Machine& machine = *self().machine;
+        machine.body(machine.arguments);
+        stop(DONE, nullptr, 0);
     }
 }
 
-Fiber& fiber(unsigned i) {
-    auto& fibers = machine->fibers;
-    while (fibers.size() <= i) {
-        auto made = std::make_unique<Fiber>();
-        made->stack = mmap(nullptr, STACK + BEGINNINGS * APART, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
-        if (made->stack == MAP_FAILED) abort();
-        fibers.push_back(std::move(made));
+// Makes a warp's fibers, which lie side by side.
+void add_warp(Machine& machine) {
+    char* mapped = (char*)mmap(nullptr, (LANES + 1) * PLACE, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) abort();
+    // Of a place no more than its end is used.
+    madvise(mapped, (LANES + 1) * PLACE, MADV_NOHUGEPAGE);
+    uintptr_t first = ((uintptr_t)mapped + PLACE - 1) / PLACE * PLACE;
+    for (unsigned lane = 0; lane < LANES; lane++) {
+        Fiber* made = new ((void*)data_of(first + lane * PLACE)) Fiber;
+        made->machine = &machine;
+        machine.fibers.push_back(made);
     }
-    return *fibers[i];
 }
 
 // Runs `f` until it waits or ends.
-void resume(Fiber& f) {
-    now = &f.running;
+void resume(Machine& machine, Fiber& f) {
     if (!f.started) {
         f.started = true;
-        f.at.start(f.stack, STACK + f.running.thread.x % BEGINNINGS * APART, live);
+        uintptr_t place = (uintptr_t)&f / PLACE * PLACE;
+        f.at.start((void*)place, (uintptr_t)&f - place, live);
     }
-    Stopped::go(machine->scheduler, f.at);
+    Stopped::go(machine.scheduler, f.at);
 }
 
-void wait(State state, const char* file, int line) {
-    Fiber* me = self();
-    me->state = state;
-    me->file = file;
-    me->line = line;
-    Stopped::go(me->at, machine->scheduler);
+bool all_at(const Machine& machine, unsigned first, unsigned count, State state) {
+    for (unsigned i = first; i < first + count; i++)
+        if (machine.states[i] != state) return false;
+    for (unsigned i = first; i < first + count; i++)
+        if (machine.lines[i] != machine.lines[first] || machine.files[i] != machine.files[first]) return false;
+    return true;
 }
 
-bool all_at(unsigned first, unsigned count, State state) {
-    const auto& fibers = machine->fibers;
-    const Fiber& one = *fibers[first];
-    for (unsigned i = first; i < first + count; i++) {
-        const Fiber& f = *fibers[i];
-        if (f.state != state || f.line != one.line || f.file != one.file) return false;
+// Runs a warp until none of it goes on without others; whether any went on.
+bool run_warp(Machine& machine, unsigned first, bool backwards) {
+    for (unsigned round = 0; round < ROUNDS; round++, backwards = !backwards) {
+        bool moved = false;
+        for (unsigned lane = 0; lane < LANES; lane++) {
+            unsigned i = first + (backwards ? LANES - 1 - lane : lane);
+            if (machine.states[i] != READY) continue;
+            moved = true;
+            resume(machine, *machine.fibers[i]);
+        }
+        if (!moved) return round > 0;
+        if (!all_at(machine, first, LANES, AT_WARP)) continue;
+        for (unsigned lane = 0; lane < LANES; lane++)
+            machine.warps[first / LANES].brought[lane] = machine.fibers[first + lane]->brought;
+        std::fill_n(machine.states + first, LANES, READY);
     }
     return true;
 }
@@ -186,12 +206,10 @@ class Poisoned {
     Shared all = shared();
     char* begin;  // of whole pages
     char* end;
-    Machine* own = machine;
 
     void map(int flags, int file) {
         if (mmap(begin, (size_t)(end - begin), PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | flags, file, 0) == MAP_FAILED)
             abort();
-        machine = own;
     }
 
   public:
@@ -206,52 +224,38 @@ class Poisoned {
     ~Poisoned() {
         if (begin < end) map(MAP_ANONYMOUS, -1);
     }
+    const void* start() const { return all.start; }
     void again() {
         if (begin < end && madvise(begin, (size_t)(end - begin), MADV_DONTNEED) != 0) abort();
         memset(all.start, 0xff, (size_t)(begin - all.start));
         memset(end, 0xff, (size_t)(all.start + all.bytes - end));
-        machine = own;
     }
 };
 
-std::string run_block(unsigned threads, bool backwards) {
-    auto& fibers = machine->fibers;
+std::string run_block(Machine& machine, unsigned threads, bool backwards) {
     for (;; backwards = !backwards) {
         bool moved = false;
-        for (unsigned i = 0; i < threads; i++) {
-            Fiber& f = *fibers[backwards ? threads - 1 - i : i];
-            if (f.state != READY) continue;
-            moved = true;
-            resume(f);
-        }
-        for (unsigned first = 0; first < threads; first += 32) {
-            if (!all_at(first, 32, AT_WARP)) continue;
-            moved = true;
-            for (unsigned lane = 0; lane < 32; lane++) {
-                machine->warps[first / 32].brought[lane] = fibers[first + lane]->brought;
-                fibers[first + lane]->state = READY;
-            }
-        }
+        for (unsigned first = 0; first < threads; first += LANES)
+            moved |= run_warp(machine, backwards ? threads - LANES - first : first, backwards);
         if (moved) continue;
-        if (all_at(0, threads, AT_BLOCK)) {
-            for (unsigned i = 0; i < threads; i++) fibers[i]->state = READY;
+        if (all_at(machine, 0, threads, AT_BLOCK)) {
+            std::fill_n(machine.states, threads, READY);
             continue;
         }
         for (unsigned i = 0; i < threads; i++) {
-            const Fiber& f = *fibers[i];
-            if (f.state == DONE) continue;
+            if (machine.states[i] == DONE) continue;
             // The fibers are stuck where they are: new ones take their place.
-            std::string where = std::string(f.file) + ":" + std::to_string(f.line);
-            fibers.clear();
-            std::fill_n(machine->arrived, BARRIERS, 0);
+            std::string where = std::string(machine.files[i]) + ":" + std::to_string(machine.lines[i]);
+            machine.fibers.clear();
+            std::fill_n(machine.arrived, BARRIERS, 0);
             return "not all threads reach the barrier at " + where;
         }
-        for (unsigned& arrived : machine->arrived) {
+        for (unsigned& arrived : machine.arrived) {
             if (!arrived) continue;
             arrived = 0;
             return "some threads arrive at a barrier and none waits";
         }
-        for (auto& [barrier, phases] : machine->phases)
+        for (auto& [barrier, phases] : machine.phases)
             if (!phases.tiles.empty()) return "a tile is copied and its barrier's phase does not end";
         return {};
     }
@@ -270,68 +274,80 @@ const Kernel* find(const char* name) {
     return nullptr;
 }
 
-void block_barrier(const char* file, int line) { wait(AT_BLOCK, file, line); }
+void block_barrier(const char* file, int line) { stop(AT_BLOCK, file, line); }
 
 const Words* warp_exchange(Words brought, const char* file, int line) {
-    self()->brought = brought;
-    wait(AT_WARP, file, line);
-    return machine->warps[now->thread.x / 32].brought;
+    Fiber& me = self();
+    me.brought = brought;
+    stop(AT_WARP, file, line);
+    return me.machine->warps[me.running.thread.x / LANES].brought;
 }
 
 void copy_later(void* to, const void* from, size_t bytes) {
-    Copy copy = {to, {}, bytes, self()->groups};
+    Copy copy = {to, {}, bytes, self().groups};
     if (from) memcpy(copy.bytes, from, bytes);
-    self()->copies.push_back(copy);
+    self().copies.push_back(copy);
 }
 
-void end_copies() { self()->groups++; }
+void end_copies() { self().groups++; }
 
 void copy_now(unsigned left) {
-    auto& copies = self()->copies;
+    auto& copies = self().copies;
     // Waiting for all waits also for those that are of no group yet.
     auto due = std::find_if(copies.begin(), copies.end(),
-                            [&](const Copy& copy) { return left && copy.group + left >= self()->groups; });
+                            [&](const Copy& copy) { return left && copy.group + left >= self().groups; });
     std::for_each(copies.begin(), due, [](const Copy& copy) { memcpy(copy.to, copy.bytes, copy.count); });
     copies.erase(copies.begin(), due);
 }
 
+namespace {
+
+// Those go on that wait at what has come.
+template <class At>
+void wake(Machine& machine, State state, At at) {
+    for (unsigned i = 0; i < machine.fibers.size(); i++)
+        if (machine.states[i] == state && at(*machine.fibers[i])) machine.states[i] = READY;
+}
+
+}  // namespace
+
 void arrive_at(unsigned id, unsigned threads) {
-    if (++machine->arrived[id] < threads) return;
-    machine->arrived[id] = 0;
-    for (auto& f : machine->fibers)
-        if (f->state == AT_NUMBER && f->barrier == id) f->state = READY;
+    Machine& machine = *self().machine;
+    if (++machine.arrived[id] < threads) return;
+    machine.arrived[id] = 0;
+    wake(machine, AT_NUMBER, [&](const Fiber& f) { return f.barrier == id; });
 }
 
 namespace {
 
 // Ends a phase where all has come: only now are its tiles there.
-void end_phase(const void* barrier, Phases& phases) {
+void end_phase(Machine& machine, const void* barrier, Phases& phases) {
     if (phases.missing || phases.bytes) return;
     for (const Tile& tile : phases.tiles) memcpy(tile.to, tile.bytes.data(), tile.bytes.size());
     phases.tiles.clear();
     phases.missing = phases.arrivals;
     phases.over ^= 1;
-    for (auto& f : machine->fibers)
-        if (f->state == AT_PHASE && f->phases == barrier) f->state = READY;
+    wake(machine, AT_PHASE, [&](const Fiber& f) { return f.phases == barrier; });
 }
 
 }  // namespace
 
-void start_phases(const void* barrier, unsigned arrivals) { machine->phases[barrier] = {arrivals, arrivals}; }
+void start_phases(const void* barrier, unsigned arrivals) { self().machine->phases[barrier] = {arrivals, arrivals}; }
 
 void arrive_in_phase(const void* barrier, unsigned bytes) {
-    Phases& phases = machine->phases.at(barrier);
+    Machine& machine = *self().machine;
+    Phases& phases = machine.phases.at(barrier);
     phases.missing--;
     phases.bytes += bytes;
-    end_phase(barrier, phases);
+    end_phase(machine, barrier, phases);
 }
 
-bool phase_over(const void* barrier, unsigned parity) { return machine->phases.at(barrier).over != parity; }
+bool phase_over(const void* barrier, unsigned parity) { return self().machine->phases.at(barrier).over != parity; }
 
 void wait_for_phase(const void* barrier, unsigned parity, const char* file, int line) {
     while (!phase_over(barrier, parity)) {
-        self()->phases = barrier;
-        wait(AT_PHASE, file, line);
+        self().phases = barrier;
+        stop(AT_PHASE, file, line);
     }
 }
 
@@ -346,45 +362,47 @@ void copy_tile(void* to, const TileMap& map, const void* barrier, unsigned colum
             size_t bytes = std::min<size_t>(PIECE, 2 * (map.columns - first));
             memcpy(&tile.bytes[(r * PIECES + (p ^ r % 8)) * PIECE], from, bytes);
         }
-    Phases& phases = machine->phases.at(barrier);
+    Machine& machine = *self().machine;
+    Phases& phases = machine.phases.at(barrier);
     phases.bytes -= tile.bytes.size();
     phases.tiles.push_back(std::move(tile));
-    end_phase(barrier, phases);
+    end_phase(machine, barrier, phases);
 }
 
 void wait_at(unsigned id, unsigned threads, const char* file, int line) {
-    bool last = machine->arrived[id] + 1 == threads;
+    bool last = self().machine->arrived[id] + 1 == threads;
     arrive_at(id, threads);
     if (last) return;
-    self()->barrier = id;
-    wait(AT_NUMBER, file, line);
+    self().barrier = id;
+    stop(AT_NUMBER, file, line);
 }
 
 namespace {
 
 // The blocks of columns [begin, end) of the grid.
-std::string run_blocks(const Kernel& kernel, const void* arguments, Index grid, Index block, unsigned begin, unsigned end) {
+std::string run_blocks(Machine& machine, Poisoned& poisoned, const Kernel& kernel, const void* arguments, Index grid,
+                       Index block, unsigned begin, unsigned end) {
     unsigned threads = block.x;
     if (block.y != 1 || block.z != 1 || threads % 32 != 0 || threads == 0 || threads > kernel.threads)
         return std::string(kernel.name) + ": blocks of " + std::to_string(threads) + " threads";
     if (!grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535) return std::string(kernel.name) + ": the grid";
-    machine->body = kernel.run;
-    machine->arguments = arguments;
+    machine.body = kernel.run;
+    machine.arguments = arguments;
+    while (machine.fibers.size() < threads) add_warp(machine);
     bool backwards = false;
-    Poisoned poisoned;
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = begin; x < end; x++, backwards = !backwards) {
                 for (unsigned i = 0; i < threads; i++) {
-                    Fiber& f = fiber(i);
+                    Fiber& f = *machine.fibers[i];
                     f.running = {{i, 0, 0}, {x, y, z}, block, grid};
-                    f.state = READY;
                     f.copies.clear();
                     f.groups = 0;
                 }
-                machine->phases.clear();
+                std::fill_n(machine.states, threads, READY);
+                machine.phases.clear();
                 poisoned.again();
-                std::string wrong = run_block(threads, backwards);
+                std::string wrong = run_block(machine, threads, backwards);
                 if (!wrong.empty()) return std::string(kernel.name) + ": " + wrong;
             }
     return {};
@@ -392,24 +410,24 @@ std::string run_blocks(const Kernel& kernel, const void* arguments, Index grid, 
 
 std::string run_on_machine(const Kernel& kernel, const void* arguments, Index grid, Index block, unsigned begin,
                            unsigned end) {
-    std::unique_ptr<Machine> own;
+    std::unique_ptr<Machine> machine;
+    Poisoned poisoned;
     {
         std::lock_guard guard(idle_lock);
         // Rather the one that this thread had before.
-        auto mine = std::find_if(idle.begin(), idle.end(), [](auto& m) { return m->owner == &machine; });
+        auto mine = std::find_if(idle.begin(), idle.end(), [&](auto& m) { return m->owner == poisoned.start(); });
         if (mine == idle.end() && mine != idle.begin()) mine--;
-        if (mine != idle.end()) own = std::move(*mine), idle.erase(mine);
+        if (mine != idle.end()) machine = std::move(*mine), idle.erase(mine);
     }
-    if (!own) own = std::make_unique<Machine>();
-    if (own->owner != &machine) {
+    if (!machine) machine = std::make_unique<Machine>();
+    if (machine->owner != poisoned.start()) {
         // Fibers begin anew: what they kept of thread-local storage is another thread's.
-        for (auto& fiber : own->fibers) fiber->started = false;
-        own->owner = &machine;
+        for (Fiber* fiber : machine->fibers) fiber->started = false;
+        machine->owner = poisoned.start();
     }
-    machine = own.get();
-    std::string wrong = run_blocks(kernel, arguments, grid, block, begin, end);
+    std::string wrong = run_blocks(*machine, poisoned, kernel, arguments, grid, block, begin, end);
     std::lock_guard guard(idle_lock);
-    idle.push_back(std::move(own));
+    idle.push_back(std::move(machine));
     return wrong;
 }
 
