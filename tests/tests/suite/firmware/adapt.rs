@@ -105,7 +105,7 @@ fn run(dir: &Path, (chip, board, memory): Board, storage: u64, text: &str) -> (i
 }
 
 #[test]
-#[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
+#[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
 fn a_tale_teller_learns_new_names_on_chips() {
     let dir = tempfile::tempdir().unwrap();
     host(dir.path(), &format!("train {MODEL} --out run")).ok();

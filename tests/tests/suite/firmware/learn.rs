@@ -125,19 +125,19 @@ fn learns(name: &str, family: &AnyFamily, most: u64) {
 }
 
 #[test]
-#[ignore = "tests/firmware/run.sh builds the programs for the chip and runs this"]
+#[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
 fn a_pythia_learns_on_chips_with_the_references_bits() {
     learns("learn", &AnyFamily::Transformer(PYTHIA), 7_200_000);
 }
 
 #[test]
-#[ignore = "tests/firmware/run.sh builds the programs for the chip and runs this"]
+#[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
 fn a_neurogen_learns_on_chips_with_the_references_bits() {
     learns("spike", &AnyFamily::NeuroGen(NEUROGEN), 7_900_000);
 }
 
 #[test]
-#[ignore = "tests/firmware/run.sh builds the programs for the chip and runs this"]
+#[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
 fn tokens_that_no_step_can_use_are_refused() {
     let (chip, tokens) = (BOARDS[0], tokens());
     let (status, text) = run("learn", chip, &tokens[1..], STEPS);

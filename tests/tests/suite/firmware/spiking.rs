@@ -193,7 +193,7 @@ fn what_a_caller_may_do_wrong_with_a_neurogen_is_an_error() {
 }
 
 #[test]
-#[ignore = "tests/firmware/run.sh builds the program for the chip and runs this"]
+#[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
 fn chips_say_what_a_neurogen_says_bit_by_bit() {
     for parts in PARTS {
         // Words that the vocabulary has.
