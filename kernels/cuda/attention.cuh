@@ -2,6 +2,25 @@
 #pragma once
 #include "heads.cuh"
 
+// What a block of a grid (heads, sequences, tiles) works at.
+struct Work {
+    u32 head, sequence, tile;
+};
+
+// The order in which blocks begin: of the first sequences one after the other, so that the last cache has what the blocks that
+// run at a time read again and again. The last sequences come together, so that all blocks end at about the same time. Of
+// those that come together all heads' first tiles come before the next tiles.
+struct Order {
+    u32 alone;  // sequences that come one after the other
+
+    __device__ Work work() const {
+        u32 linear = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z), each = gridDim.x * gridDim.z;
+        u32 first = min(linear / each, alone), count = first < alone ? 1 : gridDim.y - alone;
+        u32 rest = (linear - each * first) / gridDim.x;
+        return {linear % gridDim.x, first + rest % count, rest / count};
+    }
+};
+
 struct AttentionArgs {
     const void* qkv;  // [batch, seq_len, width], queries and keys already turned
     void* out;        // [batch, seq_len, queries * size]
@@ -11,6 +30,7 @@ struct AttentionArgs {
     Heads heads;
     Pattern pattern;
     u32 rows;         // batch * seq_len
+    Order order;
 };
 
 struct AttentionGradArgs {
@@ -26,6 +46,7 @@ struct AttentionGradArgs {
     Heads heads;
     Pattern pattern;
     u32 rows;              // batch * seq_len
+    Order order;
     // Of attention_grad_short_stream: [2 gridDim.x / keys, width] or null: sums of qkv_grad's columns, where heads have their
     // keys to themselves and a block always the same head.
     float* sums;

@@ -42,14 +42,15 @@ static_assert(ROOM <= 227 << 10, "what a block may have");
 __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradArgs& a) {
 #ifdef WARPGROUPS
     LAUNCH_SHARED(pool, ROOM);
-    bf16 *own_keys = (bf16*)pool, *own_values = own_keys + 2 * TILE, *tiles = own_values + 2 * TILE;
+    const Work work = a.order.work();
+    bf16 *own_keys = held((bf16*)pool), *own_values = own_keys + 2 * TILE, *tiles = own_values + 2 * TILE;
     // By stage.
     float *log_sums = (float*)(tiles + STAGES * 2 * TILE), *means = log_sums + STAGES * SIDE;
-    u32 warp = threadIdx.x / 32, key_head = blockIdx.x, group = a.heads.group();
+    u32 warp = of_warp(threadIdx.x / 32), key_head = work.head, group = a.heads.group();
     u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, end = a.seq_len;
-    u64 first = (u64)blockIdx.y * end;
+    u64 first = (u64)work.sequence * end;
     // The longest columns of all first. Of each head of the group the queries that see a key.
-    u32 j0 = blockIdx.z * TALL, row = j0 + 16 * warp, each = (end - j0 + SIDE - 1) / SIDE;
+    u32 j0 = work.tile * TALL, row = j0 + 16 * warp, each = (end - j0 + SIDE - 1) / SIDE;
     u32 key = a.heads.key(key_head), value = a.heads.value(key_head);
     Blocks blocks{group * each};
     if (blocks.fetches()) {
@@ -66,7 +67,7 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradArgs& 
             fetch_swizzled(tiles + (2 * stage + 1) * TILE, head_grads, i, end);
             // Beyond the end the queries and gradients are zeros, and so is all that comes of them.
             u32 r = threadIdx.x % SIDE;
-            u64 at = ((u64)blockIdx.y * a.heads.queries + head) * end + min(i + r, end - 1);
+            u64 at = ((u64)work.sequence * a.heads.queries + head) * end + min(i + r, end - 1);
             if (threadIdx.x % 128 < SIDE) copy_word(&log_sums[stage * SIDE + r], a.log_sum + at, i + r < end);
             else copy_word(&means[stage * SIDE + r], a.mean + at, i + r < end);
             i += SIDE;

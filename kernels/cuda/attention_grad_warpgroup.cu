@@ -5,14 +5,15 @@
 __device__ inline void attention_grad_queries_by_groups(const AttentionGradArgs& a) {
 #ifdef WARPGROUPS
     LAUNCH_SHARED(pool, 6 * TILE * sizeof(bf16));
-    bf16 *tiles = (bf16*)pool, *own_queries = tiles + 4 * TILE, *own_grads = own_queries + TILE;
+    const Work work = a.order.work();
+    bf16 *tiles = held((bf16*)pool), *own_queries = tiles + 4 * TILE, *own_grads = own_queries + TILE;
     // The outputs are where the second pair of tiles will be.
     bf16* own_outs = tiles + 2 * TILE;
-    u32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16, head = blockIdx.x, key_head = head / a.heads.group();
+    u32 lane = threadIdx.x % 32, own = of_warp(threadIdx.x / 32) * 16, head = work.head, key_head = head / a.heads.group();
     u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, end = a.seq_len;
-    u64 first = (u64)blockIdx.y * end;
+    u64 first = (u64)work.sequence * end;
     // The longest rows of all first.
-    u32 i0 = (gridDim.z - 1 - blockIdx.z) * SIDE, i_end = min(i0 + SIDE, end), row = i0 + own;
+    u32 i0 = (gridDim.z - 1 - work.tile) * SIDE, i_end = min(i0 + SIDE, end), row = i0 + own;
     Part keys(a.qkv, first, width, a.heads.key(key_head), size);
     Part values(a.qkv, first, width, a.heads.value(key_head), size);
     auto fetch_tile = [&](u32 stage, u32 j) {
@@ -32,7 +33,7 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradArgs&
     for (int h = 0; h < 2; h++) {
         mean[h] = row_dot(own_grads, own_outs, own + lane / 4 + 8 * h);
         u32 i = row + lane / 4 + 8 * h;
-        u64 at = ((u64)blockIdx.y * a.heads.queries + head) * end + i;
+        u64 at = ((u64)work.sequence * a.heads.queries + head) * end + i;
         log_sum[h] = i < end ? a.log_sum[at] * LOG2_E : 0.0f;
         if (lane % 4 == 0 && i < end) a.mean[at] = mean[h];
     }
@@ -63,7 +64,7 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradArgs&
         j = next;
     }
 
-    Row<SIDE>* rows = (Row<SIDE>*)pool + own;
+    Row<SIDE>* rows = (Row<SIDE>*)tiles + own;
     put_back<SIDE>(rows, sums, a, first + row);
     write<SIDE>(Part(a.qkv_grad, first, width, a.heads.query(head), size), rows, row, end);
 #else
@@ -75,14 +76,15 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradArgs&
 __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a) {
 #ifdef WARPGROUPS
     LAUNCH_SHARED(pool, 6 * TILE * sizeof(bf16) + 4 * SIDE * sizeof(float));
-    bf16 *tiles = (bf16*)pool, *own_keys = tiles + 4 * TILE, *own_values = own_keys + TILE;
+    const Work work = a.order.work();
+    bf16 *tiles = held((bf16*)pool), *own_keys = tiles + 4 * TILE, *own_values = own_keys + TILE;
     // By stage.
     float *log_sums = (float*)(own_values + TILE), *means = log_sums + 2 * SIDE;
-    u32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16, key_head = blockIdx.x, group = a.heads.group();
+    u32 lane = threadIdx.x % 32, own = of_warp(threadIdx.x / 32) * 16, key_head = work.head, group = a.heads.group();
     u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, end = a.seq_len;
-    u64 first = (u64)blockIdx.y * end;
+    u64 first = (u64)work.sequence * end;
     // The longest columns of all first.
-    u32 j0 = blockIdx.z * SIDE, j_end = min(j0 + SIDE, end), row = j0 + own;
+    u32 j0 = work.tile * SIDE, j_end = min(j0 + SIDE, end), row = j0 + own;
     u32 key = a.heads.key(key_head), value = a.heads.value(key_head);
     Part queries(a.qkv, first, width, a.heads.query(0), size), grads(a.out_grad, first, out_width, 0, size);
     queries.whole &= a.heads.query_stride % 8 == 0;
@@ -92,7 +94,7 @@ __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a)
         head_grads.first += head * size;
         fetch_swizzled(tiles + 2 * stage * TILE, head_queries, i, end);
         fetch_swizzled(tiles + (2 * stage + 1) * TILE, head_grads, i, end);
-        u64 at = ((u64)blockIdx.y * a.heads.queries + head) * end;
+        u64 at = ((u64)work.sequence * a.heads.queries + head) * end;
         // Beyond the end the queries and gradients are zeros, and so is all that comes of them.
         if (u32 r = threadIdx.x; r < SIDE) {
             copy_word(&log_sums[stage * SIDE + r], a.log_sum + at + min(i + r, end - 1), i + r < end);
@@ -156,7 +158,7 @@ __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a)
         stage ^= 1;
     }
 
-    Row<SIDE>* rows = (Row<SIDE>*)pool + own;
+    Row<SIDE>* rows = (Row<SIDE>*)tiles + own;
     put_back<SIDE>(rows, key_sums, a, first + row);
     write<SIDE>(Part(a.qkv_grad, first, width, key, size), rows, row, end);
     put<SIDE>(rows, value_sums, 1, 1);

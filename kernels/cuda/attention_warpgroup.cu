@@ -6,12 +6,13 @@
 __device__ inline void attention_by_groups(const AttentionArgs& a) {
 #ifdef WARPGROUPS
     LAUNCH_SHARED(pool, 5 * TILE * sizeof(bf16));
-    bf16 *tiles = (bf16*)pool, *own_queries = tiles + 4 * TILE;
-    u32 own = threadIdx.x / 32 * 16, head = blockIdx.x, key_head = head / a.heads.group();
+    const Work work = a.order.work();
+    bf16 *tiles = held((bf16*)pool), *own_queries = tiles + 4 * TILE;
+    u32 own = of_warp(threadIdx.x / 32) * 16, head = work.head, key_head = head / a.heads.group();
     u32 size = a.heads.size, width = a.heads.width(), end = a.seq_len;
-    u64 first = (u64)blockIdx.y * end;
+    u64 first = (u64)work.sequence * end;
     // The longest rows of all first.
-    u32 i0 = (gridDim.z - 1 - blockIdx.z) * SIDE, i_end = min(i0 + SIDE, end), row = i0 + own;
+    u32 i0 = (gridDim.z - 1 - work.tile) * SIDE, i_end = min(i0 + SIDE, end), row = i0 + own;
     Part keys(a.qkv, first, width, a.heads.key(key_head), size);
     Part values(a.qkv, first, width, a.heads.value(key_head), size);
     auto fetch_tile = [&](u32 stage, u32 j) {
@@ -47,8 +48,8 @@ __device__ inline void attention_by_groups(const AttentionArgs& a) {
         j = next;
     }
 
-    finish<SIDE>(a, (Row<SIDE>*)pool + own, sums, largest, total, first, head, row, end,
-                 [&](u32 i) { return ((u64)blockIdx.y * a.heads.queries + head) * end + i; });
+    finish<SIDE>(a, (Row<SIDE>*)tiles + own, sums, largest, total, first, head, row, end,
+                 [&](u32 i) { return ((u64)work.sequence * a.heads.queries + head) * end + i; });
 #else
     __trap();
 #endif

@@ -6,7 +6,9 @@ use capful_core::device::OperationError;
 use capful_core::ops::{Attention, Kind};
 
 use super::device::{Cuda, blocks, width};
-use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
+use super::heads::{
+    GROUP_TILE, HeadsArgs, OrderArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes,
+};
 use super::profile::SHORT;
 
 /// Mirrors AttentionArgs.
@@ -21,7 +23,11 @@ struct AttentionArgs {
     heads: HeadsArgs,
     pattern: PatternArgs,
     rows: u32,
+    order: OrderArgs,
 }
+
+/// Blocks of the kernel of one warpgroup that run on a multiprocessor.
+const WARPGROUP_BLOCKS: u32 = 4;
 
 /// Shared memory of the kernel by stripes: three tiles of keys and values, two of queries, and rows that four
 /// warps write, of 72 elements. So many of its blocks run on a multiprocessor.
@@ -65,6 +71,7 @@ impl Cuda {
             heads: HeadsArgs::new(&o.heads),
             pattern: PatternArgs::new(&o.pattern),
             rows: o.qkv.rows(),
+            order: OrderArgs::TOGETHER,
         };
         if let Some(padded) = self.tensors(dtype, o.heads.size, &o.pattern) {
             if let Some(span) = span(seq_len, &o.pattern) {
@@ -87,7 +94,9 @@ impl Cuda {
             }
             if self.by_warpgroup(padded) {
                 let (module, shared) = ("attention_warpgroup", 5 * GROUP_TILE);
-                return self.launch_with(module, module, [o.heads.queries, batch, tiles], 128, shared, &arguments);
+                let grid = [o.heads.queries, batch, tiles];
+                let order = OrderArgs::of(grid, WARPGROUP_BLOCKS * self.multiprocessors);
+                return self.launch_with(module, module, grid, 128, shared, &AttentionArgs { order, ..arguments });
             }
             let grid = [tiles, o.heads.queries, batch];
             let kernel = format!("attention_tensor_{padded}");

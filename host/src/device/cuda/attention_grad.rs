@@ -8,7 +8,9 @@ use capful_core::ops::{AttentionGrad, Kind};
 
 use super::columns::SumsArgs;
 use super::device::{Cuda, blocks, width};
-use super::heads::{GROUP_TILE, HeadsArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
+use super::heads::{
+    GROUP_TILE, HeadsArgs, OrderArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes,
+};
 use super::product::Summed;
 use super::profile::{AttentionGradRoom, SHORT};
 
@@ -30,6 +32,7 @@ struct AttentionGradArgs {
     heads: HeadsArgs,
     pattern: PatternArgs,
     rows: u32,
+    order: OrderArgs,
     sums: u64,
 }
 
@@ -115,6 +118,7 @@ impl Cuda {
             heads: HeadsArgs::new(&o.heads),
             pattern: PatternArgs::new(&o.pattern),
             rows: o.qkv.rows(),
+            order: OrderArgs::TOGETHER,
             sums: 0,
         };
         let sides = [("queries", o.heads.queries), ("keys", o.heads.keys)];
@@ -149,17 +153,23 @@ impl Cuda {
                 return self.launch_with(module, module, grid, 128, LOCAL_ROOM, &arguments).map(|()| None);
             }
             if self.by_warpgroup(padded) {
+                let multiprocessors = self.multiprocessors;
+                let ordered = |grid, resident| AttentionGradArgs {
+                    order: OrderArgs::of(grid, resident * multiprocessors),
+                    ..arguments
+                };
                 // Beside the tiles, log_sum and mean of two tiles' queries.
-                let shared = [6 * GROUP_TILE, 6 * GROUP_TILE + 4 * TENSOR_TILE * 4];
-                for ((side, heads), shared) in sides.into_iter().zip(shared) {
+                let sides = sides.into_iter().zip([(6 * GROUP_TILE, 4), (6 * GROUP_TILE + 4 * TENSOR_TILE * 4, 3)]);
+                for ((side, heads), (shared, resident)) in sides {
                     if side == "keys" && o.pattern.kind == Kind::Dense && seq_len >= self.long_sequence {
                         let (module, kernel) = ("attention_grad_pipeline", "attention_grad_keys_pipeline");
                         let grid = [heads, batch, blocks(seq_len.into(), PIPELINE_TILE)];
-                        self.launch_with(module, kernel, grid, 384, PIPELINE_ROOM, &arguments)?;
+                        self.launch_with(module, kernel, grid, 384, PIPELINE_ROOM, &ordered(grid, 1))?;
                         continue;
                     }
                     let (module, kernel) = ("attention_grad_warpgroup", format!("attention_grad_{side}_warpgroup"));
-                    self.launch_with(module, &kernel, [heads, batch, tiles], 128, shared, &arguments)?;
+                    let grid = [heads, batch, tiles];
+                    self.launch_with(module, &kernel, grid, 128, shared, &ordered(grid, resident))?;
                 }
                 return Ok(None);
             }

@@ -67,6 +67,25 @@ impl PatternArgs {
     }
 }
 
+/// Mirrors Order of attention.cuh: the order in which the blocks of a grid (heads, sequences, tiles) begin.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OrderArgs {
+    pub alone: u32,
+}
+
+impl OrderArgs {
+    /// The first tiles of all sequences, then the next.
+    pub const TOGETHER: OrderArgs = OrderArgs { alone: 0 };
+
+    /// Where `running` blocks run at a time: one sequence after the other, but for the last, which have four times as many.
+    pub fn of(grid: [u32; 3], running: u32) -> OrderArgs {
+        let [heads, batch, tiles] = grid;
+        let last = (4 * running).div_ceil((heads * tiles).max(1)).max(1);
+        OrderArgs { alone: batch.saturating_sub(last) }
+    }
+}
+
 /// The size that the attention kernels pad a head to, with the tile sides of forward and backward.
 pub fn padded(size: u32) -> Option<(u32, u32, u32)> {
     match size {

@@ -4,7 +4,7 @@ use capful_core::ops::{Attention, AttentionGrad, CachedAttention, Heads, Kind, P
 
 use super::bench::{Bench, Lay, share};
 use crate::device::cuda::Precision;
-use crate::device::cuda::heads::stripes;
+use crate::device::cuda::heads::{OrderArgs, stripes};
 
 /// Heads, batch, length and pattern of a few kinds.
 fn attentions() -> Vec<(Heads, u32, u32, Pattern)> {
@@ -243,6 +243,38 @@ fn stripes_do_not_change_the_bits() {
         (forward, bench.left(Precision::Bf16, &|l: &mut Lay| attention_grad(l, case)))
     });
     assert!(found.iter().all(|one| *one == found[0]));
+}
+
+/// All sequences one after the other, some and then the others together, and all together; by keys with both of its kernels.
+#[test]
+fn the_order_of_blocks_does_not_change_the_bits() {
+    let mut bench = Bench::new();
+    let dense = |heads, batch, t| (heads, batch, t, Pattern::DENSE);
+    for (case, long) in share(vec![
+        (dense(Heads::interleaved(1, 64), 13, 130), u32::MAX),
+        (dense(Heads::interleaved(1, 64), 5, 140), 1),
+        (dense(Heads::grouped(2, 1, 48), 7, 130), 1),
+    ]) {
+        bench.gpus_mut()[0].long_sequence = long;
+        let found = [0, 1, 1000].map(|multiprocessors| {
+            bench.gpus_mut()[0].multiprocessors = multiprocessors;
+            let forward = bench.left(Precision::Bf16, &|l: &mut Lay| attention(l, case));
+            (forward, bench.left(Precision::Bf16, &|l: &mut Lay| attention_grad(l, case)))
+        });
+        assert!(found.iter().all(|one| *one == found[0]), "{case:?}");
+        bench.gpus_mut()[0].multiprocessors = 1;
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention(l, case));
+        bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| attention_grad(l, case));
+    }
+}
+
+#[test]
+fn blocks_that_run_together_work_at_few_sequences() {
+    // Pythia-70M and 160M on an H200, four blocks a multiprocessor; few sequences; long ones.
+    assert_eq!(OrderArgs::of([8, 32, 32], 528).alone, 23);
+    assert_eq!(OrderArgs::of([12, 64, 16], 528).alone, 53);
+    assert_eq!(OrderArgs::of([8, 4, 32], 528).alone, 0);
+    assert_eq!(OrderArgs::of([8, 4, 512], 528).alone, 3);
 }
 
 #[test]

@@ -117,7 +117,7 @@ fn structs(text: &str) -> Vec<&str> {
     let names = text
         .lines()
         .filter_map(|line| line.strip_prefix("struct ").or(line.strip_prefix("union "))?.strip_suffix(" {"));
-    names.filter(|name| name.ends_with("Args") || matches!(*name, "Heads" | "Pattern")).collect()
+    names.filter(|name| name.ends_with("Args") || matches!(*name, "Heads" | "Pattern" | "Order")).collect()
 }
 
 /// The kernels of a file whose argument is called otherwise, so that nobody would look for its mirror.
