@@ -51,3 +51,17 @@ struct AttentionGradArgs {
     // keys to themselves and a block always the same head.
     float* sums;
 };
+
+// The same where tiles come by the tensor memory accelerator; a head's elements are a multiple of eight.
+struct AttentionTilesArgs {
+    alignas(64) u64 qkv[16];  // tensor map: tiles of 64 rows of a head
+    AttentionArgs attention;
+    u32 unused[8];
+};
+
+struct AttentionGradTilesArgs {
+    alignas(64) u64 qkv[16];
+    u64 out_grad[16];
+    AttentionGradArgs grad;
+    u32 unused[12];
+};

@@ -1,33 +1,49 @@
 // The gradient of attention in bf16 by warpgroups (wgmma), otherwise as attention_grad_tensor.cu.
+#include "tma.cuh"
 #include "warpgroup.cuh"
 
-// Grid (queries, batch, query tiles). A block is one warpgroup, with 64 queries.
-__device__ inline void attention_grad_queries_by_groups(const AttentionGradArgs& a) {
+// Grid (queries, batch, query tiles). A block is one warpgroup, with 64 queries. Tiles come by the tensor memory accelerator.
+__device__ inline void attention_grad_queries_by_groups(const AttentionGradTilesArgs& all) {
 #ifdef WARPGROUPS
-    LAUNCH_SHARED(pool, 6 * TILE * sizeof(bf16));
+    // When each pair of tiles, and the block's own, are full.
+    constexpr u32 BARRIERS = 3;
+    LAUNCH_SHARED(pool, 6 * TILE * sizeof(bf16) + BARRIERS * sizeof(u64));
+    const AttentionGradArgs& a = all.grad;
     const Work work = a.order.work();
     bf16 *tiles = held((bf16*)pool), *own_queries = tiles + 4 * TILE, *own_grads = own_queries + TILE;
+    u64 *full = (u64*)(own_grads + TILE), *own_full = full + 2;
     // The outputs are where the second pair of tiles will be.
     bf16* own_outs = tiles + 2 * TILE;
-    u32 lane = threadIdx.x % 32, own = of_warp(threadIdx.x / 32) * 16, head = work.head, key_head = head / a.heads.group();
+    u32 lane = threadIdx.x % 32, own = of_warp(threadIdx.x / 32) * 16, head = work.head;
     u32 size = a.heads.size, width = a.heads.width(), out_width = a.heads.queries * size, end = a.seq_len;
     u64 first = (u64)work.sequence * end;
     // The longest rows of all first.
     u32 i0 = (gridDim.z - 1 - work.tile) * SIDE, i_end = min(i0 + SIDE, end), row = i0 + own;
-    Part keys(a.qkv, first, width, a.heads.key(key_head), size);
-    Part values(a.qkv, first, width, a.heads.value(key_head), size);
+    u32 key_head = head / a.heads.group();
+    u32 query = a.heads.query(head), key = a.heads.key(key_head) / size, value = a.heads.value(key_head) / size;
+    bool leads = threadIdx.x == 0;
     auto fetch_tile = [&](u32 stage, u32 j) {
-        fetch_swizzled(tiles + 2 * stage * TILE, keys, j, end);
-        fetch_swizzled(tiles + (2 * stage + 1) * TILE, values, j, end);
+        arrive_for_bytes(full + stage, 2 * TILE * sizeof(bf16));
+        copy_head(tiles + 2 * stage * TILE, all.qkv, full + stage, j, key, work.sequence);
+        copy_head(tiles + (2 * stage + 1) * TILE, all.qkv, full + stage, j, value, work.sequence);
     };
-    auto seen = [&](u32 j, u32 j_end) { return a.pattern.any(i0, i_end, j, j_end); };
+    auto next_of = [&](u32 j) {
+        auto seen = [&](u32 j, u32 j_end) { return a.pattern.any(i0, i_end, j, j_end); };
+        return next_tile<SIDE>(j, i_end, seen);
+    };
 
-    u32 j = next_tile<SIDE>(0, i_end, seen), stage = 0;
-    fetch_swizzled(own_queries, Part(a.qkv, first, width, a.heads.query(head), size), i0, end);
-    fetch_swizzled(own_grads, Part(a.out_grad, first, out_width, head * size, size), i0, end);
+    u32 j = next_of(0), next = next_of(j + SIDE), stage = 0, phase = 0;
+    if (leads) {
+        for (u32 b = 0; b < BARRIERS; b++) start_phases(full + b, 1);
+        show_phases();
+        arrive_for_bytes(own_full, 2 * TILE * sizeof(bf16));
+        copy_head(own_queries, all.qkv, own_full, i0, query / size, work.sequence);
+        copy_head(own_grads, all.out_grad, own_full, i0, head, work.sequence);
+        fetch_tile(0, j);
+    }
     fetch_swizzled(own_outs, Part(a.out, first, out_width, head * size, size), i0, end);
-    fetch_tile(0, j);
     await_tiles();
+    wait_for_phase(own_full, 0);
     float log_sum[2], mean[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -37,7 +53,6 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradArgs&
         log_sum[h] = i < end ? a.log_sum[at] * LOG2_E : 0.0f;
         if (lane % 4 == 0 && i < end) a.mean[at] = mean[h];
     }
-    __syncthreads();
 
     Matrix matrices(tiles), left_queries(own_queries), left_grads(own_grads);
     float c = a.scale * LOG2_E, sums[8][4] = {};
@@ -45,11 +60,13 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradArgs&
         Matrix tile_keys = matrices.row(2 * stage * SIDE), tile_values = tile_keys.row(SIDE);
         float scores[8][4], products[8][4];
         u32 gradients[4][4];
+        wait_for_phase(full + stage, phase);
         begin_products();
         start_turned(scores, left_queries, tile_keys);
         start_turned(products, left_grads, tile_values);
-        u32 next = next_tile<SIDE>(j + SIDE, i_end, seen);
-        if (next < i_end) fetch_tile(stage ^ 1, next);
+        // The tiles before these, and at first the outputs, have been used by all.
+        __syncthreads();
+        if (leads && next < i_end) fetch_tile(stage ^ 1, next);
         wait_for_products<1>(scores);
         hide<false>(scores, a.pattern, row, j);
         weigh_rows(scores, c, log_sum);
@@ -58,15 +75,17 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradArgs&
         round_left(gradients, products);
         begin_products();
         start_adding(sums, gradients, tile_keys);
-        wait_for_products<0>(sums);
-        await_tiles();
-        stage ^= 1;
         j = next;
+        next = next_of(j + SIDE);
+        wait_for_products<0>(sums);
+        phase ^= stage;
+        stage ^= 1;
     }
+    __syncthreads();
 
     Row<SIDE>* rows = (Row<SIDE>*)tiles + own;
     put_back<SIDE>(rows, sums, a, first + row);
-    write<SIDE>(Part(a.qkv_grad, first, width, a.heads.query(head), size), rows, row, end);
+    write<SIDE>(Part(a.qkv_grad, first, width, query, size), rows, row, end);
 #else
     __trap();
 #endif
@@ -168,5 +187,5 @@ __device__ inline void attention_grad_keys_by_groups(const AttentionGradArgs& a)
 #endif
 }
 
-EXPORT_MANY(attention_grad_queries_warpgroup, AttentionGradArgs, 128, 4, attention_grad_queries_by_groups)
+EXPORT_MANY(attention_grad_queries_warpgroup, AttentionGradTilesArgs, 128, 4, attention_grad_queries_by_groups)
 EXPORT_MANY(attention_grad_keys_warpgroup, AttentionGradArgs, 128, 3, attention_grad_keys_by_groups)

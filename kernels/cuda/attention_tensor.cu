@@ -31,7 +31,8 @@ __device__ void attention(const AttentionArgs& a) {
     Left<SIZE, true> query(tiles[1][0] + own);
     __syncthreads();
 
-    float c = a.scale * LOG2_E, largest[2] = {-INFINITY, -INFINITY}, total[2] = {}, sums[SIZE / 8][4] = {};
+    Softmax softmax{a.scale * LOG2_E};
+    float sums[SIZE / 8][4] = {};
     while (j < i_end) {
         u32 next = next_tile<KEYS>(j + KEYS, i_end, seen);
         if (next < i_end) fetch_tile(stage ^ 1, next);
@@ -39,7 +40,8 @@ __device__ void attention(const AttentionArgs& a) {
             float scores[KEYS / 8][4];
             multiply_turned(scores, query, tiles[stage][0]);
             hide<false>(scores, a.pattern, row, j);
-            soften<SIZE>(scores, sums, largest, total, c);
+            softmax.weigh(scores);
+            softmax.settle(sums);
             multiply_add<SIZE>(sums, scores, tiles[stage][1]);
         }
         wait_for_copies();
@@ -48,7 +50,7 @@ __device__ void attention(const AttentionArgs& a) {
         j = next;
     }
 
-    finish<SIZE>(a, tiles[0][0] + own, sums, largest, total, first, head, row, end,
+    finish<SIZE>(a, tiles[0][0] + own, sums, softmax, first, head, row, end,
                  [&](u32 i) { return ((u64)blockIdx.z * a.heads.queries + head) * end + i; });
 #else
     __trap();
@@ -71,15 +73,16 @@ __device__ void attention_packed(const AttentionArgs& a) {
     wait_for_copies();
     __syncthreads();
     Left<SIZE, true> query(tiles[0] + own);
-    float c = a.scale * LOG2_E, largest[2] = {-INFINITY, -INFINITY}, total[2] = {}, sums[SIZE / 8][4] = {};
+    Softmax softmax{a.scale * LOG2_E};
+    float sums[SIZE / 8][4] = {};
     float scores[SPAN / 8][4];
     multiply_turned(scores, query, tiles[1] + span);
     hide_others<false>(scores, a.seq_len, own, span);
-    soften<SIZE>(scores, sums, largest, total, c);
+    softmax.weigh(scores);
     multiply_add<SIZE>(sums, scores, tiles[2] + span);
     // The warp's queries are in registers and nobody else reads their tile.
     __syncwarp();
-    finish<SIZE>(a, tiles[0] + own, sums, largest, total, 0, head, i0 + own, end,
+    finish<SIZE>(a, tiles[0] + own, sums, softmax, 0, head, i0 + own, end,
                  [&](u32 i) { return place(i, a.seq_len, a.heads.queries, head); });
 #else
     __trap();

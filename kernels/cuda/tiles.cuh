@@ -242,44 +242,64 @@ __device__ inline void make_weights(float (&scores)[N][4], const float (&base)[2
 
 // Online softmax of a warp's 16 rows: turns scores into weights, relative to the largest scores so far or to ones that
 // they exceed by less than 2^8: sums are brought to larger ones no more often than that, for it costs as much as a
-// product does. `c` times the scores are powers of two.
-template <int SIZE, int N>
-__device__ inline void soften(float (&scores)[N][4], float (&sums)[SIZE / 8][4], float (&largest)[2], float (&total)[2],
-                              float c) {
-    float now[2];
-    bool larger = false;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        now[h] = largest_of_row(largest_of(scores, h, largest[h]));
-        larger |= (now[h] - largest[h]) * c > 8.0f;
-    }
-    if (__ballot_sync(FULL_WARP, larger)) {
+// product does.
+struct Softmax {
+    // Its multiples of the scores are powers of two.
+    float c;
+    float largest[2] = {-INFINITY, -INFINITY}, total[2] = {}, before[2] = {1, 1};
+    bool raised = false;
+
+    template <int N>
+    __device__ void weigh(float (&scores)[N][4]) {
+        float now[2];
+        bool larger = false;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            // Nothing seen yet: keep the power's argument a number.
-            float before = now[h] == -INFINITY ? 0.0f : power_of_two((largest[h] - now[h]) * c);
-            largest[h] = now[h];
-            total[h] *= before;
-#pragma unroll
-            for (int n = 0; n < SIZE / 8; n++) sums[n][2 * h] *= before, sums[n][2 * h + 1] *= before;
+            now[h] = largest_of_row(largest_of(scores, h, largest[h]));
+            larger |= (now[h] - largest[h]) * c > 8.0f;
         }
+        raised = __ballot_sync(FULL_WARP, larger) != 0;
+        if (raised)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                // Nothing seen yet: keep the power's argument a number.
+                before[h] = now[h] == -INFINITY ? 0.0f : power_of_two((largest[h] - now[h]) * c);
+                largest[h] = now[h];
+                total[h] *= before[h];
+            }
+        const float base[2] = {base_of(largest[0], c), base_of(largest[1], c)};
+        make_weights(scores, base, total, c);
     }
-    const float base[2] = {base_of(largest[0], c), base_of(largest[1], c)};
-    make_weights(scores, base, total, c);
-}
+
+    // Brings the sums so far to the last weights.
+    template <int N>
+    __device__ void settle(float (&sums)[N][4]) const {
+        if (!raised) return;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sums[n][e] *= before[e / 2];
+    }
+
+    // The sum of a row's powers, of the lanes that have its scores.
+    __device__ float row_total(int h) const {
+        float sum = total[h];
+        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+        return sum + __shfl_xor_sync(FULL_WARP, sum, 2);
+    }
+};
 
 // Writes 16 rows of outputs, by way of shared memory, and their log_sum, which of row i lies at `place(i)`.
 template <int SIZE, class Place>
 __device__ inline void finish(const AttentionArgs& a, Row<SIZE>* rows, const float (&sums)[SIZE / 8][4],
-                              const float (&largest)[2], float (&total)[2], u64 first, u32 head, u32 row, u32 end,
-                              Place place) {
+                              const Softmax& softmax, u64 first, u32 head, u32 row, u32 end, Place place) {
     u32 lane = threadIdx.x % 32, size = a.heads.size;
+    float total[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 1);
-        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 2);
+        total[h] = softmax.row_total(h);
         u32 i = row + lane / 4 + 8 * h;
-        if (lane % 4 == 0 && i < end) a.log_sum[place(i)] = largest[h] * a.scale + logf(total[h]);
+        if (lane % 4 == 0 && i < end) a.log_sum[place(i)] = softmax.largest[h] * a.scale + logf(total[h]);
     }
     put<SIZE>(rows, sums, 1 / total[0], 1 / total[1]);
     write<SIZE>(Part(a.out, first, a.heads.queries * size, head * size, size), rows, row, end);

@@ -61,6 +61,14 @@ __device__ inline void wait_for_phase(u64* barrier, u32 parity) {
                      : "memory"));
 }
 
+// An arrival of a warp, behind all that its lanes did.
+__device__ inline void arrive_by_warp(u64* barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32) return;
+    PTX(stand_in::arrive_in_phase(barrier, 0),
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"((u32)__cvta_generic_to_shared(barrier)) : "memory"));
+}
+
 // Starts copying the tile whose first element is (row, column): rows of 64 elements as wgmma.cuh says, `to` a multiple of
 // 1024; zeros beyond the matrix.
 __device__ inline void copy_tile(bf16* to, const TensorMap& map, u64* barrier, u32 column, u32 row) {
@@ -68,6 +76,16 @@ __device__ inline void copy_tile(bf16* to, const TensorMap& map, u64* barrier, u
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
                      "[%2];" ::"r"((u32)__cvta_generic_to_shared(to)),
                      "l"(map), "r"((u32)__cvta_generic_to_shared(barrier)), "r"(column), "r"(row)
+                     : "memory"));
+}
+
+// The same of rows of heads, which a map of four dimensions describes: elements of a head, rows of a sequence, heads of a row,
+// sequences. Zeros beyond a head's elements and a sequence's rows.
+__device__ inline void copy_head(bf16* to, const TensorMap& map, u64* barrier, u32 row, u32 head, u32 sequence) {
+    PTX(stand_in::copy_tile(to, (const stand_in::TileMap&)map, barrier, 0, row, head, sequence),
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+                     "[%1, {%3, %4, %5, %6}], [%2];" ::"r"((u32)__cvta_generic_to_shared(to)),
+                     "l"(map), "r"((u32)__cvta_generic_to_shared(barrier)), "r"(0), "r"(row), "r"(head), "r"(sequence)
                      : "memory"));
 }
 

@@ -81,14 +81,16 @@ void arrive_in_phase(const void* barrier, unsigned bytes);
 bool phase_over(const void* barrier, unsigned parity);
 void wait_for_phase(const void* barrier, unsigned parity, const char* file, int line);
 
-// A matrix of bf16 and how many of its rows are a tile, of 64 columns: what driver.cpp makes of a tensor map.
+// Matrices of bf16 and how many of their rows are a tile, of 64 columns: what driver.cpp makes of a tensor map. Which matrix it
+// is two more dimensions say. Pitches are bytes, of all dimensions but the columns.
 struct TileMap {
-    uint64_t address, columns, rows, pitch, tile_rows;
+    uint64_t address, sizes[4], pitches[3], tile_rows;
 };
 
 // A tile as it is now, rows of eight pieces of 16 bytes, piece p of row r at p ^ r % 8; zeros beyond the matrix. It is
 // there when the barrier's phase ends.
-void copy_tile(void* to, const TileMap& map, const void* barrier, unsigned column, unsigned row);
+void copy_tile(void* to, const TileMap& map, const void* barrier, unsigned column, unsigned row, unsigned head = 0,
+               unsigned sequence = 0);
 
 // Makes a kernel known by its name.
 struct Kernel {

@@ -262,15 +262,24 @@ API cuModuleGetFunction(const void** made, void*, const char* name) {
     return *made ? SUCCESS : NOT_FOUND;
 }
 API cuFuncSetAttribute(const void*, int, int) { return SUCCESS; }
-// Matrices of bf16 (9), tiles of 64 columns swizzled by 128 bytes (3), zeros beyond: what fibers.cpp copies.
+// One matrix of bf16 (9) or many, tiles of 64 columns swizzled by 128 bytes (3), zeros beyond: what fibers.cpp copies.
 API cuTensorMapEncodeTiled(void* map, int type, unsigned rank, uint64_t address, const uint64_t* sizes,
-                           const uint64_t* pitch, const unsigned* tile, const unsigned* steps, int interleave, int swizzle,
-                           int, int fill) {
-    bool known = type == 9 && rank == 2 && interleave == 0 && swizzle == 3 && fill == 0 && steps[0] == 1 && steps[1] == 1;
-    bool aligned = (uint64_t)map % 64 == 0 && address % 16 == 0 && pitch[0] % 16 == 0 && pitch[0] >= 2 * sizes[0];
-    if (!known || !aligned || tile[0] != 64 || !tile[1] || tile[1] > 256 || !inside(address, pitch[0] * sizes[1]))
-        return INVALID_VALUE;
-    stand_in::TileMap made = {address, sizes[0], sizes[1], pitch[0], tile[1]};
+                           const uint64_t* pitches, const unsigned* tile, const unsigned* steps, int interleave,
+                           int swizzle, int, int fill) {
+    bool known = type == 9 && (rank == 2 || rank == 4) && interleave == 0 && swizzle == 3 && fill == 0;
+    if (!known || (uint64_t)map % 64 || address % 16 || tile[0] != 64 || !tile[1] || tile[1] > 256) return INVALID_VALUE;
+    stand_in::TileMap made = {address, {1, 1, 1, 1}, {}, tile[1]};
+    uint64_t end = 2 * sizes[0];
+    for (unsigned d = 0; d < rank; d++) {
+        if (steps[d] != 1 || !sizes[d] || (d > 1 && tile[d] != 1)) return INVALID_VALUE;
+        made.sizes[d] = sizes[d];
+        if (d == 0) continue;
+        if (pitches[d - 1] % 16) return INVALID_VALUE;
+        made.pitches[d - 1] = pitches[d - 1];
+        end += pitches[d - 1] * (sizes[d] - 1);
+    }
+    if (!inside(address, end)) return INVALID_VALUE;
+    static_assert(sizeof made <= 128, "a tensor map");
     memset(map, 0, 128);
     return memcpy(map, &made, sizeof made), SUCCESS;
 }

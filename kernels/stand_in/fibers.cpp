@@ -351,15 +351,18 @@ void wait_for_phase(const void* barrier, unsigned parity, const char* file, int 
     }
 }
 
-void copy_tile(void* to, const TileMap& map, const void* barrier, unsigned column, unsigned row) {
+void copy_tile(void* to, const TileMap& map, const void* barrier, unsigned column, unsigned row, unsigned head,
+               unsigned sequence) {
     constexpr unsigned PIECES = 8, PIECE = 16;
     Tile tile = {(unsigned char*)to, std::vector<unsigned char>(map.tile_rows * PIECES * PIECE)};
-    for (unsigned r = 0; r < map.tile_rows; r++)
+    const auto& [columns, rows, heads, sequences] = map.sizes;
+    const char* matrix = (const char*)map.address + head * map.pitches[1] + sequence * map.pitches[2];
+    for (unsigned r = 0; r < map.tile_rows && head < heads && sequence < sequences; r++)
         for (unsigned p = 0; p < PIECES; p++) {
             unsigned first = column + p * PIECE / 2;
-            if (row + r >= map.rows || first >= map.columns) continue;
-            const char* from = (const char*)map.address + (row + r) * map.pitch + 2 * first;
-            size_t bytes = std::min<size_t>(PIECE, 2 * (map.columns - first));
+            if (row + r >= rows || first >= columns) continue;
+            const char* from = matrix + (row + r) * map.pitches[0] + 2 * first;
+            size_t bytes = std::min<size_t>(PIECE, 2 * (columns - first));
             memcpy(&tile.bytes[(r * PIECES + (p ^ r % 8)) * PIECE], from, bytes);
         }
     Machine& machine = *self().machine;

@@ -26,7 +26,19 @@ struct AttentionArgs {
     order: OrderArgs,
 }
 
-/// Blocks of the kernel of one warpgroup that run on a multiprocessor.
+/// Mirrors AttentionTilesArgs.
+#[repr(C)]
+#[repr(align(64))]
+#[derive(Clone, Copy)]
+struct AttentionTilesArgs {
+    qkv: [u64; 16],
+    attention: AttentionArgs,
+    unused: [u32; 8],
+}
+
+/// Shared memory of the kernel of one warpgroup: two tiles of keys and of values, one of queries, and five barriers. So many
+/// of its blocks run on a multiprocessor.
+const WARPGROUP_ROOM: u32 = 5 * GROUP_TILE + 5 * 8;
 const WARPGROUP_BLOCKS: u32 = 4;
 
 /// Shared memory of the kernel by stripes: three tiles of keys and values, two of queries, and rows that four
@@ -92,11 +104,13 @@ impl Cuda {
                 let (module, grid) = ("attention_local", [o.heads.queries, batch, stripes]);
                 return self.launch_with(module, module, grid, 128, LOCAL_ROOM, &arguments);
             }
-            if self.by_warpgroup(padded) {
-                let (module, shared) = ("attention_warpgroup", 5 * GROUP_TILE);
-                let grid = [o.heads.queries, batch, tiles];
+            if self.by_warpgroup(padded) && self.maps_heads(&o.heads, &[o.qkv])? {
+                let (module, grid) = ("attention_warpgroup", [o.heads.queries, batch, tiles]);
                 let order = OrderArgs::of(grid, WARPGROUP_BLOCKS * self.multiprocessors);
-                return self.launch_with(module, module, grid, 128, shared, &AttentionArgs { order, ..arguments });
+                let attention = AttentionArgs { order, ..arguments };
+                let qkv = self.head_map(o.qkv, o.heads.size)?;
+                let arguments = AttentionTilesArgs { qkv, attention, unused: [0; 8] };
+                return self.launch_with(module, module, grid, 128, WARPGROUP_ROOM, &arguments);
             }
             let grid = [tiles, o.heads.queries, batch];
             let kernel = format!("attention_tensor_{padded}");

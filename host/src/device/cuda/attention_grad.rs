@@ -36,11 +36,31 @@ struct AttentionGradArgs {
     sums: u64,
 }
 
+/// Mirrors AttentionGradTilesArgs.
+#[repr(C)]
+#[repr(align(64))]
+#[derive(Clone, Copy)]
+struct AttentionGradTilesArgs {
+    qkv: [u64; 16],
+    out_grad: [u64; 16],
+    grad: AttentionGradArgs,
+    unused: [u32; 12],
+}
+
+/// Shared memory of the queries' part by a warpgroup: two tiles of keys and of values, one of queries and of gradients, and three
+/// barriers. So many of its blocks run on a multiprocessor.
+const QUERIES_ROOM: u32 = 6 * GROUP_TILE + 3 * 8;
+const QUERIES_BLOCKS: u32 = 4;
+
+/// Shared memory of the keys' part by a warpgroup: tiles as those, and log-sums and means of two tiles' queries.
+const KEYS_ROOM: u32 = 6 * GROUP_TILE + 4 * TENSOR_TILE * 4;
+const KEYS_BLOCKS: u32 = 3;
+
 /// Keys of a block of the kernel for long sequences.
 const PIPELINE_TILE: u32 = 128;
-/// Its shared memory: the keys and values, four stages of queries and gradients with log-sums and means, and rows that
-/// eight warps write, of 72 elements.
-const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 72 * 2;
+/// Its shared memory: the keys and values, four stages of queries and gradients with log-sums and means, rows that eight
+/// warps write, of 72 elements, and nine barriers.
+const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 72 * 2 + 9 * 8;
 
 /// Shared memory of the kernel for short sequences, with so many stages and room for the keys and values of so many heads:
 /// two tiles of each, three times two a stage with a row of log-sums, three of the scores' gradients, four rows of means,
@@ -152,26 +172,8 @@ impl Cuda {
                 let (module, grid) = ("attention_grad_local", [o.heads.keys, batch, stripes]);
                 return self.launch_with(module, module, grid, 128, LOCAL_ROOM, &arguments).map(|()| None);
             }
-            if self.by_warpgroup(padded) {
-                let multiprocessors = self.multiprocessors;
-                let ordered = |grid, resident| AttentionGradArgs {
-                    order: OrderArgs::of(grid, resident * multiprocessors),
-                    ..arguments
-                };
-                // Beside the tiles, log_sum and mean of two tiles' queries.
-                let sides = sides.into_iter().zip([(6 * GROUP_TILE, 4), (6 * GROUP_TILE + 4 * TENSOR_TILE * 4, 3)]);
-                for ((side, heads), (shared, resident)) in sides {
-                    if side == "keys" && o.pattern.kind == Kind::Dense && seq_len >= self.long_sequence {
-                        let (module, kernel) = ("attention_grad_pipeline", "attention_grad_keys_pipeline");
-                        let grid = [heads, batch, blocks(seq_len.into(), PIPELINE_TILE)];
-                        self.launch_with(module, kernel, grid, 384, PIPELINE_ROOM, &ordered(grid, 1))?;
-                        continue;
-                    }
-                    let (module, kernel) = ("attention_grad_warpgroup", format!("attention_grad_{side}_warpgroup"));
-                    let grid = [heads, batch, tiles];
-                    self.launch_with(module, &kernel, grid, 128, shared, &ordered(grid, resident))?;
-                }
-                return Ok(None);
+            if self.by_warpgroup(padded) && self.maps_heads(&o.heads, &[o.qkv, o.out_grad])? {
+                return self.attention_grad_by_warpgroups(&o, arguments).map(|()| None);
             }
             for (side, heads) in sides {
                 let kernel = format!("attention_grad_{side}_tensor_{padded}");
@@ -188,5 +190,30 @@ impl Cuda {
             self.launch(NAME, &kernel, [tiles, heads, batch], 128, &arguments)?;
         }
         self.rotate(o.qkv_grad, &o.rotary, true).map(|()| None)
+    }
+
+    /// By warpgroups, the queries' part and then the keys'.
+    fn attention_grad_by_warpgroups(
+        &mut self,
+        o: &AttentionGrad,
+        grad: AttentionGradArgs,
+    ) -> Result<(), OperationError> {
+        let (batch, length, multiprocessors) = (o.qkv.shape[1], u64::from(grad.seq_len), self.multiprocessors);
+        let ordered =
+            |grid, resident| AttentionGradArgs { order: OrderArgs::of(grid, resident * multiprocessors), ..grad };
+        let (qkv, out_grad) = (self.head_map(o.qkv, o.heads.size)?, self.head_map(o.out_grad, o.heads.size)?);
+        let by_tiles = |grad| AttentionGradTilesArgs { qkv, out_grad, grad, unused: [0; 12] };
+        let grid = [o.heads.queries, batch, blocks(length, TENSOR_TILE)];
+        let arguments = by_tiles(ordered(grid, QUERIES_BLOCKS));
+        let (module, kernel) = ("attention_grad_warpgroup", "attention_grad_queries_warpgroup");
+        self.launch_with(module, kernel, grid, 128, QUERIES_ROOM, &arguments)?;
+        if o.pattern.kind == Kind::Dense && grad.seq_len >= self.long_sequence {
+            let grid = [o.heads.keys, batch, blocks(length, PIPELINE_TILE)];
+            let arguments = by_tiles(ordered(grid, 1));
+            let (module, kernel) = ("attention_grad_pipeline", "attention_grad_keys_pipeline");
+            return self.launch_with(module, kernel, grid, 384, PIPELINE_ROOM, &arguments);
+        }
+        let grid = [o.heads.keys, batch, blocks(length, TENSOR_TILE)];
+        self.launch_with(module, "attention_grad_keys_warpgroup", grid, 128, KEYS_ROOM, &ordered(grid, KEYS_BLOCKS))
     }
 }

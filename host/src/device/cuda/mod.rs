@@ -78,6 +78,7 @@ mod swiglu;
 mod synapse_grad;
 mod synapse_input_grad;
 mod taps;
+mod tensor_map;
 mod timed;
 mod timing;
 mod token;

@@ -1,15 +1,11 @@
 //! The product in bf16 on warpgroups, with a bias and a GELU or a rotation folded in, or the powers of a softmax.
 
-use std::ffi::c_void;
-
 use capful_core::device::OperationError;
-use capful_core::memory::{Dtype, Region};
+use capful_core::memory::Dtype;
 use capful_core::ops::{Heads, Rotary};
-use cust::sys;
 
 use super::columns::{Pieces, SumsArgs};
 use super::device::Cuda;
-use super::error::CudaError;
 use super::product::{Case, Product};
 
 const NAME: &str = "warpgroup_product";
@@ -56,58 +52,6 @@ struct WarpgroupProductArgs {
     parts: u32,
     turned: u32,
     unused: [u32; 11],
-}
-
-/// CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B and CU_TENSOR_MAP_L2_PROMOTION_L2_256B.
-const BFLOAT16: u32 = 9;
-const SWIZZLE_128B: u32 = 3;
-const PROMOTION_256B: u32 = 3;
-
-unsafe extern "C" {
-    /// Of CUDA 12.0, which cust's declarations precede.
-    fn cuTensorMapEncodeTiled(
-        map: *mut c_void,
-        kind: u32,
-        rank: u32,
-        address: u64,
-        sizes: *const u64,
-        pitch: *const u64,
-        tile: *const u32,
-        steps: *const u32,
-        interleave: u32,
-        swizzle: u32,
-        promotion: u32,
-        fill: u32,
-    ) -> sys::CUresult;
-}
-
-/// A tensor map where the driver wants it.
-#[repr(C, align(64))]
-struct Map([u64; 16]);
-
-/// Describes a matrix of bf16, of which a tile is `tile_rows` rows of 64 columns.
-fn describe(address: u64, region: Region, tile_rows: u32) -> Result<[u64; 16], CudaError> {
-    let sizes = [u64::from(region.columns()), u64::from(region.rows())];
-    let (pitch, tile, steps) = (2 * sizes[0], [DEEP, tile_rows], [1, 1]);
-    let mut map = Map([0; 16]);
-    // SAFETY: room for a tensor map at a multiple of 64; as many sizes, pitches and steps as a matrix has.
-    let code = unsafe {
-        cuTensorMapEncodeTiled(
-            (&raw mut map).cast(),
-            BFLOAT16,
-            2,
-            address,
-            sizes.as_ptr(),
-            &raw const pitch,
-            tile.as_ptr(),
-            steps.as_ptr(),
-            0,
-            SWIZZLE_128B,
-            PROMOTION_256B,
-            0,
-        )
-    };
-    CudaError::check("cuTensorMapEncodeTiled", code).map(|()| map.0)
 }
 
 /// Columns of a tile, and what a block has of shared memory for it: stages, the tile, the bias, two barriers a stage.
@@ -167,9 +111,9 @@ impl Cuda {
     /// Queues such a product. Powers leave the pieces of their rows' sums where scratch begins.
     pub(super) fn product_by_warpgroups(&mut self, p: &Product) -> Result<(), OperationError> {
         let ([m, n, k], (columns, shared)) = (p.sizes(), tile(p));
-        let (a, b, nt) = (self.address(p.a)?, self.address(p.b)?, p.case == Case::Nt);
-        let left = describe(a, p.a, ROWS).map_err(|e| self.fail(e))?;
-        let right = describe(b, p.b, if nt { columns } else { DEEP }).map_err(|e| self.fail(e))?;
+        let nt = p.case == Case::Nt;
+        let left = self.matrix_map(p.a, ROWS)?;
+        let right = self.matrix_map(p.b, if nt { columns } else { DEEP })?;
         let again = p.summed.and_then(|s| s.activated);
         let partial = match partial_bytes(p) {
             0 => Pieces { at: 0, wait: false },
