@@ -47,8 +47,8 @@ struct AttentionGradArgs {
     Pattern pattern;
     u32 rows;              // batch * seq_len
     Order order;
-    // Of attention_grad_short_stream: [2 gridDim.x / keys, width] or null: sums of qkv_grad's columns, where heads have their
-    // keys to themselves and a block always the same head.
+    // Sums of qkv_grad's columns, or null. Of attention_grad_short_stream [2 gridDim.x / keys, width], where heads have their
+    // keys to themselves and a block always the same head; for long sequences [batch, tiles of 64 rows, width].
     float* sums;
 };
 

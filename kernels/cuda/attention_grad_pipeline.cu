@@ -21,18 +21,18 @@ struct Held {
         for (u32 k = 0; k < 4; k++) load_matrices(pairs[k], piece_at(tile, row + lane % 16, 2 * k + lane / 16));
     }
 
-    // Starts sums = these rows times the transposed rows of a tile.
-    __device__ void start_turned(float (&sums)[8][4], Matrix tile) const {
+    // Starts sums = these rows times the transposed rows of a tile, or sums += that.
+    __device__ void start_turned(float (&sums)[8][4], Matrix tile, bool add) const {
 #pragma unroll
-        for (u32 k = 0; k < 4; k++) multiply_group_by_rows(sums, pairs[k], tile, 16 * k, k > 0);
+        for (u32 k = 0; k < 4; k++) multiply_group_by_rows(sums, pairs[k], tile, 16 * k, add || k > 0);
         end_products();
     }
 };
 
-// Keys and values of the block; of each stage queries and gradients, log-sums and means; rows that a warp writes; when the
-// block's own are full, and each stage is full or empty.
+// Keys and values of the block; of each stage queries and gradients, log-sums and means; rows that a warp writes; the sums of a
+// warpgroup's keys and values; when the block's own are full, and each stage is full or empty.
 constexpr u32 ROOM = (2 * GROUPS + STAGES * 2) * TILE * sizeof(bf16) + 2 * STAGES * SIDE * sizeof(float) +
-                     4 * GROUPS * 16 * sizeof(Row<SIDE>) + (1 + 2 * STAGES) * sizeof(u64);
+                     4 * GROUPS * 16 * sizeof(Row<SIDE>) + 2 * GROUPS * sizeof(ColumnSums) + (1 + 2 * STAGES) * sizeof(u64);
 static_assert(ROOM <= 227 << 10, "what a block may have");
 
 }  // namespace
@@ -46,10 +46,11 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
     const AttentionGradArgs& a = all.grad;
     const Work work = a.order.work();
     bf16 *own_keys = held((bf16*)pool), *own_values = own_keys + GROUPS * TILE, *tiles = own_values + GROUPS * TILE;
-    // By stage.
-    float *log_sums = (float*)(tiles + STAGES * 2 * TILE), *means = log_sums + STAGES * SIDE;
-    Row<SIDE>* all_rows = (Row<SIDE>*)(means + STAGES * SIDE);
-    u64 *own_full = (u64*)(all_rows + 4 * GROUPS * 16), *full = own_full + 1, *empty = full + STAGES;
+    // By stage: log-sums to base 2, and minus the means.
+    float *log_sums = (float*)(tiles + STAGES * 2 * TILE), *less = log_sums + STAGES * SIDE;
+    Row<SIDE>* all_rows = (Row<SIDE>*)(less + STAGES * SIDE);
+    ColumnSums* columns = (ColumnSums*)(all_rows + 4 * GROUPS * 16);
+    u64 *own_full = (u64*)(columns + 2 * GROUPS), *full = own_full + 1, *empty = full + STAGES;
     u32 warp = of_warp(threadIdx.x / 32), lane = threadIdx.x % 32, key_head = work.head, group = a.heads.group();
     u32 size = a.heads.size, width = a.heads.width(), end = a.seq_len;
     u64 first = (u64)work.sequence * end;
@@ -59,8 +60,8 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
     auto next_stage = [](u32 stage) { return stage + 1 == STAGES ? 0 : stage + 1; };
     if (threadIdx.x == 0) {
         start_phases(own_full, 1);
-        // A stage is full with its tiles and with its log-sums and means, empty when all warps are done with it.
-        for (u32 s = 0; s < STAGES; s++) start_phases(full + s, 2), start_phases(empty + s, 4 * GROUPS);
+        // A stage is full with its tiles and with its log-sums and means, empty when both warpgroups are done with it.
+        for (u32 s = 0; s < STAGES; s++) start_phases(full + s, 2), start_phases(empty + s, GROUPS * ARRIVALS_OF_A_GROUP);
         show_phases();
     }
     __syncthreads();
@@ -83,11 +84,12 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
                 copy_head(to, all.qkv, full + stage, i, a.heads.query(head) / size, work.sequence);
                 copy_head(to + TILE, all.out_grad, full + stage, i, head, work.sequence);
             }
-            // Beyond the end the queries and gradients are zeros, and so is all that comes of them.
+            // As who computes wants them. Beyond the end the queries and gradients are zeros, and so is all that comes of
+            // them.
             u64 at = ((u64)work.sequence * a.heads.queries + head) * end + i;
             for (u32 r = lane; r < SIDE; r += 32) {
-                log_sums[stage * SIDE + r] = i + r < end ? a.log_sum[at + r] : 0.0f;
-                means[stage * SIDE + r] = i + r < end ? a.mean[at + r] : 0.0f;
+                log_sums[stage * SIDE + r] = i + r < end ? a.log_sum[at + r] * LOG2_E : 0.0f;
+                less[stage * SIDE + r] = i + r < end ? -a.mean[at + r] : 0.0f;
             }
             arrive_by_warp(full + stage);
             i += SIDE;
@@ -100,61 +102,90 @@ __device__ inline void attention_grad_keys_by_pipeline(const AttentionGradTilesA
 
     take_registers<240>();
     wait_for_phase(own_full, 0);
-    wait_for_phase(full, 0);
     Held keys(own_keys, 16 * warp), values(own_values, 16 * warp);
     Matrix matrices(tiles);
     float c = a.scale * LOG2_E, key_sums[8][4] = {}, value_sums[8][4] = {}, scores[8][4], products[8][4];
-    u32 weights[4][4], gradients[4][4], stage = 0, phase = 0, now = j0;
+    u32 weights[4][4], gradients[4][4];
     auto start = [&](u32 stage) {
-        keys.start_turned(scores, matrices.row(2 * SIDE * stage));
-        values.start_turned(products, matrices.row(2 * SIDE * stage + SIDE));
+        begin_with_columns(products, less + stage * SIDE);
+        begin_products();
+        keys.start_turned(scores, matrices.row(2 * SIDE * stage), false);
+        values.start_turned(products, matrices.row(2 * SIDE * stage + SIDE), true);
     };
     auto add = [&](u32 stage) {
         start_adding(value_sums, weights, matrices.row(2 * SIDE * stage + SIDE));
         start_adding(key_sums, gradients, matrices.row(2 * SIDE * stage));
     };
-    auto weigh = [&](u32 stage) {
-        hide<true>(scores, a.pattern, row, now);
-        now = now + SIDE < end ? now + SIDE : j0;
-        weigh_columns(scores, c, log_sums + stage * SIDE);
-    };
-    begin_products();
-    start(0);
-    wait_for_products<1>(scores);
-    weigh(0);
-    wait_for_products<0>(products);
-    derive_columns(products, scores, means);
-    round_left(weights, scores);
-    round_left(gradients, products);
-#pragma unroll 1
-    for (u32 t = 1; t < count; t++) {
-        u32 next = next_stage(stage);
+    // The next tile, whose queries begin at `now`.
+    u32 own = warp / 4, t = 0, next = 0, phase = 0, now = j0;
+    auto step = [&] {
+        t++;
+        next = next_stage(next);
         phase ^= next == 0;
-        wait_for_phase(full + next, phase);
-        begin_products();
-        start(next);
-        add(stage);
-        wait_for_products<3>(scores);
-        weigh(next);
-        wait_for_products<2>(products);
-        derive_columns(products, scores, means + next * SIDE);
-        wait_for_products<0>(value_sums);
-        wait_for_products<0>(key_sums);
-        arrive_by_warp(empty + stage);
+        now = now + SIDE < end ? now + SIDE : j0;
+    };
+    // To a tile whose queries see this warpgroup's keys: of each head the second's keys are behind the first tile.
+    auto seek = [&] {
+        while (t < count) {
+            wait_for_phase(full + next, phase);
+            if (now >= j0 + SIDE * own) return true;
+            // None of its warps waits for this phase any longer.
+            wait_at(1 + own, 128);
+            arrive_together(empty + next);
+            step();
+        }
+        return false;
+    };
+    if (seek()) {
+        u32 stage = next;
+        start(stage);
+        wait_for_products<1>(scores);
+        hide<true>(scores, a.pattern, row, now);
+        weigh_columns(scores, c, log_sums + stage * SIDE, 1);
+        wait_for_products<0>(products);
+        derive(products, scores);
         round_left(weights, scores);
         round_left(gradients, products);
-        stage = next;
+        step();
+#pragma unroll 1
+        while (seek()) {
+            start(next);
+            add(stage);
+            wait_for_products<3>(scores);
+            hide<true>(scores, a.pattern, row, now);
+            weigh_columns(scores, c, log_sums + next * SIDE, 1);
+            wait_for_products<2>(products);
+            derive(products, scores);
+            wait_for_products<0>(value_sums);
+            wait_for_products<0>(key_sums);
+            arrive_together(empty + stage);
+            round_left(weights, scores);
+            round_left(gradients, products);
+            stage = next;
+            step();
+        }
+        begin_products();
+        add(stage);
+        wait_for_products<0>(value_sums);
+        wait_for_products<0>(key_sums);
     }
-    begin_products();
-    add(stage);
-    wait_for_products<0>(value_sums);
-    wait_for_products<0>(key_sums);
 
     Row<SIDE>* rows = all_rows + 16 * warp;
+    ColumnSums &of_keys = columns[2 * own], &of_values = columns[2 * own + 1];
     put_back<SIDE>(rows, key_sums, a, first + row);
     write<SIDE>(Part(a.qkv_grad, first, width, key, size), rows, row, end);
+    if (a.sums) of_keys.clear(), of_keys.add(rows);
     put<SIDE>(rows, value_sums, 1, 1);
     write<SIDE>(Part(a.qkv_grad, first, width, value, size), rows, row, end);
+    if (!a.sums) return;
+    of_values.clear(), of_values.add(rows);
+    wait_at(1 + own, 128);
+    // The last tile of a sequence may have no keys for the second warpgroup.
+    u32 piece = j0 / SIDE + own, pieces = (end + SIDE - 1) / SIDE;
+    if (piece >= pieces) return;
+    float* to = a.sums + ((u64)work.sequence * pieces + piece) * width;
+    of_keys.put(to + key, size);
+    of_values.put(to + value, size);
 #else
     __trap();
 #endif

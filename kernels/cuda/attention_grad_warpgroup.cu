@@ -60,10 +60,11 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradTiles
         Matrix tile_keys = matrices.row(2 * stage * SIDE), tile_values = tile_keys.row(SIDE);
         float scores[8][4], products[8][4];
         u32 gradients[4][4];
+        begin_with_rows(products, mean);
         wait_for_phase(full + stage, phase);
         begin_products();
         start_turned(scores, left_queries, tile_keys);
-        start_turned(products, left_grads, tile_values);
+        start_turned(products, left_grads, tile_values, true);
         // The tiles before these, and at first the outputs, have been used by all.
         __syncthreads();
         if (leads && next < i_end) fetch_tile(stage ^ 1, next);
@@ -71,7 +72,7 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradTiles
         hide<false>(scores, a.pattern, row, j);
         weigh_rows(scores, c, log_sum);
         wait_for_products<0>(products);
-        derive_rows(products, scores, mean);
+        derive(products, scores);
         round_left(gradients, products);
         begin_products();
         start_adding(sums, gradients, tile_keys);
@@ -86,6 +87,13 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradTiles
     Row<SIDE>* rows = (Row<SIDE>*)tiles + own;
     put_back<SIDE>(rows, sums, a, first + row);
     write<SIDE>(Part(a.qkv_grad, first, width, query, size), rows, row, end);
+    if (a.sums) {
+        ColumnSums& columns = *(ColumnSums*)(tiles + 2 * TILE);
+        columns.clear();
+        columns.add(rows);
+        __syncthreads();
+        columns.put(a.sums + ((u64)work.sequence * gridDim.z + i0 / SIDE) * width + query, size);
+    }
 #else
     __trap();
 #endif

@@ -49,10 +49,10 @@ __device__ inline void await_tiles() {
     __syncthreads();
 }
 
-// Starts sums = 64 rows times 64 transposed rows.
-__device__ inline void start_turned(float (&sums)[8][4], Matrix left, Matrix right) {
+// Starts sums = 64 rows times 64 transposed rows, or sums += that.
+__device__ inline void start_turned(float (&sums)[8][4], Matrix left, Matrix right, bool add = false) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) multiply_group_by_rows(sums, left, right, 16 * k, k > 0);
+    for (int k = 0; k < 4; k++) multiply_group_by_rows(sums, left, right, 16 * k, add || k > 0);
     end_products();
 }
 
@@ -81,26 +81,44 @@ __device__ inline void weigh_rows(float (&scores)[8][4], float c, const float (&
         for (int e = 0; e < 4; e++) scores[n][e] = power_of_two(scores[n][e] * c - log_sum[e / 2]);
 }
 
-// The same by the natural log-sum of each column.
-__device__ inline void weigh_columns(float (&scores)[8][4], float c, const float* log_sums) {
+// The same by the log-sum of each column, `unit` times which is to base 2: natural ones but where they were stored otherwise.
+__device__ inline void weigh_columns(float (&scores)[8][4], float c, const float* log_sums, float unit = LOG2_E) {
     const float* own = log_sums + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        float sums[2] = {own[8 * n] * LOG2_E, own[8 * n + 1] * LOG2_E};
+        float sums[2] = {own[8 * n] * unit, own[8 * n + 1] * unit};
 #pragma unroll
         for (int e = 0; e < 4; e++) scores[n][e] = power_of_two(scores[n][e] * c - sums[e % 2]);
     }
 }
 
-// Gradients of probabilities to those of their scores, by the mean of each row.
-__device__ inline void derive_rows(float (&gradients)[8][4], const float (&weights)[8][4], const float (&mean)[2]) {
+// Gradients of probabilities, less their mean, to those of their scores: minus the mean is what their sums began with, so that
+// it takes no instruction behind the product.
+__device__ inline void derive(float (&gradients)[8][4], const float (&weights)[8][4]) {
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) gradients[n][e] = weights[n][e] * (gradients[n][e] - mean[e / 2]);
+        for (int e = 0; e < 4; e++) gradients[n][e] *= weights[n][e];
 }
 
-// The same by the mean of each column.
+// Minus the mean of each row.
+__device__ inline void begin_with_rows(float (&sums)[8][4], const float (&mean)[2]) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums[n][e] = -mean[e / 2];
+}
+
+// What lies there of each column.
+__device__ inline void begin_with_columns(float (&sums)[8][4], const float* columns) {
+    const float* own = columns + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums[n][e] = own[8 * n + e % 2];
+}
+
+// Gradients of probabilities to those of their scores, by the mean of each column.
 __device__ inline void derive_columns(float (&gradients)[8][4], const float (&weights)[8][4], const float* means) {
     const float* own = means + threadIdx.x % 4 * 2;
 #pragma unroll

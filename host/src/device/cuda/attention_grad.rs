@@ -12,7 +12,7 @@ use super::heads::{
     GROUP_TILE, HeadsArgs, OrderArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes,
 };
 use super::product::Summed;
-use super::profile::{AttentionGradRoom, SHORT};
+use super::profile::{AttentionGradRoom, LONG, SHORT};
 
 /// Mirrors AttentionGradArgs.
 #[repr(C)]
@@ -59,8 +59,8 @@ const KEYS_BLOCKS: u32 = 3;
 /// Keys of a block of the kernel for long sequences.
 const PIPELINE_TILE: u32 = 128;
 /// Its shared memory: the keys and values, four stages of queries and gradients with log-sums and means, rows that eight
-/// warps write, of 72 elements, and nine barriers.
-const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 72 * 2 + 9 * 8;
+/// warps write, of 72 elements, their sums by columns for keys and values, and nine barriers.
+const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 72 * 2 + 2 * 2 * 4 * 64 * 4 + 9 * 8;
 
 /// Shared memory of the kernel for short sequences, with so many stages and room for the keys and values of so many heads:
 /// two tiles of each, three times two a stage with a row of log-sums, three of the scores' gradients, four rows of means,
@@ -173,7 +173,11 @@ impl Cuda {
                 return self.launch_with(module, module, grid, 128, LOCAL_ROOM, &arguments).map(|()| None);
             }
             if self.by_warpgroup(padded) && self.maps_heads(&o.heads, &[o.qkv, o.out_grad])? {
-                return self.attention_grad_by_warpgroups(&o, arguments).map(|()| None);
+                // Its pieces have room where sequences are long without a test's help.
+                let sums = sums.filter(|_| o.pattern.kind == Kind::Dense && seq_len >= LONG);
+                let arguments = AttentionGradArgs { sums: sums.unwrap_or(0), ..arguments };
+                self.attention_grad_by_warpgroups(&o, arguments)?;
+                return Ok(sums.map(|_| batch * tiles));
             }
             for (side, heads) in sides {
                 let kernel = format!("attention_grad_{side}_tensor_{padded}");

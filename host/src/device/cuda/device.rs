@@ -172,7 +172,7 @@ impl Cuda {
             multiprocessors,
             shared: describe::shared(device)?,
             sequences: super::heads::SEQUENCES,
-            long_sequence: super::heads::LONG_SEQUENCE,
+            long_sequence: super::profile::LONG,
             cache,
             warnings,
             outside,

@@ -134,9 +134,6 @@ pub fn stripes(sequences: u64, tiles: u32, most: u32) -> u32 {
 /// Sequences of one launch: a grid has room for 65,535, and multiples of this many begin where wide reads want them.
 pub const SEQUENCES: u32 = 1 << 15;
 
-/// Tokens of a sequence from which a block of 128 keys has enough queries to go through: measured.
-pub const LONG_SEQUENCE: u32 = 512;
-
 /// The sequences of `part`, of a region that has the same rows for each of `batch`.
 pub fn sequences(region: Region, batch: u32, part: &Range<u32>) -> Region {
     let rows = region.rows() / batch.max(1);

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use capful_core::device::{Op, Profile};
 use capful_core::memory::{Dtype, Region, Role};
-use capful_core::ops::{AttentionGrad, CachedAttention, EmbedGrad, FactoredUpdate, NormKind, Spike, SquaredNorm};
+use capful_core::ops::{AttentionGrad, CachedAttention, EmbedGrad, FactoredUpdate, Kind, NormKind, Spike, SquaredNorm};
 
 /// How numbers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -153,6 +153,9 @@ pub const fn norm_sums(kind: NormKind) -> u32 {
 /// Lengths of sequences of two tiles, which stay on the chip.
 pub const SHORT: RangeInclusive<u32> = 65..=128;
 
+/// The length from which a block of 128 keys has enough queries to go through: measured.
+pub const LONG: u32 = 512;
+
 /// The scratch of attention's gradient: the means of rows, then sums of the columns of what it writes.
 pub struct AttentionGradRoom {
     /// Bytes of the means.
@@ -165,9 +168,15 @@ impl AttentionGradRoom {
     /// For this operation.
     pub fn of(o: &AttentionGrad) -> AttentionGradRoom {
         let [_, batch, seq_len, columns] = o.qkv_grad.shape;
-        // The kernel for short sequences makes them, two pieces a sequence at the most.
-        let pieces = if SHORT.contains(&seq_len) && o.qkv_grad.dtype == Dtype::Bf16 { 2 * u64::from(batch) } else { 0 };
-        AttentionGradRoom { means: o.log_sum.bytes().next_multiple_of(256), sums: 4 * pieces * u64::from(columns) }
+        // The kernels for short sequences make them, two pieces a sequence at the most, and those for long ones.
+        let pieces = match seq_len {
+            _ if o.qkv_grad.dtype != Dtype::Bf16 => 0,
+            _ if SHORT.contains(&seq_len) => 2,
+            LONG.. if o.pattern.kind == Kind::Dense => seq_len.div_ceil(64),
+            _ => 0,
+        };
+        let sums = 4 * u64::from(batch) * u64::from(pieces) * u64::from(columns);
+        AttentionGradRoom { means: o.log_sum.bytes().next_multiple_of(256), sums }
     }
 
     /// Bytes of all.

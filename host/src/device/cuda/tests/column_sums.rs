@@ -156,6 +156,10 @@ fn attention_s_gradient_is_summed_as_it_is_written() {
         (Dtype::Bf16, Heads::interleaved(2, 64), [1, 150], Pattern::DENSE, as_it_is),
         (Dtype::Bf16, Heads::grouped(4, 2, 40), [2, 193], Pattern::DENSE, by_keys),
         (Dtype::Bf16, Heads::interleaved(1, 64), [3, 130], Pattern::DENSE, in_parts),
+        // Long sequences: whole tiles of 128 keys, and a last one with keys for one of its warpgroups.
+        (Dtype::Bf16, Heads::interleaved(1, 64), [1, 512], Pattern::DENSE, as_it_is),
+        (Dtype::Bf16, Heads::grouped(4, 2, 40), [2, 530], Pattern::DENSE, as_it_is),
+        (Dtype::Bf16, Heads::interleaved(1, 64), [3, 520], Pattern::DENSE, in_parts),
         (Dtype::Bf16, Heads::interleaved(1, 64), [1, 130], local, as_it_is),
         (Dtype::Bf16, Heads::interleaved(2, 64), [5, 8], Pattern::DENSE, as_it_is),
         (Dtype::Bf16, Heads::interleaved(1, 128), [1, 70], Pattern::DENSE, as_it_is),
