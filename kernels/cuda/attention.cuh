@@ -2,7 +2,7 @@
 #pragma once
 #include "heads.cuh"
 
-// What a block of a grid (heads, sequences, tiles) works at.
+// What a block works at; most often of a grid (heads, sequences, tiles).
 struct Work {
     u32 head, sequence, tile;
 };
@@ -13,11 +13,17 @@ struct Work {
 struct Order {
     u32 alone;  // sequences that come one after the other
 
+    // The work that comes after `before` others.
+    __device__ Work after(u32 before, u32 heads, u32 sequences, u32 tiles) const {
+        u32 each = heads * tiles, first = min(before / each, alone), count = first < alone ? 1 : sequences - alone;
+        u32 rest = (before - each * first) / heads;
+        return {before % heads, first + rest % count, rest / count};
+    }
+
+    // That of a block.
     __device__ Work work() const {
-        u32 linear = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z), each = gridDim.x * gridDim.z;
-        u32 first = min(linear / each, alone), count = first < alone ? 1 : gridDim.y - alone;
-        u32 rest = (linear - each * first) / gridDim.x;
-        return {linear % gridDim.x, first + rest % count, rest / count};
+        u32 before = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+        return after(before, gridDim.x, gridDim.y, gridDim.z);
     }
 };
 
@@ -50,6 +56,7 @@ struct AttentionGradArgs {
     // Sums of qkv_grad's columns, or null. Of attention_grad_short_stream [2 gridDim.x / keys, width], where heads have their
     // keys to themselves and a block always the same head; for long sequences [batch, tiles of 64 rows, width].
     float* sums;
+    u32* taken;  // of attention_grad_keys_pipeline: how many works are taken, which the queries' kernel sets to 0
 };
 
 // The same where tiles come by the tensor memory accelerator; a head's elements are a multiple of eight.
@@ -63,5 +70,5 @@ struct AttentionGradTilesArgs {
     alignas(64) u64 qkv[16];
     u64 out_grad[16];
     AttentionGradArgs grad;
-    u32 unused[12];
+    u32 unused[10];
 };

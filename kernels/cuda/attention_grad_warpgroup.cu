@@ -34,6 +34,7 @@ __device__ inline void attention_grad_queries_by_groups(const AttentionGradTiles
 
     u32 j = next_of(0), next = next_of(j + SIDE), stage = 0, phase = 0;
     if (leads) {
+        if (blockIdx.x + blockIdx.y + blockIdx.z == 0) *a.taken = 0;
         for (u32 b = 0; b < BARRIERS; b++) start_phases(full + b, 1);
         show_phases();
         arrive_for_bytes(own_full, 2 * TILE * sizeof(bf16));

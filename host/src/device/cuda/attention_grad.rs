@@ -34,6 +34,7 @@ struct AttentionGradArgs {
     rows: u32,
     order: OrderArgs,
     sums: u64,
+    taken: u64,
 }
 
 /// Mirrors AttentionGradTilesArgs.
@@ -44,7 +45,7 @@ struct AttentionGradTilesArgs {
     qkv: [u64; 16],
     out_grad: [u64; 16],
     grad: AttentionGradArgs,
-    unused: [u32; 12],
+    unused: [u32; 10],
 }
 
 /// Shared memory of the queries' part by a warpgroup: two tiles of keys and of values, one of queries and of gradients, and three
@@ -56,11 +57,11 @@ const QUERIES_BLOCKS: u32 = 4;
 const KEYS_ROOM: u32 = 6 * GROUP_TILE + 4 * TENSOR_TILE * 4;
 const KEYS_BLOCKS: u32 = 3;
 
-/// Keys of a block of the kernel for long sequences.
+/// Keys of a work of the kernel for long sequences.
 const PIPELINE_TILE: u32 = 128;
 /// Its shared memory: the keys and values, four stages of queries and gradients with log-sums and means, rows that eight
-/// warps write, of 72 elements, their sums by columns for keys and values, and nine barriers.
-const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 72 * 2 + 2 * 2 * 4 * 64 * 4 + 9 * 8;
+/// warps write, of 72 elements, their sums by columns for keys and values, ten barriers, and the next work's number.
+const PIPELINE_ROOM: u32 = (4 + 4 * 2) * GROUP_TILE + 2 * 4 * 64 * 4 + 8 * 16 * 72 * 2 + 2 * 2 * 4 * 64 * 4 + 11 * 8;
 
 /// Shared memory of the kernel for short sequences, with so many stages and room for the keys and values of so many heads:
 /// two tiles of each, three times two a stage with a row of log-sums, three of the scores' gradients, four rows of means,
@@ -140,6 +141,7 @@ impl Cuda {
             rows: o.qkv.rows(),
             order: OrderArgs::TOGETHER,
             sums: 0,
+            taken: self.scratch_at(o.log_sum.bytes(), 4)?,
         };
         let sides = [("queries", o.heads.queries), ("keys", o.heads.keys)];
         if let Some(padded) = self.tensors(dtype, o.heads.size, &o.pattern) {
@@ -206,14 +208,15 @@ impl Cuda {
         let ordered =
             |grid, resident| AttentionGradArgs { order: OrderArgs::of(grid, resident * multiprocessors), ..grad };
         let (qkv, out_grad) = (self.head_map(o.qkv, o.heads.size)?, self.head_map(o.out_grad, o.heads.size)?);
-        let by_tiles = |grad| AttentionGradTilesArgs { qkv, out_grad, grad, unused: [0; 12] };
+        let by_tiles = |grad| AttentionGradTilesArgs { qkv, out_grad, grad, unused: [0; 10] };
         let grid = [o.heads.queries, batch, blocks(length, TENSOR_TILE)];
         let arguments = by_tiles(ordered(grid, QUERIES_BLOCKS));
         let (module, kernel) = ("attention_grad_warpgroup", "attention_grad_queries_warpgroup");
         self.launch_with(module, kernel, grid, 128, QUERIES_ROOM, &arguments)?;
         if o.pattern.kind == Kind::Dense && grad.seq_len >= self.long_sequence {
-            let grid = [o.heads.keys, batch, blocks(length, PIPELINE_TILE)];
-            let arguments = by_tiles(ordered(grid, 1));
+            let works = [o.heads.keys, batch, blocks(length, PIPELINE_TILE)];
+            let arguments = by_tiles(ordered(works, 1));
+            let grid = [multiprocessors.clamp(1, works.iter().product()), 1, 1];
             let (module, kernel) = ("attention_grad_pipeline", "attention_grad_keys_pipeline");
             return self.launch_with(module, kernel, grid, 384, PIPELINE_ROOM, &arguments);
         }

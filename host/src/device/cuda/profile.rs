@@ -158,7 +158,7 @@ pub const LONG: u32 = 512;
 
 /// The scratch of attention's gradient: the means of rows, then sums of the columns of what it writes.
 pub struct AttentionGradRoom {
-    /// Bytes of the means.
+    /// Bytes of the means, and of the number of works that are taken behind them.
     pub means: u64,
     /// Bytes of the sums.
     pub sums: u64,
@@ -176,7 +176,7 @@ impl AttentionGradRoom {
             _ => 0,
         };
         let sums = 4 * u64::from(batch) * u64::from(pieces) * u64::from(columns);
-        AttentionGradRoom { means: o.log_sum.bytes().next_multiple_of(256), sums }
+        AttentionGradRoom { means: (o.log_sum.bytes() + 4).next_multiple_of(256), sums }
     }
 
     /// Bytes of all.
