@@ -55,6 +55,9 @@ __device__ inline u32 held(u32 x) {
     return x;
 }
 
+// A value that has come from memory: nothing that follows comes before.
+__device__ inline void arrived(float& x) { PTX((void)x, asm volatile("" : "+f"(x)::"memory")); }
+
 // What all lanes of a warp have alike, as the compiler then knows.
 __device__ inline u32 of_warp(u32 x) {
     PTX(return x, return __shfl_sync(0xffffffffu, x, 0));

@@ -109,8 +109,8 @@ struct Behind {
     bf16* rows;         // the warp's first, of the first panel
     const bf16* panel;  // the same of the lane's panel
     u32 eighth;         // which eight of the panel's columns it has
-    float* side;        // the bias, or each warp's sums
-    bool any = false;
+    float* side;        // the bias, or each warp's sums: of its rows, a column each; of powers, a row each
+    bool any = false, last = false;  // whether it has rows, and no tile comes behind
     u32 piece = 0, column = 0;
     u64 at = 0;
     float sums[8] = {}, left[2], angles[2][4];
@@ -132,7 +132,7 @@ struct Behind {
         at = (u64)row * a.n + column + lane * 8;
         if constexpr (THEN == POWERS) {
             u32 across = (a.n + COLUMNS - 1) / COLUMNS;
-            row_sums = a.partial + (u64)(row + lane / 16) * across + column / COLUMNS;
+            row_sums = a.partial + (u64)row * across + column / COLUMNS;
             this->column = column + lane * 8;
         }
         if constexpr (SUMMED<THEN>) {
@@ -226,11 +226,12 @@ struct Behind {
     }
 
     // Asks for what the slice behind this one is multiplied by the gradients of, a whole step before: into registers that the
-    // compiler knows, so that they are not copied, for which they would be waited for.
+    // compiler knows, so that they are not copied, for which they would be waited for. Behind where this slice's have come,
+    // since who waits for one load may wait for all that are on their way.
     template <u32 ODD>
     __device__ void ask_for_next(u32 slice) {
         if constexpr (SUMMED<THEN>)
-            if (any && slice + 1 < SLICES)
+            if (any && slice + 1 < SLICES && !last)
 #pragma unroll
                 for (u32 h = 0; h < 2; h++) before[1 - ODD][h] = fetch<bf16, 8>(a.before_gelu + at + (2 + h) * a.n);
     }
@@ -239,12 +240,13 @@ struct Behind {
     template <u32 ODD>
     __device__ void finish(u32 slice) {
         if (!any) return;
-        if constexpr (THEN == POWERS) finish_powers();
+        if constexpr (THEN == POWERS) finish_powers(slice);
         else finish_values<ODD>(slice);
     }
 
     // All slices of a tile behind which nothing comes.
     __device__ void finish_all() {
+        last = true;
         if constexpr (SUMMED<THEN>) {
             // The products' registers are free: all that comes from memory is asked for at once.
             Eight rest[SLICES][2];
@@ -267,6 +269,16 @@ struct Behind {
 
     template <u32 ODD>
     __device__ void finish_values(u32 slice) {
+        float all_inputs[2][8];
+        if constexpr (SUMMED<THEN>) {
+#pragma unroll
+            for (u32 h = 0; h < 2; h++) {
+                unpack(all_inputs[h], before[ODD][h]);
+#pragma unroll
+                for (float& x : all_inputs[h]) arrived(x);
+            }
+            ask_for_next<ODD>(slice);
+        }
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
             if constexpr (THEN == STORE || THEN == TURNED) {
@@ -280,8 +292,7 @@ struct Behind {
                     for (float& y : x) y = gelu<bf16>(y);
                     write(a.activated + at, x);
                 } else {
-                    float inputs[8];
-                    unpack(inputs, before[ODD][h]);
+                    float(&inputs)[8] = all_inputs[h];
 #pragma unroll
                     for (u32 i = 0; i < 8; i++) {
                         x[i] *= gelu_derivative<bf16>(inputs[i]);
@@ -302,7 +313,7 @@ struct Behind {
     }
 
     // Two rows of powers and their sums.
-    __device__ void finish_powers() {
+    __device__ void finish_powers(u32 slice) {
         float sum[2] = {};
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
@@ -320,16 +331,24 @@ struct Behind {
             if (column < a.n) write(a.out + at, x);
             at += a.n;
         }
-        // The first row's goes to the lower half of the warp.
-        bool upper = threadIdx.x % 32 / 16;
-        float given = upper ? sum[0] : sum[1], kept = upper ? sum[1] : sum[0];
+        // A row's sums of lanes, pieces of four swizzled.
+        u32 lane = threadIdx.x % 32;
+        float* own = side + warp * 16 * 32;
 #pragma unroll
-        for (u32 lanes = 16; lanes > 0; lanes /= 2) {
-            kept += __shfl_xor_sync(FULL_WARP, given, lanes);
-            given = kept;
+        for (u32 h = 0; h < 2; h++) own[(2 * slice + h) * 32 + (lane ^ (2 * slice + h) % 8 * 4)] = sum[h];
+        if (slice + 1 < SLICES) return;
+        __syncwarp();
+        // Two lanes have a row.
+        u32 row = lane / 2;
+        float all = 0;
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            float four[4];
+            read(four, own + row * 32 + (lane % 2 * 16 + 4 * j ^ row % 8 * 4));
+            all += (four[0] + four[1]) + (four[2] + four[3]);
         }
-        if (threadIdx.x % 16 == 0) *row_sums = kept;
-        row_sums += 2 * ((a.n + COLUMNS - 1) / COLUMNS);
+        all += __shfl_xor_sync(FULL_WARP, all, 1);
+        if (lane % 2 == 0) row_sums[(u64)row * ((a.n + COLUMNS - 1) / COLUMNS)] = all;
     }
 
     // The sums of a warpgroup's rows.
@@ -406,7 +425,6 @@ __device__ inline void multiply_all(const WarpgroupProductArgs& a, Stages<THEN> 
         behind.ask(tiles, t + gridDim.x);
         auto step = [&](u32 k, auto odd) {
             if (k < SLICES) behind.bring(k);
-            behind.template ask_for_next<odd.value>(k);
             // All lanes go the same way.
             if (__ballot_sync(FULL_WARP, phase_over(stages.full(), stages.phase)) != FULL_WARP) {
                 // The stage before may be what the fetching thread waits for.
