@@ -176,7 +176,7 @@ impl Cuda {
             }
             if self.by_warpgroup(padded) && self.maps_heads(&o.heads, &[o.qkv, o.out_grad])? {
                 // Its pieces have room where sequences are long without a test's help.
-                let sums = sums.filter(|_| o.pattern.kind == Kind::Dense && seq_len >= LONG);
+                let sums = sums.filter(|_| self.by_pipeline(&o) && seq_len >= LONG);
                 let arguments = AttentionGradArgs { sums: sums.unwrap_or(0), ..arguments };
                 self.attention_grad_by_warpgroups(&o, arguments)?;
                 return Ok(sums.map(|_| batch * tiles));
@@ -198,6 +198,11 @@ impl Cuda {
         self.rotate(o.qkv_grad, &o.rotary, true).map(|()| None)
     }
 
+    /// Whether the kernel for long sequences takes the keys' part, which makes sums of columns.
+    fn by_pipeline(&self, o: &AttentionGrad) -> bool {
+        o.pattern.kind == Kind::Dense && o.qkv.shape[2] >= self.long_sequence
+    }
+
     /// By warpgroups, the queries' part and then the keys'.
     fn attention_grad_by_warpgroups(
         &mut self,
@@ -213,7 +218,7 @@ impl Cuda {
         let arguments = by_tiles(ordered(grid, QUERIES_BLOCKS));
         let (module, kernel) = ("attention_grad_warpgroup", "attention_grad_queries_warpgroup");
         self.launch_with(module, kernel, grid, 128, QUERIES_ROOM, &arguments)?;
-        if o.pattern.kind == Kind::Dense && grad.seq_len >= self.long_sequence {
+        if self.by_pipeline(o) {
             let works = [o.heads.keys, batch, blocks(length, PIPELINE_TILE)];
             let arguments = by_tiles(ordered(works, 1));
             let grid = [multiprocessors.clamp(1, works.iter().product()), 1, 1];
