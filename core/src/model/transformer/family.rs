@@ -133,12 +133,13 @@ impl Family for Transformer {
         let forward = self.lay_forward([batch, seq_len], Keep::of(recompute, self.layers), profile, ledger);
         let dtype = profile.dtype(Role::Work);
         let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, dtype, shape)).first;
-        let x_grad = lay("grad.x", [1, batch, seq_len, self.d_model]);
+        // The head is done with its input when the first gradient of the residual stream is written.
+        let x_grad = forward.final_out;
         let mixed = [1, batch, seq_len, self.mixed_width()];
         let slot = lay("grad.norm1_or_mixed", larger([1, batch, seq_len, self.d_model], mixed));
         let (norm1_grad, mixed_grad) = (slot.reshaped(x_grad.shape), slot.reshaped(mixed));
-        let norm2_grad =
-            if self.parallel() { lay("grad.norm2", [1, batch, seq_len, self.d_model]) } else { norm1_grad };
+        // And the last norm with the residual stream that it normalised.
+        let norm2_grad = if self.parallel() { forward.x.at(self.layers) } else { norm1_grad };
         let low_grad = self.rank.map(|rank| lay("grad.low", [1, batch, seq_len, rank]));
         let widest = [1, batch, seq_len, self.d_ff.max(self.qkv_width())];
         let logits = [1, 1, micro.chunk_rows(), self.vocabulary_rows()];

@@ -92,13 +92,14 @@ pub(super) struct QkInput {
 pub struct Training {
     pub(super) batch: Batch,
     pub(super) forward: Forward,
-    /// [batch, seq_len, d_model]: the gradient of the residual stream.
+    /// [batch, seq_len, d_model]: the gradient of the residual stream. The slot of the final norm's output.
     pub(super) x_grad: Region,
     /// [batch, seq_len, d_model]: of norm₁'s or of the final norm's output.
     pub(super) norm1_grad: Region,
     /// [batch, seq_len, heads · size]: of attention's output. The slot of `norm1_grad`.
     pub(super) mixed_grad: Region,
-    /// [batch, seq_len, d_model]: of norm₂'s output. The slot of `norm1_grad` where branches are sequential.
+    /// [batch, seq_len, d_model]: of norm₂'s output. The slot of `norm1_grad` where branches are sequential, else of the last
+    /// layer's output.
     pub(super) norm2_grad: Region,
     /// [batch, seq_len, rank]: of the head's input, then of the tokens' rows of E.
     pub(super) low_grad: Option<Region>,
@@ -170,7 +171,8 @@ impl Transformer {
         let up_kept = all.lay_eight_bits("layers.up_e4m3", keep.eight_bits(), self.up_width());
         let activated = all.lay("layers.activated", kind(Activation::Activated), self.d_ff);
         let final_stats = all.lay_f32("final.stats", Slots::ONE, statistics).first;
-        let final_out = all.lay("final.out", Slots::ONE, d).first;
+        let name = if keep.inputs { "final.out_or_grad.x" } else { "final.out" };
+        let final_out = all.lay(name, Slots::ONE, d).first;
         let losses = all.losses();
         let codes = Codes::lay(self, shape[0] * shape[1], profile, ledger);
         Forward {

@@ -9,7 +9,7 @@ use capful_firmware::recipe::{PYTHIA, STAGE};
 use capful_firmware::{Learner, Once, learn};
 
 /// Words of storage: the plan's, to the byte.
-const WORDS: usize = 29_632;
+const WORDS: usize = 29_120;
 static STORAGE: Once<[u64; WORDS]> = Once::new([0; WORDS]);
 
 #[unsafe(no_mangle)]
