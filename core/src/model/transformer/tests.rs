@@ -371,7 +371,7 @@ fn lays(family: &Transformer, micro: &MicroBatch, ranks: Ranks) -> Option<bool> 
 fn absurd_sizes_are_refused_or_laid_and_nothing_wraps() {
     let random = Random::new(5, 0);
     let (mut laid, mut too_large) = (0, 0);
-    for i in 0..20_000 {
+    for i in 0..8_000 {
         let mut at = 100 * i;
         let mut draw = || {
             at += 1;

@@ -375,7 +375,7 @@ pub(super) mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(400))]
+        #![proptest_config(ProptestConfig::with_cases(150))]
 
         #[test]
         fn pieces_are_the_library_s(text in texts()) {
