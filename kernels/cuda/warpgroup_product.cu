@@ -67,6 +67,7 @@ struct Room {
     static constexpr u32 OUT = STAGES<THEN> * STAGE<THEN> * sizeof(bf16), SIDE = OUT + ROWS * COLUMNS<THEN> * sizeof(bf16);
     static constexpr u32 BARRIERS = SIDE + MOST_BIAS * sizeof(float), BYTES = BARRIERS + 2 * STAGES<THEN> * sizeof(u64);
     static_assert(BYTES <= 227 << 10, "what a block may have");
+    static_assert(ROWS * 32 <= MOST_BIAS, "room for each lane's part of the sums of powers");
 };
 
 typedef Vector<bf16, 8> Eight;
@@ -109,7 +110,7 @@ struct Behind {
     bf16* rows;         // the warp's first, of the first panel
     const bf16* panel;  // the same of the lane's panel
     u32 eighth;         // which eight of the panel's columns it has
-    float* side;        // the bias, or each warp's sums: of its rows, a column each; of powers, a row each
+    float* side;        // the bias, or sums: of each warp's columns, or of powers each lane's part of its warp's rows
     bool any = false, last = false;  // whether it has rows, and no tile comes behind
     u32 piece = 0, column = 0;
     u64 at = 0;
