@@ -125,7 +125,7 @@ def main():
             return out or error
 
         refusal = show(REFUSED)
-        flags = re.search(r"(--batch-size \d+ --accumulate \d+) fits", refusal).group(1)
+        flags = re.search(r"(--batch-size \d+ --accumulate \d+(?: --chunk \d+)?) fits", refusal).group(1)
         show(REFUSED.replace("train", "plan").replace("--batch-size 256", flags))
         show("train")
         show('generate --run runs/pythia-tiny-001 --prompt "once there was a" --max-tokens 40 --seed 7')
