@@ -162,14 +162,18 @@ struct Builder<'a> {
     dir: &'a Path,
     pieces: Ahead,
     manifest: Manifest,
+    /// Whether the shards that were found hold all of the source.
+    complete: bool,
 }
 
 impl<'a> Builder<'a> {
     fn new(dir: &'a Path, origin: Origin, feed: Feed, found: Vec<Shard>, threads: u32) -> Result<Self, SourceError> {
         let source = feed.documents.name().to_owned();
         let mut pieces = Ahead::new(feed, threads)?;
-        let last = found.last().map(|shard| shard.contents().next);
-        pieces.seek(0, last.unwrap_or_default())?;
+        let next = found.last().map(|shard| shard.contents().next);
+        // The last shard of a set names the source's beginning, where no shard can go on: only the manifest is missing.
+        let complete = next == Some(Place::default());
+        pieces.seek(0, next.unwrap_or_default())?;
         let (vocab, bos, eos) = pieces.marks();
         let total = |of: fn(&super::file::Contents) -> u64| found.iter().map(|s| of(s.contents())).sum();
         let manifest = Manifest {
@@ -184,12 +188,12 @@ impl<'a> Builder<'a> {
             tokens: total(|c| c.tokens),
             bytes: total(|c| c.bytes),
         };
-        Ok(Self { dir, pieces, manifest })
+        Ok(Self { dir, pieces, manifest, complete })
     }
 
     fn run(mut self, say: &mut dyn FnMut(Event)) -> Result<Manifest, SourceError> {
         let mut writer: Option<Writer> = None;
-        while self.pieces.advance()? {
+        while !self.complete && self.pieces.advance()? {
             let Some(&piece) = self.pieces.piece() else { break };
             // A full shard ends before the next document, whose place it names.
             let full = |w: &Writer| w.contents().tokens >= SHARD_TOKENS || w.contents().documents >= SHARD_DOCUMENTS;
@@ -213,7 +217,7 @@ impl<'a> Builder<'a> {
             written().map_err(|reason| SourceError::Write { path: self.dir.to_owned(), reason })?;
         }
         if let Some(done) = writer {
-            // Nothing comes behind it; its place is not used.
+            // Nothing comes behind it.
             self.finish(done, Place::default())?;
         }
         if self.manifest.documents == 0 {

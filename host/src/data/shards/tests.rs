@@ -92,6 +92,23 @@ fn a_pass_that_was_stopped_goes_on_behind_its_last_complete_shard() {
     assert!(!shard_path(whole.path(), 3).exists());
 }
 
+/// A kill between the last shard and the manifest.
+#[test]
+fn a_set_that_lacks_only_its_manifest_is_not_encoded_again() {
+    // One shard, and one more of 77 documents.
+    for documents in [113, (1 << 20) + 77] {
+        let dir = TempDir::new().unwrap();
+        let whole = made(dir.path(), documents, 2).unwrap().manifest().clone();
+        let manifest = dir.path().join(MANIFEST);
+        let said = fs::read(&manifest).unwrap();
+        fs::remove_file(&manifest).unwrap();
+        let again = made(dir.path(), documents, 2).unwrap();
+        assert_eq!((again.manifest(), again.manifest().documents), (&whole, documents));
+        assert!(fs::read(&manifest).unwrap() == said);
+        assert!(!shard_path(dir.path(), whole.shards as usize).exists());
+    }
+}
+
 #[test]
 fn what_is_damaged_or_of_something_else_is_refused_in_one_line() {
     let dir = TempDir::new().unwrap();
