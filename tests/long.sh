@@ -10,6 +10,7 @@
 #   nccl     two ranks on two GPUs: bits, repeatability, torchrun, a rank that is killed, throughput beside one, bytes over
 #            NVLink (needs two GPUs and NCCL)
 #   scaling  its throughput alone
+#   faults   every call that touches a file fails once and is the last one once, in encodings, a training, exports and an import
 #   targets  the core for thumb and aarch64, as far as they are installed
 # CAPFUL_HOST names a binary that is built already, on a machine without cargo.
 set -euo pipefail
@@ -234,6 +235,10 @@ tokenizers() {
   bash tests/corpus/make.sh "$work/corpus"
   "$python" tests/peers/tokenizer_parity.py --host "$host" --natural "$work/corpus/docs.jsonl"
   "$python" tests/peers/tokenizer_parity.py --host "$host" --classes
+}
+
+faults() {
+  CAPFUL_FAULTS=all cargo test -q -p capful-tests --test suite faults:: -- --include-ignored --nocapture --test-threads 2
 }
 
 targets() {

@@ -5,7 +5,8 @@
 //! - [`data`]: sources, tokenizers, batches
 //! - [`cli`]: the commands
 //! - [`run`]: the training loop, checkpoints, metrics; [`format`](mod@format): files that others read too
-//! - [`regular`]: files that can be opened without waiting; [`disk`]: one without room
+//! - [`regular`]: files that can be opened without waiting; [`disk`]: files that are replaced whole; [`digest`]: what finds
+//!   a changed one; [`lock`]: one that one process at a time has
 
 // They panic where they cannot write: see `cli/output.rs`.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -16,8 +17,10 @@ pub mod config;
 mod contain;
 pub mod data;
 pub mod device;
+pub mod digest;
 pub mod disk;
 pub mod format;
+pub mod lock;
 pub mod plan;
 pub mod ranks;
 pub mod regular;

@@ -3,6 +3,8 @@
 pub mod binary;
 pub mod digests;
 pub mod emulated;
+#[cfg(target_os = "linux")]
+pub mod faults;
 pub mod gguf;
 pub mod model;
 pub mod oracle;

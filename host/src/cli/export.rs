@@ -118,6 +118,7 @@ impl Export {
             )));
         }
         let stop = stop()?;
+        checkpoint::check_weights(&from).map_err(request)?;
         let mut weights = Checkpoint::open(&from, &stop)?;
         let (stored, tokenizer) = (&stored, tokenizer.as_ref());
         let (architecture, files) = match self.to {

@@ -16,7 +16,7 @@ use crate::plan::{Machine, Plan};
 use crate::run::checkpoint::{self, CheckpointError};
 use crate::run::claim::Claim;
 use crate::run::directory;
-use crate::run::import::{import, parameters};
+use crate::run::import::{import, parameters, unfinished};
 use crate::run::origin::Origin;
 
 /// What wrote the model.
@@ -52,7 +52,7 @@ impl Import {
     pub(super) fn run(self) -> Result<(), Failure> {
         let Import { from: From::Hf, dir, out, context, json } = self;
         let began = Instant::now();
-        if directory::holds_run(&out) {
+        if directory::holds_run(&out) && !unfinished(&out) {
             return Err(request(format!("{} holds a run already; name another with --out", out.display())));
         }
         let origin = Origin::foreign(&dir)?;
@@ -65,17 +65,19 @@ impl Import {
         let written = serde_json::to_vec_pretty(&written).map_err(work)?;
         let claim = Claim::of(&out)?;
         checkpoint::sweep(&out).map_err(request)?;
+        if unfinished(&out) {
+            directory::discard(&out);
+        }
         directory::require_free(&out)?;
         let stop = stop()?;
-        let bytes = import(&origin, &family, tokenizer, &written, claim.dir(), &stop).map_err(failure)?;
+        let copied = import(&origin, &family, tokenizer, &written, claim.dir(), &stop).map_err(failure)?;
+        let bytes = copied.bytes;
         // The copy of the run, not the file that may go away.
         let own = Config { tokenizer: out.join(tokenizer::FILE_NAME).display().to_string(), ..config };
         let text = serde_json::to_string_pretty(&plan).map_err(work)?;
-        let made = directory::create(&out, &own, &text, tokenizer);
-        if made.is_err() {
-            checkpoint::discard(&out);
-        }
-        made.map_err(work)?;
+        // The weights get their name last: without them the run is an import that can be begun again.
+        directory::create(&out, &own, &text, tokenizer).map_err(work)?;
+        copied.keep().inspect_err(|_| directory::discard(&out)).map_err(failure)?;
         let seconds = began.elapsed().as_secs_f64();
         let entries = parameters(&family);
         let count: u64 = entries.iter().flat_map(|entry| entry.tensors()).map(|(_, region)| region.elements()).sum();

@@ -19,6 +19,7 @@ mod team;
 mod train;
 mod trained;
 mod usage;
+mod verify;
 mod vocab;
 
 use std::io::{self, Write as _};
@@ -147,6 +148,8 @@ enum Command {
     Import(import::Import),
     /// Writes a trained model for other programs: Hugging Face's transformers, llama.cpp
     Export(export::Export),
+    /// Compares the files of a run with what was written
+    Verify(verify::Verify),
     /// Times steps of a plan on synthetic tokens
     Bench(bench::Bench),
     /// What this machine offers, and what is missing for each device
@@ -280,6 +283,7 @@ pub fn main() -> ExitCode {
         Command::Data(c) => c.run(),
         Command::Import(c) => c.run(),
         Command::Export(c) => c.run(),
+        Command::Verify(c) => c.run(),
         Command::Bench(c) => c.run(),
         Command::Doctor(c) => c.run(),
         Command::Presets(c) => c.run(),

@@ -21,13 +21,14 @@ use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::format::hugging_face;
 use crate::plan::{Machine, Plan};
+use crate::regular;
 use crate::run::checkpoint::TrainerState;
 use crate::run::claim::Claim;
 use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::progress::Progress;
 use crate::run::train::{Observer, TrainError, Trainer};
-use crate::run::{Session, checkpoint, directory};
+use crate::run::{Session, checkpoint, directory, metrics};
 
 /// Flags of `host train`.
 #[derive(Debug, clap::Args)]
@@ -115,13 +116,18 @@ impl Train {
         let read = || -> Result<_, Failure> {
             let saved = directory::read_config(dir)?;
             let config = saved.resumed(written).map_err(|e| request(format_args!("{}: {e}", dir.display())))?;
-            let from = checkpoint::complete(dir).map_err(request)?.pop();
+            let from = checkpoint::last(dir).map_err(request)?;
             Ok((config, from))
         };
         let (mut config, from) = team.agree(read(), &[])?;
         let Some(from) = from else {
             return self.begin(team, config, Decided { warmup: true, vocabulary: true }, Some(claimed));
         };
+        // What cannot be read at all is refused where the run goes on with it.
+        let lines = regular::require(&dir.join(metrics::LINES));
+        if let Err(what) = lines.map_or(Ok(None), |()| metrics::compare(dir)) {
+            tell!("host: {what}; lines that do not parse are left out, and the run goes on");
+        }
         let state = || -> Result<_, Failure> {
             if !from.join(checkpoint::STATE).exists() {
                 return Err(request(format!(

@@ -119,9 +119,24 @@ impl Corpus {
         let mut corpus = Self::with(config, tokenizer::load(from)?.into(), source, options, split)?;
         match goes_on {
             Some(say) => corpus.keep(config, dir, say)?,
-            None => corpus.find(config, dir),
+            None => corpus.find(config, dir)?,
         }
         Ok(corpus)
+    }
+
+    /// Where the tokens of the run in `dir` are kept, where they are; the rest as for [`Corpus::reopen`].
+    ///
+    /// # Errors
+    /// What is wrong with a source or the tokenizer.
+    pub fn cache_of(
+        config: &Config,
+        from: &Path,
+        dir: &Path,
+        began: Option<Snapshot>,
+    ) -> Result<Option<PathBuf>, CorpusError> {
+        let (source, options, split) = Self::sources(config, began)?;
+        let corpus = Self::with(config, tokenizer::load(from)?.into(), source, options, split)?;
+        Ok(corpus.cached(config, dir)?.map(|(_, at)| at))
     }
 
     /// What the set of this corpus's tokens is made from, and where it lies.
@@ -190,9 +205,15 @@ impl Corpus {
     }
 
     /// Uses the run's tokens where they are complete and fit.
-    fn find(&mut self, config: &Config, dir: &Path) {
-        let Ok(Some((origin, at))) = self.cached(config, dir) else { return };
-        self.shards = Shards::open(&at, Some(origin)).ok().flatten().map(Arc::new);
+    fn find(&mut self, config: &Config, dir: &Path) -> Result<(), SourceError> {
+        let Ok(Some((origin, at))) = self.cached(config, dir) else { return Ok(()) };
+        // Those of another source or version are passed over; damaged ones are not.
+        let found = match Shards::open(&at, Some(origin)) {
+            Err(e @ SourceError::Shard { .. }) => return Err(e),
+            found => found.ok().flatten(),
+        };
+        self.shards = found.map(Shards::verified).transpose()?.map(Arc::new);
+        Ok(())
     }
 
     /// The shards that were named as data.

@@ -13,6 +13,7 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype as FileDtype, Metadata};
 
 use crate::device::{DeviceError, Storage};
+use crate::digest::Digest;
 use crate::regular;
 
 /// Why a file could not be written or read.
@@ -97,6 +98,15 @@ impl Write for Counter {
     }
 }
 
+/// Writes all that lies before the numbers, which begin at byte `begin`.
+fn write_beginning(entries: &[Entry], begin: u64, out: &mut dyn Write) -> io::Result<()> {
+    out.write_all(&(begin - 8).to_le_bytes())?;
+    let mut counter = Counter(0);
+    write_header(entries, &mut counter)?;
+    write_header(entries, out)?;
+    out.write_all(&b"       "[..(begin - 8 - counter.0) as usize])
+}
+
 fn write_header(entries: &[Entry], out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"{\"__metadata__\":{\"format\":\"pt\"}")?;
     let mut offset = 0;
@@ -128,20 +138,14 @@ pub fn begin(path: &Path, entries: &[Entry]) -> Result<(), TensorFileError> {
     let io = |source| TensorFileError::Io { path: path.to_owned(), source };
     let (begin, bytes) = sizes(entries).map_err(io)?;
     let mut out = BufWriter::with_capacity(8 << 10, File::create(path).map_err(io)?);
-    let header = |out: &mut BufWriter<File>| {
-        out.write_all(&(begin - 8).to_le_bytes())?;
-        let mut counter = Counter(0);
-        write_header(entries, &mut counter)?;
-        write_header(entries, out)?;
-        out.write_all(&b"       "[..(begin - 8 - counter.0) as usize])
-    };
-    header(&mut out).map_err(io)?;
+    write_beginning(entries, begin, &mut out).map_err(io)?;
     let file = out.into_inner().map_err(|e| io(e.into_error()))?;
     file.set_len(bytes).and_then(|()| file.sync_all()).map_err(io)
 }
 
 /// Writes the part of rank `rank` of `ranks` to a file that was begun, through `staging`, and syncs it: of tables that ranks
-/// share what it holds, of the rest a piece in turn. Remainders are joined with those of `weights` that they are of.
+/// share what it holds, of the rest a piece in turn. Remainders are joined with those of `weights` that they are of. Gives
+/// the digest of the file where one rank writes all of it.
 ///
 /// # Errors
 /// The file system (a full disk, say) or the device.
@@ -151,9 +155,12 @@ pub fn write_part(
     device: &mut dyn Storage,
     staging: &mut [u8],
     [rank, ranks]: [u32; 2],
-) -> Result<(), TensorFileError> {
+) -> Result<Option<u64>, TensorFileError> {
     let io = |source| TensorFileError::Io { path: path.to_owned(), source };
     let (mut at, _) = sizes(entries).map_err(io)?;
+    // All that one rank writes, it writes in order.
+    let mut digest = (ranks == 1).then(Digest::default);
+    digest.as_mut().map_or(Ok(()), |digest| write_beginning(entries, at, digest)).map_err(io)?;
     let mut file = File::options().write(true).open(path).map_err(io)?;
     let mut number = 0;
     for (region, weight) in entries.iter().flat_map(|entry| with_weights(entry, weights)) {
@@ -168,10 +175,13 @@ pub fn write_part(
                 held.end = if number % ranks == rank { held.end } else { 0 };
                 number += 1;
             }
+            let bytes = piece.bytes() as usize;
+            if held != (0..bytes) {
+                digest = None;
+            }
             if held.is_empty() {
                 return Ok(());
             }
-            let bytes = piece.bytes() as usize;
             let numbers = match weight {
                 Some(weight) => {
                     let weight = Region { offset: weight.offset + first, shape: piece.shape, ..weight };
@@ -183,12 +193,14 @@ pub fn write_part(
                 }
             };
             let (first, held) = (first * times as u64, times * held.start..times * held.end);
+            digest.iter_mut().for_each(|digest| digest.add(&numbers[held.clone()]));
             file.seek(SeekFrom::Start(at + first + held.start as u64)).map_err(io)?;
             file.write_all(&numbers[held]).map_err(io)
         })?;
         at += file_bytes(&region);
     }
-    file.sync_all().map_err(io)
+    file.sync_all().map_err(io)?;
+    Ok(digest.map(|digest| digest.value()))
 }
 
 /// The tensors of `entry`, each of remainders with the weight that it is of, of those of `weights`.

@@ -1,7 +1,8 @@
-//! Checkpoints: written under a temporary name, synced, renamed, and marked DONE last.
+//! Checkpoints: written under a temporary name, marked DONE, synced, and renamed last.
 //!
 //! A checkpoint is complete or it is not there. It holds the model as `transformers` reads it, the optimizer, the
-//! tokenizer and where the run stood, so that a resumed run goes on with the same bits.
+//! tokenizer and where the run stood, so that a resumed run goes on with the same bits. DONE has the digests of its files,
+//! which are compared when they are read: `xxhsum --check DONE` compares them as well.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -17,6 +18,8 @@ use crate::data::snapshot::Snapshot;
 use crate::data::stream::Position;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::device::{Choice, DeviceError, Storage};
+use crate::digest::{self, DigestError, Digests};
+use crate::disk;
 use crate::format::quantise;
 use crate::format::safetensors::{self, TensorFile, TensorFileError};
 use crate::ranks::{SharedPeers, together};
@@ -77,6 +80,17 @@ pub enum CheckpointError {
     /// Another rank could not do its part.
     #[error("{0}")]
     Elsewhere(String),
+    /// A file is not what was written, and what can be done.
+    #[error("{error}; {instead}")]
+    Changed {
+        /// The file.
+        error: DigestError,
+        /// What can be done.
+        instead: String,
+    },
+    /// The digests of what was written could not be made.
+    #[error(transparent)]
+    Digest(#[from] DigestError),
     /// The state does not parse.
     #[error("{path}: {what}", path = path.display())]
     Damaged {
@@ -127,7 +141,7 @@ pub struct Writer {
 
 /// Where a run stood, in a checkpoint trained here.
 pub const STATE: &str = "trainer_state.json";
-/// The file that a complete checkpoint has. It is written last.
+/// The file that a complete checkpoint has: the digests of the others. It is written last. Earlier versions left it empty.
 pub const DONE: &str = "DONE";
 /// What the name of a checkpoint ends with while it is written.
 const TEMPORARY: &str = ".tmp";
@@ -194,6 +208,7 @@ impl Writer {
             if written.is_err() {
                 if self.rank == 0 {
                     let _ = fs::remove_dir_all(&temporary);
+                    let _ = remove(&last);
                 }
                 return written;
             }
@@ -217,22 +232,25 @@ impl Writer {
         together(if self.rank == 0 { self.begin(temporary, state) } else { Ok(()) })?;
         let part = [self.rank, peers.as_ref().map_or(1, |peers| peers.borrow().count())];
         let Writer { weights, optimizer, staging, .. } = self;
-        let written = [(MODEL, &*weights), (OPTIMIZER, optimizer)].into_iter().try_for_each(|(name, entries)| {
-            safetensors::write_part(&temporary.join(name), [entries, weights], device, staging, part)
+        let mut digests = [None; 2];
+        let files = [(MODEL, &*weights), (OPTIMIZER, optimizer)];
+        let written = files.into_iter().zip(&mut digests).try_for_each(|((name, entries), digest)| {
+            *digest = safetensors::write_part(&temporary.join(name), [entries, weights], device, staging, part)?;
+            Ok(())
         });
-        together(written.map_err(CheckpointError::from))?;
-        together(if self.rank == 0 { self.finish(temporary, last) } else { Ok(()) })
+        together(written.map_err(CheckpointError::Tensors))?;
+        together(if self.rank == 0 { self.finish(temporary, last, digests) } else { Ok(()) })
     }
 
-    /// Gives a checkpoint that is written its name, and marks it as complete.
-    fn finish(&self, temporary: &Path, last: &Path) -> Result<(), CheckpointError> {
+    /// Marks a checkpoint that is written as complete and gives it its name. `digests` are those of the model's and the
+    /// optimizer's files, where they are known.
+    fn finish(&mut self, temporary: &Path, last: &Path, digests: [Option<u64>; 2]) -> Result<(), CheckpointError> {
+        let [model, optimizer] = digests;
+        mark(temporary, &[(MODEL, model), (OPTIMIZER, optimizer)], &mut self.staging)?;
         if last.exists() {
             fs::remove_dir_all(last).map_err(io_at(last))?;
         }
         fs::rename(temporary, last).map_err(io_at(last))?;
-        let done = last.join(DONE);
-        File::create(&done).and_then(|f| f.sync_all()).map_err(io_at(&done))?;
-        sync_dir(last)?;
         sync_dir(&self.dir)
     }
 
@@ -323,7 +341,68 @@ pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointErro
 }
 
 pub(super) fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
-    File::open(dir).and_then(|d| d.sync_all()).map_err(io_at(dir))
+    disk::sync_dir(dir).map_err(io_at(dir))
+}
+
+/// Marks the files of `dir` as a complete checkpoint. Digests that are not `known` are made through `piece`.
+pub(super) fn mark(dir: &Path, known: &[(&str, Option<u64>)], piece: &mut [u8]) -> Result<(), CheckpointError> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).map_err(io_at(dir))? {
+        names.extend(entry.map_err(io_at(dir))?.file_name().into_string());
+    }
+    names.sort_unstable();
+    let mut digests = Digests::default();
+    for name in &names {
+        let path = dir.join(name);
+        let known = known.iter().find(|(other, _)| name == other).and_then(|(_, digest)| *digest);
+        let digest = known.map_or_else(|| digest::of_file(&path, piece), Ok).map_err(io_at(&path))?;
+        digests.add(name, digest);
+    }
+    write_file(&dir.join(DONE), digests.to_string().as_bytes())?;
+    sync_dir(dir)
+}
+
+/// Whether the files of a checkpoint of which `wanted` says so are those that were written. Earlier versions wrote down
+/// no digests: then they are.
+///
+/// # Errors
+/// [`CheckpointError::Changed`] names the first that is not, and the checkpoint before it.
+pub fn check(checkpoint: &Path, wanted: impl Fn(&str) -> bool) -> Result<(), CheckpointError> {
+    compare(checkpoint, wanted).map_err(|error| CheckpointError::Changed { error, instead: instead_of(checkpoint) })
+}
+
+/// The digests of a checkpoint's files, as DONE has them; nothing where an earlier version wrote it.
+///
+/// # Errors
+/// A list that cannot be read or is damaged.
+pub fn digests(checkpoint: &Path) -> Result<Option<Digests>, DigestError> {
+    Digests::read(&checkpoint.join(DONE))
+}
+
+/// As [`check`], without what can be done.
+///
+/// # Errors
+/// The first file that is not what was written.
+pub fn compare(checkpoint: &Path, wanted: impl Fn(&str) -> bool) -> Result<(), DigestError> {
+    digests(checkpoint)?.map_or(Ok(()), |digests| digests.check(checkpoint, DONE, wanted))
+}
+
+/// What can be done where a checkpoint is damaged.
+fn instead_of(checkpoint: &Path) -> String {
+    let step = |path: &Path| path.file_name().and_then(|name| step_of(&name.to_string_lossy()));
+    let before = checkpoint.parent().zip(step(checkpoint)).and_then(|(run, of)| {
+        let mut there = complete(run).ok()?;
+        there.retain(|path| step(path).is_some_and(|step| step < of));
+        there.into_iter().rev().find(|path| compare(path, |_| true).is_ok())
+    });
+    match before {
+        Some(before) => format!(
+            "the checkpoint before it is whole: use --run {}, or remove {} and go on with --resume",
+            before.display(),
+            checkpoint.display()
+        ),
+        None => "there is no other whole checkpoint of this run; restore the file from a copy".to_owned(),
+    }
 }
 
 /// The complete checkpoints of a run, oldest first.
@@ -335,24 +414,45 @@ pub fn complete(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     for entry in fs::read_dir(run).map_err(io_at(run))? {
         let path = entry.map_err(io_at(run))?.path();
         let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let number = name.strip_prefix("checkpoint-").and_then(|n| n.parse::<u64>().ok());
-        if let Some(number) = number.filter(|_| path.join(DONE).is_file()) {
-            found.push((number, path));
+        if let Some(step) = step_of(&name).filter(|_| path.join(DONE).is_file()) {
+            found.push((step, path));
         }
     }
     found.sort();
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
-/// The last complete checkpoint of a run, or `run` itself where it is one.
+/// The last complete checkpoint of a run, where there is one. Its files are those that were written, but for the tensors,
+/// which are checked when they are read.
 ///
 /// # Errors
-/// [`CheckpointError::None`], or a directory that cannot be read.
+/// A directory that cannot be read, or a file that has changed.
+pub fn last(run: &Path) -> Result<Option<PathBuf>, CheckpointError> {
+    complete(run)?.pop().map(without_tensors).transpose()
+}
+
+/// As [`last`], or `run` itself where it is a checkpoint.
+///
+/// # Errors
+/// [`CheckpointError::None`], and those of [`last`].
 pub fn latest(run: &Path) -> Result<PathBuf, CheckpointError> {
-    if run.join(DONE).is_file() {
-        return Ok(run.to_owned());
+    match run.join(DONE).is_file() {
+        true => without_tensors(run.to_owned()),
+        false => last(run)?.ok_or_else(|| CheckpointError::None(run.to_owned())),
     }
-    complete(run)?.pop().ok_or_else(|| CheckpointError::None(run.to_owned()))
+}
+
+/// The checkpoint, whose files but for the tensors were checked.
+fn without_tensors(checkpoint: PathBuf) -> Result<PathBuf, CheckpointError> {
+    check(&checkpoint, |name| ![MODEL, OPTIMIZER].contains(&name)).map(|()| checkpoint)
+}
+
+/// Whether the weights of a checkpoint are those that were written.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_weights(checkpoint: &Path) -> Result<(), CheckpointError> {
+    check(checkpoint, |name| name == MODEL)
 }
 
 /// Reads where a run stood.
@@ -384,11 +484,31 @@ pub fn read_source(checkpoint: &Path) -> Result<Option<Snapshot>, CheckpointErro
     Ok(if there { read_state(checkpoint)?.source } else { None })
 }
 
-/// Reads the weights, and where `optimizer` says so what the optimizer remembers.
+/// Reads the weights, and where `optimizer` says so what the optimizer remembers. Meanwhile their digests are compared.
 ///
 /// # Errors
-/// A file that is missing, damaged or of another model, which then changed nothing; weights that are not finite.
+/// A file that is missing, damaged or of another model, which then changed nothing; weights that are not finite; numbers
+/// that are not those that were written, which is known once they are read.
 pub fn restore(
+    checkpoint: &Path,
+    lasting: &[Entry],
+    optimizer: bool,
+    device: &mut dyn Storage,
+) -> Result<(), CheckpointError> {
+    std::thread::scope(|scope| {
+        let of = |name: &'static str| scope.spawn(move || check(checkpoint, |other| other == name));
+        let checks = [Some(of(MODEL)), optimizer.then(|| of(OPTIMIZER))];
+        let read = read_tensors(checkpoint, lasting, optimizer, device);
+        // Of a file that was changed that is said, whatever else is wrong with it.
+        let checked = checks.into_iter().flatten().try_for_each(|check| match check.join() {
+            Ok(checked) => checked,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        checked.and(read)
+    })
+}
+
+fn read_tensors(
     checkpoint: &Path,
     lasting: &[Entry],
     optimizer: bool,

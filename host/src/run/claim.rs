@@ -2,11 +2,12 @@
 //!
 //! A locked file in it says so. The system releases the lock when the process dies, however it dies.
 
-use std::fs::{self, File, TryLockError};
-use std::io::{self, ErrorKind};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::directory::{self, DirectoryError};
+use crate::lock::Lock;
 
 /// The file that is locked. It is there while a process has the directory.
 pub const LOCK: &str = "lock";
@@ -16,8 +17,8 @@ pub const LOCK: &str = "lock";
 #[derive(Debug)]
 pub struct Claim {
     dir: PathBuf,
-    /// Locked while it is open; none where the file system has no locks.
-    file: Option<File>,
+    // Before the directory, which must be empty to be removed.
+    _lock: Lock,
     _made: Made,
 }
 
@@ -57,19 +58,8 @@ impl Claim {
     fn free(dir: &Path) -> Result<Option<Claim>, DirectoryError> {
         let failed = |e| DirectoryError::io(dir, &e);
         let made = Made::directories(dir).map_err(failed)?;
-        let path = dir.join(LOCK);
-        let file = loop {
-            let file = File::create(&path).map_err(failed)?;
-            match file.try_lock() {
-                // Whoever had it may have removed it between the two.
-                Ok(()) if !is_at(&file, &path) => {}
-                Ok(()) => break Some(file),
-                Err(TryLockError::WouldBlock) => return Ok(None),
-                Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => break None,
-                Err(TryLockError::Error(e)) => return Err(failed(e)),
-            }
-        };
-        Ok(Some(Claim { dir: dir.to_owned(), file, _made: made }))
+        let lock = Lock::take(&dir.join(LOCK)).map_err(failed)?;
+        Ok(lock.map(|lock| Claim { dir: dir.to_owned(), _lock: lock, _made: made }))
     }
 
     /// The directory.
@@ -79,30 +69,6 @@ impl Claim {
 }
 
 const BUSY: &str = "another process trains in this directory; wait for it or stop it, or name another with --out";
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        // Removed before it is unlocked, so that nobody else's file is removed.
-        let _ = fs::remove_file(self.dir.join(LOCK));
-        self.file = None;
-    }
-}
-
-/// Whether `file` is still what lies at `path`.
-#[cfg(unix)]
-fn is_at(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt as _;
-    let numbers = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
-    match (file.metadata(), fs::metadata(path)) {
-        (Ok(a), Ok(b)) => numbers(a) == numbers(b),
-        _ => false,
-    }
-}
-
-#[cfg(not(unix))]
-fn is_at(_: &File, path: &Path) -> bool {
-    path.exists()
-}
 
 /// Directories that were made, the deepest first. Dropping it removes those that are empty.
 #[derive(Debug)]

@@ -1,4 +1,7 @@
 //! A run's directory: its configuration, plan, tokenizer, metrics and checkpoints.
+//!
+//! The configuration begins with the digest of the rest of it, since it changes where a run goes on; the plan and the
+//! tokenizer do not, and their digests are in a list beside them.
 
 use std::fs;
 use std::path::Path;
@@ -6,13 +9,19 @@ use std::path::Path;
 use crate::config::{Config, ConfigError, OWN};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::device::{AnyProfile, Choice, DeviceError};
+use crate::digest::{self, DigestError, Digests};
 use crate::plan::{Laid, Machine, Sections};
 use crate::run::claim::LOCK;
 use crate::run::{Session, checkpoint, metrics};
 use crate::{disk, regular};
 
-const CONFIG: &str = "config.toml";
+/// The configuration's file.
+pub const CONFIG: &str = "config.toml";
 const PLAN: &str = "plan.json";
+/// The digests of the files that a run writes once.
+pub const DIGESTS: &str = "DIGESTS";
+/// What the first line of the configuration says before the digest of all that follows.
+const FIRST_LINE: &str = "# XXH3 of what follows: ";
 
 /// Why a run's directory cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -70,20 +79,43 @@ pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Writes the configuration, the plan and the tokenizer into an empty directory.
+/// Writes the configuration, the plan and the tokenizer into a directory that holds no run, or one that did not begin.
 ///
 /// # Errors
 /// The file system; what was begun is removed.
 pub fn create(dir: &Path, config: &Config, plan: &str, tokenizer: &dyn Tokenizer) -> Result<(), ConfigError> {
     let fresh = !holds_run(dir);
     // The configuration goes first: a directory that has one holds a run, which begins again where it has no more.
-    let written = write_config(dir, config)
-        .and_then(|()| tokenizer.save(dir).map_err(|e| ConfigError(e.to_string())))
-        .and_then(|()| fs::write(dir.join(PLAN), plan).map_err(|e| failed(&dir.join(PLAN), &e)));
+    let written = write_config(dir, config).and_then(|()| write_rest(dir, plan, tokenizer));
     if written.is_err() && fresh {
         discard(dir);
     }
     written
+}
+
+/// Writes what a run writes once, and its digests last.
+fn write_rest(dir: &Path, plan: &str, tokenizer: &dyn Tokenizer) -> Result<(), ConfigError> {
+    let (list, path) = (dir.join(DIGESTS), dir.join(PLAN));
+    match fs::remove_file(&list) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(&list, &e)),
+        _ => {}
+    }
+    tokenizer.save(dir).map_err(|e| ConfigError(e.to_string()))?;
+    disk::replace(&path, plan.as_bytes()).map_err(|e| failed(&path, &e))?;
+    let (mut digests, mut piece) = (Digests::default(), vec![0; digest::PIECE]);
+    for name in [PLAN, tokenizer::FILE_NAME, tokenizer::CLASS_FILE_NAME] {
+        let path = dir.join(name);
+        digests.add(name, digest::of_file(&path, &mut piece).map_err(|e| failed(&path, &e))?);
+    }
+    disk::replace(&list, digests.to_string().as_bytes()).map_err(|e| failed(&list, &e))
+}
+
+/// The digests of the files that the run in `dir` writes once; nothing where an earlier version wrote them.
+///
+/// # Errors
+/// A list that cannot be read or is damaged.
+pub fn digests(dir: &Path) -> Result<Option<Digests>, DigestError> {
+    Digests::read(&dir.join(DIGESTS))
 }
 
 /// Makes `config` the saved configuration of the run in `dir`. Whoever reads it finds the one before or this one, whole.
@@ -101,34 +133,51 @@ pub fn keep_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
 const UNNAMED: &str = "config.toml.tmp";
 
 fn write_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
-    let text = toml::to_string(config).map_err(|e| failed(dir, &e))?;
-    let (path, temporary) = (dir.join(CONFIG), dir.join(UNNAMED));
-    let written = fs::write(&temporary, text)
-        .and_then(|()| fs::File::open(&temporary)?.sync_all())
-        .and_then(|()| fs::rename(&temporary, &path));
-    written.map_err(|e| {
-        let _ = fs::remove_file(&temporary);
-        failed(&path, &e)
-    })
+    let (text, path) = (toml::to_string(config).map_err(|e| failed(dir, &e))?, dir.join(CONFIG));
+    let content = format!("{FIRST_LINE}{:016x}\n{text}", digest::of(text.as_bytes()));
+    disk::replace(&path, content.as_bytes()).map_err(|e| failed(&path, &e))
+}
+
+/// Whether a configuration is what was written. Earlier versions wrote no digest.
+fn unchanged(content: &str) -> bool {
+    let (first, rest) = content.split_once('\n').unwrap_or((content, ""));
+    match first.strip_prefix(FIRST_LINE) {
+        Some(digits) => format!("{:016x}", digest::of(rest.as_bytes())) == digits,
+        // Of a line that was damaged one half is left.
+        None => !(first.contains("XXH3") || first.contains("follows")),
+    }
 }
 
 /// Removes what a run that never began has in its directory; its tokens stay.
 pub fn discard(dir: &Path) {
-    // The configuration goes first: without one the directory holds no run.
-    for name in [CONFIG, UNNAMED, PLAN, tokenizer::FILE_NAME, tokenizer::CLASS_FILE_NAME, metrics::LINES] {
+    let temporary = [PLAN, tokenizer::FILE_NAME, tokenizer::CLASS_FILE_NAME, DIGESTS];
+    let temporary = temporary.map(|name| disk::temporary(Path::new(name)));
+    let own = [PLAN, tokenizer::FILE_NAME, tokenizer::CLASS_FILE_NAME, metrics::LINES, metrics::DIGEST, DIGESTS];
+    for name in own.iter().map(Path::new).chain(temporary.iter().map(AsRef::as_ref)) {
         let _ = fs::remove_file(dir.join(name));
     }
     let _ = fs::remove_dir_all(dir.join(metrics::EVENTS));
+    // The configuration goes last: what is left beside it belongs to a run that begins again.
+    for name in [UNNAMED, CONFIG] {
+        let _ = fs::remove_file(dir.join(name));
+    }
 }
 
 /// Reads the saved configuration.
 ///
 /// # Errors
-/// No run there, or a configuration that does not parse.
+/// No run there, or a configuration that was changed or does not parse.
 pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
     let path = dir.join(CONFIG);
     let text = regular::read_to_string(&path)
         .map_err(|e| ConfigError(format!("{} holds no run ({CONFIG}: {e})", dir.display())))?;
+    if !unchanged(&text) {
+        return Err(failed(
+            &path,
+            &"it is damaged or was edited: its first line has the digest of the rest; restore it, or remove that line to \
+              use it as it is",
+        ));
+    }
     let config: Config = toml::from_str(&text).map_err(|e| failed(&path, &e.message().replace('\n', " ")))?;
     config.validate()?;
     Ok(config)

@@ -1,17 +1,19 @@
 //! A model of `transformers` as a run: its tensors as they are, in a checkpoint of step 0.
 
-use std::fs::{self, File};
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use capful_core::device::Single;
 use capful_core::memory::{Entry, Layout, Role};
 use capful_core::model::{Family, Purpose};
 
-use super::checkpoint::{self, CheckpointError, DONE, io_at, name_of, sync_dir, write_file};
+use super::checkpoint::{self, CheckpointError, io_at, mark, name_of, sync_dir, write_file};
+use super::directory;
 use super::origin::Origin;
-use crate::config::AnyFamily;
+use crate::config::{AnyFamily, Config, IMPORTED};
 use crate::data::tokenizer::Tokenizer;
+use crate::digest::PIECE;
 use crate::format::tensors;
 
 /// The parameters of a model.
@@ -29,8 +31,35 @@ pub fn parameters(family: &AnyFamily) -> Vec<Entry> {
     }
 }
 
-/// Writes the checkpoint of `origin` into the run's directory `dir`; `config` is its config.json. Gives the bytes of the
-/// weights.
+/// A model that is copied, and has no name in its run yet: what was begun is removed when this is dropped.
+#[derive(Debug)]
+pub struct Copied {
+    /// Bytes of the weights.
+    pub bytes: u64,
+    temporary: PathBuf,
+    last: PathBuf,
+}
+
+impl Copied {
+    /// Makes it the checkpoint of its run.
+    ///
+    /// # Errors
+    /// The file system; then it is removed.
+    pub fn keep(self) -> Result<(), CheckpointError> {
+        fs::rename(&self.temporary, &self.last).map_err(io_at(&self.last))?;
+        let dir = self.last.parent().unwrap_or(Path::new("."));
+        sync_dir(dir).inspect_err(|_| drop(checkpoint::remove(&self.last)))
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        // It has its name by now, or is not wanted.
+        let _ = fs::remove_dir_all(&self.temporary);
+    }
+}
+
+/// Copies the model of `origin` into the run's directory `dir`; `config` is its config.json.
 ///
 /// # Errors
 /// Weights that are missing, damaged or of another model, the file system, or that `stop` was raised; what was begun is
@@ -42,27 +71,24 @@ pub fn import(
     config: &[u8],
     dir: &Path,
     stop: &AtomicBool,
-) -> Result<u64, CheckpointError> {
+) -> Result<Copied, CheckpointError> {
     let entries = parameters(family);
     let mut weights = origin.tensors(&entries, family)?;
     let last = dir.join(name_of(0));
     let temporary = last.with_extension("tmp");
-    let mut write = || {
-        fs::create_dir(&temporary).map_err(io_at(&temporary))?;
-        let bytes = weights.copy(&entries, &temporary.join(tensors::FILE), stop)?;
-        write_file(&temporary.join("config.json"), config)?;
-        tokenizer.save(&temporary)?;
-        fs::rename(&temporary, &last).map_err(io_at(&last))?;
-        let done = last.join(DONE);
-        File::create(&done).and_then(|file| file.sync_all()).map_err(io_at(&done))?;
-        sync_dir(&last)?;
-        sync_dir(dir)?;
-        Ok(bytes)
-    };
-    let written = write();
-    if written.is_err() {
-        let _ = fs::remove_dir_all(&temporary);
-        let _ = checkpoint::remove(&last);
-    }
-    written
+    fs::create_dir(&temporary).map_err(io_at(&temporary))?;
+    let mut copied = Copied { bytes: 0, temporary, last };
+    let at = &copied.temporary;
+    let bytes = weights.copy(&entries, &at.join(tensors::FILE), stop)?;
+    write_file(&at.join("config.json"), config)?;
+    tokenizer.save(at)?;
+    mark(at, &[], &mut vec![0; PIECE])?;
+    copied.bytes = bytes;
+    Ok(copied)
+}
+
+/// Whether the run in `dir` is an import that was stopped before it had its weights.
+pub fn unfinished(dir: &Path) -> bool {
+    let imported = |config: Config| config.preset == IMPORTED && config.init_from.is_none();
+    directory::read_config(dir).is_ok_and(imported) && checkpoint::complete(dir).is_ok_and(|there| there.is_empty())
 }

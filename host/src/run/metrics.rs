@@ -5,13 +5,14 @@
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::gauges::Readings;
 use super::speed::Speed;
 use super::tensorboard;
-use crate::regular;
+use crate::digest::{self, Digest};
+use crate::{disk, regular};
 
 /// One logged step.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,14 +107,21 @@ impl EvalMetrics {
     }
 }
 
-/// The file of lines, and the directory of TensorBoard's files.
-pub(super) const LINES: &str = "metrics.jsonl";
-pub(super) const EVENTS: &str = "tb";
+/// The file of lines.
+pub const LINES: &str = "metrics.jsonl";
+/// The file of its digest.
+pub const DIGEST: &str = "metrics.jsonl.xxh3";
+/// The directory of TensorBoard's files.
+pub const EVENTS: &str = "tb";
 
 /// The files of a run's metrics, open for appending.
 #[derive(Debug)]
 pub struct Metrics {
+    run: PathBuf,
     lines: File,
+    /// Of the lines so far, and their bytes.
+    digest: Digest,
+    bytes: u64,
     events: File,
     /// The step of the last evaluation that is written down.
     evaluated: Option<u64>,
@@ -127,14 +135,31 @@ impl Metrics {
     pub fn open(run: &Path, step: u64) -> io::Result<Metrics> {
         let path = run.join(LINES);
         let named = |e: io::Error| io::Error::new(e.kind(), format!("{LINES}: {e}"));
-        let evaluated = if path.exists() { keep_until(&path, step).map_err(named)? } else { None };
+        let (kept, evaluated) = if path.exists() { keep_until(run, step).map_err(named)? } else { Default::default() };
+        let mut digest = Digest::default();
+        digest.add(kept.as_bytes());
         let lines = OpenOptions::new().create(true).append(true).open(path).map_err(named)?;
         let dir = run.join(EVENTS);
         fs::create_dir_all(&dir)?;
         let name = format!("events.out.tfevents.{}.{step}.capful", now() as u64);
         let mut events = OpenOptions::new().create(true).append(true).open(dir.join(name))?;
         events.write_all(&tensorboard::version(now()))?;
-        Ok(Metrics { lines, events, evaluated })
+        Ok(Metrics { run: run.to_owned(), lines, digest, bytes: kept.len() as u64, events, evaluated })
+    }
+
+    /// Writes the digest of the lines so far beside them.
+    ///
+    /// # Errors
+    /// The file system.
+    pub fn seal(&self) -> io::Result<()> {
+        seal(&self.run, self.digest.value(), self.bytes)
+    }
+
+    fn line(&mut self, line: &str) -> io::Result<()> {
+        self.lines.write_all(line.as_bytes())?;
+        self.digest.add(line.as_bytes());
+        self.bytes += line.len() as u64;
+        Ok(())
     }
 
     /// Writes a logged step.
@@ -142,7 +167,7 @@ impl Metrics {
     /// # Errors
     /// The file system.
     pub fn step(&mut self, m: &StepMetrics) -> io::Result<()> {
-        self.lines.write_all(m.json().as_bytes())?;
+        self.line(&m.json())?;
         self.scalars(
             m.step,
             &[
@@ -174,7 +199,7 @@ impl Metrics {
         if self.evaluated.replace(m.step) == Some(m.step) {
             return Ok(());
         }
-        self.lines.write_all(m.json().as_bytes())?;
+        self.line(&m.json())?;
         self.scalars(m.step, &[("validation/loss", m.val_loss)])
     }
 
@@ -214,10 +239,11 @@ pub fn last_evaluation(run: &Path, step: u64) -> io::Result<Option<EvalMetrics>>
     Ok(text.lines().rev().find_map(evaluation))
 }
 
-/// Drops lines of steps that a resumed run will take again, and evaluations that are there twice. Gives the step of the
-/// last evaluation that stays.
-fn keep_until(path: &Path, step: u64) -> io::Result<Option<u64>> {
-    let text = regular::read_to_string(path)?;
+/// Drops lines of steps that a resumed run will take again, and evaluations that are there twice. Gives the lines and the
+/// step of the last evaluation that stays.
+fn keep_until(run: &Path, step: u64) -> io::Result<(String, Option<u64>)> {
+    let path = run.join(LINES);
+    let text = String::from_utf8_lossy(&regular::read(&path)?).into_owned();
     let (mut out, mut evaluated) = (String::new(), None);
     for line in text.lines() {
         let Ok(value) = serde_json::from_str::<serde_json::Value>(line) else { continue };
@@ -228,10 +254,49 @@ fn keep_until(path: &Path, step: u64) -> io::Result<Option<u64>> {
             out.push('\n');
         }
     }
-    let temporary = path.with_extension("jsonl.tmp");
-    fs::write(&temporary, out)?;
-    fs::rename(temporary, path)?;
-    Ok(evaluated)
+    // Whoever is stopped between the two leaves lines without a digest.
+    match fs::remove_file(run.join(DIGEST)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    disk::replace(&path, out.as_bytes())?;
+    seal(run, digest::of(out.as_bytes()), out.len() as u64)?;
+    Ok((out, evaluated))
+}
+
+/// Writes the digest of the first `bytes` of the lines. `xxhsum --check` compares it with a run that has ended.
+fn seal(run: &Path, digest: u64, bytes: u64) -> io::Result<()> {
+    disk::replace(&run.join(DIGEST), sealed(digest, bytes).as_bytes())
+}
+
+fn sealed(digest: u64, bytes: u64) -> String {
+    format!("XXH3 ({LINES}) = {digest:016x}\n{bytes} bytes\n")
+}
+
+/// Whether the lines of the run in `dir` are those that were written, as far as their digest was written down: up to the
+/// last save. Gives how many bytes that are; nothing where an earlier version wrote them.
+///
+/// # Errors
+/// Which file is damaged, or cannot be read.
+pub fn compare(dir: &Path) -> Result<Option<u64>, String> {
+    let (path, list) = (dir.join(LINES), dir.join(DIGEST));
+    let at = |path: &Path, what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
+    let content = match regular::read(&list) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        read => read.map_err(|e| at(&list, &e))?,
+    };
+    let content = String::from_utf8_lossy(&content);
+    let bytes = content.lines().nth(1).and_then(|line| line.strip_suffix(" bytes")?.parse::<u64>().ok());
+    let bytes = bytes.ok_or_else(|| at(&list, &"it is damaged"))?;
+    let mut lines = regular::read(&path).map_err(|e| at(&path, &e))?;
+    lines.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
+    if sealed(digest::of(&lines), bytes) != content {
+        return Err(at(
+            &path,
+            &format_args!("it is damaged: its content is not what was written, by its digest in {DIGEST}"),
+        ));
+    }
+    Ok(Some(bytes))
 }
 
 #[cfg(test)]

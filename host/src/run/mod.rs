@@ -20,6 +20,7 @@ mod tensorboard;
 pub mod trace;
 pub mod train;
 pub mod transcript;
+pub mod verify;
 mod wiring;
 
 pub(crate) use session::staging;

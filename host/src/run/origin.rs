@@ -154,7 +154,9 @@ impl Origin {
     /// Files that are missing, damaged or of another model.
     pub fn tensors(&self, entries: &[Entry], family: &AnyFamily) -> Result<Tensors, CheckpointError> {
         let mut tensors = Tensors::open(&self.weights)?;
-        if self.foreign {
+        if !self.foreign {
+            checkpoint::check_weights(&self.weights)?;
+        } else {
             tensors.require(entries, hugging_face::tied_head(family), hugging_face::is_buffer)?;
         }
         Ok(tensors)

@@ -64,6 +64,32 @@ fn varint(out: &mut Record, mut value: u64) {
     push(out, &[value as u8]);
 }
 
+/// How many whole records a file's `content` begins with; a killed run may leave half of one behind them.
+///
+/// # Errors
+/// Where the first record begins whose checksums are not its own.
+pub fn records(content: &[u8]) -> Result<u64, usize> {
+    let (mut at, mut count) = (0, 0);
+    let sum = |at: usize| Some(u32::from_le_bytes(content.get(at..at + 4)?.try_into().ok()?));
+    while let Some(length) = content.get(at..at + 8) {
+        let Some(sum_of_length) = sum(at + 8) else { break };
+        if sum_of_length != masked(crc32c(length)) {
+            return Err(at);
+        }
+        let length = length.iter().rev().fold(0, |n, byte| n << 8 | usize::from(*byte));
+        let Some((data, sum_of_data)) =
+            content.get(at + 12..).and_then(|rest| rest.get(..length)).zip(sum(at + 12 + length))
+        else {
+            break;
+        };
+        if sum_of_data != masked(crc32c(data)) {
+            return Err(at);
+        }
+        (at, count) = (at + 16 + length, count + 1);
+    }
+    Ok(count)
+}
+
 const fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -99,5 +125,20 @@ mod tests {
         assert_eq!(record[..8], (data.len() as u64).to_le_bytes());
         assert_eq!(record[12..12 + data.len()], data);
         assert_eq!(record.len(), data.len() + 16);
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_record_is_noticed_and_half_a_record_is_none() {
+        let whole = [&version(1.0)[..], &scalar(1.5, 300, "a/b", 2.0), &scalar(1.5, 301, "a/b", 2.5)].concat();
+        assert_eq!(records(&whole), Ok(3));
+        assert_eq!(records(&[]), Ok(0));
+        for cut in 0..whole.len() {
+            assert!(records(&whole[..cut]).is_ok_and(|count| count < 3), "{cut}");
+        }
+        for bit in 0..8 * whole.len() {
+            let mut bad = whole.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(records(&bad).is_err(), "{bit}");
+        }
     }
 }

@@ -432,7 +432,9 @@ impl<'a> Trainer<'a> {
 
     fn save(&mut self) -> Result<(), TrainError> {
         let before = allocations::count(Activity::Save);
-        let saved = self.writer.save(&mut self.session.storage(), &self.state);
+        let saved = self.writer.save(&mut self.session.storage(), &self.state).map_err(|e| e.to_string());
+        let sealed = || allocations::during(Activity::Save, || self.metrics.as_ref().map_or(Ok(()), Metrics::seal));
+        let saved = saved.and_then(|()| sealed().map_err(|e| e.to_string()));
         saved.map_err(|e| self.failed(format!("the checkpoint of step {} was not written: {e}", self.state.step)))?;
         let made = allocations::since(Activity::Save, before);
         if made.bytes > self.save.bytes {

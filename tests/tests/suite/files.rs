@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use capful_core::random::stream;
-use capful_tests::binary::{Outcome, TINY, command, directory, host, path};
+use capful_tests::binary::{Outcome, TINY, command, directory, forget_digests, host, path};
 use serde_json::Value;
 
 /// `train` with the tiny model and `flags`.
@@ -274,6 +274,7 @@ fn a_run_of_an_earlier_version_goes_on_with_the_data_it_began_with() {
     for (i, order) in ORDERS.into_iter().enumerate() {
         train(dir, &format!("--data corpus.txt {order} --steps 5 --out run{i}")).ok();
         let (path, mut value) = state(&dir.join(format!("run{i}")), 5);
+        forget_digests(&dir.join(format!("run{i}")));
         let size = fs::metadata(&corpus).unwrap().len();
         // Names and sizes were all that it knew.
         let former = |size: u64| Value::from(stream(&format!("0/corpus.txt/{size}")));
@@ -316,6 +317,7 @@ fn weights_that_are_not_finite_are_said_to_be_damaged() {
     let dir = directory();
     let dir = dir.path();
     train(dir, "--steps 5 --out run").ok();
+    forget_digests(&dir.join("run"));
     let saved = dir.join("run/checkpoint-00000005");
     let resume = "train --json --resume --out run --steps 9";
     for value in [f32::NAN, f32::NEG_INFINITY] {
@@ -359,6 +361,7 @@ fn a_model_that_others_would_load_as_a_dense_one_has_a_type_of_its_own() {
             assert_eq!(config["attention"]["block"] == 16, own, "{run}: {config}");
             // What an earlier version wrote still loads here.
             fs::write(&path, config.to_string().replace("yxanul", dense)).unwrap();
+            forget_digests(&dir.join(&run));
             host(dir, &format!("eval --json --run {run}")).ok();
             host(dir, &format!("train --json --resume --steps 3 --out {run}")).ok();
         }

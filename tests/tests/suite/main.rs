@@ -7,9 +7,12 @@ mod chat;
 mod chip;
 mod cuda;
 mod curriculum;
+mod damage;
 mod digests;
 mod docs;
 mod export;
+#[cfg(target_os = "linux")]
+mod faults;
 mod files;
 mod firmware;
 mod fp8;

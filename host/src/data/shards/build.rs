@@ -187,6 +187,7 @@ impl<'a> Builder<'a> {
             documents: total(|c| c.documents),
             tokens: total(|c| c.tokens),
             bytes: total(|c| c.bytes),
+            digest: None,
         };
         Ok(Self { dir, pieces, manifest, complete })
     }

@@ -115,6 +115,9 @@ impl Contents {
             next,
             digest: long(72),
         };
+        if contents.header() != bytes {
+            return Err(damaged("its header is not what was written"));
+        }
         if ![2, 4].contains(&contents.width) || contents.length() != Some(length) {
             return Err(damaged("its length is not what its header says"));
         }

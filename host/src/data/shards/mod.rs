@@ -8,14 +8,14 @@ pub mod documents;
 pub mod file;
 pub mod training;
 
-use std::fs::{self, File};
-use std::io::Write as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::error::SourceError;
 use super::source::{Place, TokenKind};
+use crate::{digest, disk};
 use file::{Shard, VERSION};
 
 /// The file that says what a set is. It is written last.
@@ -63,6 +63,9 @@ pub struct Manifest {
     pub tokens: u64,
     /// Bytes of their text; 0 where it is not known.
     pub bytes: u64,
+    /// XXH3-64 of everything else, where the version that wrote it knew of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    digest: Option<String>,
 }
 
 impl Manifest {
@@ -83,16 +86,23 @@ impl Manifest {
         if manifest.version != VERSION {
             return Err(SourceError::ShardVersion { path, version: manifest.version, known: VERSION });
         }
+        if manifest.digest.is_some() && manifest.digest != Some(manifest.digest().map_err(damaged)?) {
+            let reason = "its content is not what was written".to_owned();
+            return Err(SourceError::Shard { path, reason });
+        }
         Ok(Some(manifest))
     }
 
-    fn write(&self, dir: &Path) -> std::io::Result<()> {
-        let temporary = dir.join("shards.json.tmp");
-        let mut file = File::create(&temporary)?;
-        file.write_all(&serde_json::to_vec_pretty(self)?)?;
-        file.sync_all()?;
-        fs::rename(temporary, dir.join(MANIFEST))?;
-        File::open(dir)?.sync_all()
+    fn write(mut self, dir: &Path) -> std::io::Result<()> {
+        self.digest = Some(self.digest()?);
+        disk::replace(&dir.join(MANIFEST), &serde_json::to_vec_pretty(&self)?)?;
+        disk::sync_dir(dir)
+    }
+
+    /// The digest of everything else.
+    fn digest(&self) -> serde_json::Result<String> {
+        let bytes = serde_json::to_vec(&Self { digest: None, ..self.clone() })?;
+        Ok(format!("{:016x}", digest::of(&bytes)))
     }
 
     /// What its ids mean.
@@ -204,9 +214,17 @@ impl Shards {
     pub fn verified(self) -> Result<Self, SourceError> {
         let bytes: u64 = self.shards.iter().map(|s| s.contents().tokens * s.contents().width).sum();
         if bytes <= VERIFIED {
-            self.shards.iter().try_for_each(Shard::verify)?;
+            self.verify()?;
         }
         Ok(self)
+    }
+
+    /// Compares every shard with its digest.
+    ///
+    /// # Errors
+    /// A shard that is damaged.
+    pub fn verify(&self) -> Result<(), SourceError> {
+        self.shards.iter().try_for_each(Shard::verify)
     }
 }
 

@@ -18,12 +18,13 @@
 //! [`build()`] makes one from documents, [`load()`] reads one that was saved with a checkpoint.
 
 use std::borrow::Cow;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use capful_core::vocab::{FINGERPRINT, fingerprint};
 
+use crate::disk;
 use crate::format::firmware::Tables;
 
 pub mod bpe;
@@ -174,12 +175,15 @@ pub trait Tokenizer: Send + Sync {
     }
 }
 
+/// Writes a file that has its name once it is whole.
 fn write_file(path: PathBuf, write: &mut dyn FnMut(&mut File) -> io::Result<()>) -> Result<(), TokenizerError> {
-    let written = File::create(&path).and_then(|mut file| {
+    let temporary = disk::temporary(&path);
+    let written = File::create(&temporary).and_then(|mut file| {
         write(&mut file)?;
-        file.sync_all()
+        file.sync_all()?;
+        fs::rename(&temporary, &path)
     });
-    written.map_err(|source| TokenizerError::Write { path, source })
+    written.inspect_err(|_| drop(fs::remove_file(&temporary))).map_err(|source| TokenizerError::Write { path, source })
 }
 
 struct Fingerprint(u64);

@@ -1,17 +1,23 @@
 //! A file or directory that has its name once it is whole.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::error::ExportError;
+use crate::disk;
+use crate::lock::Lock;
 
-/// Where an export is made: beside its place, under a name of its own. What was begun is removed when this is dropped.
+/// Where an export is made: beside its place, under a hidden name. What was begun is removed when this is dropped; what a
+/// killed process left there, by the next one.
 #[derive(Debug)]
 pub struct Place {
     out: PathBuf,
     temporary: PathBuf,
     done: bool,
+    /// Against another process that makes the same.
+    _lock: Lock,
 }
 
 impl Place {
@@ -22,16 +28,21 @@ impl Place {
     pub fn new(out: &Path) -> Result<Place, ExportError> {
         let refused = |what: &str| ExportError::Refused(format!("{}: {what}", out.display()));
         let name = out.file_name().ok_or_else(|| refused("it names no file or directory"))?;
-        require_free(out)?;
         let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if !parent.is_dir() {
             return Err(refused("its directory does not exist; make it first"));
         }
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}.tmp", std::process::id()));
-        let place = Place { out: out.to_owned(), temporary: parent.join(hidden), done: false };
+        let hidden = |end: &str| {
+            let mut hidden = OsString::from(".");
+            hidden.push(name);
+            hidden.push(end);
+            parent.join(hidden)
+        };
+        let lock = Lock::take(&hidden(".lock")).map_err(|e| ExportError::create(out, &e))?;
+        let lock = lock.ok_or_else(|| refused("another process writes it; wait for it or name another place"))?;
+        let place = Place { out: out.to_owned(), temporary: hidden(".tmp"), done: false, _lock: lock };
         place.remove();
+        require_free(out)?;
         Ok(place)
     }
 
@@ -48,17 +59,16 @@ impl Place {
         require_free(&self.out)?;
         let failed = |e| ExportError::write(&self.out, &e);
         if self.temporary.is_dir() {
-            File::open(&self.temporary).and_then(|dir| dir.sync_all()).map_err(failed)?;
+            disk::sync_dir(&self.temporary).map_err(failed)?;
         }
         fs::rename(&self.temporary, &self.out).map_err(failed)?;
         self.done = true;
         let parent = self.out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(parent).and_then(|dir| dir.sync_all()).map_err(failed)
+        disk::sync_dir(parent).inspect_err(|_| remove(&self.out)).map_err(failed)
     }
 
     fn remove(&self) {
-        let _ = fs::remove_dir_all(&self.temporary);
-        let _ = fs::remove_file(&self.temporary);
+        remove(&self.temporary);
     }
 }
 
@@ -68,6 +78,12 @@ impl Drop for Place {
             self.remove();
         }
     }
+}
+
+/// Removes a file or a directory.
+fn remove(path: &Path) {
+    let _ = fs::remove_dir_all(path);
+    let _ = fs::remove_file(path);
 }
 
 fn require_free(out: &Path) -> Result<(), ExportError> {

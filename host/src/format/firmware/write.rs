@@ -13,6 +13,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::device::{DeviceError, Storage as _};
 use crate::format::export::{ExportError, Place, Written};
 use crate::plan::Sections;
+use crate::regular;
 use crate::run::Session;
 use crate::run::checkpoint;
 use crate::run::directory::{self, Trained};
@@ -98,7 +99,12 @@ pub fn export(
         let what = format!("{}: the constants beside the image end in .rs; name the image otherwise", out.display());
         return Err(DeviceError::Refused(what));
     }
-    let [image_place, constants_place] = [Place::new(out)?, Place::new(&constants)?];
+    let image_place = Place::new(out)?;
+    // Constants without an image are of an export that was killed between the two.
+    if regular::read_to_string(&constants).is_ok_and(|text| text.starts_with(&first_line(out))) {
+        fs::remove_file(&constants).map_err(|e| ExportError::create(&constants, &e))?;
+    }
+    let constants_place = Place::new(&constants)?;
     let sections = Sections { decoding: Some(context), ..Sections::none(&config) };
     let Trained { mut session, tokenizer: spoken } = Trained::load(dir, &config, &sections)?;
     let model = described(&config);
@@ -111,8 +117,8 @@ pub fn export(
     let text = constants_of(out, &bytes, &sizes, [model.ids(), context]);
     put(&image_place, &bytes)?;
     put(&constants_place, text.as_bytes())?;
-    image_place.keep()?;
-    constants_place.keep().inspect_err(|_| drop(fs::remove_file(out)))?;
+    constants_place.keep()?;
+    image_place.keep().inspect_err(|_| drop(fs::remove_file(&constants)))?;
     let files = vec![(out.to_owned(), bytes.len() as u64), (constants, text.len() as u64)];
     Ok(Exported { from: checkpoint::latest(dir)?, sizes, files })
 }
@@ -135,10 +141,16 @@ fn vocabulary(tokenizer: &dyn Tokenizer, ids: u32) -> Result<Vec<u8>, DeviceErro
 }
 
 /// The sizes as Rust constants.
-fn constants_of(out: &Path, image: &[u8], sizes: &Sizes, [ids, context]: [u32; 2]) -> String {
+/// How the constants of the image `out` begin.
+fn first_line(out: &Path) -> String {
     let name = out.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    format!("// Sizes of {name}, for the firmware that runs it; written by `host export`.\n")
+}
+
+fn constants_of(out: &Path, image: &[u8], sizes: &Sizes, [ids, context]: [u32; 2]) -> String {
+    let first_line = first_line(out);
     format!(
-        "// Sizes of {name}, for the firmware that runs it; written by `host export`.\n\
+        "{first_line}\
          /// Bytes of the image.\n\
          pub const IMAGE_BYTES: usize = {};\n\
          /// Words of 64 bits of storage that a decoder of CONTEXT positions needs.\n\

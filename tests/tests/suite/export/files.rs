@@ -79,6 +79,7 @@ fn a_place_that_is_taken_and_flags_of_the_other_format_are_refused() {
     // A configuration that the weights are not of.
     let config = fs::read_to_string(dir.join("run/config.toml")).unwrap();
     fs::write(dir.join("run/config.toml"), config.replace("d_ff = 48", "d_ff = 64")).unwrap();
+    forget_digests(&dir.join("run"));
     export(dir, "--to hf out").refused(2, &["mlp.gate_proj.weight", "[48, 32]", "64 × 32"]);
     assert_eq!(names(dir), ["file.gguf", "run", "there"]);
 }
@@ -115,6 +116,7 @@ fn large(dir: &Path) {
     file.extend(text.as_bytes());
     fs::write(&model, &file).unwrap();
     fs::File::options().write(true).open(&model).unwrap().set_len(file.len() as u64 + at).unwrap();
+    forget_digests(&dir.join("run"));
 }
 
 /// The most memory of a process so far, in bytes.

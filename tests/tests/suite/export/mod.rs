@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use capful_tests::binary::{Outcome, command, directory, host, host_with};
+use capful_tests::binary::{Outcome, command, directory, forget_digests, host, host_with};
 use capful_tests::gguf::{Gguf, Value as Meta};
 use capful_tests::safetensors::{self, Tensor};
 use serde_json::{Value, json};

@@ -277,6 +277,7 @@ fn numbers_are_rounded_to_the_type_asked_for_or_refused_by_name() {
     let dir = directory();
     let dir = dir.path();
     let model = train(dir, "--preset llama-tiny --set kv_heads=1").join("model.safetensors");
+    forget_digests(&dir.join("run"));
     let stored = checkpoint(dir);
     for (dtype, name, torch, digits) in [("f16", "F16", "float16", 11), ("bf16", "BF16", "bfloat16", 8)] {
         let (exported, config) = hugging_face(dir, &format!("--dtype {dtype}"));
@@ -319,6 +320,7 @@ fn blocks_are_those_of_another_quantiser() {
     let dir = directory();
     let dir = dir.path();
     let model = train(dir, "--preset llama-tiny --set kv_heads=1").join("model.safetensors");
+    forget_digests(&dir.join("run"));
     // 32 blocks are the first rows of the embedding.
     let name = "model.embed_tokens.weight";
     let mut table = checkpoint(dir)[name].numbers();
