@@ -9,7 +9,7 @@ use capful_core::data::Stretch;
 use super::ahead;
 use super::choice::{self, Validation};
 use super::error::SourceError;
-use super::files::Files;
+use super::files::{Files, describe};
 use super::ngram::Baselines;
 use super::overlap::{self, Overlap};
 use super::sequences::Sequences;
@@ -215,14 +215,15 @@ impl Corpus {
     }
 
     fn sources(config: &Config, began: Option<Snapshot>) -> Result<(Source, SourceOptions, Split), CorpusError> {
-        let mut options = SourceOptions { text_field: config.text_field.clone(), ..SourceOptions::default() };
+        let mut options = SourceOptions::of(config);
         let source = parse(&config.data);
         if let Source::Path(path) = &source
             && Manifest::read(path)?.is_none()
             && !shards::begun(path)
         {
-            // Files that were moved are compared by their fingerprint.
-            let began = began.filter(|began| began.name == config.data);
+            // Files that were moved are the same where their text is.
+            let began =
+                began.and_then(|began| if began.name == config.data { Some(began) } else { began.moved(&config.data) });
             let began = began.map_or_else(|| Files::open(path, &options)?.snapshot(), Ok)?;
             options.began = Some(Arc::new(began));
         }
@@ -263,6 +264,11 @@ impl Corpus {
             made: None,
             tokenizer,
         })
+    }
+
+    /// What was passed over or mended in the text read so far: lines that were not given before.
+    pub fn noticed(&self) -> Vec<String> {
+        self.options.noticed.news()
     }
 
     fn feed(&self, part: Part) -> Result<Feed, SourceError> {
@@ -445,6 +451,21 @@ fn baseline_tokens(most: u32, bytes: u64) -> usize {
         tokens /= 2;
     }
     tokens
+}
+
+/// What of the files of `config` is read and what is not, a line for each directory; of a run that goes on, beside what it
+/// `began` with. What is wrong with them is said when they are opened.
+pub fn reading(config: &Config, began: Option<&Snapshot>) -> Vec<String> {
+    let options = SourceOptions::of(config);
+    let sources = [(Some(&config.data), began), (config.validation.as_ref(), None)];
+    let lines = sources.into_iter().filter_map(|(name, began)| {
+        let Source::Path(path) = parse(name?) else { return None };
+        if shards::begun(&path) || path.join(shards::MANIFEST).exists() {
+            return None;
+        }
+        describe(&path, &options, began).ok().flatten()
+    });
+    lines.collect()
 }
 
 /// Builds the tokenizer of `config` from its training documents.

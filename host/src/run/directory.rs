@@ -12,7 +12,7 @@ use crate::run::{Session, checkpoint, metrics};
 use crate::{disk, regular};
 
 const CONFIG: &str = "config.toml";
-const PLAN: &str = "plan.json";
+pub(crate) const PLAN: &str = "plan.json";
 
 /// Why a run's directory cannot be had.
 #[derive(Debug, thiserror::Error)]
