@@ -45,7 +45,9 @@ impl Eval {
             )));
         }
         let began = checkpoint::read_source(&from).map_err(request)?;
-        tell_of_data(&config, began.as_ref(), self.json);
+        if began.is_some() {
+            tell_of_data(&config, began.as_ref(), self.json);
+        }
         let corpus = Corpus::reopen(&config, &from, &self.trained.dir, began, None).map_err(request)?;
         let validation = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
         tell_of_flaws(&corpus);

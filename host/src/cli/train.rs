@@ -141,7 +141,9 @@ impl Train {
         let digest = state.as_ref().map_or(0, |(_, digest)| *digest);
         let (TrainerState { source, algorithms, .. }, _) = team.agree(state, &[("checkpoint", digest)])?;
         let corpus = team.led_by_first(|| {
-            tell_of_data(&config, source.as_ref(), self.json);
+            if source.is_some() {
+                tell_of_data(&config, source.as_ref(), self.json);
+            }
             let mut say = encoding(&config, dir, self.json);
             Corpus::reopen(&config, &from, dir, source, Some(&mut say)).map_err(encoded)
         })?;

@@ -96,7 +96,7 @@ impl Corpus {
     /// # Errors
     /// What is wrong with a source, the tokenizer or the cache.
     pub fn open(config: &Config, dir: &Path, say: &mut dyn FnMut(Event)) -> Result<Corpus, CorpusError> {
-        let (source, options, split) = Self::sources(config, None)?;
+        let (source, options, split) = Self::sources(config, None, false)?;
         let built = build(config, &source, &options, split)?;
         let mut corpus = Self::with(config, built.tokenizer.into(), source, options, split)?;
         corpus.keep(config, dir, say)?;
@@ -115,7 +115,7 @@ impl Corpus {
         began: Option<Snapshot>,
         goes_on: Option<&mut dyn FnMut(Event)>,
     ) -> Result<Corpus, CorpusError> {
-        let (source, options, split) = Self::sources(config, began)?;
+        let (source, options, split) = Self::sources(config, began, true)?;
         let mut corpus = Self::with(config, tokenizer::load(from)?.into(), source, options, split)?;
         match goes_on {
             Some(say) => corpus.keep(config, dir, say)?,
@@ -214,7 +214,12 @@ impl Corpus {
         Ok(Feed { documents, tokenizer: Some(Arc::clone(&self.tokenizer)), split: self.split, part: Part::All })
     }
 
-    fn sources(config: &Config, began: Option<Snapshot>) -> Result<(Source, SourceOptions, Split), CorpusError> {
+    /// Of a run that `goes_on`, which `began` with some files, unless it was saved by a version that did not say so.
+    fn sources(
+        config: &Config,
+        began: Option<Snapshot>,
+        goes_on: bool,
+    ) -> Result<(Source, SourceOptions, Split), CorpusError> {
         let mut options = SourceOptions::of(config);
         let source = parse(&config.data);
         if let Source::Path(path) = &source
@@ -224,6 +229,7 @@ impl Corpus {
             // Files that were moved are the same where their text is.
             let began =
                 began.and_then(|began| if began.name == config.data { Some(began) } else { began.moved(&config.data) });
+            options.formerly = goes_on && began.is_none();
             let began = began.map_or_else(|| Files::open(path, &options)?.snapshot(), Ok)?;
             options.began = Some(Arc::new(began));
         }
@@ -473,7 +479,7 @@ pub fn reading(config: &Config, began: Option<&Snapshot>) -> Vec<String> {
 /// # Errors
 /// What is wrong with the source or with the tokenizer.
 pub fn build_tokenizer(config: &Config) -> Result<Built, CorpusError> {
-    let (source, options, split) = Corpus::sources(config, None)?;
+    let (source, options, split) = Corpus::sources(config, None, false)?;
     build(config, &source, &options, split)
 }
 

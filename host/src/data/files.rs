@@ -189,6 +189,9 @@ impl Files {
             return Err(SourceError::Empty { path });
         }
         let mut format = Format::of(&path)?;
+        if self.options.formerly && format.kind.saved().is_some() {
+            format = Format::of_text(&path)?;
+        }
         let file = match began {
             Some(began) => {
                 if began.format != format.kind.saved() {

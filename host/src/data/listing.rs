@@ -44,6 +44,10 @@ impl Listing {
             listing.files.push(path.to_path_buf());
             return Ok(listing);
         }
+        if options.formerly {
+            listing.files = formerly(path)?;
+            return Ok(listing);
+        }
         let root = fs::canonicalize(path).map_err(|e| SourceError::io(path, e))?;
         let mut walk = Walk { entered: HashSet::from([root.clone()]), root, dangling: Vec::new() };
         walk.enter(path, &mut listing)?;
@@ -190,6 +194,22 @@ fn other(path: &Path, options: &SourceOptions) -> Result<Option<String>, SourceE
         Err(e) if e.is_of_one_document() => Ok(Some(format!("{kind} of another form"))),
         Err(e) => Err(e),
     }
+}
+
+/// What earlier versions read of a directory.
+fn formerly(path: &Path) -> Result<Vec<PathBuf>, SourceError> {
+    const ENDS: [&str; 9] = [".txt", ".text", ".md", ".raw", ".tokens", ".jsonl", ".ndjson", ".jsonl.zst", ".parquet"];
+    let entries = fs::read_dir(path).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
+    let mut paths: Vec<PathBuf> = entries.map_err(|e| SourceError::io(path, e))?;
+    paths.retain(|path| {
+        let name = lower_name(path);
+        !name.starts_with('.') && ENDS.iter().any(|end| name.ends_with(end)) && path.is_file()
+    });
+    paths.sort();
+    if paths.is_empty() {
+        return Err(SourceError::NoFiles { path: path.to_path_buf(), known: KNOWN, left: String::new() });
+    }
+    Ok(paths)
 }
 
 /// A walk through a directory and those inside it.

@@ -178,6 +178,24 @@ fn a_run_reads_what_it_began_with_and_says_what_came_since() {
 }
 
 #[test]
+fn a_run_that_remembers_no_files_reads_what_was_read_then() {
+    let directory = TempDir::new().unwrap();
+    make(&directory, "a.jsonl", "{\"text\":\"a\"}\n");
+    for name in ["README.md", "b.txt.gz", "c.csv", "d/e.jsonl", "f.json", ".g.txt"] {
+        make(&directory, name, "text\n1");
+    }
+    let options = SourceOptions { formerly: true, ..SourceOptions::default() };
+    let texts_of = |path: &Path| super::super::files::tests::texts_with(path, &options);
+    assert_eq!(texts_of(directory.path()), ["text\n1", "a"]);
+    // A file that was named itself was text, and stays it.
+    let path = directory.path().join("c.csv");
+    assert_eq!(texts_of(&path), ["text\n1"]);
+    let began = Files::open(&path, &options).unwrap().snapshot().unwrap();
+    let options = SourceOptions { began: Some(std::sync::Arc::new(began)), ..SourceOptions::default() };
+    assert_eq!(super::super::files::tests::texts_with(&path, &options), ["text\n1"]);
+}
+
+#[test]
 fn many_kinds_are_counted_together() {
     let kinds = (0..12).flat_map(|kind| std::iter::repeat_n(format!(".k{kind:02}"), 13 - kind));
     assert_eq!(counted(kinds), "13 .k00, 12 .k01, 11 .k02, 10 .k03, 9 .k04, 8 .k05, 7 .k06, 6 .k07, 14 others");

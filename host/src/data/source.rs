@@ -45,6 +45,9 @@ pub struct SourceOptions {
     pub max_document: u64,
     /// What the source's files were when the run began, which then is what is read of them. Default: what they are.
     pub began: Option<Arc<Snapshot>>,
+    /// Whether files are chosen and read as by versions that did not save what they are: of a directory its own files of
+    /// text, JSON lines and parquet only. Default: they are not.
+    pub formerly: bool,
     /// Where readings say what was no text.
     pub noticed: Noticed,
 }
@@ -57,6 +60,7 @@ impl Default for SourceOptions {
             skip_bad_lines: false,
             max_document: 16 << 20,
             began: None,
+            formerly: false,
             noticed: Noticed::default(),
         }
     }

@@ -91,3 +91,52 @@ fn blocks(mut packed: &[u8], mut to: &mut [u8]) -> bool {
     }
     packed.is_empty() && to.is_empty()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(bytes).unwrap();
+        packed.finish().unwrap()
+    }
+
+    /// As Hadoop writes it, so many bytes a block.
+    fn hadoop(bytes: &[u8], each: usize) -> Vec<u8> {
+        let block = |bytes: &[u8]| {
+            let packed = lz4_flex::block::compress(bytes);
+            let sizes = [bytes.len(), packed.len()].map(|size| (size as u32).to_be_bytes());
+            [&sizes.concat()[..], &packed].concat()
+        };
+        bytes.chunks(each).flat_map(block).collect()
+    }
+
+    #[test]
+    fn what_is_unpacked_has_the_size_that_was_said_and_levels_before_it() {
+        let text: Vec<u8> = (0..5000u32).map(|i| (i % 7 * i % 31) as u8).collect();
+        for (codec, packed) in [
+            (Codec::Gzip, gzip(&text)),
+            (Codec::Lz4Raw, lz4_flex::block::compress(&text)),
+            (Codec::Lz4, hadoop(&text, 5000)),
+            (Codec::Lz4, hadoop(&text, 1999)),
+            // What some writers call so.
+            (Codec::Lz4, lz4_flex::block::compress(&text)),
+        ] {
+            let page = [b"levels", &packed[..]].concat();
+            assert_eq!(codec.unpack(&page, 6, 5006).unwrap()[6..], text, "{codec:?}");
+            assert_eq!(&codec.unpack(&page, 6, 5006).unwrap()[..6], b"levels");
+            for size in [0, 5, 4000, 5005, 5007, 100_000] {
+                assert!(codec.unpack(&page, 6, size).is_err(), "{codec:?} {size}");
+            }
+            assert!(codec.unpack(&page[..page.len() - 1], 6, 5006).is_err(), "{codec:?}");
+            assert!(codec.unpack(b"lev", 6, 5006).is_err());
+            assert_eq!(codec.unpack(b"levels", 6, 6).unwrap(), &b"levels"[..]);
+        }
+        // A window of 2^30 bytes.
+        let said = Codec::Brotli.unpack(&[0x11, 0x1e, 0, 0], 0, 10).unwrap_err().to_string();
+        assert!(said.contains("16 MiB"), "{said}");
+    }
+}
