@@ -5,16 +5,17 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::output::{say, tell};
+use super::reading::Reading;
 use super::train::encoded;
 use super::{Failure, request, work};
 use crate::config::human_bytes;
 use crate::data::ahead;
 use crate::data::corpus::CorpusError;
 use crate::data::error::SourceError;
-use crate::data::files::Files;
+use crate::data::files::{Files, describe};
 use crate::data::shards::build::{Event, estimate, open_or_build};
 use crate::data::shards::{Origin, Shards};
-use crate::data::source::{Document, Documents as _, SourceOptions};
+use crate::data::source::{Document, Documents as _};
 use crate::data::split::{Part, Split};
 use crate::data::stream::Feed;
 use crate::data::tokenizer::{self, DocumentError, Tokenizer, TokenizerError};
@@ -34,9 +35,8 @@ pub struct Data {
     /// The directory of the token shards, for `--data DIR`
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// The field or column that holds a document's text
-    #[arg(long, value_name = "NAME", default_value = "text")]
-    text_field: String,
+    #[command(flatten)]
+    reading: Reading,
     /// Threads that encode; all cores if not given
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
@@ -47,7 +47,11 @@ pub struct Data {
 
 impl Data {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let options = SourceOptions { text_field: self.text_field.clone(), ..SourceOptions::default() };
+        let options = self.reading.options();
+        for source in &self.sources {
+            // What is wrong with one is said when all are opened.
+            describe(source, &options, None).ok().flatten().iter().for_each(|line| tell!("{line}"));
+        }
         let open = || Files::open_all(&self.sources, &options);
         let identity = open().map_err(request)?.identity();
         let tokenizer = self.tokenizer(&open)?;
@@ -64,6 +68,7 @@ impl Data {
         let made = open_or_build(&self.out, origin, || estimate(feed()?), feed, threads, &mut |event| self.say(event));
         let shards = made.and_then(Shards::verified).map_err(|e| encoded(CorpusError::Source(e)))?;
         tokenizer.save(&self.out).map_err(work)?;
+        options.noticed.news().iter().for_each(|line| tell!("{line}"));
         self.report(&shards, start.elapsed().as_secs_f64())
     }
 

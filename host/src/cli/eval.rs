@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::output::say;
+use super::train::{tell_of_data, tell_of_flaws};
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
 use crate::config::IMPORTED;
@@ -44,8 +45,12 @@ impl Eval {
             )));
         }
         let began = checkpoint::read_source(&from).map_err(request)?;
+        if began.is_some() {
+            tell_of_data(&config, began.as_ref(), self.json);
+        }
         let corpus = Corpus::reopen(&config, &from, &self.trained.dir, began, None).map_err(request)?;
         let validation = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
+        tell_of_flaws(&corpus);
         let (set, overlap) = (&validation.set, corpus.overlap(&validation.set).map_err(request)?);
         let sections = Sections { evaluation: Some(config.evaluation()), ..Sections::none(&config) };
         let Trained { mut session, .. } = Trained::load(&self.trained.dir, &config, &sections)?;

@@ -13,6 +13,7 @@ mod logits;
 mod output;
 mod plan;
 mod presets;
+mod reading;
 mod report;
 mod sampling;
 mod team;

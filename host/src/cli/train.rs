@@ -13,9 +13,10 @@ use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
 use crate::config::{Cache, Config, Device, RawConfig, human_bytes};
-use crate::data::corpus::{Corpus, CorpusError};
+use crate::data::corpus::{self, Corpus, CorpusError};
 use crate::data::error::SourceError;
 use crate::data::shards::build::Event;
+use crate::data::snapshot::Snapshot;
 use crate::data::tokenizer::Tokenizer;
 use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice, DeviceError};
@@ -146,6 +147,9 @@ impl Train {
         let digest = state.as_ref().map_or(0, |(_, digest)| *digest);
         let (TrainerState { source, algorithms, .. }, _) = team.agree(state, &[("checkpoint", digest)])?;
         let corpus = team.led_by_first(|| {
+            if source.is_some() {
+                tell_of_data(&config, source.as_ref(), self.json);
+            }
             let mut say = encoding(&config, dir, self.json);
             Corpus::reopen(&config, &from, dir, source, Some(&mut say)).map_err(encoded)
         })?;
@@ -211,6 +215,7 @@ struct Decided {
 
 /// Opens the data of a new run and counts its steps. The source must hold a batch before a directory is made.
 fn open(config: &mut Config, dir: &Path, decided: Decided, quiet: bool) -> Result<Corpus, Failure> {
+    tell_of_data(config, None, quiet);
     let mut corpus = Corpus::open(config, dir, &mut encoding(config, dir, quiet)).map_err(encoded)?;
     corpus.require(config).map_err(request)?;
     count_epochs(config, &corpus, decided.warmup)?;
@@ -221,6 +226,18 @@ fn open(config: &mut Config, dir: &Path, decided: Decided, quiet: bool) -> Resul
         tell!("{line}");
     }
     Ok(corpus)
+}
+
+/// Tells people which files are read and which are not.
+pub(super) fn tell_of_data(config: &Config, began: Option<&Snapshot>, quiet: bool) {
+    if !quiet {
+        corpus::reading(config, began).iter().for_each(|line| tell!("{line}"));
+    }
+}
+
+/// Tells people what of the text was passed over or mended, where they do not know it yet.
+pub(super) fn tell_of_flaws(corpus: &Corpus) {
+    corpus.noticed().iter().for_each(|line| tell!("{line}"));
 }
 
 /// Tells people that all text is encoded before the run begins.
@@ -308,6 +325,7 @@ impl Job<'_> {
             Ok((plan, laid, validation, overlap))
         };
         let (plan, laid, validation, overlap) = team.agree(prepare(), &[])?;
+        tell_of_flaws(corpus);
         let start = || -> Result<_, Failure> {
             let profile = AnyProfile::of(config)?;
             let session = Session::start_training(laid, &profile, config, algorithms, team.peers())?;
@@ -383,6 +401,7 @@ impl Job<'_> {
             return Ok(());
         }
         end_with_the_reader()?;
+        tell_of_flaws(corpus);
         let sample = if json { Ok(String::new()) } else { sample(config, &mut session, corpus.tokenizer.as_ref()) };
         let usage = Usage::of(&plan, &outcome, &mut session);
         // The baselines get the memory that the session gives back.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::output::say;
+use super::reading::Reading;
 use super::{Failure, request};
 use crate::config::{Config, RawConfig};
 use crate::data::corpus;
@@ -17,9 +18,8 @@ pub struct Vocab {
     /// What to build the vocabulary from
     #[arg(long, value_name = "SOURCE", default_value = "tales")]
     data: String,
-    /// The field or column that holds a document's text
-    #[arg(long, value_name = "NAME")]
-    text_field: Option<String>,
+    #[command(flatten)]
+    reading: Reading,
     /// Token ids, special ones included: the cap
     #[arg(long, value_name = "N")]
     vocab_size: Option<u32>,
@@ -110,7 +110,9 @@ impl Vocab {
         }
         let config = Config::resolve(RawConfig {
             data: Some(self.data.clone()),
-            text_field: self.text_field.clone(),
+            text_field: Some(self.reading.text_field.clone()),
+            invalid_utf8: Some(self.reading.invalid_utf8),
+            skip_bad_lines: Some(self.reading.skip_bad_lines),
             tokenizer: Some(self.tokenizer.clone()),
             vocab_size: self.vocab_size.or(if self.tokenizer == "byte" { None } else { Some(10_000) }),
             ..RawConfig::default()

@@ -30,6 +30,24 @@ pub enum Order {
     Consecutive,
 }
 
+/// What is done with bytes of a text that are no UTF-8.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InvalidUtf8 {
+    /// The file is refused.
+    #[default]
+    Refuse,
+    /// They become U+FFFD, and are counted.
+    Replace,
+}
+
+impl InvalidUtf8 {
+    /// Whether nobody asked for something else.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// Sequences of a micro-batch, as written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "toml::Value", into = "toml::Value")]

@@ -20,7 +20,9 @@ mod stage;
 mod transformer;
 mod vocabulary;
 
-pub use choices::{Attention, BatchSize, Device, Gradients, LrSchedule, Order, Precision, TokenizerChoice, Weights};
+pub use choices::{
+    Attention, BatchSize, Device, Gradients, InvalidUtf8, LrSchedule, Order, Precision, TokenizerChoice, Weights,
+};
 pub use error::ConfigError;
 pub use keys::{Key, Values, keys};
 pub use model::{AnyFamily, ModelConfig};

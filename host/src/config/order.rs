@@ -65,8 +65,9 @@ pub(super) fn resolve(raw: &RawConfig, data: &str) -> Result<Order, ConfigError>
     if streamed && !shards {
         return Ok(Order::Pool);
     }
-    let small =
-        || Files::open(&path, &SourceOptions::default()).is_ok_and(|f| f.text_bytes().is_some_and(|n| n <= KEPT));
+    let mut options = SourceOptions::default();
+    raw.text_field.iter().for_each(|field| options.text_field.clone_from(field));
+    let small = || Files::open(&path, &options).is_ok_and(|f| f.text_bytes().is_some_and(|n| n <= KEPT));
     // What is wrong with the source is said when it is opened.
     Ok(if shards || raw.cache.is_some() || !path.exists() || small() { Order::Random } else { Order::Pool })
 }

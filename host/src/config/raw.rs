@@ -34,7 +34,8 @@ pub struct RawConfig {
     /// Begins from the weights of a model: a run made here, or a directory of Hugging Face's transformers
     #[arg(long, value_name = "DIR")]
     pub init_from: Option<String>,
-    /// What to learn from: tales (built in), a file (.txt .jsonl .jsonl.zst .parquet) or a directory of such
+    /// What to learn from: tales (built in), a file (.txt .jsonl .json .csv, each also .gz or .zst, .parquet) or a
+    /// directory of such
     #[arg(long, value_name = "SOURCE")]
     pub data: Option<String>,
     /// A separate source for validation; without it a share of the documents is held out
@@ -43,6 +44,12 @@ pub struct RawConfig {
     /// The field or column that holds a document's text
     #[arg(long, value_name = "NAME")]
     pub text_field: Option<String>,
+    /// Bytes of a text that are no UTF-8: refuse the file, or replace them by U+FFFD; refuse if not given
+    #[arg(long, value_name = "refuse|replace")]
+    pub invalid_utf8: Option<super::InvalidUtf8>,
+    /// Skips lines of .jsonl, records of .csv and elements of .json that cannot be read as a document, and counts them
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub skip_bad_lines: Option<bool>,
     /// Of what is streamed, shuffles files, and documents in blocks of so many, anew in each pass; 0 for their own order
     #[arg(long, value_name = "N")]
     pub shuffle: Option<u32>,
@@ -287,6 +294,8 @@ impl RawConfig {
             data,
             validation,
             text_field,
+            invalid_utf8,
+            skip_bad_lines,
             shuffle,
             order,
             cache,

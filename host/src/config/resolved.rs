@@ -12,8 +12,8 @@ use super::error::error;
 use super::keys::nearest;
 use super::model::model;
 use super::{
-    AnyFamily, Attention, BatchSize, ByteSize, ConfigError, Device, Gradients, LrSchedule, ModelConfig, Order,
-    Precision, Preset, RawConfig, Recompute, RecomputeChoice, StageConfig, TokenizerChoice, kinds,
+    AnyFamily, Attention, BatchSize, ByteSize, ConfigError, Device, Gradients, InvalidUtf8, LrSchedule, ModelConfig,
+    Order, Precision, Preset, RawConfig, Recompute, RecomputeChoice, StageConfig, TokenizerChoice, kinds,
 };
 use crate::plan::Link;
 
@@ -125,6 +125,12 @@ pub struct Config {
     pub validation: Option<String>,
     /// The field or column of a document's text.
     pub text_field: String,
+    /// What is done with bytes that are no UTF-8.
+    #[serde(default, skip_serializing_if = "InvalidUtf8::is_default")]
+    pub invalid_utf8: InvalidUtf8,
+    /// Whether documents that cannot be read are skipped.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skip_bad_lines: bool,
     /// Documents of a block that is shuffled; 0 for the order of the files.
     #[serde(default)]
     pub shuffle: u32,
@@ -294,6 +300,8 @@ impl Config {
             data,
             validation: raw.validation,
             text_field: raw.text_field.unwrap_or_else(|| "text".to_owned()),
+            invalid_utf8: raw.invalid_utf8.unwrap_or_default(),
+            skip_bad_lines: raw.skip_bad_lines.unwrap_or_default(),
             shuffle: raw.shuffle.unwrap_or(0),
             order,
             cache: raw.cache,

@@ -9,7 +9,7 @@ use capful_core::data::Stretch;
 use super::ahead;
 use super::choice::{self, Validation};
 use super::error::SourceError;
-use super::files::Files;
+use super::files::{Files, describe};
 use super::ngram::Baselines;
 use super::overlap::{self, Overlap};
 use super::sequences::Sequences;
@@ -96,7 +96,7 @@ impl Corpus {
     /// # Errors
     /// What is wrong with a source, the tokenizer or the cache.
     pub fn open(config: &Config, dir: &Path, say: &mut dyn FnMut(Event)) -> Result<Corpus, CorpusError> {
-        let (source, options, split) = Self::sources(config, None)?;
+        let (source, options, split) = Self::sources(config, None, false)?;
         let built = build(config, &source, &options, split)?;
         let mut corpus = Self::with(config, built.tokenizer.into(), source, options, split)?;
         corpus.keep(config, dir, say)?;
@@ -115,7 +115,7 @@ impl Corpus {
         began: Option<Snapshot>,
         goes_on: Option<&mut dyn FnMut(Event)>,
     ) -> Result<Corpus, CorpusError> {
-        let (source, options, split) = Self::sources(config, began)?;
+        let (source, options, split) = Self::sources(config, began, true)?;
         let mut corpus = Self::with(config, tokenizer::load(from)?.into(), source, options, split)?;
         match goes_on {
             Some(say) => corpus.keep(config, dir, say)?,
@@ -134,7 +134,7 @@ impl Corpus {
         dir: &Path,
         began: Option<Snapshot>,
     ) -> Result<Option<PathBuf>, CorpusError> {
-        let (source, options, split) = Self::sources(config, began)?;
+        let (source, options, split) = Self::sources(config, began, true)?;
         let corpus = Self::with(config, tokenizer::load(from)?.into(), source, options, split)?;
         Ok(corpus.cached(config, dir)?.map(|(_, at)| at))
     }
@@ -235,15 +235,22 @@ impl Corpus {
         Ok(Feed { documents, tokenizer: Some(Arc::clone(&self.tokenizer)), split: self.split, part: Part::All })
     }
 
-    fn sources(config: &Config, began: Option<Snapshot>) -> Result<(Source, SourceOptions, Split), CorpusError> {
-        let mut options = SourceOptions { text_field: config.text_field.clone(), ..SourceOptions::default() };
+    /// Of a run that `goes_on`, which `began` with some files, unless it was saved by a version that did not say so.
+    fn sources(
+        config: &Config,
+        began: Option<Snapshot>,
+        goes_on: bool,
+    ) -> Result<(Source, SourceOptions, Split), CorpusError> {
+        let mut options = SourceOptions::of(config);
         let source = parse(&config.data);
         if let Source::Path(path) = &source
             && Manifest::read(path)?.is_none()
             && !shards::begun(path)
         {
-            // Files that were moved are compared by their fingerprint.
-            let began = began.filter(|began| began.name == config.data);
+            // Files that were moved are the same where their text is.
+            let began =
+                began.and_then(|began| if began.name == config.data { Some(began) } else { began.moved(&config.data) });
+            options.formerly = goes_on && began.is_none();
             let began = began.map_or_else(|| Files::open(path, &options)?.snapshot(), Ok)?;
             options.began = Some(Arc::new(began));
         }
@@ -284,6 +291,11 @@ impl Corpus {
             made: None,
             tokenizer,
         })
+    }
+
+    /// What was passed over or mended in the text read so far: lines that were not given before.
+    pub fn noticed(&self) -> Vec<String> {
+        self.options.noticed.news()
     }
 
     fn feed(&self, part: Part) -> Result<Feed, SourceError> {
@@ -468,12 +480,27 @@ fn baseline_tokens(most: u32, bytes: u64) -> usize {
     tokens
 }
 
+/// What of the files of `config` is read and what is not, a line for each directory; of a run that goes on, beside what it
+/// `began` with. What is wrong with them is said when they are opened.
+pub fn reading(config: &Config, began: Option<&Snapshot>) -> Vec<String> {
+    let options = SourceOptions::of(config);
+    let sources = [(Some(&config.data), began), (config.validation.as_ref(), None)];
+    let lines = sources.into_iter().filter_map(|(name, began)| {
+        let Source::Path(path) = parse(name?) else { return None };
+        if shards::begun(&path) || path.join(shards::MANIFEST).exists() {
+            return None;
+        }
+        describe(&path, &options, began).ok().flatten()
+    });
+    lines.collect()
+}
+
 /// Builds the tokenizer of `config` from its training documents.
 ///
 /// # Errors
 /// What is wrong with the source or with the tokenizer.
 pub fn build_tokenizer(config: &Config) -> Result<Built, CorpusError> {
-    let (source, options, split) = Corpus::sources(config, None)?;
+    let (source, options, split) = Corpus::sources(config, None, false)?;
     build(config, &source, &options, split)
 }
 

@@ -1,5 +1,6 @@
 //! What can be wrong with a user's data, one line each.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -7,6 +8,16 @@ use thiserror::Error;
 
 use super::tokenizer::EncodeError;
 use crate::config::human_bytes;
+
+/// A line, a record or another part of a file, and its number from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct At(pub &'static str, pub u64);
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.0, self.1)
+    }
+}
 
 /// Why no document, or no token, came out of a source.
 #[derive(Debug, Error)]
@@ -18,8 +29,10 @@ pub enum SourceError {
     Unreadable { path: PathBuf, reason: io::Error },
     #[error("{}: the file is empty; name one that holds text", path.display())]
     Empty { path: PathBuf },
-    #[error("{}: no file in this directory is data ({known}); name a file, or another directory", path.display())]
-    NoFiles { path: PathBuf, known: &'static str },
+    #[error("{}: no file in this directory is data ({known}); name a file, or another directory{left}", path.display())]
+    NoFiles { path: PathBuf, known: &'static str, left: String },
+    #[error("{}: a link to {}, which is not there; mend the link, or remove it", path.display(), target.display())]
+    Dangling { path: PathBuf, target: PathBuf },
     #[error("{name}: holds no document, only blank text; name a source that holds text")]
     NoDocuments { name: String },
     #[error(
@@ -30,30 +43,36 @@ pub enum SourceError {
         "{name}: an epoch has {has} tokens and one batch needs {needed}; give more data, or lower the batch size or the sequence length"
     )]
     TooShort { name: String, has: u64, needed: u64 },
-    #[error("{}: byte {at} is NUL, so this is a binary file; data is text, .jsonl, .jsonl.zst, .parquet or a token file", path.display())]
+    #[error("{}: byte {at} is NUL, so this is a binary file; data is text, .jsonl, .json, .csv, .parquet or a token file", path.display())]
     Nul { path: PathBuf, at: u64 },
-    #[error("{}: byte {at} is not valid UTF-8; convert the file to UTF-8, or name another", path.display())]
+    #[error("{}: byte {at} is not valid UTF-8; convert the file to UTF-8, or read it with --invalid-utf8 replace", path.display())]
     Utf8 { path: PathBuf, at: u64 },
     #[error("{}: the compressed data ends in the middle, after {after} bytes of text; fetch the file again", path.display())]
-    TruncatedZstd { path: PathBuf, after: u64 },
-    #[error("{}: not valid zstd after {after} bytes of text ({reason}); fetch the file again", path.display())]
-    Zstd { path: PathBuf, after: u64, reason: String },
-    #[error("{}, line {line}: over {limit} bytes long; split it into several documents", path.display())]
-    LongLine { path: PathBuf, line: u64, limit: u64 },
-    #[error("{}, line {line}: not a JSON object ({reason})", path.display())]
-    Json { path: PathBuf, line: u64, reason: String },
-    #[error("{}, line {line}: no field {field:?}; its fields are {found}; name one of them as the text field", path.display())]
-    NoField { path: PathBuf, line: u64, field: String, found: String },
-    #[error("{}, line {line}: the field {field:?} is not a string", path.display())]
-    NotAString { path: PathBuf, line: u64, field: String },
-    #[error("{}: cannot be read as parquet ({reason}); fetch the file again, or write it with snappy or zstd", path.display())]
+    Truncated { path: PathBuf, after: u64 },
+    #[error("{}: not valid {kind} after {after} bytes of text ({reason}); fetch the file again", path.display())]
+    Packed { path: PathBuf, kind: &'static str, after: u64, reason: String },
+    #[error("{}, {at}: over {limit} bytes long; split it into several documents", path.display())]
+    Long { path: PathBuf, at: At, limit: u64 },
+    #[error("{}, {at}: not a JSON object ({reason})", path.display())]
+    Json { path: PathBuf, at: At, reason: String },
+    #[error("{}, {at}: no field {field:?}; its fields are {found}; name one of them as the text field", path.display())]
+    NoField { path: PathBuf, at: At, field: String, found: String },
+    #[error("{}, {at}: the field {field:?} is not a string", path.display())]
+    NotAString { path: PathBuf, at: At, field: String },
+    #[error("{}, {at}: not a JSON array or objects that follow each other ({reason})", path.display())]
+    JsonFile { path: PathBuf, at: At, reason: String },
+    #[error("{}, {at}: not a record of a table ({reason})", path.display())]
+    Csv { path: PathBuf, at: At, reason: String },
+    #[error("{name}: none of its documents can be read, {bad} were skipped; the first: {first}")]
+    AllBad { name: String, bad: u64, first: String },
+    #[error("{}: cannot be read as parquet ({reason}); fetch the file again, or write it anew", path.display())]
     Parquet { path: PathBuf, reason: String },
     #[error("{}: no text column {column:?}; its columns are {found}; name one of them as the text field", path.display())]
     NoColumn { path: PathBuf, column: String, found: String },
     #[error("{}, row {row}: the text has {bytes} bytes, over the {limit} a document may have", path.display())]
     LongRow { path: PathBuf, row: u64, bytes: u64, limit: u64 },
-    #[error("{}, row {row}: byte {at} of the text is not valid UTF-8", path.display())]
-    RowUtf8 { path: PathBuf, row: u64, at: u64 },
+    #[error("{}, {place}: byte {at} of the text is not valid UTF-8; read it with --invalid-utf8 replace, or name another", path.display())]
+    FieldUtf8 { path: PathBuf, place: At, at: u64 },
     #[error("{}: token file of version {version}; this program reads version {known}", path.display())]
     TokenVersion { path: PathBuf, version: u32, known: u32 },
     #[error("{}: damaged token file header ({reason}); write the file again", path.display())]
@@ -119,6 +138,21 @@ pub enum SourceError {
 }
 
 impl SourceError {
+    /// Whether it is about one document of a file, and those behind it can be read.
+    pub(super) fn is_of_one_document(&self) -> bool {
+        matches!(
+            self,
+            Self::Long { .. }
+                | Self::Json { .. }
+                | Self::NoField { .. }
+                | Self::NotAString { .. }
+                | Self::Csv { .. }
+                | Self::FieldUtf8 { .. }
+                | Self::Utf8 { .. }
+                | Self::Nul { .. }
+        )
+    }
+
     /// The end of `path` came `missing` bytes too early.
     pub(super) fn cut(path: &Path, missing: u64) -> Self {
         Self::Altered { path: path.to_path_buf(), what: format!("its last {missing} bytes are gone") }

@@ -8,15 +8,14 @@ use std::sync::Arc;
 use capful_core::random::{Random, stream};
 
 use super::error::SourceError;
-use super::jsonl::JsonLines;
+use super::flaws::Flaws;
+use super::format::{Format, Kind};
+use super::listing::Listing;
 use super::parquet::ParquetReader;
 use super::snapshot::{FileSnapshot, Snapshot};
 use super::source::{Document, Documents, Place, SourceOptions, TokenKind};
-use super::text::TextReader;
-use super::token_file::{MAGIC, TokenReader};
+use super::token_file::TokenReader;
 use crate::regular;
-
-const KNOWN: &str = ".txt, .text, .md, .raw, .tokens, .jsonl, .ndjson, .jsonl.zst, .parquet";
 
 /// Bytes of blank text, or rows without text, that are passed over before a document. A file that holds more of them in
 /// a row is refused, since reading on could take hours in which nothing happens.
@@ -24,98 +23,11 @@ pub(super) const MOST_BLANK: u64 = 64 << 20;
 
 /// Reads the documents of one file, from the place at which it was opened.
 pub(super) trait Reader: Send {
-    /// Appends the next document to an empty `document`, or gives `false` at the end.
-    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError>;
+    /// Appends the next document to an empty `document`, or gives `false` at the end; `flaws` counts what is none.
+    fn next(&mut self, document: &mut Document, flaws: &mut Flaws) -> Result<bool, SourceError>;
 
     /// Offset and number of the next document.
     fn place(&self) -> (u64, u64);
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
-    Text,
-    JsonLines { compressed: bool },
-    Parquet,
-    Tokens,
-}
-
-impl Format {
-    /// By name, and by the first bytes where the name says text: token files may have any name.
-    fn of(path: &Path) -> Result<Self, SourceError> {
-        let name = path.file_name().map(|n| n.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
-        let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
-        if ends(&[".jsonl", ".ndjson"]) {
-            return Ok(Self::JsonLines { compressed: false });
-        }
-        if ends(&[".jsonl.zst", ".ndjson.zst"]) {
-            return Ok(Self::JsonLines { compressed: true });
-        }
-        if ends(&[".parquet"]) {
-            return Ok(Self::Parquet);
-        }
-        let mut magic = Vec::with_capacity(MAGIC.len());
-        let read = File::open(path).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut magic));
-        read.map_err(|e| SourceError::io(path, e))?;
-        Ok(if magic == MAGIC { Self::Tokens } else { Self::Text })
-    }
-
-    /// About how many bytes of text a byte of the file is.
-    fn expands(self) -> u64 {
-        match self {
-            Self::Text | Self::JsonLines { compressed: false } | Self::Tokens => 1,
-            Self::JsonLines { compressed: true } | Self::Parquet => 3,
-        }
-    }
-
-    /// Whether what is added to the end of a file leaves what was there as it was.
-    fn grows(self) -> bool {
-        matches!(self, Self::Text | Self::JsonLines { compressed: false })
-    }
-
-    /// Whether a file of a directory is data.
-    fn known(path: &Path) -> bool {
-        let name = path.file_name().map(|n| n.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
-        !name.starts_with('.') && KNOWN.split(", ").any(|end| name.ends_with(end))
-    }
-
-    /// Opens the first `length` bytes of a file.
-    fn open(
-        self,
-        path: &Path,
-        length: u64,
-        options: &SourceOptions,
-        (offset, document): (u64, u64),
-    ) -> Result<Box<dyn Reader>, SourceError> {
-        Ok(match self {
-            Self::Text => Box::new(TextReader::open(path, length, offset, document)?),
-            Self::JsonLines { compressed } => {
-                let length = (!compressed).then_some(length);
-                Box::new(JsonLines::open(path, length, options, offset, document)?)
-            }
-            Self::Parquet => Box::new(ParquetReader::open(path, options, offset)?),
-            Self::Tokens => Box::new(TokenReader::open(path, offset, document)?),
-        })
-    }
-}
-
-/// A file, or the files of a directory that are data, by name.
-fn listed(path: &Path) -> Result<Vec<PathBuf>, SourceError> {
-    let io = |e| SourceError::io(path, e);
-    if !fs::metadata(path).map_err(io)?.is_dir() {
-        return Ok(vec![path.to_path_buf()]);
-    }
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(path).map_err(io)? {
-        let path = entry.map_err(io)?.path();
-        if Format::known(&path) && path.is_file() {
-            paths.push(path);
-        }
-    }
-    paths.sort();
-    if paths.is_empty() {
-        return Err(SourceError::NoFiles { path: path.to_path_buf(), known: KNOWN });
-    }
-    Ok(paths)
 }
 
 /// The documents of a file, or of the files of a directory in order of name or of chance.
@@ -130,20 +42,25 @@ pub struct Files {
     began: Option<Arc<Snapshot>>,
     identity: u64,
     text_bytes: u64,
+    memory: u64,
     tokens: Option<TokenKind>,
     reader: Option<Box<dyn Reader>>,
+    /// What was found since the reading began, the documents given, and whether it began at the beginning.
+    flaws: Flaws,
+    given: u64,
+    whole: bool,
     file: usize,
     /// Where the next document begins when no reader is open.
     entry: (u64, u64),
 }
 
 impl Files {
-    /// Opens a file, or a directory: its own files (not those of directories inside it) whose names end in .txt,
-    /// .text, .md, .raw, .tokens, .jsonl, .ndjson, .jsonl.zst or .parquet, sorted by name; others are ignored.
+    /// Opens a file, or what of a directory, and of those inside it, is data by its name, in order of the paths;
+    /// [`describe`] says what is left out.
     ///
     /// A file named itself may have any name; what is not known is read as text. Every file is checked as far as that
     /// needs no reading through: it is there, not empty, the headers and ends of token and parquet files are whole, and
-    /// every parquet file has the text column.
+    /// every parquet and .csv file has the text column.
     pub fn open(path: &Path, options: &SourceOptions) -> Result<Self, SourceError> {
         Self::open_all(&[path], options)
     }
@@ -153,17 +70,19 @@ impl Files {
     /// # Errors
     /// As [`Files::open`].
     pub fn open_all<P: AsRef<Path>>(named: &[P], options: &SourceOptions) -> Result<Self, SourceError> {
-        let mut paths = Vec::new();
-        for path in named {
-            paths.extend(listed(path.as_ref())?);
-        }
         let names: Vec<_> = named.iter().map(|path| path.as_ref().display().to_string()).collect();
         let name = names.join(", ");
         let began = options.began.clone().filter(|began| began.name == name);
-        let paths = match &began {
-            Some(began) => began.among(paths)?,
-            None => paths.into_iter().map(|path| (path, None)).collect(),
-        };
+        let mut paths = Vec::new();
+        match &began {
+            Some(began) => paths.extend(began.files().map(|(path, file)| (path, Some(file)))),
+            None => {
+                for path in named {
+                    let files = Listing::of(path.as_ref(), options)?.files;
+                    paths.extend(files.into_iter().map(|path| (path, None)));
+                }
+            }
+        }
         let mut files = Self {
             name,
             files: Vec::with_capacity(paths.len()),
@@ -174,8 +93,12 @@ impl Files {
             began,
             identity: 0,
             text_bytes: 0,
+            memory: 0,
             tokens: None,
             reader: None,
+            flaws: Flaws::default(),
+            given: 0,
+            whole: true,
             file: 0,
             entry: (0, 0),
         };
@@ -186,9 +109,10 @@ impl Files {
         Ok(files)
     }
 
-    /// Whether any of them is a parquet file.
-    pub fn has_parquet(&self) -> bool {
-        self.files.iter().any(|(_, format, _)| *format == Format::Parquet)
+    /// Bytes that reading takes at most beside documents and fixed buffers: the pages of a parquet file, the window of a
+    /// compressed one.
+    pub fn memory(&self) -> u64 {
+        self.memory
     }
 
     /// Reads the files in an order that the seed and the reading decide; from the beginning.
@@ -202,7 +126,7 @@ impl Files {
     /// Names, sizes and times of change of the files, and the field: what is encoded once is used again as long as this
     /// is the same.
     pub fn identity(&self) -> u64 {
-        self.identity
+        self.options.described(self.identity)
     }
 
     /// What the files are, for a run that begins with them.
@@ -219,9 +143,35 @@ impl Files {
         }
     }
 
+    /// Begins another reading.
+    fn begin(&mut self, whole: bool) {
+        self.record(false);
+        (self.reader, self.flaws, self.given, self.whole) = (None, Flaws::default(), 0, whole);
+    }
+
+    /// Says what this reading has found so far.
+    fn record(&self, complete: bool) {
+        if self.whole {
+            self.options.noticed.record(&self.name, complete, self.given, &self.flaws);
+        }
+    }
+
+    /// The source ends.
+    fn end(&mut self) -> Result<bool, SourceError> {
+        if self.whole
+            && self.given == 0
+            && let (name, bad, Some(first)) = (self.name.clone(), self.flaws.bad, self.flaws.first.clone())
+        {
+            return Err(SourceError::AllBad { name, bad, first });
+        }
+        self.record(true);
+        Ok(false)
+    }
+
     fn arrange(&mut self) {
         let Some(random) = self.shuffle else { return };
-        (self.reader, self.file, self.entry) = (None, 0, (0, 0));
+        self.begin(true);
+        (self.file, self.entry) = (0, (0, 0));
         self.order.sort_unstable();
         let count = self.order.len();
         for i in (1..count).rev() {
@@ -238,20 +188,35 @@ impl Files {
         if metadata.len() == 0 {
             return Err(SourceError::Empty { path });
         }
-        let format = Format::of(&path)?;
-        if let Some(began) = &began {
-            began.check(&path, format.grows())?;
+        let mut format = Format::of(&path)?;
+        if self.options.formerly && format.kind.saved().is_some() {
+            format = Format::of_text(&path)?;
         }
-        let file = began.unwrap_or_else(|| FileSnapshot::look(&path, &metadata));
-        match format {
-            Format::Parquet => {
+        let file = match began {
+            Some(began) => {
+                if began.format != format.kind.saved() {
+                    format = Format::of_text(&path)?;
+                }
+                began.check(&path, format.grows())?;
+                began
+            }
+            None => {
+                let mut file = FileSnapshot::look(&path, &metadata);
+                file.format = format.kind.saved();
+                file
+            }
+        };
+        match format.kind {
+            Kind::Parquet => {
                 check_parquet_end(&path)?;
                 // The last file may be reached after days: a missing column is noticed before any work.
-                ParquetReader::open(&path, &self.options, 0)?;
+                self.memory = self.memory.max(ParquetReader::open(&path, &self.options, 0)?.memory());
             }
-            Format::Tokens => self.check_tokens(&path)?,
-            Format::Text | Format::JsonLines { .. } => {}
+            Kind::Tokens => self.check_tokens(&path)?,
+            Kind::Csv => drop(format.open(&path, file.length, &self.options, (0, 0))?),
+            Kind::Text | Kind::JsonLines | Kind::Json => {}
         }
+        self.memory = self.memory.max(format.packing.memory(&path));
         let identity = format!("{}/{:?}/{}", file.described(self.identity), file.modified, self.options.text_field);
         self.identity = stream(&identity);
         self.text_bytes = self.text_bytes.saturating_add(file.length.saturating_mul(format.expands()));
@@ -269,7 +234,7 @@ impl Files {
             () if kind.fingerprint != first.fingerprint => "tokenizer",
             () => return Ok(()),
         };
-        let other = self.files.iter().find(|(_, format, _)| *format == Format::Tokens).map(|(path, ..)| path.clone());
+        let other = self.files.iter().find(|(_, format, _)| format.kind == Kind::Tokens).map(|(path, ..)| path.clone());
         Err(SourceError::TokenMix { path: path.to_path_buf(), other: other.unwrap_or_default(), what })
     }
 
@@ -291,12 +256,15 @@ impl Documents for Files {
     fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
         document.clear();
         loop {
-            let reader = self.open_reader()?;
-            if reader.next(document)? {
+            let mut flaws = std::mem::take(&mut self.flaws);
+            let read = self.open_reader().and_then(|reader| reader.next(document, &mut flaws));
+            self.flaws = flaws;
+            if read? {
+                self.given += 1;
                 return Ok(true);
             }
             if self.file + 1 == self.files.len() {
-                return Ok(false);
+                return self.end();
             }
             self.reader = None;
             self.file += 1;
@@ -324,7 +292,7 @@ impl Documents for Files {
             let name = self.name.clone();
             return Err(SourceError::Changed { name, file: place.file, document: place.document });
         }
-        self.reader = None;
+        self.begin(place == Place::default());
         self.file = place.file as usize;
         self.entry = (place.offset, place.document);
         self.open_reader().map(|_| ())
@@ -336,10 +304,11 @@ impl Documents for Files {
 
     /// Without a run that began with them, of the files' names and sizes only.
     fn fingerprint(&self) -> u64 {
-        match &self.began {
+        let files = match &self.began {
             Some(began) => began.fingerprint(),
             None => self.files.iter().fold(0, |hash, (.., file)| stream(&file.described(hash))),
-        }
+        };
+        self.options.described(files)
     }
 
     fn text_bytes(&self) -> Option<u64> {
@@ -351,8 +320,27 @@ impl Documents for Files {
     }
 
     fn has_text(&self) -> bool {
-        self.files.iter().any(|(_, format, _)| *format != Format::Tokens)
+        self.files.iter().any(|(_, format, _)| format.kind != Kind::Tokens)
     }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        self.record(false);
+    }
+}
+
+/// What of the source at `path` is read and what is not, for people; of a run that goes on, beside what it `began`
+/// with. Nothing of a single file.
+///
+/// # Errors
+/// A directory that cannot be read, or holds no data.
+pub fn describe(path: &Path, options: &SourceOptions, began: Option<&Snapshot>) -> Result<Option<String>, SourceError> {
+    let mut listing = Listing::of(path, options)?;
+    Ok(match began {
+        Some(began) => listing.describe_since(&began.files().map(|(path, _)| path).collect()),
+        None => listing.describe(),
+    })
 }
 
 /// A parquet file cut short lacks its last bytes, which are always the same.
@@ -373,4 +361,4 @@ fn check_parquet_end(path: &Path) -> Result<(), SourceError> {
 
 #[cfg(test)]
 #[path = "files_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -13,8 +13,12 @@ fn open(path: &Path) -> Result<Files, SourceError> {
     Files::open(path, &SourceOptions::default())
 }
 
+fn open_with(path: &Path, options: &SourceOptions) -> Files {
+    Files::open(path, options).unwrap()
+}
+
 /// Every document with the place before it, and the place at the end.
-fn read_all(files: &mut Files) -> Result<(Vec<(Place, Document)>, Place), SourceError> {
+pub(in crate::data) fn read_all(files: &mut Files) -> Result<(Vec<(Place, Document)>, Place), SourceError> {
     let mut all = Vec::new();
     let mut document = Document::default();
     loop {
@@ -26,12 +30,16 @@ fn read_all(files: &mut Files) -> Result<(Vec<(Place, Document)>, Place), Source
     }
 }
 
-fn texts(path: &Path) -> Vec<String> {
-    read_all(&mut open(path).unwrap()).unwrap().0.into_iter().map(|(_, d)| d.text).collect()
+pub(in crate::data) fn texts(path: &Path) -> Vec<String> {
+    texts_with(path, &SourceOptions::default())
+}
+
+pub(in crate::data) fn texts_with(path: &Path, options: &SourceOptions) -> Vec<String> {
+    read_all(&mut open_with(path, options)).unwrap().0.into_iter().map(|(_, d)| d.text).collect()
 }
 
 /// The error of opening or of reading `path`, as the user sees it.
-fn message(path: &Path) -> String {
+pub(in crate::data) fn message(path: &Path) -> String {
     let error = match open(path) {
         Err(error) => error,
         Ok(mut files) => read_all(&mut files).map(|all| all.0.len()).unwrap_err(),
@@ -42,15 +50,19 @@ fn message(path: &Path) -> String {
 }
 
 /// Entering at any place seen gives what followed it there.
-fn check_places(path: &Path) {
-    let mut files = open(path).unwrap();
+pub(in crate::data) fn check_places(path: &Path) {
+    check_places_with(path, &SourceOptions::default());
+}
+
+pub(in crate::data) fn check_places_with(path: &Path, options: &SourceOptions) {
+    let mut files = open_with(path, options);
     let (all, _) = read_all(&mut files).unwrap();
     let mut document = Document::default();
     for (place, expected) in all.iter().rev().step_by(1 + all.len() / 60) {
         files.seek(*place).unwrap();
         assert!(files.next(&mut document).unwrap());
         assert_eq!((&document.text, &document.ids), (&expected.text, &expected.ids), "{place:?}");
-        let mut fresh = open(path).unwrap();
+        let mut fresh = open_with(path, options);
         fresh.seek(*place).unwrap();
         let rest = read_all(&mut fresh).unwrap().0;
         let from = all.iter().position(|(p, _)| p == place).unwrap();
@@ -59,13 +71,13 @@ fn check_places(path: &Path) {
     }
 }
 
-fn write(directory: &TempDir, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+pub(in crate::data) fn write(directory: &TempDir, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
     let path = directory.path().join(name);
     fs::write(&path, bytes).unwrap();
     path
 }
 
-fn testdata(name: &str) -> PathBuf {
+pub(in crate::data) fn testdata(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(name)
 }
 
@@ -272,7 +284,7 @@ fn bad_lines_are_named_by_number() {
         ("{\"id\":1,\"body\":\"x\"}", "line 3: no field \"text\"; its fields are id, body; name one"),
         ("{}", "line 3: no field \"text\"; its fields are none; name one"),
         ("{\"text\":17}", "line 3: the field \"text\" is not a string"),
-        ("{\"text\":null}", "line 3: the field \"text\" is not a string"),
+        ("{\"text\":[null]}", "line 3: the field \"text\" is not a string"),
     ] {
         let path = write(&directory, "a.jsonl", format!("{good}{line}"));
         let message = message(&path);

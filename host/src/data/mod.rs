@@ -12,6 +12,7 @@ pub mod choice;
 pub mod corpus;
 pub mod error;
 pub mod files;
+pub mod flaws;
 pub mod loader;
 pub mod ngram;
 pub mod overlap;
@@ -28,10 +29,17 @@ pub mod token_file;
 pub mod tokenizer;
 pub mod validation;
 
+mod csv;
 mod encode;
+mod format;
+mod input;
+mod json;
 mod jsonl;
+mod listing;
+mod object;
 mod parquet;
 mod text;
+mod unpack;
 
 #[cfg(test)]
 mod fixtures;

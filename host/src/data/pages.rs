@@ -6,15 +6,17 @@
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read, Seek as _, SeekFrom};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use parquet::basic::Encoding;
+use parquet::basic::{Compression, Encoding};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::{ParquetError, Result};
 use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 
+use super::unpack::Codec;
 use crate::config::human_bytes;
 
 /// Bytes that a page may have, compressed and not. Writers make pages of about 1 MiB, larger ones only of long documents.
@@ -41,12 +43,15 @@ fn require_values(values: u64, most: u64) -> Result<()> {
     if values <= most { Ok(()) } else { Err(error(format!("a page of {values} values that can have {most}"))) }
 }
 
-/// A file that gives no more at once than a page may have.
-struct Chunks(File);
+/// A file that gives no more at once than a page may have, and the size, unpacked, that the header read last says.
+struct Chunks {
+    file: File,
+    claimed: Arc<AtomicU64>,
+}
 
 impl Length for Chunks {
     fn len(&self) -> u64 {
-        self.0.len()
+        self.file.len()
     }
 }
 
@@ -55,32 +60,34 @@ impl ChunkReader for Chunks {
 
     /// The library reads nothing in this way but the headers of pages.
     fn get_read(&self, start: u64) -> Result<Header> {
-        let mut file = self.0.try_clone()?;
+        let mut file = self.file.try_clone()?;
         file.seek(SeekFrom::Start(start))?;
-        Ok(Header { input: BufReader::new(file), checked: false })
+        Ok(Header { input: BufReader::new(file), claimed: Some(Arc::clone(&self.claimed)) })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
         require_size(length as u64)?;
-        self.0.get_bytes(start, length)
+        self.file.get_bytes(start, length)
     }
 }
 
 /// A page's header, looked at before anyone else reads it.
 struct Header {
     input: BufReader<File>,
-    checked: bool,
+    /// Where the size goes, until it is known.
+    claimed: Option<Arc<AtomicU64>>,
 }
 
 impl Read for Header {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        if !self.checked {
+        if let Some(claimed) = &self.claimed {
             let [uncompressed, compressed] = sizes(self.input.fill_buf()?)
                 .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a page's header has no sizes"))?;
             for size in [uncompressed, compressed] {
                 require_size(size).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, reason(e)))?;
             }
-            self.checked = true;
+            claimed.store(uncompressed, Ordering::Relaxed);
+            self.claimed = None;
         }
         self.input.read(bytes)
     }
@@ -144,19 +151,32 @@ pub(super) struct Pages {
     reader: SerializedPageReader<Chunks>,
     /// Whether rows may have no value.
     nullable: bool,
+    /// How the pages are compressed where the library is told that they are not, and the size of the last one, unpacked.
+    codec: Option<Codec>,
+    claimed: Arc<AtomicU64>,
 }
 
 impl Pages {
     pub(super) fn new(file: &File, column: &ColumnChunkMetaData, rows: usize) -> Result<Self> {
-        let chunks = Arc::new(Chunks(file.try_clone()?));
+        let claimed = Arc::new(AtomicU64::new(0));
+        let chunks = Arc::new(Chunks { file: file.try_clone()?, claimed: Arc::clone(&claimed) });
         let nullable = column.column_descr().max_def_level() > 0;
-        Ok(Self { reader: SerializedPageReader::new(chunks, column, rows, None)?, nullable })
+        let codec = Codec::of(column.compression());
+        let reader = match codec {
+            Some(_) => {
+                let column = column.clone().into_builder().set_compression(Compression::UNCOMPRESSED).build()?;
+                SerializedPageReader::new(chunks, &column, rows, None)?
+            }
+            None => SerializedPageReader::new(chunks, column, rows, None)?,
+        };
+        Ok(Self { reader, nullable, codec, claimed })
     }
 }
 
 impl PageReader for Pages {
     fn get_next_page(&mut self) -> Result<Option<Page>> {
         let page = self.reader.get_next_page()?;
+        let page = page.map(|page| self.unpacked(page)).transpose()?;
         self.counted(page)
     }
 
@@ -169,7 +189,8 @@ impl PageReader for Pages {
     }
 
     fn supports_deferred_dictionary(&self) -> bool {
-        self.reader.supports_deferred_dictionary()
+        // Its size would be that of another page.
+        self.codec.is_none() && self.reader.supports_deferred_dictionary()
     }
 
     fn take_deferred_dictionary(&mut self) -> Result<Option<Page>> {
@@ -191,6 +212,21 @@ impl Iterator for Pages {
 }
 
 impl Pages {
+    /// A page that the library left compressed.
+    fn unpacked(&self, mut page: Page) -> Result<Page> {
+        let Some(codec) = self.codec else { return Ok(page) };
+        let size = self.claimed.load(Ordering::Relaxed);
+        let (buf, levels) = match &mut page {
+            Page::DataPageV2 { is_compressed: false, .. } => return Ok(page),
+            Page::DataPageV2 { buf, def_levels_byte_len, rep_levels_byte_len, .. } => {
+                (buf, *def_levels_byte_len as usize + *rep_levels_byte_len as usize)
+            }
+            Page::DataPage { buf, .. } | Page::DictionaryPage { buf, .. } => (buf, 0),
+        };
+        *buf = codec.unpack(buf, levels, size)?;
+        Ok(page)
+    }
+
     /// Refuses a page that says it has more values than it can have, where tables are made of their number.
     fn counted(&self, page: Option<Page>) -> Result<Option<Page>> {
         match &page {
@@ -261,7 +297,6 @@ fn differences(bytes: &[u8]) -> Option<(u64, usize)> {
 mod tests {
     use std::path::{Path, PathBuf};
 
-    use parquet::basic::Compression;
     use parquet::column::writer::ColumnWriter;
     use parquet::data_type::ByteArray;
     use parquet::file::properties::{WriterProperties, WriterVersion};

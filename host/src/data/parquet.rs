@@ -6,16 +6,19 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use parquet::basic::Type;
+use parquet::basic::{Compression, Type};
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData};
 
-use super::error::SourceError;
+use super::error::{At, SourceError};
 use super::files::{MOST_BLANK, Reader};
-use super::pages::{self, Pages};
+use super::flaws::Flaws;
+use super::pages::{self, LARGEST_PAGE, Pages};
 use super::source::{Document, SourceOptions};
+use super::unpack::BROTLI_WINDOW;
+use crate::config::InvalidUtf8;
 use crate::contain::contain;
 
 /// Reads one parquet file.
@@ -25,6 +28,7 @@ pub(super) struct ParquetReader {
     metadata: ParquetMetaData,
     column: usize,
     limit: u64,
+    invalid: InvalidUtf8,
     /// The row group being read, and the next one's number.
     group: Option<ColumnReaderImpl<ByteArrayType>>,
     next_group: usize,
@@ -62,6 +66,7 @@ impl ParquetReader {
             metadata,
             column,
             limit: options.max_document,
+            invalid: options.invalid_utf8,
             group: None,
             next_group: 0,
             left: 0,
@@ -71,6 +76,15 @@ impl ParquetReader {
         };
         reader.enter(row)?;
         Ok(reader)
+    }
+
+    /// Bytes that reading takes at most beside documents: a page, as it is stored and as it is read, and what its
+    /// compression refers back to.
+    pub(super) fn memory(&self) -> u64 {
+        let brotli =
+            |group: &RowGroupMetaData| matches!(group.column(self.column).compression(), Compression::BROTLI(_));
+        let window = if self.metadata.row_groups().iter().any(brotli) { BROTLI_WINDOW } else { 0 };
+        2 * LARGEST_PAGE + window
     }
 
     /// Goes to a row of the file.
@@ -136,7 +150,7 @@ impl ParquetReader {
 }
 
 impl Reader for ParquetReader {
-    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+    fn next(&mut self, document: &mut Document, flaws: &mut Flaws) -> Result<bool, SourceError> {
         let begin = self.row;
         while self.read_row()? {
             let row = self.row;
@@ -145,18 +159,24 @@ impl Reader for ParquetReader {
                 return Err(SourceError::Blank { path: self.path.clone(), place, most });
             }
             self.row += 1;
-            let Some(value) = self.values.first() else { continue };
+            let Some(value) = self.values.first() else {
+                flaws.nulls += 1;
+                continue;
+            };
             let (path, bytes) = (&self.path, value.data());
             if bytes.len() as u64 > self.limit {
                 let (path, bytes) = (path.clone(), bytes.len() as u64);
                 return Err(SourceError::LongRow { path, row, bytes, limit: self.limit });
             }
-            let text = std::str::from_utf8(bytes).map_err(|e| {
-                let at = e.valid_up_to() as u64;
-                SourceError::RowUtf8 { path: path.clone(), row, at }
-            })?;
-            if !text.is_empty() {
-                document.text.push_str(text);
+            match std::str::from_utf8(bytes) {
+                Ok(text) => document.text.push_str(text),
+                Err(_) if self.invalid == InvalidUtf8::Replace => document.text.push_str(&flaws.replaced(bytes)),
+                Err(e) => {
+                    let at = e.valid_up_to() as u64;
+                    return Err(SourceError::FieldUtf8 { path: path.clone(), place: At("row", row), at });
+                }
+            }
+            if !document.text.is_empty() {
                 return Ok(true);
             }
         }

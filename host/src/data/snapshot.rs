@@ -5,7 +5,6 @@
 //! evenly between them; a file of at most 1 MiB is compared whole. A change between the blocks that leaves the length as
 //! it was is not noticed.
 
-use std::collections::HashMap;
 use std::fs::{File, Metadata};
 use std::hash::Hasher;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -41,14 +40,19 @@ impl Snapshot {
         Ok(Self { name: name.to_owned(), files: digested.collect::<Result<_, _>>()? })
     }
 
-    /// Its files among `paths`, in its order. Others are passed over: a run reads what it began with.
-    pub(super) fn among(&self, paths: Vec<PathBuf>) -> Result<Vec<(PathBuf, Option<FileSnapshot>)>, SourceError> {
-        let mut paths: HashMap<String, PathBuf> = paths.into_iter().map(|path| (shown(&path), path)).collect();
-        let found = self.files.iter().map(|file| match paths.remove(&file.path) {
-            Some(path) => Ok((path, Some(file.clone()))),
-            None => Err(SourceError::Missing { path: PathBuf::from(&file.path) }),
-        });
-        found.collect()
+    /// Its files, in its order, each with the path at which it lies. A run reads these, whatever else is there now.
+    pub(super) fn files(&self) -> impl Iterator<Item = (PathBuf, FileSnapshot)> {
+        self.files.iter().map(|file| (found(&file.path), file.clone()))
+    }
+
+    /// The same of a source that was moved and is named `name` now, where all its files lie below its name.
+    pub(super) fn moved(&self, name: &str) -> Option<Self> {
+        let file = |file: &FileSnapshot| {
+            let rest = Path::new(&file.path).strip_prefix(&self.name).ok()?;
+            let path = if rest.as_os_str().is_empty() { name.into() } else { shown(&Path::new(name).join(rest)) };
+            Some(FileSnapshot { path, ..file.clone() })
+        };
+        Some(Self { name: name.to_owned(), files: self.files.iter().map(file).collect::<Option<_>>()? })
     }
 
     /// Changes with the files' names, lengths and samples.
@@ -70,6 +74,9 @@ pub struct FileSnapshot {
     pub(super) length: u64,
     /// Time of change since 1970, where the file system knows it.
     pub(super) modified: Option<Duration>,
+    /// What it is read as, where earlier versions read it as text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) format: Option<String>,
     /// The digest of its sample; none until it is asked for.
     digest: Option<u64>,
 }
@@ -78,13 +85,14 @@ impl FileSnapshot {
     /// What `metadata` says of the file at `path`.
     pub(super) fn look(path: &Path, metadata: &Metadata) -> Self {
         let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-        Self { path: shown(path), length: metadata.len(), modified, digest: None }
+        Self { path: shown(path), length: metadata.len(), modified, format: None, digest: None }
     }
 
-    /// Its name and length behind what was hashed before them.
+    /// Its name, its length and what it is read as behind what was hashed before them.
     pub(super) fn described(&self, hash: u64) -> String {
         let name = Path::new(&self.path).file_name().unwrap_or_default().to_string_lossy();
-        format!("{hash:x}/{name}/{}", self.length)
+        let format = self.format.iter().map(|format| format!("/{format}")).collect::<String>();
+        format!("{hash:x}/{name}/{}{format}", self.length)
     }
 
     /// Refuses the file at `path` where it is not what it was. One that `grows` may have become longer: only what was
@@ -117,6 +125,16 @@ impl FileSnapshot {
 /// A path as it is saved and compared.
 fn shown(path: &Path) -> String {
     path.display().to_string()
+}
+
+/// The path that is saved as `saved`: of a name that is no Unicode, the one that is shown so.
+fn found(saved: &str) -> PathBuf {
+    let path = PathBuf::from(saved);
+    if !saved.contains(char::REPLACEMENT_CHARACTER) {
+        return path;
+    }
+    let entries = path.parent().and_then(|parent| parent.read_dir().ok()).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).find(|path| shown(path) == saved).unwrap_or(path)
 }
 
 /// The digest of a sample of the first `length` bytes.

@@ -9,7 +9,9 @@ use capful_core::random::stream;
 use serde::{Deserialize, Serialize};
 
 use super::error::SourceError;
+use super::flaws::Noticed;
 use super::snapshot::Snapshot;
+use crate::config::{Config, InvalidUtf8};
 
 /// What a user can name as data.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,20 +32,52 @@ impl FromStr for Source {
 }
 
 /// How files are read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct SourceOptions {
-    /// The field of a JSON line, or the column of a parquet file, that holds the text. Default: `text`.
+    /// The field of a JSON object, or the column of a parquet or .csv file, that holds the text. Default: `text`.
     pub text_field: String,
-    /// The longest JSON line and the longest parquet value, in bytes; a longer one is an error. It bounds what the
-    /// reader holds: at most about three times this beside its fixed buffers. Default: 16 MiB.
+    /// What is done with bytes that are no UTF-8. Default: the file is refused.
+    pub invalid_utf8: InvalidUtf8,
+    /// Whether lines, records and elements that cannot be read are skipped. Default: they are errors.
+    pub skip_bad_lines: bool,
+    /// The longest JSON line or element, and the longest parquet or .csv value, in bytes; a longer one is an error. It
+    /// bounds what the reader holds: at most about three times this beside its fixed buffers. Default: 16 MiB.
     pub max_document: u64,
     /// What the source's files were when the run began, which then is what is read of them. Default: what they are.
     pub began: Option<Arc<Snapshot>>,
+    /// Whether files are chosen and read as by versions that did not save what they are: of a directory its own files of
+    /// text, JSON lines and parquet only. Default: they are not.
+    pub formerly: bool,
+    /// Where readings say what was no text.
+    pub noticed: Noticed,
 }
 
 impl Default for SourceOptions {
     fn default() -> Self {
-        Self { text_field: "text".to_owned(), max_document: 16 << 20, began: None }
+        Self {
+            text_field: "text".to_owned(),
+            invalid_utf8: InvalidUtf8::default(),
+            skip_bad_lines: false,
+            max_document: 16 << 20,
+            began: None,
+            formerly: false,
+            noticed: Noticed::default(),
+        }
+    }
+}
+
+impl SourceOptions {
+    /// How a run of this configuration reads its files.
+    pub fn of(config: &Config) -> Self {
+        let (invalid_utf8, skip_bad_lines) = (config.invalid_utf8, config.skip_bad_lines);
+        Self { text_field: config.text_field.clone(), invalid_utf8, skip_bad_lines, ..Self::default() }
+    }
+
+    /// What of them changes the documents, behind what was hashed before; nothing is added at the defaults.
+    pub(super) fn described(&self, hash: u64) -> u64 {
+        let replaced = (self.invalid_utf8 != InvalidUtf8::Refuse).then_some("invalid UTF-8 replaced");
+        let skipped = self.skip_bad_lines.then_some("bad lines skipped");
+        [replaced, skipped].into_iter().flatten().fold(hash, |hash, what| stream(&format!("{hash:x}/{what}")))
     }
 }
 

@@ -9,14 +9,15 @@
 //! documents for both sides of the split. The pieces one after another are the file, byte for byte; pieces of white
 //! space only are passed over.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Take};
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use super::error::SourceError;
 use super::files::{MOST_BLANK, Reader};
+use super::flaws::Flaws;
+use super::input::Input;
 use super::source::Document;
-use crate::config::human_bytes;
+use crate::config::{InvalidUtf8, human_bytes};
 
 const BUFFER: usize = 256 << 10;
 const BOM: &[u8] = b"\xEF\xBB\xBF";
@@ -109,6 +110,18 @@ pub(super) fn as_text(bytes: &[u8]) -> Result<&str, NotText> {
     }
 }
 
+/// The same, with U+FFFD for what is no UTF-8 where the run wants that.
+pub(super) fn readable<'a>(bytes: &'a [u8], invalid: InvalidUtf8, flaws: &mut Flaws) -> Result<Cow<'a, str>, NotText> {
+    match as_text(bytes) {
+        Ok(text) => Ok(Cow::Borrowed(text)),
+        Err(NotText::Utf8(_)) if invalid == InvalidUtf8::Replace => match bytes.iter().position(|&b| b == 0) {
+            Some(at) => Err(NotText::Nul(at)),
+            None => Ok(Cow::Owned(flaws.replaced(bytes))),
+        },
+        Err(e) => Err(e),
+    }
+}
+
 impl NotText {
     /// The error for `path`, in which the bytes begin at `base`.
     pub(super) fn of(self, path: &Path, base: u64) -> SourceError {
@@ -123,7 +136,8 @@ impl NotText {
 /// Reads one text file.
 pub(super) struct TextReader {
     path: PathBuf,
-    file: Take<File>,
+    input: Input,
+    invalid: InvalidUtf8,
     rule: Rule,
     buffer: Vec<u8>,
     /// First byte of the buffer that belongs to no piece yet, and its place in the file.
@@ -134,14 +148,11 @@ pub(super) struct TextReader {
 }
 
 impl TextReader {
-    /// Opens the first `length` bytes of `path` at byte `offset`, where document `document` begins.
-    pub(super) fn open(path: &Path, length: u64, offset: u64, document: u64) -> Result<Self, SourceError> {
-        let io = |e| SourceError::io(path, e);
-        let mut file = File::open(path).map_err(io)?;
-        let rule = Rule::of(length);
-        file.seek(SeekFrom::Start(offset)).map_err(io)?;
-        let (buffer, file) = (Vec::with_capacity(BUFFER), file.take(length.saturating_sub(offset)));
-        Ok(Self { path: path.to_path_buf(), file, rule, buffer, start: 0, offset, document, ended: false })
+    /// Reads `path`, of about `length` bytes of text, of which `input` stands where document `document` begins.
+    pub(super) fn new(path: &Path, input: Input, length: u64, invalid: InvalidUtf8, document: u64) -> Self {
+        let (rule, offset) = (Rule::of(length), input.offset());
+        let buffer = Vec::with_capacity(BUFFER);
+        Self { path: path.to_path_buf(), input, invalid, rule, buffer, start: 0, offset, document, ended: false }
     }
 
     /// Makes the buffer hold a whole piece.
@@ -151,18 +162,19 @@ impl TextReader {
         }
         self.buffer.drain(..self.start);
         self.start = 0;
-        let room = (BUFFER - self.buffer.len()) as u64;
-        let read = Read::by_ref(&mut self.file).take(room).read_to_end(&mut self.buffer);
-        self.ended = (read.map_err(|e| SourceError::io(&self.path, e))? as u64) < room;
-        match self.file.limit() {
-            left if self.ended && left > 0 => Err(SourceError::cut(&self.path, left)),
-            _ => Ok(()),
+        while self.buffer.len() < BUFFER && !self.ended {
+            let available = self.input.fill()?;
+            let n = available.len().min(BUFFER - self.buffer.len());
+            self.buffer.extend_from_slice(&available[..n]);
+            self.input.consume(n);
+            self.ended = n == 0;
         }
+        Ok(())
     }
 }
 
 impl Reader for TextReader {
-    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+    fn next(&mut self, document: &mut Document, flaws: &mut Flaws) -> Result<bool, SourceError> {
         let begin = self.offset;
         loop {
             if self.offset - begin > MOST_BLANK {
@@ -178,12 +190,13 @@ impl Reader for TextReader {
                 return Ok(false);
             }
             let piece = &bytes[..self.rule.cut(bytes)];
-            let text = as_text(piece).map_err(|e| e.of(&self.path, self.offset))?;
+            let text = readable(piece, self.invalid, flaws).map_err(|e| e.of(&self.path, self.offset))?;
+            if !text.trim_ascii().is_empty() {
+                document.text.push_str(&text);
+            }
             self.start += piece.len();
             self.offset += piece.len() as u64;
-            let blank = text.trim_ascii().is_empty();
-            if !blank {
-                document.text.push_str(text);
+            if !document.text.is_empty() {
                 self.document += 1;
                 return Ok(true);
             }

@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::SourceError;
 use super::files::Reader;
+use super::flaws::Flaws;
 use super::source::{Document, TokenKind};
 
 /// What a token file begins with.
@@ -134,7 +135,7 @@ impl TokenReader {
 }
 
 impl Reader for TokenReader {
-    fn next(&mut self, document: &mut Document) -> Result<bool, SourceError> {
+    fn next(&mut self, document: &mut Document, _: &mut Flaws) -> Result<bool, SourceError> {
         let mark = self.header.mark();
         let mut bytes = [0; 4];
         while self.at < self.header.count {

@@ -8,7 +8,6 @@ use serde::Serialize;
 use super::{Laid, memory};
 use crate::config::{Config, Order};
 use crate::data::files::Files;
-use crate::data::pages::LARGEST_PAGE;
 use crate::data::sequences::pool;
 use crate::data::shards::{Manifest, training};
 use crate::data::source::{Source, SourceOptions};
@@ -97,13 +96,12 @@ fn choosing(config: &Config) -> u64 {
     chosen.max(looked_for)
 }
 
-/// What a page of a parquet file takes at most, as it is stored and as it is read; nothing for other data.
+/// What it takes at most to read the data's files beside their documents: a page of a parquet file, as it is stored and as
+/// it is read, or the window of a compressed file.
 fn page(config: &Config) -> u64 {
     let Ok(Source::Path(path)) = config.data.parse() else { return 0 };
     // What is wrong with the data is said when it is opened.
-    let files =
-        Files::open(&path, &SourceOptions { text_field: config.text_field.clone(), ..SourceOptions::default() });
-    if files.is_ok_and(|files| files.has_parquet()) { 2 * LARGEST_PAGE } else { 0 }
+    Files::open(&path, &SourceOptions::of(config)).map_or(0, |files| files.memory())
 }
 
 /// What is there from the beginning to the end.
@@ -146,7 +144,7 @@ fn running(config: &Config, laid: &Laid) -> Vec<Outside> {
     }
     let page = page(config);
     if page > 0 && config.order != Order::Random {
-        lines.push(line("a page of a parquet file, at most", page));
+        lines.push(line("a page or a window of the data, at most", page));
     }
     if config.shuffle > 0 && config.order != Order::Random {
         lines.push(line("documents to shuffle, at most", shuffle::bytes(config.shuffle)));

@@ -17,7 +17,7 @@ use crate::{disk, regular};
 
 /// The configuration's file.
 pub const CONFIG: &str = "config.toml";
-const PLAN: &str = "plan.json";
+pub(crate) const PLAN: &str = "plan.json";
 /// The digests of the files that a run writes once.
 pub const DIGESTS: &str = "DIGESTS";
 /// What the first line of the configuration says before the digest of all that follows.

@@ -320,15 +320,16 @@ fn every_kind_of_source_and_tokenizer_trains() {
     let lines: Vec<_> =
         text(150).iter().map(|t| serde_json::json!({ "text": t, "body": format!("{t} again") }).to_string()).collect();
     fs::write(dir.join("corpus.jsonl"), lines.join("\n")).unwrap();
-    fs::create_dir(dir.join("folder")).unwrap();
+    fs::create_dir_all(dir.join("folder/inside")).unwrap();
     fs::copy(dir.join("corpus.txt"), dir.join("folder/a.txt")).unwrap();
-    fs::copy(dir.join("corpus.jsonl"), dir.join("folder/b.jsonl")).unwrap();
-    for name in ["snappy.parquet", "zstd.parquet", "lines.jsonl.zst"] {
+    fs::copy(dir.join("corpus.jsonl"), dir.join("folder/inside/b.jsonl")).unwrap();
+    let copied =
+        ["snappy.parquet", "zstd.parquet", "brotli-2.parquet", "lines.jsonl.zst", "array.json.gz", "table.csv.gz"];
+    for name in copied {
         fs::copy(testdata.join(name), dir.join(name)).unwrap();
     }
-    let sources =
-        ["corpus.txt", "corpus.jsonl", "folder", "snappy.parquet", "zstd.parquet", "lines.jsonl.zst", "tales"];
-    for (i, source) in sources.into_iter().enumerate() {
+    let sources = ["corpus.txt", "corpus.jsonl", "folder", "tales"];
+    for (i, source) in sources.into_iter().chain(copied).enumerate() {
         let lines = train(dir, &format!("--data {source} --steps 2 --out source{i}"));
         let done = lines.last().unwrap();
         assert!(number(done, "val_loss") > 0.0, "{source}: {done}");

@@ -1,0 +1,101 @@
+//! What of a source was no text, or was mended: counted as it is read, and told once.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::error::SourceError;
+
+/// Counts of a reading of a source.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Flaws {
+    /// Lines, rows and elements whose text is null.
+    pub nulls: u64,
+    /// Halves of a pair of surrogates that became U+FFFD.
+    pub surrogates: u64,
+    /// Bytes in a row that are no UTF-8 and became U+FFFD.
+    pub invalid: u64,
+    /// Lines, records and elements that were skipped since they could not be read.
+    pub bad: u64,
+    /// Why the first of them could not.
+    pub first: Option<String>,
+}
+
+impl Flaws {
+    /// Skips what `error` is about, where that is one document; otherwise gives it back.
+    pub(super) fn skip(&mut self, error: SourceError) -> Result<(), SourceError> {
+        if !error.is_of_one_document() {
+            return Err(error);
+        }
+        self.bad += 1;
+        self.first.get_or_insert_with(|| error.to_string());
+        Ok(())
+    }
+
+    /// `bytes` as text, with U+FFFD where they are no UTF-8.
+    pub(super) fn replaced(&mut self, bytes: &[u8]) -> String {
+        let mut text = String::with_capacity(bytes.len() + bytes.len() / 8);
+        for chunk in bytes.utf8_chunks() {
+            text.push_str(chunk.valid());
+            if !chunk.invalid().is_empty() {
+                text.push(char::REPLACEMENT_CHARACTER);
+                self.invalid += 1;
+            }
+        }
+        text
+    }
+
+    /// What there was, for people; nothing where there was nothing.
+    fn describe(&self) -> Option<String> {
+        let some = |count: u64, one: &str, many: &str| {
+            (count > 0).then(|| format!("{count} {}", if count == 1 { one } else { many }))
+        };
+        let first = self.first.as_deref().unwrap_or_default();
+        let parts = [
+            some(self.nulls, "text is null and was passed over", "texts are null and were passed over"),
+            some(self.surrogates, "lone surrogate became U+FFFD", "lone surrogates became U+FFFD"),
+            some(self.invalid, "invalid UTF-8 sequence became U+FFFD", "invalid UTF-8 sequences became U+FFFD"),
+            some(self.bad, "document cannot be read and was skipped", "documents cannot be read and were skipped")
+                .map(|bad| format!("{bad}, the first: {first}")),
+        ];
+        let parts: Vec<_> = parts.into_iter().flatten().collect();
+        (!parts.is_empty()).then(|| parts.join("; "))
+    }
+}
+
+/// How far a source was read from its beginning, and what was found there.
+#[derive(Debug, Clone, Default)]
+struct Seen {
+    complete: bool,
+    documents: u64,
+    flaws: Flaws,
+    /// What of it was told.
+    told: Flaws,
+}
+
+/// What the readings of sources have found, shared by all that read them.
+#[derive(Debug, Clone, Default)]
+pub struct Noticed(Arc<Mutex<BTreeMap<String, Seen>>>);
+
+impl Noticed {
+    /// A reading of the source `name` gave `documents` from its beginning and found `flaws`: the one that went farthest
+    /// is kept.
+    pub(super) fn record(&self, name: &str, complete: bool, documents: u64, flaws: &Flaws) {
+        let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let farthest = sources.get(name).map(|seen| (seen.complete, seen.documents));
+        if farthest.is_none_or(|farthest| farthest < (complete, documents)) {
+            let told = sources.remove(name).map(|seen| seen.told).unwrap_or_default();
+            sources.insert(name.to_owned(), Seen { complete, documents, flaws: flaws.clone(), told });
+        }
+    }
+
+    /// A line for each source in which there was something that was not told yet.
+    pub fn news(&self) -> Vec<String> {
+        let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = sources.iter_mut().filter(|(_, seen)| seen.flaws != seen.told).filter_map(|(name, seen)| {
+            seen.told = seen.flaws.clone();
+            let part = if seen.complete { String::new() } else { format!(", first {} documents", seen.documents) };
+            Some(format!("{name}{part}: {}", seen.flaws.describe()?))
+        });
+        lines.collect()
+    }
+}

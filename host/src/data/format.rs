@@ -1,0 +1,134 @@
+//! What a file is, by its name, and where the name says text, by its first bytes.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use super::csv::CsvReader;
+use super::error::SourceError;
+use super::files::Reader;
+use super::input::{Input, Packing};
+use super::json::JsonFile;
+use super::jsonl::JsonLines;
+use super::parquet::ParquetReader;
+use super::source::SourceOptions;
+use super::text::TextReader;
+use super::token_file::{MAGIC, TokenReader};
+
+/// The names of data, for people.
+pub(super) const KNOWN: &str =
+    ".txt, .text, .md, .raw, .jsonl, .ndjson, .json, .csv, .tsv, each also with .gz or .zst, .parquet, .tokens";
+
+/// How a file is divided into documents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Text,
+    JsonLines,
+    Json,
+    Csv,
+    Parquet,
+    Tokens,
+}
+
+impl Kind {
+    /// What a name, in lower case and without the mark of its packing, says.
+    fn named(name: &str) -> Option<Self> {
+        let (_, extension) = name.rsplit_once('.')?;
+        Some(match extension {
+            "txt" | "text" | "md" | "raw" => Self::Text,
+            "jsonl" | "ndjson" => Self::JsonLines,
+            "json" => Self::Json,
+            "csv" | "tsv" => Self::Csv,
+            "parquet" => Self::Parquet,
+            "tokens" => Self::Tokens,
+            _ => return None,
+        })
+    }
+
+    /// As a snapshot has it: what earlier versions read as text.
+    pub(super) fn saved(self) -> Option<String> {
+        match self {
+            Self::Json => Some("json".to_owned()),
+            Self::Csv => Some("csv".to_owned()),
+            _ => None,
+        }
+    }
+}
+
+/// How a file is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Format {
+    pub(super) kind: Kind,
+    pub(super) packing: Packing,
+}
+
+/// A file's name in lower case.
+pub(super) fn lower_name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().to_ascii_lowercase()).unwrap_or_default()
+}
+
+impl Format {
+    /// What the name of a file says; nothing where it is not that of data.
+    pub(super) fn named(path: &Path) -> Option<Self> {
+        let name = lower_name(path);
+        let (packing, name) = Packing::of(&name);
+        let kind = Kind::named(name)?;
+        let packs = packing == Packing::Plain || !matches!(kind, Kind::Parquet | Kind::Tokens);
+        packs.then_some(Self { kind, packing })
+    }
+
+    /// What a file is that is read: one of another name is text, or of tokens, which may have any name.
+    pub(super) fn of(path: &Path) -> Result<Self, SourceError> {
+        let (packing, _) = Packing::of(&lower_name(path));
+        let named = Self::named(path).unwrap_or(Self { kind: Kind::Text, packing });
+        if named.packing != Packing::Plain || !matches!(named.kind, Kind::Text | Kind::Tokens) {
+            return Ok(named);
+        }
+        Self::of_text(path)
+    }
+
+    /// What a file is that earlier versions took for text.
+    pub(super) fn of_text(path: &Path) -> Result<Self, SourceError> {
+        let mut magic = Vec::with_capacity(MAGIC.len());
+        let read = File::open(path).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut magic));
+        read.map_err(|e| SourceError::io(path, e))?;
+        let kind = if magic == MAGIC { Kind::Tokens } else { Kind::Text };
+        Ok(Self { kind, packing: Packing::Plain })
+    }
+
+    /// About how many bytes of text a byte of the file is.
+    pub(super) fn expands(self) -> u64 {
+        if self.packing == Packing::Plain && self.kind != Kind::Parquet { 1 } else { 3 }
+    }
+
+    /// Whether what is added to the end of a file leaves what was there as it was.
+    pub(super) fn grows(self) -> bool {
+        self.packing == Packing::Plain && matches!(self.kind, Kind::Text | Kind::JsonLines)
+    }
+
+    /// Opens the first `length` bytes of a file.
+    pub(super) fn open(
+        self,
+        path: &Path,
+        length: u64,
+        options: &SourceOptions,
+        (offset, document): (u64, u64),
+    ) -> Result<Box<dyn Reader>, SourceError> {
+        let input = |offset| Input::open(path, self.packing, length, offset);
+        Ok(match self.kind {
+            Kind::Text => {
+                let length = length.saturating_mul(self.expands());
+                Box::new(TextReader::new(path, input(offset)?, length, options.invalid_utf8, document))
+            }
+            Kind::JsonLines => Box::new(JsonLines::new(path, input(offset)?, options, document)),
+            Kind::Json => Box::new(JsonFile::open(path, input, options, (offset, document))?),
+            Kind::Csv => Box::new(CsvReader::open(path, input, options, (offset, document))?),
+            Kind::Parquet => Box::new(ParquetReader::open(path, options, offset)?),
+            Kind::Tokens => Box::new(TokenReader::open(path, offset, document)?),
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "format_tests.rs"]
+mod tests;
