@@ -155,6 +155,7 @@ impl Origin {
     pub fn tensors(&self, entries: &[Entry], family: &AnyFamily) -> Result<Tensors, CheckpointError> {
         let mut tensors = Tensors::open(&self.weights)?;
         if self.foreign {
+            tensors.call(|name| hugging_face::canonical(name, family))?;
             tensors.require(entries, hugging_face::tied_head(family), hugging_face::is_buffer)?;
         }
         Ok(tensors)

@@ -165,6 +165,54 @@ fn an_imported_model_is_a_run() {
     }
 }
 
+#[test]
+fn a_model_is_known_by_its_type_and_its_tensors_by_what_they_are() {
+    let dir = directory();
+    let dir = dir.path();
+    for (name, body) in [("llama3", "model."), ("gpt_neox_sequential", "gpt_neox.")] {
+        import(dir, &fixture(name)).ok();
+        let expected = fs::read(dir.join("run/checkpoint-00000000/model.safetensors")).unwrap();
+        let bare = |tensor: &str| tensor.strip_prefix(body).unwrap_or(tensor).to_owned();
+        let names: [(&str, &dyn Fn(&str) -> String); 4] = [
+            ("without its head", &bare),
+            ("compiled", &|tensor| format!("_orig_mod.{tensor}")),
+            ("compiled within", &|tensor| tensor.replacen(body, &format!("{body}_orig_mod."), 1)),
+            ("in parallel and compiled, without its head", &|tensor| format!("module._orig_mod.{}", bare(tensor))),
+        ];
+        for (what, called) in names {
+            let model = copy(name, dir);
+            edit(&model.join("config.json"), |config| {
+                config.as_object_mut().unwrap().remove("architectures");
+            });
+            let path = model.join("model.safetensors");
+            let mut file = Tensors::read(&path);
+            let tensors = std::mem::take(&mut file.header).into_iter();
+            file.header = tensors
+                .map(|(tensor, info)| if tensor == "__metadata__" { (tensor, info) } else { (called(&tensor), info) })
+                .collect();
+            file.write(&path);
+            fs::remove_dir_all(dir.join("run")).unwrap();
+            import(dir, &model).ok();
+            let written = fs::read(dir.join("run/checkpoint-00000000/model.safetensors")).unwrap();
+            assert!(written == expected, "{name}: {what}");
+        }
+        // They are read into a run as well.
+        let line = training(&fixture("texts.jsonl")).replace("--steps 50", "--steps 1");
+        let compiled = losses(&host(dir, &format!("{line} --init-from model --out a")).ok());
+        let given = losses(&host(dir, &format!("{line} --init-from {} --out b", fixture(name).display())).ok());
+        assert_eq!(compiled, given, "{name}");
+        for run in ["run", "a", "b"] {
+            fs::remove_dir_all(dir.join(run)).unwrap();
+        }
+    }
+    // One tensor twice.
+    let model = copy("llama3", dir);
+    let mut file = Tensors::read(&model.join("model.safetensors"));
+    file.add("norm.weight", "BF16", json!([16]), &[0; 32]);
+    file.write(&model.join("model.safetensors"));
+    import(dir, &model).refused(2, &["norm.weight", "are both model.norm.weight"]);
+}
+
 /// The loss of each step.
 fn losses(outcome: &Outcome) -> Vec<f64> {
     outcome.json_lines().iter().filter_map(|line| line["loss"].as_f64()).collect()
@@ -320,7 +368,14 @@ fn what_is_no_model_of_these_is_refused_and_leaves_nothing() {
             Box::new(set("architectures", json!(["GemmaForCausalLM"]))),
             &["GemmaForCausalLM", "Qwen3ForCausalLM"],
         ),
-        ("llama3", Box::new(set("architectures", json!([]))), &["architectures"]),
+        (
+            "llama3",
+            Box::new(|config| {
+                let config = config.as_object_mut().unwrap();
+                config.retain(|key, _| key != "architectures" && key != "model_type");
+            }),
+            &["architectures", "model_type", "Qwen3ForCausalLM"],
+        ),
         ("llama3", Box::new(set("hidden_act", json!("gelu_new"))), &["hidden_act", "gelu_new"]),
         ("gpt_neox_parallel", Box::new(set("hidden_act", json!("gelu_fast"))), &["hidden_act", "gelu_fast"]),
         ("gpt_neox_parallel", Box::new(set("rope_scaling", json!({"type": "dynamic", "factor": 2.0}))), &["dynamic"]),
@@ -329,7 +384,13 @@ fn what_is_no_model_of_these_is_refused_and_leaves_nothing() {
         ("qwen3", Box::new(set("rope_parameters", json!({"rope_type": "longrope", "rope_theta": 1e4}))), &["longrope"]),
         ("llama3", Box::new(set("partial_rotary_factor", json!(0.5))), &["partial_rotary_factor", "0.5"]),
         ("qwen3", Box::new(set("layer_types", json!(["full_attention", "sliding_attention"]))), &["layer_types"]),
-        ("qwen2", Box::new(set("use_sliding_window", json!(true))), &["sliding_window", "8"]),
+        (
+            "qwen2",
+            Box::new(|config| {
+                (config["use_sliding_window"], config["max_window_layers"]) = (true.into(), 0.into());
+            }),
+            &["sliding_window", "8"],
+        ),
         ("mistral", Box::new(set("sliding_window", json!(8))), &["sliding_window", "8"]),
         ("llama3", Box::new(set("quantization_config", json!({"bits": 4}))), &["quantization_config"]),
         ("llama3", Box::new(set("num_hidden_layers", json!(1u64 << 40))), &["num_hidden_layers", "1099511627776"]),

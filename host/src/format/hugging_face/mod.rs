@@ -1,14 +1,18 @@
 //! Models as the library `transformers` keeps them.
 
 mod card;
+mod class;
 mod export;
+mod keys;
 mod names;
 mod read;
+mod rotary;
 mod shards;
+mod window;
 mod write;
 
 pub use card::Card;
 pub use export::{Exported, Request, export};
-pub use names::{is_buffer, tied_head};
+pub use names::{canonical, is_buffer, tied_head};
 pub use read::described;
 pub use write::config;
