@@ -2,11 +2,12 @@
 
 use serde_json::json;
 
-use super::output::say;
+use super::output::{say, tell};
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
 use crate::config::IMPORTED;
 use crate::data::corpus::Corpus;
+use crate::data::coverage;
 use crate::plan::Sections;
 use crate::run::checkpoint;
 use crate::run::directory::Trained;
@@ -59,6 +60,9 @@ impl Eval {
             return Err(work(format!(
                 "{from}: the loss is {loss}; its weights are of no use, take another checkpoint"
             )));
+        }
+        if let Some(line) = coverage::of_score(set, corpus.tokenizer.as_ref()) {
+            tell!("host: {line}");
         }
         let (floor, bits) = (corpus.floor(set), score.bits_per_byte(corpus.tokenizer.as_ref()));
         if self.json {

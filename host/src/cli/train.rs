@@ -14,6 +14,7 @@ use super::usage::Usage;
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
 use crate::config::{Cache, Config, Device, RawConfig, human_bytes};
 use crate::data::corpus::{Corpus, CorpusError};
+use crate::data::coverage;
 use crate::data::error::SourceError;
 use crate::data::shards::build::Event;
 use crate::data::tokenizer::Tokenizer;
@@ -355,6 +356,9 @@ impl Job<'_> {
             directory::discard(dir);
         }
         let trainer = trainer?;
+        if let Some(line) = coverage::of_run(corpus, &validation.set, config) {
+            tell!("host: {line}");
+        }
         team.led(|| match resume {
             Some(_) => directory::keep_config(dir, config).map_err(work),
             None => Ok(()),

@@ -31,6 +31,8 @@ pub struct HuggingFaceTokenizer {
     content: String,
     vocab_size: u32,
     marks: Marks,
+    /// What its model gives for what it does not know.
+    unk: Option<u32>,
     /// Whether the names of tokens say the marks, so that the content alone tells it from others.
     usual: bool,
     /// The `tokenizer_config.json` that is saved with it.
@@ -57,6 +59,15 @@ struct Parts {
     post_processor: Value,
     #[serde(default)]
     decoder: Value,
+    #[serde(default)]
+    model: Unknown,
+}
+
+/// What a model gives for what it does not know: a token, or of Unigram an id.
+#[derive(Deserialize, Default)]
+struct Unknown {
+    unk_token: Option<String>,
+    unk_id: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -128,6 +139,7 @@ impl HuggingFaceTokenizer {
         let marks = beside.marks(&parts.post_processor, guessed, |token| library.token_to_id(token))?;
         let name = |id: Option<u32>| id.and_then(|id| library.id_to_token(id));
         let config = beside.config(marks.bos.is_some(), name(marks.bos), name(marks.eos));
+        let unk = parts.model.unk_token.and_then(|token| library.token_to_id(&token)).or(parts.model.unk_id);
         let prepends = parts.normalizer.as_ref().is_some_and(prepends_space);
         let bytes_in_rows = has_byte_fallback(&parts.decoder);
         let ours = ByteLevel::of(&library, &content);
@@ -137,6 +149,7 @@ impl HuggingFaceTokenizer {
             content,
             vocab_size,
             marks,
+            unk,
             usual: marks == guessed,
             config,
             prepends,
@@ -263,6 +276,10 @@ impl Tokenizer for HuggingFaceTokenizer {
 
     fn eos(&self) -> Option<u32> {
         self.marks.eos
+    }
+
+    fn unk(&self) -> Option<u32> {
+        self.unk
     }
 
     fn restores_bytes(&self) -> bool {
