@@ -16,7 +16,7 @@ use crate::format::firmware;
 use crate::format::gguf;
 use crate::format::hugging_face::{self, Card};
 use crate::run::checkpoint::{self, TrainerState};
-use crate::run::{directory, metrics};
+use crate::run::{directory, generation, metrics};
 
 /// Most bytes of a file of weights where nothing is asked for.
 const SHARD: u64 = 5_000_000_000;
@@ -168,12 +168,26 @@ impl Export {
         tokenizer: &dyn Tokenizer,
         weights: &mut Checkpoint<'_>,
     ) -> Result<(&'static str, Files), Failure> {
+        let generation = generation::of_dir(&self.dir)?;
         let vocabulary = match self.no_tokenizer {
             true => None,
-            false => Some(gguf::vocabulary(tokenizer, stored.model.vocab_size)?),
+            false => Some(gguf::vocabulary(tokenizer, stored.model.vocab_size, &generation)?),
         };
-        let asked =
-            gguf::Request { stored, architecture, vocabulary: vocabulary.as_ref(), weights: self.weights("gguf")? };
+        if let Some(more) =
+            vocabulary.as_ref().and_then(|vocabulary| vocabulary.ends.get(gguf::ENDS..)).filter(|m| !m.is_empty())
+        {
+            tell!(
+                "host: the file names {} of the model's end tokens, as many as the format has; not {more:?}",
+                gguf::ENDS
+            );
+        }
+        let asked = gguf::Request {
+            stored,
+            architecture,
+            vocabulary: vocabulary.as_ref(),
+            generation: &generation,
+            weights: self.weights("gguf")?,
+        };
         let made = gguf::export(&asked, weights, &self.out)?;
         if let [first, ..] = &made.whole[..] {
             let count = made.whole.len();
@@ -193,7 +207,9 @@ impl Export {
     ) -> Result<(&'static str, Files), Failure> {
         let card = self.card(config, state, tokenizer)?;
         let shard = self.shard_size.map_or(SHARD, |size| size.0);
-        let asked = hugging_face::Request { stored, architecture, tokenizer, element: self.dtype, shard, card: &card };
+        let generation = &generation::of_dir(&self.dir)?;
+        let element = self.dtype;
+        let asked = hugging_face::Request { stored, architecture, tokenizer, element, shard, card: &card, generation };
         let made = hugging_face::export(&asked, weights, &self.out)?;
         Ok((made.architecture, made.files))
     }

@@ -61,7 +61,8 @@ impl Import {
         let vocabulary = origin.tokenizer(config.vocab_size())?;
         let tokenizer = vocabulary.as_ref();
         let plan = Plan::of(&config, &Machine::of(&config)?)?;
-        let written = hugging_face::config(&family, &config.pattern(), tokenizer.bos(), tokenizer.eos(), "float32");
+        let written =
+            hugging_face::config(&family, &config.pattern(), &origin.generation().marks(tokenizer), "float32");
         let written = serde_json::to_vec_pretty(&written).map_err(work)?;
         let claim = Claim::of(&out)?;
         checkpoint::sweep(&out).map_err(request)?;
@@ -71,7 +72,7 @@ impl Import {
         // The copy of the run, not the file that may go away.
         let own = Config { tokenizer: out.join(tokenizer::FILE_NAME).display().to_string(), ..config };
         let text = serde_json::to_string_pretty(&plan).map_err(work)?;
-        let made = directory::create(&out, &own, &text, tokenizer);
+        let made = directory::create_of(&out, &own, &text, tokenizer, origin.generation());
         if made.is_err() {
             checkpoint::discard(&out);
         }

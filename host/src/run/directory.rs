@@ -6,9 +6,10 @@ use std::path::Path;
 use crate::config::{Config, ConfigError, OWN};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::device::{AnyProfile, Choice, DeviceError};
+use crate::format::hugging_face::{self, Generation};
 use crate::plan::{Laid, Machine, Sections};
 use crate::run::claim::LOCK;
-use crate::run::{Session, checkpoint, metrics};
+use crate::run::{Session, checkpoint, generation, metrics};
 use crate::{disk, regular};
 
 const CONFIG: &str = "config.toml";
@@ -70,14 +71,30 @@ pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Writes the configuration, the plan and the tokenizer into an empty directory.
+/// Writes the configuration, the plan, the tokenizer and what the model says of how it generates into an empty directory.
 ///
 /// # Errors
 /// The file system; what was begun is removed.
 pub fn create(dir: &Path, config: &Config, plan: &str, tokenizer: &dyn Tokenizer) -> Result<(), ConfigError> {
+    let generation = generation::of_run(dir, config, tokenizer.eos())?;
+    create_of(dir, config, plan, tokenizer, &generation)
+}
+
+/// As [`create`], of a model that says `generation`.
+///
+/// # Errors
+/// As there.
+pub fn create_of(
+    dir: &Path,
+    config: &Config,
+    plan: &str,
+    tokenizer: &dyn Tokenizer,
+    generation: &Generation,
+) -> Result<(), ConfigError> {
     let fresh = !holds_run(dir);
     // The configuration goes first: a directory that has one holds a run, which begins again where it has no more.
     let written = write_config(dir, config)
+        .and_then(|()| generation::keep(dir, generation))
         .and_then(|()| tokenizer.save(dir).map_err(|e| ConfigError(e.to_string())))
         .and_then(|()| fs::write(dir.join(PLAN), plan).map_err(|e| failed(&dir.join(PLAN), &e)));
     if written.is_err() && fresh {
@@ -115,7 +132,8 @@ fn write_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
 /// Removes what a run that never began has in its directory; its tokens stay.
 pub fn discard(dir: &Path) {
     // The configuration goes first: without one the directory holds no run.
-    for name in [CONFIG, UNNAMED, PLAN, tokenizer::FILE_NAME, tokenizer::CLASS_FILE_NAME, metrics::LINES] {
+    let own = [CONFIG, UNNAMED, PLAN, hugging_face::generation::FILE_NAME, metrics::LINES];
+    for name in own.into_iter().chain(tokenizer::FILES) {
         let _ = fs::remove_file(dir.join(name));
     }
     let _ = fs::remove_dir_all(dir.join(metrics::EVENTS));

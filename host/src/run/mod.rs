@@ -8,6 +8,7 @@ pub mod directory;
 pub mod evaluate;
 mod gauges;
 pub mod generate;
+pub mod generation;
 pub mod import;
 pub mod metrics;
 pub mod origin;
@@ -20,6 +21,7 @@ mod tensorboard;
 pub mod trace;
 pub mod train;
 pub mod transcript;
+pub mod until;
 mod wiring;
 
 pub(crate) use session::staging;

@@ -11,12 +11,12 @@ use serde_json::{Map, Value, json};
 const CASES: [&str; 7] =
     ["gpt_neox_parallel", "gpt_neox_sequential", "llama_sharded", "llama3", "qwen3", "qwen2", "mistral"];
 
-fn fixture(name: &str) -> PathBuf {
+pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/import").join(name)
 }
 
 /// A copy of a fixture's files in `dir/model`, to change at will.
-fn copy(name: &str, dir: &Path) -> PathBuf {
+pub(crate) fn copy(name: &str, dir: &Path) -> PathBuf {
     let to = dir.join("model");
     let _ = fs::remove_dir_all(&to);
     fs::create_dir(&to).unwrap();
@@ -30,12 +30,12 @@ fn copy(name: &str, dir: &Path) -> PathBuf {
 /// What is done to a file.
 type Change<T> = Box<dyn FnOnce(&mut T)>;
 
-fn json_file(path: &Path) -> Value {
+pub(crate) fn json_file(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
 /// Changes a file of JSON.
-fn edit(path: &Path, change: impl FnOnce(&mut Value)) {
+pub(crate) fn edit(path: &Path, change: impl FnOnce(&mut Value)) {
     let mut value = json_file(path);
     change(&mut value);
     fs::write(path, value.to_string()).unwrap();
@@ -101,7 +101,7 @@ fn weights(dir: &Path) -> Vec<Tensors> {
     files.filter(|path| path.extension().is_some_and(|e| e == "safetensors")).map(|path| Tensors::read(&path)).collect()
 }
 
-fn import(dir: &Path, model: &Path) -> Outcome {
+pub(crate) fn import(dir: &Path, model: &Path) -> Outcome {
     host(dir, &format!("import --from hf {} --out run", model.display()))
 }
 
@@ -219,7 +219,7 @@ fn losses(outcome: &Outcome) -> Vec<f64> {
 }
 
 /// The training that `import_fixture.py` describes.
-fn training(texts: &Path) -> String {
+pub(crate) fn training(texts: &Path) -> String {
     format!(
         "train --json --data {0} --validation {0} --order consecutive --steps 50 --batch-size 2 --seq-len 12 --lr 0.003 \
          --schedule constant --warmup 5 --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --clip 1 --log-every 1",

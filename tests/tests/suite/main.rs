@@ -13,6 +13,7 @@ mod export;
 mod files;
 mod firmware;
 mod fp8;
+mod generation;
 mod image;
 mod import;
 mod integers;

@@ -37,6 +37,8 @@ pub struct HuggingFaceTokenizer {
     usual: bool,
     /// The `tokenizer_config.json` that is saved with it.
     config: String,
+    /// The other files that are.
+    beside: Vec<(&'static str, String)>,
     /// Whether its normalizer puts before every text what stands for a space.
     prepends: bool,
     /// Whether tokens such as `<0x41>` are bytes, which are a text where all in a row are.
@@ -152,6 +154,7 @@ impl HuggingFaceTokenizer {
             unk,
             usual: marks == guessed,
             config,
+            beside: beside.files(),
             prepends,
             bytes_in_rows,
             threes,
@@ -350,6 +353,10 @@ impl Tokenizer for HuggingFaceTokenizer {
 
     fn config(&self) -> Cow<'_, str> {
         Cow::Borrowed(&self.config)
+    }
+
+    fn beside(&self) -> Vec<(&'static str, Cow<'_, str>)> {
+        self.beside.iter().map(|(name, text)| (*name, Cow::Borrowed(text.as_str()))).collect()
     }
 
     fn write_identity(&self, out: &mut dyn Write) -> io::Result<()> {

@@ -3,6 +3,7 @@
 mod card;
 mod class;
 mod export;
+pub mod generation;
 mod keys;
 mod names;
 mod read;
@@ -13,6 +14,7 @@ mod write;
 
 pub use card::Card;
 pub use export::{Exported, Request, export};
+pub use generation::{Generation, Marks};
 pub use names::{canonical, is_buffer, tied_head};
 pub use read::described;
 pub use write::config;
