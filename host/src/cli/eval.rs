@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::output::{say, tell};
+use super::output::say;
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
 use crate::config::IMPORTED;
@@ -61,9 +61,6 @@ impl Eval {
                 "{from}: the loss is {loss}; its weights are of no use, take another checkpoint"
             )));
         }
-        if let Some(line) = coverage::of_score(set, corpus.tokenizer.as_ref()) {
-            tell!("host: {line}");
-        }
         let (floor, bits) = (corpus.floor(set), score.bits_per_byte(corpus.tokenizer.as_ref()));
         if self.json {
             let mut line = json!({
@@ -75,6 +72,7 @@ impl Eval {
                 "bits_per_byte": bits,
                 "overlap": overlap.map(|o| o.share),
                 "floor": floor,
+                "unknown": coverage::unknown(set, corpus.tokenizer.as_ref()),
             });
             if self.documents {
                 line["documents"] = json!(documents);
@@ -84,6 +82,9 @@ impl Eval {
         }
         say!("loss {} nats a token, perplexity {:.2}, {} tokens", score.shown(), score.loss().exp(), score.tokens)?;
         say!("{}", validation.describe(overlap))?;
+        if let Some(line) = coverage::of_score(set, corpus.tokenizer.as_ref()) {
+            say!("{line}")?;
+        }
         match bits {
             Some(bits) => say!("{bits:.4} bits a byte over {} bytes", score.bytes)?,
             None if score.bytes > 0 => say!(

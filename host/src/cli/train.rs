@@ -358,14 +358,12 @@ impl Job<'_> {
             directory::discard(dir);
         }
         let trainer = trainer?;
-        if let Some(line) = coverage::of_run(corpus, &validation.set, config) {
-            tell!("host: {line}");
-        }
         team.led(|| match resume {
             Some(_) => directory::keep_config(dir, config).map_err(work),
             None => Ok(()),
         })?;
         if !json {
+            coverage::of_run(corpus, &validation.set, config).iter().for_each(|line| tell!("{line}"));
             tell!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
         }
         // On a GPU the plan is of its memory, which is all allocated by now.
