@@ -16,6 +16,7 @@ use crate::plan::{Machine, Plan};
 use crate::run::checkpoint::{self, CheckpointError};
 use crate::run::claim::Claim;
 use crate::run::directory;
+use crate::run::history::History;
 use crate::run::import::{import, parameters};
 use crate::run::origin::Origin;
 
@@ -72,7 +73,7 @@ impl Import {
         // The copy of the run, not the file that may go away.
         let own = Config { tokenizer: out.join(tokenizer::FILE_NAME).display().to_string(), ..config };
         let text = serde_json::to_string_pretty(&plan).map_err(work)?;
-        let made = directory::create_of(&out, &own, &text, tokenizer, origin.generation());
+        let made = directory::create_of(&out, &own, &text, tokenizer, (origin.generation(), &History::imported(&dir)));
         if made.is_err() {
             checkpoint::discard(&out);
         }

@@ -9,6 +9,7 @@ use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::format::hugging_face::{self, Generation};
 use crate::plan::{Laid, Machine, Sections};
 use crate::run::claim::LOCK;
+use crate::run::history::{self, History};
 use crate::run::{Session, checkpoint, generation, metrics};
 use crate::{disk, regular};
 
@@ -77,10 +78,10 @@ pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
 /// The file system; what was begun is removed.
 pub fn create(dir: &Path, config: &Config, plan: &str, tokenizer: &dyn Tokenizer) -> Result<(), ConfigError> {
     let generation = generation::of_run(dir, config, tokenizer.eos())?;
-    create_of(dir, config, plan, tokenizer, &generation)
+    create_of(dir, config, plan, tokenizer, (&generation, &History::begun(config, dir)))
 }
 
-/// As [`create`], of a model that says `generation`.
+/// As [`create`], of a model that says `generation` and has a `history`.
 ///
 /// # Errors
 /// As there.
@@ -89,12 +90,13 @@ pub fn create_of(
     config: &Config,
     plan: &str,
     tokenizer: &dyn Tokenizer,
-    generation: &Generation,
+    (generation, history): (&Generation, &History),
 ) -> Result<(), ConfigError> {
     let fresh = !holds_run(dir);
     // The configuration goes first: a directory that has one holds a run, which begins again where it has no more.
     let written = write_config(dir, config)
         .and_then(|()| generation::keep(dir, generation))
+        .and_then(|()| history.keep(dir))
         .and_then(|()| tokenizer.save(dir).map_err(|e| ConfigError(e.to_string())))
         .and_then(|()| fs::write(dir.join(PLAN), plan).map_err(|e| failed(&dir.join(PLAN), &e)));
     if written.is_err() && fresh {
@@ -103,14 +105,19 @@ pub fn create_of(
     written
 }
 
-/// Makes `config` the saved configuration of the run in `dir`. Whoever reads it finds the one before or this one, whole.
+/// Makes `config` the saved configuration of the run in `dir`, and remembers what it has otherwise than the one before.
+/// Whoever reads it finds the one before or this one, whole.
 ///
 /// # Errors
 /// The file system; the one before stays.
 pub fn keep_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
-    if read_config(dir)? == *config {
+    let before = read_config(dir)?;
+    if before == *config {
         return Ok(());
     }
+    let mut history = History::of(dir, &before)?;
+    history.add(dir, &before, config);
+    history.keep(dir)?;
     write_config(dir, config)
 }
 
@@ -132,7 +139,7 @@ fn write_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
 /// Removes what a run that never began has in its directory; its tokens stay.
 pub fn discard(dir: &Path) {
     // The configuration goes first: without one the directory holds no run.
-    let own = [CONFIG, UNNAMED, PLAN, hugging_face::generation::FILE_NAME, metrics::LINES];
+    let own = [CONFIG, UNNAMED, PLAN, hugging_face::generation::FILE_NAME, history::FILE_NAME, metrics::LINES];
     for name in own.into_iter().chain(tokenizer::FILES) {
         let _ = fs::remove_file(dir.join(name));
     }

@@ -9,6 +9,7 @@ pub mod evaluate;
 mod gauges;
 pub mod generate;
 pub mod generation;
+pub mod history;
 pub mod import;
 pub mod metrics;
 pub mod origin;

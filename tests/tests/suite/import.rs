@@ -647,6 +647,66 @@ fn what_is_exported_again_is_what_was_imported() {
     }
 }
 
+#[test]
+fn the_card_says_what_a_model_was_made_of_and_repeats_no_run_that_was_none() {
+    let dir = directory();
+    let dir = dir.path();
+    copy("llama3", dir);
+    fs::create_dir_all(dir.join("hub/models--Org--Small-1/snapshots")).unwrap();
+    fs::rename(dir.join("model"), dir.join("hub/models--Org--Small-1/snapshots/0a1b")).unwrap();
+    let card = |run: &str| {
+        let _ = fs::remove_dir_all(dir.join("out"));
+        host(dir, &format!("export --run {run} --to hf out")).ok();
+        fs::read_to_string(dir.join("out/README.md")).unwrap()
+    };
+    let base = "\nbase_model: \"Org/Small-1\"\n";
+    host(dir, "import --from hf hub/models--Org--Small-1/snapshots/0a1b --out run").ok();
+    let imported = card("run");
+    for says in
+        [base, "imported from `Org/Small-1` with capful", "which did not train it", "There is no recipe: it was not"]
+    {
+        assert!(imported.contains(says), "{says}: {imported}");
+    }
+    for says in ["trained with capful 0", "Training data", "tales", "```toml", "instructions"] {
+        assert!(!imported.contains(says), "{says}: {imported}");
+    }
+    // What it begins from may be gone by then.
+    let line = training(&fixture("texts.jsonl")).replace("--steps 50", "--steps 4 --seed 3");
+    host(dir, &format!("{line} --init-from run --out tuned")).ok();
+    fs::rename(dir.join("run"), dir.join("aside")).unwrap();
+    let tuned = card("tuned");
+    for says in [
+        base,
+        "begun from `run` and trained further with capful",
+        "That was itself imported from `Org/Small-1`.",
+        "| Training data further | texts.jsonl |",
+        "init_from = \"run\"",
+        "The limits and the licence of `Org/Small-1` are its own too",
+    ] {
+        assert!(tuned.contains(says), "{says}: {tuned}");
+    }
+    // Its recipe trains the same weights.
+    fs::rename(dir.join("aside"), dir.join("run")).unwrap();
+    let toml = tuned.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    fs::write(dir.join("run.toml"), toml).unwrap();
+    host(dir, "train --json --config run.toml --out again").ok();
+    let weights = |run: &str| fs::read(dir.join(run).join("checkpoint-00000004/model.safetensors")).unwrap();
+    assert!(weights("again") == weights("tuned"));
+    // A checkpoint on the way says of how many steps it is.
+    fs::remove_dir_all(dir.join("again")).unwrap();
+    fs::write(dir.join("run.toml"), toml.replace("save_every = ", "save_every = 3 # ")).unwrap();
+    host(dir, "train --json --config run.toml --out again").ok();
+    fs::remove_dir_all(dir.join("again/checkpoint-00000004")).unwrap();
+    let early = card("again");
+    assert!(early.contains("all of its 4 steps; this is its checkpoint after 3"), "{early}");
+    // A run of an earlier version: its configuration says what it began from, an import from where nobody knows.
+    for (run, says) in [("tuned", "begun from `run` and"), ("run", "imported from a model that is not recorded")] {
+        fs::remove_file(dir.join(run).join("history.json")).unwrap();
+        let old = card(run);
+        assert!(old.contains(says), "{says}: {old}");
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn a_full_disk_leaves_nothing() {

@@ -12,7 +12,7 @@ mod shards;
 mod window;
 mod write;
 
-pub use card::Card;
+pub use card::{Card, Recipe};
 pub use export::{Exported, Request, export};
 pub use generation::{Generation, Marks};
 pub use names::{canonical, is_buffer, tied_head};
