@@ -61,7 +61,12 @@ impl History {
         let path = dir.join(FILE_NAME);
         match regular::read_to_string(&path) {
             Ok(text) => {
-                let damaged = |e| ConfigError(format!("{}: it does not parse ({e}); it is damaged", path.display()));
+                let damaged = |e| {
+                    ConfigError(format!(
+                        "{}: it does not parse ({e}); take it away, and model cards say less",
+                        path.display()
+                    ))
+                };
                 serde_json::from_str(&text).map_err(damaged)
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(History::begun(config, dir)),
@@ -196,7 +201,7 @@ mod tests {
         history.keep(dir.path()).unwrap();
         assert_eq!(History::of(dir.path(), &resolve("")).unwrap(), history);
         fs::write(dir.path().join(FILE_NAME), "{").unwrap();
-        assert!(History::of(dir.path(), &resolve("")).unwrap_err().to_string().contains("damaged"));
+        assert!(History::of(dir.path(), &resolve("")).unwrap_err().to_string().contains("take it away"));
         fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
         assert_eq!(History::of(dir.path(), &resolve("")).unwrap(), History::default());
         let begun = Config { init_from: Some("models/y".to_owned()), ..resolve("") };

@@ -217,8 +217,11 @@ fn what_a_model_says_goes_along_to_either_format() {
     edit(&model.join("tokenizer_config.json"), |config| {
         config["chat_template"] = json!([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]);
     });
+    // And of more end tokens than the format has names for the first.
+    edit(&model.join("generation_config.json"), |file| file["eos_token_id"] = json!([258, 256, 257, 5]));
     again(dir);
-    host(dir, "export --run run --to gguf named.gguf").ok();
+    let said = host(dir, "export --run run --to gguf named.gguf").ok().err;
+    assert!(said.contains("names 3 of the model's end tokens") && said.contains("not [5]"), "{said}");
     let gguf = Gguf::read(&fs::read(dir.join("named.gguf")).unwrap());
     assert_eq!(["", ".tool_use"].map(|name| gguf.text(&format!("tokenizer.chat_template{name}"))), ["d", "t"]);
     assert_eq!(gguf.list("tokenizer.chat_templates"), [Meta::Text("tool_use".to_owned())]);

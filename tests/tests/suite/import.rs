@@ -667,7 +667,7 @@ fn the_card_says_what_a_model_was_made_of_and_repeats_no_run_that_was_none() {
     {
         assert!(imported.contains(says), "{says}: {imported}");
     }
-    for says in ["trained with capful 0", "Training data", "tales", "```toml", "instructions"] {
+    for says in ["trained with capful 0", "raining data", "tales", "```toml", "instructions"] {
         assert!(!imported.contains(says), "{says}: {imported}");
     }
     // What it begins from may be gone by then.
@@ -679,7 +679,7 @@ fn the_card_says_what_a_model_was_made_of_and_repeats_no_run_that_was_none() {
         base,
         "begun from `run` and trained further with capful",
         "That was itself imported from `Org/Small-1`.",
-        "| Training data further | texts.jsonl |",
+        "| Further training data | texts.jsonl |",
         "init_from = \"run\"",
         "The limits and the licence of `Org/Small-1` are its own too",
     ] {

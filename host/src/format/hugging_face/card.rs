@@ -115,9 +115,9 @@ impl Card {
         writeln!(text, "| Shape | {} |", shape(model))?;
         writeln!(text, "| Weights | {} |", element.torch())?;
         writeln!(text, "| Tokenizer | {}, {} ids |", cell(&self.tokenizer), self.tokenizer_size)?;
-        let further = if self.from.is_empty() { "" } else { " further" };
+        let (further, data_is) = if self.from.is_empty() { ("", "Training") } else { (" further", "Further training") };
         if let Some(data) = &self.data {
-            writeln!(text, "| Training data{further} | {} |", cell(data))?;
+            writeln!(text, "| {data_is} data | {} |", cell(data))?;
         }
         if let (Some(step), Some(tokens)) = (self.step, self.tokens) {
             writeln!(text, "| Trained{further} on | {} tokens, {} steps |", grouped(tokens), grouped(step))?;

@@ -297,7 +297,6 @@ mod tests {
         };
         let all = [
             json!({"rotary_pct": 0.5, "rotary_emb_base": 500}),
-            json!({"partial_rotary_factor": 0.5, "rope_theta": 500}),
             json!({"partial_rotary_factor": 0.5, "rotary_pct": 0.5, "rope_theta": 500, "rotary_emb_base": 500}),
             json!({"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}}),
             json!({"rope_scaling": {"rope_type": "default", "rope_theta": 500.0}, "rotary_pct": 0.5}),
@@ -310,6 +309,21 @@ mod tests {
                 "{said}"
             );
         }
+        // At the top transformers reads GPT-NeoX's own names alone.
+        for (over, says) in [
+            (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5; and rotary_pct is 0.25 by default"),
+            (json!({"rope_theta": 500, "rotary_emb_base": 400}), "rope_theta is 500; and rotary_emb_base is 400"),
+            (
+                json!({"rotary_pct": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25}}),
+                "rotary_pct is 0.5; and rope_",
+            ),
+        ] {
+            let mut config = llama(over);
+            config["architectures"] = json!(["GPTNeoXForCausalLM"]);
+            let message = model(&config).unwrap_err();
+            assert!(message.contains(says), "{message}");
+        }
+        assert_eq!(neox(json!({"partial_rotary_factor": 0.25}))["rotary_pct"].as_float(), Some(0.25));
         // What contradicts itself is read differently by different versions.
         for over in [
             json!({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4}}),

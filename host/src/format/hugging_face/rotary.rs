@@ -1,7 +1,8 @@
 //! How heads are rotated, wherever the versions of `transformers` keep it.
 //!
 //! Version 4 has the base and the share at the top and what stretches in `rope_scaling`; version 5 has all of it in
-//! `rope_parameters`. GPT-NeoX has names of its own for the first two, and files of 4.46 and later have them twice.
+//! `rope_parameters`. GPT-NeoX has names of its own for the first two, which alone count at the top; files of 4.46 and later
+//! have the usual ones beside them.
 
 use serde_json::Value;
 
@@ -19,11 +20,11 @@ impl Keys<'_> {
     pub(super) fn rotary(&self, class: Class, head_size: i64) -> Result<toml::Table, String> {
         let scaling = self.inside("rope_scaling", "rope_scaling.")?;
         let parameters = self.inside("rope_parameters", "rope_parameters.")?;
-        let places: Vec<Keys<'_>> = parameters.into_iter().chain(scaling).chain([*self]).collect();
+        let places: Vec<Keys<'_>> = parameters.into_iter().chain(scaling).collect();
         let neox = class == Class::GptNeox;
-        let of_neox = |usual, own| if neox { vec![usual, own] } else { vec![usual] };
-        let (base, _) = agreed(&places, &of_neox("rope_theta", "rotary_emb_base"), 10_000.0)?;
-        let share = agreed(&places, &of_neox("partial_rotary_factor", "rotary_pct"), if neox { 0.25 } else { 1.0 })?;
+        let own = |name| neox.then_some(name);
+        let (base, _) = self.said(&places, "rope_theta", own("rotary_emb_base"), 10_000.0)?;
+        let share = self.said(&places, "partial_rotary_factor", own("rotary_pct"), if neox { 0.25 } else { 1.0 })?;
         if let (share, Some(key)) = share
             && (share > 1.0 || !neox && class != Class::Yxanul && share != 1.0)
         {
@@ -52,13 +53,13 @@ impl Keys<'_> {
         }
         Ok(table)
     }
-}
 
-/// The number that the keys of these names have in all places, or the default where none has one.
-fn agreed(places: &[Keys<'_>], names: &[&str], default: f64) -> Result<Said, String> {
-    let mut said: Said = (default, None);
-    for place in places {
-        for name in names.iter().filter(|name| place.get(name).is_some()) {
+    /// The number that is called `usual` in all `places` and, at the top, by a class's `own` name where it has one; or the
+    /// default where none says it.
+    fn said(&self, places: &[Keys<'_>], usual: &str, own: Option<&str>, default: f64) -> Result<Said, String> {
+        let mut said: Said = (default, None);
+        let there = places.iter().map(|place| (*place, usual)).chain([(*self, own.unwrap_or(usual))]);
+        for (place, name) in there.filter(|(place, name)| place.get(name).is_some()) {
             let value = place.number(name, default)?;
             match &said {
                 (known, Some(key)) if *known != value => {
@@ -68,8 +69,15 @@ fn agreed(places: &[Keys<'_>], names: &[&str], default: f64) -> Result<Said, Str
                 (_, None) => said = (value, Some(place.name(name))),
             }
         }
+        // A class with names of its own passes over the usual one, which may stand beside it.
+        let beside = own.filter(|_| self.get(usual).is_some());
+        if let Some(own) = beside.filter(|_| self.number(usual, default).as_ref() != Ok(&said.0)) {
+            let known =
+                said.1.map_or_else(|| format!("{own} is {default} by default"), |key| format!("{key} is {}", said.0));
+            return Err(self.refused(usual, &format!("and {known}, which transformers reads; make them the same")));
+        }
+        Ok(said)
     }
-    Ok(said)
 }
 
 /// The share of a head that makes `share` of its dims, rounded down, whole numbers of f32.
