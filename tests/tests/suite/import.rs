@@ -27,6 +27,9 @@ pub(crate) fn copy(name: &str, dir: &Path) -> PathBuf {
     to
 }
 
+/// What a tensor is called instead.
+type Called<'a> = &'a dyn Fn(&str) -> String;
+
 /// What is done to a file.
 type Change<T> = Box<dyn FnOnce(&mut T)>;
 
@@ -173,7 +176,7 @@ fn a_model_is_known_by_its_type_and_its_tensors_by_what_they_are() {
         import(dir, &fixture(name)).ok();
         let expected = fs::read(dir.join("run/checkpoint-00000000/model.safetensors")).unwrap();
         let bare = |tensor: &str| tensor.strip_prefix(body).unwrap_or(tensor).to_owned();
-        let names: [(&str, &dyn Fn(&str) -> String); 4] = [
+        let names: [(&str, Called<'_>); 4] = [
             ("without its head", &bare),
             ("compiled", &|tensor| format!("_orig_mod.{tensor}")),
             ("compiled within", &|tensor| tensor.replacen(body, &format!("{body}_orig_mod."), 1)),
