@@ -6,15 +6,18 @@ use std::path::Path;
 use std::time::Instant;
 
 use super::output::{part, say, tell};
-use super::sampling::Sampling;
+use super::sampling::{Sampling, Settings};
 use super::trained::TrainedFlags;
 use super::{Failure, work};
 use crate::config::{Config, human_bytes};
+use crate::data::tokenizer::template;
 use crate::plan::memory;
 use crate::regular;
 use crate::run::conversation::{Conversation, Event};
 use crate::run::directory::Trained;
+use crate::run::generation;
 use crate::run::transcript::{self, Turn};
+use crate::run::until::Until;
 
 /// Flags of `host chat`.
 #[derive(Debug, clap::Args)]
@@ -37,11 +40,19 @@ type a beginning and the model goes on; it sees the conversation as far back as 
 
 impl Chat {
     pub(super) fn run(self) -> Result<(), Failure> {
-        self.sampling.sampler()?;
+        self.sampling.check()?;
+        let model = generation::of_dir(&self.trained.dir)?;
+        let (settings, told) = self.sampling.settle(&model)?;
         let (config, trained) = self.trained.decoding(self.sampling.context)?;
-        let conversation = begun(&config, self.sampling.seed);
+        let tokenizer = trained.tokenizer.as_ref();
+        let until = Until::new(&model, tokenizer, config.vocab_size(), &self.sampling.stop);
+        let conversation = begun(&config, settings.seed, &until);
         tell!("{} with {} positions; /help for help", self.trained.dir.display(), config.context());
-        let mut talk = Talk { config, trained, sampling: self.sampling, conversation, turns: Vec::new(), speed: None };
+        told.iter().for_each(|line| tell!("{line}"));
+        if !template::of(tokenizer).is_empty() {
+            tell!("the model has a chat template, which is not applied here: it sees each line as you write it");
+        }
+        let mut talk = Talk { config, trained, settings, until, conversation, turns: Vec::new(), speed: None };
         let mut input = io::stdin().lock();
         while let Some(line) = next_line(&mut input).map_err(work)? {
             let (command, rest) = line.trim().split_once(char::is_whitespace).unwrap_or((line.trim(), ""));
@@ -72,8 +83,8 @@ impl Chat {
 }
 
 /// An empty conversation with the model of `config`.
-fn begun(config: &Config, seed: u64) -> Conversation {
-    Conversation::new(config.context(), config.vocab_size(), seed)
+fn begun(config: &Config, seed: u64, until: &Until) -> Conversation {
+    Conversation::new(config.context(), config.vocab_size(), seed, until.clone())
 }
 
 /// The most bytes of a line: more than what most contexts hold.
@@ -101,7 +112,9 @@ fn next_line(input: &mut dyn BufRead) -> io::Result<Option<String>> {
 struct Talk {
     config: Config,
     trained: Trained,
-    sampling: Sampling,
+    settings: Settings,
+    /// Where answers end.
+    until: Until,
     conversation: Conversation,
     turns: Vec<Turn>,
     /// Tokens of the last answer and its seconds.
@@ -126,7 +139,7 @@ impl Talk {
             let tokens = ids.len();
             return Ok(Err(format!("{tokens} tokens leave no room in a context of {context}; write a shorter line")));
         }
-        let (sampler, most, start) = (self.sampling.sampler()?, self.sampling.max_tokens as usize, Instant::now());
+        let (sampler, most, start) = (self.settings.sampler, self.settings.max_tokens as usize, Instant::now());
         let mut written = Ok(());
         let answer = self.conversation.answer(&mut self.trained, &ids, &sampler, most, &mut |event| match event {
             Event::Text(text) if written.is_ok() => written = part(text),
@@ -156,9 +169,9 @@ impl Talk {
             [] => self.show(),
             ["max-tokens", "0"] => return Err("max-tokens 0 leaves no answer; it must be at least 1".to_owned()),
             [name, value] => {
-                self.sampling.set(name, value)?;
+                self.settings.set(name, value)?;
                 if name == "seed" {
-                    self.conversation.reseed(self.sampling.seed);
+                    self.conversation.reseed(self.settings.seed);
                 }
             }
             _ => return Err("/params NAME VALUE, for example /params temperature 0.5".to_owned()),
@@ -168,7 +181,7 @@ impl Talk {
 
     fn show(&mut self) {
         let (turns, tokens) = self.conversation.size();
-        tell!("{}", self.sampling.shown());
+        tell!("{}", self.settings.shown());
         tell!("context: {tokens} of {} positions, {turns} of {} turns", self.config.context(), self.turns.len());
         match self.speed {
             Some((tokens, seconds)) => tell!("last answer: {tokens} tokens, {:.0} tokens/s", tokens as f64 / seconds),
@@ -208,7 +221,7 @@ impl Talk {
             return Err("/load FILE".to_owned());
         }
         let turns = turns(Path::new(path))?;
-        let mut conversation = begun(&self.config, self.sampling.seed);
+        let mut conversation = begun(&self.config, self.settings.seed, &self.until);
         for turn in &turns {
             conversation.recall(self.trained.tokenizer.as_ref(), turn).map_err(|e| format!("{path}: {e}"))?;
         }

@@ -8,6 +8,7 @@ use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
 use crate::config::IMPORTED;
 use crate::data::corpus::Corpus;
+use crate::data::coverage;
 use crate::plan::Sections;
 use crate::run::checkpoint;
 use crate::run::directory::Trained;
@@ -76,6 +77,7 @@ impl Eval {
                 "bits_per_byte": bits,
                 "overlap": overlap.map(|o| o.share),
                 "floor": floor,
+                "unknown": coverage::unknown(set, corpus.tokenizer.as_ref()),
             });
             if self.documents {
                 line["documents"] = json!(documents);
@@ -85,6 +87,9 @@ impl Eval {
         }
         say!("loss {} nats a token, perplexity {:.2}, {} tokens", score.shown(), score.loss().exp(), score.tokens)?;
         say!("{}", validation.describe(overlap))?;
+        if let Some(line) = coverage::of_score(set, corpus.tokenizer.as_ref()) {
+            say!("{line}")?;
+        }
         match bits {
             Some(bits) => say!("{bits:.4} bits a byte over {} bytes", score.bytes)?,
             None if score.bytes > 0 => say!(

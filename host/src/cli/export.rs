@@ -8,15 +8,15 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use serde_json::json;
 
 use super::output::{say, tell};
-use super::{Failure, request, stop, work};
+use super::{Failure, request, stop};
 use crate::config::{self, ByteSize, Config, human_bytes};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::format::export::{Architecture, Checkpoint, Element, ExportError, Stored};
 use crate::format::firmware;
 use crate::format::gguf;
-use crate::format::hugging_face::{self, Card};
+use crate::format::hugging_face;
 use crate::run::checkpoint::{self, TrainerState};
-use crate::run::{directory, metrics};
+use crate::run::{directory, generation};
 
 /// Most bytes of a file of weights where nothing is asked for.
 const SHARD: u64 = 5_000_000_000;
@@ -169,12 +169,26 @@ impl Export {
         tokenizer: &dyn Tokenizer,
         weights: &mut Checkpoint<'_>,
     ) -> Result<(&'static str, Files), Failure> {
+        let generation = generation::of_dir(&self.dir)?;
         let vocabulary = match self.no_tokenizer {
             true => None,
-            false => Some(gguf::vocabulary(tokenizer, stored.model.vocab_size)?),
+            false => Some(gguf::vocabulary(tokenizer, stored.model.vocab_size, &generation)?),
         };
-        let asked =
-            gguf::Request { stored, architecture, vocabulary: vocabulary.as_ref(), weights: self.weights("gguf")? };
+        if let Some(more) =
+            vocabulary.as_ref().and_then(|vocabulary| vocabulary.ends.get(gguf::ENDS..)).filter(|m| !m.is_empty())
+        {
+            tell!(
+                "host: the file names {} of the model's end tokens, as many as the format has; not {more:?}",
+                gguf::ENDS
+            );
+        }
+        let asked = gguf::Request {
+            stored,
+            architecture,
+            vocabulary: vocabulary.as_ref(),
+            generation: &generation,
+            weights: self.weights("gguf")?,
+        };
         let made = gguf::export(&asked, weights, &self.out)?;
         if let [first, ..] = &made.whole[..] {
             let count = made.whole.len();
@@ -192,30 +206,13 @@ impl Export {
         state: Option<&TrainerState>,
         weights: &mut Checkpoint<'_>,
     ) -> Result<(&'static str, Files), Failure> {
-        let card = self.card(config, state, tokenizer)?;
+        let card = super::card::of_run(&self.dir, config, state, tokenizer)?;
         let shard = self.shard_size.map_or(SHARD, |size| size.0);
-        let asked = hugging_face::Request { stored, architecture, tokenizer, element: self.dtype, shard, card: &card };
+        let generation = &generation::of_dir(&self.dir)?;
+        let element = self.dtype;
+        let asked = hugging_face::Request { stored, architecture, tokenizer, element, shard, card: &card, generation };
         let made = hugging_face::export(&asked, weights, &self.out)?;
         Ok((made.architecture, made.files))
-    }
-
-    /// What the run knows of its model.
-    fn card(&self, config: &Config, state: Option<&TrainerState>, tokenizer: &dyn Tokenizer) -> Result<Card, Failure> {
-        let name = |source: &str| {
-            let path = PathBuf::from(source);
-            path.file_name().map_or(source.to_owned(), |name| name.to_string_lossy().into_owned())
-        };
-        let step = state.map(|state| state.step);
-        Ok(Card {
-            data: name(&config.data),
-            tokenizer: name(&config.tokenizer),
-            tokenizer_size: tokenizer.vocab_size(),
-            step,
-            tokens: state.map(|state| state.tokens),
-            score: metrics::last_evaluation(&self.dir, step.unwrap_or(u64::MAX)).map_err(work)?,
-            config: toml::to_string(&config.as_written()?).map_err(work)?,
-            trained_by: state.map(|state| state.version.clone()).filter(|version| !version.is_empty()),
-        })
     }
 
     fn report(

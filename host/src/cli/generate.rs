@@ -4,12 +4,14 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use super::output::say;
+use super::output::{say, tell};
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
 use super::{Failure, request, work};
 use crate::run::directory::Trained;
 use crate::run::generate::{End, Generator};
+use crate::run::generation;
+use crate::run::until::{Output, Until};
 
 /// Flags of `host generate`.
 #[derive(Debug, clap::Args)]
@@ -28,8 +30,11 @@ pub struct Generate {
 
 impl Generate {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let sampler = self.sampling.sampler()?;
+        self.sampling.check()?;
+        let model = generation::of_dir(&self.trained.dir)?;
+        let (settings, told) = self.sampling.settle(&model)?;
         let (config, Trained { mut session, tokenizer }) = self.trained.decoding(self.sampling.context)?;
+        told.iter().for_each(|line| tell!("host: {line}"));
         let context = config.context();
         let mut prompt: Vec<u32> = tokenizer.bos().or(tokenizer.eos()).into_iter().collect();
         tokenizer.encode(&self.prompt, &mut prompt).map_err(request)?;
@@ -42,19 +47,31 @@ impl Generate {
                 prompt.len()
             )));
         }
-        let mut generator = Generator::new(context, config.vocab_size(), self.sampling.seed);
-        let mut ids = Vec::with_capacity(self.sampling.max_tokens.min(context) as usize);
-        let (most, limit) = (self.sampling.max_tokens as usize, tokenizer.vocab_size() as usize);
+        let Until { ends, texts } = Until::new(&model, tokenizer.as_ref(), config.vocab_size(), &self.sampling.stop);
+        let mut generator = Generator::new(context, config.vocab_size(), settings.seed);
+        let mut ids = Vec::with_capacity(settings.max_tokens.min(context) as usize);
+        let (most, limit) = (settings.max_tokens as usize, tokenizer.vocab_size() as usize);
+        let (mut output, mut text) = (Output::new(tokenizer.as_ref(), &texts), String::new());
         let start = Instant::now();
-        let end = generator.run(&mut session, &sampler, &prompt, most, limit, tokenizer.eos(), &mut |id| {
+        let end = generator.run(&mut session, &settings.sampler, &prompt, most, limit, &ends, &mut |id| {
             ids.push(id);
+            if !texts.is_empty() {
+                text.push_str(&output.push(id));
+            }
+            output.flow()
         });
         let end = end.map_err(work)?;
         let seconds = start.elapsed().as_secs_f64();
-        let text = tokenizer.decode(&ids);
+        if texts.is_empty() {
+            text = tokenizer.decode(&ids);
+        } else {
+            text.push_str(&output.finish());
+        }
         if self.json {
             let end = match end {
-                End::Eos => "eos",
+                _ if output.stopped() => "stop",
+                End::Enough => "stop",
+                End::Eos(_) => "eos",
                 End::MaxTokens => "max-tokens",
                 End::Context => "context",
             };

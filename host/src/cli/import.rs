@@ -16,6 +16,7 @@ use crate::plan::{Machine, Plan};
 use crate::run::checkpoint::{self, CheckpointError};
 use crate::run::claim::Claim;
 use crate::run::directory;
+use crate::run::history::History;
 use crate::run::import::{import, parameters, unfinished};
 use crate::run::origin::Origin;
 
@@ -61,7 +62,8 @@ impl Import {
         let vocabulary = origin.tokenizer(config.vocab_size())?;
         let tokenizer = vocabulary.as_ref();
         let plan = Plan::of(&config, &Machine::of(&config)?)?;
-        let written = hugging_face::config(&family, &config.pattern(), tokenizer.bos(), tokenizer.eos(), "float32");
+        let written =
+            hugging_face::config(&family, &config.pattern(), &origin.generation().marks(tokenizer), "float32");
         let written = serde_json::to_vec_pretty(&written).map_err(work)?;
         let claim = Claim::of(&out)?;
         checkpoint::sweep(&out).map_err(request)?;
@@ -76,7 +78,8 @@ impl Import {
         let own = Config { tokenizer: out.join(tokenizer::FILE_NAME).display().to_string(), ..config };
         let text = serde_json::to_string_pretty(&plan).map_err(work)?;
         // The weights get their name last: without them the run is an import that can be begun again.
-        directory::create(&out, &own, &text, tokenizer).map_err(work)?;
+        let said = (origin.generation(), &History::imported(&dir));
+        directory::create_of(&out, &own, &text, tokenizer, said).map_err(work)?;
         copied.keep().inspect_err(|_| directory::discard(&out)).map_err(failure)?;
         let seconds = began.elapsed().as_secs_f64();
         let entries = parameters(&family);

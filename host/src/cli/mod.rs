@@ -1,6 +1,7 @@
 //! The commands, a file each.
 
 mod bench;
+mod card;
 mod chat;
 mod completions;
 mod data;

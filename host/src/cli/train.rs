@@ -1,6 +1,7 @@
 //! `host train`.
 
 use std::io::{self, Write as _};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use capful_core::generate::Sampler;
@@ -14,6 +15,7 @@ use super::usage::Usage;
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
 use crate::config::{Cache, Config, Device, RawConfig, human_bytes};
 use crate::data::corpus::{self, Corpus, CorpusError};
+use crate::data::coverage;
 use crate::data::error::SourceError;
 use crate::data::shards::build::Event;
 use crate::data::snapshot::Snapshot;
@@ -29,7 +31,7 @@ use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::progress::Progress;
 use crate::run::train::{Observer, TrainError, Trainer};
-use crate::run::{Session, checkpoint, directory, metrics};
+use crate::run::{Session, checkpoint, directory, generation, metrics};
 
 /// Flags of `host train`.
 #[derive(Debug, clap::Args)]
@@ -312,9 +314,10 @@ impl Job<'_> {
         let Job { team, config, corpus, dir, resume, algorithms, shown: Shown { json, regions } } = self;
         let machine = Machine::of(config)?;
         let tokenizer = corpus.tokenizer.as_ref();
-        let (bos, eos) = (tokenizer.bos(), tokenizer.eos());
+        let generation = generation::of_run(dir, config, tokenizer.eos()).map_err(Failure::from);
+        let marks = team.agree(generation, &[])?.marks(tokenizer);
         let model_config =
-            hugging_face::config(&config.family(), &config.pattern(), bos, eos, config.precision.of_weights());
+            hugging_face::config(&config.family(), &config.pattern(), &marks, config.precision.of_weights());
         let model_config = serde_json::to_vec_pretty(&model_config).map_err(work)?;
         let prepare = || -> Result<_, Failure> {
             let (plan, laid) = Plan::new(config, &machine)?;
@@ -384,6 +387,7 @@ impl Job<'_> {
             None => Ok(()),
         })?;
         if !json {
+            coverage::of_run(corpus, &validation.set, config).iter().for_each(|line| tell!("{line}"));
             tell!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
         }
         // On a GPU the plan is of its memory, which is all allocated by now.
@@ -512,8 +516,9 @@ fn sample(config: &Config, session: &mut Session, tokenizer: &dyn Tokenizer) -> 
     let mut ids = Vec::with_capacity(context as usize);
     let limit = tokenizer.vocab_size() as usize;
     let most = (context as usize).saturating_sub(1).min(120);
-    let ended = generator.run(session, &sampler, &[begin], most, limit, tokenizer.eos(), &mut |id| {
+    let ended = generator.run(session, &sampler, &[begin], most, limit, tokenizer.eos().as_slice(), &mut |id| {
         ids.push(id);
+        ControlFlow::Continue(())
     });
     ended.map_err(work)?;
     Ok(tokenizer.decode(&ids))

@@ -298,7 +298,8 @@ impl Corpus {
         self.options.noticed.news()
     }
 
-    fn feed(&self, part: Part) -> Result<Feed, SourceError> {
+    /// The documents of a part, and what encodes them.
+    pub(super) fn feed(&self, part: Part) -> Result<Feed, SourceError> {
         let (source, part) = match (&self.validation, part) {
             (Some(other), Part::Validation) => (other, Part::All),
             _ => (&self.source, part),

@@ -5,11 +5,12 @@
 //! that are read at any place; [`snapshot`] knows the files again that a run began with; [`stream`] turns documents into one stream of tokens with one cursor; [`sequences`] is the
 //! order in which a run reads either; [`loader`] makes batches of them on a thread of its own; [`validation`] keeps a
 //! bounded set of documents for scoring, [`choice`] says which ones, [`overlap`] what of them the training side has too;
-//! [`tales`] is the built-in corpus; [`ngram`] scores what plain counting reaches.
+//! [`coverage`] says how many words the tokenizer does not know; [`tales`] is the built-in corpus; [`ngram`] scores what plain counting reaches.
 
 pub mod ahead;
 pub mod choice;
 pub mod corpus;
+pub mod coverage;
 pub mod error;
 pub mod files;
 pub mod flaws;

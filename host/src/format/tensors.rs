@@ -27,9 +27,20 @@ struct Index {
     weight_map: HashMap<String, String>,
 }
 
+/// A tensor: what it is called here, and the file and the name under which it is there.
+struct Place {
+    called: String,
+    file: usize,
+    name: String,
+}
+
 /// Opened and checked files, each tensor in one of them.
 pub struct Tensors {
     files: Vec<TensorFile>,
+    /// In the order of the files and of their bytes.
+    places: Vec<Place>,
+    /// Of each name the tensor among them.
+    index: HashMap<String, usize>,
 }
 
 fn damaged(path: PathBuf, what: String) -> TensorFileError {
@@ -50,7 +61,7 @@ impl Tensors {
                 let what = format!("it is a pickle, which can run code; save the model as {FILE} with transformers");
                 return Err(damaged(dir.join(other), what));
             }
-            return Ok(Tensors { files: vec![TensorFile::open(&dir.join(FILE))?] });
+            return Ok(Tensors::of(vec![TensorFile::open(&dir.join(FILE))?]));
         }
         let io = |source| TensorFileError::Io { path: index.clone(), source };
         let length = regular::open(&index).and_then(|file| file.metadata()).map_err(io)?.len();
@@ -87,13 +98,46 @@ impl Tensors {
         if let Some(name) = weight_map.keys().find(|name| !seen.contains(*name)) {
             return Err(damaged(index, format!("it says that {name} is in {}, which has none", weight_map[name])));
         }
-        Ok(Tensors { files: files.into_iter().map(|(_, file)| file).collect() })
+        Ok(Tensors::of(files.into_iter().map(|(_, file)| file).collect()))
     }
 
-    /// The file that has the tensor, or the first: it then says that it has none.
-    fn file(&mut self, name: &str) -> &mut TensorFile {
-        let index = self.files.iter().position(|file| file.describe(name).is_some()).unwrap_or(0);
-        &mut self.files[index]
+    /// Files, none of whose tensors is in another of them.
+    fn of(files: Vec<TensorFile>) -> Tensors {
+        let of_file = |(file, there): (usize, &TensorFile)| {
+            there.names().into_iter().map(move |name| Place { called: name.clone(), file, name })
+        };
+        let places: Vec<Place> = files.iter().enumerate().flat_map(of_file).collect();
+        let index = places.iter().enumerate().map(|(i, place)| (place.called.clone(), i)).collect();
+        Tensors { files, places, index }
+    }
+
+    /// Calls every tensor from here on what `of` makes of its name in the file.
+    ///
+    /// # Errors
+    /// Two tensors would be called the same.
+    pub fn call(&mut self, of: impl Fn(&str) -> String) -> Result<(), TensorFileError> {
+        self.index.clear();
+        for i in 0..self.places.len() {
+            let called = of(&self.places[i].name);
+            if let Some(other) = self.index.insert(called.clone(), i) {
+                let Place { file, name, .. } = &self.places[i];
+                let what = format!("{} and {name} are both {called}; take one of them away", self.places[other].name);
+                return Err(damaged(self.files[*file].path().to_owned(), what));
+            }
+            self.places[i].called = called;
+        }
+        Ok(())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.index.contains_key(name)
+    }
+
+    /// The file that has the tensor and its name there; or the first file: it then says that it has none.
+    fn file(&mut self, name: &str) -> (&mut TensorFile, String) {
+        let place = self.index.get(name).map(|i| &self.places[*i]);
+        let (file, there) = place.map_or((0, name.to_owned()), |place| (place.file, place.name.clone()));
+        (&mut self.files[file], there)
     }
 
     /// Whether the parameters of `entries` are exactly the tensors that are there, but for those that `ignored` names
@@ -110,24 +154,23 @@ impl Tensors {
         let mut known = HashSet::new();
         for (name, region) in entries.iter().flat_map(Entry::tensors) {
             let name = name.to_string();
-            self.file(&name).find(&name, &region)?;
+            let (file, there) = self.file(&name);
+            file.find(&there, &region)?;
             known.insert(name);
         }
-        for file in &self.files {
-            let head = |name: &str| tied.is_some_and(|[head, _]| head == name);
-            let left = file.names().into_iter().find(|name| !known.contains(name) && !ignored(name) && !head(name));
-            if let Some(name) = left {
-                let what = format!("its tensor {name} is no parameter of the model in config.json");
-                return Err(damaged(file.path().to_owned(), what));
-            }
+        let head = |name: &str| tied.is_some_and(|[head, _]| head == name);
+        let left = |name: &str| !known.contains(name) && !ignored(name) && !head(name);
+        if let Some(Place { file, name, .. }) = self.places.iter().find(|place| left(&place.called)) {
+            let what = format!("its tensor {name} is no parameter of the model in config.json");
+            return Err(damaged(self.files[*file].path().to_owned(), what));
         }
         match tied {
-            Some([head, embedding]) if self.files.iter().any(|file| file.describe(head).is_some()) => {
+            Some([head, embedding]) if self.has(head) => {
                 if self.same([head, embedding])? {
                     return Ok(());
                 }
                 let what = format!("{head} differs from {embedding}, and config.json says that they are one");
-                Err(damaged(self.file(head).path().to_owned(), what))
+                Err(damaged(self.file(head).0.path().to_owned(), what))
             }
             _ => Ok(()),
         }
@@ -135,14 +178,19 @@ impl Tensors {
 
     /// Whether two tensors are the same, bit for bit.
     fn same(&mut self, names: [&str; 2]) -> Result<bool, TensorFileError> {
-        let [one, other] = names.map(|name| format!("{:?}", self.file(name).describe(name)));
-        let bytes = self.file(names[0]).bytes(names[0]);
+        let [one, other] = names.map(|name| {
+            let (file, there) = self.file(name);
+            format!("{:?}", file.describe(&there))
+        });
+        let (file, there) = self.file(names[0]);
+        let bytes = file.bytes(&there);
         let mut pieces = [vec![0; STAGING], vec![0; STAGING]];
         let mut at = 0;
         while one == other && at < bytes {
             let count = (bytes - at).min(STAGING as u64) as usize;
             for (name, piece) in names.into_iter().zip(&mut pieces) {
-                self.file(name).read_part(name, at, &mut piece[..count])?;
+                let (file, there) = self.file(name);
+                file.read_part(&there, at, &mut piece[..count])?;
             }
             if pieces[0][..count] != pieces[1][..count] {
                 return Ok(false);
@@ -159,17 +207,17 @@ impl Tensors {
     pub fn read_into(&mut self, entries: &[Entry], device: &mut dyn Storage) -> Result<(), TensorFileError> {
         let tensors = || entries.iter().flat_map(|entry| entry.tensors().map(|tensor| (entry.slot.role, tensor)));
         for (_, (name, region)) in tensors() {
-            let name = name.to_string();
-            self.file(&name).find(&name, &region)?;
+            let (file, there) = self.file(&name.to_string());
+            file.find(&there, &region)?;
         }
         let mut staging = vec![0; STAGING];
         tensors().try_for_each(|(role, (name, region))| {
-            let name = name.to_string();
-            self.file(&name).read_tensor(&name, region, role, device, &mut staging)
+            let (file, there) = self.file(&name.to_string());
+            file.read_tensor(&there, region, role, device, &mut staging)
         })
     }
 
-    /// Writes the tensors of `entries`, as they are, into one file at `path`, and syncs it. Gives its bytes.
+    /// Writes the tensors of `entries`, as they are and by the names that they have here, into one file at `path`, and syncs it. Gives its bytes.
     ///
     /// # Errors
     /// A file that cannot be read or written, numbers that are not finite, or that `stop` was raised.
@@ -180,9 +228,9 @@ impl Tensors {
         header.insert("__metadata__".to_owned(), serde_json::json!({ "format": "pt" }));
         let mut offset = 0;
         for name in &names {
-            let file = self.file(name);
-            let Some((dtype, shape)) = file.describe(name) else { continue };
-            let bytes = file.bytes(name);
+            let (file, there) = self.file(name);
+            let Some((dtype, shape)) = file.describe(&there) else { continue };
+            let bytes = file.bytes(&there);
             let described = serde_json::json!({
                 "dtype": dtype.to_string(), "shape": shape, "data_offsets": [offset, offset + bytes],
             });
@@ -195,8 +243,8 @@ impl Tensors {
         out.write_all(&(text.len() as u64).to_le_bytes()).and_then(|()| out.write_all(&text)).map_err(io)?;
         let mut staging = vec![0; STAGING];
         for name in &names {
-            let file = self.file(name);
-            file.read_bytes(name, &mut staging, &mut |piece| match stop.load(Ordering::Relaxed) {
+            let (file, there) = self.file(name);
+            file.read_bytes(&there, &mut staging, &mut |piece| match stop.load(Ordering::Relaxed) {
                 true => Err(io(std::io::ErrorKind::Interrupted.into())),
                 false => out.write_all(piece).map_err(io),
             })?;

@@ -7,7 +7,7 @@ use capful_core::generate::Sampler;
 use super::directory::Trained;
 use super::generate::{End, Generator};
 use super::transcript::Turn;
-use crate::data::tokenizer::streamed::Streamed;
+use super::until::{Output, Until};
 use crate::data::tokenizer::{EncodeError, Tokenizer};
 use crate::device::DeviceError;
 
@@ -22,6 +22,8 @@ pub struct Conversation {
     turns: VecDeque<usize>,
     /// Whether the last document ended.
     ended: bool,
+    /// Where answers end.
+    until: Until,
 }
 
 /// What happens while a model answers.
@@ -52,14 +54,15 @@ pub struct Answer {
 }
 
 impl Conversation {
-    /// An empty one over `context` positions, with the choices that `seed` makes.
-    pub fn new(context: u32, vocab_size: u32, seed: u64) -> Conversation {
+    /// An empty one over `context` positions, with the choices that `seed` makes, whose answers end at `until`.
+    pub fn new(context: u32, vocab_size: u32, seed: u64, until: Until) -> Conversation {
         Conversation {
             generator: Generator::new(context, vocab_size, seed),
             context: context as usize,
             tokens: Vec::new(),
             turns: VecDeque::new(),
             ended: false,
+            until,
         }
     }
 
@@ -150,8 +153,13 @@ impl Conversation {
         hear: &mut dyn FnMut(Event<'_>),
     ) -> Result<Answer, DeviceError> {
         let (Trained { session, tokenizer }, mut said) = (model, Vec::new());
-        let (limit, eos) = (tokenizer.vocab_size() as usize, tokenizer.eos());
-        let mut streamed = Streamed::new(tokenizer.as_ref());
+        let limit = tokenizer.vocab_size() as usize;
+        let until = std::mem::take(&mut self.until);
+        let (mut output, mut text) = (Output::new(tokenizer.as_ref(), &until.texts), String::new());
+        let mut show = |more: String, hear: &mut dyn FnMut(Event<'_>)| {
+            hear(Event::Text(&more));
+            text.push_str(&more);
+        };
         self.begin(ids);
         loop {
             let begun = said.len();
@@ -160,24 +168,52 @@ impl Conversation {
                 hear(Event::Dropped { turns, tokens });
             }
             let unread = self.tokens[self.generator.position()..].to_vec();
-            let end = self.generator.run(session, sampler, &unread, most - begun, limit, eos, &mut |id| {
+            let end = self.generator.run(session, sampler, &unread, most - begun, limit, &until.ends, &mut |id| {
                 said.push(id);
-                hear(Event::Text(&streamed.push(id)));
+                show(output.push(id), hear);
+                output.flow()
             })?;
             self.extend(&said[begun..]);
             match end {
                 End::Context if self.turns.len() > 1 => continue,
                 End::Context => hear(Event::Full),
-                End::Eos => {
+                End::Eos(id) => {
                     self.ended = true;
-                    self.extend(eos.as_slice());
+                    self.extend(&[id]);
                 }
-                End::MaxTokens => {}
+                End::MaxTokens | End::Enough => {}
             }
             break;
         }
-        hear(Event::Text(&streamed.finish()));
-        Ok(Answer { text: tokenizer.decode(&said), tokens: said.len(), ended: self.ended })
+        show(output.finish(), hear);
+        if output.stopped() {
+            let kept = self.cut(tokenizer.as_ref(), &said, &text);
+            self.generator.keep(session, kept);
+        } else if until.texts.is_empty() {
+            text = tokenizer.decode(&said);
+        }
+        self.until = until;
+        Ok(Answer { text, tokens: said.len(), ended: self.ended })
+    }
+
+    /// Cuts the last answer, which has the tokens `said`, and the mark behind it down to what was shown of it, `text`. Gives
+    /// how many tokens of the conversation are still those that the model was fed.
+    fn cut(&mut self, tokenizer: &dyn Tokenizer, said: &[u32], text: &str) -> usize {
+        let before = self.tokens.len();
+        let begin = before - said.len() - usize::from(std::mem::take(&mut self.ended));
+        let shown = |count: &usize| text.starts_with(&tokenizer.decode(&said[..*count]));
+        let whole = (0..=said.len()).rev().find(shown).unwrap_or(0);
+        self.tokens.truncate(begin + whole);
+        // A text that ends within a token: what is left of it.
+        let mut rest = Vec::new();
+        let left = text.get(tokenizer.decode(&said[..whole]).len()..).unwrap_or_default();
+        if tokenizer.encode_rest(left, &mut rest).is_ok() {
+            self.tokens.extend(rest);
+        }
+        if let Some(turn) = self.turns.back_mut() {
+            *turn = *turn + self.tokens.len() - before;
+        }
+        begin + whole
     }
 
     /// Adds `ids` to the last turn.

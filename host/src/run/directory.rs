@@ -10,9 +10,11 @@ use crate::config::{Config, ConfigError, OWN};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::digest::{self, DigestError, Digests};
+use crate::format::hugging_face::{self, Generation};
 use crate::plan::{Laid, Machine, Sections};
 use crate::run::claim::LOCK;
-use crate::run::{Session, checkpoint, metrics};
+use crate::run::history::{self, History};
+use crate::run::{Session, checkpoint, generation, metrics};
 use crate::{disk, regular};
 
 /// The configuration's file.
@@ -79,14 +81,30 @@ pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Writes the configuration, the plan and the tokenizer into a directory that holds no run, or one that did not begin.
+/// Writes the configuration, the plan, the tokenizer and what the model says of how it generates into a directory that holds
+/// no run, or one that did not begin.
 ///
 /// # Errors
 /// The file system; what was begun is removed.
 pub fn create(dir: &Path, config: &Config, plan: &str, tokenizer: &dyn Tokenizer) -> Result<(), ConfigError> {
+    let generation = generation::of_run(dir, config, tokenizer.eos())?;
+    create_of(dir, config, plan, tokenizer, (&generation, &History::begun(config, dir)))
+}
+
+/// As [`create`], of a model that says `generation` and has a `history`.
+///
+/// # Errors
+/// As there.
+pub fn create_of(
+    dir: &Path,
+    config: &Config,
+    plan: &str,
+    tokenizer: &dyn Tokenizer,
+    (generation, history): (&Generation, &History),
+) -> Result<(), ConfigError> {
     let fresh = !holds_run(dir);
     // The configuration goes first: a directory that has one holds a run, which begins again where it has no more.
-    let written = write_config(dir, config).and_then(|()| write_rest(dir, plan, tokenizer));
+    let written = write_config(dir, config).and_then(|()| write_rest(dir, plan, tokenizer, generation, history));
     if written.is_err() && fresh {
         discard(dir);
     }
@@ -94,16 +112,25 @@ pub fn create(dir: &Path, config: &Config, plan: &str, tokenizer: &dyn Tokenizer
 }
 
 /// Writes what a run writes once, and its digests last.
-fn write_rest(dir: &Path, plan: &str, tokenizer: &dyn Tokenizer) -> Result<(), ConfigError> {
+fn write_rest(
+    dir: &Path,
+    plan: &str,
+    tokenizer: &dyn Tokenizer,
+    generation: &Generation,
+    history: &History,
+) -> Result<(), ConfigError> {
     let (list, path) = (dir.join(DIGESTS), dir.join(PLAN));
     match fs::remove_file(&list) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(&list, &e)),
         _ => {}
     }
+    generation::keep(dir, generation)?;
+    history.keep(dir)?;
     tokenizer.save(dir).map_err(|e| ConfigError(e.to_string()))?;
     disk::replace(&path, plan.as_bytes()).map_err(|e| failed(&path, &e))?;
     let (mut digests, mut piece) = (Digests::default(), vec![0; digest::PIECE]);
-    for name in [PLAN, tokenizer::FILE_NAME, tokenizer::CLASS_FILE_NAME] {
+    let once = [PLAN, hugging_face::generation::FILE_NAME].into_iter().chain(tokenizer::FILES);
+    for name in once.filter(|name| dir.join(name).exists()) {
         let path = dir.join(name);
         digests.add(name, digest::of_file(&path, &mut piece).map_err(|e| failed(&path, &e))?);
     }
@@ -118,14 +145,19 @@ pub fn digests(dir: &Path) -> Result<Option<Digests>, DigestError> {
     Digests::read(&dir.join(DIGESTS))
 }
 
-/// Makes `config` the saved configuration of the run in `dir`. Whoever reads it finds the one before or this one, whole.
+/// Makes `config` the saved configuration of the run in `dir`, and remembers what it has otherwise than the one before.
+/// Whoever reads it finds the one before or this one, whole.
 ///
 /// # Errors
 /// The file system; the one before stays.
 pub fn keep_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
-    if read_config(dir)? == *config {
+    let before = read_config(dir)?;
+    if before == *config {
         return Ok(());
     }
+    let mut history = History::of(dir, &before)?;
+    history.add(dir, &before, config);
+    history.keep(dir)?;
     write_config(dir, config)
 }
 
@@ -150,10 +182,9 @@ fn unchanged(content: &str) -> bool {
 
 /// Removes what a run that never began has in its directory; its tokens stay.
 pub fn discard(dir: &Path) {
-    let temporary = [PLAN, tokenizer::FILE_NAME, tokenizer::CLASS_FILE_NAME, DIGESTS];
-    let temporary = temporary.map(|name| disk::temporary(Path::new(name)));
-    let own = [PLAN, tokenizer::FILE_NAME, tokenizer::CLASS_FILE_NAME, metrics::LINES, metrics::DIGEST, DIGESTS];
-    for name in own.iter().map(Path::new).chain(temporary.iter().map(AsRef::as_ref)) {
+    let own = [PLAN, hugging_face::generation::FILE_NAME, history::FILE_NAME, metrics::LINES, metrics::DIGEST, DIGESTS];
+    for name in own.into_iter().chain(tokenizer::FILES) {
+        let _ = fs::remove_file(disk::temporary(&dir.join(name)));
         let _ = fs::remove_file(dir.join(name));
     }
     let _ = fs::remove_dir_all(dir.join(metrics::EVENTS));

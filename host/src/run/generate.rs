@@ -1,5 +1,7 @@
 //! Token by token from a trained model.
 
+use std::ops::ControlFlow;
+
 use capful_core::generate::Sampler;
 use capful_core::ops::{MostLikely, Sample};
 use capful_core::random::{Random, stream};
@@ -24,8 +26,10 @@ pub struct Generator {
 /// Why generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// The end token came.
-    Eos,
+    /// This token came, which is an end.
+    Eos(u32),
+    /// Whoever was shown the last token had enough.
+    Enough,
     /// As many tokens as asked for.
     MaxTokens,
     /// The context is full.
@@ -41,6 +45,14 @@ impl Generator {
             order: vec![0; vocab_size as usize],
             random: Random::new(seed, stream("sample")),
             drawn: 0,
+        }
+    }
+
+    /// Forgets everything fed behind the first `count` tokens, or where a model cannot forget the last ones alone,
+    /// everything.
+    pub fn keep(&mut self, session: &Session, count: usize) {
+        if count < self.history.len() {
+            self.history.truncate(if session.remembers_by_position() { count } else { 0 });
         }
     }
 
@@ -64,7 +76,8 @@ impl Generator {
         self.context - self.history.len()
     }
 
-    /// Feeds `prompt`, then chooses up to `max_tokens` tokens, each shown to `visit`, until `eos`, which is not shown.
+    /// Feeds `prompt`, then chooses up to `max_tokens` tokens, each shown to `visit`, until one of `ends`, which is not
+    /// shown, or until `visit` breaks.
     /// `limit` is how many ids the tokenizer knows: rows of the model beyond it are never chosen. Allocates nothing.
     ///
     /// # Errors
@@ -77,8 +90,8 @@ impl Generator {
         prompt: &[u32],
         max_tokens: usize,
         limit: usize,
-        eos: Option<u32>,
-        visit: &mut dyn FnMut(u32),
+        ends: &[u32],
+        visit: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<End, DeviceError> {
         if prompt.is_empty() || prompt.len() > self.room() {
             return Err(DeviceError::Failed(format!(
@@ -93,7 +106,7 @@ impl Generator {
         }
         let mut next = prompt[prompt.len() - 1];
         if let Some((turn, how)) = session.turn().and_then(|turn| Some((turn, self.there(sampler, turn)?))) {
-            return self.choose(session, (turn, how), next, max_tokens, limit, eos, visit);
+            return self.choose(session, (turn, how), next, max_tokens, limit, ends, visit);
         }
         for _ in 0..max_tokens {
             if self.room() == 0 {
@@ -105,10 +118,9 @@ impl Generator {
             let drawn = sampler.sample(logits, &mut self.order, &self.history, &self.random, self.drawn);
             next = drawn.ok_or_else(no_numbers)?;
             self.drawn += 1;
-            if Some(next) == eos {
-                return Ok(End::Eos);
+            if let Some(end) = ended(next, ends, visit) {
+                return Ok(end);
             }
-            visit(next);
         }
         self.end(session, next, max_tokens)
     }
@@ -131,8 +143,8 @@ impl Generator {
         mut next: u32,
         max_tokens: usize,
         limit: usize,
-        eos: Option<u32>,
-        visit: &mut dyn FnMut(u32),
+        ends: &[u32],
+        visit: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<End, DeviceError> {
         let (begun, count) = (self.history.len(), max_tokens.min(self.room()));
         let (position, limit) = (begun as u32, limit as u32);
@@ -158,14 +170,13 @@ impl Generator {
                     return Err(no_numbers());
                 }
                 self.drawn += u64::from(how != Choosing::MostLikely);
-                if Some(next) == eos {
+                if let Some(end) = ended(next, ends, visit) {
                     // A turn may have gone beyond it. What comes next writes over that, or is fed from the beginning.
                     if turn > 1 && !session.remembers_by_position() {
                         self.clear();
                     }
-                    return Ok(End::Eos);
+                    return Ok(end);
                 }
-                visit(next);
             }
             waiting = if turn > 1 { ahead } else { queue(session)? };
         }
@@ -186,6 +197,14 @@ impl Generator {
         session.decode(id, position)?;
         Ok(())
     }
+}
+
+/// Whether a text is over with the token `id`, which is shown where it is no end by itself.
+fn ended(id: u32, ends: &[u32], visit: &mut dyn FnMut(u32) -> ControlFlow<()>) -> Option<End> {
+    if ends.contains(&id) {
+        return Some(End::Eos(id));
+    }
+    visit(id).is_break().then_some(End::Enough)
 }
 
 fn no_numbers() -> DeviceError {

@@ -8,6 +8,8 @@ pub mod directory;
 pub mod evaluate;
 mod gauges;
 pub mod generate;
+pub mod generation;
+pub mod history;
 pub mod import;
 pub mod metrics;
 pub mod origin;
@@ -20,6 +22,7 @@ mod tensorboard;
 pub mod trace;
 pub mod train;
 pub mod transcript;
+pub mod until;
 pub mod verify;
 mod wiring;
 

@@ -6,11 +6,11 @@ use capful_core::memory::{Entry, Role, Slot};
 use serde_json::Value;
 
 use super::checkpoint::{self, CheckpointError};
-use super::directory;
+use super::{directory, generation};
 use crate::config::{AnyFamily, Config, ConfigError, IMPORTED, RawConfig};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::device::{DeviceError, Storage};
-use crate::format::hugging_face;
+use crate::format::hugging_face::{self, Generation};
 use crate::format::tensors::Tensors;
 use crate::regular;
 
@@ -22,6 +22,8 @@ pub struct Origin {
     raw: RawConfig,
     /// Whether others wrote it: then its tensors are compared with its config.json.
     foreign: bool,
+    /// What it says of how it generates.
+    generation: Generation,
 }
 
 /// The description of a model, beside its weights.
@@ -62,7 +64,7 @@ impl Origin {
             model,
             ..RawConfig::default()
         };
-        Ok(Origin { weights, raw, foreign: false })
+        Ok(Origin { weights, raw, foreign: false, generation: generation::of_dir(run)? })
     }
 
     /// The model of `transformers` in `dir`.
@@ -83,7 +85,8 @@ impl Origin {
         let preset = Some(IMPORTED.to_owned());
         let seq_len = shorter(&read.model);
         let raw = RawConfig { preset, tokenizer: Some(tokenizer), seq_len, ..read };
-        Ok(Origin { weights: dir.to_owned(), raw, foreign: true })
+        let generation = Generation::of_model(dir, &config).map_err(ConfigError)?;
+        Ok(Origin { weights: dir.to_owned(), raw, foreign: true, generation })
     }
 
     /// What `written` says over this model.
@@ -133,6 +136,11 @@ impl Origin {
         &self.raw
     }
 
+    /// What it says of how it generates.
+    pub fn generation(&self) -> &Generation {
+        &self.generation
+    }
+
     /// Its tokenizer.
     ///
     /// # Errors
@@ -157,6 +165,7 @@ impl Origin {
         if !self.foreign {
             checkpoint::check_weights(&self.weights)?;
         } else {
+            tensors.call(|name| hugging_face::canonical(name, family))?;
             tensors.require(entries, hugging_face::tied_head(family), hugging_face::is_buffer)?;
         }
         Ok(tensors)

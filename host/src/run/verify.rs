@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::checkpoint::{self, DONE};
 use super::directory::{self, DIGESTS};
+use super::history::{self, History};
 use super::{metrics, tensorboard};
 use crate::config::{Cache, Config};
 use crate::data::corpus::Corpus;
@@ -43,6 +44,11 @@ pub fn verify(dir: &Path, config: &Config) -> Result<Vec<Finding>, checkpoint::C
     let once = directory::digests(dir)
         .and_then(|digests| digests.map(|digests| digests.check(dir, DIGESTS, |_| true).map(|()| digests)).transpose());
     add(&dir.join(DIGESTS), state(once.map(|d| d.map(|d| d.names().collect::<Vec<_>>().join(", ")))));
+    let known = dir.join(history::FILE_NAME);
+    if known.exists() {
+        let history = History::of(dir, config).map(|_| Some("where the model came from".to_owned()));
+        add(&known, state(history));
+    }
     let lines = metrics::compare(dir).map(|bytes| bytes.map(|bytes| format!("{bytes} bytes of lines")));
     add(&dir.join(metrics::LINES), state(lines));
     for path in listed(&dir.join(metrics::EVENTS)) {

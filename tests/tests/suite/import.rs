@@ -11,12 +11,12 @@ use serde_json::{Map, Value, json};
 const CASES: [&str; 7] =
     ["gpt_neox_parallel", "gpt_neox_sequential", "llama_sharded", "llama3", "qwen3", "qwen2", "mistral"];
 
-fn fixture(name: &str) -> PathBuf {
+pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/import").join(name)
 }
 
 /// A copy of a fixture's files in `dir/model`, to change at will.
-fn copy(name: &str, dir: &Path) -> PathBuf {
+pub(crate) fn copy(name: &str, dir: &Path) -> PathBuf {
     let to = dir.join("model");
     let _ = fs::remove_dir_all(&to);
     fs::create_dir(&to).unwrap();
@@ -27,15 +27,18 @@ fn copy(name: &str, dir: &Path) -> PathBuf {
     to
 }
 
+/// What a tensor is called instead.
+type Called<'a> = &'a dyn Fn(&str) -> String;
+
 /// What is done to a file.
 type Change<T> = Box<dyn FnOnce(&mut T)>;
 
-fn json_file(path: &Path) -> Value {
+pub(crate) fn json_file(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
 /// Changes a file of JSON.
-fn edit(path: &Path, change: impl FnOnce(&mut Value)) {
+pub(crate) fn edit(path: &Path, change: impl FnOnce(&mut Value)) {
     let mut value = json_file(path);
     change(&mut value);
     fs::write(path, value.to_string()).unwrap();
@@ -101,7 +104,7 @@ fn weights(dir: &Path) -> Vec<Tensors> {
     files.filter(|path| path.extension().is_some_and(|e| e == "safetensors")).map(|path| Tensors::read(&path)).collect()
 }
 
-fn import(dir: &Path, model: &Path) -> Outcome {
+pub(crate) fn import(dir: &Path, model: &Path) -> Outcome {
     host(dir, &format!("import --from hf {} --out run", model.display()))
 }
 
@@ -165,13 +168,61 @@ fn an_imported_model_is_a_run() {
     }
 }
 
+#[test]
+fn a_model_is_known_by_its_type_and_its_tensors_by_what_they_are() {
+    let dir = directory();
+    let dir = dir.path();
+    for (name, body) in [("llama3", "model."), ("gpt_neox_sequential", "gpt_neox.")] {
+        import(dir, &fixture(name)).ok();
+        let expected = fs::read(dir.join("run/checkpoint-00000000/model.safetensors")).unwrap();
+        let bare = |tensor: &str| tensor.strip_prefix(body).unwrap_or(tensor).to_owned();
+        let names: [(&str, Called<'_>); 4] = [
+            ("without its head", &bare),
+            ("compiled", &|tensor| format!("_orig_mod.{tensor}")),
+            ("compiled within", &|tensor| tensor.replacen(body, &format!("{body}_orig_mod."), 1)),
+            ("in parallel and compiled, without its head", &|tensor| format!("module._orig_mod.{}", bare(tensor))),
+        ];
+        for (what, called) in names {
+            let model = copy(name, dir);
+            edit(&model.join("config.json"), |config| {
+                config.as_object_mut().unwrap().remove("architectures");
+            });
+            let path = model.join("model.safetensors");
+            let mut file = Tensors::read(&path);
+            let tensors = std::mem::take(&mut file.header).into_iter();
+            file.header = tensors
+                .map(|(tensor, info)| if tensor == "__metadata__" { (tensor, info) } else { (called(&tensor), info) })
+                .collect();
+            file.write(&path);
+            fs::remove_dir_all(dir.join("run")).unwrap();
+            import(dir, &model).ok();
+            let written = fs::read(dir.join("run/checkpoint-00000000/model.safetensors")).unwrap();
+            assert!(written == expected, "{name}: {what}");
+        }
+        // They are read into a run as well.
+        let line = training(&fixture("texts.jsonl")).replace("--steps 50", "--steps 1");
+        let compiled = losses(&host(dir, &format!("{line} --init-from model --out a")).ok());
+        let given = losses(&host(dir, &format!("{line} --init-from {} --out b", fixture(name).display())).ok());
+        assert_eq!(compiled, given, "{name}");
+        for run in ["run", "a", "b"] {
+            fs::remove_dir_all(dir.join(run)).unwrap();
+        }
+    }
+    // One tensor twice.
+    let model = copy("llama3", dir);
+    let mut file = Tensors::read(&model.join("model.safetensors"));
+    file.add("norm.weight", "BF16", json!([16]), &[0; 32]);
+    file.write(&model.join("model.safetensors"));
+    import(dir, &model).refused(2, &["norm.weight", "are both model.norm.weight"]);
+}
+
 /// The loss of each step.
 fn losses(outcome: &Outcome) -> Vec<f64> {
     outcome.json_lines().iter().filter_map(|line| line["loss"].as_f64()).collect()
 }
 
 /// The training that `import_fixture.py` describes.
-fn training(texts: &Path) -> String {
+pub(crate) fn training(texts: &Path) -> String {
     format!(
         "train --json --data {0} --validation {0} --order consecutive --steps 50 --batch-size 2 --seq-len 12 --lr 0.003 \
          --schedule constant --warmup 5 --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --clip 1 --log-every 1",
@@ -208,7 +259,14 @@ fn a_run_from_another_goes_on_without_it() {
     let half = line.replace("--steps 50", "--steps 30");
     // The key of a file says the same as the flag.
     fs::write(dir.join("run.toml"), "init_from = 'model'\n").unwrap();
-    host(dir, &format!("{half} --config run.toml --out part")).ok();
+    let said = host(dir, &format!("{} --config run.toml --out part", half.replace("--json ", ""))).ok().err;
+    // Its tokenizer knows these texts; of the tales it knows few words.
+    assert!(!said.contains("are unknown"), "{said}");
+    let tales = "--data tales --steps 1 --batch-size 1 --seq-len 12 --eval-tokens 500 --baseline-tokens 0";
+    let said = host(dir, &format!("train --init-from model {tales} --out tales")).ok().err;
+    assert!(said.contains("% of the words are unknown to the tokenizer of the model in --init-from"), "{said}");
+    let said = host(dir, "eval --run tales --eval-tokens 500").ok().out;
+    assert!(said.contains("% of the words are unknown to the tokenizer: the loss"), "{said}");
     // Begun, and nothing saved: it begins again, and needs the model for it.
     let (saved, aside) = (dir.join("part/checkpoint-00000030"), dir.join("aside"));
     fs::rename(&saved, &aside).unwrap();
@@ -320,7 +378,14 @@ fn what_is_no_model_of_these_is_refused_and_leaves_nothing() {
             Box::new(set("architectures", json!(["GemmaForCausalLM"]))),
             &["GemmaForCausalLM", "Qwen3ForCausalLM"],
         ),
-        ("llama3", Box::new(set("architectures", json!([]))), &["architectures"]),
+        (
+            "llama3",
+            Box::new(|config| {
+                let config = config.as_object_mut().unwrap();
+                config.retain(|key, _| key != "architectures" && key != "model_type");
+            }),
+            &["architectures", "model_type", "Qwen3ForCausalLM"],
+        ),
         ("llama3", Box::new(set("hidden_act", json!("gelu_new"))), &["hidden_act", "gelu_new"]),
         ("gpt_neox_parallel", Box::new(set("hidden_act", json!("gelu_fast"))), &["hidden_act", "gelu_fast"]),
         ("gpt_neox_parallel", Box::new(set("rope_scaling", json!({"type": "dynamic", "factor": 2.0}))), &["dynamic"]),
@@ -329,7 +394,13 @@ fn what_is_no_model_of_these_is_refused_and_leaves_nothing() {
         ("qwen3", Box::new(set("rope_parameters", json!({"rope_type": "longrope", "rope_theta": 1e4}))), &["longrope"]),
         ("llama3", Box::new(set("partial_rotary_factor", json!(0.5))), &["partial_rotary_factor", "0.5"]),
         ("qwen3", Box::new(set("layer_types", json!(["full_attention", "sliding_attention"]))), &["layer_types"]),
-        ("qwen2", Box::new(set("use_sliding_window", json!(true))), &["sliding_window", "8"]),
+        (
+            "qwen2",
+            Box::new(|config| {
+                (config["use_sliding_window"], config["max_window_layers"]) = (true.into(), 0.into());
+            }),
+            &["sliding_window", "8"],
+        ),
         ("mistral", Box::new(set("sliding_window", json!(8))), &["sliding_window", "8"]),
         ("llama3", Box::new(set("quantization_config", json!({"bits": 4}))), &["quantization_config"]),
         ("llama3", Box::new(set("num_hidden_layers", json!(1u64 << 40))), &["num_hidden_layers", "1099511627776"]),
@@ -576,6 +647,66 @@ fn what_is_exported_again_is_what_was_imported() {
         for run in ["run", "there"] {
             fs::remove_dir_all(dir.join(run)).unwrap();
         }
+    }
+}
+
+#[test]
+fn the_card_says_what_a_model_was_made_of_and_repeats_no_run_that_was_none() {
+    let dir = directory();
+    let dir = dir.path();
+    copy("llama3", dir);
+    fs::create_dir_all(dir.join("hub/models--Org--Small-1/snapshots")).unwrap();
+    fs::rename(dir.join("model"), dir.join("hub/models--Org--Small-1/snapshots/0a1b")).unwrap();
+    let card = |run: &str| {
+        let _ = fs::remove_dir_all(dir.join("out"));
+        host(dir, &format!("export --run {run} --to hf out")).ok();
+        fs::read_to_string(dir.join("out/README.md")).unwrap()
+    };
+    let base = "\nbase_model: \"Org/Small-1\"\n";
+    host(dir, "import --from hf hub/models--Org--Small-1/snapshots/0a1b --out run").ok();
+    let imported = card("run");
+    for says in
+        [base, "imported from `Org/Small-1` with capful", "which did not train it", "There is no recipe: it was not"]
+    {
+        assert!(imported.contains(says), "{says}: {imported}");
+    }
+    for says in ["trained with capful 0", "raining data", "tales", "```toml", "instructions"] {
+        assert!(!imported.contains(says), "{says}: {imported}");
+    }
+    // What it begins from may be gone by then.
+    let line = training(&fixture("texts.jsonl")).replace("--steps 50", "--steps 4 --seed 3");
+    host(dir, &format!("{line} --init-from run --out tuned")).ok();
+    fs::rename(dir.join("run"), dir.join("aside")).unwrap();
+    let tuned = card("tuned");
+    for says in [
+        base,
+        "begun from `run` and trained further with capful",
+        "That was itself imported from `Org/Small-1`.",
+        "| Further training data | texts.jsonl |",
+        "init_from = \"run\"",
+        "The limits and the licence of `Org/Small-1` are its own too",
+    ] {
+        assert!(tuned.contains(says), "{says}: {tuned}");
+    }
+    // Its recipe trains the same weights.
+    fs::rename(dir.join("aside"), dir.join("run")).unwrap();
+    let toml = tuned.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    fs::write(dir.join("run.toml"), toml).unwrap();
+    host(dir, "train --json --config run.toml --out again").ok();
+    let weights = |run: &str| fs::read(dir.join(run).join("checkpoint-00000004/model.safetensors")).unwrap();
+    assert!(weights("again") == weights("tuned"));
+    // A checkpoint on the way says of how many steps it is.
+    fs::remove_dir_all(dir.join("again")).unwrap();
+    fs::write(dir.join("run.toml"), toml.replace("save_every = ", "save_every = 3 # ")).unwrap();
+    host(dir, "train --json --config run.toml --out again").ok();
+    fs::remove_dir_all(dir.join("again/checkpoint-00000004")).unwrap();
+    let early = card("again");
+    assert!(early.contains("all of its 4 steps; this is its checkpoint after 3"), "{early}");
+    // A run of an earlier version: its configuration says what it began from, an import from where nobody knows.
+    for (run, says) in [("tuned", "begun from `run` and"), ("run", "imported from a model that is not recorded")] {
+        fs::remove_file(dir.join(run).join("history.json")).unwrap();
+        let old = card(run);
+        assert!(old.contains(says), "{says}: {old}");
     }
 }
 

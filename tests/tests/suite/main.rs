@@ -16,6 +16,7 @@ mod faults;
 mod files;
 mod firmware;
 mod fp8;
+mod generation;
 mod image;
 mod import;
 mod integers;

@@ -31,10 +31,14 @@ pub struct HuggingFaceTokenizer {
     content: String,
     vocab_size: u32,
     marks: Marks,
+    /// What its model gives for what it does not know.
+    unk: Option<u32>,
     /// Whether the names of tokens say the marks, so that the content alone tells it from others.
     usual: bool,
     /// The `tokenizer_config.json` that is saved with it.
     config: String,
+    /// The other files that are.
+    beside: Vec<(&'static str, String)>,
     /// Whether its normalizer puts before every text what stands for a space.
     prepends: bool,
     /// Whether tokens such as `<0x41>` are bytes, which are a text where all in a row are.
@@ -57,6 +61,15 @@ struct Parts {
     post_processor: Value,
     #[serde(default)]
     decoder: Value,
+    #[serde(default)]
+    model: Unknown,
+}
+
+/// What a model gives for what it does not know: a token, or of Unigram an id.
+#[derive(Deserialize, Default)]
+struct Unknown {
+    unk_token: Option<String>,
+    unk_id: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -128,6 +141,7 @@ impl HuggingFaceTokenizer {
         let marks = beside.marks(&parts.post_processor, guessed, |token| library.token_to_id(token))?;
         let name = |id: Option<u32>| id.and_then(|id| library.id_to_token(id));
         let config = beside.config(marks.bos.is_some(), name(marks.bos), name(marks.eos));
+        let unk = parts.model.unk_token.and_then(|token| library.token_to_id(&token)).or(parts.model.unk_id);
         let prepends = parts.normalizer.as_ref().is_some_and(prepends_space);
         let bytes_in_rows = has_byte_fallback(&parts.decoder);
         let ours = ByteLevel::of(&library, &content);
@@ -137,8 +151,10 @@ impl HuggingFaceTokenizer {
             content,
             vocab_size,
             marks,
+            unk,
             usual: marks == guessed,
             config,
+            beside: beside.files(),
             prepends,
             bytes_in_rows,
             threes,
@@ -265,6 +281,10 @@ impl Tokenizer for HuggingFaceTokenizer {
         self.marks.eos
     }
 
+    fn unk(&self) -> Option<u32> {
+        self.unk
+    }
+
     fn restores_bytes(&self) -> bool {
         lossless::restores_bytes(&self.library)
     }
@@ -333,6 +353,10 @@ impl Tokenizer for HuggingFaceTokenizer {
 
     fn config(&self) -> Cow<'_, str> {
         Cow::Borrowed(&self.config)
+    }
+
+    fn beside(&self) -> Vec<(&'static str, Cow<'_, str>)> {
+        self.beside.iter().map(|(name, text)| (*name, Cow::Borrowed(text.as_str()))).collect()
     }
 
     fn write_identity(&self, out: &mut dyn Write) -> io::Result<()> {

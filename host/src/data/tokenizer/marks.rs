@@ -5,7 +5,7 @@
 //! the template of the file's post-processor. Where no file says anything they are found by the names that are usual.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
@@ -14,7 +14,11 @@ use super::{CLASS_FILE_NAME, TokenizerError};
 use crate::regular;
 
 /// What older versions of `transformers` name special tokens in.
-const MAP_FILE_NAME: &str = "special_tokens_map.json";
+pub const MAP_FILE_NAME: &str = "special_tokens_map.json";
+/// How `transformers` makes a text of a conversation; older versions have it in [`CLASS_FILE_NAME`].
+pub const TEMPLATE_FILE_NAME: &str = "chat_template.jinja";
+/// The longest one that is believed.
+const LONGEST_TEMPLATE: usize = 1 << 20;
 
 /// What files call the token that begins a document, the likeliest first.
 const BOS_NAMES: [&str; 8] =
@@ -50,6 +54,8 @@ pub(super) struct Beside {
     config: Map<String, Value>,
     /// `special_tokens_map.json`, likewise.
     map: Map<String, Value>,
+    /// `chat_template.jinja`, where there is one.
+    template: Option<String>,
 }
 
 /// What a file says of a mark.
@@ -67,7 +73,18 @@ impl Beside {
     /// # Errors
     /// [`TokenizerError::Read`] and [`TokenizerError::Damaged`], with the file's path.
     pub(super) fn read(dir: &Path) -> Result<Self, TokenizerError> {
-        Ok(Self { config: object(dir, CLASS_FILE_NAME)?, map: object(dir, MAP_FILE_NAME)? })
+        let template = text(dir, TEMPLATE_FILE_NAME)?.map(|(_, text)| text);
+        if let Some(long) = template.as_ref().filter(|text| text.len() > LONGEST_TEMPLATE) {
+            let what = format!("{} bytes are more than a template has", long.len());
+            return Err(TokenizerError::Damaged { path: dir.join(TEMPLATE_FILE_NAME), what });
+        }
+        Ok(Self { config: object(dir, CLASS_FILE_NAME)?, map: object(dir, MAP_FILE_NAME)?, template })
+    }
+
+    /// The files that are kept as they were read.
+    pub(super) fn files(&self) -> Vec<(&'static str, String)> {
+        let map = (!self.map.is_empty()).then(|| (MAP_FILE_NAME, format!("{:#}\n", Value::Object(self.map.clone()))));
+        map.into_iter().chain(self.template.clone().map(|text| (TEMPLATE_FILE_NAME, text))).collect()
     }
 
     fn said(&self, key: &str) -> Said {
@@ -148,15 +165,21 @@ impl Beside {
     }
 }
 
-/// The object in a file of `dir`; empty where there is no such file.
-fn object(dir: &Path, name: &str) -> Result<Map<String, Value>, TokenizerError> {
+/// The path and the text of a file of `dir`; nothing where there is no such file.
+fn text(dir: &Path, name: &str) -> Result<Option<(PathBuf, String)>, TokenizerError> {
     let path = dir.join(name);
     match regular::read_to_string(&path) {
-        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(Map::new()),
+        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(TokenizerError::Read { path, source }),
-        Ok(content) => serde_json::from_str(&content)
-            .map_err(|error| TokenizerError::Damaged { path, what: super::error::one_line(&error.to_string()) }),
+        Ok(text) => Ok(Some((path, text))),
     }
+}
+
+/// The object in a file of `dir`; empty where there is no such file.
+fn object(dir: &Path, name: &str) -> Result<Map<String, Value>, TokenizerError> {
+    let Some((path, content)) = text(dir, name)? else { return Ok(Map::new()) };
+    serde_json::from_str(&content)
+        .map_err(|error| TokenizerError::Damaged { path, what: super::error::one_line(&error.to_string()) })
 }
 
 /// The marks among added tokens that have usual names.
@@ -195,12 +218,12 @@ mod tests {
     }
 
     fn marks(config: Value, map: Value, post: &Value) -> Result<[u32; 2], String> {
-        let beside = Beside { config: object(config), map: object(map) };
+        let beside = Beside { config: object(config), map: object(map), template: None };
         let marks = beside.marks(post, guessed(id), id).map_err(|refusal| refusal.at("t".into()).to_string())?;
         // What is saved says the same.
         let name = |id: Option<u32>| id.map(|id| ["<s>", "</s>", "<|endoftext|>", "<x>"][id as usize - 1].to_owned());
         let saved = beside.config(marks.bos.is_some(), name(marks.bos), name(marks.eos));
-        let again = Beside { config: serde_json::from_str(&saved).unwrap(), map: Map::new() };
+        let again = Beside { config: serde_json::from_str(&saved).unwrap(), ..Beside::default() };
         assert_eq!(again.marks(post, guessed(id), id).unwrap(), marks, "{saved}");
         Ok([marks.bos, marks.eos].map(|id| id.unwrap_or(0)))
     }

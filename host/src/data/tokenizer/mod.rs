@@ -13,6 +13,7 @@
 //! - `lossless`: which of them restore every byte
 //! - `marks`: which tokens begin and end a document of theirs
 //! - [`streamed`]: the text of ids that come one by one
+//! - [`template`]: how conversations become text, for other programs
 //! - `search`: the encoder of pieces behind both, on a trie of tokens (`prefixes`)
 //!
 //! [`build()`] makes one from documents, [`load()`] reads one that was saved with a checkpoint.
@@ -45,6 +46,7 @@ pub mod sample;
 mod search;
 pub mod splits;
 pub mod streamed;
+pub mod template;
 pub mod train;
 pub mod word;
 
@@ -52,9 +54,13 @@ pub use build::{Built, DocumentError, build, training_bytes};
 pub use byte::SIZE as BYTES;
 pub use error::{EncodeError, TokenizerError};
 pub use load::{FILE_NAME, load, load_file};
+pub use marks::{MAP_FILE_NAME, TEMPLATE_FILE_NAME};
 
 /// The file beside [`FILE_NAME`] that names its class and marks.
 pub const CLASS_FILE_NAME: &str = "tokenizer_config.json";
+
+/// Every file that a tokenizer may be saved as.
+pub const FILES: [&str; 4] = [FILE_NAME, CLASS_FILE_NAME, MAP_FILE_NAME, TEMPLATE_FILE_NAME];
 
 /// Text to token ids and back. Shared by the reader thread and the commands.
 pub trait Tokenizer: Send + Sync {
@@ -142,8 +148,13 @@ pub trait Tokenizer: Send + Sync {
         Cow::Owned(format!("{config:#}\n"))
     }
 
+    /// Other files that others keep beside it, with their text.
+    fn beside(&self) -> Vec<(&'static str, Cow<'_, str>)> {
+        Vec::new()
+    }
+
     /// Saves the tokenizer in the directory `dir`, which exists, as [`FILE_NAME`] and, for `transformers`,
-    /// [`CLASS_FILE_NAME`], and syncs both.
+    /// [`CLASS_FILE_NAME`] and what was [`Tokenizer::beside`] it, and syncs all.
     ///
     /// # Errors
     /// [`TokenizerError::Write`].
@@ -154,7 +165,10 @@ pub trait Tokenizer: Send + Sync {
             self.write(&mut out)?;
             out.flush()
         })?;
-        write_file(dir.join(CLASS_FILE_NAME), &mut |file| file.write_all(config.as_bytes()))
+        for (name, text) in [(CLASS_FILE_NAME, config)].into_iter().chain(self.beside()) {
+            write_file(dir.join(name), &mut |file| file.write_all(text.as_bytes()))?;
+        }
+        Ok(())
     }
 
     /// Writes what tells the tokenizer from others. Runs and caches keep the hash of it: it never changes, whatever the

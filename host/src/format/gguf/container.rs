@@ -12,6 +12,7 @@ pub(super) const ALIGNMENT: u64 = 32;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     U32(u32),
+    I32(i32),
     F32(f32),
     Bool(bool),
     String(String),
@@ -54,6 +55,10 @@ impl Value {
         };
         match self {
             Value::U32(n) => out.extend([4, *n].map(u32::to_le_bytes).concat()),
+            Value::I32(n) => {
+                out.extend(5u32.to_le_bytes());
+                out.extend(n.to_le_bytes());
+            }
             Value::F32(x) => out.extend([6, x.to_bits()].map(u32::to_le_bytes).concat()),
             Value::Bool(b) => {
                 out.extend(7u32.to_le_bytes());

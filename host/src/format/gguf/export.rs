@@ -10,6 +10,7 @@ use super::tokenizer::Vocabulary;
 use super::weights::Weights;
 use super::{metadata, names};
 use crate::format::export::{Architecture, Checkpoint, ExportError, Place, Stored};
+use crate::format::hugging_face::Generation;
 
 /// What is exported, and how.
 pub struct Request<'a> {
@@ -19,6 +20,8 @@ pub struct Request<'a> {
     pub architecture: Architecture,
     /// Its tokenizer; nothing for a file without one.
     pub vocabulary: Option<&'a Vocabulary>,
+    /// What the model says of how it generates.
+    pub generation: &'a Generation,
     /// The type of matrices; nothing for that in which each is saved. Vectors are f32.
     pub weights: Option<Weights>,
 }
@@ -78,7 +81,7 @@ pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> R
     // The embedding is the first.
     let most = weights.or_else(|| infos.first().map(|info| info.weights)).unwrap_or(Weights::F32);
     let title = out.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    let metadata = metadata::metadata(stored, architecture, most, &title, vocabulary);
+    let metadata = metadata::metadata(stored, architecture, most, &title, vocabulary, request.generation);
     let place = Place::new(out)?;
     let mut bytes = Vec::new();
     let total = container::write(place.temporary(), &metadata, &infos, |i, file| {

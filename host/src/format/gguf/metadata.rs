@@ -8,6 +8,7 @@ use super::container::{ALIGNMENT, Value};
 use super::tokenizer::Vocabulary;
 use super::weights::Weights;
 use crate::format::export::{Architecture, Stored};
+use crate::format::hugging_face::Generation;
 
 /// What llama.cpp calls an architecture.
 pub(super) const fn name(architecture: Architecture) -> &'static str {
@@ -26,8 +27,10 @@ pub(super) fn metadata(
     weights: Weights,
     title: &str,
     vocabulary: Option<&Vocabulary>,
+    generation: &Generation,
 ) -> Vec<(String, Value)> {
     let mut all = general(architecture, weights, title);
+    all.extend(sampling(generation));
     all.extend(model(&stored.model, architecture));
     all.extend(match vocabulary {
         Some(vocabulary) => tokenizer(vocabulary),
@@ -49,6 +52,27 @@ fn general(architecture: Architecture, weights: Weights, title: &str) -> Vec<(St
         all.push(("general.quantization_version", Value::U32(2)));
     }
     all.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// How llama.cpp draws where its user says nothing.
+fn sampling(generation: &Generation) -> Vec<(String, Value)> {
+    // What is said of drawing by a model that does not draw counts nowhere.
+    if generation.drawn().is_ok_and(|drawn| drawn.sample == Some(false)) {
+        return Vec::new();
+    }
+    let keys = [
+        ("temperature", "temp"),
+        ("top_k", "top_k"),
+        ("top_p", "top_p"),
+        ("min_p", "min_p"),
+        ("repetition_penalty", "penalty_repeat"),
+    ];
+    let one = |(theirs, key): (&str, &str)| {
+        let number = generation.number(theirs)?;
+        let value = if theirs == "top_k" { Value::I32(number as i32) } else { Value::F32(number as f32) };
+        Some((format!("general.sampling.{key}"), value))
+    };
+    keys.into_iter().filter_map(one).collect()
 }
 
 fn model(model: &Transformer, architecture: Architecture) -> Vec<(String, Value)> {
@@ -81,7 +105,8 @@ fn model(model: &Transformer, architecture: Architecture) -> Vec<(String, Value)
 }
 
 fn tokenizer(vocabulary: &Vocabulary) -> Vec<(String, Value)> {
-    let Vocabulary { split, tokens, types, merges, bos, eos, unk, pad } = vocabulary;
+    let Vocabulary { split, tokens, types, merges, bos, ends, templates, unk, pad } = vocabulary;
+    let end = |number: usize| ends.get(number).copied();
     let mut all = vec![
         ("model", Value::String("gpt2".to_owned())),
         ("pre", Value::String((*split).to_owned())),
@@ -94,11 +119,23 @@ fn tokenizer(vocabulary: &Vocabulary) -> Vec<(String, Value)> {
     ];
     // The default of a mark that is not named is an id that means something else.
     let marks = [
-        ("bos_token_id", bos.or(*eos)),
-        ("eos_token_id", *eos),
+        ("bos_token_id", bos.or(end(0))),
+        // llama.cpp has no list: it ends a text at each of the three.
+        ("eos_token_id", end(0)),
+        ("eot_token_id", end(1)),
+        ("eom_token_id", end(2)),
         ("unknown_token_id", *unk),
         ("padding_token_id", *pad),
     ];
     all.extend(marks.into_iter().filter_map(|(key, id)| Some((key, Value::U32(id?)))));
-    all.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect()
+    let mut all: Vec<_> = all.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect();
+    let names: Vec<String> = templates.iter().filter_map(|(name, _)| name.clone()).collect();
+    for (name, text) in templates {
+        let of = name.as_ref().map_or_else(String::new, |name| format!(".{name}"));
+        all.push((format!("tokenizer.chat_template{of}"), Value::String(text.clone())));
+    }
+    if !names.is_empty() {
+        all.push(("tokenizer.chat_templates".to_owned(), Value::Strings(names)));
+    }
+    all
 }

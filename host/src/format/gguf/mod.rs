@@ -14,5 +14,5 @@ mod tokenizer;
 mod weights;
 
 pub use export::{Exported, Request, export};
-pub use tokenizer::{Vocabulary, vocabulary};
+pub use tokenizer::{ENDS, Vocabulary, vocabulary};
 pub use weights::Weights;

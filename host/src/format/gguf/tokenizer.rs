@@ -10,13 +10,18 @@ use serde_json::Value;
 
 use crate::data::tokenizer::Tokenizer;
 use crate::data::tokenizer::splits::Split;
+use crate::data::tokenizer::template::{self, Template};
 use crate::format::export::ExportError;
+use crate::format::hugging_face::Generation;
 
 /// The kinds of tokens.
 const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
+
+/// How many tokens that end a text the format names.
+pub const ENDS: usize = 3;
 
 /// Byte-level BPE as GGUF has it.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,19 +36,21 @@ pub struct Vocabulary {
     pub merges: Vec<String>,
     /// The id that begins a document.
     pub bos: Option<u32>,
-    /// The id that ends one.
-    pub eos: Option<u32>,
+    /// The ids that end one, the tokenizer's own first.
+    pub ends: Vec<u32>,
+    /// How conversations become text.
+    pub templates: Vec<Template>,
     /// The id of what is not known.
     pub unk: Option<u32>,
     /// The id of padding.
     pub pad: Option<u32>,
 }
 
-/// The vocabulary of `tokenizer` for a model of `size` ids.
+/// The vocabulary of `tokenizer` for a model of `size` ids that says `generation`.
 ///
 /// # Errors
 /// llama.cpp would make other ids: what is in the way, and what is possible.
-pub fn vocabulary(tokenizer: &dyn Tokenizer, size: u32) -> Result<Vocabulary, ExportError> {
+pub fn vocabulary(tokenizer: &dyn Tokenizer, size: u32, generation: &Generation) -> Result<Vocabulary, ExportError> {
     let mut content = Vec::new();
     tokenizer.write(&mut content).map_err(|e| refused(&e.to_string()))?;
     let file: Value = serde_json::from_slice(&content).map_err(|e| refused(&e.to_string()))?;
@@ -57,7 +64,8 @@ pub fn vocabulary(tokenizer: &dyn Tokenizer, size: u32) -> Result<Vocabulary, Ex
         types,
         merges: merges(&file)?,
         bos: tokenizer.bos(),
-        eos: tokenizer.eos(),
+        ends: generation.ends(tokenizer, size),
+        templates: template::of(tokenizer),
         unk: tokenizer.unk(),
         pad: id("<pad>").or_else(|| id("[PAD]")),
     })

@@ -8,13 +8,18 @@ use capful_core::model::transformer::Residual;
 
 use crate::config::human_bytes;
 use crate::format::export::{Architecture, Element, Stored};
+use crate::run::history::Source;
 use crate::run::metrics::EvalMetrics;
 
 /// What a run knows of its model.
 #[derive(Debug, Clone)]
 pub struct Card {
-    /// The data's name.
-    pub data: String,
+    /// The models that it was made of, the nearest first.
+    pub from: Vec<Source>,
+    /// The one that it is a version of, where it is of another's.
+    pub base: Option<Source>,
+    /// The data's name, of a model that was trained here.
+    pub data: Option<String>,
     /// The kind of the tokenizer, or its file's name.
     pub tokenizer: String,
     /// Ids of the tokenizer.
@@ -25,10 +30,24 @@ pub struct Card {
     pub tokens: Option<u64>,
     /// The last evaluation.
     pub score: Option<EvalMetrics>,
-    /// The configuration as a user would write all of it.
-    pub config: String,
+    /// How it is trained again.
+    pub recipe: Recipe,
     /// The version of capful that trained it.
     pub trained_by: Option<String>,
+}
+
+/// How a model is trained again.
+#[derive(Debug, Clone)]
+pub enum Recipe {
+    /// With a configuration, as a user would write all of it, and what is to be said of it.
+    Config {
+        /// The file's text.
+        text: String,
+        /// More that has to be known.
+        notes: Vec<String>,
+    },
+    /// Not with one, and why.
+    None(String),
 }
 
 impl Card {
@@ -43,8 +62,12 @@ impl Card {
     ) -> String {
         let name = out.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         // A name goes into a heading and into Python: what would end either is left out.
-        let name: String = name.chars().filter(|c| c.is_alphanumeric() || "-_. ".contains(*c)).collect();
-        let mut text = String::from("---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n");
+        let name = plain(&name).replace('/', "");
+        let mut text = String::from("---\nlibrary_name: transformers\npipeline_tag: text-generation\n");
+        if let Some(base) = &self.base {
+            text.push_str(&format!("base_model: \"{}\"\n", plain(&base.name)));
+        }
+        text.push_str("tags:\n");
         // Writing into a string cannot fail.
         let _ = self.body(&mut text, &name, stored, architecture, element, files);
         text
@@ -66,16 +89,38 @@ impl Card {
         writeln!(text, "---\n\n# {name}\n")?;
         let version = env!("CARGO_PKG_VERSION");
         let trained_by = self.trained_by.as_deref().unwrap_or(version);
-        writeln!(text, "A language model trained with capful {trained_by} and exported with capful {version}.\n")?;
+        match &self.from[..] {
+            [] => writeln!(
+                text,
+                "A language model trained with capful {trained_by} and exported with capful {version}.\n"
+            )?,
+            [source, ..] if source.imported => writeln!(
+                text,
+                "A language model imported from {} with capful and exported with capful {version}, which did not train it.\n",
+                called(source)
+            )?,
+            [source, before @ ..] => {
+                writeln!(
+                    text,
+                    "A language model begun from {} and trained further with capful {trained_by}; exported with capful \
+                     {version}.{}\n",
+                    called(source),
+                    before.iter().map(itself).collect::<String>()
+                )?;
+            }
+        }
         writeln!(text, "| | |\n| --- | --- |")?;
         writeln!(text, "| Architecture | `{}` |", architecture.class())?;
         writeln!(text, "| Parameters | {} |", grouped(stored.parameters()))?;
         writeln!(text, "| Shape | {} |", shape(model))?;
         writeln!(text, "| Weights | {} |", element.torch())?;
         writeln!(text, "| Tokenizer | {}, {} ids |", cell(&self.tokenizer), self.tokenizer_size)?;
-        writeln!(text, "| Training data | {} |", cell(&self.data))?;
+        let (further, data_is) = if self.from.is_empty() { ("", "Training") } else { (" further", "Further training") };
+        if let Some(data) = &self.data {
+            writeln!(text, "| {data_is} data | {} |", cell(data))?;
+        }
         if let (Some(step), Some(tokens)) = (self.step, self.tokens) {
-            writeln!(text, "| Trained on | {} tokens, {} steps |", grouped(tokens), grouped(step))?;
+            writeln!(text, "| Trained{further} on | {} tokens, {} steps |", grouped(tokens), grouped(step))?;
         }
         if let Some(score) = self.score {
             let error = score.val_loss_se.map_or_else(String::new, |error| format!(" ± {error:.4} (standard error)"));
@@ -94,21 +139,22 @@ impl Card {
         writeln!(text, "from transformers import AutoModelForCausalLM, AutoTokenizer")?;
         writeln!(text, "model = AutoModelForCausalLM.from_pretrained(\"{name}\")")?;
         writeln!(text, "tokenizer = AutoTokenizer.from_pretrained(\"{name}\")\n```\n")?;
-        writeln!(
-            text,
-            "## Train it again\n\nSave this as `run.toml`, then `host train --config run.toml --out RUN`.\n"
-        )?;
-        writeln!(text, "```toml\n{}\n```\n", self.config.trim_end())?;
+        self.again(text)?;
         writeln!(text, "## Files\n\n| file | bytes | |\n| --- | ---: | --- |")?;
         for (file, bytes) in files {
             writeln!(text, "| `{file}` | {bytes} | {} |", human_bytes(*bytes))?;
         }
         writeln!(text, "\n## Limits\n")?;
-        writeln!(text, "- Its context is {} tokens; positions beyond it were never trained.", model.context)?;
-        writeln!(
-            text,
-            "- It continues text of the kind that it was trained on. It was not trained to follow instructions."
-        )?;
+        if let Some(source) = self.base.as_ref().or(self.from.first()) {
+            writeln!(text, "- Its context is {} tokens.", model.context)?;
+            writeln!(text, "- The limits and the licence of {} are its own too; see there.", called(source))?;
+        } else {
+            writeln!(text, "- Its context is {} tokens; positions beyond it were never trained.", model.context)?;
+            writeln!(
+                text,
+                "- It continues text of the kind that it was trained on. It was not trained to follow instructions."
+            )?;
+        }
         writeln!(text, "- Its output is not filtered and may be wrong or offensive.")?;
         if self.score.is_none() {
             writeln!(text, "- Its validation loss was not measured.")?;
@@ -121,6 +167,38 @@ impl Card {
         }
         Ok(())
     }
+
+    /// How it is trained again, where that is known.
+    fn again(&self, text: &mut String) -> std::fmt::Result {
+        writeln!(text, "## Train it again\n")?;
+        match &self.recipe {
+            Recipe::None(why) => writeln!(text, "There is no recipe: {}.\n", cell(why)),
+            Recipe::Config { text: config, notes } => {
+                writeln!(text, "Save this as `run.toml`, then `host train --config run.toml --out RUN`.")?;
+                notes.iter().try_for_each(|note| writeln!(text, "{}", cell(note)))?;
+                writeln!(text, "\n```toml\n{}\n```\n", config.trim_end())
+            }
+        }
+    }
+}
+
+/// What a name may have in a heading, in Python and in YAML.
+fn plain(name: &str) -> String {
+    name.chars().filter(|c| c.is_alphanumeric() || "-_. /".contains(*c)).collect()
+}
+
+/// How the card calls a model.
+fn called(source: &Source) -> String {
+    match plain(&source.name) {
+        name if name.is_empty() => "a model that is not recorded".to_owned(),
+        name => format!("`{name}`"),
+    }
+}
+
+/// Where a model of which this one was made came from.
+fn itself(source: &Source) -> String {
+    let how = if source.imported { "imported" } else { "begun" };
+    format!(" That was itself {how} from {}.", called(source))
 }
 
 fn shape(model: &Transformer) -> String {

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::card::Card;
+use super::generation::{self, Generation};
 use super::shards::{self, Named};
 use super::{names, write};
 use crate::data::tokenizer::Tokenizer;
@@ -25,6 +26,8 @@ pub struct Request<'a> {
     pub shard: u64,
     /// What the model card says beside the files.
     pub card: &'a Card,
+    /// What the model says of how it generates.
+    pub generation: &'a Generation,
 }
 
 /// What was written.
@@ -74,15 +77,17 @@ pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> R
         files.push((name.to_owned(), file.finish()?));
         Ok::<(), ExportError>(())
     };
-    let (bos, eos) = (tokenizer.bos(), tokenizer.eos());
-    let config = write::exported(&stored.model, architecture, bos, eos, element.torch());
+    let marks = request.generation.marks(tokenizer);
+    let config = write::exported(&stored.model, architecture, &marks, element.torch());
     text("config.json", format!("{config:#}\n"))?;
-    text("generation_config.json", format!("{:#}\n", generation(bos, eos)))?;
+    text(generation::FILE_NAME, request.generation.text(&marks))?;
     tokenizer.save(dir).map_err(|e| ExportError::Failed(e.to_string()))?;
-    for name in [crate::data::tokenizer::FILE_NAME, crate::data::tokenizer::CLASS_FILE_NAME] {
-        let path = dir.join(name);
-        let bytes = std::fs::metadata(&path).map_err(|e| ExportError::write(&path, &e))?.len();
-        files.push((name.to_owned(), bytes));
+    for name in crate::data::tokenizer::FILES {
+        match std::fs::metadata(dir.join(name)) {
+            Ok(file) => files.push((name.to_owned(), file.len())),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(ExportError::write(&dir.join(name), &e)),
+        }
     }
     let card = request.card.markdown(stored, architecture, element, &files, out);
     let mut file = Written::create(&dir.join("README.md"))?;
@@ -90,9 +95,4 @@ pub fn export(request: &Request<'_>, from: &mut Checkpoint<'_>, out: &Path) -> R
     files.push(("README.md".to_owned(), file.finish()?));
     place.keep()?;
     Ok(Exported { files, architecture: architecture.class() })
-}
-
-/// What `generate` does where nothing is asked for: greedy, to the end of a document.
-fn generation(bos: Option<u32>, eos: Option<u32>) -> Value {
-    json!({ "bos_token_id": bos.or(eos), "eos_token_id": eos, "pad_token_id": eos, "do_sample": false })
 }

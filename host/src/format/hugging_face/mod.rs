@@ -1,14 +1,20 @@
 //! Models as the library `transformers` keeps them.
 
 mod card;
+mod class;
 mod export;
+pub mod generation;
+mod keys;
 mod names;
 mod read;
+mod rotary;
 mod shards;
+mod window;
 mod write;
 
-pub use card::Card;
+pub use card::{Card, Recipe};
 pub use export::{Exported, Request, export};
-pub use names::{is_buffer, tied_head};
+pub use generation::{Generation, Marks};
+pub use names::{canonical, is_buffer, tied_head};
 pub use read::described;
 pub use write::config;

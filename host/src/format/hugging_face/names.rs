@@ -23,6 +23,20 @@ pub fn is_buffer(name: &str) -> bool {
     neox || name.starts_with("model.") && name.ends_with("rotary_emb.inv_freq")
 }
 
+/// The name that the class gives a tensor of this name. Files have others where a wrapper of PyTorch's was saved with its
+/// model (`_orig_mod.` of `torch.compile`, `module.` of data parallelism), and where the model was saved without its head.
+pub fn canonical(name: &str, family: &AnyFamily) -> String {
+    let AnyFamily::Transformer(model) = family else { return name.to_owned() };
+    let parts: Vec<_> = name.split('.').filter(|part| *part != "_orig_mod").collect();
+    let parts = &parts[parts.iter().take_while(|part| **part == "module").count()..];
+    let (body, within) = match model.dialect {
+        Dialect::GptNeox => ("gpt_neox", ["embed_in", "layers", "final_layer_norm", "rotary_emb"]),
+        Dialect::Llama => ("model", ["embed_tokens", "layers", "norm", "rotary_emb"]),
+    };
+    let begin = parts.first().filter(|first| within.contains(first)).map(|_| body);
+    begin.iter().chain(parts).copied().collect::<Vec<_>>().join(".")
+}
+
 /// Every tensor of the model, in the order of its layers.
 pub(super) fn tensors(stored: &Stored, architecture: Architecture) -> Vec<(String, Tensor)> {
     match architecture {

@@ -5,19 +5,12 @@
 //! change nothing about a prediction (dropout, caches, initial values) are not looked at. Defaults are those of the
 //! architecture's own configuration class.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use super::class::Class;
+use super::keys::Keys;
 use crate::config::{Attention, RawConfig};
 
-/// The classes that are read.
-const CLASSES: [&str; 6] = [
-    "GPTNeoXForCausalLM",
-    "LlamaForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "MistralForCausalLM",
-    "YxanulForCausalLM",
-];
 /// Keys of other classes, each of which changes what a model computes: whoever wrote one meant it.
 const OF_OTHERS: [&str; 11] = [
     "clip_qkv",
@@ -32,18 +25,6 @@ const OF_OTHERS: [&str; 11] = [
     "logits_scaling",
     "scale_attn_by_inverse_layer_idx",
 ];
-
-/// The class of a model, as its configuration names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Class {
-    GptNeox,
-    Llama,
-    Qwen2,
-    Qwen3,
-    Mistral,
-    /// What `write` calls a mixture that no other class has.
-    Yxanul,
-}
 
 /// What `config` says of a model: the table `[model]`, and the pattern of attention where it is not dense.
 ///
@@ -131,88 +112,7 @@ fn model(config: &Value) -> Result<toml::Table, String> {
     Ok(table)
 }
 
-/// Keys of an object, and for messages what it is within.
-#[derive(Clone, Copy)]
-struct Keys<'a> {
-    object: &'a Map<String, Value>,
-    within: &'static str,
-}
-
 impl Keys<'_> {
-    /// A key that is there and not null.
-    fn get(&self, key: &str) -> Option<&Value> {
-        self.object.get(key).filter(|value| !value.is_null())
-    }
-
-    /// How a message calls a key.
-    fn name(&self, key: &str) -> String {
-        format!("{}{key}", self.within)
-    }
-
-    fn refused(&self, key: &str, what: &str) -> String {
-        let value = self.get(key).map_or("null".to_owned(), |value| shortened(&value.to_string()));
-        format!("{} is {value}; {what}", self.name(key))
-    }
-
-    /// A positive whole number, at most [`SIZES`].
-    fn size(&self, key: &str) -> Result<i64, String> {
-        match self.get(key) {
-            None => Err(format!("it has no {}", self.name(key))),
-            Some(_) => self.size_or(key, 0),
-        }
-    }
-
-    /// The number of layers. Whoever plans a model goes through all of them.
-    fn layers(&self) -> Result<i64, String> {
-        let key = "num_hidden_layers";
-        match self.size(key)? {
-            layers if layers <= LAYERS => Ok(layers),
-            _ => Err(self.refused(key, &format!("at most {LAYERS} are covered"))),
-        }
-    }
-
-    fn size_or(&self, key: &str, default: i64) -> Result<i64, String> {
-        let Some(value) = self.get(key) else { return Ok(default) };
-        let size = value.as_i64().filter(|size| (1..=SIZES).contains(size));
-        size.ok_or_else(|| self.refused(key, "it must be a whole number from 1 to 2^28 - 1"))
-    }
-
-    /// A positive number.
-    fn number(&self, key: &str, default: f64) -> Result<f64, String> {
-        let Some(value) = self.get(key) else { return Ok(default) };
-        let number = value.as_f64().filter(|x| *x > 0.0 && x.is_finite() && f64::from(*x as f32) > 0.0);
-        number.ok_or_else(|| self.refused(key, "it must be a number above 0"))
-    }
-
-    fn switch(&self, key: &str, default: bool) -> Result<bool, String> {
-        let Some(value) = self.get(key) else { return Ok(default) };
-        value.as_bool().ok_or_else(|| self.refused(key, "it must be true or false"))
-    }
-
-    /// One of these words, the first where none is given.
-    fn word(&self, key: &str, words: &[&'static str]) -> Result<&'static str, String> {
-        let Some(value) = self.get(key) else { return Ok(words.first().copied().unwrap_or_default()) };
-        let known = words.iter().find(|word| value.as_str() == Some(word));
-        known.copied().ok_or_else(|| self.refused(key, &format!("covered are {}", words.join(", "))))
-    }
-
-    fn class(&self) -> Result<Class, String> {
-        let covered = || format!("covered are {}", CLASSES.join(", "));
-        let classes = self.get("architectures").and_then(Value::as_array);
-        let [class] = classes.map_or(&[][..], Vec::as_slice) else {
-            return Err(format!("architectures names no single class; {}", covered()));
-        };
-        match class.as_str() {
-            Some("GPTNeoXForCausalLM") => Ok(Class::GptNeox),
-            Some("LlamaForCausalLM") => Ok(Class::Llama),
-            Some("Qwen2ForCausalLM") => Ok(Class::Qwen2),
-            Some("Qwen3ForCausalLM") => Ok(Class::Qwen3),
-            Some("MistralForCausalLM") => Ok(Class::Mistral),
-            Some("YxanulForCausalLM") => Ok(Class::Yxanul),
-            _ => Err(self.refused("architectures", &covered())),
-        }
-    }
-
     /// Refuses what changes a prediction and is not built here.
     fn refuse_what_is_not_covered(&self, class: Class) -> Result<(), String> {
         let gelu = match class {
@@ -233,33 +133,7 @@ impl Keys<'_> {
         {
             return Err(self.refused(key, "no class that is covered has it"));
         }
-        let whole = !matches!(class, Class::GptNeox | Class::Yxanul);
-        if whole && self.number("partial_rotary_factor", 1.0)? != 1.0 {
-            return Err(self.refused("partial_rotary_factor", "covered is the rotation of whole heads"));
-        }
-        let layers = self.get("layer_types").and_then(Value::as_array);
-        if layers.is_some_and(|layers| layers.iter().any(|layer| layer.as_str() != Some("full_attention"))) {
-            return Err(self.refused("layer_types", "covered is full_attention in every layer"));
-        }
         self.refuse_windows(class)
-    }
-
-    /// Refuses attention that does not see all of the context.
-    fn refuse_windows(&self, class: Class) -> Result<(), String> {
-        let used = match class {
-            Class::GptNeox | Class::Llama | Class::Yxanul => false,
-            Class::Qwen2 | Class::Qwen3 => self.switch("use_sliding_window", false)?,
-            Class::Mistral => self.object.get("sliding_window") != Some(&Value::Null),
-        };
-        let window = self.size_or("sliding_window", 4096)?;
-        if used && window < self.size("max_position_embeddings")? {
-            return Err(format!(
-                "{} is {window}{}; covered is attention to all of the context",
-                self.name("sliding_window"),
-                if self.get("sliding_window").is_some() { "" } else { ", by default" }
-            ));
-        }
-        Ok(())
     }
 
     /// Which linear layers have biases.
@@ -285,82 +159,6 @@ impl Keys<'_> {
             }
             _ => Ok(if feed { "feed" } else { "none" }),
         }
-    }
-
-    /// How heads of this size are rotated.
-    fn rotary(&self, class: Class, head_size: i64) -> Result<toml::Table, String> {
-        let scaling = self.inside("rope_scaling", "rope_scaling.")?;
-        let parameters = self.inside("rope_parameters", "rope_parameters.")?;
-        // transformers 5 keeps all of it in one place.
-        let (neox, all) = (class == Class::GptNeox, parameters.unwrap_or(*self));
-        let old = if neox { "rotary_emb_base" } else { "rope_theta" };
-        let base = all.number("rope_theta", self.number(old, 10_000.0)?)?;
-        let share = match neox {
-            true => all.number("partial_rotary_factor", self.number("rotary_pct", 0.25)?)?,
-            false => all.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0)?)?,
-        };
-        if share > 1.0 || !neox && class != Class::Yxanul && share != 1.0 {
-            return Err(all.refused("partial_rotary_factor", "covered is the rotation of whole heads"));
-        }
-        let mut table = toml::Table::new();
-        let mut put = |key: &str, value: toml::Value| table.insert(key.to_owned(), value);
-        put("rotary_base", base.into());
-        put("rotary_pct", rotated(share, head_size).into());
-        let Some(scaling) = scaling.or(parameters) else { return Ok(table) };
-        let key = if scaling.get("rope_type").is_some() { "rope_type" } else { "type" };
-        match scaling.get(key).map_or(Some("default"), Value::as_str) {
-            Some("default") => {}
-            Some("linear") => {
-                put("rotary_scaling", "linear".into());
-                put("rotary_factor", scaling.needed("factor")?.into());
-            }
-            Some("llama3") => {
-                put("rotary_scaling", "llama3".into());
-                put("rotary_factor", scaling.needed("factor")?.into());
-                put("rotary_low", scaling.needed("low_freq_factor")?.into());
-                put("rotary_high", scaling.needed("high_freq_factor")?.into());
-                put("rotary_original", scaling.size("original_max_position_embeddings")?.into());
-            }
-            _ => return Err(scaling.refused(key, "covered are default, linear, llama3")),
-        }
-        Ok(table)
-    }
-
-    /// A positive number that must be there.
-    fn needed(&self, key: &str) -> Result<f64, String> {
-        match self.get(key) {
-            None => Err(format!("it has no {}", self.name(key))),
-            Some(_) => self.number(key, 0.0),
-        }
-    }
-
-    /// The keys of an object within this one.
-    fn inside(&self, key: &str, within: &'static str) -> Result<Option<Keys<'_>>, String> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let object = value.as_object().filter(|object| !object.values().any(Value::is_object));
-        let object = object.ok_or_else(|| self.refused(key, "covered is one rotation for all layers"))?;
-        Ok(Some(Keys { object, within }))
-    }
-}
-
-/// Sizes are at most this.
-const SIZES: i64 = (1 << 28) - 1;
-/// And layers this: of more, a file's header could not name the tensors.
-const LAYERS: i64 = 10_000;
-
-/// The share of a head that makes `share` of its dims, rounded down, whole numbers of f32.
-fn rotated(share: f64, head_size: i64) -> f64 {
-    let dims = (share * head_size as f64).floor();
-    let rounded = (dims / head_size as f64) as f32;
-    let back = |share: f32| (f64::from(share) * head_size as f64).floor();
-    f64::from(if back(rounded) < dims { rounded.next_up() } else { rounded })
-}
-
-/// A value for a message.
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(60) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
     }
 }
 
@@ -409,11 +207,54 @@ mod tests {
                 "sliding_window is 4096, by",
             ),
             (json!({"architectures": ["MistralForCausalLM"], "sliding_window": 32}), "sliding_window is 32"),
+            // Windows: one that a layer has and that hides something is refused, any other is not.
+            (json!({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": true, "sliding_window": 8}), ""),
             (
-                json!({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": true, "sliding_window": 8}),
-                "window is 8",
+                json!({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": true, "sliding_window": 8,
+                       "max_window_layers": 1}),
+                "sliding_window is 8; covered",
             ),
-            (json!({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["sliding_attention"]}), "layer_types is"),
+            (
+                json!({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": true, "sliding_window": 64,
+                       "max_window_layers": 0}),
+                "",
+            ),
+            (
+                json!({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": true, "sliding_window": 8,
+                       "max_window_layers": 0, "layer_types": ["full_attention", "full_attention"]}),
+                "",
+            ),
+            (
+                json!({"architectures": ["MistralForCausalLM"], "sliding_window": 8, "layer_types": ["full_attention"]}),
+                "",
+            ),
+            (
+                json!({"architectures": ["Qwen3ForCausalLM"], "sliding_window": 32,
+                       "layer_types": ["full_attention", "sliding_attention"]}),
+                "sliding_window is 32",
+            ),
+            (
+                json!({"architectures": ["Qwen3ForCausalLM"], "sliding_window": null,
+                       "layer_types": ["sliding_attention"]}),
+                "layer_types is",
+            ),
+            (json!({"layer_types": ["sliding_attention"]}), "layer_types is"),
+            (json!({"layer_types": ["chunked_attention"]}), "layer_types is"),
+            (json!({"layer_types": "full_attention"}), "layer_types is"),
+            (json!({"sliding_window": 8}), ""),
+            // Where no class is named the type says it.
+            (json!({"architectures": null, "model_type": "llama"}), ""),
+            (json!({"architectures": [], "model_type": "qwen3"}), ""),
+            (json!({"architectures": ["LlamaModel"]}), ""),
+            (
+                json!({"architectures": null, "model_type": "gemma"}),
+                "model_type is \"gemma\"; covered are gpt_neox, llama",
+            ),
+            (
+                json!({"architectures": "LlamaForCausalLM", "model_type": "llama"}),
+                "architectures names no single class",
+            ),
+            (json!({"architectures": ["LlamaForCausalLM", "LlamaModel"]}), "architectures names no single class"),
             (json!({"hidden_size": 1u64 << 40}), "hidden_size is 1099511627776; it must be a whole number"),
             (json!({"num_hidden_layers": 0}), "num_hidden_layers is 0"),
             (json!({"num_hidden_layers": 10_001}), "num_hidden_layers is 10001; at most 10000"),
@@ -454,20 +295,42 @@ mod tests {
             config["architectures"] = json!(["GPTNeoXForCausalLM"]);
             model(&config).unwrap()
         };
-        let old = neox(json!({"rotary_pct": 0.5, "rotary_emb_base": 500}));
-        let new = neox(json!({"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}}));
-        assert_eq!(old, new);
-        assert_eq!((old["rotary_pct"].as_float(), old["rotary_base"].as_float()), (Some(0.5), Some(500.0)));
-    }
-
-    #[test]
-    fn as_many_dims_rotate_as_in_python() {
-        for head_size in 1..200 {
-            for percent in 1..=100 {
-                let share = f64::from(percent) / 100.0;
-                let dims = (share * head_size as f64).floor();
-                assert_eq!((f64::from(rotated(share, head_size) as f32) * head_size as f64).floor(), dims);
-            }
+        let all = [
+            json!({"rotary_pct": 0.5, "rotary_emb_base": 500}),
+            json!({"partial_rotary_factor": 0.5, "rotary_pct": 0.5, "rope_theta": 500, "rotary_emb_base": 500}),
+            json!({"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}}),
+            json!({"rope_scaling": {"rope_type": "default", "rope_theta": 500.0}, "rotary_pct": 0.5}),
+        ];
+        for said in all {
+            let read = neox(said.clone());
+            assert_eq!(
+                (read["rotary_pct"].as_float(), read["rotary_base"].as_float()),
+                (Some(0.5), Some(500.0)),
+                "{said}"
+            );
+        }
+        // At the top transformers reads GPT-NeoX's own names alone.
+        for (over, says) in [
+            (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5; and rotary_pct is 0.25 by default"),
+            (json!({"rope_theta": 500, "rotary_emb_base": 400}), "rope_theta is 500; and rotary_emb_base is 400"),
+            (
+                json!({"rotary_pct": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25}}),
+                "rotary_pct is 0.5; and rope_",
+            ),
+        ] {
+            let mut config = llama(over);
+            config["architectures"] = json!(["GPTNeoXForCausalLM"]);
+            let message = model(&config).unwrap_err();
+            assert!(message.contains(says), "{message}");
+        }
+        assert_eq!(neox(json!({"partial_rotary_factor": 0.25}))["rotary_pct"].as_float(), Some(0.25));
+        // What contradicts itself is read differently by different versions.
+        for over in [
+            json!({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4}}),
+            json!({"rope_theta": 5e5, "rope_scaling": {"rope_type": "default", "rope_theta": 1e4}}),
+        ] {
+            let message = model(&llama(over)).unwrap_err();
+            assert!(message.contains("rope_theta is 500000.0; and rope_") && message.contains("is 10000"), "{message}");
         }
     }
 }

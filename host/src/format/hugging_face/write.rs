@@ -6,21 +6,22 @@ use capful_core::model::{NeuroGen, Transformer};
 use capful_core::ops::{Kind, NormKind, Pattern, RotaryScaling};
 use serde_json::{Value, json};
 
+use super::generation::Marks;
 use crate::config::AnyFamily;
 use crate::format::export::Architecture;
 
 /// The configuration of a model of any family, trained with attention of this pattern.
-pub fn config(family: &AnyFamily, pattern: &Pattern, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
+pub fn config(family: &AnyFamily, pattern: &Pattern, marks: &Marks, dtype: &str) -> Value {
     match family {
-        AnyFamily::Transformer(family) => family.config(pattern, bos, eos, dtype),
-        AnyFamily::NeuroGen(family) => family.config(pattern, bos, eos, dtype),
+        AnyFamily::Transformer(family) => family.config(pattern, marks, dtype),
+        AnyFamily::NeuroGen(family) => family.config(pattern, marks, dtype),
     }
 }
 
 /// A family that others know by a `config.json`.
 trait HuggingFace {
-    /// The configuration of these sizes. `bos` and `eos` are the tokenizer's ids; `dtype` is as PyTorch names it.
-    fn config(&self, pattern: &Pattern, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value;
+    /// The configuration of these sizes. `marks` begin and end its texts; `dtype` is as PyTorch names it.
+    fn config(&self, pattern: &Pattern, marks: &Marks, dtype: &str) -> Value;
 }
 
 /// As it is written in decimal, not as the nearest f32 in f64.
@@ -31,8 +32,8 @@ fn decimal(x: f32) -> f64 {
 impl HuggingFace for Transformer {
     /// GPT-NeoX's or Llama's where it is one. Any other mixture is a model of its own, of type `yxanul`, that says what it
     /// has, and so is one that does not attend to every earlier token, which others would load as if it did; a factorised one with `model.embed_tokens.weight` = E · Pᵀ, and otherwise a Llama, is a tied Llama.
-    fn config(&self, pattern: &Pattern, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
-        let mut config = common(self, bos, eos, dtype);
+    fn config(&self, pattern: &Pattern, marks: &Marks, dtype: &str) -> Value {
+        let mut config = common(self, marks, dtype);
         let own = if pattern.kind != Kind::Dense {
             block_sparse(self, pattern)
         } else if is_gpt_neox(self) {
@@ -49,14 +50,8 @@ impl HuggingFace for Transformer {
 
 /// The configuration of a model that is of this architecture, whatever its tensors are called in a checkpoint. One with
 /// a factorised embedding has the product of the factors; biases that it lacks are zeros, see [`super::names`].
-pub(super) fn exported(
-    model: &Transformer,
-    architecture: Architecture,
-    bos: Option<u32>,
-    eos: Option<u32>,
-    dtype: &str,
-) -> Value {
-    let mut config = common(model, bos, eos, dtype);
+pub(super) fn exported(model: &Transformer, architecture: Architecture, marks: &Marks, dtype: &str) -> Value {
+    let mut config = common(model, marks, dtype);
     let mut own = match architecture {
         Architecture::GptNeox => gpt_neox(model),
         Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 => {
@@ -87,7 +82,7 @@ fn extend(config: &mut Value, own: Value) {
 }
 
 /// What every transformer says.
-fn common(model: &Transformer, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
+fn common(model: &Transformer, marks: &Marks, dtype: &str) -> Value {
     json!({
         "vocab_size": model.vocab_size,
         "hidden_size": model.d_model,
@@ -99,8 +94,8 @@ fn common(model: &Transformer, bos: Option<u32>, eos: Option<u32>, dtype: &str) 
         "tie_word_embeddings": model.tied,
         "attention_bias": model.bias.qkv,
         "attention_dropout": 0.0,
-        "bos_token_id": bos.or(eos),
-        "eos_token_id": eos,
+        "bos_token_id": marks.bos,
+        "eos_token_id": marks.eos(),
         "torch_dtype": dtype,
     })
 }
@@ -218,7 +213,7 @@ fn block_sparse(model: &Transformer, pattern: &Pattern) -> Value {
 
 impl HuggingFace for NeuroGen {
     /// A model of its own, with the sizes that its tensors have.
-    fn config(&self, _: &Pattern, bos: Option<u32>, eos: Option<u32>, dtype: &str) -> Value {
+    fn config(&self, _: &Pattern, marks: &Marks, dtype: &str) -> Value {
         let modules: serde_json::Map<String, Value> = Module::ALL
             .map(|module| {
                 let (m, c) = (module.index(), &self.connectome);
@@ -236,8 +231,8 @@ impl HuggingFace for NeuroGen {
             "taps": self.taps,
             "modules": modules,
             "wiring_seed": self.connectome.seed,
-            "bos_token_id": bos.or(eos),
-            "eos_token_id": eos,
+            "bos_token_id": marks.bos,
+            "eos_token_id": marks.eos(),
             "torch_dtype": dtype,
         })
     }

@@ -179,6 +179,16 @@ fn the_model_card_says_what_was_measured_and_how_to_do_it_again() {
     host_with(dir, "train --json --config run.toml --out again", &[]).ok();
     let again = safetensors::read(&dir.join("again/checkpoint-00000002/model.safetensors"));
     assert_eq!(again, checkpoint(dir));
+    // A run that went on with more steps is no longer what its configuration trains; one that does not end differently is.
+    for (flags, recipe) in [("--threads 2 --keep 7", true), ("--steps 3", false)] {
+        host(dir, &format!("train --json --resume --out again {flags}")).ok();
+        let _ = fs::remove_dir_all(dir.join("longer"));
+        host(dir, "export --run again --to hf longer").ok();
+        let card = fs::read_to_string(dir.join("longer/README.md")).unwrap();
+        assert_eq!(card.contains("```toml"), recipe, "{card}");
+        assert_eq!(card.contains("after 2 steps the run went on with steps = 3 in place of 2"), !recipe, "{card}");
+        assert!(!card.contains("base_model"), "{card}");
+    }
     // What was not measured is not said.
     fs::remove_file(dir.join("run/metrics.jsonl")).unwrap();
     export(dir, "--to hf bare").ok();

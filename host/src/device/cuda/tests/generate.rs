@@ -1,5 +1,7 @@
 //! What a Generator says on a GPU, where tokens are chosen many at a time, against the CPU, where they are one by one.
 
+use std::ops::ControlFlow;
+
 use capful_core::device::Rates;
 use capful_core::generate::Sampler;
 use capful_core::memory::Role;
@@ -46,10 +48,14 @@ fn said(session: &mut Session, sampler: &Sampler, eos: Option<u32>) -> [Vec<u32>
     let mut said = [(); 2].map(|()| Vec::new());
     for (n, said) in said.iter_mut().enumerate() {
         let unread = fed[generator.position()..].to_vec();
-        let end = generator.run(session, sampler, &unread, 40, IDS, eos, &mut |id| said.push(id)).expect("tokens");
-        assert_eq!(end, if n == 0 && eos.is_some() { End::Eos } else { end });
+        let mut visit = |id| {
+            said.push(id);
+            ControlFlow::Continue(())
+        };
+        let end = generator.run(session, sampler, &unread, 40, IDS, eos.as_slice(), &mut visit).expect("tokens");
+        assert_eq!(end, eos.filter(|_| n == 0).map_or(end, End::Eos));
         fed.extend(&*said);
-        fed.extend(eos.filter(|_| end == End::Eos).into_iter().chain([11, 13]));
+        fed.extend(eos.filter(|eos| end == End::Eos(*eos)).into_iter().chain([11, 13]));
     }
     said
 }

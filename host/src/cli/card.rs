@@ -1,0 +1,64 @@
+//! What a run knows of its model, for a model card.
+
+use std::path::{Path, PathBuf};
+
+use super::{Failure, work};
+use crate::config::{Config, RawConfig};
+use crate::data::tokenizer::Tokenizer;
+use crate::format::hugging_face::{Card, Recipe};
+use crate::run::checkpoint::TrainerState;
+use crate::run::history::{Change, History};
+use crate::run::metrics;
+
+/// That of the run in `dir`, whose checkpoint says `state` where it was trained here.
+pub(super) fn of_run(
+    dir: &Path,
+    config: &Config,
+    state: Option<&TrainerState>,
+    tokenizer: &dyn Tokenizer,
+) -> Result<Card, Failure> {
+    let name = |source: &str| {
+        let path = PathBuf::from(source);
+        path.file_name().map_or(source.to_owned(), |name| name.to_string_lossy().into_owned())
+    };
+    let step = state.map(|state| state.step);
+    let history = History::of(dir, config)?;
+    Ok(Card {
+        base: history.base().cloned(),
+        recipe: recipe(config, step, &history)?,
+        from: history.from,
+        data: state.map(|_| name(&config.data)),
+        tokenizer: name(&config.tokenizer),
+        tokenizer_size: tokenizer.vocab_size(),
+        step,
+        tokens: state.map(|state| state.tokens),
+        score: metrics::last_evaluation(dir, step.unwrap_or(u64::MAX)).map_err(work)?,
+        trained_by: state.map(|state| state.version.clone()).filter(|version| !version.is_empty()),
+    })
+}
+
+/// How the model of step `step` is trained again, where one run does that.
+fn recipe(config: &Config, step: Option<u64>, history: &History) -> Result<Recipe, Failure> {
+    let Some(step) = step else {
+        return Ok(Recipe::None("it was not trained with capful, and how it was is not known here".to_owned()));
+    };
+    if let [Change { step, key, values: [before, after] }, more @ ..] = &history.changes[..] {
+        let others = if more.is_empty() { "" } else { ", and other changes came after it" };
+        return Ok(Recipe::None(format!(
+            "after {step} steps the run went on with {key} = {after} in place of {before}{others}; a run with either from the \
+             beginning is another model"
+        )));
+    }
+    let mut notes = Vec::new();
+    let mut written = config.as_written()?;
+    if config.init_from.is_some() {
+        notes.push("It begins from the model in the directory that `init_from` names.".to_owned());
+        // What the model is comes with it; only its context may be shorter.
+        let context = written.model.remove("context").map(|context| ("context".to_owned(), context));
+        written = RawConfig { preset: None, tokenizer: None, model: context.into_iter().collect(), ..written };
+    }
+    if step < config.steps {
+        notes.push(format!("That trains all of its {} steps; this is its checkpoint after {step}.", config.steps));
+    }
+    Ok(Recipe::Config { text: toml::to_string(&written).map_err(work)?, notes })
+}

@@ -1,0 +1,29 @@
+//! How a model's conversations become text: templates in Jinja, kept for other programs.
+
+use serde_json::Value;
+
+use super::{TEMPLATE_FILE_NAME, Tokenizer};
+
+/// A template, and its name where it is not the usual one.
+pub type Template = (Option<String>, String);
+
+/// Those that came with a tokenizer, the usual one first: `chat_template.jinja`, or a key of `tokenizer_config.json`, which
+/// is one template or a list with names.
+pub fn of(tokenizer: &dyn Tokenizer) -> Vec<Template> {
+    let beside = tokenizer.beside();
+    if let Some((_, text)) = beside.iter().find(|(name, _)| *name == TEMPLATE_FILE_NAME) {
+        return vec![(None, text.to_string())];
+    }
+    let config: Value = serde_json::from_str(&tokenizer.config()).unwrap_or_default();
+    let named = |one: &Value| {
+        let name = one["name"].as_str().filter(|name| *name != "default").map(str::to_owned);
+        Some((name, one["template"].as_str()?.to_owned()))
+    };
+    let mut all: Vec<Template> = match &config["chat_template"] {
+        Value::String(text) => vec![(None, text.clone())],
+        Value::Array(list) => list.iter().filter_map(named).collect(),
+        _ => Vec::new(),
+    };
+    all.sort_by_key(|(name, _)| name.is_some());
+    all
+}
