@@ -9,7 +9,7 @@ use crate::config::IMPORTED;
 use crate::data::corpus::Corpus;
 use crate::plan::Sections;
 use crate::run::checkpoint;
-use crate::run::directory::Trained;
+use crate::run::directory::{self, Trained};
 use crate::run::evaluate::Evaluator;
 
 /// Flags of `host eval`.
@@ -36,7 +36,8 @@ impl Eval {
     pub(super) fn run(self) -> Result<(), Failure> {
         let mut config = self.trained.config()?;
         config.validation = self.data.or(config.validation);
-        let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
+        let (run, from) =
+            (directory::of_run(&self.trained.dir)?, checkpoint::latest(&self.trained.dir).map_err(request)?);
         if config.validation.is_none() && config.preset == IMPORTED && !from.join(checkpoint::STATE).exists() {
             let dir = self.trained.dir.display();
             return Err(request(format!(
@@ -44,7 +45,7 @@ impl Eval {
             )));
         }
         let began = checkpoint::read_source(&from).map_err(request)?;
-        let corpus = Corpus::reopen(&config, &from, &self.trained.dir, began, None).map_err(request)?;
+        let corpus = Corpus::reopen(&config, &from, &run, began, None).map_err(request)?;
         let validation = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
         let (set, overlap) = (&validation.set, corpus.overlap(&validation.set).map_err(request)?);
         let sections = Sections { evaluation: Some(config.evaluation()), ..Sections::none(&config) };

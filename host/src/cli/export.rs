@@ -38,7 +38,7 @@ enum To {
 /// Flags of `host export`.
 #[derive(Debug, clap::Args)]
 pub struct Export {
-    /// The run's directory; its last complete checkpoint is exported
+    /// The run's directory, for its last complete checkpoint, or one of its checkpoints, DIR/checkpoint-N
     #[arg(long = "run", value_name = "DIR")]
     dir: PathBuf,
     /// For which programs
@@ -211,7 +211,7 @@ impl Export {
             tokenizer_size: tokenizer.vocab_size(),
             step,
             tokens: state.map(|state| state.tokens),
-            score: metrics::last_evaluation(&self.dir, step.unwrap_or(u64::MAX)).map_err(work)?,
+            score: metrics::last_evaluation(&directory::of_run(&self.dir)?, step.unwrap_or(u64::MAX)).map_err(work)?,
             config: toml::to_string(&config.as_written()?).map_err(work)?,
             trained_by: state.map(|state| state.version.clone()).filter(|version| !version.is_empty()),
         })

@@ -33,7 +33,7 @@ pub struct Plan {
     /// stm32f407, stm32h743, rp2350, nrf52840 or esp32s3
     #[arg(long, value_name = "CHIP", conflicts_with_all = ["sweep", "program", "regions"])]
     chip: Option<Chip>,
-    /// --chip: the model and the vocabulary of this run
+    /// --chip: the model and the vocabulary of this run, or of one of its checkpoints
     #[arg(long, value_name = "DIR", requires = "chip", conflicts_with_all = ["preset", "config", "set", "tokenizer"])]
     run: Option<PathBuf>,
     /// --chip: positions that the decoder keeps; all that the model has if not given

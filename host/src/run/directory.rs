@@ -1,7 +1,7 @@
 //! A run's directory: its configuration, plan, tokenizer, metrics and checkpoints.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::config::{Config, ConfigError, OWN};
 use crate::data::tokenizer::{self, Tokenizer};
@@ -45,6 +45,38 @@ impl From<DirectoryError> for DeviceError {
 /// Whether `dir` holds a run.
 pub fn holds_run(dir: &Path) -> bool {
     dir.join(CONFIG).exists()
+}
+
+/// The directory of the run that `dir` names: `dir` itself, or where it is a complete checkpoint of a run, that run's.
+/// What is read there is then of this checkpoint: see [`checkpoint::latest`].
+///
+/// # Errors
+/// A checkpoint of a run that is not complete; the message says which ones are.
+pub fn of_run(dir: &Path) -> Result<PathBuf, ConfigError> {
+    if holds_run(dir) {
+        return Ok(dir.to_owned());
+    }
+    // What ends in a name has its parent before it; of others, such as `.`, the file system knows it.
+    let above = match (dir.file_name(), dir.parent()) {
+        (Some(_), Some(parent)) if parent.as_os_str().is_empty() => PathBuf::from("."),
+        (Some(_), Some(parent)) => parent.to_owned(),
+        _ => dir.join(".."),
+    };
+    if !holds_run(&above) {
+        return Ok(dir.to_owned());
+    }
+    if dir.join(checkpoint::DONE).is_file() {
+        return Ok(above);
+    }
+    let named = dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("checkpoint-"));
+    if !named {
+        return Ok(dir.to_owned());
+    }
+    let complete = checkpoint::complete(&above).map_err(|e| ConfigError(e.to_string()))?;
+    let names = complete.iter().filter_map(|path| path.file_name()).map(|name| name.to_string_lossy());
+    let names: Vec<_> = names.collect();
+    let there = if names.is_empty() { "none is".to_owned() } else { names.join(", ") };
+    Err(failed(dir, &format_args!("this is no complete checkpoint; of this run, complete are: {there}")))
 }
 
 fn failed(path: &Path, e: &dyn std::fmt::Display) -> ConfigError {
@@ -121,12 +153,12 @@ pub fn discard(dir: &Path) {
     let _ = fs::remove_dir_all(dir.join(metrics::EVENTS));
 }
 
-/// Reads the saved configuration.
+/// Reads the saved configuration of the run that `dir` names: see [`of_run`].
 ///
 /// # Errors
 /// No run there, or a configuration that does not parse.
 pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
-    let path = dir.join(CONFIG);
+    let path = of_run(dir)?.join(CONFIG);
     let text = regular::read_to_string(&path)
         .map_err(|e| ConfigError(format!("{} holds no run ({CONFIG}: {e})", dir.display())))?;
     let config: Config = toml::from_str(&text).map_err(|e| failed(&path, &e.message().replace('\n', " ")))?;
@@ -154,7 +186,7 @@ pub struct Trained {
 }
 
 impl Trained {
-    /// Loads the last checkpoint of the run in `dir`, with room for `sections` only.
+    /// Loads the last checkpoint of the run in `dir`, or `dir` where it is one, with room for `sections` only.
     ///
     /// # Errors
     /// No complete checkpoint, a damaged one, or a device that cannot be started.
@@ -182,5 +214,33 @@ impl Trained {
         let lasting = session.laid.lasting.clone();
         checkpoint::restore(&from, &lasting, false, &mut session.device)?;
         Ok(Trained { session, tokenizer })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_names_its_run() {
+        let temporary = tempfile::tempdir().unwrap();
+        let run = temporary.path().join("run");
+        let [whole, half] = ["checkpoint-00000005", "checkpoint-00000007"].map(|name| run.join(name));
+        for dir in [&whole, &half] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        fs::write(whole.join(checkpoint::DONE), "").unwrap();
+        // Not of a run yet: a directory is what it is.
+        assert_eq!(of_run(&whole), Ok(whole.clone()));
+        fs::write(run.join(CONFIG), "").unwrap();
+        assert_eq!((of_run(&run), of_run(&whole)), (Ok(run.clone()), Ok(run.clone())));
+        assert_eq!(of_run(&run.join("tokens")), Ok(run.join("tokens")));
+        for other in [half, run.join("checkpoint-9")] {
+            let refused = of_run(&other).unwrap_err().to_string();
+            assert!(
+                refused.contains("no complete checkpoint") && refused.ends_with("checkpoint-00000005"),
+                "{refused}"
+            );
+        }
     }
 }

@@ -41,16 +41,13 @@ impl Origin {
     /// # Errors
     /// Neither a run nor a model of a class that is covered.
     pub fn of(dir: &Path) -> Result<Origin, ConfigError> {
-        let run = match dir.parent() {
-            Some(run) if !directory::holds_run(dir) && dir.join(checkpoint::DONE).is_file() => run,
-            _ => dir,
-        };
-        if !directory::holds_run(run) {
+        let run = directory::of_run(dir)?;
+        if !directory::holds_run(&run) {
             return Origin::foreign(dir);
         }
-        let config = directory::read_config(run)?;
+        let config = directory::read_config(&run)?;
         let weights = checkpoint::latest(dir).map_err(|e| ConfigError(e.to_string()))?;
-        let model = toml::Table::try_from(config.model).map_err(|e| at(run, e))?;
+        let model = toml::Table::try_from(config.model).map_err(|e| at(&run, e))?;
         let raw = RawConfig {
             preset: Some(IMPORTED.to_owned()),
             tokenizer: Some(tokenizer_in(&weights)?),

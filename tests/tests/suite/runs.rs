@@ -105,6 +105,14 @@ fn a_run_from_training_to_every_use_of_it() {
     assert_eq!((number(&eval, "loss"), number(&eval, "floor")), (loss, floor));
     assert!((number(&eval, "perplexity") - loss.exp()).abs() < 1e-6 * loss.exp());
     assert!(eval["bits_per_byte"].is_null() && number(&eval, "bytes") > 0.0, "words do not restore bytes: {eval}");
+    // A checkpoint of the run by its name, wherever a run is asked for: the last one is the run's, an earlier one another.
+    let of = |name: &str, command: &str| host(dir, &format!("{command} --run run/{name}")).ok().json();
+    assert_eq!(of("checkpoint-00000040", "eval --json"), eval);
+    assert_ne!(number(&of("checkpoint-00000030", "eval --json"), "loss"), loss);
+    let logits = |name: &str| of(name, "logits --json --ids 2,30");
+    assert_eq!(logits("checkpoint-00000040"), logits(""));
+    assert_ne!(logits("checkpoint-00000030"), logits(""));
+    host(dir, "generate --run run/checkpoint-00000020").refused(2, &["no complete checkpoint", "checkpoint-00000030"]);
     fs::write(dir.join("other.txt"), "anna went to the market .\n\nthe bear was there .\n").unwrap();
     let other = host(dir, "eval --json --run run --data other.txt").ok().json();
     assert!(other["floor"].is_null() && number(&other, "loss") > 0.0, "{other}");
