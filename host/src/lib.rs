@@ -18,6 +18,7 @@ pub mod data;
 pub mod device;
 pub mod disk;
 pub mod format;
+mod name;
 pub mod plan;
 pub mod ranks;
 pub mod regular;

@@ -155,7 +155,7 @@ impl Export {
     fn firmware(&self, start: Instant) -> Result<(), Failure> {
         let weights = self.weights::<config::Weights>("firmware")?.and_then(config::Weights::integer);
         let made = firmware::export(&self.dir, &self.out, weights, self.context, !self.no_tokenizer)?;
-        tell!("host: the model needs {} bytes of storage to speak", made.sizes.arena);
+        tell!("{}: the model needs {} bytes of storage to speak", crate::name::called(), made.sizes.arena);
         let name = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let files: Files = made.files.iter().map(|(path, bytes)| (name(path), *bytes)).collect();
         self.report("image", &files, start.elapsed().as_secs_f64(), &made.from)
@@ -177,7 +177,10 @@ impl Export {
         let made = gguf::export(&asked, weights, &self.out)?;
         if let [first, ..] = &made.whole[..] {
             let count = made.whole.len();
-            tell!("host: {count} matrices stay f16, their rows are no multiple of 32 numbers: {first} and the like");
+            tell!(
+                "{}: {count} matrices stay f16, their rows are no multiple of 32 numbers: {first} and the like",
+                crate::name::called()
+            );
         }
         Ok((made.architecture, vec![(made.weights.name().to_owned(), made.bytes)]))
     }

@@ -33,6 +33,7 @@ use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use self::output::{lost, tell};
 use crate::config::{Config, ConfigError, RawConfig};
 use crate::device::DeviceError;
+use crate::name;
 use crate::plan::Plan;
 use crate::run::Session;
 use crate::run::directory::DirectoryError;
@@ -103,7 +104,7 @@ impl From<DeviceError> for Failure {
 /// Says what a GPU lacks and what that costs, a line each.
 fn say_warnings(session: &mut Session) {
     if let Some(gpu) = session.device.gpu() {
-        gpu.warnings().iter().for_each(|warning| tell!("host: {warning}"));
+        gpu.warnings().iter().for_each(|warning| tell!("{}: {warning}", name::called()));
     }
 }
 
@@ -119,7 +120,7 @@ fn work(error: impl std::fmt::Display) -> Failure {
 
 /// Trains small language models inside a memory budget that is known to the byte before the first step
 #[derive(Debug, Parser)]
-#[command(name = "host", version, max_term_width = 110)]
+#[command(version, max_term_width = 110)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -127,7 +128,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Trains a model; without flags: pythia-tiny on the built-in tales, about a minute on two cores
+    /// Trains a model; without flags: pythia-tiny on the built-in tales, two to three minutes on two cores
     Train(train::Train),
     /// What the run that `train` would start takes of memory, whether it fits, and how fast it could be
     Plan(plan::Plan),
@@ -219,8 +220,19 @@ fn one_line(error: &clap::Error) -> String {
     format!("{}; see --help", words.strip_prefix("error: ").unwrap_or(&words))
 }
 
+/// The command line, by the name that the user knows.
+fn command() -> clap::Command {
+    let help = |arg: Arg| match arg.get_help().map(ToString::to_string) {
+        Some(text) => arg.help(name::spelled(&text).into_owned()),
+        None => arg,
+    };
+    let spelled = |command: clap::Command| command.mut_args(help);
+    Arguments::command().name(name::called()).bin_name(name::called()).mut_subcommands(spelled)
+}
+
 /// A message as a terminal shows it: names and fields of files may hold what a terminal would obey.
 fn shown(message: &str) -> String {
+    let message = name::spelled(message);
     let mut text = String::with_capacity(message.len());
     for c in message.chars() {
         if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
@@ -244,7 +256,7 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
 }
 
 fn parse() -> Result<Arguments, clap::Error> {
-    Arguments::from_arg_matches(&with_negative_numbers(Arguments::command()).try_get_matches()?)
+    Arguments::from_arg_matches(&with_negative_numbers(command()).try_get_matches()?)
 }
 
 /// Reads the command line, runs the command and gives its exit status.
@@ -263,7 +275,7 @@ pub fn main() -> ExitCode {
                     _ => ExitCode::SUCCESS,
                 };
             }
-            tell!("host: {}", shown(&one_line(&e)));
+            tell!("{}: {}", name::called(), shown(&one_line(&e)));
             return ExitCode::from(2);
         }
     };
@@ -291,7 +303,7 @@ pub fn main() -> ExitCode {
 /// Says why a command failed, and gives its exit status.
 fn end(failure: &Failure) -> ExitCode {
     if !matches!(failure, Failure::Elsewhere(_)) {
-        tell!("host: {}", shown(&failure.to_string()));
+        tell!("{}: {}", name::called(), shown(&failure.to_string()));
     }
     ExitCode::from(failure.status())
 }

@@ -20,6 +20,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::format::hugging_face;
+use crate::name;
 use crate::plan::{Machine, Plan};
 use crate::run::checkpoint::TrainerState;
 use crate::run::claim::Claim;
@@ -335,7 +336,7 @@ impl Job<'_> {
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
         if let Some(line) = config.unused_vocabulary(tokenizer.vocab_size()) {
-            tell!("host: {line}");
+            tell!("{}: {line}", name::called());
         }
         let fresh = !directory::holds_run(dir);
         team.led(|| {

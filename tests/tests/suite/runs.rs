@@ -419,6 +419,37 @@ fn the_same_bits_on_one_thread_and_two_and_the_reference_agrees() {
 }
 
 #[test]
+#[cfg(unix)]
+fn the_command_answers_by_the_name_it_is_called_by() {
+    let dir = directory();
+    let dir = dir.path();
+    let called = |name: &str, line: &str| {
+        let program = dir.join(name);
+        if !program.exists() {
+            std::os::unix::fs::symlink(capful_tests::binary::path(), &program).unwrap();
+        }
+        let output = std::process::Command::new(program).args(line.split(' ')).current_dir(dir).output().unwrap();
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap())
+    };
+    for (program, name, other) in
+        [("capful", "capful", "host "), ("host", "host", "capful "), ("other", "host", "other ")]
+    {
+        let says = |line: &str, starts: &str| {
+            let [out, err] = called(program, line);
+            let text = out + &err;
+            assert!(text.contains(starts) && !text.contains(other), "{program} {line}: {text}");
+        };
+        says("--version", &format!("{name} 0."));
+        says("plan --help", &format!("Usage: {name} plan"));
+        says("plan --help", &format!("`{name} presets`"));
+        says("plan --preset none", &format!("`{name} presets`"));
+        says("plan --nonsense", &format!("{name}: unexpected argument"));
+        says("generate --run none", &format!("{name}: none holds no run"));
+        says("completions bash", &format!("_{name}()"));
+    }
+}
+
+#[test]
 fn presets_and_their_keys_are_listed() {
     let dir = directory();
     let dir = dir.path();
