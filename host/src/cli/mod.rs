@@ -8,13 +8,17 @@ mod doctor;
 mod eval;
 mod export;
 mod generate;
+mod help;
 mod import;
 mod logits;
 mod output;
 mod plan;
 mod presets;
+mod refused;
 mod report;
+mod runs;
 mod sampling;
+mod shown;
 mod team;
 mod train;
 mod trained;
@@ -31,6 +35,8 @@ use clap::error::ErrorKind;
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::output::{lost, tell};
+use self::refused::one_line;
+use self::shown::shown;
 use crate::config::{Config, ConfigError, RawConfig};
 use crate::device::DeviceError;
 use crate::name;
@@ -150,6 +156,8 @@ enum Command {
     Export(export::Export),
     /// Times steps of a plan on synthetic tokens
     Bench(bench::Bench),
+    /// Lists the runs in a directory: their models, steps, losses, sizes, and how they stand
+    Runs(runs::Runs),
     /// What this machine offers, and what is missing for each device
     Doctor(doctor::Doctor),
     /// Lists the presets, or the --set keys of one
@@ -211,15 +219,6 @@ fn raise(stop: &Arc<AtomicBool>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is wrong with a command line, without the usage that `--help` shows.
-fn one_line(error: &clap::Error) -> String {
-    let text = error.render().to_string();
-    let first = text.split("\n\n").take_while(|part| !part.starts_with("Usage:") && !part.starts_with("For more"));
-    let words: Vec<_> = first.flat_map(str::split_whitespace).collect();
-    let words = words.join(" ");
-    format!("{}; see --help", words.strip_prefix("error: ").unwrap_or(&words))
-}
-
 /// The command line, by the name that the user knows.
 fn command() -> clap::Command {
     let help = |arg: Arg| match arg.get_help().map(ToString::to_string) {
@@ -227,17 +226,8 @@ fn command() -> clap::Command {
         None => arg,
     };
     let spelled = |command: clap::Command| command.mut_args(help);
-    Arguments::command().name(name::called()).bin_name(name::called()).mut_subcommands(spelled)
-}
-
-/// A message as a terminal shows it: names and fields of files may hold what a terminal would obey.
-fn shown(message: &str) -> String {
-    let message = name::spelled(message);
-    let mut text = String::with_capacity(message.len());
-    for c in message.chars() {
-        if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
-    }
-    text
+    let named = Arguments::command().name(name::called()).bin_name(name::called());
+    help::grouped(named).mut_subcommands(spelled)
 }
 
 /// A reader of standard output that goes away ends a command quietly, as it does other programs; 141 is the shells'
@@ -253,6 +243,11 @@ fn end_with_the_reader() -> Result<(), Failure> {
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     let allow = |arg: Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
     command.mut_args(allow).mut_subcommands(with_negative_numbers)
+}
+
+/// The words of the command line.
+fn words() -> Vec<String> {
+    std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
 fn parse() -> Result<Arguments, clap::Error> {
@@ -275,7 +270,7 @@ pub fn main() -> ExitCode {
                     _ => ExitCode::SUCCESS,
                 };
             }
-            tell!("{}: {}", name::called(), shown(&one_line(&e)));
+            tell!("{}: {}", name::called(), shown(&one_line(&e, &words())));
             return ExitCode::from(2);
         }
     };
@@ -293,6 +288,7 @@ pub fn main() -> ExitCode {
         Command::Import(c) => c.run(),
         Command::Export(c) => c.run(),
         Command::Bench(c) => c.run(),
+        Command::Runs(c) => c.run(),
         Command::Doctor(c) => c.run(),
         Command::Presets(c) => c.run(),
         Command::Completions(c) => c.run(),

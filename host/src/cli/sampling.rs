@@ -11,16 +11,16 @@ const NAMES: &str = "max-tokens, temperature, top-k, top-p, repetition-penalty a
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Sampling {
     /// The most tokens to generate
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = crate::config::count::<u32>)]
     pub max_tokens: u32,
     /// Positions that are kept; all that the model has if not given, up to 8192
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = crate::config::count::<u32>)]
     pub context: Option<u32>,
     /// Divides the logits; 0 takes the most likely token
     #[arg(long, value_name = "X", default_value_t = 0.8)]
     pub temperature: f32,
     /// Only this many of the most likely tokens; 0 for all
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = crate::config::count::<u32>)]
     pub top_k: u32,
     /// Only the most likely tokens that together reach this probability
     #[arg(long, value_name = "X", default_value_t = 0.95)]

@@ -78,6 +78,12 @@ impl Claim {
     }
 }
 
+/// Whether a process has `dir`, as far as the file system can say it.
+pub fn is_claimed(dir: &Path) -> bool {
+    // A lock that nobody holds is what a process left that died.
+    File::open(dir.join(LOCK)).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
 const BUSY: &str = "another process trains in this directory; wait for it or stop it, or name another with --out";
 
 impl Drop for Claim {
