@@ -105,6 +105,7 @@ impl Plan {
             true => Planned::tradeoffs(&config, &machine)?,
             false => Vec::new(),
         };
+        let fit = plan.require_fit(&config, &machine);
         if self.json {
             let mut value = serde_json::to_value(&plan).map_err(work)?;
             value["recompute"] = serde_json::to_value(&tradeoffs).map_err(work)?;
@@ -120,11 +121,9 @@ impl Plan {
             if let Some(line) = config.attention_kept() {
                 say!("  {line}")?;
             }
-            if let Err(e) = plan.require_fit(&config, &machine) {
-                say!("  {e}")?;
-            }
         }
-        Ok(())
+        // The plan is printed all the same: a script sees in the status what a person reads.
+        Ok(fit?)
     }
 
     fn on_chip(&self, chip: &Chip) -> Result<(), Failure> {
