@@ -159,7 +159,7 @@ pub fn discard(dir: &Path) {
 /// No run there, or a configuration that does not parse.
 pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
     let path = of_run(dir)?.join(CONFIG);
-    let text = regular::read_to_string(&path)
+    let text = regular::text_at_most(&path, regular::SETTINGS)
         .map_err(|e| ConfigError(format!("{} holds no run ({CONFIG}: {e})", dir.display())))?;
     let config: Config = toml::from_str(&text).map_err(|e| failed(&path, &e.message().replace('\n', " ")))?;
     config.validate()?;
@@ -171,7 +171,7 @@ pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
 /// # Errors
 /// A file that cannot be read or names none.
 pub fn read_algorithms(path: &Path) -> Result<Vec<Choice>, ConfigError> {
-    let text = regular::read_to_string(path).map_err(|e| failed(path, &e))?;
+    let text = regular::text_at_most(path, regular::STATE).map_err(|e| failed(path, &e))?;
     let plan: serde_json::Value = serde_json::from_str(&text).map_err(|e| failed(path, &e))?;
     let none = |_| failed(path, &"it names no algorithms; give the plan.json of a run on a GPU");
     serde_json::from_value(plan["algorithms"].clone()).map_err(none)
@@ -207,8 +207,16 @@ impl Trained {
         let profile = AnyProfile::of(config).map_err(|e| error(&e))?;
         let machine = Machine::of(config).map_err(|e| error(&e))?;
         let (family, rates) = (config.family(), machine.rates);
-        let laid = Laid::new(&family, &profile, rates, sections).and_then(|laid| laid.recorded(&family, &profile));
-        let laid = laid.map_err(|e| error(&e))?;
+        let laid = Laid::new(&family, &profile, rates, sections).map_err(|e| error(&e))?;
+        if !config.device.starts_with("cuda") {
+            let advice = match sections.decoding {
+                Some(positions) => format!("lower --context {positions}"),
+                None => "end other programs, or use a machine with more".to_owned(),
+            };
+            let needed = laid.bytes.saturating_add(laid.program_bytes);
+            machine.require_room("this model", needed, &advice).map_err(|e| error(&e))?;
+        }
+        let laid = laid.recorded(&family, &profile).map_err(|e| error(&e))?;
         let mut session = Session::start(laid, &profile, None, config.vocab_size())?;
         session.reuse(&algorithms);
         let lasting = session.laid.lasting.clone();

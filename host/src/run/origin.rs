@@ -28,8 +28,6 @@ pub struct Origin {
 const CONFIG: &str = "config.json";
 /// Tokens of a sequence where nothing is said.
 const SEQ_LEN: u32 = 128;
-/// The longest one that is believed.
-const LONGEST: u64 = 1 << 20;
 
 fn at(path: &Path, what: impl std::fmt::Display) -> ConfigError {
     ConfigError(format!("{}: {what}", path.display()))
@@ -68,11 +66,7 @@ impl Origin {
     /// No such model, or one of a class that is not covered.
     pub fn foreign(dir: &Path) -> Result<Origin, ConfigError> {
         let path = dir.join(CONFIG);
-        let length = regular::open(&path).and_then(|file| file.metadata()).map_err(|e| at(&path, e))?.len();
-        if length > LONGEST {
-            return Err(at(&path, format_args!("{length} bytes are more than a configuration has")));
-        }
-        let text = regular::read_to_string(&path).map_err(|e| at(&path, e))?;
+        let text = regular::text_at_most(&path, regular::SETTINGS).map_err(|e| at(&path, e))?;
         let config: Value =
             serde_json::from_str(&text).map_err(|e| at(&path, format_args!("it does not parse ({e})")))?;
         let read = hugging_face::described(&config).map_err(|what| at(&path, what))?;

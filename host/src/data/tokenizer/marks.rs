@@ -151,7 +151,7 @@ impl Beside {
 /// The object in a file of `dir`; empty where there is no such file.
 fn object(dir: &Path, name: &str) -> Result<Map<String, Value>, TokenizerError> {
     let path = dir.join(name);
-    match regular::read_to_string(&path) {
+    match regular::text_at_most(&path, regular::MARKS) {
         Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(Map::new()),
         Err(source) => Err(TokenizerError::Read { path, source }),
         Ok(content) => serde_json::from_str(&content)
