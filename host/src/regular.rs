@@ -42,7 +42,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let length = file.metadata()?.len();
-    if length > most { Err(too_long(length, most)) } else { bounded(file, most) }
+    if length > most { Err(too_long(most)) } else { bounded(file, most) }
 }
 
 /// Reads a whole file of text, of at most `most` bytes.
@@ -64,17 +64,15 @@ pub fn bounded_text(from: impl Read, most: u64) -> io::Result<String> {
 fn bounded(from: impl Read, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(most + 1).read_to_end(&mut bytes)?;
-    let length = bytes.len() as u64;
-    if length > most { Err(too_long(length, most)) } else { Ok(bytes) }
+    if bytes.len() as u64 > most { Err(too_long(most)) } else { Ok(bytes) }
 }
 
 fn text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no UTF-8"))
 }
 
-fn too_long(length: u64, most: u64) -> io::Error {
-    let [length, most] = [length, most].map(human_bytes);
-    let what = format!("it has {length} or more; a file of this kind has at most {most}");
+fn too_long(most: u64) -> io::Error {
+    let what = format!("it is longer than the {} that a file of this kind has at most", human_bytes(most));
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
@@ -108,9 +106,9 @@ mod tests {
         let path = dir.path().join("file");
         fs::write(&path, "four").unwrap();
         assert_eq!(text_at_most(&path, 4).unwrap(), "four");
-        assert!(text_at_most(&path, 3).unwrap_err().to_string().contains("at most 3 B"));
+        assert!(text_at_most(&path, 3).unwrap_err().to_string().contains("than the 3 B"));
         // What says no length, such as a pipe, is not read to its end either.
-        assert!(bounded_text(io::repeat(b'['), 1000).unwrap_err().to_string().contains("1001 B or more"));
+        assert!(bounded_text(io::repeat(b'['), 1000).unwrap_err().to_string().contains("than the 1000 B"));
         assert_eq!(bounded_text(&b"text"[..], 4).unwrap(), "text");
         fs::write(&path, [0xff]).unwrap();
         assert!(text_at_most(&path, 4).unwrap_err().to_string().contains("UTF-8"));

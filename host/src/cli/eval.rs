@@ -39,7 +39,7 @@ pub struct Eval {
 /// What is scored.
 enum Scored {
     /// All of a source.
-    Whole(Whole),
+    Whole(Box<Whole>),
     /// Some documents of it.
     Sample(Validation, Option<Overlap>),
 }
@@ -125,7 +125,7 @@ impl Eval {
             && self.eval_tokens.is_none()
             && let Some(whole) = corpus.whole_validation().map_err(request)?
         {
-            return Ok(Scored::Whole(whole));
+            return Ok(Scored::Whole(Box::new(whole)));
         }
         let most = self.eval_tokens.unwrap_or(config.eval_tokens);
         let tokens = usize::try_from(most).unwrap_or(usize::MAX).min(u32::MAX as usize);

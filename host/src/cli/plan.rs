@@ -123,7 +123,7 @@ impl Plan {
             }
         }
         // The plan is printed all the same: a script sees in the status what a person reads.
-        Ok(fit?)
+        fit.map_err(Failure::from)
     }
 
     fn on_chip(&self, chip: &Chip) -> Result<(), Failure> {

@@ -328,7 +328,7 @@ impl Job<'_> {
                 tell!("{line}");
             }
             tell!("{}", on_device(config)?);
-            tell!("{}", corpus.order(config));
+            tell!("{}", name::spelled(&corpus.order(config)));
             tell!("{}", validation.describe(overlap));
             session.laid.introduction.iter().for_each(|line| tell!("{line}"));
             tell_of_ranks(config);

@@ -253,7 +253,7 @@ fn what_does_not_belong_together_is_refused_by_name() {
     }
     fs::write(dir.path().join("run.toml"), "lr = 1e-3\nlearning_rate = 1\n").unwrap();
     host(dir.path(), "plan --config run.toml").refused(2, &["run.toml", "line 2", "learning_rate"]);
-    for (text, says) in [("[".repeat(40 << 20), "at most 1.0 MiB"), (format!("a = {}", "[".repeat(900_000)), "line 1")]
+    for (text, says) in [("[".repeat(40 << 20), "than the 1.0 MiB"), (format!("a = {}", "[".repeat(900_000)), "line 1")]
     {
         fs::write(dir.path().join("run.toml"), text).unwrap();
         host(dir.path(), "plan --config run.toml").refused(2, &["run.toml", says]);
