@@ -3,7 +3,7 @@
     cargo build --release
     python3 docs/first_screen.py --host target/release/host
 
-The second command has the flags that the first one's refusal names. Training takes a minute or two on two cores.
+The second command has the flags that the first one's refusal names. Training takes two to three minutes on two cores.
 """
 
 import argparse

@@ -21,6 +21,7 @@ pub mod digest;
 pub mod disk;
 pub mod format;
 pub mod lock;
+mod name;
 pub mod plan;
 pub mod ranks;
 pub mod regular;

@@ -31,6 +31,11 @@ impl Lock {
             return Ok(Some(Lock { path: path.to_owned(), file }));
         }
     }
+
+    /// Whether a process has locked the file at `path`.
+    pub fn is_taken(path: &Path) -> bool {
+        File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    }
 }
 
 impl Drop for Lock {

@@ -1,8 +1,19 @@
 //! Opens regular files only: a pipe or a device of a file's name would be waited for, perhaps for ever.
 
 use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::io::{self, Read};
 use std::path::Path;
+
+use crate::config::human_bytes;
+
+/// The most bytes of a file of settings: config.toml, config.json. What they are read into takes many times that.
+pub const SETTINGS: u64 = 1 << 20;
+/// The most bytes of what says which tokens are special; of a few models it lists thousands.
+pub const MARKS: u64 = 16 << 20;
+/// The most bytes of what a run says of itself: a plan, where it stood, with a line for each file of its data.
+pub const STATE: u64 = 64 << 20;
+/// The most bytes of a tokenizer.json. The largest that are used have 2^18 tokens and 35 MB.
+pub const TOKENIZER: u64 = 256 << 20;
 
 /// Refuses what is there and is no regular file.
 ///
@@ -24,6 +35,47 @@ pub fn open(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
+/// Reads a whole file of at most `most` bytes.
+///
+/// # Errors
+/// As [`open`]; it is longer.
+pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    let length = file.metadata()?.len();
+    if length > most { Err(too_long(most)) } else { bounded(file, most) }
+}
+
+/// Reads a whole file of text, of at most `most` bytes.
+///
+/// # Errors
+/// As [`read_at_most`]; bytes that are no UTF-8.
+pub fn text_at_most(path: &Path, most: u64) -> io::Result<String> {
+    text(read_at_most(path, most)?)
+}
+
+/// Reads all of `from`, of which there may be `most` bytes, as text.
+///
+/// # Errors
+/// There is more; bytes that are no UTF-8.
+pub fn bounded_text(from: impl Read, most: u64) -> io::Result<String> {
+    text(bounded(from, most)?)
+}
+
+fn bounded(from: impl Read, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most { Err(too_long(most)) } else { Ok(bytes) }
+}
+
+fn text(bytes: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no UTF-8"))
+}
+
+fn too_long(most: u64) -> io::Error {
+    let what = format!("it is longer than the {} that a file of this kind has at most", human_bytes(most));
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
 /// Reads a whole file.
 ///
 /// # Errors
@@ -42,4 +94,23 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     open(path)?.read_to_string(&mut text)?;
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_read_than_a_file_of_its_kind_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "four").unwrap();
+        assert_eq!(text_at_most(&path, 4).unwrap(), "four");
+        assert!(text_at_most(&path, 3).unwrap_err().to_string().contains("than the 3 B"));
+        // What says no length, such as a pipe, is not read to its end either.
+        assert!(bounded_text(io::repeat(b'['), 1000).unwrap_err().to_string().contains("than the 1000 B"));
+        assert_eq!(bounded_text(&b"text"[..], 4).unwrap(), "text");
+        fs::write(&path, [0xff]).unwrap();
+        assert!(text_at_most(&path, 4).unwrap_err().to_string().contains("UTF-8"));
+    }
 }

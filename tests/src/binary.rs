@@ -58,6 +58,14 @@ impl Outcome {
         self
     }
 
+    /// Itself, if a plan was printed: of a run that fits, or of one that does not, which the status says.
+    #[track_caller]
+    pub fn planned(self) -> Outcome {
+        let (fits, printed) = (self.status == Some(0), !self.out.is_empty());
+        assert!(printed && (fits || self.status == Some(2)), "host {}\n{}", self.line, self.err);
+        self
+    }
+
     /// Standard output as one JSON value.
     #[track_caller]
     pub fn json(&self) -> Value {

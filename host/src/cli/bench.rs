@@ -24,7 +24,7 @@ pub struct Bench {
     #[command(flatten)]
     flags: RunFlags,
     /// Steps before the timed ones
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = crate::config::count::<u64>)]
     warm: u64,
     /// The stage of the curriculum to time, counted from 1; the last if not given
     #[arg(long, value_name = "N")]

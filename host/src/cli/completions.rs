@@ -1,9 +1,8 @@
 //! `host completions`.
 
-use clap::CommandFactory as _;
-
 use super::output::say;
-use super::{Arguments, Failure};
+use super::{Failure, command};
+use crate::name;
 
 /// Flags of `host completions`.
 #[derive(Debug, clap::Args)]
@@ -15,7 +14,7 @@ pub struct Completions {
 impl Completions {
     pub(super) fn run(self) -> Result<(), Failure> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Arguments::command(), "host", &mut script);
+        clap_complete::generate(self.shell, &mut command(), name::called(), &mut script);
         say!("{}", String::from_utf8_lossy(&script).trim_end())
     }
 }

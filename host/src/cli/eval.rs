@@ -2,43 +2,72 @@
 
 use serde_json::json;
 
-use super::output::say;
+use super::output::{say, tell};
 use super::train::{tell_of_data, tell_of_flaws};
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
-use crate::config::IMPORTED;
+use crate::config::{Config, IMPORTED};
+use crate::data::choice::{self, Validation};
 use crate::data::corpus::Corpus;
-use crate::data::coverage;
-use crate::plan::Sections;
-use crate::run::checkpoint;
-use crate::run::directory::Trained;
-use crate::run::evaluate::Evaluator;
+use crate::data::coverage::{self, Words};
+use crate::data::overlap::Overlap;
+use crate::data::validation::ValidationSet;
+use crate::data::whole::Whole;
+use crate::plan::{Machine, Sections};
+use crate::run::directory::{self, Trained};
+use crate::run::evaluate::{Evaluator, Score};
+use crate::run::{Session, checkpoint};
 
 /// Flags of `host eval`.
 #[derive(Debug, clap::Args)]
 pub struct Eval {
     #[command(flatten)]
     trained: TrainedFlags,
-    /// Another source to score, whole; without it what the run held out
+    /// Another source to score: all of it, or with --eval-tokens a sample; without it what the run held out
     #[arg(long, value_name = "SOURCE")]
     data: Option<String>,
-    /// The most tokens to score
-    #[arg(long, value_name = "N")]
+    /// The most tokens to score, of documents drawn at random; without it the run's own number, or all of --data
+    #[arg(long, value_name = "N", value_parser = crate::config::count::<u64>)]
     eval_tokens: Option<u64>,
     /// JSON on standard output
     #[arg(long)]
     json: bool,
-    /// In the JSON also each document's nats and tokens, in order: two evaluations of the same documents can be compared
-    /// document by document
+    /// In the JSON also each document's nats and tokens, and its number in the source, counted from 0, in that order: two
+    /// evaluations of the same documents can be compared document by document
     #[arg(long, requires = "json")]
     documents: bool,
+}
+
+/// What is scored.
+enum Scored {
+    /// All of a source.
+    Whole(Box<Whole>),
+    /// Some documents of it.
+    Sample(Validation, Option<Overlap>),
+}
+
+/// A document's number, nats and tokens.
+type Line = (u64, f64, usize);
+
+/// What was found.
+struct Found {
+    score: Score,
+    /// Of each document, in the order of the source.
+    lines: Vec<Line>,
+    floor: Option<f64>,
+    overlap: Option<Overlap>,
+    /// The share of words that the tokenizer does not know.
+    unknown: Option<f64>,
+    /// What was scored, for people.
+    about: String,
 }
 
 impl Eval {
     pub(super) fn run(self) -> Result<(), Failure> {
         let mut config = self.trained.config()?;
-        config.validation = self.data.or(config.validation);
-        let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
+        config.validation = self.data.clone().or(config.validation);
+        let (run, from) =
+            (directory::of_run(&self.trained.dir)?, checkpoint::latest(&self.trained.dir).map_err(request)?);
         if config.validation.is_none() && config.preset == IMPORTED && !from.join(checkpoint::STATE).exists() {
             let dir = self.trained.dir.display();
             return Err(request(format!(
@@ -49,24 +78,19 @@ impl Eval {
         if began.is_some() {
             tell_of_data(&config, began.as_ref(), self.json);
         }
-        let corpus = Corpus::reopen(&config, &from, &self.trained.dir, began, None).map_err(request)?;
-        let validation = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
-        tell_of_flaws(&corpus);
-        let (set, overlap) = (&validation.set, corpus.overlap(&validation.set).map_err(request)?);
+        let corpus = Corpus::reopen(&config, &from, &run, began, None).map_err(request)?;
+        let scored = self.chosen(&config, &corpus)?;
         let sections = Sections { evaluation: Some(config.evaluation()), ..Sections::none(&config) };
         let Trained { mut session, .. } = Trained::load(&self.trained.dir, &config, &sections)?;
         say_warnings(&mut session);
-        let stage = session.evaluation_stage().map_err(work)?;
-        let (mut evaluator, mut documents) = (Evaluator::new(stage.batch, stage.seq_len), Vec::new());
-        let mut visit = |document: (f64, usize)| documents.extend((document.1 > 0).then_some(document));
-        let score = evaluator.score_each(&mut session, set, &mut visit).map_err(work)?;
+        let Found { score, lines, floor, overlap, unknown, about } = self.score(scored, &corpus, &mut session)?;
         if !score.loss().is_finite() {
             let (from, loss) = (from.display(), score.loss());
             return Err(work(format!(
                 "{from}: the loss is {loss}; its weights are of no use, take another checkpoint"
             )));
         }
-        let (floor, bits) = (corpus.floor(set), score.bits_per_byte(corpus.tokenizer.as_ref()));
+        let bits = score.bits_per_byte(corpus.tokenizer.as_ref());
         if self.json {
             let mut line = json!({
                 "loss": score.loss(),
@@ -77,17 +101,19 @@ impl Eval {
                 "bits_per_byte": bits,
                 "overlap": overlap.map(|o| o.share),
                 "floor": floor,
-                "unknown": coverage::unknown(set, corpus.tokenizer.as_ref()),
+                "unknown": unknown,
             });
             if self.documents {
-                line["documents"] = json!(documents);
+                let object =
+                    |(document, nats, tokens): &Line| json!({ "document": document, "nats": nats, "tokens": tokens });
+                line["documents"] = lines.iter().map(object).collect();
             }
             say!("{line}")?;
             return Ok(());
         }
         say!("loss {} nats a token, perplexity {:.2}, {} tokens", score.shown(), score.loss().exp(), score.tokens)?;
-        say!("{}", validation.describe(overlap))?;
-        if let Some(line) = coverage::of_score(set, corpus.tokenizer.as_ref()) {
+        say!("{about}")?;
+        if let Some(line) = unknown.and_then(coverage::of_score) {
             say!("{line}")?;
         }
         match bits {
@@ -102,5 +128,79 @@ impl Eval {
             say!("floor {floor:.4}")?;
         }
         Ok(())
+    }
+
+    /// What there is to score, before a model is loaded.
+    fn chosen(&self, config: &Config, corpus: &Corpus) -> Result<Scored, Failure> {
+        if self.data.is_some()
+            && self.eval_tokens.is_none()
+            && let Some(whole) = corpus.whole_validation().map_err(request)?
+        {
+            return Ok(Scored::Whole(Box::new(whole)));
+        }
+        let most = self.eval_tokens.unwrap_or(config.eval_tokens);
+        let tokens = usize::try_from(most).unwrap_or(usize::MAX).min(u32::MAX as usize);
+        let needed = ValidationSet::storage(tokens) + choice::storage(tokens);
+        let lower = "lower it, or name the source with --data alone, which holds some at a time";
+        Machine::here(1).require_room(&format!("--eval-tokens {most}"), needed, lower)?;
+        let validation = corpus.validation(most).map_err(request)?;
+        let overlap = corpus.overlap(&validation.set).map_err(request)?;
+        if let (Some(data), Some(among)) = (&self.data, validation.among)
+            && among > validation.set.documents() as u64
+        {
+            let (documents, tokens) = (validation.set.documents(), validation.set.targets());
+            tell!(
+                "only {documents} of the {among} documents of {data} are scored, {tokens} tokens; without --eval-tokens all \
+                 of them are"
+            );
+        }
+        Ok(Scored::Sample(validation, overlap))
+    }
+
+    fn score(&self, scored: Scored, corpus: &Corpus, session: &mut Session) -> Result<Found, Failure> {
+        let stage = session.evaluation_stage().map_err(work)?;
+        let mut evaluator = Evaluator::new(stage.batch, stage.seq_len);
+        let mut lines: Vec<Line> = Vec::new();
+        let mut words = Words::default();
+        let mut score = |set: &ValidationSet, numbers: &[u64]| {
+            let mut numbers = numbers.iter();
+            let mut visit = |(nats, tokens): (f64, usize)| {
+                if tokens > 0
+                    && let Some(number) = numbers.next()
+                    && self.documents
+                {
+                    lines.push((*number, nats, tokens));
+                }
+            };
+            words.add(set, corpus.tokenizer.as_ref());
+            evaluator.score_each(session, set, &mut visit).map_err(work)
+        };
+        let mut found = match scored {
+            Scored::Sample(validation, overlap) => Found {
+                score: score(&validation.set, &validation.numbers)?,
+                lines: Vec::new(),
+                floor: corpus.floor(&validation.set),
+                overlap,
+                unknown: None,
+                about: validation.describe(overlap),
+            },
+            Scored::Whole(mut whole) => {
+                let (mut sum, mut overlap) = (Score::default(), None);
+                while let Some(some) = whole.more().map_err(request)? {
+                    // To look for more in the training side takes a reading of it each time.
+                    if sum.documents == 0 && whole.is_done() {
+                        overlap = corpus.overlap(&some.set).map_err(request)?;
+                    }
+                    sum = sum.and(score(&some.set, &some.numbers)?);
+                }
+                let about = format!("validation: all {} documents; {} tokens", sum.documents, sum.tokens);
+                let about = about + &overlap.map(Overlap::describe).unwrap_or_default();
+                Found { score: sum, lines: Vec::new(), floor: None, overlap, unknown: None, about }
+            }
+        };
+        lines.sort_by_key(|(number, ..)| *number);
+        (found.lines, found.unknown) = (lines, words.unknown());
+        tell_of_flaws(corpus);
+        Ok(found)
     }
 }

@@ -38,7 +38,7 @@ enum To {
 /// Flags of `host export`.
 #[derive(Debug, clap::Args)]
 pub struct Export {
-    /// The run's directory; its last complete checkpoint is exported
+    /// The run's directory, for its last complete checkpoint, or one of its checkpoints, DIR/checkpoint-N
     #[arg(long = "run", value_name = "DIR")]
     dir: PathBuf,
     /// For which programs
@@ -156,7 +156,7 @@ impl Export {
     fn firmware(&self, start: Instant) -> Result<(), Failure> {
         let weights = self.weights::<config::Weights>("firmware")?.and_then(config::Weights::integer);
         let made = firmware::export(&self.dir, &self.out, weights, self.context, !self.no_tokenizer)?;
-        tell!("host: the model needs {} bytes of storage to speak", made.sizes.arena);
+        tell!("{}: the model needs {} bytes of storage to speak", crate::name::called(), made.sizes.arena);
         let name = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let files: Files = made.files.iter().map(|(path, bytes)| (name(path), *bytes)).collect();
         self.report("image", &files, start.elapsed().as_secs_f64(), &made.from)
@@ -178,7 +178,8 @@ impl Export {
             vocabulary.as_ref().and_then(|vocabulary| vocabulary.ends.get(gguf::ENDS..)).filter(|m| !m.is_empty())
         {
             tell!(
-                "host: the file names {} of the model's end tokens, as many as the format has; not {more:?}",
+                "{}: the file names {} of the model's end tokens, as many as the format has; not {more:?}",
+                crate::name::called(),
                 gguf::ENDS
             );
         }
@@ -192,7 +193,10 @@ impl Export {
         let made = gguf::export(&asked, weights, &self.out)?;
         if let [first, ..] = &made.whole[..] {
             let count = made.whole.len();
-            tell!("host: {count} matrices stay f16, their rows are no multiple of 32 numbers: {first} and the like");
+            tell!(
+                "{}: {count} matrices stay f16, their rows are no multiple of 32 numbers: {first} and the like",
+                crate::name::called()
+            );
         }
         Ok((made.architecture, vec![(made.weights.name().to_owned(), made.bytes)]))
     }

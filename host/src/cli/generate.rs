@@ -34,7 +34,7 @@ impl Generate {
         let model = generation::of_dir(&self.trained.dir)?;
         let (settings, told) = self.sampling.settle(&model)?;
         let (config, Trained { mut session, tokenizer }) = self.trained.decoding(self.sampling.context)?;
-        told.iter().for_each(|line| tell!("host: {line}"));
+        told.iter().for_each(|line| tell!("{}: {line}", crate::name::called()));
         let context = config.context();
         let mut prompt: Vec<u32> = tokenizer.bos().or(tokenizer.eos()).into_iter().collect();
         tokenizer.encode(&self.prompt, &mut prompt).map_err(request)?;

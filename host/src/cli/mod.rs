@@ -9,14 +9,18 @@ mod doctor;
 mod eval;
 mod export;
 mod generate;
+mod help;
 mod import;
 mod logits;
 mod output;
 mod plan;
 mod presets;
 mod reading;
+mod refused;
 mod report;
+mod runs;
 mod sampling;
+mod shown;
 mod team;
 mod train;
 mod trained;
@@ -34,8 +38,11 @@ use clap::error::ErrorKind;
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::output::{lost, tell};
+use self::refused::one_line;
+use self::shown::shown;
 use crate::config::{Config, ConfigError, RawConfig};
 use crate::device::DeviceError;
+use crate::name;
 use crate::plan::Plan;
 use crate::run::Session;
 use crate::run::directory::DirectoryError;
@@ -106,7 +113,7 @@ impl From<DeviceError> for Failure {
 /// Says what a GPU lacks and what that costs, a line each.
 fn say_warnings(session: &mut Session) {
     if let Some(gpu) = session.device.gpu() {
-        gpu.warnings().iter().for_each(|warning| tell!("host: {warning}"));
+        gpu.warnings().iter().for_each(|warning| tell!("{}: {warning}", name::called()));
     }
 }
 
@@ -122,7 +129,7 @@ fn work(error: impl std::fmt::Display) -> Failure {
 
 /// Trains small language models inside a memory budget that is known to the byte before the first step
 #[derive(Debug, Parser)]
-#[command(name = "host", version, max_term_width = 110)]
+#[command(version, max_term_width = 110)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -130,7 +137,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Trains a model; without flags: pythia-tiny on the built-in tales, about a minute on two cores
+    /// Trains a model; without flags: pythia-tiny on the built-in tales, two to three minutes on two cores
     Train(train::Train),
     /// What the run that `train` would start takes of memory, whether it fits, and how fast it could be
     Plan(plan::Plan),
@@ -154,6 +161,8 @@ enum Command {
     Verify(verify::Verify),
     /// Times steps of a plan on synthetic tokens
     Bench(bench::Bench),
+    /// Lists the runs in a directory: their models, steps, losses, sizes, and how they stand
+    Runs(runs::Runs),
     /// What this machine offers, and what is missing for each device
     Doctor(doctor::Doctor),
     /// Lists the presets, or the --set keys of one
@@ -215,22 +224,15 @@ fn raise(stop: &Arc<AtomicBool>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is wrong with a command line, without the usage that `--help` shows.
-fn one_line(error: &clap::Error) -> String {
-    let text = error.render().to_string();
-    let first = text.split("\n\n").take_while(|part| !part.starts_with("Usage:") && !part.starts_with("For more"));
-    let words: Vec<_> = first.flat_map(str::split_whitespace).collect();
-    let words = words.join(" ");
-    format!("{}; see --help", words.strip_prefix("error: ").unwrap_or(&words))
-}
-
-/// A message as a terminal shows it: names and fields of files may hold what a terminal would obey.
-fn shown(message: &str) -> String {
-    let mut text = String::with_capacity(message.len());
-    for c in message.chars() {
-        if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
-    }
-    text
+/// The command line, by the name that the user knows.
+fn command() -> clap::Command {
+    let help = |arg: Arg| match arg.get_help().map(ToString::to_string) {
+        Some(text) => arg.help(name::spelled(&text).into_owned()),
+        None => arg,
+    };
+    let spelled = |command: clap::Command| command.mut_args(help);
+    let named = Arguments::command().name(name::called()).bin_name(name::called());
+    help::grouped(named).mut_subcommands(spelled)
 }
 
 /// A reader of standard output that goes away ends a command quietly, as it does other programs; 141 is the shells'
@@ -248,8 +250,13 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
     command.mut_args(allow).mut_subcommands(with_negative_numbers)
 }
 
+/// The words of the command line.
+fn words() -> Vec<String> {
+    std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
 fn parse() -> Result<Arguments, clap::Error> {
-    Arguments::from_arg_matches(&with_negative_numbers(Arguments::command()).try_get_matches()?)
+    Arguments::from_arg_matches(&with_negative_numbers(command()).try_get_matches()?)
 }
 
 /// Reads the command line, runs the command and gives its exit status.
@@ -268,7 +275,7 @@ pub fn main() -> ExitCode {
                     _ => ExitCode::SUCCESS,
                 };
             }
-            tell!("host: {}", shown(&one_line(&e)));
+            tell!("{}: {}", name::called(), shown(&one_line(&e, &words())));
             return ExitCode::from(2);
         }
     };
@@ -287,6 +294,7 @@ pub fn main() -> ExitCode {
         Command::Export(c) => c.run(),
         Command::Verify(c) => c.run(),
         Command::Bench(c) => c.run(),
+        Command::Runs(c) => c.run(),
         Command::Doctor(c) => c.run(),
         Command::Presets(c) => c.run(),
         Command::Completions(c) => c.run(),
@@ -297,7 +305,7 @@ pub fn main() -> ExitCode {
 /// Says why a command failed, and gives its exit status.
 fn end(failure: &Failure) -> ExitCode {
     if !matches!(failure, Failure::Elsewhere(_)) {
-        tell!("host: {}", shown(&failure.to_string()));
+        tell!("{}: {}", name::called(), shown(&failure.to_string()));
     }
     ExitCode::from(failure.status())
 }

@@ -33,7 +33,7 @@ pub struct Plan {
     /// stm32f407, stm32h743, rp2350, nrf52840 or esp32s3
     #[arg(long, value_name = "CHIP", conflicts_with_all = ["sweep", "program", "regions"])]
     chip: Option<Chip>,
-    /// --chip: the model and the vocabulary of this run
+    /// --chip: the model and the vocabulary of this run, or of one of its checkpoints
     #[arg(long, value_name = "DIR", requires = "chip", conflicts_with_all = ["preset", "config", "set", "tokenizer"])]
     run: Option<PathBuf>,
     /// --chip: positions that the decoder keeps; all that the model has if not given
@@ -105,6 +105,7 @@ impl Plan {
             true => Planned::tradeoffs(&config, &machine)?,
             false => Vec::new(),
         };
+        let fit = plan.require_fit(&config, &machine);
         if self.json {
             let mut value = serde_json::to_value(&plan).map_err(work)?;
             value["recompute"] = serde_json::to_value(&tradeoffs).map_err(work)?;
@@ -120,11 +121,9 @@ impl Plan {
             if let Some(line) = config.attention_kept() {
                 say!("  {line}")?;
             }
-            if let Err(e) = plan.require_fit(&config, &machine) {
-                say!("  {e}")?;
-            }
         }
-        Ok(())
+        // The plan is printed all the same: a script sees in the status what a person reads.
+        fit.map_err(Failure::from)
     }
 
     fn on_chip(&self, chip: &Chip) -> Result<(), Failure> {

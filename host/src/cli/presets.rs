@@ -64,7 +64,8 @@ fn list(json: bool) -> Result<(), Failure> {
         say!("  {name:<18}  {family:<8}  {params:>10}  {vocab_size:>10}  {context:>7}  {memory:>10}")?;
         say!("      {about}")?;
     }
-    say!("memory: training on the CPU in f32 at the preset's own batch; see `host plan --preset NAME`")
+    let memory = "memory: training on the CPU in f32 at the preset's own batch; see `host plan --preset NAME`";
+    say!("{}", crate::name::spelled(memory))
 }
 
 fn list_keys(preset: String, json: bool) -> Result<(), Failure> {

@@ -51,7 +51,7 @@ pub(super) fn report(
 ) -> Result<(), Failure> {
     let Beside { validation, overlap, baselines } = beside;
     if let Some(line) = waited(config, corpus, outcome) {
-        tell!("host: {line}");
+        tell!("{}: {line}", crate::name::called());
     }
     let (loss, floor) = (outcome.score.loss(), corpus.floor(validation));
     if json {

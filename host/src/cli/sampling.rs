@@ -14,16 +14,16 @@ const NAMES: &str = "max-tokens, temperature, top-k, top-p, repetition-penalty a
 #[derive(Debug, Clone, clap::Args)]
 pub struct Sampling {
     /// The most tokens to generate
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = crate::config::count::<u32>)]
     pub max_tokens: u32,
     /// Positions that are kept; all that the model has if not given, up to 8192
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = crate::config::count::<u32>)]
     pub context: Option<u32>,
     /// Divides the logits; 0 takes the most likely token [default: the model's own, else 0.8]
     #[arg(long, value_name = "X")]
     temperature: Option<f32>,
     /// Only this many of the most likely tokens; 0 for all [default: the model's own, else 0]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = crate::config::count::<u32>)]
     top_k: Option<u32>,
     /// Only the most likely tokens that together reach this probability [default: the model's own, else 0.95]
     #[arg(long, value_name = "X")]

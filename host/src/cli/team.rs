@@ -155,14 +155,19 @@ impl Team {
         let Some(peers) = &self.peers else { return done };
         match done {
             Err(failure) if !self.known.get() => {
-                urgent(format_args!("host: rank {}: {}", self.rank.rank, shown(&failure.to_string())));
+                urgent(format_args!(
+                    "{}: rank {}: {}",
+                    crate::name::called(),
+                    self.rank.rank,
+                    shown(&failure.to_string())
+                ));
                 peers.borrow_mut().abort(failure.status().into());
                 Err(Failure::Elsewhere(failure.status()))
             }
             Err(failure) => {
                 // Said before any rank is gone: a launcher that sees one end with a failure ends the others.
                 if self.leads() {
-                    tell!("host: {}", shown(&failure.to_string()));
+                    tell!("{}: {}", crate::name::called(), shown(&failure.to_string()));
                 }
                 let _ = share_text(&mut *peers.borrow_mut(), "");
                 Err(Failure::Elsewhere(failure.status()))

@@ -23,6 +23,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::format::hugging_face;
+use crate::name;
 use crate::plan::{Machine, Plan};
 use crate::regular;
 use crate::run::checkpoint::TrainerState;
@@ -129,7 +130,7 @@ impl Train {
         // What cannot be read at all is refused where the run goes on with it.
         let lines = regular::require(&dir.join(metrics::LINES));
         if let Err(what) = lines.map_or(Ok(None), |()| metrics::compare(dir)) {
-            tell!("host: {what}; lines that do not parse are left out, and the run goes on");
+            tell!("{}: {what}; lines that do not parse are left out, and the run goes on", name::called());
         }
         let state = || -> Result<_, Failure> {
             if !from.join(checkpoint::STATE).exists() {
@@ -354,7 +355,7 @@ impl Job<'_> {
                 tell!("{line}");
             }
             tell!("{}", on_device(config)?);
-            tell!("{}", corpus.order(config));
+            tell!("{}", name::spelled(&corpus.order(config)));
             tell!("{}", validation.describe(overlap));
             session.laid.introduction.iter().for_each(|line| tell!("{line}"));
             tell_of_ranks(config);
@@ -362,7 +363,7 @@ impl Job<'_> {
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
         if let Some(line) = config.unused_vocabulary(tokenizer.vocab_size()) {
-            tell!("host: {line}");
+            tell!("{}: {line}", name::called());
         }
         let fresh = !directory::holds_run(dir);
         team.led(|| {

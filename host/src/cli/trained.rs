@@ -13,7 +13,7 @@ const CACHED: u32 = 8192;
 /// Which model, and where it runs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TrainedFlags {
-    /// The run's directory
+    /// The run's directory, for its last checkpoint, or one of its checkpoints, DIR/checkpoint-N
     #[arg(long = "run", value_name = "DIR")]
     pub dir: PathBuf,
     /// Another device than it was trained on; other than cuda in f32

@@ -63,7 +63,11 @@ impl std::str::FromStr for BatchSize {
 
     fn from_str(text: &str) -> Result<BatchSize, String> {
         let other = || format!("'{text}' is neither a number of sequences nor auto");
-        if text == "auto" { Ok(BatchSize::Auto) } else { text.parse().map(BatchSize::Sequences).map_err(|_| other()) }
+        if text == "auto" {
+            Ok(BatchSize::Auto)
+        } else {
+            super::count(text).map(BatchSize::Sequences).map_err(|_| other())
+        }
     }
 }
 

@@ -161,17 +161,6 @@ impl Values {
     }
 }
 
-/// The name among `known` that is most like `word`, where one is.
-pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let likeness = |name| (strsim::jaro_winkler(word, name), name);
-    known
-        .into_iter()
-        .map(likeness)
-        .filter(|(likeness, _)| *likeness > 0.7)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|x| x.1)
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -258,9 +247,6 @@ mod tests {
 
     #[test]
     fn a_wrong_name_suggests_the_nearest() {
-        assert_eq!(nearest("layer", ["d_model", "layers", "heads"]), Some("layers"));
-        assert_eq!(nearest("pythia70m", ["pythia-70m", "pythia-14m", "yxanul-tiny"]), Some("pythia-70m"));
-        assert_eq!(nearest("xyz", ["layers"]), None);
         for (preset, pair, expected) in [
             ("pythia-tiny", "d_modell=2", "did you mean d_model?"),
             ("neurogen-tiny", "brocas=2", "host presets --keys neurogen-tiny"),

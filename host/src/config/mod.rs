@@ -3,10 +3,12 @@
 
 mod attention;
 mod choices;
+mod count;
 mod error;
 mod gradients;
 mod keys;
 mod model;
+mod nearest;
 mod neurogen;
 mod order;
 mod preset;
@@ -23,9 +25,11 @@ mod vocabulary;
 pub use choices::{
     Attention, BatchSize, Device, Gradients, InvalidUtf8, LrSchedule, Order, Precision, TokenizerChoice, Weights,
 };
+pub use count::count;
 pub use error::ConfigError;
 pub use keys::{Key, Values, keys};
 pub use model::{AnyFamily, ModelConfig};
+pub(crate) use nearest::nearest;
 pub use neurogen::{Eligibility, Mode, NeuroGenConfig, Rule};
 pub use order::{Cache, NO_CACHE, OWN};
 pub use preset::{IMPORTED, Preset, presets};

@@ -5,7 +5,8 @@ use capful_core::model::{Family as _, MicroBatch, ModelError, NeuroGen, Recomput
 use serde::{Deserialize, Serialize};
 
 use super::error::{ConfigError, error};
-use super::keys::{keys, nearest};
+use super::keys::keys;
+use super::nearest::nearest;
 use super::{NeuroGenConfig, RawConfig, TransformerConfig, presets};
 
 /// A model's sizes.

@@ -17,7 +17,7 @@ pub struct Preset {
 pub const PRESETS: [Preset; 14] = [
     Preset {
         name: "pythia-tiny",
-        about: "learns the built-in tales in about a minute on two cores",
+        about: "learns the built-in tales in two to three minutes on two cores",
         text: include_str!("presets/pythia-tiny.toml"),
     },
     Preset {

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
+use crate::regular;
 
 /// A stage of a curriculum, as written: the table `[[stage]]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -51,7 +52,7 @@ pub struct RawConfig {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub skip_bad_lines: Option<bool>,
     /// Of what is streamed, shuffles files, and documents in blocks of so many, anew in each pass; 0 for their own order
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
     pub shuffle: Option<u32>,
     /// The order of sequences: random (a permutation of all), pool (drawn from a part of the stream) or consecutive; not
     /// given, random where the tokens are or can be kept in files, consecutive for tales
@@ -68,31 +69,31 @@ pub struct RawConfig {
     #[arg(long, value_name = "KIND|FILE")]
     pub tokenizer: Option<String>,
     /// Token ids of the model, special ones included: the cap
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
     pub vocab_size: Option<u32>,
     /// Sequences of a micro-batch; auto for the most that fit the budget
     #[arg(long, value_name = "N|auto")]
     pub batch_size: Option<super::BatchSize>,
     /// Tokens of a sequence
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
     pub seq_len: Option<u32>,
     /// Micro-batches of a step
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
     pub accumulate: Option<u32>,
     /// Tokens of a step at most, instead of --accumulate
-    #[arg(long, value_name = "N", conflicts_with = "accumulate")]
+    #[arg(long, value_name = "N", conflicts_with = "accumulate", value_parser = super::count::<u64>)]
     pub tokens_per_step: Option<u64>,
     /// Multiplies the sequences of every stage of a curriculum: one that was made for another GPU
     #[arg(long, value_name = "X")]
     pub stage_scale: Option<f64>,
     /// Steps of the run
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
     pub steps: Option<u64>,
     /// Passes over the training split, instead of --steps
-    #[arg(long, value_name = "N", conflicts_with = "steps")]
+    #[arg(long, value_name = "N", conflicts_with = "steps", value_parser = super::count::<u32>)]
     pub epochs: Option<u32>,
     /// Steps between logged ones; 10 if not given
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
     pub log_every: Option<u64>,
     /// The highest learning rate
     #[arg(long, value_name = "X")]
@@ -101,7 +102,7 @@ pub struct RawConfig {
     #[arg(long, value_name = "SHAPE")]
     pub schedule: Option<super::LrSchedule>,
     /// Steps of warm-up; 1 % of the run if not given
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
     pub warmup: Option<u64>,
     /// AdamW's decay of matrices
     #[arg(long, value_name = "X")]
@@ -122,7 +123,7 @@ pub struct RawConfig {
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Threads of the cpu device; all cores if not given
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
     pub threads: Option<u32>,
     /// f32, bf16 or fp8, as far as the device has them
     #[arg(long, value_name = "TYPE")]
@@ -140,10 +141,10 @@ pub struct RawConfig {
     #[arg(long, value_name = "N")]
     pub block: Option<u32>,
     /// Blocks back that local attention sees
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
     pub window: Option<u32>,
     /// Distance of the blocks that global attention sees
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
     pub stride: Option<u32>,
     /// What the backward pass computes again to save memory: none, cheap, full, a list of activations as `host plan` names
     /// them, in the first three layers only where NAME:3, or fit:SIZE for the list that costs least time where the run has
@@ -151,7 +152,7 @@ pub struct RawConfig {
     #[arg(long, value_name = "LEVEL|LIST|fit:SIZE")]
     pub recompute: Option<super::RecomputeChoice>,
     /// Rows of logits that exist at once
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
     pub chunk: Option<u32>,
     /// Refuse a run that needs more memory than this, for example 4GiB
     #[arg(long, value_name = "SIZE")]
@@ -161,25 +162,25 @@ pub struct RawConfig {
     #[arg(long, value_name = "NAME|SIZE")]
     pub gpu: Option<String>,
     /// Steps between evaluations; 0 for the end only
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
     pub eval_every: Option<u64>,
     /// The most validation tokens of an evaluation
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
     pub eval_tokens: Option<u64>,
     /// The most training tokens that the n-gram baselines are counted on, 4,194,304 if not given; 0 for no baselines
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
     pub baseline_tokens: Option<u32>,
     /// Steps between checkpoints; 0 for none by their number
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
     pub save_every: Option<u64>,
     /// Minutes after which a run is saved whatever its step, 10 if not given; 0 for never
     #[arg(long, value_name = "N")]
     pub save_minutes: Option<f64>,
     /// Steps in a row with a loss or gradient that is not finite, which change nothing, before the run stops; 5 if not given
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
     pub skip_non_finite: Option<u32>,
     /// Checkpoints to keep
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
     pub keep: Option<u32>,
     /// Adds up gradients micro-batch by micro-batch, so that any number of ranks gives the same bits
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -220,7 +221,9 @@ impl RawConfig {
     /// A file that cannot be read, a key that does not exist, or one that contradicts the stages; the message names
     /// file, key and, where it can, line.
     pub fn read(path: &Path) -> Result<RawConfig, ConfigError> {
-        let text = std::fs::read_to_string(path)
+        // Not only a regular file: a shell may give a pipe.
+        let text = std::fs::File::open(path)
+            .and_then(|file| regular::bounded_text(file, regular::SETTINGS))
             .map_err(|e| ConfigError(format!("cannot read the configuration {}: {e}", path.display())))?;
         let raw: RawConfig = toml::from_str(&text).map_err(|e: toml::de::Error| {
             let line = e.span().map_or(0, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);

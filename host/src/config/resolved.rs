@@ -9,8 +9,8 @@ use capful_core::optimizer::Optimizer;
 use capful_core::train;
 
 use super::error::error;
-use super::keys::nearest;
 use super::model::model;
+use super::nearest::nearest;
 use super::{
     AnyFamily, Attention, BatchSize, ByteSize, ConfigError, Device, Gradients, InvalidUtf8, LrSchedule, ModelConfig,
     Order, Precision, Preset, RawConfig, Recompute, RecomputeChoice, StageConfig, TokenizerChoice, kinds,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::encode::{Encoder, Feed};
 use super::error::SourceError;
-use super::overlap::{GRAM, Overlap};
+use super::overlap::Overlap;
 use super::shards::Shards;
 use super::shards::documents::ShardDocuments;
 use super::source::Place;
@@ -24,6 +24,8 @@ const PARTS: usize = 8;
 pub struct Validation {
     /// The documents.
     pub set: ValidationSet,
+    /// Their numbers in the source, counted from 0, in the order of the set.
+    pub numbers: Vec<u64>,
     /// How many they were chosen among; nothing where they are the first ones of an endless source.
     pub among: Option<u64>,
     /// Whether that is all of the source, and not only its beginning.
@@ -39,14 +41,8 @@ impl Validation {
             _ => String::new(),
         };
         let part = if self.whole { "" } else { ", out of the first 4 GiB" };
-        let overlap = overlap.map(|Overlap { share, whole }| {
-            let part = if whole { "" } else { ", as far as its first 2^30 tokens show" };
-            format!(
-                "; {:.1} % of them in passages of {GRAM} tokens that the training side has too{part}",
-                100.0 * share
-            )
-        });
-        format!("validation: {documents} documents{chosen}{part}; {tokens} tokens{}", overlap.unwrap_or_default())
+        let overlap = overlap.map(Overlap::describe).unwrap_or_default();
+        format!("validation: {documents} documents{chosen}{part}; {tokens} tokens{overlap}")
     }
 }
 
@@ -111,7 +107,7 @@ pub fn of_source(feed: Feed, max_tokens: usize) -> Result<Validation, SourceErro
         if smallest.wants(encoder.rank()) {
             let rank = encoder.rank();
             if let Some(document) = Beginning::of(&mut encoder, longest(max_tokens))? {
-                smallest.insert(rank, document.ids.len(), document);
+                smallest.insert(rank, document.ids.len(), (encoder.number(), document));
             }
         }
         if encoder.read() >= LOOKED_THROUGH {
@@ -119,9 +115,11 @@ pub fn of_source(feed: Feed, max_tokens: usize) -> Result<Validation, SourceErro
             break;
         }
     }
-    let mut set = ValidationSet::new(max_tokens);
-    smallest.into_entries().for_each(|document| _ = set.push(&document));
-    complete(set, among, whole, &encoder)
+    let (mut set, mut numbers) = (ValidationSet::new(max_tokens), Vec::new());
+    for (number, document) in smallest.into_entries() {
+        numbers.extend(set.push(&document).then_some(number));
+    }
+    complete((set, numbers), among, whole, &encoder)
 }
 
 /// Chooses among the documents of `shards` on the side of `feed`, which reads the same shards: only those that are chosen
@@ -132,36 +130,43 @@ pub fn of_source(feed: Feed, max_tokens: usize) -> Result<Validation, SourceErro
 pub fn of_shards(shards: &Arc<Shards>, feed: Feed, max_tokens: usize) -> Result<Validation, SourceError> {
     let kind = shards.manifest().kind();
     let marks = u64::from(kind.bos.is_some()) + u64::from(kind.eos.is_some());
-    let (mut smallest, mut among) = (Smallest::new(max_tokens), 0);
+    let (mut smallest, mut among, mut count) = (Smallest::new(max_tokens), 0, 0);
     let (split, part) = (feed.split, feed.part);
     shards.each_document(|place, tokens, hash| {
+        let number = count;
+        count += 1;
         if !split.has(part, hash) {
             return;
         }
         among += 1;
         let rank = split.rank(hash);
         if tokens > marks.max(1) && smallest.wants(rank) {
-            smallest.insert(rank, longest(max_tokens).min(tokens as usize), place);
+            smallest.insert(rank, longest(max_tokens).min(tokens as usize), (number, place));
         }
     })?;
     let mut encoder = Encoder::new(Feed { documents: Box::new(ShardDocuments::new(Arc::clone(shards))), ..feed })?;
-    let mut set = ValidationSet::new(max_tokens);
-    for place in smallest.into_entries() {
+    let (mut set, mut numbers) = (ValidationSet::new(max_tokens), Vec::new());
+    for (number, place) in smallest.into_entries() {
         encoder.seek(0, place)?;
         if encoder.advance()?
             && let Some(document) = Beginning::of(&mut encoder, longest(max_tokens))?
         {
-            set.push(&document);
+            numbers.extend(set.push(&document).then_some(number));
         }
     }
-    complete(set, among, true, &encoder)
+    complete((set, numbers), among, true, &encoder)
 }
 
-fn complete(set: ValidationSet, among: u64, whole: bool, encoder: &Encoder) -> Result<Validation, SourceError> {
+fn complete(
+    (set, numbers): (ValidationSet, Vec<u64>),
+    among: u64,
+    whole: bool,
+    encoder: &Encoder,
+) -> Result<Validation, SourceError> {
     if set.documents() == 0 {
         return Err(encoder.nothing());
     }
-    Ok(Validation { set, among: Some(among), whole })
+    Ok(Validation { set, numbers, among: Some(among), whole })
 }
 
 #[cfg(test)]

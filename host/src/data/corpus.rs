@@ -28,6 +28,7 @@ use super::stream::{Feed, TokenStream};
 use super::tales::TaleDocuments;
 use super::tokenizer::{self, Built, DocumentError, Tokenizer, TokenizerError};
 use super::validation::ValidationSet;
+use super::whole::Whole;
 use crate::config::{Cache, Config, OWN, Order};
 
 /// Documents of the built-in corpus that a tokenizer is built from: each of its words occurs in them many times.
@@ -418,10 +419,23 @@ impl Corpus {
         match (self.validation.as_ref().unwrap_or(&self.source), &self.shards) {
             (Source::Tales, _) => {
                 // Each is drawn by itself: the first ones are as good as any.
-                Ok(Validation { set: ValidationSet::first(feed, max_tokens)?, among: None, whole: true })
+                let set = ValidationSet::first(feed, max_tokens)?;
+                let numbers = (0..set.documents() as u64).collect();
+                Ok(Validation { set, numbers, among: None, whole: true })
             }
             (source, Some(shards)) if *source == self.source => choice::of_shards(shards, feed, max_tokens),
             _ => choice::of_source(feed, max_tokens),
+        }
+    }
+
+    /// Every document of the separate source for validation; nothing where there is none, or where it is endless.
+    ///
+    /// # Errors
+    /// A source that cannot be read, or holds no document.
+    pub fn whole_validation(&self) -> Result<Option<Whole>, SourceError> {
+        match &self.validation {
+            None | Some(Source::Tales) => Ok(None),
+            Some(_) => Whole::new(self.feed(Part::Validation)?).map(Some),
         }
     }
 

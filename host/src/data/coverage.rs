@@ -12,14 +12,35 @@ const NOTICEABLE: f64 = 0.05;
 /// Tokens of the training side that are looked at where other text is scored than is trained on.
 const SAMPLE: usize = 1 << 14;
 
-/// The share of unknown words among the tokens of `set`, marks left out; nothing where the tokenizer has no token for
-/// them.
-pub fn unknown(set: &ValidationSet, tokenizer: &dyn Tokenizer) -> Option<f64> {
-    let marks = [tokenizer.bos(), tokenizer.eos()];
-    let unk = tokenizer.unk().filter(|unk| !marks.contains(&Some(*unk)))?;
-    let words = || set.tokens().iter().filter(|id| !marks.contains(&Some(**id)));
-    let all = words().count();
-    (all > 0).then(|| words().filter(|id| **id == unk).count() as f64 / all as f64)
+/// Words, and how many of them the tokenizer does not know.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Words {
+    all: u64,
+    unknown: u64,
+}
+
+impl Words {
+    /// Adds the tokens of `set`, marks left out; none where the tokenizer has no token for unknown words.
+    pub fn add(&mut self, set: &ValidationSet, tokenizer: &dyn Tokenizer) {
+        let marks = [tokenizer.bos(), tokenizer.eos()];
+        let Some(unk) = tokenizer.unk().filter(|unk| !marks.contains(&Some(*unk))) else { return };
+        for id in set.tokens().iter().filter(|id| !marks.contains(&Some(**id))) {
+            self.all += 1;
+            self.unknown += u64::from(*id == unk);
+        }
+    }
+
+    /// The share of unknown ones; nothing where there are no words.
+    pub fn unknown(self) -> Option<f64> {
+        (self.all > 0).then(|| self.unknown as f64 / self.all as f64)
+    }
+}
+
+/// The share of unknown words among the tokens of `set`.
+fn unknown(set: &ValidationSet, tokenizer: &dyn Tokenizer) -> Option<f64> {
+    let mut words = Words::default();
+    words.add(set, tokenizer);
+    words.unknown()
 }
 
 /// As much of it as is worth saying, in percent.
@@ -27,9 +48,9 @@ fn noticeable(share: f64) -> Option<String> {
     (share >= NOTICEABLE).then(|| format!("{:.0} % of the words are unknown to the tokenizer", 100.0 * share))
 }
 
-/// What is said of a score of `set`, where much of it is unknown.
-pub fn of_score(set: &ValidationSet, tokenizer: &dyn Tokenizer) -> Option<String> {
-    let said = noticeable(unknown(set, tokenizer)?)?;
+/// What is said of a score, where this share of the words is unknown.
+pub fn of_score(unknown: f64) -> Option<String> {
+    let said = noticeable(unknown)?;
     Some(format!("{said}: the loss counts each of them as the same word, and is lower than it would be"))
 }
 
@@ -80,7 +101,7 @@ mod tests {
         let corpus = Corpus::open(&config, dir.path(), &mut |_| {}).unwrap();
         let set = corpus.validation(20_000).unwrap().set;
         assert_eq!(
-            of_score(&set, corpus.tokenizer.as_ref()).is_some(),
+            unknown(&set, corpus.tokenizer.as_ref()).and_then(of_score).is_some(),
             unknown(&set, corpus.tokenizer.as_ref()) > Some(0.049)
         );
         of_run(&corpus, &set, &config)

@@ -152,6 +152,8 @@ pub(super) struct Encoder {
     any: bool,
     /// Bytes of text, or of ids, of all documents read so far, those of the other side too.
     read: u64,
+    /// How many documents that is.
+    count: u64,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -190,7 +192,19 @@ impl Encoder {
         let place = feed.documents.place();
         let coder = Coder { tokenizer: feed.tokenizer.clone(), vocab, bos, eos };
         let content = Content::default();
-        Ok(Self { feed, coder, document, content, place, at: 0, stage: Stage::Done, ids, any: false, read: 0 })
+        Ok(Self {
+            feed,
+            coder,
+            document,
+            content,
+            place,
+            at: 0,
+            stage: Stage::Done,
+            ids,
+            any: false,
+            read: 0,
+            count: 0,
+        })
     }
 
     /// Goes to the next document of the part, or gives `false` at the end of the source.
@@ -203,6 +217,7 @@ impl Encoder {
                 return Ok(false);
             }
             self.any = true;
+            self.count += 1;
             let content = self.document.known();
             self.read += content.bytes.max(4 * self.document.ids.len() as u64);
             if self.feed.split.has(self.feed.part, content.hash) {
@@ -215,6 +230,11 @@ impl Encoder {
     /// The current document's rank in the split.
     pub(super) fn rank(&self) -> u64 {
         self.feed.split.rank(self.content.hash)
+    }
+
+    /// The current document's number among those read since the last seek, counted from 0, the other side's too.
+    pub(super) fn number(&self) -> u64 {
+        self.count.saturating_sub(1)
     }
 
     /// Bytes read since the last seek, of text or of ids, those of the other side's documents too.
@@ -309,7 +329,7 @@ impl Encoder {
     pub(super) fn seek(&mut self, epoch: u32, place: Place) -> Result<(), SourceError> {
         self.ids.clear();
         self.stage = Stage::Done;
-        self.read = 0;
+        (self.read, self.count) = (0, 0);
         self.place = place;
         self.feed.documents.epoch(epoch);
         self.feed.documents.seek(place)

@@ -4,8 +4,9 @@
 //! says which of them are for training; [`ahead`] encodes them on several threads; [`shards`] keeps the tokens in files
 //! that are read at any place; [`snapshot`] knows the files again that a run began with; [`stream`] turns documents into one stream of tokens with one cursor; [`sequences`] is the
 //! order in which a run reads either; [`loader`] makes batches of them on a thread of its own; [`validation`] keeps a
-//! bounded set of documents for scoring, [`choice`] says which ones, [`overlap`] what of them the training side has too;
-//! [`coverage`] says how many words the tokenizer does not know; [`tales`] is the built-in corpus; [`ngram`] scores what plain counting reaches.
+//! bounded set of documents for scoring, [`choice`] says which ones, [`whole`] gives all of them, [`overlap`] what of them
+//! the training side has too; [`coverage`] says how many words the tokenizer does not know; [`tales`] is the built-in
+//! corpus; [`ngram`] scores what plain counting reaches.
 
 pub mod ahead;
 pub mod choice;
@@ -29,6 +30,7 @@ pub mod tales;
 pub mod token_file;
 pub mod tokenizer;
 pub mod validation;
+pub mod whole;
 
 mod csv;
 mod encode;

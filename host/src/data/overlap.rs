@@ -31,6 +31,15 @@ pub struct Overlap {
     pub whole: bool,
 }
 
+impl Overlap {
+    /// For people, behind what else is said of the set.
+    pub fn describe(self) -> String {
+        let part = if self.whole { "" } else { ", as far as its first 2^30 tokens show" };
+        let share = 100.0 * self.share;
+        format!("; {share:.1} % of them in passages of {GRAM} tokens that the training side has too{part}")
+    }
+}
+
 /// Bytes that looking for a set of `max_tokens` takes.
 pub fn storage(max_tokens: usize) -> u64 {
     let tokens = max_tokens.min(SCORED);

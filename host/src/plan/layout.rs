@@ -440,6 +440,15 @@ impl Laid {
         Ok(laid)
     }
 
+    /// Bytes of the regions alone, which the arena has at least. Its operations are not run: of a NeuroGen's long chunk
+    /// there are millions.
+    ///
+    /// # Errors
+    /// A region that is too large to be counted.
+    pub(super) fn least(family: &AnyFamily, profile: &AnyProfile, sections: &Sections) -> Result<u64, ConfigError> {
+        lay(&mut *program::model(family), profile, sections).map(|regions| regions.high)
+    }
+
     /// The same with the operations of its steps, for a session. Not before the plan is known to fit: in a long chunk of
     /// a NeuroGen there are tens of thousands.
     ///

@@ -90,6 +90,22 @@ impl Machine {
         most.saturating_sub(with - plan.baseline_bytes.min(with)).max(plan.baseline_bytes)
     }
 
+    /// Refuses what a command that trains nothing would allocate beyond what is free here. Where that is not known, it is
+    /// not refused.
+    ///
+    /// # Errors
+    /// What needs it, how much, how much is free, and what to do.
+    pub fn require_room(&self, what: &str, needed: u64, advice: &str) -> Result<(), ConfigError> {
+        match self.free.filter(|free| needed > free.bytes) {
+            None => Ok(()),
+            Some(free) => Err(ConfigError(format!(
+                "{what} needs {} of main memory and {} are free here; {advice}",
+                human_bytes(needed),
+                human_bytes(free.bytes)
+            ))),
+        }
+    }
+
     /// Refuses what main memory does not hold and the budget does not count: what a run on a GPU takes of it, or a pool
     /// for which too large a budget was asked.
     ///
@@ -147,5 +163,20 @@ impl Machine {
             Some(free) => (Some(free.bytes + self.held), free.source().to_owned()),
             None => (None, "this system does not say how much memory is free; give a --budget".to_owned()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_free_is_refused_with_both_numbers() {
+        let machine =
+            |free: Option<u64>| Machine { free: free.map(|bytes| Free { bytes, limited: false }), ..Machine::here(1) };
+        let room = |free, needed| machine(free).require_room("this", needed, "do that");
+        assert_eq!((room(Some(1 << 30), 1 << 30), room(None, u64::MAX)), (Ok(()), Ok(())));
+        let refused = room(Some(1 << 30), 3 << 30).unwrap_err().to_string();
+        assert_eq!(refused, "this needs 3.0 GiB of main memory and 1.0 GiB are free here; do that");
     }
 }

@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 
-use super::{Machine, Plan};
+use super::{Laid, Machine, Plan, Sections};
 use crate::config::{Config, ConfigError, Recompute};
+use crate::device::AnyProfile;
 
 /// The largest batch of one length at one level of recomputation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -35,13 +36,17 @@ impl Plan {
         if let (None, why) = machine.budget(config)? {
             return Err(ConfigError(format!("no batch is the largest without a budget: {why}")));
         }
-        let mut rows = Vec::new();
-        // About as many tokens fit at the next length.
-        let mut tokens = [1; Recompute::LEVELS.len()];
+        let budget = machine.budget(config)?.0.unwrap_or(0);
+        // Where nothing can be computed again, all levels are one.
+        let alike = config.family().recomputable().iter().next().is_none();
+        let mut rows: Vec<Row> = Vec::new();
         for seq_len in lengths(config.context()) {
-            for (level, tokens) in Recompute::LEVELS.iter().zip(&mut tokens) {
-                let row = row(config, machine, seq_len, *level, *tokens / seq_len)?;
-                *tokens = row.batch_size.saturating_mul(seq_len);
+            for level in Recompute::LEVELS {
+                let same = rows.last().filter(|row| alike && row.seq_len == seq_len);
+                let row = match same {
+                    Some(row) => Row { recompute: level.0, ..*row },
+                    None => row(config, machine, seq_len, level, budget)?,
+                };
                 rows.push(row);
             }
         }
@@ -61,28 +66,35 @@ fn row(
     machine: &Machine,
     seq_len: u32,
     (name, recompute): (&'static str, Recompute),
-    guess: u32,
+    budget: u64,
 ) -> Result<Row, ConfigError> {
-    let largest = |chunk: u32, guess: u32| {
-        largest(guess, |batch_size| {
-            let tried = Config { seq_len, batch_size, recompute, chunk, stage: Vec::new(), ..config.clone() };
-            if tried.validate().is_err() {
-                return Ok(None);
-            }
-            // What is too large to be counted does not fit either.
-            let plan = Plan::of(&tried, machine).ok().filter(|plan| plan.fits == Some(true));
-            Ok(plan.map(|plan| plan.arena_bytes))
-        })
+    let tried = |chunk: u32, batch_size: u32| {
+        let tried = Config { seq_len, batch_size, recompute, chunk, stage: Vec::new(), ..config.clone() };
+        tried.validate().is_ok().then_some(tried)
+    };
+    let profile = AnyProfile::of(config)?;
+    let largest = |chunk: u32| {
+        // What is too large to be counted does not fit either.
+        let least = |batch_size: u32| {
+            let tried = tried(chunk, batch_size)?;
+            Laid::least(&tried.family(), &profile, &Sections::training(&tried)).ok()
+        };
+        let exact = |batch_size: u32| {
+            let plan = Plan::of(&tried(chunk, batch_size)?, machine).ok()?;
+            let arena = plan.arena_bytes;
+            Some(Needs { arena, running: arena.saturating_add(plan.outside_arena_bytes), all: plan.needed_bytes })
+        };
+        most(budget, least, exact)
     };
     let mut chunk = config.chunk;
-    let (mut batch_size, mut arena_bytes) = largest(chunk, guess)?;
+    let (mut batch_size, mut arena_bytes) = largest(chunk);
     loop {
         // No more rows than there are tokens.
         chunk = chunk.min(batch_size.max(1).saturating_mul(seq_len));
         if chunk / 2 < LEAST_CHUNK {
             break;
         }
-        let (more, bytes) = largest(chunk / 2, batch_size)?;
+        let (more, bytes) = largest(chunk / 2);
         // Where nothing fits yet, more than one halving may be needed.
         if batch_size > 0 && more <= batch_size + batch_size / 16 {
             break;
@@ -90,6 +102,52 @@ fn row(
         (chunk, batch_size, arena_bytes) = (chunk / 2, more, bytes);
     }
     Ok(Row { seq_len, recompute: name, batch_size, chunk, arena_bytes })
+}
+
+/// Bytes of a plan.
+#[derive(Debug, Clone, Copy)]
+struct Needs {
+    /// The arena.
+    arena: u64,
+    /// The arena and what lies beside it as long as it is there.
+    running: u64,
+    /// The most at any moment.
+    all: u64,
+}
+
+/// The largest batch that needs no more than `budget`, and its arena, in few exact plans. `least` is what the regions
+/// take, which is found without running a step; what comes to them does not shrink as the batch grows.
+fn most(budget: u64, least: impl Fn(u32) -> Option<u64>, exact: impl Fn(u32) -> Option<Needs>) -> (u32, u64) {
+    let room = |batch: u32, beside: u64| least(batch).is_some_and(|bytes| bytes.saturating_add(beside) <= budget);
+    // The last batch from `good` on and before `bad` that has room beside so much.
+    let last = |mut good: u32, mut bad: u64, beside: u64| {
+        while bad - u64::from(good) > 1 {
+            let middle = good + ((bad - u64::from(good)) / 2) as u32;
+            if room(middle, beside) { good = middle } else { bad = middle.into() }
+        }
+        good
+    };
+    let (mut good, mut arena, mut bad, mut beside) = (0, 0, u64::from(u32::MAX) + 1, 0);
+    if !room(1, 0) {
+        return (0, 0);
+    }
+    let mut next = 1;
+    loop {
+        let needs = exact(next);
+        let more = needs.map(|needs| needs.running.saturating_sub(least(next).unwrap_or(0)));
+        let fits = needs.filter(|needs| needs.all <= budget);
+        match fits {
+            Some(needs) => (good, arena, beside) = (next, needs.arena, more.unwrap_or(0)),
+            None => bad = next.into(),
+        }
+        let limit = last(good, bad, beside);
+        if good == 0 || limit == good {
+            return (good, arena);
+        }
+        // Behind a batch that was too large, the one that has room beside what that one needs.
+        let near = more.map(|more| last(good, bad, more)).filter(|near| *near > good);
+        next = if fits.is_some() { limit } else { near.unwrap_or(good + (limit - good).div_ceil(2)) };
+    }
 }
 
 /// The largest batch that fits and its bytes: steps of growing size away from `guess`, then the gap halved.
@@ -125,6 +183,47 @@ mod tests {
         assert_eq!(lengths(2048).collect::<Vec<_>>(), expected);
         assert_eq!(lengths(1000).collect::<Vec<_>>(), expected[..8]);
         assert_eq!(lengths(7).count(), 0);
+    }
+
+    #[test]
+    fn the_most_is_found_in_few_plans() {
+        for budget in [0, 999, 1_109, 1_110, 5_000, 123_456, 99_999_999] {
+            let tries = std::cell::Cell::new(0);
+            let least = |batch: u32| Some(1_000 + 10 * u64::from(batch));
+            let exact = |batch: u32| {
+                tries.set(tries.get() + 1);
+                // Scratch that grows in jumps, and a moment that does not depend on the batch.
+                let arena = least(batch)? + u64::from(batch) / 16 * 7;
+                Some(Needs { arena, running: arena + 100, all: (arena + 100).max(1_500) })
+            };
+            let found = most(budget, least, exact);
+            assert!(tries.get() <= 8, "{budget}: {} tries", tries.get());
+            let fits = |batch: u32| exact(batch).filter(|needs| needs.all <= budget).map(|needs| needs.arena);
+            assert_eq!(largest(1, |batch| Ok(fits(batch))), Ok(found), "{budget}");
+        }
+    }
+
+    /// As planning every batch gives it.
+    #[test]
+    fn rows_are_those_of_exact_plans() {
+        for text in ["preset = 'neurogen-tiny'\n[model]\ncontext = 32", "preset = 'yxanul-tiny'\n[model]\ncontext = 16"]
+        {
+            let raw = toml::from_str(&format!("budget = '400MiB'\nthreads = 2\nseq_len = 8\n{text}")).unwrap();
+            let config = Config::resolve(raw).unwrap();
+            let machine = Machine::of(&config).unwrap();
+            let rows = Plan::sweep(&config, &machine).unwrap();
+            assert!(rows.iter().any(|row| row.batch_size > 1), "{rows:?}");
+            for row in rows {
+                let (_, recompute) = Recompute::LEVELS.into_iter().find(|(name, _)| *name == row.recompute).unwrap();
+                let fits = |batch_size: u32| {
+                    let Row { seq_len, chunk, .. } = row;
+                    let tried = Config { seq_len, batch_size, recompute, chunk, stage: Vec::new(), ..config.clone() };
+                    let plan = Plan::of(&tried, &machine).ok().filter(|plan| plan.fits == Some(true));
+                    Ok(plan.map(|plan| plan.arena_bytes))
+                };
+                assert_eq!(largest(row.batch_size, fits), Ok((row.batch_size, row.arena_bytes)), "{row:?}");
+            }
+        }
     }
 
     #[test]

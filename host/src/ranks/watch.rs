@@ -159,7 +159,7 @@ impl Shared {
     }
 
     fn say(&self, what: &str) {
-        let _ = writeln!(std::io::stderr(), "host: rank {} {what}", self.rank);
+        let _ = writeln!(std::io::stderr(), "{}: rank {} {what}", crate::name::called(), self.rank);
     }
 
     /// Frees this process of what it waits in, or tries to.

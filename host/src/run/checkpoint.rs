@@ -461,7 +461,7 @@ pub fn check_weights(checkpoint: &Path) -> Result<(), CheckpointError> {
 /// A file that is missing, does not parse or is of another step than its directory's name.
 pub fn read_state(checkpoint: &Path) -> Result<TrainerState, CheckpointError> {
     let path = checkpoint.join(STATE);
-    let text = regular::read(&path).map_err(io_at(&path))?;
+    let text = regular::read_at_most(&path, regular::STATE).map_err(io_at(&path))?;
     let damaged = |what| CheckpointError::Damaged { path: path.clone(), what };
     let state: TrainerState =
         serde_json::from_slice(&text).map_err(|e| damaged(format!("it does not parse ({e}); it is damaged")))?;

@@ -68,6 +68,12 @@ impl Claim {
     }
 }
 
+/// Whether a process has `dir`, as far as the file system can say it.
+pub fn is_claimed(dir: &Path) -> bool {
+    // A lock that nobody holds is what a process left that died.
+    Lock::is_taken(&dir.join(LOCK))
+}
+
 const BUSY: &str = "another process trains in this directory; wait for it or stop it, or name another with --out";
 
 /// Directories that were made, the deepest first. Dropping it removes those that are empty.

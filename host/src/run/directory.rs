@@ -4,7 +4,7 @@
 //! tokenizer do not, and their digests are in a list beside them.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::config::{Config, ConfigError, OWN};
 use crate::data::tokenizer::{self, Tokenizer};
@@ -56,6 +56,38 @@ impl From<DirectoryError> for DeviceError {
 /// Whether `dir` holds a run.
 pub fn holds_run(dir: &Path) -> bool {
     dir.join(CONFIG).exists()
+}
+
+/// The directory of the run that `dir` names: `dir` itself, or where it is a complete checkpoint of a run, that run's.
+/// What is read there is then of this checkpoint: see [`checkpoint::latest`].
+///
+/// # Errors
+/// A checkpoint of a run that is not complete; the message says which ones are.
+pub fn of_run(dir: &Path) -> Result<PathBuf, ConfigError> {
+    if holds_run(dir) {
+        return Ok(dir.to_owned());
+    }
+    // What ends in a name has its parent before it; of others, such as `.`, the file system knows it.
+    let above = match (dir.file_name(), dir.parent()) {
+        (Some(_), Some(parent)) if parent.as_os_str().is_empty() => PathBuf::from("."),
+        (Some(_), Some(parent)) => parent.to_owned(),
+        _ => dir.join(".."),
+    };
+    if !holds_run(&above) {
+        return Ok(dir.to_owned());
+    }
+    if dir.join(checkpoint::DONE).is_file() {
+        return Ok(above);
+    }
+    let named = dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("checkpoint-"));
+    if !named {
+        return Ok(dir.to_owned());
+    }
+    let complete = checkpoint::complete(&above).map_err(|e| ConfigError(e.to_string()))?;
+    let names = complete.iter().filter_map(|path| path.file_name()).map(|name| name.to_string_lossy());
+    let names: Vec<_> = names.collect();
+    let there = if names.is_empty() { "none is".to_owned() } else { names.join(", ") };
+    Err(failed(dir, &format_args!("this is no complete checkpoint; of this run, complete are: {there}")))
 }
 
 fn failed(path: &Path, e: &dyn std::fmt::Display) -> ConfigError {
@@ -194,13 +226,13 @@ pub fn discard(dir: &Path) {
     }
 }
 
-/// Reads the saved configuration.
+/// Reads the saved configuration of the run that `dir` names: see [`of_run`].
 ///
 /// # Errors
 /// No run there, or a configuration that was changed or does not parse.
 pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
-    let path = dir.join(CONFIG);
-    let text = regular::read_to_string(&path)
+    let path = of_run(dir)?.join(CONFIG);
+    let text = regular::text_at_most(&path, regular::SETTINGS)
         .map_err(|e| ConfigError(format!("{} holds no run ({CONFIG}: {e})", dir.display())))?;
     if !unchanged(&text) {
         return Err(failed(
@@ -219,7 +251,7 @@ pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
 /// # Errors
 /// A file that cannot be read or names none.
 pub fn read_algorithms(path: &Path) -> Result<Vec<Choice>, ConfigError> {
-    let text = regular::read_to_string(path).map_err(|e| failed(path, &e))?;
+    let text = regular::text_at_most(path, regular::STATE).map_err(|e| failed(path, &e))?;
     let plan: serde_json::Value = serde_json::from_str(&text).map_err(|e| failed(path, &e))?;
     let none = |_| failed(path, &"it names no algorithms; give the plan.json of a run on a GPU");
     serde_json::from_value(plan["algorithms"].clone()).map_err(none)
@@ -234,7 +266,7 @@ pub struct Trained {
 }
 
 impl Trained {
-    /// Loads the last checkpoint of the run in `dir`, with room for `sections` only.
+    /// Loads the last checkpoint of the run in `dir`, or `dir` where it is one, with room for `sections` only.
     ///
     /// # Errors
     /// No complete checkpoint, a damaged one, or a device that cannot be started.
@@ -255,12 +287,48 @@ impl Trained {
         let profile = AnyProfile::of(config).map_err(|e| error(&e))?;
         let machine = Machine::of(config).map_err(|e| error(&e))?;
         let (family, rates) = (config.family(), machine.rates);
-        let laid = Laid::new(&family, &profile, rates, sections).and_then(|laid| laid.recorded(&family, &profile));
-        let laid = laid.map_err(|e| error(&e))?;
+        let laid = Laid::new(&family, &profile, rates, sections).map_err(|e| error(&e))?;
+        if !config.device.starts_with("cuda") {
+            let advice = match sections.decoding {
+                Some(positions) => format!("lower --context {positions}"),
+                None => "end other programs, or use a machine with more".to_owned(),
+            };
+            let needed = laid.bytes.saturating_add(laid.program_bytes);
+            machine.require_room("this model", needed, &advice).map_err(|e| error(&e))?;
+        }
+        let laid = laid.recorded(&family, &profile).map_err(|e| error(&e))?;
         let mut session = Session::start(laid, &profile, None, config.vocab_size())?;
         session.reuse(&algorithms);
         let lasting = session.laid.lasting.clone();
         checkpoint::restore(&from, &lasting, false, &mut session.device)?;
         Ok(Trained { session, tokenizer })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_names_its_run() {
+        let temporary = tempfile::tempdir().unwrap();
+        let run = temporary.path().join("run");
+        let [whole, half] = ["checkpoint-00000005", "checkpoint-00000007"].map(|name| run.join(name));
+        for dir in [&whole, &half] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        fs::write(whole.join(checkpoint::DONE), "").unwrap();
+        // Not of a run yet: a directory is what it is.
+        assert_eq!(of_run(&whole), Ok(whole.clone()));
+        fs::write(run.join(CONFIG), "").unwrap();
+        assert_eq!((of_run(&run), of_run(&whole)), (Ok(run.clone()), Ok(run.clone())));
+        assert_eq!(of_run(&run.join("tokens")), Ok(run.join("tokens")));
+        for other in [half, run.join("checkpoint-9")] {
+            let refused = of_run(&other).unwrap_err().to_string();
+            assert!(
+                refused.contains("no complete checkpoint") && refused.ends_with("checkpoint-00000005"),
+                "{refused}"
+            );
+        }
     }
 }

@@ -58,6 +58,18 @@ impl Score {
         known.then(|| self.nats / std::f64::consts::LN_2 / self.bytes as f64)
     }
 
+    /// Both of them: of other documents.
+    pub fn and(self, other: Score) -> Score {
+        let squares = std::array::from_fn(|i| self.squares[i] + other.squares[i]);
+        Score {
+            nats: self.nats + other.nats,
+            tokens: self.tokens + other.tokens,
+            bytes: self.bytes + other.bytes,
+            documents: self.documents + other.documents,
+            squares,
+        }
+    }
+
     /// Adds a document of so many nats and targets.
     fn add(&mut self, (nats, targets): (f64, usize)) {
         if targets == 0 {
@@ -183,6 +195,11 @@ mod tests {
             score.add(document);
         }
         assert_eq!((score.loss(), score.tokens, score.documents), (1.8, 5, 3));
+        let mut parts = [Score::default(); 2];
+        parts[0].add((2.0, 1));
+        parts[1].add((1.0, 2));
+        parts[1].add((6.0, 2));
+        assert_eq!(parts[0].and(parts[1]), score);
         let residuals = [2.0 - 1.8, 1.0 - 3.6, 6.0 - 3.6f64];
         let expected = (1.5 * residuals.iter().map(|r| r * r).sum::<f64>()).sqrt() / 5.0;
         assert!((score.standard_error().unwrap() - expected).abs() < 1e-12);

@@ -30,8 +30,6 @@ pub struct Origin {
 const CONFIG: &str = "config.json";
 /// Tokens of a sequence where nothing is said.
 const SEQ_LEN: u32 = 128;
-/// The longest one that is believed.
-const LONGEST: u64 = 1 << 20;
 
 fn at(path: &Path, what: impl std::fmt::Display) -> ConfigError {
     ConfigError(format!("{}: {what}", path.display()))
@@ -43,16 +41,13 @@ impl Origin {
     /// # Errors
     /// Neither a run nor a model of a class that is covered.
     pub fn of(dir: &Path) -> Result<Origin, ConfigError> {
-        let run = match dir.parent() {
-            Some(run) if !directory::holds_run(dir) && dir.join(checkpoint::DONE).is_file() => run,
-            _ => dir,
-        };
-        if !directory::holds_run(run) {
+        let run = directory::of_run(dir)?;
+        if !directory::holds_run(&run) {
             return Origin::foreign(dir);
         }
-        let config = directory::read_config(run)?;
+        let config = directory::read_config(&run)?;
         let weights = checkpoint::latest(dir).map_err(|e| ConfigError(e.to_string()))?;
-        let model = toml::Table::try_from(config.model).map_err(|e| at(run, e))?;
+        let model = toml::Table::try_from(config.model).map_err(|e| at(&run, e))?;
         let raw = RawConfig {
             preset: Some(IMPORTED.to_owned()),
             tokenizer: Some(tokenizer_in(&weights)?),
@@ -64,7 +59,7 @@ impl Origin {
             model,
             ..RawConfig::default()
         };
-        Ok(Origin { weights, raw, foreign: false, generation: generation::of_dir(run)? })
+        Ok(Origin { weights, raw, foreign: false, generation: generation::of_dir(&run)? })
     }
 
     /// The model of `transformers` in `dir`.
@@ -73,11 +68,7 @@ impl Origin {
     /// No such model, or one of a class that is not covered.
     pub fn foreign(dir: &Path) -> Result<Origin, ConfigError> {
         let path = dir.join(CONFIG);
-        let length = regular::open(&path).and_then(|file| file.metadata()).map_err(|e| at(&path, e))?.len();
-        if length > LONGEST {
-            return Err(at(&path, format_args!("{length} bytes are more than a configuration has")));
-        }
-        let text = regular::read_to_string(&path).map_err(|e| at(&path, e))?;
+        let text = regular::text_at_most(&path, regular::SETTINGS).map_err(|e| at(&path, e))?;
         let config: Value =
             serde_json::from_str(&text).map_err(|e| at(&path, format_args!("it does not parse ({e})")))?;
         let read = hugging_face::described(&config).map_err(|what| at(&path, what))?;

@@ -169,7 +169,7 @@ fn advised(message: &str) -> &str {
 fn a_run_beyond_its_budget_says_by_how_much_and_the_advised_flags_fit() {
     let dir = directory();
     let dir = dir.path();
-    let plan = |flags: &str| host(dir, &format!("plan --json --config run.toml {flags}")).ok().json();
+    let plan = |flags: &str| host(dir, &format!("plan --json --config run.toml {flags}")).planned().json();
     for recompute in ["none", "cheap"] {
         fs::write(dir.join("run.toml"), format!("batch_size = 32\nrecompute = '{recompute}'\n")).unwrap();
         let needs = plan("");
@@ -189,6 +189,10 @@ fn a_run_beyond_its_budget_says_by_how_much_and_the_advised_flags_fit() {
             assert!(!dir.join("out").exists());
             let flags = advised(message);
             assert_eq!(plan(&format!("--budget {budget}"))["fits"], false);
+            // A plan is printed all the same, and its status is train's.
+            let too_large = host(dir, &format!("plan --config run.toml --budget {budget}"));
+            assert!(too_large.out.contains("does not fit"), "{}", too_large.out);
+            too_large.refused(2, &["more than", "--budget"]);
             // Room for what the program's own bytes differ by.
             let fits = plan(&format!("{flags} --budget {}", budget + (1 << 20)));
             assert_eq!(fits["fits"], true, "{flags}");
@@ -249,12 +253,17 @@ fn what_does_not_belong_together_is_refused_by_name() {
     }
     fs::write(dir.path().join("run.toml"), "lr = 1e-3\nlearning_rate = 1\n").unwrap();
     host(dir.path(), "plan --config run.toml").refused(2, &["run.toml", "line 2", "learning_rate"]);
+    for (text, says) in [("[".repeat(40 << 20), "than the 1.0 MiB"), (format!("a = {}", "[".repeat(900_000)), "line 1")]
+    {
+        fs::write(dir.path().join("run.toml"), text).unwrap();
+        host(dir.path(), "plan --config run.toml").refused(2, &["run.toml", says]);
+    }
     host(dir.path(), "retrain").refused(2, &["retrain"]);
     // A build without CUDA plans for GPUs and runs on none; one with it is tested with its GPUs.
     #[cfg(not(feature = "cuda"))]
     {
         host(dir.path(), "train --out out --device cuda").refused(2, &["no CUDA device", "--device cpu"]);
-        host(dir.path(), "plan --json --device cuda --precision bf16 --gpu gtx1650").ok();
+        host(dir.path(), "plan --json --device cuda --precision bf16 --gpu gtx1650").planned();
     }
     host(dir.path(), "logits --ids 1").refused(2, &["--run"]);
 }
@@ -587,11 +596,11 @@ fn what_passes_32_or_64_bits_is_counted_or_refused_by_name() {
         found.sum::<u64>()
     };
     // Two scores of 4 bytes for each pair of 8192 tokens in 32 streams: 2³⁴, of whose quarter 32 bits leave nothing.
-    let scratch = plan("--preset neurogen-tiny --seq-len 8192 --gpu h200").ok().json();
+    let scratch = plan("--preset neurogen-tiny --seq-len 8192 --gpu h200").planned().json();
     assert_eq!(bytes(&scratch, "scratch"), 8 * 32 * 8192 * 8192);
     // 2²¹ tokens of 2048 columns are 2³² values, of 3 layers, and of gate and up.
     let wide = "--preset yxanul-tiny --set layers=3 --set d_ff=2048 --batch-size 8192 --seq-len 256";
-    let wide = plan(wide).ok().json();
+    let wide = plan(wide).planned().json();
     assert_eq!(wide["fits"], false);
     assert_eq!(bytes(&wide, "layers.up"), 3 * (1 << 21) * 2 * 2048 * 4);
     for (flags, says) in [

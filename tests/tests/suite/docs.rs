@@ -97,7 +97,7 @@ fn every_command_in_the_documents_is_known() {
                 // A plan needs nothing but itself, unless it is made for a file or for this machine's GPU.
                 let files = ["--data", "--tokenizer", "--config", "--device", "--init-from"];
                 if words[0] == "plan" && !words.iter().any(|word| files.contains(word)) {
-                    host_with(dir.path(), "", &words).ok();
+                    host_with(dir.path(), "", &words).planned();
                 }
             }
         }
@@ -112,7 +112,7 @@ fn every_configuration_in_the_documents_is_one() {
     for page in pages() {
         for (_, lines) in blocks(&page).iter().filter(|(language, _)| language == "toml") {
             fs::write(dir.path().join("run.toml"), lines.join("\n")).unwrap();
-            host(dir.path(), "plan --config run.toml").ok();
+            host(dir.path(), "plan --config run.toml").planned();
             count += 1;
         }
     }

@@ -149,7 +149,7 @@ fn a_trained_model_is_scored_and_generates_in_integers() {
         let whole = eval(dir, "--documents");
         assert_eq!(loss(&eval(dir, "--weights f32")), loss(&whole));
         let documents = whole["documents"].as_array().expect("documents");
-        let nats: f64 = documents.iter().map(|d| d[0].as_f64().expect("nats")).sum();
+        let nats: f64 = documents.iter().map(|d| d["nats"].as_f64().expect("nats")).sum();
         assert!((nats / whole["tokens"].as_f64().expect("tokens") / loss(&whole) - 1.0).abs() < 1e-9);
         for (weights, most) in [("int8", 0.005), ("int4", 0.03)] {
             let found = eval(dir, &format!("--weights {weights}"));

@@ -251,7 +251,7 @@ fn threads_change_no_bit() {
 #[test]
 fn plans_have_the_published_sizes() {
     let dir = directory();
-    let plan = |flags: &str| host(dir.path(), &format!("plan --json --preset {flags}")).ok().json();
+    let plan = |flags: &str| host(dir.path(), &format!("plan --json --preset {flags}")).planned().json();
     // Neurons, fan-in 96; a threshold each; embedding, decoder and its biases of 260 ids; readout, direct path,
     // memory with its gains.
     let neurons = 128 + 256 + 192 + 128 + 256 + 64;
@@ -306,9 +306,9 @@ fn the_widest_decoder_is_refused_on_a_small_gpu_with_what_helps_most_first() {
     let dir = dir.path();
     let helps = ["broca_outputs", "pfc_neurons", "wernicke_neurons and broca_neurons", "--preset gtx1650-balanced"];
     let gpu = "--preset neurogen-2048 --gpu gtx1650";
-    let plan = host(dir, &format!("plan {gpu} --device cuda --precision bf16")).ok();
-    in_order(plan.out.lines().last().unwrap(), &helps);
-    assert_eq!(host(dir, &format!("plan --json {gpu} --device cuda --precision bf16")).ok().json()["fits"], false);
+    let plan = host(dir, &format!("plan {gpu} --device cuda --precision bf16")).planned();
+    in_order(plan.err.lines().last().unwrap(), &helps);
+    assert_eq!(host(dir, &format!("plan --json {gpu} --device cuda --precision bf16")).planned().json()["fits"], false);
     // No GPU is needed for it.
     for line in [format!("train {gpu} --out run"), format!("bench {gpu}")] {
         in_order(host(dir, &line).refused(2, &["gtx1650", "32000 × 32768"]), &helps);
@@ -322,7 +322,7 @@ fn smaller_steps_are_tried_before_a_smaller_model() {
     let dir = dir.path();
     let gpu = "--preset neurogen-tiny --gpu gtx1650";
     let needed = |flags: &str| {
-        let plan = host(dir, &format!("plan --json {gpu} {flags}")).ok().json();
+        let plan = host(dir, &format!("plan --json {gpu} {flags}")).planned().json();
         plan["needed_bytes"].as_u64().unwrap()
     };
     let (whole, fewer, shorter) = (needed(""), needed("--batch-size 4"), needed("--batch-size 1 --seq-len 32"));

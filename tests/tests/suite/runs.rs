@@ -105,9 +105,39 @@ fn a_run_from_training_to_every_use_of_it() {
     assert_eq!((number(&eval, "loss"), number(&eval, "floor")), (loss, floor));
     assert!((number(&eval, "perplexity") - loss.exp()).abs() < 1e-6 * loss.exp());
     assert!(eval["bits_per_byte"].is_null() && number(&eval, "bytes") > 0.0, "words do not restore bytes: {eval}");
+    let listed = host(dir, "runs --json .").ok().json();
+    let row = listed.as_array().unwrap().iter().find(|row| row["run"] == "./run").unwrap();
+    assert_eq!((&row["state"], &row["steps_done"], &row["steps"]), (&"done".into(), &40.into(), &40.into()));
+    // Metrics have six digits.
+    assert!((number(row, "val_loss") - loss).abs() < 1e-6 && row["preset"] == "pythia-tiny", "{row}");
+
+    // A checkpoint of the run by its name, wherever a run is asked for: the last one is the run's, an earlier one another.
+    let of = |name: &str, command: &str| host(dir, &format!("{command} --run run/{name}")).ok().json();
+    assert_eq!(of("checkpoint-00000040", "eval --json"), eval);
+    assert_ne!(number(&of("checkpoint-00000030", "eval --json"), "loss"), loss);
+    let logits = |name: &str| of(name, "logits --json --ids 2,30");
+    assert_eq!(logits("checkpoint-00000040"), logits(""));
+    assert_ne!(logits("checkpoint-00000030"), logits(""));
+    host(dir, "generate --run run/checkpoint-00000020").refused(2, &["no complete checkpoint", "checkpoint-00000030"]);
     fs::write(dir.join("other.txt"), "anna went to the market .\n\nthe bear was there .\n").unwrap();
     let other = host(dir, "eval --json --run run --data other.txt").ok().json();
     assert!(other["floor"].is_null() && number(&other, "loss") > 0.0, "{other}");
+    // Another source is scored whole, each document under its number; a sample of it says that it is one.
+    let lines: String = (1..40).map(|n| format!("{{\"text\": \"{}\"}}\n", "the bear ".repeat(n))).collect();
+    fs::write(dir.join("many.jsonl"), lines).unwrap();
+    let documents = |flags: &str| {
+        let outcome = host(dir, &format!("eval --json --documents --run run --data many.jsonl {flags}")).ok();
+        let found = outcome.json()["documents"].as_array().unwrap().clone();
+        let pairs = found.iter().map(|d| (d["document"].as_u64().unwrap(), d["tokens"].as_u64().unwrap()));
+        (pairs.collect::<Vec<_>>(), outcome.err)
+    };
+    // Its words and the end mark; the beginning mark is not predicted.
+    let (all, said) = documents("");
+    assert_eq!(all, (0..39).map(|n| (n, 2 * n + 3)).collect::<Vec<_>>());
+    assert!(!said.contains("only"), "{said}");
+    let (some, said) = documents("--eval-tokens 150");
+    assert!(some.len() < 39 && some.is_sorted() && some.iter().all(|one| one.1 <= all[one.0 as usize].1), "{some:?}");
+    assert!(said.contains(&format!("only {} of the 39 documents of many.jsonl", some.len())), "{said}");
     let fewer = host(dir, "eval --json --run run --eval-tokens 100").ok().json();
     assert!(number(&fewer, "tokens") <= 100.0);
 
@@ -237,7 +267,7 @@ fn a_plan_adds_up_and_is_what_a_run_allocates() {
         "--preset yxanul-tiny --vocab-size 301 --seq-len 33 --recompute cheap",
         "--preset llama-tiny --set tied=false --recompute full --chunk 7 --attention global",
     ] {
-        let plan = host(dir, &format!("plan --json {flags}")).ok().json();
+        let plan = host(dir, &format!("plan --json {flags}")).planned().json();
         keys(
             &plan,
             &["params", "flops_per_token", "arena_bytes", "regions", "outside_arena_bytes", "budget_bytes", "fits"],
@@ -254,10 +284,10 @@ fn a_plan_adds_up_and_is_what_a_run_allocates() {
         assert_eq!(plan["fits"].as_bool(), Some(end + outside <= plan["budget_bytes"].as_u64().unwrap()));
     }
     for (vocabulary, params) in [(10_000, 29_155_328), (50_304, 70_426_624)] {
-        let plan = host(dir, &format!("plan --json --preset pythia-70m --vocab-size {vocabulary}")).ok().json();
+        let plan = host(dir, &format!("plan --json --preset pythia-70m --vocab-size {vocabulary}")).planned().json();
         assert_eq!(plan["params"].as_u64(), Some(params));
     }
-    let plan = host(dir, "plan --json --preset yxanul-197m").ok().json();
+    let plan = host(dir, "plan --json --preset yxanul-197m").planned().json();
     assert_eq!(plan["params"].as_u64(), Some(196_398_464));
     let plan = host(dir, &format!("plan --json {TINY}")).ok().json();
     let bench = host(dir, &format!("bench --json {TINY} --warm 1 --steps 1")).ok().json();
@@ -265,14 +295,14 @@ fn a_plan_adds_up_and_is_what_a_run_allocates() {
     train(dir, "--steps 1 --out run");
     let saved: Value = serde_json::from_slice(&fs::read(dir.join("run/plan.json")).unwrap()).unwrap();
     assert_eq!(saved["regions"], plan["regions"]);
-    assert!(host(dir, "plan --preset pythia-70m --gpu gtx1650").ok().out.contains("gtx1650"));
+    assert!(host(dir, "plan --preset pythia-70m --gpu gtx1650").planned().out.contains("gtx1650"));
 }
 
 #[test]
 fn a_sweep_names_batches_that_fit_and_are_the_largest() {
     let dir = directory();
     let dir = dir.path();
-    let plan = |flags: &str| host(dir, &format!("plan --json {flags}")).ok().json();
+    let plan = |flags: &str| host(dir, &format!("plan --json {flags}")).planned().json();
     // A GPU's memory by name, and one so small that the chunk must shrink and some rows hold nothing.
     for flags in ["--preset pythia-70m --gpu gtx1650", "--preset pythia-70m --gpu 1200MB"] {
         let rows = plan(&format!("{flags} --sweep seq-len"));
@@ -360,7 +390,7 @@ fn every_kind_of_source_and_tokenizer_trains() {
     // Another field, a separate validation source, and one that is the training source itself.
     train(dir, "--data corpus.jsonl --text-field body --steps 2 --out field");
     train(dir, "--data corpus.txt --validation corpus.jsonl --steps 2 --out validation");
-    let eval = host(dir, "eval --json --run validation --data corpus.jsonl").ok().json();
+    let eval = host(dir, "eval --json --run validation --data corpus.jsonl --eval-tokens 500").ok().json();
     let again = host(dir, "eval --json --run validation").ok().json();
     assert_eq!(eval, again);
     // A vocabulary of its own, shown and written.
@@ -412,6 +442,37 @@ fn the_same_bits_on_one_thread_and_two_and_the_reference_agrees() {
 }
 
 #[test]
+#[cfg(unix)]
+fn the_command_answers_by_the_name_it_is_called_by() {
+    let dir = directory();
+    let dir = dir.path();
+    let called = |name: &str, line: &str| {
+        let program = dir.join(name);
+        if !program.exists() {
+            std::os::unix::fs::symlink(capful_tests::binary::path(), &program).unwrap();
+        }
+        let output = std::process::Command::new(program).args(line.split(' ')).current_dir(dir).output().unwrap();
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap())
+    };
+    for (program, name, other) in
+        [("capful", "capful", "host "), ("host", "host", "capful "), ("other", "host", "other plan")]
+    {
+        let says = |line: &str, starts: &str| {
+            let [out, err] = called(program, line);
+            let text = out + &err;
+            assert!(text.contains(starts) && !text.contains(other), "{program} {line}: {text}");
+        };
+        says("--version", &format!("{name} 0."));
+        says("plan --help", &format!("Usage: {name} plan"));
+        says("plan --help", &format!("`{name} presets`"));
+        says("plan --preset none", &format!("`{name} presets`"));
+        says("plan --nonsense", &format!("{name}: unexpected argument"));
+        says("generate --run none", &format!("{name}: none holds no run"));
+        says("completions bash", &format!("_{name}()"));
+    }
+}
+
+#[test]
 fn presets_and_their_keys_are_listed() {
     let dir = directory();
     let dir = dir.path();
@@ -419,7 +480,7 @@ fn presets_and_their_keys_are_listed() {
     let listed = listed.as_array().unwrap();
     for row in listed {
         let name = row["name"].as_str().unwrap();
-        let plan = host(dir, &format!("plan --json --preset {name}")).ok().json();
+        let plan = host(dir, &format!("plan --json --preset {name}")).planned().json();
         assert_eq!(row["params"], plan["params"], "{name}");
         assert_eq!(row["needed_bytes"], plan["needed_bytes"], "{name}");
     }
@@ -497,7 +558,7 @@ fn a_batch_left_to_the_budget_is_a_number_before_anything_starts() {
     let dir = dir.path();
     let auto = format!("{} --batch-size auto --threads 1", TINY.replace(" --batch-size 4", ""));
     // Something between what one sequence needs and what many do.
-    let plan = |flags: &str| host(dir, &format!("plan --json {flags}")).ok();
+    let plan = |flags: &str| host(dir, &format!("plan --json {flags}")).planned();
     let needed = |batch: u64, budget: &str| {
         let line = format!("{} --batch-size {batch} --threads 1 {budget}", TINY.replace(" --batch-size 4", ""));
         plan(&line).json()["needed_bytes"].as_u64().unwrap()
@@ -572,7 +633,7 @@ fn activations_are_computed_again_by_name_and_the_plan_is_exact() {
     // A GPU's memory: what is outside the arena is the same whatever is kept.
     let gpu = format!("{tiny} --device cuda --gpu h200").replace("--batch-size 4", "--batch-size 640");
     let needed = |recompute: &str| {
-        let plan = host(dir, &format!("plan --json {gpu} --recompute {recompute}")).ok();
+        let plan = host(dir, &format!("plan --json {gpu} --recompute {recompute}")).planned();
         (plan.json()["needed_bytes"].as_u64().unwrap(), plan.err.clone())
     };
     let (full, _) = needed("full");

@@ -8,7 +8,6 @@ pub mod documents;
 pub mod file;
 pub mod training;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -75,7 +74,7 @@ impl Manifest {
     /// One that cannot be read, does not parse or is of another version.
     pub fn read(dir: &Path) -> Result<Option<Self>, SourceError> {
         let path = dir.join(MANIFEST);
-        let text = match fs::read(&path) {
+        let text = match crate::regular::read_at_most(&path, crate::regular::STATE) {
             Err(e) if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
                 return Ok(None);
             }

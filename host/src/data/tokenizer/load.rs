@@ -40,7 +40,7 @@ pub fn load(dir: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
 /// # Errors
 /// As [`load()`].
 pub fn load_file(path: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
-    let content = regular::read_to_string(path).map_err(|source| unread(path, source))?;
+    let content = regular::text_at_most(path, regular::TOKENIZER).map_err(|source| unread(path, source))?;
     let refused = |refusal: Refusal| refusal.at(path.to_owned());
     if let Some(own) = parse_own(&content).map_err(refused)? {
         return Ok(own);

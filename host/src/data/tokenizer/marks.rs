@@ -168,7 +168,7 @@ impl Beside {
 /// The path and the text of a file of `dir`; nothing where there is no such file.
 fn text(dir: &Path, name: &str) -> Result<Option<(PathBuf, String)>, TokenizerError> {
     let path = dir.join(name);
-    match regular::read_to_string(&path) {
+    match regular::text_at_most(&path, regular::MARKS) {
         Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(TokenizerError::Read { path, source }),
         Ok(text) => Ok(Some((path, text))),

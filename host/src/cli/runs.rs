@@ -1,0 +1,258 @@
+//! `host runs`: what lies in a directory of runs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use serde::Serialize;
+
+use super::output::{say, tell};
+use super::{Failure, request, shown, work};
+use crate::config::human_bytes;
+use crate::run::{checkpoint, claim, directory, metrics};
+
+/// Flags of `host runs`.
+#[derive(Debug, clap::Args)]
+pub struct Runs {
+    /// The directory that the runs lie in, or one run
+    #[arg(value_name = "DIR", default_value = DEFAULT)]
+    dir: PathBuf,
+    /// JSON on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where `train` makes the runs that nobody named.
+const DEFAULT: &str = "runs";
+
+/// How a run stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// All of its steps are saved.
+    Done,
+    /// Some are not, and nobody trains it.
+    Interrupted,
+    /// A process has claimed it.
+    Running,
+    /// A model from elsewhere, without training.
+    Imported,
+    /// A run that cannot be read.
+    Damaged,
+    /// No run.
+    Foreign,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            State::Done => "done",
+            State::Interrupted => "interrupted",
+            State::Running => "running",
+            State::Imported => "imported",
+            State::Damaged => "damaged",
+            State::Foreign => "no run",
+        }
+    }
+}
+
+/// A directory among the runs.
+#[derive(Debug, Serialize)]
+struct Row {
+    run: String,
+    preset: Option<String>,
+    family: Option<&'static str>,
+    /// Of the last complete checkpoint.
+    steps_done: u64,
+    /// Of the whole run; nothing where they are not counted yet.
+    steps: Option<u64>,
+    /// The last validation loss, nats a token, and its step.
+    val_loss: Option<f64>,
+    val_step: Option<u64>,
+    bytes: u64,
+    /// Seconds since 1970 when it was last saved.
+    saved: Option<u64>,
+    state: State,
+    /// Why it cannot be read.
+    error: Option<String>,
+}
+
+impl Runs {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let rows: Vec<Row> = self.directories()?.iter().map(|dir| row(dir)).collect();
+        if self.json {
+            return say!("{}", serde_json::to_string_pretty(&rows).map_err(work)?);
+        }
+        if rows.is_empty() {
+            tell!("no runs in {}; `{} train` makes one", self.dir.display(), crate::name::called());
+            return Ok(());
+        }
+        table(&rows).iter().try_for_each(|line| say!("{line}"))
+    }
+
+    /// The directories to look at, by name.
+    fn directories(&self) -> Result<Vec<PathBuf>, Failure> {
+        if directory::holds_run(&self.dir) {
+            return Ok(vec![self.dir.clone()]);
+        }
+        if !self.dir.exists() && self.dir == Path::new(DEFAULT) {
+            return Ok(Vec::new());
+        }
+        let failed = |e: std::io::Error| request(format_args!("{}: {e}", self.dir.display()));
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if path.is_dir() {
+                found.push(path);
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+}
+
+/// What there is to say of the run in `dir`.
+fn row(dir: &Path) -> Row {
+    let mut row = Row {
+        run: dir.display().to_string(),
+        preset: None,
+        family: None,
+        steps_done: 0,
+        steps: None,
+        val_loss: None,
+        val_step: None,
+        bytes: size(dir),
+        saved: None,
+        state: State::Foreign,
+        error: None,
+    };
+    if directory::holds_run(dir)
+        && let Err(error) = describe(dir, &mut row)
+    {
+        row.state = if claim::is_claimed(dir) { State::Running } else { State::Damaged };
+        row.error = Some(error);
+    }
+    row
+}
+
+fn describe(dir: &Path, row: &mut Row) -> Result<(), String> {
+    let config = directory::read_config(dir).map_err(|e| e.to_string())?;
+    row.preset = Some(config.preset.clone());
+    row.family = Some(config.model.name());
+    row.steps = (config.steps > 0).then_some(config.steps);
+    let last = checkpoint::complete(dir).map_err(|e| e.to_string())?.pop();
+    let modified = fs::metadata(last.as_deref().unwrap_or(dir)).and_then(|metadata| metadata.modified()).ok();
+    row.saved = modified.and_then(|time| Some(time.duration_since(UNIX_EPOCH).ok()?.as_secs()));
+    let trained = last.as_ref().is_none_or(|last| last.join(checkpoint::STATE).exists());
+    if let Some(last) = last.filter(|_| trained) {
+        row.steps_done = checkpoint::read_state(&last).map_err(|e| e.to_string())?.step;
+    }
+    let evaluation = metrics::last_evaluation(dir, u64::MAX).map_err(|e| e.to_string())?;
+    (row.val_loss, row.val_step) = evaluation.map_or((None, None), |e| (Some(e.val_loss), Some(e.step)));
+    row.state = match row.steps {
+        _ if claim::is_claimed(dir) => State::Running,
+        _ if !trained => State::Imported,
+        Some(steps) if row.steps_done >= steps => State::Done,
+        _ => State::Interrupted,
+    };
+    Ok(())
+}
+
+/// Bytes of all files below `dir`; links count by themselves.
+fn size(dir: &Path) -> u64 {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let of = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => size(&entry.path()),
+        metadata => metadata.map_or(0, |metadata| metadata.len()),
+    };
+    entries.map(of).sum()
+}
+
+/// The rows for people.
+fn table(rows: &[Row]) -> Vec<String> {
+    let titles = ["run", "preset", "steps", "val loss", "size", "saved (UTC)", "state"].map(str::to_owned);
+    let cells = rows.iter().map(|row| {
+        let steps = match (row.state, row.steps) {
+            (State::Imported | State::Damaged | State::Foreign, _) => "-".to_owned(),
+            (_, Some(steps)) => format!("{}/{steps}", row.steps_done),
+            (_, None) => row.steps_done.to_string(),
+        };
+        let why = row.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+        [
+            shown(&row.run),
+            row.preset.as_deref().map_or("-".to_owned(), shown),
+            steps,
+            row.val_loss.map_or("-".to_owned(), |loss| format!("{loss:.4}")),
+            human_bytes(row.bytes),
+            row.saved.map_or("-".to_owned(), date),
+            row.state.name().to_owned() + &shown(&why),
+        ]
+    });
+    let cells: Vec<[String; 7]> = std::iter::once(titles).chain(cells).collect();
+    let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; 7] = std::array::from_fn(width);
+    // Names to the left, numbers to the right.
+    let line = |row: &[String; 7]| {
+        let cells = row.iter().enumerate().map(|(i, cell)| match i {
+            2..=4 => format!("{cell:>0$}", widths[i]),
+            6 => cell.clone(),
+            _ => format!("{cell:<0$}", widths[i]),
+        });
+        cells.collect::<Vec<_>>().join("  ")
+    };
+    cells.iter().map(line).collect()
+}
+
+/// A time in seconds since 1970 as a date and a time of day, both of Greenwich.
+fn date(seconds: u64) -> String {
+    // Days since the first of March of the year 0: leap days are then at the ends of years, and a cycle of 400 years has
+    // 146,097 days.
+    let days = seconds / 86_400 + 719_468;
+    let (cycle, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    // Months from March on have 153 days in five.
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let year = 400 * cycle + year + next;
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}", seconds / 3600 % 24, seconds / 60 % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, expected) in [
+            (0, "1970-01-01 00:00"),
+            (951_782_399, "2000-02-28 23:59"),
+            (951_782_400, "2000-02-29 00:00"),
+            (951_868_800, "2000-03-01 00:00"),
+            (1_735_689_599, "2024-12-31 23:59"),
+            (1_772_323_200, "2026-03-01 00:00"),
+            (4_107_542_400, "2100-03-01 00:00"),
+        ] {
+            assert_eq!(date(seconds), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_no_run_or_is_damaged_is_a_line() {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = temporary.path();
+        fs::create_dir_all(dir.join("a/deep")).unwrap();
+        fs::write(dir.join("a/deep/file"), [0; 1000]).unwrap();
+        fs::create_dir(dir.join("b")).unwrap();
+        fs::write(dir.join("b/config.toml"), "preset = ").unwrap();
+        fs::write(dir.join("file"), "").unwrap();
+        let runs = Runs { dir: dir.to_owned(), json: false };
+        let rows: Vec<Row> = runs.directories().unwrap().iter().map(|dir| row(dir)).collect();
+        let states: Vec<_> = rows.iter().map(|row| (row.state, row.bytes)).collect();
+        assert_eq!(states, [(State::Foreign, 1000), (State::Damaged, 9)]);
+        let lines = table(&rows);
+        assert!(lines.len() == 3 && lines[1].ends_with("no run"), "{lines:?}");
+        assert!(lines[2].contains("damaged: ") && lines[2].contains("config.toml"), "{lines:?}");
+    }
+}
