@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use capful_core::integer::Integer;
-use capful_core::model::{self, Activation, MicroBatch, Products};
+use capful_core::model::{self, Activation, Capability, MicroBatch, Products};
 use capful_core::ops::{Kind, Pattern};
 use capful_core::optimizer::Optimizer;
 use capful_core::train;
@@ -383,11 +383,10 @@ impl Config {
         if let Some((name, _)) = positive.into_iter().find(|(_, n)| *n == 0) {
             return error(format!("--{name} is 0; it must be at least 1"));
         }
-        if !self.family().accumulates() && self.stages().iter().any(|p| p.accumulate != 1) {
-            return error(format!(
-                "--accumulate {}: a NeuroGen moves its decoder in every micro-batch; use --accumulate 1 and more sequences",
-                self.accumulate
-            ));
+        if let Some(why) = self.family().lacks(Capability::Accumulation)
+            && let Some(stage) = self.stages().iter().find(|stage| stage.accumulate != 1)
+        {
+            return error(format!("--accumulate {}: {why}; use --accumulate 1 and more sequences", stage.accumulate));
         }
         self.validate_ranks()?;
         self.validate_gradients()?;
@@ -481,8 +480,8 @@ impl Config {
     pub fn in_integers(mut self, weights: Option<Integer>) -> Result<Config, ConfigError> {
         if let Some(integer) = weights {
             let name = integer.name();
-            if !self.family().in_integers() {
-                return error(format!("--weights {name}: a NeuroGen has no weights in integers; use --weights f32"));
+            if let Some(why) = self.family().lacks(Capability::Integers) {
+                return error(format!("--weights {name}: {why}; use --weights f32"));
             }
             if let Device::Cuda(_) = self.device()? {
                 return error(format!(
