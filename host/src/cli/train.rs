@@ -138,12 +138,14 @@ impl Train {
         };
         let state = state();
         let digest = state.as_ref().map_or(0, |(_, digest)| *digest);
-        let (TrainerState { source, algorithms, .. }, _) = team.agree(state, &[("checkpoint", digest)])?;
+        let (TrainerState { source, algorithms, step, .. }, _) = team.agree(state, &[("checkpoint", digest)])?;
+        team.agree(require_ahead(&config, dir, step), &[])?;
         let corpus = team.led_by_first(|| {
             let mut say = encoding(&config, dir, self.json);
             Corpus::reopen(&config, &from, dir, source, Some(&mut say)).map_err(encoded)
         })?;
-        team.agree(count_epochs(&mut config, &corpus, true), &[])?;
+        let counted = count_epochs(&mut config, &corpus, true).and_then(|()| require_ahead(&config, dir, step));
+        team.agree(counted, &[])?;
         start(team, config, &corpus, dir, Some(&from), &algorithms, self.shown(team))
     }
 
@@ -260,6 +262,17 @@ fn count_epochs(config: &mut Config, corpus: &Corpus, warmup: bool) -> Result<()
     Ok(())
 }
 
+/// Refuses an end before the step that the run in `dir` is at. Passes that are not yet counted have none.
+fn require_ahead(config: &Config, dir: &Path, step: u64) -> Result<(), Failure> {
+    let ends = match (config.epochs, config.steps) {
+        (Some(_), 0) => return Ok(()),
+        (_, steps) if steps >= step => return Ok(()),
+        (Some(epochs), steps) => format!("the end of --epochs {epochs}, which is step {steps}"),
+        (None, steps) => format!("--steps {steps}"),
+    };
+    Err(request(format_args!("{} is at step {step} already, past {ends}; give more than {step} steps", dir.display())))
+}
+
 fn start(
     team: &Team,
     config: Config,
@@ -355,10 +368,6 @@ impl Job<'_> {
             directory::discard(dir);
         }
         let trainer = trainer?;
-        team.led(|| match resume {
-            Some(_) => directory::keep_config(dir, config).map_err(work),
-            None => Ok(()),
-        })?;
         if !json {
             tell!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
         }

@@ -70,14 +70,16 @@ pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Writes the configuration, the plan and the tokenizer into an empty directory.
+/// Writes the configuration, the plan and the tokenizer into an empty directory; into that of a run that begins again
+/// all but the configuration, which stays until it is known that the new one works.
 ///
 /// # Errors
 /// The file system; what was begun is removed.
 pub fn create(dir: &Path, config: &Config, plan: &str, tokenizer: &dyn Tokenizer) -> Result<(), ConfigError> {
     let fresh = !holds_run(dir);
     // The configuration goes first: a directory that has one holds a run, which begins again where it has no more.
-    let written = write_config(dir, config)
+    let begun = if fresh { write_config(dir, config) } else { Ok(()) };
+    let written = begun
         .and_then(|()| tokenizer.save(dir).map_err(|e| ConfigError(e.to_string())))
         .and_then(|()| fs::write(dir.join(PLAN), plan).map_err(|e| failed(&dir.join(PLAN), &e)));
     if written.is_err() && fresh {
