@@ -1,11 +1,13 @@
 //! `host eval`.
 
+use std::path::Path;
+
 use serde_json::json;
 
 use super::output::say;
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
-use crate::config::IMPORTED;
+use crate::config::{IMPORTED, absolute_source};
 use crate::data::corpus::Corpus;
 use crate::plan::Sections;
 use crate::run::checkpoint;
@@ -17,7 +19,7 @@ use crate::run::evaluate::Evaluator;
 pub struct Eval {
     #[command(flatten)]
     trained: TrainedFlags,
-    /// Another source to score, whole; without it what the run held out
+    /// Another source to score, whole; without it what the run held out, also where this is the run's data, moved here
     #[arg(long, value_name = "SOURCE")]
     data: Option<String>,
     /// The most tokens to score
@@ -35,15 +37,22 @@ pub struct Eval {
 impl Eval {
     pub(super) fn run(self) -> Result<(), Failure> {
         let mut config = self.trained.config()?;
-        config.validation = self.data.or(config.validation);
         let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
+        let mut began = checkpoint::read_source(&from).map_err(request)?;
+        if let Some(named) = self.data.map(|data| absolute_source(&data)) {
+            // The run's own data, which is no longer where it was, is not another source.
+            let gone = config.validation.is_none() && !Path::new(&config.data).exists();
+            match began.as_ref().filter(|_| gone).and_then(|began| began.moved(&named).ok()) {
+                Some(moved) => (config.data, began) = (named, Some(moved)),
+                None => config.validation = Some(named),
+            }
+        }
         if config.validation.is_none() && config.preset == IMPORTED && !from.join(checkpoint::STATE).exists() {
             let dir = self.trained.dir.display();
             return Err(request(format!(
                 "{dir} holds an imported model, which held out no text; name some with --data"
             )));
         }
-        let began = checkpoint::read_source(&from).map_err(request)?;
         let corpus = Corpus::reopen(&config, &from, &self.trained.dir, began, None).map_err(request)?;
         let validation = corpus.validation(self.eval_tokens.unwrap_or(config.eval_tokens)).map_err(request)?;
         let (set, overlap) = (&validation.set, corpus.overlap(&validation.set).map_err(request)?);

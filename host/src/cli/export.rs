@@ -212,7 +212,7 @@ impl Export {
             step,
             tokens: state.map(|state| state.tokens),
             score: metrics::last_evaluation(&self.dir, step.unwrap_or(u64::MAX)).map_err(work)?,
-            config: toml::to_string(&config.as_written()?).map_err(work)?,
+            config: toml::to_string(&config.as_written()?.without_directories()).map_err(work)?,
             trained_by: state.map(|state| state.version.clone()).filter(|version| !version.is_empty()),
         })
     }

@@ -12,7 +12,7 @@ use super::report::{Beside, report};
 use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
-use crate::config::{Cache, Config, Device, RawConfig, human_bytes};
+use crate::config::{Cache, Config, Device, IMPORTED, RawConfig, human_bytes};
 use crate::data::corpus::{Corpus, CorpusError};
 use crate::data::error::SourceError;
 use crate::data::shards::build::Event;
@@ -27,7 +27,7 @@ use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::progress::Progress;
 use crate::run::train::{Observer, TrainError, Trainer};
-use crate::run::{Session, checkpoint, directory};
+use crate::run::{Session, checkpoint, directory, moved};
 
 /// Flags of `host train`.
 #[derive(Debug, clap::Args)]
@@ -97,12 +97,28 @@ impl Train {
                 self.go_on(team, Claimed { dir, _claim: claim }, written)
             }
             (None, written) => {
+                team.agree(self.require_start(&written), &[])?;
                 let vocabulary = written.decides_vocabulary() || written.init_from.is_some();
-                let decided = Decided { warmup: written.warmup.is_some(), vocabulary };
+                // Both are in the configuration of another run: its steps were counted.
+                let steps = written.steps.filter(|_| written.epochs.is_some());
+                let decided = Decided { warmup: written.warmup.is_some(), vocabulary, steps };
                 let config = team.agree(settle(written).map_err(Failure::from), &[])?;
                 self.begin(team, config, decided, None)
             }
         }
+    }
+
+    /// Refuses the configuration of an imported model as that of a run: it names no weights.
+    fn require_start(&self, written: &RawConfig) -> Result<(), Failure> {
+        if written.preset.as_deref() != Some(IMPORTED) || written.init_from.is_some() {
+            return Ok(());
+        }
+        let dir = self.flags.config.as_deref().and_then(Path::parent).map_or("DIR".into(), Path::to_string_lossy);
+        Err(request(format_args!(
+            "this is the configuration of an imported model, which was not trained here; begin from its weights with \
+             --init-from {}",
+            if dir.is_empty() { "." } else { &*dir }
+        )))
     }
 
     fn shown(&self, team: &Team) -> Shown {
@@ -113,14 +129,16 @@ impl Train {
     fn go_on(self, team: &Team, claimed: Claimed, written: RawConfig) -> Result<(), Failure> {
         let dir = &*claimed.dir;
         let read = || -> Result<_, Failure> {
-            let saved = directory::read_config(dir)?;
-            let config = saved.resumed(written).map_err(|e| request(format_args!("{}: {e}", dir.display())))?;
+            let mut saved = directory::read_config(dir)?;
             let from = checkpoint::complete(dir).map_err(request)?.pop();
-            Ok((config, from))
+            let named = |e| request(format_args!("{}: {e}", dir.display()));
+            let source = moved::follow(&mut saved, &written, from.as_deref()).map_err(named)?;
+            Ok((saved.resumed(written).map_err(named)?, from, source))
         };
-        let (mut config, from) = team.agree(read(), &[])?;
+        let (mut config, from, source) = team.agree(read(), &[])?;
         let Some(from) = from else {
-            return self.begin(team, config, Decided { warmup: true, vocabulary: true }, Some(claimed));
+            let decided = Decided { warmup: true, vocabulary: true, steps: None };
+            return self.begin(team, config, decided, Some(claimed));
         };
         let state = || -> Result<_, Failure> {
             if !from.join(checkpoint::STATE).exists() {
@@ -138,7 +156,7 @@ impl Train {
         };
         let state = state();
         let digest = state.as_ref().map_or(0, |(_, digest)| *digest);
-        let (TrainerState { source, algorithms, step, .. }, _) = team.agree(state, &[("checkpoint", digest)])?;
+        let (TrainerState { algorithms, step, .. }, _) = team.agree(state, &[("checkpoint", digest)])?;
         team.agree(require_ahead(&config, dir, step), &[])?;
         let corpus = team.led_by_first(|| {
             let mut say = encoding(&config, dir, self.json);
@@ -203,6 +221,8 @@ impl Claimed {
 struct Decided {
     warmup: bool,
     vocabulary: bool,
+    /// The steps that passes over the data must be.
+    steps: Option<u64>,
 }
 
 /// Opens the data of a new run and counts its steps. The source must hold a batch before a directory is made.
@@ -210,6 +230,12 @@ fn open(config: &mut Config, dir: &Path, decided: Decided, quiet: bool) -> Resul
     let mut corpus = Corpus::open(config, dir, &mut encoding(config, dir, quiet)).map_err(encoded)?;
     corpus.require(config).map_err(request)?;
     count_epochs(config, &corpus, decided.warmup)?;
+    if let (Some(steps), Some(epochs)) = (decided.steps.filter(|steps| *steps != config.steps), config.epochs) {
+        return Err(request(format_args!(
+            "--epochs {epochs} are {} steps with this data, and the configuration says {steps}; give --epochs or --steps",
+            config.steps
+        )));
+    }
     if !decided.vocabulary
         && let Some(line) = config.fit_vocabulary(corpus.tokenizer.vocab_size())
     {

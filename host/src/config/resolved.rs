@@ -83,11 +83,6 @@ fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConf
     Ok((name, raw, data, tokenizer, model))
 }
 
-/// A size as users write it.
-fn bytes(size: Option<&str>) -> Result<Option<u64>, ConfigError> {
-    size.map(|size| size.parse().map(|ByteSize(n)| n).map_err(ConfigError)).transpose()
-}
-
 /// Micro-batches of a step, as asked for: so many, or as many as its tokens hold.
 fn accumulated(
     accumulate: Option<u32>,
@@ -135,7 +130,7 @@ pub struct Config {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cache: Option<String>,
     /// Bytes of the pool.
-    #[serde(default = "default_pool")]
+    #[serde(default = "default_pool", deserialize_with = "super::size::bytes")]
     pub pool: u64,
     /// word, byte, bpe or a file.
     pub tokenizer: String,
@@ -191,7 +186,7 @@ pub struct Config {
     /// Rows of logits at once.
     pub chunk: u32,
     /// The most memory, in bytes.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(skip_serializing_if = "Option::is_none", default, deserialize_with = "super::size::some_bytes")]
     pub budget: Option<u64>,
     /// A known GPU to plan for.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -249,7 +244,7 @@ impl Config {
     /// Names that do not exist, sizes that do not belong together: see [`ConfigError`].
     pub fn resolve(raw: RawConfig) -> Result<Config, ConfigError> {
         let pattern = [("block", raw.block, 64), ("window", raw.window, 1), ("stride", raw.stride, 2)];
-        let config = Config::decide(raw)?;
+        let config = Config::decide(raw.from_root())?;
         // The configuration of a run has all of them, at their defaults.
         let given = pattern.into_iter().filter(|(_, value, default)| value.is_some_and(|value| value != *default));
         let given = given.filter_map(|(name, value, _)| Some((name, value?)));
@@ -262,9 +257,7 @@ impl Config {
         let (preset, raw, data, tokenizer, model) = begin(raw)?;
         let steps = if raw.epochs.is_some() { 0 } else { raw.steps.unwrap_or(1000) };
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-        let pool = bytes(raw.pool.as_deref())?;
         let order = super::order::resolve(&raw, &data)?;
-        let budget = bytes(raw.budget.as_deref())?;
         // Who plans for a GPU means a GPU.
         let device = raw.device.unwrap_or_else(|| if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned());
         let chunk = if device.starts_with("cuda") { GPU_CHUNK } else { 512 };
@@ -297,7 +290,7 @@ impl Config {
             shuffle: raw.shuffle.unwrap_or(0),
             order,
             cache: raw.cache,
-            pool: pool.unwrap_or(default_pool()),
+            pool: raw.pool.map_or(default_pool(), |ByteSize(bytes)| bytes),
             tokenizer,
             batch_size,
             seq_len,
@@ -323,7 +316,7 @@ impl Config {
             stride: raw.stride.unwrap_or(if raw.attention == Some(Attention::Mixed) { 4 } else { 2 }),
             recompute,
             chunk: raw.chunk.unwrap_or(chunk),
-            budget,
+            budget: raw.budget.map(|ByteSize(bytes)| bytes),
             gpu: raw.gpu,
             eval_every: raw.eval_every.unwrap_or(0),
             eval_tokens: raw.eval_tokens.unwrap_or(65_536),
@@ -642,7 +635,6 @@ mod tests {
             ("tokenizer = 'bpe'\nvocab_size = 100", "260"),
             ("batch_size = 0", "batch-size"),
             ("block = 48", "16, 32, 64"),
-            ("budget = '4 gigs'", "4GiB"),
             ("[model]\nheads = 3", "divide"),
             ("[model]\nlayer = 3", "layer"),
             ("beta2 = 1.0", "beta2"),

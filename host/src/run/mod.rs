@@ -10,6 +10,7 @@ mod gauges;
 pub mod generate;
 pub mod import;
 pub mod metrics;
+pub mod moved;
 pub mod origin;
 pub mod profile;
 pub mod progress;

@@ -26,6 +26,7 @@ mod pythia;
 mod ranks;
 mod resume;
 mod runs;
+mod saved;
 mod screen;
 mod tokenizers;
 mod validation;
