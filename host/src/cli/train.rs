@@ -270,7 +270,8 @@ pub(super) fn encoded(error: CorpusError) -> Failure {
     }
 }
 
-/// Turns passes over the data into steps, where that was not done yet. A warm-up that nobody decided is 1 % of them.
+/// Turns passes over the data into steps, where that was not done yet, and a warm-up that nobody decided into its share of
+/// them.
 fn count_epochs(config: &mut Config, corpus: &Corpus, warmup: bool) -> Result<(), Failure> {
     let Some(epochs) = config.epochs.filter(|_| config.steps == 0) else { return Ok(()) };
     let tokens = corpus.training_tokens().map_err(request)? * u64::from(epochs);
@@ -283,7 +284,7 @@ fn count_epochs(config: &mut Config, corpus: &Corpus, warmup: bool) -> Result<()
         )));
     }
     if !warmup {
-        config.warmup = config.warmup.max(config.steps / 100);
+        config.warmup = config.default_warmup();
     }
     Ok(())
 }
@@ -373,9 +374,8 @@ impl Job<'_> {
         }
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
-        if let Some(line) = config.unused_vocabulary(tokenizer.vocab_size()) {
-            tell!("host: {line}");
-        }
+        let lines = [config.unused_vocabulary(tokenizer.vocab_size()), config.unfinished_warmup()];
+        lines.iter().flatten().for_each(|line| tell!("host: {line}"));
         let fresh = !directory::holds_run(dir);
         team.led(|| {
             if resume.is_some() {

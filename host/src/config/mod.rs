@@ -21,6 +21,7 @@ mod size;
 mod stage;
 mod transformer;
 mod vocabulary;
+mod warmup;
 
 pub use choices::{Attention, BatchSize, Device, Gradients, LrSchedule, Order, Precision, TokenizerChoice, Weights};
 pub use error::ConfigError;

@@ -93,7 +93,7 @@ pub struct RawConfig {
     /// How the rate falls after the warm-up: cosine, linear (both to a tenth) or constant
     #[arg(long, value_name = "SHAPE")]
     pub schedule: Option<super::LrSchedule>,
-    /// Steps of warm-up; 1 % of the run if not given
+    /// Steps of warm-up; if not given the preset's, as large a share of a shorter run, and at least 1 % of it
     #[arg(long, value_name = "N")]
     pub warmup: Option<u64>,
     /// AdamW's decay of matrices

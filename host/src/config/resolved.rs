@@ -58,8 +58,8 @@ const fn one_rank() -> u32 {
     1
 }
 
-/// What a configuration is made of: the preset's name, its word and `raw`'s over it, source, tokenizer and model.
-fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConfig), ConfigError> {
+/// What a configuration is made of: the preset's name, its word, `raw`'s over it, source, tokenizer and model.
+fn begin(raw: RawConfig) -> Result<(String, [RawConfig; 2], String, String, ModelConfig), ConfigError> {
     let name = raw.preset.clone().unwrap_or_else(|| super::presets()[0].name.to_owned());
     let Some(preset) = Preset::find(&name) else {
         let near = nearest(&name, super::presets().iter().map(|preset| preset.name));
@@ -68,7 +68,9 @@ fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConf
     };
     let asked_vocabulary = raw.asked_vocabulary();
     let beside = if raw.tokenizer.is_none() { super::order::tokenizer_of(raw.data.as_deref())? } else { None };
-    let raw = preset.raw().overlaid(raw);
+    let of_preset = preset.raw();
+    // A warm-up of the preset's is for a run as long as its own.
+    let raw = RawConfig { warmup: None, ..of_preset.clone() }.overlaid(raw);
     let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
     let tokenizer = beside.or(raw.tokenizer.clone()).unwrap_or_else(|| "word".to_owned());
     let vocab_size = match (TokenizerChoice::parse(&tokenizer)?, asked_vocabulary) {
@@ -80,7 +82,7 @@ fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConf
         _ => raw.vocab_size.unwrap_or(10_000),
     };
     let model = model(&raw, vocab_size)?;
-    Ok((name, raw, data, tokenizer, model))
+    Ok((name, [of_preset, raw], data, tokenizer, model))
 }
 
 /// Micro-batches of a step, as asked for: so many, or as many as its tokens hold.
@@ -254,7 +256,7 @@ impl Config {
 
     /// As [`Config::resolve`], where what the pattern of attention does not use may be written all the same.
     pub(super) fn decide(raw: RawConfig) -> Result<Config, ConfigError> {
-        let (preset, raw, data, tokenizer, model) = begin(raw)?;
+        let (preset, [of_preset, raw], data, tokenizer, model) = begin(raw)?;
         let steps = if raw.epochs.is_some() { 0 } else { raw.steps.unwrap_or(1000) };
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let order = super::order::resolve(&raw, &data)?;
@@ -300,7 +302,7 @@ impl Config {
             log_every: raw.log_every.unwrap_or(default_log_every()),
             lr: raw.lr.unwrap_or(1e-3),
             schedule: raw.schedule.unwrap_or(LrSchedule::Cosine),
-            warmup: raw.warmup.unwrap_or((steps / 100).max(1)),
+            warmup: raw.warmup.unwrap_or_else(|| super::warmup::of(&of_preset, steps)),
             weight_decay: raw.weight_decay.unwrap_or(0.1),
             clip,
             beta1: raw.beta1.unwrap_or(0.9),

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use capful_tests::binary::{TINY, directory, host};
 use capful_tests::digests::CASES;
+use serde_json::Value;
 
 /// Some hundred tokens.
 fn text() -> String {
@@ -229,4 +230,19 @@ fn a_published_card_says_no_directory() {
     let card = fs::read_to_string(dir.join("model/README.md")).unwrap();
     assert!(card.contains("data = \"corpus.txt\"") && card.contains("cache = \"tokens\""), "{card}");
     assert!(!card.contains(&*dir.to_string_lossy()), "{card}");
+}
+
+#[test]
+fn a_run_that_only_warms_up_is_said_in_one_line() {
+    let dir = directory();
+    let dir = dir.path();
+    let train = |flags: &str| host(dir, &format!("train {TINY} {flags}")).ok().err;
+    let said = |err: &str| err.lines().filter(|line| line.contains("--warmup")).count();
+    assert_eq!(said(&train("--steps 3 --warmup 3 --out long")), 1);
+    assert_eq!(said(&train("--steps 3 --out short")), 0);
+    let warmup = |run: &str| -> Value {
+        let text = config(dir, run);
+        text.lines().find_map(|line| line.strip_prefix("warmup = ")).unwrap().parse().unwrap()
+    };
+    assert_eq!((warmup("long"), warmup("short")), (3.into(), 1.into()));
 }
