@@ -152,6 +152,7 @@ pub struct RawConfig {
     /// Plan for a GPU's memory: gtx1650, rtx3060, rtx3090, rtx4060, rtx4070, rtx4090, rtx5090, t4, l4, l40s, a10,
     /// a100-80, h100, h200, b200, or a size such as 22GiB
     #[arg(long, value_name = "NAME|SIZE")]
+    #[serde(deserialize_with = "super::size::name_or_size")]
     pub gpu: Option<String>,
     /// Steps between evaluations; 0 for the end only
     #[arg(long, value_name = "N")]

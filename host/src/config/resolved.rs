@@ -191,7 +191,7 @@ pub struct Config {
     #[serde(skip_serializing_if = "Option::is_none", default, deserialize_with = "super::size::some_bytes")]
     pub budget: Option<u64>,
     /// A known GPU to plan for.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(skip_serializing_if = "Option::is_none", default, deserialize_with = "super::size::name_or_size")]
     pub gpu: Option<String>,
     /// Steps between evaluations.
     pub eval_every: u64,

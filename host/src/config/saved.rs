@@ -119,8 +119,12 @@ mod tests {
 
     #[test]
     fn a_model_that_weights_were_read_from_says_its_tokenizer_itself() {
-        let begun = Config::resolve(raw("preset = 'imported'\ninit_from = '/a/run'\nvocab_size = 300")).unwrap();
-        let run = Config { tokenizer: "/a/run/checkpoint-00000008/tokenizer.json".to_owned(), ..begun };
+        let run = Config {
+            preset: IMPORTED.to_owned(),
+            init_from: Some("/a/run".to_owned()),
+            tokenizer: "/a/run/checkpoint-00000008/tokenizer.json".to_owned(),
+            ..Config::resolve(raw("")).unwrap()
+        };
         assert_eq!(read(&saved(&run)).unwrap().tokenizer, None);
         let imported = Config { init_from: None, ..run };
         assert!(read(&saved(&imported)).unwrap().tokenizer.is_some());

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// A number of bytes, written as `4GiB`, `512MiB`, `3.6GB` or a plain number.
@@ -67,6 +68,17 @@ pub(super) fn some_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u6
     bytes(from).map(Some)
 }
 
+/// Reads what is a name or a size: a size may be a number.
+pub(super) fn name_or_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let value = toml::Value::deserialize(from)?;
+    let shown = value.to_string();
+    match value {
+        toml::Value::String(text) => Ok(Some(text)),
+        toml::Value::Integer(_) | toml::Value::Float(_) => Ok(Some(shown)),
+        _ => Err(D::Error::custom(format!("{shown} is neither a name nor a size"))),
+    }
+}
+
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&human_bytes(self.0))
@@ -108,6 +120,11 @@ mod tests {
         for text in ["budget = 4294967296", "budget = '4GiB'", "budget = '4294967296'", "budget = 4294967296.0"] {
             assert_eq!(of(text), Ok(Some(ByteSize(4 << 30))), "{text}");
         }
+        let gpu = |text: &str| toml::from_str::<crate::config::RawConfig>(text).map(|raw| raw.gpu);
+        for (text, says) in [("gpu = 't4'", "t4"), ("gpu = '22GiB'", "22GiB"), ("gpu = 23622320128", "23622320128")] {
+            assert_eq!(gpu(text), Ok(Some(says.to_owned())), "{text}");
+        }
+        assert!(gpu("gpu = true").unwrap_err().message().contains("neither a name nor a size"));
         // A number is not rounded as a double would be.
         assert_eq!(of("budget = 9007199254740993"), Ok(Some(ByteSize(9_007_199_254_740_993))));
         for text in ["budget = -1", "budget = true", "budget = '4 gigs'", "budget = [1]"] {

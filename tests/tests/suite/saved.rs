@@ -224,8 +224,8 @@ fn a_published_card_says_no_directory() {
     let dir = dir.path();
     fs::write(dir.join("corpus.txt"), text()).unwrap();
     let llama = format!("{TINY} --preset llama-tiny");
-    host(dir, &format!("train --json {llama} --data corpus.txt --tokenizer bpe --cache tokens --steps 2 --out run"))
-        .ok();
+    let places = format!("--data {} --cache {}", dir.join("corpus.txt").display(), dir.join("tokens").display());
+    host(dir, &format!("train --json {llama} {places} --tokenizer bpe --steps 2 --out run")).ok();
     host(dir, "export --to hf --run run model").ok();
     let card = fs::read_to_string(dir.join("model/README.md")).unwrap();
     assert!(card.contains("data = \"corpus.txt\"") && card.contains("cache = \"tokens\""), "{card}");

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::{Meter, OperationError, Rates, Single};
-use crate::memory::{Entry, Layout};
+use crate::memory::{Dtype, Entry, Layout};
 use crate::model::testing::{Half, metered};
 use crate::model::{Control, Family as _, MicroBatch, Products, Purpose, Recompute};
 use crate::ops::Pattern;
@@ -81,8 +81,7 @@ fn what_cannot_be_done_is_said_and_is_no_failure_of_the_device() {
     };
     // Rules that ranks do not share.
     let two = Ranks { rank: 0, count: 2, exact: false, gradients: false };
-    let dtype = |p: &_| MODEL.weight_type(p, Purpose::Training(two), &Single);
-    let (_, learning) = optimizer::lay(&MODEL, Some(two), &Single, &dtype, &mut layout);
+    let (_, learning) = optimizer::lay(&MODEL, Some(two), &Single, &|_| Dtype::F32, &mut layout);
     let control = Control::lay(two, &mut layout);
     let updated = learning.unwrap().moments.update(&mut meter, &control, &optimizer);
     unsupported(updated, "ranks share parameters that AdamW moves");
