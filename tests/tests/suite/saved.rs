@@ -72,7 +72,8 @@ fn a_resume_that_is_refused_or_fails_changes_nothing() {
     let mut bytes = good.clone();
     bytes[header..].chunks_exact_mut(4).for_each(|x| x.copy_from_slice(&f32::MAX.to_le_bytes()));
     fs::write(&model, bytes).unwrap();
-    resume("--steps 12 --save-every 3 --skip-non-finite 0").refused(1, &["step 9", "NaN"]);
+    let failed = resume("--steps 12 --save-every 3 --skip-non-finite 0");
+    assert!(failed.status == Some(1) && failed.err.contains("step 9: the loss is NaN"), "{failed:?}");
     assert_eq!(config(dir, "run"), before);
     fs::write(&model, good).unwrap();
     // A file of metrics that cannot be one.
