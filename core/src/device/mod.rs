@@ -148,6 +148,8 @@ pub enum OperationError {
         /// The operation.
         operation: &'static str,
     },
+    /// What there is no way to do; a clause says what and why.
+    Unsupported(&'static str),
     /// The device failed; it keeps the details.
     Device,
 }
@@ -177,6 +179,7 @@ impl core::fmt::Display for OperationError {
             OperationError::TooLarge { operation } => {
                 write!(f, "{operation} is too large: its floating-point operations, or a step's up to it, pass 64 bits")
             }
+            OperationError::Unsupported(what) => f.write_str(what),
             OperationError::Device => f.write_str("the device failed"),
         }
     }

@@ -29,6 +29,23 @@ pub enum Purpose {
     Decoding,
 }
 
+/// Why there is no training step of a model that was laid for other purposes.
+pub(super) const UNLEARNT: OperationError =
+    OperationError::Unsupported("there is no room for gradients: the model was not laid for training");
+
+/// What only some families have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Capability {
+    /// Steps of several micro-batches, which ranks may share.
+    Accumulation,
+    /// Gradients of the parameters in bf16.
+    Bf16Gradients,
+    /// Attention, of a pattern that can be chosen.
+    Attention,
+    /// Matrices in integers, where it is not trained: [`Profile::weights`].
+    Integers,
+}
+
 /// The shape of a micro-batch and what decides its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MicroBatch {
@@ -350,15 +367,8 @@ pub trait Family {
     /// [`ModelError::Context`] or [`ModelError::Zero`].
     fn validate_micro_batch(&self, micro: &MicroBatch) -> Result<(), ModelError>;
 
-    /// Whether a step may be of several micro-batches.
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    /// Whether its matrices can be kept in integers, where it is not trained: [`Profile::weights`].
-    fn in_integers(&self) -> bool {
-        false
-    }
+    /// Why it does not have what only some families have, where it does not: a clause, for a refusal.
+    fn lacks(&self, capability: Capability) -> Option<&'static str>;
 
     /// The activations that its backward pass can compute again.
     fn recomputable(&self) -> Recompute {

@@ -12,7 +12,9 @@ mod scales;
 pub(crate) mod testing;
 pub mod transformer;
 
-pub use family::{Batch, Control, Family, GAUGES, Gauge, Measure, MicroBatch, ModelError, Products, Purpose};
+pub use family::{
+    Batch, Capability, Control, Family, GAUGES, Gauge, Measure, MicroBatch, ModelError, Products, Purpose,
+};
 pub use initial::FirstValues;
 pub use neurogen::NeuroGen;
 pub use parameter::{Parameter, Parameters};

@@ -1,6 +1,6 @@
 //! Everything of a family on a meter, for the families' tests.
 
-use super::{Family, MicroBatch, Purpose};
+use super::{Capability, Family, MicroBatch, Purpose};
 use crate::device::{Device, Meter, Op, OperationError, Profile, Rates, Single};
 use crate::memory::{Dtype, Entry, Layout, Ledger as _, Role};
 use crate::ops::Pattern;
@@ -51,7 +51,7 @@ pub fn metered<F: Family>(family: &F, micro: &MicroBatch, profile: &dyn Profile)
     let decoding = family.lay_decoding(9, profile, &mut layout);
     let mut meter = Named(Meter::new(profile, Rates::ONE));
     family.micro_batch(&mut meter, &lasting, &training, micro, true).unwrap();
-    if family.accumulates() {
+    if family.lacks(Capability::Accumulation).is_none() {
         family.micro_batch(&mut meter, &lasting, &training, micro, false).unwrap();
     }
     let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };

@@ -46,6 +46,6 @@ impl Operation for AllGather {
 
     fn reference(&self, _: &mut Arena<'_>) -> Result<(), OperationError> {
         // What other ranks have is in no arena.
-        Err(OperationError::Device)
+        Err(OperationError::Unsupported("other ranks are reached by a device that knows them"))
     }
 }

@@ -57,7 +57,7 @@ impl Operation for AllToAll {
 
     fn reference(&self, _: &mut Arena<'_>) -> Result<(), OperationError> {
         // What other ranks have is in no arena.
-        Err(OperationError::Device)
+        Err(OperationError::Unsupported("other ranks are reached by a device that knows them"))
     }
 }
 

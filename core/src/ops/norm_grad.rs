@@ -145,7 +145,10 @@ impl NormGrad {
             lanes[1][i % 8] += g(i) * (x - mean) * scale;
         }
         let [mean_g, mean_gx] = lanes.map(|l| sum(&l) / row.len() as f32);
-        let mean_g = if self.kind == NormKind::Rms { 0.0 } else { mean_g };
+        let mean_g = match self.kind {
+            NormKind::Layer => mean_g,
+            NormKind::Rms => 0.0,
+        };
         for (i, dx) in to.iter_mut().enumerate() {
             let through = scale * (g(i) - mean_g - (row[i] - mean) * scale * mean_gx);
             *dx = if self.add { *dx + through } else { through };

@@ -9,7 +9,10 @@ use crate::ops::{AdamW, SquaredNorm};
 use crate::train::Ranks;
 
 /// The most ranges of a model's parameters.
-const RANGES: usize = 8;
+pub(super) const RANGES: usize = 8;
+/// Why a model with more is not updated.
+pub(super) const TOO_MANY: &str =
+    "AdamW moves at most 8 ranges of parameters; lay those of one type and one decay behind each other";
 
 /// The bytes of neighbours in a table that AdamW moves alike.
 #[derive(Debug, Clone, Copy)]
@@ -232,7 +235,7 @@ impl Moments {
             Moments::Shared(shared) => return shared.update(device, control, optimizer),
         };
         if *full {
-            return Err(OperationError::Device);
+            return Err(OperationError::Unsupported(TOO_MANY));
         }
         let Control { settings, results, .. } = *control;
         let Optimizer { beta1, beta2, eps, .. } = *optimizer;

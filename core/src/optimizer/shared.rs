@@ -13,7 +13,7 @@
 //!
 //! What lays and emits this is never inlined: one process, on a chip for one, has no room for it on its stack.
 
-use super::adamw::{Learning, Moments};
+use super::adamw::{Learning, Moments, RANGES, TOO_MANY};
 use super::{Optimizer, Rule};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{
@@ -30,8 +30,8 @@ const PIECE_ROWS: u32 = SquaredNorm::PIECE as u32 / COLUMNS;
 /// Bytes of gradients that come from all ranks at once: enough to hide what a message costs, little beside a model. Of so
 /// many ranks that a message would have less than a piece, it has that.
 const INCOMING: u64 = 32 << 20;
-/// The most ranges of all sections.
-const RANGES: usize = 8;
+/// Why ranks do not share a model of other parameters.
+const OTHER_RULE: &str = "ranks share parameters that AdamW moves and that are of one type; this model has others";
 
 /// Neighbours in a section that AdamW moves alike.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -177,8 +177,8 @@ pub struct Shared {
     incoming: Option<Region>,
     /// [1, ranks, pieces of a rank, 1]: the squared norm of each.
     norms: Region,
-    /// Whether the model has more ranges than there is room for, or parameters that ranks do not share.
-    refused: bool,
+    /// Why the model cannot be updated, where it cannot.
+    refused: Option<&'static str>,
 }
 
 /// Lays the weights of `model` and what is learned with, for one of several ranks.
@@ -190,15 +190,17 @@ pub(super) fn lay<M: Parameters>(
     weight: &dyn Fn(&Parameter) -> Dtype,
     ledger: &mut dyn Ledger,
 ) -> (M::Table, Option<Learning<M::Table>>) {
-    let (mut outline, mut ranges, mut refused) = (Outline::NOTHING, heapless::Vec::new(), false);
+    let (mut outline, mut ranges, mut refused) = (Outline::NOTHING, heapless::Vec::new(), None);
     let dtype = profile.dtype(Role::Weight);
     model.parameters(&mut |p| {
         let (section, first, rows) = outline.take(p);
         match p.rule {
             Rule::AdamW { decays } if weight(p) == dtype => {
-                refused |= !extend(&mut ranges, decays, section, [first, rows])
+                if !extend(&mut ranges, decays, section, [first, rows]) {
+                    refused = Some(TOO_MANY);
+                }
             }
-            _ => refused = true,
+            _ => refused = Some(OTHER_RULE),
         }
         Stacked::NOTHING
     });
@@ -419,8 +421,8 @@ impl Shared {
         control: &Control,
         optimizer: &Optimizer,
     ) -> Result<(), OperationError> {
-        if self.refused {
-            return Err(OperationError::Device);
+        if let Some(why) = self.refused {
+            return Err(OperationError::Unsupported(why));
         }
         if !self.ranks.each() {
             self.reduce(device, control, false)?;

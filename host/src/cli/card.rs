@@ -50,7 +50,7 @@ fn recipe(config: &Config, step: Option<u64>, history: &History) -> Result<Recip
         )));
     }
     let mut notes = Vec::new();
-    let mut written = config.as_written()?;
+    let mut written = config.as_written()?.without_directories();
     if config.init_from.is_some() {
         notes.push("It begins from the model in the directory that `init_from` names.".to_owned());
         // What the model is comes with it; only its context may be shorter.

@@ -1,12 +1,14 @@
 //! `host eval`.
 
+use std::path::Path;
+
 use serde_json::json;
 
 use super::output::{say, tell};
 use super::train::{tell_of_data, tell_of_flaws};
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
-use crate::config::{Config, IMPORTED};
+use crate::config::{Config, IMPORTED, absolute_source};
 use crate::data::choice::{self, Validation};
 use crate::data::corpus::Corpus;
 use crate::data::coverage::{self, Words};
@@ -23,7 +25,8 @@ use crate::run::{Session, checkpoint};
 pub struct Eval {
     #[command(flatten)]
     trained: TrainedFlags,
-    /// Another source to score: all of it, or with --eval-tokens a sample; without it what the run held out
+    /// Another source to score: all of it, or with --eval-tokens a sample; without it what the run held out, also where this
+    /// is the run's data, moved here
     #[arg(long, value_name = "SOURCE")]
     data: Option<String>,
     /// The most tokens to score, of documents drawn at random; without it the run's own number, or all of --data
@@ -65,21 +68,29 @@ struct Found {
 impl Eval {
     pub(super) fn run(self) -> Result<(), Failure> {
         let mut config = self.trained.config()?;
-        config.validation = self.data.clone().or(config.validation);
-        let (run, from) =
-            (directory::of_run(&self.trained.dir)?, checkpoint::latest(&self.trained.dir).map_err(request)?);
+        let run = directory::of_run(&self.trained.dir)?;
+        let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
+        let mut began = checkpoint::read_source(&from).map_err(request)?;
+        let mut other = None;
+        if let Some(named) = self.data.as_deref().map(absolute_source) {
+            // The run's own data, which is no longer where it was, is not another source.
+            let gone = config.validation.is_none() && !Path::new(&config.data).exists();
+            match began.as_ref().filter(|_| gone).and_then(|began| began.moved(&named).ok()) {
+                Some(moved) => (config.data, began) = (named, Some(moved)),
+                None => (config.validation, other) = (Some(named.clone()), Some(named)),
+            }
+        }
         if config.validation.is_none() && config.preset == IMPORTED && !from.join(checkpoint::STATE).exists() {
             let dir = self.trained.dir.display();
             return Err(request(format!(
                 "{dir} holds an imported model, which held out no text; name some with --data"
             )));
         }
-        let began = checkpoint::read_source(&from).map_err(request)?;
         if began.is_some() {
             tell_of_data(&config, began.as_ref(), self.json);
         }
         let corpus = Corpus::reopen(&config, &from, &run, began, None).map_err(request)?;
-        let scored = self.chosen(&config, &corpus)?;
+        let scored = self.chosen(&config, &corpus, other.as_deref())?;
         let sections = Sections { evaluation: Some(config.evaluation()), ..Sections::none(&config) };
         let Trained { mut session, .. } = Trained::load(&self.trained.dir, &config, &sections)?;
         say_warnings(&mut session);
@@ -130,9 +141,9 @@ impl Eval {
         Ok(())
     }
 
-    /// What there is to score, before a model is loaded.
-    fn chosen(&self, config: &Config, corpus: &Corpus) -> Result<Scored, Failure> {
-        if self.data.is_some()
+    /// What there is to score, before a model is loaded: of the `other` source than the run's own, where there is one.
+    fn chosen(&self, config: &Config, corpus: &Corpus, other: Option<&str>) -> Result<Scored, Failure> {
+        if other.is_some()
             && self.eval_tokens.is_none()
             && let Some(whole) = corpus.whole_validation().map_err(request)?
         {
@@ -145,7 +156,7 @@ impl Eval {
         Machine::here(1).require_room(&format!("--eval-tokens {most}"), needed, lower)?;
         let validation = corpus.validation(most).map_err(request)?;
         let overlap = corpus.overlap(&validation.set).map_err(request)?;
-        if let (Some(data), Some(among)) = (&self.data, validation.among)
+        if let (Some(data), Some(among)) = (other, validation.among)
             && among > validation.set.documents() as u64
         {
             let (documents, tokens) = (validation.set.documents(), validation.set.targets());

@@ -169,7 +169,7 @@ impl Export {
         tokenizer: &dyn Tokenizer,
         weights: &mut Checkpoint<'_>,
     ) -> Result<(&'static str, Files), Failure> {
-        let generation = generation::of_dir(&self.dir)?;
+        let generation = generation::of_dir(&directory::of_run(&self.dir)?)?;
         let vocabulary = match self.no_tokenizer {
             true => None,
             false => Some(gguf::vocabulary(tokenizer, stored.model.vocab_size, &generation)?),
@@ -210,9 +210,10 @@ impl Export {
         state: Option<&TrainerState>,
         weights: &mut Checkpoint<'_>,
     ) -> Result<(&'static str, Files), Failure> {
-        let card = super::card::of_run(&self.dir, config, state, tokenizer)?;
+        let run = directory::of_run(&self.dir)?;
+        let card = super::card::of_run(&run, config, state, tokenizer)?;
         let shard = self.shard_size.map_or(SHARD, |size| size.0);
-        let generation = &generation::of_dir(&self.dir)?;
+        let generation = &generation::of_dir(&run)?;
         let element = self.dtype;
         let asked = hugging_face::Request { stored, architecture, tokenizer, element, shard, card: &card, generation };
         let made = hugging_face::export(&asked, weights, &self.out)?;

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::output::say;
 use super::{Failure, request, stop, work};
-use crate::config::{Config, RawConfig, human_bytes};
+use crate::config::{Config, RawConfig, absolute, human_bytes};
 use crate::data::tokenizer;
 use crate::disk;
 use crate::format::hugging_face;
@@ -75,7 +75,8 @@ impl Import {
         let copied = import(&origin, &family, tokenizer, &written, claim.dir(), &stop).map_err(failure)?;
         let bytes = copied.bytes;
         // The copy of the run, not the file that may go away.
-        let own = Config { tokenizer: out.join(tokenizer::FILE_NAME).display().to_string(), ..config };
+        let copy = absolute(&out.join(tokenizer::FILE_NAME).display().to_string());
+        let own = Config { tokenizer: copy, ..config };
         let text = serde_json::to_string_pretty(&plan).map_err(work)?;
         // The weights get their name last: without them the run is an import that can be begun again.
         let said = (origin.generation(), &History::imported(&dir));

@@ -189,11 +189,13 @@ pub(super) fn digest(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }
 
-/// The digest of what decides a run's numbers: threads, budgets and a GPU's number are a machine's own.
+/// The digest of what decides a run's numbers: threads, budgets, directories and a GPU's number are a machine's own.
 pub(super) fn digest_of(config: &Config) -> Result<u64, Failure> {
     let device = config.device.split(':').next().unwrap_or_default().to_owned();
     let config = Config { threads: 1, budget: None, device, ..config.clone() };
-    Ok(digest(toml::to_string(&config).map_err(work)?.as_bytes()))
+    let written = config.as_written()?.without_directories();
+    let written = RawConfig { epochs: config.epochs, rank: None, ranks: None, link: None, ..written };
+    Ok(digest(toml::to_string(&written).map_err(work)?.as_bytes()))
 }
 
 /// The digest of what a plan lays out.

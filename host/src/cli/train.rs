@@ -13,7 +13,7 @@ use super::report::{Beside, report};
 use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
-use crate::config::{Cache, Config, Device, RawConfig, human_bytes};
+use crate::config::{Cache, Config, Device, IMPORTED, RawConfig, human_bytes};
 use crate::data::corpus::{self, Corpus, CorpusError};
 use crate::data::coverage;
 use crate::data::error::SourceError;
@@ -32,7 +32,7 @@ use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::progress::Progress;
 use crate::run::train::{Observer, TrainError, Trainer};
-use crate::run::{Session, checkpoint, directory, generation, metrics};
+use crate::run::{Session, checkpoint, directory, generation, metrics, moved};
 
 /// Flags of `host train`.
 #[derive(Debug, clap::Args)]
@@ -102,12 +102,28 @@ impl Train {
                 self.go_on(team, Claimed { dir, _claim: claim }, written)
             }
             (None, written) => {
+                team.agree(self.require_start(&written), &[])?;
                 let vocabulary = written.decides_vocabulary() || written.init_from.is_some();
-                let decided = Decided { warmup: written.warmup.is_some(), vocabulary };
+                // Both are in the configuration of another run: its steps were counted.
+                let steps = written.steps.filter(|_| written.epochs.is_some());
+                let decided = Decided { warmup: written.warmup.is_some(), vocabulary, steps };
                 let config = team.agree(settle(written).map_err(Failure::from), &[])?;
                 self.begin(team, config, decided, None)
             }
         }
+    }
+
+    /// Refuses the configuration of an imported model as that of a run: it names no weights.
+    fn require_start(&self, written: &RawConfig) -> Result<(), Failure> {
+        if written.preset.as_deref() != Some(IMPORTED) || written.init_from.is_some() {
+            return Ok(());
+        }
+        let dir = self.flags.config.as_deref().and_then(Path::parent).map_or("DIR".into(), Path::to_string_lossy);
+        Err(request(format_args!(
+            "this is the configuration of an imported model, which was not trained here; begin from its weights with \
+             --init-from {}",
+            if dir.is_empty() { "." } else { &*dir }
+        )))
     }
 
     fn shown(&self, team: &Team) -> Shown {
@@ -118,14 +134,16 @@ impl Train {
     fn go_on(self, team: &Team, claimed: Claimed, written: RawConfig) -> Result<(), Failure> {
         let dir = &*claimed.dir;
         let read = || -> Result<_, Failure> {
-            let saved = directory::read_config(dir)?;
-            let config = saved.resumed(written).map_err(|e| request(format_args!("{}: {e}", dir.display())))?;
+            let mut saved = directory::read_config(dir)?;
             let from = checkpoint::last(dir).map_err(request)?;
-            Ok((config, from))
+            let named = |e| request(format_args!("{}: {e}", dir.display()));
+            let source = moved::follow(&mut saved, &written, from.as_deref()).map_err(named)?;
+            Ok((saved.resumed(written).map_err(named)?, from, source))
         };
-        let (mut config, from) = team.agree(read(), &[])?;
+        let (mut config, from, source) = team.agree(read(), &[])?;
         let Some(from) = from else {
-            return self.begin(team, config, Decided { warmup: true, vocabulary: true }, Some(claimed));
+            let decided = Decided { warmup: true, vocabulary: true, steps: None };
+            return self.begin(team, config, decided, Some(claimed));
         };
         // What cannot be read at all is refused where the run goes on with it.
         let lines = regular::require(&dir.join(metrics::LINES));
@@ -148,7 +166,8 @@ impl Train {
         };
         let state = state();
         let digest = state.as_ref().map_or(0, |(_, digest)| *digest);
-        let (TrainerState { source, algorithms, .. }, _) = team.agree(state, &[("checkpoint", digest)])?;
+        let (TrainerState { algorithms, step, .. }, _) = team.agree(state, &[("checkpoint", digest)])?;
+        team.agree(require_ahead(&config, dir, step), &[])?;
         let corpus = team.led_by_first(|| {
             if source.is_some() {
                 tell_of_data(&config, source.as_ref(), self.json);
@@ -156,7 +175,8 @@ impl Train {
             let mut say = encoding(&config, dir, self.json);
             Corpus::reopen(&config, &from, dir, source, Some(&mut say)).map_err(encoded)
         })?;
-        team.agree(count_epochs(&mut config, &corpus, true), &[])?;
+        let counted = count_epochs(&mut config, &corpus, true).and_then(|()| require_ahead(&config, dir, step));
+        team.agree(counted, &[])?;
         start(team, config, &corpus, dir, Some(&from), &algorithms, self.shown(team))
     }
 
@@ -214,6 +234,8 @@ impl Claimed {
 struct Decided {
     warmup: bool,
     vocabulary: bool,
+    /// The steps that passes over the data must be.
+    steps: Option<u64>,
 }
 
 /// Opens the data of a new run and counts its steps. The source must hold a batch before a directory is made.
@@ -222,6 +244,12 @@ fn open(config: &mut Config, dir: &Path, decided: Decided, quiet: bool) -> Resul
     let mut corpus = Corpus::open(config, dir, &mut encoding(config, dir, quiet)).map_err(encoded)?;
     corpus.require(config).map_err(request)?;
     count_epochs(config, &corpus, decided.warmup)?;
+    if let (Some(steps), Some(epochs)) = (decided.steps.filter(|steps| *steps != config.steps), config.epochs) {
+        return Err(request(format_args!(
+            "--epochs {epochs} are {} steps with this data, and the configuration says {steps}; give --epochs or --steps",
+            config.steps
+        )));
+    }
     if !decided.vocabulary
         && let Some(line) = config.fit_vocabulary(corpus.tokenizer.vocab_size())
     {
@@ -268,7 +296,8 @@ pub(super) fn encoded(error: CorpusError) -> Failure {
     }
 }
 
-/// Turns passes over the data into steps, where that was not done yet. A warm-up that nobody decided is 1 % of them.
+/// Turns passes over the data into steps, where that was not done yet, and a warm-up that nobody decided into its share of
+/// them.
 fn count_epochs(config: &mut Config, corpus: &Corpus, warmup: bool) -> Result<(), Failure> {
     let Some(epochs) = config.epochs.filter(|_| config.steps == 0) else { return Ok(()) };
     let tokens = corpus.training_tokens().map_err(request)? * u64::from(epochs);
@@ -281,9 +310,20 @@ fn count_epochs(config: &mut Config, corpus: &Corpus, warmup: bool) -> Result<()
         )));
     }
     if !warmup {
-        config.warmup = config.warmup.max(config.steps / 100);
+        config.warmup = config.default_warmup();
     }
     Ok(())
+}
+
+/// Refuses an end before the step that the run in `dir` is at. Passes that are not yet counted have none.
+fn require_ahead(config: &Config, dir: &Path, step: u64) -> Result<(), Failure> {
+    let ends = match (config.epochs, config.steps) {
+        (Some(_), 0) => return Ok(()),
+        (_, steps) if steps >= step => return Ok(()),
+        (Some(epochs), steps) => format!("the end of --epochs {epochs}, which is step {steps}"),
+        (None, steps) => format!("--steps {steps}"),
+    };
+    Err(request(format_args!("{} is at step {step} already, past {ends}; give more than {step} steps", dir.display())))
 }
 
 fn start(
@@ -362,9 +402,8 @@ impl Job<'_> {
         }
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
-        if let Some(line) = config.unused_vocabulary(tokenizer.vocab_size()) {
-            tell!("{}: {line}", name::called());
-        }
+        let lines = [config.unused_vocabulary(tokenizer.vocab_size()), config.unfinished_warmup()];
+        lines.iter().flatten().for_each(|line| tell!("{}: {line}", name::called()));
         let fresh = !directory::holds_run(dir);
         team.led(|| {
             if resume.is_some() {
@@ -383,10 +422,6 @@ impl Job<'_> {
             directory::discard(dir);
         }
         let trainer = trainer?;
-        team.led(|| match resume {
-            Some(_) => directory::keep_config(dir, config).map_err(work),
-            None => Ok(()),
-        })?;
         if !json {
             coverage::of_run(corpus, &validation.set, config).iter().for_each(|line| tell!("{line}"));
             tell!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });

@@ -1,9 +1,10 @@
 //! How much of the attention a pattern keeps, for people.
 
+use capful_core::model::Capability;
 use capful_core::ops::Pattern;
 
 use super::error::error;
-use super::{Attention, Config, ConfigError, ModelConfig};
+use super::{Attention, Config, ConfigError};
 
 impl Config {
     /// Refuses a flag of the pattern that the attention of the run does not use.
@@ -13,8 +14,8 @@ impl Config {
             "stride" => (matches!(self.attention, Attention::Global | Attention::Mixed), "global or mixed"),
             _ => (self.attention != Attention::Dense, "local, global or mixed"),
         };
-        if matches!(self.model, ModelConfig::NeuroGen(_)) {
-            return error(format!("--{name} {value}: a NeuroGen has no attention; leave it away"));
+        if let Some(why) = self.family().lacks(Capability::Attention) {
+            return error(format!("--{name} {value}: {why}; leave it away"));
         }
         if used {
             return Ok(());
@@ -28,7 +29,7 @@ impl Config {
     /// How many of the pairs of a query and a key the pattern keeps in the sequences of the run; nothing where every
     /// query sees every earlier key anyway, as was asked for.
     pub fn attention_kept(&self) -> Option<String> {
-        if self.attention == Attention::Dense || matches!(self.model, ModelConfig::NeuroGen(_)) {
+        if self.attention == Attention::Dense || self.family().lacks(Capability::Attention).is_some() {
             return None;
         }
         let mut lengths: Vec<u32> = self.stages().iter().map(|stage| stage.seq_len).collect();

@@ -1,5 +1,7 @@
 //! Gradients in a lower precision: where they may be.
 
+use capful_core::model::Capability;
+
 use super::error::error;
 use super::{Config, ConfigError, Gradients, Precision};
 
@@ -18,8 +20,8 @@ impl Config {
                     .to_owned(),
             );
         }
-        if !self.family().accumulates() {
-            return error("--gradients bf16: a NeuroGen's gradients are f32; use --gradients f32".to_owned());
+        if let Some(why) = self.family().lacks(Capability::Bf16Gradients) {
+            return error(format!("--gradients bf16: {why}; use --gradients f32"));
         }
         if self.ranks().shares() {
             let why =

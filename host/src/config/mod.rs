@@ -11,16 +11,19 @@ mod model;
 mod nearest;
 mod neurogen;
 mod order;
+mod places;
 mod preset;
 mod ranks;
 mod raw;
 mod recompute;
 mod resolved;
 mod resume;
+mod saved;
 mod size;
 mod stage;
 mod transformer;
 mod vocabulary;
+mod warmup;
 
 pub use choices::{
     Attention, BatchSize, Device, Gradients, InvalidUtf8, LrSchedule, Order, Precision, TokenizerChoice, Weights,
@@ -32,6 +35,7 @@ pub use model::{AnyFamily, ModelConfig};
 pub(crate) use nearest::nearest;
 pub use neurogen::{Eligibility, Mode, NeuroGenConfig, Rule};
 pub use order::{Cache, NO_CACHE, OWN};
+pub use places::{absolute, absolute_source, is_path};
 pub use preset::{IMPORTED, Preset, presets};
 pub use raw::{RawConfig, RawStage};
 pub use recompute::{Recompute, RecomputeChoice, kinds};

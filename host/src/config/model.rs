@@ -1,7 +1,7 @@
 //! Which model, and its sizes.
 
 use capful_core::model::transformer::Dialect;
-use capful_core::model::{Family as _, MicroBatch, ModelError, NeuroGen, Recompute, Transformer};
+use capful_core::model::{Capability, Family as _, MicroBatch, ModelError, NeuroGen, Recompute, Transformer};
 use serde::{Deserialize, Serialize};
 
 use super::error::{ConfigError, error};
@@ -88,11 +88,11 @@ impl AnyFamily {
         }
     }
 
-    /// Whether its matrices can be kept in integers.
-    pub fn in_integers(&self) -> bool {
+    /// Why it does not have what only some families have, where it does not.
+    pub fn lacks(&self, capability: Capability) -> Option<&'static str> {
         match self {
-            AnyFamily::Transformer(family) => family.in_integers(),
-            AnyFamily::NeuroGen(family) => family.in_integers(),
+            AnyFamily::Transformer(family) => family.lacks(capability),
+            AnyFamily::NeuroGen(family) => family.lacks(capability),
         }
     }
 
@@ -101,14 +101,6 @@ impl AnyFamily {
         match self {
             AnyFamily::Transformer(family) => family.recomputable(),
             AnyFamily::NeuroGen(family) => family.recomputable(),
-        }
-    }
-
-    /// Whether a step may be of several micro-batches.
-    pub fn accumulates(&self) -> bool {
-        match self {
-            AnyFamily::Transformer(family) => family.accumulates(),
-            AnyFamily::NeuroGen(family) => family.accumulates(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The ranks of a run: a launcher says how many there are, and which one this is.
 
+use capful_core::model::Capability;
 use capful_core::train::Ranks;
 
 use super::error::error;
@@ -24,10 +25,8 @@ impl Config {
             return Ok(());
         }
         let why = if ranks.count > 1 { format!("{} ranks", ranks.count) } else { "--exact-ranks".to_owned() };
-        if !self.family().accumulates() {
-            return error(format!(
-                "{why}: a NeuroGen moves its decoder in every micro-batch, so one process trains it alone"
-            ));
+        if let Some(lacks) = self.family().lacks(Capability::Accumulation) {
+            return error(format!("{why}: {lacks}, so one process trains it alone"));
         }
         match self.stages().iter().find(|stage| !stage.accumulate.is_multiple_of(ranks.count)) {
             None => Ok(()),

@@ -64,7 +64,7 @@ pub struct RawConfig {
     pub cache: Option<String>,
     /// Memory of the pool that streamed sequences are drawn from, for example 128MiB
     #[arg(long, value_name = "SIZE")]
-    pub pool: Option<String>,
+    pub pool: Option<super::ByteSize>,
     /// word (capped vocabulary), byte, bpe (trained under the cap), or a Hugging Face tokenizer.json
     #[arg(long, value_name = "KIND|FILE")]
     pub tokenizer: Option<String>,
@@ -101,7 +101,7 @@ pub struct RawConfig {
     /// How the rate falls after the warm-up: cosine, linear (both to a tenth) or constant
     #[arg(long, value_name = "SHAPE")]
     pub schedule: Option<super::LrSchedule>,
-    /// Steps of warm-up; 1 % of the run if not given
+    /// Steps of warm-up; if not given the preset's, as large a share of a shorter run, and at least 1 % of it
     #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
     pub warmup: Option<u64>,
     /// AdamW's decay of matrices
@@ -156,10 +156,11 @@ pub struct RawConfig {
     pub chunk: Option<u32>,
     /// Refuse a run that needs more memory than this, for example 4GiB
     #[arg(long, value_name = "SIZE")]
-    pub budget: Option<String>,
+    pub budget: Option<super::ByteSize>,
     /// Plan for a GPU's memory: gtx1650, rtx3060, rtx3090, rtx4060, rtx4070, rtx4090, rtx5090, t4, l4, l40s, a10,
     /// a100-80, h100, h200, b200, or a size such as 22GiB
     #[arg(long, value_name = "NAME|SIZE")]
+    #[serde(deserialize_with = "super::size::name_or_size")]
     pub gpu: Option<String>,
     /// Steps between evaluations; 0 for the end only
     #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
@@ -215,7 +216,7 @@ pub struct RawConfig {
 }
 
 impl RawConfig {
-    /// Reads a configuration file.
+    /// Reads a configuration file, one that a run saved too.
     ///
     /// # Errors
     /// A file that cannot be read, a key that does not exist, or one that contradicts the stages; the message names
@@ -229,8 +230,12 @@ impl RawConfig {
             let line = e.span().map_or(0, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
             ConfigError(format!("{}: line {line}: {}", path.display(), e.message().replace('\n', " ")))
         })?;
+        let named = |ConfigError(what)| ConfigError(format!("{}: {what}", path.display()));
+        if let Some(of_run) = RawConfig::of_run(&text) {
+            return of_run.map_err(named);
+        }
         let both = |key: &str, other: &str| {
-            Err(ConfigError(format!("{}: {key} is given beside {other}; leave one of them away", path.display())))
+            Err(named(ConfigError(format!("{key} is given beside {other}; leave one of them away"))))
         };
         match raw.shape().filter(|_| !raw.stage.is_empty()) {
             Some(key) => both(key, "[[stage]], which decides it for each stage"),

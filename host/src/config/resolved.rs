@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use capful_core::integer::Integer;
-use capful_core::model::{self, Activation, MicroBatch, Products};
+use capful_core::model::{self, Activation, Capability, MicroBatch, Products};
 use capful_core::ops::{Kind, Pattern};
 use capful_core::optimizer::Optimizer;
 use capful_core::train;
@@ -58,8 +58,8 @@ const fn one_rank() -> u32 {
     1
 }
 
-/// What a configuration is made of: the preset's name, its word and `raw`'s over it, source, tokenizer and model.
-fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConfig), ConfigError> {
+/// What a configuration is made of: the preset's name, its word, `raw`'s over it, source, tokenizer and model.
+fn begin(raw: RawConfig) -> Result<(String, [RawConfig; 2], String, String, ModelConfig), ConfigError> {
     let name = raw.preset.clone().unwrap_or_else(|| super::presets()[0].name.to_owned());
     let Some(preset) = Preset::find(&name) else {
         let near = nearest(&name, super::presets().iter().map(|preset| preset.name));
@@ -68,7 +68,9 @@ fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConf
     };
     let asked_vocabulary = raw.asked_vocabulary();
     let beside = if raw.tokenizer.is_none() { super::order::tokenizer_of(raw.data.as_deref())? } else { None };
-    let raw = preset.raw().overlaid(raw);
+    let of_preset = preset.raw();
+    // A warm-up of the preset's is for a run as long as its own.
+    let raw = RawConfig { warmup: None, ..of_preset.clone() }.overlaid(raw);
     let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
     let tokenizer = beside.or(raw.tokenizer.clone()).unwrap_or_else(|| "word".to_owned());
     let vocab_size = match (TokenizerChoice::parse(&tokenizer)?, asked_vocabulary) {
@@ -80,12 +82,7 @@ fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConf
         _ => raw.vocab_size.unwrap_or(10_000),
     };
     let model = model(&raw, vocab_size)?;
-    Ok((name, raw, data, tokenizer, model))
-}
-
-/// A size as users write it.
-fn bytes(size: Option<&str>) -> Result<Option<u64>, ConfigError> {
-    size.map(|size| size.parse().map(|ByteSize(n)| n).map_err(ConfigError)).transpose()
+    Ok((name, [of_preset, raw], data, tokenizer, model))
 }
 
 /// Micro-batches of a step, as asked for: so many, or as many as its tokens hold.
@@ -141,7 +138,7 @@ pub struct Config {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cache: Option<String>,
     /// Bytes of the pool.
-    #[serde(default = "default_pool")]
+    #[serde(default = "default_pool", deserialize_with = "super::size::bytes")]
     pub pool: u64,
     /// word, byte, bpe or a file.
     pub tokenizer: String,
@@ -197,10 +194,10 @@ pub struct Config {
     /// Rows of logits at once.
     pub chunk: u32,
     /// The most memory, in bytes.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(skip_serializing_if = "Option::is_none", default, deserialize_with = "super::size::some_bytes")]
     pub budget: Option<u64>,
     /// A known GPU to plan for.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(skip_serializing_if = "Option::is_none", default, deserialize_with = "super::size::name_or_size")]
     pub gpu: Option<String>,
     /// Steps between evaluations.
     pub eval_every: u64,
@@ -255,7 +252,7 @@ impl Config {
     /// Names that do not exist, sizes that do not belong together: see [`ConfigError`].
     pub fn resolve(raw: RawConfig) -> Result<Config, ConfigError> {
         let pattern = [("block", raw.block, 64), ("window", raw.window, 1), ("stride", raw.stride, 2)];
-        let config = Config::decide(raw)?;
+        let config = Config::decide(raw.from_root())?;
         // The configuration of a run has all of them, at their defaults.
         let given = pattern.into_iter().filter(|(_, value, default)| value.is_some_and(|value| value != *default));
         let given = given.filter_map(|(name, value, _)| Some((name, value?)));
@@ -265,12 +262,10 @@ impl Config {
 
     /// As [`Config::resolve`], where what the pattern of attention does not use may be written all the same.
     pub(super) fn decide(raw: RawConfig) -> Result<Config, ConfigError> {
-        let (preset, raw, data, tokenizer, model) = begin(raw)?;
+        let (preset, [of_preset, raw], data, tokenizer, model) = begin(raw)?;
         let steps = if raw.epochs.is_some() { 0 } else { raw.steps.unwrap_or(1000) };
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-        let pool = bytes(raw.pool.as_deref())?;
         let order = super::order::resolve(&raw, &data)?;
-        let budget = bytes(raw.budget.as_deref())?;
         // Who plans for a GPU means a GPU.
         let device = raw.device.unwrap_or_else(|| if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned());
         let chunk = if device.starts_with("cuda") { GPU_CHUNK } else { 512 };
@@ -305,7 +300,7 @@ impl Config {
             shuffle: raw.shuffle.unwrap_or(0),
             order,
             cache: raw.cache,
-            pool: pool.unwrap_or(default_pool()),
+            pool: raw.pool.map_or(default_pool(), |ByteSize(bytes)| bytes),
             tokenizer,
             batch_size,
             seq_len,
@@ -315,7 +310,7 @@ impl Config {
             log_every: raw.log_every.unwrap_or(default_log_every()),
             lr: raw.lr.unwrap_or(1e-3),
             schedule: raw.schedule.unwrap_or(LrSchedule::Cosine),
-            warmup: raw.warmup.unwrap_or((steps / 100).max(1)),
+            warmup: raw.warmup.unwrap_or_else(|| super::warmup::of(&of_preset, steps)),
             weight_decay: raw.weight_decay.unwrap_or(0.1),
             clip,
             beta1: raw.beta1.unwrap_or(0.9),
@@ -331,7 +326,7 @@ impl Config {
             stride: raw.stride.unwrap_or(if raw.attention == Some(Attention::Mixed) { 4 } else { 2 }),
             recompute,
             chunk: raw.chunk.unwrap_or(chunk),
-            budget,
+            budget: raw.budget.map(|ByteSize(bytes)| bytes),
             gpu: raw.gpu,
             eval_every: raw.eval_every.unwrap_or(0),
             eval_tokens: raw.eval_tokens.unwrap_or(65_536),
@@ -391,11 +386,10 @@ impl Config {
         if let Some((name, _)) = positive.into_iter().find(|(_, n)| *n == 0) {
             return error(format!("--{name} is 0; it must be at least 1"));
         }
-        if !self.family().accumulates() && self.stages().iter().any(|p| p.accumulate != 1) {
-            return error(format!(
-                "--accumulate {}: a NeuroGen moves its decoder in every micro-batch; use --accumulate 1 and more sequences",
-                self.accumulate
-            ));
+        if let Some(why) = self.family().lacks(Capability::Accumulation)
+            && let Some(stage) = self.stages().iter().find(|stage| stage.accumulate != 1)
+        {
+            return error(format!("--accumulate {}: {why}; use --accumulate 1 and more sequences", stage.accumulate));
         }
         self.validate_ranks()?;
         self.validate_gradients()?;
@@ -489,8 +483,8 @@ impl Config {
     pub fn in_integers(mut self, weights: Option<Integer>) -> Result<Config, ConfigError> {
         if let Some(integer) = weights {
             let name = integer.name();
-            if !self.family().in_integers() {
-                return error(format!("--weights {name}: a NeuroGen has no weights in integers; use --weights f32"));
+            if let Some(why) = self.family().lacks(Capability::Integers) {
+                return error(format!("--weights {name}: {why}; use --weights f32"));
             }
             if let Device::Cuda(_) = self.device()? {
                 return error(format!(
@@ -651,7 +645,6 @@ mod tests {
             ("tokenizer = 'bpe'\nvocab_size = 100", "260"),
             ("batch_size = 0", "batch-size"),
             ("block = 48", "16, 32, 64"),
-            ("budget = '4 gigs'", "4GiB"),
             ("[model]\nheads = 3", "divide"),
             ("[model]\nlayer = 3", "layer"),
             ("beta2 = 1.0", "beta2"),

@@ -3,12 +3,14 @@
 use std::fs;
 
 use super::error::error;
-use super::{BatchSize, Config, ConfigError, RawConfig, RawStage, RecomputeChoice, StageConfig};
+use super::{BatchSize, ByteSize, Config, ConfigError, RawConfig, RawStage, RecomputeChoice, StageConfig};
 
-/// The keys that may differ when a run goes on. The rest decides its numbers.
-const MAY_DIFFER: [&str; 15] = [
+/// The keys that may differ when a run goes on. The rest decides its numbers. A set of tokens in a cache is known by what it
+/// was made from, so another place for it changes none; the order of sequences is a key of its own.
+const MAY_DIFFER: [&str; 16] = [
     "steps",
     "epochs",
+    "cache",
     "log_every",
     "baseline_tokens",
     "save_every",
@@ -30,10 +32,15 @@ impl Config {
     ///
     /// # Errors
     /// Something else differs, which is named with both values; or what is written is no configuration.
-    pub fn resumed(&self, mut written: RawConfig) -> Result<Config, ConfigError> {
+    pub fn resumed(&self, written: RawConfig) -> Result<Config, ConfigError> {
+        let mut written = written.from_root();
         if written.epochs.is_some() && written.epochs == self.epochs {
             // They were counted.
             written.epochs = None;
+            written.steps = written.steps.filter(|steps| *steps != self.steps);
+        }
+        if written.epochs.is_some() && written.steps.is_some() {
+            return error("epochs is given beside steps; leave one of them away".to_owned());
         }
         self.same_shape(&mut written)?;
         let length = written.steps.is_some() || written.epochs.is_some();
@@ -146,7 +153,7 @@ impl Config {
             shuffle: Some(shuffle),
             order: Some(order),
             cache,
-            pool: Some(pool.to_string()),
+            pool: Some(ByteSize(pool)),
             tokenizer: Some(tokenizer),
             // The table has it: a file may say it there too.
             vocab_size: None,
@@ -177,7 +184,7 @@ impl Config {
             stride: Some(stride),
             recompute: Some(RecomputeChoice::Set(recompute)),
             chunk: Some(chunk),
-            budget: budget.map(|bytes| bytes.to_string()),
+            budget: budget.map(ByteSize),
             gpu,
             eval_every: Some(eval_every),
             eval_tokens: Some(eval_tokens),
@@ -305,6 +312,10 @@ mod tests {
         let on = run.resumed(raw("steps = 40\nsave_every = 7\nkeep = 9\nlog_every = 2\nbudget = '1GiB'")).unwrap();
         let expected = Config { steps: 40, save_every: 7, keep: 9, log_every: 2, budget: Some(1 << 30), ..run.clone() };
         assert_eq!(on, expected);
+        assert_eq!(
+            run.resumed(raw("cache = '/there'")).unwrap(),
+            Config { cache: Some("/there".to_owned()), ..run.clone() }
+        );
         assert_eq!(run.resumed(raw("zero = 2")).unwrap(), Config { zero: 2, ..run.clone() });
         // The warm-up was decided when the run began.
         assert_eq!(run.resumed(raw("steps = 400000")).unwrap().warmup, run.warmup);
@@ -339,7 +350,6 @@ mod tests {
             (raw("preset = 'pythia-14m'"), ["--preset", "pythia-tiny", "pythia-14m"]),
             (raw("vocab_size = 400"), ["--vocab-size", "300", "400"]),
             (raw("seed = 4"), ["--seed", "0", "4"]),
-            (raw("cache = 'there'"), ["--cache", "none", "there"]),
             (raw("validation = 'there.txt'"), ["--validation", "here.txt", "there.txt"]),
             (set("layers=1"), ["--set layers", "4", "1"]),
             (raw(stages), ["", "the run has", "the command says"]),

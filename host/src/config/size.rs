@@ -3,8 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+
 /// A number of bytes, written as `4GiB`, `512MiB`, `3.6GB` or a plain number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "toml::Value", into = "toml::Value")]
 pub struct ByteSize(pub u64);
 
 const UNITS: [(&str, f64); 9] = [
@@ -31,6 +35,47 @@ impl FromStr for ByteSize {
             Ok(n) if n.is_finite() && n >= 0.0 && n * factor < 9e18 => Ok(ByteSize((n * factor) as u64)),
             _ => Err(format!("'{text}' is no size; write for example 4GiB, 512MiB or 3.6GB")),
         }
+    }
+}
+
+impl TryFrom<toml::Value> for ByteSize {
+    type Error = String;
+
+    /// A number, as runs save it, or what users write.
+    fn try_from(value: toml::Value) -> Result<Self, String> {
+        match &value {
+            toml::Value::Integer(n) => u64::try_from(*n).map(ByteSize).map_err(|_| format!("{n} is no size")),
+            toml::Value::String(text) => text.parse(),
+            other => other.to_string().parse(),
+        }
+    }
+}
+
+impl From<ByteSize> for toml::Value {
+    fn from(ByteSize(bytes): ByteSize) -> toml::Value {
+        // No size is more than a file can say.
+        i64::try_from(bytes).unwrap_or(i64::MAX).into()
+    }
+}
+
+/// Reads a size of a saved run, which people may have written.
+pub(super) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    ByteSize::deserialize(from).map(|ByteSize(bytes)| bytes)
+}
+
+/// The same where there may be none.
+pub(super) fn some_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    bytes(from).map(Some)
+}
+
+/// Reads what is a name or a size: a size may be a number.
+pub(super) fn name_or_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let value = toml::Value::deserialize(from)?;
+    let shown = value.to_string();
+    match value {
+        toml::Value::String(text) => Ok(Some(text)),
+        toml::Value::Integer(_) | toml::Value::Float(_) => Ok(Some(shown)),
+        _ => Err(D::Error::custom(format!("{shown} is neither a name nor a size"))),
     }
 }
 
@@ -66,6 +111,24 @@ mod tests {
         }
         for text in ["", "GiB", "-1GiB", "4 GiBs", "nan", "1e30TB"] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_has_sizes_as_numbers_and_as_text() {
+        let of = |text: &str| toml::from_str::<crate::config::RawConfig>(text).map(|raw| raw.budget);
+        for text in ["budget = 4294967296", "budget = '4GiB'", "budget = '4294967296'", "budget = 4294967296.0"] {
+            assert_eq!(of(text), Ok(Some(ByteSize(4 << 30))), "{text}");
+        }
+        let gpu = |text: &str| toml::from_str::<crate::config::RawConfig>(text).map(|raw| raw.gpu);
+        for (text, says) in [("gpu = 't4'", "t4"), ("gpu = '22GiB'", "22GiB"), ("gpu = 23622320128", "23622320128")] {
+            assert_eq!(gpu(text), Ok(Some(says.to_owned())), "{text}");
+        }
+        assert!(gpu("gpu = true").unwrap_err().message().contains("neither a name nor a size"));
+        // A number is not rounded as a double would be.
+        assert_eq!(of("budget = 9007199254740993"), Ok(Some(ByteSize(9_007_199_254_740_993))));
+        for text in ["budget = -1", "budget = true", "budget = '4 gigs'", "budget = [1]"] {
+            assert!(of(text).unwrap_err().message().contains("is no size"), "{text}");
         }
     }
 

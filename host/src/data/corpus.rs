@@ -249,8 +249,8 @@ impl Corpus {
             && !shards::begun(path)
         {
             // Files that were moved are the same where their text is.
-            let began =
-                began.and_then(|began| if began.name == config.data { Some(began) } else { began.moved(&config.data) });
+            let began = began
+                .and_then(|began| if began.name == config.data { Some(began) } else { began.moved(&config.data).ok() });
             options.formerly = goes_on && began.is_none();
             let began = began.map_or_else(|| Files::open(path, &options)?.snapshot(), Ok)?;
             options.began = Some(Arc::new(began));

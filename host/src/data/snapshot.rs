@@ -45,14 +45,17 @@ impl Snapshot {
         self.files.iter().map(|file| (found(&file.path), file.clone()))
     }
 
-    /// The same of a source that was moved and is named `name` now, where all its files lie below its name.
-    pub(super) fn moved(&self, name: &str) -> Option<Self> {
-        let file = |file: &FileSnapshot| {
-            let rest = Path::new(&file.path).strip_prefix(&self.name).ok()?;
-            let path = if rest.as_os_str().is_empty() { name.into() } else { shown(&Path::new(name).join(rest)) };
-            Some(FileSnapshot { path, ..file.clone() })
-        };
-        Some(Self { name: name.to_owned(), files: self.files.iter().map(file).collect::<Option<_>>()? })
+    /// The same files in the source `to`: each has the name within the source, the length and the digest that it had.
+    ///
+    /// # Errors
+    /// The first file that is not there, or is another.
+    pub fn moved(&self, to: &str) -> Result<Self, SourceError> {
+        let moved = self.files.iter().map(|file| {
+            let path = file.within(Path::new(&self.name), Path::new(to))?;
+            file.require_same(&path)?;
+            Ok(FileSnapshot { path: shown(&path), ..file.clone() })
+        });
+        Ok(Self { name: to.to_owned(), files: moved.collect::<Result<_, _>>()? })
     }
 
     /// Changes with the files' names, lengths and samples.
@@ -86,6 +89,30 @@ impl FileSnapshot {
     pub(super) fn look(path: &Path, metadata: &Metadata) -> Self {
         let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         Self { path: shown(path), length: metadata.len(), modified, format: None, digest: None }
+    }
+
+    /// Its path where the source lies at `to` that was at `from`.
+    fn within(&self, from: &Path, to: &Path) -> Result<PathBuf, SourceError> {
+        let path = Path::new(&self.path);
+        match path.strip_prefix(from) {
+            Ok(inner) if !inner.as_os_str().is_empty() => Ok(to.join(inner)),
+            Ok(_) if path.file_name() == to.file_name() => Ok(to.to_path_buf()),
+            _ => {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                Err(SourceError::Altered { path: to.to_path_buf(), what: format!("the file was named {name}") })
+            }
+        }
+    }
+
+    /// Refuses the file at `path` where it is another, whatever its time of change says.
+    fn require_same(&self, path: &Path) -> Result<(), SourceError> {
+        let length = std::fs::metadata(path).map_err(|e| SourceError::io(path, e))?.len();
+        let what = match self.digest {
+            _ if length != self.length => format!("it has {length} bytes and had {}", self.length),
+            Some(digest) if digest == sample(path, length).map_err(|e| SourceError::io(path, e))? => return Ok(()),
+            _ => "its text is another".to_owned(),
+        };
+        Err(SourceError::Altered { path: path.to_path_buf(), what })
     }
 
     /// Its name, its length and what it is read as behind what was hashed before them.
@@ -208,6 +235,46 @@ mod tests {
         later(&good[..100]);
         let refused = file.check(&path, true).unwrap_err().to_string();
         assert!(refused.contains("100 bytes are left of 2031616"), "{refused}");
+    }
+
+    #[test]
+    fn files_are_known_again_in_another_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let name = |path: &str| at(path).display().to_string();
+        for place in ["old", "new"] {
+            fs::create_dir(at(place)).unwrap();
+            for file in ["a.txt", "b.txt"] {
+                fs::write(at(place).join(file), format!("the text of {file}")).unwrap();
+            }
+        }
+        let snapshot = |source: &str, files: &[&str]| {
+            let look = |file: &&str| {
+                let path = at(file);
+                let found = FileSnapshot::look(&path, &fs::metadata(&path).unwrap());
+                (path, found)
+            };
+            Snapshot::take(&name(source), files.iter().map(look).collect()).unwrap()
+        };
+        let began = snapshot("old", &["old/a.txt", "old/b.txt"]);
+        fs::write(at("new/c.txt"), "one more").unwrap();
+        let moved = began.moved(&name("new")).unwrap();
+        assert_eq!((moved.name.as_str(), moved.fingerprint()), (name("new").as_str(), began.fingerprint()));
+        assert_eq!(moved.moved(&name("old")).unwrap(), began);
+        // A file by itself has its name too.
+        let one = snapshot("old/a.txt", &["old/a.txt"]);
+        assert_eq!(one.moved(&name("new/a.txt")).unwrap().files[0].path, name("new/a.txt"));
+        assert!(one.moved(&name("new/b.txt")).unwrap_err().to_string().contains("was named a.txt"));
+        // Another text of the same length and time.
+        let time = fs::metadata(at("new/b.txt")).unwrap().modified().unwrap();
+        for (text, says) in [("the text of c.txt", "its text is another"), ("the text", "8 bytes and had 17")] {
+            fs::write(at("new/b.txt"), text).unwrap();
+            File::options().write(true).open(at("new/b.txt")).unwrap().set_modified(time).unwrap();
+            let refused = began.moved(&name("new")).unwrap_err().to_string();
+            assert!(refused.contains("b.txt") && refused.contains(says), "{refused}");
+        }
+        fs::remove_file(at("new/b.txt")).unwrap();
+        assert!(matches!(began.moved(&name("new")), Err(SourceError::Missing { .. })));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The largest batch for a budget, from the ledger.
 
+use capful_core::model::Capability;
+
 use super::sweep::largest;
 use super::{Machine, Plan};
 use crate::config::{BatchSize, Config, ConfigError, RawConfig, human_bytes};
@@ -58,7 +60,7 @@ fn fixed(config: &Config) -> bool {
 /// The run in micro-batches of `batch_size`, as few as give `sequences` a step where that was asked for.
 fn shaped(config: &Config, batch_size: u32, sequences: Option<u64>) -> Config {
     let accumulate = match sequences {
-        Some(sequences) if config.family().accumulates() => {
+        Some(sequences) if config.family().lacks(Capability::Accumulation).is_none() => {
             u32::try_from(sequences.div_ceil(batch_size.into())).unwrap_or(u32::MAX)
         }
         _ => config.accumulate,

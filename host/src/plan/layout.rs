@@ -401,7 +401,7 @@ impl Laid {
         let regions = lay(&mut *model, profile, sections)?;
         let Regions { mut entries, mark, high, mut training_bytes } = regions;
         let model = &*model;
-        let places = model.places().ok_or_else(|| refused(OperationError::Device))?;
+        let places = model.places().ok_or_else(|| refused(program::UNLAID))?;
         let mut meter = Meter::new(profile, rates);
         for sequence in sections.sequences() {
             model.run(sequence, sections, &mut meter).map_err(refused)?;

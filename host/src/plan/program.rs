@@ -9,6 +9,9 @@ use capful_core::optimizer::Optimizer;
 use super::layout::{Section, Sections};
 use crate::config::AnyFamily;
 
+/// Why there is no such sequence of operations.
+pub(super) const UNLAID: OperationError = OperationError::Unsupported("no room was laid for this part of a plan");
+
 /// A step whose operations depend on plan and stage only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sequence {
@@ -246,38 +249,38 @@ impl<F: Family> Model for Placed<F> {
     }
 
     fn run(&self, sequence: Sequence, sections: &Sections, device: &mut dyn Device) -> Result<(), OperationError> {
-        let (family, Some(lasting)) = (&self.family, &self.lasting) else { return Err(OperationError::Device) };
+        let (family, lasting) = (&self.family, self.lasting.as_ref().ok_or(UNLAID)?);
         let evaluation = self.evaluation.as_ref().zip(sections.evaluation);
         match sequence {
             Sequence::MicroBatch { stage: i, first, warming } => {
                 let laid = self.training.get(i).and_then(Option::as_ref).zip(sections.training.get(i));
-                let (training, stage) = laid.ok_or(OperationError::Device)?;
+                let (training, stage) = laid.ok_or(UNLAID)?;
                 let products = if warming { Products::Warming } else { stage.products };
                 family.micro_batch(device, lasting, training, &MicroBatch { products, ..*stage }, first)
             }
             Sequence::Update => family.update(device, lasting, &sections.constants.optimizer),
             Sequence::Evaluate => {
-                let (evaluation, stage) = evaluation.ok_or(OperationError::Device)?;
+                let (evaluation, stage) = evaluation.ok_or(UNLAID)?;
                 family.evaluate(device, lasting, evaluation, &stage)
             }
             Sequence::Logits { chunk } => {
-                let (evaluation, stage) = evaluation.ok_or(OperationError::Device)?;
+                let (evaluation, stage) = evaluation.ok_or(UNLAID)?;
                 let rows = stage.chunk_rows();
                 let first = chunk * rows;
                 family.logits(device, lasting, evaluation, first, rows.min(stage.tokens() - first))
             }
             Sequence::Decode => {
-                let decoding = self.decoding.as_ref().ok_or(OperationError::Device)?;
+                let decoding = self.decoding.as_ref().ok_or(UNLAID)?;
                 family.decode(device, lasting, decoding, sections.constants.pattern)
             }
             Sequence::Continue => {
                 self.run(Sequence::Decode, sections, device)?;
-                let Sample { logits, limit, id, cursor, chosen, .. } = self.choice.ok_or(OperationError::Device)?;
+                let Sample { logits, limit, id, cursor, chosen, .. } = self.choice.ok_or(UNLAID)?;
                 device.run(&MostLikely { logits, limit, id, cursor, chosen }.into())
             }
             Sequence::Sample => {
                 self.run(Sequence::Decode, sections, device)?;
-                device.run(&self.choice.ok_or(OperationError::Device)?.into())
+                device.run(&self.choice.ok_or(UNLAID)?.into())
             }
         }
     }

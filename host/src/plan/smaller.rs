@@ -2,7 +2,7 @@
 //! ledger.
 
 use super::{Machine, Plan};
-use crate::config::{Config, ModelConfig, NeuroGenConfig, RawConfig, human_bytes};
+use crate::config::{ByteSize, Config, ModelConfig, NeuroGenConfig, RawConfig, human_bytes};
 
 /// Presets for small GPUs, the one in the middle first.
 const PRESETS: [&str; 4] = ["gtx1650-balanced", "gtx1650-ultra", "neurogen-39k", "neurogen-tiny"];
@@ -40,7 +40,7 @@ pub fn that_fits(config: &Config, model: &NeuroGenConfig, machine: &Machine, bud
             precision: Some(config.precision),
             threads: Some(config.threads),
             gpu: config.gpu.clone(),
-            budget: config.budget.map(|bytes| format!("{bytes}B")),
+            budget: config.budget.map(ByteSize),
             ..RawConfig::default()
         };
         let bytes = needed(&Config::resolve(raw).ok()?)?;

@@ -114,7 +114,8 @@ pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
 }
 
 /// Writes the configuration, the plan, the tokenizer and what the model says of how it generates into a directory that holds
-/// no run, or one that did not begin.
+/// no run; into that of a run that begins again all but the configuration, which stays until it is known that the new one
+/// works.
 ///
 /// # Errors
 /// The file system; what was begun is removed.
@@ -136,7 +137,8 @@ pub fn create_of(
 ) -> Result<(), ConfigError> {
     let fresh = !holds_run(dir);
     // The configuration goes first: a directory that has one holds a run, which begins again where it has no more.
-    let written = write_config(dir, config).and_then(|()| write_rest(dir, plan, tokenizer, generation, history));
+    let begun = if fresh { write_config(dir, config) } else { Ok(()) };
+    let written = begun.and_then(|()| write_rest(dir, plan, tokenizer, generation, history));
     if written.is_err() && fresh {
         discard(dir);
     }

@@ -12,6 +12,7 @@ pub mod generation;
 pub mod history;
 pub mod import;
 pub mod metrics;
+pub mod moved;
 pub mod origin;
 pub mod profile;
 pub mod progress;

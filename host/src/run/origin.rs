@@ -85,7 +85,7 @@ impl Origin {
     /// # Errors
     /// It says another model: a preset, or another tokenizer.
     pub fn overlaid(&self, mut written: RawConfig) -> Result<RawConfig, ConfigError> {
-        if let Some(preset) = &written.preset {
+        if let Some(preset) = written.preset.as_ref().filter(|preset| *preset != IMPORTED) {
             return Err(ConfigError(format!(
                 "--preset {preset} stands beside --init-from, which says what the model is; leave one of them away"
             )));

@@ -19,7 +19,7 @@ use super::session::Rows;
 use super::shapes::{blocks, largest_block, shapes};
 use super::speed::Speedometer;
 use crate::allocations::{self, Activity};
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::data::corpus::Corpus;
 use crate::data::loader::{Loader, Slots, Turn};
 use crate::data::snapshot::Snapshot;
@@ -105,6 +105,8 @@ pub struct Trainer<'a> {
     state: TrainerState,
     /// Steps done before this session.
     first: u64,
+    /// The run's directory, until its configuration is the one that trains.
+    to_keep: Option<PathBuf>,
     /// Seconds that steps waited for text.
     waited: f64,
     /// The most that one save made.
@@ -220,6 +222,7 @@ impl<'a> Trainer<'a> {
             },
             session,
             first: state.step,
+            to_keep: Some(dir.to_owned()),
             waited: 0.0,
             save: allocations::Count::default(),
             saved: Instant::now(),
@@ -362,6 +365,9 @@ impl<'a> Trainer<'a> {
         }
         let (loss, norm) = (f64::from(results.loss), f64::from(results.squared_norm).sqrt());
         self.passed_over(step, loss, norm)?;
+        if let Err(e) = self.keep_config() {
+            self.lose_file(e)?;
+        }
         if step.is_multiple_of(self.config.log_every) || step == self.config.steps || step == self.first + 1 {
             let speed = meter.read(tokens, self.busy(), self.waited);
             let (index, stage) = self.stage(step - 1);
@@ -370,15 +376,30 @@ impl<'a> Trainer<'a> {
             let skipped = self.state.skipped;
             let metrics = StepMetrics { step, stage: index + 1, loss, lr, norm, skipped, tokens, speed, gauges };
             if let Err(e) = self.metrics.as_mut().map_or(Ok(()), |to| to.step(&metrics)) {
-                if self.peers.is_none() {
-                    return Err(self.failed(e));
-                }
-                // The others hear of it in the next step, or at the evaluation after the last.
-                self.lost.get_or_insert_with(|| e.to_string());
+                self.lose_file(e)?;
             }
             observer.step(&metrics);
             progress.step(step, index, loss, skipped, speed.tokens_per_s);
         }
+        Ok(())
+    }
+
+    /// Makes the configuration that trains that of the run, once. It waits for a step that went well: until then a resume
+    /// that fails has changed nothing.
+    fn keep_config(&mut self) -> Result<(), ConfigError> {
+        match self.to_keep.take().filter(|_| self.config.rank == 0) {
+            Some(dir) => directory::keep_config(&dir, self.config),
+            None => Ok(()),
+        }
+    }
+
+    /// A file of rank 0's that could not be written. The others hear of it in the next step, or at the evaluation after the
+    /// last.
+    fn lose_file(&mut self, error: impl std::fmt::Display) -> Result<(), TrainError> {
+        if self.peers.is_none() {
+            return Err(self.failed(error));
+        }
+        self.lost.get_or_insert_with(|| error.to_string());
         Ok(())
     }
 
@@ -504,6 +525,10 @@ impl<'a> Trainer<'a> {
         self.conclude(pending.take(), &mut meter, observer, progress)?;
         let score = self.evaluate(observer, progress)?;
         self.save()?;
+        // Where no step was left to do.
+        let kept = self.keep_config().map_err(|e| e.to_string());
+        together::together(self.peers.as_ref(), kept, String::clone, |elsewhere| elsewhere.what)
+            .map_err(|e| self.failed(e))?;
         let seconds = start.elapsed().as_secs_f64();
         let outcome = Outcome {
             score,

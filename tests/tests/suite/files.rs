@@ -42,6 +42,12 @@ fn model(dir: &Path, run: &str, step: u64) -> Vec<u8> {
     fs::read(dir.join(run).join(format!("checkpoint-{step:08}/model.safetensors"))).unwrap()
 }
 
+/// The step of the last complete checkpoint of `run`.
+fn last(run: &Path) -> u64 {
+    let steps = names(run).into_iter().filter(|name| run.join(name).join("DONE").exists());
+    steps.filter_map(|name| name.strip_prefix("checkpoint-")?.parse().ok()).max().unwrap()
+}
+
 #[test]
 fn a_damaged_tokenizer_of_the_run_does_not_replace_a_good_one() {
     let dir = directory();
@@ -74,7 +80,7 @@ fn a_directory_in_use_is_refused_and_is_free_again_when_its_process_dies() {
     train(dir, "--steps 5 --out run").refused(2, &["run"]);
     first.kill().unwrap();
     first.wait().unwrap();
-    host(dir, "train --json --resume --steps 1 --out run").ok();
+    host(dir, &format!("train --json --resume --steps {} --out run", last(&dir.join("run")))).ok();
     // The system released it; nothing of it is left.
     assert!(!names(&dir.join("run")).iter().any(|name| name == "lock"));
 }
@@ -213,7 +219,7 @@ fn a_run_reads_of_a_file_that_grows_what_it_began_with() {
             [("corpus.txt", text(0..300), text(300..500)), ("corpus.jsonl", lines(0..300), lines(300..500))]
         {
             let corpus = dir.join(name);
-            let flags = format!("--data {name} {order} --schedule constant");
+            let flags = format!("--data {name} {order} --schedule constant --warmup 5");
             fs::write(&corpus, &begins).unwrap();
             train(dir, &format!("{flags} --steps 200 --out whole-{i}-{name}")).ok();
             train(dir, &format!("{flags} --steps 100 --out run-{i}-{name}")).ok();
@@ -256,7 +262,8 @@ fn a_file_that_changes_under_a_run_is_noticed_when_it_is_read_again() {
             }
             run.kill().unwrap();
             run.wait().unwrap();
-            host(dir, &format!("train --json --resume --steps 1 --out grows-{grows}")).ok();
+            let next = last(&dir.join(format!("grows-{grows}"))) + 1;
+            host(dir, &format!("train --json --resume --steps {next} --out grows-{grows}")).ok();
         } else {
             fs::write(&corpus, text(1..301)).unwrap();
             let outcome = Outcome::of(&line, run.wait_with_output().unwrap());

@@ -30,6 +30,7 @@ mod pythia;
 mod ranks;
 mod resume;
 mod runs;
+mod saved;
 mod screen;
 mod tokenizers;
 mod validation;

@@ -6,7 +6,9 @@ use super::{NeuroGen, Pass, Rule};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, WiringPart};
 use crate::model::activations::larger;
-use crate::model::family::{Batch, Control, Family, Gauge, Measure, MicroBatch, ModelError, Purpose};
+use crate::model::family::{
+    Batch, Capability, Control, Family, Gauge, Measure, MicroBatch, ModelError, Purpose, UNLEARNT,
+};
 use crate::model::{Parameter, Parameters as _};
 use crate::ops::{Carry, HeadGrad, Linear, Modulate, Pattern, ReadoutGrad, Spike, TapsGrad};
 use crate::optimizer::{self, Optimizer, Rule as Learns};
@@ -46,6 +48,9 @@ impl NeuroGen {
     }
 }
 
+/// Why a step is one micro-batch.
+const ONE_MICRO_BATCH: &str = "a NeuroGen moves its decoder in every micro-batch";
+
 impl Family for NeuroGen {
     type Lasting = Lasting;
     type Training = Training;
@@ -60,8 +65,13 @@ impl Family for NeuroGen {
         self.check_step(micro)
     }
 
-    fn accumulates(&self) -> bool {
-        false
+    fn lacks(&self, capability: Capability) -> Option<&'static str> {
+        Some(match capability {
+            Capability::Accumulation => ONE_MICRO_BATCH,
+            Capability::Bf16Gradients => "a NeuroGen's gradients are f32",
+            Capability::Attention => "a NeuroGen has no attention",
+            Capability::Integers => "a NeuroGen has no weights in integers",
+        })
     }
 
     fn flops_per_token(&self, _: u32) -> u64 {
@@ -221,7 +231,10 @@ impl Family for NeuroGen {
         first: bool,
     ) -> Result<(), OperationError> {
         // Micro-batches that add up would need gradients of what moves in the backward pass.
-        let Some(learning) = lasting.learning.as_ref().filter(|_| first) else { return Err(OperationError::Device) };
+        if !first {
+            return Err(OperationError::Unsupported(ONE_MICRO_BATCH));
+        }
+        let learning = lasting.learning.as_ref().ok_or(UNLEARNT)?;
         let (w, c, grads) = (&lasting.network.weights, &learning.kept.serve(&t.segment), &learning.gradients);
         self.inhibit(device, lasting)?;
         self.resume(device, &learning.kept, c)?;
@@ -273,7 +286,7 @@ impl Family for NeuroGen {
     }
 
     fn update(&self, device: &mut dyn Device, lasting: &Lasting, optimizer: &Optimizer) -> Result<(), OperationError> {
-        let Some(learning) = &lasting.learning else { return Err(OperationError::Device) };
+        let learning = lasting.learning.as_ref().ok_or(UNLEARNT)?;
         learning.moments.update(device, &lasting.control, optimizer)?;
         self.inhibit(device, lasting)
     }

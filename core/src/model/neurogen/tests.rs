@@ -1,10 +1,13 @@
 //! Steps of every rule on the meter.
 
 use super::*;
-use crate::device::Single;
+use crate::device::{Meter, OperationError, Rates, Single};
+use crate::memory::{Dtype, Entry, Layout};
 use crate::model::testing::{Half, metered};
-use crate::model::{Family as _, MicroBatch, Products, Recompute};
+use crate::model::{Control, Family as _, MicroBatch, Products, Purpose, Recompute};
 use crate::ops::Pattern;
+use crate::optimizer::{self, Optimizer};
+use crate::train::Ranks;
 
 /// With every part.
 const MODEL: NeuroGen = NeuroGen {
@@ -44,17 +47,49 @@ const MODEL: NeuroGen = NeuroGen {
     streams: 2,
 };
 
+const MICRO: MicroBatch = MicroBatch {
+    batch: 2,
+    seq_len: 7,
+    chunk: 4,
+    recompute: Recompute::NONE,
+    pattern: Pattern::DENSE,
+    products: Products::Wide,
+};
+
 #[test]
 fn every_step_of_every_rule_passes_the_meter() {
-    let (recompute, products) = (Recompute::NONE, Products::Wide);
-    let micro = MicroBatch { batch: 2, seq_len: 7, chunk: 4, recompute, pattern: Pattern::DENSE, products };
     for rule in [Rule::Eprop, Rule::EpropRandom, Rule::Bptt, Rule::Frozen] {
         let bare = NeuroGen { skip: 0, memory: 0, gate: false, dopamine: 0.0, novelty: 0.0, ..MODEL };
         for model in [MODEL, bare].map(|m| NeuroGen { rule, ..m }) {
             model.validate().unwrap();
-            model.validate_micro_batch(&micro).unwrap();
-            metered(&model, &micro, &Single);
-            metered(&model, &micro, &Half);
+            model.validate_micro_batch(&MICRO).unwrap();
+            metered(&model, &MICRO, &Single);
+            metered(&model, &MICRO, &Half);
         }
     }
+}
+
+#[test]
+fn what_cannot_be_done_is_said_and_is_no_failure_of_the_device() {
+    let mut visit = |_: &Entry| {};
+    let mut layout = Layout::new(&mut visit);
+    let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
+    let mut meter = Meter::new(&Single, Rates::ONE);
+    let unsupported = |done: Result<(), OperationError>, says: &str| match done {
+        Err(OperationError::Unsupported(what)) => assert!(what.contains(says), "{what}"),
+        other => panic!("{says}: {other:?}"),
+    };
+    // Rules that ranks do not share.
+    let two = Ranks { rank: 0, count: 2, exact: false, gradients: false };
+    let (_, learning) = optimizer::lay(&MODEL, Some(two), &Single, &|_| Dtype::F32, &mut layout);
+    let control = Control::lay(two, &mut layout);
+    let updated = learning.unwrap().moments.update(&mut meter, &control, &optimizer);
+    unsupported(updated, "ranks share parameters that AdamW moves");
+    // A second micro-batch, and training of what was laid to be evaluated.
+    let training = MODEL.lay_training(&MICRO, &Single, &mut layout);
+    let lasting = MODEL.lay_lasting(&Single, Purpose::Training(Ranks::ALONE), &mut layout);
+    unsupported(MODEL.micro_batch(&mut meter, &lasting, &training, &MICRO, false), "in every micro-batch");
+    let evaluated = MODEL.lay_lasting(&Single, Purpose::Evaluation, &mut layout);
+    unsupported(MODEL.micro_batch(&mut meter, &evaluated, &training, &MICRO, true), "not laid for training");
+    unsupported(MODEL.update(&mut meter, &evaluated, &optimizer), "not laid for training");
 }

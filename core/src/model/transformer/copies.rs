@@ -192,7 +192,10 @@ impl Transformer {
 
     /// Whether the norms of a layer copy what they write.
     const fn norms_copy(&self) -> bool {
-        matches!(self.norm, NormKind::Rms) && !self.parallel()
+        match self.norm {
+            NormKind::Layer => false,
+            NormKind::Rms => !self.parallel(),
+        }
     }
 
     /// Whether the operation that writes a product's input copies it.

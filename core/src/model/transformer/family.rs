@@ -11,7 +11,7 @@ use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot};
 use crate::model::activations::{Keep, larger};
 use crate::model::checks::check_micro_batch;
-use crate::model::family::{Batch, Control, Family, MicroBatch, ModelError, Products, Purpose};
+use crate::model::family::{Batch, Capability, Control, Family, MicroBatch, ModelError, Products, Purpose, UNLEARNT};
 use crate::model::{Activation, Parameter, Parameters as _, Recompute};
 use crate::ops::{HeadLoss, IntegerProduct, Pattern, QuantisedProduct};
 use crate::optimizer::{self, Learning, Optimizer};
@@ -52,8 +52,7 @@ impl Transformer {
 
     /// What a training step needs of what was laid.
     fn learning<'a>(&self, lasting: &'a Lasting) -> Result<&'a Learning<Weights>, OperationError> {
-        let missing =
-            if lasting.network.integers.is_some() { OperationError::Untrainable } else { OperationError::Device };
+        let missing = if lasting.network.integers.is_some() { OperationError::Untrainable } else { UNLEARNT };
         lasting.learning.as_ref().ok_or(missing)
     }
 }
@@ -99,8 +98,10 @@ impl Family for Transformer {
         odd.map_or(Ok(()), |(name, size)| Err(ModelError::Sixteens { name, size }))
     }
 
-    fn in_integers(&self) -> bool {
-        true
+    fn lacks(&self, capability: Capability) -> Option<&'static str> {
+        match capability {
+            Capability::Accumulation | Capability::Bf16Gradients | Capability::Attention | Capability::Integers => None,
+        }
     }
 
     fn recomputable(&self) -> Recompute {

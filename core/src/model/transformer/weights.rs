@@ -89,7 +89,11 @@ impl Transformer {
     fn norm(&self, names: &Pair, layers: u32, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Gain {
         let mut vector = |name, init| place(&Parameter::vector(name, layers, self.d_model, init));
         let gain = vector(names[0], Init::One);
-        Gain { gain, bias: (self.norm == NormKind::Layer).then(|| vector(names[1], Init::Zero)) }
+        let bias = match self.norm {
+            NormKind::Layer => Some(vector(names[1], Init::Zero)),
+            NormKind::Rms => None,
+        };
+        Gain { gain, bias }
     }
 }
 

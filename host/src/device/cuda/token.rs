@@ -412,7 +412,10 @@ impl Cuda {
             out: [0; 2],
             columns: o.x.columns(),
             outputs: 1 + u32::from(o.second.is_some()),
-            rms: (o.kind == NormKind::Rms).into(),
+            rms: match o.kind {
+                NormKind::Layer => 0,
+                NormKind::Rms => 1,
+            },
             eps: o.eps,
         };
         for (i, affine) in [Some(o.first), o.second].into_iter().flatten().enumerate() {

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::str::FromStr;
 
+use capful_core::model::Capability;
 use serde::Serialize;
 
 use super::{Model, Sizes, described, positions, tables, vocabulary};
@@ -168,13 +169,13 @@ pub fn on_chip(
     weights: Weights,
     context: Option<u32>,
 ) -> Result<OnChip, ConfigError> {
-    let types: &[Weights] = match config.family().in_integers() {
-        true => &[weights, Weights::F32, Weights::Int8, Weights::Int4],
-        false => &[Weights::F32],
+    let lacks = config.family().lacks(Capability::Integers);
+    let types: &[Weights] = match lacks {
+        None => &[weights, Weights::F32, Weights::Int8, Weights::Int4],
+        Some(_) => &[Weights::F32],
     };
-    if !types.contains(&weights) {
-        let name = weights.name();
-        return Err(ConfigError(format!("--weights {name}: a NeuroGen has no weights in integers; use --weights f32")));
+    if let Some(why) = lacks.filter(|_| !types.contains(&weights)) {
+        return Err(ConfigError(format!("--weights {}: {why}; use --weights f32", weights.name())));
     }
     let vocabulary = match run {
         Some(dir) => Some(spelled(&*tokenizer::load(dir).map_err(|e| ConfigError(e.to_string()))?)?),

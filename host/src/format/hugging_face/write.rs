@@ -177,9 +177,17 @@ fn rope_scaling(model: &Transformer) -> Option<Value> {
 /// What any other transformer says.
 fn mixture(model: &Transformer) -> Value {
     let mut config = llama(model, "YxanulForCausalLM", "yxanul");
-    config["hidden_act"] = (if model.feed == Feed::Gelu { "gelu" } else { "silu" }).into();
-    config["norm"] = (if model.norm == NormKind::Layer { "layer" } else { "rms" }).into();
-    config["feed"] = (if model.feed == Feed::Gelu { "gelu" } else { "swiglu" }).into();
+    let norm = match model.norm {
+        NormKind::Layer => "layer",
+        NormKind::Rms => "rms",
+    };
+    let (activation, feed) = match model.feed {
+        Feed::Gelu => ("gelu", "gelu"),
+        Feed::SwiGlu => ("silu", "swiglu"),
+    };
+    config["hidden_act"] = activation.into();
+    config["norm"] = norm.into();
+    config["feed"] = feed.into();
     config["use_parallel_residual"] = (model.residual == Residual::Parallel).into();
     config["partial_rotary_factor"] = rotary_pct(model).into();
     if model.dialect == Dialect::GptNeox {

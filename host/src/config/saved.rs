@@ -1,0 +1,132 @@
+//! The configuration that a run saved, given back as a file: the run that it describes, from the beginning.
+
+use super::error::error;
+use super::{Config, ConfigError, IMPORTED, RawConfig};
+
+impl RawConfig {
+    /// What `text` says where it is a configuration that a run saved: it has every key, so what a person writes is none.
+    pub(super) fn of_run(text: &str) -> Option<Result<RawConfig, ConfigError>> {
+        toml::from_str::<Config>(text).ok().map(|config| config.given_back())
+    }
+}
+
+impl Config {
+    fn given_back(&self) -> Result<RawConfig, ConfigError> {
+        let last = self.stage.last();
+        let shape = (self.seq_len, self.batch_size, self.accumulate);
+        if let Some(last) = last.filter(|last| (last.seq_len, last.batch_size, last.accumulate) != shape) {
+            return error(format!(
+                "seq_len, batch_size and accumulate are {}, {} and {}, and those of the last [[stage]] {}, {} and {}; make \
+                 them the same",
+                shape.0, shape.1, shape.2, last.seq_len, last.batch_size, last.accumulate
+            ));
+        }
+        let staged = last.is_some();
+        let raw = self.as_written()?;
+        // A model that weights were read from has its tokenizer beside them; that file of its checkpoint may be gone.
+        let tokenizer = raw.tokenizer.filter(|_| self.preset != IMPORTED || self.init_from.is_none());
+        Ok(RawConfig {
+            // The stages say them.
+            seq_len: raw.seq_len.filter(|_| !staged),
+            batch_size: raw.batch_size.filter(|_| !staged),
+            accumulate: raw.accumulate.filter(|_| !staged),
+            // Both: passes are counted again, and must be as many steps as they were.
+            epochs: self.epochs,
+            tokenizer,
+            // Of a process and not of a run.
+            rank: None,
+            ranks: None,
+            link: None,
+            ..raw
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::presets;
+
+    fn raw(text: &str) -> RawConfig {
+        toml::from_str(text).unwrap()
+    }
+
+    /// What a file says, read as `--config` reads it.
+    fn read(text: &str) -> Result<RawConfig, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.toml");
+        std::fs::write(&path, text).unwrap();
+        RawConfig::read(&path).map_err(|e| e.to_string())
+    }
+
+    fn saved(config: &Config) -> String {
+        toml::to_string(config).unwrap()
+    }
+
+    #[test]
+    fn every_saved_configuration_is_the_same_again() {
+        let attention = "attention = 'mixed'\nwindow = 3\nblock = 16";
+        let sizes = "budget = '3GiB'\npool = '1MiB'\norder = 'pool'\nrecompute = 'full'\nclip = 0.25\ncache = 'none'";
+        let gpu = "device = 'cuda'\nprecision = 'bf16'\ngradients = 'bf16'\ngpu = 'h200'\nbatch_size = 4\nseq_len = 32";
+        for preset in presets() {
+            for more in ["", "lr = 0.5\nwarmup = 7\nsteps = 9\nseed = 3", sizes, "seq_len = 64", attention, gpu] {
+                let written = raw(&format!("preset = '{}'\n{more}", preset.name));
+                let Ok(run) = Config::resolve(written) else {
+                    // Attention and gradients that this family has not.
+                    assert!(preset.name.contains("neurogen") || preset.name.contains("gtx"), "{} {more}", preset.name);
+                    continue;
+                };
+                let again = Config::resolve(read(&saved(&run)).unwrap()).unwrap();
+                assert_eq!(again, run, "{} {more}", preset.name);
+                // It goes on with its own file, too.
+                assert_eq!(run.resumed(read(&saved(&run)).unwrap()).unwrap(), run, "{} {more}", preset.name);
+            }
+        }
+    }
+
+    #[test]
+    fn passes_are_counted_again_and_flags_win() {
+        let run = Config { steps: 77, ..Config::resolve(raw("epochs = 3")).unwrap() };
+        let file = read(&saved(&run)).unwrap();
+        assert_eq!((file.steps, file.epochs), (Some(77), Some(3)));
+        assert_eq!(Config::resolve(file.clone()).unwrap(), Config { steps: 0, ..run.clone() });
+        assert_eq!(run.resumed(file.clone()).unwrap(), run);
+        let over = |flags: &str| Config::resolve(file.clone().overlaid(raw(flags))).unwrap();
+        assert_eq!((over("steps = 5").steps, over("steps = 5").epochs), (5, None));
+        assert_eq!((over("epochs = 2").steps, over("epochs = 2").epochs), (0, Some(2)));
+        // Which of the two was changed cannot be told.
+        let other = read(&saved(&run).replace("epochs = 3", "epochs = 4")).unwrap();
+        let message = run.resumed(other).unwrap_err().to_string();
+        assert!(message.contains("epochs") && message.contains("steps"), "{message}");
+    }
+
+    #[test]
+    fn what_people_change_in_a_saved_configuration_is_read_too() {
+        let stages =
+            "[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 2\n[[stage]]\nfrom = 5\nseq_len = 16\nbatch_size = 1";
+        let run = Config::resolve(raw(&format!("budget = 3221225472\n{stages}"))).unwrap();
+        let sized =
+            saved(&run).replace("budget = 3221225472", "budget = '1GiB'").replace("pool = 134217728", "pool = '1MiB'");
+        let again = Config::resolve(read(&sized).unwrap()).unwrap();
+        assert_eq!(again, Config { budget: Some(1 << 30), pool: 1 << 20, ..run.clone() });
+        let shape = saved(&run).replacen("seq_len = 16", "seq_len = 32", 1);
+        let message = read(&shape).unwrap_err();
+        assert!(
+            message.contains("config.toml") && message.contains("[[stage]]") && !message.contains('\n'),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_model_that_weights_were_read_from_says_its_tokenizer_itself() {
+        let run = Config {
+            preset: IMPORTED.to_owned(),
+            init_from: Some("/a/run".to_owned()),
+            tokenizer: "/a/run/checkpoint-00000008/tokenizer.json".to_owned(),
+            ..Config::resolve(raw("")).unwrap()
+        };
+        assert_eq!(read(&saved(&run)).unwrap().tokenizer, None);
+        let imported = Config { init_from: None, ..run };
+        assert!(read(&saved(&imported)).unwrap().tokenizer.is_some());
+    }
+}
