@@ -286,7 +286,11 @@ fn a_run_that_read_a_table_as_text_goes_on_so() {
 #[test]
 fn a_reading_that_stops_says_how_far_it_came_and_news_are_told_once() {
     let directory = TempDir::new().unwrap();
-    let path = write(&directory, "a.jsonl", "{\"text\":null}\n{\"text\":\"a\"}\n{\"text\":null}\n{\"text\":\"b\"}\n");
+    let path = write(
+        &directory,
+        "a.jsonl",
+        "{\"text\":null}\n{\"text\":\"a\"}\n{\"text\":null}\n{\"text\":null}\n{\"text\":\"b\"}\n",
+    );
     let options = SourceOptions::default();
     let mut document = Default::default();
     let mut files = Files::open(&path, &options).unwrap();
@@ -308,6 +312,6 @@ fn a_reading_that_stops_says_how_far_it_came_and_news_are_told_once() {
     files.seek(Place::default()).unwrap();
     while files.next(&mut document).unwrap() {}
     drop(files);
-    assert_eq!(options.noticed.news(), [format!("{at}: 2 texts are null and were passed over")]);
+    assert_eq!(options.noticed.news(), [format!("{at}: 3 texts are null and were passed over")]);
     assert!(options.noticed.news().is_empty());
 }

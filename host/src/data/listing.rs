@@ -109,7 +109,7 @@ impl Listing {
     /// The same for a run that goes on with the files it `began` with.
     pub(super) fn describe_since(&mut self, began: &HashSet<PathBuf>) -> Option<String> {
         let added: Vec<_> = self.files.extract_if(.., |path| !began.contains(path)).collect();
-        self.left = added.into_iter().map(|path| (path, "added since".to_owned())).collect();
+        self.left = added.into_iter().map(|path| (path, "not among them".to_owned())).collect();
         let (files, root) = (files(began.len()), self.root.display());
         self.directory.then(|| format!("reading {files} below {root} that the run began with{}", self.left()))
     }

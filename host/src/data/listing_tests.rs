@@ -154,7 +154,7 @@ fn a_run_reads_what_it_began_with_and_says_what_came_since() {
     };
     assert_eq!(said(&began), "reading 1 file below DIR that the run began with");
     make(&directory, "sub/c.jsonl", "{\"text\":\"c\"}\n");
-    let expected = "reading 1 file below DIR that the run began with; not read: 1 (1 added since): sub/c.jsonl";
+    let expected = "reading 1 file below DIR that the run began with; not read: 1 (1 not among them): sub/c.jsonl";
     assert_eq!(said(&began), expected);
     // Files that a run of an earlier version began with, and a newer one leaves out, are read all the same.
     make(&directory, "README.md", "about it");

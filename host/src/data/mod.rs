@@ -1,6 +1,8 @@
 //! From a user's files to tokens.
 //!
-//! [`files`] opens what the user named and gives its documents one by one; [`shuffle`] changes their order; [`split`]
+//! [`files`] opens what the user named and gives its documents one by one: `listing` says which files of a directory,
+//! `format` what each of them is, `input` unpacks it, and [`flaws`] counts what was no text. [`shuffle`] changes their
+//! order; [`split`]
 //! says which of them are for training; [`ahead`] encodes them on several threads; [`shards`] keeps the tokens in files
 //! that are read at any place; [`snapshot`] knows the files again that a run began with; [`stream`] turns documents into one stream of tokens with one cursor; [`sequences`] is the
 //! order in which a run reads either; [`loader`] makes batches of them on a thread of its own; [`validation`] keeps a
