@@ -205,6 +205,11 @@ struct Decided {
 
 /// Opens the data of a new run and counts its steps. The source must hold a batch before a directory is made.
 fn open(config: &mut Config, dir: &Path, decided: Decided, quiet: bool) -> Result<Corpus, Failure> {
+    if !decided.vocabulary
+        && let Some(line) = Corpus::text_bytes(config).map_err(encoded)?.and_then(|bytes| config.fit_text(bytes))
+    {
+        tell!("{line}");
+    }
     let mut corpus = Corpus::open(config, dir, &mut encoding(config, dir, quiet)).map_err(encoded)?;
     corpus.require(config).map_err(request)?;
     count_epochs(config, &corpus, decided.warmup)?;

@@ -67,10 +67,17 @@ fn begin(raw: RawConfig) -> Result<(String, RawConfig, String, String, ModelConf
         return error(format!("no preset is called '{name}'; {near}`host presets` lists them"));
     };
     let asked_vocabulary = raw.asked_vocabulary();
-    let beside = if raw.tokenizer.is_none() { super::order::tokenizer_of(raw.data.as_deref())? } else { None };
+    let asked_tokenizer = raw.tokenizer.is_some();
+    let beside = if asked_tokenizer { None } else { super::order::tokenizer_of(raw.data.as_deref())? };
     let raw = preset.raw().overlaid(raw);
     let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
-    let tokenizer = beside.or(raw.tokenizer.clone()).unwrap_or_else(|| "word".to_owned());
+    let of_preset = raw.tokenizer.clone().unwrap_or_else(|| "word".to_owned());
+    let tokenizer = match beside {
+        Some(beside) => beside,
+        // Words under a cap are for the tales, whose words are few and without capitals.
+        None if !asked_tokenizer && data != "tales" && of_preset == "word" => "bpe".to_owned(),
+        None => of_preset,
+    };
     let vocab_size = match (TokenizerChoice::parse(&tokenizer)?, asked_vocabulary) {
         (_, Some(n)) => n,
         (TokenizerChoice::Byte, None) => crate::data::tokenizer::BYTES,
@@ -615,6 +622,24 @@ mod tests {
         assert_eq!(config.stride, 4);
         let text = toml::to_string(&config).unwrap();
         assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn text_of_ones_own_is_read_by_bpe_and_the_tales_by_the_word() {
+        let tokenizer = |text: &str| Config::resolve(raw(text)).unwrap().tokenizer;
+        for (text, expected) in [
+            ("", "word"),
+            ("data = 'tales'", "word"),
+            ("data = 'my.txt'", "bpe"),
+            ("preset = 'pythia-14m'\ndata = 'my.txt'", "bpe"),
+            ("data = 'my.txt'\ntokenizer = 'word'", "word"),
+            ("preset = 'neurogen-tiny'\ndata = 'my.txt'", "byte"),
+        ] {
+            assert_eq!(tokenizer(text), expected, "{text}");
+        }
+        // A run of words goes on with words.
+        let words = Config::resolve(raw("data = 'my.txt'\ntokenizer = 'word'")).unwrap();
+        assert_eq!(words.resumed(raw("data = 'my.txt'")).unwrap(), words);
     }
 
     #[test]
