@@ -360,6 +360,7 @@ impl<'a> Trainer<'a> {
         if self.told & LOST != 0 {
             return Err(self.end_with_the_lost(before));
         }
+        progress.done(step);
         let (loss, norm) = (f64::from(results.loss), f64::from(results.squared_norm).sqrt());
         self.passed_over(step, loss, norm)?;
         if step.is_multiple_of(self.config.log_every) || step == self.config.steps || step == self.first + 1 {
