@@ -1,9 +1,11 @@
 //! What plan and train show to people: a summary that a screen holds, and the whole ledger only where it is asked for.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use capful_tests::binary::{Outcome, TINY, directory, host};
+use capful_tests::binary::{Outcome, TINY, directory, host, path};
 use serde_json::Value;
 
 /// Lines and columns of a summary.
@@ -152,6 +154,7 @@ fn a_run_of_ones_own_text_has_its_letters_a_length_that_fits_and_goes_elsewhere(
     let line = run.err.lines().find(|line| line.starts_with("run run: ")).unwrap_or_else(|| panic!("{}", run.err));
     assert!(line.contains(&format!("{steps} steps (")) && line.contains(", 4.0 epochs)"), "{line}");
     assert!(run.err.contains("4 epochs of this text, not the preset's 1,000 steps"), "{}", run.err);
+    assert!(run.out.contains("gram: ") || run.out.contains("train longer"), "{}", run.out);
     let sample = run.out.split("run run\n").nth(1).unwrap();
     assert!(sample.chars().any(char::is_uppercase) && !sample.contains("<unk>"), "{}", run.out);
     for to in ["gguf run.gguf", "hf model", "firmware run.img"] {
@@ -174,6 +177,38 @@ fn every_logged_step_is_a_plain_line_where_there_is_no_terminal() {
     assert_eq!(steps, ["1/5", "2/5", "3/5", "4/5", "5/5", "5/5"], "{}", run.err);
     assert!(said[1].contains("loss ") && said[1].contains(" tokens/s"), "{}", said[1]);
     assert!(said[2].contains("val ") && said[5].contains("val "), "{}", run.err);
+    let nothing = host(dir.path(), &format!("train {TINY} --steps 2 --lr 0 --out nothing")).ok();
+    assert_eq!(nothing.err.lines().filter(|line| line.starts_with("host: --lr 0")).count(), 1, "{}", nothing.err);
+}
+
+/// A terminal that closes ends a run as SIGTERM does; one that was told to outlive it goes on.
+#[cfg(unix)]
+#[test]
+fn a_hangup_saves_the_run_unless_it_is_ignored() {
+    let dir = directory();
+    for (ignored, status) in [(false, 130), (true, 0)] {
+        let trap = if ignored { "trap '' HUP;" } else { "" };
+        let steps = if ignored { 400 } else { 400_000 };
+        let line = format!("train --json {TINY} --steps {steps} --log-every 1 --schedule constant --out {ignored}");
+        let mut run = Command::new("sh")
+            .args(["-c", &format!("{trap} exec {} {line}", path().display())])
+            .current_dir(dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+        // It listens from before its first step.
+        lines.next().unwrap().unwrap();
+        for _ in 0..2 {
+            assert!(Command::new("kill").args(["-HUP", &run.id().to_string()]).status().unwrap().success());
+        }
+        let rest = lines.count();
+        let outcome = Outcome::of(&line, run.wait_with_output().unwrap());
+        assert_eq!(outcome.status, Some(status), "{}", outcome.err);
+        assert_eq!(outcome.err.contains("saved in"), !ignored, "{}", outcome.err);
+        assert_eq!(rest >= 400, ignored, "{rest}");
+    }
 }
 
 /// The table of docs/figures.md is what the plan says: each number to the digits that are printed.
