@@ -1,11 +1,12 @@
 //! What a training run says at its end.
 
+use std::io;
 use std::path::Path;
 
 use serde_json::json;
 
 use super::Failure;
-use super::output::{say, tell};
+use super::output::{say, tell, within};
 use super::usage::Usage;
 use crate::config::{Config, human_bytes};
 use crate::data::corpus::Corpus;
@@ -80,6 +81,7 @@ pub(super) fn report(
             "baselines": baselines,
             "seconds": outcome.seconds,
             "tokens": outcome.tokens,
+            "tokens_per_s": outcome.session_tokens as f64 / outcome.seconds,
             "steps": config.steps,
             "waited_s": outcome.waited,
             "heap_allocations": outcome.allocations,
@@ -100,16 +102,17 @@ pub(super) fn report(
         say!("  the corpus's own floor is {floor:.4}: {:.3} times that", loss / floor)?;
     }
     if let Some(Baselines { unigram, bigram, trigram, fourgram, tokens }) = baselines {
-        say!(
+        let line = format!(
             "  n-grams of {tokens} training tokens on the same tokens: unigram {unigram:.3}, bigram {bigram:.3}, \
              trigram {trigram:.3}, 4-gram {fourgram:.3}"
-        )?;
+        );
+        say!("{}", within(&line, &io::stdout()))?;
         say!("  {}", against(loss, [*unigram, *bigram, *trigram, *fourgram]))?;
     }
     say!(
         "  {:.1} s, {:.0} tokens/s, {} heap allocations in steps, {} in the largest save ({})",
         outcome.seconds,
-        outcome.tokens as f64 / outcome.seconds,
+        outcome.session_tokens as f64 / outcome.seconds,
         outcome.allocations,
         outcome.save.allocations,
         human_bytes(outcome.save.bytes)

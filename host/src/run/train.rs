@@ -75,6 +75,8 @@ pub struct Outcome {
     pub seconds: f64,
     /// Tokens trained on, over all sessions.
     pub tokens: u64,
+    /// Those of this one.
+    pub session_tokens: u64,
     /// Heap allocations from the first step after warm-up to the last, of the threads that run steps.
     pub allocations: u64,
     /// The reader's.
@@ -455,6 +457,7 @@ impl<'a> Trainer<'a> {
     /// [`TrainError`].
     pub fn run(mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<(Outcome, Session), TrainError> {
         let start = Instant::now();
+        let before = self.state.tokens;
         self.saved = start;
         let busy = self.busy();
         let mut meter = Speedometer::start(self.state.tokens, busy);
@@ -508,6 +511,7 @@ impl<'a> Trainer<'a> {
             score,
             seconds,
             tokens: self.state.tokens,
+            session_tokens: self.state.tokens - before,
             allocations: warm.map_or(0, |w| allocations::since(Activity::Step, w).allocations),
             loader_allocations: allocations::since(Activity::Read, warm_read).allocations,
             save: self.save,

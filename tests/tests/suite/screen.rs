@@ -181,6 +181,17 @@ fn every_logged_step_is_a_plain_line_where_there_is_no_terminal() {
     assert_eq!(nothing.err.lines().filter(|line| line.starts_with("host: --lr 0")).count(), 1, "{}", nothing.err);
 }
 
+/// What an earlier session did is no speed of this one.
+#[test]
+fn the_speed_of_a_resumed_run_is_that_of_its_session() {
+    let dir = directory();
+    host(dir.path(), &format!("train --json {TINY} --schedule constant --steps 20 --out run")).ok();
+    let done = host(dir.path(), "train --json --resume --steps 23 --out run").ok().json_lines().pop().unwrap();
+    let number = |key: &str| done[key].as_f64().unwrap();
+    let tokens = number("tokens_per_s") * number("seconds");
+    assert!((tokens - 3.0 * 128.0).abs() < 1e-3 && number("tokens") == 23.0 * 128.0, "{done}");
+}
+
 /// A terminal that closes ends a run as SIGTERM does; one that was told to outlive it goes on.
 #[cfg(unix)]
 #[test]
