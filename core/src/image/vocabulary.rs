@@ -5,14 +5,15 @@ use core::fmt;
 use super::ImageError;
 use crate::vocab::bpe::{BpeError, Encoder, Merge, Node};
 use crate::vocab::capped::CappedVocabulary;
-use crate::vocab::pieces::pieces;
+use crate::vocab::pieces::Cut;
 use crate::vocab::{BOS, BYTES, EOS, SPECIALS, UNK};
 
 /// What a vocabulary begins with, in an image: eight words. Behind it lie its tables, in the order of the fields, and
 /// its text, zeros to a whole word behind that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VocabularyHeader {
-    /// 0 none: ids in, ids out; 1 the 256 bytes; 2 words; 3 BPE.
+    /// 0 none: ids in, ids out; 1 the 256 bytes; 2 words; 3 BPE on [`Cut::Runs`]; 4 BPE on
+    /// [`Cut::Gpt2`].
     pub kind: u32,
     /// Whether text is lower-cased first; words only.
     pub lower_case: bool,
@@ -104,6 +105,8 @@ pub enum Tokens<'a> {
     },
     /// By byte-level BPE on pieces of text.
     Pieces {
+        /// How text is cut.
+        cut: Cut,
         /// The merges.
         encoder: Encoder<'a>,
         /// Where the bytes of each token from id 4 on end in `text`.
@@ -169,7 +172,8 @@ impl<'a> Vocabulary<'a> {
                 let words = CappedVocabulary::from_parts(text, ends, index).map_err(|_| wrong("its words"))?;
                 Tokens::Words { words, lower_case: lower_case == 1 }
             }
-            3 => {
+            3 | 4 => {
+                let cut = if kind == 3 { Cut::Runs } else { Cut::Gpt2 };
                 let encoder = Encoder::from_parts(&BYTE_IDS, merges, index).map_err(|_| wrong("its index"))?;
                 let last = ends.last().copied().unwrap_or(0) as usize;
                 let sorted = ends.iter().zip(ends.iter().skip(1)).all(|(end, next)| end <= next);
@@ -179,7 +183,7 @@ impl<'a> Vocabulary<'a> {
                 if merges.iter().any(|merge| merge.id as usize >= SPECIALS.len() + ends.len()) {
                     return Err(wrong("its merges"));
                 }
-                Tokens::Pieces { encoder, ends, text }
+                Tokens::Pieces { cut, encoder, ends, text }
             }
             _ => return Err(wrong("of a kind that is not known")),
         };
@@ -244,8 +248,8 @@ impl<'a> Vocabulary<'a> {
                     push(id)?;
                 }
             }
-            Tokens::Pieces { encoder, .. } => {
-                for piece in pieces(text) {
+            Tokens::Pieces { cut, encoder, .. } => {
+                for piece in cut.pieces(text) {
                     encoder.encode(piece.as_bytes(), scratch)?.try_for_each(&mut push)?;
                 }
             }
@@ -347,7 +351,7 @@ mod tests {
         let encoder = Encoder::new(&BYTE_IDS, &merges, &mut index).unwrap();
         let ends: Vec<u32> = (1..=256).chain([258]).collect();
         let text: Vec<u8> = (0..=255).chain(*b"ab").collect();
-        let tokens = Tokens::Pieces { encoder, ends: &ends, text: &text };
+        let tokens = Tokens::Pieces { cut: Cut::Gpt2, encoder, ends: &ends, text: &text };
         let pieces = Vocabulary { tokens, size: 261 };
         let count = pieces.encode("aab c", Unknown::Refuse, &mut [Node::EMPTY; 3], &mut ids).unwrap();
         assert_eq!(ids[..count], [4 + 97, 260, 4 + 32, 4 + 99]);

@@ -7,6 +7,7 @@
 pub mod bpe;
 pub mod builder;
 pub mod capped;
+mod gpt2;
 pub mod pieces;
 
 /// Id of `<pad>`: fills a batch, never predicted.

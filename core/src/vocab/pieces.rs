@@ -1,11 +1,20 @@
-//! Cuts text into pieces that no BPE merge crosses.
-//!
-//! A piece is one of the following, tried in this order at each place:
-//! 1. a run of letters, of digits, or of other signs (Unicode's alphabetic, numeric, neither), with the one space before
-//!    it if there is one;
-//! 2. a run of white space, less a last space that belongs to the next piece.
-//!
-//! The pieces put together are the text.
+//! Cuts text into pieces that no BPE merge crosses. The pieces put together are the text.
+
+use super::gpt2;
+
+/// A way of cutting text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// A piece is one of the following, tried in this order at each place:
+    /// 1. a run of letters, of digits, or of other signs (Unicode's alphabetic, numeric, neither), with the one space
+    ///    before it if there is one;
+    /// 2. a run of white space, less a last space that belongs to the next piece.
+    ///
+    /// The first tokenizers cut like this.
+    Runs,
+    /// By GPT-2's pattern, which other programs know.
+    Gpt2,
+}
 
 #[derive(PartialEq, Clone, Copy)]
 enum Class {
@@ -27,15 +36,21 @@ fn class(c: char) -> Class {
     }
 }
 
-/// The pieces of `text`, in order.
-pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
-    let mut rest = text;
-    core::iter::from_fn(move || {
-        // Where it ends is where a character begins; were it not, the rest would be one piece, and no text be lost.
-        let (piece, after) = rest.split_at_checked(piece_len(rest)?).unwrap_or((rest, ""));
-        rest = after;
-        Some(piece)
-    })
+impl Cut {
+    /// The pieces of `text`, in order.
+    pub fn pieces(self, text: &str) -> impl Iterator<Item = &str> {
+        let mut rest = text;
+        core::iter::from_fn(move || {
+            let len = match self {
+                Cut::Runs => piece_len(rest),
+                Cut::Gpt2 => gpt2::piece_len(rest),
+            };
+            // Where it ends is where a character begins; were it not, the rest would be one piece, and no text be lost.
+            let (piece, after) = rest.split_at_checked(len?).unwrap_or((rest, ""));
+            rest = after;
+            Some(piece)
+        })
+    }
 }
 
 /// Bytes of the first piece of `text`, if it has any.
@@ -69,7 +84,7 @@ mod tests {
     use super::*;
 
     fn cut(text: &str) -> Vec<&str> {
-        pieces(text).collect()
+        Cut::Runs.pieces(text).collect()
     }
 
     #[test]
@@ -90,8 +105,10 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_put_together_are_the_text(text in "([a-b0 .\n\u{3000}é]|\\PC){0,60}") {
-            prop_assert_eq!(pieces(&text).collect::<String>(), text.clone());
-            prop_assert!(pieces(&text).all(|piece| !piece.is_empty()));
+            for cut in [Cut::Runs, Cut::Gpt2] {
+                prop_assert_eq!(cut.pieces(&text).collect::<String>(), text.clone());
+                prop_assert!(cut.pieces(&text).all(|piece| !piece.is_empty()));
+            }
         }
     }
 }

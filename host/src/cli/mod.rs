@@ -29,7 +29,7 @@ mod verify;
 mod vocab;
 
 use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -44,6 +44,7 @@ use crate::config::{Config, ConfigError, RawConfig};
 use crate::device::DeviceError;
 use crate::name;
 use crate::plan::Plan;
+use crate::regular;
 use crate::run::Session;
 use crate::run::directory::DirectoryError;
 use crate::run::origin::Origin;
@@ -221,6 +222,11 @@ fn raise(stop: &Arc<AtomicBool>) -> Result<(), Failure> {
         signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(stop)).map_err(work)?;
         signal_hook::flag::register(signal, Arc::clone(stop)).map_err(work)?;
     }
+    // A terminal that closes sends it, often twice: the second changes nothing.
+    #[cfg(unix)]
+    if !hangup_ignored() {
+        signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(stop)).map_err(work)?;
+    }
     Ok(())
 }
 
@@ -233,6 +239,21 @@ fn command() -> clap::Command {
     let spelled = |command: clap::Command| command.mut_args(help);
     let named = Arguments::command().name(name::called()).bin_name(name::called());
     help::grouped(named).mut_subcommands(spelled)
+}
+
+/// Whether this program was told to survive its terminal, as by nohup. Where the system does not say, it is taken so.
+#[cfg(unix)]
+fn hangup_ignored() -> bool {
+    let status = regular::read_to_string(Path::new("/proc/self/status")).unwrap_or_default();
+    ignores(&status, signal_hook::consts::SIGHUP).unwrap_or(true)
+}
+
+/// Whether the process that `status` is of ignores a signal: the kernel's mask of them in hexadecimal digits.
+#[cfg(unix)]
+fn ignores(status: &str, signal: i32) -> Option<bool> {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
+    let mask = u64::from_str_radix(mask.trim(), 16).ok()?;
+    Some(mask >> (signal - 1) & 1 == 1)
 }
 
 /// A reader of standard output that goes away ends a command quietly, as it does other programs; 141 is the shells'
@@ -308,4 +329,20 @@ fn end(failure: &Failure) -> ExitCode {
         tell!("{}: {}", name::called(), shown(&failure.to_string()));
     }
     ExitCode::from(failure.status())
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_s_mask_says_what_is_ignored() {
+        let status = |mask: &str| format!("Name:\thost\nSigBlk:\t0000000000000000\nSigIgn:\t{mask}\nSigCgt:\tff\n");
+        for (mask, signal, ignored) in
+            [("0000000000000001", 1, true), ("0000000000001006", 1, false), ("1000", 13, true)]
+        {
+            assert_eq!(ignores(&status(mask), signal), Some(ignored), "{mask} {signal}");
+        }
+        assert_eq!((ignores("", 1), ignores(&status("g"), 1)), (None, None));
+    }
 }

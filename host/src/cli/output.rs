@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anstream::adapter::strip_str;
 use anstream::stream::RawStream;
 use anstream::{AutoStream, ColorChoice};
+use terminal_size::{Height, Width, terminal_size_of};
 
 use super::{Failure, work};
+use crate::run::status::wrapped;
 
 /// Writes a line to standard output: a command whose result is lost has failed.
 macro_rules! say {
@@ -63,6 +65,41 @@ pub(super) fn urgent(line: Arguments<'_>) {
 pub(super) fn fitting(text: &str, stream: &impl RawStream) -> String {
     let coloured = stream.is_terminal() && AutoStream::choice(stream) != ColorChoice::Never;
     if coloured { text.to_owned() } else { strip_str(text).to_string() }
+}
+
+/// A stream that may be a terminal.
+pub(super) trait Screen: io::IsTerminal {
+    /// Of the terminal.
+    fn size(&self) -> Option<(Width, Height)>;
+}
+
+impl Screen for io::Stdout {
+    fn size(&self) -> Option<(Width, Height)> {
+        terminal_size_of(self)
+    }
+}
+
+impl Screen for io::Stderr {
+    fn size(&self) -> Option<(Width, Height)> {
+        terminal_size_of(self)
+    }
+}
+
+/// Tells a line that may be wider than a terminal.
+pub(super) fn tell_within(line: &str) {
+    tell!("{}", within(line, &io::stderr()));
+}
+
+/// `text` in lines that are no wider than the terminal that `stream` is, without what it would obey; as it is where that
+/// is none.
+pub(super) fn within(text: &str, stream: &impl Screen) -> String {
+    match stream.size().filter(|_| stream.is_terminal()) {
+        Some((Width(columns), _)) => {
+            let seen: String = text.chars().filter(|c| *c == '\n' || !c.is_control()).collect();
+            wrapped(&seen, columns.into())
+        }
+        None => text.to_owned(),
+    }
 }
 
 /// Standard output that cannot be written.

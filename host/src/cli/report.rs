@@ -1,11 +1,12 @@
 //! What a training run says at its end.
 
+use std::io;
 use std::path::Path;
 
 use serde_json::json;
 
 use super::Failure;
-use super::output::{say, tell};
+use super::output::{say, tell, within};
 use super::usage::Usage;
 use crate::config::{Config, human_bytes};
 use crate::data::corpus::Corpus;
@@ -30,6 +31,19 @@ fn waited(config: &Config, corpus: &Corpus, outcome: &Outcome) -> Option<String>
         None => "encode the text once: with --cache DIR, or with `host data` beforehand",
     };
     Some(format!("steps waited {:.1} s for text, {:.0} % of the run; {help}", outcome.waited, 100.0 * share))
+}
+
+/// What it means where a loss lies among those of n-grams, of one to four tokens.
+fn against(loss: f64, ngrams: [f64; 4]) -> String {
+    let names = ["unigram", "bigram", "trigram", "4-gram"];
+    // A longer one can be the worse on little text: what was passed is what all shorter ones are above.
+    let Some(above) = ngrams.iter().position(|ngram| loss >= *ngram) else {
+        return "below the 4-gram: the model uses more than the three tokens before".to_owned();
+    };
+    let knows =
+        ["which counts tokens alone", "which sees one token", "which sees two tokens", "which sees three tokens"];
+    let passed = above.checked_sub(1).map_or(String::new(), |passed| format!("below the {}, ", names[passed]));
+    format!("{passed}still above the {}, {}: train longer, or on more text", names[above], knows[above])
 }
 
 /// What a run's loss is held against.
@@ -67,6 +81,7 @@ pub(super) fn report(
             "baselines": baselines,
             "seconds": outcome.seconds,
             "tokens": outcome.tokens,
+            "tokens_per_s": outcome.session_tokens as f64 / outcome.seconds,
             "steps": config.steps,
             "waited_s": outcome.waited,
             "heap_allocations": outcome.allocations,
@@ -87,15 +102,17 @@ pub(super) fn report(
         say!("  the corpus's own floor is {floor:.4}: {:.3} times that", loss / floor)?;
     }
     if let Some(Baselines { unigram, bigram, trigram, fourgram, tokens }) = baselines {
-        say!(
+        let line = format!(
             "  n-grams of {tokens} training tokens on the same tokens: unigram {unigram:.3}, bigram {bigram:.3}, \
              trigram {trigram:.3}, 4-gram {fourgram:.3}"
-        )?;
+        );
+        say!("{}", within(&line, &io::stdout()))?;
+        say!("  {}", against(loss, [*unigram, *bigram, *trigram, *fourgram]))?;
     }
     say!(
         "  {:.1} s, {:.0} tokens/s, {} heap allocations in steps, {} in the largest save ({})",
         outcome.seconds,
-        outcome.tokens as f64 / outcome.seconds,
+        outcome.session_tokens as f64 / outcome.seconds,
         outcome.allocations,
         outcome.save.allocations,
         human_bytes(outcome.save.bytes)
@@ -103,4 +120,27 @@ pub(super) fn report(
     say!("  {}", usage.line())?;
     say!("  run {}", dir.display())?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_is_placed_among_the_n_grams() {
+        let ngrams = [6.0, 5.0, 4.5, 4.6];
+        for (loss, says) in [
+            (7.0, "still above the unigram, which counts"),
+            (6.0, "still above the unigram, which counts"),
+            (5.5, "below the unigram, still above the bigram"),
+            (4.7, "below the bigram, still above the trigram"),
+            (4.55, "below the bigram, still above the trigram"),
+            (4.4, "below the 4-gram: the model uses more"),
+        ] {
+            let line = against(loss, ngrams);
+            assert!(line.starts_with(says) && line.len() < 98, "{loss}: {line}");
+        }
+        let usual = against(4.3, [6.0, 5.0, 4.5, 4.2]);
+        assert!(usual.starts_with("below the trigram, still above the 4-gram"), "{usual}");
+    }
 }

@@ -8,7 +8,7 @@ use capful_core::generate::Sampler;
 use capful_core::train::Curriculum;
 use serde_json::json;
 
-use super::output::{fitting, lost, say, tell};
+use super::output::{fitting, lost, say, tell, tell_within, within};
 use super::report::{Beside, report};
 use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
@@ -28,6 +28,7 @@ use crate::plan::{Machine, Plan};
 use crate::regular;
 use crate::run::checkpoint::TrainerState;
 use crate::run::claim::Claim;
+use crate::run::course::{Course, counted, grouped};
 use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
 use crate::run::progress::Progress;
@@ -106,7 +107,8 @@ impl Train {
                 let vocabulary = written.decides_vocabulary() || written.init_from.is_some();
                 // Both are in the configuration of another run: its steps were counted.
                 let steps = written.steps.filter(|_| written.epochs.is_some());
-                let decided = Decided { warmup: written.warmup.is_some(), vocabulary, steps };
+                let length = written.steps.is_some() || written.epochs.is_some();
+                let decided = Decided { warmup: written.warmup.is_some(), vocabulary, length, steps };
                 let config = team.agree(settle(written).map_err(Failure::from), &[])?;
                 self.begin(team, config, decided, None)
             }
@@ -142,7 +144,7 @@ impl Train {
         };
         let (mut config, from, source) = team.agree(read(), &[])?;
         let Some(from) = from else {
-            let decided = Decided { warmup: true, vocabulary: true, steps: None };
+            let decided = Decided { warmup: true, vocabulary: true, length: true, steps: None };
             return self.begin(team, config, decided, Some(claimed));
         };
         // What cannot be read at all is refused where the run goes on with it.
@@ -177,7 +179,8 @@ impl Train {
         })?;
         let counted = count_epochs(&mut config, &corpus, true).and_then(|()| require_ahead(&config, dir, step));
         team.agree(counted, &[])?;
-        start(team, config, &corpus, dir, Some(&from), &algorithms, self.shown(team))
+        let begun = Begun { resume: Some(&from), instead_of: None };
+        start(team, config, &corpus, dir, begun, &algorithms, self.shown(team))
     }
 
     /// Begins the run of `config`, of which something was `decided`. Where the run was begun before, its directory is
@@ -196,7 +199,9 @@ impl Train {
         team.agree(fits(), &[])?;
         let claimed = claimed.map_or_else(|| Claimed::new(team, out.as_deref(), &config.preset), Ok)?;
         let dir = &*claimed.dir;
+        let preset = config.steps;
         let corpus = team.led_by_first(|| open(&mut config, dir, decided, json))?;
+        let instead_of = (config.steps < preset).then_some(preset);
         let algorithms = match algorithms {
             Some(_) if !config.device.starts_with("cuda") => {
                 Err(request(format!("--algorithms is for GPUs; the device is {}", config.device)))
@@ -205,7 +210,8 @@ impl Train {
                 algorithms.as_deref().map_or(Ok(Vec::new()), directory::read_algorithms).map_err(Failure::from)
             }
         };
-        start(team, config, &corpus, dir, None, &team.agree(algorithms, &[])?, shown)
+        let begun = Begun { resume: None, instead_of };
+        start(team, config, &corpus, dir, begun, &team.agree(algorithms, &[])?, shown)
     }
 }
 
@@ -234,6 +240,7 @@ impl Claimed {
 struct Decided {
     warmup: bool,
     vocabulary: bool,
+    length: bool,
     /// The steps that passes over the data must be.
     steps: Option<u64>,
 }
@@ -241,8 +248,13 @@ struct Decided {
 /// Opens the data of a new run and counts its steps. The source must hold a batch before a directory is made.
 fn open(config: &mut Config, dir: &Path, decided: Decided, quiet: bool) -> Result<Corpus, Failure> {
     tell_of_data(config, None, quiet);
+    let text = if decided.vocabulary { None } else { Corpus::text_bytes(config).map_err(encoded)? };
+    let fitted = text.and_then(|bytes| config.fit_text(bytes));
     let mut corpus = Corpus::open(config, dir, &mut encoding(config, dir, quiet)).map_err(encoded)?;
     corpus.require(config).map_err(request)?;
+    if let Some(line) = fitted {
+        tell!("{line}");
+    }
     count_epochs(config, &corpus, decided.warmup)?;
     if let (Some(steps), Some(epochs)) = (decided.steps.filter(|steps| *steps != config.steps), config.epochs) {
         return Err(request(format_args!(
@@ -250,6 +262,7 @@ fn open(config: &mut Config, dir: &Path, decided: Decided, quiet: bool) -> Resul
             config.steps
         )));
     }
+    fit_length(config, &corpus, decided)?;
     if !decided.vocabulary
         && let Some(line) = config.fit_vocabulary(corpus.tokenizer.vocab_size())
     {
@@ -326,17 +339,47 @@ fn require_ahead(config: &Config, dir: &Path, step: u64) -> Result<(), Failure> 
     Err(request(format_args!("{} is at step {step} already, past {ends}; give more than {step} steps", dir.display())))
 }
 
+/// The most epochs of a text of one's own that a run has where nobody says how long it is.
+const MOST_EPOCHS: u64 = 4;
+
+/// Ends a run whose length nobody decided after some epochs of a text whose tokens are at hand. Its warm-up, unless
+/// somebody decided it, is the same part of it.
+fn fit_length(config: &mut Config, corpus: &Corpus, decided: Decided) -> Result<(), Failure> {
+    if decided.length || corpus.shards().is_none() {
+        return Ok(());
+    }
+    let tokens = MOST_EPOCHS * corpus.training_tokens().map_err(request)?;
+    let stages = config.stages();
+    let fitting = Curriculum::new(&stages).map_err(request)?.steps(tokens.saturating_sub(1)).max(1);
+    if fitting < config.steps {
+        if !decided.warmup {
+            config.warmup = (u128::from(config.warmup) * u128::from(fitting) / u128::from(config.steps)).max(1) as u64;
+        }
+        config.steps = fitting;
+    }
+    Ok(())
+}
+
 fn start(
     team: &Team,
     config: Config,
     corpus: &Corpus,
     dir: &Path,
-    resume: Option<&Path>,
+    begun: Begun<'_>,
     algorithms: &[Choice],
     shown: Shown,
 ) -> Result<(), Failure> {
-    let job = Job { team, config: &config, corpus, dir, resume, algorithms, shown };
+    let job = Job { team, config: &config, corpus, dir, begun, algorithms, shown };
     job.run()
+}
+
+/// How a run begins.
+#[derive(Debug, Clone, Copy)]
+struct Begun<'a> {
+    /// The checkpoint that it goes on from.
+    resume: Option<&'a Path>,
+    /// The preset's steps, where the text made them fewer.
+    instead_of: Option<u64>,
 }
 
 /// One training job.
@@ -345,14 +388,15 @@ struct Job<'a> {
     config: &'a Config,
     corpus: &'a Corpus,
     dir: &'a Path,
-    resume: Option<&'a Path>,
+    begun: Begun<'a>,
     algorithms: &'a [Choice],
     shown: Shown,
 }
 
 impl Job<'_> {
     fn run(self) -> Result<(), Failure> {
-        let Job { team, config, corpus, dir, resume, algorithms, shown: Shown { json, regions } } = self;
+        let Job { team, config, corpus, dir, begun, algorithms, shown: Shown { json, regions } } = self;
+        let Begun { resume, instead_of } = begun;
         let machine = Machine::of(config)?;
         let tokenizer = corpus.tokenizer.as_ref();
         let generation = generation::of_run(dir, config, tokenizer.eos()).map_err(Failure::from);
@@ -392,16 +436,22 @@ impl Job<'_> {
             }
             tell!("{}", fitting(plan.summary(config).trim_end(), &io::stderr()));
             if let Some(line) = config.attention_kept() {
-                tell!("{line}");
+                tell_within(&line);
             }
             tell!("{}", on_device(config)?);
-            tell!("{}", name::spelled(&corpus.order(config)));
-            tell!("{}", validation.describe(overlap));
+            tell_within(&name::spelled(&corpus.order(config)));
+            tell_within(&validation.describe(overlap));
             session.laid.introduction.iter().for_each(|line| tell!("{line}"));
             tell_of_ranks(config);
         }
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
+        if config.lr == 0.0 {
+            tell!(
+                "{}: --lr 0: no weight changes, so nothing is learnt; leave it away for the preset's rate",
+                name::called()
+            );
+        }
         let lines = [config.unused_vocabulary(tokenizer.vocab_size()), config.unfinished_warmup()];
         lines.iter().flatten().for_each(|line| tell!("{}: {line}", name::called()));
         let fresh = !directory::holds_run(dir);
@@ -422,13 +472,14 @@ impl Job<'_> {
             directory::discard(dir);
         }
         let trainer = trainer?;
+        let course = course(config, corpus, trainer.step())?;
         if !json {
-            coverage::of_run(corpus, &validation.set, config).iter().for_each(|line| tell!("{line}"));
-            tell!("run {}{}", dir.display(), if resume.is_some() { ", resumed" } else { "" });
+            coverage::of_run(corpus, &validation.set, config).iter().for_each(|line| tell_within(line));
+            tell_of_the_run(dir, &course, instead_of);
         }
         // On a GPU the plan is of its memory, which is all allocated by now.
         let planned = (!config.device.starts_with("cuda")).then(|| plan.until_trained());
-        let progress = Progress::start(config.steps, &config.stages(), planned, json || !team.leads());
+        let progress = Progress::start(course, planned, json || !team.leads());
         let mut lines = Lines::default();
         let ran = if json { trainer.run(&mut lines, &progress) } else { trainer.run(&mut Silent, &progress) };
         drop(progress);
@@ -457,9 +508,29 @@ impl Job<'_> {
         said.map_err(|e| work(format_args!("{e}; the run is saved in {}", dir.display())))?;
         let sample = sample?;
         if !json {
-            say!("\n{sample}")?;
+            say!("\n{}", within(&sample, &io::stdout()))?;
         }
         Ok(())
+    }
+}
+
+/// The run's length, of which a session begins after `first` steps.
+fn course(config: &Config, corpus: &Corpus, first: u64) -> Result<Course, Failure> {
+    // Elsewhere tokens are counted by reading all text.
+    let epoch = corpus.shards().map(|_| corpus.training_tokens()).transpose().map_err(request)?;
+    Ok(Course { steps: config.steps, first, stages: config.stages(), epoch })
+}
+
+/// Says where a run lies and how long it is. `instead_of` so many steps of the preset's, it has as many as fit its text.
+fn tell_of_the_run(dir: &Path, course: &Course, instead_of: Option<u64>) {
+    let resumed =
+        if course.first > 0 { format!(", resumed after step {}", grouped(course.first)) } else { String::new() };
+    tell_within(&format!("run {}{resumed}: {}", dir.display(), course.length()));
+    if let Some(steps) = instead_of {
+        let steps = counted(steps, "step");
+        tell_within(&format!(
+            "  {MOST_EPOCHS} epochs of this text, not the preset's {steps}; --steps or --epochs asks for more"
+        ));
     }
 }
 

@@ -67,12 +67,19 @@ fn begin(raw: RawConfig) -> Result<(String, [RawConfig; 2], String, String, Mode
         return error(format!("no preset is called '{name}'; {near}`host presets` lists them"));
     };
     let asked_vocabulary = raw.asked_vocabulary();
-    let beside = if raw.tokenizer.is_none() { super::order::tokenizer_of(raw.data.as_deref())? } else { None };
+    let asked_tokenizer = raw.tokenizer.is_some();
+    let beside = if asked_tokenizer { None } else { super::order::tokenizer_of(raw.data.as_deref())? };
     let of_preset = preset.raw();
     // A warm-up of the preset's is for a run as long as its own.
     let raw = RawConfig { warmup: None, ..of_preset.clone() }.overlaid(raw);
     let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
-    let tokenizer = beside.or(raw.tokenizer.clone()).unwrap_or_else(|| "word".to_owned());
+    let usual = raw.tokenizer.clone().unwrap_or_else(|| "word".to_owned());
+    let tokenizer = match beside {
+        Some(beside) => beside,
+        // Words under a cap are for the tales, whose words are few and without capitals.
+        None if !asked_tokenizer && data != "tales" && usual == "word" => "bpe".to_owned(),
+        None => usual,
+    };
     let vocab_size = match (TokenizerChoice::parse(&tokenizer)?, asked_vocabulary) {
         (_, Some(n)) => n,
         (TokenizerChoice::Byte, None) => crate::data::tokenizer::BYTES,
@@ -617,6 +624,24 @@ mod tests {
         assert_eq!(config.stride, 4);
         let text = toml::to_string(&config).unwrap();
         assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn text_of_ones_own_is_read_by_bpe_and_the_tales_by_the_word() {
+        let tokenizer = |text: &str| Config::resolve(raw(text)).unwrap().tokenizer;
+        for (text, expected) in [
+            ("", "word"),
+            ("data = 'tales'", "word"),
+            ("data = 'my.txt'", "bpe"),
+            ("preset = 'pythia-14m'\ndata = 'my.txt'", "bpe"),
+            ("data = 'my.txt'\ntokenizer = 'word'", "word"),
+            ("preset = 'neurogen-tiny'\ndata = 'my.txt'", "byte"),
+        ] {
+            assert_eq!(tokenizer(text), expected, "{text}");
+        }
+        // A run of words goes on with words.
+        let words = Config::resolve(raw("data = 'my.txt'\ntokenizer = 'word'")).unwrap();
+        assert_eq!(words.resumed(raw("data = 'my.txt'")).unwrap(), words);
     }
 
     #[test]

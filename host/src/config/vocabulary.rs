@@ -1,9 +1,13 @@
 //! How many ids a model has where its data gives fewer than it could have.
 
-use super::{Config, ModelConfig, RawConfig};
+use super::{Config, ModelConfig, RawConfig, human_bytes};
+use crate::data::tokenizer;
 
 /// A vocabulary of so many times the data's ids does not fit them.
 const TOO_LARGE: u32 = 2;
+/// Bytes of text for each id that BPE makes of it, so that a token occurs often enough to be learnt: about seventy times
+/// on average.
+const TEXT_OF_AN_ID: u64 = 256;
 
 impl RawConfig {
     /// The vocabulary that was asked for, as a key of its own or of the model.
@@ -19,6 +23,27 @@ impl RawConfig {
 }
 
 impl Config {
+    /// Lowers the cap of a BPE that nobody asked for to what `bytes` of text are enough for. Gives a line for people.
+    pub fn fit_text(&mut self, bytes: u64) -> Option<String> {
+        let (cap, enough) = (self.vocab_size(), u64::from(tokenizer::BYTES) + bytes / TEXT_OF_AN_ID);
+        if self.tokenizer != "bpe" || enough >= cap.into() {
+            return None;
+        }
+        self.set_vocabulary(enough as u32);
+        Some(format!(
+            "vocabulary: {} of text are enough for {enough} ids, one for {TEXT_OF_AN_ID} bytes; --vocab-size {cap} keeps the \
+             preset's cap",
+            human_bytes(bytes)
+        ))
+    }
+
+    fn set_vocabulary(&mut self, ids: u32) {
+        match &mut self.model {
+            ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.vocab_size = ids,
+            ModelConfig::NeuroGen(model) => model.vocab_size = ids,
+        }
+    }
+
     /// Lowers a vocabulary that nobody asked for to the `ids` that the tokenizer has, where it is at least twice that.
     /// Gives a line for people.
     pub fn fit_vocabulary(&mut self, ids: u32) -> Option<String> {
@@ -26,10 +51,7 @@ impl Config {
         if cap / TOO_LARGE < ids {
             return None;
         }
-        match &mut self.model {
-            ModelConfig::Pythia(model) | ModelConfig::Yxanul(model) => model.vocab_size = ids,
-            ModelConfig::NeuroGen(model) => model.vocab_size = ids,
-        }
+        self.set_vocabulary(ids);
         Some(format!(
             "vocabulary: the data gives {ids} ids, and the model gets as many instead of {cap}; --vocab-size {cap} keeps \
              that number"
@@ -74,6 +96,23 @@ mod tests {
             for line in line.into_iter().chain(unused) {
                 assert!(line.contains(&format!("{ids} ")) && line.contains(&cap.to_string()), "{line}");
             }
+            config.validate().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_text_decides_how_many_ids_bpe_makes_of_it() {
+        for (text, bytes, ids) in [
+            ("preset = 'pythia-14m'\ndata = 'my.txt'", 100_000, 260 + 390),
+            ("preset = 'pythia-14m'\ndata = 'my.txt'", 3 << 20, 10_000),
+            ("preset = 'pythia-14m'\ndata = 'my.txt'", 0, 260),
+            ("data = 'my.txt'", 100_000, 512),
+            ("preset = 'pythia-14m'\ndata = 'my.txt'\ntokenizer = 'word'", 100_000, 10_000),
+        ] {
+            let mut config = Config::resolve(raw(text)).unwrap();
+            let (cap, line) = (config.vocab_size(), config.fit_text(bytes));
+            assert_eq!(line.is_some(), ids < cap, "{text} {bytes}");
+            assert_eq!(config.vocab_size(), ids, "{text} {bytes}");
             config.validate().unwrap();
         }
     }

@@ -140,6 +140,20 @@ impl Corpus {
         Ok(corpus.cached(config, dir)?.map(|(_, at)| at))
     }
 
+    /// About how many bytes of text the files of `config`'s source have; nothing where it is of no files, or of tokens.
+    ///
+    /// # Errors
+    /// What is wrong with the source.
+    pub fn text_bytes(config: &Config) -> Result<Option<u64>, CorpusError> {
+        let Source::Path(path) = parse(&config.data) else { return Ok(None) };
+        let options = SourceOptions::of(config);
+        if Manifest::read(&path)?.is_some() || shards::begun(&path) {
+            return Ok(None);
+        }
+        let files = Files::open(&path, &options)?;
+        Ok(files.text_bytes().filter(|_| files.has_text()))
+    }
+
     /// What the set of this corpus's tokens is made from, and where it lies.
     fn cached(&self, config: &Config, dir: &Path) -> Result<Option<(Origin, PathBuf)>, SourceError> {
         let (Source::Path(path), Some(cache)) = (&self.source, config.cache(dir)) else { return Ok(None) };

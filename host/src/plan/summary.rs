@@ -8,6 +8,7 @@ use indicatif::{HumanCount, HumanFloatCount};
 
 use super::{Estimates, Line, Plan, StagePlan, outside};
 use crate::config::{Config, human_bytes};
+use crate::run::course::{Course, counted, lasting};
 
 const NAME: Style = Style::new().bold();
 const BAR: Style = AnsiColor::Cyan.on_default();
@@ -43,7 +44,7 @@ impl Plan {
         if config.ranks > 1 {
             let _ = writeln!(out, "{}", self.ranks(config));
         }
-        out.push_str(&self.speed());
+        out.push_str(&self.speed(config));
         out
     }
 
@@ -53,6 +54,24 @@ impl Plan {
             [stage] => format!("{NAME}{preset}{NAME:#}: {parameters} parameters, {}", shape(stage)),
             _ => format!("{NAME}{preset}{NAME:#}: {parameters} parameters"),
         }
+    }
+
+    /// How long the run is, and how long it takes at least where the roofline's speed is that of all its steps.
+    fn length(&self, config: &Config) -> String {
+        match (config.steps, config.epochs) {
+            (0, Some(epochs)) => return format!("{} of the training text; ", counted(epochs.into(), "epoch")),
+            (0, None) => return String::new(),
+            _ => {}
+        }
+        let course = Course { steps: config.steps, first: 0, stages: config.stages(), epoch: None };
+        let seconds = match &self.stages[..] {
+            [_] => config.steps as f64 * self.estimates.seconds_per_step,
+            stages => {
+                let ends = stages[1..].iter().map(|stage| stage.from).chain([config.steps]);
+                stages.iter().zip(ends).map(|(s, end)| end.saturating_sub(s.from) as f64 * s.roofline_seconds).sum()
+            }
+        };
+        format!("{} in {} or more; ", course.length(), lasting(seconds))
     }
 
     /// How many stages there are, and the one that takes most.
@@ -138,18 +157,17 @@ impl Plan {
         format!("rank 0 of {}: sends {} a step ({link})", config.ranks, human_bytes(stage.sent_per_step))
     }
 
-    /// What the roofline allows.
-    fn speed(&self) -> String {
-        let Estimates { seconds_per_step, tokens_per_s, sequences_per_s, hours_per_billion_tokens, generation, .. } =
-            self.estimates;
+    /// What the roofline allows: no run is faster.
+    fn speed(&self, config: &Config) -> String {
+        let Estimates { seconds_per_step, tokens_per_s, hours_per_billion_tokens, generation, .. } = self.estimates;
         let of = if self.stages.len() > 1 { "roofline, last stage" } else { "roofline" };
         let (step, tokens) = (duration(seconds_per_step), HumanCount(tokens_per_s as u64));
-        let (sequences, hours) = (rounded(sequences_per_s), rounded(hours_per_billion_tokens));
         let generation = generation
             .map_or(String::new(), |token| format!("; generation {} tokens/s", HumanCount(token.tokens_per_s as u64)));
         format!(
-            "estimates ({of}): {step} a step, {tokens} tokens/s, {sequences} sequences/s\n  \
-             {hours} hours for a billion tokens{generation}\n"
+            "at most {tokens} tokens/s ({of}): {step} a step{generation}\n  {}{} hours for a billion tokens\n",
+            self.length(config),
+            rounded(hours_per_billion_tokens)
         )
     }
 }
@@ -213,6 +231,23 @@ mod tests {
                 assert_small(&plan, &config);
             }
         }
+    }
+
+    #[test]
+    fn the_speed_is_a_bound_and_so_is_the_time_of_the_run() {
+        let (config, mut plan) = planned("steps = 600\nseq_len = 64\nbatch_size = 4");
+        plan.estimates.seconds_per_step = 0.5;
+        let shown = plan.summary(&config);
+        assert!(shown.contains("at most ") && shown.contains(" tokens/s (roofline)"), "{shown}");
+        assert!(shown.contains("\n  600 steps (153.6 k tokens) in 5 min or more; "), "{shown}");
+        let (config, plan) = planned("epochs = 3");
+        assert!(plan.summary(&config).contains("\n  3 epochs of the training text; "));
+        // A second for each step of the first stage, three for those of the second.
+        let stages =
+            "[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 2\n[[stage]]\nfrom = 10\nseq_len = 16\nbatch_size = 2";
+        let (config, mut plan) = planned(&format!("steps = 30\n{stages}"));
+        (plan.stages[0].roofline_seconds, plan.stages[1].roofline_seconds) = (1.0, 3.0);
+        assert!(plan.summary(&config).contains("30 steps (800 tokens) in 70 s or more"), "{}", plan.summary(&config));
     }
 
     #[test]

@@ -1,30 +1,67 @@
-//! A progress bar, drawn by a thread of its own from a few numbers that the run leaves for it.
+//! What people see of a run under way, said by a thread of its own from a few numbers that the run leaves for it: a line
+//! that stays in its place in a terminal, line after line elsewhere.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
+use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use capful_core::train::Stage;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use heapless::Deque;
+use terminal_size::{Width, terminal_size_of};
 
+use super::course::{Course, Pace};
+use super::status::{Status, wrapped};
 use crate::allocations::{self, Activity};
-use crate::config::human_bytes;
 use crate::plan::memory;
 
+/// How often the line in a terminal is drawn, and how often the rest is looked after.
+const TURN: Duration = Duration::from_millis(250);
+/// The longest time in which nothing is said in a file.
+const SILENCE: Duration = Duration::from_secs(30);
+/// What a pace is measured over before it is told.
+const MEASURED: Duration = Duration::from_secs(1);
+/// Lines that may wait for the reporter. Of more, the oldest are not said.
+const WAITING: usize = 256;
+
+/// A logged step, or an evaluation.
+#[derive(Debug, Clone, Copy)]
+struct Logged {
+    step: u64,
+    stage: usize,
+    loss: Option<f64>,
+    val_loss: Option<f64>,
+    skipped: u64,
+    tokens_per_s: Option<f64>,
+}
+
 /// The numbers, written by the run and read by the reporter.
-#[derive(Debug, Default)]
+#[derive(Debug)]
+struct Numbers {
+    /// The last of everything.
+    now: Logged,
+    /// The first step that this session did, and when.
+    begun: Option<(u64, Instant)>,
+    /// When the last step was done.
+    at: Instant,
+    /// What was logged and not yet said.
+    waiting: Deque<Logged, WAITING>,
+}
+
+#[derive(Debug)]
 struct Shared {
-    step: AtomicU64,
-    stage: AtomicUsize,
-    loss: AtomicU64,
-    val_loss: AtomicU64,
-    skipped: AtomicU64,
-    tokens_per_s: AtomicU64,
+    numbers: Mutex<Numbers>,
     done: AtomicBool,
 }
 
-/// A running reporter; dropping it ends the bar.
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Numbers> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A running reporter; dropping it ends the line.
 #[derive(Debug)]
 pub struct Progress {
     shared: Arc<Shared>,
@@ -32,11 +69,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Starts a bar of `steps` on standard error, or nothing where `quiet`. Where there are several `stages` it names
-    /// the one under way. Where so many bytes of main memory were `planned` it shows how many are in use beside them.
-    pub fn start(steps: u64, stages: &[Stage], planned: Option<u64>, quiet: bool) -> Progress {
-        let names = if stages.len() > 1 { names(stages) } else { Vec::new() };
-        let shared = Arc::new(Shared::default());
+    /// Begins to report a session of `course` on standard error, or does not where `quiet`. Where so many bytes of main
+    /// memory were `planned` it says how many are in use beside them.
+    pub fn start(course: Course, planned: Option<u64>, quiet: bool) -> Progress {
+        let now = Logged { step: course.first, stage: 0, loss: None, val_loss: None, skipped: 0, tokens_per_s: None };
+        let numbers = Numbers { now, begun: None, at: Instant::now(), waiting: Deque::new() };
+        let shared = Arc::new(Shared { numbers: Mutex::new(numbers), done: AtomicBool::new(false) });
         let theirs = Arc::clone(&shared);
         let builder = std::thread::Builder::new().name("reporter".to_owned()).stack_size(256 << 10);
         let spawn = || {
@@ -45,7 +83,7 @@ impl Progress {
             let reached = Arc::clone(&started);
             let thread = builder.spawn(move || {
                 reached.wait();
-                report(&theirs, steps, &names, planned);
+                allocations::during(Activity::Report, || Reporter::new(course, planned).run(&theirs));
             });
             thread.ok().inspect(|_| {
                 started.wait();
@@ -55,18 +93,42 @@ impl Progress {
         Progress { shared, thread }
     }
 
-    /// Leaves the numbers of a step, of the stage of index `stage`, and how many steps were skipped so far.
+    /// Notes that a step is done.
+    pub fn done(&self, step: u64) {
+        let at = Instant::now();
+        let mut numbers = self.shared.lock();
+        numbers.now.step = step;
+        numbers.at = at;
+        numbers.begun.get_or_insert((step, at));
+    }
+
+    /// Leaves the numbers of a logged step, of the stage of index `stage`, and how many steps were skipped so far.
     pub fn step(&self, step: u64, stage: usize, loss: f64, skipped: u64, tokens_per_s: f64) {
-        self.shared.skipped.store(skipped, Ordering::Relaxed);
-        self.shared.step.store(step, Ordering::Relaxed);
-        self.shared.stage.store(stage, Ordering::Relaxed);
-        self.shared.loss.store(loss.to_bits(), Ordering::Relaxed);
-        self.shared.tokens_per_s.store(tokens_per_s.to_bits(), Ordering::Relaxed);
+        let logged =
+            Logged { step, stage, loss: Some(loss), val_loss: None, skipped, tokens_per_s: Some(tokens_per_s) };
+        let val_loss = self.shared.lock().now.val_loss;
+        self.leave(logged, Logged { val_loss, ..logged });
     }
 
     /// Leaves the loss of an evaluation.
     pub fn evaluation(&self, val_loss: f64) {
-        self.shared.val_loss.store(val_loss.to_bits(), Ordering::Relaxed);
+        let now = self.shared.lock().now;
+        let logged = Logged { loss: None, tokens_per_s: None, val_loss: Some(val_loss), ..now };
+        self.leave(logged, Logged { val_loss: Some(val_loss), ..now });
+    }
+
+    fn leave(&self, logged: Logged, now: Logged) {
+        // Where nobody reports, nothing waits.
+        let Some(thread) = &self.thread else { return };
+        let mut numbers = self.shared.lock();
+        numbers.now = now;
+        if numbers.waiting.is_full() {
+            numbers.waiting.pop_front();
+        }
+        // There is room.
+        let _ = numbers.waiting.push_back(logged);
+        drop(numbers);
+        thread.thread().unpark();
     }
 }
 
@@ -80,40 +142,100 @@ impl Drop for Progress {
     }
 }
 
-/// What the bar calls each stage.
-fn names(stages: &[Stage]) -> Vec<String> {
-    let name = |(i, stage): (usize, &Stage)| {
-        format!("stage {}/{} ({} × {}) ", i + 1, stages.len(), stage.batch, stage.seq_len)
-    };
-    stages.iter().enumerate().map(name).collect()
+/// What the reporter knows.
+struct Reporter {
+    course: Course,
+    planned: Option<u64>,
+    /// Whether standard error is a terminal that can go back to a line's beginning.
+    terminal: bool,
+    /// Whether the time of the run was told.
+    told: bool,
+    /// When a line was said last.
+    said: Instant,
 }
 
-/// Main memory in use beside what was planned, where the system says.
-fn memory_in_use(planned: Option<u64>) -> String {
-    let both = memory::resident().zip(planned);
-    both.map_or(String::new(), |(used, planned)| format!(" {} of {}", human_bytes(used), human_bytes(planned)))
-}
+impl Reporter {
+    fn new(course: Course, planned: Option<u64>) -> Reporter {
+        let dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
+        Reporter { course, planned, terminal: io::stderr().is_terminal() && !dumb, told: false, said: Instant::now() }
+    }
 
-fn report(shared: &Shared, steps: u64, stages: &[String], planned: Option<u64>) {
-    allocations::during(Activity::Report, || {
-        let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
-        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} eta {eta}");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        while !shared.done.load(Ordering::Relaxed) {
-            let number = |a: &AtomicU64| f64::from_bits(a.load(Ordering::Relaxed));
-            let val_loss = number(&shared.val_loss);
-            let validation = if val_loss > 0.0 { format!(" validation {val_loss:.3}") } else { String::new() };
-            let (loss, speed) = (number(&shared.loss), number(&shared.tokens_per_s));
-            let stage = stages.get(shared.stage.load(Ordering::Relaxed)).map_or("", String::as_str);
-            bar.set_position(shared.step.load(Ordering::Relaxed));
-            let skipped = match shared.skipped.load(Ordering::Relaxed) {
-                0 => String::new(),
-                count => format!(" {count} steps skipped"),
+    fn run(mut self, shared: &Shared) {
+        loop {
+            let done = shared.done.load(Ordering::Relaxed);
+            let (now, waiting, pace) = {
+                let mut numbers = shared.lock();
+                let waiting = std::mem::replace(&mut numbers.waiting, Deque::new());
+                let pace = numbers.begun.map(|(from, begun)| Pace {
+                    from,
+                    step: numbers.now.step,
+                    time: numbers.at.duration_since(begun),
+                });
+                (numbers.now, waiting, pace)
             };
-            let memory = memory_in_use(planned);
-            bar.set_message(format!("{stage}loss {loss:.3}{validation}{skipped} {speed:.0} tokens/s{memory}"));
-            std::thread::park_timeout(Duration::from_millis(250));
+            self.tell_the_time(pace.as_ref());
+            if self.terminal {
+                // In the last column some terminals begin the next line.
+                let line = self.status(&now, pace.as_ref(), true).fitting(columns().saturating_sub(1));
+                // Where it cannot be shown, the run goes on.
+                let _ = write!(io::stderr().lock(), "\r{}\u{1b}[K", if done { "" } else { &line });
+            } else {
+                for logged in &waiting {
+                    self.say(&self.status(logged, pace.as_ref(), false).whole());
+                }
+                if self.said.elapsed() >= SILENCE && !done {
+                    self.say(&self.status(&now, pace.as_ref(), false).whole());
+                }
+            }
+            if done {
+                break;
+            }
+            std::thread::park_timeout(TURN);
         }
-        bar.finish_and_clear();
-    });
+    }
+
+    /// Says once, as soon as it is known, how long the run takes.
+    fn tell_the_time(&mut self, pace: Option<&Pace>) {
+        let Some(pace) = pace.filter(|pace| !self.told && pace.time >= MEASURED) else { return };
+        self.told = true;
+        if let Some(line) = self.course.estimate(pace) {
+            match self.terminal {
+                true => self.say(&format!("\r\u{1b}[K{}", wrapped(&line, columns()))),
+                false => self.say(&line),
+            }
+        }
+    }
+
+    fn say(&mut self, line: &str) {
+        self.said = Instant::now();
+        let _ = writeln!(io::stderr().lock(), "{line}");
+    }
+
+    fn status(&self, logged: &Logged, pace: Option<&Pace>, all: bool) -> Status {
+        let Logged { step, stage, loss, val_loss, skipped, tokens_per_s } = *logged;
+        Status {
+            step,
+            steps: self.course.steps,
+            stage: name(&self.course.stages, stage),
+            loss,
+            val_loss,
+            skipped,
+            tokens_per_s,
+            memory: memory::resident().zip(self.planned),
+            left: pace.and_then(|pace| self.course.left(step, pace)).filter(|_| all || step < self.course.steps),
+        }
+    }
+}
+
+/// Columns of the terminal, which may change.
+fn columns() -> usize {
+    terminal_size_of(io::stderr()).map_or(80, |(Width(columns), _)| columns.into())
+}
+
+/// What the stage of an index is called, where there are several.
+fn name(stages: &[Stage], index: usize) -> String {
+    match stages.get(index).filter(|_| stages.len() > 1) {
+        Some(stage) => format!("stage {}/{} ({} × {})", index + 1, stages.len(), stage.batch, stage.seq_len),
+        None => String::new(),
+    }
 }

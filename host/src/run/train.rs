@@ -75,6 +75,8 @@ pub struct Outcome {
     pub seconds: f64,
     /// Tokens trained on, over all sessions.
     pub tokens: u64,
+    /// Those of this one.
+    pub session_tokens: u64,
     /// Heap allocations from the first step after warm-up to the last, of the threads that run steps.
     pub allocations: u64,
     /// The reader's.
@@ -363,6 +365,7 @@ impl<'a> Trainer<'a> {
         if self.told & LOST != 0 {
             return Err(self.end_with_the_lost(before));
         }
+        progress.done(step);
         let (loss, norm) = (f64::from(results.loss), f64::from(results.squared_norm).sqrt());
         self.passed_over(step, loss, norm)?;
         if let Err(e) = self.keep_config() {
@@ -477,6 +480,7 @@ impl<'a> Trainer<'a> {
     /// [`TrainError`].
     pub fn run(mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<(Outcome, Session), TrainError> {
         let start = Instant::now();
+        let before = self.state.tokens;
         self.saved = start;
         let busy = self.busy();
         let mut meter = Speedometer::start(self.state.tokens, busy);
@@ -534,6 +538,7 @@ impl<'a> Trainer<'a> {
             score,
             seconds,
             tokens: self.state.tokens,
+            session_tokens: self.state.tokens - before,
             allocations: warm.map_or(0, |w| allocations::since(Activity::Step, w).allocations),
             loader_allocations: allocations::since(Activity::Read, warm_read).allocations,
             save: self.save,

@@ -1,9 +1,11 @@
 //! What plan and train show to people: a summary that a screen holds, and the whole ledger only where it is asked for.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use capful_tests::binary::{Outcome, TINY, directory, host};
+use capful_tests::binary::{Outcome, TINY, directory, host, path};
 use serde_json::Value;
 
 /// Lines and columns of a summary.
@@ -101,11 +103,11 @@ fn a_run_shows_the_summary_and_at_its_end_memory_in_use_beside_the_plan() {
     let run = host(dir.path(), &format!("train {TINY} --steps 3 --out a")).ok();
     plain(&run.err);
     plain(&run.out);
-    assert!(run.err.contains("estimates (roofline)") && !run.err.contains("batch.targets"), "{}", run.err);
+    assert!(run.err.contains("tokens/s (roofline)") && !run.err.contains("batch.targets"), "{}", run.err);
     let used = run.out.lines().find(|line| line.contains("memory in use")).unwrap_or_else(|| panic!("{}", run.out));
     assert!(used.contains("planned") && used.contains("MiB"), "{used}");
     let all = host(dir.path(), &format!("train {TINY} --steps 3 --out b --regions")).ok();
-    assert!(all.err.contains("batch.targets") && all.err.contains("estimates (roofline)"), "{}", all.err);
+    assert!(all.err.contains("batch.targets") && all.err.contains("tokens/s (roofline)"), "{}", all.err);
     let done = host(dir.path(), &format!("train {TINY} --steps 3 --out c --json")).ok().json_lines().pop().unwrap();
     let (peak, planned) = (&done["training_peak_rss_bytes"], &done["planned_bytes"]);
     assert!(peak.as_u64().unwrap() <= planned.as_u64().unwrap(), "{done}");
@@ -116,6 +118,108 @@ fn a_run_shows_the_summary_and_at_its_end_memory_in_use_beside_the_plan() {
     let most = moments.map(|moment| bytes(&moment["bytes"])).max().unwrap();
     let running = bytes(&plan["arena_bytes"]) + bytes(&plan["outside_arena_bytes"]);
     assert_eq!(bytes(planned), most.max(running), "{done}");
+}
+
+/// A model without a vocabulary of its own, for text whose words have capitals.
+const SMALL: &str = "--preset llama-tiny --set layers=1 --set d_model=16 --set heads=2 --set kv_heads=2 --set d_ff=32 \
+                     --seq-len 32 --batch-size 4 --eval-tokens 500 --baseline-tokens 20000 --threads 1";
+
+fn own_text() -> String {
+    let names = ["Anna", "Bela", "Carl", "Dora", "Emil"];
+    let line = |i: usize| {
+        let (name, other) = (names[i % 5], names[i / 5 % 5]);
+        format!("{name} said: \"It's {i} o'clock, {other}!\"\n{}", if i % 40 == 39 { "\n" } else { "" })
+    };
+    (0..1500).map(line).collect()
+}
+
+/// What the configuration of a run has for `key`.
+fn saved(run: &Path, key: &str) -> String {
+    let text = fs::read_to_string(run.join("config.toml")).unwrap();
+    let found = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = "));
+    found.unwrap_or_else(|| panic!("no {key} in\n{text}")).trim_matches('"').to_owned()
+}
+
+#[test]
+fn a_run_of_ones_own_text_has_its_letters_a_length_that_fits_and_goes_elsewhere() {
+    let (dir, text) = (directory(), own_text());
+    let dir = dir.path();
+    fs::write(dir.join("my.txt"), &text).unwrap();
+    let run = host(dir, &format!("train {SMALL} --data my.txt --out run --eval-every 0")).ok();
+    let config = |key: &str| saved(&dir.join("run"), key);
+    // One id for 256 bytes of text.
+    assert_eq!([config("tokenizer"), config("vocab_size")], ["bpe".to_owned(), (260 + text.len() / 256).to_string()]);
+    let [steps, warmup] = [config("steps"), config("warmup")].map(|number| number.parse::<u64>().unwrap());
+    assert!((100..1000).contains(&steps) && warmup == steps * 50 / 1000, "{steps} {warmup}");
+    let line = run.err.lines().find(|line| line.starts_with("run run: ")).unwrap_or_else(|| panic!("{}", run.err));
+    assert!(line.contains(&format!("{steps} steps (")) && line.contains(", 4.0 epochs)"), "{line}");
+    assert!(run.err.contains("4 epochs of this text, not the preset's 1,000 steps"), "{}", run.err);
+    assert!(run.out.contains("gram: ") || run.out.contains("train longer"), "{}", run.out);
+    let sample = run.out.split("run run\n").nth(1).unwrap();
+    assert!(sample.chars().any(char::is_uppercase) && !sample.contains("<unk>"), "{}", run.out);
+    for to in ["gguf run.gguf", "hf model", "firmware run.img"] {
+        host(dir, &format!("export --run run --to {to}")).ok();
+    }
+    // What somebody decides is decided.
+    let asked = "--vocab-size 300 --steps 3 --warmup 2 --tokenizer word";
+    host(dir, &format!("train --json {SMALL} --data my.txt --out asked {asked}")).ok();
+    let decided = ["vocab_size", "steps", "warmup", "tokenizer"].map(|key| saved(&dir.join("asked"), key));
+    assert_eq!(decided, ["300", "3", "2", "word"]);
+}
+
+#[test]
+fn every_logged_step_is_a_plain_line_where_there_is_no_terminal() {
+    let dir = directory();
+    let run = host(dir.path(), &format!("train {TINY} --steps 5 --log-every 2 --eval-every 3 --out run")).ok();
+    assert!(run.err.chars().all(|c| c == '\n' || !c.is_control()), "{:?}", run.err);
+    let said: Vec<_> = run.err.lines().filter_map(|line| line.strip_prefix("step ")).collect();
+    let steps: Vec<_> = said.iter().map(|line| line.split_once("  ").unwrap().0).collect();
+    assert_eq!(steps, ["1/5", "2/5", "3/5", "4/5", "5/5", "5/5"], "{}", run.err);
+    assert!(said[1].contains("loss ") && said[1].contains(" tokens/s"), "{}", said[1]);
+    assert!(said[2].contains("val ") && said[5].contains("val "), "{}", run.err);
+    let nothing = host(dir.path(), &format!("train {TINY} --steps 2 --lr 0 --out nothing")).ok();
+    assert_eq!(nothing.err.lines().filter(|line| line.starts_with("host: --lr 0")).count(), 1, "{}", nothing.err);
+}
+
+/// What an earlier session did is no speed of this one.
+#[test]
+fn the_speed_of_a_resumed_run_is_that_of_its_session() {
+    let dir = directory();
+    host(dir.path(), &format!("train --json {TINY} --schedule constant --steps 20 --out run")).ok();
+    let done = host(dir.path(), "train --json --resume --steps 23 --out run").ok().json_lines().pop().unwrap();
+    let number = |key: &str| done[key].as_f64().unwrap();
+    let tokens = number("tokens_per_s") * number("seconds");
+    assert!((tokens - 3.0 * 128.0).abs() < 1e-3 && number("tokens") == 23.0 * 128.0, "{done}");
+}
+
+/// A terminal that closes ends a run as SIGTERM does; one that was told to outlive it goes on.
+#[cfg(unix)]
+#[test]
+fn a_hangup_saves_the_run_unless_it_is_ignored() {
+    let dir = directory();
+    for (ignored, status) in [(false, 130), (true, 0)] {
+        let trap = if ignored { "trap '' HUP;" } else { "" };
+        let steps = if ignored { 400 } else { 400_000 };
+        let line = format!("train --json {TINY} --steps {steps} --log-every 1 --schedule constant --out {ignored}");
+        let mut run = Command::new("sh")
+            .args(["-c", &format!("{trap} exec {} {line}", path().display())])
+            .current_dir(dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+        // It listens from before its first step.
+        lines.next().unwrap().unwrap();
+        for _ in 0..2 {
+            assert!(Command::new("kill").args(["-HUP", &run.id().to_string()]).status().unwrap().success());
+        }
+        let rest = lines.count();
+        let outcome = Outcome::of(&line, run.wait_with_output().unwrap());
+        assert_eq!(outcome.status, Some(status), "{}", outcome.err);
+        assert_eq!(outcome.err.contains("saved in"), !ignored, "{}", outcome.err);
+        assert_eq!(rest >= 400, ignored, "{rest}");
+    }
 }
 
 /// The table of docs/figures.md is what the plan says: each number to the digits that are printed.

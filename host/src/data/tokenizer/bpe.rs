@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 
 use capful_core::vocab::bpe::{Encoder, Merge, Node};
-use capful_core::vocab::pieces::pieces;
+use capful_core::vocab::pieces::Cut;
 use capful_core::vocab::{BOS, EOS, SPECIALS, index_len};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -23,6 +23,7 @@ pub const MOST_TOKENS: u32 = 1 << 20;
 /// Byte-level BPE on pieces of text. Any text comes back as it was; nothing is unknown.
 #[derive(Debug, Clone)]
 pub struct BpeTokenizer {
+    cut: Cut,
     bytes: [u32; 256],
     merges: Vec<Merge>,
     index: Vec<u32>,
@@ -38,6 +39,9 @@ pub struct BpeTokenizer {
 struct Identity<'a> {
     r#type: &'static str,
     version: u32,
+    /// Of [`Cut::Gpt2`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cut: Option<&'static str>,
     #[serde(serialize_with = "pairs")]
     merges: &'a [Merge],
 }
@@ -75,11 +79,11 @@ impl BpeTokenizer {
         }
         let merges = train(&sample, cap);
         drop(sample);
-        Ok(Self::new(&merges).expect("training gives merges of known ids, each once"))
+        Ok(Self::new(Cut::Gpt2, &merges).expect("training gives merges of known ids, each once"))
     }
 
-    /// The tokenizer of the merges `pairs`, in the order of their ranks.
-    fn new(pairs: &[[u32; 2]]) -> Result<Self, String> {
+    /// The tokenizer of the merges `pairs`, in the order of their ranks, on pieces of text that `cut` gives.
+    fn new(cut: Cut, pairs: &[[u32; 2]]) -> Result<Self, String> {
         if pairs.len() > MOST_TOKENS as usize {
             return Err(format!("it has {} merges, at most {MOST_TOKENS} are allowed", pairs.len()));
         }
@@ -110,13 +114,13 @@ impl BpeTokenizer {
             Some(*end)
         });
         let search = Search::new(&bytes, &merges);
-        Ok(Self { bytes, merges, index, search, ends: ends.collect(), text: tokens.concat() })
+        Ok(Self { cut, bytes, merges, index, search, ends: ends.collect(), text: tokens.concat() })
     }
 
-    /// The tokenizer of a file that we wrote.
-    pub(super) fn parse(content: &str) -> Result<Self, Refusal> {
+    /// The tokenizer of a file that we wrote, for text that is cut like this.
+    pub(super) fn parse(content: &str, cut: Cut) -> Result<Self, Refusal> {
         let (tokens, merges) = own_file::read(content)?;
-        let tokenizer = Self::new(&merges).map_err(Refusal::Damaged)?;
+        let tokenizer = Self::new(cut, &merges).map_err(Refusal::Damaged)?;
         own_file::check_names(&tokens, &|id| tokenizer.bytes(id))?;
         Ok(tokenizer)
     }
@@ -124,7 +128,7 @@ impl BpeTokenizer {
     /// The tokenizer of a file of the first version.
     pub(super) fn parse_first(content: &str) -> Result<Self, Refusal> {
         let loaded: Loaded = serde_json::from_str(content).map_err(Refusal::damaged)?;
-        Self::new(&loaded.merges).map_err(Refusal::Damaged)
+        Self::new(Cut::Runs, &loaded.merges).map_err(Refusal::Damaged)
     }
 
     /// The encoder, for other formats.
@@ -164,19 +168,19 @@ impl Tokenizer for BpeTokenizer {
     }
 
     fn tables(&self) -> Option<Tables<'_>> {
-        let Self { merges, index, ends, text, .. } = self;
-        Some(Tables::Pieces { merges, index, ends, text })
+        let Self { cut, merges, index, ends, text, .. } = self;
+        Some(Tables::Pieces { cut: *cut, merges, index, ends, text })
     }
 
     fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
         if let Some(search) = &self.search {
             let mut scratch = Scratch::default();
-            pieces(text).for_each(|piece| search.encode(piece.as_bytes(), &mut scratch, ids));
+            self.cut.pieces(text).for_each(|piece| search.encode(piece.as_bytes(), &mut scratch, ids));
             return Ok(());
         }
         let encoder = self.encoder();
         let mut scratch = Vec::new();
-        for piece in pieces(text) {
+        for piece in self.cut.pieces(text) {
             if scratch.len() < piece.len() {
                 scratch.resize(piece.len(), Node::EMPTY);
             }
@@ -199,11 +203,13 @@ impl Tokenizer for BpeTokenizer {
     }
 
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        write_bytes(out, "bpe", &self.merges, &|id| self.bytes(id))
+        write_bytes(out, "bpe", self.cut, &self.merges, &|id| self.bytes(id))
     }
 
     fn write_identity(&self, out: &mut dyn Write) -> io::Result<()> {
-        Ok(serde_json::to_writer(out, &Identity { r#type: "bpe", version: FIRST_VERSION, merges: &self.merges })?)
+        let cut = (self.cut == Cut::Gpt2).then_some("gpt2");
+        let identity = Identity { r#type: "bpe", version: FIRST_VERSION, cut, merges: &self.merges };
+        Ok(serde_json::to_writer(out, &identity)?)
     }
 }
 
@@ -236,6 +242,12 @@ pub(super) mod tests {
     }
 
     pub static TRAINED: LazyLock<BpeTokenizer> = LazyLock::new(|| build(&[&text(4000)], 700));
+
+    /// The same merges in a tokenizer of earlier versions.
+    pub static RUNS: LazyLock<BpeTokenizer> = LazyLock::new(|| {
+        let merges: Vec<_> = TRAINED.merges().iter().map(|merge| [merge.left, merge.right]).collect();
+        BpeTokenizer::new(Cut::Runs, &merges).unwrap()
+    });
 
     pub fn build(texts: &[&str], cap: u32) -> BpeTokenizer {
         BpeTokenizer::build(cap, &mut texts.iter().map(|text| Ok((*text).to_owned()))).unwrap()
@@ -279,7 +291,9 @@ pub(super) mod tests {
             .build();
         let text = text(4000);
         trainer
-            .feed([text.as_str()].into_iter(), |text| Ok(pieces(text).map(|p| as_characters(p.as_bytes())).collect()))
+            .feed([text.as_str()].into_iter(), |text| {
+                Ok(Cut::Gpt2.pieces(text).map(|p| as_characters(p.as_bytes())).collect())
+            })
             .unwrap();
         let mut model = BPE::default();
         trainer.train(&mut model).unwrap();
@@ -335,14 +349,14 @@ pub(super) mod tests {
                 "merge 8 makes a token of over 256 bytes",
             ),
         ] {
-            assert_eq!(BpeTokenizer::new(&merges).unwrap_err(), expected);
+            assert_eq!(BpeTokenizer::new(Cut::Gpt2, &merges).unwrap_err(), expected);
         }
     }
 
     #[test]
     fn two_ways_to_one_token_share_its_id() {
         let [a, b, c] = [b'a', b'b', b'c'].map(|byte| 4 + u32::from(byte));
-        let tokenizer = BpeTokenizer::new(&[[a, b], [260, c], [b, c], [a, 262]]).unwrap();
+        let tokenizer = BpeTokenizer::new(Cut::Gpt2, &[[a, b], [260, c], [b, c], [a, 262]]).unwrap();
         assert_eq!(tokenizer.merges().iter().map(|m| m.id).collect::<Vec<_>>(), [260, 261, 262, 261]);
         assert_eq!(tokenizer.vocab_size(), 263);
         assert_eq!(tokenizer.decode(&encode(&tokenizer, "abc bca")), "abc bca");
@@ -354,7 +368,7 @@ pub(super) mod tests {
             static MODEL: LazyLock<BPE> = LazyLock::new(|| library_model(&TRAINED));
             let text: String = text(500).chars().skip(start).take(len).collect::<String>() + &noise;
             let mut expected = vec![];
-            for piece in pieces(&text) {
+            for piece in Cut::Gpt2.pieces(&text) {
                 expected.extend(MODEL.tokenize(&as_characters(piece.as_bytes())).unwrap().iter().map(|token| token.id));
             }
             prop_assert_eq!(encode(&*TRAINED, &text), expected);

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use capful_core::vocab::pieces::Cut;
 use capful_core::vocab::{BOS, BYTES, EOS, SPECIALS};
 use serde::Serialize;
 
@@ -81,7 +82,7 @@ impl Tokenizer for ByteTokenizer {
     }
 
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        write_bytes(out, "byte", &[], &Self::bytes)
+        write_bytes(out, "byte", Cut::Runs, &[], &Self::bytes)
     }
 
     fn write_identity(&self, out: &mut dyn Write) -> io::Result<()> {

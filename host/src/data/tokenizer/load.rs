@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use capful_core::vocab::pieces::Cut;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -11,7 +12,7 @@ use super::byte::ByteTokenizer;
 use super::error::Refusal;
 use super::hugging_face::HuggingFaceTokenizer;
 use super::marks::Beside;
-use super::own_file::{Mark, VERSION};
+use super::own_file::{GPT2_VERSION, Mark, VERSION};
 use super::word::WordTokenizer;
 use super::{Tokenizer, TokenizerError};
 use crate::regular;
@@ -88,14 +89,13 @@ fn parse_own(content: &str) -> Result<Option<Box<dyn Tokenizer>>, Refusal> {
 }
 
 fn parse_second(content: &str, mark: &Mark) -> Result<Box<dyn Tokenizer>, Refusal> {
-    if mark.version != VERSION {
-        return Err(other_version(&mark.version.to_string()));
-    }
-    Ok(match mark.kind.as_str() {
-        "word" => Box::new(WordTokenizer::parse(content, mark)?),
-        "byte" => Box::new(ByteTokenizer::parse(content)?),
-        "bpe" => Box::new(BpeTokenizer::parse(content)?),
-        kind => return Err(other_kind(kind)),
+    Ok(match (mark.kind.as_str(), mark.version) {
+        ("word", VERSION) => Box::new(WordTokenizer::parse(content, mark)?),
+        ("byte", VERSION) => Box::new(ByteTokenizer::parse(content)?),
+        ("bpe", VERSION) => Box::new(BpeTokenizer::parse(content, Cut::Runs)?),
+        ("bpe", GPT2_VERSION) => Box::new(BpeTokenizer::parse(content, Cut::Gpt2)?),
+        (kind, VERSION) => return Err(other_kind(kind)),
+        (_, version) => return Err(other_version(&version.to_string())),
     })
 }
 
@@ -112,7 +112,9 @@ fn parse_first(content: &str, kind: &str, version: Option<Value>) -> Result<Box<
 }
 
 fn other_version(version: &str) -> Refusal {
-    Refusal::Unsupported(format!("its version is {version}, this program reads versions {FIRST_VERSION} and {VERSION}"))
+    Refusal::Unsupported(format!(
+        "its version is {version}, this program reads versions {FIRST_VERSION} and {VERSION}, of bpe {GPT2_VERSION} too"
+    ))
 }
 
 fn other_kind(kind: &str) -> Refusal {
@@ -125,7 +127,7 @@ mod tests {
 
     use serde_json::json;
 
-    use super::super::bpe::tests::{TRAINED, encode};
+    use super::super::bpe::tests::{RUNS, TRAINED, encode};
     use super::super::build;
     use super::*;
 
@@ -142,7 +144,8 @@ mod tests {
 
     #[test]
     fn what_is_saved_is_loaded() {
-        let all: [Box<dyn Tokenizer>; 3] = [word(), Box::new(ByteTokenizer), Box::new(TRAINED.clone())];
+        let all: [Box<dyn Tokenizer>; 4] =
+            [word(), Box::new(ByteTokenizer), Box::new(TRAINED.clone()), Box::new(RUNS.clone())];
         let mut fingerprints = vec![];
         for tokenizer in &all {
             let dir = tempfile::tempdir().unwrap();
@@ -176,9 +179,9 @@ mod tests {
         let words = r#"{"type":"word","version":1,"lower_case":true,"words":["<pad>","<unk>","<bos>","<eos>","der","bär","\"sprach\"","\\","ú"]}"#
             .replace('ú', "u\u{301}");
         let bytes = r#"{"type":"byte","version":1}"#.to_owned();
-        let merges: Vec<_> = TRAINED.merges().iter().map(|merge| [merge.left, merge.right]).collect();
+        let merges: Vec<_> = RUNS.merges().iter().map(|merge| [merge.left, merge.right]).collect();
         let merges = format!(r#"{{"type":"bpe","version":1,"merges":{}}}"#, serde_json::to_string(&merges).unwrap());
-        for (tokenizer, first) in [(&*word(), words), (&ByteTokenizer, bytes), (&*TRAINED, merges)] {
+        for (tokenizer, first) in [(&*word(), words), (&ByteTokenizer, bytes), (&*RUNS, merges)] {
             assert_eq!(identity(tokenizer), first);
             let loaded = parse_own(&first).unwrap().unwrap();
             assert_eq!((identity(&*loaded), loaded.fingerprint()), (first, tokenizer.fingerprint()));
@@ -196,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_file_cut_anywhere_is_refused() {
-        for tokenizer in [&*word(), &ByteTokenizer, &*TRAINED] {
+        for tokenizer in [&*word(), &ByteTokenizer, &*TRAINED, &*RUNS] {
             for content in [written(tokenizer), identity(tokenizer)] {
                 let ends: Vec<usize> = content.char_indices().map(|(end, _)| end).collect();
                 // All of a short file, some of a long one.
@@ -244,6 +247,7 @@ mod tests {
             (r#"{"type":"bpe","version":1,"merges":[[4,999]]}"#.to_owned(), "damaged: merge 0 joins id 999"),
             (r#"{"type":"bpe","version":1,"merges":[[4,-1]]}"#.to_owned(), "damaged: invalid value: integer `-1`"),
             (change(&word, "/model/capful/version", json!(3)), "cannot be used: its version is 3, this program reads"),
+            (change(&bpe, "/model/capful/version", json!(4)), "cannot be used: its version is 4, this program reads"),
             (change(&word, "/model/capful/type", json!("wrod")), "cannot be used: its type is `wrod`"),
             (change(&word, "/model/capful/lower_case", json!(null)), "damaged: missing field `lower_case`"),
             (change(&word, "/model/vocab/<eos>", json!(4)), "damaged: two of its tokens have one id"),

@@ -3,7 +3,7 @@
 //! - [`word`]: the capped vocabulary, split at white space
 //! - [`byte`]: the 256 bytes
 //! - [`bpe`]: byte-level BPE trained under a cap ([`train`]) on a [`sample`] of the documents, in pieces of text
-//!   ([`capful_core::vocab::pieces`])
+//!   ([`capful_core::vocab::pieces`], cut as GPT-2 does)
 //! - [`hugging_face`]: any `tokenizer.json` of the `tokenizers` library
 //! - `byte_level`: those of them that we encode ourselves, with text cut by known patterns (`splits`, on the `classes`
 //!   of characters)

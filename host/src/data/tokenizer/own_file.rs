@@ -12,6 +12,7 @@ use std::sync::LazyLock;
 
 use capful_core::vocab::bpe::Merge;
 use capful_core::vocab::capped::CappedVocabulary;
+use capful_core::vocab::pieces::Cut;
 use capful_core::vocab::{BOS, EOS, SPECIALS, UNK};
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Serialize, Serializer};
@@ -24,7 +25,10 @@ use super::error::Refusal;
 /// The version of these files.
 pub(super) const VERSION: u32 = 2;
 
-/// The rules of [`super::pieces`], for an engine of patterns.
+/// That of a BPE's whose text is cut by [`Cut::Gpt2`]: programs that would cut it by [`Cut::Runs`] refuse it.
+pub(super) const GPT2_VERSION: u32 = 3;
+
+/// The rules of [`Cut::Runs`], for an engine of patterns.
 const PIECES: &str =
     concat!(r" ?\p{Alphabetic}+| ?[\p{N}&&[^\p{Alphabetic}]]+| ?[^\s\p{Alphabetic}\p{N}]+", r"|\s+(?= \S)|\s+");
 
@@ -41,7 +45,7 @@ pub(super) struct Mark {
     /// word, byte or bpe.
     #[serde(rename = "type")]
     pub(super) kind: String,
-    /// [`VERSION`].
+    /// [`VERSION`] or [`GPT2_VERSION`].
     pub(super) version: u32,
     /// Of `word`: whether text is lower-cased.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,8 +53,8 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    fn new(kind: &str, lower_case: Option<bool>) -> Self {
-        Self { kind: kind.to_owned(), version: VERSION, lower_case }
+    fn new(kind: &str, version: u32, lower_case: Option<bool>) -> Self {
+        Self { kind: kind.to_owned(), version, lower_case }
     }
 }
 
@@ -88,18 +92,29 @@ static WORDS: LazyLock<[Rules; 2]> = LazyLock::new(|| {
     })
 });
 
-/// Of `byte` and `bpe`.
-static BYTES: LazyLock<Rules> = LazyLock::new(|| {
+/// The library's byte level, which cuts text by GPT-2's pattern if asked to.
+fn byte_level(cuts: bool) -> Value {
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": cuts})
+}
+
+/// Of `byte`, and of a `bpe` of earlier versions.
+static RUNS: LazyLock<Rules> = LazyLock::new(|| {
     let split = json!({"type": "Split", "pattern": {"Regex": PIECES}, "behavior": "Isolated", "invert": false});
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    bytes(json!({"type": "Sequence", "pretokenizers": [split, byte_level(false)]}))
+});
+
+/// Of `bpe`.
+static GPT2: LazyLock<Rules> = LazyLock::new(|| bytes(byte_level(true)));
+
+fn bytes(pre_tokenizer: Value) -> Rules {
     Rules {
         added_tokens: added_tokens(|_| true),
         normalizer: Value::Null,
-        pre_tokenizer: json!({"type": "Sequence", "pretokenizers": [split, byte_level]}),
+        pre_tokenizer,
         post_processor: marks(),
-        decoder: byte_level,
+        decoder: byte_level(false),
     }
-});
+}
 
 #[derive(Serialize)]
 struct WordModel<'a> {
@@ -183,7 +198,7 @@ pub(super) fn write_words(out: &mut dyn Write, vocab: CappedVocabulary<'_>, lowe
         rules: &WORDS[usize::from(!lower_case)],
         model: WordModel {
             r#type: "WordLevel",
-            capful: Mark::new("word", Some(lower_case)),
+            capful: Mark::new("word", VERSION, Some(lower_case)),
             unk_token: SPECIALS[UNK as usize],
             vocab,
         },
@@ -195,17 +210,22 @@ pub(super) fn write_words(out: &mut dyn Write, vocab: CappedVocabulary<'_>, lowe
 pub(super) fn write_bytes<'a>(
     out: &mut dyn Write,
     kind: &str,
+    cut: Cut,
     merges: &'a [Merge],
     tokens: Tokens<'a>,
 ) -> io::Result<()> {
+    let (rules, version) = match cut {
+        Cut::Runs => (&*RUNS, VERSION),
+        Cut::Gpt2 => (&*GPT2, GPT2_VERSION),
+    };
     let file = File {
         version: "1.0",
         truncation: (),
         padding: (),
-        rules: &BYTES,
+        rules,
         model: ByteModel {
             r#type: "BPE",
-            capful: Mark::new(kind, None),
+            capful: Mark::new(kind, version, None),
             dropout: (),
             unk_token: (),
             continuing_subword_prefix: (),
@@ -295,7 +315,7 @@ mod tests {
     use tokenizers::Tokenizer as Library;
 
     use super::super::bpe::BpeTokenizer;
-    use super::super::bpe::tests::{TRAINED, build, encode, text};
+    use super::super::bpe::tests::{RUNS, TRAINED, build, encode, text};
     use super::super::byte::ByteTokenizer;
     use super::super::splits::tests::texts;
     use super::super::{Tokenizer, build as make};
@@ -315,8 +335,14 @@ mod tests {
     static ALL: LazyLock<Vec<(Box<dyn Tokenizer>, Library)>> = LazyLock::new(|| {
         let others = "हिन्दी की 漢字かな 한국어 Русский ΟΔΟΣ 12345 12 345\r\n\r\n  \u{3000} naïve Ⅷ ½ ".repeat(3);
         let bpe = build(&[&text(1500), &others], 900);
-        let all: [Box<dyn Tokenizer>; 5] =
-            [words(true), words(false), Box::new(ByteTokenizer), Box::new(TRAINED.clone()), Box::new(bpe)];
+        let all: [Box<dyn Tokenizer>; 6] = [
+            words(true),
+            words(false),
+            Box::new(ByteTokenizer),
+            Box::new(TRAINED.clone()),
+            Box::new(RUNS.clone()),
+            Box::new(bpe),
+        ];
         all.into_iter().map(|tokenizer| (library(&*tokenizer), tokenizer)).map(|(l, t)| (t, l)).collect()
     });
 

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use capful_core::vocab::pieces::pieces;
+use capful_core::vocab::pieces::Cut;
 
 use super::TokenizerError;
 use super::build::Documents;
@@ -55,7 +55,7 @@ impl Sample {
             let document = document.map_err(TokenizerError::Document)?;
             let text = &document[..document.floor_char_boundary(left)];
             left = if text.len() < document.len() { 0 } else { left - text.len() };
-            if !pieces(text).flat_map(parts).all(|piece| sample.add(piece.as_bytes(), &mut index)) {
+            if !Cut::Gpt2.pieces(text).flat_map(parts).all(|piece| sample.add(piece.as_bytes(), &mut index)) {
                 break;
             }
         }

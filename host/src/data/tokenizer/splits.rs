@@ -271,7 +271,9 @@ impl<'t> Text<'t> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use capful_core::vocab::pieces::Cut;
     use proptest::prelude::*;
+    use regex_syntax::hir::{Class, HirKind};
     use serde_json::{Value, json};
     use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
@@ -381,6 +383,27 @@ pub(super) mod tests {
         fn pieces_are_the_library_s(text in texts()) {
             for (part, split) in known() {
                 prop_assert_eq!(pieces(split, &text), library_s_pieces(&library(&part), &text), "{}", part);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_core_cuts_as_gpt_2_too(text in texts()) {
+            prop_assert_eq!(Cut::Gpt2.pieces(&text).collect::<Vec<_>>(), pieces(Split::Gpt2, &text));
+        }
+    }
+
+    #[test]
+    fn the_core_has_the_classes_of_every_character() {
+        // What one version of Unicode does not know another may: the language's tables are newer than the engine's.
+        let parsed = regex_syntax::parse(r"\P{Cn}").unwrap();
+        let HirKind::Class(Class::Unicode(assigned)) = parsed.kind() else { panic!("a class of characters") };
+        for c in assigned.ranges().iter().flat_map(|range| range.start()..=range.end()) {
+            // Which class it is shows in what it is joined with.
+            for joined in ["a", "1", " ", "-"] {
+                let text = format!("{joined}{c}");
+                assert_eq!(Cut::Gpt2.pieces(&text).count(), pieces(Split::Gpt2, &text).len(), "{c:?} {}", c as u32);
             }
         }
     }

@@ -4,6 +4,7 @@ use capful_core::image::VocabularyHeader;
 use capful_core::vocab::bpe::Merge;
 use capful_core::vocab::builder::WORD_BYTES;
 use capful_core::vocab::capped::CappedVocabulary;
+use capful_core::vocab::pieces::Cut;
 
 use crate::data::tokenizer::Tokenizer;
 use crate::device::DeviceError;
@@ -22,6 +23,8 @@ pub enum Tables<'a> {
     },
     /// BPE.
     Pieces {
+        /// How text is cut.
+        cut: Cut,
         /// In the order of their ranks.
         merges: &'a [Merge],
         /// Ranks by the pair that they join, as [`capful_core::vocab::bpe::Encoder`] fills it.
@@ -43,8 +46,9 @@ impl Tables<'_> {
                 let text = words.as_str().as_bytes();
                 (VocabularyHeader { kind: 2, lower_case, ..VocabularyHeader::NONE }, [ends, &[], index], text)
             }
-            Tables::Pieces { merges, index, ends, text } => {
-                let header = VocabularyHeader { kind: 3, ..VocabularyHeader::NONE };
+            Tables::Pieces { cut, merges, index, ends, text } => {
+                let kind = if cut == Cut::Runs { 3 } else { 4 };
+                let header = VocabularyHeader { kind, ..VocabularyHeader::NONE };
                 (header, [ends, bytemuck::cast_slice(merges), index], text)
             }
         };

@@ -74,7 +74,7 @@ pub fn vocabulary(tokenizer: &dyn Tokenizer, size: u32, generation: &Generation)
 fn refused(what: &str) -> ExportError {
     ExportError::Refused(format!(
         "llama.cpp would cut text into other ids: {what}; export with --no-tokenizer and give llama.cpp ids, or train with \
-         --tokenizer byte or a byte-level tokenizer.json (GPT-2's, Llama 3's or Qwen's split, no normalizer)"
+         --tokenizer bpe, byte or a byte-level tokenizer.json (GPT-2's, Llama 3's or Qwen's split, no normalizer)"
     ))
 }
 
@@ -84,8 +84,12 @@ fn split(file: &Value, tokenizer: &dyn Tokenizer) -> Result<&'static str, Export
     match model.pointer("/capful/type").and_then(Value::as_str) {
         // Without merges every byte is a token, wherever text is cut.
         Some("byte") => return Ok("gpt-2"),
+        Some("bpe") if Split::of_file(&file["pre_tokenizer"]) == Some(Split::Gpt2) => return Ok("gpt-2"),
         Some("bpe") => {
-            return Err(refused("the tokenizer `bpe` cuts words at marks and digits as no split of llama.cpp's does"));
+            return Err(refused(
+                "the tokenizer `bpe` of this run, which an earlier version made, cuts words at marks and digits as no \
+                 split of llama.cpp's does",
+            ));
         }
         Some(kind) => return Err(refused(&format!("it has no tokenizer like `{kind}`, which knows whole words only"))),
         None => {}

@@ -1,0 +1,157 @@
+//! How long a run is, how far it is, and how long the rest of it takes at the pace of this session.
+
+use std::time::Duration;
+
+use capful_core::train::{Curriculum, Stage};
+
+/// The steps of a session, and the tokens of them.
+#[derive(Debug, Clone)]
+pub struct Course {
+    /// Steps of the run.
+    pub steps: u64,
+    /// Steps that were done before this session.
+    pub first: u64,
+    /// What a step is, by its number.
+    pub stages: Vec<Stage>,
+    /// Tokens of an epoch, where they are known.
+    pub epoch: Option<u64>,
+}
+
+/// Steps done in a session, and the time that they took: the first of them is no measure of the others.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Pace {
+    /// Steps of the run that were done when the time began.
+    pub from: u64,
+    /// Steps of the run that are done.
+    pub step: u64,
+    /// What those between took.
+    pub time: Duration,
+}
+
+impl Course {
+    /// Tokens of the first `step` steps.
+    fn tokens(&self, step: u64) -> u64 {
+        Curriculum::new(&self.stages).map_or(0, |curriculum| curriculum.tokens(step))
+    }
+
+    /// Tokens a second at this pace; nothing where it is of no time.
+    pub(super) fn speed(&self, pace: &Pace) -> Option<f64> {
+        let tokens = self.tokens(pace.step).saturating_sub(self.tokens(pace.from));
+        let seconds = pace.time.as_secs_f64();
+        (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds)
+    }
+
+    /// Seconds that the steps after `step` take at this pace.
+    pub(super) fn left(&self, step: u64, pace: &Pace) -> Option<f64> {
+        let tokens = self.tokens(self.steps).saturating_sub(self.tokens(step));
+        Some(tokens as f64 / self.speed(pace)?)
+    }
+
+    /// How long the run is: steps, tokens and, where they are known, epochs.
+    pub fn length(&self) -> String {
+        self.describe(self.steps, 0)
+    }
+
+    /// `steps` steps behind `from` others.
+    fn describe(&self, steps: u64, from: u64) -> String {
+        let tokens = self.tokens(from + steps).saturating_sub(self.tokens(from));
+        let epochs = self
+            .epoch
+            .filter(|epoch| *epoch > 0)
+            .map_or(String::new(), |epoch| format!(", {} epochs", rounded(tokens as f64 / epoch as f64)));
+        format!("{} ({} tokens{epochs})", counted(steps, "step"), short(tokens))
+    }
+
+    /// What this session will take, once it has a pace.
+    pub(super) fn estimate(&self, pace: &Pace) -> Option<String> {
+        let speed = self.speed(pace)?;
+        let left = self.steps.saturating_sub(self.first);
+        let seconds = self.tokens(self.steps).saturating_sub(self.tokens(self.first)) as f64 / speed;
+        let behind = if self.first > 0 { " that are left" } else { "" };
+        let work = self.describe(left, self.first).replacen(" (", &format!("{behind} ("), 1);
+        Some(format!("about {} for {work} at {} tokens/s", lasting(seconds), grouped(speed as u64)))
+    }
+}
+
+/// A number of things.
+pub fn counted(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
+/// A number with its thousands apart.
+pub fn grouped(number: u64) -> String {
+    indicatif::HumanCount(number).to_string()
+}
+
+/// A number for people who want its size: up to 9,999 as it is, else one decimal and thousands, millions, …
+pub fn short(number: u64) -> String {
+    if number < 10_000 {
+        return grouped(number);
+    }
+    let (mut value, mut unit) = (number as f64 / 1000.0, 0);
+    while value >= 999.95 && unit < 4 {
+        value /= 1000.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", ["k", "M", "G", "T", "P"][unit])
+}
+
+/// One decimal, or two of what is small.
+fn rounded(number: f64) -> String {
+    if number < 0.95 { format!("{number:.2}") } else { format!("{number:.1}") }
+}
+
+/// A time for people, to two digits or so.
+pub fn lasting(seconds: f64) -> String {
+    match seconds {
+        s if s < 9.95 => format!("{s:.1} s"),
+        s if s < 99.5 => format!("{s:.0} s"),
+        s if s < 99.5 * 60.0 => format!("{:.0} min", s / 60.0),
+        s if s < 48.0 * 3600.0 => format!("{:.1} h", s / 3600.0),
+        s => format!("{:.1} days", s / 86400.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stage(from: u64, batch: u32) -> Stage {
+        Stage { from, batch, seq_len: 128, accumulate: 1, rate: 1.0, clip: 1.0 }
+    }
+
+    fn course(first: u64) -> Course {
+        Course { steps: 2000, first, stages: vec![stage(0, 32)], epoch: Some(2_400_000) }
+    }
+
+    #[test]
+    fn an_estimate_is_of_the_steps_of_this_session_at_its_pace() {
+        let pace = Pace { from: 1, step: 3, time: Duration::from_secs(1) };
+        let line = course(0).estimate(&pace).unwrap();
+        assert_eq!(line, "about 17 min for 2,000 steps (8.2 M tokens, 3.4 epochs) at 8,192 tokens/s");
+        // 1,999 steps were done by another session, in no time that counts here.
+        let pace = Pace { from: 1990, step: 1992, time: Duration::from_secs(4) };
+        let line = course(1989).estimate(&pace).unwrap();
+        assert_eq!(line, "about 22 s for 11 steps that are left (45.1 k tokens, 0.02 epochs) at 2,048 tokens/s");
+        assert_eq!(course(1989).left(1992, &pace), Some(16.0));
+        let unknown = Course { epoch: None, ..course(0) };
+        assert_eq!(unknown.length(), "2,000 steps (8.2 M tokens)");
+        assert_eq!(unknown.estimate(&Pace { time: Duration::ZERO, ..pace }), None);
+    }
+
+    #[test]
+    fn stages_have_their_own_tokens() {
+        let course = Course { steps: 20, first: 0, stages: vec![stage(0, 1), stage(10, 3)], epoch: None };
+        let pace = Pace { from: 0, step: 10, time: Duration::from_secs(10) };
+        assert_eq!((course.speed(&pace), course.left(10, &pace)), (Some(128.0), Some(30.0)));
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let shown = [0, 9_999, 10_000, 999_949, 999_951, 8_192_000, 1 << 40].map(short);
+        assert_eq!(shown, ["0", "9,999", "10.0 k", "999.9 k", "1.0 M", "8.2 M", "1.1 T"]);
+        let times = [0.2, 9.97, 99.0, 100.0, 5900.0, 6000.0, 1e6].map(lasting);
+        assert_eq!(times, ["0.2 s", "10 s", "99 s", "2 min", "98 min", "1.7 h", "11.6 days"]);
+        assert_eq!([counted(1, "step"), counted(2, "step")], ["1 step", "2 steps"]);
+    }
+}
