@@ -8,8 +8,8 @@ use crate::data::source::Source;
 /// `path` from the root, so that it means the same in every directory. Links stay as they are. What has no such name that
 /// is text stays too.
 pub fn absolute(path: &str) -> String {
-    let from_root = std::path::absolute(path).ok().and_then(|path| path.into_os_string().into_string().ok());
-    from_root.unwrap_or_else(|| path.to_owned())
+    let rooted = std::path::absolute(path).ok().and_then(|path| path.into_os_string().into_string().ok());
+    rooted.unwrap_or_else(|| path.to_owned())
 }
 
 /// The same of a source; the built-in one is no path.
@@ -29,7 +29,7 @@ fn last(path: &str) -> String {
 
 impl RawConfig {
     /// With every path from the root.
-    pub(super) fn from_root(self) -> Self {
+    pub(super) fn rooted(self) -> Self {
         self.with_places(absolute)
     }
 
@@ -58,7 +58,7 @@ impl Config {
     /// Follows the places that were saved as they were written, not from the root, where `written` names them as they are
     /// seen from here: then nothing else lies at their name, and the name written ends with it.
     pub fn follow(&mut self, written: &RawConfig) {
-        let written = written.clone().from_root();
+        let written = written.clone().rooted();
         let seen = |ours: &mut String, theirs: &Option<String>| {
             if let Some(theirs) = theirs.as_deref().filter(|theirs| seen_from_elsewhere(ours, theirs)) {
                 theirs.clone_into(ours);
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn what_is_published_has_no_directories() {
-        let shown = raw(&format!("{PLACES}\ninit_from = '/home/anna/run'")).from_root().without_directories();
+        let shown = raw(&format!("{PLACES}\ninit_from = '/home/anna/run'")).rooted().without_directories();
         let places = [&shown.data, &shown.validation, &shown.cache, &shown.tokenizer, &shown.init_from];
         assert_eq!(places.map(|place| place.as_deref().unwrap()), ["a.txt", "b", "c", "tokenizer.json", "run"]);
     }

@@ -259,7 +259,7 @@ impl Config {
     /// Names that do not exist, sizes that do not belong together: see [`ConfigError`].
     pub fn resolve(raw: RawConfig) -> Result<Config, ConfigError> {
         let pattern = [("block", raw.block, 64), ("window", raw.window, 1), ("stride", raw.stride, 2)];
-        let config = Config::decide(raw.from_root())?;
+        let config = Config::decide(raw.rooted())?;
         // The configuration of a run has all of them, at their defaults.
         let given = pattern.into_iter().filter(|(_, value, default)| value.is_some_and(|value| value != *default));
         let given = given.filter_map(|(name, value, _)| Some((name, value?)));

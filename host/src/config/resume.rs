@@ -33,7 +33,7 @@ impl Config {
     /// # Errors
     /// Something else differs, which is named with both values; or what is written is no configuration.
     pub fn resumed(&self, written: RawConfig) -> Result<Config, ConfigError> {
-        let mut written = written.from_root();
+        let mut written = written.rooted();
         if written.epochs.is_some() && written.epochs == self.epochs {
             // They were counted.
             written.epochs = None;

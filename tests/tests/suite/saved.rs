@@ -115,7 +115,7 @@ fn a_saved_configuration_given_back_makes_the_same_bits() {
         ("words", format!("{} --data corpus.txt --steps 3", TINY.replace("--vocab-size 300 ", ""))),
         ("streamed", format!("{TINY} --data corpus.txt --cache none --pool 12KiB --shuffle 4 --budget 1GiB --steps 3")),
         ("staged", format!("{model} --config staged.toml --steps 4")),
-        ("tuned", format!("--init-from pythia --data corpus.txt --seq-len 32 --batch-size 2 --steps 3")),
+        ("tuned", "--init-from pythia --data corpus.txt --seq-len 32 --batch-size 2 --steps 3".to_owned()),
         ("exact", format!("{TINY} --exact-ranks --accumulate 2 --gpu h200 --device cpu --steps 3")),
     ] {
         host(dir, &format!("train --json {line} --out {name}")).ok();
