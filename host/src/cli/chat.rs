@@ -14,7 +14,7 @@ use crate::data::tokenizer::template;
 use crate::plan::memory;
 use crate::regular;
 use crate::run::conversation::{Conversation, Event};
-use crate::run::directory::Trained;
+use crate::run::directory::{self, Trained};
 use crate::run::generation;
 use crate::run::transcript::{self, Turn};
 use crate::run::until::Until;
@@ -41,7 +41,7 @@ type a beginning and the model goes on; it sees the conversation as far back as 
 impl Chat {
     pub(super) fn run(self) -> Result<(), Failure> {
         self.sampling.check()?;
-        let model = generation::of_dir(&self.trained.dir)?;
+        let model = generation::of_dir(&directory::of_run(&self.trained.dir)?)?;
         let (settings, told) = self.sampling.settle(&model)?;
         let (config, trained) = self.trained.decoding(self.sampling.context)?;
         let tokenizer = trained.tokenizer.as_ref();

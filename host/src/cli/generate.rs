@@ -8,7 +8,7 @@ use super::output::{say, tell};
 use super::sampling::Sampling;
 use super::trained::TrainedFlags;
 use super::{Failure, request, work};
-use crate::run::directory::Trained;
+use crate::run::directory::{self, Trained};
 use crate::run::generate::{End, Generator};
 use crate::run::generation;
 use crate::run::until::{Output, Until};
@@ -31,7 +31,7 @@ pub struct Generate {
 impl Generate {
     pub(super) fn run(self) -> Result<(), Failure> {
         self.sampling.check()?;
-        let model = generation::of_dir(&self.trained.dir)?;
+        let model = generation::of_dir(&directory::of_run(&self.trained.dir)?)?;
         let (settings, told) = self.sampling.settle(&model)?;
         let (config, Trained { mut session, tokenizer }) = self.trained.decoding(self.sampling.context)?;
         told.iter().for_each(|line| tell!("{}: {line}", crate::name::called()));

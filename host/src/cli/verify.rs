@@ -12,7 +12,7 @@ use crate::run::verify::{Finding, State, verify};
 /// Flags of `host verify`.
 #[derive(Debug, clap::Args)]
 pub struct Verify {
-    /// The run's directory
+    /// The run's directory, or one of its checkpoints, DIR/checkpoint-N
     #[arg(long = "run", value_name = "DIR")]
     dir: PathBuf,
     /// JSON on standard output: a line a file or directory
@@ -48,7 +48,10 @@ impl Verify {
         }
         if !self.json {
             let rest = if unknown > 0 { format!(", {unknown} have no digests") } else { String::new() };
-            say!("{} parts are as they were written{rest}", found.len() - unknown as usize)?;
+            match found.len() - unknown as usize {
+                1 => say!("1 part is as it was written{rest}")?,
+                whole => say!("{whole} parts are as they were written{rest}")?,
+            }
         }
         Ok(())
     }

@@ -38,6 +38,9 @@ pub enum State {
 /// # Errors
 /// The directory cannot be read.
 pub fn verify(dir: &Path, config: &Config) -> Result<Vec<Finding>, checkpoint::CheckpointError> {
+    if dir.join(DONE).is_file() {
+        return Ok(vec![Finding { path: dir.to_owned(), state: of_checkpoint(dir) }]);
+    }
     let mut found = Vec::new();
     let mut add = |path: &Path, state| found.push(Finding { path: path.to_owned(), state });
     add(&dir.join(directory::CONFIG), State::Whole("its digest is that of its first line".to_owned()));
@@ -59,10 +62,8 @@ pub fn verify(dir: &Path, config: &Config) -> Result<Vec<Finding>, checkpoint::C
         add(&path, state(records.map(|count| Some(format!("{count} records")))));
     }
     for path in checkpoint::complete(dir)? {
-        let whole = checkpoint::digests(&path).and_then(|digests| {
-            digests.map(|digests| digests.check(&path, DONE, |_| true).map(|()| digests)).transpose()
-        });
-        add(&path, state(whole.map(|digests| digests.map(|d| format!("{} files", d.names().count())))));
+        let state = of_checkpoint(&path);
+        add(&path, state);
     }
     for path in sets(dir, config) {
         let whole = Shards::open(&path, None)
@@ -72,6 +73,13 @@ pub fn verify(dir: &Path, config: &Config) -> Result<Vec<Finding>, checkpoint::C
         }
     }
     Ok(found)
+}
+
+/// How the files of a checkpoint are.
+fn of_checkpoint(path: &Path) -> State {
+    let whole = checkpoint::digests(path)
+        .and_then(|digests| digests.map(|digests| digests.check(path, DONE, |_| true).map(|()| digests)).transpose());
+    state(whole.map(|digests| digests.map(|digests| format!("{} files", digests.names().count()))))
 }
 
 fn state(found: Result<Option<String>, impl std::fmt::Display>) -> State {

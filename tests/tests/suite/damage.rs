@@ -70,6 +70,7 @@ fn verify_names_every_file_in_which_a_bit_is_flipped() {
         });
     }
     assert_eq!(host(dir, "verify --run run").ok().out, whole);
+    assert!(host(dir, "verify --run run/checkpoint-00000001").ok().out.ends_with("1 part is as it was written\n"));
     host(dir, "verify --run corpus.txt").refused(2, &["corpus.txt", "holds no run"]);
 }
 
