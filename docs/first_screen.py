@@ -1,13 +1,15 @@
-"""Draws docs/first_screen.svg: what four commands show, run one after the other in an empty directory.
+"""Draws docs/first_screen.svg: what four commands show, run one after the other in an empty directory, and the curve of the
+loss in the first one's metrics.jsonl.
 
     cargo build --release
     python3 docs/first_screen.py --host target/release/host
 
-The second command has the flags that the first one's refusal names. Training takes two to three minutes on two cores.
+The last command has the flags that the refusal before it names. Training takes two to three minutes on two cores.
 """
 
 import argparse
 import html
+import json
 import os
 import pty
 import re
@@ -17,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 COLUMNS = 100
-CHARACTER, LINE, MARGIN = 7.6, 18, 20
+CHARACTER, LINE, MARGIN, CURVE = 7.6, 18, 20, 260
 BACKGROUND, PANEL, TEXT, DIM = "#0d1117", "#161b22", "#d5dae1", "#8b949e"
 COLOURS = {"1": "#ffffff", "36": "#4cb3d4", "32": "#4ac26b", "31": "#ff6b64"}
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -88,9 +90,46 @@ def piece(text, colour, x, y):
     )
 
 
-def picture(panels):
-    parts, y = [], MARGIN
+def curve(metrics, levels, y, width):
+    """The loss of a run, step by step and on held-out text, over the lines that counting words reaches."""
+    left, right, top, bottom = 5 * MARGIN, width - 8 * MARGIN, y + MARGIN, y + CURVE - 2 * MARGIN
+    lines = [json.loads(line) for line in metrics.splitlines()]
+    trained = [(line["step"], line["loss"]) for line in lines if line.get("loss") is not None]
+    held_out = [(line["step"], line["val_loss"]) for line in lines if "val_loss" in line]
+    last, most = max(step for step, _ in trained), trained[0][1]
+    least = min(levels.values())
+    least -= 0.08 * (most - least)
+
+    def place(step, loss):
+        return left + (right - left) * step / last, bottom - (bottom - top) * (loss - least) / (most - least)
+
+    def path(points, colour, width):
+        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
+        return f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
+
+    parts, free = [], bottom + LINE
+    for name, loss in sorted(levels.items(), key=lambda level: level[1]):
+        _, height = place(0, loss)
+        parts.append(f'<path d="M{left:.1f} {height:.1f}H{right:.1f}" stroke="{DIM}" stroke-dasharray="3 4"/>')
+        # Names that would lie on each other stand one above the other.
+        free = min(height + 4, free - LINE + 3)
+        parts.append(piece(f"{name} {loss:.2f}", DIM, right + 8, free))
+    parts += [path(trained, COLOURS["36"], 1.5), path(held_out, COLOURS["32"], 2)]
+    parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{COLOURS["32"]}"/>' for x, y in (place(*p) for p in held_out)]
+    parts.append(piece("loss of each logged step", COLOURS["36"], left + 8 * MARGIN, top + 4))
+    parts.append(piece("loss on held-out tales", COLOURS["32"], left + 8 * MARGIN, top + 4 + LINE))
+    for step in (0, last // 2, last):
+        x, _ = place(step, most)
+        parts.append(piece(f"step {step:,}" if step else "step 0", DIM, x - 4 * CHARACTER, bottom + LINE))
+    return "".join(parts)
+
+
+def picture(metrics, levels, panels):
+    y = MARGIN
     width = COLUMNS * CHARACTER + 4 * MARGIN
+    parts = [f'<rect x="{MARGIN}" y="{y}" width="{width - 2 * MARGIN:.0f}" height="{CURVE}" rx="6" fill="{PANEL}"/>']
+    parts.append(curve(metrics, levels, y, width))
+    y += CURVE + MARGIN // 2
     for command, text in panels:
         lines = [[(c, DIM if at < 2 else "#ffffff") for at, c in enumerate(f"$ {command}")], *cells(text)]
         height = len(lines) * LINE + MARGIN
@@ -124,12 +163,15 @@ def main():
             panels.append((f"host {line}", (out or error).split("\n\n")[0]))
             return out or error
 
+        ended = json.loads(run(host, ["train", "--json"], directory)[0].splitlines()[-1])
+        metrics = Path(directory, ended["run"], "metrics.jsonl").read_text()
+        show("train")
+        show('generate --run runs/pythia-tiny-001 --prompt "once there was a" --max-tokens 40 --seed 7')
         refusal = show(REFUSED)
         flags = re.search(r"(--batch-size \d+ --accumulate \d+(?: --chunk \d+)?) fits", refusal).group(1)
         show(REFUSED.replace("train", "plan").replace("--batch-size 256", flags))
-        show("train")
-        show('generate --run runs/pythia-tiny-001 --prompt "once there was a" --max-tokens 40 --seed 7')
-    arguments.out.write_text(picture(panels))
+    levels = {"floor": ended["floor"], **ended["baselines"]}
+    arguments.out.write_text(picture(metrics, levels, panels))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
+use super::opened::encoded;
 use super::output::{say, tell};
 use super::reading::Reading;
-use super::train::encoded;
 use super::{Failure, request, work};
 use crate::config::human_bytes;
 use crate::data::ahead;

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde_json::json;
 
+use super::opened::{tell_of_data, tell_of_flaws};
 use super::output::{say, tell};
-use super::train::{tell_of_data, tell_of_flaws};
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
 use crate::config::{Config, IMPORTED, absolute_source};

@@ -12,6 +12,7 @@ mod generate;
 mod help;
 mod import;
 mod logits;
+mod opened;
 mod output;
 mod plan;
 mod presets;

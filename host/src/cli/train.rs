@@ -5,20 +5,19 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use capful_core::generate::Sampler;
-use capful_core::train::Curriculum;
 use serde_json::json;
 
+use super::opened::{
+    Decided, MOST_EPOCHS, count_epochs, encoded, encoding, open, require_ahead, tell_of_data, tell_of_flaws,
+};
 use super::output::{fitting, lost, say, tell, tell_within, within};
 use super::report::{Beside, report};
 use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
-use crate::config::{Cache, Config, Device, IMPORTED, RawConfig, human_bytes};
-use crate::data::corpus::{self, Corpus, CorpusError};
+use crate::config::{Config, Device, IMPORTED, RawConfig, human_bytes};
+use crate::data::corpus::Corpus;
 use crate::data::coverage;
-use crate::data::error::SourceError;
-use crate::data::shards::build::Event;
-use crate::data::snapshot::Snapshot;
 use crate::data::tokenizer::Tokenizer;
 use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice, DeviceError};
@@ -233,131 +232,6 @@ impl Claimed {
         let dir = team.path(claim.as_ref().map(|claim| claim.dir().to_owned()))?;
         Ok(Claimed { dir, _claim: claim })
     }
-}
-
-/// What somebody decided, so that the data does not.
-#[derive(Debug, Clone, Copy)]
-struct Decided {
-    warmup: bool,
-    vocabulary: bool,
-    length: bool,
-    /// The steps that passes over the data must be.
-    steps: Option<u64>,
-}
-
-/// Opens the data of a new run and counts its steps. The source must hold a batch before a directory is made.
-fn open(config: &mut Config, dir: &Path, decided: Decided, quiet: bool) -> Result<Corpus, Failure> {
-    tell_of_data(config, None, quiet);
-    let text = if decided.vocabulary { None } else { Corpus::text_bytes(config).map_err(encoded)? };
-    let fitted = text.and_then(|bytes| config.fit_text(bytes));
-    let mut corpus = Corpus::open(config, dir, &mut encoding(config, dir, quiet)).map_err(encoded)?;
-    corpus.require(config).map_err(request)?;
-    if let Some(line) = fitted {
-        tell!("{line}");
-    }
-    count_epochs(config, &corpus, decided.warmup)?;
-    if let (Some(steps), Some(epochs)) = (decided.steps.filter(|steps| *steps != config.steps), config.epochs) {
-        return Err(request(format_args!(
-            "--epochs {epochs} are {} steps with this data, and the configuration says {steps}; give --epochs or --steps",
-            config.steps
-        )));
-    }
-    fit_length(config, &corpus, decided)?;
-    if !decided.vocabulary
-        && let Some(line) = config.fit_vocabulary(corpus.tokenizer.vocab_size())
-    {
-        config.validate()?;
-        tell!("{line}");
-    }
-    Ok(corpus)
-}
-
-/// Tells people which files are read and which are not.
-pub(super) fn tell_of_data(config: &Config, began: Option<&Snapshot>, quiet: bool) {
-    if !quiet {
-        corpus::reading(config, began).iter().for_each(|line| tell!("{line}"));
-    }
-}
-
-/// Tells people what of the text was passed over or mended, where they do not know it yet.
-pub(super) fn tell_of_flaws(corpus: &Corpus) {
-    corpus.noticed().iter().for_each(|line| tell!("{line}"));
-}
-
-/// Tells people that all text is encoded before the run begins.
-fn encoding(config: &Config, dir: &Path, quiet: bool) -> impl FnMut(Event) + use<> {
-    let (data, cache) = (config.data.clone(), config.cache(dir).filter(|_| !quiet));
-    move |event| {
-        let Some(Cache::Own(dir) | Cache::Shared(dir)) = &cache else { return };
-        match event {
-            Event::Waiting => tell!("waiting for another process that encodes {data} into {}", dir.display()),
-            Event::Begun { about, found } => {
-                let about = about.map_or(String::new(), |bytes| format!(", about {}", human_bytes(bytes)));
-                let found = if found > 0 { format!(", {found} tokens are there") } else { String::new() };
-                tell!("encoding {data} into {}{about}{found}", dir.display());
-            }
-            Event::Encoded(tokens) => tell!("  {tokens} tokens"),
-        }
-    }
-}
-
-/// What cannot be written is no wrong request.
-pub(super) fn encoded(error: CorpusError) -> Failure {
-    match error {
-        CorpusError::Source(SourceError::Write { .. }) => work(error),
-        _ => request(error),
-    }
-}
-
-/// Turns passes over the data into steps, where that was not done yet, and a warm-up that nobody decided into its share of
-/// them.
-fn count_epochs(config: &mut Config, corpus: &Corpus, warmup: bool) -> Result<(), Failure> {
-    let Some(epochs) = config.epochs.filter(|_| config.steps == 0) else { return Ok(()) };
-    let tokens = corpus.training_tokens().map_err(request)? * u64::from(epochs);
-    let stages = config.stages();
-    config.steps = Curriculum::new(&stages).map_err(request)?.steps(tokens.saturating_sub(1));
-    if config.steps == 0 {
-        return Err(request(format!(
-            "{tokens} tokens are less than one step of {}; lower --batch-size or --accumulate",
-            stages[0].step_tokens()
-        )));
-    }
-    if !warmup {
-        config.warmup = config.default_warmup();
-    }
-    Ok(())
-}
-
-/// Refuses an end before the step that the run in `dir` is at. Passes that are not yet counted have none.
-fn require_ahead(config: &Config, dir: &Path, step: u64) -> Result<(), Failure> {
-    let ends = match (config.epochs, config.steps) {
-        (Some(_), 0) => return Ok(()),
-        (_, steps) if steps >= step => return Ok(()),
-        (Some(epochs), steps) => format!("the end of --epochs {epochs}, which is step {steps}"),
-        (None, steps) => format!("--steps {steps}"),
-    };
-    Err(request(format_args!("{} is at step {step} already, past {ends}; give more than {step} steps", dir.display())))
-}
-
-/// The most epochs of a text of one's own that a run has where nobody says how long it is.
-const MOST_EPOCHS: u64 = 4;
-
-/// Ends a run whose length nobody decided after some epochs of a text whose tokens are at hand. Its warm-up, unless
-/// somebody decided it, is the same part of it.
-fn fit_length(config: &mut Config, corpus: &Corpus, decided: Decided) -> Result<(), Failure> {
-    if decided.length || corpus.shards().is_none() {
-        return Ok(());
-    }
-    let tokens = MOST_EPOCHS * corpus.training_tokens().map_err(request)?;
-    let stages = config.stages();
-    let fitting = Curriculum::new(&stages).map_err(request)?.steps(tokens.saturating_sub(1)).max(1);
-    if fitting < config.steps {
-        if !decided.warmup {
-            config.warmup = (u128::from(config.warmup) * u128::from(fitting) / u128::from(config.steps)).max(1) as u64;
-        }
-        config.steps = fitting;
-    }
-    Ok(())
 }
 
 fn start(
