@@ -7,6 +7,7 @@ use capful_core::train::{Curriculum, Stage};
 
 use super::error::error;
 use super::{Config, ConfigError, Order, RawConfig};
+use crate::data::error::SourceError;
 use crate::data::files::Files;
 use crate::data::shards::{MANIFEST, Manifest};
 use crate::data::source::{Documents as _, Source, SourceOptions};
@@ -51,7 +52,7 @@ pub(super) fn resolve(raw: &RawConfig, data: &str) -> Result<Order, ConfigError>
             order => Ok(order.unwrap_or(Order::Consecutive)),
         };
     };
-    let shards = Manifest::read(&path).is_ok_and(|there| there.is_some());
+    let shards = known(Manifest::read(&path))?.flatten().is_some();
     if raw.order == Some(Order::Random) && streamed && !shards {
         return error(
             "--order random reads tokens at any place, and --cache none keeps none; leave one of them away, or use \
@@ -67,9 +68,21 @@ pub(super) fn resolve(raw: &RawConfig, data: &str) -> Result<Order, ConfigError>
     }
     let mut options = SourceOptions::default();
     raw.text_field.iter().for_each(|field| options.text_field.clone_from(field));
-    let small = || Files::open(&path, &options).is_ok_and(|f| f.text_bytes().is_some_and(|n| n <= KEPT));
-    // What is wrong with the source is said when it is opened.
-    Ok(if shards || raw.cache.is_some() || !path.exists() || small() { Order::Random } else { Order::Pool })
+    let small = || -> Result<bool, ConfigError> {
+        let files = known(Files::open(&path, &options))?;
+        Ok(files.is_some_and(|files| files.text_bytes().is_some_and(|bytes| bytes <= KEPT)))
+    };
+    let kept = shards || raw.cache.is_some() || !path.exists() || small()?;
+    Ok(if kept { Order::Random } else { Order::Pool })
+}
+
+/// What was read of a source. What is wrong with it is said when it is opened; but a disk that fails now and not then would
+/// decide the order of a run.
+fn known<T>(read: Result<T, SourceError>) -> Result<Option<T>, ConfigError> {
+    match read {
+        Err(e @ SourceError::Unreadable { .. }) => error(e.to_string()),
+        read => Ok(read.ok()),
+    }
 }
 
 /// A directory for tokens.
