@@ -50,7 +50,11 @@ fn recipe(config: &Config, step: Option<u64>, history: &History) -> Result<Recip
         )));
     }
     let mut notes = Vec::new();
-    let mut written = config.as_written()?.without_directories();
+    let whole = config.as_written()?;
+    let mut written = whole.clone().without_directories();
+    if written != whole {
+        notes.push("Files and directories are named without what lies above them; give their paths.".to_owned());
+    }
     if config.init_from.is_some() {
         notes.push("It begins from the model in the directory that `init_from` names.".to_owned());
         // What the model is comes with it; only its context may be shorter.

@@ -71,13 +71,13 @@ impl Eval {
         let run = directory::of_run(&self.trained.dir)?;
         let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
         let mut began = checkpoint::read_source(&from).map_err(request)?;
-        let mut other = None;
+        let mut other = self.data.as_deref();
         if let Some(named) = self.data.as_deref().map(absolute_source) {
             // The run's own data, which is no longer where it was, is not another source.
             let gone = config.validation.is_none() && !Path::new(&config.data).exists();
             match began.as_ref().filter(|_| gone).and_then(|began| began.moved(&named).ok()) {
-                Some(moved) => (config.data, began) = (named, Some(moved)),
-                None => (config.validation, other) = (Some(named.clone()), Some(named)),
+                Some(moved) => (config.data, began, other) = (named, Some(moved), None),
+                None => config.validation = Some(named),
             }
         }
         if config.validation.is_none() && config.preset == IMPORTED && !from.join(checkpoint::STATE).exists() {
@@ -90,7 +90,7 @@ impl Eval {
             tell_of_data(&config, began.as_ref(), self.json);
         }
         let corpus = Corpus::reopen(&config, &from, &run, began, None).map_err(request)?;
-        let scored = self.chosen(&config, &corpus, other.as_deref())?;
+        let scored = self.chosen(&config, &corpus, other)?;
         let sections = Sections { evaluation: Some(config.evaluation()), ..Sections::none(&config) };
         let Trained { mut session, .. } = Trained::load(&self.trained.dir, &config, &sections)?;
         say_warnings(&mut session);

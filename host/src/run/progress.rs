@@ -165,7 +165,7 @@ impl Reporter {
             let done = shared.done.load(Ordering::Relaxed);
             let (now, waiting, pace) = {
                 let mut numbers = shared.lock();
-                let waiting = std::mem::replace(&mut numbers.waiting, Deque::new());
+                let waiting = std::mem::take(&mut numbers.waiting);
                 let pace = numbers.begun.map(|(from, begun)| Pace {
                     from,
                     step: numbers.now.step,

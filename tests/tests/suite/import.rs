@@ -692,6 +692,8 @@ fn the_card_says_what_a_model_was_made_of_and_repeats_no_run_that_was_none() {
     fs::rename(dir.join("aside"), dir.join("run")).unwrap();
     let toml = tuned.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
     fs::write(dir.join("run.toml"), toml).unwrap();
+    // It names files without their directories.
+    fs::copy(fixture("texts.jsonl"), dir.join("texts.jsonl")).unwrap();
     host(dir, "train --json --config run.toml --out again").ok();
     let weights = |run: &str| fs::read(dir.join(run).join("checkpoint-00000004/model.safetensors")).unwrap();
     assert!(weights("again") == weights("tuned"));

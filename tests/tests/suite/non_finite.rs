@@ -10,7 +10,7 @@ use capful_host::config::{Config, RawConfig};
 use capful_host::device::{AnyProfile, Storage as _};
 use capful_host::plan::{Machine, Plan};
 use capful_host::run::{Rows, Session};
-use capful_tests::binary::{Outcome, TINY, command, directory};
+use capful_tests::binary::{Outcome, TINY, command, directory, forget_digests};
 use serde_json::Value;
 
 /// A word that is once in the corpus, and only in what is trained on.
@@ -54,6 +54,7 @@ fn poisoned(dir: &Path) {
     let begin = 8 + header + embedding["data_offsets"][0].as_u64().unwrap() as usize + id * 16 * 4;
     bytes[begin..begin + 64].as_chunks_mut::<4>().0.fill(3e38f32.to_le_bytes());
     fs::write(path, bytes).unwrap();
+    forget_digests(&dir.join("base"));
 }
 
 /// A copy of the poisoned run.

@@ -70,10 +70,12 @@ fn a_run_from_training_to_every_use_of_it() {
     assert_eq!(
         files(&run),
         [
+            "DIGESTS",
             "checkpoint-00000030",
             "checkpoint-00000040",
             "config.toml",
             "metrics.jsonl",
+            "metrics.jsonl.xxh3",
             "plan.json",
             "tb",
             "tokenizer.json",
