@@ -140,7 +140,7 @@ fn describe(dir: &Path, row: &mut Row) -> Result<(), String> {
     row.preset = Some(config.preset.clone());
     row.family = Some(config.model.name());
     row.steps = (config.steps > 0).then_some(config.steps);
-    let last = checkpoint::complete(dir).map_err(|e| e.to_string())?.pop();
+    let last = checkpoint::last(dir).map_err(|e| e.to_string())?;
     let modified = fs::metadata(last.as_deref().unwrap_or(dir)).and_then(|metadata| metadata.modified()).ok();
     row.saved = modified.and_then(|time| Some(time.duration_since(UNIX_EPOCH).ok()?.as_secs()));
     let trained = last.as_ref().is_none_or(|last| last.join(checkpoint::STATE).exists());

@@ -146,9 +146,12 @@ impl Train {
             let decided = Decided { warmup: true, vocabulary: true, length: true, steps: None };
             return self.begin(team, config, decided, Some(claimed));
         };
-        // What cannot be read at all is refused where the run goes on with it.
-        let lines = regular::require(&dir.join(metrics::LINES));
-        if let Err(what) = lines.map_or(Ok(None), |()| metrics::compare(dir)) {
+        // What is no file is refused where the run goes on with it.
+        let lines = match regular::require(&dir.join(metrics::LINES)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Ok(None),
+            _ => metrics::compare(dir),
+        };
+        if let Err(what) = lines {
             tell!("{}: {what}; lines that do not parse are left out, and the run goes on", name::called());
         }
         let state = || -> Result<_, Failure> {

@@ -6,7 +6,6 @@ use serde_json::json;
 
 use super::output::say;
 use super::{Failure, request};
-use crate::run::directory;
 use crate::run::verify::{Finding, State, verify};
 
 /// Flags of `host verify`.
@@ -22,14 +21,13 @@ pub struct Verify {
 
 impl Verify {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let config = directory::read_config(&self.dir)?;
-        let found = verify(&self.dir, &config).map_err(request)?;
+        let found = verify(&self.dir).map_err(request)?;
         let (mut damaged, mut unknown) = (0, 0);
         for Finding { path, state } in &found {
             let path = path.display();
             let (word, what) = match state {
                 State::Whole(what) => ("whole", what.as_str()),
-                State::Unknown => ("unknown", "an earlier version wrote no digests"),
+                State::Unknown(why) => ("unknown", *why),
                 State::Damaged(what) => ("damaged", what.as_str()),
             };
             damaged += u32::from(word == "damaged");
@@ -47,7 +45,7 @@ impl Verify {
             )));
         }
         if !self.json {
-            let rest = if unknown > 0 { format!(", {unknown} have no digests") } else { String::new() };
+            let rest = if unknown > 0 { format!(", {unknown} cannot be compared") } else { String::new() };
             match found.len() - unknown as usize {
                 1 => say!("1 part is as it was written{rest}")?,
                 whole => say!("{whole} parts are as they were written{rest}")?,

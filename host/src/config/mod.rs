@@ -40,6 +40,7 @@ pub use preset::{IMPORTED, Preset, presets};
 pub use raw::{RawConfig, RawStage};
 pub use recompute::{Recompute, RecomputeChoice, kinds};
 pub use resolved::{Config, GPU_CHUNK};
+pub use saved::{is_sealed, require_unchanged, sealed};
 pub use size::{ByteSize, human_bytes};
 pub use stage::StageConfig;
 pub use transformer::{Bias, Feed, Norm, Residual, RotaryScaling, TransformerConfig};

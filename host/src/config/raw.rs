@@ -226,6 +226,7 @@ impl RawConfig {
         let text = std::fs::File::open(path)
             .and_then(|file| regular::bounded_text(file, regular::SETTINGS))
             .map_err(|e| ConfigError(format!("cannot read the configuration {}: {e}", path.display())))?;
+        super::require_unchanged(&text).map_err(|e| ConfigError(format!("{}: {e}", path.display())))?;
         let raw: RawConfig = toml::from_str(&text).map_err(|e: toml::de::Error| {
             let line = e.span().map_or(0, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
             ConfigError(format!("{}: line {line}: {}", path.display(), e.message().replace('\n', " ")))

@@ -2,6 +2,41 @@
 
 use super::error::error;
 use super::{Config, ConfigError, IMPORTED, RawConfig};
+use crate::digest;
+
+/// What the first line of a saved configuration says before the digest of all that follows.
+const FIRST_LINE: &str = "# XXH3 of what follows: ";
+
+/// A configuration's `text` with its digest before it.
+pub fn sealed(text: &str) -> String {
+    format!("{FIRST_LINE}{:016x}\n{text}", digest::of(text.as_bytes()))
+}
+
+/// Whether a saved configuration has its digest before it.
+pub fn is_sealed(content: &str) -> bool {
+    content.starts_with(FIRST_LINE)
+}
+
+/// Refuses a saved configuration that is not what was written. Earlier versions, and people, write no digest.
+///
+/// # Errors
+/// What can be done.
+pub fn require_unchanged(content: &str) -> Result<(), ConfigError> {
+    let (first, rest) = content.split_once('\n').unwrap_or((content, ""));
+    let same = match first.strip_prefix(FIRST_LINE) {
+        Some(digits) => format!("{:016x}", digest::of(rest.as_bytes())) == digits,
+        // Of a line that was damaged one half is left.
+        None => !(first.starts_with('#') && (first.contains("XXH3") || first.contains("of what follows"))),
+    };
+    if same {
+        return Ok(());
+    }
+    error(
+        "it is damaged or was edited since a run wrote it: its first line has the digest of the rest; restore it, or remove \
+         that line to use it as it is"
+            .to_owned(),
+    )
+}
 
 impl RawConfig {
     /// What `text` says where it is a configuration that a run saved: it has every key, so what a person writes is none.

@@ -134,6 +134,8 @@ pub struct Writer {
     staging: Vec<u8>,
     /// Complete checkpoints, oldest first.
     there: Vec<PathBuf>,
+    /// The last one, where it is not known to be sound.
+    unsure: Option<PathBuf>,
     /// The ranks that write it together, where there are several.
     peers: Option<SharedPeers>,
     rank: u32,
@@ -183,6 +185,7 @@ impl Writer {
             tokenizer,
             staging: vec![0; STAGING],
             there: complete(dir)?,
+            unsure: None,
             peers,
             rank,
         })
@@ -193,15 +196,19 @@ impl Writer {
         self.there.last().map(PathBuf::as_path)
     }
 
-    /// Writes the checkpoint of `state`, then removes the oldest beyond those to keep.
+    /// Writes the checkpoint of `state`, unless it is there. Where it is `sound`, the oldest beyond those to keep are removed
+    /// then; else it can be withdrawn.
     ///
     /// # Errors
     /// The file system or the device; what was begun is removed, what was there stays.
-    pub fn save(&mut self, device: &mut dyn Storage, state: &TrainerState) -> Result<(), CheckpointError> {
+    pub fn save(&mut self, device: &mut dyn Storage, state: &TrainerState, sound: bool) -> Result<(), CheckpointError> {
         allocations::during(Activity::Save, || {
             let name = name_of(state.step);
             let (temporary, last) = (self.dir.join(format!("{name}{TEMPORARY}")), self.dir.join(name));
             if self.there.contains(&last) {
+                if sound && self.unsure.take().is_some() {
+                    self.remove_oldest();
+                }
                 return Ok(());
             }
             let written = self.write(&temporary, &last, device, state);
@@ -212,10 +219,23 @@ impl Writer {
                 }
                 return written;
             }
+            self.unsure = (!sound).then(|| last.clone());
             self.there.push(last);
-            self.remove_oldest();
+            if sound {
+                self.remove_oldest();
+            }
             Ok(())
         })
+    }
+
+    /// Removes the last checkpoint, where it was not known to be sound.
+    pub fn withdraw(&mut self) {
+        if let Some(last) = self.unsure.take() {
+            self.there.retain(|path| *path != last);
+            if self.rank == 0 {
+                let _ = remove(&last);
+            }
+        }
     }
 
     /// Writes it under a temporary name and gives it its own. Each rank writes its part of the tensors, between what rank 0
@@ -599,19 +619,19 @@ mod tests {
     fn an_old_checkpoint_that_is_gone_or_cannot_be_removed_ends_no_run() {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = writer(dir.path(), 1, &[]);
-        writer.save(&mut Nothing, &state(1)).unwrap();
+        writer.save(&mut Nothing, &state(1), true).unwrap();
         fs::remove_dir_all(dir.path().join(name_of(1))).unwrap();
-        writer.save(&mut Nothing, &state(2)).unwrap();
+        writer.save(&mut Nothing, &state(2), true).unwrap();
         assert_eq!(names(dir.path()), [name_of(2)]);
         assert_eq!(writer.there, [dir.path().join(name_of(2))]);
 
         // A file in its place cannot be removed as a directory.
         fs::remove_dir_all(dir.path().join(name_of(2))).unwrap();
         fs::write(dir.path().join(name_of(2)), "").unwrap();
-        writer.save(&mut Nothing, &state(3)).unwrap();
+        writer.save(&mut Nothing, &state(3), true).unwrap();
         assert_eq!(names(dir.path()), [name_of(2), name_of(3)]);
         fs::remove_file(dir.path().join(name_of(2))).unwrap();
-        writer.save(&mut Nothing, &state(4)).unwrap();
+        writer.save(&mut Nothing, &state(4), true).unwrap();
         assert_eq!(names(dir.path()), [name_of(4)]);
         assert_eq!(take(&mut writer.there), [dir.path().join(name_of(4))]);
     }
@@ -668,7 +688,7 @@ mod tests {
         assert_eq!(kept[200_000].to_bits(), 0x3f80_7fff);
         let mut memory = Allocation::new(bytes).unwrap();
         put(&entries, &masters, &mut memory);
-        writer(dir.path(), 1, &entries).save(&mut memory, &state(1)).unwrap();
+        writer(dir.path(), 1, &entries).save(&mut memory, &state(1), true).unwrap();
 
         // As another implementation reads it.
         let checkpoint = dir.path().join(name_of(1));
@@ -720,7 +740,7 @@ mod tests {
             memory.write(*region, bytemuck::cast_slice(own)).unwrap();
             rest = behind;
         }
-        writer(dir.path(), 1, &precise).save(&mut memory, &state(1)).unwrap();
+        writer(dir.path(), 1, &precise).save(&mut memory, &state(1), true).unwrap();
         let (mut expected, mut found) = (Allocation::new(bytes).unwrap(), Allocation::new(bytes).unwrap());
         put(&entries, &numbers, &mut expected);
         restore(&dir.path().join(name_of(1)), &entries, true, &mut found).unwrap();

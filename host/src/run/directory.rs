@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::config::{Config, ConfigError, OWN};
+use crate::config::{Config, ConfigError, OWN, require_unchanged, sealed};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::digest::{self, DigestError, Digests};
@@ -22,8 +22,6 @@ pub const CONFIG: &str = "config.toml";
 pub(crate) const PLAN: &str = "plan.json";
 /// The digests of the files that a run writes once.
 pub const DIGESTS: &str = "DIGESTS";
-/// What the first line of the configuration says before the digest of all that follows.
-const FIRST_LINE: &str = "# XXH3 of what follows: ";
 
 /// Why a run's directory cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -200,18 +198,7 @@ const UNNAMED: &str = "config.toml.tmp";
 
 fn write_config(dir: &Path, config: &Config) -> Result<(), ConfigError> {
     let (text, path) = (toml::to_string(config).map_err(|e| failed(dir, &e))?, dir.join(CONFIG));
-    let content = format!("{FIRST_LINE}{:016x}\n{text}", digest::of(text.as_bytes()));
-    disk::replace(&path, content.as_bytes()).map_err(|e| failed(&path, &e))
-}
-
-/// Whether a configuration is what was written. Earlier versions wrote no digest.
-fn unchanged(content: &str) -> bool {
-    let (first, rest) = content.split_once('\n').unwrap_or((content, ""));
-    match first.strip_prefix(FIRST_LINE) {
-        Some(digits) => format!("{:016x}", digest::of(rest.as_bytes())) == digits,
-        // Of a line that was damaged one half is left.
-        None => !(first.contains("XXH3") || first.contains("follows")),
-    }
+    disk::replace(&path, sealed(&text).as_bytes()).map_err(|e| failed(&path, &e))
 }
 
 /// Removes what a run that never began has in its directory; its tokens stay.
@@ -236,13 +223,7 @@ pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
     let path = of_run(dir)?.join(CONFIG);
     let text = regular::text_at_most(&path, regular::SETTINGS)
         .map_err(|e| ConfigError(format!("{} holds no run ({CONFIG}: {e})", dir.display())))?;
-    if !unchanged(&text) {
-        return Err(failed(
-            &path,
-            &"it is damaged or was edited: its first line has the digest of the rest; restore it, or remove that line to \
-              use it as it is",
-        ));
-    }
+    require_unchanged(&text).map_err(|e| failed(&path, &e))?;
     let config: Config = toml::from_str(&text).map_err(|e| failed(&path, &e.message().replace('\n', " ")))?;
     config.validate()?;
     Ok(config)

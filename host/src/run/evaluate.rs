@@ -1,5 +1,7 @@
 //! The loss on whole validation documents.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use capful_core::data::{BatchMut, IGNORE, ShapeError};
 
 use super::Session;
@@ -111,15 +113,22 @@ impl Evaluator {
         Evaluator { rows, length, tokens: zeros(), targets: zeros(), offsets: zeros(), losses, peers }
     }
 
-    /// Scores every document of `set`. Allocates nothing.
+    /// Scores every document of `set`, or gives nothing once `stop` is raised; several ranks score all of it whatever one of
+    /// them hears. Allocates nothing.
     ///
     /// # Errors
     /// A lost device.
-    pub fn score(&mut self, session: &mut Session, set: &ValidationSet) -> Result<Score, DeviceError> {
-        self.score_each(session, set, &mut |_| {})
+    pub fn score(
+        &mut self,
+        session: &mut Session,
+        set: &ValidationSet,
+        stop: &AtomicBool,
+    ) -> Result<Option<Score>, DeviceError> {
+        let alone = self.peers.is_none();
+        self.score_until(session, set, &mut |_| {}, &|| alone && stop.load(Ordering::Relaxed))
     }
 
-    /// The same; each document's nats and targets are shown to `visit`.
+    /// Scores every document of `set`; each one's nats and targets are shown to `visit`.
     ///
     /// # Errors
     /// A lost device.
@@ -129,6 +138,16 @@ impl Evaluator {
         set: &ValidationSet,
         visit: &mut dyn FnMut((f64, usize)),
     ) -> Result<Score, DeviceError> {
+        Ok(self.score_until(session, set, visit, &|| false)?.unwrap_or_default())
+    }
+
+    fn score_until(
+        &mut self,
+        session: &mut Session,
+        set: &ValidationSet,
+        visit: &mut dyn FnMut((f64, usize)),
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<Option<Score>, DeviceError> {
         let mut score = Score { bytes: set.bytes(), ..Score::default() };
         let (mut documents, mut document) = (set.rows(), (0.0, 0));
         let shape = |e: ShapeError| DeviceError::Failed(e.to_string());
@@ -139,6 +158,9 @@ impl Evaluator {
             (peers.rank() as usize, peers.count() as usize)
         });
         loop {
+            if stopped() {
+                return Ok(None);
+            }
             let mut filled = 0;
             while filled < ranks {
                 let here = filled * size..(filled + 1) * size;
@@ -177,7 +199,7 @@ impl Evaluator {
             if filled < ranks {
                 visit(document);
                 score.add(document);
-                return Ok(score);
+                return Ok(Some(score));
             }
         }
     }

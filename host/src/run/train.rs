@@ -430,9 +430,10 @@ impl<'a> Trainer<'a> {
         Err(self.failed(format!("step {step}: {what}{before}; lower --lr")))
     }
 
-    fn evaluate(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<Score, TrainError> {
-        let score = self.evaluator.score(&mut self.session, self.validation);
-        let score = score.map_err(|e| self.failed_here(e))?;
+    /// Scores the held-out documents; gives nothing where a signal came meanwhile.
+    fn evaluate(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<Option<Score>, TrainError> {
+        let score = self.evaluator.score(&mut self.session, self.validation, &self.stop);
+        let Some(score) = score.map_err(|e| self.failed_here(e))? else { return Ok(None) };
         let metrics = EvalMetrics {
             step: self.state.step,
             val_loss: score.loss(),
@@ -441,7 +442,8 @@ impl<'a> Trainer<'a> {
             val_bits_per_byte: score.bits_a_byte(self.restores),
         };
         if !metrics.val_loss.is_finite() {
-            // The update after the last finite training loss ruined the weights: they must not be saved.
+            // The update after the last finite training loss ruined the weights: no checkpoint of them is kept.
+            self.writer.withdraw();
             let step = self.state.step;
             return Err(self.failed(format!("step {step}: the validation loss is {}; lower --lr", metrics.val_loss)));
         }
@@ -451,12 +453,26 @@ impl<'a> Trainer<'a> {
             .map_err(|e| self.failed(e))?;
         observer.evaluation(&metrics);
         progress.evaluation(metrics.val_loss);
-        Ok(score)
+        Ok(Some(score))
+    }
+
+    /// Ends a run that a signal stopped, after it is saved.
+    fn interrupted(&mut self) -> TrainError {
+        if let Err(e) = self.save() {
+            return e;
+        }
+        let checkpoint = self.writer.last().map(PathBuf::from).unwrap_or_default();
+        TrainError::Interrupted { step: self.state.step, checkpoint }
     }
 
     fn save(&mut self) -> Result<(), TrainError> {
+        self.write(true)
+    }
+
+    /// Writes a checkpoint, unless one of this step is there. Where it is `sound`, the oldest go.
+    fn write(&mut self, sound: bool) -> Result<(), TrainError> {
         let before = allocations::count(Activity::Save);
-        let saved = self.writer.save(&mut self.session.storage(), &self.state).map_err(|e| e.to_string());
+        let saved = self.writer.save(&mut self.session.storage(), &self.state, sound).map_err(|e| e.to_string());
         let sealed = || allocations::during(Activity::Save, || self.metrics.as_ref().map_or(Ok(()), Metrics::seal));
         let saved = saved.and_then(|()| sealed().map_err(|e| e.to_string()));
         saved.map_err(|e| self.failed(format!("the checkpoint of step {} was not written: {e}", self.state.step)))?;
@@ -514,12 +530,11 @@ impl<'a> Trainer<'a> {
             // While steps have no finite loss, their weights may be the cause: they replace no good checkpoint.
             let sound = self.in_a_row == 0;
             if stop && sound {
-                self.save()?;
-                let checkpoint = self.writer.last().map(PathBuf::from).unwrap_or_default();
-                return Err(TrainError::Interrupted { step, checkpoint });
+                return Err(self.interrupted());
             }
-            if evaluate {
-                self.evaluate(observer, progress)?;
+            let stopped = evaluate && self.evaluate(observer, progress)?.is_none();
+            if stopped && sound {
+                return Err(self.interrupted());
             }
             if due && sound {
                 self.save()?;
@@ -527,7 +542,11 @@ impl<'a> Trainer<'a> {
             }
         }
         self.conclude(pending.take(), &mut meter, observer, progress)?;
-        let score = self.evaluate(observer, progress)?;
+        // Before an evaluation, which may take minutes; the checkpoints before it stay until that finds it sound.
+        if self.in_a_row == 0 {
+            self.write(false)?;
+        }
+        let Some(score) = self.evaluate(observer, progress)? else { return Err(self.interrupted()) };
         self.save()?;
         // Where no step was left to do.
         let kept = self.keep_config().map_err(|e| e.to_string());

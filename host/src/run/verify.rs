@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::checkpoint::{self, DONE};
+use super::checkpoint::{self, CheckpointError, DONE};
 use super::directory::{self, DIGESTS};
 use super::history::{self, History};
 use super::{metrics, tensorboard};
-use crate::config::{Cache, Config};
+use crate::config::{Cache, Config, is_sealed};
 use crate::data::corpus::Corpus;
-use crate::data::shards::{MANIFEST, Shards};
+use crate::data::shards::{self, MANIFEST, Shards};
 use crate::regular;
 
 /// What was found of a part of a run.
@@ -26,50 +26,71 @@ pub struct Finding {
 pub enum State {
     /// As it was written; what was compared.
     Whole(String),
-    /// An earlier version wrote no digests.
-    Unknown,
+    /// It cannot be compared; why.
+    Unknown(&'static str),
     /// It is not what was written; the line names the file.
     Damaged(String),
 }
 
-/// Compares everything in the run's directory `dir`, or in the checkpoint `dir`, with what was written. `config` is the
-/// run's.
+const EARLIER: &str = "an earlier version wrote no digests";
+
+/// Compares everything in the run's directory `dir`, or in the checkpoint `dir`, with what was written.
 ///
 /// # Errors
-/// The directory cannot be read.
-pub fn verify(dir: &Path, config: &Config) -> Result<Vec<Finding>, checkpoint::CheckpointError> {
+/// The directory cannot be read, or holds neither.
+pub fn verify(dir: &Path) -> Result<Vec<Finding>, CheckpointError> {
     if dir.join(DONE).is_file() {
         return Ok(vec![Finding { path: dir.to_owned(), state: of_checkpoint(dir) }]);
     }
     let mut found = Vec::new();
     let mut add = |path: &Path, state| found.push(Finding { path: path.to_owned(), state });
-    add(&dir.join(directory::CONFIG), State::Whole("its digest is that of its first line".to_owned()));
+    let path = dir.join(directory::CONFIG);
+    let sealed = regular::read_to_string(&path).is_ok_and(|content| is_sealed(&content));
+    let config = match directory::read_config(dir) {
+        Err(e) if !directory::holds_run(dir) => return Err(CheckpointError::Elsewhere(e.to_string())),
+        Err(e) => {
+            add(&path, State::Damaged(e.to_string()));
+            None
+        }
+        Ok(config) => {
+            let whole = State::Whole("its digest is that of its first line".to_owned());
+            add(&path, if sealed { whole } else { State::Unknown(EARLIER) });
+            Some(config)
+        }
+    };
+    let checkpoints = checkpoint::complete(dir)?;
     let once = directory::digests(dir)
         .and_then(|digests| digests.map(|digests| digests.check(dir, DIGESTS, |_| true).map(|()| digests)).transpose());
-    add(&dir.join(DIGESTS), state(once.map(|d| d.map(|d| d.names().collect::<Vec<_>>().join(", ")))));
+    add(&dir.join(DIGESTS), state(once.map(|d| d.map(|d| d.names().collect::<Vec<_>>().join(", "))), EARLIER));
     let known = dir.join(history::FILE_NAME);
-    if known.exists() {
+    if let Some(config) = config.as_ref().filter(|_| known.exists()) {
         let history = History::of(dir, config).map(|_| Some("where the model came from".to_owned()));
-        add(&known, state(history));
+        add(&known, state(history, EARLIER));
     }
-    let lines = metrics::compare(dir).map(|bytes| bytes.map(|bytes| format!("{bytes} bytes of lines")));
-    add(&dir.join(metrics::LINES), state(lines));
+    let path = dir.join(metrics::LINES);
+    if path.exists() || dir.join(metrics::DIGEST).exists() {
+        let lines = metrics::compare(dir).map(|bytes| bytes.map(|bytes| format!("{bytes} bytes of lines")));
+        add(&path, state(lines, "no digest is beside it: of an earlier version, or of a run that was not saved since"));
+    }
     for path in listed(&dir.join(metrics::EVENTS)) {
         let records = regular::read(&path).map_err(|e| format!("{}: {e}", path.display())).and_then(|content| {
             let at = |at| format!("{}: it is damaged: the record at byte {at} has another checksum", path.display());
             tensorboard::records(&content).map_err(at)
         });
-        add(&path, state(records.map(|count| Some(format!("{count} records")))));
+        add(&path, state(records.map(|count| Some(format!("{count} records"))), EARLIER));
     }
-    for path in checkpoint::complete(dir)? {
-        let state = of_checkpoint(&path);
-        add(&path, state);
+    for path in &checkpoints {
+        add(path, of_checkpoint(path));
     }
-    for path in sets(dir, config) {
+    if checkpoints.is_empty() {
+        add(dir, State::Unknown("it has no complete checkpoint"));
+    }
+    for path in config.iter().flat_map(|config| sets(dir, config)) {
         let whole = Shards::open(&path, None)
             .and_then(|shards| shards.map(|shards| shards.verify().map(|()| shards.manifest().tokens)).transpose());
-        if let Some(state) = whole.map(|tokens| tokens.map(|n| format!("{n} tokens"))).transpose() {
-            add(&path, self::state(state.map(Some)));
+        let tokens = whole.map(|tokens| tokens.map(|n| format!("{n} tokens")));
+        if shards::begun(&path) || !matches!(tokens, Ok(None)) {
+            add(&path, state(tokens, "it has no manifest: the encoding was not completed"));
         }
     }
     Ok(found)
@@ -79,13 +100,14 @@ pub fn verify(dir: &Path, config: &Config) -> Result<Vec<Finding>, checkpoint::C
 fn of_checkpoint(path: &Path) -> State {
     let whole = checkpoint::digests(path)
         .and_then(|digests| digests.map(|digests| digests.check(path, DONE, |_| true).map(|()| digests)).transpose());
-    state(whole.map(|digests| digests.map(|digests| format!("{} files", digests.names().count()))))
+    state(whole.map(|digests| digests.map(|digests| format!("{} files", digests.names().count()))), EARLIER)
 }
 
-fn state(found: Result<Option<String>, impl std::fmt::Display>) -> State {
+/// That of what was `found`; why nothing was, where it is `unknown`.
+fn state(found: Result<Option<String>, impl std::fmt::Display>, unknown: &'static str) -> State {
     match found {
         Ok(Some(what)) => State::Whole(what),
-        Ok(None) => State::Unknown,
+        Ok(None) => State::Unknown(unknown),
         Err(e) => State::Damaged(e.to_string()),
     }
 }

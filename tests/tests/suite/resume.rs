@@ -163,6 +163,29 @@ fn a_signal_saves_and_a_kill_loses_only_what_was_not_saved() {
     }
 }
 
+/// A signal that comes while a run is evaluated, on its way or at its end, saves it at once.
+#[test]
+fn a_signal_during_an_evaluation_saves() {
+    let dir = directory();
+    let dir = dir.path();
+    let tiny = TINY.replace("--eval-tokens 500", "--eval-tokens 3000000");
+    for (name, steps, every) in [("way", 40, 2), ("end", 2, 0)] {
+        let line = format!("train --json {tiny} --log-every 1 --steps {steps} --eval-every {every} --out {name}");
+        let mut run = command(dir, &line);
+        let mut run = run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+        // What comes behind the line of step 2 is an evaluation of many seconds.
+        assert!(lines.by_ref().map(Result::unwrap).any(|line| line.contains("\"step\":2,")));
+        let sent = Command::new("kill").args(["-TERM", &run.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        let lines: Vec<_> = lines.map(Result::unwrap).collect();
+        let outcome = Outcome::of(&line, run.wait_with_output().unwrap());
+        outcome.refused(130, &["interrupted after step 2", "--resume"]);
+        assert!(lines.is_empty(), "{lines:?}");
+        assert!(dir.join(name).join("checkpoint-00000002/DONE").exists());
+    }
+}
+
 /// The last line of `host LINE`.
 #[track_caller]
 fn done(dir: &Path, line: &str) -> Value {
