@@ -206,7 +206,9 @@ impl Writer {
             let name = name_of(state.step);
             let (temporary, last) = (self.dir.join(format!("{name}{TEMPORARY}")), self.dir.join(name));
             if self.there.contains(&last) {
-                if sound && self.unsure.take().is_some() {
+                if sound {
+                    // It may be known to be sound only now, and a run that was killed may have left more than it keeps.
+                    self.unsure = None;
                     self.remove_oldest();
                 }
                 return Ok(());

@@ -106,6 +106,7 @@ pub fn export(
     }
     let constants_place = Place::new(&constants)?;
     let sections = Sections { decoding: Some(context), ..Sections::none(&config) };
+    let from = checkpoint::latest(dir)?;
     let Trained { mut session, tokenizer: spoken } = Trained::load(dir, &config, &sections)?;
     let model = described(&config);
     let vocabulary = if tokenizer { vocabulary(spoken.as_ref(), model.ids())? } else { none() };
@@ -120,7 +121,7 @@ pub fn export(
     constants_place.keep()?;
     image_place.keep().inspect_err(|_| drop(fs::remove_file(&constants)))?;
     let files = vec![(out.to_owned(), bytes.len() as u64), (constants, text.len() as u64)];
-    Ok(Exported { from: checkpoint::latest(dir)?, sizes, files })
+    Ok(Exported { from, sizes, files })
 }
 
 /// The image of a session's weights.
