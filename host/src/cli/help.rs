@@ -37,6 +37,8 @@ const GROUPS: [(&str, &[(&str, &str)]); 6] = [
             ("data", "tales"),
             ("validation", ""),
             ("text_field", "text"),
+            ("invalid_utf8", "refuse"),
+            ("skip_bad_lines", ""),
             ("shuffle", PRESET),
             ("order", ""),
             ("cache", ""),

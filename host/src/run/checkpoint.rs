@@ -720,6 +720,7 @@ mod tests {
         assert_eq!(file[place..place + 4], 0x3f80_7fff_u32.to_le_bytes());
         file[place..place + 4].copy_from_slice(&0x3f80_8000_u32.to_le_bytes());
         fs::write(&path, &file).unwrap();
+        fs::write(checkpoint.join(DONE), "").unwrap();
         assert!(restored() == before);
     }
 

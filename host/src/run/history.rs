@@ -204,8 +204,8 @@ mod tests {
         };
         let none: [String; 0] = [];
         assert_eq!(changed("steps = 30", "steps = 30\nsave_every = 7\nkeep = 9\nthreads = 3\nbudget = '1GiB'"), none);
-        assert_eq!(changed("steps = 30", "steps = 50"), ["steps 30 50"]);
-        let constant = "schedule = 'constant'\nsteps =";
+        assert_eq!(changed("warmup = 1\nsteps = 30", "warmup = 1\nsteps = 50"), ["steps 30 50"]);
+        let constant = "schedule = 'constant'\nwarmup = 1\nsteps =";
         assert_eq!(changed(&format!("{constant} 30"), &format!("{constant} 50")), none);
         assert_eq!(changed(&format!("{constant} 30"), &format!("{constant} 20")), ["steps 30 20"]);
         assert!(changed("", "device = 'cuda'").contains(&"device cpu cuda".to_owned()));

@@ -42,6 +42,7 @@ impl Origin {
 
 /// What a set is, as its file says it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Manifest {
     version: u32,
     /// The source's name, for people.

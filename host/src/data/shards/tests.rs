@@ -114,7 +114,9 @@ fn what_is_damaged_or_of_something_else_is_refused_in_one_line() {
     let dir = TempDir::new().unwrap();
     made(dir.path(), 50, 0).unwrap();
     let (shard, manifest) = (shard_path(dir.path(), 0), dir.path().join(MANIFEST));
-    let (good, said) = (fs::read(&shard).unwrap(), fs::read_to_string(&manifest).unwrap());
+    let (good, whole) = (fs::read(&shard).unwrap(), fs::read_to_string(&manifest).unwrap());
+    // As earlier versions wrote it: without the digest of the rest.
+    let said = format!("{}\n}}", &whole[..whole.find(",\n  \"digest\"").unwrap()]);
     let refused = |expected: &str| {
         let opened = Shards::open(dir.path(), Some(ORIGIN)).and_then(|shards| shards.unwrap().verified());
         let message = opened.unwrap_err().to_string();
@@ -139,9 +141,19 @@ fn what_is_damaged_or_of_something_else_is_refused_in_one_line() {
     other[8] = 9;
     fs::write(&shard, other).unwrap();
     refused("of version 9; this program reads version 1");
+    let mut other = good.clone();
+    other[100] = 1;
+    fs::write(&shard, other).unwrap();
+    refused("its header is not what was written");
     fs::remove_file(&shard).unwrap();
     refused("no such file");
     fs::write(&shard, &good).unwrap();
+    for (at, byte) in whole.bytes().enumerate() {
+        let mut bad = whole.clone().into_bytes();
+        bad[at] = byte ^ 1;
+        fs::write(&manifest, bad).unwrap();
+        assert!(Shards::open(dir.path(), Some(ORIGIN)).is_err(), "byte {at}");
+    }
     for (bad, expected) in [
         (said.replace("\"documents\": 50", "\"documents\": 51"), "not those that it was written with"),
         (said.replace("\"version\": 1", "\"version\": 3"), "of version 3"),
