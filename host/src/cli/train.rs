@@ -323,14 +323,6 @@ impl Job<'_> {
         }
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
-        if config.lr == 0.0 {
-            tell!(
-                "{}: --lr 0: no weight changes, so nothing is learnt; leave it away for the preset's rate",
-                name::called()
-            );
-        }
-        let lines = [config.unused_vocabulary(tokenizer.vocab_size()), config.unfinished_warmup()];
-        lines.iter().flatten().for_each(|line| tell!("{}: {line}", name::called()));
         let fresh = !directory::holds_run(dir);
         team.led(|| {
             if resume.is_some() {
@@ -349,6 +341,14 @@ impl Job<'_> {
             directory::discard(dir);
         }
         let trainer = trainer?;
+        if config.lr == 0.0 {
+            tell!(
+                "{}: --lr 0: no weight changes, so nothing is learnt; leave it away for the preset's rate",
+                name::called()
+            );
+        }
+        let lines = [config.unused_vocabulary(tokenizer.vocab_size()), config.unfinished_warmup()];
+        lines.iter().flatten().for_each(|line| tell!("{}: {line}", name::called()));
         let course = course(config, corpus, trainer.step())?;
         if !json {
             coverage::of_run(corpus, &validation.set, config).iter().for_each(|line| tell_within(line));

@@ -138,8 +138,11 @@ fn a_saved_configuration_given_back_makes_the_same_bits() {
     host(dir, &format!("{other} --epochs 1")).ok();
     // Two keys that say the same, changed by hand so that they do not.
     let staged = config(dir, "staged").replacen("batch_size = 3", "batch_size = 4", 1);
-    fs::write(dir.join("edited.toml"), staged).unwrap();
-    host(dir, "train --json --config edited.toml --out edited").refused(2, &["edited.toml", "[[stage]]"]);
+    fs::write(dir.join("edited.toml"), &staged).unwrap();
+    let edited = "train --json --config edited.toml --out edited";
+    host(dir, edited).refused(2, &["edited.toml", "was edited", "first line"]);
+    fs::write(dir.join("edited.toml"), staged.split_once('\n').unwrap().1).unwrap();
+    host(dir, edited).refused(2, &["edited.toml", "[[stage]]"]);
 }
 
 #[test]
