@@ -80,7 +80,13 @@ fn begin(raw: RawConfig) -> Result<(String, [RawConfig; 2], String, String, Mode
         None if !asked_tokenizer && data != "tales" && usual == "word" => "bpe".to_owned(),
         None => usual,
     };
-    let vocab_size = match (TokenizerChoice::parse(&tokenizer)?, asked_vocabulary) {
+    let choice = TokenizerChoice::parse(&tokenizer)?;
+    // The file, where its directory was named.
+    let tokenizer = match &choice {
+        TokenizerChoice::File(path) => path.display().to_string(),
+        _ => tokenizer,
+    };
+    let vocab_size = match (choice, asked_vocabulary) {
         (_, Some(n)) => n,
         (TokenizerChoice::Byte, None) => crate::data::tokenizer::BYTES,
         (TokenizerChoice::File(path), None) => {
