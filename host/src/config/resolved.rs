@@ -393,12 +393,12 @@ impl Config {
             ("threads", u64::from(self.threads)),
             ("keep", u64::from(self.keep)),
             ("log-every", self.log_every),
-            ("eval-tokens", self.eval_tokens),
             ("steps", self.steps + u64::from(self.epochs.unwrap_or(0))),
         ];
         if let Some((name, _)) = positive.into_iter().find(|(_, n)| *n == 0) {
             return error(format!("--{name} is 0; it must be at least 1"));
         }
+        super::count::scored_tokens(&self.eval_tokens.to_string()).map_err(ConfigError)?;
         if let Some(why) = self.family().lacks(Capability::Accumulation)
             && let Some(stage) = self.stages().iter().find(|stage| stage.accumulate != 1)
         {
