@@ -30,7 +30,7 @@ pub struct Eval {
     #[arg(long, value_name = "SOURCE")]
     data: Option<String>,
     /// The most tokens to score, of documents drawn at random; without it the run's own number, or all of --data
-    #[arg(long, value_name = "N", value_parser = crate::config::count::<u64>)]
+    #[arg(long, value_name = "N", value_parser = crate::config::scored_tokens)]
     eval_tokens: Option<u64>,
     /// JSON on standard output
     #[arg(long)]

@@ -86,7 +86,7 @@ pub(super) fn report(
             "waited_s": outcome.waited,
             "heap_allocations": outcome.allocations,
             "loader_allocations": outcome.loader_allocations,
-            "peak_rss_bytes": memory::most_resident(),
+            "peak_rss_bytes": memory::most_resident().max(usage.resident),
             "training_peak_rss_bytes": usage.resident,
             "planned_bytes": usage.planned,
             "device_bytes": usage.device,

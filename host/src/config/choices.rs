@@ -1,5 +1,7 @@
 //! What a configuration chooses from.
 
+use std::path::{Path, PathBuf};
+
 use capful_core::integer::Integer;
 use serde::{Deserialize, Serialize};
 
@@ -193,22 +195,50 @@ pub enum TokenizerChoice {
     Byte,
     /// Byte-level BPE trained under the cap.
     Bpe,
-    /// A Hugging Face tokenizer.json.
-    File(std::path::PathBuf),
+    /// A tokenizer.json.
+    File(PathBuf),
 }
 
 impl TokenizerChoice {
-    /// Reads `word`, `byte`, `bpe` or the path of a .json file.
+    /// Reads `word`, `byte`, `bpe`, or the path of a .json file or of the directory that a tokenizer.json is in.
     ///
     /// # Errors
-    /// Another word.
+    /// Another word, and a directory without the file.
     pub fn parse(text: &str) -> Result<TokenizerChoice, ConfigError> {
         match text {
             "word" => Ok(TokenizerChoice::Word),
             "byte" => Ok(TokenizerChoice::Byte),
             "bpe" => Ok(TokenizerChoice::Bpe),
             file if file.ends_with(".json") => Ok(TokenizerChoice::File(file.into())),
-            other => error(format!("no tokenizer is called '{other}'; there are word, byte, bpe, or a tokenizer.json")),
+            dir if Path::new(dir).is_dir() => match Path::new(dir).join("tokenizer.json") {
+                file if file.exists() => Ok(TokenizerChoice::File(file)),
+                _ => error(format!(
+                    "--tokenizer {dir}: there is no tokenizer.json in this directory; name one that has it"
+                )),
+            },
+            other => error(format!(
+                "no tokenizer is called '{other}'; there are word, byte, bpe, or a tokenizer.json or the directory that it \
+                 is in"
+            )),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tokenizer_is_named_by_its_file_or_the_directory_that_it_is_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let (name, file) = (dir.path().display().to_string(), dir.path().join("tokenizer.json"));
+        let refused = |name: &str| TokenizerChoice::parse(name).unwrap_err().to_string();
+        assert_eq!(
+            refused(&name),
+            format!("--tokenizer {name}: there is no tokenizer.json in this directory; name one that has it")
+        );
+        std::fs::write(&file, "{}").unwrap();
+        assert_eq!(TokenizerChoice::parse(&name), Ok(TokenizerChoice::File(file)));
+        assert!(refused("wrod").starts_with("no tokenizer is called 'wrod'; there are word, byte, bpe, or a"));
     }
 }

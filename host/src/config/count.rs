@@ -45,9 +45,27 @@ pub fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     value.and_then(|value| T::try_from(value).ok()).ok_or_else(large)
 }
 
+/// How many tokens are scored at most: a token is scored where another stands before it.
+///
+/// # Errors
+/// As [`count`], and fewer than two.
+pub fn scored_tokens(text: &str) -> Result<u64, String> {
+    match count(text)? {
+        few @ (0 | 1) => Err(format!("--eval-tokens is {few}; it must be at least 2")),
+        tokens => Ok(tokens),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_single_token_is_not_scored() {
+        assert_eq!(scored_tokens("2"), Ok(2));
+        assert_eq!(scored_tokens("1").unwrap_err(), "--eval-tokens is 1; it must be at least 2");
+        assert!(scored_tokens("0").is_err() && scored_tokens("x").is_err());
+    }
 
     #[test]
     fn counts_are_read_as_written() {

@@ -28,7 +28,7 @@ mod warmup;
 pub use choices::{
     Attention, BatchSize, Device, Gradients, InvalidUtf8, LrSchedule, Order, Precision, TokenizerChoice, Weights,
 };
-pub use count::count;
+pub use count::{count, scored_tokens};
 pub use error::ConfigError;
 pub use keys::{Key, Values, keys};
 pub use model::{AnyFamily, ModelConfig};

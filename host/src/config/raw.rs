@@ -65,7 +65,7 @@ pub struct RawConfig {
     /// Memory of the pool that streamed sequences are drawn from, for example 128MiB
     #[arg(long, value_name = "SIZE")]
     pub pool: Option<super::ByteSize>,
-    /// word (capped vocabulary), byte, bpe (trained under the cap), or a Hugging Face tokenizer.json
+    /// word (capped vocabulary), byte, bpe (trained under the cap), or a tokenizer.json or its directory
     #[arg(long, value_name = "KIND|FILE")]
     pub tokenizer: Option<String>,
     /// Token ids of the model, special ones included: the cap

@@ -80,7 +80,13 @@ fn begin(raw: RawConfig) -> Result<(String, [RawConfig; 2], String, String, Mode
         None if !asked_tokenizer && data != "tales" && usual == "word" => "bpe".to_owned(),
         None => usual,
     };
-    let vocab_size = match (TokenizerChoice::parse(&tokenizer)?, asked_vocabulary) {
+    let choice = TokenizerChoice::parse(&tokenizer)?;
+    // The file, where its directory was named.
+    let tokenizer = match &choice {
+        TokenizerChoice::File(path) => path.display().to_string(),
+        _ => tokenizer,
+    };
+    let vocab_size = match (choice, asked_vocabulary) {
         (_, Some(n)) => n,
         (TokenizerChoice::Byte, None) => crate::data::tokenizer::BYTES,
         (TokenizerChoice::File(path), None) => {
@@ -387,12 +393,12 @@ impl Config {
             ("threads", u64::from(self.threads)),
             ("keep", u64::from(self.keep)),
             ("log-every", self.log_every),
-            ("eval-tokens", self.eval_tokens),
             ("steps", self.steps + u64::from(self.epochs.unwrap_or(0))),
         ];
         if let Some((name, _)) = positive.into_iter().find(|(_, n)| *n == 0) {
             return error(format!("--{name} is 0; it must be at least 1"));
         }
+        super::count::scored_tokens(&self.eval_tokens.to_string()).map_err(ConfigError)?;
         if let Some(why) = self.family().lacks(Capability::Accumulation)
             && let Some(stage) = self.stages().iter().find(|stage| stage.accumulate != 1)
         {

@@ -116,13 +116,16 @@ impl Corpus {
         began: Option<Snapshot>,
         goes_on: Option<&mut dyn FnMut(Event)>,
     ) -> Result<Corpus, CorpusError> {
-        let (source, options, split) = Self::sources(config, began, true)?;
-        let mut corpus = Self::with(config, tokenizer::load(from)?.into(), source, options, split)?;
-        match goes_on {
-            Some(say) => corpus.keep(config, dir, say)?,
-            None => corpus.find(config, dir)?,
-        }
-        Ok(corpus)
+        let reopened = || {
+            let (source, options, split) = Self::sources(config, began, true)?;
+            let mut corpus = Self::with(config, tokenizer::load(from)?.into(), source, options, split)?;
+            match goes_on {
+                Some(say) => corpus.keep(config, dir, say)?,
+                None => corpus.find(config, dir)?,
+            }
+            Ok(corpus)
+        };
+        reopened().map_err(|e| gone(config, e))
     }
 
     /// Where the tokens of the run in `dir` are kept, where they are; the rest as for [`Corpus::reopen`].
@@ -453,13 +456,14 @@ impl Corpus {
         }
     }
 
-    /// What of `set` the training side has too; nothing where its tokens are not at hand.
+    /// What of `set` the training side has too; nothing where its tokens are not at hand, or the set's
+    /// documents are too short to tell.
     ///
     /// # Errors
     /// Training tokens that cannot be read.
     pub fn overlap(&self, set: &ValidationSet) -> Result<Option<Overlap>, SourceError> {
         let Some(shards) = &self.shards else { return Ok(None) };
-        overlap::look_for(set, &mut self.tokens(shards)?).map(Some)
+        overlap::look_for(set, &mut self.tokens(shards)?)
     }
 
     /// Kneser-Ney n-gram losses on `validation`, counted on at most `most` training tokens and in at most `bytes` of
@@ -492,6 +496,16 @@ impl Corpus {
         let merged = unknown.is_some_and(|unk| validation.iter().any(|document| document.contains(&unk)));
         let total = validation.log_probability().filter(|_| !merged)?;
         Some(-total / validation.targets() as f64)
+    }
+}
+
+/// Says of data of a run that is no longer there what to do, and leaves other errors as they are.
+fn gone(config: &Config, error: CorpusError) -> CorpusError {
+    match error {
+        CorpusError::Source(SourceError::Missing { path }) if path.starts_with(&config.data) => {
+            SourceError::Gone { path }.into()
+        }
+        other => other,
     }
 }
 

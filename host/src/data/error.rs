@@ -25,6 +25,10 @@ impl fmt::Display for At {
 pub enum SourceError {
     #[error("{}: no such file or directory; check the path given as data", path.display())]
     Missing { path: PathBuf },
+    #[error("a source without a name was given; name a file, a directory or tales")]
+    Unnamed,
+    #[error("{}: this run's data is no longer there; restore it, or give its new place with --data NEW", path.display())]
+    Gone { path: PathBuf },
     #[error("{}: cannot be read ({reason})", path.display())]
     Unreadable { path: PathBuf, reason: io::Error },
     #[error("{}: the file is empty; name one that holds text", path.display())]
@@ -69,6 +73,10 @@ pub enum SourceError {
     Parquet { path: PathBuf, reason: String },
     #[error("{}: no text column {column:?}; its columns are {found}; name one of them as the text field", path.display())]
     NoColumn { path: PathBuf, column: String, found: String },
+    #[error("{}: no text column {column:?}, and none of its columns ({found}) holds text; write one of strings", path.display())]
+    NoTextColumn { path: PathBuf, column: String, found: String },
+    #[error("{}: the column {column:?} holds {kind}, not text; {instead}", path.display())]
+    NotText { path: PathBuf, column: String, kind: String, instead: String },
     #[error("{}, row {row}: the text has {bytes} bytes, over the {limit} a document may have", path.display())]
     LongRow { path: PathBuf, row: u64, bytes: u64, limit: u64 },
     #[error("{}, {place}: byte {at} of the text is not valid UTF-8; read it with --invalid-utf8 replace, or name another", path.display())]
@@ -162,6 +170,7 @@ impl SourceError {
     pub(super) fn io(path: &Path, reason: io::Error) -> Self {
         let path = path.to_path_buf();
         match reason.kind() {
+            io::ErrorKind::NotFound if path.as_os_str().is_empty() => Self::Unnamed,
             io::ErrorKind::NotFound => Self::Missing { path },
             _ => Self::Unreadable { path, reason },
         }

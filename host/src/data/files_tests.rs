@@ -331,7 +331,7 @@ fn truncated_and_damaged_files_are_refused() {
     assert!(refused > 500, "{refused}");
     let text = message(&testdata("no_text.parquet"));
     assert!(
-        text.contains("no_text.parquet: no text column \"text\"; its columns are id, meta.source; name one"),
+        text.contains("no_text.parquet: no text column \"text\", and none of its columns (id, meta.source) holds text"),
         "{text}"
     );
 }
@@ -347,11 +347,34 @@ fn every_parquet_file_of_a_directory_has_the_column_or_is_named_at_the_start() {
         put("no_text.parquet", name).unwrap();
         let text = open(directory.path()).err().unwrap().to_string();
         let path = directory.path().join(name);
-        let expected =
-            format!("{}: no text column \"text\"; its columns are id, meta.source; name one", path.display());
+        let expected = format!(
+            "{}: no text column \"text\", and none of its columns (id, meta.source) holds text",
+            path.display()
+        );
         assert!(text.starts_with(&expected) && text.lines().count() == 1, "{text}");
         fs::remove_file(path).unwrap();
     }
+}
+
+#[test]
+fn a_parquet_column_that_is_no_text_is_named_with_its_type_and_only_text_is_offered() {
+    let said = |file: &str, field: &str| {
+        let options = SourceOptions { text_field: field.to_owned(), ..SourceOptions::default() };
+        Files::open(&testdata(file), &options).err().unwrap().to_string()
+    };
+    let integers = said("no_text.parquet", "id");
+    assert!(
+        integers.ends_with(
+            ": the column \"id\" holds integers (INT64), not text; no other column holds text; write one of strings"
+        ),
+        "{integers}"
+    );
+    assert!(said("no_text.parquet", "meta").contains("the column \"meta\" holds records of fields, not text"));
+    let other = said("snappy.parquet", "body");
+    assert!(
+        other.ends_with("no text column \"body\"; its columns are text; name one of them as the text field"),
+        "{other}"
+    );
 }
 
 #[test]

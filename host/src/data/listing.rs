@@ -49,8 +49,9 @@ impl Listing {
             return Ok(listing);
         }
         let root = fs::canonicalize(path).map_err(|e| SourceError::io(path, e))?;
-        let mut walk = Walk { entered: HashSet::from([root.clone()]), root, dangling: Vec::new() };
+        let mut walk = Walk { entered: HashSet::from([root.clone()]), root, dangling: Vec::new(), inside: Vec::new() };
         walk.enter(path, &mut listing)?;
+        listing.follow_inside(&walk);
         listing.leave_other_json(options)?;
         listing.leave_documentation(&mut walk.dangling);
         if let Some(path) = walk.dangling.into_iter().next() {
@@ -68,6 +69,21 @@ impl Listing {
 
     fn leave(&mut self, path: PathBuf, why: impl Into<String>) {
         self.left.push((path, why.into()));
+    }
+
+    /// Reads a file that links of the same tree lead to once: as itself, or by the first link where its own name is not
+    /// that of data.
+    fn follow_inside(&mut self, walk: &Walk) {
+        let own: HashSet<PathBuf> = self.files.iter().cloned().collect();
+        let mut read = HashSet::new();
+        for (link, target) in &walk.inside {
+            let itself = target.strip_prefix(&walk.root).map(|inner| self.root.join(inner));
+            if itself.is_ok_and(|itself| own.contains(&itself)) || !read.insert(target) {
+                self.leave(link.clone(), "link to a file of the same tree");
+            } else {
+                self.files.push(link.clone());
+            }
+        }
     }
 
     /// Leaves out .json and .csv files that are something else than documents.
@@ -219,6 +235,8 @@ struct Walk {
     entered: HashSet<PathBuf>,
     /// Links to nothing whose names are those of data.
     dangling: Vec<PathBuf>,
+    /// Links whose names are those of data to files of the same tree, and these.
+    inside: Vec<(PathBuf, PathBuf)>,
 }
 
 impl Walk {
@@ -253,7 +271,11 @@ impl Walk {
             } else if !kind.is_file() {
                 listing.leave(path, special(kind));
             } else if Format::named(&path).is_some() {
-                listing.files.push(path);
+                let target = is_link.then(|| fs::canonicalize(&path)).transpose();
+                match target.map_err(|e| SourceError::io(&path, e))?.filter(|target| target.starts_with(&self.root)) {
+                    Some(target) => self.inside.push((path, target)),
+                    None => listing.files.push(path),
+                }
             } else {
                 let kind = extension(&path);
                 listing.leave(path, kind);

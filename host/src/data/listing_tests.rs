@@ -133,6 +133,27 @@ fn links_are_followed_once_and_broken_ones_are_refused() {
 
 #[cfg(unix)]
 #[test]
+fn a_file_that_links_of_its_tree_lead_to_is_read_once() {
+    use std::os::unix::fs::symlink;
+    let directory = TempDir::new().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    make(&directory, "b.txt", "b");
+    // As a cache of downloads keeps them: the content by its digest, and names that link to it.
+    make(&directory, "blobs/0af3", "c");
+    make(&directory, "names/c.txt", "");
+    fs::remove_file(at("names/c.txt")).unwrap();
+    for (target, link) in
+        [("b.txt", "a.txt"), ("b.txt", "z.txt"), ("../blobs/0af3", "names/c.txt"), ("blobs/0af3", "d.txt")]
+    {
+        symlink(target, at(link)).unwrap();
+    }
+    assert_eq!(texts(directory.path()), ["b", "c"]);
+    let said = said_of(&directory);
+    assert!(said.contains("3 link to a file of the same tree") && said.contains("a.txt, "), "{said}");
+}
+
+#[cfg(unix)]
+#[test]
 fn pipes_and_sockets_are_left_out_and_not_waited_for() {
     let directory = TempDir::new().unwrap();
     make(&directory, "a.txt", "a");

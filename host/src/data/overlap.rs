@@ -121,12 +121,16 @@ impl<'a> Grams<'a> {
     }
 }
 
-/// Looks for what is scored of `set` in what the run trains on.
+/// Looks for what is scored of `set` in what the run trains on; nothing where no document of the set is as long as what
+/// is looked for, so that nothing could be found.
 ///
 /// # Errors
 /// Training tokens that cannot be read.
-pub fn look_for(set: &ValidationSet, training: &mut TrainingTokens) -> Result<Overlap, SourceError> {
+pub fn look_for(set: &ValidationSet, training: &mut TrainingTokens) -> Result<Option<Overlap>, SourceError> {
     let mut grams = Grams::new(set);
+    if grams.grams.is_empty() {
+        return Ok(None);
+    }
     let end = training.tokens().min(LOOKED_THROUGH);
     let (mut buffer, mut at) = (Vec::with_capacity(PIECE + GRAM), 0);
     while at < end {
@@ -141,7 +145,7 @@ pub fn look_for(set: &ValidationSet, training: &mut TrainingTokens) -> Result<Ov
     // A document's first token is not scored.
     let scored = set.places().flat_map(|document| document.skip(1)).filter_map(|at| grams.found.get(at));
     let (found, all) = scored.fold((0u64, 0u64), |(found, all), yes| (found + u64::from(*yes), all + 1));
-    Ok(Overlap { share: found as f64 / all.max(1) as f64, whole: end == training.tokens() })
+    Ok(Some(Overlap { share: found as f64 / all.max(1) as f64, whole: end == training.tokens() }))
 }
 
 #[cfg(test)]

@@ -1,8 +1,12 @@
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use capful_core::random::Random;
 
 use super::super::fixtures::{Numbered, Texts, feed};
+use super::super::shards::Origin;
+use super::super::shards::build::open_or_build;
+use super::super::split::Split;
 use super::*;
 
 fn text(seed: u64, len: usize, ids: u64) -> Vec<u32> {
@@ -66,4 +70,18 @@ fn the_storage_is_what_was_said() {
     let grams = Grams::new(&set);
     let bytes = grams.grams.capacity() * size_of::<(u64, u32)>() + grams.filter.capacity() * 8 + grams.found.capacity();
     assert!(bytes as u64 <= storage(5000), "{bytes}");
+}
+
+#[test]
+fn nothing_is_said_of_documents_that_are_too_short_to_tell() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let origin = Origin { source: 1, tokenizer: 2 };
+    let documents = || Texts::new((0..40).map(|i| format!("document {i} ").repeat(20)).collect());
+    let shards = open_or_build(dir.path(), origin, || Ok(None), || Ok(feed(documents())), 0, &mut |_| {}).unwrap();
+    let mut training = TrainingTokens::new(Arc::new(shards), &Split::new(0, 0.0).unwrap(), "texts").unwrap();
+    let mut share = |tokens| {
+        let set = ValidationSet::first(feed(documents()), tokens).unwrap();
+        look_for(&set, &mut training).unwrap().map(|overlap| overlap.share)
+    };
+    assert_eq!((share(GRAM - 1), share(1000)), (None, Some(1.0)));
 }

@@ -11,6 +11,7 @@ use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData};
+use parquet::schema::types::ColumnDescriptor;
 
 use super::error::{At, SourceError};
 use super::files::{MOST_BLANK, Reader};
@@ -51,14 +52,28 @@ impl ParquetReader {
         let metadata = ParquetMetaDataReader::new().parse_and_finish(&file).map_err(damaged)?;
         let columns = metadata.file_metadata().schema_descr().columns();
         // A list of strings is no text: a row must have at most one value, at the top level.
-        let is_text = |c: &parquet::schema::types::ColumnDescriptor| {
+        let is_text = |c: &ColumnDescriptor| {
             c.physical_type() == Type::BYTE_ARRAY && c.max_rep_level() == 0 && c.path().parts().len() == 1
         };
         let column = columns.iter().position(|c| c.name() == options.text_field && is_text(c));
         let Some(column) = column else {
-            let names: Vec<String> = columns.iter().map(|c| c.path().string()).collect();
-            let (path, column) = (path.to_path_buf(), options.text_field.clone());
-            return Err(SourceError::NoColumn { path, column, found: names.join(", ") });
+            let field = &options.text_field;
+            let texts: Vec<&str> = columns.iter().filter(|c| is_text(c)).map(|c| c.name()).collect();
+            let (path, column) = (path.to_path_buf(), field.clone());
+            // It is there, and something else.
+            let other = columns.iter().find(|c| c.path().parts().first() == Some(field)).map(|c| kind(c));
+            let Some(kind) = other else {
+                if !texts.is_empty() {
+                    return Err(SourceError::NoColumn { path, column, found: texts.join(", ") });
+                }
+                let names: Vec<String> = columns.iter().map(|c| c.path().string()).collect();
+                return Err(SourceError::NoTextColumn { path, column, found: names.join(", ") });
+            };
+            let instead = match texts.join(", ") {
+                none if none.is_empty() => "no other column holds text; write one of strings".to_owned(),
+                texts => format!("its text columns are {texts}; name one of them as the text field"),
+            };
+            return Err(SourceError::NotText { path, column, kind, instead });
         };
         let mut reader = Self {
             path: path.to_path_buf(),
@@ -186,6 +201,20 @@ impl Reader for ParquetReader {
     fn place(&self) -> (u64, u64) {
         (self.row, self.row)
     }
+}
+
+/// What a column holds that is no text.
+fn kind(column: &ColumnDescriptor) -> String {
+    let stored = column.physical_type();
+    let held = match stored {
+        _ if column.max_rep_level() > 0 => return "lists".to_owned(),
+        _ if column.path().parts().len() > 1 => return "records of fields".to_owned(),
+        Type::INT32 | Type::INT64 | Type::INT96 => "integers",
+        Type::FLOAT | Type::DOUBLE => "numbers",
+        Type::BOOLEAN => "truth values",
+        Type::BYTE_ARRAY | Type::FIXED_LEN_BYTE_ARRAY => "bytes",
+    };
+    format!("{held} ({stored})")
 }
 
 /// The library panics on some damaged files.

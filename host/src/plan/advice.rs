@@ -1,8 +1,31 @@
 //! What would make a run fit: tried on the ledger, not guessed.
 
-use super::smaller;
-use super::{Machine, Plan};
+use super::{Machine, Plan, moments, outside, smaller};
 use crate::config::{Config, ModelConfig, Recompute, human_bytes};
+
+/// One line for a run whose moments without an arena do not fit: the flags that make them fit, and the rest fit too.
+pub fn with_moments(config: &Config, machine: &Machine, plan: &Plan, budget: u64) -> String {
+    let (changed, flags) = moments::that_fit(config, machine, budget);
+    let planned = Plan::of(&changed, machine);
+    let planned = planned.as_ref().unwrap_or(plan);
+    if planned.needed_bytes <= budget {
+        return format!("{} fits ({})", flags.join(" "), human_bytes(planned.needed_bytes));
+    }
+    let mut advice = flags;
+    let (held_out, itself) = (outside::held_out(&changed), planned.outside.first());
+    if held_out > budget {
+        advice.push(format!(
+            "lower --eval-tokens {}, whose documents take {}",
+            config.eval_tokens,
+            human_bytes(held_out)
+        ));
+    }
+    advice.push(that_fits(&changed, machine, planned, budget));
+    if let Some(itself) = itself.filter(|itself| itself.bytes >= budget) {
+        advice.push(format!("{} takes {} and needs a larger budget", itself.name, human_bytes(itself.bytes)));
+    }
+    advice.join("; ")
+}
 
 /// One line: the flags of the first change that fits, gentlest first, or the least that is needed.
 pub fn that_fits(config: &Config, machine: &Machine, plan: &Plan, budget: u64) -> String {

@@ -16,6 +16,7 @@ mod link;
 pub mod listing;
 mod machine;
 pub mod memory;
+mod moments;
 mod outside;
 mod program;
 pub mod recompute;
@@ -225,11 +226,10 @@ impl Plan {
         }
         let advice = self.advice(config, machine, budget);
         Err(ConfigError(format!(
-            "{} needs {} ({} in the arena, {} outside it), {} more than the {} of {}; {}",
+            "{} needs {} ({}), {} more than the {} of {}; {}",
             self.what_does_not_fit(budget),
             human_bytes(needed),
-            human_bytes(self.arena_bytes),
-            human_bytes(self.outside_arena_bytes),
+            self.of_what(),
             human_bytes(needed - budget),
             human_bytes(budget),
             self.budget_from,
@@ -237,14 +237,31 @@ impl Plan {
         )))
     }
 
+    /// What needs most: the arena with what lies outside it, or a moment without an arena.
+    fn of_what(&self) -> String {
+        let together = self.arena_bytes.saturating_add(self.outside_arena_bytes);
+        let moment = self.moments.iter().find(|moment| moment.bytes == self.needed_bytes && moment.bytes > together);
+        match moment {
+            Some(moment) => moment.name.clone(),
+            None => format!(
+                "{} in the arena, {} outside it",
+                human_bytes(self.arena_bytes),
+                human_bytes(self.outside_arena_bytes)
+            ),
+        }
+    }
+
     /// What would make the run fit in `budget`.
     fn advice(&self, config: &Config, machine: &Machine, budget: u64) -> String {
         let pool = if config.order == Order::Pool { config.pool } else { 0 };
         let held_out = outside::held_out(config);
         let without = |bytes: u64| bytes > 0 && self.needed_bytes.saturating_sub(bytes) <= budget;
-        if without(pool) {
+        let on_gpu = config.device.starts_with("cuda");
+        if !on_gpu && moments::largest(self) > budget {
+            advice::with_moments(config, machine, self, budget)
+        } else if without(pool) {
             format!("lower --pool, which is {}, or keep the tokens in files with --cache DIR", human_bytes(pool))
-        } else if !config.device.starts_with("cuda") && without(held_out) {
+        } else if !on_gpu && without(held_out) {
             format!("lower --eval-tokens {}, whose documents take {}", config.eval_tokens, human_bytes(held_out))
         } else {
             advice::that_fits(config, machine, self, budget)

@@ -143,7 +143,10 @@ impl Shard {
     /// # Errors
     /// A file that cannot be read, is of another version or was cut short.
     pub fn open(path: &Path) -> Result<Self, SourceError> {
-        let mut file = File::open(path).map_err(|e| SourceError::io(path, e))?;
+        let mut file = File::open(path).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => damaged(path, "it is missing"),
+            _ => SourceError::io(path, e),
+        })?;
         let contents = Contents::read(path, &mut file)?;
         Ok(Self { path: path.to_owned(), file, contents })
     }

@@ -45,6 +45,17 @@ fn the_documents_of_a_set_are_those_of_its_source_on_the_same_sides() {
 }
 
 #[test]
+fn a_set_without_one_of_its_shards_says_what_to_remove() {
+    let dir = TempDir::new().unwrap();
+    made(dir.path(), 20, 0).unwrap();
+    fs::remove_file(dir.path().join("00000.shard")).unwrap();
+    let error = Shards::open(dir.path(), None).unwrap_err().to_string();
+    let says =
+        "00000.shard: damaged token shard (it is missing); remove its directory, and the source is encoded again";
+    assert!(error.ends_with(says), "{error}");
+}
+
+#[test]
 fn places_between_documents_can_be_gone_to() {
     let dir = TempDir::new().unwrap();
     let mut documents = ShardDocuments::new(Arc::new(made(dir.path(), 20, 0).unwrap()));

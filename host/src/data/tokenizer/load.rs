@@ -11,6 +11,7 @@ use super::bpe::BpeTokenizer;
 use super::byte::ByteTokenizer;
 use super::error::Refusal;
 use super::hugging_face::HuggingFaceTokenizer;
+use super::kept::Kept;
 use super::marks::Beside;
 use super::own_file::{GPT2_VERSION, Mark, VERSION};
 use super::word::WordTokenizer;
@@ -43,11 +44,12 @@ pub fn load(dir: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
 pub fn load_file(path: &Path) -> Result<Box<dyn Tokenizer>, TokenizerError> {
     let content = regular::text_at_most(path, regular::TOKENIZER).map_err(|source| unread(path, source))?;
     let refused = |refusal: Refusal| refusal.at(path.to_owned());
-    if let Some(own) = parse_own(&content).map_err(refused)? {
-        return Ok(own);
-    }
+    let own = parse_own(&content).map_err(refused)?;
     let dir = path.parent().filter(|_| path.file_name().is_some_and(|name| name == FILE_NAME));
     let beside = dir.map_or(Ok(Beside::default()), Beside::read)?;
+    if let Some(own) = own {
+        return Ok(Kept::with(own, beside));
+    }
     Ok(Box::new(HuggingFaceTokenizer::parse(content, &beside).map_err(refused)?))
 }
 
@@ -128,7 +130,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::bpe::tests::{RUNS, TRAINED, encode};
-    use super::super::build;
+    use super::super::{CLASS_FILE_NAME, MAP_FILE_NAME, TEMPLATE_FILE_NAME, build};
     use super::*;
 
     fn word() -> Box<dyn Tokenizer> {
@@ -165,6 +167,30 @@ mod tests {
         fingerprints.sort_unstable();
         fingerprints.dedup();
         assert_eq!(fingerprints.len(), all.len());
+    }
+
+    #[test]
+    fn what_others_put_beside_ours_is_kept_and_changes_no_id() {
+        let (dir, again) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let at = |name: &str| dir.path().join(name);
+        TRAINED.save(dir.path()).unwrap();
+        let ours = fs::read_to_string(at(CLASS_FILE_NAME)).unwrap();
+        assert!(load(dir.path()).unwrap().beside().is_empty());
+        fs::write(at(TEMPLATE_FILE_NAME), "{{ messages }}").unwrap();
+        fs::write(at(MAP_FILE_NAME), r#"{"pad_token": "<pad>"}"#).unwrap();
+        load(dir.path()).unwrap().save(again.path()).unwrap();
+        let saved = |name: &str| fs::read_to_string(again.path().join(name)).unwrap();
+        assert_eq!((saved(TEMPLATE_FILE_NAME), saved(CLASS_FILE_NAME)), ("{{ messages }}".to_owned(), ours.clone()));
+        assert!(saved(MAP_FILE_NAME).contains(r#""pad_token": "<pad>""#));
+        let mut config: Value = serde_json::from_str(&ours).unwrap();
+        (config["chat_template"], config["model_max_length"]) = (json!("{{ t }}"), json!(77));
+        fs::write(at(CLASS_FILE_NAME), config.to_string()).unwrap();
+        fs::remove_file(at(TEMPLATE_FILE_NAME)).unwrap();
+        let loaded = load(dir.path()).unwrap();
+        assert_eq!(super::super::template::of(&*loaded), [(None, "{{ t }}".to_owned())]);
+        assert!(loaded.config().contains("\"model_max_length\": 77"), "{}", loaded.config());
+        assert_eq!((loaded.fingerprint(), loaded.bos()), (TRAINED.fingerprint(), TRAINED.bos()));
+        assert_eq!(encode(&*loaded, "der Bär 🐻"), encode(&*TRAINED, "der Bär 🐻"));
     }
 
     fn identity(tokenizer: &dyn Tokenizer) -> String {

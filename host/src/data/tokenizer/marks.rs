@@ -87,6 +87,23 @@ impl Beside {
         map.into_iter().chain(self.template.clone().map(|text| (TEMPLATE_FILE_NAME, text))).collect()
     }
 
+    /// Forgets `tokenizer_config.json` where it says the same as `ours`.
+    pub(super) fn forget_config(&mut self, ours: &str) {
+        if serde_json::from_str::<Map<String, Value>>(ours).is_ok_and(|ours| ours == self.config) {
+            self.config = Map::new();
+        }
+    }
+
+    /// Whether `tokenizer_config.json` says something.
+    pub(super) fn has_config(&self) -> bool {
+        !self.config.is_empty()
+    }
+
+    /// Whether nothing is to be kept.
+    pub(super) fn is_empty(&self) -> bool {
+        self.config.is_empty() && self.map.is_empty() && self.template.is_none()
+    }
+
     fn said(&self, key: &str) -> Said {
         for (file, name) in [(&self.config, CLASS_FILE_NAME), (&self.map, MAP_FILE_NAME)] {
             match file.get(key) {

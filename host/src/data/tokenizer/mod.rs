@@ -12,6 +12,7 @@
 //! - `patterns`: which of their patterns mean the same here as in Python
 //! - `lossless`: which of them restore every byte
 //! - `marks`: which tokens begin and end a document of theirs
+//! - `kept`: one of ours with the files that others put beside it
 //! - [`streamed`]: the text of ids that come one by one
 //! - [`template`]: how conversations become text, for other programs
 //! - `search`: the encoder of pieces behind both, on a trie of tokens (`prefixes`)
@@ -36,6 +37,7 @@ mod classes;
 pub mod error;
 mod expansion;
 pub mod hugging_face;
+mod kept;
 pub mod load;
 mod lossless;
 mod marks;

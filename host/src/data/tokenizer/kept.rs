@@ -1,0 +1,93 @@
+//! A tokenizer of ours with the files that others put beside it. They are kept as they were read, and change no id: neither
+//! how a text is read nor what tells the tokenizer from others.
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+
+use super::error::EncodeError;
+use super::marks::Beside;
+use super::{Tables, Tokenizer};
+
+/// The tokenizer and what it is kept with.
+pub(super) struct Kept {
+    own: Box<dyn Tokenizer>,
+    beside: Beside,
+}
+
+impl Kept {
+    /// `own` with what is `beside` it; as it is, where that is what we wrote.
+    pub(super) fn with(own: Box<dyn Tokenizer>, mut beside: Beside) -> Box<dyn Tokenizer> {
+        beside.forget_config(&own.config());
+        if beside.is_empty() { own } else { Box::new(Self { own, beside }) }
+    }
+}
+
+impl Tokenizer for Kept {
+    fn vocab_size(&self) -> u32 {
+        self.own.vocab_size()
+    }
+
+    fn bos(&self) -> Option<u32> {
+        self.own.bos()
+    }
+
+    fn eos(&self) -> Option<u32> {
+        self.own.eos()
+    }
+
+    fn unk(&self) -> Option<u32> {
+        self.own.unk()
+    }
+
+    fn restores_bytes(&self) -> bool {
+        self.own.restores_bytes()
+    }
+
+    fn tables(&self) -> Option<Tables<'_>> {
+        self.own.tables()
+    }
+
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
+        self.own.encode(text, ids)
+    }
+
+    fn encode_rest(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
+        self.own.encode_rest(text, ids)
+    }
+
+    fn decode(&self, ids: &[u32]) -> String {
+        self.own.decode(ids)
+    }
+
+    fn silent(&self, id: u32) -> bool {
+        self.own.silent(id)
+    }
+
+    fn unsettled(&self, ids: &[u32]) -> usize {
+        self.own.unsettled(ids)
+    }
+
+    fn token(&self, id: u32) -> Option<String> {
+        self.own.token(id)
+    }
+
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.own.write(out)
+    }
+
+    fn config(&self) -> Cow<'_, str> {
+        if !self.beside.has_config() {
+            return self.own.config();
+        }
+        let name = |id: Option<u32>| id.and_then(|id| self.token(id));
+        Cow::Owned(self.beside.config(self.bos().is_some(), name(self.bos()), name(self.eos())))
+    }
+
+    fn beside(&self) -> Vec<(&'static str, Cow<'_, str>)> {
+        self.beside.files().into_iter().map(|(name, text)| (name, Cow::Owned(text))).collect()
+    }
+
+    fn write_identity(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.own.write_identity(out)
+    }
+}

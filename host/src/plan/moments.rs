@@ -1,0 +1,102 @@
+//! What would make the moments without an arena fit: scoring's documents, the tokenizer, the encoders, the baselines. No
+//! smaller model or batch makes them smaller.
+
+use super::{Machine, Plan};
+use crate::config::{Config, NO_CACHE, Order};
+use crate::data::tokenizer;
+
+/// Fewer tokens than these are not worth scoring.
+const LEAST_SCORED: u64 = 1 << 10;
+
+/// Another configuration, and the flags that say how it differs; nothing where there is no other.
+type Change = fn(&Config) -> Option<(Config, String)>;
+
+/// Which moment, by its place in the plan, what makes smaller.
+const CHANGES: [(usize, Change); 5] = [(2, scored), (0, built), (1, encoders), (1, streamed), (3, baselines)];
+
+/// `config` changed so that its moments fit in `budget`, and the flags that do it. Changes that would not be enough are left
+/// away.
+pub(super) fn that_fit(config: &Config, machine: &Machine, budget: u64) -> (Config, Vec<String>) {
+    let too_large = |config: &Config, moment: usize| {
+        Plan::of(config, machine).is_ok_and(|plan| plan.moments.get(moment).is_some_and(|m| m.bytes > budget))
+    };
+    let (mut changed, mut flags) = (config.clone(), Vec::new());
+    for (moment, change) in CHANGES {
+        if !too_large(&changed, moment) {
+            continue;
+        }
+        let mut tried = change(&changed);
+        while let Some((config, _)) = tried.as_ref().filter(|(config, _)| too_large(config, moment)) {
+            tried = change(config);
+        }
+        if let Some((config, flag)) = tried {
+            changed = config;
+            flags.push(flag);
+        }
+    }
+    (changed, flags)
+}
+
+/// Bytes of the largest moment.
+pub(super) fn largest(plan: &Plan) -> u64 {
+    plan.moments.iter().map(|moment| moment.bytes).max().unwrap_or(0)
+}
+
+fn scored(config: &Config) -> Option<(Config, String)> {
+    let eval_tokens = config.eval_tokens / 2;
+    (eval_tokens >= LEAST_SCORED)
+        .then(|| (Config { eval_tokens, ..config.clone() }, format!("--eval-tokens {eval_tokens}")))
+}
+
+fn encoders(config: &Config) -> Option<(Config, String)> {
+    let threads = config.threads / 2;
+    (config.order == Order::Random && threads > 0)
+        .then(|| (Config { threads, ..config.clone() }, format!("--threads {threads}")))
+}
+
+fn streamed(config: &Config) -> Option<(Config, String)> {
+    let changed = Config { order: Order::Consecutive, cache: Some(NO_CACHE.to_owned()), ..config.clone() };
+    (config.order == Order::Random).then(|| (changed, format!("--cache {NO_CACHE} --order consecutive")))
+}
+
+/// The vocabulary of bytes is smaller than that of `config`, so the plan is no larger with it.
+fn built(config: &Config) -> Option<(Config, String)> {
+    let builds = tokenizer::training_bytes(&config.tokenizer, Some(config.vocab_size())) > 0;
+    let changed = Config { tokenizer: "byte".to_owned(), ..config.clone() };
+    builds.then(|| (changed, "--tokenizer byte (or a tokenizer.json, which is not built)".to_owned()))
+}
+
+fn baselines(config: &Config) -> Option<(Config, String)> {
+    let changed = Config { baseline_tokens: 0, ..config.clone() };
+    (config.baseline_tokens > 0).then(|| (changed, "--baseline-tokens 0".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RawConfig;
+
+    fn refused(text: &str) -> String {
+        let small = "[model]\nlayers = 1\nd_model = 32\nheads = 2\nd_ff = 64\ncontext = 32\n";
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("a.txt");
+        std::fs::write(&data, "a bear went home\n".repeat(50)).unwrap();
+        let shape = "preset = 'llama-tiny'\nbatch_size = 1\nseq_len = 16\nthreads = 2";
+        let text = format!("data = '{}'\n{shape}\n{text}\n{small}", data.display());
+        let config = Config::resolve(toml::from_str::<RawConfig>(&text).unwrap()).unwrap();
+        let machine = Machine { held: 0, ..Machine::of(&config).unwrap() };
+        Plan::of(&config, &machine).unwrap().require_fit(&config, &machine).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_moment_that_does_not_fit_is_named_with_its_remedy() {
+        let bpe = refused("baseline_tokens = 0\nvocab_size = 300\ntokenizer = 'bpe'\nbudget = '100MiB'");
+        assert!(bpe.contains(" (building the tokenizer, before the arena), "), "{bpe}");
+        assert!(bpe.contains("; --tokenizer byte (or a tokenizer.json, which is not built) fits ("), "{bpe}");
+        let scored = refused("baseline_tokens = 0\ntokenizer = 'byte'\neval_tokens = 2147483648\nbudget = '400MiB'");
+        assert!(scored.contains("; --eval-tokens ") && scored.contains(" fits ("), "{scored}");
+        let nothing = refused("tokenizer = 'byte'\neval_tokens = 2147483648\nbudget = '1MiB'");
+        assert!(nothing.contains("; lower --eval-tokens 2147483648, whose documents take 8.5 GiB; "), "{nothing}");
+        assert!(nothing.contains("the program itself takes "), "{nothing}");
+    }
+}
