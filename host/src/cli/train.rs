@@ -138,10 +138,10 @@ impl Train {
             let mut saved = directory::read_config(dir)?;
             let from = checkpoint::last(dir).map_err(request)?;
             let named = |e| request(format_args!("{}: {e}", dir.display()));
-            let source = moved::follow(&mut saved, &written, from.as_deref()).map_err(named)?;
-            Ok((saved.resumed(written).map_err(named)?, from, source))
+            let began = moved::follow(&mut saved, &written, from.as_deref()).map_err(named)?;
+            Ok((saved.resumed(written).map_err(named)?, from, began))
         };
-        let (mut config, from, source) = team.agree(read(), &[])?;
+        let (mut config, from, began) = team.agree(read(), &[])?;
         let Some(from) = from else {
             let decided = Decided { warmup: true, vocabulary: true, length: true, steps: None };
             return self.begin(team, config, decided, Some(claimed));
@@ -170,11 +170,11 @@ impl Train {
         let (TrainerState { algorithms, step, .. }, _) = team.agree(state, &[("checkpoint", digest)])?;
         team.agree(require_ahead(&config, dir, step), &[])?;
         let corpus = team.led_by_first(|| {
-            if source.is_some() {
-                tell_of_data(&config, source.as_ref(), self.json);
+            if began.source.is_some() {
+                tell_of_data(&config, began.source.as_ref(), self.json);
             }
             let mut say = encoding(&config, dir, self.json);
-            Corpus::reopen(&config, &from, dir, source, Some(&mut say)).map_err(encoded)
+            Corpus::reopen(&config, &from, dir, began, Some(&mut say)).map_err(encoded)
         })?;
         let counted = count_epochs(&mut config, &corpus, true).and_then(|()| require_ahead(&config, dir, step));
         team.agree(counted, &[])?;
