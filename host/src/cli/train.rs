@@ -30,6 +30,7 @@ use crate::run::claim::Claim;
 use crate::run::course::{Course, counted, grouped};
 use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
+use crate::run::origin::Origin;
 use crate::run::progress::Progress;
 use crate::run::train::{Observer, TrainError, Trainer};
 use crate::run::{Session, checkpoint, directory, generation, metrics, moved};
@@ -189,6 +190,9 @@ impl Train {
         let Train { out, algorithms, json, .. } = self;
         // Refused before a GPU is asked for and the data is read, where that can be known.
         let fits = || -> Result<(), Failure> {
+            if let Some(dir) = &config.init_from {
+                Origin::of(dir.as_ref())?.require_weights().map_err(request)?;
+            }
             let machine = Machine::of(&config)?;
             let plan = Plan::of(&config, &machine)?;
             plan.require_fit(&config, &machine)?;
