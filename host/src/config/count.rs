@@ -1,5 +1,8 @@
 //! Counts, as users write them.
 
+use serde::de::Error as _;
+use serde::{Deserialize as _, Deserializer};
+
 /// The most digits of a count with all its zeros.
 const MOST_DIGITS: i64 = 20;
 
@@ -43,6 +46,21 @@ pub fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     }
     let value = few.parse::<u64>().ok().and_then(|value| value.checked_mul(10u64.checked_pow(zeros as u32)?));
     value.and_then(|value| T::try_from(value).ok()).ok_or_else(large)
+}
+
+/// Reads a count of a file: a number, or text as the command line takes it.
+pub(super) fn one_in_file<'de, T: TryFrom<u64>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+    let text = match toml::Value::deserialize(from)? {
+        toml::Value::String(text) => text,
+        toml::Value::Float(number) => number.to_string(),
+        other => other.to_string(),
+    };
+    count(&text).map_err(D::Error::custom)
+}
+
+/// The same where there may be none.
+pub(super) fn in_file<'de, T: TryFrom<u64>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    one_in_file(from).map(Some)
 }
 
 #[cfg(test)]
