@@ -73,13 +73,20 @@ impl Eval {
         let trained = from.join(checkpoint::STATE).exists();
         if let Some(named) = self.data.as_deref().map(absolute_source) {
             // The run's own data, wherever it lies, is not another source: most of it was trained on.
-            let held_out = trained && config.validation.is_none();
-            if held_out && moved::is_own(&mut config, &mut began.source, &named) {
+            let own = trained && moved::is_own(&mut config, &mut began.source, &named);
+            if own && config.validation.is_none() {
                 tell!("{named} is the run's own data; only what the run held out of it is scored");
                 other = None;
             } else {
+                if own {
+                    tell!("{named} is the run's own data: it has learnt from all that is scored");
+                }
                 config.validation = Some(named);
             }
+        } else if let Some(gone) = config.validation.as_deref().filter(|source| moved::is_gone(source)) {
+            return Err(request(format!(
+                "the run's validation data {gone} is not there; put it back, or name its new place with --data"
+            )));
         }
         if config.validation.is_none() && config.preset == IMPORTED && !trained {
             let dir = self.trained.dir.display();

@@ -78,7 +78,7 @@ fn follow_validation(
             Ok(Some(moved))
         }
         // Of the data that is said first, where it is read.
-        (_, began) if !gone(&ours) || gone(&saved.data) => Ok(began),
+        (_, began) if !is_gone(&ours) || is_gone(&saved.data) => Ok(began),
         (_, Some(_)) => Err(ConfigError(format!(
             "the run's validation data {ours} is not there; put it back, or name its new place with --validation"
         ))),
@@ -89,7 +89,8 @@ fn follow_validation(
     }
 }
 
-fn gone(source: &str) -> bool {
+/// Whether a source is a path at which there is nothing.
+pub fn is_gone(source: &str) -> bool {
     is_path(source) && !Path::new(source).exists()
 }
 

@@ -41,6 +41,9 @@ impl Origin {
     /// # Errors
     /// Neither a run nor a model of a class that is covered.
     pub fn of(dir: &Path) -> Result<Origin, ConfigError> {
+        if !dir.exists() {
+            return Err(ConfigError(format!("--init-from {}", Self::none_in(dir))));
+        }
         let run = directory::of_run(dir)?;
         if !directory::holds_run(&run) {
             return Origin::foreign(dir);
@@ -244,6 +247,8 @@ mod tests {
         let refused = |path: &Path| Origin::foreign(path).err().unwrap().to_string();
         let gone = refused(&dir.path().join("gone"));
         assert!(gone.contains("gone: no such directory; give"), "{gone}");
+        let begun = Origin::of(&dir.path().join("gone")).err().unwrap().to_string();
+        assert!(begun.starts_with("--init-from "), "{begun}");
         assert!(refused(dir.path()).contains("holds no config.json"));
         fs::write(dir.path().join(directory::CONFIG), "").unwrap();
         let run = refused(dir.path());

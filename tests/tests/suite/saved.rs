@@ -187,6 +187,7 @@ fn a_run_is_found_from_any_directory_and_its_data_where_it_moved() {
     let checked = |flags: &str| host(&there, &format!("train --json --resume --steps 4 --out ../here/checked {flags}"));
     fs::rename(here.join("held.txt"), there.join("held.txt")).unwrap();
     checked("").refused(2, &["validation", "here/held.txt", "--validation"]);
+    host(&there, "eval --run ../here/checked").refused(2, &["validation", "here/held.txt", "--data"]);
     checked("--validation ../here/texts").refused(2, &["--validation", "here/held.txt", "another place"]);
     checked("--validation held.txt").ok();
     assert!(config(&here, "checked").contains(&format!("validation = {}\n", shown(&there.join("held.txt")))));
