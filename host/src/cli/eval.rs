@@ -1,7 +1,5 @@
 //! `host eval`.
 
-use std::path::Path;
-
 use serde_json::json;
 
 use super::opened::{tell_of_data, tell_of_flaws};
@@ -18,15 +16,15 @@ use crate::data::whole::Whole;
 use crate::plan::{Machine, Sections};
 use crate::run::directory::{self, Trained};
 use crate::run::evaluate::{Evaluator, Score};
-use crate::run::{Session, checkpoint};
+use crate::run::{Session, checkpoint, moved};
 
 /// Flags of `host eval`.
 #[derive(Debug, clap::Args)]
 pub struct Eval {
     #[command(flatten)]
     trained: TrainedFlags,
-    /// Another source to score: all of it, or with --eval-tokens a sample; without it what the run held out, also where this
-    /// is the run's data, moved here
+    /// Another source to score: all of it, or with --eval-tokens a sample; what the run held out where it is not given, or is
+    /// the run's own data, wherever that lies now
     #[arg(long, value_name = "SOURCE")]
     data: Option<String>,
     /// The most tokens to score, of documents drawn at random; without it the run's own number, or all of --data
@@ -70,24 +68,34 @@ impl Eval {
         let mut config = self.trained.config()?;
         let run = directory::of_run(&self.trained.dir)?;
         let from = checkpoint::latest(&self.trained.dir).map_err(request)?;
-        let mut began = checkpoint::read_source(&from).map_err(request)?;
+        let mut began = checkpoint::read_began(&from).map_err(request)?;
         let mut other = self.data.as_deref();
+        let trained = from.join(checkpoint::STATE).exists();
         if let Some(named) = self.data.as_deref().map(absolute_source) {
-            // The run's own data, which is no longer where it was, is not another source.
-            let gone = config.validation.is_none() && !Path::new(&config.data).exists();
-            match began.as_ref().filter(|_| gone).and_then(|began| began.moved(&named).ok()) {
-                Some(moved) => (config.data, began, other) = (named, Some(moved), None),
-                None => config.validation = Some(named),
+            // The run's own data, wherever it lies, is not another source: most of it was trained on.
+            let own = trained && moved::is_own(&mut config, &mut began.source, &named);
+            if own && config.validation.is_none() {
+                tell!("{named} is the run's own data; only what the run held out of it is scored");
+                other = None;
+            } else {
+                if own {
+                    tell!("{named} is the run's own data: it has learnt from all that is scored");
+                }
+                config.validation = Some(named);
             }
+        } else if let Some(gone) = config.validation.as_deref().filter(|source| moved::is_gone(source)) {
+            return Err(request(format!(
+                "the run's validation data {gone} is not there; put it back, or name its new place with --data"
+            )));
         }
-        if config.validation.is_none() && config.preset == IMPORTED && !from.join(checkpoint::STATE).exists() {
+        if config.validation.is_none() && config.preset == IMPORTED && !trained {
             let dir = self.trained.dir.display();
             return Err(request(format!(
                 "{dir} holds an imported model, which held out no text; name some with --data"
             )));
         }
-        if began.is_some() {
-            tell_of_data(&config, began.as_ref(), self.json);
+        if began.source.is_some() {
+            tell_of_data(&config, began.source.as_ref(), self.json);
         }
         let corpus = Corpus::reopen(&config, &from, &run, began, None).map_err(request)?;
         let scored = self.chosen(&config, &corpus, other)?;

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::output::say;
 use super::{Failure, request, stop, work};
-use crate::config::{Config, RawConfig, absolute, human_bytes};
+use crate::config::{Config, RawConfig, absolute, count, human_bytes};
 use crate::data::tokenizer;
 use crate::disk;
 use crate::format::hugging_face;
@@ -39,7 +39,7 @@ pub struct Import {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Fewer positions than the model has: key/value caches and tables are made for so many
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = positions)]
     context: Option<u32>,
     /// JSON on standard output
     #[arg(long)]
@@ -48,6 +48,14 @@ pub struct Import {
 
 /// Tokens of a sequence that an imported model is scored with, where it has as many.
 const SCORED: u32 = 1024;
+
+/// A number of positions.
+fn positions(text: &str) -> Result<u32, String> {
+    match count(text)? {
+        0 => Err("a model has at least 1 position; leave it away for all that it has".to_owned()),
+        positions => Ok(positions),
+    }
+}
 
 impl Import {
     pub(super) fn run(self) -> Result<(), Failure> {

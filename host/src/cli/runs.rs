@@ -137,7 +137,7 @@ fn row(dir: &Path) -> Row {
 
 fn describe(dir: &Path, row: &mut Row) -> Result<(), String> {
     let config = directory::read_config(dir).map_err(|e| e.to_string())?;
-    row.preset = Some(config.preset.clone());
+    row.preset = Some(config.begun_as());
     row.family = Some(config.model.name());
     row.steps = (config.steps > 0).then_some(config.steps);
     let last = checkpoint::last(dir).map_err(|e| e.to_string())?;

@@ -30,6 +30,7 @@ use crate::run::claim::Claim;
 use crate::run::course::{Course, counted, grouped};
 use crate::run::generate::Generator;
 use crate::run::metrics::{EvalMetrics, StepMetrics};
+use crate::run::origin::Origin;
 use crate::run::progress::Progress;
 use crate::run::train::{Observer, TrainError, Trainer};
 use crate::run::{Session, checkpoint, directory, generation, metrics, moved};
@@ -138,10 +139,10 @@ impl Train {
             let mut saved = directory::read_config(dir)?;
             let from = checkpoint::last(dir).map_err(request)?;
             let named = |e| request(format_args!("{}: {e}", dir.display()));
-            let source = moved::follow(&mut saved, &written, from.as_deref()).map_err(named)?;
-            Ok((saved.resumed(written).map_err(named)?, from, source))
+            let began = moved::follow(&mut saved, &written, from.as_deref()).map_err(named)?;
+            Ok((saved.resumed(written).map_err(named)?, from, began))
         };
-        let (mut config, from, source) = team.agree(read(), &[])?;
+        let (mut config, from, began) = team.agree(read(), &[])?;
         let Some(from) = from else {
             let decided = Decided { warmup: true, vocabulary: true, length: true, steps: None };
             return self.begin(team, config, decided, Some(claimed));
@@ -173,11 +174,11 @@ impl Train {
         let (TrainerState { algorithms, step, .. }, _) = team.agree(state, &[("checkpoint", digest)])?;
         team.agree(require_ahead(&config, dir, step), &[])?;
         let corpus = team.led_by_first(|| {
-            if source.is_some() {
-                tell_of_data(&config, source.as_ref(), self.json);
+            if began.source.is_some() {
+                tell_of_data(&config, began.source.as_ref(), self.json);
             }
             let mut say = encoding(&config, dir, self.json);
-            Corpus::reopen(&config, &from, dir, source, Some(&mut say)).map_err(encoded)
+            Corpus::reopen(&config, &from, dir, began, Some(&mut say)).map_err(encoded)
         })?;
         let counted = count_epochs(&mut config, &corpus, true).and_then(|()| require_ahead(&config, dir, step));
         team.agree(counted, &[])?;
@@ -192,6 +193,9 @@ impl Train {
         let Train { out, algorithms, json, .. } = self;
         // Refused before a GPU is asked for and the data is read, where that can be known.
         let fits = || -> Result<(), Failure> {
+            if let Some(dir) = &config.init_from {
+                Origin::of(dir.as_ref())?.require_weights().map_err(request)?;
+            }
             let machine = Machine::of(&config)?;
             let plan = Plan::of(&config, &machine)?;
             plan.require_fit(&config, &machine)?;

@@ -1,5 +1,8 @@
 //! Counts, as users write them.
 
+use serde::de::Error as _;
+use serde::{Deserialize as _, Deserializer};
+
 /// The most digits of a count with all its zeros.
 const MOST_DIGITS: i64 = 20;
 
@@ -54,6 +57,21 @@ pub fn scored_tokens(text: &str) -> Result<u64, String> {
         few @ (0 | 1) => Err(format!("--eval-tokens is {few}; it must be at least 2")),
         tokens => Ok(tokens),
     }
+}
+
+/// Reads a count of a file: a number, or text as the command line takes it.
+pub(super) fn one_in_file<'de, T: TryFrom<u64>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+    let text = match toml::Value::deserialize(from)? {
+        toml::Value::String(text) => text,
+        toml::Value::Float(number) => number.to_string(),
+        other => other.to_string(),
+    };
+    count(&text).map_err(D::Error::custom)
+}
+
+/// The same where there may be none.
+pub(super) fn in_file<'de, T: TryFrom<u64>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    one_in_file(from).map(Some)
 }
 
 #[cfg(test)]

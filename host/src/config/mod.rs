@@ -22,6 +22,7 @@ mod saved;
 mod size;
 mod stage;
 mod transformer;
+mod unknown;
 mod vocabulary;
 mod warmup;
 

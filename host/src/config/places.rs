@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::{Config, NO_CACHE, RawConfig, TokenizerChoice};
+use super::{Config, IMPORTED, NO_CACHE, RawConfig, TokenizerChoice};
 use crate::data::source::Source;
 
 /// `path` from the root, so that it means the same in every directory. Links stay as they are. What has no such name that
@@ -55,6 +55,14 @@ impl RawConfig {
 }
 
 impl Config {
+    /// What the run began as, for people: its preset, or the model that its weights are from.
+    pub fn begun_as(&self) -> String {
+        match &self.init_from {
+            Some(from) if self.preset == IMPORTED => format!("from {}", last(from)),
+            _ => self.preset.clone(),
+        }
+    }
+
     /// Follows the places that were saved as they were written, not from the root, where `written` names them as they are
     /// seen from here: then nothing else lies at their name, and the name written ends with it.
     pub fn follow(&mut self, written: &RawConfig) {
@@ -92,6 +100,15 @@ mod tests {
 
     fn raw(text: &str) -> RawConfig {
         toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_run_is_called_what_it_began_as() {
+        let run = Config::resolve(raw("")).unwrap();
+        assert_eq!(run.begun_as(), run.preset);
+        let from = Config { preset: IMPORTED.to_owned(), init_from: Some("/runs/base".to_owned()), ..run };
+        assert_eq!(from.begun_as(), "from base");
+        assert_eq!(Config { init_from: None, ..from }.begun_as(), IMPORTED);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::ConfigError;
+use super::{ConfigError, unknown};
 use crate::regular;
 
 /// A stage of a curriculum, as written: the table `[[stage]]`.
@@ -12,12 +12,16 @@ use crate::regular;
 #[serde(deny_unknown_fields)]
 pub struct RawStage {
     /// Steps done when it begins.
+    #[serde(deserialize_with = "super::count::one_in_file")]
     pub from: u64,
     /// Tokens of a sequence.
+    #[serde(deserialize_with = "super::count::one_in_file")]
     pub seq_len: u32,
     /// Sequences of a micro-batch.
+    #[serde(deserialize_with = "super::count::one_in_file")]
     pub batch_size: u32,
     /// Micro-batches of a step; 1 if not given.
+    #[serde(default, deserialize_with = "super::count::in_file")]
     pub accumulate: Option<u32>,
     /// Factor of the learning rate; 1 if not given.
     pub lr: Option<f64>,
@@ -53,6 +57,7 @@ pub struct RawConfig {
     pub skip_bad_lines: Option<bool>,
     /// Of what is streamed, shuffles files, and documents in blocks of so many, anew in each pass; 0 for their own order
     #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub shuffle: Option<u32>,
     /// The order of sequences: random (a permutation of all), pool (drawn from a part of the stream) or consecutive; not
     /// given, random where the tokens are or can be kept in files, consecutive for tales
@@ -70,30 +75,37 @@ pub struct RawConfig {
     pub tokenizer: Option<String>,
     /// Token ids of the model, special ones included: the cap
     #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub vocab_size: Option<u32>,
     /// Sequences of a micro-batch; auto for the most that fit the budget
     #[arg(long, value_name = "N|auto")]
     pub batch_size: Option<super::BatchSize>,
     /// Tokens of a sequence
     #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub seq_len: Option<u32>,
     /// Micro-batches of a step
     #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub accumulate: Option<u32>,
     /// Tokens of a step at most, instead of --accumulate
     #[arg(long, value_name = "N", conflicts_with = "accumulate", value_parser = super::count::<u64>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub tokens_per_step: Option<u64>,
     /// Multiplies the sequences of every stage of a curriculum: one that was made for another GPU
     #[arg(long, value_name = "X")]
     pub stage_scale: Option<f64>,
     /// Steps of the run
     #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub steps: Option<u64>,
     /// Passes over the training split, instead of --steps
     #[arg(long, value_name = "N", conflicts_with = "steps", value_parser = super::count::<u32>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub epochs: Option<u32>,
     /// Steps between logged ones; 10 if not given
     #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub log_every: Option<u64>,
     /// The highest learning rate
     #[arg(long, value_name = "X")]
@@ -103,6 +115,7 @@ pub struct RawConfig {
     pub schedule: Option<super::LrSchedule>,
     /// Steps of warm-up; if not given the preset's, as large a share of a shorter run, and at least 1 % of it
     #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub warmup: Option<u64>,
     /// AdamW's decay of matrices
     #[arg(long, value_name = "X")]
@@ -124,6 +137,7 @@ pub struct RawConfig {
     pub device: Option<String>,
     /// Threads of the cpu device; all cores if not given
     #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub threads: Option<u32>,
     /// f32, bf16 or fp8, as far as the device has them
     #[arg(long, value_name = "TYPE")]
@@ -142,9 +156,11 @@ pub struct RawConfig {
     pub block: Option<u32>,
     /// Blocks back that local attention sees
     #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub window: Option<u32>,
     /// Distance of the blocks that global attention sees
     #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub stride: Option<u32>,
     /// What the backward pass computes again to save memory: none, cheap, full, a list of activations as `host plan` names
     /// them, in the first three layers only where NAME:3, or fit:SIZE for the list that costs least time where the run has
@@ -153,6 +169,7 @@ pub struct RawConfig {
     pub recompute: Option<super::RecomputeChoice>,
     /// Rows of logits that exist at once
     #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub chunk: Option<u32>,
     /// Refuse a run that needs more memory than this, for example 4GiB
     #[arg(long, value_name = "SIZE")]
@@ -164,24 +181,30 @@ pub struct RawConfig {
     pub gpu: Option<String>,
     /// Steps between evaluations; 0 for the end only
     #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub eval_every: Option<u64>,
     /// The most validation tokens of an evaluation
     #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub eval_tokens: Option<u64>,
     /// The most training tokens that the n-gram baselines are counted on, 4,194,304 if not given; 0 for no baselines
     #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub baseline_tokens: Option<u32>,
     /// Steps between checkpoints; 0 for none by their number
     #[arg(long, value_name = "N", value_parser = super::count::<u64>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub save_every: Option<u64>,
     /// Minutes after which a run is saved whatever its step, 10 if not given; 0 for never
     #[arg(long, value_name = "N")]
     pub save_minutes: Option<f64>,
     /// Steps in a row with a loss or gradient that is not finite, which change nothing, before the run stops; 5 if not given
     #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub skip_non_finite: Option<u32>,
     /// Checkpoints to keep
     #[arg(long, value_name = "N", value_parser = super::count::<u32>)]
+    #[serde(deserialize_with = "super::count::in_file")]
     pub keep: Option<u32>,
     /// Adds up gradients micro-batch by micro-batch, so that any number of ranks gives the same bits
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -229,12 +252,13 @@ impl RawConfig {
         super::require_unchanged(&text).map_err(|e| ConfigError(format!("{}: {e}", path.display())))?;
         let raw: RawConfig = toml::from_str(&text).map_err(|e: toml::de::Error| {
             let line = e.span().map_or(0, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
-            ConfigError(format!("{}: line {line}: {}", path.display(), e.message().replace('\n', " ")))
+            ConfigError(format!("{}: line {line}: {}", path.display(), unknown::told(e.message())))
         })?;
         let named = |ConfigError(what)| ConfigError(format!("{}: {what}", path.display()));
         if let Some(of_run) = RawConfig::of_run(&text) {
             return of_run.map_err(named);
         }
+        unknown::refuse_in_model(&raw.model, &text).map_err(named)?;
         let both = |key: &str, other: &str| {
             Err(named(ConfigError(format!("{key} is given beside {other}; leave one of them away"))))
         };
@@ -419,6 +443,37 @@ mod tests {
         std::fs::write(&path, "lr = 0.1\nlearning_rate = 2\n").unwrap();
         let message = RawConfig::read(&path).unwrap_err().to_string();
         assert!(message.contains("line 2") && message.contains("learning_rate"), "{message}");
+        assert!(message.contains("docs/configuration.md") && message.len() < 200, "{message}");
         assert!(!message.contains('\n'));
+        std::fs::write(&path, "lr = 0.1\nbatchsize = 2\n").unwrap();
+        let message = RawConfig::read(&path).unwrap_err().to_string();
+        assert!(message.contains("line 2") && message.contains("did you mean batch_size?"), "{message}");
+        std::fs::write(&path, "lr = 0.1\n[model]\nlayer = 2\n").unwrap();
+        let message = RawConfig::read(&path).unwrap_err().to_string();
+        assert!(
+            message.contains("run.toml: line 3: [model]: there is no key layer; did you mean layers?"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn numbers_in_a_file_are_written_as_on_the_command_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.toml");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            RawConfig::read(&path).map_err(|e| e.to_string())
+        };
+        let raw = read("steps = '10k'\nsave_every = 1e3\neval_tokens = 7\nwarmup = '1_000'").unwrap();
+        let counts = (raw.steps, raw.save_every, raw.eval_tokens, raw.warmup);
+        assert_eq!(counts, (Some(10_000), Some(1000), Some(7), Some(1000)));
+        let stage = &read("[[stage]]\nfrom = '1k'\nseq_len = 1e2\nbatch_size = 4\naccumulate = '2'").unwrap().stage[0];
+        assert_eq!((stage.from, stage.seq_len, stage.batch_size, stage.accumulate), (1000, 100, 4, Some(2)));
+        assert_eq!(read("[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 4").unwrap().stage[0].accumulate, None);
+        for wrong in ["'many'", "1.5", "-1", "true", "1e30"] {
+            let message = read(&format!("lr = 1.0\nsteps = {wrong}")).unwrap_err();
+            let what = message.contains("whole number") || message.contains("too large");
+            assert!(what && message.contains("line 2"), "{wrong}: {message}");
+        }
     }
 }

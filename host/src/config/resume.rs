@@ -236,7 +236,7 @@ impl Config {
             let may = MAY_DIFFER.map(flag).join(", ");
             return error(format!(
                 "{name} cannot change when a run goes on: the run has {ours}, the command says {theirs}; leave it away or \
-                 begin another run; only {may} can"
+                 begin another run; only {may} can, and --data, --validation and --tokenizer name the same at another place"
             ));
         }
         Ok(())
@@ -261,6 +261,9 @@ fn difference(key: &str, ours: Option<&toml::Value>, theirs: Option<&toml::Value
         |value: Option<&toml::Value>| value.map_or("none".to_owned(), |value| value.to_string().replace('\n', " "));
     match (key, ours, theirs) {
         (_, ours, theirs) if ours == theirs => None,
+        // A switch that is off is not saved.
+        (_, Some(toml::Value::Boolean(true)), None) => Some((flag(key), ["true", "false"].map(str::to_owned))),
+        (_, None, Some(toml::Value::Boolean(true))) => Some((flag(key), ["false", "true"].map(str::to_owned))),
         ("model", Some(toml::Value::Table(ours)), Some(toml::Value::Table(theirs))) => {
             let keys = ours.keys().chain(theirs.keys());
             let size = keys.into_iter().find(|key| ours.get(*key) != theirs.get(*key))?;
@@ -356,7 +359,10 @@ mod tests {
         ] {
             let message = run.resumed(written).unwrap_err().to_string();
             assert!(says.iter().all(|what| message.contains(what)) && !message.contains('\n'), "{says:?}: {message}");
-            assert!(message.contains("--save-minutes"), "{message}");
+            assert!(message.contains("--save-minutes") && message.contains("--data"), "{message}");
         }
+        let skips = Config::resolve(raw("skip_bad_lines = true")).unwrap();
+        let message = skips.resumed(raw("skip_bad_lines = false")).unwrap_err().to_string();
+        assert!(message.contains("the run has true, the command says false"), "{message}");
     }
 }

@@ -21,7 +21,7 @@ use super::shards::documents::ShardDocuments;
 use super::shards::training::TrainingTokens;
 use super::shards::{self, Manifest, Origin, Shards};
 use super::shuffle::Shuffled;
-use super::snapshot::Snapshot;
+use super::snapshot::{Began, Snapshot};
 use super::source::{Document, Documents, Source, SourceOptions};
 use super::split::{DEFAULT_FRACTION, Part, Split};
 use super::stream::{Feed, TokenStream};
@@ -58,6 +58,8 @@ pub struct Corpus {
     source: Source,
     options: SourceOptions,
     validation: Option<Source>,
+    /// What the files of `validation` were when the run began, where that is known.
+    validation_began: Option<Snapshot>,
     seed: u64,
     split: Split,
     shuffle: u32,
@@ -100,6 +102,7 @@ impl Corpus {
         let (source, options, split) = Self::sources(config, None, false)?;
         let built = build(config, &source, &options, split)?;
         let mut corpus = Self::with(config, built.tokenizer.into(), source, options, split)?;
+        corpus.validation_began = corpus.look_at_validation()?;
         corpus.keep(config, dir, say)?;
         Ok(corpus)
     }
@@ -113,12 +116,13 @@ impl Corpus {
         config: &Config,
         from: &Path,
         dir: &Path,
-        began: Option<Snapshot>,
+        began: Began,
         goes_on: Option<&mut dyn FnMut(Event)>,
     ) -> Result<Corpus, CorpusError> {
         let reopened = || {
-            let (source, options, split) = Self::sources(config, began, true)?;
+            let (source, options, split) = Self::sources(config, began.source, true)?;
             let mut corpus = Self::with(config, tokenizer::load(from)?.into(), source, options, split)?;
+            corpus.validation_began = began.validation;
             match goes_on {
                 Some(say) => corpus.keep(config, dir, say)?,
                 None => corpus.find(config, dir)?,
@@ -132,13 +136,8 @@ impl Corpus {
     ///
     /// # Errors
     /// What is wrong with a source or the tokenizer.
-    pub fn cache_of(
-        config: &Config,
-        from: &Path,
-        dir: &Path,
-        began: Option<Snapshot>,
-    ) -> Result<Option<PathBuf>, CorpusError> {
-        let (source, options, split) = Self::sources(config, began, true)?;
+    pub fn cache_of(config: &Config, from: &Path, dir: &Path, began: Began) -> Result<Option<PathBuf>, CorpusError> {
+        let (source, options, split) = Self::sources(config, began.source, true)?;
         let corpus = Self::with(config, tokenizer::load(from)?.into(), source, options, split)?;
         Ok(corpus.cached(config, dir)?.map(|(_, at)| at))
     }
@@ -298,6 +297,7 @@ impl Corpus {
             source,
             options,
             validation,
+            validation_began: None,
             seed: config.seed,
             split,
             shuffle,
@@ -333,6 +333,19 @@ impl Corpus {
     /// What the source's files are, or were when the run began; nothing of what are no files.
     pub fn began(&self) -> Option<&Snapshot> {
         self.options.began.as_deref()
+    }
+
+    /// The same of a separate source for validation.
+    pub fn validation_began(&self) -> Option<&Snapshot> {
+        self.validation_began.as_ref()
+    }
+
+    fn look_at_validation(&self) -> Result<Option<Snapshot>, SourceError> {
+        let Some(Source::Path(path)) = &self.validation else { return Ok(None) };
+        if Manifest::read(path)?.is_some() || shards::begun(path) {
+            return Ok(None);
+        }
+        Ok(Some(Files::open(path, &self.options)?.snapshot()?))
     }
 
     /// The set that the run's sequences are read from at any place, where there is one.

@@ -23,7 +23,7 @@ impl fmt::Display for At {
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum SourceError {
-    #[error("{}: no such file or directory; check the path given as data", path.display())]
+    #[error("{}: no such file or directory; check the path", path.display())]
     Missing { path: PathBuf },
     #[error("a source without a name was given; name a file, a directory or tales")]
     Unnamed,

@@ -240,7 +240,7 @@ fn a_source_that_is_not_there_or_has_nothing_says_so() {
     let directory = TempDir::new().unwrap();
     let at = |path: &Path| path.display().to_string();
     let missing = directory.path().join("missing.txt");
-    assert_eq!(message(&missing), at(&missing) + ": no such file or directory; check the path given as data");
+    assert_eq!(message(&missing), at(&missing) + ": no such file or directory; check the path");
     let empty = write(&directory, "empty.jsonl", "");
     assert_eq!(message(&empty), at(&empty) + ": the file is empty; name one that holds text");
     // In a directory too.

@@ -45,6 +45,11 @@ impl Snapshot {
         self.files.iter().map(|file| (found(&file.path), file.clone()))
     }
 
+    /// Whether its files lie where they did, and begin as they did.
+    pub fn is_there(&self) -> bool {
+        self.files().all(|(path, file)| file.check(&path, true).is_ok())
+    }
+
     /// The same files in the source `to`: each has the name within the source, the length and the digest that it had.
     ///
     /// # Errors
@@ -67,6 +72,15 @@ impl Snapshot {
     pub fn former_fingerprint(&self) -> u64 {
         self.files.iter().fold(0, |hash, file| stream(&file.described(hash)))
     }
+}
+
+/// What the files of a run were when it began, as far as they were looked at then.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Began {
+    /// Its data.
+    pub source: Option<Snapshot>,
+    /// Its separate source for validation.
+    pub validation: Option<Snapshot>,
 }
 
 /// One file.
@@ -261,6 +275,7 @@ mod tests {
         let moved = began.moved(&name("new")).unwrap();
         assert_eq!((moved.name.as_str(), moved.fingerprint()), (name("new").as_str(), began.fingerprint()));
         assert_eq!(moved.moved(&name("old")).unwrap(), began);
+        assert!(began.is_there() && moved.is_there());
         // A file by itself has its name too.
         let one = snapshot("old/a.txt", &["old/a.txt"]);
         assert_eq!(one.moved(&name("new/a.txt")).unwrap().files[0].path, name("new/a.txt"));
@@ -275,6 +290,7 @@ mod tests {
         }
         fs::remove_file(at("new/b.txt")).unwrap();
         assert!(matches!(began.moved(&name("new")), Err(SourceError::Missing { .. })));
+        assert!(began.is_there() && !moved.is_there());
     }
 
     #[test]

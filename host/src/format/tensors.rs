@@ -61,6 +61,10 @@ impl Tensors {
                 let what = format!("it is a pickle, which can run code; save the model as {FILE} with transformers");
                 return Err(damaged(dir.join(other), what));
             }
+            if !dir.join(FILE).exists() {
+                let what = format!("it is missing, and so is {INDEX}; put the weights beside the model's config.json");
+                return Err(damaged(dir.join(FILE), what));
+            }
             return Ok(Tensors::of(vec![TensorFile::open(&dir.join(FILE))?]));
         }
         let io = |source| TensorFileError::Io { path: index.clone(), source };

@@ -49,7 +49,7 @@ impl Plan {
     }
 
     fn model(&self, config: &Config) -> String {
-        let (preset, parameters) = (&config.preset, HumanCount(self.params));
+        let (preset, parameters) = (config.begun_as(), HumanCount(self.params));
         match &self.stages[..] {
             [stage] => format!("{NAME}{preset}{NAME:#}: {parameters} parameters, {}", shape(stage)),
             _ => format!("{NAME}{preset}{NAME:#}: {parameters} parameters"),

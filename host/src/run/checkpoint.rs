@@ -14,7 +14,7 @@ use capful_core::memory::{Dtype, Entry, Role, Slot};
 use serde::{Deserialize, Serialize};
 
 use crate::allocations::{self, Activity};
-use crate::data::snapshot::Snapshot;
+use crate::data::snapshot::{Began, Snapshot};
 use crate::data::stream::Position;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::device::{Choice, DeviceError, Storage};
@@ -41,6 +41,9 @@ pub struct TrainerState {
     /// What the data's files were when the run began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Snapshot>,
+    /// What the files of a separate source for validation were; earlier versions did not say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation: Option<Snapshot>,
     /// The device and precision that took the steps.
     pub device: String,
     /// The program's version.
@@ -497,13 +500,16 @@ pub fn read_state(checkpoint: &Path) -> Result<TrainerState, CheckpointError> {
     }
 }
 
-/// Reads what the data's files were when the run began, where the checkpoint says so.
+/// Reads what the files of the data and of the validation were when the run began, where the checkpoint says so.
 ///
 /// # Errors
 /// As [`read_state`].
-pub fn read_source(checkpoint: &Path) -> Result<Option<Snapshot>, CheckpointError> {
-    let there = checkpoint.join(STATE).exists();
-    Ok(if there { read_state(checkpoint)?.source } else { None })
+pub fn read_began(checkpoint: &Path) -> Result<Began, CheckpointError> {
+    if !checkpoint.join(STATE).exists() {
+        return Ok(Began::default());
+    }
+    let TrainerState { source, validation, .. } = read_state(checkpoint)?;
+    Ok(Began { source, validation })
 }
 
 /// Reads the weights, and where `optimizer` says so what the optimizer remembers. Meanwhile their digests are compared.
@@ -603,6 +609,7 @@ mod tests {
             tokenizer: 0,
             data: 0,
             source: None,
+            validation: None,
             device: "cpu".to_owned(),
             version: String::new(),
             algorithms: Vec::new(),

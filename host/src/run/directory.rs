@@ -98,6 +98,14 @@ fn failed(path: &Path, e: &dyn std::fmt::Display) -> ConfigError {
 /// # Errors
 /// Something else is there, or it cannot be read.
 pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
+    let run = of_run(dir)?;
+    if run != dir {
+        let run = run.display();
+        return Err(failed(
+            dir,
+            &format_args!("this is a checkpoint of {run}; the run goes on with --resume --out {run}"),
+        ));
+    }
     let entries = match fs::read_dir(dir) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         entries => entries.map_err(|e| failed(dir, &e))?,
@@ -105,10 +113,24 @@ pub fn require_free(dir: &Path) -> Result<(), ConfigError> {
     for entry in entries {
         let name = entry.map_err(|e| failed(dir, &e))?.file_name();
         if ![OWN, LOCK, UNNAMED].iter().any(|own| name == *own) {
-            return Err(failed(dir, &"the directory is not empty; name another with --out"));
+            return Err(taken(dir));
         }
     }
     Ok(())
+}
+
+/// Why no run can begin in `dir`, which has something else in it.
+fn taken(dir: &Path) -> ConfigError {
+    match checkpoint::complete(dir) {
+        Ok(there) if !there.is_empty() => {
+            let path = dir.join(CONFIG);
+            failed(
+                &path,
+                &"it is missing, and checkpoints are beside it; restore it from a copy, or name another with --out",
+            )
+        }
+        _ => failed(dir, &"the directory is not empty; name another with --out"),
+    }
 }
 
 /// Writes the configuration, the plan, the tokenizer and what the model says of how it generates into a directory that holds
@@ -224,6 +246,9 @@ pub fn read_config(dir: &Path) -> Result<Config, ConfigError> {
     let text = regular::text_at_most(&path, regular::SETTINGS)
         .map_err(|e| ConfigError(format!("{} holds no run ({CONFIG}: {e})", dir.display())))?;
     require_unchanged(&text).map_err(|e| failed(&path, &e))?;
+    if text.trim().is_empty() {
+        return Err(failed(&path, &"it is empty; restore it from a copy"));
+    }
     let config: Config = toml::from_str(&text).map_err(|e| failed(&path, &e.message().replace('\n', " ")))?;
     config.validate()?;
     Ok(config)
@@ -306,8 +331,16 @@ mod tests {
         fs::write(run.join(CONFIG), "").unwrap();
         assert_eq!((of_run(&run), of_run(&whole)), (Ok(run.clone()), Ok(run.clone())));
         assert_eq!(of_run(&run.join("tokens")), Ok(run.join("tokens")));
+        let refused = [&whole, &run].map(|dir| require_free(dir).unwrap_err().to_string());
+        assert!(refused[0].ends_with(&format!("--resume --out {}", run.display())), "{refused:?}");
+        assert!(read_config(&run).unwrap_err().to_string().contains("it is empty; restore it"));
+        fs::rename(run.join(CONFIG), run.join("kept")).unwrap();
+        let refused = require_free(&run).unwrap_err().to_string();
+        assert!(refused.contains("config.toml: it is missing"), "{refused}");
+        fs::rename(run.join("kept"), run.join(CONFIG)).unwrap();
         for other in [half, run.join("checkpoint-9")] {
             let refused = of_run(&other).unwrap_err().to_string();
+            assert_eq!(require_free(&other).unwrap_err().to_string(), refused);
             assert!(
                 refused.contains("no complete checkpoint") && refused.ends_with("checkpoint-00000005"),
                 "{refused}"

@@ -41,6 +41,9 @@ impl Origin {
     /// # Errors
     /// Neither a run nor a model of a class that is covered.
     pub fn of(dir: &Path) -> Result<Origin, ConfigError> {
+        if !dir.exists() {
+            return Err(ConfigError(format!("--init-from {}", Self::none_in(dir))));
+        }
         let run = directory::of_run(dir)?;
         if !directory::holds_run(&run) {
             return Origin::foreign(dir);
@@ -68,6 +71,9 @@ impl Origin {
     /// No such model, or one of a class that is not covered.
     pub fn foreign(dir: &Path) -> Result<Origin, ConfigError> {
         let path = dir.join(CONFIG);
+        if !path.exists() {
+            return Err(Self::none_in(dir));
+        }
         let text = regular::text_at_most(&path, regular::SETTINGS).map_err(|e| at(&path, e))?;
         let config: Value =
             serde_json::from_str(&text).map_err(|e| at(&path, format_args!("it does not parse ({e})")))?;
@@ -78,6 +84,21 @@ impl Origin {
         let raw = RawConfig { preset, tokenizer: Some(tokenizer), seq_len, ..read };
         let generation = Generation::of_model(dir, &config).map_err(ConfigError)?;
         Ok(Origin { weights: dir.to_owned(), raw, foreign: true, generation })
+    }
+
+    /// Why a directory without a description holds no model.
+    fn none_in(dir: &Path) -> ConfigError {
+        if !dir.exists() {
+            return at(dir, "no such directory; give a run made here, or a model of transformers, where it lies now");
+        }
+        if directory::holds_run(dir) {
+            let dir = dir.display();
+            return ConfigError(format!(
+                "{dir} is a run made here, which needs no import: use it with --run {dir}, or begin another from it with \
+                 host train --init-from {dir}"
+            ));
+        }
+        at(dir, format_args!("it holds no {CONFIG}; give the directory of a model, as transformers saves it"))
     }
 
     /// What `written` says over this model.
@@ -111,7 +132,13 @@ impl Origin {
         let (own, asked) = (table(&own)?, table(config)?);
         for (key, value) in &asked {
             let same = own.get(key) == Some(value);
-            let fewer = key == "context" && value.as_integer() <= own[key].as_integer();
+            let fewer = key == "context" && value.as_integer() <= own.get(key).and_then(toml::Value::as_integer);
+            if !same && !fewer && key == "context" {
+                return Err(ConfigError(format!(
+                    "a context of {value} positions is more than the model has; give at most {}",
+                    own.get(key).map_or("as many as it has".to_owned(), ToString::to_string)
+                )));
+            }
             if !same && !fewer {
                 let there = own.get(key).map_or("another".to_owned(), ToString::to_string);
                 return Err(ConfigError(format!(
@@ -162,6 +189,15 @@ impl Origin {
         Ok(tensors)
     }
 
+    /// Whether the files of its weights are there and whole, before other work is begun.
+    ///
+    /// # Errors
+    /// A file that is missing or damaged.
+    pub fn require_weights(&self) -> Result<(), CheckpointError> {
+        Tensors::open(&self.weights)?;
+        if self.foreign { Ok(()) } else { checkpoint::check_weights(&self.weights) }
+    }
+
     /// Fills the weights of `lasting`, and their masters where there are any, with the model's.
     ///
     /// # Errors
@@ -197,4 +233,27 @@ fn tokenizer_in(dir: &Path) -> Result<String, ConfigError> {
         ),
         None => at(&path, "it is missing; a model is read with its tokenizer"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_model_is_called_what_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let refused = |path: &Path| Origin::foreign(path).err().unwrap().to_string();
+        let gone = refused(&dir.path().join("gone"));
+        assert!(gone.contains("gone: no such directory; give"), "{gone}");
+        let begun = Origin::of(&dir.path().join("gone")).err().unwrap().to_string();
+        assert!(begun.starts_with("--init-from "), "{begun}");
+        assert!(refused(dir.path()).contains("holds no config.json"));
+        fs::write(dir.path().join(directory::CONFIG), "").unwrap();
+        let run = refused(dir.path());
+        assert!(run.contains("a run made here") && run.contains("--init-from"), "{run}");
+        let weights = Tensors::open(dir.path()).err().unwrap().to_string();
+        assert!(weights.contains("model.safetensors: it is missing"), "{weights}");
+    }
 }

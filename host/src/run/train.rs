@@ -178,6 +178,7 @@ impl<'a> Trainer<'a> {
             tokenizer: corpus.tokenizer.fingerprint(),
             data: sequences.fingerprint(),
             source: corpus.began().cloned(),
+            validation: corpus.validation_began().cloned(),
             device: config.device.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             algorithms: Vec::new(),
@@ -590,6 +591,6 @@ fn restore(from: &std::path::Path, fresh: TrainerState, session: &mut Session) -
     let lasting = session.laid.lasting.clone();
     checkpoint::restore(from, &lasting, true, &mut session.storage())?;
     session.count_history()?;
-    let TrainerState { device, version, data, source, .. } = fresh;
-    Ok(TrainerState { device, version, data, source, ..saved })
+    let TrainerState { device, version, data, source, validation, .. } = fresh;
+    Ok(TrainerState { device, version, data, source, validation, ..saved })
 }

@@ -132,7 +132,7 @@ fn sets(dir: &Path, config: &Config) -> Vec<PathBuf> {
         Some(Cache::Shared(_)) => {
             let last = checkpoint::complete(dir).ok().and_then(|mut there| there.pop());
             let found = last.and_then(|from| {
-                let began = checkpoint::read_source(&from).ok()?;
+                let began = checkpoint::read_began(&from).ok()?;
                 Corpus::cache_of(config, &from, dir, began).ok()?
             });
             found.into_iter().collect()

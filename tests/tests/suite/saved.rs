@@ -185,13 +185,30 @@ fn a_run_is_found_from_any_directory_and_its_data_where_it_moved() {
     // From another directory.
     host(&there, "train --json --resume --steps 4 --out ../here/run").ok();
     host(&there, "train --json --resume --steps 4 --out ../here/checked --validation ../here/held.txt").ok();
+
+    // Its validation alone lies elsewhere.
+    let checked = |flags: &str| host(&there, &format!("train --json --resume --steps 4 --out ../here/checked {flags}"));
+    fs::rename(here.join("held.txt"), there.join("held.txt")).unwrap();
+    checked("").refused(2, &["validation", "here/held.txt", "--validation"]);
+    host(&there, "eval --run ../here/checked").refused(2, &["validation", "here/held.txt", "--data"]);
+    checked("--validation ../here/texts").refused(2, &["--validation", "here/held.txt", "another place"]);
+    checked("--validation held.txt").ok();
+    assert!(config(&here, "checked").contains(&format!("validation = {}\n", shown(&there.join("held.txt")))));
+    fs::rename(there.join("held.txt"), here.join("held.txt")).unwrap();
+    checked(&format!("--validation {}", here.join("held.txt").display())).ok();
+
     let eval = |flags: &str| host(&there, &format!("eval --json --run ../here/run {flags}"));
     let loss = eval("").ok().json()["loss"].clone();
+    // What it learnt from is no other text, wherever it lies.
+    assert_eq!(eval("--data ../here/texts").ok().json()["loss"], loss);
 
     // In another directory.
     fs::rename(here.join("texts"), there.join("moved")).unwrap();
     eval("").refused(2, &["texts", "no such file"]);
     assert_eq!(eval("--data moved").ok().json()["loss"], loss);
+    fs::create_dir(here.join("texts")).unwrap();
+    assert_eq!(eval("--data moved").ok().json()["loss"], loss);
+    fs::remove_dir(here.join("texts")).unwrap();
     let before = config(&here, "run");
     let resume = |flags: &str| host(&there, &format!("train --json --resume --out ../here/run {flags}"));
     resume("--steps 6").refused(2, &["texts", "no such file"]);
