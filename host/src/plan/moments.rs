@@ -63,7 +63,7 @@ fn streamed(config: &Config) -> Option<(Config, String)> {
 fn built(config: &Config) -> Option<(Config, String)> {
     let builds = tokenizer::training_bytes(&config.tokenizer, Some(config.vocab_size())) > 0;
     let changed = Config { tokenizer: "byte".to_owned(), ..config.clone() };
-    builds.then(|| (changed, "--tokenizer byte (or a tokenizer.json, which is not built)".to_owned()))
+    builds.then(|| (changed, "--tokenizer byte".to_owned()))
 }
 
 fn baselines(config: &Config) -> Option<(Config, String)> {
@@ -92,7 +92,7 @@ mod tests {
     fn the_moment_that_does_not_fit_is_named_with_its_remedy() {
         let bpe = refused("baseline_tokens = 0\nvocab_size = 300\ntokenizer = 'bpe'\nbudget = '100MiB'");
         assert!(bpe.contains(" (building the tokenizer, before the arena), "), "{bpe}");
-        assert!(bpe.contains("; --tokenizer byte (or a tokenizer.json, which is not built) fits ("), "{bpe}");
+        assert!(bpe.contains("; --tokenizer byte fits ("), "{bpe}");
         let scored = refused("baseline_tokens = 0\ntokenizer = 'byte'\neval_tokens = 2147483648\nbudget = '400MiB'");
         assert!(scored.contains("; --eval-tokens ") && scored.contains(" fits ("), "{scored}");
         let nothing = refused("tokenizer = 'byte'\neval_tokens = 2147483648\nbudget = '1MiB'");

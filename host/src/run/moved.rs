@@ -20,7 +20,7 @@ pub fn follow(saved: &mut Config, written: &RawConfig, from: Option<&Path>) -> R
     if let (Some(named), Some(from)) = (&written.tokenizer, from)
         && is_tokenizer(saved, named, from)
     {
-        saved.tokenizer = absolute(named);
+        saved.tokenizer = absolute(&TokenizerChoice::written(named));
     }
     let named = written.data.as_deref().map(absolute_source);
     let Some(named) = named.filter(|named| is_path(named) && is_path(&saved.data) && !same(named, &saved.data)) else {
