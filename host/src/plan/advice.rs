@@ -20,7 +20,7 @@ pub fn with_moments(config: &Config, machine: &Machine, plan: &Plan, budget: u64
             human_bytes(held_out)
         ));
     }
-    let rest = that_fits(&changed, machine, planned, budget);
+    let rest = planned.advice_beside_moments(&changed, machine, budget);
     advice.push(match flags.join(" ") {
         none if none.is_empty() => rest,
         flags if rest.starts_with('-') => format!("{flags} {rest}"),

@@ -187,7 +187,7 @@ fn a_run_is_found_from_any_directory_and_its_data_where_it_moved() {
 
     // In another directory.
     fs::rename(here.join("texts"), there.join("moved")).unwrap();
-    eval("").refused(2, &["texts", "no such file"]);
+    eval("").refused(2, &["texts", "no such file", "--data NEW"]);
     assert_eq!(eval("--data moved").ok().json()["loss"], loss);
     let before = config(&here, "run");
     let resume = |flags: &str| host(&there, &format!("train --json --resume --out ../here/run {flags}"));
