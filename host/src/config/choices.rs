@@ -222,6 +222,14 @@ impl TokenizerChoice {
             )),
         }
     }
+
+    /// `text`, or the file in the directory that it names.
+    pub fn written(text: &str) -> String {
+        match TokenizerChoice::parse(text) {
+            Ok(TokenizerChoice::File(path)) => path.display().to_string(),
+            _ => text.to_owned(),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -238,6 +246,8 @@ mod tests {
             format!("--tokenizer {name}: there is no tokenizer.json in this directory; name one that has it")
         );
         std::fs::write(&file, "{}").unwrap();
+        assert_eq!(TokenizerChoice::written(&name), file.display().to_string());
+        assert_eq!(TokenizerChoice::written("bpe"), "bpe");
         assert_eq!(TokenizerChoice::parse(&name), Ok(TokenizerChoice::File(file)));
         assert!(refused("wrod").starts_with("no tokenizer is called 'wrod'; there are word, byte, bpe, or a"));
     }

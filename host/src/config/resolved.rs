@@ -81,11 +81,7 @@ fn begin(raw: RawConfig) -> Result<(String, [RawConfig; 2], String, String, Mode
         None => usual,
     };
     let choice = TokenizerChoice::parse(&tokenizer)?;
-    // The file, where its directory was named.
-    let tokenizer = match &choice {
-        TokenizerChoice::File(path) => path.display().to_string(),
-        _ => tokenizer,
-    };
+    let tokenizer = TokenizerChoice::written(&tokenizer);
     let vocab_size = match (choice, asked_vocabulary) {
         (_, Some(n)) => n,
         (TokenizerChoice::Byte, None) => crate::data::tokenizer::BYTES,
@@ -398,7 +394,9 @@ impl Config {
         if let Some((name, _)) = positive.into_iter().find(|(_, n)| *n == 0) {
             return error(format!("--{name} is 0; it must be at least 1"));
         }
-        super::count::scored_tokens(&self.eval_tokens.to_string()).map_err(ConfigError)?;
+        if let Err(why) = super::scored_tokens(&self.eval_tokens.to_string()) {
+            return error(format!("--eval-tokens is {}; {why}", self.eval_tokens));
+        }
         if let Some(why) = self.family().lacks(Capability::Accumulation)
             && let Some(stage) = self.stages().iter().find(|stage| stage.accumulate != 1)
         {

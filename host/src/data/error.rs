@@ -27,7 +27,7 @@ pub enum SourceError {
     Missing { path: PathBuf },
     #[error("a source without a name was given; name a file, a directory or tales")]
     Unnamed,
-    #[error("{}: this run's data is no longer there; restore it, or give its new place with --data NEW", path.display())]
+    #[error("{}: no such file or directory; restore this run's data, or give its new place with --data NEW", path.display())]
     Gone { path: PathBuf },
     #[error("{}: cannot be read ({reason})", path.display())]
     Unreadable { path: PathBuf, reason: io::Error },

@@ -11,7 +11,7 @@ pub fn with_moments(config: &Config, machine: &Machine, plan: &Plan, budget: u64
     if planned.needed_bytes <= budget {
         return format!("{} fits ({})", flags.join(" "), human_bytes(planned.needed_bytes));
     }
-    let mut advice = flags;
+    let mut advice = Vec::new();
     let (held_out, itself) = (outside::held_out(&changed), planned.outside.first());
     if held_out > budget {
         advice.push(format!(
@@ -20,7 +20,12 @@ pub fn with_moments(config: &Config, machine: &Machine, plan: &Plan, budget: u64
             human_bytes(held_out)
         ));
     }
-    advice.push(that_fits(&changed, machine, planned, budget));
+    let rest = planned.advice_beside_moments(&changed, machine, budget);
+    advice.push(match flags.join(" ") {
+        none if none.is_empty() => rest,
+        flags if rest.starts_with('-') => format!("{flags} {rest}"),
+        flags => format!("with {flags}: {rest}"),
+    });
     if let Some(itself) = itself.filter(|itself| itself.bytes >= budget) {
         advice.push(format!("{} takes {} and needs a larger budget", itself.name, human_bytes(itself.bytes)));
     }

@@ -253,15 +253,20 @@ impl Plan {
 
     /// What would make the run fit in `budget`.
     fn advice(&self, config: &Config, machine: &Machine, budget: u64) -> String {
+        if !config.device.starts_with("cuda") && moments::any_too_large(self, budget) {
+            return advice::with_moments(config, machine, self, budget);
+        }
+        self.advice_beside_moments(config, machine, budget)
+    }
+
+    /// The same where no moment without an arena is too large, or none can be made smaller.
+    fn advice_beside_moments(&self, config: &Config, machine: &Machine, budget: u64) -> String {
         let pool = if config.order == Order::Pool { config.pool } else { 0 };
         let held_out = outside::held_out(config);
         let without = |bytes: u64| bytes > 0 && self.needed_bytes.saturating_sub(bytes) <= budget;
-        let on_gpu = config.device.starts_with("cuda");
-        if !on_gpu && moments::largest(self) > budget {
-            advice::with_moments(config, machine, self, budget)
-        } else if without(pool) {
+        if without(pool) {
             format!("lower --pool, which is {}, or keep the tokens in files with --cache DIR", human_bytes(pool))
-        } else if !on_gpu && without(held_out) {
+        } else if !config.device.starts_with("cuda") && without(held_out) {
             format!("lower --eval-tokens {}, whose documents take {}", config.eval_tokens, human_bytes(held_out))
         } else {
             advice::that_fits(config, machine, self, budget)

@@ -21,7 +21,7 @@ pub fn follow(saved: &mut Config, written: &RawConfig, from: Option<&Path>) -> R
     if let (Some(named), Some(from)) = (&written.tokenizer, from)
         && is_tokenizer(saved, named, from)
     {
-        saved.tokenizer = absolute(named);
+        saved.tokenizer = absolute(&TokenizerChoice::written(named));
     }
     let source = follow_data(saved, written, from, began.source)?;
     let validation = follow_validation(saved, written, began.validation)?;

@@ -393,7 +393,7 @@ fn data_that_changed_under_a_run_is_refused() {
     fs::write(dir.join("corpus.txt"), text(150)).unwrap();
     host(dir, "train --json --resume --out run --steps 6").refused(2, &["data"]);
     fs::remove_file(dir.join("corpus.txt")).unwrap();
-    host(dir, "train --json --resume --out run --steps 6").refused(2, &["corpus.txt", "no such file"]);
+    host(dir, "train --json --resume --out run --steps 6").refused(2, &["corpus.txt", "no such file", "--data NEW"]);
 }
 
 /// Runs `host LINE` where no file can grow beyond `kib`: what a full disk does to a write.

@@ -204,7 +204,7 @@ fn a_run_is_found_from_any_directory_and_its_data_where_it_moved() {
 
     // In another directory.
     fs::rename(here.join("texts"), there.join("moved")).unwrap();
-    eval("").refused(2, &["texts", "no such file"]);
+    eval("").refused(2, &["texts", "no such file", "--data NEW"]);
     assert_eq!(eval("--data moved").ok().json()["loss"], loss);
     fs::create_dir(here.join("texts")).unwrap();
     assert_eq!(eval("--data moved").ok().json()["loss"], loss);
