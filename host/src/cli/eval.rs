@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::opened::{tell_of_data, tell_of_flaws};
 use super::output::{say, tell};
+use super::reading::OtherReading;
 use super::trained::TrainedFlags;
 use super::{Failure, request, say_warnings, work};
 use crate::config::{Config, IMPORTED, absolute_source};
@@ -27,6 +28,8 @@ pub struct Eval {
     /// the run's own data, wherever that lies now
     #[arg(long, value_name = "SOURCE")]
     data: Option<String>,
+    #[command(flatten)]
+    reading: OtherReading,
     /// The most tokens to score, of documents drawn at random; without it the run's own number, or all of --data
     #[arg(long, value_name = "N", value_parser = crate::config::scored_tokens)]
     eval_tokens: Option<u64>,
@@ -74,6 +77,12 @@ impl Eval {
         if let Some(named) = self.data.as_deref().map(absolute_source) {
             // The run's own data, wherever it lies, is not another source: most of it was trained on.
             let own = trained && moved::is_own(&mut config, &mut began.source, &named);
+            if own && self.reading != OtherReading::default() {
+                return Err(request(format!(
+                    "{named} is the run's own data, which is read as the run reads it; leave --text-field, --invalid-utf8 \
+                     and --skip-bad-lines away"
+                )));
+            }
             if own && config.validation.is_none() {
                 tell!("{named} is the run's own data; only what the run held out of it is scored");
                 other = None;
@@ -97,7 +106,8 @@ impl Eval {
         if began.source.is_some() {
             tell_of_data(&config, began.source.as_ref(), self.json);
         }
-        let corpus = Corpus::reopen(&config, &from, &run, began, None).map_err(request)?;
+        let mut corpus = Corpus::reopen(&config, &from, &run, began, None).map_err(request)?;
+        corpus.read_validation(|options| self.reading.clone().over(options));
         let scored = self.chosen(&config, &corpus, other)?;
         let sections = Sections { evaluation: Some(config.evaluation()), ..Sections::none(&config) };
         let Trained { mut session, .. } = Trained::load(&self.trained.dir, &config, &sections)?;

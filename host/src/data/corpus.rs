@@ -58,6 +58,8 @@ pub struct Corpus {
     source: Source,
     options: SourceOptions,
     validation: Option<Source>,
+    /// How it is read.
+    validation_options: SourceOptions,
     /// What the files of `validation` were when the run began, where that is known.
     validation_began: Option<Snapshot>,
     seed: u64,
@@ -295,8 +297,9 @@ impl Corpus {
         let (shuffle, encoders) = (config.shuffle, ahead::threads(config));
         Ok(Corpus {
             source,
-            options,
             validation,
+            validation_options: options.clone(),
+            options,
             validation_began: None,
             seed: config.seed,
             split,
@@ -318,13 +321,13 @@ impl Corpus {
 
     /// The documents of a part, and what encodes them.
     pub(super) fn feed(&self, part: Part) -> Result<Feed, SourceError> {
-        let (source, part) = match (&self.validation, part) {
-            (Some(other), Part::Validation) => (other, Part::All),
-            _ => (&self.source, part),
+        let (source, options, part) = match (&self.validation, part) {
+            (Some(other), Part::Validation) => (other, &self.validation_options, Part::All),
+            _ => (&self.source, &self.options, part),
         };
         let documents = match &self.shards {
             Some(shards) if source == &self.source => Box::new(ShardDocuments::new(Arc::clone(shards))),
-            _ => open(source, &self.options, self.seed, part)?,
+            _ => open(source, options, self.seed, part)?,
         };
         let part = if *source == Source::Tales { Part::All } else { part };
         Ok(Feed { documents, tokenizer: Some(Arc::clone(&self.tokenizer)), split: self.split, part })
@@ -333,6 +336,11 @@ impl Corpus {
     /// What the source's files are, or were when the run began; nothing of what are no files.
     pub fn began(&self) -> Option<&Snapshot> {
         self.options.began.as_deref()
+    }
+
+    /// Reads a separate source for validation otherwise than the run's own.
+    pub fn read_validation(&mut self, as_said: impl FnOnce(&mut SourceOptions)) {
+        as_said(&mut self.validation_options);
     }
 
     /// The same of a separate source for validation.

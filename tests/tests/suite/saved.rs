@@ -199,6 +199,12 @@ fn a_run_is_found_from_any_directory_and_its_data_where_it_moved() {
 
     let eval = |flags: &str| host(&there, &format!("eval --json --run ../here/run {flags}"));
     let loss = eval("").ok().json()["loss"].clone();
+    // Another text, with a line that cannot be read.
+    fs::write(there.join("o.jsonl"), "{\"body\": \"anna saw a bear\"}\nno\n").unwrap();
+    eval("--data o.jsonl --text-field body").refused(2, &["o.jsonl", "line 2"]);
+    assert!(eval("--data o.jsonl --text-field body --skip-bad-lines").ok().json()["tokens"].as_u64() > Some(0));
+    eval("--data ../here/texts --text-field body").refused(2, &["--text-field"]);
+    eval("--skip-bad-lines").refused(2, &["--data"]);
     // What it learnt from is no other text, wherever it lies.
     assert_eq!(eval("--data ../here/texts").ok().json()["loss"], loss);
 
