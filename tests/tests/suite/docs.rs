@@ -52,7 +52,7 @@ fn arguments(line: &str) -> Vec<String> {
             (c, _) => all.last_mut().unwrap().push(c),
         }
     }
-    let number = |word: String| if word == "S" || word == "N" { "1".to_owned() } else { word };
+    let number = |word: String| if word == "S" || word == "N" { "2".to_owned() } else { word };
     // One of several values.
     let one = |word: String| word.split('|').next().unwrap_or_default().to_owned();
     all.into_iter().filter(|word| !word.is_empty() && word != "…").map(number).map(one).collect()

@@ -51,7 +51,7 @@ fn a_run_scored_on_many_tokens_stays_within_its_plan() {
     // More than the budget is refused before anything is read, with the flag that helps.
     let budget = bytes(&few, "arena_bytes") + bytes(&few, "outside_arena_bytes") + (1 << 20);
     let line = format!("train {} --eval-tokens 100000000 --budget {budget}B --out other", tiny());
-    host(dir, &line).refused(2, &["--eval-tokens 100000000", "405.3 MiB"]);
+    host(dir, &line).refused(2, &["more than the", "of --budget", "--eval-tokens "]);
     assert!(!dir.join("other").exists());
 }
 

@@ -157,7 +157,7 @@ fn what_is_damaged_or_of_something_else_is_refused_in_one_line() {
     fs::write(&shard, other).unwrap();
     refused("its header is not what was written");
     fs::remove_file(&shard).unwrap();
-    refused("no such file");
+    refused("it is missing");
     fs::write(&shard, &good).unwrap();
     for (at, byte) in whole.bytes().enumerate() {
         let mut bad = whole.clone().into_bytes();
