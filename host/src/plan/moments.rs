@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn the_moment_that_does_not_fit_is_named_with_its_remedy() {
-        let bpe = refused("baseline_tokens = 0\nvocab_size = 300\ntokenizer = 'bpe'\nbudget = '100MiB'");
+        let bpe = refused("baseline_tokens = 0\nvocab_size = 300\ntokenizer = 'bpe'\nbudget = '150MiB'");
         assert!(bpe.contains(" (building the tokenizer, before the arena), "), "{bpe}");
         assert!(bpe.contains("; --tokenizer byte fits ("), "{bpe}");
         let scored = refused("baseline_tokens = 0\ntokenizer = 'byte'\neval_tokens = 2147483648\nbudget = '400MiB'");
