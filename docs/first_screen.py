@@ -170,7 +170,8 @@ def main():
         refusal = show(REFUSED)
         flags = re.search(r"(--batch-size \d+ --accumulate \d+(?: --chunk \d+)?) fits", refusal).group(1)
         show(REFUSED.replace("train", "plan").replace("--batch-size 256", flags))
-    levels = {"floor": ended["floor"], **ended["baselines"]}
+    names = {"floor": ended["floor"], **ended["baselines"]}
+    levels = {name.replace("four", "4-"): loss for name, loss in names.items() if isinstance(loss, float)}
     arguments.out.write_text(picture(metrics, levels, panels))
 
 
