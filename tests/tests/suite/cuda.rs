@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::Stdio;
 
-use capful_tests::binary::{Outcome, command, directory};
+use capful_tests::binary::{Outcome, command, directory, forget_digests};
 use capful_tests::profile::check;
 use capful_tests::safetensors::{self, Tensor};
 use serde_json::Value;
@@ -398,6 +398,7 @@ fn an_evaluation_uses_the_algorithms_of_its_run() {
     assert!(!algorithms.is_empty());
     algorithms.iter_mut().for_each(|choice| choice["gpu"] = "Voodoo2".into());
     fs::write(&path, state.to_string()).unwrap();
+    forget_digests(&dir.join("run"));
     for line in ["eval --run run", "logits --run run --ids 5,6"] {
         let warned = host(dir, line).ok();
         assert!(warned.err.contains("Voodoo2") && !quiet.err.contains("Voodoo2"), "{}", warned.err);
