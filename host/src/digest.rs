@@ -3,8 +3,9 @@
 //! They find what a disk, a copy or a hand has changed. They are no protection against somebody who changes the list too.
 
 use std::fmt;
+use std::fs::File;
 use std::hash::Hasher as _;
-use std::io::{self, ErrorKind, Read as _, Write};
+use std::io::{self, ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
 use twox_hash::xxhash3_64::Hasher;
@@ -38,17 +39,6 @@ impl fmt::Debug for Digest {
     }
 }
 
-impl Write for Digest {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.add(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// The digest of `bytes`.
 pub fn of(bytes: &[u8]) -> u64 {
     let mut digest = Digest::default();
@@ -61,7 +51,15 @@ pub fn of(bytes: &[u8]) -> u64 {
 /// # Errors
 /// A file that cannot be read.
 pub fn of_file(path: &Path, piece: &mut [u8]) -> io::Result<u64> {
-    let (mut file, mut digest) = (regular::open(path)?, Digest::default());
+    of_rest(&regular::open(path)?, piece)
+}
+
+/// The digest of what an open file has from its place on, read through `piece`.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn of_rest(mut file: &File, piece: &mut [u8]) -> io::Result<u64> {
+    let mut digest = Digest::default();
     loop {
         match file.read(piece) {
             Ok(0) => return Ok(digest.value()),

@@ -5,7 +5,9 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use capful_core::memory::{Dtype, Entry, Region, Role, Space};
 use capful_core::remainder;
@@ -13,7 +15,7 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype as FileDtype, Metadata};
 
 use crate::device::{DeviceError, Storage};
-use crate::digest::Digest;
+use crate::digest;
 use crate::regular;
 
 /// Why a file could not be written or read.
@@ -98,15 +100,6 @@ impl Write for Counter {
     }
 }
 
-/// Writes all that lies before the numbers, which begin at byte `begin`.
-fn write_beginning(entries: &[Entry], begin: u64, out: &mut dyn Write) -> io::Result<()> {
-    out.write_all(&(begin - 8).to_le_bytes())?;
-    let mut counter = Counter(0);
-    write_header(entries, &mut counter)?;
-    write_header(entries, out)?;
-    out.write_all(&b"       "[..(begin - 8 - counter.0) as usize])
-}
-
 fn write_header(entries: &[Entry], out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"{\"__metadata__\":{\"format\":\"pt\"}")?;
     let mut offset = 0;
@@ -138,7 +131,14 @@ pub fn begin(path: &Path, entries: &[Entry]) -> Result<(), TensorFileError> {
     let io = |source| TensorFileError::Io { path: path.to_owned(), source };
     let (begin, bytes) = sizes(entries).map_err(io)?;
     let mut out = BufWriter::with_capacity(8 << 10, File::create(path).map_err(io)?);
-    write_beginning(entries, begin, &mut out).map_err(io)?;
+    let header = |out: &mut BufWriter<File>| {
+        out.write_all(&(begin - 8).to_le_bytes())?;
+        let mut counter = Counter(0);
+        write_header(entries, &mut counter)?;
+        write_header(entries, out)?;
+        out.write_all(&b"       "[..(begin - 8 - counter.0) as usize])
+    };
+    header(&mut out).map_err(io)?;
     let file = out.into_inner().map_err(|e| io(e.into_error()))?;
     file.set_len(bytes).and_then(|()| file.sync_all()).map_err(io)
 }
@@ -158,10 +158,7 @@ pub fn write_part(
 ) -> Result<Option<u64>, TensorFileError> {
     let io = |source| TensorFileError::Io { path: path.to_owned(), source };
     let (mut at, _) = sizes(entries).map_err(io)?;
-    // All that one rank writes, it writes in order.
-    let mut digest = (ranks == 1).then(Digest::default);
-    digest.as_mut().map_or(Ok(()), |digest| write_beginning(entries, at, digest)).map_err(io)?;
-    let mut file = File::options().write(true).open(path).map_err(io)?;
+    let mut file = File::options().read(true).write(true).open(path).map_err(io)?;
     let mut number = 0;
     for (region, weight) in entries.iter().flat_map(|entry| with_weights(entry, weights)) {
         if weight.is_none() && region.dtype == Dtype::Remainder {
@@ -175,13 +172,10 @@ pub fn write_part(
                 held.end = if number % ranks == rank { held.end } else { 0 };
                 number += 1;
             }
-            let bytes = piece.bytes() as usize;
-            if held != (0..bytes) {
-                digest = None;
-            }
             if held.is_empty() {
                 return Ok(());
             }
+            let bytes = piece.bytes() as usize;
             let numbers = match weight {
                 Some(weight) => {
                     let weight = Region { offset: weight.offset + first, shape: piece.shape, ..weight };
@@ -193,14 +187,24 @@ pub fn write_part(
                 }
             };
             let (first, held) = (first * times as u64, times * held.start..times * held.end);
-            digest.iter_mut().for_each(|digest| digest.add(&numbers[held.clone()]));
             file.seek(SeekFrom::Start(at + first + held.start as u64)).map_err(io)?;
             file.write_all(&numbers[held]).map_err(io)
         })?;
         at += file_bytes(&region);
     }
-    file.sync_all().map_err(io)?;
-    Ok(digest.map(|digest| digest.value()))
+    let synced = if ranks == 1 { sync_and_digest(&file, staging).map(Some) } else { file.sync_all().map(|()| None) };
+    synced.map_err(io)
+}
+
+/// Syncs a file that was written, and reads it meanwhile through `staging` for its digest: a disk takes longer.
+fn sync_and_digest(mut file: &File, staging: &mut [u8]) -> io::Result<u64> {
+    file.rewind()?;
+    thread::scope(|scope| {
+        let syncing = thread::Builder::new().spawn_scoped(scope, || file.sync_all())?;
+        let digest = digest::of_rest(file, staging);
+        syncing.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+        digest
+    })
 }
 
 /// The tensors of `entry`, each of remainders with the weight that it is of, of those of `weights`.
