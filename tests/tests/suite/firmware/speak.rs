@@ -278,7 +278,8 @@ fn tales() -> &'static (tempfile::TempDir, [(Weights, Said); 3]) {
     TALE.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
         // So few steps that no end comes: all positions are looked at.
-        train(dir.path(), TALES, 20);
+        // The weights stay small while the learning rate warms up. With larger ones exponentials take more instructions.
+        train(dir.path(), &format!("{TALES} --warmup 50"), 20);
         let said = WEIGHTS.map(|weights| {
             image(dir.path(), weights);
             let said = said_by_the_run(dir.path(), weights, TOKENS);
@@ -290,7 +291,7 @@ fn tales() -> &'static (tempfile::TempDir, [(Weights, Said); 3]) {
 }
 
 /// The most instructions of a token, mean over positions 0 to 63. In integers of 8 bits less than 60 % of those in f32.
-const INSTRUCTIONS: [u64; 3] = [1_250_000, 725_000, 1_080_000];
+const INSTRUCTIONS: [u64; 3] = [1_250_000, 720_000, 1_080_000];
 
 #[test]
 #[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
