@@ -8,6 +8,7 @@ use std::hash::Hasher as _;
 use std::io::{self, ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use twox_hash::xxhash3_64::Hasher;
 
 use crate::regular;
@@ -44,6 +45,14 @@ pub fn of(bytes: &[u8]) -> u64 {
     let mut digest = Digest::default();
     digest.add(bytes);
     digest.value()
+}
+
+/// The digest of what `value` is in JSON, in hexadecimal digits.
+///
+/// # Errors
+/// A value that JSON cannot say.
+pub fn of_json(value: &impl Serialize) -> serde_json::Result<String> {
+    serde_json::to_vec(value).map(|bytes| format!("{:016x}", of(&bytes)))
 }
 
 /// The digest of the file at `path`, read through `piece`.

@@ -72,7 +72,7 @@ impl History {
                 };
                 let file: File =
                     serde_json::from_str(&text).map_err(|e| damaged(&format_args!("it does not parse ({e})")))?;
-                if file.history.digest().map_err(|e| damaged(&e))? != file.xxh3 {
+                if digest::of_json(&file.history).map_err(|e| damaged(&e))? != file.xxh3 {
                     return Err(damaged(&"it is damaged: its content is not what was written, by its digest"));
                 }
                 Ok(file.history)
@@ -135,12 +135,8 @@ impl History {
         }
     }
 
-    fn digest(&self) -> serde_json::Result<String> {
-        Ok(format!("{:016x}", digest::of(&serde_json::to_vec(self)?)))
-    }
-
     fn to_text(&self) -> serde_json::Result<String> {
-        serde_json::to_string_pretty(&File { history: self.clone(), xxh3: self.digest()? })
+        serde_json::to_string_pretty(&File { history: self.clone(), xxh3: digest::of_json(self)? })
     }
 
     /// Writes it into the run's directory `dir`, where it says anything.

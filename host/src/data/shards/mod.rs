@@ -101,8 +101,7 @@ impl Manifest {
 
     /// The digest of everything else.
     fn digest(&self) -> serde_json::Result<String> {
-        let bytes = serde_json::to_vec(&Self { digest: None, ..self.clone() })?;
-        Ok(format!("{:016x}", digest::of(&bytes)))
+        digest::of_json(&Self { digest: None, ..self.clone() })
     }
 
     /// What its ids mean.

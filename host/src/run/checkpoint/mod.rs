@@ -4,13 +4,16 @@
 //! tokenizer and where the run stood, so that a resumed run goes on with the same bits. DONE has the digests of its files,
 //! which are compared when they are read: `xxhsum --check DONE` compares them as well.
 
+mod found;
+mod intact;
+mod restore;
+
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use capful_core::integer::Integer;
-use capful_core::memory::{Dtype, Entry, Role, Slot};
+use capful_core::memory::{Entry, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::allocations::{self, Activity};
@@ -18,12 +21,17 @@ use crate::data::snapshot::{Began, Snapshot};
 use crate::data::stream::Position;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::device::{Choice, DeviceError, Storage};
-use crate::digest::{self, DigestError, Digests};
+use crate::digest::DigestError;
 use crate::disk;
-use crate::format::quantise;
-use crate::format::safetensors::{self, TensorFile, TensorFileError};
+use crate::format::safetensors::{self, TensorFileError};
 use crate::ranks::{SharedPeers, together};
 use crate::regular;
+
+pub use found::{complete, discard, last, latest, sweep};
+pub(super) use found::{name_of, remove};
+pub(super) use intact::mark;
+pub use intact::{check, check_weights, compare, digests};
+pub use restore::restore;
 
 /// Where a run stood.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -303,49 +311,6 @@ impl Writer {
     }
 }
 
-/// Removes a checkpoint; one that is gone already is removed.
-pub(super) fn remove(checkpoint: &Path) -> io::Result<()> {
-    // DONE goes first: a removal that is cut short leaves no checkpoint that looks complete.
-    let _ = fs::remove_file(checkpoint.join(DONE));
-    match fs::remove_dir_all(checkpoint) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
-    }
-}
-
-/// Removes what a run that died left of its checkpoints: those that were not written or removed to the end.
-///
-/// # Errors
-/// A directory that cannot be read, or leftovers that cannot be removed.
-pub fn sweep(run: &Path) -> Result<(), CheckpointError> {
-    for entry in fs::read_dir(run).map_err(io_at(run))? {
-        let path = entry.map_err(io_at(run))?.path();
-        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let begun = name.strip_suffix(TEMPORARY).and_then(step_of).is_some();
-        let half = step_of(&name).is_some() && !path.join(DONE).is_file();
-        if begun || half {
-            remove(&path).map_err(io_at(&path))?;
-        }
-    }
-    Ok(())
-}
-
-/// Removes the first checkpoint of a run that did not begin.
-pub fn discard(run: &Path) {
-    let _ = remove(&run.join(name_of(0)));
-}
-
-/// The name of the checkpoint of a step.
-pub(super) fn name_of(step: u64) -> String {
-    format!("checkpoint-{step:08}")
-}
-
-/// The step of the checkpoint of this name, where a run gives such names.
-fn step_of(name: &str) -> Option<u64> {
-    let step = name.strip_prefix("checkpoint-")?.parse().ok()?;
-    (name_of(step) == name).then_some(step)
-}
-
 /// Through a buffer of fixed size: with a GPU's algorithms the text is long.
 fn write_state(path: &Path, state: &TrainerState) -> Result<(), CheckpointError> {
     let write = || {
@@ -369,117 +334,6 @@ pub(super) fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
     disk::sync_dir(dir).map_err(io_at(dir))
 }
 
-/// Marks the files of `dir` as a complete checkpoint. Digests that are not `known` are made through `piece`.
-pub(super) fn mark(dir: &Path, known: &[(&str, Option<u64>)], piece: &mut [u8]) -> Result<(), CheckpointError> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(dir).map_err(io_at(dir))? {
-        names.extend(entry.map_err(io_at(dir))?.file_name().into_string());
-    }
-    names.sort_unstable();
-    let mut digests = Digests::default();
-    for name in &names {
-        let path = dir.join(name);
-        let known = known.iter().find(|(other, _)| name == other).and_then(|(_, digest)| *digest);
-        let digest = known.map_or_else(|| digest::of_file(&path, piece), Ok).map_err(io_at(&path))?;
-        digests.add(name, digest);
-    }
-    write_file(&dir.join(DONE), digests.to_string().as_bytes())?;
-    sync_dir(dir)
-}
-
-/// Whether the files of a checkpoint of which `wanted` says so are those that were written. Earlier versions wrote down
-/// no digests: then they are.
-///
-/// # Errors
-/// [`CheckpointError::Changed`] names the first that is not, and the checkpoint before it.
-pub fn check(checkpoint: &Path, wanted: impl Fn(&str) -> bool) -> Result<(), CheckpointError> {
-    compare(checkpoint, wanted).map_err(|error| CheckpointError::Changed { error, instead: instead_of(checkpoint) })
-}
-
-/// The digests of a checkpoint's files, as DONE has them; nothing where an earlier version wrote it.
-///
-/// # Errors
-/// A list that cannot be read or is damaged.
-pub fn digests(checkpoint: &Path) -> Result<Option<Digests>, DigestError> {
-    Digests::read(&checkpoint.join(DONE))
-}
-
-/// As [`check`], without what can be done.
-///
-/// # Errors
-/// The first file that is not what was written.
-pub fn compare(checkpoint: &Path, wanted: impl Fn(&str) -> bool) -> Result<(), DigestError> {
-    digests(checkpoint)?.map_or(Ok(()), |digests| digests.check(checkpoint, DONE, wanted))
-}
-
-/// What can be done where a checkpoint is damaged.
-fn instead_of(checkpoint: &Path) -> String {
-    let step = |path: &Path| path.file_name().and_then(|name| step_of(&name.to_string_lossy()));
-    let before = checkpoint.parent().zip(step(checkpoint)).and_then(|(run, of)| {
-        let mut there = complete(run).ok()?;
-        there.retain(|path| step(path).is_some_and(|step| step < of));
-        there.into_iter().rev().find(|path| compare(path, |_| true).is_ok())
-    });
-    match before {
-        Some(before) => format!(
-            "the checkpoint before it is whole: use --run {}, or remove {} and go on with --resume",
-            before.display(),
-            checkpoint.display()
-        ),
-        None => "there is no other whole checkpoint of this run; restore the file from a copy".to_owned(),
-    }
-}
-
-/// The complete checkpoints of a run, oldest first.
-///
-/// # Errors
-/// A directory that cannot be read.
-pub fn complete(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(run).map_err(io_at(run))? {
-        let path = entry.map_err(io_at(run))?.path();
-        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        if let Some(step) = step_of(&name).filter(|_| path.join(DONE).is_file()) {
-            found.push((step, path));
-        }
-    }
-    found.sort();
-    Ok(found.into_iter().map(|(_, path)| path).collect())
-}
-
-/// The last complete checkpoint of a run, where there is one. Its files are those that were written, but for the tensors,
-/// which are checked when they are read.
-///
-/// # Errors
-/// A directory that cannot be read, or a file that has changed.
-pub fn last(run: &Path) -> Result<Option<PathBuf>, CheckpointError> {
-    complete(run)?.pop().map(without_tensors).transpose()
-}
-
-/// As [`last`], or `run` itself where it is a checkpoint.
-///
-/// # Errors
-/// [`CheckpointError::None`], and those of [`last`].
-pub fn latest(run: &Path) -> Result<PathBuf, CheckpointError> {
-    match run.join(DONE).is_file() {
-        true => without_tensors(run.to_owned()),
-        false => last(run)?.ok_or_else(|| CheckpointError::None(run.to_owned())),
-    }
-}
-
-/// The checkpoint, whose files but for the tensors were checked.
-fn without_tensors(checkpoint: PathBuf) -> Result<PathBuf, CheckpointError> {
-    check(&checkpoint, |name| ![MODEL, OPTIMIZER].contains(&name)).map(|()| checkpoint)
-}
-
-/// Whether the weights of a checkpoint are those that were written.
-///
-/// # Errors
-/// As [`check`].
-pub fn check_weights(checkpoint: &Path) -> Result<(), CheckpointError> {
-    check(checkpoint, |name| name == MODEL)
-}
-
 /// Reads where a run stood.
 ///
 /// # Errors
@@ -490,7 +344,7 @@ pub fn read_state(checkpoint: &Path) -> Result<TrainerState, CheckpointError> {
     let damaged = |what| CheckpointError::Damaged { path: path.clone(), what };
     let state: TrainerState =
         serde_json::from_slice(&text).map_err(|e| damaged(format!("it does not parse ({e}); it is damaged")))?;
-    let named = checkpoint.file_name().and_then(|name| step_of(&name.to_string_lossy()));
+    let named = checkpoint.file_name().and_then(|name| found::step_of(&name.to_string_lossy()));
     match named.filter(|named| *named != state.step) {
         Some(named) => Err(damaged(format!(
             "it is of step {} and its directory is named for step {named}; give the directory its name back",
@@ -512,70 +366,11 @@ pub fn read_began(checkpoint: &Path) -> Result<Began, CheckpointError> {
     Ok(Began { source, validation })
 }
 
-/// Reads the weights, and where `optimizer` says so what the optimizer remembers. Meanwhile their digests are compared.
-///
-/// # Errors
-/// A file that is missing, damaged or of another model, which then changed nothing; weights that are not finite; numbers
-/// that are not those that were written, which is known once they are read.
-pub fn restore(
-    checkpoint: &Path,
-    lasting: &[Entry],
-    optimizer: bool,
-    device: &mut dyn Storage,
-) -> Result<(), CheckpointError> {
-    std::thread::scope(|scope| {
-        let of = |name: &'static str| scope.spawn(move || check(checkpoint, |other| other == name));
-        let checks = [Some(of(MODEL)), optimizer.then(|| of(OPTIMIZER))];
-        let read = read_tensors(checkpoint, lasting, optimizer, device);
-        // Of a file that was changed that is said, whatever else is wrong with it.
-        let checked = checks.into_iter().flatten().try_for_each(|check| match check.join() {
-            Ok(checked) => checked,
-            Err(panic) => std::panic::resume_unwind(panic),
-        });
-        checked.and(read)
-    })
-}
-
-fn read_tensors(
-    checkpoint: &Path,
-    lasting: &[Entry],
-    optimizer: bool,
-    device: &mut dyn Storage,
-) -> Result<(), CheckpointError> {
-    let mut staging = vec![0; STAGING];
-    let mut model = TensorFile::open(&checkpoint.join(MODEL))?;
-    let weights = saved(lasting, &[Role::Weight]);
-    if !optimizer {
-        let (integers, floats): (Vec<Entry>, _) = weights.iter().partition(|e| Integer::of(e.slot.dtype).is_some());
-        model.read_into(&floats, device, &mut staging)?;
-        let scales = saved(lasting, &[Role::Scale]);
-        return Ok(quantise::read_into(&mut model, &integers, &scales, device)?);
-    }
-    let mut rest = TensorFile::open(&checkpoint.join(OPTIMIZER))?;
-    // The f32 parameters: masters where the run that saved them kept the weights in fewer bits, else the weights.
-    let called = |entries: &[Entry], prefix| -> Vec<Entry> {
-        entries.iter().map(|e| Entry { slot: Slot { prefix, ..e.slot }, ..*e }).collect()
-    };
-    let (reduced, precise): (Vec<Entry>, Vec<Entry>) =
-        saved(lasting, &[Role::Weight, Role::Master]).into_iter().partition(|e| e.slot.dtype == Dtype::Bf16);
-    model.read_into(&reduced, device, &mut staging)?;
-    if rest.has(MASTER) {
-        rest.read_into(&called(&precise, MASTER), device, &mut staging)?;
-    } else {
-        model.read_into(&called(&precise, ""), device, &mut staging)?;
-    }
-    // A run that goes on in another precision has another state, which it begins anew.
-    let there = |e: &Entry| e.slot.role == Role::State && rest.has(e.slot.prefix);
-    let state: Vec<Entry> = lasting.iter().filter(|e| there(e)).copied().collect();
-    rest.read_into(&state, device, &mut staging)?;
-    Ok(rest.read_into(&saved(lasting, &[Role::Moment]), device, &mut staging)?)
-}
-
 #[cfg(test)]
 mod tests {
     use std::mem::take;
 
-    use capful_core::memory::{Layout, Ledger as _, Region, Space};
+    use capful_core::memory::{Dtype, Layout, Ledger as _, Region, Slot, Space};
     use capful_core::random::Random;
     use capful_core::remainder;
 
@@ -755,17 +550,5 @@ mod tests {
         put(&entries, &numbers, &mut expected);
         restore(&dir.path().join(name_of(1)), &entries, true, &mut found).unwrap();
         assert!(bytes_of(&mut found, bytes) == bytes_of(&mut expected, bytes));
-    }
-
-    #[test]
-    fn a_step_has_one_name() {
-        for step in [0, 5, 99_999_999, 100_000_000, u64::MAX] {
-            assert_eq!(step_of(&name_of(step)), Some(step));
-        }
-        for name in
-            ["checkpoint-5", "checkpoint-000000005", "checkpoint-+0000005", "checkpoint-", "checkpoint-0000000x"]
-        {
-            assert_eq!(step_of(name), None, "{name}");
-        }
     }
 }

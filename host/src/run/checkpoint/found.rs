@@ -1,0 +1,109 @@
+//! The checkpoints of a run: their names, which are complete, and how they are removed.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{CheckpointError, DONE, MODEL, OPTIMIZER, TEMPORARY, check, io_at};
+
+/// Removes a checkpoint; one that is gone already is removed.
+pub(in crate::run) fn remove(checkpoint: &Path) -> io::Result<()> {
+    // DONE goes first: a removal that is cut short leaves no checkpoint that looks complete.
+    let _ = fs::remove_file(checkpoint.join(DONE));
+    match fs::remove_dir_all(checkpoint) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Removes what a run that died left of its checkpoints: those that were not written or removed to the end.
+///
+/// # Errors
+/// A directory that cannot be read, or leftovers that cannot be removed.
+pub fn sweep(run: &Path) -> Result<(), CheckpointError> {
+    for entry in fs::read_dir(run).map_err(io_at(run))? {
+        let path = entry.map_err(io_at(run))?.path();
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let begun = name.strip_suffix(TEMPORARY).and_then(step_of).is_some();
+        let half = step_of(&name).is_some() && !path.join(DONE).is_file();
+        if begun || half {
+            remove(&path).map_err(io_at(&path))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the first checkpoint of a run that did not begin.
+pub fn discard(run: &Path) {
+    let _ = remove(&run.join(name_of(0)));
+}
+
+/// The name of the checkpoint of a step.
+pub(in crate::run) fn name_of(step: u64) -> String {
+    format!("checkpoint-{step:08}")
+}
+
+/// The step of the checkpoint of this name, where a run gives such names.
+pub(super) fn step_of(name: &str) -> Option<u64> {
+    let step = name.strip_prefix("checkpoint-")?.parse().ok()?;
+    (name_of(step) == name).then_some(step)
+}
+
+/// The complete checkpoints of a run, oldest first.
+///
+/// # Errors
+/// A directory that cannot be read.
+pub fn complete(run: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(run).map_err(io_at(run))? {
+        let path = entry.map_err(io_at(run))?.path();
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        if let Some(step) = step_of(&name).filter(|_| path.join(DONE).is_file()) {
+            found.push((step, path));
+        }
+    }
+    found.sort();
+    Ok(found.into_iter().map(|(_, path)| path).collect())
+}
+
+/// The last complete checkpoint of a run, where there is one. Its files are those that were written, but for the tensors,
+/// which are checked when they are read.
+///
+/// # Errors
+/// A directory that cannot be read, or a file that has changed.
+pub fn last(run: &Path) -> Result<Option<PathBuf>, CheckpointError> {
+    complete(run)?.pop().map(without_tensors).transpose()
+}
+
+/// As [`last`], or `run` itself where it is a checkpoint.
+///
+/// # Errors
+/// [`CheckpointError::None`], and those of [`last`].
+pub fn latest(run: &Path) -> Result<PathBuf, CheckpointError> {
+    match run.join(DONE).is_file() {
+        true => without_tensors(run.to_owned()),
+        false => last(run)?.ok_or_else(|| CheckpointError::None(run.to_owned())),
+    }
+}
+
+/// The checkpoint, whose files but for the tensors were checked.
+fn without_tensors(checkpoint: PathBuf) -> Result<PathBuf, CheckpointError> {
+    check(&checkpoint, |name| ![MODEL, OPTIMIZER].contains(&name)).map(|()| checkpoint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_has_one_name() {
+        for step in [0, 5, 99_999_999, 100_000_000, u64::MAX] {
+            assert_eq!(step_of(&name_of(step)), Some(step));
+        }
+        for name in
+            ["checkpoint-5", "checkpoint-000000005", "checkpoint-+0000005", "checkpoint-", "checkpoint-0000000x"]
+        {
+            assert_eq!(step_of(name), None, "{name}");
+        }
+    }
+}
