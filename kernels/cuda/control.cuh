@@ -4,12 +4,14 @@
 
 #include "common.cuh"
 
+const u32 GROUPS = 5;
+
 struct Settings {
     float learning_rate;
-    float correction1;  // 1 - beta1^t
-    float correction2;  // 1 - beta2^t
     float clip;
     float loss_scale;
+    float factored;  // 1 - beta^t, of the decoder's beta
+    float corrections[GROUPS][2];  // of each group's rule: of AdamW 1 - beta1^t, 1 - beta2^t
 };
 
 struct Results {
@@ -17,8 +19,8 @@ struct Results {
     float squared_norm;
 };
 
-static_assert(sizeof(Settings) == 20 && sizeof(Results) == 8, "regions of five and of two f32");
-static_assert(offsetof(Settings, learning_rate) == 0 && offsetof(Settings, correction1) == 4, "in core's order");
-static_assert(offsetof(Settings, correction2) == 8 && offsetof(Settings, clip) == 12, "in core's order");
-static_assert(offsetof(Settings, loss_scale) == 16, "in core's order");
+static_assert(sizeof(Settings) == 56 && sizeof(Results) == 8, "regions of fourteen and of two f32");
+static_assert(offsetof(Settings, learning_rate) == 0 && offsetof(Settings, clip) == 4, "in core's order");
+static_assert(offsetof(Settings, loss_scale) == 8 && offsetof(Settings, factored) == 12, "in core's order");
+static_assert(offsetof(Settings, corrections) == 16, "in core's order");
 static_assert(offsetof(Results, loss) == 0 && offsetof(Results, squared_norm) == 4, "in core's order");

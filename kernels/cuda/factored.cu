@@ -59,7 +59,7 @@ __device__ inline void update_bias(const FactoredArgs& a, u32 v) {
     float grad = a.bias_grad[v], squared = grad * grad, &moment = a.row_moment[a.vocabulary + v];
     if (!finite(squared)) return;
     moment = a.beta2 * moment + (1.0f - a.beta2) * squared;
-    a.bias[v] -= a.settings->learning_rate * grad / (sqrtf(moment / a.settings->correction2) + EPS);
+    a.bias[v] -= a.settings->learning_rate * grad / (sqrtf(moment / a.settings->factored) + EPS);
 }
 
 // Threads of a row, and the vectors of four of it that each keeps where a row has no more.
@@ -71,7 +71,7 @@ template <int N, bool HOLDS>
 __device__ inline void update_rows(const FactoredArgs& a, float* roots) {
     if (!a.counts()) return;
     u32 begin = blockIdx.x * a.piece, end = min(a.count, begin + a.piece);
-    float lr = a.settings->learning_rate, correction = a.settings->correction2, mean = *a.mean;
+    float lr = a.settings->learning_rate, correction = a.settings->factored, mean = *a.mean;
     float inverse = mean > 0 ? 1.0f / mean : 0.0f;
     constexpr u32 KEPT = HOLDS ? HELD : 1;
     float g[KEPT][N], w[KEPT][N], next_g[KEPT][N], next_w[KEPT][N], sums[KEPT][N] = {};

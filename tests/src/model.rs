@@ -134,7 +134,7 @@ pub fn pattern(of: Pattern) -> ops::Pattern {
 fn optimizer() -> Optimizer {
     let Recipe { beta1, beta2, eps, weight_decay, .. } = Recipe::pythia();
     let [beta1, beta2, eps, decay] = [beta1, beta2, eps, weight_decay].map(|x| x as f32);
-    Optimizer { beta1, beta2, eps, decay }
+    Optimizer::adamw([beta1, beta2], eps, decay)
 }
 
 /// A session with room for training, evaluation and decoding.

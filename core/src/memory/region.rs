@@ -83,6 +83,11 @@ pub struct Region {
 }
 
 impl Region {
+    /// The region, if it has elements: what belongs to a parameter that has no such thing has none.
+    pub fn if_any(self) -> Option<Region> {
+        Some(self).filter(|region| region.elements() > 0)
+    }
+
     /// Elements in the region. What a [`crate::memory::Layout`] laid fits; of any other shape that does not, this and
     /// what is computed from it stay at the most, which is beyond every storage.
     pub const fn elements(&self) -> u64 {

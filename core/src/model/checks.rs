@@ -1,6 +1,15 @@
 //! What a configuration must fulfil, whatever the family.
 
-use super::family::{MicroBatch, ModelError};
+use super::family::{Capability, Family, MicroBatch, ModelError};
+use crate::device::OperationError;
+use crate::optimizer::{Group, Updater};
+
+/// Refuses a step in which parameters do not learn whose gradients `family` always forms.
+pub(super) fn check_frozen(family: &impl Family, updater: &Updater) -> Result<(), OperationError> {
+    let frozen = Group::ALL.into_iter().filter(|group| updater.freezes(*group));
+    let why = frozen.filter_map(|group| family.lacks(Capability::Frozen(group))).next();
+    why.map_or(Ok(()), |why| Err(OperationError::Unsupported(why)))
+}
 
 /// Refuses sizes of 0 and sizes that a region cannot have.
 pub(super) fn check_sizes(sizes: &[(&'static str, u32)]) -> Result<(), ModelError> {

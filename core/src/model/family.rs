@@ -4,7 +4,7 @@ use super::recompute::Recompute;
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot};
 use crate::ops::Pattern;
-use crate::optimizer::Optimizer;
+use crate::optimizer::{Group, Optimizer};
 use crate::train::{Ranks, Results, Settings};
 
 /// What the products of the layers read. The embedding, the head and the weights' gradients are always wide.
@@ -19,10 +19,10 @@ pub enum Products {
 }
 
 /// What a model's state is laid for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Purpose {
-    /// Training as one of these ranks, and whatever else.
-    Training(Ranks),
+    /// Training as one of these ranks by this optimizer, and whatever else.
+    Training(Ranks, Optimizer),
     /// Losses and logits of sequences.
     Evaluation,
     /// Token by token only.
@@ -44,6 +44,8 @@ pub enum Capability {
     Attention,
     /// Matrices in integers, where it is not trained: [`Profile::weights`].
     Integers,
+    /// Parameters of this group that do not learn: [`Rule::Frozen`](crate::optimizer::Rule::Frozen).
+    Frozen(Group),
 }
 
 /// The shape of a micro-batch and what decides its memory.
@@ -428,16 +430,11 @@ pub trait Family {
         first: bool,
     ) -> Result<(), OperationError>;
 
-    /// Clips by the global norm and moves the parameters.
+    /// Clips by the global norm and moves the parameters, by the optimizer that they were laid for.
     ///
     /// # Errors
     /// What the device could not do.
-    fn update(
-        &self,
-        device: &mut dyn Device,
-        lasting: &Self::Lasting,
-        optimizer: &Optimizer,
-    ) -> Result<(), OperationError>;
+    fn update(&self, device: &mut dyn Device, lasting: &Self::Lasting) -> Result<(), OperationError>;
 
     /// The loss of one batch, without gradients.
     ///

@@ -2,7 +2,7 @@
 
 use crate::integer::{Integer, Kind};
 use crate::memory::{Dtype, Init, Role, Slot, Stacked};
-use crate::optimizer::Rule;
+use crate::optimizer::{Group, Learns};
 
 /// A parameter: how it is named and saved, initialised and trained. The one description that layout, initialiser,
 /// optimizer, checkpoint, import and export share.
@@ -18,29 +18,24 @@ pub struct Parameter {
     pub layers: u32,
     /// How the first values are made.
     pub init: Init,
-    /// How it learns.
-    pub rule: Rule,
+    /// When it learns.
+    pub learns: Learns,
+    /// Whose settings it learns by.
+    pub group: Group,
     /// What it is to the products.
     pub kind: Kind,
 }
 
 impl Parameter {
-    /// A matrix or an embedding, which decays: [rows, columns].
+    /// A matrix of a linear layer: [rows, columns].
     pub const fn matrix(name: &'static str, layers: u32, shape: [u32; 2], init: Init) -> Parameter {
-        Parameter { name, parts: [0; 3], shape, layers, init, rule: Rule::AdamW { decays: true }, kind: Kind::Matrix }
+        let (learns, group, kind) = (Learns::FromGradient, Group::Matrix, Kind::Matrix);
+        Parameter { name, parts: [0; 3], shape, layers, init, learns, group, kind }
     }
 
-    /// A bias or a gain, which does not: `[len]`.
+    /// A bias or a gain: `[len]`.
     pub const fn vector(name: &'static str, layers: u32, len: u32, init: Init) -> Parameter {
-        Parameter {
-            name,
-            parts: [0; 3],
-            shape: [1, len],
-            layers,
-            init,
-            rule: Rule::AdamW { decays: false },
-            kind: Kind::Vector,
-        }
+        Parameter { group: Group::Vector, kind: Kind::Vector, ..Self::matrix(name, layers, [1, len], init) }
     }
 
     /// The slot of the parameter itself, of its master, or of what else belongs to it; that begins as zeros.

@@ -42,7 +42,8 @@ pub fn metered<F: Family>(family: &F, micro: &MicroBatch, profile: &dyn Profile)
     let mut seen = heapless::Vec::new();
     let mut visit = |e: &Entry| seen.push(*e).expect("room for 320");
     let mut layout = Layout::new(&mut visit);
-    let lasting = family.lay_lasting(profile, Purpose::Training(Ranks::ALONE), &mut layout);
+    let optimizer = Optimizer::adamw([0.9, 0.95], 1e-8, 0.1);
+    let lasting = family.lay_lasting(profile, Purpose::Training(Ranks::ALONE, optimizer), &mut layout);
     let mark = layout.mark();
     let training = family.lay_training(micro, profile, &mut layout);
     layout.rewind(mark);
@@ -54,8 +55,7 @@ pub fn metered<F: Family>(family: &F, micro: &MicroBatch, profile: &dyn Profile)
     if family.lacks(Capability::Accumulation).is_none() {
         family.micro_batch(&mut meter, &lasting, &training, micro, false).unwrap();
     }
-    let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
-    family.update(&mut meter, &lasting, &optimizer).unwrap();
+    family.update(&mut meter, &lasting).unwrap();
     family.evaluate(&mut meter, &lasting, &evaluation, micro).unwrap();
     family.logits(&mut meter, &lasting, &evaluation, 3, 4).unwrap();
     family.decode(&mut meter, &lasting, &decoding, Pattern::DENSE).unwrap();

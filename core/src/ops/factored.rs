@@ -39,7 +39,7 @@ pub struct FactoredUpdate {
     pub column_moment: Region,
     /// [tile, D]: as much of G as exists at once.
     pub tile: Region,
-    /// The settings: learning rate, second correction.
+    /// The settings: learning rate, its correction.
     pub settings: Region,
     /// The results: the loss is read.
     pub results: Region,
@@ -90,7 +90,7 @@ impl Operation for FactoredUpdate {
             return Ok(());
         }
         let (d, vocabulary) = (self.x.columns() as usize, self.weight.rows() as usize);
-        let Settings { learning_rate: lr, correction2: correction, .. } = *Settings::from_slice(settings)?;
+        let Settings { learning_rate: lr, factored: correction, .. } = *Settings::from_slice(settings)?;
         let (row_moment, bias_moment) = row_moment.split_at_mut(vocabulary);
         let (columns, sums) = column_moment.split_at_mut(d);
         let mean = sum(columns) / d as f32;
@@ -216,7 +216,7 @@ mod tests {
 
     type B = Bench<4096>;
     const SETTINGS: Settings =
-        Settings { learning_rate: 0.01, correction1: 0.0, correction2: 0.1, clip: 1.0, loss_scale: 1.0 };
+        Settings { learning_rate: 0.01, clip: 1.0, loss_scale: 1.0, factored: 0.1, corrections: [[f32::NAN; 2]; 5] };
 
     fn decoder(b: &mut B, loss: f32) -> FactoredUpdate {
         FactoredUpdate {
@@ -245,7 +245,7 @@ mod tests {
         let beta2 = f64::from(op.beta2);
         for step in 1..=2 {
             let correction = 1.0 - libm::pow(beta2, f64::from(step));
-            b.set(op.settings, &<[f32; 5]>::from(Settings { correction2: correction as f32, ..SETTINGS }));
+            b.set(op.settings, &<[f32; 14]>::from(Settings { factored: correction as f32, ..SETTINGS }));
             b.run(op);
             let g = |v: usize, d: usize| (0..7).map(|r| dz[r * 4 + v] * x[r * 5 + d]).sum::<f64>();
             let mean = columns.iter().sum::<f64>() / 5.0;

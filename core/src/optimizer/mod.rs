@@ -1,43 +1,123 @@
 //! Optimizers: how a parameter learns, what that keeps in memory, and the operations that move it.
 //!
-//! A family lists its parameters, each with its [`Rule`]. A rule lays its own state and emits its own operations, so that
-//! another one touches no family.
+//! A family lists its parameters, each with its [`Group`] and with how it [`Learns`]. An [`Optimizer`] has a [`Rule`] and
+//! settings for each group. A rule is a file here, which says what it keeps of a parameter and which operation moves it,
+//! and a line in the list of rules: families, plans, checkpoints and ranks know none.
 
 mod adamw;
 mod factored;
 mod in_place;
+mod learning;
+mod rule;
 mod shared;
+mod weights;
 
-pub use adamw::{Learning, Moments, Whole, lay};
+pub use adamw::AdamW;
 pub use factored::Factored;
 pub use in_place::InPlace;
-pub use shared::Shared;
+pub use learning::{Learning, Updater, lay};
+pub use rule::{Rule, STATES};
 
-/// How a parameter learns.
+/// When a parameter learns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
-    /// By AdamW at the end of a step, from a gradient of its own: see [`Moments`].
-    AdamW {
-        /// Whether it decays. Matrices and embeddings do; biases and gains do not.
-        decays: bool,
-    },
-    /// During the backward pass, without a gradient of its own: see [`Factored`].
-    Factored,
-    /// During the backward pass, the rows that a batch used: see [`InPlace`].
-    InPlace,
+pub enum Learns {
+    /// At the end of a step, from a gradient of its own, by the [`Rule`] of its group.
+    FromGradient,
+    /// During the backward pass, without a gradient of its own: see [`Factored`] and [`InPlace`].
+    InBackward,
     /// By no optimizer: neither gradient nor state is kept. A forward pass may still change it.
-    Frozen,
+    Never,
 }
 
-/// The constants of the optimizer.
+/// Parameters that have settings of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Group {
+    /// Matrices of linear layers.
+    Matrix,
+    /// The table that ids are looked up in, which makes the logits too where the head is tied to it.
+    Embedding,
+    /// The table that makes the logits, where it is another.
+    Head,
+    /// Biases and gains.
+    Vector,
+    /// The synapses of spiking neurons.
+    Synapse,
+}
+
+impl Group {
+    /// How many there are.
+    pub const COUNT: usize = 5;
+    /// All of them, in the order of their indices.
+    pub const ALL: [Group; Self::COUNT] = [Group::Matrix, Group::Embedding, Group::Head, Group::Vector, Group::Synapse];
+
+    /// Its place in [`Group::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Its name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Group::Matrix => "matrix",
+            Group::Embedding => "embedding",
+            Group::Head => "head",
+            Group::Vector => "vector",
+            Group::Synapse => "synapse",
+        }
+    }
+
+    /// Whether weight decay falls on it where nothing else is said: on matrices and tables.
+    pub const fn decays(self) -> bool {
+        match self {
+            Group::Matrix | Group::Embedding | Group::Head => true,
+            Group::Vector | Group::Synapse => false,
+        }
+    }
+}
+
+/// How a group's parameters are moved.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Optimizer {
-    /// β₁.
-    pub beta1: f32,
-    /// β₂.
-    pub beta2: f32,
-    /// Added to the denominator.
-    pub eps: f32,
-    /// Decay of the parameters whose rule decays.
+pub struct Recipe {
+    /// The rule.
+    pub rule: Rule,
+    /// Factor of the learning rate.
+    pub rate: f32,
+    /// Weight decay.
     pub decay: f32,
+}
+
+/// A recipe for every group.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Optimizer([Recipe; Group::COUNT]);
+
+impl Optimizer {
+    /// One rule for all, with `decay` for the groups on which it falls.
+    pub const fn new(rule: Rule, decay: f32) -> Optimizer {
+        let mut recipes = [Recipe { rule, rate: 1.0, decay: 0.0 }; Group::COUNT];
+        let mut i = 0;
+        while i < Group::COUNT {
+            if Group::ALL[i].decays() {
+                recipes[i].decay = decay;
+            }
+            i += 1;
+        }
+        Optimizer(recipes)
+    }
+
+    /// AdamW for all.
+    pub const fn adamw([beta1, beta2]: [f32; 2], eps: f32, decay: f32) -> Optimizer {
+        Self::new(Rule::AdamW(AdamW { beta1, beta2, eps }), decay)
+    }
+
+    /// The same with another recipe for `group`.
+    #[must_use]
+    pub const fn with(mut self, group: Group, recipe: Recipe) -> Optimizer {
+        self.0[group.index()] = recipe;
+        self
+    }
+
+    /// The recipe of `group`.
+    pub const fn of(&self, group: Group) -> &Recipe {
+        &self.0[group.index()]
+    }
 }

@@ -1,8 +1,10 @@
-//! What ranks share: each keeps its part of masters and moments, moves its part of the weights and gives it to the others
+//! What ranks share: each keeps its part of masters and state, moves its part of the weights and gives it to the others
 //! (ZeRO stage 1, Rajbhandari et al. 2020).
 //!
-//! Every table of parameters is laid in sections ([`Sections`]): what lies before the layers, each layer, what lies behind
-//! them. A section is a table of rows. A rank's share of it is whole pieces of [`SquaredNorm::PIECE`] elements, so that the
+//! Every table of the parameters that learn is laid in sections ([`Sections`]): what lies before the layers, each layer, what
+//! lies behind them. Others lie behind the weights, whole on every rank. Where rules keep unlike many tables of a parameter,
+//! each is as long as all that learn.
+//! A section is a table of rows. A rank's share of it is whole pieces of [`SquaredNorm::PIECE`] elements, so that the
 //! norm is made of the same sums whatever the number of ranks. A gradient is added up in the order of the ranks: a piece of
 //! the share at a time comes from every rank ([`AllToAll`]) and is summed ([`SumParts`]). Where that has to be exact it
 //! happens after every micro-batch, and micro-batch k is formed by rank k mod n, so that the order of the additions is that
@@ -13,14 +15,15 @@
 //!
 //! What lays and emits this is never inlined: one process, on a chip for one, has no room for it on its stack.
 
-use super::adamw::{Learning, Moments, RANGES, TOO_MANY};
-use super::{Optimizer, Rule};
+use super::learning::{RANGES, TOO_MANY};
+use super::rule::STATES;
+use super::{Group, Learns, Optimizer};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{
     Dtype, Layout, Ledger, Part, Region, Role, Section, Sections, Share, Slot, Space, Stacked, Window,
 };
 use crate::model::{Control, Parameter, Parameters};
-use crate::ops::{AdamW, AllGather, AllToAll, PieceNorms, SquaredNorm, SumNorms, SumParts};
+use crate::ops::{AllGather, AllToAll, Moved, PieceNorms, SquaredNorm, SumNorms, SumParts};
 use crate::train::Ranks;
 
 /// Elements of a row.
@@ -31,12 +34,12 @@ const PIECE_ROWS: u32 = SquaredNorm::PIECE as u32 / COLUMNS;
 /// many ranks that a message would have less than a piece, it has that.
 const INCOMING: u64 = 32 << 20;
 /// Why ranks do not share a model of other parameters.
-const OTHER_RULE: &str = "ranks share parameters that AdamW moves and that are of one type; this model has others";
+const OTHER: &str = "ranks share parameters that learn at the end of a step and are of one type; this model has others";
 
-/// Neighbours in a section that AdamW moves alike.
+/// Neighbours in a section that are moved alike.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Range {
-    decays: bool,
+    group: Group,
     /// The section; of layers the first.
     section: Section,
     /// Its first row there, and its rows.
@@ -121,17 +124,24 @@ impl Table {
         Table { dtype, before: start, layers, stride: 0, behind: if ends_take_turns { start } else { start + before } }
     }
 
-    /// Shows the parameters of `model` in it.
+    /// Shows the parameters of `model` in it that learn: those of which `prefix` says what their names begin with. Lays the
+    /// weights of others behind it.
     fn show<M: Parameters>(
         &self,
         model: &M,
-        space: Space,
-        (prefix, role): (&'static str, Role),
+        (optimizer, space, role): (&Optimizer, Space, Role),
+        prefix: &dyn Fn(&Parameter) -> Option<&'static str>,
         ledger: &mut dyn Ledger,
     ) -> M::Table {
         let mut outline = Outline::NOTHING;
         model.parameters(&mut |p| {
+            if !learns(p, optimizer) {
+                // Of those there are weights and nothing else.
+                let slot = p.slot("", Role::Weight, self.dtype);
+                return if role == Role::Weight { ledger.region(slot) } else { Stacked::NOTHING };
+            }
             let (section, first, _) = outline.take(p);
+            let Some(prefix) = prefix(p) else { return Stacked::NOTHING };
             let offset = self.at(section).saturating_add(first.saturating_mul(self.dtype.row_bytes(COLUMNS)));
             // What lies behind the layers and begins where what lies before them does has its bytes.
             let overlay = section == Section::Behind && self.behind == self.before && first < outline.rows[0];
@@ -158,6 +168,12 @@ impl Table {
 /// Names of a rank's share of a table: of what lies before the layers, of the layers, of what lies behind them.
 type Names = [&'static str; 3];
 
+/// Of the tables that rules keep.
+const STATE_NAMES: [Names; STATES] = [
+    ["before.share of first states", "layers.share of first states", "behind.share of first states"],
+    ["before.share of second states", "layers.share of second states", "behind.share of second states"],
+];
+
 /// A rank's share of the optimizer, and what gradients are added up with.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shared {
@@ -172,7 +188,8 @@ pub struct Shared {
     sums: Option<Table>,
     /// This rank's shares.
     masters: Option<Table>,
-    moments: [Table; 2],
+    /// As many as the rules keep.
+    states: [Table; STATES],
     /// [1, ranks, rows, 128]: pieces of gradients on their way.
     incoming: Option<Region>,
     /// [1, ranks, pieces of a rank, 1]: the squared norm of each.
@@ -181,26 +198,33 @@ pub struct Shared {
     refused: Option<&'static str>,
 }
 
-/// Lays the weights of `model` and what is learned with, for one of several ranks.
+/// Whether a parameter has a gradient.
+fn learns(p: &Parameter, optimizer: &Optimizer) -> bool {
+    p.learns == Learns::FromGradient && optimizer.of(p.group).rule.learns()
+}
+
+/// Lays the weights of `model` and what `optimizer` needs, for one of several ranks: the weights, the gradients, and what
+/// the rank keeps.
 #[inline(never)]
 pub(super) fn lay<M: Parameters>(
     model: &M,
-    ranks: Ranks,
+    (ranks, optimizer): (Ranks, &Optimizer),
     profile: &dyn Profile,
     weight: &dyn Fn(&Parameter) -> Dtype,
     ledger: &mut dyn Ledger,
-) -> (M::Table, Option<Learning<M::Table>>) {
+) -> (M::Table, M::Table, Shared) {
     let (mut outline, mut ranges, mut refused) = (Outline::NOTHING, heapless::Vec::new(), None);
-    let dtype = profile.dtype(Role::Weight);
+    let (dtype, mut kept) = (profile.dtype(Role::Weight), 0);
     model.parameters(&mut |p| {
-        let (section, first, rows) = outline.take(p);
-        match p.rule {
-            Rule::AdamW { decays } if weight(p) == dtype => {
-                if !extend(&mut ranges, decays, section, [first, rows]) {
-                    refused = Some(TOO_MANY);
-                }
+        if p.learns == Learns::InBackward || weight(p) != dtype {
+            refused = Some(OTHER);
+        }
+        if learns(p, optimizer) {
+            let (section, first, rows) = outline.take(p);
+            if !extend(&mut ranges, optimizer, (p.group, section), [first, rows]) {
+                refused = Some(TOO_MANY);
             }
-            _ => refused = Some(OTHER_RULE),
+            kept = kept.max(optimizer.of(p.group).rule.states().len());
         }
         Stacked::NOTHING
     });
@@ -210,12 +234,12 @@ pub(super) fn lay<M: Parameters>(
         Table::lay(name, Space::Arena, dtype, &sections, ledger)
     };
     let weights = table("weights", Role::Weight, ledger);
-    let own = weights.show(model, Space::Arena, ("", Role::Weight), ledger);
+    let own = weights.show(model, (optimizer, Space::Arena, Role::Weight), &|_| Some(""), ledger);
     let gradients = match ranks.gradients {
         true => Table::lay_in_turn(&sections, model.ends_take_turns(), profile.dtype(Role::Gradient), ledger),
         false => table("gradients", Role::Gradient, ledger),
     };
-    let formed = gradients.show(model, Space::Arena, ("gradient.", Role::Gradient), ledger);
+    let formed = gradients.show(model, (optimizer, Space::Arena, Role::Gradient), &|_| Some("gradient."), ledger);
     let mut shared = Shared {
         ranks,
         sections,
@@ -224,42 +248,49 @@ pub(super) fn lay<M: Parameters>(
         gradients,
         sums: None,
         masters: None,
-        moments: [gradients; 2],
+        states: [gradients; STATES],
         incoming: None,
         norms: gradients.rows(Section::Before, 0, 0),
         refused,
     };
     shared.lay_sums(ledger);
-    let mut share = |prefix, names: &Names, role, dtype| {
+    let mut share = |names: &Names, (role, dtype), prefix: &dyn Fn(&Parameter) -> Option<&'static str>| {
         let whole = Table::lay("a table that ranks share", Space::Shared, dtype, &sections, ledger);
-        whole.show(model, Space::Shared, (prefix, role), ledger);
+        whole.show(model, (optimizer, Space::Shared, role), prefix, ledger);
         shared.lay_share(names, (role, dtype), Some(&whole), ledger)
     };
     let masters = (dtype != Dtype::F32).then(|| {
         let names = ["before.share of masters", "layers.share of masters", "behind.share of masters"];
-        share("master.", &names, Role::Master, Dtype::Remainder)
+        share(&names, (Role::Master, Dtype::Remainder), &|_| Some("master."))
     });
-    let names = ["before.share of first moments", "layers.share of first moments", "behind.share of first moments"];
-    let first = share("first_moment.", &names, Role::Moment, Dtype::F32);
-    let names = ["before.share of second moments", "layers.share of second moments", "behind.share of second moments"];
-    let second = share("second_moment.", &names, Role::Moment, Dtype::F32);
-    (shared.masters, shared.moments) = (masters, [first, second]);
-    (own, Some(Learning { gradients: formed, moments: Moments::Shared(shared) }))
+    let mut states = [gradients; STATES];
+    for (i, (state, names)) in states.iter_mut().zip(&STATE_NAMES).take(kept).enumerate() {
+        let prefix = |p: &Parameter| optimizer.of(p.group).rule.states().get(i).copied();
+        *state = share(names, (Role::Moment, Dtype::F32), &prefix);
+    }
+    (shared.masters, shared.states) = (masters, states);
+    (own, formed, shared)
 }
 
 /// Takes the next parameter, of `[first, rows]` of `section`, into the last range or a new one. Says whether there was room.
-fn extend(ranges: &mut heapless::Vec<Range, RANGES>, decays: bool, section: Section, [first, rows]: [u64; 2]) -> bool {
+fn extend(
+    ranges: &mut heapless::Vec<Range, RANGES>,
+    optimizer: &Optimizer,
+    (group, section): (Group, Section),
+    [first, rows]: [u64; 2],
+) -> bool {
     // More rows than are counted were refused as they were laid.
     let [first, rows] = [first, rows].map(|rows| rows.min(u32::MAX.into()) as u32);
     let neighbour = |range: &&mut Range| {
-        (range.section, range.decays, range.first.saturating_add(range.rows)) == (section, decays, first)
+        let alike = optimizer.of(range.group) == optimizer.of(group);
+        alike && (range.section, range.first.saturating_add(range.rows)) == (section, first)
     };
     match ranges.iter_mut().find(neighbour) {
         Some(range) => {
             range.rows = range.rows.saturating_add(rows);
             true
         }
-        None => ranges.push(Range { decays, section, first, rows }).is_ok(),
+        None => ranges.push(Range { group, section, first, rows }).is_ok(),
     }
 }
 
@@ -413,7 +444,7 @@ impl Shared {
     /// range and gives it to the others.
     ///
     /// # Errors
-    /// As [`Moments::update`].
+    /// What the device could not do; a model that ranks do not share.
     #[inline(never)]
     pub(super) fn update(
         &self,
@@ -428,7 +459,6 @@ impl Shared {
             self.reduce(device, control, false)?;
         }
         self.norm(device, control.results)?;
-        let Optimizer { beta1, beta2, eps, decay } = *optimizer;
         let Control { settings, results, .. } = *control;
         for section in self.sections.all() {
             let (share, begins) = (self.share(section), self.share(section).own(0, self.sections.len(section)).start);
@@ -438,20 +468,19 @@ impl Shared {
                 if rows == 0 {
                     continue;
                 }
-                let here = |table: Table| table.rows(section, first - begins, rows);
-                device.emit(AdamW {
+                let (here, recipe) =
+                    (|table: Table| table.rows(section, first - begins, rows), optimizer.of(range.group));
+                let moved = Moved {
                     weight: self.weights.rows(section, first, rows),
                     remainder: self.masters.map(here),
                     gradient: self.sum(section, first - begins, rows),
-                    first: here(self.moments[0]),
-                    second: here(self.moments[1]),
                     settings,
                     results,
-                    beta1,
-                    beta2,
-                    eps,
-                    decay: if range.decays { decay } else { 0.0 },
-                })?;
+                    group: range.group,
+                    rate: recipe.rate,
+                    decay: recipe.decay,
+                };
+                recipe.rule.emit(device, moved, self.states.map(here))?;
             }
         }
         if self.ranks.count == 1 {

@@ -4,7 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::memory::ArenaError;
-use crate::optimizer::Optimizer;
+use crate::optimizer::{Factored, Group, Optimizer};
 
 /// What changes from step to step. The kernels have the same struct in `kernels/cuda/control.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Pod, Zeroable)]
@@ -12,30 +12,43 @@ use crate::optimizer::Optimizer;
 pub struct Settings {
     /// The learning rate of this step.
     pub learning_rate: f32,
-    /// 1 − β₁ᵗ at the t-th update.
-    pub correction1: f32,
-    /// 1 − β₂ᵗ at the t-th update.
-    pub correction2: f32,
     /// The largest global norm of the gradient; infinite where nothing is clipped.
     pub clip: f32,
     /// What each row's loss counts for: 1 / the step's targets.
     pub loss_scale: f32,
+    /// 1 − βᵗ at the t-th update, of the β of [`Factored`].
+    pub factored: f32,
+    /// The corrections of each [`Group`]'s rule at this update: of AdamW 1 − β₁ᵗ and 1 − β₂ᵗ.
+    pub corrections: [[f32; 2]; Group::COUNT],
 }
 
 impl Settings {
+    /// A step in which every factor is 1.
+    pub const UNIT: Settings = Settings {
+        learning_rate: 1.0,
+        clip: 1.0,
+        loss_scale: 1.0,
+        factored: 1.0,
+        corrections: [[1.0; 2]; Group::COUNT],
+    };
+
     /// Those of the step after `step` others: it moves at `learning_rate`, corrects the bias of `optimizer`'s moments
     /// (Kingma and Ba 2015), clips the gradient's norm at `clip`, or not at all where that is 0, and means the loss over
     /// `tokens` tokens.
     pub fn of(step: u64, learning_rate: f64, optimizer: &Optimizer, clip: f32, tokens: u64) -> Settings {
-        let correction = |beta: f32| (1.0 - power(beta.into(), step + 1)) as f32;
         Settings {
             learning_rate: learning_rate as f32,
-            correction1: correction(optimizer.beta1),
-            correction2: correction(optimizer.beta2),
             clip: if clip > 0.0 { clip } else { f32::INFINITY },
             loss_scale: (1.0 / tokens as f64) as f32,
+            factored: correction(Factored::BETA2, step),
+            corrections: Group::ALL.map(|group| optimizer.of(group).rule.corrections(step)),
         }
     }
+}
+
+/// 1 − βᵗ at the update after `step` others.
+pub(crate) fn correction(beta: f32, step: u64) -> f32 {
+    (1.0 - power(beta.into(), step + 1)) as f32
 }
 
 /// What a step says of itself. The kernels have the same struct.
@@ -48,7 +61,7 @@ pub struct Results {
     pub squared_norm: f32,
 }
 
-/// A struct of `$len` f32 fields is its region's elements in order.
+/// A struct of `$len` f32 is its region's elements in order.
 macro_rules! region_of {
     ($name:ident, $len:literal) => {
         impl $name {
@@ -90,7 +103,7 @@ macro_rules! region_of {
     };
 }
 
-region_of!(Settings, 5);
+region_of!(Settings, 14);
 region_of!(Results, 2);
 
 /// `base` to the power of `exponent`: the products of compiler-rt's `__powidf2`, so the bits of std's `powi`.
@@ -114,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
+    const OPTIMIZER: Optimizer = Optimizer::adamw([0.9, 0.95], 1e-8, 0.1);
 
     #[test]
     fn powers_have_the_bits_of_the_standard_librarys() {
@@ -132,32 +145,45 @@ mod tests {
 
     #[test]
     fn a_step_has_the_settings_of_its_number() {
-        let expected =
-            Settings { learning_rate: 1e-3, correction1: 0.1, correction2: 0.05, clip: 1.0, loss_scale: 1.0 / 12.0 };
+        let expected = Settings {
+            learning_rate: 1e-3,
+            clip: 1.0,
+            loss_scale: 1.0 / 12.0,
+            factored: 0.01,
+            corrections: [[0.1, 0.05]; Group::COUNT],
+        };
         let first = Settings::of(0, 1e-3, &OPTIMIZER, 1.0, 12);
-        for (found, expected) in <[f32; 5]>::from(first).into_iter().zip(<[f32; 5]>::from(expected)) {
+        for (found, expected) in <[f32; 14]>::from(first).into_iter().zip(<[f32; 14]>::from(expected)) {
             approx::assert_relative_eq!(found, expected, max_relative = 1e-6);
         }
         let third = Settings::of(2, 1e-3, &OPTIMIZER, 0.0, 12);
-        approx::assert_relative_eq!(third.correction1, 0.271, max_relative = 1e-6);
-        approx::assert_relative_eq!(third.correction2, 0.142_625, max_relative = 1e-6);
+        for [first, second] in third.corrections {
+            approx::assert_relative_eq!(first, 0.271, max_relative = 1e-6);
+            approx::assert_relative_eq!(second, 0.142_625, max_relative = 1e-6);
+        }
         assert_eq!(third.clip, f32::INFINITY);
         // Far into a run nothing is left to correct.
         let late = Settings::of(1 << 40, 1e-3, &OPTIMIZER, 0.0, 1);
-        assert_eq!((late.correction1, late.correction2, late.loss_scale), (1.0, 1.0, 1.0));
+        assert_eq!((late.corrections, late.factored, late.loss_scale), ([[1.0; 2]; Group::COUNT], 1.0, 1.0));
     }
 
     #[test]
     fn names_are_elements_in_order_and_another_number_of_them_is_an_error() {
-        let mut elements = [1.0, 2.0, 3.0, 4.0, 5.0];
-        let named = Settings { learning_rate: 1.0, correction1: 2.0, correction2: 3.0, clip: 4.0, loss_scale: 5.0 };
+        let mut elements: [f32; 14] = core::array::from_fn(|i| i as f32);
+        let named = Settings {
+            learning_rate: 0.0,
+            clip: 1.0,
+            loss_scale: 2.0,
+            factored: 3.0,
+            corrections: [[4.0, 5.0], [6.0, 7.0], [8.0, 9.0], [10.0, 11.0], [12.0, 13.0]],
+        };
         assert_eq!(Settings::from(elements), named);
         assert_eq!(Settings::from_slice(&elements), Ok(&named));
-        assert_eq!(<[f32; 5]>::from(named), elements);
-        let wrong = |found| ArenaError::Length { found, wanted: 5 };
-        assert_eq!(Settings::from_slice(&elements[1..]), Err(wrong(4)));
+        assert_eq!(<[f32; 14]>::from(named), elements);
+        let wrong = |found| ArenaError::Length { found, wanted: 14 };
+        assert_eq!(Settings::from_slice(&elements[1..]), Err(wrong(13)));
         assert_eq!(Settings::from_slice_mut(&mut []), Err(wrong(0)));
         Results::from_slice_mut(&mut elements[2..4]).unwrap().squared_norm = 9.0;
-        assert_eq!(elements, [1.0, 2.0, 3.0, 9.0, 5.0]);
+        assert_eq!((elements[2], elements[3]), (2.0, 9.0));
     }
 }

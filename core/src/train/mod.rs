@@ -6,6 +6,7 @@ mod curriculum;
 mod ranks;
 mod schedule;
 
+pub(crate) use control::correction;
 pub use control::{Results, Settings};
 pub use curriculum::{Curriculum, CurriculumError, Stage};
 pub use ranks::Ranks;

@@ -591,7 +591,7 @@ impl Config {
 
     /// AdamW's constants.
     pub fn optimizer(&self) -> Optimizer {
-        Optimizer { beta1: self.beta1, beta2: self.beta2, eps: 1e-8, decay: self.weight_decay }
+        Optimizer::adamw([self.beta1, self.beta2], 1e-8, self.weight_decay)
     }
 
     /// The learning rate's course.

@@ -299,7 +299,7 @@ fn lay(model: &mut dyn Model, profile: &AnyProfile, sections: &Sections) -> Resu
     let mut visit = |entry: &Entry| entries.push((under_way.get(), *entry));
     let mut layout = Layout::new(&mut visit);
     let purpose = match sections {
-        _ if stages > 0 => Purpose::Training(sections.ranks),
+        _ if stages > 0 => Purpose::Training(sections.ranks, sections.constants.optimizer),
         Sections { evaluation: Some(_), .. } => Purpose::Evaluation,
         _ => Purpose::Decoding,
     };

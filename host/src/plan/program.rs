@@ -258,7 +258,7 @@ impl<F: Family> Model for Placed<F> {
                 let products = if warming { Products::Warming } else { stage.products };
                 family.micro_batch(device, lasting, training, &MicroBatch { products, ..*stage }, first)
             }
-            Sequence::Update => family.update(device, lasting, &sections.constants.optimizer),
+            Sequence::Update => family.update(device, lasting),
             Sequence::Evaluate => {
                 let (evaluation, stage) = evaluation.ok_or(UNLAID)?;
                 family.evaluate(device, lasting, evaluation, &stage)

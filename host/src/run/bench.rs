@@ -58,13 +58,8 @@ impl<'a> Bench<'a> {
         let random = Random::new(config.seed, stream("bench"));
         let ids: Vec<u32> =
             (0..=tokens).map(|i| random.below(i as u64, u64::from(config.vocab_size())) as u32).collect();
-        let settings = Settings {
-            learning_rate: 1e-4,
-            correction1: 1.0,
-            correction2: 1.0,
-            clip: 1.0,
-            loss_scale: 1.0 / config.tokens_per_step() as f32,
-        };
+        let settings =
+            Settings { learning_rate: 1e-4, loss_scale: 1.0 / config.tokens_per_step() as f32, ..Settings::UNIT };
         // In the midst of documents.
         let offsets = vec![config.context(); tokens];
         Ok(Bench { session, config, targets: ids[1..].to_vec(), ids: ids[..tokens].to_vec(), offsets, settings })

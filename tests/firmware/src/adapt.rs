@@ -149,7 +149,7 @@ fn run(line: &mut Line, (image, storage, texts, steps): Command, ids: &mut [u32]
     model.validate_micro_batch(&ADAPT)?;
     let mut nothing = |_: &Entry| {};
     let mut layout = Layout::new(&mut nothing);
-    let laid = model.lay_lasting(&Single, Purpose::Training(Ranks::ALONE), &mut layout);
+    let laid = model.lay_lasting(&Single, Purpose::Training(Ranks::ALONE, OPTIMIZER), &mut layout);
     let training = model.lay_training(&ADAPT, &Single, &mut layout);
     let (needed, found) = (layout.high_water()?, 8 * storage.len());
     let Some(storage) = storage.get_mut(..needed as usize / 8) else { return Err(Refused::Storage { found, needed }) };

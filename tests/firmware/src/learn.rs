@@ -93,7 +93,7 @@ pub(crate) fn lasting<F: Family>(
             result = visit(entry);
         }
     };
-    family.lay_lasting(&Single, Purpose::Training(Ranks::ALONE), &mut Layout::new(&mut each));
+    family.lay_lasting(&Single, Purpose::Training(Ranks::ALONE, recipe::OPTIMIZER), &mut Layout::new(&mut each));
     result
 }
 
@@ -109,7 +109,7 @@ fn train<'a, F: Family, D: OnArena<'a> + From<Arena<'a>>>(
     family.validate_micro_batch(stage)?;
     let mut nothing = |_: &Entry| {};
     let mut layout = Layout::new(&mut nothing);
-    let laid = family.lay_lasting(&Single, Purpose::Training(Ranks::ALONE), &mut layout);
+    let laid = family.lay_lasting(&Single, Purpose::Training(Ranks::ALONE, recipe::OPTIMIZER), &mut layout);
     let training = family.lay_training(stage, &Single, &mut layout);
     let (needed, found) = (layout.high_water()?, 8 * storage.len() as u64);
     let Some(storage) = storage.get_mut(..needed as usize / 8) else { return Err(Refused::Storage { found, needed }) };
@@ -173,7 +173,7 @@ pub(crate) fn advance<F: Family>(
     stage: &MicroBatch,
 ) -> Result<(), OperationError> {
     family.micro_batch(device, lasting, training, stage, true)?;
-    family.update(device, lasting, &recipe::OPTIMIZER)
+    family.update(device, lasting)
 }
 
 /// A whole program: trains `family` on a device `D` in `storage`, as the command says, and ends with 0; with 3 where

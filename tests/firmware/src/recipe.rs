@@ -14,7 +14,7 @@ pub const RATE: f64 = 1e-2;
 /// The largest norm of the gradient.
 pub const CLIP: f32 = 1.0;
 /// AdamW's constants.
-pub const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
+pub const OPTIMIZER: Optimizer = Optimizer::adamw([0.9, 0.95], 1e-8, 0.1);
 
 /// A step: two sequences of sixteen tokens.
 pub const STAGE: MicroBatch = MicroBatch {

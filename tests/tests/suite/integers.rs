@@ -8,6 +8,7 @@ use capful_core::integer::{Integer, Row, quantise_row};
 use capful_core::memory::{Arena, Entry, Layout, Region, Role};
 use capful_core::model::{Family as _, FirstValues, MicroBatch, Products, Purpose, Recompute, Transformer};
 use capful_core::ops::Pattern;
+use capful_core::optimizer::Optimizer;
 use capful_core::train::{Ranks, Settings};
 use capful_host::config::AnyFamily;
 use capful_tests::binary::{Outcome, TINY, directory, host};
@@ -124,7 +125,8 @@ fn weights_in_integers_are_not_trained() {
     assert!(profile.multiplies_integers());
     let mut visit = |_: &Entry| {};
     let mut layout = Layout::new(&mut visit);
-    let lasting = model.lay_lasting(&profile, Purpose::Training(Ranks::ALONE), &mut layout);
+    let optimizer = Optimizer::adamw([0.9, 0.95], 1e-8, 0.1);
+    let lasting = model.lay_lasting(&profile, Purpose::Training(Ranks::ALONE, optimizer), &mut layout);
     let training = model.lay_training(&MICRO, &profile, &mut layout);
     let mut meter = Meter::new(&Single, Rates::ONE);
     let refused = model.micro_batch(&mut meter, &lasting, &training, &MICRO, true);

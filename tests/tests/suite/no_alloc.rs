@@ -62,7 +62,8 @@ fn train() -> Option<()> {
         count += 1;
     };
     let mut layout = Layout::new(&mut note);
-    let lasting = model.lay_lasting(&Single, Purpose::Training(Ranks::ALONE), &mut layout);
+    let optimizer = Optimizer::adamw([0.9, 0.95], 1e-8, 0.1);
+    let lasting = model.lay_lasting(&Single, Purpose::Training(Ranks::ALONE, optimizer), &mut layout);
     let training = model.lay_training(&stage, &Single, &mut layout);
     let bytes = layout.high_water().ok()?;
     let mut storage = [0u64; 24 << 10];
@@ -90,13 +91,12 @@ fn train() -> Option<()> {
     ids(arena, batch.ids, |i| i * 7 % 19);
     ids(arena, batch.targets, |i| (i * 7 + 3) % 19);
     let control = lasting.control;
-    let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
     let mut losses = [0.0; 2];
     for (step, loss) in (0..).zip(&mut losses) {
-        let settings = <[f32; 5]>::from(Settings::of(step, 1e-2, &optimizer, 1.0, 12));
+        let settings = <[f32; 14]>::from(Settings::of(step, 1e-2, &optimizer, 1.0, 12));
         floats(&mut device.arena, control.settings, |i| settings[i]);
         model.micro_batch(&mut device, &lasting, &training, &stage, true).ok()?;
-        model.update(&mut device, &lasting, &optimizer).ok()?;
+        model.update(&mut device, &lasting).ok()?;
         *loss = f64::from(Results::from_slice(device.arena.f32(control.results).ok()?).ok()?.loss);
     }
     let right = (losses[0] - EXPECTED).abs() < 1e-4 * EXPECTED && losses[1] < losses[0] - 0.01;

@@ -6,12 +6,13 @@ use super::{NeuroGen, Pass, Rule};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, WiringPart};
 use crate::model::activations::larger;
+use crate::model::checks::check_frozen;
 use crate::model::family::{
     Batch, Capability, Control, Family, Gauge, Measure, MicroBatch, ModelError, Purpose, UNLEARNT,
 };
 use crate::model::{Parameter, Parameters as _};
 use crate::ops::{Carry, HeadGrad, Linear, Modulate, Pattern, ReadoutGrad, Spike, TapsGrad};
-use crate::optimizer::{self, Optimizer, Rule as Learns};
+use crate::optimizer::{self, Group};
 use crate::train::Ranks;
 
 impl NeuroGen {
@@ -43,7 +44,7 @@ impl NeuroGen {
     /// The element type of a parameter.
     fn weight_type(&self, p: &Parameter, purpose: Purpose, profile: &dyn Profile) -> Dtype {
         // A token by itself is bound by how fast the decoder is read.
-        let table = purpose == Purpose::Decoding && p.rule == Learns::Factored && p.shape[0] > 1;
+        let table = purpose == Purpose::Decoding && p.group == Group::Head;
         if table { profile.dtype(Role::Weight) } else { Dtype::F32 }
     }
 }
@@ -71,6 +72,9 @@ impl Family for NeuroGen {
             Capability::Bf16Gradients => "a NeuroGen's gradients are f32",
             Capability::Attention => "a NeuroGen has no attention",
             Capability::Integers => "a NeuroGen has no weights in integers",
+            Capability::Frozen(_) => {
+                "a NeuroGen's backward pass forms every gradient; --set rule=frozen freezes its synapses"
+            }
         })
     }
 
@@ -80,17 +84,18 @@ impl Family for NeuroGen {
 
     fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Lasting {
         // It moves parameters in its backward pass, so it never has several ranks.
-        let training = matches!(purpose, Purpose::Training(_));
+        let optimizer = if let Purpose::Training(_, optimizer) = purpose { Some(optimizer) } else { None };
+        let training = optimizer.map(|optimizer| (Ranks::ALONE, optimizer));
         let dtype = |p: &Parameter| self.weight_type(p, purpose, profile);
-        let (weights, adamw) = optimizer::lay(self, training.then_some(Ranks::ALONE), profile, &dtype, ledger);
+        let (weights, learning) = optimizer::lay(self, training, profile, &dtype, ledger);
         let sources = self.lay_wiring(WiringPart::Sources, ledger);
-        let index = (training && self.rule == Rule::Bptt).then(|| {
+        let index = (training.is_some() && self.rule == Rule::Bptt).then(|| {
             let starts = self.lay_wiring(WiringPart::Starts, ledger);
             let synapses = self.lay_wiring(WiringPart::Synapses, ledger);
             core::array::from_fn(|m| Index { starts: starts[m], synapses: synapses[m] })
         });
         let control = Control::lay(Ranks::ALONE, ledger);
-        let learning = adamw.map(|adamw| self.lay_learning(adamw, profile, ledger));
+        let learning = learning.map(|learning| self.lay_learning(learning, profile, ledger));
         Lasting { network: Network { weights, sources }, index, control, learning }
     }
 
@@ -235,6 +240,7 @@ impl Family for NeuroGen {
             return Err(OperationError::Unsupported(ONE_MICRO_BATCH));
         }
         let learning = lasting.learning.as_ref().ok_or(UNLEARNT)?;
+        check_frozen(self, &learning.updater)?;
         let (w, c, grads) = (&lasting.network.weights, &learning.kept.serve(&t.segment), &learning.gradients);
         self.inhibit(device, lasting)?;
         self.resume(device, &learning.kept, c)?;
@@ -285,9 +291,8 @@ impl Family for NeuroGen {
         self.hand_over(device, &learning.kept, c)
     }
 
-    fn update(&self, device: &mut dyn Device, lasting: &Lasting, optimizer: &Optimizer) -> Result<(), OperationError> {
-        let learning = lasting.learning.as_ref().ok_or(UNLEARNT)?;
-        learning.moments.update(device, &lasting.control, optimizer)?;
+    fn update(&self, device: &mut dyn Device, lasting: &Lasting) -> Result<(), OperationError> {
+        lasting.learning.as_ref().ok_or(UNLEARNT)?.updater.update(device, &lasting.control)?;
         self.inhibit(device, lasting)
     }
 

@@ -7,7 +7,7 @@ use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, WiringPart};
 use crate::model::family::{Batch, Control};
 use crate::ops::{Feedback, Stored};
-use crate::optimizer::{self, Factored, InPlace, Moments};
+use crate::optimizer::{self, Factored, InPlace, Updater};
 
 /// A module's synapses by source.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,8 +44,7 @@ impl Kept {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Learning {
     pub(super) gradients: Weights,
-    /// Of what AdamW moves.
-    pub(super) moments: Moments,
+    pub(super) updater: Updater,
     pub(super) decoder: Factored,
     pub(super) embedding: InPlace,
     pub(super) feedback: Option<Feedback>,
@@ -234,11 +233,11 @@ impl NeuroGen {
 
     pub(super) fn lay_learning(
         &self,
-        adamw: optimizer::Learning<Weights>,
+        learning: optimizer::Learning<Weights>,
         profile: &dyn Profile,
         ledger: &mut dyn Ledger,
     ) -> Learning {
-        let optimizer::Learning { gradients, moments } = adamw;
+        let optimizer::Learning { gradients, updater } = learning;
         let (v, d) = (self.vocab_size, self.width());
         let decoder = Factored::lay(["row_moment.decoder", "column_moment.decoder"], [v, d], ledger);
         let embedding = InPlace::lay("row_moment.embedding", v, ledger);
@@ -261,7 +260,7 @@ impl NeuroGen {
             }
         });
         let kept = self.lay_kept(profile.dtype(Role::Saved), ledger);
-        Learning { gradients, moments, decoder, embedding, feedback, reward, kept }
+        Learning { gradients, updater, decoder, embedding, feedback, reward, kept }
     }
 
     /// Whether tokens count differently.

@@ -6,7 +6,7 @@ use crate::memory::{Dtype, Entry, Layout};
 use crate::model::testing::{Half, metered};
 use crate::model::{Control, Family as _, MicroBatch, Products, Purpose, Recompute};
 use crate::ops::Pattern;
-use crate::optimizer::{self, Optimizer};
+use crate::optimizer::{self, Group, Optimizer, Recipe};
 use crate::train::Ranks;
 
 /// With every part.
@@ -73,7 +73,7 @@ fn every_step_of_every_rule_passes_the_meter() {
 fn what_cannot_be_done_is_said_and_is_no_failure_of_the_device() {
     let mut visit = |_: &Entry| {};
     let mut layout = Layout::new(&mut visit);
-    let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
+    let optimizer = Optimizer::adamw([0.9, 0.95], 1e-8, 0.1);
     let mut meter = Meter::new(&Single, Rates::ONE);
     let unsupported = |done: Result<(), OperationError>, says: &str| match done {
         Err(OperationError::Unsupported(what)) => assert!(what.contains(says), "{what}"),
@@ -81,15 +81,19 @@ fn what_cannot_be_done_is_said_and_is_no_failure_of_the_device() {
     };
     // Rules that ranks do not share.
     let two = Ranks { rank: 0, count: 2, exact: false, gradients: false };
-    let (_, learning) = optimizer::lay(&MODEL, Some(two), &Single, &|_| Dtype::F32, &mut layout);
+    let (_, learning) = optimizer::lay(&MODEL, Some((two, optimizer)), &Single, &|_| Dtype::F32, &mut layout);
     let control = Control::lay(two, &mut layout);
-    let updated = learning.unwrap().moments.update(&mut meter, &control, &optimizer);
-    unsupported(updated, "ranks share parameters that AdamW moves");
+    let updated = learning.unwrap().updater.update(&mut meter, &control);
+    unsupported(updated, "ranks share parameters that learn at the end of a step");
     // A second micro-batch, and training of what was laid to be evaluated.
     let training = MODEL.lay_training(&MICRO, &Single, &mut layout);
-    let lasting = MODEL.lay_lasting(&Single, Purpose::Training(Ranks::ALONE), &mut layout);
+    let lasting = MODEL.lay_lasting(&Single, Purpose::Training(Ranks::ALONE, optimizer), &mut layout);
     unsupported(MODEL.micro_batch(&mut meter, &lasting, &training, &MICRO, false), "in every micro-batch");
     let evaluated = MODEL.lay_lasting(&Single, Purpose::Evaluation, &mut layout);
     unsupported(MODEL.micro_batch(&mut meter, &evaluated, &training, &MICRO, true), "not laid for training");
-    unsupported(MODEL.update(&mut meter, &evaluated, &optimizer), "not laid for training");
+    unsupported(MODEL.update(&mut meter, &evaluated), "not laid for training");
+    // Gradients that are always formed.
+    let frozen = optimizer.with(Group::Matrix, Recipe { rule: optimizer::Rule::Frozen, rate: 1.0, decay: 0.0 });
+    let lasting = MODEL.lay_lasting(&Single, Purpose::Training(Ranks::ALONE, frozen), &mut layout);
+    unsupported(MODEL.micro_batch(&mut meter, &lasting, &training, &MICRO, true), "forms every gradient");
 }

@@ -5,7 +5,7 @@ use super::{NeuroGen, Rule};
 use crate::memory::{Init, Region, Stacked};
 use crate::model::{Parameter, Parameters};
 use crate::ops::GateGrad;
-use crate::optimizer::Rule as Learns;
+use crate::optimizer::{Group, Learns};
 
 /// The parameters of the associative memory, or their gradients; C is the columns of what it reads, K its key size.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -22,7 +22,7 @@ pub(super) struct MemoryParameters {
     pub(super) gains: [Region; 2],
 }
 
-/// Every parameter, or the gradients of those that AdamW moves.
+/// Every parameter, or the gradients of those that have one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
     /// [fan_out, O].
@@ -56,12 +56,16 @@ impl Parameters for NeuroGen {
     fn parameters(&self, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Weights {
         let (c, v, e, d) = (&self.connectome, self.vocab_size, self.embedding, self.width());
         let (readout, skip, matrices) = self.readout_parameters(place);
-        let rule = if self.rule == Rule::Frozen { Learns::Frozen } else { Learns::AdamW { decays: false } };
+        let learns = match self.rule {
+            Rule::Frozen => Learns::Never,
+            Rule::Eprop | Rule::EpropRandom | Rule::Bptt => Learns::FromGradient,
+        };
         let synapses = self.each(|m, shape| {
             let drawn = c.fan_in[m] - c.reserved(Module::ALL[m]);
             // At a firing rate of a tenth their sum has a deviation of half a threshold.
             let deviation = 0.5 / libm::sqrtf(0.1 * drawn.max(1) as f32);
-            place(&Parameter { rule, ..Self::matrix(named!("synapses.weight")[m], shape, deviation) }).first
+            let matrix = Self::matrix(named!("synapses.weight")[m], shape, deviation);
+            place(&Parameter { learns, group: Group::Synapse, ..matrix }).first
         });
         let mut vector = |name, len, init| place(&Parameter::vector(name, 1, len, init)).first;
         let gate = self.gate.then(|| [vector("gate.weight", d, Init::Zero), vector("gate.bias", d, Init::Zero)]);
@@ -73,16 +77,18 @@ impl Parameters for NeuroGen {
             out,
             gains: [gain("memory.key_norm.weight"), gain("memory.query_norm.weight")],
         });
-        let mut other = |rule, parameter| place(&Parameter { rule, ..parameter }).first;
+        let mut other = |learns, group, parameter| place(&Parameter { learns, group, ..parameter }).first;
         // Taps and other synapses, drawn alike, shall bring a potential about as much.
         let share = c.tap_share.clamp(0.05, 0.95);
         let table = Self::matrix("embedding.weight", [v, e], 0.38 * libm::sqrtf((1.0 - share) / share));
-        let embedding = other(Learns::InPlace, table);
-        let decoder = other(Learns::Factored, Self::matrix("decoder.weight", [v, d], 0.3 / libm::sqrtf(d as f32)));
-        let decoder_bias = other(Learns::Factored, Parameter::vector("decoder.bias", 1, v, Init::Zero));
+        let embedding = other(Learns::InBackward, Group::Embedding, table);
+        let table = Self::matrix("decoder.weight", [v, d], 0.3 / libm::sqrtf(d as f32));
+        let decoder = other(Learns::InBackward, Group::Head, table);
+        let bias = Parameter::vector("decoder.bias", 1, v, Init::Zero);
+        let decoder_bias = other(Learns::InBackward, Group::Vector, bias);
         // Homeostasis moves them in the forward pass.
         let thresholds = self.each(|m, [neurons, _]| {
-            other(Learns::Frozen, Parameter::vector(named!("thresholds")[m], 1, neurons, Init::Zero))
+            other(Learns::Never, Group::Vector, Parameter::vector(named!("thresholds")[m], 1, neurons, Init::Zero))
         });
         Weights { readout, skip, memory, synapses, gate, embedding, decoder, decoder_bias, thresholds }
     }

@@ -44,7 +44,7 @@ impl Backward<'_> {
     }
 
     fn formed(&self, device: &mut dyn Device, section: Section) -> Result<(), OperationError> {
-        self.learning.formed(device, section, self.first)
+        self.learning.updater.formed(device, section, self.first)
     }
 
     /// The gradients of a layer's linear layer.
@@ -61,10 +61,12 @@ impl Backward<'_> {
     /// The gradients of layer `l`'s linear layer, all of them.
     fn linear(&self, l: u32, part: fn(&Weights) -> &Dense, [x, out_grad, x_grad]: [Region; 3]) -> LinearGrad {
         let (weights, grads) = (part(&self.pass.network.weights), part(&self.learning.gradients));
+        let weight_grad = grads.weight.at(l);
         LinearGrad {
+            weight_grad: weight_grad.if_any(),
             bias_grad: grads.bias(l),
             accumulate: self.accumulate,
-            ..LinearGrad::new([x, weights.weight.at(l)], out_grad, [x_grad, grads.weight.at(l)])
+            ..LinearGrad::new([x, weights.weight.at(l)], out_grad, [x_grad, weight_grad])
         }
     }
 
@@ -160,7 +162,7 @@ impl Backward<'_> {
             transposed: None,
             kept: pass.forward.up_kept.at(l),
         })?;
-        if again { device.emit(LinearGrad { x_grad: None, ..down }) } else { Ok(()) }
+        if again && down.weight_grad.is_some() { device.emit(LinearGrad { x_grad: None, ..down }) } else { Ok(()) }
     }
 
     /// The same, and the gradients of the product before SwiGLU, where the weights' are made of copies. The gradients of gate
@@ -186,11 +188,16 @@ impl Backward<'_> {
         let copy = pass.model.grad_copy(pass.copying, Projection::Up, l, gate_up);
         let transposed = Some(copies.of_swiglu());
         device.emit(SwiGluGrad { gate_up, out_grad: activated_grad, out: None, copy, transposed, kept: None })?;
-        device.emit(Quantise::transposed(out_grad, copies.down_grad))?;
-        device.emit(weight(down, copies.down_grad, copies.activated))?;
+        if down.weight_grad.is_some() {
+            device.emit(Quantise::transposed(out_grad, copies.down_grad))?;
+            device.emit(weight(down, copies.down_grad, copies.activated))?;
+        }
         pass.model.project_grad(device, pass.copying, (Projection::Up, l), input(up))?;
-        device.emit(Quantise::transposed(norm2, copies.norm2))?;
-        device.emit(weight(up, copies.up_grad, copies.norm2))
+        if up.weight_grad.is_some() {
+            device.emit(Quantise::transposed(norm2, copies.norm2))?;
+            device.emit(weight(up, copies.up_grad, copies.norm2))?;
+        }
+        Ok(())
     }
 
     /// Attention's branch and norm₁; of parallel branches norm₂ as well.
@@ -244,12 +251,12 @@ impl Backward<'_> {
             settings: control.settings,
             results: control.own,
             add_loss: accumulate,
-            gradient: Some(HeadGrad { x_grad, weight_grad: Some(grads.head()), accumulate }),
+            gradient: Some(HeadGrad { x_grad, weight_grad: grads.head().if_any(), accumulate }),
             integer: None,
         })?;
         if let (Some(factor), Some(low_grad), Some(factor_grad)) = (w.factor, t.low_grad, grads.factor) {
             let linear = LinearGrad::new([f.final_out, factor], low_grad, [t.norm1_grad, factor_grad]);
-            device.emit(LinearGrad { transposed: true, accumulate, ..linear })?;
+            device.emit(LinearGrad { transposed: true, weight_grad: factor_grad.if_any(), accumulate, ..linear })?;
         }
         let first = self.affine(|w| &w.final_norm, 0, t.norm1_grad);
         let last = (Projection::Down, model.layers - 1);
@@ -264,16 +271,21 @@ impl Backward<'_> {
         let Backward { pass, learning, training: t, accumulate, .. } = *self;
         let grads = &learning.gradients;
         let (w, ids) = (&pass.network.weights, t.batch.ids);
-        let (table_grad, accumulate) = (grads.embed, accumulate || pass.model.tied);
+        let (table_grad, tied) = (grads.embed.if_any(), pass.model.tied);
+        let into_table = |device: &mut dyn Device, out_grad| match table_grad {
+            Some(table_grad) => device.emit(EmbedGrad { ids, out_grad, table_grad, accumulate: accumulate || tied }),
+            None => Ok(()),
+        };
         let (Some(factor), Some(low), Some(low_grad), Some(factor_grad)) =
             (w.factor, pass.forward.low, t.low_grad, grads.factor)
         else {
-            return device.emit(EmbedGrad { ids, out_grad: t.x_grad, table_grad, accumulate });
+            return into_table(device, t.x_grad);
         };
         // The head took the slot of the rows; they are looked up again.
         device.emit(Embed { ids, table: w.embed, scales: None, out: low })?;
         let linear = LinearGrad::new([low, factor], t.x_grad, [low_grad, factor_grad]);
-        device.emit(LinearGrad { accumulate, ..linear })?;
-        device.emit(EmbedGrad { ids, out_grad: low_grad, table_grad, accumulate })
+        // Where a table is tied the head has begun the factor's gradient too.
+        device.emit(LinearGrad { weight_grad: factor_grad.if_any(), accumulate: accumulate || tied, ..linear })?;
+        into_table(device, low_grad)
     }
 }

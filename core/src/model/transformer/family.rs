@@ -10,11 +10,11 @@ use super::{Feed, Transformer};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot};
 use crate::model::activations::{Keep, larger};
-use crate::model::checks::check_micro_batch;
+use crate::model::checks::{check_frozen, check_micro_batch};
 use crate::model::family::{Batch, Capability, Control, Family, MicroBatch, ModelError, Products, Purpose, UNLEARNT};
 use crate::model::{Activation, Parameter, Parameters as _, Recompute};
 use crate::ops::{HeadLoss, IntegerProduct, Pattern, QuantisedProduct};
-use crate::optimizer::{self, Learning, Optimizer};
+use crate::optimizer::{self, Group, Learning};
 use crate::train::Ranks;
 
 impl Transformer {
@@ -53,7 +53,9 @@ impl Transformer {
     /// What a training step needs of what was laid.
     fn learning<'a>(&self, lasting: &'a Lasting) -> Result<&'a Learning<Weights>, OperationError> {
         let missing = if lasting.network.integers.is_some() { OperationError::Untrainable } else { UNLEARNT };
-        lasting.learning.as_ref().ok_or(missing)
+        let learning = lasting.learning.as_ref().ok_or(missing)?;
+        check_frozen(self, &learning.updater)?;
+        Ok(learning)
     }
 }
 
@@ -101,6 +103,10 @@ impl Family for Transformer {
     fn lacks(&self, capability: Capability) -> Option<&'static str> {
         match capability {
             Capability::Accumulation | Capability::Bf16Gradients | Capability::Attention | Capability::Integers => None,
+            Capability::Frozen(Group::Matrix | Group::Embedding | Group::Head | Group::Synapse) => None,
+            Capability::Frozen(Group::Vector) => Some(
+                "a transformer's biases and gains always learn: their gradients are formed with those of activations",
+            ),
         }
     }
 
@@ -116,13 +122,13 @@ impl Family for Transformer {
     fn lay_lasting(&self, profile: &dyn Profile, purpose: Purpose, ledger: &mut dyn Ledger) -> Lasting {
         // Weights in integers do not learn: a step finds nothing to train.
         let training = match purpose {
-            Purpose::Training(ranks) if profile.weights().is_none() => Some(ranks),
+            Purpose::Training(ranks, optimizer) if profile.weights().is_none() => Some((ranks, optimizer)),
             _ => None,
         };
         let dtype = |p: &Parameter| weight_type(p, profile);
         let (weights, learning) = optimizer::lay(self, training, profile, &dtype, ledger);
         let network = self.lay_beside(weights, profile, ledger);
-        let ranks = training.unwrap_or(Ranks::ALONE);
+        let ranks = training.map_or(Ranks::ALONE, |(ranks, _)| ranks);
         let control = Control::lay(ranks, ledger);
         let scales = (training.is_some() && profile.quantises()).then(|| lay_scales(self.layers, ranks, ledger));
         Lasting { network, learning, control, scales }
@@ -212,16 +218,15 @@ impl Family for Transformer {
         let (network, control) = (&lasting.network, &lasting.control);
         let pass = Pass { model: self, network, forward: &training.forward, past, pattern, copying: copying.as_ref() };
         let head = pass.run(device, training.batch.ids)?;
-        let accumulate = learning.accumulates(first);
+        let accumulate = learning.updater.accumulates(first);
         let backward = Backward { pass, control, learning, training, micro, first, accumulate };
         backward.head(device, head)?;
         backward.run(device)?;
-        learning.end_micro_batch(device, control, first)
+        learning.updater.end_micro_batch(device, control, first)
     }
 
-    fn update(&self, device: &mut dyn Device, lasting: &Lasting, optimizer: &Optimizer) -> Result<(), OperationError> {
-        let learning = self.learning(lasting)?;
-        learning.moments.update(device, &lasting.control, optimizer)?;
+    fn update(&self, device: &mut dyn Device, lasting: &Lasting) -> Result<(), OperationError> {
+        self.learning(lasting)?.updater.update(device, &lasting.control)?;
         lasting.scales.iter().flatten().try_for_each(|scales| scales.update(device))
     }
 

@@ -6,7 +6,7 @@ use crate::memory::{Dtype, Entry, Layout, Role, Space, Stacked};
 use crate::model::testing::{Half, metered};
 use crate::model::{Activation, Family, MicroBatch, Parameter, Parameters, Products, Purpose, Recompute};
 use crate::ops::Pattern;
-use crate::optimizer::{Optimizer, Rule};
+use crate::optimizer::{Group, Learns, Optimizer};
 use crate::random::Random;
 use crate::train::Ranks;
 
@@ -230,7 +230,7 @@ fn every_step_of_every_mixture_passes_the_meter() {
 }
 
 #[test]
-fn parameters_have_names_of_their_own_and_two_rules() {
+fn parameters_have_names_of_their_own_and_those_that_decay_come_first() {
     let random = Random::new(8, 0);
     for i in 0..60 {
         let model = mixture(&random, i);
@@ -240,8 +240,9 @@ fn parameters_have_names_of_their_own_and_two_rules() {
             seen.push(*p).expect("room for 32");
             Stacked::NOTHING
         });
-        let vectors = seen.iter().skip_while(|p| p.rule == Rule::AdamW { decays: true });
-        assert!(vectors.clone().count() > 2 && vectors.into_iter().all(|p| p.rule == Rule::AdamW { decays: false }));
+        let vectors = seen.iter().skip_while(|p| p.group.decays());
+        assert!(vectors.clone().count() > 2 && vectors.into_iter().all(|p| p.group == Group::Vector));
+        assert!(seen.iter().all(|p| p.learns == Learns::FromGradient));
     }
 }
 
@@ -348,7 +349,8 @@ fn lays(family: &Transformer, micro: &MicroBatch, ranks: Ranks) -> Option<bool> 
         largest = if e.place.first.space == Space::Shared { largest } else { bytes.max(largest) };
     };
     let mut layout = Layout::new(&mut visit);
-    let lasting = family.lay_lasting(&Single, Purpose::Training(ranks), &mut layout);
+    let optimizer = Optimizer::adamw([0.9, 0.95], 1e-8, 0.1);
+    let lasting = family.lay_lasting(&Single, Purpose::Training(ranks, optimizer), &mut layout);
     let training = family.lay_training(micro, &Single, &mut layout);
     family.lay_evaluation(micro, &Single, &mut layout);
     family.lay_decoding(micro.seq_len, &Single, &mut layout);
@@ -356,9 +358,8 @@ fn lays(family: &Transformer, micro: &MicroBatch, ranks: Ranks) -> Option<bool> 
     family.flops_per_token(micro.seq_len);
     if family.layers <= 2 {
         let mut meter = Meter::new(&Single, Rates::ONE);
-        let optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
         let done = family.micro_batch(&mut meter, &lasting, &training, micro, true);
-        match done.and_then(|()| family.update(&mut meter, &lasting, &optimizer)) {
+        match done.and_then(|()| family.update(&mut meter, &lasting)) {
             Ok(()) | Err(OperationError::TooLarge { .. }) => {}
             Err(error) => panic!("{error}"),
         }

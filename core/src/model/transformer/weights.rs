@@ -6,6 +6,7 @@ use crate::integer::Kind;
 use crate::memory::{Init, Region, Stacked};
 use crate::model::{Parameter, Parameters};
 use crate::ops::{Affine, AffineGrad, NormKind};
+use crate::optimizer::Group;
 
 /// A linear layer's weight and bias.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -111,17 +112,18 @@ impl Parameters for Transformer {
         let [qkv_parts, ids] = [self.qkv_parts(), [self.vocab_size, 0, 0]];
         let rows = self.vocabulary_rows();
 
-        let mut matrix = |name, layers, shape: [u32; 2], init, parts, kind| {
-            place(&Parameter { parts, kind, ..Parameter::matrix(name, layers, shape, init) })
+        let mut matrix = |name, layers, shape: [u32; 2], init, parts, group| {
+            let kind = if group == Group::Matrix { Kind::Matrix } else { Kind::Table };
+            place(&Parameter { parts, kind, group, ..Parameter::matrix(name, layers, shape, init) })
         };
         let name = if self.rank.is_some() { names.factors[0] } else { names.embed };
-        let embed = matrix(name, 1, [rows, self.rank.unwrap_or(d)], small, ids, Kind::Table).first;
-        let factor = self.rank.map(|rank| matrix(names.factors[1], 1, [d, rank], small, [0; 3], Kind::Matrix).first);
-        let qkv = matrix(qkv_names[0], layers, [self.qkv_width(), d], small, qkv_parts, Kind::Matrix);
-        let out = matrix(names.out[0], layers, [d, self.mixed_width()], residual, [0; 3], Kind::Matrix);
-        let up = matrix(up_names[0], layers, [self.up_width(), d], small, up_parts, Kind::Matrix);
-        let down = matrix(names.down[0], layers, [d, ff], residual, [0; 3], Kind::Matrix);
-        let untied = (!self.tied).then(|| matrix(names.head, 1, [rows, d], small, ids, Kind::Table).first);
+        let embed = matrix(name, 1, [rows, self.rank.unwrap_or(d)], small, ids, Group::Embedding).first;
+        let factor = self.rank.map(|rank| matrix(names.factors[1], 1, [d, rank], small, [0; 3], Group::Matrix).first);
+        let qkv = matrix(qkv_names[0], layers, [self.qkv_width(), d], small, qkv_parts, Group::Matrix);
+        let out = matrix(names.out[0], layers, [d, self.mixed_width()], residual, [0; 3], Group::Matrix);
+        let up = matrix(up_names[0], layers, [self.up_width(), d], small, up_parts, Group::Matrix);
+        let down = matrix(names.down[0], layers, [d, ff], residual, [0; 3], Group::Matrix);
+        let untied = (!self.tied).then(|| matrix(names.head, 1, [rows, d], small, ids, Group::Head).first);
 
         let norm1 = self.norm(&names.norm1, layers, place);
         let norm2 = self.norm(&names.norm2, layers, place);

@@ -15,20 +15,21 @@ impl Cpu {
     #[inline(never)]
     pub(super) fn run_adamw(&mut self, op: AdamW) -> Result<(), OperationError> {
         let mut arena = Arena::new(self.memory.words());
-        if op.remainder.is_some() {
+        if op.moved.remainder.is_some() {
             // No precision of this device keeps masters.
             return op.reference(&mut arena);
         }
         let [mut weight, gradient, mut first, mut second, settings, results] = arena.views([
-            Some(op.weight),
-            Some(op.gradient),
+            Some(op.moved.weight),
+            Some(op.moved.gradient),
             Some(op.first),
             Some(op.second),
-            Some(op.settings),
-            Some(op.results),
+            Some(op.moved.settings),
+            Some(op.moved.results),
         ])?;
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
-        let Some(f) = op.factors(settings, results) else { return Ok(()) };
+        let Some(factors) = op.moved.factors(settings, results) else { return Ok(()) };
+        let f = op.factors(&factors);
         let gradient = gradient.f32()?;
         let bands = [(weight.f32_mut()?, PIECE), (first.f32_mut()?, PIECE), (second.f32_mut()?, PIECE)];
         self.pool.bands(bands, |_, piece, [weight, first, second]| {

@@ -37,7 +37,7 @@ impl Cpu {
             return Ok(());
         }
         let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
-        let Settings { learning_rate: lr, correction2: correction, .. } = *Settings::from_slice(settings)?;
+        let Settings { learning_rate: lr, factored: correction, .. } = *Settings::from_slice(settings)?;
         let x = Matrix::new(x, rows, d);
         let (row_moment, bias_moment) = row_moment.split_at_mut(vocabulary);
         let (columns, sums) = column_moment.split_at_mut(d);

@@ -4,9 +4,10 @@ use capful_core::device::{Access, Device as _, Operand, Operation, Profile as _,
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Epilogue, Gelu, HeadGrad,
-    HeadLoss, Heads, IGNORE, Kind, Linear, LinearGrad, Norm, NormGrad, NormKind, Pattern, QkNorm, QkNormGrad, Rotary,
-    RotaryScaling, Rotate, SquaredNorm, SwiGlu, SwiGluGrad,
+    HeadLoss, Heads, IGNORE, Kind, Linear, LinearGrad, Moved, Norm, NormGrad, NormKind, Pattern, QkNorm, QkNormGrad,
+    Rotary, RotaryScaling, Rotate, SquaredNorm, SwiGlu, SwiGluGrad,
 };
+use capful_core::optimizer::Group;
 use capful_core::random::Random;
 use capful_core::train::{Results, Settings};
 
@@ -47,7 +48,7 @@ impl Bench {
     }
 
     fn settings(&mut self, settings: Settings) -> Region {
-        self.values(matrix(1, Settings::LEN as u32), &<[f32; 5]>::from(settings))
+        self.values(matrix(1, Settings::LEN as u32), &<[f32; 14]>::from(settings))
     }
 
     fn results(&mut self, loss: f32, squared_norm: f32) -> Region {
@@ -467,30 +468,25 @@ fn adamw_moves_as_defined_to_the_bit_and_not_at_all_without_a_norm() {
         let second = b.normal(matrix(1, elements), 1.0);
         let squares: Vec<f32> = numbers(second, &b.words).iter().map(|x| x * x).collect();
         b.set(second, &squares);
-        let op = AdamW {
+        let corrections = [[0.3, 0.1]; Group::COUNT];
+        let moved = Moved {
             weight: b.normal(matrix(1, elements), 1.0),
             remainder: None,
             gradient: b.normal(matrix(1, elements), 1.0),
-            first: b.normal(matrix(1, elements), 1.0),
-            second,
-            settings: b.settings(Settings {
-                learning_rate: 0.01,
-                correction1: 0.3,
-                correction2: 0.1,
-                clip: 2.0,
-                loss_scale: 1.0,
-            }),
+            settings: b.settings(Settings { learning_rate: 0.01, clip: 2.0, corrections, ..Settings::UNIT }),
             results: b.results(0.0, squared_norm),
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
+            group: Group::Matrix,
+            rate: 0.75,
             decay: 0.1,
         };
+        let first = b.normal(matrix(1, elements), 1.0);
+        let op = AdamW { moved, first, second, beta1: 0.9, beta2: 0.95, eps: 1e-8 };
         b.witness(op, None);
         assert!(b.on_cpu(op, 2) == b.after(|reference| reference.run(&op.into()).unwrap()));
         // Weights with remainders, of whatever bits, and moments that are no f32.
         let remainder = Some(Region { dtype: Dtype::Remainder, ..b.normal(matrix(1, elements), 1.0) });
-        let split = AdamW { weight: Region { dtype: Dtype::Bf16, ..op.weight }, remainder, ..op };
+        let weight = Region { dtype: Dtype::Bf16, ..moved.weight };
+        let split = AdamW { moved: Moved { weight, remainder, ..moved }, ..op };
         assert!(b.on_cpu(split, 2) == b.after(|reference| reference.run(&split.into()).unwrap()));
         let halved = AdamW { first: Region { dtype: Dtype::Bf16, ..op.first }, ..op };
         let mut cpu = b.cpu(halved, 1);

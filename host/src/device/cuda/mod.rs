@@ -51,6 +51,7 @@ mod max_parts;
 mod memory;
 mod modulate;
 mod most_likely;
+mod moved;
 mod nccl;
 mod norm;
 mod norm_grad;

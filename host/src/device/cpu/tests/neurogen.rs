@@ -281,7 +281,7 @@ fn memories_and_their_gradients() {
 }
 
 const SETTINGS: Settings =
-    Settings { learning_rate: 0.1, correction1: 0.0, correction2: 0.1, clip: 1.0, loss_scale: 1.0 };
+    Settings { learning_rate: 0.1, clip: 1.0, loss_scale: 1.0, factored: 0.1, corrections: [[0.0; 2]; 5] };
 
 fn factored(b: &mut Bench, rows: u32, d: u32, vocabulary: u32, tile: u32, loss: f32) -> FactoredUpdate {
     FactoredUpdate {

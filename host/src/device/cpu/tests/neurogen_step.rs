@@ -28,13 +28,13 @@ const STAGE: MicroBatch = MicroBatch {
 /// Those of a first step, of learning rate 0.01.
 const SETTINGS: Settings = Settings {
     learning_rate: 0.01,
-    correction1: 0.1,
-    correction2: 0.01,
     clip: 1.0,
     loss_scale: 1.0 / (STREAMS * LENGTH) as f32,
+    factored: 0.01,
+    corrections: [[0.1, 0.01]; 5],
 };
 /// An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of zeros.
-const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.99, eps: 0.1, decay: 0.1 };
+const OPTIMIZER: Optimizer = Optimizer::adamw([0.9, 0.99], 0.1, 0.1);
 
 /// No size divides another.
 fn model() -> NeuroGen {

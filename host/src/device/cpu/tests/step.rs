@@ -43,10 +43,7 @@ fn outcome(profile: &AnyProfile, stage: MicroBatch) -> Vec<(String, Vec<f32>)> {
         // An eps above the gradients' size: with a small one Adam's step is their sign, and rounding decides that of
         // zeros.
         weights: None,
-        constants: Constants {
-            optimizer: Optimizer { beta1: 0.9, beta2: 0.95, eps: 0.1, decay: 0.1 },
-            pattern: stage.pattern,
-        },
+        constants: Constants { optimizer: Optimizer::adamw([0.9, 0.95], 0.1, 0.1), pattern: stage.pattern },
     };
     let family = AnyFamily::Transformer(model);
     let laid = Laid::new(&family, profile, RATES, &sections).unwrap().recorded(&family, profile).unwrap();
@@ -59,9 +56,8 @@ fn outcome(profile: &AnyProfile, stage: MicroBatch) -> Vec<(String, Vec<f32>)> {
         (from..from + tokens).map(|i| if i % 11 == 3 { IGNORE } else { id(i + 1) }).collect()
     };
     let loss_scale = 0.5 / tokens as f32;
-    session
-        .begin(Settings { learning_rate: 0.01, correction1: 0.1, correction2: 0.05, clip: 1.0, loss_scale })
-        .unwrap();
+    let corrections = [[0.1, 0.05]; 5];
+    session.begin(Settings { learning_rate: 0.01, loss_scale, corrections, ..Settings::UNIT }).unwrap();
     for (from, first) in [(0, true), (tokens, false)] {
         let (ids, targets) = (batch(from), targets(from));
         session.micro_batch(0, Rows { ids: &ids, targets: &targets, offsets: &[] }, first).unwrap();

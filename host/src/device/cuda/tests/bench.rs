@@ -17,7 +17,8 @@ const ALL_SCRATCH: Region =
 
 /// Settings that are all different, so that none can be taken for another.
 pub const SETTINGS: Settings =
-    Settings { learning_rate: 0.01, correction1: 0.2, correction2: 0.1, clip: 1.5, loss_scale: 0.125 };
+    Settings { learning_rate: 0.01, clip: 1.5, loss_scale: 0.125, factored: 0.1, corrections: CORRECTIONS };
+const CORRECTIONS: [[f32; 2]; 5] = [[0.2, 0.1], [0.3, 0.15], [0.4, 0.25], [0.5, 0.35], [0.6, 0.45]];
 
 /// Opens the first GPU, or the stand-in where there is no driver. Products are our own.
 pub fn open(arena: u64, scratch: Region, staging: u64) -> Cuda {
@@ -205,7 +206,7 @@ impl Lay {
 
     /// These settings of a step.
     pub fn settings(&mut self, settings: Settings) -> Region {
-        self.values([1, 1, 1, Settings::LEN as u32], <[f32; 5]>::from(settings).to_vec())
+        self.values([1, 1, 1, Settings::LEN as u32], <[f32; 14]>::from(settings).to_vec())
     }
 
     /// These results.

@@ -36,7 +36,7 @@ const STAGE: MicroBatch = MicroBatch {
     products: Kind::Quantised,
 };
 
-const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-6, decay: 0.1 };
+const OPTIMIZER: Optimizer = Optimizer::adamw([0.9, 0.95], 1e-6, 0.1);
 
 /// Steps that the history fills in.
 const FILLS: u64 = 16;
@@ -155,7 +155,7 @@ fn train<M: Machine>(
             machine.put(regions.targets, &bytes_of(targets));
             plan.model.micro_batch(machine, &plan.state, &plan.training, &stage, part == 0).expect("a micro-batch");
         }
-        plan.model.update(machine, &plan.state, &OPTIMIZER).expect("an update");
+        plan.model.update(machine, &plan.state).expect("an update");
         let results = decode(Dtype::F32, &machine.get(plan.state.control.results));
         losses.push(Results::from_slice(&results).expect("both results").loss);
     }
@@ -214,7 +214,7 @@ fn gpu(precision: Precision, stage: &MicroBatch) -> (Cuda, Plan) {
         for products in [Kind::Wide, Kind::Warming, Kind::Quantised] {
             MODEL.micro_batch(&mut meter, &draft.state, &draft.training, &MicroBatch { products, ..*stage }, true)?;
         }
-        MODEL.update(&mut meter, &draft.state, &OPTIMIZER)
+        MODEL.update(&mut meter, &draft.state)
     };
     all().expect("a plan");
     let plan = plan(MODEL, &profile, meter.scratch, stage);

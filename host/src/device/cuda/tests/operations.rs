@@ -404,19 +404,21 @@ fn the_largest_of_parts() {
 /// AdamW of `count` weights like `values`; in bf16 with remainders, where it is so `split`.
 fn adamw(l: &mut Lay, values: &[f32], split: bool, squared_norm: f32) -> AdamW {
     let (count, shape) = (values.len() as u32, [1, 1, 1, values.len() as u32]);
-    AdamW {
-        weight: l.kept(shape, values.to_vec()),
-        gradient: l.gradient(shape, true),
-        first: l.exact(shape, 0.1),
-        second: l.values(shape, (0..count).map(|i| (i % 17) as f32 * 0.01).collect()),
+    let weight = l.kept(shape, values.to_vec());
+    let gradient = l.gradient(shape, true);
+    let first = l.exact(shape, 0.1);
+    let second = l.values(shape, (0..count).map(|i| (i % 17) as f32 * 0.01).collect());
+    let moved = Moved {
+        weight,
+        gradient,
         settings: control(l)[0],
         results: l.results(0.0, squared_norm),
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        decay: 0.1,
         remainder: if split { l.remainders(shape, values.to_vec()) } else { None },
-    }
+        group: Group::Head,
+        rate: 0.75,
+        decay: 0.1,
+    };
+    AdamW { moved, first, second, beta1: 0.9, beta2: 0.95, eps: 1e-8 }
 }
 
 /// Normal numbers.
@@ -476,18 +478,22 @@ fn what_moves_to_halfway_between_two_bf16_is_rounded_and_split_as_others_do() {
         values = values.repeat(times);
         by = by.repeat(times);
         let shape = [1, 1, 1, values.len() as u32];
-        let [expected, found] = moved(&mut bench, &|l| AdamW {
-            weight: l.kept(shape, values.clone()),
-            gradient: l.values(shape, vec![0.0; values.len()]),
-            first: l.values(shape, by.clone()),
-            second: l.values(shape, vec![0.0; values.len()]),
-            settings: l.settings(Settings { learning_rate: 1.0, correction1: 1.0, ..SETTINGS }),
-            results: l.results(0.0, 1.0),
-            beta1: 1.0,
-            beta2: 1.0,
-            eps: 1.0,
-            decay: 0.0,
-            remainder: l.remainders(shape, values.clone()),
+        let [expected, found] = moved(&mut bench, &|l| {
+            let weight = l.kept(shape, values.clone());
+            let gradient = l.values(shape, vec![0.0; values.len()]);
+            let first = l.values(shape, by.clone());
+            let second = l.values(shape, vec![0.0; values.len()]);
+            let moved = Moved {
+                weight,
+                gradient,
+                settings: l.settings(Settings::UNIT),
+                results: l.results(0.0, 1.0),
+                remainder: l.remainders(shape, values.clone()),
+                group: Group::Matrix,
+                rate: 1.0,
+                decay: 0.0,
+            };
+            AdamW { moved, first, second, beta1: 1.0, beta2: 1.0, eps: 1.0 }
         });
         assert_eq!(found, halves.repeat(times));
         assert_eq!(found, expected);

@@ -57,7 +57,7 @@ const STAGE: MicroBatch = MicroBatch {
 const SHORT: MicroBatch = MicroBatch { batch: 9, seq_len: 8, ..STAGE };
 
 // A large eps: where a gradient is rounding noise, its sign decides nothing.
-const OPTIMIZER: Optimizer = Optimizer { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay: 0.1 };
+const OPTIMIZER: Optimizer = Optimizer::adamw([0.9, 0.95], 1e-3, 0.1);
 
 pub(super) struct Plan {
     pub entries: Vec<Entry>,
@@ -71,7 +71,7 @@ pub(super) fn plan(model: &Transformer, profile: &dyn Profile, scratch: u64, sta
     let mut entries = Vec::new();
     let mut visit = |entry: &Entry| entries.push(*entry);
     let mut layout = Layout::new(&mut visit);
-    let state = model.lay_lasting(profile, Purpose::Training(Ranks::ALONE), &mut layout);
+    let state = model.lay_lasting(profile, Purpose::Training(Ranks::ALONE, OPTIMIZER), &mut layout);
     let training = model.lay_training(stage, profile, &mut layout);
     let words = scratch.div_ceil(4).max(1) as u32;
     let scratch = layout.region(Slot::new("scratch", Role::Work, Dtype::F32, [1, 1, 1, words])).first;
@@ -144,7 +144,7 @@ fn reference(model: &Transformer, steps: u64, stage: &MicroBatch) -> (Vec<f32>, 
             }
             model.micro_batch(&mut device, &plan.state, &plan.training, stage, part == 0).expect("a micro-batch");
         }
-        model.update(&mut device, &plan.state, &OPTIMIZER).expect("an update");
+        model.update(&mut device, &plan.state).expect("an update");
         losses.push(loss(device.arena.f32(plan.state.control.results).expect("in the arena")));
     }
     (
@@ -175,13 +175,13 @@ fn on_gpu_with(
     let mut meter = Meter::new(&profile, Rates::ONE);
     model.micro_batch(&mut meter, &draft.state, &draft.training, stage, true).expect("a plan");
     model.micro_batch(&mut meter, &draft.state, &draft.training, stage, false).expect("a plan");
-    model.update(&mut meter, &draft.state, &OPTIMIZER).expect("a plan");
+    model.update(&mut meter, &draft.state).expect("a plan");
     let plan = plan(model, &profile, meter.scratch, stage);
 
     let mut cuda = open_with(plan.bytes, plan.scratch, 4096, products);
     let tuned = |c: &mut Cuda| {
         model.micro_batch(c, &plan.state, &plan.training, stage, true)?;
-        model.update(c, &plan.state, &OPTIMIZER)
+        model.update(c, &plan.state)
     };
     cuda.tune(tuned).expect("a step");
     let first = plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Master | Role::Constant));
@@ -204,7 +204,7 @@ fn on_gpu_with(
             let record = |c: &mut Cuda| model.micro_batch(c, &plan.state, &plan.training, stage, part == 0);
             replay(&mut cuda, part, record).expect("a micro-batch");
         }
-        replay(&mut cuda, 2, |c| model.update(c, &plan.state, &OPTIMIZER)).expect("an update");
+        replay(&mut cuda, 2, |c| model.update(c, &plan.state)).expect("an update");
         let next = cuda.queue_read(plan.state.control.results).expect("room");
         if let Some(last) = pending.replace(next) {
             losses.push(loss(&mut cuda, last));

@@ -1,0 +1,115 @@
+//! What training keeps of a model's parameters: their gradients, and what moves them at the end of a step.
+
+use super::shared::{self, Shared};
+use super::weights::{self, Whole};
+use super::{Group, Optimizer};
+use crate::device::{Device, OperationError, Profile};
+use crate::memory::{Dtype, Ledger, Section};
+use crate::model::{Control, Parameter, Parameters};
+use crate::train::Ranks;
+
+/// The most ranges of a model's parameters.
+pub(super) const RANGES: usize = 8;
+/// Why a model with more is not updated.
+pub(super) const TOO_MANY: &str =
+    "an update moves at most 8 ranges of parameters; lay those of one type and one group behind each other";
+
+/// What training keeps of a model's parameters; `T` is its table of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Learning<T> {
+    /// The gradients of those that have one. Others have a place without elements.
+    pub gradients: T,
+    /// What moves them.
+    pub updater: Updater,
+}
+
+/// What moves a model's parameters.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Updater {
+    optimizer: Optimizer,
+    kept: Kept,
+}
+
+/// What an optimizer keeps from step to step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kept {
+    /// All of it.
+    Whole(Whole),
+    /// What one of several ranks keeps.
+    Shared(Shared),
+}
+
+/// Lays the weights of `model` in the types that `weight` says and, for one of the ranks in training, what its optimizer
+/// needs: masters, gradients and state.
+pub fn lay<M: Parameters>(
+    model: &M,
+    training: Option<(Ranks, Optimizer)>,
+    profile: &dyn Profile,
+    weight: &dyn Fn(&Parameter) -> Dtype,
+    ledger: &mut dyn Ledger,
+) -> (M::Table, Option<Learning<M::Table>>) {
+    let Some((ranks, optimizer)) = training else {
+        return (weights::lay_alone(model, weight, ledger), None);
+    };
+    let (own, gradients, kept) = if ranks.shares() {
+        let (own, gradients, shared) = shared::lay(model, (ranks, &optimizer), profile, weight, ledger);
+        (own, gradients, Kept::Shared(shared))
+    } else {
+        let (own, gradients, whole) = weights::lay(model, &optimizer, profile, weight, ledger);
+        (own, gradients, Kept::Whole(whole))
+    };
+    (own, Some(Learning { gradients, updater: Updater { optimizer, kept } }))
+}
+
+impl Updater {
+    /// Whether the parameters of `group` do not learn.
+    pub fn freezes(&self, group: Group) -> bool {
+        !self.optimizer.of(group).rule.learns()
+    }
+
+    /// Whether the gradients of a micro-batch are added to those before it, which is not the step's first unless `first`.
+    pub fn accumulates(&self, first: bool) -> bool {
+        !first && !matches!(&self.kept, Kept::Shared(shared) if shared.ranks().each())
+    }
+
+    /// Goes on from the gradients of `section`, which a micro-batch has formed, the step's first or a later one: where ranks
+    /// share gradients they are added to the step's.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    pub fn formed(&self, device: &mut dyn Device, section: Section, first: bool) -> Result<(), OperationError> {
+        match &self.kept {
+            Kept::Shared(shared) if shared.ranks().gradients => shared.exchange(device, section, !first),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends a micro-batch, the step's first or a later one: where every one forms its gradient by itself, it is added to the
+    /// step's.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    pub fn end_micro_batch(
+        &self,
+        device: &mut dyn Device,
+        control: &Control,
+        first: bool,
+    ) -> Result<(), OperationError> {
+        match &self.kept {
+            Kept::Shared(shared) if shared.ranks().each() => shared.reduce(device, control, !first),
+            _ => Ok(()),
+        }
+    }
+
+    /// Clips by the global norm, then moves every range. A rank adds up the gradients of all before, unless that is done, and
+    /// moves its part, which it gives to the others.
+    ///
+    /// # Errors
+    /// What the device could not do; a model of too many ranges.
+    pub fn update(&self, device: &mut dyn Device, control: &Control) -> Result<(), OperationError> {
+        match &self.kept {
+            Kept::Whole(whole) => whole.update(device, control, &self.optimizer),
+            Kept::Shared(shared) => shared.update(device, control, &self.optimizer),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What a rule of update says of itself, and the list of rules.
+
+use super::adamw::AdamW;
+use crate::device::{Device, OperationError};
+use crate::memory::Region;
+use crate::ops::Moved;
+
+/// The most tables that a rule keeps of a parameter.
+pub const STATES: usize = 2;
+
+/// A rule that moves each element by itself: any rows of a parameter can be moved apart from the others, by any rank.
+pub(super) trait Update: Copy {
+    /// Its name in settings.
+    const NAME: &'static str;
+
+    /// The tables of f32 that it keeps of a parameter, [`STATES`] at the most, by what their names in files begin with.
+    fn states(&self) -> &'static [&'static str];
+
+    /// What it divides by at the update after `step` others: two of [`Settings::corrections`].
+    ///
+    /// [`Settings::corrections`]: crate::train::Settings::corrections
+    fn corrections(&self, _step: u64) -> [f32; 2] {
+        [1.0; 2]
+    }
+
+    /// Moves rows of parameters; `states` are the same rows of what it keeps, as many as it has.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    fn emit(&self, device: &mut dyn Device, moved: Moved, states: [Region; STATES]) -> Result<(), OperationError>;
+}
+
+/// Declares the enum of all rules and what is asked of whichever one it is.
+macro_rules! rules {
+    ($($name:ident,)*) => {
+        /// How a parameter is moved by its gradient.
+        #[derive(Debug, Clone, Copy, PartialEq)]
+        #[allow(missing_docs, reason = "each is documented where it is defined")]
+        pub enum Rule {
+            $($name($name),)*
+            /// Not at all: neither gradient nor state is kept.
+            Frozen,
+        }
+
+        impl Rule {
+            /// The names of all in settings.
+            pub const NAMES: &[&str] = &[$($name::NAME,)* Self::FROZEN];
+
+            /// Its name in settings.
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $(Rule::$name(_) => $name::NAME,)*
+                    Rule::Frozen => Self::FROZEN,
+                }
+            }
+
+            /// The tables that it keeps of a parameter, by what their names in files begin with.
+            pub fn states(&self) -> &'static [&'static str] {
+                match self {
+                    $(Rule::$name(rule) => rule.states(),)*
+                    Rule::Frozen => &[],
+                }
+            }
+
+            /// Two of [`Settings::corrections`], at the update after `step` others.
+            ///
+            /// [`Settings::corrections`]: crate::train::Settings::corrections
+            pub fn corrections(&self, step: u64) -> [f32; 2] {
+                match self {
+                    $(Rule::$name(rule) => rule.corrections(step),)*
+                    Rule::Frozen => [1.0; 2],
+                }
+            }
+
+            /// Moves rows of parameters.
+            pub(super) fn emit(
+                &self,
+                device: &mut dyn Device,
+                moved: Moved,
+                states: [Region; STATES],
+            ) -> Result<(), OperationError> {
+                match self {
+                    $(Rule::$name(rule) => rule.emit(device, moved, states),)*
+                    Rule::Frozen => Ok(()),
+                }
+            }
+        }
+    };
+}
+
+rules! {
+    AdamW,
+}
+
+impl Rule {
+    const FROZEN: &str = "frozen";
+
+    /// Whether parameters have a gradient, which counts in the global norm.
+    pub const fn learns(&self) -> bool {
+        !matches!(self, Rule::Frozen)
+    }
+}

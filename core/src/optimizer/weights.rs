@@ -1,0 +1,194 @@
+//! The weights of a model, and what one process keeps of them to learn: masters, gradients and the rules' state, a table
+//! each, in which neighbours that are moved alike lie behind each other.
+
+use super::learning::{RANGES, TOO_MANY};
+use super::rule::STATES;
+use super::{Group, Learns, Optimizer};
+use crate::device::{Device, OperationError, Profile};
+use crate::memory::{Dtype, Layout, Ledger, Region, Role, Slot, Space, Stacked};
+use crate::model::{Control, Parameter, Parameters};
+use crate::ops::{Moved, SquaredNorm};
+
+/// Neighbouring parameters that one operation moves: rows of [`Layout::GRAIN`] elements. Small, because a chip carries it on
+/// its stack: the types of all but the weight are those of all ranges, and every region has the same rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Range {
+    group: Group,
+    /// The weights' type.
+    dtype: Dtype,
+    /// Its rows, and where they begin in each table.
+    rows: u32,
+    weight: u64,
+    remainder: Option<u64>,
+    gradient: u64,
+    states: [u64; STATES],
+}
+
+/// What one process keeps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Whole {
+    ranges: [Option<Range>; RANGES],
+    /// Every gradient, as one region.
+    gradient: Region,
+    /// Whether the model has more ranges than there is room for.
+    full: bool,
+}
+
+/// Tells which range each parameter belongs to, as they are shown in order.
+struct Ranges<'o> {
+    optimizer: &'o Optimizer,
+    /// How many there are so far.
+    count: usize,
+    /// What the last parameter was, where the next one may belong to its range.
+    last: Option<(Group, Dtype)>,
+}
+
+impl<'o> Ranges<'o> {
+    const fn new(optimizer: &'o Optimizer) -> Self {
+        Ranges { optimizer, count: 0, last: None }
+    }
+
+    /// The range of the next parameter, whose weight is of type `weight`; none where it has no gradient.
+    fn of(&mut self, p: &Parameter, weight: Dtype) -> Option<usize> {
+        if p.learns != Learns::FromGradient || !self.optimizer.of(p.group).rule.learns() {
+            self.last = None;
+            return None;
+        }
+        let alike = |(group, dtype)| self.optimizer.of(group) == self.optimizer.of(p.group) && dtype == weight;
+        if !self.last.is_some_and(alike) {
+            self.count += 1;
+        }
+        self.last = Some((p.group, weight));
+        Some(self.count - 1)
+    }
+}
+
+/// The bytes of a range in a table.
+type Bytes = [u64; 2];
+
+/// A table of `model`'s parameters: of each the slot that `slot` gives it, if any, of those with a gradient with the number
+/// of its range. And where the ranges lie in it.
+fn table<M: Parameters>(
+    model: &M,
+    optimizer: &Optimizer,
+    weight: &dyn Fn(&Parameter) -> Dtype,
+    slot: &mut dyn FnMut(&Parameter, Option<usize>) -> Option<Slot>,
+    ledger: &mut dyn Ledger,
+) -> (M::Table, [Option<Bytes>; RANGES]) {
+    let (mut ranges, mut found) = (Ranges::new(optimizer), [None; RANGES]);
+    let table = model.parameters(&mut |p| {
+        let range = ranges.of(p, weight(p));
+        let Some(slot) = slot(p, range) else { return Stacked::NOTHING };
+        let place = ledger.region(slot);
+        if let Some(bytes) = range.and_then(|i| found.get_mut(i)) {
+            let [start, _] = bytes.unwrap_or([place.first.offset; 2]);
+            *bytes = Some([start, ledger.mark()]);
+        }
+        place
+    });
+    (table, found)
+}
+
+/// Lays the weights of `model` and nothing else, in the types that `weight` says.
+pub(super) fn lay_alone<M: Parameters>(
+    model: &M,
+    weight: &dyn Fn(&Parameter) -> Dtype,
+    ledger: &mut dyn Ledger,
+) -> M::Table {
+    model.parameters(&mut |p| ledger.region(p.slot("", Role::Weight, weight(p))))
+}
+
+/// Lays the weights of `model` in the types that `weight` says, and what `optimizer` needs: the weights, the gradients, and
+/// what one process keeps.
+pub(super) fn lay<M: Parameters>(
+    model: &M,
+    optimizer: &Optimizer,
+    profile: &dyn Profile,
+    weight: &dyn Fn(&Parameter) -> Dtype,
+    ledger: &mut dyn Ledger,
+) -> (M::Table, M::Table, Whole) {
+    let mut groups: heapless::Vec<(Group, Dtype), RANGES> = heapless::Vec::new();
+    let mut full = false;
+    let mut all = |p: &Parameter, range: Option<usize>| {
+        let dtype = weight(p);
+        if range.is_some_and(|i| i >= groups.len()) {
+            full |= groups.push((p.group, dtype)).is_err();
+        }
+        Some(p.slot("", Role::Weight, dtype))
+    };
+    let (weights, of_weights) = table(model, optimizer, weight, &mut all, ledger);
+    let mut learnt = |slot: &dyn Fn(&Parameter) -> Option<Slot>| {
+        table(model, optimizer, weight, &mut |p, range| range.and_then(|_| slot(p)), ledger)
+    };
+    let reduced = groups.iter().any(|(_, dtype)| *dtype != Dtype::F32);
+    let master = |p: &Parameter| Some(p.slot("master.", Role::Master, Dtype::Remainder));
+    let of_masters = if reduced { learnt(&master).1 } else { [None; RANGES] };
+    let dtype = profile.dtype(Role::Gradient);
+    let (gradients, of_gradients) = learnt(&|p| Some(p.slot("gradient.", Role::Gradient, dtype)));
+    let dtype = profile.dtype(Role::Moment);
+    let of_states: [_; STATES] = core::array::from_fn(|i| {
+        let state = |p: &Parameter| {
+            let name = optimizer.of(p.group).rule.states().get(i)?;
+            Some(p.slot(name, Role::Moment, dtype))
+        };
+        learnt(&state).1
+    });
+    let first = |bytes: Option<Bytes>| bytes.map_or(0, |[start, _]| start);
+    let ranges = core::array::from_fn(|i| {
+        let (group, dtype) = *groups.get(i)?;
+        let [start, end] = of_weights[i]?;
+        Some(Range {
+            group,
+            dtype,
+            // One that is too large was refused as it was laid.
+            rows: ledger.range("a range of parameters", dtype, start, end).rows(),
+            weight: start,
+            remainder: of_masters[i].map(|[start, _]| start),
+            gradient: first(of_gradients[i]),
+            states: of_states.map(|state| first(state[i])),
+        })
+    });
+    let mut laid = of_gradients.into_iter().flatten();
+    let [start, end] = laid.next().map_or([0; 2], |[start, end]| [start, laid.last().map_or(end, |[_, end]| end)]);
+    let gradient = ledger.range("all gradients", profile.dtype(Role::Gradient), start, end);
+    (weights, gradients, Whole { ranges, gradient, full })
+}
+
+/// Rows of a table from byte `offset` on.
+const fn band(dtype: Dtype, offset: u64, rows: u32) -> Region {
+    Region { space: Space::Arena, dtype, offset, shape: [1, 1, rows, Layout::GRAIN as u32] }
+}
+
+impl Whole {
+    /// Clips by the global norm, then moves every range.
+    ///
+    /// # Errors
+    /// What the device could not do; a model of too many ranges.
+    pub(super) fn update(
+        &self,
+        device: &mut dyn Device,
+        control: &Control,
+        optimizer: &Optimizer,
+    ) -> Result<(), OperationError> {
+        let Whole { ranges, gradient, full } = self;
+        if *full {
+            return Err(OperationError::Unsupported(TOO_MANY));
+        }
+        let Control { settings, results, .. } = *control;
+        device.emit(SquaredNorm { gradient: *gradient, results })?;
+        ranges.iter().flatten().filter(|range| range.rows > 0).try_for_each(|range| {
+            let (rows, recipe) = (range.rows, optimizer.of(range.group));
+            let moved = Moved {
+                weight: band(range.dtype, range.weight, rows),
+                remainder: range.remainder.map(|offset| band(Dtype::Remainder, offset, rows)),
+                gradient: band(gradient.dtype, range.gradient, rows),
+                settings,
+                results,
+                group: range.group,
+                rate: recipe.rate,
+                decay: recipe.decay,
+            };
+            recipe.rule.emit(device, moved, range.states.map(|offset| band(Dtype::F32, offset, rows)))
+        })
+    }
+}
