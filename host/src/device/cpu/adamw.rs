@@ -5,33 +5,33 @@ use capful_core::memory::Arena;
 use capful_core::ops::AdamW;
 use capful_core::train::{Results, Settings};
 
-use super::Cpu;
 use super::simd::vectorise;
+use super::{Cpu, OnCpu};
 
 /// Elements of a task.
 const PIECE: usize = 16_384;
 
-impl Cpu {
+impl OnCpu for AdamW {
     #[inline(never)]
-    pub(super) fn run_adamw(&mut self, op: AdamW) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        if op.remainder.is_some() {
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        if self.remainder.is_some() {
             // No precision of this device keeps masters.
-            return op.reference(&mut arena);
+            return self.reference(&mut arena);
         }
         let [mut weight, gradient, mut first, mut second, settings, results] = arena.views([
-            Some(op.weight),
-            Some(op.gradient),
-            Some(op.first),
-            Some(op.second),
-            Some(op.settings),
-            Some(op.results),
+            Some(self.weight),
+            Some(self.gradient),
+            Some(self.first),
+            Some(self.second),
+            Some(self.settings),
+            Some(self.results),
         ])?;
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
-        let Some(f) = op.factors(settings, results) else { return Ok(()) };
+        let Some(f) = self.factors(settings, results) else { return Ok(()) };
         let gradient = gradient.f32()?;
         let bands = [(weight.f32_mut()?, PIECE), (first.f32_mut()?, PIECE), (second.f32_mut()?, PIECE)];
-        self.pool.bands(bands, |_, piece, [weight, first, second]| {
+        cpu.pool.bands(bands, |_, piece, [weight, first, second]| {
             let n = weight.len();
             let (gradient, first, second) = (&gradient[piece * PIECE..][..n], &mut first[..n], &mut second[..n]);
             vectorise!({
@@ -39,9 +39,9 @@ impl Cpu {
                     // The steps of `AdamW::element`, with a square root that becomes a vector instruction. It is
                     // correctly rounded as that one is, so the bits are the same.
                     let g = gradient[i] * f.gradient;
-                    let m = op.beta1 * first[i] + (1.0 - op.beta1) * g;
-                    let v = op.beta2 * second[i] + (1.0 - op.beta2) * (g * g);
-                    weight[i] = weight[i] * f.keep - f.step * m / (v.sqrt() * f.root + op.eps);
+                    let m = self.beta1 * first[i] + (1.0 - self.beta1) * g;
+                    let v = self.beta2 * second[i] + (1.0 - self.beta2) * (g * g);
+                    weight[i] = weight[i] * f.keep - f.step * m / (v.sqrt() * f.root + self.eps);
                     (first[i], second[i]) = (m, v);
                 }
             },);

@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::AdamW;
 
+use super::OnCuda;
 use super::device::{Cuda, blocks, threads, width};
 
 /// Mirrors AdamWArgs.
@@ -24,29 +25,29 @@ struct AdamWArgs {
     wide: u32,
 }
 
-impl Cuda {
+impl OnCuda for AdamW {
     #[inline(never)]
-    pub(super) fn run_adamw(&mut self, o: AdamW) -> Result<(), OperationError> {
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
         let mut arguments = AdamWArgs {
-            weight: self.address(o.weight)?,
-            remainder: self.address_or_null(o.remainder)?,
-            gradient: self.address(o.gradient)?,
-            first: self.address(o.first)?,
-            second: self.address(o.second)?,
-            settings: self.address(o.settings)?,
-            results: self.address(o.results)?,
-            count: o.weight.elements(),
-            beta1: o.beta1,
-            beta2: o.beta2,
-            eps: o.eps,
-            decay: o.decay,
+            weight: cuda.address(self.weight)?,
+            remainder: cuda.address_or_null(self.remainder)?,
+            gradient: cuda.address(self.gradient)?,
+            first: cuda.address(self.first)?,
+            second: cuda.address(self.second)?,
+            settings: cuda.address(self.settings)?,
+            results: cuda.address(self.results)?,
+            count: self.weight.elements(),
+            beta1: self.beta1,
+            beta2: self.beta2,
+            eps: self.eps,
+            decay: self.decay,
             wide: 0,
         };
         let AdamWArgs { weight, remainder, gradient, first, second, count, .. } = arguments;
-        let width = width(o.weight.dtype, 0, &[weight, remainder, gradient, first, second]);
+        let width = width(self.weight.dtype, 0, &[weight, remainder, gradient, first, second]);
         arguments.wide = (width > 1).into();
         let grid = [blocks(threads(count, width), 256), 1, 1];
-        let kernel = format!("adamw_{}_{}", o.weight.dtype.name(), o.gradient.dtype.name());
-        self.launch("adamw", &kernel, grid, 256, &arguments)
+        let kernel = format!("adamw_{}_{}", self.weight.dtype.name(), self.gradient.dtype.name());
+        cuda.launch("adamw", &kernel, grid, 256, &arguments)
     }
 }
