@@ -2,139 +2,153 @@
 
 use super::{Operand, Operation, OperationError};
 use crate::memory::Arena;
-use crate::ops::{
-    AdamW, AllGather, AllToAll, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed,
-    EmbedGrad, EmbedUpdate, FactoredUpdate, Gelu, HeadLoss, Inhibit, Linear, LinearGrad, MaxParts, Memory, MemoryGrad,
-    Modulate, MostLikely, Norm, NormGrad, PieceNorms, QkNorm, QkNormGrad, Quantise, QuantiseRows, Readout, ReadoutGrad,
-    Rescale, Rotate, Sample, Spike, SpikeGrad, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad, SynapseGrad,
-    SynapseInputGrad, Taps, TapsGrad,
-};
 
-/// Declares the enum of all operations and what is asked of whichever one it is.
-macro_rules! operations {
-    ($($name:ident,)*) => {
-        /// An operation.
-        #[derive(Debug, Clone, Copy, PartialEq)]
-        #[allow(missing_docs, reason = "each is documented where it is defined")]
-        pub enum Op {
-            $($name($name),)*
-        }
-
-        $(impl From<$name> for Op {
-            fn from(operation: $name) -> Op {
-                Op::$name(operation)
-            }
-        })*
-
-        impl Op {
-            /// See [`Operation::NAME`].
-            pub const fn name(&self) -> &'static str {
-                match self {
-                    $(Op::$name(_) => $name::NAME,)*
-                }
-            }
-
-            /// See [`Operation::operands`].
-            pub fn operands(&self, visit: &mut dyn FnMut(Operand)) {
-                match self {
-                    $(Op::$name(o) => o.operands(visit),)*
-                }
-            }
-
-            /// See [`Operation::validate`].
-            ///
-            /// # Errors
-            /// [`OperationError::Shape`].
-            pub fn validate(&self) -> Result<(), OperationError> {
-                match self {
-                    $(Op::$name(o) => o.validate(),)*
-                }
-            }
-
-            /// See [`Operation::flops`].
-            pub fn flops(&self) -> u64 {
-                match self {
-                    $(Op::$name(o) => o.flops(),)*
-                }
-            }
-
-            /// See [`Operation::flops_8bit`].
-            pub fn flops_8bit(&self) -> u64 {
-                match self {
-                    $(Op::$name(o) => o.flops_8bit(),)*
-                }
-            }
-
-            /// See [`Operation::sent`].
-            pub fn sent(&self) -> [u64; 2] {
-                match self {
-                    $(Op::$name(o) => o.sent(),)*
-                }
-            }
-
-            /// See [`Operation::reference`].
-            ///
-            /// # Errors
-            /// An operand that cannot be carved.
-            pub fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-                match self {
-                    $(Op::$name(o) => o.reference(arena),)*
-                }
-            }
+/// The list of operations, which stands nowhere else: `for_each_operation!([name] ...)` is
+/// `name!([...] AdamW, ...)`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! for_each_operation {
+    ([$($callback:tt)+] $($more:tt)*) => {
+        $($callback)+! {
+            [$($more)*]
+            AdamW,
+            AllGather,
+            AllToAll,
+            Attention,
+            AttentionGrad,
+            CachedAttention,
+            Carry,
+            Context,
+            ContextGrad,
+            Embed,
+            EmbedGrad,
+            EmbedUpdate,
+            FactoredUpdate,
+            Gelu,
+            HeadLoss,
+            Inhibit,
+            Linear,
+            LinearGrad,
+            MaxParts,
+            Memory,
+            MemoryGrad,
+            Modulate,
+            MostLikely,
+            Norm,
+            NormGrad,
+            PieceNorms,
+            QkNorm,
+            QkNormGrad,
+            Quantise,
+            QuantiseRows,
+            Readout,
+            ReadoutGrad,
+            Rescale,
+            Rotate,
+            Sample,
+            Spike,
+            SpikeGrad,
+            SquaredNorm,
+            SumNorms,
+            SumParts,
+            SwiGlu,
+            SwiGluGrad,
+            SynapseGrad,
+            SynapseInputGrad,
+            Taps,
+            TapsGrad,
         }
     };
 }
 
-operations! {
-    AdamW,
-    AllGather,
-    AllToAll,
-    Attention,
-    AttentionGrad,
-    CachedAttention,
-    Carry,
-    Context,
-    ContextGrad,
-    Embed,
-    EmbedGrad,
-    EmbedUpdate,
-    FactoredUpdate,
-    Gelu,
-    HeadLoss,
-    Inhibit,
-    Linear,
-    LinearGrad,
-    MaxParts,
-    Memory,
-    MemoryGrad,
-    Modulate,
-    MostLikely,
-    Norm,
-    NormGrad,
-    PieceNorms,
-    QkNorm,
-    QkNormGrad,
-    Quantise,
-    QuantiseRows,
-    Readout,
-    ReadoutGrad,
-    Rescale,
-    Rotate,
-    Sample,
-    Spike,
-    SpikeGrad,
-    SquaredNorm,
-    SumNorms,
-    SumParts,
-    SwiGlu,
-    SwiGluGrad,
-    SynapseGrad,
-    SynapseInputGrad,
-    Taps,
-    TapsGrad,
+/// What `$run` is of the operation that `$op` is: compiled once for each, with `$o` of its type.
+///
+/// ```
+/// use capful_core::device::{Op, Operation as _};
+///
+/// fn operands(op: &Op) -> usize {
+///     let mut count = 0;
+///     capful_core::with_operation!(op, o => o.operands(&mut |_| count += 1));
+///     count
+/// }
+/// ```
+#[macro_export]
+macro_rules! with_operation {
+    ([$op:expr, $o:ident => $run:expr] $($name:ident,)*) => {
+        match $op {
+            $($crate::device::Op::$name($o) => $run,)*
+        }
+    };
+    ($op:expr, $o:ident => $run:expr) => {
+        $crate::for_each_operation!([$crate::with_operation] $op, $o => $run)
+    };
 }
 
+/// Declares the enum of all operations.
+macro_rules! declare {
+    ([] $($name:ident,)*) => {
+        /// An operation.
+        #[derive(Debug, Clone, Copy, PartialEq)]
+        #[allow(missing_docs, reason = "each is documented where it is defined")]
+        pub enum Op {
+            $($name(crate::ops::$name),)*
+        }
+
+        $(impl From<crate::ops::$name> for Op {
+            fn from(operation: crate::ops::$name) -> Op {
+                Op::$name(operation)
+            }
+        })*
+    };
+}
+
+for_each_operation!([declare]);
+
 impl Op {
+    /// See [`Operation::NAME`].
+    pub const fn name(&self) -> &'static str {
+        const fn of<O: Operation>(_: &O) -> &'static str {
+            O::NAME
+        }
+        with_operation!(self, o => of(o))
+    }
+
+    /// See [`Operation::operands`].
+    pub fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        with_operation!(self, o => o.operands(visit))
+    }
+
+    /// See [`Operation::validate`].
+    ///
+    /// # Errors
+    /// [`OperationError::Shape`].
+    pub fn validate(&self) -> Result<(), OperationError> {
+        with_operation!(self, o => o.validate())
+    }
+
+    /// See [`Operation::flops`].
+    pub fn flops(&self) -> u64 {
+        with_operation!(self, o => o.flops())
+    }
+
+    /// See [`Operation::flops_8bit`].
+    pub fn flops_8bit(&self) -> u64 {
+        with_operation!(self, o => o.flops_8bit())
+    }
+
+    /// See [`Operation::sent`].
+    pub fn sent(&self) -> [u64; 2] {
+        with_operation!(self, o => o.sent())
+    }
+
+    /// See [`Operation::reference`].
+    ///
+    /// # Errors
+    /// An operand that cannot be carved.
+    pub fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        with_operation!(self, o => o.reference(arena))
+    }
+
     /// Bytes of traffic that it cannot avoid: each operand read or written once.
     pub fn traffic(&self) -> u64 {
         let mut bytes = 0u64;

@@ -1,52 +1,29 @@
-//! AdamW: pieces of all four ranges, one after the other through the caches. Bound by memory.
+//! AdamW.
 
-use capful_core::device::{Operation as _, OperationError};
-use capful_core::memory::Arena;
+use capful_core::device::OperationError;
 use capful_core::ops::AdamW;
-use capful_core::train::{Results, Settings};
 
-use super::Cpu;
 use super::simd::vectorise;
+use super::{Cpu, OnCpu};
 
-/// Elements of a task.
-const PIECE: usize = 16_384;
-
-impl Cpu {
+impl OnCpu for AdamW {
     #[inline(never)]
-    pub(super) fn run_adamw(&mut self, op: AdamW) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        if op.moved.remainder.is_some() {
-            // No precision of this device keeps masters.
-            return op.reference(&mut arena);
-        }
-        let [mut weight, gradient, mut first, mut second, settings, results] = arena.views([
-            Some(op.moved.weight),
-            Some(op.moved.gradient),
-            Some(op.first),
-            Some(op.second),
-            Some(op.moved.settings),
-            Some(op.moved.results),
-        ])?;
-        let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
-        let Some(factors) = op.moved.factors(settings, results) else { return Ok(()) };
-        let f = op.factors(&factors);
-        let gradient = gradient.f32()?;
-        let bands = [(weight.f32_mut()?, PIECE), (first.f32_mut()?, PIECE), (second.f32_mut()?, PIECE)];
-        self.pool.bands(bands, |_, piece, [weight, first, second]| {
-            let n = weight.len();
-            let (gradient, first, second) = (&gradient[piece * PIECE..][..n], &mut first[..n], &mut second[..n]);
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let states = [Some(self.first), Some(self.second)];
+        cpu.move_pieces(&self, &self.moved, states, |factors, weight, gradient, [first, second]| {
+            let (f, n) = (self.factors(factors), weight.len());
+            let (gradient, first, second) = (&gradient[..n], &mut first[..n], &mut second[..n]);
             vectorise!({
                 for i in 0..n {
                     // The steps of `AdamW::element`, with a square root that becomes a vector instruction. It is
                     // correctly rounded as that one is, so the bits are the same.
                     let g = gradient[i] * f.gradient;
-                    let m = op.beta1 * first[i] + (1.0 - op.beta1) * g;
-                    let v = op.beta2 * second[i] + (1.0 - op.beta2) * (g * g);
-                    weight[i] = weight[i] * f.keep - f.step * m / (v.sqrt() * f.root + op.eps);
+                    let m = self.beta1 * first[i] + (1.0 - self.beta1) * g;
+                    let v = self.beta2 * second[i] + (1.0 - self.beta2) * (g * g);
+                    weight[i] = weight[i] * f.keep - f.step * m / (v.sqrt() * f.root + self.eps);
                     (first[i], second[i]) = (m, v);
                 }
             },);
-        });
-        Ok(())
+        })
     }
 }

@@ -9,7 +9,7 @@ use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::pool::Parts;
 use super::simd::{self, vectorise};
 use super::tiles::{STEP, TILE, Tiles};
-use super::{Cpu, CpuProfile, bytes};
+use super::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// The scratch of a worker, in f32: scores of a tile and a step, a tile of the output, the products' own.
 struct Share {
@@ -30,25 +30,23 @@ impl Share {
     }
 }
 
-impl CpuProfile {
-    pub(super) fn attention(&self, op: &Attention) -> u64 {
-        bytes(Share::new(op).len() * self.workers())
+impl OnCpu for Attention {
+    fn scratch(&self, profile: &CpuProfile) -> u64 {
+        bytes(Share::new(self).len() * profile.workers())
     }
-}
 
-impl Cpu {
     #[inline(never)]
-    pub(super) fn run_attention(&mut self, op: Attention) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let [qkv, mut out, mut log_sum, mut scratch] =
-            arena.views([Some(op.qkv), Some(op.out), Some(op.log_sum), Some(self.scratch)])?;
-        let [_, batch, seq_len, width] = op.qkv.shape.map(|n| n as usize);
-        let (heads, size, scale) = (op.heads, op.heads.size as usize, op.heads.scale());
+            arena.views([Some(self.qkv), Some(self.out), Some(self.log_sum), Some(cpu.scratch)])?;
+        let [_, batch, seq_len, width] = self.qkv.shape.map(|n| n as usize);
+        let (heads, size, scale) = (self.heads, self.heads.size as usize, self.heads.scale());
         let (queries, out_width) = (heads.queries as usize, heads.out_width() as usize);
-        let (share, tiles) = (Share::new(&op), Tiles::new(op.pattern, seq_len));
-        let scratch = &mut scratch.f32_mut()?[..share.len() * self.pool.threads()];
+        let (share, tiles) = (Share::new(&self), Tiles::new(self.pattern, seq_len));
+        let scratch = &mut scratch.f32_mut()?[..share.len() * cpu.pool.threads()];
         let (qkv, out, log_sum) = (qkv.f32()?, Parts::new(out.f32_mut()?), Parts::new(log_sum.f32_mut()?));
-        self.pool.tasks_with(scratch, batch * queries * tiles.count(), |_, task, scratch| {
+        cpu.pool.tasks_with(scratch, batch * queries * tiles.count(), |_, task, scratch| {
             let (pair, tile) = (task / tiles.count(), tiles.tile(task % tiles.count()));
             if tile.is_empty() {
                 return;

@@ -10,7 +10,7 @@ use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::pool::Parts;
 use super::simd::{self, vectorise};
 use super::tiles::{STEP, TILE, Tiles};
-use super::{Cpu, CpuProfile, bytes};
+use super::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// The scratch of a worker, in f32.
 #[derive(Clone, Copy)]
@@ -39,25 +39,23 @@ impl Share {
     }
 }
 
-impl CpuProfile {
-    pub(super) fn attention_grad(&self, op: &AttentionGrad) -> u64 {
-        bytes(Share::new(op).len() * self.workers())
+impl OnCpu for AttentionGrad {
+    fn scratch(&self, profile: &CpuProfile) -> u64 {
+        bytes(Share::new(self).len() * profile.workers())
     }
-}
 
-impl Cpu {
     #[inline(never)]
-    pub(super) fn run_attention_grad(&mut self, op: AttentionGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let ([qkv, out, log_sum, out_grad, table], [qkv_grad, scratch]) = arena.f32s(
-            [op.qkv, op.out, op.log_sum, op.out_grad, op.rotary.table].map(Some),
-            [op.qkv_grad, self.scratch].map(Some),
+            [self.qkv, self.out, self.log_sum, self.out_grad, self.rotary.table].map(Some),
+            [self.qkv_grad, cpu.scratch].map(Some),
         )?;
-        let share = Share::new(&op);
+        let share = Share::new(&self);
         let head = Head {
-            op: &op,
+            op: &self,
             share,
-            tiles: Tiles::new(op.pattern, op.qkv.shape[2] as usize),
+            tiles: Tiles::new(self.pattern, self.qkv.shape[2] as usize),
             qkv,
             out,
             log_sum,
@@ -65,9 +63,9 @@ impl Cpu {
             table,
             qkv_grad: Parts::new(qkv_grad),
         };
-        let scratch = &mut scratch[..share.len() * self.pool.threads()];
-        let keys = op.heads.keys as usize;
-        self.pool.tasks_with(scratch, op.qkv.shape[1] as usize * keys, |_, task, scratch| {
+        let scratch = &mut scratch[..share.len() * cpu.pool.threads()];
+        let keys = self.heads.keys as usize;
+        cpu.pool.tasks_with(scratch, self.qkv.shape[1] as usize * keys, |_, task, scratch| {
             head.run(task / keys, (task % keys) as u32, scratch);
         });
         Ok(())

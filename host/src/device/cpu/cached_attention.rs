@@ -5,26 +5,31 @@ use capful_core::device::{Operation, OperationError};
 use capful_core::memory::Arena;
 use capful_core::ops::{CachedAttention, Rotary};
 
-use super::Cpu;
 use super::simd::{self, vectorise};
 use super::tiles::Tiles;
+use super::{Cpu, OnCpu};
 
 /// Keys between two looks at the largest score.
 const KEYS: usize = 64;
 
-impl Cpu {
+impl OnCpu for CachedAttention {
     #[inline(never)]
-    pub(super) fn run_cached_attention(&mut self, op: CachedAttention) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        let [mut qkv, mut cache, cursor, table, mut out] =
-            arena.views([Some(op.qkv), Some(op.cache), Some(op.cursor), Some(op.rotary.table), Some(op.out)])?;
-        let (heads, size, scale) = (op.rotary.heads, op.rotary.heads.size as usize, op.rotary.heads.scale());
-        let (context, columns) = (op.cache.shape[2] as usize, op.cache.columns() as usize);
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        let [mut qkv, mut cache, cursor, table, mut out] = arena.views([
+            Some(self.qkv),
+            Some(self.cache),
+            Some(self.cursor),
+            Some(self.rotary.table),
+            Some(self.out),
+        ])?;
+        let (heads, size, scale) = (self.rotary.heads, self.rotary.heads.size as usize, self.rotary.heads.scale());
+        let (context, columns) = (self.cache.shape[2] as usize, self.cache.columns() as usize);
         let now = cursor.u32()?[0] as usize;
-        op.expect(now < context, "cursor")?;
+        self.expect(now < context, "cursor")?;
         let row = qkv.f32_mut()?;
-        let turned = Rotary::rotate(&heads, table.f32()?, op.rotary.dims() as usize, now, row, false);
-        turned.ok_or(op.misfit("rotary"))?;
+        let turned = Rotary::rotate(&heads, table.f32()?, self.rotary.dims() as usize, now, row, false);
+        turned.ok_or(self.misfit("rotary"))?;
         let (keys, values) = cache.f32_mut()?.split_at_mut(context * columns);
         for h in 0..heads.keys {
             let at = now * columns + h as usize * size;
@@ -32,8 +37,8 @@ impl Cpu {
             values[at..at + size].copy_from_slice(&row[heads.value(h)..][..size]);
         }
         let (row, keys, values) = (&*row, &*keys, &*values);
-        let tiles = Tiles::new(op.pattern, now + 1);
-        self.pool.chunks(out.f32_mut()?, size, |_, h, out| {
+        let tiles = Tiles::new(self.pattern, now + 1);
+        cpu.pool.chunks(out.f32_mut()?, size, |_, h, out| {
             let query = &row[heads.query(h as u32)..][..size];
             let column = heads.key_of(h as u32) as usize * size;
             let (mut largest, mut total) = (f32::NEG_INFINITY, 0.0);

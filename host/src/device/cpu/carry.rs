@@ -4,18 +4,18 @@ use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::Carry;
 
-use super::Cpu;
+use super::{Cpu, OnCpu};
 
 /// Bytes of a task.
 const PIECE: usize = 1 << 16;
 
-impl Cpu {
+impl OnCpu for Carry {
     #[inline(never)]
-    pub(super) fn run_carry(&mut self, op: Carry) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        let [from, mut to] = arena.views([Some(op.from), Some(op.to)])?;
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        let [from, mut to] = arena.views([Some(self.from), Some(self.to)])?;
         let from = from.bytes();
-        self.pool.chunks(to.bytes_mut()?, PIECE, |_, piece, to| {
+        cpu.pool.chunks(to.bytes_mut()?, PIECE, |_, piece, to| {
             to.copy_from_slice(&from[piece * PIECE..][..to.len()]);
         });
         Ok(())

@@ -7,7 +7,7 @@ use capful_core::train::{Results, Settings};
 
 use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::simd::{self, vectorise};
-use super::{Cpu, CpuProfile, bytes};
+use super::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// Rows of the table that a task updates: a cache line of the logits' gradient.
 const ROWS: usize = 16;
@@ -18,25 +18,23 @@ const EPS: f32 = 1e-12;
 /// No row has used this id yet.
 const NONE: u32 = u32::MAX;
 
-impl CpuProfile {
-    pub(super) fn factored_update(&self, op: &FactoredUpdate) -> u64 {
-        let [tile, d, rows] = [op.tile.rows(), op.x.columns(), op.x.rows()].map(|n| n as usize);
-        bytes(gemm::scratch_len(tile.min(op.weight.rows() as usize), d, rows, self.workers()))
+impl OnCpu for FactoredUpdate {
+    fn scratch(&self, profile: &CpuProfile) -> u64 {
+        let [tile, d, rows] = [self.tile.rows(), self.x.columns(), self.x.rows()].map(|n| n as usize);
+        bytes(gemm::scratch_len(tile.min(self.weight.rows() as usize), d, rows, profile.workers()))
     }
-}
 
-impl Cpu {
     #[inline(never)]
-    pub(super) fn run_factored_update(&mut self, op: FactoredUpdate) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let ([x, out_grad, settings, results], [weight, bias, row_moment, column_moment, tile, scratch]) = arena.f32s(
-            [op.x, op.out_grad, op.settings, op.results].map(Some),
-            [op.weight, op.bias, op.row_moment, op.column_moment, op.tile, self.scratch].map(Some),
+            [self.x, self.out_grad, self.settings, self.results].map(Some),
+            [self.weight, self.bias, self.row_moment, self.column_moment, self.tile, cpu.scratch].map(Some),
         )?;
         if !Results::from_slice(results)?.loss.is_finite() {
             return Ok(());
         }
-        let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
+        let [rows, d, vocabulary] = [self.x.rows(), self.x.columns(), self.weight.rows()].map(|n| n as usize);
         let Settings { learning_rate: lr, factored: correction, .. } = *Settings::from_slice(settings)?;
         let x = Matrix::new(x, rows, d);
         let (row_moment, bias_moment) = row_moment.split_at_mut(vocabulary);
@@ -44,15 +42,15 @@ impl Cpu {
         let mean = simd::sum(columns) / d as f32;
         let relative = if mean > 0.0 { 1.0 / mean } else { 0.0 };
         sums.fill(0.0);
-        let rule = Rule { beta2: op.beta2, lr, correction, rate: op.rate, relative, columns };
-        for first in (0..vocabulary).step_by(op.tile.rows() as usize) {
-            let own = first..vocabulary.min(first + op.tile.rows() as usize);
+        let rule = Rule { beta2: self.beta2, lr, correction, rate: self.rate, relative, columns };
+        for first in (0..vocabulary).step_by(self.tile.rows() as usize) {
+            let own = first..vocabulary.min(first + self.tile.rows() as usize);
             let g = &mut tile[..own.len() * d];
             let a = Matrix::with_strides(&out_grad[first..], own.len(), rows, 1, vocabulary);
             let to = MatrixMut::new(g, own.len(), d);
-            gemm::product(&mut self.pool, a, x, to, Update::Overwrite, scratch, |_, _| {});
+            gemm::product(&mut cpu.pool, a, x, to, Update::Overwrite, scratch, |_, _| {});
             let g = &*g;
-            self.pool.chunks(sums, COLUMNS, |_, chunk, sums| {
+            cpu.pool.chunks(sums, COLUMNS, |_, chunk, sums| {
                 vectorise!(for row in g.chunks_exact(d) {
                     for (s, &g) in sums.iter_mut().zip(&row[chunk * COLUMNS..]) {
                         *s = g.mul_add(g, *s);
@@ -65,13 +63,13 @@ impl Cpu {
                 (&mut bias[own.clone()], ROWS),
                 (&mut bias_moment[own], ROWS),
             ];
-            self.pool.bands(bands, |_, band, [weight, row_moment, bias, bias_moment]| {
+            cpu.pool.bands(bands, |_, band, [weight, row_moment, bias, bias_moment]| {
                 rule.update_biases(first + band * ROWS, out_grad, vocabulary, bias, bias_moment);
                 rule.update_rows(&g[band * ROWS * d..], weight, row_moment);
             });
         }
         for (c, s) in columns.iter_mut().zip(sums).filter(|(_, s)| s.is_finite()) {
-            *c = op.beta2 * *c + (1.0 - op.beta2) * (*s / vocabulary as f32);
+            *c = self.beta2 * *c + (1.0 - self.beta2) * (*s / vocabulary as f32);
         }
         Ok(())
     }
@@ -139,33 +137,31 @@ fn held(squares: f32, columns: usize) -> f32 {
     if rms > 1.0 { 1.0 / rms } else { 1.0 }
 }
 
-impl CpuProfile {
-    pub(super) fn embed_update(&self, op: &EmbedUpdate) -> u64 {
-        bytes(op.table.rows() as usize)
+impl OnCpu for EmbedUpdate {
+    fn scratch(&self, _: &CpuProfile) -> u64 {
+        bytes(self.table.rows() as usize)
     }
-}
 
-impl Cpu {
     #[inline(never)]
-    pub(super) fn run_embed_update(&mut self, op: EmbedUpdate) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let [ids, mut x_grad, mut table, mut moment, settings, results, mut scratch] = arena.views([
-            Some(op.ids),
-            Some(op.x_grad),
-            Some(op.table),
-            Some(op.moment),
-            Some(op.settings),
-            Some(op.results),
-            Some(self.scratch),
+            Some(self.ids),
+            Some(self.x_grad),
+            Some(self.table),
+            Some(self.moment),
+            Some(self.settings),
+            Some(self.results),
+            Some(cpu.scratch),
         ])?;
         if !Results::from_slice(results.f32()?)?.loss.is_finite() {
             return Ok(());
         }
         let lr = Settings::from_slice(settings.f32()?)?.learning_rate;
-        let (d, ids) = (op.table.columns() as usize, ids.u32()?);
+        let (d, ids) = (self.table.columns() as usize, ids.u32()?);
         let x_grad = x_grad.f32_mut()?;
         // The first row of each id, a number's bits in a float's place.
-        let first = &mut scratch.f32_mut()?[..op.table.rows() as usize];
+        let first = &mut scratch.f32_mut()?[..self.table.rows() as usize];
         first.fill(f32::from_bits(NONE));
         for (r, &id) in ids.iter().enumerate() {
             let first = &mut first[id as usize];
@@ -177,7 +173,7 @@ impl Cpu {
             }
         }
         let (x_grad, first) = (&*x_grad, &*first);
-        self.pool.bands([(table.f32_mut()?, ROWS * d), (moment.f32_mut()?, ROWS * 2)], |_, band, [table, moment]| {
+        cpu.pool.bands([(table.f32_mut()?, ROWS * d), (moment.f32_mut()?, ROWS * 2)], |_, band, [table, moment]| {
             let rows = table.chunks_exact_mut(d).zip(moment.as_chunks_mut::<2>().0).zip(&first[band * ROWS..]);
             for ((row, [m, n]), first) in rows.filter(|(_, first)| first.to_bits() != NONE) {
                 let g = &x_grad[first.to_bits() as usize * d..][..d];
@@ -189,9 +185,9 @@ impl Cpu {
                     continue;
                 }
                 *n += 1.0;
-                let correction = 1.0 - libm::powf(op.beta2, *n);
+                let correction = 1.0 - libm::powf(self.beta2, *n);
                 vectorise!({
-                    *m = op.beta2 * *m + (1.0 - op.beta2) * (squares / d as f32);
+                    *m = self.beta2 * *m + (1.0 - self.beta2) * (squares / d as f32);
                     let root = 1.0 / ((*m / correction).sqrt() + EPS);
                     simd::axpy(-lr * root * held(squares * root * root, d), g, row);
                 });

@@ -4,19 +4,19 @@ use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::Gelu;
 
-use super::Cpu;
 use super::simd;
+use super::{Cpu, OnCpu};
 
 /// Elements of a task.
 const PIECE: usize = 16_384;
 
-impl Cpu {
+impl OnCpu for Gelu {
     #[inline(never)]
-    pub(super) fn run_gelu(&mut self, op: Gelu) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        let [x, mut out] = arena.views([Some(op.x), Some(op.out)])?;
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        let [x, mut out] = arena.views([Some(self.x), Some(self.out)])?;
         let x = x.f32()?;
-        self.pool.chunks(out.f32_mut()?, PIECE, |_, piece, out| {
+        cpu.pool.chunks(out.f32_mut()?, PIECE, |_, piece, out| {
             simd::gelu_forward(&x[piece * PIECE..][..out.len()], out);
         });
         Ok(())

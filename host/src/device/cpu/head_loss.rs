@@ -8,31 +8,29 @@ use capful_core::train::{Results, Settings};
 use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::integer::{self, Codes};
 use super::simd;
-use super::{Cpu, CpuProfile, bytes};
+use super::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// A softmax task takes rows of about this many logits together.
 const LOGITS: usize = 8192;
 
-impl CpuProfile {
-    pub(super) fn head_loss(&self, op: &HeadLoss) -> u64 {
-        let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
-        let chunk = rows.min(op.logits.rows() as usize);
-        let len = |m, n, k| gemm::scratch_len(m, n, k, self.workers());
+impl OnCpu for HeadLoss {
+    fn scratch(&self, profile: &CpuProfile) -> u64 {
+        let [rows, d, vocabulary] = [self.x.rows(), self.x.columns(), self.weight.rows()].map(|n| n as usize);
+        let chunk = rows.min(self.logits.rows() as usize);
+        let len = |m, n, k| gemm::scratch_len(m, n, k, profile.workers());
         let forward = len(chunk, vocabulary, d);
-        if op.integer.is_some() {
+        if self.integer.is_some() {
             return 0;
         }
-        bytes(match op.gradient {
+        bytes(match self.gradient {
             Some(_) => forward.max(len(chunk, d, vocabulary)).max(len(vocabulary, d, chunk)),
             None => forward,
         })
     }
-}
 
-impl Cpu {
     #[inline(never)]
-    pub(super) fn run_head_loss(&mut self, op: HeadLoss) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let [
             x,
             weight,
@@ -48,25 +46,25 @@ impl Cpu {
             x_scales,
             scales,
         ] = arena.views([
-            Some(op.x),
-            Some(op.weight),
-            op.bias,
-            Some(op.targets),
-            Some(op.logits),
-            Some(op.losses),
-            Some(op.settings),
-            Some(op.results),
-            op.gradient.map(|g| g.x_grad),
-            op.gradient.and_then(|g| g.weight_grad),
-            Some(self.scratch),
-            op.integer.and_then(|p| p.x_scales),
-            op.integer.map(|p| p.weight.scales),
+            Some(self.x),
+            Some(self.weight),
+            self.bias,
+            Some(self.targets),
+            Some(self.logits),
+            Some(self.losses),
+            Some(self.settings),
+            Some(self.results),
+            self.gradient.map(|g| g.x_grad),
+            self.gradient.and_then(|g| g.weight_grad),
+            Some(cpu.scratch),
+            self.integer.and_then(|p| p.x_scales),
+            self.integer.map(|p| p.weight.scales),
         ])?;
-        let [rows, d, vocabulary] = [op.x.rows(), op.x.columns(), op.weight.rows()].map(|n| n as usize);
+        let [rows, d, vocabulary] = [self.x.rows(), self.x.columns(), self.weight.rows()].map(|n| n as usize);
         let (bias, targets, scratch) = (bias.f32()?, targets.u32()?, scratch.f32_mut()?);
-        let integers = match &op.integer {
+        let integers = match &self.integer {
             Some(product) => {
-                let weight = IntegerRows::new(op.weight, product.weight, &weight, &scales)?;
+                let weight = IntegerRows::new(self.weight, product.weight, &weight, &scales)?;
                 Some((weight, Codes { codes: x.i8()?, scales: x_scales.f32()?, inputs: d }))
             }
             None => None,
@@ -74,8 +72,8 @@ impl Cpu {
         let (x, weight) = if integers.is_some() { (&[][..], &[][..]) } else { (x.f32()?, weight.f32()?) };
         let weight = Matrix::new(weight, weight.len() / d.max(1), d);
         let scale = Settings::from_slice(settings.f32()?)?.loss_scale;
-        let (ids, gradient_scale) = (op.ids as usize, op.gradient.map(|_| scale));
-        let (chunk, together) = (op.logits.rows() as usize, (LOGITS / vocabulary.max(1)).max(1));
+        let (ids, gradient_scale) = (self.ids as usize, self.gradient.map(|_| scale));
+        let (chunk, together) = (self.logits.rows() as usize, (LOGITS / vocabulary.max(1)).max(1));
         for first in (0..rows).step_by(chunk) {
             let count = chunk.min(rows - first);
             let (own, inputs) = (first..first + count, first * d..(first + count) * d);
@@ -85,34 +83,34 @@ impl Cpu {
                 Some((weight, all)) => {
                     let own = Codes { codes: &all.codes[inputs.clone()], scales: &all.scales[own.clone()], ..*all };
                     let store = |_, _, z: &[f32], to: &mut [f32]| to.copy_from_slice(z);
-                    integer::product(&mut self.pool, own, weight, logits, vocabulary, store);
+                    integer::product(&mut cpu.pool, own, weight, logits, vocabulary, store);
                 }
                 None => {
                     let to = MatrixMut::new(logits, count, vocabulary);
-                    gemm::product(&mut self.pool, x, weight.transposed(), to, Update::Overwrite, scratch, |_, _| {});
+                    gemm::product(&mut cpu.pool, x, weight.transposed(), to, Update::Overwrite, scratch, |_, _| {});
                 }
             }
             let bands = [(&mut *logits, together * vocabulary), (&mut losses.f32_mut()?[own], together)];
-            self.pool.bands(bands, |_, band, [logits, losses]| {
+            cpu.pool.bands(bands, |_, band, [logits, losses]| {
                 let targets = &targets[first + band * together..];
                 for ((row, loss), &target) in logits.chunks_exact_mut(vocabulary).zip(losses).zip(targets) {
                     simd::add(bias, &mut row[..bias.len()]);
                     *loss = cross_entropy(row, ids, target, gradient_scale);
                 }
             });
-            let Some(gradient) = op.gradient else { continue };
+            let Some(gradient) = self.gradient else { continue };
             let logits = Matrix::new(logits, count, vocabulary);
             let dx = MatrixMut::new(&mut x_grad.f32_mut()?[inputs], count, d);
-            gemm::product(&mut self.pool, logits, weight, dx, Update::Overwrite, scratch, |_, _| {});
+            gemm::product(&mut cpu.pool, logits, weight, dx, Update::Overwrite, scratch, |_, _| {});
             if gradient.weight_grad.is_none() {
                 continue;
             }
             let update = if gradient.accumulate || first > 0 { Update::Accumulate } else { Update::Overwrite };
             let dw = MatrixMut::new(weight_grad.f32_mut()?, vocabulary, d);
-            gemm::product(&mut self.pool, logits.transposed(), x, dw, update, scratch, |_, _| {});
+            gemm::product(&mut cpu.pool, logits.transposed(), x, dw, update, scratch, |_, _| {});
         }
         let results = Results::from_slice_mut(results.f32_mut()?)?;
-        let before = if op.add_loss { results.loss } else { 0.0 };
+        let before = if self.add_loss { results.loss } else { 0.0 };
         results.loss = before + scale * simd::sum(losses.f32()?);
         Ok(())
     }

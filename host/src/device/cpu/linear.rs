@@ -8,12 +8,59 @@ use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::integer::{self, Codes};
 use super::pool::Parts;
 use super::simd;
-use super::{Cpu, CpuProfile, bytes};
+use super::{Cpu, CpuProfile, OnCpu, bytes};
 
-impl CpuProfile {
-    pub(super) fn linear(&self, op: &Linear) -> u64 {
-        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out.columns()].map(|n| n as usize);
-        if op.integer.is_some() { 0 } else { bytes(gemm::scratch_len(rows, outputs, inputs, self.workers())) }
+impl OnCpu for Linear {
+    fn scratch(&self, profile: &CpuProfile) -> u64 {
+        let [rows, inputs, outputs] = [self.x.rows(), self.x.columns(), self.out.columns()].map(|n| n as usize);
+        if self.integer.is_some() { 0 } else { bytes(gemm::scratch_len(rows, outputs, inputs, profile.workers())) }
+    }
+
+    #[inline(never)]
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        if self.quantised.is_some() {
+            return self.reference(&mut arena);
+        }
+        if let Some(product) = self.integer {
+            return cpu.run_integer_linear(&self, &product);
+        }
+        let ([x, weight, bias, residual], [out, activated, scratch]) = arena.f32s(
+            [Some(self.x), Some(self.weight), self.bias, self.epilogue.residual()],
+            [Some(self.out), self.epilogue.activated(), Some(cpu.scratch)],
+        )?;
+        let [rows, inputs, outputs] = [self.x.rows(), self.x.columns(), self.out.columns()].map(|n| n as usize);
+        let weight = match self.transposed {
+            true => Matrix::new(weight, inputs, outputs),
+            false => Matrix::new(weight, outputs, inputs).transposed(),
+        };
+        let (activated, activates) = (Parts::new(activated), self.epilogue.activated().is_some());
+        gemm::product(
+            &mut cpu.pool,
+            Matrix::new(x, rows, inputs),
+            weight,
+            MatrixMut::new(out, rows, outputs),
+            if self.epilogue.adds() { Update::Accumulate } else { Update::Overwrite },
+            scratch,
+            |_, mut block| {
+                let cols = block.cols();
+                for row in block.rows() {
+                    let at = row * outputs + cols.start..row * outputs + cols.end;
+                    let out = block.row(row);
+                    if let Some(bias) = bias.get(cols.clone()) {
+                        simd::add(bias, out);
+                    }
+                    if let Some(residual) = residual.get(at.clone()) {
+                        simd::add(residual, out);
+                    }
+                    if activates {
+                        // SAFETY: blocks of `out` are disjoint, and this is the same block of a matrix as large.
+                        simd::gelu_forward(out, unsafe { activated.range(at) });
+                    }
+                }
+            },
+        );
+        Ok(())
     }
 }
 
@@ -60,53 +107,6 @@ impl Cpu {
             }
             finish(r, first, out);
         });
-        Ok(())
-    }
-
-    #[inline(never)]
-    pub(super) fn run_linear(&mut self, op: Linear) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        if op.quantised.is_some() {
-            return op.reference(&mut arena);
-        }
-        if let Some(product) = op.integer {
-            return self.run_integer_linear(&op, &product);
-        }
-        let ([x, weight, bias, residual], [out, activated, scratch]) = arena.f32s(
-            [Some(op.x), Some(op.weight), op.bias, op.epilogue.residual()],
-            [Some(op.out), op.epilogue.activated(), Some(self.scratch)],
-        )?;
-        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out.columns()].map(|n| n as usize);
-        let weight = match op.transposed {
-            true => Matrix::new(weight, inputs, outputs),
-            false => Matrix::new(weight, outputs, inputs).transposed(),
-        };
-        let (activated, activates) = (Parts::new(activated), op.epilogue.activated().is_some());
-        gemm::product(
-            &mut self.pool,
-            Matrix::new(x, rows, inputs),
-            weight,
-            MatrixMut::new(out, rows, outputs),
-            if op.epilogue.adds() { Update::Accumulate } else { Update::Overwrite },
-            scratch,
-            |_, mut block| {
-                let cols = block.cols();
-                for row in block.rows() {
-                    let at = row * outputs + cols.start..row * outputs + cols.end;
-                    let out = block.row(row);
-                    if let Some(bias) = bias.get(cols.clone()) {
-                        simd::add(bias, out);
-                    }
-                    if let Some(residual) = residual.get(at.clone()) {
-                        simd::add(residual, out);
-                    }
-                    if activates {
-                        // SAFETY: blocks of `out` are disjoint, and this is the same block of a matrix as large.
-                        simd::gelu_forward(out, unsafe { activated.range(at) });
-                    }
-                }
-            },
-        );
         Ok(())
     }
 }

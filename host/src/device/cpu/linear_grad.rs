@@ -7,42 +7,40 @@ use capful_core::ops::LinearGrad;
 use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::pool::Pool;
 use super::simd::{self, vectorise};
-use super::{Cpu, CpuProfile, bytes};
+use super::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// Columns that a task sums, in registers.
 const COLUMNS: usize = 64;
 /// Rows summed in one go; the sums of such runs are then added.
 const RUN: usize = 256;
 
-impl CpuProfile {
-    pub(super) fn linear_grad(&self, op: &LinearGrad) -> u64 {
-        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out_grad.columns()].map(|n| n as usize);
-        let len = |m, n, k| gemm::scratch_len(m, n, k, self.workers());
-        let [m, n] = [op.weight.rows(), op.weight.columns()].map(|n| n as usize);
+impl OnCpu for LinearGrad {
+    fn scratch(&self, profile: &CpuProfile) -> u64 {
+        let [rows, inputs, outputs] = [self.x.rows(), self.x.columns(), self.out_grad.columns()].map(|n| n as usize);
+        let len = |m, n, k| gemm::scratch_len(m, n, k, profile.workers());
+        let [m, n] = [self.weight.rows(), self.weight.columns()].map(|n| n as usize);
         bytes(len(rows, inputs, outputs).max(len(m, n, rows)))
     }
-}
 
-impl Cpu {
     #[inline(never)]
-    pub(super) fn run_linear_grad(&mut self, op: LinearGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        if op.quantised.is_some() {
-            return op.reference(&mut arena);
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        if self.quantised.is_some() {
+            return self.reference(&mut arena);
         }
         let ([x, weight, out_grad, before_gelu], [x_grad, weight_grad, bias_grad, x_bias_grad, scratch]) = arena.f32s(
-            [Some(op.x), Some(op.weight), Some(op.out_grad), op.before_gelu],
-            [op.x_grad, op.weight_grad, op.bias_grad, op.x_bias_grad, Some(self.scratch)],
+            [Some(self.x), Some(self.weight), Some(self.out_grad), self.before_gelu],
+            [self.x_grad, self.weight_grad, self.bias_grad, self.x_bias_grad, Some(cpu.scratch)],
         )?;
-        let [rows, inputs, outputs] = [op.x.rows(), op.x.columns(), op.out_grad.columns()].map(|n| n as usize);
+        let [rows, inputs, outputs] = [self.x.rows(), self.x.columns(), self.out_grad.columns()].map(|n| n as usize);
         let dy = Matrix::new(out_grad, rows, outputs);
-        if op.x_grad.is_some() {
-            let weight = match op.transposed {
+        if self.x_grad.is_some() {
+            let weight = match self.transposed {
                 true => Matrix::new(weight, inputs, outputs).transposed(),
                 false => Matrix::new(weight, outputs, inputs),
             };
             let (dx, update) = (MatrixMut::new(&mut *x_grad, rows, inputs), Update::Overwrite);
-            gemm::product(&mut self.pool, dy, weight, dx, update, scratch, |_, mut block| {
+            gemm::product(&mut cpu.pool, dy, weight, dx, update, scratch, |_, mut block| {
                 let cols = block.cols();
                 for row in block.rows() {
                     if let Some(hidden) = before_gelu.get(row * inputs + cols.start..row * inputs + cols.end) {
@@ -51,18 +49,18 @@ impl Cpu {
                 }
             });
         }
-        if op.weight_grad.is_some() {
-            let update = if op.accumulate { Update::Accumulate } else { Update::Overwrite };
+        if self.weight_grad.is_some() {
+            let update = if self.accumulate { Update::Accumulate } else { Update::Overwrite };
             let x = Matrix::new(x, rows, inputs);
-            let (left, right, [m, n]) = match op.transposed {
+            let (left, right, [m, n]) = match self.transposed {
                 true => (x, dy, [inputs, outputs]),
                 false => (dy, x, [outputs, inputs]),
             };
             let dw = MatrixMut::new(weight_grad, m, n);
-            gemm::product(&mut self.pool, left.transposed(), right, dw, update, scratch, |_, _| {});
+            gemm::product(&mut cpu.pool, left.transposed(), right, dw, update, scratch, |_, _| {});
         }
-        sum_columns(&mut self.pool, out_grad, outputs, bias_grad, op.accumulate);
-        sum_columns(&mut self.pool, x_grad, inputs, x_bias_grad, op.accumulate);
+        sum_columns(&mut cpu.pool, out_grad, outputs, bias_grad, self.accumulate);
+        sum_columns(&mut cpu.pool, x_grad, inputs, x_bias_grad, self.accumulate);
         Ok(())
     }
 }

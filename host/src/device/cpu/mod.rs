@@ -8,8 +8,10 @@
 mod adamw;
 mod attention;
 mod attention_grad;
+mod by_reference;
 mod cached_attention;
 mod carry;
+mod collective;
 mod context;
 mod embed;
 mod factored;
@@ -23,12 +25,12 @@ mod linear;
 mod linear_grad;
 mod memory;
 mod modulate;
+mod moved;
 mod norm;
 mod norm_grad;
 pub mod pool;
 mod qk_norm;
 mod qk_norm_grad;
-mod quantise;
 mod quantise_rows;
 mod readout;
 mod rotate;
@@ -43,8 +45,9 @@ mod taps;
 mod tests;
 mod tiles;
 
-use capful_core::device::{Device, Op, Operation as _, OperationError, Profile, Single};
-use capful_core::memory::{Arena, Dtype, Region, Role};
+use capful_core::device::{Device, Op, Operation, OperationError, Profile, Single};
+use capful_core::memory::{Dtype, Region, Role};
+use capful_core::with_operation;
 
 use self::pool::Pool;
 use super::{Allocation, DeviceError, Others};
@@ -73,55 +76,19 @@ impl Profile for CpuProfile {
     }
 
     fn scratch(&self, op: &Op) -> u64 {
-        match op {
-            Op::Attention(o) => self.attention(o),
-            Op::AttentionGrad(o) => self.attention_grad(o),
-            Op::EmbedUpdate(o) => self.embed_update(o),
-            Op::FactoredUpdate(o) => self.factored_update(o),
-            Op::HeadLoss(o) => self.head_loss(o),
-            Op::Linear(o) => self.linear(o),
-            Op::LinearGrad(o) => self.linear_grad(o),
-            Op::Modulate(o) => self.modulate(o),
-            Op::NormGrad(o) => self.norm_grad(o),
-            Op::QkNormGrad(o) => self.qk_norm_grad(o),
-            Op::Readout(o) => self.readout(o),
-            Op::ReadoutGrad(o) => self.readout_grad(o),
-            Op::SquaredNorm(o) => self.squared_norm(o),
-            Op::AdamW(_)
-            | Op::AllGather(_)
-            | Op::AllToAll(_)
-            | Op::CachedAttention(_)
-            | Op::Carry(_)
-            | Op::Context(_)
-            | Op::ContextGrad(_)
-            | Op::Embed(_)
-            | Op::EmbedGrad(_)
-            | Op::Gelu(_)
-            | Op::Inhibit(_)
-            | Op::MaxParts(_)
-            | Op::Memory(_)
-            | Op::MemoryGrad(_)
-            | Op::MostLikely(_)
-            | Op::Norm(_)
-            | Op::PieceNorms(_)
-            | Op::QkNorm(_)
-            | Op::Quantise(_)
-            | Op::QuantiseRows(_)
-            | Op::Rescale(_)
-            | Op::Rotate(_)
-            | Op::Sample(_)
-            | Op::Spike(_)
-            | Op::SpikeGrad(_)
-            | Op::SumNorms(_)
-            | Op::SumParts(_)
-            | Op::SwiGlu(_)
-            | Op::SwiGluGrad(_)
-            | Op::SynapseGrad(_)
-            | Op::SynapseInputGrad(_)
-            | Op::Taps(_)
-            | Op::TapsGrad(_) => 0,
-        }
+        with_operation!(op, o => o.scratch(self))
     }
+}
+
+/// What this device does for an operation.
+trait OnCpu: Operation {
+    /// Bytes of scratch that it wants while it runs.
+    fn scratch(&self, _: &CpuProfile) -> u64 {
+        0
+    }
+
+    /// Runs it. An implementation is never inlined, so that a device's frame is not as large as those of all together.
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError>;
 }
 
 /// SIMD and threads on main memory.
@@ -152,55 +119,7 @@ impl Cpu {
 
 impl Device for Cpu {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
-        match *op {
-            Op::AdamW(o) => self.run_adamw(o),
-            Op::AllGather(o) => self.others.all_gather(Arena::new(self.memory.words()), &o),
-            Op::AllToAll(o) => self.others.all_to_all(Arena::new(self.memory.words()), &o),
-            Op::Attention(o) => self.run_attention(o),
-            Op::AttentionGrad(o) => self.run_attention_grad(o),
-            Op::CachedAttention(o) => self.run_cached_attention(o),
-            Op::Carry(o) => self.run_carry(o),
-            Op::Context(o) => self.run_context(o),
-            Op::ContextGrad(o) => self.run_context_grad(o),
-            Op::Embed(o) => self.run_embed(o),
-            Op::EmbedGrad(o) => self.run_embed_grad(o),
-            Op::EmbedUpdate(o) => self.run_embed_update(o),
-            Op::FactoredUpdate(o) => self.run_factored_update(o),
-            Op::Gelu(o) => self.run_gelu(o),
-            Op::HeadLoss(o) => self.run_head_loss(o),
-            Op::Inhibit(o) => self.run_inhibit(o),
-            Op::Linear(o) => self.run_linear(o),
-            Op::LinearGrad(o) => self.run_linear_grad(o),
-            // No precision of this device has tensors in 8 bits.
-            Op::MaxParts(o) => o.reference(&mut Arena::new(self.memory.words())),
-            Op::Memory(o) => self.run_memory(o),
-            Op::MemoryGrad(o) => self.run_memory_grad(o),
-            Op::Modulate(o) => self.run_modulate(o),
-            Op::MostLikely(o) => o.reference(&mut Arena::new(self.memory.words())),
-            Op::Norm(o) => self.run_norm(o),
-            Op::NormGrad(o) => self.run_norm_grad(o),
-            Op::PieceNorms(o) => self.run_piece_norms(o),
-            Op::QkNorm(o) => self.run_qk_norm(o),
-            Op::QkNormGrad(o) => self.run_qk_norm_grad(o),
-            Op::Quantise(o) => self.run_quantise(o),
-            Op::QuantiseRows(o) => self.run_quantise_rows(o),
-            Op::Readout(o) => self.run_readout(o),
-            Op::ReadoutGrad(o) => self.run_readout_grad(o),
-            Op::Rescale(o) => self.run_rescale(o),
-            Op::Rotate(o) => self.run_rotate(o),
-            Op::Sample(o) => o.reference(&mut Arena::new(self.memory.words())),
-            Op::Spike(o) => self.run_spike(o),
-            Op::SpikeGrad(o) => self.run_spike_grad(o),
-            Op::SquaredNorm(o) => self.run_squared_norm(o),
-            Op::SumNorms(o) => self.run_sum_norms(o),
-            Op::SumParts(o) => self.run_sum_parts(o),
-            Op::SwiGlu(o) => self.run_swiglu(o),
-            Op::SwiGluGrad(o) => self.run_swiglu_grad(o),
-            Op::SynapseGrad(o) => self.run_synapse_grad(o),
-            Op::SynapseInputGrad(o) => self.run_synapse_input_grad(o),
-            Op::Taps(o) => self.run_taps(o),
-            Op::TapsGrad(o) => self.run_taps_grad(o),
-        }
+        with_operation!(*op, o => OnCpu::run(o, self))
     }
 }
 

@@ -5,33 +5,31 @@ use capful_core::memory::Arena;
 use capful_core::ops::{FOLLOW, Modulate};
 
 use super::simd::{self, vectorise};
-use super::{Cpu, CpuProfile, bytes};
+use super::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// A token's sums: of its losses, of the predictions, of the outputs' squares.
 const SUMS: usize = 3;
 
-impl CpuProfile {
-    pub(super) fn modulate(&self, op: &Modulate) -> u64 {
-        let [_, tokens, _, streams] = op.signals_grad.shape.map(|n| n as usize);
+impl OnCpu for Modulate {
+    fn scratch(&self, _: &CpuProfile) -> u64 {
+        let [_, tokens, _, streams] = self.signals_grad.shape.map(|n| n as usize);
         bytes(tokens * (SUMS + streams))
     }
-}
 
-impl Cpu {
     #[inline(never)]
-    pub(super) fn run_modulate(&mut self, op: Modulate) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let ([losses, signals], [predictor, running, factors, signals_grad, scratch]) = arena.f32s(
-            [op.losses, op.signals].map(Some),
-            [op.predictor, op.running, op.factors, op.signals_grad, self.scratch].map(Some),
+            [self.losses, self.signals].map(Some),
+            [self.predictor, self.running, self.factors, self.signals_grad, cpu.scratch].map(Some),
         )?;
-        let [_, tokens, rows, streams] = op.signals_grad.shape.map(|n| n as usize);
-        let n = op.predictor.elements() as usize - 1;
+        let [_, tokens, rows, streams] = self.signals_grad.shape.map(|n| n as usize);
+        let n = self.predictor.elements() as usize - 1;
         let count = (tokens * streams) as f32;
         let (mean, weights) = (running[0], &*predictor);
-        let outputs = |t: usize| &signals[((t + 1) * rows + op.outputs as usize) * streams..][..n * streams];
+        let outputs = |t: usize| &signals[((t + 1) * rows + self.outputs as usize) * streams..][..n * streams];
         let (sums, deltas) = scratch[..tokens * (SUMS + streams)].split_at_mut(tokens * SUMS);
-        self.pool.bands([(&mut *deltas, streams), (&mut *sums, SUMS)], |_, t, [delta, sums]| {
+        cpu.pool.bands([(&mut *deltas, streams), (&mut *sums, SUMS)], |_, t, [delta, sums]| {
             let (outputs, mut squares) = (outputs(t), 0.0);
             // Predictions first, then what is missing to the reward.
             delta.fill(weights[n]);
@@ -60,11 +58,11 @@ impl Cpu {
             predictor[n] += rate * deltas.iter().sum::<f32>();
         });
         let bands = [(factors, streams), (signals_grad, rows * streams)];
-        self.pool.bands(bands, |_, t, [factors, grad]| {
+        cpu.pool.bands(bands, |_, t, [factors, grad]| {
             for (b, (factor, delta)) in factors.iter_mut().zip(&deltas[t * streams..]).enumerate() {
-                *factor = op.factor(losses[b * tokens + t], mean, *delta);
+                *factor = self.factor(losses[b * tokens + t], mean, *delta);
             }
-            vectorise!(for row in grad[op.first as usize * streams..].chunks_exact_mut(streams) {
+            vectorise!(for row in grad[self.first as usize * streams..].chunks_exact_mut(streams) {
                 for (g, factor) in row.iter_mut().zip(&*factors) {
                     *g *= factor;
                 }

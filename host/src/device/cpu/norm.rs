@@ -4,29 +4,35 @@ use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Norm, NormKind};
 
-use super::Cpu;
 use super::simd::{self, vectorise};
+use super::{Cpu, OnCpu};
 
 /// Rows of a task.
 const ROWS: usize = 16;
 
-impl Cpu {
+impl OnCpu for Norm {
     #[inline(never)]
-    pub(super) fn run_norm(&mut self, op: Norm) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let ([x, gain, bias, gain2, bias2], [stats, out, out2]) = arena.f32s(
-            [Some(op.x), Some(op.first.gain), op.first.bias, op.second.map(|s| s.gain), op.second.and_then(|s| s.bias)],
-            [Some(op.stats), Some(op.first.out), op.second.map(|s| s.out)],
+            [
+                Some(self.x),
+                Some(self.first.gain),
+                self.first.bias,
+                self.second.map(|s| s.gain),
+                self.second.and_then(|s| s.bias),
+            ],
+            [Some(self.stats), Some(self.first.out), self.second.map(|s| s.out)],
         )?;
-        let d = op.x.columns() as usize;
-        let kept = op.kind.stats() as usize;
+        let d = self.x.columns() as usize;
+        let kept = self.kind.stats() as usize;
         let bands = [(stats, ROWS * kept), (out, ROWS * d), (out2, ROWS * d)];
-        self.pool.bands(bands, |_, band, [stats, out, out2]| {
+        cpu.pool.bands(bands, |_, band, [stats, out, out2]| {
             let rows = x[band * ROWS * d..].chunks_exact(d).zip(stats.chunks_exact_mut(kept));
             vectorise!({
                 for (r, (row, stat)) in rows.enumerate() {
-                    let (mean, scale) = normal(row, op.kind, op.eps);
-                    op.kind.keep(mean, scale, stat);
+                    let (mean, scale) = normal(row, self.kind, self.eps);
+                    self.kind.keep(mean, scale, stat);
                     let at = r * d..(r + 1) * d;
                     affine(row, mean, scale, gain, bias, &mut out[at.clone()]);
                     if let Some(out2) = out2.get_mut(at) {
@@ -35,7 +41,7 @@ impl Cpu {
                 }
             },);
         });
-        op.copy.map_or(Ok(()), |copy| copy.make(op.first.out, &mut arena))
+        self.copy.map_or(Ok(()), |copy| copy.make(self.first.out, &mut arena))
     }
 }
 

@@ -6,7 +6,7 @@ use capful_core::memory::Arena;
 use capful_core::ops::{NormGrad, NormKind};
 
 use super::simd::{self, vectorise};
-use super::{Cpu, CpuProfile, bytes};
+use super::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// The least rows of a block, and the most blocks.
 const ROWS: usize = 32;
@@ -23,49 +23,47 @@ fn scratch_len(op: &NormGrad) -> usize {
     (op.x.rows() as usize).div_ceil(block_rows(op)) * SCRATCH_ROWS * op.x.columns() as usize
 }
 
-impl CpuProfile {
-    pub(super) fn norm_grad(&self, op: &NormGrad) -> u64 {
-        bytes(scratch_len(op))
+impl OnCpu for NormGrad {
+    fn scratch(&self, _: &CpuProfile) -> u64 {
+        bytes(scratch_len(self))
     }
-}
 
-impl Cpu {
     #[inline(never)]
-    pub(super) fn run_norm_grad(&mut self, op: NormGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        let second = op.second;
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        let second = self.second;
         let (
             [x, stats, gain, out_grad, gain2, out_grad2],
             [x_grad, gain_grad, bias_grad, gain_grad2, bias_grad2, scratch],
         ) = arena.f32s(
             [
-                Some(op.x),
-                Some(op.stats),
-                Some(op.first.gain),
-                Some(op.first.out_grad),
+                Some(self.x),
+                Some(self.stats),
+                Some(self.first.gain),
+                Some(self.first.out_grad),
                 second.map(|s| s.gain),
                 second.map(|s| s.out_grad),
             ],
             [
-                Some(op.x_grad),
-                Some(op.first.gain_grad),
-                op.first.bias_grad,
+                Some(self.x_grad),
+                Some(self.first.gain_grad),
+                self.first.bias_grad,
                 second.map(|s| s.gain_grad),
                 second.and_then(|s| s.bias_grad),
-                Some(self.scratch),
+                Some(cpu.scratch),
             ],
         )?;
-        let (d, rows, kept) = (op.x.columns() as usize, block_rows(&op), op.kind.stats() as usize);
-        let scratch = &mut scratch[..scratch_len(&op)];
+        let (d, rows, kept) = (self.x.columns() as usize, block_rows(&self), self.kind.stats() as usize);
+        let scratch = &mut scratch[..scratch_len(&self)];
         let bands = [(x_grad, rows * d), (&mut *scratch, SCRATCH_ROWS * d)];
-        self.pool.bands(bands, |_, block, [x_grad, scratch]| {
+        cpu.pool.bands(bands, |_, block, [x_grad, scratch]| {
             let (sums, buffers) = scratch.split_at_mut(4 * d);
             sums.fill(0.0);
             let (sums, sums2) = sums.split_at_mut(2 * d);
             let (normal, g) = buffers.split_at_mut(d);
             vectorise!({
                 for (r, x_grad) in (block * rows..).zip(x_grad.chunks_exact_mut(d)) {
-                    let (at, (mean, scale)) = (r * d..(r + 1) * d, op.kind.moments(&stats[r * kept..]));
+                    let (at, (mean, scale)) = (r * d..(r + 1) * d, self.kind.moments(&stats[r * kept..]));
                     for (n, x) in normal.iter_mut().zip(&x[at.clone()]) {
                         *n = (x - mean) * scale;
                     }
@@ -73,20 +71,20 @@ impl Cpu {
                     if second.is_some() {
                         output(normal, &out_grad2[at.clone()], gain2, sums2, |i, through| g[i] += through);
                     }
-                    row(&op, scale, g, normal, x_grad);
+                    row(&self, scale, g, normal, x_grad);
                 }
             },);
         });
         let parameters = [gain_grad, bias_grad, gain_grad2, bias_grad2];
         for (which, parameter) in parameters.into_iter().enumerate() {
-            if !op.accumulate {
+            if !self.accumulate {
                 parameter.fill(0.0);
             }
             for block in scratch.chunks_exact(SCRATCH_ROWS * d) {
                 simd::add(&block[which * d..][..d], parameter);
             }
         }
-        op.copy.map_or(Ok(()), |copy| copy.make(op.x_grad, &mut arena))
+        self.copy.map_or(Ok(()), |copy| copy.make(self.x_grad, &mut arena))
     }
 }
 

@@ -4,22 +4,22 @@ use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::QkNorm;
 
-use super::Cpu;
 use super::simd::{self, vectorise};
+use super::{Cpu, OnCpu};
 
 /// Rows of a task.
 const ROWS: usize = 16;
 
-impl Cpu {
+impl OnCpu for QkNorm {
     #[inline(never)]
-    pub(super) fn run_qk_norm(&mut self, op: QkNorm) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let ([query_gain, key_gain], [qkv, raw, stats]) =
-            arena.f32s([Some(op.query_gain), Some(op.key_gain)], [Some(op.qkv), op.raw, op.stats])?;
-        let (heads, eps, normed) = (op.heads, op.eps, op.heads.normed() as usize);
+            arena.f32s([Some(self.query_gain), Some(self.key_gain)], [Some(self.qkv), self.raw, self.stats])?;
+        let (heads, eps, normed) = (self.heads, self.eps, self.heads.normed() as usize);
         let (size, width) = (heads.size as usize, heads.width() as usize);
         let bands = [(qkv, ROWS * width), (raw, ROWS * normed * size), (stats, ROWS * normed)];
-        self.pool.bands(bands, |_, _, [qkv, raw, stats]| {
+        cpu.pool.bands(bands, |_, _, [qkv, raw, stats]| {
             vectorise!({
                 for (r, row) in qkv.chunks_exact_mut(width).enumerate() {
                     for h in 0..normed {

@@ -6,7 +6,7 @@ use capful_core::memory::Arena;
 use capful_core::ops::QkNormGrad;
 
 use super::simd::{self, vectorise};
-use super::{Cpu, CpuProfile, bytes};
+use super::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// The least rows of a block, and the most blocks.
 const ROWS: usize = 32;
@@ -23,25 +23,23 @@ fn scratch_len(op: &QkNormGrad) -> usize {
     (op.qkv_grad.rows() as usize).div_ceil(block_rows(op)) * SCRATCH_HEADS * op.heads.size as usize
 }
 
-impl CpuProfile {
-    pub(super) fn qk_norm_grad(&self, op: &QkNormGrad) -> u64 {
-        bytes(scratch_len(op))
+impl OnCpu for QkNormGrad {
+    fn scratch(&self, _: &CpuProfile) -> u64 {
+        bytes(scratch_len(self))
     }
-}
 
-impl Cpu {
     #[inline(never)]
-    pub(super) fn run_qk_norm_grad(&mut self, op: QkNormGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let ([raw, stats, query_gain, key_gain], [qkv_grad, query_gain_grad, key_gain_grad, scratch]) = arena.f32s(
-            [op.raw, op.stats, op.query_gain, op.key_gain].map(Some),
-            [op.qkv_grad, op.query_gain_grad, op.key_gain_grad, self.scratch].map(Some),
+            [self.raw, self.stats, self.query_gain, self.key_gain].map(Some),
+            [self.qkv_grad, self.query_gain_grad, self.key_gain_grad, cpu.scratch].map(Some),
         )?;
-        let (heads, rows, normed) = (op.heads, block_rows(&op), op.heads.normed() as usize);
+        let (heads, rows, normed) = (self.heads, block_rows(&self), self.heads.normed() as usize);
         let (size, width) = (heads.size as usize, heads.width() as usize);
-        let scratch = &mut scratch[..scratch_len(&op)];
+        let scratch = &mut scratch[..scratch_len(&self)];
         let bands = [(qkv_grad, rows * width), (&mut *scratch, SCRATCH_HEADS * size)];
-        self.pool.bands(bands, |_, block, [qkv_grad, scratch]| {
+        cpu.pool.bands(bands, |_, block, [qkv_grad, scratch]| {
             let (sums, buffers) = scratch.split_at_mut(2 * size);
             sums.fill(0.0);
             let (query_sum, key_sum) = sums.split_at_mut(size);
@@ -61,7 +59,7 @@ impl Cpu {
             },);
         });
         for (which, gain_grad) in [query_gain_grad, key_gain_grad].into_iter().enumerate() {
-            if !op.accumulate {
+            if !self.accumulate {
                 gain_grad.fill(0.0);
             }
             for block in scratch.chunks_exact(SCRATCH_HEADS * size) {

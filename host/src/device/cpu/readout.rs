@@ -11,7 +11,7 @@ use super::gemm::{self, Matrix, MatrixMut, Update};
 use super::lanes::{across, fused, fused_pairs, lanes, pick, pick_mut, turn, whole};
 use super::pool::Pool;
 use super::simd::{self, vectorise};
-use super::{Cpu, CpuProfile, bytes};
+use super::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// Tokens at a time.
 const TOKENS: usize = 8;
@@ -197,38 +197,36 @@ fn gating(gate: Option<Gate>, d: usize) -> Option<usize> {
     gate.map(|g| g.first as usize + d % g.count as usize)
 }
 
-impl CpuProfile {
-    pub(super) fn readout(&self, op: &Readout) -> u64 {
-        bytes(Sizes::of(&op.signals, op.layout, &op.weights, &op.out).scratch().iter().sum())
+impl OnCpu for Readout {
+    fn scratch(&self, _: &CpuProfile) -> u64 {
+        bytes(Sizes::of(&self.signals, self.layout, &self.weights, &self.out).scratch().iter().sum())
     }
-}
 
-impl Cpu {
     #[inline(never)]
-    pub(super) fn run_readout(&mut self, op: Readout) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let ([signals, weights, gate_weight, gate_bias], [out, scratch]) = arena.f32s(
-            [Some(op.signals), Some(op.weights), op.gate.map(|g| g.weight), op.gate.map(|g| g.bias)],
-            [op.out, self.scratch].map(Some),
+            [Some(self.signals), Some(self.weights), self.gate.map(|g| g.weight), self.gate.map(|g| g.bias)],
+            [self.out, cpu.scratch].map(Some),
         )?;
-        let sizes = Sizes::of(&op.signals, op.layout, &op.weights, &op.out);
+        let sizes = Sizes::of(&self.signals, self.layout, &self.weights, &self.out);
         let Sizes { batch, tokens, dims, .. } = sizes;
         let ([sums, dense, scratch], _) = cut(scratch, sizes.scratch());
-        sizes.classes.iter().for_each(|c| c.gather(&mut self.pool, weights, dense));
-        let sources = Sources { sizes, signals, gate: op.gate, gate_weight, gate_bias, weights, dense };
-        let together = batch.div_ceil(self.pool.threads()).min(STREAMS);
+        sizes.classes.iter().for_each(|c| c.gather(&mut cpu.pool, weights, dense));
+        let sources = Sources { sizes, signals, gate: self.gate, gate_weight, gate_bias, weights, dense };
+        let together = batch.div_ceil(cpu.pool.threads()).min(STREAMS);
         for begin in (0..tokens).step_by(TOKENS) {
             let count = TOKENS.min(tokens - begin);
             let bands = [
                 (&mut sums[..count * dims * batch], dims * batch),
                 (&mut scratch[..count * sizes.own()], sizes.own().max(1)),
             ];
-            self.pool.bands(bands, |_, t, [sums, scratch]| {
+            cpu.pool.bands(bands, |_, t, [sums, scratch]| {
                 sources.begin(begin + t, sums);
                 sources.project(begin + t, sums, scratch);
             });
             let sums = &*sums;
-            self.pool.chunks(out, together * tokens * dims, |_, part, out| {
+            cpu.pool.chunks(out, together * tokens * dims, |_, part, out| {
                 for t in 0..count {
                     let from = &sums[t * dims * batch + part * together..];
                     let (streams, out) = (out.len() / (tokens * dims), &mut out[(begin + t) * dims..]);
@@ -283,44 +281,42 @@ impl Sources<'_> {
     }
 }
 
-impl CpuProfile {
-    pub(super) fn readout_grad(&self, op: &ReadoutGrad) -> u64 {
-        let sizes = Sizes::of(&op.signals, op.layout, &op.weights, &op.out_grad);
+impl OnCpu for ReadoutGrad {
+    fn scratch(&self, _: &CpuProfile) -> u64 {
+        let sizes = Sizes::of(&self.signals, self.layout, &self.weights, &self.out_grad);
         bytes(sizes.scratch().iter().chain(&sizes.grad_scratch()).sum())
     }
-}
 
-impl Cpu {
     #[inline(never)]
-    pub(super) fn run_readout_grad(&mut self, op: ReadoutGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let (
             [signals, weights, gate_weight, gate_bias, back_direct, out_grad],
             [signals_grad, weight_grad, gate_weight_grad, gate_bias_grad, scratch],
         ) = arena.f32s(
             [
-                Some(op.signals),
-                Some(op.feedback.map_or(op.weights, |f| f.weights)),
-                op.gate.map(|g| g.weight),
-                op.gate.map(|g| g.bias),
-                op.feedback.map(|f| f.direct),
-                Some(op.out_grad),
+                Some(self.signals),
+                Some(self.feedback.map_or(self.weights, |f| f.weights)),
+                self.gate.map(|g| g.weight),
+                self.gate.map(|g| g.bias),
+                self.feedback.map(|f| f.direct),
+                Some(self.out_grad),
             ],
             [
-                Some(op.signals_grad),
-                Some(op.weight_grad),
-                op.gate_grad.map(|g| g.weight),
-                op.gate_grad.map(|g| g.bias),
-                Some(self.scratch),
+                Some(self.signals_grad),
+                Some(self.weight_grad),
+                self.gate_grad.map(|g| g.weight),
+                self.gate_grad.map(|g| g.bias),
+                Some(cpu.scratch),
             ],
         )?;
-        let sizes = Sizes::of(&op.signals, op.layout, &op.weights, &op.out_grad);
+        let sizes = Sizes::of(&self.signals, self.layout, &self.weights, &self.out_grad);
         let (Sizes { batch, tokens, dims, .. }, slot) = (sizes, sizes.rows * sizes.batch);
         let ([turned, dense, own], rest) = cut(scratch, sizes.scratch());
         let ([gate_sums, dense_grad, row_grad, task_scratch], _) = cut(rest, sizes.grad_scratch());
-        sizes.classes.iter().for_each(|c| c.gather(&mut self.pool, weights, dense));
-        let sources = Sources { sizes, signals, gate: op.gate, gate_weight, gate_bias, weights, dense };
-        let back_direct = op.feedback.map(|_| back_direct);
+        sizes.classes.iter().for_each(|c| c.gather(&mut cpu.pool, weights, dense));
+        let sources = Sources { sizes, signals, gate: self.gate, gate_weight, gate_bias, weights, dense };
+        let back_direct = self.feedback.map(|_| back_direct);
         let mut gate_grad = [gate_weight_grad, gate_bias_grad];
         gate_grad.iter_mut().for_each(|grad| grad.fill(0.0));
         dense_grad.fill(0.0);
@@ -335,7 +331,7 @@ impl Cpu {
                 (&mut row_grad[..by_class], dims * batch),
                 (&mut own[..count * sizes.own()], sizes.own().max(1)),
             ];
-            self.pool.bands(bands, |_, t, [grad, signals_grad, gate_sums, row_grad, own]| {
+            cpu.pool.bands(bands, |_, t, [grad, signals_grad, gate_sums, row_grad, own]| {
                 let from = &out_grad[(begin + t) * dims..];
                 turn(from, tokens * dims, grad, batch, [batch, dims], |to, g| *to = g);
                 signals_grad.fill(0.0);
@@ -346,12 +342,12 @@ impl Cpu {
                 gate_grad.iter_mut().zip(sums.chunks_exact(dims)).for_each(|(to, x)| simd::add(x, to));
             }
             match sizes.classes {
-                Some(_) => sources.class_grads(&mut self.pool, block, row_grad, dense_grad, task_scratch),
-                None => sources.weight_grads(&mut self.pool, block, turned, weight_grad),
+                Some(_) => sources.class_grads(&mut cpu.pool, block, row_grad, dense_grad, task_scratch),
+                None => sources.weight_grads(&mut cpu.pool, block, turned, weight_grad),
             }
         }
         if let Some(classes) = sizes.classes {
-            classes.scatter(&mut self.pool, dense_grad, weight_grad);
+            classes.scatter(&mut cpu.pool, dense_grad, weight_grad);
         }
         Ok(())
     }

@@ -4,20 +4,20 @@ use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Cell, FAINT, LOWEST_POTENTIAL, OFFSET_LIMIT, Outputs, Spike};
 
-use super::Cpu;
 use super::lanes::{lanes, pick, pick_mut, whole};
 use super::simd::vectorise;
+use super::{Cpu, OnCpu};
 
 /// Products of a task, synapses times streams, that are worth waking another thread for.
 const WORK: usize = 1 << 16;
 /// Winners up to which a block's best are kept in a list; with more, the last one's potential is searched for.
 const LIST: usize = 8;
 
-impl Cpu {
+impl OnCpu for Spike {
     #[inline(never)]
-    pub(super) fn run_spike(&mut self, op: Spike) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        let t = op.token;
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        let t = self.token;
         let [
             before,
             mut now,
@@ -31,21 +31,21 @@ impl Cpu {
             mut offset,
             mut slope,
         ] = arena.views([
-            Some(Spike::slot(op.signals, t)),
-            Some(Spike::slot(op.signals, t + 1)),
-            Some(Spike::slot(op.spikes, t)),
-            Some(Spike::slot(op.spikes, t + 1)),
-            Some(op.keep.slice_rows(t, 1)),
-            Some(op.sources),
-            Some(op.weights),
-            Some(op.potential),
-            Some(op.fatigue),
-            Some(op.offset),
-            op.slope.map(|s| Spike::slot(s, t)),
+            Some(Spike::slot(self.signals, t)),
+            Some(Spike::slot(self.signals, t + 1)),
+            Some(Spike::slot(self.spikes, t)),
+            Some(Spike::slot(self.spikes, t + 1)),
+            Some(self.keep.slice_rows(t, 1)),
+            Some(self.sources),
+            Some(self.weights),
+            Some(self.potential),
+            Some(self.fatigue),
+            Some(self.offset),
+            self.slope.map(|s| Spike::slot(s, t)),
         ])?;
-        let [_, _, rows, streams] = op.signals.shape.map(|n| n as usize);
-        let (neurons, fan_in) = (op.weights.rows() as usize, op.weights.columns() as usize);
-        let (block, winners) = (op.cell.block as usize, op.cell.winners as usize);
+        let [_, _, rows, streams] = self.signals.shape.map(|n| n as usize);
+        let (neurons, fan_in) = (self.weights.rows() as usize, self.weights.columns() as usize);
+        let (block, winners) = (self.cell.block as usize, self.cell.winners as usize);
         let module = Module {
             now: now.f32()?,
             before: before.f32()?,
@@ -56,7 +56,7 @@ impl Cpu {
             rows,
             streams,
             fan_in,
-            cell: op.cell,
+            cell: self.cell,
         };
         // A task has whole blocks, for their neurons compete.
         let together = WORK.div_ceil((fan_in * streams * block).max(1)) * block;
@@ -67,7 +67,7 @@ impl Cpu {
             (slope.f32_mut()?, together * streams),
             (offset.f32_mut()?, together),
         ];
-        self.pool.bands(bands, |_, band, [spikes, potential, fatigue, slope, offset]| {
+        cpu.pool.bands(bands, |_, band, [spikes, potential, fatigue, slope, offset]| {
             let first = band * together;
             let offset_now = &*offset;
             vectorise!(lanes!(streams, at, L => {
@@ -80,10 +80,10 @@ impl Cpu {
                     module.fire::<L>(winners, at, spikes, fatigue, slope);
                 }
             }));
-            if op.cell.homeostasis > 0.0 {
+            if self.cell.homeostasis > 0.0 {
                 for (offset, spikes) in offset.iter_mut().zip(spikes.chunks_exact(streams)) {
                     let fired = spikes.iter().filter(|z| **z > 0.0).count();
-                    let moved = *offset + op.cell.homeostasis * (fired as f32 / streams as f32 - op.cell.rate);
+                    let moved = *offset + self.cell.homeostasis * (fired as f32 / streams as f32 - self.cell.rate);
                     *offset = moved.clamp(-OFFSET_LIMIT, OFFSET_LIMIT);
                 }
             }
@@ -92,8 +92,8 @@ impl Cpu {
         vectorise!(lanes!(streams, at, L => {
             // Most groups are of one size.
             let (mut size, mut share) = (0, 0.0);
-            for o in 0..op.outputs.count {
-                let group = op.outputs.group(o, neurons as u32);
+            for o in 0..self.outputs.count {
+                let group = self.outputs.group(o, neurons as u32);
                 if group.len() != size {
                     size = group.len();
                     share = Outputs::share(size);
@@ -102,10 +102,10 @@ impl Cpu {
                 for j in group {
                     fired.iter_mut().zip(pick::<L>(spikes, j * streams + at)).for_each(|(n, z)| *n += z);
                 }
-                let i = (op.outputs.first + o) as usize * streams + at;
+                let i = (self.outputs.first + o) as usize * streams + at;
                 let (keep, before, now) = (pick::<L>(keep, at), pick::<L>(before, i), pick_mut::<L>(now, i));
                 for b in 0..L {
-                    let kept = if keep[b] > 0.0 { op.cell.filter * before[b] } else { 0.0 };
+                    let kept = if keep[b] > 0.0 { self.cell.filter * before[b] } else { 0.0 };
                     now[b] = (if kept.abs() > FAINT { kept } else { 0.0 }) + share * fired[b];
                 }
             }

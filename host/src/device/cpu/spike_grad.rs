@@ -4,9 +4,9 @@ use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Outputs, Spike, SpikeGrad, SynapseGrad, SynapseInputGrad};
 
-use super::Cpu;
 use super::lanes::{across, fused, fused_pairs, lanes, pick, pick_mut, whole};
 use super::simd::vectorise;
+use super::{Cpu, OnCpu};
 
 /// Tokens whose signals are multiplied with every row before the next ones: their signals stay in the caches.
 const TOKENS: usize = 8;
@@ -17,28 +17,33 @@ const ROWS: usize = 16;
 /// Tasks that the sources of a module are cut into: more than threads, for some sources have no synapses.
 const PARTS: usize = 16;
 
-impl Cpu {
+impl OnCpu for SpikeGrad {
     #[inline(never)]
-    pub(super) fn run_spike_grad(&mut self, op: SpikeGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        let [mut signals_grad, mut slope, keep, mut fatigue_grad, spikes_grad] =
-            arena.views([Some(op.signals_grad), Some(op.slope), Some(op.keep), op.fatigue_grad, op.spikes_grad])?;
-        let [_, tokens, neurons, streams] = op.slope.shape.map(|n| n as usize);
-        let signals = op.signals_grad.shape[2] as usize * streams;
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        let [mut signals_grad, mut slope, keep, mut fatigue_grad, spikes_grad] = arena.views([
+            Some(self.signals_grad),
+            Some(self.slope),
+            Some(self.keep),
+            self.fatigue_grad,
+            self.spikes_grad,
+        ])?;
+        let [_, tokens, neurons, streams] = self.slope.shape.map(|n| n as usize);
+        let signals = self.signals_grad.shape[2] as usize * streams;
         let (signals_grad, slope, keep) = (signals_grad.f32_mut()?, slope.f32_mut()?, keep.f32()?);
         let (fatigue_grad, spikes_grad) = (fatigue_grad.f32_mut()?, spikes_grad.f32()?);
         let together = NEURONS.div_ceil(streams);
-        for t in (op.first as usize..(op.first + op.count) as usize).rev() {
+        for t in (self.first as usize..(self.first + self.count) as usize).rev() {
             let (grad, later_grad) = signals_grad[t * signals..].split_at_mut(signals);
             let (own, later) = slope[t * neurons * streams..].split_at_mut(neurons * streams);
             let keep_now = &keep[t * streams..][..streams];
             let keep_later = (t + 1 < tokens).then(|| &keep[(t + 1) * streams..][..streams]);
             if let Some(keep) = keep_later {
-                filter(&op, keep, grad, later_grad);
+                filter(&self, keep, grad, later_grad);
             }
-            let token = Token { op: &op, grad, later, keep_now, keep_later, spikes_grad };
+            let token = Token { op: &self, grad, later, keep_now, keep_later, spikes_grad };
             let bands = [(own, together * streams), (&mut *fatigue_grad, together * streams)];
-            self.pool.bands(bands, |_, band, [own, fatigue_grad]| token.back(band * together, own, fatigue_grad));
+            cpu.pool.bands(bands, |_, band, [own, fatigue_grad]| token.back(band * together, own, fatigue_grad));
         }
         Ok(())
     }
@@ -121,26 +126,26 @@ impl Token<'_> {
     }
 }
 
-impl Cpu {
+impl OnCpu for SynapseGrad {
     #[inline(never)]
-    pub(super) fn run_synapse_grad(&mut self, op: SynapseGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let [grad, signals, spikes, keep, sources, mut weight_grad] = arena.views([
-            Some(op.grad),
-            Some(op.signals),
-            Some(op.spikes),
-            Some(op.keep),
-            Some(op.sources),
-            Some(op.weight_grad),
+            Some(self.grad),
+            Some(self.signals),
+            Some(self.spikes),
+            Some(self.keep),
+            Some(self.sources),
+            Some(self.weight_grad),
         ])?;
-        let [_, tokens, neurons, streams] = op.grad.shape.map(|n| n as usize);
-        let (rows, fan_in) = (op.signals.shape[2] as usize, op.sources.columns() as usize);
+        let [_, tokens, neurons, streams] = self.grad.shape.map(|n| n as usize);
+        let (rows, fan_in) = (self.signals.shape[2] as usize, self.sources.columns() as usize);
         let (grad, signals, spikes, keep) = (grad.f32()?, signals.f32()?, spikes.f32()?, keep.f32()?);
         let (sources, weight_grad) = (sources.u32()?, weight_grad.f32_mut()?);
         // All threads are at the same tokens, and what they read of them lies in each one's cache.
         for first in (0..tokens).step_by(TOKENS) {
             let count = TOKENS.min(tokens - first);
-            self.pool.chunks(weight_grad, ROWS * fan_in, |_, chunk, to| {
+            cpu.pool.chunks(weight_grad, ROWS * fan_in, |_, chunk, to| {
                 if first == 0 {
                     to.fill(0.0);
                 }
@@ -210,22 +215,22 @@ fn products<const L: usize>(
     }
 }
 
-impl Cpu {
+impl OnCpu for SynapseInputGrad {
     #[inline(never)]
-    pub(super) fn run_synapse_input_grad(&mut self, op: SynapseInputGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        let t = op.token as usize;
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        let t = self.token as usize;
         let [grad, weights, starts, synapses, keep, mut signals_grad, mut spikes_grad] = arena.views([
-            Some(Spike::slot(op.grad, op.token)),
-            Some(op.weights),
-            Some(op.starts),
-            Some(op.synapses),
-            Some(op.keep.slice_rows(op.token, 1)),
-            Some(op.signals_grad),
-            Some(op.spikes_grad),
+            Some(Spike::slot(self.grad, self.token)),
+            Some(self.weights),
+            Some(self.starts),
+            Some(self.synapses),
+            Some(self.keep.slice_rows(self.token, 1)),
+            Some(self.signals_grad),
+            Some(self.spikes_grad),
         ])?;
-        let (rows, fan_in) = (op.signals_grad.shape[2] as usize, op.weights.columns() as usize);
-        let (streams, neurons) = (op.grad.columns() as usize, op.weights.rows() as usize);
+        let (rows, fan_in) = (self.signals_grad.shape[2] as usize, self.weights.columns() as usize);
+        let (streams, neurons) = (self.grad.columns() as usize, self.weights.rows() as usize);
         let keep = keep.f32()?;
         let (before, now) = signals_grad.f32_mut()?.split_at_mut(t * rows * streams);
         let before = if t > 0 { &mut before[(t - 1) * rows * streams..] } else { before };
@@ -242,7 +247,7 @@ impl Cpu {
         };
         let bands = [(now, together * streams), (before, together * streams), (spikes_grad.f32_mut()?, own * streams)];
         let index = &index;
-        self.pool.bands(bands, |_, part, [now, before, inner]| {
+        cpu.pool.bands(bands, |_, part, [now, before, inner]| {
             vectorise!(lanes!(streams, at, L => {
                 let keep = pick::<L>(keep, at);
                 for i in 0..now.len() / streams {

@@ -8,7 +8,7 @@ use capful_core::train::Results;
 
 use super::pool::Pool;
 use super::simd::{self, vectorise};
-use super::{Cpu, CpuProfile, bytes};
+use super::{Cpu, CpuProfile, OnCpu, bytes};
 
 /// Pieces of a task.
 const PIECES: usize = 4;
@@ -17,38 +17,40 @@ fn pieces(op: &SquaredNorm) -> usize {
     op.gradient.elements().div_ceil(SquaredNorm::PIECE as u64) as usize
 }
 
-impl CpuProfile {
-    pub(super) fn squared_norm(&self, op: &SquaredNorm) -> u64 {
-        bytes(pieces(op))
+impl OnCpu for SquaredNorm {
+    fn scratch(&self, _: &CpuProfile) -> u64 {
+        bytes(pieces(self))
     }
-}
 
-impl Cpu {
     #[inline(never)]
-    pub(super) fn run_squared_norm(&mut self, op: SquaredNorm) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let [gradient, mut results, mut scratch] =
-            arena.views([Some(op.gradient), Some(op.results), Some(self.scratch)])?;
-        let sums = &mut scratch.f32_mut()?[..pieces(&op)];
-        sum_pieces(&mut self.pool, gradient.f32()?, sums);
+            arena.views([Some(self.gradient), Some(self.results), Some(cpu.scratch)])?;
+        let sums = &mut scratch.f32_mut()?[..pieces(&self)];
+        sum_pieces(&mut cpu.pool, gradient.f32()?, sums);
         Results::from_slice_mut(results.f32_mut()?)?.squared_norm = total(sums.iter());
         Ok(())
     }
+}
 
+impl OnCpu for PieceNorms {
     #[inline(never)]
-    pub(super) fn run_piece_norms(&mut self, op: PieceNorms) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        let [gradient, mut norms] = arena.views([Some(op.gradient), Some(op.norms)])?;
-        sum_pieces(&mut self.pool, gradient.f32()?, norms.f32_mut()?);
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        let [gradient, mut norms] = arena.views([Some(self.gradient), Some(self.norms)])?;
+        sum_pieces(&mut cpu.pool, gradient.f32()?, norms.f32_mut()?);
         Ok(())
     }
+}
 
+impl OnCpu for SumNorms {
     #[inline(never)]
-    pub(super) fn run_sum_norms(&mut self, op: SumNorms) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        let [norms, mut results] = arena.views([Some(op.norms), Some(op.results)])?;
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        let [norms, mut results] = arena.views([Some(self.norms), Some(self.results)])?;
         let norms = norms.f32()?;
-        Results::from_slice_mut(results.f32_mut()?)?.squared_norm = total(op.places().map(|place| &norms[place]));
+        Results::from_slice_mut(results.f32_mut()?)?.squared_norm = total(self.places().map(|place| &norms[place]));
         Ok(())
     }
 }

@@ -5,8 +5,8 @@ use capful_core::fp8::Format;
 use capful_core::memory::{Arena, Dtype};
 use capful_core::ops::{SwiGlu, SwiGluGrad, encoded};
 
-use super::Cpu;
 use super::simd;
+use super::{Cpu, OnCpu};
 
 /// Elements of a task, about: whole rows.
 const PIECE: usize = 16_384;
@@ -16,52 +16,52 @@ fn rows(d: usize) -> usize {
     (PIECE / d.max(1)).max(1)
 }
 
-impl Cpu {
+impl OnCpu for SwiGlu {
     #[inline(never)]
-    pub(super) fn run_swiglu(&mut self, op: SwiGlu) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        let [gate_up, mut out, mut kept] = arena.views([Some(op.gate_up), Some(op.out), op.kept])?;
-        let (gate_up, d) = (gate_up.f32()?, op.out.columns() as usize);
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        let [gate_up, mut out, mut kept] = arena.views([Some(self.gate_up), Some(self.out), self.kept])?;
+        let (gate_up, d) = (gate_up.f32()?, self.out.columns() as usize);
         let rows = rows(d);
-        self.pool.chunks(out.f32_mut()?, rows * d, |_, piece, out| {
+        cpu.pool.chunks(out.f32_mut()?, rows * d, |_, piece, out| {
             let gate_up = gate_up[piece * rows * 2 * d..].chunks_exact(2 * d);
             for (out, row) in out.chunks_exact_mut(d).zip(gate_up) {
                 let (gate, up) = row.split_at(d);
                 simd::swiglu(gate, up, out);
             }
         });
-        if op.kept.is_some() {
-            self.pool.chunks(kept.codes_mut()?, PIECE, |_, piece, codes| {
+        if self.kept.is_some() {
+            cpu.pool.chunks(kept.codes_mut()?, PIECE, |_, piece, codes| {
                 for (code, x) in codes.iter_mut().zip(&gate_up[piece * PIECE..]) {
                     *code = encoded(Dtype::E4m3, *x, 1.0);
                 }
             });
         }
-        op.copy.map_or(Ok(()), |copy| copy.make(op.out, &mut arena))
+        self.copy.map_or(Ok(()), |copy| copy.make(self.out, &mut arena))
     }
 }
 
-impl Cpu {
+impl OnCpu for SwiGluGrad {
     #[inline(never)]
-    pub(super) fn run_swiglu_grad(&mut self, op: SwiGluGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        if op.transposed.is_some() {
-            return op.reference(&mut arena);
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        if self.transposed.is_some() {
+            return self.reference(&mut arena);
         }
         let [mut gate_up, out_grad, mut out, kept] =
-            arena.views([Some(op.gate_up), Some(op.out_grad), op.out, op.kept])?;
-        if op.kept.is_some() {
+            arena.views([Some(self.gate_up), Some(self.out_grad), self.out, self.kept])?;
+        if self.kept.is_some() {
             let codes = kept.codes()?;
-            self.pool.chunks(gate_up.f32_mut()?, PIECE, |_, piece, gate_up| {
+            cpu.pool.chunks(gate_up.f32_mut()?, PIECE, |_, piece, gate_up| {
                 for (x, code) in gate_up.iter_mut().zip(&codes[piece * PIECE..]) {
                     *x = Format::E4m3.decode(*code);
                 }
             });
         }
-        let (out_grad, d) = (out_grad.f32()?, op.out_grad.columns() as usize);
+        let (out_grad, d) = (out_grad.f32()?, self.out_grad.columns() as usize);
         let rows = rows(d);
         let slices = [(gate_up.f32_mut()?, rows * 2 * d), (out.f32_mut()?, rows * d)];
-        self.pool.bands(slices, |_, piece, [gate_up, out]| {
+        cpu.pool.bands(slices, |_, piece, [gate_up, out]| {
             let out_grad = out_grad[piece * rows * d..].chunks_exact(d);
             for (r, (row, out_grad)) in gate_up.chunks_exact_mut(2 * d).zip(out_grad).enumerate() {
                 let (gate, up) = row.split_at_mut(d);
@@ -72,6 +72,6 @@ impl Cpu {
                 simd::swiglu_backward(gate, up, out_grad);
             }
         });
-        op.copy.map_or(Ok(()), |copy| copy.make(op.gate_up, &mut arena))
+        self.copy.map_or(Ok(()), |copy| copy.make(self.gate_up, &mut arena))
     }
 }

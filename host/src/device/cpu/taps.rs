@@ -4,20 +4,20 @@ use capful_core::device::OperationError;
 use capful_core::memory::Arena;
 use capful_core::ops::{Taps, TapsGrad, reach};
 
-use super::Cpu;
+use super::{Cpu, OnCpu};
 
-impl Cpu {
+impl OnCpu for Taps {
     #[inline(never)]
-    pub(super) fn run_taps(&mut self, op: Taps) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
         let [x, offsets, mut signals, mut keep] =
-            arena.views([Some(op.x), Some(op.offsets), Some(op.signals), Some(op.keep)])?;
-        let [_, batch, tokens, width] = op.x.shape.map(|n| n as usize);
-        let (x, offsets, taps) = (x.f32()?, offsets.u32()?, op.taps as usize);
-        let slot = op.signals.shape[2] as usize * batch;
+            arena.views([Some(self.x), Some(self.offsets), Some(self.signals), Some(self.keep)])?;
+        let [_, batch, tokens, width] = self.x.shape.map(|n| n as usize);
+        let (x, offsets, taps) = (x.f32()?, offsets.u32()?, self.taps as usize);
+        let slot = self.signals.shape[2] as usize * batch;
         let (before, signals) = signals.f32_mut()?.split_at_mut(slot);
-        let reach = |t: usize, b: usize| reach(offsets[b * tokens + t], t as u32, op.fresh) as usize;
-        self.pool.bands([(signals, slot), (keep.f32_mut()?, batch)], |_, t, [now, keep]| {
+        let reach = |t: usize, b: usize| reach(offsets[b * tokens + t], t as u32, self.fresh) as usize;
+        cpu.pool.bands([(signals, slot), (keep.f32_mut()?, batch)], |_, t, [now, keep]| {
             for b in 0..batch {
                 keep[b] = if reach(t, b) > 0 { 1.0 } else { 0.0 };
                 // A tap is handed on from slot to slot: every token on the way must let it through.
@@ -39,25 +39,26 @@ impl Cpu {
     }
 }
 
-impl Cpu {
+impl OnCpu for TapsGrad {
     #[inline(never)]
-    pub(super) fn run_taps_grad(&mut self, op: TapsGrad) -> Result<(), OperationError> {
-        let mut arena = Arena::new(self.memory.words());
-        let [grad, offsets, mut x_grad] = arena.views([Some(op.signals_grad), Some(op.offsets), Some(op.x_grad)])?;
-        let [_, batch, tokens, width] = op.x_grad.shape.map(|n| n as usize);
-        let (grad, offsets, rows) = (grad.f32()?, offsets.u32()?, op.signals_grad.shape[2] as usize);
+    fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+        let mut arena = Arena::new(cpu.memory.words());
+        let [grad, offsets, mut x_grad] =
+            arena.views([Some(self.signals_grad), Some(self.offsets), Some(self.x_grad)])?;
+        let [_, batch, tokens, width] = self.x_grad.shape.map(|n| n as usize);
+        let (grad, offsets, rows) = (grad.f32()?, offsets.u32()?, self.signals_grad.shape[2] as usize);
         // Streams side by side share the lines of the signals, so a task takes several.
-        let together = batch.div_ceil(self.pool.threads()).min(16);
-        self.pool.chunks(x_grad.f32_mut()?, together * tokens * width, |_, part, x_grad| {
-            if !op.accumulate {
+        let together = batch.div_ceil(cpu.pool.threads()).min(16);
+        cpu.pool.chunks(x_grad.f32_mut()?, together * tokens * width, |_, part, x_grad| {
+            if !self.accumulate {
                 x_grad.fill(0.0);
             }
             for t in 0..tokens {
-                for k in 0..(op.taps as usize).min(tokens - t) {
+                for k in 0..(self.taps as usize).min(tokens - t) {
                     let later = t + k;
                     for (i, x_grad) in x_grad.chunks_exact_mut(tokens * width).enumerate() {
                         let b = part * together + i;
-                        if k as u32 <= reach(offsets[b * tokens + later], later as u32, op.fresh) {
+                        if k as u32 <= reach(offsets[b * tokens + later], later as u32, self.fresh) {
                             let from = grad[(later * rows + k * width) * batch + b..].iter().step_by(batch);
                             x_grad[t * width..][..width].iter_mut().zip(from).for_each(|(to, g)| *to += g);
                         }

@@ -11,6 +11,7 @@ use capful_core::optimizer::Group;
 use capful_core::random::Random;
 use capful_core::train::{Results, Settings};
 
+use super::by_reference::BY_REFERENCE;
 use super::{Cpu, CpuProfile};
 use crate::device::{Allocation, Storage};
 
@@ -118,6 +119,7 @@ impl Bench {
     /// apart. Nothing else may change, and 1, 2 and 3 threads must give the same bits. What is in `spent` means nothing
     /// afterwards.
     fn witness<O: Operation + std::fmt::Debug>(&self, operation: O, spent: Option<Region>) {
+        assert!(!BY_REFERENCE.contains(&O::NAME), "{} would be compared with itself", O::NAME);
         operation.validate().unwrap();
         let expected = self.after(|reference| reference.run(&operation.into()).unwrap());
         let found = self.on_cpu(operation, 1);

@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::AdamW;
 
+use super::OnCuda;
 use super::device::Cuda;
 use super::moved::Moved;
 
@@ -18,13 +19,13 @@ struct AdamWArgs {
     eps: f32,
 }
 
-impl Cuda {
+impl OnCuda for AdamW {
     #[inline(never)]
-    pub(super) fn run_adamw(&mut self, o: AdamW) -> Result<(), OperationError> {
-        let states = [self.address(o.first)?, self.address(o.second)?];
-        let (moved, launch) = self.moved("adamw", &o.moved, &states)?;
-        let [first, second] = states;
-        let arguments = AdamWArgs { moved, first, second, beta1: o.beta1, beta2: o.beta2, eps: o.eps };
-        self.launch("adamw", &launch.kernel, launch.grid, 256, &arguments)
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let Self { beta1, beta2, eps, .. } = self;
+        let [first, second] = [cuda.address(self.first)?, cuda.address(self.second)?];
+        let (moved, launch) = cuda.moved("adamw", &self.moved, &[first, second])?;
+        let arguments = AdamWArgs { moved, first, second, beta1, beta2, eps };
+        cuda.launch("adamw", &launch.kernel, launch.grid, 256, &arguments)
     }
 }

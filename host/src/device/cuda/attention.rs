@@ -5,6 +5,7 @@ use std::ops::Range;
 use capful_core::device::OperationError;
 use capful_core::ops::{Attention, Kind};
 
+use super::OnCuda;
 use super::device::{Cuda, blocks, width};
 use super::heads::{
     GROUP_TILE, HeadsArgs, OrderArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes,
@@ -49,19 +50,21 @@ const LOCAL_BLOCKS: u32 = 3;
 /// Shared memory of the kernel for short sequences: two tiles of keys, of values and of queries, and such rows.
 const SHORT_ROOM: u32 = 6 * GROUP_TILE + 64 * 72 * 2;
 
-impl Cuda {
+impl OnCuda for Attention {
     #[inline(never)]
-    pub(super) fn run_attention(&mut self, o: Attention) -> Result<(), OperationError> {
-        let batch = o.qkv.shape[1];
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let batch = self.qkv.shape[1];
         let of = |part: &Range<u32>| Attention {
-            qkv: sequences(o.qkv, batch, part),
-            out: sequences(o.out, batch, part),
-            log_sum: sequences(o.log_sum, batch, part),
-            ..o
+            qkv: sequences(self.qkv, batch, part),
+            out: sequences(self.out, batch, part),
+            log_sum: sequences(self.log_sum, batch, part),
+            ..self
         };
-        self.parts(batch).try_for_each(|part| self.attention_of_a_part(of(&part)))
+        cuda.parts(batch).try_for_each(|part| cuda.attention_of_a_part(of(&part)))
     }
+}
 
+impl Cuda {
     /// Whether a block keeps a head's keys and values for all its queries: measured where there are several heads of
     /// them, and so many blocks that they fill the GPU.
     fn keeps_keys(&self, o: &Attention) -> bool {

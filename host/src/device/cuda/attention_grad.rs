@@ -6,6 +6,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::{AttentionGrad, Kind};
 
+use super::OnCuda;
 use super::columns::SumsArgs;
 use super::device::{Cuda, blocks, width};
 use super::heads::{
@@ -84,12 +85,14 @@ fn by_stripes(o: &AttentionGrad, a: &AttentionGradArgs) -> bool {
     local(&o.heads, &o.pattern) && o.heads.queries == o.heads.keys && rows && turned
 }
 
-impl Cuda {
+impl OnCuda for AttentionGrad {
     #[inline(never)]
-    pub(super) fn run_attention_grad(&mut self, o: AttentionGrad) -> Result<(), OperationError> {
-        self.attention_grad(o, None)
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.attention_grad(self, None)
     }
+}
 
+impl Cuda {
     /// The same, with the sums of the columns of what it writes where they are wanted.
     pub(super) fn attention_grad(&mut self, o: AttentionGrad, summed: Option<Summed>) -> Result<(), OperationError> {
         let (batch, room) = (o.qkv.shape[1], AttentionGradRoom::of(&o));

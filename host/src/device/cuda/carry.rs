@@ -5,6 +5,7 @@ use capful_core::device::OperationError;
 use capful_core::ops::Carry;
 use cust::sys;
 
+use super::OnCuda;
 use super::device::{Cuda, blocks, threads};
 
 /// REGIONS of carry.cu.
@@ -39,14 +40,16 @@ impl Carries {
     }
 }
 
-impl Cuda {
+impl OnCuda for Carry {
     #[inline(never)]
-    pub(super) fn run_carry(&mut self, o: Carry) -> Result<(), OperationError> {
-        let copy = [self.address(o.from)?, self.address(o.to)?, o.from.bytes()];
-        self.carry(copy)?;
-        if self.recording { Ok(()) } else { self.carry_all() }
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let copy = [cuda.address(self.from)?, cuda.address(self.to)?, self.from.bytes()];
+        cuda.carry(copy)?;
+        if cuda.recording { Ok(()) } else { cuda.carry_all() }
     }
+}
 
+impl Cuda {
     /// Copies from an address to another so many bytes, before anything else is queued. Pinned memory of the host has
     /// addresses on the GPU too.
     pub(super) fn carry(&mut self, [from, to, bytes]: [u64; 3]) -> Result<(), OperationError> {

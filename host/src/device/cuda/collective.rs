@@ -3,11 +3,44 @@
 use capful_core::device::OperationError;
 use capful_core::ops::{AllGather, AllToAll, Carry};
 
+use super::OnCuda;
 use super::device::Cuda;
 use super::error::CudaError;
 use super::nccl::{ID, Message, Nccl};
 use crate::ranks::agreement::share_bytes;
 use crate::ranks::{SharedPeers, together};
+
+impl OnCuda for AllGather {
+    #[inline(never)]
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.gather(&[self])
+    }
+}
+
+impl OnCuda for AllToAll {
+    #[inline(never)]
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let row = self.from.dtype.row_bytes(self.from.columns());
+        let own = self.rows_for(self.share.rank);
+        let part = u64::from(self.to.shape[2]) * row;
+        let to = |rank: u32| u64::from(rank) * part;
+        if !own.is_empty() {
+            let from = self.from.slice_rows(own.start, own.len() as u32);
+            let offset = self.to.offset + to(self.share.rank);
+            Carry { from, to: capful_core::memory::Region { offset, ..from } }.run(cuda)?;
+        }
+        let (from, received) = (cuda.address(self.from)?, cuda.address(self.to)?);
+        let others = (0..self.share.ranks).filter(|rank| *rank != self.share.rank);
+        let send = |rank: u32| {
+            let rows = self.rows_for(rank);
+            Message { rank, address: from + u64::from(rows.start) * row, bytes: rows.len() as u64 * row }
+        };
+        let receive = |rank: u32| Message { rank, address: received + to(rank), bytes: own.len() as u64 * row };
+        let sends: Vec<_> = others.clone().map(send).collect();
+        let receives: Vec<_> = others.map(receive).collect();
+        cuda.exchange("all_to_all", &sends, &receives)
+    }
+}
 
 impl Cuda {
     /// Joins the ranks that `peers` reaches, each with a GPU. They wait for each other.
@@ -47,11 +80,6 @@ impl Cuda {
         done.map_err(|e| self.fail(e))
     }
 
-    #[inline(never)]
-    pub(super) fn run_all_gather(&mut self, o: AllGather) -> Result<(), OperationError> {
-        self.gather(&[o])
-    }
-
     /// Queues several at once, in one kernel of NCCL's.
     pub(super) fn gather(&mut self, gathers: &[AllGather]) -> Result<(), OperationError> {
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
@@ -67,28 +95,5 @@ impl Cuda {
             receives.extend(others.map(of));
         }
         self.exchange("all_gather", &sends, &receives)
-    }
-
-    #[inline(never)]
-    pub(super) fn run_all_to_all(&mut self, o: AllToAll) -> Result<(), OperationError> {
-        let row = o.from.dtype.row_bytes(o.from.columns());
-        let own = o.rows_for(o.share.rank);
-        let part = u64::from(o.to.shape[2]) * row;
-        let to = |rank: u32| u64::from(rank) * part;
-        if !own.is_empty() {
-            let from = o.from.slice_rows(own.start, own.len() as u32);
-            let offset = o.to.offset + to(o.share.rank);
-            self.run_carry(Carry { from, to: capful_core::memory::Region { offset, ..from } })?;
-        }
-        let (from, received) = (self.address(o.from)?, self.address(o.to)?);
-        let others = (0..o.share.ranks).filter(|rank| *rank != o.share.rank);
-        let send = |rank: u32| {
-            let rows = o.rows_for(rank);
-            Message { rank, address: from + u64::from(rows.start) * row, bytes: rows.len() as u64 * row }
-        };
-        let receive = |rank: u32| Message { rank, address: received + to(rank), bytes: own.len() as u64 * row };
-        let sends: Vec<_> = others.clone().map(send).collect();
-        let receives: Vec<_> = others.map(receive).collect();
-        self.exchange("all_to_all", &sends, &receives)
     }
 }

@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::{Context, ContextGrad};
 
+use super::OnCuda;
 use super::device::Cuda;
 use super::streams::{tile, tiles};
 
@@ -39,16 +40,16 @@ impl Cuda {
     }
 }
 
-impl Cuda {
+impl OnCuda for Context {
     #[inline(never)]
-    pub(super) fn run_context(&mut self, o: Context) -> Result<(), OperationError> {
-        self.context("context", o.out, o.signals, o.signals.shape[2] + o.first)
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.context("context", self.out, self.signals, self.signals.shape[2] + self.first)
     }
 }
 
-impl Cuda {
+impl OnCuda for ContextGrad {
     #[inline(never)]
-    pub(super) fn run_context_grad(&mut self, o: ContextGrad) -> Result<(), OperationError> {
-        self.context("context_grad", o.out_grad, o.signals_grad, o.first)
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.context("context_grad", self.out_grad, self.signals_grad, self.first)
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use capful_core::device::{Device, Op, OperationError};
 use capful_core::memory::{Dtype, Region, Space};
+use capful_core::with_operation;
 use cust::context::{Context, CurrentContext};
 use cust::device::DeviceAttribute;
 use cust::memory::DeviceBuffer;
@@ -17,7 +18,7 @@ use super::describe;
 use super::error::CudaError;
 use super::graph::Graph;
 use super::nccl::Communicator;
-use super::profile::WORKSPACE;
+use super::profile::{CudaScratch, WORKSPACE};
 use super::staging::Staging;
 
 /// The memory that a run asks of the GPU.
@@ -408,55 +409,14 @@ fn note(lines: &mut Vec<(&'static str, u64)>, name: &'static str, outside: u64) 
 impl Device for Cuda {
     fn run(&mut self, op: &Op) -> Result<(), OperationError> {
         self.finish_before(op)?;
-        match *op {
-            Op::AdamW(o) => self.run_adamw(o),
-            Op::AllGather(o) => self.run_all_gather(o),
-            Op::AllToAll(o) => self.run_all_to_all(o),
-            Op::Attention(o) => self.run_attention(o),
-            Op::AttentionGrad(o) => self.run_attention_grad(o),
-            Op::CachedAttention(o) => self.run_cached_attention(o),
-            Op::Carry(o) => self.run_carry(o),
-            Op::Context(o) => self.run_context(o),
-            Op::ContextGrad(o) => self.run_context_grad(o),
-            Op::Embed(o) => self.run_embed(o),
-            Op::EmbedGrad(o) => self.run_embed_grad(o),
-            Op::EmbedUpdate(o) => self.run_embed_update(o),
-            Op::FactoredUpdate(o) => self.run_factored_update(o),
-            Op::Gelu(o) => self.run_gelu(o),
-            Op::HeadLoss(o) => self.run_head_loss(o),
-            Op::Inhibit(o) => self.run_inhibit(o),
-            Op::Linear(o) => self.run_linear(o),
-            Op::LinearGrad(o) => self.run_linear_grad(o),
-            Op::MaxParts(o) => self.run_max_parts(o),
-            Op::Memory(o) => self.run_memory(o),
-            Op::MemoryGrad(o) => self.run_memory_grad(o),
-            Op::Modulate(o) => self.run_modulate(o),
-            Op::MostLikely(o) => self.run_most_likely(o),
-            Op::Norm(o) => self.run_norm(o),
-            Op::NormGrad(o) => self.run_norm_grad(o),
-            Op::PieceNorms(o) => self.run_piece_norms(o),
-            Op::QkNorm(o) => self.run_qk_norm(o),
-            Op::QkNormGrad(o) => self.run_qk_norm_grad(o),
-            Op::Quantise(o) => self.run_quantise(o),
-            Op::QuantiseRows(o) => self.run_quantise_rows(o),
-            Op::Readout(o) => self.run_readout(o),
-            Op::ReadoutGrad(o) => self.run_readout_grad(o),
-            Op::Rescale(o) => self.run_rescale(o),
-            Op::Rotate(o) => self.run_rotate(o),
-            Op::Sample(o) => self.run_sample(o),
-            Op::Spike(o) => self.run_spike(o),
-            Op::SpikeGrad(o) => self.run_spike_grad(o),
-            Op::SquaredNorm(o) => self.run_squared_norm(o),
-            Op::SumNorms(o) => self.run_sum_norms(o),
-            Op::SumParts(o) => self.run_sum_parts(o),
-            Op::SwiGlu(o) => self.run_swiglu(o),
-            Op::SwiGluGrad(o) => self.run_swiglu_grad(o),
-            Op::SynapseGrad(o) => self.run_synapse_grad(o),
-            Op::SynapseInputGrad(o) => self.run_synapse_input_grad(o),
-            Op::Taps(o) => self.run_taps(o),
-            Op::TapsGrad(o) => self.run_taps_grad(o),
-        }
+        with_operation!(*op, o => OnCuda::run(o, self))
     }
+}
+
+/// What this device does for an operation; its scratch is in [`CudaScratch`](super::profile::CudaScratch).
+pub(super) trait OnCuda: CudaScratch {
+    /// Queues it. An implementation is never inlined, so that a device's frame is not as large as those of all together.
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError>;
 }
 
 /// Values of one thread of a kernel for rows of `columns` at `addresses`: 16 bytes of them where every row begins at a

@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::{Embed, EmbedGrad};
 
+use super::OnCuda;
 use super::device::{Cuda, blocks, reduced, width};
 use super::profile::{EmbedGradRoom, SortRoom};
 
@@ -19,22 +20,22 @@ struct EmbedArgs {
     wide: u32,
 }
 
-impl Cuda {
+impl OnCuda for Embed {
     #[inline(never)]
-    pub(super) fn run_embed(&mut self, o: Embed) -> Result<(), OperationError> {
-        let dtype = self.dtype("embed", [o.table, o.out])?;
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let dtype = cuda.dtype("embed", [self.table, self.out])?;
         let (table, out, rows, columns) =
-            (self.address(o.table)?, self.address(o.out)?, o.out.rows(), o.table.columns());
+            (cuda.address(self.table)?, cuda.address(self.out)?, self.out.rows(), self.table.columns());
         let arguments = EmbedArgs {
-            ids: self.address(o.ids)?,
+            ids: cuda.address(self.ids)?,
             table,
             out,
             rows,
             columns,
-            vocabulary: o.table.rows(),
+            vocabulary: self.table.rows(),
             wide: (width(dtype, columns.into(), &[table, out]) > 1).into(),
         };
-        self.launch("embed", &format!("embed_{}", dtype.name()), [rows.div_ceil(8), 1, 1], 256, &arguments)
+        cuda.launch("embed", &format!("embed_{}", dtype.name()), [rows.div_ceil(8), 1, 1], 256, &arguments)
     }
 }
 
@@ -95,27 +96,27 @@ impl Cuda {
     }
 }
 
-impl Cuda {
+impl OnCuda for EmbedGrad {
     #[inline(never)]
-    pub(super) fn run_embed_grad(&mut self, o: EmbedGrad) -> Result<(), OperationError> {
-        let (rows, columns, vocabulary) = (o.out_grad.rows(), o.table_grad.columns(), o.table_grad.rows());
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let (rows, columns, vocabulary) = (self.out_grad.rows(), self.table_grad.columns(), self.table_grad.rows());
         let (ids, out_grad, table_grad) =
-            (self.address(o.ids)?, self.address(o.out_grad)?, self.address(o.table_grad)?);
-        if !o.accumulate {
-            self.fill_zeros(table_grad, o.table_grad.bytes())?;
+            (cuda.address(self.ids)?, cuda.address(self.out_grad)?, cuda.address(self.table_grad)?);
+        if !self.accumulate {
+            cuda.fill_zeros(table_grad, self.table_grad.bytes())?;
         }
-        let sorted = self.sort(ids, rows, vocabulary)?;
-        let (room, pieces) = (EmbedGradRoom::of(&o), EmbedGradRoom::pieces(rows));
-        let partial = self.scratch_at(room.sort, room.partial)?;
-        let width = width(o.out_grad.dtype, columns.into(), &[out_grad, table_grad]);
-        let (wide, reduced) = ((width > 1).into(), reduced(o.table_grad.dtype));
+        let sorted = cuda.sort(ids, rows, vocabulary)?;
+        let (room, pieces) = (EmbedGradRoom::of(&self), EmbedGradRoom::pieces(rows));
+        let partial = cuda.scratch_at(room.sort, room.partial)?;
+        let width = width(self.out_grad.dtype, columns.into(), &[out_grad, table_grad]);
+        let (wide, reduced) = ((width > 1).into(), reduced(self.table_grad.dtype));
         let arguments =
             EmbedGradArgs { ids, sorted, out_grad, table_grad, partial, rows, columns, vocabulary, wide, reduced };
-        let (dtype, across) = (o.out_grad.dtype.name(), blocks(columns.into(), 32 * width));
-        self.launch("embed", &format!("embed_grad_{dtype}"), [pieces.div_ceil(4), across, 1], 128, &arguments)?;
+        let (dtype, across) = (self.out_grad.dtype.name(), blocks(columns.into(), 32 * width));
+        cuda.launch("embed", &format!("embed_grad_{dtype}"), [pieces.div_ceil(4), across, 1], 128, &arguments)?;
         if pieces == 1 {
             return Ok(());
         }
-        self.launch("embed", &format!("embed_grad_pieces_{dtype}"), [pieces.div_ceil(8), across, 1], 256, &arguments)
+        cuda.launch("embed", &format!("embed_grad_pieces_{dtype}"), [pieces.div_ceil(8), across, 1], 256, &arguments)
     }
 }

@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{EmbedUpdate, FactoredUpdate};
 
+use super::OnCuda;
 use super::columns::{Pieces, Places};
 use super::device::{Cuda, blocks, width};
 use super::linear_grad::Pass;
@@ -41,39 +42,43 @@ struct FactoredArgs {
     rate: f32,
 }
 
-impl Cuda {
+impl OnCuda for FactoredUpdate {
     #[inline(never)]
-    pub(super) fn run_factored_update(&mut self, o: FactoredUpdate) -> Result<(), OperationError> {
-        self.exact(NAME, [o.x, o.out_grad, o.weight, o.bias, o.row_moment, o.column_moment, o.tile])?;
-        let (rows, columns, vocabulary) = (o.x.rows(), o.x.columns(), o.weight.rows());
-        let tile = o.tile.rows().min(vocabulary);
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.exact(
+            NAME,
+            [self.x, self.out_grad, self.weight, self.bias, self.row_moment, self.column_moment, self.tile],
+        )?;
+        let (rows, columns, vocabulary) = (self.x.rows(), self.x.columns(), self.weight.rows());
+        let tile = self.tile.rows().min(vocabulary);
         // Where f32 may be rounded, bf16 is: its products are twice as fast as TF32's, which want both operands turned.
-        let half = self.tf32;
+        let half = cuda.tf32;
         let dtype = if half { Dtype::Bf16 } else { Dtype::F32 };
-        let room = FactoredRoom::of(&o, half);
-        let start = self.scratch_at(0, room.bytes())? + WORKSPACE;
+        let room = FactoredRoom::of(&self, half);
+        let start = cuda.scratch_at(0, room.bytes())? + WORKSPACE;
         let bias_grad = start + room.slab + room.x;
         let partial = bias_grad + room.bias_grad;
-        let copy_at = |offset| Region { dtype, offset, ..o.x };
-        let slab = copy_at(self.scratch().offset + WORKSPACE);
-        let x = if half { copy_at(slab.offset + room.slab) } else { o.x };
-        let (out_grad, weight, from) = (self.address(o.out_grad)?, self.address(o.weight)?, self.address(o.tile)?);
-        let column_moment = self.address(o.column_moment)?;
+        let copy_at = |offset| Region { dtype, offset, ..self.x };
+        let slab = copy_at(cuda.scratch().offset + WORKSPACE);
+        let x = if half { copy_at(slab.offset + room.slab) } else { self.x };
+        let (out_grad, weight, from) =
+            (cuda.address(self.out_grad)?, cuda.address(self.weight)?, cuda.address(self.tile)?);
+        let column_moment = cuda.address(self.column_moment)?;
         let to = Places { to: bias_grad, copy: 0, accumulate: false, dtype: Dtype::F32 };
-        self.bias_grad(Pass::over(o.out_grad), Pieces { at: partial, wait: false }, to)?;
+        cuda.bias_grad(Pass::over(self.out_grad), Pieces { at: partial, wait: false }, to)?;
         let wide = width(Dtype::F32, columns.into(), &[weight, from, column_moment]);
         let mut arguments = FactoredArgs {
             out_grad,
             slab: start,
             tile: from,
             weight,
-            bias: self.address(o.bias)?,
-            row_moment: self.address(o.row_moment)?,
+            bias: cuda.address(self.bias)?,
+            row_moment: cuda.address(self.row_moment)?,
             column_moment,
             bias_grad,
             mean: partial + room.partial,
-            settings: self.address(o.settings)?,
-            results: self.address(o.results)?,
+            settings: cuda.address(self.settings)?,
+            results: cuda.address(self.results)?,
             rows,
             columns,
             vocabulary,
@@ -81,32 +86,34 @@ impl Cuda {
             count: tile,
             piece: 0,
             wide: (wide > 1).into(),
-            beta2: o.beta2,
-            rate: o.rate,
+            beta2: self.beta2,
+            rate: self.rate,
         };
-        self.launch(NAME, "factored_mean", [1, 1, 1], 1024, &arguments)?;
+        cuda.launch(NAME, "factored_mean", [1, 1, 1], 1024, &arguments)?;
         if half {
             // The inputs are columns of themselves.
-            let (out_grad, slab) = (self.address(o.x)?, start + room.slab);
-            self.copy_slab(FactoredArgs { out_grad, slab, vocabulary: columns, count: columns, ..arguments }, dtype)?;
+            let (out_grad, slab) = (cuda.address(self.x)?, start + room.slab);
+            cuda.copy_slab(FactoredArgs { out_grad, slab, vocabulary: columns, count: columns, ..arguments }, dtype)?;
         }
         for first in (0..vocabulary).step_by(tile as usize) {
             let count = tile.min(vocabulary - first);
             (arguments.first, arguments.count, arguments.piece) = (first, count, count.div_ceil(BLOCKS));
             let logits = if count == vocabulary && !half {
-                o.out_grad
+                self.out_grad
             } else {
-                self.copy_slab(arguments, dtype)?;
+                cuda.copy_slab(arguments, dtype)?;
                 slab.reshaped([1, 1, rows, count])
             };
-            self.product(Product::new(NAME, Case::Tn, logits, x, o.tile.slice_rows(0, count)))?;
+            cuda.product(Product::new(NAME, Case::Tn, logits, x, self.tile.slice_rows(0, count)))?;
             // These divide by the columns' moments of the step before.
-            self.launch(NAME, "factored_rows", [count.div_ceil(arguments.piece), 1, 1], THREADS, &arguments)?;
-            self.launch(NAME, "factored_columns", [blocks(columns.into(), 32), 1, 1], 1024, &arguments)?;
+            cuda.launch(NAME, "factored_rows", [count.div_ceil(arguments.piece), 1, 1], THREADS, &arguments)?;
+            cuda.launch(NAME, "factored_columns", [blocks(columns.into(), 32), 1, 1], 1024, &arguments)?;
         }
         Ok(())
     }
+}
 
+impl Cuda {
     /// Copies columns of a matrix to `slab`, as numbers of `dtype`.
     fn copy_slab(&mut self, arguments: FactoredArgs, dtype: Dtype) -> Result<(), OperationError> {
         let FactoredArgs { out_grad, slab, rows, vocabulary, first, count, .. } = arguments;
@@ -134,26 +141,26 @@ struct EmbedUpdateArgs {
     beta2: f32,
 }
 
-impl Cuda {
+impl OnCuda for EmbedUpdate {
     #[inline(never)]
-    pub(super) fn run_embed_update(&mut self, o: EmbedUpdate) -> Result<(), OperationError> {
-        self.exact(NAME, [o.x_grad, o.table, o.moment])?;
-        let (rows, columns, vocabulary) = (o.x_grad.rows(), o.table.columns(), o.table.rows());
-        let ids = self.address(o.ids)?;
-        let sorted = self.sort(ids, rows, vocabulary)?;
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.exact(NAME, [self.x_grad, self.table, self.moment])?;
+        let (rows, columns, vocabulary) = (self.x_grad.rows(), self.table.columns(), self.table.rows());
+        let ids = cuda.address(self.ids)?;
+        let sorted = cuda.sort(ids, rows, vocabulary)?;
         let arguments = EmbedUpdateArgs {
             ids,
             sorted,
-            x_grad: self.address(o.x_grad)?,
-            table: self.address(o.table)?,
-            moment: self.address(o.moment)?,
-            settings: self.address(o.settings)?,
-            results: self.address(o.results)?,
+            x_grad: cuda.address(self.x_grad)?,
+            table: cuda.address(self.table)?,
+            moment: cuda.address(self.moment)?,
+            settings: cuda.address(self.settings)?,
+            results: cuda.address(self.results)?,
             rows,
             columns,
             vocabulary,
-            beta2: o.beta2,
+            beta2: self.beta2,
         };
-        self.launch(NAME, "embed_update", [rows, 1, 1], 256, &arguments)
+        cuda.launch(NAME, "embed_update", [rows, 1, 1], 256, &arguments)
     }
 }

@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::Gelu;
 
+use super::OnCuda;
 use super::device::{Cuda, blocks, threads, width};
 
 /// Mirrors GeluArgs.
@@ -15,14 +16,14 @@ struct GeluArgs {
     wide: u32,
 }
 
-impl Cuda {
+impl OnCuda for Gelu {
     #[inline(never)]
-    pub(super) fn run_gelu(&mut self, o: Gelu) -> Result<(), OperationError> {
-        let dtype = self.dtype("gelu", [o.x, o.out])?;
-        let (x, out, count) = (self.address(o.x)?, self.address(o.out)?, o.x.elements());
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let dtype = cuda.dtype("gelu", [self.x, self.out])?;
+        let (x, out, count) = (cuda.address(self.x)?, cuda.address(self.out)?, self.x.elements());
         let width = width(dtype, 0, &[x, out]);
         let arguments = GeluArgs { x, out, count, wide: (width > 1).into() };
         let grid = [blocks(threads(count, width), 256), 1, 1];
-        self.launch("gelu", &format!("gelu_{}", dtype.name()), grid, 256, &arguments)
+        cuda.launch("gelu", &format!("gelu_{}", dtype.name()), grid, 256, &arguments)
     }
 }

@@ -4,6 +4,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::HeadLoss;
 
+use super::OnCuda;
 use super::device::{Cuda, width};
 use super::product::{Case, Product};
 
@@ -37,26 +38,28 @@ struct LossSumArgs {
 /// would no longer fit the L2 of a large GPU.
 const LONG: u64 = 128 << 10;
 
-impl Cuda {
+impl OnCuda for HeadLoss {
     #[inline(never)]
-    pub(super) fn run_head_loss(&mut self, o: HeadLoss) -> Result<(), OperationError> {
-        self.exact("head_loss", o.bias)?;
-        if self.fuses_head(&o) {
-            self.fused_head(&o)?;
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.exact("head_loss", self.bias)?;
+        if cuda.fuses_head(&self) {
+            cuda.fused_head(&self)?;
         } else {
-            let folded = self.folded_head(&o)?;
-            self.head_in_chunks(&o, folded)?;
+            let folded = cuda.folded_head(&self)?;
+            cuda.head_in_chunks(&self, folded)?;
         }
         let arguments = LossSumArgs {
-            losses: self.address(o.losses)?,
-            settings: self.address(o.settings)?,
-            results: self.address(o.results)?,
-            rows: o.x.rows(),
-            add: o.add_loss.into(),
+            losses: cuda.address(self.losses)?,
+            settings: cuda.address(self.settings)?,
+            results: cuda.address(self.results)?,
+            rows: self.x.rows(),
+            add: self.add_loss.into(),
         };
-        self.launch("head_loss", "head_loss_sum", [1, 1, 1], 1024, &arguments)
+        cuda.launch("head_loss", "head_loss_sum", [1, 1, 1], 1024, &arguments)
     }
+}
 
+impl Cuda {
     /// With the logits of a chunk of rows in memory, from row `from` on.
     fn head_in_chunks(&mut self, o: &HeadLoss, from: u32) -> Result<(), OperationError> {
         let (rows, chunk) = (o.x.rows(), o.logits.rows());

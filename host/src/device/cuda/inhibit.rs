@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::Inhibit;
 
+use super::OnCuda;
 use super::device::{Cuda, blocks};
 
 /// Mirrors InhibitArgs.
@@ -16,13 +17,13 @@ struct InhibitArgs {
     count: u32,
 }
 
-impl Cuda {
+impl OnCuda for Inhibit {
     #[inline(never)]
-    pub(super) fn run_inhibit(&mut self, o: Inhibit) -> Result<(), OperationError> {
-        self.exact("inhibit", [o.weights])?;
-        let synapses = o.weights.elements();
-        let (sources, weights) = (self.address(o.sources)?, self.address(o.weights)?);
-        let arguments = InhibitArgs { sources, weights, synapses, first: o.first, count: o.count };
-        self.launch("inhibit", "inhibit", [blocks(synapses, 256), 1, 1], 256, &arguments)
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.exact("inhibit", [self.weights])?;
+        let synapses = self.weights.elements();
+        let (sources, weights) = (cuda.address(self.sources)?, cuda.address(self.weights)?);
+        let arguments = InhibitArgs { sources, weights, synapses, first: self.first, count: self.count };
+        cuda.launch("inhibit", "inhibit", [blocks(synapses, 256), 1, 1], 256, &arguments)
     }
 }

@@ -3,15 +3,18 @@
 use capful_core::device::OperationError;
 use capful_core::ops::{Linear, Rotary};
 
+use super::OnCuda;
 use super::device::Cuda;
 use super::product::{Case, Product};
 
-impl Cuda {
+impl OnCuda for Linear {
     #[inline(never)]
-    pub(super) fn run_linear(&mut self, o: Linear) -> Result<(), OperationError> {
-        self.linear(o, None)
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.linear(self, None)
     }
+}
 
+impl Cuda {
     /// The same, with the rotation of the queries and keys that it makes.
     pub(super) fn linear(&mut self, o: Linear, turned: Option<Rotary>) -> Result<(), OperationError> {
         let product = match &o.quantised {

@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::LinearGrad;
 
+use super::OnCuda;
 use super::columns::{Pieces, Places, SumsArgs};
 use super::device::{Cuda, blocks, width};
 use super::product::{Case, Product, Summed};
@@ -42,12 +43,14 @@ impl Pass {
     }
 }
 
-impl Cuda {
+impl OnCuda for LinearGrad {
     #[inline(never)]
-    pub(super) fn run_linear_grad(&mut self, o: LinearGrad) -> Result<(), OperationError> {
-        self.linear_grad(o, None)
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.linear_grad(self, None)
     }
+}
 
+impl Cuda {
     /// The same; `activated` takes the GELU of what is before it, in the pass that takes the gradient through it.
     pub(super) fn linear_grad(&mut self, o: LinearGrad, activated: Option<Region>) -> Result<(), OperationError> {
         if let Some(x_grad) = o.x_grad {

@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::MaxParts;
 
+use super::OnCuda;
 use super::device::{Cuda, blocks};
 
 /// Mirrors MaxPartsArgs.
@@ -15,11 +16,11 @@ struct MaxPartsArgs {
     count: u32,
 }
 
-impl Cuda {
+impl OnCuda for MaxParts {
     #[inline(never)]
-    pub(super) fn run_max_parts(&mut self, o: MaxParts) -> Result<(), OperationError> {
-        let (parts, largest) = (self.address(o.parts)?, self.address(o.largest)?);
-        let arguments = MaxPartsArgs { parts, largest, n: o.parts.rows(), count: o.parts.columns() };
-        self.launch("max_parts", "max_parts", [blocks(o.largest.elements(), 128), 1, 1], 128, &arguments)
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let (parts, largest) = (cuda.address(self.parts)?, cuda.address(self.largest)?);
+        let arguments = MaxPartsArgs { parts, largest, n: self.parts.rows(), count: self.parts.columns() };
+        cuda.launch("max_parts", "max_parts", [blocks(self.largest.elements(), 128), 1, 1], 128, &arguments)
     }
 }

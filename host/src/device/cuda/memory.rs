@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::{Memory, MemoryGrad, Stored};
 
+use super::OnCuda;
 use super::device::Cuda;
 use super::error::CudaError;
 use super::profile::score_bytes;
@@ -65,38 +66,40 @@ impl Cuda {
     }
 }
 
-impl Cuda {
+impl OnCuda for Memory {
     #[inline(never)]
-    pub(super) fn run_memory(&mut self, o: Memory) -> Result<(), OperationError> {
-        self.exact("memory", [o.after.matrix, o.after.key])?;
-        let arguments = self.memory([o.keys, o.queries, o.values, o.keep, o.out], o.before, o.decay)?;
-        let (matrix_after, key_after) = (self.address(o.after.matrix)?, self.address(o.after.key)?);
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.exact("memory", [self.after.matrix, self.after.key])?;
+        let arguments =
+            cuda.memory([self.keys, self.queries, self.values, self.keep, self.out], self.before, self.decay)?;
+        let (matrix_after, key_after) = (cuda.address(self.after.matrix)?, cuda.address(self.after.key)?);
         let arguments = MemoryArgs { matrix_after, key_after, ..arguments };
         // Elements of a row that a lane holds.
         let each = arguments.keys_size.div_ceil(32);
         let Some(held) = [1, 2, 4, 8, 32].into_iter().find(|n| each <= *n) else {
             let why = "a memory's keys have more than 1,024 elements";
-            return Err(self.fail(CudaError::Unsupported { operation: "memory", why }));
+            return Err(cuda.fail(CudaError::Unsupported { operation: "memory", why }));
         };
         let grid = [arguments.values_size.div_ceil(4), arguments.streams, 1];
-        self.launch("memory", &format!("memory_{held}"), grid, 128, &arguments)
+        cuda.launch("memory", &format!("memory_{held}"), grid, 128, &arguments)
     }
 }
 
-impl Cuda {
+impl OnCuda for MemoryGrad {
     #[inline(never)]
-    pub(super) fn run_memory_grad(&mut self, o: MemoryGrad) -> Result<(), OperationError> {
-        self.exact("memory_grad", [o.keys_grad, o.queries_grad, o.values_grad])?;
-        let arguments = self.memory([o.keys, o.queries, o.values, o.keep, o.out_grad], o.before, o.decay)?;
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.exact("memory_grad", [self.keys_grad, self.queries_grad, self.values_grad])?;
+        let arguments =
+            cuda.memory([self.keys, self.queries, self.values, self.keep, self.out_grad], self.before, self.decay)?;
         let arguments = MemoryArgs {
-            scores: self.scratch_at(0, score_bytes(&o.keys))?,
-            keys_grad: self.address(o.keys_grad)?,
-            queries_grad: self.address(o.queries_grad)?,
-            values_grad: self.address(o.values_grad)?,
+            scores: cuda.scratch_at(0, score_bytes(&self.keys))?,
+            keys_grad: cuda.address(self.keys_grad)?,
+            queries_grad: cuda.address(self.queries_grad)?,
+            values_grad: cuda.address(self.values_grad)?,
             ..arguments
         };
         let grid = [arguments.tokens, arguments.streams, 1];
-        self.launch("memory", "memory_grad_scores", grid, 128, &arguments)?;
-        self.launch("memory", "memory_grad", grid, 128, &arguments)
+        cuda.launch("memory", "memory_grad_scores", grid, 128, &arguments)?;
+        cuda.launch("memory", "memory_grad", grid, 128, &arguments)
     }
 }

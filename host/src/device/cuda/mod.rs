@@ -88,6 +88,7 @@ mod warpgroup_product;
 
 pub use describe::{describe, gpus, require};
 pub use description::{Description, Gpu};
+use device::OnCuda;
 pub use device::{Cuda, Products, Room};
 pub use error::CudaError;
 pub use profile::{CudaProfile, Precision};

@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::Modulate;
 
+use super::OnCuda;
 use super::device::{Cuda, blocks};
 use super::profile::modulate_bytes;
 
@@ -30,23 +31,23 @@ struct ModulateArgs {
     follow: f32,
 }
 
-impl Cuda {
+impl OnCuda for Modulate {
     #[inline(never)]
-    pub(super) fn run_modulate(&mut self, o: Modulate) -> Result<(), OperationError> {
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
         const NAME: &str = "modulate";
-        self.exact(NAME, [o.losses, o.predictor, o.running, o.factors])?;
-        let [_, tokens, rows, streams] = o.signals_grad.shape;
-        let count = o.predictor.elements() as u32 - 1;
+        cuda.exact(NAME, [self.losses, self.predictor, self.running, self.factors])?;
+        let [_, tokens, rows, streams] = self.signals_grad.shape;
+        let count = self.predictor.elements() as u32 - 1;
         let all = u64::from(tokens) * u64::from(streams);
-        let scratch = self.scratch_at(0, modulate_bytes(&o.factors))?;
-        let outputs = o.signals.slice_rows(rows + o.outputs, tokens * rows - o.outputs);
+        let scratch = cuda.scratch_at(0, modulate_bytes(&self.factors))?;
+        let outputs = self.signals.slice_rows(rows + self.outputs, tokens * rows - self.outputs);
         let arguments = ModulateArgs {
-            losses: self.address(o.losses)?,
-            outputs: self.address(outputs)?,
-            predictor: self.address(o.predictor)?,
-            running: self.address(o.running)?,
-            factors: self.address(o.factors)?,
-            signals_grad: self.address(o.signals_grad)?,
+            losses: cuda.address(self.losses)?,
+            outputs: cuda.address(outputs)?,
+            predictor: cuda.address(self.predictor)?,
+            running: cuda.address(self.running)?,
+            factors: cuda.address(self.factors)?,
+            signals_grad: cuda.address(self.signals_grad)?,
             deltas: scratch,
             predicted: scratch + 4 * all,
             squares: scratch + 8 * all,
@@ -55,17 +56,17 @@ impl Cuda {
             tokens,
             rows,
             count,
-            first: o.first,
-            dopamine: o.dopamine,
-            novelty: o.novelty,
+            first: self.first,
+            dopamine: self.dopamine,
+            novelty: self.novelty,
             follow: capful_core::ops::FOLLOW,
         };
-        let (signals, grad) = (o.signals.dtype.name(), o.signals_grad.dtype.name());
+        let (signals, grad) = (self.signals.dtype.name(), self.signals_grad.dtype.name());
         let grid = [tokens, streams.div_ceil(32), 1];
-        self.launch(NAME, &format!("modulate_predict_{signals}"), grid, 256, &arguments)?;
-        self.launch(NAME, "modulate_factors", [1, 1, 1], 1024, &arguments)?;
-        self.launch(NAME, &format!("modulate_move_{signals}"), [count + 1, 1, 1], 128, &arguments)?;
-        let scaled = u64::from(rows - o.first) * u64::from(streams);
-        self.launch(NAME, &format!("modulate_{grad}"), [blocks(scaled, 256), tokens, 1], 256, &arguments)
+        cuda.launch(NAME, &format!("modulate_predict_{signals}"), grid, 256, &arguments)?;
+        cuda.launch(NAME, "modulate_factors", [1, 1, 1], 1024, &arguments)?;
+        cuda.launch(NAME, &format!("modulate_move_{signals}"), [count + 1, 1, 1], 128, &arguments)?;
+        let scaled = u64::from(rows - self.first) * u64::from(streams);
+        cuda.launch(NAME, &format!("modulate_{grad}"), [blocks(scaled, 256), tokens, 1], 256, &arguments)
     }
 }

@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::MostLikely;
 
+use super::OnCuda;
 use super::device::Cuda;
 
 /// Mirrors MostLikelyArgs.
@@ -18,6 +19,14 @@ pub(super) struct MostLikelyArgs {
     places: u32,
 }
 
+impl OnCuda for MostLikely {
+    #[inline(never)]
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let arguments = cuda.most_likely(&self)?;
+        cuda.launch("most_likely", "most_likely", [1, 1, 1], 1024, &arguments)
+    }
+}
+
 impl Cuda {
     /// What the kernel takes.
     pub(super) fn most_likely(&mut self, o: &MostLikely) -> Result<MostLikelyArgs, OperationError> {
@@ -31,11 +40,5 @@ impl Cuda {
             vocabulary: o.logits.columns(),
             places: o.chosen.columns(),
         })
-    }
-
-    #[inline(never)]
-    pub(super) fn run_most_likely(&mut self, o: MostLikely) -> Result<(), OperationError> {
-        let arguments = self.most_likely(&o)?;
-        self.launch("most_likely", "most_likely", [1, 1, 1], 1024, &arguments)
     }
 }

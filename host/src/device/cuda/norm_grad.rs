@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::{NormGrad, NormKind};
 
+use super::OnCuda;
 use super::columns::SumsArgs;
 use super::device::{Cuda, blocks, reduced, width};
 use super::error::CudaError;
@@ -51,17 +52,19 @@ const ROOM: u32 = 12_288;
 /// The most warps of a block.
 const MOST_WARPS: u32 = 8;
 
+impl OnCuda for NormGrad {
+    #[inline(never)]
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.norm_grad(self, None)
+    }
+}
+
 impl Cuda {
     /// Whether LayerNorm's gradient reads all once.
     fn in_one_pass(&self, dtype: Dtype, a: &NormGradArgs) -> bool {
         let wide = a.wide > 0 && a.columns <= VECTORS * MOST_VECTORS;
         let room = u64::from(room(a.outputs, a.columns) + MOMENTS) <= self.shared;
         self.tensor_cores && dtype == Dtype::Bf16 && wide && room
-    }
-
-    #[inline(never)]
-    pub(super) fn run_norm_grad(&mut self, o: NormGrad) -> Result<(), OperationError> {
-        self.norm_grad(o, None)
     }
 
     /// The same, with the sums of the columns of x's gradient where they are wanted.

@@ -2,9 +2,16 @@
 
 use std::ops::RangeInclusive;
 
-use capful_core::device::{Op, Profile};
+use capful_core::device::{Op, Operation, Profile};
 use capful_core::memory::{Dtype, Region, Role};
-use capful_core::ops::{AttentionGrad, CachedAttention, EmbedGrad, FactoredUpdate, Kind, NormKind, Spike, SquaredNorm};
+use capful_core::ops::{
+    AdamW, AllGather, AllToAll, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed,
+    EmbedGrad, EmbedUpdate, FactoredUpdate, Gelu, HeadLoss, Inhibit, Kind, Linear, LinearGrad, MaxParts, Memory,
+    MemoryGrad, Modulate, MostLikely, Norm, NormGrad, NormKind, PieceNorms, QkNorm, QkNormGrad, Quantise, QuantiseRows,
+    Readout, ReadoutGrad, Rescale, Rotate, Sample, Spike, SpikeGrad, SquaredNorm, SumNorms, SumParts, SwiGlu,
+    SwiGluGrad, SynapseGrad, SynapseInputGrad, Taps, TapsGrad,
+};
+use capful_core::with_operation;
 
 /// How numbers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,57 +61,154 @@ impl Profile for CudaProfile {
     }
 
     fn scratch(&self, op: &Op) -> u64 {
-        match op {
-            Op::AttentionGrad(o) => AttentionGradRoom::of(o).bytes(),
-            Op::CachedAttention(o) => TokenRoom::of(o).bytes(),
-            Op::EmbedGrad(o) => EmbedGradRoom::of(o).bytes(),
-            Op::EmbedUpdate(o) => SortRoom::of(o.x_grad.rows()).bytes(),
-            Op::FactoredUpdate(o) => FactoredRoom::of(o, self.precision != Precision::F32).bytes(),
-            Op::HeadLoss(o) => WORKSPACE.max(4 * u64::from(o.x.rows())),
-            Op::Linear(_) => WORKSPACE,
-            Op::LinearGrad(o) => {
-                let columns = o.out_grad.columns().max(o.x_bias_grad.map_or(0, |_| o.x.columns()));
-                (WORKSPACE + SUMS).max(piece_bytes(o.out_grad.rows(), 1, columns))
+        with_operation!(op, o => o.scratch(self))
+    }
+}
+
+/// What the CUDA device takes of memory for an operation, whether or not this build has the device.
+pub trait CudaScratch: Operation {
+    /// Bytes of scratch that it wants while it runs.
+    fn scratch(&self, profile: &CudaProfile) -> u64;
+}
+
+/// Operations without scratch.
+macro_rules! without_scratch {
+    ($($name:ident),* $(,)?) => {
+        $(impl CudaScratch for $name {
+            fn scratch(&self, _: &CudaProfile) -> u64 {
+                0
             }
-            Op::MemoryGrad(o) => score_bytes(&o.keys),
-            Op::Modulate(o) => modulate_bytes(&o.factors),
-            Op::NormGrad(o) => norm_bytes(o.kind, [o.x.rows(), 1 + u32::from(o.second.is_some()), o.x.columns()]),
-            Op::QkNormGrad(o) => piece_bytes(o.qkv_grad.rows(), 2, o.heads.size),
-            Op::ReadoutGrad(o) => turned_bytes(&o.out_grad),
-            Op::Spike(o) => BitRoom::of(o),
-            Op::SquaredNorm(o) => 4 * o.gradient.elements().div_ceil(SquaredNorm::PIECE as u64),
-            Op::SynapseGrad(o) => bit_bytes(o.grad.shape[2], o.grad.columns(), o.grad.shape[1]),
-            Op::AdamW(_)
-            | Op::AllGather(_)
-            | Op::AllToAll(_)
-            | Op::Attention(_)
-            | Op::Carry(_)
-            | Op::Context(_)
-            | Op::ContextGrad(_)
-            | Op::Embed(_)
-            | Op::Gelu(_)
-            | Op::Inhibit(_)
-            | Op::MaxParts(_)
-            | Op::Memory(_)
-            | Op::MostLikely(_)
-            | Op::Norm(_)
-            | Op::PieceNorms(_)
-            | Op::QkNorm(_)
-            | Op::Quantise(_)
-            | Op::QuantiseRows(_)
-            | Op::Readout(_)
-            | Op::Rescale(_)
-            | Op::Rotate(_)
-            | Op::Sample(_)
-            | Op::SpikeGrad(_)
-            | Op::SumNorms(_)
-            | Op::SumParts(_)
-            | Op::SwiGlu(_)
-            | Op::SwiGluGrad(_)
-            | Op::SynapseInputGrad(_)
-            | Op::Taps(_)
-            | Op::TapsGrad(_) => 0,
-        }
+        })*
+    };
+}
+
+without_scratch!(
+    AdamW,
+    AllGather,
+    AllToAll,
+    Attention,
+    Carry,
+    Context,
+    ContextGrad,
+    Embed,
+    Gelu,
+    Inhibit,
+    MaxParts,
+    Memory,
+    MostLikely,
+    Norm,
+    PieceNorms,
+    QkNorm,
+    Quantise,
+    QuantiseRows,
+    Readout,
+    Rescale,
+    Rotate,
+    Sample,
+    SpikeGrad,
+    SumNorms,
+    SumParts,
+    SwiGlu,
+    SwiGluGrad,
+    SynapseInputGrad,
+    Taps,
+    TapsGrad
+);
+
+impl CudaScratch for AttentionGrad {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        AttentionGradRoom::of(self).bytes()
+    }
+}
+
+impl CudaScratch for CachedAttention {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        TokenRoom::of(self).bytes()
+    }
+}
+
+impl CudaScratch for EmbedGrad {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        EmbedGradRoom::of(self).bytes()
+    }
+}
+
+impl CudaScratch for EmbedUpdate {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        SortRoom::of(self.x_grad.rows()).bytes()
+    }
+}
+
+impl CudaScratch for FactoredUpdate {
+    fn scratch(&self, profile: &CudaProfile) -> u64 {
+        FactoredRoom::of(self, profile.precision != Precision::F32).bytes()
+    }
+}
+
+impl CudaScratch for HeadLoss {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        WORKSPACE.max(4 * u64::from(self.x.rows()))
+    }
+}
+
+impl CudaScratch for Linear {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        WORKSPACE
+    }
+}
+
+impl CudaScratch for LinearGrad {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        let columns = self.out_grad.columns().max(self.x_bias_grad.map_or(0, |_| self.x.columns()));
+        (WORKSPACE + SUMS).max(piece_bytes(self.out_grad.rows(), 1, columns))
+    }
+}
+
+impl CudaScratch for MemoryGrad {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        score_bytes(&self.keys)
+    }
+}
+
+impl CudaScratch for Modulate {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        modulate_bytes(&self.factors)
+    }
+}
+
+impl CudaScratch for NormGrad {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        norm_bytes(self.kind, [self.x.rows(), 1 + u32::from(self.second.is_some()), self.x.columns()])
+    }
+}
+
+impl CudaScratch for QkNormGrad {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        piece_bytes(self.qkv_grad.rows(), 2, self.heads.size)
+    }
+}
+
+impl CudaScratch for ReadoutGrad {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        turned_bytes(&self.out_grad)
+    }
+}
+
+impl CudaScratch for Spike {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        BitRoom::of(self)
+    }
+}
+
+impl CudaScratch for SquaredNorm {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        4 * self.gradient.elements().div_ceil(SquaredNorm::PIECE as u64)
+    }
+}
+
+impl CudaScratch for SynapseGrad {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        bit_bytes(self.grad.shape[2], self.grad.columns(), self.grad.shape[1])
     }
 }
 

@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::QkNorm;
 
+use super::OnCuda;
 use super::device::{Cuda, blocks, width};
 use super::heads::HeadsArgs;
 
@@ -22,27 +23,27 @@ struct QkNormArgs {
     heads: HeadsArgs,
 }
 
-impl Cuda {
+impl OnCuda for QkNorm {
     #[inline(never)]
-    pub(super) fn run_qk_norm(&mut self, o: QkNorm) -> Result<(), OperationError> {
-        let dtype = self.dtype("qk_norm", [o.qkv, o.query_gain, o.key_gain].into_iter().chain(o.raw))?;
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let dtype = cuda.dtype("qk_norm", [self.qkv, self.query_gain, self.key_gain].into_iter().chain(self.raw))?;
         let mut arguments = QkNormArgs {
-            qkv: self.address(o.qkv)?,
-            raw: self.address_or_null(o.raw)?,
-            stats: self.address_or_null(o.stats)?,
-            query_gain: self.address(o.query_gain)?,
-            key_gain: self.address(o.key_gain)?,
-            rows: o.qkv.rows(),
+            qkv: cuda.address(self.qkv)?,
+            raw: cuda.address_or_null(self.raw)?,
+            stats: cuda.address_or_null(self.stats)?,
+            query_gain: cuda.address(self.query_gain)?,
+            key_gain: cuda.address(self.key_gain)?,
+            rows: self.qkv.rows(),
             lanes: 0,
-            eps: o.eps,
-            heads: HeadsArgs::new(&o.heads),
+            eps: self.eps,
+            heads: HeadsArgs::new(&self.heads),
         };
         let QkNormArgs { qkv, raw, query_gain, key_gain, .. } = arguments;
-        arguments.lanes = lanes(dtype, o.heads.size, &[qkv, raw, query_gain, key_gain]);
-        let heads = u64::from(o.qkv.rows()) * u64::from(o.heads.normed());
+        arguments.lanes = lanes(dtype, self.heads.size, &[qkv, raw, query_gain, key_gain]);
+        let heads = u64::from(self.qkv.rows()) * u64::from(self.heads.normed());
         let threads = if arguments.lanes > 0 { arguments.lanes } else { 32 };
         let grid = [blocks(heads * u64::from(threads), 128), 1, 1];
-        self.launch("qk_norm", &format!("qk_norm_{}", dtype.name()), grid, 128, &arguments)
+        cuda.launch("qk_norm", &format!("qk_norm_{}", dtype.name()), grid, 128, &arguments)
     }
 }
 

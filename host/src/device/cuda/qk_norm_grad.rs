@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::QkNormGrad;
 
+use super::OnCuda;
 use super::columns::SumsArgs;
 use super::device::{Cuda, reduced};
 use super::error::CudaError;
@@ -29,43 +30,43 @@ struct QkNormGradArgs {
 /// The most elements of a head: MOST of qk_norm_grad.cu. Attention takes no more either.
 const MOST: u32 = 256;
 
-impl Cuda {
+impl OnCuda for QkNormGrad {
     #[inline(never)]
-    pub(super) fn run_qk_norm_grad(&mut self, o: QkNormGrad) -> Result<(), OperationError> {
-        let (rows, size) = (o.qkv_grad.rows(), o.heads.size);
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let (rows, size) = (self.qkv_grad.rows(), self.heads.size);
         if size > MOST {
             let why = "its heads have more than 256 elements; choose more heads";
-            return Err(self.fail(CudaError::Unsupported { operation: "qk_norm_grad", why }));
+            return Err(cuda.fail(CudaError::Unsupported { operation: "qk_norm_grad", why }));
         }
-        let dtype = self.dtype("qk_norm_grad", [o.qkv_grad, o.raw, o.query_gain, o.key_gain])?;
-        let gradients = self.dtype("qk_norm_grad", [o.query_gain_grad, o.key_gain_grad])?;
+        let dtype = cuda.dtype("qk_norm_grad", [self.qkv_grad, self.raw, self.query_gain, self.key_gain])?;
+        let gradients = cuda.dtype("qk_norm_grad", [self.query_gain_grad, self.key_gain_grad])?;
         let (piece, count) = pieces(rows);
-        let partial = self.pieces_at(0, piece_bytes(rows, 2, size))?;
+        let partial = cuda.pieces_at(0, piece_bytes(rows, 2, size))?;
         let mut arguments = QkNormGradArgs {
-            qkv_grad: self.address(o.qkv_grad)?,
-            raw: self.address(o.raw)?,
-            stats: self.address(o.stats)?,
-            query_gain: self.address(o.query_gain)?,
-            key_gain: self.address(o.key_gain)?,
+            qkv_grad: cuda.address(self.qkv_grad)?,
+            raw: cuda.address(self.raw)?,
+            stats: cuda.address(self.stats)?,
+            query_gain: cuda.address(self.query_gain)?,
+            key_gain: cuda.address(self.key_gain)?,
             partial: partial.at,
             rows,
             piece,
             lanes: 0,
-            heads: HeadsArgs::new(&o.heads),
+            heads: HeadsArgs::new(&self.heads),
         };
         let QkNormGradArgs { qkv_grad, raw, query_gain, key_gain, .. } = arguments;
         arguments.lanes = lanes(dtype, size, &[qkv_grad, raw, query_gain, key_gain]);
         let finish = SumsArgs {
             partial: partial.at,
-            out: [self.address(o.query_gain_grad)?, self.address(o.key_gain_grad)?, 0, 0, 0],
+            out: [cuda.address(self.query_gain_grad)?, cuda.address(self.key_gain_grad)?, 0, 0, 0],
             copy: 0,
             pieces: count,
             sums: 2,
             columns: size,
-            accumulate: o.accumulate.into(),
+            accumulate: self.accumulate.into(),
             reduced: reduced(gradients),
         };
-        self.launch("qk_norm_grad", &format!("qk_norm_grad_{}", dtype.name()), [count, 1, 1], 512, &arguments)?;
-        self.finish_columns(finish, partial.wait)
+        cuda.launch("qk_norm_grad", &format!("qk_norm_grad_{}", dtype.name()), [count, 1, 1], 512, &arguments)?;
+        cuda.finish_columns(finish, partial.wait)
     }
 }

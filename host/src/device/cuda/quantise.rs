@@ -5,6 +5,7 @@ use capful_core::fp8::Format;
 use capful_core::memory::Dtype;
 use capful_core::ops::{Quantise, Quantised};
 
+use super::OnCuda;
 use super::device::{Cuda, blocks};
 use super::error::CudaError;
 
@@ -57,30 +58,30 @@ pub(super) const TILE: u32 = 64;
 /// Blocks that are enough for any GPU; each takes its turn again where there is more to do.
 const BLOCKS: u32 = 2048;
 
-impl Cuda {
+impl OnCuda for Quantise {
     #[inline(never)]
-    pub(super) fn run_quantise(&mut self, o: Quantise) -> Result<(), OperationError> {
-        let format = match o.format() {
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let format = match self.format() {
             Some(Format::E4m3) => Dtype::E4m3,
             Some(Format::E5m2) => Dtype::E5m2,
             None => {
                 let why = "its copy is not of 8 bits";
-                return Err(self.fail(CudaError::Unsupported { operation: "quantise", why }));
+                return Err(cuda.fail(CudaError::Unsupported { operation: "quantise", why }));
             }
         };
         let mut arguments = QuantiseArgs {
-            x: self.address(o.x)?,
-            codes: self.address_or_null(o.codes)?,
-            transposed: self.address_or_null(o.transposed)?,
-            scale: self.address(o.scaling.scale())?,
-            amax: self.address(o.scaling.amax())?,
-            count: o.x.elements(),
-            rows: o.x.rows(),
-            columns: o.x.columns(),
+            x: cuda.address(self.x)?,
+            codes: cuda.address_or_null(self.codes)?,
+            transposed: cuda.address_or_null(self.transposed)?,
+            scale: cuda.address(self.scaling.scale())?,
+            amax: cuda.address(self.scaling.amax())?,
+            count: self.x.elements(),
+            rows: self.x.rows(),
+            columns: self.x.columns(),
             wide: 0,
         };
         let QuantiseArgs { x, codes, transposed, count, rows, columns, .. } = arguments;
-        let turned = o.transposed.is_some();
+        let turned = self.transposed.is_some();
         let whole = !turned || rows.is_multiple_of(RUN) && columns.is_multiple_of(RUN);
         arguments.wide = (whole && (x | codes | transposed).is_multiple_of(16)).into();
         let (grid, turned) = if turned {
@@ -88,7 +89,7 @@ impl Cuda {
         } else {
             (blocks(count, 256 * RUN).min(BLOCKS), "")
         };
-        let kernel = format!("quantise_{turned}{}_{}", format.name(), o.x.dtype.name());
-        self.launch("quantise", &kernel, [grid, 1, 1], 256, &arguments)
+        let kernel = format!("quantise_{turned}{}_{}", format.name(), self.x.dtype.name());
+        cuda.launch("quantise", &kernel, [grid, 1, 1], 256, &arguments)
     }
 }

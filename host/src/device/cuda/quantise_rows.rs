@@ -3,13 +3,14 @@
 use capful_core::device::OperationError;
 use capful_core::ops::QuantiseRows;
 
+use super::OnCuda;
 use super::device::Cuda;
 use super::error::CudaError;
 
-impl Cuda {
+impl OnCuda for QuantiseRows {
     #[inline(never)]
-    pub(super) fn run_quantise_rows(&mut self, _: QuantiseRows) -> Result<(), OperationError> {
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
         let why = "there is no kernel for weights in integers; use --device cpu";
-        Err(self.fail(CudaError::Unsupported { operation: "quantise_rows", why }))
+        Err(cuda.fail(CudaError::Unsupported { operation: "quantise_rows", why }))
     }
 }

@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::{Gate, Readout, ReadoutGrad, ReadoutLayout};
 
+use super::OnCuda;
 use super::device::{Cuda, blocks, width};
 use super::profile::{READOUT_TOKENS, turned_bytes};
 use super::streams::{tile, tiles};
@@ -86,43 +87,43 @@ impl Cuda {
     }
 }
 
-impl Cuda {
+impl OnCuda for Readout {
     #[inline(never)]
-    pub(super) fn run_readout(&mut self, o: Readout) -> Result<(), OperationError> {
-        if self.readout_on_tensor_cores(&o)? {
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        if cuda.readout_on_tensor_cores(&self)? {
             return Ok(());
         }
-        let arguments = self.readout([o.signals, o.weights, o.out], o.layout, o.gate)?;
+        let arguments = cuda.readout([self.signals, self.weights, self.out], self.layout, self.gate)?;
         let ReadoutArgs { dims, streams, tokens, tile, wide, .. } = arguments;
         // Streams of a thread.
-        let own = if wide > 0 { 16 / o.signals.dtype.size() as u32 } else { 1 };
+        let own = if wide > 0 { 16 / self.signals.dtype.size() as u32 } else { 1 };
         let (kernel, grid) = match streams {
             1 => ("readout_one", [dims.div_ceil(32), 1, tokens]),
             _ => ("readout", [blocks(dims.into(), 256 * own / tile), streams.div_ceil(tile), tokens]),
         };
-        self.launch("readout", &format!("{kernel}_{}", o.signals.dtype.name()), grid, 256, &arguments)
+        cuda.launch("readout", &format!("{kernel}_{}", self.signals.dtype.name()), grid, 256, &arguments)
     }
 }
 
-impl Cuda {
+impl OnCuda for ReadoutGrad {
     #[inline(never)]
-    pub(super) fn run_readout_grad(&mut self, o: ReadoutGrad) -> Result<(), OperationError> {
-        if self.readout_grad_on_tensor_cores(&o)? {
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        if cuda.readout_grad_on_tensor_cores(&self)? {
             return Ok(());
         }
-        let types = self.pair("readout_grad", o.signals.dtype, o.signals_grad.dtype)?;
-        let feedback = o.feedback.into_iter().flat_map(|f| [f.weights, f.direct]);
-        let gate_grad = o.gate_grad.into_iter().flat_map(|g| [g.weight, g.bias]);
-        self.exact("readout_grad", [o.weight_grad].into_iter().chain(feedback).chain(gate_grad))?;
-        let arguments = self.readout([o.signals, o.weights, o.out_grad], o.layout, o.gate)?;
+        let types = cuda.pair("readout_grad", self.signals.dtype, self.signals_grad.dtype)?;
+        let feedback = self.feedback.into_iter().flat_map(|f| [f.weights, f.direct]);
+        let gate_grad = self.gate_grad.into_iter().flat_map(|g| [g.weight, g.bias]);
+        cuda.exact("readout_grad", [self.weight_grad].into_iter().chain(feedback).chain(gate_grad))?;
+        let arguments = cuda.readout([self.signals, self.weights, self.out_grad], self.layout, self.gate)?;
         let mut arguments = ReadoutArgs {
-            back: self.address(o.feedback.map_or(o.weights, |f| f.weights))?,
-            back_direct: self.address_or_null(o.feedback.map(|f| f.direct))?,
-            turned: self.scratch_at(0, turned_bytes(&o.out_grad))?,
-            signals_grad: self.address(o.signals_grad)?,
-            weight_grad: self.address(o.weight_grad)?,
-            gate_weight_grad: self.address_or_null(o.gate_grad.map(|g| g.weight))?,
-            gate_bias_grad: self.address_or_null(o.gate_grad.map(|g| g.bias))?,
+            back: cuda.address(self.feedback.map_or(self.weights, |f| f.weights))?,
+            back_direct: cuda.address_or_null(self.feedback.map(|f| f.direct))?,
+            turned: cuda.scratch_at(0, turned_bytes(&self.out_grad))?,
+            signals_grad: cuda.address(self.signals_grad)?,
+            weight_grad: cuda.address(self.weight_grad)?,
+            gate_weight_grad: cuda.address_or_null(self.gate_grad.map(|g| g.weight))?,
+            gate_bias_grad: cuda.address_or_null(self.gate_grad.map(|g| g.bias))?,
             ..arguments
         };
         let kernel = format!("readout_grad_{types}");
@@ -130,8 +131,8 @@ impl Cuda {
         // A few tokens at a time, whose gradients stay in L2.
         for token in (0..tokens).step_by(READOUT_TOKENS as usize) {
             arguments.token = token;
-            self.launch("readout", "readout_turn", tiles(dims, streams, 1), 256, &arguments)?;
-            self.launch("readout", &kernel, [rows.div_ceil(8), 1, 1], 256, &arguments)?;
+            cuda.launch("readout", "readout_turn", tiles(dims, streams, 1), 256, &arguments)?;
+            cuda.launch("readout", &kernel, [rows.div_ceil(8), 1, 1], 256, &arguments)?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::fp8::Format;
 use capful_core::ops::Rescale;
 
+use super::OnCuda;
 use super::device::{Cuda, blocks};
 
 /// Mirrors RescaleArgs.
@@ -18,18 +19,18 @@ struct RescaleArgs {
     max: f32,
 }
 
-impl Cuda {
+impl OnCuda for Rescale {
     #[inline(never)]
-    pub(super) fn run_rescale(&mut self, o: Rescale) -> Result<(), OperationError> {
-        let count = o.amax.elements();
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let count = self.amax.elements();
         let arguments = RescaleArgs {
-            amax: self.address(o.amax)?,
-            history: self.address(o.history)?,
-            scale: self.address(o.scale)?,
-            inverse: self.address(o.inverse)?,
+            amax: cuda.address(self.amax)?,
+            history: cuda.address(self.history)?,
+            scale: cuda.address(self.scale)?,
+            inverse: cuda.address(self.inverse)?,
             count: count as u32,
-            max: Format::of(o.dtype).map_or(1.0, Format::max),
+            max: Format::of(self.dtype).map_or(1.0, Format::max),
         };
-        self.launch("rescale", "rescale", [blocks(count, 128), 1, 1], 128, &arguments)
+        cuda.launch("rescale", "rescale", [blocks(count, 128), 1, 1], 128, &arguments)
     }
 }

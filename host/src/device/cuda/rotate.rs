@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::{Rotary, Rotate};
 
+use super::OnCuda;
 use super::device::{Cuda, blocks, width};
 use super::heads::HeadsArgs;
 
@@ -22,12 +23,14 @@ struct RotateArgs {
     heads: HeadsArgs,
 }
 
-impl Cuda {
+impl OnCuda for Rotate {
     #[inline(never)]
-    pub(super) fn run_rotate(&mut self, o: Rotate) -> Result<(), OperationError> {
-        self.rotate(o.qkv, &o.rotary, false)
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.rotate(self.qkv, &self.rotary, false)
     }
+}
 
+impl Cuda {
     /// Turns the queries and keys of all rows in place, or back where `inverse`.
     pub(super) fn rotate(&mut self, rows: Region, rotary: &Rotary, inverse: bool) -> Result<(), OperationError> {
         let (address, table, dims) = (self.address(rows)?, self.address(rotary.table)?, rotary.dims());

@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::Sample;
 
+use super::OnCuda;
 use super::device::Cuda;
 
 /// Mirrors SampleArgs.
@@ -21,23 +22,23 @@ struct SampleArgs {
     wide: u32,
 }
 
-impl Cuda {
+impl OnCuda for Sample {
     #[inline(never)]
-    pub(super) fn run_sample(&mut self, o: Sample) -> Result<(), OperationError> {
-        self.exact("sample", [o.logits])?;
-        let logits = self.address(o.logits)?;
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.exact("sample", [self.logits])?;
+        let logits = cuda.address(self.logits)?;
         let arguments = SampleArgs {
             logits,
-            limit: self.address(o.limit)?,
-            settings: self.address(o.settings)?,
-            drawn: self.address(o.drawn)?,
-            id: self.address(o.id)?,
-            cursor: self.address(o.cursor)?,
-            chosen: self.address(o.chosen)?,
-            vocabulary: o.logits.columns(),
-            places: o.chosen.columns(),
+            limit: cuda.address(self.limit)?,
+            settings: cuda.address(self.settings)?,
+            drawn: cuda.address(self.drawn)?,
+            id: cuda.address(self.id)?,
+            cursor: cuda.address(self.cursor)?,
+            chosen: cuda.address(self.chosen)?,
+            vocabulary: self.logits.columns(),
+            places: self.chosen.columns(),
             wide: logits.is_multiple_of(16).into(),
         };
-        self.launch("sample", "sample", [1, 1, 1], 1024, &arguments)
+        cuda.launch("sample", "sample", [1, 1, 1], 1024, &arguments)
     }
 }

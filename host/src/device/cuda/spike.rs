@@ -3,6 +3,7 @@
 use capful_core::device::{Op, OperationError};
 use capful_core::ops::Spike;
 
+use super::OnCuda;
 use super::device::{Cuda, blocks, width};
 use super::error::CudaError;
 use super::profile::bit_bytes;
@@ -159,6 +160,16 @@ pub(super) fn countable([rows, streams, neurons, fan_in]: [u32; 4], block: u32) 
         && product(block.into(), fan_in)
 }
 
+impl OnCuda for Spike {
+    #[inline(never)]
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        if let Some(modules) = cuda.modules(&[Op::Spike(self)]) {
+            return cuda.run_modules(&modules).map(drop);
+        }
+        cuda.spike(&self, None)
+    }
+}
+
 impl Cuda {
     /// What the kernels take but for how thread blocks share the work: neurons that compete come together.
     pub(super) fn spike_arguments(&mut self, o: &Spike) -> Result<SpikeArgs, OperationError> {
@@ -199,14 +210,6 @@ impl Cuda {
             rate: o.cell.rate,
             homeostasis: o.cell.homeostasis,
         })
-    }
-
-    #[inline(never)]
-    pub(super) fn run_spike(&mut self, o: Spike) -> Result<(), OperationError> {
-        if let Some(modules) = self.modules(&[Op::Spike(o)]) {
-            return self.run_modules(&modules).map(drop);
-        }
-        self.spike(&o, None)
     }
 
     /// Queues a module's step, which may have links to those of the tokens before and behind.

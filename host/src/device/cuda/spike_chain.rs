@@ -14,6 +14,7 @@ use capful_core::device::{Op, OperationError};
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Spike, Taps};
 
+use super::OnCuda;
 use super::device::Cuda;
 use super::profile::ChainRoom;
 use super::spike::{Links, wide};
@@ -78,7 +79,7 @@ impl Cuda {
 
     /// Queues a chain, and says how many operations it does.
     pub(super) fn run_chain(&mut self, chain: &Chain) -> Result<usize, OperationError> {
-        self.run_taps(chain.taps)?;
+        OnCuda::run(chain.taps, self)?;
         let mut places = Vec::with_capacity(chain.at_first.len());
         let mut end = 0;
         for (o, summed) in chain.at_first.iter().zip(chain.summed(self.shared)) {

@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::SpikeGrad;
 
+use super::OnCuda;
 use super::device::{Cuda, blocks, width};
 
 /// Mirrors SpikeGradArgs.
@@ -29,41 +30,41 @@ struct SpikeGradArgs {
     filter: f32,
 }
 
-impl Cuda {
+impl OnCuda for SpikeGrad {
     #[inline(never)]
-    pub(super) fn run_spike_grad(&mut self, o: SpikeGrad) -> Result<(), OperationError> {
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
         const NAME: &str = "spike_grad";
-        let types = self.pair(NAME, o.slope.dtype, o.signals_grad.dtype)?;
-        self.exact(NAME, [Some(o.keep), o.fatigue_grad, o.spikes_grad].into_iter().flatten())?;
-        let [_, tokens, neurons, streams] = o.slope.shape;
+        let types = cuda.pair(NAME, self.slope.dtype, self.signals_grad.dtype)?;
+        cuda.exact(NAME, [Some(self.keep), self.fatigue_grad, self.spikes_grad].into_iter().flatten())?;
+        let [_, tokens, neurons, streams] = self.slope.shape;
         let (signals_grad, slope, keep) =
-            (self.address(o.signals_grad)?, self.address(o.slope)?, self.address(o.keep)?);
-        let fatigue_grad = self.address_or_null(o.fatigue_grad)?;
-        let spikes_grad = self.address_or_null(o.spikes_grad)?;
-        let width = width(o.slope.dtype, streams.into(), &[signals_grad, slope, keep, fatigue_grad, spikes_grad]);
+            (cuda.address(self.signals_grad)?, cuda.address(self.slope)?, cuda.address(self.keep)?);
+        let fatigue_grad = cuda.address_or_null(self.fatigue_grad)?;
+        let spikes_grad = cuda.address_or_null(self.spikes_grad)?;
+        let width = width(self.slope.dtype, streams.into(), &[signals_grad, slope, keep, fatigue_grad, spikes_grad]);
         let arguments = SpikeGradArgs {
             signals_grad,
             slope,
             keep,
             fatigue_grad,
             spikes_grad,
-            rows: o.signals_grad.shape[2],
+            rows: self.signals_grad.shape[2],
             neurons,
             streams,
             tokens,
-            earliest: o.first,
-            last: o.first + o.count - 1,
-            first: o.outputs.first,
-            count: o.outputs.count,
+            earliest: self.first,
+            last: self.first + self.count - 1,
+            first: self.outputs.first,
+            count: self.outputs.count,
             wide: (width > 1).into(),
-            leak: o.cell.leak,
-            tiring: o.cell.fatigue,
-            adaptation: o.cell.adaptation,
-            filter: o.cell.filter,
+            leak: self.cell.leak,
+            tiring: self.cell.fatigue,
+            adaptation: self.cell.adaptation,
+            filter: self.cell.filter,
         };
         let grid = |rows: u32, width: u32| [blocks(u64::from(rows) * u64::from(streams / width), 256), 1, 1];
-        let filter = format!("spike_grad_filter_{}", o.signals_grad.dtype.name());
-        self.launch(NAME, &filter, grid(o.outputs.count, 1), 256, &arguments)?;
-        self.launch(NAME, &format!("spike_grad_{types}"), grid(neurons, width), 256, &arguments)
+        let filter = format!("spike_grad_filter_{}", self.signals_grad.dtype.name());
+        cuda.launch(NAME, &filter, grid(self.outputs.count, 1), 256, &arguments)?;
+        cuda.launch(NAME, &format!("spike_grad_{types}"), grid(neurons, width), 256, &arguments)
     }
 }

@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::{Region, Sections};
 use capful_core::ops::{PieceNorms, SquaredNorm, SumNorms};
 
+use super::OnCuda;
 use super::device::{Cuda, blocks};
 
 /// Mirrors SquaredNormArgs.
@@ -42,38 +43,44 @@ fn pieces(gradient: Region) -> u32 {
     blocks(gradient.elements(), SquaredNorm::PIECE as u32)
 }
 
-impl Cuda {
+impl OnCuda for SquaredNorm {
     #[inline(never)]
-    pub(super) fn run_squared_norm(&mut self, o: SquaredNorm) -> Result<(), OperationError> {
-        let partial = self.scratch_at(0, 4 * u64::from(pieces(o.gradient)))?;
-        self.sum_pieces(o.gradient, partial)?;
-        let results = self.address(o.results)?;
-        let arguments = SquaredNormArgs { partial, results, pieces: pieces(o.gradient), ..SquaredNormArgs::NONE };
-        self.launch("squared_norm", "squared_norm_finish", [1, 1, 1], 256, &arguments)
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let partial = cuda.scratch_at(0, 4 * u64::from(pieces(self.gradient)))?;
+        cuda.sum_pieces(self.gradient, partial)?;
+        let results = cuda.address(self.results)?;
+        let arguments = SquaredNormArgs { partial, results, pieces: pieces(self.gradient), ..SquaredNormArgs::NONE };
+        cuda.launch("squared_norm", "squared_norm_finish", [1, 1, 1], 256, &arguments)
     }
+}
 
+impl OnCuda for PieceNorms {
     #[inline(never)]
-    pub(super) fn run_piece_norms(&mut self, o: PieceNorms) -> Result<(), OperationError> {
-        let partial = self.address(o.norms)?;
-        self.sum_pieces(o.gradient, partial)
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let partial = cuda.address(self.norms)?;
+        cuda.sum_pieces(self.gradient, partial)
     }
+}
 
+impl OnCuda for SumNorms {
     #[inline(never)]
-    pub(super) fn run_sum_norms(&mut self, o: SumNorms) -> Result<(), OperationError> {
-        let (norms, results) = (self.address(o.norms)?, self.address(o.results)?);
-        let shares = o.sections.map(|pieces| pieces.div_ceil(o.norms.rows()));
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let (norms, results) = (cuda.address(self.norms)?, cuda.address(self.results)?);
+        let shares = self.sections.map(|pieces| pieces.div_ceil(self.norms.rows()));
         let each = |Sections { before, layer, behind, .. }| [before, layer, behind];
         let arguments = SumNormsArgs {
             norms,
             results,
-            pieces: each(o.sections),
-            layers: o.sections.layers,
+            pieces: each(self.sections),
+            layers: self.sections.layers,
             shares: each(shares),
-            each: o.norms.columns(),
+            each: self.norms.columns(),
         };
-        self.launch("squared_norm", "sum_norms", [1, 1, 1], 256, &arguments)
+        cuda.launch("squared_norm", "sum_norms", [1, 1, 1], 256, &arguments)
     }
+}
 
+impl Cuda {
     /// The squared norm of each piece.
     fn sum_pieces(&mut self, gradient: Region, partial: u64) -> Result<(), OperationError> {
         let (pieces, count) = (pieces(gradient), gradient.elements());

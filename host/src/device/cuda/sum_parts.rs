@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::SumParts;
 
+use super::OnCuda;
 use super::device::{Cuda, blocks, threads, width};
 
 /// Mirrors SumPartsArgs.
@@ -19,13 +20,13 @@ struct SumPartsArgs {
     wide: u32,
 }
 
-impl Cuda {
+impl OnCuda for SumParts {
     #[inline(never)]
-    pub(super) fn run_sum_parts(&mut self, o: SumParts) -> Result<(), OperationError> {
-        let (parts, sum, [n, count, stride]) = (self.address(o.parts)?, self.address(o.sum)?, o.sizes());
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let (parts, sum, [n, count, stride]) = (cuda.address(self.parts)?, cuda.address(self.sum)?, self.sizes());
         let width = width(Dtype::F32, stride, &[parts, sum]);
         let wide = (width > 1).into();
-        let arguments = SumPartsArgs { parts, sum, count, stride, n: n as u32, adds: o.adds.into(), wide };
-        self.launch("sum_parts", "sum_parts", [blocks(threads(count, width), 256), 1, 1], 256, &arguments)
+        let arguments = SumPartsArgs { parts, sum, count, stride, n: n as u32, adds: self.adds.into(), wide };
+        cuda.launch("sum_parts", "sum_parts", [blocks(threads(count, width), 256), 1, 1], 256, &arguments)
     }
 }

@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Quantised, SwiGlu, SwiGluGrad, TransposedCopies};
 
+use super::OnCuda;
 use super::device::{Cuda, blocks, width};
 use super::error::CudaError;
 use super::quantise::{CopyArgs, RUN, TILE};
@@ -47,20 +48,20 @@ impl Cuda {
     }
 }
 
-impl Cuda {
+impl OnCuda for SwiGlu {
     #[inline(never)]
-    pub(super) fn run_swiglu(&mut self, o: SwiGlu) -> Result<(), OperationError> {
-        self.swiglu("swiglu", [o.gate_up, o.out], [None, o.kept], (o.copy, Dtype::E4m3))
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.swiglu("swiglu", [self.gate_up, self.out], [None, self.kept], (self.copy, Dtype::E4m3))
     }
 }
 
-impl Cuda {
+impl OnCuda for SwiGluGrad {
     #[inline(never)]
-    pub(super) fn run_swiglu_grad(&mut self, o: SwiGluGrad) -> Result<(), OperationError> {
-        if let Some(transposed) = o.transposed {
-            return self.swiglu_copies(&o, transposed);
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        if let Some(transposed) = self.transposed {
+            return cuda.swiglu_copies(&self, transposed);
         }
-        self.swiglu("swiglu_grad", [o.gate_up, o.out_grad], [o.out, o.kept], (o.copy, Dtype::E5m2))
+        cuda.swiglu("swiglu_grad", [self.gate_up, self.out_grad], [self.out, self.kept], (self.copy, Dtype::E5m2))
     }
 }
 

@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::SynapseGrad;
 
+use super::OnCuda;
 use super::device::{Cuda, width};
 use super::profile::bit_bytes;
 use super::streams::tile;
@@ -35,28 +36,28 @@ struct SynapseGradArgs {
 const TOKENS: usize = 4;
 const TENSOR_TOKENS: usize = 8;
 
-impl Cuda {
+impl OnCuda for SynapseGrad {
     #[inline(never)]
-    pub(super) fn run_synapse_grad(&mut self, o: SynapseGrad) -> Result<(), OperationError> {
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
         const NAME: &str = "synapse_grad";
-        let dtype = self.dtype(NAME, [o.grad, o.signals, o.spikes])?;
-        self.exact(NAME, [o.keep, o.weight_grad])?;
-        let [_, tokens, neurons, streams] = o.grad.shape;
-        let (grad, signals, keep) = (self.address(o.grad)?, self.address(o.signals)?, self.address(o.keep)?);
+        let dtype = cuda.dtype(NAME, [self.grad, self.signals, self.spikes])?;
+        cuda.exact(NAME, [self.keep, self.weight_grad])?;
+        let [_, tokens, neurons, streams] = self.grad.shape;
+        let (grad, signals, keep) = (cuda.address(self.grad)?, cuda.address(self.signals)?, cuda.address(self.keep)?);
         let together = tile(streams);
         let width = width(dtype, streams.into(), &[grad, signals, keep]);
         let mut arguments = SynapseGradArgs {
             grad,
             signals,
-            spikes: self.address(o.spikes)?,
+            spikes: cuda.address(self.spikes)?,
             keep,
-            sources: self.address(o.sources)?,
-            weight_grad: self.address(o.weight_grad)?,
-            bits: self.scratch_at(0, bit_bytes(neurons, streams, tokens))?,
-            rows: o.signals.shape[2],
+            sources: cuda.address(self.sources)?,
+            weight_grad: cuda.address(self.weight_grad)?,
+            bits: cuda.scratch_at(0, bit_bytes(neurons, streams, tokens))?,
+            rows: self.signals.shape[2],
             neurons,
             streams,
-            fan_in: o.sources.columns(),
+            fan_in: self.sources.columns(),
             tokens,
             token: 0,
             stream: 0,
@@ -66,9 +67,9 @@ impl Cuda {
         };
         let (dtype, rows, groups) = (dtype.name(), neurons.div_ceil(8), streams.div_ceil(32));
         let grid = [rows, tokens.div_ceil(32), groups];
-        self.launch(NAME, &format!("synapse_grad_pack_{dtype}"), grid, 256, &arguments)?;
-        self.launch(NAME, &format!("synapse_grad_spikes_{dtype}"), [rows, 1, 1], 256, &arguments)?;
-        let on_tensor_cores = arguments.wide > 0 && self.tensor_cores && o.signals.dtype == Dtype::Bf16;
+        cuda.launch(NAME, &format!("synapse_grad_pack_{dtype}"), grid, 256, &arguments)?;
+        cuda.launch(NAME, &format!("synapse_grad_spikes_{dtype}"), [rows, 1, 1], 256, &arguments)?;
+        let on_tensor_cores = arguments.wide > 0 && cuda.tensor_cores && self.signals.dtype == Dtype::Bf16;
         let (module, signals, at_once) = match on_tensor_cores {
             true => ("synapse_grad_tensor", "synapse_grad_tensor".to_owned(), TENSOR_TOKENS),
             false => (NAME, format!("synapse_grad_signals_{dtype}"), TOKENS),
@@ -76,7 +77,7 @@ impl Cuda {
         for (stream, token) in (0..groups).flat_map(|g| (0..tokens).step_by(at_once).map(move |token| (32 * g, token)))
         {
             (arguments.stream, arguments.token) = (stream, token);
-            self.launch(module, &signals, [rows, 1, 1], 256, &arguments)?;
+            cuda.launch(module, &signals, [rows, 1, 1], 256, &arguments)?;
         }
         Ok(())
     }

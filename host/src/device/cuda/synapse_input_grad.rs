@@ -3,6 +3,7 @@
 use capful_core::device::OperationError;
 use capful_core::ops::{Spike, SynapseInputGrad};
 
+use super::OnCuda;
 use super::device::{Cuda, blocks, width};
 
 /// Mirrors SynapseInputGradArgs.
@@ -25,26 +26,26 @@ struct SynapseInputGradArgs {
     wide: u32,
 }
 
-impl Cuda {
+impl OnCuda for SynapseInputGrad {
     #[inline(never)]
-    pub(super) fn run_synapse_input_grad(&mut self, o: SynapseInputGrad) -> Result<(), OperationError> {
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
         const NAME: &str = "synapse_input_grad";
-        let types = self.pair(NAME, o.grad.dtype, o.signals_grad.dtype)?;
-        self.exact(NAME, [o.weights, o.keep, o.spikes_grad])?;
-        let [_, _, neurons, streams] = o.grad.shape;
-        let rows = o.signals_grad.shape[2];
-        let grad = self.address(Spike::slot(o.grad, o.token))?;
-        let keep = self.address(o.keep.slice_rows(o.token, 1))?;
-        let signals_grad = self.address(Spike::slot(o.signals_grad, o.token))?;
-        let before = o.token.checked_sub(1).map(|t| Spike::slot(o.signals_grad, t));
-        let before = self.address_or_null(before)?;
-        let spikes_grad = self.address(o.spikes_grad)?;
-        let width = width(o.grad.dtype, streams.into(), &[grad, keep, signals_grad, before, spikes_grad]);
+        let types = cuda.pair(NAME, self.grad.dtype, self.signals_grad.dtype)?;
+        cuda.exact(NAME, [self.weights, self.keep, self.spikes_grad])?;
+        let [_, _, neurons, streams] = self.grad.shape;
+        let rows = self.signals_grad.shape[2];
+        let grad = cuda.address(Spike::slot(self.grad, self.token))?;
+        let keep = cuda.address(self.keep.slice_rows(self.token, 1))?;
+        let signals_grad = cuda.address(Spike::slot(self.signals_grad, self.token))?;
+        let before = self.token.checked_sub(1).map(|t| Spike::slot(self.signals_grad, t));
+        let before = cuda.address_or_null(before)?;
+        let spikes_grad = cuda.address(self.spikes_grad)?;
+        let width = width(self.grad.dtype, streams.into(), &[grad, keep, signals_grad, before, spikes_grad]);
         let arguments = SynapseInputGradArgs {
             grad,
-            weights: self.address(o.weights)?,
-            starts: self.address(o.starts)?,
-            synapses: self.address(o.synapses)?,
+            weights: cuda.address(self.weights)?,
+            starts: cuda.address(self.starts)?,
+            synapses: cuda.address(self.synapses)?,
             keep,
             signals_grad,
             before,
@@ -52,11 +53,11 @@ impl Cuda {
             rows,
             neurons,
             streams,
-            fan_in: o.weights.columns(),
+            fan_in: self.weights.columns(),
             vectors: streams / width,
             wide: (width > 1).into(),
         };
         let threads = u64::from(2 * rows + neurons) * u64::from(streams / width);
-        self.launch(NAME, &format!("{NAME}_{types}"), [blocks(threads, 256), 1, 1], 256, &arguments)
+        cuda.launch(NAME, &format!("{NAME}_{types}"), [blocks(threads, 256), 1, 1], 256, &arguments)
     }
 }

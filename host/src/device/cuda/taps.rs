@@ -4,6 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::{Taps, TapsGrad};
 
+use super::OnCuda;
 use super::device::Cuda;
 use super::streams::{tile, tiles};
 
@@ -54,16 +55,21 @@ impl Cuda {
     }
 }
 
-impl Cuda {
+impl OnCuda for Taps {
     #[inline(never)]
-    pub(super) fn run_taps(&mut self, o: Taps) -> Result<(), OperationError> {
-        self.taps("taps", [o.x, o.offsets, o.signals], Some(o.keep), (o.taps, o.fresh, false))
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.taps("taps", [self.x, self.offsets, self.signals], Some(self.keep), (self.taps, self.fresh, false))
     }
 }
 
-impl Cuda {
+impl OnCuda for TapsGrad {
     #[inline(never)]
-    pub(super) fn run_taps_grad(&mut self, o: TapsGrad) -> Result<(), OperationError> {
-        self.taps("taps_grad", [o.x_grad, o.offsets, o.signals_grad], None, (o.taps, o.fresh, o.accumulate))
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.taps(
+            "taps_grad",
+            [self.x_grad, self.offsets, self.signals_grad],
+            None,
+            (self.taps, self.fresh, self.accumulate),
+        )
     }
 }

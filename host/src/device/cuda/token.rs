@@ -4,6 +4,7 @@ use capful_core::device::{Access, Device as _, Op, OperationError};
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{CachedAttention, Embed, Linear, MostLikely, Norm, NormKind, SwiGlu};
 
+use super::OnCuda;
 use super::cached_attention::{CachedAttentionArgs, LARGEST_SIZE};
 use super::device::{Cuda, width};
 use super::error::CudaError;
@@ -324,17 +325,19 @@ impl<'a> Launch<'a> {
     }
 }
 
-impl Cuda {
+impl OnCuda for CachedAttention {
     #[inline(never)]
-    pub(super) fn run_cached_attention(&mut self, o: CachedAttention) -> Result<(), OperationError> {
-        let op = Op::CachedAttention(o);
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let op = Op::CachedAttention(self);
         if kept(&op).is_none() {
             let why = "its queries, cache and result are of different types, or a head is larger than 256";
-            return Err(self.fail(CudaError::Unsupported { operation: "cached_attention", why }));
+            return Err(cuda.fail(CudaError::Unsupported { operation: "cached_attention", why }));
         }
-        self.token(&Launch { ops: &[op], choice: None, tokens: 1 }).map(drop)
+        cuda.token(&Launch { ops: &[op], choice: None, tokens: 1 }).map(drop)
     }
+}
 
+impl Cuda {
     /// Queues a launch, and says how many operations it does.
     pub(super) fn token(&mut self, launch: &Launch<'_>) -> Result<usize, OperationError> {
         let (mut steps, mut counters, mut heads, mut dtype) = (Steps::default(), 1, 0, Dtype::F32);

@@ -6,7 +6,7 @@ use capful_core::ops::{Epilogue, Gelu, Heads, Linear, LinearGrad, Rotary, Rotate
 use capful_core::random::Random;
 
 use super::bench::{encode, open};
-use crate::device::cuda::Cuda;
+use crate::device::cuda::{Cuda, OnCuda};
 
 /// Regions laid one behind the other.
 struct Laid(u64);
@@ -65,8 +65,8 @@ fn a_gelu_is_made_again_in_the_pass_of_its_gradient() {
         let regions = [before, x, x_grad, weight, out_grad, weight_grad, sums[0], sums[1]];
         let mut cuda = open(laid.0, scratch, 0);
         let apart = left(&mut cuda, &regions, |cuda| {
-            cuda.run_gelu(Gelu { x: before, out: x }).expect("a GELU");
-            cuda.run_linear_grad(grad).expect("gradients");
+            OnCuda::run(Gelu { x: before, out: x }, cuda).expect("a GELU");
+            OnCuda::run(grad, cuda).expect("gradients");
         });
         let together = left(&mut cuda, &regions, |cuda| {
             (0..ops.len()).for_each(|at| cuda.run_at(&ops, at).expect("both"));
@@ -98,8 +98,8 @@ fn queries_and_keys_are_turned_where_they_are_made() {
         let regions = [x, weight, bias, out, other, table];
         let mut cuda = open(laid.0, scratch, 0);
         let apart = left(&mut cuda, &regions, |cuda| {
-            cuda.run_linear(linear).expect("a product");
-            cuda.run_rotate(rotate).expect("a rotation");
+            OnCuda::run(linear, cuda).expect("a product");
+            OnCuda::run(rotate, cuda).expect("a rotation");
         });
         let ops = [Op::from(linear), Op::from(rotate)];
         let together = left(&mut cuda, &regions, |cuda| {

@@ -11,7 +11,7 @@ use capful_core::ops::{
 use capful_core::random::Random;
 
 use super::bench::{Bench, Lay, SETTINGS, open_with, replay};
-use crate::device::cuda::{Precision, Products};
+use crate::device::cuda::{OnCuda, Precision, Products};
 
 const STREAMS: [u32; 5] = [1, 3, 8, 32, 40];
 
@@ -100,7 +100,7 @@ fn regions_are_carried_also_in_a_graph() {
     let operation = Carry { from: region(0), to: region(256) };
     for value in [1u8, 2] {
         cuda.write(operation.from, &[value; 12]).expect("the GPU takes it");
-        replay(&mut cuda, 5, |c| c.run_carry(operation)).expect("it is recorded");
+        replay(&mut cuda, 5, |c| OnCuda::run(operation, c)).expect("it is recorded");
         let mut found = [0; 12];
         cuda.read(operation.to, &mut found).expect("the GPU gives it back");
         assert_eq!(found, [value; 12]);

@@ -5,8 +5,8 @@ use capful_core::ops::{Epilogue, Heads, Linear, LinearGrad, Rotary, RotaryScalin
 use capful_core::random::Random;
 
 use super::bench::{Bench, Lay, decode, encode, open};
-use crate::device::cuda::Precision;
 use crate::device::cuda::product::{Case, Product};
+use crate::device::cuda::{OnCuda, Precision};
 
 fn sizes() -> Vec<[u32; 3]> {
     let random = Random::new(9, 3);
@@ -149,7 +149,7 @@ fn a_gelu_apart_from_its_product_gives_the_same() {
             Linear { epilogue: Epilogue::Gelu(l.poison([1, 1, 21, 33])), ..Linear::new(x, weight, None, out) }
         };
         bench.agree_by(precision, tolerance, &forward, &|cuda, o| {
-            cuda.run_linear(Linear { epilogue: Epilogue::Store, ..o })?;
+            OnCuda::run(Linear { epilogue: Epilogue::Store, ..o }, cuda)?;
             let product = Product::new("linear", Case::Nt, o.x, o.weight, o.out);
             cuda.epilogue(&Product { activated: o.epilogue.activated(), ..product })
         });
@@ -167,7 +167,7 @@ fn a_gelu_apart_from_its_product_gives_the_same() {
             quantised: None,
         };
         bench.agree_by(precision, tolerance, &backward, &|cuda, o| {
-            cuda.run_linear_grad(LinearGrad { before_gelu: None, ..o })?;
+            OnCuda::run(LinearGrad { before_gelu: None, ..o }, cuda)?;
             let product = Product::new("linear_grad", Case::Nn, o.out_grad, o.weight, o.x_grad.expect("an input's"));
             cuda.epilogue(&Product { before_gelu: o.before_gelu, ..product })
         });
@@ -194,7 +194,7 @@ fn warpgroups_multiply_with_a_bias_and_a_gelu() {
                 let (bias, activated) = (o.bias, o.epilogue.activated());
                 let p = Product { bias, activated, ..Product::new("linear", Case::Nt, o.x, o.weight, o.out) };
                 assert_eq!(cuda.multiplies(&p)?, cuda.warpgroups);
-                cuda.run_linear(o)
+                OnCuda::run(o, cuda)
             });
         }
     }
@@ -261,7 +261,7 @@ fn warpgroups_multiply_behind_a_gelu_and_sum_columns() {
                 let x_grad = o.x_grad.expect("an input's");
                 let p = Product::new("linear_grad", Case::Nn, o.out_grad, o.weight, x_grad);
                 assert_eq!(cuda.multiplies(&p)?, cuda.warpgroups);
-                cuda.run_linear_grad(o)
+                OnCuda::run(o, cuda)
             });
         }
     }

@@ -1,0 +1,25 @@
+//! What this device computes as it is defined, in core's own loops: choosing a token takes no time, and no precision of
+//! this device has tensors in 8 bits.
+
+use capful_core::device::{Operation as _, OperationError};
+use capful_core::memory::Arena;
+use capful_core::ops::{MaxParts, MostLikely, Quantise, Rescale, Sample};
+
+use super::{Cpu, OnCpu};
+
+macro_rules! by_reference {
+    ($($name:ident),*) => {
+        $(impl OnCpu for $name {
+            #[inline(never)]
+            fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+                self.reference(&mut Arena::new(cpu.memory.words()))
+            }
+        })*
+
+        /// Their names: to compare them with the reference would say nothing.
+        #[cfg(test)]
+        pub(super) const BY_REFERENCE: &[&str] = &[$($name::NAME),*];
+    };
+}
+
+by_reference!(MaxParts, MostLikely, Quantise, Rescale, Sample);
