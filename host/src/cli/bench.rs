@@ -24,19 +24,19 @@ pub struct Bench {
     #[command(flatten)]
     flags: RunFlags,
     /// Steps before the timed ones
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = crate::config::count::<u64>)]
+    #[arg(long, help_heading = "Training", value_name = "N", default_value_t = 2, value_parser = crate::config::count::<u64>)]
     warm: u64,
     /// The stage of the curriculum to time, counted from 1; the last if not given
-    #[arg(long, value_name = "N")]
+    #[arg(long, help_heading = "Training", value_name = "N")]
     stage: Option<usize>,
     /// The time of each operation as the step runs it, with bytes, arithmetic and the roofline beside it
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     profile: bool,
     /// Write a step's operations as trace events, for Perfetto (ui.perfetto.dev) or Chrome
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "Output", value_name = "FILE")]
     trace: Option<PathBuf>,
     /// JSON on standard output
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
@@ -51,23 +51,22 @@ impl Bench {
                 timed.max(self.warm)
             )));
         }
-        let mut config = settle(written)?;
+        let (mut config, machine) = settle(written)?;
         if let Some(number) = self.stage.or(Some(config.stage.len()).filter(|&n| n > 0)) {
             config = config.only(number)?;
         }
         let profile = AnyProfile::of(&config)?;
-        self.time(&config, &profile, timed)
+        self.time(&config, &machine, &profile, timed)
     }
 
-    fn time(self, config: &Config, profile: &AnyProfile, timed: u64) -> Result<(), Failure> {
+    fn time(self, config: &Config, machine: &Machine, profile: &AnyProfile, timed: u64) -> Result<(), Failure> {
         let trace = self
             .trace
             .as_deref()
             .map(|path| TraceFile::create(path).map_err(|e| request(format!("--trace {}: {e}", path.display()))));
         let trace = trace.transpose()?;
-        let machine = Machine::of(config)?;
-        let (plan, laid) = Plan::new(config, &machine)?;
-        plan.require_fit(config, &machine)?;
+        let (plan, laid) = Plan::new(config, machine)?;
+        plan.require_fit(config, machine)?;
         profile.require()?;
         let mut session = Session::start_training(laid, profile, config, &[], None)?;
         within_budget(config, &plan, &mut session)?;

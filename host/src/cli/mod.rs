@@ -9,7 +9,6 @@ mod doctor;
 mod eval;
 mod export;
 mod generate;
-mod help;
 mod import;
 mod logits;
 mod opened;
@@ -44,7 +43,7 @@ use self::shown::shown;
 use crate::config::{Config, ConfigError, RawConfig};
 use crate::device::DeviceError;
 use crate::name;
-use crate::plan::Plan;
+use crate::plan::{Machine, Plan, Settled};
 use crate::regular;
 use crate::run::Session;
 use crate::run::directory::DirectoryError;
@@ -192,14 +191,14 @@ impl RunFlags {
     }
 }
 
-/// Decides everything that was written, and says what the budget decided.
-fn settle(written: RawConfig) -> Result<Config, ConfigError> {
+/// Decides everything that was written, for the machine that it gives too, and says what the budget decided.
+fn settle(written: RawConfig) -> Result<(Config, Machine), ConfigError> {
     let origin = written.init_from.as_deref().map(|dir| Origin::of(dir.as_ref())).transpose()?;
     let written = match &origin {
         Some(origin) => origin.overlaid(written)?,
         None => written,
     };
-    let (config, line) = Plan::settle(written)?;
+    let Settled { config, machine, line } = Plan::settle(written)?;
     if let Some(origin) = origin {
         origin.require(&config)?;
         origin.tokenizer(config.vocab_size())?;
@@ -207,7 +206,7 @@ fn settle(written: RawConfig) -> Result<Config, ConfigError> {
     if let Some(line) = line {
         tell!("{line}");
     }
-    Ok(config)
+    Ok((config, machine))
 }
 
 /// A flag that a signal raises; the second signal ends the program at once.
@@ -239,7 +238,7 @@ fn command() -> clap::Command {
     };
     let spelled = |command: clap::Command| command.mut_args(help);
     let named = Arguments::command().name(name::called()).bin_name(name::called());
-    help::grouped(named).mut_subcommands(spelled)
+    named.mut_subcommands(spelled)
 }
 
 /// Whether this program was told to survive its terminal, as by nohup. Where the system does not say, it is taken so.
@@ -332,11 +331,23 @@ fn end(failure: &Failure) -> ExitCode {
     ExitCode::from(failure.status())
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn every_flag_of_a_run_is_in_a_group() {
+        for name in ["train", "plan", "bench"] {
+            let command = Arguments::command();
+            for arg in command.find_subcommand(name).unwrap().get_arguments() {
+                let id = arg.get_id().as_str();
+                assert_eq!(arg.get_help_heading().is_some(), !["help", "config"].contains(&id), "{name} --{id}");
+            }
+        }
+    }
+
+    #[test]
+    #[cfg(unix)]
     fn the_kernel_s_mask_says_what_is_ignored() {
         let status = |mask: &str| format!("Name:\thost\nSigBlk:\t0000000000000000\nSigIgn:\t{mask}\nSigCgt:\tff\n");
         for (mask, signal, ignored) in

@@ -7,7 +7,7 @@ use super::output::{fitting, say};
 use super::{Failure, RunFlags, settle, work};
 use crate::config::{RawConfig, Weights};
 use crate::format::firmware::{self, Chip};
-use crate::plan::{Decoding, Link, Machine, Plan as Planned, Row, Scale, listing, recompute};
+use crate::plan::{Decoding, Link, Plan as Planned, Row, Scale, listing, recompute};
 use crate::run::directory;
 
 /// Flags of `host plan`.
@@ -17,36 +17,36 @@ pub struct Plan {
     flags: RunFlags,
     /// seq-len: the largest batch that fits for each length, at each level of recomputation; ranks: what 1 to 1,024 ranks
     /// need and how long a step takes them over each link, where each forms --accumulate micro-batches
-    #[arg(long, value_name = "seq-len|ranks")]
+    #[arg(long, help_heading = "Memory", value_name = "seq-len|ranks")]
     sweep: Option<Sweep>,
     /// Every operation of the run's programs with its operands, bytes, floating-point operations and roofline time
-    #[arg(long, conflicts_with = "sweep")]
+    #[arg(long, help_heading = "Output", conflicts_with = "sweep")]
     program: bool,
     /// Every region of memory, every stage and every line outside the arena, before the summary; and what each
     /// activation that --recompute can name saves and costs
-    #[arg(long, conflicts_with_all = ["sweep", "program"])]
+    #[arg(long, help_heading = "Output", conflicts_with_all = ["sweep", "program"])]
     regions: bool,
     /// What generating alone would need instead of the run: every region of its weights, in this type, and of its arena
-    #[arg(long, value_enum, value_name = "TYPE", conflicts_with_all = ["sweep", "program", "regions"])]
+    #[arg(long, help_heading = "Model", value_enum, value_name = "TYPE", conflicts_with_all = ["sweep", "program", "regions"])]
     weights: Option<Weights>,
     /// What a microcontroller's flash and RAM would hold of the model instead: FLASH/RAM such as 1MiB/192KiB, or
     /// stm32f407, stm32h743, rp2350, nrf52840 or esp32s3
-    #[arg(long, value_name = "CHIP", conflicts_with_all = ["sweep", "program", "regions"])]
+    #[arg(long, help_heading = "Model", value_name = "CHIP", conflicts_with_all = ["sweep", "program", "regions"])]
     chip: Option<Chip>,
     /// --chip: the model and the vocabulary of this run, or of one of its checkpoints
-    #[arg(long, value_name = "DIR", requires = "chip", conflicts_with_all = ["preset", "config", "set", "tokenizer"])]
+    #[arg(long, help_heading = "Model", value_name = "DIR", requires = "chip", conflicts_with_all = ["preset", "config", "set", "tokenizer"])]
     run: Option<PathBuf>,
     /// --chip: positions that the decoder keeps; all that the model has if not given
-    #[arg(long, value_name = "N", requires = "chip")]
+    #[arg(long, help_heading = "Model", value_name = "N", requires = "chip")]
     context: Option<u32>,
     /// As one of so many ranks: processes that share the run
-    #[arg(long, value_name = "N", conflicts_with = "chip", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, help_heading = "Device", value_name = "N", conflicts_with = "chip", value_parser = clap::value_parser!(u32).range(1..=65536))]
     ranks: Option<u32>,
     /// What connects the ranks: nvlink, pcie or 100gbe; the time of what they send is then in the estimates
-    #[arg(long, value_name = "LINK", conflicts_with = "chip")]
+    #[arg(long, help_heading = "Device", value_name = "LINK", conflicts_with = "chip")]
     link: Option<Link>,
     /// JSON on standard output
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
@@ -63,7 +63,7 @@ impl Plan {
             return self.on_chip(chip);
         }
         let written = self.flags.written()?;
-        let config = settle(RawConfig { ranks: self.ranks, link: self.link, ..written })?;
+        let (config, machine) = settle(RawConfig { ranks: self.ranks, link: self.link, ..written })?;
         if let Some(weights) = self.weights {
             let decoding = Decoding::of(&config.in_integers(weights.integer())?)?;
             return match self.json {
@@ -71,7 +71,6 @@ impl Plan {
                 false => say!("{}", decoding.table().trim_end()),
             };
         }
-        let machine = Machine::of(&config)?;
         if let Some(Sweep::Ranks) = self.sweep {
             let rows = Planned::scales(&config, &machine)?;
             return match self.json {
@@ -129,7 +128,7 @@ impl Plan {
     fn on_chip(&self, chip: &Chip) -> Result<(), Failure> {
         let config = match &self.run {
             Some(dir) => directory::read_config(dir)?,
-            None => settle(self.flags.written()?)?,
+            None => settle(self.flags.written()?)?.0,
         };
         let weights = self.weights.unwrap_or(Weights::F32);
         let planned = firmware::on_chip(chip, &config, self.run.as_deref(), weights, self.context)?;

@@ -41,19 +41,19 @@ pub struct Train {
     #[command(flatten)]
     flags: RunFlags,
     /// The run's directory; without it a new one, runs/PRESET-NNN
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, help_heading = "Output", value_name = "DIR")]
     out: Option<PathBuf>,
     /// Continues the run in --out with its saved configuration, or begins it where nothing was saved yet
-    #[arg(long, requires = "out")]
+    #[arg(long, help_heading = "Output", requires = "out")]
     resume: bool,
     /// Uses the GPU's algorithms of another run, its plan.json: then the same run gives the same bits
-    #[arg(long, value_name = "FILE", conflicts_with = "resume")]
+    #[arg(long, help_heading = "Device", value_name = "FILE", conflicts_with = "resume")]
     algorithms: Option<PathBuf>,
     /// Every region of memory, every stage and every line outside the arena, before the summary
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     regions: bool,
     /// JSON on standard output: a line a logged step and evaluation, and a last one
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
@@ -109,8 +109,8 @@ impl Train {
                 let steps = written.steps.filter(|_| written.epochs.is_some());
                 let length = written.steps.is_some() || written.epochs.is_some();
                 let decided = Decided { warmup: written.warmup.is_some(), vocabulary, length, steps };
-                let config = team.agree(settle(written).map_err(Failure::from), &[])?;
-                self.begin(team, config, decided, None)
+                let (config, machine) = team.agree(settle(written).map_err(Failure::from), &[])?;
+                self.begin(team, config, machine, decided, None)
             }
         }
     }
@@ -140,12 +140,14 @@ impl Train {
             let from = checkpoint::last(dir).map_err(request)?;
             let named = |e| request(format_args!("{}: {e}", dir.display()));
             let began = moved::follow(&mut saved, &written, from.as_deref()).map_err(named)?;
-            Ok((saved.resumed(written).map_err(named)?, from, began))
+            let (config, found) = saved.resumed_with_found(written).map_err(named)?;
+            let machine = Machine::with(&config, found)?;
+            Ok((config, machine, from, began))
         };
-        let (mut config, from, began) = team.agree(read(), &[])?;
+        let (mut config, machine, from, began) = team.agree(read(), &[])?;
         let Some(from) = from else {
             let decided = Decided { warmup: true, vocabulary: true, length: true, steps: None };
-            return self.begin(team, config, decided, Some(claimed));
+            return self.begin(team, config, machine, decided, Some(claimed));
         };
         // What is no file is refused where the run goes on with it.
         let lines = match regular::require(&dir.join(metrics::LINES)) {
@@ -183,12 +185,19 @@ impl Train {
         let counted = count_epochs(&mut config, &corpus, true).and_then(|()| require_ahead(&config, dir, step));
         team.agree(counted, &[])?;
         let begun = Begun { resume: Some(&from), instead_of: None };
-        start(team, config, &corpus, dir, begun, &algorithms, self.shown(team))
+        start(team, (config, machine), &corpus, dir, begun, &algorithms, self.shown(team))
     }
 
     /// Begins the run of `config`, of which something was `decided`. Where the run was begun before, its directory is
     /// claimed already.
-    fn begin(self, team: &Team, mut config: Config, decided: Decided, claimed: Option<Claimed>) -> Result<(), Failure> {
+    fn begin(
+        self,
+        team: &Team,
+        mut config: Config,
+        machine: Machine,
+        decided: Decided,
+        claimed: Option<Claimed>,
+    ) -> Result<(), Failure> {
         let shown = self.shown(team);
         let Train { out, algorithms, json, .. } = self;
         // Refused before a GPU is asked for and the data is read, where that can be known.
@@ -196,7 +205,6 @@ impl Train {
             if let Some(dir) = &config.init_from {
                 Origin::of(dir.as_ref())?.require_weights().map_err(request)?;
             }
-            let machine = Machine::of(&config)?;
             let plan = Plan::of(&config, &machine)?;
             plan.require_fit(&config, &machine)?;
             machine.require_main_memory(&config, &plan)?;
@@ -217,7 +225,7 @@ impl Train {
             }
         };
         let begun = Begun { resume: None, instead_of };
-        start(team, config, &corpus, dir, begun, &team.agree(algorithms, &[])?, shown)
+        start(team, (config, machine), &corpus, dir, begun, &team.agree(algorithms, &[])?, shown)
     }
 }
 
@@ -243,14 +251,15 @@ impl Claimed {
 
 fn start(
     team: &Team,
-    config: Config,
+    (config, machine): (Config, Machine),
     corpus: &Corpus,
     dir: &Path,
     begun: Begun<'_>,
     algorithms: &[Choice],
     shown: Shown,
 ) -> Result<(), Failure> {
-    let job = Job { team, config: &config, corpus, dir, begun, algorithms, shown };
+    // Reading the data took its time: what is free now counts.
+    let job = Job { team, config: &config, machine: machine.now(), corpus, dir, begun, algorithms, shown };
     job.run()
 }
 
@@ -267,6 +276,7 @@ struct Begun<'a> {
 struct Job<'a> {
     team: &'a Team,
     config: &'a Config,
+    machine: Machine,
     corpus: &'a Corpus,
     dir: &'a Path,
     begun: Begun<'a>,
@@ -276,9 +286,8 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn run(self) -> Result<(), Failure> {
-        let Job { team, config, corpus, dir, begun, algorithms, shown: Shown { json, regions } } = self;
+        let Job { team, config, machine, corpus, dir, begun, algorithms, shown: Shown { json, regions } } = self;
         let Begun { resume, instead_of } = begun;
-        let machine = Machine::of(config)?;
         let tokenizer = corpus.tokenizer.as_ref();
         let generation = generation::of_run(dir, config, tokenizer.eos()).map_err(Failure::from);
         let marks = team.agree(generation, &[])?.marks(tokenizer);

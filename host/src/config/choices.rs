@@ -11,9 +11,9 @@ use super::error::{ConfigError, error};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LrSchedule {
-    /// Half a cosine to a tenth.
+    /// Half a cosine to the end.
     Cosine,
-    /// A straight line to a tenth.
+    /// A straight line to the end.
     Linear,
     /// Not at all.
     Constant,
@@ -41,13 +41,6 @@ pub enum InvalidUtf8 {
     Refuse,
     /// They become U+FFFD, and are counted.
     Replace,
-}
-
-impl InvalidUtf8 {
-    /// Whether nobody asked for something else.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// Sequences of a micro-batch, as written.
@@ -121,13 +114,6 @@ pub enum Gradients {
     F32,
     /// bfloat16: sums are made in f32 and rounded as they are kept.
     Bf16,
-}
-
-impl Gradients {
-    /// Whether they are what they are where nothing is said.
-    pub(super) fn is_default(&self) -> bool {
-        *self == Gradients::F32
-    }
 }
 
 /// What the matrices of a trained model are kept in.

@@ -1,17 +1,28 @@
 //! The keys of `[model]` and `--set`: what each means, and which values it takes.
 
-use super::transformer::Bias;
+use super::neurogen::NEUROGEN;
+use super::transformer::TRANSFORMER;
 
 /// Sizes are below this: several of them together still fit a dimension.
-const SIZES: u32 = (1 << 28) - 1;
+pub(super) const SIZES: u64 = (1 << 28) - 1;
+/// The most that 32 bits hold.
+pub(super) const WORD: u64 = u32::MAX as u64;
 
 /// The values of a key.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Values {
+    /// What the key's type takes.
+    Any,
     /// Whole numbers from one to another.
-    Whole(u32, u32),
+    Whole(u64, u64),
+    /// One of these numbers.
+    OneOf(&'static [u64]),
     /// Numbers from 0 to 1.
     Share,
+    /// Numbers from 0 up to 1, without it.
+    BelowOne,
+    /// Numbers of 0 or more.
+    NotNegative,
     /// Numbers above 0.
     Positive,
     /// Any number.
@@ -35,105 +46,48 @@ pub struct Key {
     pub about: &'static str,
 }
 
-const fn key(name: &'static str, values: Values, about: &'static str) -> Key {
-    Key { name, values, about }
+/// Sizes.
+pub(super) const SIZE: Values = Values::Whole(1, SIZES);
+
+/// Makes the table of a family's model of its keys: what each means, its name, type and values.
+macro_rules! model_keys {
+    ($(#[$about:meta])+ $model:ident, $keys:ident { $( #[doc = $means:literal] $key:ident: $type:ty = $values:expr; )+ }) => {
+        $(#[$about])+
+        #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $model {
+            $( #[doc = $means] pub $key: $type, )+
+        }
+
+        /// Its keys.
+        pub(super) const $keys: &[Key] = &[
+            $( Key { name: stringify!($key), values: $values, about: $means.trim_ascii_start() }, )+
+        ];
+    };
 }
 
-const fn size(name: &'static str, about: &'static str) -> Key {
-    key(name, Values::Whole(1, SIZES), about)
-}
-
-/// The keys of a transformer.
-const TRANSFORMER: [Key; 23] = [
-    size("layers", "layers"),
-    size("d_model", "width of the residual stream"),
-    size("heads", "query heads, a divisor of d_model where head_size is 0"),
-    key("kv_heads", Values::Whole(0, SIZES), "key and value heads, a divisor of heads; 0 for as many as heads"),
-    key("head_size", Values::Whole(0, SIZES), "elements of a head; 0 for d_model / heads"),
-    size("d_ff", "width of the feed-forward"),
-    size("context", "the most positions"),
-    size("vocab_size", "token ids; the same as --vocab-size"),
-    key("rank", Values::Whole(0, SIZES), "rank of a factorised embedding; 0 for a plain one"),
-    key("tied", Values::Switch, "whether the output head shares the embedding"),
-    key("norm", Values::Word(&["layer", "rms"]), "LayerNorm or RMSNorm"),
-    key("residual", Values::Word(&["sequential", "parallel"]), "how attention and feed-forward are added"),
-    key("feed", Values::Word(&["gelu", "swiglu"]), "the feed-forward's activation"),
-    key("bias", Values::OnceSwitch(&Bias::WORDS), "which of the layers' matrices have biases"),
-    key("qk_norm", Values::Switch, "whether each query and key head is normalised"),
-    key("rotary_pct", Values::Share, "share of each head that is rotated"),
-    key("rotary_base", Values::Positive, "base of the rotary wavelengths"),
-    key("rotary_scaling", Values::Word(&["none", "linear", "llama3"]), "how rotary wavelengths are stretched"),
-    key("rotary_factor", Values::Positive, "by how much"),
-    key("rotary_low", Values::Positive, "turns in rotary_original up to which llama3 stretches by the whole factor"),
-    key("rotary_high", Values::Positive, "turns from which on llama3 does not stretch"),
-    size("rotary_original", "positions of the context before llama3 stretched it"),
-    key("norm_eps", Values::Positive, "added to the variance or mean square in norms"),
-];
-
-/// The keys of a NeuroGen.
-const NEUROGEN: [Key; 45] = [
-    size("vocab_size", "token ids; the same as --vocab-size"),
-    size("context", "the most tokens of a prompt and its continuation"),
-    size("embedding", "columns of the embedding"),
-    size("taps", "last tokens whose embeddings neurons read"),
-    key("tap_share", Values::Share, "share of a neuron's synapses that read them"),
-    size("thalamus_neurons", "neurons of the Thalamus"),
-    size("wernicke_neurons", "neurons of Wernicke's area"),
-    size("broca_neurons", "neurons of Broca's area"),
-    size("hippocampus_neurons", "neurons of the Hippocampus"),
-    size("pfc_neurons", "neurons of the prefrontal cortex"),
-    size("basal_ganglia_neurons", "neurons of the Basal Ganglia"),
-    size("thalamus_outputs", "outputs of the Thalamus"),
-    size("wernicke_outputs", "outputs of Wernicke's area"),
-    size("broca_outputs", "outputs of Broca's area: the decoder's width"),
-    size("hippocampus_outputs", "outputs of the Hippocampus"),
-    size("pfc_outputs", "outputs of the prefrontal cortex"),
-    size("basal_ganglia_outputs", "outputs of the Basal Ganglia"),
-    size("thalamus_fan_in", "synapses of a neuron of the Thalamus"),
-    size("wernicke_fan_in", "synapses of a neuron of Wernicke's area"),
-    size("broca_fan_in", "synapses of a neuron of Broca's area"),
-    size("hippocampus_fan_in", "synapses of a neuron of the Hippocampus"),
-    size("pfc_fan_in", "synapses of a neuron of the prefrontal cortex"),
-    size("basal_ganglia_fan_in", "synapses of a neuron of the Basal Ganglia"),
-    size("fan_out", "dimensions of the residual stream that an output writes to"),
-    key("skip", Values::Whole(0, SIZES), "rank of the direct path from the last token; 0 for none"),
-    key("memory", Values::Whole(0, SIZES), "key size of the associative memory; 0 for none"),
-    key("memory_decay", Values::Share, "how much of the memory stays from token to token"),
-    key("gate", Values::Switch, "whether the Basal Ganglia gate Broca's area"),
-    key("feedback", Values::Switch, "whether the prefrontal cortex feeds back"),
-    key("rule", Values::Word(&["eprop", "eprop-random", "bptt", "frozen"]), "how synapses learn"),
-    key("eligibility", Values::Word(&["factored", "full"]), "whether it includes the threshold's adaptation"),
-    key("mode", Values::Word(&["sequential", "pipelined"]), "how a token passes through the modules"),
-    key("dopamine", Values::Number, "how strongly reward scales a token's error"),
-    key("novelty", Values::Number, "how strongly novelty scales a token's error"),
-    key("leak", Values::Share, "how much of the potential stays from token to token"),
-    key("threshold", Values::Positive, "the resting threshold"),
-    key("adaptation_decay", Values::Share, "how much of a neuron's fatigue stays from token to token"),
-    key("adaptation", Values::Number, "how much fatigue raises the threshold"),
-    key("filter", Values::Share, "how much of the filtered spikes stays from token to token"),
-    key("rate", Values::Share, "target firing rate"),
-    key("homeostasis", Values::Share, "how fast it is approached, per token"),
-    size("block", "neurons that compete"),
-    size("winners", "how many of them may fire at once, at most block"),
-    key("span", Values::Whole(1, u32::MAX), "consecutive tokens that a stream reads"),
-    key("wiring_seed", Values::Whole(0, u32::MAX), "seed of the wiring"),
-];
+pub(super) use model_keys;
 
 /// The keys of the family that `[model]` calls by this name.
 pub fn keys(family: &str) -> &'static [Key] {
-    if family == "neurogen" { &NEUROGEN } else { &TRANSFORMER }
+    if family == "neurogen" { NEUROGEN } else { TRANSFORMER }
 }
 
 impl Values {
     /// What they are, for people.
     pub fn shown(&self) -> String {
         match self {
-            Values::Whole(least, most @ (SIZES | u32::MAX)) => {
+            Values::Any => "any".to_owned(),
+            Values::Whole(least, u64::MAX) => format!("at least {least}"),
+            Values::Whole(least, most @ (SIZES | WORD)) => {
                 let power = if *most == SIZES { "2^28" } else { "2^32" };
                 format!("{least} to {power} - 1")
             }
             Values::Whole(least, most) => format!("{least} to {most}"),
+            Values::OneOf(numbers) => numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
             Values::Share => "0 to 1".to_owned(),
+            Values::BelowOne => "at least 0 and below 1".to_owned(),
+            Values::NotNegative => "at least 0".to_owned(),
             Values::Positive => "above 0".to_owned(),
             Values::Number => "any number".to_owned(),
             Values::Word(words) | Values::OnceSwitch(words) => words.join(", "),
@@ -141,17 +95,31 @@ impl Values {
         }
     }
 
+    /// Whether a number is one of them.
+    pub(super) fn has(&self, x: f64) -> bool {
+        match self {
+            Values::Whole(least, most) => (*least as f64..=*most as f64).contains(&x),
+            Values::OneOf(numbers) => numbers.iter().any(|number| *number as f64 == x),
+            Values::Share => (0.0..=1.0).contains(&x),
+            Values::BelowOne => (0.0..1.0).contains(&x),
+            Values::NotNegative => x >= 0.0 && x.is_finite(),
+            Values::Positive => x > 0.0 && x.is_finite(),
+            Values::Number => x.is_finite(),
+            Values::Any | Values::Word(_) | Values::Switch | Values::OnceSwitch(_) => true,
+        }
+    }
+
     /// The value that `text` says, or nothing where it is none of these.
     pub fn parse(&self, text: &str) -> Option<toml::Value> {
-        let number = |within: fn(f64) -> bool| text.parse().ok().filter(|x: &f64| within(*x)).map(toml::Value::from);
         match self {
-            Values::Whole(least, most) => {
+            Values::Whole(..) | Values::OneOf(_) => {
                 let whole: Option<u32> = text.parse().ok();
-                whole.filter(|n| (least..=most).contains(&n)).map(|n| i64::from(n).into())
+                whole.filter(|n| self.has((*n).into())).map(|n| i64::from(n).into())
             }
-            Values::Share => number(|x| (0.0..=1.0).contains(&x)),
-            Values::Positive => number(|x| x > 0.0 && x.is_finite()),
-            Values::Number => number(f64::is_finite),
+            Values::Share | Values::BelowOne | Values::NotNegative | Values::Positive | Values::Number => {
+                text.parse().ok().filter(|x: &f64| self.has(*x)).map(toml::Value::from)
+            }
+            Values::Any => Some(text.into()),
             Values::Word(words) => words.contains(&text).then(|| text.into()),
             Values::Switch => text.parse::<bool>().ok().map(Into::into),
             Values::OnceSwitch(words) => {
@@ -164,9 +132,10 @@ impl Values {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::path::Path;
 
     use super::*;
-    use crate::config::{Config, ModelConfig, RawConfig, presets};
+    use crate::config::{Bias, Config, ModelConfig, RawConfig};
 
     fn with(preset: &str, pair: String) -> Result<Config, String> {
         let raw = RawConfig { preset: Some(preset.to_owned()), set: vec![pair], ..RawConfig::default() };
@@ -178,16 +147,17 @@ mod tests {
         toml::Table::try_from(model).unwrap()
     }
 
+    /// A module's are in one row.
     #[test]
-    fn every_key_of_a_family_is_listed_once() {
-        for preset in presets() {
-            let raw = RawConfig { preset: Some(preset.name.to_owned()), ..RawConfig::default() };
-            let model = Config::resolve(raw).unwrap().model;
-            let mut expected: BTreeSet<String> = written(&model).into_iter().map(|(key, _)| key).collect();
-            expected.remove("family");
-            let listed: Vec<_> = keys(model.name()).iter().map(|key| key.name.to_owned()).collect();
-            assert_eq!(listed.len(), expected.len(), "{}", preset.name);
-            assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), expected, "{}", preset.name);
+    fn the_page_names_every_key_of_a_model() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/configuration.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split('|').next());
+        let named: BTreeSet<&str> = rows.flat_map(|row| row.split([' ', ','])).collect();
+        for key in TRANSFORMER.iter().chain(NEUROGEN) {
+            let of_module = ["_neurons", "_outputs", "_fan_in"].iter().find(|what| key.name.ends_with(**what));
+            let name = of_module.map_or(key.name.to_owned(), |what| format!("MODULE{what}"));
+            assert!(named.contains(&*name), "{name}");
         }
     }
 
@@ -202,11 +172,11 @@ mod tests {
                 assert!(known.values.parse(&text).is_some(), "{name}: {key} = {text}");
                 with(name, format!("{key}={text}")).unwrap();
                 let outside = match known.values {
-                    Values::Whole(0, _) => "-1",
-                    Values::Whole(..) | Values::Positive => "0",
-                    Values::Share => "1.5",
+                    Values::Whole(0, _) | Values::NotNegative => "-1",
+                    Values::Whole(..) | Values::OneOf(_) | Values::Positive => "0",
+                    Values::Share | Values::BelowOne => "1.5",
                     Values::Number => "inf",
-                    Values::Word(_) | Values::OnceSwitch(_) => "nothing",
+                    Values::Any | Values::Word(_) | Values::OnceSwitch(_) => "nothing",
                     Values::Switch => "2",
                 };
                 let message = with(name, format!("{key}={outside}")).unwrap_err();

@@ -5,6 +5,8 @@ use capful_core::model::neurogen::{self, Connectome};
 use capful_core::ops::Cell;
 use serde::{Deserialize, Serialize};
 
+use super::keys::{Key, SIZE, SIZES, Values, WORD, model_keys};
+
 /// How synapses learn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Rule {
@@ -42,100 +44,100 @@ pub enum Eligibility {
     Full,
 }
 
-/// Everything about a NeuroGen's model.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NeuroGenConfig {
-    /// Token ids.
-    pub vocab_size: u32,
-    /// The most tokens of a prompt and its continuation.
-    pub context: u32,
-    /// Columns of the embedding.
-    pub embedding: u32,
-    /// Tokens that neurons see.
-    pub taps: u32,
-    /// The share of a neuron's synapses that read them.
-    pub tap_share: f32,
-    /// Neurons.
-    pub thalamus_neurons: u32,
-    /// Neurons.
-    pub wernicke_neurons: u32,
-    /// Neurons.
-    pub broca_neurons: u32,
-    /// Neurons.
-    pub hippocampus_neurons: u32,
-    /// Neurons.
-    pub pfc_neurons: u32,
-    /// Neurons.
-    pub basal_ganglia_neurons: u32,
-    /// Outputs.
-    pub thalamus_outputs: u32,
-    /// Outputs.
-    pub wernicke_outputs: u32,
-    /// Outputs: the decoder's width.
-    pub broca_outputs: u32,
-    /// Outputs.
-    pub hippocampus_outputs: u32,
-    /// Outputs.
-    pub pfc_outputs: u32,
-    /// Outputs.
-    pub basal_ganglia_outputs: u32,
-    /// Synapses of a neuron.
-    pub thalamus_fan_in: u32,
-    /// Synapses of a neuron.
-    pub wernicke_fan_in: u32,
-    /// Synapses of a neuron.
-    pub broca_fan_in: u32,
-    /// Synapses of a neuron.
-    pub hippocampus_fan_in: u32,
-    /// Synapses of a neuron.
-    pub pfc_fan_in: u32,
-    /// Synapses of a neuron.
-    pub basal_ganglia_fan_in: u32,
-    /// Dims of the residual stream that an output reaches.
-    pub fan_out: u32,
-    /// Rank of the direct path; 0 for none.
-    pub skip: u32,
-    /// Key size of the associative memory; 0 for none.
-    pub memory: u32,
-    /// λ.
-    pub memory_decay: f32,
-    /// Whether the Basal Ganglia gate Broca.
-    pub gate: bool,
-    /// Whether the prefrontal cortex feeds back.
-    pub feedback: bool,
-    /// How synapses learn.
-    pub rule: Rule,
-    /// What eligibility follows.
-    pub eligibility: Eligibility,
-    /// How a token passes through.
-    pub mode: Mode,
-    /// How much dopamine counts.
-    pub dopamine: f32,
-    /// How much novelty counts.
-    pub novelty: f32,
-    /// α.
-    pub leak: f32,
-    /// θ₀.
-    pub threshold: f32,
-    /// ρ.
-    pub adaptation_decay: f32,
-    /// β.
-    pub adaptation: f32,
-    /// κ.
-    pub filter: f32,
-    /// The firing rate to hold.
-    pub rate: f32,
-    /// How fast it is held, a token.
-    pub homeostasis: f32,
-    /// Neurons that compete.
-    pub block: u32,
-    /// How many of them fire at once.
-    pub winners: u32,
-    /// Tokens that a stream reads before it goes on elsewhere.
-    pub span: u32,
-    /// Decides the wiring.
-    pub wiring_seed: u32,
+model_keys! {
+    /// Everything about a NeuroGen's model.
+    NeuroGenConfig, NEUROGEN {
+        /// token ids; the same as --vocab-size
+        vocab_size: u32 = SIZE;
+        /// the most tokens of a prompt and its continuation
+        context: u32 = SIZE;
+        /// columns of the embedding
+        embedding: u32 = SIZE;
+        /// last tokens whose embeddings neurons read
+        taps: u32 = SIZE;
+        /// share of a neuron's synapses that read them
+        tap_share: f32 = Values::Share;
+        /// neurons of the Thalamus
+        thalamus_neurons: u32 = SIZE;
+        /// neurons of Wernicke's area
+        wernicke_neurons: u32 = SIZE;
+        /// neurons of Broca's area
+        broca_neurons: u32 = SIZE;
+        /// neurons of the Hippocampus
+        hippocampus_neurons: u32 = SIZE;
+        /// neurons of the prefrontal cortex
+        pfc_neurons: u32 = SIZE;
+        /// neurons of the Basal Ganglia
+        basal_ganglia_neurons: u32 = SIZE;
+        /// outputs of the Thalamus
+        thalamus_outputs: u32 = SIZE;
+        /// outputs of Wernicke's area
+        wernicke_outputs: u32 = SIZE;
+        /// outputs of Broca's area: the decoder's width
+        broca_outputs: u32 = SIZE;
+        /// outputs of the Hippocampus
+        hippocampus_outputs: u32 = SIZE;
+        /// outputs of the prefrontal cortex
+        pfc_outputs: u32 = SIZE;
+        /// outputs of the Basal Ganglia
+        basal_ganglia_outputs: u32 = SIZE;
+        /// synapses of a neuron of the Thalamus
+        thalamus_fan_in: u32 = SIZE;
+        /// synapses of a neuron of Wernicke's area
+        wernicke_fan_in: u32 = SIZE;
+        /// synapses of a neuron of Broca's area
+        broca_fan_in: u32 = SIZE;
+        /// synapses of a neuron of the Hippocampus
+        hippocampus_fan_in: u32 = SIZE;
+        /// synapses of a neuron of the prefrontal cortex
+        pfc_fan_in: u32 = SIZE;
+        /// synapses of a neuron of the Basal Ganglia
+        basal_ganglia_fan_in: u32 = SIZE;
+        /// dimensions of the residual stream that an output writes to
+        fan_out: u32 = SIZE;
+        /// rank of the direct path from the last token; 0 for none
+        skip: u32 = Values::Whole(0, SIZES);
+        /// key size of the associative memory; 0 for none
+        memory: u32 = Values::Whole(0, SIZES);
+        /// how much of the memory stays from token to token
+        memory_decay: f32 = Values::Share;
+        /// whether the Basal Ganglia gate Broca's area
+        gate: bool = Values::Switch;
+        /// whether the prefrontal cortex feeds back
+        feedback: bool = Values::Switch;
+        /// how synapses learn
+        rule: Rule = Values::Word(&["eprop", "eprop-random", "bptt", "frozen"]);
+        /// whether it includes the threshold's adaptation
+        eligibility: Eligibility = Values::Word(&["factored", "full"]);
+        /// how a token passes through the modules
+        mode: Mode = Values::Word(&["sequential", "pipelined"]);
+        /// how strongly reward scales a token's error
+        dopamine: f32 = Values::Number;
+        /// how strongly novelty scales a token's error
+        novelty: f32 = Values::Number;
+        /// how much of the potential stays from token to token
+        leak: f32 = Values::Share;
+        /// the resting threshold
+        threshold: f32 = Values::Positive;
+        /// how much of a neuron's fatigue stays from token to token
+        adaptation_decay: f32 = Values::Share;
+        /// how much fatigue raises the threshold
+        adaptation: f32 = Values::Number;
+        /// how much of the filtered spikes stays from token to token
+        filter: f32 = Values::Share;
+        /// target firing rate
+        rate: f32 = Values::Share;
+        /// how fast it is approached, per token
+        homeostasis: f32 = Values::Share;
+        /// neurons that compete
+        block: u32 = SIZE;
+        /// how many of them may fire at once, at most block
+        winners: u32 = SIZE;
+        /// consecutive tokens that a stream reads
+        span: u32 = Values::Whole(1, WORD);
+        /// seed of the wiring
+        wiring_seed: u32 = Values::Whole(0, WORD);
+    }
 }
 
 impl NeuroGenConfig {

@@ -6,12 +6,7 @@ use capful_core::data::Stretch;
 use capful_core::train::{Curriculum, Stage};
 
 use super::error::error;
-use super::{Config, ConfigError, Order, RawConfig};
-use crate::data::error::SourceError;
-use crate::data::files::Files;
-use crate::data::shards::{MANIFEST, Manifest};
-use crate::data::source::{Documents as _, Source, SourceOptions};
-use crate::data::tokenizer;
+use super::{Config, ConfigError, FoundSource, Order, RawConfig, is_path};
 use crate::run::shapes::{in_span, largest_block};
 
 /// `--cache` with this keeps nothing.
@@ -20,28 +15,9 @@ pub const NO_CACHE: &str = "none";
 /// minutes.
 const KEPT: u64 = 4 << 30;
 
-/// The path of a source that lies in files.
-fn path(data: &str) -> Option<PathBuf> {
-    match data.parse() {
-        Ok(Source::Path(path)) => Some(path),
-        _ => None,
-    }
-}
-
-/// The tokenizer that lies beside a source's token shards, where it is of such.
-pub(super) fn tokenizer_of(data: Option<&str>) -> Result<Option<String>, ConfigError> {
-    let Some(path) = data.and_then(path).filter(|path| path.join(MANIFEST).is_file()) else { return Ok(None) };
-    let path = path.join(tokenizer::FILE_NAME);
-    if !path.is_file() {
-        return error(format!("{}: missing; name the tokenizer of these shards with --tokenizer", path.display()));
-    }
-    Ok(Some(path.display().to_string()))
-}
-
-/// What `raw` says, or what is best for its source.
-pub(super) fn resolve(raw: &RawConfig, data: &str) -> Result<Order, ConfigError> {
-    let streamed = raw.cache.as_deref() == Some(NO_CACHE);
-    let Some(path) = path(data) else {
+/// What `raw` says, or what is best for its source, which was `found` at its path.
+pub(super) fn resolve(raw: &RawConfig, found: &FoundSource) -> Result<Order, ConfigError> {
+    if raw.data.as_deref().is_none_or(|data| !is_path(data)) {
         // Every tale is drawn by itself: no order of them is better than another.
         return match raw.order {
             Some(Order::Random) => error(
@@ -51,37 +27,21 @@ pub(super) fn resolve(raw: &RawConfig, data: &str) -> Result<Order, ConfigError>
             ),
             order => Ok(order.unwrap_or(Order::Consecutive)),
         };
-    };
-    let shards = known(Manifest::read(&path))?.flatten().is_some();
-    if raw.order == Some(Order::Random) && streamed && !shards {
-        return error(
+    }
+    let streamed = raw.cache.as_deref() == Some(NO_CACHE) && found.documents.is_none();
+    match raw.order {
+        Some(Order::Random) if streamed => error(
             "--order random reads tokens at any place, and --cache none keeps none; leave one of them away, or use \
              --order pool"
                 .to_owned(),
-        );
-    }
-    if let Some(order) = raw.order {
-        return Ok(order);
-    }
-    if streamed && !shards {
-        return Ok(Order::Pool);
-    }
-    let mut options = SourceOptions::default();
-    raw.text_field.iter().for_each(|field| options.text_field.clone_from(field));
-    let small = || -> Result<bool, ConfigError> {
-        let files = known(Files::open(&path, &options))?;
-        Ok(files.is_some_and(|files| files.text_bytes().is_some_and(|bytes| bytes <= KEPT)))
-    };
-    let kept = shards || raw.cache.is_some() || !path.exists() || small()?;
-    Ok(if kept { Order::Random } else { Order::Pool })
-}
-
-/// What was read of a source. What is wrong with it is said when it is opened; but a disk that fails now and not then would
-/// decide the order of a run.
-fn known<T>(read: Result<T, SourceError>) -> Result<Option<T>, ConfigError> {
-    match read {
-        Err(e @ SourceError::Unreadable { .. }) => error(e.to_string()),
-        read => Ok(read.ok()),
+        ),
+        Some(order) => Ok(order),
+        None if streamed => Ok(Order::Pool),
+        None => {
+            let small = found.text_bytes.is_some_and(|bytes| bytes <= KEPT);
+            let kept = found.documents.is_some() || raw.cache.is_some() || !found.exists || small;
+            Ok(if kept { Order::Random } else { Order::Pool })
+        }
     }
 }
 
@@ -123,6 +83,34 @@ impl Config {
             Some(NO_CACHE) => None,
             Some(dir) => Some(Cache::Shared(dir.into())),
             None => Some(Cache::Own(run.join(OWN))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is found decides, and not what is there.
+    #[test]
+    fn the_order_is_that_of_what_was_found() {
+        let shards = FoundSource { exists: true, documents: Some(3), ..FoundSource::default() };
+        let text = |bytes| FoundSource { exists: true, text_bytes: bytes, ..FoundSource::default() };
+        let gone = FoundSource::default();
+        for (more, found, order) in [
+            ("", gone, Some(Order::Random)),
+            ("", text(Some(KEPT)), Some(Order::Random)),
+            ("", text(Some(KEPT + 1)), Some(Order::Pool)),
+            ("", text(None), Some(Order::Pool)),
+            ("cache = '/there'", text(None), Some(Order::Random)),
+            ("cache = 'none'", text(Some(1)), Some(Order::Pool)),
+            ("cache = 'none'", shards, Some(Order::Random)),
+            ("cache = 'none'\norder = 'random'", text(Some(1)), None),
+            ("order = 'consecutive'", text(None), Some(Order::Consecutive)),
+            ("", shards, Some(Order::Random)),
+        ] {
+            let raw: RawConfig = toml::from_str(&format!("data = '/no/such/place'\n{more}")).unwrap();
+            assert_eq!(resolve(&raw, &found).ok(), order, "{more} {found:?}");
         }
     }
 }

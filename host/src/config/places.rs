@@ -29,7 +29,8 @@ fn last(path: &str) -> String {
 
 impl RawConfig {
     /// With every path from the root.
-    pub(super) fn rooted(self) -> Self {
+    #[must_use]
+    pub fn rooted(self) -> Self {
         self.with_places(absolute)
     }
 

@@ -1,7 +1,5 @@
 //! Everything decided: the configuration that runs and that is saved with the run.
 
-use serde::{Deserialize, Serialize};
-
 use capful_core::integer::Integer;
 use capful_core::model::{self, Activation, Capability, MicroBatch, Products};
 use capful_core::ops::{Kind, Pattern};
@@ -11,55 +9,14 @@ use capful_core::train;
 use super::error::error;
 use super::model::model;
 use super::nearest::nearest;
+use super::value::Decided;
 use super::{
-    AnyFamily, Attention, BatchSize, ByteSize, ConfigError, Device, Gradients, InvalidUtf8, LrSchedule, ModelConfig,
-    Order, Precision, Preset, RawConfig, Recompute, RecomputeChoice, StageConfig, TokenizerChoice, kinds,
+    AnyFamily, Attention, BatchSize, Config, ConfigError, Device, Found, Gradients, LrSchedule, ModelConfig, Precision,
+    Preset, RawConfig, Recompute, StageConfig, TokenizerChoice, kinds,
 };
-use crate::plan::Link;
 
-/// Bytes of the pool where nothing else is asked for: two halves of 64 MiB, of 61,679 sequences of 512 each where the
-/// vocabulary has at most 65,536 ids.
-const fn default_pool() -> u64 {
-    128 << 20
-}
-
-/// Steps between logged ones where nothing else is asked for.
-const fn default_log_every() -> u64 {
-    10
-}
-
-/// Training tokens of the n-gram baselines where nothing else is asked for.
-const fn default_baseline_tokens() -> u32 {
-    1 << 22
-}
-
-/// Minutes between saves where nothing else is asked for.
-const fn default_save_minutes() -> f64 {
-    10.0
-}
-
-/// Steps in a row that may have no finite gradient where nothing else is asked for.
-const fn default_skip_non_finite() -> u32 {
-    5
-}
-
-/// What ranks share where nothing else is asked for.
-const fn default_zero() -> u32 {
-    1
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
-const fn is_default_zero(zero: &u32) -> bool {
-    *zero == default_zero()
-}
-
-/// Ranks where no launcher began more.
-const fn one_rank() -> u32 {
-    1
-}
-
-/// What a configuration is made of: the preset's name, its word, `raw`'s over it, source, tokenizer and model.
-fn begin(raw: RawConfig) -> Result<(String, [RawConfig; 2], String, String, ModelConfig), ConfigError> {
+/// What a configuration is made of: the preset's word, `raw`'s over it with preset, source and tokenizer, and the model.
+fn begin(raw: RawConfig, found: &Found) -> Result<(RawConfig, RawConfig, ModelConfig), ConfigError> {
     let name = raw.preset.clone().unwrap_or_else(|| super::presets()[0].name.to_owned());
     let Some(preset) = Preset::find(&name) else {
         let near = nearest(&name, super::presets().iter().map(|preset| preset.name));
@@ -68,30 +25,22 @@ fn begin(raw: RawConfig) -> Result<(String, [RawConfig; 2], String, String, Mode
     };
     let asked_vocabulary = raw.asked_vocabulary();
     let asked_tokenizer = raw.tokenizer.is_some();
-    let beside = if asked_tokenizer { None } else { super::order::tokenizer_of(raw.data.as_deref())? };
     let of_preset = preset.raw();
     // A warm-up of the preset's is for a run as long as its own.
     let raw = RawConfig { warmup: None, ..of_preset.clone() }.overlaid(raw);
     let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
     let usual = raw.tokenizer.clone().unwrap_or_else(|| "word".to_owned());
-    let tokenizer = match beside {
-        Some(beside) => beside,
+    let tokenizer = match found.tokenizer.clone() {
+        Some(file) => file,
         // Words under a cap are for the tales, whose words are few and without capitals.
         None if !asked_tokenizer && data != "tales" && usual == "word" => "bpe".to_owned(),
         None => usual,
     };
-    let choice = TokenizerChoice::parse(&tokenizer)?;
-    let tokenizer = TokenizerChoice::written(&tokenizer);
-    let vocab_size = match (choice, asked_vocabulary) {
-        (_, Some(n)) => n,
-        (TokenizerChoice::Byte, None) => crate::data::tokenizer::BYTES,
-        (TokenizerChoice::File(path), None) => {
-            crate::data::tokenizer::load_file(&path).map_err(|e| ConfigError(e.to_string()))?.vocab_size()
-        }
-        _ => raw.vocab_size.unwrap_or(10_000),
-    };
+    let bytes = (tokenizer == "byte").then_some(crate::data::tokenizer::BYTES);
+    let vocab_size = asked_vocabulary.or(found.vocab_size).or(bytes).or(raw.vocab_size).unwrap_or(10_000);
     let model = model(&raw, vocab_size)?;
-    Ok((name, [of_preset, raw], data, tokenizer, model))
+    let raw = RawConfig { preset: Some(name), data: Some(data), tokenizer: Some(tokenizer), ..raw };
+    Ok((of_preset, raw, model))
 }
 
 /// Micro-batches of a step, as asked for: so many, or as many as its tokens hold.
@@ -115,142 +64,6 @@ fn accumulated(
     }
 }
 
-/// A configuration with nothing left to decide.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Config {
-    /// The preset it began from.
-    pub preset: String,
-    /// The model whose weights it began from.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub init_from: Option<String>,
-    /// The training source.
-    pub data: String,
-    /// The validation source; none: a share of the documents is held out.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub validation: Option<String>,
-    /// The field or column of a document's text.
-    pub text_field: String,
-    /// What is done with bytes that are no UTF-8.
-    #[serde(default, skip_serializing_if = "InvalidUtf8::is_default")]
-    pub invalid_utf8: InvalidUtf8,
-    /// Whether documents that cannot be read are skipped.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub skip_bad_lines: bool,
-    /// Documents of a block that is shuffled; 0 for the order of the files.
-    #[serde(default)]
-    pub shuffle: u32,
-    /// The order of sequences.
-    #[serde(default)]
-    pub order: Order,
-    /// Where tokens are kept: a directory, or `none`; without it the run's own.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub cache: Option<String>,
-    /// Bytes of the pool.
-    #[serde(default = "default_pool", deserialize_with = "super::size::bytes")]
-    pub pool: u64,
-    /// word, byte, bpe or a file.
-    pub tokenizer: String,
-    /// Sequences of a micro-batch; with stages those of the last.
-    pub batch_size: u32,
-    /// Tokens of a sequence; with stages those of the last.
-    pub seq_len: u32,
-    /// Micro-batches of a step; with stages those of the last.
-    pub accumulate: u32,
-    /// Steps of the run; where passes were asked for, they are counted before it starts.
-    pub steps: u64,
-    /// Passes over the training split that `steps` came from.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub epochs: Option<u32>,
-    /// Steps between logged ones.
-    #[serde(default = "default_log_every")]
-    pub log_every: u64,
-    /// The highest learning rate.
-    pub lr: f64,
-    /// How it falls.
-    pub schedule: LrSchedule,
-    /// Steps of warm-up.
-    pub warmup: u64,
-    /// Decay of matrices.
-    pub weight_decay: f32,
-    /// The largest global norm; 0 for none.
-    pub clip: f32,
-    /// β₁.
-    pub beta1: f32,
-    /// β₂.
-    pub beta2: f32,
-    /// Decides everything random.
-    pub seed: u64,
-    /// cpu, reference, cuda, cuda:N.
-    pub device: String,
-    /// Threads of the cpu device.
-    pub threads: u32,
-    /// The type of weights and products.
-    pub precision: Precision,
-    /// That of the parameters' gradients.
-    #[serde(default, skip_serializing_if = "Gradients::is_default")]
-    pub gradients: Gradients,
-    /// What a query sees.
-    pub attention: Attention,
-    /// Tokens of a block.
-    pub block: u32,
-    /// Blocks back, local.
-    pub window: u32,
-    /// Distance of blocks, global.
-    pub stride: u32,
-    /// What the backward pass computes again.
-    pub recompute: Recompute,
-    /// Rows of logits at once.
-    pub chunk: u32,
-    /// The most memory, in bytes.
-    #[serde(skip_serializing_if = "Option::is_none", default, deserialize_with = "super::size::some_bytes")]
-    pub budget: Option<u64>,
-    /// A known GPU to plan for.
-    #[serde(skip_serializing_if = "Option::is_none", default, deserialize_with = "super::size::name_or_size")]
-    pub gpu: Option<String>,
-    /// Steps between evaluations.
-    pub eval_every: u64,
-    /// The most validation tokens.
-    pub eval_tokens: u64,
-    /// The most training tokens that the n-gram baselines are counted on; 0 for no baselines.
-    #[serde(default = "default_baseline_tokens")]
-    pub baseline_tokens: u32,
-    /// Steps between checkpoints.
-    pub save_every: u64,
-    /// Minutes between them; 0 for none by the clock.
-    #[serde(default = "default_save_minutes")]
-    pub save_minutes: f64,
-    /// Steps in a row that may have no finite loss or gradient.
-    #[serde(default = "default_skip_non_finite")]
-    pub skip_non_finite: u32,
-    /// Checkpoints to keep.
-    pub keep: u32,
-    /// Whether gradients are added up so that their bits do not depend on the number of ranks.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub exact_ranks: bool,
-    /// What ranks share: 1 the optimizer, 2 gradients too.
-    #[serde(default = "default_zero", skip_serializing_if = "is_default_zero")]
-    pub zero: u32,
-    /// This rank: of a process and not of a run.
-    #[serde(skip)]
-    pub rank: u32,
-    /// How many there are.
-    #[serde(skip, default = "one_rank")]
-    pub ranks: u32,
-    /// What they are connected by, where a plan asks for their time.
-    #[serde(skip)]
-    pub link: Option<Link>,
-    /// What the weights are kept in where it is integers. No run has them: who scores a trained model, or generates, asks
-    /// for them.
-    #[serde(skip)]
-    pub weights: Option<Integer>,
-    /// The model.
-    pub model: ModelConfig,
-    /// The stages of a curriculum; empty where all steps are of one shape.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub stage: Vec<StageConfig>,
-}
-
 /// Rows of logits at once on a GPU, where nothing else says: it wants wide products. A processor's stay in its caches.
 pub const GPU_CHUNK: u32 = 4096;
 
@@ -260,8 +73,18 @@ impl Config {
     /// # Errors
     /// Names that do not exist, sizes that do not belong together: see [`ConfigError`].
     pub fn resolve(raw: RawConfig) -> Result<Config, ConfigError> {
+        let raw = raw.rooted();
+        let found = Found::of(&raw)?;
+        Config::resolve_with(raw, &found)
+    }
+
+    /// The same with what was found of what `raw` names. Nothing is read.
+    ///
+    /// # Errors
+    /// As [`Config::resolve`].
+    pub fn resolve_with(raw: RawConfig, found: &Found) -> Result<Config, ConfigError> {
         let pattern = [("block", raw.block, 64), ("window", raw.window, 1), ("stride", raw.stride, 2)];
-        let config = Config::decide(raw.rooted())?;
+        let config = Config::decide(raw, found)?;
         // The configuration of a run has all of them, at their defaults.
         let given = pattern.into_iter().filter(|(_, value, default)| value.is_some_and(|value| value != *default));
         let given = given.filter_map(|(name, value, _)| Some((name, value?)));
@@ -270,89 +93,41 @@ impl Config {
     }
 
     /// As [`Config::resolve`], where what the pattern of attention does not use may be written all the same.
-    pub(super) fn decide(raw: RawConfig) -> Result<Config, ConfigError> {
-        let (preset, [of_preset, raw], data, tokenizer, model) = begin(raw)?;
+    pub(super) fn decide(raw: RawConfig, found: &Found) -> Result<Config, ConfigError> {
+        let (of_preset, raw, model) = begin(raw, found)?;
         let steps = if raw.epochs.is_some() { 0 } else { raw.steps.unwrap_or(1000) };
-        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-        let order = super::order::resolve(&raw, &data)?;
+        let order = super::order::resolve(&raw, &found.source)?;
         // Who plans for a GPU means a GPU.
-        let device = raw.device.unwrap_or_else(|| if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned());
-        let chunk = if device.starts_with("cuda") { GPU_CHUNK } else { 512 };
-        let here = raw.gpu_precision.filter(|_| device.starts_with("cuda"));
-        let clip = raw.clip.unwrap_or(1.0);
-        let stage = StageConfig::scaled(&raw.stage, clip, raw.stage_scale)?;
+        let usual = || if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned();
+        let device = raw.device.clone().unwrap_or_else(usual);
+        let on_gpu = device.starts_with("cuda");
+        let stage = StageConfig::scaled(&raw.stage, raw.clip.unwrap_or(1.0), raw.stage_scale)?;
         // What is not of a stage, an evaluation, has the shape that training ends with.
-        let last = stage.last();
-        let batch_size = match (last, raw.batch_size) {
-            (Some(stage), _) => stage.batch_size,
-            (None, Some(BatchSize::Sequences(n))) => n,
-            (None, None) => 8,
-            (None, Some(BatchSize::Auto)) => return error("--batch-size auto is for train, plan and bench".to_owned()),
-        };
-        let recompute = match raw.recompute {
-            None => Recompute::NONE,
-            Some(RecomputeChoice::Set(set)) => set,
-            Some(RecomputeChoice::Fit(_)) => {
-                return error("--recompute fit:SIZE is for train, plan and bench".to_owned());
+        let (batch_size, seq_len, accumulate) = match stage.last() {
+            Some(last) => (last.batch_size, last.seq_len, last.accumulate),
+            None => {
+                let batch_size = raw.batch_size.map_or(Ok(8), Decided::of).map_err(ConfigError)?;
+                let seq_len = raw.seq_len.unwrap_or(128);
+                (batch_size, seq_len, accumulated(raw.accumulate, raw.tokens_per_step, [batch_size, seq_len])?)
             }
         };
-        let seq_len = last.map_or(raw.seq_len.unwrap_or(128), |s| s.seq_len);
-        let micro_batches = accumulated(raw.accumulate, raw.tokens_per_step, [batch_size, seq_len])?;
-        let config = Config {
-            preset,
-            init_from: raw.init_from,
-            data,
-            validation: raw.validation,
-            text_field: raw.text_field.unwrap_or_else(|| "text".to_owned()),
-            invalid_utf8: raw.invalid_utf8.unwrap_or_default(),
-            skip_bad_lines: raw.skip_bad_lines.unwrap_or_default(),
-            shuffle: raw.shuffle.unwrap_or(0),
-            order,
-            cache: raw.cache,
-            pool: raw.pool.map_or(default_pool(), |ByteSize(bytes)| bytes),
-            tokenizer,
-            batch_size,
-            seq_len,
-            accumulate: last.map_or(micro_batches, |s| s.accumulate),
-            steps,
-            epochs: raw.epochs,
-            log_every: raw.log_every.unwrap_or(default_log_every()),
-            lr: raw.lr.unwrap_or(1e-3),
-            schedule: raw.schedule.unwrap_or(LrSchedule::Cosine),
-            warmup: raw.warmup.unwrap_or_else(|| super::warmup::of(&of_preset, steps)),
-            weight_decay: raw.weight_decay.unwrap_or(0.1),
-            clip,
-            beta1: raw.beta1.unwrap_or(0.9),
-            beta2: raw.beta2.unwrap_or(0.95),
-            seed: raw.seed.unwrap_or(0),
-            device,
-            threads: raw.threads.unwrap_or_else(cores),
-            precision: raw.precision.or(here).unwrap_or(Precision::F32),
-            gradients: raw.gradients.unwrap_or_default(),
-            attention: raw.attention.unwrap_or(Attention::Dense),
-            block: raw.block.unwrap_or(64),
-            window: raw.window.unwrap_or(1),
-            stride: raw.stride.unwrap_or(if raw.attention == Some(Attention::Mixed) { 4 } else { 2 }),
-            recompute,
-            chunk: raw.chunk.unwrap_or(chunk),
-            budget: raw.budget.map(|ByteSize(bytes)| bytes),
-            gpu: raw.gpu,
-            eval_every: raw.eval_every.unwrap_or(0),
-            eval_tokens: raw.eval_tokens.unwrap_or(65_536),
-            baseline_tokens: raw.baseline_tokens.unwrap_or(default_baseline_tokens()),
-            save_every: raw.save_every.unwrap_or(0),
-            save_minutes: raw.save_minutes.unwrap_or(default_save_minutes()),
-            skip_non_finite: raw.skip_non_finite.unwrap_or(default_skip_non_finite()),
-            keep: raw.keep.unwrap_or(2),
-            exact_ranks: raw.exact_ranks.unwrap_or(false),
-            zero: raw.zero.unwrap_or(default_zero()),
-            rank: raw.rank.unwrap_or(0),
-            ranks: raw.ranks.unwrap_or(one_rank()),
-            link: raw.link,
-            weights: None,
-            model,
-            stage,
+        let stride = if raw.attention == Some(Attention::Mixed) { 4 } else { 2 };
+        let precision = raw.precision.or(raw.gpu_precision.filter(|_| on_gpu)).unwrap_or(Precision::F32);
+        let decided = RawConfig {
+            order: Some(order),
+            batch_size: Some(BatchSize::Sequences(batch_size)),
+            seq_len: Some(seq_len),
+            accumulate: Some(accumulate),
+            steps: Some(steps),
+            warmup: Some(raw.warmup.unwrap_or_else(|| super::warmup::of(&of_preset, steps))),
+            device: Some(device),
+            threads: Some(raw.threads.unwrap_or(found.cores)),
+            precision: Some(precision),
+            stride: Some(raw.stride.unwrap_or(stride)),
+            chunk: Some(raw.chunk.unwrap_or(if on_gpu { GPU_CHUNK } else { 512 })),
+            ..raw
         };
+        let config = Config::complete(decided, model, stage)?;
         config.validate()?;
         Ok(config)
     }
@@ -362,6 +137,10 @@ impl Config {
     /// # Errors
     /// The first thing that does not.
     pub fn validate(&self) -> Result<(), ConfigError> {
+        self.require_bounds()?;
+        if self.steps == 0 && self.epochs.unwrap_or(0) == 0 {
+            return error("--steps is 0; it must be at least 1".to_owned());
+        }
         self.device()?;
         self.family().validate()?;
         self.validate_stages()?;
@@ -384,19 +163,6 @@ impl Config {
                 kind.name()
             ));
         }
-        let positive = [
-            ("accumulate", u64::from(self.accumulate)),
-            ("threads", u64::from(self.threads)),
-            ("keep", u64::from(self.keep)),
-            ("log-every", self.log_every),
-            ("steps", self.steps + u64::from(self.epochs.unwrap_or(0))),
-        ];
-        if let Some((name, _)) = positive.into_iter().find(|(_, n)| *n == 0) {
-            return error(format!("--{name} is 0; it must be at least 1"));
-        }
-        if let Err(why) = super::scored_tokens(&self.eval_tokens.to_string()) {
-            return error(format!("--eval-tokens is {}; {why}", self.eval_tokens));
-        }
         if let Some(why) = self.family().lacks(Capability::Accumulation)
             && let Some(stage) = self.stages().iter().find(|stage| stage.accumulate != 1)
         {
@@ -404,12 +170,6 @@ impl Config {
         }
         self.validate_ranks()?;
         self.validate_gradients()?;
-        if self.threads > 1024 {
-            return error(format!("--threads {} is more than 1024; give the number of cores", self.threads));
-        }
-        if !matches!(self.block, 16 | 32 | 64) {
-            return error(format!("--block {} is none of 16, 32, 64", self.block));
-        }
         if self.vocab_size() < 5 {
             return error(format!(
                 "a vocabulary of {} leaves no room beside its 4 special tokens; --vocab-size must be at least 5",
@@ -426,21 +186,6 @@ impl Config {
                 self.vocab_size(),
                 self.tokenizer
             ));
-        }
-        for (name, x) in [("beta1", self.beta1), ("beta2", self.beta2)] {
-            if !(0.0..1.0).contains(&x) {
-                return error(format!("--{name} {x} is outside 0 ≤ {name} < 1"));
-            }
-        }
-        for (name, x) in [
-            ("lr", self.lr),
-            ("weight-decay", f64::from(self.weight_decay)),
-            ("clip", f64::from(self.clip)),
-            ("save-minutes", self.save_minutes),
-        ] {
-            if !(x.is_finite() && x >= 0.0) {
-                return error(format!("--{name} {x} is no number of at least 0"));
-            }
         }
         Ok(())
     }
@@ -591,7 +336,7 @@ impl Config {
 
     /// AdamW's constants.
     pub fn optimizer(&self) -> Optimizer {
-        Optimizer::adamw([self.beta1, self.beta2], 1e-8, self.weight_decay)
+        Optimizer::adamw([self.beta1, self.beta2], self.eps, self.weight_decay)
     }
 
     /// The learning rate's course.
@@ -601,7 +346,7 @@ impl Config {
             LrSchedule::Linear => train::Shape::Linear,
             LrSchedule::Constant => train::Shape::Constant,
         };
-        train::Schedule { shape, peak: self.lr, end: 0.1, warmup: self.warmup, steps: self.steps }
+        train::Schedule { shape, peak: self.lr, end: self.lr_end, warmup: self.warmup, steps: self.steps }
     }
 }
 

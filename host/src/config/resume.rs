@@ -3,28 +3,10 @@
 use std::fs;
 
 use super::error::error;
-use super::{BatchSize, ByteSize, Config, ConfigError, RawConfig, RawStage, RecomputeChoice, StageConfig};
-
-/// The keys that may differ when a run goes on. The rest decides its numbers. A set of tokens in a cache is known by what it
-/// was made from, so another place for it changes none; the order of sequences is a key of its own.
-const MAY_DIFFER: [&str; 16] = [
-    "steps",
-    "epochs",
-    "cache",
-    "log_every",
-    "baseline_tokens",
-    "save_every",
-    "save_minutes",
-    "skip_non_finite",
-    "keep",
-    "device",
-    "threads",
-    "precision",
-    "gradients",
-    "budget",
-    "gpu",
-    "zero",
-];
+use super::{
+    BatchSize, Config, ConfigError, Found, FoundSource, RUN_KEYS, RawConfig, RawStage, RecomputeChoice, RunKey,
+    StageConfig, TokenizerChoice,
+};
 
 impl Config {
     /// This run's configuration, saved, as it goes on with what is `written`: what may differ is then the run's, and what
@@ -33,6 +15,14 @@ impl Config {
     /// # Errors
     /// Something else differs, which is named with both values; or what is written is no configuration.
     pub fn resumed(&self, written: RawConfig) -> Result<Config, ConfigError> {
+        self.resumed_with_found(written).map(|(config, _)| config)
+    }
+
+    /// The same, with what was found of the data.
+    ///
+    /// # Errors
+    /// As [`Config::resumed`].
+    pub fn resumed_with_found(&self, written: RawConfig) -> Result<(Config, FoundSource), ConfigError> {
         let mut written = written.rooted();
         if written.epochs.is_some() && written.epochs == self.epochs {
             // They were counted.
@@ -43,16 +33,18 @@ impl Config {
             return error("epochs is given beside steps; leave one of them away".to_owned());
         }
         self.same_shape(&mut written)?;
+        self.same_places(&mut written);
         let length = written.steps.is_some() || written.epochs.is_some();
         // A device that has only f32 computes in it, unless another precision is asked for.
         let here = self.clone().on(written.device.clone())?;
-        let mut config = Config::decide(here.as_written()?.overlaid(written))?;
+        let written = here.as_written()?.overlaid(written);
+        let found = Found::of(&written)?;
+        let mut config = Config::decide(written, &found)?;
         if !length {
             config.epochs = self.epochs;
         }
-        self.same_places(&mut config);
         self.require_same(&config)?;
-        Ok(config)
+        Ok((config, found.source))
     }
 
     /// Takes away what became numbers of this run when it began: the batch and the activations that fitted then, and the
@@ -84,138 +76,25 @@ impl Config {
     /// # Errors
     /// A model that no table holds.
     pub fn as_written(&self) -> Result<RawConfig, ConfigError> {
-        // Every field by name: a new one must say how it is written.
-        let Config {
-            preset,
-            init_from,
-            data,
-            validation,
-            text_field,
-            invalid_utf8,
-            skip_bad_lines,
-            shuffle,
-            order,
-            cache,
-            pool,
-            tokenizer,
-            batch_size,
-            seq_len,
-            accumulate,
-            steps,
-            epochs: _,
-            log_every,
-            lr,
-            schedule,
-            warmup,
-            weight_decay,
-            clip,
-            beta1,
-            beta2,
-            seed,
-            device,
-            threads,
-            precision,
-            gradients,
-            attention,
-            block,
-            window,
-            stride,
-            recompute,
-            chunk,
-            budget,
-            gpu,
-            eval_every,
-            eval_tokens,
-            baseline_tokens,
-            save_every,
-            save_minutes,
-            skip_non_finite,
-            keep,
-            exact_ranks,
-            zero,
-            rank,
-            ranks,
-            link,
-            // No run has them.
-            weights: _,
-            model,
-            stage,
-        } = self.clone();
-        let table = toml::Table::try_from(model).map_err(|e| ConfigError(e.to_string()))?;
         Ok(RawConfig {
-            preset: Some(preset),
-            init_from,
-            data: Some(data),
-            validation,
-            text_field: Some(text_field),
-            invalid_utf8: Some(invalid_utf8),
-            skip_bad_lines: Some(skip_bad_lines),
-            shuffle: Some(shuffle),
-            order: Some(order),
-            cache,
-            pool: Some(ByteSize(pool)),
-            tokenizer: Some(tokenizer),
-            // The table has it: a file may say it there too.
-            vocab_size: None,
-            batch_size: Some(BatchSize::Sequences(batch_size)),
-            seq_len: Some(seq_len),
-            accumulate: Some(accumulate),
-            tokens_per_step: None,
-            stage_scale: None,
-            steps: Some(steps),
+            // Passes were counted.
             epochs: None,
-            log_every: Some(log_every),
-            lr: Some(lr),
-            schedule: Some(schedule),
-            warmup: Some(warmup),
-            weight_decay: Some(weight_decay),
-            clip: Some(clip),
-            beta1: Some(beta1),
-            beta2: Some(beta2),
-            seed: Some(seed),
-            device: Some(device),
-            threads: Some(threads),
-            precision: Some(precision),
-            gpu_precision: None,
-            gradients: Some(gradients),
-            attention: Some(attention),
-            block: Some(block),
-            window: Some(window),
-            stride: Some(stride),
-            recompute: Some(RecomputeChoice::Set(recompute)),
-            chunk: Some(chunk),
-            budget: budget.map(ByteSize),
-            gpu,
-            eval_every: Some(eval_every),
-            eval_tokens: Some(eval_tokens),
-            baseline_tokens: Some(baseline_tokens),
-            save_every: Some(save_every),
-            save_minutes: Some(save_minutes),
-            skip_non_finite: Some(skip_non_finite),
-            keep: Some(keep),
-            exact_ranks: Some(exact_ranks),
-            zero: Some(zero),
-            rank: Some(rank),
-            ranks: Some(ranks),
-            link,
-            set: Vec::new(),
-            model: table,
-            stage: stage.into_iter().map(StageConfig::as_written).collect(),
+            model: toml::Table::try_from(self.model).map_err(|e| ConfigError(e.to_string()))?,
+            stage: self.stage.iter().map(StageConfig::as_written).collect(),
+            ..self.keys_written()
         })
     }
 
-    /// Gives `config` this run's spelling of the files and directories that are the same.
-    fn same_places(&self, config: &mut Config) {
+    /// Gives what is `written` this run's spelling of the files and directories that are the same.
+    fn same_places(&self, written: &mut RawConfig) {
         let same = |a: &str, b: &str| matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b);
-        for (ours, theirs) in [(&self.data, &mut config.data), (&self.tokenizer, &mut config.tokenizer)] {
-            if same(ours, theirs) {
-                theirs.clone_from(ours);
-            }
-        }
+        written.tokenizer = written.tokenizer.take().map(|named| TokenizerChoice::written(&named));
         for (ours, theirs) in [
-            (&self.validation, &mut config.validation),
-            (&self.cache, &mut config.cache),
-            (&self.init_from, &mut config.init_from),
+            (Some(&self.data), &mut written.data),
+            (Some(&self.tokenizer), &mut written.tokenizer),
+            (self.validation.as_ref(), &mut written.validation),
+            (self.cache.as_ref(), &mut written.cache),
+            (self.init_from.as_ref(), &mut written.init_from),
         ] {
             if let (Some(ours), Some(theirs)) = (ours, theirs)
                 && same(ours, theirs)
@@ -227,13 +106,15 @@ impl Config {
 
     /// Refuses a `config` that differs in more than it may.
     fn require_same(&self, config: &Config) -> Result<(), ConfigError> {
-        let table = |config: &Config| toml::Table::try_from(config).map_err(|e| ConfigError(e.to_string()));
+        let table =
+            |config: &Config| toml::Table::try_from(config.as_written()?).map_err(|e| ConfigError(e.to_string()));
         let [ours, theirs] = [table(self)?, table(config)?];
+        let may_change = || RUN_KEYS.iter().filter(|key| key.may_change());
         let keys = ours.keys().chain(theirs.keys().filter(|key| !ours.contains_key(*key)));
-        for key in keys.filter(|key| !MAY_DIFFER.contains(&key.as_str())) {
+        for key in keys.filter(|key| may_change().all(|other| other.name != **key)) {
             let difference = difference(key, ours.get(key), theirs.get(key));
             let Some((name, [ours, theirs])) = difference else { continue };
-            let may = MAY_DIFFER.map(flag).join(", ");
+            let may = may_change().map(RunKey::flag).collect::<Vec<_>>().join(", ");
             return error(format!(
                 "{name} cannot change when a run goes on: the run has {ours}, the command says {theirs}; leave it away or \
                  begin another run; only {may} can, and --data, --validation and --tokenizer name the same at another place"
@@ -244,8 +125,8 @@ impl Config {
 }
 
 impl StageConfig {
-    fn as_written(self) -> RawStage {
-        let StageConfig { from, seq_len, batch_size, accumulate, lr, clip } = self;
+    pub(super) fn as_written(&self) -> RawStage {
+        let StageConfig { from, seq_len, batch_size, accumulate, lr, clip } = *self;
         RawStage { from, seq_len, batch_size, accumulate: Some(accumulate), lr: Some(lr), clip: Some(clip) }
     }
 }
@@ -261,9 +142,6 @@ fn difference(key: &str, ours: Option<&toml::Value>, theirs: Option<&toml::Value
         |value: Option<&toml::Value>| value.map_or("none".to_owned(), |value| value.to_string().replace('\n', " "));
     match (key, ours, theirs) {
         (_, ours, theirs) if ours == theirs => None,
-        // A switch that is off is not saved.
-        (_, Some(toml::Value::Boolean(true)), None) => Some((flag(key), ["true", "false"].map(str::to_owned))),
-        (_, None, Some(toml::Value::Boolean(true))) => Some((flag(key), ["false", "true"].map(str::to_owned))),
         ("model", Some(toml::Value::Table(ours)), Some(toml::Value::Table(theirs))) => {
             let keys = ours.keys().chain(theirs.keys());
             let size = keys.into_iter().find(|key| ours.get(*key) != theirs.get(*key))?;

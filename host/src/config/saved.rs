@@ -1,7 +1,9 @@
 //! The configuration that a run saved, given back as a file: the run that it describes, from the beginning.
 
+use serde::{Serialize, Serializer};
+
 use super::error::error;
-use super::{Config, ConfigError, IMPORTED, RawConfig};
+use super::{Config, ConfigError, IMPORTED, ModelConfig, RUN_KEYS, RawConfig, StageConfig};
 use crate::digest;
 
 /// What the first line of a saved configuration says before the digest of all that follows.
@@ -36,6 +38,42 @@ pub fn require_unchanged(content: &str) -> Result<(), ConfigError> {
          that line to use it as it is"
             .to_owned(),
     )
+}
+
+impl Serialize for Config {
+    /// As a run saves it: in the order of the keys, then the model and the stages.
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Saved<'a> {
+            #[serde(flatten)]
+            keys: RawConfig,
+            model: ModelConfig,
+            #[serde(skip_serializing_if = "<[_]>::is_empty")]
+            stage: &'a [StageConfig],
+        }
+        Saved { keys: self.keys_saved(), model: self.model, stage: &self.stage }.serialize(to)
+    }
+}
+
+impl TryFrom<RawConfig> for Config {
+    type Error = ConfigError;
+
+    /// The configuration that a run saved. What a person writes is none: it lacks keys that every run saves.
+    fn try_from(saved: RawConfig) -> Result<Config, ConfigError> {
+        if let Some(key) = saved.given().find(|key| !key.of_run) {
+            return error(format!("unknown field `{}`", key.name));
+        }
+        let given: Vec<&str> = saved.given().map(|key| key.name).collect();
+        if let Some(key) = RUN_KEYS.iter().find(|key| key.is_always_saved() && !given.contains(&key.name)) {
+            return error(format!("missing field `{}`", key.name));
+        }
+        if saved.model.is_empty() {
+            return error("missing field `model`".to_owned());
+        }
+        let model = ModelConfig::try_from(saved.model.clone()).map_err(ConfigError)?;
+        let stage = StageConfig::scaled(&saved.stage, saved.clip.unwrap_or(1.0), None)?;
+        Config::complete(saved, model, stage)
+    }
 }
 
 impl RawConfig {

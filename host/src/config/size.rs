@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 /// A number of bytes, written as `4GiB`, `512MiB`, `3.6GB` or a plain number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,24 +57,20 @@ impl From<ByteSize> for toml::Value {
     }
 }
 
-/// Reads a size of a saved run, which people may have written.
-pub(super) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-    ByteSize::deserialize(from).map(|ByteSize(bytes)| bytes)
-}
+/// A name, or a size, which may be a number in a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "toml::Value")]
+pub struct NameOrSize(pub String);
 
-/// The same where there may be none.
-pub(super) fn some_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    bytes(from).map(Some)
-}
+impl TryFrom<toml::Value> for NameOrSize {
+    type Error = String;
 
-/// Reads what is a name or a size: a size may be a number.
-pub(super) fn name_or_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
-    let value = toml::Value::deserialize(from)?;
-    let shown = value.to_string();
-    match value {
-        toml::Value::String(text) => Ok(Some(text)),
-        toml::Value::Integer(_) | toml::Value::Float(_) => Ok(Some(shown)),
-        _ => Err(D::Error::custom(format!("{shown} is neither a name nor a size"))),
+    fn try_from(value: toml::Value) -> Result<Self, String> {
+        match value {
+            toml::Value::String(text) => Ok(NameOrSize(text)),
+            toml::Value::Integer(_) | toml::Value::Float(_) => Ok(NameOrSize(value.to_string())),
+            _ => Err(format!("{value} is neither a name nor a size")),
+        }
     }
 }
 
@@ -122,7 +117,7 @@ mod tests {
         }
         let gpu = |text: &str| toml::from_str::<crate::config::RawConfig>(text).map(|raw| raw.gpu);
         for (text, says) in [("gpu = 't4'", "t4"), ("gpu = '22GiB'", "22GiB"), ("gpu = 23622320128", "23622320128")] {
-            assert_eq!(gpu(text), Ok(Some(says.to_owned())), "{text}");
+            assert_eq!(gpu(text), Ok(Some(NameOrSize(says.to_owned()))), "{text}");
         }
         assert!(gpu("gpu = true").unwrap_err().message().contains("neither a name nor a size"));
         // A number is not rounded as a double would be.

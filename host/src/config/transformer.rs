@@ -5,6 +5,8 @@ use capful_core::model::transformer::{self, Dialect};
 use capful_core::ops::{self, NormKind};
 use serde::{Deserialize, Serialize};
 
+use super::keys::{Key, SIZE, SIZES, Values, model_keys};
+
 /// Which norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -87,56 +89,56 @@ pub enum RotaryScaling {
     Llama3,
 }
 
-/// A transformer's sizes and parts: the keys of `[model]` and `--set`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TransformerConfig {
-    /// Layers.
-    pub layers: u32,
-    /// Width.
-    pub d_model: u32,
-    /// Query heads.
-    pub heads: u32,
-    /// Key and value heads; 0 for as many as there are query heads.
-    pub kv_heads: u32,
-    /// Elements of a head; 0 for the width by the query heads.
-    pub head_size: u32,
-    /// Width of the feed-forward.
-    pub d_ff: u32,
-    /// The most positions.
-    pub context: u32,
-    /// Token ids.
-    pub vocab_size: u32,
-    /// Columns of the factorised embedding; 0 where it is plain.
-    pub rank: u32,
-    /// Whether the head is the embedding.
-    pub tied: bool,
-    /// Which norm.
-    pub norm: Norm,
-    /// How a layer's branches are added.
-    pub residual: Residual,
-    /// What the feed-forward does.
-    pub feed: Feed,
-    /// Which linear layers have biases.
-    pub bias: Bias,
-    /// Whether queries and keys are normalised.
-    pub qk_norm: bool,
-    /// Rotated share of each head.
-    pub rotary_pct: f32,
-    /// Base of the rotary wavelengths.
-    pub rotary_base: f32,
-    /// How they are stretched.
-    pub rotary_scaling: RotaryScaling,
-    /// By how much.
-    pub rotary_factor: f32,
-    /// Turns in the original context up to which `llama3` stretches by all of the factor.
-    pub rotary_low: f32,
-    /// Turns from which on it does not stretch.
-    pub rotary_high: f32,
-    /// Positions of the original context.
-    pub rotary_original: u32,
-    /// Added to the variance, or mean square, in norms.
-    pub norm_eps: f32,
+model_keys! {
+    /// A transformer's sizes and parts: the keys of `[model]` and `--set`.
+    TransformerConfig, TRANSFORMER {
+        /// layers
+        layers: u32 = SIZE;
+        /// width of the residual stream
+        d_model: u32 = SIZE;
+        /// query heads, a divisor of d_model where head_size is 0
+        heads: u32 = SIZE;
+        /// key and value heads, a divisor of heads; 0 for as many as heads
+        kv_heads: u32 = Values::Whole(0, SIZES);
+        /// elements of a head; 0 for d_model / heads
+        head_size: u32 = Values::Whole(0, SIZES);
+        /// width of the feed-forward
+        d_ff: u32 = SIZE;
+        /// the most positions
+        context: u32 = SIZE;
+        /// token ids; the same as --vocab-size
+        vocab_size: u32 = SIZE;
+        /// rank of a factorised embedding; 0 for a plain one
+        rank: u32 = Values::Whole(0, SIZES);
+        /// whether the output head shares the embedding
+        tied: bool = Values::Switch;
+        /// LayerNorm or RMSNorm
+        norm: Norm = Values::Word(&["layer", "rms"]);
+        /// how attention and feed-forward are added
+        residual: Residual = Values::Word(&["sequential", "parallel"]);
+        /// the feed-forward's activation
+        feed: Feed = Values::Word(&["gelu", "swiglu"]);
+        /// which of the layers' matrices have biases
+        bias: Bias = Values::OnceSwitch(&Bias::WORDS);
+        /// whether each query and key head is normalised
+        qk_norm: bool = Values::Switch;
+        /// share of each head that is rotated
+        rotary_pct: f32 = Values::Share;
+        /// base of the rotary wavelengths
+        rotary_base: f32 = Values::Positive;
+        /// how rotary wavelengths are stretched
+        rotary_scaling: RotaryScaling = Values::Word(&["none", "linear", "llama3"]);
+        /// by how much
+        rotary_factor: f32 = Values::Positive;
+        /// turns in rotary_original up to which llama3 stretches by the whole factor
+        rotary_low: f32 = Values::Positive;
+        /// turns from which on llama3 does not stretch
+        rotary_high: f32 = Values::Positive;
+        /// positions of the context before llama3 stretched it
+        rotary_original: u32 = SIZE;
+        /// added to the variance or mean square in norms
+        norm_eps: f32 = Values::Positive;
+    }
 }
 
 impl TransformerConfig {

@@ -4,18 +4,19 @@ use capful_core::model::Capability;
 
 use super::sweep::largest;
 use super::{Machine, Plan};
-use crate::config::{BatchSize, Config, ConfigError, RawConfig, human_bytes};
+use crate::config::{Config, ConfigError, human_bytes};
 
 impl Plan {
-    /// Decides everything of a run whose batch is left to the budget; a line for people where one was found.
+    /// The run of `config` with the largest batch that the budget holds, in steps of the tokens that were `asked` for; a
+    /// line for people where one was found.
     ///
     /// # Errors
-    /// As [`Config::resolve`]; no budget is known.
-    pub(super) fn largest_batch(raw: RawConfig) -> Result<(Config, Option<String>), ConfigError> {
-        let asked = raw.tokens_per_step;
-        let config =
-            Config::resolve(RawConfig { batch_size: Some(BatchSize::Sequences(1)), tokens_per_step: None, ..raw })?;
-        let machine = Machine::of(&config)?;
+    /// No budget is known; a step of fewer tokens than a sequence has.
+    pub(super) fn largest_batch(
+        config: Config,
+        machine: &Machine,
+        asked: Option<u64>,
+    ) -> Result<(Config, Option<String>), ConfigError> {
         let (Some(budget), from) = machine.budget(&config)? else {
             let (_, why) = machine.budget(&config)?;
             return Err(ConfigError(format!("--batch-size auto is the largest within a budget: {why}")));
@@ -35,7 +36,7 @@ impl Plan {
                 return Ok(None);
             }
             // What is too large to be counted does not fit either.
-            let plan = Plan::of(&tried, &machine).ok().filter(|plan| plan.needed_bytes <= room);
+            let plan = Plan::of(&tried, machine).ok().filter(|plan| plan.needed_bytes <= room);
             Ok(plan.map(|plan| plan.arena_bytes))
         })?;
         if batch_size == 0 {
@@ -86,10 +87,11 @@ fn describe(config: &Config, budget: &str, asked: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RawConfig;
 
     fn settle(text: &str) -> (Config, String) {
-        let (config, line) = Plan::settle(toml::from_str(text).unwrap()).unwrap();
-        (config, line.unwrap_or_default())
+        let settled = Plan::settle(toml::from_str(text).unwrap()).unwrap();
+        (settled.config, settled.line.unwrap_or_default())
     }
 
     fn fits(config: &Config, batch_size: u32) -> bool {

@@ -3,7 +3,7 @@
 use capful_core::train::Stage;
 
 use super::{Machine, Plan};
-use crate::config::{Config, ConfigError, GPU_CHUNK};
+use crate::config::{Config, GPU_CHUNK};
 
 /// More rows make no product faster.
 const MOST: u32 = 16_384;
@@ -11,20 +11,16 @@ const MOST: u32 = 16_384;
 impl Plan {
     /// Doubles a GPU's own chunk as long as the run needs no more memory for it. Logits lie where a layer's gradients lie
     /// later, so up to their size they cost nothing, and products of more rows are faster.
-    ///
-    /// # Errors
-    /// As [`Machine::of`].
-    pub(super) fn widen_chunk(mut config: Config) -> Result<Config, ConfigError> {
+    pub(super) fn widen_chunk(mut config: Config, machine: &Machine) -> Config {
         // A preset may say another.
         if !config.device.starts_with("cuda") || config.chunk != GPU_CHUNK {
-            return Ok(config);
+            return config;
         }
         let rows = |stage: &Stage| u64::from(stage.batch) * u64::from(stage.seq_len);
         let rows = config.stages().iter().map(rows).max().unwrap_or(0);
-        let machine = Machine::of(&config)?;
         // What cannot be planned is refused later, with the reason.
-        let needed = |config: &Config| Plan::of(config, &machine).ok().map(|plan| plan.needed_bytes);
-        let Some(most) = needed(&config) else { return Ok(config) };
+        let needed = |config: &Config| Plan::of(config, machine).ok().map(|plan| plan.needed_bytes);
+        let Some(most) = needed(&config) else { return config };
         while config.chunk < MOST && u64::from(config.chunk) < rows {
             let tried = Config { chunk: 2 * config.chunk, ..config.clone() };
             if needed(&tried).is_none_or(|bytes| bytes > most) {
@@ -32,7 +28,7 @@ impl Plan {
             }
             config = tried;
         }
-        Ok(config)
+        config
     }
 }
 
@@ -42,7 +38,7 @@ mod tests {
 
     fn settled(text: &str) -> Config {
         let preset = if text.contains("preset") { "" } else { "preset = 'pythia-70m'\n" };
-        Plan::settle(toml::from_str(&format!("{preset}{text}")).unwrap()).unwrap().0
+        Plan::settle(toml::from_str(&format!("{preset}{text}")).unwrap()).unwrap().config
     }
 
     fn needed(config: &Config, chunk: u32) -> u64 {

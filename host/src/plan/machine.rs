@@ -4,7 +4,7 @@ use capful_core::device::Rates;
 
 use super::memory::{self, Free};
 use super::{Gpu, Outside, Plan, gpu, outside};
-use crate::config::{ByteSize, Config, ConfigError, Device, Order, Precision, human_bytes};
+use crate::config::{ByteSize, Config, ConfigError, Device, FoundSource, Order, Precision, human_bytes};
 use crate::device::cuda::gpus;
 
 /// A machine as the planner sees it.
@@ -20,6 +20,8 @@ pub struct Machine {
     pub gpu: Option<&'static Gpu>,
     /// Bytes of the GPU in this machine that the run is for.
     pub gpu_bytes: Option<u64>,
+    /// What its disk has of the run's data.
+    pub source: FoundSource,
 }
 
 /// What a core with wide vectors reaches in products, FLOP a second; two such cores share the copy rate below.
@@ -36,7 +38,15 @@ impl Machine {
     /// # Errors
     /// A device that does not exist; a GPU that has no such precision.
     pub fn of(config: &Config) -> Result<Machine, ConfigError> {
-        let mut machine = Machine::here(config.threads);
+        Machine::with(config, FoundSource::of(config))
+    }
+
+    /// The same where the data was looked for already.
+    ///
+    /// # Errors
+    /// As [`Machine::of`].
+    pub fn with(config: &Config, source: FoundSource) -> Result<Machine, ConfigError> {
+        let mut machine = Machine { source, ..Machine::here(config.threads) };
         if let Device::Cuda(number) = config.device()? {
             let there = gpus().into_iter().nth(number as usize);
             machine.gpu_bytes = there.as_ref().map(|gpu| gpu.bytes);
@@ -60,6 +70,12 @@ impl Machine {
         Ok(machine)
     }
 
+    /// The same with what is free and held now.
+    #[must_use]
+    pub fn now(self) -> Machine {
+        Machine { free: Free::here(), held: memory::resident().unwrap_or(0), ..self }
+    }
+
     /// This machine's processors and memory.
     pub fn here(threads: u32) -> Machine {
         let cores = CORE_FLOPS * f64::from(threads);
@@ -69,6 +85,7 @@ impl Machine {
             held: memory::resident().unwrap_or(0),
             gpu: None,
             gpu_bytes: None,
+            source: FoundSource::default(),
         }
     }
 

@@ -34,6 +34,7 @@ pub use link::{Link, Scale};
 pub use machine::Machine;
 pub use outside::{LOADER_SLOTS, Outside};
 pub use program::{Constants, EvaluationPlaces, Places, Programs, Sequence};
+pub use settle::Settled;
 pub use sweep::Row;
 pub use timeline::OverLinks;
 
@@ -157,7 +158,7 @@ impl Plan {
         Plan::new(config, machine).map(|(plan, _)| plan)
     }
 
-    /// Plans the run that `config` describes.
+    /// Plans the run that `config` describes. No file is read: the machine says what was found of the data.
     ///
     /// # Errors
     /// An unknown GPU, or a step that its own operations refuse, which is a defect and says which.
@@ -168,7 +169,7 @@ impl Plan {
         let Some(last) = stages.last() else { return Err(ConfigError("a run has at least one stage".to_owned())) };
         let context = machine.context(config);
         let in_main = if context.is_some() { 0 } else { laid.bytes };
-        let main = MainMemory::of(config, &laid, in_main);
+        let main = MainMemory::of(config, &laid, &machine.source, in_main);
         let main_memory_bytes = main.most(in_main);
         let outside = context.map_or(main.lines, |context| vec![context]);
         let outside_bytes = outside::sum(&outside);

@@ -1,16 +1,12 @@
 //! What a run takes beside its arena: lines that last as long as the arena, and moments when there is none.
 
-use std::path::Path;
-
 use capful_core::train::Stage;
 use serde::Serialize;
 
 use super::{Laid, memory};
-use crate::config::{Config, Order};
-use crate::data::files::Files;
+use crate::config::{Config, FoundSource, Order};
 use crate::data::sequences::pool;
-use crate::data::shards::{Manifest, training};
-use crate::data::source::{Source, SourceOptions};
+use crate::data::shards::training;
 use crate::data::validation::ValidationSet;
 use crate::data::{ahead, choice, overlap, shuffle, tokenizer};
 use crate::run::shapes::largest_block;
@@ -46,17 +42,17 @@ pub(super) struct MainMemory {
 }
 
 impl MainMemory {
-    /// Of the run of `config`; `arena` is what it holds of the arena in main memory.
-    pub fn of(config: &Config, laid: &Laid, arena: u64) -> MainMemory {
+    /// Of the run of `config`, whose data was `found`; `arena` is what it holds of the arena in main memory.
+    pub fn of(config: &Config, laid: &Laid, found: &FoundSource, arena: u64) -> MainMemory {
         let mut lines = lasting(config);
         let always = sum(&lines);
-        lines.extend(running(config, laid));
+        lines.extend(running(config, laid, found));
         // What the run gave back is free for the baselines, and more where no one asked for less.
         let given_back = arena.saturating_add(sum(&lines) - always);
         let on_cpu = !config.device.starts_with("cuda");
         let most = config.budget.filter(|_| on_cpu).map_or(u64::MAX, |budget| budget.saturating_sub(always));
         let baselines = if config.baseline_tokens == 0 { 0 } else { given_back.max(BASELINES.min(most)) };
-        let before = |name, bytes| line(name, always.saturating_add(page(config)).saturating_add(bytes));
+        let before = |name, bytes| line(name, always.saturating_add(found.page_bytes).saturating_add(bytes));
         let cap = Some(config.vocab_size());
         let moments = vec![
             before("building the tokenizer, before the arena", tokenizer::training_bytes(&config.tokenizer, cap)),
@@ -96,21 +92,13 @@ fn choosing(config: &Config) -> u64 {
     chosen.max(looked_for)
 }
 
-/// What it takes at most to read the data's files beside their documents: a page of a parquet file, as it is stored and as
-/// it is read, or the window of a compressed file.
-fn page(config: &Config) -> u64 {
-    let Ok(Source::Path(path)) = config.data.parse() else { return 0 };
-    // What is wrong with the data is said when it is opened.
-    Files::open(&path, &SourceOptions::of(config)).map_or(0, |files| files.memory())
-}
-
 /// What is there from the beginning to the end.
 fn lasting(config: &Config) -> Vec<Outside> {
     vec![line("the program itself", memory::mapped() + HEAP), line("held-out documents, at most", held_out(config))]
 }
 
 /// What is there as long as the arena.
-fn running(config: &Config, laid: &Laid) -> Vec<Outside> {
+fn running(config: &Config, laid: &Laid, found: &FoundSource) -> Vec<Outside> {
     let encoders = ahead::threads(config);
     // Tokens, targets and offsets.
     let batch = 12 * config.stages().iter().map(Stage::micro_tokens).max().unwrap_or(0);
@@ -139,12 +127,11 @@ fn running(config: &Config, laid: &Laid) -> Vec<Outside> {
         let grain = config.stretches().iter().map(|s| s.length).max().unwrap_or(1);
         lines.push(line("pool of sequences, at most", pool::memory(config.pool, config.vocab_size(), grain)));
     }
-    if let Ok(Some(shards)) = Manifest::read(Path::new(&config.data)) {
-        lines.push(line("index of the token shards", training::bytes(shards.documents)));
+    if let Some(documents) = found.documents {
+        lines.push(line("index of the token shards", training::bytes(documents)));
     }
-    let page = page(config);
-    if page > 0 && config.order != Order::Random {
-        lines.push(line("a page or a window of the data, at most", page));
+    if found.page_bytes > 0 && config.order != Order::Random {
+        lines.push(line("a page or a window of the data, at most", found.page_bytes));
     }
     if config.shuffle > 0 && config.order != Order::Random {
         lines.push(line("documents to shuffle, at most", shuffle::bytes(config.shuffle)));

@@ -2,7 +2,7 @@
 //! ledger.
 
 use super::{Machine, Plan};
-use crate::config::{ByteSize, Config, ModelConfig, NeuroGenConfig, RawConfig, human_bytes};
+use crate::config::{ByteSize, Config, ModelConfig, NameOrSize, NeuroGenConfig, RawConfig, human_bytes};
 
 /// Presets for small GPUs, the one in the middle first.
 const PRESETS: [&str; 4] = ["gtx1650-balanced", "gtx1650-ultra", "neurogen-39k", "neurogen-tiny"];
@@ -39,7 +39,7 @@ pub fn that_fits(config: &Config, model: &NeuroGenConfig, machine: &Machine, bud
             device: Some(config.device.clone()),
             precision: Some(config.precision),
             threads: Some(config.threads),
-            gpu: config.gpu.clone(),
+            gpu: config.gpu.clone().map(NameOrSize),
             budget: config.budget.map(ByteSize),
             ..RawConfig::default()
         };

@@ -7,15 +7,11 @@ use std::path::{Component, Path};
 use serde::{Deserialize, Serialize};
 
 use super::{checkpoint, directory};
-use crate::config::{Config, ConfigError, IMPORTED, LrSchedule};
+use crate::config::{Config, ConfigError, IMPORTED, LrSchedule, RUN_KEYS};
 use crate::{digest, disk, regular};
 
 /// The file in a run's directory.
 pub const FILE_NAME: &str = "history.json";
-
-/// Keys that may change while a run goes on and change nothing of what it learns.
-const NEUTRAL: [&str; 9] =
-    ["epochs", "log_every", "baseline_tokens", "save_every", "save_minutes", "keep", "budget", "gpu", "threads"];
 
 /// What is known of how a run's model came to be.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,7 +116,8 @@ impl History {
         let constant = after.schedule == LrSchedule::Constant && after.steps >= before.steps;
         let step = checkpoint::complete(dir).ok().and_then(|all| checkpoint::read_state(all.last()?).ok());
         let step = step.map_or(0, |state| state.step);
-        let neutral = |key: &str| NEUTRAL.contains(&key) || key == "steps" && constant;
+        let is_neutral = |key: &str| RUN_KEYS.iter().any(|known| known.name == key && known.is_neutral());
+        let neutral = |key: &str| is_neutral(key) || key == "steps" && constant;
         let keys = old.keys().chain(new.keys().filter(|key| !old.contains_key(*key)));
         for key in keys.filter(|key| old.get(*key) != new.get(*key) && !neutral(key)) {
             let shown = |value: Option<&toml::Value>| {

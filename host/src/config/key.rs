@@ -1,0 +1,509 @@
+//! What is said of a key of a run's configuration, and what one list of keys makes: the types of what is written and of
+//! what is decided, merging, writing back, flags, bounds, and the page's table.
+
+use clap::Arg;
+use clap::builder::ValueParser;
+
+use super::Values;
+use super::error::{ConfigError, error};
+use super::value::{Decided, Value};
+
+/// What may become of a key when a run goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Resume {
+    /// It stays: it decides the run's numbers.
+    Stays,
+    /// It may change.
+    Changes,
+    /// The same, and what the run learns does not.
+    Neutral,
+}
+
+/// What is said of a key beside its name, its type, its help and its default.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct About {
+    takes: &'static str,
+    shown: &'static str,
+    by_preset: bool,
+    resume: Resume,
+    later: bool,
+    quiet: bool,
+    values: Values,
+    beside: &'static str,
+    page: &'static str,
+}
+
+impl About {
+    /// A key that is a flag too; `takes` is what stands for its value.
+    pub const fn flag(takes: &'static str) -> About {
+        About {
+            takes,
+            shown: "",
+            by_preset: false,
+            resume: Resume::Stays,
+            later: false,
+            quiet: false,
+            values: Values::Any,
+            beside: "",
+            page: "",
+        }
+    }
+
+    /// A key of files alone.
+    pub const fn in_files() -> About {
+        About::flag("")
+    }
+
+    /// What its default is, where that is no constant.
+    pub const fn shown(self, shown: &'static str) -> About {
+        About { shown, ..self }
+    }
+
+    /// Presets differ in it.
+    pub const fn by_preset(self) -> About {
+        About { by_preset: true, ..self }
+    }
+
+    /// It may change when a run goes on.
+    pub const fn changes(self) -> About {
+        About { resume: Resume::Changes, ..self }
+    }
+
+    /// The same, and nothing that the run learns changes with it.
+    pub const fn neutral(self) -> About {
+        About { resume: Resume::Neutral, ..self }
+    }
+
+    /// Runs of earlier versions do not have it: theirs is the default.
+    pub const fn later(self) -> About {
+        About { later: true, ..self }
+    }
+
+    /// The same, and a run does not save it where it is the default, so that earlier versions read the run.
+    pub const fn quiet(self) -> About {
+        About { quiet: true, ..self.later() }
+    }
+
+    /// Which numbers it takes.
+    pub const fn within(self, values: Values) -> About {
+        About { values, ..self }
+    }
+
+    /// The key that says the same otherwise.
+    pub const fn not_beside(self, beside: &'static str) -> About {
+        About { beside, ..self }
+    }
+
+    pub(super) const fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// What the page says in place of the help.
+    pub const fn page(self, page: &'static str) -> About {
+        About { page, ..self }
+    }
+}
+
+/// A key of a run's configuration.
+#[derive(Debug, Clone, Copy)]
+pub struct RunKey {
+    /// Its name in a file.
+    pub name: &'static str,
+    /// The part of the help that it stands in.
+    pub section: &'static str,
+    /// What it means, for the help.
+    pub help: &'static str,
+    pub(super) about: About,
+    /// Whether it is one of a run, and not only a way to write others.
+    pub(super) of_run: bool,
+    /// Whether it may be nothing.
+    pub(super) optional: bool,
+    pub(super) switch: bool,
+    pub(super) parser: fn() -> ValueParser,
+    /// Its default where that is a constant.
+    pub(super) default: fn() -> Option<String>,
+}
+
+impl RunKey {
+    /// As it is written on the command line.
+    pub fn flag(&self) -> String {
+        format!("--{}", self.long())
+    }
+
+    fn long(&self) -> String {
+        self.name.replace('_', "-")
+    }
+
+    /// Whether it may change when a run goes on.
+    pub fn may_change(&self) -> bool {
+        self.about.resume != Resume::Stays
+    }
+
+    /// Whether a change of it, when a run goes on, changes nothing of what the run learns.
+    pub fn is_neutral(&self) -> bool {
+        self.about.resume == Resume::Neutral
+    }
+
+    /// Whether the configuration of every run has it.
+    pub(super) fn is_always_saved(&self) -> bool {
+        self.of_run && !self.optional && !self.about.later
+    }
+
+    /// What it is where nobody says it, in words.
+    pub fn default_shown(&self) -> String {
+        let constant = (self.default)().filter(|text| !text.is_empty());
+        match (self.about.shown, self.about.by_preset) {
+            ("", true) => "the preset's".to_owned(),
+            ("", false) => constant.unwrap_or_default(),
+            (shown, _) => shown.to_owned(),
+        }
+    }
+
+    /// Its flag, where it has one.
+    pub(super) fn arg(&self) -> Option<Arg> {
+        let default = self.default_shown();
+        let help =
+            if default.is_empty() { self.help.to_owned() } else { format!("{} [default: {default}]", self.help) };
+        let mut arg = Arg::new(self.name).long(self.long()).value_name(self.about.takes).help(help);
+        arg = arg.help_heading(self.section).value_parser((self.parser)());
+        if !self.about.beside.is_empty() {
+            arg = arg.conflicts_with(self.about.beside);
+        }
+        if self.switch {
+            arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
+        }
+        (!self.about.takes.is_empty()).then_some(arg)
+    }
+
+    /// Refuses a value that is none of its numbers.
+    pub(super) fn check<T: Value>(&self, value: Option<T>) -> Result<(), ConfigError> {
+        let Some(value) = value else { return Ok(()) };
+        match value.number().filter(|number| !self.about.values.has(*number)) {
+            Some(_) => error(format!("{} is {}; it must be {}", self.flag(), value.text(), self.about.values.shown())),
+            None => Ok(()),
+        }
+    }
+
+    /// A row of the page's table.
+    fn row(&self) -> String {
+        let constant = (self.default)().unwrap_or_default();
+        let default = match self.default_shown() {
+            shown if self.about.by_preset && !constant.is_empty() => format!("{shown}, else {constant}"),
+            shown if shown.is_empty() => "none".to_owned(),
+            shown => shown,
+        };
+        let values = match self.about.values {
+            Values::Any => String::new(),
+            values => values.shown(),
+        };
+        let changes = if self.may_change() { "may change" } else { "" };
+        let page = if self.about.page.is_empty() { self.help } else { self.about.page };
+        format!("| {} | {default} | {values} | {changes} | {} |\n", self.name, page.replace('|', "\\|"))
+    }
+}
+
+/// The table of all keys for docs/configuration.md, section by section.
+pub fn page_of_keys() -> String {
+    let mut page = String::new();
+    let mut sections: Vec<_> = super::RUN_KEYS.iter().map(|key| key.section).collect();
+    sections.dedup();
+    for section in &sections[..6] {
+        page += &format!("\n### {section}\n\n| key | default | values | on resume | meaning |\n");
+        page += "| --- | --- | --- | --- | --- |\n";
+        page.extend(super::RUN_KEYS.iter().filter(|key| key.section == *section).map(RunKey::row));
+    }
+    page
+}
+
+/// What `written` decides, or the `default`.
+pub(super) fn decide<W, D: Decided<W>>(name: &str, written: Option<W>, default: Option<D>) -> Result<D, ConfigError> {
+    match written {
+        Some(written) => D::of(written).map_err(ConfigError),
+        None => default.or_else(D::unsaid).ok_or_else(|| ConfigError(format!("missing field `{name}`"))),
+    }
+}
+
+/// The type of a key of a run: another than the one that it is written in, where one is named.
+macro_rules! decided {
+    ($written:ty) => {
+        $written
+    };
+    ($written:ty, $decided:ty) => {
+        $decided
+    };
+}
+
+/// A default, where there is one.
+macro_rules! default {
+    () => {
+        None
+    };
+    ($default:expr) => {
+        Some($default)
+    };
+}
+
+/// Makes [`RawConfig`](super::RawConfig), [`Config`](super::Config) and [`RUN_KEYS`](super::RUN_KEYS) of the list of keys.
+///
+/// A key is `/// Help`, `name: Type`, where a run has it in another type `=> That`, where its default is a constant
+/// `= default`, and what else is said of it, an [`About`].
+macro_rules! keys {
+    (
+        of a run { $( $section:literal { $(
+            $(#[doc = $help:literal])+ $key:ident: $type:ty $(=> $decided:ty)? $(= $default:expr)?, $about:expr;
+        )+ } )+ }
+        written alone { $( $also_section:literal { $(
+            $(#[doc = $also_help:literal])+ $also:ident: $also_type:ty, $also_about:expr;
+        )+ } )+ }
+    ) => {
+        /// Every key, section by section.
+        pub const RUN_KEYS: &[RunKey] = &[
+            $( $( RunKey {
+                name: stringify!($key),
+                section: $section,
+                help: concat!($($help),+).trim_ascii_start(),
+                about: $about,
+                of_run: true,
+                optional: <decided!($type $(, $decided)?) as Decided<$type>>::OPTIONAL,
+                switch: <$type as Value>::SWITCH,
+                parser: <$type as Value>::parser,
+                default: || {
+                    let default: Option<decided!($type $(, $decided)?)> = default!($($default)?);
+                    Decided::<$type>::written(&default?).map(|written| written.text())
+                },
+            }, )+ )+
+            $( $( RunKey {
+                name: stringify!($also),
+                section: $also_section,
+                help: concat!($($also_help),+).trim_ascii_start(),
+                about: $also_about,
+                of_run: false,
+                optional: true,
+                switch: <$also_type as Value>::SWITCH,
+                parser: <$also_type as Value>::parser,
+                default: || None,
+            }, )+ )+
+        ];
+
+        /// What a user may write, on the command line or as keys of a configuration file (`-` becomes `_`).
+        #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct RawConfig {
+            $( $(
+                $(#[doc = $help])+
+                #[serde(deserialize_with = "Value::in_file", skip_serializing_if = "Option::is_none")]
+                pub $key: Option<$type>,
+            )+ )+
+            $( $(
+                $(#[doc = $also_help])+
+                #[serde(deserialize_with = "Value::in_file", skip_serializing_if = "Option::is_none")]
+                pub $also: Option<$also_type>,
+            )+ )+
+            /// The rank that this process is; a launcher says it.
+            #[serde(skip)]
+            pub rank: Option<u32>,
+            /// How many there are.
+            #[serde(skip)]
+            pub ranks: Option<u32>,
+            /// What they are connected by, for a plan.
+            #[serde(skip)]
+            pub link: Option<Link>,
+            /// Sizes and parts of the model, as `--set` says them.
+            #[serde(skip)]
+            pub set: Vec<String>,
+            /// The same in a file: the table `[model]`.
+            #[serde(skip_serializing_if = "toml::Table::is_empty")]
+            pub model: toml::Table,
+            /// A curriculum: what a step is from some step on.
+            #[serde(skip_serializing_if = "Vec::is_empty")]
+            pub stage: Vec<RawStage>,
+        }
+
+        /// A configuration with nothing left to decide.
+        #[derive(Debug, Clone, PartialEq, Deserialize)]
+        #[serde(try_from = "RawConfig")]
+        pub struct Config {
+            $( $(
+                $(#[doc = $help])+
+                pub $key: decided!($type $(, $decided)?),
+            )+ )+
+            /// This rank: of a process and not of a run.
+            pub rank: u32,
+            /// How many there are.
+            pub ranks: u32,
+            /// What they are connected by, where a plan asks for their time.
+            pub link: Option<Link>,
+            /// What the weights are kept in where it is integers. No run has them: who scores a trained model, or
+            /// generates, asks for them.
+            pub weights: Option<Integer>,
+            /// The model.
+            pub model: ModelConfig,
+            /// The stages of a curriculum; empty where all steps are of one shape.
+            pub stage: Vec<StageConfig>,
+        }
+
+        impl RawConfig {
+            /// The keys that it says.
+            pub(super) fn given(&self) -> impl Iterator<Item = &'static RunKey> {
+                let said = [$( $( self.$key.is_some(), )+ )+ $( $( self.$also.is_some(), )+ )+];
+                RUN_KEYS.iter().zip(said).filter_map(|(key, said)| said.then_some(key))
+            }
+
+            /// What it says, and of the keys that it does not say, what `other` says; tables and `--set` are its own.
+            pub(super) fn or(self, other: RawConfig) -> RawConfig {
+                RawConfig {
+                    $( $( $key: self.$key.or(other.$key), )+ )+
+                    $( $( $also: self.$also.or(other.$also), )+ )+
+                    rank: self.rank.or(other.rank),
+                    ranks: self.ranks.or(other.ranks),
+                    link: self.link.or(other.link),
+                    ..self
+                }
+            }
+
+            /// Takes what the command line says.
+            fn take(&mut self, matches: &ArgMatches) {
+                $( $( self.$key = said(matches, stringify!($key)); )+ )+
+                $( $( self.$also = said(matches, stringify!($also)); )+ )+
+                self.set = matches.get_many("set").into_iter().flatten().cloned().collect();
+            }
+        }
+
+        impl Config {
+            /// What is `written`, and of the keys that it does not say, the constant defaults.
+            ///
+            /// # Errors
+            /// A key without either; what only a plan decides.
+            pub(super) fn complete(
+                written: RawConfig,
+                model: ModelConfig,
+                stage: Vec<StageConfig>,
+            ) -> Result<Config, ConfigError> {
+                Ok(Config {
+                    $( $( $key: decide(stringify!($key), written.$key, default!($($default)?))?, )+ )+
+                    rank: written.rank.unwrap_or(0),
+                    ranks: written.ranks.unwrap_or(1),
+                    link: written.link,
+                    weights: None,
+                    model,
+                    stage,
+                })
+            }
+
+            /// Its keys as they would be written, all of them; without the tables.
+            pub(super) fn keys_written(&self) -> RawConfig {
+                RawConfig {
+                    $( $( $key: self.$key.written(), )+ )+
+                    rank: Some(self.rank),
+                    ranks: Some(self.ranks),
+                    link: self.link,
+                    ..RawConfig::default()
+                }
+            }
+
+            /// The same as a run saves it: some keys only where they are not the default.
+            pub(super) fn keys_saved(&self) -> RawConfig {
+                let mut written = self.keys_written();
+                let mut quiet = RUN_KEYS.iter().map(|key| key.about.is_quiet());
+                $( $(
+                    if quiet.next() == Some(true) && Some(&self.$key) == default!($($default)?).as_ref() {
+                        written.$key = None;
+                    }
+                )+ )+
+                written
+            }
+
+            /// Refuses numbers that their keys do not take.
+            pub(super) fn require_bounds(&self) -> Result<(), ConfigError> {
+                let mut keys = RUN_KEYS.iter();
+                $( $( keys.next().map_or(Ok(()), |key| key.check(Decided::<$type>::written(&self.$key)))?; )+ )+
+                Ok(())
+            }
+        }
+    };
+}
+
+pub(super) use {decided, default, keys};
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::super::{ByteSize, Config, RUN_KEYS, RawConfig, presets};
+    use super::*;
+
+    fn of_preset(name: &str) -> RawConfig {
+        RawConfig { preset: Some(name.to_owned()), ..RawConfig::default() }
+    }
+
+    /// What help and page say is what a run gets that says nothing.
+    #[test]
+    fn the_defaults_are_those_of_the_configuration() {
+        let all: Vec<Config> = presets().iter().map(|p| Config::resolve(of_preset(p.name)).unwrap()).collect();
+        let tables: Vec<_> = all.iter().map(|c| toml::Table::try_from(c.keys_written()).unwrap()).collect();
+        let mut said = 0;
+        for key in RUN_KEYS.iter().filter(|key| key.of_run && !["preset", "threads", "warmup"].contains(&key.name)) {
+            let default = key.default_shown();
+            let text = |value: &toml::Value| match value {
+                toml::Value::Float(x) => Value::text(&(*x as f32)),
+                toml::Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            let values: BTreeSet<String> = tables.iter().filter_map(|table| table.get(key.name)).map(text).collect();
+            let sized = default.parse().map(|ByteSize(bytes)| bytes.to_string());
+            match values.first() {
+                Some(value) if values.len() == 1 => {
+                    let same = default.starts_with(value) || key.name == "pool" && sized.as_ref() == Ok(value);
+                    assert!(same, "{}: {value} and not {default}", key.flag());
+                    said += 1;
+                }
+                Some(_) => assert!(default.contains("preset"), "{}: {values:?}, not {default}", key.flag()),
+                None => assert!(key.optional, "{}", key.flag()),
+            }
+        }
+        assert!(said > 15, "{said}");
+    }
+
+    #[test]
+    fn a_number_that_its_key_does_not_take_is_named_with_those_it_does() {
+        for (text, says) in [
+            ("lr_end = 1.5", "--lr-end is 1.5; it must be 0 to 1"),
+            ("lr_end = nan", "--lr-end is NaN; it must be 0 to 1"),
+            ("eps = 0.0", "--eps is 0; it must be above 0"),
+            ("beta1 = 1.0", "--beta1 is 1; it must be at least 0 and below 1"),
+            ("lr = -0.1", "--lr is -0.1; it must be at least 0"),
+            ("threads = 1025", "--threads is 1025; it must be 1 to 1024"),
+            ("block = 48", "--block is 48; it must be 16, 32, 64"),
+            ("eval_tokens = 1", "--eval-tokens is 1; it must be at least 2"),
+            ("steps = 0", "--steps is 0; it must be at least 1"),
+        ] {
+            let refused = Config::resolve(toml::from_str(text).unwrap()).unwrap_err().to_string();
+            assert_eq!(refused, says, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_quiet_is_saved_where_it_is_not_the_default_and_a_run_without_it_has_that() {
+        let saved = |text: &str| toml::to_string(&Config::resolve(toml::from_str(text).unwrap()).unwrap()).unwrap();
+        let (usual, other) = (saved(""), saved("lr_end = 0.0\neps = 1e-6"));
+        assert!(!usual.contains("lr_end") && !usual.contains("\neps ="), "{usual}");
+        assert!(other.contains("lr_end = 0.0\n") && other.contains("\neps = "), "{other}");
+        let read = |text: &str| toml::from_str::<Config>(text).unwrap();
+        assert_eq!((read(&usual).lr_end, read(&usual).eps), (0.1, 1e-8));
+        assert_eq!((read(&other).lr_end, read(&other).eps), (0.0, 1e-6));
+        assert_eq!(read(&other).lr_schedule().end, 0.0);
+        assert_eq!(read(&other).optimizer().eps, 1e-6);
+    }
+
+    /// The page has what [`page_of_keys`] gives, which a failure prints.
+    #[test]
+    fn the_page_of_the_configuration_has_every_key() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/configuration.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let (_, rest) = page.split_once("<!-- The keys, from host/src/config/table.rs: -->\n").expect("a beginning");
+        let (there, _) = rest.split_once("\n<!-- The end of the keys. -->").expect("an end");
+        let expected = page_of_keys();
+        assert!(there == expected, "the table of docs/configuration.md should be:\n{expected}");
+    }
+}
