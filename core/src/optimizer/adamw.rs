@@ -1,6 +1,6 @@
 //! AdamW (Loshchilov and Hutter 2019): two moments.
 
-use super::rule::{STATES, Update};
+use super::rule::{Constants, STATES, Update};
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::ops::{self, Moved};
@@ -19,6 +19,12 @@ pub struct AdamW {
 
 impl Update for AdamW {
     const NAME: &'static str = "adamw";
+    const TAKES: &'static [&'static str] = &["beta1", "beta2", "eps"];
+
+    fn of(constants: &Constants) -> AdamW {
+        let Constants { beta1, beta2, eps, .. } = *constants;
+        AdamW { beta1, beta2, eps }
+    }
 
     fn states(&self) -> &'static [&'static str] {
         &["first_moment.", "second_moment."]

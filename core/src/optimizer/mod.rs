@@ -16,7 +16,7 @@ pub use adamw::AdamW;
 pub use factored::Factored;
 pub use in_place::InPlace;
 pub use learning::{Learning, Updater, lay};
-pub use rule::{Rule, STATES};
+pub use rule::{Constants, Rule, STATES};
 
 /// When a parameter learns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

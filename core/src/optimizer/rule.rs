@@ -8,10 +8,29 @@ use crate::ops::Moved;
 /// The most tables that a rule keeps of a parameter.
 pub const STATES: usize = 2;
 
+/// The constants that rules take; each takes its own.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Constants {
+    /// β₁, of the first moment or of Lion's blend.
+    pub beta1: f32,
+    /// β₂, of the second moment or of what Lion keeps.
+    pub beta2: f32,
+    /// What AdamW adds to its denominator.
+    pub eps: f32,
+    /// SGD's μ.
+    pub momentum: f32,
+}
+
 /// A rule that moves each element by itself: any rows of a parameter can be moved apart from the others, by any rank.
 pub(super) trait Update: Copy {
     /// Its name in settings.
     const NAME: &'static str;
+
+    /// The names of the [`Constants`] that it takes.
+    const TAKES: &'static [&'static str];
+
+    /// With these constants.
+    fn of(constants: &Constants) -> Self;
 
     /// The tables of f32 that it keeps of a parameter, [`STATES`] at the most, by what their names in files begin with.
     fn states(&self) -> &'static [&'static str];
@@ -45,6 +64,23 @@ macro_rules! rules {
         impl Rule {
             /// The names of all in settings.
             pub const NAMES: &[&str] = &[$($name::NAME,)* Self::FROZEN];
+
+            /// The rule of this name, with those of the constants that it takes.
+            pub fn named(name: &str, constants: &Constants) -> Option<Rule> {
+                match name {
+                    $($name::NAME => Some(Rule::$name($name::of(constants))),)*
+                    Self::FROZEN => Some(Rule::Frozen),
+                    _ => None,
+                }
+            }
+
+            /// The names of the constants that it takes.
+            pub const fn takes(&self) -> &'static [&'static str] {
+                match self {
+                    $(Rule::$name(_) => $name::TAKES,)*
+                    Rule::Frozen => &[],
+                }
+            }
 
             /// Its name in settings.
             pub const fn name(&self) -> &'static str {
@@ -93,7 +129,8 @@ rules! {
 }
 
 impl Rule {
-    const FROZEN: &str = "frozen";
+    /// The name of [`Rule::Frozen`].
+    pub const FROZEN: &str = "frozen";
 
     /// Whether parameters have a gradient, which counts in the global norm.
     pub const fn learns(&self) -> bool {

@@ -314,6 +314,12 @@ macro_rules! keys {
             /// The same in a file: the table `[model]`.
             #[serde(skip_serializing_if = "toml::Table::is_empty")]
             pub model: toml::Table,
+            /// What groups of parameters have of their own, as `--group` says it.
+            #[serde(skip)]
+            pub groups: Vec<String>,
+            /// The same in a file: the tables `[group.NAME]`.
+            #[serde(skip_serializing_if = "Groups::is_empty")]
+            pub group: Groups,
             /// A curriculum: what a step is from some step on.
             #[serde(skip_serializing_if = "Vec::is_empty")]
             pub stage: Vec<RawStage>,
@@ -338,6 +344,8 @@ macro_rules! keys {
             pub weights: Option<Integer>,
             /// The model.
             pub model: ModelConfig,
+            /// What groups of parameters have of their own.
+            pub group: Groups,
             /// The stages of a curriculum; empty where all steps are of one shape.
             pub stage: Vec<StageConfig>,
         }
@@ -365,7 +373,8 @@ macro_rules! keys {
             fn take(&mut self, matches: &ArgMatches) {
                 $( $( self.$key = said(matches, stringify!($key)); )+ )+
                 $( $( self.$also = said(matches, stringify!($also)); )+ )+
-                self.set = matches.get_many("set").into_iter().flatten().cloned().collect();
+                let several = |name| matches.get_many(name).into_iter().flatten().cloned().collect();
+                (self.set, self.groups) = (several("set"), several("group"));
             }
         }
 
@@ -377,6 +386,7 @@ macro_rules! keys {
             pub(super) fn complete(
                 written: RawConfig,
                 model: ModelConfig,
+                group: Groups,
                 stage: Vec<StageConfig>,
             ) -> Result<Config, ConfigError> {
                 Ok(Config {
@@ -386,6 +396,7 @@ macro_rules! keys {
                     link: written.link,
                     weights: None,
                     model,
+                    group,
                     stage,
                 })
             }
@@ -493,7 +504,7 @@ mod tests {
         assert_eq!((read(&usual).lr_end, read(&usual).eps), (0.1, 1e-8));
         assert_eq!((read(&other).lr_end, read(&other).eps), (0.0, 1e-6));
         assert_eq!(read(&other).lr_schedule().end, 0.0);
-        assert_eq!(read(&other).optimizer().eps, 1e-6);
+        assert_eq!(read(&other).eps, 1e-6);
     }
 
     /// The page has what [`page_of_keys`] gives, which a failure prints.

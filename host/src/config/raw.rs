@@ -105,7 +105,9 @@ impl RawConfig {
         let mut model = from.model.clone();
         model.extend(over.model.clone());
         let set = [&from.set[..], &over.set].concat();
-        RawConfig { set, model, stage, ..over.or(from) }
+        let (mut group, groups) = (from.group.clone(), [&from.groups[..], &over.groups].concat());
+        group.extend(over.group.clone());
+        RawConfig { set, model, group, groups, stage, ..over.or(from) }
     }
 }
 

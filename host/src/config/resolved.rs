@@ -3,7 +3,6 @@
 use capful_core::integer::Integer;
 use capful_core::model::{self, Activation, Capability, MicroBatch, Products};
 use capful_core::ops::{Kind, Pattern};
-use capful_core::optimizer::Optimizer;
 use capful_core::train;
 
 use super::error::error;
@@ -83,8 +82,10 @@ impl Config {
     /// # Errors
     /// As [`Config::resolve`].
     pub fn resolve_with(raw: RawConfig, found: &Found) -> Result<Config, ConfigError> {
+        let constants = raw.constants();
         let pattern = [("block", raw.block, 64), ("window", raw.window, 1), ("stride", raw.stride, 2)];
         let config = Config::decide(raw, found)?;
+        config.require_taken(constants)?;
         // The configuration of a run has all of them, at their defaults.
         let given = pattern.into_iter().filter(|(_, value, default)| value.is_some_and(|value| value != *default));
         let given = given.filter_map(|(name, value, _)| Some((name, value?)));
@@ -127,7 +128,8 @@ impl Config {
             chunk: Some(raw.chunk.unwrap_or(if on_gpu { GPU_CHUNK } else { 512 })),
             ..raw
         };
-        let config = Config::complete(decided, model, stage)?;
+        let group = super::optimizer::with_flags(&decided.group, &decided.groups)?;
+        let config = Config::complete(decided, model, group, stage)?.without_unused_constants();
         config.validate()?;
         Ok(config)
     }
@@ -138,6 +140,7 @@ impl Config {
     /// The first thing that does not.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.require_bounds()?;
+        self.require_optimizer()?;
         if self.steps == 0 && self.epochs.unwrap_or(0) == 0 {
             return error("--steps is 0; it must be at least 1".to_owned());
         }
@@ -332,11 +335,6 @@ impl Config {
     /// Tokens of a step; with stages of the last.
     pub fn tokens_per_step(&self) -> u64 {
         u64::from(self.batch_size) * u64::from(self.seq_len) * u64::from(self.accumulate)
-    }
-
-    /// AdamW's constants.
-    pub fn optimizer(&self) -> Optimizer {
-        Optimizer::adamw([self.beta1, self.beta2], self.eps, self.weight_decay)
     }
 
     /// The learning rate's course.

@@ -80,6 +80,7 @@ impl Config {
             // Passes were counted.
             epochs: None,
             model: toml::Table::try_from(self.model).map_err(|e| ConfigError(e.to_string()))?,
+            group: self.group.clone(),
             stage: self.stage.iter().map(StageConfig::as_written).collect(),
             ..self.keys_written()
         })

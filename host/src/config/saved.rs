@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer};
 
 use super::error::error;
-use super::{Config, ConfigError, IMPORTED, ModelConfig, RUN_KEYS, RawConfig, StageConfig};
+use super::{Config, ConfigError, Groups, IMPORTED, ModelConfig, RUN_KEYS, RawConfig, StageConfig};
 use crate::digest;
 
 /// What the first line of a saved configuration says before the digest of all that follows.
@@ -48,10 +48,12 @@ impl Serialize for Config {
             #[serde(flatten)]
             keys: RawConfig,
             model: ModelConfig,
+            #[serde(skip_serializing_if = "Groups::is_empty")]
+            group: &'a Groups,
             #[serde(skip_serializing_if = "<[_]>::is_empty")]
             stage: &'a [StageConfig],
         }
-        Saved { keys: self.keys_saved(), model: self.model, stage: &self.stage }.serialize(to)
+        Saved { keys: self.keys_saved(), model: self.model, group: &self.group, stage: &self.stage }.serialize(to)
     }
 }
 
@@ -72,7 +74,8 @@ impl TryFrom<RawConfig> for Config {
         }
         let model = ModelConfig::try_from(saved.model.clone()).map_err(ConfigError)?;
         let stage = StageConfig::scaled(&saved.stage, saved.clip.unwrap_or(1.0), None)?;
-        Config::complete(saved, model, stage)
+        let group = saved.group.clone();
+        Config::complete(saved, model, group, stage)
     }
 }
 

@@ -5,10 +5,11 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use serde::{Deserialize, Serialize};
 
 use super::key::{About, RunKey, decide, decided, default, keys};
+use super::optimizer::USUAL;
 use super::value::{Decided, Value};
 use super::{
-    Attention, BatchSize, ByteSize, ConfigError, Gradients, InvalidUtf8, LrSchedule, ModelConfig, NameOrSize, Order,
-    Precision, RawStage, Recompute, RecomputeChoice, StageConfig, Values,
+    Attention, BatchSize, ByteSize, ConfigError, Gradients, Groups, InvalidUtf8, LrSchedule, ModelConfig, NameOrSize,
+    Order, Precision, RawStage, Recompute, RecomputeChoice, RuleName, StageConfig, Values,
 };
 use crate::plan::Link;
 
@@ -91,16 +92,21 @@ keys! {
             warmup: u64, About::flag("N")
                 .shown("the preset's, as large a share of a shorter run, and at least 1 % of it")
                 .page("steps of warm-up, see [above](#the-warm-up)");
-            /// AdamW's decay of matrices
+            /// How parameters are moved: adamw, sgd (with momentum) or lion
+            optimizer: RuleName = RuleName::ADAMW, About::flag("RULE").quiet()
+                .page("how parameters are moved, see [above](#the-optimizer)");
+            /// Decay of matrices and tables
             weight_decay: f32 = 0.1, About::flag("X").by_preset().within(Values::NotNegative);
             /// The largest global norm of the gradient; 0 for no clip
             clip: f32 = 1.0, About::flag("X").within(Values::NotNegative);
-            /// AdamW's β₁
-            beta1: f32 = 0.9, About::flag("X").within(Values::BelowOne);
-            /// AdamW's β₂
-            beta2: f32 = 0.95, About::flag("X").by_preset().within(Values::BelowOne);
+            /// SGD's momentum; 0 keeps nothing
+            momentum: f32 = USUAL.momentum, About::flag("X").quiet().within(Values::BelowOne);
+            /// β₁ of AdamW and Lion
+            beta1: f32 = USUAL.beta1, About::flag("X").within(Values::BelowOne);
+            /// β₂ of AdamW and Lion
+            beta2: f32 = USUAL.beta2, About::flag("X").by_preset().within(Values::BelowOne);
             /// AdamW's ε, which is added to the denominator
-            eps: f32 = 1e-8, About::flag("X").quiet().within(Values::Positive);
+            eps: f32 = USUAL.eps, About::flag("X").quiet().within(Values::Positive);
             /// Decides initial weights, the built-in corpus, the held-out documents, their order and samples
             seed: u64 = 0, About::flag("N");
             /// Steps in a row with a loss or gradient that is not finite, which change nothing, before the run stops
@@ -202,7 +208,16 @@ impl Args for RawConfig {
             .action(ArgAction::Append)
             .help_heading("Model")
             .help("A size or a part of the model, several times; `host presets --keys PRESET` lists the keys");
-        command.args(RUN_KEYS.iter().filter_map(RunKey::arg)).arg(set)
+        let group = Arg::new("group")
+            .long("group")
+            .value_name("GROUP.KEY=VALUE")
+            .action(ArgAction::Append)
+            .help_heading("Training")
+            .help(
+                "What parameters of a group have of their own, several times: matrix, embedding, head, vector or synapse; \
+                 optimizer (or frozen), lr (a factor), weight_decay, beta1, beta2, eps, momentum",
+            );
+        command.args(RUN_KEYS.iter().filter_map(RunKey::arg)).arg(set).arg(group)
     }
 
     fn augment_args_for_update(command: Command) -> Command {

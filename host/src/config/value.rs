@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::count::{count, in_file};
 use super::{
     Attention, BatchSize, ByteSize, Gradients, InvalidUtf8, LrSchedule, NameOrSize, Order, Precision, Recompute,
-    RecomputeChoice,
+    RecomputeChoice, RuleName,
 };
 
 /// A value as it is written, on the command line or in a file.
@@ -99,7 +99,7 @@ macro_rules! parsed {
 counts!(u32, u64);
 numbers!(f32, f64);
 words!(Attention, Gradients, InvalidUtf8, LrSchedule, Order, Precision);
-parsed!(BatchSize, RecomputeChoice);
+parsed!(BatchSize, RecomputeChoice, RuleName);
 
 impl Value for bool {
     const SWITCH: bool = true;

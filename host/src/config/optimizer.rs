@@ -1,0 +1,345 @@
+//! The optimizer of a run: a rule and its constants, and what groups of parameters have of their own.
+
+use std::collections::BTreeMap;
+
+use capful_core::memory::Stacked;
+use capful_core::model::{Capability, Parameters};
+use capful_core::optimizer::{Constants, Group, Learns, Optimizer, Recipe, Rule};
+use serde::{Deserialize, Serialize};
+
+use super::error::error;
+use super::{AnyFamily, Config, ConfigError, RawConfig};
+
+/// The name of a rule of update: its place in [`Rule::NAMES`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "&'static str")]
+pub struct RuleName(usize);
+
+impl RuleName {
+    /// AdamW, the first.
+    pub const ADAMW: RuleName = RuleName(0);
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        Rule::NAMES.get(self.0).copied().unwrap_or(Rule::FROZEN)
+    }
+}
+
+impl std::str::FromStr for RuleName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<RuleName, String> {
+        let found = Rule::NAMES.iter().position(|name| *name == text).map(RuleName);
+        found.ok_or_else(|| format!("no optimizer is called '{text}'; there are {}", Rule::NAMES.join(", ")))
+    }
+}
+
+impl TryFrom<String> for RuleName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<RuleName, String> {
+        text.parse()
+    }
+}
+
+impl From<RuleName> for &'static str {
+    fn from(name: RuleName) -> &'static str {
+        name.name()
+    }
+}
+
+/// What a group of parameters has of its own: the table `[group.NAME]`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GroupConfig {
+    /// Its rule.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub optimizer: Option<RuleName>,
+    /// Factor of the learning rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lr: Option<f32>,
+    /// Weight decay.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f32>,
+    /// β₁.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beta1: Option<f32>,
+    /// β₂.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beta2: Option<f32>,
+    /// AdamW's ε.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eps: Option<f32>,
+    /// SGD's momentum.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub momentum: Option<f32>,
+}
+
+/// What groups have of their own, by their names.
+pub type Groups = BTreeMap<String, GroupConfig>;
+
+/// The groups as a file says them, with what flags say as `GROUP.KEY=VALUE` over it.
+///
+/// # Errors
+/// What is none, or a key that there is not.
+pub(super) fn with_flags(groups: &Groups, flags: &[String]) -> Result<Groups, ConfigError> {
+    let mut all = toml::Table::try_from(groups).map_err(|e| ConfigError(e.to_string()))?;
+    for flag in flags {
+        let parts = flag.split_once('=').and_then(|(key, value)| Some((key.split_once('.')?, value)));
+        let Some(((group, key), value)) = parts else {
+            return error(format!("--group {}: it is written GROUP.KEY=VALUE, as in embedding.lr=0.1", flag));
+        };
+        let value = value.parse().map_or_else(|_| value.into(), toml::Value::Float);
+        let own = all.entry(group).or_insert_with(|| toml::Table::new().into());
+        own.as_table_mut().map(|own| own.insert(key.to_owned(), value));
+    }
+    let read = |(name, own): (String, toml::Value)| {
+        let said = |e: toml::de::Error| ConfigError(format!("--group {}: {}", name, e.message().replace('`', "")));
+        Ok((name.clone(), own.try_into().map_err(said)?))
+    };
+    all.into_iter().map(read).collect()
+}
+
+impl GroupConfig {
+    /// Its constants, by their names.
+    fn constants(&self) -> [(&'static str, Option<f32>); 4] {
+        [("beta1", self.beta1), ("beta2", self.beta2), ("eps", self.eps), ("momentum", self.momentum)]
+    }
+
+    /// Refuses numbers that their keys do not take.
+    fn require_bounds(&self, group: &str) -> Result<(), ConfigError> {
+        let below_one = |x: f32| (0.0..1.0).contains(&x);
+        let not_negative = |x: f32| x.is_finite() && x >= 0.0;
+        let checks: [(&str, Option<f32>, &dyn Fn(f32) -> bool, &str); 6] = [
+            ("lr", self.lr, &not_negative, "a number of at least 0"),
+            ("weight_decay", self.weight_decay, &not_negative, "a number of at least 0"),
+            ("beta1", self.beta1, &below_one, "at least 0 and below 1"),
+            ("beta2", self.beta2, &below_one, "at least 0 and below 1"),
+            ("eps", self.eps, &|x| x.is_finite() && x > 0.0, "above 0"),
+            ("momentum", self.momentum, &below_one, "at least 0 and below 1"),
+        ];
+        match checks.into_iter().find_map(|(key, x, fits, must)| Some((key, x.filter(|x| !fits(*x))?, must))) {
+            Some((key, x, must)) => error(format!("--group {group}.{key}={x}: it must be {must}")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The groups of the parameters that `family` moves at the end of a step.
+fn groups_of(family: &AnyFamily) -> Vec<Group> {
+    let mut found = Vec::new();
+    let mut see = |p: &capful_core::model::Parameter| {
+        if p.learns == Learns::FromGradient && !found.contains(&p.group) {
+            found.push(p.group);
+        }
+        Stacked::NOTHING
+    };
+    match family {
+        AnyFamily::Transformer(model) => drop(model.parameters(&mut see)),
+        AnyFamily::NeuroGen(model) => drop(model.parameters(&mut see)),
+    }
+    found
+}
+
+fn names(groups: impl IntoIterator<Item = Group>) -> String {
+    groups.into_iter().map(Group::name).collect::<Vec<_>>().join(", ")
+}
+
+impl Config {
+    /// How every group of parameters is moved.
+    pub fn optimizer(&self) -> Optimizer {
+        let base = Optimizer::new(self.rule(&GroupConfig::default()), self.weight_decay);
+        Group::ALL.into_iter().fold(base, |optimizer, group| {
+            let Some(own) = self.group.get(group.name()) else { return optimizer };
+            let usual = optimizer.of(group);
+            let (rate, decay) = (own.lr.unwrap_or(usual.rate), own.weight_decay.unwrap_or(usual.decay));
+            optimizer.with(group, Recipe { rule: self.rule(own), rate, decay })
+        })
+    }
+
+    /// The rule of a group.
+    fn rule(&self, own: &GroupConfig) -> Rule {
+        let constants = Constants {
+            beta1: own.beta1.unwrap_or(self.beta1),
+            beta2: own.beta2.unwrap_or(self.beta2),
+            eps: own.eps.unwrap_or(self.eps),
+            momentum: own.momentum.unwrap_or(self.momentum),
+        };
+        // Names are those of rules.
+        Rule::named(own.optimizer.unwrap_or(self.optimizer).name(), &constants).unwrap_or(Rule::Frozen)
+    }
+
+    /// What the optimizer is where it is not AdamW for all, a line.
+    pub fn optimizer_line(&self) -> Option<String> {
+        if self.optimizer == RuleName::ADAMW && self.group.is_empty() {
+            return None;
+        }
+        let mut line = format!("optimizer: {}", self.rule(&GroupConfig::default()).name());
+        for (name, own) in &self.group {
+            let Some(group) = Group::ALL.into_iter().find(|group| group.name() == name) else { continue };
+            let optimizer = self.optimizer();
+            let Recipe { rule, rate, decay } = *optimizer.of(group);
+            line += &format!("; {name}: {}", rule.name());
+            if rule.learns() {
+                line += &format!(", {rate} × the learning rate, decay {decay}");
+                let constants = own.constants().into_iter().filter_map(|(key, x)| Some(format!(", {key} {}", x?)));
+                line.extend(constants);
+            }
+        }
+        Some(line)
+    }
+
+    /// Refuses groups that the model does not have or cannot freeze, and constants that a rule does not take.
+    pub(super) fn require_optimizer(&self) -> Result<(), ConfigError> {
+        let family = self.family();
+        let there = groups_of(&family);
+        if self.optimizer.name() == Rule::FROZEN {
+            return error(
+                "--optimizer frozen: nothing would learn; freeze groups, as in --group embedding.optimizer=frozen"
+                    .into(),
+            );
+        }
+        for (name, own) in &self.group {
+            let Some(group) = Group::ALL.into_iter().find(|group| group.name() == name) else {
+                return error(format!("--group {}: there are the groups {}", name, names(Group::ALL)));
+            };
+            if !there.contains(&group) {
+                return error(format!("--group {name}: this model has the groups {}", names(there)));
+            }
+            own.require_bounds(name)?;
+            let rule = self.rule(own);
+            if !rule.learns()
+                && let Some(why) = family.lacks(Capability::Frozen(group))
+            {
+                return error(format!("--group {name}.optimizer=frozen: {why}"));
+            }
+            let given = own.constants().into_iter().filter(|(_, x)| x.is_some()).map(|(key, _)| key);
+            if let Some(key) = { given }.find(|key| !rule.takes().contains(key)) {
+                return error(format!("--group {name}.{key}: {} takes no {key}", rule.name()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether some group's rule takes the constant `key`.
+    fn uses(&self, key: &str) -> bool {
+        let optimizer = self.optimizer();
+        Group::ALL.into_iter().any(|group| optimizer.of(group).rule.takes().contains(&key))
+    }
+
+    /// Refuses constants that `raw` says and no rule of this run takes. The configuration of a run has all of them, those at
+    /// their defaults.
+    pub(super) fn require_taken(&self, raw: [Option<f32>; 4]) -> Result<(), ConfigError> {
+        let said = raw
+            .into_iter()
+            .zip(Self::CONSTANTS)
+            .filter_map(|(x, (key, usual))| Some((key, x.filter(|x| *x != usual)?)));
+        match { said }.find(|(key, _)| !self.uses(key)) {
+            Some((key, x)) => {
+                let rule = self.optimizer.name();
+                error(format!("--{key} {x}: {rule} takes no {key}; leave it away, or name another --optimizer"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Those that rules take, at their defaults.
+    const CONSTANTS: [(&'static str, f32); 4] =
+        [("beta1", USUAL.beta1), ("beta2", USUAL.beta2), ("eps", USUAL.eps), ("momentum", USUAL.momentum)];
+
+    /// The constants that no rule of this run takes at their defaults: what a preset says of them is not used.
+    pub(super) fn without_unused_constants(mut self) -> Config {
+        let unused = Self::CONSTANTS.map(|(key, _)| !self.uses(key));
+        let places = [&mut self.beta1, &mut self.beta2, &mut self.eps, &mut self.momentum];
+        for ((place, (_, usual)), _) in
+            places.into_iter().zip(Self::CONSTANTS).zip(unused).filter(|(_, unused)| *unused)
+        {
+            *place = usual;
+        }
+        self
+    }
+}
+
+/// The constants where nothing is said.
+pub(super) const USUAL: Constants = Constants { beta1: 0.9, beta2: 0.95, eps: 1e-8, momentum: 0.9 };
+
+impl RawConfig {
+    /// The constants of rules that it says.
+    pub(super) const fn constants(&self) -> [Option<f32>; 4] {
+        [self.beta1, self.beta2, self.eps, self.momentum]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolved(text: &str) -> Result<Config, String> {
+        Config::resolve(toml::from_str(text).unwrap()).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn groups_have_what_is_theirs_and_the_runs_otherwise() {
+        let config = resolved(
+            "preset = 'llama-tiny'\nweight_decay = 0.2\n[group.vector]\nlr = 0.5\n[group.matrix]\nbeta2 = 0.98\nweight_decay = 0.3\n\
+             [group.embedding]\noptimizer = 'frozen'",
+        )
+        .unwrap();
+        let optimizer = config.optimizer();
+        let adamw = |beta2| Rule::named("adamw", &Constants { beta2, ..USUAL }).unwrap();
+        assert_eq!(*optimizer.of(Group::Matrix), Recipe { rule: adamw(0.98), rate: 1.0, decay: 0.3 });
+        assert_eq!(*optimizer.of(Group::Vector), Recipe { rule: adamw(0.95), rate: 0.5, decay: 0.0 });
+        assert_eq!(*optimizer.of(Group::Head), Recipe { rule: adamw(0.95), rate: 1.0, decay: 0.2 });
+        assert_eq!(optimizer.of(Group::Embedding).rule, Rule::Frozen);
+        let flags = RawConfig {
+            preset: Some("llama-tiny".to_owned()),
+            weight_decay: Some(0.2),
+            groups: ["vector.lr=0.5", "matrix.beta2=0.98", "matrix.weight_decay=0.3", "embedding.optimizer=frozen"]
+                .map(str::to_owned)
+                .to_vec(),
+            ..RawConfig::default()
+        };
+        assert_eq!(Config::resolve(flags).unwrap(), config);
+        // It is saved and read back, and goes on; with other groups it does not.
+        let text = toml::to_string(&config).unwrap();
+        assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
+        assert_eq!(config.resumed(RawConfig::default()).unwrap(), config);
+        let other = RawConfig { groups: vec!["vector.lr=0.25".to_owned()], ..RawConfig::default() };
+        let message = config.resumed(other).unwrap_err().to_string();
+        assert!(message.contains("cannot change when a run goes on") && message.contains("group"), "{message}");
+    }
+
+    #[test]
+    fn wrong_settings_of_groups_are_refused_in_one_line() {
+        for (text, expected) in [
+            ("optimizer = 'adam'", "there are adamw"),
+            ("optimizer = 'frozen'", "nothing would learn"),
+            ("momentum = 0.5", "--momentum 0.5: adamw takes no momentum"),
+            ("[group.bias]\nlr = 1.0", "groups matrix, embedding, head, vector, synapse"),
+            ("[group.synapse]\nlr = 1.0", "this model has the groups embedding, matrix, head, vector"),
+            ("preset = 'neurogen-tiny'\n[group.embedding]\nlr = 1.0", "this model has the groups matrix, synapse"),
+            ("[group.vector]\noptimizer = 'frozen'", "always learn"),
+            ("preset = 'neurogen-tiny'\n[group.matrix]\noptimizer = 'frozen'", "rule=frozen"),
+            ("[group.matrix]\nlr = -1.0", "--group matrix.lr=-1: it must be a number of at least 0"),
+            ("[group.matrix]\nmomentum = 0.5", "adamw takes no momentum"),
+            ("[group.matrix]\nbeta1 = 1.0", "below 1"),
+        ] {
+            let message = match toml::from_str(text) {
+                Ok(raw) => Config::resolve(raw).unwrap_err().to_string(),
+                Err(e) => e.message().to_owned(),
+            };
+            assert!(message.contains(expected) && !message.contains('\n'), "{text}: {message}");
+        }
+        let flag = |flag: &str| Config::resolve(RawConfig { groups: vec![flag.to_owned()], ..RawConfig::default() });
+        for (given, expected) in [
+            ("lr=1", "GROUP.KEY=VALUE"),
+            ("matrix.lr", "GROUP.KEY=VALUE"),
+            ("matrix.rate=1", "unknown field rate"),
+            ("matrix.lr=fast", "matrix"),
+            ("matrix.optimizer=adam", "there are adamw"),
+        ] {
+            let message = flag(given).unwrap_err().to_string();
+            assert!(message.contains(expected) && !message.contains('\n'), "{given}: {message}");
+        }
+    }
+}
