@@ -46,6 +46,7 @@ macro_rules! for_each_operation {
             Rescale,
             Rotate,
             Sample,
+            Sgd,
             Spike,
             SpikeGrad,
             SquaredNorm,

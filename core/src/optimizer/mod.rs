@@ -9,6 +9,7 @@ mod factored;
 mod in_place;
 mod learning;
 mod rule;
+mod sgd;
 mod shared;
 mod weights;
 
@@ -17,6 +18,7 @@ pub use factored::Factored;
 pub use in_place::InPlace;
 pub use learning::{Learning, Updater, lay};
 pub use rule::{Constants, Rule, STATES};
+pub use sgd::Sgd;
 
 /// When a parameter learns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! What a rule of update says of itself, and the list of rules.
 
 use super::adamw::AdamW;
+use super::sgd::Sgd;
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::ops::Moved;
@@ -126,6 +127,7 @@ macro_rules! rules {
 
 rules! {
     AdamW,
+    Sgd,
 }
 
 impl Rule {

@@ -34,6 +34,11 @@ const UNTIED: &str = "preset = 'pythia-tiny'\n[model]\nlayers = 3\nd_model = 72\
 const FACTORISED: &str = "preset = 'yxanul-tiny'\n[model]\nlayers = 3\nd_model = 73\nheads = 3\nkv_heads = 1\nd_ff = 97\n\
                           head_size = 26\nrank = 51\nbias = true";
 
+/// Rules that keep two tables, one and none of a parameter, beside one that does not learn.
+const MIXED: &str = "preset = 'pythia-tiny'\n[model]\nlayers = 3\nd_model = 72\nheads = 3\nd_ff = 97\nhead_size = 24\n\
+                     [group.embedding]\noptimizer = 'frozen'\n[group.head]\noptimizer = 'sgd'\nmomentum = 0.0\n\
+                     [group.vector]\noptimizer = 'sgd'\nlr = 0.5\nweight_decay = 0.01";
+
 const EXACT: Run = Run { device: "cpu", model: UNTIED, exact: true, zero: 1, micro: 6, clip: 1.0 };
 const PLAIN: Run = Run { exact: false, ..EXACT };
 
@@ -136,7 +141,9 @@ fn apart(a: &[u32], b: &[u32]) -> f64 {
 
 #[test]
 fn exact_ranks_have_the_bits_of_one_whatever_their_number() {
-    for (device, model) in [("cpu", UNTIED), ("cpu", FACTORISED), ("reference", UNTIED), ("reference", FACTORISED)] {
+    let cases =
+        [UNTIED, FACTORISED, MIXED].into_iter().flat_map(|model| ["cpu", "reference"].map(|device| (device, model)));
+    for (device, model) in cases {
         let run = Run { device, model, ..EXACT };
         let alone = train(run, 1);
         let expected = moments(&alone);

@@ -25,6 +25,7 @@ mod mixtures;
 mod neurogen;
 mod no_alloc;
 mod non_finite;
+mod optimizers;
 mod profile;
 mod pythia;
 mod ranks;

@@ -34,6 +34,7 @@ mod qk_norm_grad;
 mod quantise_rows;
 mod readout;
 mod rotate;
+mod sgd;
 pub mod simd;
 mod spike;
 mod spike_grad;

@@ -5,7 +5,7 @@ use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Epilogue, Gelu, HeadGrad,
     HeadLoss, Heads, IGNORE, Kind, Linear, LinearGrad, Moved, Norm, NormGrad, NormKind, Pattern, QkNorm, QkNormGrad,
-    Rotary, RotaryScaling, Rotate, SquaredNorm, SwiGlu, SwiGluGrad,
+    Rotary, RotaryScaling, Rotate, Sgd, SquaredNorm, SwiGlu, SwiGluGrad,
 };
 use capful_core::optimizer::Group;
 use capful_core::random::Random;
@@ -463,37 +463,62 @@ fn squared_norm() {
     }
 }
 
-#[test]
-fn adamw_moves_as_defined_to_the_bit_and_not_at_all_without_a_norm() {
+/// What an update moves: `elements` parameters of a norm and, as some precisions have them, in halves.
+fn moved(b: &mut Bench, elements: u32, squared_norm: f32) -> [Moved; 2] {
+    let corrections = [[0.3, 0.1]; Group::COUNT];
+    let moved = Moved {
+        weight: b.normal(matrix(1, elements), 1.0),
+        remainder: None,
+        gradient: b.normal(matrix(1, elements), 1.0),
+        settings: b.settings(Settings { learning_rate: 0.01, clip: 2.0, corrections, ..Settings::UNIT }),
+        results: b.results(0.0, squared_norm),
+        group: Group::Matrix,
+        rate: 0.75,
+        decay: 0.1,
+    };
+    let remainder = Some(Region { dtype: Dtype::Remainder, ..b.normal(matrix(1, elements), 1.0) });
+    [moved, Moved { weight: Region { dtype: Dtype::Bf16, ..moved.weight }, remainder, ..moved }]
+}
+
+/// Every rule moves as defined, to the bit, and not at all without a norm; whatever the bits of a remainder.
+fn moves_as_defined<O: Operation + std::fmt::Debug>(build: impl Fn(&mut Bench, Moved, u32) -> O) {
     for (elements, squared_norm) in [(1, 0.5), (100, 16.0), (50_001, 16.0), (7, f32::NAN), (7, f32::INFINITY)] {
         let mut b = Bench::new(1);
+        let [alone, split] = moved(&mut b, elements, squared_norm);
+        let op = build(&mut b, alone, elements);
+        b.witness(op, None);
+        for op in [op, build(&mut b, split, elements)] {
+            assert!(b.on_cpu(op, 2) == b.after(|reference| reference.run(&op.into()).unwrap()), "{}", O::NAME);
+        }
+    }
+}
+
+#[test]
+fn rules_move_as_defined_to_the_bit_and_not_at_all_without_a_norm() {
+    moves_as_defined(|b, moved, elements| {
         let second = b.normal(matrix(1, elements), 1.0);
         let squares: Vec<f32> = numbers(second, &b.words).iter().map(|x| x * x).collect();
         b.set(second, &squares);
-        let corrections = [[0.3, 0.1]; Group::COUNT];
-        let moved = Moved {
-            weight: b.normal(matrix(1, elements), 1.0),
-            remainder: None,
-            gradient: b.normal(matrix(1, elements), 1.0),
-            settings: b.settings(Settings { learning_rate: 0.01, clip: 2.0, corrections, ..Settings::UNIT }),
-            results: b.results(0.0, squared_norm),
-            group: Group::Matrix,
-            rate: 0.75,
-            decay: 0.1,
-        };
-        let first = b.normal(matrix(1, elements), 1.0);
-        let op = AdamW { moved, first, second, beta1: 0.9, beta2: 0.95, eps: 1e-8 };
-        b.witness(op, None);
-        assert!(b.on_cpu(op, 2) == b.after(|reference| reference.run(&op.into()).unwrap()));
-        // Weights with remainders, of whatever bits, and moments that are no f32.
-        let remainder = Some(Region { dtype: Dtype::Remainder, ..b.normal(matrix(1, elements), 1.0) });
-        let weight = Region { dtype: Dtype::Bf16, ..moved.weight };
-        let split = AdamW { moved: Moved { weight, remainder, ..moved }, ..op };
-        assert!(b.on_cpu(split, 2) == b.after(|reference| reference.run(&split.into()).unwrap()));
-        let halved = AdamW { first: Region { dtype: Dtype::Bf16, ..op.first }, ..op };
-        let mut cpu = b.cpu(halved, 1);
-        let moved = cpu.run(&halved.into());
-        assert_eq!(moved.is_err(), squared_norm.is_finite(), "{moved:?}");
+        AdamW { moved, first: b.normal(matrix(1, elements), 1.0), second, beta1: 0.9, beta2: 0.95, eps: 1e-8 }
+    });
+    moves_as_defined(|b, moved, elements| Sgd {
+        moved,
+        buffer: Some(b.normal(matrix(1, elements), 1.0)),
+        momentum: 0.9,
+    });
+    moves_as_defined(|_, moved, _| Sgd { moved, buffer: None, momentum: 0.0 });
+}
+
+#[test]
+fn state_that_is_no_f32_is_an_error_where_it_is_read() {
+    for squared_norm in [16.0, f32::NAN] {
+        let mut b = Bench::new(1);
+        let [moved, _] = moved(&mut b, 7, squared_norm);
+        let [first, second] = [(); 2].map(|()| b.normal(matrix(1, 7), 1.0));
+        let op =
+            AdamW { moved, first: Region { dtype: Dtype::Bf16, ..first }, second, beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+        let done = b.cpu(op, 1).run(&op.into());
+        assert_eq!(done.is_err(), squared_norm.is_finite(), "{done:?}");
     }
 }
 

@@ -66,6 +66,7 @@ mod readout_tensor;
 mod rescale;
 mod rotate;
 mod sample;
+mod sgd;
 mod spike;
 mod spike_chain;
 mod spike_grad;

@@ -8,7 +8,7 @@ use capful_core::ops::{
     AdamW, AllGather, AllToAll, Attention, AttentionGrad, CachedAttention, Carry, Context, ContextGrad, Embed,
     EmbedGrad, EmbedUpdate, FactoredUpdate, Gelu, HeadLoss, Inhibit, Kind, Linear, LinearGrad, MaxParts, Memory,
     MemoryGrad, Modulate, MostLikely, Norm, NormGrad, NormKind, PieceNorms, QkNorm, QkNormGrad, Quantise, QuantiseRows,
-    Readout, ReadoutGrad, Rescale, Rotate, Sample, Spike, SpikeGrad, SquaredNorm, SumNorms, SumParts, SwiGlu,
+    Readout, ReadoutGrad, Rescale, Rotate, Sample, Sgd, Spike, SpikeGrad, SquaredNorm, SumNorms, SumParts, SwiGlu,
     SwiGluGrad, SynapseGrad, SynapseInputGrad, Taps, TapsGrad,
 };
 use capful_core::with_operation;
@@ -105,6 +105,7 @@ without_scratch!(
     Rescale,
     Rotate,
     Sample,
+    Sgd,
     SpikeGrad,
     SumNorms,
     SumParts,

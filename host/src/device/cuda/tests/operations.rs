@@ -3,9 +3,10 @@
 use capful_core::generate::Sampler;
 use capful_core::memory::{Dtype, Region, Sections};
 use capful_core::ops::{
-    AdamW, Affine, AffineGrad, Embed, EmbedGrad, Gelu, Heads, MaxParts, MostLikely, Norm, NormGrad, NormKind,
-    PieceNorms, QkNorm, QkNormGrad, Sample, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad,
+    AdamW, Affine, AffineGrad, Embed, EmbedGrad, Gelu, Heads, MaxParts, MostLikely, Moved, Norm, NormGrad, NormKind,
+    PieceNorms, QkNorm, QkNormGrad, Sample, Sgd, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad,
 };
+use capful_core::optimizer::Group;
 use capful_core::random::Random;
 use capful_core::remainder;
 use capful_core::train::Settings;
@@ -401,23 +402,27 @@ fn the_largest_of_parts() {
     }
 }
 
-/// AdamW of `count` weights like `values`; in bf16 with remainders, where it is so `split`.
-fn adamw(l: &mut Lay, values: &[f32], split: bool, squared_norm: f32) -> AdamW {
-    let (count, shape) = (values.len() as u32, [1, 1, 1, values.len() as u32]);
-    let weight = l.kept(shape, values.to_vec());
-    let gradient = l.gradient(shape, true);
-    let first = l.exact(shape, 0.1);
-    let second = l.values(shape, (0..count).map(|i| (i % 17) as f32 * 0.01).collect());
-    let moved = Moved {
-        weight,
-        gradient,
+/// What an update moves, with weights like `values`; in bf16 with remainders, where it is so `split`.
+fn parameters(l: &mut Lay, values: &[f32], split: bool, squared_norm: f32) -> Moved {
+    let shape = [1, 1, 1, values.len() as u32];
+    Moved {
+        weight: l.kept(shape, values.to_vec()),
+        gradient: l.gradient(shape, true),
         settings: control(l)[0],
         results: l.results(0.0, squared_norm),
         remainder: if split { l.remainders(shape, values.to_vec()) } else { None },
         group: Group::Head,
         rate: 0.75,
         decay: 0.1,
-    };
+    }
+}
+
+/// AdamW of weights like `values`.
+fn adamw(l: &mut Lay, values: &[f32], split: bool, squared_norm: f32) -> AdamW {
+    let (count, shape) = (values.len() as u32, [1, 1, 1, values.len() as u32]);
+    let moved = parameters(l, values, split, squared_norm);
+    let first = l.exact(shape, 0.1);
+    let second = l.values(shape, (0..count).map(|i| (i % 17) as f32 * 0.01).collect());
     AdamW { moved, first, second, beta1: 0.9, beta2: 0.95, eps: 1e-8 }
 }
 
@@ -428,11 +433,18 @@ fn drawn(count: u32) -> Vec<f32> {
 }
 
 #[test]
-fn adamw_with_and_without_remainders() {
+fn rules_with_and_without_remainders() {
     let mut bench = Bench::new();
     for (count, squared_norm) in [(1, 0.25), (1000, 9.0), (70_001, 9.0), (300, f32::NAN), (300, f32::INFINITY)] {
         for split in [false, true] {
             bench.agree(|l| adamw(l, &drawn(count), split, squared_norm));
+            for momentum in [0.0, 0.9] {
+                bench.agree(|l| {
+                    let moved = parameters(l, &drawn(count), split, squared_norm);
+                    let buffer = (momentum > 0.0).then(|| l.exact([1, 1, 1, count], 0.1));
+                    Sgd { moved, buffer, momentum }
+                });
+            }
         }
     }
 }

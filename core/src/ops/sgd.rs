@@ -1,0 +1,110 @@
+//! Stochastic gradient descent with momentum over a range of parameters, as PyTorch's `torch.optim.SGD` has it.
+
+use super::moved::{Factors, Moved};
+use crate::device::{Operand, Operation, OperationError};
+use crate::memory::{Arena, Region};
+
+/// With g the clipped gradient plus `decay · w`: `b = μ b + g`, `w = w − lr · b`; without a buffer `w = w − lr · g`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sgd {
+    /// The parameters.
+    pub moved: Moved,
+    /// `[n]`: b.
+    pub buffer: Option<Region>,
+    /// μ.
+    pub momentum: f32,
+}
+
+impl Sgd {
+    /// The update of one element: the new weight, and the new b.
+    #[inline(always)]
+    pub fn element(&self, f: &Factors, weight: f32, gradient: f32, buffer: f32) -> (f32, f32) {
+        let g = gradient * f.gradient + self.moved.decay * weight;
+        let b = self.momentum * buffer + g;
+        (weight - f.rate * b, b)
+    }
+
+    fn states(&self) -> heapless::Vec<(&'static str, Region), 1> {
+        self.buffer.into_iter().map(|buffer| ("buffer", buffer)).collect()
+    }
+}
+
+impl Operation for Sgd {
+    const NAME: &'static str = "sgd";
+
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        self.moved.operands(&self.states(), visit);
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        self.expect(self.buffer.is_some() || self.momentum == 0.0, "buffer")?;
+        self.moved.validate(self, &self.states())
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        self.moved.each([self.buffer, None], arena, |factors, weight, gradient, [buffer, none]| {
+            let (weight, buffer) = self.element(factors, weight, gradient, buffer);
+            (weight, [buffer, none])
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Single;
+    use crate::device::check;
+    use crate::ops::testing::Bench;
+    use crate::optimizer::Group;
+    use crate::train::{Results, Settings};
+
+    fn case(b: &mut Bench<256>, momentum: f32) -> Sgd {
+        let moved = Moved {
+            weight: b.normal([1, 1, 1, 13], 1, 1.0),
+            remainder: None,
+            gradient: b.normal([1, 1, 1, 13], 2, 1.0),
+            settings: b.settings(Settings { learning_rate: 0.01, clip: 2.0, ..Settings::UNIT }),
+            results: b.results(Results { loss: 0.0, squared_norm: 16.0 }),
+            group: Group::Matrix,
+            rate: 2.0,
+            decay: 0.1,
+        };
+        let buffer = (momentum != 0.0).then(|| b.values([1, 1, 1, 13], &[0.0; 13]));
+        Sgd { moved, buffer, momentum }
+    }
+
+    #[test]
+    fn three_updates_agree_with_f64() {
+        for momentum in [0.0, 0.9] {
+            let mut bench = Bench::<256>::new();
+            let op = case(&mut bench, momentum);
+            let mut w: [f64; 13] = core::array::from_fn(|i| f64::from(bench.get(op.moved.weight)[i]));
+            let mut b = [0.0; 13];
+            for _ in 0..3 {
+                bench.run(op);
+                for i in 0..13 {
+                    // A norm of 4 against a clip of 2: half the gradient.
+                    let g = f64::from(bench.get(op.moved.gradient)[i]) * 2.0 / (4.0 + 1e-6) + 0.1 * w[i];
+                    b[i] = f64::from(momentum) * b[i] + g;
+                    w[i] -= 0.02 * b[i];
+                    let found = f64::from(bench.get(op.moved.weight)[i]);
+                    approx::assert_relative_eq!(found, w[i], max_relative = 2e-6, epsilon = 1e-7);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn momentum_without_a_buffer_is_an_error() {
+        let mut b = Bench::<256>::new();
+        let op = case(&mut b, 0.9);
+        assert_eq!(check(&op.into(), &Single), Ok(()));
+        let without = Sgd { buffer: None, ..op };
+        let error = OperationError::Shape { operation: "sgd", operand: "buffer" };
+        assert_eq!(check(&without.into(), &Single), Err(error));
+    }
+}

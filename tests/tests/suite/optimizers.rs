@@ -1,0 +1,167 @@
+//! Rules of update, and groups of parameters with settings of their own: against PyTorch, and in runs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use capful_core::device::{Device as _, Op, Reference};
+use capful_core::memory::{Arena, Dtype, Region, Space};
+use capful_core::ops::{Moved, Sgd};
+use capful_core::optimizer::Group;
+use capful_core::train::{Results, Settings};
+use capful_tests::binary::{TINY, directory, host};
+use capful_tests::safetensors::{self, Tensor};
+use serde_json::Value;
+
+/// `region` of `values.len()` f32 at the front of what is free of `words`.
+fn lay(words: &mut [u64], used: &mut u64, values: &[f32]) -> Region {
+    let region =
+        Region { space: Space::Arena, dtype: Dtype::F32, offset: *used, shape: [1, 1, 1, values.len() as u32] };
+    *used = region.end().next_multiple_of(8);
+    let [mut view] = Arena::new(words).views([Some(region)]).unwrap();
+    view.f32_mut().unwrap().copy_from_slice(values);
+    region
+}
+
+fn numbers(values: &Value) -> Vec<f32> {
+    values.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+/// tests/fixtures/optimizers.json has what PyTorch's optimizers make of given gradients: tests/peers/optimizer_fixture.py.
+#[test]
+fn rules_move_as_pytorchs_optimizers() {
+    let text = include_str!("../../fixtures/optimizers.json");
+    let cases: Value = serde_json::from_str(text).unwrap();
+    let cases = cases["cases"].as_array().unwrap();
+    for case in cases {
+        let (mut words, mut used) = (vec![0u64; 1024], 0);
+        let weights = numbers(&case["weights"]);
+        let number = |key: &str| case[key].as_f64().unwrap() as f32;
+        // Nothing is clipped.
+        let settings = Settings { learning_rate: number("lr"), clip: f32::INFINITY, ..Settings::UNIT };
+        let gradients = case["gradients"].as_array().unwrap();
+        let moved = Moved {
+            weight: lay(&mut words, &mut used, &weights),
+            remainder: None,
+            gradient: lay(&mut words, &mut used, &numbers(&gradients[0])),
+            settings: lay(&mut words, &mut used, &<[f32; 14]>::from(settings)),
+            results: lay(&mut words, &mut used, &<[f32; 2]>::from(Results { loss: 0.0, squared_norm: 1.0 })),
+            group: Group::Matrix,
+            rate: 1.0,
+            decay: number("weight_decay"),
+        };
+        let state = lay(&mut words, &mut used, &vec![0.0; weights.len()]);
+        let op: Op = match case["rule"].as_str().unwrap() {
+            "sgd" => {
+                let momentum = number("momentum");
+                Sgd { moved, buffer: (momentum > 0.0).then_some(state), momentum }.into()
+            }
+            other => panic!("{other}"),
+        };
+        for (gradient, after) in gradients.iter().zip(case["after"].as_array().unwrap()) {
+            let mut reference = Reference { arena: Arena::new(&mut words) };
+            let [mut view] = reference.arena.views([Some(moved.gradient)]).unwrap();
+            view.f32_mut().unwrap().copy_from_slice(&numbers(gradient));
+            reference.run(&op).unwrap();
+            for (found, expected) in reference.arena.f32(moved.weight).unwrap().iter().zip(numbers(after)) {
+                approx::assert_relative_eq!(*found, expected, max_relative = 1e-6, epsilon = 1e-7);
+            }
+        }
+    }
+    assert!(cases.len() >= 3);
+}
+
+/// Five rules, or groups of rules, of which each keeps something else.
+const KINDS: [(&str, &str); 3] = [
+    ("sgd", "--optimizer sgd --lr 0.05"),
+    ("plain", "--optimizer sgd --momentum 0 --lr 0.05"),
+    (
+        "mixed",
+        "--group embedding.optimizer=frozen --group head.optimizer=sgd --group head.lr=10 --group vector.lr=0.5 \
+         --group matrix.beta2=0.9",
+    ),
+];
+
+fn last(dir: &Path, run: &str, step: u32) -> [BTreeMap<String, Tensor>; 2] {
+    let checkpoint = dir.join(run).join(format!("checkpoint-{step:08}"));
+    ["model.safetensors", "optimizer.safetensors"].map(|name| safetensors::read(&checkpoint.join(name)))
+}
+
+fn losses(dir: &Path, run: &str) -> Vec<f64> {
+    let text = fs::read_to_string(dir.join(run).join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter_map(|line| line["loss"].as_f64()).collect()
+}
+
+#[test]
+fn runs_of_every_rule_learn_and_go_on_to_the_same_bits_alone_and_as_a_rank() {
+    let dir = directory();
+    let dir = dir.path();
+    for (name, flags) in KINDS {
+        let line = format!("train {TINY} {flags} --schedule constant --warmup 1 --threads 1 --log-every 1");
+        host(dir, &format!("{line} --steps 12 --out {name}")).ok();
+        let losses = losses(dir, name);
+        assert!(losses[11] < losses[0] - 0.1, "{name}: {losses:?}");
+        host(dir, &format!("{line} --steps 5 --out {name}-on")).ok();
+        host(dir, &format!("train --resume --steps 12 --out {name}-on")).ok();
+        assert!(last(dir, &format!("{name}-on"), 12) == last(dir, name, 12), "{name}: resumed, other bits");
+        // As a rank lays it, which adds up micro-batch by micro-batch: of one, the same sums.
+        host(dir, &format!("{line} --steps 12 --exact-ranks --out {name}-rank")).ok();
+        assert!(last(dir, &format!("{name}-rank"), 12)[0] == last(dir, name, 12)[0], "{name}: as a rank, other bits");
+    }
+}
+
+#[test]
+fn a_rule_keeps_what_it_says_and_what_is_frozen_stays_as_it_was() {
+    let dir = directory();
+    let dir = dir.path();
+    let plan = |flags: &str| {
+        let plan = host(dir, &format!("plan {TINY} {flags} --json")).planned().json();
+        let role = |role: &str| -> u64 {
+            let entries = plan["regions"].as_array().unwrap().iter().filter(|line| line["role"] == role);
+            entries.map(|line| line["bytes"].as_u64().unwrap()).sum()
+        };
+        [role("gradient"), role("moment")]
+    };
+    let [gradients, moments] = plan("");
+    assert_eq!(moments, 2 * gradients);
+    assert_eq!(plan("--optimizer sgd"), [gradients, gradients]);
+    assert_eq!(plan("--optimizer sgd --momentum 0"), [gradients, 0]);
+    let table = 4 * 300u64.next_multiple_of(64) * 16;
+    let [some, _] = plan("--group embedding.optimizer=frozen");
+    assert!((gradients - table..gradients).contains(&some), "{some} of {gradients}");
+
+    let (_, mixed) = KINDS[2];
+    host(dir, &format!("train {TINY} {mixed} --steps 3 --save-every 1 --keep 9 --out run")).ok();
+    let [[first, _], [after, optimizer]] = [1, 3].map(|step| last(dir, "run", step));
+    for (name, tensor) in &first {
+        let frozen = name.contains("embed_in");
+        assert_eq!(after[name] == *tensor, frozen, "{name}");
+        let kept = |prefix: &str| optimizer.contains_key(&format!("{prefix}{name}"));
+        let head = name.contains("embed_out");
+        assert_eq!([kept("first_moment."), kept("second_moment.")], [!frozen && !head; 2], "{name}");
+        assert_eq!(kept("momentum."), head, "{name}");
+    }
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
+    let dir = directory();
+    for (flags, says) in [
+        ("--optimizer adam", "there are adamw"),
+        ("--momentum 0.5", "adamw takes no momentum"),
+        ("--optimizer sgd --beta1 0.5", "sgd takes no beta1"),
+        ("--group vector.optimizer=frozen", "biases and gains always learn"),
+        ("--group synapse.lr=2", "this model has the groups"),
+        ("--group bias.lr=2", "there are the groups matrix"),
+        ("--group matrix=2", "GROUP.KEY=VALUE"),
+        ("--preset neurogen-tiny --group embedding.lr=2", "this model has the groups"),
+    ] {
+        let preset = if flags.contains("--preset") { "" } else { TINY };
+        host(dir.path(), &format!("train {preset} {flags} --out run")).refused(2, &[says]);
+        assert!(!dir.path().join("run").exists(), "{flags}");
+    }
+    host(dir.path(), &format!("train {TINY} --optimizer sgd --steps 2 --out run")).ok();
+    let says = ["--optimizer cannot change when a run goes on"];
+    host(dir.path(), "train --resume --optimizer adamw --steps 4 --out run").refused(2, &says);
+}
