@@ -1,0 +1,5 @@
+//! Updates of parameters, and the norm that they are clipped by.
+
+mod adamw;
+mod factored;
+mod squared_norm;
