@@ -1,4 +1,4 @@
-//! Compiles every `cuda/*.cu` through nvcc into one fat binary each, and the stand-in driver through g++: what is not made
+//! Compiles every `cuda/*/*.cu` through nvcc into one fat binary each, and the stand-in driver through g++: what is not made
 //! of the same as before.
 
 use std::env;
@@ -113,13 +113,20 @@ fn stem(source: &Path) -> String {
     source.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// The files of a folder with this extension.
-fn files(folder: &str, extension: &str) -> Result<Vec<PathBuf>, String> {
-    let entries = std::fs::read_dir(folder).map_err(|e| format!("cannot read kernels/{folder}: {e}"))?;
-    let mut files: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    files.retain(|path| path.extension().is_some_and(|e| e == extension));
-    files.sort();
-    Ok(files)
+/// The files of a folder and of those in it with this extension.
+fn files(folder: impl AsRef<Path>, extension: &str) -> Result<Vec<PathBuf>, String> {
+    let folder = folder.as_ref();
+    let entries = std::fs::read_dir(folder).map_err(|e| format!("cannot read kernels/{}: {e}", folder.display()))?;
+    let mut found = Vec::new();
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        if path.is_dir() {
+            found.extend(files(path, extension)?);
+        } else if path.extension().is_some_and(|e| e == extension) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// What makes a file of others.

@@ -1,6 +1,6 @@
 // The product of one row: x [k] with weight [n, k], as fast as memory gives the weight.
 #pragma once
-#include "gelu.cuh"
+#include "pointwise/gelu.cuh"
 #include "vector.cuh"
 
 struct RowArgs {

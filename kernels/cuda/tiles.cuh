@@ -2,7 +2,7 @@
 // factor and of the product; lane l has of the product the columns 2 (l % 4) and the next of every eight, of rows
 // l / 4 (the first two of a float[4]) and l / 4 + 8 (the others).
 #pragma once
-#include "attention.cuh"
+#include "attention/attention.cuh"
 #include "ptx.cuh"
 
 // A head padded to SIZE. The 16 bytes behind it put the same column of eight rows into different banks.

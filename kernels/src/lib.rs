@@ -1,4 +1,4 @@
-//! The CUDA kernels, one operation a file as in the core's `ops`, embedded as fat binaries for every GPU that
+//! The CUDA kernels, one operation a file in the folders of the core's `ops`, embedded as fat binaries for every GPU that
 //! capful knows: machine code for compute capability 7.5, 8.0, 8.6, 8.9 and 9.0, PTX for later ones.
 //!
 //! Without the feature `cuda` this crate is empty.

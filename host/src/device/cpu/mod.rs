@@ -5,46 +5,21 @@
 //! - results do not depend on the number of threads, nor on which thread does what;
 //! - one generic source for every instruction set, chosen at run time through [`simd::arch`].
 
-mod adamw;
 mod attention;
-mod attention_grad;
 mod by_reference;
-mod cached_attention;
-mod carry;
-mod collective;
-mod context;
-mod embed;
-mod factored;
-mod gelu;
+mod embedding;
 pub mod gemm;
-mod head_loss;
-mod inhibit;
-mod integer;
-mod lanes;
-mod linear;
-mod linear_grad;
-mod memory;
-mod modulate;
-mod moved;
+mod head;
 mod norm;
-mod norm_grad;
+mod optimizer;
+mod pointwise;
 pub mod pool;
-mod qk_norm;
-mod qk_norm_grad;
-mod quantise_rows;
-mod readout;
-mod rotate;
-mod sgd;
+mod product;
+mod ranks;
 pub mod simd;
-mod spike;
-mod spike_grad;
-mod squared_norm;
-mod sum_parts;
-mod swiglu;
-mod taps;
+mod spiking;
 #[cfg(test)]
 mod tests;
-mod tiles;
 
 use capful_core::device::{Device, Op, Operation, OperationError, Profile, Single};
 use capful_core::memory::{Dtype, Region, Role};

@@ -2,9 +2,9 @@
 
 use cust::device::{Device, DeviceAttribute};
 
-use super::blas;
 use super::description::{Description, Gpu};
 use super::error::CudaError;
+use super::product::blas;
 use super::profile::Precision;
 
 /// The version of CUDA that the embedded code needs of the driver, as cuDriverGetVersion counts.

@@ -11,14 +11,14 @@ use cust::memory::DeviceBuffer;
 use cust::module::Module;
 use cust::stream::{Stream, StreamFlags};
 
-use super::blas::Blas;
-use super::carry::Carries;
-use super::columns::Waiting;
 use super::describe;
 use super::error::CudaError;
 use super::graph::Graph;
-use super::nccl::Communicator;
+use super::pointwise::carry::Carries;
+use super::product::blas::Blas;
+use super::product::columns::Waiting;
 use super::profile::{CudaScratch, WORKSPACE};
+use super::ranks::nccl::Communicator;
 use super::staging::Staging;
 
 /// The memory that a run asks of the GPU.
@@ -144,7 +144,7 @@ impl Cuda {
         let mut warnings = Vec::new();
         let blas = match products {
             Products::Own => None,
-            Products::Library => Blas::load().map_err(|why| warnings.push(super::blas::warning(&why))).ok(),
+            Products::Library => Blas::load().map_err(|why| warnings.push(super::product::blas::warning(&why))).ok(),
         };
         note(&mut outside, "cublasLt", used()?.saturating_sub(arena_bytes));
         Ok(Cuda {
@@ -172,7 +172,7 @@ impl Cuda {
             together,
             multiprocessors,
             shared: describe::shared(device)?,
-            sequences: super::heads::SEQUENCES,
+            sequences: super::attention::heads::SEQUENCES,
             long_sequence: super::profile::LONG,
             cache,
             warnings,

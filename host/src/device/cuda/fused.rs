@@ -5,11 +5,11 @@ use std::ops::Range;
 use capful_core::device::{Device as _, Op, OperationError};
 use capful_core::ops::{Epilogue, LinearGrad};
 
-use super::column_sums::{copied_before, made_before, made_by};
+use super::decoding::token::Launch;
 use super::device::Cuda;
-use super::spike_chain::{begins, linked};
-use super::spikes::follows;
-use super::token::Launch;
+use super::product::column_sums::{copied_before, made_before, made_by};
+use super::spiking::spike_chain::{begins, linked};
+use super::spiking::spikes::follows;
 use crate::device::Stream;
 
 /// Whether the first two operations are made together, in the place of the second.

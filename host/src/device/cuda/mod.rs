@@ -8,94 +8,49 @@
 //! - `timing`: how long operations take;
 //! - `profile`: what the precision implies for memory;
 //! - `fused`: operations that one kernel makes together;
-//! - `token`: the operations of one token in one launch;
-//! - `spikes`, `spike_chain`: spiking modules of one stream in one launch, of many streams token after token;
+//! - `decoding::token`: the operations of one token in one launch;
+//! - `spiking`: modules of one stream in one launch (`spikes`), of many streams token after token (`spike_chain`); signals
+//!   as neurons read them and as products do (`streams`);
 //! - `product`: the matrix product, by cublasLt (`blas`, its algorithms chosen in `tuning`) or by our own tiled kernel;
-//! - `streams`: signals as neurons read them and as products do;
 //! - `describe`: what is there and what is missing (`description`), before anything is opened;
 //! - `absent`: what stands here in a build without the feature `cuda`;
-//! - the rest: one file an operation, named as in the core's `ops` and in `kernels/cuda`.
+//! - the rest: one file an operation, in the folders of the core's `ops` and of `kernels/cuda`.
 //!
-//! Every operation is queued on one stream and none waits; but for what ranks send each other, which has a stream of its own. Sums have a fixed order and no float is added
-//! atomically, so the same inputs give the same bits.
+//! Every operation is queued on one stream and none waits; but for what ranks send each other, which has a stream of its
+//! own. Sums have a fixed order and no float is added atomically, so the same inputs give the same bits.
 
-mod adamw;
 mod attention;
-mod attention_grad;
 mod beside;
-mod blas;
-mod cached_attention;
-mod carry;
-mod collective;
-mod column_sums;
-mod columns;
-mod context;
+mod decoding;
 mod describe;
 mod description;
 mod device;
-mod embed;
+mod embedding;
 mod error;
-mod factored;
 mod fused;
-mod gelu;
 mod graph;
-mod head_folded;
-mod head_fused;
-mod head_loss;
-mod heads;
-mod inhibit;
+mod head;
 mod launch;
-mod linear;
-mod linear_grad;
-mod max_parts;
-mod memory;
-mod modulate;
-mod most_likely;
-mod moved;
-mod nccl;
 mod norm;
-mod norm_grad;
+mod optimizer;
+mod pointwise;
 mod product;
 mod profile;
-mod qk_norm;
-mod qk_norm_grad;
-mod quantise;
-mod quantise_rows;
-mod readout;
-mod readout_tensor;
-mod rescale;
-mod rotate;
-mod sample;
-mod sgd;
-mod spike;
-mod spike_chain;
-mod spike_grad;
-mod spike_taps;
-mod spikes;
-mod squared_norm;
+mod ranks;
+mod spiking;
 mod staging;
-mod streams;
-mod sum_parts;
-mod swiglu;
-mod synapse_grad;
-mod synapse_input_grad;
-mod taps;
-mod tensor_map;
 mod timed;
 mod timing;
-mod token;
-mod tuning;
-mod warpgroup_product;
 
 pub use describe::{describe, gpus, require};
 pub use description::{Description, Gpu};
 use device::OnCuda;
 pub use device::{Cuda, Products, Room};
 pub use error::CudaError;
+pub use product::tuning::Choice;
 pub use profile::{CudaProfile, Precision};
 pub use staging::Pending;
 pub use timed::TimedGraph;
-pub use tuning::Choice;
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use capful_core::memory::{Dtype, Region, Space};
 
 use super::bench::{aborts, apart, open, replay};
 use crate::device::cuda::Cuda;
-use crate::device::cuda::nccl::{Message, Nccl};
+use crate::device::cuda::ranks::nccl::{Message, Nccl};
 
 fn region(offset: u64, columns: u32) -> Region {
     Region { space: Space::Arena, dtype: Dtype::F32, offset, shape: [1, 1, 1, columns] }

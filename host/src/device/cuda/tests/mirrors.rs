@@ -21,9 +21,14 @@ struct Mirror {
 }
 
 fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
-    let there = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut found: Vec<_> =
-        there.filter(|path| path.extension().is_some_and(|e| extensions.iter().any(|x| e == *x))).collect();
+    let mut found = Vec::new();
+    for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            found.extend(files(&path, extensions));
+        } else if path.extension().is_some_and(|e| extensions.iter().any(|x| e == *x)) {
+            found.push(path);
+        }
+    }
     found.sort();
     found
 }
@@ -32,6 +37,9 @@ fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
 fn mirrors() -> (BTreeMap<String, Mirror>, BTreeMap<String, u64>) {
     let (mut mirrors, mut lengths) = (BTreeMap::new(), BTreeMap::new());
     for path in files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/device/cuda"), &["rs"]) {
+        if path.components().any(|part| part.as_os_str() == "tests") {
+            continue;
+        }
         let text = fs::read_to_string(&path).unwrap();
         for line in text.lines() {
             if let Some((name, length)) = line.strip_prefix("const ").and_then(|l| l.split_once(": usize = ")) {
@@ -102,7 +110,7 @@ impl Layouts {
 
 /// A file of kernels with all that it includes.
 fn whole(path: &Path, seen: &mut BTreeSet<PathBuf>) -> String {
-    if !seen.insert(path.to_owned()) {
+    if !seen.insert(path.canonicalize().unwrap()) {
         return String::new();
     }
     let text = fs::read_to_string(path).unwrap();

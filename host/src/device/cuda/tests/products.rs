@@ -5,7 +5,7 @@ use capful_core::ops::{Epilogue, Heads, Linear, LinearGrad, Rotary, RotaryScalin
 use capful_core::random::Random;
 
 use super::bench::{Bench, Lay, decode, encode, open};
-use crate::device::cuda::product::{Case, Product};
+use crate::device::cuda::product::product::{Case, Product};
 use crate::device::cuda::{OnCuda, Precision};
 
 fn sizes() -> Vec<[u32; 3]> {

@@ -9,7 +9,7 @@ use capful_core::ops::{Cell, Outputs, Spike, Taps};
 use capful_core::random::Random;
 
 use super::bench::{Bench, Lay, open_with};
-use crate::device::cuda::spike_chain::Chain;
+use crate::device::cuda::spiking::spike_chain::Chain;
 use crate::device::cuda::{CudaError, CudaProfile, Precision, Products};
 
 /// What all modules share.

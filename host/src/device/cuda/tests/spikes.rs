@@ -9,7 +9,7 @@ use capful_core::random::Random;
 
 use super::bench::{Bench, Lay};
 use crate::device::cuda::Precision;
-use crate::device::cuda::spikes::Modules;
+use crate::device::cuda::spiking::spikes::Modules;
 
 const ROWS: u32 = 61;
 const TOKENS: u32 = 5;

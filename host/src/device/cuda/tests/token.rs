@@ -8,7 +8,7 @@ use capful_core::ops::{Kind, MostLikely, Pattern};
 
 use super::bench::{decode, distance, encode, open_with};
 use super::step::{PYTHIA, QWEN, YXANUL, first_values};
-use crate::device::cuda::token::ordered;
+use crate::device::cuda::decoding::token::ordered;
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
 
 struct Plan {

@@ -5,7 +5,7 @@ use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{Epilogue, Heads, Linear, Rotary, Rotate};
 
 use super::bench::{apart, decode, encode, open_with, replay};
-use crate::device::cuda::tuning::noise;
+use crate::device::cuda::product::tuning::noise;
 use crate::device::cuda::{Choice, Cuda, Products};
 
 const ROWS: u32 = 5;

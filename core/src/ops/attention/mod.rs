@@ -1,0 +1,17 @@
+//! Attention, its gradient and its form for one token, and the rotation before it.
+
+mod attention;
+mod attention_grad;
+mod cached_attention;
+mod heads;
+mod pattern;
+mod rotary;
+mod rotate;
+
+pub use attention::Attention;
+pub use attention_grad::AttentionGrad;
+pub use cached_attention::CachedAttention;
+pub use heads::Heads;
+pub use pattern::{Kind, Pattern};
+pub use rotary::{Rotary, RotaryScaling};
+pub use rotate::Rotate;

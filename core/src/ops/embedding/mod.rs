@@ -1,0 +1,5 @@
+//! Rows of a table, and gradients that go back to them.
+
+mod embed;
+
+pub use embed::{Embed, EmbedGrad};

@@ -1,0 +1,15 @@
+//! Updates of parameters, and the norm that they are clipped by.
+
+mod adamw;
+mod factored;
+mod moved;
+mod piece_norms;
+mod sgd;
+mod squared_norm;
+
+pub use adamw::{AdamW, AdamWFactors};
+pub use factored::{EmbedUpdate, FactoredUpdate};
+pub use moved::{Factors, Moved};
+pub use piece_norms::{PieceNorms, SumNorms};
+pub use sgd::Sgd;
+pub use squared_norm::SquaredNorm;

@@ -1,0 +1,9 @@
+//! What touches each element by itself: activations, copies.
+
+mod carry;
+mod gelu;
+mod swiglu;
+
+pub use carry::Carry;
+pub use gelu::Gelu;
+pub use swiglu::{SwiGlu, SwiGluGrad, TransposedCopies};

@@ -1,0 +1,96 @@
+//! How attention is cut: queries into tiles, the keys that a tile sees into steps.
+
+use std::ops::Range;
+
+use capful_core::ops::{Kind, Pattern};
+
+/// Queries of a tile, at most.
+pub(crate) const TILE: usize = 64;
+/// Keys of a step, at most.
+pub(crate) const STEP: usize = 256;
+
+/// The tiles of a sequence. Each lies within one block of the pattern, so all its queries see the same blocks of keys
+/// but for the causal edge.
+#[derive(Clone, Copy)]
+pub(crate) struct Tiles {
+    pattern: Pattern,
+    seq_len: usize,
+    /// Tiles of a block.
+    per_block: usize,
+}
+
+impl Tiles {
+    pub(crate) fn new(pattern: Pattern, seq_len: usize) -> Tiles {
+        // A dense pattern has no blocks of its own.
+        let block = if pattern.kind == Kind::Dense { TILE as u32 } else { pattern.block };
+        Tiles { pattern: Pattern { block, ..pattern }, seq_len, per_block: (block as usize).div_ceil(TILE) }
+    }
+
+    fn block(&self) -> usize {
+        self.pattern.block as usize
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.seq_len.div_ceil(self.block()) * self.per_block
+    }
+
+    /// The queries of tile `number`; none where the sequence ends within the block before it.
+    pub(crate) fn tile(&self, number: usize) -> Range<usize> {
+        let (block, part) = (number / self.per_block, number % self.per_block);
+        let (first, length) = (block * self.block(), self.block().div_ceil(self.per_block));
+        let end = (first + self.block()).min(self.seq_len);
+        (first + part * length).min(end)..(first + (part + 1) * length).min(end)
+    }
+
+    /// Calls `step` with the keys that queries up to `tile.end` see, a run of at most [`STEP`] at a time, in order.
+    pub(crate) fn steps(&self, tile: &Range<usize>, mut step: impl FnMut(Range<usize>)) {
+        let i = (tile.start / self.block()) as u32;
+        let mut j = 0;
+        while j <= i {
+            let first = j;
+            while j <= i && self.pattern.sees_block(i, j) {
+                j += 1;
+            }
+            let end = (j as usize * self.block()).min(tile.end);
+            for start in (first as usize * self.block()..end).step_by(STEP) {
+                step(start..end.min(start + STEP));
+            }
+            if j == first {
+                j += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_and_steps_cover_what_the_pattern_sees() {
+        for kind in [Kind::Dense, Kind::Local, Kind::Global, Kind::Mixed] {
+            for (block, window, stride) in [(1, 1, 3), (7, 2, 2), (64, 1, 4), (65, 1, 2), (200, 0, 3)] {
+                for seq_len in [1, 6, 64, 130, 601] {
+                    let pattern = Pattern { kind, block, window, stride };
+                    let tiles = Tiles::new(pattern, seq_len);
+                    let mut next = 0;
+                    for tile in (0..tiles.count()).map(|n| tiles.tile(n)).filter(|t| !t.is_empty()) {
+                        assert!(tile.start == next && tile.len() <= TILE);
+                        next = tile.end;
+                        let mut seen = vec![false; seq_len];
+                        tiles.steps(&tile, |keys| {
+                            assert!(!keys.is_empty() && keys.len() <= STEP);
+                            keys.for_each(|j| assert!(!std::mem::replace(&mut seen[j], true)));
+                        });
+                        for i in tile {
+                            for (j, &seen) in seen.iter().enumerate() {
+                                assert_eq!(seen && j <= i, pattern.sees(i as u32, j as u32), "{pattern:?} {i} {j}");
+                            }
+                        }
+                    }
+                    assert_eq!(next, seq_len);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! The output head with its loss.
+
+mod head_loss;

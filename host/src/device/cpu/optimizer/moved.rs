@@ -1,0 +1,49 @@
+//! What every rule of update does on the CPU: pieces of parameters, gradients and state, one after the other through the
+//! caches. Bound by memory.
+
+use capful_core::device::{Operation, OperationError};
+use capful_core::memory::{Arena, Region};
+use capful_core::ops::{Factors, Moved};
+use capful_core::optimizer::STATES;
+use capful_core::train::{Results, Settings};
+
+use crate::device::cpu::Cpu;
+
+/// Elements of a task.
+const PIECE: usize = 16_384;
+
+impl Cpu {
+    /// Moves all of `moved` by `op`, which keeps `states`: `piece` is given the parameters of a piece, their gradients, and
+    /// their state, empty where there is less of it.
+    pub(super) fn move_pieces(
+        &mut self,
+        op: &impl Operation,
+        moved: &Moved,
+        states: [Option<Region>; STATES],
+        piece: impl Fn(&Factors, &mut [f32], &[f32], [&mut [f32]; STATES]) + Sync,
+    ) -> Result<(), OperationError> {
+        let mut arena = Arena::new(self.memory.words());
+        if moved.remainder.is_some() {
+            // No precision of this device keeps masters.
+            return op.reference(&mut arena);
+        }
+        let [first, second] = states;
+        let [mut weight, gradient, mut first, mut second, settings, results] = arena.views([
+            Some(moved.weight),
+            Some(moved.gradient),
+            first,
+            second,
+            Some(moved.settings),
+            Some(moved.results),
+        ])?;
+        let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
+        let Some(factors) = moved.factors(settings, results) else { return Ok(()) };
+        let gradient = gradient.f32()?;
+        let bands = [(weight.f32_mut()?, PIECE), (first.f32_mut()?, PIECE), (second.f32_mut()?, PIECE)];
+        self.pool.bands(bands, |_, number, [weight, first, second]| {
+            let gradient = &gradient[number * PIECE..][..weight.len()];
+            piece(&factors, weight, gradient, [first, second]);
+        });
+        Ok(())
+    }
+}

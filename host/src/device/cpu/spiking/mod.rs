@@ -1,0 +1,11 @@
+//! What only modules of spiking neurons do.
+
+mod context;
+mod inhibit;
+mod lanes;
+mod memory;
+mod modulate;
+mod readout;
+mod spike;
+mod spike_grad;
+mod taps;

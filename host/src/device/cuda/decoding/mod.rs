@@ -1,0 +1,5 @@
+//! Choosing the next token.
+
+mod most_likely;
+mod sample;
+pub(super) mod token;

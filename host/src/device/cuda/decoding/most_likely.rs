@@ -1,0 +1,44 @@
+//! Choosing the most likely token.
+
+use capful_core::device::OperationError;
+use capful_core::ops::MostLikely;
+
+use crate::device::cuda::OnCuda;
+use crate::device::cuda::device::Cuda;
+
+/// Mirrors MostLikelyArgs.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct MostLikelyArgs {
+    logits: u64,
+    limit: u64,
+    id: u64,
+    cursor: u64,
+    chosen: u64,
+    vocabulary: u32,
+    places: u32,
+}
+
+impl OnCuda for MostLikely {
+    #[inline(never)]
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let arguments = cuda.most_likely(&self)?;
+        cuda.launch("most_likely", "most_likely", [1, 1, 1], 1024, &arguments)
+    }
+}
+
+impl Cuda {
+    /// What the kernel takes.
+    pub(crate) fn most_likely(&mut self, o: &MostLikely) -> Result<MostLikelyArgs, OperationError> {
+        self.exact("most_likely", [o.logits])?;
+        Ok(MostLikelyArgs {
+            logits: self.address(o.logits)?,
+            limit: self.address(o.limit)?,
+            id: self.address(o.id)?,
+            cursor: self.address(o.cursor)?,
+            chosen: self.address(o.chosen)?,
+            vocabulary: o.logits.columns(),
+            places: o.chosen.columns(),
+        })
+    }
+}

@@ -1,0 +1,44 @@
+//! Drawing a token.
+
+use capful_core::device::OperationError;
+use capful_core::ops::Sample;
+
+use crate::device::cuda::OnCuda;
+use crate::device::cuda::device::Cuda;
+
+/// Mirrors SampleArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SampleArgs {
+    logits: u64,
+    limit: u64,
+    settings: u64,
+    drawn: u64,
+    id: u64,
+    cursor: u64,
+    chosen: u64,
+    vocabulary: u32,
+    places: u32,
+    wide: u32,
+}
+
+impl OnCuda for Sample {
+    #[inline(never)]
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.exact("sample", [self.logits])?;
+        let logits = cuda.address(self.logits)?;
+        let arguments = SampleArgs {
+            logits,
+            limit: cuda.address(self.limit)?,
+            settings: cuda.address(self.settings)?,
+            drawn: cuda.address(self.drawn)?,
+            id: cuda.address(self.id)?,
+            cursor: cuda.address(self.cursor)?,
+            chosen: cuda.address(self.chosen)?,
+            vocabulary: self.logits.columns(),
+            places: self.chosen.columns(),
+            wide: logits.is_multiple_of(16).into(),
+        };
+        cuda.launch("sample", "sample", [1, 1, 1], 1024, &arguments)
+    }
+}

@@ -1,0 +1,31 @@
+//! AdamW over a range of parameters.
+
+use capful_core::device::OperationError;
+use capful_core::ops::AdamW;
+
+use super::moved::Moved;
+use crate::device::cuda::OnCuda;
+use crate::device::cuda::device::Cuda;
+
+/// Mirrors AdamWArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AdamWArgs {
+    moved: Moved,
+    first: u64,
+    second: u64,
+    beta1: f32,
+    beta2: f32,
+    eps: f32,
+}
+
+impl OnCuda for AdamW {
+    #[inline(never)]
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let Self { beta1, beta2, eps, .. } = self;
+        let [first, second] = [cuda.address(self.first)?, cuda.address(self.second)?];
+        let (moved, launch) = cuda.moved("adamw", &self.moved, &[first, second])?;
+        let arguments = AdamWArgs { moved, first, second, beta1, beta2, eps };
+        cuda.launch("adamw", &launch.kernel, launch.grid, 256, &arguments)
+    }
+}

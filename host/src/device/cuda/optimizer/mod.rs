@@ -1,0 +1,7 @@
+//! Updates of parameters, and the norm that they are clipped by.
+
+mod adamw;
+mod factored;
+mod moved;
+mod sgd;
+mod squared_norm;

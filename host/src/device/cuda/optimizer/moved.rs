@@ -1,0 +1,52 @@
+//! What every rule of update takes on a GPU besides its own state.
+
+use capful_core::device::OperationError;
+use capful_core::ops;
+
+use crate::device::cuda::device::{Cuda, blocks, threads, width};
+
+/// Mirrors Moved.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Moved {
+    weight: u64,
+    remainder: u64,
+    gradient: u64,
+    settings: u64,
+    results: u64,
+    count: u64,
+    group: u32,
+    rate: f32,
+    decay: f32,
+    wide: u32,
+}
+
+/// A launch of an update: which kernel of the rule's, and by how many blocks of 256 threads.
+pub(super) struct Launch {
+    pub(super) kernel: String,
+    pub(super) grid: [u32; 3],
+}
+
+impl Cuda {
+    /// The arguments of an update of the rule `name`, whose state lies at `states`, and its launch.
+    pub(super) fn moved(&self, name: &str, o: &ops::Moved, states: &[u64]) -> Result<(Moved, Launch), OperationError> {
+        let mut moved = Moved {
+            weight: self.address(o.weight)?,
+            remainder: self.address_or_null(o.remainder)?,
+            gradient: self.address(o.gradient)?,
+            settings: self.address(o.settings)?,
+            results: self.address(o.results)?,
+            count: o.weight.elements(),
+            group: o.group.index() as u32,
+            rate: o.rate,
+            decay: o.decay,
+            wide: 0,
+        };
+        let own = [moved.weight, moved.remainder, moved.gradient];
+        let width = [&own[..], states].into_iter().map(|some| width(o.weight.dtype, 0, some)).min().unwrap_or(1);
+        moved.wide = (width > 1).into();
+        let grid = [blocks(threads(moved.count, width), 256), 1, 1];
+        let kernel = format!("{name}_{}_{}", o.weight.dtype.name(), o.gradient.dtype.name());
+        Ok((moved, Launch { kernel, grid }))
+    }
+}

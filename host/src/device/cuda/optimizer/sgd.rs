@@ -1,0 +1,27 @@
+//! Stochastic gradient descent with momentum over a range of parameters.
+
+use capful_core::device::OperationError;
+use capful_core::ops::Sgd;
+
+use super::moved::Moved;
+use crate::device::cuda::OnCuda;
+use crate::device::cuda::device::Cuda;
+
+/// Mirrors SgdArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SgdArgs {
+    moved: Moved,
+    buffer: u64,
+    momentum: f32,
+}
+
+impl OnCuda for Sgd {
+    #[inline(never)]
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let buffer = cuda.address_or_null(self.buffer)?;
+        let (moved, launch) = cuda.moved("sgd", &self.moved, &[buffer])?;
+        let arguments = SgdArgs { moved, buffer, momentum: self.momentum };
+        cuda.launch("sgd", &launch.kernel, launch.grid, 256, &arguments)
+    }
+}

@@ -1,0 +1,5 @@
+//! What touches each element by itself: activations, copies.
+
+pub(super) mod carry;
+mod gelu;
+mod swiglu;

@@ -1,0 +1,14 @@
+//! Linear layers and their gradients: the matrix product in all its ways, sums of columns, copies in 8 bits.
+
+pub(super) mod blas;
+pub(super) mod column_sums;
+pub(super) mod columns;
+mod linear;
+pub(super) mod linear_grad;
+pub(super) mod product;
+pub(super) mod quantise;
+mod quantise_rows;
+mod rescale;
+mod tensor_map;
+pub(super) mod tuning;
+pub(super) mod warpgroup_product;

@@ -1,0 +1,26 @@
+//! The largest of what several ranks have.
+
+use capful_core::device::OperationError;
+use capful_core::ops::MaxParts;
+
+use crate::device::cuda::OnCuda;
+use crate::device::cuda::device::{Cuda, blocks};
+
+/// Mirrors MaxPartsArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MaxPartsArgs {
+    parts: u64,
+    largest: u64,
+    n: u32,
+    count: u32,
+}
+
+impl OnCuda for MaxParts {
+    #[inline(never)]
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let (parts, largest) = (cuda.address(self.parts)?, cuda.address(self.largest)?);
+        let arguments = MaxPartsArgs { parts, largest, n: self.parts.rows(), count: self.parts.columns() };
+        cuda.launch("max_parts", "max_parts", [blocks(self.largest.elements(), 128), 1, 1], 128, &arguments)
+    }
+}

@@ -1,0 +1,29 @@
+//! Inhibitory synapses that stay so.
+
+use capful_core::device::OperationError;
+use capful_core::ops::Inhibit;
+
+use crate::device::cuda::OnCuda;
+use crate::device::cuda::device::{Cuda, blocks};
+
+/// Mirrors InhibitArgs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct InhibitArgs {
+    sources: u64,
+    weights: u64,
+    synapses: u64,
+    first: u32,
+    count: u32,
+}
+
+impl OnCuda for Inhibit {
+    #[inline(never)]
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        cuda.exact("inhibit", [self.weights])?;
+        let synapses = self.weights.elements();
+        let (sources, weights) = (cuda.address(self.sources)?, cuda.address(self.weights)?);
+        let arguments = InhibitArgs { sources, weights, synapses, first: self.first, count: self.count };
+        cuda.launch("inhibit", "inhibit", [blocks(synapses, 256), 1, 1], 256, &arguments)
+    }
+}

@@ -1,0 +1,239 @@
+// A token drawn from the logits, with the bits of the sampler on the CPU: weights are integers, so sums have no order.
+//
+// One block. It sorts ids by their logits a window at a time, the largest first, as far as the choice needs. Four threads
+// find the largest of their share of the ids that are not sorted yet, and the n-th largest of those bounds the window: n ids
+// at least are not below it, and seldom many more. They are collected, sorted by counting how many are larger, weighed and
+// summed up, which shows whether the place that is looked for lies there. Most choices need one window.
+#include "most_likely.cuh"
+#include "../vector.cuh"
+
+struct SampleArgs {
+    const float* logits;  // [vocabulary]
+    const u32* limit;     // [1]: ids from here on are never chosen
+    const u32* settings;  // [7]: temperature, top k, top p, seed and stream of the random numbers, their lower halves first
+    u32* drawn;           // [2]: random numbers before, the lower half first
+    u32* id;              // [1]
+    u32* cursor;          // [1]
+    u32* chosen;          // [places]
+    u32 vocabulary, places;
+    u32 wide;             // whether logits begin at a multiple of 16 bytes
+};
+
+// Threads, ids of a window at most.
+constexpr u32 THREADS = 1024, SHARES = THREADS / 4;
+// Which of the shares' largest bounds the first window and the others.
+constexpr u32 FIRST = 64, FURTHER = 224;
+
+// e^x of an x of at most 0 in units of 2^-36, operation by operation as the sampler on the CPU computes it.
+__device__ inline u64 weight(float x) {
+    // The logarithm of 2 as one number of nine bits, whose multiples are exact, and the rest.
+    constexpr float HIGH = 0.6933594f, LOW = -2.1219444e-4f;
+    if (!(x >= -25.0f)) return 0;
+    int twos = (int)__fsub_rn(__fmul_rn(x, LOG2_E), 0.5f);
+    float power = (float)twos;
+    float r = __fsub_rn(__fsub_rn(x, __fmul_rn(power, HIGH)), __fmul_rn(power, LOW)), sum = 1.0f / 5040;
+    const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
+#pragma unroll
+    for (float factor : factors) sum = __fadd_rn(__fmul_rn(sum, r), factor);
+    return (u64)(sum * (1 << 24)) << 12 >> -twos;
+}
+
+// Number `index` of the random numbers: 64 bits of Philox4x32-10.
+__device__ inline u64 random_bits(const u32* seed, u64 index) {
+    u32 counter[4] = {(u32)index, (u32)(index >> 32), seed[2], seed[3]}, key[2] = {seed[0], seed[1]};
+    for (u32 round = 0; round < 10; round++) {
+        u64 a = (u64)counter[0] * 0xD2511F53u, b = (u64)counter[2] * 0xCD9E8D57u;
+        u32 first = (u32)(b >> 32) ^ counter[1] ^ key[0], third = (u32)(a >> 32) ^ counter[3] ^ key[1];
+        counter[0] = first, counter[1] = (u32)b, counter[2] = third, counter[3] = (u32)a;
+        key[0] += 0x9E3779B9u, key[1] += 0xBB67AE85u;
+    }
+    return (u64)counter[1] << 32 | counter[0];
+}
+
+// How many of `count` are larger.
+__device__ inline u32 larger(const u64* of, u32 count, u64 than) {
+    u32 sum = 0;
+#pragma unroll 4
+    for (u32 i = 0; i < count; i += 2) {
+        Vector<u64, 2> pair = fetch<u64, 2>(of + i);
+        sum += (pair.x[0] > than) + (i + 1 < count && pair.x[1] > than);
+    }
+    return sum;
+}
+
+// Of shared memory.
+struct Windows {
+    alignas(16) u64 list[THREADS];  // what is in the window, in any order
+    alignas(16) u64 largest[SHARES];
+    u64 sorted[THREADS];
+    u64 sums[THREADS];  // of the weights in this window up to each
+    u64 bound, below;   // the window is what reaches the one and not the other
+    u64 weight_before;  // of earlier windows
+    u64 best;           // of all
+    u64 found, reached;
+    u32 count, count_before;
+    u32 numbers;        // whether all that is kept are numbers
+};
+
+struct Drawing {
+    const SampleArgs& a;
+    Windows& w;
+    u32 end;
+    float inverse;  // of the temperature
+
+    __device__ u64 weigh(float logit) const {
+        return weight(__fmul_rn(__fsub_rn(logit, candidate_logit(w.best)), inverse));
+    }
+
+    // Calls `visit(logit, id)` for this thread's share.
+    template <class Visit>
+    __device__ void each(Visit visit) const {
+        u32 vectors = a.wide ? end / 4 : 0;
+#pragma unroll 4
+        for (u32 i = threadIdx.x; i < vectors; i += THREADS) {
+            Vector<float, 4> logits = fetch<float, 4>(a.logits + 4 * i);
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) visit(logits.x[j], 4 * i + j);
+        }
+        for (u32 i = 4 * vectors + threadIdx.x; i < end; i += THREADS) visit(a.logits[i], i);
+    }
+
+    // Makes the window below `w.below`, of the `wanted` largest of the shares' largest at least; of fewer where more reach
+    // the bound than there is room for.
+    __device__ void make(u32 wanted) {
+        u64 below = w.below;
+        for (;; wanted = max(wanted / 4, 1u)) {
+            u64 own = 0;
+            each([&](float logit, u32 id) {
+                u64 now = candidate(logit, id);
+                if (now < below && now > own) own = now;
+            });
+            __syncthreads();
+            w.list[threadIdx.x] = own;
+            if (threadIdx.x == 0) w.bound = 1, w.count = 0;
+            __syncthreads();
+            if (threadIdx.x < SHARES) {
+                for (u32 i = threadIdx.x + SHARES; i < THREADS; i += SHARES) own = w.list[i] > own ? w.list[i] : own;
+                w.largest[threadIdx.x] = own;
+            }
+            __syncthreads();
+            if (threadIdx.x < SHARES && own) {
+                u32 place = larger(w.largest, SHARES, own);
+                if (place == wanted - 1) w.bound = own;
+                if (place == 0 && below == ~(u64)0) w.best = own;
+            }
+            __syncthreads();
+            u64 bound = w.bound;
+            each([&](float logit, u32 id) {
+                u64 now = candidate(logit, id);
+                if (now < bound || now >= below) return;
+                u32 place = atomicAdd(&w.count, 1);
+                if (place < THREADS) w.list[place] = now;
+            });
+            __syncthreads();
+            if (w.count <= THREADS) break;
+        }
+        bool there = threadIdx.x < w.count;
+        u64 own = there ? w.list[threadIdx.x] : 0;
+        if (there) w.sorted[larger(w.list, w.count, own)] = own;
+        __syncthreads();
+        u64 sum = there ? weigh(candidate_logit(w.sorted[threadIdx.x])) : 0;
+        w.sums[threadIdx.x] = sum;
+        for (u32 step = 1; step < w.count; step *= 2) {
+            __syncthreads();
+            u64 before = threadIdx.x >= step ? w.sums[threadIdx.x - step] : 0;
+            __syncthreads();
+            w.sums[threadIdx.x] = sum += before;
+        }
+        __syncthreads();
+    }
+
+    __device__ void make_first() {
+        if (threadIdx.x == 0) w.below = ~(u64)0, w.weight_before = 0, w.count_before = 0;
+        __syncthreads();
+        make(FIRST);
+    }
+
+    // Finds the first id with which the sum of weights is above `target`, or id number `ids`, from 1 on; and that sum.
+    __device__ void find(u64 target, u32 ids) {
+        bool again = w.count_before > 0;
+        __syncthreads();
+        if (again) make_first();
+        for (;;) {
+            __syncthreads();
+            if (threadIdx.x == 0) w.found = 0;
+            __syncthreads();
+            if (threadIdx.x < w.count) {
+                u64 before = w.weight_before + (threadIdx.x > 0 ? w.sums[threadIdx.x - 1] : 0);
+                u64 with = w.weight_before + w.sums[threadIdx.x];
+                u32 number = w.count_before + threadIdx.x + 1;
+                u64 own = w.sorted[threadIdx.x];
+                if ((before <= target && target < with) || number == ids) w.found = own, w.reached = with;
+                if (number <= ids && ids < ~0u && candidate_logit(own) != candidate_logit(own)) w.numbers = 0;
+            }
+            __syncthreads();
+            if (w.found || w.count == 0) return;
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                w.weight_before += w.sums[w.count - 1], w.count_before += w.count;
+                w.below = w.sorted[w.count - 1];
+            }
+            __syncthreads();
+            make(FURTHER);
+        }
+    }
+
+    // The weight of all ids.
+    __device__ u64 weigh_all() {
+        u64 sum = 0;
+        bool numbers = true;
+        each([&](float logit, u32) {
+            sum += weigh(logit);
+            numbers &= logit == logit;
+        });
+        if (!numbers) w.numbers = 0;
+        __syncthreads();
+        w.list[threadIdx.x] = sum;
+        for (u32 half = THREADS / 2; half > 0; half /= 2) {
+            __syncthreads();
+            if (threadIdx.x < half) w.list[threadIdx.x] += w.list[threadIdx.x + half];
+        }
+        __syncthreads();
+        return w.list[0];
+    }
+};
+
+__device__ void draw(const SampleArgs& a) {
+    __shared__ Windows w;
+    float temperature = __uint_as_float(a.settings[0]), top_p = __uint_as_float(a.settings[2]);
+    u32 end = min(a.vocabulary, *a.limit), top_k = a.settings[1];
+    u64 index = (u64)a.drawn[1] << 32 | a.drawn[0];
+    Drawing of = {a, w, end, __fdiv_rn(1.0f, fmaxf(temperature, 1e-30f))};
+    if (threadIdx.x == 0) w.best = 0, w.numbers = 1;
+    of.make_first();
+    u32 id = chosen_id(w.best);
+    if (id != NO_TOKEN && temperature > 0) {
+        bool all = top_k == 0 || top_k >= end;
+        if (!all) of.find(~(u64)0, top_k);
+        u64 total = all ? of.weigh_all() : w.reached;
+        bool numbers = w.numbers;
+        if (top_p < 1) {
+            u64 limit = (u64)((double)total * (double)top_p);
+            of.find(limit > 0 ? limit - 1 : 0, ~0u);
+            total = w.reached;
+        }
+        // The upper half of the product: uniform below `total`.
+        u64 target = (u64)((unsigned __int128)random_bits(a.settings + 3, index) * total >> 64);
+        of.find(target, ~0u);
+        id = numbers ? chosen_id(w.found) : NO_TOKEN;
+    }
+    if (threadIdx.x == 0) {
+        u32 now = *a.cursor;
+        a.chosen[now % a.places] = *a.id = id;
+        *a.cursor = now + 1;
+        index++;
+        a.drawn[0] = (u32)index, a.drawn[1] = (u32)(index >> 32);
+    }
+}
+
+EXPORT(sample, SampleArgs, THREADS, draw)

@@ -1,0 +1,16 @@
+// The derivative of SwiGLU.
+#pragma once
+#include "../fp8.cuh"
+#include "../sigmoid.cuh"
+
+// Gate and up to their gradients, and what SwiGLU makes of them.
+template <class T, int N>
+__device__ inline void derive_swiglu(float (&gate)[N], float (&up)[N], float (&out)[N], const float (&out_grad)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float s = sigmoid<T>(gate[i]), value = gate[i] * s;
+        out[i] = up[i] * value;
+        gate[i] = out_grad[i] * up[i] * (s + value * (1.0f - s));
+        up[i] = out_grad[i] * value;
+    }
+}
