@@ -40,6 +40,9 @@ impl Plan {
             let row = format!("  {name:<20} {bytes:>10}  {BAR}{bar:<22}{BAR:#} {detail}");
             let _ = writeln!(out, "{}", row.trim_end());
         }
+        if let Some(line) = config.optimizer_line() {
+            let _ = writeln!(out, "{line}");
+        }
         let _ = writeln!(out, "{}", self.fit());
         if config.ranks > 1 {
             let _ = writeln!(out, "{}", self.ranks(config));
