@@ -6,7 +6,7 @@
 //! - `staging`: inputs and results through pinned memory;
 //! - `graph`: a step recorded once and replayed;
 //! - `timing`: how long operations take;
-//! - `profile`: what the precision implies for memory;
+//! - `profile`: what the precision implies for memory; `room`: what operations take of it, a file a folder;
 //! - `fused`: operations that one kernel makes together;
 //! - `decoding::token`: the operations of one token in one launch;
 //! - `spiking`: modules of one stream in one launch (`spikes`), of many streams token after token (`spike_chain`); signals
@@ -37,6 +37,7 @@ mod pointwise;
 mod product;
 mod profile;
 mod ranks;
+mod room;
 mod spiking;
 mod staging;
 mod timed;

@@ -10,7 +10,7 @@ use super::heads::{
 };
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::device::{Cuda, blocks, width};
-use crate::device::cuda::profile::SHORT;
+use crate::device::cuda::room::attention::SHORT;
 
 /// Mirrors AttentionArgs.
 #[repr(C)]

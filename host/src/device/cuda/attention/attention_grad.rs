@@ -13,7 +13,7 @@ use crate::device::cuda::OnCuda;
 use crate::device::cuda::device::{Cuda, blocks, width};
 use crate::device::cuda::product::columns::SumsArgs;
 use crate::device::cuda::product::product::Summed;
-use crate::device::cuda::profile::{AttentionGradRoom, LONG, SHORT};
+use crate::device::cuda::room::attention::{AttentionGradRoom, LONG, SHORT};
 
 /// Mirrors AttentionGradArgs.
 #[repr(C)]

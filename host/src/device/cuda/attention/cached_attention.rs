@@ -5,7 +5,7 @@ use capful_core::ops::CachedAttention;
 
 use super::heads::{HeadsArgs, PatternArgs};
 use crate::device::cuda::device::Cuda;
-use crate::device::cuda::profile::TokenRoom;
+use crate::device::cuda::room::attention::TokenRoom;
 
 /// Mirrors CachedAttentionArgs.
 #[repr(C)]

@@ -10,7 +10,7 @@ use crate::device::cuda::attention::cached_attention::{CachedAttentionArgs, LARG
 use crate::device::cuda::device::{Cuda, width};
 use crate::device::cuda::error::CudaError;
 use crate::device::cuda::product::product::RowArgs;
-use crate::device::cuda::profile::TokenRoom;
+use crate::device::cuda::room::attention::TokenRoom;
 
 /// Mirrors TokenEmbedArgs.
 #[repr(C)]

@@ -5,7 +5,7 @@ use capful_core::ops::{Embed, EmbedGrad};
 
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::device::{Cuda, blocks, reduced, width};
-use crate::device::cuda::profile::{EmbedGradRoom, SortRoom};
+use crate::device::cuda::room::embedding::{EmbedGradRoom, SortRoom};
 
 /// Mirrors EmbedArgs.
 #[repr(C)]

@@ -11,7 +11,7 @@ use crate::device::cuda::error::CudaError;
 use crate::device::cuda::product::columns::SumsArgs;
 use crate::device::cuda::product::product::Summed;
 use crate::device::cuda::product::quantise::CopyArgs;
-use crate::device::cuda::profile::{norm_bytes, norm_pieces, norm_sums};
+use crate::device::cuda::room::norm::{norm_bytes, norm_pieces, norm_sums};
 
 /// Mirrors NormGradArgs.
 #[repr(C)]

@@ -9,7 +9,8 @@ use crate::device::cuda::device::{Cuda, blocks, width};
 use crate::device::cuda::product::columns::{Pieces, Places};
 use crate::device::cuda::product::linear_grad::Pass;
 use crate::device::cuda::product::product::{Case, Product};
-use crate::device::cuda::profile::{FactoredRoom, WORKSPACE};
+use crate::device::cuda::profile::WORKSPACE;
+use crate::device::cuda::room::optimizer::FactoredRoom;
 
 const NAME: &str = "factored";
 /// THREADS of factored.cu, and the most blocks of them: about as many as a large GPU has multiprocessors.

@@ -7,7 +7,7 @@ use capful_core::ops::{Memory, MemoryGrad, Stored};
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::device::Cuda;
 use crate::device::cuda::error::CudaError;
-use crate::device::cuda::profile::score_bytes;
+use crate::device::cuda::room::spiking::score_bytes;
 
 /// Mirrors MemoryArgs.
 #[repr(C)]

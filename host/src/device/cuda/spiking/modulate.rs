@@ -5,7 +5,7 @@ use capful_core::ops::Modulate;
 
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::device::{Cuda, blocks};
-use crate::device::cuda::profile::modulate_bytes;
+use crate::device::cuda::room::spiking::modulate_bytes;
 
 /// Mirrors ModulateArgs.
 #[repr(C)]

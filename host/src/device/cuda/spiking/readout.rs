@@ -7,7 +7,7 @@ use capful_core::ops::{Gate, Readout, ReadoutGrad, ReadoutLayout};
 use super::streams::{tile, tiles};
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::device::{Cuda, blocks, width};
-use crate::device::cuda::profile::{READOUT_TOKENS, turned_bytes};
+use crate::device::cuda::room::spiking::{READOUT_TOKENS, turned_bytes};
 
 /// Mirrors ReadoutArgs.
 #[repr(C)]

@@ -6,7 +6,7 @@ use capful_core::ops::Spike;
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::device::{Cuda, blocks, width};
 use crate::device::cuda::error::CudaError;
-use crate::device::cuda::profile::bit_bytes;
+use crate::device::cuda::room::spiking::bit_bytes;
 
 const NAME: &str = "spike";
 /// The module of one stream's kernels.

@@ -6,7 +6,7 @@ use capful_core::ops::Spike;
 
 use super::spike::{SpikeArgs, countable};
 use crate::device::cuda::device::Cuda;
-use crate::device::cuda::profile::BitRoom;
+use crate::device::cuda::room::spiking::BitRoom;
 
 /// Mirrors SpikesArgs.
 #[repr(C)]

@@ -7,7 +7,7 @@ use capful_core::ops::SynapseGrad;
 use super::streams::tile;
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::device::{Cuda, width};
-use crate::device::cuda::profile::bit_bytes;
+use crate::device::cuda::room::spiking::bit_bytes;
 
 /// Mirrors SynapseGradArgs.
 #[repr(C)]
