@@ -2,7 +2,7 @@
 #include "moved.cuh"
 
 struct AdamWArgs {
-    Moved moved;
+    MovedArgs moved;
     float* first;           // [count]
     float* second;          // [count]
     float beta1, beta2, eps;

@@ -5,7 +5,7 @@
 #include "../vector.cuh"
 
 // What core's Moved is on a GPU.
-struct Moved {
+struct MovedArgs {
     void* weight;           // [count]
     short* remainder;       // [count]: what bf16 lack of the f32 that move, or null
     const void* gradient;   // [count]: f32, or bf16
@@ -44,7 +44,7 @@ __device__ inline void split(bf16* weight, short* remainder, const float (&w)[N]
 
 // Calls `element(i, w, g)` for N parameters and their clipped gradients, and writes what it makes of each `w`.
 template <class T, class G, int N, class F>
-__device__ inline void move(const Moved& a, u64 at, float clip, F element) {
+__device__ inline void move(const MovedArgs& a, u64 at, float clip, F element) {
     float g[N], w[N];
     read(g, (const G*)a.gradient + at);
     T* weight = (T*)a.weight + at;
@@ -62,7 +62,7 @@ __device__ inline void move(const Moved& a, u64 at, float clip, F element) {
 
 // Calls `some(n, at, clip)` for every n parameters from `at` on. A norm or a loss that is not finite changes nothing.
 template <class T, class F>
-__device__ inline void each_moved(const Moved& a, F some) {
+__device__ inline void each_moved(const MovedArgs& a, F some) {
     float norm = sqrtf(a.results->squared_norm);
     if (!finite(norm) || !finite(a.results->loss)) return;
     float clip = fminf(a.settings->clip / (norm + 1e-6f), 1.0f);

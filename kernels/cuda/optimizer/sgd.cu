@@ -2,7 +2,7 @@
 #include "moved.cuh"
 
 struct SgdArgs {
-    Moved moved;
+    MovedArgs moved;
     float* buffer;          // [count], or null
     float momentum;
 };

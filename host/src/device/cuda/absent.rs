@@ -3,6 +3,7 @@
 
 mod description;
 mod profile;
+mod room;
 
 pub use description::{Description, Gpu};
 pub use profile::{CudaProfile, Precision};

@@ -17,8 +17,9 @@ use super::graph::Graph;
 use super::pointwise::carry::Carries;
 use super::product::blas::Blas;
 use super::product::columns::Waiting;
-use super::profile::{CudaScratch, WORKSPACE};
+use super::profile::WORKSPACE;
 use super::ranks::nccl::Communicator;
+use super::room::CudaScratch;
 use super::staging::Staging;
 
 /// The memory that a run asks of the GPU.
@@ -173,7 +174,7 @@ impl Cuda {
             multiprocessors,
             shared: describe::shared(device)?,
             sequences: super::attention::heads::SEQUENCES,
-            long_sequence: super::profile::LONG,
+            long_sequence: super::room::attention::LONG,
             cache,
             warnings,
             outside,
@@ -413,7 +414,7 @@ impl Device for Cuda {
     }
 }
 
-/// What this device does for an operation; its scratch is in [`CudaScratch`](super::profile::CudaScratch).
+/// What this device does for an operation; its scratch is in [`CudaScratch`](super::room::CudaScratch).
 pub(super) trait OnCuda: CudaScratch {
     /// Queues it. An implementation is never inlined, so that a device's frame is not as large as those of all together.
     fn run(self, cuda: &mut Cuda) -> Result<(), OperationError>;

@@ -1,12 +1,13 @@
 //! The CUDA device: every operation of the core on an NVIDIA GPU, all state in one allocation.
 //!
+//! - `arguments`: what kernels take, declared by their sources;
 //! - `device`: the GPU, its one allocation, copies in and out;
 //! - `launch`: kernels queued, each made ready while the one before it runs;
 //! - `beside`: a program on two streams, what ranks send each other on one of them;
 //! - `staging`: inputs and results through pinned memory;
 //! - `graph`: a step recorded once and replayed;
 //! - `timing`: how long operations take;
-//! - `profile`: what the precision implies for memory;
+//! - `profile`: what the precision implies for memory; `room`: what operations take of it, a file a folder;
 //! - `fused`: operations that one kernel makes together;
 //! - `decoding::token`: the operations of one token in one launch;
 //! - `spiking`: modules of one stream in one launch (`spikes`), of many streams token after token (`spike_chain`); signals
@@ -19,6 +20,7 @@
 //! Every operation is queued on one stream and none waits; but for what ranks send each other, which has a stream of its
 //! own. Sums have a fixed order and no float is added atomically, so the same inputs give the same bits.
 
+mod arguments;
 mod attention;
 mod beside;
 mod decoding;
@@ -37,6 +39,7 @@ mod pointwise;
 mod product;
 mod profile;
 mod ranks;
+mod room;
 mod spiking;
 mod staging;
 mod timed;

@@ -3,21 +3,9 @@
 use capful_core::device::OperationError;
 use capful_core::ops::AdamW;
 
-use super::moved::Moved;
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::AdamWArgs;
 use crate::device::cuda::device::Cuda;
-
-/// Mirrors AdamWArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct AdamWArgs {
-    moved: Moved,
-    first: u64,
-    second: u64,
-    beta1: f32,
-    beta2: f32,
-    eps: f32,
-}
 
 impl OnCuda for AdamW {
     #[inline(never)]

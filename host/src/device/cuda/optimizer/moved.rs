@@ -3,23 +3,8 @@
 use capful_core::device::OperationError;
 use capful_core::ops;
 
+use crate::device::cuda::arguments::MovedArgs;
 use crate::device::cuda::device::{Cuda, blocks, threads, width};
-
-/// Mirrors Moved.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Moved {
-    weight: u64,
-    remainder: u64,
-    gradient: u64,
-    settings: u64,
-    results: u64,
-    count: u64,
-    group: u32,
-    rate: f32,
-    decay: f32,
-    wide: u32,
-}
 
 /// A launch of an update: which kernel of the rule's, and by how many blocks of 256 threads.
 pub(super) struct Launch {
@@ -29,8 +14,13 @@ pub(super) struct Launch {
 
 impl Cuda {
     /// The arguments of an update of the rule `name`, whose state lies at `states`, and its launch.
-    pub(super) fn moved(&self, name: &str, o: &ops::Moved, states: &[u64]) -> Result<(Moved, Launch), OperationError> {
-        let mut moved = Moved {
+    pub(super) fn moved(
+        &self,
+        name: &str,
+        o: &ops::Moved,
+        states: &[u64],
+    ) -> Result<(MovedArgs, Launch), OperationError> {
+        let mut moved = MovedArgs {
             weight: self.address(o.weight)?,
             remainder: self.address_or_null(o.remainder)?,
             gradient: self.address(o.gradient)?,

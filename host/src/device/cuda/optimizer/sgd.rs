@@ -3,18 +3,9 @@
 use capful_core::device::OperationError;
 use capful_core::ops::Sgd;
 
-use super::moved::Moved;
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::SgdArgs;
 use crate::device::cuda::device::Cuda;
-
-/// Mirrors SgdArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SgdArgs {
-    moved: Moved,
-    buffer: u64,
-    momentum: f32,
-}
 
 impl OnCuda for Sgd {
     #[inline(never)]

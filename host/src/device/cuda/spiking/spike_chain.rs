@@ -19,7 +19,7 @@ use super::spike_taps::sums;
 use super::spikes::{at_one_token, tokens_of};
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::device::Cuda;
-use crate::device::cuda::profile::ChainRoom;
+use crate::device::cuda::room::spiking::ChainRoom;
 
 /// Operations of a chain: taps, then modules at token 0, and how many tokens go through them.
 pub(crate) struct Chain {

@@ -1,0 +1,12 @@
+//! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
+
+use capful_core::ops::HeadLoss;
+
+use crate::device::cuda::profile::{CudaProfile, WORKSPACE};
+use crate::device::cuda::room::CudaScratch;
+
+impl CudaScratch for HeadLoss {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        WORKSPACE.max(4 * u64::from(self.x.rows()))
+    }
+}

@@ -1,0 +1,60 @@
+//! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
+
+use capful_core::ops::{AdamW, EmbedUpdate, FactoredUpdate, PieceNorms, Sgd, SquaredNorm, SumNorms};
+
+use crate::device::cuda::profile::{CudaProfile, Precision, WORKSPACE, piece_bytes};
+use crate::device::cuda::room::embedding::SortRoom;
+use crate::device::cuda::room::{CudaScratch, without_scratch};
+
+without_scratch!(AdamW, PieceNorms, Sgd, SumNorms);
+
+impl CudaScratch for FactoredUpdate {
+    fn scratch(&self, profile: &CudaProfile) -> u64 {
+        FactoredRoom::of(self, profile.precision != Precision::F32).bytes()
+    }
+}
+
+impl CudaScratch for EmbedUpdate {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        SortRoom::of(self.x_grad.rows()).bytes()
+    }
+}
+
+impl CudaScratch for SquaredNorm {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        4 * self.gradient.elements().div_ceil(SquaredNorm::PIECE as u64)
+    }
+}
+
+/// The scratch of a factored update, in this order behind that of its products; then one number.
+pub struct FactoredRoom {
+    /// Bytes of the tile's columns of the logits' gradient.
+    pub slab: u64,
+    /// Bytes of the inputs in bf16.
+    pub x: u64,
+    /// Bytes of the biases' gradient.
+    pub bias_grad: u64,
+    /// Bytes of the pieces of sums.
+    pub partial: u64,
+}
+
+impl FactoredRoom {
+    /// For this update; `half` is whether its product may read bf16.
+    pub fn of(o: &FactoredUpdate, half: bool) -> FactoredRoom {
+        let (rows, vocabulary) = (o.x.rows(), o.weight.rows());
+        let tile = o.tile.rows().min(vocabulary);
+        let halves = |columns: u32| if half { 2 * u64::from(rows) * u64::from(columns) } else { 0 };
+        let copied = if tile < vocabulary { 4 * u64::from(rows) * u64::from(tile) } else { halves(tile) };
+        FactoredRoom {
+            slab: copied.next_multiple_of(256),
+            x: halves(o.x.columns()).next_multiple_of(256),
+            bias_grad: (4 * u64::from(vocabulary)).next_multiple_of(256),
+            partial: piece_bytes(rows, 1, vocabulary),
+        }
+    }
+
+    /// Bytes of all.
+    pub fn bytes(&self) -> u64 {
+        WORKSPACE + self.slab + self.x + self.bias_grad + self.partial + 4
+    }
+}
