@@ -2,7 +2,7 @@
 //!
 //! A family lists its parameters, each with its [`Group`] and with how it [`Learns`]. An [`Optimizer`] has a [`Rule`] and
 //! settings for each group. A rule is a file here, which says what it keeps of a parameter and which operation moves it,
-//! and a line in the list of rules: families, plans, checkpoints and ranks know none.
+//! and a word in the list of rules below: families, plans, checkpoints and ranks know none.
 
 mod adamw;
 mod factored;
@@ -17,8 +17,18 @@ pub use adamw::AdamW;
 pub use factored::Factored;
 pub use in_place::InPlace;
 pub use learning::{Learning, Updater, lay};
-pub use rule::{Constants, Rule, STATES};
+pub use rule::{Constants, STATES};
 pub use sgd::Sgd;
+
+use crate::device::{Device, OperationError};
+use crate::memory::Region;
+use crate::ops::Moved;
+use rule::{Update, rules};
+
+rules! {
+    AdamW,
+    Sgd,
+}
 
 /// When a parameter learns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,5 @@
-//! What a rule of update says of itself, and the list of rules.
+//! What a rule of update says of itself, and what a list of rules makes.
 
-use super::adamw::AdamW;
-use super::sgd::Sgd;
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::ops::Moved;
@@ -63,13 +61,21 @@ macro_rules! rules {
         }
 
         impl Rule {
+            /// The name of [`Rule::Frozen`].
+            pub const FROZEN: &str = "frozen";
+
+            /// Whether parameters have a gradient, which counts in the global norm.
+            pub const fn learns(&self) -> bool {
+                !matches!(self, Rule::Frozen)
+            }
+
             /// The names of all in settings.
-            pub const NAMES: &[&str] = &[$($name::NAME,)* Self::FROZEN];
+            pub const NAMES: &[&str] = &[$(<$name as Update>::NAME,)* Self::FROZEN];
 
             /// The rule of this name, with those of the constants that it takes.
             pub fn named(name: &str, constants: &Constants) -> Option<Rule> {
                 match name {
-                    $($name::NAME => Some(Rule::$name($name::of(constants))),)*
+                    $(<$name as Update>::NAME => Some(Rule::$name(<$name as Update>::of(constants))),)*
                     Self::FROZEN => Some(Rule::Frozen),
                     _ => None,
                 }
@@ -78,7 +84,7 @@ macro_rules! rules {
             /// The names of the constants that it takes.
             pub const fn takes(&self) -> &'static [&'static str] {
                 match self {
-                    $(Rule::$name(_) => $name::TAKES,)*
+                    $(Rule::$name(_) => <$name as Update>::TAKES,)*
                     Rule::Frozen => &[],
                 }
             }
@@ -86,7 +92,7 @@ macro_rules! rules {
             /// Its name in settings.
             pub const fn name(&self) -> &'static str {
                 match self {
-                    $(Rule::$name(_) => $name::NAME,)*
+                    $(Rule::$name(_) => <$name as Update>::NAME,)*
                     Rule::Frozen => Self::FROZEN,
                 }
             }
@@ -110,7 +116,7 @@ macro_rules! rules {
             }
 
             /// Moves rows of parameters.
-            pub(super) fn emit(
+            fn emit(
                 &self,
                 device: &mut dyn Device,
                 moved: Moved,
@@ -125,17 +131,4 @@ macro_rules! rules {
     };
 }
 
-rules! {
-    AdamW,
-    Sgd,
-}
-
-impl Rule {
-    /// The name of [`Rule::Frozen`].
-    pub const FROZEN: &str = "frozen";
-
-    /// Whether parameters have a gradient, which counts in the global norm.
-    pub const fn learns(&self) -> bool {
-        !matches!(self, Rule::Frozen)
-    }
-}
+pub(super) use rules;

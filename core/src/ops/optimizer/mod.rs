@@ -9,7 +9,7 @@ mod squared_norm;
 
 pub use adamw::{AdamW, AdamWFactors};
 pub use factored::{EmbedUpdate, FactoredUpdate};
-pub use moved::{Factors, Moved};
+pub use moved::{ByElement, Factors, Moved};
 pub use piece_norms::{PieceNorms, SumNorms};
 pub use sgd::Sgd;
 pub use squared_norm::SquaredNorm;

@@ -39,6 +39,29 @@ pub struct Factors {
     pub corrections: [f32; 2],
 }
 
+/// An update of which each element is one of a parameter, its gradient and one number of state at the most.
+pub trait ByElement: Operation {
+    /// The parameters.
+    fn moved(&self) -> &Moved;
+
+    /// `[n]`: its state, if it keeps any.
+    fn state(&self) -> Option<Region>;
+
+    /// The new parameter and the new state of one element.
+    fn element(&self, factors: &Factors, weight: f32, gradient: f32, state: f32) -> (f32, f32);
+
+    /// Moves every element, as [`Operation::reference`] does.
+    ///
+    /// # Errors
+    /// An operand that cannot be carved.
+    fn each(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        self.moved().each([self.state(), None], arena, |factors, weight, gradient, [state, none]| {
+            let (weight, state) = self.element(factors, weight, gradient, state);
+            (weight, [state, none])
+        })
+    }
+}
+
 impl Moved {
     /// The factors of this update, or `None` where the norm or the loss is not finite and the update is skipped.
     pub fn factors(&self, settings: &Settings, results: &Results) -> Option<Factors> {

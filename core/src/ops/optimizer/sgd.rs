@@ -1,6 +1,6 @@
 //! Stochastic gradient descent with momentum over a range of parameters, as PyTorch's `torch.optim.SGD` has it.
 
-use super::moved::{Factors, Moved};
+use super::moved::{ByElement, Factors, Moved};
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 
@@ -16,16 +16,25 @@ pub struct Sgd {
 }
 
 impl Sgd {
-    /// The update of one element: the new weight, and the new b.
+    fn states(&self) -> heapless::Vec<(&'static str, Region), 1> {
+        self.buffer.into_iter().map(|buffer| ("buffer", buffer)).collect()
+    }
+}
+
+impl ByElement for Sgd {
+    fn moved(&self) -> &Moved {
+        &self.moved
+    }
+
+    fn state(&self) -> Option<Region> {
+        self.buffer
+    }
+
     #[inline(always)]
-    pub fn element(&self, f: &Factors, weight: f32, gradient: f32, buffer: f32) -> (f32, f32) {
+    fn element(&self, f: &Factors, weight: f32, gradient: f32, buffer: f32) -> (f32, f32) {
         let g = gradient * f.gradient + self.moved.decay * weight;
         let b = self.momentum * buffer + g;
         (weight - f.rate * b, b)
-    }
-
-    fn states(&self) -> heapless::Vec<(&'static str, Region), 1> {
-        self.buffer.into_iter().map(|buffer| ("buffer", buffer)).collect()
     }
 }
 
@@ -46,10 +55,7 @@ impl Operation for Sgd {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        self.moved.each([self.buffer, None], arena, |factors, weight, gradient, [buffer, none]| {
-            let (weight, buffer) = self.element(factors, weight, gradient, buffer);
-            (weight, [buffer, none])
-        })
+        self.each(arena)
     }
 }
 

@@ -3,5 +3,4 @@
 mod adamw;
 mod factored;
 mod moved;
-mod sgd;
 mod squared_norm;

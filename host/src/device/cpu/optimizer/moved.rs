@@ -3,11 +3,12 @@
 
 use capful_core::device::{Operation, OperationError};
 use capful_core::memory::{Arena, Region};
-use capful_core::ops::{Factors, Moved};
+use capful_core::ops::{ByElement, Factors, Moved, Sgd};
 use capful_core::optimizer::STATES;
 use capful_core::train::{Results, Settings};
 
-use crate::device::cpu::Cpu;
+use crate::device::cpu::simd::vectorise;
+use crate::device::cpu::{Cpu, OnCpu};
 
 /// Elements of a task.
 const PIECE: usize = 16_384;
@@ -47,3 +48,29 @@ impl Cpu {
         Ok(())
     }
 }
+
+/// Updates by element.
+macro_rules! by_element {
+    ($($name:ident),*) => {
+        $(impl OnCpu for $name {
+            #[inline(never)]
+            fn run(self, cpu: &mut Cpu) -> Result<(), OperationError> {
+                cpu.move_pieces(&self, self.moved(), [self.state(), None], |f, weight, gradient, [state, _]| {
+                    vectorise!({
+                        if state.is_empty() {
+                            for (w, g) in weight.iter_mut().zip(gradient) {
+                                (*w, _) = self.element(f, *w, *g, 0.0);
+                            }
+                        } else {
+                            for ((w, s), g) in weight.iter_mut().zip(&mut *state).zip(gradient) {
+                                (*w, *s) = self.element(f, *w, *g, *s);
+                            }
+                        }
+                    },);
+                })
+            }
+        })*
+    };
+}
+
+by_element!(Sgd);
