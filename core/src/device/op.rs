@@ -29,6 +29,7 @@ macro_rules! for_each_operation {
             Inhibit,
             Linear,
             LinearGrad,
+            Lion,
             MaxParts,
             Memory,
             MemoryGrad,

@@ -8,6 +8,7 @@ mod adamw;
 mod factored;
 mod in_place;
 mod learning;
+mod lion;
 mod rule;
 mod sgd;
 mod shared;
@@ -17,6 +18,7 @@ pub use adamw::AdamW;
 pub use factored::Factored;
 pub use in_place::InPlace;
 pub use learning::{Learning, Updater, lay};
+pub use lion::Lion;
 pub use rule::{Constants, STATES};
 pub use sgd::Sgd;
 
@@ -28,6 +30,7 @@ use rule::{Update, rules};
 rules! {
     AdamW,
     Sgd,
+    Lion,
 }
 
 /// When a parameter learns.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use capful_core::device::{Device as _, Op, Reference};
 use capful_core::memory::{Arena, Dtype, Region, Space};
-use capful_core::ops::{Moved, Sgd};
+use capful_core::ops::{Lion, Moved, Sgd};
 use capful_core::optimizer::Group;
 use capful_core::train::{Results, Settings};
 use capful_tests::binary::{TINY, directory, host};
@@ -57,7 +57,11 @@ fn rules_move_as_pytorchs_optimizers() {
                 let momentum = number("momentum");
                 Sgd { moved, buffer: (momentum > 0.0).then_some(state), momentum }.into()
             }
-            _ => continue,
+            "lion" => {
+                let [beta1, beta2] = [number("beta1"), number("beta2")];
+                Lion { moved, momentum: state, beta1, beta2 }.into()
+            }
+            other => panic!("{other}"),
         };
         for (gradient, after) in gradients.iter().zip(case["after"].as_array().unwrap()) {
             let mut reference = Reference { arena: Arena::new(&mut words) };
@@ -73,8 +77,9 @@ fn rules_move_as_pytorchs_optimizers() {
     assert!(cases.len() >= 3);
 }
 
-/// Five rules, or groups of rules, of which each keeps something else.
-const KINDS: [(&str, &str); 3] = [
+/// Rules, or groups of rules, of which each keeps something else.
+const KINDS: [(&str, &str); 4] = [
+    ("lion", "--optimizer lion --lr 1e-3 --beta2 0.99"),
     ("sgd", "--optimizer sgd --lr 0.05"),
     ("plain", "--optimizer sgd --momentum 0 --lr 0.5"),
     (
@@ -129,11 +134,12 @@ fn a_rule_keeps_what_it_says_and_what_is_frozen_stays_as_it_was() {
     assert_eq!(moments, 2 * gradients);
     assert_eq!(plan("--optimizer sgd"), [gradients, gradients]);
     assert_eq!(plan("--optimizer sgd --momentum 0"), [gradients, 0]);
+    assert_eq!(plan("--optimizer lion"), [gradients, gradients]);
     let table = 4 * 300u64.next_multiple_of(64) * 16;
     let [some, _] = plan("--group embedding.optimizer=frozen");
     assert!((gradients - table..gradients).contains(&some), "{some} of {gradients}");
 
-    let (_, mixed) = KINDS[2];
+    let (_, mixed) = KINDS[3];
     host(dir, &format!("train {TINY} {mixed} --steps 3 --save-every 1 --keep 9 --out run")).ok();
     let [[first, _], [after, optimizer]] = [1, 3].map(|step| last(dir, "run", step));
     for (name, tensor) in &first {

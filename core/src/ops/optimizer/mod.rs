@@ -2,6 +2,7 @@
 
 mod adamw;
 mod factored;
+mod lion;
 mod moved;
 mod piece_norms;
 mod sgd;
@@ -9,6 +10,7 @@ mod squared_norm;
 
 pub use adamw::{AdamW, AdamWFactors};
 pub use factored::{EmbedUpdate, FactoredUpdate};
+pub use lion::Lion;
 pub use moved::{ByElement, Factors, Moved};
 pub use piece_norms::{PieceNorms, SumNorms};
 pub use sgd::Sgd;

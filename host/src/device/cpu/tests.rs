@@ -4,8 +4,8 @@ use capful_core::device::{Access, Device as _, Operand, Operation, Profile as _,
 use capful_core::memory::{Arena, Dtype, Region, Space};
 use capful_core::ops::{
     AdamW, Affine, AffineGrad, Attention, AttentionGrad, CachedAttention, Embed, EmbedGrad, Epilogue, Gelu, HeadGrad,
-    HeadLoss, Heads, IGNORE, Kind, Linear, LinearGrad, Moved, Norm, NormGrad, NormKind, Pattern, QkNorm, QkNormGrad,
-    Rotary, RotaryScaling, Rotate, Sgd, SquaredNorm, SwiGlu, SwiGluGrad,
+    HeadLoss, Heads, IGNORE, Kind, Linear, LinearGrad, Lion, Moved, Norm, NormGrad, NormKind, Pattern, QkNorm,
+    QkNormGrad, Rotary, RotaryScaling, Rotate, Sgd, SquaredNorm, SwiGlu, SwiGluGrad,
 };
 use capful_core::optimizer::Group;
 use capful_core::random::Random;
@@ -505,6 +505,12 @@ fn rules_move_as_defined_to_the_bit_and_not_at_all_without_a_norm() {
         moved,
         buffer: Some(b.normal(matrix(1, elements), 1.0)),
         momentum: 0.9,
+    });
+    moves_as_defined(|b, moved, elements| Lion {
+        moved,
+        momentum: b.normal(matrix(1, elements), 1.0),
+        beta1: 0.9,
+        beta2: 0.99,
     });
     moves_as_defined(|_, moved, _| Sgd { moved, buffer: None, momentum: 0.0 });
 }

@@ -3,7 +3,7 @@
 
 use capful_core::device::{Operation, OperationError};
 use capful_core::memory::{Arena, Region};
-use capful_core::ops::{ByElement, Factors, Moved, Sgd};
+use capful_core::ops::{ByElement, Factors, Lion, Moved, Sgd};
 use capful_core::optimizer::STATES;
 use capful_core::train::{Results, Settings};
 
@@ -73,4 +73,4 @@ macro_rules! by_element {
     };
 }
 
-by_element!(Sgd);
+by_element!(Lion, Sgd);

@@ -2,6 +2,7 @@
 
 mod adamw;
 mod factored;
+mod lion;
 mod moved;
 mod sgd;
 mod squared_norm;

@@ -1,12 +1,12 @@
 //! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
 
-use capful_core::ops::{AdamW, EmbedUpdate, FactoredUpdate, PieceNorms, Sgd, SquaredNorm, SumNorms};
+use capful_core::ops::{AdamW, EmbedUpdate, FactoredUpdate, Lion, PieceNorms, Sgd, SquaredNorm, SumNorms};
 
 use crate::device::cuda::profile::{CudaProfile, Precision, WORKSPACE, piece_bytes};
 use crate::device::cuda::room::embedding::SortRoom;
 use crate::device::cuda::room::{CudaScratch, without_scratch};
 
-without_scratch!(AdamW, PieceNorms, Sgd, SumNorms);
+without_scratch!(AdamW, Lion, PieceNorms, Sgd, SumNorms);
 
 impl CudaScratch for FactoredUpdate {
     fn scratch(&self, profile: &CudaProfile) -> u64 {

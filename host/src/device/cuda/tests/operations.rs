@@ -3,8 +3,8 @@
 use capful_core::generate::Sampler;
 use capful_core::memory::{Dtype, Region, Sections};
 use capful_core::ops::{
-    AdamW, Affine, AffineGrad, Embed, EmbedGrad, Gelu, Heads, MaxParts, MostLikely, Moved, Norm, NormGrad, NormKind,
-    PieceNorms, QkNorm, QkNormGrad, Sample, Sgd, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad,
+    AdamW, Affine, AffineGrad, Embed, EmbedGrad, Gelu, Heads, Lion, MaxParts, MostLikely, Moved, Norm, NormGrad,
+    NormKind, PieceNorms, QkNorm, QkNormGrad, Sample, Sgd, SquaredNorm, SumNorms, SumParts, SwiGlu, SwiGluGrad,
 };
 use capful_core::optimizer::Group;
 use capful_core::random::Random;
@@ -438,6 +438,10 @@ fn rules_with_and_without_remainders() {
     for (count, squared_norm) in [(1, 0.25), (1000, 9.0), (70_001, 9.0), (300, f32::NAN), (300, f32::INFINITY)] {
         for split in [false, true] {
             bench.agree(|l| adamw(l, &drawn(count), split, squared_norm));
+            bench.agree(|l| {
+                let moved = parameters(l, &drawn(count), split, squared_norm);
+                Lion { moved, momentum: l.exact([1, 1, 1, count], 0.1), beta1: 0.9, beta2: 0.99 }
+            });
             for momentum in [0.0, 0.9] {
                 bench.agree(|l| {
                     let moved = parameters(l, &drawn(count), split, squared_norm);
