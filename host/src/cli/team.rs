@@ -36,10 +36,11 @@ fn variable(name: &str) -> Option<String> {
 }
 
 impl Team {
-    /// Joins the ranks that a launcher began, where one did, to train on GPUs or else on CPUs.
-    pub fn join(gpus: bool) -> Result<Team, Failure> {
+    /// Joins the ranks that a launcher began, where one did, to train on GPUs if `gpus` says so, or else on CPUs.
+    pub fn join(gpus: impl FnOnce() -> bool) -> Result<Team, Failure> {
         let found = environment::rank(&variable).map_err(request)?;
         let rank = found.unwrap_or(Rank { rank: 0, count: 1, local: 0 });
+        let gpus = found.is_some() && gpus();
         let stop = Arc::new(AtomicBool::new(false));
         let transport = if gpus { Transport::Nccl } else { Transport::Mpi };
         let watch = Watch::new(rank.rank, Arc::clone(&stop));

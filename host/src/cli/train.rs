@@ -15,7 +15,7 @@ use super::report::{Beside, report};
 use super::team::{self, Team, tell_of_ranks};
 use super::usage::Usage;
 use super::{Failure, RunFlags, end_with_the_reader, request, say_warnings, settle, work};
-use crate::config::{Config, Device, IMPORTED, RawConfig, human_bytes};
+use crate::config::{Config, ConfigError, Device, IMPORTED, RawConfig, human_bytes};
 use crate::data::corpus::Corpus;
 use crate::data::coverage;
 use crate::data::tokenizer::Tokenizer;
@@ -23,7 +23,7 @@ use crate::device::cuda::gpus;
 use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::format::hugging_face;
 use crate::name;
-use crate::plan::{Machine, Plan};
+use crate::plan::{Laid, Machine, Plan};
 use crate::regular;
 use crate::run::checkpoint::TrainerState;
 use crate::run::claim::Claim;
@@ -68,25 +68,26 @@ struct Shown {
 
 impl Train {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let team = Team::join(self.on_gpus())?;
-        let done = team.begin().and_then(|()| self.run_on(&team));
+        // Once: a pipe is empty when it is read again.
+        let written = self.flags.written();
+        let team = Team::join(|| self.on_gpus(written.as_ref().ok()))?;
+        let done = team.begin().and_then(|()| self.run_on(&team, written));
         team.end(done)
     }
 
     /// Whether the run is for GPUs, as far as can be told before anything is checked.
-    fn on_gpus(&self) -> bool {
+    fn on_gpus(&self, written: Option<&RawConfig>) -> bool {
         let saved = self.out.as_deref().filter(|_| self.resume).and_then(|dir| directory::read_config(dir).ok());
-        let written = self.flags.written().ok();
-        let named = written.as_ref().and_then(|written| written.device.clone());
+        let named = written.and_then(|written| written.device.clone());
         let planned = written.filter(|written| written.gpu.is_some()).map(|_| "cuda".to_owned());
         let device = named.or(saved.map(|config| config.device)).or(planned);
         device.is_some_and(|device| device.starts_with("cuda"))
     }
 
-    fn run_on(self, team: &Team) -> Result<(), Failure> {
+    fn run_on(self, team: &Team, written: Result<RawConfig, ConfigError>) -> Result<(), Failure> {
         // Before rank 0 makes anything.
         let there = self.out.clone().filter(|dir| directory::holds_run(dir));
-        let written = self.flags.written().map_err(Failure::from).and_then(|written| team.write(written));
+        let written = written.map_err(Failure::from).and_then(|written| team.write(written));
         let there = team.agree(
             written.and_then(|written| match there {
                 Some(dir) if !self.resume => Err(request(format!(
@@ -139,12 +140,15 @@ impl Train {
             let mut saved = directory::read_config(dir)?;
             let from = checkpoint::last(dir).map_err(request)?;
             let named = |e| request(format_args!("{}: {e}", dir.display()));
-            let began = moved::follow(&mut saved, &written, from.as_deref()).map_err(named)?;
+            let with_state = from.as_deref().filter(|from| from.join(checkpoint::STATE).exists());
+            let state = with_state.map(checkpoint::read_state).transpose().map_err(request)?;
+            let began = state.as_ref().map(TrainerState::began).unwrap_or_default();
+            let began = moved::follow(&mut saved, &written, from.as_deref(), began).map_err(named)?;
             let (config, found) = saved.resumed_with_found(written).map_err(named)?;
             let machine = Machine::with(&config, found)?;
-            Ok((config, machine, from, began))
+            Ok((config, machine, from, state, began))
         };
-        let (mut config, machine, from, began) = team.agree(read(), &[])?;
+        let (mut config, machine, from, state, began) = team.agree(read(), &[])?;
         let Some(from) = from else {
             let decided = Decided { warmup: true, vocabulary: true, length: true, steps: None };
             return self.begin(team, config, machine, decided, Some(claimed));
@@ -158,22 +162,22 @@ impl Train {
             tell!("{}: {what}; lines that do not parse are left out, and the run goes on", name::called());
         }
         let state = || -> Result<_, Failure> {
-            if !from.join(checkpoint::STATE).exists() {
+            let Some(state) = state else {
                 return Err(request(format!(
                     "{} holds an imported model, which has no optimizer state to go on with; begin a run from it with \
                      --init-from {} and another --out",
                     from.display(),
                     dir.display()
                 )));
-            }
+            };
             AnyProfile::of(&config)?.require()?;
-            let state = checkpoint::read_state(&from).map_err(request)?;
             let text = serde_json::to_vec(&state).map_err(work)?;
             Ok((state, team::digest(&text)))
         };
         let state = state();
         let digest = state.as_ref().map_or(0, |(_, digest)| *digest);
-        let (TrainerState { algorithms, step, .. }, _) = team.agree(state, &[("checkpoint", digest)])?;
+        let (state, _) = team.agree(state, &[("checkpoint", digest)])?;
+        let step = state.step;
         team.agree(require_ahead(&config, dir, step), &[])?;
         let corpus = team.led_by_first(|| {
             if began.source.is_some() {
@@ -184,8 +188,10 @@ impl Train {
         })?;
         let counted = count_epochs(&mut config, &corpus, true).and_then(|()| require_ahead(&config, dir, step));
         team.agree(counted, &[])?;
-        let begun = Begun { resume: Some(&from), instead_of: None };
-        start(team, (config, machine), &corpus, dir, begun, &algorithms, self.shown(team))
+        let algorithms = state.algorithms.clone();
+        let begun = Begun { resume: Some((from, state)), instead_of: None, algorithms, planned: None };
+        let job = Job { team, config: &config, machine, corpus: &corpus, dir, shown: self.shown(team) };
+        job.run(begun)
     }
 
     /// Begins the run of `config`, of which something was `decided`. Where the run was begun before, its directory is
@@ -201,16 +207,17 @@ impl Train {
         let shown = self.shown(team);
         let Train { out, algorithms, json, .. } = self;
         // Refused before a GPU is asked for and the data is read, where that can be known.
-        let fits = || -> Result<(), Failure> {
+        let fits = || -> Result<_, Failure> {
             if let Some(dir) = &config.init_from {
                 Origin::of(dir.as_ref())?.require_weights().map_err(request)?;
             }
-            let plan = Plan::of(&config, &machine)?;
+            let (plan, laid) = Plan::new(&config, &machine)?;
             plan.require_fit(&config, &machine)?;
             machine.require_main_memory(&config, &plan)?;
-            Ok(AnyProfile::of(&config)?.require()?)
+            AnyProfile::of(&config)?.require()?;
+            Ok((config.clone(), plan, laid))
         };
-        team.agree(fits(), &[])?;
+        let (planned, plan, laid) = team.agree(fits(), &[])?;
         let claimed = claimed.map_or_else(|| Claimed::new(team, out.as_deref(), &config.preset), Ok)?;
         let dir = &*claimed.dir;
         let preset = config.steps;
@@ -224,8 +231,12 @@ impl Train {
                 algorithms.as_deref().map_or(Ok(Vec::new()), directory::read_algorithms).map_err(Failure::from)
             }
         };
-        let begun = Begun { resume: None, instead_of };
-        start(team, (config, machine), &corpus, dir, begun, &team.agree(algorithms, &[])?, shown)
+        let algorithms = team.agree(algorithms, &[])?;
+        // The data may have decided the length or the vocabulary.
+        let planned = (planned == config).then_some((plan, laid));
+        let begun = Begun { resume: None, instead_of, algorithms, planned };
+        let job = Job { team, config: &config, machine, corpus: &corpus, dir, shown };
+        job.run(begun)
     }
 }
 
@@ -249,27 +260,16 @@ impl Claimed {
     }
 }
 
-fn start(
-    team: &Team,
-    (config, machine): (Config, Machine),
-    corpus: &Corpus,
-    dir: &Path,
-    begun: Begun<'_>,
-    algorithms: &[Choice],
-    shown: Shown,
-) -> Result<(), Failure> {
-    // Reading the data took its time: what is free now counts.
-    let job = Job { team, config: &config, machine: machine.now(), corpus, dir, begun, algorithms, shown };
-    job.run()
-}
-
 /// How a run begins.
-#[derive(Debug, Clone, Copy)]
-struct Begun<'a> {
-    /// The checkpoint that it goes on from.
-    resume: Option<&'a Path>,
+struct Begun {
+    /// The checkpoint that it goes on from, and what its state says.
+    resume: Option<(PathBuf, TrainerState)>,
     /// The preset's steps, where the text made them fewer.
     instead_of: Option<u64>,
+    /// The GPU's algorithms that are used again.
+    algorithms: Vec<Choice>,
+    /// Its plan, where that was made already.
+    planned: Option<(Plan, Laid)>,
 }
 
 /// One training job.
@@ -279,15 +279,15 @@ struct Job<'a> {
     machine: Machine,
     corpus: &'a Corpus,
     dir: &'a Path,
-    begun: Begun<'a>,
-    algorithms: &'a [Choice],
     shown: Shown,
 }
 
 impl Job<'_> {
-    fn run(self) -> Result<(), Failure> {
-        let Job { team, config, machine, corpus, dir, begun, algorithms, shown: Shown { json, regions } } = self;
-        let Begun { resume, instead_of } = begun;
+    fn run(self, begun: Begun) -> Result<(), Failure> {
+        let Job { team, config, machine, corpus, dir, shown: Shown { json, regions } } = self;
+        let Begun { resume, instead_of, algorithms, planned } = begun;
+        // Reading the data took its time: what is free now counts.
+        let machine = machine.now();
         let tokenizer = corpus.tokenizer.as_ref();
         let generation = generation::of_run(dir, config, tokenizer.eos()).map_err(Failure::from);
         let marks = team.agree(generation, &[])?.marks(tokenizer);
@@ -295,7 +295,10 @@ impl Job<'_> {
             hugging_face::config(&config.family(), &config.pattern(), &marks, config.precision.of_weights());
         let model_config = serde_json::to_vec_pretty(&model_config).map_err(work)?;
         let prepare = || -> Result<_, Failure> {
-            let (plan, laid) = Plan::new(config, &machine)?;
+            let (plan, laid) = match planned {
+                Some((plan, laid)) => (plan.within_budget_of(config, &machine)?, laid),
+                None => Plan::new(config, &machine)?,
+            };
             plan.require_fit(config, &machine)?;
             machine.require_main_memory(config, &plan)?;
             let validation = corpus.validation(config.eval_tokens).map_err(request)?;
@@ -306,7 +309,7 @@ impl Job<'_> {
         tell_of_flaws(corpus);
         let start = || -> Result<_, Failure> {
             let profile = AnyProfile::of(config)?;
-            let session = Session::start_training(laid, &profile, config, algorithms, team.peers())?;
+            let session = Session::start_training(laid, &profile, config, &algorithms, team.peers())?;
             let digests = [
                 ("configuration", team::digest_of(config)?),
                 ("plan", team::digest_of_plan(&plan)),
@@ -337,8 +340,9 @@ impl Job<'_> {
         within_budget(config, &plan, &mut session)?;
         say_warnings(&mut session);
         let fresh = !directory::holds_run(dir);
+        let is_resumed = resume.is_some();
         team.led(|| {
-            if resume.is_some() {
+            if is_resumed {
                 return Ok(());
             }
             let mut written = serde_json::to_value(&plan).map_err(work)?;

@@ -19,89 +19,14 @@ pub(super) enum Resume {
     Neutral,
 }
 
-/// What is said of a key beside its name, its type, its help and its default.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct About {
-    takes: &'static str,
-    shown: &'static str,
-    by_preset: bool,
-    resume: Resume,
-    later: bool,
-    quiet: bool,
-    values: Values,
-    beside: &'static str,
-    page: &'static str,
-}
-
-impl About {
-    /// A key that is a flag too; `takes` is what stands for its value.
-    pub const fn flag(takes: &'static str) -> About {
-        About {
-            takes,
-            shown: "",
-            by_preset: false,
-            resume: Resume::Stays,
-            later: false,
-            quiet: false,
-            values: Values::Any,
-            beside: "",
-            page: "",
-        }
-    }
-
-    /// A key of files alone.
-    pub const fn in_files() -> About {
-        About::flag("")
-    }
-
-    /// What its default is, where that is no constant.
-    pub const fn shown(self, shown: &'static str) -> About {
-        About { shown, ..self }
-    }
-
-    /// Presets differ in it.
-    pub const fn by_preset(self) -> About {
-        About { by_preset: true, ..self }
-    }
-
-    /// It may change when a run goes on.
-    pub const fn changes(self) -> About {
-        About { resume: Resume::Changes, ..self }
-    }
-
-    /// The same, and nothing that the run learns changes with it.
-    pub const fn neutral(self) -> About {
-        About { resume: Resume::Neutral, ..self }
-    }
-
+/// When the configuration of a run has a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Saved {
+    Always,
     /// Runs of earlier versions do not have it: theirs is the default.
-    pub const fn later(self) -> About {
-        About { later: true, ..self }
-    }
-
-    /// The same, and a run does not save it where it is the default, so that earlier versions read the run.
-    pub const fn quiet(self) -> About {
-        About { quiet: true, ..self.later() }
-    }
-
-    /// Which numbers it takes.
-    pub const fn within(self, values: Values) -> About {
-        About { values, ..self }
-    }
-
-    /// The key that says the same otherwise.
-    pub const fn not_beside(self, beside: &'static str) -> About {
-        About { beside, ..self }
-    }
-
-    pub(super) const fn is_quiet(&self) -> bool {
-        self.quiet
-    }
-
-    /// What the page says in place of the help.
-    pub const fn page(self, page: &'static str) -> About {
-        About { page, ..self }
-    }
+    Later,
+    /// The same, and it is saved only where it is not the default, so that earlier versions read the run.
+    Quiet,
 }
 
 /// A key of a run's configuration.
@@ -113,92 +38,186 @@ pub struct RunKey {
     pub section: &'static str,
     /// What it means, for the help.
     pub help: &'static str,
-    pub(super) about: About,
-    /// Whether it is one of a run, and not only a way to write others.
-    pub(super) of_run: bool,
-    /// Whether it may be nothing.
-    pub(super) optional: bool,
-    pub(super) switch: bool,
-    pub(super) parser: fn() -> ValueParser,
-    /// Its default where that is a constant.
-    pub(super) default: fn() -> Option<String>,
+    parser: fn() -> ValueParser,
+    /// Its default where that is a constant; none where it is no key of a run, only a way to write others.
+    default: Option<fn() -> Option<String>>,
+    takes: &'static str,
+    shown: &'static str,
+    resume: Resume,
+    saved: Saved,
+    values: Values,
+    beside: &'static str,
+    page: &'static str,
+}
+
+/// What stands for the value of a switch.
+const SWITCH: &str = "BOOL";
+/// The default of a key that presets differ in.
+const BY_PRESET: &str = "the preset's";
+
+/// What is said of a key that is a flag too, beside its name, type, help and default; `takes` is what stands for its value.
+pub(super) const fn flag(takes: &'static str) -> RunKey {
+    RunKey {
+        name: "",
+        section: "",
+        help: "",
+        parser: String::parser,
+        default: None,
+        takes,
+        shown: "",
+        resume: Resume::Stays,
+        saved: Saved::Always,
+        values: Values::Any,
+        beside: "",
+        page: "",
+    }
+}
+
+/// The same of a flag that says yes by itself.
+pub(super) const fn switch() -> RunKey {
+    flag(SWITCH)
+}
+
+/// The same of a key of files alone.
+pub(super) const fn in_files() -> RunKey {
+    flag("")
 }
 
 impl RunKey {
-    /// As it is written on the command line.
-    pub fn flag(&self) -> String {
-        format!("--{}", self.long())
+    /// The key of which this is said, which is written as a `V`.
+    pub(super) const fn of<V: Value>(
+        self,
+        [section, name, help]: [&'static str; 3],
+        default: Option<fn() -> Option<String>>,
+    ) -> RunKey {
+        RunKey { name, section, help: help.trim_ascii_start(), parser: V::parser, default, ..self }
     }
 
-    fn long(&self) -> String {
-        self.name.replace('_', "-")
+    /// What its default is, where that is no constant.
+    pub(super) const fn shown(self, shown: &'static str) -> RunKey {
+        RunKey { shown, ..self }
+    }
+
+    /// Presets differ in it.
+    pub(super) const fn by_preset(self) -> RunKey {
+        self.shown(BY_PRESET)
+    }
+
+    /// It may change when a run goes on.
+    pub(super) const fn changes(self) -> RunKey {
+        RunKey { resume: Resume::Changes, ..self }
+    }
+
+    /// The same, and nothing that the run learns changes with it.
+    pub(super) const fn neutral(self) -> RunKey {
+        RunKey { resume: Resume::Neutral, ..self }
+    }
+
+    /// Runs of earlier versions do not have it: theirs is the default.
+    pub(super) const fn later(self) -> RunKey {
+        RunKey { saved: Saved::Later, ..self }
+    }
+
+    /// The same, and a run does not save it where it is the default, so that earlier versions read the run.
+    pub(super) const fn quiet(self) -> RunKey {
+        RunKey { saved: Saved::Quiet, ..self }
+    }
+
+    /// Which numbers it takes.
+    pub(super) const fn within(self, values: Values) -> RunKey {
+        RunKey { values, ..self }
+    }
+
+    /// The key that says the same otherwise.
+    pub(super) const fn not_beside(self, beside: &'static str) -> RunKey {
+        RunKey { beside, ..self }
+    }
+
+    /// What the page says in place of the help.
+    pub(super) const fn page(self, page: &'static str) -> RunKey {
+        RunKey { page, ..self }
+    }
+
+    /// As it is written on the command line.
+    pub fn flag(&self) -> String {
+        format!("--{}", self.name.replace('_', "-"))
     }
 
     /// Whether it may change when a run goes on.
     pub fn may_change(&self) -> bool {
-        self.about.resume != Resume::Stays
+        self.resume != Resume::Stays
     }
 
     /// Whether a change of it, when a run goes on, changes nothing of what the run learns.
     pub fn is_neutral(&self) -> bool {
-        self.about.resume == Resume::Neutral
+        self.resume == Resume::Neutral
     }
 
-    /// Whether the configuration of every run has it.
+    /// Whether it is one of a run, and not only a way to write others.
+    pub(super) fn is_of_run(&self) -> bool {
+        self.default.is_some()
+    }
+
+    /// Whether every run has saved it, although it has a default.
     pub(super) fn is_always_saved(&self) -> bool {
-        self.of_run && !self.optional && !self.about.later
+        self.saved == Saved::Always && !self.constant().is_empty()
+    }
+
+    pub(super) fn is_quiet(&self) -> bool {
+        self.saved == Saved::Quiet
+    }
+
+    /// Its default where that is a constant.
+    fn constant(&self) -> String {
+        self.default.and_then(|default| default()).unwrap_or_default()
     }
 
     /// What it is where nobody says it, in words.
-    pub fn default_shown(&self) -> String {
-        let constant = (self.default)().filter(|text| !text.is_empty());
-        match (self.about.shown, self.about.by_preset) {
-            ("", true) => "the preset's".to_owned(),
-            ("", false) => constant.unwrap_or_default(),
-            (shown, _) => shown.to_owned(),
-        }
+    fn default_shown(&self) -> String {
+        if self.shown.is_empty() { self.constant() } else { self.shown.to_owned() }
     }
 
     /// Its flag, where it has one.
     pub(super) fn arg(&self) -> Option<Arg> {
+        let RunKey { takes, beside, .. } = *self;
         let default = self.default_shown();
-        let help =
-            if default.is_empty() { self.help.to_owned() } else { format!("{} [default: {default}]", self.help) };
-        let mut arg = Arg::new(self.name).long(self.long()).value_name(self.about.takes).help(help);
-        arg = arg.help_heading(self.section).value_parser((self.parser)());
-        if !self.about.beside.is_empty() {
-            arg = arg.conflicts_with(self.about.beside);
+        let default = if default.is_empty() { default } else { format!(" [default: {default}]") };
+        let arg = Arg::new(self.name)
+            .long(self.name.replace('_', "-"))
+            .value_name(takes)
+            .help(format!("{}{default}", self.help));
+        let mut arg = arg.help_heading(self.section).value_parser((self.parser)());
+        if !beside.is_empty() {
+            arg = arg.conflicts_with(beside);
         }
-        if self.switch {
+        if takes == SWITCH {
             arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
         }
-        (!self.about.takes.is_empty()).then_some(arg)
+        (!takes.is_empty()).then_some(arg)
     }
 
-    /// Refuses a value that is none of its numbers.
-    pub(super) fn check<T: Value>(&self, value: Option<T>) -> Result<(), ConfigError> {
-        let Some(value) = value else { return Ok(()) };
-        match value.number().filter(|number| !self.about.values.has(*number)) {
-            Some(_) => error(format!("{} is {}; it must be {}", self.flag(), value.text(), self.about.values.shown())),
-            None => Ok(()),
+    /// Refuses a number that it does not take.
+    pub(super) fn check<V: Value>(&self, value: Option<V>) -> Result<(), ConfigError> {
+        let Some(text) = value.filter(|_| self.values != Values::Any).map(|value| value.text()) else {
+            return Ok(());
+        };
+        match text.parse().is_ok_and(|number| self.values.has(number)) {
+            true => Ok(()),
+            false => error(format!("{} is {text}; it must be {}", self.flag(), self.values.shown())),
         }
     }
 
     /// A row of the page's table.
     fn row(&self) -> String {
-        let constant = (self.default)().unwrap_or_default();
-        let default = match self.default_shown() {
-            shown if self.about.by_preset && !constant.is_empty() => format!("{shown}, else {constant}"),
-            shown if shown.is_empty() => "none".to_owned(),
-            shown => shown,
+        let default = match (self.default_shown(), self.constant()) {
+            (shown, constant) if shown == BY_PRESET && !constant.is_empty() => format!("{shown}, else {constant}"),
+            (shown, _) if shown.is_empty() => "none".to_owned(),
+            (shown, _) => shown,
         };
-        let values = match self.about.values {
-            Values::Any => String::new(),
-            values => values.shown(),
-        };
+        let values = if self.values == Values::Any { String::new() } else { self.values.shown() };
         let changes = if self.may_change() { "may change" } else { "" };
-        let page = if self.about.page.is_empty() { self.help } else { self.about.page };
-        format!("| {} | {default} | {values} | {changes} | {} |\n", self.name, page.replace('|', "\\|"))
+        let page = if self.page.is_empty() { self.help } else { self.page };
+        format!("| {} | {default} | {values} | {changes} | {page} |\n", self.name)
     }
 }
 
@@ -221,6 +240,11 @@ pub(super) fn decide<W, D: Decided<W>>(name: &str, written: Option<W>, default: 
         Some(written) => D::of(written).map_err(ConfigError),
         None => default.or_else(D::unsaid).ok_or_else(|| ConfigError(format!("missing field `{name}`"))),
     }
+}
+
+/// A default as people write it.
+pub(super) fn shown<V: Value, D: Decided<V>>(default: Option<D>) -> Option<String> {
+    default?.written().map(|written| written.text())
 }
 
 /// The type of a key of a run: another than the one that it is written in, where one is named.
@@ -246,7 +270,7 @@ macro_rules! default {
 /// Makes [`RawConfig`](super::RawConfig), [`Config`](super::Config) and [`RUN_KEYS`](super::RUN_KEYS) of the list of keys.
 ///
 /// A key is `/// Help`, `name: Type`, where a run has it in another type `=> That`, where its default is a constant
-/// `= default`, and what else is said of it, an [`About`].
+/// `= default`, and what else is said of it.
 macro_rules! keys {
     (
         of a run { $( $section:literal { $(
@@ -258,31 +282,11 @@ macro_rules! keys {
     ) => {
         /// Every key, section by section.
         pub const RUN_KEYS: &[RunKey] = &[
-            $( $( RunKey {
-                name: stringify!($key),
-                section: $section,
-                help: concat!($($help),+).trim_ascii_start(),
-                about: $about,
-                of_run: true,
-                optional: <decided!($type $(, $decided)?) as Decided<$type>>::OPTIONAL,
-                switch: <$type as Value>::SWITCH,
-                parser: <$type as Value>::parser,
-                default: || {
-                    let default: Option<decided!($type $(, $decided)?)> = default!($($default)?);
-                    Decided::<$type>::written(&default?).map(|written| written.text())
-                },
-            }, )+ )+
-            $( $( RunKey {
-                name: stringify!($also),
-                section: $also_section,
-                help: concat!($($also_help),+).trim_ascii_start(),
-                about: $also_about,
-                of_run: false,
-                optional: true,
-                switch: <$also_type as Value>::SWITCH,
-                parser: <$also_type as Value>::parser,
-                default: || None,
-            }, )+ )+
+            $( $( $about.of::<$type>(
+                [$section, stringify!($key), concat!($($help),+)],
+                Some(|| shown::<$type, decided!($type $(, $decided)?)>(default!($($default)?))),
+            ), )+ )+
+            $( $( $also_about.of::<$also_type>([$also_section, stringify!($also), concat!($($also_help),+)], None), )+ )+
         ];
 
         /// What a user may write, on the command line or as keys of a configuration file (`-` becomes `_`).
@@ -415,7 +419,7 @@ macro_rules! keys {
             /// The same as a run saves it: some keys only where they are not the default.
             pub(super) fn keys_saved(&self) -> RawConfig {
                 let mut written = self.keys_written();
-                let mut quiet = RUN_KEYS.iter().map(|key| key.about.is_quiet());
+                let mut quiet = RUN_KEYS.iter().map(RunKey::is_quiet);
                 $( $(
                     if quiet.next() == Some(true) && Some(&self.$key) == default!($($default)?).as_ref() {
                         written.$key = None;
@@ -454,10 +458,11 @@ mod tests {
         let all: Vec<Config> = presets().iter().map(|p| Config::resolve(of_preset(p.name)).unwrap()).collect();
         let tables: Vec<_> = all.iter().map(|c| toml::Table::try_from(c.keys_written()).unwrap()).collect();
         let mut said = 0;
-        for key in RUN_KEYS.iter().filter(|key| key.of_run && !["preset", "threads", "warmup"].contains(&key.name)) {
+        for key in RUN_KEYS.iter().filter(|key| key.is_of_run() && !["preset", "threads", "warmup"].contains(&key.name))
+        {
             let default = key.default_shown();
             let text = |value: &toml::Value| match value {
-                toml::Value::Float(x) => Value::text(&(*x as f32)),
+                toml::Value::Float(x) => (*x as f32).text(),
                 toml::Value::String(text) => text.clone(),
                 other => other.to_string(),
             };
@@ -470,7 +475,7 @@ mod tests {
                     said += 1;
                 }
                 Some(_) => assert!(default.contains("preset"), "{}: {values:?}, not {default}", key.flag()),
-                None => assert!(key.optional, "{}", key.flag()),
+                None => assert!(key.constant().is_empty(), "{}", key.flag()),
             }
         }
         assert!(said > 15, "{said}");

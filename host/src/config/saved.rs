@@ -62,7 +62,7 @@ impl TryFrom<RawConfig> for Config {
 
     /// The configuration that a run saved. What a person writes is none: it lacks keys that every run saves.
     fn try_from(saved: RawConfig) -> Result<Config, ConfigError> {
-        if let Some(key) = saved.given().find(|key| !key.of_run) {
+        if let Some(key) = saved.given().find(|key| !key.is_of_run()) {
             return error(format!("unknown field `{}`", key.name));
         }
         let given: Vec<&str> = saved.given().map(|key| key.name).collect();

@@ -62,6 +62,12 @@ impl From<ByteSize> for toml::Value {
 #[serde(try_from = "toml::Value")]
 pub struct NameOrSize(pub String);
 
+impl From<&str> for NameOrSize {
+    fn from(text: &str) -> Self {
+        NameOrSize(text.to_owned())
+    }
+}
+
 impl TryFrom<toml::Value> for NameOrSize {
     type Error = String;
 

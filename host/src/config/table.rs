@@ -4,7 +4,7 @@ use capful_core::integer::Integer;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use serde::{Deserialize, Serialize};
 
-use super::key::{About, RunKey, decide, decided, default, keys};
+use super::key::{RunKey, decide, decided, default, flag, in_files, keys, shown, switch};
 use super::optimizer::USUAL;
 use super::value::{Decided, Value};
 use super::{
@@ -19,105 +19,105 @@ keys! {
     of a run {
         "Model" {
             /// A named starting point; `host presets` lists them
-            preset: String, About::flag("NAME").shown("pythia-tiny");
+            preset: String, flag("NAME").shown("pythia-tiny");
             /// Begins from the weights of a model: a run made here, or a directory of Hugging Face's transformers
-            init_from: String => Option<String>, About::flag("DIR")
-                .page("a model whose weights a run begins from, see the [guide](guide.md#models-from-elsewhere)");
+            init_from: String => Option<String>, flag("DIR")
+                .page("A model whose weights a run begins from, see the [guide](guide.md#models-from-elsewhere)");
             /// What a query sees: dense, local, global or mixed blocks of earlier tokens
-            attention: Attention = Attention::Dense, About::flag("PATTERN")
+            attention: Attention = Attention::Dense, flag("PATTERN")
                 .page("dense, or a causal block pattern: query block i sees key block j if i − j ≤ window (local), j is a \
                        multiple of stride or j = i (global), either (mixed). `host plan` says what is kept; what the pattern \
                        does not use is refused");
             /// Tokens of a block of the attention pattern
-            block: u32 = 64, About::flag("N").within(Values::OneOf(&[16, 32, 64]));
+            block: u32 = 64, flag("N").within(Values::OneOf(&[16, 32, 64]));
             /// Blocks back that local attention sees
-            window: u32 = 1, About::flag("N");
+            window: u32 = 1, flag("N");
             /// Distance of the blocks that global attention sees
-            stride: u32, About::flag("N").shown("2; 4 for mixed");
+            stride: u32, flag("N").shown("2; 4 for mixed");
         }
         "Data" {
             /// What to learn from: tales (built in), a file (.txt .jsonl .json .csv, each also .gz or .zst, .parquet) or a
             /// directory of such
-            data: String, About::flag("SOURCE").shown("tales").page("training source, see the [guide](guide.md#data)");
+            data: String, flag("SOURCE").shown("tales").page("Training source, see the [guide](guide.md#data)");
             /// A separate source for validation; without it a share of the documents is held out
-            validation: String => Option<String>, About::flag("SOURCE");
+            validation: String => Option<String>, flag("SOURCE");
             /// The field or column that holds a document's text
-            text_field: String = "text".to_owned(), About::flag("NAME");
+            text_field: String = "text".to_owned(), flag("NAME");
             /// Bytes of a text that are no UTF-8: refuse the file, or replace them by U+FFFD
-            invalid_utf8: InvalidUtf8 = InvalidUtf8::Refuse, About::flag("refuse|replace").quiet()
-                .page("bytes of a text that are no UTF-8: refuse, or replace (by U+FFFD, counted), see the \
+            invalid_utf8: InvalidUtf8 = InvalidUtf8::Refuse, flag("refuse|replace").quiet()
+                .page("Bytes of a text that are no UTF-8: refuse, or replace (by U+FFFD, counted), see the \
                        [guide](guide.md#data)");
             /// Skips lines of .jsonl, records of .csv and elements of .json that cannot be read as a document, and counts
             /// them
-            skip_bad_lines: bool = false, About::flag("BOOL").quiet();
+            skip_bad_lines: bool = false, switch().quiet();
             /// Of what is streamed, shuffles files, and documents in blocks of so many, anew in each pass; 0 for their own
             /// order
-            shuffle: u32 = 0, About::flag("N").by_preset().later();
+            shuffle: u32 = 0, flag("N").by_preset().later();
             /// The order of sequences: random (a permutation of all), pool (drawn from a part of the stream) or consecutive
-            order: Order = Order::Consecutive, About::flag("ORDER").later()
+            order: Order = Order::Consecutive, flag("ORDER").later()
                 .shown("consecutive for tales; else random, where the tokens are or can be kept in files")
                 .page("random (a permutation of all), pool (drawn from a part of the stream) or consecutive, see the \
                        [guide](guide.md#data)");
             /// Where tokens are kept once they are encoded, for other runs too; none for streaming
-            cache: String => Option<String>, About::flag("DIR|none").shown("the run's directory").changes();
+            cache: String => Option<String>, flag("DIR|none").shown("the run's directory").changes();
             /// Memory of the pool that streamed sequences are drawn from
-            pool: ByteSize => u64 = 128 << 20, About::flag("SIZE").later()
-                .page("memory of the pool with `order = \"pool\"`, both halves together");
+            pool: ByteSize => u64 = 128 << 20, flag("SIZE").later()
+                .page("Memory of the pool with `order = \"pool\"`, both halves together");
             /// word (capped vocabulary), byte, bpe (trained under the cap), or a tokenizer.json or its directory
-            tokenizer: String, About::flag("KIND|FILE").by_preset()
+            tokenizer: String, flag("KIND|FILE").by_preset()
                 .shown("the preset's; bpe for text of your own where that is word");
         }
         "Training" {
             /// Sequences of a micro-batch; auto for the most that fit the budget
-            batch_size: BatchSize => u32, About::flag("N|auto").by_preset()
-                .page("sequences of a micro-batch, or \"auto\", see [above](#the-largest-batch); a step has the product of \
+            batch_size: BatchSize => u32, flag("N|auto").by_preset()
+                .page("Sequences of a micro-batch, or \"auto\", see [above](#the-largest-batch); a step has the product of \
                        batch_size, seq_len and accumulate in tokens");
             /// Tokens of a sequence
-            seq_len: u32, About::flag("N").by_preset();
+            seq_len: u32, flag("N").by_preset();
             /// Micro-batches of a step
-            accumulate: u32, About::flag("N").shown("1, or the preset's").within(AT_LEAST_1);
+            accumulate: u32, flag("N").shown("1, or the preset's").within(AT_LEAST_1);
             /// Steps of the run
-            steps: u64, About::flag("N").by_preset().changes()
-                .page("steps of the run; where nobody says them, at most four epochs of encoded text of your own");
+            steps: u64, flag("N").by_preset().changes()
+                .page("Steps of the run; where nobody says them, at most four epochs of encoded text of your own");
             /// Passes over the training split, instead of --steps
-            epochs: u32 => Option<u32>, About::flag("N").not_beside("steps").neutral();
+            epochs: u32 => Option<u32>, flag("N").not_beside("steps").neutral();
             /// The highest learning rate
-            lr: f64 = 1e-3, About::flag("X").by_preset().within(Values::NotNegative);
+            lr: f64 = 1e-3, flag("X").by_preset().within(Values::NotNegative);
             /// How the rate falls after the warm-up: cosine, linear (both to --lr-end) or constant
-            schedule: LrSchedule = LrSchedule::Cosine, About::flag("SHAPE");
+            schedule: LrSchedule = LrSchedule::Cosine, flag("SHAPE");
             /// The rate of the last step, as a share of the highest
-            lr_end: f64 = 0.1, About::flag("X").quiet().within(Values::Share)
-                .page("the rate of the last step, as a share of lr, for a schedule that falls");
+            lr_end: f64 = 0.1, flag("X").quiet().within(Values::Share)
+                .page("The rate of the last step, as a share of lr, for a schedule that falls");
             /// Steps of warm-up
-            warmup: u64, About::flag("N")
+            warmup: u64, flag("N")
                 .shown("the preset's, as large a share of a shorter run, and at least 1 % of it")
-                .page("steps of warm-up, see [above](#the-warm-up)");
+                .page("Steps of warm-up, see [above](#the-warm-up)");
             /// How parameters are moved: adamw, sgd (with momentum) or lion
-            optimizer: RuleName = RuleName::ADAMW, About::flag("RULE").quiet()
-                .page("how parameters are moved, see [above](#the-optimizer)");
+            optimizer: RuleName = RuleName::ADAMW, flag("RULE").quiet()
+                .page("How parameters are moved, see [above](#the-optimizer)");
             /// Decay of matrices and tables
-            weight_decay: f32 = 0.1, About::flag("X").by_preset().within(Values::NotNegative);
+            weight_decay: f32 = 0.1, flag("X").by_preset().within(Values::NotNegative);
             /// The largest global norm of the gradient; 0 for no clip
-            clip: f32 = 1.0, About::flag("X").within(Values::NotNegative);
+            clip: f32 = 1.0, flag("X").within(Values::NotNegative);
             /// SGD's momentum; 0 keeps nothing
-            momentum: f32 = USUAL.momentum, About::flag("X").quiet().within(Values::BelowOne);
+            momentum: f32 = USUAL.momentum, flag("X").quiet().within(Values::BelowOne);
             /// β₁ of AdamW and Lion
-            beta1: f32 = USUAL.beta1, About::flag("X").within(Values::BelowOne);
+            beta1: f32 = USUAL.beta1, flag("X").within(Values::BelowOne);
             /// β₂ of AdamW and Lion
-            beta2: f32 = USUAL.beta2, About::flag("X").by_preset().within(Values::BelowOne);
+            beta2: f32 = USUAL.beta2, flag("X").by_preset().within(Values::BelowOne);
             /// AdamW's ε, which is added to the denominator
-            eps: f32 = USUAL.eps, About::flag("X").quiet().within(Values::Positive);
+            eps: f32 = USUAL.eps, flag("X").quiet().within(Values::Positive);
             /// Decides initial weights, the built-in corpus, the held-out documents, their order and samples
-            seed: u64 = 0, About::flag("N");
+            seed: u64 = 0, flag("N");
             /// Steps in a row with a loss or gradient that is not finite, which change nothing, before the run stops
-            skip_non_finite: u32 = 5, About::flag("N").later().changes();
+            skip_non_finite: u32 = 5, flag("N").later().changes();
             /// Adds up gradients micro-batch by micro-batch, so that any number of ranks gives the same bits
-            exact_ranks: bool = false, About::flag("BOOL").quiet()
-                .page("gradients are added micro-batch by micro-batch, so that the number of processes changes no bit, see \
+            exact_ranks: bool = false, switch().quiet()
+                .page("Gradients are added micro-batch by micro-batch, so that the number of processes changes no bit, see \
                        [cluster.md](cluster.md)");
             /// What ranks share, by the stages of ZeRO: 1 the optimizer, 2 gradients too
-            zero: u32 = 1, About::flag("1|2").quiet().changes()
-                .page("what several processes share, by the stages of ZeRO: 1 the optimizer, 2 gradients too, which costs \
+            zero: u32 = 1, flag("1|2").quiet().changes()
+                .page("What several processes share, by the stages of ZeRO: 1 the optimizer, 2 gradients too, which costs \
                        messages, see [cluster.md](cluster.md#memory); one process shares neither, but for gradients with \
                        exact_ranks");
         }
@@ -125,72 +125,72 @@ keys! {
             /// What the backward pass computes again to save memory: none, cheap, full, a list of activations as `host plan`
             /// names them, in the first three layers only where NAME:3, or fit:SIZE for the list that costs least time where
             /// the run has so much memory
-            recompute: RecomputeChoice => Recompute = Recompute::NONE, About::flag("LEVEL|LIST|fit:SIZE").by_preset()
-                .page("activation recomputation: none, cheap, full, a list such as `cheap,gate_up:3` or `cheap,gate_up8`, or \
+            recompute: RecomputeChoice => Recompute = Recompute::NONE, flag("LEVEL|LIST|fit:SIZE").by_preset()
+                .page("Activation recomputation: none, cheap, full, a list such as `cheap,gate_up:3` or `cheap,gate_up8`, or \
                        `fit:SIZE`, see [above](#activations)");
             /// Rows of logits that exist at once
-            chunk: u32, About::flag("N").shown("512, on a GPU 4096 or more, or the preset's")
-                .page("rows of logits computed at once; on cuda 8,192 or 16,384 where the run needs no more memory for it; a \
+            chunk: u32, flag("N").shown("512, on a GPU 4096 or more, or the preset's")
+                .page("Rows of logits computed at once; on cuda 8,192 or 16,384 where the run needs no more memory for it; a \
                        head of at most 128 columns in bf16 on compute capability 9.0 keeps none, so there 64 cost nothing");
             /// Refuse a run that needs more memory than this, for example 4GiB
-            budget: ByteSize => Option<u64>, About::flag("SIZE").shown("what is free, or all of the GPU").neutral();
+            budget: ByteSize => Option<u64>, flag("SIZE").shown("what is free, or all of the GPU").neutral();
             /// Plan for a GPU's memory: gtx1650, rtx3060, rtx3090, rtx4060, rtx4070, rtx4090, rtx5090, t4, l4, l40s, a10,
             /// a100-80, h100, h200, b200, or a size such as 22GiB
-            gpu: NameOrSize => Option<String>, About::flag("NAME|SIZE").neutral();
+            gpu: NameOrSize => Option<String>, flag("NAME|SIZE").neutral();
         }
         "Device" {
             /// cpu, reference (plain loops) or cuda, cuda:N
-            device: String, About::flag("DEVICE").shown("cpu; with --gpu, cuda").changes();
+            device: String, flag("DEVICE").shown("cpu; with --gpu, cuda").changes();
             /// Threads of the cpu device
-            threads: u32, About::flag("N").shown("all cores").neutral().within(Values::Whole(1, 1024))
+            threads: u32, flag("N").shown("all cores").neutral().within(Values::Whole(1, 1024))
                 .page("CPU threads; results do not depend on their number");
             /// f32, bf16 or fp8, as far as the device has them
-            precision: Precision, About::flag("TYPE").shown("f32, or what the preset needs on a GPU").changes()
+            precision: Precision, flag("TYPE").shown("f32, or what the preset needs on a GPU").changes()
                 .page("f32; on cuda also bf16; for transformers on GPUs of compute capability 8.9 and later also fp8");
             /// The type of the parameters' gradients, f32 or bf16: bf16 takes less memory and time, see the configuration's
             /// page
-            gradients: Gradients = Gradients::F32, About::flag("TYPE").quiet().changes()
-                .page("the type of the parameters' gradients: bf16 where precision is bf16 or fp8, see the \
+            gradients: Gradients = Gradients::F32, flag("TYPE").quiet().changes()
+                .page("The type of the parameters' gradients: bf16 where precision is bf16 or fp8, see the \
                        [guide](guide.md#on-a-gpu)");
         }
         "Output" {
             /// Steps between logged ones
-            log_every: u64 = 10, About::flag("N").later().neutral().within(AT_LEAST_1);
+            log_every: u64 = 10, flag("N").later().neutral().within(AT_LEAST_1);
             /// Steps between evaluations; 0 for the end only
-            eval_every: u64 = 0, About::flag("N").by_preset();
+            eval_every: u64 = 0, flag("N").by_preset();
             /// The most validation tokens of an evaluation
-            eval_tokens: u64 = 65_536, About::flag("N").within(Values::Whole(2, u64::MAX));
+            eval_tokens: u64 = 65_536, flag("N").within(Values::Whole(2, u64::MAX));
             /// The most training tokens that the n-gram baselines are counted on; 0 for no baselines
-            baseline_tokens: u32 = 1 << 22, About::flag("N").later().neutral()
-                .page("the most training tokens that the n-gram baselines at the end of a run are counted on; 0 for no \
+            baseline_tokens: u32 = 1 << 22, flag("N").later().neutral()
+                .page("The most training tokens that the n-gram baselines at the end of a run are counted on; 0 for no \
                        baselines, which saves a second or more of a short run");
             /// Steps between checkpoints; 0 for none by their number
-            save_every: u64 = 0, About::flag("N").by_preset().neutral();
+            save_every: u64 = 0, flag("N").by_preset().neutral();
             /// Minutes after which a run is saved whatever its step; 0 for never
-            save_minutes: f64 = 10.0, About::flag("N").later().neutral().within(Values::NotNegative);
+            save_minutes: f64 = 10.0, flag("N").later().neutral().within(Values::NotNegative);
             /// Checkpoints to keep
-            keep: u32 = 2, About::flag("N").neutral().within(AT_LEAST_1);
+            keep: u32 = 2, flag("N").neutral().within(AT_LEAST_1);
         }
     }
     written alone {
         "Model" {
             /// Token ids of the model, special ones included: the cap
-            vocab_size: u32, About::flag("N").by_preset()
-                .page("number of token ids; the cap of the word and bpe tokenizers, see the [guide](guide.md#tokenizers); \
+            vocab_size: u32, flag("N").by_preset()
+                .page("Number of token ids; the cap of the word and bpe tokenizers, see the [guide](guide.md#tokenizers); \
                        where nobody says it, lowered to fit the data, 260 for byte, and a file's own");
         }
         "Training" {
             /// Tokens of a step at most, instead of --accumulate
-            tokens_per_step: u64, About::flag("N").not_beside("accumulate")
-                .page("instead of accumulate: a step has as many micro-batches as this number of tokens holds");
+            tokens_per_step: u64, flag("N").not_beside("accumulate")
+                .page("Instead of accumulate: a step has as many micro-batches as this number of tokens holds");
             /// Multiplies the sequences of every stage of a curriculum: one that was made for another GPU
-            stage_scale: f64, About::flag("X").shown("1")
-                .page("multiplies the batch_size of every stage, see [above](#a-curriculum)");
+            stage_scale: f64, flag("X").shown("1")
+                .page("Multiplies the batch_size of every stage, see [above](#a-curriculum)");
         }
         "Device" {
             /// The precision on a GPU where none is asked for: what a preset made for a GPU's memory needs.
-            gpu_precision: Precision, About::in_files().shown("f32; gtx1650 presets and neurogen-4gb bf16")
-                .page("the precision on cuda where none is given; in files only");
+            gpu_precision: Precision, in_files().shown("f32; gtx1650 presets and neurogen-4gb bf16")
+                .page("The precision on cuda where none is given; in files only");
         }
     }
 }

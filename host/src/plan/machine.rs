@@ -16,6 +16,8 @@ pub struct Machine {
     pub free: Option<Free>,
     /// Bytes that this process holds already.
     pub held: u64,
+    /// Bytes of the program itself and its libraries.
+    pub mapped: u64,
     /// The GPU that the run is for, where it is known.
     pub gpu: Option<&'static Gpu>,
     /// Bytes of the GPU in this machine that the run is for.
@@ -83,6 +85,7 @@ impl Machine {
             rates: Rates { flops_per_s: cores, flops_8bit_per_s: cores, bytes_per_s: COPY_BYTES },
             free: Free::here(),
             held: memory::resident().unwrap_or(0),
+            mapped: memory::mapped(),
             gpu: None,
             gpu_bytes: None,
             source: FoundSource::default(),

@@ -169,13 +169,12 @@ impl Plan {
         let Some(last) = stages.last() else { return Err(ConfigError("a run has at least one stage".to_owned())) };
         let context = machine.context(config);
         let in_main = if context.is_some() { 0 } else { laid.bytes };
-        let main = MainMemory::of(config, &laid, &machine.source, in_main);
+        let main = MainMemory::of(config, &laid, machine, in_main);
         let main_memory_bytes = main.most(in_main);
         let outside = context.map_or(main.lines, |context| vec![context]);
         let outside_bytes = outside::sum(&outside);
         let on_gpu = laid.bytes.saturating_add(outside_bytes);
         let needed_bytes = if in_main > 0 { main_memory_bytes } else { on_gpu };
-        let (budget_bytes, budget_from) = machine.budget(config)?;
         let plan = Plan {
             params: laid.lines.iter().filter(|l| l.role == Role::Weight.name()).map(Line::elements).sum(),
             flops_per_token: last.flops_per_token,
@@ -195,11 +194,21 @@ impl Plan {
             main_memory_bytes,
             baseline_bytes: main.baselines,
             needed_bytes,
-            budget_bytes,
-            budget_from,
-            fits: budget_bytes.map(|bytes| Budget { bytes }.check(needed_bytes, 0).is_ok()),
+            budget_bytes: None,
+            budget_from: String::new(),
+            fits: None,
         };
-        Ok((plan, laid))
+        Ok((plan.within_budget_of(config, machine)?, laid))
+    }
+
+    /// The same with the budget that `machine` has.
+    ///
+    /// # Errors
+    /// An unknown GPU.
+    pub fn within_budget_of(self, config: &Config, machine: &Machine) -> Result<Plan, ConfigError> {
+        let (budget_bytes, budget_from) = machine.budget(config)?;
+        let fits = budget_bytes.map(|bytes| Budget { bytes }.check(self.needed_bytes, 0).is_ok());
+        Ok(Plan { budget_bytes, budget_from, fits, ..self })
     }
 
     /// The most main memory until training ends, where the arena lies in it: all but the baselines, the last moment.

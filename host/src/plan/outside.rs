@@ -3,7 +3,7 @@
 use capful_core::train::Stage;
 use serde::Serialize;
 
-use super::{Laid, memory};
+use super::{Laid, Machine};
 use crate::config::{Config, FoundSource, Order};
 use crate::data::sequences::pool;
 use crate::data::shards::training;
@@ -42,9 +42,10 @@ pub(super) struct MainMemory {
 }
 
 impl MainMemory {
-    /// Of the run of `config`, whose data was `found`; `arena` is what it holds of the arena in main memory.
-    pub fn of(config: &Config, laid: &Laid, found: &FoundSource, arena: u64) -> MainMemory {
-        let mut lines = lasting(config);
+    /// Of the run of `config` on `machine`; `arena` is what it holds of the arena in main memory.
+    pub fn of(config: &Config, laid: &Laid, machine: &Machine, arena: u64) -> MainMemory {
+        let found = &machine.source;
+        let mut lines = lasting(config, machine.mapped);
         let always = sum(&lines);
         lines.extend(running(config, laid, found));
         // What the run gave back is free for the baselines, and more where no one asked for less.
@@ -93,8 +94,8 @@ fn choosing(config: &Config) -> u64 {
 }
 
 /// What is there from the beginning to the end.
-fn lasting(config: &Config) -> Vec<Outside> {
-    vec![line("the program itself", memory::mapped() + HEAP), line("held-out documents, at most", held_out(config))]
+fn lasting(config: &Config, mapped: u64) -> Vec<Outside> {
+    vec![line("the program itself", mapped + HEAP), line("held-out documents, at most", held_out(config))]
 }
 
 /// What is there as long as the arena.
@@ -146,4 +147,28 @@ fn encoding(config: &Config) -> u64 {
     }
     let threads = ahead::builders(config.threads);
     ahead::bytes(threads) + STACK * u64::from(threads)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Plan;
+
+    /// What was found decides, and not what is there.
+    #[test]
+    fn a_plan_has_what_was_found_of_the_data() {
+        let raw = toml::from_str("data = '/no/such/place'\norder = 'pool'").unwrap();
+        let config = Config::resolve(raw).unwrap();
+        let found = FoundSource { exists: true, documents: Some(7), text_bytes: None, page_bytes: 5 << 20 };
+        let machine = Machine::with(&config, found).unwrap();
+        let plan = |machine: Machine| Plan::of(&config, &machine).unwrap();
+        let bytes =
+            |plan: &Plan, name: &str| plan.outside.iter().find(|line| line.name.starts_with(name)).map(|l| l.bytes);
+        let with = plan(machine);
+        assert_eq!(bytes(&with, "a page or a window"), Some(5 << 20));
+        assert_eq!(bytes(&with, "index of the token shards"), Some(training::bytes(7)));
+        assert_eq!(bytes(&plan(Machine { mapped: 9 << 20, ..machine }), "the program itself"), Some((9 << 20) + HEAP));
+        let without = plan(Machine { source: FoundSource::default(), ..machine });
+        assert_eq!((bytes(&without, "a page"), bytes(&without, "index")), (None, None));
+    }
 }

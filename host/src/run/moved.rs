@@ -3,20 +3,23 @@
 use std::fs;
 use std::path::Path;
 
-use super::checkpoint;
 use crate::config::{Config, ConfigError, RawConfig, TokenizerChoice, absolute, absolute_source, is_path};
 use crate::data::shards::Manifest;
 use crate::data::snapshot::{Began, Snapshot};
 use crate::data::tokenizer;
 
 /// Lets the run that `saved` describes go on with the data, the validation and the tokenizer that `written` names, where
-/// they are its own at another place. Gives what the files were when the run began, as far as `from`, its last checkpoint,
+/// they are its own at another place. Gives what the files were when the run `began`, as far as its last checkpoint, `from`,
 /// says so.
 ///
 /// # Errors
-/// Other data, which is named; validation files that are gone; a checkpoint that cannot be read.
-pub fn follow(saved: &mut Config, written: &RawConfig, from: Option<&Path>) -> Result<Began, ConfigError> {
-    let began = from.map_or(Ok(Began::default()), checkpoint::read_began).map_err(|e| ConfigError(e.to_string()))?;
+/// Other data, which is named; validation files that are gone.
+pub fn follow(
+    saved: &mut Config,
+    written: &RawConfig,
+    from: Option<&Path>,
+    began: Began,
+) -> Result<Began, ConfigError> {
     saved.follow(written);
     if let (Some(named), Some(from)) = (&written.tokenizer, from)
         && is_tokenizer(saved, named, from)

@@ -150,8 +150,8 @@ struct Submitted {
 }
 
 impl<'a> Trainer<'a> {
-    /// Prepares a run in `dir` from its beginning, or from `resume`, a complete checkpoint. `model_config` is the
-    /// model's config.json. SIGINT and SIGTERM raise `stop`.
+    /// Prepares a run in `dir` from its beginning, or from `resume`, a complete checkpoint and its state. `model_config` is
+    /// the model's config.json. SIGINT and SIGTERM raise `stop`.
     ///
     /// # Errors
     /// Data shorter than a batch; a checkpoint of another tokenizer, other data or another shape; the file system.
@@ -162,7 +162,7 @@ impl<'a> Trainer<'a> {
         corpus: &Corpus,
         validation: &'a ValidationSet,
         dir: &std::path::Path,
-        resume: Option<&std::path::Path>,
+        resume: Option<(PathBuf, TrainerState)>,
         model_config: Vec<u8>,
         stop: Arc<AtomicBool>,
     ) -> Result<Trainer<'a>, DeviceError> {
@@ -184,8 +184,8 @@ impl<'a> Trainer<'a> {
             algorithms: Vec::new(),
             skipped: 0,
         };
-        if let Some(from) = resume {
-            state = restore(from, state, &mut session)?;
+        if let Some((from, saved)) = resume {
+            state = restore(&from, saved, state, &mut session)?;
             sequences.seek(state.position).map_err(refused)?;
         } else if let Some(origin) = &config.init_from {
             let lasting = session.laid.lasting.clone();
@@ -574,9 +574,14 @@ fn refused(error: impl std::fmt::Display) -> DeviceError {
     DeviceError::Refused(error.to_string())
 }
 
-/// Reads the checkpoint `from` into the session: what the run begins with in the place of `fresh`.
-fn restore(from: &std::path::Path, fresh: TrainerState, session: &mut Session) -> Result<TrainerState, DeviceError> {
-    let saved = checkpoint::read_state(from).map_err(refused)?;
+/// Reads the checkpoint `from` into the session. Gives what the run begins with in the place of `fresh`: what was `saved`
+/// there.
+fn restore(
+    from: &std::path::Path,
+    saved: TrainerState,
+    fresh: TrainerState,
+    session: &mut Session,
+) -> Result<TrainerState, DeviceError> {
     // Versions that did not look into the files saved another fingerprint of them.
     let former = fresh.source.as_ref().filter(|_| saved.source.is_none()).map(Snapshot::former_fingerprint);
     let data = saved.data == fresh.data || former == Some(saved.data);

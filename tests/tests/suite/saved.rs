@@ -1,10 +1,13 @@
 //! What a run says of itself: its saved configuration, given back, changed, and read where the data lies elsewhere.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
+use std::process::Stdio;
 
-use capful_tests::binary::{TINY, directory, forget_digests, host};
+use capful_tests::binary::{TINY, command, directory, forget_digests, host};
 use capful_tests::digests::CASES;
+use rayon::prelude::*;
 use serde_json::Value;
 
 /// Some hundred tokens.
@@ -97,40 +100,97 @@ fn a_resume_that_is_refused_or_fails_changes_nothing() {
     assert!(config(dir, "run").contains("keep = 5\n"));
 }
 
+/// A run: its name, how it begins, and how it goes on after that, where it does.
+type Kind = (&'static str, String, &'static str);
+
+/// Runs of every family and of every key that decides their bits on a CPU; the first two are made before the others.
+fn kinds() -> Vec<Kind> {
+    let model = TINY.replace("--seq-len 32 --batch-size 4 ", "");
+    let words = TINY.replace("--vocab-size 300 ", "");
+    let llama = format!("{TINY} --preset llama-tiny --set kv_heads=1");
+    let yxanul = format!("{TINY} --preset yxanul-tiny --set kv_heads=1 --set rank=5");
+    let neurogen = CASES.iter().find(|case| case.name == "neurogen").unwrap().family;
+    let neurogen = format!("{neurogen} --tokenizer byte --seq-len 16 --batch-size 3 --eval-tokens 100");
+    let kind = |name, line: &str| (name, format!("{line} --steps 3"), "");
+    vec![
+        kind("pythia", &format!("{TINY} --seed 3 --lr 2e-3")),
+        kind("llama", &format!("{llama} --data corpus.txt --tokenizer bpe --cache shared")),
+        kind(
+            "sequential",
+            &format!("{TINY} --set residual=sequential --set bias=qkv --set qk_norm=true --set tied=true"),
+        ),
+        kind(
+            "stretched",
+            &format!("{llama} --set rotary_scaling=llama3 --set norm_eps=1e-6 --clip 0 --weight-decay 0"),
+        ),
+        kind("local", &format!("{llama} --attention local --block 16 --recompute cheap")),
+        kind("global", &format!("{llama} --attention global --block 16 --stride 3 --threads 1")),
+        kind("mixed", &format!("{llama} --attention mixed --block 16 --recompute gate_up,mid:1")),
+        kind("yxanul", &format!("{yxanul} --recompute full --beta1 0.8 --beta2 0.9 --eps 1e-6")),
+        kind("eighths", &format!("{yxanul} --set layers=2 --recompute gate_up8:1 --chunk 16")),
+        kind(
+            "linear",
+            &format!("{TINY} --schedule linear --lr-end 0 --warmup 2 --clip 0.1 --eval-every 2 --save-every 1"),
+        ),
+        kind("constant", &format!("{TINY} --schedule constant --tokenizer byte --data corpus.txt --skip-non-finite 0")),
+        kind("accumulated", &format!("{TINY} --accumulate 3 --data corpus.txt --order consecutive")),
+        kind("counted", &format!("{TINY} --tokens-per-step 300 --data corpus.txt --order random")),
+        kind("automatic", &format!("{model} --seq-len 32 --batch-size auto --tokens-per-step 200 --budget 1GiB")),
+        kind("fitted", &format!("{TINY} --recompute fit:1GiB")),
+        kind("words", &format!("{words} --data corpus.txt")),
+        kind("streamed", &format!("{TINY} --data corpus.txt --cache none --pool 12KiB --shuffle 4 --budget 1GiB")),
+        kind("lines", &format!("{TINY} --data lines.jsonl --text-field body --skip-bad-lines --invalid-utf8 replace")),
+        kind("shards", &format!("{TINY} --data tokens --validation corpus.txt")),
+        kind("exact", &format!("{TINY} --exact-ranks --accumulate 2 --gpu h200 --device cpu")),
+        kind("tuned", "--init-from pythia --data corpus.txt --seq-len 32 --batch-size 2"),
+        kind("shortened", "--init-from llama --data corpus.txt --set context=64 --seq-len 16 --batch-size 2"),
+        kind("neurogen", &neurogen),
+        kind(
+            "through time",
+            &format!("{neurogen} --set rule=bptt --set mode=pipelined --set gate=true --set feedback=true"),
+        ),
+        kind("staged", &format!("{model} --config staged.toml")),
+        kind("scaled", &format!("{model} --config staged.toml --stage-scale 1.5")),
+        ("epochs", format!("{TINY} --data corpus.txt --validation corpus.txt --tokenizer bpe --epochs 1"), ""),
+        ("lengthened", format!("{TINY} --schedule constant --warmup 1 --data corpus.txt --steps 2"), "--steps 4"),
+        ("prolonged", format!("{neurogen} --schedule constant --warmup 1 --steps 2"), "--steps 4 --save-every 1"),
+        ("rekept", format!("{TINY} --data corpus.txt --order pool --steps 3"), "--keep 4 --log-every 1 --threads 1"),
+    ]
+}
+
 #[test]
 fn a_saved_configuration_given_back_makes_the_same_bits() {
     let dir = directory();
     let dir = dir.path();
     fs::write(dir.join("corpus.txt"), text()).unwrap();
+    let line = |document: &str| format!("{{\"body\": \"{}\"}}\n", document.trim());
+    fs::write(dir.join("lines.jsonl"), text().split("\n\n").map(line).collect::<String>() + "no\n").unwrap();
     fs::write(
         dir.join("staged.toml"),
         "budget = 1073741824\npool = '1MiB'\n[[stage]]\nfrom = 0\nseq_len = 16\nbatch_size = 2\nclip = 0.5\n\
          [[stage]]\nfrom = 2\nseq_len = 32\nbatch_size = 3\naccumulate = 2\nlr = 0.5\n",
     )
     .unwrap();
-    let model = TINY.replace("--seq-len 32 --batch-size 4 ", "");
-    let neurogen = CASES.iter().find(|case| case.name == "neurogen").unwrap().family;
-    for (name, line) in [
-        ("pythia", format!("{TINY} --steps 3 --seed 3 --lr 2e-3")),
-        ("mixed", format!("{TINY} --preset llama-tiny --set kv_heads=1 --attention mixed --block 16 --steps 3")),
-        ("yxanul", format!("{TINY} --preset yxanul-tiny --set kv_heads=1 --set rank=5 --recompute full --steps 3")),
-        ("neurogen", format!("{neurogen} --tokenizer byte --seq-len 16 --batch-size 3 --eval-tokens 100 --steps 3")),
-        ("epochs", format!("{TINY} --data corpus.txt --validation corpus.txt --tokenizer bpe --epochs 1")),
-        ("words", format!("{} --data corpus.txt --steps 3", TINY.replace("--vocab-size 300 ", ""))),
-        ("streamed", format!("{TINY} --data corpus.txt --cache none --pool 12KiB --shuffle 4 --budget 1GiB --steps 3")),
-        ("staged", format!("{model} --config staged.toml --steps 4")),
-        ("tuned", "--init-from pythia --data corpus.txt --seq-len 32 --batch-size 2 --steps 3".to_owned()),
-        ("exact", format!("{TINY} --exact-ranks --accumulate 2 --gpu h200 --device cpu --steps 3")),
-    ] {
-        host(dir, &format!("train --json {line} --out {name}")).ok();
-        let saved = dir.join(name).join("config.toml");
-        host(dir, &format!("train --json --config {} --out {name}-again", saved.display())).ok();
-        assert!(weights(dir, name) == weights(dir, &format!("{name}-again")), "{name}");
-        assert_eq!(config(dir, name), config(dir, &format!("{name}-again")), "{name}");
+    host(dir, "data --in corpus.txt --out tokens --vocab-size 300").ok();
+    let kinds = kinds();
+    assert!(kinds.len() >= 20);
+    let repeated = |(name, begins, goes_on): &Kind| {
+        let out = name.replace(' ', "-");
+        host(dir, &format!("train --json {begins} --out {out}")).ok();
+        if !goes_on.is_empty() {
+            host(dir, &format!("train --json --resume --out {out} {goes_on}")).ok();
+        }
+        let saved = dir.join(&out).join("config.toml");
+        host(dir, &format!("train --json --config {} --out {out}-again", saved.display())).ok();
+        assert!(weights(dir, &out) == weights(dir, &format!("{out}-again")), "{name}");
+        assert_eq!(config(dir, &out), config(dir, &format!("{out}-again")), "{name}");
         host(dir, &format!("plan --json --config {}", saved.display())).ok();
-        host(dir, &format!("train --json --resume --out {name} --config {}", saved.display())).ok();
-        assert_eq!(config(dir, name), config(dir, &format!("{name}-again")), "{name}");
-    }
+        host(dir, &format!("train --json --resume --out {out} --config {}", saved.display())).ok();
+        assert_eq!(config(dir, &out), config(dir, &format!("{out}-again")), "{name}");
+    };
+    let (first, others) = kinds.split_at(2);
+    first.par_iter().for_each(repeated);
+    others.par_iter().for_each(repeated);
     // Passes over other data are another number of steps.
     fs::write(dir.join("longer.txt"), text().repeat(2)).unwrap();
     let other = "train --json --config epochs/config.toml --data longer.txt --out longer";
@@ -143,6 +203,20 @@ fn a_saved_configuration_given_back_makes_the_same_bits() {
     host(dir, edited).refused(2, &["edited.toml", "was edited", "first line"]);
     fs::write(dir.join("edited.toml"), staged.split_once('\n').unwrap().1).unwrap();
     host(dir, edited).refused(2, &["edited.toml", "[[stage]]"]);
+}
+
+/// A pipe is empty when it is read again.
+#[test]
+#[cfg(unix)]
+fn a_configuration_from_a_pipe_is_read_once() {
+    let dir = directory();
+    let dir = dir.path();
+    let line = format!("train --json {TINY} --config /dev/stdin --out run");
+    let mut command = command(dir, &line);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"lr = 0.25\nsteps = 1\n").unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(config(dir, "run").contains("lr = 0.25\n"), "{}", config(dir, "run"));
 }
 
 #[test]

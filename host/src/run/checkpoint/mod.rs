@@ -64,6 +64,13 @@ pub struct TrainerState {
     pub skipped: u64,
 }
 
+impl TrainerState {
+    /// What the files of the data and of the validation were when the run began.
+    pub fn began(&self) -> Began {
+        Began { source: self.source.clone(), validation: self.validation.clone() }
+    }
+}
+
 fn is_zero(count: &u64) -> bool {
     *count == 0
 }
@@ -362,8 +369,7 @@ pub fn read_began(checkpoint: &Path) -> Result<Began, CheckpointError> {
     if !checkpoint.join(STATE).exists() {
         return Ok(Began::default());
     }
-    let TrainerState { source, validation, .. } = read_state(checkpoint)?;
-    Ok(Began { source, validation })
+    read_state(checkpoint).map(|state| state.began())
 }
 
 #[cfg(test)]
