@@ -1,5 +1,7 @@
 //! Compiles every `cuda/*/*.cu` through nvcc into one fat binary each, and the stand-in driver through g++: what is not made
-//! of the same as before.
+//! of the same as before. Declares the arguments of kernels for the host, with and without nvcc.
+
+mod arguments;
 
 use std::env;
 use std::fmt::Write as _;
@@ -28,17 +30,28 @@ fn main() {
     for name in ["NVCC", NVCC_FLAGS, "CUDA_PATH", "CUDA_HOME", "CXX", "CAPFUL_CUDA_TARGETS", LINTER] {
         println!("cargo:rerun-if-env-changed={name}");
     }
-    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
-        return;
-    }
-    if let Err(message) = build() {
+    let kernels = || if env::var_os("CARGO_FEATURE_CUDA").is_some() { build() } else { Ok(()) };
+    if let Err(message) = declare_arguments().and_then(|()| kernels()) {
         println!("cargo:error={}", message.replace('\n', " "));
         std::process::exit(1);
     }
 }
 
+fn out() -> Result<PathBuf, String> {
+    env::var_os("OUT_DIR").map(PathBuf::from).ok_or_else(|| "OUT_DIR is not set".to_owned())
+}
+
+fn declare_arguments() -> Result<(), String> {
+    let read =
+        |path: &PathBuf| std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()));
+    let paths = [files("cuda", "cu")?, files("cuda", "cuh")?].concat();
+    let texts = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let code = arguments::declare(texts.iter().map(String::as_str))?;
+    std::fs::write(out()?.join("arguments.rs"), code).map_err(|e| e.to_string())
+}
+
 fn build() -> Result<(), String> {
-    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+    let out = out()?;
     let nvcc = find_nvcc()?;
     let (sources, headers) = (files("cuda", "cu")?, files("cuda", "cuh")?);
     let targets = env::var("CAPFUL_CUDA_TARGETS").unwrap_or_else(|_| TARGETS.into());

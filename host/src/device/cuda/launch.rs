@@ -57,7 +57,7 @@ unsafe extern "C" {
 }
 
 impl Cuda {
-    /// Queues a kernel. `arguments` mirrors the kernel's struct of the same name.
+    /// Queues a kernel. `arguments` is what its source says that it takes.
     pub(super) fn launch<A: Copy>(
         &mut self,
         module: &'static str,
@@ -118,7 +118,7 @@ impl Cuda {
             return Err(self.fail(CudaError::Unsupported { operation: module, why: "its kernels are not embedded" }));
         };
         #[cfg(test)]
-        assert!(super::tests::mirrors::exports(module, kernel), "{module}.cu has no kernel {kernel}");
+        assert!(super::tests::kernels::exports(module, kernel), "{module}.cu has no kernel {kernel}");
         let function = found.get_function(kernel).map(|function| function.to_raw());
         function.map_err(CudaError::of(module)).map_err(|e| self.fail(e))
     }
@@ -152,7 +152,7 @@ impl Cuda {
             let (block, stream) = ([threads, 1, 1], self.stream.as_inner());
             let count = u32::from(start != Start::Plain);
             let config = Config { grid, block, shared, stream, attributes: &how, count };
-            // SAFETY: one argument, a struct that mirrors the kernel's; addresses in it were checked by `address`. The
+            // SAFETY: one argument, a struct that the kernel's source declares; addresses in it were checked by `address`. The
             // attribute outlives the call.
             let code = unsafe { cuLaunchKernelEx(&config, kernel, arguments.as_mut_ptr(), std::ptr::null_mut()) };
             CudaError::check(module, code)

@@ -1,5 +1,6 @@
 //! The CUDA device: every operation of the core on an NVIDIA GPU, all state in one allocation.
 //!
+//! - `arguments`: what kernels take, declared by their sources;
 //! - `device`: the GPU, its one allocation, copies in and out;
 //! - `launch`: kernels queued, each made ready while the one before it runs;
 //! - `beside`: a program on two streams, what ranks send each other on one of them;
@@ -19,6 +20,7 @@
 //! Every operation is queued on one stream and none waits; but for what ranks send each other, which has a stream of its
 //! own. Sums have a fixed order and no float is added atomically, so the same inputs give the same bits.
 
+mod arguments;
 mod attention;
 mod beside;
 mod decoding;

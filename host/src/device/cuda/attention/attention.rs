@@ -5,37 +5,11 @@ use std::ops::Range;
 use capful_core::device::OperationError;
 use capful_core::ops::{Attention, Kind};
 
-use super::heads::{
-    GROUP_TILE, HeadsArgs, OrderArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes,
-};
+use super::heads::{GROUP_TILE, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::{AttentionArgs, AttentionTilesArgs, HeadsArgs, OrderArgs, PatternArgs};
 use crate::device::cuda::device::{Cuda, blocks, width};
 use crate::device::cuda::room::attention::SHORT;
-
-/// Mirrors AttentionArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct AttentionArgs {
-    qkv: u64,
-    out: u64,
-    log_sum: u64,
-    seq_len: u32,
-    scale: f32,
-    heads: HeadsArgs,
-    pattern: PatternArgs,
-    rows: u32,
-    order: OrderArgs,
-}
-
-/// Mirrors AttentionTilesArgs.
-#[repr(C)]
-#[repr(align(64))]
-#[derive(Clone, Copy)]
-struct AttentionTilesArgs {
-    qkv: [u64; 16],
-    attention: AttentionArgs,
-    unused: [u32; 8],
-}
 
 /// Shared memory of the kernel of one warpgroup: two tiles of keys and of values, one of queries, and five barriers. So many
 /// of its blocks run on a multiprocessor.

@@ -6,48 +6,14 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::{AttentionGrad, Kind};
 
-use super::heads::{
-    GROUP_TILE, HeadsArgs, OrderArgs, PatternArgs, TENSOR_TILE, local, packed_tile, sequences, span, stripes,
-};
+use super::heads::{GROUP_TILE, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::{
+    AttentionGradArgs, AttentionGradTilesArgs, HeadsArgs, OrderArgs, PatternArgs, SumsArgs,
+};
 use crate::device::cuda::device::{Cuda, blocks, width};
-use crate::device::cuda::product::columns::SumsArgs;
 use crate::device::cuda::product::product::Summed;
 use crate::device::cuda::room::attention::{AttentionGradRoom, LONG, SHORT};
-
-/// Mirrors AttentionGradArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct AttentionGradArgs {
-    qkv: u64,
-    out: u64,
-    out_grad: u64,
-    log_sum: u64,
-    mean: u64,
-    qkv_grad: u64,
-    table: u64,
-    seq_len: u32,
-    dims: u32,
-    period: u32,
-    scale: f32,
-    heads: HeadsArgs,
-    pattern: PatternArgs,
-    rows: u32,
-    order: OrderArgs,
-    sums: u64,
-    taken: u64,
-}
-
-/// Mirrors AttentionGradTilesArgs.
-#[repr(C)]
-#[repr(align(64))]
-#[derive(Clone, Copy)]
-struct AttentionGradTilesArgs {
-    qkv: [u64; 16],
-    out_grad: [u64; 16],
-    grad: AttentionGradArgs,
-    unused: [u32; 10],
-}
 
 /// Shared memory of the queries' part by a warpgroup: two tiles of keys and of values, one of queries and of gradients, and three
 /// barriers. So many of its blocks run on a multiprocessor.

@@ -3,26 +3,9 @@
 use capful_core::device::OperationError;
 use capful_core::ops::CachedAttention;
 
-use super::heads::{HeadsArgs, PatternArgs};
+use crate::device::cuda::arguments::{CachedAttentionArgs, HeadsArgs, PatternArgs};
 use crate::device::cuda::device::Cuda;
 use crate::device::cuda::room::attention::TokenRoom;
-
-/// Mirrors CachedAttentionArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct CachedAttentionArgs {
-    qkv: u64,
-    cache: u64,
-    table: u64,
-    out: u64,
-    done: u64,
-    partial: u64,
-    context: u32,
-    dims: u32,
-    scale: f32,
-    heads: HeadsArgs,
-    pattern: PatternArgs,
-}
 
 /// The largest head that it takes: LARGEST_SIZE of cached_attention.cuh.
 pub(crate) const LARGEST_SIZE: u32 = 256;

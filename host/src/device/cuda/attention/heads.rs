@@ -6,23 +6,9 @@ use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Heads, Kind, Pattern};
 
+use crate::device::cuda::arguments::{HeadsArgs, OrderArgs, PatternArgs};
 use crate::device::cuda::device::Cuda;
 use crate::device::cuda::error::CudaError;
-
-/// Mirrors Heads of heads.cuh.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct HeadsArgs {
-    pub queries: u32,
-    pub keys: u32,
-    pub size: u32,
-    pub query_first: u32,
-    pub query_stride: u32,
-    pub key_first: u32,
-    pub key_stride: u32,
-    pub value_first: u32,
-    pub value_stride: u32,
-}
 
 impl HeadsArgs {
     pub fn new(heads: &Heads) -> HeadsArgs {
@@ -45,16 +31,6 @@ impl HeadsArgs {
     }
 }
 
-/// Mirrors Pattern of heads.cuh.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct PatternArgs {
-    kind: u32,
-    block: u32,
-    window: u32,
-    stride: u32,
-}
-
 impl PatternArgs {
     pub fn new(pattern: &Pattern) -> PatternArgs {
         let kind = match pattern.kind {
@@ -65,13 +41,6 @@ impl PatternArgs {
         };
         PatternArgs { kind, block: pattern.block, window: pattern.window, stride: pattern.stride }
     }
-}
-
-/// Mirrors Order of attention.cuh: the order in which the blocks of a grid (heads, sequences, tiles) begin.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OrderArgs {
-    pub alone: u32,
 }
 
 impl OrderArgs {

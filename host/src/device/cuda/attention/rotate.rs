@@ -4,24 +4,9 @@ use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::{Rotary, Rotate};
 
-use super::heads::HeadsArgs;
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::{HeadsArgs, RotateArgs};
 use crate::device::cuda::device::{Cuda, blocks, width};
-
-/// Mirrors RotateArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct RotateArgs {
-    rows: u64,
-    table: u64,
-    count: u64,
-    dims: u32,
-    positions: u32,
-    inverse: u32,
-    vectors: u32,
-    wide: u32,
-    heads: HeadsArgs,
-}
 
 impl OnCuda for Rotate {
     #[inline(never)]

@@ -4,20 +4,8 @@ use capful_core::device::OperationError;
 use capful_core::ops::MostLikely;
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::MostLikelyArgs;
 use crate::device::cuda::device::Cuda;
-
-/// Mirrors MostLikelyArgs.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct MostLikelyArgs {
-    logits: u64,
-    limit: u64,
-    id: u64,
-    cursor: u64,
-    chosen: u64,
-    vocabulary: u32,
-    places: u32,
-}
 
 impl OnCuda for MostLikely {
     #[inline(never)]

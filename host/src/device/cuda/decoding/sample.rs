@@ -4,23 +4,8 @@ use capful_core::device::OperationError;
 use capful_core::ops::Sample;
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::SampleArgs;
 use crate::device::cuda::device::Cuda;
-
-/// Mirrors SampleArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SampleArgs {
-    logits: u64,
-    limit: u64,
-    settings: u64,
-    drawn: u64,
-    id: u64,
-    cursor: u64,
-    chosen: u64,
-    vocabulary: u32,
-    places: u32,
-    wide: u32,
-}
 
 impl OnCuda for Sample {
     #[inline(never)]

@@ -4,67 +4,15 @@ use capful_core::device::{Access, Device as _, Op, OperationError};
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{CachedAttention, Embed, Linear, MostLikely, Norm, NormKind, SwiGlu};
 
-use super::most_likely::MostLikelyArgs;
 use crate::device::cuda::OnCuda;
-use crate::device::cuda::attention::cached_attention::{CachedAttentionArgs, LARGEST_SIZE};
+use crate::device::cuda::arguments::{
+    AnyStepArgs, MostLikelyArgs, RowArgs, StepArgs, TokenArgs, TokenChoiceArgs, TokenEmbedArgs, TokenNormArgs,
+    TokenSwiGluArgs,
+};
+use crate::device::cuda::attention::cached_attention::LARGEST_SIZE;
 use crate::device::cuda::device::{Cuda, width};
 use crate::device::cuda::error::CudaError;
-use crate::device::cuda::product::product::RowArgs;
 use crate::device::cuda::room::attention::TokenRoom;
-
-/// Mirrors TokenEmbedArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct TokenEmbedArgs {
-    id: u64,
-    table: u64,
-    out: u64,
-    columns: u32,
-    vocabulary: u32,
-}
-
-/// Mirrors TokenNormArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct TokenNormArgs {
-    x: u64,
-    stats: u64,
-    gain: [u64; 2],
-    bias: [u64; 2],
-    out: [u64; 2],
-    columns: u32,
-    outputs: u32,
-    rms: u32,
-    eps: f32,
-}
-
-/// Mirrors TokenSwiGluArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct TokenSwiGluArgs {
-    gate_up: u64,
-    out: u64,
-    d: u32,
-}
-
-/// Mirrors TokenChoiceArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct TokenChoiceArgs {
-    wide: u32,
-}
-
-/// Mirrors AnyStepArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-union AnyStepArgs {
-    embed: TokenEmbedArgs,
-    norm: TokenNormArgs,
-    product: RowArgs,
-    attention: CachedAttentionArgs,
-    swiglu: TokenSwiGluArgs,
-    choice: TokenChoiceArgs,
-}
 
 /// As StepKind of token.cu.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -76,31 +24,6 @@ enum Kind {
     Attention,
     SwiGlu,
     MostLikely,
-}
-
-/// Mirrors StepArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct StepArgs {
-    of: AnyStepArgs,
-    kind: u32,
-    wait: u32,
-    slot: u32,
-    exact: u32,
-    beside: u32,
-}
-
-/// Mirrors TokenArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct TokenArgs {
-    step: [StepArgs; MOST_STEPS],
-    cursor: u64,
-    arrivals: u64,
-    best: u64,
-    choice: MostLikelyArgs,
-    steps: u32,
-    tokens: u32,
 }
 
 // As in token.cu.

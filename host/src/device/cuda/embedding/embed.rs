@@ -4,21 +4,9 @@ use capful_core::device::OperationError;
 use capful_core::ops::{Embed, EmbedGrad};
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::{EmbedArgs, EmbedGradArgs, SortArgs};
 use crate::device::cuda::device::{Cuda, blocks, reduced, width};
 use crate::device::cuda::room::embedding::{EmbedGradRoom, SortRoom};
-
-/// Mirrors EmbedArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct EmbedArgs {
-    ids: u64,
-    table: u64,
-    out: u64,
-    rows: u32,
-    columns: u32,
-    vocabulary: u32,
-    wide: u32,
-}
 
 impl OnCuda for Embed {
     #[inline(never)]
@@ -37,36 +25,6 @@ impl OnCuda for Embed {
         };
         cuda.launch("embed", &format!("embed_{}", dtype.name()), [rows.div_ceil(8), 1, 1], 256, &arguments)
     }
-}
-
-/// Mirrors SortArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SortArgs {
-    ids: u64,
-    from: u64,
-    to: u64,
-    counts: u64,
-    rows: u32,
-    vocabulary: u32,
-    shift: u32,
-    pieces: u32,
-}
-
-/// Mirrors EmbedGradArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct EmbedGradArgs {
-    ids: u64,
-    sorted: u64,
-    out_grad: u64,
-    table_grad: u64,
-    partial: u64,
-    rows: u32,
-    columns: u32,
-    vocabulary: u32,
-    wide: u32,
-    reduced: u32,
 }
 
 /// FEW of embed.cu: the most rows whose places are found by comparing each with all, which takes less time than launches.

@@ -4,28 +4,10 @@ use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{HeadGrad, HeadLoss};
 
+use crate::device::cuda::arguments::FoldedHeadArgs;
 use crate::device::cuda::device::{Cuda, blocks};
 use crate::device::cuda::product::product::{Case, Powers, Product};
 use crate::device::cuda::product::warpgroup_product::COLUMNS;
-
-/// Mirrors FoldedHeadArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FoldedHeadArgs {
-    x: u64,
-    weight: u64,
-    targets: u64,
-    losses: u64,
-    sums: u64,
-    powers: u64,
-    x_grad: u64,
-    settings: u64,
-    rows: u32,
-    d: u32,
-    vocabulary: u32,
-    ids: u32,
-    pieces: u32,
-}
 
 /// Rows of a block of 256 threads, a warp each.
 const WARPS: u32 = 8;

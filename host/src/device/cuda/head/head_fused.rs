@@ -4,27 +4,8 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::HeadLoss;
 
+use crate::device::cuda::arguments::FusedHeadArgs;
 use crate::device::cuda::device::{Cuda, blocks, reduced};
-
-/// Mirrors FusedHeadArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FusedHeadArgs {
-    x: u64,
-    weight: u64,
-    targets: u64,
-    losses: u64,
-    log_sums: u64,
-    x_grad: u64,
-    weight_grad: u64,
-    settings: u64,
-    rows: u32,
-    vocabulary: u32,
-    ids: u32,
-    d: u32,
-    accumulate: u32,
-    reduced: u32,
-}
 
 /// Rows and columns of a tile of scores, and the largest width.
 const TILE: u32 = 128;

@@ -5,34 +5,9 @@ use capful_core::device::OperationError;
 use capful_core::ops::HeadLoss;
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::{HeadLossArgs, LossSumArgs};
 use crate::device::cuda::device::{Cuda, width};
 use crate::device::cuda::product::product::{Case, Product};
-
-/// Mirrors HeadLossArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct HeadLossArgs {
-    logits: u64,
-    targets: u64,
-    losses: u64,
-    bias: u64,
-    settings: u64,
-    vocabulary: u32,
-    ids: u32,
-    gradient: u32,
-    wide: u32,
-}
-
-/// Mirrors LossSumArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct LossSumArgs {
-    losses: u64,
-    settings: u64,
-    results: u64,
-    rows: u32,
-    add: u32,
-}
 
 /// Bytes of a row of logits beyond which a multiprocessor works on one at a time: of two, what is not in registers
 /// would no longer fit the L2 of a large GPU.

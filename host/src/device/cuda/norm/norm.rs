@@ -5,26 +5,9 @@ use capful_core::memory::Dtype;
 use capful_core::ops::{Affine, Norm, NormKind};
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::NormArgs;
 use crate::device::cuda::device::{Cuda, blocks, width};
 use crate::device::cuda::error::CudaError;
-use crate::device::cuda::product::quantise::CopyArgs;
-
-/// Mirrors NormArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct NormArgs {
-    x: u64,
-    stats: u64,
-    gain: [u64; 2],
-    bias: [u64; 2],
-    out: [u64; 2],
-    copy: CopyArgs,
-    rows: u32,
-    columns: u32,
-    outputs: u32,
-    wide: u32,
-    eps: f32,
-}
 
 /// What the kernels of norms ask of biases.
 pub(crate) const BIASES: &str = "LayerNorm has biases and RMSNorm none";

@@ -6,33 +6,11 @@ use capful_core::ops::{NormGrad, NormKind};
 
 use super::norm::{BIASES, COPIES};
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::{NormGradArgs, SumsArgs};
 use crate::device::cuda::device::{Cuda, blocks, reduced, width};
 use crate::device::cuda::error::CudaError;
-use crate::device::cuda::product::columns::SumsArgs;
 use crate::device::cuda::product::product::Summed;
-use crate::device::cuda::product::quantise::CopyArgs;
 use crate::device::cuda::room::norm::{norm_bytes, norm_pieces, norm_sums};
-
-/// Mirrors NormGradArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct NormGradArgs {
-    x: u64,
-    stats: u64,
-    x_grad: u64,
-    gain: [u64; 2],
-    out_grad: [u64; 2],
-    copy: CopyArgs,
-    partial: u64,
-    rows: u32,
-    columns: u32,
-    outputs: u32,
-    add: u32,
-    piece: u32,
-    wide: u32,
-    shared: u32,
-    sums: u32,
-}
 
 /// Of layer_norm_grad.cu: columns of a warp's vectors, the most of them, warps of a block, rows that come to each, and
 /// bytes of the rows' moments.

@@ -5,23 +5,8 @@ use capful_core::memory::Dtype;
 use capful_core::ops::QkNorm;
 
 use crate::device::cuda::OnCuda;
-use crate::device::cuda::attention::heads::HeadsArgs;
+use crate::device::cuda::arguments::{HeadsArgs, QkNormArgs};
 use crate::device::cuda::device::{Cuda, blocks, width};
-
-/// Mirrors QkNormArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct QkNormArgs {
-    qkv: u64,
-    raw: u64,
-    stats: u64,
-    query_gain: u64,
-    key_gain: u64,
-    rows: u32,
-    lanes: u32,
-    eps: f32,
-    heads: HeadsArgs,
-}
 
 impl OnCuda for QkNorm {
     #[inline(never)]

@@ -5,27 +5,10 @@ use capful_core::ops::QkNormGrad;
 
 use super::qk_norm::lanes;
 use crate::device::cuda::OnCuda;
-use crate::device::cuda::attention::heads::HeadsArgs;
+use crate::device::cuda::arguments::{HeadsArgs, QkNormGradArgs, SumsArgs};
 use crate::device::cuda::device::{Cuda, reduced};
 use crate::device::cuda::error::CudaError;
-use crate::device::cuda::product::columns::SumsArgs;
 use crate::device::cuda::profile::{piece_bytes, pieces};
-
-/// Mirrors QkNormGradArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct QkNormGradArgs {
-    qkv_grad: u64,
-    raw: u64,
-    stats: u64,
-    query_gain: u64,
-    key_gain: u64,
-    partial: u64,
-    rows: u32,
-    piece: u32,
-    lanes: u32,
-    heads: HeadsArgs,
-}
 
 /// The most elements of a head: MOST of qk_norm_grad.cu. Attention takes no more either.
 const MOST: u32 = 256;

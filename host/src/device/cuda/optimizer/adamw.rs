@@ -4,26 +4,8 @@ use capful_core::device::OperationError;
 use capful_core::ops::AdamW;
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::AdamWArgs;
 use crate::device::cuda::device::{Cuda, blocks, threads, width};
-
-/// Mirrors AdamWArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct AdamWArgs {
-    weight: u64,
-    remainder: u64,
-    gradient: u64,
-    first: u64,
-    second: u64,
-    settings: u64,
-    results: u64,
-    count: u64,
-    beta1: f32,
-    beta2: f32,
-    eps: f32,
-    decay: f32,
-    wide: u32,
-}
 
 impl OnCuda for AdamW {
     #[inline(never)]

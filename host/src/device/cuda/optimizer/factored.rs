@@ -5,6 +5,7 @@ use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{EmbedUpdate, FactoredUpdate};
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::{EmbedUpdateArgs, FactoredArgs};
 use crate::device::cuda::device::{Cuda, blocks, width};
 use crate::device::cuda::product::columns::{Pieces, Places};
 use crate::device::cuda::product::linear_grad::Pass;
@@ -16,32 +17,6 @@ const NAME: &str = "factored";
 /// THREADS of factored.cu, and the most blocks of them: about as many as a large GPU has multiprocessors.
 const THREADS: u32 = 512;
 const BLOCKS: u32 = 128;
-
-/// Mirrors FactoredArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FactoredArgs {
-    out_grad: u64,
-    slab: u64,
-    tile: u64,
-    weight: u64,
-    bias: u64,
-    row_moment: u64,
-    column_moment: u64,
-    bias_grad: u64,
-    mean: u64,
-    settings: u64,
-    results: u64,
-    rows: u32,
-    columns: u32,
-    vocabulary: u32,
-    first: u32,
-    count: u32,
-    piece: u32,
-    wide: u32,
-    beta2: f32,
-    rate: f32,
-}
 
 impl OnCuda for FactoredUpdate {
     #[inline(never)]
@@ -123,23 +98,6 @@ impl Cuda {
         let arguments = FactoredArgs { wide: (wide > 1).into(), ..arguments };
         self.launch(NAME, &format!("factored_slab_{}", dtype.name()), [rows, 1, 1], 256, &arguments)
     }
-}
-
-/// Mirrors EmbedUpdateArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct EmbedUpdateArgs {
-    ids: u64,
-    sorted: u64,
-    x_grad: u64,
-    table: u64,
-    moment: u64,
-    settings: u64,
-    results: u64,
-    rows: u32,
-    columns: u32,
-    vocabulary: u32,
-    beta2: f32,
 }
 
 impl OnCuda for EmbedUpdate {

@@ -5,38 +5,12 @@ use capful_core::memory::{Region, Sections};
 use capful_core::ops::{PieceNorms, SquaredNorm, SumNorms};
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::{SquaredNormArgs, SumNormsArgs};
 use crate::device::cuda::device::{Cuda, blocks};
-
-/// Mirrors SquaredNormArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SquaredNormArgs {
-    gradient: u64,
-    partial: u64,
-    results: u64,
-    count: u64,
-    pieces: u32,
-    piece: u32,
-}
 
 impl SquaredNormArgs {
     const NONE: Self =
         Self { gradient: 0, partial: 0, results: 0, count: 0, pieces: 0, piece: SquaredNorm::PIECE as u32 };
-}
-
-/// Mirrors SumNormsArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SumNormsArgs {
-    norms: u64,
-    results: u64,
-    /// Pieces before the layers, of a layer, behind them.
-    pieces: [u32; 3],
-    layers: u32,
-    /// The most of them that a rank has.
-    shares: [u32; 3],
-    /// All of a rank's.
-    each: u32,
 }
 
 fn pieces(gradient: Region) -> u32 {

@@ -6,20 +6,11 @@ use capful_core::ops::Carry;
 use cust::sys;
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::CarryArgs;
 use crate::device::cuda::device::{Cuda, blocks, threads};
 
 /// REGIONS of carry.cu.
 const REGIONS: usize = 16;
-
-/// Mirrors CarryArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct CarryArgs {
-    from: [u64; REGIONS],
-    to: [u64; REGIONS],
-    bytes: [u64; REGIONS],
-    wide: [u32; REGIONS],
-}
 
 /// Copies that are not queued yet, and the kernel that makes them.
 pub(crate) struct Carries {

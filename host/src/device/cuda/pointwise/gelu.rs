@@ -4,17 +4,8 @@ use capful_core::device::OperationError;
 use capful_core::ops::Gelu;
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::GeluArgs;
 use crate::device::cuda::device::{Cuda, blocks, threads, width};
-
-/// Mirrors GeluArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct GeluArgs {
-    x: u64,
-    out: u64,
-    count: u64,
-    wide: u32,
-}
 
 impl OnCuda for Gelu {
     #[inline(never)]

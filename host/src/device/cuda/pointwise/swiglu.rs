@@ -5,24 +5,10 @@ use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Quantised, SwiGlu, SwiGluGrad, TransposedCopies};
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::{SwiGluArgs, SwiGluCopiesArgs};
 use crate::device::cuda::device::{Cuda, blocks, width};
 use crate::device::cuda::error::CudaError;
-use crate::device::cuda::product::quantise::{CopyArgs, RUN, TILE};
-
-/// Mirrors SwiGluArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SwiGluArgs {
-    gate_up: u64,
-    single: u64,
-    again: u64,
-    copy: CopyArgs,
-    kept: u64,
-    count: u64,
-    d: u32,
-    vectors: u32,
-    wide: u32,
-}
+use crate::device::cuda::product::quantise::{RUN, TILE};
 
 impl Cuda {
     fn swiglu(
@@ -63,20 +49,6 @@ impl OnCuda for SwiGluGrad {
         }
         cuda.swiglu("swiglu_grad", [self.gate_up, self.out_grad], [self.out, self.kept], (self.copy, Dtype::E5m2))
     }
-}
-
-/// Mirrors SwiGluCopiesArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SwiGluCopiesArgs {
-    gate_up: u64,
-    out_grad: u64,
-    copy: CopyArgs,
-    gate_up_turned: u64,
-    out_turned: u64,
-    out_scale: u64,
-    rows: u32,
-    d: u32,
 }
 
 impl Cuda {

@@ -4,6 +4,7 @@
 use capful_core::device::{Op, OperationError};
 use capful_core::memory::Dtype;
 
+use crate::device::cuda::arguments::{FinishArgs, SumsArgs};
 use crate::device::cuda::device::{Cuda, blocks, reduced};
 use crate::device::cuda::profile::{SUMS, WORKSPACE};
 
@@ -14,28 +15,6 @@ const MOST: u32 = 1024;
 
 /// Operations whose sums one launch makes.
 const TOGETHER: usize = 8;
-
-/// Mirrors SumsArgs of columns.cu: sums that one operation has made pieces of.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct SumsArgs {
-    pub partial: u64,
-    pub out: [u64; 5],
-    pub copy: u64,
-    pub pieces: u32,
-    pub sums: u32,
-    pub columns: u32,
-    pub accumulate: u32,
-    pub reduced: u32,
-}
-
-/// Mirrors FinishArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FinishArgs {
-    of: [SumsArgs; TOGETHER],
-    ends: [u32; TOGETHER],
-}
 
 impl SumsArgs {
     const NOTHING: SumsArgs =

@@ -4,27 +4,14 @@ use capful_core::device::OperationError;
 use capful_core::memory::Region;
 use capful_core::ops::LinearGrad;
 
-use super::columns::{Pieces, Places, SumsArgs};
+use super::columns::{Pieces, Places};
 use super::product::{Case, Product, Summed};
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::{BiasGradArgs, SumsArgs};
 use crate::device::cuda::device::{Cuda, blocks, width};
 use crate::device::cuda::profile::{piece_bytes, pieces};
 
 const NAME: &str = "linear_grad";
-
-/// Mirrors BiasGradArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct BiasGradArgs {
-    out_grad: u64,
-    before_gelu: u64,
-    activated: u64,
-    partial: u64,
-    rows: u32,
-    columns: u32,
-    piece: u32,
-    wide: u32,
-}
 
 /// A pass over a gradient, whose columns it can sum.
 pub(crate) struct Pass {

@@ -5,6 +5,7 @@ use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{QuantisedProduct, Rotary};
 
 use super::linear_grad::Pass;
+use crate::device::cuda::arguments::{EpilogueArgs, NaiveArgs, ProductArgs, RowArgs};
 use crate::device::cuda::device::{Cuda, blocks, threads, width};
 use crate::device::cuda::error::CudaError;
 
@@ -105,63 +106,6 @@ impl Product {
         let k = if self.case == Case::Tn { self.a.rows() } else { self.a.columns() };
         [self.c.rows(), self.c.columns(), k]
     }
-}
-
-/// Mirrors ProductArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ProductArgs {
-    a: u64,
-    b: u64,
-    c: u64,
-    bias: u64,
-    residual: u64,
-    before_gelu: u64,
-    activated: u64,
-    m: u32,
-    n: u32,
-    k: u32,
-    accumulate: u32,
-}
-
-/// Mirrors RowArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct RowArgs {
-    pub(crate) x: u64,
-    pub(crate) weight: u64,
-    pub(crate) out: u64,
-    pub(crate) bias: u64,
-    pub(crate) residual: u64,
-    pub(crate) before_gelu: u64,
-    pub(crate) activated: u64,
-    pub(crate) n: u32,
-    pub(crate) k: u32,
-    pub(crate) accumulate: u32,
-    pub(crate) wide: u32,
-}
-
-/// Mirrors NaiveArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct NaiveArgs {
-    a: u64,
-    b: u64,
-    c: u64,
-    m: u32,
-    n: u32,
-    k: u32,
-}
-
-/// Mirrors EpilogueArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct EpilogueArgs {
-    before_gelu: u64,
-    out: u64,
-    activated: u64,
-    count: u64,
-    wide: u32,
 }
 
 impl Cuda {

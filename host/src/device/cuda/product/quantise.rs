@@ -6,32 +6,9 @@ use capful_core::memory::Dtype;
 use capful_core::ops::{Quantise, Quantised};
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::{CopyArgs, QuantiseArgs};
 use crate::device::cuda::device::{Cuda, blocks};
 use crate::device::cuda::error::CudaError;
-
-/// Mirrors QuantiseArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct QuantiseArgs {
-    x: u64,
-    codes: u64,
-    transposed: u64,
-    scale: u64,
-    amax: u64,
-    count: u64,
-    rows: u32,
-    columns: u32,
-    wide: u32,
-}
-
-/// Mirrors CopyArgs.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct CopyArgs {
-    pub(crate) codes: u64,
-    scale: u64,
-    amax: u64,
-}
 
 impl Cuda {
     /// Where `operation` puts a copy of what it writes; and what the kernel that makes one in `format` has in its name.

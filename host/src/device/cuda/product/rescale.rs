@@ -5,19 +5,8 @@ use capful_core::fp8::Format;
 use capful_core::ops::Rescale;
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::RescaleArgs;
 use crate::device::cuda::device::{Cuda, blocks};
-
-/// Mirrors RescaleArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct RescaleArgs {
-    amax: u64,
-    history: u64,
-    scale: u64,
-    inverse: u64,
-    count: u32,
-    max: f32,
-}
 
 impl OnCuda for Rescale {
     #[inline(never)]

@@ -4,8 +4,9 @@ use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
 use capful_core::ops::{Heads, Rotary};
 
-use super::columns::{Pieces, SumsArgs};
+use super::columns::Pieces;
 use super::product::{Case, Product};
+use crate::device::cuda::arguments::{SumsArgs, WarpgroupProductArgs};
 use crate::device::cuda::device::Cuda;
 
 const NAME: &str = "warpgroup_product";
@@ -29,30 +30,6 @@ const DIMS: u32 = 16;
 
 /// Rows of a piece of the sums of columns; those of rows have a tile's columns.
 const PIECE: u32 = 64;
-
-/// Mirrors WarpgroupProductArgs.
-#[repr(C)]
-#[repr(align(64))]
-#[derive(Clone, Copy)]
-struct WarpgroupProductArgs {
-    left: [u64; 16],
-    right: [u64; 16],
-    out: u64,
-    bias: u64,
-    before_gelu: u64,
-    activated: u64,
-    partial: u64,
-    at_targets: u64,
-    table: u64,
-    m: u32,
-    n: u32,
-    k: u32,
-    ids: u32,
-    positions: u32,
-    parts: u32,
-    turned: u32,
-    unused: [u32; 11],
-}
 
 /// Columns of a tile, and what a block has of shared memory for it: stages, the tile, the bias, two barriers a stage.
 fn tile(p: &Product) -> (u32, u32) {

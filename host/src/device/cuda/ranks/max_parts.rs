@@ -4,17 +4,8 @@ use capful_core::device::OperationError;
 use capful_core::ops::MaxParts;
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::MaxPartsArgs;
 use crate::device::cuda::device::{Cuda, blocks};
-
-/// Mirrors MaxPartsArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct MaxPartsArgs {
-    parts: u64,
-    largest: u64,
-    n: u32,
-    count: u32,
-}
 
 impl OnCuda for MaxParts {
     #[inline(never)]

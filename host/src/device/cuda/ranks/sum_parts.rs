@@ -5,20 +5,8 @@ use capful_core::memory::Dtype;
 use capful_core::ops::SumParts;
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::SumPartsArgs;
 use crate::device::cuda::device::{Cuda, blocks, threads, width};
-
-/// Mirrors SumPartsArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SumPartsArgs {
-    parts: u64,
-    sum: u64,
-    count: u64,
-    stride: u64,
-    n: u32,
-    adds: u32,
-    wide: u32,
-}
 
 impl OnCuda for SumParts {
     #[inline(never)]

@@ -6,20 +6,8 @@ use capful_core::ops::{Context, ContextGrad};
 
 use super::streams::{tile, tiles};
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::ContextArgs;
 use crate::device::cuda::device::Cuda;
-
-/// Mirrors ContextArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ContextArgs {
-    rows: u64,
-    signals: u64,
-    streams: u32,
-    tokens: u32,
-    columns: u32,
-    slot: u32,
-    tile: u32,
-}
 
 impl Cuda {
     /// `first` is the first token's first signal.

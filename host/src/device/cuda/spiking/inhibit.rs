@@ -4,18 +4,8 @@ use capful_core::device::OperationError;
 use capful_core::ops::Inhibit;
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::InhibitArgs;
 use crate::device::cuda::device::{Cuda, blocks};
-
-/// Mirrors InhibitArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct InhibitArgs {
-    sources: u64,
-    weights: u64,
-    synapses: u64,
-    first: u32,
-    count: u32,
-}
 
 impl OnCuda for Inhibit {
     #[inline(never)]

@@ -5,33 +5,10 @@ use capful_core::memory::Region;
 use capful_core::ops::{Memory, MemoryGrad, Stored};
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::MemoryArgs;
 use crate::device::cuda::device::Cuda;
 use crate::device::cuda::error::CudaError;
 use crate::device::cuda::room::spiking::score_bytes;
-
-/// Mirrors MemoryArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct MemoryArgs {
-    keys: u64,
-    queries: u64,
-    values: u64,
-    keep: u64,
-    matrix: u64,
-    key: u64,
-    matrix_after: u64,
-    key_after: u64,
-    out: u64,
-    scores: u64,
-    keys_grad: u64,
-    queries_grad: u64,
-    values_grad: u64,
-    streams: u32,
-    tokens: u32,
-    keys_size: u32,
-    values_size: u32,
-    decay: f32,
-}
 
 impl Cuda {
     /// What both directions read.

@@ -4,32 +4,9 @@ use capful_core::device::OperationError;
 use capful_core::ops::Modulate;
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::ModulateArgs;
 use crate::device::cuda::device::{Cuda, blocks};
 use crate::device::cuda::room::spiking::modulate_bytes;
-
-/// Mirrors ModulateArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ModulateArgs {
-    losses: u64,
-    outputs: u64,
-    predictor: u64,
-    running: u64,
-    factors: u64,
-    signals_grad: u64,
-    deltas: u64,
-    predicted: u64,
-    squares: u64,
-    rate: u64,
-    streams: u32,
-    tokens: u32,
-    rows: u32,
-    count: u32,
-    first: u32,
-    dopamine: f32,
-    novelty: f32,
-    follow: f32,
-}
 
 impl OnCuda for Modulate {
     #[inline(never)]

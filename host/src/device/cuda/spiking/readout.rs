@@ -6,41 +6,9 @@ use capful_core::ops::{Gate, Readout, ReadoutGrad, ReadoutLayout};
 
 use super::streams::{tile, tiles};
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::ReadoutArgs;
 use crate::device::cuda::device::{Cuda, blocks, width};
 use crate::device::cuda::room::spiking::{READOUT_TOKENS, turned_bytes};
-
-/// Mirrors ReadoutArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct ReadoutArgs {
-    pub(crate) signals: u64,
-    pub(crate) weights: u64,
-    pub(crate) gate_weight: u64,
-    pub(crate) gate_bias: u64,
-    pub(crate) out: u64,
-    pub(crate) back: u64,
-    pub(crate) back_direct: u64,
-    pub(crate) turned: u64,
-    pub(crate) signals_grad: u64,
-    pub(crate) weight_grad: u64,
-    pub(crate) gate_weight_grad: u64,
-    pub(crate) gate_bias_grad: u64,
-    pub(crate) rows: u32,
-    pub(crate) streams: u32,
-    pub(crate) tokens: u32,
-    pub(crate) dims: u32,
-    pub(crate) fan_out: u32,
-    pub(crate) outputs: u32,
-    pub(crate) step: u32,
-    pub(crate) first: u32,
-    pub(crate) direct: u32,
-    pub(crate) gate_first: u32,
-    pub(crate) gate_count: u32,
-    pub(crate) token: u32,
-    pub(crate) share: u32,
-    pub(crate) tile: u32,
-    pub(crate) wide: u32,
-}
 
 impl Cuda {
     /// What both directions have in common; `out` is [B, T, D].

@@ -4,7 +4,7 @@ use capful_core::device::OperationError;
 use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Readout, ReadoutGrad, ReadoutLayout};
 
-use super::readout::ReadoutArgs;
+use crate::device::cuda::arguments::ReadoutArgs;
 use crate::device::cuda::device::Cuda;
 
 const NAME: &str = "readout_tensor";

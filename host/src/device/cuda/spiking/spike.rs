@@ -4,6 +4,7 @@ use capful_core::device::{Op, OperationError};
 use capful_core::ops::Spike;
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::SpikeArgs;
 use crate::device::cuda::device::{Cuda, blocks, width};
 use crate::device::cuda::error::CudaError;
 use crate::device::cuda::room::spiking::bit_bytes;
@@ -11,43 +12,6 @@ use crate::device::cuda::room::spiking::bit_bytes;
 const NAME: &str = "spike";
 /// The module of one stream's kernels.
 const OF_ONE: &str = "spike_one";
-
-/// Mirrors SpikeArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct SpikeArgs {
-    signals: u64,
-    spikes: u64,
-    keep: u64,
-    sources: u64,
-    weights: u64,
-    potential: u64,
-    fatigue: u64,
-    offset: u64,
-    slope: u64,
-    pub(crate) bits: u64,
-    bits_after: u64,
-    taken: u64,
-    rows: u32,
-    streams: u32,
-    neurons: u32,
-    fan_in: u32,
-    pub(crate) block: u32,
-    winners: u32,
-    together: u32,
-    wide: u32,
-    quads: u32,
-    pooled: u32,
-    first: u32,
-    count: u32,
-    leak: f32,
-    threshold: f32,
-    tiring: f32,
-    adaptation: f32,
-    filter: f32,
-    rate: f32,
-    homeostasis: f32,
-}
 
 /// ROOM of spike.cu: neurons times streams of a thread block.
 const ROOM: u32 = 4096;

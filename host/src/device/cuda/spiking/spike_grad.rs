@@ -4,31 +4,8 @@ use capful_core::device::OperationError;
 use capful_core::ops::SpikeGrad;
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::SpikeGradArgs;
 use crate::device::cuda::device::{Cuda, blocks, width};
-
-/// Mirrors SpikeGradArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SpikeGradArgs {
-    signals_grad: u64,
-    slope: u64,
-    keep: u64,
-    fatigue_grad: u64,
-    spikes_grad: u64,
-    rows: u32,
-    neurons: u32,
-    streams: u32,
-    tokens: u32,
-    earliest: u32,
-    last: u32,
-    first: u32,
-    count: u32,
-    wide: u32,
-    leak: f32,
-    tiring: f32,
-    adaptation: f32,
-    filter: f32,
-}
 
 impl OnCuda for SpikeGrad {
     #[inline(never)]

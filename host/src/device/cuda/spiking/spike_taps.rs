@@ -3,30 +3,8 @@
 use capful_core::device::OperationError;
 use capful_core::ops::{Spike, Taps};
 
+use crate::device::cuda::arguments::SpikeTapsArgs;
 use crate::device::cuda::device::Cuda;
-
-/// Mirrors SpikeTapsArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SpikeTapsArgs {
-    signals: u64,
-    offsets: u64,
-    sources: u64,
-    weights: u64,
-    slope: u64,
-    spikes: u64,
-    taken: u64,
-    rows: u32,
-    streams: u32,
-    neurons: u32,
-    fan_in: u32,
-    length: u32,
-    tokens: u32,
-    width: u32,
-    taps: u32,
-    fresh: u32,
-    block: u32,
-}
 
 // As in spike_taps.cu.
 const THREADS: u32 = 768;

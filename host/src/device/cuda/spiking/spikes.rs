@@ -4,21 +4,10 @@
 use capful_core::device::{Op, OperationError};
 use capful_core::ops::Spike;
 
-use super::spike::{SpikeArgs, countable};
+use super::spike::countable;
+use crate::device::cuda::arguments::SpikesArgs;
 use crate::device::cuda::device::Cuda;
 use crate::device::cuda::room::spiking::BitRoom;
-
-/// Mirrors SpikesArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SpikesArgs {
-    module: [SpikeArgs; MOST_MODULES],
-    arrivals: u64,
-    modules: u32,
-    tokens: u32,
-    bits_room: u32,
-    fired_room: u32,
-}
 
 // As in spikes.cu.
 const MOST_MODULES: usize = 8;

@@ -6,31 +6,9 @@ use capful_core::ops::SynapseGrad;
 
 use super::streams::tile;
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::SynapseGradArgs;
 use crate::device::cuda::device::{Cuda, width};
 use crate::device::cuda::room::spiking::bit_bytes;
-
-/// Mirrors SynapseGradArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SynapseGradArgs {
-    grad: u64,
-    signals: u64,
-    spikes: u64,
-    keep: u64,
-    sources: u64,
-    weight_grad: u64,
-    bits: u64,
-    rows: u32,
-    neurons: u32,
-    streams: u32,
-    fan_in: u32,
-    tokens: u32,
-    token: u32,
-    stream: u32,
-    together: u32,
-    wide: u32,
-    quads: u32,
-}
 
 /// TOKENS and TENSOR_TOKENS of synapse_grad.cuh: those of one launch.
 const TOKENS: usize = 4;

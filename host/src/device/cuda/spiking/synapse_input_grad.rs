@@ -4,27 +4,8 @@ use capful_core::device::OperationError;
 use capful_core::ops::{Spike, SynapseInputGrad};
 
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::SynapseInputGradArgs;
 use crate::device::cuda::device::{Cuda, blocks, width};
-
-/// Mirrors SynapseInputGradArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SynapseInputGradArgs {
-    grad: u64,
-    weights: u64,
-    starts: u64,
-    synapses: u64,
-    keep: u64,
-    signals_grad: u64,
-    before: u64,
-    spikes_grad: u64,
-    rows: u32,
-    neurons: u32,
-    streams: u32,
-    fan_in: u32,
-    vectors: u32,
-    wide: u32,
-}
 
 impl OnCuda for SynapseInputGrad {
     #[inline(never)]

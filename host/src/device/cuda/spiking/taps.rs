@@ -6,25 +6,8 @@ use capful_core::ops::{Taps, TapsGrad};
 
 use super::streams::{tile, tiles};
 use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::TapsArgs;
 use crate::device::cuda::device::Cuda;
-
-/// Mirrors TapsArgs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct TapsArgs {
-    x: u64,
-    offsets: u64,
-    signals: u64,
-    keep: u64,
-    streams: u32,
-    tokens: u32,
-    width: u32,
-    rows: u32,
-    taps: u32,
-    fresh: u32,
-    tile: u32,
-    add: u32,
-}
 
 impl Cuda {
     fn taps(

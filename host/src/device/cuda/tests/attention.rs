@@ -4,7 +4,8 @@ use capful_core::ops::{Attention, AttentionGrad, CachedAttention, Heads, Kind, P
 
 use super::bench::{Bench, Lay, share};
 use crate::device::cuda::Precision;
-use crate::device::cuda::attention::heads::{OrderArgs, stripes};
+use crate::device::cuda::arguments::OrderArgs;
+use crate::device::cuda::attention::heads::stripes;
 
 /// Heads, batch, length and pattern of a few kinds.
 fn attentions() -> Vec<(Heads, u32, u32, Pattern)> {
