@@ -53,6 +53,32 @@ pub enum Rule {
     Frozen,
 }
 
+impl Rule {
+    /// Whether they learn.
+    const fn learns(self) -> bool {
+        match self {
+            Rule::Eprop | Rule::EpropRandom | Rule::Bptt => true,
+            Rule::Frozen => false,
+        }
+    }
+
+    /// Whether the error goes back from token to token, through synapses from spikes.
+    const fn through_time(self) -> bool {
+        match self {
+            Rule::Bptt => true,
+            Rule::Eprop | Rule::EpropRandom | Rule::Frozen => false,
+        }
+    }
+
+    /// Whether fixed random weights carry the error back.
+    const fn by_random_weights(self) -> bool {
+        match self {
+            Rule::EpropRandom => true,
+            Rule::Eprop | Rule::Bptt | Rule::Frozen => false,
+        }
+    }
+}
+
 /// A NeuroGen's sizes and constants.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NeuroGen {

@@ -5,7 +5,6 @@ use super::connectome::Module;
 use crate::model::Recompute;
 use crate::model::checks::{Must, check_constants, check_limits, check_sizes};
 use crate::model::family::{MicroBatch, ModelError, Products};
-use crate::ops::Kind;
 
 impl NeuroGen {
     pub(super) fn check(&self) -> Result<(), ModelError> {
@@ -75,7 +74,7 @@ impl NeuroGen {
         let cannot = [
             (micro.products != Products::Wide, "products in fp8 (--precision fp8); use bf16"),
             (micro.recompute != Recompute::NONE, "activations to compute again (--recompute); use none"),
-            (micro.pattern.kind != Kind::Dense, "attention (--attention); leave it at dense"),
+            (!micro.pattern.dense(), "attention (--attention); leave it at dense"),
         ];
         match cannot.into_iter().find(|(wanted, _)| *wanted) {
             Some((_, what)) => Err(ModelError::Spiking(what)),

@@ -89,7 +89,7 @@ impl Family for NeuroGen {
         let dtype = |p: &Parameter| self.weight_type(p, purpose, profile);
         let (weights, learning) = optimizer::lay(self, training, profile, &dtype, ledger);
         let sources = self.lay_wiring(WiringPart::Sources, ledger);
-        let index = (training.is_some() && self.rule == Rule::Bptt).then(|| {
+        let index = (training.is_some() && self.rule.through_time()).then(|| {
             let starts = self.lay_wiring(WiringPart::Starts, ledger);
             let synapses = self.lay_wiring(WiringPart::Synapses, ledger);
             core::array::from_fn(|m| Index { starts: starts[m], synapses: synapses[m] })
@@ -122,7 +122,7 @@ impl Family for NeuroGen {
         });
         let mut each = |names: [&'static str; MODULES]| self.each(|m, [n, _]| lay(names[m], [1, 1, n, b]));
         let fatigue_grad = self.full.then(|| each(named!("grad.fatigue")));
-        let spikes_grad = (self.rule == Rule::Bptt).then(|| each(named!("grad.spikes")));
+        let spikes_grad = self.rule.through_time().then(|| each(named!("grad.spikes")));
         let factors = self.modulated().then(|| lay("factors", [1, 1, t, b]));
         // The decoder moves before the memory's gradient comes to its place.
         let enough = |place: &Region| place.elements() >= u64::from(LEAST_TILE.min(self.vocab_size)) * u64::from(d);
@@ -276,7 +276,7 @@ impl Family for NeuroGen {
                 novelty: self.novelty,
             })?;
         }
-        if self.rule != Rule::Frozen {
+        if self.rule.learns() {
             self.backward_spikes(device, lasting, grads, t)?;
         }
         device.emit(TapsGrad {

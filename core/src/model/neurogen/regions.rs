@@ -1,8 +1,8 @@
 //! What a NeuroGen keeps in memory, and where.
 
+use super::NeuroGen;
 use super::connectome::{MODULES, Module};
 use super::weights::Weights;
-use super::{NeuroGen, Rule};
 use crate::device::Profile;
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot, WiringPart};
 use crate::model::family::{Batch, Control};
@@ -248,7 +248,7 @@ impl NeuroGen {
         let reward = self.modulated().then(|| {
             [lay("state.reward_predictor", [1, predictor], Role::State), lay("state.reward", [1, 2], Role::State)]
         });
-        let feedback = (self.rule == Rule::EpropRandom).then(|| {
+        let feedback = self.rule.by_random_weights().then(|| {
             let mut lay = |name, shape: [u32; 2], deviation| {
                 let init = Init::Normal(deviation);
                 let shape = [1, 1, shape[0], shape[1]];

@@ -1,7 +1,7 @@
 //! The list of a NeuroGen's parameters.
 
+use super::NeuroGen;
 use super::connectome::{MODULES, Module};
-use super::{NeuroGen, Rule};
 use crate::memory::{Init, Region, Stacked};
 use crate::model::{Parameter, Parameters};
 use crate::ops::GateGrad;
@@ -56,10 +56,7 @@ impl Parameters for NeuroGen {
     fn parameters(&self, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Weights {
         let (c, v, e, d) = (&self.connectome, self.vocab_size, self.embedding, self.width());
         let (readout, skip, matrices) = self.readout_parameters(place);
-        let learns = match self.rule {
-            Rule::Frozen => Learns::Never,
-            Rule::Eprop | Rule::EpropRandom | Rule::Bptt => Learns::FromGradient,
-        };
+        let learns = if self.rule.learns() { Learns::FromGradient } else { Learns::Never };
         let synapses = self.each(|m, shape| {
             let drawn = c.fan_in[m] - c.reserved(Module::ALL[m]);
             // At a firing rate of a tenth their sum has a deviation of half a threshold.

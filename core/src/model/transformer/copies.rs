@@ -7,8 +7,8 @@
 //! products, on both sides of a SwiGLU, whose gradient writes most of what they want; the others' are of the tensors
 //! themselves.
 
+use super::Transformer;
 use super::regions::{Lasting, Training};
-use super::{Feed, Transformer};
 use crate::device::{Device, OperationError};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot, Stacked};
 use crate::model::Scales;
@@ -184,10 +184,7 @@ impl Transformer {
     /// Whether the weights' gradients of a feed-forward are made of copies: SwiGLU's gradient makes them, then leaves no
     /// gradients that a bias could be summed from, and the sum's length is a multiple of what products of copies take.
     fn weights_from_copies(&self, tokens: u32) -> bool {
-        matches!(self.feed, Feed::SwiGlu)
-            && self.norms_copy()
-            && !self.bias.feed
-            && tokens.is_multiple_of(QuantisedProduct::GRAIN)
+        self.feed.gated() && self.norms_copy() && !self.bias.feed && tokens.is_multiple_of(QuantisedProduct::GRAIN)
     }
 
     /// Whether the norms of a layer copy what they write.
@@ -203,7 +200,7 @@ impl Transformer {
         match p {
             Projection::Qkv | Projection::Up => self.norms_copy(),
             Projection::Out => false,
-            Projection::Down => matches!(self.feed, Feed::SwiGlu),
+            Projection::Down => self.feed.gated(),
         }
     }
 
@@ -211,7 +208,7 @@ impl Transformer {
     pub(super) const fn grad_is_copied(&self, p: Projection) -> bool {
         match p {
             Projection::Down | Projection::Out => self.norms_copy(),
-            Projection::Up => matches!(self.feed, Feed::SwiGlu),
+            Projection::Up => self.feed.gated(),
             Projection::Qkv => false,
         }
     }

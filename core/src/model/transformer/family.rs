@@ -1,12 +1,12 @@
 //! A transformer as a family: its memory, and its steps.
 
+use super::Transformer;
 use super::backward::Backward;
 use super::copies::{Copies, Copying, lay_scales};
 use super::forward::{Pass, Past};
 use super::integers::Integers;
 use super::regions::{Decoding, Evaluation, Lasting, Network, Training};
 use super::weights::Weights;
-use super::{Feed, Transformer};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Init, Ledger, Region, Role, Slot};
 use crate::model::activations::{Keep, larger};
@@ -80,7 +80,7 @@ impl Family for Transformer {
     fn validate_micro_batch(&self, micro: &MicroBatch) -> Result<(), ModelError> {
         check_micro_batch(micro, self.context)?;
         if micro.recompute.eight_bits() > 0 {
-            if self.feed != Feed::SwiGlu || micro.products != Products::Wide {
+            if !self.feed.gated() || micro.products != Products::Wide {
                 return Err(ModelError::EightBits("gate and up of a model with SwiGLU, in f32 or bf16"));
             }
             if micro.recompute.contains(Activation::GateUp) {

@@ -47,6 +47,16 @@ pub enum Feed {
     SwiGlu,
 }
 
+impl Feed {
+    /// Whether its first product is gate and up.
+    pub const fn gated(self) -> bool {
+        match self {
+            Feed::Gelu => false,
+            Feed::SwiGlu => true,
+        }
+    }
+}
+
 /// Which linear layers of a block have biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Biases {
@@ -161,7 +171,11 @@ impl Transformer {
 
     /// Whether every query has a key of its own, and a projection's rows are laid as GPT-NeoX lays them.
     const fn interleaved(&self) -> bool {
-        matches!(self.dialect, Dialect::GptNeox) && self.heads == self.kv_heads
+        let by_head = match self.dialect {
+            Dialect::GptNeox => true,
+            Dialect::Llama => false,
+        };
+        by_head && self.heads == self.kv_heads
     }
 
     /// Where queries, keys and values lie in the rows of their one projection.
@@ -184,10 +198,7 @@ impl Transformer {
 
     /// Columns of what the feed-forward makes first: gate and up, or up alone.
     const fn up_width(&self) -> u32 {
-        match self.feed {
-            Feed::Gelu => self.d_ff,
-            Feed::SwiGlu => 2 * self.d_ff,
-        }
+        if self.feed.gated() { 2 * self.d_ff } else { self.d_ff }
     }
 
     /// The norm of queries and keys of layer `l`, where there is one; `keep` is where the backward pass finds its input.
@@ -202,8 +213,12 @@ impl Transformer {
         Rotary { table, heads: self.attention_heads(), positions }
     }
 
-    const fn parallel(&self) -> bool {
-        matches!(self.residual, Residual::Parallel)
+    /// Whether both branches of a layer read its input.
+    pub const fn parallel(&self) -> bool {
+        match self.residual {
+            Residual::Sequential => false,
+            Residual::Parallel => true,
+        }
     }
 
     /// Numbers of a norm's statistics: mean and reciprocal deviation, or the scale alone.

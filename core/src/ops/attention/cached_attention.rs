@@ -1,7 +1,7 @@
 //! Attention of one new token over the keys and values of those before it.
 
 use super::heads::Heads;
-use super::pattern::{Kind, Pattern};
+use super::pattern::Pattern;
 use super::rotary::Rotary;
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
@@ -84,7 +84,7 @@ impl Operation for CachedAttention {
                 place.copy_from_slice(row.get(at..at + size).ok_or(self.misfit("qkv"))?);
             }
         }
-        let all = self.pattern.kind == Kind::Dense;
+        let all = self.pattern.dense();
         let (pattern, last) = (&self.pattern, now as u32);
         let sees = move |j: usize| pattern.sees(last, j as u32);
         let (row, keys, values) = (&*row, &*keys, &*values);
@@ -155,7 +155,7 @@ impl Operation for CachedAttention {
 mod tests {
     use super::*;
     use crate::ops::testing::Bench;
-    use crate::ops::{Attention, Linear, RotaryScaling, Rotate};
+    use crate::ops::{Attention, Kind, Linear, RotaryScaling, Rotate};
 
     /// Tokens one by one against all of them at once, the same bits: `OUT` is the width of the result.
     fn equals<const WORDS: usize, const OUT: usize>(heads: Heads, t: u32, kind: Kind) {

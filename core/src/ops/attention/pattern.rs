@@ -30,6 +30,14 @@ impl Pattern {
     /// Every earlier key, in blocks of 64 for those who work by blocks.
     pub const DENSE: Pattern = Pattern { kind: Kind::Dense, block: 64, window: 1, stride: 2 };
 
+    /// Whether a query sees every earlier key, whatever a block is.
+    pub const fn dense(&self) -> bool {
+        match self.kind {
+            Kind::Dense => true,
+            Kind::Local | Kind::Global | Kind::Mixed => false,
+        }
+    }
+
     /// Whether query block `i` sees key block `j`, causality included.
     pub const fn sees_block(&self, i: u32, j: u32) -> bool {
         let local = i - if j < i { j } else { i } <= self.window;
@@ -45,14 +53,14 @@ impl Pattern {
 
     /// Whether its blocks have positions; what is dense asks for none.
     pub const fn fits(&self) -> bool {
-        self.block > 0 || matches!(self.kind, Kind::Dense)
+        self.block > 0 || self.dense()
     }
 
     /// Whether the query at position `i` sees the key at position `j`. One that does not [fit](Pattern::fits) sees none.
     pub const fn sees(&self, i: u32, j: u32) -> bool {
         // Dense needs no division, which small chips take long for.
         j <= i
-            && (matches!(self.kind, Kind::Dense)
+            && (self.dense()
                 || match (i.checked_div(self.block), j.checked_div(self.block)) {
                     (Some(i), Some(j)) => self.sees_block(i, j),
                     _ => false,
@@ -67,7 +75,7 @@ impl Pattern {
 
     /// Pairs of a query and a key that are computed: the full blocks below the diagonal, the triangles on it.
     pub fn active_pairs(&self, seq_len: u32) -> u64 {
-        if self.kind == Kind::Dense {
+        if self.dense() {
             return u64::from(seq_len) * (u64::from(seq_len) + 1) / 2;
         }
         let n = seq_len.div_ceil(self.block);

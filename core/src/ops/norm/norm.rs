@@ -16,6 +16,14 @@ pub enum NormKind {
 }
 
 impl NormKind {
+    /// Whether the mean of a row is subtracted; an affine map of such rows may have a bias.
+    pub const fn centres(self) -> bool {
+        match self {
+            NormKind::Layer => true,
+            NormKind::Rms => false,
+        }
+    }
+
     /// Columns of the statistics: mean and scale, or the scale alone.
     pub const fn stats(self) -> u32 {
         match self {

@@ -2,7 +2,7 @@
 
 use capful_core::model::Transformer;
 use capful_core::model::transformer::{Biases, Feed, Residual};
-use capful_core::ops::{Kind, NormKind, Pattern};
+use capful_core::ops::{NormKind, Pattern};
 
 use super::error::ExportError;
 use crate::config::AnyFamily;
@@ -32,7 +32,7 @@ impl Architecture {
                 "`host generate`, `chat` and `eval` run it; pythia, yxanul and llama models can be exported",
             );
         };
-        if pattern.kind != Kind::Dense {
+        if !pattern.dense() {
             return refused(
                 "the run has block-sparse attention (--attention local, global or mixed)",
                 "a model trained with --attention dense can be exported",

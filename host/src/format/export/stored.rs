@@ -179,7 +179,7 @@ impl Stored {
 
     /// The other half of a SwiGLU's first product, or the whole of a GELU's.
     pub fn up(&self, layer: u32, kind: Kind) -> Option<Tensor> {
-        let gated = self.model.feed == capful_core::model::transformer::Feed::SwiGlu;
+        let gated = self.model.feed.gated();
         self.part(layer, self.weights.up, kind, if gated { (1, 2) } else { (0, 1) })
     }
 

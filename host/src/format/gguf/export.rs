@@ -41,7 +41,10 @@ pub struct Exported {
 /// The architecture that llama.cpp computes the model as.
 fn readable(model: &Transformer, architecture: Architecture) -> Result<Architecture, ExportError> {
     let refused = |what: &str| Err(ExportError::Refused(format!("llama.cpp's {what}, or everything with --to hf")));
-    let llama3 = matches!(model.rotary_scaling, RotaryScaling::Llama3 { .. });
+    let llama3 = match model.rotary_scaling {
+        RotaryScaling::Llama3 { .. } => true,
+        RotaryScaling::None | RotaryScaling::Linear { .. } => false,
+    };
     match architecture {
         // Its llama alone reads factors of wavelengths, and takes whatever biases there are.
         Architecture::Qwen2 if llama3 => Ok(Architecture::Llama),

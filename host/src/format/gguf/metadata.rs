@@ -1,7 +1,6 @@
 //! What a model says of itself.
 
 use capful_core::model::Transformer;
-use capful_core::model::transformer::Residual;
 use capful_core::ops::RotaryScaling;
 
 use super::container::{ALIGNMENT, Value};
@@ -96,7 +95,7 @@ fn model(model: &Transformer, architecture: Architecture) -> Vec<(String, Value)
     }
     if architecture == Architecture::GptNeox {
         all.push(("attention.layer_norm_epsilon", Value::F32(model.norm_eps)));
-        all.push(("use_parallel_residual", Value::Bool(model.residual == Residual::Parallel)));
+        all.push(("use_parallel_residual", Value::Bool(model.parallel())));
     } else {
         all.push(("attention.layer_norm_rms_epsilon", Value::F32(model.norm_eps)));
     }

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use capful_core::model::Transformer;
-use capful_core::model::transformer::Residual;
 
 use crate::config::human_bytes;
 use crate::format::export::{Architecture, Element, Stored};
@@ -206,7 +205,7 @@ fn shape(model: &Transformer) -> String {
         keys if keys == model.heads => format!("{} heads", model.heads),
         keys => format!("{} query heads, {keys} key heads", model.heads),
     };
-    let residual = if model.residual == Residual::Parallel { ", parallel residual" } else { "" };
+    let residual = if model.parallel() { ", parallel residual" } else { "" };
     let rank = model.rank.map_or_else(String::new, |rank| format!(", embedding of rank {rank}"));
     let Transformer { layers, d_model, d_ff, context, vocab_size, .. } = model;
     format!(

@@ -34,7 +34,7 @@ impl HuggingFace for Transformer {
     /// has, and so is one that does not attend to every earlier token, which others would load as if it did; a factorised one with `model.embed_tokens.weight` = E · Pᵀ, and otherwise a Llama, is a tied Llama.
     fn config(&self, pattern: &Pattern, marks: &Marks, dtype: &str) -> Value {
         let mut config = common(self, marks, dtype);
-        let own = if pattern.kind != Kind::Dense {
+        let own = if !pattern.dense() {
             block_sparse(self, pattern)
         } else if is_gpt_neox(self) {
             gpt_neox(self)
@@ -137,7 +137,7 @@ fn gpt_neox(model: &Transformer) -> Value {
         "rotary_pct": rotary_pct(model),
         "rotary_emb_base": f64::from(model.rotary_base),
         "layer_norm_eps": decimal(model.norm_eps),
-        "use_parallel_residual": model.residual == Residual::Parallel,
+        "use_parallel_residual": model.parallel(),
     })
 }
 
@@ -188,10 +188,11 @@ fn mixture(model: &Transformer) -> Value {
     config["hidden_act"] = activation.into();
     config["norm"] = norm.into();
     config["feed"] = feed.into();
-    config["use_parallel_residual"] = (model.residual == Residual::Parallel).into();
+    config["use_parallel_residual"] = model.parallel().into();
     config["partial_rotary_factor"] = rotary_pct(model).into();
-    if model.dialect == Dialect::GptNeox {
-        config["tensor_names"] = "gpt_neox".into();
+    match model.dialect {
+        Dialect::GptNeox => config["tensor_names"] = "gpt_neox".into(),
+        Dialect::Llama => {}
     }
     if model.bias.out != model.bias.qkv {
         config["attention_out_bias"] = model.bias.out.into();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use capful_core::ops::{Kind, Pattern};
+use capful_core::ops::Pattern;
 
 /// Queries of a tile, at most.
 pub(crate) const TILE: usize = 64;
@@ -22,7 +22,7 @@ pub(crate) struct Tiles {
 impl Tiles {
     pub(crate) fn new(pattern: Pattern, seq_len: usize) -> Tiles {
         // A dense pattern has no blocks of its own.
-        let block = if pattern.kind == Kind::Dense { TILE as u32 } else { pattern.block };
+        let block = if pattern.dense() { TILE as u32 } else { pattern.block };
         Tiles { pattern: Pattern { block, ..pattern }, seq_len, per_block: (block as usize).div_ceil(TILE) }
     }
 
@@ -64,6 +64,8 @@ impl Tiles {
 
 #[cfg(test)]
 mod tests {
+    use capful_core::ops::Kind;
+
     use super::*;
 
     #[test]

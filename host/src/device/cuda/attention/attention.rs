@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use capful_core::device::OperationError;
-use capful_core::ops::{Attention, Kind};
+use capful_core::ops::Attention;
 
 use super::heads::{GROUP_TILE, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
 use crate::device::cuda::OnCuda;
@@ -45,7 +45,7 @@ impl Cuda {
         let [_, batch, seq_len, _] = o.qkv.shape;
         let many = u64::from(batch) * u64::from(o.heads.keys) > 2 * u64::from(self.multiprocessors);
         let grouped = o.heads.size == 64 && o.heads.queries / o.heads.keys >= 4;
-        o.pattern.kind == Kind::Dense && SHORT.contains(&seq_len) && grouped && many
+        o.pattern.dense() && SHORT.contains(&seq_len) && grouped && many
     }
 
     fn attention_of_a_part(&mut self, o: Attention) -> Result<(), OperationError> {

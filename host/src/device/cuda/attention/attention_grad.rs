@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use capful_core::device::OperationError;
 use capful_core::memory::Dtype;
-use capful_core::ops::{AttentionGrad, Kind};
+use capful_core::ops::AttentionGrad;
 
 use super::heads::{GROUP_TILE, TENSOR_TILE, local, packed_tile, sequences, span, stripes};
 use crate::device::cuda::OnCuda;
@@ -121,7 +121,7 @@ impl Cuda {
                 return self.launch("attention_grad_tensor", &kernel, grid, threads, &arguments).map(|()| None);
             }
             let tiles = blocks(u64::from(seq_len), TENSOR_TILE);
-            if self.by_warpgroup(padded) && o.pattern.kind == Kind::Dense && SHORT.contains(&seq_len) {
+            if self.by_warpgroup(padded) && o.pattern.dense() && SHORT.contains(&seq_len) {
                 let (module, heads) = ("attention_grad_short", o.heads.keys * batch);
                 // With several heads of queries for one of keys a block has enough to fetch meanwhile.
                 if o.heads.queries / o.heads.keys >= 4 {
@@ -169,7 +169,7 @@ impl Cuda {
 
     /// Whether the kernel for long sequences takes the keys' part, which makes sums of columns.
     fn by_pipeline(&self, o: &AttentionGrad) -> bool {
-        o.pattern.kind == Kind::Dense && o.qkv.shape[2] >= self.long_sequence
+        o.pattern.dense() && o.qkv.shape[2] >= self.long_sequence
     }
 
     /// By warpgroups, the queries' part and then the keys'.

@@ -79,7 +79,7 @@ pub const fn packed_tile(padded: u32) -> u32 {
 /// The rows among which the keys of sixteen queries lie where several whole sequences share a tile: those that divide
 /// the smallest tile, and of which the pattern hides nothing.
 pub fn span(seq_len: u32, pattern: &Pattern) -> Option<u32> {
-    let seen = pattern.kind == Kind::Dense || seq_len <= pattern.block;
+    let seen = pattern.dense() || seq_len <= pattern.block;
     match seq_len {
         1 | 2 | 4 | 8 | 16 if seen => Some(16),
         32 if seen => Some(32),
@@ -121,7 +121,7 @@ impl Cuda {
     /// The size that the tensor-core kernels pad a head to, where they do this attention: in bf16, dense or with blocks
     /// of whole sixteens.
     pub(crate) fn tensors(&self, dtype: Dtype, size: u32, pattern: &Pattern) -> Option<u32> {
-        let blocks = pattern.kind == Kind::Dense || pattern.block.is_multiple_of(16);
+        let blocks = pattern.dense() || pattern.block.is_multiple_of(16);
         let tensors = self.tensor_cores && dtype == Dtype::Bf16 && blocks;
         [32, 64, 128].into_iter().find(|padded| tensors && size <= *padded)
     }

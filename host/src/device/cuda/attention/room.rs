@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use capful_core::memory::Dtype;
-use capful_core::ops::{Attention, AttentionGrad, CachedAttention, Kind, Rotate};
+use capful_core::ops::{Attention, AttentionGrad, CachedAttention, Rotate};
 
 use crate::device::cuda::profile::CudaProfile;
 use crate::device::cuda::room::{CudaScratch, without_scratch};
@@ -44,7 +44,7 @@ impl AttentionGradRoom {
         let pieces = match seq_len {
             _ if o.qkv_grad.dtype != Dtype::Bf16 => 0,
             _ if SHORT.contains(&seq_len) => 2,
-            LONG.. if o.pattern.kind == Kind::Dense => seq_len.div_ceil(64),
+            LONG.. if o.pattern.dense() => seq_len.div_ceil(64),
             _ => 0,
         };
         let sums = 4 * u64::from(batch) * u64::from(pieces) * u64::from(columns);

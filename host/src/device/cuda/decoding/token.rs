@@ -6,8 +6,8 @@ use capful_core::ops::{CachedAttention, Embed, Linear, MostLikely, Norm, NormKin
 
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::arguments::{
-    AnyStepArgs, CachedAttentionArgs, MostLikelyArgs, RowArgs, StepArgs, TokenArgs, TokenChoiceArgs, TokenEmbedArgs,
-    TokenNormArgs, TokenSwiGluArgs,
+    AnyStepArgs, MostLikelyArgs, RowArgs, StepArgs, TokenArgs, TokenChoiceArgs, TokenEmbedArgs, TokenNormArgs,
+    TokenSwiGluArgs,
 };
 use crate::device::cuda::attention::cached_attention::LARGEST_SIZE;
 use crate::device::cuda::device::{Cuda, width};
@@ -182,7 +182,7 @@ fn kept(op: &Op) -> Option<Dtype> {
         Op::Embed(Embed { ids, table, scales: None, out }) if ids.elements() == 1 => same(table.dtype, &[*out]),
         Op::Norm(o) if o.x.rows() == 1 && o.x.columns() <= NORMED && o.copy.is_none() => {
             let affines = || [Some(o.first), o.second].into_iter().flatten();
-            let whole = affines().all(|a| a.bias.is_some() == (o.kind == NormKind::Layer));
+            let whole = affines().all(|a| a.bias.is_some() == o.kind.centres());
             let regions: Vec<Region> = affines().flat_map(|a| a.bias.into_iter().chain([a.gain, a.out])).collect();
             if whole { same(o.x.dtype, &regions) } else { None }
         }

@@ -5,7 +5,7 @@ use capful_core::memory::Dtype;
 use capful_core::ops::{Affine, Norm, NormKind};
 
 use crate::device::cuda::OnCuda;
-use crate::device::cuda::arguments::{CopyArgs, NormArgs};
+use crate::device::cuda::arguments::NormArgs;
 use crate::device::cuda::device::{Cuda, blocks, width};
 use crate::device::cuda::error::CudaError;
 
@@ -18,12 +18,14 @@ impl OnCuda for Norm {
     #[inline(never)]
     fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
         let affines = || [Some(self.first), self.second].into_iter().flatten();
-        let kind = match self.kind {
-            NormKind::Layer if affines().all(|a| a.bias.is_some()) => "layer",
-            NormKind::Rms if affines().all(|a| a.bias.is_none()) => "rms",
-            _ => return Err(cuda.fail(CudaError::Unsupported { operation: "norm", why: BIASES })),
+        let (kind, copies) = match self.kind {
+            NormKind::Layer if affines().all(|a| a.bias.is_some()) => ("layer", false),
+            NormKind::Rms if affines().all(|a| a.bias.is_none()) => ("rms", true),
+            NormKind::Layer | NormKind::Rms => {
+                return Err(cuda.fail(CudaError::Unsupported { operation: "norm", why: BIASES }));
+            }
         };
-        if self.copy.is_some() && (self.kind != NormKind::Rms || self.second.is_some()) {
+        if self.copy.is_some() && (!copies || self.second.is_some()) {
             return Err(cuda.fail(CudaError::Unsupported { operation: "norm", why: COPIES }));
         }
         let (copy, format) = cuda.copy("norm", self.copy, Dtype::E4m3)?;

@@ -6,7 +6,7 @@ use capful_core::ops::{NormGrad, NormKind};
 
 use super::norm::{BIASES, COPIES};
 use crate::device::cuda::OnCuda;
-use crate::device::cuda::arguments::{CopyArgs, NormGradArgs, SumsArgs};
+use crate::device::cuda::arguments::{NormGradArgs, SumsArgs};
 use crate::device::cuda::device::{Cuda, blocks, reduced, width};
 use crate::device::cuda::error::CudaError;
 use crate::device::cuda::product::product::Summed;
@@ -48,12 +48,14 @@ impl Cuda {
     /// The same, with the sums of the columns of x's gradient where they are wanted.
     pub(crate) fn norm_grad(&mut self, o: NormGrad, summed: Option<Summed>) -> Result<(), OperationError> {
         let affines = || [Some(o.first), o.second].into_iter().flatten();
-        let kind = match o.kind {
-            NormKind::Layer if affines().all(|a| a.bias_grad.is_some()) => "layer",
-            NormKind::Rms if affines().all(|a| a.bias_grad.is_none()) => "rms",
-            _ => return Err(self.fail(CudaError::Unsupported { operation: "norm_grad", why: BIASES })),
+        let (kind, copies) = match o.kind {
+            NormKind::Layer if affines().all(|a| a.bias_grad.is_some()) => ("layer", false),
+            NormKind::Rms if affines().all(|a| a.bias_grad.is_none()) => ("rms", true),
+            NormKind::Layer | NormKind::Rms => {
+                return Err(self.fail(CudaError::Unsupported { operation: "norm_grad", why: BIASES }));
+            }
         };
-        if o.copy.is_some() && (o.kind != NormKind::Rms || o.second.is_some()) {
+        if o.copy.is_some() && (!copies || o.second.is_some()) {
             return Err(self.fail(CudaError::Unsupported { operation: "norm_grad", why: COPIES }));
         }
         let (copy, format) = self.copy("norm_grad", o.copy, Dtype::E5m2)?;
@@ -105,25 +107,28 @@ impl Cuda {
         arguments.wide = (width > 1).into();
         let dtype = dtype.name();
         let kernel = format!("norm_grad_{kind}{outputs}{format}_{dtype}");
-        if o.kind == NormKind::Layer && self.in_one_pass(o.x.dtype, &arguments) {
-            if let Some(summed) = summed {
-                let places = self.places(summed)?;
-                (finish.out[finish.sums as usize], finish.copy) = (places.to, places.copy);
-                finish.sums += 1;
-                arguments.sums = finish.sums;
+        match o.kind {
+            NormKind::Layer if self.in_one_pass(o.x.dtype, &arguments) => {
+                if let Some(summed) = summed {
+                    let places = self.places(summed)?;
+                    (finish.out[finish.sums as usize], finish.copy) = (places.to, places.copy);
+                    finish.sums += 1;
+                    arguments.sums = finish.sums;
+                }
+                let kernel = format!("layer_norm_grad_{outputs}_{}", columns.div_ceil(VECTORS));
+                let shared = room(outputs, columns);
+                self.launch_with("layer_norm_grad", &kernel, [count, 1, 1], 32 * WARPS, shared, &arguments)?;
+                return self.finish_columns(finish, partial.wait);
             }
-            let kernel = format!("layer_norm_grad_{outputs}_{}", columns.div_ceil(VECTORS));
-            let shared = room(outputs, columns);
-            self.launch_with("layer_norm_grad", &kernel, [count, 1, 1], 32 * WARPS, shared, &arguments)?;
-            return self.finish_columns(finish, partial.wait);
-        }
-        if o.kind == NormKind::Layer {
-            let (piece, grid) =
-                (format!("norm_grad_piece_layer{outputs}_{dtype}"), [blocks(columns.into(), 32 * width), count, 1]);
-            self.launch("norm_grad", &piece, grid, 256, &arguments)?;
-            self.finish_columns(finish, partial.wait)?;
-            self.launch("norm_grad", &kernel, [blocks(rows.into(), 4), 1, 1], 128, &arguments)?;
-            return self.sum_written(o.x_grad, summed);
+            NormKind::Layer => {
+                let (piece, grid) =
+                    (format!("norm_grad_piece_layer{outputs}_{dtype}"), [blocks(columns.into(), 32 * width), count, 1]);
+                self.launch("norm_grad", &piece, grid, 256, &arguments)?;
+                self.finish_columns(finish, partial.wait)?;
+                self.launch("norm_grad", &kernel, [blocks(rows.into(), 4), 1, 1], 128, &arguments)?;
+                return self.sum_written(o.x_grad, summed);
+            }
+            NormKind::Rms => {}
         }
         // As many warps as shared memory has sums for; if for none, one that keeps them where they are wanted.
         let warps = (ROOM / (outputs * columns)).min(MOST_WARPS);

@@ -33,7 +33,11 @@ pub fn norm_pieces(kind: NormKind, rows: u32) -> (u32, u32) {
 /// Bytes of scratch for the pieces of a norm's gradient, of so many rows, outputs and columns: of its sums, and of those of
 /// x's gradient that are made with them.
 pub fn norm_bytes(kind: NormKind, [rows, outputs, columns]: [u32; 3]) -> u64 {
-    let sums = norm_sums(kind) * outputs + u32::from(kind == NormKind::Layer);
+    let of_x = match kind {
+        NormKind::Layer => 1,
+        NormKind::Rms => 0,
+    };
+    let sums = norm_sums(kind) * outputs + of_x;
     4 * u64::from(norm_pieces(kind, rows).1) * u64::from(sums) * u64::from(columns)
 }
 

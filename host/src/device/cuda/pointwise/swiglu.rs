@@ -5,7 +5,7 @@ use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Quantised, SwiGlu, SwiGluGrad, TransposedCopies};
 
 use crate::device::cuda::OnCuda;
-use crate::device::cuda::arguments::{CopyArgs, SwiGluArgs, SwiGluCopiesArgs};
+use crate::device::cuda::arguments::{SwiGluArgs, SwiGluCopiesArgs};
 use crate::device::cuda::device::{Cuda, blocks, width};
 use crate::device::cuda::error::CudaError;
 use crate::device::cuda::product::quantise::{RUN, TILE};

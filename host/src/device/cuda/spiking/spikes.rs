@@ -5,7 +5,7 @@ use capful_core::device::{Op, OperationError};
 use capful_core::ops::Spike;
 
 use super::spike::countable;
-use crate::device::cuda::arguments::{SpikeArgs, SpikesArgs};
+use crate::device::cuda::arguments::SpikesArgs;
 use crate::device::cuda::device::Cuda;
 use crate::device::cuda::room::spiking::BitRoom;
 
