@@ -3,20 +3,24 @@
 use std::path::{Path, PathBuf};
 
 use capful_core::integer::Integer;
+use capful_core::ops::Kind;
+use capful_core::train::Shape;
 use serde::{Deserialize, Serialize};
 
 use super::error::{ConfigError, error};
+use super::keys::words;
 
-/// How the learning rate falls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LrSchedule {
-    /// Half a cosine to the end.
-    Cosine,
-    /// A straight line to the end.
-    Linear,
-    /// Not at all.
-    Constant,
+words! {
+    /// How the learning rate falls.
+    #[derive(clap::ValueEnum)]
+    LrSchedule => Shape {
+        /// Half a cosine to the end.
+        Cosine "cosine" => Shape::Cosine;
+        /// A straight line to the end.
+        Linear "linear" => Shape::Linear;
+        /// Not at all.
+        Constant "constant" => Shape::Constant;
+    }
 }
 
 /// In what order a run reads its sequences.
@@ -147,18 +151,19 @@ impl Weights {
     }
 }
 
-/// What a query sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Attention {
-    /// Every earlier token.
-    Dense,
-    /// The nearest blocks.
-    Local,
-    /// Every stride-th block.
-    Global,
-    /// Both.
-    Mixed,
+words! {
+    /// What a query sees.
+    #[derive(clap::ValueEnum)]
+    Attention => Kind {
+        /// Every earlier token.
+        Dense "dense" => Kind::Dense;
+        /// The nearest blocks.
+        Local "local" => Kind::Local;
+        /// Every stride-th block.
+        Global "global" => Kind::Global;
+        /// Both.
+        Mixed "mixed" => Kind::Mixed;
+    }
 }
 
 /// Where a step runs.

@@ -226,6 +226,7 @@ pub fn page_of_keys() -> String {
     let mut page = String::new();
     let mut sections: Vec<_> = super::RUN_KEYS.iter().map(|key| key.section).collect();
     sections.dedup();
+    // What is written alone comes last in its section, and behind all of them in the list.
     for section in &sections[..6] {
         page += &format!("\n### {section}\n\n| key | default | values | on resume | meaning |\n");
         page += "| --- | --- | --- | --- | --- |\n";

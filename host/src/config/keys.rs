@@ -49,6 +49,36 @@ pub struct Key {
 /// Sizes.
 pub(super) const SIZE: Values = Values::Whole(1, SIZES);
 
+/// Makes a choice: each with its meaning, its word in files, and what the core has for it.
+macro_rules! words {
+    ($(#[$about:meta])+ $name:ident => $core:ty { $( #[doc = $means:literal] $variant:ident $word:literal => $is:expr; )+ }) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+        $(#[$about])+
+        pub enum $name {
+            $( #[doc = $means] #[serde(rename = $word)] $variant, )+
+        }
+
+        impl $name {
+            /// Its words.
+            pub const WORDS: &'static [&'static str] = &[$( $word ),+];
+
+            /// The one of this word.
+            pub fn named(word: &str) -> Option<$name> {
+                [$( $name::$variant ),+].into_iter().zip($name::WORDS).find_map(|(one, own)| (*own == word).then_some(one))
+            }
+
+            /// What the core has for it.
+            pub fn core(self) -> $core {
+                match self {
+                    $( $name::$variant => $is, )+
+                }
+            }
+        }
+    };
+}
+
+pub(super) use words;
+
 /// Makes the table of a family's model of its keys: what each means, its name, type and values.
 macro_rules! model_keys {
     ($(#[$about:meta])+ $model:ident, $keys:ident { $( #[doc = $means:literal] $key:ident: $type:ty = $values:expr; )+ }) => {

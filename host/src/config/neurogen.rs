@@ -5,43 +5,40 @@ use capful_core::model::neurogen::{self, Connectome};
 use capful_core::ops::Cell;
 use serde::{Deserialize, Serialize};
 
-use super::keys::{Key, SIZE, SIZES, Values, WORD, model_keys};
+use super::keys::{Key, SIZE, SIZES, Values, WORD, model_keys, words};
 
-/// How synapses learn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Rule {
-    /// e-prop with the readout's own weights.
-    #[serde(rename = "eprop")]
-    Eprop,
-    /// e-prop with fixed random weights.
-    #[serde(rename = "eprop-random")]
-    EpropRandom,
-    /// Backpropagation through time.
-    #[serde(rename = "bptt")]
-    Bptt,
-    /// Not at all.
-    #[serde(rename = "frozen")]
-    Frozen,
+words! {
+    /// How synapses learn.
+    Rule => neurogen::Rule {
+        /// e-prop with the readout's own weights.
+        Eprop "eprop" => neurogen::Rule::Eprop;
+        /// e-prop with fixed random weights.
+        EpropRandom "eprop-random" => neurogen::Rule::EpropRandom;
+        /// Backpropagation through time.
+        Bptt "bptt" => neurogen::Rule::Bptt;
+        /// Not at all.
+        Frozen "frozen" => neurogen::Rule::Frozen;
+    }
 }
 
-/// How a token passes through the modules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    /// Through all of them in its step.
-    Sequential,
-    /// Each module works on what those before it gave at the token before.
-    Pipelined,
+words! {
+    /// How a token passes through the modules; whether each works on what those before it gave at the token before.
+    Mode => bool {
+        /// Through all of them in its step.
+        Sequential "sequential" => false;
+        /// Each module works on what those before it gave at the token before.
+        Pipelined "pipelined" => true;
+    }
 }
 
-/// What a synapse's eligibility follows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Eligibility {
-    /// The potential.
-    Factored,
-    /// The potential and the threshold's adaptation.
-    Full,
+words! {
+    /// What a synapse's eligibility follows; whether that is the threshold's adaptation too.
+    Eligibility => bool {
+        /// The potential.
+        Factored "factored" => false;
+        /// The potential and the threshold's adaptation.
+        Full "full" => true;
+    }
 }
 
 model_keys! {
@@ -106,11 +103,11 @@ model_keys! {
         /// whether the prefrontal cortex feeds back
         feedback: bool = Values::Switch;
         /// how synapses learn
-        rule: Rule = Values::Word(&["eprop", "eprop-random", "bptt", "frozen"]);
+        rule: Rule = Values::Word(Rule::WORDS);
         /// whether it includes the threshold's adaptation
-        eligibility: Eligibility = Values::Word(&["factored", "full"]);
+        eligibility: Eligibility = Values::Word(Eligibility::WORDS);
         /// how a token passes through the modules
-        mode: Mode = Values::Word(&["sequential", "pipelined"]);
+        mode: Mode = Values::Word(Mode::WORDS);
         /// how strongly reward scales a token's error
         dopamine: f32 = Values::Number;
         /// how strongly novelty scales a token's error
@@ -176,15 +173,9 @@ impl NeuroGenConfig {
                 self.basal_ganglia_fan_in,
             ],
             tap_share: self.tap_share,
-            pipelined: self.mode == Mode::Pipelined,
+            pipelined: self.mode.core(),
             feedback: self.feedback,
             seed: self.wiring_seed.into(),
-        };
-        let rule = match self.rule {
-            Rule::Eprop => neurogen::Rule::Eprop,
-            Rule::EpropRandom => neurogen::Rule::EpropRandom,
-            Rule::Bptt => neurogen::Rule::Bptt,
-            Rule::Frozen => neurogen::Rule::Frozen,
         };
         let cell = Cell {
             leak: self.leak,
@@ -207,8 +198,8 @@ impl NeuroGenConfig {
             memory: self.memory,
             memory_decay: self.memory_decay,
             gate: self.gate,
-            rule,
-            full: self.eligibility == Eligibility::Full,
+            rule: self.rule.core(),
+            full: self.eligibility.core(),
             dopamine: self.dopamine,
             novelty: self.novelty,
             cell,

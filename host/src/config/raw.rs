@@ -46,7 +46,7 @@ impl RawConfig {
             ConfigError(format!("{}: line {line}: {}", path.display(), unknown::told(e.message())))
         })?;
         let named = |ConfigError(what)| ConfigError(format!("{}: {what}", path.display()));
-        if let Some(of_run) = RawConfig::of_run(&text) {
+        if let Some(of_run) = raw.of_run() {
             return of_run.map_err(named);
         }
         unknown::refuse_in_model(&raw.model, &text).map_err(named)?;

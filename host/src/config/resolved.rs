@@ -2,7 +2,7 @@
 
 use capful_core::integer::Integer;
 use capful_core::model::{self, Activation, Capability, MicroBatch, Products};
-use capful_core::ops::{Kind, Pattern};
+use capful_core::ops::Pattern;
 use capful_core::train;
 
 use super::error::error;
@@ -10,8 +10,8 @@ use super::model::model;
 use super::nearest::nearest;
 use super::value::Decided;
 use super::{
-    AnyFamily, Attention, BatchSize, Config, ConfigError, Device, Found, Gradients, LrSchedule, ModelConfig, Precision,
-    Preset, RawConfig, Recompute, StageConfig, TokenizerChoice, kinds,
+    AnyFamily, Attention, BatchSize, Config, ConfigError, Device, Found, Gradients, ModelConfig, Precision, Preset,
+    RawConfig, Recompute, StageConfig, TokenizerChoice, kinds,
 };
 
 /// What a configuration is made of: the preset's word, `raw`'s over it with preset, source and tokenizer, and the model.
@@ -323,13 +323,7 @@ impl Config {
 
     /// What a query sees.
     pub fn pattern(&self) -> Pattern {
-        let kind = match self.attention {
-            Attention::Dense => Kind::Dense,
-            Attention::Local => Kind::Local,
-            Attention::Global => Kind::Global,
-            Attention::Mixed => Kind::Mixed,
-        };
-        Pattern { kind, block: self.block, window: self.window, stride: self.stride }
+        Pattern { kind: self.attention.core(), block: self.block, window: self.window, stride: self.stride }
     }
 
     /// Tokens of a step; with stages of the last.
@@ -339,12 +333,13 @@ impl Config {
 
     /// The learning rate's course.
     pub fn lr_schedule(&self) -> train::Schedule {
-        let shape = match self.schedule {
-            LrSchedule::Cosine => train::Shape::Cosine,
-            LrSchedule::Linear => train::Shape::Linear,
-            LrSchedule::Constant => train::Shape::Constant,
-        };
-        train::Schedule { shape, peak: self.lr, end: self.lr_end, warmup: self.warmup, steps: self.steps }
+        train::Schedule {
+            shape: self.schedule.core(),
+            peak: self.lr,
+            end: self.lr_end,
+            warmup: self.warmup,
+            steps: self.steps,
+        }
     }
 }
 

@@ -80,9 +80,9 @@ impl TryFrom<RawConfig> for Config {
 }
 
 impl RawConfig {
-    /// What `text` says where it is a configuration that a run saved: it has every key, so what a person writes is none.
-    pub(super) fn of_run(text: &str) -> Option<Result<RawConfig, ConfigError>> {
-        toml::from_str::<Config>(text).ok().map(|config| config.given_back())
+    /// What it says where it is a configuration that a run saved: it has every key, so what a person writes is none.
+    pub(super) fn of_run(&self) -> Option<Result<RawConfig, ConfigError>> {
+        Config::try_from(self.clone()).ok().map(|config| config.given_back())
     }
 }
 

@@ -188,7 +188,7 @@ keys! {
                 .page("Multiplies the batch_size of every stage, see [above](#a-curriculum)");
         }
         "Device" {
-            /// The precision on a GPU where none is asked for: what a preset made for a GPU's memory needs.
+            /// The precision on a GPU where none is asked for: what a preset made for a GPU's memory needs
             gpu_precision: Precision, in_files().shown("f32; gtx1650 presets and neurogen-4gb bf16")
                 .page("The precision on cuda where none is given; in files only");
         }

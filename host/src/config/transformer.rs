@@ -5,57 +5,53 @@ use capful_core::model::transformer::{self, Dialect};
 use capful_core::ops::{self, NormKind};
 use serde::{Deserialize, Serialize};
 
-use super::keys::{Key, SIZE, SIZES, Values, model_keys};
+use super::keys::{Key, SIZE, SIZES, Values, model_keys, words};
 
-/// Which norm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Norm {
-    /// LayerNorm, with gain and bias.
-    Layer,
-    /// RMSNorm, with a gain.
-    Rms,
+words! {
+    /// Which norm.
+    Norm => NormKind {
+        /// LayerNorm, with gain and bias.
+        Layer "layer" => NormKind::Layer;
+        /// RMSNorm, with a gain.
+        Rms "rms" => NormKind::Rms;
+    }
 }
 
-/// How attention and feed-forward are added.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Residual {
-    /// One after the other.
-    Sequential,
-    /// Both of the layer's input.
-    Parallel,
+words! {
+    /// How attention and feed-forward are added.
+    Residual => transformer::Residual {
+        /// One after the other.
+        Sequential "sequential" => transformer::Residual::Sequential;
+        /// Both of the layer's input.
+        Parallel "parallel" => transformer::Residual::Parallel;
+    }
 }
 
-/// What a feed-forward does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Feed {
-    /// The exact GELU.
-    Gelu,
-    /// SwiGLU.
-    SwiGlu,
+words! {
+    /// What a feed-forward does.
+    Feed => transformer::Feed {
+        /// The exact GELU.
+        Gelu "gelu" => transformer::Feed::Gelu;
+        /// SwiGLU.
+        SwiGlu "swiglu" => transformer::Feed::SwiGlu;
+    }
 }
 
-/// Which linear layers of a block have biases.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "toml::Value", rename_all = "lowercase")]
-pub enum Bias {
-    /// None.
-    None,
-    /// All.
-    All,
-    /// Those before and behind attention.
-    Attention,
-    /// Those that make queries, keys and values.
-    Qkv,
-    /// The feed-forward's.
-    Feed,
-}
-
-impl Bias {
-    /// Their words, in the order of the variants.
-    pub(super) const WORDS: [&str; 5] = ["none", "all", "attention", "qkv", "feed"];
+words! {
+    /// Which linear layers of a block have biases.
+    #[serde(try_from = "toml::Value")]
+    Bias => transformer::Biases {
+        /// None.
+        None "none" => transformer::Biases::NONE;
+        /// All.
+        All "all" => transformer::Biases::ALL;
+        /// Those before and behind attention.
+        Attention "attention" => transformer::Biases::ATTENTION;
+        /// Those that make queries, keys and values.
+        Qkv "qkv" => transformer::Biases::QKV;
+        /// The feed-forward's.
+        Feed "feed" => transformer::Biases::FEED;
+    }
 }
 
 impl TryFrom<toml::Value> for Bias {
@@ -63,17 +59,9 @@ impl TryFrom<toml::Value> for Bias {
 
     /// A word; or a switch, as it is written by earlier versions.
     fn try_from(value: toml::Value) -> Result<Bias, String> {
-        match value.as_str() {
-            Some("none") => Ok(Bias::None),
-            Some("all") => Ok(Bias::All),
-            Some("attention") => Ok(Bias::Attention),
-            Some("qkv") => Ok(Bias::Qkv),
-            Some("feed") => Ok(Bias::Feed),
-            _ => match value.as_bool() {
-                Some(all) => Ok(if all { Bias::All } else { Bias::None }),
-                None => Err(format!("bias is {value}; it must be one of {}", Bias::WORDS.join(", "))),
-            },
-        }
+        let once = value.as_bool().map(|all| if all { Bias::All } else { Bias::None });
+        let said = value.as_str().and_then(Bias::named).or(once);
+        said.ok_or_else(|| format!("bias is {value}; it must be one of {}", Bias::WORDS.join(", ")))
     }
 }
 
@@ -113,13 +101,13 @@ model_keys! {
         /// whether the output head shares the embedding
         tied: bool = Values::Switch;
         /// LayerNorm or RMSNorm
-        norm: Norm = Values::Word(&["layer", "rms"]);
+        norm: Norm = Values::Word(Norm::WORDS);
         /// how attention and feed-forward are added
-        residual: Residual = Values::Word(&["sequential", "parallel"]);
+        residual: Residual = Values::Word(Residual::WORDS);
         /// the feed-forward's activation
-        feed: Feed = Values::Word(&["gelu", "swiglu"]);
+        feed: Feed = Values::Word(Feed::WORDS);
         /// which of the layers' matrices have biases
-        bias: Bias = Values::OnceSwitch(&Bias::WORDS);
+        bias: Bias = Values::OnceSwitch(Bias::WORDS);
         /// whether each query and key head is normalised
         qk_norm: bool = Values::Switch;
         /// share of each head that is rotated
@@ -172,25 +160,10 @@ impl TransformerConfig {
             context: self.context,
             rank: (self.rank > 0).then_some(self.rank),
             tied: self.tied,
-            norm: match self.norm {
-                Norm::Layer => NormKind::Layer,
-                Norm::Rms => NormKind::Rms,
-            },
-            residual: match self.residual {
-                Residual::Sequential => transformer::Residual::Sequential,
-                Residual::Parallel => transformer::Residual::Parallel,
-            },
-            feed: match self.feed {
-                Feed::Gelu => transformer::Feed::Gelu,
-                Feed::SwiGlu => transformer::Feed::SwiGlu,
-            },
-            bias: match self.bias {
-                Bias::None => transformer::Biases::NONE,
-                Bias::All => transformer::Biases::ALL,
-                Bias::Attention => transformer::Biases::ATTENTION,
-                Bias::Qkv => transformer::Biases::QKV,
-                Bias::Feed => transformer::Biases::FEED,
-            },
+            norm: self.norm.core(),
+            residual: self.residual.core(),
+            feed: self.feed.core(),
+            bias: self.bias.core(),
             qk_norm: self.qk_norm,
             rotary_dims: rotary_dims as u32,
             rotary_base: self.rotary_base,

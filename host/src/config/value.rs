@@ -112,7 +112,7 @@ alike!(counts u32, u64);
 alike!(numbers f32, f64);
 alike!(words Attention, Gradients, InvalidUtf8, LrSchedule, Order, Precision);
 values! {
-    bool; value_parser!(bool).into(); {}
+    bool; value_parser!(bool); {}
     String; ValueParser::string(); {}
     RuleName; value_parser!(RuleName).into(); {}
     NameOrSize => String, |NameOrSize(text)| Ok(text), |text: &String| NameOrSize(text.clone());

@@ -2,7 +2,7 @@
 //! ledger.
 
 use super::{Machine, Plan};
-use crate::config::{ByteSize, Config, ModelConfig, NameOrSize, NeuroGenConfig, RawConfig, human_bytes};
+use crate::config::{ByteSize, Config, Found, ModelConfig, NameOrSize, NeuroGenConfig, RawConfig, human_bytes};
 
 /// Presets for small GPUs, the one in the middle first.
 const PRESETS: [&str; 4] = ["gtx1650-balanced", "gtx1650-ultra", "neurogen-39k", "neurogen-tiny"];
@@ -43,7 +43,7 @@ pub fn that_fits(config: &Config, model: &NeuroGenConfig, machine: &Machine, bud
             budget: config.budget.map(ByteSize),
             ..RawConfig::default()
         };
-        let bytes = needed(&Config::resolve(raw).ok()?)?;
+        let bytes = needed(&Config::resolve_with(raw, &Found::default()).ok()?)?;
         Some(format!("--preset {name} fits ({})", human_bytes(bytes)))
     });
     advice.extend(preset);

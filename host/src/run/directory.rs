@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::config::{Config, ConfigError, OWN, require_unchanged, sealed};
+use crate::config::{Config, ConfigError, FoundSource, OWN, require_unchanged, sealed};
 use crate::data::tokenizer::{self, Tokenizer};
 use crate::device::{AnyProfile, Choice, DeviceError};
 use crate::digest::{self, DigestError, Digests};
@@ -293,7 +293,8 @@ impl Trained {
             algorithms = state.algorithms;
         }
         let profile = AnyProfile::of(config).map_err(|e| error(&e))?;
-        let machine = Machine::of(config).map_err(|e| error(&e))?;
+        // Nothing is trained: where the data lies does not matter.
+        let machine = Machine::with(config, FoundSource::default()).map_err(|e| error(&e))?;
         let (family, rates) = (config.family(), machine.rates);
         let laid = Laid::new(&family, &profile, rates, sections).map_err(|e| error(&e))?;
         if !config.device.starts_with("cuda") {

@@ -79,7 +79,7 @@ fn rules_move_as_pytorchs_optimizers() {
 
 /// Rules, or groups of rules, of which each keeps something else.
 const KINDS: [(&str, &str); 4] = [
-    ("lion", "--optimizer lion --lr 1e-3 --beta2 0.99"),
+    ("lion", "--optimizer lion --lr 5e-3 --beta2 0.99"),
     ("sgd", "--optimizer sgd --lr 0.05"),
     ("plain", "--optimizer sgd --momentum 0 --lr 0.5"),
     (

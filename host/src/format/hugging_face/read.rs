@@ -38,12 +38,8 @@ pub fn described(config: &Value) -> Result<RawConfig, String> {
     let Some(keys) = keys.inside("attention", "attention.")?.filter(|_| keys.class() == Ok(Class::Yxanul)) else {
         return Ok(raw);
     };
-    let attention = match keys.get("pattern").and_then(Value::as_str) {
-        Some("dense") => Attention::Dense,
-        Some("local") => Attention::Local,
-        Some("global") => Attention::Global,
-        Some("mixed") => Attention::Mixed,
-        _ => return Err(keys.refused("pattern", "covered are dense, local, global, mixed")),
+    let Some(attention) = keys.get("pattern").and_then(Value::as_str).and_then(Attention::named) else {
+        return Err(keys.refused("pattern", &format!("covered are {}", Attention::WORDS.join(", "))));
     };
     // What the pattern does not use is written all the same.
     let used = |key, by: &[Attention]| match by.contains(&attention) {
