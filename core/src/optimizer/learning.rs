@@ -26,13 +26,13 @@ pub struct Learning<T> {
 /// What moves a model's parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Updater {
-    optimizer: Optimizer,
-    kept: Kept,
+    pub(super) optimizer: Optimizer,
+    pub(super) kept: Kept,
 }
 
 /// What an optimizer keeps from step to step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Kept {
+pub(super) enum Kept {
     /// All of it.
     Whole(Whole),
     /// What one of several ranks keeps.
@@ -48,17 +48,12 @@ pub fn lay<M: Parameters>(
     weight: &dyn Fn(&Parameter) -> Dtype,
     ledger: &mut dyn Ledger,
 ) -> (M::Table, Option<Learning<M::Table>>) {
-    let Some((ranks, optimizer)) = training else {
-        return (weights::lay_alone(model, weight, ledger), None);
-    };
-    let (own, gradients, kept) = if ranks.shares() {
-        let (own, gradients, shared) = shared::lay(model, (ranks, &optimizer), profile, weight, ledger);
-        (own, gradients, Kept::Shared(shared))
-    } else {
-        let (own, gradients, whole) = weights::lay(model, &optimizer, profile, weight, ledger);
-        (own, gradients, Kept::Whole(whole))
-    };
-    (own, Some(Learning { gradients, updater: Updater { optimizer, kept } }))
+    // Each makes the result in its place: a chip has no room for another copy on its stack.
+    match &training {
+        None => weights::lay_alone(model, weight, ledger),
+        Some((ranks, optimizer)) if ranks.shares() => shared::lay(model, (*ranks, optimizer), profile, weight, ledger),
+        Some((_, optimizer)) => weights::lay(model, optimizer, profile, weight, ledger),
+    }
 }
 
 impl Updater {

@@ -15,7 +15,7 @@
 //!
 //! What lays and emits this is never inlined: one process, on a chip for one, has no room for it on its stack.
 
-use super::learning::{RANGES, TOO_MANY};
+use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
 use super::rule::STATES;
 use super::{Group, Learns, Optimizer};
 use crate::device::{Device, OperationError, Profile};
@@ -203,8 +203,7 @@ fn learns(p: &Parameter, optimizer: &Optimizer) -> bool {
     p.learns == Learns::FromGradient && optimizer.of(p.group).rule.learns()
 }
 
-/// Lays the weights of `model` and what `optimizer` needs, for one of several ranks: the weights, the gradients, and what
-/// the rank keeps.
+/// Lays the weights of `model` and what `optimizer` needs, for one of several ranks.
 #[inline(never)]
 pub(super) fn lay<M: Parameters>(
     model: &M,
@@ -212,7 +211,7 @@ pub(super) fn lay<M: Parameters>(
     profile: &dyn Profile,
     weight: &dyn Fn(&Parameter) -> Dtype,
     ledger: &mut dyn Ledger,
-) -> (M::Table, M::Table, Shared) {
+) -> (M::Table, Option<Learning<M::Table>>) {
     let (mut outline, mut ranges, mut refused) = (Outline::NOTHING, heapless::Vec::new(), None);
     let (dtype, mut kept) = (profile.dtype(Role::Weight), 0);
     model.parameters(&mut |p| {
@@ -269,7 +268,8 @@ pub(super) fn lay<M: Parameters>(
         *state = share(names, (Role::Moment, Dtype::F32), &prefix);
     }
     (shared.masters, shared.states) = (masters, states);
-    (own, formed, shared)
+    let updater = Updater { optimizer: *optimizer, kept: Kept::Shared(shared) };
+    (own, Some(Learning { gradients: formed, updater }))
 }
 
 /// Takes the next parameter, of `[first, rows]` of `section`, into the last range or a new one. Says whether there was room.

@@ -1,7 +1,7 @@
 //! The weights of a model, and what one process keeps of them to learn: masters, gradients and the rules' state, a table
 //! each, in which neighbours that are moved alike lie behind each other.
 
-use super::learning::{RANGES, TOO_MANY};
+use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
 use super::rule::STATES;
 use super::{Group, Learns, Optimizer};
 use crate::device::{Device, OperationError, Profile};
@@ -94,19 +94,19 @@ pub(super) fn lay_alone<M: Parameters>(
     model: &M,
     weight: &dyn Fn(&Parameter) -> Dtype,
     ledger: &mut dyn Ledger,
-) -> M::Table {
-    model.parameters(&mut |p| ledger.region(p.slot("", Role::Weight, weight(p))))
+) -> (M::Table, Option<Learning<M::Table>>) {
+    (model.parameters(&mut |p| ledger.region(p.slot("", Role::Weight, weight(p)))), None)
 }
 
-/// Lays the weights of `model` in the types that `weight` says, and what `optimizer` needs: the weights, the gradients, and
-/// what one process keeps.
+/// Lays the weights of `model` in the types that `weight` says, and what `optimizer` needs in one process.
+#[inline(never)]
 pub(super) fn lay<M: Parameters>(
     model: &M,
     optimizer: &Optimizer,
     profile: &dyn Profile,
     weight: &dyn Fn(&Parameter) -> Dtype,
     ledger: &mut dyn Ledger,
-) -> (M::Table, M::Table, Whole) {
+) -> (M::Table, Option<Learning<M::Table>>) {
     let mut groups: heapless::Vec<(Group, Dtype), RANGES> = heapless::Vec::new();
     let mut full = false;
     let mut all = |p: &Parameter, range: Option<usize>| {
@@ -151,7 +151,8 @@ pub(super) fn lay<M: Parameters>(
     let mut laid = of_gradients.into_iter().flatten();
     let [start, end] = laid.next().map_or([0; 2], |[start, end]| [start, laid.last().map_or(end, |[_, end]| end)]);
     let gradient = ledger.range("all gradients", profile.dtype(Role::Gradient), start, end);
-    (weights, gradients, Whole { ranges, gradient, full })
+    let updater = Updater { optimizer: *optimizer, kept: Kept::Whole(Whole { ranges, gradient, full }) };
+    (weights, Some(Learning { gradients, updater }))
 }
 
 /// Rows of a table from byte `offset` on.

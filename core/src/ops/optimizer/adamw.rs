@@ -3,6 +3,8 @@
 use super::moved::{Factors, Moved};
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
+use crate::remainder;
+use crate::train::{Results, Settings};
 
 /// With g the clipped gradient: `m = β₁ m + (1 − β₁) g`, `v = β₂ v + (1 − β₂) g²`,
 /// `w = w (1 − lr · decay) − lr · m / (1 − β₁ᵗ) / (√(v / (1 − β₂ᵗ)) + eps)`.
@@ -78,9 +80,33 @@ impl Operation for AdamW {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        self.moved.each([Some(self.first), Some(self.second)], arena, |factors, weight, gradient, state| {
-            self.element(&self.factors(factors), weight, gradient, state)
-        })
+        let [mut weight, mut remainder, gradient, mut first, mut second, settings, results] = arena.views([
+            Some(self.moved.weight),
+            self.moved.remainder,
+            Some(self.moved.gradient),
+            Some(self.first),
+            Some(self.second),
+            Some(self.moved.settings),
+            Some(self.moved.results),
+        ])?;
+        let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
+        let Some(factors) = self.moved.factors(settings, results) else { return Ok(()) };
+        let factors = self.factors(&factors);
+        let moments = first.f32_mut()?.iter_mut().zip(second.f32_mut()?);
+        let rest = gradient.f32()?.iter().zip(moments);
+        if self.moved.remainder.is_some() {
+            let masters = weight.bf16_mut()?.iter_mut().zip(remainder.remainders_mut()?);
+            for ((w, r), (g, (m, v))) in masters.zip(rest) {
+                let moved;
+                (moved, [*m, *v]) = self.element(&factors, remainder::join(*w, *r), *g, [*m, *v]);
+                (*w, *r) = remainder::split(moved);
+            }
+        } else {
+            for (w, (g, (m, v))) in weight.f32_mut()?.iter_mut().zip(rest) {
+                (*w, [*m, *v]) = self.element(&factors, *w, *g, [*m, *v]);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -92,8 +118,6 @@ mod tests {
     use crate::model::testing::Half;
     use crate::ops::testing::Bench;
     use crate::optimizer::Group;
-    use crate::remainder;
-    use crate::train::{Results, Settings};
 
     const SETTINGS: Settings = Settings {
         learning_rate: 0.01,

@@ -2,7 +2,7 @@
 
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region};
-use crate::optimizer::{Group, STATES};
+use crate::optimizer::Group;
 use crate::remainder;
 use crate::train::{Results, Settings};
 
@@ -55,10 +55,36 @@ pub trait ByElement: Operation {
     /// # Errors
     /// An operand that cannot be carved.
     fn each(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        self.moved().each([self.state(), None], arena, |factors, weight, gradient, [state, none]| {
-            let (weight, state) = self.element(factors, weight, gradient, state);
-            (weight, [state, none])
-        })
+        let moved = self.moved();
+        let [mut weight, mut remainder, gradient, mut state, settings, results] = arena.views([
+            Some(moved.weight),
+            moved.remainder,
+            Some(moved.gradient),
+            self.state(),
+            Some(moved.settings),
+            Some(moved.results),
+        ])?;
+        let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
+        let Some(factors) = moved.factors(settings, results) else { return Ok(()) };
+        let state = state.f32_mut()?;
+        let mut element = |i: usize, w: f32, g: f32| {
+            // Empty where nothing is kept.
+            let mut nothing = 0.0;
+            let state = state.get_mut(i).unwrap_or(&mut nothing);
+            let moved;
+            (moved, *state) = self.element(&factors, w, g, *state);
+            moved
+        };
+        let gradient = gradient.f32()?.iter().enumerate();
+        if moved.remainder.is_some() {
+            let masters = weight.bf16_mut()?.iter_mut().zip(remainder.remainders_mut()?);
+            for ((w, r), (i, g)) in masters.zip(gradient) {
+                (*w, *r) = remainder::split(element(i, remainder::join(*w, *r), *g));
+            }
+        } else {
+            weight.f32_mut()?.iter_mut().zip(gradient).for_each(|(w, (i, g))| *w = element(i, *w, *g));
+        }
+        Ok(())
     }
 }
 
@@ -99,50 +125,5 @@ impl Moved {
         states.iter().try_for_each(|(name, state)| op.expect(state.elements() == n, name))?;
         op.expect(self.settings.elements() == Settings::LEN, "settings")?;
         op.expect(self.results.elements() == Results::LEN, "results")
-    }
-
-    /// Moves every element: `element` makes of a parameter, its gradient and its state, as many as there are `states`, the
-    /// new parameter and the new state.
-    ///
-    /// # Errors
-    /// An operand that cannot be carved.
-    pub fn each(
-        &self,
-        states: [Option<Region>; STATES],
-        arena: &mut Arena<'_>,
-        mut element: impl FnMut(&Factors, f32, f32, [f32; STATES]) -> (f32, [f32; STATES]),
-    ) -> Result<(), OperationError> {
-        let [first, second] = states;
-        let [mut weight, mut remainder, gradient, mut first, mut second, settings, results] = arena.views([
-            Some(self.weight),
-            self.remainder,
-            Some(self.gradient),
-            first,
-            second,
-            Some(self.settings),
-            Some(self.results),
-        ])?;
-        let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
-        let Some(factors) = self.factors(settings, results) else { return Ok(()) };
-        // Empty where a rule keeps less.
-        let mut states = [first.f32_mut()?, second.f32_mut()?];
-        let mut moved = |i: usize, w: f32, g: f32| {
-            let state = [0, 1].map(|k: usize| states[k].get(i).copied().unwrap_or(0.0));
-            let (moved, new) = element(&factors, w, g, state);
-            for (state, new) in states.iter_mut().zip(new) {
-                state.get_mut(i).into_iter().for_each(|place| *place = new);
-            }
-            moved
-        };
-        let gradient = gradient.f32()?.iter().enumerate();
-        if self.remainder.is_some() {
-            let masters = weight.bf16_mut()?.iter_mut().zip(remainder.remainders_mut()?);
-            for ((w, r), (i, g)) in masters.zip(gradient) {
-                (*w, *r) = remainder::split(moved(i, remainder::join(*w, *r), *g));
-            }
-        } else {
-            weight.f32_mut()?.iter_mut().zip(gradient).for_each(|(w, (i, g))| *w = moved(i, *w, *g));
-        }
-        Ok(())
     }
 }
