@@ -208,6 +208,10 @@ pub trait Operation: Copy + Into<Op> {
     /// The name, as in the file of `ops` that defines it.
     const NAME: &'static str;
 
+    /// Whether every device gives the bits of [`reference`](Operation::reference), rounded to what it keeps: it moves
+    /// numbers, or adds them in one order.
+    const EXACT: bool = false;
+
     /// Shows every operand. Two of them are disjoint, or both only read.
     fn operands(&self, visit: &mut dyn FnMut(Operand));
 

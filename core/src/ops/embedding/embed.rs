@@ -21,6 +21,7 @@ pub struct Embed {
 
 impl Operation for Embed {
     const NAME: &'static str = "embed";
+    const EXACT: bool = true;
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read("ids", self.ids).ids());

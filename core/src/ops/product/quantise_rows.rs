@@ -188,6 +188,7 @@ pub struct QuantiseRows {
 
 impl Operation for QuantiseRows {
     const NAME: &'static str = "quantise_rows";
+    const EXACT: bool = true;
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read("x", self.x));

@@ -49,3 +49,32 @@ impl Operation for AllGather {
         Err(OperationError::Unsupported("other ranks are reached by a device that knows them"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Dtype, Space};
+
+    #[test]
+    fn the_ranks_give_all_rows_once_and_each_says_what_it_sends() {
+        // A part of a table from its third row on, of rows of 8 bytes that come to ranks in threes.
+        let whole = Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [1, 1, 7, 2] };
+        let of = |rank| AllGather { whole, first: 3, share: Share::of_pieces(rank, 4, 4, 3) };
+        let rows: usize = (0..4).map(|rank| of(0).rows_of(rank).len()).sum();
+        assert_eq!(rows, 7);
+        let mut next = 0;
+        for rank in 0..4 {
+            let (op, rows) = (of(rank), of(0).rows_of(rank));
+            assert_eq!(op.validate(), Ok(()));
+            if !rows.is_empty() {
+                assert_eq!(rows.start, next, "{rank}");
+                next = rows.end;
+            }
+            let messages = if rows.is_empty() { 0 } else { 3 };
+            assert_eq!(op.sent(), [rows.len() as u64 * 8 * messages, messages], "{rank}");
+        }
+        let beyond = AllGather { first: 6, ..of(0) };
+        assert_eq!(beyond.validate(), Err(beyond.misfit("whole")));
+        assert_eq!(AllGather { first: 5, ..of(0) }.validate(), Ok(()));
+    }
+}

@@ -14,6 +14,7 @@ pub struct MaxParts {
 
 impl Operation for MaxParts {
     const NAME: &'static str = "max_parts";
+    const EXACT: bool = true;
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read("parts", self.parts).exact());

@@ -25,6 +25,7 @@ impl SumParts {
 
 impl Operation for SumParts {
     const NAME: &'static str = "sum_parts";
+    const EXACT: bool = true;
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read("parts", self.parts).exact());

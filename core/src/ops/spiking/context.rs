@@ -16,6 +16,7 @@ pub struct Context {
 
 impl Operation for Context {
     const NAME: &'static str = "context";
+    const EXACT: bool = true;
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read("signals", self.signals));
@@ -57,6 +58,7 @@ pub struct ContextGrad {
 
 impl Operation for ContextGrad {
     const NAME: &'static str = "context_grad";
+    const EXACT: bool = true;
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read("out_grad", self.out_grad).exact());

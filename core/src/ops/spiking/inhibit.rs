@@ -18,6 +18,7 @@ pub struct Inhibit {
 
 impl Operation for Inhibit {
     const NAME: &'static str = "inhibit";
+    const EXACT: bool = true;
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read("sources", self.sources).ids());

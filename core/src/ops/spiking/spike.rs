@@ -166,6 +166,7 @@ impl Spike {
 
 impl Operation for Spike {
     const NAME: &'static str = "spike";
+    const EXACT: bool = true;
 
     fn operands(&self, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read("signals before", Spike::slot(self.signals, self.token)));
