@@ -108,20 +108,19 @@ impl GroupConfig {
 
     /// Refuses numbers that their keys do not take.
     fn require_bounds(&self, group: &str) -> Result<(), ConfigError> {
-        let below_one = |x: f32| (0.0..1.0).contains(&x);
-        let not_negative = |x: f32| x.is_finite() && x >= 0.0;
-        let checks: [(&str, Option<f32>, &dyn Fn(f32) -> bool, &str); 6] = [
-            ("lr", self.lr, &not_negative, "a number of at least 0"),
-            ("weight_decay", self.weight_decay, &not_negative, "a number of at least 0"),
-            ("beta1", self.beta1, &below_one, "at least 0 and below 1"),
-            ("beta2", self.beta2, &below_one, "at least 0 and below 1"),
-            ("eps", self.eps, &|x| x.is_finite() && x > 0.0, "above 0"),
-            ("momentum", self.momentum, &below_one, "at least 0 and below 1"),
-        ];
-        match checks.into_iter().find_map(|(key, x, fits, must)| Some((key, x.filter(|x| !fits(*x))?, must))) {
-            Some((key, x, must)) => error(format!("--group {group}.{key}={x}: it must be {must}")),
-            None => Ok(()),
+        let fits = |key: &str, x: f32| match key {
+            "lr" | "weight_decay" => (x.is_finite() && x >= 0.0, "a number of at least 0"),
+            "eps" => (x.is_finite() && x > 0.0, "above 0"),
+            _ => ((0.0..1.0).contains(&x), "at least 0 and below 1"),
+        };
+        let all = [("lr", self.lr), ("weight_decay", self.weight_decay)].into_iter().chain(self.constants());
+        for (key, x) in all.filter_map(|(key, x)| Some((key, x?))) {
+            let (good, must) = fits(key, x);
+            if !good {
+                return error(format!("--group {group}.{key}={x}: it must be {must}"));
+            }
         }
+        Ok(())
     }
 }
 

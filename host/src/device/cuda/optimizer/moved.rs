@@ -15,7 +15,7 @@ pub(super) struct Launch {
 impl Cuda {
     /// The arguments of an update of the rule `name`, whose state lies at `states`, and its launch.
     pub(super) fn moved(
-        &self,
+        &mut self,
         name: &str,
         o: &ops::Moved,
         states: &[u64],

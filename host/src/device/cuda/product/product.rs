@@ -5,7 +5,7 @@ use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{QuantisedProduct, Rotary};
 
 use super::linear_grad::Pass;
-use crate::device::cuda::arguments::{EpilogueArgs, NaiveArgs, ProductArgs, RowArgs};
+use crate::device::cuda::arguments::{EpilogueArgs, ProductArgs, RowArgs};
 use crate::device::cuda::device::{Cuda, blocks, threads, width};
 use crate::device::cuda::error::CudaError;
 
@@ -206,18 +206,6 @@ impl Cuda {
         };
         let kernel = format!("product_{case}_{side}_{}_{}", input.name(), output.name());
         self.launch("product", &kernel, [tiles(side), 1, 1], 256, &arguments)
-    }
-
-    /// Queues `C = A · B`, A [m, k], B [k, n], by the plainest kernel: for comparison with the others.
-    ///
-    /// # Errors
-    /// Operands of different types; a region beyond the arena; what the driver says.
-    pub fn naive_product(&mut self, a: Region, b: Region, c: Region) -> Result<(), OperationError> {
-        let dtype = self.dtype("naive", [a, b, c])?;
-        let (m, n, k) = (a.rows(), b.columns(), a.columns());
-        let arguments = NaiveArgs { a: self.address(a)?, b: self.address(b)?, c: self.address(c)?, m, n, k };
-        let grid = [blocks(u64::from(m) * u64::from(n), 256), 1, 1];
-        self.launch("naive", &format!("naive_{}", dtype.name()), grid, 256, &arguments)
     }
 
     /// What the library's product leaves to do: its own GELU is the one with tanh.

@@ -1,10 +1,10 @@
 //! Linear layers and their gradients: the product in all three cases, with everything folded into it.
 
-use capful_core::memory::{Dtype, Region, Space};
+use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Epilogue, Heads, Linear, LinearGrad, Rotary, RotaryScaling, Rotate};
 use capful_core::random::Random;
 
-use super::bench::{Bench, Lay, decode, encode, open};
+use super::bench::{Bench, Lay};
 use crate::device::cuda::product::product::{Case, Product};
 use crate::device::cuda::{OnCuda, Precision};
 
@@ -265,25 +265,4 @@ fn warpgroups_multiply_behind_a_gelu_and_sum_columns() {
             });
         }
     }
-}
-
-#[test]
-fn the_naive_product_is_a_product() {
-    let region =
-        |offset, rows, columns| Region { space: Space::Arena, dtype: Dtype::F32, offset, shape: [1, 1, rows, columns] };
-    let (a, b, c) = (region(0, 37, 19), region(4096, 19, 23), region(8192, 37, 23));
-    let mut cuda = open(16384, region(12288, 1, 64), 0);
-    // Small whole numbers, whose sums are exact.
-    let x = |i: u32, j: u32| (i * 7 + j * 3) as f32 % 11.0 - 5.0;
-    let values =
-        |r: Region| (0..r.rows()).flat_map(move |i| (0..r.columns()).map(move |j| x(i, j))).collect::<Vec<_>>();
-    for r in [a, b] {
-        cuda.write(r, &encode(Dtype::F32, &values(r))).expect("room");
-    }
-    cuda.naive_product(a, b, c).expect("a product");
-    let mut bytes = vec![0; c.bytes() as usize];
-    cuda.read(c, &mut bytes).expect("room");
-    let expected: Vec<f32> =
-        (0..37).flat_map(|i| (0..23).map(move |j| (0..19).map(|k| x(i, k) * x(k, j)).sum())).collect();
-    assert_eq!(decode(Dtype::F32, &bytes), expected);
 }
