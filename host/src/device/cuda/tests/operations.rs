@@ -483,7 +483,9 @@ fn a_bf16_weight_and_its_remainder_are_the_f32_that_moves_alone() {
             let [expected, found] = moved(&mut bench, &|l| adamw(l, &values, true, 9.0));
             assert!(found == expected, "{count}");
             let next: Vec<f32> = found.iter().map(|(w, r)| remainder::join(*w, *r)).collect();
-            assert!(next.iter().zip(&values).all(|(a, b)| a != b), "{count}: a weight did not move");
+            // Of 70,000 one may be moved and decay by as much.
+            let still = next.iter().zip(&values).filter(|(a, b)| a == b).count();
+            assert!(still <= 1, "{count}: {still} weights did not move");
             values = next;
         }
     }
