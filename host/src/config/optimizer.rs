@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn groups_have_what_is_theirs_and_the_runs_otherwise() {
         let config = resolved(
-            "preset = 'llama-tiny'\nweight_decay = 0.2\n[group.vector]\nlr = 0.5\n[group.matrix]\nbeta2 = 0.98\nweight_decay = 0.3\n\
+            "preset = 'pythia-tiny'\nweight_decay = 0.2\n[group.vector]\nlr = 0.5\n[group.matrix]\nbeta2 = 0.98\nweight_decay = 0.3\n\
              [group.embedding]\noptimizer = 'frozen'",
         )
         .unwrap();
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(*optimizer.of(Group::Head), Recipe { rule: adamw(0.95), rate: 1.0, decay: 0.2 });
         assert_eq!(optimizer.of(Group::Embedding).rule, Rule::Frozen);
         let flags = RawConfig {
-            preset: Some("llama-tiny".to_owned()),
+            preset: Some("pythia-tiny".to_owned()),
             weight_decay: Some(0.2),
             groups: ["vector.lr=0.5", "matrix.beta2=0.98", "matrix.weight_decay=0.3", "embedding.optimizer=frozen"]
                 .map(str::to_owned)
@@ -318,6 +318,8 @@ mod tests {
             ("[group.synapse]\nlr = 1.0", "this model has the groups embedding, matrix, head, vector"),
             ("preset = 'neurogen-tiny'\n[group.embedding]\nlr = 1.0", "this model has the groups matrix, synapse"),
             ("[group.vector]\noptimizer = 'frozen'", "always learn"),
+            ("[group.head]\noptimizer = 'frozen'", "the table that makes the logits always learns"),
+            ("preset = 'llama-tiny'\n[group.embedding]\noptimizer = 'frozen'", "the table that makes the logits"),
             ("preset = 'neurogen-tiny'\n[group.matrix]\noptimizer = 'frozen'", "rule=frozen"),
             ("[group.matrix]\nlr = -1.0", "--group matrix.lr=-1: it must be a number of at least 0"),
             ("[group.matrix]\nmomentum = 0.5", "adamw takes no momentum"),

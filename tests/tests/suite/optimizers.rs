@@ -160,6 +160,7 @@ fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
         ("--momentum 0.5", "adamw takes no momentum"),
         ("--optimizer sgd --beta1 0.5", "sgd takes no beta1"),
         ("--group vector.optimizer=frozen", "biases and gains always learn"),
+        ("--group head.optimizer=frozen", "the table that makes the logits always learns"),
         ("--group synapse.lr=2", "this model has the groups"),
         ("--group bias.lr=2", "there are the groups matrix"),
         ("--group matrix=2", "GROUP.KEY=VALUE"),

@@ -251,7 +251,7 @@ impl Backward<'_> {
             settings: control.settings,
             results: control.own,
             add_loss: accumulate,
-            gradient: Some(HeadGrad { x_grad, weight_grad: grads.head().if_any(), accumulate }),
+            gradient: Some(HeadGrad { x_grad, weight_grad: Some(grads.head()), accumulate }),
             integer: None,
         })?;
         if let (Some(factor), Some(low_grad), Some(factor_grad)) = (w.factor, t.low_grad, grads.factor) {

@@ -59,6 +59,10 @@ impl Transformer {
     }
 }
 
+/// Why a group cannot be frozen.
+const LOGITS: &str =
+    "the table that makes the logits always learns, which is the embedding where the head is tied to it";
+
 /// The element type of a parameter.
 fn weight_type(p: &Parameter, profile: &dyn Profile) -> Dtype {
     match profile.weights().filter(|_| p.in_integers()) {
@@ -103,7 +107,10 @@ impl Family for Transformer {
     fn lacks(&self, capability: Capability) -> Option<&'static str> {
         match capability {
             Capability::Accumulation | Capability::Bf16Gradients | Capability::Attention | Capability::Integers => None,
-            Capability::Frozen(Group::Matrix | Group::Embedding | Group::Head | Group::Synapse) => None,
+            // A chunk of logits makes room for the next one, so the gradient that they give is formed at once.
+            Capability::Frozen(Group::Head) => Some(LOGITS),
+            Capability::Frozen(Group::Embedding) if self.tied => Some(LOGITS),
+            Capability::Frozen(Group::Matrix | Group::Embedding | Group::Synapse) => None,
             Capability::Frozen(Group::Vector) => Some(
                 "a transformer's biases and gains always learn: their gradients are formed with those of activations",
             ),
