@@ -24,6 +24,7 @@ pub use sgd::Sgd;
 
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
+use crate::model::{Control, Parameter};
 use crate::ops::Moved;
 use rule::{Update, rules};
 
@@ -65,6 +66,11 @@ impl Group {
     /// All of them, in the order of their indices.
     pub const ALL: [Group; Self::COUNT] = [Group::Matrix, Group::Embedding, Group::Head, Group::Vector, Group::Synapse];
 
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<Group> {
+        Self::ALL.into_iter().find(|group| group.name() == name)
+    }
+
     /// Its place in [`Group::ALL`].
     pub const fn index(self) -> usize {
         self as usize
@@ -101,6 +107,17 @@ pub struct Recipe {
     pub decay: f32,
 }
 
+/// The same rows of every table that an update reads or writes.
+#[derive(Clone, Copy)]
+struct Rows {
+    weight: Region,
+    /// What weights in bf16 lack of their masters.
+    remainder: Option<Region>,
+    gradient: Region,
+    /// As many as the rule keeps.
+    states: [Region; STATES],
+}
+
 /// A recipe for every group.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Optimizer([Recipe; Group::COUNT]);
@@ -134,5 +151,21 @@ impl Optimizer {
     /// The recipe of `group`.
     pub const fn of(&self, group: Group) -> &Recipe {
         &self.0[group.index()]
+    }
+
+    /// Whether a parameter has a gradient, by which its rule moves it at the end of a step.
+    pub fn learns(&self, p: &Parameter) -> bool {
+        p.learns == Learns::FromGradient && self.of(p.group).rule.learns()
+    }
+
+    /// Moves rows of parameters of `group`.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    fn emit(&self, device: &mut dyn Device, control: &Control, group: Group, rows: Rows) -> Result<(), OperationError> {
+        let Rows { weight, remainder, gradient, states } = rows;
+        let Control { settings, results, .. } = *control;
+        let Recipe { rule, rate, decay } = *self.of(group);
+        rule.emit(device, Moved { weight, remainder, gradient, settings, results, group, rate, decay }, states)
     }
 }

@@ -1,14 +1,15 @@
 //! What ranks share: each keeps its part of masters and state, moves its part of the weights and gives it to the others
 //! (ZeRO stage 1, Rajbhandari et al. 2020).
 //!
-//! Every table of the parameters that learn is laid in sections ([`Sections`]): what lies before the layers, each layer, what
-//! lies behind them. Others lie behind the weights, whole on every rank. Where rules keep unlike many tables of a parameter,
-//! each is as long as all that learn.
-//! A section is a table of rows. A rank's share of it is whole pieces of [`SquaredNorm::PIECE`] elements, so that the
-//! norm is made of the same sums whatever the number of ranks. A gradient is added up in the order of the ranks: a piece of
-//! the share at a time comes from every rank ([`AllToAll`]) and is summed ([`SumParts`]). Where that has to be exact it
-//! happens after every micro-batch, and micro-batch k is formed by rank k mod n, so that the order of the additions is that
-//! of the micro-batches.
+//! Every table of the parameters that learn is laid in sections ([`Sections`]): what lies before the layers, each layer,
+//! what lies behind them. A section is a table of rows. A rank's share of it is whole pieces of [`SquaredNorm::PIECE`]
+//! elements, so that the norm is made of the same sums whatever the number of ranks. A gradient is added up in the order
+//! of the ranks: a piece of the share at a time comes from every rank ([`AllToAll`]) and is summed ([`SumParts`]). Where
+//! that has to be exact it happens after every micro-batch, and micro-batch k is formed by rank k mod n, so that the order
+//! of the additions is that of the micro-batches.
+//!
+//! Parameters that do not learn lie behind the weights, whole on every rank. Where rules keep unlike many tables of a
+//! parameter, each table is as long as all that learn.
 //!
 //! Ranks that share gradients too (stage 2) keep the sum of their share alone. A micro-batch forms the gradients of a layer
 //! in a place that all layers use in turn, and they are added up before the next layer takes it.
@@ -17,13 +18,13 @@
 
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
 use super::rule::STATES;
-use super::{Group, Learns, Optimizer};
+use super::{Group, Learns, Optimizer, Rows};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{
     Dtype, Layout, Ledger, Part, Region, Role, Section, Sections, Share, Slot, Space, Stacked, Window,
 };
 use crate::model::{Control, Parameter, Parameters};
-use crate::ops::{AllGather, AllToAll, Moved, PieceNorms, SquaredNorm, SumNorms, SumParts};
+use crate::ops::{AllGather, AllToAll, PieceNorms, SquaredNorm, SumNorms, SumParts};
 use crate::train::Ranks;
 
 /// Elements of a row.
@@ -135,7 +136,7 @@ impl Table {
     ) -> M::Table {
         let mut outline = Outline::NOTHING;
         model.parameters(&mut |p| {
-            if !learns(p, optimizer) {
+            if !optimizer.learns(p) {
                 // Of those there are weights and nothing else.
                 let slot = p.slot("", Role::Weight, self.dtype);
                 return if role == Role::Weight { ledger.region(slot) } else { Stacked::NOTHING };
@@ -198,11 +199,6 @@ pub struct Shared {
     refused: Option<&'static str>,
 }
 
-/// Whether a parameter has a gradient.
-fn learns(p: &Parameter, optimizer: &Optimizer) -> bool {
-    p.learns == Learns::FromGradient && optimizer.of(p.group).rule.learns()
-}
-
 /// Lays the weights of `model` and what `optimizer` needs, for one of several ranks.
 #[inline(never)]
 pub(super) fn lay<M: Parameters>(
@@ -218,7 +214,7 @@ pub(super) fn lay<M: Parameters>(
         if p.learns == Learns::InBackward || weight(p) != dtype {
             refused = Some(OTHER);
         }
-        if learns(p, optimizer) {
+        if optimizer.learns(p) {
             let (section, first, rows) = outline.take(p);
             if !extend(&mut ranges, optimizer, (p.group, section), [first, rows]) {
                 refused = Some(TOO_MANY);
@@ -459,7 +455,6 @@ impl Shared {
             self.reduce(device, control, false)?;
         }
         self.norm(device, control.results)?;
-        let Control { settings, results, .. } = *control;
         for section in self.sections.all() {
             let (share, begins) = (self.share(section), self.share(section).own(0, self.sections.len(section)).start);
             for range in self.ranges(section) {
@@ -468,19 +463,14 @@ impl Shared {
                 if rows == 0 {
                     continue;
                 }
-                let (here, recipe) =
-                    (|table: Table| table.rows(section, first - begins, rows), optimizer.of(range.group));
-                let moved = Moved {
+                let here = |table: Table| table.rows(section, first - begins, rows);
+                let of = Rows {
                     weight: self.weights.rows(section, first, rows),
                     remainder: self.masters.map(here),
                     gradient: self.sum(section, first - begins, rows),
-                    settings,
-                    results,
-                    group: range.group,
-                    rate: recipe.rate,
-                    decay: recipe.decay,
+                    states: self.states.map(here),
                 };
-                recipe.rule.emit(device, moved, self.states.map(here))?;
+                optimizer.emit(device, control, range.group, of)?;
             }
         }
         if self.ranks.count == 1 {

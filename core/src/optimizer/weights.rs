@@ -3,11 +3,11 @@
 
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
 use super::rule::STATES;
-use super::{Group, Learns, Optimizer};
+use super::{Group, Optimizer, Rows};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Layout, Ledger, Region, Role, Slot, Space, Stacked};
 use crate::model::{Control, Parameter, Parameters};
-use crate::ops::{Moved, SquaredNorm};
+use crate::ops::SquaredNorm;
 
 /// Neighbouring parameters that one operation moves: rows of [`Layout::GRAIN`] elements. Small, because a chip carries it on
 /// its stack: the types of all but the weight are those of all ranges, and every region has the same rows.
@@ -50,7 +50,7 @@ impl<'o> Ranges<'o> {
 
     /// The range of the next parameter, whose weight is of type `weight`; none where it has no gradient.
     fn of(&mut self, p: &Parameter, weight: Dtype) -> Option<usize> {
-        if p.learns != Learns::FromGradient || !self.optimizer.of(p.group).rule.learns() {
+        if !self.optimizer.learns(p) {
             self.last = None;
             return None;
         }
@@ -175,21 +175,16 @@ impl Whole {
         if *full {
             return Err(OperationError::Unsupported(TOO_MANY));
         }
-        let Control { settings, results, .. } = *control;
-        device.emit(SquaredNorm { gradient: *gradient, results })?;
+        device.emit(SquaredNorm { gradient: *gradient, results: control.results })?;
         ranges.iter().flatten().filter(|range| range.rows > 0).try_for_each(|range| {
-            let (rows, recipe) = (range.rows, optimizer.of(range.group));
-            let moved = Moved {
+            let rows = range.rows;
+            let of = Rows {
                 weight: band(range.dtype, range.weight, rows),
                 remainder: range.remainder.map(|offset| band(Dtype::Remainder, offset, rows)),
                 gradient: band(gradient.dtype, range.gradient, rows),
-                settings,
-                results,
-                group: range.group,
-                rate: recipe.rate,
-                decay: recipe.decay,
+                states: range.states.map(|offset| band(Dtype::F32, offset, rows)),
             };
-            recipe.rule.emit(device, moved, range.states.map(|offset| band(Dtype::F32, offset, rows)))
+            optimizer.emit(device, control, range.group, of)
         })
     }
 }
