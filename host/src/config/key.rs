@@ -45,7 +45,7 @@ pub struct RunKey {
     shown: &'static str,
     resume: Resume,
     saved: Saved,
-    values: Values,
+    pub(super) values: Values,
     beside: &'static str,
     page: &'static str,
 }
@@ -224,13 +224,17 @@ impl RunKey {
 /// The table of all keys for docs/configuration.md, section by section.
 pub fn page_of_keys() -> String {
     let mut page = String::new();
-    let mut sections: Vec<_> = super::RUN_KEYS.iter().map(|key| key.section).collect();
-    sections.dedup();
-    // What is written alone comes last in its section, and behind all of them in the list.
-    for section in &sections[..6] {
+    let mut sections: Vec<&str> = Vec::new();
+    for key in super::RUN_KEYS {
+        // What is written alone is behind all of them in the list, and last in its section.
+        if !sections.contains(&key.section) {
+            sections.push(key.section);
+        }
+    }
+    for section in sections {
         page += &format!("\n### {section}\n\n| key | default | values | on resume | meaning |\n");
         page += "| --- | --- | --- | --- | --- |\n";
-        page.extend(super::RUN_KEYS.iter().filter(|key| key.section == *section).map(RunKey::row));
+        page.extend(super::RUN_KEYS.iter().filter(|key| key.section == section).map(RunKey::row));
     }
     page
 }

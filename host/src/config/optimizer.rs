@@ -8,7 +8,7 @@ use capful_core::optimizer::{Constants, Group, Learns, Optimizer, Recipe, Rule};
 use serde::{Deserialize, Serialize};
 
 use super::error::error;
-use super::{AnyFamily, Config, ConfigError, RawConfig};
+use super::{AnyFamily, Config, ConfigError, RUN_KEYS, RawConfig};
 
 /// The name of a rule of update: its place in [`Rule::NAMES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,14 +87,14 @@ pub(super) fn with_flags(groups: &Groups, flags: &[String]) -> Result<Groups, Co
     for flag in flags {
         let parts = flag.split_once('=').and_then(|(key, value)| Some((key.split_once('.')?, value)));
         let Some(((group, key), value)) = parts else {
-            return error(format!("--group {}: it is written GROUP.KEY=VALUE, as in embedding.lr=0.1", flag));
+            return error(format!("--group {flag}: it is written GROUP.KEY=VALUE, as in embedding.lr=0.1"));
         };
         let value = value.parse().map_or_else(|_| value.into(), toml::Value::Float);
         let own = all.entry(group).or_insert_with(|| toml::Table::new().into());
         own.as_table_mut().map(|own| own.insert(key.to_owned(), value));
     }
     let read = |(name, own): (String, toml::Value)| {
-        let said = |e: toml::de::Error| ConfigError(format!("--group {}: {}", name, e.message().replace('`', "")));
+        let said = |e: toml::de::Error| ConfigError(format!("--group {name}: {}", e.message().replace('`', "")));
         Ok((name.clone(), own.try_into().map_err(said)?))
     };
     all.into_iter().map(read).collect()
@@ -108,16 +108,12 @@ impl GroupConfig {
 
     /// Refuses numbers that their keys do not take.
     fn require_bounds(&self, group: &str) -> Result<(), ConfigError> {
-        let fits = |key: &str, x: f32| match key {
-            "lr" | "weight_decay" => (x.is_finite() && x >= 0.0, "a number of at least 0"),
-            "eps" => (x.is_finite() && x > 0.0, "above 0"),
-            _ => ((0.0..1.0).contains(&x), "at least 0 and below 1"),
-        };
         let all = [("lr", self.lr), ("weight_decay", self.weight_decay)].into_iter().chain(self.constants());
-        for (key, x) in all.filter_map(|(key, x)| Some((key, x?))) {
-            let (good, must) = fits(key, x);
-            if !good {
-                return error(format!("--group {group}.{key}={x}: it must be {must}"));
+        for (name, x) in all.filter_map(|(name, x)| Some((name, x?))) {
+            // A run has a key of this name, which takes the same numbers.
+            let values = RUN_KEYS.iter().find(|key| key.name == name).map(|key| key.values);
+            if let Some(values) = values.filter(|values| !values.has(x.into())) {
+                return error(format!("--group {group}.{name}={x}: it must be {}", values.shown()));
             }
         }
         Ok(())
@@ -174,9 +170,9 @@ impl Config {
             return None;
         }
         let mut line = format!("optimizer: {}", self.rule(&GroupConfig::default()).name());
+        let optimizer = self.optimizer();
         for (name, own) in &self.group {
-            let Some(group) = Group::ALL.into_iter().find(|group| group.name() == name) else { continue };
-            let optimizer = self.optimizer();
+            let Some(group) = Group::named(name) else { continue };
             let Recipe { rule, rate, decay } = *optimizer.of(group);
             line += &format!("; {name}: {}", rule.name());
             if rule.learns() {
@@ -199,8 +195,8 @@ impl Config {
             );
         }
         for (name, own) in &self.group {
-            let Some(group) = Group::ALL.into_iter().find(|group| group.name() == name) else {
-                return error(format!("--group {}: there are the groups {}", name, names(Group::ALL)));
+            let Some(group) = Group::named(name) else {
+                return error(format!("--group {name}: there are the groups {}", names(Group::ALL)));
             };
             if !there.contains(&group) {
                 return error(format!("--group {name}: this model has the groups {}", names(there)));
@@ -212,8 +208,8 @@ impl Config {
             {
                 return error(format!("--group {name}.optimizer=frozen: {why}"));
             }
-            let given = own.constants().into_iter().filter(|(_, x)| x.is_some()).map(|(key, _)| key);
-            if let Some(key) = { given }.find(|key| !rule.takes().contains(key)) {
+            let unused = |(key, x): &(&str, Option<f32>)| x.is_some() && !rule.takes().contains(key);
+            if let Some((key, _)) = own.constants().into_iter().find(unused) {
                 return error(format!("--group {name}.{key}: {} takes no {key}", rule.name()));
             }
         }
@@ -229,17 +225,15 @@ impl Config {
     /// Refuses constants that `raw` says and no rule of this run takes. The configuration of a run has all of them, those at
     /// their defaults.
     pub(super) fn require_taken(&self, raw: [Option<f32>; 4]) -> Result<(), ConfigError> {
-        let said = raw
-            .into_iter()
-            .zip(Self::CONSTANTS)
-            .filter_map(|(x, (key, usual))| Some((key, x.filter(|x| *x != usual)?)));
-        match { said }.find(|(key, _)| !self.uses(key)) {
-            Some((key, x)) => {
+        for (x, (key, usual)) in raw.into_iter().zip(Self::CONSTANTS) {
+            if let Some(x) = x.filter(|x| *x != usual && !self.uses(key)) {
                 let rule = self.optimizer.name();
-                error(format!("--{key} {x}: {rule} takes no {key}; leave it away, or name another --optimizer"))
+                return error(format!(
+                    "--{key} {x}: {rule} takes no {key}; leave it away, or name another --optimizer"
+                ));
             }
-            None => Ok(()),
         }
+        Ok(())
     }
 
     /// Those that rules take, at their defaults.
