@@ -315,7 +315,7 @@ mod tests {
             ("[group.head]\noptimizer = 'frozen'", "the table that makes the logits always learns"),
             ("preset = 'llama-tiny'\n[group.embedding]\noptimizer = 'frozen'", "the table that makes the logits"),
             ("preset = 'neurogen-tiny'\n[group.matrix]\noptimizer = 'frozen'", "rule=frozen"),
-            ("[group.matrix]\nlr = -1.0", "--group matrix.lr=-1: it must be a number of at least 0"),
+            ("[group.matrix]\nlr = -1.0", "--group matrix.lr=-1: it must be at least 0"),
             ("[group.matrix]\nmomentum = 0.5", "adamw takes no momentum"),
             ("[group.matrix]\nbeta1 = 1.0", "below 1"),
         ] {
