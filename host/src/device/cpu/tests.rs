@@ -213,7 +213,7 @@ fn norms_and_their_gradients() {
                 let mut grad = |gain| AffineGrad {
                     gain,
                     out_grad: b.normal(matrix(rows, d), 1.0),
-                    gain_grad: b.target(matrix(1, d), accumulate),
+                    gain_grad: Some(b.target(matrix(1, d), accumulate)),
                     bias_grad: biased.then(|| b.target(matrix(1, d), accumulate)),
                 };
                 let (first, second) = (grad(first.gain), second.map(|s| grad(s.gain)));
@@ -221,7 +221,10 @@ fn norms_and_their_gradients() {
                 let x_grad = b.target(matrix(rows, d), add);
                 if d > 1 || add {
                     let copy = None;
-                    b.witness(NormGrad { kind, x, stats, x_grad, first, second, add, accumulate, copy }, None);
+                    let learning = NormGrad { kind, x, stats, x_grad, first, second, add, accumulate, copy };
+                    b.witness(learning, None);
+                    let fixed = |a: AffineGrad| AffineGrad { gain_grad: None, bias_grad: None, ..a };
+                    b.witness(NormGrad { first: fixed(first), second: second.map(fixed), ..learning }, None);
                 }
             }
         }
@@ -295,18 +298,8 @@ fn the_norm_of_queries_and_keys_and_its_gradient() {
         b.words = b.after(|r| r.run(&forward.into()).unwrap());
         let qkv_grad = b.normal(matrix(rows, heads.width()), 1.0);
         for accumulate in [false, true] {
-            let [query_gain_grad, key_gain_grad] = [(); 2].map(|()| b.target(matrix(1, size), accumulate));
-            let gradients = QkNormGrad {
-                qkv_grad,
-                raw,
-                stats,
-                query_gain,
-                key_gain,
-                query_gain_grad,
-                key_gain_grad,
-                heads,
-                accumulate,
-            };
+            let gain_grads = Some([(); 2].map(|()| b.target(matrix(1, size), accumulate)));
+            let gradients = QkNormGrad { qkv_grad, raw, stats, query_gain, key_gain, gain_grads, heads, accumulate };
             b.witness(gradients, None);
         }
     }

@@ -163,7 +163,7 @@ fn affine_grad(l: &mut Lay, rows: u32, d: u32, kind: NormKind, accumulate: bool)
     AffineGrad {
         gain: l.normal([1, 1, 1, d], 1.0),
         out_grad: l.normal([1, 1, rows, d], 1.0),
-        gain_grad: sum(l),
+        gain_grad: Some(sum(l)),
         bias_grad: (kind == NormKind::Layer).then(|| sum(l)),
     }
 }
@@ -202,6 +202,12 @@ fn norm_and_its_gradient() {
                 copy: None,
             });
             bench.agree(|l| norm_grad(l, kind, [rows, d], two));
+            // What gains and biases do not learn from stays as it is.
+            bench.agree(|l| {
+                let fixed = |a: AffineGrad| AffineGrad { gain_grad: None, bias_grad: None, ..a };
+                let learning = norm_grad(l, kind, [rows, d], two);
+                NormGrad { first: fixed(learning.first), second: learning.second.map(fixed), ..learning }
+            });
         }
     }
 }
@@ -254,8 +260,17 @@ fn the_norm_of_queries_and_keys_and_its_gradient() {
                 stats: l.values([1, 1, rows, normed], stats.clone()),
                 query_gain: l.normal([1, 1, 1, size], 1.0),
                 key_gain: l.normal([1, 1, 1, size], 1.0),
-                query_gain_grad: sum(l),
-                key_gain_grad: sum(l),
+                gain_grads: Some([sum(l), sum(l)]),
+                heads,
+                accumulate,
+            });
+            bench.agree(|l| QkNormGrad {
+                qkv_grad: l.normal([1, 1, rows, width], 1.0),
+                raw: l.normal([1, 1, rows, normed * size], 2.0),
+                stats: l.values([1, 1, rows, normed], stats.clone()),
+                query_gain: l.normal([1, 1, 1, size], 1.0),
+                key_gain: l.normal([1, 1, 1, size], 1.0),
+                gain_grads: None,
                 heads,
                 accumulate,
             });
