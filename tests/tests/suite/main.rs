@@ -22,6 +22,7 @@ mod import;
 mod integers;
 mod memory;
 mod mixtures;
+mod muon;
 mod neurogen;
 mod no_alloc;
 mod non_finite;

@@ -155,7 +155,7 @@ fn train<M: Machine>(
             machine.put(regions.targets, &bytes_of(targets));
             plan.model.micro_batch(machine, &plan.state, &plan.training, &stage, part == 0).expect("a micro-batch");
         }
-        plan.model.update(machine, &plan.state).expect("an update");
+        plan.model.update(machine, &plan.state, None).expect("an update");
         let results = decode(Dtype::F32, &machine.get(plan.state.control.results));
         losses.push(Results::from_slice(&results).expect("both results").loss);
     }
@@ -214,7 +214,7 @@ fn gpu(precision: Precision, stage: &MicroBatch) -> (Cuda, Plan) {
         for products in [Kind::Wide, Kind::Warming, Kind::Quantised] {
             MODEL.micro_batch(&mut meter, &draft.state, &draft.training, &MicroBatch { products, ..*stage }, true)?;
         }
-        MODEL.update(&mut meter, &draft.state)
+        MODEL.update(&mut meter, &draft.state, None)
     };
     all().expect("a plan");
     let plan = plan(MODEL, &profile, meter.scratch, stage);

@@ -11,6 +11,7 @@ mod fused;
 mod generate;
 mod head;
 pub mod kernels;
+mod matrices;
 mod messages;
 mod neurogen;
 mod operations;
