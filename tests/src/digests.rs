@@ -61,7 +61,7 @@ const fn case(name: &'static str, family: &'static str, flags: &'static str) -> 
 }
 
 /// Every family, with what changes the operations of its step.
-pub const CASES: [Case; 39] = [
+pub const CASES: [Case; 40] = [
     case("pythia", PYTHIA, ""),
     case("pythia-cheap", PYTHIA, "--recompute cheap --accumulate 2"),
     case("pythia-full", PYTHIA, "--recompute full --accumulate 3"),
@@ -97,6 +97,11 @@ pub const CASES: [Case; 39] = [
         "pythia-qk-norm",
         PYTHIA,
         "--set qk_norm=true --set head_size=6 --set rotary_pct=1.0 --set bias=feed --recompute cheap",
+    ),
+    case(
+        "llama-fixed-gains",
+        LLAMA,
+        "--set norm_gains=false --set qk_norm=true --set tied=false --recompute full --accumulate 2",
     ),
     case("neurogen", NEUROGEN, ""),
     case("neurogen-bptt", NEUROGEN, "--set rule=bptt"),

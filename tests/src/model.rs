@@ -97,6 +97,7 @@ impl Peer for Config {
                 Feed::SwiGlu => transformer::Feed::SwiGlu,
             },
             bias: Biases { qkv: self.bias.qkv, out: self.bias.output, feed: self.bias.feed },
+            norm_gains: self.norm_gains,
             qk_norm: self.qk_norm,
             rotary_dims,
             rotary_base: self.rotary_base as f32,

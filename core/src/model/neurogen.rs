@@ -303,7 +303,7 @@ impl NeuroGen {
                 first: AffineGrad {
                     gain: w.gains[i],
                     out_grad: b.normed_grad[i],
-                    gain_grad: g.gains[i],
+                    gain_grad: Some(g.gains[i]),
                     bias_grad: None,
                 },
                 second: None,

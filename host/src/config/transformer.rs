@@ -102,6 +102,8 @@ model_keys! {
         tied: bool = Values::Switch;
         /// LayerNorm or RMSNorm
         norm: Norm = Values::Word(Norm::WORDS);
+        /// whether the gains and biases of norms learn; where not, they stay 1 and 0
+        norm_gains: bool = Values::Switch;
         /// how attention and feed-forward are added
         residual: Residual = Values::Word(Residual::WORDS);
         /// the feed-forward's activation
@@ -161,6 +163,7 @@ impl TransformerConfig {
             rank: (self.rank > 0).then_some(self.rank),
             tied: self.tied,
             norm: self.norm.core(),
+            norm_gains: self.norm_gains,
             residual: self.residual.core(),
             feed: self.feed.core(),
             bias: self.bias.core(),

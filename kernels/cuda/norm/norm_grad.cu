@@ -36,7 +36,7 @@ __device__ inline void add(float* to, const float (&x)[N]) {
     }
 }
 
-// A warp a row: x_grad, and what the row adds to this warp's `sums` [outputs, columns] of the gains, where RMSNorm has them.
+// A warp a row: x_grad, and what the row adds to this warp's `sums` [outputs, columns] of the gains, where they learn and the norm is RMSNorm.
 template <class T, int N, bool RMS, int OUTPUTS, class F>
 __device__ inline void norm_grad_row(const NormGradArgs& a, u32 at, float* sums, Copier<F>& copier) {
     u64 start = (u64)at * a.columns;
@@ -61,7 +61,7 @@ __device__ inline void norm_grad_row(const NormGradArgs& a, u32 at, float* sums,
             sum += g[i];
             dot += g[i] * normal[i];
         }
-        if constexpr (RMS) {
+        if (RMS && a.sums > 0) {
 #pragma unroll
             for (int o = 0; o < OUTPUTS; o++) {
                 float part[N];
@@ -88,7 +88,7 @@ template <class T, int OUTPUTS, class F = Uncopied>
 __device__ void norm_grad_rms(const NormGradArgs& a) {
     LAUNCH_SHARED(pool, NORM_SUMS * sizeof(float));
     Copier<F> copier(a.copy);
-    u32 count = OUTPUTS * a.columns, warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    u32 count = a.sums * a.columns, warps = blockDim.x / 32, warp = threadIdx.x / 32;
     float* partial = a.partial + (u64)blockIdx.x * count;
     float* sums = a.shared ? (float*)pool + warp * count : partial;
     for (u32 i = threadIdx.x % 32; i < count; i += 32) sums[i] = 0;

@@ -14,5 +14,5 @@ struct NormGradArgs {
     u32 add, piece;
     u32 wide;                 // whether rows begin at multiples of 16 bytes
     u32 shared;               // whether the sums of all warps are in shared memory
-    u32 sums;                 // of layer_norm_grad: one more where those of x_grad are wanted
+    u32 sums;                 // 0 where gains do not learn; of layer_norm_grad one more where those of x_grad are wanted
 };

@@ -97,6 +97,7 @@ fn read(file: &Value, case: &Value) -> Case {
         head_size,
         rotary: head_size,
         bias: Biases { qkv: attention || kind == "qwen2", output: attention, feed: is("mlp_bias") },
+        norm_gains: true,
         qk_norm: kind == "qwen3",
         scaling: scaling(&model["rope_parameters"]),
         ..base

@@ -117,6 +117,8 @@ pub struct Config {
     pub feed: Feed,
     /// Which linear layers of a block have biases. The head and P have none.
     pub bias: Biases,
+    /// Whether norms have gains and biases that learn; their gradients are left out where not.
+    pub norm_gains: bool,
     /// Whether queries and keys go through an RMSNorm, head by head, before they rotate.
     pub qk_norm: bool,
     /// Dimensions of each head that rotate, an even number.
@@ -150,6 +152,7 @@ impl Config {
             residual: Residual::Parallel,
             feed: Feed::Gelu,
             bias: Biases::ALL,
+            norm_gains: true,
             qk_norm: false,
             rotary: d / heads / 4,
             rotary_base: 10_000.0,
@@ -302,6 +305,7 @@ pub fn loss_and_gradients(config: &Config, weights: &Tensors, batch: Batch<'_>) 
         gradients.insert(config.head(), Tensor::new(&[vocab, d], d_head));
         table_back(model, d_embedded, &mut gradients);
     }
+    gradients.retain(|name, _| config.norm_gains || !name.contains("norm"));
     (loss, gradients)
 }
 

@@ -21,7 +21,8 @@ fn cases() -> Vec<Config> {
 
 #[test]
 fn loss_and_every_gradient_are_the_oracles_whatever_is_computed_again() {
-    cases().into_par_iter().for_each(|config| {
+    let without_gains = cases().into_iter().map(|config| Config { norm_gains: false, ..config });
+    cases().into_iter().chain(without_gains).collect::<Vec<_>>().into_par_iter().for_each(|config| {
         let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
         let batch = Batch { inputs: &inputs, targets: &targets, length: LENGTH };
         let weights = config.formula_weights(0.4);

@@ -116,6 +116,7 @@ impl Description {
             rank,
             tied,
             norm: kind,
+            norm_gains,
             residual: branches,
             feed: forward,
             bias,
@@ -161,6 +162,8 @@ impl Description {
             s4,
             norm_eps.to_bits(),
             dialect::word(names),
+            // Reversed, so that images without this word are of models whose gains learn.
+            yes::word(&!norm_gains),
         ];
         let mut words = [0; Self::LENGTH];
         words.iter_mut().zip(used).for_each(|(to, word)| *to = word);
@@ -201,6 +204,7 @@ impl Description {
             s4,
             norm_eps,
             names,
+            fixed_gains,
             rest @ ..,
         ] = *words;
         if family != Self::FAMILY {
@@ -231,6 +235,7 @@ impl Description {
             rank: (rank > 0).then_some(rank),
             tied: yes::value(tied)?,
             norm: norm::value(normalised)?,
+            norm_gains: !yes::value(fixed_gains)?,
             residual: residual::value(branches)?,
             feed: feed::value(forward)?,
             bias: Biases { qkv: yes::value(qkv)?, out: yes::value(out)?, feed: yes::value(up)? },
@@ -313,7 +318,7 @@ mod tests {
         let llama3 = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 16 };
         let models = [
             MODEL,
-            Transformer { rank: Some(8), bias: Biases::QKV, rotary_scaling: llama3, ..MODEL },
+            Transformer { norm_gains: false, rank: Some(8), bias: Biases::QKV, rotary_scaling: llama3, ..MODEL },
             Transformer { rotary_scaling: RotaryScaling::Linear { factor: 2.0 }, bias: Biases::ATTENTION, ..MODEL },
             Transformer {
                 tied: false,

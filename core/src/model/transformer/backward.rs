@@ -88,20 +88,11 @@ impl Backward<'_> {
     fn qk_norm(&self, l: u32, qkv_grad: Region) -> Option<QkNormGrad> {
         let input = self.pass.forward.qk_input?;
         let [query_gain, key_gain] = self.pass.network.weights.qk_norm?.map(|gain| gain.at(l));
-        let [query_gain_grad, key_gain_grad] = self.learning.gradients.qk_norm?.map(|gain| gain.at(l));
+        let gain_grads = self.learning.gradients.qk_norm?.map(|gain| gain.at(l).if_any());
+        let gain_grads = gain_grads[0].zip(gain_grads[1]).map(<[Region; 2]>::from);
         let (raw, stats, heads) = (input.raw.at(l), input.stats.at(l), self.pass.model.attention_heads());
         let accumulate = self.accumulate;
-        Some(QkNormGrad {
-            qkv_grad,
-            raw,
-            stats,
-            query_gain,
-            key_gain,
-            query_gain_grad,
-            key_gain_grad,
-            heads,
-            accumulate,
-        })
+        Some(QkNormGrad { qkv_grad, raw, stats, query_gain, key_gain, gain_grads, heads, accumulate })
     }
 
     /// One output's gradients of a norm.

@@ -106,6 +106,9 @@ pub struct Transformer {
     pub tied: bool,
     /// LayerNorm, with gain and bias, or RMSNorm, with a gain.
     pub norm: NormKind,
+    /// Whether the gains and biases of norms learn, those of queries and keys too. Where they do not, gains stay 1 and biases
+    /// 0: norms without any.
+    pub norm_gains: bool,
     /// How a layer's two branches are added.
     pub residual: Residual,
     /// What the feed-forward does.
@@ -141,6 +144,7 @@ impl Transformer {
         rank: None,
         tied: false,
         norm: NormKind::Layer,
+        norm_gains: true,
         residual: Residual::Parallel,
         feed: Feed::Gelu,
         bias: Biases::ALL,

@@ -44,6 +44,7 @@ fn mixture(random: &Random, i: u64) -> Transformer {
         residual: if draw(4) { Residual::Sequential } else { Residual::Parallel },
         feed: if draw(5) { Feed::SwiGlu } else { Feed::Gelu },
         bias: Biases { qkv: draw(6), out: draw(10), feed: draw(11) },
+        norm_gains: !draw(14),
         qk_norm: draw(13),
         rotary_dims: if draw(7) { 8 } else { 4 },
         rotary_scaling: match random.below(16 * i + 12, 3) {
@@ -242,7 +243,7 @@ fn parameters_have_names_of_their_own_and_those_that_decay_come_first() {
         });
         let vectors = seen.iter().skip_while(|p| p.group.decays());
         assert!(vectors.clone().count() > 2 && vectors.into_iter().all(|p| p.group == Group::Vector));
-        assert!(seen.iter().all(|p| p.learns == Learns::FromGradient));
+        assert!(seen.iter().all(|p| p.learns == Learns::FromGradient || !model.norm_gains && p.group == Group::Vector));
     }
 }
 

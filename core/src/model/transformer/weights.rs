@@ -6,7 +6,7 @@ use crate::integer::Kind;
 use crate::memory::{Init, Region, Stacked};
 use crate::model::{Parameter, Parameters};
 use crate::ops::{Affine, AffineGrad, NormKind};
-use crate::optimizer::Group;
+use crate::optimizer::{Group, Learns};
 
 /// A linear layer's weight and bias.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,8 +41,8 @@ impl Gain {
 
     /// Its gradients, into `self`, from that of its output.
     pub(super) fn affine_grad(&self, weights: &Gain, l: u32, out_grad: Region) -> AffineGrad {
-        let bias_grad = self.bias.map(|b| b.at(l));
-        AffineGrad { gain: weights.gain.at(l), out_grad, gain_grad: self.gain.at(l), bias_grad }
+        let bias_grad = self.bias.and_then(|b| b.at(l).if_any());
+        AffineGrad { gain: weights.gain.at(l), out_grad, gain_grad: self.gain.at(l).if_any(), bias_grad }
     }
 }
 
@@ -87,8 +87,14 @@ impl Transformer {
         if self.interleaved() { [0; 3] } else { [self.mixed_width(), keys, keys] }
     }
 
+    /// A gain or bias of a norm.
+    const fn of_norm(&self, name: &'static str, layers: u32, len: u32, init: Init) -> Parameter {
+        let learns = if self.norm_gains { Learns::FromGradient } else { Learns::Never };
+        Parameter { learns, ..Parameter::vector(name, layers, len, init) }
+    }
+
     fn norm(&self, names: &Pair, layers: u32, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Gain {
-        let mut vector = |name, init| place(&Parameter::vector(name, layers, self.d_model, init));
+        let mut vector = |name, init| place(&self.of_norm(name, layers, self.d_model, init));
         let gain = vector(names[0], Init::One);
         let bias = match self.norm {
             NormKind::Layer => Some(vector(names[1], Init::Zero)),
@@ -127,7 +133,7 @@ impl Parameters for Transformer {
 
         let norm1 = self.norm(&names.norm1, layers, place);
         let norm2 = self.norm(&names.norm2, layers, place);
-        let gain = |name| Parameter::vector(name, layers, self.head_size, Init::One);
+        let gain = |name| self.of_norm(name, layers, self.head_size, Init::One);
         let qk_norm = self.qk_norm.then(|| names.qk_norm.map(|name| place(&gain(name))));
         let mut bias = |there: bool, name, len, parts| {
             let parameter = Parameter { parts, ..Parameter::vector(name, layers, len, Init::Zero) };

@@ -13,9 +13,9 @@ pub struct AffineGrad {
     pub gain: Region,
     /// [rows, d].
     pub out_grad: Region,
-    /// `[d]`.
-    pub gain_grad: Region,
-    /// `[d]`: where the output has a bias.
+    /// `[d]`: where the gain learns.
+    pub gain_grad: Option<Region>,
+    /// `[d]`: where the output has a bias, which learns.
     pub bias_grad: Option<Region>,
 }
 
@@ -24,7 +24,7 @@ impl AffineGrad {
     fn operands(&self, names: [&'static str; 4], accumulate: bool, visit: &mut dyn FnMut(Operand)) {
         visit(Operand::read(names[0], self.gain));
         visit(Operand::read(names[1], self.out_grad));
-        visit(Operand::sum(names[2], self.gain_grad, accumulate));
+        self.gain_grad.into_iter().for_each(|r| visit(Operand::sum(names[2], r, accumulate)));
         self.bias_grad.into_iter().for_each(|r| visit(Operand::sum(names[3], r, accumulate)));
     }
 }
@@ -74,7 +74,7 @@ impl Operation for NormGrad {
         for affine in [Some(self.first), self.second].into_iter().flatten() {
             self.expect(affine.out_grad.rows() == rows && affine.out_grad.columns() == d, "out_grad")?;
             self.expect(affine.gain.elements() == u64::from(d), "gain")?;
-            self.expect(affine.gain_grad.elements() == u64::from(d), "gain_grad")?;
+            self.expect(affine.gain_grad.is_none_or(|g| g.elements() == u64::from(d)), "gain_grad")?;
             self.expect(affine.bias_grad.is_none_or(|b| b.elements() == u64::from(d)), "bias_grad")?;
         }
         self.expect(self.copy.is_none_or(|c| c.fits(&self.x_grad)), "copy")
@@ -98,9 +98,9 @@ impl Operation for NormGrad {
                 ],
                 [
                     Some(self.x_grad),
-                    Some(self.first.gain_grad),
+                    self.first.gain_grad,
                     self.first.bias_grad,
-                    second.map(|s| s.gain_grad),
+                    second.and_then(|s| s.gain_grad),
                     second.and_then(|s| s.bias_grad),
                 ],
             )?;
@@ -179,10 +179,26 @@ mod tests {
             let x_grad = b.poison([1, 1, rows, d]);
             let gain_grad = b.poison([1, 1, 1, d]);
             let bias_grad = biased.then(|| b.poison([1, 1, 1, d]));
-            let first = AffineGrad { gain, out_grad, gain_grad, bias_grad };
+            let first = AffineGrad { gain, out_grad, gain_grad: Some(gain_grad), bias_grad };
             b.run(NormGrad { kind, x, stats, x_grad, first, second: None, add: false, accumulate: false, copy: None });
             b.check_gradient(forward, x, x_grad, out, out_grad);
             b.check_gradient(forward, gain, gain_grad, out, out_grad);
+            // Where gain and bias do not learn the rest is the same.
+            let first = AffineGrad { gain_grad: None, bias_grad: None, ..first };
+            let alone = b.poison([1, 1, rows, d]);
+            let op = NormGrad {
+                kind,
+                x,
+                stats,
+                x_grad: alone,
+                first,
+                second: None,
+                add: false,
+                accumulate: false,
+                copy: None,
+            };
+            b.run(op);
+            assert_eq!(b.bytes(alone), b.bytes(x_grad));
             if let (Some(bias), Some(bias_grad)) = (bias, bias_grad) {
                 b.check_gradient(forward, bias, bias_grad, out, out_grad);
             }
@@ -211,7 +227,7 @@ mod tests {
         let mut affine = |i: usize| AffineGrad {
             gain: gains[i],
             out_grad: grads[i],
-            gain_grad: b.poison([1, 1, 1, d]),
+            gain_grad: Some(b.poison([1, 1, 1, d])),
             bias_grad: Some(b.poison([1, 1, 1, d])),
         };
         let (one, two, together, with) = (affine(0), affine(1), affine(0), affine(1));
@@ -231,8 +247,8 @@ mod tests {
         b.run(alone(one, separate));
         b.run(alone(two, separate));
         b.run(NormGrad { second: Some(with), ..alone(together, joint) });
-        let bias = |of: AffineGrad| of.bias_grad.unwrap();
-        for (a, c) in [(separate, joint), (one.gain_grad, together.gain_grad), (bias(two), bias(with))] {
+        let (gain, bias) = (|of: AffineGrad| of.gain_grad.unwrap(), |of: AffineGrad| of.bias_grad.unwrap());
+        for (a, c) in [(separate, joint), (gain(one), gain(together)), (bias(two), bias(with))] {
             for i in 0..a.elements() as usize {
                 let expected = b.get(a)[i];
                 approx::assert_relative_eq!(b.get(c)[i], expected, epsilon = 1e-5, max_relative = 1e-5);

@@ -19,10 +19,8 @@ pub struct QkNormGrad {
     pub query_gain: Region,
     /// `[size]`.
     pub key_gain: Region,
-    /// `[size]`.
-    pub query_gain_grad: Region,
-    /// `[size]`.
-    pub key_gain_grad: Region,
+    /// `[size]` each: of the query gain and the key gain, where they learn.
+    pub gain_grads: Option<[Region; 2]>,
     /// The heads of a row.
     pub heads: Heads,
     /// Whether to add to the gains' gradients instead of writing over them.
@@ -38,8 +36,11 @@ impl Operation for QkNormGrad {
         visit(Operand::read("stats", self.stats).exact());
         visit(Operand::read("query_gain", self.query_gain));
         visit(Operand::read("key_gain", self.key_gain));
-        visit(Operand::sum("query_gain_grad", self.query_gain_grad, self.accumulate));
-        visit(Operand::sum("key_gain_grad", self.key_gain_grad, self.accumulate));
+        for (name, gradient) in
+            ["query_gain_grad", "key_gain_grad"].into_iter().zip(self.gain_grads.into_iter().flatten())
+        {
+            visit(Operand::sum(name, gradient, self.accumulate));
+        }
     }
 
     fn validate(&self) -> Result<(), OperationError> {
@@ -50,8 +51,7 @@ impl Operation for QkNormGrad {
         self.expect(fits(self.stats, heads.normed()), "stats")?;
         self.expect(self.query_gain.elements() == size, "query_gain")?;
         self.expect(self.key_gain.elements() == size, "key_gain")?;
-        self.expect(self.query_gain_grad.elements() == size, "query_gain_grad")?;
-        self.expect(self.key_gain_grad.elements() == size, "key_gain_grad")
+        self.expect(self.gain_grads.into_iter().flatten().all(|gradient| gradient.elements() == size), "gain_grads")
     }
 
     fn flops(&self) -> u64 {
@@ -61,7 +61,7 @@ impl Operation for QkNormGrad {
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let ([raw, stats, query_gain, key_gain], [qkv_grad, query_gain_grad, key_gain_grad]) = arena.f32s(
             [self.raw, self.stats, self.query_gain, self.key_gain].map(Some),
-            [self.qkv_grad, self.query_gain_grad, self.key_gain_grad].map(Some),
+            [Some(self.qkv_grad), self.gain_grads.map(|g| g[0]), self.gain_grads.map(|g| g[1])],
         )?;
         if !self.accumulate {
             query_gain_grad.fill(0.0);
@@ -80,7 +80,9 @@ impl Operation for QkNormGrad {
                 let mut lanes = [0.0f32; 8];
                 for (i, d) in head.iter().enumerate() {
                     lanes[i % 8] += d * gain[i] * raw[i] * scale;
-                    gain_grad[i] += d * raw[i] * scale;
+                    if let Some(sum) = gain_grad.get_mut(i) {
+                        *sum += d * raw[i] * scale;
+                    }
                 }
                 let mean = sum(&lanes) / size as f32;
                 for (i, d) in head.iter_mut().enumerate() {
@@ -120,17 +122,13 @@ mod tests {
             let start = if accumulate { &before[..] } else { &[f32::NAN; 5] };
             let gain_grads = [(); 2].map(|()| b.values([1, 1, 1, size], &start[..size as usize]));
             let [query_gain_grad, key_gain_grad] = gain_grads;
-            b.run(QkNormGrad {
-                qkv_grad,
-                raw,
-                stats,
-                query_gain,
-                key_gain,
-                query_gain_grad,
-                key_gain_grad,
-                heads,
-                accumulate,
-            });
+            let gain_grads = Some(gain_grads);
+            let learning = QkNormGrad { qkv_grad, raw, stats, query_gain, key_gain, gain_grads, heads, accumulate };
+            b.run(learning);
+            // Where the gains do not learn the rest is the same.
+            let alone = b.normal([1, 1, rows, width], 4, 1.0);
+            b.run(QkNormGrad { qkv_grad: alone, gain_grads: None, ..learning });
+            assert_eq!(b.bytes(alone), b.bytes(qkv_grad));
             // The norm is in place, so its input is put there anew each time.
             let slope = |b: &mut Bench<4096>, region: Option<Region>, i: usize| {
                 let mut project = |step: f32| {
@@ -157,7 +155,7 @@ mod tests {
                 let (slope, found) = (slope(&mut b, None, i), f64::from(b.get(qkv_grad)[i]));
                 assert!((found - slope).abs() < 2e-3 * (1.0 + slope.abs()), "element {i}: {found} against {slope}");
             }
-            for (gain, grad) in [query_gain, key_gain].into_iter().zip(gain_grads) {
+            for (gain, grad) in [query_gain, key_gain].into_iter().zip([query_gain_grad, key_gain_grad]) {
                 for (i, before) in before.into_iter().take(size as usize).enumerate() {
                     let slope = slope(&mut b, Some(gain), i) + f64::from(if accumulate { before } else { 0.0 });
                     let found = f64::from(b.get(grad)[i]);

@@ -464,7 +464,7 @@ mod tests {
             |copy| SwiGluGrad { gate_up, out_grad: out, out: None, copy: Some(copy), transposed: None, kept: None };
         let first = Affine { gain, bias: None, out: normal };
         let norm = |copy| Norm { kind, x, eps, stats, first, second: None, copy: Some(copy) };
-        let first = AffineGrad { gain, out_grad: normal, gain_grad, bias_grad: None };
+        let first = AffineGrad { gain, out_grad: normal, gain_grad: Some(gain_grad), bias_grad: None };
         let norm_grad = |copy| NormGrad {
             kind,
             x,

@@ -2,12 +2,12 @@
 
 use capful_core::device::{Device as _, Op, Operation, Profile as _};
 use capful_core::memory::{Dtype, Region, Space};
-use capful_core::ops::{AdamW, Lion, NormKind, Sgd};
+use capful_core::ops::{AdamW, Gate, Lion, NormKind, Readout, ReadoutGrad, ReadoutLayout, Sgd};
 
 use super::by_reference::BY_REFERENCE;
 use super::{Cpu, CpuProfile};
 use crate::device::Allocation;
-use crate::device::witness::{Lay, Witness, attention, norm, optimizer};
+use crate::device::witness::{Lay, Witness, attention, norm, optimizer, spiking};
 
 /// The device with each number of threads, in a precision of this type.
 struct Threads(Dtype);
@@ -80,6 +80,26 @@ fn rms_norm_with_biases() {
     for (size, add) in [([1, 1], true), ([33, 64], false), ([70, 130], true), ([2100, 5], false)] {
         Threads::new().case(|l| norm::norm(l, form, size));
         Threads::new().case(|l| norm::norm_grad(l, form, size, add));
+        Threads::new().case(|l| norm::fixed(norm::norm_grad(l, form, size, add)));
+    }
+}
+
+/// No wiring is like that: outputs that are direct and projected, and a gate by outputs that may be either.
+#[test]
+fn readouts_of_outputs_that_overlap() {
+    let layout = ReadoutLayout { first: 2, direct: 4 };
+    for shape in [[1, 2, 7, 3, 9, 4], [16, 5, 12, 4, 17, 3], [41, 3, 27, 9, 30, 20]] {
+        let moved = |gate: Option<Gate>| gate.map(|gate| Gate { first: 1, ..gate });
+        Threads::new().case(|l| {
+            let op = spiking::readout(l, shape);
+            Readout { layout, gate: moved(op.gate), ..op }
+        });
+        for feedback in [false, true] {
+            Threads::new().case(|l| {
+                let op = spiking::readout_grad(l, shape, feedback, false);
+                ReadoutGrad { layout, gate: moved(op.gate), ..op }
+            });
+        }
     }
 }
 

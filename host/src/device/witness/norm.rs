@@ -42,7 +42,7 @@ pub fn norm_grad(l: &mut Lay, Form { kind, two, biased }: Form, [rows, d]: [u32;
     let affine = |l: &mut Lay| AffineGrad {
         gain: l.normal(vector(d), 1.0),
         out_grad: l.normal(matrix(rows, d), 1.0),
-        gain_grad: l.gradient(vector(d), add),
+        gain_grad: Some(l.gradient(vector(d), add)),
         bias_grad: biased.then(|| l.gradient(vector(d), add)),
     };
     NormGrad {
@@ -56,6 +56,12 @@ pub fn norm_grad(l: &mut Lay, Form { kind, two, biased }: Form, [rows, d]: [u32;
         accumulate: add,
         copy: None,
     }
+}
+
+/// The same where gains and biases do not learn: what they would learn from stays as it is.
+pub fn fixed(grad: NormGrad) -> NormGrad {
+    let fixed = |a: AffineGrad| AffineGrad { gain_grad: None, bias_grad: None, ..a };
+    NormGrad { first: fixed(grad.first), second: grad.second.map(fixed), ..grad }
 }
 
 pub fn norm_and_its_gradient(w: &mut impl Witness) {
@@ -77,10 +83,10 @@ pub fn norm_and_its_gradient(w: &mut impl Witness) {
         for (kind, two) in [NormKind::Layer, NormKind::Rms].into_iter().flat_map(|k| [(k, false), (k, true)]) {
             let form = Form::of(kind, two);
             w.case(|l| norm(l, form, size));
-            w.case(|l| norm_grad(l, form, size, two));
-            // The other way round of small ones.
-            if size[0] * size[1] < 20_000 {
-                w.case(|l| norm_grad(l, form, size, !two));
+            // Of small ones also the other way round.
+            for add in if size[0] * size[1] < 20_000 { vec![two, !two] } else { vec![two] } {
+                w.case(|l| norm_grad(l, form, size, add));
+                w.case(|l| fixed(norm_grad(l, form, size, add)));
             }
         }
     }
@@ -114,7 +120,7 @@ pub fn the_norm_of_queries_and_keys_and_its_gradient(w: &mut impl Witness) {
                 heads,
             });
         }
-        for accumulate in [false, true] {
+        for (accumulate, learns) in [(false, true), (true, true), (false, false)] {
             let stats: Vec<f32> = (0..rows * normed).map(|i| 0.3 + 0.01 * (i % 7) as f32).collect();
             w.case(|l| QkNormGrad {
                 qkv_grad: l.normal(matrix(rows, width), 1.0),
@@ -122,8 +128,7 @@ pub fn the_norm_of_queries_and_keys_and_its_gradient(w: &mut impl Witness) {
                 stats: l.values(matrix(rows, normed), stats.clone()),
                 query_gain: l.normal(vector(size), 1.0),
                 key_gain: l.normal(vector(size), 1.0),
-                query_gain_grad: l.gradient(vector(size), accumulate),
-                key_gain_grad: l.gradient(vector(size), accumulate),
+                gain_grads: learns.then(|| [(); 2].map(|()| l.gradient(vector(size), accumulate))),
                 heads,
                 accumulate,
             });

@@ -222,6 +222,7 @@ pub fn gradients_of_neurons(w: &mut impl Witness) {
             (5, 1, 3, true, false),
             (4, 3, 1, true, true),
             (4, 1, 1, true, true),
+            (4, 2, 1, false, true),
         ] {
             for rounded in [false, true] {
                 w.case(|l| SpikeGrad {
@@ -290,7 +291,7 @@ pub fn gradients_of_synapses_sources(w: &mut impl Witness) {
 }
 
 /// Projected outputs from the fourth signal on, then the stream's.
-fn readout(l: &mut Lay, [b, t, dims, fan_out, outputs, gating]: [u32; 6]) -> Readout {
+pub fn readout(l: &mut Lay, [b, t, dims, fan_out, outputs, gating]: [u32; 6]) -> Readout {
     let gate = (gating > 0).then(|| Gate {
         weight: l.exact([1, 1, 1, dims], 1.0),
         bias: l.exact([1, 1, 1, dims], 1.0),
@@ -303,6 +304,25 @@ fn readout(l: &mut Lay, [b, t, dims, fan_out, outputs, gating]: [u32; 6]) -> Rea
         weights: l.exact([1, 1, fan_out, outputs], 1.0),
         gate,
         out: l.poison_exact([1, b, t, dims]),
+    }
+}
+
+pub fn readout_grad(l: &mut Lay, shape: [u32; 6], feedback: bool, rounded: bool) -> ReadoutGrad {
+    let Readout { signals, layout, weights, gate, out } = readout(l, shape);
+    let [_, slots, rows, streams] = signals.shape;
+    let signals_grad = [1, slots - 1, rows, streams];
+    ReadoutGrad {
+        signals,
+        layout,
+        weights,
+        gate,
+        feedback: feedback
+            .then(|| Feedback { weights: l.exact(weights.shape, 1.0), direct: l.exact([1, 1, 1, out.columns()], 1.0) }),
+        out_grad: l.exact(out.shape, 1.0),
+        signals_grad: if rounded { l.poison(signals_grad) } else { l.poison_exact(signals_grad) },
+        weight_grad: l.poison_exact(weights.shape),
+        gate_grad: gate
+            .map(|g| GateGrad { weight: l.poison_exact(g.weight.shape), bias: l.poison_exact(g.bias.shape) }),
     }
 }
 
@@ -321,28 +341,7 @@ pub fn the_readout_and_its_gradients(w: &mut impl Witness) {
             let shape = [b, t, dims, fan_out, outputs, gating];
             w.case(|l| readout(l, shape));
             for (feedback, rounded) in [(false, false), (true, false), (false, true)] {
-                w.case(|l| {
-                    let o = readout(l, shape);
-                    let [_, slots, rows, _] = o.signals.shape;
-                    let shape = [1, slots - 1, rows, b];
-                    ReadoutGrad {
-                        signals: o.signals,
-                        layout: o.layout,
-                        weights: o.weights,
-                        gate: o.gate,
-                        feedback: feedback.then(|| Feedback {
-                            weights: l.exact(o.weights.shape, 1.0),
-                            direct: l.exact([1, 1, 1, dims], 1.0),
-                        }),
-                        out_grad: l.exact(o.out.shape, 1.0),
-                        signals_grad: if rounded { l.poison(shape) } else { l.poison_exact(shape) },
-                        weight_grad: l.poison_exact(o.weights.shape),
-                        gate_grad: o.gate.map(|g| GateGrad {
-                            weight: l.poison_exact(g.weight.shape),
-                            bias: l.poison_exact(g.bias.shape),
-                        }),
-                    }
-                });
+                w.case(|l| readout_grad(l, shape, feedback, rounded));
             }
         }
     }

@@ -68,6 +68,7 @@ pub fn mixtures() -> Vec<Config> {
             residual,
             feed,
             bias,
+            norm_gains: true,
             qk_norm,
             rotary,
             rotary_base: 10_000.0,

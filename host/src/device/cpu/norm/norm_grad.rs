@@ -46,9 +46,9 @@ impl OnCpu for NormGrad {
             ],
             [
                 Some(self.x_grad),
-                Some(self.first.gain_grad),
+                self.first.gain_grad,
                 self.first.bias_grad,
-                second.map(|s| s.gain_grad),
+                second.and_then(|s| s.gain_grad),
                 second.and_then(|s| s.bias_grad),
                 Some(cpu.scratch),
             ],

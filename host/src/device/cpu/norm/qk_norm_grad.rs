@@ -33,7 +33,7 @@ impl OnCpu for QkNormGrad {
         let mut arena = Arena::new(cpu.memory.words());
         let ([raw, stats, query_gain, key_gain], [qkv_grad, query_gain_grad, key_gain_grad, scratch]) = arena.f32s(
             [self.raw, self.stats, self.query_gain, self.key_gain].map(Some),
-            [self.qkv_grad, self.query_gain_grad, self.key_gain_grad, cpu.scratch].map(Some),
+            [Some(self.qkv_grad), self.gain_grads.map(|g| g[0]), self.gain_grads.map(|g| g[1]), Some(cpu.scratch)],
         )?;
         let (heads, rows, normed) = (self.heads, block_rows(&self), self.heads.normed() as usize);
         let (size, width) = (heads.size as usize, heads.width() as usize);

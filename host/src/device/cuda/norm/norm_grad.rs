@@ -12,6 +12,9 @@ use crate::device::cuda::error::CudaError;
 use crate::device::cuda::product::product::Summed;
 use crate::device::cuda::room::norm::{norm_bytes, norm_pieces, norm_sums};
 
+/// What they ask of gains.
+const GAINS: &str = "the gains of both outputs learn, or those of none";
+
 /// Of layer_norm_grad.cu: columns of a warp's vectors, the most of them, warps of a block, rows that come to each, and
 /// bytes of the rows' moments.
 const VECTORS: u32 = 256;
@@ -48,8 +51,13 @@ impl Cuda {
     /// The same, with the sums of the columns of x's gradient where they are wanted.
     pub(crate) fn norm_grad(&mut self, o: NormGrad, summed: Option<Summed>) -> Result<(), OperationError> {
         let affines = || [Some(o.first), o.second].into_iter().flatten();
+        // Gains learn in all outputs or in none.
+        let learns = o.first.gain_grad.is_some();
+        if affines().any(|a| a.gain_grad.is_some() != learns) {
+            return Err(self.fail(CudaError::Unsupported { operation: "norm_grad", why: GAINS }));
+        }
         let (kind, copies) = match o.kind {
-            NormKind::Layer if affines().all(|a| a.bias_grad.is_some()) => ("layer", false),
+            NormKind::Layer if affines().all(|a| a.bias_grad.is_some() == learns) => ("layer", false),
             NormKind::Rms if affines().all(|a| a.bias_grad.is_none()) => ("rms", true),
             NormKind::Layer | NormKind::Rms => {
                 return Err(self.fail(CudaError::Unsupported { operation: "norm_grad", why: BIASES }));
@@ -61,10 +69,10 @@ impl Cuda {
         let (copy, format) = self.copy("norm_grad", o.copy, Dtype::E5m2)?;
         let types = affines().flat_map(|a| [a.gain, a.out_grad]).chain([o.x, o.x_grad]);
         let dtype = self.dtype("norm_grad", types)?;
-        let gradients = affines().flat_map(|a| [Some(a.gain_grad), a.bias_grad]).flatten();
+        let gradients = affines().flat_map(|a| [a.gain_grad, a.bias_grad]).flatten();
         let gradients = self.dtype("norm_grad", gradients.chain(summed.map(|summed| summed.to)))?;
         let (rows, columns, outputs) = (o.x.rows(), o.x.columns(), affines().count() as u32);
-        let (each, (piece, count)) = (norm_sums(o.kind), norm_pieces(o.kind, rows));
+        let (each, (piece, count)) = (if learns { norm_sums(o.kind) } else { 0 }, norm_pieces(o.kind, rows));
         let partial = self.pieces_at(0, norm_bytes(o.kind, [rows, outputs, columns]))?;
         let mut arguments = NormGradArgs {
             x: self.address(o.x)?,
@@ -97,9 +105,8 @@ impl Cuda {
             arguments.gain[i] = self.address(affine.gain)?;
             arguments.out_grad[i] = self.address(affine.out_grad)?;
             let sums = &mut finish.out[i * each as usize..];
-            sums[0] = self.address(affine.gain_grad)?;
-            if let Some(bias_grad) = affine.bias_grad {
-                sums[1] = self.address(bias_grad)?;
+            for (sum, gradient) in sums.iter_mut().zip([affine.gain_grad, affine.bias_grad].into_iter().flatten()) {
+                *sum = self.address(gradient)?;
             }
         }
         let NormGradArgs { x, x_grad, gain, out_grad, .. } = arguments;
@@ -108,7 +115,7 @@ impl Cuda {
         let dtype = dtype.name();
         let kernel = format!("norm_grad_{kind}{outputs}{format}_{dtype}");
         match o.kind {
-            NormKind::Layer if self.in_one_pass(o.x.dtype, &arguments) => {
+            NormKind::Layer if learns && self.in_one_pass(o.x.dtype, &arguments) => {
                 if let Some(summed) = summed {
                     let places = self.places(summed)?;
                     (finish.out[finish.sums as usize], finish.copy) = (places.to, places.copy);
@@ -123,19 +130,23 @@ impl Cuda {
             NormKind::Layer => {
                 let (piece, grid) =
                     (format!("norm_grad_piece_layer{outputs}_{dtype}"), [blocks(columns.into(), 32 * width), count, 1]);
-                self.launch("norm_grad", &piece, grid, 256, &arguments)?;
-                self.finish_columns(finish, partial.wait)?;
+                if learns {
+                    self.launch("norm_grad", &piece, grid, 256, &arguments)?;
+                    self.finish_columns(finish, partial.wait)?;
+                }
                 self.launch("norm_grad", &kernel, [blocks(rows.into(), 4), 1, 1], 128, &arguments)?;
                 return self.sum_written(o.x_grad, summed);
             }
             NormKind::Rms => {}
         }
         // As many warps as shared memory has sums for; if for none, one that keeps them where they are wanted.
-        let warps = (ROOM / (outputs * columns)).min(MOST_WARPS);
+        let warps = if learns { (ROOM / (outputs * columns)).min(MOST_WARPS) } else { MOST_WARPS };
         arguments.shared = (warps > 0).into();
-        let (threads, shared) = (32 * warps.max(1), 4 * warps * outputs * columns);
+        let (threads, shared) = (32 * warps.max(1), 4 * warps * each * columns);
         self.launch_with("norm_grad", &kernel, [count, 1, 1], threads, shared, &arguments)?;
-        self.finish_columns(finish, partial.wait)?;
+        if learns {
+            self.finish_columns(finish, partial.wait)?;
+        }
         self.sum_written(o.x_grad, summed)
     }
 }

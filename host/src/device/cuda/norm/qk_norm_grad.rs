@@ -22,7 +22,6 @@ impl OnCuda for QkNormGrad {
             return Err(cuda.fail(CudaError::Unsupported { operation: "qk_norm_grad", why }));
         }
         let dtype = cuda.dtype("qk_norm_grad", [self.qkv_grad, self.raw, self.query_gain, self.key_gain])?;
-        let gradients = cuda.dtype("qk_norm_grad", [self.query_gain_grad, self.key_gain_grad])?;
         let (piece, count) = pieces(rows);
         let partial = cuda.pieces_at(0, piece_bytes(rows, 2, size))?;
         let mut arguments = QkNormGradArgs {
@@ -39,9 +38,12 @@ impl OnCuda for QkNormGrad {
         };
         let QkNormGradArgs { qkv_grad, raw, query_gain, key_gain, .. } = arguments;
         arguments.lanes = lanes(dtype, size, &[qkv_grad, raw, query_gain, key_gain]);
+        cuda.launch("qk_norm_grad", &format!("qk_norm_grad_{}", dtype.name()), [count, 1, 1], 512, &arguments)?;
+        let Some(to) = self.gain_grads else { return Ok(()) };
+        let gradients = cuda.dtype("qk_norm_grad", to)?;
         let finish = SumsArgs {
             partial: partial.at,
-            out: [cuda.address(self.query_gain_grad)?, cuda.address(self.key_gain_grad)?, 0, 0, 0],
+            out: [cuda.address(to[0])?, cuda.address(to[1])?, 0, 0, 0],
             copy: 0,
             pieces: count,
             sums: 2,
@@ -49,7 +51,6 @@ impl OnCuda for QkNormGrad {
             accumulate: self.accumulate.into(),
             reduced: reduced(gradients),
         };
-        cuda.launch("qk_norm_grad", &format!("qk_norm_grad_{}", dtype.name()), [count, 1, 1], 512, &arguments)?;
         cuda.finish_columns(finish, partial.wait)
     }
 }

@@ -31,7 +31,7 @@ fn norm_grad(l: &mut Laid, dtype: Dtype, [rows, d]: [u32; 2], two: bool, kind: N
     let affine = |l: &mut Laid| AffineGrad {
         gain: l.take(dtype, [1, 1, 1, d]),
         out_grad: l.take(dtype, [1, 1, rows, d]),
-        gain_grad: l.take(Dtype::F32, [1, 1, 1, d]),
+        gain_grad: Some(l.take(Dtype::F32, [1, 1, 1, d])),
         bias_grad: (kind == NormKind::Layer).then(|| l.take(Dtype::F32, [1, 1, 1, d])),
     };
     NormGrad {

@@ -136,7 +136,7 @@ fn operations_copy_what_they_store() {
                 let first = AffineGrad {
                     gain: l.normal([1, 1, 1, d], 1.0),
                     out_grad: l.normal(matrix(d), 1.0),
-                    gain_grad: l.gradient([1, 1, 1, d], false),
+                    gain_grad: Some(l.gradient([1, 1, 1, d], false)),
                     bias_grad: None,
                 };
                 let grad =

@@ -27,8 +27,8 @@ fn regions_are_carried_also_in_a_graph() {
 #[test]
 fn values_that_bf16_holds_fire_alike() {
     let mut bench = Bench::new();
-    for (i, m) in spiking().into_iter().enumerate() {
-        let (block, winners) = CELLS[i % CELLS.len()];
+    let modules = spiking().into_iter().enumerate();
+    for (i, m, (block, winners)) in modules.flat_map(|(i, m)| CELLS.map(|of| (i, m, of))) {
         let build = |l: &mut Lay| spike(l, m, cell(block, winners, 0.0), true, i % 2 == 0);
         let [exact, stored] = [Precision::F32, Precision::Bf16].map(|p| bench.left(p, &build));
         assert!(exact.iter().flatten().all(|x| !x.is_nan()));
