@@ -4,7 +4,7 @@ pub mod attention;
 pub mod decoding;
 pub mod embedding;
 pub mod head;
-mod lay;
+pub mod lay;
 pub mod norm;
 pub mod optimizer;
 pub mod pointwise;
@@ -17,7 +17,7 @@ use capful_core::memory::Region;
 use capful_core::random::Random;
 use capful_core::train::Settings;
 
-pub use lay::{Lay, decode, distance, encode};
+pub use lay::Lay;
 
 /// A device beside the Reference.
 pub trait Witness {

@@ -4,7 +4,8 @@ use capful_core::device::{Device as _, Meter, Op, Operation, OperationError, Rat
 use capful_core::memory::{Dtype, Region, Space};
 
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products, Room, require};
-use crate::device::witness::{Lay, Witness, decode};
+use crate::device::witness::lay::decode;
+use crate::device::witness::{Lay, Witness};
 
 /// Bytes of the arena for operands, and of the scratch behind them.
 const OPERANDS: u64 = 8 << 20;

@@ -10,7 +10,7 @@ use capful_core::random::Random;
 use super::bench::{open, replay, share};
 use crate::device::cuda::Cuda;
 use crate::device::cuda::product::column_sums::{copied_before, made_before, made_by};
-use crate::device::witness::{decode, encode};
+use crate::device::witness::lay::{decode, encode};
 
 /// What is set on a device before its program runs.
 type Change = fn(&mut Cuda);

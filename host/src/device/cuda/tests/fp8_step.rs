@@ -12,7 +12,7 @@ use capful_core::train::{Results, Settings};
 use super::bench::{Bench, open_with};
 use super::step;
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
-use crate::device::witness::{decode, encode};
+use crate::device::witness::lay::{decode, encode};
 
 const MODEL: Transformer = Transformer {
     layers: 2,

@@ -7,7 +7,7 @@ use capful_core::random::Random;
 
 use super::bench::open;
 use crate::device::cuda::{Cuda, OnCuda};
-use crate::device::witness::encode;
+use crate::device::witness::lay::encode;
 
 /// Regions laid one behind the other.
 struct Laid(u64);

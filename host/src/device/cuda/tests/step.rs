@@ -12,7 +12,7 @@ use capful_core::train::{Ranks, Results, Settings};
 
 use super::bench::{open_with, replay};
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
-use crate::device::witness::{decode, distance, encode};
+use crate::device::witness::lay::{decode, distance, encode};
 
 pub(super) const PYTHIA: Transformer = Transformer {
     layers: 2,

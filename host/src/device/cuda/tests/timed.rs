@@ -5,7 +5,7 @@ use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{Carry, Gelu};
 
 use super::bench::open;
-use crate::device::witness::encode;
+use crate::device::witness::lay::encode;
 
 #[test]
 fn a_timed_replay_computes_what_the_operations_do_and_times_each() {

@@ -10,7 +10,7 @@ use super::bench::open_with;
 use super::step::{PYTHIA, QWEN, YXANUL, first_values};
 use crate::device::cuda::decoding::token::ordered;
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
-use crate::device::witness::{decode, distance, encode};
+use crate::device::witness::lay::{decode, distance, encode};
 
 struct Plan {
     entries: Vec<Entry>,

@@ -7,7 +7,7 @@ use capful_core::ops::{Epilogue, Heads, Linear, Rotary, Rotate};
 use super::bench::{apart, open_with, replay};
 use crate::device::cuda::product::tuning::noise;
 use crate::device::cuda::{Choice, Cuda, Products};
-use crate::device::witness::{decode, encode};
+use crate::device::witness::lay::{decode, encode};
 
 const ROWS: u32 = 5;
 const INPUTS: u32 = 301;
