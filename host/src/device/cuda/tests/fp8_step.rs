@@ -9,9 +9,10 @@ use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
 use capful_core::train::{Results, Settings};
 
-use super::bench::{Bench, decode, encode, open_with};
+use super::bench::{Bench, open_with};
 use super::step;
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
+use crate::device::witness::lay::{decode, encode};
 
 const MODEL: Transformer = Transformer {
     layers: 2,

@@ -22,3 +22,8 @@ mod step;
 mod timed;
 mod token;
 mod tuning;
+
+/// The cases that are every device's.
+mod witness {
+    crate::device::witness::tests!(crate::device::cuda::tests::bench::Bench);
+}

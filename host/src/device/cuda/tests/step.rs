@@ -10,8 +10,9 @@ use capful_core::random::Random;
 use capful_core::remainder;
 use capful_core::train::{Ranks, Results, Settings};
 
-use super::bench::{decode, distance, encode, open_with, replay};
+use super::bench::{open_with, replay};
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
+use crate::device::witness::lay::{decode, distance, encode};
 
 pub(super) const PYTHIA: Transformer = Transformer {
     layers: 2,
