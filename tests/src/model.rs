@@ -116,6 +116,7 @@ impl Peer for Config {
                 Names::GptNeox => Dialect::GptNeox,
                 Names::Llama => Dialect::Llama,
             },
+            first: transformer::FirstValues::Published,
         })
     }
 }

@@ -28,6 +28,16 @@ words! {
 }
 
 words! {
+    /// How first values are drawn.
+    FirstValues => transformer::FirstValues {
+        /// As the models were published.
+        Published "published" => transformer::FirstValues::Published;
+        /// What is added to the residual stream, and an untied head, begin at 0.
+        ZeroOutputs "zero-outputs" => transformer::FirstValues::ZeroOutputs;
+    }
+}
+
+words! {
     /// What a feed-forward does.
     Feed => transformer::Feed {
         /// The exact GELU.
@@ -126,6 +136,8 @@ model_keys! {
         rotary_high: f32 = Values::Positive;
         /// positions of the context before llama3 stretched it
         rotary_original: u32 = SIZE;
+        /// how first values are drawn
+        init: FirstValues = Values::Word(FirstValues::WORDS);
         /// added to the variance or mean square in norms
         norm_eps: f32 = Values::Positive;
     }
@@ -182,6 +194,7 @@ impl TransformerConfig {
             },
             norm_eps: self.norm_eps,
             dialect,
+            first: self.init.core(),
         }
     }
 }

@@ -5,7 +5,7 @@ use super::{Described, LARGEST, choice, yes};
 use crate::device::{Device, InIntegers, OperationError, Single};
 use crate::integer::Integer;
 use crate::memory::{Ledger, Region};
-use crate::model::transformer::{Biases, Decoding, Dialect, Feed, Network, Residual};
+use crate::model::transformer::{Biases, Decoding, Dialect, Feed, FirstValues, Network, Residual};
 use crate::model::{Family as _, ModelError, Transformer};
 use crate::ops::{Kind, NormKind, Pattern, RotaryScaling};
 
@@ -69,6 +69,10 @@ choice!(residual: Residual {
     1 => Residual::Parallel, Residual::Parallel;
 });
 choice!(feed: Feed { 0 => Feed::Gelu, Feed::Gelu; 1 => Feed::SwiGlu, Feed::SwiGlu; });
+choice!(first: FirstValues {
+    0 => FirstValues::Published, FirstValues::Published;
+    1 => FirstValues::ZeroOutputs, FirstValues::ZeroOutputs;
+});
 choice!(dialect: Dialect { 0 => Dialect::GptNeox, Dialect::GptNeox; 1 => Dialect::Llama, Dialect::Llama; });
 
 fn scaling_words(scaling: &RotaryScaling) -> [u32; 5] {
@@ -126,6 +130,7 @@ impl Description {
             rotary_scaling,
             norm_eps,
             dialect: names,
+            first: begins,
         } = model;
         let [s0, s1, s2, s3, s4] = scaling_words(rotary_scaling);
         let Biases { qkv, out, feed: up } = bias;
@@ -164,6 +169,7 @@ impl Description {
             dialect::word(names),
             // Reversed, so that images without this word are of models whose gains learn.
             yes::word(&!norm_gains),
+            first::word(begins),
         ];
         let mut words = [0; Self::LENGTH];
         words.iter_mut().zip(used).for_each(|(to, word)| *to = word);
@@ -205,6 +211,7 @@ impl Description {
             norm_eps,
             names,
             fixed_gains,
+            begins,
             rest @ ..,
         ] = *words;
         if family != Self::FAMILY {
@@ -245,6 +252,7 @@ impl Description {
             rotary_scaling: scaling([s0, s1, s2, s3, s4])?,
             norm_eps: f32::from_bits(norm_eps),
             dialect: dialect::value(names)?,
+            first: first::value(begins)?,
         };
         model.validate().map_err(|error: ModelError| ImageError::Model(error))?;
         let pattern = Pattern { kind: pattern::value(kind)?, block, window, stride };
@@ -318,7 +326,14 @@ mod tests {
         let llama3 = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 16 };
         let models = [
             MODEL,
-            Transformer { norm_gains: false, rank: Some(8), bias: Biases::QKV, rotary_scaling: llama3, ..MODEL },
+            Transformer {
+                norm_gains: false,
+                first: FirstValues::ZeroOutputs,
+                rank: Some(8),
+                bias: Biases::QKV,
+                rotary_scaling: llama3,
+                ..MODEL
+            },
             Transformer { rotary_scaling: RotaryScaling::Linear { factor: 2.0 }, bias: Biases::ATTENTION, ..MODEL },
             Transformer {
                 tied: false,

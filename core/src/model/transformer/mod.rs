@@ -38,6 +38,16 @@ pub enum Residual {
     Parallel,
 }
 
+/// How first values are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FirstValues {
+    /// As the models were published whose names the tensors have: see [`Dialect`].
+    Published,
+    /// What is added to the residual stream begins at 0, so that every layer begins as the identity, and so does an untied head.
+    /// An untied embedding has deviation 1, every other matrix 0.58 / √d_model (as in modded-nanogpt, Jordan et al. 2024).
+    ZeroOutputs,
+}
+
 /// What a feed-forward does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feed {
@@ -126,8 +136,10 @@ pub struct Transformer {
     pub rotary_scaling: RotaryScaling,
     /// Added to the variance, or mean square, in norms.
     pub norm_eps: f32,
-    /// How tensors are named, and the first values that go with it.
+    /// How tensors are named, and the first values that were published with it.
     pub dialect: Dialect,
+    /// How first values are drawn.
+    pub first: FirstValues,
 }
 
 impl Transformer {
@@ -154,6 +166,7 @@ impl Transformer {
         rotary_scaling: RotaryScaling::None,
         norm_eps: 1e-5,
         dialect: Dialect::GptNeox,
+        first: FirstValues::Published,
     };
     /// The parts of a Llama (Touvron et al. 2023) whose embedding is tied, without sizes. A Yxanul has a rank besides.
     pub const LLAMA: Transformer = Transformer {

@@ -1,7 +1,7 @@
 //! The list of a transformer's parameters.
 
 use super::names::Pair;
-use super::{Feed, Transformer};
+use super::{Feed, FirstValues, Transformer};
 use crate::integer::Kind;
 use crate::memory::{Init, Region, Stacked};
 use crate::model::{Parameter, Parameters};
@@ -80,11 +80,32 @@ impl Weights {
     }
 }
 
+/// First values: of most matrices, of those whose product is added to the residual stream, of the embedding, of a head.
+struct Values {
+    matrix: Init,
+    residual: Init,
+    embedding: Init,
+    head: Init,
+}
+
 impl Transformer {
     /// Rows of queries, keys and values where they are tensors of their own.
     const fn qkv_parts(&self) -> [u32; 3] {
         let keys = self.kv_heads * self.head_size;
         if self.interleaved() { [0; 3] } else { [self.mixed_width(), keys, keys] }
+    }
+
+    fn first_values(&self) -> Values {
+        let [small, residual] = self.dialect.deviations(self.d_model, self.layers).map(Init::Normal);
+        match self.first {
+            FirstValues::Published => Values { matrix: small, residual, embedding: small, head: small },
+            FirstValues::ZeroOutputs => {
+                let matrix = Init::Normal(0.58 / libm::sqrtf(self.d_model as f32));
+                // A tied table makes logits too.
+                let embedding = if self.tied { small } else { Init::Normal(1.0) };
+                Values { matrix, residual: Init::Zero, embedding, head: Init::Zero }
+            }
+        }
     }
 
     /// A gain or bias of a norm.
@@ -109,7 +130,7 @@ impl Parameters for Transformer {
 
     fn parameters(&self, place: &mut dyn FnMut(&Parameter) -> Stacked) -> Weights {
         let (d, ff, layers) = (self.d_model, self.d_ff, self.layers);
-        let (names, [small, residual]) = (self.dialect.names(), self.dialect.deviations(d, layers).map(Init::Normal));
+        let (names, Values { matrix: small, residual, embedding, head }) = (self.dialect.names(), self.first_values());
         let qkv_names = if self.interleaved() { &names.fused } else { &names.qkv };
         let (up_names, up_parts) = match self.feed {
             Feed::Gelu => (&names.up, [0; 3]),
@@ -125,13 +146,13 @@ impl Parameters for Transformer {
             place(&Parameter { parts, turns, kind, group, ..Parameter::matrix(name, layers, shape, init) })
         };
         let name = if self.rank.is_some() { names.factors[0] } else { names.embed };
-        let embed = matrix(name, 1, [rows, self.rank.unwrap_or(d)], small, ids, Group::Embedding).first;
+        let embed = matrix(name, 1, [rows, self.rank.unwrap_or(d)], embedding, ids, Group::Embedding).first;
         let factor = self.rank.map(|rank| matrix(names.factors[1], 1, [d, rank], small, [0; 3], Group::Matrix).first);
         let qkv = matrix(qkv_names[0], layers, [self.qkv_width(), d], small, qkv_parts, Group::Matrix);
         let out = matrix(names.out[0], layers, [d, self.mixed_width()], residual, [0; 3], Group::Matrix);
         let up = matrix(up_names[0], layers, [self.up_width(), d], small, up_parts, Group::Matrix);
         let down = matrix(names.down[0], layers, [d, ff], residual, [0; 3], Group::Matrix);
-        let untied = (!self.tied).then(|| matrix(names.head, 1, [rows, d], small, ids, Group::Head).first);
+        let untied = (!self.tied).then(|| matrix(names.head, 1, [rows, d], head, ids, Group::Head).first);
 
         let norm1 = self.norm(&names.norm1, layers, place);
         let norm2 = self.norm(&names.norm2, layers, place);
