@@ -45,17 +45,22 @@ __device__ inline void tile_of(u32& row, u32& column, u32 across) {
     }
 }
 
+// What is written of a sum; `added` is the element of X, or of S for the polynomial, in its place.
+template <Kind KIND>
+__device__ inline float combined(const OrthogonaliseArgs& a, float added, float sum, float scale) {
+    if constexpr (KIND == GRAM) return scale * scale * sum;
+    if constexpr (KIND == POLYNOMIAL) return a.add * added + a.factor * sum;
+    return scale * (a.add * added + sum);
+}
+
 // Writes a sum of this block's matrix and, of a symmetric product, its mirror image.
 template <class T, Kind KIND>
 __device__ inline void write_sum(const OrthogonaliseArgs& a, u32 row, u32 column, float sum, float scale) {
     u32 columns = KIND == APPLY ? a.n : a.m;
     if (row >= a.m || column >= columns) return;
     u64 start = (u64)blockIdx.y * a.m * columns, at = start + (u64)row * columns + column;
-    float value;
-    if constexpr (KIND == GRAM) value = scale * scale * sum;
-    if constexpr (KIND == POLYNOMIAL) value = a.add * load(((const T*)a.x)[at]) + a.factor * sum;
-    if constexpr (KIND == APPLY) value = scale * (a.add * load(((const T*)a.x)[at]) + sum);
-    T rounded = store<T>(value);
+    float added = KIND == GRAM ? 0.0f : load(((const T*)a.x)[at]);
+    T rounded = store<T>(combined<KIND>(a, added, sum, scale));
     ((T*)a.out)[at] = rounded;
     if constexpr (KIND != APPLY) ((T*)a.out)[start + (u64)column * columns + row] = rounded;
 }

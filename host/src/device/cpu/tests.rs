@@ -84,6 +84,13 @@ fn rms_norm_with_biases() {
     }
 }
 
+#[test]
+fn matrices_are_orthogonalised() {
+    for sides in optimizer::SIDES {
+        Threads::new().case(|l| optimizer::orthogonalise(l, sides));
+    }
+}
+
 /// No wiring is like that: outputs that are direct and projected, and a gate by outputs that may be either.
 #[test]
 fn readouts_of_outputs_that_overlap() {

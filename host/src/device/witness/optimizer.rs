@@ -1,7 +1,10 @@
 //! Norms of gradients, and updates of parameters.
 
 use capful_core::memory::{Dtype, Sections};
-use capful_core::ops::{AdamW, EmbedUpdate, FactoredUpdate, Lion, Moved, PieceNorms, Sgd, SquaredNorm, SumNorms};
+use capful_core::ops::{
+    AdamW, Cut, EmbedUpdate, FactoredUpdate, Lion, MatrixMomentum, MatrixMove, Moved, Orthogonalise, PieceNorms, Sgd,
+    SquaredNorm, SumNorms,
+};
 use capful_core::optimizer::Group;
 use capful_core::random::Random;
 
@@ -144,5 +147,61 @@ pub fn an_embedding_is_updated_where_it_was_used(w: &mut impl Witness) {
                 }
             });
         }
+    }
+}
+
+/// Wide, square and tall ones, three in turn, some below others, sides that no tile divides.
+fn cuts() -> Vec<Cut> {
+    let cut = |layers, parts, [rows, columns]: [u32; 2], [first, step, run, period]: [u32; 4], of_layer: u32| {
+        let layer = (u64::from(of_layer) * u64::from(columns)).next_multiple_of(128);
+        Cut { layers, layer, parts, rows, columns, first, step, run, period }
+    };
+    vec![
+        cut(1, 1, [1, 1], [0, 1, 1, 1], 1),
+        cut(2, 3, [24, 40], [0, 8, 8, 24], 72),
+        cut(1, 1, [200, 72], [0, 200, 200, 200], 200),
+        cut(3, 2, [65, 130], [33, 65, 65, 65], 163),
+        cut(1, 2, [130, 67], [0, 130, 130, 130], 260),
+    ]
+}
+
+pub fn matrices_are_gathered_and_moved(w: &mut impl Witness) {
+    for cut in cuts() {
+        let (table, [m, n]) = (vector(cut.elements() as u32), cut.wide());
+        let (wide, group) = ([1, cut.count(), m, n], Group::Matrix);
+        let values = normal(cut.elements() as u32);
+        for squared_norm in [25.0, f32::NAN] {
+            w.case(|l| MatrixMomentum {
+                gradient: l.gradient(table, true),
+                momentum: l.exact(table, 1.0),
+                out: l.poison(wide),
+                settings: control(l, 0.5)[0],
+                results: l.results(1.0, squared_norm),
+                group,
+                cut,
+            });
+            for (cautious, split) in [(false, false), (true, true)] {
+                w.case(|l| {
+                    let weight = l.kept(table, values.clone());
+                    let (x, settings) = (l.normal(wide, 1.0), control(l, 0.5)[0]);
+                    let results = l.results(1.0, squared_norm);
+                    let remainder = if split { l.remainders(table, &values) } else { None };
+                    let (rate, decay) = (3.0, 0.5);
+                    MatrixMove { weight, remainder, x, settings, results, group, cut, rate, decay, cautious }
+                });
+            }
+        }
+    }
+}
+
+/// Matrices to be orthogonalised: how many, and their sides.
+pub const SIDES: [[u32; 3]; 6] = [[1, 1, 1], [3, 8, 8], [2, 40, 72], [2, 136, 264], [1, 67, 130], [1, 64, 1000]];
+
+pub fn orthogonalise(l: &mut Lay, [count, m, n]: [u32; 3]) -> Orthogonalise {
+    Orthogonalise {
+        x: l.spent([1, count, m, n], 1e-3),
+        out: l.poison([1, count, m, n]),
+        gram: l.left([1, count, m, m], None),
+        polynomial: l.left([1, count, m, m], None),
     }
 }

@@ -12,6 +12,8 @@ use crate::device::cuda::room::optimizer::NORM_PIECES;
 /// Of orthogonalise.cu and of orthogonalise_tensor.cu: the side of a tile.
 const SIDE: u32 = 64;
 const TENSOR_SIDE: u32 = 128;
+/// Threads of a block of the latter.
+const TENSOR_THREADS: u32 = 128;
 /// Shared memory of a block of the latter.
 const SHARED: u32 = 4 * 2 * 2 * 128 * 40;
 /// The latter's sides are multiples of this.
@@ -55,7 +57,7 @@ impl OnCuda for Orthogonalise {
                 let grid = [tiles, matrices, 1];
                 if tensor {
                     let kernel = format!("orthogonalise_tensor_{name}");
-                    cuda.launch_with("orthogonalise_tensor", &kernel, grid, 256, SHARED, &arguments)?;
+                    cuda.launch_with("orthogonalise_tensor", &kernel, grid, TENSOR_THREADS, SHARED, &arguments)?;
                 } else {
                     let kernel = format!("orthogonalise_{name}_{}", dtype.name());
                     cuda.launch("orthogonalise", &kernel, grid, 256, &arguments)?;
