@@ -3,7 +3,6 @@
 use capful_core::integer::Integer;
 use capful_core::model::{self, Activation, Capability, MicroBatch, Products};
 use capful_core::ops::Pattern;
-use capful_core::train;
 
 use super::error::error;
 use super::model::model;
@@ -147,6 +146,7 @@ impl Config {
         self.device()?;
         self.family().validate()?;
         self.validate_stages()?;
+        self.validate_schedule()?;
         self.family().validate_micro_batch(&self.micro_batch())?;
         let (recompute, there) = (self.recompute, self.family().recomputable());
         let level = Recompute::LEVELS.iter().any(|(_, level)| *level == recompute);
@@ -329,17 +329,6 @@ impl Config {
     /// Tokens of a step; with stages of the last.
     pub fn tokens_per_step(&self) -> u64 {
         u64::from(self.batch_size) * u64::from(self.seq_len) * u64::from(self.accumulate)
-    }
-
-    /// The learning rate's course.
-    pub fn lr_schedule(&self) -> train::Schedule {
-        train::Schedule {
-            shape: self.schedule.core(),
-            peak: self.lr,
-            end: self.lr_end,
-            warmup: self.warmup,
-            steps: self.steps,
-        }
     }
 }
 

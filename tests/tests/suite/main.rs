@@ -32,6 +32,7 @@ mod ranks;
 mod resume;
 mod runs;
 mod saved;
+mod schedule;
 mod screen;
 mod tokenizers;
 mod validation;
