@@ -178,6 +178,13 @@ keys! {
             save_minutes: f64 = 10.0, flag("N").later().neutral().within(Values::NotNegative);
             /// Checkpoints to keep
             keep: u32 = 2, flag("N").neutral().within(AT_LEAST_1);
+            /// Keeps the checkpoint of the lowest validation loss too, beside the last ones; needs --eval-every
+            keep_best: bool = false, switch().quiet().neutral()
+                .page("The checkpoint of the lowest validation loss is kept too, beside the last ones, see the \
+                       [guide](guide.md#the-best-checkpoint)");
+            /// Ends the run after so many evaluations in a row without a lower validation loss; 0 for never
+            patience: u32 = 0, flag("N").quiet().neutral()
+                .page("Evaluations in a row without a lower validation loss after which the run ends; 0 for never");
         }
     }
     written alone {

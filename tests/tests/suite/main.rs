@@ -3,6 +3,7 @@
 //! One program, because each links everything again. Tests that count allocations have programs of their own.
 
 mod bad_input;
+mod best;
 mod chat;
 mod chip;
 mod cuda;
