@@ -11,7 +11,7 @@ use super::Session;
 use super::checkpoint::{self, TrainerState};
 use super::directory;
 use super::evaluate::{Evaluator, Score};
-use super::evaluations::{Evaluation, Evaluations};
+use super::evaluations::{Evaluation, Evaluations, ROSE};
 use super::gauges::Gauges;
 use super::metrics::{EvalMetrics, Metrics, StepMetrics};
 use super::origin::Origin;
@@ -386,6 +386,7 @@ impl<'a> Trainer<'a> {
         progress.done(step);
         let (loss, norm) = (f64::from(results.loss), f64::from(results.squared_norm).sqrt());
         self.passed_over(step, loss, norm)?;
+        self.state.evaluations.iter_mut().for_each(|evaluations| evaluations.train(loss));
         if let Err(e) = self.keep_config() {
             self.lose_file(e)?;
         }
@@ -452,29 +453,37 @@ impl<'a> Trainer<'a> {
     fn evaluate(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<Option<Score>, TrainError> {
         let score = self.evaluator.score(&mut self.session, self.validation, &self.stop);
         let Some(score) = score.map_err(|e| self.failed_here(e))? else { return Ok(None) };
+        let (step, val_loss) = (self.state.step, score.loss());
+        if !val_loss.is_finite() {
+            // The update after the last finite training loss ruined the weights: no checkpoint of them is kept.
+            self.writer.withdraw();
+            return Err(self.failed(format!("step {step}: the validation loss is {val_loss}; lower --lr")));
+        }
+        let known = self.state.evaluations;
+        let train_loss = known.and_then(|evaluations| evaluations.train_loss());
+        let (due, sound) = (self.evaluation_is_due(), self.in_a_row == 0);
+        if let Some(evaluations) = self.state.evaluations.as_mut().filter(|_| sound && (due || self.config.keep_best)) {
+            evaluations.add(step, val_loss, due);
+        }
+        let rose = self.state.evaluations.map_or(0, |evaluations| evaluations.rose);
         let metrics = EvalMetrics {
-            step: self.state.step,
-            val_loss: score.loss(),
+            step,
+            val_loss,
             val_loss_se: score.standard_error(),
             val_tokens: score.tokens,
             val_bits_per_byte: score.bits_a_byte(self.restores),
+            train_loss,
+            rose,
         };
-        if !metrics.val_loss.is_finite() {
-            // The update after the last finite training loss ruined the weights: no checkpoint of them is kept.
-            self.writer.withdraw();
-            let step = self.state.step;
-            return Err(self.failed(format!("step {step}: the validation loss is {}; lower --lr", metrics.val_loss)));
-        }
         let written = self.metrics.as_mut().map_or(Ok(()), |to| to.evaluation(&metrics)).map_err(|e| e.to_string());
         let written = self.lost.take().map_or(written, Err);
         together::together(self.peers.as_ref(), written, String::clone, |elsewhere| elsewhere.what)
             .map_err(|e| self.failed(e))?;
         observer.evaluation(&metrics);
-        progress.evaluation(metrics.val_loss);
-        let (step, due, sound) = (self.state.step, self.evaluation_is_due(), self.in_a_row == 0);
-        if let Some(evaluations) = self.state.evaluations.as_mut().filter(|_| sound && (due || self.config.keep_best)) {
-            evaluations.add(step, metrics.val_loss, due);
-        }
+        // Once: not where the same step is evaluated again.
+        let opened = rose == ROSE && known.is_some_and(|known| known.rose != rose);
+        let lowest = self.state.evaluations.and_then(|evaluations| evaluations.best);
+        progress.evaluation(&metrics, lowest.filter(|_| opened));
         self.scored = Some((step, score));
         Ok(Some(score))
     }

@@ -211,6 +211,64 @@ fn a_resumed_run_knows_the_best_and_how_long_it_waited() {
     assert_eq!(checkpoints(&run)[0], lowest(&after).0);
 }
 
+/// The mean of the training losses before each evaluation is beside it, and the line comes once.
+#[test]
+fn the_gap_to_validation_is_shown_and_where_it_opens_a_line_says_so() {
+    let dir = directory();
+    let dir = dir.path();
+    texts(dir);
+    let line = line().replace("--log-every 5", "--log-every 1");
+    let told = host(dir, &format!("{line} --keep 99 --save-every 5 --out run")).ok();
+    let text = fs::read_to_string(dir.join("run/metrics.jsonl")).unwrap();
+    let (mut losses, mut before, mut in_a_row) = (Vec::new(), None::<(f64, f64)>, 0);
+    let mut opened = Vec::new();
+    let mut known = Vec::new();
+    for line in text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        if let Some(loss) = line["loss"].as_f64() {
+            losses.push(loss);
+            continue;
+        }
+        let (val, train) = (line["val_loss"].as_f64().unwrap(), losses.iter().sum::<f64>() / losses.len() as f64);
+        assert!((line["train_loss"].as_f64().unwrap() - train).abs() < 2e-6, "{line}: {train}");
+        losses.clear();
+        in_a_row = match before {
+            Some((before_val, before_train)) if val > before_val && train < before_train => in_a_row + 1,
+            _ => 0,
+        };
+        assert_eq!(line["rose"].as_u64().unwrap_or(0), in_a_row, "{line}");
+        let step = line["step"].as_u64().unwrap();
+        if in_a_row == 3 {
+            opened.push(step);
+        }
+        known.push((step, val, train));
+        before = Some((val, train));
+    }
+    for (step, val, train) in &known {
+        let shown = format!("step {step}/60  loss {train:.3}  val {val:.3}  gap {:+.3}", val - train);
+        assert!(told.err.contains(&shown), "no '{shown}' in\n{}", told.err);
+    }
+    let (step, loss) = lowest(&evaluations(&dir.join("run")));
+    let opens = "the validation loss rose in 3 evaluations in a row while the training loss fell";
+    assert_eq!(opened.len(), 1, "{known:?}");
+    let says = format!("step {}: {opens}; it was lowest, {loss:.4}, after step {step}\n", opened[0]);
+    assert_eq!((told.err.matches(opens).count(), told.err.matches(&says).count()), (1, 1), "{}", told.err);
+
+    // A run that was cut off before that says the same.
+    for later in checkpoints(&dir.join("run")).into_iter().filter(|later| *later >= opened[0]) {
+        fs::remove_dir_all(dir.join("run").join(at(later))).unwrap();
+    }
+    let again = host(dir, "train --resume --out run").ok();
+    assert_eq!(again.err.matches(&says).count(), 1, "{}", again.err);
+    let evaluated =
+        |text: &str| text.lines().filter(|line| line.contains("val_loss")).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(evaluated(&fs::read_to_string(dir.join("run/metrics.jsonl")).unwrap()), evaluated(&text));
+    // Behind it nothing more is said.
+    assert!(!host(dir, "train --resume --out run").ok().err.contains(opens));
+    // Where nothing is evaluated on the way, no training loss is beside the evaluation at the end.
+    let alone = host(dir, &format!("{} --json --out alone", line.replace("--eval-every 5", "--eval-every 0"))).ok();
+    assert!(!alone.out.contains("train_loss"), "{}", alone.out);
+}
+
 #[test]
 fn what_needs_evaluations_or_a_best_is_refused_in_a_line() {
     let dir = directory();
