@@ -37,7 +37,7 @@ log=$(mktemp); trap 'rm -f "$log"' EXIT
 failed=0
 printf '| test | seconds | %s |\n| --- | --- | --- |\n' "$tool"
 for test in $("$libtest" --list --format terse | sed -n 's/: test$//p' |
-    grep -E '^device::cuda::tests::(attention|column_sums|head|operations|products|neurogen|fp8)::'); do
+    grep -E '^device::cuda::tests::(attention|column_sums|head|operations|products|neurogen|fp8|witness)::'); do
     wanted "$test" || continue
     began=$SECONDS
     CAPFUL_TEST_MOST=${CAPFUL_TEST_MOST:-$(most "$test")} timeout -k 10 "$limit" \

@@ -132,7 +132,7 @@ pub fn pattern(of: Pattern) -> ops::Pattern {
 }
 
 /// AdamW by Pythia's recipe.
-fn optimizer() -> Optimizer {
+pub fn optimizer() -> Optimizer {
     let Recipe { beta1, beta2, eps, weight_decay, .. } = Recipe::pythia();
     let [beta1, beta2, eps, decay] = [beta1, beta2, eps, weight_decay].map(|x| x as f32);
     Optimizer::adamw([beta1, beta2], eps, decay)
@@ -144,6 +144,7 @@ pub struct Model {
     pub session: Session,
     /// The shape of its micro-batches.
     pub stage: MicroBatch,
+    optimizer: Optimizer,
 }
 
 impl Model {
@@ -155,6 +156,18 @@ impl Model {
         weights: &Tensors,
         sequences: usize,
         length: usize,
+        recompute: Recompute,
+    ) -> Model {
+        Model::moved_by(optimizer(), profile, config, weights, [sequences, length], recompute)
+    }
+
+    /// The same, moved by another optimizer.
+    pub fn moved_by(
+        optimizer: Optimizer,
+        profile: &AnyProfile,
+        config: &impl Peer,
+        weights: &Tensors,
+        [sequences, length]: [usize; 2],
         recompute: Recompute,
     ) -> Model {
         let (batch, seq_len) = (sequences as u32, length as u32);
@@ -173,14 +186,14 @@ impl Model {
             ranks: capful_core::train::Ranks::ALONE,
             evaluation: Some(evaluation),
             decoding: Some(stage.seq_len),
-            constants: Constants { optimizer: optimizer(), pattern: stage.pattern },
+            constants: Constants { optimizer, pattern: stage.pattern },
             weights: None,
         };
         let family = config.family(seq_len);
         let laid = Laid::new(&family, profile, Rates::ONE, &sections).and_then(|laid| laid.recorded(&family, profile));
         let laid = laid.expect("the step is sound");
         let session = Session::start(laid, profile, None, config.vocab() as u32).expect("a session");
-        let mut model = Model { session, stage };
+        let mut model = Model { session, stage, optimizer };
         for (name, region) in model.regions("") {
             let data: Vec<u8> = weights[&name].data.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
             model.session.device.write(region, &data).expect("weights are written");
@@ -223,7 +236,7 @@ impl Model {
     /// Writes the settings of update number `update` (from 1) over `targets` targets.
     pub fn set(&mut self, update: i32, lr: f64, targets: usize) {
         let clip = Recipe::pythia().clip as f32;
-        let settings = Settings::of(update as u64 - 1, lr, &optimizer(), clip, targets as u64);
+        let settings = Settings::of(update as u64 - 1, lr, &self.optimizer, clip, targets as u64);
         self.session.begin(settings).expect("settings are written");
     }
 

@@ -1,10 +1,11 @@
 //! What every family has in common: the shape of a step, and how a host drives it.
 
+use super::parameter::Parameters;
 use super::recompute::Recompute;
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot};
 use crate::ops::Pattern;
-use crate::optimizer::{Group, Optimizer};
+use crate::optimizer::{Group, Optimizer, Room};
 use crate::train::{Ranks, Results, Settings};
 
 /// What the products of the layers read. The embedding, the head and the weights' gradients are always wide.
@@ -347,7 +348,7 @@ pub struct Gauge {
 
 /// A family: its memory, and its steps as the operations, one after the other, that a device is given to run. The same
 /// calls serve planner, allocator, initialiser, checkpoint and step.
-pub trait Family {
+pub trait Family: Parameters {
     /// What lasts: weights, optimizer, tables, control.
     type Lasting: Copy;
     /// What a training step of one micro-batch needs besides.
@@ -386,6 +387,11 @@ pub trait Family {
 
     /// Lays a training micro-batch.
     fn lay_training(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Training;
+
+    /// Lays what an update by `optimizer` needs, if anything. It may share bytes with a micro-batch.
+    fn lay_update(&self, optimizer: &Optimizer, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Option<Room> {
+        Room::lay(self, optimizer, profile, ledger)
+    }
 
     /// Lays an evaluation of this shape. Its logits are f32 whatever the profile.
     fn lay_evaluation(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Self::Evaluation;
@@ -430,11 +436,17 @@ pub trait Family {
         first: bool,
     ) -> Result<(), OperationError>;
 
-    /// Clips by the global norm and moves the parameters, by the optimizer that they were laid for.
+    /// Clips by the global norm and moves the parameters, by the optimizer that they were laid for. `room` is what
+    /// [`Family::lay_update`] laid.
     ///
     /// # Errors
-    /// What the device could not do.
-    fn update(&self, device: &mut dyn Device, lasting: &Self::Lasting) -> Result<(), OperationError>;
+    /// What the device could not do; no room where some is needed.
+    fn update(
+        &self,
+        device: &mut dyn Device,
+        lasting: &Self::Lasting,
+        room: Option<&Room>,
+    ) -> Result<(), OperationError>;
 
     /// The loss of one batch, without gradients.
     ///

@@ -12,6 +12,9 @@ pub struct Parameter {
     pub name: &'static str,
     /// Rows of each tensor that it is in files, as [`Slot::parts`].
     pub parts: [u32; 3],
+    /// Where the rows of three matrices lie in turn, as GPT-NeoX's queries, keys and values do head by head: how many of one
+    /// follow each other. Else 0.
+    pub turns: u32,
     /// Rows and columns of one layer's.
     pub shape: [u32; 2],
     /// How many layers have one.
@@ -30,7 +33,7 @@ impl Parameter {
     /// A matrix of a linear layer: [rows, columns].
     pub const fn matrix(name: &'static str, layers: u32, shape: [u32; 2], init: Init) -> Parameter {
         let (learns, group, kind) = (Learns::FromGradient, Group::Matrix, Kind::Matrix);
-        Parameter { name, parts: [0; 3], shape, layers, init, learns, group, kind }
+        Parameter { name, parts: [0; 3], turns: 0, shape, layers, init, learns, group, kind }
     }
 
     /// A bias or a gain: `[len]`.

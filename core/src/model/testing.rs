@@ -55,7 +55,7 @@ pub fn metered<F: Family>(family: &F, micro: &MicroBatch, profile: &dyn Profile)
     if family.lacks(Capability::Accumulation).is_none() {
         family.micro_batch(&mut meter, &lasting, &training, micro, false).unwrap();
     }
-    family.update(&mut meter, &lasting).unwrap();
+    family.update(&mut meter, &lasting, None).unwrap();
     family.evaluate(&mut meter, &lasting, &evaluation, micro).unwrap();
     family.logits(&mut meter, &lasting, &evaluation, 3, 4).unwrap();
     family.decode(&mut meter, &lasting, &decoding, Pattern::DENSE).unwrap();

@@ -2,7 +2,7 @@
 
 use super::shared::{self, Shared};
 use super::weights::{self, Whole};
-use super::{Group, Optimizer};
+use super::{Group, Optimizer, Room};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Section};
 use crate::model::{Control, Parameter, Parameters};
@@ -96,14 +96,19 @@ impl Updater {
         }
     }
 
-    /// Clips by the global norm, then moves every range. A rank adds up the gradients of all before, unless that is done, and
-    /// moves its part, which it gives to the others.
+    /// Clips by the global norm, then moves every range, those of whole matrices in `room`. A rank adds up the gradients of all
+    /// before, unless that is done, and moves its part, which it gives to the others.
     ///
     /// # Errors
-    /// What the device could not do; a model of too many ranges.
-    pub fn update(&self, device: &mut dyn Device, control: &Control) -> Result<(), OperationError> {
+    /// What the device could not do; a model of too many ranges; no room where some is needed.
+    pub fn update(
+        &self,
+        device: &mut dyn Device,
+        control: &Control,
+        room: Option<&Room>,
+    ) -> Result<(), OperationError> {
         match &self.kept {
-            Kept::Whole(whole) => whole.update(device, control, &self.optimizer),
+            Kept::Whole(whole) => whole.update(device, control, &self.optimizer, room),
             Kept::Shared(shared) => shared.update(device, control, &self.optimizer),
         }
     }

@@ -9,6 +9,8 @@ mod factored;
 mod in_place;
 mod learning;
 mod lion;
+mod matrices;
+mod muon;
 mod rule;
 mod sgd;
 mod shared;
@@ -19,6 +21,8 @@ pub use factored::Factored;
 pub use in_place::InPlace;
 pub use learning::{Learning, Updater, lay};
 pub use lion::Lion;
+pub use matrices::Room;
+pub use muon::Muon;
 pub use rule::{Constants, STATES};
 pub use sgd::Sgd;
 
@@ -32,6 +36,7 @@ rules! {
     AdamW,
     Sgd,
     Lion,
+    Muon,
 }
 
 /// When a parameter learns.
@@ -123,6 +128,11 @@ struct Rows {
 pub struct Optimizer([Recipe; Group::COUNT]);
 
 impl Optimizer {
+    /// Whether a parameter is moved as whole matrices.
+    pub fn moves_whole(&self, p: &Parameter) -> bool {
+        self.learns(p) && self.of(p.group).rule.is_whole()
+    }
+
     /// One rule for all, with `decay` for the groups on which it falls.
     pub const fn new(rule: Rule, decay: f32) -> Optimizer {
         let mut recipes = [Recipe { rule, rate: 1.0, decay: 0.0 }; Group::COUNT];

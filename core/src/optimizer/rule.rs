@@ -18,9 +18,14 @@ pub struct Constants {
     pub eps: f32,
     /// SGD's μ.
     pub momentum: f32,
+    /// Muon's μ.
+    pub muon_momentum: f32,
+    /// Whether Muon's decay falls only on weights that move towards 0.
+    pub cautious: bool,
 }
 
-/// A rule that moves each element by itself: any rows of a parameter can be moved apart from the others, by any rank.
+/// A rule. Unless it is [whole](Update::WHOLE) it moves each element by itself: any rows of a parameter can be moved apart from
+/// the others, by any rank.
 pub(super) trait Update: Copy {
     /// Its name in settings.
     const NAME: &'static str;
@@ -28,13 +33,19 @@ pub(super) trait Update: Copy {
     /// The names of the [`Constants`] that it takes.
     const TAKES: &'static [&'static str];
 
+    /// Whether it moves whole matrices, and nothing else: see [`super::matrices`].
+    const WHOLE: bool = false;
+
+    /// The factor of the learning rate where nothing else is said.
+    const RATE: f32 = 1.0;
+
     /// With these constants.
     fn of(constants: &Constants) -> Self;
 
     /// The tables of f32 that it keeps of a parameter, [`STATES`] at the most, by what their names in files begin with.
     fn states(&self) -> &'static [&'static str];
 
-    /// What it divides by at the update after `step` others: two of [`Settings::corrections`].
+    /// Its numbers of the update after `step` others: two of [`Settings::corrections`].
     ///
     /// [`Settings::corrections`]: crate::train::Settings::corrections
     fn corrections(&self, _step: u64) -> [f32; 2] {
@@ -78,6 +89,27 @@ macro_rules! rules {
                     $(<$name as Update>::NAME => Some(Rule::$name(<$name as Update>::of(constants))),)*
                     Self::FROZEN => Some(Rule::Frozen),
                     _ => None,
+                }
+            }
+
+            /// Whether it moves whole matrices, and nothing else.
+            pub const fn is_whole(&self) -> bool {
+                match self {
+                    $(Rule::$name(_) => <$name as Update>::WHOLE,)*
+                    Rule::Frozen => false,
+                }
+            }
+
+            /// Whether it can move parameters of `group`.
+            pub const fn moves(&self, group: Group) -> bool {
+                !self.is_whole() || matches!(group, Group::Matrix)
+            }
+
+            /// The factor of the learning rate where nothing else is said.
+            pub const fn rate(&self) -> f32 {
+                match self {
+                    $(Rule::$name(_) => <$name as Update>::RATE,)*
+                    Rule::Frozen => 1.0,
                 }
             }
 

@@ -34,7 +34,9 @@ const PIECE_ROWS: u32 = SquaredNorm::PIECE as u32 / COLUMNS;
 /// Bytes of gradients that come from all ranks at once: enough to hide what a message costs, little beside a model. Of so
 /// many ranks that a message would have less than a piece, it has that.
 const INCOMING: u64 = 32 << 20;
-/// Why ranks do not share a model of other parameters.
+/// Why ranks do not share a model whose matrices are moved whole.
+const WHOLE: &str = "several ranks do not share matrices that are moved whole; choose another optimizer";
+/// Why they do not share one of other parameters.
 const OTHER: &str = "ranks share parameters that learn at the end of a step and are of one type; this model has others";
 
 /// Neighbours in a section that are moved alike.
@@ -213,6 +215,9 @@ pub(super) fn lay<M: Parameters>(
     model.parameters(&mut |p| {
         if p.learns == Learns::InBackward || weight(p) != dtype {
             refused = Some(OTHER);
+        }
+        if optimizer.moves_whole(p) {
+            refused = Some(WHOLE);
         }
         if optimizer.learns(p) {
             let (section, first, rows) = outline.take(p);

@@ -2,8 +2,9 @@
 //! each, in which neighbours that are moved alike lie behind each other.
 
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
+use super::matrices::{self, Matrices, Place};
 use super::rule::STATES;
-use super::{Group, Optimizer, Rows};
+use super::{Group, Optimizer, Room, Rows};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Layout, Ledger, Region, Role, Slot, Space, Stacked};
 use crate::model::{Control, Parameter, Parameters};
@@ -22,6 +23,8 @@ struct Range {
     remainder: Option<u64>,
     gradient: u64,
     states: [u64; STATES],
+    /// What it is taken apart into, where it is one parameter that moves as whole matrices.
+    matrices: Option<Matrices>,
 }
 
 /// What one process keeps.
@@ -54,7 +57,11 @@ impl<'o> Ranges<'o> {
             self.last = None;
             return None;
         }
-        let alike = |(group, dtype)| self.optimizer.of(group) == self.optimizer.of(p.group) && dtype == weight;
+        // What moves as whole matrices is a range by itself.
+        let alike = |(group, dtype)| {
+            let recipe = self.optimizer.of(group);
+            recipe == self.optimizer.of(p.group) && dtype == weight && !recipe.rule.is_whole()
+        };
         if !self.last.is_some_and(alike) {
             self.count += 1;
         }
@@ -107,12 +114,13 @@ pub(super) fn lay<M: Parameters>(
     weight: &dyn Fn(&Parameter) -> Dtype,
     ledger: &mut dyn Ledger,
 ) -> (M::Table, Option<Learning<M::Table>>) {
-    let mut groups: heapless::Vec<(Group, Dtype), RANGES> = heapless::Vec::new();
+    let mut groups: heapless::Vec<(Group, Dtype, Option<Matrices>), RANGES> = heapless::Vec::new();
     let mut full = false;
     let mut all = |p: &Parameter, range: Option<usize>| {
         let dtype = weight(p);
         if range.is_some_and(|i| i >= groups.len()) {
-            full |= groups.push((p.group, dtype)).is_err();
+            let matrices = optimizer.moves_whole(p).then(|| Matrices::of(p));
+            full |= groups.push((p.group, dtype, matrices)).is_err();
         }
         Some(p.slot("", Role::Weight, dtype))
     };
@@ -120,7 +128,7 @@ pub(super) fn lay<M: Parameters>(
     let mut learnt = |slot: &dyn Fn(&Parameter) -> Option<Slot>| {
         table(model, optimizer, weight, &mut |p, range| range.and_then(|_| slot(p)), ledger)
     };
-    let reduced = groups.iter().any(|(_, dtype)| *dtype != Dtype::F32);
+    let reduced = groups.iter().any(|(_, dtype, _)| *dtype != Dtype::F32);
     let master = |p: &Parameter| Some(p.slot("master.", Role::Master, Dtype::Remainder));
     let of_masters = if reduced { learnt(&master).1 } else { [None; RANGES] };
     let dtype = profile.dtype(Role::Gradient);
@@ -135,7 +143,7 @@ pub(super) fn lay<M: Parameters>(
     });
     let first = |bytes: Option<Bytes>| bytes.map_or(0, |[start, _]| start);
     let ranges = core::array::from_fn(|i| {
-        let (group, dtype) = *groups.get(i)?;
+        let (group, dtype, matrices) = *groups.get(i)?;
         let [start, end] = of_weights[i]?;
         Some(Range {
             group,
@@ -146,6 +154,7 @@ pub(super) fn lay<M: Parameters>(
             remainder: of_masters[i].map(|[start, _]| start),
             gradient: first(of_gradients[i]),
             states: of_states.map(|state| first(state[i])),
+            matrices,
         })
     });
     let mut laid = of_gradients.into_iter().flatten();
@@ -170,13 +179,16 @@ impl Whole {
         device: &mut dyn Device,
         control: &Control,
         optimizer: &Optimizer,
+        room: Option<&Room>,
     ) -> Result<(), OperationError> {
         let Whole { ranges, gradient, full } = self;
         if *full {
             return Err(OperationError::Unsupported(TOO_MANY));
         }
         device.emit(SquaredNorm { gradient: *gradient, results: control.results })?;
-        ranges.iter().flatten().filter(|range| range.rows > 0).try_for_each(|range| {
+        self.move_matrices(device, control, optimizer, room)?;
+        let by_element = |range: &&Range| range.rows > 0 && range.matrices.is_none();
+        ranges.iter().flatten().filter(by_element).try_for_each(|range| {
             let rows = range.rows;
             let of = Rows {
                 weight: band(range.dtype, range.weight, rows),
@@ -186,5 +198,23 @@ impl Whole {
             };
             optimizer.emit(device, control, range.group, of)
         })
+    }
+
+    /// Moves those ranges that are whole matrices.
+    #[inline(never)]
+    fn move_matrices(
+        &self,
+        device: &mut dyn Device,
+        control: &Control,
+        optimizer: &Optimizer,
+        room: Option<&Room>,
+    ) -> Result<(), OperationError> {
+        let place = |range: &Range| {
+            let Range { group, dtype, weight, remainder, gradient, states: [momentum, _], matrices, .. } = *range;
+            let gradient = (gradient, self.gradient.dtype);
+            Some(Place { group, matrices: matrices?, dtype, weight, remainder, gradient, momentum })
+        };
+        let places: heapless::Vec<Place, RANGES> = self.ranges.iter().flatten().filter_map(place).collect();
+        matrices::update(device, control, optimizer, &places, room)
     }
 }

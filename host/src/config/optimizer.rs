@@ -73,6 +73,9 @@ pub struct GroupConfig {
     /// SGD's momentum.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub momentum: Option<f32>,
+    /// Muon's momentum.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub muon_momentum: Option<f32>,
 }
 
 /// What groups have of their own, by their names.
@@ -102,8 +105,14 @@ pub(super) fn with_flags(groups: &Groups, flags: &[String]) -> Result<Groups, Co
 
 impl GroupConfig {
     /// Its constants, by their names.
-    fn constants(&self) -> [(&'static str, Option<f32>); 4] {
-        [("beta1", self.beta1), ("beta2", self.beta2), ("eps", self.eps), ("momentum", self.momentum)]
+    fn constants(&self) -> [(&'static str, Option<f32>); 5] {
+        [
+            ("beta1", self.beta1),
+            ("beta2", self.beta2),
+            ("eps", self.eps),
+            ("momentum", self.momentum),
+            ("muon_momentum", self.muon_momentum),
+        ]
     }
 
     /// Refuses numbers that their keys do not take.
@@ -143,25 +152,32 @@ fn names(groups: impl IntoIterator<Item = Group>) -> String {
 impl Config {
     /// How every group of parameters is moved.
     pub fn optimizer(&self) -> Optimizer {
-        let base = Optimizer::new(self.rule(&GroupConfig::default()), self.weight_decay);
+        let base = Optimizer::new(Rule::Frozen, self.weight_decay);
         Group::ALL.into_iter().fold(base, |optimizer, group| {
-            let Some(own) = self.group.get(group.name()) else { return optimizer };
-            let usual = optimizer.of(group);
-            let (rate, decay) = (own.lr.unwrap_or(usual.rate), own.weight_decay.unwrap_or(usual.decay));
-            optimizer.with(group, Recipe { rule: self.rule(own), rate, decay })
+            let own = self.group.get(group.name()).copied().unwrap_or_default();
+            let rule = self.rule(group, &own);
+            let decay = own.weight_decay.unwrap_or(optimizer.of(group).decay);
+            optimizer.with(group, Recipe { rule, rate: own.lr.unwrap_or(rule.rate()), decay })
         })
     }
 
-    /// The rule of a group.
-    fn rule(&self, own: &GroupConfig) -> Rule {
+    /// The rule of a group. Where that of the run moves matrices only, other groups are moved by AdamW.
+    fn rule(&self, group: Group, own: &GroupConfig) -> Rule {
         let constants = Constants {
             beta1: own.beta1.unwrap_or(self.beta1),
             beta2: own.beta2.unwrap_or(self.beta2),
             eps: own.eps.unwrap_or(self.eps),
             momentum: own.momentum.unwrap_or(self.momentum),
+            muon_momentum: own.muon_momentum.unwrap_or(self.muon_momentum),
+            cautious: self.cautious_decay,
         };
         // Names are those of rules.
-        Rule::named(own.optimizer.unwrap_or(self.optimizer).name(), &constants).unwrap_or(Rule::Frozen)
+        let named = |name: RuleName| Rule::named(name.name(), &constants).unwrap_or(Rule::Frozen);
+        match own.optimizer {
+            Some(name) => named(name),
+            None if named(self.optimizer).moves(group) => named(self.optimizer),
+            None => named(RuleName::ADAMW),
+        }
     }
 
     /// What the optimizer is where it is not AdamW for all, a line.
@@ -169,8 +185,14 @@ impl Config {
         if self.optimizer == RuleName::ADAMW && self.group.is_empty() {
             return None;
         }
-        let mut line = format!("optimizer: {}", self.rule(&GroupConfig::default()).name());
+        let mut line = format!("optimizer: {}", self.optimizer.name());
         let optimizer = self.optimizer();
+        if optimizer.of(Group::Matrix).rule.is_whole() && !self.group.contains_key(Group::Matrix.name()) {
+            line += &format!(
+                " for matrices, at {} × the learning rate, adamw for the rest",
+                optimizer.of(Group::Matrix).rate
+            );
+        }
         for (name, own) in &self.group {
             let Some(group) = Group::named(name) else { continue };
             let Recipe { rule, rate, decay } = *optimizer.of(group);
@@ -194,6 +216,12 @@ impl Config {
                     .into(),
             );
         }
+        if self.optimizer.name() == MUON && !there.contains(&Group::Matrix) {
+            return error("--optimizer muon: this model has no matrices that learn at the end of a step".into());
+        }
+        if self.cautious_decay && !there.iter().any(|group| self.optimizer().of(*group).rule.is_whole()) {
+            return error("--cautious-decay: only muon takes it; leave it away, or choose --optimizer muon".into());
+        }
         for (name, own) in &self.group {
             let Some(group) = Group::named(name) else {
                 return error(format!("--group {name}: there are the groups {}", names(Group::ALL)));
@@ -202,7 +230,14 @@ impl Config {
                 return error(format!("--group {name}: this model has the groups {}", names(there)));
             }
             own.require_bounds(name)?;
-            let rule = self.rule(own);
+            let rule = self.rule(group, own);
+            if !rule.moves(group) {
+                return error(format!(
+                    "--group {name}.optimizer={}: it moves matrices only, which are the group {}",
+                    rule.name(),
+                    Group::Matrix.name()
+                ));
+            }
             if !rule.learns()
                 && let Some(why) = family.lacks(Capability::Frozen(group))
             {
@@ -224,7 +259,7 @@ impl Config {
 
     /// Refuses constants that `raw` says and no rule of this run takes. The configuration of a run has all of them, those at
     /// their defaults.
-    pub(super) fn require_taken(&self, raw: [Option<f32>; 4]) -> Result<(), ConfigError> {
+    pub(super) fn require_taken(&self, raw: [Option<f32>; 5]) -> Result<(), ConfigError> {
         for (x, (key, usual)) in raw.into_iter().zip(Self::CONSTANTS) {
             if let Some(x) = x.filter(|x| *x != usual && !self.uses(key)) {
                 let rule = self.optimizer.name();
@@ -237,13 +272,18 @@ impl Config {
     }
 
     /// Those that rules take, at their defaults.
-    const CONSTANTS: [(&'static str, f32); 4] =
-        [("beta1", USUAL.beta1), ("beta2", USUAL.beta2), ("eps", USUAL.eps), ("momentum", USUAL.momentum)];
+    const CONSTANTS: [(&'static str, f32); 5] = [
+        ("beta1", USUAL.beta1),
+        ("beta2", USUAL.beta2),
+        ("eps", USUAL.eps),
+        ("momentum", USUAL.momentum),
+        ("muon_momentum", USUAL.muon_momentum),
+    ];
 
     /// The constants that no rule of this run takes at their defaults: what a preset says of them is not used.
     pub(super) fn without_unused_constants(mut self) -> Config {
         let unused = Self::CONSTANTS.map(|(key, _)| !self.uses(key));
-        let places = [&mut self.beta1, &mut self.beta2, &mut self.eps, &mut self.momentum];
+        let places = [&mut self.beta1, &mut self.beta2, &mut self.eps, &mut self.momentum, &mut self.muon_momentum];
         for ((place, (_, usual)), _) in
             places.into_iter().zip(Self::CONSTANTS).zip(unused).filter(|(_, unused)| *unused)
         {
@@ -253,13 +293,17 @@ impl Config {
     }
 }
 
+/// The name of Muon.
+const MUON: &str = "muon";
+
 /// The constants where nothing is said.
-pub(super) const USUAL: Constants = Constants { beta1: 0.9, beta2: 0.95, eps: 1e-8, momentum: 0.9 };
+pub(super) const USUAL: Constants =
+    Constants { beta1: 0.9, beta2: 0.95, eps: 1e-8, momentum: 0.9, muon_momentum: 0.95, cautious: false };
 
 impl RawConfig {
     /// The constants of rules that it says.
-    pub(super) const fn constants(&self) -> [Option<f32>; 4] {
-        [self.beta1, self.beta2, self.eps, self.momentum]
+    pub(super) const fn constants(&self) -> [Option<f32>; 5] {
+        [self.beta1, self.beta2, self.eps, self.momentum, self.muon_momentum]
     }
 }
 

@@ -100,7 +100,7 @@ keys! {
             warmup: u64, flag("N")
                 .shown("the preset's, as large a share of a shorter run, and at least 1 % of it")
                 .page("Steps of warm-up, see [above](#the-warm-up)");
-            /// How parameters are moved: adamw, sgd (with momentum) or lion
+            /// How parameters are moved: adamw, sgd (with momentum), lion, or muon, which moves matrices and adamw the rest
             optimizer: RuleName = RuleName::ADAMW, flag("RULE").quiet()
                 .page("How parameters are moved, see [above](#the-optimizer)");
             /// Decay of matrices and tables
@@ -109,6 +109,10 @@ keys! {
             clip: f32 = 1.0, flag("X").within(Values::NotNegative);
             /// SGD's momentum; 0 keeps nothing
             momentum: f32 = USUAL.momentum, flag("X").quiet().within(Values::BelowOne);
+            /// Muon's momentum, which rises to this over the first 300 steps
+            muon_momentum: f32 = USUAL.muon_momentum, flag("X").quiet().within(Values::BelowOne);
+            /// Muon's decay falls only on weights that move towards 0
+            cautious_decay: bool = false, switch().quiet();
             /// β₁ of AdamW and Lion
             beta1: f32 = USUAL.beta1, flag("X").within(Values::BelowOne);
             /// β₂ of AdamW and Lion
@@ -230,7 +234,7 @@ impl Args for RawConfig {
             .help_heading("Training")
             .help(
                 "What parameters of a group have of their own, several times: matrix, embedding, head, vector or synapse; \
-                 optimizer (or frozen), lr (a factor), weight_decay, beta1, beta2, eps, momentum",
+                 optimizer (or frozen), lr (a factor), weight_decay, beta1, beta2, eps, momentum, muon_momentum",
             );
         command.args(RUN_KEYS.iter().filter_map(RunKey::arg)).arg(set).arg(group)
     }

@@ -13,6 +13,8 @@ mod overlap;
 mod reference;
 mod stopwatch;
 mod window;
+#[cfg(test)]
+mod witness;
 
 pub use allocation::Allocation;
 pub use any::{AnyDevice, AnyProfile, Ticket};

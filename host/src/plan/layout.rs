@@ -6,6 +6,7 @@ use capful_core::device::{InIntegers, Meter, OperationError, Rates};
 use capful_core::integer::Integer;
 use capful_core::memory::{Dtype, Entry, Layout, LayoutError, Ledger, Region, Role, Slot, Space};
 use capful_core::model::{MicroBatch, Products, Purpose};
+use capful_core::optimizer::Optimizer;
 use capful_core::train::Ranks;
 use serde::Serialize;
 
@@ -229,11 +230,13 @@ pub struct Laid {
     pub training_bytes: Vec<u64>,
 }
 
-/// The three kinds of section, so that they can be laid largest first.
+/// The kinds of section, so that they can be laid largest first.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Section {
     /// Of the stage of this index.
     Training(usize, MicroBatch),
+    /// Of the optimizer.
+    Update(Optimizer),
     Evaluation(MicroBatch),
     Decoding(u32),
 }
@@ -244,6 +247,7 @@ impl Section {
         match self {
             Section::Training(..) if stages == 1 => "training".to_owned(),
             Section::Training(index, _) => format!("stage {}", index + 1),
+            Section::Update(_) => "update".to_owned(),
             Section::Evaluation(_) => "evaluation".to_owned(),
             Section::Decoding(_) => "decoding".to_owned(),
         }
@@ -276,6 +280,7 @@ fn lay(model: &mut dyn Model, profile: &AnyProfile, sections: &Sections) -> Resu
     let stages = sections.training.len();
     let mut wanted: Vec<Section> = Vec::new();
     wanted.extend(sections.training.iter().enumerate().map(|(i, stage)| Section::Training(i, *stage)));
+    wanted.extend((stages > 0).then_some(Section::Update(sections.constants.optimizer)));
     wanted.extend(sections.evaluation.map(Section::Evaluation));
     wanted.extend(sections.decoding.map(Section::Decoding));
     let continues = sections.continues();
@@ -294,6 +299,8 @@ fn lay(model: &mut dyn Model, profile: &AnyProfile, sections: &Sections) -> Resu
     let mut wanted = wanted.iter().map(&mut size).collect::<Result<Vec<(Section, u64)>, ConfigError>>()?;
     let training_bytes = wanted[..stages].iter().map(|(_, bytes)| *bytes).collect();
     wanted.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    // Most optimizers need no room.
+    wanted.retain(|(section, bytes)| *bytes > 0 || !matches!(section, Section::Update(_)));
 
     let (mut entries, under_way) = (Vec::new(), Cell::new(None));
     let mut visit = |entry: &Entry| entries.push((under_way.get(), *entry));

@@ -4,7 +4,7 @@ use capful_core::device::{Device, Op, OperationError, Profile};
 use capful_core::memory::{Dtype, Layout, Ledger as _, Region, Role, Slot};
 use capful_core::model::{Batch, Control, Family, Gauge, MicroBatch, Products, Purpose};
 use capful_core::ops::{MostLikely, Pattern, Sample};
-use capful_core::optimizer::Optimizer;
+use capful_core::optimizer::{Optimizer, Room};
 
 use super::layout::{Section, Sections};
 use crate::config::AnyFamily;
@@ -194,6 +194,7 @@ struct Placed<F: Family> {
     family: F,
     lasting: Option<F::Lasting>,
     training: Vec<Option<F::Training>>,
+    update: Option<Room>,
     evaluation: Option<F::Evaluation>,
     decoding: Option<F::Decoding>,
     choice: Option<Sample>,
@@ -201,7 +202,8 @@ struct Placed<F: Family> {
 
 impl<F: Family> Placed<F> {
     fn new(family: F) -> Self {
-        Placed { family, lasting: None, training: Vec::new(), evaluation: None, decoding: None, choice: None }
+        let training = Vec::new();
+        Placed { family, lasting: None, training, update: None, evaluation: None, decoding: None, choice: None }
     }
 }
 
@@ -216,6 +218,7 @@ impl<F: Family> Model for Placed<F> {
                 self.training.resize(self.training.len().max(i + 1), None);
                 self.training[i] = Some(self.family.lay_training(&stage, profile, layout));
             }
+            Section::Update(optimizer) => self.update = self.family.lay_update(&optimizer, profile, layout),
             Section::Evaluation(stage) => self.evaluation = Some(self.family.lay_evaluation(&stage, profile, layout)),
             Section::Decoding(context) => self.decoding = Some(self.family.lay_decoding(context, profile, layout)),
         }
@@ -258,7 +261,7 @@ impl<F: Family> Model for Placed<F> {
                 let products = if warming { Products::Warming } else { stage.products };
                 family.micro_batch(device, lasting, training, &MicroBatch { products, ..*stage }, first)
             }
-            Sequence::Update => family.update(device, lasting),
+            Sequence::Update => family.update(device, lasting, self.update.as_ref()),
             Sequence::Evaluate => {
                 let (evaluation, stage) = evaluation.ok_or(UNLAID)?;
                 family.evaluate(device, lasting, evaluation, &stage)

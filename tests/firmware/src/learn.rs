@@ -173,7 +173,7 @@ pub(crate) fn advance<F: Family>(
     stage: &MicroBatch,
 ) -> Result<(), OperationError> {
     family.micro_batch(device, lasting, training, stage, true)?;
-    family.update(device, lasting)
+    family.update(device, lasting, None)
 }
 
 /// A whole program: trains `family` on a device `D` in `storage`, as the command says, and ends with 0; with 3 where

@@ -23,6 +23,7 @@ mod import;
 mod integers;
 mod memory;
 mod mixtures;
+mod muon;
 mod neurogen;
 mod no_alloc;
 mod non_finite;

@@ -96,7 +96,7 @@ fn train() -> Option<()> {
         let settings = <[f32; 14]>::from(Settings::of(step, 1e-2, &optimizer, 1.0, 12));
         floats(&mut device.arena, control.settings, |i| settings[i]);
         model.micro_batch(&mut device, &lasting, &training, &stage, true).ok()?;
-        model.update(&mut device, &lasting).ok()?;
+        model.update(&mut device, &lasting, None).ok()?;
         *loss = f64::from(Results::from_slice(device.arena.f32(control.results).ok()?).ok()?.loss);
     }
     let right = (losses[0] - EXPECTED).abs() < 1e-4 * EXPECTED && losses[1] < losses[0] - 0.01;

@@ -78,7 +78,9 @@ fn rules_move_as_pytorchs_optimizers() {
 }
 
 /// Rules, or groups of rules, of which each keeps something else.
-const KINDS: [(&str, &str); 4] = [
+const KINDS: [(&str, &str); 6] = [
+    ("muon", "--optimizer muon --cautious-decay"),
+    ("apart", "--optimizer muon --set kv_heads=1 --set feed=swiglu --muon-momentum 0.9"),
     ("lion", "--optimizer lion --lr 5e-3 --beta2 0.99"),
     ("sgd", "--optimizer sgd --lr 0.05"),
     ("plain", "--optimizer sgd --momentum 0 --lr 0.5"),
@@ -112,6 +114,11 @@ fn runs_of_every_rule_learn_and_go_on_to_the_same_bits_alone_and_as_a_rank() {
         host(dir, &format!("{line} --steps 5 --out {name}-on")).ok();
         host(dir, &format!("train --resume --steps 12 --out {name}-on")).ok();
         assert!(last(dir, &format!("{name}-on"), 12) == last(dir, name, 12), "{name}: resumed, other bits");
+        if flags.contains("muon") {
+            let says = "several ranks do not share matrices that are moved whole";
+            host(dir, &format!("{line} --steps 12 --exact-ranks --out {name}-rank")).refused(2, &[says]);
+            continue;
+        }
         // As a rank lays it, which adds up micro-batch by micro-batch: of one, the same sums.
         host(dir, &format!("{line} --steps 12 --exact-ranks --out {name}-rank")).ok();
         assert!(last(dir, &format!("{name}-rank"), 12)[0] == last(dir, name, 12)[0], "{name}: as a rank, other bits");
@@ -135,11 +142,14 @@ fn a_rule_keeps_what_it_says_and_what_is_frozen_stays_as_it_was() {
     assert_eq!(plan("--optimizer sgd"), [gradients, gradients]);
     assert_eq!(plan("--optimizer sgd --momentum 0"), [gradients, 0]);
     assert_eq!(plan("--optimizer lion"), [gradients, gradients]);
+    // Of matrices one state, of the rest two.
+    let [_, of_muon] = plan("--optimizer muon");
+    assert!((gradients..moments).contains(&of_muon), "{of_muon} of {gradients}");
     let table = 4 * 300u64.next_multiple_of(64) * 16;
     let [some, _] = plan("--group embedding.optimizer=frozen");
     assert!((gradients - table..gradients).contains(&some), "{some} of {gradients}");
 
-    let (_, mixed) = KINDS[3];
+    let (_, mixed) = KINDS[KINDS.len() - 1];
     host(dir, &format!("train {TINY} {mixed} --steps 3 --save-every 1 --keep 9 --out run")).ok();
     let [[first, _], [after, optimizer]] = [1, 3].map(|step| last(dir, "run", step));
     for (name, tensor) in &first {
@@ -157,6 +167,9 @@ fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
     let dir = directory();
     for (flags, says) in [
         ("--optimizer adam", "there are adamw"),
+        ("--optimizer muon --momentum 0.5", "muon takes no momentum"),
+        ("--cautious-decay", "only muon takes it"),
+        ("--group embedding.optimizer=muon", "it moves matrices only, which are the group matrix"),
         ("--momentum 0.5", "adamw takes no momentum"),
         ("--optimizer sgd --beta1 0.5", "sgd takes no beta1"),
         ("--group vector.optimizer=frozen", "biases and gains always learn"),

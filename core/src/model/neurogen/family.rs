@@ -12,7 +12,7 @@ use crate::model::family::{
 };
 use crate::model::{Parameter, Parameters as _};
 use crate::ops::{Carry, HeadGrad, Linear, Modulate, Pattern, ReadoutGrad, Spike, TapsGrad};
-use crate::optimizer::{self, Group};
+use crate::optimizer::{self, Group, Room};
 use crate::train::Ranks;
 
 impl NeuroGen {
@@ -291,8 +291,8 @@ impl Family for NeuroGen {
         self.hand_over(device, &learning.kept, c)
     }
 
-    fn update(&self, device: &mut dyn Device, lasting: &Lasting) -> Result<(), OperationError> {
-        lasting.learning.as_ref().ok_or(UNLEARNT)?.updater.update(device, &lasting.control)?;
+    fn update(&self, device: &mut dyn Device, lasting: &Lasting, room: Option<&Room>) -> Result<(), OperationError> {
+        lasting.learning.as_ref().ok_or(UNLEARNT)?.updater.update(device, &lasting.control, room)?;
         self.inhibit(device, lasting)
     }
 

@@ -83,7 +83,7 @@ fn what_cannot_be_done_is_said_and_is_no_failure_of_the_device() {
     let two = Ranks { rank: 0, count: 2, exact: false, gradients: false };
     let (_, learning) = optimizer::lay(&MODEL, Some((two, optimizer)), &Single, &|_| Dtype::F32, &mut layout);
     let control = Control::lay(two, &mut layout);
-    let updated = learning.unwrap().updater.update(&mut meter, &control);
+    let updated = learning.unwrap().updater.update(&mut meter, &control, None);
     unsupported(updated, "ranks share parameters that learn at the end of a step");
     // A second micro-batch, and training of what was laid to be evaluated.
     let training = MODEL.lay_training(&MICRO, &Single, &mut layout);
@@ -91,7 +91,7 @@ fn what_cannot_be_done_is_said_and_is_no_failure_of_the_device() {
     unsupported(MODEL.micro_batch(&mut meter, &lasting, &training, &MICRO, false), "in every micro-batch");
     let evaluated = MODEL.lay_lasting(&Single, Purpose::Evaluation, &mut layout);
     unsupported(MODEL.micro_batch(&mut meter, &evaluated, &training, &MICRO, true), "not laid for training");
-    unsupported(MODEL.update(&mut meter, &evaluated), "not laid for training");
+    unsupported(MODEL.update(&mut meter, &evaluated, None), "not laid for training");
     // Gradients that are always formed.
     let frozen = optimizer.with(Group::Matrix, Recipe { rule: optimizer::Rule::Frozen, rate: 1.0, decay: 0.0 });
     let lasting = MODEL.lay_lasting(&Single, Purpose::Training(Ranks::ALONE, frozen), &mut layout);

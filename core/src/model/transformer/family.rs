@@ -14,7 +14,7 @@ use crate::model::checks::{check_frozen, check_micro_batch};
 use crate::model::family::{Batch, Capability, Control, Family, MicroBatch, ModelError, Products, Purpose, UNLEARNT};
 use crate::model::{Activation, Parameter, Parameters as _, Recompute};
 use crate::ops::{HeadLoss, IntegerProduct, Pattern, QuantisedProduct};
-use crate::optimizer::{self, Group, Learning};
+use crate::optimizer::{self, Group, Learning, Room};
 use crate::train::Ranks;
 
 impl Transformer {
@@ -232,8 +232,8 @@ impl Family for Transformer {
         learning.updater.end_micro_batch(device, control, first)
     }
 
-    fn update(&self, device: &mut dyn Device, lasting: &Lasting) -> Result<(), OperationError> {
-        self.learning(lasting)?.updater.update(device, &lasting.control)?;
+    fn update(&self, device: &mut dyn Device, lasting: &Lasting, room: Option<&Room>) -> Result<(), OperationError> {
+        self.learning(lasting)?.updater.update(device, &lasting.control, room)?;
         lasting.scales.iter().flatten().try_for_each(|scales| scales.update(device))
     }
 

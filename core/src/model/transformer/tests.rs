@@ -360,7 +360,7 @@ fn lays(family: &Transformer, micro: &MicroBatch, ranks: Ranks) -> Option<bool> 
     if family.layers <= 2 {
         let mut meter = Meter::new(&Single, Rates::ONE);
         let done = family.micro_batch(&mut meter, &lasting, &training, micro, true);
-        match done.and_then(|()| family.update(&mut meter, &lasting)) {
+        match done.and_then(|()| family.update(&mut meter, &lasting, None)) {
             Ok(()) | Err(OperationError::TooLarge { .. }) => {}
             Err(error) => panic!("{error}"),
         }

@@ -118,9 +118,11 @@ impl Parameters for Transformer {
         let [qkv_parts, ids] = [self.qkv_parts(), [self.vocab_size, 0, 0]];
         let rows = self.vocabulary_rows();
 
-        let mut matrix = |name, layers, shape: [u32; 2], init, parts, group| {
+        let turns = if self.interleaved() { self.head_size } else { 0 };
+        let mut matrix = |name: &'static str, layers, shape: [u32; 2], init, parts, group| {
             let kind = if group == Group::Matrix { Kind::Matrix } else { Kind::Table };
-            place(&Parameter { parts, kind, group, ..Parameter::matrix(name, layers, shape, init) })
+            let turns = if name == names.fused[0] { turns } else { 0 };
+            place(&Parameter { parts, turns, kind, group, ..Parameter::matrix(name, layers, shape, init) })
         };
         let name = if self.rank.is_some() { names.factors[0] } else { names.embed };
         let embed = matrix(name, 1, [rows, self.rank.unwrap_or(d)], small, ids, Group::Embedding).first;

@@ -1,17 +1,25 @@
 //! Updates of parameters, and the norm that they are clipped by.
 
 mod adamw;
+mod cut;
 mod factored;
 mod lion;
+mod matrix_momentum;
+mod matrix_move;
 mod moved;
+mod orthogonalise;
 mod piece_norms;
 mod sgd;
 mod squared_norm;
 
 pub use adamw::{AdamW, AdamWFactors};
+pub use cut::Cut;
 pub use factored::{EmbedUpdate, FactoredUpdate};
 pub use lion::Lion;
-pub use moved::{ByElement, Factors, Moved};
+pub use matrix_momentum::{MatrixMomentum, blend};
+pub use matrix_move::{MatrixFactors, MatrixMove};
+pub use moved::{ByElement, Factors, Moved, factors};
+pub use orthogonalise::Orthogonalise;
 pub use piece_norms::{PieceNorms, SumNorms};
 pub use sgd::Sgd;
 pub use squared_norm::SquaredNorm;

@@ -77,4 +77,40 @@ mod tests {
         assert_eq!(beyond.validate(), Err(beyond.misfit("whole")));
         assert_eq!(AllGather { first: 5, ..of(0) }.validate(), Ok(()));
     }
+
+    /// What each rank gives, put into what every rank has, beside the table: rows of other ranks are 0 before.
+    #[test]
+    fn all_have_the_table_once_every_rank_gave_its_rows() {
+        for (ranks, rows, piece, first) in [(1, 7, 1, 0), (2, 7, 2, 1), (3, 11, 1, 0), (4, 12, 3, 5), (8, 3, 1, 0)] {
+            let shape = [1, 1, rows - first, 1];
+            let of = |rank| AllGather {
+                whole: Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape },
+                first,
+                share: Share::of_pieces(rank, ranks, rows.div_ceil(piece), piece),
+            };
+            let owner = |row: u32| (first + row) / of(0).share.rows;
+            let part = 0..rows - first;
+            let table = |row: u32| f64::from(first + row + 1);
+            for rank in 0..ranks {
+                let mut whole: [f64; 12] = core::array::from_fn(|row| {
+                    let own = part.contains(&(row as u32)) && owner(row as u32) == rank;
+                    if own { table(row as u32) } else { 0.0 }
+                });
+                for (other, row) in (0..ranks).flat_map(|other| of(rank).rows_of(other).map(move |row| (other, row))) {
+                    let given = if owner(row) == other { table(row) } else { f64::NAN };
+                    whole[row as usize] = given;
+                }
+                assert!(part.clone().all(|row| whole[row as usize] == table(row)), "{rank} of {ranks}: {whole:?}");
+                let own = part.clone().filter(|row| owner(*row) == rank).count() as u64;
+                assert_eq!(of(rank).sent()[0], own * 4 * u64::from(ranks - 1), "{rank} of {ranks}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_reference_knows_no_other_ranks() {
+        let whole = Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [1, 1, 2, 2] };
+        let op = AllGather { whole, first: 0, share: Share { rank: 0, ranks: 2, rows: 1 } };
+        assert!(matches!(op.reference(&mut Arena::new(&mut [0; 2])), Err(OperationError::Unsupported(_))));
+    }
 }

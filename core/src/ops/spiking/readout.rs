@@ -309,6 +309,33 @@ mod tests {
     }
 
     #[test]
+    fn rows_are_direct_outputs_and_what_reaches_them_as_in_f64() {
+        let mut b = Bench::<4096>::new();
+        let (gated, _) = case(&mut b);
+        for op in [gated, Readout { gate: None, ..gated }] {
+            b.run(op);
+            for (stream, t) in (0..2).flat_map(|stream| (0..3).map(move |t| (stream, t))) {
+                let signal =
+                    |b: &mut Bench<4096>, row: usize| f64::from(b.get(op.signals)[((t + 1) * 15 + row) * 2 + stream]);
+                let mut expected: [f64; 5] = core::array::from_fn(|d| {
+                    let [gate, direct] = [8 + d % 2, 10 + d].map(|row| signal(&mut b, row));
+                    let of = |b: &mut Bench<4096>, region| f64::from(b.get(region)[d]);
+                    let inner = op.gate.map(|g| of(&mut b, g.weight) * gate + of(&mut b, g.bias));
+                    direct * inner.map_or(1.0, |x| 2.0 / (1.0 + libm::exp(-x)))
+                });
+                // Output o reaches dims o and o + 2.
+                for (f, o) in (0..2).flat_map(|f| (0..7).map(move |o| (f, o))) {
+                    expected[(o + 2 * f) % 5] += f64::from(b.get(op.weights)[f * 7 + o]) * signal(&mut b, 3 + o);
+                }
+                for (d, expected) in expected.into_iter().enumerate() {
+                    let found = f64::from(b.get(op.out)[(stream * 3 + t) * 5 + d]);
+                    approx::assert_relative_eq!(found, expected, epsilon = 2e-6, max_relative = 2e-6);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn every_gradient_agrees_with_finite_differences() {
         let mut b = Bench::<4096>::new();
         let (forward, backward) = case(&mut b);

@@ -2,5 +2,8 @@
 
 mod adamw;
 mod factored;
+mod matrix_momentum;
+mod matrix_move;
 mod moved;
+mod orthogonalise;
 mod squared_norm;

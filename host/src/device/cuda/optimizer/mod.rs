@@ -3,6 +3,9 @@
 mod adamw;
 mod factored;
 mod lion;
+mod matrix_momentum;
+mod matrix_move;
 mod moved;
+mod orthogonalise;
 mod sgd;
 mod squared_norm;

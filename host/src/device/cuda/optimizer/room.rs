@@ -1,12 +1,24 @@
 //! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
 
-use capful_core::ops::{AdamW, EmbedUpdate, FactoredUpdate, Lion, PieceNorms, Sgd, SquaredNorm, SumNorms};
+use capful_core::ops::{
+    AdamW, EmbedUpdate, FactoredUpdate, Lion, MatrixMomentum, MatrixMove, Orthogonalise, PieceNorms, Sgd, SquaredNorm,
+    SumNorms,
+};
 
 use crate::device::cuda::profile::{CudaProfile, Precision, WORKSPACE, piece_bytes};
 use crate::device::cuda::room::embedding::SortRoom;
 use crate::device::cuda::room::{CudaScratch, without_scratch};
 
-without_scratch!(AdamW, Lion, PieceNorms, Sgd, SumNorms);
+without_scratch!(AdamW, Lion, MatrixMomentum, MatrixMove, PieceNorms, Sgd, SumNorms);
+
+/// Of orthogonalise.cuh: pieces of a matrix whose squares are summed apart.
+pub const NORM_PIECES: u32 = 64;
+
+impl CudaScratch for Orthogonalise {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        4 * u64::from(NORM_PIECES) * u64::from(self.x.shape[1])
+    }
+}
 
 impl CudaScratch for FactoredUpdate {
     fn scratch(&self, profile: &CudaProfile) -> u64 {

@@ -1,30 +1,16 @@
-//! Attention, its gradient and that of one token over a cache, by each of their kernels.
+//! Attention and its gradient, by each of their kernels.
 
-use capful_core::ops::{Attention, AttentionGrad, CachedAttention, Heads, Kind, Pattern, Rotary, RotaryScaling};
+use capful_core::ops::{AttentionGrad, Heads, Kind, Pattern};
 
-use super::bench::{Bench, Lay, share};
+use super::bench::{Bench, share};
 use crate::device::cuda::Precision;
 use crate::device::cuda::arguments::OrderArgs;
 use crate::device::cuda::attention::heads::stripes;
-
-/// Heads, batch, length and pattern of a few kinds.
-fn attentions() -> Vec<(Heads, u32, u32, Pattern)> {
-    let pattern = |kind, block| Pattern { kind, block, window: 1, stride: 3 };
-    vec![
-        (Heads::interleaved(1, 1), 1, 1, Pattern::DENSE),
-        (Heads::interleaved(2, 64), 2, 70, Pattern::DENSE),
-        (Heads::grouped(4, 2, 6), 2, 65, pattern(Kind::Local, 16)),
-        (Heads::grouped(6, 2, 10), 1, 150, pattern(Kind::Global, 8)),
-        (Heads::interleaved(3, 32), 1, 129, pattern(Kind::Mixed, 7)),
-        (Heads::interleaved(1, 128), 2, 33, Pattern::DENSE),
-        (Heads::grouped(2, 1, 100), 1, 40, pattern(Kind::Local, 5)),
-        (Heads::interleaved(2, 256), 1, 21, Pattern::DENSE),
-        (Heads::grouped(2, 1, 200), 1, 35, pattern(Kind::Global, 4)),
-    ]
-}
+use crate::device::witness::Lay;
+use crate::device::witness::attention::{Case, attention, attention_grad, turning};
 
 /// Lengths around the tiles' sides and sizes around the padded ones, each pair with one of the patterns.
-fn tiled_attentions() -> Vec<(Heads, u32, u32, Pattern)> {
+fn tiled_attentions() -> Vec<Case> {
     let mut patterns = vec![Pattern::DENSE];
     for kind in [Kind::Local, Kind::Global, Kind::Mixed] {
         patterns.extend([16, 32, 64].map(|block| Pattern { kind, block, window: 1, stride: 3 }));
@@ -45,7 +31,7 @@ fn tiled_attentions() -> Vec<(Heads, u32, u32, Pattern)> {
 }
 
 /// Short sequences, several to a tile: tiles that are full, not full, and the only one.
-fn packed_attentions() -> Vec<(Heads, u32, u32, Pattern)> {
+fn packed_attentions() -> Vec<Case> {
     let local = |block| Pattern { kind: Kind::Local, block, window: 0, stride: 3 };
     let grouped = Heads::grouped(6, 2, 64);
     let mut cases = vec![
@@ -63,55 +49,6 @@ fn packed_attentions() -> Vec<(Heads, u32, u32, Pattern)> {
     cases
 }
 
-/// Everything turns where `all`, else half of each head.
-fn rotary(l: &mut Lay, heads: Heads, positions: u32, all: bool) -> Rotary {
-    // At least one pair where the head has two elements; else angles of zero dims.
-    turning(l, heads, positions, if all { heads.size / 2 } else { heads.size / 4 })
-}
-
-/// So many pairs of each head turn.
-fn turning(l: &mut Lay, heads: Heads, positions: u32, pairs: u32) -> Rotary {
-    let mut angles = Vec::new();
-    for (position, pair) in (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j))) {
-        angles.extend(Rotary::angle(100.0, RotaryScaling::None, 2 * pairs, position, pair));
-    }
-    Rotary { table: l.values([1, positions, pairs, 2], angles), heads, positions }
-}
-
-fn attention(l: &mut Lay, (heads, batch, t, pattern): (Heads, u32, u32, Pattern)) -> Attention {
-    Attention {
-        qkv: l.normal([1, batch, t, heads.width()], 1.0),
-        out: l.poison([1, batch, t, heads.out_width()]),
-        log_sum: l.poison_exact([1, batch, heads.queries, t]),
-        heads,
-        pattern,
-    }
-}
-
-fn attention_grad(l: &mut Lay, (heads, batch, t, pattern): (Heads, u32, u32, Pattern)) -> AttentionGrad {
-    let (width, out_width) = (heads.width(), heads.out_width());
-    AttentionGrad {
-        qkv: l.normal([1, batch, t, width], 0.3),
-        out: l.normal([1, batch, t, out_width], 0.5),
-        // A sum near the real one, so that the probabilities are below 1.
-        log_sum: l.values([1, batch, heads.queries, t], vec![3.0; (batch * heads.queries * t) as usize]),
-        out_grad: l.normal([1, batch, t, out_width], 1.0),
-        qkv_grad: l.poison([1, batch, t, width]),
-        heads,
-        pattern,
-        rotary: rotary(l, heads, t, heads.size == 64),
-    }
-}
-
-#[test]
-fn attention_and_its_gradient() {
-    let mut bench = Bench::of_attention();
-    for case in share(attentions()) {
-        bench.agree(|l| attention(l, case));
-        bench.agree(|l| attention_grad(l, case));
-    }
-}
-
 #[test]
 fn attention_and_its_gradient_in_tiles_of_bf16() {
     let mut bench = Bench::of_attention();
@@ -122,7 +59,7 @@ fn attention_and_its_gradient_in_tiles_of_bf16() {
 }
 
 /// The gradient where 16, 32 or all of a head's 64 elements are turned, or a part of a narrower one.
-fn turned_attention_grad(bench: &mut Bench, case: (Heads, u32, u32, Pattern)) {
+fn turned_attention_grad(bench: &mut Bench, case: Case) {
     let (heads, _, t, _) = case;
     for pairs in if heads.size == 64 { vec![8, 16, 32] } else { vec![heads.size / 4] } {
         bench.agree_in(Precision::Bf16, 1e-2, &|l: &mut Lay| {
@@ -313,21 +250,4 @@ fn more_sequences_than_a_launch_has_room_for_are_launched_in_parts() {
     }
     let many = (Heads::interleaved(1, 1), 65_537, 3, Pattern::DENSE);
     bench.agree_in(Precision::F32, 1e-5, &|l: &mut Lay| attention(l, many));
-}
-
-#[test]
-fn cached_attention() {
-    let mut bench = Bench::new();
-    for (heads, _, t, pattern) in attentions() {
-        for cursor in [0, t / 2, t - 1] {
-            bench.agree(|l| CachedAttention {
-                qkv: l.spent([1, 1, 1, heads.width()], 1.0),
-                cache: l.normal([1, 2, t, heads.keys * heads.size], 1.0),
-                cursor: l.ids(vec![cursor]),
-                out: l.poison([1, 1, 1, heads.out_width()]),
-                rotary: rotary(l, heads, t, t % 2 == 0),
-                pattern,
-            });
-        }
-    }
 }

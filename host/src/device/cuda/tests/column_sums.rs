@@ -7,9 +7,10 @@ use capful_core::ops::{
 };
 use capful_core::random::Random;
 
-use super::bench::{decode, encode, open, replay, share};
+use super::bench::{open, replay, share};
 use crate::device::cuda::Cuda;
 use crate::device::cuda::product::column_sums::{copied_before, made_before, made_by};
+use crate::device::witness::lay::{decode, encode};
 
 /// What is set on a device before its program runs.
 type Change = fn(&mut Cuda);

@@ -8,8 +8,9 @@ use capful_core::ops::{
     Rescale, Scaling, SwiGlu, SwiGluGrad, TransposedCopies,
 };
 
-use super::bench::{Bench, Lay, apart, open_with, share};
+use super::bench::{Bench, apart, open_with, share};
 use crate::device::cuda::{Cuda, CudaError, Precision, Products, Room, require};
+use crate::device::witness::Lay;
 
 fn scaling(l: &mut Lay, scale: f32) -> Scaling {
     let mut one = |x| l.values([1; 4], vec![x]).offset;
@@ -33,8 +34,8 @@ fn copies_are_the_reference_s_to_the_bit() {
                 bench.agree_in(precision, 0.0, &|l: &mut Lay| Quantise {
                     x: l.normal([1, 1, rows, columns], 3.0),
                     scaling: scaling(l, scale),
-                    codes: straight.then(|| l.poison_codes(dtype, [1, 1, rows, columns])),
-                    transposed: turned.then(|| l.poison_codes(dtype, [1, 1, columns, rows])),
+                    codes: straight.then(|| l.poison_of(dtype, [1, 1, rows, columns])),
+                    transposed: turned.then(|| l.poison_of(dtype, [1, 1, columns, rows])),
                 });
             }
         }
@@ -60,7 +61,7 @@ fn every_kind_of_number_has_the_reference_s_code() {
             bench.agree_in(Precision::F32, 0.0, &|l: &mut Lay| Quantise {
                 x: l.values(shape, values.iter().copied().cycle().take(count).collect()),
                 scaling: scaling(l, 1.0),
-                codes: Some(l.poison_codes(dtype, shape)),
+                codes: Some(l.poison_of(dtype, shape)),
                 transposed: None,
             });
         }
@@ -157,10 +158,10 @@ fn swiglus_gradient_makes_the_copies_that_quantise_makes() {
         let scales = |l: &mut Lay| [scaling(l, 16.0), scaling(l, 64.0)];
         let found = bench.left(precision, &|l: &mut Lay| {
             let ([gate_up, out_grad], [scaling, out_scaling]) = (given(l), scales(l));
-            let copy = Quantised { codes: l.poison_codes(Dtype::E5m2, matrix(2 * d)), scaling };
+            let copy = Quantised { codes: l.poison_of(Dtype::E5m2, matrix(2 * d)), scaling };
             let transposed = TransposedCopies {
-                gate_up: l.poison_codes(Dtype::E5m2, turned(2 * d)),
-                out: Quantised { codes: l.poison_codes(Dtype::E4m3, turned(d)), scaling: out_scaling },
+                gate_up: l.poison_of(Dtype::E5m2, turned(2 * d)),
+                out: Quantised { codes: l.poison_of(Dtype::E4m3, turned(d)), scaling: out_scaling },
             };
             SwiGluGrad { gate_up, out_grad, out: None, copy: Some(copy), transposed: Some(transposed), kept: None }
         });
@@ -170,12 +171,12 @@ fn swiglus_gradient_makes_the_copies_that_quantise_makes() {
         });
         let gradients = bench.left(precision, &|l: &mut Lay| {
             let (x, [scaling, _]) = (l.kept(matrix(2 * d), stored[0].clone()), scales(l));
-            let codes = Some(l.poison_codes(Dtype::E5m2, matrix(2 * d)));
-            Quantise { x, scaling, codes, transposed: Some(l.poison_codes(Dtype::E5m2, turned(2 * d))) }
+            let codes = Some(l.poison_of(Dtype::E5m2, matrix(2 * d)));
+            Quantise { x, scaling, codes, transposed: Some(l.poison_of(Dtype::E5m2, turned(2 * d))) }
         });
         let out = bench.left(precision, &|l: &mut Lay| {
             let (x, [_, scaling]) = (l.kept(matrix(d), stored[2].clone()), scales(l));
-            Quantise::transposed(x, Quantised { codes: l.poison_codes(Dtype::E4m3, turned(d)), scaling })
+            Quantise::transposed(x, Quantised { codes: l.poison_of(Dtype::E4m3, turned(d)), scaling })
         });
         let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let [largest, codes, both, single] = [2, 8, 9, 10].map(|i| bits(&found[i]));

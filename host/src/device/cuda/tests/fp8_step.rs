@@ -9,9 +9,10 @@ use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
 use capful_core::train::{Results, Settings};
 
-use super::bench::{Bench, decode, encode, open_with};
+use super::bench::{Bench, open_with};
 use super::step;
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
+use crate::device::witness::lay::{decode, encode};
 
 const MODEL: Transformer = Transformer {
     layers: 2,
@@ -155,7 +156,7 @@ fn train<M: Machine>(
             machine.put(regions.targets, &bytes_of(targets));
             plan.model.micro_batch(machine, &plan.state, &plan.training, &stage, part == 0).expect("a micro-batch");
         }
-        plan.model.update(machine, &plan.state).expect("an update");
+        plan.model.update(machine, &plan.state, None).expect("an update");
         let results = decode(Dtype::F32, &machine.get(plan.state.control.results));
         losses.push(Results::from_slice(&results).expect("both results").loss);
     }
@@ -214,7 +215,7 @@ fn gpu(precision: Precision, stage: &MicroBatch) -> (Cuda, Plan) {
         for products in [Kind::Wide, Kind::Warming, Kind::Quantised] {
             MODEL.micro_batch(&mut meter, &draft.state, &draft.training, &MicroBatch { products, ..*stage }, true)?;
         }
-        MODEL.update(&mut meter, &draft.state)
+        MODEL.update(&mut meter, &draft.state, None)
     };
     all().expect("a plan");
     let plan = plan(MODEL, &profile, meter.scratch, stage);

@@ -5,8 +5,9 @@ use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{Epilogue, Gelu, Heads, Linear, LinearGrad, Rotary, Rotate};
 use capful_core::random::Random;
 
-use super::bench::{encode, open};
+use super::bench::open;
 use crate::device::cuda::{Cuda, OnCuda};
+use crate::device::witness::lay::encode;
 
 /// Regions laid one behind the other.
 struct Laid(u64);

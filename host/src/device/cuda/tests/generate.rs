@@ -7,8 +7,8 @@ use capful_core::generate::Sampler;
 use capful_core::memory::Role;
 use capful_core::random::Random;
 
-use super::bench::encode;
 use crate::config::{Config, RawConfig};
+use crate::device::witness::lay::encode;
 use crate::device::{AnyProfile, Storage as _};
 use crate::plan::{Laid, Sections};
 use crate::run::Session;

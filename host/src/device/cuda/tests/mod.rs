@@ -11,6 +11,7 @@ mod fused;
 mod generate;
 mod head;
 pub mod kernels;
+mod matrices;
 mod messages;
 mod neurogen;
 mod operations;
@@ -21,3 +22,8 @@ mod step;
 mod timed;
 mod token;
 mod tuning;
+
+/// The cases that are every device's.
+mod witness {
+    crate::device::witness::tests!(crate::device::cuda::tests::bench::Bench);
+}

@@ -1,132 +1,13 @@
-//! Linear layers and their gradients: the product in all three cases, with everything folded into it.
+//! Linear layers and their gradients by the kernels of some shapes, and what is made together with a product.
 
-use capful_core::memory::{Dtype, Region};
-use capful_core::ops::{Epilogue, Heads, Linear, LinearGrad, Rotary, RotaryScaling, Rotate};
-use capful_core::random::Random;
+use capful_core::memory::Dtype;
+use capful_core::ops::{Epilogue, Heads, Linear, LinearGrad, Rotate};
 
-use super::bench::{Bench, Lay};
+use super::bench::Bench;
 use crate::device::cuda::product::product::{Case, Product};
 use crate::device::cuda::{OnCuda, Precision};
-
-fn sizes() -> Vec<[u32; 3]> {
-    let random = Random::new(9, 3);
-    let drawn = (0..5).map(|i| std::array::from_fn(|j| 1 + random.below(3 * i + j as u64, 150) as u32));
-    let of_a_row = [[1, 1000, 9], [1, 600, 1100], [1, 515, 70], [1, 72, 8200]];
-    of_a_row.into_iter().chain([[1, 1, 1], [64, 64, 16], [65, 130, 17], [3, 200, 33]]).chain(drawn).collect()
-}
-
-#[test]
-fn linear_with_everything_that_belongs_to_it() {
-    let mut bench = Bench::of_products();
-    for [rows, inputs, outputs] in sizes() {
-        for form in 0..5 {
-            bench.agree(|l| {
-                let x = l.normal([1, 1, rows, inputs], 1.0);
-                let sides = if form == 4 { [inputs, outputs] } else { [outputs, inputs] };
-                let weight = l.normal([1, 1, sides[0], sides[1]], 0.3);
-                let bias = (form != 0).then(|| l.normal([1, 1, 1, outputs], 1.0));
-                let like_out = [1, 1, rows, outputs];
-                let out = if form == 2 { l.normal(like_out, 1.0) } else { l.poison(like_out) };
-                let plain = Linear::new(x, weight, bias, out);
-                match form {
-                    1 => Linear { epilogue: Epilogue::Gelu(l.poison(like_out)), ..plain },
-                    2 => Linear { epilogue: Epilogue::Add, ..plain },
-                    3 => Linear { epilogue: Epilogue::Residual(l.normal(like_out, 1.0)), ..plain },
-                    4 => Linear { transposed: true, ..plain },
-                    _ => plain,
-                }
-            });
-        }
-    }
-}
-
-/// Lays a rotation of rows that are there.
-fn rotate(l: &mut Lay, qkv: Region, heads: Heads, dims: u32, positions: u32) -> Rotate {
-    let mut angles = Vec::new();
-    for (position, pair) in (0..positions).flat_map(|p| (0..dims / 2).map(move |j| (p, j))) {
-        angles.extend(Rotary::angle(50.0, RotaryScaling::None, dims, position, pair));
-    }
-    let table = l.values([1, positions, dims / 2, 2], angles);
-    Rotate { qkv, rotary: Rotary { table, heads, positions } }
-}
-
-#[test]
-fn queries_and_keys_are_turned() {
-    let mut bench = Bench::of_products();
-    for (heads, dims, rows, positions) in [
-        (Heads::interleaved(2, 8), 2, 13, 13),
-        (Heads::grouped(4, 2, 6), 6, 20, 5),
-        (Heads::interleaved(3, 64), 16, 9, 9),
-        (Heads::grouped(4, 2, 64), 64, 30, 10),
-        (Heads::interleaved(2, 40), 24, 7, 7),
-    ] {
-        bench.agree(|l| {
-            let qkv = l.normal([1, 1, rows, heads.width()], 1.0);
-            rotate(l, qkv, heads, dims, positions)
-        });
-    }
-}
-
-#[test]
-fn logits_are_f32_in_every_precision() {
-    Bench::of_products().agree(|l| {
-        let (x, weight) = (l.normal([1, 1, 3, 40], 1.0), l.normal([1, 1, 90, 40], 1.0));
-        Linear::new(x, weight, None, l.poison_exact([1, 1, 3, 90]))
-    });
-}
-
-#[test]
-fn a_row_in_f32_by_a_weight_in_the_precisions_type() {
-    let mut bench = Bench::of_products();
-    for [inputs, outputs] in [[600, 1100], [515, 70], [72, 8200], [72, 8193], [5, 3]] {
-        for accumulate in [false, true] {
-            bench.agree(|l| {
-                let (x, weight) = (l.exact([1, 1, 1, inputs], 1.0), l.normal([1, 1, outputs, inputs], 0.3));
-                let bias = Some(l.exact([1, 1, 1, outputs], 1.0));
-                let out = l.exact([1, 1, 1, outputs], 1.0);
-                {
-                    let epilogue = if accumulate { Epilogue::Add } else { Epilogue::Store };
-                    Linear { epilogue, ..Linear::new(x, weight, bias, out) }
-                }
-            });
-        }
-    }
-}
-
-#[test]
-fn linear_grad_overwrites_and_accumulates() {
-    let mut bench = Bench::of_products();
-    for [rows, inputs, outputs] in sizes() {
-        // Of the last ones only the input's gradient, and only the weight's.
-        for (accumulate, transposed, x_grad, weight_grad) in [
-            (false, false, true, true),
-            (true, false, true, true),
-            (false, true, true, true),
-            (true, true, true, true),
-            (false, false, true, false),
-            (true, false, false, true),
-        ] {
-            bench.agree(|l| {
-                let sum = |l: &mut Lay, shape| l.gradient(shape, accumulate);
-                let sides = if transposed { [1, 1, inputs, outputs] } else { [1, 1, outputs, inputs] };
-                LinearGrad {
-                    transposed,
-                    x: l.normal([1, 1, rows, inputs], 1.0),
-                    weight: l.normal(sides, 1.0),
-                    out_grad: l.normal([1, 1, rows, outputs], 1.0),
-                    x_grad: x_grad.then(|| l.poison([1, 1, rows, inputs])),
-                    before_gelu: (accumulate && x_grad).then(|| l.normal([1, 1, rows, inputs], 1.0)),
-                    weight_grad: weight_grad.then(|| sum(l, sides)),
-                    bias_grad: weight_grad.then(|| sum(l, [1, 1, 1, outputs])),
-                    // Of so many columns that roundings before the sums are averaged.
-                    x_bias_grad: (x_grad && !transposed && inputs >= 16).then(|| sum(l, [1, 1, 1, inputs])),
-                    accumulate,
-                    quantised: None,
-                }
-            });
-        }
-    }
-}
+use crate::device::witness::Lay;
+use crate::device::witness::attention::rotate;
 
 #[test]
 fn the_large_tile_gives_the_same() {

@@ -8,9 +8,10 @@ use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{Cell, Outputs, Spike, Taps};
 use capful_core::random::Random;
 
-use super::bench::{Bench, Lay, open_with};
+use super::bench::{Bench, open_with};
 use crate::device::cuda::spiking::spike_chain::Chain;
 use crate::device::cuda::{CudaError, CudaProfile, Precision, Products};
+use crate::device::witness::Lay;
 
 /// What all modules share.
 #[derive(Clone, Copy)]

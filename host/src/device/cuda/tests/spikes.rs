@@ -7,9 +7,10 @@ use capful_core::memory::{Dtype, Region};
 use capful_core::ops::{Cell, Outputs, Spike};
 use capful_core::random::Random;
 
-use super::bench::{Bench, Lay};
+use super::bench::Bench;
 use crate::device::cuda::Precision;
 use crate::device::cuda::spiking::spikes::Modules;
+use crate::device::witness::Lay;
 
 const ROWS: u32 = 61;
 const TOKENS: u32 = 5;

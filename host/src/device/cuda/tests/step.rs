@@ -10,8 +10,9 @@ use capful_core::random::Random;
 use capful_core::remainder;
 use capful_core::train::{Ranks, Results, Settings};
 
-use super::bench::{decode, distance, encode, open_with, replay};
+use super::bench::{open_with, replay};
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
+use crate::device::witness::lay::{decode, distance, encode};
 
 pub(super) const PYTHIA: Transformer = Transformer {
     layers: 2,
@@ -144,7 +145,7 @@ fn reference(model: &Transformer, steps: u64, stage: &MicroBatch) -> (Vec<f32>, 
             }
             model.micro_batch(&mut device, &plan.state, &plan.training, stage, part == 0).expect("a micro-batch");
         }
-        model.update(&mut device, &plan.state).expect("an update");
+        model.update(&mut device, &plan.state, None).expect("an update");
         losses.push(loss(device.arena.f32(plan.state.control.results).expect("in the arena")));
     }
     (
@@ -175,13 +176,13 @@ fn on_gpu_with(
     let mut meter = Meter::new(&profile, Rates::ONE);
     model.micro_batch(&mut meter, &draft.state, &draft.training, stage, true).expect("a plan");
     model.micro_batch(&mut meter, &draft.state, &draft.training, stage, false).expect("a plan");
-    model.update(&mut meter, &draft.state).expect("a plan");
+    model.update(&mut meter, &draft.state, None).expect("a plan");
     let plan = plan(model, &profile, meter.scratch, stage);
 
     let mut cuda = open_with(plan.bytes, plan.scratch, 4096, products);
     let tuned = |c: &mut Cuda| {
         model.micro_batch(c, &plan.state, &plan.training, stage, true)?;
-        model.update(c, &plan.state)
+        model.update(c, &plan.state, None)
     };
     cuda.tune(tuned).expect("a step");
     let first = plan.entries.iter().filter(|e| matches!(e.slot.role, Role::Weight | Role::Master | Role::Constant));
@@ -204,7 +205,7 @@ fn on_gpu_with(
             let record = |c: &mut Cuda| model.micro_batch(c, &plan.state, &plan.training, stage, part == 0);
             replay(&mut cuda, part, record).expect("a micro-batch");
         }
-        replay(&mut cuda, 2, |c| model.update(c, &plan.state)).expect("an update");
+        replay(&mut cuda, 2, |c| model.update(c, &plan.state, None)).expect("an update");
         let next = cuda.queue_read(plan.state.control.results).expect("room");
         if let Some(last) = pending.replace(next) {
             losses.push(loss(&mut cuda, last));

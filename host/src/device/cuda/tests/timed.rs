@@ -4,7 +4,8 @@ use capful_core::device::{Device as _, Op};
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{Carry, Gelu};
 
-use super::bench::{encode, open};
+use super::bench::open;
+use crate::device::witness::lay::encode;
 
 #[test]
 fn a_timed_replay_computes_what_the_operations_do_and_times_each() {

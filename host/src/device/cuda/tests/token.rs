@@ -6,10 +6,11 @@ use capful_core::model::transformer::{Biases, Decoding, Lasting};
 use capful_core::model::{Family as _, Purpose, Transformer};
 use capful_core::ops::{Kind, MostLikely, Pattern};
 
-use super::bench::{decode, distance, encode, open_with};
+use super::bench::open_with;
 use super::step::{PYTHIA, QWEN, YXANUL, first_values};
 use crate::device::cuda::decoding::token::ordered;
 use crate::device::cuda::{Cuda, CudaProfile, Precision, Products};
+use crate::device::witness::lay::{decode, distance, encode};
 
 struct Plan {
     entries: Vec<Entry>,

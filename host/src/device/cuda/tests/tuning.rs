@@ -4,9 +4,10 @@ use capful_core::device::{Device as _, OperationError};
 use capful_core::memory::{Dtype, Region, Space};
 use capful_core::ops::{Epilogue, Heads, Linear, Rotary, Rotate};
 
-use super::bench::{apart, decode, encode, open_with, replay};
+use super::bench::{apart, open_with, replay};
 use crate::device::cuda::product::tuning::noise;
 use crate::device::cuda::{Choice, Cuda, Products};
+use crate::device::witness::lay::{decode, encode};
 
 const ROWS: u32 = 5;
 const INPUTS: u32 = 301;

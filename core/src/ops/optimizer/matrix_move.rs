@@ -1,0 +1,166 @@
+//! Moves the matrices of a parameter by what was made of their momentum.
+
+use super::cut::Cut;
+use super::moved::factors;
+use crate::device::{Operand, Operation, OperationError};
+use crate::memory::{Arena, Dtype, Region};
+use crate::optimizer::Group;
+use crate::remainder;
+use crate::train::{Results, Settings};
+
+/// `w = w (1 − lr · decay) − lr · √max(1, rows / columns) · x`, the scale of Jordan et al. 2024. With `cautious` decay falls
+/// only on elements that x moves towards 0 (Chen et al. 2025, Cautious Weight Decay). A gradient norm or a loss that is not
+/// finite changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MatrixMove {
+    /// `[cut's elements]`: the parameters.
+    pub weight: Region,
+    /// `[cut's elements]`: what they lack of their f32 masters, where they are kept in bf16.
+    pub remainder: Option<Region>,
+    /// [1, matrices, m, n], m ≤ n: transposed where that makes it wide.
+    pub x: Region,
+    /// The settings: the learning rate.
+    pub settings: Region,
+    /// The results: the loss and the squared norm are read.
+    pub results: Region,
+    /// The parameters' group.
+    pub group: Group,
+    /// Where the matrices lie.
+    pub cut: Cut,
+    /// Factor of the learning rate.
+    pub rate: f32,
+    /// Weight decay.
+    pub decay: f32,
+    /// Whether decay falls only where x has the sign of w.
+    pub cautious: bool,
+}
+
+/// What the numbers of a step come to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MatrixFactors {
+    /// What x is multiplied by.
+    pub step: f32,
+    /// What a weight is multiplied by that decays.
+    pub keep: f32,
+}
+
+impl MatrixMove {
+    /// √max(1, rows / columns).
+    pub fn scale(&self) -> f32 {
+        libm::sqrtf((self.cut.rows as f32 / self.cut.columns as f32).max(1.0))
+    }
+
+    /// The factors of this update, or `None` where it is skipped.
+    pub fn factors(&self, settings: &Settings, results: &Results) -> Option<MatrixFactors> {
+        let rate = factors(settings, results, self.group, self.rate)?.rate;
+        Some(MatrixFactors { step: rate * self.scale(), keep: 1.0 - rate * self.decay })
+    }
+
+    /// The new value of a weight.
+    #[inline(always)]
+    pub fn element(&self, f: &MatrixFactors, weight: f32, x: f32) -> f32 {
+        let keep = if self.cautious && weight * x <= 0.0 { 1.0 } else { f.keep };
+        weight * keep - f.step * x
+    }
+}
+
+impl Operation for MatrixMove {
+    const NAME: &'static str = "matrix_move";
+
+    fn operands(&self, visit: &mut dyn FnMut(Operand)) {
+        let elements = self.x.elements();
+        let only = |operand: Operand, region: &Region| operand.only(elements.saturating_mul(region.dtype.size()));
+        visit(only(Operand::update("weight", self.weight), &self.weight));
+        self.remainder.iter().for_each(|r| visit(only(Operand::update("remainder", *r).remainders(), r)));
+        visit(Operand::read("x", self.x));
+        visit(Operand::read("settings", self.settings).exact());
+        visit(Operand::read("results", self.results).exact());
+    }
+
+    fn validate(&self) -> Result<(), OperationError> {
+        let (elements, bf16) = (self.cut.elements(), self.weight.dtype == Dtype::Bf16);
+        self.expect(self.cut.fits() && self.weight.elements() == elements, "weight")?;
+        self.expect(self.remainder.is_none_or(|r| r.elements() == elements && bf16), "remainder")?;
+        let [m, n] = self.cut.wide();
+        self.expect(self.x.shape == [1, self.cut.count(), m, n], "x")?;
+        self.expect(self.settings.elements() == Settings::LEN, "settings")?;
+        self.expect(self.results.elements() == Results::LEN, "results")
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+        let [mut weight, mut remainder, x, settings, results] =
+            arena.views([Some(self.weight), self.remainder, Some(self.x), Some(self.settings), Some(self.results)])?;
+        let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
+        let Some(factors) = self.factors(settings, results) else { return Ok(()) };
+        let (cut, x) = (&self.cut, x.f32()?);
+        let ([m, n], columns) = (cut.wide().map(|side| side as usize), cut.columns as usize);
+        for (number, x) in (0..cut.count()).zip(x.chunks_exact(m * n)) {
+            for r in 0..cut.rows {
+                let at = cut.row(number, r) as usize..cut.row(number, r) as usize + columns;
+                let x = |c: usize| x[if cut.is_tall() { c * n + r as usize } else { r as usize * n + c }];
+                if self.remainder.is_some() {
+                    let weights = weight.bf16_mut()?.get_mut(at.clone()).ok_or(self.misfit("weight"))?;
+                    let lacks = remainder.remainders_mut()?.get_mut(at).ok_or(self.misfit("remainder"))?;
+                    for (c, (w, lack)) in weights.iter_mut().zip(lacks).enumerate() {
+                        (*w, *lack) = remainder::split(self.element(&factors, remainder::join(*w, *lack), x(c)));
+                    }
+                } else {
+                    let weights = weight.f32_mut()?.get_mut(at).ok_or(self.misfit("weight"))?;
+                    weights.iter_mut().enumerate().for_each(|(c, w)| *w = self.element(&factors, *w, x(c)));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::Bench;
+
+    #[test]
+    fn weights_move_as_f64_says() {
+        let interleaved =
+            Cut { layers: 2, layer: 64, parts: 3, rows: 4, columns: 5, first: 0, step: 2, run: 2, period: 6 };
+        let tall = Cut { parts: 1, rows: 9, first: 3, step: 9, run: 9, period: 9, ..interleaved };
+        for (cut, cautious) in [(interleaved, false), (tall, true)] {
+            let mut b = Bench::<512>::new();
+            let [m, n] = cut.wide();
+            let op = MatrixMove {
+                weight: b.normal([1, 1, 1, 128], 1, 1.0),
+                remainder: None,
+                x: b.normal([1, cut.count(), m, n], 2, 1.0),
+                settings: b.settings(Settings { learning_rate: 0.01, ..Settings::UNIT }),
+                results: b.results(Results { loss: 0.0, squared_norm: 16.0 }),
+                group: Group::Matrix,
+                cut,
+                rate: 3.0,
+                decay: 0.5,
+                cautious,
+            };
+            let before = <[f32; 128]>::try_from(b.get(op.weight)).unwrap();
+            b.run(op);
+            let (mut met, mut spared) = ([false; 128], 0);
+            for number in 0..cut.count() {
+                for (r, c) in (0..cut.rows).flat_map(|r| (0..5).map(move |c| (r, c))) {
+                    let at = (cut.row(number, r) + u64::from(c)) as usize;
+                    met[at] = true;
+                    let place = if cut.is_tall() { c * n + r } else { r * n + c };
+                    let x = f64::from(b.get(op.x)[(number * m * n + place) as usize]);
+                    let (w, scale) = (f64::from(before[at]), if cut.is_tall() { 1.8f64.sqrt() } else { 1.0 });
+                    let decays = !cautious || w * x > 0.0;
+                    spared += i32::from(!decays);
+                    let expected = w * (if decays { 1.0 - 0.03 * 0.5 } else { 1.0 }) - 0.03 * scale * x;
+                    approx::assert_relative_eq!(f64::from(b.get(op.weight)[at]), expected, epsilon = 1e-6);
+                }
+            }
+            assert!((spared > 0) == cautious);
+            assert!((0..128).filter(|at| !met[*at]).all(|at| b.get(op.weight)[at] == before[at]));
+        }
+    }
+}

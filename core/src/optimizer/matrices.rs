@@ -1,0 +1,263 @@
+//! Parameters that are moved as whole matrices: which matrices they have, the room in which those are orthogonalised, and the
+//! operations that move them. Matrices of one shape are moved together, as many as there is room for.
+
+use super::learning::RANGES;
+use super::{Group, Optimizer, Rule};
+use crate::device::{Device, OperationError, Profile};
+use crate::memory::{Dtype, Layout, Ledger, Region, Role, Slot, Space, Stacked};
+use crate::model::{Control, Parameter, Parameters};
+use crate::ops::{Cut, MatrixMomentum, MatrixMove, Orthogonalise};
+
+/// Elements that all four regions of a room have together at the most, unless a layer's matrices of one parameter need more:
+/// enough matrices to fill a GPU, little beside activations.
+const MOST: u64 = 32 << 20;
+/// Why nothing is moved.
+const NO_ROOM: OperationError = OperationError::Unsupported("no room was laid for an update of whole matrices");
+/// Why it is not.
+const TOO_MANY: OperationError = OperationError::Unsupported("a model has more matrices than an update takes apart");
+
+/// The matrices of a parameter: a layer's rows and columns, and how they are taken apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Matrices {
+    layers: u32,
+    shape: [u32; 2],
+    parts: [u32; 3],
+    turns: u32,
+}
+
+impl Matrices {
+    pub(super) const fn of(p: &Parameter) -> Matrices {
+        Matrices { layers: p.layers, shape: p.shape, parts: p.parts, turns: p.turns }
+    }
+
+    /// The cuts that together are all of it: neighbouring parts of one shape are one.
+    fn cuts(&self) -> impl Iterator<Item = Cut> + use<> {
+        let ([rows, columns], parts, turns, layers) = (self.shape, self.parts, self.turns, self.layers);
+        let layer = (u64::from(rows) * u64::from(columns)).next_multiple_of(Layout::GRAIN);
+        let whole = Cut { layers, layer, parts: 1, rows, columns, first: 0, step: rows, run: rows, period: rows };
+        let one = match (turns, parts) {
+            (0, [0, 0, 0]) => Some(whole),
+            (0, _) => None,
+            (run, _) => Some(Cut { parts: 3, rows: rows / 3, step: run, run, period: 3 * run, ..whole }),
+        };
+        let parts = if one.is_some() { [0; 3] } else { parts };
+        let mut first = 0;
+        let below = (0..3usize).filter_map(move |i| {
+            let rows = parts[i];
+            let start = first;
+            first += rows;
+            // The first of those that are alike stands for all of them.
+            if rows == 0 || i > 0 && parts[i - 1] == rows {
+                return None;
+            }
+            let alike = parts[i..].iter().take_while(|other| **other == rows).count() as u32;
+            Some(Cut { parts: alike, rows, first: start, step: rows, run: rows, period: rows, ..whole })
+        });
+        one.into_iter().chain(below)
+    }
+}
+
+/// Where the tables of a parameter's matrices begin, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Place {
+    pub(super) group: Group,
+    pub(super) matrices: Matrices,
+    /// The weights' type.
+    pub(super) dtype: Dtype,
+    pub(super) weight: u64,
+    pub(super) remainder: Option<u64>,
+    /// And the gradients'.
+    pub(super) gradient: (u64, Dtype),
+    pub(super) momentum: u64,
+}
+
+/// Room in which matrices are orthogonalised. It may share bytes with all that a micro-batch needs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Room {
+    x: Region,
+    out: Region,
+    gram: Region,
+    polynomial: Region,
+}
+
+/// How many matrices of this shape are moved at a time, of all that there are: `all` and the most of a layer.
+fn at_once([m, n]: [u32; 2], [all, of_layer]: [u32; 2]) -> u32 {
+    let each = 2 * u64::from(m) * (u64::from(m) + u64::from(n));
+    (MOST / each.max(1)).clamp(of_layer.into(), all.max(of_layer).into()) as u32
+}
+
+/// Matrices of `shape` among all of `cuts`, and the most of one layer of one parameter.
+fn counted(shape: [u32; 2], cuts: impl Iterator<Item = Cut>) -> [u32; 2] {
+    let alike = cuts.filter(|cut| cut.wide() == shape);
+    alike.fold([0; 2], |[all, of_layer], cut| [all.saturating_add(cut.count()), of_layer.max(cut.parts)])
+}
+
+impl Room {
+    /// Lays what `optimizer` needs for the matrices of `model`; nothing where it moves none whole.
+    pub fn lay<M: Parameters + ?Sized>(
+        model: &M,
+        optimizer: &Optimizer,
+        profile: &dyn Profile,
+        ledger: &mut dyn Ledger,
+    ) -> Option<Room> {
+        let mut found: heapless::Vec<Matrices, RANGES> = heapless::Vec::new();
+        model.parameters(&mut |p| {
+            if optimizer.moves_whole(p) {
+                // More than there is room for are refused as they are moved.
+                let _ = found.push(Matrices::of(p));
+            }
+            Stacked::NOTHING
+        });
+        if found.is_empty() {
+            return None;
+        }
+        let cuts = || found.iter().flat_map(Matrices::cuts);
+        let [mut matrices, mut squares] = [0u64; 2];
+        for shape in cuts().map(|cut| cut.wide()) {
+            let [count, m, n] = [at_once(shape, counted(shape, cuts())), shape[0], shape[1]].map(u64::from);
+            matrices = matrices.max(count.saturating_mul(m).saturating_mul(n));
+            squares = squares.max(count.saturating_mul(m).saturating_mul(m));
+        }
+        let dtype = profile.dtype(Role::Work);
+        let mut lay = |name, elements: u64| {
+            let rows = elements.div_ceil(Layout::GRAIN).min(u32::MAX.into()) as u32;
+            ledger.region(Slot::new(name, Role::Work, dtype, [1, 1, rows, Layout::GRAIN as u32])).first
+        };
+        Some(Room {
+            x: lay("update.matrices", matrices),
+            out: lay("update.orthogonal", matrices),
+            gram: lay("update.gram", squares),
+            polynomial: lay("update.polynomial", squares),
+        })
+    }
+
+    /// The place of `count` matrices of [rows, columns] in one of its regions, behind `before` others.
+    const fn part(region: Region, before: u32, [count, rows, columns]: [u32; 3]) -> Region {
+        let elements = before as u64 * rows as u64 * columns as u64;
+        Region { offset: region.offset + elements * region.dtype.size(), shape: [1, count, rows, columns], ..region }
+    }
+}
+
+/// Matrices that are on their way: of which place, which of its layers, and how many others lie before them in the room.
+#[derive(Clone, Copy)]
+struct Piece {
+    place: usize,
+    cut: Cut,
+    layer: u32,
+    before: u32,
+}
+
+/// What moves them, and with what.
+struct Mover<'a> {
+    control: &'a Control,
+    optimizer: &'a Optimizer,
+    places: &'a [Place],
+    room: &'a Room,
+}
+
+/// Moves all of `places`.
+///
+/// # Errors
+/// What the device could not do; that there is no room.
+#[inline(never)]
+pub(super) fn update(
+    device: &mut dyn Device,
+    control: &Control,
+    optimizer: &Optimizer,
+    places: &[Place],
+    room: Option<&Room>,
+) -> Result<(), OperationError> {
+    if places.is_empty() {
+        return Ok(());
+    }
+    let mover = Mover { control, optimizer, places, room: room.ok_or(NO_ROOM)? };
+    let shapes = || mover.cuts().map(|(_, cut)| cut.wide());
+    let mut all = shapes().enumerate();
+    all.try_for_each(|(i, shape)| match shapes().take(i).any(|before| before == shape) {
+        true => Ok(()),
+        false => mover.of_shape(device, shape),
+    })
+}
+
+impl Mover<'_> {
+    fn cuts(&self) -> impl Iterator<Item = (usize, Cut)> {
+        self.places.iter().enumerate().flat_map(|(i, place)| place.matrices.cuts().map(move |cut| (i, cut)))
+    }
+
+    /// Moves all matrices of one shape, as many at a time as there is room for.
+    fn of_shape(&self, device: &mut dyn Device, shape: [u32; 2]) -> Result<(), OperationError> {
+        let most = at_once(shape, counted(shape, self.cuts().map(|(_, cut)| cut)));
+        let mut pieces: heapless::Vec<Piece, { 3 * RANGES }> = heapless::Vec::new();
+        let mut filled = 0;
+        for (place, cut) in self.cuts().filter(|(_, cut)| cut.wide() == shape) {
+            let mut layer = 0;
+            while layer < cut.layers {
+                let layers = ((most - filled) / cut.parts).min(cut.layers - layer);
+                if layers == 0 {
+                    self.finish(device, shape, &pieces, filled)?;
+                    pieces.clear();
+                    filled = 0;
+                    continue;
+                }
+                let piece = Piece { place, cut: Cut { layers, ..cut }, layer, before: filled };
+                self.blend(device, shape, &piece)?;
+                pieces.push(piece).map_err(|_| TOO_MANY)?;
+                filled += piece.cut.count();
+                layer += layers;
+            }
+        }
+        self.finish(device, shape, &pieces, filled)
+    }
+
+    /// A piece's rows of a table that begins at byte `start`.
+    const fn rows(piece: &Piece, (start, dtype): (u64, Dtype)) -> Region {
+        let before = piece.layer as u64 * piece.cut.layer * dtype.size();
+        let rows = (piece.cut.elements() / Layout::GRAIN) as u32;
+        Region { space: Space::Arena, dtype, offset: start + before, shape: [1, 1, rows, Layout::GRAIN as u32] }
+    }
+
+    /// Moves the momentum of a piece, and gathers what is orthogonalised.
+    fn blend(&self, device: &mut dyn Device, [m, n]: [u32; 2], piece: &Piece) -> Result<(), OperationError> {
+        let Piece { place, cut, before, .. } = *piece;
+        let Place { group, gradient, momentum, .. } = self.places[place];
+        let Control { settings, results, .. } = *self.control;
+        let out = Room::part(self.room.x, before, [cut.count(), m, n]);
+        let (gradient, momentum) = (Self::rows(piece, gradient), Self::rows(piece, (momentum, Dtype::F32)));
+        device.emit(MatrixMomentum { gradient, momentum, out, settings, results, group, cut })
+    }
+
+    /// Orthogonalises `count` matrices, and moves those of `pieces` by them.
+    fn finish(
+        &self,
+        device: &mut dyn Device,
+        [m, n]: [u32; 2],
+        pieces: &[Piece],
+        count: u32,
+    ) -> Result<(), OperationError> {
+        if count == 0 {
+            return Ok(());
+        }
+        let [x, out] = [self.room.x, self.room.out].map(|region| Room::part(region, 0, [count, m, n]));
+        let [gram, polynomial] = [self.room.gram, self.room.polynomial].map(|r| Room::part(r, 0, [count, m, m]));
+        device.emit(Orthogonalise { x, out, gram, polynomial })?;
+        let Control { settings, results, .. } = *self.control;
+        pieces.iter().try_for_each(|piece| {
+            let Piece { place, cut, before, .. } = *piece;
+            let Place { group, dtype, weight, remainder, .. } = self.places[place];
+            let recipe = self.optimizer.of(group);
+            let Rule::Muon(muon) = recipe.rule else { return Ok(()) };
+            device.emit(MatrixMove {
+                weight: Self::rows(piece, (weight, dtype)),
+                remainder: remainder.map(|start| Self::rows(piece, (start, Dtype::Remainder))),
+                x: Room::part(self.room.out, before, [cut.count(), m, n]),
+                settings,
+                results,
+                group,
+                cut,
+                rate: recipe.rate,
+                decay: recipe.decay,
+                cautious: muon.cautious,
+            })
+        })
+    }
+}

@@ -1,0 +1,49 @@
+//! Muon (Jordan et al. 2024, Muon: An optimizer for hidden layers in neural networks): a matrix moves by its momentum with all
+//! singular values made about equal. It moves whole matrices; vectors and tables need another rule.
+
+use super::rule::{Constants, STATES, Update};
+use crate::device::{Device, OperationError};
+use crate::memory::Region;
+use crate::ops::Moved;
+
+/// The constants of Muon.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Muon {
+    /// μ, after the first [`Muon::WARMUP`] updates.
+    pub momentum: f32,
+    /// Whether decay falls only on weights that move towards 0.
+    pub cautious: bool,
+}
+
+impl Muon {
+    /// Updates in which μ rises, in a straight line.
+    pub const WARMUP: u64 = 300;
+    /// How much less it is at the first one.
+    const LESS: f32 = 0.1;
+}
+
+impl Update for Muon {
+    const NAME: &'static str = "muon";
+    const TAKES: &'static [&'static str] = &["muon_momentum"];
+    const WHOLE: bool = true;
+    /// Jordan's 0.02 where AdamW has 0.001.
+    const RATE: f32 = 20.0;
+
+    fn of(constants: &Constants) -> Muon {
+        Muon { momentum: constants.muon_momentum, cautious: constants.cautious }
+    }
+
+    fn states(&self) -> &'static [&'static str] {
+        &["momentum."]
+    }
+
+    /// μ of this update.
+    fn corrections(&self, step: u64) -> [f32; 2] {
+        let left = 1.0 - step.min(Self::WARMUP) as f32 / Self::WARMUP as f32;
+        [(self.momentum - Self::LESS * left).max(0.0), 1.0]
+    }
+
+    fn emit(&self, _: &mut dyn Device, _: Moved, _: [Region; STATES]) -> Result<(), OperationError> {
+        Err(OperationError::Unsupported("muon moves whole matrices"))
+    }
+}

@@ -1,0 +1,29 @@
+//! Matrices moved by what was made of their momentum.
+
+use capful_core::device::OperationError;
+use capful_core::ops::MatrixMove;
+
+use super::matrix_momentum::tiles;
+use crate::device::cuda::OnCuda;
+use crate::device::cuda::arguments::{CutArgs, MatrixMoveArgs};
+use crate::device::cuda::device::Cuda;
+
+impl OnCuda for MatrixMove {
+    #[inline(never)]
+    fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
+        let arguments = MatrixMoveArgs {
+            weight: cuda.address(self.weight)?,
+            remainder: cuda.address_or_null(self.remainder)?,
+            x: cuda.address(self.x)?,
+            settings: cuda.address(self.settings)?,
+            results: cuda.address(self.results)?,
+            cut: CutArgs::of(&self.cut),
+            rate: self.rate,
+            decay: self.decay,
+            scale: self.scale(),
+            cautious: self.cautious.into(),
+        };
+        let kernel = format!("matrix_move_{}_{}", self.weight.dtype.name(), self.x.dtype.name());
+        cuda.launch("matrix_move", &kernel, tiles(&self.cut), 256, &arguments)
+    }
+}

@@ -1,0 +1,141 @@
+//! Attention, its gradient, that of one token over a cache, and rotation.
+
+use capful_core::memory::Region;
+use capful_core::ops::{
+    Attention, AttentionGrad, CachedAttention, Heads, Kind, Pattern, Rotary, RotaryScaling, Rotate,
+};
+use capful_core::random::Random;
+
+use super::{Lay, Witness, matrix};
+
+/// Heads, batch, length and pattern.
+pub type Case = (Heads, u32, u32, Pattern);
+
+/// A few of every kind.
+pub fn attentions() -> Vec<Case> {
+    let pattern = |kind, block| Pattern { kind, block, window: 1, stride: 3 };
+    let windowed = |kind, block, window, stride| Pattern { kind, block, window, stride };
+    vec![
+        (Heads::interleaved(1, 1), 1, 1, Pattern::DENSE),
+        (Heads::interleaved(2, 64), 2, 70, Pattern::DENSE),
+        (Heads::grouped(4, 2, 6), 2, 65, pattern(Kind::Local, 16)),
+        (Heads::grouped(6, 2, 10), 1, 150, pattern(Kind::Global, 8)),
+        (Heads::interleaved(3, 32), 1, 129, pattern(Kind::Mixed, 7)),
+        (Heads::interleaved(1, 128), 2, 33, Pattern::DENSE),
+        (Heads::grouped(2, 1, 100), 1, 40, pattern(Kind::Local, 5)),
+        (Heads::interleaved(2, 256), 1, 21, Pattern::DENSE),
+        (Heads::grouped(2, 1, 200), 1, 35, pattern(Kind::Global, 4)),
+        // Longer than several tiles; blocks of one token, of more than a tile, and as long as the half.
+        (Heads::grouped(4, 2, 32), 1, 333, Pattern::DENSE),
+        (Heads::interleaved(3, 5), 1, 333, windowed(Kind::Local, 1, 2, 3)),
+        (Heads::grouped(3, 1, 34), 1, 333, windowed(Kind::Mixed, 64, 1, 3)),
+        (Heads::interleaved(1, 2), 2, 600, windowed(Kind::Local, 70, 2, 2)),
+        (Heads::interleaved(1, 5), 1, 600, windowed(Kind::Global, 300, 0, 1)),
+        (Heads::grouped(4, 2, 32), 3, 130, windowed(Kind::Global, 16, 1, 2)),
+        (Heads::interleaved(1, 2), 3, 9, windowed(Kind::Mixed, 1, 2, 3)),
+    ]
+}
+
+/// Everything turns where `all`, else half of each head; at least a pair where it has one.
+pub fn rotary(l: &mut Lay, heads: Heads, positions: u32, all: bool) -> Rotary {
+    let pairs = if all { heads.size / 2 } else { (heads.size / 4).max(u32::from(heads.size > 1)) };
+    turning(l, heads, positions, pairs)
+}
+
+/// So many pairs of each head turn.
+pub fn turning(l: &mut Lay, heads: Heads, positions: u32, pairs: u32) -> Rotary {
+    let mut angles = Vec::new();
+    for (position, pair) in (0..positions).flat_map(|p| (0..pairs).map(move |j| (p, j))) {
+        angles.extend(Rotary::angle(100.0, RotaryScaling::None, 2 * pairs, position, pair));
+    }
+    Rotary { table: l.values([1, positions, pairs, 2], angles), heads, positions }
+}
+
+pub fn attention(l: &mut Lay, (heads, batch, t, pattern): Case) -> Attention {
+    Attention {
+        qkv: l.normal([1, batch, t, heads.width()], 1.0),
+        out: l.poison([1, batch, t, heads.out_width()]),
+        log_sum: l.poison_exact([1, batch, heads.queries, t]),
+        heads,
+        pattern,
+    }
+}
+
+pub fn attention_grad(l: &mut Lay, (heads, batch, t, pattern): Case) -> AttentionGrad {
+    let (width, out_width) = (heads.width(), heads.out_width());
+    AttentionGrad {
+        qkv: l.normal([1, batch, t, width], 0.3),
+        out: l.normal([1, batch, t, out_width], 0.5),
+        // A sum near the real one, so that the probabilities are below 1.
+        log_sum: l.values([1, batch, heads.queries, t], vec![3.0; (batch * heads.queries * t) as usize]),
+        out_grad: l.normal([1, batch, t, out_width], 1.0),
+        qkv_grad: l.poison([1, batch, t, width]),
+        heads,
+        pattern,
+        rotary: rotary(l, heads, t, heads.size == 64),
+    }
+}
+
+pub fn attention_and_its_gradient(w: &mut impl Witness) {
+    w.by_all_attention();
+    for case in attentions() {
+        w.case(|l| attention(l, case));
+        w.case(|l| attention_grad(l, case));
+    }
+}
+
+pub fn scores_far_apart_do_not_overflow(w: &mut impl Witness) {
+    w.by_all_attention();
+    let (heads, t) = (Heads::interleaved(2, 16), 600);
+    // Larger and larger scores, so that the running maximum moves at each step of keys.
+    let random = Random::new(5, 5);
+    let values: Vec<f32> =
+        (0..u64::from(t * heads.width())).map(|i| random.normal(i) * (i / 96) as f32 / 60.0).collect();
+    w.case(|l| {
+        let qkv = l.kept([1, 1, t, heads.width()], values.clone());
+        Attention { qkv, ..attention(l, (heads, 1, t, Pattern::DENSE)) }
+    });
+}
+
+/// Of the token at `cursor` of so many.
+pub fn cached(l: &mut Lay, (heads, _, t, pattern): Case, cursor: u32) -> CachedAttention {
+    CachedAttention {
+        qkv: l.spent(matrix(1, heads.width()), 1.0),
+        cache: l.normal([1, 2, t, heads.keys * heads.size], 1.0),
+        cursor: l.ids(vec![cursor]),
+        out: l.poison(matrix(1, heads.out_width())),
+        rotary: rotary(l, heads, t, t % 2 == 0),
+        pattern,
+    }
+}
+
+pub fn cached_attention(w: &mut impl Witness) {
+    for case in attentions() {
+        for cursor in [0, case.2 / 2, case.2 - 1] {
+            w.case(|l| cached(l, case, cursor));
+        }
+    }
+}
+
+/// A rotation of rows that are there.
+pub fn rotate(l: &mut Lay, qkv: Region, heads: Heads, dims: u32, positions: u32) -> Rotate {
+    Rotate { qkv, rotary: turning(l, heads, positions, dims / 2) }
+}
+
+pub fn queries_and_keys_are_turned(w: &mut impl Witness) {
+    for (heads, dims, rows, positions) in [
+        (Heads::interleaved(1, 2), 2, 1, 7),
+        (Heads::interleaved(5, 3), 2, 59, 7),
+        (Heads::interleaved(2, 8), 2, 13, 13),
+        (Heads::grouped(4, 2, 6), 6, 20, 5),
+        (Heads::grouped(10, 5, 41), 20, 60, 7),
+        (Heads::interleaved(3, 64), 16, 9, 9),
+        (Heads::grouped(4, 2, 64), 64, 30, 10),
+        (Heads::interleaved(2, 40), 24, 7, 7),
+    ] {
+        w.case(|l| {
+            let qkv = l.normal(matrix(rows, heads.width()), 1.0);
+            rotate(l, qkv, heads, dims, positions)
+        });
+    }
+}

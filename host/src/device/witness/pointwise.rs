@@ -1,0 +1,55 @@
+//! Operations on each number by itself.
+
+use capful_core::memory::Dtype;
+use capful_core::ops::{Carry, Gelu, SwiGlu, SwiGluGrad};
+
+use super::{Witness, matrix, shapes, vector};
+
+pub fn gelu(w: &mut impl Witness) {
+    for [rows, d] in [[1, 1], [3, 8], [7, 68], [1, 16_384], [1, 50_001]].into_iter().chain(shapes(2, 5, [40, 300])) {
+        w.case(|l| Gelu { x: l.normal(matrix(rows, d), 2.0), out: l.poison(matrix(rows, d)) });
+    }
+}
+
+pub fn swiglu_and_its_gradient(w: &mut impl Witness) {
+    let cases = [[1, 1], [3, 8], [5, 7], [130, 12], [7, 2056], [1000, 33], [3, 20_000]];
+    for [rows, d] in cases.into_iter().chain(shapes(6, 5, [90, 300])) {
+        let wide = matrix(rows, 2 * d);
+        for kept in [false, true] {
+            w.case(|l| SwiGlu {
+                gate_up: l.normal(wide, 2.0),
+                out: l.poison(matrix(rows, d)),
+                copy: None,
+                kept: kept.then(|| l.poison_of(Dtype::E4m3, wide)),
+            });
+        }
+        for (again, kept) in [(false, false), (true, false), (false, true), (true, true)] {
+            w.case(|l| SwiGluGrad {
+                gate_up: if kept { l.poison(wide) } else { l.normal(wide, 2.0) },
+                out_grad: l.normal(matrix(rows, d), 1.0),
+                out: again.then(|| l.poison(matrix(rows, d))),
+                copy: None,
+                transposed: None,
+                kept: kept.then(|| l.codes(Dtype::E4m3, wide, 16.0)),
+            });
+        }
+    }
+}
+
+pub fn swiglu_far_out_is_a_number(w: &mut impl Witness) {
+    w.case(|l| SwiGlu { gate_up: l.normal(matrix(9, 48), 60.0), out: l.poison(matrix(9, 24)), copy: None, kept: None });
+    w.case(|l| SwiGluGrad {
+        gate_up: l.normal(matrix(9, 48), 60.0),
+        out_grad: l.normal(matrix(9, 24), 1.0),
+        out: Some(l.poison(matrix(9, 24))),
+        copy: None,
+        transposed: None,
+        kept: None,
+    });
+}
+
+pub fn regions_are_carried(w: &mut impl Witness) {
+    for count in [1, 7, 8, 4097, 100_003] {
+        w.case(|l| Carry { from: l.normal(vector(count), 1.0), to: l.poison(vector(count)) });
+    }
+}

@@ -1,0 +1,48 @@
+// Moves the matrices of a parameter by what was made of their momentum.
+#include "cut.cuh"
+#include "moved.cuh"
+
+struct MatrixMoveArgs {
+    void* weight;      // of the whole parameter
+    short* remainder;  // the same: what bf16 lack of the f32 that move, or null
+    const void* x;     // [matrices, m, n], m <= n
+    const Settings* settings;
+    const Results* results;
+    CutArgs cut;
+    float rate, decay;  // factor of the learning rate; weight decay
+    float scale;        // of x
+    u32 cautious;       // whether decay falls only where x has the sign of the weight
+};
+
+template <class T, class X>
+__device__ void matrix_move(const MatrixMoveArgs& a) {
+    if (!finite(sqrtf(a.results->squared_norm)) || !finite(a.results->loss)) return;
+    const CutArgs& cut = a.cut;
+    float rate = a.settings->learning_rate * a.rate, keep = 1.0f - rate * a.decay, step = rate * a.scale;
+    auto move = [&](u64 at, float x) {
+        T* weight = (T*)a.weight + at;
+        float w[1];
+        read(w, weight);
+        if constexpr (sizeof(T) == sizeof(bf16)) {
+            if (a.remainder) join(w, a.remainder + at);
+        }
+        w[0] = w[0] * (a.cautious && w[0] * x <= 0.0f ? 1.0f : keep) - step * x;
+        if constexpr (sizeof(T) == sizeof(bf16)) {
+            if (a.remainder) return split(weight, a.remainder + at, w);
+        }
+        write(weight, w);
+    };
+    if (cut.rows <= cut.columns) {
+        Wide tile(cut);
+        each_of_tile(cut, [&](u64 at, u32 r, u32 c) { move(at, load(((const X*)a.x)[tile.at(r, c)])); });
+        return;
+    }
+    __shared__ float turned[TILE][TILE + 1];
+    each_turned(cut, [&](u64 place, u32 r, u32 c) { turned[c][r] = load(((const X*)a.x)[place]); });
+    __syncthreads();
+    each_of_tile(cut, [&](u64 at, u32 r, u32 c) { move(at, turned[c][r]); });
+}
+
+EXPORT(matrix_move_f32_f32, MatrixMoveArgs, 256, matrix_move<float, float>)
+EXPORT(matrix_move_f32_bf16, MatrixMoveArgs, 256, matrix_move<float, bf16>)
+EXPORT(matrix_move_bf16_bf16, MatrixMoveArgs, 256, matrix_move<bf16, bf16>)
