@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(Evaluations::read(dir.path()).unwrap(), None);
         let random = capful_core::random::Random::new(3, 0);
         for i in 0..2000 {
-            let loss = f64::from(random.uniform(2 * i)) * 10f64.powi(i as i32 % 7 - 3);
+            let loss = random.uniform(2 * i) * 10f64.powi(i as i32 % 7 - 3);
             let mut evaluations = Evaluations::default();
             for step in 0..3u32 {
                 (0..7).for_each(|j| evaluations.train(loss / f64::from(step + j + 1)));

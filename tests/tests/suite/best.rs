@@ -93,8 +93,7 @@ fn the_best_checkpoint_stays_beside_the_last_and_is_what_a_run_without_it_has_th
     host(dir, "verify --run run").ok();
 
     // What asks for the best gets it, and else the last.
-    let eval =
-        |flags: &str| host(dir, &format!("eval --json --run run {flags}")).ok().json()["loss"].as_f64().unwrap();
+    let eval = |flags: &str| host(dir, &format!("eval --json --run run {flags}")).ok().json()["loss"].as_f64().unwrap();
     assert!((eval("--checkpoint best") - loss).abs() < 1e-6);
     assert!((eval("") - found.last().unwrap().1).abs() < 1e-6 && eval("--checkpoint last") == eval(""));
     for command in ["generate --prompt abc --temperature 0 --max-tokens 20", "logits --ids 70,71"] {
