@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn the_lowest_is_the_first_of_its_written_loss_and_those_after_it_are_counted() {
         let best = |step, val_loss| Some(Evaluation { step, val_loss });
-        let three = [(10, 3.0, true), (20, 2.5, true), (30, 2.500_000_4, true)];
+        let three = [(10, 3.0, true), (20, 2.5, true), (30, 2.499_999_6, true)];
         assert_eq!(of(&three), Evaluations { last: 30, best: best(20, 2.5), since: 1, ..Evaluations::default() });
         // The same step again, as after the end of a run, is the same evaluation.
         assert_eq!(of(&[three, three].concat()[..4]).since, 2, "another step");
