@@ -10,4 +10,4 @@ pub(crate) use control::correction;
 pub use control::{Results, Settings};
 pub use curriculum::{Curriculum, CurriculumError, Stage};
 pub use ranks::Ranks;
-pub use schedule::{Schedule, Shape};
+pub use schedule::{Decay, Schedule, Shape};

@@ -39,8 +39,9 @@ type a beginning and the model goes on; it sees the conversation as far back as 
 /quit               ends, as the end of the input does";
 
 impl Chat {
-    pub(super) fn run(self) -> Result<(), Failure> {
+    pub(super) fn run(mut self) -> Result<(), Failure> {
         self.sampling.check()?;
+        self.trained.settle()?;
         let model = generation::of_dir(&directory::of_run(&self.trained.dir)?)?;
         let (settings, told) = self.sampling.settle(&model)?;
         let (config, trained) = self.trained.decoding(self.sampling.context)?;

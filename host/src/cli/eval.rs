@@ -67,7 +67,8 @@ struct Found {
 }
 
 impl Eval {
-    pub(super) fn run(self) -> Result<(), Failure> {
+    pub(super) fn run(mut self) -> Result<(), Failure> {
+        self.trained.settle()?;
         let mut config = self.trained.config()?;
         let run = directory::of_run(&self.trained.dir)?;
         let from = checkpoint::latest(&self.trained.dir).map_err(request)?;

@@ -8,6 +8,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use serde_json::json;
 
 use super::output::{say, tell};
+use super::trained::Which;
 use super::{Failure, request, stop};
 use crate::config::{self, ByteSize, Config, human_bytes};
 use crate::data::tokenizer::{self, Tokenizer};
@@ -41,6 +42,9 @@ pub struct Export {
     /// The run's directory, for its last complete checkpoint, or one of its checkpoints, DIR/checkpoint-N
     #[arg(long = "run", value_name = "DIR")]
     dir: PathBuf,
+    /// Of a run's directory the last checkpoint, or that of the lowest validation loss, which --keep-best of `host train` keeps
+    #[arg(long, value_enum, value_name = "last|best", default_value = "last", hide_possible_values = true)]
+    checkpoint: Which,
     /// For which programs
     #[arg(long, value_name = "FORMAT")]
     to: To,
@@ -95,9 +99,10 @@ impl From<ExportError> for Failure {
 }
 
 impl Export {
-    pub(super) fn run(self) -> Result<(), Failure> {
+    pub(super) fn run(mut self) -> Result<(), Failure> {
         let start = Instant::now();
         self.require_used()?;
+        self.dir = self.checkpoint.of(std::mem::take(&mut self.dir))?;
         if self.to == To::Firmware {
             return self.firmware(start);
         }

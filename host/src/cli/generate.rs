@@ -29,8 +29,9 @@ pub struct Generate {
 }
 
 impl Generate {
-    pub(super) fn run(self) -> Result<(), Failure> {
+    pub(super) fn run(mut self) -> Result<(), Failure> {
         self.sampling.check()?;
+        self.trained.settle()?;
         let model = generation::of_dir(&directory::of_run(&self.trained.dir)?)?;
         let (settings, told) = self.sampling.settle(&model)?;
         let (config, Trained { mut session, tokenizer }) = self.trained.decoding(self.sampling.context)?;

@@ -25,7 +25,8 @@ pub struct Logits {
 }
 
 impl Logits {
-    pub(super) fn run(self) -> Result<(), Failure> {
+    pub(super) fn run(mut self) -> Result<(), Failure> {
+        self.trained.settle()?;
         let config = self.trained.config()?;
         let (vocab_size, context, count) = (config.vocab_size(), config.context(), self.ids.len() as u32);
         if let Some(id) = self.ids.iter().find(|&&id| id >= vocab_size) {

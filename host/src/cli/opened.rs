@@ -43,6 +43,7 @@ pub(super) fn open(config: &mut Config, dir: &Path, decided: Decided, quiet: boo
         )));
     }
     fit_length(config, &corpus, decided)?;
+    config.validate_schedule()?;
     if !decided.vocabulary
         && let Some(line) = config.fit_vocabulary(corpus.tokenizer.vocab_size())
     {

@@ -14,6 +14,7 @@ use crate::data::ngram::Baselines;
 use crate::data::overlap::Overlap;
 use crate::data::validation::ValidationSet;
 use crate::plan::memory;
+use crate::run::checkpoint;
 use crate::run::train::Outcome;
 
 /// A run that waits for text for more than this share of its time is told so.
@@ -83,6 +84,8 @@ pub(super) fn report(
             "tokens": outcome.tokens,
             "tokens_per_s": outcome.session_tokens as f64 / outcome.seconds,
             "steps": config.steps,
+            "steps_done": outcome.steps,
+            "best": best(config, dir, outcome),
             "waited_s": outcome.waited,
             "heap_allocations": outcome.allocations,
             "loader_allocations": outcome.loader_allocations,
@@ -109,6 +112,9 @@ pub(super) fn report(
         say!("{}", within(&line, &io::stdout()))?;
         say!("  {}", against(loss, [*unigram, *bigram, *trigram, *fourgram]))?;
     }
+    for line in endings(config, dir, outcome) {
+        say!("  {line}")?;
+    }
     say!(
         "  {:.1} s, {:.0} tokens/s, {} heap allocations in steps, {} in the largest save ({})",
         outcome.seconds,
@@ -120,6 +126,36 @@ pub(super) fn report(
     say!("  {}", usage.line())?;
     say!("  run {}", dir.display())?;
     Ok(())
+}
+
+/// The lowest validation loss, for programs.
+fn best(config: &Config, dir: &Path, outcome: &Outcome) -> serde_json::Value {
+    let Some((best, there)) = outcome.best.filter(|_| config.keep_best || config.patience > 0) else {
+        return serde_json::Value::Null;
+    };
+    let path = there.then(|| checkpoint::of_step(dir, best.step).display().to_string());
+    json!({ "step": best.step, "val_loss": best.val_loss, "checkpoint": path })
+}
+
+/// Which checkpoint is the best, and why a run ended before its last step.
+fn endings(config: &Config, dir: &Path, outcome: &Outcome) -> Vec<String> {
+    let mut lines = Vec::new();
+    if outcome.impatient && outcome.steps < config.steps {
+        let (done, all, patience) = (outcome.steps, config.steps, config.patience);
+        lines.push(format!(
+            "ended after step {done} of {all}: {patience} evaluations in a row were not lower (--patience {patience})"
+        ));
+    }
+    let asked = config.keep_best || config.patience > 0;
+    if let Some((best, there)) = outcome.best.filter(|_| asked) {
+        let path = checkpoint::of_step(dir, best.step);
+        let kept = match there {
+            true => format!("in {}, --checkpoint best", path.display()),
+            false => "its checkpoint is not kept without --keep-best".to_owned(),
+        };
+        lines.push(format!("lowest validation loss {:.4} after step {}: {kept}", best.val_loss, best.step));
+    }
+    lines
 }
 
 #[cfg(test)]

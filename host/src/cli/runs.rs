@@ -143,16 +143,19 @@ fn describe(dir: &Path, row: &mut Row) -> Result<(), String> {
     let last = checkpoint::last(dir).map_err(|e| e.to_string())?;
     let modified = fs::metadata(last.as_deref().unwrap_or(dir)).and_then(|metadata| metadata.modified()).ok();
     row.saved = modified.and_then(|time| Some(time.duration_since(UNIX_EPOCH).ok()?.as_secs()));
+    let mut ended = false;
     let trained = last.as_ref().is_none_or(|last| last.join(checkpoint::STATE).exists());
     if let Some(last) = last.filter(|_| trained) {
-        row.steps_done = checkpoint::read_state(&last).map_err(|e| e.to_string())?.step;
+        let state = checkpoint::read_state(&last).map_err(|e| e.to_string())?;
+        row.steps_done = state.step;
+        ended = state.evaluations.is_some_and(|evaluations| evaluations.exhaust(config.patience));
     }
     let evaluation = metrics::last_evaluation(dir, u64::MAX).map_err(|e| e.to_string())?;
     (row.val_loss, row.val_step) = evaluation.map_or((None, None), |e| (Some(e.val_loss), Some(e.step)));
     row.state = match row.steps {
         _ if claim::is_claimed(dir) => State::Running,
         _ if !trained => State::Imported,
-        Some(steps) if row.steps_done >= steps => State::Done,
+        Some(steps) if ended || row.steps_done >= steps => State::Done,
         _ => State::Interrupted,
     };
     Ok(())

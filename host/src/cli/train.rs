@@ -146,9 +146,9 @@ impl Train {
             let began = moved::follow(&mut saved, &written, from.as_deref(), began).map_err(named)?;
             let (config, found) = saved.resumed_with_found(written).map_err(named)?;
             let machine = Machine::with(&config, found)?;
-            Ok((config, machine, from, state, began))
+            Ok((saved, config, machine, from, state, began))
         };
-        let (mut config, machine, from, state, began) = team.agree(read(), &[])?;
+        let (saved, mut config, machine, from, state, began) = team.agree(read(), &[])?;
         let Some(from) = from else {
             let decided = Decided { warmup: true, vocabulary: true, length: true, steps: None };
             return self.begin(team, config, machine, decided, Some(claimed));
@@ -186,8 +186,16 @@ impl Train {
             let mut say = encoding(&config, dir, self.json);
             Corpus::reopen(&config, &from, dir, began, Some(&mut say)).map_err(encoded)
         })?;
-        let counted = count_epochs(&mut config, &corpus, true).and_then(|()| require_ahead(&config, dir, step));
-        team.agree(counted, &[])?;
+        let mut counted = || -> Result<_, Failure> {
+            count_epochs(&mut config, &corpus, true)?;
+            require_ahead(&config, dir, step)?;
+            config.validate_schedule()?;
+            Ok(config.require_decay_ahead(&saved, step)?)
+        };
+        let counted = counted();
+        if let Some(line) = team.agree(counted, &[])? {
+            tell!("{line}");
+        }
         let algorithms = state.algorithms.clone();
         let begun = Begun { resume: Some((from, state)), instead_of: None, algorithms, planned: None };
         let job = Job { team, config: &config, machine, corpus: &corpus, dir, shown: self.shown(team) };

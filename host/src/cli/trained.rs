@@ -2,13 +2,37 @@
 
 use std::path::PathBuf;
 
-use super::{Failure, say_warnings};
+use super::{Failure, request, say_warnings};
 use crate::config::{Config, ConfigError, Weights};
 use crate::plan::Sections;
+use crate::run::checkpoint;
 use crate::run::directory::{self, Trained};
 
 /// Positions of a key/value cache where nothing is said: models from elsewhere may have a million.
 const CACHED: u32 = 8192;
+
+/// Which of a run's checkpoints.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Which {
+    /// The last one
+    #[default]
+    Last,
+    /// That of the lowest validation loss
+    Best,
+}
+
+impl Which {
+    /// The directory that `dir` means then.
+    ///
+    /// # Errors
+    /// A run without its best checkpoint.
+    pub(super) fn of(self, dir: PathBuf) -> Result<PathBuf, Failure> {
+        match self {
+            Which::Last => Ok(dir),
+            Which::Best => checkpoint::best(&dir).map_err(request),
+        }
+    }
+}
 
 /// Which model, and where it runs.
 #[derive(Debug, Clone, clap::Args)]
@@ -16,6 +40,9 @@ pub struct TrainedFlags {
     /// The run's directory, for its last checkpoint, or one of its checkpoints, DIR/checkpoint-N
     #[arg(long = "run", value_name = "DIR")]
     pub dir: PathBuf,
+    /// Of a run's directory the last checkpoint, or that of the lowest validation loss, which --keep-best of `host train` keeps
+    #[arg(long, value_enum, value_name = "last|best", default_value = "last", hide_possible_values = true)]
+    checkpoint: Which,
     /// Another device than it was trained on; other than cuda in f32
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
@@ -26,6 +53,16 @@ pub struct TrainedFlags {
 }
 
 impl TrainedFlags {
+    /// The same, of which the directory is that of the checkpoint asked for.
+    ///
+    /// # Errors
+    /// As [`Which::of`].
+    pub(super) fn settle(&mut self) -> Result<(), Failure> {
+        self.dir = self.checkpoint.of(std::mem::take(&mut self.dir))?;
+        self.checkpoint = Which::Last;
+        Ok(())
+    }
+
     /// The run's configuration on the device asked for.
     pub(super) fn config(&self) -> Result<Config, ConfigError> {
         directory::read_config(&self.dir)?.on(self.device.clone())?.in_integers(self.weights.integer())

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use capful_core::integer::Integer;
 use capful_core::ops::Kind;
-use capful_core::train::Shape;
+use capful_core::train::{Decay, Shape};
 use serde::{Deserialize, Serialize};
 
 use super::error::{ConfigError, error};
@@ -20,6 +20,21 @@ words! {
         Linear "linear" => Shape::Linear;
         /// Not at all.
         Constant "constant" => Shape::Constant;
+        /// Over the last steps only: warm-up, stable, decay.
+        Wsd "wsd" => Shape::Wsd;
+    }
+}
+
+words! {
+    /// How the learning rate falls over the decay of `wsd`.
+    #[derive(clap::ValueEnum)]
+    DecayShape => Decay {
+        /// A straight line.
+        Linear "linear" => Decay::Linear;
+        /// Half a cosine.
+        Cosine "cosine" => Decay::Cosine;
+        /// 1 - √x.
+        Sqrt "sqrt" => Decay::Sqrt;
     }
 }
 

@@ -494,6 +494,8 @@ mod tests {
             ("eps = 0.0", "--eps is 0; it must be above 0"),
             ("beta1 = 1.0", "--beta1 is 1; it must be at least 0 and below 1"),
             ("lr = -0.1", "--lr is -0.1; it must be at least 0"),
+            ("decay = 0.0", "--decay is 0; it must be above 0 and at most 1"),
+            ("decay = 1.01", "--decay is 1.01; it must be above 0 and at most 1"),
             ("threads = 1025", "--threads is 1025; it must be 1 to 1024"),
             ("block = 48", "--block is 48; it must be 16, 32, 64"),
             ("eval_tokens = 1", "--eval-tokens is 1; it must be at least 2"),

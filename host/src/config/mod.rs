@@ -22,6 +22,7 @@ mod recompute;
 mod resolved;
 mod resume;
 mod saved;
+mod schedule;
 mod size;
 mod stage;
 mod table;
@@ -32,7 +33,8 @@ mod vocabulary;
 mod warmup;
 
 pub use choices::{
-    Attention, BatchSize, Device, Gradients, InvalidUtf8, LrSchedule, Order, Precision, TokenizerChoice, Weights,
+    Attention, BatchSize, DecayShape, Device, Gradients, InvalidUtf8, LrSchedule, Order, Precision, TokenizerChoice,
+    Weights,
 };
 pub use count::{count, scored_tokens};
 pub use error::ConfigError;

@@ -3,7 +3,6 @@
 use capful_core::integer::Integer;
 use capful_core::model::{self, Activation, Capability, MicroBatch, Products};
 use capful_core::ops::Pattern;
-use capful_core::train;
 
 use super::error::error;
 use super::model::model;
@@ -147,6 +146,8 @@ impl Config {
         self.device()?;
         self.family().validate()?;
         self.validate_stages()?;
+        self.validate_schedule()?;
+        self.validate_evaluations()?;
         self.family().validate_micro_batch(&self.micro_batch())?;
         let (recompute, there) = (self.recompute, self.family().recomputable());
         let level = Recompute::LEVELS.iter().any(|(_, level)| *level == recompute);
@@ -191,6 +192,21 @@ impl Config {
             ));
         }
         Ok(())
+    }
+
+    /// Refuses what is decided by evaluations on the way where there are none.
+    fn validate_evaluations(&self) -> Result<(), ConfigError> {
+        let asked = match (self.keep_best, self.patience) {
+            (true, _) => "--keep-best".to_owned(),
+            (_, patience @ 1..) => format!("--patience {patience}"),
+            _ => return Ok(()),
+        };
+        if self.eval_every > 0 {
+            return Ok(());
+        }
+        error(format!(
+            "{asked}: this run is evaluated at its end only; give --eval-every N, the steps between evaluations"
+        ))
     }
 
     /// Where it runs.
@@ -330,17 +346,6 @@ impl Config {
     pub fn tokens_per_step(&self) -> u64 {
         u64::from(self.batch_size) * u64::from(self.seq_len) * u64::from(self.accumulate)
     }
-
-    /// The learning rate's course.
-    pub fn lr_schedule(&self) -> train::Schedule {
-        train::Schedule {
-            shape: self.schedule.core(),
-            peak: self.lr,
-            end: self.lr_end,
-            warmup: self.warmup,
-            steps: self.steps,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -418,6 +423,11 @@ mod tests {
             ("lr = nan", "lr"),
             ("accumulate = 0", "accumulate"),
             ("log_every = 0", "log-every"),
+            (
+                "eval_every = 0\nkeep_best = true",
+                "--keep-best: this run is evaluated at its end only; give --eval-every N",
+            ),
+            ("eval_every = 0\npatience = 3", "--patience 3: this run is evaluated at its end only"),
             ("save_minutes = -1.0", "save-minutes"),
             ("preset = 'yxanul-tiny'\n[model]\nkv_heads = 3", "kv_heads"),
             ("preset = 'yxanul-tiny'\n[model]\nrank = 4096", "rank"),

@@ -8,8 +8,8 @@ use super::key::{RunKey, decide, decided, default, flag, in_files, keys, shown, 
 use super::optimizer::USUAL;
 use super::value::{Decided, Value};
 use super::{
-    Attention, BatchSize, ByteSize, ConfigError, Gradients, Groups, InvalidUtf8, LrSchedule, ModelConfig, NameOrSize,
-    Order, Precision, RawStage, Recompute, RecomputeChoice, RuleName, StageConfig, Values,
+    Attention, BatchSize, ByteSize, ConfigError, DecayShape, Gradients, Groups, InvalidUtf8, LrSchedule, ModelConfig,
+    NameOrSize, Order, Precision, RawStage, Recompute, RecomputeChoice, RuleName, StageConfig, Values,
 };
 use crate::plan::Link;
 
@@ -83,8 +83,16 @@ keys! {
             epochs: u32 => Option<u32>, flag("N").not_beside("steps").neutral();
             /// The highest learning rate
             lr: f64 = 1e-3, flag("X").by_preset().within(Values::NotNegative);
-            /// How the rate falls after the warm-up: cosine, linear (both to --lr-end) or constant
-            schedule: LrSchedule = LrSchedule::Cosine, flag("SHAPE");
+            /// How the rate falls after the warm-up: cosine, linear (both to --lr-end), constant, or wsd (warm-up, stable,
+            /// decay: constant until --decay)
+            schedule: LrSchedule = LrSchedule::Cosine, flag("SHAPE")
+                .page("How the rate falls after the warm-up: cosine, linear (both to lr_end), constant, or wsd, see \
+                       [above](#warm-up-stable-decay)");
+            /// The share of the run's steps over which the rate of --schedule wsd falls, at its end
+            decay: f64 = 0.1, flag("X").quiet().changes().within(Values::PositiveShare);
+            /// How it falls there: linear, cosine or sqrt (1 - √x)
+            decay_shape: DecayShape = DecayShape::Linear, flag("SHAPE").quiet().changes()
+                .page("How the rate of wsd falls: linear, cosine or sqrt (1 − √x)");
             /// The rate of the last step, as a share of the highest
             lr_end: f64 = 0.1, flag("X").quiet().within(Values::Share)
                 .page("The rate of the last step, as a share of lr, for a schedule that falls");
@@ -174,6 +182,13 @@ keys! {
             save_minutes: f64 = 10.0, flag("N").later().neutral().within(Values::NotNegative);
             /// Checkpoints to keep
             keep: u32 = 2, flag("N").neutral().within(AT_LEAST_1);
+            /// Keeps the checkpoint of the lowest validation loss too, beside the last ones; needs --eval-every
+            keep_best: bool = false, switch().quiet().neutral()
+                .page("The checkpoint of the lowest validation loss is kept too, beside the last ones, see the \
+                       [guide](guide.md#the-best-checkpoint)");
+            /// Ends the run after so many evaluations in a row without a lower validation loss; 0 for never
+            patience: u32 = 0, flag("N").quiet().neutral()
+                .page("Evaluations in a row without a lower validation loss after which the run ends; 0 for never");
         }
     }
     written alone {

@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::count::{count, in_file};
 use super::{
-    Attention, BatchSize, ByteSize, Gradients, InvalidUtf8, LrSchedule, NameOrSize, Order, Precision, Recompute,
-    RecomputeChoice, RuleName,
+    Attention, BatchSize, ByteSize, DecayShape, Gradients, InvalidUtf8, LrSchedule, NameOrSize, Order, Precision,
+    Recompute, RecomputeChoice, RuleName,
 };
 
 /// A value as it is written, on the command line or in a file.
@@ -110,7 +110,7 @@ macro_rules! alike {
 
 alike!(counts u32, u64);
 alike!(numbers f32, f64);
-alike!(words Attention, Gradients, InvalidUtf8, LrSchedule, Order, Precision);
+alike!(words Attention, DecayShape, Gradients, InvalidUtf8, LrSchedule, Order, Precision);
 values! {
     bool; value_parser!(bool); {}
     String; ValueParser::string(); {}

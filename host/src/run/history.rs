@@ -117,7 +117,10 @@ impl History {
         let step = checkpoint::complete(dir).ok().and_then(|all| checkpoint::read_state(all.last()?).ok());
         let step = step.map_or(0, |state| state.step);
         let is_neutral = |key: &str| RUN_KEYS.iter().any(|known| known.name == key && known.is_neutral());
-        let neutral = |key: &str| is_neutral(key) || key == "steps" && constant;
+        // So is a decay that lies ahead either way.
+        let ahead = after.decays_ahead(before, step);
+        let neutral =
+            |key: &str| is_neutral(key) || key == "steps" && (constant || ahead) || key.starts_with("decay") && ahead;
         let keys = old.keys().chain(new.keys().filter(|key| !old.contains_key(*key)));
         for key in keys.filter(|key| old.get(*key) != new.get(*key) && !neutral(key)) {
             let shown = |value: Option<&toml::Value>| {
@@ -201,6 +204,9 @@ mod tests {
         let constant = "schedule = 'constant'\nwarmup = 1\nsteps =";
         assert_eq!(changed(&format!("{constant} 30"), &format!("{constant} 50")), none);
         assert_eq!(changed(&format!("{constant} 30"), &format!("{constant} 20")), ["steps 30 20"]);
+        let wsd = |steps: u64, decay: f64| format!("schedule = 'wsd'\nwarmup = 1\nsteps = {steps}\ndecay = {decay}");
+        assert_eq!(changed(&wsd(30, 0.1), &wsd(50, 0.5)), none);
+        assert_eq!(changed(&wsd(30, 0.1), &wsd(20, 0.1)), none);
         assert!(changed("", "device = 'cuda'").contains(&"device cpu cuda".to_owned()));
         // It is read as it was written; of a run without a file there is what its configuration says.
         let mut history = History::imported(Path::new("models/x"));

@@ -50,6 +50,17 @@ pub struct EvalMetrics {
     pub val_tokens: u64,
     /// Bits a byte of text, where tokens restore it.
     pub val_bits_per_byte: Option<f64>,
+    /// The mean training loss since the last evaluation that was due, where there are such.
+    pub train_loss: Option<f64>,
+    /// How many evaluations in a row were higher than the one before while the training loss was lower.
+    pub rose: u32,
+}
+
+impl EvalMetrics {
+    /// The validation loss above the training loss, where both are known.
+    pub fn gap(&self) -> Option<f64> {
+        Some(self.val_loss - self.train_loss?)
+    }
 }
 
 /// A line that fits its buffer whatever the numbers.
@@ -93,7 +104,7 @@ impl EvalMetrics {
     /// The line of JSON, with its end.
     pub fn json(&self) -> Line {
         let mut line = Line::new();
-        let Self { step, val_loss, val_loss_se, val_tokens, val_bits_per_byte } = self;
+        let Self { step, val_loss, val_loss_se, val_tokens, val_bits_per_byte, train_loss, rose } = self;
         let _ = write!(line, "{{\"step\":{step},\"val_loss\":{val_loss:.6}");
         if let Some(error) = val_loss_se {
             let _ = write!(line, ",\"val_loss_se\":{error:.6}");
@@ -101,6 +112,12 @@ impl EvalMetrics {
         let _ = write!(line, ",\"val_tokens\":{val_tokens}");
         if let Some(bits) = val_bits_per_byte {
             let _ = write!(line, ",\"val_bits_per_byte\":{bits:.6}");
+        }
+        if let Some(loss) = train_loss {
+            let _ = write!(line, ",\"train_loss\":{loss:.6}");
+        }
+        if *rose > 0 {
+            let _ = write!(line, ",\"rose\":{rose}");
         }
         let _ = line.push_str("}\n");
         line
@@ -200,7 +217,8 @@ impl Metrics {
             return Ok(());
         }
         self.line(&m.json())?;
-        self.scalars(m.step, &[("validation/loss", m.val_loss)])
+        self.scalars(m.step, &[("validation/loss", m.val_loss)])?;
+        m.gap().map_or(Ok(()), |gap| self.scalars(m.step, &[("validation/gap", gap)]))
     }
 
     fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> io::Result<()> {
@@ -234,6 +252,8 @@ pub fn last_evaluation(run: &Path, step: u64) -> io::Result<Option<EvalMetrics>>
             val_loss_se: value["val_loss_se"].as_f64(),
             val_tokens: value["val_tokens"].as_u64()?,
             val_bits_per_byte: value["val_bits_per_byte"].as_f64(),
+            train_loss: value["train_loss"].as_f64(),
+            rose: value["rose"].as_u64().unwrap_or(0) as u32,
         })
     };
     Ok(text.lines().rev().find_map(evaluation))
@@ -330,8 +350,15 @@ mod tests {
     #[test]
     fn an_evaluation_of_a_step_is_written_once() {
         let dir = tempfile::tempdir().unwrap();
-        let evaluation =
-            |step| EvalMetrics { step, val_loss: 2.0, val_loss_se: None, val_tokens: 9, val_bits_per_byte: None };
+        let evaluation = |step| EvalMetrics {
+            step,
+            val_loss: 2.0,
+            val_loss_se: None,
+            val_tokens: 9,
+            val_bits_per_byte: None,
+            train_loss: None,
+            rose: 0,
+        };
         let mut metrics = Metrics::open(dir.path(), 0).unwrap();
         metrics.step(&STEP).unwrap();
         for step in [5, 7, 9] {
@@ -348,6 +375,29 @@ mod tests {
         again.evaluation(&evaluation(8)).unwrap();
         let found: Vec<_> = lines(dir.path()).iter().map(|l| l["step"].as_u64().unwrap()).collect();
         assert_eq!(found, [7, 5, 7, 8]);
+    }
+
+    #[test]
+    fn the_training_loss_beside_an_evaluation_is_written_where_it_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = EvalMetrics {
+            step: 5,
+            val_loss: 2.0,
+            val_loss_se: None,
+            val_tokens: 9,
+            val_bits_per_byte: None,
+            train_loss: None,
+            rose: 0,
+        };
+        let mut metrics = Metrics::open(dir.path(), 0).unwrap();
+        metrics.evaluation(&one).unwrap();
+        assert!(lines(dir.path())[0].get("train_loss").is_none() && !holds_tag(dir.path(), "validation/gap"));
+        let known = EvalMetrics { step: 7, train_loss: Some(1.75), rose: 2, ..one };
+        metrics.evaluation(&known).unwrap();
+        let line = &lines(dir.path())[1];
+        assert_eq!((&line["train_loss"], &line["rose"], known.gap()), (&1.75.into(), &2.into(), Some(0.25)));
+        assert!(holds_tag(dir.path(), "validation/gap"));
+        assert_eq!(last_evaluation(dir.path(), 9).unwrap(), Some(known));
     }
 
     #[test]

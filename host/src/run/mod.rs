@@ -7,6 +7,7 @@ pub mod conversation;
 pub mod course;
 pub mod directory;
 pub mod evaluate;
+pub mod evaluations;
 mod gauges;
 pub mod generate;
 pub mod generation;

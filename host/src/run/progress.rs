@@ -11,7 +11,9 @@ use capful_core::train::Stage;
 use heapless::Deque;
 use terminal_size::{Width, terminal_size_of};
 
-use super::course::{Course, Pace};
+use super::course::{Course, Pace, grouped};
+use super::evaluations::{Evaluation, ROSE};
+use super::metrics::EvalMetrics;
 use super::status::{Status, wrapped};
 use crate::allocations::{self, Activity};
 use crate::plan::memory;
@@ -32,6 +34,9 @@ struct Logged {
     stage: usize,
     loss: Option<f64>,
     val_loss: Option<f64>,
+    gap: Option<f64>,
+    /// The evaluation that was lowest, where all since were higher while the training loss fell.
+    opened: Option<Evaluation>,
     skipped: u64,
     tokens_per_s: Option<f64>,
 }
@@ -72,7 +77,16 @@ impl Progress {
     /// Begins to report a session of `course` on standard error, or does not where `quiet`. Where so many bytes of main
     /// memory were `planned` it says how many are in use beside them.
     pub fn start(course: Course, planned: Option<u64>, quiet: bool) -> Progress {
-        let now = Logged { step: course.first, stage: 0, loss: None, val_loss: None, skipped: 0, tokens_per_s: None };
+        let now = Logged {
+            step: course.first,
+            stage: 0,
+            loss: None,
+            val_loss: None,
+            gap: None,
+            opened: None,
+            skipped: 0,
+            tokens_per_s: None,
+        };
         let numbers = Numbers { now, begun: None, at: Instant::now(), waiting: Deque::new() };
         let shared = Arc::new(Shared { numbers: Mutex::new(numbers), done: AtomicBool::new(false) });
         let theirs = Arc::clone(&shared);
@@ -104,17 +118,19 @@ impl Progress {
 
     /// Leaves the numbers of a logged step, of the stage of index `stage`, and how many steps were skipped so far.
     pub fn step(&self, step: u64, stage: usize, loss: f64, skipped: u64, tokens_per_s: f64) {
-        let logged =
-            Logged { step, stage, loss: Some(loss), val_loss: None, skipped, tokens_per_s: Some(tokens_per_s) };
-        let val_loss = self.shared.lock().now.val_loss;
-        self.leave(logged, Logged { val_loss, ..logged });
+        let (loss, tokens_per_s) = (Some(loss), Some(tokens_per_s));
+        let logged = Logged { step, stage, loss, val_loss: None, gap: None, opened: None, skipped, tokens_per_s };
+        let Logged { val_loss, gap, .. } = self.shared.lock().now;
+        self.leave(logged, Logged { val_loss, gap, ..logged });
     }
 
-    /// Leaves the loss of an evaluation.
-    pub fn evaluation(&self, val_loss: f64) {
-        let now = self.shared.lock().now;
-        let logged = Logged { loss: None, tokens_per_s: None, val_loss: Some(val_loss), ..now };
-        self.leave(logged, Logged { val_loss: Some(val_loss), ..now });
+    /// Leaves the losses of an evaluation, and the lowest one where the validation loss rises since while the training loss
+    /// falls.
+    pub fn evaluation(&self, metrics: &EvalMetrics, opened: Option<Evaluation>) {
+        let now = Logged { val_loss: Some(metrics.val_loss), gap: metrics.gap(), ..self.shared.lock().now };
+        // The mean that the gap is above.
+        let logged = Logged { loss: metrics.train_loss, tokens_per_s: None, opened, ..now };
+        self.leave(logged, now);
     }
 
     fn leave(&self, logged: Logged, now: Logged) {
@@ -174,6 +190,9 @@ impl Reporter {
                 (numbers.now, waiting, pace)
             };
             self.tell_the_time(pace.as_ref());
+            for (step, lowest) in waiting.iter().filter_map(|logged| Some((logged.step, logged.opened?))) {
+                self.tell(&rises(step, &lowest));
+            }
             if self.terminal {
                 // In the last column some terminals begin the next line.
                 let line = self.status(&now, pace.as_ref(), true).fitting(columns().saturating_sub(1));
@@ -199,10 +218,15 @@ impl Reporter {
         let Some(pace) = pace.filter(|pace| !self.told && pace.time >= MEASURED) else { return };
         self.told = true;
         if let Some(line) = self.course.estimate(pace) {
-            match self.terminal {
-                true => self.say(&format!("\r\u{1b}[K{}", wrapped(&line, columns()))),
-                false => self.say(&line),
-            }
+            self.tell(&line);
+        }
+    }
+
+    /// Says a line of its own.
+    fn tell(&mut self, line: &str) {
+        match self.terminal {
+            true => self.say(&format!("\r\u{1b}[K{}", wrapped(line, columns()))),
+            false => self.say(line),
         }
     }
 
@@ -212,19 +236,31 @@ impl Reporter {
     }
 
     fn status(&self, logged: &Logged, pace: Option<&Pace>, all: bool) -> Status {
-        let Logged { step, stage, loss, val_loss, skipped, tokens_per_s } = *logged;
+        let Logged { step, stage, loss, val_loss, gap, skipped, tokens_per_s, .. } = *logged;
         Status {
             step,
             steps: self.course.steps,
             stage: name(&self.course.stages, stage),
             loss,
             val_loss,
+            gap,
             skipped,
             tokens_per_s,
             memory: memory::resident().zip(self.planned),
             left: pace.and_then(|pace| self.course.left(step, pace)).filter(|_| all || step < self.course.steps),
         }
     }
+}
+
+/// What is said where the gap opens.
+fn rises(step: u64, lowest: &Evaluation) -> String {
+    format!(
+        "step {}: the validation loss rose in {ROSE} evaluations in a row while the training loss fell; it was lowest, {:.4}, \
+         after step {}",
+        grouped(step),
+        lowest.val_loss,
+        grouped(lowest.step)
+    )
 }
 
 /// Columns of the terminal, which may change.

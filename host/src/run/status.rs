@@ -18,6 +18,8 @@ pub(super) struct Status {
     pub stage: String,
     pub loss: Option<f64>,
     pub val_loss: Option<f64>,
+    /// The validation loss above the mean training loss before it.
+    pub gap: Option<f64>,
     /// Steps that changed nothing.
     pub skipped: u64,
     pub tokens_per_s: Option<f64>,
@@ -30,15 +32,16 @@ pub(super) struct Status {
 impl Status {
     /// The parts from left to right, each with its rank: the highest is left away first.
     fn parts(&self) -> Vec<(u8, String)> {
-        let Status { step, steps, stage, loss, val_loss, skipped, tokens_per_s, memory, left } = self;
+        let Status { step, steps, stage, loss, val_loss, gap, skipped, tokens_per_s, memory, left } = self;
         let parts = [
             (0, Some(format!("{}/{}", grouped(*step), grouped(*steps)))),
-            (6, (!stage.is_empty()).then(|| stage.clone())),
+            (7, (!stage.is_empty()).then(|| stage.clone())),
             (1, loss.map(|loss| format!("loss {loss:.3}"))),
             (5, val_loss.map(|loss| format!("val {loss:.3}"))),
+            (6, gap.map(|gap| format!("gap {gap:+.3}"))),
             (2, (*skipped > 0).then(|| format!("{skipped} skipped"))),
             (4, tokens_per_s.map(|speed| format!("{} tokens/s", grouped(speed as u64)))),
-            (7, memory.map(|(used, planned)| format!("{} of {}", human_bytes(used), human_bytes(planned)))),
+            (8, memory.map(|(used, planned)| format!("{} of {}", human_bytes(used), human_bytes(planned)))),
             (3, left.map(|seconds| format!("{} left", lasting(seconds)))),
         ];
         parts.into_iter().filter_map(|(rank, part)| Some((rank, part?))).collect()
@@ -115,6 +118,7 @@ mod tests {
             stage: "stage 2/10 (32 × 2048)".to_owned(),
             loss: Some(3.4567),
             val_loss: Some(3.5),
+            gap: Some(0.0433),
             skipped: 2,
             tokens_per_s: Some(10_941.4),
             memory: Some((81 << 20, 95 << 20)),
@@ -127,10 +131,12 @@ mod tests {
         let status = full();
         assert_eq!(
             status.whole(),
-            "step 1,200/10,000  stage 2/10 (32 × 2048)  loss 3.457  val 3.500  2 skipped  10,941 tokens/s  \
+            "step 1,200/10,000  stage 2/10 (32 × 2048)  loss 3.457  val 3.500  gap +0.043  2 skipped  10,941 tokens/s  \
              81.0 MiB of 95.0 MiB  12 min left"
         );
-        let plain = Status { stage: String::new(), skipped: 0, ..full() };
+        let below = Status { gap: Some(-0.25), ..full() };
+        assert!(below.whole().contains("val 3.500  gap -0.250"), "{}", below.whole());
+        let plain = Status { stage: String::new(), skipped: 0, gap: None, ..full() };
         assert_eq!(
             plain.fitting(99),
             "█░░░░░░░░░  1,200/10,000  loss 3.457  val 3.500  10,941 tokens/s  81.0 MiB of 95.0 MiB  12 min left"

@@ -11,6 +11,7 @@ use super::Session;
 use super::checkpoint::{self, TrainerState};
 use super::directory;
 use super::evaluate::{Evaluator, Score};
+use super::evaluations::{Evaluation, Evaluations, ROSE};
 use super::gauges::Gauges;
 use super::metrics::{EvalMetrics, Metrics, StepMetrics};
 use super::origin::Origin;
@@ -71,6 +72,12 @@ pub trait Observer {
 pub struct Outcome {
     /// The last evaluation.
     pub score: Score,
+    /// Steps done, over all sessions: fewer than the run has where its patience ended it.
+    pub steps: u64,
+    /// Whether its patience ended it.
+    pub impatient: bool,
+    /// The lowest of the evaluations on the way, and whether its checkpoint is there.
+    pub best: Option<(Evaluation, bool)>,
     /// Seconds of training, evaluations and saves included.
     pub seconds: f64,
     /// Tokens trained on, over all sessions.
@@ -105,6 +112,8 @@ pub struct Trainer<'a> {
     metrics: Option<Metrics>,
     gauges: Gauges,
     state: TrainerState,
+    /// The last evaluation, and its step.
+    scored: Option<(u64, Score)>,
     /// Steps done before this session.
     first: u64,
     /// The run's directory, until its configuration is the one that trains.
@@ -183,6 +192,7 @@ impl<'a> Trainer<'a> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             algorithms: Vec::new(),
             skipped: 0,
+            evaluations: (config.eval_every > 0).then(Evaluations::default),
         };
         if let Some((from, saved)) = resume {
             state = restore(&from, saved, state, &mut session)?;
@@ -208,8 +218,14 @@ impl<'a> Trainer<'a> {
         let peers = session.peers();
         let writer = {
             let (lasting, peers) = (&session.laid.lasting, peers.clone());
-            checkpoint::Writer::new(dir, config.keep, lasting, model_config, tokenizer, peers)
+            checkpoint::Writer::new(dir, (config.keep, config.keep_best), lasting, model_config, tokenizer, peers)
         };
+        let mut writer = writer.map_err(refused)?;
+        writer.go_on(state.evaluations);
+        if let Some(evaluations) = &mut state.evaluations {
+            // The lowest from here on is kept, where that of before is not there.
+            evaluations.best = evaluations.best.filter(|best| !config.keep_best || writer.has(best.step));
+        }
         Ok(Trainer {
             config,
             stages,
@@ -217,13 +233,14 @@ impl<'a> Trainer<'a> {
             validation,
             evaluator: Evaluator::of_ranks(stage.batch, stage.seq_len, peers.clone()),
             restores: corpus.tokenizer.restores_bytes(),
-            writer: writer.map_err(refused)?,
+            writer,
             gauges: Gauges::new(gauges),
             metrics: match config.rank {
                 0 => Some(Metrics::open(dir, state.step).map_err(|e| directory::DirectoryError::io(dir, &e))?),
                 _ => None,
             },
             session,
+            scored: None,
             first: state.step,
             to_keep: Some(dir.to_owned()),
             waited: 0.0,
@@ -369,6 +386,7 @@ impl<'a> Trainer<'a> {
         progress.done(step);
         let (loss, norm) = (f64::from(results.loss), f64::from(results.squared_norm).sqrt());
         self.passed_over(step, loss, norm)?;
+        self.state.evaluations.iter_mut().for_each(|evaluations| evaluations.train(loss));
         if let Err(e) = self.keep_config() {
             self.lose_file(e)?;
         }
@@ -435,26 +453,67 @@ impl<'a> Trainer<'a> {
     fn evaluate(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<Option<Score>, TrainError> {
         let score = self.evaluator.score(&mut self.session, self.validation, &self.stop);
         let Some(score) = score.map_err(|e| self.failed_here(e))? else { return Ok(None) };
+        let (step, val_loss) = (self.state.step, score.loss());
+        if !val_loss.is_finite() {
+            // The update after the last finite training loss ruined the weights: no checkpoint of them is kept.
+            self.writer.withdraw();
+            return Err(self.failed(format!("step {step}: the validation loss is {val_loss}; lower --lr")));
+        }
+        let known = self.state.evaluations;
+        let train_loss = known.and_then(|evaluations| evaluations.train_loss());
+        let (due, sound) = (self.evaluation_is_due(), self.in_a_row == 0);
+        if let Some(evaluations) = self.state.evaluations.as_mut().filter(|_| sound && (due || self.config.keep_best)) {
+            evaluations.add(step, val_loss, due);
+        }
+        let rose = self.state.evaluations.map_or(0, |evaluations| evaluations.rose);
         let metrics = EvalMetrics {
-            step: self.state.step,
-            val_loss: score.loss(),
+            step,
+            val_loss,
             val_loss_se: score.standard_error(),
             val_tokens: score.tokens,
             val_bits_per_byte: score.bits_a_byte(self.restores),
+            train_loss,
+            rose,
         };
-        if !metrics.val_loss.is_finite() {
-            // The update after the last finite training loss ruined the weights: no checkpoint of them is kept.
-            self.writer.withdraw();
-            let step = self.state.step;
-            return Err(self.failed(format!("step {step}: the validation loss is {}; lower --lr", metrics.val_loss)));
-        }
         let written = self.metrics.as_mut().map_or(Ok(()), |to| to.evaluation(&metrics)).map_err(|e| e.to_string());
         let written = self.lost.take().map_or(written, Err);
         together::together(self.peers.as_ref(), written, String::clone, |elsewhere| elsewhere.what)
             .map_err(|e| self.failed(e))?;
         observer.evaluation(&metrics);
-        progress.evaluation(metrics.val_loss);
+        // Once: not where the same step is evaluated again.
+        let opened = rose == ROSE && known.is_some_and(|known| known.rose != rose);
+        let lowest = self.state.evaluations.and_then(|evaluations| evaluations.best);
+        progress.evaluation(&metrics, lowest.filter(|_| opened));
+        self.scored = Some((step, score));
         Ok(Some(score))
+    }
+
+    /// Whether the step that is done is one after which a run evaluates.
+    fn evaluation_is_due(&self) -> bool {
+        self.config.eval_every > 0 && self.state.step.is_multiple_of(self.config.eval_every)
+    }
+
+    /// Whether the step that is done has the lowest validation loss, and its checkpoint is to be kept.
+    fn is_to_keep(&self) -> bool {
+        self.config.keep_best && self.state.best_step() == Some(self.state.step)
+    }
+
+    /// Whether so many evaluations in a row were no lower that the run ends.
+    fn is_out_of_patience(&self) -> bool {
+        self.state.evaluations.is_some_and(|evaluations| evaluations.exhaust(self.config.patience))
+    }
+
+    /// Evaluates at the step that the run goes on from, where a signal came before that was done.
+    fn catch_up(&mut self, observer: &mut dyn Observer, progress: &Progress) -> Result<(), TrainError> {
+        let step = self.state.step;
+        let missing = self.state.evaluations.is_some_and(|evaluations| evaluations.last != step);
+        if !missing || step == 0 || step >= self.config.steps || !self.evaluation_is_due() {
+            return Ok(());
+        }
+        match self.evaluate(observer, progress)? {
+            Some(_) => self.save(),
+            None => Err(self.interrupted()),
+        }
     }
 
     /// Ends a run that a signal stopped, after it is saved.
@@ -506,7 +565,8 @@ impl<'a> Trainer<'a> {
         let ahead = self.session.device.gpu().is_some();
         let mut pending = None;
         let mut due = false;
-        while self.state.step < self.config.steps {
+        self.catch_up(observer, progress)?;
+        while self.state.step < self.config.steps && !self.is_out_of_patience() {
             let submitted = self.submit();
             let Some(submitted) = submitted.map_err(|e| self.failed_here(e))? else { break };
             let known = if ahead { pending.replace(submitted) } else { Some(submitted) };
@@ -522,7 +582,7 @@ impl<'a> Trainer<'a> {
             }
             let turn = |every: u64| every > 0 && step.is_multiple_of(every);
             let told = if self.peers.is_some() { self.told } else { self.news() };
-            let (stop, evaluate) = (told & STOP != 0, turn(self.config.eval_every));
+            let (stop, evaluate) = (told & STOP != 0, self.evaluation_is_due());
             due |= turn(self.config.save_every) || told & SAVE != 0;
             if stop || evaluate || due {
                 // What is evaluated or saved waits for its own loss.
@@ -537,30 +597,43 @@ impl<'a> Trainer<'a> {
             if stopped && sound {
                 return Err(self.interrupted());
             }
+            due |= self.is_to_keep();
             if due && sound {
                 self.save()?;
                 due = false;
             }
         }
         self.conclude(pending.take(), &mut meter, observer, progress)?;
-        // Before an evaluation, which may take minutes; the checkpoints before it stay until that finds it sound.
-        if self.in_a_row == 0 {
-            self.write(false)?;
-        }
-        let Some(score) = self.evaluate(observer, progress)? else { return Err(self.interrupted()) };
+        let scored = self.scored.filter(|(step, _)| *step == self.state.step);
+        let score = match scored {
+            Some((_, score)) => score,
+            None => {
+                // Before an evaluation, which may take minutes; the checkpoints before it stay until that finds it sound.
+                if self.in_a_row == 0 {
+                    self.write(false)?;
+                }
+                let Some(score) = self.evaluate(observer, progress)? else { return Err(self.interrupted()) };
+                score
+            }
+        };
         self.save()?;
         // Where no step was left to do.
         let kept = self.keep_config().map_err(|e| e.to_string());
         together::together(self.peers.as_ref(), kept, String::clone, |elsewhere| elsewhere.what)
             .map_err(|e| self.failed(e))?;
         let seconds = start.elapsed().as_secs_f64();
+        let best = self.state.evaluations.and_then(|evaluations| evaluations.best);
         let outcome = Outcome {
             score,
+            steps: self.state.step,
+            impatient: self.is_out_of_patience(),
             seconds,
             tokens: self.state.tokens,
             session_tokens: self.state.tokens - before,
             allocations: warm.map_or(0, |w| allocations::since(Activity::Step, w).allocations),
             loader_allocations: allocations::since(Activity::Read, warm_read).allocations,
+            // Not before those are counted: it makes some.
+            best: best.map(|best| (best, self.writer.has(best.step))),
             save: self.save,
             waited: meter.lost(),
             gpu: self.busy().zip(busy).map(|(now, before)| (now - before) / seconds),
@@ -596,6 +669,7 @@ fn restore(
     let lasting = session.laid.lasting.clone();
     checkpoint::restore(from, &lasting, true, &mut session.storage())?;
     session.count_history()?;
-    let TrainerState { device, version, data, source, validation, .. } = fresh;
-    Ok(TrainerState { device, version, data, source, validation, ..saved })
+    let TrainerState { device, version, data, source, validation, evaluations, .. } = fresh;
+    let evaluations = evaluations.map(|none| saved.evaluations.unwrap_or(none));
+    Ok(TrainerState { device, version, data, source, validation, evaluations, ..saved })
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::checkpoint::{self, CheckpointError, DONE};
 use super::directory::{self, DIGESTS};
+use super::evaluations::Evaluations;
 use super::history::{self, History};
 use super::{metrics, tensorboard};
 use crate::config::{Cache, Config, is_sealed};
@@ -98,6 +99,9 @@ pub fn verify(dir: &Path) -> Result<Vec<Finding>, CheckpointError> {
 
 /// How the files of a checkpoint are.
 fn of_checkpoint(path: &Path) -> State {
+    if let Err(e) = Evaluations::read(path) {
+        return State::Damaged(e.to_string());
+    }
     let whole = checkpoint::digests(path)
         .and_then(|digests| digests.map(|digests| digests.check(path, DONE, |_| true).map(|()| digests)).transpose());
     state(whole.map(|digests| digests.map(|digests| format!("{} files", digests.names().count()))), EARLIER)

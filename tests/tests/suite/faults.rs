@@ -164,6 +164,22 @@ fn a_training_and_its_saves() {
     campaign(dir.path(), &format!("{line} --resume"), "run", &format!("{line} --resume"));
 }
 
+/// Each save is of an evaluation, and the last one's comes after its checkpoint.
+#[test]
+fn a_training_that_keeps_its_best() {
+    let dir = directory();
+    fs::write(dir.path().join("corpus.txt"), text(113)).unwrap();
+    let flags = format!(
+        "{TINY} --tokenizer byte --threads 1 --schedule constant --warmup 1 --lr 0.3 --eval-every 1 --keep-best"
+    );
+    let flags = flags
+        .replace("--baseline-tokens 20000", "--baseline-tokens 0")
+        .replace("--eval-tokens 500", "--eval-tokens 100");
+    let line =
+        format!("train --json {flags} --data corpus.txt --steps 4 --save-every 1 --log-every 2 --keep 1 --out run");
+    campaign(dir.path(), &format!("{line} --resume"), "run", &format!("{line} --resume"));
+}
+
 #[test]
 fn exports_and_an_import() {
     let dir = directory();

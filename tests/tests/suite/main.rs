@@ -3,6 +3,7 @@
 //! One program, because each links everything again. Tests that count allocations have programs of their own.
 
 mod bad_input;
+mod best;
 mod chat;
 mod chip;
 mod cuda;
@@ -33,6 +34,7 @@ mod ranks;
 mod resume;
 mod runs;
 mod saved;
+mod schedule;
 mod screen;
 mod tokenizers;
 mod validation;

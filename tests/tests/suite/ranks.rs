@@ -132,6 +132,52 @@ mod mpi {
         }
     }
 
+    /// All ranks know them, and end together; another number of them goes on.
+    #[test]
+    fn the_best_and_the_patience_are_those_of_one() {
+        let dir = directory();
+        let dir = dir.path();
+        fs::write(dir.join("corpus.txt"), text()).unwrap();
+        fs::write(dir.join("val.txt"), "five five four one\n\n".repeat(40)).unwrap();
+        let line = |out: &str| {
+            format!(
+                "train {TINY} --data corpus.txt --validation val.txt --tokenizer byte --schedule constant --warmup 1 --lr 0.03 \
+                 --steps 60 --accumulate 2 --eval-every 3 --log-every 1 --threads 1 --exact-ranks --keep 1 --keep-best \
+                 --patience 2 --out {out}"
+            )
+        };
+        let checkpoints = |run: &Path| {
+            let names = fs::read_dir(run).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut steps: Vec<u32> = names.filter_map(|name| name.strip_prefix("checkpoint-")?.parse().ok()).collect();
+            steps.sort_unstable();
+            steps
+        };
+        let assert_same = |steps: &[u32]| {
+            let runs = ["alone", "two"].map(|run| dir.join(run));
+            for run in &runs {
+                assert_eq!(checkpoints(run), steps, "{}", run.display());
+            }
+            for step in steps {
+                assert!(tensors(&runs[0], *step) == tensors(&runs[1], *step), "step {step}: other bits");
+                let states = runs.each_ref().map(|run| {
+                    let text = fs::read(run.join(format!("checkpoint-{step:08}/trainer_state.json"))).unwrap();
+                    serde_json::from_slice::<Value>(&text).unwrap()["evaluations"].clone()
+                });
+                assert_eq!(states[0], states[1]);
+            }
+        };
+        run(1, dir, &line("alone")).ok();
+        run(2, dir, &line("two")).ok();
+        let steps = checkpoints(&dir.join("alone"));
+        let [best, end] = steps[..] else { panic!("{steps:?}") };
+        assert!(end < 60 && end == best + 6, "{steps:?}");
+        assert_same(&steps);
+        assert_eq!(logged(&dir.join("alone")), logged(&dir.join("two")));
+        run(2, dir, &format!("train --out alone --resume --steps {} --patience 0", end + 5)).ok();
+        run(1, dir, &format!("train --out two --resume --steps {} --patience 0", end + 5)).ok();
+        assert_same(&checkpoints(&dir.join("alone")));
+    }
+
     #[test]
     fn ranks_give_the_same_bits_twice() {
         let dir = directory();

@@ -87,6 +87,7 @@ fn a_run_from_training_to_every_use_of_it() {
         [
             "DONE",
             "config.json",
+            "evaluations.json",
             "model.safetensors",
             "optimizer.safetensors",
             "tokenizer.json",

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{CheckpointError, DONE, MODEL, OPTIMIZER, TEMPORARY, check, io_at};
+use super::{CheckpointError, DONE, MODEL, OPTIMIZER, STATE, TEMPORARY, check, io_at, read_state};
 
 /// Removes a checkpoint; one that is gone already is removed.
 pub(in crate::run) fn remove(checkpoint: &Path) -> io::Result<()> {
@@ -41,6 +41,11 @@ pub fn discard(run: &Path) {
 /// The name of the checkpoint of a step.
 pub(in crate::run) fn name_of(step: u64) -> String {
     format!("checkpoint-{step:08}")
+}
+
+/// The checkpoint of a step of the run in `dir`.
+pub fn of_step(dir: &Path, step: u64) -> PathBuf {
+    dir.join(name_of(step))
 }
 
 /// The step of the checkpoint of this name, where a run gives such names.
@@ -84,6 +89,31 @@ pub fn latest(run: &Path) -> Result<PathBuf, CheckpointError> {
         true => without_tensors(run.to_owned()),
         false => last(run)?.ok_or_else(|| CheckpointError::None(run.to_owned())),
     }
+}
+
+/// The checkpoint of a run's lowest validation loss, as its last one knows it.
+///
+/// # Errors
+/// A run without one, or one that was not kept; those of [`last`].
+pub fn best(run: &Path) -> Result<PathBuf, CheckpointError> {
+    let none = |what: &dyn std::fmt::Display| Err(CheckpointError::Elsewhere(format!("{}: {what}", run.display())));
+    if run.join(DONE).is_file() {
+        return none(&"this is one checkpoint; --checkpoint best is of a run's directory");
+    }
+    let last = last(run)?.ok_or_else(|| CheckpointError::None(run.to_owned()))?;
+    let best = if last.join(STATE).exists() { read_state(&last)?.best_step() } else { None };
+    let Some(step) = best else {
+        return none(
+            &"none of its evaluations is written down, so none is the best; train with --eval-every N --keep-best",
+        );
+    };
+    let path = run.join(name_of(step));
+    if !path.join(DONE).is_file() {
+        return none(&format_args!(
+            "the checkpoint of step {step}, of its lowest validation loss, is not there; --keep-best keeps it"
+        ));
+    }
+    without_tensors(path)
 }
 
 /// The checkpoint, whose files but for the tensors were checked.

@@ -26,8 +26,9 @@ use crate::disk;
 use crate::format::safetensors::{self, TensorFileError};
 use crate::ranks::{SharedPeers, together};
 use crate::regular;
+use crate::run::evaluations::Evaluations;
 
-pub use found::{complete, discard, last, latest, sweep};
+pub use found::{best, complete, discard, last, latest, of_step, sweep};
 pub(super) use found::{name_of, remove};
 pub(super) use intact::mark;
 pub use intact::{check, check_weights, compare, digests};
@@ -62,9 +63,17 @@ pub struct TrainerState {
     /// Steps that changed nothing, because their loss or norm was not finite.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped: u64,
+    /// What the evaluations on the way have shown, where there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluations: Option<Evaluations>,
 }
 
 impl TrainerState {
+    /// The step of the lowest validation loss so far.
+    pub fn best_step(&self) -> Option<u64> {
+        Some(self.evaluations?.best?.step)
+    }
+
     /// What the files of the data and of the validation were when the run began.
     pub fn began(&self) -> Began {
         Began { source: self.source.clone(), validation: self.validation.clone() }
@@ -145,6 +154,8 @@ pub(super) fn io_at(path: &Path) -> impl Fn(io::Error) -> CheckpointError + '_ {
 pub struct Writer {
     dir: PathBuf,
     keep: usize,
+    /// Whether the checkpoint of the lowest validation loss is kept besides.
+    keep_best: bool,
     weights: Vec<Entry>,
     optimizer: Vec<Entry>,
     config: Vec<u8>,
@@ -154,6 +165,8 @@ pub struct Writer {
     there: Vec<PathBuf>,
     /// The last one, where it is not known to be sound.
     unsure: Option<PathBuf>,
+    /// What the last one says of evaluations.
+    said: Option<Evaluations>,
     /// The ranks that write it together, where there are several.
     peers: Option<SharedPeers>,
     rank: u32,
@@ -178,14 +191,15 @@ pub(super) fn saved(entries: &[Entry], roles: &[Role]) -> Vec<Entry> {
 }
 
 impl Writer {
-    /// A writer into the run's directory `dir`; `config` is the model's config.json. Ranks that reach each
-    /// other through `peers` write together.
+    /// A writer into the run's directory `dir` that keeps so many checkpoints, and beside them that of the lowest validation
+    /// loss where that is wanted; `config` is the model's config.json. Ranks that reach each other through `peers` write
+    /// together.
     ///
     /// # Errors
     /// A directory that cannot be read.
     pub fn new(
         dir: &Path,
-        keep: u32,
+        (keep, keep_best): (u32, bool),
         lasting: &[Entry],
         config: Vec<u8>,
         tokenizer: Arc<dyn Tokenizer>,
@@ -197,6 +211,7 @@ impl Writer {
         Ok(Writer {
             dir: dir.to_owned(),
             keep: keep.max(1) as usize,
+            keep_best,
             weights: saved(lasting, &[Role::Weight]),
             optimizer: saved(lasting, &[Role::Master, Role::Moment, Role::State]),
             config,
@@ -204,6 +219,7 @@ impl Writer {
             staging: vec![0; STAGING],
             there: complete(dir)?,
             unsure: None,
+            said: None,
             peers,
             rank,
         })
@@ -214,7 +230,17 @@ impl Writer {
         self.there.last().map(PathBuf::as_path)
     }
 
-    /// Writes the checkpoint of `state`, unless it is there. Where it is `sound`, the oldest beyond those to keep are removed
+    /// Goes on from the last checkpoint, which says this of evaluations.
+    pub fn go_on(&mut self, said: Option<Evaluations>) {
+        self.said = said;
+    }
+
+    /// Whether the checkpoint of a step is there.
+    pub fn has(&self, step: u64) -> bool {
+        self.there.contains(&self.dir.join(name_of(step)))
+    }
+
+    /// Writes the checkpoint of `state`, unless it is there: then what an evaluation after it has shown. Where it is `sound`, the oldest beyond those to keep are removed
     /// then; else it can be withdrawn.
     ///
     /// # Errors
@@ -224,10 +250,15 @@ impl Writer {
             let name = name_of(state.step);
             let (temporary, last) = (self.dir.join(format!("{name}{TEMPORARY}")), self.dir.join(name));
             if self.there.contains(&last) {
+                if let Some(evaluations) = state.evaluations.filter(|_| state.evaluations != self.said) {
+                    let written = if self.rank == 0 { evaluations.keep(&last) } else { Ok(()) };
+                    together(self.peers.as_ref(), written)?;
+                    self.said = state.evaluations;
+                }
                 if sound {
                     // It may be known to be sound only now, and a run that was killed may have left more than it keeps.
                     self.unsure = None;
-                    self.remove_oldest();
+                    self.remove_oldest(state);
                 }
                 return Ok(());
             }
@@ -240,9 +271,10 @@ impl Writer {
                 return written;
             }
             self.unsure = (!sound).then(|| last.clone());
+            self.said = state.evaluations;
             self.there.push(last);
             if sound {
-                self.remove_oldest();
+                self.remove_oldest(state);
             }
             Ok(())
         })
@@ -294,14 +326,15 @@ impl Writer {
         sync_dir(&self.dir)
     }
 
-    /// Removes the oldest checkpoints beyond those to keep. One that cannot be removed is no reason to stop: the next save
+    /// Removes the oldest checkpoints beyond those to keep, of a run that stands at `state`. One that cannot be removed is no reason to stop: the next save
     /// tries it again.
-    fn remove_oldest(&mut self) {
+    fn remove_oldest(&mut self, state: &TrainerState) {
+        let best = state.best_step().filter(|_| self.keep_best).map(|step| self.dir.join(name_of(step)));
         let mut beyond = self.there.len().saturating_sub(self.keep);
         self.there.retain(|path| {
             let old = beyond > 0;
             beyond = beyond.saturating_sub(1);
-            !old || self.rank == 0 && remove(path).is_err()
+            !old || best.as_ref() == Some(path) || self.rank == 0 && remove(path).is_err()
         });
     }
 
@@ -349,8 +382,9 @@ pub fn read_state(checkpoint: &Path) -> Result<TrainerState, CheckpointError> {
     let path = checkpoint.join(STATE);
     let text = regular::read_at_most(&path, regular::STATE).map_err(io_at(&path))?;
     let damaged = |what| CheckpointError::Damaged { path: path.clone(), what };
-    let state: TrainerState =
+    let mut state: TrainerState =
         serde_json::from_slice(&text).map_err(|e| damaged(format!("it does not parse ({e}); it is damaged")))?;
+    state.evaluations = Evaluations::read(checkpoint)?.or(state.evaluations);
     let named = checkpoint.file_name().and_then(|name| found::step_of(&name.to_string_lossy()));
     match named.filter(|named| *named != state.step) {
         Some(named) => Err(damaged(format!(
@@ -399,7 +433,7 @@ mod tests {
 
     fn writer(dir: &Path, keep: u32, lasting: &[Entry]) -> Writer {
         let tokenizer = tokenizer::build("byte", None, true, &mut std::iter::empty()).unwrap().tokenizer;
-        Writer::new(dir, keep, lasting, b"{}".to_vec(), tokenizer.into(), None).unwrap()
+        Writer::new(dir, (keep, true), lasting, b"{}".to_vec(), tokenizer.into(), None).unwrap()
     }
 
     fn state(step: u64) -> TrainerState {
@@ -415,6 +449,7 @@ mod tests {
             version: String::new(),
             algorithms: Vec::new(),
             skipped: 0,
+            evaluations: None,
         }
     }
 
@@ -444,6 +479,51 @@ mod tests {
         writer.save(&mut Nothing, &state(4), true).unwrap();
         assert_eq!(names(dir.path()), [name_of(4)]);
         assert_eq!(take(&mut writer.there), [dir.path().join(name_of(4))]);
+    }
+
+    #[test]
+    fn the_best_stays_beside_the_last_ones_until_another_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut evaluations = Evaluations::default();
+        let mut at = |step, loss: Option<f64>| {
+            loss.into_iter().for_each(|loss| evaluations.add(step, loss, true));
+            TrainerState { evaluations: Some(evaluations), ..state(step) }
+        };
+        let mut writer = writer(dir.path(), 2, &[]);
+        for (step, loss, there) in [
+            (1, None, &[1][..]),
+            (2, Some(5.0), &[1, 2]),
+            (3, Some(6.0), &[2, 3]),
+            (4, None, &[2, 3, 4]),
+            (5, None, &[2, 4, 5]),
+            (6, Some(4.0), &[5, 6]),
+            (7, Some(4.5), &[6, 7]),
+            (8, Some(4.5), &[6, 7, 8]),
+        ] {
+            writer.save(&mut Nothing, &at(step, loss), true).unwrap();
+            assert_eq!(names(dir.path()), there.iter().map(|step| name_of(*step)).collect::<Vec<_>>(), "{step}");
+            assert!(there.iter().all(|step| writer.has(*step)) && !writer.has(99));
+        }
+        assert_eq!(best(dir.path()).unwrap(), dir.path().join(name_of(6)));
+        // An evaluation after its checkpoint is written beside it, once.
+        writer.save(&mut Nothing, &at(9, None), false).unwrap();
+        assert_eq!(names(dir.path()), [6, 7, 8, 9].map(name_of));
+        let after = at(9, Some(1.0));
+        writer.save(&mut Nothing, &after, true).unwrap();
+        assert_eq!(names(dir.path()), [8, 9].map(name_of));
+        let last = dir.path().join(name_of(9));
+        assert_eq!(read_state(&last).unwrap(), after);
+        check(&last, |_| true).unwrap();
+        assert_eq!(best(dir.path()).unwrap(), last);
+        let refused = best(&last).unwrap_err().to_string();
+        assert!(refused.contains("is one checkpoint"), "{refused}");
+        // One that was taken away is named.
+        writer.save(&mut Nothing, &at(10, Some(2.0)), true).unwrap();
+        fs::remove_dir_all(&last).unwrap();
+        let refused = best(dir.path()).unwrap_err().to_string();
+        assert!(refused.contains("step 9") && refused.contains("--keep-best"), "{refused}");
+        writer.save(&mut Nothing, &state(11), true).unwrap();
+        assert!(best(dir.path()).unwrap_err().to_string().contains("--eval-every"));
     }
 
     /// A weight of bf16 and what it lacks of its master, each of two layers of two tensors: longer than a piece of the
