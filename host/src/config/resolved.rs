@@ -25,7 +25,7 @@ fn begin(raw: RawConfig, found: &Found) -> Result<(RawConfig, RawConfig, ModelCo
     let asked_tokenizer = raw.tokenizer.is_some();
     let of_preset = preset.raw();
     // A warm-up of the preset's is for a run as long as its own.
-    let raw = RawConfig { warmup: None, ..of_preset.clone() }.overlaid(raw);
+    let raw = RawConfig { warmup: None, ..preset.beside(&raw) }.overlaid(raw);
     let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
     let usual = raw.tokenizer.clone().unwrap_or_else(|| "word".to_owned());
     let tokenizer = match found.tokenizer.clone() {

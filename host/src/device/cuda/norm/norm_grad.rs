@@ -142,7 +142,7 @@ impl Cuda {
         // As many warps as shared memory has sums for; if for none, one that keeps them where they are wanted.
         let warps = if learns { (ROOM / (outputs * columns)).min(MOST_WARPS) } else { MOST_WARPS };
         arguments.shared = (warps > 0).into();
-        let (threads, shared) = (32 * warps.max(1), 4 * warps * each * columns);
+        let (threads, shared) = (32 * warps.max(1), 4 * warps * arguments.sums * columns);
         self.launch_with("norm_grad", &kernel, [count, 1, 1], threads, shared, &arguments)?;
         if learns {
             self.finish_columns(finish, partial.wait)?;
