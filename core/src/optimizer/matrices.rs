@@ -1,6 +1,8 @@
 //! Parameters that are moved as whole matrices: which matrices they have, the room in which those are orthogonalised, and the
 //! operations that move them. Matrices of one shape are moved together, as many as there is room for.
 
+use core::num::NonZeroU32;
+
 use super::learning::RANGES;
 use super::{Group, Optimizer, Rule};
 use crate::device::{Device, OperationError, Profile};
@@ -19,28 +21,35 @@ const TOO_MANY: OperationError = OperationError::Unsupported("a model has more m
 /// The matrices of a parameter: a layer's rows and columns, and how they are taken apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Matrices {
-    layers: u32,
+    /// Never 0, so that an optional one is no larger.
+    layers: NonZeroU32,
     shape: [u32; 2],
-    parts: [u32; 3],
+    /// Rows of the first two parts; the third has what they leave.
+    parts: [u32; 2],
     turns: u32,
 }
 
 impl Matrices {
     pub(super) const fn of(p: &Parameter) -> Matrices {
-        Matrices { layers: p.layers, shape: p.shape, parts: p.parts, turns: p.turns }
+        let layers = match NonZeroU32::new(p.layers) {
+            Some(layers) => layers,
+            None => NonZeroU32::MIN,
+        };
+        Matrices { layers, shape: p.shape, parts: [p.parts[0], p.parts[1]], turns: p.turns }
     }
 
     /// The cuts that together are all of it: neighbouring parts of one shape are one.
     fn cuts(&self) -> impl Iterator<Item = Cut> + use<> {
-        let ([rows, columns], parts, turns, layers) = (self.shape, self.parts, self.turns, self.layers);
+        let ([rows, columns], parts, turns, layers) = (self.shape, self.parts, self.turns, self.layers.get());
         let layer = (u64::from(rows) * u64::from(columns)).next_multiple_of(Layout::GRAIN);
         let whole = Cut { layers, layer, parts: 1, rows, columns, first: 0, step: rows, run: rows, period: rows };
         let one = match (turns, parts) {
-            (0, [0, 0, 0]) => Some(whole),
+            (0, [0, 0]) => Some(whole),
             (0, _) => None,
             (run, _) => Some(Cut { parts: 3, rows: rows / 3, step: run, run, period: 3 * run, ..whole }),
         };
-        let parts = if one.is_some() { [0; 3] } else { parts };
+        let [a, b] = parts;
+        let parts = if one.is_some() { [0; 3] } else { [a, b, rows.saturating_sub(a.saturating_add(b))] };
         let mut first = 0;
         let below = (0..3usize).filter_map(move |i| {
             let rows = parts[i];

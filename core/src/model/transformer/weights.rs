@@ -95,6 +95,8 @@ impl Transformer {
         if self.interleaved() { [0; 3] } else { [self.mixed_width(), keys, keys] }
     }
 
+    // A chip has no room for it in each place that lists parameters.
+    #[inline(never)]
     fn first_values(&self) -> Values {
         let [small, residual] = self.dialect.deviations(self.d_model, self.layers).map(Init::Normal);
         match self.first {
@@ -109,7 +111,8 @@ impl Transformer {
     }
 
     /// A gain or bias of a norm.
-    const fn of_norm(&self, name: &'static str, layers: u32, len: u32, init: Init) -> Parameter {
+    #[inline(never)]
+    fn of_norm(&self, name: &'static str, layers: u32, len: u32, init: Init) -> Parameter {
         let learns = if self.norm_gains { Learns::FromGradient } else { Learns::Never };
         Parameter { learns, ..Parameter::vector(name, layers, len, init) }
     }
@@ -123,6 +126,19 @@ impl Transformer {
         };
         Gain { gain, bias }
     }
+}
+
+/// Places a matrix or table whose rows lie in these parts or turns. Not inlined: a chip has no room for it a dozen times.
+#[inline(never)]
+fn matrix(
+    place: &mut dyn FnMut(&Parameter) -> Stacked,
+    (name, layers, shape): (&'static str, u32, [u32; 2]),
+    init: Init,
+    (parts, turns): ([u32; 3], u32),
+    group: Group,
+) -> Stacked {
+    let kind = if group == Group::Matrix { Kind::Matrix } else { Kind::Table };
+    place(&Parameter { parts, turns, kind, group, ..Parameter::matrix(name, layers, shape, init) })
 }
 
 impl Parameters for Transformer {
@@ -140,18 +156,16 @@ impl Parameters for Transformer {
         let rows = self.vocabulary_rows();
 
         let turns = if self.interleaved() { self.head_size } else { 0 };
-        let mut matrix = |name: &'static str, layers, shape: [u32; 2], init, parts, group| {
-            let kind = if group == Group::Matrix { Kind::Matrix } else { Kind::Table };
-            let turns = if name == names.fused[0] { turns } else { 0 };
-            place(&Parameter { parts, turns, kind, group, ..Parameter::matrix(name, layers, shape, init) })
-        };
+        let mut matrix =
+            |name, layers, shape, init, parts, group| matrix(place, (name, layers, shape), init, parts, group);
+        let (whole, ids) = (([0; 3], 0), (ids, 0));
         let name = if self.rank.is_some() { names.factors[0] } else { names.embed };
         let embed = matrix(name, 1, [rows, self.rank.unwrap_or(d)], embedding, ids, Group::Embedding).first;
-        let factor = self.rank.map(|rank| matrix(names.factors[1], 1, [d, rank], small, [0; 3], Group::Matrix).first);
-        let qkv = matrix(qkv_names[0], layers, [self.qkv_width(), d], small, qkv_parts, Group::Matrix);
-        let out = matrix(names.out[0], layers, [d, self.mixed_width()], residual, [0; 3], Group::Matrix);
-        let up = matrix(up_names[0], layers, [self.up_width(), d], small, up_parts, Group::Matrix);
-        let down = matrix(names.down[0], layers, [d, ff], residual, [0; 3], Group::Matrix);
+        let factor = self.rank.map(|rank| matrix(names.factors[1], 1, [d, rank], small, whole, Group::Matrix).first);
+        let qkv = matrix(qkv_names[0], layers, [self.qkv_width(), d], small, (qkv_parts, turns), Group::Matrix);
+        let out = matrix(names.out[0], layers, [d, self.mixed_width()], residual, whole, Group::Matrix);
+        let up = matrix(up_names[0], layers, [self.up_width(), d], small, (up_parts, 0), Group::Matrix);
+        let down = matrix(names.down[0], layers, [d, ff], residual, whole, Group::Matrix);
         let untied = (!self.tied).then(|| matrix(names.head, 1, [rows, d], head, ids, Group::Head).first);
 
         let norm1 = self.norm(&names.norm1, layers, place);
