@@ -145,7 +145,7 @@ mod tests {
         let sizes = "budget = '3GiB'\npool = '1MiB'\norder = 'pool'\nrecompute = 'full'\nclip = 0.25\ncache = 'none'";
         let gpu = "device = 'cuda'\nprecision = 'bf16'\ngradients = 'bf16'\ngpu = 'h200'\nbatch_size = 4\nseq_len = 32";
         for preset in presets() {
-            for more in ["", "lr = 0.5\nwarmup = 7\nsteps = 9\nseed = 3", sizes, "seq_len = 64", attention, gpu] {
+            for more in ["", "lr = 0.5\nwarmup = 2\nsteps = 9\nseed = 3", sizes, "seq_len = 64", attention, gpu] {
                 let written = raw(&format!("preset = '{}'\n{more}", preset.name));
                 let Ok(run) = Config::resolve(written) else {
                     // Attention and gradients that this family has not.

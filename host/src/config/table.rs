@@ -85,28 +85,28 @@ keys! {
             lr: f64 = 1e-3, flag("X").by_preset().within(Values::NotNegative);
             /// How the rate falls after the warm-up: cosine, linear (both to --lr-end), constant, or wsd (warm-up, stable,
             /// decay: constant until --decay)
-            schedule: LrSchedule = LrSchedule::Cosine, flag("SHAPE")
+            schedule: LrSchedule = LrSchedule::Cosine, flag("SHAPE").by_preset()
                 .page("How the rate falls after the warm-up: cosine, linear (both to lr_end), constant, or wsd, see \
                        [above](#warm-up-stable-decay)");
             /// The share of the run's steps over which the rate of --schedule wsd falls, at its end
-            decay: f64 = 0.1, flag("X").quiet().changes().within(Values::PositiveShare);
+            decay: f64 = 0.1, flag("X").quiet().by_preset().changes().within(Values::PositiveShare);
             /// How it falls there: linear, cosine or sqrt (1 - √x)
             decay_shape: DecayShape = DecayShape::Linear, flag("SHAPE").quiet().changes()
                 .page("How the rate of wsd falls: linear, cosine or sqrt (1 − √x)");
             /// The rate of the last step, as a share of the highest
-            lr_end: f64 = 0.1, flag("X").quiet().within(Values::Share)
+            lr_end: f64 = 0.1, flag("X").quiet().by_preset().within(Values::Share)
                 .page("The rate of the last step, as a share of lr, for a schedule that falls");
             /// Steps of warm-up
             warmup: u64, flag("N")
                 .shown("the preset's, as large a share of a shorter run, and at least 1 % of it")
                 .page("Steps of warm-up, see [above](#the-warm-up)");
             /// How parameters are moved: adamw, sgd (with momentum), lion, or muon, which moves matrices and adamw the rest
-            optimizer: RuleName = RuleName::ADAMW, flag("RULE").quiet()
+            optimizer: RuleName = RuleName::ADAMW, flag("RULE").quiet().by_preset()
                 .page("How parameters are moved, see [above](#the-optimizer)");
             /// Decay of matrices and tables
             weight_decay: f32 = 0.1, flag("X").by_preset().within(Values::NotNegative);
             /// The largest global norm of the gradient; 0 for no clip
-            clip: f32 = 1.0, flag("X").within(Values::NotNegative);
+            clip: f32 = 1.0, flag("X").by_preset().within(Values::NotNegative);
             /// SGD's momentum; 0 keeps nothing
             momentum: f32 = USUAL.momentum, flag("X").quiet().within(Values::BelowOne);
             /// Muon's momentum, which rises to this over the first 300 steps
@@ -114,7 +114,7 @@ keys! {
             /// Muon's decay falls only on weights that move towards 0
             cautious_decay: bool = false, switch().quiet();
             /// β₁ of AdamW and Lion
-            beta1: f32 = USUAL.beta1, flag("X").within(Values::BelowOne);
+            beta1: f32 = USUAL.beta1, flag("X").by_preset().within(Values::BelowOne);
             /// β₂ of AdamW and Lion
             beta2: f32 = USUAL.beta2, flag("X").by_preset().within(Values::BelowOne);
             /// AdamW's ε, which is added to the denominator
