@@ -188,17 +188,17 @@ impl Config {
         let mut line = format!("optimizer: {}", self.optimizer.name());
         let optimizer = self.optimizer();
         if optimizer.of(Group::Matrix).rule.is_whole() && !self.group.contains_key(Group::Matrix.name()) {
-            line += &format!(
-                " for matrices, at {} × the learning rate, adamw for the rest",
-                optimizer.of(Group::Matrix).rate
-            );
+            line += &format!(" for matrices, lr × {}; adamw for the rest", optimizer.of(Group::Matrix).rate);
         }
         for (name, own) in &self.group {
             let Some(group) = Group::named(name) else { continue };
             let Recipe { rule, rate, decay } = *optimizer.of(group);
             line += &format!("; {name}: {}", rule.name());
             if rule.learns() {
-                line += &format!(", {rate} × the learning rate, decay {decay}");
+                line += &format!(", lr × {rate}");
+                if decay != self.weight_decay {
+                    line += &format!(", decay {decay}");
+                }
                 let constants = own.constants().into_iter().filter_map(|(key, x)| Some(format!(", {key} {}", x?)));
                 line.extend(constants);
             }
