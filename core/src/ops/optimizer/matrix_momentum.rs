@@ -2,7 +2,7 @@
 //! optimizer for hidden layers in neural networks).
 
 use super::cut::Cut;
-use super::moved::factors;
+use super::moved::Factors;
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Region};
 use crate::optimizer::Group;
@@ -27,6 +27,16 @@ pub struct MatrixMomentum {
     pub group: Group,
     /// Where the matrices lie.
     pub cut: Cut,
+}
+
+impl MatrixMomentum {
+    /// Moves one element of the momentum, and what is orthogonalised of it.
+    #[inline(always)]
+    pub fn blend(gradient: f32, momentum: &mut f32, keep: f32) -> f32 {
+        let new = (1.0 - keep) * gradient;
+        *momentum = keep * *momentum + new;
+        keep * *momentum + new
+    }
 }
 
 impl Operation for MatrixMomentum {
@@ -61,7 +71,7 @@ impl Operation for MatrixMomentum {
             [Some(self.momentum), Some(self.out)],
         )?;
         let (settings, results) = (Settings::from_slice(settings)?, Results::from_slice(results)?);
-        let Some(factors) = factors(settings, results, self.group, 1.0) else {
+        let Some(factors) = Factors::of(settings, results, self.group, 1.0) else {
             out.fill(0.0);
             return Ok(());
         };
@@ -73,21 +83,13 @@ impl Operation for MatrixMomentum {
                 let gradient = gradient.get(at..at + columns).ok_or(self.misfit("gradient"))?;
                 let momentum = momentum.get_mut(at..at + columns).ok_or(self.misfit("momentum"))?;
                 for (c, (g, m)) in gradient.iter().zip(momentum).enumerate() {
-                    let (r, blend) = (r as usize, blend(*g * factors.gradient, m, keep));
+                    let (r, blend) = (r as usize, Self::blend(*g * factors.gradient, m, keep));
                     to[if cut.is_tall() { c * n + r } else { r * n + c }] = blend;
                 }
             }
         }
         Ok(())
     }
-}
-
-/// Moves one element of the momentum, and what is orthogonalised of it.
-#[inline(always)]
-pub fn blend(gradient: f32, momentum: &mut f32, keep: f32) -> f32 {
-    let new = (1.0 - keep) * gradient;
-    *momentum = keep * *momentum + new;
-    keep * *momentum + new
 }
 
 #[cfg(test)]

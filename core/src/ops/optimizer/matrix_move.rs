@@ -1,7 +1,7 @@
 //! Moves the matrices of a parameter by what was made of their momentum.
 
 use super::cut::Cut;
-use super::moved::factors;
+use super::moved::Factors;
 use crate::device::{Operand, Operation, OperationError};
 use crate::memory::{Arena, Dtype, Region};
 use crate::optimizer::Group;
@@ -52,7 +52,7 @@ impl MatrixMove {
 
     /// The factors of this update, or `None` where it is skipped.
     pub fn factors(&self, settings: &Settings, results: &Results) -> Option<MatrixFactors> {
-        let rate = factors(settings, results, self.group, self.rate)?.rate;
+        let rate = Factors::of(settings, results, self.group, self.rate)?.rate;
         Some(MatrixFactors { step: rate * self.scale(), keep: 1.0 - rate * self.decay })
     }
 

@@ -88,25 +88,27 @@ pub trait ByElement: Operation {
     }
 }
 
-/// The factors of an update of parameters of `group`, at `rate` times the learning rate, or `None` where the norm or the loss
-/// is not finite and the update is skipped.
-pub fn factors(settings: &Settings, results: &Results, group: Group, rate: f32) -> Option<Factors> {
-    let norm = libm::sqrtf(results.squared_norm);
-    if !(norm.is_finite() && results.loss.is_finite()) {
-        return None;
+impl Factors {
+    /// Those of an update of parameters of `group`, at `rate` times the learning rate, or `None` where the norm or the loss is not
+    /// finite and the update is skipped.
+    pub fn of(settings: &Settings, results: &Results, group: Group, rate: f32) -> Option<Factors> {
+        let norm = libm::sqrtf(results.squared_norm);
+        if !(norm.is_finite() && results.loss.is_finite()) {
+            return None;
+        }
+        let gradient = settings.clip / (norm + 1e-6);
+        Some(Factors {
+            gradient: if gradient < 1.0 { gradient } else { 1.0 },
+            rate: settings.learning_rate * rate,
+            corrections: settings.corrections[group.index()],
+        })
     }
-    let gradient = settings.clip / (norm + 1e-6);
-    Some(Factors {
-        gradient: if gradient < 1.0 { gradient } else { 1.0 },
-        rate: settings.learning_rate * rate,
-        corrections: settings.corrections[group.index()],
-    })
 }
 
 impl Moved {
     /// The factors of this update, or `None` where the norm or the loss is not finite and the update is skipped.
     pub fn factors(&self, settings: &Settings, results: &Results) -> Option<Factors> {
-        factors(settings, results, self.group, self.rate)
+        Factors::of(settings, results, self.group, self.rate)
     }
 
     /// Shows the operands of an update, which keeps `states`.

@@ -2,7 +2,7 @@
 
 use capful_core::device::OperationError;
 use capful_core::memory::Arena;
-use capful_core::ops::{MatrixMomentum, blend, factors};
+use capful_core::ops::{Factors, MatrixMomentum};
 use capful_core::train::{Results, Settings};
 
 use crate::device::cpu::pool::Parts;
@@ -18,7 +18,7 @@ impl OnCpu for MatrixMomentum {
             [Some(self.momentum), Some(self.out)],
         )?;
         let (settings, results) = (Settings::from_slice(settings)?, Results::from_slice(results)?);
-        let Some(factors) = factors(settings, results, self.group, 1.0) else {
+        let Some(factors) = Factors::of(settings, results, self.group, 1.0) else {
             out.fill(0.0);
             return Ok(());
         };
@@ -34,13 +34,13 @@ impl OnCpu for MatrixMomentum {
                 let r = r as usize;
                 if cut.is_tall() {
                     for (c, (g, m)) in gradient.iter().zip(momentum).enumerate() {
-                        to[c * n + r] = blend(*g * clip, m, keep);
+                        to[c * n + r] = Self::blend(*g * clip, m, keep);
                     }
                 } else {
                     let to = &mut to[r * n..(r + 1) * n];
                     vectorise!({
                         for ((to, g), m) in to.iter_mut().zip(gradient).zip(&mut *momentum) {
-                            *to = blend(*g * clip, m, keep);
+                            *to = Self::blend(*g * clip, m, keep);
                         }
                     },);
                 }
