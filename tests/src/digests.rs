@@ -61,7 +61,7 @@ const fn case(name: &'static str, family: &'static str, flags: &'static str) -> 
 }
 
 /// Every family, with what changes the operations of its step.
-pub const CASES: [Case; 40] = [
+pub const CASES: [Case; 42] = [
     case("pythia", PYTHIA, ""),
     case("pythia-cheap", PYTHIA, "--recompute cheap --accumulate 2"),
     case("pythia-full", PYTHIA, "--recompute full --accumulate 3"),
@@ -103,6 +103,12 @@ pub const CASES: [Case; 40] = [
         LLAMA,
         "--set norm_gains=false --set qk_norm=true --set tied=false --recompute full --accumulate 2",
     ),
+    case(
+        "llama-values",
+        LLAMA,
+        "--set value_tables=1 --set stream_scalars=true --set tied=false --recompute full --accumulate 2",
+    ),
+    case("yxanul-values", YXANUL, "--set value_tables=2 --set stream_scalars=true"),
     case("neurogen", NEUROGEN, ""),
     case("neurogen-bptt", NEUROGEN, "--set rule=bptt"),
     case("neurogen-random", NEUROGEN, "--set rule=eprop-random --set eligibility=full"),

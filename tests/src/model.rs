@@ -99,6 +99,8 @@ impl Peer for Config {
             bias: Biases { qkv: self.bias.qkv, out: self.bias.output, feed: self.bias.feed },
             norm_gains: self.norm_gains,
             qk_norm: self.qk_norm,
+            value_tables: self.value_tables as u32,
+            stream_scalars: self.stream_scalars,
             rotary_dims,
             rotary_base: self.rotary_base as f32,
             rotary_scaling: match self.scaling {

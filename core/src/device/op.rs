@@ -12,10 +12,14 @@ macro_rules! for_each_operation {
         $($callback)+! {
             [$($more)*]
             AdamW,
+            AddValues,
+            AddValuesGrad,
             AllGather,
             AllToAll,
             Attention,
             AttentionGrad,
+            Blend,
+            BlendGrad,
             CachedAttention,
             Carry,
             Context,

@@ -68,6 +68,8 @@ pub enum Init {
     Zero,
     /// All one.
     One,
+    /// All a half.
+    Half,
     /// Independent normal numbers of mean 0 and this standard deviation.
     Normal(f32),
     /// Cosine and sine of position / base^(2 j / dims), pairs (cos, sin): shape [positions, dims / 2, 2].

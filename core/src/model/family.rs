@@ -113,6 +113,13 @@ pub enum ModelError {
         /// The width.
         d_model: u32,
     },
+    /// More value tables than layers that use them.
+    ValueTables {
+        /// The tables.
+        tables: u32,
+        /// The layers.
+        layers: u32,
+    },
     /// A factorised embedding whose head is not tied to it.
     Untied,
     /// The rotated dims of a head are odd or more than the head has.
@@ -209,6 +216,10 @@ impl core::fmt::Display for ModelError {
             ModelError::Rank { rank, d_model } => write!(
                 f,
                 "an embedding of rank {rank} is wider than the model (d_model {d_model}); lower the rank, or set rank=0 for none"
+            ),
+            ModelError::ValueTables { tables, layers } => write!(
+                f,
+                "{tables} value tables (value_tables) are more than the {layers} layers that use them; lower value_tables"
             ),
             ModelError::Untied => f.write_str("a factorised embedding is tied; set tied=true, or rank=0 for none"),
             ModelError::Rotary { dims, size } => {

@@ -9,7 +9,7 @@ use crate::random::{Random, stream};
 ///
 /// - [`Init::Normal`]: number i of the layer's stream times the deviation ([`Random::normal`]: Box-Muller over Philox);
 /// - [`Init::Rotary`]: cosines and sines of the positions' angles ([`Rotary::angle`]: Su et al. 2021);
-/// - [`Init::One`] and [`Init::Zero`]. Padded rows are zero too.
+/// - [`Init::One`], [`Init::Half`] and [`Init::Zero`]. Padded rows are zero too.
 ///
 /// [`Init::Wiring`] stands for a table of u32, whose rows [`crate::wiring`] draws; here it gives zeros.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,6 +36,7 @@ impl FirstValues {
         match self.init {
             Init::Zero | Init::Wiring { .. } => 0.0,
             Init::One => 1.0,
+            Init::Half => 0.5,
             Init::Normal(deviation) => self.random.normal(i) * deviation,
             Init::Rotary { base, scaling } => {
                 let pairs = u64::from(self.shape[2]);

@@ -48,9 +48,9 @@ impl Parameter {
         Slot { prefix, layers, init, parts, ..Slot::new(name, role, dtype, [1, 1, rows, columns]) }
     }
 
-    /// Whether each layer has one.
+    /// Whether each layer has one. Several tables of one name belong to no layer.
     pub fn is_layered(&self) -> bool {
-        self.name.contains('*')
+        self.kind != Kind::Table && self.name.contains('*')
     }
 
     /// Whether a model in integers keeps it in them.

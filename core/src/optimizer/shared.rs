@@ -64,7 +64,9 @@ impl Outline {
     /// Takes the next parameter: its section, of layers the first, its first row there, and its rows.
     fn take(&mut self, p: &Parameter) -> (Section, u64, u64) {
         let [rows, columns] = p.shape.map(u64::from);
-        let rows = (rows * columns).div_ceil(COLUMNS.into());
+        let each = (rows * columns).div_ceil(COLUMNS.into());
+        // Several of one name that belong to no layer follow each other.
+        let rows = if p.is_layered() { each } else { each.saturating_mul(p.layers.into()) };
         let (section, taken) = match p.is_layered() {
             true => (Section::Layer(0), 1),
             false if self.rows[1] == 0 => (Section::Before, 0),
@@ -143,12 +145,14 @@ impl Table {
                 let slot = p.slot("", Role::Weight, self.dtype);
                 return if role == Role::Weight { ledger.region(slot) } else { Stacked::NOTHING };
             }
-            let (section, first, _) = outline.take(p);
+            let (section, first, rows) = outline.take(p);
             let Some(prefix) = prefix(p) else { return Stacked::NOTHING };
             let offset = self.at(section).saturating_add(first.saturating_mul(self.dtype.row_bytes(COLUMNS)));
             // What lies behind the layers and begins where what lies before them does has its bytes.
             let overlay = section == Section::Behind && self.behind == self.before && first < outline.rows[0];
-            ledger.part(p.slot(prefix, role, self.dtype), Part { space, offset, stride: self.stride, overlay })
+            let apart = (rows / u64::from(p.layers.max(1))).saturating_mul(self.dtype.row_bytes(COLUMNS));
+            let stride = if p.is_layered() { self.stride } else { apart };
+            ledger.part(p.slot(prefix, role, self.dtype), Part { space, offset, stride, overlay })
         })
     }
 

@@ -122,6 +122,10 @@ model_keys! {
         bias: Bias = Values::OnceSwitch(Bias::WORDS);
         /// whether each query and key head is normalised
         qk_norm: bool = Values::Switch;
+        /// tables of value embeddings, which layers use in turn; 0 for none
+        value_tables: u32 = Values::Whole(0, SIZES);
+        /// whether the embedding is mixed into the residual stream behind each layer
+        stream_scalars: bool = Values::Switch;
         /// share of each head that is rotated
         rotary_pct: f32 = Values::Share;
         /// base of the rotary wavelengths
@@ -180,6 +184,8 @@ impl TransformerConfig {
             feed: self.feed.core(),
             bias: self.bias.core(),
             qk_norm: self.qk_norm,
+            value_tables: self.value_tables,
+            stream_scalars: self.stream_scalars,
             rotary_dims: rotary_dims as u32,
             rotary_base: self.rotary_base,
             rotary_scaling: match self.rotary_scaling {

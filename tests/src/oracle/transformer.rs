@@ -121,6 +121,10 @@ pub struct Config {
     pub norm_gains: bool,
     /// Whether queries and keys go through an RMSNorm, head by head, before they rotate.
     pub qk_norm: bool,
+    /// Tables of which layer l adds row `id` of number l mod so many to its values, times a gain; 0 for none.
+    pub value_tables: usize,
+    /// Whether a layer's output x becomes eˢ · x + t · the embedding.
+    pub stream_scalars: bool,
     /// Dimensions of each head that rotate, an even number.
     pub rotary: usize,
     /// Base of the rotary frequencies.
@@ -154,6 +158,8 @@ impl Config {
             bias: Biases::ALL,
             norm_gains: true,
             qk_norm: false,
+            value_tables: 0,
+            stream_scalars: false,
             rotary: d / heads / 4,
             rotary_base: 10_000.0,
             scaling: Scaling::None,
@@ -242,11 +248,41 @@ fn table_back(model: Named<'_>, d_table: Vec<f64>, gradients: &mut Tensors) {
     gradients.extend(names.into_iter().zip(tensors));
 }
 
-/// Everything up to the logits: the table of embeddings, what the layers kept, the final norm's input and output, and
+/// What follows a layer: eˢ · output + t · first, where it is mixed.
+fn mixed(model: Named<'_>, layer: usize, output: &[f64], first: &[f64]) -> Vec<f64> {
+    if !model.config.stream_scalars {
+        return output.to_vec();
+    }
+    let scalars = model.data(&model.config.part(layer, "stream_scalars"));
+    output.iter().zip(first).map(|(x, first)| scalars[0].exp() * x + scalars[1] * first).collect()
+}
+
+/// The gradient of a layer's output; adds that of `first` to `d_first`.
+fn mixed_back(
+    model: Named<'_>,
+    layer: usize,
+    [output, first, dy]: [&[f64]; 3],
+    d_first: &mut [f64],
+    gradients: &mut Tensors,
+) -> Vec<f64> {
+    if !model.config.stream_scalars {
+        return dy.to_vec();
+    }
+    let name = model.config.part(layer, "stream_scalars");
+    let scalars = model.data(&name);
+    let (keep, dot) = (scalars[0].exp(), |a: &[f64]| a.iter().zip(dy).map(|(a, d)| a * d).sum::<f64>());
+    gradients.insert(name.clone(), Tensor::new(&[2], vec![keep * dot(output), dot(first)]));
+    d_first.iter_mut().zip(dy).for_each(|(to, d)| *to += scalars[1] * d);
+    dy.iter().map(|d| keep * d).collect()
+}
+
+/// Everything up to the logits: the table of embeddings, the embedding itself, what the layers kept and gave, the final norm's input and output, and
 /// the logits.
 struct Forward {
     table: Vec<f64>,
+    first: Vec<f64>,
     layers: Vec<Saved>,
+    outputs: Vec<Vec<f64>>,
     last: Vec<f64>,
     hidden: Vec<f64>,
     logits: Vec<f64>,
@@ -256,16 +292,17 @@ impl Forward {
     fn new(model: Named<'_>, batch: Batch<'_>) -> Self {
         let Config { vocab, d, .. } = *model.config;
         let table = table(model);
-        let mut x = embedding(&table, batch.inputs, d);
-        let mut layers = Vec::new();
+        let first = embedding(&table, batch.inputs, d);
+        let (mut x, mut layers, mut outputs) = (first.clone(), Vec::new(), Vec::new());
         for layer in 0..model.config.layers {
             let (output, saved) = Block { model, batch, layer }.forward(x);
+            x = mixed(model, layer, &output, &first);
             layers.push(saved);
-            x = output;
+            outputs.push(output);
         }
         let hidden = model.norm(model.config.last_norm(), &x);
         let logits = linear(&hidden, head(model, &table), None, batch.inputs.len(), d, vocab);
-        Self { table, layers, last: x, hidden, logits }
+        Self { table, first, layers, outputs, last: x, hidden, logits }
     }
 }
 
@@ -288,16 +325,19 @@ pub fn loss(config: &Config, weights: &Tensors, batch: Batch<'_>) -> f64 {
 pub fn loss_and_gradients(config: &Config, weights: &Tensors, batch: Batch<'_>) -> (f64, Tensors) {
     let (d, vocab, rows) = (config.d, config.vocab, batch.inputs.len());
     let model = Named::new(config, weights);
-    let Forward { table, layers, last, hidden, logits } = Forward::new(model, batch);
+    let Forward { table, first, layers, outputs, last, hidden, logits } = Forward::new(model, batch);
     let loss = cross_entropy(&logits, batch.targets, vocab);
 
     let mut gradients = Tensors::new();
     let d_logits = cross_entropy_gradient(&logits, batch.targets, vocab);
     let (d_hidden, d_head, _) = linear_gradient(&hidden, head(model, &table), &d_logits, rows, d, vocab);
     let mut dx = model.norm_back(config.last_norm(), &last, &d_hidden, &mut gradients);
+    let mut d_first = vec![0.0; first.len()];
     for (layer, saved) in layers.iter().enumerate().rev() {
-        dx = Block { model, batch, layer }.backward(saved, &dx, &mut gradients);
+        let d_output = mixed_back(model, layer, [&outputs[layer], &first, &dx], &mut d_first, &mut gradients);
+        dx = Block { model, batch, layer }.backward(saved, &d_output, &mut gradients);
     }
+    let dx = sum(&dx, &d_first);
     let d_embedded = embedding_gradient(batch.inputs, &dx, vocab, d);
     if config.tied {
         table_back(model, sum(&d_embedded, &d_head), &mut gradients);

@@ -106,7 +106,7 @@ mod mpi {
         fs::write(dir.join("corpus.txt"), text()).unwrap();
         for (name, data) in [
             ("tales", "--data tales"),
-            ("random", "--data corpus.txt --tokenizer byte"),
+            ("random", "--data corpus.txt --tokenizer byte --set value_tables=1 --set stream_scalars=true"),
             ("pool", "--data corpus.txt --tokenizer byte --cache none --pool 12KiB"),
             (
                 "consecutive",
@@ -349,9 +349,9 @@ mod gpus {
     use super::{fs, refused};
 
     /// Few tokens: every thread of a kernel is played out.
-    const SMALL: &str = "--json --set layers=2 --set d_model=16 --set heads=2 --set d_ff=32 --vocab-size 300 --seq-len 16 \
-                         --batch-size 2 --eval-tokens 60 --schedule constant --warmup 2 --accumulate 6 --log-every 1 \
-                         --baseline-tokens 0";
+    const SMALL: &str = "--json --set value_tables=1 --set stream_scalars=true --set layers=2 --set d_model=16 --set heads=2 \
+                         --set d_ff=32 --vocab-size 300 --seq-len 16 --batch-size 2 --eval-tokens 60 --schedule constant \
+                         --warmup 2 --accumulate 6 --log-every 1 --baseline-tokens 0";
 
     fn start(rank: u32, count: u32, port: u16, dir: &Path, line: &str, variables: &[(&str, &str)]) -> Child {
         let mut command = command(dir, line);

@@ -131,6 +131,8 @@ impl Description {
             norm_eps,
             dialect: names,
             first: begins,
+            value_tables,
+            stream_scalars,
         } = model;
         let [s0, s1, s2, s3, s4] = scaling_words(rotary_scaling);
         let Biases { qkv, out, feed: up } = bias;
@@ -170,6 +172,8 @@ impl Description {
             // Reversed, so that images without this word are of models whose gains learn.
             yes::word(&!norm_gains),
             first::word(begins),
+            // Below 2³⁰, since each layer uses one at the most.
+            2 * *value_tables + yes::word(stream_scalars),
         ];
         let mut words = [0; Self::LENGTH];
         words.iter_mut().zip(used).for_each(|(to, word)| *to = word);
@@ -212,6 +216,7 @@ impl Description {
             names,
             fixed_gains,
             begins,
+            tables_and_scalars,
             rest @ ..,
         ] = *words;
         if family != Self::FAMILY {
@@ -253,6 +258,8 @@ impl Description {
             norm_eps: f32::from_bits(norm_eps),
             dialect: dialect::value(names)?,
             first: first::value(begins)?,
+            value_tables: tables_and_scalars / 2,
+            stream_scalars: tables_and_scalars % 2 == 1,
         };
         model.validate().map_err(|error: ModelError| ImageError::Model(error))?;
         let pattern = Pattern { kind: pattern::value(kind)?, block, window, stride };

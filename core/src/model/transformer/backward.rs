@@ -10,8 +10,8 @@ use crate::memory::{Region, Section};
 use crate::model::Activation;
 use crate::model::family::{Control, MicroBatch};
 use crate::ops::{
-    AffineGrad, AttentionGrad, Carry, Embed, EmbedGrad, HeadGrad, HeadLoss, LinearGrad, NormGrad, QkNormGrad, Quantise,
-    QuantisedProduct, SwiGluGrad,
+    AddValues, AddValuesGrad, AffineGrad, AttentionGrad, Blend, BlendGrad, Carry, Embed, EmbedGrad, HeadGrad, HeadLoss,
+    LinearGrad, NormGrad, QkNormGrad, Quantise, QuantisedProduct, SwiGluGrad,
 };
 use crate::optimizer::Learning;
 
@@ -35,6 +35,7 @@ impl Backward<'_> {
     pub fn run(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         for l in (0..self.pass.model.layers).rev() {
             self.pass.rebuild(device, self.micro.recompute, l)?;
+            self.blend(device, l)?;
             self.feed(device, l)?;
             self.attention(device, l)?;
             self.formed(device, Section::Layer(l))?;
@@ -79,6 +80,8 @@ impl Backward<'_> {
         copied: Option<(Projection, u32)>,
     ) -> NormGrad {
         let (model, x_grad) = (self.pass.model, self.training.x_grad);
+        // What is mixed before the product is copied behind that.
+        let copied = copied.filter(|(p, _)| !(model.stream_scalars && *p == Projection::Down));
         let copy = copied.and_then(|(p, l)| model.grad_copy(self.pass.copying, p, l, x_grad));
         let (kind, accumulate) = (model.norm, self.accumulate);
         NormGrad { kind, x, stats, x_grad, first, second, add: true, accumulate, copy }
@@ -98,6 +101,54 @@ impl Backward<'_> {
     /// One output's gradients of a norm.
     fn affine(&self, part: fn(&Weights) -> &Gain, l: u32, out_grad: Region) -> AffineGrad {
         part(&self.learning.gradients).affine_grad(part(&self.pass.network.weights), l, out_grad)
+    }
+
+    /// The gradients of what was mixed behind layer `l`.
+    fn blend(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
+        let (pass, x_grad) = (self.pass, self.training.x_grad);
+        let (f, [scalars, grads]) =
+            (pass.forward, [&pass.network.weights, &self.learning.gradients].map(|w| w.scalars));
+        let (Some(first), Some(first_grad), Some(scalars), Some(grads)) =
+            (f.first, self.training.first_grad, scalars, grads)
+        else {
+            return Ok(());
+        };
+        device.emit(BlendGrad {
+            x: f.x.at(l + 1),
+            first,
+            scalars: scalars.at(l),
+            x_grad,
+            first_grad,
+            add: l + 1 < pass.model.layers,
+            scalar_grads: grads.at(l),
+            accumulate: self.accumulate,
+        })?;
+        match pass.model.grad_copy(pass.copying, Projection::Down, l, x_grad) {
+            Some(copy) => device.emit(Quantise::new(x_grad, copy)),
+            None => Ok(()),
+        }
+    }
+
+    /// The gradients of layer `l`'s value table and gain, of those of the values.
+    fn values(&self, device: &mut dyn Device, l: u32, qkv_grad: Region) -> Result<(), OperationError> {
+        let (pass, layers) = (self.pass, self.pass.model.layers);
+        let (Some(added), Some(grads)) =
+            (pass.model.add_values(pass.network, l, pass.ids, qkv_grad), self.learning.gradients.values)
+        else {
+            return Ok(());
+        };
+        let AddValues { ids, table, gain, heads, .. } = added;
+        let tables = pass.model.value_tables.max(1);
+        // The gradient of what attention mixed is no longer needed.
+        let mixed = self.training.mixed_grad;
+        let out = mixed.reshaped([mixed.shape[0], mixed.shape[1], mixed.shape[2], heads.values()]);
+        let gain_grad = grads.gain.at(l);
+        let accumulate = self.accumulate;
+        device.emit(AddValuesGrad { ids, table, gain, qkv_grad, out, gain_grad, heads, accumulate })?;
+        let Some(table_grad) = grads.tables.at(l % tables).if_any() else { return Ok(()) };
+        // Layers behind have begun it.
+        let accumulate = accumulate || l + tables < layers;
+        device.emit(EmbedGrad { ids, out_grad: out, table_grad, accumulate })
     }
 
     /// The feed-forward's branch; where branches are sequential through norm₂ into the residual stream.
@@ -215,6 +266,7 @@ impl Backward<'_> {
             pattern: pass.pattern,
             rotary: model.rotary(pass.network.table, micro.seq_len),
         })?;
+        self.values(device, l, qkv_grad)?;
         if let Some(norm) = self.qk_norm(l, qkv_grad) {
             device.emit(norm)?;
         }
@@ -263,6 +315,9 @@ impl Backward<'_> {
         let grads = &learning.gradients;
         let (w, ids) = (&pass.network.weights, t.batch.ids);
         let (table_grad, tied) = (grads.embed.if_any(), pass.model.tied);
+        if let Some(first) = t.first_grad {
+            device.emit(Blend { x: t.x_grad, first, scalars: None })?;
+        }
         let into_table = |device: &mut dyn Device, out_grad| match table_grad {
             Some(table_grad) => device.emit(EmbedGrad { ids, out_grad, table_grad, accumulate: accumulate || tied }),
             None => Ok(()),

@@ -45,8 +45,8 @@ impl Transformer {
         pattern: Pattern,
     ) -> Result<(), OperationError> {
         let past = Past::Cache { cache: s.cache, cursor: s.cursor };
-        let pass = Pass { model: self, network, forward: &s.forward, past, pattern, copying: None };
-        let x = pass.run(device, s.id)?;
+        let pass = Pass { model: self, network, forward: &s.forward, past, pattern, ids: s.id, copying: None };
+        let x = pass.run(device)?;
         self.head(device, network, s.forward.codes.as_ref(), x, s.logits)
     }
 
@@ -154,12 +154,24 @@ impl Family for Transformer {
         let (norm1_grad, mixed_grad) = (slot.reshaped(x_grad.shape), slot.reshaped(mixed));
         // And the last norm with the residual stream that it normalised.
         let norm2_grad = if self.parallel() { forward.x.at(self.layers) } else { norm1_grad };
+        let first_grad = self.stream_scalars.then(|| lay("grad.first", x_grad.shape));
         let low_grad = self.rank.map(|rank| lay("grad.low", [1, batch, seq_len, rank]));
         let widest = [1, batch, seq_len, self.d_ff.max(self.qkv_width())];
         let logits = [1, 1, micro.chunk_rows(), self.vocabulary_rows()];
         let wide = lay("logits_or_grad.activated_or_qkv", larger(logits, widest));
         let copies = profile.quantises().then(|| Copies::lay(self, micro.tokens(), ledger));
-        Training { batch: regions, forward, x_grad, norm1_grad, mixed_grad, norm2_grad, low_grad, wide, copies }
+        Training {
+            batch: regions,
+            forward,
+            x_grad,
+            norm1_grad,
+            mixed_grad,
+            norm2_grad,
+            first_grad,
+            low_grad,
+            wide,
+            copies,
+        }
     }
 
     fn lay_evaluation(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Evaluation {
@@ -223,8 +235,9 @@ impl Family for Transformer {
         }
         let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len }, micro.pattern);
         let (network, control) = (&lasting.network, &lasting.control);
-        let pass = Pass { model: self, network, forward: &training.forward, past, pattern, copying: copying.as_ref() };
-        let head = pass.run(device, training.batch.ids)?;
+        let (ids, forward) = (training.batch.ids, &training.forward);
+        let pass = Pass { model: self, network, forward, past, pattern, ids, copying: copying.as_ref() };
+        let head = pass.run(device)?;
         let accumulate = learning.updater.accumulates(first);
         let backward = Backward { pass, control, learning, training, micro, first, accumulate };
         backward.head(device, head)?;
@@ -246,8 +259,9 @@ impl Family for Transformer {
     ) -> Result<(), OperationError> {
         let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len }, micro.pattern);
         let network = &lasting.network;
-        let pass = Pass { model: self, network, forward: &e.forward, past, pattern, copying: None };
-        let head = pass.run(device, e.batch.ids)?;
+        let ids = e.batch.ids;
+        let pass = Pass { model: self, network, forward: &e.forward, past, pattern, ids, copying: None };
+        let head = pass.run(device)?;
         let (x, integer) = match (network.head_scales(), &e.forward.codes) {
             (Some(weight), Some(codes)) => {
                 let (x, scales) = codes.make(device, head)?;

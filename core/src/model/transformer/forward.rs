@@ -7,7 +7,9 @@ use super::{Feed, Transformer};
 use crate::device::{Device, OperationError};
 use crate::memory::{Region, Stacked};
 use crate::model::{Activation, Recompute};
-use crate::ops::{Attention, CachedAttention, Embed, Epilogue, Gelu, Linear, Norm, Pattern, Quantise, Rotate, SwiGlu};
+use crate::ops::{
+    Attention, Blend, CachedAttention, Carry, Embed, Epilogue, Gelu, Linear, Norm, Pattern, Quantise, Rotate, SwiGlu,
+};
 
 /// What queries look back on.
 #[derive(Clone, Copy)]
@@ -34,14 +36,16 @@ pub(super) struct Pass<'a> {
     pub forward: &'a Forward,
     pub past: Past,
     pub pattern: Pattern,
+    /// `[batch · seq_len]` u32: the tokens.
+    pub ids: Region,
     /// The copies that products read, in a step that makes them.
     pub copying: Option<&'a Copying>,
 }
 
 impl Pass<'_> {
     /// Everything up to the head's input, which it gives back.
-    pub fn run(&self, device: &mut dyn Device, ids: Region) -> Result<Region, OperationError> {
-        self.embed(device, ids)?;
+    pub fn run(&self, device: &mut dyn Device) -> Result<Region, OperationError> {
+        self.embed(device)?;
         for l in 0..self.model.layers {
             self.norm1(device, l)?;
             self.queries(device, l)?;
@@ -51,18 +55,35 @@ impl Pass<'_> {
             self.expand(device, l)?;
             self.activate(device, l)?;
             self.contract(device, l)?;
+            self.blend(device, l)?;
         }
         self.finish(device)
     }
 
     /// The tokens' vectors into the first layer's input.
-    fn embed(&self, device: &mut dyn Device, ids: Region) -> Result<(), OperationError> {
-        let (w, scales, x) = (&self.network.weights, self.network.embed_scales(), self.forward.x.at(0));
-        let (Some(factor), Some(low)) = (w.factor, self.forward.low) else {
-            return device.emit(Embed { ids, table: w.embed, scales, out: x });
-        };
-        device.emit(Embed { ids, table: w.embed, scales, out: low })?;
-        integers::factor(device, self.network, self.forward.codes.as_ref(), Linear::new(low, factor, None, x))
+    fn embed(&self, device: &mut dyn Device) -> Result<(), OperationError> {
+        let (w, f, ids, scales) = (&self.network.weights, self.forward, self.ids, self.network.embed_scales());
+        let (table, x) = (w.embed, f.x.at(0));
+        match w.factor.zip(f.low) {
+            Some((factor, low)) => {
+                device.emit(Embed { ids, table, scales, out: low })?;
+                integers::factor(device, self.network, f.codes.as_ref(), Linear::new(low, factor, None, x))?;
+            }
+            None => device.emit(Embed { ids, table, scales, out: x })?,
+        }
+        match f.first {
+            Some(first) if first != x => device.emit(Carry { from: x, to: first }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The embedding into what layer `l` has left, where it is mixed.
+    fn blend(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
+        let (scalars, f) = (self.network.weights.scalars, self.forward);
+        match scalars.zip(f.first) {
+            Some((scalars, first)) => device.emit(Blend { x: f.x.at(l + 1), first, scalars: Some(scalars.at(l)) }),
+            None => Ok(()),
+        }
     }
 
     /// norm₁; of parallel branches both norms at once, since they are of the same x.
@@ -105,11 +126,12 @@ impl Pass<'_> {
         if let Some(norm) = model.qk_norm(w, l, qkv, f.qk_input) {
             device.emit(norm)?;
         }
-        match self.past {
-            Past::Sequence { seq_len } => {
-                device.emit(Rotate { qkv, rotary: model.rotary(self.network.table, seq_len) })
-            }
-            Past::Cache { .. } => Ok(()),
+        if let Past::Sequence { seq_len } = self.past {
+            device.emit(Rotate { qkv, rotary: model.rotary(self.network.table, seq_len) })?;
+        }
+        match model.add_values(self.network, l, self.ids, qkv) {
+            Some(values) => device.emit(values),
+            None => Ok(()),
         }
     }
 

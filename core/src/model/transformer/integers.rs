@@ -92,6 +92,12 @@ impl Network {
         Some(integers.of(Kind::Table, &self.weights.embed, integers.scales.embed))
     }
 
+    /// Those of a value table.
+    pub(super) fn value_scales(&self, table: u32) -> Option<WeightScales> {
+        let (integers, weights) = (self.integers.as_ref()?, self.weights.values?);
+        Some(integers.of(Kind::Table, &weights.tables.first, integers.scales.values?.tables.at(table)))
+    }
+
     /// The head's.
     pub(super) fn head_scales(&self) -> Option<WeightScales> {
         let integers = self.integers.as_ref()?;

@@ -20,14 +20,14 @@ pub use integers::Integers;
 pub use names::Dialect;
 use regions::QkInput;
 pub use regions::{Decoding, Evaluation, Lasting, Network, Training};
-pub use weights::{Dense, Gain, Weights};
+pub use weights::{Dense, Gain, ValueTables, Weights};
 
 use self::integers::Codes;
 use super::checks::{Must, check_constants, check_sizes};
 use super::family::ModelError;
 use crate::device::{Device, OperationError, count};
 use crate::memory::Region;
-use crate::ops::{Heads, Linear, NormKind, QkNorm, Rotary, RotaryScaling};
+use crate::ops::{AddValues, Heads, Linear, NormKind, QkNorm, Rotary, RotaryScaling};
 
 /// How attention and feed-forward are added to the residual stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,6 +128,13 @@ pub struct Transformer {
     /// Whether each query and key head is normalised before it is rotated (Henry et al. 2020): RMSNorm, with a gain that
     /// all query heads of a layer share, and one of all key heads.
     pub qk_norm: bool,
+    /// Tables of value embeddings: layer l adds the token's row of table l mod so many to its values, by a learnt gain (Jordan
+    /// et al. 2024); 0 for none.
+    pub value_tables: u32,
+    /// Whether the embedding is mixed into the residual stream behind every layer, by two learnt scalars: see [`Blend`].
+    ///
+    /// [`Blend`]: crate::ops::Blend
+    pub stream_scalars: bool,
     /// Rotated dims of each head; even.
     pub rotary_dims: u32,
     /// Base of the rotary wavelengths.
@@ -161,6 +168,8 @@ impl Transformer {
         feed: Feed::Gelu,
         bias: Biases::ALL,
         qk_norm: false,
+        value_tables: 0,
+        stream_scalars: false,
         rotary_dims: 0,
         rotary_base: 10_000.0,
         rotary_scaling: RotaryScaling::None,
@@ -223,6 +232,14 @@ impl Transformer {
         let [query_gain, key_gain] = weights.qk_norm?.map(|gain| gain.at(l));
         let (raw, stats) = (keep.map(|k| k.raw.at(l)), keep.map(|k| k.stats.at(l)));
         Some(QkNorm { qkv, raw, stats, query_gain, key_gain, eps: self.norm_eps, heads: self.attention_heads() })
+    }
+
+    /// The rows of a value table that layer `l` adds, where there is one.
+    fn add_values(&self, network: &Network, l: u32, ids: Region, qkv: Region) -> Option<AddValues> {
+        let (ValueTables { tables, gain }, heads) = (network.weights.values?, self.attention_heads());
+        let table = l % self.value_tables.max(1);
+        let scales = network.value_scales(table);
+        Some(AddValues { ids, table: tables.at(table), scales, gain: gain.at(l), qkv, heads })
     }
 
     /// The rotation of rows that count positions from 0 again after `positions` of them.
@@ -292,6 +309,9 @@ impl Transformer {
         check_sizes(&[("rotary_dims", dims)])?;
         if !dims.is_multiple_of(2) || dims > size {
             return Err(ModelError::Rotary { dims, size });
+        }
+        if self.value_tables > self.layers {
+            return Err(ModelError::ValueTables { tables: self.value_tables, layers: self.layers });
         }
         match self.rank {
             Some(rank) if rank > d_model => Err(ModelError::Rank { rank, d_model }),

@@ -43,6 +43,8 @@ pub(super) struct Forward {
     pub low: Option<Region>,
     /// [batch, seq_len, d_model]: each layer's input, and the last one's output.
     pub x: Stacked,
+    /// [batch, seq_len, d_model]: the first layer's, where it is mixed into the others'.
+    pub first: Option<Region>,
     /// [batch, seq_len, 1 or 2]: what norm₁ is made with; of parallel branches norm₂ as well.
     pub stats1: Stacked,
     /// [batch, seq_len, d_model]: norm₁.
@@ -101,6 +103,8 @@ pub struct Training {
     /// [batch, seq_len, d_model]: of norm₂'s output. The slot of `norm1_grad` where branches are sequential, else of the last
     /// layer's output.
     pub(super) norm2_grad: Region,
+    /// [batch, seq_len, d_model]: of the embedding, by way of what it was mixed into.
+    pub(super) first_grad: Option<Region>,
     /// [batch, seq_len, rank]: of the head's input, then of the tokens' rows of E.
     pub(super) low_grad: Option<Region>,
     /// [chunk, padded vocabulary]: logits; then, in each layer, of the activated values and of qkv.
@@ -148,6 +152,10 @@ impl Transformer {
         let mut all = Activations { profile, ledger, shape };
         let low = self.rank.map(|rank| all.lay("embed.low", Slots::ONE, rank).first);
         let x = all.lay("layers.x", keep.inputs(), d);
+        let first = self.stream_scalars.then(|| match keep.inputs {
+            true => x.at(0),
+            false => all.lay("embed.first", Slots::ONE, d).first,
+        });
         let stats1 = all.lay_f32("layers.stats1", keep.beside_inputs(), statistics);
         let norm1 = all.lay("layers.norm1", kind(Activation::Norm1), d);
         let qkv = all.lay("layers.qkv", kind(Activation::Qkv), self.qkv_width());
@@ -178,6 +186,7 @@ impl Transformer {
         Forward {
             low,
             x,
+            first,
             stats1,
             norm1,
             qkv,

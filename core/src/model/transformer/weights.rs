@@ -46,11 +46,24 @@ impl Gain {
     }
 }
 
+/// Value embeddings.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ValueTables {
+    /// [padded vocabulary, kv_heads · size] a table.
+    pub tables: Stacked,
+    /// `[1]` a layer.
+    pub gain: Stacked,
+}
+
 /// Every parameter, or what belongs to every parameter: its gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
     /// [padded vocabulary, rank or d_model]: E, or the whole embedding.
     pub embed: Region,
+    /// What layers add to their values, where there are tables.
+    pub values: Option<ValueTables>,
+    /// `[2]` a layer: the scalars of [`crate::ops::Blend`], where the embedding is mixed into the stream.
+    pub scalars: Option<Stacked>,
     /// [d_model, rank]: P, where the embedding is factorised.
     pub factor: Option<Region>,
     /// [(heads + 2 kv_heads) · size, d_model]: queries, keys and values, as [`crate::ops::Heads`] says.
@@ -161,6 +174,10 @@ impl Parameters for Transformer {
         let (whole, ids) = (([0; 3], 0), (ids, 0));
         let name = if self.rank.is_some() { names.factors[0] } else { names.embed };
         let embed = matrix(name, 1, [rows, self.rank.unwrap_or(d)], embedding, ids, Group::Embedding).first;
+        let width = self.attention_heads().values();
+        let (tables, table) = (self.value_tables, (ids, Group::Embedding));
+        let tables =
+            (tables > 0).then(|| matrix(names.value_tables, tables, [rows, width], embedding, table.0, table.1));
         let factor = self.rank.map(|rank| matrix(names.factors[1], 1, [d, rank], small, whole, Group::Matrix).first);
         let qkv = matrix(qkv_names[0], layers, [self.qkv_width(), d], small, (qkv_parts, turns), Group::Matrix);
         let out = matrix(names.out[0], layers, [d, self.mixed_width()], residual, whole, Group::Matrix);
@@ -172,6 +189,11 @@ impl Parameters for Transformer {
         let norm2 = self.norm(&names.norm2, layers, place);
         let gain = |name| self.of_norm(name, layers, self.head_size, Init::One);
         let qk_norm = self.qk_norm.then(|| names.qk_norm.map(|name| place(&gain(name))));
+        let mut scalars =
+            |there: bool, name, len, init| there.then(|| place(&Parameter::vector(name, layers, len, init)));
+        let gain = scalars(tables.is_some(), names.value_gain, 1, Init::Half);
+        let values = tables.zip(gain).map(|(tables, gain)| ValueTables { tables, gain });
+        let scalars = scalars(self.stream_scalars, names.stream_scalars, 2, Init::Zero);
         let mut bias = |there: bool, name, len, parts| {
             let parameter = Parameter { parts, ..Parameter::vector(name, layers, len, Init::Zero) };
             there.then(|| place(&parameter))
@@ -185,11 +207,11 @@ impl Parameters for Transformer {
         let final_norm = self.norm(&names.final_norm, 1, place);
         let [qkv, out, up, down] = [(qkv, biases[0]), (out, biases[1]), (up, biases[2]), (down, biases[3])]
             .map(|(weight, bias)| Dense { weight, bias });
-        Weights { embed, factor, qkv, out, up, down, untied, qk_norm, norm1, norm2, final_norm }
+        Weights { embed, values, scalars, factor, qkv, out, up, down, untied, qk_norm, norm1, norm2, final_norm }
     }
 
     fn ends_take_turns(&self) -> bool {
-        // A tied table has gradients from the head to the embedding.
-        !self.tied
+        // A tied table has gradients from the head to the embedding, value tables have them from the last layer on.
+        !self.tied && self.value_tables == 0
     }
 }

@@ -55,6 +55,17 @@ impl Heads {
         (self.key.0 + self.key.1 * head) as usize
     }
 
+    /// Elements of all value heads of a row.
+    pub const fn values(&self) -> u32 {
+        self.keys * self.size
+    }
+
+    /// Where element `i` of all value heads lies in a row.
+    pub const fn value_element(&self, i: usize) -> usize {
+        let size = self.size as usize;
+        self.value((i / size) as u32) + i % size
+    }
+
     /// Query and key heads together.
     pub const fn normed(&self) -> u32 {
         self.queries + self.keys

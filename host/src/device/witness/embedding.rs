@@ -1,8 +1,8 @@
 //! Rows of a table, and its gradient.
 
-use capful_core::ops::{Embed, EmbedGrad};
+use capful_core::ops::{AddValues, AddValuesGrad, Embed, EmbedGrad, Heads};
 
-use super::{Witness, drawn, matrix, shapes};
+use super::{Witness, drawn, matrix, shapes, vector};
 
 pub fn embed_and_its_gradient(w: &mut impl Witness) {
     // Among them an id with more pieces of rows than a warp looks at, and one with more than a block does at once.
@@ -31,6 +31,40 @@ pub fn embed_and_its_gradient(w: &mut impl Witness) {
                 ids: l.ids(ids.clone()),
                 out_grad: l.normal(matrix(rows, d), 1.0),
                 table_grad: l.gradient(matrix(vocabulary, d), accumulate),
+                accumulate,
+            });
+        }
+    }
+}
+
+pub fn values_from_tables_and_their_gradients(w: &mut impl Witness) {
+    for (heads, rows, vocabulary) in [
+        (Heads::interleaved(1, 2), 1, 1),
+        (Heads::interleaved(3, 5), 9, 7),
+        (Heads::grouped(4, 2, 6), 33, 3),
+        (Heads::interleaved(3, 64), 70, 100),
+        (Heads::grouped(6, 2, 128), 131, 20),
+        (Heads::grouped(4, 4, 8), 3000, 64),
+        (Heads::grouped(3, 1, 33), 65, 2),
+    ] {
+        let (ids, width, values) = (drawn(6, rows, vocabulary), heads.width(), heads.values());
+        w.case(|l| AddValues {
+            ids: l.ids(ids.clone()),
+            table: l.normal(matrix(vocabulary, values), 1.0),
+            scales: None,
+            gain: l.normal(vector(1), 1.0),
+            qkv: l.normal(matrix(rows, width), 1.0),
+            heads,
+        });
+        for accumulate in [false, true] {
+            w.case(|l| AddValuesGrad {
+                ids: l.ids(ids.clone()),
+                table: l.normal(matrix(vocabulary, values), 1.0),
+                gain: l.normal(vector(1), 1.0),
+                qkv_grad: l.normal(matrix(rows, width), 1.0),
+                out: l.poison(matrix(rows, values)),
+                gain_grad: l.gradient(vector(1), accumulate),
+                heads,
                 accumulate,
             });
         }

@@ -43,7 +43,7 @@ macro_rules! tests {
                 queries_and_keys_are_turned
             }
             decoding { most_likely drawn_tokens_are_those_of_the_sampler }
-            embedding { embed_and_its_gradient }
+            embedding { embed_and_its_gradient values_from_tables_and_their_gradients }
             head {
                 head_loss_and_its_gradients
                 a_padded_vocabulary
@@ -59,7 +59,13 @@ macro_rules! tests {
                 a_decoder_is_updated_tile_by_tile
                 an_embedding_is_updated_where_it_was_used
             }
-            pointwise { gelu swiglu_and_its_gradient swiglu_far_out_is_a_number regions_are_carried }
+            pointwise {
+                gelu
+                swiglu_and_its_gradient
+                swiglu_far_out_is_a_number
+                regions_are_carried
+                the_embedding_is_mixed_into_the_stream
+            }
             product {
                 linear_with_everything_that_belongs_to_it
                 logits_are_f32_in_every_precision

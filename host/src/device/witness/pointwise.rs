@@ -1,7 +1,7 @@
 //! Operations on each number by itself.
 
 use capful_core::memory::Dtype;
-use capful_core::ops::{Carry, Gelu, SwiGlu, SwiGluGrad};
+use capful_core::ops::{Blend, BlendGrad, Carry, Gelu, SwiGlu, SwiGluGrad};
 
 use super::{Witness, matrix, shapes, vector};
 
@@ -51,5 +51,30 @@ pub fn swiglu_far_out_is_a_number(w: &mut impl Witness) {
 pub fn regions_are_carried(w: &mut impl Witness) {
     for count in [1, 7, 8, 4097, 100_003] {
         w.case(|l| Carry { from: l.normal(vector(count), 1.0), to: l.poison(vector(count)) });
+    }
+}
+
+pub fn the_embedding_is_mixed_into_the_stream(w: &mut impl Witness) {
+    for [rows, d] in [[1, 1], [3, 8], [7, 68], [130, 33], [300, 256], [33, 16_384]] {
+        let shape = matrix(rows, d);
+        for scalars in [false, true] {
+            w.case(|l| Blend {
+                x: l.normal(shape, 1.0),
+                first: l.normal(shape, 1.0),
+                scalars: scalars.then(|| l.normal(vector(2), 0.5)),
+            });
+        }
+        for (add, accumulate) in [(false, false), (true, false), (true, true)] {
+            w.case(|l| BlendGrad {
+                x: l.normal(shape, 1.0),
+                first: l.normal(shape, 1.0),
+                scalars: l.normal(vector(2), 0.5),
+                x_grad: l.normal(shape, 1.0),
+                first_grad: if add { l.normal(shape, 1.0) } else { l.poison(shape) },
+                add,
+                scalar_grads: l.gradient(vector(2), accumulate),
+                accumulate,
+            });
+        }
     }
 }

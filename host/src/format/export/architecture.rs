@@ -38,6 +38,12 @@ impl Architecture {
                 "a model trained with --attention dense can be exported",
             );
         }
+        if model.value_tables > 0 {
+            return refused("values have tables of their own (value_tables)", "value_tables=0 can be exported");
+        }
+        if model.stream_scalars {
+            return refused("the embedding is mixed into the stream", "stream_scalars=false can be exported");
+        }
         let architecture = match (model.norm, model.feed) {
             (NormKind::Layer, Feed::Gelu) => gpt_neox(model)?,
             (NormKind::Rms, Feed::SwiGlu) => llama(model)?,

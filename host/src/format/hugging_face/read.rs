@@ -98,6 +98,8 @@ fn model(config: &Value) -> Result<toml::Table, String> {
         put("norm", keys.word("norm", &["rms", "layer"])?.into());
         put("feed", keys.word("feed", &["swiglu", "gelu"])?.into());
         put("rank", keys.size_or("embedding_rank", 0)?.into());
+        put("value_tables", keys.size_or("value_tables", 0)?.into());
+        put("stream_scalars", keys.switch("stream_scalars", false)?.into());
     }
     let size = match head_size {
         0 if d_model % heads != 0 => return Err(keys.refused("num_attention_heads", "it does not divide hidden_size")),

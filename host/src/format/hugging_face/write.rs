@@ -113,10 +113,16 @@ fn rotary_pct(model: &Transformer) -> f64 {
     f64::from(model.rotary_dims) / f64::from(model.head_size)
 }
 
+/// Whether it has parts of which no published architecture knows.
+fn has_parts_of_its_own(model: &Transformer) -> bool {
+    model.value_tables > 0 || model.stream_scalars
+}
+
 /// Whether GPT-NeoX's model is all that this is.
 fn is_gpt_neox(model: &Transformer) -> bool {
     let parts = (model.dialect, model.norm, model.feed) == (Dialect::GptNeox, NormKind::Layer, Feed::Gelu);
     let heads = model.kv_heads == model.heads && model.head_size * model.heads == model.d_model && !model.qk_norm;
+    let parts = parts && !has_parts_of_its_own(model);
     parts && heads && model.bias == Biases::ALL && model.rotary_scaling == RotaryScaling::None && model.rank.is_none()
 }
 
@@ -124,6 +130,7 @@ fn is_gpt_neox(model: &Transformer) -> bool {
 fn is_llama(model: &Transformer) -> bool {
     let parts = (model.dialect, model.norm, model.feed) == (Dialect::Llama, NormKind::Rms, Feed::SwiGlu);
     let heads = model.rotary_dims == model.head_size && !model.qk_norm && model.bias.qkv == model.bias.out;
+    let parts = parts && !has_parts_of_its_own(model);
     parts && heads && model.residual == Residual::Sequential && model.rank.is_none()
 }
 
@@ -199,6 +206,12 @@ fn mixture(model: &Transformer) -> Value {
     }
     if model.qk_norm {
         config["qk_norm"] = true.into();
+    }
+    if model.value_tables > 0 {
+        config["value_tables"] = model.value_tables.into();
+    }
+    if model.stream_scalars {
+        config["stream_scalars"] = true.into();
     }
     if let Some(rank) = model.rank {
         config["embedding_rank"] = rank.into();

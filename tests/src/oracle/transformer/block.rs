@@ -3,7 +3,7 @@
 use super::super::Batch;
 use super::super::attention::{Shape, attention, attention_gradient};
 use super::super::ops::{gelu, gelu_gradient, rotary, rotary_gradient, swiglu, swiglu_gradient};
-use super::super::tensor::Tensors;
+use super::super::tensor::{Tensor, Tensors};
 use super::named::Named;
 use super::names::{NORM1, NORM2, Projection};
 use super::{Config, Feed, Residual};
@@ -73,7 +73,7 @@ impl<'a> Block<'a> {
         let (model, names) = (self.model, self.config().spelling());
         let norm1 = model.norm(&self.name(NORM1), &input);
         let projected = self.project(&norm1);
-        let qkv = self.rotated(self.normed(projected.clone()));
+        let qkv = self.with_table(self.rotated(self.normed(projected.clone())));
         let [q, k, v] = &qkv;
         let (attended, _) = attention(self.shape(), q, k, v, &|_, i, j| self.config().attention.sees(i, j));
         let with_attention = sum(&input, &model.linear(&self.name(names.output), &attended));
@@ -127,6 +127,7 @@ impl<'a> Block<'a> {
         let [q, k, v] = &saved.qkv;
         let sees = |_, i, j| self.config().attention.sees(i, j);
         let (dq, dk, dv) = attention_gradient(self.shape(), q, k, v, &d_attended, &sees);
+        self.table_back(&dv, gradients);
         let d_qkv = self.normed_back(&saved.projected, self.rotated_back([dq, dk, dv]), gradients);
         let d_norm1 = self.project_back(&saved.norm1, &d_qkv, gradients);
         self.model.norm_back(&self.name(NORM1), &saved.input, &d_norm1, gradients)
@@ -188,6 +189,40 @@ impl<'a> Block<'a> {
         let [query, key] = self.config().spelling().qk_norms.map(|name| self.name(name));
         let mut back = |name: &str, x: &[f64], dy: &[f64]| self.model.head_norm_back(name, x, dy, gradients);
         [back(&query, q, &dq), back(&key, k, &dk), dv]
+    }
+
+    /// The layer's value table, where it has one, its gain, and their names.
+    fn table(self) -> Option<([String; 2], &'a [f64], f64)> {
+        let config = self.config();
+        let number = self.layer.checked_rem(config.value_tables)?;
+        let names = [config.value_table(number), self.name(config.spelling().value_gain)];
+        let [table, gain] = names.each_ref().map(|name| self.model.data(name));
+        Some((names, table, gain[0]))
+    }
+
+    /// Values with the tokens' rows of the table.
+    fn with_table(self, [q, k, mut v]: [Vec<f64>; 3]) -> [Vec<f64>; 3] {
+        if let Some((_, table, gain)) = self.table() {
+            let width = self.config().kv_heads * self.config().head_size;
+            for (row, id) in v.chunks_mut(width).zip(self.batch.inputs) {
+                row.iter_mut().zip(&table[*id as usize * width..]).for_each(|(v, x)| *v += gain * x);
+            }
+        }
+        [q, k, v]
+    }
+
+    /// The gradients of table and gain, of those of the values. Other layers may have begun the table's.
+    fn table_back(self, dv: &[f64], gradients: &mut Tensors) {
+        let Some(([name, gain_name], table, gain)) = self.table() else { return };
+        let (width, vocab) = (self.config().kv_heads * self.config().head_size, self.config().vocab);
+        let zeros = || Tensor::new(&[vocab, width], vec![0.0; vocab * width]);
+        let (d_table, mut d_gain) = (gradients.entry(name).or_insert_with(zeros), 0.0);
+        for (d, id) in dv.chunks(width).zip(self.batch.inputs) {
+            let at = *id as usize * width;
+            d_gain += d.iter().zip(&table[at..]).map(|(d, x)| d * x).sum::<f64>();
+            d_table.data[at..].iter_mut().zip(d).for_each(|(to, d)| *to += gain * d);
+        }
+        gradients.insert(gain_name, Tensor::new(&[1], vec![d_gain]));
     }
 
     /// Queries and keys turned by their positions.

@@ -76,6 +76,12 @@ fn a_shared_key_head_is_one_that_is_written_for_each_of_its_queries() {
         for layer in 0..config.layers {
             give_each_its_own(&config, &own, layer, &mut weights);
         }
+        // A head's columns of a value table, too.
+        for name in (0..config.value_tables).map(|table| config.value_table(table)) {
+            let heads = weights[&name].data.chunks(config.head_size);
+            let data = heads.flat_map(|head| head.repeat(config.heads / config.kv_heads)).collect();
+            weights.insert(name, Tensor::new(&[config.vocab, config.heads * config.head_size], data));
+        }
         assert_same((&config, &shared), (&own, &weights));
     }
 }

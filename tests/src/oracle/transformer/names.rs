@@ -29,6 +29,8 @@ pub(super) struct Spelling {
     separate: [&'static str; 3],
     /// The norms of queries and of keys.
     pub(super) qk_norms: [&'static str; 2],
+    /// What rows of a value table are multiplied by.
+    pub(super) value_gain: &'static str,
     /// The attention's output.
     pub(super) output: &'static str,
     pub(super) gate: &'static str,
@@ -44,6 +46,7 @@ const GPT_NEOX: Spelling = Spelling {
     fused: Some("attention.query_key_value"),
     separate: ["attention.query", "attention.key", "attention.value"],
     qk_norms: ["attention.query_norm", "attention.key_norm"],
+    value_gain: "attention.value_gain",
     output: "attention.dense",
     gate: "mlp.gate",
     up: "mlp.dense_h_to_4h",
@@ -58,6 +61,7 @@ const LLAMA: Spelling = Spelling {
     fused: None,
     separate: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     qk_norms: ["self_attn.q_norm", "self_attn.k_norm"],
+    value_gain: "self_attn.value_gain",
     output: "self_attn.o_proj",
     gate: "mlp.gate_proj",
     up: "mlp.up_proj",
@@ -88,6 +92,8 @@ impl Config {
             Some(rank) => self.factors().into_iter().zip([vec![vocab, rank], vec![d, rank]]).collect(),
             None => vec![(self.embedding(), vec![vocab, d])],
         };
+        let width = self.kv_heads * self.head_size;
+        all.extend((0..self.value_tables).map(|table| (self.value_table(table), vec![vocab, width])));
         for layer in 0..self.layers {
             all.extend(self.block().into_iter().map(|(part, shape)| (self.part(layer, &part), shape)));
         }
@@ -102,8 +108,8 @@ impl Config {
     fn block(&self) -> Vec<Shaped> {
         let [norm1, norm2] = [NORM1, NORM2].map(|name| self.norm_of(name));
         match self.residual {
-            Residual::Parallel => [norm1, norm2, self.attention_of(), self.feed_of()].concat(),
-            Residual::Sequential => [norm1, self.attention_of(), norm2, self.feed_of()].concat(),
+            Residual::Parallel => [norm1, norm2, self.attention_of(), self.feed_of(), self.scalars_of()].concat(),
+            Residual::Sequential => [norm1, self.attention_of(), norm2, self.feed_of(), self.scalars_of()].concat(),
         }
     }
 
@@ -117,10 +123,17 @@ impl Config {
             }
         };
         all.extend(linear_of(self.spelling().output, d, wide, self.bias.output));
+        if self.value_tables > 0 {
+            all.push((self.spelling().value_gain.to_owned(), vec![1]));
+        }
         if self.qk_norm {
             all.extend(self.spelling().qk_norms.map(|name| (format!("{name}.weight"), vec![self.head_size])));
         }
         all
+    }
+
+    fn scalars_of(&self) -> Vec<Shaped> {
+        self.stream_scalars.then(|| ("stream_scalars".to_owned(), vec![2])).into_iter().collect()
     }
 
     fn feed_of(&self) -> Vec<Shaped> {
@@ -156,6 +169,12 @@ impl Config {
     /// A part of a layer.
     pub(super) fn part(&self, layer: usize, part: &str) -> String {
         format!("{}.{layer}.{part}", self.spelling().layers)
+    }
+
+    /// A value table.
+    pub(super) fn value_table(&self, table: usize) -> String {
+        let (root, _) = self.spelling().layers.rsplit_once('.').expect("layers of something");
+        format!("{root}.value_tables.{table}.weight")
     }
 
     /// The embedding where it is one tensor.

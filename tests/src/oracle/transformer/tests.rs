@@ -45,7 +45,9 @@ fn assert_gradients(config: &Config, most: usize) {
             data.iter_mut().enumerate().for_each(|(i, x)| *x += by[entries.len()] * direction(i));
             loss(config, &moved, batch)
         };
-        let expected = gradient(f, &vec![0.0; entries.len() + 1], 5e-4);
+        // The loss hardly depends on how long the stream is behind a norm, so differences by its scalars take a longer step.
+        let step = if name.ends_with("stream_scalars") { 2e-3 } else { 5e-4 };
+        let expected = gradient(f, &vec![0.0; entries.len() + 1], step);
         let along = found.data.iter().enumerate().map(|(i, g)| g * direction(i)).sum();
         let got: Vec<f64> = entries.iter().map(|&i| found.data[i]).chain([along]).collect();
         assert_close(&format!("{name}, {config:?}"), &got, &expected, 1e-8);

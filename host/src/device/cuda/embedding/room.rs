@@ -1,11 +1,17 @@
 //! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
 
-use capful_core::ops::{Embed, EmbedGrad};
+use capful_core::ops::{AddValues, AddValuesGrad, Embed, EmbedGrad};
 
-use crate::device::cuda::profile::CudaProfile;
+use crate::device::cuda::profile::{CudaProfile, piece_bytes};
 use crate::device::cuda::room::{CudaScratch, without_scratch};
 
-without_scratch!(Embed);
+without_scratch!(AddValues, Embed);
+
+impl CudaScratch for AddValuesGrad {
+    fn scratch(&self, _: &CudaProfile) -> u64 {
+        piece_bytes(self.out.rows(), 1, 1)
+    }
+}
 
 impl CudaScratch for EmbedGrad {
     fn scratch(&self, _: &CudaProfile) -> u64 {

@@ -94,6 +94,7 @@ pub(super) fn first_values(slot: &Slot, layer: u32) -> Vec<f32> {
     match slot.init {
         Init::Zero | Init::Wiring { .. } => vec![0.0; count as usize],
         Init::One => vec![1.0; count as usize],
+        Init::Half => vec![0.5; count as usize],
         Init::Normal(deviation) => (0..count).map(|i| random.normal(i.into()) * deviation).collect(),
         Init::Rotary { base, scaling } => {
             let [_, positions, pairs, _] = slot.shape;
