@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# A rung of docs/speedrun.md: trains quick-70m on a text and prints a line a run. On one GPU:
+#   tests/speedrun.sh HOST TRAIN.jsonl VALIDATION.jsonl "STEPS ..." "SEEDS ..." [flags of host train]
+set -euo pipefail
+host=$(realpath "$1") train=$(realpath "$2") validation=$(realpath "$3") steps=$4 seeds=$5
+shift 5
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+now() { date +%s.%N; }
+since() { python3 -c "print(f'{$(now) - $1:.1f}')"; }
+
+start=$(now)
+"$host" data --in "$train" --tokenizer bpe --vocab-size 10000 --out "$work/shards" >"$work/log" 2>&1
+echo "text, tokenizer and tokens: $(since "$start") s"
+for count in $steps; do
+  for seed in $seeds; do
+    start=$(now)
+    "$host" train --preset quick-70m --device cuda --precision bf16 --data "$work/shards" --validation "$validation" \
+      --eval-tokens 250000 --eval-every 0 --baseline-tokens 0 --save-minutes 0 --save-every 0 --log-every 500 \
+      --steps "$count" --seed "$seed" --out "$work/run" "$@" >"$work/log" 2>&1 || { tail -3 "$work/log"; exit 1; }
+    bits=$(grep -o 'val_bits_per_byte":[0-9.]*' "$work/run/metrics.jsonl" | tail -1 | cut -d: -f2)
+    speed=$(grep -oE '[0-9.]+ s, [0-9]+ tokens/s' "$work/log" | tail -1)
+    echo "steps $count, seed $seed: $bits bits a byte; training $speed; whole command $(since "$start") s"
+    rm -rf "$work/run"
+  done
+done
