@@ -82,8 +82,9 @@ fn moved(config: &Config, name: &str, w: &Tensor, u: &[f64], mut v: Option<&mut 
     Tensor::new(&w.shape, data)
 }
 
-/// The weights after some steps on one batch, with rows normalised or not.
-fn expected(config: &Config, weights: &Tensors, batch: Batch<'_>, row_norm: bool) -> Tensors {
+/// The weights after some steps on one batch, with rows normalised or not, and the second tables, of which matrices use a number
+/// a row.
+fn expected(config: &Config, weights: &Tensors, batch: Batch<'_>, row_norm: bool) -> [Tensors; 2] {
     let (mut weights, mut first) = (weights.clone(), zeros_like(weights));
     let mut second = zeros_like(&weights);
     for step in 1..=STEPS {
@@ -97,7 +98,6 @@ fn expected(config: &Config, weights: &Tensors, batch: Batch<'_>, row_norm: bool
                 let blend = |m: &[f64]| m.iter().zip(&gradient).map(|(m, g)| mu * m + (1.0 - mu) * g).collect();
                 *first = blend(first);
                 let u: Vec<f64> = blend(first);
-                // A number a row is all that is used of it.
                 *w = moved(config, name, w, &u, row_norm.then_some(second));
             } else {
                 let weight_decay = if w.is_matrix() { DECAY } else { 0.0 };
@@ -106,7 +106,7 @@ fn expected(config: &Config, weights: &Tensors, batch: Batch<'_>, row_norm: bool
             }
         }
     }
-    weights
+    [weights, second]
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn agree(row_norm: bool) {
         let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
         let batch = Batch { inputs: &inputs, targets: &targets, length: LENGTH };
         let weights = config.formula_weights(0.4);
-        let expected = expected(&config, &weights, batch, row_norm);
+        let [expected, rows] = expected(&config, &weights, batch, row_norm);
         for (device, profile) in devices() {
             let mut model = Model::moved_by(optimizer, &profile, &config, &weights, [2, LENGTH], Recompute::NONE);
             for step in 1..=STEPS {
@@ -139,6 +139,14 @@ fn agree(row_norm: bool) {
                 let size = |x: &[f64]| x.iter().zip(before).map(|(x, w)| (x - w) * (x - w)).sum::<f64>().sqrt();
                 let off: f64 = found.data.iter().zip(expected).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
                 assert!(off <= 2e-3 * size(expected), "{device}, {name}: off by {off:e} of {:e}", size(expected));
+            }
+            let kept = model.tensors("row_square.");
+            assert_eq!(!kept.is_empty(), row_norm);
+            for (name, found) in kept {
+                assert_eq!(found.data.len(), weights[&name].shape[0], "{name}");
+                for (found, expected) in found.data.iter().zip(&rows[&name].data) {
+                    assert!((found - expected).abs() <= 1e-2 * expected, "{device}, {name}: {found} and {expected}");
+                }
             }
         }
     }
