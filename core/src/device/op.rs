@@ -53,6 +53,7 @@ macro_rules! for_each_operation {
             ReadoutGrad,
             Rescale,
             Rotate,
+            RowFactors,
             Sample,
             Sgd,
             Spike,

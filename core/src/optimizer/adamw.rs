@@ -1,6 +1,6 @@
 //! AdamW (Loshchilov and Hutter 2019): two moments.
 
-use super::rule::{Constants, STATES, Update};
+use super::rule::{Constants, STATES, State, Update};
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::ops::{self, Moved};
@@ -26,8 +26,8 @@ impl Update for AdamW {
         AdamW { beta1, beta2, eps }
     }
 
-    fn states(&self) -> &'static [&'static str] {
-        &["first_moment.", "second_moment."]
+    fn states(&self) -> &'static [State] {
+        &[State::Elements("first_moment."), State::Elements("second_moment.")]
     }
 
     fn corrections(&self, step: u64) -> [f32; 2] {

@@ -1,6 +1,6 @@
 //! Lion (Chen et al. 2023): the sign of a blend of gradient and momentum.
 
-use super::rule::{Constants, STATES, Update};
+use super::rule::{Constants, STATES, State, Update};
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::ops::{self, Moved};
@@ -22,8 +22,8 @@ impl Update for Lion {
         Lion { beta1: constants.beta1, beta2: constants.beta2 }
     }
 
-    fn states(&self) -> &'static [&'static str] {
-        &["momentum."]
+    fn states(&self) -> &'static [State] {
+        &[State::Elements("momentum.")]
     }
 
     fn emit(

@@ -4,11 +4,11 @@
 use core::num::NonZeroU32;
 
 use super::learning::RANGES;
-use super::{Group, Optimizer, Rule};
+use super::{Group, Muon, Optimizer, Rule};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Layout, Ledger, Region, Role, Slot, Space, Stacked};
 use crate::model::{Control, Parameter, Parameters};
-use crate::ops::{Cut, MatrixMomentum, MatrixMove, Orthogonalise};
+use crate::ops::{Cut, MatrixMomentum, MatrixMove, Orthogonalise, RowFactors};
 
 /// Elements that all four regions of a room have together at the most, unless a layer's matrices of one parameter need more:
 /// enough matrices to fill a GPU, little beside activations.
@@ -64,6 +64,11 @@ impl Matrices {
         });
         one.into_iter().chain(below)
     }
+
+    /// Where the numbers of the rows of `cut` lie, which is one of them or some layers of it.
+    fn of_rows(&self, cut: &Cut) -> Cut {
+        Cut { layer: u64::from(self.shape[0]).next_multiple_of(Layout::GRAIN), columns: 1, ..*cut }
+    }
 }
 
 /// Where the tables of a parameter's matrices begin, in bytes.
@@ -78,9 +83,12 @@ pub(super) struct Place {
     /// And the gradients'.
     pub(super) gradient: (u64, Dtype),
     pub(super) momentum: u64,
+    /// Where the rule keeps a number a row.
+    pub(super) squares: u64,
 }
 
-/// Room in which matrices are orthogonalised. It may share bytes with all that a micro-batch needs.
+/// Room in which matrices are orthogonalised. It may share bytes with all that a micro-batch needs. Factors of rows take the place
+/// of x, which is free by then.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Room {
     x: Region,
@@ -109,9 +117,10 @@ impl Room {
         profile: &dyn Profile,
         ledger: &mut dyn Ledger,
     ) -> Option<Room> {
-        let mut found: heapless::Vec<Matrices, RANGES> = heapless::Vec::new();
+        let (mut found, mut by_rows) = (heapless::Vec::<Matrices, RANGES>::new(), false);
         model.parameters(&mut |p| {
             if optimizer.moves_whole(p) {
+                by_rows |= matches!(optimizer.of(p.group).rule, Rule::Muon(Muon { row_norm: true, .. }));
                 // More than there is room for are refused as they are moved.
                 let _ = found.push(Matrices::of(p));
             }
@@ -121,13 +130,15 @@ impl Room {
             return None;
         }
         let cuts = || found.iter().flat_map(Matrices::cuts);
+        let dtype = profile.dtype(Role::Work);
+        // Of factors in f32, a matrix has as many as its longer side at the most.
+        let least = if by_rows { Dtype::F32.size().div_ceil(dtype.size()) } else { 0 };
         let [mut matrices, mut squares] = [0u64; 2];
         for shape in cuts().map(|cut| cut.wide()) {
             let [count, m, n] = [at_once(shape, counted(shape, cuts())), shape[0], shape[1]].map(u64::from);
-            matrices = matrices.max(count.saturating_mul(m).saturating_mul(n));
+            matrices = matrices.max(count.saturating_mul(m.max(least)).saturating_mul(n));
             squares = squares.max(count.saturating_mul(m).saturating_mul(m));
         }
-        let dtype = profile.dtype(Role::Work);
         let mut lay = |name, elements: u64| {
             let rows = elements.div_ceil(Layout::GRAIN).min(u32::MAX.into()) as u32;
             ledger.region(Slot::new(name, Role::Work, dtype, [1, 1, rows, Layout::GRAIN as u32])).first
@@ -252,13 +263,23 @@ impl Mover<'_> {
         let Control { settings, results, .. } = *self.control;
         pieces.iter().try_for_each(|piece| {
             let Piece { place, cut, before, .. } = *piece;
-            let Place { group, dtype, weight, remainder, .. } = self.places[place];
+            let Place { group, matrices, dtype, weight, remainder, squares, .. } = self.places[place];
             let recipe = self.optimizer.of(group);
             let Rule::Muon(muon) = recipe.rule else { return Ok(()) };
+            let (x, count) = (Room::part(self.room.out, before, [cut.count(), m, n]), cut.count());
+            // One piece after the other uses it.
+            let room = Region { dtype: Dtype::F32, shape: [1, 1, count, cut.rows], ..self.room.x };
+            let factors = muon.row_norm.then_some(room);
+            if let Some(factors) = factors {
+                let cut = matrices.of_rows(&cut);
+                let squares = Self::rows(&Piece { cut, ..*piece }, (squares, Dtype::F32));
+                device.emit(RowFactors { x, squares, factors, results, cut })?;
+            }
             device.emit(MatrixMove {
                 weight: Self::rows(piece, (weight, dtype)),
                 remainder: remainder.map(|start| Self::rows(piece, (start, Dtype::Remainder))),
-                x: Room::part(self.room.out, before, [cut.count(), m, n]),
+                x,
+                factors,
                 settings,
                 results,
                 group,

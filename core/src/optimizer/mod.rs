@@ -23,7 +23,7 @@ pub use learning::{Learning, Updater, lay};
 pub use lion::Lion;
 pub use matrices::Room;
 pub use muon::Muon;
-pub use rule::{Constants, STATES};
+pub use rule::{Constants, STATES, State};
 pub use sgd::Sgd;
 
 use crate::device::{Device, OperationError};

@@ -1,7 +1,7 @@
 //! Muon (Jordan et al. 2024, Muon: An optimizer for hidden layers in neural networks): a matrix moves by its momentum with all
 //! singular values made about equal. It moves whole matrices; vectors and tables need another rule.
 
-use super::rule::{Constants, STATES, Update};
+use super::rule::{Constants, STATES, State, Update};
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::ops::Moved;
@@ -13,6 +13,8 @@ pub struct Muon {
     pub momentum: f32,
     /// Whether decay falls only on weights that move towards 0.
     pub cautious: bool,
+    /// Whether rows of an update are normalised (NorMuon, Li et al. 2025): see [`RowFactors`](crate::ops::RowFactors).
+    pub row_norm: bool,
 }
 
 impl Muon {
@@ -30,11 +32,14 @@ impl Update for Muon {
     const RATE: f32 = 20.0;
 
     fn of(constants: &Constants) -> Muon {
-        Muon { momentum: constants.muon_momentum, cautious: constants.cautious }
+        Muon { momentum: constants.muon_momentum, cautious: constants.cautious, row_norm: constants.row_norm }
     }
 
-    fn states(&self) -> &'static [&'static str] {
-        &["momentum."]
+    fn states(&self) -> &'static [State] {
+        match self.row_norm {
+            true => &[State::Elements("momentum."), State::Rows("row_square.")],
+            false => &[State::Elements("momentum.")],
+        }
     }
 
     /// μ of this update.

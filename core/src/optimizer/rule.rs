@@ -1,7 +1,8 @@
 //! What a rule of update says of itself, and what a list of rules makes.
 
 use crate::device::{Device, OperationError};
-use crate::memory::Region;
+use crate::memory::{Dtype, Region, Role, Slot};
+use crate::model::Parameter;
 use crate::ops::Moved;
 
 /// The most tables that a rule keeps of a parameter.
@@ -22,6 +23,29 @@ pub struct Constants {
     pub muon_momentum: f32,
     /// Whether Muon's decay falls only on weights that move towards 0.
     pub cautious: bool,
+    /// Whether Muon normalises the rows of an update.
+    pub row_norm: bool,
+}
+
+/// A table of f32 that a rule keeps of a parameter, by what its names in files begin with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// A number an element.
+    Elements(&'static str),
+    /// A number a row.
+    Rows(&'static str),
+}
+
+impl State {
+    /// The table of `p`.
+    pub(super) fn slot(self, p: &Parameter, dtype: Dtype) -> Slot {
+        let (Self::Elements(prefix) | Self::Rows(prefix)) = self;
+        let slot = p.slot(prefix, Role::Moment, dtype);
+        match self {
+            Self::Elements(_) => slot,
+            Self::Rows(_) => Slot { shape: [1, 1, p.shape[0], 1], ..slot },
+        }
+    }
 }
 
 /// A rule. Unless it is [whole](Update::WHOLE) it moves each element by itself: any rows of a parameter can be moved apart from
@@ -42,8 +66,8 @@ pub(super) trait Update: Copy {
     /// With these constants.
     fn of(constants: &Constants) -> Self;
 
-    /// The tables of f32 that it keeps of a parameter, [`STATES`] at the most, by what their names in files begin with.
-    fn states(&self) -> &'static [&'static str];
+    /// The tables that it keeps of a parameter, [`STATES`] at the most; of rows only one that is [whole](Update::WHOLE).
+    fn states(&self) -> &'static [State];
 
     /// Its numbers of the update after `step` others: two of [`Settings::corrections`].
     ///
@@ -129,8 +153,8 @@ macro_rules! rules {
                 }
             }
 
-            /// The tables that it keeps of a parameter, by what their names in files begin with.
-            pub fn states(&self) -> &'static [&'static str] {
+            /// The tables that it keeps of a parameter.
+            pub fn states(&self) -> &'static [State] {
                 match self {
                     $(Rule::$name(rule) => rule.states(),)*
                     Rule::Frozen => &[],

@@ -1,6 +1,6 @@
 //! Stochastic gradient descent with momentum, as PyTorch's `torch.optim.SGD` has it.
 
-use super::rule::{Constants, STATES, Update};
+use super::rule::{Constants, STATES, State, Update};
 use crate::device::{Device, OperationError};
 use crate::memory::Region;
 use crate::ops::{self, Moved};
@@ -20,8 +20,8 @@ impl Update for Sgd {
         Sgd { momentum: constants.momentum }
     }
 
-    fn states(&self) -> &'static [&'static str] {
-        if self.momentum == 0.0 { &[] } else { &["momentum."] }
+    fn states(&self) -> &'static [State] {
+        if self.momentum == 0.0 { &[] } else { &[State::Elements("momentum.")] }
     }
 
     fn emit(&self, device: &mut dyn Device, moved: Moved, [first, _]: [Region; STATES]) -> Result<(), OperationError> {

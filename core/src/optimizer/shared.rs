@@ -17,7 +17,7 @@
 //! What lays and emits this is never inlined: one process, on a chip for one, has no room for it on its stack.
 
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
-use super::rule::STATES;
+use super::rule::{STATES, State};
 use super::{Group, Learns, Optimizer, Rows};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{
@@ -269,7 +269,11 @@ pub(super) fn lay<M: Parameters>(
     });
     let mut states = [gradients; STATES];
     for (i, (state, names)) in states.iter_mut().zip(&STATE_NAMES).take(kept).enumerate() {
-        let prefix = |p: &Parameter| optimizer.of(p.group).rule.states().get(i).copied();
+        let prefix = |p: &Parameter| match optimizer.of(p.group).rule.states().get(i)? {
+            State::Elements(prefix) => Some(*prefix),
+            // Of whole matrices, which ranks do not share.
+            State::Rows(_) => None,
+        };
         *state = share(names, (Role::Moment, Dtype::F32), &prefix);
     }
     (shared.masters, shared.states) = (masters, states);

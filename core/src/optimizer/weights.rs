@@ -135,10 +135,7 @@ pub(super) fn lay<M: Parameters>(
     let (gradients, of_gradients) = learnt(&|p| Some(p.slot("gradient.", Role::Gradient, dtype)));
     let dtype = profile.dtype(Role::Moment);
     let of_states: [_; STATES] = core::array::from_fn(|i| {
-        let state = |p: &Parameter| {
-            let name = optimizer.of(p.group).rule.states().get(i)?;
-            Some(p.slot(name, Role::Moment, dtype))
-        };
+        let state = |p: &Parameter| Some(optimizer.of(p.group).rule.states().get(i)?.slot(p, dtype));
         learnt(&state).1
     });
     let first = |bytes: Option<Bytes>| bytes.map_or(0, |[start, _]| start);
@@ -210,9 +207,9 @@ impl Whole {
         room: Option<&Room>,
     ) -> Result<(), OperationError> {
         let place = |range: &Range| {
-            let Range { group, dtype, weight, remainder, gradient, states: [momentum, _], matrices, .. } = *range;
+            let Range { group, dtype, weight, remainder, gradient, states: [momentum, squares], matrices, .. } = *range;
             let gradient = (gradient, self.gradient.dtype);
-            Some(Place { group, matrices: matrices?, dtype, weight, remainder, gradient, momentum })
+            Some(Place { group, matrices: matrices?, dtype, weight, remainder, gradient, momentum, squares })
         };
         let places: heapless::Vec<Place, RANGES> = self.ranges.iter().flatten().filter_map(place).collect();
         matrices::update(device, control, optimizer, &places, room)

@@ -61,6 +61,13 @@ pub struct Results {
     pub squared_norm: f32,
 }
 
+impl Results {
+    /// Whether loss and norm are finite: else the step's update changes nothing.
+    pub fn are_finite(&self) -> bool {
+        libm::sqrtf(self.squared_norm).is_finite() && self.loss.is_finite()
+    }
+}
+
 /// A struct of `$len` f32 is its region's elements in order.
 macro_rules! region_of {
     ($name:ident, $len:literal) => {

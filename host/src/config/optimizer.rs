@@ -170,6 +170,7 @@ impl Config {
             momentum: own.momentum.unwrap_or(self.momentum),
             muon_momentum: own.muon_momentum.unwrap_or(self.muon_momentum),
             cautious: self.cautious_decay,
+            row_norm: self.muon_row_norm,
         };
         // Names are those of rules.
         let named = |name: RuleName| Rule::named(name.name(), &constants).unwrap_or(Rule::Frozen);
@@ -219,8 +220,10 @@ impl Config {
         if self.optimizer.name() == MUON && !there.contains(&Group::Matrix) {
             return error("--optimizer muon: this model has no matrices that learn at the end of a step".into());
         }
-        if self.cautious_decay && !there.iter().any(|group| self.optimizer().of(*group).rule.is_whole()) {
-            return error("--cautious-decay: only muon takes it; leave it away, or choose --optimizer muon".into());
+        let of_muon = [("cautious-decay", self.cautious_decay), ("muon-row-norm", self.muon_row_norm)];
+        let has_muon = || there.iter().any(|group| self.optimizer().of(*group).rule.is_whole());
+        if let Some((flag, _)) = of_muon.into_iter().find(|(_, set)| *set && !has_muon()) {
+            return error(format!("--{flag}: only muon takes it; leave it away, or choose --optimizer muon"));
         }
         for (name, own) in &self.group {
             let Some(group) = Group::named(name) else {
@@ -297,8 +300,15 @@ impl Config {
 const MUON: &str = "muon";
 
 /// The constants where nothing is said.
-pub(super) const USUAL: Constants =
-    Constants { beta1: 0.9, beta2: 0.95, eps: 1e-8, momentum: 0.9, muon_momentum: 0.95, cautious: false };
+pub(super) const USUAL: Constants = Constants {
+    beta1: 0.9,
+    beta2: 0.95,
+    eps: 1e-8,
+    momentum: 0.9,
+    muon_momentum: 0.95,
+    cautious: false,
+    row_norm: false,
+};
 
 impl RawConfig {
     /// The constants of rules that it says.

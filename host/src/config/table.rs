@@ -113,6 +113,9 @@ keys! {
             muon_momentum: f32 = USUAL.muon_momentum, flag("X").quiet().within(Values::BelowOne);
             /// Muon's decay falls only on weights that move towards 0
             cautious_decay: bool = false, switch().quiet();
+            /// Rows of Muon's update are normalised (NorMuon)
+            muon_row_norm: bool = false, switch().quiet()
+                .page("Rows of Muon's update are normalised (NorMuon), see [above](#the-optimizer)");
             /// β₁ of AdamW and Lion
             beta1: f32 = USUAL.beta1, flag("X").by_preset().within(Values::BelowOne);
             /// β₂ of AdamW and Lion

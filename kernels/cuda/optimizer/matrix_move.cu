@@ -3,9 +3,10 @@
 #include "moved.cuh"
 
 struct MatrixMoveArgs {
-    void* weight;      // of the whole parameter
-    short* remainder;  // the same: what bf16 lack of the f32 that move, or null
-    const void* x;     // [matrices, m, n], m <= n
+    void* weight;          // of the whole parameter
+    short* remainder;      // the same: what bf16 lack of the f32 that move, or null
+    const void* x;         // [matrices, m, n], m <= n
+    const float* factors;  // [matrices, rows] of the parameter, or null
     const Settings* settings;
     const Results* results;
     CutArgs cut;
@@ -18,8 +19,11 @@ template <class T, class X>
 __device__ void matrix_move(const MatrixMoveArgs& a) {
     if (!finite(sqrtf(a.results->squared_norm)) || !finite(a.results->loss)) return;
     const CutArgs& cut = a.cut;
+    Wide tile(cut);
+    const float* factors = a.factors ? a.factors + (u64)blockIdx.y * cut.rows + tile.row0 : nullptr;
     float rate = a.settings->learning_rate * a.rate, keep = 1.0f - rate * a.decay, step = rate * a.scale;
-    auto move = [&](u64 at, float x) {
+    auto move = [&](u64 at, u32 r, float x) {
+        if (factors) x *= factors[r];
         T* weight = (T*)a.weight + at;
         float w[1];
         read(w, weight);
@@ -33,14 +37,13 @@ __device__ void matrix_move(const MatrixMoveArgs& a) {
         write(weight, w);
     };
     if (cut.rows <= cut.columns) {
-        Wide tile(cut);
-        each_of_tile(cut, [&](u64 at, u32 r, u32 c) { move(at, load(((const X*)a.x)[tile.at(r, c)])); });
+        each_of_tile(cut, [&](u64 at, u32 r, u32 c) { move(at, r, load(((const X*)a.x)[tile.at(r, c)])); });
         return;
     }
     __shared__ float turned[TILE][TILE + 1];
     each_turned(cut, [&](u64 place, u32 r, u32 c) { turned[c][r] = load(((const X*)a.x)[place]); });
     __syncthreads();
-    each_of_tile(cut, [&](u64 at, u32 r, u32 c) { move(at, turned[c][r]); });
+    each_of_tile(cut, [&](u64 at, u32 r, u32 c) { move(at, r, turned[c][r]); });
 }
 
 EXPORT(matrix_move_f32_f32, MatrixMoveArgs, 256, matrix_move<float, float>)

@@ -76,6 +76,30 @@ fn the_same_run_gives_the_same_bits_and_a_resumed_one_too() {
 }
 
 #[test]
+fn muon_trains_and_resumes_on_a_gpu_as_on_the_processor() {
+    let dir = directory();
+    let dir = dir.path();
+    let line = |on: &str, steps: u32, name: &str| {
+        format!(
+            "train --json --device {on} {SMALL} {RUN} --lr 0.01 --optimizer muon --muon-row-norm --steps {steps} --out {name}"
+        )
+    };
+    let expected = loss(&host(dir, &line("cpu", 10, "processor")).ok());
+    let plain = line("cpu", 10, "plain").replace("--muon-row-norm", "");
+    let other = loss(&host(dir, &plain).ok());
+    assert!((other / expected - 1.0).abs() > 1e-4, "rows as they were: {other} and {expected}");
+    for (precision, tolerance) in [("f32", 1e-5), ("bf16", 2e-3)] {
+        let [whole, halves] = ["whole", "halves"].map(|name| format!("{precision}-{name}"));
+        let on = format!("cuda --precision {precision}");
+        let found = loss(&host(dir, &line(&on, 10, &whole)).ok());
+        assert!((found / expected - 1.0).abs() <= tolerance, "{precision}: {found} and {expected}");
+        host(dir, &line(&format!("{on} --algorithms {whole}/plan.json"), 5, &halves)).ok();
+        host(dir, &format!("train --json --resume --steps 10 --out {halves}")).ok();
+        assert_same(dir, &whole, &halves, 10);
+    }
+}
+
+#[test]
 fn a_yxanul_trains_and_resumes_on_a_gpu_as_on_the_processor() {
     let dir = directory();
     let dir = dir.path();

@@ -49,13 +49,31 @@ fn matrices(config: &Config, name: &str, rows: usize) -> Vec<Vec<usize>> {
     }
 }
 
-/// `w` after an update by the blend `u`.
-fn moved(config: &Config, name: &str, w: &Tensor, u: &[f64]) -> Tensor {
+/// Normalises the rows of a matrix by `v` of each, which moves first, and keeps the norm of the whole.
+fn normalise(x: &mut [f64], v: &mut [f64]) {
+    let columns = x.len() / v.len();
+    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let before = norm(x);
+    for (x, v) in x.chunks_exact_mut(columns).zip(v) {
+        *v = 0.95 * *v + 0.05 * norm(x).powi(2) / columns as f64;
+        x.iter_mut().for_each(|x| *x /= v.max(1e-10).sqrt());
+    }
+    let after = norm(x);
+    x.iter_mut().for_each(|x| *x *= before / after);
+}
+
+/// `w` after an update by the blend `u`; with `v` of its rows where they are normalised.
+fn moved(config: &Config, name: &str, w: &Tensor, u: &[f64], mut v: Option<&mut [f64]>) -> Tensor {
     let (rows, columns) = (w.shape[0], w.shape[1]);
     let mut data: Vec<f64> = w.data.iter().map(|w| w * (1.0 - RATE * LR * DECAY)).collect();
     for of in matrices(config, name, rows) {
         let gathered: Vec<f64> = of.iter().flat_map(|r| u[r * columns..(r + 1) * columns].to_vec()).collect();
-        let x = orthogonal(&gathered, of.len());
+        let mut x = orthogonal(&gathered, of.len());
+        if let Some(v) = &mut v {
+            let mut own: Vec<f64> = of.iter().map(|r| v[*r]).collect();
+            normalise(&mut x, &mut own);
+            of.iter().zip(own).for_each(|(r, own)| v[*r] = own);
+        }
         let scale = RATE * LR * (of.len() as f64 / columns as f64).max(1.0).sqrt();
         for (i, r) in of.iter().enumerate() {
             (0..columns).for_each(|c| data[r * columns + c] -= scale * x[i * columns + c]);
@@ -64,8 +82,9 @@ fn moved(config: &Config, name: &str, w: &Tensor, u: &[f64]) -> Tensor {
     Tensor::new(&w.shape, data)
 }
 
-/// The weights after some steps on one batch.
-fn expected(config: &Config, weights: &Tensors, batch: Batch<'_>) -> Tensors {
+/// The weights after some steps on one batch, with rows normalised or not, and the second tables, of which matrices use a number
+/// a row.
+fn expected(config: &Config, weights: &Tensors, batch: Batch<'_>, row_norm: bool) -> [Tensors; 2] {
     let (mut weights, mut first) = (weights.clone(), zeros_like(weights));
     let mut second = zeros_like(&weights);
     for step in 1..=STEPS {
@@ -79,7 +98,7 @@ fn expected(config: &Config, weights: &Tensors, batch: Batch<'_>) -> Tensors {
                 let blend = |m: &[f64]| m.iter().zip(&gradient).map(|(m, g)| mu * m + (1.0 - mu) * g).collect();
                 *first = blend(first);
                 let u: Vec<f64> = blend(first);
-                *w = moved(config, name, w, &u);
+                *w = moved(config, name, w, &u, row_norm.then_some(second));
             } else {
                 let weight_decay = if w.is_matrix() { DECAY } else { 0.0 };
                 let with = AdamW { lr: LR, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay };
@@ -87,19 +106,28 @@ fn expected(config: &Config, weights: &Tensors, batch: Batch<'_>) -> Tensors {
             }
         }
     }
-    weights
+    [weights, second]
 }
 
 #[test]
 fn three_steps_are_the_oracles_wherever_rows_lie() {
-    let rule = Rule::Muon(Muon { momentum: MOMENTUM as f32, cautious: false });
+    agree(false);
+}
+
+#[test]
+fn three_steps_with_rows_normalised_are_the_oracles() {
+    agree(true);
+}
+
+fn agree(row_norm: bool) {
+    let rule = Rule::Muon(Muon { momentum: MOMENTUM as f32, cautious: false, row_norm });
     let optimizer = optimizer().with(Group::Matrix, Recipe { rule, rate: RATE as f32, decay: DECAY as f32 });
     let whole = |config: &Config| config.rank.is_none();
     for config in mixtures().into_iter().filter(whole).take(7) {
         let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
         let batch = Batch { inputs: &inputs, targets: &targets, length: LENGTH };
         let weights = config.formula_weights(0.4);
-        let expected = expected(&config, &weights, batch);
+        let [expected, rows] = expected(&config, &weights, batch, row_norm);
         for (device, profile) in devices() {
             let mut model = Model::moved_by(optimizer, &profile, &config, &weights, [2, LENGTH], Recompute::NONE);
             for step in 1..=STEPS {
@@ -111,6 +139,14 @@ fn three_steps_are_the_oracles_wherever_rows_lie() {
                 let size = |x: &[f64]| x.iter().zip(before).map(|(x, w)| (x - w) * (x - w)).sum::<f64>().sqrt();
                 let off: f64 = found.data.iter().zip(expected).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
                 assert!(off <= 2e-3 * size(expected), "{device}, {name}: off by {off:e} of {:e}", size(expected));
+            }
+            let kept = model.tensors("row_square.");
+            assert_eq!(!kept.is_empty(), row_norm);
+            for (name, found) in kept {
+                assert_eq!(found.data.len(), weights[&name].shape[0], "{name}");
+                for (found, expected) in found.data.iter().zip(&rows[&name].data) {
+                    assert!((found - expected).abs() <= 1e-2 * expected, "{device}, {name}: {found} and {expected}");
+                }
             }
         }
     }

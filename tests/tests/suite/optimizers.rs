@@ -78,8 +78,9 @@ fn rules_move_as_pytorchs_optimizers() {
 }
 
 /// Rules, or groups of rules, of which each keeps something else.
-const KINDS: [(&str, &str); 6] = [
+const KINDS: [(&str, &str); 7] = [
     ("muon", "--optimizer muon --cautious-decay"),
+    ("rows", "--optimizer muon --muon-row-norm"),
     ("apart", "--optimizer muon --set kv_heads=1 --set feed=swiglu --muon-momentum 0.9"),
     ("lion", "--optimizer lion --lr 5e-3 --beta2 0.99"),
     ("sgd", "--optimizer sgd --lr 0.05"),
@@ -145,6 +146,9 @@ fn a_rule_keeps_what_it_says_and_what_is_frozen_stays_as_it_was() {
     // Of matrices one state, of the rest two.
     let [_, of_muon] = plan("--optimizer muon");
     assert!((gradients..moments).contains(&of_muon), "{of_muon} of {gradients}");
+    // And a number a row: of queries, keys and values, of attention's output, up and down.
+    let rows = 48 + 16 + 32 + 16;
+    assert_eq!(plan("--optimizer muon --muon-row-norm"), [gradients, of_muon + 4 * rows]);
     let table = 4 * 300u64.next_multiple_of(64) * 16;
     let [some, _] = plan("--group embedding.optimizer=frozen");
     assert!((gradients - table..gradients).contains(&some), "{some} of {gradients}");
@@ -169,6 +173,7 @@ fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
         ("--optimizer adam", "there are adamw"),
         ("--optimizer muon --momentum 0.5", "muon takes no momentum"),
         ("--cautious-decay", "only muon takes it"),
+        ("--muon-row-norm", "--muon-row-norm: only muon takes it"),
         ("--group embedding.optimizer=muon", "it moves matrices only, which are the group matrix"),
         ("--momentum 0.5", "adamw takes no momentum"),
         ("--optimizer sgd --beta1 0.5", "sgd takes no beta1"),
@@ -186,4 +191,7 @@ fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
     host(dir.path(), &format!("train {TINY} --optimizer sgd --steps 2 --out run")).ok();
     let says = ["--optimizer cannot change when a run goes on"];
     host(dir.path(), "train --resume --optimizer adamw --steps 4 --out run").refused(2, &says);
+    host(dir.path(), &format!("train {TINY} --optimizer muon --steps 2 --out muon")).ok();
+    let says = ["--muon-row-norm cannot change when a run goes on"];
+    host(dir.path(), "train --resume --muon-row-norm --steps 4 --out muon").refused(2, &says);
 }

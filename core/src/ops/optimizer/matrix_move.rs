@@ -8,9 +8,9 @@ use crate::optimizer::Group;
 use crate::remainder;
 use crate::train::{Results, Settings};
 
-/// `w = w (1 − lr · decay) − lr · √max(1, rows / columns) · x`, the scale of Jordan et al. 2024. With `cautious` decay falls
-/// only on elements that x moves towards 0 (Chen et al. 2025, Cautious Weight Decay). A gradient norm or a loss that is not
-/// finite changes nothing.
+/// `w = w (1 − lr · decay) − lr · √max(1, rows / columns) · f · x`, the scale of Jordan et al. 2024; f is the row's factor where there
+/// are some, else 1. With `cautious` decay falls only on elements that x moves towards 0 (Chen et al. 2025, Cautious Weight Decay).
+/// A gradient norm or a loss that is not finite changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatrixMove {
     /// `[cut's elements]`: the parameters.
@@ -19,6 +19,8 @@ pub struct MatrixMove {
     pub remainder: Option<Region>,
     /// [1, matrices, m, n], m ≤ n: transposed where that makes it wide.
     pub x: Region,
+    /// [1, 1, matrices, rows] of f32: what [`RowFactors`](super::RowFactors) makes.
+    pub factors: Option<Region>,
     /// The settings: the learning rate.
     pub settings: Region,
     /// The results: the loss and the squared norm are read.
@@ -73,6 +75,7 @@ impl Operation for MatrixMove {
         visit(only(Operand::update("weight", self.weight), &self.weight));
         self.remainder.iter().for_each(|r| visit(only(Operand::update("remainder", *r).remainders(), r)));
         visit(Operand::read("x", self.x));
+        self.factors.iter().for_each(|f| visit(Operand::read("factors", *f).exact()));
         visit(Operand::read("settings", self.settings).exact());
         visit(Operand::read("results", self.results).exact());
     }
@@ -82,7 +85,9 @@ impl Operation for MatrixMove {
         self.expect(self.cut.fits() && self.weight.elements() == elements, "weight")?;
         self.expect(self.remainder.is_none_or(|r| r.elements() == elements && bf16), "remainder")?;
         let [m, n] = self.cut.wide();
-        self.expect(self.x.shape == [1, self.cut.count(), m, n], "x")?;
+        let (count, rows) = (self.cut.count(), self.cut.rows);
+        self.expect(self.x.shape == [1, count, m, n], "x")?;
+        self.expect(self.factors.is_none_or(|f| f.shape == [1, 1, count, rows]), "factors")?;
         self.expect(self.settings.elements() == Settings::LEN, "settings")?;
         self.expect(self.results.elements() == Results::LEN, "results")
     }
@@ -92,16 +97,24 @@ impl Operation for MatrixMove {
     }
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
-        let [mut weight, mut remainder, x, settings, results] =
-            arena.views([Some(self.weight), self.remainder, Some(self.x), Some(self.settings), Some(self.results)])?;
+        let [mut weight, mut remainder, x, row_factors, settings, results] = arena.views([
+            Some(self.weight),
+            self.remainder,
+            Some(self.x),
+            self.factors,
+            Some(self.settings),
+            Some(self.results),
+        ])?;
         let (settings, results) = (Settings::from_slice(settings.f32()?)?, Results::from_slice(results.f32()?)?);
         let Some(factors) = self.factors(settings, results) else { return Ok(()) };
-        let (cut, x) = (&self.cut, x.f32()?);
+        // Of rows without factors there are none.
+        let (cut, x, row_factors) = (&self.cut, x.f32()?, row_factors.f32()?);
         let ([m, n], columns) = (cut.wide().map(|side| side as usize), cut.columns as usize);
         for (number, x) in (0..cut.count()).zip(x.chunks_exact(m * n)) {
             for r in 0..cut.rows {
                 let at = cut.row(number, r) as usize..cut.row(number, r) as usize + columns;
-                let x = |c: usize| x[if cut.is_tall() { c * n + r as usize } else { r as usize * n + c }];
+                let factor = row_factors.get((number * cut.rows + r) as usize).copied().unwrap_or(1.0);
+                let x = |c: usize| factor * x[if cut.is_tall() { c * n + r as usize } else { r as usize * n + c }];
                 if self.remainder.is_some() {
                     let weights = weight.bf16_mut()?.get_mut(at.clone()).ok_or(self.misfit("weight"))?;
                     let lacks = remainder.remainders_mut()?.get_mut(at).ok_or(self.misfit("remainder"))?;
@@ -128,13 +141,14 @@ mod tests {
         let interleaved =
             Cut { layers: 2, layer: 64, parts: 3, rows: 4, columns: 5, first: 0, step: 2, run: 2, period: 6 };
         let tall = Cut { parts: 1, rows: 9, first: 3, step: 9, run: 9, period: 9, ..interleaved };
-        for (cut, cautious) in [(interleaved, false), (tall, true)] {
+        for (cut, cautious, by_rows) in [(interleaved, false, false), (tall, true, false), (tall, false, true)] {
             let mut b = Bench::<512>::new();
             let [m, n] = cut.wide();
             let op = MatrixMove {
                 weight: b.normal([1, 1, 1, 128], 1, 1.0),
                 remainder: None,
                 x: b.normal([1, cut.count(), m, n], 2, 1.0),
+                factors: by_rows.then(|| b.normal([1, 1, cut.count(), cut.rows], 3, 1.0)),
                 settings: b.settings(Settings { learning_rate: 0.01, ..Settings::UNIT }),
                 results: b.results(Results { loss: 0.0, squared_norm: 16.0 }),
                 group: Group::Matrix,
@@ -152,6 +166,8 @@ mod tests {
                     met[at] = true;
                     let place = if cut.is_tall() { c * n + r } else { r * n + c };
                     let x = f64::from(b.get(op.x)[(number * m * n + place) as usize]);
+                    let factor = op.factors.map_or(1.0, |f| f64::from(b.get(f)[(number * cut.rows + r) as usize]));
+                    let x = factor * x;
                     let (w, scale) = (f64::from(before[at]), if cut.is_tall() { 1.8f64.sqrt() } else { 1.0 });
                     let decays = !cautious || w * x > 0.0;
                     spared += i32::from(!decays);

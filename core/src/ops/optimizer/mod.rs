@@ -9,6 +9,7 @@ mod matrix_move;
 mod moved;
 mod orthogonalise;
 mod piece_norms;
+mod row_factors;
 mod sgd;
 mod squared_norm;
 
@@ -21,5 +22,6 @@ pub use matrix_move::{MatrixFactors, MatrixMove};
 pub use moved::{ByElement, Factors, Moved};
 pub use orthogonalise::Orthogonalise;
 pub use piece_norms::{PieceNorms, SumNorms};
+pub use row_factors::RowFactors;
 pub use sgd::Sgd;
 pub use squared_norm::SquaredNorm;

@@ -92,11 +92,10 @@ impl Factors {
     /// Those of an update of parameters of `group`, at `rate` times the learning rate, or `None` where the norm or the loss is not
     /// finite and the update is skipped.
     pub fn of(settings: &Settings, results: &Results, group: Group, rate: f32) -> Option<Factors> {
-        let norm = libm::sqrtf(results.squared_norm);
-        if !(norm.is_finite() && results.loss.is_finite()) {
+        if !results.are_finite() {
             return None;
         }
-        let gradient = settings.clip / (norm + 1e-6);
+        let gradient = settings.clip / (libm::sqrtf(results.squared_norm) + 1e-6);
         Some(Factors {
             gradient: if gradient < 1.0 { gradient } else { 1.0 },
             rate: settings.learning_rate * rate,

@@ -2,8 +2,8 @@
 
 use capful_core::memory::{Dtype, Sections};
 use capful_core::ops::{
-    AdamW, Cut, EmbedUpdate, FactoredUpdate, Lion, MatrixMomentum, MatrixMove, Moved, Orthogonalise, PieceNorms, Sgd,
-    SquaredNorm, SumNorms,
+    AdamW, Cut, EmbedUpdate, FactoredUpdate, Lion, MatrixMomentum, MatrixMove, Moved, Orthogonalise, PieceNorms,
+    RowFactors, Sgd, SquaredNorm, SumNorms,
 };
 use capful_core::optimizer::Group;
 use capful_core::random::Random;
@@ -150,7 +150,7 @@ pub fn an_embedding_is_updated_where_it_was_used(w: &mut impl Witness) {
     }
 }
 
-/// Wide, square and tall ones, three in turn, some below others, sides that no tile divides.
+/// Wide, square and tall ones, three in turn, some below others, sides that no tile divides, long ones.
 fn cuts() -> Vec<Cut> {
     let cut = |layers, parts, [rows, columns]: [u32; 2], [first, step, run, period]: [u32; 4], of_layer: u32| {
         let layer = (u64::from(of_layer) * u64::from(columns)).next_multiple_of(128);
@@ -162,6 +162,8 @@ fn cuts() -> Vec<Cut> {
         cut(1, 1, [200, 72], [0, 200, 200, 200], 200),
         cut(3, 2, [65, 130], [33, 65, 65, 65], 163),
         cut(1, 2, [130, 67], [0, 130, 130, 130], 260),
+        cut(1, 1, [600, 24], [0, 600, 600, 600], 600),
+        cut(1, 1, [10, 1100], [0, 10, 10, 10], 10),
     ]
 }
 
@@ -180,17 +182,34 @@ pub fn matrices_are_gathered_and_moved(w: &mut impl Witness) {
                 group,
                 cut,
             });
-            for (cautious, split) in [(false, false), (true, true)] {
+            w.case(|l| row_factors(l, cut, squared_norm));
+            for (cautious, split, by_rows) in [(false, false, false), (true, true, false), (false, true, true)] {
                 w.case(|l| {
                     let weight = l.kept(table, values.clone());
                     let (x, settings) = (l.normal(wide, 1.0), control(l, 0.5)[0]);
+                    let factors = by_rows.then(|| l.exact(matrix(cut.count(), cut.rows), 1.0));
                     let results = l.results(1.0, squared_norm);
                     let remainder = if split { l.remainders(table, &values) } else { None };
                     let (rate, decay) = (3.0, 0.5);
-                    MatrixMove { weight, remainder, x, settings, results, group, cut, rate, decay, cautious }
+                    MatrixMove { weight, remainder, x, factors, settings, results, group, cut, rate, decay, cautious }
                 });
             }
         }
+    }
+}
+
+/// Rows of which some met something before, and the others nothing.
+fn row_factors(l: &mut Lay, cut: Cut, squared_norm: f32) -> RowFactors {
+    let (count, [m, n]) = (cut.count(), cut.wide());
+    let layer = (cut.layer / u64::from(cut.columns)).next_multiple_of(128);
+    let of_rows = Cut { layer, columns: 1, ..cut };
+    let squares = (0..of_rows.elements()).map(|i| (i % 5) as f32 * 0.01).collect();
+    RowFactors {
+        x: l.normal([1, count, m, n], 0.1),
+        squares: l.values(vector(of_rows.elements() as u32), squares),
+        factors: l.poison_exact(matrix(count, cut.rows)),
+        results: l.results(1.0, squared_norm),
+        cut: of_rows,
     }
 }
 

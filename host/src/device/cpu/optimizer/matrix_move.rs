@@ -17,8 +17,8 @@ impl OnCpu for MatrixMove {
             // No precision of this device keeps masters.
             return self.reference(&mut arena);
         }
-        let ([x, settings, results], [weight]) =
-            arena.f32s([Some(self.x), Some(self.settings), Some(self.results)], [Some(self.weight)])?;
+        let ([x, row_factors, settings, results], [weight]) =
+            arena.f32s([Some(self.x), self.factors, Some(self.settings), Some(self.results)], [Some(self.weight)])?;
         let (settings, results) = (Settings::from_slice(settings)?, Results::from_slice(results)?);
         let Some(factors) = self.factors(settings, results) else { return Ok(()) };
         let cut = self.cut;
@@ -31,15 +31,17 @@ impl OnCpu for MatrixMove {
                 // SAFETY: no two matrices of a cut that fits have a row in common, and a matrix is one task's.
                 let weight = unsafe { weight.range(at..at + columns) };
                 let r = r as usize;
+                // Of rows without factors there are none.
+                let factor = row_factors.get(number * cut.rows as usize + r).copied().unwrap_or(1.0);
                 if cut.is_tall() {
                     for (c, w) in weight.iter_mut().enumerate() {
-                        *w = self.element(&factors, *w, x[c * n + r]);
+                        *w = self.element(&factors, *w, factor * x[c * n + r]);
                     }
                 } else {
                     let x = &x[r * n..(r + 1) * n];
                     vectorise!({
                         for (w, x) in weight.iter_mut().zip(x) {
-                            *w = self.element(&factors, *w, *x);
+                            *w = self.element(&factors, *w, factor * *x);
                         }
                     },);
                 }

@@ -6,4 +6,5 @@ mod matrix_momentum;
 mod matrix_move;
 mod moved;
 mod orthogonalise;
+mod row_factors;
 mod squared_norm;

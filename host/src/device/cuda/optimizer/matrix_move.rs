@@ -15,6 +15,7 @@ impl OnCuda for MatrixMove {
             weight: cuda.address(self.weight)?,
             remainder: cuda.address_or_null(self.remainder)?,
             x: cuda.address(self.x)?,
+            factors: cuda.address_or_null(self.factors)?,
             settings: cuda.address(self.settings)?,
             results: cuda.address(self.results)?,
             cut: CutArgs::of(&self.cut),

@@ -7,5 +7,6 @@ mod matrix_momentum;
 mod matrix_move;
 mod moved;
 mod orthogonalise;
+mod row_factors;
 mod sgd;
 mod squared_norm;
