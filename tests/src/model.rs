@@ -99,6 +99,7 @@ impl Peer for Config {
             bias: Biases { qkv: self.bias.qkv, out: self.bias.output, feed: self.bias.feed },
             norm_gains: self.norm_gains,
             qk_norm: self.qk_norm,
+            softcap: self.softcap.unwrap_or(0.0) as f32,
             rotary_dims,
             rotary_base: self.rotary_base as f32,
             rotary_scaling: match self.scaling {

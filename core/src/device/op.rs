@@ -51,6 +51,7 @@ macro_rules! for_each_operation {
             Rotate,
             Sample,
             Sgd,
+            Softcap,
             Spike,
             SpikeGrad,
             SquaredNorm,

@@ -122,6 +122,8 @@ model_keys! {
         bias: Bias = Values::OnceSwitch(Bias::WORDS);
         /// whether each query and key head is normalised
         qk_norm: bool = Values::Switch;
+        /// C of C tanh(z / C), which logits become; 0: they stay what they are
+        softcap: f32 = Values::NotNegative;
         /// share of each head that is rotated
         rotary_pct: f32 = Values::Share;
         /// base of the rotary wavelengths
@@ -180,6 +182,7 @@ impl TransformerConfig {
             feed: self.feed.core(),
             bias: self.bias.core(),
             qk_norm: self.qk_norm,
+            softcap: self.softcap,
             rotary_dims: rotary_dims as u32,
             rotary_base: self.rotary_base,
             rotary_scaling: match self.rotary_scaling {

@@ -125,6 +125,7 @@ impl Description {
             feed: forward,
             bias,
             qk_norm,
+            softcap,
             rotary_dims,
             rotary_base,
             rotary_scaling,
@@ -170,6 +171,8 @@ impl Description {
             // Reversed, so that images without this word are of models whose gains learn.
             yes::word(&!norm_gains),
             first::word(begins),
+            // 0 in images without this word: no cap.
+            softcap.to_bits(),
         ];
         let mut words = [0; Self::LENGTH];
         words.iter_mut().zip(used).for_each(|(to, word)| *to = word);
@@ -212,6 +215,7 @@ impl Description {
             names,
             fixed_gains,
             begins,
+            softcap,
             rest @ ..,
         ] = *words;
         if family != Self::FAMILY {
@@ -247,6 +251,7 @@ impl Description {
             feed: feed::value(forward)?,
             bias: Biases { qkv: yes::value(qkv)?, out: yes::value(out)?, feed: yes::value(up)? },
             qk_norm: yes::value(qk_norm)?,
+            softcap: f32::from_bits(softcap),
             rotary_dims,
             rotary_base: f32::from_bits(rotary_base),
             rotary_scaling: scaling([s0, s1, s2, s3, s4])?,
@@ -328,6 +333,7 @@ mod tests {
             MODEL,
             Transformer {
                 norm_gains: false,
+                softcap: 30.0,
                 first: FirstValues::ZeroOutputs,
                 rank: Some(8),
                 bias: Biases::QKV,

@@ -117,14 +117,15 @@ fn rotary_pct(model: &Transformer) -> f64 {
 fn is_gpt_neox(model: &Transformer) -> bool {
     let parts = (model.dialect, model.norm, model.feed) == (Dialect::GptNeox, NormKind::Layer, Feed::Gelu);
     let heads = model.kv_heads == model.heads && model.head_size * model.heads == model.d_model && !model.qk_norm;
-    parts && heads && model.bias == Biases::ALL && model.rotary_scaling == RotaryScaling::None && model.rank.is_none()
+    let plain = model.rotary_scaling == RotaryScaling::None && model.rank.is_none() && model.softcap <= 0.0;
+    parts && heads && model.bias == Biases::ALL && plain
 }
 
 /// Whether Llama's is.
 fn is_llama(model: &Transformer) -> bool {
     let parts = (model.dialect, model.norm, model.feed) == (Dialect::Llama, NormKind::Rms, Feed::SwiGlu);
     let heads = model.rotary_dims == model.head_size && !model.qk_norm && model.bias.qkv == model.bias.out;
-    parts && heads && model.residual == Residual::Sequential && model.rank.is_none()
+    parts && heads && model.residual == Residual::Sequential && model.rank.is_none() && model.softcap <= 0.0
 }
 
 /// What only GPT-NeoX says.
@@ -199,6 +200,9 @@ fn mixture(model: &Transformer) -> Value {
     }
     if model.qk_norm {
         config["qk_norm"] = true.into();
+    }
+    if model.softcap > 0.0 {
+        config["final_logit_softcapping"] = decimal(model.softcap).into();
     }
     if let Some(rank) = model.rank {
         config["embedding_rank"] = rank.into();

@@ -24,35 +24,38 @@ const LINEAR: Scaling = Scaling::Linear(4.0);
 /// Of 6 or 8 dimensions the first pair stays, the second is in between, the others are stretched by the whole factor.
 const LLAMA3: Scaling = Scaling::Llama3 { factor: 8.0, low: 0.25, high: 4.0, original: 40.0 };
 
+/// Of logits of about 1.
+const CAPPED: Option<f64> = Some(1.5);
+
 /// Norm, residual, feed-forward; biases; embedding; key heads of 4, dimensions of a head, whether queries and keys are
-/// normalised; dimensions that rotate, and how they are scaled; names.
-type Options = ((Norm, Residual, Feed), Biases, Embedding, (usize, usize, bool), (usize, Scaling), Names);
+/// normalised; dimensions that rotate, and how they are scaled; names; the cap of logits.
+type Options = ((Norm, Residual, Feed), Biases, Embedding, (usize, usize, bool), (usize, Scaling), Names, Option<f64>);
 
 /// The first is a Pythia, the second a Llama. Found by search: of all pairs none is missing, and fewer rows have not room
 /// for those of five biases and three embeddings.
 #[rustfmt::skip]
 const MIXTURES: [Options; 15] = [
-    ((Layer, Parallel, Gelu), ALL, UNTIED, (4, 6, false), (4, Unscaled), GptNeox),
-    ((Rms, Sequential, SwiGlu), NONE, FACTORISED, (2, 6, false), (6, Unscaled), Llama),
-    ((Layer, Parallel, Gelu), NONE, UNTIED, (2, 6, true), (4, LINEAR), GptNeox),
-    ((Rms, Sequential, Gelu), QKV, TIED, (2, 6, false), (4, Unscaled), Llama),
-    ((Layer, Parallel, Gelu), ATTENTION, FACTORISED, (2, 8, true), (4, Unscaled), Llama),
-    ((Rms, Sequential, SwiGlu), FEED, TIED, (4, 6, false), (6, LINEAR), GptNeox),
-    ((Layer, Sequential, SwiGlu), QKV, UNTIED, (2, 8, true), (8, LLAMA3), GptNeox),
-    ((Layer, Sequential, SwiGlu), ATTENTION, TIED, (4, 8, false), (8, LINEAR), GptNeox),
-    ((Rms, Parallel, Gelu), FEED, UNTIED, (2, 8, true), (4, LLAMA3), Llama),
-    ((Layer, Sequential, Gelu), FEED, FACTORISED, (4, 6, false), (6, Unscaled), Llama),
-    ((Rms, Parallel, Gelu), ALL, FACTORISED, (4, 6, false), (6, LLAMA3), GptNeox),
-    ((Rms, Parallel, SwiGlu), NONE, TIED, (4, 8, false), (4, LLAMA3), Llama),
-    ((Rms, Parallel, SwiGlu), ATTENTION, UNTIED, (4, 6, false), (6, LLAMA3), Llama),
-    ((Layer, Parallel, Gelu), QKV, FACTORISED, (4, 8, true), (8, LINEAR), GptNeox),
-    ((Rms, Sequential, SwiGlu), ALL, TIED, (2, 8, true), (8, LINEAR), Llama),
+    ((Layer, Parallel, Gelu), ALL, UNTIED, (4, 6, false), (4, Unscaled), GptNeox, None),
+    ((Rms, Sequential, SwiGlu), NONE, FACTORISED, (2, 6, false), (6, Unscaled), Llama, None),
+    ((Layer, Parallel, Gelu), NONE, UNTIED, (2, 6, true), (4, LINEAR), GptNeox, CAPPED),
+    ((Rms, Sequential, Gelu), QKV, TIED, (2, 6, false), (4, Unscaled), Llama, CAPPED),
+    ((Layer, Parallel, Gelu), ATTENTION, FACTORISED, (2, 8, true), (4, Unscaled), Llama, CAPPED),
+    ((Rms, Sequential, SwiGlu), FEED, TIED, (4, 6, false), (6, LINEAR), GptNeox, CAPPED),
+    ((Layer, Sequential, SwiGlu), QKV, UNTIED, (2, 8, true), (8, LLAMA3), GptNeox, CAPPED),
+    ((Layer, Sequential, SwiGlu), ATTENTION, TIED, (4, 8, false), (8, LINEAR), GptNeox, CAPPED),
+    ((Rms, Parallel, Gelu), FEED, UNTIED, (2, 8, true), (4, LLAMA3), Llama, None),
+    ((Layer, Sequential, Gelu), FEED, FACTORISED, (4, 6, false), (6, Unscaled), Llama, None),
+    ((Rms, Parallel, Gelu), ALL, FACTORISED, (4, 6, false), (6, LLAMA3), GptNeox, CAPPED),
+    ((Rms, Parallel, SwiGlu), NONE, TIED, (4, 8, false), (4, LLAMA3), Llama, None),
+    ((Rms, Parallel, SwiGlu), ATTENTION, UNTIED, (4, 6, false), (6, LLAMA3), Llama, None),
+    ((Layer, Parallel, Gelu), QKV, FACTORISED, (4, 8, true), (8, LINEAR), GptNeox, None),
+    ((Rms, Sequential, SwiGlu), ALL, TIED, (2, 8, true), (8, LINEAR), Llama, None),
 ];
 
 /// Small models, of which any two options have every pair of values somewhere: 2 layers of width 24 and 4 heads, a
 /// feed-forward of 7, 11 ids, dense attention.
 pub fn mixtures() -> Vec<Config> {
-    let mix = |((norm, residual, feed), bias, (rank, tied), heads, (rotary, scaling), names): Options| {
+    let mix = |((norm, residual, feed), bias, (rank, tied), heads, (rotary, scaling), names, softcap): Options| {
         let (kv_heads, head_size, qk_norm) = heads;
         Config {
             layers: 2,
@@ -70,6 +73,7 @@ pub fn mixtures() -> Vec<Config> {
             bias,
             norm_gains: true,
             qk_norm,
+            softcap,
             rotary,
             rotary_base: 10_000.0,
             scaling,
@@ -86,10 +90,10 @@ mod tests {
     use super::*;
 
     /// How many values each option has.
-    const VALUES: [usize; 11] = [2, 2, 2, 5, 3, 2, 2, 2, 2, 2, 3];
+    const VALUES: [usize; 12] = [2, 2, 2, 5, 3, 2, 2, 2, 2, 2, 3, 2];
 
     /// The value of each option.
-    fn options(config: &Config) -> [usize; 11] {
+    fn options(config: &Config) -> [usize; 12] {
         let embedding = match (config.rank, config.tied) {
             (None, false) => 0,
             (None, true) => 1,
@@ -107,6 +111,7 @@ mod tests {
             (config.head_size * config.heads > config.d).into(),
             config.qk_norm.into(),
             [Unscaled, LINEAR, LLAMA3].iter().position(|scaling| *scaling == config.scaling).expect("one of them"),
+            config.softcap.is_some().into(),
         ]
     }
 

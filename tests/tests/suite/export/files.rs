@@ -39,6 +39,7 @@ fn what_nobody_else_computes_is_refused_by_its_part() {
         ("--preset pythia-tiny --set kv_heads=1".to_owned(), "kv_heads below heads", "kv_heads=0"),
         (format!("{llama} --set qk_norm=true --set bias=all"), "qk_norm stands beside biases", "bias=attention"),
         ("--preset pythia-tiny --set qk_norm=true".to_owned(), "stands beside qk_norm", "qk_norm=false"),
+        (format!("{llama} --set softcap=30"), "the softcap of logits", "softcap=0"),
         ("--preset pythia-tiny --set head_size=8".to_owned(), "heads of another size", "head_size=0"),
     ] {
         let dir = directory();
