@@ -4,8 +4,8 @@
 //   the gradient of the logits is   diag(g / S) P', P' being P with p - S at the target
 //   of the weight                   P'^T (diag(g / S) x)
 //   of x                            diag(g / S) (P' weight)
-// so that nothing passes over P but those two products. Capped logits, C tanh(z / C), have powers of what they became; of z
-// the gradient is that times 1 - tanh^2, which is in P already, and goes to the target's p - S here.
+// so that nothing passes over P but those two products. Capped logits, C tanh(z / C), have powers of what they became;
+// of z the gradient is that times 1 - tanh^2, which is in P already, and goes to the target's p - S here.
 #include "softcap.cuh"
 #include "../control.cuh"
 #include "../powers.cuh"
@@ -75,7 +75,8 @@ __device__ void find_losses(const FoldedHeadArgs& a) {
             slope = by.slope(by.share(a.losses[row]));
         }
         a.losses[row] = counts ? logf(sum) + POWERS_BELOW * LN_2 : 0.0f;
-        if (counts) a.powers[(u64)row * a.vocabulary + target] = store<bf16>((power_of_two(-POWERS_BELOW) - sum) * slope);
+        float gradient = (power_of_two(-POWERS_BELOW) - sum) * slope;
+        if (counts) a.powers[(u64)row * a.vocabulary + target] = store<bf16>(gradient);
     });
 }
 

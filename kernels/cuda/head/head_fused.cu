@@ -106,8 +106,10 @@ struct Powers : Products {
     __device__ static float slope(float) { return 1; }
 };
 
-// The same of capped logits, and times what they are by what they were, which is what x's gradient takes. None is larger than
-// C, so that powers beside C's do without the largest of a row: the least, of -C, is exp(-2 C), a normal number.
+// The same of capped logits, and times what they are by what they were, which is what x's gradient takes. None is
+// larger than C, so that powers beside C's do without the largest of a row: the least, of -C, is exp(-2 C), a normal
+// number.
+template <bool GRADIENT>
 struct CappedPowers : Products {
     u32 ids;
     Softcap by;
@@ -124,7 +126,7 @@ struct CappedPowers : Products {
         for (int n = 0; n < 16; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                float share = by.share(scores[n][e]), power = power_of_two(most * share - most);
+                float share = share_of(scores[n][e]), power = power_of_two(most * share - most);
                 if (!whole && first + 8 * n + e % 2 >= ids) power = 0;
                 sum[e] += power;
                 scores[n][e] = power * by.slope(share);
@@ -141,20 +143,24 @@ struct CappedPowers : Products {
         sum += __shfl_xor_sync(FULL_WARP, sum, 1);
         return sum + __shfl_xor_sync(FULL_WARP, sum, 2);
     }
-    __device__ float logit(float z) const { return by.capped(z); }
-    __device__ float slope(float z) const { return by.slope(by.share(z)); }
+    __device__ float logit(float z) const { return by.cap * share_of(z); }
+    __device__ float slope(float z) const { return by.slope(share_of(z)); }
+
+private:
+    __device__ float share_of(float z) const { return GRADIENT ? by.share(z) : by.exact_share(z); }
 };
 
-template <bool CAPPED>
+template <bool GRADIENT, bool CAPPED>
 struct PowersOf {
     typedef Powers Type;
 };
-template <>
-struct PowersOf<true> {
-    typedef CappedPowers Type;
+template <bool GRADIENT>
+struct PowersOf<GRADIENT, true> {
+    typedef CappedPowers<GRADIENT> Type;
 };
 
-// Probabilities, less 1 for targets, of a warp's 16 ids from `row` on; of capped logits times what they are by what they were.
+// Probabilities, less 1 for targets, of a warp's 16 ids from `row` on; of capped logits times what they are by what
+// they were.
 template <bool CAPPED>
 struct Gradient : Products {
     const Room& room;
@@ -171,8 +177,12 @@ struct Gradient : Products {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) met |= targets[lane + 32 * i] - row < 16;
         met = __ballot_sync(FULL_WARP, met) != 0;
-        if constexpr (CAPPED) met ? weigh_capped<true>(scores, log_sums, targets) : weigh_capped<false>(scores, log_sums, targets);
-        else weigh_plain(scores, log_sums, targets, met);
+        if constexpr (CAPPED) {
+            if (met) weigh_capped<true>(scores, log_sums, targets);
+            else weigh_capped<false>(scores, log_sums, targets);
+        } else {
+            weigh_plain(scores, log_sums, targets, met);
+        }
     }
 
     __device__ void settle(float (&)[16][4]) const {}
@@ -256,7 +266,7 @@ __device__ inline void head_fused_losses(const FusedHeadArgs& a) {
     }
 
     float sums[16][4] = {};
-    typename PowersOf<CAPPED>::Type powers(room, a);
+    typename PowersOf<GRADIENT, CAPPED>::Type powers(room, a);
     if (GRADIENT) compute_all(blocks, sums, powers);
     else weigh_all(blocks, powers);
 
@@ -293,7 +303,8 @@ __device__ inline void head_fused_losses(const FusedHeadArgs& a) {
             u32 column = 8 * n + lane % 4 * 2;
             if (column >= a.d) continue;
             u32 of = counts ? *(const u32*)(weight + (u64)target * a.d + column) : 0;
-            float left = sums[n][2 * h] * share - slope * low(of), right = sums[n][2 * h + 1] * share - slope * high(of);
+            float left = sums[n][2 * h] * share - slope * low(of);
+            float right = sums[n][2 * h + 1] * share - slope * high(of);
             *(u32*)((bf16*)a.x_grad + (u64)row * a.d + column) = counts ? pack(left * scale, right * scale) : 0;
         }
     }

@@ -1,7 +1,8 @@
 // The matrix product in bf16 on warpgroups, its tiles copied by the TMA, with a linear layer's bias and GELU or rotation
 // folded in, or the powers of a softmax. The cases are those of product.cu:
 //   NT  A [m, k], B [n, k]   x weight^T, then the bias, then the GELU beside it or the rotation of queries and keys; or
-//                            powers, with the sums of rows; of capped products, with the cap's gradient in what is stored
+//                            powers, with the sums of rows; of capped products, times the cap's gradient in what is
+//                            stored
 //   NN  A [m, k], B [k, n]   out_grad weight, then through the gradient of a GELU, with the sums of columns
 // m is a multiple of 64, n of 256 (for a rotation of 192, for powers of 8), k of 64 and at least 512.
 //
@@ -331,16 +332,22 @@ struct Behind {
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
             const u32* pairs = (const u32*)values[h].x;
-            float x[8], shares[8], target = THEN == CAPPED_POWERS ? by.capped(whole[h]) : 0;
+            float x[8], shares[8], begin = 0, below = 0, most = by.cap * LOG2_E;
+            if constexpr (THEN == CAPPED_POWERS) {
+                begin = whole[h] * by.over;
+                below = most * tanh_for_bf16(begin) + POWERS_BELOW;
+            }
 #pragma unroll
             for (u32 i = 0; i < 4; i++) unpack_f16(x[2 * i], x[2 * i + 1], pairs[i]);
 #pragma unroll
             for (u32 i = 0; i < 8; i++) {
                 if constexpr (THEN == CAPPED_POWERS) {
-                    shares[i] = by.share(x[i] + whole[h]);
-                    x[i] = by.cap * shares[i] - target;
+                    // A multiplication and an addition of one instruction each.
+                    shares[i] = tanh_for_bf16(x[i] * by.over + begin);
+                    x[i] = power_of_bits(shares[i] * most - below);
+                } else {
+                    x[i] = power_beside_target(x[i]);
                 }
-                x[i] = power_beside_target(x[i]);
             }
             if (column + 8 > a.ids)
 #pragma unroll

@@ -24,7 +24,7 @@ fn a_capped_model_prints_draws_and_loads_logits_below_its_cap() {
     let (capped, _) = largest("capped");
     assert!(capped <= CAP && capped > 0.5 * CAP && largest("free").0 > CAP, "{capped}");
 
-    // A text's logits come from the prompt's rows and then token by token; both are capped, so the likeliest is the same.
+    // Logits of a prompt come in rows, those behind it token by token.
     let generated = |flags: &str| {
         let said = host(dir, &format!("generate --json --run capped --prompt bear --max-tokens 8 {flags}")).ok().json();
         said["ids"].as_array().unwrap().clone()

@@ -18,8 +18,8 @@ pub struct HeadGrad {
     pub accumulate: bool,
 }
 
-/// Over the ids v: `losses[r] = ln Σ_v exp z_rv − z_r,target` with `z = x · weight + bias`, which `softcap` may bound, their sum
-/// times the loss scale into the results, and the gradients of that sum.
+/// Over the ids v: `losses[r] = ln Σ_v exp z_rv − z_r,target` with `z = x · weight + bias`, which `softcap` may bound,
+/// their sum times the loss scale into the results, and the gradients of that sum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadLoss {
     /// [rows, d].
@@ -28,13 +28,13 @@ pub struct HeadLoss {
     pub weight: Region,
     /// `[vocabulary]`, added to the logits.
     pub bias: Option<Region>,
-    /// C of `C · tanh(z / C)`, which logits become (see [`Softcap`](crate::ops::Softcap)); 0 where they stay what they are.
+    /// C of `C · tanh(z / C)`, which logits become, as by [`Softcap`](crate::ops::Softcap); 0 where they stay.
     pub softcap: f32,
     /// Rows of the weight that are ids: those after them are padding, without probability and with gradients of 0.
     pub ids: u32,
     /// `[rows]` u32: the id that follows, or [`IGNORE`].
     pub targets: Region,
-    /// [chunk, vocabulary]: as many rows at a time as it has. Where they keep their gradient, it is that of `z` before the cap.
+    /// [chunk, vocabulary]: as many rows at a time as it has. A gradient that they keep is by `z` before the cap.
     pub logits: Region,
     /// `[rows]`: nats.
     pub losses: Region,

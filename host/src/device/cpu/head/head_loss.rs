@@ -116,8 +116,8 @@ impl OnCpu for HeadLoss {
     }
 }
 
-/// The loss of a row of logits, of which the first `ids` count, capped by `cap` unless it is 0. With `gradient_scale` the row
-/// becomes the loss's gradient times it, otherwise it is spent.
+/// The loss of a row of logits, of which the first `ids` count, capped by `cap` unless it is 0. With `gradient_scale`
+/// the row becomes the loss's gradient times it, otherwise it is spent.
 fn cross_entropy(row: &mut [f32], ids: usize, target: u32, cap: f32, gradient_scale: Option<f32>) -> f32 {
     if target == IGNORE {
         row.fill(0.0);
