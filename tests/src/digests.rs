@@ -61,7 +61,7 @@ const fn case(name: &'static str, family: &'static str, flags: &'static str) -> 
 }
 
 /// Every family, with what changes the operations of its step.
-pub const CASES: [Case; 40] = [
+pub const CASES: [Case; 41] = [
     case("pythia", PYTHIA, ""),
     case("pythia-cheap", PYTHIA, "--recompute cheap --accumulate 2"),
     case("pythia-full", PYTHIA, "--recompute full --accumulate 3"),
@@ -103,6 +103,7 @@ pub const CASES: [Case; 40] = [
         LLAMA,
         "--set norm_gains=false --set qk_norm=true --set tied=false --recompute full --accumulate 2",
     ),
+    case("llama-softcap", LLAMA, "--set softcap=2 --set tied=false --accumulate 2"),
     case("neurogen", NEUROGEN, ""),
     case("neurogen-bptt", NEUROGEN, "--set rule=bptt"),
     case("neurogen-random", NEUROGEN, "--set rule=eprop-random --set eligibility=full"),
