@@ -11,7 +11,8 @@
 #define POWERS_BELOW 57.7078016f
 #define MOST_POWER 100.0f
 
+// Of that in bits.
+__device__ inline float power_of_bits(float bits) { return power_of_two(least(bits, MOST_POWER)); }
+
 // Of a logit beside its target's.
-__device__ inline float power_beside_target(float z) {
-    return power_of_two(least(z * LOG2_E - POWERS_BELOW, MOST_POWER));
-}
+__device__ inline float power_beside_target(float z) { return power_of_bits(z * LOG2_E - POWERS_BELOW); }

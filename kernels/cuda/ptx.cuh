@@ -223,6 +223,14 @@ __device__ inline float reciprocal(float x) {
     return result;
 }
 
+// tanh x, at most a share of 2^-11 off. On the stand-in it is as far off: rounded to 11 bits.
+__device__ inline float tanh_for_bf16(float x) {
+    float result;
+    PTX(result = __uint_as_float((__float_as_uint(tanhf(x)) + 0x1000u) & ~0x1fffu),
+        asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(x)));
+    return result;
+}
+
 // Keeps the compiler from knowing what a pointer points at.
 template <class T>
 __device__ inline const T* opaque(const T* pointer) {

@@ -101,6 +101,7 @@ impl Peer for Config {
             qk_norm: self.qk_norm,
             value_tables: self.value_tables as u32,
             stream_scalars: self.stream_scalars,
+            softcap: self.softcap.unwrap_or(0.0) as f32,
             rotary_dims,
             rotary_base: self.rotary_base as f32,
             rotary_scaling: match self.scaling {

@@ -56,6 +56,7 @@ macro_rules! for_each_operation {
             RowFactors,
             Sample,
             Sgd,
+            Softcap,
             Spike,
             SpikeGrad,
             SquaredNorm,

@@ -34,6 +34,8 @@ pub(super) enum Must {
     Share,
     /// Above 0.
     Positive,
+    /// 0 or more.
+    NotNegative,
     /// A number.
     Finite,
 }
@@ -43,6 +45,7 @@ pub(super) fn check_constants(constants: &[(&'static str, f32, Must)]) -> Result
         let (good, must) = match must {
             Must::Share => ((0.0..=1.0).contains(&value), "0 to 1"),
             Must::Positive => (value > 0.0 && value.is_finite(), "above 0"),
+            Must::NotNegative => (value >= 0.0 && value.is_finite() && value.is_sign_positive(), "at least 0"),
             Must::Finite => (value.is_finite(), "finite"),
         };
         if !good {

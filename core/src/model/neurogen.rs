@@ -417,6 +417,7 @@ impl NeuroGen {
             x: c.stream,
             weight: lasting.network.weights.decoder,
             bias: Some(lasting.network.weights.decoder_bias),
+            softcap: 0.0,
             ids: self.vocab_size,
             targets,
             logits,

@@ -106,6 +106,17 @@ pub fn silu(x: f32) -> [f32; 2] {
     [x * sigmoid, sigmoid + x * sigmoid * (1.0 - sigmoid)]
 }
 
+/// `cap · tanh(z / cap)`.
+pub fn softcap(z: f32, cap: f32) -> f32 {
+    cap * libm::tanhf(z / cap)
+}
+
+/// `1 − tanh²(z / cap)`, the derivative of [`softcap`].
+pub fn softcap_derivative(z: f32, cap: f32) -> f32 {
+    let t = libm::tanhf(z / cap);
+    1.0 - t * t
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -126,6 +126,8 @@ model_keys! {
         value_tables: u32 = Values::Whole(0, SIZES);
         /// whether the embedding is mixed into the residual stream behind each layer
         stream_scalars: bool = Values::Switch;
+        /// C of C tanh(z / C), which logits become; 0: they stay what they are
+        softcap: f32 = Values::NotNegative;
         /// share of each head that is rotated
         rotary_pct: f32 = Values::Share;
         /// base of the rotary wavelengths
@@ -186,6 +188,7 @@ impl TransformerConfig {
             qk_norm: self.qk_norm,
             value_tables: self.value_tables,
             stream_scalars: self.stream_scalars,
+            softcap: self.softcap,
             rotary_dims: rotary_dims as u32,
             rotary_base: self.rotary_base,
             rotary_scaling: match self.rotary_scaling {

@@ -4,7 +4,9 @@
 //   the gradient of the logits is   diag(g / S) P', P' being P with p - S at the target
 //   of the weight                   P'^T (diag(g / S) x)
 //   of x                            diag(g / S) (P' weight)
-// so that nothing passes over P but those two products.
+// so that nothing passes over P but those two products. Capped logits, C tanh(z / C), have powers of what they became;
+// of z the gradient is that times 1 - tanh^2, which is in P already, and goes to the target's p - S here.
+#include "softcap.cuh"
 #include "../control.cuh"
 #include "../powers.cuh"
 #include "../vector.cuh"
@@ -19,6 +21,7 @@ struct FoldedHeadArgs {
     bf16* x_grad;           // [rows, d]: in between x g / S
     const Settings* settings;
     u32 rows, d, vocabulary, ids, pieces;
+    float softcap;          // C, or 0
 };
 
 // A warp a row: calls `body(row, lane)`.
@@ -66,8 +69,14 @@ __device__ void find_losses(const FoldedHeadArgs& a) {
         bool counts = target < a.ids;
         scale_row(a, a.x, row, lane, counts ? a.settings->loss_scale / sum : 0.0f);
         if (lane > 0) return;
+        float slope = 1;
+        if (a.softcap > 0) {
+            Softcap by(a.softcap);
+            slope = by.slope(by.share(a.losses[row]));
+        }
         a.losses[row] = counts ? logf(sum) + POWERS_BELOW * LN_2 : 0.0f;
-        if (counts) a.powers[(u64)row * a.vocabulary + target] = store<bf16>(power_of_two(-POWERS_BELOW) - sum);
+        float gradient = (power_of_two(-POWERS_BELOW) - sum) * slope;
+        if (counts) a.powers[(u64)row * a.vocabulary + target] = store<bf16>(gradient);
     });
 }
 

@@ -6,6 +6,7 @@
 //
 // A block has two warpgroups that compute, 64 of the rows that stay each: while one is at its exponentials, the other's
 // products keep the tensor cores busy, and so does its own product with the tile before.
+#include "softcap.cuh"
 #include "../control.cuh"
 #include "../pipeline.cuh"
 
@@ -21,6 +22,7 @@ struct FusedHeadArgs {
     u32 rows, vocabulary, ids, d;
     u32 accumulate;          // whether to add to weight_grad
     u32 reduced;             // whether that is bf16
+    float softcap;           // C of C tanh(z / C), at most 40, in the kernels of that
 };
 
 #ifdef WARPGROUPS
@@ -80,7 +82,7 @@ struct Powers : Products {
     u32 ids;
     Softmax softmax{LOG2_E};
 
-    __device__ Powers(const Room& room, u32 ids) : Products(room), ids(ids) {}
+    __device__ Powers(const Room& room, const FusedHeadArgs& a) : Products(room), ids(a.ids) {}
 
     __device__ void weigh(float (&scores)[16][4], u32 t, u32) {
         if ((t + 1) * TALL > ids) {
@@ -95,14 +97,77 @@ struct Powers : Products {
     }
 
     __device__ void settle(float (&sums)[16][4]) const { softmax.settle(sums); }
+
+    // Of a row: what its powers are beside, and their sum.
+    __device__ float base(int h) const { return softmax.largest[h]; }
+    __device__ float row_total(int h) const { return softmax.row_total(h); }
+    // What becomes of a logit, and that by the logit.
+    __device__ static float logit(float z) { return z; }
+    __device__ static float slope(float) { return 1; }
 };
 
-// Probabilities, less 1 for targets, of a warp's 16 ids from `row` on.
+// The same of capped logits, and times what they are by what they were, which is what x's gradient takes. None is
+// larger than C, so that powers beside C's do without the largest of a row: the least, of -C, is exp(-2 C), a normal
+// number.
+template <bool GRADIENT>
+struct CappedPowers : Products {
+    u32 ids;
+    Softcap by;
+    float most, total[2] = {};  // the logarithm of C's power, to base 2
+
+    __device__ CappedPowers(const Room& room, const FusedHeadArgs& a)
+        : Products(room), ids(a.ids), by(a.softcap), most(a.softcap * LOG2_E) {}
+
+    __device__ void weigh(float (&scores)[16][4], u32 t, u32) {
+        u32 first = t * TALL + threadIdx.x % 4 * 2;
+        bool whole = (t + 1) * TALL <= ids;
+        float sum[4] = {};
+#pragma unroll
+        for (int n = 0; n < 16; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float share = share_of(scores[n][e]), power = power_of_two(most * share - most);
+                if (!whole && first + 8 * n + e % 2 >= ids) power = 0;
+                sum[e] += power;
+                scores[n][e] = power * by.slope(share);
+            }
+#pragma unroll
+        for (int h = 0; h < 2; h++) total[h] += sum[2 * h] + sum[2 * h + 1];
+    }
+
+    __device__ void settle(float (&)[16][4]) const {}
+
+    __device__ float base(int) const { return by.cap; }
+    __device__ float row_total(int h) const {
+        float sum = total[h];
+        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+        return sum + __shfl_xor_sync(FULL_WARP, sum, 2);
+    }
+    __device__ float logit(float z) const { return by.cap * share_of(z); }
+    __device__ float slope(float z) const { return by.slope(share_of(z)); }
+
+private:
+    __device__ float share_of(float z) const { return GRADIENT ? by.share(z) : by.exact_share(z); }
+};
+
+template <bool GRADIENT, bool CAPPED>
+struct PowersOf {
+    typedef Powers Type;
+};
+template <bool GRADIENT>
+struct PowersOf<GRADIENT, true> {
+    typedef CappedPowers<GRADIENT> Type;
+};
+
+// Probabilities, less 1 for targets, of a warp's 16 ids from `row` on; of capped logits times what they are by what
+// they were.
+template <bool CAPPED>
 struct Gradient : Products {
     const Room& room;
     u32 row;
+    Softcap by;
 
-    __device__ Gradient(const Room& room, u32 row) : Products(room), room(room), row(row) {}
+    __device__ Gradient(const Room& room, u32 row, float cap) : Products(room), room(room), row(row), by(cap) {}
 
     __device__ void weigh(float (&scores)[16][4], u32, u32 stage) const {
         u32 lane = threadIdx.x % 32;
@@ -111,13 +176,27 @@ struct Gradient : Products {
         bool met = false;
 #pragma unroll
         for (u32 i = 0; i < 4; i++) met |= targets[lane + 32 * i] - row < 16;
+        met = __ballot_sync(FULL_WARP, met) != 0;
+        if constexpr (CAPPED) {
+            if (met) weigh_capped<true>(scores, log_sums, targets);
+            else weigh_capped<false>(scores, log_sums, targets);
+        } else {
+            weigh_plain(scores, log_sums, targets, met);
+        }
+    }
+
+    __device__ void settle(float (&)[16][4]) const {}
+
+private:
+    __device__ void weigh_plain(float (&scores)[16][4], const float* log_sums, const u32* targets, bool met) const {
+        u32 lane = threadIdx.x % 32;
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             float sums[2] = {log_sums[8 * n], log_sums[8 * n + 1]};
 #pragma unroll
             for (int e = 0; e < 4; e++) scores[n][e] = power_of_two(scores[n][e] * LOG2_E - sums[e % 2]);
         }
-        if (!__ballot_sync(FULL_WARP, met)) return;
+        if (!met) return;
 #pragma unroll
         for (int n = 0; n < 16; n++)
 #pragma unroll
@@ -125,10 +204,32 @@ struct Gradient : Products {
                 if (targets[8 * n + lane % 4 * 2 + e % 2] == row + lane / 4 + e / 2 * 8) scores[n][e] -= 1;
     }
 
-    __device__ void settle(float (&)[16][4]) const {}
+    template <bool MET>
+    __device__ void weigh_capped(float (&scores)[16][4], const float* log_sums, const u32* targets) const {
+        // Which are of targets: found before, since the registers have no room for targets beside scores.
+        u32 lane = threadIdx.x % 32, own[2] = {};
+        float most = by.cap * LOG2_E;
+        if (MET)
+#pragma unroll
+            for (int i = 0; i < 64; i++) {
+                bool is = targets[i / 4 * 8 + lane % 4 * 2 + i % 2] == row + lane / 4 + i % 4 / 2 * 8;
+                own[i / 32] |= (u32)is << i % 32;
+            }
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+            float sums[2] = {log_sums[8 * n], log_sums[8 * n + 1]};
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float share = by.share(scores[n][e]), part = power_of_two(most * share - sums[e % 2]);
+                if (MET && own[n / 8] >> (n % 8 * 4 + e) & 1) part -= 1;
+                scores[n][e] = part * by.slope(share);
+            }
+        }
+    }
 };
 
 // All tiles' scores for the sums of their powers only.
+template <class Powers>
 __device__ inline void weigh_all(const Blocks& blocks, Powers& powers) {
     blocks.start();
     float scores[16][4];
@@ -151,7 +252,7 @@ __device__ inline float high(u32 pair) { return __uint_as_float(pair & 0xffff000
 #endif
 
 // Losses of 128 rows, and their gradients.
-template <bool GRADIENT>
+template <bool GRADIENT, bool CAPPED>
 __device__ inline void head_fused_losses(const FusedHeadArgs& a) {
 #ifdef WARPGROUPS
     LAUNCH_SHARED(pool, ROOM);
@@ -165,18 +266,17 @@ __device__ inline void head_fused_losses(const FusedHeadArgs& a) {
     }
 
     float sums[16][4] = {};
-    Powers powers(room, a.ids);
+    typename PowersOf<GRADIENT, CAPPED>::Type powers(room, a);
     if (GRADIENT) compute_all(blocks, sums, powers);
     else weigh_all(blocks, powers);
 
-    const Softmax& softmax = powers.softmax;
     const bf16* weight = (const bf16*)a.weight;
     u32 lane = threadIdx.x % 32;
     float scale = a.settings->loss_scale;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         u32 r = threadIdx.x / 32 * 16 + lane / 4 + 8 * h, row = first + r;
-        float total = softmax.row_total(h);
+        float total = powers.row_total(h);
         u32 target = row < a.rows ? a.targets[row] : a.ids;
         bool counts = target < a.ids;
         float at_target = 0;
@@ -193,17 +293,18 @@ __device__ inline void head_fused_losses(const FusedHeadArgs& a) {
         at_target += __shfl_xor_sync(FULL_WARP, at_target, 2);
         if (row >= a.rows) continue;
         if (lane % 4 == 0) {
-            a.losses[row] = counts ? softmax.largest[h] + logf(total) - at_target : 0.0f;
-            if (GRADIENT) a.log_sums[row] = counts ? softmax.largest[h] * LOG2_E + log2f(total) : INFINITY;
+            a.losses[row] = counts ? powers.base(h) + logf(total) - powers.logit(at_target) : 0.0f;
+            if (GRADIENT) a.log_sums[row] = counts ? powers.base(h) * LOG2_E + log2f(total) : INFINITY;
         }
         if (!GRADIENT) continue;
-        float share = 1 / total;
+        float share = 1 / total, slope = powers.slope(at_target);
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             u32 column = 8 * n + lane % 4 * 2;
             if (column >= a.d) continue;
             u32 of = counts ? *(const u32*)(weight + (u64)target * a.d + column) : 0;
-            float left = sums[n][2 * h] * share - low(of), right = sums[n][2 * h + 1] * share - high(of);
+            float left = sums[n][2 * h] * share - slope * low(of);
+            float right = sums[n][2 * h + 1] * share - slope * high(of);
             *(u32*)((bf16*)a.x_grad + (u64)row * a.d + column) = counts ? pack(left * scale, right * scale) : 0;
         }
     }
@@ -224,6 +325,7 @@ __device__ inline void put(T* to, const float (&sums)[2], bool accumulate) {
 #endif
 
 // The gradients of 128 ids' weights.
+template <bool CAPPED>
 __device__ inline void head_fused_weights(const FusedHeadArgs& a) {
 #ifdef WARPGROUPS
     LAUNCH_SHARED(pool, ROOM);
@@ -245,7 +347,7 @@ __device__ inline void head_fused_weights(const FusedHeadArgs& a) {
 
     float sums[16][4] = {};
     u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * 16;
-    Gradient gradient(room, row);
+    Gradient<CAPPED> gradient(room, row, a.softcap);
     compute_all(blocks, sums, gradient);
 
     float scale = a.settings->loss_scale;
@@ -268,6 +370,9 @@ __device__ inline void head_fused_weights(const FusedHeadArgs& a) {
 #endif
 }
 
-EXPORT_MANY(head_fused, FusedHeadArgs, 384, 1, head_fused_losses<true>)
-EXPORT_MANY(head_fused_evaluation, FusedHeadArgs, 384, 1, head_fused_losses<false>)
-EXPORT_MANY(head_fused_weight, FusedHeadArgs, 384, 1, head_fused_weights)
+EXPORT_MANY(head_fused, FusedHeadArgs, 384, 1, head_fused_losses<true, false>)
+EXPORT_MANY(head_fused_evaluation, FusedHeadArgs, 384, 1, head_fused_losses<false, false>)
+EXPORT_MANY(head_fused_weight, FusedHeadArgs, 384, 1, head_fused_weights<false>)
+EXPORT_MANY(head_fused_capped, FusedHeadArgs, 384, 1, head_fused_losses<true, true>)
+EXPORT_MANY(head_fused_capped_evaluation, FusedHeadArgs, 384, 1, head_fused_losses<false, true>)
+EXPORT_MANY(head_fused_capped_weight, FusedHeadArgs, 384, 1, head_fused_weights<true>)

@@ -1,4 +1,5 @@
 // Cross-entropy of a chunk of logits and its gradient, which takes the logits' place. Products are in product.cu.
+#include "softcap.cuh"
 #include "../control.cuh"
 #include "../vector.cuh"
 
@@ -11,6 +12,7 @@ struct HeadLossArgs {
     u32 vocabulary, ids;    // logits of a row; those from `ids` on are padding, of no probability and gradients of 0
     u32 gradient;
     u32 wide;               // whether rows begin at multiples of 16 bytes
+    float softcap;          // C of C tanh(z / C), which logits become in the kernels of that
 };
 
 // A block has a row, of which each thread holds vectors in registers; the rest is read twice, and the second time from
@@ -56,7 +58,7 @@ __device__ inline PowerSum block_total(PowerSum own) {
 }
 
 // The largest and the sum of powers together, then the gradient scale (p - [v = target]).
-template <class T, int N, class Way>
+template <class T, int N, class Way, bool CAPPED>
 __device__ inline void head_loss_row(const HeadLossArgs& a) {
     constexpr int THREADS = Way::THREADS;
     T* logits = (T*)a.logits + (u64)blockIdx.x * a.vocabulary;
@@ -72,7 +74,8 @@ __device__ inline void head_loss_row(const HeadLossArgs& a) {
     }
     Row<T, N, THREADS, Way::HELD, Way::ONCE> row(logits, end, threadIdx.x);
     float at_target = load(logits[target]) + (a.bias ? a.bias[target] : 0.0f);
-    // Adds the bias. `end` may lie N - 1 beyond the ids, in the row's last vector.
+    if (CAPPED) at_target = softcap<T>(at_target, a.softcap);
+    // Adds the bias, and caps. `end` may lie N - 1 beyond the ids, in the row's last vector.
     auto complete = [&](u32 v, float(&x)[N]) {
         if (a.bias) {
             float bias[N];
@@ -80,6 +83,9 @@ __device__ inline void head_loss_row(const HeadLossArgs& a) {
 #pragma unroll
             for (int i = 0; i < N; i++) x[i] += bias[i];
         }
+        if (CAPPED)
+#pragma unroll
+            for (int i = 0; i < N; i++) x[i] = softcap<T>(x[i], a.softcap);
         if (N > 1 && v + N > a.ids)
 #pragma unroll
             for (int i = 0; i < N; i++) x[i] = v + i < a.ids ? x[i] : -INFINITY;
@@ -99,7 +105,7 @@ __device__ inline void head_loss_row(const HeadLossArgs& a) {
     total = block_total<THREADS>(total);
     if (threadIdx.x == 0) a.losses[blockIdx.x] = total.largest * LN_2 + logf(total.sum) - at_target;
     if (!a.gradient) return;
-    float scale = a.settings->loss_scale, factor = scale / total.sum;
+    float scale = a.settings->loss_scale, factor = scale / total.sum, over = CAPPED ? reciprocal(a.softcap) : 0;
     row.each_back([&](u32 v, float(&x)[N]) {
         complete(v, x);
         float gradient[N];
@@ -108,21 +114,29 @@ __device__ inline void head_loss_row(const HeadLossArgs& a) {
         if (target - v < N)
 #pragma unroll
             for (int i = 0; i < N; i++) gradient[i] -= v + i == target ? scale : 0.0f;
+        // Padding is -inf and has none.
+        if (CAPPED)
+#pragma unroll
+            for (int i = 0; i < N; i++) gradient[i] *= fmaxf(Softcap::slope(x[i] * over), 0.0f);
         if constexpr (Way::ONCE) write_once(logits + v, gradient);
         else write(logits + v, gradient);
     });
     clear(end);
 }
 
-template <class T, class Way>
+template <class T, class Way, bool CAPPED>
 __device__ void head_loss(const HeadLossArgs& a) {
-    a.wide ? head_loss_row<T, WIDE<T>, Way>(a) : head_loss_row<T, 1, Way>(a);
+    a.wide ? head_loss_row<T, WIDE<T>, Way, CAPPED>(a) : head_loss_row<T, 1, Way, CAPPED>(a);
 }
 
-EXPORT_PAIR(head_loss_short_f32, HeadLossArgs, Short::THREADS, head_loss<float, Short>)
-EXPORT_PAIR(head_loss_short_bf16, HeadLossArgs, Short::THREADS, head_loss<bf16, Short>)
-EXPORT_MANY(head_loss_long_f32, HeadLossArgs, Long::THREADS, 1, head_loss<float, Long>)
-EXPORT_MANY(head_loss_long_bf16, HeadLossArgs, Long::THREADS, 1, head_loss<bf16, Long>)
+EXPORT_PAIR(head_loss_short_f32, HeadLossArgs, Short::THREADS, head_loss<float, Short, false>)
+EXPORT_PAIR(head_loss_short_bf16, HeadLossArgs, Short::THREADS, head_loss<bf16, Short, false>)
+EXPORT_MANY(head_loss_long_f32, HeadLossArgs, Long::THREADS, 1, head_loss<float, Long, false>)
+EXPORT_MANY(head_loss_long_bf16, HeadLossArgs, Long::THREADS, 1, head_loss<bf16, Long, false>)
+EXPORT_PAIR(head_loss_short_capped_f32, HeadLossArgs, Short::THREADS, head_loss<float, Short, true>)
+EXPORT_PAIR(head_loss_short_capped_bf16, HeadLossArgs, Short::THREADS, head_loss<bf16, Short, true>)
+EXPORT_MANY(head_loss_long_capped_f32, HeadLossArgs, Long::THREADS, 1, head_loss<float, Long, true>)
+EXPORT_MANY(head_loss_long_capped_bf16, HeadLossArgs, Long::THREADS, 1, head_loss<bf16, Long, true>)
 
 struct LossSumArgs {
     const float* losses;    // [rows]

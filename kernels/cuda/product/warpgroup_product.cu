@@ -1,7 +1,8 @@
 // The matrix product in bf16 on warpgroups, its tiles copied by the TMA, with a linear layer's bias and GELU or rotation
 // folded in, or the powers of a softmax. The cases are those of product.cu:
 //   NT  A [m, k], B [n, k]   x weight^T, then the bias, then the GELU beside it or the rotation of queries and keys; or
-//                            powers, with the sums of rows
+//                            powers, with the sums of rows; of capped products, times the cap's gradient in what is
+//                            stored
 //   NN  A [m, k], B [k, n]   out_grad weight, then through the gradient of a GELU, with the sums of columns
 // m is a multiple of 64, n of 256 (for a rotation of 192, for powers of 8), k of 64 and at least 512.
 //
@@ -18,6 +19,7 @@
 //
 // A finished tile goes as bf16 to shared memory, 16 rows that are a warp's own. What is left to do with it, and the
 // stores, come in eight slices beside the next tile's first eight stages: tensor cores go on meanwhile.
+#include "../head/softcap.cuh"
 #include "../pointwise/gelu.cuh"
 #include "../powers.cuh"
 #include "../tma.cuh"
@@ -37,12 +39,13 @@ struct WarpgroupProductArgs {
     u32 ids;                   // columns that have powers; those after them get zeros
     u32 positions;             // row r is at position r mod this
     u32 parts, turned;         // of each `parts` heads of 64 columns the first `turned` are turned
-    u32 unused[11];
+    float softcap;             // the cap, of capped products
+    u32 unused[10];
 };
 
 static_assert(sizeof(WarpgroupProductArgs) % 64 == 0, "no padding, which the host does not mirror");
 
-enum Then { STORE, TURNED, GELU, GELU_GRAD, GELU_GRAD_AGAIN, POWERS };
+enum Then { STORE, TURNED, GELU, GELU_GRAD, GELU_GRAD_AGAIN, POWERS, CAPPED_POWERS };
 
 #ifdef WARPGROUPS
 
@@ -75,6 +78,8 @@ typedef Vector<bf16, 8> Eight;
 template <Then THEN>
 constexpr bool BIASED = THEN == STORE || THEN == TURNED || THEN == GELU;
 template <Then THEN>
+constexpr bool POWERED = THEN == POWERS || THEN == CAPPED_POWERS;
+template <Then THEN>
 constexpr bool SUMMED = THEN == GELU_GRAD || THEN == GELU_GRAD_AGAIN;
 
 // C's tiles in the order in which blocks take them.
@@ -96,7 +101,7 @@ private:
 };
 
 template <Then THEN>
-using TilesOf = Tiles<COLUMNS<THEN>, THEN == POWERS ? 16 : 1>;
+using TilesOf = Tiles<COLUMNS<THEN>, POWERED<THEN> ? 16 : 1>;
 
 // What follows a tile's product. A warp's rows are in shared memory in panels of 64 columns, swizzled; a lane has eight
 // columns of a row, if the row has so many.
@@ -117,6 +122,8 @@ struct Behind {
     float sums[8] = {}, left[2], angles[2][4];
     Eight values[2], before[2][2];  // before: of even slices, and of odd ones
     float* row_sums;
+    const float* at_targets;  // of the warp's rows, and of the slice's: what was left from its products
+    float whole[2];
 
     __device__ Behind(const WarpgroupProductArgs& a, bf16* out, float* side)
         : a(a), warp(of_warp(threadIdx.x / 32)), rows(out + warp * 16 * DEEP), side(side) {
@@ -131,8 +138,9 @@ struct Behind {
         row += warp * 16;
         any = row < a.m && (EIGHTS == 32 || lane < EIGHTS);
         at = (u64)row * a.n + column + lane * 8;
-        if constexpr (THEN == POWERS) {
+        if constexpr (POWERED<THEN>) {
             u32 across = (a.n + COLUMNS - 1) / COLUMNS;
+            at_targets = a.at_targets + row;
             row_sums = a.partial + (u64)row * across + column / COLUMNS;
             this->column = column + lane * 8;
         }
@@ -175,11 +183,11 @@ struct Behind {
     }
 
     // As they lie in shared memory. What is left of logits is small where it matters, and there f16 has three bits more.
-    __device__ static u32 both(float low, float high) { return THEN == POWERS ? pack_f16(low, high) : pack(low, high); }
+    __device__ static u32 both(float low, float high) { return POWERED<THEN> ? pack_f16(low, high) : pack(low, high); }
 
     // Asks for what the rows of tile `t` have left from them, if there is one.
     __device__ void ask(const TilesOf<THEN>& tiles, u32 t) {
-        if constexpr (THEN == POWERS) {
+        if constexpr (POWERED<THEN>) {
             if (t >= tiles.count()) return;
             u32 row = tiles.row(t) + warp * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
@@ -202,7 +210,7 @@ struct Behind {
 #pragma unroll
             for (u32 h = 0; h < 2; h++) read(angles[h], a.table + (row + 8 * h) % a.positions * DIMS + lane % 4 * 4);
         }
-        if constexpr (THEN == POWERS) {
+        if constexpr (POWERED<THEN>) {
 #pragma unroll
             for (u32 i = 0; i < EIGHTS; i++) {
                 product[i][0] = product[i][1] = -left[0];
@@ -224,6 +232,10 @@ struct Behind {
         u32 row = 2 * slice, piece = eighth ^ row % 8;
         values[0] = fetch<bf16, 8>(panel + row * DEEP + piece * 8);
         values[1] = fetch<bf16, 8>(panel + (row + 1) * DEEP + (piece ^ 1) * 8);
+        if constexpr (THEN == CAPPED_POWERS)
+            if (any)
+#pragma unroll
+                for (u32 h = 0; h < 2; h++) whole[h] = at_targets[row + h];
     }
 
     // Asks for what the slice behind this one is multiplied by the gradients of, a whole step before: into registers that the
@@ -241,7 +253,7 @@ struct Behind {
     template <u32 ODD>
     __device__ void finish(u32 slice) {
         if (!any) return;
-        if constexpr (THEN == POWERS) finish_powers(slice);
+        if constexpr (POWERED<THEN>) finish_powers(slice);
         else finish_values<ODD>(slice);
     }
 
@@ -316,19 +328,35 @@ struct Behind {
     // Two rows of powers and their sums.
     __device__ void finish_powers(u32 slice) {
         float sum[2] = {};
+        Softcap by(a.softcap);
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
             const u32* pairs = (const u32*)values[h].x;
-            float x[8];
+            float x[8], shares[8], begin = 0, below = 0, most = by.cap * LOG2_E;
+            if constexpr (THEN == CAPPED_POWERS) {
+                begin = whole[h] * by.over;
+                below = most * tanh_for_bf16(begin) + POWERS_BELOW;
+            }
 #pragma unroll
             for (u32 i = 0; i < 4; i++) unpack_f16(x[2 * i], x[2 * i + 1], pairs[i]);
 #pragma unroll
-            for (float& y : x) y = power_beside_target(y);
+            for (u32 i = 0; i < 8; i++) {
+                if constexpr (THEN == CAPPED_POWERS) {
+                    // A multiplication and an addition of one instruction each.
+                    shares[i] = tanh_for_bf16(x[i] * by.over + begin);
+                    x[i] = power_of_bits(shares[i] * most - below);
+                } else {
+                    x[i] = power_beside_target(x[i]);
+                }
+            }
             if (column + 8 > a.ids)
 #pragma unroll
                 for (u32 i = 0; i < 8; i++) x[i] = column + i < a.ids ? x[i] : 0.0f;
 #pragma unroll
             for (float y : x) sum[h] += y;
+            if constexpr (THEN == CAPPED_POWERS)
+#pragma unroll
+                for (u32 i = 0; i < 8; i++) x[i] *= by.slope(shares[i]);
             if (column < a.n) write(a.out + at, x);
             at += a.n;
         }
@@ -515,6 +543,7 @@ EXPORT_MANY(warpgroup_product_nt, WarpgroupProductArgs, 384, 1, warpgroup_produc
 EXPORT_MANY(warpgroup_product_nt_turned, WarpgroupProductArgs, 384, 1, warpgroup_product<false, TURNED>)
 EXPORT_MANY(warpgroup_product_nt_gelu, WarpgroupProductArgs, 384, 1, warpgroup_product<false, GELU>)
 EXPORT_MANY(warpgroup_product_nt_powers, WarpgroupProductArgs, 384, 1, warpgroup_product<false, POWERS>)
+EXPORT_MANY(warpgroup_product_nt_capped, WarpgroupProductArgs, 384, 1, warpgroup_product<false, CAPPED_POWERS>)
 EXPORT_MANY(warpgroup_product_nn, WarpgroupProductArgs, 384, 1, warpgroup_product<true, STORE>)
 EXPORT_MANY(warpgroup_product_nn_gelu_grad, WarpgroupProductArgs, 384, 1, warpgroup_product<true, GELU_GRAD>)
 EXPORT_MANY(warpgroup_product_nn_gelu_grad_again, WarpgroupProductArgs, 384, 1, warpgroup_product<true, GELU_GRAD_AGAIN>)

@@ -99,6 +99,7 @@ fn read(file: &Value, case: &Value) -> Case {
         bias: Biases { qkv: attention || kind == "qwen2", output: attention, feed: is("mlp_bias") },
         norm_gains: true,
         qk_norm: kind == "qwen3",
+        softcap: None,
         scaling: scaling(&model["rope_parameters"]),
         ..base
     };

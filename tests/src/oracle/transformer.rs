@@ -125,6 +125,8 @@ pub struct Config {
     pub value_tables: usize,
     /// Whether a layer's output x becomes eˢ · x + t · the embedding.
     pub stream_scalars: bool,
+    /// C of C tanh(z / C), which the logits become.
+    pub softcap: Option<f64>,
     /// Dimensions of each head that rotate, an even number.
     pub rotary: usize,
     /// Base of the rotary frequencies.
@@ -160,6 +162,7 @@ impl Config {
             qk_norm: false,
             value_tables: 0,
             stream_scalars: false,
+            softcap: None,
             rotary: d / heads / 4,
             rotary_base: 10_000.0,
             scaling: Scaling::None,
@@ -301,7 +304,10 @@ impl Forward {
             outputs.push(output);
         }
         let hidden = model.norm(model.config.last_norm(), &x);
-        let logits = linear(&hidden, head(model, &table), None, batch.inputs.len(), d, vocab);
+        let mut logits = linear(&hidden, head(model, &table), None, batch.inputs.len(), d, vocab);
+        if let Some(cap) = model.config.softcap {
+            logits.iter_mut().for_each(|z| *z = cap * (*z / cap).tanh());
+        }
         Self { table, first, layers, outputs, last: x, hidden, logits }
     }
 }
@@ -329,7 +335,10 @@ pub fn loss_and_gradients(config: &Config, weights: &Tensors, batch: Batch<'_>) 
     let loss = cross_entropy(&logits, batch.targets, vocab);
 
     let mut gradients = Tensors::new();
-    let d_logits = cross_entropy_gradient(&logits, batch.targets, vocab);
+    let mut d_logits = cross_entropy_gradient(&logits, batch.targets, vocab);
+    if let Some(cap) = config.softcap {
+        d_logits.iter_mut().zip(&logits).for_each(|(d, capped)| *d *= 1.0 - (capped / cap).powi(2));
+    }
     let (d_hidden, d_head, _) = linear_gradient(&hidden, head(model, &table), &d_logits, rows, d, vocab);
     let mut dx = model.norm_back(config.last_norm(), &last, &d_hidden, &mut gradients);
     let mut d_first = vec![0.0; first.len()];

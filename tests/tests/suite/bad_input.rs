@@ -237,6 +237,8 @@ fn what_does_not_belong_together_is_refused_by_name() {
         ("--block 48", ["48", "16, 32, 64"]),
         ("--block 32", ["--block 32", "--attention"]),
         ("--attention local --stride 3", ["--stride 3", "global or mixed"]),
+        ("--set softcap=-1", ["softcap: '-1'", "at least 0"]),
+        ("--set softcap=inf", ["softcap", "at least 0"]),
         ("--preset neurogen-tiny --window 3", ["--window 3", "no attention"]),
         ("--budget much", ["much", "4GiB"]),
         ("--steps 3 --epochs 3", ["--steps", "--epochs"]),

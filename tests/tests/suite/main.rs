@@ -36,6 +36,7 @@ mod runs;
 mod saved;
 mod schedule;
 mod screen;
+mod softcap;
 mod tokenizers;
 mod validation;
 mod yxanul;

@@ -125,6 +125,7 @@ impl Description {
             feed: forward,
             bias,
             qk_norm,
+            softcap,
             rotary_dims,
             rotary_base,
             rotary_scaling,
@@ -174,6 +175,8 @@ impl Description {
             first::word(begins),
             // Below 2³⁰, since each layer uses one at the most.
             2 * *value_tables + yes::word(stream_scalars),
+            // 0 in images without this word: no cap.
+            softcap.to_bits(),
         ];
         let mut words = [0; Self::LENGTH];
         words.iter_mut().zip(used).for_each(|(to, word)| *to = word);
@@ -217,6 +220,7 @@ impl Description {
             fixed_gains,
             begins,
             tables_and_scalars,
+            softcap,
             rest @ ..,
         ] = *words;
         if family != Self::FAMILY {
@@ -252,6 +256,7 @@ impl Description {
             feed: feed::value(forward)?,
             bias: Biases { qkv: yes::value(qkv)?, out: yes::value(out)?, feed: yes::value(up)? },
             qk_norm: yes::value(qk_norm)?,
+            softcap: f32::from_bits(softcap),
             rotary_dims,
             rotary_base: f32::from_bits(rotary_base),
             rotary_scaling: scaling([s0, s1, s2, s3, s4])?,
@@ -335,6 +340,7 @@ mod tests {
             MODEL,
             Transformer {
                 norm_gains: false,
+                softcap: 30.0,
                 first: FirstValues::ZeroOutputs,
                 rank: Some(8),
                 bias: Biases::QKV,

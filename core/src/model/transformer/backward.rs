@@ -287,6 +287,7 @@ impl Backward<'_> {
             x,
             weight: w.head(),
             bias: None,
+            softcap: model.softcap,
             ids: model.vocab_size,
             targets: t.batch.targets,
             logits: t.wide.reshaped([1, 1, micro.chunk_rows(), model.vocabulary_rows()]),

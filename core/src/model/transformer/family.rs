@@ -274,6 +274,7 @@ impl Family for Transformer {
             integer,
             weight: network.weights.head(),
             bias: None,
+            softcap: self.softcap,
             ids: self.vocab_size,
             targets: e.batch.targets,
             logits: e.padded_logits,

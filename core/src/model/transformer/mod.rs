@@ -27,7 +27,7 @@ use super::checks::{Must, check_constants, check_sizes};
 use super::family::ModelError;
 use crate::device::{Device, OperationError, count};
 use crate::memory::Region;
-use crate::ops::{AddValues, Heads, Linear, NormKind, QkNorm, Rotary, RotaryScaling};
+use crate::ops::{AddValues, Heads, Linear, NormKind, QkNorm, Rotary, RotaryScaling, Softcap};
 
 /// How attention and feed-forward are added to the residual stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,6 +135,8 @@ pub struct Transformer {
     ///
     /// [`Blend`]: crate::ops::Blend
     pub stream_scalars: bool,
+    /// C of `C · tanh(z / C)`, which the logits become (Gemma 2, Google 2024); 0 where they stay what they are.
+    pub softcap: f32,
     /// Rotated dims of each head; even.
     pub rotary_dims: u32,
     /// Base of the rotary wavelengths.
@@ -170,6 +172,7 @@ impl Transformer {
         qk_norm: false,
         value_tables: 0,
         stream_scalars: false,
+        softcap: 0.0,
         rotary_dims: 0,
         rotary_base: 10_000.0,
         rotary_scaling: RotaryScaling::None,
@@ -279,7 +282,8 @@ impl Transformer {
             _ => self.vocab_size,
         };
         let linear = Linear::new(x, weight.slice_rows(0, rows), None, out);
-        integers::multiply(device, linear, scales.map(|scales| scales.first_rows(rows)), codes)
+        integers::multiply(device, linear, scales.map(|scales| scales.first_rows(rows)), codes)?;
+        if self.softcap > 0.0 { device.emit(Softcap { x: out, cap: self.softcap }) } else { Ok(()) }
     }
 
     fn check(&self) -> Result<(), ModelError> {
@@ -296,6 +300,7 @@ impl Transformer {
         check_constants(&[
             ("rotary_base", self.rotary_base, Must::Positive),
             ("norm_eps", self.norm_eps, Must::Positive),
+            ("softcap", self.softcap, Must::NotNegative),
         ])?;
         self.check_scaling()?;
         let Transformer { d_model, heads, kv_heads, head_size: size, rotary_dims: dims, .. } = *self;

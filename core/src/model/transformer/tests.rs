@@ -46,6 +46,7 @@ fn mixture(random: &Random, i: u64) -> Transformer {
         bias: Biases { qkv: draw(6), out: draw(10), feed: draw(11) },
         norm_gains: !draw(14),
         qk_norm: draw(13),
+        softcap: if draw(15) { 15.0 } else { 0.0 },
         rotary_dims: if draw(7) { 8 } else { 4 },
         rotary_scaling: match random.below(16 * i + 12, 3) {
             0 => RotaryScaling::None,
@@ -320,6 +321,10 @@ fn sizes_that_do_not_belong_together_are_refused() {
     for (factor, low, high) in [(0.0, 1.0, 4.0), (f32::INFINITY, 1.0, 4.0), (8.0, 0.0, 4.0), (8.0, 1.0, f32::INFINITY)]
     {
         assert!(matches!(refused(scaled(factor, low, high, 8192)), ModelError::Constant { must: "above 0", .. }));
+    }
+    for softcap in [-1.0, -0.0, f32::INFINITY, f32::NAN] {
+        let error = refused(Transformer { softcap, ..PUBLISHED });
+        assert!(matches!(error, ModelError::Constant { name: "softcap", must: "at least 0", .. }));
     }
     assert_eq!(refused(Transformer { rank: Some(769), ..PUBLISHED }), ModelError::Rank { rank: 769, d_model: 768 });
     assert_eq!(refused(Transformer { rank: Some(0), ..PUBLISHED }), ModelError::Zero("rank"));

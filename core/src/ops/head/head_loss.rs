@@ -3,7 +3,7 @@
 use crate::data::IGNORE;
 use crate::device::{Operand, Operation, OperationError, count};
 use crate::memory::{Arena, Region};
-use crate::ops::math::{axpy, dot, max, sum};
+use crate::ops::math::{axpy, dot, max, softcap, softcap_derivative, sum};
 use crate::ops::{IntegerProduct, IntegerRows};
 use crate::train::{Results, Settings};
 
@@ -18,8 +18,8 @@ pub struct HeadGrad {
     pub accumulate: bool,
 }
 
-/// Over the ids v: `losses[r] = ln Σ_v exp z_rv − z_r,target` with `z = x · weight + bias`, their sum times the loss scale into the results,
-/// and the gradients of that sum.
+/// Over the ids v: `losses[r] = ln Σ_v exp z_rv − z_r,target` with `z = x · weight + bias`, which `softcap` may bound,
+/// their sum times the loss scale into the results, and the gradients of that sum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadLoss {
     /// [rows, d].
@@ -28,11 +28,13 @@ pub struct HeadLoss {
     pub weight: Region,
     /// `[vocabulary]`, added to the logits.
     pub bias: Option<Region>,
+    /// C of `C · tanh(z / C)`, which logits become, as by [`Softcap`](crate::ops::Softcap); 0 where they stay.
+    pub softcap: f32,
     /// Rows of the weight that are ids: those after them are padding, without probability and with gradients of 0.
     pub ids: u32,
     /// `[rows]` u32: the id that follows, or [`IGNORE`].
     pub targets: Region,
-    /// [chunk, vocabulary]: as many rows at a time as it has.
+    /// [chunk, vocabulary]: as many rows at a time as it has. A gradient that they keep is by `z` before the cap.
     pub logits: Region,
     /// `[rows]`: nats.
     pub losses: Region,
@@ -75,6 +77,7 @@ impl Operation for HeadLoss {
         let (rows, d, vocabulary) = (self.x.rows(), self.x.columns(), self.weight.rows());
         self.expect(self.weight.columns() == d && (1..=vocabulary).contains(&self.ids), "weight")?;
         self.expect(self.bias.is_none_or(|b| b.elements() == u64::from(vocabulary)), "bias")?;
+        self.expect(self.softcap >= 0.0 && self.softcap.is_finite(), "softcap")?;
         self.expect(self.targets.elements() == u64::from(rows), "targets")?;
         self.expect(self.logits.columns() == vocabulary && self.logits.rows() > 0, "logits")?;
         self.expect(self.losses.elements() == u64::from(rows), "losses")?;
@@ -168,6 +171,9 @@ impl Operation for HeadLoss {
             for (z, bias) in logits.iter_mut().zip(bias.f32()?) {
                 *z += bias;
             }
+            if self.softcap > 0.0 {
+                logits.iter_mut().for_each(|z| *z = softcap(*z, self.softcap));
+            }
             padding.fill(0.0);
             let (largest, at_target) = (max(logits), logits[target as usize]);
             logits.iter_mut().for_each(|z| *z = libm::expf(*z - largest));
@@ -182,7 +188,13 @@ impl Operation for HeadLoss {
             let x = &x[r * d..][..d];
             let dx = &mut x_grad.f32_mut()?[r * d..][..d];
             dx.fill(0.0);
-            for (v, (&dz, w)) in logits.iter().zip(weight.chunks_exact(d)).enumerate() {
+            for (v, (dz, w)) in logits.iter_mut().zip(weight.chunks_exact(d)).enumerate() {
+                if self.softcap > 0.0 {
+                    // Its power took the logit's place.
+                    let z = dot(x, w) + bias.f32()?.get(v).unwrap_or(&0.0);
+                    *dz *= softcap_derivative(z, self.softcap);
+                }
+                let dz = *dz;
                 axpy(dz, w, dx);
                 if let Some(to) = weight_grad.f32_mut()?.get_mut(v * d..(v + 1) * d) {
                     axpy(dz, x, to);
@@ -207,6 +219,7 @@ mod tests {
             x: b.normal([1, 1, rows, 6], 1, 1.0),
             weight: b.normal([1, 1, 9, 6], 2, 1.0),
             bias: None,
+            softcap: 0.0,
             ids: 9,
             targets: b.ids(targets),
             logits: b.poison([1, 1, 2, 9]),
@@ -221,15 +234,23 @@ mod tests {
 
     #[test]
     fn losses_agree_with_f64_and_ignored_rows_have_none() {
+        // Capped, most of these logits are far from what they were.
+        [0.0, 2.0].into_iter().for_each(losses_agree_with_f64);
+    }
+
+    fn losses_agree_with_f64(softcap: f32) {
         let mut b = Bench::<4096>::new();
-        let op = case(&mut b, &[3, IGNORE, 8, 0, 3]);
+        let op = HeadLoss { softcap, ..case(&mut b, &[3, IGNORE, 8, 0, 3]) };
         b.run(op);
         let mut total = 0.0;
         for (r, target) in [3, IGNORE, 8, 0, 3].into_iter().enumerate() {
             let mut expected = 0.0;
             if target != IGNORE {
                 let z = |b: &mut Bench<4096>, v: usize| -> f64 {
-                    (0..6).map(|i| f64::from(b.get(op.x)[r * 6 + i]) * f64::from(b.get(op.weight)[v * 6 + i])).sum()
+                    let x = |b: &mut Bench<4096>, i| f64::from(b.get(op.x)[r * 6 + i]);
+                    let z = (0..6).map(|i| x(b, i) * f64::from(b.get(op.weight)[v * 6 + i])).sum();
+                    let cap = f64::from(softcap);
+                    if cap > 0.0 { cap * libm::tanh(z / cap) } else { z }
                 };
                 let sum: f64 = (0..9).map(|v| libm::exp(z(&mut b, v))).sum();
                 expected = libm::log(sum) - z(&mut b, target as usize);
@@ -245,8 +266,12 @@ mod tests {
 
     #[test]
     fn gradients_agree_with_finite_differences() {
+        [0.0, 2.0, 30.0].into_iter().for_each(gradients_agree);
+    }
+
+    fn gradients_agree(softcap: f32) {
         let mut b = Bench::<4096>::new();
-        let forward = case(&mut b, &[3, IGNORE, 8, 0, 3]);
+        let forward = HeadLoss { softcap, ..case(&mut b, &[3, IGNORE, 8, 0, 3]) };
         let (x_grad, weight_grad) = (b.poison([1, 1, 5, 6]), b.poison([1, 1, 9, 6]));
         b.run(HeadLoss {
             gradient: Some(HeadGrad { x_grad, weight_grad: Some(weight_grad), accumulate: false }),
@@ -286,13 +311,22 @@ mod tests {
         // A padded id would be no target, and no weight has more ids than rows.
         let error = HeadLoss { ids: 10, ..case(&mut b, &[3]) }.validate();
         assert_eq!(error, Err(OperationError::Shape { operation: "head_loss", operand: "weight" }));
+        for softcap in [-1.0, f32::INFINITY, f32::NAN] {
+            let error = HeadLoss { softcap, ..case(&mut b, &[3]) }.validate();
+            assert_eq!(error, Err(OperationError::Shape { operation: "head_loss", operand: "softcap" }));
+        }
     }
 
     #[test]
     fn a_bias_counts_and_without_a_weights_gradient_the_logits_keep_theirs() {
+        [0.0, 2.0].into_iter().for_each(a_bias_counts);
+    }
+
+    fn a_bias_counts(softcap: f32) {
         let mut b = Bench::<4096>::new();
         let targets = [3, IGNORE, 8, 0, 3];
         let op = HeadLoss {
+            softcap,
             bias: Some(b.normal([1, 1, 1, 9], 7, 1.0)),
             logits: b.poison([1, 1, 5, 9]),
             ..case(&mut b, &targets)

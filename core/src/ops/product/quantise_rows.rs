@@ -365,6 +365,7 @@ mod tests {
                 x: x_codes,
                 weight: codes,
                 bias: Some(bias),
+                softcap: 5.0,
                 ids: 9,
                 targets: b.ids(&targets),
                 logits: b.poison([1, 1, 2, 9]),
@@ -381,7 +382,7 @@ mod tests {
                 if target != IGNORE {
                     let z = |b: &mut Room, v: usize| -> f64 {
                         let product = (0..37).map(|i| x_numbers[r * 37 + i] * f64::from(numbers[v * 37 + i]));
-                        product.sum::<f64>() + f64::from(b.get(bias)[v])
+                        5.0 * libm::tanh((product.sum::<f64>() + f64::from(b.get(bias)[v])) / 5.0)
                     };
                     let sum: f64 = (0..9).map(|v| libm::exp(z(&mut b, v))).sum();
                     expected = libm::log(sum) - z(&mut b, target as usize);

@@ -1,7 +1,7 @@
 //! The loss of a head and its gradients.
 
 use capful_core::memory::Dtype;
-use capful_core::ops::{HeadGrad, HeadLoss, IGNORE};
+use capful_core::ops::{HeadGrad, HeadLoss, IGNORE, Softcap};
 
 use super::{Lay, Witness, control, drawn, matrix, shapes, vector};
 
@@ -18,13 +18,15 @@ pub struct Head {
     /// Added to what is there.
     pub again: bool,
     pub biased: bool,
+    /// Of the logits, or 0.
+    pub softcap: f32,
     /// All is f32.
     pub exact: bool,
 }
 
 impl Head {
     pub fn of(shape: [u32; 5], gradient: bool, again: bool) -> Head {
-        Head { shape, deviation: 1.0, gradient, weight_grad: true, again, biased: false, exact: false }
+        Head { shape, deviation: 1.0, gradient, weight_grad: true, again, biased: false, softcap: 0.0, exact: false }
     }
 }
 
@@ -40,6 +42,7 @@ pub fn head_loss(l: &mut Lay, head: Head) -> HeadLoss {
         x: given(l, matrix(rows, d), head.deviation),
         weight: given(l, matrix(vocabulary, d), 0.3),
         bias: head.biased.then(|| l.exact(vector(vocabulary), 1.0)),
+        softcap: head.softcap,
         ids: own,
         targets: l.ids(targets),
         logits: match gradient {
@@ -92,6 +95,36 @@ pub fn a_padded_vocabulary(w: &mut impl Witness) {
 pub fn long_rows_of_logits(w: &mut impl Witness) {
     for (shape, again) in [([3, 1, 66_048, 50_005, 2], false), ([2, 1, 65_543, 65_543, 2], true)] {
         w.case(|l| head_loss(l, Head::of(shape, true, again)));
+    }
+}
+
+/// Logits of deviations around the cap, so that some are left as they are and others are at it.
+pub fn capped_logits(w: &mut impl Witness) {
+    let cases = [[9, 16, 320, 261, 4], [5, 3, 64, 64, 5], [3, 4, 4001, 4001, 3], [2, 1, 66_048, 50_005, 2]];
+    for (shape, (gradient, again)) in cases.into_iter().flat_map(|shape| FORMS.map(|form| (shape, form))) {
+        // Long ones take long on the stand-in.
+        if shape[2] > 50_000 && gradient == again {
+            continue;
+        }
+        let head = Head::of(shape, gradient, again);
+        for softcap in [1.5, 4.0] {
+            w.case(|l| head_loss(l, Head { softcap, ..head }));
+        }
+    }
+    // In bf16 what rounding a logit at the cap leaves of its gradient is of no use to compare.
+    for (exact, deviation) in [(true, 8.0), (false, 1.0)] {
+        let head = Head {
+            softcap: 1.5,
+            deviation,
+            biased: true,
+            weight_grad: false,
+            exact,
+            ..Head::of([5, 6, 320, 261, 5], true, false)
+        };
+        w.case(|l| head_loss(l, head));
+    }
+    for (shape, cap) in [(matrix(1, 1), 0.5), (matrix(3, 1001), 2.0), (matrix(1, 20_000), 30.0)] {
+        w.case(|l| Softcap { x: l.exact(shape, 3.0), cap });
     }
 }
 

@@ -48,6 +48,7 @@ macro_rules! tests {
                 head_loss_and_its_gradients
                 a_padded_vocabulary
                 long_rows_of_logits
+                capped_logits
                 a_head_with_a_bias_keeps_its_logits_gradient
             }
             norm { norm_and_its_gradient the_norm_of_queries_and_keys_and_its_gradient }

@@ -44,6 +44,10 @@ impl Architecture {
         if model.stream_scalars {
             return refused("the embedding is mixed into the stream", "stream_scalars=false can be exported");
         }
+        // Gemma 2 has it beside norms, a scale of queries and an embedding of its own.
+        if model.softcap > 0.0 {
+            return refused("the softcap of logits", "softcap=0 can be exported");
+        }
         let architecture = match (model.norm, model.feed) {
             (NormKind::Layer, Feed::Gelu) => gpt_neox(model)?,
             (NormKind::Rms, Feed::SwiGlu) => llama(model)?,

@@ -11,11 +11,13 @@ use super::class::Class;
 use super::keys::Keys;
 use crate::config::{Attention, RawConfig};
 
+/// The cap of logits.
+const SOFTCAP: &str = "final_logit_softcapping";
 /// Keys of other classes, each of which changes what a model computes: whoever wrote one meant it.
 const OF_OTHERS: [&str; 11] = [
     "clip_qkv",
     "attn_logit_softcapping",
-    "final_logit_softcapping",
+    SOFTCAP,
     "num_local_experts",
     "num_experts",
     "n_routed_experts",
@@ -95,6 +97,7 @@ fn model(config: &Value) -> Result<toml::Table, String> {
         put("residual", if parallel { "parallel" } else { "sequential" }.into());
     }
     if own {
+        put("softcap", keys.number(SOFTCAP, 0.0)?.into());
         put("norm", keys.word("norm", &["rms", "layer"])?.into());
         put("feed", keys.word("feed", &["swiglu", "gelu"])?.into());
         put("rank", keys.size_or("embedding_rank", 0)?.into());
@@ -127,8 +130,9 @@ impl Keys<'_> {
         if self.get("quantization_config").is_some() {
             return Err(self.refused("quantization_config", "export the model unquantised first"));
         }
-        if let Some(key) = OF_OTHERS.iter().find(|key| self.get(key).is_some_and(|value| *value != Value::Bool(false)))
-        {
+        let has = |key: &str| self.get(key).is_some_and(|value| *value != Value::Bool(false));
+        let covered = |key: &str| class == Class::Yxanul && key == SOFTCAP;
+        if let Some(key) = OF_OTHERS.iter().find(|key| has(key) && !covered(key)) {
             return Err(self.refused(key, "no class that is covered has it"));
         }
         self.refuse_windows(class)

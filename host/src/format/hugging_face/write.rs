@@ -115,7 +115,7 @@ fn rotary_pct(model: &Transformer) -> f64 {
 
 /// Whether it has parts of which no published architecture knows.
 fn has_parts_of_its_own(model: &Transformer) -> bool {
-    model.value_tables > 0 || model.stream_scalars
+    model.value_tables > 0 || model.stream_scalars || model.softcap > 0.0
 }
 
 /// Whether GPT-NeoX's model is all that this is.
@@ -212,6 +212,9 @@ fn mixture(model: &Transformer) -> Value {
     }
     if model.stream_scalars {
         config["stream_scalars"] = true.into();
+    }
+    if model.softcap > 0.0 {
+        config["final_logit_softcapping"] = decimal(model.softcap).into();
     }
     if let Some(rank) = model.rank {
         config["embedding_rank"] = rank.into();

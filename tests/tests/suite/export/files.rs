@@ -41,6 +41,7 @@ fn what_nobody_else_computes_is_refused_by_its_part() {
         ("--preset pythia-tiny --set qk_norm=true".to_owned(), "stands beside qk_norm", "qk_norm=false"),
         (format!("{llama} --set value_tables=1"), "value_tables", "value_tables=0"),
         (format!("{llama} --set stream_scalars=true"), "mixed into the stream", "stream_scalars=false"),
+        (format!("{llama} --set softcap=30"), "the softcap of logits", "softcap=0"),
         ("--preset pythia-tiny --set head_size=8".to_owned(), "heads of another size", "head_size=0"),
     ] {
         let dir = directory();

@@ -51,7 +51,7 @@ fn said_by_the_run(dir: &Path, weights: Weights, tokens: usize) -> Said {
 
 #[test]
 fn an_image_says_what_the_run_says_bit_by_bit() {
-    let words = "--preset yxanul-tiny --set context=80 --tokenizer word --vocab-size 300 --seq-len 80";
+    let words = "--preset yxanul-tiny --set softcap=2 --set context=80 --tokenizer word --vocab-size 300 --seq-len 80";
     let bytes = "--preset pythia-tiny --set context=80 --tokenizer byte --seq-len 80 --attention mixed --block 16";
     for (model, steps) in [(TALES, 20), (words, 5), (bytes, 5)] {
         let dir = tempfile::tempdir().unwrap();

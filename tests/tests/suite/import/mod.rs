@@ -240,9 +240,11 @@ fn a_checkpoint_of_our_own_is_read_without_its_run() {
          --set rank=8 --set d_ff=48",
         "--preset pythia-tiny --attention local --block 16 --set layers=2 --set d_model=32 --set heads=2 --set d_ff=48",
         "--preset pythia-tiny --set layers=2 --set d_model=32 --set heads=2 --set kv_heads=1 --set norm=rms --set feed=swiglu \
-         --set bias=qkv --set d_ff=48 --set rotary_pct=0.5 --set rotary_scaling=linear --set qk_norm=true --set tied=true",
+         --set bias=qkv --set d_ff=48 --set rotary_pct=0.5 --set rotary_scaling=linear --set qk_norm=true --set tied=true \
+         --set softcap=0.5",
         "--preset llama-tiny --set layers=3 --set d_model=32 --set heads=4 --set kv_heads=2 --set d_ff=48 --set value_tables=2 \
          --set stream_scalars=true",
+        "--preset llama-tiny --set layers=2 --set d_model=32 --set heads=2 --set softcap=0.5",
     ] {
         let dir = directory();
         let dir = dir.path();

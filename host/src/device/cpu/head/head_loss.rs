@@ -72,7 +72,7 @@ impl OnCpu for HeadLoss {
         let (x, weight) = if integers.is_some() { (&[][..], &[][..]) } else { (x.f32()?, weight.f32()?) };
         let weight = Matrix::new(weight, weight.len() / d.max(1), d);
         let scale = Settings::from_slice(settings.f32()?)?.loss_scale;
-        let (ids, gradient_scale) = (self.ids as usize, self.gradient.map(|_| scale));
+        let (ids, cap, gradient_scale) = (self.ids as usize, self.softcap, self.gradient.map(|_| scale));
         let (chunk, together) = (self.logits.rows() as usize, (LOGITS / vocabulary.max(1)).max(1));
         for first in (0..rows).step_by(chunk) {
             let count = chunk.min(rows - first);
@@ -95,7 +95,7 @@ impl OnCpu for HeadLoss {
                 let targets = &targets[first + band * together..];
                 for ((row, loss), &target) in logits.chunks_exact_mut(vocabulary).zip(losses).zip(targets) {
                     simd::add(bias, &mut row[..bias.len()]);
-                    *loss = cross_entropy(row, ids, target, gradient_scale);
+                    *loss = cross_entropy(row, ids, target, cap, gradient_scale);
                 }
             });
             let Some(gradient) = self.gradient else { continue };
@@ -116,20 +116,31 @@ impl OnCpu for HeadLoss {
     }
 }
 
-/// The loss of a row of logits, of which the first `ids` count. With `gradient_scale` the row becomes the loss's gradient
-/// times it, otherwise it is spent.
-fn cross_entropy(row: &mut [f32], ids: usize, target: u32, gradient_scale: Option<f32>) -> f32 {
+/// The loss of a row of logits, of which the first `ids` count, capped by `cap` unless it is 0. With `gradient_scale`
+/// the row becomes the loss's gradient times it, otherwise it is spent.
+fn cross_entropy(row: &mut [f32], ids: usize, target: u32, cap: f32, gradient_scale: Option<f32>) -> f32 {
     if target == IGNORE {
         row.fill(0.0);
         return 0.0;
     }
     let (row, padding) = row.split_at_mut(ids);
+    if cap > 0.0 {
+        simd::softcap(row, cap);
+    }
     let (largest, at_target) = (simd::max(row), row[target as usize]);
-    let total = simd::exp_and_sum(row, largest);
+    // A capped logit's gradient is made of it and of its power.
+    let keeps = cap > 0.0 && gradient_scale.is_some();
+    let total = if keeps { simd::sum_of_exp(row, largest) } else { simd::exp_and_sum(row, largest) };
     if let Some(scale) = gradient_scale {
-        // d loss / d logit = probability − [v = target].
-        simd::scale(row, scale / total);
-        row[target as usize] -= scale;
+        // d loss / d logit = probability − [v = target], capped times 1 − (logit / cap)².
+        if keeps {
+            simd::exp_and_softcap_gradient(row, largest, scale / total, cap);
+            let share = at_target / cap;
+            row[target as usize] -= scale * (1.0 - share * share);
+        } else {
+            simd::scale(row, scale / total);
+            row[target as usize] -= scale;
+        }
         padding.fill(0.0);
     }
     largest + libm::logf(total) - at_target

@@ -1,3 +1,4 @@
 //! The output head with its loss.
 
 mod head_loss;
+mod softcap;

@@ -104,6 +104,7 @@ fn a_head_in_integers_agrees_with_the_reference() {
                 x,
                 weight,
                 bias: (seed % 2 == 1).then(|| l.normal(matrix(1, vocabulary), 1.0)),
+                softcap: if seed % 3 == 0 { 2.0 } else { 0.0 },
                 ids: vocabulary.div_ceil(2),
                 targets: l.ids(drawn(1, rows, vocabulary.div_ceil(2))),
                 logits,

@@ -30,7 +30,7 @@ impl Cuda {
         while done < all {
             let rows = most.min(all - done);
             let chunk = self.chunk(o, x_grad, done, rows)?;
-            let powers = Some(Powers { at_targets: chunk.losses, ids: o.ids });
+            let powers = Some(Powers { at_targets: chunk.losses, ids: o.ids, softcap: o.softcap });
             let product = Product { powers, ..Product::new("head_loss", Case::Nt, chunk.x, o.weight, chunk.powers) };
             if o.bias.is_some() || x_grad.dtype != Dtype::Bf16 || !self.multiplies(&product)? {
                 break;
@@ -67,6 +67,7 @@ impl Cuda {
             vocabulary,
             ids: o.ids,
             pieces: vocabulary.div_ceil(COLUMNS),
+            softcap: o.softcap,
         };
         Ok(Chunk { x, powers, losses, x_grad, arguments })
     }

@@ -13,6 +13,9 @@ const TILE: u32 = 128;
 const THREADS: u32 = 384;
 const ROOM: u32 = 5 * TILE * TILE * 2 + 4 * TILE * 8;
 
+/// The largest cap, of which exp(-2 C) is a normal number.
+const MOST_CAP: f32 = 40.0;
+
 impl Cuda {
     /// Whether the head runs fused: in bf16, by warpgroups, where the blocks keep at least half of the GPU busy. Its two
     /// kernels take four products where three with logits in memory take twice as long.
@@ -24,6 +27,7 @@ impl Cuda {
             && d.is_multiple_of(8)
             && d <= TILE
             && o.bias.is_none()
+            && o.softcap <= MOST_CAP
             && o.integer.is_none()
             && o.gradient.is_none_or(|g| g.weight_grad.is_some());
         let [row_tiles, id_tiles] = [rows, ids].map(|n| blocks(n.into(), TILE));
@@ -51,15 +55,17 @@ impl Cuda {
             ids: o.ids,
             d: o.x.columns(),
             accumulate: gradient.is_some_and(|g| g.accumulate).into(),
+            softcap: o.softcap,
             reduced: gradient.and_then(|g| g.weight_grad).map_or(0, |w| reduced(w.dtype)),
         };
         let mut launch = |kernel: &str, own: u32| {
             self.launch_with("head_fused", kernel, [blocks(own.into(), TILE), 1, 1], THREADS, ROOM, &arguments)
         };
+        let name = if o.softcap > 0.0 { "head_fused_capped" } else { "head_fused" };
         if gradient.is_none() {
-            return launch("head_fused_evaluation", rows);
+            return launch(&format!("{name}_evaluation"), rows);
         }
-        launch("head_fused", rows)?;
-        launch("head_fused_weight", o.weight.rows())
+        launch(name, rows)?;
+        launch(&format!("{name}_weight"), o.weight.rows())
     }
 }

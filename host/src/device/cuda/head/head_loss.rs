@@ -41,7 +41,8 @@ impl Cuda {
         let flat = |r: capful_core::memory::Region| r.reshaped([1, 1, r.elements() as u32, 1]);
         let long = u64::from(o.weight.rows()) * o.logits.dtype.size() > LONG;
         let (way, threads) = if long { ("long", 1024) } else { ("short", 512) };
-        let kernel = format!("head_loss_{way}_{}", o.logits.dtype.name());
+        let capped = if o.softcap > 0.0 { "_capped" } else { "" };
+        let kernel = format!("head_loss_{way}{capped}_{}", o.logits.dtype.name());
         for first in (from..rows).step_by(chunk as usize) {
             let count = chunk.min(rows - first);
             let (x, logits) = (o.x.slice_rows(first, count), o.logits.slice_rows(0, count));
@@ -58,6 +59,7 @@ impl Cuda {
                 ids: o.ids,
                 gradient: o.gradient.is_some().into(),
                 wide: (width(logits.dtype, vocabulary.into(), &[address, bias]) > 1).into(),
+                softcap: o.softcap,
             };
             self.launch("head_loss", &kernel, [count, 1, 1], threads, &arguments)?;
             let Some(g) = o.gradient else { continue };

@@ -3,3 +3,4 @@
 mod head_folded;
 mod head_fused;
 mod head_loss;
+mod softcap;

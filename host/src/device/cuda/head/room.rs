@@ -1,9 +1,11 @@
 //! What the operations of this folder take of memory, in every build: their launchers are in those with `cuda` only.
 
-use capful_core::ops::HeadLoss;
+use capful_core::ops::{HeadLoss, Softcap};
 
 use crate::device::cuda::profile::{CudaProfile, WORKSPACE};
-use crate::device::cuda::room::CudaScratch;
+use crate::device::cuda::room::{CudaScratch, without_scratch};
+
+without_scratch!(Softcap);
 
 impl CudaScratch for HeadLoss {
     fn scratch(&self, _: &CudaProfile) -> u64 {

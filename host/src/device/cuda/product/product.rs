@@ -47,6 +47,8 @@ pub struct Powers {
     pub at_targets: Region,
     /// Columns that have powers.
     pub ids: u32,
+    /// C of `C · tanh(z / C)`, which products become first, and powers then their gradient by z; or 0.
+    pub softcap: f32,
 }
 
 /// `C = A · B (+ bias) (+ residual) (+ C) (∘ gelu'(before_gelu))`, then `activated = gelu(C)`, or C's queries and keys are

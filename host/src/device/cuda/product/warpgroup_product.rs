@@ -119,9 +119,11 @@ impl Cuda {
             positions,
             parts,
             turned,
-            unused: [0; 11],
+            softcap: p.powers.map_or(0.0, |powers| powers.softcap),
+            unused: [0; 10],
         };
         let kernel = match (nt, p.activated, p.summed, again) {
+            _ if p.powers.is_some_and(|powers| powers.softcap > 0.0) => "warpgroup_product_nt_capped",
             _ if p.powers.is_some() => "warpgroup_product_nt_powers",
             (true, None, ..) if p.turned.is_some() => "warpgroup_product_nt_turned",
             (true, None, ..) => "warpgroup_product_nt",

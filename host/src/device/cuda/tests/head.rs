@@ -29,8 +29,15 @@ fn a_fused_head() {
         [700, 24, 192, 160, 1],
     ];
     for shape in share(cases) {
-        for (gradient, again) in [(false, false), (true, false), (true, true)] {
-            let build = |l: &mut Lay| head_loss(l, Head::of(shape, gradient, again));
+        for (gradient, again, softcap) in [
+            (false, false, 0.0),
+            (true, false, 0.0),
+            (true, true, 0.0),
+            (false, false, 1.0),
+            (true, false, 4.0),
+            (true, true, 40.0),
+        ] {
+            let build = |l: &mut Lay| head_loss(l, Head { softcap, ..Head::of(shape, gradient, again) });
             bench.agree_by(Precision::Bf16, 4e-3, &build, &|cuda, operation| {
                 assert_eq!(cuda.fuses_head(&operation), cuda.warpgroups, "{shape:?}");
                 cuda.run(&operation.into())
@@ -54,8 +61,9 @@ fn a_folded_head() {
         ([2048, 512, 64, 60, 2048], 2048, 0.3),
     ];
     for (shape, folded, deviation) in share(cases) {
-        for again in [false, true] {
-            let build = |l: &mut Lay| head_loss(l, Head { deviation, ..Head::of(shape, true, again) });
+        // Caps below, around and far above the logits.
+        for (again, softcap) in [(false, 0.0), (true, 0.0), (false, 1.0), (true, 4.0), (false, 30.0)] {
+            let build = |l: &mut Lay| head_loss(l, Head { deviation, softcap, ..Head::of(shape, true, again) });
             bench.agree_by(Precision::Bf16, 6e-3, &build, &|cuda, operation| {
                 // What is added to would be added to twice.
                 if !again {

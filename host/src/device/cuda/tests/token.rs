@@ -147,8 +147,9 @@ fn a_token_in_one_launch_agrees_with_the_reference() {
     agree(&PYTHIA, Pattern::DENSE);
     agree(&YXANUL, Pattern { kind: Kind::Mixed, block: 4, window: 1, stride: 3 });
     agree(&Transformer { rank: None, bias: Biases::QKV, ..YXANUL }, Pattern::DENSE);
-    // Operations that are no steps between others that are.
+    // Operations that are no steps between others that are, and behind them.
     agree(&QWEN, Pattern::DENSE);
+    agree(&Transformer { softcap: 0.5, ..PYTHIA }, Pattern::DENSE);
     // Rows that begin anywhere.
     agree(
         &Transformer { head_size: 7, rotary_dims: 6, d_model: 35, d_ff: 51, heads: 3, kv_heads: 3, ..PYTHIA },
@@ -241,8 +242,9 @@ fn tokens_that_follow_each_other_in_one_launch_are_those_of_the_reference() {
     // that begin anywhere.
     let rows = 2 * 4 * 16 * gpu(&PYTHIA, Pattern::DENSE, Precision::F32).1.together + 100;
     let wide = Transformer { vocab_size: rows, ..PYTHIA };
-    let cases: [(Transformer, u32, &[usize]); 4] = [
+    let cases: [(Transformer, u32, &[usize]); 5] = [
         (Transformer { context: 70, ..YXANUL }, 59, &[16, 5, 1, 40]),
+        (Transformer { softcap: 2.0, ..YXANUL }, 59, &[16, 5]),
         (wide, rows - 10, &[16]),
         (QWEN, 61, &[16]),
         (odd, 61, &[16]),
