@@ -9,6 +9,7 @@
 // Where the most likely token follows, the list is gone through again for it, and again: each time the blocks raise a word
 // of their own to the best of the logits that they wrote, and after the wait before the next token all of them read it.
 #include "../attention/cached_attention.cuh"
+#include "../head/softcap.cuh"
 #include "most_likely.cuh"
 #include "../row.cuh"
 #include "../sigmoid.cuh"
@@ -62,6 +63,7 @@ struct StepArgs {
     u32 slot;   // the first that a norm writes; where a product's input is, or NOWHERE
     u32 exact;  // whether a product's result is f32 whatever its operands are
     u32 beside; // heads of queries of the attention that a product has no wait from; 0: there is none
+    float softcap; // C of C tanh(y / C), which a product's results become; 0: they stay what they are
 };
 
 constexpr u32 MOST_STEPS = 192;
@@ -184,13 +186,14 @@ __device__ inline float token_added(const RowArgs& a, u32 at, u32 exact) {
 }
 
 template <class T>
-__device__ NOINLINE void token_write(const RowArgs& a, u32 at, float value, u32 exact) {
+__device__ NOINLINE void token_write(const RowArgs& a, u32 at, float value, u32 exact, float cap) {
+    if (cap > 0) value = softcap<float>(value, cap);
     exact ? write_row<float>(a, at, value) : write_row<T>(a, at, value);
 }
 
 // Sums of ROWS rows a group of warps, by the blocks from `skip` on. Rows that are read once leave L2 to the others.
 template <class T, int N, int ROWS, bool ONCE>
-__device__ inline void token_rows(const RowArgs& a, const T* x, u32 group, u32 exact, u32 skip) {
+__device__ inline void token_rows(const RowArgs& a, const T* x, u32 group, u32 exact, float cap, u32 skip) {
     __shared__ float parts[TOKEN_WARPS][ROWS];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = TOKEN_WARPS / group, block = blockIdx.x - skip;
     u32 own = (block * groups + warp / group) * ROWS, step = (gridDim.x - skip) * groups * ROWS;
@@ -215,17 +218,17 @@ __device__ inline void token_rows(const RowArgs& a, const T* x, u32 group, u32 e
                 for (u32 w = 1; w < group; w++) sum += parts[warp + w][lane];
             __syncthreads();
         }
-        if (finishes) token_write<T>(a, own + lane, sum + added, exact);
+        if (finishes) token_write<T>(a, own + lane, sum + added, exact, cap);
     }
 }
 
 template <class T>
-__device__ NOINLINE void token_product(const RowArgs& a, const T* x, u32 exact, u32 skip) {
+__device__ NOINLINE void token_product(const RowArgs& a, const T* x, u32 exact, float cap, u32 skip) {
     if (blockIdx.x < skip) return;
     Sharing sharing(a.n, gridDim.x - skip);
-    if (!a.wide) token_rows<T, 1, 1, false>(a, x, sharing.group, exact, skip);
-    else if (sharing.at_once > 1) token_rows<T, WIDE<T>, AT_ONCE, true>(a, x, 1, exact, skip);
-    else token_rows<T, WIDE<T>, 1, false>(a, x, sharing.group, exact, skip);
+    if (!a.wide) token_rows<T, 1, 1, false>(a, x, sharing.group, exact, cap, skip);
+    else if (sharing.at_once > 1) token_rows<T, WIDE<T>, AT_ONCE, true>(a, x, 1, exact, cap, skip);
+    else token_rows<T, WIDE<T>, 1, false>(a, x, sharing.group, exact, cap, skip);
 }
 
 // The first blocks have attention to do, an item each. A product beside it leaves these alone, if they are no more than
@@ -252,7 +255,7 @@ __device__ NOINLINE void token_turned(const RowArgs& a, const T* x) {
         if (warp == 0 && first + lane < a.n) {
             float total = token_added<T>(a, first + lane, false);
             for (u32 w = 0; w < TOKEN_WARPS; w++) total += parts[w][lane];
-            token_write<T>(a, first + lane, total, false);
+            token_write<T>(a, first + lane, total, false, 0);
         }
         __syncthreads();
     }
@@ -337,7 +340,7 @@ __device__ void token(const TokenArgs& a) {
             case TURNED: token_turned<T>(s.of.product, slot ? slot : (const T*)s.of.product.x); break;
             case ATTENTION: token_attention<T>(s.of.attention, first + h.tokens, pool); break;
             case PRODUCT:
-                token_product<T>(s.of.product, slot ? slot : (const T*)s.of.product.x, s.exact,
+                token_product<T>(s.of.product, slot ? slot : (const T*)s.of.product.x, s.exact, s.softcap,
                                  blocks_of_attention(s.beside, first + h.tokens));
                 break;
             case MOST_LIKELY: token_most_likely(a.choice, a.best + h.tokens, s.of.choice.wide); break;

@@ -2,7 +2,7 @@
 
 use capful_core::device::{Access, Device as _, Op, OperationError};
 use capful_core::memory::{Dtype, Region};
-use capful_core::ops::{CachedAttention, Embed, Linear, MostLikely, Norm, NormKind, SwiGlu};
+use capful_core::ops::{CachedAttention, Embed, Epilogue, Linear, MostLikely, Norm, NormKind, SwiGlu};
 
 use crate::device::cuda::OnCuda;
 use crate::device::cuda::arguments::{
@@ -140,7 +140,8 @@ impl Steps {
         }
         self.used.append(&mut uses);
         let slot = slot.map_or(NOWHERE, |slot| slot as u32);
-        self.made.push(StepArgs { of, kind: kind as u32, wait: wait.into(), slot, exact: exact.into(), beside: 0 });
+        let (kind, wait, exact) = (kind as u32, wait.into(), exact.into());
+        self.made.push(StepArgs { of, kind, wait, slot, exact, beside: 0, softcap: 0.0 });
     }
 
     /// Tells products that have no wait from an attention of so many heads that its blocks are busy. The choice of a token
@@ -166,7 +167,7 @@ impl Steps {
         let (wait, wide) = (written.is_some() && rows.is_none(), rows.is_some_and(|(_, whole)| whole));
         let of = AnyStepArgs { choice: TokenChoiceArgs { wide: wide.into() } };
         let kind = Kind::MostLikely as u32;
-        self.made.push(StepArgs { of, kind, wait: wait.into(), slot: NOWHERE, exact: 0, beside: 0 });
+        self.made.push(StepArgs { of, kind, wait: wait.into(), slot: NOWHERE, exact: 0, beside: 0, softcap: 0.0 });
     }
 
     /// The slot that holds a region.
@@ -202,6 +203,16 @@ fn kept(op: &Op) -> Option<Dtype> {
     dtype.filter(|dtype| matches!(dtype, Dtype::F32 | Dtype::Bf16))
 }
 
+/// The cap of a product's results, where it is what comes behind.
+fn cap(product: &Op, behind: &Op) -> Option<f32> {
+    match (product, behind) {
+        (Op::Linear(o), Op::Softcap(cap)) if !o.transposed && o.epilogue == Epilogue::Store && o.out == cap.x => {
+            Some(cap.cap)
+        }
+        _ => None,
+    }
+}
+
 /// Where the token's position is; all attention has it at one place.
 fn cursor(ops: &[Op]) -> Option<Region> {
     let cursors = ops.iter().filter_map(|op| if let Op::CachedAttention(o) = op { Some(o.cursor) } else { None });
@@ -224,7 +235,8 @@ impl<'a> Launch<'a> {
     /// Of the first operations of `ops`; nothing where the first is launched by itself.
     pub(crate) fn of(ops: &'a [Op]) -> Option<Launch<'a>> {
         let dtype = ops.first().and_then(kept)?;
-        let count = ops.iter().take(MOST_STEPS - 1).take_while(|op| kept(op) == Some(dtype)).count();
+        let step = |&i: &usize| kept(&ops[i]) == Some(dtype) || i > 0 && cap(&ops[i - 1], &ops[i]).is_some();
+        let count = (0..ops.len().min(MOST_STEPS - 1)).take_while(step).count();
         let (token, rest) = ops.split_at(count);
         // Without attention it is no token, and there is no room for counters.
         let cursor = cursor(token)?;
@@ -295,7 +307,12 @@ impl Cuda {
                     let kind = if o.transposed { Kind::Turned } else { Kind::Product };
                     let exact = o.out.dtype == Dtype::F32;
                     steps.add(op, kind, steps.holding(o.x), exact, AnyStepArgs { product });
+                    if let Some((step, cap)) = steps.made.last_mut().zip(launch.ops.iter().find_map(|o| cap(op, o))) {
+                        step.softcap = cap;
+                    }
                 }
+                // The product did it.
+                Op::Softcap(_) => {}
                 other => self.run(other)?,
             }
         }

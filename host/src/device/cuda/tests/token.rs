@@ -147,7 +147,7 @@ fn a_token_in_one_launch_agrees_with_the_reference() {
     agree(&PYTHIA, Pattern::DENSE);
     agree(&YXANUL, Pattern { kind: Kind::Mixed, block: 4, window: 1, stride: 3 });
     agree(&Transformer { rank: None, bias: Biases::QKV, ..YXANUL }, Pattern::DENSE);
-    // Operations that are no steps between others that are, and behind them.
+    // Operations that are no steps between others that are.
     agree(&QWEN, Pattern::DENSE);
     agree(&Transformer { softcap: 0.5, ..PYTHIA }, Pattern::DENSE);
     // Rows that begin anywhere.
