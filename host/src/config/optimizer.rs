@@ -161,6 +161,11 @@ impl Config {
         })
     }
 
+    /// The factor of weight decay in a step at the learning rate `rate`.
+    pub fn decay_factor(&self, rate: f64) -> f32 {
+        if self.decay_follows_rate && self.lr > 0.0 { (rate / self.lr) as f32 } else { 1.0 }
+    }
+
     /// The rule of a group. Where that of the run moves matrices only, other groups are moved by AdamW.
     fn rule(&self, group: Group, own: &GroupConfig) -> Rule {
         let constants = Constants {
@@ -354,6 +359,17 @@ mod tests {
         let other = RawConfig { groups: vec!["vector.lr=0.25".to_owned()], ..RawConfig::default() };
         let message = config.resumed(other).unwrap_err().to_string();
         assert!(message.contains("cannot change when a run goes on") && message.contains("group"), "{message}");
+    }
+
+    #[test]
+    fn weight_decay_stays_or_follows_the_rate() {
+        let factors = |text: &str| {
+            let config = resolved(&format!("preset = 'pythia-tiny'\n{text}")).unwrap();
+            [0.0, 0.001, 0.002].map(|rate| config.decay_factor(rate))
+        };
+        assert_eq!(factors("lr = 0.002"), [1.0; 3]);
+        assert_eq!(factors("lr = 0.002\ndecay_follows_rate = true"), [0.0, 0.5, 1.0]);
+        assert_eq!(factors("lr = 0.0\ndecay_follows_rate = true"), [1.0; 3]);
     }
 
     #[test]

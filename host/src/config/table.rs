@@ -105,6 +105,8 @@ keys! {
                 .page("How parameters are moved, see [above](#the-optimizer)");
             /// Decay of matrices and tables
             weight_decay: f32 = 0.1, flag("X").by_preset().within(Values::NotNegative);
+            /// Weight decay of a step is as much lower than weight_decay as its rate is lower than lr
+            decay_follows_rate: bool = false, switch().quiet();
             /// The largest global norm of the gradient; 0 for no clip
             clip: f32 = 1.0, flag("X").by_preset().within(Values::NotNegative);
             /// SGD's momentum; 0 keeps nothing

@@ -299,7 +299,9 @@ impl<'a> Trainer<'a> {
         let (index, stage) = self.stage(self.state.step);
         let TrainerState { step, tokens, position, .. } = self.state;
         let rate = self.learning_rate(step, &stage);
+        let decay = self.config.decay_factor(rate);
         let settings = Settings::of(step, rate, &self.config.optimizer(), stage.clip, stage.step_tokens());
+        let settings = Settings { decay, ..settings };
         let micro_batches = self.session.laid.sections.accumulate[index];
         for micro in 0..micro_batches {
             let asked = Instant::now();

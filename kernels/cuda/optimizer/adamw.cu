@@ -14,13 +14,13 @@ __device__ inline void update(const AdamWArgs& a, u64 at, float clip) {
     const Settings& settings = *a.moved.settings;
     float rate = settings.learning_rate * a.moved.rate, step = rate / settings.corrections[a.moved.group][0];
     float root = 1.0f / sqrtf(settings.corrections[a.moved.group][1]);
-    float m[N], v[N];
+    float decay = a.moved.decay * settings.decay, m[N], v[N];
     read(m, a.first + at);
     read(v, a.second + at);
     move<T, G, N>(a.moved, at, clip, [&](int i, float w, float g) {
         m[i] = a.beta1 * m[i] + (1.0f - a.beta1) * g;
         v[i] = a.beta2 * v[i] + (1.0f - a.beta2) * (g * g);
-        return w * (1.0f - rate * a.moved.decay) - step * m[i] / (sqrtf(v[i]) * root + a.eps);
+        return w * (1.0f - rate * decay) - step * m[i] / (sqrtf(v[i]) * root + a.eps);
     });
     write(a.first + at, m);
     write(a.second + at, v);

@@ -10,7 +10,8 @@ struct LionArgs {
 // Of weights `T` and gradients `G`.
 template <class T, class G, int N>
 __device__ inline void update(const LionArgs& a, u64 at, float clip) {
-    float rate = a.moved.settings->learning_rate * a.moved.rate, keep = 1.0f - rate * a.moved.decay;
+    const Settings& settings = *a.moved.settings;
+    float rate = settings.learning_rate * a.moved.rate, keep = 1.0f - rate * (a.moved.decay * settings.decay);
     float m[N];
     read(m, a.momentum + at);
     move<T, G, N>(a.moved, at, clip, [&](int i, float w, float g) {

@@ -21,7 +21,8 @@ __device__ void matrix_move(const MatrixMoveArgs& a) {
     const CutArgs& cut = a.cut;
     Wide tile(cut);
     const float* factors = a.factors ? a.factors + (u64)blockIdx.y * cut.rows + tile.row0 : nullptr;
-    float rate = a.settings->learning_rate * a.rate, keep = 1.0f - rate * a.decay, step = rate * a.scale;
+    float rate = a.settings->learning_rate * a.rate, step = rate * a.scale;
+    float keep = 1.0f - rate * (a.decay * a.settings->decay);
     auto move = [&](u64 at, u32 r, float x) {
         if (factors) x *= factors[r];
         T* weight = (T*)a.weight + at;

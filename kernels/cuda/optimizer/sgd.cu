@@ -10,11 +10,12 @@ struct SgdArgs {
 // Of weights `T` and gradients `G`.
 template <class T, class G, int N>
 __device__ inline void update(const SgdArgs& a, u64 at, float clip) {
-    float rate = a.moved.settings->learning_rate * a.moved.rate;
+    const Settings& settings = *a.moved.settings;
+    float rate = settings.learning_rate * a.moved.rate, decay = a.moved.decay * settings.decay;
     float b[N] = {};
     if (a.buffer) read(b, a.buffer + at);
     move<T, G, N>(a.moved, at, clip, [&](int i, float w, float g) {
-        b[i] = a.momentum * b[i] + (g + a.moved.decay * w);
+        b[i] = a.momentum * b[i] + (g + decay * w);
         return w - rate * b[i];
     });
     if (a.buffer) write(a.buffer + at, b);

@@ -45,7 +45,7 @@ fn rules_move_as_pytorchs_optimizers() {
             weight: lay(&mut words, &mut used, &weights),
             remainder: None,
             gradient: lay(&mut words, &mut used, &numbers(&gradients[0])),
-            settings: lay(&mut words, &mut used, &<[f32; 14]>::from(settings)),
+            settings: lay(&mut words, &mut used, &<[f32; 15]>::from(settings)),
             results: lay(&mut words, &mut used, &<[f32; 2]>::from(Results { loss: 0.0, squared_norm: 1.0 })),
             group: Group::Matrix,
             rate: 1.0,
@@ -123,6 +123,21 @@ fn runs_of_every_rule_learn_and_go_on_to_the_same_bits_alone_and_as_a_rank() {
         // As a rank lays it, which adds up micro-batch by micro-batch: of one, the same sums.
         host(dir, &format!("{line} --steps 12 --exact-ranks --out {name}-rank")).ok();
         assert!(last(dir, &format!("{name}-rank"), 12)[0] == last(dir, name, 12)[0], "{name}: as a rank, other bits");
+    }
+}
+
+#[test]
+fn decay_that_follows_the_rate_changes_a_run_only_where_the_rate_falls() {
+    let dir = directory();
+    let dir = dir.path();
+    // The constant rate is the highest from the first step on.
+    for (name, schedule, same) in
+        [("constant", "--schedule constant --warmup 0", true), ("linear", "--schedule linear", false)]
+    {
+        let line = format!("train {TINY} {schedule} --optimizer muon --weight-decay 0.5 --threads 1 --steps 4");
+        host(dir, &format!("{line} --out {name}")).ok();
+        host(dir, &format!("{line} --decay-follows-rate --out {name}-follows")).ok();
+        assert_eq!(last(dir, name, 4) == last(dir, &format!("{name}-follows"), 4), same, "{name}");
     }
 }
 

@@ -40,12 +40,12 @@ pub struct AdamWFactors {
 impl AdamW {
     /// The factors of this update.
     pub fn factors(&self, of: &Factors) -> AdamWFactors {
-        let Factors { gradient, rate, corrections: [correction1, correction2] } = *of;
+        let Factors { gradient, rate, corrections: [correction1, correction2], decay } = *of;
         AdamWFactors {
             gradient,
             step: rate / correction1,
             root: 1.0 / libm::sqrtf(correction2),
-            keep: 1.0 - rate * self.moved.decay,
+            keep: 1.0 - rate * (self.moved.decay * decay),
         }
     }
 
@@ -125,6 +125,7 @@ mod tests {
         loss_scale: 1.0,
         factored: f32::NAN,
         corrections: [[0.1, 0.05], [f32::NAN; 2], [f32::NAN; 2], [f32::NAN; 2], [f32::NAN; 2]],
+        decay: 0.5,
     };
 
     fn case(b: &mut Bench<256>, squared_norm: f32) -> AdamW {
@@ -158,14 +159,14 @@ mod tests {
             let corrections = [1.0 - libm::pow(0.9, f64::from(t)), 1.0 - libm::pow(0.95, f64::from(t))];
             let mut settings = SETTINGS;
             settings.corrections[Group::Vector.index()] = corrections.map(|c| c as f32);
-            b.set(op.moved.settings, &<[f32; 14]>::from(settings));
+            b.set(op.moved.settings, &<[f32; 15]>::from(settings));
             b.run(op);
             for i in 0..13 {
                 // A norm of 4 against a clip of 2: half the gradient.
                 let g = f64::from(b.get(op.moved.gradient)[i]) * 2.0 / (4.0 + 1e-6);
                 m[i] = 0.9 * m[i] + 0.1 * g;
                 v[i] = 0.95 * v[i] + 0.05 * g * g;
-                w[i] -= 0.02 * 0.1 * w[i];
+                w[i] -= 0.02 * 0.1 * 0.5 * w[i];
                 w[i] -= 0.02 * (m[i] / corrections[0]) / (libm::sqrt(v[i] / corrections[1]) + 1e-8);
                 approx::assert_relative_eq!(
                     f64::from(b.get(op.moved.weight)[i]),

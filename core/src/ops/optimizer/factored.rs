@@ -215,8 +215,14 @@ mod tests {
     use crate::ops::testing::Bench;
 
     type B = Bench<4096>;
-    const SETTINGS: Settings =
-        Settings { learning_rate: 0.01, clip: 1.0, loss_scale: 1.0, factored: 0.1, corrections: [[f32::NAN; 2]; 5] };
+    const SETTINGS: Settings = Settings {
+        learning_rate: 0.01,
+        clip: 1.0,
+        loss_scale: 1.0,
+        factored: 0.1,
+        corrections: [[f32::NAN; 2]; 5],
+        decay: f32::NAN,
+    };
 
     fn decoder(b: &mut B, loss: f32) -> FactoredUpdate {
         FactoredUpdate {
@@ -245,7 +251,7 @@ mod tests {
         let beta2 = f64::from(op.beta2);
         for step in 1..=2 {
             let correction = 1.0 - libm::pow(beta2, f64::from(step));
-            b.set(op.settings, &<[f32; 14]>::from(Settings { factored: correction as f32, ..SETTINGS }));
+            b.set(op.settings, &<[f32; 15]>::from(Settings { factored: correction as f32, ..SETTINGS }));
             b.run(op);
             let g = |v: usize, d: usize| (0..7).map(|r| dz[r * 4 + v] * x[r * 5 + d]).sum::<f64>();
             let mean = columns.iter().sum::<f64>() / 5.0;

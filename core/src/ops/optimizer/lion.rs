@@ -33,7 +33,7 @@ impl ByElement for Lion {
         let blend = self.beta1 * momentum + (1.0 - self.beta1) * g;
         let sign = (if blend > 0.0 { 1.0 } else { 0.0 }) - (if blend < 0.0 { 1.0 } else { 0.0 });
         let m = self.beta2 * momentum + (1.0 - self.beta2) * g;
-        (weight * (1.0 - f.rate * self.moved.decay) - f.rate * sign, m)
+        (weight * (1.0 - f.rate * (self.moved.decay * f.decay)) - f.rate * sign, m)
     }
 }
 
@@ -71,7 +71,7 @@ mod tests {
             weight: b.normal([1, 1, 1, 13], 1, 1.0),
             remainder: None,
             gradient: b.normal([1, 1, 1, 13], 2, 1.0),
-            settings: b.settings(Settings { learning_rate: 0.01, clip: 2.0, ..Settings::UNIT }),
+            settings: b.settings(Settings { learning_rate: 0.01, clip: 2.0, decay: 0.5, ..Settings::UNIT }),
             results: b.results(Results { loss: 0.0, squared_norm: 16.0 }),
             group: Group::Matrix,
             rate: 2.0,
@@ -93,7 +93,7 @@ mod tests {
                 let blend = 0.9 * m[i] + 0.1 * g;
                 opposed |= blend * g < 0.0;
                 let sign = if blend == 0.0 { 0.0 } else { blend.signum() };
-                w[i] = w[i] * (1.0 - 0.02 * 0.1) - 0.02 * sign;
+                w[i] = w[i] * (1.0 - 0.02 * 0.1 * 0.5) - 0.02 * sign;
                 m[i] = 0.99 * m[i] + 0.01 * g;
                 approx::assert_relative_eq!(
                     f64::from(b.get(moved.weight)[i]),

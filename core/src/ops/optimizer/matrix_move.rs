@@ -31,7 +31,7 @@ pub struct MatrixMove {
     pub cut: Cut,
     /// Factor of the learning rate.
     pub rate: f32,
-    /// Weight decay.
+    /// Weight decay, times that of the settings.
     pub decay: f32,
     /// Whether decay falls only where x has the sign of w.
     pub cautious: bool,
@@ -54,8 +54,8 @@ impl MatrixMove {
 
     /// The factors of this update, or `None` where it is skipped.
     pub fn factors(&self, settings: &Settings, results: &Results) -> Option<MatrixFactors> {
-        let rate = Factors::of(settings, results, self.group, self.rate)?.rate;
-        Some(MatrixFactors { step: rate * self.scale(), keep: 1.0 - rate * self.decay })
+        let Factors { rate, decay, .. } = Factors::of(settings, results, self.group, self.rate)?;
+        Some(MatrixFactors { step: rate * self.scale(), keep: 1.0 - rate * (self.decay * decay) })
     }
 
     /// The new value of a weight.
@@ -149,7 +149,7 @@ mod tests {
                 remainder: None,
                 x: b.normal([1, cut.count(), m, n], 2, 1.0),
                 factors: by_rows.then(|| b.normal([1, 1, cut.count(), cut.rows], 3, 1.0)),
-                settings: b.settings(Settings { learning_rate: 0.01, ..Settings::UNIT }),
+                settings: b.settings(Settings { learning_rate: 0.01, decay: 0.4, ..Settings::UNIT }),
                 results: b.results(Results { loss: 0.0, squared_norm: 16.0 }),
                 group: Group::Matrix,
                 cut,
@@ -171,7 +171,7 @@ mod tests {
                     let (w, scale) = (f64::from(before[at]), if cut.is_tall() { 1.8f64.sqrt() } else { 1.0 });
                     let decays = !cautious || w * x > 0.0;
                     spared += i32::from(!decays);
-                    let expected = w * (if decays { 1.0 - 0.03 * 0.5 } else { 1.0 }) - 0.03 * scale * x;
+                    let expected = w * (if decays { 1.0 - 0.03 * 0.5 * 0.4 } else { 1.0 }) - 0.03 * scale * x;
                     approx::assert_relative_eq!(f64::from(b.get(op.weight)[at]), expected, epsilon = 1e-6);
                 }
             }

@@ -24,7 +24,7 @@ pub struct Moved {
     pub group: Group,
     /// Factor of the learning rate.
     pub rate: f32,
-    /// Weight decay.
+    /// Weight decay, times that of the settings.
     pub decay: f32,
 }
 
@@ -37,6 +37,8 @@ pub struct Factors {
     pub rate: f32,
     /// Their corrections.
     pub corrections: [f32; 2],
+    /// Factor of their weight decay.
+    pub decay: f32,
 }
 
 /// An update of which each element is one of a parameter, its gradient and one number of state at the most.
@@ -100,6 +102,7 @@ impl Factors {
             gradient: if gradient < 1.0 { gradient } else { 1.0 },
             rate: settings.learning_rate * rate,
             corrections: settings.corrections[group.index()],
+            decay: settings.decay,
         })
     }
 }

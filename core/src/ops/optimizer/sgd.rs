@@ -32,7 +32,7 @@ impl ByElement for Sgd {
 
     #[inline(always)]
     fn element(&self, f: &Factors, weight: f32, gradient: f32, buffer: f32) -> (f32, f32) {
-        let g = gradient * f.gradient + self.moved.decay * weight;
+        let g = gradient * f.gradient + self.moved.decay * f.decay * weight;
         let b = self.momentum * buffer + g;
         (weight - f.rate * b, b)
     }
@@ -73,7 +73,7 @@ mod tests {
             weight: b.normal([1, 1, 1, 13], 1, 1.0),
             remainder: None,
             gradient: b.normal([1, 1, 1, 13], 2, 1.0),
-            settings: b.settings(Settings { learning_rate: 0.01, clip: 2.0, ..Settings::UNIT }),
+            settings: b.settings(Settings { learning_rate: 0.01, clip: 2.0, decay: 0.5, ..Settings::UNIT }),
             results: b.results(Results { loss: 0.0, squared_norm: 16.0 }),
             group: Group::Matrix,
             rate: 2.0,
@@ -94,7 +94,7 @@ mod tests {
                 bench.run(op);
                 for i in 0..13 {
                     // A norm of 4 against a clip of 2: half the gradient.
-                    let g = f64::from(bench.get(op.moved.gradient)[i]) * 2.0 / (4.0 + 1e-6) + 0.1 * w[i];
+                    let g = f64::from(bench.get(op.moved.gradient)[i]) * 2.0 / (4.0 + 1e-6) + 0.1 * 0.5 * w[i];
                     b[i] = f64::from(momentum) * b[i] + g;
                     w[i] -= 0.02 * b[i];
                     let found = f64::from(bench.get(op.moved.weight)[i]);

@@ -106,6 +106,7 @@ const SETTINGS: Settings = Settings {
     loss_scale: 0.125,
     factored: 0.1,
     corrections: [[0.2, 0.1], [0.3, 0.15], [0.4, 0.25], [0.5, 0.35], [0.6, 0.45]],
+    decay: 0.7,
 };
 
 /// Those settings, and results with this loss.
