@@ -14,7 +14,7 @@ pub struct Preset {
 }
 
 /// Every preset, the default first.
-pub const PRESETS: [Preset; 17] = [
+pub const PRESETS: [Preset; 18] = [
     Preset {
         name: "pythia-tiny",
         about: "learns the built-in tales in two to three minutes on two cores",
@@ -34,6 +34,11 @@ pub const PRESETS: [Preset; 17] = [
         name: "pythia-160m",
         about: "12 layers of width 768, under a cap of 10,000 words",
         text: include_str!("presets/pythia-160m.toml"),
+    },
+    Preset {
+        name: "quick-tiny",
+        about: "learns the built-in tales by Muon in half of pythia-tiny's time",
+        text: include_str!("presets/quick-tiny.toml"),
     },
     Preset {
         name: "quick-14m",
@@ -124,7 +129,8 @@ impl Preset {
         toml::from_str(self.text).unwrap_or_default()
     }
 
-    /// The same without what `chosen` leaves no use for: how another schedule decays, and rates of another optimizer.
+    /// The same without what `chosen` leaves no use for: how another schedule decays, rates and constants of another
+    /// optimizer.
     pub fn beside(&self, chosen: &RawConfig) -> RawConfig {
         let mut raw = self.raw();
         if chosen.schedule.is_some_and(|schedule| Some(schedule) != raw.schedule) {
@@ -132,6 +138,7 @@ impl Preset {
         }
         if chosen.optimizer.is_some_and(|optimizer| Some(optimizer) != raw.optimizer) {
             raw.group.clear();
+            (raw.muon_momentum, raw.muon_row_norm, raw.cautious_decay) = (None, None, None);
         }
         raw
     }

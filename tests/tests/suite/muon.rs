@@ -94,7 +94,8 @@ fn expected(config: &Config, weights: &Tensors, batch: Batch<'_>, row_norm: bool
         for (name, w) in &mut weights {
             let gradient: Vec<f64> = gradients[name].data.iter().map(|g| g * clip).collect();
             let (first, second) = (&mut first.get_mut(name).unwrap().data, &mut second.get_mut(name).unwrap().data);
-            if w.is_matrix() && !name.contains("embed") && !name.contains("lm_head") {
+            let table = ["embed", "lm_head", "value_tables"].iter().any(|of| name.contains(of));
+            if w.is_matrix() && !table {
                 let blend = |m: &[f64]| m.iter().zip(&gradient).map(|(m, g)| mu * m + (1.0 - mu) * g).collect();
                 *first = blend(first);
                 let u: Vec<f64> = blend(first);
