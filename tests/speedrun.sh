@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A rung of docs/speedrun.md: trains quick-70m on a text and prints a line a run. On one GPU:
-#   tests/speedrun.sh HOST TRAIN.jsonl VALIDATION.jsonl "STEPS ..." "SEEDS ..." [flags of host train]
+#   bash tests/speedrun.sh HOST TRAIN.jsonl VALIDATION.jsonl "STEPS ..." "SEEDS ..." [flags of host train]
 set -euo pipefail
 host=$(realpath "$1") train=$(realpath "$2") validation=$(realpath "$3") steps=$4 seeds=$5
 shift 5

@@ -509,7 +509,8 @@ mod tests {
     #[test]
     fn what_is_quiet_is_saved_where_it_is_not_the_default_and_a_run_without_it_has_that() {
         let saved = |text: &str| toml::to_string(&Config::resolve(toml::from_str(text).unwrap()).unwrap()).unwrap();
-        let (usual, other) = (saved(""), saved("lr_end = 0.0\neps = 1e-6"));
+        let usual = saved("preset = 'pythia-tiny'");
+        let other = saved("preset = 'pythia-tiny'\nlr_end = 0.0\neps = 1e-6");
         assert!(!usual.contains("lr_end") && !usual.contains("\neps ="), "{usual}");
         assert!(other.contains("lr_end = 0.0\n") && other.contains("\neps = "), "{other}");
         let read = |text: &str| toml::from_str::<Config>(text).unwrap();

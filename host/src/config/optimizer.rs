@@ -199,14 +199,15 @@ impl Config {
         for (name, own) in &self.group {
             let Some(group) = Group::named(name) else { continue };
             let Recipe { rule, rate, decay } = *optimizer.of(group);
-            line += &format!("; {name}: {}", rule.name());
+            // Of its rule what it would be anyway is not said.
+            let mut said: Vec<String> = own.optimizer.iter().map(|_| rule.name().to_owned()).collect();
             if rule.learns() {
-                line += &format!(", lr × {rate}");
-                if decay != self.weight_decay {
-                    line += &format!(", decay {decay}");
-                }
-                let constants = own.constants().into_iter().filter_map(|(key, x)| Some(format!(", {key} {}", x?)));
-                line.extend(constants);
+                said.extend((rate != rule.rate()).then(|| format!("lr × {rate}")));
+                said.extend((decay != self.weight_decay).then(|| format!("decay {decay}")));
+                said.extend(own.constants().into_iter().filter_map(|(key, x)| Some(format!("{key} {}", x?))));
+            }
+            if !said.is_empty() {
+                line += &format!("; {name}: {}", said.join(", "));
             }
         }
         Some(line)
@@ -389,7 +390,8 @@ mod tests {
             ("[group.matrix]\nmomentum = 0.5", "adamw takes no momentum"),
             ("[group.matrix]\nbeta1 = 1.0", "below 1"),
         ] {
-            let message = match toml::from_str(text) {
+            let preset = if text.contains("preset") { "" } else { "preset = 'pythia-tiny'\n" };
+            let message = match toml::from_str(&format!("{preset}{text}")) {
                 Ok(raw) => Config::resolve(raw).unwrap_err().to_string(),
                 Err(e) => e.message().to_owned(),
             };

@@ -13,8 +13,8 @@ use super::{
     RawConfig, Recompute, StageConfig, TokenizerChoice, kinds,
 };
 
-/// What a configuration is made of: the preset's word, `raw`'s over it with preset, source and tokenizer, and the model.
-fn begin(raw: RawConfig, found: &Found) -> Result<(RawConfig, RawConfig, ModelConfig), ConfigError> {
+/// What a configuration is made of: `raw` over its preset, with preset, source and tokenizer, and the model.
+fn begin(raw: RawConfig, found: &Found) -> Result<(RawConfig, ModelConfig), ConfigError> {
     let name = raw.preset.clone().unwrap_or_else(|| super::presets()[0].name.to_owned());
     let Some(preset) = Preset::find(&name) else {
         let near = nearest(&name, super::presets().iter().map(|preset| preset.name));
@@ -23,7 +23,6 @@ fn begin(raw: RawConfig, found: &Found) -> Result<(RawConfig, RawConfig, ModelCo
     };
     let asked_vocabulary = raw.asked_vocabulary();
     let asked_tokenizer = raw.tokenizer.is_some();
-    let of_preset = preset.raw();
     // A warm-up of the preset's is for a run as long as its own.
     let raw = RawConfig { warmup: None, ..preset.beside(&raw) }.overlaid(raw);
     let data = raw.data.clone().unwrap_or_else(|| "tales".to_owned());
@@ -38,7 +37,7 @@ fn begin(raw: RawConfig, found: &Found) -> Result<(RawConfig, RawConfig, ModelCo
     let vocab_size = asked_vocabulary.or(found.vocab_size).or(bytes).or(raw.vocab_size).unwrap_or(10_000);
     let model = model(&raw, vocab_size)?;
     let raw = RawConfig { preset: Some(name), data: Some(data), tokenizer: Some(tokenizer), ..raw };
-    Ok((of_preset, raw, model))
+    Ok((raw, model))
 }
 
 /// Micro-batches of a step, as asked for: so many, or as many as its tokens hold.
@@ -94,8 +93,9 @@ impl Config {
 
     /// As [`Config::resolve`], where what the pattern of attention does not use may be written all the same.
     pub(super) fn decide(raw: RawConfig, found: &Found) -> Result<Config, ConfigError> {
-        let (of_preset, raw, model) = begin(raw, found)?;
+        let (raw, model) = begin(raw, found)?;
         let steps = if raw.epochs.is_some() { 0 } else { raw.steps.unwrap_or(1000) };
+        let warmup_is_given = raw.warmup.is_some();
         let order = super::order::resolve(&raw, &found.source)?;
         // Who plans for a GPU means a GPU.
         let usual = || if raw.gpu.is_some() { "cuda" } else { "cpu" }.to_owned();
@@ -119,7 +119,7 @@ impl Config {
             seq_len: Some(seq_len),
             accumulate: Some(accumulate),
             steps: Some(steps),
-            warmup: Some(raw.warmup.unwrap_or_else(|| super::warmup::of(&of_preset, steps))),
+            warmup: Some(raw.warmup.unwrap_or(0)),
             device: Some(device),
             threads: Some(raw.threads.unwrap_or(found.cores)),
             precision: Some(precision),
@@ -128,7 +128,10 @@ impl Config {
             ..raw
         };
         let group = super::optimizer::with_flags(&decided.group, &decided.groups)?;
-        let config = Config::complete(decided, model, group, stage)?.without_unused_constants();
+        let mut config = Config::complete(decided, model, group, stage)?.without_unused_constants();
+        if !warmup_is_given {
+            config.warmup = config.default_warmup();
+        }
         config.validate()?;
         Ok(config)
     }

@@ -224,7 +224,8 @@ mod tests {
 
     #[test]
     fn what_else_differs_is_named_with_both_values() {
-        let run = Config::resolve(raw("lr = 0.5\nvocab_size = 300\nvalidation = 'here.txt'")).unwrap();
+        let run = "preset = 'pythia-tiny'\nlr = 0.5\nvocab_size = 300\nvalidation = 'here.txt'";
+        let run = Config::resolve(raw(run)).unwrap();
         let set = |pair: &str| RawConfig { set: vec![pair.to_owned()], ..raw("") };
         let stages = "[[stage]]\nfrom = 0\nseq_len = 8\nbatch_size = 2";
         for (written, says) in [

@@ -21,6 +21,14 @@ impl Config {
         }
     }
 
+    /// Steps before a decay of its own begins: all that one may have where there is none, or where steps are not counted yet.
+    pub(super) fn steps_before_decay(&self) -> u64 {
+        match self.schedule {
+            LrSchedule::Wsd if self.steps > 0 => self.steps - of_share(self.decay, self.steps),
+            _ => u64::MAX,
+        }
+    }
+
     /// Whether the schedule's parts fit the run, as far as its steps are known.
     ///
     /// # Errors
@@ -110,7 +118,7 @@ mod tests {
     use crate::config::RawConfig;
 
     fn resolved(text: &str) -> Result<Config, ConfigError> {
-        Config::resolve(toml::from_str(text).unwrap())
+        Config::resolve(toml::from_str(&format!("preset = 'pythia-tiny'\n{text}")).unwrap())
     }
 
     fn wsd(steps: u64, decay: f64) -> Config {

@@ -19,7 +19,7 @@ keys! {
     of a run {
         "Model" {
             /// A named starting point; `host presets` lists them
-            preset: String, flag("NAME").shown("pythia-tiny");
+            preset: String, flag("NAME").shown("quick-tiny");
             /// Begins from the weights of a model: a run made here, or a directory of Hugging Face's transformers
             init_from: String => Option<String>, flag("DIR")
                 .page("A model whose weights a run begins from, see the [guide](guide.md#models-from-elsewhere)");
@@ -106,7 +106,7 @@ keys! {
             /// Decay of matrices and tables
             weight_decay: f32 = 0.1, flag("X").by_preset().within(Values::NotNegative);
             /// Weight decay of a step is as much lower than weight_decay as its rate is lower than lr
-            decay_follows_rate: bool = false, switch().quiet();
+            decay_follows_rate: bool = false, switch().quiet().by_preset();
             /// The largest global norm of the gradient; 0 for no clip
             clip: f32 = 1.0, flag("X").by_preset().within(Values::NotNegative);
             /// SGD's momentum; 0 keeps nothing
@@ -114,9 +114,9 @@ keys! {
             /// Muon's momentum, which rises to this over the first 300 steps
             muon_momentum: f32 = USUAL.muon_momentum, flag("X").quiet().within(Values::BelowOne);
             /// Muon's decay falls only on weights that move towards 0
-            cautious_decay: bool = false, switch().quiet();
+            cautious_decay: bool = false, switch().quiet().by_preset();
             /// Rows of Muon's update are normalised (NorMuon)
-            muon_row_norm: bool = false, switch().quiet()
+            muon_row_norm: bool = false, switch().quiet().by_preset()
                 .page("Rows of Muon's update are normalised (NorMuon), see [above](#the-optimizer)");
             /// β₁ of AdamW and Lion
             beta1: f32 = USUAL.beta1, flag("X").by_preset().within(Values::BelowOne);

@@ -3,7 +3,7 @@
 use super::{Config, Preset, RawConfig};
 
 /// Those of the preset, or as large a share of a shorter run as of the preset's; at least 1 % of the run, and one.
-pub(super) fn of(preset: &RawConfig, steps: u64) -> u64 {
+fn of(preset: &RawConfig, steps: u64) -> u64 {
     let share = |own: u64, of: u64| (u128::from(steps) * u128::from(own) / u128::from(of.max(1))) as u64;
     let own = match (preset.warmup, preset.steps) {
         (Some(own), Some(of)) => own.min(share(own, of)),
@@ -16,7 +16,7 @@ impl Config {
     /// The steps of warm-up that the run has where nobody said another number.
     pub fn default_warmup(&self) -> u64 {
         let preset = Preset::find(&self.preset).map_or_else(RawConfig::default, Preset::raw);
-        of(&preset, self.steps)
+        of(&preset, self.steps).min(self.steps_before_decay())
     }
 
     /// A line for people where the run ends before its learning rate has risen.
@@ -58,6 +58,9 @@ mod tests {
             ("llama-tiny", 999, 49),
             ("llama-tiny", 4000, 50),
             ("llama-tiny", 20_000, 200),
+            // A decay that begins before leaves so much of it.
+            ("quick-tiny", 1, 0),
+            ("quick-tiny", 2, 1),
             ("neurogen-tiny", 200, 3),
             ("pythia-14m", 50, 1),
             ("pythia-14m", 200_000, 2000),
@@ -72,7 +75,7 @@ mod tests {
         assert_eq!(given.warmup, 30);
         let line = given.unfinished_warmup().unwrap();
         assert!(line.contains("30 steps") && line.contains("--warmup"), "{line}");
-        assert!(resolve("steps = 30\nwarmup = 29").unfinished_warmup().is_none());
+        assert!(resolve("preset = 'pythia-tiny'\nsteps = 30\nwarmup = 29").unfinished_warmup().is_none());
         // As many steps as anyone can write.
         assert_eq!(resolve("preset = 'llama-tiny'\nsteps = 9223372036854775807").warmup, i64::MAX as u64 / 100);
     }

@@ -191,7 +191,8 @@ mod tests {
     #[test]
     fn what_changes_what_a_run_learns_is_remembered() {
         let dir = tempfile::tempdir().unwrap();
-        let resolve = |text: &str| Config::resolve(toml::from_str::<RawConfig>(text).unwrap()).unwrap();
+        let of_a_preset = |text: &str| toml::from_str::<RawConfig>(&format!("preset = 'pythia-tiny'\n{text}")).unwrap();
+        let resolve = |text: &str| Config::resolve(of_a_preset(text)).unwrap();
         let changed = |before: &str, after: &str| {
             let mut history = History::default();
             history.add(dir.path(), &resolve(before), &resolve(after));

@@ -55,7 +55,7 @@ pub fn regions_are_carried(w: &mut impl Witness) {
 }
 
 pub fn the_embedding_is_mixed_into_the_stream(w: &mut impl Witness) {
-    for [rows, d] in [[1, 1], [3, 8], [7, 68], [130, 33], [300, 256], [33, 16_384]] {
+    for [rows, d] in [[1, 1], [3, 8], [7, 68], [130, 33], [300, 256], [33, 4096]] {
         let shape = matrix(rows, d);
         for scalars in [false, true] {
             w.case(|l| Blend {
