@@ -9,7 +9,7 @@ fn main() {
             println!("cargo::rustc-link-arg-bin={name}=--defsym={size}");
         }
     }
-    // Of two ways to cut text and a NeuroGen's operations the code is a little more than 97 KiB.
+    // Of two ways to cut text and a NeuroGen's operations the code is more than 101 KiB.
     println!("cargo::rustc-link-arg-bin=speak_spiking=--defsym=flash_size=104K");
     println!("cargo::rerun-if-changed=link.x");
 }

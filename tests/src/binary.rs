@@ -100,25 +100,14 @@ pub fn host(dir: &Path, line: &str) -> Outcome {
 
 /// Runs `host LINE MORE…`, where `more` are arguments that may hold white space.
 pub fn host_with(dir: &Path, line: &str, more: &[&str]) -> Outcome {
-    let output = with_arguments(dir, line, more).stdin(Stdio::null()).output().expect("the binary starts");
+    let output = command(dir, line).args(more).stdin(Stdio::null()).output().expect("the binary starts");
     Outcome::of(line, output)
 }
 
 /// `host LINE`, not yet started.
 pub fn command(dir: &Path, line: &str) -> Command {
-    with_arguments(dir, line, &[])
-}
-
-/// `host LINE MORE…`, not yet started. Where it says nothing of a model it is of pythia-tiny, which is not the default.
-fn with_arguments(dir: &Path, line: &str, more: &[&str]) -> Command {
-    const ELSEWHERE: [&str; 6] = ["--preset", "--config", "--resume", "--init-from", "--run", "--help"];
     let mut command = Command::new(path());
-    command.args(line.split_whitespace()).args(more).current_dir(dir);
-    let mut words = line.split_whitespace().chain(more.iter().copied());
-    let takes_one = matches!(words.next(), Some("train" | "plan" | "bench"));
-    if takes_one && !words.any(|word| ELSEWHERE.iter().any(|of| word.starts_with(of))) {
-        command.args(["--preset", "pythia-tiny"]);
-    }
+    command.args(line.split_whitespace()).current_dir(dir);
     command
 }
 
