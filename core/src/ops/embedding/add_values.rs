@@ -81,7 +81,7 @@ impl Operation for AddValues {
 
 /// Adds a row of a table to the values of a row of the projection.
 #[inline(always)]
-pub(crate) fn add(heads: &Heads, gain: f32, from: &[f32], row: &mut [f32]) {
+fn add(heads: &Heads, gain: f32, from: &[f32], row: &mut [f32]) {
     for (h, from) in (0..heads.keys).zip(from.chunks_exact(heads.size as usize)) {
         for (v, x) in row[heads.value(h)..].iter_mut().zip(from) {
             *v += gain * x;

@@ -17,18 +17,13 @@ pub struct Blend {
     pub scalars: Option<Region>,
 }
 
-/// What the two factors are.
-fn factors(scalars: &[f32]) -> [f32; 2] {
-    match scalars {
-        [s, t, ..] => [libm::expf(*s), *t],
-        _ => [1.0; 2],
-    }
-}
-
 impl Blend {
-    /// e^s and t of the scalars, which are nothing where there are none.
+    /// e^s and t of the scalars; 1 and 1 where there are none.
     pub fn factors(scalars: &[f32]) -> [f32; 2] {
-        factors(scalars)
+        match scalars {
+            [s, t, ..] => [libm::expf(*s), *t],
+            _ => [1.0; 2],
+        }
     }
 }
 
@@ -52,7 +47,7 @@ impl Operation for Blend {
 
     fn reference(&self, arena: &mut Arena<'_>) -> Result<(), OperationError> {
         let ([first, scalars], [x]) = arena.f32s([Some(self.first), self.scalars], [Some(self.x)])?;
-        let [keep, add] = factors(scalars);
+        let [keep, add] = Blend::factors(scalars);
         x.iter_mut().zip(first).for_each(|(x, first)| *x = keep * *x + add * first);
         Ok(())
     }
@@ -109,7 +104,7 @@ impl Operation for BlendGrad {
             [self.x, self.first, self.scalars].map(Some),
             [self.x_grad, self.first_grad, self.scalar_grads].map(Some),
         )?;
-        let ([keep, add], columns) = (factors(scalars), (self.x.columns() as usize).max(1));
+        let ([keep, add], columns) = (Blend::factors(scalars), (self.x.columns() as usize).max(1));
         if !self.add {
             first_grad.fill(0.0);
         }
