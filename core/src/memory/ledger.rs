@@ -178,6 +178,8 @@ pub struct Window {
     pub of: [u64; 2],
     /// Bytes from a layer's first to the next one's.
     pub stride: u64,
+    /// How many layers it has: no more than there is room for.
+    pub layers: u32,
 }
 
 /// Where a part of a table lies that [`Ledger::table`] made room for.
@@ -196,9 +198,9 @@ pub struct Part {
 impl Entry {
     /// Of a rank's share the bytes of [`Space::Shared`] that each layer has, and where they lie.
     pub fn windows(&self) -> impl Iterator<Item = ([u64; 2], Region)> + use<> {
-        let Entry { slot, place, .. } = *self;
+        let place = self.place;
         let layer = move |window: Window| {
-            (0..slot.layers).map(move |l| (window.of.map(|byte| byte + u64::from(l) * window.stride), place.at(l)))
+            (0..window.layers).map(move |l| (window.of.map(|byte| byte + u64::from(l) * window.stride), place.at(l)))
         };
         self.window.into_iter().flat_map(layer)
     }
@@ -512,11 +514,14 @@ mod tests {
         assert_eq!((turns, c.at(0), c.is_shared()), (3072, c.at(2), true));
         assert_eq!(layout.table("shared", Space::Shared, 1 << 40), 0);
         let share = Slot::new("share", Role::Moment, Dtype::F32, [1, 1, 2, 128]).layers(3);
-        layout.window(share, Window { of: [512, 1024], stride: 4096 });
+        layout.window(share, Window { of: [512, 1024], stride: 4096, layers: 3 });
         assert_eq!((layout.mark(), layout.high_water()), (3584 + 3072, Ok(3584 + 3072)));
+        // The same room, of which the last layer stays empty.
+        layout.window(share, Window { of: [512, 1024], stride: 4096, layers: 2 });
         layout.table("too long", Space::Arena, u64::MAX);
         assert_eq!(layout.high_water(), Err(LayoutError::Bytes("too long")));
-        assert_eq!(seen.iter().map(|e| e.bytes + e.padding).sum::<u64>(), 3584 + 3072);
+        assert_eq!(seen.iter().map(|e| e.bytes + e.padding).sum::<u64>(), 3584 + 2 * 3072);
+        assert_eq!(seen[4].windows().count(), 2);
         let windows = seen[3].windows().map(|(of, place)| (of, place.offset));
         assert!(windows.eq([([512, 1024], 3584), ([4608, 5120], 4608), ([8704, 9216], 5632)]));
     }

@@ -12,4 +12,4 @@ pub use budget::{Budget, Excess};
 pub use ledger::{Entry, Init, Layout, LayoutError, Ledger, Part, Role, Slot, TensorName, Window, WiringPart};
 pub use region::{Dtype, Region, Space, Stacked};
 pub use sections::{Section, Sections};
-pub use share::Share;
+pub use share::{Layers, Share, Sharing};

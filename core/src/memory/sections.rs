@@ -11,6 +11,17 @@ pub enum Section {
     Behind,
 }
 
+impl Section {
+    /// 0 before the layers, 1 of them, 2 behind them.
+    pub const fn kind(self) -> usize {
+        match self {
+            Section::Before => 0,
+            Section::Layer(_) => 1,
+            Section::Behind => 2,
+        }
+    }
+}
+
 /// How long each section is, in rows or in pieces of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sections {
@@ -42,6 +53,15 @@ impl Sections {
             Section::Before => self.before,
             Section::Layer(_) => self.layer,
             Section::Behind => self.behind,
+        }
+    }
+
+    /// How many sections are given away before `section` where each goes to another: layers are first.
+    pub const fn turn(&self, section: Section) -> u32 {
+        match section {
+            Section::Layer(l) => l,
+            Section::Before => self.layers,
+            Section::Behind => self.layers + 1,
         }
     }
 

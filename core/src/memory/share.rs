@@ -2,8 +2,10 @@
 
 use core::ops::Range;
 
-/// Who has which rows of a table: rank r those from `r · rows` to `(r + 1) · rows`, as far as the table has them. The last
-/// ranks of a short table have fewer, or none.
+use super::{Section, Sections};
+
+/// Who has which rows of a table: one rank after the other, from rank `turn` on, has `rows` of them, as far as the table has
+/// them. The last ranks of a short table have fewer, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
     /// This rank.
@@ -12,18 +14,32 @@ pub struct Share {
     pub ranks: u32,
     /// Rows of each.
     pub rows: u32,
+    /// Which one has the first.
+    pub turn: u32,
 }
 
 impl Share {
+    /// So many rows for each rank, in their order.
+    pub const fn of_rows(rank: u32, ranks: u32, rows: u32) -> Share {
+        Share { rank, ranks, rows, turn: 0 }
+    }
+
     /// Equal shares of `pieces` pieces of `piece` rows: none is cut.
     pub const fn of_pieces(rank: u32, ranks: u32, pieces: u32, piece: u32) -> Share {
-        Share { rank, ranks, rows: pieces.div_ceil(if ranks == 0 { 1 } else { ranks }).saturating_mul(piece) }
+        Self::of_rows(rank, ranks, pieces.div_ceil(if ranks == 0 { 1 } else { ranks }).saturating_mul(piece))
+    }
+
+    /// The rank that has row `row`.
+    pub fn owner(&self, row: u32) -> u32 {
+        ((u64::from(row / self.rows.max(1)) + u64::from(self.turn)) % u64::from(self.ranks.max(1))) as u32
     }
 
     /// The rows of `rank` among those from row `first` of the table on, `count` of them; counted from `first`.
     pub fn rows_of(&self, rank: u32, first: u32, count: u32) -> Range<u32> {
         let within = |row: u64| row.saturating_sub(first.into()).min(count.into()) as u32;
-        let begin = u64::from(rank) * u64::from(self.rows);
+        let ranks = u64::from(self.ranks.max(1));
+        let place = (u64::from(rank) + ranks - u64::from(self.turn) % ranks) % ranks;
+        let begin = place * u64::from(self.rows);
         within(begin)..within(begin + u64::from(self.rows))
     }
 
@@ -31,6 +47,62 @@ impl Share {
     pub fn own(&self, first: u32, count: u32) -> Range<u32> {
         self.rows_of(self.rank, first, count)
     }
+}
+
+/// How ranks share the sections of a table: each section in equal parts, or, of the kinds that are `whole`, one section after
+/// the other as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sharing {
+    /// How many ranks there are.
+    pub ranks: u32,
+    /// Of what lies before the layers, of the layers, of what lies behind them.
+    pub whole: [bool; 3],
+}
+
+impl Sharing {
+    /// Whether sections of the kind of `section` are whole.
+    pub const fn is_whole(&self, section: Section) -> bool {
+        self.whole[section.kind()]
+    }
+
+    /// What `rank` has of `section`, of a table of so many pieces of `piece` rows each.
+    pub const fn of(&self, rank: u32, pieces: &Sections, section: Section, piece: u32) -> Share {
+        let own = pieces.len(section);
+        if !self.is_whole(section) {
+            return Share::of_pieces(rank, self.ranks, own, piece);
+        }
+        let ranks = if self.ranks == 0 { 1 } else { self.ranks };
+        Share { rank, ranks, rows: own.saturating_mul(piece), turn: pieces.turn(section) % ranks }
+    }
+
+    /// The most that a rank has of each section, in pieces.
+    pub fn most(&self, pieces: &Sections) -> Sections {
+        let most = |section| self.of(0, pieces, section, 1).rows;
+        let [before, layer, behind] = [Section::Before, Section::Layer(0), Section::Behind].map(most);
+        Sections { before, layer, behind, ..*pieces }
+    }
+
+    /// The layers of which `rank` has rows, of `layers`: the first, and from which to which there are how many.
+    pub const fn layers_of(&self, rank: u32, layers: u32) -> Layers {
+        if !self.whole[Section::Layer(0).kind()] || self.ranks < 2 {
+            return Layers { first: 0, every: 1, count: layers, most: layers };
+        }
+        let count = layers.saturating_sub(rank).div_ceil(self.ranks);
+        Layers { first: rank, every: self.ranks, count, most: layers.div_ceil(self.ranks) }
+    }
+}
+
+/// Layers of which a rank has rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layers {
+    /// The first of them.
+    pub first: u32,
+    /// From one to the next.
+    pub every: u32,
+    /// How many.
+    pub count: u32,
+    /// How many any rank has at the most.
+    pub most: u32,
 }
 
 #[cfg(test)]
@@ -64,8 +136,40 @@ mod tests {
 
     #[test]
     fn the_largest_table_does_not_wrap() {
-        let share = Share { rank: 7, ranks: 8, rows: u32::MAX };
+        let share = Share::of_rows(7, 8, u32::MAX);
         assert_eq!(share.own(0, u32::MAX), u32::MAX..u32::MAX);
         assert_eq!(share.rows_of(0, 0, u32::MAX), 0..u32::MAX);
+    }
+
+    #[test]
+    fn sections_that_are_whole_go_to_one_rank_after_the_other() {
+        for ranks in [1, 2, 3, 5, 9] {
+            for whole in [[false; 3], [false, true, false], [true; 3]] {
+                let (sharing, pieces) =
+                    (Sharing { ranks, whole }, Sections { before: 3, layer: 4, layers: 6, behind: 2 });
+                let most = sharing.most(&pieces);
+                for section in pieces.all() {
+                    let (rows, mut seen) = (pieces.len(section) * 5, 0);
+                    for rank in 0..ranks {
+                        let share = sharing.of(rank, &pieces, section, 5);
+                        let own = share.own(0, rows);
+                        assert!(own.clone().all(|row| share.owner(row) == rank), "{section:?} of {rank} of {ranks}");
+                        assert!(own.len() as u32 <= 5 * most.len(section));
+                        seen += own.len() as u32;
+                        if sharing.is_whole(section) && pieces.turn(section) % ranks == rank {
+                            assert_eq!(own, 0..rows);
+                        }
+                        // A rank's layers are those of which it has rows.
+                        if let Section::Layer(l) = section {
+                            let Layers { first, every, count, most } = sharing.layers_of(rank, 6);
+                            let listed = (0..count).any(|i| first + i * every == l);
+                            assert!(listed || own.is_empty(), "{l} of {rank} of {ranks}");
+                            assert!(!whole[1] || listed != own.is_empty() && count <= most);
+                        }
+                    }
+                    assert_eq!(seen, rows, "{section:?} of {ranks}");
+                }
+            }
+        }
     }
 }

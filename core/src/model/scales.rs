@@ -57,7 +57,7 @@ impl Scales {
         if let Some((parts, rank)) = self.of_ranks {
             let largest = self.all.amax;
             device.emit(Carry { from: largest, to: parts.slice_rows(rank, 1) })?;
-            device.emit(AllGather { whole: parts, first: 0, share: Share { rank, ranks: parts.rows(), rows: 1 } })?;
+            device.emit(AllGather { whole: parts, first: 0, share: Share::of_rows(rank, parts.rows(), 1) })?;
             device.emit(MaxParts { parts, largest })?;
         }
         device.emit(self.all)

@@ -109,7 +109,7 @@ impl Updater {
     ) -> Result<(), OperationError> {
         match &self.kept {
             Kept::Whole(whole) => whole.update(device, control, &self.optimizer, room),
-            Kept::Shared(shared) => shared.update(device, control, &self.optimizer),
+            Kept::Shared(shared) => shared.update(device, control, &self.optimizer, room),
         }
     }
 }

@@ -38,6 +38,16 @@ impl Matrices {
         Matrices { layers, shape: p.shape, parts: [p.parts[0], p.parts[1]], turns: p.turns }
     }
 
+    /// Those of so many of its layers; nothing of none.
+    pub(super) fn of_layers(self, layers: u32) -> Option<Matrices> {
+        Some(Matrices { layers: NonZeroU32::new(layers)?, ..self })
+    }
+
+    /// How many layers there are.
+    pub(super) const fn layers(&self) -> u32 {
+        self.layers.get()
+    }
+
     /// The cuts that together are all of it: neighbouring parts of one shape are one.
     fn cuts(&self) -> impl Iterator<Item = Cut> + use<> {
         let ([rows, columns], parts, turns, layers) = (self.shape, self.parts, self.turns, self.layers.get());
@@ -71,20 +81,34 @@ impl Matrices {
     }
 }
 
-/// Where the tables of a parameter's matrices begin, in bytes.
+/// A table of a parameter's matrices: where it begins, in bytes, and how far its layers lie apart.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Stack {
+    pub(super) dtype: Dtype,
+    pub(super) first: u64,
+    /// Nothing where layers follow each other.
+    pub(super) stride: Option<u64>,
+}
+
+/// Where the tables of a parameter's matrices lie.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Place {
     pub(super) group: Group,
     pub(super) matrices: Matrices,
-    /// The weights' type.
-    pub(super) dtype: Dtype,
-    pub(super) weight: u64,
-    pub(super) remainder: Option<u64>,
-    /// And the gradients'.
-    pub(super) gradient: (u64, Dtype),
-    pub(super) momentum: u64,
+    pub(super) weight: Stack,
+    pub(super) remainder: Option<Stack>,
+    pub(super) gradient: Stack,
+    pub(super) momentum: Stack,
     /// Where the rule keeps a number a row.
-    pub(super) squares: u64,
+    pub(super) squares: Stack,
+}
+
+impl Place {
+    /// How many layers one operation moves at the most: those that follow each other in every table.
+    fn together(&self) -> u32 {
+        let apart = [self.weight, self.gradient, self.momentum].iter().any(|stack| stack.stride.is_some());
+        if apart { 1 } else { u32::MAX }
+    }
 }
 
 /// Room in which matrices are orthogonalised. It may share bytes with all that a micro-batch needs. Factors of rows take the place
@@ -212,8 +236,9 @@ impl Mover<'_> {
         for (place, cut) in self.cuts().filter(|(_, cut)| cut.wide() == shape) {
             let mut layer = 0;
             while layer < cut.layers {
-                let layers = ((most - filled) / cut.parts).min(cut.layers - layer);
-                if layers == 0 {
+                let layers = (most - filled) / cut.parts;
+                let layers = layers.min(cut.layers - layer).min(self.places[place].together());
+                if layers == 0 || pieces.is_full() {
                     self.finish(device, shape, &pieces, filled)?;
                     pieces.clear();
                     filled = 0;
@@ -229,11 +254,15 @@ impl Mover<'_> {
         self.finish(device, shape, &pieces, filled)
     }
 
-    /// A piece's rows of a table that begins at byte `start`.
-    const fn rows(piece: &Piece, (start, dtype): (u64, Dtype)) -> Region {
-        let before = piece.layer as u64 * piece.cut.layer * dtype.size();
+    /// A piece's rows of `stack`.
+    const fn rows(piece: &Piece, Stack { dtype, first, stride }: Stack) -> Region {
+        let stride = match stride {
+            Some(stride) => stride,
+            None => piece.cut.layer * dtype.size(),
+        };
+        let offset = first + piece.layer as u64 * stride;
         let rows = (piece.cut.elements() / Layout::GRAIN) as u32;
-        Region { space: Space::Arena, dtype, offset: start + before, shape: [1, 1, rows, Layout::GRAIN as u32] }
+        Region { space: Space::Arena, dtype, offset, shape: [1, 1, rows, Layout::GRAIN as u32] }
     }
 
     /// Moves the momentum of a piece, and gathers what is orthogonalised.
@@ -242,7 +271,7 @@ impl Mover<'_> {
         let Place { group, gradient, momentum, .. } = self.places[place];
         let Control { settings, results, .. } = *self.control;
         let out = Room::part(self.room.x, before, [cut.count(), m, n]);
-        let (gradient, momentum) = (Self::rows(piece, gradient), Self::rows(piece, (momentum, Dtype::F32)));
+        let [gradient, momentum] = [gradient, momentum].map(|stack| Self::rows(piece, stack));
         device.emit(MatrixMomentum { gradient, momentum, out, settings, results, group, cut })
     }
 
@@ -263,7 +292,7 @@ impl Mover<'_> {
         let Control { settings, results, .. } = *self.control;
         pieces.iter().try_for_each(|piece| {
             let Piece { place, cut, before, .. } = *piece;
-            let Place { group, matrices, dtype, weight, remainder, squares, .. } = self.places[place];
+            let Place { group, matrices, weight, remainder, squares, .. } = self.places[place];
             let recipe = self.optimizer.of(group);
             let Rule::Muon(muon) = recipe.rule else { return Ok(()) };
             let (x, count) = (Room::part(self.room.out, before, [cut.count(), m, n]), cut.count());
@@ -272,12 +301,12 @@ impl Mover<'_> {
             let factors = muon.row_norm.then_some(room);
             if let Some(factors) = factors {
                 let cut = matrices.of_rows(&cut);
-                let squares = Self::rows(&Piece { cut, ..*piece }, (squares, Dtype::F32));
+                let squares = Self::rows(&Piece { cut, ..*piece }, squares);
                 device.emit(RowFactors { x, squares, factors, results, cut })?;
             }
             device.emit(MatrixMove {
-                weight: Self::rows(piece, (weight, dtype)),
-                remainder: remainder.map(|start| Self::rows(piece, (start, Dtype::Remainder))),
+                weight: Self::rows(piece, weight),
+                remainder: remainder.map(|stack| Self::rows(piece, stack)),
                 x,
                 factors,
                 settings,

@@ -3,7 +3,9 @@
 //!
 //! Every table of the parameters that learn is laid in sections ([`Sections`]): what lies before the layers, each layer,
 //! what lies behind them. A section is a table of rows. A rank's share of it is whole pieces of [`SquaredNorm::PIECE`]
-//! elements, so that the norm is made of the same sums whatever the number of ranks. A gradient is added up in the order
+//! elements, so that the norm is made of the same sums whatever the number of ranks. A section with matrices that are moved
+//! whole (Muon) is not cut: layers go to one rank after the other, so that an update needs no message before the weights'
+//! and its work is shared too. A gradient is added up in the order
 //! of the ranks: a piece of the share at a time comes from every rank ([`AllToAll`]) and is summed ([`SumParts`]). Where
 //! that has to be exact it happens after every micro-batch, and micro-batch k is formed by rank k mod n, so that the order
 //! of the additions is that of the micro-batches.
@@ -17,11 +19,12 @@
 //! What lays and emits this is never inlined: one process, on a chip for one, has no room for it on its stack.
 
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
-use super::rule::{STATES, State};
-use super::{Group, Learns, Optimizer, Rows};
+use super::matrices::{self, Matrices, Place, Stack};
+use super::rule::STATES;
+use super::{Group, Learns, Optimizer, Room, Rows};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{
-    Dtype, Layout, Ledger, Part, Region, Role, Section, Sections, Share, Slot, Space, Stacked, Window,
+    Dtype, Layers, Layout, Ledger, Part, Region, Role, Section, Sections, Share, Sharing, Slot, Space, Stacked, Window,
 };
 use crate::model::{Control, Parameter, Parameters};
 use crate::ops::{AllGather, AllToAll, PieceNorms, SquaredNorm, SumNorms, SumParts};
@@ -34,9 +37,7 @@ const PIECE_ROWS: u32 = SquaredNorm::PIECE as u32 / COLUMNS;
 /// Bytes of gradients that come from all ranks at once: enough to hide what a message costs, little beside a model. Of so
 /// many ranks that a message would have less than a piece, it has that.
 const INCOMING: u64 = 32 << 20;
-/// Why ranks do not share a model whose matrices are moved whole.
-const WHOLE: &str = "several ranks do not share matrices that are moved whole; choose another optimizer";
-/// Why they do not share one of other parameters.
+/// Why they do not share a model of other parameters.
 const OTHER: &str = "ranks share parameters that learn at the end of a step and are of one type; this model has others";
 
 /// Neighbours in a section that are moved alike.
@@ -48,6 +49,8 @@ struct Range {
     /// Its first row there, and its rows.
     first: u32,
     rows: u32,
+    /// What it is taken apart into, where it is one parameter that moves as whole matrices.
+    matrices: Option<Matrices>,
 }
 
 /// What a model's parameters take of the sections, found as they are listed.
@@ -98,8 +101,10 @@ struct Table {
     dtype: Dtype,
     before: u64,
     layers: u64,
-    /// Bytes from a layer's first to the next one's; 0 where all layers use the same.
+    /// Bytes from a layer's first to that of the next one that the table has; 0 where all layers use the same.
     stride: u64,
+    /// How many layers further that one is.
+    every: u32,
     behind: u64,
 }
 
@@ -114,6 +119,7 @@ impl Table {
             before: start,
             layers: at(Section::Layer(0)),
             stride: bytes(sections.layer.into()),
+            every: 1,
             behind: at(Section::Behind),
         }
     }
@@ -126,16 +132,17 @@ impl Table {
         let start =
             ledger.table("gradients", Space::Arena, if ends_take_turns { before.max(behind) } else { before + behind });
         let layers = ledger.table("gradients", Space::Arena, bytes(sections.layer));
-        Table { dtype, before: start, layers, stride: 0, behind: if ends_take_turns { start } else { start + before } }
+        let behind = if ends_take_turns { start } else { start + before };
+        Table { dtype, before: start, layers, stride: 0, every: 1, behind }
     }
 
-    /// Shows the parameters of `model` in it that learn: those of which `prefix` says what their names begin with. Lays the
-    /// weights of others behind it.
+    /// Shows the parameters of `model` in it that learn, those to which `slot` gives one. Lays the weights of others behind
+    /// it.
     fn show<M: Parameters>(
         &self,
         model: &M,
         (optimizer, space, role): (&Optimizer, Space, Role),
-        prefix: &dyn Fn(&Parameter) -> Option<&'static str>,
+        slot: &dyn Fn(&Parameter) -> Option<Slot>,
         ledger: &mut dyn Ledger,
     ) -> M::Table {
         let mut outline = Outline::NOTHING;
@@ -146,13 +153,13 @@ impl Table {
                 return if role == Role::Weight { ledger.region(slot) } else { Stacked::NOTHING };
             }
             let (section, first, rows) = outline.take(p);
-            let Some(prefix) = prefix(p) else { return Stacked::NOTHING };
+            let Some(slot) = slot(p) else { return Stacked::NOTHING };
             let offset = self.at(section).saturating_add(first.saturating_mul(self.dtype.row_bytes(COLUMNS)));
             // What lies behind the layers and begins where what lies before them does has its bytes.
             let overlay = section == Section::Behind && self.behind == self.before && first < outline.rows[0];
             let apart = (rows / u64::from(p.layers.max(1))).saturating_mul(self.dtype.row_bytes(COLUMNS));
             let stride = if p.is_layered() { self.stride } else { apart };
-            ledger.part(p.slot(prefix, role, self.dtype), Part { space, offset, stride, overlay })
+            ledger.part(slot, Part { space, offset, stride, overlay })
         })
     }
 
@@ -160,7 +167,7 @@ impl Table {
     const fn at(&self, section: Section) -> u64 {
         match section {
             Section::Before => self.before,
-            Section::Layer(l) => self.layers + l as u64 * self.stride,
+            Section::Layer(l) => self.layers + (l / self.every) as u64 * self.stride,
             Section::Behind => self.behind,
         }
     }
@@ -185,6 +192,8 @@ const STATE_NAMES: [Names; STATES] = [
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shared {
     ranks: Ranks,
+    /// Which kinds of sections a rank has as a whole, as [`Sharing::whole`].
+    whole: [bool; 3],
     /// Rows of each section.
     sections: Sections,
     ranges: [Option<Range>; RANGES],
@@ -199,8 +208,8 @@ pub struct Shared {
     states: [Table; STATES],
     /// [1, ranks, rows, 128]: pieces of gradients on their way.
     incoming: Option<Region>,
-    /// [1, ranks, pieces of a rank, 1]: the squared norm of each.
-    norms: Region,
+    /// Where the squared norms of pieces lie. A place and no region, because a chip that learns has this on its stack.
+    norms: u64,
     /// Why the model cannot be updated, where it cannot.
     refused: Option<&'static str>,
 }
@@ -215,17 +224,17 @@ pub(super) fn lay<M: Parameters>(
     ledger: &mut dyn Ledger,
 ) -> (M::Table, Option<Learning<M::Table>>) {
     let (mut outline, mut ranges, mut refused) = (Outline::NOTHING, heapless::Vec::new(), None);
+    let mut whole = [false; 3];
     let (dtype, mut kept) = (profile.dtype(Role::Weight), 0);
     model.parameters(&mut |p| {
         if p.learns == Learns::InBackward || weight(p) != dtype {
             refused = Some(OTHER);
         }
-        if optimizer.moves_whole(p) {
-            refused = Some(WHOLE);
-        }
         if optimizer.learns(p) {
             let (section, first, rows) = outline.take(p);
-            if !extend(&mut ranges, optimizer, (p.group, section), [first, rows]) {
+            let matrices = optimizer.moves_whole(p).then(|| Matrices::of(p));
+            whole[section.kind()] |= matrices.is_some();
+            if !extend(&mut ranges, optimizer, (p.group, section, matrices), [first, rows]) {
                 refused = Some(TOO_MANY);
             }
             kept = kept.max(optimizer.of(p.group).rule.states().len());
@@ -238,14 +247,18 @@ pub(super) fn lay<M: Parameters>(
         Table::lay(name, Space::Arena, dtype, &sections, ledger)
     };
     let weights = table("weights", Role::Weight, ledger);
-    let own = weights.show(model, (optimizer, Space::Arena, Role::Weight), &|_| Some(""), ledger);
+    let named = |p: &Parameter, prefix, role| Some(p.slot(prefix, role, profile.dtype(role)));
+    let slot = |p: &Parameter| named(p, "", Role::Weight);
+    let own = weights.show(model, (optimizer, Space::Arena, Role::Weight), &slot, ledger);
     let gradients = match ranks.gradients {
         true => Table::lay_in_turn(&sections, model.ends_take_turns(), profile.dtype(Role::Gradient), ledger),
         false => table("gradients", Role::Gradient, ledger),
     };
-    let formed = gradients.show(model, (optimizer, Space::Arena, Role::Gradient), &|_| Some("gradient."), ledger);
+    let slot = |p: &Parameter| named(p, "gradient.", Role::Gradient);
+    let formed = gradients.show(model, (optimizer, Space::Arena, Role::Gradient), &slot, ledger);
     let mut shared = Shared {
         ranks,
+        whole,
         sections,
         ranges: core::array::from_fn(|i| ranges.get(i).copied()),
         weights,
@@ -254,27 +267,24 @@ pub(super) fn lay<M: Parameters>(
         masters: None,
         states: [gradients; STATES],
         incoming: None,
-        norms: gradients.rows(Section::Before, 0, 0),
+        norms: 0,
         refused,
     };
     shared.lay_sums(ledger);
-    let mut share = |names: &Names, (role, dtype), prefix: &dyn Fn(&Parameter) -> Option<&'static str>| {
+    let mut share = |names: &Names, (role, dtype), slot: &dyn Fn(&Parameter) -> Option<Slot>| {
         let whole = Table::lay("a table that ranks share", Space::Shared, dtype, &sections, ledger);
-        whole.show(model, (optimizer, Space::Shared, role), prefix, ledger);
+        whole.show(model, (optimizer, Space::Shared, role), slot, ledger);
         shared.lay_share(names, (role, dtype), Some(&whole), ledger)
     };
     let masters = (dtype != Dtype::F32).then(|| {
         let names = ["before.share of masters", "layers.share of masters", "behind.share of masters"];
-        share(&names, (Role::Master, Dtype::Remainder), &|_| Some("master."))
+        let slot = |p: &Parameter| Some(p.slot("master.", Role::Master, Dtype::Remainder));
+        share(&names, (Role::Master, Dtype::Remainder), &slot)
     });
     let mut states = [gradients; STATES];
     for (i, (state, names)) in states.iter_mut().zip(&STATE_NAMES).take(kept).enumerate() {
-        let prefix = |p: &Parameter| match optimizer.of(p.group).rule.states().get(i)? {
-            State::Elements(prefix) => Some(*prefix),
-            // Of whole matrices, which ranks do not share.
-            State::Rows(_) => None,
-        };
-        *state = share(names, (Role::Moment, Dtype::F32), &prefix);
+        let slot = |p: &Parameter| Some(optimizer.of(p.group).rule.states().get(i)?.slot(p, Dtype::F32));
+        *state = share(names, (Role::Moment, Dtype::F32), &slot);
     }
     (shared.masters, shared.states) = (masters, states);
     let updater = Updater { optimizer: *optimizer, kept: Kept::Shared(shared) };
@@ -285,13 +295,13 @@ pub(super) fn lay<M: Parameters>(
 fn extend(
     ranges: &mut heapless::Vec<Range, RANGES>,
     optimizer: &Optimizer,
-    (group, section): (Group, Section),
+    (group, section, matrices): (Group, Section, Option<Matrices>),
     [first, rows]: [u64; 2],
 ) -> bool {
     // More rows than are counted were refused as they were laid.
     let [first, rows] = [first, rows].map(|rows| rows.min(u32::MAX.into()) as u32);
     let neighbour = |range: &&mut Range| {
-        let alike = optimizer.of(range.group) == optimizer.of(group);
+        let alike = optimizer.of(range.group) == optimizer.of(group) && matrices.or(range.matrices).is_none();
         alike && (range.section, range.first.saturating_add(range.rows)) == (section, first)
     };
     match ranges.iter_mut().find(neighbour) {
@@ -299,18 +309,27 @@ fn extend(
             range.rows = range.rows.saturating_add(rows);
             true
         }
-        None => ranges.push(Range { group, section, first, rows }).is_ok(),
+        None => ranges.push(Range { group, section, first, rows, matrices }).is_ok(),
     }
 }
 
 impl Shared {
-    /// What the rows of a section of `rows` rows are of the ranks.
-    fn share_of(&self, rows: u32) -> Share {
-        Share::of_pieces(self.ranks.rank, self.ranks.count, rows.div_ceil(PIECE_ROWS), PIECE_ROWS)
+    const fn sharing(&self) -> Sharing {
+        Sharing { ranks: self.ranks.count, whole: self.whole }
+    }
+
+    /// The pieces of each section.
+    fn pieces(&self) -> Sections {
+        self.sections.map(|rows| rows.div_ceil(PIECE_ROWS))
     }
 
     fn share(&self, section: Section) -> Share {
-        self.share_of(self.sections.len(section))
+        self.sharing().of(self.ranks.rank, &self.pieces(), section, PIECE_ROWS)
+    }
+
+    /// The layers of which this rank has rows.
+    const fn layers(&self) -> Layers {
+        self.sharing().layers_of(self.ranks.rank, self.sections.layers)
     }
 
     /// Lays what gradients are added up with.
@@ -320,12 +339,12 @@ impl Shared {
         self.sums = self.ranks.each().then(|| self.lay_share(&names, (Role::Gradient, Dtype::F32), None, ledger));
         let mut region = |name, shape| ledger.region(Slot::new(name, Role::Work, Dtype::F32, shape)).first;
         let bytes = u64::from(COLUMNS) * Dtype::F32.size() * u64::from(count);
-        let shares = self.sections.map(|rows| self.share_of(rows).rows);
-        let longest = shares.before.max(shares.layer).max(shares.behind);
-        let most = (INCOMING / bytes).max(PIECE_ROWS.into()).min(longest.into()) as u32;
+        let shares = self.sharing().most(&self.pieces());
+        let longest = u64::from(shares.before.max(shares.layer).max(shares.behind)) * u64::from(PIECE_ROWS);
+        let most = (INCOMING / bytes).max(PIECE_ROWS.into()).min(longest) as u32;
         self.incoming = (count > 1).then(|| region("gradients of ranks", [1, count, most, COLUMNS]));
-        let pieces = shares.map(|rows| rows / PIECE_ROWS).total();
-        self.norms = region("norms of pieces", [1, count, pieces.min(u32::MAX.into()) as u32, 1]);
+        let pieces = shares.total().min(u32::MAX.into()) as u32;
+        self.norms = region("norms of pieces", [1, count, pieces, 1]).offset;
     }
 
     /// Lays this rank's share of a table as long as that of the gradients: of `whole`, where ranks have it together.
@@ -336,20 +355,25 @@ impl Shared {
         whole: Option<&Table>,
         ledger: &mut dyn Ledger,
     ) -> Table {
-        let mut lay = |name, section, layers| {
+        let Layers { first, every, count, most } = self.layers();
+        let mut lay = |name, section, layers: [u32; 2]| {
             let (share, rows) = (self.share(section), self.sections.len(section));
-            let slot = Slot::new(name, role, dtype, [1, 1, share.rows, COLUMNS]).layers(layers);
+            let slot = Slot::new(name, role, dtype, [1, 1, share.rows, COLUMNS]).layers(layers[1]);
             let Some(whole) = whole else { return ledger.region(slot).first.offset };
             let own = share.own(0, rows);
             let own = whole.rows(section, own.start, own.len() as u32);
-            ledger.window(slot, Window { of: [own.offset, own.end()], stride: whole.stride }).offset
+            let stride = u64::from(every) * whole.stride;
+            ledger.window(slot, Window { of: [own.offset, own.end()], stride, layers: layers[0] }).offset
         };
+        // A rank that has none of the layers has room for as many as any other.
+        let layer = Section::Layer(if count > 0 { first } else { 0 });
         Table {
             dtype,
-            before: lay(names[0], Section::Before, 1),
-            layers: lay(names[1], Section::Layer(0), self.sections.layers),
-            stride: u64::from(self.share(Section::Layer(0)).rows) * dtype.row_bytes(COLUMNS),
-            behind: lay(names[2], Section::Behind, 1),
+            before: lay(names[0], Section::Before, [1; 2]),
+            layers: lay(names[1], layer, [count, most]),
+            stride: u64::from(self.share(layer).rows) * dtype.row_bytes(COLUMNS),
+            every,
+            behind: lay(names[2], Section::Behind, [1; 2]),
         }
     }
 
@@ -386,7 +410,7 @@ impl Shared {
             let Ranks { rank, count, .. } = self.ranks;
             let each = all.slice_rows(1, count);
             if count > 1 {
-                device.emit(AllGather { whole: each, first: 0, share: Share { rank, ranks: count, rows: 1 } })?;
+                device.emit(AllGather { whole: each, first: 0, share: Share::of_rows(rank, count, 1) })?;
             }
             let parts = each.reshaped([1, count, 1, Control::RANK]);
             device.emit(SumParts { parts, sum: all.slice_rows(0, 1), adds })?;
@@ -427,20 +451,24 @@ impl Shared {
     /// The norm of the sum.
     fn norm(&self, device: &mut dyn Device, results: Region) -> Result<(), OperationError> {
         let Ranks { rank, count, .. } = self.ranks;
-        let pieces = self.sections.map(|rows| rows.div_ceil(PIECE_ROWS));
-        let (shares, each) = (pieces.map(|pieces| pieces.div_ceil(count)), self.norms.shape[2]);
+        let pieces = self.pieces();
+        let shares = self.sharing().most(&pieces);
+        // Of fewer pieces than rows, and those were counted as they were laid.
+        let each = shares.total() as u32;
+        let whole = Region { space: Space::Arena, dtype: Dtype::F32, offset: self.norms, shape: [1, count, each, 1] };
         for section in self.sections.as_formed() {
             let own = self.share(section).own(0, self.sections.len(section)).len() as u32;
             if own > 0 {
                 let first = rank * each + shares.start(section) as u32;
-                let norms = self.norms.slice_rows(first, own.div_ceil(PIECE_ROWS));
+                let norms = whole.slice_rows(first, own.div_ceil(PIECE_ROWS));
                 device.emit(PieceNorms { gradient: self.sum(section, 0, own), norms })?;
             }
         }
         if count > 1 {
-            device.emit(AllGather { whole: self.norms, first: 0, share: Share { rank, ranks: count, rows: each } })?;
+            device.emit(AllGather { whole, first: 0, share: Share::of_rows(rank, count, each) })?;
         }
-        device.emit(SumNorms { norms: self.norms.reshaped([1, 1, count, each]), sections: pieces, results })
+        let norms = whole.reshaped([1, 1, count, each]);
+        device.emit(SumNorms { norms, sections: pieces, whole: self.whole, results })
     }
 
     /// The ranges of `section`.
@@ -460,6 +488,7 @@ impl Shared {
         device: &mut dyn Device,
         control: &Control,
         optimizer: &Optimizer,
+        room: Option<&Room>,
     ) -> Result<(), OperationError> {
         if let Some(why) = self.refused {
             return Err(OperationError::Unsupported(why));
@@ -470,7 +499,7 @@ impl Shared {
         self.norm(device, control.results)?;
         for section in self.sections.all() {
             let (share, begins) = (self.share(section), self.share(section).own(0, self.sections.len(section)).start);
-            for range in self.ranges(section) {
+            for range in self.ranges(section).filter(|range| range.matrices.is_none()) {
                 let own = share.own(range.first, range.rows);
                 let (first, rows) = (range.first + own.start, own.len() as u32);
                 if rows == 0 {
@@ -486,12 +515,42 @@ impl Shared {
                 optimizer.emit(device, control, range.group, of)?;
             }
         }
+        let places: heapless::Vec<Place, RANGES> = self.ranges.iter().flatten().filter_map(|r| self.place(r)).collect();
+        matrices::update(device, control, optimizer, &places, room)?;
         if self.ranks.count == 1 {
             return Ok(());
         }
         self.sections.all().filter(|section| self.sections.len(*section) > 0).try_for_each(|section| {
             let whole = self.weights.rows(section, 0, self.sections.len(section));
             device.emit(AllGather { whole, first: 0, share: self.share(section) })
+        })
+    }
+
+    /// Where the matrices of `range` lie that this rank moves, if it moves any.
+    fn place(&self, range: &Range) -> Option<Place> {
+        let (Range { group, section, first, rows, .. }, matrices) = (*range, range.matrices?);
+        let layers = self.layers();
+        let (section, every, matrices) = match section {
+            Section::Layer(_) => (Section::Layer(layers.first), layers.every, matrices.of_layers(layers.count)?),
+            _ if self.share(section).own(first, rows).is_empty() => return None,
+            _ => (section, 1, matrices),
+        };
+        let stack = |table: Table| {
+            let stride = match section {
+                Section::Layer(_) => table.stride * u64::from(every / table.every),
+                _ => u64::from(rows / matrices.layers()) * table.dtype.row_bytes(COLUMNS),
+            };
+            Stack { dtype: table.dtype, first: table.rows(section, first, rows).offset, stride: Some(stride) }
+        };
+        let [momentum, squares] = self.states.map(stack);
+        Some(Place {
+            group,
+            matrices,
+            weight: stack(self.weights),
+            remainder: self.masters.map(stack),
+            gradient: stack(self.sums.unwrap_or(self.gradients)),
+            momentum,
+            squares,
         })
     }
 }

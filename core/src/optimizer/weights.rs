@@ -2,7 +2,7 @@
 //! each, in which neighbours that are moved alike lie behind each other.
 
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
-use super::matrices::{self, Matrices, Place};
+use super::matrices::{self, Matrices, Place, Stack};
 use super::rule::STATES;
 use super::{Group, Optimizer, Room, Rows};
 use crate::device::{Device, OperationError, Profile};
@@ -208,8 +208,16 @@ impl Whole {
     ) -> Result<(), OperationError> {
         let place = |range: &Range| {
             let Range { group, dtype, weight, remainder, gradient, states: [momentum, squares], matrices, .. } = *range;
-            let gradient = (gradient, self.gradient.dtype);
-            Some(Place { group, matrices: matrices?, dtype, weight, remainder, gradient, momentum, squares })
+            let stack = |dtype, first| Stack { dtype, first, stride: None };
+            Some(Place {
+                group,
+                matrices: matrices?,
+                weight: stack(dtype, weight),
+                remainder: remainder.map(|first| stack(Dtype::Remainder, first)),
+                gradient: stack(self.gradient.dtype, gradient),
+                momentum: stack(Dtype::F32, momentum),
+                squares: stack(Dtype::F32, squares),
+            })
         };
         let places: heapless::Vec<Place, RANGES> = self.ranges.iter().flatten().filter_map(place).collect();
         matrices::update(device, control, optimizer, &places, room)

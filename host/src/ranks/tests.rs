@@ -39,6 +39,14 @@ const MIXED: &str = "preset = 'pythia-tiny'\n[model]\nlayers = 3\nd_model = 72\n
                      [group.embedding]\noptimizer = 'frozen'\n[group.head]\noptimizer = 'sgd'\nmomentum = 0.0\n\
                      [group.vector]\noptimizer = 'sgd'\nlr = 0.5\nweight_decay = 0.01";
 
+/// Matrices that are moved whole: those of three layers, which ranks have in turn, beside a table that is cut; and before the
+/// layers one more, so that nothing there is cut. Tables of values belong to no layer.
+const WHOLE: &str = "preset = 'pythia-tiny'\noptimizer = 'muon'\nmuon_row_norm = true\n[model]\nlayers = 3\nd_model = 72\n\
+                     heads = 3\nd_ff = 97\nhead_size = 24";
+const WHOLE_FACTOR: &str = "preset = 'yxanul-tiny'\noptimizer = 'muon'\n[model]\nlayers = 3\nd_model = 73\nheads = 3\n\
+                            kv_heads = 1\nd_ff = 97\nhead_size = 26\nrank = 51\nbias = true";
+const QUICK: &str = "preset = 'quick-tiny'\n[model]\nlayers = 5";
+
 const EXACT: Run = Run { device: "cpu", model: UNTIED, exact: true, zero: 1, micro: 6, clip: 1.0 };
 const PLAIN: Run = Run { exact: false, ..EXACT };
 
@@ -143,7 +151,8 @@ fn apart(a: &[u32], b: &[u32]) -> f64 {
 fn exact_ranks_have_the_bits_of_one_whatever_their_number() {
     let cases =
         [UNTIED, FACTORISED, MIXED].into_iter().flat_map(|model| ["cpu", "reference"].map(|device| (device, model)));
-    for (device, model) in cases {
+    let whole = [("cpu", WHOLE), ("cpu", WHOLE_FACTOR), ("cpu", QUICK), ("reference", WHOLE)];
+    for (device, model) in cases.chain(whole) {
         let run = Run { device, model, ..EXACT };
         let alone = train(run, 1);
         let expected = moments(&alone);
@@ -168,7 +177,7 @@ fn exact_ranks_have_the_bits_of_one_whatever_their_number() {
 /// without a clip it moves nothing.
 #[test]
 fn a_single_micro_batch_has_the_bits_of_one_process_however_tables_are_laid() {
-    for model in [UNTIED, FACTORISED] {
+    for model in [UNTIED, FACTORISED, WHOLE, WHOLE_FACTOR, QUICK] {
         let alone = train(Run { model, micro: 1, clip: 0.0, ..PLAIN }, 1);
         for zero in [1, 2] {
             let exact = train(Run { model, micro: 1, clip: 0.0, zero, ..EXACT }, 1);

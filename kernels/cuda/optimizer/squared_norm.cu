@@ -64,12 +64,15 @@ struct SumNormsArgs {
     u32 pieces[3];       // of the section before the layers, of a layer, of the section behind them
     u32 layers;
     u32 shares[3];  // the most of those that a rank has
-    u32 each;       // all pieces of a rank
+    u32 turns[3];   // whether sections of this kind belong to one rank after the other, as a whole
+    u32 ranks;
+    u32 each;  // all pieces of a rank
 };
 
 // The norm of piece i of the table.
 __device__ float norm_of(const SumNormsArgs& a, u32 i) {
-    u32 start = 0, section = 0;
+    // Layers are given away first.
+    u32 start = 0, section = 0, turn = a.layers;
     if (i >= a.pieces[0]) {
         i -= a.pieces[0];
         start = a.shares[0];
@@ -77,9 +80,11 @@ __device__ float norm_of(const SumNormsArgs& a, u32 i) {
         u32 layer = section == 1 ? i / a.pieces[1] : a.layers;
         i -= layer * a.pieces[1];
         start += layer * a.shares[1];
+        turn = section == 1 ? layer : a.layers + 1;
     }
     u32 share = a.shares[section];
-    return a.norms[(u64)(i / share) * a.each + start + i % share];
+    u32 rank = (i / share + (a.turns[section] ? turn : 0)) % a.ranks;
+    return a.norms[(u64)rank * a.each + start + i % share];
 }
 
 __device__ void sum_norms_of_ranks(const SumNormsArgs& a) {

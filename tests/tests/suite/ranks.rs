@@ -107,7 +107,10 @@ mod mpi {
         for (name, data) in [
             ("tales", "--data tales"),
             ("random", "--data corpus.txt --tokenizer byte --set value_tables=1 --set stream_scalars=true"),
-            ("pool", "--data corpus.txt --tokenizer byte --cache none --pool 12KiB"),
+            (
+                "pool",
+                "--data corpus.txt --tokenizer byte --cache none --pool 12KiB --optimizer muon --muon-row-norm --set layers=3",
+            ),
             (
                 "consecutive",
                 "--data corpus.txt --tokenizer byte --order consecutive --preset yxanul-tiny --set rank=8 --set kv_heads=1",
@@ -427,13 +430,14 @@ mod gpus {
     fn exact_ranks_on_gpus_have_the_bits_of_one() {
         let dir = directory();
         let dir = dir.path();
-        for precision in ["f32", "bf16"] {
+        let muon = "bf16 --optimizer muon --muon-row-norm --set layers=3";
+        for (name, precision) in [("f32", "f32"), ("bf16", "bf16"), ("muon", muon)] {
             let line = |out: &str, steps: u32| {
                 format!(
-                    "train --device cuda --precision {precision} {SMALL} --exact-ranks --steps {steps} --out {precision}-{out}"
+                    "train --device cuda --precision {precision} {SMALL} --exact-ranks --steps {steps} --out {name}-{out}"
                 )
             };
-            let alone = dir.join(format!("{precision}-alone"));
+            let alone = dir.join(format!("{name}-alone"));
             run(1, dir, &line("alone", 3)).remove(0).ok();
             for (count, zero) in [(2, 1), (3, 1), (2, 2)] {
                 let out = format!("{count}-{zero}");
@@ -441,16 +445,13 @@ mod gpus {
                 let ended = run(count, dir, &format!("{} --zero {zero}", line(&out, 3)));
                 assert!(ended[1..].iter().all(|rank| rank.out.is_empty() && rank.err.is_empty()), "{ended:?}");
                 ended.into_iter().for_each(|rank| drop(rank.ok()));
-                let ours = dir.join(format!("{precision}-{out}"));
-                assert!(
-                    tensors(&ours, 3) == tensors(&alone, 3),
-                    "{precision}: {count} ranks, --zero {zero}: other bits"
-                );
+                let ours = dir.join(format!("{name}-{out}"));
+                assert!(tensors(&ours, 3) == tensors(&alone, 3), "{name}: {count} ranks, --zero {zero}: other bits");
             }
             run(2, dir, &line("on", 1)).into_iter().for_each(|rank| drop(rank.ok()));
-            let resumed = run(3, dir, &format!("train --json --out {precision}-on --resume --steps 3"));
+            let resumed = run(3, dir, &format!("train --json --out {name}-on --resume --steps 3"));
             resumed.into_iter().for_each(|rank| drop(rank.ok()));
-            assert!(tensors(&dir.join(format!("{precision}-on")), 3) == tensors(&alone, 3), "{precision}: resumed");
+            assert!(tensors(&dir.join(format!("{name}-on")), 3) == tensors(&alone, 3), "{name}: resumed");
         }
         // In fp8 as well, after the sixteen steps in which scales are found.
         let line = |out: &str| {

@@ -2,7 +2,7 @@
 
 use super::squared_norm::SquaredNorm;
 use crate::device::{Operand, Operation, OperationError};
-use crate::memory::{Arena, Region, Sections};
+use crate::memory::{Arena, Region, Sections, Sharing};
 use crate::ops::math::dot;
 use crate::train::Results;
 
@@ -41,26 +41,33 @@ impl Operation for PieceNorms {
 }
 
 /// `results.squared_norm = Σ norms` of all pieces of a table, in order in f64: with [`PieceNorms`] of all pieces the bits of
-/// [`SquaredNorm`]. Ranks share each section of the table, and the norms of a rank's pieces lie together.
+/// [`SquaredNorm`]. Ranks share the sections of the table, and the norms of a rank's pieces lie together.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SumNorms {
     /// [ranks, the pieces of a rank]: a rank's share of each section.
     pub norms: Region,
     /// The pieces of each section.
     pub sections: Sections,
+    /// Which kinds of sections a rank has as a whole, as [`Sharing::whole`].
+    pub whole: [bool; 3],
     /// The results; the squared norm is written.
     pub results: Region,
 }
 
 impl SumNorms {
+    /// How the ranks share the pieces.
+    pub const fn sharing(&self) -> Sharing {
+        Sharing { ranks: self.norms.rows(), whole: self.whole }
+    }
+
     /// Where among `norms` that of each piece of the table is, in the order of the table.
     pub fn places(&self) -> impl Iterator<Item = usize> + use<> {
-        let (sections, ranks) = (self.sections, self.norms.rows().max(1));
-        let shares = sections.map(|pieces| pieces.div_ceil(ranks));
+        let (sections, sharing) = (self.sections, self.sharing());
+        let most = sharing.most(&sections);
         sections.all().flat_map(move |section| {
-            let (share, start) = (shares.len(section), shares.start(section));
+            let (share, start) = (sharing.of(0, &sections, section, 1), most.start(section));
             (0..sections.len(section)).map(move |piece| {
-                (u64::from(piece / share) * shares.total() + start + u64::from(piece % share)) as usize
+                (u64::from(share.owner(piece)) * most.total() + start + u64::from(piece % share.rows)) as usize
             })
         })
     }
@@ -75,9 +82,8 @@ impl Operation for SumNorms {
     }
 
     fn validate(&self) -> Result<(), OperationError> {
-        let ranks = self.norms.rows();
-        let shares = self.sections.map(|pieces| pieces.div_ceil(ranks.max(1)));
-        self.expect(ranks > 0 && u64::from(self.norms.columns()) == shares.total(), "norms")?;
+        let most = self.sharing().most(&self.sections);
+        self.expect(self.norms.rows() > 0 && u64::from(self.norms.columns()) == most.total(), "norms")?;
         self.expect(self.results.elements() == Results::LEN, "results")
     }
 
@@ -116,9 +122,20 @@ mod tests {
             let norms = norms.reshaped([1, 1, 10, 1]).slice_rows(place, 1);
             b.run(PieceNorms { gradient, norms });
         }
-        b.run(SumNorms { norms, sections, results: shared });
+        let sum = SumNorms { norms, sections, whole: [false; 3], results: shared };
+        b.run(sum);
         assert_eq!(b.get(shared), expected);
-        let misfit = SumNorms { norms: norms.reshaped([1, 1, 5, 2]), sections, results: shared }.validate();
+        // Layer by layer: the first rank has the first one, the second rank the second.
+        let norms = b.poison([1, 1, 2, 7]);
+        for (piece, place) in [(0, 0), (1, 1), (2, 7), (3, 2), (4, 3), (5, 11), (6, 12), (7, 6)] {
+            let elements = (gradient.columns() - piece * 16_384).min(16_384);
+            let gradient = gradient.slice_columns(piece * 16_384, elements);
+            b.run(PieceNorms { gradient, norms: norms.reshaped([1, 1, 14, 1]).slice_rows(place, 1) });
+        }
+        let shared = b.results(Results { loss: 5.0, ..Results::default() });
+        b.run(SumNorms { norms, sections, whole: [false, true, false], results: shared });
+        assert_eq!(b.get(shared), expected);
+        let misfit = SumNorms { norms: sum.norms.reshaped([1, 1, 5, 2]), ..sum }.validate();
         assert_eq!(misfit, Err(OperationError::Shape { operation: "sum_norms", operand: "norms" }));
     }
 }

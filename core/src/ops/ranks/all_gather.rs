@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn the_reference_knows_no_other_ranks() {
         let whole = Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [1, 1, 2, 2] };
-        let op = AllGather { whole, first: 0, share: Share { rank: 0, ranks: 2, rows: 1 } };
+        let op = AllGather { whole, first: 0, share: Share::of_rows(0, 2, 1) };
         assert!(matches!(op.reference(&mut Arena::new(&mut [0; 2])), Err(OperationError::Unsupported(_))));
     }
 }

@@ -1,6 +1,6 @@
 //! Norms of gradients, and updates of parameters.
 
-use capful_core::memory::{Dtype, Sections};
+use capful_core::memory::{Dtype, Sections, Sharing};
 use capful_core::ops::{
     AdamW, Cut, EmbedUpdate, FactoredUpdate, Lion, MatrixMomentum, MatrixMove, Moved, Orthogonalise, PieceNorms,
     RowFactors, Sgd, SquaredNorm, SumNorms,
@@ -21,12 +21,20 @@ pub fn norms_of_pieces_and_their_sum(w: &mut impl Witness) {
         let pieces = count.div_ceil(16_384);
         w.case(|l| PieceNorms { gradient: l.exact(vector(count), 0.01), norms: l.exact(matrix(pieces, 1), 1.0) });
     }
-    for (ranks, [before, layer, layers, behind]) in
-        [(1, [3, 0, 1, 0]), (1, [700, 3, 5, 1]), (2, [3, 2, 4, 1]), (3, [0, 97, 6, 700]), (8, [1, 5, 3, 0])]
-    {
+    let (parts, layers_whole) = ([false; 3], [false, true, false]);
+    for (ranks, [before, layer, layers, behind], whole) in [
+        (1, [3, 0, 1, 0], parts),
+        (1, [700, 3, 5, 1], layers_whole),
+        (2, [3, 2, 4, 1], parts),
+        (2, [3, 2, 4, 1], layers_whole),
+        (3, [0, 97, 6, 700], parts),
+        (3, [2, 97, 6, 700], [true; 3]),
+        (8, [1, 5, 3, 0], parts),
+        (8, [1, 5, 3, 0], layers_whole),
+    ] {
         let sections = Sections { before, layer, layers, behind };
-        let each = sections.map(|pieces: u32| pieces.div_ceil(ranks)).total() as u32;
-        w.case(|l| SumNorms { norms: l.exact(matrix(ranks, each), 1.0), sections, results: control(l, 0.5)[1] });
+        let each = Sharing { ranks, whole }.most(&sections).total() as u32;
+        w.case(|l| SumNorms { norms: l.exact(matrix(ranks, each), 1.0), sections, whole, results: control(l, 0.5)[1] });
     }
 }
 

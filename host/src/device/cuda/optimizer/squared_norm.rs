@@ -40,14 +40,15 @@ impl OnCuda for SumNorms {
     #[inline(never)]
     fn run(self, cuda: &mut Cuda) -> Result<(), OperationError> {
         let (norms, results) = (cuda.address(self.norms)?, cuda.address(self.results)?);
-        let shares = self.sections.map(|pieces| pieces.div_ceil(self.norms.rows()));
         let each = |Sections { before, layer, behind, .. }| [before, layer, behind];
         let arguments = SumNormsArgs {
             norms,
             results,
             pieces: each(self.sections),
             layers: self.sections.layers,
-            shares: each(shares),
+            shares: each(self.sharing().most(&self.sections)),
+            turns: self.whole.map(u32::from),
+            ranks: self.norms.rows(),
             each: self.norms.columns(),
         };
         cuda.launch("squared_norm", "sum_norms", [1, 1, 1], 256, &arguments)
