@@ -53,7 +53,7 @@ program=$PWD/target/firmware/$target/release/speak
 
 # Results are the same bits everywhere because nothing is contracted: vfma rounds once where the host rounds twice.
 objdump=arm-none-eabi-objdump
-for name in speak speak_spiking large learn spike adapt; do
+for name in speak speak_spiking large quick learn spike adapt; do
   asm=target/firmware/$name.asm
   "$objdump" -d "${program%/*}/$name" > "$asm"
   grep -q vmul "$asm" || { echo "tests/firmware/run.sh: no float instruction was found in $name"; exit 1; }

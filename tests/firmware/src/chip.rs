@@ -1,9 +1,11 @@
-//! A device of no more operations than a transformer decodes with: the linker leaves out the rest.
+//! Devices of no more operations than a transformer decodes with: the linker leaves out the rest.
 
 use capful_core::device::{Device, Op, Operation, OperationError};
 use capful_core::image::OnArena;
 use capful_core::memory::Arena;
-use capful_core::ops::{CachedAttention, Embed, Linear, Norm, QuantiseRows, SwiGlu};
+use capful_core::ops::{
+    AddValues, Blend, CachedAttention, Carry, Embed, Linear, Norm, QkNorm, QuantiseRows, Softcap, SwiGlu,
+};
 
 #[cfg(not(feature = "plain"))]
 use crate::dsp::Dsp as Codes;
@@ -85,5 +87,59 @@ impl<'a> From<Arena<'a>> for Speaker<'a> {
 impl<'a> OnArena<'a> for Speaker<'a> {
     fn arena(&mut self) -> &mut Arena<'a> {
         &mut self.arena
+    }
+}
+
+/// Decodes those with a norm of queries and keys, value tables, scalars on the residual stream or a softcap, too.
+pub struct QuickSpeaker<'a>(Speaker<'a>);
+
+#[inline(never)]
+fn qk_norm(norm: &QkNorm, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+    norm.reference(arena)
+}
+
+#[inline(never)]
+fn add_values(values: &AddValues, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+    values.reference(arena)
+}
+
+#[inline(never)]
+fn carry(carry: &Carry, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+    carry.reference(arena)
+}
+
+#[inline(never)]
+fn blend(blend: &Blend, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+    blend.reference(arena)
+}
+
+#[inline(never)]
+fn softcap(softcap: &Softcap, arena: &mut Arena<'_>) -> Result<(), OperationError> {
+    softcap.reference(arena)
+}
+
+impl Device for QuickSpeaker<'_> {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        let arena = &mut self.0.arena;
+        match op {
+            Op::QkNorm(o) => qk_norm(o, arena),
+            Op::AddValues(o) => add_values(o, arena),
+            Op::Carry(o) => carry(o, arena),
+            Op::Blend(o) => blend(o, arena),
+            Op::Softcap(o) => softcap(o, arena),
+            _ => self.0.run(op),
+        }
+    }
+}
+
+impl<'a> From<Arena<'a>> for QuickSpeaker<'a> {
+    fn from(arena: Arena<'a>) -> Self {
+        QuickSpeaker(Speaker { arena })
+    }
+}
+
+impl<'a> OnArena<'a> for QuickSpeaker<'a> {
+    fn arena(&mut self) -> &mut Arena<'a> {
+        &mut self.0.arena
     }
 }

@@ -23,7 +23,7 @@ mod start;
 mod tell;
 
 pub use adapt::adapt;
-pub use chip::Speaker;
+pub use chip::{QuickSpeaker, Speaker};
 pub use count::Counter;
 pub use dsp::Dsp;
 pub use learn::learn;

@@ -44,9 +44,13 @@ fn name(weights: Weights) -> &'static str {
 }
 
 fn said_by_the_run(dir: &Path, weights: Weights, tokens: usize) -> Said {
+    said_behind(PROMPT, dir, weights, tokens)
+}
+
+fn said_behind(prompt: &str, dir: &Path, weights: Weights, tokens: usize) -> Said {
     let run = dir.join("run");
     let context = directory::read_config(&run).unwrap().context();
-    emulated::said_by_the_run(&run, weights.integer(), (PROMPT, tokens, context))
+    emulated::said_by_the_run(&run, weights.integer(), (prompt, tokens, context))
 }
 
 #[test]
@@ -267,6 +271,34 @@ fn a_model_of_29_million_parameters_speaks_from_external_memory_with_the_bits_of
     // The plan is what it needs, to the word.
     let (status, text) = speak(storage - 8);
     assert!(status == 3 && text.contains(&format!("{storage} bytes of storage are needed")), "{status}\n{text}");
+}
+
+/// A quick preset's parts: a norm of queries and keys, value tables, scalars on the residual stream, a softcap.
+#[test]
+#[ignore = "needs the program for the chip: tests/firmware/run.sh builds it and runs this, as CI does"]
+fn a_model_by_the_quick_recipe_speaks_with_the_bits_of_the_run() {
+    const TOKENS: usize = 16;
+    // All of them words of the tales.
+    const PROMPT: &str = "once there was a";
+    let dir = tempfile::tempdir().unwrap();
+    train(dir.path(), "--preset quick-tiny --set layers=3 --set d_model=64 --set d_ff=96 --warmup 0 --lr 1e-3", 20);
+    for weights in WEIGHTS {
+        let bytes = image(dir.path(), weights).bytes().len();
+        let said = said_behind(PROMPT, dir.path(), weights, TOKENS);
+        let path = dir.path().join(format!("{}.img", name(weights)));
+        for board in BOARDS {
+            // Behind the image, in the same memory.
+            let storage = (board.2 + bytes as u64).next_multiple_of(4096);
+            let [address, storage] = [board.2, storage].map(|address| format!("{address:#x}"));
+            let words = [&*address, &bytes.to_string(), &storage, "1048576", &TOKENS.to_string(), PROMPT];
+            let (status, text) = start("quick", board.1, &words.map(str::to_owned), &[(&path, board.2)]);
+            println!("{}, {}:\n{text}", board.0, name(weights));
+            let checksum = format!("{:016x}", said.checksum);
+            assert_eq!((status, line(&text, "checksum")), (0, &*checksum), "{board:?}\n{text}");
+            let stack: Vec<u64> = line(&text, "stack").split(" of ").map(|n| n.parse().unwrap()).collect();
+            assert!(stack[0] < stack[1], "{board:?}: the stack was full");
+        }
+    }
 }
 
 /// The most code and constants that the program links with.
