@@ -4,7 +4,7 @@ loss in the first one's metrics.jsonl.
     cargo build --release
     python3 docs/first_screen.py --host target/release/host
 
-The last command has the flags that the refusal before it names. Training takes two to three minutes on two cores.
+The last command has the flags that the refusal before it names. Training takes under a minute on two cores.
 """
 
 import argparse
@@ -166,7 +166,7 @@ def main():
         ended = json.loads(run(host, ["train", "--json"], directory)[0].splitlines()[-1])
         metrics = Path(directory, ended["run"], "metrics.jsonl").read_text()
         show("train")
-        show('generate --run runs/pythia-tiny-001 --prompt "once there was a" --max-tokens 40 --seed 7')
+        show('generate --run runs/quick-tiny-001 --prompt "once there was a" --max-tokens 40 --seed 7')
         refusal = show(REFUSED)
         flags = re.search(r"(--batch-size \d+ --accumulate \d+(?: --chunk \d+)?) fits", refusal).group(1)
         show(REFUSED.replace("train", "plan").replace("--batch-size 256", flags))

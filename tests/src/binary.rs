@@ -100,15 +100,36 @@ pub fn host(dir: &Path, line: &str) -> Outcome {
 
 /// Runs `host LINE MORE…`, where `more` are arguments that may hold white space.
 pub fn host_with(dir: &Path, line: &str, more: &[&str]) -> Outcome {
-    let output = command(dir, line).args(more).stdin(Stdio::null()).output().expect("the binary starts");
+    let output = with_arguments(dir, line, more).stdin(Stdio::null()).output().expect("the binary starts");
     Outcome::of(line, output)
 }
 
 /// `host LINE`, not yet started.
 pub fn command(dir: &Path, line: &str) -> Command {
+    with_arguments(dir, line, &[])
+}
+
+/// `host LINE MORE…`, not yet started.
+fn with_arguments(dir: &Path, line: &str, more: &[&str]) -> Command {
     let mut command = Command::new(path());
-    command.args(line.split_whitespace()).current_dir(dir);
+    let words = line.split_whitespace().chain(more.iter().copied());
+    let small = if says_no_model(words.clone()) { SMALL } else { "" };
+    command.args(words).args(small.split_whitespace()).current_dir(dir);
     command
+}
+
+/// A model that everything can be tried with: ranks, precisions, exports. The default is of today's parts, which others lack.
+const SMALL: &str = "--preset pythia-tiny";
+
+/// `line`, of the model of most tests where it says nothing of one.
+pub fn of_a_model(line: &str) -> String {
+    if says_no_model(line.split_whitespace()) { format!("{line} {SMALL}") } else { line.to_owned() }
+}
+
+fn says_no_model<'a>(mut words: impl Iterator<Item = &'a str>) -> bool {
+    const ELSEWHERE: [&str; 6] = ["--preset", "--config", "--resume", "--init-from", "--run", "--help"];
+    let takes_one = matches!(words.next(), Some("train" | "plan" | "bench"));
+    takes_one && !words.any(|word| ELSEWHERE.iter().any(|of| word.starts_with(of)))
 }
 
 /// Takes the digests away from the run's directory `run`, as earlier versions left it: its files can then be changed, and

@@ -138,7 +138,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Trains a model; without flags: pythia-tiny on the built-in tales, two to three minutes on two cores
+    /// Trains a model; without flags: quick-tiny on the built-in tales, under a minute on two cores
     Train(train::Train),
     /// What the run that `train` would start takes of memory, whether it fits, and how fast it could be
     Plan(plan::Plan),

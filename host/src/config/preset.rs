@@ -16,6 +16,11 @@ pub struct Preset {
 /// Every preset, the default first.
 pub const PRESETS: [Preset; 18] = [
     Preset {
+        name: "quick-tiny",
+        about: "learns the built-in tales by Muon in under a minute on two cores",
+        text: include_str!("presets/quick-tiny.toml"),
+    },
+    Preset {
         name: "pythia-tiny",
         about: "learns the built-in tales in two to three minutes on two cores",
         text: include_str!("presets/pythia-tiny.toml"),
@@ -34,11 +39,6 @@ pub const PRESETS: [Preset; 18] = [
         name: "pythia-160m",
         about: "12 layers of width 768, under a cap of 10,000 words",
         text: include_str!("presets/pythia-160m.toml"),
-    },
-    Preset {
-        name: "quick-tiny",
-        about: "learns the built-in tales by Muon in under a minute on two cores",
-        text: include_str!("presets/quick-tiny.toml"),
     },
     Preset {
         name: "quick-14m",

@@ -19,7 +19,7 @@ keys! {
     of a run {
         "Model" {
             /// A named starting point; `host presets` lists them
-            preset: String, flag("NAME").shown("pythia-tiny");
+            preset: String, flag("NAME").shown("quick-tiny");
             /// Begins from the weights of a model: a run made here, or a directory of Hugging Face's transformers
             init_from: String => Option<String>, flag("DIR")
                 .page("A model whose weights a run begins from, see the [guide](guide.md#models-from-elsewhere)");

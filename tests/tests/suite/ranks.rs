@@ -43,7 +43,7 @@ mod mpi {
     use std::process::{Child, Command, Stdio};
     use std::time::{Duration, Instant};
 
-    use capful_tests::binary::{Outcome, TINY, directory, path};
+    use capful_tests::binary::{Outcome, TINY, directory, of_a_model, path};
     use serde_json::Value;
 
     use super::{fs, refused};
@@ -64,7 +64,7 @@ mod mpi {
             if i > 0 {
                 command.arg(":");
             }
-            let script = format!("{before} exec \"$0\" {line}");
+            let script = format!("{before} exec \"$0\" {}", of_a_model(line));
             command.args(["-n", &ranks.to_string(), "--wdir"]).arg(dir).args(["bash", "-c", &script]).arg(path());
         }
         command.stdin(Stdio::null());
