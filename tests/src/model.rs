@@ -4,7 +4,7 @@ use capful_core::device::{Rates, Single};
 use capful_core::memory::{Entry, Region, Role};
 use capful_core::model::transformer::{self, Biases, Dialect};
 use capful_core::model::{MicroBatch, Products, Recompute, Transformer};
-use capful_core::ops::{self, Kind, NormKind, RotaryScaling};
+use capful_core::ops::{self, Chance, Kind, NormKind, RotaryScaling};
 use capful_core::optimizer::Optimizer;
 use capful_core::train::Settings;
 use capful_host::config::AnyFamily;
@@ -182,6 +182,7 @@ impl Model {
             recompute,
             pattern: pattern(config.attention()),
             products: Products::Wide,
+            dropout: Chance::NONE,
         };
         let evaluation = MicroBatch { recompute: Recompute::NONE, ..stage };
         let sections = Sections {
