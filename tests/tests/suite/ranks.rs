@@ -107,7 +107,7 @@ mod mpi {
         for (name, data) in [
             ("tales", "--data tales"),
             ("random", "--data corpus.txt --tokenizer byte --set value_tables=1 --set stream_scalars=true"),
-            ("pool", "--data corpus.txt --tokenizer byte --cache none --pool 12KiB"),
+            ("pool", "--data corpus.txt --tokenizer byte --cache none --pool 12KiB --dropout 0.1"),
             (
                 "consecutive",
                 "--data corpus.txt --tokenizer byte --order consecutive --preset yxanul-tiny --set rank=8 --set kv_heads=1",
