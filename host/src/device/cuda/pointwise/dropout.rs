@@ -22,7 +22,7 @@ impl OnCuda for Dropout {
 
 impl Cuda {
     /// What decides which numbers are dropped.
-    fn drop_by(&mut self, o: &Dropout) -> Result<DropArgs, OperationError> {
+    pub(crate) fn drop_by(&mut self, o: &Dropout) -> Result<DropArgs, OperationError> {
         let Dropout { key, place, chance, .. } = *o;
         let first_kept = chance.first_kept().into();
         Ok(DropArgs { key: self.address(key)?, place, first_kept, factor: chance.factor() })
