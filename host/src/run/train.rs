@@ -304,8 +304,6 @@ impl<'a> Trainer<'a> {
         let settings = Settings::of(step, rate, &self.config.optimizer(), stage.clip, stage.step_tokens());
         let settings = Settings { decay, ..settings };
         let micro_batches = self.session.laid.sections.accumulate[index];
-        // Those of all ranks take turns.
-        let before = Curriculum::new(&self.stages).map_or(0, |c| c.micro_batches(step));
         let ranks = self.session.laid.sections.ranks;
         for micro in 0..micro_batches {
             let asked = Instant::now();
@@ -334,7 +332,7 @@ impl<'a> Trainer<'a> {
             if batch.is_none() {
                 self.session.set(Settings { loss_scale: f32::NAN, ..settings })?;
             }
-            let number = before + u64::from(micro * ranks.count + ranks.rank);
+            let number = Curriculum::new(&self.stages).map_or(0, |c| c.number(step, micro, ranks));
             self.session.mask(index, Dropout::key(self.config.seed, number))?;
             // Exact ranks hear it in every micro-batch, others in the update: of the last one all hear the same.
             self.session.tell(f32::from(told))?;
