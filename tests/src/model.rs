@@ -4,7 +4,7 @@ use capful_core::device::{Rates, Single};
 use capful_core::memory::{Entry, Region, Role};
 use capful_core::model::transformer::{self, Biases, Dialect};
 use capful_core::model::{MicroBatch, Products, Recompute, Transformer};
-use capful_core::ops::{self, Kind, NormKind, RotaryScaling};
+use capful_core::ops::{self, Chance, Dropout, Kind, NormKind, RotaryScaling};
 use capful_core::optimizer::Optimizer;
 use capful_core::train::Settings;
 use capful_host::config::AnyFamily;
@@ -67,6 +67,11 @@ pub fn assert_gradients(what: &str, got: &Tensors, expected: &Tensors, tolerance
 pub trait Peer: Oracle {
     /// The core's model of the oracle's sizes, over `context` positions.
     fn family(&self, context: u32) -> AnyFamily;
+
+    /// What its training steps drop.
+    fn dropout(&self) -> Chance {
+        Chance::NONE
+    }
 }
 
 impl Peer for Config {
@@ -121,6 +126,10 @@ impl Peer for Config {
             },
             first: transformer::FirstValues::Published,
         })
+    }
+
+    fn dropout(&self) -> Chance {
+        self.dropout.map_or(Chance::NONE, |p| Chance::nearest(p).expect("a probability"))
     }
 }
 
@@ -182,6 +191,7 @@ impl Model {
             recompute,
             pattern: pattern(config.attention()),
             products: Products::Wide,
+            dropout: config.dropout(),
         };
         let evaluation = MicroBatch { recompute: Recompute::NONE, ..stage };
         let sections = Sections {
@@ -259,6 +269,7 @@ impl Model {
     fn accumulate(&mut self, batches: &[Batch<'_>]) -> f64 {
         for (i, batch) in batches.iter().enumerate() {
             let rows = Rows { ids: batch.inputs, targets: batch.targets, offsets: &[] };
+            self.session.mask(0, Dropout::key(0, i as u64)).expect("a key");
             self.session.micro_batch(0, rows, i == 0).expect("a micro-batch");
         }
         let ticket = self.session.finish().expect("results are asked for");

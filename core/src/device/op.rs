@@ -24,6 +24,7 @@ macro_rules! for_each_operation {
             Carry,
             Context,
             ContextGrad,
+            Dropout,
             Embed,
             EmbedGrad,
             EmbedUpdate,

@@ -4,7 +4,7 @@ use super::parameter::Parameters;
 use super::recompute::Recompute;
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Ledger, Region, Role, Slot};
-use crate::ops::Pattern;
+use crate::ops::{Chance, Pattern};
 use crate::optimizer::{Group, Optimizer, Room};
 use crate::train::{Ranks, Results, Settings};
 
@@ -64,6 +64,8 @@ pub struct MicroBatch {
     pub pattern: Pattern,
     /// What products read.
     pub products: Products,
+    /// The probability that a number is dropped where a family drops some in training; evaluations drop none.
+    pub dropout: Chance,
 }
 
 impl MicroBatch {
@@ -312,16 +314,24 @@ pub struct Batch {
     pub targets: Region,
     /// `[rows]` u32: tokens of the same document before each, for families that go by them.
     pub offsets: Option<Region>,
+    /// `[2]` u32: the key of the micro-batch's masks, where it has some: see [`Dropout::key`](crate::ops::Dropout::key).
+    pub key: Option<Region>,
 }
 
 impl Batch {
-    /// Lays both, of `rows` tokens.
+    /// Lays ids and targets, of `rows` tokens.
     pub fn lay(rows: u32, ledger: &mut dyn Ledger) -> Batch {
         let mut region = |name| ledger.region(Slot::new(name, Role::Batch, Dtype::U32, [1, 1, 1, rows])).first;
-        Batch { ids: region("batch.ids"), targets: region("batch.targets"), offsets: None }
+        Batch { ids: region("batch.ids"), targets: region("batch.targets"), offsets: None, key: None }
     }
 
-    /// Lays all three.
+    /// Lays the key too, where `chance` drops anything.
+    pub fn with_key(self, chance: Chance, ledger: &mut dyn Ledger) -> Batch {
+        let slot = Slot::new("batch.key", Role::Batch, Dtype::U32, [1, 1, 1, 2]);
+        Batch { key: chance.any().then(|| ledger.region(slot).first), ..self }
+    }
+
+    /// Lays ids, targets and offsets.
     pub fn with_offsets(rows: u32, ledger: &mut dyn Ledger) -> Batch {
         let batch = Batch::lay(rows, ledger);
         let slot = Slot::new("batch.offsets", Role::Batch, Dtype::U32, [1, 1, 1, rows]);

@@ -1,5 +1,7 @@
 //! A curriculum: the shape of a step, and what belongs to it, as a function of the step's number.
 
+use super::Ranks;
+
 /// A part of a run whose steps have one shape.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stage {
@@ -109,6 +111,12 @@ impl<'a> Curriculum<'a> {
         self.before(step, |p| u64::from(p.accumulate))
     }
 
+    /// The number in the run of a rank's micro-batch `round` in the step after `step` others. Ranks take turns, so numbers do
+    /// not depend on how many there are.
+    pub fn number(&self, step: u64, round: u32, ranks: Ranks) -> u64 {
+        self.micro_batches(step) + u64::from(round) * u64::from(ranks.count) + u64::from(ranks.rank)
+    }
+
     /// Tokens of the first `step` steps.
     pub fn tokens(&self, step: u64) -> u64 {
         self.before(step, Stage::step_tokens)
@@ -174,6 +182,22 @@ mod tests {
             shapes.extend((0..of_step.accumulate).map(|_| curriculum.at(step)));
         }
         assert!((0..).zip(&shapes).all(|(number, &index)| curriculum.of_micro_batch(number) == index));
+    }
+
+    #[test]
+    fn every_number_is_one_micro_batch_of_one_rank_however_many_there_are() {
+        let stages = [stage(0, 4, 8, 6), stage(3, 2, 16, 12), stage(4, 1, 32, 6)];
+        let curriculum = Curriculum::new(&stages).unwrap();
+        for count in [1, 2, 3, 6] {
+            let mut numbers = Vec::new();
+            for step in 0..6 {
+                for round in 0..stages[curriculum.at(step)].accumulate / count {
+                    let rank = |rank| curriculum.number(step, round, Ranks { rank, count, ..Ranks::ALONE });
+                    numbers.extend((0..count).map(rank));
+                }
+            }
+            assert!(numbers.into_iter().eq(0..3 * 6 + 12 + 2 * 6), "{count} ranks");
+        }
     }
 
     #[test]

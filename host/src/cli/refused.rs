@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn a_near_name_is_suggested_and_no_other() {
         for (line, expected) in [
-            ("host train --dropout 0.1", "unexpected argument '--dropout' found; see --help"),
+            ("host train --label-smoothing 0.1", "unexpected argument '--label-smoothing' found; see --help"),
             (
                 "host train --batchsize 4",
                 "unexpected argument '--batchsize' found; did you mean --batch-size?; see --help",

@@ -493,6 +493,7 @@ mod tests {
             ("lr_end = nan", "--lr-end is NaN; it must be 0 to 1"),
             ("eps = 0.0", "--eps is 0; it must be above 0"),
             ("beta1 = 1.0", "--beta1 is 1; it must be at least 0 and below 1"),
+            ("dropout = 1.0", "--dropout is 1; it must be at least 0 and below 1"),
             ("lr = -0.1", "--lr is -0.1; it must be at least 0"),
             ("decay = 0.0", "--decay is 0; it must be above 0 and at most 1"),
             ("decay = 1.01", "--decay is 1.01; it must be above 0 and at most 1"),

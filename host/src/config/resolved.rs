@@ -2,7 +2,7 @@
 
 use capful_core::integer::Integer;
 use capful_core::model::{self, Activation, Capability, MicroBatch, Products};
-use capful_core::ops::Pattern;
+use capful_core::ops::{Chance, Pattern};
 
 use super::error::error;
 use super::model::model;
@@ -305,7 +305,8 @@ impl Config {
 
     /// The shape of an evaluation. Streams begin each of its rows with nothing before it: fewer and longer ones then.
     pub fn evaluation(&self) -> MicroBatch {
-        let stage = MicroBatch { recompute: model::Recompute::NONE, products: Products::Wide, ..self.micro_batch() };
+        let (recompute, products, dropout) = (model::Recompute::NONE, Products::Wide, Chance::NONE);
+        let stage = MicroBatch { recompute, products, dropout, ..self.micro_batch() };
         match self.model {
             ModelConfig::NeuroGen(_) => {
                 let longer = (1..=4).rev().find(|n| stage.batch.is_multiple_of(*n)).unwrap_or(1);
@@ -337,6 +338,8 @@ impl Config {
             recompute: self.recompute.0,
             pattern: self.pattern(),
             products: if self.precision == Precision::Fp8 { Products::Quantised } else { Products::Wide },
+            // The key is refused where it is none.
+            dropout: Chance::nearest(self.dropout).unwrap_or(Chance::NONE),
         }
     }
 
@@ -445,6 +448,7 @@ mod tests {
             ("preset = 'neurogen-tiny'\nattention = 'local'", "--attention"),
             ("preset = 'neurogen-tiny'\naccumulate = 2", "--accumulate"),
             ("preset = 'neurogen-tiny'\nwindow = 2", "a NeuroGen has no attention"),
+            ("preset = 'neurogen-tiny'\ndropout = 0.1", "a NeuroGen has no dropout (--dropout); leave it at 0"),
             ("block = 32", "--block 32 is for --attention local, global or mixed"),
             ("stride = 3", "--stride 3 is for --attention global or mixed"),
             ("window = 2\nattention = 'global'", "--window 2 is for --attention local or mixed"),

@@ -109,6 +109,9 @@ keys! {
             decay_follows_rate: bool = false, switch().quiet().by_preset();
             /// The largest global norm of the gradient; 0 for no clip
             clip: f32 = 1.0, flag("X").by_preset().within(Values::NotNegative);
+            /// The probability that a number of the embedding, or of what a layer's norms give, is dropped in a training step
+            dropout: f32 = 0.0, flag("P").quiet().changes().within(Values::BelowOne)
+                .page("The probability that a number is dropped in a training step, see [above](#dropout)");
             /// SGD's momentum; 0 keeps nothing
             momentum: f32 = USUAL.momentum, flag("X").quiet().within(Values::BelowOne);
             /// Muon's momentum, which rises to this over the first 300 steps

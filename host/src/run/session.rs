@@ -327,6 +327,18 @@ impl Session {
         }
     }
 
+    /// Writes the key of the masks of the stage's next micro-batch: see [`Dropout::key`](capful_core::ops::Dropout::key).
+    /// Nothing where it has none.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn mask(&mut self, stage: usize, key: [u32; 2]) -> Result<(), DeviceError> {
+        match self.laid.places.training.get(stage).and_then(|batch| batch.key) {
+            Some(place) => self.device.queue_write(place, bytemuck::bytes_of(&key)),
+            None => Ok(()),
+        }
+    }
+
     /// Runs what was recorded of `sequence`.
     fn replay(&mut self, sequence: Sequence, section: &str) -> Result<(), DeviceError> {
         let program = self.laid.programs.get(sequence).ok_or_else(|| missing(section))?;
@@ -506,10 +518,11 @@ impl Session {
 
 /// Bytes that the inputs and results of the largest step take on their way, each rounded up to 16.
 pub(crate) fn staging(laid: &Laid, vocab_size: u32, stages: &[Stage]) -> u64 {
-    // Ids, targets and offsets.
+    // Ids, targets and offsets; the key of masks.
     let tokens = |count: u64| 3 * (4 * count).next_multiple_of(16);
+    let key = if laid.places.training.iter().any(|batch| batch.key.is_some()) { 16 } else { 0 };
     let here = &laid.sections.accumulate;
-    let training = stages.iter().zip(here).map(|(p, here)| tokens(p.micro_tokens()) * u64::from(*here)).max();
+    let training = stages.iter().zip(here).map(|(p, here)| (tokens(p.micro_tokens()) + key) * u64::from(*here)).max();
     let evaluation = laid.sections.evaluation.map_or(0, |stage| tokens(stage.tokens().into()));
     let decoding = if laid.sections.decoding.is_some() { 4 * u64::from(vocab_size) + 128 } else { 0 };
     // What a rank tells the others with every micro-batch, and what all of them told.

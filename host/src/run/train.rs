@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use capful_core::ops::Dropout;
 use capful_core::train::{Curriculum, Settings, Stage};
 
 use super::Session;
@@ -303,6 +304,7 @@ impl<'a> Trainer<'a> {
         let settings = Settings::of(step, rate, &self.config.optimizer(), stage.clip, stage.step_tokens());
         let settings = Settings { decay, ..settings };
         let micro_batches = self.session.laid.sections.accumulate[index];
+        let ranks = self.session.laid.sections.ranks;
         for micro in 0..micro_batches {
             let asked = Instant::now();
             let batch = match self.loader.take() {
@@ -330,6 +332,8 @@ impl<'a> Trainer<'a> {
             if batch.is_none() {
                 self.session.set(Settings { loss_scale: f32::NAN, ..settings })?;
             }
+            let number = Curriculum::new(&self.stages).map_or(0, |c| c.number(step, micro, ranks));
+            self.session.mask(index, Dropout::key(self.config.seed, number))?;
             // Exact ranks hear it in every micro-batch, others in the update: of the last one all hear the same.
             self.session.tell(f32::from(told))?;
             match micro + 1 < micro_batches {

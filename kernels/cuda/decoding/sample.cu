@@ -5,6 +5,7 @@
 // at least are not below it, and seldom many more. They are collected, sorted by counting how many are larger, weighed and
 // summed up, which shows whether the place that is looked for lies there. Most choices need one window.
 #include "most_likely.cuh"
+#include "../random.cuh"
 #include "../vector.cuh"
 
 struct SampleArgs {
@@ -38,16 +39,11 @@ __device__ inline u64 weight(float x) {
     return (u64)(sum * (1 << 24)) << 12 >> -twos;
 }
 
-// Number `index` of the random numbers: 64 bits of Philox4x32-10.
+// Number `index` of the random numbers: 64 bits.
 __device__ inline u64 random_bits(const u32* seed, u64 index) {
-    u32 counter[4] = {(u32)index, (u32)(index >> 32), seed[2], seed[3]}, key[2] = {seed[0], seed[1]};
-    for (u32 round = 0; round < 10; round++) {
-        u64 a = (u64)counter[0] * 0xD2511F53u, b = (u64)counter[2] * 0xCD9E8D57u;
-        u32 first = (u32)(b >> 32) ^ counter[1] ^ key[0], third = (u32)(a >> 32) ^ counter[3] ^ key[1];
-        counter[0] = first, counter[1] = (u32)b, counter[2] = third, counter[3] = (u32)a;
-        key[0] += 0x9E3779B9u, key[1] += 0xBB67AE85u;
-    }
-    return (u64)counter[1] << 32 | counter[0];
+    u32 words[4] = {(u32)index, (u32)(index >> 32), seed[2], seed[3]};
+    philox(words, seed[0], seed[1]);
+    return (u64)words[1] << 32 | words[0];
 }
 
 // How many of `count` are larger.

@@ -1,5 +1,6 @@
 // LayerNorm, and RMSNorm without biases, with one or two affine outputs of the same normalised rows.
 #include "../fp8.cuh"
+#include "../pointwise/dropout.cuh"
 
 struct NormArgs {
     const void* x;         // [rows, columns]
@@ -8,13 +9,14 @@ struct NormArgs {
     const void* bias[2];   // [columns]; RMS: none
     void* out[2];          // [rows, columns]
     CopyArgs copy;         // of the first output
+    DropArgs drop[2];
     u32 rows, columns, outputs;
     u32 wide;              // whether rows begin at multiples of 16 bytes
     float eps;
 };
 
 // A warp a row.
-template <class T, int N, bool RMS, class F>
+template <class T, int N, bool RMS, bool DROPS, class F>
 __device__ inline void norm_row(const NormArgs& a, u32 at, Copier<F>& copier) {
     u32 lane = threadIdx.x % 32;
     u64 start = (u64)at * a.columns;
@@ -43,22 +45,32 @@ __device__ inline void norm_row(const NormArgs& a, u32 at, Copier<F>& copier) {
             read(gain, (const T*)a.gain[o] + column);
             if constexpr (!RMS) read(bias, (const T*)a.bias[o] + column);
             for (int i = 0; i < N; i++) out[i] = (x[i] - mean) * scale * gain[i] + bias[i];
+            if constexpr (DROPS)
+                if (a.drop[o].key) {
+                    // Of what would be stored, as by itself.
+                    round_to<T>(out);
+                    drop(a.drop[o], at, column, out);
+                }
             write_rounded((T*)a.out[o] + start + column, out);
             if (o == 0) copier.put(start + column, out);
         });
 }
 
-template <class T, bool RMS, class F>
+template <class T, bool RMS, bool DROPS, class F>
 __device__ void norm(const NormArgs& a) {
     Copier<F> copier(a.copy);
     u32 at = blockIdx.x * 4 + threadIdx.x / 32;
-    if (at < a.rows) a.wide ? norm_row<T, WIDE<T>, RMS>(a, at, copier) : norm_row<T, 1, RMS>(a, at, copier);
+    if (at < a.rows) a.wide ? norm_row<T, WIDE<T>, RMS, DROPS>(a, at, copier) : norm_row<T, 1, RMS, DROPS>(a, at, copier);
     copier.finish(a.copy);
 }
 
-EXPORT(norm_layer_f32, NormArgs, 128, norm<float, false, Uncopied>)
-EXPORT(norm_layer_bf16, NormArgs, 128, norm<bf16, false, Uncopied>)
-EXPORT(norm_rms_f32, NormArgs, 128, norm<float, true, Uncopied>)
-EXPORT(norm_rms_bf16, NormArgs, 128, norm<bf16, true, Uncopied>)
-EXPORT(norm_rms_e4m3_f32, NormArgs, 128, norm<float, true, E4m3>)
-EXPORT(norm_rms_e4m3_bf16, NormArgs, 128, norm<bf16, true, E4m3>)
+EXPORT(norm_layer_f32, NormArgs, 128, norm<float, false, false, Uncopied>)
+EXPORT(norm_layer_bf16, NormArgs, 128, norm<bf16, false, false, Uncopied>)
+EXPORT(norm_rms_f32, NormArgs, 128, norm<float, true, false, Uncopied>)
+EXPORT(norm_rms_bf16, NormArgs, 128, norm<bf16, true, false, Uncopied>)
+EXPORT(norm_layer_drop_f32, NormArgs, 128, norm<float, false, true, Uncopied>)
+EXPORT(norm_layer_drop_bf16, NormArgs, 128, norm<bf16, false, true, Uncopied>)
+EXPORT(norm_rms_drop_f32, NormArgs, 128, norm<float, true, true, Uncopied>)
+EXPORT(norm_rms_drop_bf16, NormArgs, 128, norm<bf16, true, true, Uncopied>)
+EXPORT(norm_rms_e4m3_f32, NormArgs, 128, norm<float, true, false, E4m3>)
+EXPORT(norm_rms_e4m3_bf16, NormArgs, 128, norm<bf16, true, false, E4m3>)

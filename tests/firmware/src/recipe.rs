@@ -2,7 +2,7 @@
 
 use capful_core::model::neurogen::{Connectome, Rule};
 use capful_core::model::{MicroBatch, NeuroGen, Products, Recompute, Transformer};
-use capful_core::ops::{Cell, Pattern};
+use capful_core::ops::{Cell, Chance, Pattern};
 use capful_core::optimizer::Optimizer;
 
 /// Ids of the models: bytes of ASCII.
@@ -24,6 +24,7 @@ pub const STAGE: MicroBatch = MicroBatch {
     recompute: Recompute::NONE,
     pattern: Pattern::DENSE,
     products: Products::Wide,
+    dropout: Chance::NONE,
 };
 
 /// A Pythia of two layers.

@@ -12,6 +12,9 @@ mod names;
 pub use mixtures::mixtures;
 pub use names::Names;
 
+use capful_core::memory::{Dtype, Region, Space};
+use capful_core::ops::{Chance, Dropout};
+
 use super::attention::Pattern;
 use super::ops::{
     cross_entropy, cross_entropy_gradient, embedding, embedding_gradient, frequencies, linear, linear_gradient,
@@ -127,6 +130,8 @@ pub struct Config {
     pub stream_scalars: bool,
     /// C of C tanh(z / C), which the logits become.
     pub softcap: Option<f64>,
+    /// The probability that a number is dropped in training: what a step leaves out is decided by the core.
+    pub dropout: Option<f32>,
     /// Dimensions of each head that rotate, an even number.
     pub rotary: usize,
     /// Base of the rotary frequencies.
@@ -163,6 +168,7 @@ impl Config {
             value_tables: 0,
             stream_scalars: false,
             softcap: None,
+            dropout: None,
             rotary: d / heads / 4,
             rotary_base: 10_000.0,
             scaling: Scaling::None,
@@ -279,6 +285,21 @@ fn mixed_back(
     dy.iter().map(|d| keep * d).collect()
 }
 
+/// What training leaves of rows `x`, or of their gradient: the core's own masks of the run of seed 0's first micro-batch. Place
+/// 0 is the embedding, those of layer l's norms are 2 l + 1 and 2 l + 2.
+fn masked(config: &Config, trains: bool, place: usize, x: Vec<f64>) -> Vec<f64> {
+    let Some(p) = config.dropout.filter(|_| trains) else { return x };
+    let nothing = Region { space: Space::Arena, dtype: Dtype::F32, offset: 0, shape: [0; 4] };
+    let chance = Chance::nearest(p).expect("a probability");
+    let dropout = Dropout { x: nothing, key: nothing, place: place as u32, chance };
+    let rows = (0..).zip(x.chunks(config.d)).map(|(row, x)| {
+        let mut mask = vec![1.0; x.len()];
+        dropout.row(Dropout::key(0, 0), row, &mut mask);
+        x.iter().zip(mask).map(|(x, m)| x * f64::from(m)).collect::<Vec<_>>()
+    });
+    rows.flatten().collect()
+}
+
 /// Everything up to the logits: the table of embeddings, the embedding itself, what the layers kept and gave, the final norm's input and output, and
 /// the logits.
 struct Forward {
@@ -292,13 +313,13 @@ struct Forward {
 }
 
 impl Forward {
-    fn new(model: Named<'_>, batch: Batch<'_>) -> Self {
+    fn new(model: Named<'_>, batch: Batch<'_>, trains: bool) -> Self {
         let Config { vocab, d, .. } = *model.config;
         let table = table(model);
-        let first = embedding(&table, batch.inputs, d);
+        let first = masked(model.config, trains, 0, embedding(&table, batch.inputs, d));
         let (mut x, mut layers, mut outputs) = (first.clone(), Vec::new(), Vec::new());
         for layer in 0..model.config.layers {
-            let (output, saved) = Block { model, batch, layer }.forward(x);
+            let (output, saved) = Block { model, batch, layer, trains }.forward(x);
             x = mixed(model, layer, &output, &first);
             layers.push(saved);
             outputs.push(output);
@@ -319,19 +340,19 @@ fn head<'a>(model: Named<'a>, table: &'a [f64]) -> &'a [f64] {
 
 /// The logits [sequences · length, vocab] of `inputs` [sequences, length].
 pub fn logits(config: &Config, weights: &Tensors, inputs: &[u32], length: usize) -> Vec<f64> {
-    Forward::new(Named::new(config, weights), Batch { inputs, targets: &[], length }).logits
+    Forward::new(Named::new(config, weights), Batch { inputs, targets: &[], length }, false).logits
 }
 
-/// Mean cross-entropy over the targets that are not ignored, in nats.
+/// Mean cross-entropy over the targets that are not ignored, in nats, in a training step.
 pub fn loss(config: &Config, weights: &Tensors, batch: Batch<'_>) -> f64 {
-    cross_entropy(&Forward::new(Named::new(config, weights), batch).logits, batch.targets, config.vocab)
+    cross_entropy(&Forward::new(Named::new(config, weights), batch, true).logits, batch.targets, config.vocab)
 }
 
 /// The loss and its gradient by every weight, under the weight's name.
 pub fn loss_and_gradients(config: &Config, weights: &Tensors, batch: Batch<'_>) -> (f64, Tensors) {
     let (d, vocab, rows) = (config.d, config.vocab, batch.inputs.len());
     let model = Named::new(config, weights);
-    let Forward { table, first, layers, outputs, last, hidden, logits } = Forward::new(model, batch);
+    let Forward { table, first, layers, outputs, last, hidden, logits } = Forward::new(model, batch, true);
     let loss = cross_entropy(&logits, batch.targets, vocab);
 
     let mut gradients = Tensors::new();
@@ -344,9 +365,9 @@ pub fn loss_and_gradients(config: &Config, weights: &Tensors, batch: Batch<'_>) 
     let mut d_first = vec![0.0; first.len()];
     for (layer, saved) in layers.iter().enumerate().rev() {
         let d_output = mixed_back(model, layer, [&outputs[layer], &first, &dx], &mut d_first, &mut gradients);
-        dx = Block { model, batch, layer }.backward(saved, &d_output, &mut gradients);
+        dx = Block { model, batch, layer, trains: true }.backward(saved, &d_output, &mut gradients);
     }
-    let dx = sum(&dx, &d_first);
+    let dx = masked(config, true, 0, sum(&dx, &d_first));
     let d_embedded = embedding_gradient(batch.inputs, &dx, vocab, d);
     if config.tied {
         table_back(model, sum(&d_embedded, &d_head), &mut gradients);

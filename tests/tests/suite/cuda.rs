@@ -106,7 +106,7 @@ fn a_yxanul_trains_and_resumes_on_a_gpu_as_on_the_processor() {
     // Sequences that share tiles of attention, grouped heads, a padded vocabulary.
     let small = "--preset yxanul-tiny --set layers=1 --set d_model=32 --set heads=4 --set kv_heads=2 --set rank=8 \
                  --set d_ff=40 --vocab-size 300 --seq-len 8 --batch-size 3 --chunk 16 --eval-tokens 100 \
-                 --baseline-tokens 0";
+                 --baseline-tokens 0 --dropout 0.1";
     let line = |on: &str, steps: u32, name: &str| {
         format!("train --json --device {on} {small} {RUN} --steps {steps} --out {name}")
     };

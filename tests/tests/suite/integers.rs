@@ -7,7 +7,7 @@ use capful_core::device::{InIntegers, Meter, OperationError, Profile as _, Rates
 use capful_core::integer::{Integer, Row, quantise_row};
 use capful_core::memory::{Arena, Entry, Layout, Region, Role};
 use capful_core::model::{Family as _, FirstValues, MicroBatch, Products, Purpose, Recompute, Transformer};
-use capful_core::ops::Pattern;
+use capful_core::ops::{Chance, Pattern};
 use capful_core::optimizer::Optimizer;
 use capful_core::train::{Ranks, Settings};
 use capful_host::config::AnyFamily;
@@ -23,6 +23,7 @@ const MICRO: MicroBatch = MicroBatch {
     recompute: Recompute::NONE,
     pattern: Pattern::DENSE,
     products: Products::Wide,
+    dropout: Chance::NONE,
 };
 
 /// The numbers of a weight, as integers say them; its region has so many rows, the last of which may be padding.

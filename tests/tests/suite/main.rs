@@ -11,6 +11,7 @@ mod curriculum;
 mod damage;
 mod digests;
 mod docs;
+mod dropout;
 mod export;
 #[cfg(target_os = "linux")]
 mod faults;

@@ -87,7 +87,9 @@ fn of_however_many_layers_activations_are_computed_again_no_bit_changes() {
 
 #[test]
 fn micro_batches_add_up_to_one_large_batch() {
-    cases().into_par_iter().for_each(|config| {
+    // Each has masks of its own.
+    let whole = cases().into_iter().map(|config| Config { dropout: None, ..config });
+    whole.collect::<Vec<_>>().into_par_iter().for_each(|config| {
         let (inputs, targets) = tokens(2 * LENGTH, config.vocab as u32);
         let weights = config.formula_weights(0.4);
         let half = |i: usize| Batch {

@@ -18,7 +18,7 @@ const PROGRAM: &str = r#"
 use capful_core::device::{Reference, Single};
 use capful_core::memory::{Arena, Entry, Layout, Region, Role};
 use capful_core::model::{Family, FirstValues, Products, Purpose, Recompute, MicroBatch, Transformer};
-use capful_core::ops::Pattern;
+use capful_core::ops::{Chance, Pattern};
 use capful_core::optimizer::Optimizer;
 use capful_core::train::{Ranks, Results, Settings};
 
@@ -50,7 +50,7 @@ fn train() -> Option<()> {
         rotary_dims: 2,
         ..Transformer::GPT_NEOX
     };
-    let stage = MicroBatch { batch: 2, seq_len: 6, chunk: 5, recompute: Recompute::CHEAP, pattern: Pattern::DENSE, products: Products::Wide };
+    let stage = MicroBatch { batch: 2, seq_len: 6, chunk: 5, recompute: Recompute::CHEAP, pattern: Pattern::DENSE, products: Products::Wide, dropout: Chance::NONE };
     model.validate().ok()?;
     model.validate_micro_batch(&stage).ok()?;
     let mut entries = [None::<Entry>; 128];

@@ -109,7 +109,8 @@ mod mpi {
             ("random", "--data corpus.txt --tokenizer byte --set value_tables=1 --set stream_scalars=true"),
             (
                 "pool",
-                "--data corpus.txt --tokenizer byte --cache none --pool 12KiB --optimizer muon --muon-row-norm --set layers=3",
+                "--data corpus.txt --tokenizer byte --cache none --pool 12KiB --dropout 0.1 --optimizer muon --muon-row-norm \
+                 --set layers=3",
             ),
             (
                 "consecutive",

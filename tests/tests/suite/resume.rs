@@ -60,7 +60,10 @@ fn forty_steps_are_twenty_and_twenty() {
         ("streamed", "--data corpus.txt --cache none --pool 12KiB --shuffle 16 --tokenizer bpe --threads 2"),
         ("factorised", "--data corpus.txt --preset yxanul-tiny --set kv_heads=1 --set rank=5 --recompute full"),
         ("untied", "--data corpus.txt --preset llama-tiny --set kv_heads=1 --set tied=false --accumulate 2"),
-        ("bytes", "--data corpus.txt --tokenizer byte --accumulate 3 --attention mixed --block 16 --recompute full"),
+        (
+            "bytes",
+            "--data corpus.txt --tokenizer byte --accumulate 3 --attention mixed --block 16 --recompute full --dropout 0.2",
+        ),
     ] {
         let flags = format!("{TINY} {CONSTANT} {flags}");
         host(dir, &format!("train --json {flags} --steps 40 --out {name}-whole")).ok();

@@ -5,7 +5,7 @@ use crate::device::{Meter, OperationError, Rates, Single};
 use crate::memory::{Dtype, Entry, Layout};
 use crate::model::testing::{Half, metered};
 use crate::model::{Control, Family as _, MicroBatch, Products, Purpose, Recompute};
-use crate::ops::Pattern;
+use crate::ops::{Chance, Pattern};
 use crate::optimizer::{self, Group, Optimizer, Recipe};
 use crate::train::Ranks;
 
@@ -54,6 +54,7 @@ const MICRO: MicroBatch = MicroBatch {
     recompute: Recompute::NONE,
     pattern: Pattern::DENSE,
     products: Products::Wide,
+    dropout: Chance::NONE,
 };
 
 #[test]

@@ -3,6 +3,7 @@
 use super::Feed;
 use super::copies::{FeedCopies, Projection};
 use super::forward::Pass;
+use super::masks::Masked;
 use super::regions::Training;
 use super::weights::{Dense, Gain, Weights};
 use crate::device::{Device, OperationError};
@@ -174,6 +175,7 @@ impl Backward<'_> {
             }
             (Feed::SwiGlu, Some(copies)) => self.gated_by_copies(device, l, regions, &copies)?,
         }
+        pass.mask(device, Masked::Norm2(l), t.norm2_grad)?;
         if pass.model.parallel() {
             return Ok(());
         }
@@ -271,6 +273,7 @@ impl Backward<'_> {
             device.emit(norm)?;
         }
         self.dense(device, (Projection::Qkv, l), |w| &w.qkv, [f.norm1.at(l), qkv_grad, t.norm1_grad])?;
+        pass.mask(device, Masked::Norm1(l), t.norm1_grad)?;
         let first = self.affine(|w| &w.norm1, l, t.norm1_grad);
         let second = model.parallel().then(|| self.affine(|w| &w.norm2, l, t.norm2_grad));
         let before = l.checked_sub(1).map(|before| (Projection::Down, before));
@@ -319,6 +322,7 @@ impl Backward<'_> {
         if let Some(first) = t.first_grad {
             device.emit(Blend { x: t.x_grad, first, scalars: None })?;
         }
+        pass.mask(device, Masked::Embedding, t.x_grad)?;
         let into_table = |device: &mut dyn Device, out_grad| match table_grad {
             Some(table_grad) => device.emit(EmbedGrad { ids, out_grad, table_grad, accumulate: accumulate || tied }),
             None => Ok(()),

@@ -5,6 +5,7 @@ use super::backward::Backward;
 use super::copies::{Copies, Copying, lay_scales};
 use super::forward::{Pass, Past};
 use super::integers::Integers;
+use super::masks::Masks;
 use super::regions::{Decoding, Evaluation, Lasting, Network, Training};
 use super::weights::Weights;
 use crate::device::{Device, OperationError, Profile};
@@ -45,7 +46,8 @@ impl Transformer {
         pattern: Pattern,
     ) -> Result<(), OperationError> {
         let past = Past::Cache { cache: s.cache, cursor: s.cursor };
-        let pass = Pass { model: self, network, forward: &s.forward, past, pattern, ids: s.id, copying: None };
+        let forward = &s.forward;
+        let pass = Pass { model: self, network, forward, past, pattern, ids: s.id, copying: None, masks: None };
         let x = pass.run(device)?;
         self.head(device, network, s.forward.codes.as_ref(), x, s.logits)
     }
@@ -143,7 +145,7 @@ impl Family for Transformer {
 
     fn lay_training(&self, micro: &MicroBatch, profile: &dyn Profile, ledger: &mut dyn Ledger) -> Training {
         let MicroBatch { batch, seq_len, recompute, .. } = *micro;
-        let regions = Batch::lay(micro.tokens(), ledger);
+        let regions = Batch::lay(micro.tokens(), ledger).with_key(micro.dropout, ledger);
         let forward = self.lay_forward([batch, seq_len], Keep::of(recompute, self.layers), profile, ledger);
         let dtype = profile.dtype(Role::Work);
         let mut lay = |name, shape| ledger.region(Slot::new(name, Role::Work, dtype, shape)).first;
@@ -236,7 +238,8 @@ impl Family for Transformer {
         let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len }, micro.pattern);
         let (network, control) = (&lasting.network, &lasting.control);
         let (ids, forward) = (training.batch.ids, &training.forward);
-        let pass = Pass { model: self, network, forward, past, pattern, ids, copying: copying.as_ref() };
+        let masks = training.batch.key.map(|key| Masks { key, chance: micro.dropout });
+        let pass = Pass { model: self, network, forward, past, pattern, ids, copying: copying.as_ref(), masks };
         let head = pass.run(device)?;
         let accumulate = learning.updater.accumulates(first);
         let backward = Backward { pass, control, learning, training, micro, first, accumulate };
@@ -259,8 +262,8 @@ impl Family for Transformer {
     ) -> Result<(), OperationError> {
         let (past, pattern) = (Past::Sequence { seq_len: micro.seq_len }, micro.pattern);
         let network = &lasting.network;
-        let ids = e.batch.ids;
-        let pass = Pass { model: self, network, forward: &e.forward, past, pattern, ids, copying: None };
+        let (ids, forward) = (e.batch.ids, &e.forward);
+        let pass = Pass { model: self, network, forward, past, pattern, ids, copying: None, masks: None };
         let head = pass.run(device)?;
         let (x, integer) = match (network.head_scales(), &e.forward.codes) {
             (Some(weight), Some(codes)) => {

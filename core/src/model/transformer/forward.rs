@@ -2,6 +2,7 @@
 
 use super::copies::{Copying, Projection};
 use super::integers;
+use super::masks::{Masked, Masks};
 use super::regions::{Forward, Network};
 use super::{Feed, Transformer};
 use crate::device::{Device, OperationError};
@@ -40,6 +41,8 @@ pub(super) struct Pass<'a> {
     pub ids: Region,
     /// The copies that products read, in a step that makes them.
     pub copying: Option<&'a Copying>,
+    /// What a training step drops.
+    pub masks: Option<Masks>,
 }
 
 impl Pass<'_> {
@@ -71,6 +74,7 @@ impl Pass<'_> {
             }
             None => device.emit(Embed { ids, table, scales, out: x })?,
         }
+        self.mask(device, Masked::Embedding, x)?;
         match f.first {
             Some(first) if first != x => device.emit(Carry { from: x, to: first }),
             _ => Ok(()),
@@ -86,18 +90,46 @@ impl Pass<'_> {
         }
     }
 
+    /// Drops of `x`, or of its gradient, where the step drops any.
+    pub fn mask(&self, device: &mut dyn Device, which: Masked, x: Region) -> Result<(), OperationError> {
+        self.masks.map_or(Ok(()), |masks| device.emit(masks.of(which, x)))
+    }
+
+    /// A norm of layer `l`, whose first output is the input of `projection`, and of what it writes the masks.
+    fn norm(
+        &self,
+        device: &mut dyn Device,
+        norm: Norm,
+        masked: [Masked; 2],
+        copied: Option<(Projection, u32)>,
+    ) -> Result<(), OperationError> {
+        let out = norm.first.out;
+        let copy = copied.and_then(|(p, l)| self.model.input_copy(self.copying, p, l, out));
+        // What is dropped is copied behind that.
+        device.emit(Norm { copy: copy.filter(|_| self.masks.is_none()), ..norm })?;
+        self.mask(device, masked[0], out)?;
+        if let Some(second) = norm.second {
+            self.mask(device, masked[1], second.out)?;
+        }
+        match copy.filter(|_| self.masks.is_some()) {
+            Some(copy) => device.emit(Quantise::new(out, copy)),
+            None => Ok(()),
+        }
+    }
+
     /// norm₁; of parallel branches both norms at once, since they are of the same x.
     fn norm1(&self, device: &mut dyn Device, l: u32) -> Result<(), OperationError> {
         let (model, w, f) = (self.model, &self.network.weights, self.forward);
-        device.emit(Norm {
+        let norm = Norm {
             kind: model.norm,
             x: f.x.at(l),
             eps: model.norm_eps,
             stats: f.stats1.at(l),
             first: w.norm1.affine(l, f.norm1.at(l)),
             second: model.parallel().then(|| w.norm2.affine(l, f.norm2.at(l))),
-            copy: model.input_copy(self.copying, Projection::Qkv, l, f.norm1.at(l)),
-        })
+            copy: None,
+        };
+        self.norm(device, norm, [Masked::Norm1(l), Masked::Norm2(l)], Some((Projection::Qkv, l)))
     }
 
     /// norm₂ of what attention was added to.
@@ -106,15 +138,16 @@ impl Pass<'_> {
         if model.parallel() {
             return Ok(());
         }
-        device.emit(Norm {
+        let norm = Norm {
             kind: model.norm,
             x: f.mid.at(l),
             eps: model.norm_eps,
             stats: f.stats2.at(l),
             first: w.norm2.affine(l, f.norm2.at(l)),
             second: None,
-            copy: model.input_copy(self.copying, Projection::Up, l, f.norm2.at(l)),
-        })
+            copy: None,
+        };
+        self.norm(device, norm, [Masked::Norm2(l); 2], Some((Projection::Up, l)))
     }
 
     /// Queries, keys and values. Behind a cache attention rotates them itself.
@@ -279,13 +312,15 @@ impl Pass<'_> {
     fn parallel_norms(&self, device: &mut dyn Device, l: u32, first: bool, second: bool) -> Result<(), OperationError> {
         let (model, w, f) = (self.model, &self.network.weights, self.forward);
         let (norm1, norm2) = (w.norm1.affine(l, f.norm1.at(l)), w.norm2.affine(l, f.norm2.at(l)));
-        let (first, second) = match (first, second) {
+        let both = [Masked::Norm1(l), Masked::Norm2(l)];
+        let (first, second, masked) = match (first, second) {
             (false, false) => return Ok(()),
-            (true, second) => (norm1, second.then_some(norm2)),
-            (false, true) => (norm2, None),
+            (true, second) => (norm1, second.then_some(norm2), both),
+            (false, true) => (norm2, None, [both[1]; 2]),
         };
         let (kind, eps) = (model.norm, model.norm_eps);
-        device.emit(Norm { kind, x: f.x.at(l), eps, stats: f.stats1.at(l), first, second, copy: None })
+        let norm = Norm { kind, x: f.x.at(l), eps, stats: f.stats1.at(l), first, second, copy: None };
+        self.norm(device, norm, masked, None)
     }
 
     /// Copies the kept input of a product that is computed again, where the operation that wrote it had copied it.

@@ -10,6 +10,7 @@ mod copies;
 mod family;
 mod forward;
 mod integers;
+mod masks;
 mod names;
 mod regions;
 #[cfg(test)]

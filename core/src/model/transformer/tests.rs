@@ -1,11 +1,11 @@
 //! Sizes that were worked out by hand, steps of every mixture on the meter, and sizes from small to absurd.
 
 use super::*;
-use crate::device::{Meter, Profile, Rates, Single};
-use crate::memory::{Dtype, Entry, Layout, Role, Space, Stacked};
+use crate::device::{Device, Meter, Op, OperationError, Profile, Rates, Single};
+use crate::memory::{Dtype, Entry, Layout, Ledger as _, Region, Role, Space, Stacked};
 use crate::model::testing::{Half, metered};
 use crate::model::{Activation, Family, MicroBatch, Parameter, Parameters, Products, Purpose, Recompute};
-use crate::ops::Pattern;
+use crate::ops::{Chance, Pattern};
 use crate::optimizer::{Group, Learns, Optimizer};
 use crate::random::Random;
 use crate::train::Ranks;
@@ -84,6 +84,7 @@ const SEQUENCE: MicroBatch = MicroBatch {
     recompute: Recompute::NONE,
     pattern: Pattern::DENSE,
     products: Products::Wide,
+    dropout: Chance::NONE,
 };
 
 #[test]
@@ -173,6 +174,7 @@ fn parts_of_their_own_take_what_was_worked_out_by_hand() {
         recompute: Recompute::NONE,
         pattern: Pattern::DENSE,
         products: Products::Wide,
+        dropout: Chance::NONE,
     };
     for (recompute, slots) in [(Recompute::NONE, 28), (Recompute::CHEAP, 28), (Recompute::FULL, 1)] {
         let mut bytes = [0; 2];
@@ -224,10 +226,79 @@ fn every_step_of_every_mixture_passes_the_meter() {
             .chain(some)
             .flat_map(|r| [Products::Wide, Products::Warming, Products::Quantised].map(|p| (r, p)))
         {
-            let micro = MicroBatch { batch: 2, seq_len: 7, chunk: 4, recompute, pattern: Pattern::DENSE, products };
+            let dropout = if i % 2 == 0 { Chance::NONE } else { Chance::nearest(0.1).unwrap() };
+            let micro = MicroBatch { batch: 2, seq_len: 7, chunk: 4, recompute, dropout, products, ..SEQUENCE };
             model.validate_micro_batch(&micro).unwrap();
             metered(&model, &micro, if products == Products::Wide { &Half } else { &Eighths });
         }
+    }
+}
+
+/// Keeps what is dropped, and where: of the forward pass, and behind the head's loss.
+#[derive(Default)]
+struct Dropped {
+    forward: heapless::Vec<(u32, Region), 64>,
+    backward: heapless::Vec<(u32, Region), 64>,
+    behind: bool,
+}
+
+impl Device for Dropped {
+    fn run(&mut self, op: &Op) -> Result<(), OperationError> {
+        match op {
+            Op::HeadLoss(_) => self.behind = true,
+            Op::Dropout(o) => {
+                let of = if self.behind { &mut self.backward } else { &mut self.forward };
+                of.push((o.place, o.x)).expect("room for 64");
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn every_mask_is_drawn_forward_and_for_its_gradient_and_again_with_what_is_computed_again() {
+    let dropout = Chance::nearest(0.1).unwrap();
+    for (residual, recompute) in [Residual::Sequential, Residual::Parallel]
+        .into_iter()
+        .flat_map(|residual| [Recompute::NONE, Recompute::FULL].map(|recompute| (residual, recompute)))
+    {
+        let model = Transformer { layers: 3, residual, ..PUBLISHED };
+        let recompute = if residual == Residual::Parallel { recompute.without(Activation::Mid) } else { recompute };
+        let mut ignore = |_: &Entry| ();
+        let mut layout = Layout::new(&mut ignore);
+        let optimizer = Optimizer::adamw([0.9, 0.95], 1e-8, 0.1);
+        let lasting = model.lay_lasting(&Half, Purpose::Training(Ranks::ALONE, optimizer), &mut layout);
+        let micro = MicroBatch { recompute, ..SEQUENCE };
+        let mark = layout.mark();
+        model.lay_training(&micro, &Half, &mut layout);
+        let plain = layout.high_water().unwrap();
+        layout.rewind(mark);
+        let micro = MicroBatch { dropout, ..micro };
+        let training = model.lay_training(&micro, &Half, &mut layout);
+        // The key and what pads it.
+        assert_eq!(layout.high_water().unwrap() - plain, 4 * Layout::GRAIN);
+        let evaluation = model.lay_evaluation(&micro, &Half, &mut layout);
+        let mut seen = Dropped::default();
+        model.micro_batch(&mut seen, &lasting, &training, &micro, true).unwrap();
+        let places = |of: &[(u32, Region)]| {
+            let mut places: heapless::Vec<u32, 64> = of.iter().map(|(place, _)| *place).collect();
+            places.sort_unstable();
+            places
+        };
+        assert_eq!(places(&seen.forward), [0, 1, 2, 3, 4, 5, 6]);
+        // The last layer's are still there.
+        let again = if recompute == Recompute::NONE { &[][..] } else { &[1, 2, 3, 4] };
+        let mut expected: heapless::Vec<u32, 64> =
+            [0, 1, 2, 3, 4, 5, 6].into_iter().chain(again.iter().copied()).collect();
+        expected.sort_unstable();
+        assert_eq!(places(&seen.backward), expected, "{residual:?} {recompute:?}");
+        // In the slot that lost it.
+        let lies = |place| seen.forward.iter().find(|(other, _)| *other == place);
+        assert!(again.iter().all(|place| lies(*place).is_some_and(|dropped| seen.backward.contains(dropped))));
+        let mut seen = Dropped::default();
+        model.evaluate(&mut seen, &lasting, &evaluation, &micro).unwrap();
+        assert!(seen.forward.is_empty() && seen.backward.is_empty());
     }
 }
 
@@ -269,6 +340,7 @@ fn copies_take_two_bytes_a_weight_and_a_byte_a_token_and_column() {
         recompute: Recompute::NONE,
         pattern: Pattern::DENSE,
         products: Products::Wide,
+        dropout: Chance::NONE,
     };
     for (recompute, products) in [Recompute::NONE, Recompute::CHEAP, Recompute::FULL]
         .into_iter()
@@ -338,7 +410,15 @@ const SIZES: [u32; 10] = [1, 2, 16, 48, 256, 1 << 16, (1 << 20) + 16, (1 << 28) 
 fn micro(draw: &mut impl FnMut() -> u32) -> MicroBatch {
     let (batch, seq_len, chunk) = (draw(), draw(), draw());
     let recompute = [Recompute::NONE, Recompute::CHEAP, Recompute::FULL][draw() as usize % 3];
-    MicroBatch { batch, seq_len, chunk, recompute, pattern: Pattern::DENSE, products: Products::Wide }
+    MicroBatch {
+        batch,
+        seq_len,
+        chunk,
+        recompute,
+        pattern: Pattern::DENSE,
+        products: Products::Wide,
+        dropout: Chance::NONE,
+    }
 }
 
 /// Lays and meters what `family` accepts; whether it did. The arena is no smaller than its largest region, computed

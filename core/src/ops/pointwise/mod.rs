@@ -2,10 +2,12 @@
 
 mod blend;
 mod carry;
+mod dropout;
 mod gelu;
 mod swiglu;
 
 pub use blend::{Blend, BlendGrad};
 pub use carry::Carry;
+pub use dropout::{Chance, Dropout};
 pub use gelu::Gelu;
 pub use swiglu::{SwiGlu, SwiGluGrad, TransposedCopies};

@@ -7,6 +7,7 @@ use capful_core::ops::{Epilogue, LinearGrad};
 
 use super::decoding::token::Launch;
 use super::device::Cuda;
+use super::norm::dropped::{dropped_before, dropped_by};
 use super::product::column_sums::{copied_before, made_before, made_by};
 use super::spiking::spike_chain::{begins, linked};
 use super::spiking::spikes::follows;
@@ -33,6 +34,9 @@ pub(super) fn together(a: &Op, b: &Op) -> bool {
     match (a, b) {
         (Op::Spike(a), Op::Spike(b)) => follows(a, b) || linked(a, b),
         (Op::Taps(a), Op::Spike(b)) => begins(a, b),
+        // A norm is followed by what is dropped of its outputs.
+        (Op::Norm(norm), Op::Dropout(dropout)) => norm.copy.is_none() && norm.first.out == dropout.x,
+        (Op::Dropout(_), Op::Dropout(_)) => true,
         _ => joined(&[*a, *b]),
     }
 }
@@ -82,7 +86,7 @@ impl Cuda {
         if joined(&ops[at..]) {
             return Ok(());
         }
-        if matches!(ops[at], Op::Carry(_)) && copied_before(ops, at) {
+        if matches!(ops[at], Op::Carry(_)) && copied_before(ops, at) || dropped_before(ops, at) {
             return Ok(());
         }
         let op = match ops[at] {
@@ -96,6 +100,7 @@ impl Cuda {
             (Some(Op::Linear(linear)), Op::Rotate(rotate)) => self.linear(linear, Some(rotate.rotary)),
             (_, Op::AttentionGrad(grad)) => self.attention_grad(grad, made_by(ops, at)),
             (_, Op::LinearGrad(grad)) => self.linear_grad(grad, None),
+            (_, Op::Norm(norm)) => self.norm(norm, dropped_by(ops, at)),
             (_, Op::NormGrad(grad)) => self.norm_grad(grad, made_by(ops, at)),
             _ => self.run(&op),
         }

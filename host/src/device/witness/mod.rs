@@ -65,6 +65,7 @@ macro_rules! tests {
                 swiglu_and_its_gradient
                 swiglu_far_out_is_a_number
                 regions_are_carried
+                numbers_are_dropped
                 the_embedding_is_mixed_into_the_stream
             }
             product {

@@ -1,7 +1,7 @@
 //! Operations on each number by itself.
 
 use capful_core::memory::Dtype;
-use capful_core::ops::{Blend, BlendGrad, Carry, Gelu, SwiGlu, SwiGluGrad};
+use capful_core::ops::{Blend, BlendGrad, Carry, Chance, Dropout, Gelu, SwiGlu, SwiGluGrad};
 
 use super::{Witness, matrix, shapes, vector};
 
@@ -51,6 +51,20 @@ pub fn swiglu_far_out_is_a_number(w: &mut impl Witness) {
 pub fn regions_are_carried(w: &mut impl Witness) {
     for count in [1, 7, 8, 4097, 100_003] {
         w.case(|l| Carry { from: l.normal(vector(count), 1.0), to: l.poison(vector(count)) });
+    }
+}
+
+pub fn numbers_are_dropped(w: &mut impl Witness) {
+    let cases = [[1, 1], [3, 8], [7, 68], [130, 33], [300, 256], [5, 50_001]];
+    for [rows, d] in cases.into_iter().chain(shapes(4, 5, [90, 300])) {
+        for (place, p) in [(0, 0.5), (7, 0.1), (u32::MAX, 0.999)] {
+            w.case(|l| Dropout {
+                x: l.normal(matrix(rows, d), 1.0),
+                key: l.ids(Dropout::key(9, place.into()).to_vec()),
+                place,
+                chance: Chance::nearest(p).expect("a probability"),
+            });
+        }
     }
 }
 

@@ -14,6 +14,8 @@ pub(super) struct Block<'a> {
     pub(super) model: Named<'a>,
     pub(super) batch: Batch<'a>,
     pub(super) layer: usize,
+    /// Whether anything is dropped.
+    pub(super) trains: bool,
 }
 
 /// What a layer computed on its way forward, kept for the way back.
@@ -71,7 +73,7 @@ impl<'a> Block<'a> {
     /// The layer's output, and what the way back needs.
     pub(super) fn forward(self, input: Vec<f64>) -> (Vec<f64>, Saved) {
         let (model, names) = (self.model, self.config().spelling());
-        let norm1 = model.norm(&self.name(NORM1), &input);
+        let norm1 = self.masked(1, model.norm(&self.name(NORM1), &input));
         let projected = self.project(&norm1);
         let qkv = self.with_table(self.rotated(self.normed(projected.clone())));
         let [q, k, v] = &qkv;
@@ -81,7 +83,7 @@ impl<'a> Block<'a> {
             Residual::Parallel => input.clone(),
             Residual::Sequential => with_attention.clone(),
         };
-        let norm2 = model.norm(&self.name(NORM2), &between);
+        let norm2 = self.masked(2, model.norm(&self.name(NORM2), &between));
         let hidden = self.hidden(&norm2);
         let output = sum(&with_attention, &model.linear(&self.name(names.down), &hidden.activated));
         (output, Saved { input, norm1, projected, qkv, attended, between, norm2, hidden })
@@ -96,6 +98,11 @@ impl<'a> Block<'a> {
             Residual::Sequential => &with_feed,
         };
         sum(&with_feed, &self.attention_back(saved, d_attention, gradients))
+    }
+
+    /// What training leaves of what norm 1 or 2 gives, or of its gradient.
+    fn masked(self, norm: usize, x: Vec<f64>) -> Vec<f64> {
+        super::masked(self.config(), self.trains, 2 * self.layer + norm, x)
     }
 
     /// Queries, keys and values before any rotation.
@@ -130,7 +137,7 @@ impl<'a> Block<'a> {
         self.table_back(&dv, gradients);
         let d_qkv = self.normed_back(&saved.projected, self.rotated_back([dq, dk, dv]), gradients);
         let d_norm1 = self.project_back(&saved.norm1, &d_qkv, gradients);
-        self.model.norm_back(&self.name(NORM1), &saved.input, &d_norm1, gradients)
+        self.model.norm_back(&self.name(NORM1), &saved.input, &self.masked(1, d_norm1), gradients)
     }
 
     /// The feed-forward up to its last linear layer.
@@ -162,7 +169,7 @@ impl<'a> Block<'a> {
                 sum(&from_gate, &model.linear_back(&self.name(names.up), &saved.norm2, &d_up, gradients))
             }
         };
-        model.norm_back(&self.name(NORM2), &saved.between, &d_norm2, gradients)
+        model.norm_back(&self.name(NORM2), &saved.between, &self.masked(2, d_norm2), gradients)
     }
 
     fn shape(self) -> Shape {

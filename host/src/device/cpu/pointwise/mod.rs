@@ -2,5 +2,6 @@
 
 mod blend;
 mod carry;
+mod dropout;
 mod gelu;
 mod swiglu;

@@ -4,7 +4,7 @@ use capful_core::device::{Rates, Single};
 use capful_core::memory::{Region, Role};
 use capful_core::model::neurogen::{Connectome, Rule};
 use capful_core::model::{MicroBatch, NeuroGen, Products, Recompute};
-use capful_core::ops::{Cell, IGNORE, Pattern};
+use capful_core::ops::{Cell, Chance, IGNORE, Pattern};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
 use capful_core::train::Settings;
@@ -24,6 +24,7 @@ const STAGE: MicroBatch = MicroBatch {
     recompute: Recompute::NONE,
     pattern: Pattern::DENSE,
     products: Products::Wide,
+    dropout: Chance::NONE,
 };
 /// Those of a first step, of learning rate 0.01.
 const SETTINGS: Settings = Settings {

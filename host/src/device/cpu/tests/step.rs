@@ -2,7 +2,7 @@
 
 use capful_core::device::{Rates, Single};
 use capful_core::model::{MicroBatch, Products, Recompute, Transformer};
-use capful_core::ops::{IGNORE, Kind, Pattern};
+use capful_core::ops::{Chance, Dropout, IGNORE, Kind, Pattern};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
 use capful_core::train::Settings;
@@ -60,6 +60,7 @@ fn outcome(profile: &AnyProfile, stage: MicroBatch) -> Vec<(String, Vec<f32>)> {
     session.begin(Settings { learning_rate: 0.01, loss_scale, corrections, ..Settings::UNIT }).unwrap();
     for (from, first) in [(0, true), (tokens, false)] {
         let (ids, targets) = (batch(from), targets(from));
+        session.mask(0, Dropout::key(3, first.into())).unwrap();
         session.micro_batch(0, Rows { ids: &ids, targets: &targets, offsets: &[] }, first).unwrap();
     }
     session.update().unwrap();
@@ -107,6 +108,7 @@ fn whole_steps_agree_with_the_reference_and_threads_with_each_other() {
                 recompute,
                 pattern,
                 products: Products::Wide,
+                dropout: Chance::nearest([0.0, 0.3][case % 2]).unwrap(),
             };
             let expected = outcome(&AnyProfile::Reference(Single), stage);
             let found = outcome(&AnyProfile::Cpu(CpuProfile { threads: 1 }), stage);

@@ -1,5 +1,6 @@
 //! Norms of rows, of queries and keys, and their gradients.
 
+pub(super) mod dropped;
 mod norm;
 mod norm_grad;
 mod qk_norm;

@@ -2,5 +2,6 @@
 
 mod blend;
 pub(super) mod carry;
+mod dropout;
 mod gelu;
 mod swiglu;

@@ -4,7 +4,7 @@ use capful_core::device::{Device, Meter, Op, OperationError, Profile, Rates, Ref
 use capful_core::memory::{Arena, Dtype, Entry, Init, Region, Role, Slot, Space};
 use capful_core::model::transformer::{Biases, Feed, Lasting, Residual, Training};
 use capful_core::model::{Family, MicroBatch, Products as Kind, Recompute, Transformer};
-use capful_core::ops::{Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, SwiGlu, SwiGluGrad};
+use capful_core::ops::{Chance, Norm, NormGrad, NormKind, Pattern, Quantise, Quantised, SwiGlu, SwiGluGrad};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
 use capful_core::train::{Results, Settings};
@@ -35,6 +35,7 @@ const STAGE: MicroBatch = MicroBatch {
     recompute: Recompute::NONE,
     pattern: Pattern::DENSE,
     products: Kind::Quantised,
+    dropout: Chance::NONE,
 };
 
 const OPTIMIZER: Optimizer = Optimizer::adamw([0.9, 0.95], 1e-6, 0.1);
@@ -335,6 +336,19 @@ fn whatever_is_computed_again_steps_in_fp8_have_the_same_losses_on_the_reference
     let pairs = |set: &Recompute| set.iter().count() <= 2 || set.iter().count() >= 6;
     for recompute in Recompute::FULL.subsets().filter(pairs) {
         assert_eq!(losses(recompute), kept, "{recompute:?}");
+    }
+    // The copies of what is dropped are made behind that.
+    let dropout = Chance::nearest(0.25).expect("a probability");
+    let dropped = |recompute| {
+        let stage = MicroBatch { recompute, dropout, ..STAGE };
+        let plan = plan(MODEL, &SingleFp8, 0, &stage);
+        let mut storage = vec![0u64; (plan.bytes / 8) as usize];
+        train(&mut Reference { arena: Arena::new(&mut storage) }, &plan, &stage, (0, 4), None, soon).0
+    };
+    let less = dropped(Recompute::NONE);
+    assert!(less[0] != kept[0] && less[3] != kept[3]);
+    for recompute in Recompute::FULL.subsets().filter(|set| set.iter().count() == 1 || set.iter().count() >= 6) {
+        assert_eq!(dropped(recompute), less, "{recompute:?}");
     }
     let some = |recompute| {
         let (model, stage) = (Transformer { layers: 3, ..MODEL }, MicroBatch { recompute, ..STAGE });

@@ -2,7 +2,9 @@
 
 use capful_core::device::Op;
 use capful_core::memory::{Dtype, Region, Space};
-use capful_core::ops::{Epilogue, Gelu, Heads, Linear, LinearGrad, Rotary, Rotate};
+use capful_core::ops::{
+    Affine, Chance, Dropout, Epilogue, Gelu, Heads, Linear, LinearGrad, Norm, NormKind, Rotary, Rotate,
+};
 use capful_core::random::Random;
 
 use super::bench::open;
@@ -119,6 +121,63 @@ fn queries_and_keys_are_turned_where_they_are_made() {
         ] {
             let by_itself = left(&mut cuda, &regions, |cuda| cuda.run_at(&ops, 0).expect("a product"));
             assert!(by_itself != nothing, "{dtype:?}: another product was left out");
+        }
+    }
+}
+
+#[test]
+fn what_a_norm_gives_is_dropped_where_it_is_made() {
+    let chance = Chance::nearest(0.3).expect("a probability");
+    for (kind, dtype, [rows, d]) in [
+        (NormKind::Layer, Dtype::Bf16, [37, 264]),
+        (NormKind::Layer, Dtype::F32, [9, 1100]),
+        (NormKind::Rms, Dtype::Bf16, [70, 1320]),
+        (NormKind::Rms, Dtype::Bf16, [33, 13]),
+        (NormKind::Rms, Dtype::F32, [5, 68]),
+    ] {
+        let mut laid = Laid(0);
+        let x = laid.take(dtype, rows, d);
+        let [first, second] = [(), ()].map(|()| Affine {
+            gain: laid.take(dtype, 1, d),
+            bias: kind.centres().then(|| laid.take(dtype, 1, d)),
+            out: laid.take(dtype, rows, d),
+        });
+        let other = laid.take(dtype, rows, d);
+        let stats = laid.take(Dtype::F32, rows, kind.stats());
+        let key = laid.take(Dtype::U32, 1, 2);
+        let scratch = laid.take(Dtype::F32, 1, 1 << 18);
+        let norm = Norm { kind, x, eps: 1e-5, stats, first, second: Some(second), copy: None };
+        let one = Norm { second: None, ..norm };
+        let dropout = |x, place| Dropout { x, key, place, chance };
+        let [of_first, of_second] = [dropout(first.out, 3), dropout(second.out, 4)];
+        let affines = [first, second].into_iter().flat_map(|a| [Some(a.gain), a.bias, Some(a.out)]).flatten();
+        let regions: Vec<Region> = affines.chain([x, other, stats]).collect();
+        let mut cuda = open(laid.0, scratch, 0);
+        cuda.write(key, bytemuck::bytes_of(&Dropout::key(8, 9))).expect("room");
+        for (norm, drops) in [
+            (norm, vec![of_first, of_second]),
+            (norm, vec![of_second, of_first]),
+            (norm, vec![of_second]),
+            (one, vec![of_first]),
+            // Another tensor, and the same one again, are dropped by themselves.
+            (one, vec![of_first, dropout(other, 3)]),
+            (norm, vec![of_first, of_first, of_second]),
+        ] {
+            let ops: Vec<Op> = [norm.into()].into_iter().chain(drops.iter().map(|o| Op::from(*o))).collect();
+            let apart = left(&mut cuda, &regions, |cuda| {
+                OnCuda::run(norm, cuda).expect("a norm");
+                drops.iter().for_each(|o| OnCuda::run(*o, cuda).expect("a dropout"));
+            });
+            let together = left(&mut cuda, &regions, |cuda| cuda.run_program(&ops).expect("all"));
+            assert!(apart == together, "{kind:?} {dtype:?} {rows} x {d}: {drops:?}");
+            // The norm has done it.
+            let nothing = left(&mut cuda, &regions, |_| ());
+            let behind = left(&mut cuda, &regions, |cuda| cuda.run_at(&ops, 1).expect("nothing"));
+            assert!(behind == nothing, "{kind:?} {dtype:?}: dropped twice");
+            let last = ops.len() - 1;
+            let apart = drops.len() == 3 || drops.last().is_some_and(|o| o.x == other);
+            let behind = left(&mut cuda, &regions, |cuda| cuda.run_at(&ops, last).expect("a dropout"));
+            assert_eq!(behind != nothing, apart, "{kind:?} {dtype:?}: {drops:?}");
         }
     }
 }

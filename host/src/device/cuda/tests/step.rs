@@ -3,8 +3,8 @@
 use capful_core::device::{Meter, Profile, Rates, Reference, Single};
 use capful_core::memory::{Arena, Dtype, Entry, Init, Layout, Ledger, Region, Role, Slot};
 use capful_core::model::transformer::{Biases, Lasting, Training};
-use capful_core::model::{self, Activation, Family as _, MicroBatch, Purpose, Recompute, Transformer};
-use capful_core::ops::{Pattern, Rotary};
+use capful_core::model::{self, Activation, Batch, Family as _, MicroBatch, Purpose, Recompute, Transformer};
+use capful_core::ops::{Chance, Dropout, Pattern, Rotary};
 use capful_core::optimizer::Optimizer;
 use capful_core::random::Random;
 use capful_core::remainder;
@@ -52,6 +52,7 @@ const STAGE: MicroBatch = MicroBatch {
     recompute: Recompute::NONE,
     pattern: Pattern::DENSE,
     products: model::Products::Wide,
+    dropout: Chance::NONE,
 };
 
 /// Sequences that share tiles of attention.
@@ -111,6 +112,11 @@ fn batch(stage: &MicroBatch, step: u64, part: u64) -> [Vec<u32>; 2] {
     [tokens[..count as usize].to_vec(), tokens[1..].to_vec()]
 }
 
+/// The key of a micro-batch's masks, where it has some.
+fn key(regions: &Batch, step: u64, part: u64) -> Vec<u32> {
+    regions.key.map_or(Vec::new(), |_| Dropout::key(4, 2 * step + part).to_vec())
+}
+
 fn settings(stage: &MicroBatch, step: u64) -> Settings {
     Settings::of(step, 0.01, &OPTIMIZER, 1.0, 2 * u64::from(stage.tokens()))
 }
@@ -144,6 +150,8 @@ fn reference(model: &Transformer, steps: u64, stage: &MicroBatch) -> (Vec<f32>, 
                 let [mut view] = device.arena.views([Some(region)]).expect("in the arena");
                 view.u32_mut().expect("of this type").copy_from_slice(&ids);
             }
+            let [mut view] = device.arena.views([regions.key]).expect("in the arena");
+            view.u32_mut().expect("of this type").copy_from_slice(key(&regions, step, part).as_slice());
             model.micro_batch(&mut device, &plan.state, &plan.training, stage, part == 0).expect("a micro-batch");
         }
         model.update(&mut device, &plan.state, None).expect("an update");
@@ -202,6 +210,9 @@ fn on_gpu_with(
         for part in 0..2 {
             for (region, ids) in [regions.ids, regions.targets].into_iter().zip(batch(stage, step, part)) {
                 cuda.queue_write(region, &bytes_of(&ids)).expect("room");
+            }
+            if let Some(region) = regions.key {
+                cuda.queue_write(region, &bytes_of(&key(&regions, step, part))).expect("room");
             }
             let record = |c: &mut Cuda| model.micro_batch(c, &plan.state, &plan.training, stage, part == 0);
             replay(&mut cuda, part, record).expect("a micro-batch");
@@ -277,6 +288,18 @@ fn gate_and_up_in_eight_bits_give_the_steps_of_the_reference() {
     let [from_some, from_none] = [distance(&all, &some), distance(&all, &none)];
     // Rounded, and no worse: of another layer's gate and up the weights would be off by a hundredth.
     assert!(from_some > 0.0 && from_none > from_some && from_none < 4e-3, "{from_some}, {from_none}");
+}
+
+#[test]
+fn steps_that_drop_agree_with_the_reference_and_repeat_whatever_is_computed_again() {
+    let stage = MicroBatch { dropout: Chance::nearest(0.25).expect("a probability"), ..STAGE };
+    for model in [PYTHIA, YXANUL] {
+        agree(&model, &stage);
+        let steps = |recompute| on_gpu(&model, Precision::Bf16, Products::Own, 2, &MicroBatch { recompute, ..stage });
+        let kept = steps(Recompute::NONE);
+        assert!(steps(Recompute::CHEAP) == kept && steps(Recompute::FULL) == kept);
+        assert!(on_gpu(&model, Precision::Bf16, Products::Own, 2, &STAGE) != kept, "nothing was dropped");
+    }
 }
 
 fn repeats(model: &Transformer, stage: &MicroBatch) {
