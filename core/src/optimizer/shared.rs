@@ -197,6 +197,7 @@ pub struct Shared {
     masters: Option<Table>,
     /// As many as the rules keep.
     states: [Table; STATES],
+    averages: Option<Table>,
     /// [1, ranks, rows, 128]: pieces of gradients on their way.
     incoming: Option<Region>,
     /// [1, ranks, pieces of a rank, 1]: the squared norm of each.
@@ -253,6 +254,7 @@ pub(super) fn lay<M: Parameters>(
         sums: None,
         masters: None,
         states: [gradients; STATES],
+        averages: None,
         incoming: None,
         norms: gradients.rows(Section::Before, 0, 0),
         refused,
@@ -276,7 +278,11 @@ pub(super) fn lay<M: Parameters>(
         };
         *state = share(names, (Role::Moment, Dtype::F32), &prefix);
     }
-    (shared.masters, shared.states) = (masters, states);
+    let averages = optimizer.averages().then(|| {
+        let names = ["before.share of averages", "layers.share of averages", "behind.share of averages"];
+        share(&names, (Role::Average, Dtype::F32), &|_| Some("average."))
+    });
+    (shared.masters, shared.states, shared.averages) = (masters, states, averages);
     let updater = Updater { optimizer: *optimizer, kept: Kept::Shared(shared) };
     (own, Some(Learning { gradients: formed, updater }))
 }
@@ -450,7 +456,7 @@ impl Shared {
     }
 
     /// Adds up the gradients of all ranks unless that is done, clips by their global norm, moves this rank's part of every
-    /// range and gives it to the others.
+    /// range, averages it and gives it to the others.
     ///
     /// # Errors
     /// What the device could not do; a model that ranks do not share.
@@ -468,6 +474,29 @@ impl Shared {
             self.reduce(device, control, false)?;
         }
         self.norm(device, control.results)?;
+        self.each(&mut |range, of| {
+            optimizer.emit(device, control, range.group, of)?;
+            optimizer.average(device, control, &of)
+        })?;
+        self.gather(device)
+    }
+
+    /// Exchanges this rank's part of the weights with its averages, and gives it to the others.
+    ///
+    /// # Errors
+    /// What the device could not do.
+    #[inline(never)]
+    pub(super) fn exchange_averages(
+        &self,
+        device: &mut dyn Device,
+        optimizer: &Optimizer,
+    ) -> Result<(), OperationError> {
+        self.each(&mut |_, of| optimizer.exchange(device, &of))?;
+        self.gather(device)
+    }
+
+    /// Shows this rank's part of every range of every section.
+    fn each(&self, visit: &mut dyn FnMut(&Range, Rows) -> Result<(), OperationError>) -> Result<(), OperationError> {
         for section in self.sections.all() {
             let (share, begins) = (self.share(section), self.share(section).own(0, self.sections.len(section)).start);
             for range in self.ranges(section) {
@@ -482,10 +511,16 @@ impl Shared {
                     remainder: self.masters.map(here),
                     gradient: self.sum(section, first - begins, rows),
                     states: self.states.map(here),
+                    average: self.averages.map(here),
                 };
-                optimizer.emit(device, control, range.group, of)?;
+                visit(range, of)?;
             }
         }
+        Ok(())
+    }
+
+    /// Gives this rank's part of the weights to the others, and takes theirs.
+    fn gather(&self, device: &mut dyn Device) -> Result<(), OperationError> {
         if self.ranks.count == 1 {
             return Ok(());
         }

@@ -1,5 +1,5 @@
-//! The weights of a model, and what one process keeps of them to learn: masters, gradients and the rules' state, a table
-//! each, in which neighbours that are moved alike lie behind each other.
+//! The weights of a model, and what one process keeps of them to learn: masters, gradients, the rules' state and averages, a
+//! table each, in which neighbours that are moved alike lie behind each other.
 
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
 use super::matrices::{self, Matrices, Place};
@@ -23,6 +23,7 @@ struct Range {
     remainder: Option<u64>,
     gradient: u64,
     states: [u64; STATES],
+    average: u64,
     /// What it is taken apart into, where it is one parameter that moves as whole matrices.
     matrices: Option<Matrices>,
 }
@@ -138,6 +139,8 @@ pub(super) fn lay<M: Parameters>(
         let state = |p: &Parameter| Some(optimizer.of(p.group).rule.states().get(i)?.slot(p, dtype));
         learnt(&state).1
     });
+    let average = |p: &Parameter| Some(p.slot("average.", Role::Average, Dtype::F32));
+    let of_averages = if optimizer.averages() { learnt(&average).1 } else { [None; RANGES] };
     let first = |bytes: Option<Bytes>| bytes.map_or(0, |[start, _]| start);
     let ranges = core::array::from_fn(|i| {
         let (group, dtype, matrices) = *groups.get(i)?;
@@ -151,6 +154,7 @@ pub(super) fn lay<M: Parameters>(
             remainder: of_masters[i].map(|[start, _]| start),
             gradient: first(of_gradients[i]),
             states: of_states.map(|state| first(state[i])),
+            average: first(of_averages[i]),
             matrices,
         })
     });
@@ -167,7 +171,7 @@ const fn band(dtype: Dtype, offset: u64, rows: u32) -> Region {
 }
 
 impl Whole {
-    /// Clips by the global norm, then moves every range.
+    /// Clips by the global norm, then moves every range and averages it.
     ///
     /// # Errors
     /// What the device could not do; a model of too many ranges.
@@ -178,22 +182,35 @@ impl Whole {
         optimizer: &Optimizer,
         room: Option<&Room>,
     ) -> Result<(), OperationError> {
-        let Whole { ranges, gradient, full } = self;
-        if *full {
+        if self.full {
             return Err(OperationError::Unsupported(TOO_MANY));
         }
-        device.emit(SquaredNorm { gradient: *gradient, results: control.results })?;
+        device.emit(SquaredNorm { gradient: self.gradient, results: control.results })?;
         self.move_matrices(device, control, optimizer, room)?;
-        let by_element = |range: &&Range| range.rows > 0 && range.matrices.is_none();
-        ranges.iter().flatten().filter(by_element).try_for_each(|range| {
+        let by_element = |(range, _): &(&Range, Rows)| range.matrices.is_none();
+        let mut moved = self.rows(optimizer).filter(by_element);
+        moved.try_for_each(|(range, rows)| optimizer.emit(device, control, range.group, rows))?;
+        self.rows(optimizer).try_for_each(|(_, rows)| optimizer.average(device, control, &rows))
+    }
+
+    /// Exchanges the weights with their averages.
+    pub(super) fn exchange(&self, device: &mut dyn Device, optimizer: &Optimizer) -> Result<(), OperationError> {
+        self.rows(optimizer).try_for_each(|(_, rows)| optimizer.exchange(device, &rows))
+    }
+
+    /// Every range, and what it has in each table.
+    fn rows(&self, optimizer: &Optimizer) -> impl Iterator<Item = (&Range, Rows)> {
+        let (dtype, averages) = (self.gradient.dtype, optimizer.averages());
+        self.ranges.iter().flatten().filter(|range| range.rows > 0).map(move |range| {
             let rows = range.rows;
             let of = Rows {
                 weight: band(range.dtype, range.weight, rows),
                 remainder: range.remainder.map(|offset| band(Dtype::Remainder, offset, rows)),
-                gradient: band(gradient.dtype, range.gradient, rows),
+                gradient: band(dtype, range.gradient, rows),
                 states: range.states.map(|offset| band(Dtype::F32, offset, rows)),
+                average: averages.then(|| band(Dtype::F32, range.average, rows)),
             };
-            optimizer.emit(device, control, range.group, of)
+            (range, of)
         })
     }
 

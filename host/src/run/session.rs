@@ -581,7 +581,7 @@ mod tests {
                 assert!((0..).step_by(4).zip(fields_of(stringify!($name))).eq(expected), "{}", stringify!($name));
             }};
         }
-        agree!(Settings: learning_rate clip loss_scale factored decay corrections);
+        agree!(Settings: learning_rate clip loss_scale factored decay average corrections);
         agree!(Results: loss squared_norm);
     }
 }
