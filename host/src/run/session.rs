@@ -185,6 +185,10 @@ impl Session {
         }
         self.seen = 0;
         let zeros = &zeros[..evaluated as usize];
+        if self.laid.programs.get(Sequence::Exchange).is_some() {
+            self.device.next_step()?;
+            self.exchange()?;
+        }
         self.evaluate(Rows::of(zeros))?;
         self.decode(0, 0).map(drop)
     }
@@ -387,6 +391,14 @@ impl Session {
     pub fn update(&mut self) -> Result<(), DeviceError> {
         self.seen = (self.seen + 1).min(Scales::WARMUP);
         self.replay(Sequence::Update, "training")
+    }
+
+    /// Exchanges the weights with their averages: twice is nothing. What is evaluated between is the averages.
+    ///
+    /// # Errors
+    /// A session that keeps no averages, a lost device.
+    pub fn exchange(&mut self) -> Result<(), DeviceError> {
+        self.replay(Sequence::Exchange, "averages")
     }
 
     /// The sum of the losses of one batch, in nats; padded rows have the target `IGNORE`.
