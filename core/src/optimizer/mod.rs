@@ -121,8 +121,32 @@ struct Rows {
     gradient: Region,
     /// As many as the rule keeps.
     states: [Region; STATES],
-    /// Where there are averages.
-    average: Option<Region>,
+}
+
+/// The same rows of parameters and of their averages.
+#[derive(Clone, Copy)]
+struct Averaged {
+    weight: Region,
+    /// What weights in bf16 lack of their masters.
+    remainder: Option<Region>,
+    average: Region,
+}
+
+impl Averaged {
+    /// Averages them.
+    #[inline(never)]
+    fn average(self, device: &mut dyn Device, control: &Control) -> Result<(), OperationError> {
+        let Averaged { weight, remainder, average } = self;
+        let Control { settings, results, .. } = *control;
+        device.emit(Average { weight, remainder, average, settings, results })
+    }
+
+    /// Exchanges both.
+    #[inline(never)]
+    fn exchange(self, device: &mut dyn Device) -> Result<(), OperationError> {
+        let Averaged { weight, remainder, average } = self;
+        device.emit(Exchange { weight, remainder, average })
+    }
 }
 
 /// A recipe for every group, and whether the parameters that they move are averaged.
@@ -189,23 +213,9 @@ impl Optimizer {
     /// # Errors
     /// What the device could not do.
     fn emit(&self, device: &mut dyn Device, control: &Control, group: Group, rows: Rows) -> Result<(), OperationError> {
-        let Rows { weight, remainder, gradient, states, .. } = rows;
+        let Rows { weight, remainder, gradient, states } = rows;
         let Control { settings, results, .. } = *control;
         let Recipe { rule, rate, decay } = *self.of(group);
         rule.emit(device, Moved { weight, remainder, gradient, settings, results, group, rate, decay }, states)
-    }
-
-    /// Averages rows of parameters.
-    fn average(&self, device: &mut dyn Device, control: &Control, rows: &Rows) -> Result<(), OperationError> {
-        let Rows { weight, remainder, average, .. } = *rows;
-        let Control { settings, results, .. } = *control;
-        let Some(average) = average else { return Ok(()) };
-        device.emit(Average { weight, remainder, average, settings, results })
-    }
-
-    /// Exchanges rows of parameters with their averages.
-    fn exchange(&self, device: &mut dyn Device, rows: &Rows) -> Result<(), OperationError> {
-        let Rows { weight, remainder, average, .. } = *rows;
-        average.map_or(Ok(()), |average| device.emit(Exchange { weight, remainder, average }))
     }
 }

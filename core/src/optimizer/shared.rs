@@ -18,7 +18,7 @@
 
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
 use super::rule::{STATES, State};
-use super::{Group, Learns, Optimizer, Rows};
+use super::{Averaged, Group, Learns, Optimizer, Rows};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{
     Dtype, Layout, Ledger, Part, Region, Role, Section, Sections, Share, Slot, Space, Stacked, Window,
@@ -474,9 +474,9 @@ impl Shared {
             self.reduce(device, control, false)?;
         }
         self.norm(device, control.results)?;
-        self.each(&mut |range, of| {
+        self.each(&mut |range, of, averaged| {
             optimizer.emit(device, control, range.group, of)?;
-            optimizer.average(device, control, &of)
+            averaged.map_or(Ok(()), |averaged| averaged.average(device, control))
         })?;
         self.gather(device)
     }
@@ -486,17 +486,16 @@ impl Shared {
     /// # Errors
     /// What the device could not do.
     #[inline(never)]
-    pub(super) fn exchange_averages(
-        &self,
-        device: &mut dyn Device,
-        optimizer: &Optimizer,
-    ) -> Result<(), OperationError> {
-        self.each(&mut |_, of| optimizer.exchange(device, &of))?;
+    pub(super) fn exchange_averages(&self, device: &mut dyn Device) -> Result<(), OperationError> {
+        self.each(&mut |_, _, averaged| averaged.map_or(Ok(()), |averaged| averaged.exchange(device)))?;
         self.gather(device)
     }
 
-    /// Shows this rank's part of every range of every section.
-    fn each(&self, visit: &mut dyn FnMut(&Range, Rows) -> Result<(), OperationError>) -> Result<(), OperationError> {
+    /// Shows this rank's part of every range of every section, with its averages where there are any.
+    fn each(
+        &self,
+        visit: &mut dyn FnMut(&Range, Rows, Option<Averaged>) -> Result<(), OperationError>,
+    ) -> Result<(), OperationError> {
         for section in self.sections.all() {
             let (share, begins) = (self.share(section), self.share(section).own(0, self.sections.len(section)).start);
             for range in self.ranges(section) {
@@ -511,9 +510,10 @@ impl Shared {
                     remainder: self.masters.map(here),
                     gradient: self.sum(section, first - begins, rows),
                     states: self.states.map(here),
-                    average: self.averages.map(here),
                 };
-                visit(range, of)?;
+                let averages = self.averages.map(here);
+                let Rows { weight, remainder, .. } = of;
+                visit(range, of, averages.map(|average| Averaged { weight, remainder, average }))?;
             }
         }
         Ok(())

@@ -4,7 +4,7 @@
 use super::learning::{Kept, Learning, RANGES, TOO_MANY, Updater};
 use super::matrices::{self, Matrices, Place};
 use super::rule::STATES;
-use super::{Group, Optimizer, Room, Rows};
+use super::{Averaged, Group, Optimizer, Room, Rows};
 use crate::device::{Device, OperationError, Profile};
 use crate::memory::{Dtype, Layout, Ledger, Region, Role, Slot, Space, Stacked};
 use crate::model::{Control, Parameter, Parameters};
@@ -23,7 +23,6 @@ struct Range {
     remainder: Option<u64>,
     gradient: u64,
     states: [u64; STATES],
-    average: u64,
     /// What it is taken apart into, where it is one parameter that moves as whole matrices.
     matrices: Option<Matrices>,
 }
@@ -34,6 +33,8 @@ pub struct Whole {
     ranges: [Option<Range>; RANGES],
     /// Every gradient, as one region.
     gradient: Region,
+    /// Where the averages begin, which are laid as the gradients are, where there are any.
+    averages: Option<u64>,
     /// Whether the model has more ranges than there is room for.
     full: bool,
 }
@@ -139,9 +140,8 @@ pub(super) fn lay<M: Parameters>(
         let state = |p: &Parameter| Some(optimizer.of(p.group).rule.states().get(i)?.slot(p, dtype));
         learnt(&state).1
     });
-    let average = |p: &Parameter| Some(p.slot("average.", Role::Average, Dtype::F32));
-    let of_averages = if optimizer.averages() { learnt(&average).1 } else { [None; RANGES] };
     let first = |bytes: Option<Bytes>| bytes.map_or(0, |[start, _]| start);
+    let averages = optimizer.averages().then(|| lay_averages(model, optimizer, weight, ledger));
     let ranges = core::array::from_fn(|i| {
         let (group, dtype, matrices) = *groups.get(i)?;
         let [start, end] = of_weights[i]?;
@@ -154,15 +154,28 @@ pub(super) fn lay<M: Parameters>(
             remainder: of_masters[i].map(|[start, _]| start),
             gradient: first(of_gradients[i]),
             states: of_states.map(|state| first(state[i])),
-            average: first(of_averages[i]),
             matrices,
         })
     });
     let mut laid = of_gradients.into_iter().flatten();
     let [start, end] = laid.next().map_or([0; 2], |[start, end]| [start, laid.last().map_or(end, |[_, end]| end)]);
     let gradient = ledger.range("all gradients", profile.dtype(Role::Gradient), start, end);
-    let updater = Updater { optimizer: *optimizer, kept: Kept::Whole(Whole { ranges, gradient, full }) };
+    let updater = Updater { optimizer: *optimizer, kept: Kept::Whole(Whole { ranges, gradient, averages, full }) };
     (weights, Some(Learning { gradients, updater }))
+}
+
+/// Lays the averages and says where they begin. A function of its own, as [`Whole::averaged`].
+#[inline(never)]
+fn lay_averages<M: Parameters>(
+    model: &M,
+    optimizer: &Optimizer,
+    weight: &dyn Fn(&Parameter) -> Dtype,
+    ledger: &mut dyn Ledger,
+) -> u64 {
+    let mut average =
+        |p: &Parameter, range: Option<usize>| range.map(|_| p.slot("average.", Role::Average, Dtype::F32));
+    let ranges = table(model, optimizer, weight, &mut average, ledger).1;
+    ranges.into_iter().flatten().next().map_or(0, |[start, _]| start)
 }
 
 /// Rows of a table from byte `offset` on.
@@ -187,30 +200,37 @@ impl Whole {
         }
         device.emit(SquaredNorm { gradient: self.gradient, results: control.results })?;
         self.move_matrices(device, control, optimizer, room)?;
-        let by_element = |(range, _): &(&Range, Rows)| range.matrices.is_none();
-        let mut moved = self.rows(optimizer).filter(by_element);
-        moved.try_for_each(|(range, rows)| optimizer.emit(device, control, range.group, rows))?;
-        self.rows(optimizer).try_for_each(|(_, rows)| optimizer.average(device, control, &rows))
-    }
-
-    /// Exchanges the weights with their averages.
-    pub(super) fn exchange(&self, device: &mut dyn Device, optimizer: &Optimizer) -> Result<(), OperationError> {
-        self.rows(optimizer).try_for_each(|(_, rows)| optimizer.exchange(device, &rows))
-    }
-
-    /// Every range, and what it has in each table.
-    fn rows(&self, optimizer: &Optimizer) -> impl Iterator<Item = (&Range, Rows)> {
-        let (dtype, averages) = (self.gradient.dtype, optimizer.averages());
-        self.ranges.iter().flatten().filter(|range| range.rows > 0).map(move |range| {
+        let by_element = |range: &&Range| range.rows > 0 && range.matrices.is_none();
+        self.ranges.iter().flatten().filter(by_element).try_for_each(|range| {
             let rows = range.rows;
             let of = Rows {
                 weight: band(range.dtype, range.weight, rows),
                 remainder: range.remainder.map(|offset| band(Dtype::Remainder, offset, rows)),
-                gradient: band(dtype, range.gradient, rows),
+                gradient: band(self.gradient.dtype, range.gradient, rows),
                 states: range.states.map(|offset| band(Dtype::F32, offset, rows)),
-                average: averages.then(|| band(Dtype::F32, range.average, rows)),
             };
-            (range, of)
+            optimizer.emit(device, control, range.group, of)
+        })?;
+        self.averaged(&mut |averaged| averaged.average(device, control))
+    }
+
+    /// Exchanges the weights with their averages.
+    pub(super) fn exchange(&self, device: &mut dyn Device) -> Result<(), OperationError> {
+        self.averaged(&mut |averaged| averaged.exchange(device))
+    }
+
+    /// Shows every range with its averages, where there are any. A function of its own: a chip has no averages, and no room on
+    /// its stack for what others do with them.
+    #[inline(never)]
+    fn averaged(&self, visit: &mut dyn FnMut(Averaged) -> Result<(), OperationError>) -> Result<(), OperationError> {
+        let Some(averages) = self.averages else { return Ok(()) };
+        self.ranges.iter().flatten().filter(|range| range.rows > 0).try_for_each(|range| {
+            let before = (range.gradient - self.gradient.offset) / self.gradient.dtype.size() * Dtype::F32.size();
+            visit(Averaged {
+                weight: band(range.dtype, range.weight, range.rows),
+                remainder: range.remainder.map(|offset| band(Dtype::Remainder, offset, range.rows)),
+                average: band(Dtype::F32, averages + before, range.rows),
+            })
         })
     }
 
