@@ -172,6 +172,9 @@ impl Table {
     }
 }
 
+/// Takes a rank's part of a range, with its averages where there are any.
+type Visit<'v> = &'v mut dyn FnMut(&Range, Rows, Option<Averaged>) -> Result<(), OperationError>;
+
 /// Names of a rank's share of a table: of what lies before the layers, of the layers, of what lies behind them.
 type Names = [&'static str; 3];
 
@@ -491,11 +494,8 @@ impl Shared {
         self.gather(device)
     }
 
-    /// Shows this rank's part of every range of every section, with its averages where there are any.
-    fn each(
-        &self,
-        visit: &mut dyn FnMut(&Range, Rows, Option<Averaged>) -> Result<(), OperationError>,
-    ) -> Result<(), OperationError> {
+    /// Shows this rank's part of every range of every section.
+    fn each(&self, visit: Visit<'_>) -> Result<(), OperationError> {
         for section in self.sections.all() {
             let (share, begins) = (self.share(section), self.share(section).own(0, self.sections.len(section)).start);
             for range in self.ranges(section) {
